@@ -1,108 +1,108 @@
-//! How a weight is split over ranks, as data: the table in `table.rs` names a [`ShardSpec`] per weight,
-//! and [`ShardSpec::slice`] turns it into the rows and columns that one rank reads.
+//! Sharding of weights over ranks, as data: the table in `weight_table.rs` has a [`ShardSpec`] per weight,
+//! and [`ShardSpec::slice`] computes the rows and columns that one rank reads.
 //!
-//! Weights are stored `[outputs, inputs]`, so splitting the outputs ("columns" of the product) cuts
-//! stored rows. A split that does not come out even is refused with the numbers.
+//! Weights are stored `[outputs, inputs]`, so a split of the outputs (column parallel) splits
+//! stored rows. An uneven split is rejected; the error has the numbers.
 
 use crate::ModelConfig;
 use ops::VocabShard;
 use std::ops::Range;
 
-/// How one weight is split.
+/// Sharding of one weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShardSpec {
-    /// Every rank holds all of it.
+    /// Every rank has the whole weight.
     Replicated,
-    /// Vocabulary rows; the last rank's share is padded with zero rows.
+    /// Vocabulary rows (vocab parallel); the shards of the last ranks are padded with zero rows.
     VocabRows,
-    /// Outputs, by attention head.
+    /// Outputs, split by attention head.
     Heads(HeadKind),
-    /// Outputs, in equal parts.
+    /// Outputs, in equal parts (column parallel).
     Cols,
-    /// Inputs, in equal parts that are multiples of the unit; the products are summed over ranks.
+    /// Inputs, in equal parts that are multiples of the unit (row parallel); the products are all-reduced.
     Rows(SplitUnit),
-    /// Held by rank 0 alone: a bias that is added once, before the sum over ranks.
+    /// Only rank 0 has the weight: a bias that is added once, before the all-reduce.
     FirstRankOnly,
-    /// Outputs of one expert: its owner holds it whole if experts are spread, else as `Cols`.
+    /// Outputs of one expert: a whole expert with expert parallelism, otherwise as `Cols`.
     ExpertCols,
-    /// Inputs of one expert: likewise, else as `Rows`.
+    /// Inputs of one expert: a whole expert with expert parallelism, otherwise as `Rows`.
     ExpertRows,
 }
 
-/// Which heads a projection makes.
+/// Heads that a projection computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadKind {
     /// Query heads.
     Query,
-    /// Key and value heads; replicated if there are fewer than ranks.
+    /// KV heads; replicated if there are fewer heads than ranks.
     KeyValue,
-    /// A key and a value of each query head, made of a latent.
+    /// Key and value of each query head, computed from compressed KV (MLA).
     MlaKvUp,
 }
 
-/// What a split may not cut through.
+/// Unit that a split does not cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SplitUnit {
     /// One channel.
     Channel,
-    /// The value channels of a head.
+    /// Value channels of a head.
     Head,
 }
 
-/// One position on a parallel axis.
+/// Position on one parallel axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParallelRank {
-    /// Position, below `size`.
+    /// Index of the rank, below `size`.
     pub rank: usize,
-    /// Ranks on the axis.
+    /// Number of ranks on the axis.
     pub size: usize,
 }
 
-/// Where this rank stands on the axes that split weights.
+/// Position of this rank on the axes that split weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParallelRanks {
     /// Tensor parallel.
     pub tp: ParallelRank,
-    /// Expert parallel: of size 1, experts are split like dense weights. Else they are spread over all ranks of all
-    /// replicas, those of a replica one after the other.
+    /// Expert parallel. Size 1: experts are split like dense weights. Otherwise whole experts are distributed
+    /// over all ranks of all replicas; the ranks of a replica are consecutive.
     pub ep: ParallelRank,
 }
 
-/// The part of a stored matrix that a rank holds; a vector is a matrix of one column.
+/// Part of a stored matrix that a rank has; a vector is a matrix of one column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightSlice {
-    /// Stored rows.
+    /// Range of stored rows.
     pub rows: Range<usize>,
-    /// Stored columns.
+    /// Range of stored columns.
     pub cols: Range<usize>,
-    /// Zero rows that follow.
+    /// Number of zero rows after the stored rows.
     pub padding: usize,
 }
 
-/// A split that does not come out even.
+/// Error of a split that is not even.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} {count} cannot be split over {ranks} ranks; the nearest number that works is {nearest}"
 )]
 pub struct UnevenSplit {
-    /// What is split.
+    /// Dimension that is split.
     pub what: &'static str,
-    /// How many there are.
+    /// Size of the dimension.
     pub count: usize,
-    /// Ranks asked for.
+    /// Requested number of ranks.
     pub ranks: usize,
-    /// Closest number of ranks that divides the count.
+    /// Nearest number of ranks over which the dimension can be split.
     pub nearest: usize,
 }
 
-/// Rows of the padded vocabulary are a multiple of this on every rank.
+/// The number of vocabulary rows per rank, with padding, is a multiple of this number.
 const VOCAB_UNIT: usize = 64;
 
 impl ParallelRank {
-    /// The only rank of its axis.
+    /// Single rank of an axis.
     pub const SINGLE: Self = Self { rank: 0, size: 1 };
 
-    /// This rank's share of `count` things, which must split evenly.
+    /// Range of this rank's share of `count` items, which must split evenly.
     pub fn share(self, what: &'static str, count: usize) -> Result<Range<usize>, UnevenSplit> {
         if !count.is_multiple_of(self.size) {
             let ranks = self.size;
@@ -116,15 +116,15 @@ impl ParallelRank {
 }
 
 impl ParallelRanks {
-    /// A model on one device.
+    /// Position of a model on one device.
     pub const SINGLE: Self = Self { tp: ParallelRank::SINGLE, ep: ParallelRank::SINGLE };
 
-    /// Query heads on this rank.
+    /// Range of the query heads on this rank.
     pub fn query_heads(&self, config: &ModelConfig) -> Result<Range<usize>, UnevenSplit> {
         self.tp.share("num_attention_heads", config.heads)
     }
 
-    /// Key and value heads on this rank; with more ranks than heads, several ranks hold the same one.
+    /// Range of the KV heads on this rank; with more ranks than heads, several ranks have the same head.
     pub fn kv_heads(&self, config: &ModelConfig) -> Result<Range<usize>, UnevenSplit> {
         const WHAT: &str = "num_key_value_heads";
         let (heads, size) = (config.kv_heads, self.tp.size);
@@ -139,7 +139,7 @@ impl ParallelRanks {
         Ok(head..head + 1)
     }
 
-    /// Vocabulary rows on this rank, and the zero rows behind them.
+    /// Range of the vocabulary rows on this rank, and number of zero rows after them.
     #[must_use]
     pub fn vocab(&self, vocab: usize) -> (Range<usize>, usize) {
         let ParallelRank { rank, size } = self.tp;
@@ -151,7 +151,7 @@ impl ParallelRanks {
         (start..end, each - (end - start))
     }
 
-    /// The same as those see it who choose among the logits of this rank.
+    /// Shard of the vocabulary on this rank, for vocab-parallel sampling.
     #[must_use]
     pub fn vocab_shard(&self, vocab: usize) -> VocabShard {
         let (ids, padding) = self.vocab(vocab);
@@ -159,15 +159,15 @@ impl ParallelRanks {
         VocabShard { first_id: ids.start, ids: ids.len(), cols, vocab, ranks: self.tp.size }
     }
 
-    /// Experts on this rank.
+    /// Range of the experts on this rank.
     pub fn experts(&self, experts: usize) -> Result<Range<usize>, UnevenSplit> {
         self.ep.share("num_experts", experts)
     }
 }
 
 impl ShardSpec {
-    /// The part of a stored `[rows, cols]` that the rank at `ranks` holds. Experts that a rank does
-    /// not own are never asked for, so with spread experts the answer is the whole.
+    /// Returns the part of a stored `[rows, cols]` matrix that the rank at `ranks` has. With expert
+    /// parallelism, the result for an expert is the whole matrix; callers skip the experts of other ranks.
     pub fn slice(
         self,
         [rows, cols]: [usize; 2],
@@ -212,7 +212,7 @@ impl ShardSpec {
 }
 
 impl WeightSlice {
-    /// Elements read from the file.
+    /// Number of elements read from the file.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.rows.len() * self.cols.len()
@@ -228,9 +228,9 @@ mod tests {
         ParallelRanks { tp: ParallelRank { rank, size }, ep: ParallelRank::SINGLE }
     }
 
-    /// Shards of all ranks, written as row and column ranges.
+    /// Shards of all ranks, formatted as row and column ranges.
     fn split(shard: ShardSpec, shape: [usize; 2], size: usize) -> String {
-        let config = tiny("Qwen3ForCausalLM"); // 4 query heads, 2 KV heads of 16 channels.
+        let config = tiny("Qwen3ForCausalLM"); // 4 query heads and 2 KV heads of 16 channels.
         let one = |rank| match shard.slice(shape, &config, &ranks(rank, size)) {
             Ok(WeightSlice { rows, cols, padding: 0 }) => format!("{rows:?}x{cols:?}"),
             Ok(WeightSlice { rows, cols, padding }) => format!("{rows:?}+{padding}x{cols:?}"),

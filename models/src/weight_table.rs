@@ -1,5 +1,5 @@
-//! The one table of weights: checkpoint name, shape, shard, and the values a synthetic checkpoint
-//! gives it. Loader, coverage check and synth all read this table and nothing else.
+//! Table of all weights: checkpoint name, shape, sharding, and values in a synthetic checkpoint.
+//! The loader, its coverage check and the synthetic checkpoints use no other source.
 
 use crate::ModelConfig;
 use crate::config::ScaleGrid;
@@ -8,43 +8,43 @@ use crate::synth::SynthValues;
 
 pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Of a checkpoint that drafts for another model, which may leave it to that one.
+/// Embedding of an EAGLE-3 checkpoint, which may use that of the target model instead.
 pub(crate) const EAGLE_EMBEDDING: &str = "embed_tokens.weight";
-/// By draft, how far behind the same number its id is; whoever drafts any id needs none.
+/// Offset from each draft id to its target id; absent if the draft vocabulary is the whole target vocabulary.
 pub(crate) const DRAFT_TO_TARGET: &str = "d2t";
-/// Where the layer of such a checkpoint lies, and what newer ones call it.
+/// Prefix of the layer in an EAGLE-3 checkpoint, and the prefix in newer checkpoints.
 pub(crate) const MIDLAYER: [&str; 2] = ["midlayer.", "layers.0."];
 
-/// One weight of a checkpoint.
+/// Weight of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Name in the checkpoint; experts one by one.
+    /// Name in the checkpoint; each expert has its own weights.
     pub name: String,
     /// Stored shape, from the configuration.
     pub shape: Vec<usize>,
-    /// How ranks split it.
+    /// Sharding over ranks.
     pub shard: ShardSpec,
-    /// What a synthetic checkpoint fills it with.
+    /// Values in a synthetic checkpoint.
     pub values: SynthValues,
-    /// Of a weight that may be stored in fp8.
+    /// Scales, if the weight may be stored in fp8.
     pub scales: Option<ScaleSpec>,
-    /// Whether a checkpoint may leave it out; synthetic ones do.
+    /// Whether a checkpoint may omit the weight; synthetic checkpoints omit it.
     pub optional: bool,
 }
 
-/// The scales of a weight that may be stored in fp8.
+/// Scales of a weight that may be stored in fp8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScaleSpec {
     /// Name in the checkpoint.
     pub name: String,
-    /// Which elements share one.
+    /// Elements per scale.
     pub grid: ScaleGrid,
-    /// Whether a synthetic checkpoint has them: the configuration does not leave this weight out.
+    /// Whether a synthetic checkpoint has the scales: the configuration does not exclude the weight.
     pub expected: bool,
 }
 
 impl TensorSpec {
-    /// The shape as rows and columns; a vector has one column.
+    /// Shape as rows and columns; a vector has one column.
     #[must_use]
     pub fn matrix(&self) -> [usize; 2] {
         match self.shape[..] {
@@ -53,7 +53,7 @@ impl TensorSpec {
         }
     }
 
-    /// Rows and columns of the scales of such a weight.
+    /// Rows and columns of the scales of this weight.
     #[must_use]
     pub fn scale_shape(&self, grid: ScaleGrid) -> [usize; 2] {
         let [rows, cols] = self.matrix();
@@ -61,33 +61,33 @@ impl TensorSpec {
         [rows.div_ceil(each[0]), cols.div_ceil(each[1])]
     }
 
-    /// Its scales, if a synthetic checkpoint stores it in fp8.
+    /// Scales of the weight, if a synthetic checkpoint stores it in fp8.
     #[must_use]
     pub fn quantized(&self) -> Option<&ScaleSpec> {
         self.scales.as_ref().filter(|scales| scales.expected)
     }
 
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// A dimension named by the configuration.
+/// Dimension given by the configuration.
 #[derive(Debug, Clone, Copy)]
 enum ConfigDim {
     Vocab,
     Hidden,
-    /// Two of them.
+    /// Twice the hidden size.
     TwoHidden,
-    /// What queries, keys and values are made of.
+    /// Input of the query, key and value projections.
     AttentionInput,
-    /// Of the model that is drafted for.
+    /// Hidden size of the target model.
     TargetHidden,
-    /// Three of them.
+    /// Three auxiliary hidden states.
     AuxStates,
-    /// Ids that a draft can be.
+    /// Draft vocabulary.
     DraftVocab,
     /// All query heads.
     Query,
@@ -99,33 +99,33 @@ enum ConfigDim {
     Experts,
     ExpertIntermediate,
     SharedIntermediate,
-    /// All value heads of queries.
+    /// Values of all query heads.
     Value,
     QLoraRank,
     KvLoraRank,
-    /// A latent and the turned channels of a key.
+    /// Compressed KV, and the RoPE channels of a key.
     KvLoraRankPlusRope,
-    /// What is made of a latent: of each head a key and a value.
+    /// Output of `kv_b_proj`: key without RoPE and value of each head.
     MlaKvUp,
 }
 
-/// Where a name sits.
+/// Scope of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NameScope {
     Top,
     /// `model.layers.{i}.`
     Layer,
-    /// The same, in layers with a dense MLP.
+    /// `model.layers.{i}.` of layers with a dense MLP.
     Dense,
-    /// The same, in layers with experts.
+    /// `model.layers.{i}.` of layers with experts.
     Sparse,
     /// `model.layers.{i}.mlp.experts.{e}.`
     Expert,
-    /// `model.layers.{i}.` of a draft layer, beside all that another layer has.
+    /// `model.layers.{i}.` of an MTP module, in addition to the weights of a layer.
     Mtp,
-    /// At the top of a checkpoint that drafts for another model.
+    /// Top level of an EAGLE-3 checkpoint.
     Eagle,
-    /// `midlayer.` there, beside all that another layer has.
+    /// `midlayer.` of an EAGLE-3 checkpoint, in addition to the weights of a layer.
     Midlayer,
 }
 
@@ -138,7 +138,7 @@ type WeightTableEntry = (
     fn(&ModelConfig) -> bool,
 );
 
-/// Each weight of every supported family; the last field says which configurations have it.
+/// Weights of all supported families; the last field selects the configurations that have the weight.
 #[rustfmt::skip]
 const TABLE: &[WeightTableEntry] = &[
     (NameScope::Top, EMBEDDING, &[ConfigDim::Vocab, ConfigDim::Hidden], ShardSpec::VocabRows, SynthValues::Embedding, always),
@@ -208,7 +208,8 @@ fn has_state_norms(config: &ModelConfig) -> bool {
     config.eagle.is_some_and(|eagle| eagle.aux_norms)
 }
 
-/// What the model that is drafted for has as well, or what says nothing.
+/// Whether an EAGLE-3 checkpoint may omit the weight: the target model has the same embedding, or all draft
+/// ids equal target ids.
 fn is_optional(config: &ModelConfig, name: &str) -> bool {
     let Some(eagle) = config.eagle else { return false };
     match name {
@@ -222,7 +223,7 @@ fn has_shared(config: &ModelConfig) -> bool {
     config.moe.as_ref().is_some_and(|moe| moe.shared_intermediate > 0)
 }
 
-/// Every weight that a checkpoint of this configuration holds, in a fixed order.
+/// All weights of a checkpoint with this configuration, in a fixed order.
 #[must_use]
 pub fn tensors(config: &ModelConfig) -> Vec<TensorSpec> {
     let mut specs = Vec::new();
@@ -253,7 +254,7 @@ pub fn tensors(config: &ModelConfig) -> Vec<TensorSpec> {
     specs
 }
 
-/// What draft layers store a second time: the name, and the name of what it equals.
+/// Weights that MTP modules store a second time: name of the copy, and name of the original.
 #[must_use]
 pub fn mtp_copies(config: &ModelConfig) -> Vec<(String, &'static str)> {
     let head = if config.tied { EMBEDDING } else { HEAD };
@@ -279,7 +280,7 @@ fn at(config: &ModelConfig, place: NameScope, prefix: &str) -> impl Iterator<Ite
     })
 }
 
-/// Linear layers may be quantised, but neither the head nor a router.
+/// Scales of linear layers, which may be quantised; the LM head and routers are never quantised.
 fn scales(
     config: &ModelConfig,
     place: NameScope,
@@ -291,7 +292,8 @@ fn scales(
     (place != NameScope::Top && values == SynthValues::Linear).then(|| ScaleSpec {
         name: format!("{name}{}", quantization.suffix),
         grid: quantization.scales,
-        // Published checkpoints in fp8 leave a draft layer's own projection as it is, without saying so.
+        // Published fp8 checkpoints do not quantise `eh_proj` of an MTP module, without listing it as
+        // excluded.
         expected: place != NameScope::Mtp && !quantization.ignores(module),
     })
 }
@@ -330,7 +332,7 @@ pub(crate) mod tests {
     use serde_json::json;
     use std::path::Path;
 
-    /// The text of a configuration of 2 layers (one dense, one with experts if it has any).
+    /// JSON of a configuration of 2 layers: one dense, and one with experts if the architecture has experts.
     pub(crate) fn tiny_json(architecture: &str) -> String {
         json!({
             "architectures": [architecture], "vocab_size": 272, "hidden_size": 32,

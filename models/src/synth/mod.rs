@@ -1,4 +1,4 @@
-//! Checkpoints nobody trained: weights from a hash of their name, exact in every float type, so that
+//! Synthetic checkpoints: weights are a hash of their name and index, exact in every float type, so that
 //! a model of any size can be written, loaded, sharded and compared without storing it.
 
 mod tokenizer;

@@ -1,14 +1,14 @@
-//! A tokenizer for weights that have never seen text: every id stands for something, and what it
-//! stands for encodes back to it.
+//! Tokenizer of synthetic checkpoints: every id decodes to a text that encodes to the id.
 //!
-//! Ids 0–255 are the bytes, then come the family's special tokens, then `<|t{id}|>` up to the size of
-//! the vocabulary. These are words of the vocabulary, which a pattern splits off: libraries take seconds for as many
-//! added tokens. Text is plain `tokenizer.json`; nothing here links a tokenizer library.
+//! Ids 0–255 are the bytes, followed by the special tokens of the family, followed by `<|t{id}|>` up to the
+//! size of the vocabulary. The latter are entries of the vocabulary that a pre-tokenizer pattern isolates:
+//! with as many added tokens, libraries take seconds to load. `tokenizer.json` is written as plain JSON,
+//! without a tokenizer library.
 
 use crate::{ModelArchitecture, ModelConfig};
 use serde_json::{Map, Value, json};
 
-/// A special token and what it does.
+/// Special tokens of each family, in the order of their ids.
 const CHAT: &[&str] = &["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const LLAMA3: &[&str] = &[
     "<|begin_of_text|>",
@@ -38,12 +38,12 @@ const DEEPSEEK_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {% else %}{{ message['content'] }}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}";
 
-/// The tokens of a family; the first id is 256.
+/// Tokens of a model family; the first special token has id 256.
 pub(super) struct SynthTokenizer {
     special: &'static [&'static str],
     template: &'static str,
     bos: Option<&'static str>,
-    /// Ends a text, and ends a turn of a chat; ids in `generation_config.json`.
+    /// Tokens that end a text or a chat turn; their ids are in `generation_config.json`.
     eos: &'static [&'static str],
 }
 
@@ -81,7 +81,7 @@ impl SynthTokenizer {
         }
     }
 
-    /// Smallest vocabulary that holds the bytes and the special tokens.
+    /// Smallest vocabulary with all bytes and special tokens.
     pub(super) fn least_vocab(&self) -> usize {
         BYTES + self.special.len()
     }
@@ -92,7 +92,7 @@ impl SynthTokenizer {
 
     /// `tokenizer.json`: byte-level BPE without merges.
     pub(super) fn tokenizer(&self, config: &ModelConfig) -> Value {
-        // Added tokens that are in no vocabulary would be numbered anew behind it.
+        // Libraries assign new ids to added tokens that the vocabulary does not contain.
         let special = self.special.iter().map(|text| (*text).to_owned());
         let words = (self.least_vocab()..config.vocab).map(|id| format!("<|t{id}|>"));
         let texts = byte_alphabet().into_iter().map(String::from).chain(special).chain(words);
@@ -112,7 +112,7 @@ impl SynthTokenizer {
             "normalizer": null,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
             "post_processor": null, "decoder": byte_level,
-            // A piece that is a word of the vocabulary is that word.
+            // `ignore_merges`: a pre-token that the vocabulary contains is that token.
             "model": {"type": "BPE", "dropout": null, "unk_token": null,
                 "continuing_subword_prefix": null, "end_of_word_suffix": null,
                 "fuse_unk": false, "byte_fallback": false, "ignore_merges": true,
@@ -140,7 +140,7 @@ impl SynthTokenizer {
     }
 }
 
-/// The printable character that byte-level BPE writes for each byte.
+/// Printable character of each byte in byte-level BPE.
 fn byte_alphabet() -> [char; BYTES] {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut next = 256;

@@ -1,17 +1,18 @@
-//! Weights from a hash: any element of any tensor in a few instructions, on any machine, in any order.
+//! Values of synthetic weights: a hash that computes any element of any tensor independently, in a few
+//! instructions.
 //!
-//! `key = mix(fnv1a64(name) ⊕ seed)`, `u(i) = mix(key + (i + 1) · γ)` with `i` the row-major index in
-//! the whole tensor; `mix` is the finaliser of splitmix64. A weight is an odd multiple of 1/128 in
-//! (−1, 1) times a power of two, hence exact in bf16, f16 and f32.
+//! `key = mix(fnv1a64(name) ⊕ seed)`, `u(i) = mix(key + (i + 1) · γ)` with `i` the row-major index in the
+//! whole tensor; `mix` is the finaliser of splitmix64. A weight is an odd multiple of 1/128 in (−1, 1) times
+//! a power of two, hence exact in bf16, f16 and f32.
 
 use ops::Fp8E4m3;
 
-/// What a tensor is filled with.
+/// Distribution of a tensor's values; `x` is an odd multiple of 1/128 in (−1, 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SynthValues {
-    /// `x · 2^e` with the largest `e` such that `4^e · inputs ≤ 6`: about unit gain.
+    /// `x · 2^e` with the largest `e` such that `4^e · inputs ≤ 6`: a gain of about 1.
     Linear,
-    /// A linear four times as large, so that choices are clear.
+    /// Four times as large as `Linear`, so that the selection of experts is distinct.
     Router,
     /// `x`
     Embedding,
@@ -19,26 +20,26 @@ pub enum SynthValues {
     Bias,
     /// `1 + k / 128` with `k` from −8 to 7.
     Norm,
-    /// Whole numbers: the draft vocabulary spread evenly over all ids, see [`offset`].
+    /// Integers: offsets from draft ids to target ids, spread evenly over the vocabulary, see [`offset`].
     Offsets,
-    /// Of an fp8 linear, whose elements are `x` rounded: `2^(e − 1)` to `2^(e + 2)`.
+    /// Scales of an fp8 linear layer, whose elements are `x` rounded to e4m3: `2^(e − 1)` to `2^(e + 2)`.
     Scale,
 }
 
-/// The values of one tensor.
+/// Generator of the values of one tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct ValueGenerator {
     key: u64,
     values: SynthValues,
     scale: f32,
-    /// Of every level.
+    /// e4m3 encoding of each level.
     e4m3: [u8; 128],
 }
 
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl ValueGenerator {
-    /// For the tensor `name`, whose rows have `inputs` elements.
+    /// Creates the generator of the tensor `name` with rows of `inputs` elements.
     #[must_use]
     pub fn new(name: &str, seed: u64, values: SynthValues, inputs: usize) -> Self {
         let exponent = match values {
@@ -52,7 +53,7 @@ impl ValueGenerator {
         Self { key: mix(fnv1a64(name) ^ seed), values, scale: 2f32.powi(exponent), e4m3 }
     }
 
-    /// Element `i`.
+    /// Value of element `i`.
     #[must_use]
     pub fn value(&self, i: u64) -> f32 {
         let u = self.word(i);
@@ -63,7 +64,7 @@ impl ValueGenerator {
         }
     }
 
-    /// Element `i` before it is scaled, rounded to fp8.
+    /// Element `i` before scaling, rounded to fp8 e4m3.
     #[must_use]
     pub fn e4m3(&self, i: u64) -> u8 {
         self.e4m3[(self.word(i) >> 57) as usize]
@@ -74,17 +75,17 @@ impl ValueGenerator {
     }
 }
 
-/// How far behind its own number the id of draft `i` is, of so many `drafts` that are spread evenly over `ids`.
+/// Offset from draft id `i` to its target id, with `drafts` draft ids spread evenly over `ids` target ids.
 pub(crate) fn offset(i: u64, (drafts, ids): (usize, usize)) -> i64 {
     (i * ids as u64 / drafts.max(1) as u64 - i) as i64
 }
 
-/// One of 128 odd multiples of 1/128.
+/// Level `i` of the 128 odd multiples of 1/128.
 fn level(i: u64) -> f32 {
     (2.0 * i as f32 - 127.0) / 128.0
 }
 
-/// The largest `e` with `4^e · inputs ≤ 6`.
+/// Largest `e` with `4^e · inputs ≤ 6`.
 fn gain_exponent(inputs: usize) -> i32 {
     let inputs = inputs.max(1) as f64;
     let mut e = 1;

@@ -1,4 +1,4 @@
-//! Writes a synthetic checkpoint: what `from_pretrained` and the loader here read alike.
+//! Writer of synthetic checkpoints that this loader and `from_pretrained` of transformers can read.
 
 use super::tokenizer::SynthTokenizer;
 use super::values::{SynthValues, ValueGenerator, offset};
@@ -11,19 +11,19 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Element type of the weights of a written checkpoint.
+/// Dtype of the weights in a written checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SynthDType {
     /// `F32`
     F32,
-    /// `BF16`; the values are the same, as they are exact in all three.
+    /// `BF16`; values are exact in all three dtypes, hence equal.
     BF16,
     /// `F16`
     F16,
 }
 
 impl SynthDType {
-    /// As `config.json` names it.
+    /// Name in `config.json`.
     fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -33,20 +33,21 @@ impl SynthDType {
     }
 }
 
-/// How to write.
+/// Options of the writer.
 #[derive(Debug, Clone, Copy)]
 pub struct SynthOptions {
-    /// Changes every value.
+    /// Seed of all values.
     pub seed: u64,
-    /// Element type of what the configuration does not quantise.
+    /// Dtype of weights that the configuration does not quantise.
     pub dtype: SynthDType,
-    /// Files are cut before a tensor would pass this size; a single file has no index.
+    /// Maximum size of a weight file in bytes, unless a single tensor is larger; a single file has no index.
     pub shard_bytes: u64,
 }
 
-/// What says of each id whether it can be drafted: the other direction of the offsets, which nobody reads.
+/// Tensor with a flag per target id: whether it is the target id of a draft id. Inverse of the offsets; not
+/// loaded.
 const TARGET_TO_DRAFT: &str = "t2d";
-/// Files of published checkpoints are about this large.
+/// Size of a weight file in bytes, as in published checkpoints.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
 impl Default for SynthOptions {
@@ -55,36 +56,37 @@ impl Default for SynthOptions {
     }
 }
 
-/// Why a synthetic checkpoint cannot be written.
+/// Error of writing a synthetic checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ModelConfigError),
     /// A file cannot be written.
     #[error("{path}: {error}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// There is no id for every byte and special token.
+    /// The vocabulary is too small for all bytes and special tokens.
     #[error(
         "{path}: field `vocab_size`: {found} ids cannot hold a byte-level tokenizer; it needs {least}"
     )]
     Vocabulary {
-        /// The configuration.
+        /// Path of the configuration.
         path: PathBuf,
-        /// Its vocabulary.
+        /// Size of the vocabulary.
         found: usize,
-        /// The smallest that works.
+        /// Smallest supported size.
         least: usize,
     },
 }
 
-/// Writes config, weights, tokenizer, chat template and generation config for `config_path` to the
-/// folder `out`, which is made if it is missing. `progress` hears bytes written and bytes in all.
+/// Writes configuration, weights, tokenizer, chat template and generation configuration for `config_path` to
+/// the folder `out`, which is created if missing. `progress` is called with the bytes written and the total
+/// bytes.
 pub fn write(
     config_path: &Path,
     out: &Path,
@@ -94,7 +96,7 @@ pub fn write(
     let mut config = ModelConfig::from_file(config_path)?;
     config.load_mtp = config.mtp_layers > 0;
     if config.eagle.is_some() {
-        // It speaks by the model that it drafts for.
+        // A draft model uses the tokenizer of its target model.
         at(out, fs::create_dir_all(out))?;
         write_config(config_path, &config, out, options.dtype)?;
         return write_weights(&all(&config, options), out, options, progress);
@@ -112,8 +114,8 @@ pub fn write(
     write_weights(&all(&config, options), out, options, progress)
 }
 
-/// The configuration as it is, but for a name of float16 that is missing or no longer true: of the types, that one
-/// decides what the weights are computed in where nothing else is said.
+/// Writes the configuration unchanged, unless its dtype contradicts the stored one with respect to float16: a
+/// declared float16 is the default dtype of the computation.
 fn write_config(
     from: &Path,
     config: &ModelConfig,
@@ -134,7 +136,7 @@ fn write_config(
     write_json(&path, &json)
 }
 
-/// A tensor to write.
+/// Tensor to be written.
 struct SynthTensor {
     name: String,
     shape: Vec<usize>,
@@ -149,13 +151,13 @@ enum SynthElement {
     BF16,
     F16,
     E4m3,
-    /// Of so many drafts by so many ids.
+    /// Offsets from draft ids to target ids: number of draft ids, and of target ids.
     Offsets((usize, usize)),
-    /// Which ids these are.
+    /// Flags of the target ids of draft ids: number of draft ids, and of target ids.
     DraftableFlags((usize, usize)),
 }
 
-/// Every weight, and what draft layers repeat of them.
+/// All tensors of a checkpoint, including the copies in MTP modules.
 fn all(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor> {
     let mut specs = tensors(config);
     specs.retain(|spec| !spec.optional);
@@ -180,7 +182,7 @@ fn all(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor> {
     weights.chain(copies).chain(marks).collect()
 }
 
-/// A weight, with its scales if it is quantised.
+/// Tensor of a weight, and of its scales if it is quantised.
 fn stored(spec: &TensorSpec, (options, vocab): (&SynthOptions, usize)) -> Vec<SynthTensor> {
     let [_, inputs] = spec.matrix();
     let tensor = |name: &str, shape, element, values| SynthTensor {
@@ -205,10 +207,10 @@ fn stored(spec: &TensorSpec, (options, vocab): (&SynthOptions, usize)) -> Vec<Sy
     vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
 }
 
-/// Whether an id is one of so many drafts that are spread evenly over the ids.
+/// Whether target id `id` is the target of a draft id, for draft ids spread evenly over the target ids.
 fn is_draft(id: u64, spread: (usize, usize)) -> bool {
     let (drafts, ids) = (spread.0 as u64, spread.1.max(1) as u64);
-    let near = id * drafts / ids; // The draft, or the one before it.
+    let near = id * drafts / ids; // The draft id, or the one before it.
     (near..drafts.min(near + 2)).any(|i| i as i64 + offset(i, spread) == id as i64)
 }
 
@@ -291,7 +293,7 @@ fn write_weights(
     write_json(&out.join("model.safetensors.index.json"), &index)
 }
 
-/// Consecutive tensors per file.
+/// Splits the tensors into files of consecutive tensors.
 fn shard_tensors(tensors: &[SynthTensor], shard_bytes: u64) -> Vec<&[SynthTensor]> {
     let mut files = Vec::new();
     let (mut start, mut size) = (0, 0);
@@ -319,7 +321,7 @@ fn write_header(to: &mut impl Write, tensors: &[SynthTensor]) -> io::Result<()> 
         start = end;
     }
     let mut text = serde_json::to_string(&header)?;
-    text += &" ".repeat(text.len().next_multiple_of(8) - text.len()); // Keeps the data aligned.
+    text += &" ".repeat(text.len().next_multiple_of(8) - text.len()); // Keeps the data aligned to 8 bytes.
     to.write_all(&(text.len() as u64).to_le_bytes())?;
     to.write_all(text.as_bytes())
 }

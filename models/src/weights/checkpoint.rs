@@ -1,7 +1,8 @@
-//! A model folder's safetensors files: opened, mapped, and held to what their index says.
+//! Safetensors files of a model folder: opened, mapped, and checked against their index.
 //!
-//! The folder is data from strangers: no pickle, no code, no name that leads out of it. A link inside
-//! is followed, because download caches are made of links; what it points to is the user's choice.
+//! The folder is untrusted input: no pickle, no code, no file name outside of the folder. A symbolic link
+//! inside of the folder is followed, because download caches consist of links; its target is the user's
+//! choice.
 
 use super::header::{self, HeaderFault, StoredTensor};
 use crate::ModelLoadError;
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The stored tensors of a folder.
+/// Stored tensors of a folder.
 #[derive(Debug)]
 pub(crate) struct SafetensorsCheckpoint {
     pub(crate) dir: PathBuf,
@@ -45,12 +46,12 @@ impl SafetensorsCheckpoint {
         Ok(checkpoint)
     }
 
-    /// Name and place of every stored tensor.
+    /// Names of all stored tensors.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Calls tensors whose names begin with `from` as if they began with `to`, but for those whose new name is taken.
+    /// Replaces the prefix `from` of tensor names by `to`, except where the new name exists already.
     pub(crate) fn rename(&mut self, from: &str, to: &str) {
         let old: Vec<String> =
             self.tensors.keys().filter(|name| name.starts_with(from)).cloned().collect();
@@ -72,7 +73,7 @@ impl SafetensorsCheckpoint {
         Some(&self.files[*file].map[stored.bytes.clone()])
     }
 
-    /// An error about one stored tensor.
+    /// Creates an error about one stored tensor.
     pub(crate) fn fault(&self, name: &str, fault: TensorFault) -> ModelLoadError {
         let file = self.tensors.get(name).map(|(file, _)| &self.files[*file].path);
         let path = file.unwrap_or(&self.dir).clone();
@@ -125,7 +126,7 @@ impl SafetensorsCheckpoint {
     }
 }
 
-/// The tensors that a safetensors file says it holds.
+/// Tensors listed in the header of a safetensors file.
 fn stored(path: &Path, file: &[u8]) -> Result<Vec<(String, StoredTensor)>, ModelLoadError> {
     header::parse(file).map_err(|fault| match fault {
         HeaderFault::File(fault) => ModelLoadError::File { path: path.to_owned(), fault },
@@ -135,9 +136,9 @@ fn stored(path: &Path, file: &[u8]) -> Result<Vec<(String, StoredTensor)>, Model
     })
 }
 
-/// Name and bytes of each tensor in a safetensors file; `path` is for errors.
+/// Name and byte range of each tensor in a safetensors file; `path` is for errors.
 ///
-/// Errors: a header that is not one, or says what its file cannot hold.
+/// Errors: the header is invalid or contradicts the size of the file.
 pub fn tensor_locations(
     path: &Path,
     file: &[u8],
@@ -146,7 +147,7 @@ pub fn tensor_locations(
     Ok(stored(path, file)?.into_iter().map(place).collect())
 }
 
-/// The files a folder's weights are in, its index among them; opens none but the index.
+/// Weight files of a folder, including its index; opens the index only.
 pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelLoadError> {
     let (index, single) = (dir.join(INDEX), dir.join(SINGLE));
     if index.exists() {
@@ -163,7 +164,7 @@ pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelLoadError> {
     }
 }
 
-/// Tensor name to file name.
+/// Reads the index: file name by tensor name.
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelLoadError> {
     #[derive(serde::Deserialize)]
     struct WeightMapIndex {
@@ -183,7 +184,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelLoadError> {
     Ok(index.weight_map)
 }
 
-/// What a folder without safetensors holds instead.
+/// Text about other weight formats in a folder without safetensors.
 fn weights_hint(dir: &Path) -> &'static str {
     let Ok(entries) = fs::read_dir(dir) else { return "; the folder cannot be listed" };
     let mut hint = "";

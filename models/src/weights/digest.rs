@@ -1,7 +1,8 @@
-//! What identifies the weights that a rank has loaded: a digest of their bytes, made by threads of their own while they are packed and uploaded.
+//! Digest of the weights that a rank has loaded, computed by worker threads while the weights are packed and
+//! uploaded.
 //!
-//! Digests of tensors are added up, so the order of loading does not matter. Which sum a tensor counts in follows from
-//! how ranks split it: [`WeightsDigest`] says which ranks must agree on each.
+//! Digests of tensors are added, so the order of loading does not matter. The sharding of a tensor selects
+//! the sum to which it is added: [`WeightsDigest`] defines which ranks must agree on each sum.
 
 use super::ProgressFn;
 use super::checkpoint::SafetensorsCheckpoint;
@@ -13,21 +14,22 @@ use ops::{DType, digest_bytes};
 use protocol::WeightsDigest;
 use std::sync::Arc;
 
-/// Bytes at either end of a stored tensor that every rank looks at, whichever part of the tensor it loads.
+/// Number of bytes at each end of a stored tensor that every rank samples, whichever part of the tensor it
+/// loads.
 const SAMPLE_BYTES: usize = 64;
 
-/// What observes the loading of weights.
+/// Observer of the loading of weights.
 pub(crate) struct LoadObserver<'a> {
-    /// Gets the bytes loaded so far.
+    /// Called with the number of bytes loaded so far and in total.
     pub(crate) progress: ProgressFn<'a>,
-    /// Gets the digest of everything that is read added.
+    /// Digest to which the digests of all loaded bytes are added.
     pub(crate) digest: &'a mut WeightsDigest,
-    /// Hashes what is read from files.
+    /// Threads that hash bytes of files.
     workers: Option<DigestWorkers>,
 }
 
 impl<'a> LoadObserver<'a> {
-    /// An observer with up to `threads` threads that hash.
+    /// Creates an observer with up to `threads` hashing threads.
     pub(crate) fn new(
         progress: ProgressFn<'a>,
         digest: &'a mut WeightsDigest,
@@ -36,7 +38,7 @@ impl<'a> LoadObserver<'a> {
         Self { progress, digest, workers: Some(DigestWorkers::start(threads)) }
     }
 
-    /// Adds the digest of a rank's part of a weight, now or by the threads.
+    /// Adds the digest of a rank's part of a weight, at once or by the worker threads.
     /// `slice` is the rank's part of the whole weight.
     pub(super) fn add(
         &mut self,
@@ -45,10 +47,10 @@ impl<'a> LoadObserver<'a> {
         slice: &WeightSlice,
         part: &HostShard<'_>,
     ) {
-        // The key too, so that a part without bytes counts.
+        // Added in addition to the bytes, so that a part without bytes changes the digest.
         let key = part_key(spec, slice, part.dtype);
         match source {
-            // Name, shape, place, kind of values and seed say what all values are.
+            // Name, shape, slice, distribution and seed determine all values.
             WeightSource::Synth { seed, .. } => {
                 let values = format!("{seed} {:?}", spec.values);
                 let values = digest_bytes(values.as_bytes(), key);
@@ -73,7 +75,7 @@ impl<'a> LoadObserver<'a> {
         }
     }
 
-    /// Waits for the threads and adds what they have made.
+    /// Waits for the worker threads and adds their digests.
     pub(super) fn finish(&mut self) {
         if let Some(workers) = self.workers.take() {
             add_digest(self.digest, workers.finish());
@@ -95,21 +97,21 @@ pub(super) fn add_part(digest: &mut WeightsDigest, shard: ShardSpec, part: u64) 
     *sum = sum.wrapping_add(part);
 }
 
-/// Adds another digest, which may be of other weights of the same model.
+/// Adds another digest, of the same or of other weights of the model.
 pub(super) fn add_digest(sum: &mut WeightsDigest, other: WeightsDigest) {
     sum.common = sum.common.wrapping_add(other.common);
     sum.sharded = sum.sharded.wrapping_add(other.sharded);
     sum.experts = sum.experts.wrapping_add(other.experts);
 }
 
-/// Adds values that every rank reads whole, under the name of their tensor.
+/// Adds values that every rank reads completely, with the name of their tensor.
 pub(super) fn add_common(digest: &mut WeightsDigest, name: &str, bytes: &[u8]) {
     let key = digest_bytes(name.as_bytes(), 0);
     digest.common = digest.common.wrapping_add(digest_bytes(bytes, key));
 }
 
-/// Adds samples of all tensors of a checkpoint: name, type, shape, and the bytes at both ends of each. Ranks that read
-/// different files find out by them even where they load no tensor in common.
+/// Adds samples of all tensors of a checkpoint: name, dtype, shape, and the bytes at both ends. They detect
+/// ranks that read different files even if the ranks load no tensor in common.
 pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &SafetensorsCheckpoint) {
     for name in checkpoint.names() {
         let (Some(stored), Some(bytes)) = (checkpoint.get(name), checkpoint.bytes(name)) else {
@@ -122,7 +124,7 @@ pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &SafetensorsCh
     }
 }
 
-/// What a weight is called, its type and shape, and where the rank's part lies in it.
+/// Hash of a weight's name, dtype, shape, and of the rank's range in it.
 fn part_key(spec: &TensorSpec, slice: &WeightSlice, dtype: DType) -> u64 {
     let WeightSlice { rows, cols, .. } = slice;
     let key = format!("{} {dtype:?} {:?} {rows:?} {cols:?}", spec.name, spec.matrix());

@@ -1,4 +1,4 @@
-//! Threads that hash weights of files while the weights are packed and uploaded.
+//! Worker threads that hash weights of files while the weights are packed and uploaded.
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::digest::{add_digest, add_part};
@@ -10,33 +10,33 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// Threads: more would wait for memory, which packing and uploading need too.
+/// Maximum number of threads: more would compete for memory bandwidth with packing and uploading.
 const THREADS_MAX: usize = 4;
-/// Blocks of a large matrix that one thread hashes, so that all threads end at about the same time.
+/// Number of blocks of a large matrix per job, so that all threads end at about the same time.
 const BLOCKS_PER_JOB: usize = 16;
 
-/// The part of a stored tensor that a rank loads.
+/// Part of a stored tensor that a rank loads.
 #[derive(Debug, Clone)]
 pub(super) struct PartBytes {
-    /// Holds the bytes.
+    /// Checkpoint that contains the bytes.
     pub(super) checkpoint: Arc<SafetensorsCheckpoint>,
     /// Name of the stored tensor.
     pub(super) stored: String,
-    /// The bytes of the matrix in the stored tensor.
+    /// Byte range of the matrix in the stored tensor.
     pub(super) matrix: Range<usize>,
-    /// Bytes of a row of the matrix.
+    /// Number of bytes of a row of the matrix.
     pub(super) row_bytes: usize,
     /// Rows of the part.
     pub(super) rows: Range<usize>,
-    /// Bytes of each row that belong to the part.
+    /// Byte range of the part in each row.
     pub(super) columns: Range<usize>,
 }
 
 impl PartBytes {
-    /// The part as a window of its matrix.
+    /// Returns the part as a window of its matrix.
     ///
     /// # Panics
-    /// The checkpoint has no such bytes.
+    /// If the checkpoint has no such bytes.
     fn window(&self) -> MatrixWindow<'_> {
         let stored = self.checkpoint.bytes(&self.stored).expect("the tensor was found before");
         MatrixWindow {
@@ -48,7 +48,7 @@ impl PartBytes {
     }
 }
 
-/// Blocks to hash.
+/// Blocks of a part to be hashed.
 #[derive(Debug)]
 struct DigestJob {
     part: Arc<PartBytes>,
@@ -67,7 +67,7 @@ impl DigestJob {
     }
 }
 
-/// Jobs that no thread has taken yet.
+/// Queue of jobs that no thread has taken.
 #[derive(Debug, Default)]
 struct JobQueue {
     jobs: VecDeque<DigestJob>,
@@ -85,7 +85,7 @@ impl SharedQueue {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job, after a wait; `None` once the queue is closed and empty.
+    /// Waits for the next job; `None` once the queue is closed and empty.
     fn next(&self) -> Option<DigestJob> {
         let mut queue = self.lock();
         loop {
@@ -106,7 +106,7 @@ impl SharedQueue {
     }
 }
 
-/// Hashes parts of weights on threads of its own. Dropping it forgets the parts that are not hashed yet.
+/// Hashes parts of weights on its own threads. Dropping it discards the parts that are not hashed yet.
 #[derive(Debug)]
 pub(super) struct DigestWorkers {
     shared: Arc<SharedQueue>,
@@ -114,7 +114,7 @@ pub(super) struct DigestWorkers {
 }
 
 impl DigestWorkers {
-    /// Starts up to `threads` threads. Where the system gives none, `finish` does their work.
+    /// Starts up to `threads` threads. If no thread can be started, `finish` hashes all parts.
     pub(super) fn start(threads: usize) -> Self {
         let shared = Arc::new(SharedQueue::default());
         let start = |_| {
@@ -126,7 +126,7 @@ impl DigestWorkers {
         Self { shared, threads }
     }
 
-    /// Adds a part, whose digest under `key` counts in the sum of `shard`.
+    /// Adds a part; its digest with key `key` is added to the sum of `shard`.
     pub(super) fn add(&self, part: PartBytes, shard: ShardSpec, key: u64) {
         let part = Arc::new(part);
         let count = part.window().blocks();
@@ -142,7 +142,7 @@ impl DigestWorkers {
         self.shared.changed.notify_all();
     }
 
-    /// The digest of all parts.
+    /// Waits for the threads and returns the digest of all parts.
     pub(super) fn finish(mut self) -> WeightsDigest {
         self.close();
         let mut sum = self.shared.run_all();

@@ -1,4 +1,4 @@
-//! The experts of a layer: those of this rank, and behind them, where they fit, those that all tokens share.
+//! Experts of a layer: routed experts of this rank, and shared experts fused after them where possible.
 
 use super::source::HostShard;
 use super::{WeightSource, WeightStore, Weights};
@@ -12,13 +12,14 @@ use protocol::ExpertPlacement;
 
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// Gate and up of each expert, and down.
+/// Gate and up projections of each expert, and down projection of each expert.
 pub(super) type ExpertMatrices<'a> = (Vec<Vec<HostMat<'a>>>, Vec<Vec<HostMat<'a>>>);
 
 impl Weights<'_> {
-    /// This rank's experts of layer `layer`: `experts.{e}.{gate,up}_proj` stacked, and `experts.{e}.down_proj`. Where
-    /// [`Weights::can_fuse_shared`] allows it and the device wants it, `shared_experts` lie behind them, and once more as an MLP of their own if
-    /// the device cannot compute them by themselves there.
+    /// Loads this rank's experts of layer `layer`: `experts.{e}.{gate,up}_proj` stacked, and
+    /// `experts.{e}.down_proj`. If [`Weights::can_fuse_shared`] and the device allow it, `shared_experts` are
+    /// fused after them, and are also packed as an MLP of their own if the device cannot compute fused shared
+    /// experts separately.
     pub fn experts(&self, layer: usize, moe: &MoeConfig) -> Result<PackedExperts, ModelLoadError> {
         let WeightStore { config, ranks, placement, .. } = &*self.store;
         let refused = |error| self.split("experts.*", error);
@@ -56,8 +57,9 @@ impl Weights<'_> {
         Ok(packed)
     }
 
-    /// Whether shared experts lie behind those that tokens choose: in a rank that has a part of every expert. With experts spread or placed
-    /// over ranks, or attention of replicas, they are work of a token's own rank, and no choice may name them.
+    /// Whether shared experts may be fused after the routed experts: only if every rank has a part of every
+    /// expert. With expert parallelism, an expert placement or DP attention, shared experts are computed on
+    /// the rank of the token, and routing must not include them.
     fn can_fuse_shared(&self, moe: &MoeConfig) -> bool {
         let WeightStore { ranks, placement, source, left, .. } = &*self.store;
         let everywhere = ranks.ep.size == 1 && placement.is_none();
@@ -70,7 +72,7 @@ impl Weights<'_> {
         everywhere && moe.shared() > 0 && PROJECTIONS.iter().all(alike)
     }
 
-    /// Where the copies of each of `count` experts of a layer lie, if experts are placed.
+    /// Table of the copies of each of `count` experts of a layer, if there is an expert placement.
     pub fn expert_placement(
         &self,
         layer: usize,
@@ -85,7 +87,7 @@ impl Weights<'_> {
     }
 }
 
-/// Experts and behind them those `count` that all tokens share.
+/// Packs routed experts, followed by `count` shared experts.
 fn pack_with_shared(
     ops: &Ops,
     at: (usize, usize),
@@ -104,8 +106,8 @@ fn pack_with_shared(
     Ok(packed.with_separate_shared([gate_up, ops.pack_linear(&[down.matrix()?], None)?]))
 }
 
-/// Whether a projection of shared experts is stored as that of one expert is: not in fp8, or both in blocks, none of which ends inside an
-/// expert of its own.
+/// Whether a projection of the shared experts is stored like that of a routed expert: both without fp8, or
+/// both in fp8 with block scales and no block that spans two shared experts.
 pub(super) fn same_storage(
     source: &WeightSource,
     moe: &MoeConfig,
@@ -120,7 +122,7 @@ pub(super) fn same_storage(
     source.is_fp8(one) && blocks && whole
 }
 
-/// The matrices of gate, up and down projections, each of which holds `count` experts of equal width side by side.
+/// Matrices of gate, up and down projections; each projection contains `count` experts of equal width.
 pub(super) fn matrices<'a>(
     parts: &'a [[HostShard<'_>; 3]],
     count: usize,
@@ -137,9 +139,9 @@ pub(super) fn matrices<'a>(
     Ok((gate_up, downs))
 }
 
-/// The experts of a layer on this rank, in the order of their places.
+/// Experts of a layer on this rank, in the order of physical experts.
 pub(super) struct LocalExperts {
-    /// The first place.
+    /// Index of the first physical expert.
     first: usize,
     pub(super) experts: Vec<usize>,
 }

@@ -1,19 +1,19 @@
-//! The header of a safetensors file, believed in nothing.
+//! Parser for headers of safetensors files, which are untrusted input.
 //!
 //! `u64` little-endian header length, JSON, data. Tensors must tile the data exactly: start at 0, no
-//! hole, no overlap, end at the end of the file. All arithmetic is checked; nothing is allocated that
-//! the file has not paid for with bytes.
+//! gap, no overlap, end at the end of the file. All arithmetic is checked; allocations are bounded by
+//! the size of the file.
 
 use crate::error::{FileFault, TensorFault};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use std::fmt;
 use std::ops::Range;
 
-/// Largest header of the format.
+/// Largest header that the format allows.
 const HEADER_LIMIT_BYTES: u64 = 100_000_000;
 const METADATA: &str = "__metadata__";
 
-/// A dtype of the format.
+/// Dtype of the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StoredDType {
     F64,
@@ -30,23 +30,23 @@ pub(crate) enum StoredDType {
     Bool,
 }
 
-/// One tensor of a file.
+/// Tensor in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredTensor {
     pub(crate) dtype: StoredDType,
     pub(crate) shape: Vec<u64>,
-    /// Bytes of the file.
+    /// Byte range in the file.
     pub(crate) bytes: Range<usize>,
 }
 
-/// What is wrong: with the file, or with one tensor in it.
+/// Fault of the file, or of one tensor in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum HeaderFault {
     File(FileFault),
     Tensor(String, TensorFault),
 }
 
-/// Reads the header of a whole file; tensors in order of their bytes.
+/// Parses the header of a complete file; returns the tensors in the order of their bytes.
 pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, HeaderFault> {
     let (json, data_start) = header_json(file).map_err(HeaderFault::File)?;
     let HeaderEntries(entries) = serde_json::from_slice(json)
@@ -157,7 +157,7 @@ impl StoredDType {
     }
 }
 
-/// The header's object in file order. A plain map would let a later entry hide an earlier one.
+/// Entries of the header in file order. In a map, a later entry would hide an earlier one of the same name.
 struct HeaderEntries(Vec<(String, HeaderEntry)>);
 
 impl<'de> Deserialize<'de> for HeaderEntries {

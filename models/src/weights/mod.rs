@@ -1,8 +1,8 @@
-//! The weights of a model: found, checked, sliced for this rank, cast, and handed to layers by name.
+//! Weights of a model: located, checked, sliced for this rank, cast, and provided to layers by name.
 //!
-//! A layer says `w.at("self_attn").linear(&["q_proj", "k_proj", "v_proj"], true)`; which stored bytes
-//! those are, and which part of them this rank holds, it never learns. Each weight is taken exactly
-//! once; what nobody took is an error at the end.
+//! A layer calls `w.at("self_attn").linear(&["q_proj", "k_proj", "v_proj"], true)`, independent of the stored
+//! bytes and of the rank's slice. Each weight is taken exactly once; a weight that is not taken is an
+//! error at the end.
 
 mod checkpoint;
 mod digest;
@@ -32,17 +32,17 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::rc::Rc;
 
-/// Told how many bytes of how many are loaded.
+/// Callback with the number of bytes loaded so far and in total.
 pub type ProgressFn<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// The weights under one name.
+/// Weights under one name prefix.
 #[derive(Clone)]
 pub struct Weights<'a> {
     store: Rc<WeightStore<'a>>,
     path: String,
 }
 
-/// All weights of a model while it is loaded.
+/// All weights of a model during loading.
 struct WeightStore<'a> {
     config: &'a ModelConfig,
     source: WeightSource,
@@ -58,7 +58,7 @@ struct WeightStore<'a> {
 }
 
 impl WeightStore<'_> {
-    /// This rank's part of a weight that has not been taken yet.
+    /// Takes this rank's part of a weight that has not been taken yet.
     fn take(&self, name: &str) -> Result<HostShard<'_>, ModelLoadError> {
         let table = |what| ModelLoadError::Table { tensor: name.to_owned(), what };
         let spec = self.left.borrow_mut().remove(name);
@@ -75,7 +75,7 @@ impl WeightStore<'_> {
 }
 
 impl<'a> Weights<'a> {
-    /// Checks that every weight of the table can be split over `ranks`; reads samples of the checkpoint only.
+    /// Checks that every weight of the table can be split over `ranks`; reads only samples of the checkpoint.
     pub(crate) fn new(
         config: &'a ModelConfig,
         source: WeightSource,
@@ -115,7 +115,7 @@ impl<'a> Weights<'a> {
         Ok(Self { store: Rc::new(store), path: String::new() })
     }
 
-    /// Every weight must have been taken.
+    /// Waits for the digests. Errors: a weight has not been taken.
     pub(crate) fn finish(&self) -> Result<(), ModelLoadError> {
         if let Some(tensor) = self.store.left.borrow().keys().next() {
             return Err(ModelLoadError::Table { tensor: tensor.clone(), what: "was not read" });
@@ -124,18 +124,18 @@ impl<'a> Weights<'a> {
         Ok(())
     }
 
-    /// The weights under `child`.
+    /// Returns the weights under `child`.
     #[must_use]
     pub fn at(&self, child: impl Display) -> Self {
         Self { store: self.store.clone(), path: self.name(child) }
     }
 
-    /// The projections `names`, stacked, in the model's dtype, with their biases if `bias`.
+    /// Takes the projections `names`, stacked, in the model's dtype, with their biases if `bias`.
     pub fn linear(&self, names: &[&str], bias: bool) -> Result<PackedLinear, ModelLoadError> {
         self.stacked(names, bias, 1.0)
     }
 
-    /// The projection `name`, its weights multiplied by `factor`.
+    /// Takes the projection `name`, with its weights multiplied by `factor`.
     pub fn linear_scaled(
         &self,
         name: &str,
@@ -145,7 +145,8 @@ impl<'a> Weights<'a> {
         self.stacked(&[name], bias, factor)
     }
 
-    /// The projections `names`, stacked, as `parts` whose sum they are: of the first inputs, of as many behind them, and so on.
+    /// Takes the projections `names`, stacked, as `parts` layers with equal ranges of the inputs; the sum of
+    /// the layers is the whole projection.
     pub fn linear_stacked(
         &self,
         names: &[&str],
@@ -166,7 +167,7 @@ impl<'a> Weights<'a> {
         packed.map_err(|e| self.device(names.join("|"), e))
     }
 
-    /// Whether the checkpoint has the weight `name`, which it may leave out; nobody takes it otherwise.
+    /// Whether the checkpoint has the optional weight `name`; if not, the weight counts as taken.
     pub fn has(&self, name: &str) -> bool {
         let has =
             self.store.left.borrow().get(name).is_some_and(|spec| self.store.source.has(spec));
@@ -176,8 +177,8 @@ impl<'a> Weights<'a> {
         has
     }
 
-    /// What each draft is called by the model that it is made for, i32 `[1, drafts]`; `name` holds how far behind its number
-    /// that is. `None` = all are called by their numbers.
+    /// Takes the target id of each draft id, i32 `[1, drafts]`; `name` stores the offsets from draft id to
+    /// target id. `None` = all target ids equal the draft ids.
     pub fn draft_to_target(&self, name: &str) -> Result<Option<Tensor>, ModelLoadError> {
         if !self.has(name) {
             return Ok(None);
@@ -210,19 +211,19 @@ impl<'a> Weights<'a> {
         }
         let pack = || -> Result<_, OpError> {
             let rows = parts.iter().map(HostShard::matrix).collect::<Result<Vec<_>, _>>()?;
-            // A bias that rank 0 adds for all is absent elsewhere.
+            // A bias that rank 0 adds for all ranks is absent on the other ranks.
             let bias = (!biases.is_empty()).then_some(&biases[..]);
             self.store.ops.pack_linear(&rows, bias)
         };
         pack().map_err(|e| self.device(names.join("|"), e))
     }
 
-    /// A vector in the model's dtype.
+    /// Takes a vector in the model's dtype.
     pub fn vector(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         self.vector_as(name, self.store.ops.dtype())
     }
 
-    /// A vector in f32, whatever the model's dtype.
+    /// Takes a vector in f32, independent of the model's dtype.
     pub fn vector_f32(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         self.vector_as(name, DType::F32)
     }
@@ -239,19 +240,20 @@ impl<'a> Weights<'a> {
         upload().map_err(|e| self.device(name, e))
     }
 
-    /// This rank's rows of the vocabulary matrix `name`, unpacked: an embedding table.
+    /// Takes this rank's rows of the vocabulary matrix `name`, unpacked: an embedding table.
     pub fn vocab_rows(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         let (ops, part) = (self.store.ops, self.part(name)?);
         with_padding(&part, |rows| ops.upload(rows, ops.dtype())).map_err(|e| self.device(name, e))
     }
 
-    /// This rank's rows of the vocabulary matrix `name`, packed: a head.
+    /// Takes this rank's rows of the vocabulary matrix `name`, packed: an LM head.
     pub fn vocab_linear(&self, name: &str) -> Result<PackedLinear, ModelLoadError> {
         let (ops, part) = (self.store.ops, self.part(name)?);
         with_padding(&part, |rows| ops.pack_linear(rows, None)).map_err(|e| self.device(name, e))
     }
 
-    /// What makes keys and values of this rank's heads out of latents: of each head `keys` rows, then `values`.
+    /// Takes the up-projection of compressed KV for this rank's heads: per head, `keys` rows of W_UK, then
+    /// `values` rows of W_UV.
     pub fn mla_heads(
         &self,
         name: &str,
@@ -262,9 +264,9 @@ impl<'a> Weights<'a> {
         pack().map_err(|e| self.device(name, e))
     }
 
-    /// The factor stored under the first of `names` that exists.
+    /// Reads the scale stored under the first of `names` that exists.
     ///
-    /// Errors: it is no finite number above 0.
+    /// Errors: the scale is not a finite number above 0.
     pub fn scale(&self, names: &[&str]) -> Result<Option<f32>, ModelLoadError> {
         let names: Vec<String> = names.iter().map(|name| self.name(name)).collect();
         let scale = self.store.source.scale(&names)?;
@@ -275,36 +277,36 @@ impl<'a> Weights<'a> {
         Ok(scale)
     }
 
-    /// Type of the KV cache that the model will write.
+    /// Dtype of the KV cache.
     #[must_use]
     pub fn kv_dtype(&self) -> DType {
         self.store.kv_dtype
     }
 
-    /// Positions that a request can reach.
+    /// Number of positions that a request can reach.
     #[must_use]
     pub fn positions(&self) -> usize {
         self.store.positions
     }
 
-    /// Where this rank stands.
+    /// Position of this rank on the parallel axes.
     #[must_use]
     pub fn ranks(&self) -> &ParallelRanks {
         &self.store.ranks
     }
 
-    /// The ops that hold the weights.
+    /// Ops that store the weights.
     #[must_use]
     pub fn ops(&self) -> &Ops {
         self.store.ops
     }
 
-    /// An error of the device about a weight under this name.
+    /// Creates an error of the device about the weight `child`.
     pub fn device(&self, child: impl Display, error: OpError) -> ModelLoadError {
         ModelLoadError::Device { tensor: self.name(child), error }
     }
 
-    /// A weight under this name does not split over the ranks.
+    /// Creates the error that the weight `child` does not split over the ranks.
     pub fn split(&self, child: impl Display, error: UnevenSplit) -> ModelLoadError {
         ModelLoadError::Split { tensor: self.name(child), error }
     }
@@ -313,7 +315,7 @@ impl<'a> Weights<'a> {
         self.store.take(&self.name(child))
     }
 
-    /// Another rank holds this weight.
+    /// Counts the weight as taken, because another rank loads it or the checkpoint omits it.
     fn skip(&self, child: impl Display) {
         self.store.left.borrow_mut().remove(&self.name(child));
     }
@@ -329,9 +331,10 @@ impl fmt::Debug for Weights<'_> {
     }
 }
 
-/// Checks that every weight of a model can be split over `ranks`, so far as its configuration tells.
+/// Checks that every weight of a model can be split over `ranks`, as far as the configuration determines it.
 ///
-/// Errors: the first weight that cannot, with the number of ranks nearest to that asked for over which all can.
+/// Errors: the first weight that cannot be split, with the nearest number of TP ranks over which all weights
+/// can be split.
 pub fn check_split(
     config: &ModelConfig,
     ranks: &ParallelRanks,
@@ -349,14 +352,15 @@ pub fn check_split(
     let Some(error) = refused(ranks) else { return Ok(()) };
     let ModelLoadError::Split { tensor, error } = error else { return Err(error) };
     let asked = ranks.tp.size;
-    // Experts that are spread move with the ranks that share the layers.
+    // With expert parallelism, slices of experts do not depend on the number of TP ranks, so `ep` is
+    // unchanged.
     let of = |size| ParallelRanks { tp: ParallelRank { rank: 0, size }, ..*ranks };
     let others = (1..=config.heads).filter(|&size| size != asked && refused(&of(size)).is_none());
     let nearest = others.min_by_key(|size| size.abs_diff(asked)).unwrap_or(1);
     Err(ModelLoadError::Split { tensor, error: UnevenSplit { nearest, ..error } })
 }
 
-/// Whether it belongs to an expert that another rank holds.
+/// Whether the weight belongs to an expert of another rank.
 fn is_foreign(
     spec: &TensorSpec,
     config: &ModelConfig,
@@ -382,7 +386,7 @@ fn split(
     let refused = |error| ModelLoadError::Split { tensor: spec.name.clone(), error };
     let slice = spec.shard.slice(spec.matrix(), config, ranks).map_err(refused)?;
     let Some(scales) = spec.quantized() else { return Ok(slice) };
-    // A sum over inputs takes whole blocks: their scales are applied once for all of them.
+    // A row-parallel split must not cut scale blocks: a scale is applied once to the products of its block.
     let [inputs, each] = [spec.matrix()[1], scales.grid.each(spec.matrix()[1])[1]];
     if slice.cols.len() < inputs && each < inputs {
         if !inputs.is_multiple_of(each) {
@@ -394,7 +398,7 @@ fn split(
     Ok(slice)
 }
 
-/// Vocabulary rows of a rank, then the zero rows that fill its share.
+/// Vocabulary rows of a rank, followed by zero rows as padding.
 fn with_padding<T>(
     part: &HostShard<'_>,
     place: impl FnOnce(&[HostMat<'_>]) -> Result<T, OpError>,

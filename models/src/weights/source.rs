@@ -1,7 +1,7 @@
-//! Where the values of weights come from: files, or the hash of `synth`.
+//! Sources of weight values: files, or the hash function of `synth`.
 //!
-//! Both answer the same question, "the slice of this weight that a rank holds", as bytes on the host.
-//! Files answer with borrowed bytes of the mapping, so that nothing is copied before it is packed.
+//! Both return the slice of a weight that a rank needs, as bytes on the host.
+//! Files return borrowed bytes of the mapping, so that nothing is copied before packing.
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
@@ -18,19 +18,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-/// Where weights come from.
+/// Source of the weights.
 #[derive(Debug)]
 pub(crate) enum WeightSource {
-    /// A folder of safetensors files.
+    /// Safetensors files of a folder.
     Files {
         checkpoint: Arc<SafetensorsCheckpoint>,
-        /// Bytes of each weight of the table.
+        /// Location of each weight of the table.
         located: BTreeMap<String, LocatedWeight>,
     },
-    /// The hash, with this seed.
+    /// Hash function of synthetic checkpoints, with this seed.
     Synth {
         seed: u64,
-        /// Threads that make values.
+        /// Number of threads that compute values.
         threads: usize,
     },
 }
@@ -40,19 +40,19 @@ pub(crate) enum WeightSource {
 pub(crate) struct HostShard<'a> {
     pub(super) bytes: Cow<'a, [u8]>,
     pub(super) dtype: DType,
-    /// Rows and columns of the matrix that `bytes` holds.
+    /// Rows and columns of the matrix in `bytes`.
     pub(super) whole: [usize; 2],
-    /// The part of it that is meant.
+    /// Part of the matrix that the rank needs.
     pub(super) slice: WeightSlice,
-    /// Of all of it, if it is quantised.
+    /// Scales of the whole matrix, if the weight is quantised.
     pub(super) scales: Option<WeightScales>,
 }
 
-/// The scales of a weight.
+/// Scales of a weight.
 #[derive(Debug)]
 pub(super) struct WeightScales {
     pub(super) values: Vec<f32>,
-    /// Rows and columns that share one.
+    /// Rows and columns per scale.
     each: [usize; 2],
 }
 
@@ -71,7 +71,7 @@ impl WeightSource {
         Ok(Self::Files { checkpoint: Arc::new(checkpoint), located })
     }
 
-    /// Whether there is such a weight: it may be optional.
+    /// Whether the source has the weight, which may be optional.
     pub(crate) fn has(&self, spec: &TensorSpec) -> bool {
         match self {
             Self::Files { located, .. } => located.contains_key(&spec.name),
@@ -79,7 +79,7 @@ impl WeightSource {
         }
     }
 
-    /// Whether it is stored in fp8.
+    /// Whether the weight is stored in fp8.
     pub(crate) fn is_fp8(&self, spec: &TensorSpec) -> bool {
         match self {
             Self::Files { located, .. } => {
@@ -89,7 +89,7 @@ impl WeightSource {
         }
     }
 
-    /// All whole numbers of a weight of [`SynthValues::Offsets`], which are those of drafts among so many ids.
+    /// All values of a weight of [`SynthValues::Offsets`]: offsets from draft ids to target ids below `ids`.
     pub(crate) fn offsets(
         &self,
         spec: &TensorSpec,
@@ -113,7 +113,7 @@ impl WeightSource {
         Ok(offsets)
     }
 
-    /// Bytes that reading this slice of `spec` takes.
+    /// Number of bytes that are read for this slice of `spec`.
     pub(crate) fn bytes(&self, spec: &TensorSpec, slice: &WeightSlice) -> u64 {
         let size = match self {
             _ if !self.has(spec) => 0,
@@ -124,7 +124,7 @@ impl WeightSource {
         slice.elements() as u64 * size
     }
 
-    /// The slice of one weight.
+    /// Returns a slice of one weight.
     pub(crate) fn part(
         &self,
         spec: &TensorSpec,
@@ -145,7 +145,7 @@ impl WeightSource {
                     StoredDType::BF16 => DType::BF16,
                     StoredDType::F16 => DType::F16,
                     StoredDType::F8E4M3 => DType::F8E4M3,
-                    _ => return Err(missing), // `locate` lets no other dtype pass.
+                    _ => return Err(missing), // `locate` rejects all other dtypes.
                 };
                 let bytes = Cow::Borrowed(&bytes[place.bytes.clone()]);
                 let scales = match (&place.scales, &spec.scales) {
@@ -160,9 +160,9 @@ impl WeightSource {
         }
     }
 
-    /// The factor stored under the first of `names` that is there. Synthetic checkpoints store none.
+    /// Reads the scale stored under the first of `names` that exists. Synthetic checkpoints have none.
     ///
-    /// Errors: it is no finite number above 0, or of a type that is no float.
+    /// Errors: the scale is not a finite number above 0, or its dtype is not a float.
     pub(crate) fn scale(&self, names: &[String]) -> Result<Option<f32>, ModelLoadError> {
         let Self::Files { checkpoint, .. } = self else { return Ok(None) };
         let mut stored = names.iter().filter_map(|name| Some((name, checkpoint.get(name)?)));
@@ -178,7 +178,7 @@ impl WeightSource {
     }
 }
 
-/// All values of a stored float tensor, in f32.
+/// All values of a stored float tensor, as f32.
 fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> Option<Vec<f32>> {
     let (stored, bytes) = (checkpoint.get(name)?, checkpoint.bytes(name)?);
     let dtype = match stored.dtype {
@@ -204,12 +204,12 @@ impl HostShard<'_> {
         Ok(whole.row_range(rows.start, rows.len()).column_range(cols.start, cols.len()))
     }
 
-    /// The same weight multiplied by `factor`.
+    /// Returns the weight multiplied by `factor`.
     pub(crate) fn scaled(mut self, factor: f32) -> Self {
         match &mut self.scales {
             _ if factor.to_bits() == 1f32.to_bits() => {}
             Some(scales) => scales.values.iter_mut().for_each(|scale| *scale *= factor),
-            // One factor for all of it.
+            // One scale for the whole matrix.
             none => {
                 let each = self.whole.map(|n| n.max(1));
                 *none = Some(WeightScales { values: vec![factor], each });
@@ -218,17 +218,17 @@ impl HostShard<'_> {
         self
     }
 
-    /// Whether it is quantised.
+    /// Whether the weight is stored in fp8.
     pub(crate) fn is_fp8(&self) -> bool {
         self.dtype == DType::F8E4M3
     }
 
-    /// Zero rows behind the rank's rows.
+    /// Number of zero rows after the rank's rows.
     pub(crate) fn padding(&self) -> usize {
         self.slice.padding
     }
 
-    /// The part of a vector, as f32.
+    /// The rank's part of a vector, as f32.
     pub(crate) fn vector(&self) -> Result<Vec<f32>, OpError> {
         let matrix = self.matrix()?;
         let mut values = vec![0.0; matrix.rows()];
@@ -239,7 +239,7 @@ impl HostShard<'_> {
     }
 }
 
-/// Makes the slice alone; bf16 holds the values exactly.
+/// Computes the slice only; bf16 represents the values exactly.
 fn synth_part(
     spec: &TensorSpec,
     slice: &WeightSlice,
@@ -255,7 +255,7 @@ fn synth_part(
     HostShard { bytes: Cow::Owned(bytes), dtype: DType::BF16, whole, slice, scales: None }
 }
 
-/// Makes all of a quantised weight, because blocks of scales do not end where slices do.
+/// Computes a whole quantised weight, because blocks of scales do not end at the bounds of slices.
 fn synth_fp8(
     spec: &TensorSpec,
     slice: WeightSlice,
@@ -275,7 +275,7 @@ fn synth_fp8(
     HostShard { bytes: Cow::Owned(bytes), dtype: DType::F8E4M3, whole, slice, scales }
 }
 
-/// The elements of a slice of a matrix of so many inputs, row by row.
+/// Elements of a slice of a matrix with `inputs` columns, row by row.
 fn synth_bytes<const SIZE: usize>(
     inputs: usize,
     slice: &WeightSlice,

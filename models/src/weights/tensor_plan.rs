@@ -1,8 +1,8 @@
-//! Which stored bytes fill which weight, decided before a byte of them is read.
+//! Assignment of stored bytes to weights, made before any weight is read.
 //!
-//! Coverage is exact in both directions: every stored tensor is consumed once or ignored by a rule
-//! written here, and every weight of the table is filled once. Otherwise the folder is refused with
-//! the list.
+//! Coverage is exact in both directions: every stored tensor is used once or ignored by a rule of
+//! this file, and every weight of the table is assigned once. Otherwise the folder is rejected with
+//! a list.
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
@@ -13,28 +13,28 @@ use crate::{ModelConfig, ModelLoadError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Stored tensors that carry nothing a model needs, by the end of their name.
+/// Suffixes of stored tensors that models do not need.
 const IGNORED: &[&str] = &[
-    ".rotary_emb.inv_freq", // Old exports store what the configuration already says.
+    ".rotary_emb.inv_freq", // Stored by old exports; derived from the configuration.
 ];
-/// What a checkpoint that drafts for another model stores beside: of each id, whether it can be drafted.
+/// Tensor of an EAGLE-3 checkpoint with a flag per target id: whether it is the target id of a draft id.
 const TARGET_TO_DRAFT: &str = "t2d";
-/// Factors of keys and values, by the end of their name: read where the cache is quantised.
+/// Suffixes of KV cache scales, which are read if the cache is quantised.
 const CACHE_SCALES: &[&str] = &[".k_scale", ".v_scale"];
 
-/// The bytes of one weight.
+/// Location of one weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LocatedWeight {
-    /// Stored tensor.
+    /// Name of the stored tensor.
     pub(crate) stored: String,
     pub(crate) dtype: StoredDType,
-    /// Bytes of the stored tensor; all of them unless experts are fused.
+    /// Byte range in the stored tensor; the whole tensor unless experts are fused.
     pub(crate) bytes: Range<usize>,
-    /// Stored tensor of its scales, if it is quantised.
+    /// Name of the stored tensor with the scales, if the weight is quantised.
     pub(crate) scales: Option<String>,
 }
 
-/// Finds every weight, or says what does not fit.
+/// Locates every weight. Errors: missing, unused or invalid tensors.
 pub(crate) fn locate(
     checkpoint: &SafetensorsCheckpoint,
     config: &ModelConfig,
@@ -91,7 +91,7 @@ pub(crate) fn locate(
     Err(ModelLoadError::Coverage { dir: checkpoint.dir.clone(), missing, left_over })
 }
 
-/// Whether it belongs to a draft layer that is not read.
+/// Whether the tensor belongs to an MTP module that is not loaded.
 fn is_draft(name: &str, config: &ModelConfig) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
     let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
@@ -99,7 +99,7 @@ fn is_draft(name: &str, config: &ModelConfig) -> bool {
     layer.is_some_and(|layer| drafts.contains(&layer))
 }
 
-/// A weight stored under its own name. What is stored decides whether it is quantised.
+/// Locates a weight stored under its own name. The stored dtype decides whether it is quantised.
 fn whole(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
@@ -115,14 +115,14 @@ fn whole(
     Ok(LocatedWeight { stored: spec.name.clone(), dtype, bytes: 0..bytes, scales })
 }
 
-/// What a stored tensor may be.
+/// Dtypes that a stored tensor may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AllowedDType {
-    /// Of a float type that is computed in.
+    /// F32, BF16 or F16.
     Float,
-    /// Such a type, or fp8.
+    /// F32, BF16, F16 or FP8 e4m3.
     Fp8,
-    /// 64-bit whole numbers.
+    /// I64.
     DraftToTarget,
 }
 
@@ -155,7 +155,7 @@ fn check(
     Ok((stored.bytes.len(), stored.dtype))
 }
 
-/// Scales of rows may be stored with or without their one column.
+/// Checks the scales of a weight. Scales per row may be stored with or without a dimension of size 1.
 fn check_scales(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
@@ -168,20 +168,20 @@ fn check_scales(
     check(checkpoint, name, &shape[..if flat { 1 } else { 2 }], AllowedDType::Float).map(drop)
 }
 
-/// The place of one expert's weight in a tensor that holds all experts of a layer.
+/// Location of one expert's weight in a tensor with all experts of a layer.
 struct FusedExpertWeight {
     name: String,
     shape: [usize; 3],
-    /// Matrix of the fused tensor's first dimension.
+    /// Index of the expert in the first dimension of the fused tensor.
     expert: usize,
-    /// First row inside that matrix.
+    /// First row in the matrix of the expert.
     row: usize,
     rows: usize,
 }
 
 impl FusedExpertWeight {
-    /// `..experts.{e}.{gate,up,down}_proj.weight` as a part of `..experts.{gate_up,down}_proj`,
-    /// whose shapes are `[E, 2 I, H]`, gate rows first, and `[E, H, I]`.
+    /// Locates `..experts.{e}.{gate,up,down}_proj.weight` in `..experts.{gate_up,down}_proj`,
+    /// of shapes `[E, 2 I, H]`, gate rows first, and `[E, H, I]`.
     fn of(spec: &TensorSpec, config: &ModelConfig) -> Option<Self> {
         let moe = config.moe.as_ref()?;
         let (layer, rest) = spec.name.split_once(".experts.")?;
@@ -208,7 +208,7 @@ impl FusedExpertWeight {
     }
 }
 
-/// What is stored a second time must be the same.
+/// Checks that a stored copy equals the original.
 fn check_same(
     checkpoint: &SafetensorsCheckpoint,
     copy: &str,

@@ -1,4 +1,4 @@
-//! Broken checkpoints: each must be an error that names the file and the tensor, or change nothing.
+//! Broken checkpoints: each causes an error that names the file and the tensor, or loads the same weights.
 #![allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
 
 mod digest;
@@ -54,13 +54,13 @@ impl CheckpointFolder {
         locate(&checkpoint, &self.config, &tensors(&self.config))
     }
 
-    /// The error, with the folder's name cut out.
+    /// Error of `locate`, with the folder's path replaced by `DIR`.
     fn error(&self) -> String {
         let text = self.locate().unwrap_err().to_string();
         text.replace(&self.path().display().to_string(), "DIR")
     }
 
-    /// Stored tensors as (dtype, shape, bytes), to be changed and stored again.
+    /// Changes the stored tensors, given as (dtype, shape, bytes), and writes them back.
     fn edit(&self, change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>)) {
         let path = self.path().join(FILE);
         let bytes = fs::read(&path).unwrap();
@@ -90,7 +90,7 @@ impl CheckpointFolder {
     }
 }
 
-/// Breaks the one tensor map of a tiny Qwen3 and expects an error.
+/// Changes the tensors of a tiny Qwen3 checkpoint and expects an error.
 fn check(
     change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>),
     expected: Expect,
@@ -165,7 +165,7 @@ fn a_tied_head_may_be_stored_again_if_it_is_the_same() {
     expect!["DIR/model.safetensors: tensor `lm_head.weight`: differs from the embedding, but tie_word_embeddings is true"].assert_eq(&folder.error());
 }
 
-/// Stacks the experts of layer 1 as published fused checkpoints do.
+/// Fuses the experts of layer 1 as in published fused checkpoints.
 fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep: bool) {
     let (mut gate_up, mut down) = (Vec::new(), Vec::new());
     for e in 0..4 {
@@ -200,7 +200,7 @@ fn fused_experts_are_the_same_bytes() {
     expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.gate_up_proj`: holds what `model.layers.1.mlp.experts.0.gate_proj.weight` stores again"].assert_eq(&folder.error());
 }
 
-/// Breaks the index of a checkpoint in several files and expects an error.
+/// Changes the index of a checkpoint with several files and expects an error.
 fn check_index(change: impl FnOnce(&mut Value), expected: Expect) {
     let folder = CheckpointFolder::new("Qwen3ForCausalLM", 20_000);
     folder.locate().unwrap();
@@ -292,7 +292,7 @@ fn every_truncation_is_an_error() {
     assert!(header::parse(&bytes).is_ok());
 }
 
-/// Places and bytes of every weight, or nothing if the file is refused.
+/// Names and locations of all weights, or `None` if the file is rejected.
 fn outcome(file: &[u8], specs: &[TensorSpec]) -> Option<Vec<(String, StoredTensor)>> {
     let mut tensors = header::parse(file).ok()?;
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
@@ -357,7 +357,7 @@ fn part(
     (0..matrix.rows()).map(row).collect()
 }
 
-/// Puts the parts of all ranks back together, as the shard says they were cut.
+/// Joins the parts of all ranks according to the sharding.
 fn join(spec: &TensorSpec, parts: Vec<Vec<Vec<f32>>>) -> Vec<Vec<f32>> {
     match spec.shard {
         ShardSpec::Replicated => parts.into_iter().next().unwrap(),
@@ -369,7 +369,7 @@ fn join(spec: &TensorSpec, parts: Vec<Vec<Vec<f32>>>) -> Vec<Vec<f32>> {
             let mut rows = Vec::new();
             for part in parts {
                 if rows.len() < part.len() || !rows.ends_with(&part) {
-                    rows.extend(part); // A replicated head comes once per rank that holds it.
+                    rows.extend(part); // A replicated KV head occurs once per rank.
                 }
             }
             rows

@@ -1,10 +1,10 @@
-//! A layer that drafts for another model: what it may leave to that one, and ids that it cannot say.
+//! EAGLE-3 draft models: optional weights, and offsets to invalid target ids.
 
 use super::*;
 use crate::error::TensorFault;
 use crate::weight_table::DRAFT_TO_TARGET;
 
-/// Stored tensors, to be changed.
+/// Stored tensors by name, as (dtype, shape, bytes).
 type StoredTensorMap = BTreeMap<String, (String, Vec<u64>, Vec<u8>)>;
 
 fn folder(members: Value) -> CheckpointFolder {
@@ -34,7 +34,7 @@ fn eagle3_drafts_map_to_target_ids() {
     let specs = tensors(&written.config);
     let spec = specs.iter().find(|spec| spec.name == DRAFT_TO_TARGET).unwrap();
     assert_eq!(synth.offsets(spec, 272).unwrap(), found);
-    // The other direction says the same.
+    // `t2d` is consistent with the offsets.
     written.edit(|t| {
         let marks: Vec<i64> =
             (0..).zip(&t["t2d"].2).filter(|(_, m)| **m == 1).map(|m| m.0).collect();
@@ -94,7 +94,7 @@ fn eagle3_leaves_shared_weights_to_the_model() {
     assert!(narrow.error().contains("1 missing: embed_tokens.weight"));
 }
 
-/// Newer checkpoints call the layer `layers.0`.
+/// Newer checkpoints use the prefix `layers.0.` instead of `midlayer.`.
 #[test]
 fn eagle3_reads_both_spellings() {
     let folder = folder(json!({}));

@@ -1,4 +1,5 @@
-//! A draft layer: read where someone drafts by it, else left aside; what it repeats must be the same.
+//! MTP modules: loaded only if drafting with MTP is enabled; their copies of weights must equal the
+//! originals.
 
 use super::*;
 
@@ -32,7 +33,8 @@ fn mtp_module_is_read_only_when_drafting() {
     let found = folder(&json(), true).locate().unwrap();
     let behind: Vec<&String> =
         found.keys().filter(|name| name.starts_with("model.layers.2.")).collect();
-    // Norms, joint and final norm; two norms, five of attention; router, its bias, three shared, twelve of experts.
+    // 3 norms and `eh_proj`; 2 layer norms, 5 weights of attention; router, its bias, 3 shared, 12 of routed
+    // experts.
     assert_eq!(behind.len(), 4 + 2 + 5 + 1 + 1 + 3 + 12, "{behind:?}");
     assert_eq!(found.len(), plain.len() + behind.len());
 
@@ -65,7 +67,7 @@ fn mtp_copies_must_equal_the_model() {
     assert!(absent.locate().is_ok(), "they are the model's");
 }
 
-/// Published files in fp8 leave the joint of a draft layer as it is.
+/// Published fp8 checkpoints do not quantise `eh_proj`.
 #[test]
 fn mtp_eh_proj_is_not_quantized() {
     let mut json = json();

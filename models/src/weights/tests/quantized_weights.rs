@@ -1,8 +1,8 @@
-//! Checkpoints in fp8: weights come with their scales, or not at all.
+//! FP8 checkpoints: quantised weights require their scales.
 
 use super::*;
 
-/// The configuration of a tiny model whose linear layers are in fp8, blocks of 128 or rows.
+/// Configuration of a tiny model with fp8 linear layers, with block scales or channel scales.
 fn quantized_json(scales: Value) -> String {
     let mut config: Value = serde_json::from_str(&tiny_json("Qwen3ForCausalLM")).unwrap();
     config["hidden_size"] = json!(192);
@@ -52,7 +52,7 @@ fn mismatched_scales_and_undeclared_fp8_are_rejected() {
     );
 }
 
-/// Files and values made in place agree, whatever part a rank takes.
+/// Files and generated values agree, for the parts of all ranks.
 #[test]
 fn quantized_values_match_the_file() {
     let channels = json!({"quant_method": "compressed-tensors", "format": "float-quantized",

@@ -1,10 +1,10 @@
-//! Experts that all tokens share, cut out of the MLP that files hold of them.
+//! Shared experts, sliced out of the MLP that checkpoints store.
 
 use super::super::expert_weights::{matrices, same_storage};
 use super::super::source::HostShard;
 use super::*;
 
-/// A model of V2 whose layer has two such experts of so many channels.
+/// Configuration of DeepSeek-V2 with one layer and two shared experts of `width` channels.
 fn json(width: usize, scales: &Value) -> String {
     let mut config = json!({
         "architectures": ["DeepseekV2ForCausalLM"], "vocab_size": 272, "hidden_size": 192,
@@ -32,7 +32,7 @@ fn spec<'a>(specs: &'a [TensorSpec], of: &str, projection: &str) -> &'a TensorSp
     specs.iter().find(|spec| spec.name == name).unwrap()
 }
 
-/// Gate row, up row and down column of each inner channel.
+/// Gate row, up row and down column of each intermediate channel.
 type ExpertChannels = Vec<Vec<f32>>;
 
 fn channels(matrices: &[ops::HostMat<'_>; 3]) -> ExpertChannels {
@@ -49,7 +49,7 @@ fn channels(matrices: &[ops::HostMat<'_>; 3]) -> ExpertChannels {
     gate.into_iter().zip(up).enumerate().map(channel).collect()
 }
 
-/// Every inner channel is in one expert of one rank, with its gate, its up and its down projection.
+/// Every intermediate channel is in one expert of one rank, with its gate, up and down projection.
 #[test]
 fn shared_expert_shards_cover_the_mlp() {
     let cases = [(48, Value::Null, 1), (48, Value::Null, 2), (128, blocks("none"), 1)];
@@ -87,7 +87,8 @@ fn shared_expert_shards_cover_the_mlp() {
     }
 }
 
-/// In fp8 they are cut where blocks of scales end; experts of another type than theirs do not lie beside them.
+/// In fp8, shared experts are split at the bounds of scale blocks; they stay separate if routed experts are
+/// stored in another way.
 #[test]
 fn differently_stored_shared_experts_stay_separate() {
     let alike = |width: usize, scales: Value| {
