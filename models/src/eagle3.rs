@@ -18,7 +18,7 @@ use std::cell::RefCell;
 /// EAGLE-3 draft model.
 #[derive(Debug)]
 pub struct Eagle3Model {
-    /// Layers whose inputs are the auxiliary hidden states; their hidden size is that of the target model.
+    /// Target layers with inputs that are auxiliary hidden states, of the target model's hidden size.
     aux_layers: [usize; 3],
     aux_norms: Vec<RmsNormLayer>,
     /// Columns of `fc` for each auxiliary hidden state.

@@ -11,8 +11,8 @@ pub struct Eagle3Config {
     pub target_hidden: usize,
     /// Size of the draft vocabulary; `ModelConfig::vocab` is the size of the target vocabulary.
     pub vocab: usize,
-    /// Layers of the target model whose inputs are the auxiliary hidden states, ascending; `None` = derived
-    /// from the number of layers. The number of layers itself stands for the input of the final norm.
+    /// Target layers with inputs that are auxiliary hidden states, ascending; `None` = derived from the
+    /// number of layers. An id equal to the number of layers is the input of the final norm.
     pub aux_layers: Option<[usize; 3]>,
     /// Whether each auxiliary hidden state has a norm of its own (`fc_norm`).
     pub aux_norms: bool,
@@ -54,8 +54,8 @@ impl Eagle3Config {
         }))
     }
 
-    /// Layers whose inputs are the auxiliary hidden states, in a target model of `layers` layers. Default:
-    /// layer 2, the middle layer, and the third layer from the end.
+    /// Target layers with inputs that are auxiliary hidden states, in a target model of `layers` layers.
+    /// Default: layer 2, the middle layer, and the third layer from the end.
     #[must_use]
     pub fn aux_layers_for(&self, layers: usize) -> [usize; 3] {
         let mut inputs = [2, layers / 2, layers.saturating_sub(3)];
@@ -99,8 +99,8 @@ fn refuse_field(fields: &JsonFields) -> Result<(), ModelConfigError> {
     Ok(())
 }
 
-/// Reads the layer ids: at the top level an id stands for the layer's input, as in vLLM; in `eagle_config`
-/// for the layer's output, as in SGLang.
+/// Reads the layer ids: at the top level an id means the layer's input, as in vLLM; in `eagle_config`
+/// the layer's output, as in SGLang.
 fn layers(fields: &JsonFields) -> Result<Option<[usize; 3]>, ModelConfigError> {
     let nested = fields.object("eagle_config")?;
     let (fields, behind) = match (fields.value(LAYERS), &nested) {

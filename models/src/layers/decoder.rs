@@ -49,7 +49,7 @@ pub(crate) trait DecoderLayer: Sized {
 }
 
 impl<L: DecoderLayer + Send + 'static> DecoderModel<L> {
-    /// Loads the decoder, and its MTP module if the configuration asks for it.
+    /// Loads the decoder, and its MTP module if the configuration enables it.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,

@@ -22,7 +22,7 @@ pub enum SynthValues {
     Norm,
     /// Integers: offsets from draft ids to target ids, spread evenly over the vocabulary, see [`offset`].
     Offsets,
-    /// Scales of an fp8 linear layer, whose elements are `x` rounded to e4m3: `2^(e − 1)` to `2^(e + 2)`.
+    /// Scales of an fp8 linear layer with elements `x` rounded to e4m3: `2^(e − 1)` to `2^(e + 2)`.
     Scale,
 }
 
