@@ -56,7 +56,7 @@ def page(cold, warm):
         f"`.ci/run` takes {whole['cold']:,.0f} s ({whole['cold'] / 60:.1f} min) from an empty build folder and {whole['warm']:,.0f} s "
         f"({whole['warm'] / 60:.1f} min) with a warm one. Limits: {LIMITS_S['cold'] // 60} and {LIMITS_S['warm'] // 60} minutes.", "",
         f"- {time.strftime('%Y-%m-%d')}, commit {commit}, {model}, {os.cpu_count()} cores, nothing else running. Command: `just gate-times`.",
-        "- The step `clients` runs beside the steps for kernels. CPU seconds include all child processes.", "",
+        "- The step `clients` runs at the same time as the steps for kernels. CPU seconds include all child processes.", "",
         "## Steps", "", head.format("step"), *table(cold, warm, "step"), "",
         "## Test binaries in `cargo test`", "", head.format("package: target"), *table(cold, warm, "test"), ""])
 
