@@ -68,7 +68,7 @@ pub enum GrammarError {
     TooSlow,
     /// The dry run got too little processor time to be judged, because the machine is overloaded.
     #[error(
-        "in {waited_ms} ms the grammar had a processor for {processor_ms} ms: the machine has none to spare"
+        "the dry run of the grammar got {processor_ms} ms of processor time in {waited_ms} ms: the machine is overloaded"
     )]
     Starved {
         /// Wall time of the dry run in milliseconds.
@@ -78,7 +78,7 @@ pub enum GrammarError {
     },
     /// The worker process ended during the dry run, and so did the one that repeated it.
     #[error(
-        "the process that compiled the grammar ended ({how}): it may take {} MiB",
+        "the worker process of the grammar ended ({how}); its memory limit is {} MiB",
         WORKER_BYTES >> 20
     )]
     WorkerCrashed {
@@ -86,13 +86,13 @@ pub enum GrammarError {
         how: String,
     },
     /// No worker process can be started. The grammar is not the cause.
-    #[error("the process that tries grammars cannot be started")]
+    #[error("the grammar worker process cannot be started")]
     WorkerUnavailable {
         /// Cause, for the log only.
         cause: String,
     },
     /// The compile queue is full.
-    #[error("{waiting} grammars are waiting, the limit is {limit}")]
+    #[error("the compile queue has {waiting} grammars, the limit is {limit}")]
     QueueFull {
         /// Number of queued grammars.
         waiting: usize,
@@ -100,7 +100,7 @@ pub enum GrammarError {
         limit: usize,
     },
     /// The grammar exceeded its time in the compile queue.
-    #[error("the grammar has waited {waited_ms} ms to be compiled, the limit is {limit_ms} ms")]
+    #[error("the grammar waited {waited_ms} ms in the compile queue, the limit is {limit_ms} ms")]
     QueueTimeout {
         /// Time in the queue in milliseconds.
         waited_ms: u64,
@@ -142,17 +142,17 @@ impl GrammarCompiler {
     ///
     /// Errors: a text for the client, if grammars cannot be enforced with this vocabulary.
     pub fn new(vocabulary: GrammarVocabulary) -> Result<Self, String> {
-        let ends: Arc<[Token]> = vocabulary.end_ids.clone().into();
-        let trie = TokenTrie::new(vocabulary).ok_or("the model has no token that ends a text")?;
+        let end_ids: Arc<[Token]> = vocabulary.end_ids.clone().into();
+        let trie = TokenTrie::new(vocabulary).ok_or("the model has no end-of-text token")?;
         let env: TokEnv = Arc::new(trie);
         let factory = ParserFactory::new_simple(&env);
         let mut factory = factory.map_err(|error| {
-            tracing::error!(%error, "grammars cannot be followed");
-            "grammars cannot be followed with this tokenizer"
+            tracing::error!(%error, "grammars cannot be enforced");
+            "grammars cannot be enforced with this tokenizer"
         })?;
         factory.quiet();
         *factory.limits_mut() = parser_limits();
-        Ok(Self { factory, end_ids: ends, matcher_copies: MatcherCopies::default() })
+        Ok(Self { factory, end_ids, matcher_copies: MatcherCopies::default() })
     }
 
     /// Bytes of all matcher copies in use.
@@ -165,18 +165,18 @@ impl GrammarCompiler {
     ///
     /// Errors: the constraint is invalid, too large, or exceeds the limits while it is followed.
     pub fn dry_run(&self, constraint: &OutputConstraint) -> Result<DryRunReport, GrammarError> {
-        let tried = catch_compiler_panic(constraint, || self.sample_masks(constraint));
+        let result = catch_compiler_panic(constraint, || self.sample_masks(constraint));
         let GrammarSpec::Json { whitespace: JsonWhitespace::Pattern(regex), .. } = &constraint.spec
         else {
-            return tried;
+            return result;
         };
-        tried.map_err(|error| {
-            let alone =
+        result.map_err(|error| {
+            let pattern =
                 OutputConstraint::new(GrammarSpec::Regex(regex.clone()), constraint.param.clone());
-            match catch_compiler_panic(&alone, || self.matcher(&alone)) {
+            match catch_compiler_panic(&pattern, || self.matcher(&pattern)) {
                 Ok(_) => error,
                 Err(failed @ GrammarError::Failed { .. }) => failed,
-                Err(alone) => GrammarError::InvalidSpaces(alone.to_string()),
+                Err(pattern_error) => GrammarError::InvalidSpaces(pattern_error.to_string()),
             }
         })
     }
@@ -185,13 +185,13 @@ impl GrammarCompiler {
     pub(super) fn compile(
         &self,
         constraint: &OutputConstraint,
-        findings: DryRunReport,
+        report: DryRunReport,
     ) -> Result<CompiledGrammar, GrammarError> {
         let (matcher, bytes) = catch_compiler_panic(constraint, || self.matcher(constraint))?;
         let prototype = Arc::new(Mutex::new(matcher));
-        let (ends, copies) = (Arc::clone(&self.end_ids), self.matcher_copies.clone());
-        let is_slow = Arc::new(AtomicBool::new(findings.slowest_mask > MASK_SLOW_IN_DRY_RUN));
-        Ok(CompiledGrammar { prototype, end_ids: ends, matcher_copies: copies, bytes, is_slow })
+        let (end_ids, matcher_copies) = (Arc::clone(&self.end_ids), self.matcher_copies.clone());
+        let is_slow = Arc::new(AtomicBool::new(report.slowest_mask > MASK_SLOW_IN_DRY_RUN));
+        Ok(CompiledGrammar { prototype, end_ids, matcher_copies, bytes, is_slow })
     }
 
     fn matcher(&self, constraint: &OutputConstraint) -> Result<(Matcher, usize), GrammarError> {
@@ -210,11 +210,12 @@ impl GrammarCompiler {
     fn sample_masks(&self, constraint: &OutputConstraint) -> Result<DryRunReport, GrammarError> {
         let (matcher, _) = self.matcher(constraint)?;
         let mut slowest_mask = Duration::ZERO;
-        for walk in 0..DRY_RUN_TEXTS {
+        for text_index in 0..DRY_RUN_TEXTS {
             let session =
                 GrammarSession::new(matcher.deep_clone(), Arc::clone(&self.end_ids), false);
-            slowest_mask = slowest_mask
-                .max(follow_random_text(session, walk).map_err(|error| client_message(&error))?);
+            slowest_mask = slowest_mask.max(
+                follow_random_text(session, text_index).map_err(|error| client_message(&error))?,
+            );
         }
         Ok(DryRunReport { slowest_mask })
     }
@@ -227,26 +228,26 @@ fn catch_compiler_panic<T>(
 ) -> Result<T, GrammarError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         tracing::error!(param = constraint.param, "the grammar compiler panicked");
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default();
-        Err(GrammarError::Failed { detail: format!("the compiler panicked: {said}") })
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default();
+        Err(GrammarError::Failed { detail: format!("the compiler panicked: {message}") })
     })
 }
 
 /// Follows a random text for a few tokens. Fails if a step exceeds the limits: most grammars that exceed them
 /// do so within the first tokens, and are then rejected before any output starts. Returns the processor time
 /// of the slowest mask.
-fn follow_random_text(mut session: GrammarSession, walk: u32) -> anyhow::Result<Duration> {
+fn follow_random_text(mut session: GrammarSession, text_index: u32) -> anyhow::Result<Duration> {
     let mut slowest = Duration::ZERO;
     for step in 0..DRY_RUN_TOKENS {
-        let since = thread_cpu_time();
+        let cpu_before = thread_cpu_time();
         let mask = session.try_mask()?; // An unsatisfiable grammar fails at its first mask.
-        slowest = slowest.max(thread_cpu_time().saturating_sub(since));
+        slowest = slowest.max(thread_cpu_time().saturating_sub(cpu_before));
         if session.is_finished() {
             break;
         }
-        let pick = (walk * DRY_RUN_TOKENS + step).wrapping_mul(0x9e37_79b9) >> 8;
-        let Some(token) = session.pick(&mask, pick) else { break };
+        let choice = (text_index * DRY_RUN_TOKENS + step).wrapping_mul(0x9e37_79b9) >> 8;
+        let Some(token) = session.choose_token(&mask, choice) else { break };
         session.advance(&[token]);
     }
     Ok(slowest)
@@ -261,7 +262,7 @@ impl CompiledGrammar {
 
     /// Copies the matcher for one request.
     pub(super) fn matcher_copy(&self) -> MatcherCopy {
-        self.matcher_copies.copy_of(&lock(&self.prototype), self.bytes)
+        self.matcher_copies.copy_matcher(&lock(&self.prototype), self.bytes)
     }
 
     /// Ids of the end-of-text tokens.
@@ -272,7 +273,7 @@ impl CompiledGrammar {
 
 impl std::fmt::Debug for CompiledGrammar {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Compiled").field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("CompiledGrammar").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
@@ -280,20 +281,21 @@ impl std::fmt::Debug for CompiledGrammar {
 /// its text.
 pub(super) fn check(constraint: &OutputConstraint) -> Result<usize, GrammarError> {
     match &constraint.spec {
-        GrammarSpec::Json { schema, whitespace: spaces } => {
-            let of_spaces = match spaces {
-                JsonWhitespace::Pattern(regex) => check_bounds(regex.len(), nesting(regex)),
+        GrammarSpec::Json { schema, whitespace } => {
+            let pattern_bytes = match whitespace {
+                JsonWhitespace::Pattern(regex) => check_bounds(regex.len(), bracket_depth(regex)),
                 JsonWhitespace::Any | JsonWhitespace::None => Ok(0),
             };
-            let of_spaces = of_spaces.map_err(|e| GrammarError::InvalidSpaces(e.to_string()))?;
+            let pattern_bytes =
+                pattern_bytes.map_err(|e| GrammarError::InvalidSpaces(e.to_string()))?;
             schema_cost::check(schema)?;
             number_keywords::prepare(&mut schema.clone())?;
-            check_bounds(schema.to_string().len() + of_spaces, depth_of(schema))
+            check_bounds(schema.to_string().len() + pattern_bytes, json_depth(schema))
         }
-        GrammarSpec::Regex(text) => check_bounds(text.len(), nesting(text)),
+        GrammarSpec::Regex(text) => check_bounds(text.len(), bracket_depth(text)),
         GrammarSpec::Lark(text) => {
             schema_cost::check_lark(text)?;
-            check_bounds(text.len(), nesting(text))
+            check_bounds(text.len(), bracket_depth(text))
         }
         GrammarSpec::Choice(texts) => check_bounds(texts.iter().map(String::len).sum(), 0),
     }
@@ -309,7 +311,7 @@ fn check_bounds(bytes: usize, depth: usize) -> Result<usize, GrammarError> {
 
 /// Maximum nesting depth of brackets. Brackets inside strings count as well; the limit is high enough for
 /// that.
-fn nesting(text: &str) -> usize {
+fn bracket_depth(text: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     for byte in text.bytes() {
         match byte {
@@ -323,31 +325,31 @@ fn nesting(text: &str) -> usize {
 }
 
 /// Nesting depth of a JSON value, including the brackets inside its deepest string.
-fn depth_of(value: &Value) -> usize {
+fn json_depth(value: &Value) -> usize {
     match value {
-        Value::Array(list) => 1 + list.iter().map(depth_of).max().unwrap_or(0),
-        Value::Object(map) => 1 + map.values().map(depth_of).max().unwrap_or(0),
-        Value::String(text) => nesting(text),
+        Value::Array(list) => 1 + list.iter().map(json_depth).max().unwrap_or(0),
+        Value::Object(map) => 1 + map.values().map(json_depth).max().unwrap_or(0),
+        Value::String(text) => bracket_depth(text),
         _ => 0,
     }
 }
 
 fn grammar(constraint: &OutputConstraint) -> Result<TopLevelGrammar, GrammarError> {
-    let mut whole = match &constraint.spec {
-        GrammarSpec::Json { schema, whitespace: spaces } => {
-            GrammarWithLexer::from_json_schema(with_whitespace(schema, spaces)?)
+    let mut constrained = match &constraint.spec {
+        GrammarSpec::Json { schema, whitespace } => {
+            GrammarWithLexer::from_json_schema(with_whitespace(schema, whitespace)?)
         }
         GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(regex),
         GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice_grammar(texts)),
         GrammarSpec::Lark(text) => GrammarWithLexer::from_lark(text.clone()),
     };
     let Some(marker) = &constraint.start_after else {
-        return Ok(TopLevelGrammar::from_grammar(whole));
+        return Ok(TopLevelGrammar::from_grammar(constrained));
     };
-    whole.name = Some("rest".to_owned());
+    constrained.name = Some("rest".to_owned());
     let marker = Value::from(marker.as_str());
-    let head = format!("start: head @rest\nhead[suffix={marker}]: /(?s:.*)/\n");
-    let grammars = vec![GrammarWithLexer::from_lark(head), whole];
+    let prefix = format!("start: head @rest\nhead[suffix={marker}]: /(?s:.*)/\n");
+    let grammars = vec![GrammarWithLexer::from_lark(prefix), constrained];
     Ok(TopLevelGrammar { grammars, max_tokens: None })
 }
 
@@ -356,17 +358,17 @@ fn grammar(constraint: &OutputConstraint) -> Result<TopLevelGrammar, GrammarErro
 /// the parser limits the number of lexemes that it follows at the same time.
 fn choice_grammar(texts: &[String]) -> String {
     let quoted = texts.iter().map(|text| Value::from(text.as_str()).to_string());
-    let listed = quoted.collect::<Vec<_>>().join(" | ");
+    let alternatives = quoted.collect::<Vec<_>>().join(" | ");
     if texts.len() <= SEPARATE_CHOICES_MAX {
-        format!("start: {listed}\n")
+        format!("start: {alternatives}\n")
     } else {
-        format!("start: CHOICE\nCHOICE: {listed}\n")
+        format!("start: CHOICE\nCHOICE: {alternatives}\n")
     }
 }
 
 /// Adds the compiler's options to a schema. A request cannot set options itself: one of the options would
 /// accept unknown keywords and so widen the grammar.
-fn with_whitespace(schema: &Value, spaces: &JsonWhitespace) -> Result<Value, GrammarError> {
+fn with_whitespace(schema: &Value, whitespace: &JsonWhitespace) -> Result<Value, GrammarError> {
     const OPTIONS: &str = "x-guidance";
     let schema = match schema {
         Value::Object(map) => map.clone(),
@@ -378,7 +380,7 @@ fn with_whitespace(schema: &Value, spaces: &JsonWhitespace) -> Result<Value, Gra
     }
     let mut schema = Value::Object(schema);
     number_keywords::prepare(&mut schema)?;
-    let options = match spaces {
+    let options = match whitespace {
         JsonWhitespace::Any => None,
         JsonWhitespace::None => Some(json!({"whitespace_flexible": false})),
         JsonWhitespace::Pattern(regex) => Some(json!({"whitespace_pattern": regex})),
@@ -394,8 +396,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn depth_is_that_of_brackets() {
-        assert_eq!(nesting("(a[b]{2})(c)"), 2);
-        assert_eq!(depth_of(&json!({"a": [{"pattern": "((x))"}]})), 5);
+    fn json_depth_includes_brackets_in_strings() {
+        assert_eq!(bracket_depth("(a[b]{2})(c)"), 2);
+        assert_eq!(json_depth(&json!({"a": [{"pattern": "((x))"}]})), 5);
     }
 }

@@ -60,21 +60,22 @@ pub(super) struct CompilerContext {
 
 impl GrammarCompilePool {
     /// Starts the pool. The first compilation calls `vocabulary` and starts a worker process from the program
-    /// `trials`.
+    /// `worker_program`.
     ///
     /// Errors: a thread cannot be started.
     pub fn start(
         vocabulary: impl Fn() -> GrammarVocabulary + Send + Sync + 'static,
-        trials: &WorkerProgram,
+        worker_program: &WorkerProgram,
         timings: Arc<GrammarTimings>,
     ) -> io::Result<Self> {
-        let grammars = Self { queue: Arc::new(CompileQueue::new(vocabulary, timings)) };
+        let pool = Self { queue: Arc::new(CompileQueue::new(vocabulary, timings)) };
         for _ in 0..COMPILE_THREADS {
-            let lane = CompileThread::new(Arc::clone(&grammars.queue), trials.clone());
-            let named = thread::Builder::new().name("grammar-lane".to_owned());
-            named.spawn(move || lane.run())?;
+            let compile_thread =
+                CompileThread::new(Arc::clone(&pool.queue), worker_program.clone());
+            let builder = thread::Builder::new().name("grammar-pool".to_owned());
+            builder.spawn(move || compile_thread.run())?;
         }
-        Ok(grammars)
+        Ok(pool)
     }
 
     /// Compiles a constraint and passes the result to `reply`; immediately, if the grammar is cached.
@@ -85,8 +86,8 @@ impl GrammarCompilePool {
     ) {
         let constraint = constraint.into();
         let key = constraint.cache_key();
-        if let Some(known) = self.queue.cached(&key) {
-            return reply(Ok(known));
+        if let Some(compiled) = self.queue.cached(&key) {
+            return reply(Ok(compiled));
         }
         // Reject overlong constraints before they are queued: a parsed schema takes many times the memory of
         // its text. The key is never shorter than the text.
@@ -148,8 +149,8 @@ impl CompileQueue {
     /// queue are rejected.
     pub(super) fn next(&self) -> Option<CompileJob> {
         loop {
-            let waits = |queue: &mut CompileQueueState| queue.waiting.is_empty() && !queue.closed;
-            let waited = self.added.wait_while(lock(&self.queue), waits);
+            let is_idle = |queue: &mut CompileQueueState| queue.waiting.is_empty() && !queue.closed;
+            let waited = self.added.wait_while(lock(&self.queue), is_idle);
             let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
             let job = queue.waiting.pop_front()?;
             drop(queue);
@@ -172,17 +173,17 @@ impl CompileQueue {
     pub(super) fn record(
         &self,
         key: String,
-        made: &Result<CompiledGrammar, GrammarError>,
-        took: Duration,
+        result: &Result<CompiledGrammar, GrammarError>,
+        elapsed: Duration,
     ) {
-        match made {
+        match result {
             Ok(compiled) => {
-                self.timings.compiled.record(took);
+                self.timings.compiled.record(elapsed);
                 lock(&self.cache).put(key, compiled.clone());
             }
             // No compilation took place.
             Err(GrammarError::WorkerUnavailable { .. }) => {}
-            Err(_) => self.timings.rejected.record(took),
+            Err(_) => self.timings.rejected.record(elapsed),
         }
     }
 
@@ -190,8 +191,9 @@ impl CompileQueue {
     ///
     /// Errors: grammars cannot be enforced with this vocabulary.
     pub(super) fn compiler_context(&self) -> Result<&CompilerContext, GrammarError> {
-        let made = self.compiler_context.get_or_init(|| CompilerContext::new((self.vocabulary)()));
-        made.as_ref().map_err(|reason| GrammarError::Invalid(reason.clone()))
+        let result =
+            self.compiler_context.get_or_init(|| CompilerContext::new((self.vocabulary)()));
+        result.as_ref().map_err(|reason| GrammarError::Invalid(reason.clone()))
     }
 }
 
@@ -210,24 +212,25 @@ mod tests {
 
     #[test]
     fn queued_compile_times_out_and_the_next_one_runs() {
-        let desk = CompileQueue::new(|| unreachable!("nothing is compiled"), Arc::default());
-        let (tell, told) = mpsc::channel();
-        let early =
+        let queue = CompileQueue::new(|| unreachable!("nothing is compiled"), Arc::default());
+        let (results_tx, results_rx) = mpsc::channel();
+        let queued_early =
             Instant::now().checked_sub(QUEUE_TIME).expect("the machine has run for seconds");
-        for (key, arrived) in [("early", early), ("late", Instant::now())] {
+        for (key, queued_at) in [("early", queued_early), ("late", Instant::now())] {
             let constraint =
                 Arc::new(OutputConstraint::new(GrammarSpec::Regex("a".to_owned()), "regex"));
-            let tell = tell.clone();
-            let reply: CompileReply = Box::new(move |made| tell.send(made.map(drop)).unwrap());
-            desk.add(CompileJob { constraint, key: key.to_owned(), reply, queued_at: arrived });
+            let results_tx = results_tx.clone();
+            let reply: CompileReply =
+                Box::new(move |result| results_tx.send(result.map(drop)).unwrap());
+            queue.add(CompileJob { constraint, key: key.to_owned(), reply, queued_at });
         }
-        assert_eq!(desk.next().unwrap().key, "late");
-        let refused = told.try_recv().unwrap().unwrap_err();
+        assert_eq!(queue.next().unwrap().key, "late");
+        let rejected = results_rx.try_recv().unwrap().unwrap_err();
         let limit = QUEUE_TIME.as_millis() as u64;
         assert!(
-            matches!(refused, GrammarError::QueueTimeout { waited_ms, limit_ms } if waited_ms >= limit && limit_ms == limit),
-            "{refused}"
+            matches!(rejected, GrammarError::QueueTimeout { waited_ms, limit_ms } if waited_ms >= limit && limit_ms == limit),
+            "{rejected}"
         );
-        assert!(told.try_recv().is_err(), "the other one is not refused");
+        assert!(results_rx.try_recv().is_err(), "the second job is not rejected");
     }
 }

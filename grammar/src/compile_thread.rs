@@ -4,8 +4,8 @@ use super::compile::{CompiledGrammar, DryRunReport, GrammarCompiler, GrammarErro
 use super::compile_pool::{CompileJob, CompileQueue, CompilerContext};
 use super::constraint::OutputConstraint;
 use super::limits::COMPILE_STACK_BYTES;
+use super::lower_priority;
 use super::worker::GrammarWorkerProcess;
-use super::yield_to_others;
 use crate::worker_process::WorkerProgram;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,15 +21,15 @@ pub(super) struct CompileThread {
 }
 
 impl CompileThread {
-    pub(super) fn new(desk: Arc<CompileQueue>, program: WorkerProgram) -> Self {
-        Self { queue: desk, program, process: None }
+    pub(super) fn new(queue: Arc<CompileQueue>, program: WorkerProgram) -> Self {
+        Self { queue, program, process: None }
     }
 
     /// Compiles queued jobs until the queue is closed.
     pub(super) fn run(mut self) {
         while let Some(job) = self.queue.next() {
             if catch_unwind(AssertUnwindSafe(|| self.handle_job(job))).is_err() {
-                tracing::error!("a thread that compiles grammars panicked");
+                tracing::error!("grammar compile thread panicked");
             }
         }
     }
@@ -37,13 +37,13 @@ impl CompileThread {
     fn handle_job(&mut self, job: CompileJob) {
         let CompileJob { constraint, key, reply, .. } = job;
         // Another request may have compiled the same constraint meanwhile.
-        if let Some(known) = self.queue.cached(&key) {
-            return reply(Ok(known));
+        if let Some(compiled) = self.queue.cached(&key) {
+            return reply(Ok(compiled));
         }
-        let since = Instant::now();
-        let made = self.compile(&constraint);
-        self.queue.record(key, &made, since.elapsed());
-        reply(made);
+        let start = Instant::now();
+        let result = self.compile(&constraint);
+        self.queue.record(key, &result, start.elapsed());
+        reply(result);
         self.restart_process();
     }
 
@@ -51,34 +51,34 @@ impl CompileThread {
         &mut self,
         constraint: &Arc<OutputConstraint>,
     ) -> Result<CompiledGrammar, GrammarError> {
-        let desk = Arc::clone(&self.queue);
-        let tools = desk.compiler_context()?;
-        let findings = self.dry_run(tools, constraint)?;
-        compile_at_low_priority(&tools.compiler, constraint, findings)
+        let queue = Arc::clone(&self.queue);
+        let context = queue.compiler_context()?;
+        let report = self.dry_run(context, constraint)?;
+        compile_at_low_priority(&context.compiler, constraint, report)
     }
 
     /// Runs a dry run in the worker process, and repeats it in a new one if the worker ends: the system's
     /// out-of-memory killer ends worker processes first, which is not the fault of the grammar.
     fn dry_run(
         &mut self,
-        tools: &CompilerContext,
+        context: &CompilerContext,
         constraint: &Arc<OutputConstraint>,
     ) -> Result<DryRunReport, GrammarError> {
-        match self.dry_run_once(tools, constraint) {
-            Err(GrammarError::WorkerCrashed { .. }) => self.dry_run_once(tools, constraint),
-            tried => tried,
+        match self.dry_run_once(context, constraint) {
+            Err(GrammarError::WorkerCrashed { .. }) => self.dry_run_once(context, constraint),
+            result => result,
         }
     }
 
     fn dry_run_once(
         &mut self,
-        tools: &CompilerContext,
+        context: &CompilerContext,
         constraint: &Arc<OutputConstraint>,
     ) -> Result<DryRunReport, GrammarError> {
         self.process.take_if(|process| !process.is_alive());
         let process = match &mut self.process {
             Some(process) => process,
-            none => none.insert(start_worker(&self.program, tools, false)?),
+            empty => empty.insert(start_worker(&self.program, context, false)?),
         };
         process.dry_run(constraint)?
     }
@@ -87,12 +87,12 @@ impl CompileThread {
     /// for the start. A client that gets one worker process after the other killed takes no processor time
     /// from other requests.
     fn restart_process(&mut self) {
-        let lost = self.process.take_if(|process| !process.is_alive());
-        if lost.is_some()
-            && let Ok(tools) = self.queue.compiler_context()
+        let exited = self.process.take_if(|process| !process.is_alive());
+        if exited.is_some()
+            && let Ok(context) = self.queue.compiler_context()
         {
-            drop(lost);
-            self.process = start_worker(&self.program, tools, true).ok();
+            drop(exited);
+            self.process = start_worker(&self.program, context, true).ok();
         }
     }
 }
@@ -102,28 +102,28 @@ impl CompileThread {
 fn compile_at_low_priority(
     compiler: &GrammarCompiler,
     constraint: &OutputConstraint,
-    findings: DryRunReport,
+    report: DryRunReport,
 ) -> Result<CompiledGrammar, GrammarError> {
     let work = || {
-        yield_to_others();
-        compiler.compile(constraint, findings)
+        lower_priority();
+        compiler.compile(constraint, report)
     };
     thread::scope(|scope| {
-        let named = thread::Builder::new().name("grammar-compile".to_owned());
-        let thread = named.stack_size(COMPILE_STACK_BYTES).spawn_scoped(scope, work);
-        let lost = |cause: String| GrammarError::WorkerUnavailable { cause };
-        let thread = thread.map_err(|error| lost(error.to_string()))?;
-        thread.join().unwrap_or_else(|_| Err(lost("the compiler panicked".to_owned())))
+        let builder = thread::Builder::new().name("grammar-compile".to_owned());
+        let thread = builder.stack_size(COMPILE_STACK_BYTES).spawn_scoped(scope, work);
+        let unavailable = |cause: String| GrammarError::WorkerUnavailable { cause };
+        let thread = thread.map_err(|error| unavailable(error.to_string()))?;
+        thread.join().unwrap_or_else(|_| Err(unavailable("the compiler panicked".to_owned())))
     })
 }
 
 fn start_worker(
     program: &WorkerProgram,
-    tools: &CompilerContext,
-    yields: bool,
+    context: &CompilerContext,
+    low_priority: bool,
 ) -> Result<GrammarWorkerProcess, GrammarError> {
-    GrammarWorkerProcess::start(program, &tools.vocabulary_frame, yields).map_err(|error| {
-        tracing::error!(%error, ?program, "grammars cannot be tried");
+    GrammarWorkerProcess::start(program, &context.vocabulary_frame, low_priority).map_err(|error| {
+        tracing::error!(%error, ?program, "grammar worker process cannot be started");
         GrammarError::WorkerUnavailable { cause: error.to_string() }
     })
 }

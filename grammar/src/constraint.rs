@@ -46,8 +46,8 @@ pub enum JsonWhitespace {
 
 impl OutputConstraint {
     /// Creates a constraint on the whole output, from the request field `param`.
-    pub fn new(form: GrammarSpec, param: impl Into<String>) -> Self {
-        Self { spec: form, param: param.into(), start_after: None }
+    pub fn new(spec: GrammarSpec, param: impl Into<String>) -> Self {
+        Self { spec, param: param.into(), start_after: None }
     }
 
     /// Lets the constraint start after `marker`.
@@ -58,19 +58,19 @@ impl OutputConstraint {
 
     /// Returns a text that is unique to this language.
     pub(super) fn cache_key(&self) -> String {
-        let form = match &self.spec {
-            GrammarSpec::Json { schema, whitespace: spaces } => format!("json {spaces:?} {schema}"),
+        let language = match &self.spec {
+            GrammarSpec::Json { schema, whitespace } => format!("json {whitespace:?} {schema}"),
             GrammarSpec::Regex(regex) => format!("regex {regex}"),
             GrammarSpec::Choice(texts) => format!("choice {texts:?}"),
             GrammarSpec::Lark(grammar) => format!("lark {grammar}"),
         };
-        format!("{:?} {form}", self.start_after)
+        format!("{:?} {language}", self.start_after)
     }
 }
 
 impl GrammarSpec {
     /// Returns the language of all JSON objects.
-    pub fn json_object(spaces: JsonWhitespace) -> Self {
-        Self::Json { schema: json!({"type": "object"}), whitespace: spaces }
+    pub fn json_object(whitespace: JsonWhitespace) -> Self {
+        Self::Json { schema: json!({"type": "object"}), whitespace }
     }
 }

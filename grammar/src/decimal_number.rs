@@ -12,7 +12,7 @@ pub(super) struct DecimalNumber {
 
 impl DecimalNumber {
     /// Converts a JSON number; `None` if it is not positive or its digits do not fit 128 bits.
-    pub(super) fn of(number: &Number) -> Option<Self> {
+    pub(super) fn from_number(number: &Number) -> Option<Self> {
         let text = number.to_string();
         let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
         let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -49,14 +49,14 @@ impl DecimalNumber {
 
     /// Whether every remainder of a division by this number fits the library's 32-bit integers.
     pub(super) fn fits_library(self) -> bool {
-        let most = 10_u128
+        let max_remainder = 10_u128
             .checked_pow(self.places)
-            .and_then(|place| self.coefficient.checked_mul(10)?.checked_add(place.checked_mul(9)?));
-        most.is_some_and(|most| most <= u128::from(u32::MAX))
+            .and_then(|unit| self.coefficient.checked_mul(10)?.checked_add(unit.checked_mul(9)?));
+        max_remainder.is_some_and(|max_remainder| max_remainder <= u128::from(u32::MAX))
     }
 
     /// Converts a double as the library does: it multiplies by ten until no fraction is left.
-    pub(super) fn read_by_library(double: f64) -> Option<Self> {
+    pub(super) fn as_read_by_library(double: f64) -> Option<Self> {
         let (mut value, mut places) = (double, 0);
         while value.fract() != 0.0 {
             value *= 10.0;
@@ -68,8 +68,10 @@ impl DecimalNumber {
 
     /// Returns both coefficients, scaled to the same number of decimal places.
     fn aligned(self, other: Self) -> Option<(u128, u128)> {
-        let scaled = |it: Self, places: u32| {
-            it.coefficient.checked_mul(10_u128.checked_pow(places.saturating_sub(it.places))?)
+        let scaled = |number: Self, places: u32| {
+            number
+                .coefficient
+                .checked_mul(10_u128.checked_pow(places.saturating_sub(number.places))?)
         };
         Some((scaled(self, other.places)?, scaled(other, self.places)?))
     }

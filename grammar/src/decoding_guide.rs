@@ -53,10 +53,10 @@ impl DecodingGuideState {
     /// Creates the state of an output before its first token.
     pub(super) fn new(guide: DecodingGuide) -> Self {
         let DecodingGuide { grammar, budget } = guide;
-        let meter = budget.map(|budget| ThinkingBudgetState::new(budget, grammar.is_some()));
+        let budget = budget.map(|budget| ThinkingBudgetState::new(budget, grammar.is_some()));
         Self {
             progress: grammar.map_or(GrammarProgress::Unconstrained, GrammarProgress::Pending),
-            budget: meter,
+            budget,
         }
     }
 
@@ -74,8 +74,8 @@ impl DecodingGuideState {
     ///
     /// Errors: the grammar engine panicked.
     pub(super) fn advance(&mut self, tokens: &[Token]) -> Result<(), GrammarPanic> {
-        if let Some(meter) = &mut self.budget {
-            meter.advance(tokens);
+        if let Some(budget) = &mut self.budget {
+            budget.advance(tokens);
         }
         self.catch_panic(|session| session.advance(tokens)).map(drop)
     }
@@ -112,8 +112,8 @@ impl DecodingGuideState {
         f: impl FnOnce(&mut GrammarSession) -> T,
     ) -> Result<Option<T>, GrammarPanic> {
         let GrammarProgress::Active(session) = &mut self.progress else { return Ok(None) };
-        let done = catch_unwind(AssertUnwindSafe(|| f(session)));
-        done.map(Some).map_err(|_| {
+        let result = catch_unwind(AssertUnwindSafe(|| f(session)));
+        result.map(Some).map_err(|_| {
             self.progress = GrammarProgress::Ended;
             GrammarPanic
         })

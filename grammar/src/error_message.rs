@@ -7,16 +7,16 @@
 use super::compile::GrammarError;
 
 /// Maximum characters of a message for a client.
-const SHOWN_CHARS: usize = 240;
+const CLIENT_CHARS_MAX: usize = 240;
 /// Maximum characters of a message for the log.
-const LOGGED_CHARS: usize = 4_096;
+const LOG_CHARS_MAX: usize = 4_096;
 
 /// Names of library errors, and the messages that replace them.
 const RENAMED_LIBRARY_ERRORS: [(&str, &str); 4] = [
     ("NoExtensionBias", "the grammar accepts no text"),
-    ("LexerTooComplex", "the grammar is too complex: its words take too much to tell apart"),
-    ("ParserTooComplex", "the grammar is too complex: too many ways to read a text"),
-    ("InternalError", "the grammar cannot be followed"),
+    ("LexerTooComplex", "the grammar is too complex: the lexer exceeds its limits"),
+    ("ParserTooComplex", "the grammar is too complex: the parser exceeds its limits"),
+    ("InternalError", "the grammar cannot be enforced"),
 ];
 
 /// Prefixes of texts that describe an error in a grammar. In Lark errors the prefix follows a position.
@@ -88,10 +88,10 @@ const INTERNAL_MESSAGE_MARKERS: [&str; 8] =
 /// Converts an error of the library into an error that is safe to send to a client.
 pub(super) fn client_message(error: &anyhow::Error) -> GrammarError {
     const NO_STATE: &str = "<non-verbose/>"; // Placeholder for the parser state at the end of texts.
-    let whole = error.to_string();
-    let text = whole.trim().trim_end_matches(NO_STATE).trim();
-    if let Some((_, words)) = RENAMED_LIBRARY_ERRORS.iter().find(|(name, _)| text == *name) {
-        return GrammarError::Invalid((*words).to_owned());
+    let full_text = error.to_string();
+    let text = full_text.trim().trim_end_matches(NO_STATE).trim();
+    if let Some((_, message)) = RENAMED_LIBRARY_ERRORS.iter().find(|(name, _)| text == *name) {
+        return GrammarError::Invalid((*message).to_owned());
     }
     if text.is_empty() {
         return GrammarError::Invalid("the grammar is invalid".to_owned());
@@ -99,15 +99,15 @@ pub(super) fn client_message(error: &anyhow::Error) -> GrammarError {
     if is_about_grammar(text) {
         return GrammarError::Invalid(one_line(text));
     }
-    GrammarError::Failed { detail: format!("{error:#}").chars().take(LOGGED_CHARS).collect() }
+    GrammarError::Failed { detail: format!("{error:#}").chars().take(LOG_CHARS_MAX).collect() }
 }
 
 fn is_about_grammar(text: &str) -> bool {
     let lower = text.to_ascii_lowercase();
-    let begins =
-        |text: &str| KNOWN_MESSAGE_PREFIXES.iter().any(|beginning| text.starts_with(beginning));
-    !INTERNAL_MESSAGE_MARKERS.iter().any(|sign| lower.contains(sign))
-        && (begins(text) || after_position(text).is_some_and(begins))
+    let has_known_prefix =
+        |text: &str| KNOWN_MESSAGE_PREFIXES.iter().any(|prefix| text.starts_with(prefix));
+    !INTERNAL_MESSAGE_MARKERS.iter().any(|marker| lower.contains(marker))
+        && (has_known_prefix(text) || after_position(text).is_some_and(has_known_prefix))
 }
 
 /// Returns the text after the position in `at 3(14): ...`, `3(14): ...` or `at EOF: ...`.
@@ -123,32 +123,32 @@ fn one_line(text: &str) -> String {
     let is_pointer = |line: &&str| line.chars().all(|c| c == '^');
     let lines = text.lines().map(str::trim).filter(|line| !is_pointer(line));
     let line = lines.collect::<Vec<_>>().join(" ");
-    line.chars().filter(|c| !c.is_control()).take(SHOWN_CHARS).collect()
+    line.chars().filter(|c| !c.is_control()).take(CLIENT_CHARS_MAX).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn explained(text: &str) -> GrammarError {
+    fn converted(text: &str) -> GrammarError {
         client_message(&anyhow::Error::msg(text.to_owned()))
     }
 
-    fn shown(text: &str) -> String {
-        explained(text).to_string()
+    fn client_text(text: &str) -> String {
+        converted(text).to_string()
     }
 
     #[test]
     fn error_messages_are_complete_sentences() {
         assert_eq!(
-            shown("regex parse error:\n    (\n    ^\nerror: unclosed group\n"),
+            client_text("regex parse error:\n    (\n    ^\nerror: unclosed group\n"),
             "regex parse error: ( error: unclosed group"
         );
-        assert_eq!(shown("NoExtensionBias\n<non-verbose/>"), "the grammar accepts no text");
-        assert_eq!(shown("\n"), "the grammar is invalid");
+        assert_eq!(client_text("NoExtensionBias\n<non-verbose/>"), "the grammar accepts no text");
+        assert_eq!(client_text("\n"), "the grammar is invalid");
         let lark = "at 3(14): unknown name: \"b\"\n3 | a: b\n       ^";
-        assert!(shown(lark).starts_with("at 3(14): unknown name"), "{}", shown(lark));
-        assert_eq!(shown(&format!("Expected {}", "x".repeat(9_000))).len(), SHOWN_CHARS);
+        assert!(client_text(lark).starts_with("at 3(14): unknown name"), "{}", client_text(lark));
+        assert_eq!(client_text(&format!("Expected {}", "x".repeat(9_000))).len(), CLIENT_CHARS_MAX);
     }
 
     #[test]
@@ -160,11 +160,11 @@ mod tests {
             "at /home/user/engine: rule x",
             "thread 'main' panicked",
         ] {
-            let GrammarError::Failed { detail } = explained(text) else { panic!("{text}") };
+            let GrammarError::Failed { detail } = converted(text) else { panic!("{text}") };
             assert_eq!(detail, text);
-            assert_eq!(shown(text), "the grammar cannot be compiled");
+            assert_eq!(client_text(text), "the grammar cannot be compiled");
         }
-        let GrammarError::Failed { detail } = explained(&"?".repeat(9_000)) else { panic!() };
-        assert_eq!(detail.len(), LOGGED_CHARS);
+        let GrammarError::Failed { detail } = converted(&"?".repeat(9_000)) else { panic!() };
+        assert_eq!(detail.len(), LOG_CHARS_MAX);
     }
 }

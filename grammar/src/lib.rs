@@ -56,16 +56,16 @@ pub use constraint::{GrammarSpec, JsonWhitespace, OutputConstraint};
 pub use decoding_guide::DecodingGuide;
 pub use limits::{NESTING_MAX, TEXT_BYTES_MAX};
 pub use mask_session::MaskEvent;
-pub use mask_workers::MaskWorkers;
+pub use mask_workers::{MaskWorkers, MaskedRow};
 pub use session::{GrammarSession, SessionSeed};
 pub use thinking_budget::{
     ReasoningState, ReasoningTracker, ReasoningTrackerFactory, ThinkingBudget,
 };
 pub use timings::{BOUNDS_US, DurationHistogram, GrammarTimings};
 pub use vocabulary::{EncodeFn, GrammarVocabulary};
-pub use worker::serve as serve_trials;
+pub use worker::serve as serve_dry_runs;
 
-use crate::worker_process::yield_to_others;
+use crate::worker_process::lower_priority;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks a mutex whose interleavings are not tested. `sync::lock` is for the others.

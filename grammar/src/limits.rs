@@ -63,8 +63,8 @@ pub(super) const TOKEN_BYTES_MAX: usize = 512;
 /// Returns the time that a step with this expected duration waits for masks beyond it. All rows of the step
 /// wait.
 pub(super) fn mask_grace_period(expected: Duration) -> Duration {
-    let [least, most] = MASK_GRACE_PERIOD;
-    (expected / 20).clamp(least, most)
+    let [min, max] = MASK_GRACE_PERIOD;
+    (expected / 20).clamp(min, max)
 }
 
 /// Limits of llguidance for a grammar and for one token of a request.
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn mask_grace_period_is_a_twentieth_of_the_step() {
-        let of_us = |us| mask_grace_period(Duration::from_micros(us)).as_micros();
-        assert_eq!([0, 5_000, 20_000, 9_000_000].map(of_us), [100, 250, 1_000, 5_000]);
+        let grace_us = |us| mask_grace_period(Duration::from_micros(us)).as_micros();
+        assert_eq!([0, 5_000, 20_000, 9_000_000].map(grace_us), [100, 250, 1_000, 5_000]);
     }
 }

@@ -26,9 +26,9 @@ pub enum MaskEvent {
     /// A mask is ready that a step did not wait for, or that was precomputed.
     Ready {
         /// Number of output tokens before the token that the mask restricts.
-        outputs: u32,
+        output_tokens: u32,
         /// Whether the next mask will be precomputed.
-        ahead: bool,
+        wait_for_next: bool,
     },
     /// The request needs no more masks.
     Done,
@@ -77,7 +77,7 @@ struct MaskSessionWork {
     /// Number of output tokens before the first one that may be restricted.
     first_masked_token: u32,
     /// Number of output tokens so far.
-    outputs: u32,
+    output_tokens: u32,
     /// Processor time of all masks of the request.
     spent: Duration,
     pacing: MaskPacing,
@@ -96,14 +96,14 @@ struct MaskPacing {
 impl MaskSession {
     pub(super) fn new(request: RequestId, guide: DecodingGuide) -> Self {
         let grammar_is_slow = guide.is_slow();
-        let ahead = grammar_is_slow.load(Ordering::Relaxed);
+        let is_slow = grammar_is_slow.load(Ordering::Relaxed);
         let work = MaskSessionWork {
             first_masked_token: guide.first_masked_token().unwrap_or(u32::MAX),
             guide: DecodingGuideState::new(guide),
-            outputs: 0,
+            output_tokens: 0,
             spent: Duration::ZERO,
             pacing: MaskPacing {
-                precomputes: ahead,
+                precomputes: is_slow,
                 fast_in_a_row: 0,
                 fast_needed: FAST_MASKS_TO_RECOVER,
             },
@@ -114,21 +114,24 @@ impl MaskSession {
             work: Mutex::new(work),
             ready: Mutex::default(),
             cancellation: Mutex::default(),
-            slow: AtomicBool::new(ahead),
+            slow: AtomicBool::new(is_slow),
             grammar_is_slow,
             done: AtomicBool::new(false),
         }
     }
 
-    /// Returns the mask of the token after `outputs` output tokens, if it is ready.
-    pub(super) fn ready_mask(&self, outputs: u32) -> Option<Vec<u32>> {
-        lock(&self.ready).as_ref().filter(|(at, _)| *at == outputs).map(|(_, mask)| mask.clone())
+    /// Returns the mask of the token after `output_tokens` output tokens, if it is ready.
+    pub(super) fn ready_mask(&self, output_tokens: u32) -> Option<Vec<u32>> {
+        lock(&self.ready)
+            .as_ref()
+            .filter(|(position, _)| *position == output_tokens)
+            .map(|(_, mask)| mask.clone())
     }
 
     /// Adds a command. Returns whether the session must be queued for a worker thread.
-    pub(super) fn enqueue(&self, order: MaskCommand) -> bool {
+    pub(super) fn enqueue(&self, command: MaskCommand) -> bool {
         let mut inbox = lock(&self.inbox);
-        inbox.commands.push(order);
+        inbox.commands.push(command);
         !std::mem::replace(&mut inbox.scheduled, true)
     }
 
@@ -139,19 +142,19 @@ impl MaskSession {
         inbox.ended = true;
         let idle = !std::mem::replace(&mut inbox.scheduled, true);
         drop(inbox);
-        if let Some(stop) = &*lock(&self.cancellation) {
-            stop.handle.cancel();
+        if let Some(cancellation) = &*lock(&self.cancellation) {
+            cancellation.handle.cancel();
         }
         idle
     }
 
     /// Cancels a mask that exceeds `MASK_TIME`.
     pub(super) fn cancel_if_overdue(&self, now: Instant) {
-        let stop = lock(&self.cancellation);
-        let since = stop.as_ref().and_then(|stop| stop.started_at);
-        if since.is_some_and(|since| now.saturating_duration_since(since) > MASK_TIME) {
-            tracing::warn!(request = self.request.0, "a mask takes too long");
-            stop.iter().for_each(|stop| stop.handle.cancel());
+        let cancellation = lock(&self.cancellation);
+        let started_at = cancellation.as_ref().and_then(|cancellation| cancellation.started_at);
+        if started_at.is_some_and(|start| now.saturating_duration_since(start) > MASK_TIME) {
+            tracing::warn!(request = self.request.0, "mask computation timed out");
+            cancellation.iter().for_each(|cancellation| cancellation.handle.cancel());
         }
     }
 
@@ -170,11 +173,11 @@ impl MaskSession {
     pub(super) fn run_commands(
         &self,
         timings: &GrammarTimings,
-        announce: &MaskEventListener,
+        listener: &MaskEventListener,
     ) -> bool {
         let mut work = lock(&self.work);
         loop {
-            let orders = {
+            let commands = {
                 let mut inbox = lock(&self.inbox);
                 if inbox.ended {
                     work.guide.end();
@@ -187,7 +190,7 @@ impl MaskSession {
                 take(&mut inbox.commands)
             };
             let was_slow = self.is_slow();
-            self.execute(&mut work, orders, timings, announce);
+            self.execute(&mut work, commands, timings, listener);
             if self.is_slow() != was_slow {
                 return true;
             }
@@ -197,47 +200,49 @@ impl MaskSession {
     fn execute(
         &self,
         work: &mut MaskSessionWork,
-        orders: Vec<MaskCommand>,
+        commands: Vec<MaskCommand>,
         timings: &GrammarTimings,
-        announce: &MaskEventListener,
+        listener: &MaskEventListener,
     ) {
-        let mut wants = Vec::new();
-        for order in orders {
-            match order {
+        let mut requested = Vec::new();
+        for command in commands {
+            match command {
                 MaskCommand::Tokens(tokens) => {
-                    wants.clear(); // Steps before these tokens have completed.
+                    requested.clear(); // Steps before these tokens have completed.
                     self.advance(work, &tokens);
                 }
-                MaskCommand::Compute(step, row) => wants.push((step, row)),
+                MaskCommand::Compute(step, row) => requested.push((step, row)),
             }
         }
         if work.guide.is_done() && !self.done.swap(true, Ordering::Relaxed) {
-            announce(self.request, MaskEvent::Done);
+            listener(self.request, MaskEvent::Done);
         }
-        if wants.is_empty() && (self.is_done() || work.outputs < work.first_masked_token) {
+        if requested.is_empty() && (self.is_done() || work.output_tokens < work.first_masked_token)
+        {
             return;
         }
-        let made = self.ready_mask(work.outputs);
-        let is_new = made.is_none();
-        let (mask, cpu) = match made {
+        let ready = self.ready_mask(work.output_tokens);
+        let is_new = ready.is_none();
+        let (mask, cpu) = match ready {
             Some(mask) => (mask, Duration::ZERO),
             None => self.compute_mask(work, timings),
         };
-        let missed = wants.into_iter().filter(|(step, row)| !step.put(*row, mask.clone())).count();
-        let was_ahead = work.pacing.precomputes;
-        work.pacing.record(missed > 0, cpu);
+        let late_steps =
+            requested.into_iter().filter(|(step, row)| !step.put(*row, mask.clone())).count();
+        let was_precomputing = work.pacing.precomputes;
+        work.pacing.record(late_steps > 0, cpu);
         self.slow.store(work.pacing.precomputes, Ordering::Relaxed);
-        if cpu > MASK_SLOW || was_ahead && !work.pacing.precomputes {
+        if cpu > MASK_SLOW || was_precomputing && !work.pacing.precomputes {
             self.grammar_is_slow.store(cpu > MASK_SLOW, Ordering::Relaxed);
         }
-        if missed > 0 || is_new && (was_ahead || work.pacing.precomputes) {
-            let (outputs, ahead) = (work.outputs, work.pacing.precomputes);
-            announce(self.request, MaskEvent::Ready { outputs, ahead });
+        if late_steps > 0 || is_new && (was_precomputing || work.pacing.precomputes) {
+            let (output_tokens, wait_for_next) = (work.output_tokens, work.pacing.precomputes);
+            listener(self.request, MaskEvent::Ready { output_tokens, wait_for_next });
         }
     }
 
     fn advance(&self, work: &mut MaskSessionWork, tokens: &[Token]) {
-        work.outputs += tokens.len() as u32;
+        work.output_tokens += tokens.len() as u32;
         if let Err(error) = work.guide.advance(tokens) {
             tracing::error!(request = self.request.0, %error);
         }
@@ -252,8 +257,8 @@ impl MaskSession {
         if let Some(handle) = work.guide.begin() {
             *lock(&self.cancellation) = Some(MaskCancellation { handle, started_at: None });
         }
-        let (since, cpu_before) = (Instant::now(), thread_cpu_time());
-        self.set_started_at(Some(since));
+        let (start, cpu_before) = (Instant::now(), thread_cpu_time());
+        self.set_started_at(Some(start));
         let mask = work.guide.mask().unwrap_or_else(|error| {
             tracing::error!(request = self.request.0, %error);
             None
@@ -262,38 +267,38 @@ impl MaskSession {
         let cpu = thread_cpu_time().saturating_sub(cpu_before);
         work.spent += cpu;
         let mask = mask.filter(|_| work.is_within_cpu_budget(self.request));
-        timings.masks.record(since.elapsed());
+        timings.masks.record(start.elapsed());
         if mask.is_none() {
             timings.masks_failed.fetch_add(1, Ordering::Relaxed);
         }
         let mask = mask.unwrap_or_default();
-        *lock(&self.ready) = Some((work.outputs, mask.clone()));
+        *lock(&self.ready) = Some((work.output_tokens, mask.clone()));
         (mask, cpu)
     }
 
-    fn set_started_at(&self, since: Option<Instant>) {
-        lock(&self.cancellation).iter_mut().for_each(|stop| stop.started_at = since);
+    fn set_started_at(&self, started_at: Option<Instant>) {
+        lock(&self.cancellation).iter_mut().for_each(|current| current.started_at = started_at);
     }
 }
 
 impl MaskSessionWork {
     /// Whether the request is within its processor-time budget for masks.
     fn is_within_cpu_budget(&self, request: RequestId) -> bool {
-        let budget = MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self.outputs;
-        let affords = self.spent <= budget;
-        if !affords {
-            tracing::warn!(request = request.0, spent = ?self.spent, "masks cost too much");
+        let budget = MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self.output_tokens;
+        let is_within_budget = self.spent <= budget;
+        if !is_within_budget {
+            tracing::warn!(request = request.0, spent = ?self.spent, "processor-time budget for masks exceeded");
         }
-        affords
+        is_within_budget
     }
 }
 
 impl MaskPacing {
     /// Records a mask: whether a step proceeded without it, and its processor time.
-    fn record(&mut self, missed: bool, cpu: Duration) {
-        if missed || cpu > MASK_SLOW {
+    fn record(&mut self, proceeded_without: bool, cpu: Duration) {
+        if proceeded_without || cpu > MASK_SLOW {
             (self.precomputes, self.fast_in_a_row) = (true, 0);
-            if missed {
+            if proceeded_without {
                 self.fast_needed = self.fast_needed.saturating_mul(2);
             }
         } else if cpu <= MASK_FAST {
@@ -311,19 +316,19 @@ mod tests {
 
     #[test]
     fn masks_are_precomputed_until_fast_again() {
-        let mut pace = MaskPacing { precomputes: false, fast_in_a_row: 0, fast_needed: 2 };
-        let quick = Duration::ZERO;
-        pace.record(false, quick);
-        assert!(!pace.precomputes);
-        pace.record(true, quick);
-        assert!(pace.precomputes && pace.fast_needed == 4);
+        let mut pacing = MaskPacing { precomputes: false, fast_in_a_row: 0, fast_needed: 2 };
+        let fast = Duration::ZERO;
+        pacing.record(false, fast);
+        assert!(!pacing.precomputes);
+        pacing.record(true, fast);
+        assert!(pacing.precomputes && pacing.fast_needed == 4);
         for _ in 0..3 {
-            pace.record(false, quick);
-            assert!(pace.precomputes);
+            pacing.record(false, fast);
+            assert!(pacing.precomputes);
         }
-        pace.record(false, quick);
-        assert!(!pace.precomputes);
-        pace.record(false, MASK_SLOW * 2);
-        assert!(pace.precomputes && pace.fast_needed == 4, "nobody missed it");
+        pacing.record(false, fast);
+        assert!(!pacing.precomputes);
+        pacing.record(false, MASK_SLOW * 2);
+        assert!(pacing.precomputes && pacing.fast_needed == 4, "no step missed the mask");
     }
 }

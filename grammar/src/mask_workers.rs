@@ -15,10 +15,10 @@ mod interleavings;
 
 use super::decoding_guide::DecodingGuide;
 use super::limits::{MASK_STACK_BYTES, MASK_TIME, mask_grace_period};
+use super::lower_priority;
 use super::mask_session::{MaskCommand, MaskEvent, MaskEventListener, MaskSession};
 use super::step_mask_collector::StepMaskCollector;
 use super::timings::GrammarTimings;
-use super::yield_to_others;
 use crate::sync::{Condvar, Mutex, lock};
 use protocol::{Batch, ExecutorCommand, RequestId, StepId, Token};
 use scheduler::{SchedulerEffect, TokenEvent};
@@ -43,6 +43,15 @@ const TOKENS_BUFFERED_MAX: usize = 64;
 /// Interval of the check for overdue masks.
 const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Row of a batch that needs a grammar bitmask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MaskedRow {
+    /// Index of the row in the batch.
+    pub row: u32,
+    /// Request that the row belongs to.
+    pub request: RequestId,
+}
+
 /// Handle of the engine thread to the mask workers.
 pub struct MaskWorkers {
     live: HashMap<RequestId, LiveMaskSession>,
@@ -53,7 +62,8 @@ pub struct MaskWorkers {
 struct LiveMaskSession {
     session: Arc<MaskSession>,
     /// Number of output tokens so far.
-    outputs: u32,
+    output_tokens: u32,
+    /// Number of output tokens before the first one that a mask may restrict.
     first_masked_token: u32,
     /// Newest output tokens, not yet passed to the session.
     buffered: Vec<Token>,
@@ -88,56 +98,51 @@ enum MaskTimerEvent {
 }
 
 impl MaskWorkers {
-    /// Starts the threads. `announce` is called for masks that a step did not wait for, when they are ready,
+    /// Starts the threads. `listener` is called for masks that a step did not wait for, when they are ready,
     /// and for requests that need no more masks.
     ///
     /// Errors: a thread cannot be started.
     pub fn start(
         timings: &Arc<GrammarTimings>,
-        announce: impl Fn(RequestId, MaskEvent) + Send + Sync + 'static,
+        listener: impl Fn(RequestId, MaskEvent) + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let pool = Arc::new(MaskWorkerPool {
             fast: MaskSessionQueue::default(),
             slow: MaskSessionQueue::default(),
             timings: Arc::clone(timings),
-            listener: Arc::new(announce),
+            listener: Arc::new(listener),
         });
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let share = cores / CORES_PER_THREAD;
-        let [quick, slow] =
+        let [fast_threads, slow_threads] =
             [FAST_THREADS, SLOW_THREADS].map(|range| share.clamp(*range.start(), *range.end()));
-        for slow in (0..quick + slow).map(|i| i >= quick) {
+        for slow in (0..fast_threads + slow_threads).map(|i| i >= fast_threads) {
             let pool = Arc::clone(&pool);
             thread::Builder::new()
                 .name(if slow { "grammar-slow" } else { "grammar-masks" }.to_owned())
                 .stack_size(MASK_STACK_BYTES)
                 .spawn(move || {
                     if slow {
-                        yield_to_others();
+                        lower_priority();
                     }
                     pool.run_worker(if slow { &pool.slow } else { &pool.fast });
                 })?;
         }
-        let (clock, ticks) = channel();
+        let (timer, timer_events) = channel();
         let timings = Arc::clone(timings);
-        let run = move || MaskTimer::default().run(&ticks, &timings);
-        thread::Builder::new().name("grammar-clock".to_owned()).spawn(run)?;
-        Ok(Self { live: HashMap::new(), pool, timer: clock })
+        let run = move || MaskTimer::default().run(&timer_events, &timings);
+        thread::Builder::new().name("grammar-timer".to_owned()).spawn(run)?;
+        Ok(Self { live: HashMap::new(), pool, timer })
     }
 
     /// Registers a request whose output follows `guide`. Call it before the request is submitted.
     pub fn begin(&mut self, request: RequestId, guide: DecodingGuide) {
-        let masked_from = guide.first_masked_token().unwrap_or(u32::MAX);
-        let seat = Arc::new(MaskSession::new(request, guide));
-        self.notify_timer(MaskTimerEvent::Begin(Arc::downgrade(&seat)));
+        let first_masked_token = guide.first_masked_token().unwrap_or(u32::MAX);
+        let session = Arc::new(MaskSession::new(request, guide));
+        self.notify_timer(MaskTimerEvent::Begin(Arc::downgrade(&session)));
         self.live.insert(
             request,
-            LiveMaskSession {
-                session: seat,
-                outputs: 0,
-                first_masked_token: masked_from,
-                buffered: Vec::new(),
-            },
+            LiveMaskSession { session, output_tokens: 0, first_masked_token, buffered: Vec::new() },
         );
     }
 
@@ -148,8 +153,8 @@ impl MaskWorkers {
             return;
         }
         for effect in effects {
-            if let SchedulerEffect::TokenEvents(news) = effect {
-                for event in news {
+            if let SchedulerEffect::TokenEvents(events) = effect {
+                for event in events {
                     self.observe_event(event);
                 }
             }
@@ -158,20 +163,21 @@ impl MaskWorkers {
 
     fn observe_event(&mut self, event: &TokenEvent) {
         if event.finish_reason.is_some() {
-            if let Some(LiveMaskSession { session: seat, .. }) = self.live.remove(&event.request)
-                && seat.end()
+            if let Some(LiveMaskSession { session, .. }) = self.live.remove(&event.request)
+                && session.end()
             {
-                self.pool.slow.add(seat);
+                self.pool.slow.add(session);
             }
         } else if let Some(live) = self.live.get_mut(&event.request)
             && !event.tokens.is_empty()
         {
-            live.outputs += event.tokens.len() as u32;
+            live.output_tokens += event.tokens.len() as u32;
             if live.session.is_done() {
                 return;
             }
             live.buffered.extend_from_slice(&event.tokens);
-            if live.outputs >= live.first_masked_token || live.buffered.len() >= TOKENS_BUFFERED_MAX
+            if live.output_tokens >= live.first_masked_token
+                || live.buffered.len() >= TOKENS_BUFFERED_MAX
             {
                 let tokens = live.buffered.as_slice().into();
                 live.buffered.clear();
@@ -181,43 +187,44 @@ impl MaskWorkers {
     }
 
     /// Returns the masked rows of a batch.
-    pub fn masked_rows(&self, batch: &Batch) -> Vec<(u32, RequestId)> {
+    pub fn masked_rows(&self, batch: &Batch) -> Vec<MaskedRow> {
         if self.live.is_empty() {
             return Vec::new();
         }
         let rows = (0..).zip(&batch.rows).filter(|(_, row)| row.masked);
-        rows.map(|(index, row)| (index, row.request)).collect()
+        rows.map(|(index, row)| MaskedRow { row: index, request: row.request }).collect()
     }
 
     /// Requests the masks of a batch that was just sent to `executor` and is expected to take `expected`.
     pub fn request_masks(
         &self,
         step: StepId,
-        rows: Vec<(u32, RequestId)>,
+        rows: Vec<MaskedRow>,
         executor: &SyncSender<ExecutorCommand>,
         expected: Duration,
     ) {
-        let due = Instant::now() + expected + mask_grace_period(expected);
-        let waiting = rows.iter().map(|(row, _)| *row).collect();
+        let deadline = Instant::now() + expected + mask_grace_period(expected);
+        let waiting = rows.iter().map(|masked| masked.row).collect();
         let step = Arc::new(StepMaskCollector::new(step, executor.clone(), waiting));
-        for (row, request) in rows {
+        for MaskedRow { row, request } in rows {
             let live = self.live.get(&request);
-            let made = live.map_or(Some(Vec::new()), |live| live.session.ready_mask(live.outputs));
-            match (made, live) {
+            let ready =
+                live.map_or(Some(Vec::new()), |live| live.session.ready_mask(live.output_tokens));
+            match (ready, live) {
                 (None, Some(live)) => {
                     self.pool.enqueue(&live.session, MaskCommand::Compute(Arc::clone(&step), row));
                 }
                 // A request without a session is allowed no token.
-                (made, _) => drop(step.put(row, made.unwrap_or_default())),
+                (ready, _) => drop(step.put(row, ready.unwrap_or_default())),
             }
         }
         if !step.is_complete() {
-            self.notify_timer(MaskTimerEvent::Step(due, step));
+            self.notify_timer(MaskTimerEvent::Step(deadline, step));
         }
     }
 
-    fn notify_timer(&self, tick: MaskTimerEvent) {
-        let _ = self.timer.send(tick); // The timer thread ends when this sender is dropped.
+    fn notify_timer(&self, event: MaskTimerEvent) {
+        let _ = self.timer.send(event); // The timer thread ends when this sender is dropped.
     }
 }
 
@@ -232,37 +239,38 @@ impl Drop for MaskWorkers {
 }
 
 impl MaskWorkerPool {
-    fn enqueue(&self, seat: &Arc<MaskSession>, order: MaskCommand) {
-        if seat.enqueue(order) {
-            self.queue_for(seat).add(Arc::clone(seat));
+    fn enqueue(&self, session: &Arc<MaskSession>, command: MaskCommand) {
+        if session.enqueue(command) {
+            self.queue_for(session).add(Arc::clone(session));
         }
     }
 
-    fn queue_for(&self, seat: &MaskSession) -> &MaskSessionQueue {
-        if seat.is_slow() { &self.slow } else { &self.fast }
+    fn queue_for(&self, session: &MaskSession) -> &MaskSessionQueue {
+        if session.is_slow() { &self.slow } else { &self.fast }
     }
 
     /// Runs the sessions of a queue until it is closed.
-    fn run_worker(&self, lane: &MaskSessionQueue) {
-        while let Some(seat) = lane.next() {
-            if seat.run_commands(&self.timings, &self.listener) {
-                self.queue_for(&seat).add(seat);
+    fn run_worker(&self, queue: &MaskSessionQueue) {
+        while let Some(session) = queue.next() {
+            if session.run_commands(&self.timings, &self.listener) {
+                self.queue_for(&session).add(session);
             }
         }
     }
 }
 
 impl MaskSessionQueue {
-    fn add(&self, seat: Arc<MaskSession>) {
-        lock(&self.queue).sessions.push_back(seat);
+    fn add(&self, session: Arc<MaskSession>) {
+        lock(&self.queue).sessions.push_back(session);
         self.added.notify_one();
     }
 
     /// Waits for a session and returns it; `None` = the queue is closed.
     fn next(&self) -> Option<Arc<MaskSession>> {
         let queue = lock(&self.queue);
-        let waits = |queue: &mut MaskSessionQueueState| queue.sessions.is_empty() && !queue.closed;
-        let waited = self.added.wait_while(queue, waits);
+        let is_idle =
+            |queue: &mut MaskSessionQueueState| queue.sessions.is_empty() && !queue.closed;
+        let waited = self.added.wait_while(queue, is_idle);
         waited.unwrap_or_else(PoisonError::into_inner).sessions.pop_front()
     }
 
@@ -284,22 +292,22 @@ struct MaskTimer {
 }
 
 impl MaskTimer {
-    fn run(mut self, ticks: &Receiver<MaskTimerEvent>, timings: &GrammarTimings) {
-        let mut watched_at = Instant::now();
+    fn run(mut self, events: &Receiver<MaskTimerEvent>, timings: &GrammarTimings) {
+        let mut checked_at = Instant::now();
         loop {
-            match ticks.recv_timeout(self.time_to_next_event()) {
-                Ok(MaskTimerEvent::Begin(seat)) => self.sessions.push(seat),
-                Ok(MaskTimerEvent::Step(due, step)) => {
+            match events.recv_timeout(self.time_to_next_event()) {
+                Ok(MaskTimerEvent::Begin(session)) => self.sessions.push(session),
+                Ok(MaskTimerEvent::Step(deadline, step)) => {
                     self.count += 1;
-                    self.steps.insert(Reverse((due, self.count)), step);
+                    self.steps.insert(Reverse((deadline, self.count)), step);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             let now = Instant::now();
             self.expire_steps(now, timings);
-            if now.saturating_duration_since(watched_at) >= OVERDUE_CHECK_INTERVAL {
-                watched_at = now;
+            if now.saturating_duration_since(checked_at) >= OVERDUE_CHECK_INTERVAL {
+                checked_at = now;
                 self.cancel_overdue_masks(now);
             }
         }
@@ -307,14 +315,14 @@ impl MaskTimer {
 
     fn time_to_next_event(&self) -> Duration {
         let idle = if self.sessions.is_empty() { MASK_TIME } else { OVERDUE_CHECK_INTERVAL };
-        let first = self.steps.last_key_value().map(|(Reverse((due, _)), _)| *due);
-        first.map_or(idle, |due| due.saturating_duration_since(Instant::now()).min(idle))
+        let first = self.steps.last_key_value().map(|(Reverse((deadline, _)), _)| *deadline);
+        first.map_or(idle, |deadline| deadline.saturating_duration_since(Instant::now()).min(idle))
     }
 
     fn expire_steps(&mut self, now: Instant, timings: &GrammarTimings) {
         while let Some(first) = self.steps.last_entry() {
-            let Reverse((due, _)) = *first.key();
-            if due > now {
+            let Reverse((deadline, _)) = *first.key();
+            if deadline > now {
                 return;
             }
             first.remove().send_without_overdue(&timings.masks_overdue);
@@ -322,9 +330,9 @@ impl MaskTimer {
     }
 
     fn cancel_overdue_masks(&mut self, now: Instant) {
-        self.sessions.retain(|seat| match seat.upgrade() {
-            Some(seat) => {
-                seat.cancel_if_overdue(now);
+        self.sessions.retain(|session| match session.upgrade() {
+            Some(session) => {
+                session.cancel_if_overdue(now);
                 true
             }
             None => false,

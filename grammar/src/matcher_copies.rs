@@ -26,10 +26,10 @@ struct MatcherCopyBytes {
 impl MatcherCopies {
     /// Copies `prototype`, which takes `bytes` bytes. Above the limit, copies share the lexer states of their
     /// grammar, and the limits on these, with all other copies of the grammar.
-    pub(super) fn copy_of(&self, prototype: &Matcher, bytes: usize) -> MatcherCopy {
-        let held = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    pub(super) fn copy_matcher(&self, prototype: &Matcher, bytes: usize) -> MatcherCopy {
+        let bytes_before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let counted = MatcherCopyBytes { copies: self.clone(), bytes };
-        if held + bytes > MATCHER_COPIES_BYTES {
+        if bytes_before + bytes > MATCHER_COPIES_BYTES {
             drop(counted);
             return MatcherCopy { matcher: prototype.clone(), _counted: None };
         }

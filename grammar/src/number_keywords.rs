@@ -16,7 +16,7 @@ const PLACES_MAX: u32 = 8;
 /// Largest bound: the greatest double below 10^18, up to which the library can count powers of ten.
 const BOUND_MAX: i64 = 999_999_999_999_999_872;
 /// Magnitude above which all doubles are integers and not all integers are doubles.
-const INTEGERS_APART: f64 = (1_u64 << 53) as f64;
+const INEXACT_INTEGER_MIN: f64 = (1_u64 << 53) as f64;
 /// Maximum decimal places of a bound: each is a nesting level of the regular expression that the bound
 /// becomes.
 const BOUND_PLACES_MAX: usize = 40;
@@ -51,7 +51,7 @@ pub(super) fn check_fixed(schema: &Value) -> Result<(), GrammarError> {
         return Ok(());
     }
     Err(GrammarError::Invalid(
-        "a multipleOf, minimum or maximum of a schema inside a grammar cannot be followed exactly"
+        "a multipleOf, minimum or maximum of a schema inside a grammar cannot be enforced exactly"
             .to_owned(),
     ))
 }
@@ -80,16 +80,16 @@ fn visit_keyword(keyword: &str, value: &mut Value) -> Result<(), GrammarError> {
             _ => visit_schema(value),
         };
     };
-    let fitting = match keyword {
-        "multipleOf" => Some(fitting_multiple(number)?),
-        "minimum" | "exclusiveMinimum" => Some(fitting_bound(keyword, number, BoundSide::Low)?),
-        "maximum" | "exclusiveMaximum" => Some(fitting_bound(keyword, number, BoundSide::High)?),
+    let adjusted = match keyword {
+        "multipleOf" => Some(adjusted_multiple(number)?),
+        "minimum" | "exclusiveMinimum" => Some(adjusted_bound(keyword, number, BoundSide::Low)?),
+        "maximum" | "exclusiveMaximum" => Some(adjusted_bound(keyword, number, BoundSide::High)?),
         "const" => return check_constants(keyword, value),
-        _ if COUNT_KEYWORDS.contains(&keyword) => Some(fitting_count(keyword, number)?),
+        _ if COUNT_KEYWORDS.contains(&keyword) => Some(adjusted_count(keyword, number)?),
         _ => None,
     };
-    if let Some(fitting) = fitting {
-        *value = Value::Number(fitting);
+    if let Some(adjusted) = adjusted {
+        *value = Value::Number(adjusted);
     }
     Ok(())
 }
@@ -100,29 +100,30 @@ fn reject<T>(message: String) -> Result<T, GrammarError> {
 
 /// Returns a double for a `multipleOf` that the library reads as the exact decimal of the schema. If the
 /// decimal has more places than the library supports, the double is a multiple of it: 10^-8 for 10^-9.
-fn fitting_multiple(number: &Number) -> Result<Number, GrammarError> {
+fn adjusted_multiple(number: &Number) -> Result<Number, GrammarError> {
     const KEYWORD: &str = "multipleOf";
     let double = number.as_f64().unwrap_or_default();
     if double <= 0.0 {
         return reject(format!("{KEYWORD} must be greater than 0, got {number}"));
     }
-    let Some(decimal) = DecimalNumber::of(number) else {
+    let Some(decimal) = DecimalNumber::from_number(number) else {
         return reject(format!("{KEYWORD} {number} has too many digits"));
     };
-    let (is_fine, decimal) = (decimal.places > PLACES_MAX, decimal.coarser(PLACES_MAX));
-    let double = if is_fine { decimal.to_double() } else { double };
+    let (has_too_many_places, decimal) = (decimal.places > PLACES_MAX, decimal.coarser(PLACES_MAX));
+    let double = if has_too_many_places { decimal.to_double() } else { double };
     if !decimal.fits_library() {
         return reject(format!("{KEYWORD} {number} has too many digits"));
     }
-    let reads = |double: &f64| DecimalNumber::read_by_library(*double) == Some(decimal);
-    if reads(&double) {
-        let coarser = is_fine.then(|| Number::from_f64(double)).flatten();
+    let is_read_exactly =
+        |double: &f64| DecimalNumber::as_read_by_library(*double) == Some(decimal);
+    if is_read_exactly(&double) {
+        let coarser = has_too_many_places.then(|| Number::from_f64(double)).flatten();
         return Ok(coarser.unwrap_or_else(|| number.clone()));
     }
     let bits = double.to_bits();
-    let near = (1..=NEIGHBOURS_MAX).flat_map(|step| [bits - step, bits + step]);
-    let fitting = near.map(f64::from_bits).find(reads).and_then(Number::from_f64);
-    fitting.map_or_else(|| reject(format!("{KEYWORD} {number} has too many digits")), Ok)
+    let neighbours = (1..=NEIGHBOURS_MAX).flat_map(|step| [bits - step, bits + step]);
+    let adjusted = neighbours.map(f64::from_bits).find(is_read_exactly).and_then(Number::from_f64);
+    adjusted.map_or_else(|| reject(format!("{KEYWORD} {number} has too many digits")), Ok)
 }
 
 /// Rejects schemas that apply to one number and whose `multipleOf` have no common multiple that fits.
@@ -130,20 +131,21 @@ fn check_combined(members: &Map<String, Value>) -> Result<(), GrammarError> {
     combine(members, None).map(drop)
 }
 
-/// Returns the common multiple of `so_far`, of a schema and of all schemas in its `allOf`. Each alternative
+/// Returns the common multiple of `accumulated`, of a schema and of all schemas in its `allOf`. Each alternative
 /// in `anyOf` and `oneOf` is checked with it.
 fn combine(
     members: &Map<String, Value>,
-    so_far: Option<DecimalNumber>,
+    accumulated: Option<DecimalNumber>,
 ) -> Result<Option<DecimalNumber>, GrammarError> {
-    let own = members.get("multipleOf").and_then(Value::as_number).and_then(DecimalNumber::of);
-    let own = own.map(|decimal| decimal.coarser(PLACES_MAX));
-    let mut all = match (so_far, own) {
+    let own_multiple =
+        members.get("multipleOf").and_then(Value::as_number).and_then(DecimalNumber::from_number);
+    let own_multiple = own_multiple.map(|decimal| decimal.coarser(PLACES_MAX));
+    let mut all = match (accumulated, own_multiple) {
         (Some(a), Some(b)) => match a.common_multiple(b) {
             Some(multiple) => Some(multiple),
             None => {
                 return reject(
-                    "multipleOf of schemas that apply together have too large a common multiple"
+                    "multipleOf values of schemas that apply together have a too large common multiple"
                         .to_owned(),
                 );
             }
@@ -167,7 +169,7 @@ fn combine(
 
 /// Converts a count to an integer; a fraction of zero is accepted. An upper limit above `COUNT_MAX` becomes
 /// `COUNT_MAX`, because no output is that long.
-fn fitting_count(keyword: &str, number: &Number) -> Result<Number, GrammarError> {
+fn adjusted_count(keyword: &str, number: &Number) -> Result<Number, GrammarError> {
     let double = number.as_f64().unwrap_or(-1.0);
     if double < 0.0 || double.fract() != 0.0 {
         return reject(format!("{keyword} must be a non-negative integer, got {number}"));
@@ -179,7 +181,7 @@ fn fitting_count(keyword: &str, number: &Number) -> Result<Number, GrammarError>
     if keyword.starts_with("max") {
         return Ok(Number::from(COUNT_MAX));
     }
-    reject(format!("{keyword} {number} is beyond the limit of {COUNT_MAX}"))
+    reject(format!("{keyword} {number} exceeds the limit of {COUNT_MAX}"))
 }
 
 /// Side of a range that a bound limits.
@@ -191,14 +193,14 @@ enum BoundSide {
 
 /// Returns the bound unchanged if the library enforces it exactly, else the nearest enforceable bound inside
 /// the range.
-fn fitting_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Number, GrammarError> {
+fn adjusted_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Number, GrammarError> {
     let double = number.as_f64().unwrap_or_default();
-    let most = BOUND_MAX as f64;
-    let fitting = match side {
-        BoundSide::Low if double < -most => Some(-most),
-        BoundSide::High if double > most => Some(most),
-        _ if double.abs() > most => {
-            return reject(format!("{keyword} {number} is beyond ±{BOUND_MAX}, the limit"));
+    let bound_max = BOUND_MAX as f64;
+    let adjusted = match side {
+        BoundSide::Low if double < -bound_max => Some(-bound_max),
+        BoundSide::High if double > bound_max => Some(bound_max),
+        _ if double.abs() > bound_max => {
+            return reject(format!("{keyword} {number} exceeds the limit of ±{BOUND_MAX}"));
         }
         _ => nearest_inner_double(keyword, number, double, side),
     };
@@ -208,11 +210,11 @@ fn fitting_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Numb
             "{keyword} {number} has {places} decimal places, the limit is {BOUND_PLACES_MAX}"
         ));
     }
-    Ok(fitting.and_then(Number::from_f64).unwrap_or_else(|| number.clone()))
+    Ok(adjusted.and_then(Number::from_f64).unwrap_or_else(|| number.clone()))
 }
 
 /// Returns the next double inside the range for an integer that is not a double, or for an exclusive bound
-/// above `INTEGERS_APART`, where adding or subtracting 1, as the library does, has no effect. `None` if the
+/// above `INEXACT_INTEGER_MIN`, where adding or subtracting 1, as the library does, has no effect. `None` if the
 /// bound is enforced as it is.
 fn nearest_inner_double(
     keyword: &str,
@@ -228,10 +230,10 @@ fn nearest_inner_double(
         BoundSide::Low => (double as i128) < exact,
         BoundSide::High => (double as i128) > exact,
     });
-    let is_coarse = keyword.starts_with("exclusive") && double.abs() >= INTEGERS_APART;
-    let fitting = if is_outside { inwards(double) } else { double };
-    let fitting = if is_coarse { inwards(fitting) } else { fitting };
-    (is_outside || is_coarse).then_some(fitting)
+    let is_coarse = keyword.starts_with("exclusive") && double.abs() >= INEXACT_INTEGER_MIN;
+    let adjusted = if is_outside { inwards(double) } else { double };
+    let adjusted = if is_coarse { inwards(adjusted) } else { adjusted };
+    (is_outside || is_coarse).then_some(adjusted)
 }
 
 fn integer(number: &Number) -> Option<i128> {
@@ -273,8 +275,8 @@ mod tests {
         {
             let schema = prepared(json!({"multipleOf": fits})).unwrap();
             let double = schema["multipleOf"].as_f64().unwrap();
-            let decimal = DecimalNumber::of(fits.as_number().unwrap());
-            assert_eq!(DecimalNumber::read_by_library(double), decimal, "{fits}");
+            let decimal = DecimalNumber::from_number(fits.as_number().unwrap());
+            assert_eq!(DecimalNumber::as_read_by_library(double), decimal, "{fits}");
         }
         for (value, why) in [
             (json!(1e308), "has too many digits"),
@@ -283,13 +285,16 @@ mod tests {
             (json!(0), "must be greater than 0, got 0"),
             (json!(-0.5), "must be greater than 0, got -0.5"),
         ] {
-            let said = prepared(json!({"items": [{"multipleOf": value}]})).unwrap_err();
-            assert!(said.starts_with("multipleOf ") && said.contains(why), "{value}: {said}");
+            let message = prepared(json!({"items": [{"multipleOf": value}]})).unwrap_err();
+            assert!(
+                message.starts_with("multipleOf ") && message.contains(why),
+                "{value}: {message}"
+            );
         }
     }
 
     #[test]
-    fn multiples_with_many_places_are_followed_by_coarser_ones() {
+    fn multiples_with_many_places_become_coarser() {
         for (fine, coarse) in [
             (json!(1e-9), 1e-8),
             (json!(2.5e-11), 25e-8),
@@ -305,20 +310,20 @@ mod tests {
 
     #[test]
     fn bounds_are_moved_inwards_or_rejected_by_name() {
-        let most = BOUND_MAX as f64;
-        let of = |keyword: &str, value: Value| {
+        let bound_max = BOUND_MAX as f64;
+        let adjusted = |keyword: &str, value: Value| {
             prepared(json!({ keyword: value })).map(|schema| schema[keyword].clone())
         };
-        assert_eq!(of("maximum", json!(i64::MAX)), Ok(json!(most)));
-        assert_eq!(of("minimum", json!(i64::MIN)), Ok(json!(-most)));
-        assert_eq!(of("exclusiveMaximum", json!(1e308)), Ok(json!(most)));
-        assert_eq!(of("minimum", json!(1)), Ok(json!(1)));
+        assert_eq!(adjusted("maximum", json!(i64::MAX)), Ok(json!(bound_max)));
+        assert_eq!(adjusted("minimum", json!(i64::MIN)), Ok(json!(-bound_max)));
+        assert_eq!(adjusted("exclusiveMaximum", json!(1e308)), Ok(json!(bound_max)));
+        assert_eq!(adjusted("minimum", json!(1)), Ok(json!(1)));
         let odd = (1_i64 << 53) + 1;
-        assert_eq!(of("minimum", json!(odd)), Ok(json!((odd + 1) as f64)));
-        assert_eq!(of("maximum", json!(odd)), Ok(json!(odd)), "read as the double below");
+        assert_eq!(adjusted("minimum", json!(odd)), Ok(json!((odd + 1) as f64)));
+        assert_eq!(adjusted("maximum", json!(odd)), Ok(json!(odd)), "read as the double below");
         let even = (odd - 1) as f64;
-        assert_eq!(of("exclusiveMinimum", json!(odd - 1)), Ok(json!(even.next_up())));
-        assert_eq!(of("exclusiveMaximum", json!(odd - 1)), Ok(json!(even.next_down())));
+        assert_eq!(adjusted("exclusiveMinimum", json!(odd - 1)), Ok(json!(even.next_up())));
+        assert_eq!(adjusted("exclusiveMaximum", json!(odd - 1)), Ok(json!(even.next_down())));
         for (keyword, value) in [
             ("minimum", json!(1e300)),
             ("exclusiveMinimum", json!(u64::MAX)),
@@ -328,8 +333,8 @@ mod tests {
             ("const", json!(1e308)),
             ("enum", json!([1, {"a": u64::MAX}])),
         ] {
-            let said = of(keyword, value.clone()).unwrap_err();
-            assert!(said.starts_with(keyword), "{keyword} {value}: {said}");
+            let message = adjusted(keyword, value.clone()).unwrap_err();
+            assert!(message.starts_with(keyword), "{keyword} {value}: {message}");
         }
     }
 
@@ -339,8 +344,8 @@ mod tests {
         assert_eq!(prepared(json!({"maxLength": 1e300})), Ok(json!({"maxLength": COUNT_MAX})));
         assert!(prepared(json!({"minItems": u64::MAX})).unwrap_err().starts_with("minItems "));
         for value in [json!(-1), json!(0.5), json!(-1e300)] {
-            let said = prepared(json!({"maxLength": value})).unwrap_err();
-            assert!(said.starts_with("maxLength must be a non-negative integer"), "{said}");
+            let message = prepared(json!({"maxLength": value})).unwrap_err();
+            assert!(message.starts_with("maxLength must be a non-negative integer"), "{message}");
         }
     }
 

@@ -34,7 +34,7 @@ impl NumberSchemaRng {
     }
 
     fn number(&mut self) -> Value {
-        const ODD: [f64; 14] = [
+        const EDGE_VALUES: [f64; 14] = [
             1e-9,
             1e-308,
             5e-324,
@@ -50,11 +50,11 @@ impl NumberSchemaRng {
             1e18,
             9.3e18,
         ];
-        const HUGE: [i64; 6] =
+        const EDGE_INTEGERS: [i64; 6] =
             [i64::MAX, i64::MIN, (1 << 53) + 1, -(1 << 53) - 1, 1_000_000_000_000_000_000, 0];
         match self.below(6) {
-            0 => json!(ODD[self.below(ODD.len() as u64) as usize]),
-            1 => json!(HUGE[self.below(HUGE.len() as u64) as usize]),
+            0 => json!(EDGE_VALUES[self.below(EDGE_VALUES.len() as u64) as usize]),
+            1 => json!(EDGE_INTEGERS[self.below(EDGE_INTEGERS.len() as u64) as usize]),
             2 => json!(self.below(u64::MAX)),
             3 => json!(self.below(20) as i64 - 10),
             4 => {
@@ -84,17 +84,17 @@ impl NumberSchemaRng {
 }
 
 /// Returns a random text of the grammar, if it ends within `TEXT_BYTES_MAX` bytes.
-fn text_of(session: &mut GrammarSession, draws: &mut NumberSchemaRng) -> Option<String> {
+fn random_text(session: &mut GrammarSession, rng: &mut NumberSchemaRng) -> Option<String> {
     let mut text = String::new();
     for _ in 0..TEXT_BYTES_MAX {
         let mask = session.mask()?;
         let ids: Vec<Token> =
             (0..=END).filter(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).collect();
-        if ids.contains(&END) && (ids.len() == 1 || draws.below(3) == 0) {
+        if ids.contains(&END) && (ids.len() == 1 || rng.below(3) == 0) {
             return Some(text);
         }
         let choices: Vec<&Token> = ids.iter().filter(|id| **id != END).collect();
-        let id = *choices[draws.below(choices.len() as u64) as usize];
+        let id = *choices[rng.below(choices.len() as u64) as usize];
         text.push(char::from(id as u8));
         session.advance(&[id]);
     }
@@ -112,8 +112,8 @@ fn decimal(text: &str) -> Option<(i128, u32)> {
 }
 
 /// Whether a number is a multiple of `of`, computed without rounding; `None` if there are too many digits.
-fn is_multiple(text: &str, of: &Number) -> Option<bool> {
-    let ((a, a_places), (b, b_places)) = (decimal(text)?, decimal(&of.to_string())?);
+fn is_multiple(text: &str, divisor: &Number) -> Option<bool> {
+    let ((a, a_places), (b, b_places)) = (decimal(text)?, decimal(&divisor.to_string())?);
     let places = a_places.max(b_places);
     let scaled = |value: i128, from: u32| value.checked_mul(10_i128.checked_pow(places - from)?);
     Some(scaled(a, a_places)?.checked_rem(scaled(b, b_places)?)? == 0)
@@ -121,14 +121,14 @@ fn is_multiple(text: &str, of: &Number) -> Option<bool> {
 
 /// Whether a schema accepts a number, with `multipleOf` checked in exact arithmetic.
 fn is_accepted(schema: &Value, text: &str) -> bool {
-    let mut judged = schema.clone();
-    if let Some(of) = judged["multipleOf"].as_number()
-        && is_multiple(text, of) != Some(false)
+    let mut remaining = schema.clone();
+    if let Some(divisor) = remaining["multipleOf"].as_number()
+        && is_multiple(text, divisor) != Some(false)
     {
-        judged.as_object_mut().unwrap().remove("multipleOf");
+        remaining.as_object_mut().unwrap().remove("multipleOf");
     }
     for keyword in ["allOf", "anyOf"] {
-        if let Some(parts) = judged.as_object_mut().unwrap().remove(keyword) {
+        if let Some(parts) = remaining.as_object_mut().unwrap().remove(keyword) {
             let parts = parts.as_array().unwrap().clone();
             let mut accepted = parts.iter().map(|part| is_accepted(part, text));
             if !(if keyword == "allOf" { accepted.all(|it| it) } else { accepted.any(|it| it) }) {
@@ -137,33 +137,33 @@ fn is_accepted(schema: &Value, text: &str) -> bool {
         }
     }
     // Numbers with three-digit exponents may not parse as doubles; they occur only where no bound applies.
-    serde_json::from_str(text).map_or(true, |value| jsonschema::is_valid(&judged, &value))
+    serde_json::from_str(text).map_or(true, |value| jsonschema::is_valid(&remaining, &value))
 }
 
 #[test]
 fn random_number_keywords_are_exact_or_rejected() {
     let compiler = GrammarCompiler::new(vocabulary()).unwrap();
-    let mut draws = NumberSchemaRng(7);
+    let mut rng = NumberSchemaRng(7);
     let (mut followed, mut rejected) = (0, 0);
     for _ in 0..SCHEMAS {
-        let schema = draws.schema(1);
+        let schema = rng.schema(1);
         let constraint = OutputConstraint::new(json_spec(schema.clone()), "test");
         match compile_with(&compiler, &constraint) {
             Ok(compiled) => {
                 followed += 1;
                 for _ in 0..TEXTS {
                     let mut session = compiled.session_seed(false).session();
-                    if let Some(text) = text_of(&mut session, &mut draws) {
+                    if let Some(text) = random_text(&mut session, &mut rng) {
                         assert!(is_accepted(&schema, &text), "{schema} does not accept {text}");
                     }
                 }
             }
             Err(error) => {
                 rejected += 1;
-                let said = error.to_string();
-                let named = KEYWORDS.iter().any(|keyword| said.contains(keyword))
-                    || said.starts_with("Unsatisfiable schema")
-                    || said.starts_with("the grammar ")
+                let message = error.to_string();
+                let named = KEYWORDS.iter().any(|keyword| message.contains(keyword))
+                    || message.starts_with("Unsatisfiable schema")
+                    || message.starts_with("the grammar ")
                     || matches!(error, GrammarError::TooLarge { .. });
                 assert!(
                     named && !matches!(error, GrammarError::Failed { .. }),

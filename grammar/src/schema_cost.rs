@@ -44,8 +44,8 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
 /// Checks each schema inside a Lark grammar. Text that only resembles an embedded schema is checked as well.
 pub(super) fn check_lark(grammar: &str) -> Result<(), GrammarError> {
     const KEYWORD: &str = "%json";
-    let behind = |(at, keyword): (usize, &str)| &grammar[at + keyword.len()..];
-    for text in grammar.match_indices(KEYWORD).map(behind) {
+    let after_keyword = |(at, keyword): (usize, &str)| &grammar[at + keyword.len()..];
+    for text in grammar.match_indices(KEYWORD).map(after_keyword) {
         let mut values = serde_json::Deserializer::from_str(text).into_iter();
         if let Some(Ok(schema)) = values.next() {
             check(&schema)?;
@@ -71,7 +71,7 @@ fn count(value: &Value, counts: &mut SchemaKeywordCounts) -> Result<(), GrammarE
                 ("patternProperties", Value::Object(names)) => counts.name_patterns += names.len(),
                 ("multipleOf", Value::Number(number)) if digits(number) > MULTIPLE_MAX => {
                     return reject(format!(
-                        "multipleOf has more digits than {MULTIPLE_MAX}, zeros at its end left out"
+                        "the digits of multipleOf without trailing zeros exceed {MULTIPLE_MAX}"
                     ));
                 }
                 _ => {}

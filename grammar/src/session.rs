@@ -40,7 +40,7 @@ impl SessionSeed {
 
 impl std::fmt::Debug for SessionSeed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Seed").field("compiled", &self.compiled).finish_non_exhaustive()
+        f.debug_struct("SessionSeed").field("compiled", &self.compiled).finish_non_exhaustive()
     }
 }
 
@@ -57,9 +57,9 @@ pub struct GrammarSession {
 }
 
 impl GrammarSession {
-    pub(super) fn new(matcher: Matcher, ends: Arc<[Token]>, ignores_end: bool) -> Self {
+    pub(super) fn new(matcher: Matcher, end_ids: Arc<[Token]>, ignores_end: bool) -> Self {
         let matcher = matcher.into_cancellable();
-        Self { matcher, end_ids: ends, ignores_end, forced: VecDeque::new(), _copy: None }
+        Self { matcher, end_ids, ignores_end, forced: VecDeque::new(), _copy: None }
     }
 
     /// Returns a handle that cancels the session's work permanently.
@@ -75,7 +75,7 @@ impl GrammarSession {
             }
         }
         if let Err(error) = self.matcher.consume_tokens(tokens) {
-            tracing::warn!(%error, "a token left the grammar");
+            tracing::warn!(%error, "a committed token violates the grammar");
             self.forced.clear();
         }
     }
@@ -86,9 +86,9 @@ impl GrammarSession {
     /// `None` = the grammar cannot continue: it exceeds a limit, or no token is allowed.
     pub fn mask(&mut self) -> Option<Vec<u32>> {
         match self.try_mask() {
-            Ok(words) => words.iter().any(|&word| word != 0).then_some(words),
+            Ok(bitmask) => bitmask.iter().any(|&word| word != 0).then_some(bitmask),
             Err(error) => {
-                tracing::warn!(%error, "no mask");
+                tracing::warn!(%error, "grammar mask failed");
                 None
             }
         }
@@ -102,32 +102,32 @@ impl GrammarSession {
             self.forced = self.matcher.compute_ff_tokens().into();
         }
         let env = self.matcher.tok_env()?;
-        if let Some(&next) = self.forced.front() {
-            return Ok(env.tok_trie().singleton_token_set(next).as_slice().to_vec());
+        if let Some(&token) = self.forced.front() {
+            return Ok(env.tok_trie().singleton_token_set(token).as_slice().to_vec());
         }
-        let mut words = self.matcher.compute_mask_or_eos()?.as_slice().to_vec();
+        let mut bitmask = self.matcher.compute_mask_or_eos()?.as_slice().to_vec();
         if self.ignores_end {
-            let mut others = words.clone();
+            let mut without_end = bitmask.clone();
             for &id in &*self.end_ids {
-                if let Some(word) = others.get_mut(id as usize / 32) {
+                if let Some(word) = without_end.get_mut(id as usize / 32) {
                     *word &= !(1 << (id % 32));
                 }
             }
-            if others.iter().any(|&word| word != 0) {
-                words = others;
+            if without_end.iter().any(|&word| word != 0) {
+                bitmask = without_end;
             }
         }
-        Ok(words)
+        Ok(bitmask)
     }
 
-    /// Returns one of the allowed ids that do not end the text, selected by `pick`.
-    pub(super) fn pick(&self, mask: &[u32], pick: u32) -> Option<Token> {
-        let words = (0..).step_by(32).zip(mask);
-        let bits = words.flat_map(|(first, word): (Token, &u32)| {
+    /// Returns one of the allowed ids that do not end the text, selected by `choice`.
+    pub(super) fn choose_token(&self, mask: &[u32], choice: u32) -> Option<Token> {
+        let bitmask = (0..).step_by(32).zip(mask);
+        let bits = bitmask.flat_map(|(first, word): (Token, &u32)| {
             (0..32).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
         });
         let allowed: Vec<Token> = bits.filter(|id| !self.end_ids.contains(id)).collect();
-        allowed.get(pick as usize % allowed.len().max(1)).copied()
+        allowed.get(choice as usize % allowed.len().max(1)).copied()
     }
 
     /// Whether the text is complete, so that only an end-of-text token may follow.
@@ -143,6 +143,8 @@ impl GrammarSession {
 
 impl std::fmt::Debug for GrammarSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("ignores_end", &self.ignores_end).finish_non_exhaustive()
+        f.debug_struct("GrammarSession")
+            .field("ignores_end", &self.ignores_end)
+            .finish_non_exhaustive()
     }
 }

@@ -16,8 +16,8 @@ pub(super) struct StepMaskCollector {
 
 struct CollectedMasks {
     /// Indices of the rows without a mask.
-    waiting: Vec<u32>,
-    gathered: Vec<BitmaskRow>,
+    missing: Vec<u32>,
+    collected: Vec<BitmaskRow>,
 }
 
 impl StepMaskCollector {
@@ -25,42 +25,43 @@ impl StepMaskCollector {
     pub(super) fn new(
         step: StepId,
         executor: SyncSender<ExecutorCommand>,
-        waiting: Vec<u32>,
+        missing: Vec<u32>,
     ) -> Self {
-        let gathered = Vec::with_capacity(waiting.len());
-        Self { step, executor, pending: Mutex::new(CollectedMasks { waiting, gathered }) }
+        let collected = Vec::with_capacity(missing.len());
+        Self { step, executor, pending: Mutex::new(CollectedMasks { missing, collected }) }
     }
 
     /// Adds the mask of a row. Returns false if the step has proceeded without it.
     pub(super) fn put(&self, row: u32, allowed: Vec<u32>) -> bool {
-        let mut open = lock(&self.pending);
-        let Some(place) = open.waiting.iter().position(|&waiting| waiting == row) else {
+        let mut pending = lock(&self.pending);
+        let Some(index) = pending.missing.iter().position(|&missing| missing == row) else {
             return false;
         };
-        open.waiting.swap_remove(place);
-        open.gathered.push(BitmaskRow { row, bitmask: allowed, overdue: false });
-        let whole = open.waiting.is_empty().then(|| take(&mut open.gathered));
-        drop(open);
-        self.send(whole);
+        pending.missing.swap_remove(index);
+        pending.collected.push(BitmaskRow { row, bitmask: allowed, overdue: false });
+        let complete = pending.missing.is_empty().then(|| take(&mut pending.collected));
+        drop(pending);
+        self.send(complete);
         true
     }
 
-    /// Sends the masks that are ready at the deadline of the step. `late_masks` is incremented by the number
+    /// Sends the masks that are ready at the deadline of the step. `overdue_masks` is incremented by the number
     /// of rows with overdue masks before the message is sent.
-    pub(super) fn send_without_overdue(&self, late_masks: &AtomicU64) {
-        let mut open = lock(&self.pending);
-        let late = take(&mut open.waiting);
-        let rows = late.iter().map(|&row| BitmaskRow { row, bitmask: Vec::new(), overdue: true });
-        open.gathered.extend(rows);
-        let whole = (!late.is_empty()).then(|| take(&mut open.gathered));
-        drop(open);
-        late_masks.fetch_add(late.len() as u64, Ordering::Relaxed);
-        self.send(whole);
+    pub(super) fn send_without_overdue(&self, overdue_masks: &AtomicU64) {
+        let mut pending = lock(&self.pending);
+        let overdue = take(&mut pending.missing);
+        let without_mask =
+            overdue.iter().map(|&row| BitmaskRow { row, bitmask: Vec::new(), overdue: true });
+        pending.collected.extend(without_mask);
+        let rows = (!overdue.is_empty()).then(|| take(&mut pending.collected));
+        drop(pending);
+        overdue_masks.fetch_add(overdue.len() as u64, Ordering::Relaxed);
+        self.send(rows);
     }
 
     /// Whether every row has its mask.
     pub(super) fn is_complete(&self) -> bool {
-        lock(&self.pending).waiting.is_empty()
+        lock(&self.pending).missing.is_empty()
     }
 
     fn send(&self, rows: Option<Vec<BitmaskRow>>) {
@@ -80,29 +81,29 @@ mod tests {
 
     #[test]
     fn step_gets_one_message_even_with_overdue_masks() {
-        let (executor, sent) = sync_channel(4);
-        let told = |late: &[(u32, bool)]| match sent.try_recv() {
+        let (executor, commands) = sync_channel(4);
+        let assert_sent = |expected: &[(u32, bool)]| match commands.try_recv() {
             Ok(ExecutorCommand::Bitmask(mask)) => {
                 let rows: Vec<_> = mask.rows.iter().map(|row| (row.row, row.overdue)).collect();
-                assert_eq!((mask.step, rows.as_slice()), (StepId(7), late));
+                assert_eq!((mask.step, rows.as_slice()), (StepId(7), expected));
             }
             other => panic!("{other:?}"),
         };
         let step = || StepMaskCollector::new(StepId(7), executor.clone(), vec![2, 5]);
-        let whole = step();
-        assert!(whole.put(5, vec![1]) && sent.try_recv().is_err() && !whole.is_complete());
-        assert!(whole.put(2, vec![1]) && whole.is_complete());
-        told(&[(5, false), (2, false)]);
-        let late = AtomicU64::new(0);
-        whole.send_without_overdue(&late);
-        assert_eq!(late.load(Ordering::Relaxed), 0);
+        let full = step();
+        assert!(full.put(5, vec![1]) && commands.try_recv().is_err() && !full.is_complete());
+        assert!(full.put(2, vec![1]) && full.is_complete());
+        assert_sent(&[(5, false), (2, false)]);
+        let overdue_count = AtomicU64::new(0);
+        full.send_without_overdue(&overdue_count);
+        assert_eq!(overdue_count.load(Ordering::Relaxed), 0);
 
-        let torn = step();
-        assert!(torn.put(5, vec![1]));
-        torn.send_without_overdue(&late);
-        assert_eq!(late.load(Ordering::Relaxed), 1);
-        told(&[(5, false), (2, true)]);
-        assert!(!torn.put(2, vec![1]), "the step is gone");
-        assert!(sent.try_recv().is_err(), "one message");
+        let partial = step();
+        assert!(partial.put(5, vec![1]));
+        partial.send_without_overdue(&overdue_count);
+        assert_eq!(overdue_count.load(Ordering::Relaxed), 1);
+        assert_sent(&[(5, false), (2, true)]);
+        assert!(!partial.put(2, vec![1]), "the step has proceeded");
+        assert!(commands.try_recv().is_err(), "one message");
     }
 }

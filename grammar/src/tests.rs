@@ -6,7 +6,8 @@ use super::limits::MASK_SLOW_IN_DRY_RUN;
 use super::mask_session::MaskSession;
 use super::{
     DecodingGuide, GrammarSession, GrammarSpec, GrammarTimings, GrammarVocabulary, JsonWhitespace,
-    MaskEvent, MaskWorkers, OutputConstraint, ReasoningState, ReasoningTracker, ThinkingBudget,
+    MaskEvent, MaskWorkers, MaskedRow, OutputConstraint, ReasoningState, ReasoningTracker,
+    ThinkingBudget,
 };
 use protocol::{ExecutorCommand, RequestId, StepId, Token};
 use scheduler::{FinishReason, SchedulerEffect, TokenEvent};
@@ -26,8 +27,8 @@ pub(super) fn vocabulary() -> GrammarVocabulary {
     GrammarVocabulary { tokens, special: vec![END], end_ids: vec![END], encode }
 }
 
-fn compile(form: GrammarSpec) -> Result<CompiledGrammar, GrammarError> {
-    compile_with(&GrammarCompiler::new(vocabulary()).unwrap(), &OutputConstraint::new(form, "test"))
+fn compile(spec: GrammarSpec) -> Result<CompiledGrammar, GrammarError> {
+    compile_with(&GrammarCompiler::new(vocabulary()).unwrap(), &OutputConstraint::new(spec, "test"))
 }
 
 /// Runs the dry run and compiles.
@@ -35,8 +36,8 @@ pub(super) fn compile_with(
     compiler: &GrammarCompiler,
     constraint: &OutputConstraint,
 ) -> Result<CompiledGrammar, GrammarError> {
-    let findings = compiler.dry_run(constraint)?;
-    compiler.compile(constraint, findings)
+    let report = compiler.dry_run(constraint)?;
+    compiler.compile(constraint, report)
 }
 
 pub(super) fn json_spec(schema: Value) -> GrammarSpec {
@@ -104,13 +105,13 @@ fn every_spec_accepts_exactly_its_language() {
         ),
         (json_spec(json!(true)), vec!["1", "\"a\""], vec!["a"]),
     ];
-    for (form, good, bad) in cases {
-        let compiled = compile(form.clone()).unwrap_or_else(|e| panic!("{form:?}: {e}"));
+    for (spec, good, bad) in cases {
+        let compiled = compile(spec.clone()).unwrap_or_else(|e| panic!("{spec:?}: {e}"));
         for text in good {
-            assert!(accepts(&compiled, text), "{form:?} refuses {text}");
+            assert!(accepts(&compiled, text), "{spec:?} rejects {text}");
         }
         for text in bad {
-            assert!(!accepts(&compiled, text), "{form:?} accepts {text}");
+            assert!(!accepts(&compiled, text), "{spec:?} accepts {text}");
         }
     }
 }
@@ -128,9 +129,9 @@ fn eos_is_allowed_exactly_where_the_grammar_may_end() {
     assert_eq!(allowed(&mut session), "$");
     let mut session = compiled.session_seed(true).session();
     advance(&mut session, "a");
-    assert_eq!(allowed(&mut session), "b", "an ignored end");
+    assert_eq!(allowed(&mut session), "b", "the end is ignored");
     advance(&mut session, "bb");
-    assert_eq!(allowed(&mut session), "$", "nothing but an ignored end");
+    assert_eq!(allowed(&mut session), "$", "an ignored end is allowed if no other token is");
     advance(&mut session, "c");
     assert_eq!(allowed(&mut session), "nothing", "a token outside the grammar");
 }
@@ -140,7 +141,7 @@ fn a_choice_may_have_thousands_of_texts() {
     let texts: Vec<String> = (0..4_000).map(|i| format!("w{}", i * 7_919)).collect();
     let compiled = compile(GrammarSpec::Choice(texts)).unwrap();
     for good in ["w0", "w7919", "w31668081"] {
-        assert!(accepts(&compiled, good), "{good} is refused");
+        assert!(accepts(&compiled, good), "{good} is rejected");
     }
     for bad in ["w", "w1", "w79190000", "x"] {
         assert!(!accepts(&compiled, bad), "{bad} is accepted");
@@ -161,24 +162,24 @@ fn sessions_of_one_grammar_are_independent() {
 #[test]
 fn constraint_may_start_after_a_marker() {
     let compiler = GrammarCompiler::new(vocabulary()).unwrap();
-    for form in [
+    for spec in [
         GrammarSpec::Choice(vec!["yes".into()]),
         GrammarSpec::Regex("yes".into()),
         json_spec(json!({"const": "yes"})),
     ] {
-        let quoted = matches!(form, GrammarSpec::Json { .. });
-        let constraint = OutputConstraint::new(form, "test").start_after("</think>");
+        let quoted = matches!(spec, GrammarSpec::Json { .. });
+        let constraint = OutputConstraint::new(spec, "test").start_after("</think>");
         let compiled = compile_with(&compiler, &constraint).unwrap();
-        let answer = if quoted { "\"yes\"" } else { "yes" };
-        assert!(accepts(&compiled, &format!("so: no </thin or </think>{answer}")));
-        assert!(!accepts(&compiled, answer));
+        let output = if quoted { "\"yes\"" } else { "yes" };
+        assert!(accepts(&compiled, &format!("so: no </thin or </think>{output}")));
+        assert!(!accepts(&compiled, output));
         assert!(!accepts(&compiled, "</think>no"));
     }
 }
 
 #[test]
 fn unenforceable_constraints_are_rejected() {
-    let forms = [
+    let specs = [
         json_spec(json!({"type": "array", "uniqueItems": true})),
         json_spec(json!({"not": {"type": "string"}})),
         json_spec(json!({"type": "object", "x-guidance": {"lenient": true}, "uniqueItems": true})),
@@ -193,9 +194,9 @@ fn unenforceable_constraints_are_rejected() {
         GrammarSpec::Lark("start: \"a".to_owned()),
         GrammarSpec::Lark(String::new()),
     ];
-    for form in forms {
-        let result = compile(form.clone());
-        assert!(matches!(result, Err(GrammarError::Invalid(_))), "{form:?}: {result:?}");
+    for spec in specs {
+        let result = compile(spec.clone());
+        assert!(matches!(result, Err(GrammarError::Invalid(_))), "{spec:?}: {result:?}");
     }
 }
 
@@ -215,30 +216,30 @@ fn whitespace_pattern_errors_differ_from_schema_errors() {
 
 #[test]
 fn cache_evicts_lru_within_its_byte_limit() {
-    let made = |text: &str, bytes: usize| {
+    let compiled = |text: &str, bytes: usize| {
         let mut compiled = compile(GrammarSpec::Regex(text.to_owned())).unwrap();
         compiled.bytes = bytes;
         compiled
     };
     let mut cache = GrammarCache::new(310);
     for name in ["a", "b", "c"] {
-        cache.put(name.to_owned(), made(name, 100));
+        cache.put(name.to_owned(), compiled(name, 100));
     }
     assert!(cache.get("a").is_some());
-    cache.put("d".to_owned(), made("d", 100));
-    assert!(cache.get("b").is_none(), "the one not asked for longest has to go");
+    cache.put("d".to_owned(), compiled("d", 100));
+    assert!(cache.get("b").is_none(), "the least recently used entry is evicted");
     assert!(cache.get("a").is_some() && cache.get("c").is_some() && cache.get("d").is_some());
     assert_eq!(cache.usage(), (3, 303));
-    cache.put("large".to_owned(), made("x", 400));
+    cache.put("large".to_owned(), compiled("x", 400));
     assert_eq!(cache.usage(), (3, 303));
 }
 
-/// Vocabulary that, while `slow` is set, blocks on `leave` before it tokenizes a forced text.
-fn slow_vocabulary(slow: Arc<AtomicBool>, leave: Receiver<()>) -> GrammarVocabulary {
-    let leave = Mutex::new(leave);
+/// Vocabulary that, while `slow` is set, blocks on `permits` before it tokenizes a forced text.
+fn slow_vocabulary(slow: Arc<AtomicBool>, permits: Receiver<()>) -> GrammarVocabulary {
+    let permits = Mutex::new(permits);
     let encode = move |text: &str| {
         if slow.load(Ordering::Relaxed) {
-            leave.lock().unwrap().recv().unwrap();
+            permits.lock().unwrap().recv().unwrap();
         }
         Some(text.bytes().map(Token::from).collect())
     };
@@ -247,23 +248,23 @@ fn slow_vocabulary(slow: Arc<AtomicBool>, leave: Receiver<()>) -> GrammarVocabul
 
 #[test]
 fn step_proceeds_without_overdue_mask() {
-    let (slow, (give, leave)) = (Arc::new(AtomicBool::new(false)), channel());
-    let compiler = GrammarCompiler::new(slow_vocabulary(Arc::clone(&slow), leave)).unwrap();
-    let seed = |form| {
-        compile_with(&compiler, &OutputConstraint::new(form, "test")).unwrap().session_seed(false)
+    let (slow, (permits_tx, permits_rx)) = (Arc::new(AtomicBool::new(false)), channel());
+    let compiler = GrammarCompiler::new(slow_vocabulary(Arc::clone(&slow), permits_rx)).unwrap();
+    let seed = |spec| {
+        compile_with(&compiler, &OutputConstraint::new(spec, "test")).unwrap().session_seed(false)
     };
     let (forced, free) =
         (seed(GrammarSpec::Choice(vec!["abc".into()])), seed(GrammarSpec::Regex("[ab]+".into())));
     slow.store(true, Ordering::Relaxed);
     let timings = Arc::new(GrammarTimings::default());
-    let (announced, news) = channel();
-    let mut workers = MaskWorkers::start(&timings, move |request, news| {
-        announced.send((request, news)).unwrap();
+    let (events_tx, events) = channel();
+    let mut workers = MaskWorkers::start(&timings, move |request, event| {
+        events_tx.send((request, event)).unwrap();
     })
     .unwrap();
-    let (executor, sent) = sync_channel(8);
+    let (executor, commands) = sync_channel(8);
     let wait = Duration::from_secs(20);
-    let next = || match sent.recv_timeout(wait).unwrap() {
+    let next = || match commands.recv_timeout(wait).unwrap() {
         ExecutorCommand::Bitmask(mask) => {
             let mut rows: Vec<_> = mask.rows.iter().map(|r| (r.row, r.overdue)).collect();
             rows.sort_unstable();
@@ -272,36 +273,45 @@ fn step_proceeds_without_overdue_mask() {
         other => panic!("{other:?}"),
     };
     let (a, b) = (RequestId(1), RequestId(2));
+    let masked = |row, request| MaskedRow { row, request };
     let guide = |seed| DecodingGuide { grammar: Some(seed), budget: None };
     workers.begin(a, guide(forced));
     workers.begin(b, guide(free));
-    workers.request_masks(StepId(1), vec![(0, a), (1, b)], &executor, Duration::from_secs(2));
-    assert_eq!(next(), [(0, true), (1, false)], "one waits, its neighbour does not");
-    assert!(news.try_recv().is_err(), "it is not there yet");
+    workers.request_masks(
+        StepId(1),
+        vec![masked(0, a), masked(1, b)],
+        &executor,
+        Duration::from_secs(2),
+    );
+    assert_eq!(next(), [(0, true), (1, false)], "row 0 is overdue, row 1 is not");
+    assert!(events.try_recv().is_err(), "the mask is not ready yet");
     slow.store(false, Ordering::Relaxed);
-    give.send(()).unwrap();
-    assert_eq!(news.recv_timeout(wait), Ok((a, MaskEvent::Ready { outputs: 0, ahead: true })));
+    permits_tx.send(()).unwrap();
+    assert_eq!(
+        events.recv_timeout(wait),
+        Ok((a, MaskEvent::Ready { output_tokens: 0, wait_for_next: true }))
+    );
     assert_eq!(timings.masks_overdue.load(Ordering::Relaxed), 1);
-    workers.request_masks(StepId(2), vec![(0, a)], &executor, Duration::ZERO);
-    assert_eq!(next(), [(0, false)], "it waits for the step now");
+    workers.request_masks(StepId(2), vec![masked(0, a)], &executor, Duration::ZERO);
+    assert_eq!(next(), [(0, false)], "the mask was ready before the step");
     let token = |request, byte: u8| TokenEvent {
         request,
         tokens: [Token::from(byte)].as_slice().into(),
         ..TokenEvent::finished(request, FinishReason::Length)
     };
-    let heard = |event: TokenEvent| {
+    let running = |event: TokenEvent| {
         SchedulerEffect::TokenEvents(vec![TokenEvent { finish_reason: None, ..event }])
     };
-    workers.observe_effects(&[heard(token(a, b'a'))]);
+    workers.observe_effects(&[running(token(a, b'a'))]);
     assert_eq!(
-        news.recv_timeout(wait),
-        Ok((a, MaskEvent::Ready { outputs: 1, ahead: true })),
-        "the next one is made ahead, spelled already"
+        events.recv_timeout(wait),
+        Ok((a, MaskEvent::Ready { output_tokens: 1, wait_for_next: true })),
+        "the next mask is precomputed from the forced tokens"
     );
-    workers.request_masks(StepId(3), vec![(0, a)], &executor, Duration::ZERO);
+    workers.request_masks(StepId(3), vec![masked(0, a)], &executor, Duration::ZERO);
     assert_eq!(next(), [(0, false)]);
-    workers.request_masks(StepId(4), vec![(5, RequestId(9))], &executor, Duration::ZERO);
-    assert_eq!(next(), [(5, false)], "nobody follows it: it is allowed nothing");
+    workers.request_masks(StepId(4), vec![masked(5, RequestId(9))], &executor, Duration::ZERO);
+    assert_eq!(next(), [(5, false)], "a request without a session is allowed no token");
 }
 
 #[test]
@@ -321,15 +331,15 @@ fn slow_masks_never_delay_fast_ones() {
 fn slowness_of_a_grammar_is_remembered_across_requests() {
     let compiler = GrammarCompiler::new(vocabulary()).unwrap();
     let constraint = OutputConstraint::new(GrammarSpec::Regex("a+".into()), "test");
-    let findings = DryRunReport { slowest_mask: Duration::ZERO };
-    let kept = compiler.compile(&constraint, findings).unwrap();
-    let seat = || {
-        let grammar = Some(kept.clone().session_seed(false));
+    let report = DryRunReport { slowest_mask: Duration::ZERO };
+    let compiled = compiler.compile(&constraint, report).unwrap();
+    let session = || {
+        let grammar = Some(compiled.clone().session_seed(false));
         MaskSession::new(RequestId(1), DecodingGuide { grammar, budget: None })
     };
-    assert!(!seat().is_slow());
-    kept.is_slow.store(true, Ordering::Relaxed);
-    assert!(seat().is_slow());
+    assert!(!session().is_slow());
+    compiled.is_slow.store(true, Ordering::Relaxed);
+    assert!(session().is_slow());
 }
 
 #[test]
@@ -366,12 +376,13 @@ impl ReasoningTracker for UntilBangTracker {
 }
 
 fn budget(tokens: u32) -> ThinkingBudget {
-    let reader = Arc::new(|| Box::new(UntilBangTracker::default()) as Box<dyn ReasoningTracker>);
+    let new_tracker =
+        Arc::new(|| Box::new(UntilBangTracker::default()) as Box<dyn ReasoningTracker>);
     ThinkingBudget {
         tokens,
         end_marker: [u32::from(b'-'), u32::from(b'!')].into(),
         vocab_size: END + 1,
-        new_tracker: reader,
+        new_tracker,
     }
 }
 
@@ -380,7 +391,7 @@ struct MaskWorkerHarness {
     workers: MaskWorkers,
     mask_events: Receiver<(RequestId, MaskEvent)>,
     executor: SyncSender<ExecutorCommand>,
-    sent: Receiver<ExecutorCommand>,
+    commands: Receiver<ExecutorCommand>,
     step: u64,
 }
 
@@ -388,12 +399,12 @@ impl MaskWorkerHarness {
     const WAIT: Duration = Duration::from_secs(20);
 
     fn new() -> Self {
-        let (announced, news) = channel();
-        let announce = move |request, news| announced.send((request, news)).unwrap_or_default();
+        let (events_tx, mask_events) = channel();
+        let listener = move |request, event| events_tx.send((request, event)).unwrap_or_default();
         let timings = Arc::new(GrammarTimings::default());
-        let workers = MaskWorkers::start(&timings, announce).unwrap();
-        let (executor, sent) = sync_channel(8);
-        Self { workers, mask_events: news, executor, sent, step: 0 }
+        let workers = MaskWorkers::start(&timings, listener).unwrap();
+        let (executor, commands) = sync_channel(8);
+        Self { workers, mask_events, executor, commands, step: 0 }
     }
 
     fn commit_text(&mut self, request: RequestId, text: &str) {
@@ -410,9 +421,14 @@ impl MaskWorkerHarness {
     fn allowed(&mut self, request: RequestId) -> Option<String> {
         self.step += 1;
         let step = StepId(self.step);
-        self.workers.request_masks(step, vec![(0, request)], &self.executor, Self::WAIT);
-        let ExecutorCommand::Bitmask(mask) = self.sent.recv_timeout(Self::WAIT).unwrap() else {
-            panic!("a mask is awaited")
+        self.workers.request_masks(
+            step,
+            vec![MaskedRow { row: 0, request }],
+            &self.executor,
+            Self::WAIT,
+        );
+        let ExecutorCommand::Bitmask(mask) = self.commands.recv_timeout(Self::WAIT).unwrap() else {
+            panic!("expected a bitmask")
         };
         let bit = |id: &Token| mask.rows[0].bitmask[*id as usize / 32] >> (id % 32) & 1 == 1;
         let ids: Vec<Token> = (0..=END).filter(bit).collect();
@@ -423,65 +439,65 @@ impl MaskWorkerHarness {
 
 #[test]
 fn thinking_budget_masks_only_once_spent() {
-    let mut bench = MaskWorkerHarness::new();
+    let mut harness = MaskWorkerHarness::new();
     let [spent, early, late] = [1, 2, 3].map(RequestId);
     for request in [spent, early, late] {
-        bench.workers.begin(request, DecodingGuide { grammar: None, budget: Some(budget(100)) });
+        harness.workers.begin(request, DecodingGuide { grammar: None, budget: Some(budget(100)) });
     }
-    bench.commit_text(spent, &"a".repeat(100));
-    assert_eq!(bench.allowed(spent).as_deref(), Some("-"));
-    bench.commit_text(spent, "-");
-    assert_eq!(bench.allowed(spent).as_deref(), Some("!"));
-    bench.commit_text(spent, "!");
-    assert_eq!(bench.allowed(spent), None, "planned before the news");
+    harness.commit_text(spent, &"a".repeat(100));
+    assert_eq!(harness.allowed(spent).as_deref(), Some("-"));
+    harness.commit_text(spent, "-");
+    assert_eq!(harness.allowed(spent).as_deref(), Some("!"));
+    harness.commit_text(spent, "!");
+    assert_eq!(harness.allowed(spent), None, "planned before the event");
     assert_eq!(
-        bench.mask_events.recv_timeout(MaskWorkerHarness::WAIT),
+        harness.mask_events.recv_timeout(MaskWorkerHarness::WAIT),
         Ok((spent, MaskEvent::Done))
     );
-    bench.commit_text(spent, "behind");
-    assert_eq!(bench.allowed(spent), None);
+    harness.commit_text(spent, "after");
+    assert_eq!(harness.allowed(spent), None);
 
-    bench.commit_text(early, &("aa!".to_owned() + &"b".repeat(70)));
+    harness.commit_text(early, &("aa!".to_owned() + &"b".repeat(70)));
     assert_eq!(
-        bench.mask_events.recv_timeout(MaskWorkerHarness::WAIT),
+        harness.mask_events.recv_timeout(MaskWorkerHarness::WAIT),
         Ok((early, MaskEvent::Done)),
-        "and no mask at all"
+        "without any mask"
     );
-    bench.commit_text(late, &("a".repeat(99) + "!"));
-    assert_eq!(bench.allowed(late), None);
+    harness.commit_text(late, &("a".repeat(99) + "!"));
+    assert_eq!(harness.allowed(late), None);
     assert_eq!(
-        bench.mask_events.recv_timeout(MaskWorkerHarness::WAIT),
+        harness.mask_events.recv_timeout(MaskWorkerHarness::WAIT),
         Ok((late, MaskEvent::Done))
     );
-    assert!(bench.mask_events.try_recv().is_err(), "no other news");
+    assert!(harness.mask_events.try_recv().is_err(), "no other event");
 }
 
 #[test]
 fn grammar_starts_after_the_forced_end_marker() {
     let compiler = GrammarCompiler::new(vocabulary()).unwrap();
-    let form = GrammarSpec::Regex("[xy]+".to_owned());
-    let constraint = OutputConstraint::new(form, "test").start_after("!");
+    let spec = GrammarSpec::Regex("[xy]+".to_owned());
+    let constraint = OutputConstraint::new(spec, "test").start_after("!");
     let grammar = Some(compile_with(&compiler, &constraint).unwrap().session_seed(true));
-    let mut bench = MaskWorkerHarness::new();
-    for (i, (tokens, said, forced)) in
+    let mut harness = MaskWorkerHarness::new();
+    for (i, (tokens, reasoning, forced)) in
         [(3, "abc", true), (0, "", true), (9, "ab-!", false)].into_iter().enumerate()
     {
         let request = RequestId(i as u64);
         let budget = Some(budget(tokens));
-        bench.workers.begin(request, DecodingGuide { grammar: grammar.clone(), budget });
-        for byte in said.chars() {
-            let free = bench.allowed(request);
-            assert!(free.is_none_or(|ids| ids.len() > 100), "whatever it thinks");
-            bench.commit_text(request, &byte.to_string());
+        harness.workers.begin(request, DecodingGuide { grammar: grammar.clone(), budget });
+        for byte in reasoning.chars() {
+            let free = harness.allowed(request);
+            assert!(free.is_none_or(|ids| ids.len() > 100), "reasoning is unrestricted");
+            harness.commit_text(request, &byte.to_string());
         }
         for byte in ["-", "!"].into_iter().filter(|_| forced) {
-            assert_eq!(bench.allowed(request).as_deref(), Some(byte), "{said}");
-            bench.commit_text(request, byte);
+            assert_eq!(harness.allowed(request).as_deref(), Some(byte), "{reasoning}");
+            harness.commit_text(request, byte);
         }
-        assert_eq!(bench.allowed(request).as_deref(), Some("xy"), "{said}");
+        assert_eq!(harness.allowed(request).as_deref(), Some("xy"), "{reasoning}");
     }
     assert!(
-        bench.mask_events.try_iter().all(|(_, news)| news != MaskEvent::Done),
-        "the grammar goes on"
+        harness.mask_events.try_iter().all(|(_, event)| event != MaskEvent::Done),
+        "the grammar continues"
     );
 }

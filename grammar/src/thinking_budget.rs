@@ -53,8 +53,11 @@ pub struct ThinkingBudget {
 
 impl std::fmt::Debug for ThinkingBudget {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { tokens, end_marker: mark, .. } = self;
-        f.debug_struct("Budget").field("tokens", tokens).field("mark", mark).finish_non_exhaustive()
+        let Self { tokens, end_marker, .. } = self;
+        f.debug_struct("ThinkingBudget")
+            .field("tokens", tokens)
+            .field("end_marker", end_marker)
+            .finish_non_exhaustive()
     }
 }
 
@@ -66,29 +69,29 @@ pub(super) struct ThinkingBudgetState {
     waits_for_character: bool,
     reasoned: u32,
     /// Newest reasoning tokens, fewer than the end marker has.
-    newest: Vec<Token>,
+    recent: Vec<Token>,
     /// Number of tokens of the end marker in the output, once the rest of the marker is forced.
     forced: Option<usize>,
     done: bool,
 }
 
 impl ThinkingBudgetState {
-    /// Creates the state of an output before its first token. With `patient`, the end marker is not forced
+    /// Creates the state of an output before its first token. With `waits_for_character`, the end marker is not forced
     /// inside a character.
-    pub(super) fn new(budget: ThinkingBudget, patient: bool) -> Self {
-        let reader = (budget.new_tracker)();
-        let newest = Vec::new();
-        let mut meter = Self {
+    pub(super) fn new(budget: ThinkingBudget, waits_for_character: bool) -> Self {
+        let tracker = (budget.new_tracker)();
+        let recent = Vec::new();
+        let mut state = Self {
             budget,
-            tracker: reader,
-            waits_for_character: patient,
+            tracker,
+            waits_for_character,
             reasoned: 0,
-            newest,
+            recent,
             forced: None,
             done: false,
         };
-        meter.force_if_spent();
-        meter
+        state.force_if_spent();
+        state
     }
 
     /// Advances by committed tokens.
@@ -104,19 +107,19 @@ impl ThinkingBudgetState {
     /// Returns the mask of the next token, if the token is forced.
     pub(super) fn mask(&self) -> Option<Vec<u32>> {
         let token = self.forced()?;
-        let mut words = vec![0; self.budget.vocab_size.div_ceil(32) as usize];
-        words[token as usize / 32] |= 1 << (token % 32);
-        Some(words)
+        let mut bitmask = vec![0; self.budget.vocab_size.div_ceil(32) as usize];
+        bitmask[token as usize / 32] |= 1 << (token % 32);
+        Some(bitmask)
     }
 
     /// Returns the mask that allows all tokens.
     pub(super) fn unrestricted_mask(&self) -> Vec<u32> {
         let vocab_size = self.budget.vocab_size;
-        let mut words = vec![u32::MAX; vocab_size.div_ceil(32) as usize];
-        if let Some(last) = words.last_mut().filter(|_| !vocab_size.is_multiple_of(32)) {
+        let mut bitmask = vec![u32::MAX; vocab_size.div_ceil(32) as usize];
+        if let Some(last) = bitmask.last_mut().filter(|_| !vocab_size.is_multiple_of(32)) {
             *last = (1 << (vocab_size % 32)) - 1;
         }
-        words
+        bitmask
     }
 
     fn forced(&self) -> Option<Token> {
@@ -141,9 +144,9 @@ impl ThinkingBudgetState {
         self.forced = None;
         if matches!(before, ReasoningState::Inside { .. }) {
             self.reasoned += 1;
-            self.newest.push(token);
-            let extra = (self.newest.len() + 1).saturating_sub(self.budget.end_marker.len());
-            self.newest.drain(..extra);
+            self.recent.push(token);
+            let extra = (self.recent.len() + 1).saturating_sub(self.budget.end_marker.len());
+            self.recent.drain(..extra);
         }
         self.force_if_spent();
     }
@@ -154,13 +157,19 @@ impl ThinkingBudgetState {
         match self.tracker.state() {
             ReasoningState::Before => {}
             ReasoningState::After => self.done = true,
-            ReasoningState::Inside { at_character_boundary: whole } => {
+            ReasoningState::Inside { at_character_boundary } => {
                 let spent = self.reasoned >= self.budget.tokens;
                 let limit = self.budget.tokens.saturating_add(CHARACTER_GRACE_TOKENS);
-                if spent && (whole || !self.waits_for_character || self.reasoned >= limit) {
-                    let mark = &self.budget.end_marker;
-                    let begun = (1..mark.len()).rev().find(|&n| self.newest.ends_with(&mark[..n]));
-                    self.forced = Some(begun.unwrap_or(0));
+                if spent
+                    && (at_character_boundary
+                        || !self.waits_for_character
+                        || self.reasoned >= limit)
+                {
+                    let end_marker = &self.budget.end_marker;
+                    let started = (1..end_marker.len())
+                        .rev()
+                        .find(|&n| self.recent.ends_with(&end_marker[..n]));
+                    self.forced = Some(started.unwrap_or(0));
                 }
             }
         }
@@ -199,77 +208,81 @@ mod tests {
         }
     }
 
-    fn meter(tokens: u32, inside: bool, patient: bool) -> ThinkingBudgetState {
-        let reader: ReasoningTrackerFactory =
+    fn budget_state(tokens: u32, inside: bool, waits_for_character: bool) -> ThinkingBudgetState {
+        let new_tracker: ReasoningTrackerFactory =
             Arc::new(move || Box::new(ScriptedTracker { seen: Vec::new(), inside }));
         ThinkingBudgetState::new(
-            ThinkingBudget {
-                tokens,
-                end_marker: END_MARKER.into(),
-                vocab_size: 70,
-                new_tracker: reader,
-            },
-            patient,
+            ThinkingBudget { tokens, end_marker: END_MARKER.into(), vocab_size: 70, new_tracker },
+            waits_for_character,
         )
     }
 
     #[test]
     fn budget_masks_allow_one_id_or_all() {
-        assert_eq!(meter(0, true, false).mask(), Some(vec![1 << 7, 0, 0]));
-        let open = meter(1, true, false);
+        assert_eq!(budget_state(0, true, false).mask(), Some(vec![1 << 7, 0, 0]));
+        let unspent = budget_state(1, true, false);
         assert_eq!(
-            (open.mask(), open.unrestricted_mask()),
+            (unspent.mask(), unspent.unrestricted_mask()),
             (None, vec![u32::MAX, u32::MAX, 0b11_1111])
         );
     }
 
-    /// Returns the output of a model that would emit `wishes`, with the tokens that the budget forces.
-    fn forced_output(mut meter: ThinkingBudgetState, wishes: &[Token]) -> Vec<Token> {
-        let mut said = Vec::new();
-        for &wish in wishes {
-            let token = meter.forced().unwrap_or(wish);
-            meter.advance(&[token]);
-            said.push(token);
+    /// Returns the output of a model that would emit `proposed`, with the tokens that the budget forces.
+    fn forced_output(mut state: ThinkingBudgetState, proposed: &[Token]) -> Vec<Token> {
+        let mut output = Vec::new();
+        for &proposal in proposed {
+            let token = state.forced().unwrap_or(proposal);
+            state.advance(&[token]);
+            output.push(token);
         }
-        assert!(meter.is_done(), "{said:?}");
-        assert_eq!(meter.forced(), None, "{said:?}");
-        said
+        assert!(state.is_done(), "{output:?}");
+        assert_eq!(state.forced(), None, "{output:?}");
+        output
     }
 
     #[test]
     fn end_marker_is_forced_once_after_the_budget() {
-        assert_eq!(forced_output(meter(2, true, false), &[1, 2, 3, 4, 5, 6]), [1, 2, 7, 8, 9, 6]);
-        assert_eq!(forced_output(meter(0, true, false), &[1, 2, 3, 4]), [7, 8, 9, 4]);
         assert_eq!(
-            forced_output(meter(2, false, false), &[1, OPEN, 1, 2, 3, 4, 5, 6]),
+            forced_output(budget_state(2, true, false), &[1, 2, 3, 4, 5, 6]),
+            [1, 2, 7, 8, 9, 6]
+        );
+        assert_eq!(forced_output(budget_state(0, true, false), &[1, 2, 3, 4]), [7, 8, 9, 4]);
+        assert_eq!(
+            forced_output(budget_state(2, false, false), &[1, OPEN, 1, 2, 3, 4, 5, 6]),
             [1, OPEN, 1, 2, 7, 8, 9, 6]
         );
-        assert_eq!(forced_output(meter(0, false, false), &[OPEN, 1, 2, 3]), [OPEN, 7, 8, 9]);
+        assert_eq!(forced_output(budget_state(0, false, false), &[OPEN, 1, 2, 3]), [OPEN, 7, 8, 9]);
     }
 
     #[test]
     fn reasoning_ended_in_time_is_not_forced() {
         assert_eq!(
-            forced_output(meter(5, true, false), &[1, 7, 8, 9, 5, 6, 6, 6, 6]),
+            forced_output(budget_state(5, true, false), &[1, 7, 8, 9, 5, 6, 6, 6, 6]),
             [1, 7, 8, 9, 5, 6, 6, 6, 6]
         );
-        let mut open = meter(1, false, false);
-        open.advance(&[1, 2, 3]);
-        assert!(open.forced().is_none() && !open.is_done(), "nobody reasons yet");
+        let mut state = budget_state(1, false, false);
+        state.advance(&[1, 2, 3]);
+        assert!(state.forced().is_none() && !state.is_done(), "reasoning has not started");
     }
 
     #[test]
     fn partial_end_marker_is_completed() {
-        assert_eq!(forced_output(meter(2, true, false), &[1, 7, 1, 1]), [1, 7, 8, 9]);
-        assert_eq!(forced_output(meter(3, true, false), &[1, 7, 8, 1]), [1, 7, 8, 9]);
-        assert_eq!(forced_output(meter(3, true, false), &[1, 7, 7, 1, 1]), [1, 7, 7, 8, 9]);
+        assert_eq!(forced_output(budget_state(2, true, false), &[1, 7, 1, 1]), [1, 7, 8, 9]);
+        assert_eq!(forced_output(budget_state(3, true, false), &[1, 7, 8, 1]), [1, 7, 8, 9]);
+        assert_eq!(forced_output(budget_state(3, true, false), &[1, 7, 7, 1, 1]), [1, 7, 7, 8, 9]);
     }
 
     #[test]
     fn budget_waits_for_character_boundary_before_grammar() {
-        assert_eq!(forced_output(meter(1, true, true), &[HALF, 2, 1, 1, 1]), [HALF, 2, 7, 8, 9]);
-        assert_eq!(forced_output(meter(1, true, false), &[HALF, 2, 1, 1]), [HALF, 7, 8, 9]);
+        assert_eq!(
+            forced_output(budget_state(1, true, true), &[HALF, 2, 1, 1, 1]),
+            [HALF, 2, 7, 8, 9]
+        );
+        assert_eq!(forced_output(budget_state(1, true, false), &[HALF, 2, 1, 1]), [HALF, 7, 8, 9]);
         let broken = [HALF, HALF, HALF, HALF, HALF, HALF, HALF];
-        assert_eq!(forced_output(meter(1, true, true), &broken), [HALF, HALF, HALF, HALF, 7, 8, 9]);
+        assert_eq!(
+            forced_output(budget_state(1, true, true), &broken),
+            [HALF, HALF, HALF, HALF, 7, 8, 9]
+        );
     }
 }

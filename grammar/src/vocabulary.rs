@@ -30,20 +30,20 @@ pub(super) struct TokenTrie {
 impl TokenTrie {
     /// Creates the trie; `None` if there is no end-of-text token, so that no constrained output could end.
     pub(super) fn new(vocabulary: GrammarVocabulary) -> Option<Self> {
-        let GrammarVocabulary { mut tokens, special, end_ids: mut ends, encode } = vocabulary;
-        ends.retain(|&id| (id as usize) < tokens.len());
-        let first = *ends.first()?;
+        let GrammarVocabulary { mut tokens, special, mut end_ids, encode } = vocabulary;
+        end_ids.retain(|&id| (id as usize) < tokens.len());
+        let first = *end_ids.first()?;
         for bytes in tokens.iter_mut().filter(|bytes| bytes.len() > TOKEN_BYTES_MAX) {
             bytes.clear();
         }
-        let marked: BTreeSet<Token> = special.iter().chain(&ends).copied().collect();
-        for id in marked {
+        let special_ids: BTreeSet<Token> = special.iter().chain(&end_ids).copied().collect();
+        for id in special_ids {
             if let Some(bytes) = tokens.get_mut(id as usize).filter(|bytes| !bytes.is_empty()) {
                 bytes.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
             }
         }
         let info = TokRxInfo::new(tokens.len() as u32, first);
-        let trie = TokTrie::from(&info, &tokens).with_eos_tokens(&ends);
+        let trie = TokTrie::from(&info, &tokens).with_eos_tokens(&end_ids);
         Some(Self { trie, encode })
     }
 }
@@ -57,12 +57,12 @@ impl TokenizerEnv for TokenTrie {
     /// parse a special token in plain text. Else returns a greedy tokenization.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         let text = std::str::from_utf8(bytes).ok();
-        let usual = text.and_then(|text| (self.encode)(text));
-        let spelled = |ids: &Vec<TokenId>| {
+        let canonical = text.and_then(|text| (self.encode)(text));
+        let is_exact = |ids: &Vec<TokenId>| {
             let token = |&id: &TokenId| self.trie.token(id);
             ids.iter().all(|&id| (id as usize) < self.trie.vocab_size())
                 && ids.iter().flat_map(token).eq(bytes)
         };
-        usual.filter(spelled).unwrap_or_else(|| self.trie.greedy_tokenize(bytes))
+        canonical.filter(is_exact).unwrap_or_else(|| self.trie.greedy_tokenize(bytes))
     }
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{TryRecvError, sync_channel};
 
-const ORDERS: usize = 1_000;
+const INTERLEAVINGS_MAX: usize = 1_000;
 const END: Token = 256;
 /// Allowed bytes at each position of every output.
 const OUTPUT: [&[u8]; 3] = [b"ab", b"c", b"de"];
@@ -47,7 +47,7 @@ fn next<T>(channel: &Receiver<T>) -> T {
 struct MaskStepHarness {
     workers: MaskWorkers,
     executor: SyncSender<ExecutorCommand>,
-    sent: Receiver<ExecutorCommand>,
+    commands: Receiver<ExecutorCommand>,
     mask_events: Receiver<(RequestId, MaskEvent)>,
     /// Number of tokens of each output.
     outputs: [u32; 2],
@@ -56,22 +56,22 @@ struct MaskStepHarness {
 impl MaskStepHarness {
     /// Runs a step with one row per incomplete output. Rows whose masks are not overdue commit one token.
     fn step(&mut self, number: u64) {
-        let rows: Vec<(u32, RequestId)> = (0..)
+        let rows: Vec<MaskedRow> = (0..)
             .zip(self.outputs)
             .filter(|(_, outputs)| (*outputs as usize) < OUTPUT.len())
-            .map(|(row, _)| (row, RequestId(row.into())))
+            .map(|(row, _)| MaskedRow { row, request: RequestId(row.into()) })
             .collect();
-        let wanted: BTreeSet<u32> = rows.iter().map(|(row, _)| *row).collect();
+        let expected: BTreeSet<u32> = rows.iter().map(|masked| masked.row).collect();
         self.workers.request_masks(StepId(number), rows, &self.executor, Duration::ZERO);
-        let ExecutorCommand::Bitmask(mask) = next(&self.sent) else { panic!("no mask") };
+        let ExecutorCommand::Bitmask(mask) = next(&self.commands) else { panic!("no mask") };
         assert_eq!(mask.step, StepId(number));
-        assert_eq!(mask.rows.iter().map(|row| row.row).collect::<BTreeSet<_>>(), wanted);
-        assert_eq!(mask.rows.len(), wanted.len(), "a row twice");
-        let mut late = Vec::new();
+        assert_eq!(mask.rows.iter().map(|row| row.row).collect::<BTreeSet<_>>(), expected);
+        assert_eq!(mask.rows.len(), expected.len(), "a row twice");
+        let mut overdue = Vec::new();
         for row in mask.rows {
             let outputs = &mut self.outputs[row.row as usize];
             if row.overdue {
-                late.push((RequestId(row.row.into()), *outputs));
+                overdue.push((RequestId(row.row.into()), *outputs));
                 continue;
             }
             assert_eq!(allowed(&row), OUTPUT[*outputs as usize]);
@@ -82,11 +82,11 @@ impl MaskStepHarness {
                 TokenEvent { tokens: [token].as_slice().into(), finish_reason: None, ..end };
             self.workers.observe_effects(&[SchedulerEffect::TokenEvents(vec![event])]);
         }
-        while !late.is_empty() {
-            let (request, news) = next(&self.mask_events);
-            late.retain(|(of, at)| {
-                let told = matches!(news, MaskEvent::Ready { outputs, .. } if outputs == *at);
-                *of != request || !told
+        while !overdue.is_empty() {
+            let (request, event) = next(&self.mask_events);
+            overdue.retain(|(awaited, position)| {
+                let is_ready = matches!(event, MaskEvent::Ready { output_tokens, .. } if output_tokens == *position);
+                *awaited != request || !is_ready
             });
         }
     }
@@ -96,72 +96,71 @@ impl MaskStepHarness {
 fn every_step_gets_masks_and_overdue_ones_are_reported() {
     let compiler = compiler();
     let constraint = OutputConstraint::new(GrammarSpec::Regex("[ab]c[de]".to_owned()), "test");
-    let findings = compiler.dry_run(&constraint).unwrap();
+    let report = compiler.dry_run(&constraint).unwrap();
     check_random(
         move || {
             // Compile a new grammar for each interleaving, because the measured speed of a grammar applies to
             // later requests. The queue that a session enters depends on processor time, so a failing
             // interleaving may differ when it is repeated.
-            let grammar = compiler.compile(&constraint, findings).unwrap();
-            let (announced, news) = channel();
+            let grammar = compiler.compile(&constraint, report).unwrap();
+            let (events_tx, mask_events) = channel();
             let pool = Arc::new(MaskWorkerPool {
                 fast: MaskSessionQueue::default(),
                 slow: MaskSessionQueue::default(),
                 timings: Arc::default(),
-                listener: Arc::new(move |request, news| {
-                    let _ = announced.send((request, news)); // The receiver may have been dropped.
+                listener: Arc::new(move |request, event| {
+                    let _ = events_tx.send((request, event)); // The receiver may have been dropped.
                 }),
             });
-            let lanes: [fn(&MaskWorkerPool) -> &MaskSessionQueue; 3] =
+            let queues: [fn(&MaskWorkerPool) -> &MaskSessionQueue; 3] =
                 [|pool| &pool.fast, |pool| &pool.fast, |pool| &pool.slow];
-            let servers = lanes.map(|lane| {
+            let threads = queues.map(|queue| {
                 let pool = Arc::clone(&pool);
-                thread::spawn(move || pool.run_worker(lane(&pool)))
+                thread::spawn(move || pool.run_worker(queue(&pool)))
             });
-            let (clock, ticks) = channel();
+            let (timer, timer_events) = channel();
             // A step waits at most until this thread runs next.
-            let watch = thread::spawn(move || {
-                let late = AtomicU64::new(0);
+            let timer_thread = thread::spawn(move || {
+                let overdue = AtomicU64::new(0);
                 loop {
-                    match ticks.try_recv() {
-                        Ok(MaskTimerEvent::Step(_, step)) => step.send_without_overdue(&late),
+                    match timer_events.try_recv() {
+                        Ok(MaskTimerEvent::Step(_, step)) => step.send_without_overdue(&overdue),
                         Ok(MaskTimerEvent::Begin(_)) => {}
                         Err(TryRecvError::Empty) => thread::yield_now(),
                         Err(TryRecvError::Disconnected) => return,
                     }
                 }
             });
-            let (executor, sent) = sync_channel(8);
-            let workers =
-                MaskWorkers { live: HashMap::new(), pool: Arc::clone(&pool), timer: clock };
-            let mut steps =
-                MaskStepHarness { workers, executor, sent, mask_events: news, outputs: [0, 0] };
+            let (executor, commands) = sync_channel(8);
+            let workers = MaskWorkers { live: HashMap::new(), pool: Arc::clone(&pool), timer };
+            let mut harness =
+                MaskStepHarness { workers, executor, commands, mask_events, outputs: [0, 0] };
             for request in 0..2 {
                 let guide = DecodingGuide {
                     grammar: Some(grammar.clone().session_seed(false)),
                     budget: None,
                 };
-                steps.workers.begin(RequestId(request), guide);
+                harness.workers.begin(RequestId(request), guide);
             }
             let mut number = 0;
-            while steps.outputs[0] < 2 {
+            while harness.outputs[0] < 2 {
                 number += 1;
-                steps.step(number);
+                harness.step(number);
             }
             // End a request while its mask may be in progress.
             let end = TokenEvent::finished(RequestId(0), FinishReason::Length);
-            steps.workers.observe_effects(&[SchedulerEffect::TokenEvents(vec![end])]);
-            steps.outputs[0] = OUTPUT.len() as u32;
-            while steps.outputs[1] < OUTPUT.len() as u32 {
+            harness.workers.observe_effects(&[SchedulerEffect::TokenEvents(vec![end])]);
+            harness.outputs[0] = OUTPUT.len() as u32;
+            while harness.outputs[1] < OUTPUT.len() as u32 {
                 number += 1;
-                steps.step(number);
+                harness.step(number);
             }
-            drop(steps);
-            for server in servers {
-                server.join().unwrap();
+            drop(harness);
+            for thread in threads {
+                thread.join().unwrap();
             }
-            watch.join().unwrap();
+            timer_thread.join().unwrap();
         },
-        ORDERS,
+        INTERLEAVINGS_MAX,
     );
 }

@@ -4,9 +4,9 @@ use super::message::{GrammarWorkerReply, GrammarWorkerRequest, VocabularyMessage
 use super::starvation_watchdog::{DryRunVerdicts, GrammarDryRun, take_over_starved};
 use crate::compile::GrammarCompiler;
 use crate::limits::{DRY_RUN_STACK_BYTES, WORKER_BYTES};
+use crate::lower_priority;
 use crate::vocabulary::GrammarVocabulary;
 use crate::worker_process::{EPOCH, limit_memory};
-use crate::yield_to_others;
 use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -29,36 +29,34 @@ pub fn serve(stream: LinkSocket) -> io::Result<()> {
         Ok(()) | Err(LinkError::Closed) => Ok(()),
         Err(error) => Err(io::Error::other(error)),
     };
-    let named = thread::Builder::new().name("grammar-trial".to_owned());
-    let thread = named.stack_size(DRY_RUN_STACK_BYTES).spawn(work)?;
-    thread
-        .join()
-        .unwrap_or_else(|_| Err(io::Error::other("the thread that tries grammars panicked")))
+    let builder = thread::Builder::new().name("grammar-dry-run".to_owned());
+    let thread = builder.stack_size(DRY_RUN_STACK_BYTES).spawn(work)?;
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the dry-run thread panicked")))
 }
 
 fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
-    let failed = |error: io::Error| LinkError::Io(error.kind());
-    let to = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
-    let desk = Arc::new(DryRunVerdicts::new(to));
-    let mut from = FrameReader::<_, GrammarWorkerRequest>::new(stream, EPOCH);
+    let io_error = |error: io::Error| LinkError::Io(error.kind());
+    let writer = FrameWriter::new(stream.try_clone().map_err(io_error)?, EPOCH);
+    let verdicts = Arc::new(DryRunVerdicts::new(writer));
+    let mut reader = FrameReader::<_, GrammarWorkerRequest>::new(stream, EPOCH);
     let mut compiler = None;
-    while let Some(message) = from.receive()? {
+    while let Some(message) = reader.receive()? {
         match (message, &compiler) {
-            (GrammarWorkerRequest::LowerPriority, _) => yield_to_others(),
-            (GrammarWorkerRequest::Vocabulary(words), _) => {
+            (GrammarWorkerRequest::LowerPriority, _) => lower_priority(),
+            (GrammarWorkerRequest::Vocabulary(message), _) => {
                 // The server has created a compiler from an equal vocabulary. If this fails, the peer is not
                 // a server.
-                let made =
-                    GrammarCompiler::new(vocabulary(words)).map_err(|_| LinkError::Closed)?;
-                let made = compiler.insert(Arc::new(made));
-                start_starvation_watchdog(made, &desk).map_err(failed)?;
+                let new_compiler =
+                    GrammarCompiler::new(vocabulary(message)).map_err(|_| LinkError::Closed)?;
+                let new_compiler = compiler.insert(Arc::new(new_compiler));
+                start_starvation_watchdog(new_compiler, &verdicts).map_err(io_error)?;
                 set_idle_priority(); // Dry runs of client grammars follow.
-                desk.send(GrammarWorkerReply::Ready)?;
+                verdicts.send(GrammarWorkerReply::Ready)?;
             }
             (GrammarWorkerRequest::Constraint(constraint), Some(compiler)) => {
-                let trial = Arc::new(GrammarDryRun::begin(constraint));
-                desk.begin(&trial);
-                desk.report_verdict(&trial, compiler.dry_run(&trial.constraint))?;
+                let dry_run = Arc::new(GrammarDryRun::begin(constraint));
+                verdicts.begin(&dry_run);
+                verdicts.report_verdict(&dry_run, compiler.dry_run(&dry_run.constraint))?;
             }
             (GrammarWorkerRequest::Constraint(_), None) => return Err(LinkError::Closed),
         }
@@ -69,15 +67,15 @@ fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
 /// Starts the thread that takes over dry runs for which this thread gets no processor time.
 fn start_starvation_watchdog(
     compiler: &Arc<GrammarCompiler>,
-    desk: &Arc<DryRunVerdicts<LinkSocket>>,
+    verdicts: &Arc<DryRunVerdicts<LinkSocket>>,
 ) -> io::Result<()> {
-    let (compiler, desk) = (Arc::clone(compiler), Arc::clone(desk));
+    let (compiler, verdicts) = (Arc::clone(compiler), Arc::clone(verdicts));
     let work = move || {
-        yield_to_others();
-        take_over_starved(&desk, |trial| compiler.dry_run(&trial.constraint))
+        lower_priority();
+        take_over_starved(&verdicts, |dry_run| compiler.dry_run(&dry_run.constraint))
     };
-    let named = thread::Builder::new().name("grammar-watch".to_owned());
-    named.stack_size(DRY_RUN_STACK_BYTES).spawn(|| {
+    let builder = thread::Builder::new().name("grammar-watch".to_owned());
+    builder.stack_size(DRY_RUN_STACK_BYTES).spawn(|| {
         // The thread is never joined, and the server would wait for a verdict. When the server closes the
         // connection, the process ends anyway.
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
@@ -93,12 +91,12 @@ fn set_idle_priority() {
     let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
     let idle = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
     if let Err(error) = idle {
-        tracing::debug!(%error, "grammars are tried while others need the processor");
+        tracing::debug!(%error, "the idle scheduling policy is not available for dry runs");
     }
-    yield_to_others();
+    lower_priority();
 }
 
-fn vocabulary(words: VocabularyMessage) -> GrammarVocabulary {
-    let VocabularyMessage { tokens, special, end_ids: ends } = words;
-    GrammarVocabulary { tokens, special, end_ids: ends, encode: Arc::new(|_| None) }
+fn vocabulary(message: VocabularyMessage) -> GrammarVocabulary {
+    let VocabularyMessage { tokens, special, end_ids } = message;
+    GrammarVocabulary { tokens, special, end_ids, encode: Arc::new(|_| None) }
 }

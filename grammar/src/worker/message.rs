@@ -47,14 +47,14 @@ pub(super) enum GrammarWorkerReply {
 ///
 /// Errors: the tokens exceed the size of a frame.
 pub(crate) fn vocabulary_frame(vocabulary: &GrammarVocabulary) -> Result<Vec<u8>, FrameError> {
-    let GrammarVocabulary { tokens, special, end_ids: ends, .. } = vocabulary;
-    let words = VocabularyMessage {
+    let GrammarVocabulary { tokens, special, end_ids, .. } = vocabulary;
+    let message = VocabularyMessage {
         tokens: tokens.clone(),
         special: special.clone(),
-        end_ids: ends.clone(),
+        end_ids: end_ids.clone(),
     };
     let mut out = Vec::new();
-    frame::encode(&GrammarWorkerRequest::Vocabulary(words), EPOCH, &mut out)?;
+    frame::encode(&GrammarWorkerRequest::Vocabulary(message), EPOCH, &mut out)?;
     Ok(out)
 }
 
@@ -93,13 +93,16 @@ mod tests {
     use serde_json::{Value, json};
     use std::time::Duration;
 
-    fn through<M: WireMessage>(message: &M) -> M {
+    fn round_trip<M: WireMessage>(message: &M) -> M {
         let mut out = Vec::new();
         frame::encode(message, EPOCH, &mut out).unwrap();
-        let (back, epoch, bytes) = frame::decode(&out).unwrap().unwrap();
+        let (decoded, epoch, bytes) = frame::decode(&out).unwrap().unwrap();
         assert_eq!((epoch, bytes), (EPOCH, out.len()));
-        assert!(frame::decode::<M>(&out[..out.len() - 1]).unwrap().is_none(), "not all of it");
-        back
+        assert!(
+            frame::decode::<M>(&out[..out.len() - 1]).unwrap().is_none(),
+            "the frame is incomplete"
+        );
+        decoded
     }
 
     /// Returns a schema of maximum nesting depth.
@@ -112,7 +115,7 @@ mod tests {
         let schema = json!({"z": 1, "a": [-7, 0.1, 1e300, 1.0, u64::MAX, i64::MIN, null, "\u{0}ü"],
             "of": {"properties": {}, "y": true}});
         let spaced = JsonWhitespace::Pattern("[ \\t]*".to_owned());
-        for form in [
+        for spec in [
             GrammarSpec::Json { schema: schema.clone(), whitespace: spaced },
             GrammarSpec::Json { schema: deep(), whitespace: JsonWhitespace::Any },
             GrammarSpec::Json { schema: Value::Bool(true), whitespace: JsonWhitespace::None },
@@ -120,39 +123,39 @@ mod tests {
             GrammarSpec::Choice(vec![String::new(), "no\n".to_owned()]),
             GrammarSpec::Lark("start: \"x\"".to_owned()),
         ] {
-            let sent = OutputConstraint::new(form, "structured_outputs.json");
+            let sent = OutputConstraint::new(spec, "structured_outputs.json");
             for sent in [sent.clone(), sent.start_after("</think>")] {
                 let sent = Arc::new(sent);
-                let GrammarWorkerRequest::Constraint(got) =
-                    through(&GrammarWorkerRequest::Constraint(Arc::clone(&sent)))
+                let GrammarWorkerRequest::Constraint(received) =
+                    round_trip(&GrammarWorkerRequest::Constraint(Arc::clone(&sent)))
                 else {
-                    panic!("another message")
+                    panic!("expected a constraint")
                 };
-                assert_eq!(got, sent);
-                assert_eq!(got.cache_key(), sent.cache_key(), "members in their order");
+                assert_eq!(received, sent);
+                assert_eq!(received.cache_key(), sent.cache_key(), "members keep their order");
             }
         }
     }
 
     #[test]
     fn vocabularies_and_verdicts_round_trip() {
-        let words = GrammarWorkerRequest::Vocabulary(VocabularyMessage {
+        let vocabulary = GrammarWorkerRequest::Vocabulary(VocabularyMessage {
             tokens: vec![Vec::new(), vec![0, 127, 128, 255], b"the".to_vec()],
             special: vec![2, 70_000],
             end_ids: vec![2],
         });
-        assert_eq!(through(&words), words);
-        let findings = DryRunReport { slowest_mask: Duration::from_nanos(1_234_567_891) };
+        assert_eq!(round_trip(&vocabulary), vocabulary);
+        let report = DryRunReport { slowest_mask: Duration::from_nanos(1_234_567_891) };
         for verdict in [
-            Ok(findings),
+            Ok(report),
             Err(GrammarError::TooLarge { bytes: usize::MAX }),
             Err(GrammarError::InvalidSpaces("unclosed group".to_owned())),
         ] {
             let sent = GrammarWorkerReply::Verdict(verdict);
-            assert_eq!(through(&sent), sent);
+            assert_eq!(round_trip(&sent), sent);
         }
         let mut out = Vec::new();
         frame::encode(&GrammarWorkerReply::Ready, EPOCH, &mut out).unwrap();
-        assert!(frame::decode::<GrammarWorkerRequest>(&out).is_err(), "of the other direction");
+        assert!(frame::decode::<GrammarWorkerRequest>(&out).is_err(), "a reply is not a request");
     }
 }

@@ -24,15 +24,30 @@ pub(crate) struct GrammarWorkerProcess {
     replies: FrameReader<UnixStream, GrammarWorkerReply>,
 }
 
+/// Start of a dry run.
+#[derive(Clone, Copy)]
+struct DryRunStart {
+    at: Instant,
+    /// Processor time of the worker process at the start.
+    child_cpu: Duration,
+}
+
+/// Duration of a dry run.
+struct DryRunElapsed {
+    wall: Duration,
+    /// Processor time of the worker process.
+    child_cpu: Duration,
+}
+
 impl GrammarWorkerProcess {
-    /// Starts the process and waits until it has loaded the vocabulary, with low priority if `yields`. The
+    /// Starts the process and waits until it has loaded the vocabulary, with low priority if `low_priority`. The
     /// process dies with the calling thread.
     ///
     /// Errors: the process cannot be started, or does not become ready in time.
     pub(crate) fn start(
         program: &WorkerProgram,
         vocabulary: &[u8],
-        yields: bool,
+        low_priority: bool,
     ) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_write_timeout(Some(WORKER_START_TIME))?;
@@ -45,10 +60,10 @@ impl GrammarWorkerProcess {
             .stdout(Stdio::null())
             .spawn()?;
         // From here on, an error drops the process and so kills it.
-        let to = FrameWriter::new(ours.try_clone()?, EPOCH);
-        let from = FrameReader::new(ours.try_clone()?, EPOCH);
-        let mut process = Self { child, ended: false, requests: to, replies: from };
-        if yields {
+        let requests = FrameWriter::new(ours.try_clone()?, EPOCH);
+        let replies = FrameReader::new(ours.try_clone()?, EPOCH);
+        let mut process = Self { child, ended: false, requests, replies };
+        if low_priority {
             process.requests.send(GrammarWorkerRequest::LowerPriority).map_err(io::Error::other)?;
         }
         (&ours).write_all(vocabulary)?;
@@ -74,55 +89,55 @@ impl GrammarWorkerProcess {
         &mut self,
         constraint: &Arc<OutputConstraint>,
     ) -> Result<Result<DryRunReport, GrammarError>, GrammarError> {
-        let begun = (Instant::now(), self.child_cpu_time());
-        let told = self.requests.send(GrammarWorkerRequest::Constraint(Arc::clone(constraint)));
-        match told.and_then(|()| self.wait_reply(begun)) {
+        let start = DryRunStart { at: Instant::now(), child_cpu: self.child_cpu_time() };
+        let sent = self.requests.send(GrammarWorkerRequest::Constraint(Arc::clone(constraint)));
+        match sent.and_then(|()| self.wait_reply(start)) {
             Ok(Some(GrammarWorkerReply::Verdict(verdict))) => Ok(verdict),
             Ok(None) | Err(LinkError::Io(io::ErrorKind::WouldBlock)) => {
-                Err(self.kill_overdue(begun))
+                Err(self.kill_overdue(start))
             }
             Ok(Some(GrammarWorkerReply::Ready)) | Err(_) => Err(self.exit_error()),
         }
     }
 
     /// Waits for the reply for `COMPILE_TIME`, and longer while the process gets too little processor time.
-    fn wait_reply(
-        &mut self,
-        begun: (Instant, Duration),
-    ) -> Result<Option<GrammarWorkerReply>, LinkError> {
-        const SLICE: Duration = Duration::from_millis(50);
+    fn wait_reply(&mut self, start: DryRunStart) -> Result<Option<GrammarWorkerReply>, LinkError> {
+        const POLL_INTERVAL: Duration = Duration::from_millis(50);
         let mut wait = COMPILE_TIME;
         loop {
-            let heard = self.replies.recv(wait)?;
+            let reply = self.replies.recv(wait)?;
             let is_over = || {
-                let (waited, spent) = self.elapsed_since(begun);
-                spent >= DRY_RUN_CPU_TIME_MIN || waited >= DRY_RUN_TIME_MAX
+                let elapsed = self.elapsed_since(start);
+                elapsed.child_cpu >= DRY_RUN_CPU_TIME_MIN || elapsed.wall >= DRY_RUN_TIME_MAX
             };
-            if heard.is_some() || is_over() {
-                return Ok(heard);
+            if reply.is_some() || is_over() {
+                return Ok(reply);
             }
-            wait = SLICE;
+            wait = POLL_INTERVAL;
         }
     }
 
     /// Returns wall time and processor time since a start.
-    fn elapsed_since(&self, (then, spent): (Instant, Duration)) -> (Duration, Duration) {
-        (then.elapsed(), self.child_cpu_time().saturating_sub(spent))
+    fn elapsed_since(&self, start: DryRunStart) -> DryRunElapsed {
+        DryRunElapsed {
+            wall: start.at.elapsed(),
+            child_cpu: self.child_cpu_time().saturating_sub(start.child_cpu),
+        }
     }
 
     /// Kills the process for a dry run that exceeds its time. Returns whether the grammar or the machine is
     /// the cause.
-    fn kill_overdue(&mut self, begun: (Instant, Duration)) -> GrammarError {
-        let (waited, spent) = self.elapsed_since(begun);
+    fn kill_overdue(&mut self, start: DryRunStart) -> GrammarError {
+        let DryRunElapsed { wall, child_cpu } = self.elapsed_since(start);
         self.kill();
-        let (waited_ms, processor_ms) = (waited.as_millis() as u64, spent.as_millis() as u64);
+        let (waited_ms, processor_ms) = (wall.as_millis() as u64, child_cpu.as_millis() as u64);
         tracing::warn!(
             process = self.child.id(),
             waited_ms,
             processor_ms,
-            "a grammar takes too long"
+            "dry run of a grammar timed out"
         );
-        if spent < DRY_RUN_CPU_TIME_MIN {
+        if child_cpu < DRY_RUN_CPU_TIME_MIN {
             GrammarError::Starved { waited_ms, processor_ms }
         } else {
             GrammarError::TooSlow
@@ -147,7 +162,11 @@ impl GrammarWorkerProcess {
         self.kill(); // A process that has already exited keeps its status.
         let status = self.child.wait();
         let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-        tracing::warn!(process = self.child.id(), how, "a grammar broke the process that tried it");
+        tracing::warn!(
+            process = self.child.id(),
+            how,
+            "grammar worker process ended during a dry run"
+        );
         GrammarError::WorkerCrashed { how }
     }
 

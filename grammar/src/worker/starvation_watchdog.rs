@@ -29,21 +29,22 @@ const IDLE_CHECKS_MAX: u32 = 20;
 /// Dry run that the server waits for.
 pub(super) struct GrammarDryRun {
     pub(super) constraint: Arc<OutputConstraint>,
-    since: Instant,
+    started_at: Instant,
     /// Processor time of this process at the start of the dry run.
-    spent: Duration,
+    cpu_at_start: Duration,
 }
 
 impl GrammarDryRun {
     pub(super) fn begin(constraint: Arc<OutputConstraint>) -> Self {
-        Self { constraint, since: Instant::now(), spent: process_cpu_time() }
+        Self { constraint, started_at: Instant::now(), cpu_at_start: process_cpu_time() }
     }
 
     /// Whether the dry run is starved: it has too little processor time, or it exceeds `COMPILE_TIME`, beyond
     /// which the server waits for starved dry runs only.
     fn is_starved(&self) -> bool {
-        let (age, spent) = (self.since.elapsed(), process_cpu_time().saturating_sub(self.spent));
-        age > COMPILE_TIME || age > STARVED_AFTER && spent < DRY_RUN_CPU_TIME_MIN
+        let age = self.started_at.elapsed();
+        let cpu_time = process_cpu_time().saturating_sub(self.cpu_at_start);
+        age > COMPILE_TIME || age > STARVED_AFTER && cpu_time < DRY_RUN_CPU_TIME_MIN
     }
 }
 
@@ -56,7 +57,7 @@ fn process_cpu_time() -> Duration {
 /// Current dry run, and the sender of its verdict.
 pub(super) struct DryRunVerdicts<W> {
     state: Mutex<DryRunVerdictsState<W>>,
-    trial_started: Condvar,
+    dry_run_started: Condvar,
 }
 
 struct DryRunVerdictsState<W> {
@@ -66,11 +67,11 @@ struct DryRunVerdictsState<W> {
 }
 
 impl<W: Write> DryRunVerdicts<W> {
-    /// Creates the state; verdicts are sent to `to`.
-    pub(super) fn new(to: FrameWriter<W, GrammarWorkerReply>) -> Self {
+    /// Creates the state; verdicts are sent through `replies`.
+    pub(super) fn new(replies: FrameWriter<W, GrammarWorkerReply>) -> Self {
         Self {
-            state: Mutex::new(DryRunVerdictsState { replies: to, pending: None }),
-            trial_started: Condvar::new(),
+            state: Mutex::new(DryRunVerdictsState { replies, pending: None }),
+            dry_run_started: Condvar::new(),
         }
     }
 
@@ -82,9 +83,9 @@ impl<W: Write> DryRunVerdicts<W> {
     }
 
     /// Starts a dry run, which must end with a verdict.
-    pub(super) fn begin(&self, trial: &Arc<GrammarDryRun>) {
-        lock(&self.state).pending = Some(Arc::clone(trial));
-        self.trial_started.notify_one();
+    pub(super) fn begin(&self, dry_run: &Arc<GrammarDryRun>) {
+        lock(&self.state).pending = Some(Arc::clone(dry_run));
+        self.dry_run_started.notify_one();
     }
 
     /// Sends the verdict of a dry run, unless the dry run already has one.
@@ -92,23 +93,23 @@ impl<W: Write> DryRunVerdicts<W> {
     /// Errors: the server has closed the connection.
     pub(super) fn report_verdict(
         &self,
-        trial: &Arc<GrammarDryRun>,
+        dry_run: &Arc<GrammarDryRun>,
         verdict: DryRunVerdict,
     ) -> Result<(), LinkError> {
         let mut state = lock(&self.state);
-        let told = state.pending.take_if(|pending| Arc::ptr_eq(pending, trial));
-        told.map_or(Ok(()), |_| state.replies.send(GrammarWorkerReply::Verdict(verdict)))
+        let open = state.pending.take_if(|pending| Arc::ptr_eq(pending, dry_run));
+        open.map_or(Ok(()), |_| state.replies.send(GrammarWorkerReply::Verdict(verdict)))
     }
 
     fn pending(&self) -> Option<Arc<GrammarDryRun>> {
         lock(&self.state).pending.clone()
     }
 
-    fn wait_for_trial(&self) {
-        let waits = |state: &mut DryRunVerdictsState<W>| state.pending.is_none();
+    fn wait_for_dry_run(&self) {
+        let is_idle = |state: &mut DryRunVerdictsState<W>| state.pending.is_none();
         drop(
-            self.trial_started
-                .wait_while(lock(&self.state), waits)
+            self.dry_run_started
+                .wait_while(lock(&self.state), is_idle)
                 .unwrap_or_else(PoisonError::into_inner),
         );
     }
@@ -118,20 +119,20 @@ impl<W: Write> DryRunVerdicts<W> {
 ///
 /// Errors: the server has closed the connection.
 pub(super) fn take_over_starved<W: Write>(
-    desk: &DryRunVerdicts<W>,
-    try_out: impl Fn(&GrammarDryRun) -> DryRunVerdict,
+    verdicts: &DryRunVerdicts<W>,
+    run_dry_run: impl Fn(&GrammarDryRun) -> DryRunVerdict,
 ) -> Result<(), LinkError> {
     loop {
-        desk.wait_for_trial();
-        let mut in_vain = 0;
-        while in_vain < IDLE_CHECKS_MAX {
+        verdicts.wait_for_dry_run();
+        let mut idle_checks = 0;
+        while idle_checks < IDLE_CHECKS_MAX {
             thread::sleep(CHECK_INTERVAL);
-            match desk.pending() {
-                Some(trial) if trial.is_starved() => {
-                    desk.report_verdict(&trial, try_out(&trial))?;
+            match verdicts.pending() {
+                Some(dry_run) if dry_run.is_starved() => {
+                    verdicts.report_verdict(&dry_run, run_dry_run(&dry_run))?;
                 }
-                Some(_) => in_vain = 0,
-                None => in_vain += 1,
+                Some(_) => idle_checks = 0,
+                None => idle_checks += 1,
             }
         }
     }
@@ -147,39 +148,39 @@ mod tests {
 
     const WAIT: Duration = Duration::from_mins(1);
 
-    fn verdict(said: &str) -> DryRunVerdict {
-        Err(GrammarError::Invalid(said.to_owned()))
+    fn verdict(text: &str) -> DryRunVerdict {
+        Err(GrammarError::Invalid(text.to_owned()))
     }
 
     #[test]
     fn starved_dry_run_is_taken_over_and_has_one_verdict() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut server = FrameReader::<_, GrammarWorkerReply>::new(ours, EPOCH);
-        let desk = Arc::new(DryRunVerdicts::new(FrameWriter::new(theirs, EPOCH)));
-        let watching = Arc::clone(&desk);
-        thread::spawn(move || take_over_starved(&watching, |_| verdict("watch")));
+        let verdicts = Arc::new(DryRunVerdicts::new(FrameWriter::new(theirs, EPOCH)));
+        let watchdog_verdicts = Arc::clone(&verdicts);
+        thread::spawn(move || take_over_starved(&watchdog_verdicts, |_| verdict("watch")));
         let begin = || {
-            let form = GrammarSpec::Regex("a".to_owned());
-            let trial =
-                Arc::new(GrammarDryRun::begin(Arc::new(OutputConstraint::new(form, "regex"))));
-            desk.begin(&trial);
-            trial
+            let spec = GrammarSpec::Regex("a".to_owned());
+            let dry_run =
+                Arc::new(GrammarDryRun::begin(Arc::new(OutputConstraint::new(spec, "regex"))));
+            verdicts.begin(&dry_run);
+            dry_run
         };
         // The watchdog sleeps before the first dry run, and polls before the second.
         for _ in 0..2 {
-            let since = Instant::now();
-            let starving = begin();
-            let heard = server.recv(WAIT).unwrap();
-            assert_eq!(heard, Some(GrammarWorkerReply::Verdict(verdict("watch"))));
-            assert!(since.elapsed() > STARVED_AFTER, "it had its time");
-            desk.report_verdict(&starving, verdict("late")).unwrap();
-            let quick = begin();
-            desk.report_verdict(&quick, verdict("quick")).unwrap();
-            let heard = server.recv(WAIT).unwrap();
+            let start = Instant::now();
+            let first = begin();
+            let reply = server.recv(WAIT).unwrap();
+            assert_eq!(reply, Some(GrammarWorkerReply::Verdict(verdict("watch"))));
+            assert!(start.elapsed() > STARVED_AFTER, "the watchdog waited before it took over");
+            verdicts.report_verdict(&first, verdict("late")).unwrap();
+            let second = begin();
+            verdicts.report_verdict(&second, verdict("quick")).unwrap();
+            let reply = server.recv(WAIT).unwrap();
             assert_eq!(
-                heard,
+                reply,
                 Some(GrammarWorkerReply::Verdict(verdict("quick"))),
-                "not the late one"
+                "the second verdict of the first dry run is dropped"
             );
         }
     }

@@ -14,9 +14,9 @@ pub const ARENA_RESERVE: (&str, &str) = ("MIMALLOC_ARENA_RESERVE", "16MiB");
 const NICENESS: i32 = 10;
 
 /// Lowers the priority of this thread and of threads that it starts later.
-pub fn yield_to_others() {
+pub fn lower_priority() {
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
-        tracing::debug!(%error, "work of requests gets as much of the processor as everything else");
+        tracing::debug!(%error, "cannot lower the thread priority");
     }
 }
 
@@ -29,7 +29,7 @@ pub fn limit_memory(bytes: u64) -> io::Result<()> {
     setrlimit(Resource::As, limit(address_space()? + bytes))?;
     setrlimit(Resource::Core, limit(0))?;
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
-        tracing::debug!(%error, "other processes may be killed first where memory runs out");
+        tracing::debug!(%error, "cannot raise the OOM score of this process");
     }
     Ok(())
 }
@@ -39,6 +39,6 @@ fn address_space() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
     let kib = size.and_then(|size| size.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    let missing = || io::Error::other("/proc/self/status does not tell VmSize");
+    let missing = || io::Error::other("/proc/self/status has no VmSize");
     kib.map(|kib| kib << 10).ok_or_else(missing)
 }

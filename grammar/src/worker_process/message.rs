@@ -20,15 +20,15 @@ pub fn encode_message(
     rmp_serde::encode::write(out, value).map_err(error)
 }
 
-/// Decodes the body of a message of the kind `wanted`.
+/// Decodes the body of a message of the kind `expected`.
 ///
 /// Errors: the message has another kind, or its body is invalid.
 pub fn decode_message<T: DeserializeOwned>(
-    wanted: u16,
+    expected: u16,
     kind: u16,
     body: &[u8],
 ) -> Result<T, CodecError> {
-    if kind != wanted {
+    if kind != expected {
         return Err(CodecError::UnknownKind(kind));
     }
     rmp_serde::from_slice(body).map_err(|e| CodecError::Decode {

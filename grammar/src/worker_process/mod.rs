@@ -7,6 +7,6 @@ mod limits;
 mod message;
 mod program;
 
-pub use limits::{ARENA_RESERVE, limit_memory, yield_to_others};
+pub use limits::{ARENA_RESERVE, limit_memory, lower_priority};
 pub use message::{EPOCH, decode_message, encode_message};
 pub use program::WorkerProgram;

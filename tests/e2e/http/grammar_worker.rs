@@ -4,7 +4,7 @@ use super::executor_process::{children_as, send, wait_until};
 use super::server_process::ServerProcess;
 use crate::http_client::{HttpReply, get, post};
 use crate::test_server::{SECRET_VARIABLE, ServerSetup, TestServer};
-use grammar::serve_trials;
+use grammar::serve_dry_runs;
 use grammar::worker_process::WorkerProgram;
 use serde_json::{Value, json};
 use std::io::{Read, Write, stdin};
@@ -104,7 +104,7 @@ fn slow_grammar_worker_is_killed_and_replaced() {
         let (reply, took) = complete_in_background(server.address, attack).join().unwrap();
         let (status, reason, message) = rejection(&reply);
         assert_eq!((status, reason.as_str()), (429, Some("grammars_overloaded")), "{message}");
-        assert!(message.contains("the grammar had a processor for 0 ms"), "{message}");
+        assert!(message.contains("the dry run of the grammar got 0 ms of processor time"), "{message}");
         assert_eq!(reply.header("retry-after"), Some("10"));
         assert!(took < REJECTED_WITHIN, "{took:?}");
         let left = || trials_now.iter().filter(|pid| exists(**pid));
@@ -146,7 +146,7 @@ fn endless_grammars_leave_no_running_process() {
     for attack in attacks.collect::<Vec<_>>() {
         let (status, reason, message) = rejection(&attack.join().unwrap());
         let told = (status, reason.as_str().unwrap());
-        let starved = told == (429, "grammars_overloaded") && message.contains("none to spare");
+        let starved = told == (429, "grammars_overloaded") && message.contains("the machine is overloaded");
         assert!(told == (400, "invalid_grammar") || starved, "{told:?}: {message}");
     }
     assert_eq!(complete_with_grammar(address, 1).status, 200);
@@ -242,7 +242,7 @@ fn work_until_asked(then: fn() -> !) {
             server.write_all(&byte).unwrap();
         }
     });
-    serve_trials(inner.into()).unwrap();
+    serve_dry_runs(inner.into()).unwrap();
 }
 
 #[test]
