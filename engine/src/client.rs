@@ -121,7 +121,7 @@ struct RequestRoute {
     index: u32,
     times: RequestTimes,
     /// Request id given by the client; need not be unique.
-    name: Arc<str>,
+    client_id: Arc<str>,
 }
 
 /// Handle to the engine; clones share all state.
@@ -176,15 +176,15 @@ impl EngineClient {
     /// events of that request carry index `i`. Hashes the prompts on the calling thread, so call it where CPU
     /// work is allowed.
     ///
-    /// `name`: request id given by the client, shared by all requests of the stream.
+    /// `client_id`: request id given by the client, shared by all requests of the stream.
     pub fn submit(
         &self,
         mut submits: Vec<RequestSubmission>,
         n: u32,
-        name: &str,
-        ticket: AdmissionPermit,
+        client_id: &str,
+        permit: AdmissionPermit,
     ) -> RequestEventStream {
-        let stream = self.register(&mut submits, n, name, ticket);
+        let stream = self.register(&mut submits, n, client_id, permit);
         let ids: Vec<RequestId> = submits.iter().map(|submit| submit.id).collect();
         let events =
             submits.into_iter().map(|s| EngineMessage::Event(SchedulerEvent::Submit(Box::new(s))));
@@ -208,10 +208,10 @@ impl EngineClient {
         &self,
         mut submits: Vec<RequestSubmission>,
         n: u32,
-        name: &str,
-        ticket: AdmissionPermit,
+        client_id: &str,
+        permit: AdmissionPermit,
     ) -> (RequestEventStream, DeferredSubmit) {
-        let stream = self.register(&mut submits, n, name, ticket);
+        let stream = self.register(&mut submits, n, client_id, permit);
         (stream, DeferredSubmit::new(self.clone(), submits))
     }
 
@@ -219,23 +219,23 @@ impl EngineClient {
         &self,
         submits: &mut [RequestSubmission],
         n: u32,
-        name: &str,
-        ticket: AdmissionPermit,
+        client_id: &str,
+        permit: AdmissionPermit,
     ) -> RequestEventStream {
-        let name: Arc<str> = name.into();
+        let client_id: Arc<str> = client_id.into();
         let count = submits.len() as u64;
         let first = self.state.next_id.fetch_add(count, Ordering::Relaxed);
         let mailbox = Arc::new(StreamMailbox::default());
-        RequestIdAssigner::default().assign_ids(submits, first, &name, &self.state.hasher);
+        RequestIdAssigner::default().assign_ids(submits, first, &client_id, &self.state.hasher);
         let prompt_tokens = submits.iter().map(|submit| submit.tokens.len() as u64).collect();
         let mut index = 0;
         for choices in submits.chunks(n.max(1) as usize) {
             let (n, len) = (choices.len() as u32, choices[0].tokens.len() as u32);
             let times =
-                RequestTimes::of_choices(n, ticket.admitted_at(), len, choices[0].max_tokens);
+                RequestTimes::of_choices(n, permit.admitted_at(), len, choices[0].max_tokens);
             for (submit, times) in choices.iter().zip(times) {
-                let (mailbox, name) = (Arc::clone(&mailbox), Arc::clone(&name));
-                let route = RequestRoute { mailbox, index, times, name };
+                let (mailbox, client_id) = (Arc::clone(&mailbox), Arc::clone(&client_id));
+                let route = RequestRoute { mailbox, index, times, client_id };
                 self.state.inflight.insert(submit.id, route);
                 index += 1;
             }
@@ -247,7 +247,7 @@ impl EngineClient {
                 self.finish_request(submit.id, &finish);
             }
         }
-        RequestEventStream::new(self.clone(), mailbox, RequestId(first), prompt_tokens, ticket)
+        RequestEventStream::new(self.clone(), mailbox, RequestId(first), prompt_tokens, permit)
     }
 
     /// Aborts a request; its stream receives no further events. Unknown requests are ignored.
@@ -259,14 +259,14 @@ impl EngineClient {
         }
     }
 
-    /// Aborts every request with a client-given id that `is_meant` accepts; the streams end as aborted.
+    /// Aborts every request with a client-given id that `matches` accepts; the streams end as aborted.
     /// Returns the number of aborted requests.
-    pub fn abort_by_name(&self, is_meant: impl Fn(&str) -> bool) -> usize {
+    pub fn abort_by_client_id(&self, matches: impl Fn(&str) -> bool) -> usize {
         let inflight = self.state.inflight.iter();
-        let named = inflight.map(|entry| (*entry.key(), Arc::clone(&entry.value().name)));
-        let meant = RequestIdAssigner::default().ids_by_client_id(named, is_meant);
+        let client_ids = inflight.map(|entry| (*entry.key(), Arc::clone(&entry.value().client_id)));
+        let requests = RequestIdAssigner::default().ids_by_client_id(client_ids, matches);
         let finish = FinishReason::Abort(AbortCause::Operator);
-        meant.into_iter().filter(|request| self.finish_request(*request, &finish)).count()
+        requests.into_iter().filter(|request| self.finish_request(*request, &finish)).count()
     }
 
     /// Delivers the events of one step to the streams and wakes their readers.
@@ -308,25 +308,25 @@ impl EngineClient {
 
     /// Starts or stops the profiler of all executors. Every running executor sends one status.
     pub fn profile(&self, on: bool) -> UnboundedReceiver<ProfilerStatus> {
-        let (replies, answers) = unbounded_channel();
+        let (replies, statuses) = unbounded_channel();
         self.state.inbox.push(EngineMessage::Profile { on, replies });
-        answers
+        statuses
     }
 
     /// Clears the prefix caches. The reply is whether they were cleared: requests that hold blocks prevent it
     /// unless `restart` is set.
     pub fn reset_prefix_cache(&self, restart: bool) -> oneshot::Receiver<bool> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, receiver) = oneshot::channel();
         self.state.inbox.push(EngineMessage::ResetPrefixCache { restart, reply });
-        answer
+        receiver
     }
 
     /// Lists the blocks in the prefix indices, between two steps. The receiver fails if the engine has
     /// stopped.
     pub fn cached_blocks(&self) -> oneshot::Receiver<Vec<CachedBlocks>> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, receiver) = oneshot::channel();
         self.state.inbox.push(EngineMessage::ListCachedBlocks { reply });
-        answer
+        receiver
     }
 
     /// Counters of the first replica as of its last tick that changed them.

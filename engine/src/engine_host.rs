@@ -49,46 +49,48 @@ impl EngineHost {
     /// Starts the threads of an engine; its executors must be ready, and `links` are in the order of the
     /// replicas.
     pub fn start(
-        deciding: EngineParts,
+        parts: EngineParts,
         links: Vec<ExecutorLink>,
         admission: AdmissionLimits,
         deadline: StepDeadline,
         observers: EngineObservers,
-        notices: mpsc::Sender<SupervisorEvent>,
+        supervisor: mpsc::Sender<SupervisorEvent>,
         runtime: &Handle,
     ) -> io::Result<Self> {
         let inbox = Arc::new(BatchInbox::default());
         let grammar_timings = Arc::clone(&observers.metrics.grammar);
         let admission = AdmissionController::new(admission);
-        let EngineParts { engine, kv_events } = deciding;
+        let EngineParts { engine, kv_events } = parts;
         let client = {
             let metrics = Arc::clone(&observers.metrics);
             EngineClient::new(Arc::clone(&inbox), engine.hasher(), admission, metrics)
         };
-        let (news, waiting) = tokio::sync::mpsc::channel(EVENT_LISTS_QUEUED_MAX);
-        runtime.spawn(fan_out(client.clone(), waiting));
+        let (events_tx, events_rx) = tokio::sync::mpsc::channel(EVENT_LISTS_QUEUED_MAX);
+        runtime.spawn(fan_out(client.clone(), events_rx));
         // Stats read before the first tick must list all replicas.
         (0..links.len())
             .for_each(|replica| client.set_stats(engine.stats(Replica(replica as u16))));
-        let stations = links.iter().map(|link| ReplicaHandle::new(link, deadline)).collect();
-        let recovers =
-            links.iter().flat_map(|link| &link.receivers).all(|from| from.process.is_some());
+        let replica_handles = links.iter().map(|link| ReplicaHandle::new(link, deadline)).collect();
+        let can_restart = links
+            .iter()
+            .flat_map(|link| &link.receivers)
+            .all(|receiver| receiver.process.is_some());
         for (link, replica) in links.into_iter().zip((0..).map(Replica)) {
             spawn_readers(replica, link.receivers, &inbox)?;
         }
-        let thread = EngineLoop {
+        let engine_loop = EngineLoop {
             engine,
             kv_events,
             inbox: Arc::clone(&inbox),
-            replica_handles: stations,
-            can_restart: recovers,
-            token_events: news,
+            replica_handles,
+            can_restart,
+            token_events: events_tx,
             client: client.clone(),
             observers,
             mask_workers: mask_workers(&grammar_timings, &inbox)?,
-            supervisor: notices,
+            supervisor,
         };
-        Ok(Self { client, grammar_timings, inbox, scheduler: thread.spawn()? })
+        Ok(Self { client, grammar_timings, inbox, scheduler: engine_loop.spawn()? })
     }
 
     /// Attaches restarted executors of the replicas from `first` on; they are ready and of the engine's
@@ -100,23 +102,23 @@ impl EngineHost {
         ready: &ExecutorReady,
     ) {
         let replicas = || (first.0..).map(Replica);
-        let (to, from): (Vec<_>, Vec<_>) =
+        let (commands, receivers): (Vec<_>, Vec<_>) =
             links.into_iter().map(|link| (link.commands, link.receivers)).unzip();
         // Report all executors as restored before a reader can report one of them as failed.
-        for (executor, replica) in to.into_iter().zip(replicas()) {
+        for (executor, replica) in commands.into_iter().zip(replicas()) {
             self.inbox.push(EngineMessage::ExecutorRestored {
                 replica,
                 executor,
                 ready: ready.clone(),
             });
         }
-        for (from, replica) in from.into_iter().zip(replicas()) {
-            let epoch = from.first().map(|from| from.epoch).unwrap_or_default();
-            if let Err(error) = spawn_readers(replica, from, &self.inbox) {
-                let (sender, loss) =
+        for (receivers, replica) in receivers.into_iter().zip(replicas()) {
+            let epoch = receivers.first().map(|receiver| receiver.epoch).unwrap_or_default();
+            if let Err(error) = spawn_readers(replica, receivers, &self.inbox) {
+                let (sender, failure) =
                     (ExecutorId { replica, epoch, rank: 0 }, ExecutorFailure::Exited);
                 let cause = format!("nobody can listen to the executor: {error}");
-                self.inbox.push(EngineMessage::ExecutorFailed { sender, failure: loss, cause });
+                self.inbox.push(EngineMessage::ExecutorFailed { sender, failure, cause });
             }
         }
     }
@@ -141,8 +143,8 @@ fn mask_workers(
     inbox: &Arc<BatchInbox<EngineMessage>>,
 ) -> io::Result<MaskWorkers> {
     let inbox = Arc::clone(inbox);
-    MaskWorkers::start(timings, move |request, news| {
-        inbox.push(EngineMessage::Event(match news {
+    MaskWorkers::start(timings, move |request, event| {
+        inbox.push(EngineMessage::Event(match event {
             MaskEvent::Ready { outputs, ahead } => {
                 SchedulerEvent::MaskReady { request, output_tokens: outputs, wait_for_next: ahead }
             }

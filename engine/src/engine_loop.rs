@@ -9,7 +9,7 @@ use crate::client::{
 use crate::engine_host::EngineObservers;
 use crate::executors::ExecutorLink;
 use crate::replica_handle::ReplicaHandle;
-use crate::step_clock::{BatchSummary, StepClock, max_pairs_by_step};
+use crate::step_clock::{BatchSummary, StepClock, max_attention_pairs};
 use grammar::MaskWorkers;
 use metrics::StartFailure;
 use metrics::kv_events::KvEventFeed;
@@ -128,21 +128,21 @@ impl EngineLoop {
     }
 
     fn run(mut self) {
-        let (mut signals, mut effects) = (Vec::new(), Vec::new());
-        let clocks =
+        let (mut messages, mut effects) = (Vec::new(), Vec::new());
+        let step_clock =
             StepClock::new(Arc::clone(&self.observers.metrics), self.replica_handles.len());
-        let mut desk = EngineLoopState {
+        let mut state = EngineLoopState {
             events: Vec::new(),
-            step_clock: clocks,
+            step_clock,
             max_pairs: Vec::new(),
             pending_cache_resets: VecDeque::new(),
         };
         loop {
-            desk.step_clock.sleeps();
-            self.inbox.drain(&mut signals, HEARTBEAT);
-            desk.step_clock.wakes();
+            state.step_clock.wait_begins();
+            self.inbox.drain(&mut messages, HEARTBEAT);
+            state.step_clock.wait_ends();
             let now_ms = self.observers.health.heartbeat();
-            self.replica_handles.iter_mut().for_each(|station| station.scheduler_awake(now_ms));
+            self.replica_handles.iter_mut().for_each(|handle| handle.scheduler_awake(now_ms));
             if !self.can_restart {
                 // The executors are threads of this process, so the process's own progress is their
                 // heartbeat.
@@ -150,28 +150,28 @@ impl EngineLoop {
                     self.observers.metrics.executors.heartbeat(rank);
                 });
             }
-            for signal in signals.drain(..) {
-                match self.handle_message(signal, now_ms, &mut desk) {
+            for message in messages.drain(..) {
+                match self.handle_message(message, now_ms, &mut state) {
                     ControlFlow::Continue(()) => {}
                     ControlFlow::Break(EngineExit::Stopped) => return self.stop(),
                     ControlFlow::Break(EngineExit::Failed(cause)) => return self.fail(cause),
                 }
             }
-            let lost = self.collect_failures(&mut desk);
-            self.engine.tick_timed(now_ms, &mut desk.events, &mut effects, &mut desk.step_clock);
+            let failures = self.collect_failures(&mut state);
+            self.engine.tick_timed(now_ms, &mut state.events, &mut effects, &mut state.step_clock);
             // Grammar bitmasks of a batch depend on tokens committed in the same tick, and their effects
             // follow the batch: pass the committed tokens on first.
             self.mask_workers.observe_effects(&effects);
-            desk.step_clock.ticked(&effects);
+            state.step_clock.tick_done(&effects);
             if self.engine.lockstep_group(Replica(0)).count() > 1 {
-                desk.max_pairs = max_pairs_by_step(&effects);
+                state.max_pairs = max_attention_pairs(&effects);
             }
             for effect in effects.drain(..) {
-                self.apply_effect(effect, now_ms, &mut desk);
+                self.apply_effect(effect, now_ms, &mut state);
             }
             self.flush_kv_events();
             self.report_steps();
-            for (replica, cause) in lost {
+            for (replica, cause) in failures {
                 let epoch = self.engine.epoch(replica);
                 // The main thread may have ended already, at shutdown.
                 let _ = self.supervisor.send(SupervisorEvent::ExecutorsFailed {
@@ -186,42 +186,40 @@ impl EngineLoop {
     /// Handles one message; breaks if the loop must end.
     fn handle_message(
         &mut self,
-        signal: EngineMessage,
+        message: EngineMessage,
         now_ms: u64,
-        desk: &mut EngineLoopState,
+        state: &mut EngineLoopState,
     ) -> ControlFlow<EngineExit> {
-        match signal {
+        match message {
             EngineMessage::Event(event) => {
                 if let SchedulerEvent::StepOutput { replica, output } = &event {
-                    desk.step_clock.step_completed(*replica, output);
-                    self.replica_handle(*replica).step_answered(output.step, now_ms);
+                    state.step_clock.step_completed(*replica, output);
+                    self.replica_handle(*replica).step_completed(output.step, now_ms);
                     self.record_heartbeat(ExecutorId {
                         replica: *replica,
                         epoch: output.epoch,
                         rank: 0,
                     });
                 }
-                desk.events.push(event);
+                state.events.push(event);
             }
             EngineMessage::DecodingGuide { request, guide } => {
                 self.mask_workers.begin(request, guide);
             }
-            EngineMessage::ExecutorFailed { sender, failure: loss, cause }
-                if self.is_current(sender) =>
-            {
+            EngineMessage::ExecutorFailed { sender, failure, cause } if self.is_current(sender) => {
                 if !self.can_restart {
                     return ControlFlow::Break(EngineExit::Failed(cause));
                 }
-                self.fail_executors(sender.replica, loss, cause);
+                self.fail_executors(sender.replica, failure, cause);
             }
             EngineMessage::ExecutorRestored { replica, executor, ready } => {
-                self.restore_executors(replica, executor, ready, desk);
+                self.restore_executors(replica, executor, ready, state);
             }
             EngineMessage::Profile { on, replies } => {
-                self.replica_handles.iter_mut().for_each(|station| station.profile(on, &replies));
+                self.replica_handles.iter_mut().for_each(|handle| handle.profile(on, &replies));
             }
-            EngineMessage::ProfileReply(sender, profiled) if self.is_current(sender) => {
-                self.replica_handle(sender.replica).profile_replied(sender.rank, profiled);
+            EngineMessage::ProfileReply(sender, status) if self.is_current(sender) => {
+                self.replica_handle(sender.replica).profiler_replied(sender.rank, status);
             }
             EngineMessage::StepDone(sender, step) if self.is_current(sender) => {
                 self.replica_handle(sender.replica).rank_finished(sender.rank, step);
@@ -236,9 +234,9 @@ impl EngineLoop {
             | EngineMessage::StepDone(..)
             | EngineMessage::Heartbeat(_) => {}
             EngineMessage::ResetPrefixCache { restart, reply } => {
-                desk.pending_cache_resets.push_back(reply);
+                state.pending_cache_resets.push_back(reply);
                 let op_id = 0; // Replies come in the order of the commands.
-                desk.events.push(SchedulerEvent::Control(ControlCommand::ClearPrefixCache {
+                state.events.push(SchedulerEvent::Control(ControlCommand::ClearPrefixCache {
                     op_id,
                     requeue_running: restart,
                 }));
@@ -261,44 +259,42 @@ impl EngineLoop {
     /// Handles a heartbeat of an executor: checks whether the oldest step of its replica is late.
     fn on_heartbeat(&mut self, sender: ExecutorId, now_ms: u64) {
         self.record_heartbeat(sender);
-        let station = &mut self.replica_handles[usize::from(sender.replica.0)];
-        let lateness = station.on_heartbeat(sender.rank, now_ms);
-        lateness
-            .ranks
-            .into_iter()
-            .for_each(|rank| self.observers.metrics.executors.straggler(rank));
-        if let Some(cause) = lateness.cause {
-            let cause = cause + &self.stragglers_elsewhere(sender.replica);
+        let replica_handle = &mut self.replica_handles[usize::from(sender.replica.0)];
+        let outcome = replica_handle.on_heartbeat(sender.rank, now_ms);
+        outcome.ranks.into_iter().for_each(|rank| self.observers.metrics.executors.straggler(rank));
+        if let Some(cause) = outcome.cause {
+            let cause = cause + &self.stragglers_of_other_replicas(sender.replica);
             self.fail_executors(sender.replica, ExecutorFailure::StepTimeout, cause);
         }
     }
 
     /// Describes the ranks of the other replicas in the lockstep group that have not finished the step.
-    fn stragglers_elsewhere(&self, replica: Replica) -> String {
-        let others = self.engine.lockstep_group(replica).filter(|other| *other != replica);
-        let behind =
-            others.flat_map(|other| self.replica_handles[usize::from(other.0)].unfinished());
-        let behind: Vec<String> = behind.map(|rank| rank.0.to_string()).collect();
-        if behind.is_empty() {
+    fn stragglers_of_other_replicas(&self, replica: Replica) -> String {
+        let peers = self.engine.lockstep_group(replica).filter(|peer| *peer != replica);
+        let unfinished =
+            peers.flat_map(|peer| self.replica_handles[usize::from(peer.0)].unfinished());
+        let unfinished: Vec<String> = unfinished.map(|rank| rank.0.to_string()).collect();
+        if unfinished.is_empty() {
             return String::new();
         }
-        format!("; late of other replicas: rank {}", behind.join(", rank "))
+        format!("; late of other replicas: rank {}", unfinished.join(", rank "))
     }
 
     /// Marks the executors of a replica, and of its lockstep group, as failed. Only the first failure is
     /// kept, because the other ranks of the group fail as its consequence.
-    fn fail_executors(&mut self, replica: Replica, loss: ExecutorFailure, cause: String) {
-        let given_up = |peer: Replica| self.replica_handles[usize::from(peer.0)].failure.is_some();
-        if !self.engine.lockstep_group(replica).any(given_up) {
-            self.replica_handle(replica).failure = Some((loss, cause));
+    fn fail_executors(&mut self, replica: Replica, failure: ExecutorFailure, cause: String) {
+        let is_failing =
+            |peer: Replica| self.replica_handles[usize::from(peer.0)].failure.is_some();
+        if !self.engine.lockstep_group(replica).any(is_failing) {
+            self.replica_handle(replica).failure = Some((failure, cause));
         }
     }
 
     /// Records a heartbeat. Any message counts: a rank that finishes steps may be too busy to send
     /// heartbeats.
     fn record_heartbeat(&self, sender: ExecutorId) {
-        let station = &self.replica_handles[usize::from(sender.replica.0)];
-        let rank = station.ranks().nth(usize::from(sender.rank));
+        let replica_handle = &self.replica_handles[usize::from(sender.replica.0)];
+        let rank = replica_handle.ranks().nth(usize::from(sender.rank));
         if let Some(rank) = rank.filter(|_| self.is_current(sender)) {
             self.observers.metrics.executors.heartbeat(rank);
         }
@@ -306,30 +302,32 @@ impl EngineLoop {
 
     /// Whether the sender is an executor of the current generation of a running replica.
     fn is_current(&self, sender: ExecutorId) -> bool {
-        let station = &self.replica_handles[usize::from(sender.replica.0)];
-        station.is_up() && sender.epoch == self.engine.epoch(sender.replica)
+        let replica_handle = &self.replica_handles[usize::from(sender.replica.0)];
+        replica_handle.is_up() && sender.epoch == self.engine.epoch(sender.replica)
     }
 
     /// Detaches failed executors and returns their replicas with the causes. Their requests are recomputed,
     /// by another replica or by the next generation of the same one.
-    fn collect_failures(&mut self, desk: &mut EngineLoopState) -> Vec<(Replica, String)> {
-        let mut gone = Vec::new();
+    fn collect_failures(&mut self, state: &mut EngineLoopState) -> Vec<(Replica, String)> {
+        let mut failures = Vec::new();
         for replica in (0..self.replica_handles.len() as u16).map(Replica) {
-            let Some((loss, cause)) = self.replica_handle(replica).failure.take() else { continue };
+            let Some((failure, cause)) = self.replica_handle(replica).failure.take() else {
+                continue;
+            };
             for peer in self.engine.lockstep_group(replica) {
                 self.replica_handle(peer).fail();
-                desk.step_clock.executors_failed(peer);
-                self.observers.metrics.executors.executors_failed(peer, loss);
+                state.step_clock.executors_failed(peer);
+                self.observers.metrics.executors.executors_failed(peer, failure);
             }
-            desk.events.push(SchedulerEvent::ExecutorsFailed { replica, failure: loss });
-            gone.push((replica, cause));
+            state.events.push(SchedulerEvent::ExecutorsFailed { replica, failure });
+            failures.push((replica, cause));
         }
-        if !gone.is_empty() {
+        if !failures.is_empty() {
             self.observers
                 .health
                 .set_executors_failed(self.replica_handles.iter().any(ReplicaHandle::is_up));
         }
-        gone
+        failures
     }
 
     /// Attaches the restarted executors of a replica.
@@ -338,14 +336,14 @@ impl EngineLoop {
         replica: Replica,
         executor: SyncSender<ExecutorCommand>,
         ready: ExecutorReady,
-        desk: &mut EngineLoopState,
+        state: &mut EngineLoopState,
     ) {
-        let ExecutorReady { kv_blocks: blocks, capture_sizes: graph_rows } = ready;
+        let ExecutorReady { kv_blocks, capture_sizes } = ready;
         self.replica_handle(replica).restore(executor);
-        desk.events.push(SchedulerEvent::ExecutorsReady {
+        state.events.push(SchedulerEvent::ExecutorsReady {
             replica,
-            blocks,
-            capture_sizes: graph_rows,
+            blocks: kv_blocks,
+            capture_sizes,
         });
         let is_up = |peer: Replica| self.replica_handles[usize::from(peer.0)].is_up();
         if self.engine.lockstep_group(replica).all(is_up) {
@@ -353,15 +351,15 @@ impl EngineLoop {
         }
     }
 
-    fn apply_effect(&mut self, effect: SchedulerEffect, now_ms: u64, desk: &mut EngineLoopState) {
+    fn apply_effect(&mut self, effect: SchedulerEffect, now_ms: u64, state: &mut EngineLoopState) {
         match effect {
             SchedulerEffect::SendBatch { replica, batch } => {
-                self.send_batch(replica, batch, now_ms, desk);
+                self.send_batch(replica, batch, now_ms, state);
             }
             // A closed channel means that the fan-out has ended.
             SchedulerEffect::TokenEvents(list) => drop(self.token_events.blocking_send(list)),
             SchedulerEffect::Stats(stats) => {
-                desk.step_clock.stats_changed(&stats, now_ms);
+                state.step_clock.stats_changed(&stats, now_ms);
                 self.client.set_stats(stats);
             }
             SchedulerEffect::KvEvents { replica, events } => {
@@ -369,14 +367,14 @@ impl EngineLoop {
                     feed.add(events);
                 }
             }
-            SchedulerEffect::BlocksEvicted { replica, lifetimes: stays } => {
-                if let Some(residency) = &self.observers.metrics.block_lifetimes {
-                    residency.evicted(replica, &stays);
+            SchedulerEffect::BlocksEvicted { replica, lifetimes } => {
+                if let Some(block_lifetimes) = &self.observers.metrics.block_lifetimes {
+                    block_lifetimes.evicted(replica, &lifetimes);
                 }
             }
             // The caller may have dropped its receiver.
-            SchedulerEffect::ControlDone { succeeded: done, .. } => {
-                desk.pending_cache_resets.pop_front().map(|reply| reply.send(done));
+            SchedulerEffect::ControlDone { succeeded, .. } => {
+                state.pending_cache_resets.pop_front().map(|reply| reply.send(succeeded));
             }
         }
     }
@@ -387,22 +385,27 @@ impl EngineLoop {
         replica: Replica,
         batch: Batch,
         now_ms: u64,
-        desk: &mut EngineLoopState,
+        state: &mut EngineLoopState,
     ) {
-        let facts = BatchSummary::of(&batch);
+        let summary = BatchSummary::of(&batch);
         let masked = self.mask_workers.masked_rows(&batch);
-        let station = &mut self.replica_handles[usize::from(replica.0)];
+        let replica_handle = &mut self.replica_handles[usize::from(replica.0)];
         // The busiest replica determines the duration of a lockstep group's step.
-        let of_group = desk.max_pairs.iter().find(|(step, _)| *step == facts.step);
+        let group_max = state.max_pairs.iter().find(|(step, _)| *step == summary.step);
         let work = StepWork {
-            tokens: facts.tokens.max(batch.moe_tokens.into()),
-            attention_pairs: of_group.map_or(facts.pairs, |(_, most)| *most),
+            tokens: summary.tokens.max(batch.moe_tokens.into()),
+            attention_pairs: group_max.map_or(summary.attention_pairs, |(_, max_pairs)| *max_pairs),
         };
-        let allowed = station.send(batch, work, now_ms);
-        if let Some(executor) = station.sender().filter(|_| !masked.is_empty()) {
-            self.mask_workers.request_masks(facts.step, masked, executor, station.expected());
+        let deadline = replica_handle.send(batch, work, now_ms);
+        if let Some(executor) = replica_handle.sender().filter(|_| !masked.is_empty()) {
+            self.mask_workers.request_masks(
+                summary.step,
+                masked,
+                executor,
+                replica_handle.expected_wait(),
+            );
         }
-        desk.step_clock.sent(replica, &facts, allowed, now_ms);
+        state.step_clock.batch_sent(replica, &summary, deadline, now_ms);
     }
 
     /// Hands the changes that this tick made to the prefix indices to the KV-event publishers.
@@ -414,9 +417,9 @@ impl EngineLoop {
 
     /// Reports the step that the probes have to watch: the server is healthy while one replica is on time.
     fn report_steps(&self) {
-        let live = || self.replica_handles.iter().filter(|station| station.is_up());
-        let latest = live().map(ReplicaHandle::oldest).collect::<Option<Vec<_>>>();
-        match latest
+        let live = || self.replica_handles.iter().filter(|handle| handle.is_up());
+        let oldest_steps = live().map(ReplicaHandle::oldest_step).collect::<Option<Vec<_>>>();
+        match oldest_steps
             .unwrap_or_default()
             .into_iter()
             .max_by_key(|(at_ms, limit_ms)| at_ms + limit_ms)
@@ -447,9 +450,9 @@ impl EngineLoop {
 }
 
 /// Delivers token events to the streams until the engine ends.
-pub(crate) async fn fan_out(client: EngineClient, mut news: mpsc::Receiver<Vec<TokenEvent>>) {
+pub(crate) async fn fan_out(client: EngineClient, mut events_rx: mpsc::Receiver<Vec<TokenEvent>>) {
     let mut lists = Vec::with_capacity(EVENT_LISTS_PER_TURN);
-    while news.recv_many(&mut lists, EVENT_LISTS_PER_TURN).await > 0 {
+    while events_rx.recv_many(&mut lists, EVENT_LISTS_PER_TURN).await > 0 {
         for list in lists.drain(..) {
             client.deliver(list);
         }

@@ -165,9 +165,9 @@ impl HealthState {
     fn is_stalled(&self) -> bool {
         let now = self.now_ms();
         let sent = self.step_sent_ms.load(Ordering::Relaxed);
-        let late =
+        let is_step_overdue =
             sent > 0 && now.saturating_sub(sent) > self.step_deadline_ms.load(Ordering::Relaxed);
-        late || self.is_heartbeat_overdue()
+        is_step_overdue || self.is_heartbeat_overdue()
     }
 
     /// Whether the heartbeat of the scheduler thread is overdue.
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(health.status(), ServerStatus::Restarting);
         health.set_started(); // Too late to have an effect.
         assert_eq!(health.status(), ServerStatus::Restarting);
-        assert_eq!(health.restart_s(), 10, "nothing is known yet");
+        assert_eq!(health.restart_s(), 10, "before the first restart");
         assert_eq!(health.start_failure(), None);
         for failure in StartFailure::ALL {
             health.set_start_failure(Some(failure));

@@ -9,12 +9,12 @@ use scheduler::HeartbeatMonitor;
 pub(super) fn recv_within_timeout<R: MessageReceiver + ?Sized>(
     link: &mut R,
 ) -> Result<Option<R::Message>, LinkError> {
-    let mut silence = HeartbeatMonitor::default();
+    let mut monitor = HeartbeatMonitor::default();
     loop {
-        if let Some(message) = link.recv(silence.timeout())? {
+        if let Some(message) = link.recv(monitor.timeout())? {
             return Ok(Some(message));
         }
-        if silence.on_timeout() {
+        if monitor.on_timeout() {
             return Ok(None);
         }
     }

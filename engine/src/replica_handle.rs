@@ -19,7 +19,7 @@ struct RankHandle {
 /// Outcome of a heartbeat.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct HeartbeatOutcome {
-    /// Ranks newly found to be late with their step (stragglers).
+    /// Ranks newly found to be overdue with their step (stragglers).
     pub(super) ranks: Vec<Rank>,
     /// Cause, if the executors have timed out and must be failed.
     pub(super) cause: Option<String>,
@@ -38,10 +38,11 @@ pub(crate) struct ReplicaHandle {
 impl ReplicaHandle {
     /// Creates the handle to executors that are ready.
     pub(crate) fn new(link: &ExecutorLink, deadline: StepDeadline) -> Self {
-        let seat = |rank| RankHandle { rank, profile_replies: VecDeque::new() };
-        let seats: Vec<RankHandle> = link.receivers.iter().map(|from| seat(from.rank)).collect();
-        let steps = StepWatchdog::new(seats.len(), deadline);
-        Self { commands: Some(link.commands.clone()), ranks: seats, watchdog: steps, failure: None }
+        let rank_handle = |rank| RankHandle { rank, profile_replies: VecDeque::new() };
+        let rank_handles: Vec<RankHandle> =
+            link.receivers.iter().map(|receiver| rank_handle(receiver.rank)).collect();
+        let watchdog = StepWatchdog::new(rank_handles.len(), deadline);
+        Self { commands: Some(link.commands.clone()), ranks: rank_handles, watchdog, failure: None }
     }
 
     /// Whether the executors are running.
@@ -55,40 +56,40 @@ impl ReplicaHandle {
     }
 
     /// Attaches restarted executors.
-    pub(super) fn restore(&mut self, to: SyncSender<ExecutorCommand>) {
-        self.commands = Some(to);
+    pub(super) fn restore(&mut self, commands: SyncSender<ExecutorCommand>) {
+        self.commands = Some(commands);
     }
 
     /// Detaches failed executors and drops the steps in flight.
     pub(super) fn fail(&mut self) {
         self.commands = None;
         self.watchdog.on_executor_failure();
-        for seat in &mut self.ranks {
-            seat.profile_replies.clear();
+        for rank_handle in &mut self.ranks {
+            rank_handle.profile_replies.clear();
         }
     }
 
     /// World ranks of the executors.
     pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> {
-        self.ranks.iter().map(|seat| seat.rank)
+        self.ranks.iter().map(|rank_handle| rank_handle.rank)
     }
 
     /// Sends a batch, with an estimate of its `work`, to all executors. Returns the deadline of the step.
     pub(super) fn send(&mut self, batch: Batch, work: StepWork, now_ms: u64) -> Duration {
         let masked = batch.rows.iter().any(|row| row.masked);
-        let allowed = self.watchdog.step_sent(batch.step, work, masked, now_ms);
-        if let Some(to) = &self.commands {
+        let deadline = self.watchdog.step_sent(batch.step, work, masked, now_ms);
+        if let Some(commands) = &self.commands {
             // A failed executor is reported by its reader thread, with the cause.
-            let _ = to.send(ExecutorCommand::Batch(batch));
+            let _ = commands.send(ExecutorCommand::Batch(batch));
         }
-        allowed
+        deadline
     }
 
     /// Orders the executors to stop.
     pub(super) fn stop(&self) {
-        if let Some(to) = &self.commands {
+        if let Some(commands) = &self.commands {
             // A failed executor needs no order to stop.
-            let _ = to.send(ExecutorCommand::Shutdown);
+            let _ = commands.send(ExecutorCommand::Shutdown);
         }
     }
 
@@ -96,20 +97,24 @@ impl ReplicaHandle {
     pub(super) fn profile(&mut self, on: bool, replies: &UnboundedSender<ProfilerStatus>) {
         // Don't wait for space in a full queue: the command is dropped, and the caller sees its reply channel
         // close.
-        let sent =
-            self.commands.as_ref().map(|to| to.try_send(ExecutorCommand::Profile { enabled: on }));
+        let sent = self
+            .commands
+            .as_ref()
+            .map(|commands| commands.try_send(ExecutorCommand::Profile { enabled: on }));
         if let Some(Ok(())) = sent {
-            for seat in &mut self.ranks {
-                seat.profile_replies.push_back(replies.clone());
+            for rank_handle in &mut self.ranks {
+                rank_handle.profile_replies.push_back(replies.clone());
             }
         }
     }
 
     /// Forwards an executor's profiler status to the caller.
-    pub(super) fn profile_replied(&mut self, rank: u16, profiled: ProfilerStatus) {
-        let seat = self.ranks.get_mut(usize::from(rank));
-        if let Some(replies) = seat.and_then(|seat| seat.profile_replies.pop_front()) {
-            let _ = replies.send(profiled); // The caller may have dropped its receiver.
+    pub(super) fn profiler_replied(&mut self, rank: u16, status: ProfilerStatus) {
+        let rank_handle = self.ranks.get_mut(usize::from(rank));
+        if let Some(replies) =
+            rank_handle.and_then(|rank_handle| rank_handle.profile_replies.pop_front())
+        {
+            let _ = replies.send(status); // The caller may have dropped its receiver.
         }
     }
 
@@ -118,14 +123,14 @@ impl ReplicaHandle {
         self.watchdog.poll(now_ms);
     }
 
-    /// Expected time until the newest step is answered; capped so that waiting for it cannot make the step
-    /// late.
-    pub(super) fn expected(&self) -> Duration {
+    /// Expected time until the newest step completes; capped so that waiting for it cannot make the step
+    /// overdue.
+    pub(super) fn expected_wait(&self) -> Duration {
         self.watchdog.expected_wait()
     }
 
     /// Records the output of a step.
-    pub(super) fn step_answered(&mut self, step: StepId, now_ms: u64) {
+    pub(super) fn step_completed(&mut self, step: StepId, now_ms: u64) {
         self.watchdog.step_answered(step, now_ms);
     }
 
@@ -135,26 +140,26 @@ impl ReplicaHandle {
     }
 
     /// Oldest step in flight: earliest start time and time limit, in milliseconds.
-    pub(super) fn oldest(&self) -> Option<(u64, u64)> {
+    pub(super) fn oldest_step(&self) -> Option<(u64, u64)> {
         self.watchdog.oldest_step()
     }
 
-    /// Handles a heartbeat of a rank: checks whether the oldest step in flight is late.
+    /// Handles a heartbeat of a rank: checks whether the oldest step in flight is overdue.
     pub(super) fn on_heartbeat(&mut self, rank: u16, now_ms: u64) -> HeartbeatOutcome {
         let scheduler::StragglerReport { stragglers: ranks, timeout: overdue } =
             self.watchdog.on_heartbeat(rank, now_ms);
-        let ranks = ranks.into_iter().map(|place| self.rank(place)).collect();
+        let ranks = ranks.into_iter().map(|local_rank| self.rank(local_rank)).collect();
         HeartbeatOutcome { ranks, cause: overdue.map(|overdue| self.cause(&overdue)) }
     }
 
     /// Ranks that have not finished the oldest step in flight.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = Rank> {
-        self.watchdog.stragglers().map(|place| self.rank(place))
+        self.watchdog.stragglers().map(|local_rank| self.rank(local_rank))
     }
 
-    /// World rank of the executor with rank `place` within the replica.
-    fn rank(&self, place: u16) -> Rank {
-        self.ranks[usize::from(place)].rank
+    /// World rank of the executor with rank `local_rank` within the replica.
+    fn rank(&self, local_rank: u16) -> Rank {
+        self.ranks[usize::from(local_rank)].rank
     }
 
     fn cause(&self, overdue: &StepTimeout) -> String {
@@ -164,9 +169,10 @@ impl ReplicaHandle {
             step.0
         );
         if self.ranks.len() > 1 {
-            let late: Vec<String> = self.unfinished().map(|rank| rank.0.to_string()).collect();
+            let stragglers: Vec<String> =
+                self.unfinished().map(|rank| rank.0.to_string()).collect();
             // Writing to a string cannot fail.
-            let _ = write!(cause, "; late: rank {}", late.join(", rank "));
+            let _ = write!(cause, "; late: rank {}", stragglers.join(", rank "));
         }
         cause
     }
@@ -181,70 +187,69 @@ mod tests {
 
     /// Handle to the ranks 4 to 6, and the receiver of their commands.
     fn handle() -> (ReplicaHandle, std::sync::mpsc::Receiver<ExecutorCommand>) {
-        let (to, sent) = std::sync::mpsc::sync_channel(8);
-        let from = (4..7).map(|rank| {
-            let (ours, _) = in_process_pair::<ExecutorCommand, ExecutorEvent>(1);
-            let (messages, epoch) = (Box::new(ours.receiver), Epoch(1));
+        let (commands, sent) = std::sync::mpsc::sync_channel(8);
+        let receivers = (4..7).map(|rank| {
+            let (link, _) = in_process_pair::<ExecutorCommand, ExecutorEvent>(1);
+            let (messages, epoch) = (Box::new(link.receiver), Epoch(1));
             ExecutorReceiver { messages, epoch, rank: Rank(rank), process: None }
         });
-        let link = ExecutorLink { commands: to, receivers: from.collect() };
+        let executor_link = ExecutorLink { commands, receivers: receivers.collect() };
         let fixed = Some(Duration::from_millis(70));
-        (ReplicaHandle::new(&link, StepDeadline::new(fixed, StepCost::default())), sent)
+        (ReplicaHandle::new(&executor_link, StepDeadline::new(fixed, StepCost::default())), sent)
     }
 
     const WORK: StepWork = StepWork { tokens: 1, attention_pairs: 0 };
 
     fn batch(step: u64) -> Batch {
-        let (step, bucket) = (StepId(step), DispatchMode::Eager { tokens: 1 });
-        Batch {
-            step,
-            epoch: Epoch(1),
-            dispatch: bucket,
-            moe_tokens: 0,
-            draft_rows: 0,
-            rows: Vec::new(),
-        }
+        let (step, dispatch) = (StepId(step), DispatchMode::Eager { tokens: 1 });
+        Batch { step, epoch: Epoch(1), dispatch, moe_tokens: 0, draft_rows: 0, rows: Vec::new() }
     }
 
     #[test]
     fn overdue_step_is_reported_once_then_failed() {
-        let (mut station, _sent) = handle();
-        station.send(batch(1), WORK, 1_000);
-        assert_eq!(station.on_heartbeat(0, 1_070), HeartbeatOutcome::default());
-        station.rank_finished(1, StepId(1));
-        let late = HeartbeatOutcome { ranks: vec![Rank(4), Rank(6)], cause: None };
-        assert_eq!(station.on_heartbeat(2, 1_071), late, "by the word of any rank");
-        assert_eq!(station.on_heartbeat(0, 1_072), HeartbeatOutcome::default(), "that is known");
-        assert_eq!(station.oldest(), Some((1_000, 70)));
+        let (mut replica_handle, _sent) = handle();
+        replica_handle.send(batch(1), WORK, 1_000);
+        assert_eq!(replica_handle.on_heartbeat(0, 1_070), HeartbeatOutcome::default());
+        replica_handle.rank_finished(1, StepId(1));
+        let stragglers = HeartbeatOutcome { ranks: vec![Rank(4), Rank(6)], cause: None };
+        assert_eq!(replica_handle.on_heartbeat(2, 1_071), stragglers, "heartbeat of any rank");
+        assert_eq!(
+            replica_handle.on_heartbeat(0, 1_072),
+            HeartbeatOutcome::default(),
+            "reported already"
+        );
+        assert_eq!(replica_handle.oldest_step(), Some((1_000, 70)));
         let cause = "step 1 is not answered after 1071 ms, its deadline is 70 ms; \
                      late: rank 4, rank 6";
-        assert_eq!(station.on_heartbeat(2, 2_071).cause.as_deref(), Some(cause));
+        assert_eq!(replica_handle.on_heartbeat(2, 2_071).cause.as_deref(), Some(cause));
     }
 
     #[test]
     fn steps_in_flight_are_dropped_with_their_executors() {
-        let (mut station, _sent) = handle();
-        station.send(batch(1), WORK, 0);
-        assert_eq!(station.on_heartbeat(0, 100).ranks.len(), 3);
-        station.fail();
+        let (mut replica_handle, _sent) = handle();
+        replica_handle.send(batch(1), WORK, 0);
+        assert_eq!(replica_handle.on_heartbeat(0, 100).ranks.len(), 3);
+        replica_handle.fail();
         assert_eq!(
-            (station.on_heartbeat(0, 9_000), station.is_up()),
+            (replica_handle.on_heartbeat(0, 9_000), replica_handle.is_up()),
             (HeartbeatOutcome::default(), false)
         );
     }
 
     #[test]
     fn every_rank_replies_to_a_profile_request() {
-        let (mut station, sent) = handle();
-        let (replies, mut answers) = tokio::sync::mpsc::unbounded_channel();
-        station.profile(true, &replies);
+        let (mut replica_handle, sent) = handle();
+        let (replies, mut statuses) = tokio::sync::mpsc::unbounded_channel();
+        replica_handle.profile(true, &replies);
         drop(replies);
         assert_eq!(sent.try_recv(), Ok(ExecutorCommand::Profile { enabled: true }));
         for rank in [2, 0, 1] {
-            station.profile_replied(rank, ProfilerStatus::Started(format!("rank{rank}.json")));
-            assert!(answers.try_recv().is_ok());
+            replica_handle
+                .profiler_replied(rank, ProfilerStatus::Started(format!("rank{rank}.json")));
+            assert!(statuses.try_recv().is_ok());
         }
-        assert!(answers.is_closed() && answers.try_recv().is_err());
-        station.profile_replied(0, ProfilerStatus::Stopped(None)); // No profiler command is pending.
+        assert!(statuses.is_closed() && statuses.try_recv().is_err());
+        // No profiler command is pending.
+        replica_handle.profiler_replied(0, ProfilerStatus::Stopped(None));
     }
 }

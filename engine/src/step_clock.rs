@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Interval of CPU-time reads of the thread, which are system calls, unlike the other clock reads.
 const CPU_PERIOD: Duration = Duration::from_millis(100);
 /// Interval over which token throughput is averaged.
-const RATE_PERIOD: Duration = Duration::from_secs(1);
+const THROUGHPUT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Step in flight.
 struct InFlightStep {
@@ -47,7 +47,7 @@ pub(crate) struct StepClock {
     /// Share of `scheduler_times` of each step sent by this tick.
     share: SchedulerTimes,
     cpu_read: Instant,
-    rate_since: Instant,
+    throughput_since: Instant,
     replicas: Vec<ReplicaClock>,
 }
 
@@ -61,39 +61,39 @@ impl StepClock {
             scheduler_times: SchedulerTimes::default(),
             share: SchedulerTimes::default(),
             cpu_read: now,
-            rate_since: now,
+            throughput_since: now,
             replicas: (0..replicas).map(|_| ReplicaClock::default()).collect(),
         }
     }
 
     /// Records that the thread is about to wait for messages.
-    pub(crate) fn sleeps(&mut self) {
+    pub(crate) fn wait_begins(&mut self) {
         self.last = Instant::now();
         if self.last - self.cpu_read >= CPU_PERIOD {
             self.cpu_read = self.last;
-            let spent = clock_gettime(ClockId::ThreadCPUTime);
-            let spent = Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32);
-            self.metrics.steps.cpu(spent);
+            let cpu_time = clock_gettime(ClockId::ThreadCPUTime);
+            let cpu_time = Duration::new(cpu_time.tv_sec as u64, cpu_time.tv_nsec as u32);
+            self.metrics.steps.cpu(cpu_time);
         }
-        let since = self.last - self.rate_since;
-        if since >= RATE_PERIOD {
-            self.rate_since = self.last;
-            for (lane, replica) in self.replicas.iter_mut().zip((0..).map(Replica)) {
-                let tokens = lane.generated - lane.generated_before;
-                lane.generated_before = lane.generated;
+        let since = self.last - self.throughput_since;
+        if since >= THROUGHPUT_PERIOD {
+            self.throughput_since = self.last;
+            for (clock, replica) in self.replicas.iter_mut().zip((0..).map(Replica)) {
+                let tokens = clock.generated - clock.generated_before;
+                clock.generated_before = clock.generated;
                 self.metrics.steps.set_throughput(replica, tokens as f64 / since.as_secs_f64());
             }
         }
     }
 
     /// Records that the thread has woken, because of a message or a timeout.
-    pub(crate) fn wakes(&mut self) {
-        let slept = self.take_lap();
+    pub(crate) fn wait_ends(&mut self) {
+        let slept = self.elapsed_since_last();
         self.metrics.steps.idle(slept);
     }
 
     /// Records the end of a tick: its time is divided equally among the steps it sends.
-    pub(crate) fn ticked(&mut self, effects: &[SchedulerEffect]) {
+    pub(crate) fn tick_done(&mut self, effects: &[SchedulerEffect]) {
         let sends = effects
             .iter()
             .filter(|effect| matches!(effect, SchedulerEffect::SendBatch { .. }))
@@ -106,15 +106,15 @@ impl StepClock {
         }
     }
 
-    /// Records that a batch was sent to the executors of a replica; `allowed` is the deadline of its step.
-    pub(crate) fn sent(
+    /// Records that a batch was sent to the executors of a replica; `deadline` applies to its step.
+    pub(crate) fn batch_sent(
         &mut self,
         replica: Replica,
         batch: &BatchSummary,
-        allowed: Duration,
+        deadline: Duration,
         now_ms: u64,
     ) {
-        let send_ns = self.take_lap().as_nanos() as u64;
+        let send_ns = self.elapsed_since_last().as_nanos() as u64;
         let record = StepTimingRecord {
             replica: u64::from(replica.0),
             step: batch.step.0,
@@ -122,8 +122,8 @@ impl StepClock {
             decode_rows: batch.decode_rows,
             prefill_rows: batch.prefill_rows,
             tokens: batch.tokens,
-            prompt_pairs: batch.pairs,
-            allowed_ms: allowed.as_millis() as u64,
+            prompt_pairs: batch.attention_pairs,
+            deadline_ms: deadline.as_millis() as u64,
             plan_ns: self.share.plan.as_nanos() as u64,
             commit_ns: self.share.commit.as_nanos() as u64,
             apply_ns: self.share.apply.as_nanos() as u64,
@@ -144,9 +144,9 @@ impl StepClock {
         let (now, steps) = (self.last, &self.metrics.steps);
         self.metrics.experts.step_completed(replica, &output.expert_tokens);
         self.metrics.collectives.step_completed(replica, &output.timing.collectives);
-        let lane = &mut self.replicas[usize::from(replica.0)];
+        let clock = &mut self.replicas[usize::from(replica.0)];
         while let Some(InFlightStep { sent, record }) =
-            lane.in_flight.pop_front_if(|flying| flying.record.step <= output.step.0)
+            clock.in_flight.pop_front_if(|step| step.record.step <= output.step.0)
         {
             if record.step == output.step.0 {
                 let timing = &output.timing;
@@ -154,14 +154,14 @@ impl StepClock {
                     wait_ns: now.saturating_duration_since(sent).as_nanos() as u64,
                     device_ns: timing.inputs_ns + timing.forward_ns + timing.sample_ns,
                     replayed: u64::from(timing.replayed),
-                    running: u64::from(lane.running),
-                    waiting: u64::from(lane.waiting),
+                    running: u64::from(clock.running),
+                    waiting: u64::from(clock.waiting),
                     ..record
                 };
                 steps.step_completed(replica, &record);
             }
             // The device starts a step only after the previous one.
-            if let Some(next) = lane.in_flight.front_mut() {
+            if let Some(next) = clock.in_flight.front_mut() {
                 next.sent = next.sent.max(now);
             }
         }
@@ -174,28 +174,28 @@ impl StepClock {
 
     /// Records changed counters of a replica.
     pub(crate) fn stats_changed(&mut self, stats: &StepStats, now_ms: u64) {
-        let waited_ms = stats.head_submitted_ms.map(|at_ms| now_ms.saturating_sub(at_ms));
-        self.metrics.queue.set_head_wait(stats.replica, waited_ms.map(Duration::from_millis));
-        let lane = self.replica_clock(stats.replica);
-        (lane.running, lane.waiting) = (stats.running, stats.waiting);
-        lane.generated = stats.generated_tokens_total;
+        let wait_ms = stats.head_submitted_ms.map(|at_ms| now_ms.saturating_sub(at_ms));
+        self.metrics.queue.set_head_wait(stats.replica, wait_ms.map(Duration::from_millis));
+        let clock = self.replica_clock(stats.replica);
+        (clock.running, clock.waiting) = (stats.running, stats.waiting);
+        clock.generated = stats.generated_tokens_total;
     }
 
-    fn take_lap(&mut self) -> Duration {
+    fn elapsed_since_last(&mut self) -> Duration {
         let now = Instant::now();
-        let lap = now - self.last;
+        let elapsed = now - self.last;
         self.last = now;
-        lap
+        elapsed
     }
 }
 
 impl TickTimer for StepClock {
-    fn phase_done(&mut self, part: TickPhase) {
-        let lap = self.take_lap();
-        match part {
-            TickPhase::Apply => self.scheduler_times.apply += lap,
-            TickPhase::Plan => self.scheduler_times.plan += lap,
-            TickPhase::Commit => self.scheduler_times.commit += lap,
+    fn phase_done(&mut self, phase: TickPhase) {
+        let elapsed = self.elapsed_since_last();
+        match phase {
+            TickPhase::Apply => self.scheduler_times.apply += elapsed,
+            TickPhase::Plan => self.scheduler_times.plan += elapsed,
+            TickPhase::Commit => self.scheduler_times.commit += elapsed,
         }
     }
 }
@@ -213,39 +213,39 @@ pub(crate) struct BatchSummary {
     pub tokens: u64,
     /// Token-context pairs of attention: for each prefill row, its tokens times its context length at the end
     /// of the row.
-    pub pairs: u64,
+    pub attention_pairs: u64,
 }
 
 impl BatchSummary {
     /// Computes the summary of `batch`.
     pub(crate) fn of(batch: &Batch) -> Self {
-        let (mut decode_rows, mut tokens, mut pairs) = (0, 0, 0);
+        let (mut decode_rows, mut tokens, mut attention_pairs) = (0, 0, 0);
         for row in &batch.rows {
             tokens += u64::from(row.len) + u64::from(row.drafts);
             if row.len == 1 {
                 decode_rows += 1;
             } else {
-                pairs += u64::from(row.len) * u64::from(row.start + row.len);
+                attention_pairs += u64::from(row.len) * u64::from(row.start + row.len);
             }
         }
         let prefill_rows = batch.rows.len() as u64 - decode_rows;
-        Self { step: batch.step, decode_rows, prefill_rows, tokens, pairs }
+        Self { step: batch.step, decode_rows, prefill_rows, tokens, attention_pairs }
     }
 }
 
 /// Largest number of pairs of any replica, for each step of a tick: a lockstep group takes as long as its
 /// busiest replica.
-pub(crate) fn max_pairs_by_step(effects: &[SchedulerEffect]) -> Vec<(StepId, u64)> {
-    let mut most: Vec<(StepId, u64)> = Vec::new();
+pub(crate) fn max_attention_pairs(effects: &[SchedulerEffect]) -> Vec<(StepId, u64)> {
+    let mut max_pairs: Vec<(StepId, u64)> = Vec::new();
     for effect in effects {
         let SchedulerEffect::SendBatch { batch, .. } = effect else { continue };
-        let pairs = BatchSummary::of(batch).pairs;
-        match most.iter_mut().find(|(step, _)| *step == batch.step) {
-            Some((_, most)) => *most = pairs.max(*most),
-            None => most.push((batch.step, pairs)),
+        let pairs = BatchSummary::of(batch).attention_pairs;
+        match max_pairs.iter_mut().find(|(step, _)| *step == batch.step) {
+            Some((_, max)) => *max = pairs.max(*max),
+            None => max_pairs.push((batch.step, pairs)),
         }
     }
-    most
+    max_pairs
 }
 
 #[cfg(test)]
@@ -268,10 +268,9 @@ mod tests {
             next_token: None,
             seq_init: None,
         };
-        let (step, bucket) = (StepId(step), DispatchMode::Eager { tokens: 1 });
+        let (step, dispatch) = (StepId(step), DispatchMode::Eager { tokens: 1 });
         let rows = start_and_len.iter().map(row).collect();
-        let batch =
-            Batch { step, epoch: Epoch(1), dispatch: bucket, moe_tokens: 0, draft_rows: 0, rows };
+        let batch = Batch { step, epoch: Epoch(1), dispatch, moe_tokens: 0, draft_rows: 0, rows };
         SchedulerEffect::SendBatch { replica: Replica(replica), batch }
     }
 
@@ -283,6 +282,9 @@ mod tests {
             send(0, 8, &[(12, 1)]),
             send(1, 8, &[]),
         ];
-        assert_eq!(max_pairs_by_step(&effects), [(StepId(7), 20 * 1_020 + 2 * 7), (StepId(8), 0)]);
+        assert_eq!(
+            max_attention_pairs(&effects),
+            [(StepId(7), 20 * 1_020 + 2 * 7), (StepId(8), 0)]
+        );
     }
 }

@@ -39,21 +39,13 @@ impl SupervisorState {
     /// Creates the state of a server with all executors running.
     pub fn new(
         world: ExecutorWorld,
-        notices: Receiver<SupervisorEvent>,
-        sender: Sender<SupervisorEvent>,
+        events: Receiver<SupervisorEvent>,
+        event_sender: Sender<SupervisorEvent>,
         metrics: Arc<ServerMetrics>,
     ) -> Self {
-        let up = vec![true; usize::from(world.settings().parallel.dp_size)];
-        let (start_failures, pending) = (vec![None; up.len()], Vec::new());
-        Self {
-            world,
-            events: notices,
-            event_sender: sender,
-            metrics,
-            serving: up,
-            start_failures,
-            pending,
-        }
+        let serving = vec![true; usize::from(world.settings().parallel.dp_size)];
+        let (start_failures, pending) = (vec![None; serving.len()], Vec::new());
+        Self { world, events, event_sender, metrics, serving, start_failures, pending }
     }
 
     /// Whether at least one replica serves.
@@ -62,9 +54,9 @@ impl SupervisorState {
     }
 
     /// Records whether the executors of a replica and its group are running.
-    pub fn set_serving(&mut self, replica: Replica, up: bool) {
+    pub fn set_serving(&mut self, replica: Replica, serving: bool) {
         for replica in self.world.group_of(replica) {
-            self.serving[usize::from(replica)] = up;
+            self.serving[usize::from(replica)] = serving;
         }
     }
 
@@ -88,7 +80,7 @@ impl SupervisorState {
             return self.events.recv().map(Some).map_err(|_| RecvTimeoutError::Disconnected);
         };
         match self.events.recv_timeout(due.saturating_duration_since(Instant::now())) {
-            Ok(notice) => Ok(Some(notice)),
+            Ok(event) => Ok(Some(event)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(error) => Err(error),
         }
@@ -106,8 +98,8 @@ impl SupervisorState {
     ) {
         self.set_serving(replica, false);
         match self.world.failed(replica, stage, cause) {
-            Ok(NextStart { backoff: pause, attempt }) => {
-                let pause_ms = pause.as_millis() as u64;
+            Ok(NextStart { backoff, attempt }) => {
+                let pause_ms = backoff.as_millis() as u64;
                 let replica_number = self.world.group_of(replica).start;
                 tracing::warn!(
                     replica = replica_number,
@@ -117,7 +109,7 @@ impl SupervisorState {
                     cause,
                     "restarting"
                 );
-                self.pending.push(PendingStart { due: Instant::now() + pause, replica, epoch });
+                self.pending.push(PendingStart { due: Instant::now() + backoff, replica, epoch });
             }
             // The engine replies with `EngineFailed`.
             Err(exhausted) => host.fail_all_requests(exhausted.to_string()),
@@ -161,9 +153,9 @@ impl SupervisorState {
     }
 
     /// Stops the executors, which were ordered to stop before.
-    pub fn shut_down(&mut self, patience: Duration) {
-        let up = &self.serving;
-        self.world.shut_down(patience, |replica| up[usize::from(replica.0)]);
+    pub fn shut_down(&mut self, timeout: Duration) {
+        let serving = &self.serving;
+        self.world.shut_down(timeout, |replica| serving[usize::from(replica.0)]);
     }
 }
 
@@ -180,11 +172,11 @@ pub enum ServiceEnd {
 pub fn supervise(
     health: &HealthState,
     host: &EngineHost,
-    supervised: &mut SupervisorState,
+    state: &mut SupervisorState,
 ) -> ServiceEnd {
     loop {
-        supervised.start_due(health, host);
-        match supervised.next_event() {
+        state.start_due(health, host);
+        match state.next_event() {
             Ok(None) => {}
             Ok(Some(SupervisorEvent::Signal(number))) => return ServiceEnd::Signal(number),
             Ok(Some(SupervisorEvent::EngineFailed(text))) => return ServiceEnd::Failed(text),
@@ -193,16 +185,16 @@ pub fn supervise(
                 outcome: Ok((links, ready)),
                 ..
             })) => {
-                supervised.world.ready(replica);
-                supervised.set_start_failure(health, replica, None);
+                state.world.ready(replica);
+                state.set_start_failure(health, replica, None);
                 host.restore_executors(replica, links, &ready);
-                supervised.set_serving(replica, true);
+                state.set_serving(replica, true);
             }
             Ok(Some(SupervisorEvent::ExecutorsFailed { replica, epoch, cause })) => {
-                supervised.executors_failed(host, replica, epoch, FailureStage::InService, &cause);
+                state.executors_failed(host, replica, epoch, FailureStage::InService, &cause);
             }
             Ok(Some(SupervisorEvent::StartFinished { replica, epoch, outcome: Err(failed) })) => {
-                supervised.start_failed(health, host, replica, epoch, &failed);
+                state.start_failed(health, host, replica, epoch, &failed);
             }
             Err(_) => return ServiceEnd::Failed("nobody watches this process any more".to_owned()),
         }

@@ -16,7 +16,7 @@ pub struct BlockLifetimeMetrics {
 impl BlockLifetimeMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
-        let histogram = |name, help| f.histogram_of_replicas(name, help, HistogramFamily::Residency);
+        let histogram = |name, help| f.histogram_of_replicas(name, help, HistogramFamily::KvCacheResidency);
         Ok(Self {
             lifetime: histogram("vllm:kv_block_lifetime_seconds", "Time from when a sampled KV block was taken to its eviction. Only with --kv-cache-metrics, like the other two.")?,
             idle: histogram("vllm:kv_block_idle_before_evict_seconds", "Of that, the time since it was last found, or taken if it never was.")?,
@@ -25,12 +25,12 @@ impl BlockLifetimeMetrics {
     }
 
     /// Records the lifetimes of sampled blocks that a replica evicted.
-    pub fn evicted(&self, replica: Replica, stays: &[BlockLifetime]) {
+    pub fn evicted(&self, replica: Replica, lifetimes: &[BlockLifetime]) {
         let [lifetime, idle, gap] = [&self.lifetime, &self.idle, &self.gap].map(|h| h.of(replica));
-        for stay in stays {
-            lifetime.observe(seconds(stay.lifetime_ms));
-            idle.observe(seconds(stay.idle_ms));
-            stay.reuse_gaps_ms.iter().for_each(|&gap_ms| gap.observe(seconds(gap_ms)));
+        for block in lifetimes {
+            lifetime.observe(seconds(block.lifetime_ms));
+            idle.observe(seconds(block.idle_ms));
+            block.reuse_gaps_ms.iter().for_each(|&gap_ms| gap.observe(seconds(gap_ms)));
         }
     }
 }

@@ -32,23 +32,23 @@ impl CollectiveMetrics {
     /// `shared`: whether replicas share experts (expert parallelism across DP).
     pub(super) fn new(f: &MetricRegistrar<'_>, shared: bool) -> Result<Self, Error> {
         let ranks = TENSOR_PARALLEL_SERIES.into_iter().filter(|_| f.tp_size() > 1);
-        let parts: Vec<CollectiveTimingSeries> =
+        let timings: Vec<CollectiveTimingSeries> =
             ranks.chain(DATA_PARALLEL_SERIES.into_iter().filter(|_| shared)).collect();
-        if parts.is_empty() {
+        if timings.is_empty() {
             return Ok(Self { series: Vec::new() });
         }
-        let values: Vec<[&str; 2]> = parts.iter().map(|(values, _)| *values).collect();
+        let values: Vec<[&str; 2]> = timings.iter().map(|(values, _)| *values).collect();
         let (name, family) = ("hadron:collective_seconds", HistogramFamily::StepSeconds);
         let series =
             f.histograms_by(name, COLLECTIVE_SECONDS_HELP, family, ["op", "group"], &values)?;
-        Ok(Self { series: series.into_iter().zip(parts).collect() })
+        Ok(Self { series: series.into_iter().zip(timings).collect() })
     }
 
     /// Records the collective times of a completed step. Operations that the step did not call are not
     /// observed.
     pub fn step_completed(&self, replica: Replica, timing: &CollectiveTiming) {
-        for (series, (_, part)) in &self.series {
-            let ns = part(timing);
+        for (series, (_, duration_ns)) in &self.series {
+            let ns = duration_ns(timing);
             if ns > 0 {
                 series.of(replica).observe(ns as f64 * 1e-9);
             }

@@ -45,8 +45,8 @@ impl ExecutorLifecycleMetrics {
     }
 
     /// Counts a failure of a replica's executors.
-    pub fn executors_failed(&self, replica: Replica, loss: ExecutorFailure) {
-        self.restarts[loss as usize].of(replica).inc();
+    pub fn executors_failed(&self, replica: Replica, failure: ExecutorFailure) {
+        self.restarts[failure as usize].of(replica).inc();
     }
 
     /// Counts a failed restart of a replica's executors.
@@ -56,25 +56,25 @@ impl ExecutorLifecycleMetrics {
 
     /// Counts a step of a rank that passed its deadline.
     pub fn straggler(&self, rank: Rank) {
-        if let Some(late) = self.stragglers.get(usize::from(rank.0)) {
-            late.inc();
+        if let Some(counter) = self.stragglers.get(usize::from(rank.0)) {
+            counter.inc();
         }
     }
 
     /// Records a heartbeat of a rank.
     pub fn heartbeat(&self, rank: Rank) {
-        if let Some(alive_ms) = self.last_heartbeat_ms.get(usize::from(rank.0)) {
-            alive_ms.store(self.start.elapsed().as_millis() as u64, Ordering::Relaxed);
+        if let Some(heartbeat_ms) = self.last_heartbeat_ms.get(usize::from(rank.0)) {
+            heartbeat_ms.store(self.start.elapsed().as_millis() as u64, Ordering::Relaxed);
         }
     }
 
     /// Records the startup times: startup phases as named by the executor, time to read the configuration,
     /// total time.
-    pub fn started(&self, parts: &[(&'static str, Duration)], config: Duration, whole: Duration) {
-        let [of_config, comm, load, kv, graphs, ready] = &self.startup;
-        of_config.set(config.as_secs_f64());
-        ready.set(whole.as_secs_f64());
-        for (name, took) in parts {
+    pub fn started(&self, phases: &[(&'static str, Duration)], config: Duration, total: Duration) {
+        let [config_gauge, comm, load, kv, graphs, ready] = &self.startup;
+        config_gauge.set(config.as_secs_f64());
+        ready.set(total.as_secs_f64());
+        for (name, took) in phases {
             let part = match *name {
                 "join the other ranks" => comm,
                 "allocate the KV cache" => kv,
@@ -91,9 +91,9 @@ impl ExecutorLifecycleMetrics {
             up.set(f64::from(ready));
         }
         let now = self.start.elapsed();
-        for (heartbeat, alive_ms) in self.heartbeat.iter().zip(&self.last_heartbeat_ms) {
-            let alive = Duration::from_millis(alive_ms.load(Ordering::Relaxed));
-            heartbeat.set(now.saturating_sub(alive).as_secs_f64());
+        for (heartbeat, heartbeat_ms) in self.heartbeat.iter().zip(&self.last_heartbeat_ms) {
+            let last_heartbeat = Duration::from_millis(heartbeat_ms.load(Ordering::Relaxed));
+            heartbeat.set(now.saturating_sub(last_heartbeat).as_secs_f64());
         }
     }
 }

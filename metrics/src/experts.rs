@@ -33,11 +33,11 @@ struct ExpertLayerSeries {
     max_over_mean: Vec<Gauge>,
 }
 
-const TOKENS: &str = "Tokens that the experts of a layer got; one token counts once for each of its experts. The last \
+const TOKENS_HELP: &str = "Tokens that the experts of a layer got; one token counts once for each of its experts. The last \
      layer computes no tokens of a prompt but those whose results are asked for.";
-const HOTTEST: &str = "Of these those of the expert that got most, in each step anew; on GPUs, which tell of up to 16 \
+const HOTTEST_HELP: &str = "Of these those of the expert that got most, in each step anew; on GPUs, which tell of up to 16 \
      recorded steps together, in those together.";
-const LOAD: &str = "Tokens of the expert of a layer that got most, over the mean of its experts, all since the start: 1 = \
+const LOAD_HELP: &str = "Tokens of the expert of a layer that got most, over the mean of its experts, all since the start: 1 = \
      even, 0 = none yet. Each replica's first rank counts.";
 
 impl ExpertMetrics {
@@ -116,10 +116,10 @@ fn series(f: &MetricRegistrar<'_>, layers: &[&str]) -> Result<Vec<ExpertLayerSer
         return Ok(Vec::new());
     }
     let counters = |name, help| f.counters_by(name, help, "layer", layers);
-    let tokens = counters("hadron:expert_tokens_total", TOKENS)?.into_iter();
-    let hottest = counters("hadron:expert_tokens_hottest_total", HOTTEST)?;
+    let tokens = counters("hadron:expert_tokens_total", TOKENS_HELP)?.into_iter();
+    let hottest = counters("hadron:expert_tokens_hottest_total", HOTTEST_HELP)?;
     let load =
-        f.gauges_of_first_ranks("hadron:expert_load_max_over_mean", LOAD, "layer", layers)?;
+        f.gauges_of_first_ranks("hadron:expert_load_max_over_mean", LOAD_HELP, "layer", layers)?;
     let of =
         |((tokens, hottest), max_over_mean)| ExpertLayerSeries { tokens, hottest, max_over_mean };
     Ok(tokens.zip(hottest).zip(load).map(of).collect())

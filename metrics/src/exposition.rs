@@ -33,9 +33,9 @@ impl ExpositionTemplate {
         }
         let bytes = self.template.len() + NUMBER_BYTES * self.number_offsets.len();
         let mut page = String::with_capacity(bytes);
-        let (mut from, mut places) = (0, self.number_offsets.iter());
+        let (mut from, mut offsets) = (0, self.number_offsets.iter());
         each_number(families, |number| {
-            let to = places.next().copied().unwrap_or(from);
+            let to = offsets.next().copied().unwrap_or(from);
             page.push_str(&self.template[from..to]);
             write_number(&mut page, number);
             from = to;
@@ -50,25 +50,26 @@ impl ExpositionTemplate {
         TextEncoder::new().encode(families, &mut page)?;
         let page = String::from_utf8(page).map_err(|error| Error::Msg(error.to_string()))?;
         let shape = families.iter().map(series).collect();
-        let (mut words, mut places) = (String::with_capacity(page.len()), Vec::new());
+        let mut template = String::with_capacity(page.len());
+        let mut number_offsets = Vec::new();
         for line in page.lines() {
             match line.rsplit_once(' ').filter(|_| !line.starts_with('#')) {
-                None => words += line,
+                None => template += line,
                 Some((head, _)) => {
-                    words += head;
-                    words.push(' ');
-                    places.push(words.len());
+                    template += head;
+                    template.push(' ');
+                    number_offsets.push(template.len());
                 }
             }
-            words.push('\n');
+            template.push('\n');
         }
         let mut numbers = 0;
         each_number(families, |_| numbers += 1);
-        if numbers != places.len() {
-            let told = format!("a page of {} samples has {numbers} numbers", places.len());
-            return Err(Error::Msg(told));
+        if numbers != number_offsets.len() {
+            let text = format!("a page of {} samples has {numbers} numbers", number_offsets.len());
+            return Err(Error::Msg(text));
         }
-        Ok(Self { shape, template: words, number_offsets: places })
+        Ok(Self { shape, template, number_offsets })
     }
 }
 
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
     use prometheus::{Gauge, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
-    fn by_the_library(families: &[MetricFamily]) -> String {
+    fn encode_with_library(families: &[MetricFamily]) -> String {
         let mut page = Vec::new();
         TextEncoder::new().encode(families, &mut page).unwrap();
         String::from_utf8(page).unwrap()
@@ -138,7 +139,7 @@ mod tests {
         let mut exposition = ExpositionTemplate::default();
         let mut check = || {
             let families = registry.gather();
-            assert_eq!(exposition.write(&families).unwrap(), by_the_library(&families));
+            assert_eq!(exposition.write(&families).unwrap(), encode_with_library(&families));
         };
         check();
         for level in [0.0, -3.0, 0.1, 1e15, 1e16, 1.5e300, 4e-9, f64::NAN, f64::INFINITY] {

@@ -21,7 +21,7 @@ pub(super) enum HistogramFamily {
     /// Tokens per request, up to the maximum model length.
     Tokens,
     /// Seconds of a KV block in the cache.
-    Residency,
+    KvCacheResidency,
     /// Seconds of a phase of a step; not in vLLM.
     StepSeconds,
     /// Rows per step; not in vLLM.
@@ -47,7 +47,7 @@ const ITERATION_TOKENS: &[f64] =
     &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 const PARAMS_N: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const PREEMPTIONS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
-const RESIDENCY: &[f64] = &[
+const KV_CACHE_RESIDENCY: &[f64] = &[
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0,
     120.0, 300.0, 600.0, 1200.0, 1800.0,
 ];
@@ -73,7 +73,7 @@ impl HistogramFamily {
         ("request_params_n", Self::ParamsN),
         ("request_num_preemptions", Self::Preemptions),
         ("request_tokens", Self::Tokens),
-        ("kv_cache_residency", Self::Residency),
+        ("kv_cache_residency", Self::KvCacheResidency),
     ];
 
     fn name(self) -> Option<&'static str> {
@@ -178,7 +178,7 @@ impl<'a> HistogramBuckets<'a> {
             HistogramFamily::IterationTokens => ITERATION_TOKENS,
             HistogramFamily::ParamsN => PARAMS_N,
             HistogramFamily::Preemptions => PREEMPTIONS,
-            HistogramFamily::Residency => RESIDENCY,
+            HistogramFamily::KvCacheResidency => KV_CACHE_RESIDENCY,
             HistogramFamily::StepSeconds => STEP_SECONDS,
             HistogramFamily::StepRows => STEP_ROWS,
             HistogramFamily::WorkSeconds => WORK_SECONDS,
@@ -188,11 +188,11 @@ impl<'a> HistogramBuckets<'a> {
     }
 }
 
-/// Bounds 1, 2, 5, 10, 20, ... up to `most`.
-fn one_two_five_series(most: u32) -> Vec<f64> {
+/// Bounds 1, 2, 5, 10, 20, ... up to `max`.
+fn one_two_five_series(max: u32) -> Vec<f64> {
     let decades = std::iter::successors(Some(1_u64), |decade| Some(decade * 10));
     let bounds = decades.flat_map(|decade| [1, 2, 5].map(|mantissa| mantissa * decade));
-    bounds.take_while(|bound| *bound <= u64::from(most.max(1))).map(|bound| bound as f64).collect()
+    bounds.take_while(|bound| *bound <= u64::from(max.max(1))).map(|bound| bound as f64).collect()
 }
 
 #[cfg(test)]
@@ -212,7 +212,7 @@ mod tests {
         let buckets = HistogramBuckets::new(&custom, 64);
         assert_eq!(buckets.of(HistogramFamily::RequestLatency), [0.01, 2.0]);
         assert_eq!(buckets.of(HistogramFamily::ParamsN), PARAMS_N);
-        for (text, told) in [
+        for (text, expected) in [
             ("[]", "not a JSON object"),
             (r#"{"request_latency": [true]}"#, "request_latency"),
             (r#"{"nope": [1]}"#, "unknown bucket family \"nope\""),
@@ -222,7 +222,7 @@ mod tests {
             (r#"{"request_params_n": [2, 2]}"#, "2 is not"),
         ] {
             let error = text.parse::<CustomBuckets>().unwrap_err().to_string();
-            assert!(error.contains(told), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 }

@@ -41,13 +41,13 @@ impl HttpMetrics {
             requests.with_label_values(&[f.model(), route, "200"]);
         }
         let ignored = f.open_counters("hadron:ignored_fields_total", "Request fields that nobody read.", &["model_name"])?;
-        let refusals = f.open_counters("hadron:admission_rejections_total", "Requests refused for load or for the server's state, by the reason.", &["model_name", "reason"])?;
+        let rejections = f.open_counters("hadron:admission_rejections_total", "Requests refused for load or for the server's state, by the reason.", &["model_name", "reason"])?;
         let vllm = f.open_counters("vllm:admission_rejections_total", "Requests refused for load, by the limit.", &["model_name", "reason"])?;
         let of = |family: &IntCounterVec, reason| (reason, family.with_label_values(&[f.model(), reason]));
         Ok(Self {
             open_streams: f.gauge("hadron:http_open_streams", "Streamed replies whose body is not complete.")?,
             ignored_fields: ignored.with_label_values(&[f.model()]),
-            rejections: REJECTION_REASONS.map(|reason| of(&refusals, reason)).into(),
+            rejections: REJECTION_REASONS.map(|reason| of(&rejections, reason)).into(),
             vllm_rejections: VLLM_REJECTION_REASONS.map(|reason| of(&vllm, reason)).into(),
             tokenize: f.histograms("hadron:tokenize_seconds", "Time to read a body: JSON, template, tokenizer, hashes.", HistogramFamily::WorkSeconds, ("result", ["ok", "error"]))?,
             model: f.model().to_owned(),

@@ -20,12 +20,12 @@ impl KvEventMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         let counters: Vec<(Vec<IntCounter>, PublisherCounterFn)> = vec![
-            (f.counter_of_replicas("hadron:kv_events_batches_total", "Batches of KV events published.", None)?, |figures| &figures.batches),
-            (f.counter_of_replicas("hadron:kv_events_published_total", "KV events published.", None)?, |figures| &figures.events),
-            (f.counter_of_replicas("hadron:kv_events_dropped_total", "Batches of KV events that found the queue full.", None)?, |figures| &figures.dropped),
-            (f.counter_of_replicas("hadron:kv_events_replays_total", "Replays of KV events served.", None)?, |figures| &figures.replays),
-            (f.counter_of_replicas("hadron:kv_events_snapshots_total", "Snapshots of the prefix index published.", None)?, |figures| &figures.snapshots),
-            (f.counter_of_replicas("hadron:kv_events_replayed_total", "Batches of KV events and snapshots sent again.", None)?, |figures| &figures.replayed),
+            (f.counter_of_replicas("hadron:kv_events_batches_total", "Batches of KV events published.", None)?, |counters| &counters.batches),
+            (f.counter_of_replicas("hadron:kv_events_published_total", "KV events published.", None)?, |counters| &counters.events),
+            (f.counter_of_replicas("hadron:kv_events_dropped_total", "Batches of KV events that found the queue full.", None)?, |counters| &counters.dropped),
+            (f.counter_of_replicas("hadron:kv_events_replays_total", "Replays of KV events served.", None)?, |counters| &counters.replays),
+            (f.counter_of_replicas("hadron:kv_events_snapshots_total", "Snapshots of the prefix index published.", None)?, |counters| &counters.snapshots),
+            (f.counter_of_replicas("hadron:kv_events_replayed_total", "Batches of KV events and snapshots sent again.", None)?, |counters| &counters.replayed),
         ];
         let queue_depth = f.gauge_of_replicas("hadron:kv_events_queue_depth", "Batches of KV events that wait to be published.")?;
         let seq = f.gauge_of_replicas("hadron:kv_events_seq", "Number of the last batch of KV events published; of several replicas in one series, the greatest.")?;
@@ -34,19 +34,19 @@ impl KvEventMetrics {
 
     /// Updates the series from the counters of each replica; replicas without a series of their own add to
     /// the last one.
-    pub(super) fn update(&self, figures: &[Arc<PublisherCounters>]) {
+    pub(super) fn update(&self, publishers: &[Arc<PublisherCounters>]) {
         let series = self.queue_depth.len();
         for engine in 0..series {
-            let rest = if engine + 1 == series { figures.len() } else { engine + 1 };
-            let Some(own) = figures.get(engine..rest) else { continue };
+            let rest = if engine + 1 == series { publishers.len() } else { engine + 1 };
+            let Some(own) = publishers.get(engine..rest) else { continue };
             let sum = |of: PublisherCounterFn| -> u64 {
-                own.iter().map(|figures| of(figures).load(Ordering::Relaxed)).sum()
+                own.iter().map(|counters| of(counters).load(Ordering::Relaxed)).sum()
             };
             for (counters, total) in &self.counters {
                 raise_to(&counters[engine], sum(*total));
             }
-            self.queue_depth[engine].set(sum(|figures| &figures.queue_depth) as f64);
-            let last = own.iter().map(|figures| figures.seq.load(Ordering::Relaxed)).max();
+            self.queue_depth[engine].set(sum(|counters| &counters.queue_depth) as f64);
+            let last = own.iter().map(|counters| counters.seq.load(Ordering::Relaxed)).max();
             self.seq[engine].set(last.unwrap_or(0) as f64);
         }
     }

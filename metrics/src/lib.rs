@@ -42,7 +42,7 @@ pub use queue::QueueMetrics;
 pub use request_times::RequestTimes;
 pub use requests::{DeliveryRound, RequestMetrics};
 pub use start_failure::StartFailure;
-pub use step_ring::{STEPS_KEPT, StepRing, StepTimingRecord};
+pub use step_ring::{STEP_RING_CAPACITY, StepRing, StepTimingRecord};
 pub use steps::{StepMetrics, StepPhase};
 
 use crate::kv_events::PublisherCounters;
@@ -198,11 +198,11 @@ impl ServerMetrics {
     /// Sets the KV cache properties. Only the first call has an effect.
     ///
     /// Errors: as for `new`.
-    pub fn set_kv_cache(&self, facts: KvCacheInfo) -> Result<(), prometheus::Error> {
-        if self.kv_cache.set(facts).is_ok()
-            && let Some(facts) = self.kv_cache.get()
+    pub fn set_kv_cache(&self, info: KvCacheInfo) -> Result<(), prometheus::Error> {
+        if self.kv_cache.set(info).is_ok()
+            && let Some(info) = self.kv_cache.get()
         {
-            replicas::describe_cache(&MetricRegistrar::new(&self.registry, &self.config), facts)?;
+            replicas::describe_cache(&MetricRegistrar::new(&self.registry, &self.config), info)?;
         }
         Ok(())
     }

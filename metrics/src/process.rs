@@ -52,13 +52,13 @@ impl ProcessMetrics {
 
     /// Reads all values; a value that the operating system does not provide is left unchanged.
     pub(super) fn update(&self) {
-        let spent = seconds(clock_gettime(ClockId::ProcessCPUTime));
-        self.cpu.inc_by((spent - self.cpu.get()).max(0.0));
+        let cpu_seconds = seconds(clock_gettime(ClockId::ProcessCPUTime));
+        self.cpu.inc_by((cpu_seconds - self.cpu.get()).max(0.0));
         if let Some(open) = open_fds() {
             self.open_fds.set(open as f64);
         }
-        if let Some(most) = getrlimit(Resource::Nofile).current {
-            self.max_fds.set(most as f64);
+        if let Some(limit) = getrlimit(Resource::Nofile).current {
+            self.max_fds.set(limit as f64);
         }
         if let Some(stat) = stat() {
             self.virtual_bytes.set(stat.vsize);
@@ -98,9 +98,9 @@ fn start_time(stat: &ProcStat) -> f64 {
 /// entries are counted.
 fn open_fds() -> Option<u64> {
     let folder = "/proc/self/fd";
-    let known = fs::metadata(folder).ok()?.len();
-    if known > 0 {
-        return Some(known);
+    let size = fs::metadata(folder).ok()?.len();
+    if size > 0 {
+        return Some(size);
     }
     let counted = fs::read_dir(folder).ok()?.count() as u64;
     Some(counted.saturating_sub(1)) // Exclude the descriptor of the directory itself.

@@ -28,7 +28,7 @@ impl ReplicaMetrics {
         let [capacity, deferred] = f.gauges_of_replicas("vllm:num_requests_waiting_by_reason", "Requests without a seat, by the reason.", "reason", ["capacity", "deferred"])?;
         let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of requests that got a seat, by where their KV came from.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
         let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by which.", "source", ["local_cache_hit", "external_kv_transfer"])?;
-        let [vacant, cached, used, reserved] = f.gauges_of_replicas("hadron:kv_blocks", "KV blocks by state; reserved ones are vacant or cached too.", "state", ["vacant", "cached", "used", "reserved"])?;
+        let [free, cached, used, reserved] = f.gauges_of_replicas("hadron:kv_blocks", "KV blocks by state; reserved ones are vacant or cached too.", "state", ["vacant", "cached", "used", "reserved"])?;
         let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
             (f.counter_of_replicas("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.", None)?, |s| s.prefix_queries_total),
             (f.counter_of_replicas("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.", None)?, |s| s.prefix_hits_total),
@@ -43,7 +43,7 @@ impl ReplicaMetrics {
         let gauges: Vec<(PerReplica<Gauge>, ReplicaGaugeFn)> = vec![
             (f.gauge_of_replicas("vllm:num_requests_running", "Requests with a seat.")?, |s| f64::from(s.running)),
             (capacity, |s| f64::from(s.waiting)),
-            (vacant, |s| f64::from(s.blocks.free)),
+            (free, |s| f64::from(s.blocks.free)),
             (cached, |s| f64::from(s.blocks.cached)),
             (used, |s| f64::from(s.blocks.in_use)),
             (reserved, |s| f64::from(s.blocks.reserved)),
@@ -77,9 +77,9 @@ impl ReplicaMetrics {
             for (gauges, level) in &self.gauges {
                 gauges[engine].set(own.iter().map(level).sum());
             }
-            let elsewhere = if engine == 0 { deferred } else { 0 };
+            let deferred_requests = if engine == 0 { deferred } else { 0 };
             let waiting: f64 = own.iter().map(|stats| f64::from(stats.waiting)).sum();
-            self.waiting[engine].set(waiting + elsewhere as f64);
+            self.waiting[engine].set(waiting + deferred_requests as f64);
             let shares: f64 = own.iter().map(usage).sum();
             self.usage[engine].set(shares / own.len().max(1) as f64);
         }
@@ -89,9 +89,9 @@ impl ReplicaMetrics {
 /// Cost of executor failures, preemptions and cache resets, by cause.
 #[rustfmt::skip] // A table.
 fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
-    let [exited, silent, late, fault] = CAUSES;
+    let [exited, heartbeat_timeout, step_timeout, fault] = CAUSES;
     let recovered = f.counters_of_replicas("hadron:requests_recovered_total", "Running requests that outlived the loss of their executors, by its cause.", "cause", CAUSES)?;
-    let recomputed = f.counters_of_replicas("hadron:tokens_recomputed_total", "Tokens computed again, after a loss by its cause, a preemption, or a reset of the prefix cache.", "cause", [exited, silent, late, fault, "preemption", "reset"])?;
+    let recomputed = f.counters_of_replicas("hadron:tokens_recomputed_total", "Tokens computed again, after a loss by its cause, a preemption, or a reset of the prefix cache.", "cause", [exited, heartbeat_timeout, step_timeout, fault, "preemption", "reset"])?;
     let requests: [ReplicaCounterFn; 4] = [
         |s| s.requests_recovered_total.exited,
         |s| s.requests_recovered_total.heartbeat_timeout,
@@ -117,17 +117,17 @@ fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(PerR
         (f.counter_of_replicas("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens.", None)?, |s| s.drafts_total.draft_tokens),
         (f.counter_of_replicas("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were right.", None)?, |s| s.drafts_total.accepted_per_position.iter().sum()),
     ];
-    let places = usize::from(drafts).clamp(1, DRAFT_TOKENS_MAX);
-    let names: Vec<String> = (0..places).map(|place| place.to_string()).collect();
+    let positions = usize::from(drafts).clamp(1, DRAFT_TOKENS_MAX);
+    let names: Vec<String> = (0..positions).map(|position| position.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let by_place = f.counters_by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Drafted tokens that were right, by their place in the draft.", "position", &names)?;
-    counters.extend(by_place.iter().map(|series| series.iter().cloned().collect()).zip(ACCEPTED_BY_POSITION));
+    let by_position = f.counters_by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Drafted tokens that were right, by their place in the draft.", "position", &names)?;
+    counters.extend(by_position.iter().map(|series| series.iter().cloned().collect()).zip(ACCEPTED_BY_POSITION));
     Ok(counters)
 }
 
 /// Number of accepted draft tokens at a draft position.
-fn accepted_at_position<const PLACE: usize>(stats: &StepStats) -> u64 {
-    stats.drafts_total.accepted_per_position[PLACE]
+fn accepted_at_position<const POSITION: usize>(stats: &StepStats) -> u64 {
+    stats.drafts_total.accepted_per_position[POSITION]
 }
 
 /// Accessors of the accepted draft tokens, by draft position.
@@ -143,17 +143,17 @@ fn usage(stats: &StepStats) -> f64 {
 }
 
 /// Registers the info series with the KV cache properties.
-pub(super) fn describe_cache(f: &MetricRegistrar<'_>, facts: &KvCacheInfo) -> Result<(), Error> {
+pub(super) fn describe_cache(f: &MetricRegistrar<'_>, info: &KvCacheInfo) -> Result<(), Error> {
     let python = |yes: bool| if yes { "True" } else { "False" };
     f.info_of_replicas(
         "vllm:cache_config_info",
         "What the KV cache is like.",
         &[
-            ("block_size", &facts.block_tokens.to_string()),
-            ("num_gpu_blocks", &facts.blocks.to_string()),
-            ("cache_dtype", &facts.dtype),
-            ("gpu_memory_utilization", &facts.memory_utilization.to_string()),
-            ("enable_prefix_caching", python(facts.prefix_caching)),
+            ("block_size", &info.block_tokens.to_string()),
+            ("num_gpu_blocks", &info.blocks.to_string()),
+            ("cache_dtype", &info.dtype),
+            ("gpu_memory_utilization", &info.memory_utilization.to_string()),
+            ("enable_prefix_caching", python(info.prefix_caching)),
         ],
     )
 }

@@ -18,7 +18,7 @@ const FINISH_REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetiti
 /// Request metrics.
 pub struct RequestMetrics {
     first_token: PerEngine<Histogram>,
-    gap: PerEngine<Histogram>,
+    inter_token_latency: PerEngine<Histogram>,
     per_token: PerEngine<Histogram>,
     latency: PerEngine<Histogram>,
     queue: PerEngine<Histogram>,
@@ -27,7 +27,7 @@ pub struct RequestMetrics {
     decode: PerEngine<Histogram>,
     prompt_tokens: PerEngine<Histogram>,
     generation_tokens: PerEngine<Histogram>,
-    most_tokens: PerEngine<Histogram>,
+    max_generation_tokens: PerEngine<Histogram>,
     max_tokens: PerEngine<Histogram>,
     n: PerEngine<Histogram>,
     preemptions: PerEngine<Histogram>,
@@ -42,7 +42,7 @@ impl RequestMetrics {
         use HistogramFamily::{InterTokenLatency, ParamsN, Preemptions, RequestLatency, TimeToFirstToken, Tokens};
         Ok(Self {
             first_token: f.histogram_of_replicas("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", TimeToFirstToken)?,
-            gap: f.histogram_of_replicas("vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a request.", InterTokenLatency)?,
+            inter_token_latency: f.histogram_of_replicas("vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a request.", InterTokenLatency)?,
             per_token: f.histogram_of_replicas("vllm:request_time_per_output_token_seconds", "Mean time per token after the first, of a request that ended.", InterTokenLatency)?,
             latency: f.histogram_of_replicas("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", RequestLatency)?,
             queue: f.histogram_of_replicas("vllm:request_queue_time_seconds", "Time a request waited for a seat.", RequestLatency)?,
@@ -51,7 +51,7 @@ impl RequestMetrics {
             decode: f.histogram_of_replicas("vllm:request_decode_time_seconds", "From a request's first token to its last.", RequestLatency)?,
             prompt_tokens: f.histogram_of_replicas("vllm:request_prompt_tokens", "Prompt tokens of a request.", Tokens)?,
             generation_tokens: f.histogram_of_replicas("vllm:request_generation_tokens", "Tokens a request produced.", Tokens)?,
-            most_tokens: f.histogram_of_replicas("vllm:request_max_num_generation_tokens", "Most tokens that one of a prompt's choices produced.", Tokens)?,
+            max_generation_tokens: f.histogram_of_replicas("vllm:request_max_num_generation_tokens", "Most tokens that one of a prompt's choices produced.", Tokens)?,
             max_tokens: f.histogram_of_replicas("vllm:request_params_max_tokens", "Tokens a request might have produced.", Tokens)?,
             n: f.histogram_of_replicas("vllm:request_params_n", "Choices asked for per prompt.", ParamsN)?,
             preemptions: f.histogram_of_replicas("vllm:request_num_preemptions", "Times a request was preempted.", Preemptions)?,
@@ -63,8 +63,9 @@ impl RequestMetrics {
 
     /// Starts a round of deliveries; its events share one timestamp.
     pub fn delivery_round(&self) -> DeliveryRound<'_> {
-        let gaps = self.gap.iter().map(Histogram::local).collect::<Vec<_>>().into();
-        DeliveryRound { metrics: self, now: Instant::now(), gaps }
+        let inter_token_latencies =
+            self.inter_token_latency.iter().map(Histogram::local).collect::<Vec<_>>().into();
+        DeliveryRound { metrics: self, now: Instant::now(), inter_token_latencies }
     }
 
     /// Records that a request ended or was aborted by its client.
@@ -81,9 +82,9 @@ impl RequestMetrics {
         self.generation_tokens.of(replica).observe(f64::from(times.generated));
         self.max_tokens.of(replica).observe(f64::from(times.max_tokens));
         self.preemptions.of(replica).observe(f64::from(times.preemptions));
-        if let Some(most) = times.choices.ended(times.generated) {
+        if let Some(max_tokens) = times.choices.ended(times.generated) {
             self.n.of(replica).observe(f64::from(times.choices.n));
-            self.most_tokens.of(replica).observe(f64::from(most));
+            self.max_generation_tokens.of(replica).observe(f64::from(max_tokens));
         }
         self.phases(times);
     }
@@ -111,17 +112,17 @@ pub struct DeliveryRound<'a> {
     metrics: &'a RequestMetrics,
     now: Instant,
     /// Local sums of inter-token latencies, so that a token costs no write to shared memory.
-    gaps: PerEngine<LocalHistogram>,
+    inter_token_latencies: PerEngine<LocalHistogram>,
 }
 
 impl DeliveryRound<'_> {
     /// Records an event that is delivered to its stream.
     pub fn event(&self, times: &mut RequestTimes, event: &TokenEvent) {
         times.preemptions = event.preemptions;
-        if let Some(run) = event.first_admission {
-            times.replica = run.replica;
-            times.queued = Some(Duration::from_millis(u64::from(run.queued_ms)));
-            times.cached_tokens = run.cached_tokens;
+        if let Some(admission) = event.first_admission {
+            times.replica = admission.replica;
+            times.queued = Some(Duration::from_millis(u64::from(admission.queued_ms)));
+            times.cached_tokens = admission.cached_tokens;
         }
         if !event.tokens.is_empty() {
             times.generated += event.tokens.len() as u32;
@@ -132,7 +133,7 @@ impl DeliveryRound<'_> {
                     times.tokens_at = Some((self.now, self.now));
                 }
                 Some((_, last)) => {
-                    self.gaps.of(times.replica).observe(seconds(*last, self.now));
+                    self.inter_token_latencies.of(times.replica).observe(seconds(*last, self.now));
                     *last = self.now;
                 }
             }

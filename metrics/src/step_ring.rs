@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Number of steps in the ring.
-pub const STEPS_KEPT: usize = 1_024;
+pub const STEP_RING_CAPACITY: usize = 1_024;
 
 /// Timing record of one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -30,7 +30,8 @@ pub struct StepTimingRecord {
     /// summed.
     pub prompt_pairs: u64,
     /// Deadline of the step in milliseconds, as of its sending.
-    pub allowed_ms: u64,
+    #[serde(rename = "allowed_ms")]
+    pub deadline_ms: u64,
     /// Number of running requests when the step was answered.
     pub running: u64,
     /// Number of waiting requests when the step was answered.
@@ -63,7 +64,7 @@ impl StepTimingRecord {
             self.prefill_rows,
             self.tokens,
             self.prompt_pairs,
-            self.allowed_ms,
+            self.deadline_ms,
             self.running,
             self.waiting,
             self.plan_ns,
@@ -85,7 +86,7 @@ impl StepTimingRecord {
             prefill_rows,
             tokens,
             prompt_pairs,
-            allowed_ms,
+            deadline_ms,
             running,
             waiting,
             plan_ns,
@@ -104,7 +105,7 @@ impl StepTimingRecord {
             prefill_rows,
             tokens,
             prompt_pairs,
-            allowed_ms,
+            deadline_ms,
             running,
             waiting,
             plan_ns,
@@ -134,8 +135,8 @@ pub struct StepRing {
 
 impl Default for StepRing {
     fn default() -> Self {
-        let places = (0..STEPS_KEPT).map(|_| StepRingEntry::default()).collect();
-        Self { entries: places, count: AtomicU64::new(0) }
+        let entries = (0..STEP_RING_CAPACITY).map(|_| StepRingEntry::default()).collect();
+        Self { entries, count: AtomicU64::new(0) }
     }
 }
 
@@ -143,32 +144,32 @@ impl StepRing {
     /// Adds a step, replacing the oldest. Must be called from one thread only.
     pub fn push(&self, record: &StepTimingRecord) {
         let count = self.count.load(Ordering::Relaxed);
-        let place = &self.entries[count as usize % STEPS_KEPT];
-        place.version.store(2 * count + 1, Ordering::Relaxed);
+        let entry = &self.entries[count as usize % STEP_RING_CAPACITY];
+        entry.version.store(2 * count + 1, Ordering::Relaxed);
         fence(Ordering::Release);
-        for (to, word) in place.words.iter().zip(record.to_words()) {
-            to.store(word, Ordering::Relaxed);
+        for (stored, word) in entry.words.iter().zip(record.to_words()) {
+            stored.store(word, Ordering::Relaxed);
         }
-        place.version.store(2 * count + 2, Ordering::Release);
+        entry.version.store(2 * count + 2, Ordering::Release);
         self.count.store(count + 1, Ordering::Release);
     }
 
-    /// Returns the newest `most` steps, oldest first; fewer if some are overwritten meanwhile.
-    pub fn newest(&self, most: usize) -> Vec<StepTimingRecord> {
+    /// Returns the newest `max` steps, oldest first; fewer if some are overwritten meanwhile.
+    pub fn newest(&self, max: usize) -> Vec<StepTimingRecord> {
         let end = self.count.load(Ordering::Acquire);
-        let start = end.saturating_sub(most.min(STEPS_KEPT) as u64);
+        let start = end.saturating_sub(max.min(STEP_RING_CAPACITY) as u64);
         (start..end).filter_map(|count| self.read(count)).collect()
     }
 
     fn read(&self, count: u64) -> Option<StepTimingRecord> {
-        let place = &self.entries[count as usize % STEPS_KEPT];
+        let entry = &self.entries[count as usize % STEP_RING_CAPACITY];
         let expected = 2 * count + 2;
-        if place.version.load(Ordering::Acquire) != expected {
+        if entry.version.load(Ordering::Acquire) != expected {
             return None;
         }
-        let words = std::array::from_fn(|i| place.words[i].load(Ordering::Relaxed));
+        let words = std::array::from_fn(|i| entry.words[i].load(Ordering::Relaxed));
         fence(Ordering::Acquire);
-        (place.version.load(Ordering::Relaxed) == expected).then(|| StepTimingRecord::of(words))
+        (entry.version.load(Ordering::Relaxed) == expected).then(|| StepTimingRecord::of(words))
     }
 }
 
@@ -185,13 +186,13 @@ mod tests {
     fn step_ring_keeps_the_newest_in_order() {
         let ring = StepRing::default();
         assert!(ring.newest(10).is_empty());
-        for step in 0..STEPS_KEPT as u64 + 5 {
+        for step in 0..STEP_RING_CAPACITY as u64 + 5 {
             ring.push(&record(step));
         }
         let steps: Vec<u64> = ring.newest(3).iter().map(|r| r.step).collect();
         assert_eq!(steps, [1026, 1027, 1028]);
         let all = ring.newest(usize::MAX);
-        assert_eq!((all.len(), all[0].step), (STEPS_KEPT, 5));
+        assert_eq!((all.len(), all[0].step), (STEP_RING_CAPACITY, 5));
     }
 
     #[test]
@@ -203,7 +204,7 @@ mod tests {
         };
         let mut seen = 0;
         while !writer.is_finished() || seen == 0 {
-            let steps = ring.newest(STEPS_KEPT);
+            let steps = ring.newest(STEP_RING_CAPACITY);
             assert!(steps.iter().all(|r| r.to_words() == [r.step; RECORD_WORDS]), "torn");
             assert!(steps.is_sorted_by_key(|r| r.step));
             seen += steps.len();

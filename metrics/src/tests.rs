@@ -123,30 +123,30 @@ fn stats(in_use: u32, generated: u64) -> StepStats {
 #[test]
 fn series_are_per_replica_or_aggregated() {
     let config = MetricsConfig { replicas: 2, ..MetricsConfig::new("m", 64) };
-    let apart = ServerMetrics::new(&config).unwrap();
-    let page = apart.render(&[stats(2, 5), stats(4, 7)]).unwrap();
+    let per_replica = ServerMetrics::new(&config).unwrap();
+    let page = per_replica.render(&[stats(2, 5), stats(4, 7)]).unwrap();
     let usage = |page: &str, engine: u32| {
         value(page, &format!(r#"vllm:kv_cache_usage_perc{{engine="{engine}",model_name="m"}}"#))
     };
     assert_eq!((usage(&page, 0), usage(&page, 1)), (0.2, 0.4));
-    let together = ServerMetrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap();
-    let page = together.render(&[stats(2, 5), stats(4, 7)]).unwrap();
+    let aggregated = ServerMetrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap();
+    let page = aggregated.render(&[stats(2, 5), stats(4, 7)]).unwrap();
     assert!((usage(&page, 0) - 0.3).abs() < 1e-9 && !page.contains(r#"engine="1""#));
     let tokens = r#"vllm:generation_tokens_total{engine="0",model_name="m"}"#;
     assert_eq!(value(&page, tokens), 12.0);
-    assert_eq!(value(&together.render(&[stats(1, 5), stats(1, 9)]).unwrap(), tokens), 14.0);
+    assert_eq!(value(&aggregated.render(&[stats(1, 5), stats(1, 9)]).unwrap(), tokens), 14.0);
     assert_eq!(value(&page, r#"vllm:num_requests_running{engine="0",model_name="m"}"#), 6.0);
 }
 
 #[test]
 fn failure_causes_and_sequences_are_per_replica() {
     let config = MetricsConfig { replicas: 2, ..MetricsConfig::new("m", 64) };
-    let lost =
+    let recovered_requests =
         FailureCounts { exited: 1, heartbeat_timeout: 2, step_timeout: 3, reported_fault: 4 };
     let tokens =
         FailureCounts { exited: 10, heartbeat_timeout: 20, step_timeout: 30, reported_fault: 40 };
-    let hit = StepStats {
-        requests_recovered_total: lost,
+    let recovered_stats = StepStats {
+        requests_recovered_total: recovered_requests,
         tokens_recomputed_total: RecomputedTokens {
             preemption: 50,
             reset: 60,
@@ -155,12 +155,12 @@ fn failure_causes_and_sequences_are_per_replica() {
         ..stats(1, 1)
     };
     let run = |metrics: &ServerMetrics| {
-        for (figures, base) in metrics.kv_events.iter().zip([1_u64 << 50, 1 << 49]) {
-            figures.seq.store(base + 1, Ordering::Relaxed);
-            figures.events.store(base, Ordering::Relaxed);
-            figures.replayed.store(3, Ordering::Relaxed);
+        for (counters, base) in metrics.kv_events.iter().zip([1_u64 << 50, 1 << 49]) {
+            counters.seq.store(base + 1, Ordering::Relaxed);
+            counters.events.store(base, Ordering::Relaxed);
+            counters.replayed.store(3, Ordering::Relaxed);
         }
-        metrics.render(&[hit.clone(), stats(1, 1)]).unwrap()
+        metrics.render(&[recovered_stats.clone(), stats(1, 1)]).unwrap()
     };
     let of = |page: &str, name: &str, engine: u32, cause: &str| {
         value(page, &format!(r#"{name}{{cause="{cause}",engine="{engine}",model_name="m"}}"#))
@@ -189,7 +189,7 @@ fn failure_causes_and_sequences_are_per_replica() {
     assert_eq!(
         events(&page, "seq", 0),
         first + 1.0,
-        "the greatest: a sum would be no number of anything"
+        "the maximum, because a sum is not a sequence number"
     );
     assert_eq!(events(&page, "published_total", 0), first + second);
 }
@@ -212,8 +212,8 @@ fn requests_are_counted_on_their_replica() {
         let ready = StepStats { executors_ready: true, ..stats(1, 1) };
         metrics.render(&[ready, stats(1, 1)]).unwrap()
     };
-    let apart = ServerMetrics::new(&config).unwrap();
-    let page = run(&apart);
+    let per_replica = ServerMetrics::new(&config).unwrap();
+    let page = run(&per_replica);
     for (series, engines) in [
         (
             r#"vllm:request_success_total{engine="E",finished_reason="length",model_name="m"}"#,
@@ -235,7 +235,7 @@ fn requests_are_counted_on_their_replica() {
     assert_eq!(of_ranks("hadron:executor_up"), [1.0, 1.0, 0.0, 0.0]);
     assert_eq!(of_ranks("hadron:late_rank_total"), [0.0, 0.0, 0.0, 1.0]);
     assert_eq!(
-        (apart.steps.throughput(Replica(0)), apart.steps.throughput(Replica(1))),
+        (per_replica.steps.throughput(Replica(0)), per_replica.steps.throughput(Replica(1))),
         (0.0, 2.5)
     );
     let page = run(&ServerMetrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap());
@@ -248,23 +248,25 @@ fn requests_are_counted_on_their_replica() {
 
 /// Regenerate the page with `UPDATE_EXPECT=1 cargo test`.
 #[test]
-fn the_page_of_metrics_is_current() {
+fn metrics_reference_page_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page_path());
     expect_test::expect_file![path].assert_eq(&reference_page().unwrap());
 }
 
 #[test]
-fn experts_are_summed_by_layer_and_listed_one_by_one() {
+fn expert_tokens_are_counted_per_layer_and_expert() {
     let config = MetricsConfig::new("m", 4_096);
     let none = ServerMetrics::new(&config).unwrap();
-    assert!(!none.render(&[]).unwrap().contains("expert"), "no series where there are no experts");
+    assert!(!none.render(&[]).unwrap().contains("expert"), "a dense model has no expert series");
     let metrics =
         ServerMetrics::new(&MetricsConfig { experts: vec![0, 3, 3], replicas: 2, ..config })
             .unwrap();
-    let got = |layer, expert, tokens| ExpertTokenCount { layer, expert, tokens };
-    metrics.experts.step_completed(Replica(1), &[got(1, 0, 4), got(1, 2, 6), got(2, 1, 10)]);
-    metrics.experts.step_completed(Replica(1), &[got(1, 0, 5)]);
-    metrics.experts.step_completed(Replica(1), &[got(9, 0, 1), got(2, 7, 1)]);
+    let count_of = |layer, expert, tokens| ExpertTokenCount { layer, expert, tokens };
+    metrics
+        .experts
+        .step_completed(Replica(1), &[count_of(1, 0, 4), count_of(1, 2, 6), count_of(2, 1, 10)]);
+    metrics.experts.step_completed(Replica(1), &[count_of(1, 0, 5)]);
+    metrics.experts.step_completed(Replica(1), &[count_of(9, 0, 1), count_of(2, 7, 1)]);
     let page = metrics.render(&[]).unwrap();
     let of = |name: &str, engine: u16, layer: u16| {
         let labels = format!("engine=\"{engine}\",layer=\"{layer}\",model_name=\"m\"");
@@ -288,10 +290,16 @@ fn experts_are_summed_by_layer_and_listed_one_by_one() {
 #[test]
 fn collectives_are_observed_where_a_step_called_them() {
     let config = MetricsConfig { replicas: 2, tp_size: 2, ..MetricsConfig::new("m", 64) };
-    let alone = ServerMetrics::new(&MetricsConfig { tp_size: 1, ..config.clone() }).unwrap();
-    assert!(!alone.render(&[]).unwrap().contains("collective"), "nobody to meet");
-    let apart = ServerMetrics::new(&config).unwrap();
-    assert!(!apart.render(&[]).unwrap().contains("group=\"dp\""), "replicas that share nothing");
+    let single_rank = ServerMetrics::new(&MetricsConfig { tp_size: 1, ..config.clone() }).unwrap();
+    assert!(
+        !single_rank.render(&[]).unwrap().contains("collective"),
+        "one rank has no collectives"
+    );
+    let per_replica = ServerMetrics::new(&config).unwrap();
+    assert!(
+        !per_replica.render(&[]).unwrap().contains("group=\"dp\""),
+        "replicas without shared experts"
+    );
     let metrics = ServerMetrics::new(&MetricsConfig { experts_shared: true, ..config }).unwrap();
     let timing = CollectiveTiming { tp_all_reduce_ns: 500_000_000, ..CollectiveTiming::default() };
     metrics.collectives.step_completed(Replica(1), &timing);

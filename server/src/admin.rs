@@ -85,9 +85,9 @@ pub(crate) async fn abort_requests(
     let aborted = match requested_ids(&mut fields)? {
         Some(asked) => {
             let meant = request_ids_of(&asked);
-            client.abort_by_name(|name| meant.contains(name))
+            client.abort_by_client_id(|name| meant.contains(name))
         }
-        None => client.abort_by_name(|_| true),
+        None => client.abort_by_client_id(|_| true),
     };
     Ok(Reply(json!({"aborted": aborted})))
 }

@@ -5,7 +5,7 @@ use super::app::AppState;
 use axum::Json;
 use axum::extract::State;
 use engine::CachedBlocks;
-use metrics::{STEPS_KEPT, StepTimingRecord};
+use metrics::{STEP_RING_CAPACITY, StepTimingRecord};
 use scheduler::BlockStats;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ pub(crate) async fn steps(
     State(app): State<Arc<AppState>>,
 ) -> Result<Json<StepsResponse>, ApiError> {
     let serving = app.serving()?;
-    Ok(Json(StepsResponse { steps: serving.metrics.steps.ring.newest(STEPS_KEPT) }))
+    Ok(Json(StepsResponse { steps: serving.metrics.steps.ring.newest(STEP_RING_CAPACITY) }))
 }
 
 /// Returns the number of tokens routed to each expert since the start, by replica, layer and expert; empty if

@@ -97,8 +97,8 @@ impl AdmissionController {
         reason: &'static str,
     ) -> Result<(), OverloadRejection> {
         let within = |current: u64| current.checked_add(amount).filter(|sum| *sum <= cap);
-        let tried = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within);
-        tried.map(|_| ()).map_err(|current| OverloadRejection {
+        let updated = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within);
+        updated.map(|_| ()).map_err(|current| OverloadRejection {
             reason,
             current,
             cap,
@@ -190,9 +190,9 @@ impl AdmissionPermit {
     }
 
     /// Moves the counted bytes out of the permit, for a response that holds memory until it is sent.
-    pub(super) fn take_held(&mut self) -> QueuedBytes {
-        let nothing = self.admission.queue_body();
-        mem::replace(&mut self.queued_bytes, nothing)
+    pub(super) fn take_queued_bytes(&mut self) -> QueuedBytes {
+        let empty = self.admission.queue_body();
+        mem::replace(&mut self.queued_bytes, empty)
     }
 
     /// Releases prompt tokens that have been `prefilled` or never will be.

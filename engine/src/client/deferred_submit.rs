@@ -34,8 +34,8 @@ impl DeferredSubmit {
     }
 
     /// Finishes the requests as rejected, because their grammar cannot be compiled.
-    pub fn reject(mut self, refusal: &RejectReason) {
-        self.end(&FinishReason::Rejected(Box::new(refusal.clone())));
+    pub fn reject(mut self, reason: &RejectReason) {
+        self.end(&FinishReason::Rejected(Box::new(reason.clone())));
     }
 
     /// Takes the submissions out and lowers the counter of deferred requests.

@@ -19,7 +19,7 @@ use std::future::poll_fn;
 use std::time::Duration;
 
 /// Number of random interleavings per test.
-const ORDERS: usize = 3_000;
+const INTERLEAVINGS: usize = 3_000;
 /// `max_tokens` of a request that ends only when it is aborted.
 const ENDLESS: u32 = u32::MAX;
 
@@ -43,41 +43,41 @@ impl ClientHarness {
 
     fn permit(&self, requests: u64) -> AdmissionPermit {
         let admission = self.client.admission();
-        let mut ticket = admission.admit(admission.queue_body()).unwrap();
-        ticket.grow(requests, requests).unwrap();
-        ticket
+        let mut permit = admission.admit(admission.queue_body()).unwrap();
+        permit.grow(requests, requests).unwrap();
+        permit
     }
 
     /// Submits requests with the given `max_tokens`.
-    fn submit(&self, name: &str, max_tokens: &[u32]) -> RequestEventStream {
-        let ticket = self.permit(max_tokens.len() as u64);
-        self.client.submit(submits(max_tokens), 1, name, ticket)
+    fn submit(&self, client_id: &str, max_tokens: &[u32]) -> RequestEventStream {
+        let permit = self.permit(max_tokens.len() as u64);
+        self.client.submit(submits(max_tokens), 1, client_id, permit)
     }
 
     fn submit_deferred(
         &self,
-        name: &str,
+        client_id: &str,
         max_tokens: &[u32],
     ) -> (RequestEventStream, DeferredSubmit) {
-        let ticket = self.permit(max_tokens.len() as u64);
-        self.client.submit_deferred(submits(max_tokens), 1, name, ticket)
+        let permit = self.permit(max_tokens.len() as u64);
+        self.client.submit_deferred(submits(max_tokens), 1, client_id, permit)
     }
 
     /// Starts the engine thread and the fan-out thread.
     fn start_threads(&self) -> EngineThreads {
-        let (news, lists) = mpsc::channel();
+        let (events_tx, events_rx) = mpsc::channel();
         let inbox = Arc::clone(&self.inbox);
-        let engine = thread::spawn(move || FakeEngine::default().run(&inbox, &news));
+        let engine = thread::spawn(move || FakeEngine::default().run(&inbox, &events_tx));
         let client = self.client.clone();
-        let fan_out = thread::spawn(move || lists.iter().for_each(|list| client.deliver(list)));
+        let fan_out = thread::spawn(move || events_rx.iter().for_each(|list| client.deliver(list)));
         EngineThreads { engine, fan_out }
     }
 
     /// Checks, after all clients have left, that no request is running and all counters are zero.
-    fn assert_empty(&self, staff: EngineThreads) {
+    fn assert_empty(&self, threads: EngineThreads) {
         self.inbox.push(EngineMessage::Stop);
-        assert_eq!(staff.engine.join().unwrap(), [], "computed for nobody");
-        staff.fan_out.join().unwrap();
+        assert_eq!(threads.engine.join().unwrap(), [], "requests running without a client");
+        threads.fan_out.join().unwrap();
         let admission = self.client.admission();
         assert_eq!((admission.requests(), admission.prefill_tokens()), (0, 0));
         assert_eq!(self.client.requests_in_flight(), 0);
@@ -123,18 +123,18 @@ impl FakeEngine {
     fn run(
         mut self,
         inbox: &BatchInbox<EngineMessage>,
-        news: &mpsc::Sender<Vec<TokenEvent>>,
+        events_tx: &mpsc::Sender<Vec<TokenEvent>>,
     ) -> Vec<RequestId> {
-        let mut signals = Vec::new();
+        let mut messages = Vec::new();
         loop {
             // Replaces an executor's reply: wakes the engine while requests are running.
             if !self.live.is_empty() {
                 inbox.push(EngineMessage::RestartsExhausted("a step is done".to_owned()));
             }
-            inbox.drain(&mut signals, Duration::from_secs(1));
+            inbox.drain(&mut messages, Duration::from_secs(1));
             let mut events = Vec::new();
-            for signal in signals.drain(..) {
-                match signal {
+            for message in messages.drain(..) {
+                match message {
                     EngineMessage::Event(event) => self.handle(event, &mut events),
                     EngineMessage::DecodingGuide { request, .. } => self.guided = Some(request),
                     EngineMessage::Stop => return self.live.into_keys().collect(),
@@ -143,7 +143,7 @@ impl FakeEngine {
             }
             self.step(&mut events);
             if !events.is_empty() {
-                drop(news.send(events));
+                drop(events_tx.send(events));
             }
             thread::yield_now();
         }
@@ -153,9 +153,12 @@ impl FakeEngine {
         match event {
             SchedulerEvent::Submit(submit) => {
                 let guided = self.guided.take();
-                assert!(guided.is_none_or(|request| request == submit.id), "another's guide");
-                let former = self.live.insert(submit.id, submit.max_tokens);
-                assert_eq!(former, None, "submitted twice");
+                assert!(
+                    guided.is_none_or(|request| request == submit.id),
+                    "guide of another request"
+                );
+                let previous = self.live.insert(submit.id, submit.max_tokens);
+                assert_eq!(previous, None, "submitted twice");
             }
             SchedulerEvent::Abort { request, cause } => {
                 if self.live.remove(&request).is_some() {
@@ -186,7 +189,7 @@ fn read(mut stream: RequestEventStream, count: usize) -> Vec<(usize, FinishReaso
         block_on(poll_fn(|cx| stream.poll_events(cx, &mut events)));
         for (index, event) in events.drain(..) {
             let (tokens, end) = &mut seen[index as usize];
-            assert_eq!(*end, None, "news behind the end of request {index}");
+            assert_eq!(*end, None, "event after the end of request {index}");
             *tokens += event.tokens.len();
             *end = event.finish_reason;
         }
@@ -195,8 +198,8 @@ fn read(mut stream: RequestEventStream, count: usize) -> Vec<(usize, FinishReaso
 }
 
 /// Submits requests after their grammar was compiled.
-fn release(held: DeferredSubmit) {
-    held.release(&DecodingGuide::default());
+fn release(deferred: DeferredSubmit) {
+    deferred.release(&DecodingGuide::default());
 }
 
 /// Reads one token or an end, then drops the stream.
@@ -209,24 +212,24 @@ fn drop_early(mut stream: RequestEventStream) {
 fn request_finishes_once_under_racing_aborts() {
     check_random(
         || {
-            let hall = Arc::new(ClientHarness::new());
-            let staff = hall.start_threads();
+            let harness = Arc::new(ClientHarness::new());
+            let threads = harness.start_threads();
             let spawn = |work: fn(&ClientHarness)| {
-                let hall = Arc::clone(&hall);
-                thread::spawn(move || work(&hall))
+                let harness = Arc::clone(&harness);
+                thread::spawn(move || work(&harness))
             };
             let clients = [
-                spawn(|hall| {
-                    let ends = read(hall.submit("whole", &[2, 1]), 2);
+                spawn(|harness| {
+                    let ends = read(harness.submit("finished", &[2, 1]), 2);
                     assert_eq!(ends, [(2, FinishReason::Length), (1, FinishReason::Length)]);
                 }),
-                spawn(|hall| drop_early(hall.submit("leaves", &[ENDLESS]))),
-                spawn(|hall| {
-                    let ends = read(hall.submit("meant", &[ENDLESS]), 1);
+                spawn(|harness| drop_early(harness.submit("dropped", &[ENDLESS]))),
+                spawn(|harness| {
+                    let ends = read(harness.submit("aborted", &[ENDLESS]), 1);
                     assert_eq!(ends[0].1, FinishReason::Abort(AbortCause::Operator));
                 }),
-                spawn(|hall| {
-                    while hall.client.abort_by_name(|name| name == "meant") == 0 {
+                spawn(|harness| {
+                    while harness.client.abort_by_client_id(|id| id == "aborted") == 0 {
                         thread::yield_now();
                     }
                 }),
@@ -234,9 +237,9 @@ fn request_finishes_once_under_racing_aborts() {
             for client in clients {
                 client.join().unwrap();
             }
-            hall.assert_empty(staff);
+            harness.assert_empty(threads);
         },
-        ORDERS,
+        INTERLEAVINGS,
     );
 }
 
@@ -244,42 +247,45 @@ fn request_finishes_once_under_racing_aborts() {
 fn deferred_submit_is_sent_once_or_finished() {
     check_random(
         || {
-            let hall = ClientHarness::new();
-            let staff = hall.start_threads();
-            let client = hall.client.clone();
-            let operator = thread::spawn(move || client.abort_by_name(|name| name == "held"));
-            let ways: [fn(DeferredSubmit); 3] =
-                [release, |held| held.reject(&RejectReason::EmptyPrompt), drop::<DeferredSubmit>];
-            let streams = ways.map(|way| {
-                let (stream, held) = hall.submit_deferred("held", &[2, 1]);
-                (thread::spawn(move || way(held)), thread::spawn(move || read(stream, 2)))
+            let harness = ClientHarness::new();
+            let threads = harness.start_threads();
+            let client = harness.client.clone();
+            let operator = thread::spawn(move || client.abort_by_client_id(|id| id == "deferred"));
+            let outcomes: [fn(DeferredSubmit); 3] = [
+                release,
+                |deferred| deferred.reject(&RejectReason::EmptyPrompt),
+                drop::<DeferredSubmit>,
+            ];
+            let streams = outcomes.map(|outcome| {
+                let (stream, deferred) = harness.submit_deferred("deferred", &[2, 1]);
+                (thread::spawn(move || outcome(deferred)), thread::spawn(move || read(stream, 2)))
             });
-            let (left, held) = hall.submit_deferred("leaves", &[ENDLESS]);
-            let compiler = thread::spawn(move || release(held));
-            drop(left);
+            let (dropped, deferred) = harness.submit_deferred("dropped", &[ENDLESS]);
+            let compiler = thread::spawn(move || release(deferred));
+            drop(dropped);
             compiler.join().unwrap();
             for (compiler, reader) in streams {
                 compiler.join().unwrap();
                 reader.join().unwrap();
             }
             operator.join().unwrap();
-            hall.assert_empty(staff);
+            harness.assert_empty(threads);
         },
-        ORDERS,
+        INTERLEAVINGS,
     );
 }
 
 /// Streams of endless requests, one of them deferred for a grammar; all must finish with `finish`.
-fn endless(hall: &Arc<ClientHarness>, finish: &FinishReason) -> [thread::JoinHandle<()>; 2] {
-    [false, true].map(|waits| {
-        let (hall, finish) = (Arc::clone(hall), finish.clone());
+fn endless(harness: &Arc<ClientHarness>, finish: &FinishReason) -> [thread::JoinHandle<()>; 2] {
+    [false, true].map(|is_deferred| {
+        let (harness, finish) = (Arc::clone(harness), finish.clone());
         thread::spawn(move || {
-            let (stream, count) = if waits {
-                let (stream, held) = hall.submit_deferred("held", &[ENDLESS]);
-                release(held);
+            let (stream, count) = if is_deferred {
+                let (stream, deferred) = harness.submit_deferred("deferred", &[ENDLESS]);
+                release(deferred);
                 (stream, 1)
             } else {
-                (hall.submit("sent", &[ENDLESS, ENDLESS]), 2)
+                (harness.submit("sent", &[ENDLESS, ENDLESS]), 2)
             };
             let ends = read(stream, count);
             assert!(ends.iter().all(|(_, end)| *end == finish), "{ends:?}");
@@ -291,23 +297,23 @@ fn endless(hall: &Arc<ClientHarness>, finish: &FinishReason) -> [thread::JoinHan
 fn all_requests_finish_when_the_engine_stops() {
     check_random(
         || {
-            let hall = Arc::new(ClientHarness::new());
-            let staff = hall.start_threads();
-            let clients = endless(&hall, &ENGINE_UNAVAILABLE);
+            let harness = Arc::new(ClientHarness::new());
+            let threads = harness.start_threads();
+            let clients = endless(&harness, &ENGINE_UNAVAILABLE);
             // The engine stops with requests running, then all streams are finished, as `EngineLoop::fail`
             // does.
-            hall.inbox.push(EngineMessage::Stop);
-            drop(staff.engine.join().unwrap());
-            hall.client.close(&ENGINE_UNAVAILABLE);
-            staff.fan_out.join().unwrap();
+            harness.inbox.push(EngineMessage::Stop);
+            drop(threads.engine.join().unwrap());
+            harness.client.close(&ENGINE_UNAVAILABLE);
+            threads.fan_out.join().unwrap();
             for client in clients {
                 client.join().unwrap();
             }
-            let admission = hall.client.admission();
+            let admission = harness.client.admission();
             assert_eq!((admission.requests(), admission.prefill_tokens()), (0, 0));
-            assert_eq!(hall.client.requests_in_flight(), 0);
+            assert_eq!(harness.client.requests_in_flight(), 0);
         },
-        ORDERS,
+        INTERLEAVINGS,
     );
 }
 
@@ -315,17 +321,17 @@ fn all_requests_finish_when_the_engine_stops() {
 fn expired_drain_also_finishes_late_submits() {
     check_random(
         || {
-            let hall = Arc::new(ClientHarness::new());
-            let staff = hall.start_threads();
+            let harness = Arc::new(ClientHarness::new());
+            let threads = harness.start_threads();
             let drain = FinishReason::Abort(AbortCause::Shutdown);
-            let clients = endless(&hall, &drain);
-            hall.client.close(&drain);
+            let clients = endless(&harness, &drain);
+            harness.client.close(&drain);
             for client in clients {
                 client.join().unwrap();
             }
-            hall.assert_empty(staff);
+            harness.assert_empty(threads);
         },
-        ORDERS,
+        INTERLEAVINGS,
     );
 }
 
@@ -353,6 +359,6 @@ fn inbox_loses_no_item_and_no_wakeup() {
                 assert!(of_one.copied().eq(first..first + 3), "{taken:?}");
             }
         },
-        ORDERS,
+        INTERLEAVINGS,
     );
 }

@@ -56,11 +56,11 @@ impl RequestEventStream {
         mailbox: Arc<StreamMailbox>,
         first: RequestId,
         prompt_tokens: Vec<u64>,
-        ticket: AdmissionPermit,
+        permit: AdmissionPermit,
     ) -> Self {
-        let member = |prompt_tokens| StreamedRequest { prompt_tokens, live: true };
-        let members = prompt_tokens.into_iter().map(member).collect();
-        Self { client, mailbox, first, requests: members, permit: ticket }
+        let request = |prompt_tokens| StreamedRequest { prompt_tokens, live: true };
+        let requests = prompt_tokens.into_iter().map(request).collect();
+        Self { client, mailbox, first, requests, permit }
     }
 
     /// Moves the pending events to the end of `into`; returns `Pending` if there are none.
@@ -83,14 +83,14 @@ impl RequestEventStream {
         }
         drop(state);
         for (index, event) in into.iter() {
-            let Some(member) = self.requests.get_mut(*index as usize) else { continue };
-            if member.prompt_tokens > 0 {
+            let Some(request) = self.requests.get_mut(*index as usize) else { continue };
+            if request.prompt_tokens > 0 {
                 let prefilled = !event.tokens.is_empty();
                 if prefilled || event.finish_reason.is_some() {
-                    self.permit.release_tokens(mem::take(&mut member.prompt_tokens), prefilled);
+                    self.permit.release_tokens(mem::take(&mut request.prompt_tokens), prefilled);
                 }
             }
-            if event.finish_reason.is_some() && mem::take(&mut member.live) {
+            if event.finish_reason.is_some() && mem::take(&mut request.live) {
                 self.permit.release_request();
             }
         }
@@ -98,14 +98,14 @@ impl RequestEventStream {
     }
 
     /// Moves the bytes counted by the admission permit out of the stream.
-    pub fn take_held(&mut self) -> QueuedBytes {
-        self.permit.take_held()
+    pub fn take_queued_bytes(&mut self) -> QueuedBytes {
+        self.permit.take_queued_bytes()
     }
 
     /// Aborts one request, for example because its remaining output is not needed.
     pub fn abort_one(&mut self, index: u32, cause: AbortCause) {
-        let Some(member) = self.requests.get_mut(index as usize) else { return };
-        if mem::take(&mut member.live) {
+        let Some(request) = self.requests.get_mut(index as usize) else { return };
+        if mem::take(&mut request.live) {
             self.client.abort(RequestId(self.first.0 + u64::from(index)), cause);
             self.permit.release_request();
         }

@@ -11,7 +11,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 pub(super) struct PrefillRate {
     /// Time up to which queued time has been counted; `None` = no prompt is queued.
     counted_to: Option<Instant>,
-    waited: Duration,
+    queued_time: Duration,
     tokens: u64,
     /// Tokens per second in the last full window.
     last: Option<f64>,
@@ -26,12 +26,12 @@ impl PrefillRate {
     /// Records that `done` tokens were prefilled and `left` tokens are queued.
     pub(super) fn record(&mut self, done: u64, left: u64, now: Instant) {
         let Some(before) = self.counted_to else { return };
-        self.waited += now.saturating_duration_since(before);
+        self.queued_time += now.saturating_duration_since(before);
         self.tokens += done;
         self.counted_to = (left > 0).then_some(now);
-        if self.waited >= WINDOW {
+        if self.queued_time >= WINDOW {
             self.last = self.window_rate();
-            (self.waited, self.tokens) = (Duration::ZERO, 0);
+            (self.queued_time, self.tokens) = (Duration::ZERO, 0);
         }
     }
 
@@ -42,7 +42,7 @@ impl PrefillRate {
     }
 
     fn window_rate(&self) -> Option<f64> {
-        let seconds = self.waited.as_secs_f64();
+        let seconds = self.queued_time.as_secs_f64();
         (seconds > 0.0 && self.tokens > 0).then(|| self.tokens as f64 / seconds)
     }
 }
@@ -59,14 +59,14 @@ mod tests {
         assert_eq!(rate.seconds_for(1_000), 0.0);
         rate.prompt_queued(at(0));
         rate.record(500, 0, at(500));
-        assert_eq!(rate.seconds_for(10_000), 10.0, "what is known of the first window");
+        assert_eq!(rate.seconds_for(10_000), 10.0, "rate of the incomplete first window");
         rate.prompt_queued(at(3_600_000));
         rate.prompt_queued(at(3_600_100));
         rate.record(1_000, 100, at(3_600_250));
         rate.record(0, 100, at(3_600_300));
         rate.record(500, 0, at(3_600_500));
-        assert_eq!(rate.seconds_for(10_000), 5.0, "2,000 tokens in a second of waiting");
+        assert_eq!(rate.seconds_for(10_000), 5.0, "2,000 tokens in one second of queued time");
         rate.record(7, 0, at(3_700_000));
-        assert_eq!(rate.seconds_for(10_000), 5.0, "nobody waited");
+        assert_eq!(rate.seconds_for(10_000), 5.0, "no prompt was queued");
     }
 }

@@ -7,7 +7,7 @@ use super::restart_policy::{
     FailureStage, NextStart, RestartHistory, RestartPolicy, RestartsExhausted,
 };
 use crate::engine_loop::{StartFailureReport, SupervisorEvent};
-use crate::nodes::{AbsenceLimit, ClusterConfig, NodeRegistry, PendingRemoteStart, RemoteGroup};
+use crate::nodes::{ClusterConfig, JoinDeadline, NodeRegistry, PendingRemoteStart, RemoteGroup};
 use crate::startup::{
     ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport, WeightsBaseline,
 };
@@ -119,12 +119,12 @@ impl StartedGroup {
     fn links(self) -> Result<Vec<ExecutorLink>, StartError> {
         match self {
             Self::Local(links) => Ok(links),
-            Self::Remote(awaited) => {
-                let gone = || {
+            Self::Remote(pending_start) => {
+                let cancelled = || {
                     let cause = "nobody waits for it any more".to_owned();
                     StartError::Exited { phase: "start", cause }
                 };
-                let link = awaited.link(None, || false)?.ok_or_else(gone)?;
+                let link = pending_start.link(None, || false)?.ok_or_else(cancelled)?;
                 Ok(vec![link])
             }
         }
@@ -135,31 +135,34 @@ impl ExecutorWorld {
     /// Creates the groups of `config`; nothing is started.
     pub fn new(
         config: &ExecutorConfig,
-        lifetime: ExecutorLaunchOptions,
-        rules: StartPolicy,
-        others: Option<RemoteNodes>,
+        launch_options: ExecutorLaunchOptions,
+        policy: StartPolicy,
+        remote_nodes: Option<RemoteNodes>,
     ) -> Self {
         let parallel = config.settings.parallel;
         let replicas = parallel.dp_size;
-        let each = if parallel.lockstep() { replicas } else { 1 };
+        let group_size = if parallel.lockstep() { replicas } else { 1 };
         let group = |first: u16| {
-            let elsewhere = others.as_ref().and_then(|others| {
-                let node = others.cluster.node_of(first, replicas);
-                (node > 0).then_some((node, Arc::clone(&others.registry)))
+            let remote = remote_nodes.as_ref().and_then(|remote_nodes| {
+                let node = remote_nodes.cluster.node_of(first, replicas);
+                (node > 0).then_some((node, Arc::clone(&remote_nodes.registry)))
             });
             let config = config.clone();
-            match elsewhere {
-                None => {
-                    ReplicaGroup::Local(ExecutorGroup::new(config, first..first + each, lifetime))
-                }
+            match remote {
+                None => ReplicaGroup::Local(ExecutorGroup::new(
+                    config,
+                    first..first + group_size,
+                    launch_options,
+                )),
                 // A `ClusterConfig` implies replicas that are not in lockstep.
                 Some((node, registry)) => {
                     ReplicaGroup::Remote(RemoteGroup::new(config, Replica(first), node, registry))
                 }
             }
         };
-        let groups: Vec<ReplicaGroup> = (0..replicas).step_by(each.into()).map(group).collect();
-        let StartPolicy { timeouts: patience, restarts, jitter_seed } = rules;
+        let groups: Vec<ReplicaGroup> =
+            (0..replicas).step_by(group_size.into()).map(group).collect();
+        let StartPolicy { timeouts, restarts, jitter_seed } = policy;
         let history = |group| RestartHistory::new(restarts, jitter_seed.wrapping_add(group));
         let histories = (0..groups.len() as u64).map(history).collect();
         let weights = WeightsBaseline::new(parallel);
@@ -167,8 +170,8 @@ impl ExecutorWorld {
             groups,
             histories,
             created_at: Instant::now(),
-            remote_nodes: others,
-            timeouts: patience,
+            remote_nodes,
+            timeouts,
             pending_remote_starts: Vec::new(),
             blocks: None,
             weights,
@@ -181,8 +184,8 @@ impl ExecutorWorld {
     }
 
     fn index_of(&self, replica: Replica) -> usize {
-        let holds = |group: &ReplicaGroup| group.replicas().contains(&replica.0);
-        self.groups.iter().position(holds).expect("every replica is in a group")
+        let contains = |group: &ReplicaGroup| group.replicas().contains(&replica.0);
+        self.groups.iter().position(contains).expect("every replica is in a group")
     }
 
     /// Settings common to all executors, without rank and host-specific values.
@@ -218,10 +221,11 @@ impl ExecutorWorld {
             return Err(StartError::Interrupted(number));
         }
         let epoch = self.settings().epoch;
-        let up = self.start_config(0, epoch).bring_up(links, |blocks| blocks, stop, progress)?;
-        self.blocks = Some(up.ready.kv_blocks);
-        self.weights = up.weights.clone();
-        Ok(up)
+        let report =
+            self.start_config(0, epoch).bring_up(links, |blocks| blocks, stop, progress)?;
+        self.blocks = Some(report.ready.kv_blocks);
+        self.weights = report.weights.clone();
+        Ok(report)
     }
 
     /// Waits for the links to other nodes. Returns a pending signal, if any.
@@ -231,14 +235,14 @@ impl ExecutorWorld {
         stop: &impl Fn() -> Option<i32>,
     ) -> Result<Option<i32>, StartError> {
         let mut signal = None;
-        let absence = AbsenceLimit { since: Instant::now(), limit: self.timeouts.total };
-        for awaited in std::mem::take(&mut self.pending_remote_starts) {
+        let join_deadline = JoinDeadline { since: Instant::now(), limit: self.timeouts.total };
+        for pending_start in std::mem::take(&mut self.pending_remote_starts) {
             let groups = &self.groups;
-            let cut = || {
+            let is_cancelled = || {
                 signal = signal.or_else(stop);
                 signal.is_some() || groups.iter().any(ReplicaGroup::has_ended)
             };
-            match awaited.link(Some(absence), cut)? {
+            match pending_start.link(Some(join_deadline), is_cancelled)? {
                 Some(link) => links.push(link),
                 // An executor of this node has exited; its link reports the reason.
                 None => break,
@@ -282,24 +286,24 @@ impl ExecutorWorld {
         &mut self,
         replica: Replica,
         epoch: Epoch,
-        notices: &Sender<SupervisorEvent>,
+        events: &Sender<SupervisorEvent>,
     ) -> Result<(), StartFailureReport> {
         let system = |text: String| StartFailureReport { failure: StartFailure::System, text };
         let began = Instant::now();
         let group = self.index_of(replica);
         let replica = Replica(self.groups[group].replicas().start);
-        let most = self.blocks.unwrap_or(u32::MAX);
+        let blocks_max = self.blocks.unwrap_or(u32::MAX);
         let started = self.groups[group].start(epoch);
         let started = started.map_err(|error| system(format!("{error:#}")))?;
-        let (start, notices) = (self.start_config(group, epoch), notices.clone());
+        let (start, events) = (self.start_config(group, epoch), events.clone());
         let bring_up = move || {
-            let up = started.links().and_then(|mut links| {
-                let size = |blocks: u32| blocks.min(most);
-                let up = start.bring_up(&mut links, size, || None, |_, _, _| {})?;
-                Ok((links, up.ready))
+            let outcome = started.links().and_then(|mut links| {
+                let size = |blocks: u32| blocks.min(blocks_max);
+                let report = start.bring_up(&mut links, size, || None, |_, _, _| {})?;
+                Ok((links, report.ready))
             });
             let took_ms = began.elapsed().as_millis() as u64;
-            if up.is_ok() {
+            if outcome.is_ok() {
                 tracing::info!(replica = replica.0, took_ms, "executor is back");
             }
             let failed = |error: StartError| StartFailureReport {
@@ -307,10 +311,10 @@ impl ExecutorWorld {
                 text: error.to_string(),
             };
             // The main thread may have ended already, at shutdown.
-            let _ = notices.send(SupervisorEvent::StartFinished {
+            let _ = events.send(SupervisorEvent::StartFinished {
                 replica,
                 epoch,
-                outcome: up.map_err(failed),
+                outcome: outcome.map_err(failed),
             });
         };
         let thread = thread::Builder::new().name("executor-start".to_owned()).spawn(bring_up);
@@ -319,23 +323,23 @@ impl ExecutorWorld {
 
     /// Waits for executors that were ordered to stop, then kills them. Groups for which `is_up` is false are
     /// still starting and are killed at once. Other nodes are ordered to leave and end their own executors.
-    pub fn shut_down(&mut self, patience: Duration, is_up: impl Fn(Replica) -> bool) {
-        let deadline = Instant::now() + patience;
-        let left = || deadline.saturating_duration_since(Instant::now());
-        if let Some(others) = &self.remote_nodes {
-            others.registry.shut_down_nodes();
+    pub fn shut_down(&mut self, timeout: Duration, is_up: impl Fn(Replica) -> bool) {
+        let deadline = Instant::now() + timeout;
+        let time_left = || deadline.saturating_duration_since(Instant::now());
+        if let Some(remote_nodes) = &self.remote_nodes {
+            remote_nodes.registry.shut_down_nodes();
         }
         for group in &mut self.groups {
-            let up = is_up(Replica(group.replicas().start));
+            let serving = is_up(Replica(group.replicas().start));
             match group {
-                ReplicaGroup::Local(group) if up => group.shut_down(left()),
+                ReplicaGroup::Local(group) if serving => group.shut_down(time_left()),
                 ReplicaGroup::Local(group) => group.kill(),
-                ReplicaGroup::Remote(_) if up => {}
+                ReplicaGroup::Remote(_) if serving => {}
                 ReplicaGroup::Remote(group) => group.close(),
             }
         }
-        if let Some(others) = &self.remote_nodes {
-            others.registry.wait_until_disconnected(left());
+        if let Some(remote_nodes) = &self.remote_nodes {
+            remote_nodes.registry.wait_until_disconnected(time_left());
         }
     }
 }

@@ -53,10 +53,10 @@ impl ExecutorGroup {
     pub(crate) fn new(
         config: ExecutorConfig,
         replicas: Range<u16>,
-        lifetime: ExecutorLaunchOptions,
+        launch_options: ExecutorLaunchOptions,
     ) -> Self {
-        let (current, meeting, thread) = (Vec::new(), None, None);
-        Self { config, replicas, launch_options: lifetime, current, rendezvous: meeting, thread }
+        let (current, rendezvous, thread) = (Vec::new(), None, None);
+        Self { config, replicas, launch_options, current, rendezvous, thread }
     }
 
     /// Replicas of the group.
@@ -106,31 +106,31 @@ impl ExecutorGroup {
 
     /// Creates the rendezvous of the ranks, if there are several.
     fn create_rendezvous(&mut self) -> Result<()> {
-        let several = self.ranks_of(self.replicas()).len() > 1;
-        let meeting = || RankRendezvous::new(self.config.settings.parallel);
-        self.rendezvous = several.then(meeting).transpose()?;
+        let has_several_ranks = self.ranks_of(self.replicas()).len() > 1;
+        let new_rendezvous = || RankRendezvous::new(self.config.settings.parallel);
+        self.rendezvous = has_several_ranks.then(new_rendezvous).transpose()?;
         Ok(())
     }
 
     fn start_replica(&mut self, replica: u16, epoch: Epoch) -> Result<ExecutorLink> {
-        let (mut to, mut from) = (Vec::new(), Vec::new());
+        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for rank in self.ranks_of(replica..replica + 1) {
-            let meeting = self.rendezvous.as_ref().map(|meeting| meeting.path().to_owned());
-            let settings =
-                ExecutorSettings { rank, rendezvous: meeting, ..self.config.settings.clone() };
-            let SpawnedExecutor { process, to: towards, from: messages } =
+            let rendezvous =
+                self.rendezvous.as_ref().map(|rendezvous| rendezvous.path().to_owned());
+            let settings = ExecutorSettings { rank, rendezvous, ..self.config.settings.clone() };
+            let SpawnedExecutor { process, sender, messages } =
                 ExecutorProcess::start(settings, &self.launch_options.program)?;
             let process = Arc::new(process);
             self.current.push(Arc::clone(&process));
-            to.push(towards);
-            from.push(ExecutorReceiver {
+            senders.push(sender);
+            receivers.push(ExecutorReceiver {
                 messages: Box::new(messages),
                 epoch,
                 rank,
                 process: Some(process as Arc<dyn ExecutorProcessHandle>),
             });
         }
-        Ok(ExecutorLink { commands: outbox::start(to, epoch)?, receivers: from })
+        Ok(ExecutorLink { commands: outbox::start(senders, epoch)?, receivers })
     }
 
     /// Starts the executors of generation `epoch` for a scheduler on another node. `dial` opens the link of
@@ -159,8 +159,9 @@ impl ExecutorGroup {
     ) -> Result<Vec<(Rank, Arc<ExecutorProcess>)>> {
         self.create_rendezvous()?;
         for rank in self.ranks_of(self.replicas()) {
-            let meeting = self.rendezvous.as_ref().map(|meeting| meeting.path().to_owned());
-            let stream = dial(rank, meeting)?;
+            let rendezvous =
+                self.rendezvous.as_ref().map(|rendezvous| rendezvous.path().to_owned());
+            let stream = dial(rank, rendezvous)?;
             let link = LinkSocket::from(stream.try_clone().context("no descriptor is left")?);
             let program = &self.launch_options.program;
             let process = ExecutorProcess::spawn(rank, epoch, program, stream.into(), link)
@@ -195,22 +196,22 @@ impl ExecutorGroup {
         }
     }
 
-    /// Ends executors that were ordered to stop: waits up to `patience` for their current step and pending
+    /// Ends executors that were ordered to stop: waits up to `timeout` for their current step and pending
     /// output, then sends SIGTERM, then SIGKILL. An executor thread ends with this process.
-    pub(crate) fn shut_down(&mut self, patience: Duration) {
-        let deadline = Instant::now() + patience;
+    pub(crate) fn shut_down(&mut self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
         if let Some(thread) = self.thread.take()
-            && thread.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
+            && thread.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout)
         {
             tracing::warn!("the executor did not stop in time");
         }
-        let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        self.current.retain(|process| process.wait(left(deadline)).is_none());
+        let time_left = |until: Instant| until.saturating_duration_since(Instant::now());
+        self.current.retain(|process| process.wait(time_left(deadline)).is_none());
         for process in &self.current {
             process.signal(Signal::TERM);
         }
         let deadline = Instant::now() + TERM_WAIT;
-        self.current.retain(|process| process.wait(left(deadline)).is_none());
+        self.current.retain(|process| process.wait(time_left(deadline)).is_none());
         for process in &self.current {
             tracing::warn!("{process} did not stop: killed");
         }
@@ -234,12 +235,13 @@ impl ExecutorGroup {
 /// Starts the executor as a thread of this process. The receiver is disconnected when the thread ends.
 fn start_thread(config: ExecutorConfig) -> io::Result<(ExecutorLink, Receiver<Infallible>)> {
     let ExecutorSettings { epoch, rank, .. } = config.settings;
-    let (alive, over) = channel();
+    let (alive, ended) = channel();
     let (ours, theirs) = protocol::link::in_process_pair(LINK_MESSAGES);
     thread::Builder::new().name("executor".to_owned()).spawn(move || {
         executor::run(config, theirs);
         drop(alive);
     })?;
-    let from = ExecutorReceiver { messages: Box::new(ours.receiver), epoch, rank, process: None };
-    Ok((ExecutorLink { commands: ours.sender, receivers: vec![from] }, over))
+    let receiver =
+        ExecutorReceiver { messages: Box::new(ours.receiver), epoch, rank, process: None };
+    Ok((ExecutorLink { commands: ours.sender, receivers: vec![receiver] }, ended))
 }

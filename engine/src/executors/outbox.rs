@@ -33,7 +33,7 @@ pub(crate) fn start(
     epoch: Epoch,
 ) -> io::Result<SyncSender<ExecutorCommand>> {
     let links = streams.iter().map(LinkSocket::try_clone).collect::<io::Result<Vec<_>>>()?;
-    let (to, outbox) = sync_channel(OUTBOX_MESSAGES);
+    let (commands, outbox) = sync_channel(OUTBOX_MESSAGES);
     let writer = FrameWriter::new(RankStreams(streams), epoch);
     thread::Builder::new().name("executor-out".to_owned()).spawn(move || {
         if let Err(error) = run_writer(outbox, writer, None) {
@@ -42,7 +42,7 @@ pub(crate) fn start(
             links.iter().for_each(LinkSocket::close);
         }
     })?;
-    Ok(to)
+    Ok(commands)
 }
 
 #[cfg(test)]
@@ -53,22 +53,22 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn broadcast_is_identical_and_fails_once_a_rank_is_gone() {
+    fn broadcast_is_identical_and_fails_after_a_rank_exits() {
         const WAIT: Duration = Duration::from_secs(5);
         let (ours, theirs): (Vec<_>, Vec<_>) = (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
-        let to = start(ours.into_iter().map(LinkSocket::from).collect(), Epoch(4)).unwrap();
+        let commands = start(ours.into_iter().map(LinkSocket::from).collect(), Epoch(4)).unwrap();
         let reader = |stream| FrameReader::<_, ExecutorCommand>::new(stream, Epoch(4));
         let mut readers: Vec<_> = theirs.into_iter().map(reader).collect();
-        to.send(ExecutorCommand::AllocateKv { blocks: 7 }).unwrap();
-        to.send(ExecutorCommand::Profile { enabled: true }).unwrap();
+        commands.send(ExecutorCommand::AllocateKv { blocks: 7 }).unwrap();
+        commands.send(ExecutorCommand::Profile { enabled: true }).unwrap();
         for reader in &mut readers {
             assert_eq!(reader.recv(WAIT), Ok(Some(ExecutorCommand::AllocateKv { blocks: 7 })));
             assert_eq!(reader.recv(WAIT), Ok(Some(ExecutorCommand::Profile { enabled: true })));
         }
         drop(readers.remove(1));
         // The writer fails with the second message at the latest, and ends.
-        while to.send(ExecutorCommand::Shutdown).is_ok() {}
-        drop(to);
+        while commands.send(ExecutorCommand::Shutdown).is_ok() {}
+        drop(commands);
         let mut last = readers.remove(1);
         let end = loop {
             match last.recv(WAIT) {

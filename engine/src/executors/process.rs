@@ -53,8 +53,8 @@ struct ProcessExit {
 pub(super) struct SpawnedExecutor {
     pub(super) process: ExecutorProcess,
     /// Sending side; the settings have been sent.
-    pub(super) to: LinkSocket,
-    pub(super) from: FrameReader<LinkSocket, ExecutorEvent>,
+    pub(super) sender: LinkSocket,
+    pub(super) messages: FrameReader<LinkSocket, ExecutorEvent>,
 }
 
 impl ExecutorProcess {
@@ -72,8 +72,8 @@ impl ExecutorProcess {
         let process = Self::spawn(rank, epoch, program, theirs.into(), ours.try_clone()?)?;
         let mut writer = FrameWriter::new(ours.try_clone()?, epoch);
         writer.send(settings).map_err(io::Error::other)?;
-        let to = writer.into_stream();
-        Ok(SpawnedExecutor { process, to, from: FrameReader::new(ours, epoch) })
+        let sender = writer.into_stream();
+        Ok(SpawnedExecutor { process, sender, messages: FrameReader::new(ours, epoch) })
     }
 
     /// Starts a process, as `start` does, with `stdin` as its link. `link` is another handle of that
@@ -99,9 +99,9 @@ impl ExecutorProcess {
         let stderr = child.stderr.take();
         // If a later call fails, the link is closed and the child exits.
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-        let end = Arc::new(ProcessExit::default());
-        watch_exit(child, Arc::clone(&end), link)?;
-        let process = Self { rank, pid, pidfd, exit: end };
+        let exit = Arc::new(ProcessExit::default());
+        watch_exit(child, Arc::clone(&exit), link)?;
+        let process = Self { rank, pid, pidfd, exit };
         if let Some(stderr) = stderr {
             forward_log(stderr, rank, (program.open_log)())?;
         }
@@ -144,12 +144,12 @@ impl Drop for ExecutorProcess {
 }
 
 /// Starts the thread that reaps the child and reports its exit.
-fn watch_exit(mut child: Child, end: Arc<ProcessExit>, link: LinkSocket) -> io::Result<()> {
+fn watch_exit(mut child: Child, exit: Arc<ProcessExit>, link: LinkSocket) -> io::Result<()> {
     let waiter = thread::Builder::new().name("executor-wait".to_owned());
     let started = waiter.spawn(move || {
         let status = child.wait();
-        *end.status.lock().unwrap_or_else(PoisonError::into_inner) = status.ok();
-        end.exited.notify_all();
+        *exit.status.lock().unwrap_or_else(PoisonError::into_inner) = status.ok();
+        exit.exited.notify_all();
         // Close the link even if another process still has the child's end open: no executor reads it. Data
         // received before is still read, then the end of the stream.
         link.close();

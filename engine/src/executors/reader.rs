@@ -12,15 +12,15 @@ use std::thread;
 /// its executor.
 pub(crate) fn spawn_readers(
     replica: Replica,
-    from: Vec<ExecutorReceiver>,
+    receivers: Vec<ExecutorReceiver>,
     inbox: &Arc<BatchInbox<EngineMessage>>,
 ) -> std::io::Result<()> {
-    for (mut from, rank) in from.into_iter().zip(0..) {
+    for (mut receiver, rank) in receivers.into_iter().zip(0..) {
         let inbox = Arc::clone(inbox);
-        let sender = ExecutorId { replica, epoch: from.epoch, rank };
+        let sender = ExecutorId { replica, epoch: receiver.epoch, rank };
         thread::Builder::new().name("executor-link".to_owned()).spawn(move || {
-            let (loss, cause) = forward_messages(&mut from, sender, &inbox);
-            inbox.push(EngineMessage::ExecutorFailed { sender, failure: loss, cause });
+            let (failure, cause) = forward_messages(&mut receiver, sender, &inbox);
+            inbox.push(EngineMessage::ExecutorFailed { sender, failure, cause });
         })?;
     }
     Ok(())
@@ -28,14 +28,14 @@ pub(crate) fn spawn_readers(
 
 /// Forwards messages until the link fails. Returns the failure and its cause.
 fn forward_messages(
-    from: &mut ExecutorReceiver,
+    receiver: &mut ExecutorReceiver,
     sender: ExecutorId,
     inbox: &BatchInbox<EngineMessage>,
 ) -> (ExecutorFailure, String) {
     loop {
-        let message = match recv_within_timeout(from.messages.as_mut()) {
+        let message = match recv_within_timeout(receiver.messages.as_mut()) {
             Ok(Some(message)) => message,
-            Ok(None) => match &from.process {
+            Ok(None) => match &receiver.process {
                 None => continue,
                 Some(process) => {
                     let seconds = HEARTBEAT_TIMEOUT.as_secs();
@@ -43,7 +43,7 @@ fn forward_messages(
                     return (ExecutorFailure::HeartbeatTimeout, cause);
                 }
             },
-            Err(error) => return (ExecutorFailure::Exited, from.failure_reason(&error)),
+            Err(error) => return (ExecutorFailure::Exited, receiver.failure_reason(&error)),
         };
         match message {
             // All ranks of a replica sample the same tokens; the output of rank 0 is used.
@@ -61,11 +61,11 @@ fn forward_messages(
                 let at = step.map_or_else(String::new, |s| format!(" in step {}", s.0));
                 return (
                     ExecutorFailure::ReportedFault,
-                    format!("{} failed{at}: {text}", from.name()),
+                    format!("{} failed{at}: {text}", receiver.name()),
                 );
             }
-            ExecutorEvent::ProfilerStatus(profiled) => {
-                inbox.push(EngineMessage::ProfileReply(sender, profiled));
+            ExecutorEvent::ProfilerStatus(status) => {
+                inbox.push(EngineMessage::ProfileReply(sender, status));
             }
             ExecutorEvent::Heartbeat => inbox.push(EngineMessage::Heartbeat(sender)),
             ExecutorEvent::Hello(_)

@@ -147,10 +147,10 @@ impl RestartHistory {
             let cause = cause.to_owned();
             return Err(RestartsExhausted::Starting { failures: count, elapsed, cause });
         }
-        let pause = self.next_backoff(count);
+        let backoff = self.next_backoff(count);
         // The last retry is made when `give_up_after` elapses, not later.
-        let pause = if left.is_zero() { pause } else { pause.min(left) };
-        Ok(NextStart { backoff: pause, attempt: count })
+        let backoff = if left.is_zero() { backoff } else { backoff.min(left) };
+        Ok(NextStart { backoff, attempt: count })
     }
 
     /// Back-off after `failures` failed starts: between half and all of an exponentially growing time. The
@@ -214,13 +214,13 @@ mod tests {
     fn fourth_failure_in_ten_minutes_exhausts_restarts() {
         let mut history = history(1);
         for attempt in 1..=3 {
-            let next = history.failed(InService, seconds(1), "it died").unwrap();
+            let next = history.failed(InService, seconds(1), "it exited").unwrap();
             assert_eq!(next, NextStart { backoff: Duration::ZERO, attempt });
         }
-        let error = history.failed(InService, seconds(2), "it died again").unwrap_err();
+        let error = history.failed(InService, seconds(2), "it exited again").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "lost 4 times in 10 minutes, the last time because it died again"
+            "lost 4 times in 10 minutes, the last time because it exited again"
         );
     }
 
@@ -254,8 +254,8 @@ mod tests {
         let of = |seed| start_times(POLICY, seed, Duration::ZERO).0;
         assert_eq!(of(7), of(7));
         let first: Vec<_> = (0..100).map(|seed| of(seed)[0]).collect();
-        let spread = first.iter().max().unwrap().abs_diff(*first.iter().min().unwrap());
-        assert!(spread > POLICY.backoff_first / 3, "{spread:?}");
+        let range = first.iter().max().unwrap().abs_diff(*first.iter().min().unwrap());
+        assert!(range > POLICY.backoff_first / 3, "{range:?}");
     }
 
     #[test]

@@ -68,12 +68,12 @@ impl NodeDialer {
 
     /// Opens an authenticated connection for `purpose`; nothing has been read after the handshake.
     pub(super) fn connect(&self, purpose: NodeEvent) -> Result<TcpStream, DialError> {
-        let place = || format!("{}:{}", self.host, self.port);
+        let address = || format!("{}:{}", self.host, self.port);
         let stream = self
             .open_stream()
-            .map_err(|error| DialError::Unreachable { address: place(), error })?;
+            .map_err(|error| DialError::Unreachable { address: address(), error })?;
         introduce(&stream, &self.secret, purpose, HANDSHAKE_TIME)
-            .map_err(|error| DialError::Handshake { address: place(), error })?;
+            .map_err(|error| DialError::Handshake { address: address(), error })?;
         Ok(stream)
     }
 
@@ -121,7 +121,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_mins(1);
 
-    fn dialer(secret: &str) -> (TcpListener, NodeDialer) {
+    fn listener_and_dialer(secret: &str) -> (TcpListener, NodeDialer) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let cluster = ClusterConfig { nodes: 2, node: 1, host: "127.0.0.1".to_owned(), port };
@@ -131,31 +131,32 @@ mod tests {
     #[test]
     fn full_listener_is_retried_but_wrong_secret_is_not() {
         let ours = "0123456789abcdef";
-        let (listener, way) = dialer(ours);
-        let door = thread::spawn(move || {
+        let (listener, dialer) = listener_and_dialer(ours);
+        let server = thread::spawn(move || {
             drop(listener.accept().unwrap());
             // A peer that closes after reading the response has not answered about the secret either.
-            let (dying, _) = listener.accept().unwrap();
-            FrameWriter::new(&dying, EPOCH)
+            let (stream, _) = listener.accept().unwrap();
+            FrameWriter::new(&stream, EPOCH)
                 .send(NodeHandshake::Challenge { nonce: [0; 32] })
                 .unwrap();
-            let mut from = FrameReader::<_, NodeHandshake>::new(&dying, EPOCH);
+            let mut from = FrameReader::<_, NodeHandshake>::new(&stream, EPOCH);
             assert!(matches!(from.receive(), Ok(Some(NodeHandshake::Response { .. }))));
-            drop(dying);
+            drop(stream);
             admit(&listener.accept().unwrap().0, &ClusterSecret::new(ours), LONG).unwrap()
         });
-        way.connect_with_retries(&NodeEvent::Heartbeat, LONG).unwrap();
-        assert_eq!(door.join().unwrap(), NodeEvent::Heartbeat);
+        dialer.connect_with_retries(&NodeEvent::Heartbeat, LONG).unwrap();
+        assert_eq!(server.join().unwrap(), NodeEvent::Heartbeat);
 
-        let (listener, way) = dialer("0123456789abcdeF");
-        let door = thread::spawn(move || {
-            let met = admit(&listener.accept().unwrap().0, &ClusterSecret::new(ours), LONG);
+        let (listener, dialer) = listener_and_dialer("0123456789abcdeF");
+        let server = thread::spawn(move || {
+            let result = admit(&listener.accept().unwrap().0, &ClusterSecret::new(ours), LONG);
             listener.set_nonblocking(true).unwrap();
-            (met.is_err(), listener)
+            (result.is_err(), listener)
         });
-        let error = way.connect_with_retries(&NodeEvent::Heartbeat, LONG).unwrap_err().to_string();
+        let error =
+            dialer.connect_with_retries(&NodeEvent::Heartbeat, LONG).unwrap_err().to_string();
         assert!(error.ends_with("does not know the secret"), "{error}");
-        let (refused, listener) = door.join().unwrap();
-        assert!(refused && listener.accept().is_err(), "came again");
+        let (rejected, listener) = server.join().unwrap();
+        assert!(rejected && listener.accept().is_err(), "retried");
     }
 }

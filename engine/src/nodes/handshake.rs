@@ -53,15 +53,15 @@ pub(super) fn admit(
     secret: &ClusterSecret,
     time: Duration,
 ) -> Result<NodeEvent, HandshakeError> {
-    let hurried = DeadlineStream::new(stream, time);
-    let mut to = FrameWriter::new(hurried.opposite_direction(), EPOCH);
-    let mut from = FrameReader::with_body_limit(hurried, EPOCH, UNAUTHENTICATED_BYTES_MAX);
-    let zero = nonce()?;
-    to.send(NodeHandshake::Challenge { nonce: zero })?;
-    let NodeHandshake::Response { nonce: other, proof } = next(&mut from)? else {
+    let deadline_stream = DeadlineStream::new(stream, time);
+    let mut to = FrameWriter::new(deadline_stream.opposite_direction(), EPOCH);
+    let mut from = FrameReader::with_body_limit(deadline_stream, EPOCH, UNAUTHENTICATED_BYTES_MAX);
+    let node_zero = nonce()?;
+    to.send(NodeHandshake::Challenge { nonce: node_zero })?;
+    let NodeHandshake::Response { nonce: worker_node, proof } = next(&mut from)? else {
         return Err(HandshakeError::OutOfOrder);
     };
-    let nonces = NoncePair { zero, other };
+    let nonces = NoncePair { node_zero, worker_node };
     if !is_proof(secret, ProofSide::WorkerNode, &nonces, &proof) {
         // A connection that is only closed would be retried, so report the denial. The peer may have closed
         // already.
@@ -83,15 +83,15 @@ pub(super) fn introduce(
     purpose: NodeEvent,
     time: Duration,
 ) -> Result<(), HandshakeError> {
-    let hurried = DeadlineStream::new(stream, time);
-    let mut to = FrameWriter::new(hurried.opposite_direction(), EPOCH);
-    let mut from = FrameReader::with_body_limit(hurried, EPOCH, UNAUTHENTICATED_BYTES_MAX);
-    let NodeHandshake::Challenge { nonce: zero } = next(&mut from)? else {
+    let deadline_stream = DeadlineStream::new(stream, time);
+    let mut to = FrameWriter::new(deadline_stream.opposite_direction(), EPOCH);
+    let mut from = FrameReader::with_body_limit(deadline_stream, EPOCH, UNAUTHENTICATED_BYTES_MAX);
+    let NodeHandshake::Challenge { nonce: node_zero } = next(&mut from)? else {
         return Err(HandshakeError::OutOfOrder);
     };
-    let nonces = NoncePair { zero, other: nonce()? };
+    let nonces = NoncePair { node_zero, worker_node: nonce()? };
     let proof = prove(secret, ProofSide::WorkerNode, &nonces);
-    to.send(NodeHandshake::Response { nonce: nonces.other, proof })?;
+    to.send(NodeHandshake::Response { nonce: nonces.worker_node, proof })?;
     let proof = match next(&mut from)? {
         NodeHandshake::Welcome { proof } => proof,
         NodeHandshake::Denied => return Err(HandshakeError::WrongSecret),
@@ -134,46 +134,46 @@ mod tests {
 
     fn connected() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (near, listener.accept().unwrap().0)
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
     }
 
-    /// Result of `admit` for a peer that behaves as `other`, within `time`.
+    /// Result of `admit` for a peer that behaves as `peer`, within `time`.
     fn admitted(
         time: Duration,
-        other: impl FnOnce(TcpStream) + Send + 'static,
+        peer: impl FnOnce(TcpStream) + Send + 'static,
     ) -> Result<NodeEvent, String> {
-        let (near, far) = connected();
-        let other = thread::spawn(move || other(near));
-        let met = admit(&far, &secret(), time).map_err(|error| error.to_string());
-        drop(far);
-        other.join().unwrap();
-        met
+        let (client, server) = connected();
+        let peer = thread::spawn(move || peer(client));
+        let result = admit(&server, &secret(), time).map_err(|error| error.to_string());
+        drop(server);
+        peer.join().unwrap();
+        result
     }
 
     #[test]
     fn nodes_with_the_same_secret_connect() {
-        let met = admitted(TIME, |stream| introduce(&stream, &secret(), join(), TIME).unwrap());
-        assert_eq!(met.unwrap(), join());
+        let result = admitted(TIME, |stream| introduce(&stream, &secret(), join(), TIME).unwrap());
+        assert_eq!(result.unwrap(), join());
     }
 
     #[test]
     fn wrong_secret_fails_on_both_sides() {
-        let met = admitted(TIME, |stream| {
+        let result = admitted(TIME, |stream| {
             let theirs = ClusterSecret::new("0123456789abcdeF");
             let error = introduce(&stream, &theirs, join(), TIME).unwrap_err();
             assert!(matches!(error, HandshakeError::WrongSecret), "{error}");
         });
-        assert_eq!(met.unwrap_err(), "the other end does not know the secret");
+        assert_eq!(result.unwrap_err(), "the other end does not know the secret");
         // An impostor of node 0 cannot produce a valid welcome.
-        let (near, far) = connected();
+        let (client, server) = connected();
         let impostor = thread::spawn(move || {
-            let mut to = FrameWriter::new(far.try_clone().unwrap(), EPOCH);
+            let mut to = FrameWriter::new(server.try_clone().unwrap(), EPOCH);
             to.send(NodeHandshake::Challenge { nonce: [0; 32] }).unwrap();
             to.send(NodeHandshake::Welcome { proof: [0; 32] }).unwrap();
-            far
+            server
         });
-        let error = introduce(&near, &secret(), join(), TIME).unwrap_err();
+        let error = introduce(&client, &secret(), join(), TIME).unwrap_err();
         assert!(matches!(error, HandshakeError::WrongSecret), "{error}");
         impostor.join().unwrap();
     }
@@ -181,8 +181,8 @@ mod tests {
     #[test]
     fn unauthenticated_peers_are_bounded_in_time_and_bytes() {
         let short = Duration::from_secs(1);
-        let silent = admitted(short, |mut stream| drop(stream.read_to_end(&mut Vec::new())));
-        assert_eq!(silent.unwrap_err(), "nothing was said for too long");
+        let no_bytes = admitted(short, |mut stream| drop(stream.read_to_end(&mut Vec::new())));
+        assert_eq!(no_bytes.unwrap_err(), "nothing was said for too long");
         let trickle = admitted(short, |mut stream| {
             // Single bytes do not extend the deadline: a complete header, which would be rejected, arrives
             // too late.
@@ -194,47 +194,50 @@ mod tests {
             }
         });
         assert_eq!(trickle.unwrap_err(), "nothing was said for too long");
-        let says = |bytes: Vec<u8>| {
+        let error_for = |bytes: Vec<u8>| {
             admitted(TIME, move |mut stream| drop(stream.write_all(&bytes))).unwrap_err()
         };
-        let http = says(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec());
+        let http = error_for(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec());
         assert!(http.starts_with("not a frame"), "{http}");
-        assert_eq!(says(Vec::new()), "the peer closed the link");
+        assert_eq!(error_for(Vec::new()), "the peer closed the link");
         let header = |version: u16, bytes: u32| {
             let numbers = [&version.to_le_bytes()[..], &34_u16.to_le_bytes(), &[0; 8]].concat();
             [&b"HDRN"[..], &numbers, &bytes.to_le_bytes(), &[0; 4]].concat()
         };
-        let long = says(header(PROTOCOL_VERSION, 513));
+        let long = error_for(header(PROTOCOL_VERSION, 513));
         assert_eq!(long, "a body of 513 bytes, at most 512");
         // The complete body arrives in one read.
-        let whole = says([header(PROTOCOL_VERSION, 513), vec![0; 513]].concat());
+        let whole = error_for([header(PROTOCOL_VERSION, 513), vec![0; 513]].concat());
         assert_eq!(whole, long);
-        let former = says(header(1, 0));
-        assert_eq!(former, format!("the peer speaks protocol 1, this process {PROTOCOL_VERSION}"));
+        let old_version = error_for(header(1, 0));
+        assert_eq!(
+            old_version,
+            format!("the peer speaks protocol 1, this process {PROTOCOL_VERSION}")
+        );
     }
 
     #[test]
     fn disconnect_before_welcome_is_not_a_wrong_secret() {
-        let (near, far) = connected();
+        let (client, server) = connected();
         let ends = thread::spawn(move || {
-            FrameWriter::new(&far, EPOCH)
+            FrameWriter::new(&server, EPOCH)
                 .send(NodeHandshake::Challenge { nonce: [0; 32] })
                 .unwrap();
-            let mut from = FrameReader::new(far.try_clone().unwrap(), EPOCH);
-            let answer: NodeHandshake = from.receive().unwrap().unwrap();
-            assert!(matches!(answer, NodeHandshake::Response { .. }));
+            let mut from = FrameReader::new(server.try_clone().unwrap(), EPOCH);
+            let response: NodeHandshake = from.receive().unwrap().unwrap();
+            assert!(matches!(response, NodeHandshake::Response { .. }));
         });
-        let error = introduce(&near, &secret(), join(), TIME).unwrap_err();
+        let error = introduce(&client, &secret(), join(), TIME).unwrap_err();
         assert!(matches!(error, HandshakeError::Link(LinkError::Closed)), "{error}");
         ends.join().unwrap();
     }
 
     #[test]
     fn out_of_order_messages_are_rejected() {
-        let met = admitted(TIME, |stream| {
+        let result = admitted(TIME, |stream| {
             let mut to = FrameWriter::new(stream, EPOCH);
             to.send(NodeHandshake::Welcome { proof: [0; 32] }).unwrap();
         });
-        assert_eq!(met.unwrap_err(), "the other end does not keep to the handshake");
+        assert_eq!(result.unwrap_err(), "the other end does not keep to the handshake");
     }
 }

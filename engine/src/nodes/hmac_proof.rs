@@ -20,9 +20,9 @@ pub(super) enum ProofSide {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NoncePair {
     /// Nonce of node 0.
-    pub(super) zero: HandshakeNonce,
+    pub(super) node_zero: HandshakeNonce,
     /// Nonce of the worker node.
-    pub(super) other: HandshakeNonce,
+    pub(super) worker_node: HandshakeNonce,
 }
 
 /// Returns an unpredictable nonce.
@@ -54,13 +54,14 @@ pub(super) fn is_proof(
 
 fn digest(secret: &ClusterSecret, side: ProofSide, nonces: &NoncePair) -> Hmac<Sha256> {
     #[allow(clippy::expect_used, reason = "HMAC takes keys of any length")]
-    let mut digest = Hmac::<Sha256>::new_from_slice(secret.bytes()).expect("any key will do");
+    let mut digest =
+        Hmac::<Sha256>::new_from_slice(secret.bytes()).expect("HMAC accepts a key of any length");
     digest.update(match side {
         ProofSide::NodeZero => b"hadron cluster: node 0\0",
         ProofSide::WorkerNode => b"hadron cluster: other node\0",
     });
-    digest.update(&nonces.zero);
-    digest.update(&nonces.other);
+    digest.update(&nonces.node_zero);
+    digest.update(&nonces.worker_node);
     digest
 }
 
@@ -75,30 +76,30 @@ mod tests {
     #[test]
     fn proof_matches_the_reference_hmac() {
         let secret = ClusterSecret::new("0123456789abcdef");
-        let nonces = NoncePair { zero: [1; 32], other: [2; 32] };
+        let nonces = NoncePair { node_zero: [1; 32], worker_node: [2; 32] };
         let proof = prove(&secret, ProofSide::NodeZero, &nonces);
         let byte = |at: usize| u8::from_str_radix(&REFERENCE_HMAC[at..at + 2], 16).unwrap();
-        let known: Vec<u8> = (0..REFERENCE_HMAC.len()).step_by(2).map(byte).collect();
-        assert_eq!(proof[..], known);
+        let expected: Vec<u8> = (0..REFERENCE_HMAC.len()).step_by(2).map(byte).collect();
+        assert_eq!(proof[..], expected);
     }
 
     #[test]
     fn proof_binds_secret_side_and_nonces() {
         let secret = ClusterSecret::new("0123456789abcdef");
-        let nonces = NoncePair { zero: nonce().unwrap(), other: nonce().unwrap() };
-        assert_ne!(nonces.zero, nonces.other);
+        let nonces = NoncePair { node_zero: nonce().unwrap(), worker_node: nonce().unwrap() };
+        assert_ne!(nonces.node_zero, nonces.worker_node);
         let proof = prove(&secret, ProofSide::WorkerNode, &nonces);
         assert!(is_proof(&secret, ProofSide::WorkerNode, &nonces, &proof));
-        assert!(!is_proof(&secret, ProofSide::NodeZero, &nonces, &proof), "thrown back");
+        assert!(!is_proof(&secret, ProofSide::NodeZero, &nonces, &proof), "reflected proof");
         assert!(!is_proof(
             &ClusterSecret::new("0123456789abcdeF"),
             ProofSide::WorkerNode,
             &nonces,
             &proof
         ));
-        let later = NoncePair { zero: [0; 32], ..nonces };
-        assert!(!is_proof(&secret, ProofSide::WorkerNode, &later, &proof), "said again");
-        let swapped = NoncePair { zero: nonces.other, other: nonces.zero };
+        let later = NoncePair { node_zero: [0; 32], ..nonces };
+        assert!(!is_proof(&secret, ProofSide::WorkerNode, &later, &proof), "replayed proof");
+        let swapped = NoncePair { node_zero: nonces.worker_node, worker_node: nonces.node_zero };
         assert!(!is_proof(&secret, ProofSide::WorkerNode, &swapped, &proof));
     }
 }

@@ -22,7 +22,7 @@ mod worker_node;
 pub use cluster::{ClusterConfig, ClusterSecret};
 pub use node_listener::NodeListener;
 pub use node_registry::{ClusterRequirements, NodeRegistry};
-pub(crate) use remote_group::{AbsenceLimit, PendingRemoteStart, RemoteGroup};
+pub(crate) use remote_group::{JoinDeadline, PendingRemoteStart, RemoteGroup};
 pub use worker_node::{WorkerNode, WorkerNodeEvent, WorkerNodeExit, WorkerNodeSetup};
 
 use protocol::Epoch;
@@ -35,6 +35,6 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Longest body of a message between nodes, in bytes; executor links have a limit of their own.
 const BODY_BYTES_MAX: usize = 64 << 10;
 /// Heartbeat interval between nodes.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Capacity of a node's outbox, in messages.
 const OUTBOX_MESSAGES: usize = 64;

@@ -53,13 +53,13 @@ impl NodeListener {
     pub fn start(self, registry: &Arc<NodeRegistry>) -> io::Result<()> {
         tracing::info!(address = %self.address, nodes = registry.nodes(), "waiting for the other nodes");
         let (secret, registry) = (self.secret, Arc::clone(registry));
-        let refusals = Arc::new(LogRateLimiter::default());
-        let guests =
-            NodeAcceptor { secret, registry, unauthenticated: Arc::new(()), log_limiter: refusals };
+        let log_limiter = Arc::new(LogRateLimiter::default());
+        let acceptor =
+            NodeAcceptor { secret, registry, unauthenticated: Arc::new(()), log_limiter };
         let accept = move || {
             for stream in self.listener.incoming() {
                 match stream {
-                    Ok(stream) => guests.accept(stream),
+                    Ok(stream) => acceptor.accept(stream),
                     Err(_) => thread::sleep(DESCRIPTORS_EXHAUSTED_WAIT),
                 }
             }
@@ -84,33 +84,33 @@ impl NodeAcceptor {
         if Arc::strong_count(&self.unauthenticated) > UNAUTHENTICATED_MAX {
             return;
         }
-        let (stranger, secret) = (Arc::clone(&self.unauthenticated), self.secret.clone());
-        let (registry, refusals) = (Arc::clone(&self.registry), Arc::clone(&self.log_limiter));
-        let meet = move || {
+        let (unauthenticated, secret) = (Arc::clone(&self.unauthenticated), self.secret.clone());
+        let (registry, log_limiter) = (Arc::clone(&self.registry), Arc::clone(&self.log_limiter));
+        let serve = move || {
             let admitted = stream
                 .set_nodelay(true)
                 .map_err(Into::into)
                 .and_then(|()| admit(&stream, &secret, HANDSHAKE_TIME));
-            drop(stranger);
+            drop(unauthenticated);
             match admitted {
-                Ok(NodeEvent::Join(member)) => registry.join(&member, stream),
+                Ok(NodeEvent::Join(info)) => registry.join(&info, stream),
                 Ok(NodeEvent::Link(offer)) => registry.accept_link(offer, stream),
                 Ok(_) => tracing::warn!("a node said nothing of what it wants"),
-                Err(error) => log_rejection(&error, &stream, &refusals),
+                Err(error) => log_rejection(&error, &stream, &log_limiter),
             }
         };
         // If no thread is available, the connection is closed and the node retries.
-        let _ = thread::Builder::new().name("node-link".to_owned()).spawn(meet);
+        let _ = thread::Builder::new().name("node-link".to_owned()).spawn(serve);
     }
 }
 
 /// Logs a rejected connection, subject to the rate limit.
-fn log_rejection(error: &HandshakeError, stream: &TcpStream, refusals: &LogRateLimiter) {
+fn log_rejection(error: &HandshakeError, stream: &TcpStream, log_limiter: &LogRateLimiter) {
     let peer = stream.peer_addr().ok();
     if error.is_not_a_node() {
         return tracing::debug!(?peer, %error, "no node");
     }
-    if let Some(untold) = refusals.allow(Instant::now()) {
-        tracing::warn!(?peer, %error, untold, "a node was not let in");
+    if let Some(suppressed) = log_limiter.allow(Instant::now()) {
+        tracing::warn!(?peer, %error, suppressed, "a node was not let in");
     }
 }

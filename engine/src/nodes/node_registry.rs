@@ -2,7 +2,7 @@
 
 use super::remote_executor::RemoteExecutor;
 use super::start_order::{IssuedOrder, OrderProgress, PendingLink, StartOrder};
-use super::{BEAT_INTERVAL, BODY_BYTES_MAX, EPOCH, OUTBOX_MESSAGES};
+use super::{BODY_BYTES_MAX, EPOCH, HEARTBEAT_INTERVAL, OUTBOX_MESSAGES};
 use crate::heartbeat_timeout::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, recv_within_timeout};
 use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageSender, run_writer};
 use protocol::{
@@ -37,8 +37,8 @@ impl ClusterRequirements {
     /// Checks that a node belongs to this cluster.
     ///
     /// Errors: a description of the difference.
-    fn check(&self, member: &NodeInfo) -> Result<(), String> {
-        let node = member.node;
+    fn check(&self, info: &NodeInfo) -> Result<(), String> {
+        let node = info.node;
         let same = |what: &str, theirs: String, ours: String| {
             if theirs == ours {
                 return Ok(());
@@ -50,10 +50,10 @@ impl ClusterRequirements {
             format!("tensor-parallel {}, data-parallel {}{experts}", p.tp_size, p.dp_size)
         };
         let digest = |of: u64| format!("{of:016x}");
-        same("build", member.build.clone(), env!("CARGO_PKG_VERSION").to_owned())?;
-        same("--nnodes", member.nodes.to_string(), self.nodes.to_string())?;
-        same("the sizes", sizes(member.parallel), sizes(self.parallel))?;
-        same("model digest", digest(member.model_digest), digest(self.manifest))?;
+        same("build", info.build.clone(), env!("CARGO_PKG_VERSION").to_owned())?;
+        same("--nnodes", info.nodes.to_string(), self.nodes.to_string())?;
+        same("the sizes", sizes(info.parallel), sizes(self.parallel))?;
+        same("model digest", digest(info.model_digest), digest(self.manifest))?;
         if node == 0 || node >= self.nodes {
             return Err(format!("node {node} is none of the {} others", self.nodes - 1));
         }
@@ -82,7 +82,7 @@ struct NodeRegistryState {
 /// Connected node.
 struct ConnectedNode {
     session: u64,
-    to: SyncSender<NodeCommand>,
+    commands: SyncSender<NodeCommand>,
     stream: TcpStream,
 }
 
@@ -109,14 +109,14 @@ impl NodeRegistry {
     }
 
     /// Serves the connection of a joining node until it ends.
-    pub(super) fn join(&self, member: &NodeInfo, stream: TcpStream) {
-        let node = member.node;
-        if let Err(text) = self.expected.check(member) {
-            return reject(&stream, text);
+    pub(super) fn join(&self, info: &NodeInfo, stream: TcpStream) {
+        let node = info.node;
+        if let Err(reason) = self.expected.check(info) {
+            return reject(&stream, reason);
         }
         let session = match self.admit(node, &stream) {
             Ok(Ok(session)) => session,
-            Ok(Err(text)) => return reject(&stream, text),
+            Ok(Err(reason)) => return reject(&stream, reason),
             Err(error) => return tracing::warn!(node, %error, "a node could not be let in"),
         };
         tracing::info!(node, "node is here");
@@ -132,28 +132,30 @@ impl NodeRegistry {
     /// Admits a node once its previous session has ended, and returns the new session; or returns why it is
     /// rejected.
     fn admit(&self, node: u16, stream: &TcpStream) -> io::Result<Result<u64, String>> {
-        let (writer, handle) = (FrameWriter::new(stream.try_clone()?, EPOCH), stream.try_clone()?);
-        let at = usize::from(node);
-        let taken =
-            |state: &mut NodeRegistryState| state.nodes[at].is_some() && !state.shutting_down;
-        let waited = self.changed.wait_timeout_while(self.lock(), PREDECESSOR_WAIT, taken);
+        let writer = FrameWriter::new(stream.try_clone()?, EPOCH);
+        let stream = stream.try_clone()?;
+        let index = usize::from(node);
+        let is_connected =
+            |state: &mut NodeRegistryState| state.nodes[index].is_some() && !state.shutting_down;
+        let waited = self.changed.wait_timeout_while(self.lock(), PREDECESSOR_WAIT, is_connected);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if state.shutting_down {
             return Ok(Err("it is ending".to_owned())); // A node admitted now would miss the order to leave.
         }
-        if taken(&mut state) {
+        if is_connected(&mut state) {
             return Ok(Err(format!("node {node} is here already")));
         }
-        let (to, outbox) = sync_channel(OUTBOX_MESSAGES);
-        let beat = HeartbeatConfig { interval: BEAT_INTERVAL, message: || NodeCommand::Heartbeat };
+        let (commands, outbox) = sync_channel(OUTBOX_MESSAGES);
+        let heartbeat =
+            HeartbeatConfig { interval: HEARTBEAT_INTERVAL, message: || NodeCommand::Heartbeat };
         thread::Builder::new().name("node-out".to_owned()).spawn(move || {
             // The reader thread detects the end of the connection.
-            let _ = run_writer(outbox, writer, Some(&beat));
+            let _ = run_writer(outbox, writer, Some(&heartbeat));
         })?;
-        let _ = to.try_send(NodeCommand::Accepted); // The new queue is empty, so it has room.
+        let _ = commands.try_send(NodeCommand::Accepted); // The new queue is empty, so it has room.
         state.sessions += 1;
         let session = state.sessions;
-        state.nodes[at] = Some(ConnectedNode { session, to, stream: handle });
+        state.nodes[index] = Some(ConnectedNode { session, commands, stream });
         drop(state);
         self.changed.notify_all();
         Ok(Ok(session))
@@ -166,11 +168,11 @@ impl NodeRegistry {
         loop {
             match recv_within_timeout(&mut reader) {
                 Ok(Some(NodeEvent::Heartbeat)) => {}
-                Ok(Some(NodeEvent::StartFailed { ticket, reason: text })) => {
-                    self.start_failed(ticket, text);
+                Ok(Some(NodeEvent::StartFailed { ticket, reason })) => {
+                    self.start_failed(ticket, reason);
                 }
-                Ok(Some(NodeEvent::ExecutorExited { rank, epoch, description: text })) => {
-                    self.executor_exited(rank, epoch, &text);
+                Ok(Some(NodeEvent::ExecutorExited { rank, epoch, description })) => {
+                    self.executor_exited(rank, epoch, &description);
                 }
                 Ok(Some(NodeEvent::Join(_) | NodeEvent::Link(_))) => {
                     return "it said again who it is".to_owned();
@@ -183,37 +185,37 @@ impl NodeRegistry {
         }
     }
 
-    fn start_failed(&self, ticket: u64, text: String) {
+    fn start_failed(&self, ticket: u64, reason: String) {
         let mut state = self.lock();
-        if let Some(given) = state.issued_orders().find(|given| given.ticket == ticket) {
-            given.failed = Some(text);
+        if let Some(issued) = state.issued_orders().find(|issued| issued.ticket == ticket) {
+            issued.failed = Some(reason);
             self.changed.notify_all();
         }
     }
 
-    fn executor_exited(&self, rank: Rank, epoch: Epoch, text: &str) {
+    fn executor_exited(&self, rank: Rank, epoch: Epoch, description: &str) {
         let state = self.lock();
         let own = |order: &&StartOrder| order.epoch == epoch && order.ranks.contains(&rank);
         let Some(order) = state.orders.values().find(own) else { return };
-        let executors = order.issued.iter().flat_map(|given| &given.executors);
+        let executors = order.issued.iter().flat_map(|issued| &issued.executors);
         executors
             .filter(|executor| executor.rank() == rank)
-            .for_each(|executor| executor.set_exit(text));
+            .for_each(|executor| executor.set_exit(description));
     }
 
     /// Removes a disconnected node and closes the links of its executors. Returns whether the nodes were
     /// ordered to leave.
     fn disconnected(&self, node: u16, session: u64, cause: &str) -> bool {
         let mut state = self.lock();
-        let seat = &mut state.nodes[usize::from(node)];
-        if let Some(seat) = seat.take_if(|seat| seat.session == session) {
+        let node = &mut state.nodes[usize::from(node)];
+        if let Some(node) = node.take_if(|node| node.session == session) {
             // Unblocks the writer thread.
-            let _ = seat.stream.shutdown(Shutdown::Both);
+            let _ = node.stream.shutdown(Shutdown::Both);
         }
-        for given in state.issued_orders().filter(|given| given.session == session) {
-            let text = format!("the node is lost: {cause}");
-            given.executors.iter().for_each(|executor| executor.set_exit(&text));
-            given.close();
+        for issued in state.issued_orders().filter(|issued| issued.session == session) {
+            let description = format!("the node is lost: {cause}");
+            issued.executors.iter().for_each(|executor| executor.set_exit(&description));
+            issued.close();
         }
         let leaving = state.shutting_down;
         drop(state);
@@ -225,18 +227,21 @@ impl NodeRegistry {
     pub(super) fn accept_link(&self, offer: ExecutorLinkOffer, stream: TcpStream) {
         let ExecutorLinkOffer { ticket, rank, host } = offer;
         let mut state = self.lock();
-        let ordered =
-            |order: &&mut StartOrder| order.issued.as_ref().is_some_and(|g| g.ticket == ticket);
+        let ordered = |order: &&mut StartOrder| {
+            order.issued.as_ref().is_some_and(|issued| issued.ticket == ticket)
+        };
         let Some(order) = state.orders.values_mut().find(ordered) else {
             return tracing::debug!(rank = rank.0, "a link that nobody waits for");
         };
-        let (node, place) = (order.node, order.ranks.iter().position(|own| *own == rank));
-        let (Some(given), Some(place)) = (&mut order.issued, place) else { return };
-        let (Ok(handle), None) = (stream.try_clone(), &given.links[place]) else { return };
+        let (node, local_rank) = (order.node, order.ranks.iter().position(|own| *own == rank));
+        let (Some(issued), Some(local_rank)) = (&mut order.issued, local_rank) else { return };
+        let (Ok(stream_handle), None) = (stream.try_clone(), &issued.links[local_rank]) else {
+            return;
+        };
         let executor = Arc::new(RemoteExecutor::new(rank, node));
-        given.streams.push(handle);
-        given.executors.push(Arc::clone(&executor));
-        given.links[place] = Some(PendingLink { rank, stream, host, executor });
+        issued.streams.push(stream_handle);
+        issued.executors.push(Arc::clone(&executor));
+        issued.links[local_rank] = Some(PendingLink { rank, stream, host, executor });
         drop(state);
         self.changed.notify_all();
     }
@@ -244,10 +249,10 @@ impl NodeRegistry {
     /// Orders a node to start the executors of a replica; closes the links of previous executors.
     pub(super) fn order_start(&self, replica: Replica, node: u16, epoch: Epoch, ranks: Vec<Rank>) {
         let order = StartOrder { node, epoch, ranks, issued: None };
-        if let Some(StartOrder { issued: Some(former), .. }) =
+        if let Some(StartOrder { issued: Some(previous), .. }) =
             self.lock().orders.insert(replica.0, order)
         {
-            former.close();
+            previous.close();
         }
     }
 
@@ -260,34 +265,34 @@ impl NodeRegistry {
     /// Sends the start order to its node, unless that was done, and returns the progress of the order.
     pub(super) fn advance_order(&self, replica: Replica) -> OrderProgress {
         let mut state = self.lock();
-        let NodeRegistryState { nodes: seats, orders, tickets, .. } = &mut *state;
+        let NodeRegistryState { nodes, orders, tickets, .. } = &mut *state;
         let Some(order) = orders.get_mut(&replica.0) else {
             return OrderProgress::NodeDisconnected;
         };
-        let Some(seat) = &seats[usize::from(order.node)] else {
+        let Some(node) = &nodes[usize::from(order.node)] else {
             return OrderProgress::NodeDisconnected;
         };
         let ticket = *tickets;
-        if order.issue(seat.session, &seat.to, replica, ticket) {
+        if order.issue(node.session, &node.commands, replica, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
         // Links of a previous session of the node are closed.
-        let own = order.issued.as_mut().filter(|given| given.session == seat.session);
-        let Some(given) = own else { return OrderProgress::NodeDisconnected };
-        if let Some(text) = given.failed.take() {
-            return OrderProgress::Failed(text);
+        let current = order.issued.as_mut().filter(|issued| issued.session == node.session);
+        let Some(issued) = current else { return OrderProgress::NodeDisconnected };
+        if let Some(reason) = issued.failed.take() {
+            return OrderProgress::Failed(reason);
         }
-        if given.links.iter().any(Option::is_none) {
-            return OrderProgress::Issued(given.at);
+        if issued.links.iter().any(Option::is_none) {
+            return OrderProgress::Issued(issued.at);
         }
-        OrderProgress::Linked(given.links.iter_mut().filter_map(Option::take).collect())
+        OrderProgress::Linked(issued.links.iter_mut().filter_map(Option::take).collect())
     }
 
     /// Closes the links of a replica's executors.
     pub(super) fn close(&self, replica: Replica) {
         let state = self.lock();
-        if let Some(given) = state.orders.get(&replica.0).and_then(|order| order.issued.as_ref()) {
-            given.close();
+        if let Some(issued) = state.orders.get(&replica.0).and_then(|order| order.issued.as_ref()) {
+            issued.close();
         }
     }
 
@@ -295,18 +300,18 @@ impl NodeRegistry {
     pub fn shut_down_nodes(&self) {
         let mut state = self.lock();
         state.shutting_down = true;
-        for seat in state.nodes.iter().flatten() {
+        for node in state.nodes.iter().flatten() {
             // If the queue is full, the node detects the end of this process.
-            let _ = seat.to.try_send(NodeCommand::Leave);
+            let _ = node.commands.try_send(NodeCommand::Leave);
         }
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Waits until all nodes have disconnected, for at most `patience`.
-    pub fn wait_until_disconnected(&self, patience: Duration) {
-        let occupied = |state: &mut NodeRegistryState| state.nodes.iter().any(Option::is_some);
-        let waited = self.changed.wait_timeout_while(self.lock(), patience, occupied);
+    /// Waits until all nodes have disconnected, for at most `timeout`.
+    pub fn wait_until_disconnected(&self, timeout: Duration) {
+        let any_connected = |state: &mut NodeRegistryState| state.nodes.iter().any(Option::is_some);
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, any_connected);
         if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
             tracing::warn!("not every node has left in time");
         }
@@ -314,10 +319,10 @@ impl NodeRegistry {
 }
 
 /// Informs a node that it is rejected.
-fn reject(stream: &TcpStream, text: String) {
-    tracing::warn!(text, "a node was refused");
+fn reject(stream: &TcpStream, reason: String) {
+    tracing::warn!(text = reason, "a node was refused");
     // The node may have disconnected.
-    let _ = FrameWriter::new(stream, EPOCH).send(NodeCommand::Rejected { reason: text });
+    let _ = FrameWriter::new(stream, EPOCH).send(NodeCommand::Rejected { reason });
 }
 
 impl NodeRegistryState {
@@ -349,8 +354,8 @@ mod tests {
 
     fn connected() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (near, listener.accept().unwrap().0)
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
     }
 
     /// A node's end of its connection.
@@ -359,13 +364,13 @@ mod tests {
         commands: FrameReader<TcpStream, NodeCommand>,
     }
 
-    fn join(registry: &Arc<NodeRegistry>, member: NodeInfo) -> TestNodeConnection {
-        let (near, far) = connected();
+    fn join(registry: &Arc<NodeRegistry>, info: NodeInfo) -> TestNodeConnection {
+        let (client, server) = connected();
         let registry = Arc::clone(registry);
-        thread::spawn(move || registry.join(&member, far));
+        thread::spawn(move || registry.join(&info, server));
         TestNodeConnection {
-            commands: FrameReader::new(near.try_clone().unwrap(), EPOCH),
-            stream: near,
+            commands: FrameReader::new(client.try_clone().unwrap(), EPOCH),
+            stream: client,
         }
     }
 
@@ -382,9 +387,8 @@ mod tests {
     }
 
     fn offer(ticket: u64, rank: u16) -> ExecutorLinkOffer {
-        let dir = "/m".into();
         let host = HostSettings {
-            model_dir: dir,
+            model_dir: "/m".into(),
             libraries: None,
             kernel_cache: None,
             threads: None,
@@ -399,15 +403,16 @@ mod tests {
     }
 
     /// Ticket of the order that a node receives for replica 1.
-    fn ticket(registry: &NodeRegistry, post: &mut TestNodeConnection, epoch: u64) -> u64 {
+    fn ticket(registry: &NodeRegistry, node: &mut TestNodeConnection, epoch: u64) -> u64 {
         while !matches!(registry.advance_order(Replica(1)), OrderProgress::Issued(_)) {
             registry.wait_for_change(Duration::from_millis(5));
         }
-        let NodeCommand::Start { replica: Replica(1), epoch: Epoch(of), ticket } = post.next()
+        let NodeCommand::Start { replica: Replica(1), epoch: Epoch(received), ticket } =
+            node.next()
         else {
             panic!("no start")
         };
-        assert_eq!(of, epoch);
+        assert_eq!(received, epoch);
         ticket
     }
 
@@ -417,36 +422,36 @@ mod tests {
         let order = |epoch| registry.order_start(Replica(1), 1, Epoch(epoch), vec![Rank(1)]);
         order(1);
         assert!(matches!(registry.advance_order(Replica(1)), OrderProgress::NodeDisconnected));
-        let mut post = join(&registry, member());
-        assert_eq!(post.next(), NodeCommand::Accepted);
-        let former = ticket(&registry, &mut post, 1);
+        let mut node = join(&registry, member());
+        assert_eq!(node.next(), NodeCommand::Accepted);
+        let first = ticket(&registry, &mut node, 1);
         order(2);
-        let latter = ticket(&registry, &mut post, 2);
-        for offer in [offer(former, 1), offer(latter, 0), offer(latter.wrapping_add(9), 1)] {
-            let (near, far) = connected();
-            registry.accept_link(offer, far);
-            assert!(is_closed(near));
+        let second = ticket(&registry, &mut node, 2);
+        for offer in [offer(first, 1), offer(second, 0), offer(second.wrapping_add(9), 1)] {
+            let (client, server) = connected();
+            registry.accept_link(offer, server);
+            assert!(is_closed(client));
         }
-        let (near, far) = connected();
-        registry.accept_link(offer(latter, 1), far);
-        let (second, far) = connected();
-        registry.accept_link(offer(latter, 1), far);
-        assert!(is_closed(second), "there is one already");
+        let (client, server) = connected();
+        registry.accept_link(offer(second, 1), server);
+        let (duplicate, server) = connected();
+        registry.accept_link(offer(second, 1), server);
+        assert!(is_closed(duplicate), "there is one already");
         let OrderProgress::Linked(links) = registry.advance_order(Replica(1)) else {
             panic!("not there")
         };
         assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
 
         // The links are closed with the node's connection, and its next session receives the order again.
-        post.stream.shutdown(Shutdown::Both).unwrap();
-        assert!(is_closed(near));
+        node.stream.shutdown(Shutdown::Both).unwrap();
+        assert!(is_closed(client));
         order(3);
-        let mut again = join(&registry, member());
-        assert_eq!(again.next(), NodeCommand::Accepted);
-        ticket(&registry, &mut again, 3);
+        let mut rejoined = join(&registry, member());
+        assert_eq!(rejoined.next(), NodeCommand::Accepted);
+        ticket(&registry, &mut rejoined, 3);
         registry.shut_down_nodes();
-        assert_eq!(again.next(), NodeCommand::Leave);
-        drop(again);
+        assert_eq!(rejoined.next(), NodeCommand::Leave);
+        drop(rejoined);
         registry.wait_until_disconnected(LONG);
         let ending = NodeCommand::Rejected { reason: "it is ending".to_owned() };
         assert_eq!(join(&registry, member()).next(), ending, "there is nothing to join");
@@ -456,29 +461,29 @@ mod tests {
     #[test]
     fn waiting_node_is_rejected_during_shutdown() {
         let registry = Arc::new(NodeRegistry::new(EXPECTED));
-        let mut former = join(&registry, member());
-        assert_eq!(former.next(), NodeCommand::Accepted);
-        let mut latter = join(&registry, member());
+        let mut first = join(&registry, member());
+        assert_eq!(first.next(), NodeCommand::Accepted);
+        let mut second = join(&registry, member());
         registry.shut_down_nodes();
-        assert_eq!(former.next(), NodeCommand::Leave);
-        assert_eq!(latter.next(), NodeCommand::Rejected { reason: "it is ending".to_owned() });
+        assert_eq!(first.next(), NodeCommand::Leave);
+        assert_eq!(second.next(), NodeCommand::Rejected { reason: "it is ending".to_owned() });
     }
 
     #[test]
     fn links_of_a_previous_session_are_closed() {
         let registry = Arc::new(NodeRegistry::new(EXPECTED));
         registry.order_start(Replica(1), 1, Epoch(1), vec![Rank(1)]);
-        let mut post = join(&registry, member());
-        assert_eq!(post.next(), NodeCommand::Accepted);
-        let former = ticket(&registry, &mut post, 1);
-        let (_near, far) = connected();
-        registry.accept_link(offer(former, 1), far);
-        post.stream.shutdown(Shutdown::Both).unwrap();
+        let mut node = join(&registry, member());
+        assert_eq!(node.next(), NodeCommand::Accepted);
+        let first = ticket(&registry, &mut node, 1);
+        let (_client, server) = connected();
+        registry.accept_link(offer(first, 1), server);
+        node.stream.shutdown(Shutdown::Both).unwrap();
         registry.wait_until_disconnected(LONG);
         // The next session, with a full queue that does not accept the order.
-        let (_near, stream) = connected();
-        let (to, outbox) = sync_channel(0);
-        registry.lock().nodes[1] = Some(ConnectedNode { session: 9, to, stream });
+        let (_client, stream) = connected();
+        let (commands, outbox) = sync_channel(0);
+        registry.lock().nodes[1] = Some(ConnectedNode { session: 9, commands, stream });
         assert!(matches!(registry.advance_order(Replica(1)), OrderProgress::NodeDisconnected));
         drop(outbox);
     }
@@ -487,7 +492,7 @@ mod tests {
     fn mismatched_node_is_rejected_with_reason() {
         let registry = Arc::new(NodeRegistry::new(EXPECTED));
         let parallel = ParallelConfig { tp_size: 2, ..EXPECTED.parallel };
-        for (member, reason) in [
+        for (info, expected) in [
             (NodeInfo { nodes: 3, ..member() }, "node 1 has --nnodes 3, node 0 2"),
             (NodeInfo { node: 2, ..member() }, "node 2 is none of the 1 others"),
             (NodeInfo { node: 0, ..member() }, "node 0 is none of the 1 others"),
@@ -495,10 +500,10 @@ mod tests {
             (NodeInfo { build: "0.0.9".to_owned(), ..member() }, "node 1 has build 0.0.9"),
             (NodeInfo { model_digest: 8, ..member() }, "model digest 0000000000000008"),
         ] {
-            let NodeCommand::Rejected { reason: text } = join(&registry, member).next() else {
+            let NodeCommand::Rejected { reason } = join(&registry, info).next() else {
                 panic!("let in")
             };
-            assert!(text.contains(reason), "{text}");
+            assert!(reason.contains(expected), "{reason}");
         }
     }
 }

@@ -29,18 +29,20 @@ impl RemoteExecutor {
         self.rank
     }
 
-    /// Records the exit reported by the node, or the loss of the node. The first report is kept.
+    /// Records the exit reported by the node, or the failure of the node. The first report is kept.
     pub(super) fn set_exit(&self, text: &str) {
-        let mut end = self.exit_text.lock().unwrap_or_else(PoisonError::into_inner);
-        end.get_or_insert_with(|| text.to_owned());
+        let mut exit_text = self.exit_text.lock().unwrap_or_else(PoisonError::into_inner);
+        exit_text.get_or_insert_with(|| text.to_owned());
         self.reported.notify_all();
     }
 }
 
 impl ExecutorProcessHandle for RemoteExecutor {
     fn exit_reason(&self) -> String {
-        let end = self.exit_text.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.reported.wait_timeout_while(end, EXIT_REPORT_WAIT, |end| end.is_none());
+        let exit_text = self.exit_text.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .reported
+            .wait_timeout_while(exit_text, EXIT_REPORT_WAIT, |exit_text| exit_text.is_none());
         match &*waited.unwrap_or_else(PoisonError::into_inner).0 {
             Some(text) => format!("node {}: {text}", self.node),
             None => format!("{self} closed its link"),

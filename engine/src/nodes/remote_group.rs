@@ -74,45 +74,40 @@ impl RemoteGroup {
     }
 }
 
-/// Limit on the absence of nodes, shared by all nodes regardless of the order of the waits.
+/// Deadline for nodes to join, shared by all nodes regardless of the order of the waits.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AbsenceLimit {
+pub(crate) struct JoinDeadline {
     pub(crate) since: Instant,
     pub(crate) limit: Duration,
 }
 
 impl PendingRemoteStart {
-    /// Waits until all executors are linked; `None` = `cut` has ended the wait. `absence` limits the time
-    /// during which the node may be missing.
+    /// Waits until all executors are linked; `None` = `is_cancelled` has ended the wait. `join_deadline`
+    /// limits the wait for a missing node.
     pub(crate) fn link(
         self,
-        absence: Option<AbsenceLimit>,
-        cut: impl FnMut() -> bool,
+        join_deadline: Option<JoinDeadline>,
+        is_cancelled: impl FnMut() -> bool,
     ) -> Result<Option<ExecutorLink>, StartError> {
-        let links = wait_for_links(&self.registry, self.replica, self.node, absence, cut)?;
+        let links =
+            wait_for_links(&self.registry, self.replica, self.node, join_deadline, is_cancelled)?;
         links.map(|links| self.connect(links)).transpose()
     }
 
     /// Sends its settings to each executor.
     fn connect(&self, links: Vec<PendingLink>) -> Result<ExecutorLink, StartError> {
         let epoch = self.settings.epoch;
-        let (mut to, mut from) = (Vec::new(), Vec::new());
+        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for PendingLink { rank, stream, host, executor } in links {
-            let HostSettings {
-                model_dir: dir,
-                libraries,
-                kernel_cache,
-                threads,
-                rendezvous: meeting,
-            } = host;
+            let HostSettings { model_dir, libraries, kernel_cache, threads, rendezvous } = host;
             let own = ExecutorSettings::clone(&self.settings);
             let settings = ExecutorSettings {
                 rank,
-                model_dir: dir,
+                model_dir,
                 libraries,
                 kernel_cache,
                 threads,
-                rendezvous: meeting,
+                rendezvous,
                 ..own
             };
             let mut writer = FrameWriter::new(LinkSocket::from(stream.try_clone()?), epoch);
@@ -120,12 +115,12 @@ impl PendingRemoteStart {
                 let cause = format!("{executor}: {error}");
                 return Err(StartError::Exited { phase: "start", cause });
             }
-            to.push(writer.into_stream());
+            senders.push(writer.into_stream());
             let process: Arc<dyn ExecutorProcessHandle> = executor;
             let messages = Box::new(FrameReader::new(LinkSocket::from(stream), epoch));
-            from.push(ExecutorReceiver { messages, epoch, rank, process: Some(process) });
+            receivers.push(ExecutorReceiver { messages, epoch, rank, process: Some(process) });
         }
-        Ok(ExecutorLink { commands: outbox::start(to, epoch)?, receivers: from })
+        Ok(ExecutorLink { commands: outbox::start(senders, epoch)?, receivers })
     }
 }
 
@@ -134,27 +129,28 @@ fn wait_for_links(
     registry: &NodeRegistry,
     replica: Replica,
     node: u16,
-    absence: Option<AbsenceLimit>,
-    mut cut: impl FnMut() -> bool,
+    join_deadline: Option<JoinDeadline>,
+    mut is_cancelled: impl FnMut() -> bool,
 ) -> Result<Option<Vec<PendingLink>>, StartError> {
-    let (mut told, who, phase) = (false, ExecutorLabel::of_node(node), "start");
-    while !cut() {
+    let (mut is_logged, label, phase) = (false, ExecutorLabel::of_node(node), "start");
+    while !is_cancelled() {
         match registry.advance_order(replica) {
             OrderProgress::Linked(links) => return Ok(Some(links)),
             OrderProgress::Failed(text) => {
-                return Err(StartError::Reported { executor: who, phase, text });
+                return Err(StartError::Reported { executor: label, phase, text });
             }
             OrderProgress::Issued(at) if at.elapsed() > LINK_WAIT => {
-                return Err(StartError::Stalled { executor: who, phase, limit: LINK_WAIT });
+                return Err(StartError::Stalled { executor: label, phase, limit: LINK_WAIT });
             }
             OrderProgress::Issued(_) => {}
-            OrderProgress::NodeDisconnected if !told => {
-                told = true;
+            OrderProgress::NodeDisconnected if !is_logged => {
+                is_logged = true;
                 tracing::info!(node, replica = replica.0, "waiting for the node");
             }
             OrderProgress::NodeDisconnected => {
-                let over = absence.filter(|absence| absence.since.elapsed() > absence.limit);
-                if let Some(AbsenceLimit { limit, .. }) = over {
+                let expired = join_deadline
+                    .filter(|join_deadline| join_deadline.since.elapsed() > join_deadline.limit);
+                if let Some(JoinDeadline { limit, .. }) = expired {
                     return Err(StartError::NodeMissing { node, limit });
                 }
             }
@@ -172,25 +168,27 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn absence_limit_is_shared_by_all_nodes() {
+    fn join_deadline_is_shared_by_all_nodes() {
         let parallel = ParallelConfig { dp_size: 3, ..ParallelConfig::default() };
         let registry = NodeRegistry::new(ClusterRequirements { nodes: 3, parallel, manifest: 7 });
         registry.order_start(Replica(2), 2, Epoch(1), vec![Rank(2)]);
         let limit = Duration::from_secs(1);
-        let absence = AbsenceLimit { since: Instant::now(), limit };
+        let join_deadline = JoinDeadline { since: Instant::now(), limit };
         // Let the first wait use up the whole limit.
-        while absence.since.elapsed() <= limit {
+        while join_deadline.since.elapsed() <= limit {
             thread::sleep(POLL);
         }
-        let mut looks = 0;
-        let cut = || {
-            looks += 1;
+        let mut polls = 0;
+        let is_cancelled = || {
+            polls += 1;
             false
         };
-        let Err(error) = wait_for_links(&registry, Replica(2), 2, Some(absence), cut) else {
-            panic!("nobody has linked up")
+        let Err(error) =
+            wait_for_links(&registry, Replica(2), 2, Some(join_deadline), is_cancelled)
+        else {
+            panic!("linked without a node")
         };
         assert!(matches!(error, StartError::NodeMissing { node: 2, .. }), "{error}");
-        assert_eq!(looks, 2, "once to say that it waits, once to give up");
+        assert_eq!(polls, 2, "one poll to log the wait, one to fail");
     }
 }

@@ -54,15 +54,15 @@ impl StartOrder {
     pub(super) fn issue(
         &mut self,
         session: u64,
-        to: &SyncSender<NodeCommand>,
+        commands: &SyncSender<NodeCommand>,
         replica: Replica,
         ticket: u64,
     ) -> bool {
-        if self.issued.as_ref().is_some_and(|given| given.session == session) {
+        if self.issued.as_ref().is_some_and(|issued| issued.session == session) {
             return false;
         }
-        let start = NodeCommand::Start { replica, epoch: self.epoch, ticket };
-        if to.try_send(start).is_err() {
+        let command = NodeCommand::Start { replica, epoch: self.epoch, ticket };
+        if commands.try_send(command).is_err() {
             return false; // The queue is full or closed: the session is about to time out.
         }
         self.issued = Some(IssuedOrder {

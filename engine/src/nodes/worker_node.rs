@@ -5,7 +5,7 @@
 
 use super::cluster::{ClusterConfig, ClusterSecret};
 use super::dial::{NodeDialer, RETRY_INTERVAL};
-use super::{BEAT_INTERVAL, BODY_BYTES_MAX, EPOCH, OUTBOX_MESSAGES};
+use super::{BODY_BYTES_MAX, EPOCH, HEARTBEAT_INTERVAL, OUTBOX_MESSAGES};
 use crate::executors::{
     ExecutorGroup, ExecutorLaunchOptions, ExecutorProcess, ExecutorProcessHandle,
 };
@@ -93,27 +93,27 @@ struct NodeZeroConnection {
 ///
 /// Errors: node 0 is not reachable in time, belongs to another cluster, or rejects this node.
 fn join(
-    dial: &NodeDialer,
-    member: &NodeInfo,
-    patience: Duration,
-    notices: &Receiver<WorkerNodeEvent>,
+    dialer: &NodeDialer,
+    info: &NodeInfo,
+    timeout: Duration,
+    events: &Receiver<WorkerNodeEvent>,
 ) -> Result<Option<NodeZeroConnection>> {
-    let (began, mut told) = (Instant::now(), None::<Instant>);
+    let (began, mut last_log) = (Instant::now(), None::<Instant>);
     loop {
-        let error = match dial.connect(NodeEvent::Join(member.clone())) {
+        let error = match dialer.connect(NodeEvent::Join(info.clone())) {
             Ok(stream) => return await_acceptance(stream).map(Some),
             Err(error) if !error.is_transient() => bail!(error),
             Err(error) => error,
         };
-        if began.elapsed() > patience {
-            let seconds = patience.as_secs();
+        if began.elapsed() > timeout {
+            let seconds = timeout.as_secs();
             bail!("{error}, for {seconds} s; --startup-timeout sets this bound");
         }
-        if told.is_none_or(|told| told.elapsed() > WAIT_LOG_INTERVAL) {
-            told = Some(Instant::now());
+        if last_log.is_none_or(|last_log| last_log.elapsed() > WAIT_LOG_INTERVAL) {
+            last_log = Some(Instant::now());
             tracing::info!(%error, "waiting for node 0");
         }
-        if let Ok(WorkerNodeEvent::Signal(_)) = notices.recv_timeout(RETRY_INTERVAL) {
+        if let Ok(WorkerNodeEvent::Signal(_)) = events.recv_timeout(RETRY_INTERVAL) {
             return Ok(None);
         }
     }
@@ -121,10 +121,10 @@ fn join(
 
 /// Returns the connection once node 0 accepts this node.
 fn await_acceptance(stream: TcpStream) -> Result<NodeZeroConnection> {
-    let mut orders = FrameReader::with_body_limit(stream.try_clone()?, EPOCH, BODY_BYTES_MAX);
-    match orders.recv(ACCEPT_WAIT).context("node 0 hung up")? {
-        Some(NodeCommand::Accepted) => Ok(NodeZeroConnection { stream, commands: orders }),
-        Some(NodeCommand::Rejected { reason: text }) => bail!("node 0 refuses this node: {text}"),
+    let mut commands = FrameReader::with_body_limit(stream.try_clone()?, EPOCH, BODY_BYTES_MAX);
+    match commands.recv(ACCEPT_WAIT).context("node 0 hung up")? {
+        Some(NodeCommand::Accepted) => Ok(NodeZeroConnection { stream, commands }),
+        Some(NodeCommand::Rejected { reason }) => bail!("node 0 refuses this node: {reason}"),
         Some(_) => bail!("node 0 does not keep to the handshake"),
         None => bail!("node 0 did not answer within {} s", ACCEPT_WAIT.as_secs()),
     }
@@ -133,34 +133,35 @@ fn await_acceptance(stream: TcpStream) -> Result<NodeZeroConnection> {
 /// Starts the threads that read from and write to node 0; returns the outgoing queue.
 fn connect(
     accepted: NodeZeroConnection,
-    notices: Sender<WorkerNodeEvent>,
+    events: Sender<WorkerNodeEvent>,
 ) -> Result<SyncSender<NodeEvent>> {
-    let NodeZeroConnection { stream, commands: mut orders } = accepted;
+    let NodeZeroConnection { stream, mut commands } = accepted;
     let writer = FrameWriter::new(stream, EPOCH);
-    let (to_zero, outbox) = sync_channel(OUTBOX_MESSAGES);
+    let (node_zero, outbox) = sync_channel(OUTBOX_MESSAGES);
     thread::Builder::new().name("node-out".to_owned()).spawn(move || {
-        let beat = HeartbeatConfig { interval: BEAT_INTERVAL, message: || NodeEvent::Heartbeat };
+        let heartbeat =
+            HeartbeatConfig { interval: HEARTBEAT_INTERVAL, message: || NodeEvent::Heartbeat };
         // The reader thread detects the end of the connection.
-        let _ = run_writer(outbox, writer, Some(&beat));
+        let _ = run_writer(outbox, writer, Some(&heartbeat));
     })?;
     thread::Builder::new().name("node-in".to_owned()).spawn(move || {
         loop {
-            let notice = match recv_within_timeout(&mut orders) {
+            let event = match recv_within_timeout(&mut commands) {
                 Ok(Some(NodeCommand::Heartbeat)) => continue,
-                Ok(Some(order)) => WorkerNodeEvent::NodeZeroCommand(order),
+                Ok(Some(command)) => WorkerNodeEvent::NodeZeroCommand(command),
                 Ok(None) => WorkerNodeEvent::Disconnected(format!(
                     "no sign of life for {} s",
                     HEARTBEAT_TIMEOUT.as_secs()
                 )),
                 Err(error) => WorkerNodeEvent::Disconnected(error.to_string()),
             };
-            let last = matches!(notice, WorkerNodeEvent::Disconnected(_));
-            if notices.send(notice).is_err() || last {
+            let last = matches!(event, WorkerNodeEvent::Disconnected(_));
+            if events.send(event).is_err() || last {
                 return;
             }
         }
     })?;
-    Ok(to_zero)
+    Ok(node_zero)
 }
 
 /// Worker node that has joined.
@@ -182,38 +183,38 @@ impl WorkerNode {
     pub fn join(
         setup: WorkerNodeSetup,
         sender: Sender<WorkerNodeEvent>,
-        notices: &Receiver<WorkerNodeEvent>,
+        events: &Receiver<WorkerNodeEvent>,
     ) -> Result<Option<Self>> {
         let WorkerNodeSetup { cluster, secret, config, launch_options, startup_timeout } = setup;
-        let dial = NodeDialer::new(&cluster, secret);
-        let member = node_info(&cluster, &config);
-        let Some(accepted) = join(&dial, &member, startup_timeout, notices)? else {
+        let dialer = NodeDialer::new(&cluster, secret);
+        let info = node_info(&cluster, &config);
+        let Some(accepted) = join(&dialer, &info, startup_timeout, events)? else {
             return Ok(None);
         };
-        let to_zero = connect(accepted, sender)?;
+        let node_zero = connect(accepted, sender)?;
         Ok(Some(Self {
             config,
             launch_options,
-            dialer: dial,
-            node_zero: to_zero,
+            dialer,
+            node_zero,
             groups: BTreeMap::new(),
             node: cluster.node,
         }))
     }
 
     /// Executes the commands of node 0 until it orders this node to leave or its connection fails.
-    /// `patience`: time to continue after a signal if node 0 does not end as well.
+    /// `timeout`: time to continue after a signal if node 0 does not end as well.
     pub fn serve(
         &mut self,
-        notices: &Receiver<WorkerNodeEvent>,
-        patience: Duration,
+        events: &Receiver<WorkerNodeEvent>,
+        timeout: Duration,
     ) -> WorkerNodeExit {
         tracing::info!(node = self.node, "joined; node 0 orders, and answers clients");
-        let mut until: Option<Instant> = None;
+        let mut drain_deadline: Option<Instant> = None;
         loop {
-            let left =
-                until.map_or(PROCESS_WAIT_MAX, |at| at.saturating_duration_since(Instant::now()));
-            match notices.recv_timeout(left) {
+            let time_left = drain_deadline
+                .map_or(PROCESS_WAIT_MAX, |at| at.saturating_duration_since(Instant::now()));
+            match events.recv_timeout(time_left) {
                 Ok(WorkerNodeEvent::NodeZeroCommand(NodeCommand::Start {
                     replica,
                     epoch,
@@ -226,19 +227,19 @@ impl WorkerNode {
                     self.shut_down_executors();
                     return WorkerNodeExit::Left;
                 }
-                Ok(WorkerNodeEvent::Signal(number)) if until.is_some() => {
+                Ok(WorkerNodeEvent::Signal(number)) if drain_deadline.is_some() => {
                     return WorkerNodeExit::SecondSignal(number);
                 }
                 Ok(WorkerNodeEvent::Signal(number)) => {
                     tracing::info!(number, "going on until node 0 has drained");
-                    until = Some(Instant::now() + patience);
+                    drain_deadline = Some(Instant::now() + timeout);
                 }
                 Ok(WorkerNodeEvent::Disconnected(cause)) => {
                     tracing::error!(cause, "node 0 is gone: ending");
                     self.groups.values_mut().for_each(ExecutorGroup::kill);
                     return WorkerNodeExit::Disconnected;
                 }
-                Err(RecvTimeoutError::Timeout) if until.is_some() => {
+                Err(RecvTimeoutError::Timeout) if drain_deadline.is_some() => {
                     tracing::warn!("node 0 goes on without this node");
                     return WorkerNodeExit::Left;
                 }
@@ -251,29 +252,30 @@ impl WorkerNode {
 
     /// Starts the executors of a replica; replaces running ones.
     fn start(&mut self, replica: Replica, epoch: Epoch, ticket: u64) {
-        let (config, lifetime) = (&self.config, self.launch_options);
-        let new = || ExecutorGroup::new(config.clone(), replica.0..replica.0 + 1, lifetime);
-        let group = self.groups.entry(replica.0).or_insert_with(new);
-        let dial = |rank: Rank, meeting| {
-            let own = config.settings.clone();
+        let (config, launch_options) = (&self.config, self.launch_options);
+        let new_group =
+            || ExecutorGroup::new(config.clone(), replica.0..replica.0 + 1, launch_options);
+        let group = self.groups.entry(replica.0).or_insert_with(new_group);
+        let dial = |rank: Rank, rendezvous| {
+            let settings = config.settings.clone();
             let host = HostSettings {
-                model_dir: own.model_dir,
-                libraries: own.libraries,
-                kernel_cache: own.kernel_cache,
-                threads: own.threads,
-                rendezvous: meeting,
+                model_dir: settings.model_dir,
+                libraries: settings.libraries,
+                kernel_cache: settings.kernel_cache,
+                threads: settings.threads,
+                rendezvous,
             };
             let offer = ExecutorLinkOffer { ticket, rank, host };
             Ok(self.dialer.connect_with_retries(&NodeEvent::Link(offer), LINK_TIME)?)
         };
         tracing::info!(replica = replica.0, epoch = epoch.0, "starting executors");
-        let watched = group.start_linked(epoch, dial).and_then(|started| {
+        let started = group.start_linked(epoch, dial).and_then(|started| {
             started.into_iter().try_for_each(|(rank, process)| {
                 report_exit(rank, epoch, process, self.node_zero.clone())
                     .context("no thread is left")
             })
         });
-        if let Err(error) = watched {
+        if let Err(error) = started {
             group.kill();
             let text = format!("{error:#}");
             tracing::error!(text, "executors cannot be started");
@@ -296,13 +298,13 @@ fn report_exit(
     rank: Rank,
     epoch: Epoch,
     process: Arc<ExecutorProcess>,
-    to_zero: SyncSender<NodeEvent>,
+    node_zero: SyncSender<NodeEvent>,
 ) -> std::io::Result<()> {
     let waiter = thread::Builder::new().name("executor-end".to_owned());
     let started = waiter.spawn(move || {
         while process.wait(PROCESS_WAIT_MAX).is_none() {}
-        let text = process.exit_reason();
-        let _ = to_zero.send(NodeEvent::ExecutorExited { rank, epoch, description: text });
+        let description = process.exit_reason();
+        let _ = node_zero.send(NodeEvent::ExecutorExited { rank, epoch, description });
     });
     started.map(drop)
 }

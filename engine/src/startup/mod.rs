@@ -78,29 +78,32 @@ impl ExecutorStartup {
         stop: impl Fn() -> Option<i32>,
         progress: impl FnMut(StartupPhase, u64, u64),
     ) -> Result<StartupReport, StartError> {
-        let to = links.iter().map(|link| link.commands.clone()).collect();
-        let from: Vec<&mut ExecutorReceiver> =
+        let commands = links.iter().map(|link| link.commands.clone()).collect();
+        let receivers: Vec<&mut ExecutorReceiver> =
             links.iter_mut().flat_map(|link| &mut link.receivers).collect();
-        let several = from.len() > 1;
-        let ranks = from.iter().map(|from| ExecutorStartState::new(from, several)).collect();
-        let mut room = StartupBarrier::new(self, to, ranks);
-        let over = AtomicBool::new(false);
-        let (heard, news) = channel();
+        let has_several_ranks = receivers.len() > 1;
+        let ranks = receivers
+            .iter()
+            .map(|receiver| ExecutorStartState::new(receiver, has_several_ranks))
+            .collect();
+        let mut barrier = StartupBarrier::new(self, commands, ranks);
+        let is_done = AtomicBool::new(false);
+        let (messages_tx, messages_rx) = channel();
         thread::scope(|scope| {
-            let listens = from.into_iter().enumerate().try_for_each(|(index, from)| {
-                let (heard, over) = (heard.clone(), &over);
-                let listener = thread::Builder::new().name("executor-start".to_owned());
-                let listener = listener.spawn_scoped(scope, move || {
-                    forward_startup_messages(from, index, &heard, over);
+            let spawned = receivers.into_iter().enumerate().try_for_each(|(index, receiver)| {
+                let (messages_tx, is_done) = (messages_tx.clone(), &is_done);
+                let reader = thread::Builder::new().name("executor-start".to_owned());
+                let reader = reader.spawn_scoped(scope, move || {
+                    forward_startup_messages(receiver, index, &messages_tx, is_done);
                 });
-                listener.map(drop)
+                reader.map(drop)
             });
-            let up = match listens {
-                Ok(()) => room.wait(&news, size, stop, progress),
+            let report = match spawned {
+                Ok(()) => barrier.wait(&messages_rx, size, stop, progress),
                 Err(error) => Err(error.into()),
             };
-            over.store(true, Ordering::Relaxed);
-            up
+            is_done.store(true, Ordering::Relaxed);
+            report
         })
     }
 }
@@ -108,21 +111,21 @@ impl ExecutorStartup {
 /// Startup message of an executor, by index, or the reason why its link failed.
 type StartupMessage = (usize, Result<ExecutorEvent, String>);
 
-/// Forwards the startup messages of an executor until it is ready, its link fails or the start is `over`.
+/// Forwards the startup messages of an executor until it is ready, its link fails or `is_done` is set.
 fn forward_startup_messages(
-    from: &mut ExecutorReceiver,
+    receiver: &mut ExecutorReceiver,
     index: usize,
-    heard: &Sender<StartupMessage>,
-    over: &AtomicBool,
+    messages_tx: &Sender<StartupMessage>,
+    is_done: &AtomicBool,
 ) {
-    while !over.load(Ordering::Relaxed) {
-        let message = match from.messages.recv(POLL) {
+    while !is_done.load(Ordering::Relaxed) {
+        let message = match receiver.messages.recv(POLL) {
             Ok(None | Some(ExecutorEvent::Heartbeat)) => continue,
             Ok(Some(message)) => Ok(message),
-            Err(error) => Err(from.failure_reason(&error)),
+            Err(error) => Err(receiver.failure_reason(&error)),
         };
         let last = matches!(message, Ok(ExecutorEvent::Ready(_) | ExecutorEvent::Fault { .. }));
-        if heard.send((index, message)).is_err() || last {
+        if messages_tx.send((index, message)).is_err() || last {
             return;
         }
     }
@@ -164,27 +167,27 @@ mod tests {
         for (peer, rank) in peers.into_iter().zip(0..) {
             let (ours, theirs) = in_process_pair(8);
             let (messages, epoch) = (Box::new(ours.receiver), EXPECTED.epoch);
-            let from = ExecutorReceiver { messages, epoch, rank: Rank(rank), process: None };
-            links.push(ExecutorLink { commands: ours.sender, receivers: vec![from] });
+            let receiver = ExecutorReceiver { messages, epoch, rank: Rank(rank), process: None };
+            links.push(ExecutorLink { commands: ours.sender, receivers: vec![receiver] });
             threads.push(thread::spawn(move || peer(theirs)));
         }
-        let patience = StartTimeouts {
+        let timeouts = StartTimeouts {
             hello: Duration::from_millis(150),
             stall: Some(Duration::from_millis(300)),
             total: Duration::from_secs(2),
         };
         let weights =
             WeightsBaseline::new(ParallelConfig { dp_size: 4, ..ParallelConfig::default() });
-        let start = ExecutorStartup { timeouts: patience, expected: EXPECTED, weights };
-        let up = start.bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
+        let start = ExecutorStartup { timeouts, expected: EXPECTED, weights };
+        let report = start.bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
         drop(links);
         for thread in threads {
             thread.join().unwrap();
         }
-        match up {
-            Ok(up) => {
-                let phases: Vec<_> = up.phases.iter().map(|(phase, _)| *phase).collect();
-                format!("{} blocks after {}", up.ready.kv_blocks, phases.join(", "))
+        match report {
+            Ok(report) => {
+                let phases: Vec<_> = report.phases.iter().map(|(phase, _)| *phase).collect();
+                format!("{} blocks after {}", report.ready.kv_blocks, phases.join(", "))
             }
             Err(error) => error.to_string(),
         }
@@ -236,12 +239,12 @@ mod tests {
     #[test]
     fn every_startup_failure_is_distinguished() {
         assert_eq!(start(|_| {}), "the executor exited (while: say hello)");
-        let silent = |link: InProcessLink<ExecutorEvent, ExecutorCommand>| {
+        let no_messages = |link: InProcessLink<ExecutorEvent, ExecutorCommand>| {
             std::thread::sleep(Duration::from_millis(600));
             drop(link);
         };
-        assert_eq!(start(silent), "no progress for 0 s (while: say hello)");
-        let greets = |change: fn(&mut ExecutorHello)| {
+        assert_eq!(start(no_messages), "no progress for 0 s (while: say hello)");
+        let hello_with = |change: fn(&mut ExecutorHello)| {
             move |mut link: InProcessLink<ExecutorEvent, ExecutorCommand>| {
                 let mut hello = hello();
                 change(&mut hello);
@@ -252,14 +255,14 @@ mod tests {
                 }
             }
         };
-        assert_eq!(start(greets(|_| {})), "no progress for 0 s (while: open device)");
-        let text = start(greets(|hello| hello.version = 1));
+        assert_eq!(start(hello_with(|_| {})), "no progress for 0 s (while: open device)");
+        let text = start(hello_with(|hello| hello.version = 1));
         assert_eq!(text, format!("the executor has protocol 1, this process {PROTOCOL_VERSION}"));
-        let text = start(greets(|hello| hello.build = "0.0.1".to_owned()));
+        let text = start(hello_with(|hello| hello.build = "0.0.1".to_owned()));
         assert!(text.starts_with("the executor has build 0.0.1"), "{text}");
-        let text = start(greets(|hello| hello.epoch = Epoch(3)));
+        let text = start(hello_with(|hello| hello.epoch = Epoch(3)));
         assert_eq!(text, "the executor has epoch 3, this process 4");
-        let text = start(greets(|hello| hello.model_digest = 255));
+        let text = start(hello_with(|hello| hello.model_digest = 255));
         let ours = "0000000000000007";
         assert_eq!(
             text,
@@ -274,8 +277,9 @@ mod tests {
     fn progress_resets_the_stall_timeout_only() {
         let text = start(|mut link| {
             let _ = link.send(ExecutorEvent::Hello(hello()));
-            let news = ExecutorEvent::Progress { phase: StartupPhase::Compile, done: 1, total: 2 };
-            while link.send(news.clone()).is_ok() {
+            let progress =
+                ExecutorEvent::Progress { phase: StartupPhase::Compile, done: 1, total: 2 };
+            while link.send(progress.clone()).is_ok() {
                 std::thread::sleep(Duration::from_millis(50));
             }
         });

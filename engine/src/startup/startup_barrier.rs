@@ -33,20 +33,19 @@ pub(super) struct ExecutorStartState {
 }
 
 impl ExecutorStartState {
-    pub(super) fn new(from: &ExecutorReceiver, several: bool) -> Self {
-        let (now, rank) = (Instant::now(), from.rank);
-        let node = from.process.as_ref().and_then(|process| process.node());
-        let who = ExecutorLabel { node, rank: several.then_some(rank) };
-        let (memory, ready, over) = (None, None, Vec::new());
-        let loaded = false;
+    pub(super) fn new(receiver: &ExecutorReceiver, has_several_ranks: bool) -> Self {
+        let (now, rank) = (Instant::now(), receiver.rank);
+        let node = receiver.process.as_ref().and_then(|process| process.node());
+        let label = ExecutorLabel { node, rank: has_several_ranks.then_some(rank) };
+        let (memory, ready, finished_phases) = (None, None, Vec::new());
         Self {
             rank,
-            label: who,
+            label,
             phase: HELLO,
             entered: now,
             progressed_at: now,
-            finished_phases: over,
-            loaded,
+            finished_phases,
+            loaded: false,
             memory,
             ready,
         }
@@ -61,7 +60,7 @@ impl ExecutorStartState {
     }
 
     /// Whether the executor has work to do, rather than waiting for other ranks.
-    fn is_its_turn(&self, all_measured: bool) -> bool {
+    fn has_work(&self, all_measured: bool) -> bool {
         self.ready.is_none() && (self.memory.is_none() || all_measured)
     }
 
@@ -85,16 +84,16 @@ impl StartupBarrier {
     /// Creates the barrier of executors that have just been started.
     pub(super) fn new(
         start: ExecutorStartup,
-        to: Vec<SyncSender<ExecutorCommand>>,
+        commands: Vec<SyncSender<ExecutorCommand>>,
         ranks: Vec<ExecutorStartState>,
     ) -> Self {
-        Self { start, started_at: Instant::now(), commands: to, ranks, slowest_phases: Vec::new() }
+        Self { start, started_at: Instant::now(), commands, ranks, slowest_phases: Vec::new() }
     }
 
     /// Processes startup messages until all executors are ready.
     pub(super) fn wait(
         &mut self,
-        news: &Receiver<StartupMessage>,
+        messages_rx: &Receiver<StartupMessage>,
         size: impl Fn(u32) -> u32,
         stop: impl Fn() -> Option<i32>,
         mut progress: impl FnMut(StartupPhase, u64, u64),
@@ -104,8 +103,8 @@ impl StartupBarrier {
                 return Err(StartError::Interrupted(number));
             }
             self.check_timeouts()?;
-            let (index, message) = match news.recv_timeout(POLL) {
-                Ok(heard) => heard,
+            let (index, message) = match messages_rx.recv_timeout(POLL) {
+                Ok(message) => message,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => continue,
             };
             let message = message.map_err(|cause| self.ranks[index].exited(cause))?;
@@ -127,8 +126,8 @@ impl StartupBarrier {
                     self.size_if_measured(index, &size)?;
                 }
                 ExecutorEvent::Ready(ready) => {
-                    if let Some(up) = self.set_ready(index, ready)? {
-                        return Ok(up);
+                    if let Some(report) = self.set_ready(index, ready)? {
+                        return Ok(report);
                     }
                 }
                 other => self.handle_message(index, other)?,
@@ -153,16 +152,16 @@ impl StartupBarrier {
 
     /// Compares the weights of an executor with those of previous starts and of the other ranks.
     fn check_weights(&mut self, index: usize, digest: WeightsDigest) -> Result<(), StartError> {
-        let ExecutorStartState { rank, label: who, .. } = self.ranks[index];
+        let ExecutorStartState { rank, label, .. } = self.ranks[index];
         self.ranks[index].loaded = true;
         let WeightsDigest { common, sharded, experts } = digest;
         tracing::info!(
             rank = rank.0,
             "weights loaded: digests {common:016x} {sharded:016x} {experts:016x}"
         );
-        let admitted = self.start.weights.admit(rank, digest);
-        admitted.map_err(|conflict| StartError::WeightsChanged {
-            executor: who,
+        let checked = self.start.weights.admit(rank, digest);
+        checked.map_err(|conflict| StartError::WeightsChanged {
+            executor: label,
             change: conflict.into(),
         })
     }
@@ -179,9 +178,9 @@ impl StartupBarrier {
             rank.enter_phase(ALLOCATE);
             rank.progressed_at = Instant::now();
         }
-        for to in &self.commands {
-            let sized = to.send(ExecutorCommand::AllocateKv { blocks });
-            sized.map_err(|_| self.ranks[index].exited("the executor is gone".to_owned()))?;
+        for commands in &self.commands {
+            let sent = commands.send(ExecutorCommand::AllocateKv { blocks });
+            sent.map_err(|_| self.ranks[index].exited("the executor is gone".to_owned()))?;
         }
         Ok(())
     }
@@ -191,14 +190,14 @@ impl StartupBarrier {
         let all = self.ranks.iter().map(|rank| rank.memory.as_ref());
         let all = all.collect::<Option<Vec<&WarmUpReport>>>()?;
         let first = all.first()?;
-        let blocks = all.iter().map(|memory| memory.kv_blocks).min()?;
+        let kv_blocks = all.iter().map(|memory| memory.kv_blocks).min()?;
         let slowest =
             |of: fn(&StepCost) -> u64| all.iter().map(|memory| of(&memory.step_cost)).max();
-        let pace = StepCost {
-            fixed_ns: slowest(|pace| pace.fixed_ns)?,
-            per_token_ns: slowest(|pace| pace.per_token_ns)?,
+        let step_cost = StepCost {
+            fixed_ns: slowest(|cost| cost.fixed_ns)?,
+            per_token_ns: slowest(|cost| cost.per_token_ns)?,
         };
-        Some(WarmUpReport { kv_spec: first.kv_spec.clone(), kv_blocks: blocks, step_cost: pace })
+        Some(WarmUpReport { kv_spec: first.kv_spec.clone(), kv_blocks, step_cost })
     }
 
     /// Records that an executor is ready; returns the report after the last one.
@@ -217,19 +216,19 @@ impl StartupBarrier {
         let all = self.ranks.iter().map(|rank| rank.ready.as_ref());
         let Some(all) = all.collect::<Option<Vec<&ExecutorReady>>>() else { return Ok(None) };
         let Some(memory) = self.memory() else { return Ok(None) };
-        let blocks = all.iter().map(|ready| ready.kv_blocks).min().unwrap_or(0);
-        let mut graph_rows = all[0].capture_sizes.clone();
-        graph_rows.retain(|rows| all.iter().all(|ready| ready.capture_sizes.contains(rows)));
+        let kv_blocks = all.iter().map(|ready| ready.kv_blocks).min().unwrap_or(0);
+        let mut capture_sizes = all[0].capture_sizes.clone();
+        capture_sizes.retain(|rows| all.iter().all(|ready| ready.capture_sizes.contains(rows)));
         let phases = std::mem::take(&mut self.slowest_phases);
-        let words =
+        let phase_text =
             |(phase, took): &(&str, Duration)| format!("{phase} {:.2} s", took.as_secs_f64());
-        let told: Vec<String> = phases.iter().map(words).collect();
+        let phase_texts: Vec<String> = phases.iter().map(phase_text).collect();
         let seconds = self.started_at.elapsed().as_secs_f64();
-        tracing::info!("executor ready after {seconds:.2} s: {}", told.join(", "));
+        tracing::info!("executor ready after {seconds:.2} s: {}", phase_texts.join(", "));
         let weights = self.start.weights.clone();
         Ok(Some(StartupReport {
             memory,
-            ready: ExecutorReady { kv_blocks: blocks, capture_sizes: graph_rows },
+            ready: ExecutorReady { kv_blocks, capture_sizes },
             phases,
             weights,
         }))
@@ -238,21 +237,23 @@ impl StartupBarrier {
     /// Checks the timeouts of all executors.
     fn check_timeouts(&self) -> Result<(), StartError> {
         let StartTimeouts { hello, stall, total } = self.start.timeouts;
-        let silent =
+        let without_hello =
             self.ranks.iter().find(|r| r.phase == HELLO && r.progressed_at.elapsed() > hello);
-        if let Some(rank) = silent {
+        if let Some(rank) = without_hello {
             return Err(StartError::Stalled { executor: rank.label, phase: HELLO, limit: hello });
         }
         let all_measured = self.ranks.iter().all(|rank| rank.memory.is_some());
-        let at_work = || self.ranks.iter().filter(|rank| rank.is_its_turn(all_measured));
-        let Some(last) = at_work().min_by_key(|rank| rank.progressed_at) else { return Ok(()) };
-        let (who, phase) = (last.label, last.phase);
+        let working = || self.ranks.iter().filter(|rank| rank.has_work(all_measured));
+        let Some(last) = working().min_by_key(|rank| rank.progressed_at) else { return Ok(()) };
+        let (label, phase) = (last.label, last.phase);
         // Ranks wait for each other, so the start has stalled only if none makes progress.
-        let idle = at_work().map(|rank| rank.progressed_at.elapsed()).min().unwrap_or_default();
+        let idle = working().map(|rank| rank.progressed_at.elapsed()).min().unwrap_or_default();
         match stall.filter(|_| phase != HELLO) {
-            Some(limit) if idle > limit => Err(StartError::Stalled { executor: who, phase, limit }),
+            Some(limit) if idle > limit => {
+                Err(StartError::Stalled { executor: label, phase, limit })
+            }
             _ if self.started_at.elapsed() > total => {
-                Err(StartError::Timeout { executor: who, phase, limit: total })
+                Err(StartError::Timeout { executor: label, phase, limit: total })
             }
             _ => Ok(()),
         }
@@ -265,12 +266,12 @@ fn check_hello(
     rank: &ExecutorStartState,
     expected: ExpectedExecutors,
 ) -> Result<(), StartError> {
-    let who = rank.label;
+    let label = rank.label;
     let same = |what, theirs: String, ours: String| {
         if theirs == ours {
             Ok(())
         } else {
-            Err(StartError::Mismatch { executor: who, what, theirs, ours })
+            Err(StartError::Mismatch { executor: label, what, theirs, ours })
         }
     };
     same("protocol", hello.version.to_string(), PROTOCOL_VERSION.to_string())?;
@@ -279,7 +280,7 @@ fn check_hello(
     same("rank", hello.rank.0.to_string(), rank.rank.0.to_string())?;
     if hello.model_digest != expected.manifest {
         let change = WeightsChange::Folder { theirs: hello.model_digest, ours: expected.manifest };
-        return Err(StartError::WeightsChanged { executor: who, change });
+        return Err(StartError::WeightsChanged { executor: label, change });
     }
     tracing::info!(rank = hello.rank.0, device = hello.device, "executor");
     Ok(())

@@ -58,9 +58,9 @@ impl WeightsBaseline {
     ///
     /// Errors: two digests that must be equal differ; the rank's own previous digests are compared first.
     pub fn admit(&mut self, rank: Rank, digest: WeightsDigest) -> Result<(), DigestConflict> {
-        let former = self.by_rank.get_key_value(&rank.0);
-        for (&other, known) in former.into_iter().chain(&self.by_rank) {
-            self.compare(rank, digest, Rank(other), *known)?;
+        let own = self.by_rank.get_key_value(&rank.0);
+        for (&other, recorded) in own.into_iter().chain(&self.by_rank) {
+            self.compare(rank, digest, Rank(other), *recorded)?;
         }
         self.by_rank.entry(rank.0).or_insert(digest);
         Ok(())
@@ -71,19 +71,19 @@ impl WeightsBaseline {
         rank: Rank,
         digest: WeightsDigest,
         other: Rank,
-        known: WeightsDigest,
+        recorded: WeightsDigest,
     ) -> Result<(), DigestConflict> {
         let same = |part, theirs, ours| {
             if theirs == ours { Ok(()) } else { Err(DigestConflict { part, theirs, other, ours }) }
         };
-        same(DigestPart::Common, digest.common, known.common)?;
+        same(DigestPart::Common, digest.common, recorded.common)?;
         let tp_size = self.parallel.tp_size.max(1);
-        let same_place = rank.0 % tp_size == other.0 % tp_size;
-        if same_place {
-            same(DigestPart::Sharded, digest.sharded, known.sharded)?;
+        let same_tp_rank = rank.0 % tp_size == other.0 % tp_size;
+        if same_tp_rank {
+            same(DigestPart::Sharded, digest.sharded, recorded.sharded)?;
         }
-        if if self.parallel.expert_parallel { rank == other } else { same_place } {
-            same(DigestPart::Experts, digest.experts, known.experts)?;
+        if if self.parallel.expert_parallel { rank == other } else { same_tp_rank } {
+            same(DigestPart::Experts, digest.experts, recorded.experts)?;
         }
         Ok(())
     }

@@ -56,9 +56,9 @@ impl AnnouncedBlock {
 }
 
 impl AnnouncedBlocks {
-    /// Creates an empty mirror. Without `keeps_tokens`, its snapshots carry no token ids.
-    pub fn new(keeps_tokens: bool) -> Self {
-        Self { stores_token_ids: keeps_tokens, ..Self::default() }
+    /// Creates an empty mirror. Without `stores_token_ids`, its snapshots carry no token ids.
+    pub fn new(stores_token_ids: bool) -> Self {
+        Self { stores_token_ids, ..Self::default() }
     }
 
     /// Applies an event.
@@ -79,8 +79,8 @@ impl AnnouncedBlocks {
     }
 
     /// Applies a backlog of missed events.
-    pub fn apply_backlog(&mut self, arrears: EventBacklog) {
-        let CoalescedChanges { cleared, removed, stored } = arrears.coalesce();
+    pub fn apply_backlog(&mut self, backlog: EventBacklog) {
+        let CoalescedChanges { cleared, removed, stored } = backlog.coalesce();
         if cleared {
             self.blocks.clear();
         }

@@ -65,9 +65,9 @@ impl EventBacklog {
                 for (hash, block) in AnnouncedBlock::blocks_of(event, self.changes) {
                     self.changes = block.order + 1;
                     self.bytes += block.bytes();
-                    let owed = self.blocks.entry((*group, hash)).or_default();
-                    let former = owed.stored.replace(Box::new(block));
-                    self.bytes -= former.map_or(0, |block| block.bytes());
+                    let entry = self.blocks.entry((*group, hash)).or_default();
+                    let previous = entry.stored.replace(Box::new(block));
+                    self.bytes -= previous.map_or(0, |block| block.bytes());
                 }
             }
         }
@@ -76,20 +76,20 @@ impl EventBacklog {
     fn remove(&mut self, key: (u8, BlockHash)) {
         let order = self.changes;
         self.changes += 1;
-        let owed = self.blocks.entry(key).or_default();
-        let stored = owed.stored.take();
+        let entry = self.blocks.entry(key).or_default();
+        let stored = entry.stored.take();
         self.bytes -= stored.as_ref().map_or(0, |block| block.bytes());
         if stored.is_none() {
-            owed.removed = Some(order);
-        } else if owed.removed.is_none() {
+            entry.removed = Some(order);
+        } else if entry.removed.is_none() {
             self.blocks.remove(&key); // The block was stored and removed without being announced.
         }
     }
 
     /// Memory usage in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        let entry = size_of::<((u8, BlockHash), BacklogEntry)>();
-        self.bytes + (self.blocks.capacity() * entry) as u64
+        let entry_bytes = size_of::<((u8, BlockHash), BacklogEntry)>();
+        self.bytes + (self.blocks.capacity() * entry_bytes) as u64
     }
 
     /// Number of blocks that differ.
@@ -105,9 +105,9 @@ impl EventBacklog {
     /// Sorts the changes.
     pub(super) fn coalesce(self) -> CoalescedChanges {
         let (mut removed, mut stored) = (Vec::new(), Vec::new());
-        for (key, owed) in self.blocks {
-            removed.extend(owed.removed.map(|order| (order, key)));
-            stored.extend(owed.stored.map(|block| (key, *block)));
+        for (key, entry) in self.blocks {
+            removed.extend(entry.removed.map(|order| (order, key)));
+            stored.extend(entry.stored.map(|block| (key, *block)));
         }
         removed.sort_unstable_by_key(|(order, _)| *order);
         stored.sort_unstable_by_key(|(_, block): &(_, AnnouncedBlock)| block.order);
@@ -139,11 +139,11 @@ mod tests {
 
     /// Coalesced events: whether all blocks are cleared, removed hashes, stored blocks.
     fn coalesced(events: &[KvEvent]) -> (bool, Vec<u64>, ParentedBlocks) {
-        let mut arrears = EventBacklog::new(4);
+        let mut backlog = EventBacklog::new(4);
         for event in events {
-            arrears.add(event);
+            backlog.add(event);
         }
-        let CoalescedChanges { cleared, removed, stored } = arrears.coalesce();
+        let CoalescedChanges { cleared, removed, stored } = backlog.coalesce();
         let parent = |block: &AnnouncedBlock| block.parent.map(|parent| parent.0);
         let stored = stored.iter().map(|((_, hash), block)| (hash.0, parent(block))).collect();
         (cleared, removed.iter().map(|(_, hash)| hash.0).collect(), stored)
@@ -151,8 +151,8 @@ mod tests {
 
     #[test]
     fn backlog_holds_only_the_difference() {
-        let came_and_went = coalesced(&[stored(None, &[1, 2]), removed(&[2]), removed(&[1])]);
-        assert_eq!(came_and_went, (false, vec![], vec![]));
+        let stored_and_removed = coalesced(&[stored(None, &[1, 2]), removed(&[2]), removed(&[1])]);
+        assert_eq!(stored_and_removed, (false, vec![], vec![]));
         let chain = coalesced(&[stored(None, &[1, 2]), stored(Some(2), &[3]), removed(&[3])]);
         assert_eq!(chain, (false, vec![], vec![(1, None), (2, Some(1))]));
         // 4 and its child 5 were announced before. Both are removed, 4 is stored again, with the new child 6.
@@ -167,20 +167,20 @@ mod tests {
 
     #[test]
     fn backlog_is_bounded_by_the_differing_blocks() {
-        let mut arrears = EventBacklog::new(2);
+        let mut backlog = EventBacklog::new(2);
         for round in 1..1_000 {
-            arrears.add(&stored(None, &[2 * round, 2 * round + 1]));
-            arrears.add(&removed(&[2 * round, 2 * round + 1]));
+            backlog.add(&stored(None, &[2 * round, 2 * round + 1]));
+            backlog.add(&removed(&[2 * round, 2 * round + 1]));
         }
-        assert!(arrears.is_empty() && arrears.bytes == 0);
-        arrears.add(&stored(None, &[1, 2]));
-        arrears.add(&stored(None, &[1]));
+        assert!(backlog.is_empty() && backlog.bytes == 0);
+        backlog.add(&stored(None, &[1, 2]));
+        backlog.add(&stored(None, &[1]));
         assert_eq!(
-            arrears.bytes,
+            backlog.bytes,
             2 * (size_of::<AnnouncedBlock>() as u64 + 4),
             "each once, with its token"
         );
-        arrears.add(&KvEvent::Cleared);
-        assert_eq!(arrears.bytes, 0);
+        backlog.add(&KvEvent::Cleared);
+        assert_eq!(backlog.bytes, 0);
     }
 }

@@ -49,8 +49,9 @@ pub(super) fn endpoint_of_rank(
                 return Ok(format!("tcp://{host}:0"));
             }
             let endpoint = endpoint.to_owned();
-            let own = port.checked_add(rank).ok_or(EndpointError::Port { endpoint, port, rank })?;
-            Ok(format!("tcp://{host}:{own}"))
+            let rank_port =
+                port.checked_add(rank).ok_or(EndpointError::Port { endpoint, port, rank })?;
+            Ok(format!("tcp://{host}:{rank_port}"))
         }
         "ipc" if rest.is_empty() || rest == "*" => Err(wrong()),
         "ipc" if rank == 0 => Ok(endpoint.to_owned()),
@@ -98,7 +99,7 @@ pub struct TopicFields {
 }
 
 /// Expands a topic template.
-pub(super) fn topic(template: &str, words: &TopicFields) -> Result<String, EndpointError> {
+pub(super) fn topic(template: &str, fields: &TopicFields) -> Result<String, EndpointError> {
     let wrong = || EndpointError::Topic { template: template.to_owned() };
     let mut topic = String::new();
     let mut rest = template;
@@ -106,10 +107,10 @@ pub(super) fn topic(template: &str, words: &TopicFields) -> Result<String, Endpo
         let (name, after) = after.split_once('}').ok_or_else(wrong)?;
         topic += before;
         match name {
-            "pod" => topic += &words.pod,
-            "model" => topic += &words.model,
-            "dp_rank" => topic += &words.rank.to_string(),
-            "epoch" => topic += &words.epoch.to_string(),
+            "pod" => topic += &fields.pod,
+            "model" => topic += &fields.model,
+            "dp_rank" => topic += &fields.rank.to_string(),
+            "epoch" => topic += &fields.epoch.to_string(),
             _ => return Err(wrong()),
         }
         rest = after;
@@ -168,9 +169,9 @@ mod tests {
 
     #[test]
     fn a_topic_is_a_template() {
-        let words =
+        let fields =
             TopicFields { pod: "p-0".to_owned(), model: "org/m".to_owned(), rank: 1, epoch: 7 };
-        let of = |template: &str| topic(template, &words).ok();
+        let of = |template: &str| topic(template, &fields).ok();
         assert_eq!(of("").as_deref(), Some(""));
         assert_eq!(of("kv@{pod}@{model}").as_deref(), Some("kv@p-0@org/m"));
         assert_eq!(of("{epoch}/{dp_rank}}").as_deref(), Some("7/1}"));

@@ -28,13 +28,13 @@ impl KvEventChanges {
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Step(_, events) => events.iter().map(event_bytes).sum(),
-            Self::Backlog(_, arrears) => arrears.bytes(),
+            Self::Backlog(_, backlog) => backlog.bytes(),
         }
     }
 }
 
 fn event_bytes(event: &KvEvent) -> u64 {
-    let lists = match event {
+    let heap_bytes = match event {
         KvEvent::Cleared => 0,
         KvEvent::Removed { hashes, .. } => size_of_val(&hashes[..]),
         KvEvent::Stored { hashes, tokens, extra_keys, .. } => {
@@ -46,7 +46,7 @@ fn event_bytes(event: &KvEvent) -> u64 {
             fixed + size_of_val(&tokens[..]) + keys.sum::<usize>()
         }
     };
-    (size_of::<KvEvent>() + lists) as u64
+    (size_of::<KvEvent>() + heap_bytes) as u64
 }
 
 /// Limits of a publisher's queue. One entry is always accepted, whatever its size.
@@ -82,9 +82,9 @@ pub struct PublisherWaker {
 }
 
 impl PublisherWaker {
-    /// Creates a waker that writes to `wire`, which must be non-blocking, while `sleeping` is set.
-    pub fn new(wire: UnixStream, sleeping: Arc<AtomicBool>) -> Self {
-        Self { socket: wire, sleeping }
+    /// Creates a waker that writes to `socket`, which must be non-blocking, while `sleeping` is set.
+    pub fn new(socket: UnixStream, sleeping: Arc<AtomicBool>) -> Self {
+        Self { socket, sleeping }
     }
 
     fn wake(&self) {
@@ -96,20 +96,20 @@ impl PublisherWaker {
 }
 
 impl KvEventFeed {
-    /// Creates a feed for a pool of `blocks` blocks with a queue limited by `room`, and the receiver for the
-    /// publisher.
+    /// Creates a feed for a pool of `blocks` blocks with a queue limited by `limits`, and the receiver for
+    /// the publisher.
     pub fn new(
-        room: FeedLimits,
+        limits: FeedLimits,
         blocks: u32,
-        bell: PublisherWaker,
-        figures: Arc<PublisherCounters>,
+        waker: PublisherWaker,
+        counters: Arc<PublisherCounters>,
     ) -> (Self, Receiver<KvEventChanges>) {
-        let (queue, changes) = sync_channel(room.batches);
+        let (queue, changes) = sync_channel(limits.batches);
         let feed = Self {
             queue,
-            limits: room,
-            waker: bell,
-            counters: figures,
+            limits,
+            waker,
+            counters,
             pending: Vec::new(),
             backlog: None,
             blocks,
@@ -139,19 +139,19 @@ impl KvEventFeed {
         if self.backlog.is_some() {
             self.add_to_backlog();
             let FeedLimits { batches, bytes } = self.limits;
-            let waiting = self.counters.queue_depth.load(Ordering::Relaxed);
-            if waiting > batches as u64 / 2 || self.waiting_bytes() > bytes / 2 {
+            let queued = self.counters.queue_depth.load(Ordering::Relaxed);
+            if queued > batches as u64 / 2 || self.queued_bytes() > bytes / 2 {
                 return;
             }
         }
         let changes = match self.backlog.take() {
-            Some(arrears) => KvEventChanges::Backlog(unix_seconds(), arrears),
+            Some(backlog) => KvEventChanges::Backlog(unix_seconds(), backlog),
             None if self.pending.is_empty() => return,
             None => KvEventChanges::Step(unix_seconds(), std::mem::take(&mut self.pending)),
         };
-        let (bytes, waiting) = (changes.bytes(), self.waiting_bytes());
+        let (bytes, queued) = (changes.bytes(), self.queued_bytes());
         // A backlog is queued regardless of its size, because waiting would not shrink it.
-        let fits = waiting == 0 || waiting + bytes <= self.limits.bytes || changes.is_backlog();
+        let fits = queued == 0 || queued + bytes <= self.limits.bytes || changes.is_backlog();
         let sent = if fits { self.send(changes, bytes) } else { Err(TrySendError::Full(changes)) };
         match sent {
             Ok(()) => self.waker.wake(),
@@ -159,8 +159,8 @@ impl KvEventFeed {
                 self.pending = events;
                 self.add_to_backlog();
             }
-            Err(TrySendError::Full(KvEventChanges::Backlog(_, arrears))) => {
-                self.backlog = Some(arrears);
+            Err(TrySendError::Full(KvEventChanges::Backlog(_, backlog))) => {
+                self.backlog = Some(backlog);
             }
             // The publisher thread has ended and has reported the reason.
             Err(TrySendError::Disconnected(_)) => count(&self.counters.dropped, 1),
@@ -183,17 +183,17 @@ impl KvEventFeed {
         sent
     }
 
-    fn waiting_bytes(&self) -> u64 {
+    fn queued_bytes(&self) -> u64 {
         self.counters.queue_bytes.load(Ordering::Relaxed)
     }
 
     /// Drops the batch of this step and records its effect on the blocks.
     fn add_to_backlog(&mut self) {
         let blocks = self.blocks;
-        let arrears = self.backlog.get_or_insert_with(|| Box::new(EventBacklog::new(blocks)));
+        let backlog = self.backlog.get_or_insert_with(|| Box::new(EventBacklog::new(blocks)));
         if !self.pending.is_empty() {
             for event in self.pending.drain(..) {
-                arrears.add(&event);
+                backlog.add(&event);
             }
             count(&self.counters.dropped, 1);
         }

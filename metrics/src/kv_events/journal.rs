@@ -36,7 +36,7 @@ pub struct ReplayCursor {
 impl ReplayCursor {
     /// Payload bytes of a snapshot that has not been returned yet.
     pub(super) fn snapshot_bytes(&self) -> usize {
-        self.snapshot.as_ref().map_or(0, |entry| entry.payload.len())
+        self.snapshot.as_ref().map_or(0, |batch| batch.payload.len())
     }
 }
 
@@ -57,7 +57,7 @@ pub struct EventJournal {
 impl EventJournal {
     /// Creates a journal with `epoch` as its first sequence number and a ring of `buffer_steps` batches.
     pub fn new(encoder: KvEventEncoder, epoch: u64, buffer_steps: usize) -> Self {
-        let mirror = AnnouncedBlocks::new(encoder.token_ids);
+        let announced = AnnouncedBlocks::new(encoder.token_ids);
         let ring = VecDeque::new();
         Self {
             encoder,
@@ -66,7 +66,7 @@ impl EventJournal {
             ring,
             ring_bytes: 0,
             ring_len_max: buffer_steps,
-            announced: mirror,
+            announced,
             snapshot: None,
         }
     }
@@ -95,23 +95,23 @@ impl EventJournal {
     /// Creates the next batch from missed events: a clear, then all blocks.
     ///
     /// Errors: the events cannot be encoded.
-    pub fn append_backlog(&mut self, ts: f64, arrears: EventBacklog) -> io::Result<PublishedBatch> {
-        self.announced.apply_backlog(arrears);
+    pub fn append_backlog(&mut self, ts: f64, backlog: EventBacklog) -> io::Result<PublishedBatch> {
+        self.announced.apply_backlog(backlog);
         let payload = self.encoder.batch(ts, &self.announced.snapshot())?;
         Ok(self.append_numbered(payload))
     }
 
     fn append_numbered(&mut self, payload: Vec<u8>) -> PublishedBatch {
-        let entry = PublishedBatch { seq: self.next, payload: payload.into() };
+        let batch = PublishedBatch { seq: self.next, payload: payload.into() };
         self.next += 1;
         self.snapshot = None;
-        self.ring_bytes += entry.payload.len();
-        self.ring.push_back(entry.clone());
+        self.ring_bytes += batch.payload.len();
+        self.ring.push_back(batch.clone());
         while self.ring.len() > self.ring_len_max || self.ring_bytes > RING_BYTES_MAX {
             let Some(oldest) = self.ring.pop_front() else { break };
             self.ring_bytes -= oldest.payload.len();
         }
-        entry
+        batch
     }
 
     /// Starts a replay from sequence number `start`, or a snapshot if that batch has left the ring.
@@ -155,27 +155,27 @@ impl EventJournal {
         if replay.next >= replay.end {
             return Ok(None);
         }
-        let entry = self.ring.get((replay.next - self.oldest()) as usize).cloned();
+        let batch = self.ring.get((replay.next - self.oldest()) as usize).cloned();
         replay.next += 1;
-        Ok(entry)
+        Ok(batch)
     }
 
     /// Sequence number of the oldest batch in the ring; of the next batch if the ring is empty.
     fn oldest(&self) -> u64 {
-        self.ring.front().map_or(self.next, |entry| entry.seq)
+        self.ring.front().map_or(self.next, |batch| batch.seq)
     }
 
     /// Snapshot with the last sequence number: a clear, then all blocks. At least one batch must have been
     /// published.
     fn snapshot(&mut self, ts: f64) -> io::Result<PublishedBatch> {
-        let entry = if let Some(snapshot) = self.snapshot.take() {
+        let batch = if let Some(snapshot) = self.snapshot.take() {
             snapshot
         } else {
             let payload = self.encoder.batch(ts, &self.announced.snapshot())?.into();
             PublishedBatch { seq: self.next - 1, payload }
         };
-        self.snapshot = Some(entry.clone());
-        Ok(entry)
+        self.snapshot = Some(batch.clone());
+        Ok(batch)
     }
 
     /// Number of blocks known to a subscriber that has missed no event.

@@ -41,14 +41,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peers_that_read_too_slowly_are_late() {
+    fn slow_peers_time_out() {
         let start = Instant::now();
         let at = |s: u64| start + Duration::from_secs(s);
         let mut pace = ReplayPace::new(start, 1_000);
         assert!(pace.check(at(179), 1_001).is_ok());
         assert!(pace.check(at(179), 1_000 + STEP_BYTES).is_ok());
         assert!(pace.check(at(358), 1_000 + STEP_BYTES + 1).is_ok());
-        let late = pace.check(at(359), 2 * STEP_BYTES).unwrap_err();
-        assert_eq!(late.to_string(), "a replay was not taken after 180 s");
+        let error = pace.check(at(359), 2 * STEP_BYTES).unwrap_err();
+        assert_eq!(error.to_string(), "a replay was not taken after 180 s");
     }
 }

@@ -107,12 +107,12 @@ impl PubSocket {
     /// Errors: no thread is available for the connection to a collector.
     pub(super) fn new(
         config: &KvEventsConfig,
-        place: PubSocketMode,
+        mode: PubSocketMode,
         topic: &str,
         wake: &UnixStream,
-        figures: Arc<PublisherCounters>,
+        counters: Arc<PublisherCounters>,
     ) -> io::Result<Self> {
-        let (listener, connector) = match place {
+        let (listener, connector) = match mode {
             PubSocketMode::Bind(listener) => (Some(listener), None),
             PubSocketMode::Connect(address) => {
                 (None, Some(CollectorConnector::start(address, wake.try_clone()?)?))
@@ -123,7 +123,7 @@ impl PubSocket {
         // 0 = limited by bytes only, as in ZeroMQ.
         let len_max = usize::try_from(config.hwm).ok().filter(|&len| len > 0);
         let ring = MessageRing::new(len_max.unwrap_or(usize::MAX), config.max_queue_bytes);
-        Ok(Self { topic: topic.as_bytes().to_vec(), peers, connector, ring, counters: figures })
+        Ok(Self { topic: topic.as_bytes().to_vec(), peers, connector, ring, counters })
     }
 
     /// Queues a batch in the ring; `poll` sends it to the subscribers.
@@ -152,22 +152,22 @@ impl PubSocket {
         {
             self.peers.add(stream, now, &self.counters);
         }
-        let (ring, topic, figures) = (&self.ring, &self.topic, &self.counters);
+        let (ring, topic, counters) = (&self.ring, &self.topic, &self.counters);
         let (mut more, had_peers) = (false, self.peers.len() > 0);
-        self.peers.serve(figures, |peer| {
+        self.peers.serve(counters, |peer| {
             let (connection, state) = (&mut peer.connection, &mut peer.state);
             while let Some(head) = connection.next_frame(now)? {
                 let ignored = state.take(head, connection.body(), topic, ring.end());
-                count(&figures.ignored_subscriptions, u64::from(ignored));
+                count(&counters.ignored_subscriptions, u64::from(ignored));
             }
-            let waits = !state.prefixes.is_empty();
-            let next = || if waits { ring.take(&mut state.position) } else { None };
+            let is_subscribed = !state.prefixes.is_empty();
+            let next = || if is_subscribed { ring.take(&mut state.position) } else { None };
             more |= connection.transmit(BYTES_PER_TURN, next)? == TransmitResult::Budget;
             check_detached(connection)
         });
-        let waiting = self.peers.iter().filter(|peer| !peer.state.prefixes.is_empty());
+        let subscribed = self.peers.iter().filter(|peer| !peer.state.prefixes.is_empty());
         // Keep the message that is being sent, so that only evicted messages are owned by a connection alone.
-        let needed = waiting
+        let needed = subscribed
             .map(|peer| peer.state.position - u64::from(peer.connection.sending().is_some()));
         self.ring.discard_before(needed.min().unwrap_or(u64::MAX));
         self.counters.subscribers.store(self.peers.len() as u64, Ordering::Relaxed);
@@ -200,10 +200,10 @@ impl PubSocket {
 
 /// Fails if a large message evicted from the ring is kept only for this slow subscriber.
 fn check_detached(connection: &ZmtpConnection) -> Result<(), PeerError> {
-    let held = connection.sending().is_some_and(|message| {
+    let is_detached = connection.sending().is_some_and(|message| {
         message.len() > DETACHED_BYTES_MAX && Arc::strong_count(message) == 1
     });
-    if held { Err(PeerError::HoldsLargeMessage(DETACHED_BYTES_MAX)) } else { Ok(()) }
+    if is_detached { Err(PeerError::HoldsLargeMessage(DETACHED_BYTES_MAX)) } else { Ok(()) }
 }
 
 #[cfg(test)]

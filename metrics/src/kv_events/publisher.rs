@@ -41,71 +41,74 @@ impl BoundPublisher {
     /// Opens the sockets of one DP rank and chooses the epoch.
     ///
     /// Errors: an address is in use or not one of this machine, or the configuration is invalid.
-    pub fn open(config: &KvEventsConfig, mut words: TopicFields) -> Result<Self, SocketError> {
-        words.epoch = match config.sequence_start {
+    pub fn open(
+        config: &KvEventsConfig,
+        mut topic_fields: TopicFields,
+    ) -> Result<Self, SocketError> {
+        topic_fields.epoch = match config.sequence_start {
             SequenceStart::Clock => (unix_seconds() * 1e6) as u64,
             SequenceStart::Zero => 0,
         };
-        let sockets = sockets::open(config, &words)?;
-        Ok(Self { config: config.clone(), topic_fields: words, sockets })
+        let sockets = sockets::open(config, &topic_fields)?;
+        Ok(Self { config: config.clone(), topic_fields, sockets })
     }
 
     /// Starts the publisher thread for a KV cache of layout `spec` with a pool of `blocks` blocks; counts in
-    /// `figures`.
+    /// `counters`.
     pub fn start(
         self,
         spec: &KvSpec,
         blocks: u32,
-        figures: Arc<PublisherCounters>,
+        counters: Arc<PublisherCounters>,
     ) -> io::Result<(KvEventFeed, KvEventPublisher)> {
-        let Self { config, topic_fields: words, sockets } = self;
+        let Self { config, topic_fields, sockets } = self;
         let PublisherSockets { publish, endpoint, binds, replay, topic } = sockets;
         let encoder = KvEventEncoder {
             format: config.format,
-            rank: words.rank,
+            rank: topic_fields.rank,
             block_tokens: spec.block_tokens,
             medium: PRIMARY_MEDIUM,
             kinds: spec.groups.iter().map(|group| kind_name(group.kind)).collect(),
             token_ids: config.token_ids,
         };
-        let journal = EventJournal::new(encoder, words.epoch, config.buffer_steps);
-        let (wire, woken) = UnixStream::pair()?;
-        wire.set_nonblocking(true)?;
-        woken.set_nonblocking(true)?;
+        let journal = EventJournal::new(encoder, topic_fields.epoch, config.buffer_steps);
+        let (wake_tx, wake_rx) = UnixStream::pair()?;
+        wake_tx.set_nonblocking(true)?;
+        wake_rx.set_nonblocking(true)?;
         let sleeping = Arc::new(AtomicBool::new(false));
         let (replay, replay_endpoint) =
             replay.map(|bound| (bound.listener, bound.endpoint)).unzip();
-        let publish = PubSocket::new(&config, publish, &topic, &wire, Arc::clone(&figures))?;
+        let publish = PubSocket::new(&config, publish, &topic, &wake_tx, Arc::clone(&counters))?;
         let source = Arc::new(KvEventSource {
-            rank: words.rank,
+            rank: topic_fields.rank,
             endpoint,
             binds,
             replay_endpoint,
             topic: topic.clone(),
             block_tokens: spec.block_tokens,
-            counters: figures,
+            counters,
             config,
         });
-        source.counters.epoch.store(words.epoch, Ordering::Relaxed);
-        let bell = PublisherWaker::new(wire, Arc::clone(&sleeping));
+        source.counters.epoch.store(topic_fields.epoch, Ordering::Relaxed);
+        let waker = PublisherWaker::new(wake_tx, Arc::clone(&sleeping));
         let (feed, changes) = KvEventFeed::new(
             feed_limits(&source.config),
             blocks,
-            bell,
+            waker,
             Arc::clone(&source.counters),
         );
-        let desk = PublisherLoop {
+        let publisher_loop = PublisherLoop {
             journal,
             changes,
             publish,
             replay: replay.map(|listener| ReplaySocket::new(listener, &topic)),
-            wake_socket: woken,
+            wake_socket: wake_rx,
             sleeping,
             source: Arc::clone(&source),
             last_sent: Instant::now(),
         };
-        let named = thread::Builder::new().name(format!("kv-events-{}", words.rank));
-        let thread = named.spawn(move || desk.run())?;
+        let named = thread::Builder::new().name(format!("kv-events-{}", topic_fields.rank));
+        let thread = named.spawn(move || publisher_loop.run())?;
         let publisher = KvEventPublisher { source, thread, feed: feed.liveness() };
         Ok((feed, publisher))
     }
@@ -172,11 +175,9 @@ impl PublisherLoop {
             let now = Instant::now();
             more |= self.publish.poll(now);
             if let Some(replay) = &mut self.replay {
-                let (journal, figures) = (&mut self.journal, &*self.source.counters);
-                more |= replay.poll(
-                    now,
-                    &mut ReplayContext { journal, counters: figures, ts: unix_seconds() },
-                );
+                let (journal, counters) = (&mut self.journal, &*self.source.counters);
+                more |=
+                    replay.poll(now, &mut ReplayContext { journal, counters, ts: unix_seconds() });
             }
             if !more {
                 self.sleep();
@@ -194,11 +195,11 @@ impl PublisherLoop {
                     self.source.counters.record_dequeued(&changes);
                     match changes {
                         KvEventChanges::Step(ts, events) => self.append(ts, &events),
-                        KvEventChanges::Backlog(ts, arrears) => self.append_backlog(ts, *arrears),
+                        KvEventChanges::Backlog(ts, backlog) => self.append_backlog(ts, *backlog),
                     }
                 }
                 Err(TryRecvError::Empty) => return Ok(false),
-                Err(gone @ TryRecvError::Disconnected) => return Err(gone),
+                Err(disconnected @ TryRecvError::Disconnected) => return Err(disconnected),
             }
         }
         Ok(true)
@@ -206,28 +207,28 @@ impl PublisherLoop {
 
     /// Publishes the events of one step.
     fn append(&mut self, ts: f64, events: &[KvEvent]) {
-        let entry = self.journal.append(ts, events);
-        self.send(entry, events.len());
+        let batch = self.journal.append(ts, events);
+        self.send(batch, events.len());
     }
 
     /// Publishes all cached blocks, in place of steps that were dropped.
-    fn append_backlog(&mut self, ts: f64, arrears: EventBacklog) {
-        let entry = self.journal.append_backlog(ts, arrears);
-        self.send(entry, 1 + self.journal.blocks());
+    fn append_backlog(&mut self, ts: f64, backlog: EventBacklog) {
+        let batch = self.journal.append_backlog(ts, backlog);
+        self.send(batch, 1 + self.journal.blocks());
     }
 
-    fn send(&mut self, entry: io::Result<PublishedBatch>, events: usize) {
-        let figures = &self.source.counters;
-        let Ok(entry) = entry else {
-            count(&figures.errors, 1);
+    fn send(&mut self, batch: io::Result<PublishedBatch>, events: usize) {
+        let counters = &self.source.counters;
+        let Ok(batch) = batch else {
+            count(&counters.errors, 1);
             return;
         };
-        figures.seq.store(entry.seq, Ordering::Relaxed);
-        count(&figures.batches, 1);
-        count(&figures.events, events as u64);
+        counters.seq.store(batch.seq, Ordering::Relaxed);
+        count(&counters.batches, 1);
+        count(&counters.events, events as u64);
         // A slow subscriber misses batches and detects the gap by the sequence number.
         let now = Instant::now();
-        self.publish.send(entry.seq, entry.payload, now);
+        self.publish.send(batch.seq, batch.payload, now);
         self.last_sent = now;
     }
 
@@ -241,23 +242,27 @@ impl PublisherLoop {
             self.sleeping.store(false, Ordering::SeqCst);
             return;
         }
-        let beat = self.source.config.idle_heartbeat_interval;
-        let mut left = beat.map(|beat| beat.saturating_sub(self.last_sent.elapsed()));
+        let heartbeat_interval = self.source.config.idle_heartbeat_interval;
+        let mut timeout =
+            heartbeat_interval.map(|interval| interval.saturating_sub(self.last_sent.elapsed()));
         let mut polled = vec![PollFd::new(&self.wake_socket, PollFlags::IN)];
         let mut needs_time = self.publish.add_poll_fds(&mut polled);
         needs_time |= self.replay.as_ref().is_some_and(|replay| replay.add_poll_fds(&mut polled));
         if needs_time {
-            left = Some(left.map_or(PEER_CHECK_INTERVAL, |left| left.min(PEER_CHECK_INTERVAL)));
+            timeout =
+                Some(timeout.map_or(PEER_CHECK_INTERVAL, |left| left.min(PEER_CHECK_INTERVAL)));
         }
         // `Timespec` cannot represent very long timeouts; the thread then waits without a timeout.
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let timespec = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         // An interrupted poll is only a shorter sleep.
-        let _ = poll(&mut polled, timeout.as_ref());
+        let _ = poll(&mut polled, timespec.as_ref());
         self.sleeping.store(false, Ordering::SeqCst);
-        let mut rings = [0; 64];
-        while (&self.wake_socket).read(&mut rings).is_ok_and(|n| n == rings.len()) {}
-        let waits = self.source.counters.queue_depth.load(Ordering::Relaxed) > 0;
-        if !waits && beat.is_some_and(|beat| self.last_sent.elapsed() >= beat) {
+        let mut wake_bytes = [0; 64];
+        while (&self.wake_socket).read(&mut wake_bytes).is_ok_and(|n| n == wake_bytes.len()) {}
+        let has_queued = self.source.counters.queue_depth.load(Ordering::Relaxed) > 0;
+        if !has_queued
+            && heartbeat_interval.is_some_and(|interval| self.last_sent.elapsed() >= interval)
+        {
             self.append(unix_seconds(), &[]);
         }
     }

@@ -59,8 +59,8 @@ impl ReplayRequestReader {
         if head.has_more {
             return None;
         }
-        let Self { start, is_malformed: is_wrong, .. } = std::mem::take(self);
-        Some(start.filter(|_| !is_wrong).map_or(ReplayRequest::Malformed, ReplayRequest::From))
+        let Self { start, is_malformed, .. } = std::mem::take(self);
+        Some(start.filter(|_| !is_malformed).map_or(ReplayRequest::Malformed, ReplayRequest::From))
     }
 }
 
@@ -125,34 +125,34 @@ impl ReplaySocket {
     }
 
     /// Processes requests and sends pending responses; returns whether more work is ready at once.
-    pub(super) fn poll(&mut self, now: Instant, library: &mut ReplayContext<'_>) -> bool {
-        self.peers.accept(now, library.counters);
+    pub(super) fn poll(&mut self, now: Instant, context: &mut ReplayContext<'_>) -> bool {
+        self.peers.accept(now, context.counters);
         let mut snapshots = self.snapshots();
         let (topic, mut more) = (&self.topic, false);
-        let figures = library.counters;
-        self.peers.serve(figures, |peer| {
-            take_request(peer, now, figures)?;
-            begin(peer, now, library, &mut snapshots)?;
-            let Some(answer) = &mut peer.state.response else {
+        let counters = context.counters;
+        self.peers.serve(counters, |peer| {
+            take_request(peer, now, counters)?;
+            start_response(peer, now, context, &mut snapshots)?;
+            let Some(response) = &mut peer.state.response else {
                 return peer.connection.transmit(BYTES_PER_TURN, || None).map(drop);
             };
-            answer.pace.check(now, peer.connection.sent_bytes())?;
-            if let Some(SnapshotDeadline { at, after }) = answer.deadline
+            response.pace.check(now, peer.connection.sent_bytes())?;
+            if let Some(SnapshotDeadline { at, after }) = response.deadline
                 && now >= at
             {
                 return Err(PeerError::TimedOut { what: "a snapshot was not taken", after });
             }
-            if answer.deadline.is_none() && library.journal.needs_snapshot(&answer.replay) {
+            if response.deadline.is_none() && context.journal.needs_snapshot(&response.replay) {
                 // The replay continues with a snapshot after the batch that is being sent.
                 if snapshots >= SNAPSHOTS_MAX {
                     return Err(PeerError::NoCapacity(SNAPSHOTS_MAX));
                 }
                 snapshots += 1;
-                answer.set_deadline(now, 0);
+                response.set_deadline(now, 0);
             }
-            let next = || next_message(answer, now, library, topic);
+            let next = || next_message(response, now, context, topic);
             let transmitted = peer.connection.transmit(BYTES_PER_TURN, next)?;
-            if let Some(error) = answer.failure.take() {
+            if let Some(error) = response.failure.take() {
                 // Don't send an end marker: it would state that nothing is missing.
                 return Err(PeerError::Encode(error));
             }
@@ -170,8 +170,8 @@ impl ReplaySocket {
     }
 
     fn snapshots(&self) -> usize {
-        let answers = self.peers.iter().filter_map(|peer| peer.state.response.as_ref());
-        answers.filter(|answer| answer.deadline.is_some()).count()
+        let responses = self.peers.iter().filter_map(|peer| peer.state.response.as_ref());
+        responses.filter(|response| response.deadline.is_some()).count()
     }
 
     /// Adds the file descriptors to poll; returns whether the socket also needs a periodic wake-up.
@@ -184,13 +184,13 @@ impl ReplaySocket {
 fn take_request(
     peer: &mut ZmtpPeer<ReplayPeer>,
     now: Instant,
-    figures: &PublisherCounters,
+    counters: &PublisherCounters,
 ) -> Result<(), PeerError> {
     while peer.state.reads() {
         let Some(head) = peer.connection.next_frame(now)? else { break };
         match peer.state.frames.take(head, peer.connection.body()) {
             Some(ReplayRequest::From(start)) => peer.state.requested = Some(start),
-            Some(ReplayRequest::Malformed) => count(&figures.malformed, 1),
+            Some(ReplayRequest::Malformed) => count(&counters.malformed, 1),
             None => {}
         }
     }
@@ -200,29 +200,29 @@ fn take_request(
 /// Starts the response to a waiting request, unless it needs a snapshot and too many are being sent.
 ///
 /// Errors: a snapshot cannot be encoded.
-fn begin(
+fn start_response(
     peer: &mut ZmtpPeer<ReplayPeer>,
     now: Instant,
-    library: &mut ReplayContext<'_>,
+    context: &mut ReplayContext<'_>,
     snapshots: &mut usize,
 ) -> Result<(), PeerError> {
-    let ReplayContext { journal, counters: figures, ts } = library;
+    let ReplayContext { journal, counters, ts } = context;
     let fits = |start: &mut u64| journal.can_replay_from(*start) || *snapshots < SNAPSHOTS_MAX;
     let Some(start) = peer.state.requested.take_if(fits) else { return Ok(()) };
     let replay = journal.replay(*ts, start).map_err(|error| {
-        count(&figures.errors, 1);
+        count(&counters.errors, 1);
         PeerError::Encode(error)
     })?;
-    count(&figures.replays, 1);
+    count(&counters.replays, 1);
     let pace = ReplayPace::new(now, peer.connection.sent_bytes());
-    let mut answer =
+    let mut response =
         ReplayResponse { replay, pace, failure: None, is_complete: false, deadline: None };
-    if answer.replay.is_snapshot {
-        count(&figures.snapshots, 1);
+    if response.replay.is_snapshot {
+        count(&counters.snapshots, 1);
         *snapshots += 1;
-        answer.set_deadline(now, answer.replay.snapshot_bytes());
+        response.set_deadline(now, response.replay.snapshot_bytes());
     }
-    peer.state.response = Some(answer);
+    peer.state.response = Some(response);
     Ok(())
 }
 
@@ -236,33 +236,33 @@ impl ReplayResponse {
 
 /// Next message of a response; `None` after the end marker or after an error.
 fn next_message(
-    answer: &mut ReplayResponse,
+    response: &mut ReplayResponse,
     now: Instant,
-    library: &mut ReplayContext<'_>,
+    context: &mut ReplayContext<'_>,
     topic: &[u8],
 ) -> Option<Arc<OutgoingMessage>> {
-    if answer.is_complete {
+    if response.is_complete {
         return None;
     }
-    let ReplayContext { journal, counters: figures, ts } = library;
-    let was_snapshot = answer.replay.is_snapshot;
-    let entry = match journal.next_batch(*ts, &mut answer.replay) {
-        Ok(entry) => entry,
+    let ReplayContext { journal, counters, ts } = context;
+    let was_snapshot = response.replay.is_snapshot;
+    let batch = match journal.next_batch(*ts, &mut response.replay) {
+        Ok(batch) => batch,
         Err(error) => {
-            count(&figures.errors, 1);
-            answer.failure = Some(error);
+            count(&counters.errors, 1);
+            response.failure = Some(error);
             return None;
         }
     };
-    let Some(PublishedBatch { seq, payload }) = entry else {
-        answer.is_complete = true;
+    let Some(PublishedBatch { seq, payload }) = batch else {
+        response.is_complete = true;
         return Some(message(b"", END, Arc::default()));
     };
-    if answer.replay.is_snapshot && !was_snapshot {
-        count(&figures.snapshots, 1);
-        answer.set_deadline(now, payload.len());
+    if response.replay.is_snapshot && !was_snapshot {
+        count(&counters.snapshots, 1);
+        response.set_deadline(now, payload.len());
     }
-    count(&figures.replayed, 1);
+    count(&counters.replayed, 1);
     Some(message(topic, seq.to_be_bytes(), payload))
 }
 

@@ -38,13 +38,13 @@ pub(super) struct BoundSocket {
     pub(super) endpoint: String,
 }
 
-/// Opens the sockets of DP rank `words.rank`.
+/// Opens the sockets of DP rank `topic_fields.rank`.
 pub(super) fn open(
     config: &KvEventsConfig,
-    words: &TopicFields,
+    topic_fields: &TopicFields,
 ) -> Result<PublisherSockets, SocketError> {
-    let topic = endpoint::topic(&config.topic, words)?;
-    let at = endpoint::endpoint_of_rank("endpoint", &config.endpoint, words.rank)?;
+    let topic = endpoint::topic(&config.topic, topic_fields)?;
+    let at = endpoint::endpoint_of_rank("endpoint", &config.endpoint, topic_fields.rank)?;
     let binds = endpoint::binds(config.bind, &at);
     let (publish, endpoint) = if binds {
         let BoundSocket { listener, endpoint } = bind("endpoint", &at)?;
@@ -53,7 +53,10 @@ pub(super) fn open(
         (PubSocketMode::Connect(address("endpoint", &at)?), at)
     };
     let replay = config.replay_endpoint.as_ref().map(|replay| {
-        bind("replay_endpoint", &endpoint::endpoint_of_rank("replay_endpoint", replay, words.rank)?)
+        bind(
+            "replay_endpoint",
+            &endpoint::endpoint_of_rank("replay_endpoint", replay, topic_fields.rank)?,
+        )
     });
     Ok(PublisherSockets { publish, endpoint, binds, replay: replay.transpose()?, topic })
 }

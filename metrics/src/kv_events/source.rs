@@ -30,7 +30,7 @@ pub struct KvEventSource {
 impl KvEventSource {
     /// Entry of `/kv_event_sources`: the configuration in vLLM's terms and additional fields for readers.
     pub fn describe(&self) -> Value {
-        let (config, figures) = (&self.config, &self.counters);
+        let (config, counters) = (&self.config, &self.counters);
         let format = match config.format {
             KvEventFormat::Map => "map",
             KvEventFormat::Array => "array",
@@ -39,7 +39,7 @@ impl KvEventSource {
             SequenceStart::Clock => "clock",
             SequenceStart::Zero => "zero",
         };
-        let counted = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         json!({
             "enable_kv_cache_events": true,
             "data_parallel_rank": self.rank,
@@ -52,19 +52,19 @@ impl KvEventSource {
             "block_size": self.block_tokens,
             "token_ids": config.token_ids,
             "sequence_start": sequence_start,
-            "epoch": counted(&figures.epoch),
-            "last_seq": counted(&figures.seq),
-            "dropped": counted(&figures.dropped),
-            "replays": counted(&figures.replays),
-            "snapshots": counted(&figures.snapshots),
-            "subscribers": counted(&figures.subscribers),
-            "ignored_subscriptions": counted(&figures.ignored_subscriptions),
-            "rejected_peers": counted(&figures.rejected_peers),
+            "epoch": load(&counters.epoch),
+            "last_seq": load(&counters.seq),
+            "dropped": load(&counters.dropped),
+            "replays": load(&counters.replays),
+            "snapshots": load(&counters.snapshots),
+            "subscribers": load(&counters.subscribers),
+            "ignored_subscriptions": load(&counters.ignored_subscriptions),
+            "rejected_peers": load(&counters.rejected_peers),
             "buffer_steps": config.buffer_steps,
             "hwm": config.hwm,
             "max_queue_size": config.max_queue_size,
             "max_queue_bytes": config.max_queue_bytes,
-            "idle_beat_s": config.idle_heartbeat_interval.map_or(0.0, |beat| beat.as_secs_f64()),
+            "idle_beat_s": config.idle_heartbeat_interval.map_or(0.0, |interval| interval.as_secs_f64()),
         })
     }
 }

@@ -61,15 +61,15 @@ pub enum KvEventViolation {
 }
 
 impl SubscriberBlocks {
-    /// Applies an event; appends the violated invariants to `broken`.
-    pub fn apply(&mut self, event: &DecodedKvEvent, broken: &mut Vec<KvEventViolation>) {
+    /// Applies an event; appends the violated invariants to `violations`.
+    pub fn apply(&mut self, event: &DecodedKvEvent, violations: &mut Vec<KvEventViolation>) {
         match event {
             DecodedKvEvent::AllBlocksCleared => {
                 self.blocks.clear();
                 self.is_complete = true;
             }
-            DecodedKvEvent::BlockStored(stored) => self.store(stored, broken),
-            DecodedKvEvent::BlockRemoved(removed) => self.remove(removed, broken),
+            DecodedKvEvent::BlockStored(stored) => self.store(stored, violations),
+            DecodedKvEvent::BlockRemoved(removed) => self.remove(removed, violations),
         }
     }
 
@@ -93,11 +93,11 @@ impl SubscriberBlocks {
         self.blocks.keys().map(|(_, _, hash)| hash)
     }
 
-    fn store(&mut self, stored: &BlockStored, broken: &mut Vec<KvEventViolation>) {
+    fn store(&mut self, stored: &BlockStored, violations: &mut Vec<KvEventViolation>) {
         let (blocks, tokens) = (stored.block_hashes.len(), stored.token_ids.len());
         if tokens != blocks * stored.block_size as usize && tokens != 0 {
             let block_size = stored.block_size;
-            broken.push(KvEventViolation::TokenCount { blocks, block_size, tokens });
+            violations.push(KvEventViolation::TokenCount { blocks, block_size, tokens });
         }
         let key = |hash: &ExternalBlockHash| {
             (stored.medium.clone(), stored.group_idx.unwrap_or(0), hash.clone())
@@ -105,41 +105,41 @@ impl SubscriberBlocks {
         let mut parent = stored.parent_block_hash.clone();
         for hash in &stored.block_hashes {
             if *hash == ExternalBlockHash::Number(0) {
-                broken.push(KvEventViolation::ZeroHash);
+                violations.push(KvEventViolation::ZeroHash);
             }
             if let Some(parent) = &parent {
                 match self.blocks.get_mut(&key(parent)) {
-                    Some(known) => known.children += 1,
+                    Some(block) => block.children += 1,
                     None if self.is_complete => {
                         let (child, parent) = (hash.clone(), parent.clone());
-                        broken.push(KvEventViolation::ParentUnknown { child, parent });
+                        violations.push(KvEventViolation::ParentUnknown { child, parent });
                     }
                     None => {}
                 }
             }
-            let known = SubscriberBlock { parent: parent.replace(hash.clone()), children: 0 };
-            if self.blocks.insert(key(hash), known).is_some() {
-                broken.push(KvEventViolation::StoredTwice(hash.clone()));
+            let block = SubscriberBlock { parent: parent.replace(hash.clone()), children: 0 };
+            if self.blocks.insert(key(hash), block).is_some() {
+                violations.push(KvEventViolation::StoredTwice(hash.clone()));
             }
         }
     }
 
-    fn remove(&mut self, removed: &BlockRemoved, broken: &mut Vec<KvEventViolation>) {
+    fn remove(&mut self, removed: &BlockRemoved, violations: &mut Vec<KvEventViolation>) {
         let key = |hash: &ExternalBlockHash| {
             (removed.medium.clone(), removed.group_idx.unwrap_or(0), hash.clone())
         };
         for hash in &removed.block_hashes {
-            let Some(known) = self.blocks.remove(&key(hash)) else {
+            let Some(block) = self.blocks.remove(&key(hash)) else {
                 if self.is_complete {
-                    broken.push(KvEventViolation::RemovedUnknown(hash.clone()));
+                    violations.push(KvEventViolation::RemovedUnknown(hash.clone()));
                 }
                 continue;
             };
-            if known.children > 0 {
-                let (hash, children) = (hash.clone(), known.children);
-                broken.push(KvEventViolation::RemovedBeforeChildren { hash, children });
+            if block.children > 0 {
+                let (hash, children) = (hash.clone(), block.children);
+                violations.push(KvEventViolation::RemovedBeforeChildren { hash, children });
             }
-            if let Some(parent) = known.parent.and_then(|parent| self.blocks.get_mut(&key(&parent)))
+            if let Some(parent) = block.parent.and_then(|parent| self.blocks.get_mut(&key(&parent)))
             {
                 parent.children -= 1;
             }
@@ -176,21 +176,21 @@ mod tests {
         })
     }
 
-    fn violations(events: &[DecodedKvEvent]) -> (usize, Vec<String>) {
-        let (mut set, mut broken) = (SubscriberBlocks::default(), Vec::new());
+    fn apply_all(events: &[DecodedKvEvent]) -> (usize, Vec<String>) {
+        let (mut set, mut violations) = (SubscriberBlocks::default(), Vec::new());
         for event in events {
-            set.apply(event, &mut broken);
+            set.apply(event, &mut violations);
         }
-        (set.len(), broken.iter().map(KvEventViolation::to_string).collect())
+        (set.len(), violations.iter().map(KvEventViolation::to_string).collect())
     }
 
     #[test]
     fn violations_are_checked_after_the_first_clear() {
         let clear = DecodedKvEvent::AllBlocksCleared;
-        assert_eq!(violations(&[clear.clone(), stored(None, &[1, 2]), stored(Some(2), &[3])]).0, 3);
-        let fine = violations(&[clear.clone(), stored(None, &[1, 2]), removed(&[2, 1])]);
-        assert_eq!(fine, (0, Vec::new()));
-        for (events, broken) in [
+        assert_eq!(apply_all(&[clear.clone(), stored(None, &[1, 2]), stored(Some(2), &[3])]).0, 3);
+        let valid = apply_all(&[clear.clone(), stored(None, &[1, 2]), removed(&[2, 1])]);
+        assert_eq!(valid, (0, Vec::new()));
+        for (events, expected) in [
             (vec![stored(None, &[1]), stored(None, &[1])], "stored already"),
             (vec![removed(&[1])], "was not stored"),
             (vec![stored(Some(9), &[1])], "not its parent"),
@@ -199,11 +199,11 @@ mod tests {
         ] {
             let whole: Vec<DecodedKvEvent> =
                 [clear.clone()].into_iter().chain(events.clone()).collect();
-            let (_, said) = violations(&whole);
-            assert!(said.len() == 1 && said[0].contains(broken), "{said:?}");
+            let (_, texts) = apply_all(&whole);
+            assert!(texts.len() == 1 && texts[0].contains(expected), "{texts:?}");
         }
         assert_eq!(
-            violations(&[removed(&[1]), stored(Some(9), &[3])]),
+            apply_all(&[removed(&[1]), stored(Some(9), &[3])]),
             (1, Vec::new()),
             "a late joiner"
         );

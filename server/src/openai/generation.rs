@@ -235,7 +235,7 @@ impl RequestGeneration {
 
     /// Returns the memory reservation of the request, which is held while its reply takes memory.
     pub(crate) fn into_held(mut self) -> QueuedBytes {
-        self.stream.take_held()
+        self.stream.take_queued_bytes()
     }
 
     /// Number of choices of all prompts.

@@ -208,7 +208,7 @@ impl ZmtpConnection {
             if self.stage == ConnectionStage::Ready {
                 self.check_ready(head)?;
                 self.stage = ConnectionStage::Open;
-            } else if !(head.is_command && self.answer_heartbeat()) {
+            } else if !(head.is_command && self.reply_to_heartbeat()) {
                 return Ok(Some(head));
             }
         }
@@ -243,12 +243,13 @@ impl ZmtpConnection {
 
     /// Parses the greeting, or the part that has arrived.
     fn read_greeting(&mut self) -> Result<(), PeerError> {
-        let come = self.unread.len().min(GREETING.len() - self.greeting.len());
-        let part = self.unread.start..self.unread.start + come;
+        let received = self.unread.len().min(GREETING.len() - self.greeting.len());
+        let part = self.unread.start..self.unread.start + received;
         self.greeting.extend_from_slice(&self.input[part]);
-        self.unread.start += come;
-        let has =
-            |at: usize, wanted: fn(u8) -> bool| self.greeting.get(at).is_none_or(|&b| wanted(b));
+        self.unread.start += received;
+        let has = |at: usize, is_valid: fn(u8) -> bool| {
+            self.greeting.get(at).is_none_or(|&b| is_valid(b))
+        };
         if !has(0, |byte| byte == 0xff) || !has(9, |byte| byte & 1 == 1) {
             return Err(PeerError::Handshake("not ZMTP, or older than version 2"));
         }
@@ -280,7 +281,7 @@ impl ZmtpConnection {
     }
 
     /// Answers a PING; returns whether the command was a PING or PONG.
-    fn answer_heartbeat(&mut self) -> bool {
+    fn reply_to_heartbeat(&mut self) -> bool {
         let body = self.reader.body();
         if let Some(ping) = body.strip_prefix(b"\x04PING") {
             // The first two bytes are the peer's TTL; the rest is the context, which PONG returns.

@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-/// Back-off between attempts: `RETRY_FIRST` doubles up to `RETRY_LAST`.
+/// Back-off between attempts: `RETRY_FIRST` doubles up to `RETRY_MAX`.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_LAST: Duration = Duration::from_secs(5);
+const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// Handle to the connector thread, which ends when the handle is dropped.
 #[derive(Debug)]
@@ -24,25 +24,25 @@ impl CollectorConnector {
     ///
     /// Errors: no thread is available.
     pub(crate) fn start(address: PeerAddress, wake: UnixStream) -> io::Result<Self> {
-        let (wanted, requests) = sync_channel(1);
-        let (made, streams) = sync_channel(1);
+        let (requests_tx, requests_rx) = sync_channel(1);
+        let (streams_tx, streams_rx) = sync_channel(1);
         let connect = move || {
-            while requests.recv().is_ok() {
-                let mut pause = RETRY_FIRST;
+            while requests_rx.recv().is_ok() {
+                let mut backoff = RETRY_FIRST;
                 let stream = loop {
                     // Wait before the first attempt as well: a collector may close every connection that it
                     // accepts.
-                    thread::sleep(pause);
+                    thread::sleep(backoff);
                     match address.connect() {
                         Ok(stream) => break stream,
                         Err(error) => tracing::debug!(%error, "KV events: the collector is away"),
                     }
-                    if requests.try_recv() == Err(TryRecvError::Disconnected) {
+                    if requests_rx.try_recv() == Err(TryRecvError::Disconnected) {
                         return;
                     }
-                    pause = (2 * pause).min(RETRY_LAST);
+                    backoff = (2 * backoff).min(RETRY_MAX);
                 };
-                if made.send(stream).is_err() {
+                if streams_tx.send(stream).is_err() {
                     return;
                 }
                 // A full socket has woken the publisher already.
@@ -50,7 +50,7 @@ impl CollectorConnector {
             }
         };
         thread::Builder::new().name("kv-events-connect".to_owned()).spawn(connect)?;
-        Ok(Self { requests: wanted, streams, is_requested: false })
+        Ok(Self { requests: requests_tx, streams: streams_rx, is_requested: false })
     }
 
     /// Returns a new connection once there is one; requests it if needed. Call it while there is no

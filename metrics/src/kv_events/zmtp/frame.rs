@@ -77,20 +77,20 @@ impl ZmtpFrameReader {
                 }
             }
         }
-        let is_whole = self.length() <= self.body_bytes_max as u64;
-        let come = input.len().min(self.body_bytes_missing as usize);
-        let (part, rest) = input.split_at(come);
-        if is_whole {
+        let is_body_complete = self.length() <= self.body_bytes_max as u64;
+        let taken = input.len().min(self.body_bytes_missing as usize);
+        let (part, rest) = input.split_at(taken);
+        if is_body_complete {
             self.body.extend_from_slice(part);
         }
-        (*input, self.body_bytes_missing) = (rest, self.body_bytes_missing - come as u64);
+        (*input, self.body_bytes_missing) = (rest, self.body_bytes_missing - taken as u64);
         if self.body_bytes_missing > 0 {
             return Ok(None);
         }
         self.header_len = 0;
         let flags = self.header[0];
         let (is_command, has_more) = (flags & COMMAND != 0, flags & MORE != 0);
-        Ok(Some(ZmtpFrameHead { is_command, has_more, is_body_complete: is_whole }))
+        Ok(Some(ZmtpFrameHead { is_command, has_more, is_body_complete }))
     }
 
     /// Body of the last frame.
@@ -160,10 +160,10 @@ mod tests {
         put_frame(false, &[7; 300], &mut wire);
         put_frame(false, &[8; 301], &mut wire);
         put_frame(false, b"end", &mut wire);
-        let head = |is_command, has_more, is_whole| ZmtpFrameHead {
+        let head = |is_command, has_more, is_body_complete| ZmtpFrameHead {
             is_command,
             has_more,
-            is_body_complete: is_whole,
+            is_body_complete,
         };
         let expected = vec![
             (head(false, true, true), Vec::new()),

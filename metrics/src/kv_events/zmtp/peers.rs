@@ -53,8 +53,8 @@ impl<S: PeerState> PeerTable<S> {
         peers_max: usize,
         body_bytes_max: usize,
     ) -> Self {
-        let (peers, accepts_from, lines) = (Vec::new(), None, LogRateLimiter::default());
-        Self { kind, listener, peers, peers_max, body_bytes_max, accepts_from, log_limiter: lines }
+        let (peers, accepts_from, log_limiter) = (Vec::new(), None, LogRateLimiter::default());
+        Self { kind, listener, peers, peers_max, body_bytes_max, accepts_from, log_limiter }
     }
 
     /// Iterates over the peers in the order of their connection.
@@ -68,7 +68,7 @@ impl<S: PeerState> PeerTable<S> {
     }
 
     /// Accepts pending connections.
-    pub(crate) fn accept(&mut self, now: Instant, figures: &PublisherCounters) {
+    pub(crate) fn accept(&mut self, now: Instant, counters: &PublisherCounters) {
         if self.accepts_from.is_some_and(|from| now < from) {
             return;
         }
@@ -76,7 +76,7 @@ impl<S: PeerState> PeerTable<S> {
         for _ in 0..ACCEPTED_PER_TURN {
             let Some(listener) = &self.listener else { return };
             match listener.accept() {
-                Ok(stream) => self.add(stream, now, figures),
+                Ok(stream) => self.add(stream, now, counters),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
                     self.accepts_from = Some(now + ACCEPT_PAUSE);
@@ -91,9 +91,9 @@ impl<S: PeerState> PeerTable<S> {
 
     /// Adds a peer. If the table is full, the oldest idle peer is removed; without an idle peer, the new
     /// connection is closed.
-    pub(crate) fn add(&mut self, stream: PeerStream, now: Instant, figures: &PublisherCounters) {
+    pub(crate) fn add(&mut self, stream: PeerStream, now: Instant, counters: &PublisherCounters) {
         if self.peers.len() == self.peers_max {
-            count(&figures.rejected_peers, 1);
+            count(&counters.rejected_peers, 1);
             let (limit, kind) = (self.peers_max, self.kind);
             if let Some(unlogged) = self.log_limiter.allow(now) {
                 tracing::warn!(limit, ?kind, unlogged, "KV events: too many connections");
@@ -110,13 +110,13 @@ impl<S: PeerState> PeerTable<S> {
     /// Serves each peer and removes those with an error.
     pub(crate) fn serve(
         &mut self,
-        figures: &PublisherCounters,
+        counters: &PublisherCounters,
         mut serve: impl FnMut(&mut ZmtpPeer<S>) -> Result<(), PeerError>,
     ) {
         self.peers.retain_mut(|peer| {
             let Err(error) = serve(peer) else { return true };
             tracing::debug!(%error, "KV events: a connection ends");
-            count(&figures.rejected_peers, u64::from(error.is_fault_of_peer()));
+            count(&counters.rejected_peers, u64::from(error.is_fault_of_peer()));
             false
         });
     }
