@@ -39,9 +39,13 @@ sim SEED:
 explore FROM COUNT:
     HADRON_SIM_FROM={{FROM}} HADRON_SIM_COUNT={{COUNT}} cargo test --release --test sim -- --ignored explore_seeds --nocapture
 
-# Show that the simulator notices bugs planted on purpose.
+# Show that the simulator finds faults injected at the edges of the scheduler.
 canary:
     cargo test --test sim injected_faults -- --nocapture
+
+# Show that it finds these and every mistake of tests/sim/mutants, or those named; each patch is applied to a copy of the tree.
+mutants *NAMES:
+    tests/sim/mutants/run.py {{ if NAMES == "" { "--out tests/bench/results/cpu/injected_faults.md" } else { NAMES } }}
 
 # The tests as a release is built: overflow checks on, assertions of debug builds gone.
 released:
@@ -82,12 +86,12 @@ decoders TARGET COUNT SEED="8":
 malformed COUNT="1000000":
     HADRON_MALFORMED_REQUESTS={{COUNT}} cargo test --test e2e -- --ignored --exact --nocapture http::malformed::malformed_requests_process
 
-# Mutants of the scheduler and the cache, one part of many (`0/12`): each must fail the unit tests, the walks or some seeds of the
+# Random mutants of the scheduler and the cache (cargo-mutants), one part of many (`0/12`): each must fail the unit tests, the walks or some seeds of the
 # simulator. Needs `cargo install cargo-mutants`; what is missed stands in target/mutants.out/missed.txt, what was found so far in
 # tests/bench/results/cpu/mutants.md.
-mutants SHARD="0/12":
+mutants-random SHARD="0/12":
     cargo mutants -p kvcache -p scheduler --shard {{SHARD}} --sharding round-robin --profile mutants --timeout 400 --output target -- \
-        -p kvcache -p scheduler --lib --test sim --test random_walk --test requeue_costs -- --include-ignored --skip explore --skip replay --skip million_steps --skip lockstep_groups --skip broken_links
+        -p kvcache -p scheduler --lib --test sim --test random_walk --test requeue_costs -- --include-ignored --skip patched_code --skip explore --skip replay --skip million_steps --skip lockstep_groups --skip broken_links
 
 # Goldens whose names contain MODEL; all without it. On GPUs: HADRON_GPU=cuda, and HADRON_GPU_RANKS=2 for ranks, one test at a time.
 golden MODEL="":

@@ -29,8 +29,8 @@ use mailbox::StreamMailbox;
 use metrics::{RequestTimes, ServerMetrics};
 use protocol::{Epoch, ExecutorCommand, ExecutorReady, ProfilerStatus, Replica, RequestId, StepId};
 use scheduler::{
-    AbortCause, ExecutorFailure, FinishReason, PromptHasher, RequestError, RequestIdAssigner,
-    RequestSubmission, SchedulerEvent, StepStats, TokenEvent,
+    AbortCause, ExecutorFailure, FinishReason, PromptHasher, RequestError, RequestSubmission,
+    SchedulerEvent, StepStats, TokenEvent, assign_request_ids, request_ids_by_client_id,
 };
 #[cfg(feature = "interleavings")]
 use shuttle_dashmap_impl::DashMap;
@@ -226,7 +226,7 @@ impl EngineClient {
         let count = submits.len() as u64;
         let first = self.state.next_id.fetch_add(count, Ordering::Relaxed);
         let mailbox = Arc::new(StreamMailbox::default());
-        RequestIdAssigner::default().assign_ids(submits, first, &client_id, &self.state.hasher);
+        assign_request_ids(submits, first, &self.state.hasher);
         let prompt_tokens = submits.iter().map(|submit| submit.tokens.len() as u64).collect();
         let mut index = 0;
         for choices in submits.chunks(n.max(1) as usize) {
@@ -264,7 +264,7 @@ impl EngineClient {
     pub fn abort_by_client_id(&self, matches: impl Fn(&str) -> bool) -> usize {
         let inflight = self.state.inflight.iter();
         let client_ids = inflight.map(|entry| (*entry.key(), Arc::clone(&entry.value().client_id)));
-        let requests = RequestIdAssigner::default().ids_by_client_id(client_ids, matches);
+        let requests = request_ids_by_client_id(client_ids, matches);
         let finish = FinishReason::Abort(AbortCause::Operator);
         requests.into_iter().filter(|request| self.finish_request(*request, &finish)).count()
     }

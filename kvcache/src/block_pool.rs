@@ -5,7 +5,6 @@
 
 use crate::free_block_set::FreeBlockSet;
 use crate::lru::LruList;
-use crate::{FaultInjection, InjectedFault};
 
 /// Reference counts, free blocks and cached blocks of a pool of fixed size.
 #[derive(Debug, Clone)]
@@ -13,7 +12,6 @@ pub(crate) struct BlockPool {
     ref_counts: Vec<u32>,
     free: FreeBlockSet,
     cached: LruList,
-    fault_injection: FaultInjection,
 }
 
 /// A newly allocated block with one reference.
@@ -24,14 +22,9 @@ pub(crate) struct AllocatedBlock {
 }
 
 impl BlockPool {
-    pub(crate) fn new(blocks: u32, planted: FaultInjection) -> Self {
+    pub(crate) fn new(blocks: u32) -> Self {
         let refs = vec![0; blocks as usize];
-        Self {
-            ref_counts: refs,
-            free: FreeBlockSet::full(blocks),
-            cached: LruList::new(blocks),
-            fault_injection: planted,
-        }
+        Self { ref_counts: refs, free: FreeBlockSet::full(blocks), cached: LruList::new(blocks) }
     }
 
     pub(crate) fn blocks(&self) -> u32 {
@@ -68,8 +61,7 @@ impl BlockPool {
 
     /// Adds a reference to an indexed block.
     pub(crate) fn pin(&mut self, block: u32) {
-        let stays = self.fault_injection.is_active(InjectedFault::PinKeepsLruEntry);
-        if self.ref_count(block) == 0 && !stays {
+        if self.ref_count(block) == 0 {
             self.cached.unlink(block);
         }
         self.ref_counts[block as usize] += 1;
@@ -79,12 +71,7 @@ impl BlockPool {
     pub(crate) fn release(&mut self, block: u32, findable: bool) {
         let refs = &mut self.ref_counts[block as usize];
         *refs = refs.checked_sub(1).expect("a released block has a holder");
-        let freed =
-            *refs == 0 || (self.fault_injection.is_active(InjectedFault::DoubleFree) && *refs == 1);
-        if !freed
-            || (self.fault_injection.is_active(InjectedFault::PinKeepsLruEntry)
-                && self.cached.contains(block))
-        {
+        if *refs > 0 {
             return;
         }
         if findable {
@@ -131,7 +118,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "reference counts differ")]
     fn check_detects_a_referenced_block_without_holder() {
-        let mut pool = BlockPool::new(2, FaultInjection::default());
+        let mut pool = BlockPool::new(2);
         pool.allocate();
         pool.check(&[0, 0], |_| false);
     }
@@ -139,6 +126,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "block 0")]
     fn check_detects_a_cached_block_in_the_free_set() {
-        BlockPool::new(2, FaultInjection::default()).check(&[0, 0], |block| block == 0);
+        BlockPool::new(2).check(&[0, 0], |block| block == 0);
     }
 }

@@ -7,10 +7,7 @@
 use crate::block_lifetime::LifetimeSampler;
 use crate::block_pool::{AllocatedBlock, BlockPool};
 use crate::prefix_index::PrefixIndex;
-use crate::{
-    BlockKey, BlockLifetime, BlockTable, ExtraKeys, FaultInjection, InjectedFault, KvConfig,
-    KvConfigError,
-};
+use crate::{BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvConfig, KvConfigError};
 use protocol::{BlockHash, BlockId, KvEvent, Token};
 use std::sync::Arc;
 
@@ -32,7 +29,6 @@ pub struct KvCache {
     events: Vec<KvEvent>,
     published_blocks: u64,
     lifetime_sampler: Option<Box<LifetimeSampler>>,
-    fault_injection: FaultInjection,
 }
 
 /// Identity of an indexed block, except for its token ids.
@@ -97,7 +93,7 @@ impl KvCache {
         let (blocks, block_tokens) = (config.blocks, config.spec.block_tokens);
         let sampled = config.lifetime_sample.filter(|_| config.caching);
         Ok(Self {
-            pool: BlockPool::new(blocks, config.fault_injection),
+            pool: BlockPool::new(blocks),
             index: PrefixIndex::new(blocks, config.guard_key[0]),
             block_metadata: (0..blocks).map(|_| None).collect(),
             cached_tokens: vec![0; blocks as usize * block_tokens as usize],
@@ -107,7 +103,6 @@ impl KvCache {
             events: Vec::new(),
             published_blocks: 0,
             lifetime_sampler: sampled.map(|share| Box::new(LifetimeSampler::new(share, blocks))),
-            fault_injection: config.fault_injection,
         })
     }
 
@@ -127,12 +122,6 @@ impl KvCache {
     #[inline]
     pub fn is_caching(&self) -> bool {
         self.caching
-    }
-
-    /// The bug in force in this build, if any.
-    #[inline]
-    pub fn fault_injection(&self) -> FaultInjection {
-        self.fault_injection
     }
 
     /// Returns the number of blocks that can be allocated: free and cached blocks.
@@ -188,8 +177,7 @@ impl KvCache {
         content: SequenceContent<'_>,
         found: &mut Vec<BlockId>,
     ) -> PrefixHit {
-        let keep = u32::from(!self.fault_injection.is_active(InjectedFault::LastTokenFromCache));
-        let longest = (content.tokens.len() as u32).saturating_sub(keep) / self.block_tokens;
+        let longest = (content.tokens.len() as u32).saturating_sub(1) / self.block_tokens;
         let mut hit = PrefixHit::default();
         if !self.caching {
             return hit;
@@ -208,15 +196,11 @@ impl KvCache {
 
     /// Returns whether indexed `block` is block `index` of `content`, beyond the equal hash.
     fn matches_block(&self, block: u32, index: u32, content: SequenceContent<'_>) -> bool {
-        if self.fault_injection.is_active(InjectedFault::HashGuardIgnored) {
-            return true;
-        }
         let label =
             self.block_metadata[block as usize].as_ref().expect("an indexed block has a label");
         label.key.guard == content.block_keys[index as usize].guard
             && self.tokens_of_block(block) == self.tokens_of_content(content, index)
-            && (self.fault_injection.is_active(InjectedFault::SaltIgnored)
-                || self.same_extra_keys(label, index, content))
+            && self.same_extra_keys(label, index, content)
     }
 
     fn same_extra_keys(
@@ -273,9 +257,7 @@ impl KvCache {
         if let Some(residency) = &mut self.lifetime_sampler {
             residency.on_evicted(block);
         }
-        if !self.record_events
-            || self.fault_injection.is_active(InjectedFault::EvictionWithoutEvent)
-        {
+        if !self.record_events {
             return;
         }
         match self.events.last_mut() {
@@ -388,12 +370,6 @@ impl KvCache {
         while let Some(block) = table.blocks.pop() {
             self.release(block.0);
         }
-    }
-
-    /// Loses one block of a table for ever, as a forgotten release would.
-    #[cfg(feature = "planted")]
-    pub fn leak_block(&mut self, table: &mut BlockTable) {
-        table.blocks.pop();
     }
 
     /// Clears the prefix index. Tables keep their blocks.

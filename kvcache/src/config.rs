@@ -1,6 +1,6 @@
 //! Configuration of a KV cache.
 
-use crate::{BlockHasher, FaultInjection, SampleRate};
+use crate::{BlockHasher, SampleRate};
 use protocol::KvSpec;
 
 /// Configuration of one replica's KV cache.
@@ -21,8 +21,6 @@ pub struct KvConfig {
     /// Fraction of blocks with recorded lifetimes for `KvCache::take_lifetimes`; ignored without prefix
     /// caching.
     pub lifetime_sample: Option<SampleRate>,
-    /// Bug in force, for simulations of a build with the feature `planted`.
-    pub fault_injection: FaultInjection,
 }
 
 impl KvConfig {
@@ -36,7 +34,6 @@ impl KvConfig {
             hash_bits: 64,
             events: true,
             lifetime_sample: None,
-            fault_injection: FaultInjection::default(),
         }
     }
 
@@ -62,12 +59,7 @@ impl KvConfig {
 
     /// Returns the hasher that computes block keys of this cache.
     pub fn block_hasher(&self) -> BlockHasher {
-        BlockHasher::new(
-            self.spec.block_tokens,
-            self.guard_key,
-            self.hash_bits,
-            self.fault_injection,
-        )
+        BlockHasher::new(self.spec.block_tokens, self.guard_key, self.hash_bits)
     }
 }
 

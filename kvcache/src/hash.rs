@@ -6,7 +6,6 @@
 //! xxh64 can be forged, hence `guard_i = SipHash-2-4(key, guard_{i-1} ++ T ++ E)` under a key that never
 //! leaves the process. A prefix hit requires equal hash, guard, token ids and extra keys.
 
-use crate::{FaultInjection, InjectedFault};
 use protocol::{BlockHash, ExtraKey, Token};
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher as _;
@@ -105,13 +104,12 @@ pub struct BlockHasher {
     block_tokens: u32,
     guard_key: [u64; 2],
     hash_mask: u64,
-    fault_injection: FaultInjection,
 }
 
 impl BlockHasher {
-    pub(crate) fn new(block_tokens: u32, key: [u64; 2], bits: u8, planted: FaultInjection) -> Self {
+    pub(crate) fn new(block_tokens: u32, key: [u64; 2], bits: u8) -> Self {
         let hash_mask = u64::MAX >> (64 - u32::from(bits.clamp(1, 64)));
-        Self { block_tokens, guard_key: key, hash_mask, fault_injection: planted }
+        Self { block_tokens, guard_key: key, hash_mask }
     }
 
     /// Appends missing keys of the full blocks of `tokens`.
@@ -141,9 +139,7 @@ impl BlockHasher {
     ) -> BlockKey {
         scratch.clear();
         scratch.extend(ids.iter().flat_map(|&id| u64::from(id).to_le_bytes()));
-        if let Some(extra) =
-            extra.filter(|_| !self.fault_injection.is_active(InjectedFault::SaltIgnored))
-        {
+        if let Some(extra) = extra {
             extra.encode(index * self.block_tokens, self.block_tokens, scratch);
         }
         let mut hash = Xxh64::new(0);
@@ -189,7 +185,7 @@ mod tests {
     use super::*;
 
     fn hashes(bs: u32, tokens: &[Token], extra: Option<&ExtraKeys>) -> Vec<u64> {
-        let hasher = BlockHasher::new(bs, [1, 2], 64, FaultInjection::default());
+        let hasher = BlockHasher::new(bs, [1, 2], 64);
         PromptHasher::new(hasher, true)
             .hash_prompt(tokens, extra)
             .iter()
@@ -282,7 +278,7 @@ mod tests {
 
     #[test]
     fn truncated_hashes_are_nonzero_with_distinct_guards() {
-        let hasher = BlockHasher::new(1, [3, 4], 1, FaultInjection::default());
+        let hasher = BlockHasher::new(1, [3, 4], 1);
         let mut keys = Vec::new();
         hasher.extend_keys(&mut keys, &EIGHT, None);
         assert!(keys.iter().all(|k| k.hash.0 == 1));

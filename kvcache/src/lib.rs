@@ -10,7 +10,6 @@ mod block_pool;
 mod block_table;
 mod cache;
 mod config;
-mod fault_injection;
 mod free_block_set;
 mod hash;
 mod lru;
@@ -20,7 +19,6 @@ pub use block_lifetime::{BlockLifetime, SampleRate};
 pub use block_table::BlockTable;
 pub use cache::{BlockCounts, KvCache, PrefixHit, PublishOutcome, SequenceContent};
 pub use config::{KvConfig, KvConfigError};
-pub use fault_injection::{FaultInjection, InjectedFault};
 pub use hash::{BlockHasher, BlockKey, ExtraKeys, MediaItem, PromptHasher};
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::request::Request;
 use crate::scheduling_state::{ReplicaTotals, ScheduledRow, SchedulingState};
 use crate::slab::SlabSlot;
 use crate::{FinishReason, RequestError, SchedulerLimits, TokenEvent};
-use kvcache::{FaultInjection, InjectedFault, KvCache};
+use kvcache::KvCache;
 use protocol::{RowError, RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
 use std::mem::take;
 
@@ -23,9 +23,7 @@ pub(crate) fn apply(
     ended: &mut Vec<SlabSlot>,
 ) {
     let expected = state.steps_in_flight.front().map(|flight| (flight.step, flight.rows.len()));
-    let repeated = state.fault_injection.is_active(InjectedFault::RepeatedOutputApplied)
-        && expected.is_some_and(|(_, rows)| rows == output.rows.len());
-    if expected != Some((output.step, output.rows.len())) && !repeated {
+    if expected != Some((output.step, output.rows.len())) {
         state.totals.outputs_dropped += 1;
         return;
     }
@@ -33,8 +31,7 @@ pub(crate) fn apply(
     state.totals.steps += 1;
     let first_ended = ended.len();
     for (row, result) in flight.rows.iter().zip(&mut output.rows) {
-        let stale = state.fault_injection.is_active(InjectedFault::StaleEpochAccepted);
-        let live = |r: &&mut Request| r.id == row.request && (r.epoch == row.epoch || stale);
+        let live = |r: &&mut Request| r.id == row.request && r.epoch == row.epoch;
         let Some(request) = state.requests.get_mut(row.slot).filter(live) else {
             state.totals.rows_dropped += 1;
             continue;
@@ -70,9 +67,6 @@ fn apply_row(
     }
     let late = is_mask_overdue(request, row, result);
     if let Some(code) = row_error(row, result, limits.vocab_size).filter(|_| !late) {
-        if kv.fault_injection().is_active(InjectedFault::ErrorRowPublished) {
-            publish_full_blocks(request, kv, hasher, request.committed_kv_len + row.len);
-        }
         request.push_event(events).finish_reason = Some(FinishReason::Error(code));
         return true;
     }
@@ -80,13 +74,11 @@ fn apply_row(
     let start = request.committed_kv_len;
     totals.drafts.add(result.drafted, result.accepted);
     request.computed_tokens += u32::from(result.accepted);
-    let all_settle = kv.fault_injection().is_active(InjectedFault::RejectedDraftsCommitted);
-    let drafts = if all_settle { row.drafts } else { result.accepted };
-    request.committed_kv_len += row.len + u32::from(drafts);
+    request.committed_kv_len += row.len + u32::from(result.accepted);
     if late {
         recompute_last_token(request);
     }
-    let (taken, finish) = commit_tokens(request, &result.sampled_tokens, kv.fault_injection());
+    let (taken, finish) = commit_tokens(request, &result.sampled_tokens);
     publish_full_blocks(request, kv, hasher, request.committed_kv_len);
     let prompt_logprobs =
         undelivered_prompt_logprobs(request, start, take(&mut result.prompt_logprobs));
@@ -138,19 +130,13 @@ fn row_error(row: &ScheduledRow, result: &RowOutput, vocab_size: u32) -> Option<
 
 /// Commits emitted tokens up to the first one that finishes the request. Returns the number of committed
 /// tokens and the finish reason.
-fn commit_tokens(
-    request: &mut Request,
-    emitted: &[Token],
-    planted: FaultInjection,
-) -> (usize, Option<FinishReason>) {
+fn commit_tokens(request: &mut Request, emitted: &[Token]) -> (usize, Option<FinishReason>) {
     for (i, &token) in emitted.iter().enumerate() {
         request.commit(token);
         let stop = request.stop_reason(token).map(FinishReason::Stop);
         let full = || (request.len >= request.limit).then_some(FinishReason::Length);
         let finish = stop.or_else(full);
-        let runs_on =
-            planted.is_active(InjectedFault::StopInsideDraftsMissed) && i + 1 < emitted.len();
-        if finish.is_some() && !runs_on {
+        if finish.is_some() {
             return (i + 1, finish);
         }
     }

@@ -5,11 +5,10 @@
 
 use crate::FirstAdmission;
 use crate::plan::{PlannedAdmission, PlannedRow, StepPlan};
-use crate::publish::publish_full_blocks;
 use crate::request::{PREEMPTIONS_MAX, Request};
 use crate::scheduling_state::{ScheduledRow, ScheduledStep, SchedulingState};
 use crate::stats::RequeueReason;
-use kvcache::{FaultInjection, InjectedFault, KvCache};
+use kvcache::KvCache;
 use protocol::{
     BatchRow, BlockId, BlockTableUpdate, RowInput, SequenceInit, StepId, ThinVec, TokenVec,
 };
@@ -17,17 +16,9 @@ use protocol::{
 /// Executes `plan` except for its rows, which `write_batch_rows` writes.
 pub(crate) fn commit(state: &mut SchedulingState, kv: &mut KvCache, plan: &StepPlan, now_ms: u64) {
     preempt(state, kv, plan);
-    if state.fault_injection.is_active(InjectedFault::AllocateBeforePin) {
-        grow_running(state, kv, &plan.rows);
-        for_each_admission(plan, |admission, found| {
-            pin_hit(state, kv, admission, found);
-            allocate_admission(state, kv, admission);
-        });
-    } else {
-        for_each_admission(plan, |admission, found| pin_hit(state, kv, admission, found));
-        grow_running(state, kv, &plan.rows);
-        for_each_admission(plan, |admission, _| allocate_admission(state, kv, admission));
-    }
+    for_each_admission(plan, |admission, found| pin_hit(state, kv, admission, found));
+    grow_running(state, kv, &plan.rows);
+    for_each_admission(plan, |admission, _| allocate_admission(state, kv, admission));
     admit(state, kv, plan, now_ms);
     if !plan.admit.is_empty() {
         state.blocked_head = None;
@@ -40,9 +31,7 @@ fn preempt(state: &mut SchedulingState, kv: &mut KvCache, plan: &StepPlan) {
     for &slot in &plan.preempt {
         let request = &mut state.requests[slot];
         request.preemptions = request.preemptions.saturating_add(1);
-        let guarded = request.preemptions >= PREEMPTIONS_MAX;
-        request.non_preemptible =
-            guarded && !state.fault_injection.is_active(InjectedFault::NeverNonPreemptible);
+        request.non_preemptible = request.preemptions >= PREEMPTIONS_MAX;
         state.running.remove(request.cold_fields.queue_key);
         state.requeue(slot, kv, RequeueReason::Preemption);
         state.totals.preemptions += 1;
@@ -128,7 +117,7 @@ fn admit(state: &mut SchedulingState, kv: &KvCache, plan: &StepPlan, now_ms: u64
 /// it has no rows.
 pub(crate) fn write_batch_rows(
     state: &mut SchedulingState,
-    kv: &mut KvCache,
+    kv: &KvCache,
     planned: &[PlannedRow],
     histories: bool,
 ) -> Vec<BatchRow> {
@@ -141,7 +130,7 @@ pub(crate) fn write_batch_rows(
         let end = u64::from(plan.start + plan.len) + u64::from(request.draft_slack);
         let end = end + u64::from(plan.drafts);
         assert!(end <= covered, "{:?} writes up to {end}, its table covers {covered}", request.id);
-        let samples = row_samples(request, plan, state.fault_injection);
+        let samples = request.samples_at(plan.start + plan.len);
         flying.push(ScheduledRow {
             slot: plan.slot,
             request: request.id,
@@ -150,10 +139,7 @@ pub(crate) fn write_batch_rows(
             drafts: plan.drafts,
             samples,
         });
-        if state.fault_injection.is_active(InjectedFault::PublishBeforeCompute) {
-            publish_full_blocks(request, kv, &state.hasher, request.len);
-        }
-        write_row(request, plan, (samples, step), histories, state.fault_injection)
+        write_row(request, plan, samples, step, histories)
     });
     let rows = rows.collect();
     state.step = step;
@@ -161,39 +147,28 @@ pub(crate) fn write_batch_rows(
     rows
 }
 
-/// Returns whether the row samples.
-fn row_samples(request: &Request, plan: &PlannedRow, planted: FaultInjection) -> bool {
-    let end = plan.start + plan.len;
-    let at_prompt_end =
-        planted.is_active(InjectedFault::SampleAtPromptEnd) && request.preemptions > 0;
-    request.samples_at(end) || (at_prompt_end && end == request.cold_fields.prompt_len)
-}
-
-/// Writes one row of the batch and advances the cursors of its request.
+/// Writes one row of step `step` and advances the cursors of its request.
 ///
 /// The row is built last, after everything that can panic, so that it is constructed directly in the batch.
 #[inline]
 fn write_row(
     request: &mut Request,
     plan: &PlannedRow,
-    (samples, step): (bool, StepId),
+    samples: bool,
+    step: StepId,
     histories: bool,
-    planted: FaultInjection,
 ) -> BatchRow {
     assert_eq!(plan.start, request.computed_tokens, "{:?} was planned from elsewhere", request.id);
     let end = plan.start + plan.len;
     let sampled_at = request.last_sampling_step;
-    let slack =
-        if planted.is_active(InjectedFault::DraftSlackNotSent) { 0 } else { request.draft_slack };
+    let draft_slack = request.draft_slack;
     request.rows_in_flight += 1;
     request.computed_tokens = end;
     request.slot_has_drafts = samples;
     if samples {
         request.pending_samples += 1;
         request.draft_slack += u16::from(plan.drafts);
-        let late =
-            planted.is_active(InjectedFault::StaleSequenceSlotRead) && request.pending_samples > 1;
-        request.last_sampling_step = if late { sampled_at } else { step };
+        request.last_sampling_step = step;
     }
     let init = std::mem::take(&mut request.first_row_of_epoch)
         .then(|| Box::new(sequence_init(request, histories)));
@@ -207,7 +182,7 @@ fn write_row(
         RowInput::Tokens(request.tokens()[plan.start as usize..end as usize].into())
     } else {
         assert_eq!(plan.len, 1, "only the last known token can still be on the device");
-        RowInput::SampledAt { step: sampled_at, draft_slack: slack }
+        RowInput::SampledAt { step: sampled_at, draft_slack }
     };
     BatchRow {
         request: request.id,

@@ -1,7 +1,7 @@
 //! Scheduler configuration.
 
 use crate::{DRAFT_TOKENS_MAX, SchedulerLimits};
-use kvcache::{FaultInjection, KvConfig, KvConfigError};
+use kvcache::{KvConfig, KvConfigError};
 
 /// Maximum number of steps in flight: one per pipeline stage and one more.
 const STEPS_IN_FLIGHT_MAX: u32 = 4;
@@ -23,8 +23,6 @@ pub struct SchedulerConfig {
     pub prefill_gate: bool,
     /// Row counts of captured graphs, ascending; empty = eager dispatch only.
     pub capture_sizes: Vec<u32>,
-    /// Bug in force, for simulations of a build with the feature `planted`.
-    pub fault_injection: FaultInjection,
 }
 
 impl SchedulerConfig {
@@ -38,7 +36,6 @@ impl SchedulerConfig {
             routing: RoutingPolicy::Prefix,
             prefill_gate: true,
             capture_sizes: Vec::new(),
-            fault_injection: FaultInjection::default(),
         }
     }
 

@@ -1,6 +1,5 @@
 //! Heartbeat timeout of a peer that sends a heartbeat every second.
 
-use kvcache::{FaultInjection, InjectedFault};
 use std::time::Duration;
 
 /// Time without a heartbeat after which the grace period starts.
@@ -14,8 +13,6 @@ pub const HEARTBEAT_GRACE_PERIOD: Duration = Duration::from_secs(1);
 pub struct HeartbeatMonitor {
     /// Whether the heartbeat timeout has expired once.
     in_grace_period: bool,
-    /// Bug in force, for simulations of a build with the feature `planted`.
-    pub fault_injection: FaultInjection,
 }
 
 impl HeartbeatMonitor {
@@ -33,7 +30,6 @@ impl HeartbeatMonitor {
     /// not enough: time also passes while this process is paused and cannot read heartbeats.
     pub fn on_timeout(&mut self) -> bool {
         std::mem::replace(&mut self.in_grace_period, true)
-            || self.fault_injection.is_active(InjectedFault::PauseCountsAsHeartbeatTimeout)
     }
 }
 

@@ -3,7 +3,7 @@
 //! `Scheduler::tick(now, inbox) -> effects` is the entry point. No I/O, clock, thread, random number or
 //! hash-map order affects a decision, so a recorded inbox replays to the same effects. Three further types
 //! implement rules that the server and the simulator share: step deadlines (`StepWatchdog`), heartbeat
-//! timeouts (`HeartbeatMonitor`) and request ids (`RequestIdAssigner`).
+//! timeouts (`HeartbeatMonitor`) and request ids (`assign_request_ids`).
 
 #![forbid(unsafe_code)]
 
@@ -39,11 +39,10 @@ pub use config::{RoutingPolicy, SchedulerConfig, SchedulerConfigError};
 pub use event::{ControlCommand, ExecutorFailure, SchedulerEffect, SchedulerEvent};
 pub use heartbeat_monitor::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, HeartbeatMonitor};
 pub use kvcache::{
-    BlockKey, BlockLifetime, ExtraKeys, FaultInjection, InjectedFault, KvConfig, KvConfigError,
-    PromptHasher, SampleRate,
+    BlockKey, BlockLifetime, ExtraKeys, KvConfig, KvConfigError, PromptHasher, SampleRate,
 };
 pub use limits::SchedulerLimits;
-pub use request_ids::RequestIdAssigner;
+pub use request_ids::{assign_request_ids, request_ids_by_client_id};
 pub use scheduler::Scheduler;
 pub use stats::{
     BlockStats, DRAFT_TOKENS_MAX, FailureCounts, RecomputedTokens, SpecDecodeStats, StepStats,

@@ -84,19 +84,17 @@ impl PrefillGate {
     }
 }
 
-/// Removes prefill rows from every plan if the gate is closed. `for_ever`: also if any rank has no prefill.
+/// Removes prefill rows from every plan if the gate is closed.
 pub(crate) fn hold_prefill(
     gate: &mut PrefillGate,
     domains: &mut [ReplicaState],
     limits: &SchedulerLimits,
-    for_ever: bool,
 ) {
     if domains.iter().all(|domain| domain.plan.rows.is_empty()) {
         return;
     }
     let view = gate_input(domains, limits);
-    let fires = gate.allows_prefill(&view);
-    if !fires || for_ever && view.ranks_with_prefill < view.ranks {
+    if !gate.allows_prefill(&view) {
         for domain in domains {
             domain.plan.hold_prefill();
         }
@@ -279,9 +277,9 @@ mod tests {
 
     #[test]
     fn closed_prefill_gate_keeps_decode_rows() {
-        let rows = |gate: PrefillGate, plans, for_ever| {
+        let rows = |gate: PrefillGate, plans| {
             let (mut gate, mut domains) = (gate, replicas(plans));
-            hold_prefill(&mut gate, &mut domains, &SchedulerLimits::cpu(8, 100), for_ever);
+            hold_prefill(&mut gate, &mut domains, &SchedulerLimits::cpu(8, 100));
             (
                 domains.iter().map(|domain| domain.plan.rows.len()).collect::<Vec<_>>(),
                 gate.held_steps,
@@ -293,12 +291,9 @@ mod tests {
         let both = gate_input(&replicas([(1, 2), (0, 1)]), &SchedulerLimits::cpu(8, 100));
         assert_eq!((both.ranks_with_prefill, both.decode_rows), (2, 1));
         let started = PrefillGate { started: true, ..PrefillGate::default() };
-        assert_eq!(rows(started, [(1, 2), (1, 1)], false), (vec![1, 1], 1), "held");
-        assert_eq!(rows(PrefillGate::default(), [(1, 2), (1, 1)], false), (vec![2, 1], 0), "fires");
-        assert_eq!(rows(started, [(0, 0), (0, 0)], false), (vec![0, 0], 0), "nobody waits");
-        let first = PrefillGate::default();
-        assert_eq!(rows(first, [(1, 2), (1, 1)], true), (vec![1, 1], 0), "not all have prefill");
-        assert_eq!(rows(first, [(1, 2), (1, 2)], true), (vec![2, 2], 0), "all have");
+        assert_eq!(rows(started, [(1, 2), (1, 1)]), (vec![1, 1], 1), "held");
+        assert_eq!(rows(PrefillGate::default(), [(1, 2), (1, 1)]), (vec![2, 1], 0), "fires");
+        assert_eq!(rows(started, [(0, 0), (0, 0)]), (vec![0, 0], 0), "no rank has rows");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::SchedulerLimits;
 use crate::request::Request;
 use crate::scheduling_state::{BlockedHead, SchedulingState};
 use crate::slab::SlabSlot;
-use kvcache::{InjectedFault, KvCache};
+use kvcache::KvCache;
 use protocol::BlockId;
 
 /// Plan of one step: its rows, and the queue changes before them.
@@ -242,8 +242,7 @@ impl StepPlanner<'_> {
             return 0;
         }
         let last = request.limit.min(request.first_masked_position());
-        let forgets = self.state.fault_injection.is_active(InjectedFault::LimitIgnoresDraftSlack);
-        let slack = if forgets { 0 } else { u32::from(request.draft_slack) };
+        let slack = u32::from(request.draft_slack);
         let room = last.saturating_sub(request.known_len() + slack + 1);
         u32::from(self.limits.draft_tokens).min(room).min(self.budget - 1)
     }
@@ -251,11 +250,7 @@ impl StepPlanner<'_> {
     /// Returns the number of blocks by which a decode row grows its table: enough even if every draft token
     /// in flight is accepted.
     fn blocks_to_grow(&self, request: &Request, drafts: u32) -> u32 {
-        let one =
-            u32::from(!self.state.fault_injection.is_active(InjectedFault::BlockEdgeOffByOne));
-        let forgets = self.state.fault_injection.is_active(InjectedFault::ReserveIgnoresDraftSlack);
-        let slack = if forgets { 0 } else { u32::from(request.draft_slack) };
-        let positions = request.computed_tokens + slack + one + drafts;
+        let positions = request.computed_tokens + u32::from(request.draft_slack) + 1 + drafts;
         self.kv.blocks_for(positions).saturating_sub(request.block_count)
     }
 
@@ -302,11 +297,10 @@ impl StepPlanner<'_> {
                 break;
             }
             let request = &state.requests[slot];
-            if self.admit_one(slot, request) {
-                seats_left -= 1;
-            } else if !state.fault_injection.is_active(InjectedFault::AdmitsPastBlockedHead) {
+            if !self.admit_one(slot, request) {
                 break;
             }
+            seats_left -= 1;
         }
     }
 
@@ -334,13 +328,7 @@ impl StepPlanner<'_> {
         let len = request.len;
         let now = self.kv.blocks_for(len);
         let whole = if request.non_preemptible { self.kv.blocks_for(request.limit) } else { now };
-        let idle = if self.state.fault_injection.is_active(InjectedFault::EvictableHitsCostNothing)
-        {
-            0
-        } else {
-            hit.evictable
-        };
-        let need = whole - hit.blocks + idle;
+        let need = whole - hit.blocks + hit.evictable;
         let start = hit.blocks * self.kv.block_tokens();
         let fits = need + self.admission_headroom() <= self.blocks_left;
         let chunk = if fits { self.chunk_len(start, len - start) } else { 0 };
@@ -385,10 +373,8 @@ impl StepPlanner<'_> {
     }
 
     fn chunk_len(&self, start: u32, want: u32) -> u32 {
-        let whole = self.state.fault_injection.is_active(InjectedFault::ChunkOverBudget);
-        let budget = if whole { self.limits.tokens_per_step } else { self.budget };
         let has_prefill = self.plan.rows.len() > self.plan.decode_rows;
-        let cap = budget.min(self.limits.tokens_per_chunk.unwrap_or(u32::MAX));
+        let cap = self.budget.min(self.limits.tokens_per_chunk.unwrap_or(u32::MAX));
         align_chunk(
             start,
             want,

@@ -77,12 +77,7 @@ fn scenario(text: &str) -> PlanScenario {
     let blocks = held + cached + parse_setting(text, "free=").unwrap_or(100);
     let config = KvConfig::new(spec, blocks, [1, 2]);
     let mut scene = PlanScenario {
-        state: SchedulingState::new(
-            Replica(0),
-            limits.max_num_seqs,
-            config.block_hasher(),
-            config.fault_injection,
-        ),
+        state: SchedulingState::new(Replica(0), limits.max_num_seqs, config.block_hasher()),
         kv: KvCache::new(&config).unwrap(),
         limits,
         parked_blocks: BlockTable::default(),
@@ -215,7 +210,7 @@ fn unmasked_rows_are_planned_after_rows_in_flight() {
             assert_eq!((plan.rows.len(), row.len), (1, 1));
             starts.push(row.start);
             commit(&mut state, &mut kv, &plan, 0);
-            write_batch_rows(&mut state, &mut kv, &plan.rows, false);
+            write_batch_rows(&mut state, &kv, &plan.rows, false);
         }
         assert_eq!(starts, expected.collect::<Vec<_>>(), "{masked_from:?}");
     }

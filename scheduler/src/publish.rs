@@ -1,7 +1,7 @@
 //! Publishes full blocks of a request in the prefix index, prompt and output blocks alike.
 
 use crate::request::Request;
-use kvcache::{BlockHasher, InjectedFault, KvCache, PublishOutcome};
+use kvcache::{BlockHasher, KvCache, PublishOutcome};
 
 /// Publishes the full blocks of `request` below position `below`, in order and without gaps.
 ///
@@ -24,8 +24,6 @@ pub(crate) fn publish_full_blocks(
         let (table, content) = request.cold_fields.block_table_and_content();
         match kv.publish(table, index, content) {
             PublishOutcome::Stored => {}
-            PublishOutcome::Deduplicated
-                if kv.fault_injection().is_active(InjectedFault::DeduplicationNotSent) => {}
             PublishOutcome::Deduplicated => request.sent_blocks = request.sent_blocks.min(index),
             PublishOutcome::Rejected => {
                 request.may_publish = false;

@@ -5,7 +5,7 @@ use crate::replica_router::{ReplicaCandidate, ReplicaLoad};
 use crate::scheduling_state::SchedulingState;
 use crate::stats::RequeueReason;
 use crate::{BlockStats, ExecutorFailure, SchedulerConfig, SchedulerConfigError, StepStats};
-use kvcache::{InjectedFault, KvCache, KvConfig};
+use kvcache::{KvCache, KvConfig};
 use protocol::{Epoch, Replica, StepTiming};
 
 /// State that the scheduler keeps per replica.
@@ -35,12 +35,7 @@ impl ReplicaState {
     ) -> Result<Self, SchedulerConfigError> {
         let seats = config.limits.seq_slot_count();
         Ok(Self {
-            state: SchedulingState::new(
-                replica,
-                seats,
-                config.kv.block_hasher(),
-                config.fault_injection,
-            ),
+            state: SchedulingState::new(replica, seats, config.kv.block_hasher()),
             kv: KvCache::new(&config.kv)?,
             epoch: Epoch(1),
             failed_at_ms: None,
@@ -72,20 +67,13 @@ impl ReplicaState {
     /// Discards executor state: running requests are requeued and recomputed from their committed tokens, and
     /// outputs of the previous epoch are dropped.
     pub(crate) fn on_executor_failure(&mut self, now_ms: u64, loss: ExecutorFailure) {
-        let planted = self.state.fault_injection;
         self.state.totals.requests_recovered.add(loss, self.state.running.len() as u64);
-        if !planted.is_active(InjectedFault::FailureKeepsRunning) {
-            self.requeue_running(RequeueReason::ExecutorFailure(loss));
-        }
+        self.requeue_running(RequeueReason::ExecutorFailure(loss));
         while let Some(flight) = self.state.steps_in_flight.pop_front() {
             self.state.recycle_rows(flight.rows);
         }
-        if !planted.is_active(InjectedFault::FailureKeepsIndex) {
-            self.kv.clear();
-        }
-        if self.is_ready() || !planted.is_active(InjectedFault::RepeatedFailureKeepsEpoch) {
-            self.epoch = self.epoch.next();
-        }
+        self.kv.clear();
+        self.epoch = self.epoch.next();
         self.failed_at_ms.get_or_insert(now_ms);
         self.stats_changed = true;
     }

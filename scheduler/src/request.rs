@@ -7,7 +7,7 @@
 use crate::cold_fields::ColdFields;
 use crate::mask_state::MaskState;
 use crate::{RequestSubmission, SchedulerConfig, StopReason, TokenEvent};
-use kvcache::{BlockHasher, BlockTable, InjectedFault, KvCache, SequenceContent};
+use kvcache::{BlockHasher, BlockTable, KvCache, SequenceContent};
 use protocol::{BlockId, RequestId, SequenceSlot, StepId, Token, TokenVec};
 
 /// Number of preemptions after which a request becomes non-preemptible.
@@ -83,8 +83,6 @@ impl Request {
         let (id, len) = (submit.id, submit.tokens.len() as u32);
         let limit = len.saturating_add(submit.max_tokens).min(config.limits.max_model_len);
         let masking = MaskState::new(submit.first_masked_token);
-        let extra_token =
-            u32::from(config.fault_injection.is_active(InjectedFault::LengthLimitOffByOne));
         let stops = submit.eos_ids.iter().chain(&submit.stop_ids).copied().collect();
         let mut tail = [0; TAIL_TOKENS];
         for (position, &token) in submit.tokens.iter().enumerate().rev().take(TAIL_TOKENS) {
@@ -98,7 +96,7 @@ impl Request {
             epoch: 0,
             seq_slot: None,
             len,
-            limit: limit + extra_token,
+            limit,
             computed_tokens: 0,
             committed_kv_len: 0,
             published_blocks: 0,
@@ -201,13 +199,6 @@ impl Request {
         kv.free(&mut table);
         self.block_count = 0;
         table
-    }
-
-    /// Loses a block for ever, as a forgotten release would.
-    #[cfg(feature = "planted")]
-    pub(crate) fn leak_block(&mut self, kv: &mut KvCache) {
-        kv.leak_block(&mut self.cold_fields.block_table);
-        self.block_count = self.cold_fields.block_table.len();
     }
 
     /// Computes missing keys of full blocks.

@@ -2,58 +2,30 @@
 //! for an abort.
 
 use crate::RequestSubmission;
-use kvcache::{FaultInjection, InjectedFault, PromptHasher};
+use kvcache::PromptHasher;
 use protocol::RequestId;
 
-/// Assigns request ids that are unique for the life of the process.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct RequestIdAssigner {
-    /// Bug in force, for simulations of a build with the feature `planted`.
-    pub fault_injection: FaultInjection,
+/// Assigns ids from `first` on to requests that are submitted together, and hashes their prompts. The caller
+/// ensures that the ids are unique for the life of the process.
+pub fn assign_request_ids(submits: &mut [RequestSubmission], first: u64, hasher: &PromptHasher) {
+    for index in 0..submits.len() {
+        let (before, rest) = submits.split_at_mut(index);
+        let Some(submit) = rest.first_mut() else { break };
+        submit.id = RequestId(first + index as u64);
+        // Choices of one prompt are adjacent: hash the prompt once.
+        submit.block_keys = match before.last().filter(|b| b.tokens == submit.tokens) {
+            Some(before) => before.block_keys.clone(),
+            None => hasher.hash_prompt(&submit.tokens, submit.extra_keys.as_deref()),
+        };
+    }
 }
 
-impl RequestIdAssigner {
-    /// Assigns ids from `first` on to requests submitted together under client id `name`, and hashes their
-    /// prompts.
-    pub fn assign_ids(
-        self,
-        submits: &mut [RequestSubmission],
-        first: u64,
-        name: &str,
-        hasher: &PromptHasher,
-    ) {
-        let told = self
-            .fault_injection
-            .is_active(InjectedFault::ClientIdUsedAsRequestId)
-            .then(|| name.parse().ok())
-            .flatten();
-        let first = told.unwrap_or(first);
-        for index in 0..submits.len() {
-            let (before, rest) = submits.split_at_mut(index);
-            let Some(submit) = rest.first_mut() else { break };
-            submit.id = RequestId(first + index as u64);
-            // Choices of one prompt are adjacent: hash the prompt once.
-            submit.block_keys = match before.last().filter(|b| b.tokens == submit.tokens) {
-                Some(before) => before.block_keys.clone(),
-                None => hasher.hash_prompt(&submit.tokens, submit.extra_keys.as_deref()),
-            };
-        }
-    }
-
-    /// Returns the ids of all requests in flight with a client id that matches `is_meant`.
-    pub fn ids_by_client_id<N: AsRef<str>>(
-        self,
-        in_flight: impl Iterator<Item = (RequestId, N)>,
-        is_meant: impl Fn(&str) -> bool,
-    ) -> Vec<RequestId> {
-        let most = if self.fault_injection.is_active(InjectedFault::AbortByNameMissesDuplicate) {
-            1
-        } else {
-            usize::MAX
-        };
-        let meant = in_flight.filter(|(_, name)| is_meant(name.as_ref()));
-        meant.map(|(id, _)| id).take(most).collect()
-    }
+/// Returns the ids of all requests in flight with a client id that matches `is_meant`.
+pub fn request_ids_by_client_id<N: AsRef<str>>(
+    in_flight: impl Iterator<Item = (RequestId, N)>,
+    is_meant: impl Fn(&str) -> bool,
+) -> Vec<RequestId> {
+    in_flight.filter(|(_, name)| is_meant(name.as_ref())).map(|(id, _)| id).collect()
 }
 
 #[cfg(test)]
@@ -86,17 +58,16 @@ mod tests {
         let spec = KvSpec { block_tokens: 2, groups: vec![group] };
         let hasher = PromptHasher::new(KvConfig::new(spec, 8, [1, 2]).block_hasher(), true);
         let mut two = [submit(&[5, 6, 7]), submit(&[5, 6, 7])];
-        RequestIdAssigner::default().assign_ids(&mut two, 8, "3", &hasher);
+        assign_request_ids(&mut two, 8, &hasher);
         assert_eq!(two.each_ref().map(|submit| submit.id), [RequestId(8), RequestId(9)]);
         assert!(two[0].block_keys.len() == 1 && two[0].block_keys == two[1].block_keys);
         let mut apart = [submit(&[5, 6, 7]), submit(&[6, 6, 7])];
-        RequestIdAssigner::default().assign_ids(&mut apart, 10, "3", &hasher);
+        assign_request_ids(&mut apart, 10, &hasher);
         assert_eq!(apart[0].block_keys, two[0].block_keys);
         assert_ne!(apart[1].block_keys, two[0].block_keys);
         let in_flight = || [(RequestId(8), "3"), (RequestId(9), "3"), (RequestId(10), "4")];
-        let meant = |name: &str| {
-            RequestIdAssigner::default().ids_by_client_id(in_flight().into_iter(), |n| n == name)
-        };
+        let meant =
+            |name: &str| request_ids_by_client_id(in_flight().into_iter(), |other| other == name);
         assert_eq!(meant("3"), [RequestId(8), RequestId(9)]);
         assert_eq!(meant("8"), []);
     }

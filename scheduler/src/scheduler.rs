@@ -16,7 +16,7 @@ use crate::{
     RequestError, RequestSubmission, SchedulerConfig, SchedulerConfigError, SchedulerEffect,
     SchedulerEvent, SchedulerLimits, StepStats, StopReason, TickPhase, TickTimer, TokenEvent,
 };
-use kvcache::{InjectedFault, KvCache};
+use kvcache::KvCache;
 use protocol::{Batch, Epoch, Replica, RequestId, StepOutput};
 use std::ops::Range;
 
@@ -43,7 +43,6 @@ impl Scheduler {
     /// Errors: a limit out of range, or a pool that cannot hold one request of `max_model_len`.
     pub fn new(mut config: SchedulerConfig) -> Result<Self, SchedulerConfigError> {
         config.validate()?;
-        config.kv.fault_injection = config.fault_injection;
         let seats = config.limits.seq_slot_count();
         if seats < config.limits.max_num_seqs {
             let (asked, tokens) = (config.limits.max_num_seqs, config.limits.tokens_per_step);
@@ -249,19 +248,12 @@ impl Scheduler {
         let Some(&RequestLocation { replica, slot }) = self.request_index.get(&id) else { return };
         let ReplicaState { state, kv, load, stats_changed: changed, .. } =
             &mut self.replicas[replica];
-        let request = &mut state.requests[slot];
+        let request = &state.requests[slot];
         let key = request.cold_fields.queue_key;
         if request.seq_slot.is_some() {
-            #[cfg(feature = "planted")]
-            if self.config.fault_injection.is_active(InjectedFault::AbortLeaksBlock) {
-                request.leak_block(kv);
-            }
             state.running.remove(key);
             state.release(slot, kv);
         } else {
-            if self.config.fault_injection.is_active(InjectedFault::AbortDropped) {
-                return;
-            }
             state.waiting_tokens -= u64::from(request.len);
             state.waiting.remove(key);
         }
@@ -305,8 +297,7 @@ impl Scheduler {
     /// replicas migrate to ready replicas.
     fn handle_executor_failure(&mut self, replica: Replica, loss: ExecutorFailure) {
         let replica = usize::from(replica.0);
-        let spares = self.config.fault_injection.is_active(InjectedFault::FailureSparesPeers);
-        for lost in self.group_of(replica).filter(|&lost| lost == replica || !spares) {
+        for lost in self.group_of(replica) {
             self.replicas[lost].on_executor_failure(self.now_ms, loss);
         }
         self.migrate_queue(replica);
@@ -421,8 +412,7 @@ impl Scheduler {
         let domains = &mut self.replicas[group.clone()];
         let room =
             |d: &ReplicaState| d.state.steps_in_flight.len() < limits.steps_in_flight as usize;
-        let incomplete = self.config.fault_injection.is_active(InjectedFault::IncompleteGroupSteps);
-        if !domains.iter().all(|domain| (domain.is_ready() || incomplete) && room(domain)) {
+        if !domains.iter().all(|domain| domain.is_ready() && room(domain)) {
             return false;
         }
         for domain in &mut *domains {
@@ -430,9 +420,7 @@ impl Scheduler {
             domain.plan = plan(&domain.state, &domain.kv, limits, recycled);
         }
         if self.config.lockstep && self.config.prefill_gate {
-            let for_ever =
-                self.config.fault_injection.is_active(InjectedFault::PrefillGateHoldsForever);
-            lockstep::hold_prefill(&mut self.prefill_gate, domains, limits, for_ever);
+            lockstep::hold_prefill(&mut self.prefill_gate, domains, limits);
         }
         laps.phase_done(TickPhase::Plan);
         let sends = domains.iter().any(|domain| !domain.plan.rows.is_empty());
@@ -445,11 +433,7 @@ impl Scheduler {
         for (i, domain) in group.zip(domains) {
             let ReplicaState { state, kv, plan, .. } = domain;
             commit(state, kv, plan, self.now_ms);
-            let idle = state.fault_injection.is_active(InjectedFault::IdleRankGetsNoBatch)
-                && plan.rows.is_empty();
-            let alone = state.fault_injection.is_active(InjectedFault::RankPadsIndependently);
-            let moe_tokens = if alone { moe_tokens.min(plan.tokens()) } else { moe_tokens };
-            if sends && !idle {
+            if sends {
                 let rows =
                     write_batch_rows(state, kv, &plan.rows, self.config.limits.needs_token_history);
                 domain.record_step();

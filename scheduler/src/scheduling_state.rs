@@ -7,7 +7,7 @@ use crate::request::Request;
 use crate::request_queue::RequestQueue;
 use crate::slab::{RequestSlab, SlabSlot};
 use crate::stats::{FailureCounts, RecomputedTokens, RequeueReason, SpecDecodeStats};
-use kvcache::{BlockHasher, BlockTable, FaultInjection, InjectedFault, KvCache};
+use kvcache::{BlockHasher, BlockTable, KvCache};
 use protocol::{Replica, RequestId, SequenceSlot, StepId};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -31,7 +31,6 @@ pub(crate) struct SchedulingState {
     /// The head of the waiting queue that was not admitted, if blocks were the reason.
     pub(crate) blocked_head: Option<BlockedHead>,
     pub(crate) hasher: BlockHasher,
-    pub(crate) fault_injection: FaultInjection,
     pub(crate) totals: ReplicaTotals,
     /// Free sequence slots, lowest first.
     free_seq_slots: BinaryHeap<Reverse<u32>>,
@@ -89,12 +88,7 @@ pub(crate) struct ReplicaTotals {
 }
 
 impl SchedulingState {
-    pub(crate) fn new(
-        replica: Replica,
-        seats: u32,
-        hasher: BlockHasher,
-        planted: FaultInjection,
-    ) -> Self {
+    pub(crate) fn new(replica: Replica, seats: u32, hasher: BlockHasher) -> Self {
         Self {
             replica,
             requests: RequestSlab::new(),
@@ -106,7 +100,6 @@ impl SchedulingState {
             step: StepId(0),
             blocked_head: None,
             hasher,
-            fault_injection: planted,
             totals: ReplicaTotals::default(),
             free_seq_slots: (0..seats).map(Reverse).collect(),
             spare_row_buffers: Vec::new(),
@@ -147,17 +140,7 @@ impl SchedulingState {
         self.release(slot, kv);
         let request = &mut self.requests[slot];
         request.cold_fields.params.last_requeue = Some((why, request.computed_tokens));
-        let (epoch, sent, promised) = (request.epoch, request.sent_blocks, request.pending_samples);
         request.restart();
-        if self.fault_injection.is_active(InjectedFault::EpochNotBumped) {
-            request.epoch = epoch;
-        }
-        if self.fault_injection.is_active(InjectedFault::BlockTableNotResent) {
-            request.sent_blocks = sent;
-        }
-        if self.fault_injection.is_active(InjectedFault::PreemptKeepsInFlight) && promised > 0 {
-            request.commit(0);
-        }
         request.flush_tail();
         if kv.is_caching() {
             request.extend_block_keys(&self.hasher);

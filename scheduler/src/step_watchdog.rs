@@ -1,7 +1,6 @@
 //! Unanswered steps of a replica, their deadlines, and the ranks that have not finished them.
 
 use crate::step_deadline::{StepDeadline, StepWork};
-use kvcache::{FaultInjection, InjectedFault};
 use protocol::StepId;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -69,21 +68,13 @@ pub struct StepWatchdog {
     steps: VecDeque<WatchedStep>,
     /// Time of the last poll.
     polled_ms: u64,
-    /// Bug in force, for simulations of a build with the feature `planted`.
-    pub fault_injection: FaultInjection,
 }
 
 impl StepWatchdog {
     /// Creates a watchdog for a replica of `ranks` ranks with no step in flight.
     pub fn new(ranks: usize, deadline: StepDeadline) -> Self {
         let seats = (0..ranks).map(|_| RankProgress::default()).collect();
-        Self {
-            ranks: seats,
-            deadline,
-            steps: VecDeque::new(),
-            polled_ms: 0,
-            fault_injection: FaultInjection::default(),
-        }
+        Self { ranks: seats, deadline, steps: VecDeque::new(), polled_ms: 0 }
     }
 
     /// Detects pauses of this process; called several times a second. After a pause, a step may not have left
@@ -91,9 +82,7 @@ impl StepWatchdog {
     pub fn poll(&mut self, now_ms: u64) {
         let pause_ms = now_ms.saturating_sub(self.polled_ms);
         self.polled_ms = now_ms;
-        if pause_ms >= PAUSE_MIN_MS
-            && !self.fault_injection.is_active(InjectedFault::PauseCountsAsStepTime)
-        {
+        if pause_ms >= PAUSE_MIN_MS {
             for sent in &mut self.steps {
                 sent.started_ms = now_ms.min(sent.started_ms + pause_ms - POLL_INTERVAL_MS);
                 sent.paused = true;
@@ -181,8 +170,7 @@ impl StepWatchdog {
         if let Some((step, since_ms)) = seat.overdue
             && step == first.step
         {
-            let piled = self.fault_injection.is_active(InjectedFault::QueuedHeartbeatsCountTwice);
-            let apart = piled || now_ms.saturating_sub(since_ms) >= HEARTBEATS_APART_MS;
+            let apart = now_ms.saturating_sub(since_ms) >= HEARTBEATS_APART_MS;
             return StragglerReport {
                 stragglers: Vec::new(),
                 timeout: apart.then(|| self.step_timeout(first, now_ms)),

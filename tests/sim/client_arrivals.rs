@@ -2,10 +2,11 @@
 
 use crate::client::{ClientStage, SimClient};
 use crate::event_queue::SimEvent;
+use crate::fault_injector::InjectedFault;
 use crate::request_generator;
 use crate::world::SimWorld;
 use protocol::RequestId;
-use scheduler::{AbortCause, SchedulerEvent};
+use scheduler::{AbortCause, SchedulerEvent, assign_request_ids};
 
 impl SimWorld {
     /// Draws the clients, their arrival times, and the abort times of some of them.
@@ -41,12 +42,10 @@ impl SimWorld {
         // The submitting thread usually computes the block keys; some submitters leave that to the engine.
         let first = submit.id.0;
         let hasher = self.scheduler.hasher();
-        self.request_id_assigner().assign_ids(
-            std::slice::from_mut(&mut submit),
-            first,
-            &name,
-            &hasher,
-        );
+        assign_request_ids(std::slice::from_mut(&mut submit), first, &hasher);
+        if self.fault_injector.injects(InjectedFault::ClientIdUsedAsRequestId) {
+            submit.id = name.parse().map_or(submit.id, RequestId);
+        }
         if self.rng.chance_per_mille(200) {
             submit.block_keys.clear();
         }

@@ -3,11 +3,12 @@
 //! that id.
 
 use crate::client::{ClientStage, SimClient};
+use crate::fault_injector::InjectedFault;
 use crate::invariant::{CheckResult, ensure};
 use crate::rng::SimRng;
 use crate::world::SimWorld;
 use protocol::RequestId;
-use scheduler::{AbortCause, RequestIdAssigner};
+use scheduler::{AbortCause, request_ids_by_client_id};
 
 /// Maximum distance, in arrival order, between two requests that share a client id: both should be in flight
 /// together.
@@ -23,11 +24,6 @@ impl SimWorld {
                     self.clients[index.saturating_sub(before)].client_id.clone();
             }
         }
-    }
-
-    /// Assigner of internal request ids, as the server uses it.
-    pub(crate) fn request_id_assigner(&self) -> RequestIdAssigner {
-        RequestIdAssigner { fault_injection: self.config.scheduler.fault_injection }
     }
 
     /// Live clients with a client id.
@@ -52,8 +48,10 @@ impl SimWorld {
         let at = self.rng.below(count as u64) as usize;
         let name = live().nth(at).map(|client| client.client_id.clone()).unwrap_or_default();
         let in_flight = live().map(|client| (client.id(), client.client_id.as_str()));
-        let meant: Vec<RequestId> =
-            self.request_id_assigner().ids_by_client_id(in_flight, |other| other == name);
+        let mut meant: Vec<RequestId> = request_ids_by_client_id(in_flight, |other| other == name);
+        if self.fault_injector.injects(InjectedFault::AbortByNameMissesDuplicate) {
+            meant.truncate(1);
+        }
         let bearers = self.clients_with_id(&name);
         self.counts.aborts_by_client_id += u64::from(bearers.len() > 1);
         for request in meant {

@@ -5,12 +5,13 @@
 
 use crate::event_queue::SimEvent;
 use crate::executor::{HangKind, SimExecutor};
+use crate::fault_injector::InjectedFault;
 use crate::invariant::{CheckResult, ensure};
 use crate::world::{SimReplica, SimWorld, replica_changes};
 use protocol::{Batch, Replica, StepCost, StepId};
 use scheduler::{
-    ExecutorFailure, FaultInjection, HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, HeartbeatMonitor,
-    SchedulerEvent, StepDeadline, StepWatchdog, StepWork,
+    ExecutorFailure, HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, HeartbeatMonitor, SchedulerEvent,
+    StepDeadline, StepWatchdog, StepWork,
 };
 use std::collections::VecDeque;
 
@@ -61,14 +62,6 @@ impl Default for SimExecutorWatch {
 }
 
 impl SimExecutorWatch {
-    /// A watch with an injected fault.
-    pub(crate) fn new(planted: FaultInjection) -> Self {
-        let mut vigil = Self::default();
-        (vigil.step_watchdog.fault_injection, vigil.heartbeat_monitor.fault_injection) =
-            (planted, planted);
-        vigil
-    }
-
     /// Records that a batch was sent.
     pub(crate) fn batch_sent(&mut self, batch: &Batch, now_ms: u64) {
         let tokens = batch.rows.iter().map(|row| u64::from(row.len) + u64::from(row.drafts)).sum();
@@ -211,8 +204,9 @@ impl SimWorld {
     /// No message was readable when the heartbeat timeout expired.
     fn heartbeat_missing(&mut self, replica: usize) -> CheckResult {
         let (now_ms, hangs) = (self.now_ms, self.group_hangs(replica));
+        let impatient = self.fault_injector.injects(InjectedFault::PauseCountsAsHeartbeatTimeout);
         let vigil = &mut self.replicas[replica].watch;
-        if vigil.heartbeat_monitor.on_timeout() {
+        if vigil.heartbeat_monitor.on_timeout() || impatient {
             return self.fail_executors(replica, ExecutorFailure::HeartbeatTimeout);
         }
         vigil.restart_wait(now_ms);
@@ -243,6 +237,7 @@ impl SimWorld {
     pub(crate) fn process_signals(&mut self) -> CheckResult {
         self.poll_watchdogs();
         let now_ms = self.now_ms;
+        let mut heartbeat_ms = vec![now_ms; self.replicas.len()];
         for sign in std::mem::take(&mut self.signals) {
             match sign {
                 ExecutorSignal::StepAnswered { replica, step } => {
@@ -254,7 +249,10 @@ impl SimWorld {
                     if site.announced_incarnation != life || site.failed_at_ms.is_some() {
                         continue; // Of an older incarnation.
                     }
-                    let lateness = site.watch.step_watchdog.on_heartbeat(0, now_ms);
+                    let lateness = site.watch.step_watchdog.on_heartbeat(0, heartbeat_ms[replica]);
+                    if self.fault_injector.injects(InjectedFault::QueuedHeartbeatsCountTwice) {
+                        heartbeat_ms[replica] += HEARTBEAT_INTERVAL_MS;
+                    }
                     self.counts.false_suspicions +=
                         u64::from(!lateness.stragglers.is_empty() && !hangs);
                     if lateness.timeout.is_some() {
@@ -271,6 +269,9 @@ impl SimWorld {
     fn poll_watchdogs(&mut self) {
         let (now_ms, ticked_ms) = (self.now_ms, self.last_tick_ms);
         self.last_tick_ms = now_ms;
+        if self.fault_injector.injects(InjectedFault::PauseCountsAsStepTime) {
+            return;
+        }
         let stood = self.scheduler_resumed_ms > ticked_ms;
         let from_ms = if stood { self.scheduler_resumed_ms } else { ticked_ms };
         for site in self.replicas.iter_mut().filter(|_| self.config.watch_heartbeats) {

@@ -1,29 +1,36 @@
 //! Mutation check of the simulator: each injected fault must be found within a bounded number of seeds.
 //!
-//! Runs with every `cargo test`; `just canary` prints which invariant broke.
+//! Faults at the edges of the scheduler run with every `cargo test`; `just canary` prints which invariant broke.
+//! Mistakes inside the scheduler and the KV cache are patches in `tests/sim/mutants`: `just mutants`.
 
 #![allow(clippy::print_stdout, reason = "shows what was noticed, and when")]
 
-use crate::seed_sweep::sweep;
+use crate::fault_injector::InjectedFault;
+use crate::seed_sweep::{SeedRun, sweep};
 use crate::sim_config::GROUP_SEEDS_FROM;
-use scheduler::{FaultInjection, InjectedFault};
 
 /// Seeds within which each fault must be found.
 const SEEDS: u64 = 1000;
+/// Maximum number of characters of a violated invariant that are printed.
+const NOTICED_CHARS: usize = 110;
+
+/// Prints a line `name seed noticed`.
+fn print_failure(name: &str, failure: &SeedRun) {
+    let noticed = failure.broken.as_ref().map(ToString::to_string).unwrap_or_default();
+    let noticed: String = noticed.replace('\n', " ").chars().take(NOTICED_CHARS).collect();
+    println!("{name:<30} {:>10}  {noticed}", failure.seed);
+}
 
 /// Searches each fault in the worlds from seed `first` on.
-fn find_all(bugs: &[InjectedFault], first: u64) {
+fn find_all(faults: &[InjectedFault], first: u64) {
     let mut missed = Vec::new();
-    println!("{:<24} {:>6}  first thing noticed", "planted bug", "seed");
-    for &bug in bugs {
-        let harvest = sweep(first..first + SEEDS, FaultInjection::with_fault(bug), true);
-        let Some(failure) = harvest.failures.first() else {
-            missed.push(bug);
-            continue;
-        };
-        let noticed = failure.broken.as_ref().map(ToString::to_string).unwrap_or_default();
-        let noticed: String = noticed.replace('\n', " ").chars().take(110).collect();
-        println!("{:<24} {:>6}  {noticed}", format!("{bug:?}"), failure.seed);
+    println!("{:<30} {:>10}  first thing noticed", "injected fault", "seed");
+    for &fault in faults {
+        let harvest = sweep(first..first + SEEDS, Some(fault), true);
+        match harvest.failures.first() {
+            Some(failure) => print_failure(&format!("{fault:?}"), failure),
+            None => missed.push(fault),
+        }
     }
     assert!(missed.is_empty(), "not found within {SEEDS} seeds: {missed:?}");
 }
@@ -36,4 +43,15 @@ fn every_injected_fault_is_found() {
 #[test]
 fn every_injected_fault_of_groups_is_found() {
     find_all(&InjectedFault::GROUP_FAULTS, GROUP_SEEDS_FROM);
+}
+
+/// Searches a failure of the code as it is, in default worlds and in worlds of lockstep groups. Run with a patch
+/// of `tests/sim/mutants` applied; fails if no seed fails.
+#[test]
+#[ignore = "needs a patch of tests/sim/mutants: `just mutants`"]
+fn patched_code_is_found() {
+    let found = [0, GROUP_SEEDS_FROM]
+        .into_iter()
+        .find_map(|first| sweep(first..first + SEEDS, None, true).failures.into_iter().next());
+    print_failure("PatchedCode", &found.expect("no seed fails"));
 }

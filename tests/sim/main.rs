@@ -22,9 +22,9 @@ mod event_queue;
 mod executor;
 mod executor_faults;
 mod executor_watch;
+mod fault_injector;
 mod final_checks;
 mod index_mirror;
-#[cfg(feature = "planted")]
 mod injected_faults;
 mod introspection;
 mod invariant;

@@ -1,11 +1,10 @@
 //! Seeds that once failed, one per line, each with the defect it found.
 
 use crate::seed_sweep::run;
-use scheduler::FaultInjection;
 
 /// Checks that a seed passes.
 fn assert_seed_passes(seed: u64) {
-    let run = run(seed, FaultInjection::default(), false);
+    let run = run(seed, None, false);
     assert!(run.broken.is_none(), "seed {seed}: {:?}", run.broken);
 }
 

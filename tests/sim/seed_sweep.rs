@@ -1,9 +1,9 @@
 //! Runs seeds: one with a trace, or many on all cores. A panic of the engine (its assertions) counts as a
 //! broken invariant, so every failure is identified by its seed.
 
+use crate::fault_injector::InjectedFault;
 use crate::invariant::InvariantViolation;
 use crate::world::{SimCounts, SimWorld};
-use scheduler::FaultInjection;
 use std::cell::RefCell;
 use std::ops::{AddAssign, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -41,11 +41,11 @@ thread_local! {
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs one seed.
-pub(crate) fn run(seed: u64, planted: FaultInjection, readable: bool) -> SeedRun {
+/// Runs one seed, with an injected fault if `fault` is given.
+pub(crate) fn run(seed: u64, fault: Option<InjectedFault>, readable: bool) -> SeedRun {
     capture_panics();
     PANIC.set(Some(String::new()));
-    let mut world = SimWorld::new(seed, planted, readable);
+    let mut world = SimWorld::new(seed, fault, readable);
     let result = catch_unwind(AssertUnwindSafe(|| world.run()));
     let panic = PANIC.take().unwrap_or_default();
     let broken = match result {
@@ -60,7 +60,7 @@ pub(crate) fn run(seed: u64, planted: FaultInjection, readable: bool) -> SeedRun
 /// must give the same trace (I19).
 pub(crate) fn sweep(
     seeds: Range<u64>,
-    planted: FaultInjection,
+    fault: Option<InjectedFault>,
     stop_at_failure: bool,
 ) -> SweepResult {
     let (next, stop) = (AtomicU64::new(seeds.start), AtomicBool::new(false));
@@ -71,9 +71,9 @@ pub(crate) fn sweep(
             if seed >= seeds.end {
                 break;
             }
-            let mut this = run(seed, planted, false);
+            let mut this = run(seed, fault, false);
             if seed.is_multiple_of(100) && this.broken.is_none() {
-                this.broken = check_determinism(&this, &run(seed, planted, false));
+                this.broken = check_determinism(&this, &run(seed, fault, false));
             }
             let mut harvest = harvest.lock().expect("no thread panics with the lock");
             harvest.seeds += 1;

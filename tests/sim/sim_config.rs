@@ -1,9 +1,7 @@
 //! Everything a seed determines before the first event: sizes, limits, and fault rates.
 
 use crate::rng::SimRng;
-use scheduler::{
-    FaultInjection, KvConfig, RoutingPolicy, SampleRate, SchedulerConfig, SchedulerLimits,
-};
+use scheduler::{KvConfig, RoutingPolicy, SampleRate, SchedulerConfig, SchedulerLimits};
 
 /// Seeds from here on draw worlds with one lockstep group of 2 to 8 ranks as replicas.
 pub(crate) const GROUP_SEEDS_FROM: u64 = 1_000_000_000;
@@ -106,8 +104,8 @@ pub(crate) struct FaultRates {
 }
 
 impl SimConfig {
-    /// Draws everything but the fault injection `planted` from `chance`.
-    pub(crate) fn draw(chance: &mut SimRng, planted: FaultInjection) -> Self {
+    /// Draws a world from `chance`.
+    pub(crate) fn draw(chance: &mut SimRng) -> Self {
         let block_tokens = chance.pick(&[1, 1, 2, 3, 4, 4, 7, 8, 16, 16, 32, 64]);
         let longest = if chance.chance_per_mille(30) { 2000 } else { 320 };
         let max_model_len = chance.scaled(4, longest).min(block_tokens * 512);
@@ -139,8 +137,7 @@ impl SimConfig {
         limits.needs_token_history = limits.draft_tokens == 3; // As for some proposers; not drawn.
         limits.mixed_batches = !chance.chance_per_mille(100);
         limits.failure_timeout_ms = if chance.chance_per_mille(200) { 300 } else { 1 << 40 };
-        let mut engine =
-            SchedulerConfig::new(limits, kv_config(chance, block_tokens, blocks, planted));
+        let mut engine = SchedulerConfig::new(limits, kv_config(chance, block_tokens, blocks));
         engine.replicas = chance.pick(&[1, 1, 1, 1, 2, 3, 4, 8]);
         engine.lockstep = engine.replicas > 1 && chance.chance_per_mille(500);
         engine.prefill_gate = chance.chance_per_mille(500);
@@ -154,7 +151,6 @@ impl SimConfig {
         if chance.chance_per_mille(300) {
             engine.capture_sizes = vec![1, 2, 4, 8, 16];
         }
-        engine.fault_injection = planted;
         let load = SimLoad::draw(chance, &engine);
         Self {
             scheduler: engine,
@@ -166,8 +162,8 @@ impl SimConfig {
     }
 
     /// Draws a world of one group of ranks that step in lockstep and fail together.
-    pub(crate) fn draw_group(chance: &mut SimRng, planted: FaultInjection) -> Self {
-        let mut setup = Self::draw(chance, planted);
+    pub(crate) fn draw_group(chance: &mut SimRng) -> Self {
+        let mut setup = Self::draw(chance);
         setup.scheduler.replicas = chance.pick(&[2, 2, 3, 4, 5, 6, 7, 8, 8, 8]);
         setup.scheduler.lockstep = true;
         setup.coupled_steps = chance.chance_per_mille(500);
@@ -178,10 +174,10 @@ impl SimConfig {
     }
 
     /// Draws a world of either kind with slow and broken links and subscribers that disconnect.
-    pub(crate) fn draw_links(chance: &mut SimRng, planted: FaultInjection) -> Self {
+    pub(crate) fn draw_links(chance: &mut SimRng) -> Self {
         let grouped = chance.chance_per_mille(400);
         let draw = if grouped { Self::draw_group } else { Self::draw };
-        let mut setup = draw(chance, planted);
+        let mut setup = draw(chance);
         setup.load.link_ms = chance.pick(&[0, 5, 40, 200]);
         setup.faults.broken_link = chance.pick(&[10, 40, 100]);
         setup.faults.one_way_break = chance.pick(&[0, 500, 1000]);
@@ -222,12 +218,7 @@ impl SimConfig {
     }
 }
 
-fn kv_config(
-    chance: &mut SimRng,
-    block_tokens: u32,
-    blocks: u32,
-    planted: FaultInjection,
-) -> KvConfig {
+fn kv_config(chance: &mut SimRng, block_tokens: u32, blocks: u32) -> KvConfig {
     use protocol::{KvGroup, KvKind, KvSpec};
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens, groups: vec![group] };
@@ -237,7 +228,6 @@ fn kv_config(
     kv.events = true;
     // Taken from the guard key, so that the draws of a seed stay unchanged.
     kv.lifetime_sample = SampleRate::new([1.0, 0.1, 0.0][(kv.guard_key[1] % 3) as usize]);
-    kv.fault_injection = planted;
     kv
 }
 

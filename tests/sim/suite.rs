@@ -4,7 +4,6 @@ use crate::seed_cursor::first_seed;
 use crate::seed_sweep::{SweepResult, run, sweep};
 use crate::sim_config::{GROUP_SEEDS_FROM, LINK_SEEDS_FROM};
 use crate::world::SimCounts;
-use scheduler::FaultInjection;
 use std::time::Instant;
 
 /// Number of seeds of the default worlds.
@@ -24,7 +23,7 @@ const MUTANT_SEEDS: u64 = 800;
 fn million_steps_keep_all_invariants() {
     let start = Instant::now();
     let first = first_seed(0, FRESH_SEEDS_FROM, SEEDS);
-    let harvest = sweep(first..first + SEEDS, FaultInjection::default(), true);
+    let harvest = sweep(first..first + SEEDS, None, true);
     assert_no_failures(&harvest);
     let tally = harvest.tally;
     println!(
@@ -67,7 +66,7 @@ fn million_steps_keep_all_invariants() {
 fn lockstep_groups_keep_all_invariants() {
     let start = Instant::now();
     let first = first_seed(GROUP_SEEDS_FROM, GROUP_SEEDS_FROM + FRESH_SEEDS_FROM, GROUP_SEEDS);
-    let harvest = sweep(first..first + GROUP_SEEDS, FaultInjection::default(), true);
+    let harvest = sweep(first..first + GROUP_SEEDS, None, true);
     assert_no_failures(&harvest);
     let tally = harvest.tally;
     println!(
@@ -94,7 +93,7 @@ fn lockstep_groups_keep_all_invariants() {
 fn broken_links_and_subscribers_keep_all_invariants() {
     let start = Instant::now();
     let first = first_seed(LINK_SEEDS_FROM, LINK_SEEDS_FROM + FRESH_SEEDS_FROM, LINK_SEEDS);
-    let harvest = sweep(first..first + LINK_SEEDS, FaultInjection::default(), true);
+    let harvest = sweep(first..first + LINK_SEEDS, None, true);
     assert_no_failures(&harvest);
     let tally = harvest.tally;
     println!(
@@ -117,19 +116,11 @@ fn broken_links_and_subscribers_keep_all_invariants() {
 
 /// A few seeds of each kind, within seconds: what mutation testing runs for each mutant.
 #[test]
-#[ignore = "a part of the three above, for `just mutants`"]
+#[ignore = "a part of the three above, for `just mutants-random`"]
 fn mutant_seeds() {
-    assert_no_failures(&sweep(0..MUTANT_SEEDS, FaultInjection::default(), true));
-    assert_no_failures(&sweep(
-        GROUP_SEEDS_FROM..GROUP_SEEDS_FROM + MUTANT_SEEDS / 8,
-        FaultInjection::default(),
-        true,
-    ));
-    assert_no_failures(&sweep(
-        LINK_SEEDS_FROM..LINK_SEEDS_FROM + MUTANT_SEEDS / 8,
-        FaultInjection::default(),
-        true,
-    ));
+    assert_no_failures(&sweep(0..MUTANT_SEEDS, None, true));
+    assert_no_failures(&sweep(GROUP_SEEDS_FROM..GROUP_SEEDS_FROM + MUTANT_SEEDS / 8, None, true));
+    assert_no_failures(&sweep(LINK_SEEDS_FROM..LINK_SEEDS_FROM + MUTANT_SEEDS / 8, None, true));
 }
 
 /// Checks, for runs of few worlds, that some pauses, hangs, justified failures and false suspicions happened.
@@ -157,7 +148,7 @@ fn assert_no_failures(harvest: &SweepResult) {
 #[ignore = "needs HADRON_SIM_SEED"]
 fn replay_seed() {
     let seed = env_number("HADRON_SIM_SEED").expect("HADRON_SIM_SEED is a number");
-    let run = run(seed, FaultInjection::default(), true);
+    let run = run(seed, None, true);
     println!("{}", run.lines);
     println!("seed {seed}: trace hash {:016x}, {:?}", run.hash, run.tally);
     if let Some(broken) = run.broken {
@@ -177,7 +168,7 @@ fn explore_seeds() {
     for (first, count) in [(0, count), (GROUP_SEEDS_FROM, count / 5), (LINK_SEEDS_FROM, count / 5)]
     {
         let seeds = first + from..first + from + count;
-        let harvest = sweep(seeds.clone(), FaultInjection::default(), false);
+        let harvest = sweep(seeds.clone(), None, false);
         let (steps, tally) = (harvest.tally.steps, harvest.tally);
         println!("seeds {seeds:?}: {} in {steps} steps: {tally:?}", harvest.seeds);
         for failure in &harvest.failures {

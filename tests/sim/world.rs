@@ -9,6 +9,7 @@ use crate::client::{ClientStage, SimClient};
 use crate::event_queue::{SimEvent, SimEventQueue};
 use crate::executor::SimExecutor;
 use crate::executor_watch::{ExecutorSignal, SimExecutorWatch};
+use crate::fault_injector::{FaultInjector, InjectedFault};
 use crate::index_mirror::IndexMirror;
 use crate::introspection::is_free;
 use crate::invariant::{CheckResult, ensure};
@@ -21,8 +22,7 @@ use crate::subscriber::SimSubscriber;
 use crate::trace::SimTrace;
 use protocol::{BlockId, Replica};
 use scheduler::{
-    ControlCommand, ExecutorFailure, FaultInjection, Scheduler, SchedulerEffect, SchedulerEvent,
-    StepStats,
+    ControlCommand, ExecutorFailure, Scheduler, SchedulerEffect, SchedulerEvent, StepStats,
 };
 
 /// State of one replica in the world.
@@ -59,8 +59,8 @@ pub(crate) struct SimReplica {
 }
 
 impl SimReplica {
-    fn new(blocks: u32, planted: FaultInjection) -> Self {
-        Self { blocks, watch: SimExecutorWatch::new(planted), ..Self::default() }
+    fn new(blocks: u32) -> Self {
+        Self { blocks, ..Self::default() }
     }
 }
 
@@ -125,6 +125,8 @@ pub(crate) struct SimWorld {
     pub(crate) now_ms: u64,
     pub(crate) events: SimEventQueue,
     pub(crate) scheduler: Scheduler,
+    /// Decorator of the scheduler.
+    pub(crate) fault_injector: FaultInjector,
     pub(crate) replicas: Vec<SimReplica>,
     pub(crate) clients: Vec<SimClient>,
     pub(crate) trace: SimTrace,
@@ -154,14 +156,14 @@ pub(crate) struct SimWorld {
 
 impl SimWorld {
     /// The world of a seed before its first event.
-    pub(crate) fn new(seed: u64, planted: FaultInjection, readable: bool) -> Self {
+    pub(crate) fn new(seed: u64, fault: Option<InjectedFault>, readable: bool) -> Self {
         let mut chance = SimRng::new(seed);
         let draw = match seed {
             LINK_SEEDS_FROM.. => SimConfig::draw_links,
             GROUP_SEEDS_FROM.. => SimConfig::draw_group,
             _ => SimConfig::draw,
         };
-        let mut setup = draw(&mut chance, planted);
+        let mut setup = draw(&mut chance);
         let mut later = SimRng::new(seed ^ LATE_DRAWS_STREAM);
         setup.draw_late_additions(&mut later);
         let engine =
@@ -171,9 +173,10 @@ impl SimWorld {
         let mut world = Self {
             crashes_left: setup.faults.max_crashes,
             replicas: (0..setup.scheduler.replicas)
-                .map(|_| SimReplica::new(setup.scheduler.kv.blocks, planted))
+                .map(|_| SimReplica::new(setup.scheduler.kv.blocks))
                 .collect(),
             scheduler: engine,
+            fault_injector: FaultInjector::new(fault),
             config: setup,
             rng: chance,
             now_ms: 0,
@@ -330,7 +333,9 @@ impl SimWorld {
         self.record_failures(&lost);
         self.counts.ticks += 1;
         let mut effects = std::mem::take(&mut self.effects);
+        self.fault_injector.alter_inbox(&mut inbox, &self.scheduler);
         self.scheduler.tick(self.now_ms, &mut inbox, &mut effects);
+        self.fault_injector.alter_effects(&mut effects);
         self.inbox = inbox;
         for replica in back {
             self.replicas[replica].failed_at_ms = None;

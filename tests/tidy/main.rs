@@ -9,6 +9,7 @@ mod graph;
 mod ignored_tests;
 mod lexicon;
 mod models_page;
+mod mutants;
 mod reliability;
 mod sizes;
 mod source_tree;

@@ -1,0 +1,256 @@
+//! Injected faults at the edges of the scheduler. The scheduler itself is unchanged: a fault alters the events
+//! that it receives, the effects that it returns, or the calls of the rules that its driver shares with the
+//! server. Mistakes inside the scheduler and the KV cache are patches in `tests/sim/mutants`.
+
+use protocol::{Batch, BatchRow, Epoch, KvEvent, Replica, RequestId, RowInput, StepId, StepOutput};
+use scheduler::{RequestSubmission, Scheduler, SchedulerEffect, SchedulerEvent};
+use std::collections::{BTreeMap, VecDeque};
+
+/// A fault that the simulator must find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InjectedFault {
+    /// An abort of a request that never ran is lost.
+    AbortDropped,
+    /// The length limit of a request is one token too long.
+    LengthLimitOffByOne,
+    /// The cache salt is not part of the block keys.
+    SaltIgnored,
+    /// A repeated output is applied as the output of the next step in flight.
+    RepeatedOutputApplied,
+    /// After a preemption the block table is not sent again.
+    BlockTableNotResent,
+    /// A deduplicated block is not sent: the executor's block table keeps the freed block.
+    DeduplicationNotSent,
+    /// A row does not carry the number of draft tokens in flight.
+    DraftSlackNotSent,
+    /// A row after two rows in flight reads the token that the first of them sampled.
+    StaleSequenceSlotRead,
+    /// A recomputed request samples at the end of its prompt instead of at the last known token.
+    SampleAtPromptEnd,
+    /// A block is evicted without a KV event.
+    EvictionWithoutEvent,
+    /// Executors fail at the first heartbeat timeout, without a grace period.
+    PauseCountsAsHeartbeatTimeout,
+    /// A pause of the process counts as time of the step in flight.
+    PauseCountsAsStepTime,
+    /// Heartbeats that a pause has queued count as heartbeats at different times.
+    QueuedHeartbeatsCountTwice,
+    /// A numeric client id becomes the request id.
+    ClientIdUsedAsRequestId,
+    /// An abort by client id ends only one of the requests that share it.
+    AbortByNameMissesDuplicate,
+    /// A rank of a lockstep group without rows gets no batch.
+    IdleRankGetsNoBatch,
+    /// Each rank of a lockstep group pads its MoE layers to its own number of tokens.
+    RankPadsIndependently,
+}
+
+impl InjectedFault {
+    /// Faults that the default worlds can show.
+    pub(crate) const REPLICA_FAULTS: [Self; 15] = [
+        Self::AbortDropped,
+        Self::LengthLimitOffByOne,
+        Self::SaltIgnored,
+        Self::RepeatedOutputApplied,
+        Self::BlockTableNotResent,
+        Self::DeduplicationNotSent,
+        Self::DraftSlackNotSent,
+        Self::StaleSequenceSlotRead,
+        Self::SampleAtPromptEnd,
+        Self::EvictionWithoutEvent,
+        Self::PauseCountsAsHeartbeatTimeout,
+        Self::PauseCountsAsStepTime,
+        Self::QueuedHeartbeatsCountTwice,
+        Self::ClientIdUsedAsRequestId,
+        Self::AbortByNameMissesDuplicate,
+    ];
+
+    /// Faults of lockstep groups, which only worlds of groups can show.
+    pub(crate) const GROUP_FAULTS: [Self; 2] =
+        [Self::IdleRankGetsNoBatch, Self::RankPadsIndependently];
+}
+
+/// State of a request as implied by the rows sent.
+#[derive(Debug, Clone, Copy, Default)]
+struct SentSequence {
+    /// Number of block table entries sent.
+    table_entries: u32,
+    prompt_len: u32,
+    /// Last step in which a row sampled that read its input from the host.
+    host_fed_step: StepId,
+}
+
+/// A step in flight.
+#[derive(Debug, Clone, Copy)]
+struct SentStep {
+    step: StepId,
+    epoch: Epoch,
+    rows: usize,
+}
+
+/// Decorator of a scheduler: alters its inputs and outputs according to one fault.
+#[derive(Debug, Default)]
+pub(crate) struct FaultInjector {
+    fault: Option<InjectedFault>,
+    sequences: BTreeMap<RequestId, SentSequence>,
+    steps_in_flight: BTreeMap<Replica, VecDeque<SentStep>>,
+}
+
+impl FaultInjector {
+    /// A decorator that injects `fault`, or none.
+    pub(crate) fn new(fault: Option<InjectedFault>) -> Self {
+        Self { fault, ..Self::default() }
+    }
+
+    /// Whether `fault` is injected.
+    pub(crate) fn injects(&self, fault: InjectedFault) -> bool {
+        self.fault == Some(fault)
+    }
+
+    /// Alters the events of a tick before the scheduler receives them.
+    pub(crate) fn alter_inbox(&mut self, inbox: &mut Vec<SchedulerEvent>, scheduler: &Scheduler) {
+        if self.injects(InjectedFault::AbortDropped) {
+            inbox.retain(|event| self.keeps_abort(event));
+        }
+        for event in inbox {
+            self.alter_event(event, scheduler);
+        }
+    }
+
+    fn alter_event(&mut self, event: &mut SchedulerEvent, scheduler: &Scheduler) {
+        match (self.fault, event) {
+            (Some(InjectedFault::LengthLimitOffByOne), SchedulerEvent::Submit(submit)) => {
+                lengthen_limit(submit, scheduler);
+            }
+            (Some(InjectedFault::SaltIgnored), SchedulerEvent::Submit(submit)) => {
+                remove_salt(submit);
+            }
+            (
+                Some(InjectedFault::RepeatedOutputApplied),
+                SchedulerEvent::StepOutput { replica, output },
+            ) => self.relabel_repeated_output(*replica, output, scheduler),
+            _ => {}
+        }
+    }
+
+    /// Alters the effects of a tick before they are applied.
+    pub(crate) fn alter_effects(&mut self, effects: &mut Vec<SchedulerEffect>) {
+        if self.injects(InjectedFault::IdleRankGetsNoBatch) {
+            effects.retain(|effect| !is_empty_batch(effect));
+        }
+        if self.fault.is_none() {
+            return;
+        }
+        for effect in effects {
+            match effect {
+                SchedulerEffect::SendBatch { replica, batch } => self.alter_batch(*replica, batch),
+                SchedulerEffect::KvEvents { events, .. }
+                    if self.injects(InjectedFault::EvictionWithoutEvent) =>
+                {
+                    events.retain(|event| !matches!(event, KvEvent::Removed { .. }));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// False for an abort of a request without a row so far.
+    fn keeps_abort(&self, event: &SchedulerEvent) -> bool {
+        match event {
+            SchedulerEvent::Abort { request, .. } => self.sequences.contains_key(request),
+            _ => true,
+        }
+    }
+
+    /// Labels an output that was received before as the output of the oldest step in flight.
+    fn relabel_repeated_output(
+        &mut self,
+        replica: Replica,
+        output: &mut StepOutput,
+        scheduler: &Scheduler,
+    ) {
+        let epoch = scheduler.epoch(replica);
+        let Some(steps) = self.steps_in_flight.get_mut(&replica) else { return };
+        while steps.pop_front_if(|sent| sent.epoch != epoch).is_some() {}
+        let Some(oldest) = steps.front() else { return };
+        let fits = output.epoch == epoch && output.rows.len() == oldest.rows;
+        if fits && output.step <= oldest.step {
+            output.step = oldest.step;
+            steps.pop_front();
+        }
+    }
+
+    fn alter_batch(&mut self, replica: Replica, batch: &mut Batch) {
+        let sent = SentStep { step: batch.step, epoch: batch.epoch, rows: batch.rows.len() };
+        self.steps_in_flight.entry(replica).or_default().push_back(sent);
+        if self.injects(InjectedFault::RankPadsIndependently) {
+            let tokens = batch.rows.iter().map(|row| row.len + u32::from(row.drafts)).sum();
+            batch.moe_tokens = batch.moe_tokens.min(tokens);
+        }
+        for row in &mut batch.rows {
+            self.alter_row(batch.step, row);
+        }
+    }
+
+    fn alter_row(&mut self, step: StepId, row: &mut BatchRow) {
+        let mut sequence = self.sequences.get(&row.request).copied().unwrap_or_default();
+        let sent_before = sequence.table_entries;
+        if let Some(init) = &row.seq_init {
+            sequence.prompt_len = init.prompt_len;
+            sequence.table_entries = 0;
+        }
+        let kept = match self.fault {
+            Some(InjectedFault::BlockTableNotResent) if row.seq_init.is_some() => sent_before,
+            Some(InjectedFault::DeduplicationNotSent) => sequence.table_entries,
+            _ => 0,
+        };
+        if let Some(update) = row.table_updates.last() {
+            sequence.table_entries = update.first_entry + update.blocks.len() as u32;
+        }
+        remove_entries_below(row, kept);
+        let host_fed = !matches!(row.input, RowInput::SampledAt { .. });
+        self.alter_input(row, sequence);
+        if row.samples && host_fed {
+            sequence.host_fed_step = step;
+        }
+        let at_prompt_end = row.epoch > 0 && row.start + row.len == sequence.prompt_len;
+        row.samples |= at_prompt_end && self.injects(InjectedFault::SampleAtPromptEnd);
+        self.sequences.insert(row.request, sequence);
+    }
+
+    /// Alters the source of a row's token that the scheduler has not received yet.
+    fn alter_input(&self, row: &mut BatchRow, sequence: SentSequence) {
+        let RowInput::SampledAt { step, draft_slack } = &mut row.input else { return };
+        match self.fault {
+            Some(InjectedFault::DraftSlackNotSent) => *draft_slack = 0,
+            Some(InjectedFault::StaleSequenceSlotRead) => *step = sequence.host_fed_step,
+            _ => {}
+        }
+    }
+}
+
+/// Lengthens the output of a new request by one token if the model allows it.
+fn lengthen_limit(submit: &mut RequestSubmission, scheduler: &Scheduler) {
+    let length = submit.tokens.len() as u64 + u64::from(submit.max_tokens);
+    submit.max_tokens += u32::from(length < u64::from(scheduler.limits().max_model_len));
+}
+
+/// Removes the salt of a new request; the scheduler then computes block keys without it.
+fn remove_salt(submit: &mut RequestSubmission) {
+    submit.extra_keys = None;
+    submit.block_keys.clear();
+}
+
+fn is_empty_batch(effect: &SchedulerEffect) -> bool {
+    matches!(effect, SchedulerEffect::SendBatch { batch, .. } if batch.rows.is_empty())
+}
+
+/// Removes block table entries below `kept` from the updates of a row.
+fn remove_entries_below(row: &mut BatchRow, kept: u32) {
+    for update in &mut row.table_updates {
+        let missing = kept.saturating_sub(update.first_entry).min(update.blocks.len() as u32);
+        update.blocks.drain(..missing as usize);
+        update.first_entry += missing;
+    }
+    row.table_updates.retain(|update| !update.blocks.is_empty());
+}
