@@ -21,7 +21,7 @@ pub trait BufferDeallocator: Send + Sync {
 pub struct Buffer {
     ptr: NonNull<u8>,
     bytes: usize,
-    home: Arc<dyn BufferDeallocator>,
+    deallocator: Arc<dyn BufferDeallocator>,
 }
 
 // SAFETY: the buffer owns its range; `&Buffer` only reads and `&mut Buffer` excludes readers.
@@ -33,13 +33,14 @@ impl Buffer {
     /// Wraps a fresh allocation.
     ///
     /// # Safety
-    /// `[ptr, ptr + bytes)` is initialised, 64-byte aligned and not used elsewhere, and `home` frees it.
+    /// `[ptr, ptr + bytes)` is initialised, 64-byte aligned and not used elsewhere, and `deallocator` frees
+    /// it.
     pub unsafe fn from_raw(
         ptr: NonNull<u8>,
         bytes: usize,
-        home: Arc<dyn BufferDeallocator>,
+        deallocator: Arc<dyn BufferDeallocator>,
     ) -> Self {
-        Self { ptr, bytes, home }
+        Self { ptr, bytes, deallocator }
     }
 
     /// Size in bytes.
@@ -98,19 +99,20 @@ impl Buffer {
         cols: usize,
     ) -> Result<MatMut<'_>, DeviceError> {
         self.check(dtype, rows, cols)?;
-        let room = self.bytes / (cols * dtype.bytes()).max(1);
+        let row_capacity = self.bytes / (cols * dtype.bytes()).max(1);
         // SAFETY: `check` compared the shape with the size of the buffer; the unique borrow excludes other
         // views.
         Ok(unsafe {
-            MatMut::from_raw(self.as_mut_ptr(), dtype, rows, cols, cols).with_row_capacity(room)
+            MatMut::from_raw(self.as_mut_ptr(), dtype, rows, cols, cols)
+                .with_row_capacity(row_capacity)
         })
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the caller of `from_raw` guaranteed that `home` frees exactly this range.
-        unsafe { self.home.release(self.ptr, self.bytes) }
+        // SAFETY: the caller of `from_raw` guaranteed that `deallocator` frees exactly this range.
+        unsafe { self.deallocator.release(self.ptr, self.bytes) }
     }
 }
 

@@ -20,9 +20,9 @@ pub fn check_at_least(
     kernel: &'static str,
     what: &'static str,
     got: usize,
-    least: usize,
+    min: usize,
 ) -> Result<(), DeviceError> {
-    check_size(kernel, what, got.min(least), least)
+    check_size(kernel, what, got.min(min), min)
 }
 
 /// Returns [`DeviceError::Shape`] if a size exceeds the maximum of the kernel.
@@ -30,9 +30,9 @@ pub fn check_at_most(
     kernel: &'static str,
     what: &'static str,
     got: usize,
-    most: usize,
+    max: usize,
 ) -> Result<(), DeviceError> {
-    check_size(kernel, what, got, got.min(most))
+    check_size(kernel, what, got, got.min(max))
 }
 
 /// Returns [`DeviceError::Unsupported`] if an element type differs from the expected type.
@@ -58,7 +58,7 @@ pub fn check_dense(
 }
 
 /// Returns [`DeviceError::Shape`] if the byte range `[offset, offset + len)` exceeds a size of `bytes` bytes.
-pub fn check_range(
+pub(crate) fn check_range(
     kernel: &'static str,
     offset: usize,
     len: usize,

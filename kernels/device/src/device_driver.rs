@@ -20,10 +20,14 @@ pub struct MemInfo {
 
 /// Captured graph of launches.
 #[derive(Debug)]
-pub struct CapturedGraph(pub Box<dyn GraphReplay>);
+pub struct CapturedGraph(pub(crate) Box<dyn GraphReplay>);
 
 /// Device-specific executable of a captured graph.
-pub trait GraphReplay: Send + std::fmt::Debug {
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "streams are passed as `DeviceDriver` passes them"
+)]
+pub(crate) trait GraphReplay: Send + std::fmt::Debug {
     /// Replays the graph on `s`.
     fn replay(&self, s: &DeviceStream) -> Result<(), DeviceError>;
 }
@@ -130,10 +134,10 @@ pub trait DeviceDriver: Send + Sync {
         Ok(Arc::new(HostTimestamps::new(count)))
     }
 
-    /// Begins per-kernel timestamps: after each launch, records the next event of `marks`, starting with
-    /// event `first`, until none is left. Launches do not overlap their predecessor meanwhile. Devices may
+    /// Begins per-kernel timestamps: after each launch, records the next event of `timestamps`, starting
+    /// with event `first`, until none is left. Launches do not overlap their predecessor meanwhile. Devices may
     /// ignore the call.
-    fn begin_kernel_timestamps(&self, _marks: &Arc<dyn EventTimestamps>, _first: usize) {}
+    fn begin_kernel_timestamps(&self, _timestamps: &Arc<dyn EventTimestamps>, _first: usize) {}
 
     /// Ends per-kernel timestamps and returns the kernel names of the events recorded since
     /// `begin_kernel_timestamps`, in order.

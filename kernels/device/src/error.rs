@@ -39,7 +39,7 @@ pub enum DeviceError {
         limit: usize,
     },
     /// The kernel does not support this element type.
-    #[error("{kernel} does not take {dtype:?} as {what}")]
+    #[error("{kernel} does not support {dtype:?} as {what}")]
     Unsupported {
         /// Kernel that rejected the arguments.
         kernel: &'static str,
@@ -49,7 +49,7 @@ pub enum DeviceError {
         dtype: DType,
     },
     /// The configured instruction set is not available on this CPU.
-    #[error("this processor has no {isa}")]
+    #[error("this CPU does not support {isa}")]
     MissingIsa {
         /// Name of the instruction set.
         isa: &'static str,
@@ -58,19 +58,19 @@ pub enum DeviceError {
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),
     /// The device does not support graph capture.
-    #[error("{device} cannot capture launches")]
+    #[error("{device} does not support graph capture")]
     GraphsUnsupported {
         /// Description of the device.
         device: String,
     },
     /// The device does not support vocab-parallel (sharded) sampling.
-    #[error("{device} needs the logits of the whole vocabulary")]
+    #[error("{device} does not support vocab-parallel sampling")]
     VocabParallelUnsupported {
         /// Description of the device.
         device: String,
     },
     /// The ranks with the other vocabulary shards have failed.
-    #[error("the ranks that share the vocabulary are gone")]
+    #[error("the ranks with the other vocabulary shards have failed")]
     PeerRanksFailed,
     /// A worker thread could not be started.
     #[error("cannot start worker thread {index}")]

@@ -31,12 +31,12 @@ impl Fp8E4m3 {
     /// Converts to f32, exactly.
     #[must_use]
     pub fn to_f32(self) -> f32 {
-        let (sign, size) = (u32::from(self.0 & 0x80), u32::from(self.0 & 0x7f));
-        if size == 0x7f {
+        let (sign, magnitude) = (u32::from(self.0 & 0x80), u32::from(self.0 & 0x7f));
+        if magnitude == 0x7f {
             return f32::NAN;
         }
         // Shift exponent and mantissa to their f32 positions; the multiplication corrects the bias exactly.
-        f32::from_bits(sign << 24 | size << 20) * REBIAS
+        f32::from_bits(sign << 24 | magnitude << 20) * REBIAS
     }
 
     /// Rounds to nearest, ties to even, saturating at ±448; NaN becomes NaN.
@@ -46,11 +46,11 @@ impl Fp8E4m3 {
         if x.is_nan() {
             return Self(sign | 0x7f);
         }
-        let size = x.abs().min(Self::MAX);
-        let bits = if size < MIN_NORMAL {
-            (size * 512.0 + ROUNDER).to_bits() as u8
+        let magnitude = x.abs().min(Self::MAX);
+        let bits = if magnitude < MIN_NORMAL {
+            (magnitude * 512.0 + ROUNDER).to_bits() as u8
         } else {
-            let bits = size.to_bits();
+            let bits = magnitude.to_bits();
             let rounded = bits + 0x7_ffff + (bits >> 20 & 1);
             ((rounded >> 20) - (120 << 3)) as u8
         };
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_survives_and_known_ones_have_their_value() {
+    fn every_number_round_trips_through_f32() {
         for bits in 0..=255u8 {
             let x = Fp8E4m3::from_bits(bits).to_f32();
             assert_eq!(x.is_nan(), bits & 0x7f == 0x7f);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_number_is_found() {
+    fn conversion_rounds_to_nearest_even() {
         let value = |bits: u8| Fp8E4m3::from_bits(bits).to_f32();
         for i in 0..40_000u32 {
             let x =

@@ -23,14 +23,14 @@ mod shared_memory;
 mod timestamps;
 
 pub use buffer::{Buffer, BufferDeallocator};
-pub use check::{check_at_least, check_at_most, check_dense, check_dtype, check_range, check_size};
+pub use check::{check_at_least, check_at_most, check_dense, check_dtype, check_size};
 pub use cpu::{CpuConfig, CpuDevice, CpuIsa, ThreadPool, physical_cores};
-pub use device_driver::{CapturedGraph, DeviceDriver, DeviceStream, GraphReplay, MemInfo};
+pub use device_driver::{CapturedGraph, DeviceDriver, DeviceStream, MemInfo};
 pub use dtype::{DType, DeviceElement, FloatElement, bf16, f16};
 pub use error::DeviceError;
 pub use fp8_e4m3::Fp8E4m3;
 pub use mapped_file::MappedFile;
 pub use mat::{MatMut, MatRef};
-pub use pinned_memory::{CopyFence, CopyInFlight, PinnedBuffer};
+pub use pinned_memory::{CopyInFlight, PinnedBuffer};
 pub use shared_memory::SharedMemory;
 pub use timestamps::EventTimestamps;

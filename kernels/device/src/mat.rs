@@ -14,7 +14,7 @@ pub struct MatRef<'a> {
     rows: usize,
     cols: usize,
     stride: usize,
-    life: PhantomData<&'a [u8]>,
+    lifetime: PhantomData<&'a [u8]>,
 }
 
 /// Mutable matrix view.
@@ -28,7 +28,7 @@ pub struct MatMut<'a> {
     row_capacity: usize,
     cols: usize,
     stride: usize,
-    life: PhantomData<&'a mut [u8]>,
+    lifetime: PhantomData<&'a mut [u8]>,
 }
 
 // SAFETY: a view behaves like a shared slice.
@@ -53,7 +53,7 @@ impl<'a> MatRef<'a> {
         cols: usize,
         stride: usize,
     ) -> Self {
-        Self { ptr, dtype, rows, cols, stride, life: PhantomData }
+        Self { ptr, dtype, rows, cols, stride, lifetime: PhantomData }
     }
 
     /// Views host elements as a matrix `[rows, cols]`.
@@ -151,16 +151,16 @@ impl<'a> MatMut<'a> {
         cols: usize,
         stride: usize,
     ) -> Self {
-        Self { ptr, dtype, rows, row_capacity: rows, cols, stride, life: PhantomData }
+        Self { ptr, dtype, rows, row_capacity: rows, cols, stride, lifetime: PhantomData }
     }
 
-    /// Sets the row capacity to `room` rows, but not less than the number of rows.
+    /// Sets the row capacity to `row_capacity` rows, but not less than the number of rows.
     ///
     /// # Safety
-    /// The contract of `from_raw` is met for `room` rows.
+    /// The contract of `from_raw` is met for `row_capacity` rows.
     #[must_use]
-    pub unsafe fn with_row_capacity(self, room: usize) -> Self {
-        Self { row_capacity: room.max(self.rows), ..self }
+    pub unsafe fn with_row_capacity(self, row_capacity: usize) -> Self {
+        Self { row_capacity: row_capacity.max(self.rows), ..self }
     }
 
     /// Number of rows that may be written, at least [`rows`](Self::rows): GEMMs that write whole tiles may
@@ -219,7 +219,7 @@ impl<'a> MatMut<'a> {
     /// Reborrows the matrix for a shorter lifetime.
     #[must_use]
     pub fn reborrow(&mut self) -> MatMut<'_> {
-        MatMut { ptr: self.ptr, life: PhantomData, ..*self }
+        MatMut { ptr: self.ptr, lifetime: PhantomData, ..*self }
     }
 
     /// Returns row `r` as a mutable slice; the memory must be host memory.

@@ -34,7 +34,7 @@ impl PinnedBuffer {
 }
 
 /// Fence that completes after all work submitted to a stream before the fence was recorded.
-pub trait CopyFence: Send + std::fmt::Debug {
+pub(crate) trait CopyFence: Send + std::fmt::Debug {
     /// Blocks until the fence has completed.
     fn wait(&mut self) -> Result<(), DeviceError>;
 }
@@ -48,15 +48,14 @@ pub struct CopyInFlight {
 
 impl CopyInFlight {
     /// Creates a copy in flight that uses `memory` until `fence` completes.
-    #[must_use]
-    pub fn new(memory: PinnedBuffer, fence: Box<dyn CopyFence>) -> Self {
+    pub(crate) fn new(memory: PinnedBuffer, fence: Box<dyn CopyFence>) -> Self {
         Self { memory: Some(memory), fence }
     }
 
     /// Waits for the copy and returns the buffer. After an error the buffer is leaked deliberately, because
     /// the device may still access it.
     pub fn wait(mut self) -> Result<PinnedBuffer, DeviceError> {
-        let memory = self.memory.take().expect("held until the copy is over");
+        let memory = self.memory.take().expect("present until the copy completes");
         match self.fence.wait() {
             Ok(()) => Ok(memory),
             Err(error) => {

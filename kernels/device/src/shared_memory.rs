@@ -22,7 +22,7 @@ impl SharedMemory {
     pub fn map(file: &File, words: usize) -> io::Result<Self> {
         let (bytes, found) = (words * size_of::<AtomicU32>(), file.metadata()?.len());
         if found < bytes as u64 {
-            let text = format!("{found} bytes, {bytes} are needed");
+            let text = format!("the file has {found} bytes, {bytes} are required");
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
         }
         Ok(Self { map: MmapOptions::new().len(bytes).map_raw(file)? })

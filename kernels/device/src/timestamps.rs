@@ -38,7 +38,8 @@ impl HostTimestamps {
     }
 
     fn at(&self, i: usize) -> Result<&AtomicU64, DeviceError> {
-        let (kernel, what, index, limit) = ("mark", "mark", i as i64, self.at_ns.len());
+        let (kernel, what, index, limit) =
+            ("event timestamp", "event timestamp", i as i64, self.at_ns.len());
         self.at_ns.get(i).ok_or(DeviceError::Index { kernel, what, index, limit })
     }
 }
@@ -70,14 +71,14 @@ mod tests {
 
     #[test]
     fn host_timestamps_are_ordered() {
-        let (marks, s) = (HostTimestamps::new(3), DeviceStream::default());
+        let (timestamps, s) = (HostTimestamps::new(3), DeviceStream::default());
         for i in [2, 0] {
-            marks.record(&s, i).unwrap();
+            timestamps.record(&s, i).unwrap();
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        marks.wait(0).unwrap();
-        assert!(marks.elapsed_ns(2, 0).unwrap() >= 1_000_000);
-        assert!(marks.elapsed_ns(0, 2).unwrap() <= -1_000_000);
-        assert!(marks.record(&s, 3).is_err(), "the fourth of three");
+        timestamps.wait(0).unwrap();
+        assert!(timestamps.elapsed_ns(2, 0).unwrap() >= 1_000_000);
+        assert!(timestamps.elapsed_ns(0, 2).unwrap() <= -1_000_000);
+        assert!(timestamps.record(&s, 3).is_err(), "index 3 of 3 timestamps");
     }
 }

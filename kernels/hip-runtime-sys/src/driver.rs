@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launch_records_have_the_layout_of_the_header() {
+    fn launch_config_layout_matches_cuda_header() {
         assert_eq!(size_of::<LaunchAttribute>(), 72);
         assert_eq!(std::mem::offset_of!(LaunchConfig, stream), 32);
         assert_eq!(std::mem::offset_of!(LaunchConfig, attribute_count), 48);

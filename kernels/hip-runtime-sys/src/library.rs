@@ -19,7 +19,7 @@ pub enum LibraryOpenError {
         tried: Vec<String>,
     },
     /// A required symbol is missing: the library is too old, or a different library with the same file name.
-    #[error("{library} has no {symbol}")]
+    #[error("{library} has no symbol {symbol}")]
     NoSymbol {
         /// Path of the library.
         library: String,
@@ -99,11 +99,11 @@ impl LibrarySearch {
 
     /// Candidate paths in order of preference.
     fn paths(&self) -> impl Iterator<Item = PathBuf> {
-        let inside =
+        let in_folder =
             |folder: &PathBuf| self.names.iter().map(|n| folder.join(n)).collect::<Vec<_>>();
-        let placed: Vec<PathBuf> =
-            self.folders.iter().flat_map(inside).filter(|p| p.exists()).collect();
-        placed.into_iter().chain(self.names.clone())
+        let existing: Vec<PathBuf> =
+            self.folders.iter().flat_map(in_folder).filter(|p| p.exists()).collect();
+        existing.into_iter().chain(self.names.clone())
     }
 }
 
@@ -152,7 +152,7 @@ impl SharedLibrary {
 pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), LibraryOpenError> {
     let mut tried = Vec::new();
     for path in search.paths() {
-        open_companions(&path);
+        open_nvrtc_builtins(&path);
         // SAFETY: loading runs the initialisers of the library; the candidates are the names of known GPU
         // runtimes or paths configured by the operator.
         match unsafe { Library::new(&path) } {
@@ -165,7 +165,7 @@ pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), Library
 
 /// Opens `libnvrtc-builtins` before NVRTC. NVRTC opens it by its bare name, which fails if it is outside the
 /// loader's search path, but succeeds if a library of that name is already open.
-fn open_companions(path: &Path) {
+fn open_nvrtc_builtins(path: &Path) {
     let starts = |name: &OsStr, with: &str| name.to_str().is_some_and(|n| n.starts_with(with));
     let (Some(name), Some(folder)) = (path.file_name(), path.parent()) else { return };
     if !starts(name, "libnvrtc.so") {
@@ -219,10 +219,10 @@ mod tests {
     use crate::DriverApi;
 
     #[test]
-    fn a_missing_library_is_an_error_that_names_what_was_tried() {
+    fn missing_library_error_lists_tried_paths() {
         let search = LibrarySearch::named("HIP runtime", Path::new("/nowhere/libamdhip64.so"));
         let error =
-            DriverApi::open(GpuApi::Hip, &search).expect_err("there is no such file").to_string();
+            DriverApi::open(GpuApi::Hip, &search).expect_err("the path does not exist").to_string();
         assert!(
             error.starts_with("no HIP runtime found; tried /nowhere/libamdhip64.so: "),
             "{error}"
@@ -233,19 +233,19 @@ mod tests {
     fn library_without_required_symbol_is_rejected() {
         let search = LibrarySearch::named("HIP runtime", Path::new("libc.so.6"));
         let error =
-            DriverApi::open(GpuApi::Hip, &search).expect_err("the C library is no GPU runtime");
-        assert_eq!(error.to_string(), "libc.so.6 has no hipInit");
+            DriverApi::open(GpuApi::Hip, &search).expect_err("the C library has no GPU symbols");
+        assert_eq!(error.to_string(), "libc.so.6 has no symbol hipInit");
     }
 
     #[test]
     fn configured_folders_are_searched_first() {
-        let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let manifest_dir = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         let search = LibrarySearch {
             what: "file",
             names: vec!["Cargo.toml".into()],
-            folders: vec![here.clone(), "/nowhere".into()],
+            folders: vec![manifest_dir.clone(), "/nowhere".into()],
         };
         let paths: Vec<PathBuf> = search.paths().collect();
-        assert_eq!(paths, [here.join("Cargo.toml"), "Cargo.toml".into()]);
+        assert_eq!(paths, [manifest_dir.join("Cargo.toml"), "Cargo.toml".into()]);
     }
 }

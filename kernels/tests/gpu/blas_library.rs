@@ -62,7 +62,7 @@ fn check(pair: &DevicePair, (rows, n, k): (usize, usize, usize)) {
 #[test]
 fn blas_gemm_agrees_with_the_cpu() {
     let pair = DevicePair::new(device().into());
-    assert!(pair.gpu.name().contains("with a matrix library"), "{}", pair.gpu.name());
+    assert!(pair.gpu.name().contains("with a BLASLt library"), "{}", pair.gpu.name());
     // Rows: within a bucket, at its end, odd (which requires its own plan in the mock library), in an
     // unsupported bucket, in f32 beyond routers; 8 outputs are never supported.
     for size in [

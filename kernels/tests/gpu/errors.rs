@@ -31,7 +31,7 @@ fn out_of_memory_reports_all_sizes() {
     let device = GpuBackend::open(&emulator(64)).unwrap();
     let total = device.mem_info().total_bytes;
     let error = device.alloc(total as usize + 1).unwrap_err().to_string();
-    let wanted = format!("{} bytes asked for", (total + 1).next_multiple_of(256));
+    let wanted = format!("{} bytes requested", (total + 1).next_multiple_of(256));
     assert!(error.starts_with("out of device memory on "), "{error}");
     assert!(error.contains(&wanted) && error.contains(&format!("of {total} free")), "{error}");
     assert!(device.alloc(1).is_ok(), "the device is as good as before");

@@ -37,7 +37,7 @@ impl BufferDeallocator for CpuMemory {
     unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
         self.used.fetch_sub(bytes as u64, Ordering::Relaxed);
         // SAFETY: the caller guarantees that the range was returned by `reserve` with this size.
-        unsafe { give_back(ptr, bytes) }
+        unsafe { free(ptr, bytes) }
     }
 }
 
@@ -52,10 +52,10 @@ fn reserve(bytes: usize) -> Option<NonNull<u8>> {
 
 /// # Safety
 /// `ptr` was returned by `reserve(bytes)` and is not used again.
-unsafe fn give_back(ptr: NonNull<u8>, bytes: usize) {
+unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
     if bytes >= HUGE_PAGE && mapped::AVAILABLE {
         // SAFETY: guaranteed by the caller.
-        return unsafe { mapped::give_back(ptr, bytes) };
+        return unsafe { mapped::free(ptr, bytes) };
     }
     if let Ok(layout) = Layout::from_size_align(bytes, CACHE_LINE) {
         // SAFETY: the range was allocated with this layout.
@@ -133,7 +133,7 @@ mod mapped {
 
     /// # Safety
     /// `ptr` was returned by `reserve(bytes)` and is not used again.
-    pub(super) unsafe fn give_back(ptr: NonNull<u8>, bytes: usize) {
+    pub(super) unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
         // SAFETY: this is exactly the range that `reserve` kept.
         unsafe { munmap(ptr.as_ptr().cast(), mapped_bytes(bytes)) };
     }
@@ -151,7 +151,7 @@ mod mapped {
 
     /// # Safety
     /// Never called.
-    pub unsafe fn give_back(_ptr: NonNull<u8>, _bytes: usize) {}
+    pub unsafe fn free(_ptr: NonNull<u8>, _bytes: usize) {}
 }
 
 #[cfg(test)]
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_are_refused() {
+    fn oversized_allocations_fail() {
         let memory = Arc::new(CpuMemory::default());
         assert!(memory.alloc(usize::MAX).is_err());
         assert!(memory.alloc(usize::MAX / 4).is_err());

@@ -51,17 +51,17 @@ unsafe impl Sync for ThreadPoolState {}
 impl ThreadPool {
     /// Starts `threads - 1` workers; 0 is treated as 1.
     pub fn new(threads: usize) -> Result<Self, DeviceError> {
-        let others = threads.saturating_sub(1);
+        let workers = threads.saturating_sub(1);
         let shared = Arc::new(ThreadPoolState {
             region: CachePadded(AtomicUsize::new(0)),
             busy: CachePadded(AtomicUsize::new(0)),
             job: UnsafeCell::new(None),
-            asleep: (0..others).map(|_| CachePadded(AtomicBool::new(false))).collect(),
+            asleep: (0..workers).map(|_| CachePadded(AtomicBool::new(false))).collect(),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
         let mut pool = Self { shared, workers: Vec::new(), region_lock: Mutex::new(()) };
-        for index in 1..=others {
+        for index in 1..=workers {
             let shared = pool.shared.clone();
             let worker = std::thread::Builder::new()
                 .name(format!("kernel-{index}"))
@@ -86,7 +86,7 @@ impl ThreadPool {
         if self.workers.is_empty() {
             return job(0);
         }
-        let _turn = self.region_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _region = self.region_lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.publish(job, &self.workers);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
         self.shared.wait();
@@ -112,8 +112,8 @@ impl ThreadPool {
         }
         let units = items.div_ceil(unit);
         self.run(&|thread| {
-            let edge = |t: usize| (units * t / threads * unit).min(items);
-            let range = edge(thread)..edge(thread + 1);
+            let boundary = |t: usize| (units * t / threads * unit).min(items);
+            let range = boundary(thread)..boundary(thread + 1);
             if !range.is_empty() {
                 job(range);
             }
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+    fn job_panic_reaches_caller_and_keeps_pool_usable() {
         let pool = ThreadPool::new(2).unwrap();
         for bad in 0..2 {
             let caught = catch_unwind(AssertUnwindSafe(|| pool.run(&|t| assert_ne!(t, bad))));

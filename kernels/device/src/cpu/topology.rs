@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_a_core() {
+    fn core_count_is_positive() {
         assert!(physical_cores() >= 1);
     }
 

@@ -14,7 +14,7 @@ use crate::{Buffer, DeviceStream};
 const TRIALS: usize = 8;
 
 /// Timer of launches on one stream: two events around each launch.
-pub struct AutotuneTimer<'a> {
+pub(super) struct AutotuneTimer<'a> {
     runtime: &'a GpuRuntime,
     stream: DriverPtr,
     events: Vec<DriverPtr>,
@@ -25,24 +25,24 @@ pub struct AutotuneTimer<'a> {
 
 impl<'a> AutotuneTimer<'a> {
     /// Creates a timer on `s`, which must not be capturing.
-    pub fn new(runtime: &'a Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
+    pub(super) fn new(runtime: &'a Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
         let sweep = match runtime.properties.l2_bytes as usize {
             0 => None,
             bytes => memory::alloc(runtime, 2 * bytes).ok(),
         };
-        let mut trial = Self { runtime, stream: runtime.stream(s)?, events: Vec::new(), sweep };
+        let mut timer = Self { runtime, stream: runtime.stream(s)?, events: Vec::new(), sweep };
         for _ in 0..2 {
             let mut event = std::ptr::null_mut();
             // SAFETY: the output pointer is valid for writes.
             let code = unsafe { (runtime.driver.event_create)(&raw mut event, 0) };
             runtime.check(code, "event create")?;
-            trial.events.push(event);
+            timer.events.push(event);
         }
-        Ok(trial)
+        Ok(timer)
     }
 
     /// Returns the duration of `launch` in milliseconds; `launch` must launch on the stream of the timer.
-    pub fn time(
+    pub(super) fn time(
         &mut self,
         mut launch: impl FnMut() -> Result<(), GpuError>,
     ) -> Result<f32, GpuError> {

@@ -42,7 +42,7 @@ static ZERO: f32 = 0.0;
 /// BLASLt library with the cached plans of its GEMM problems.
 pub struct BlasLtLibrary {
     table: BlasLtApi,
-    numbers: BlasLtConstants,
+    constants: BlasLtConstants,
     /// Library handle of each stream: hipBLASLt stores split-K counters in the handle.
     handles: [DriverPtr; STREAMS],
     /// Workspace of each stream.
@@ -65,8 +65,10 @@ pub struct GemmProblem {
     pub n: usize,
     /// Number of input features.
     pub k: usize,
-    /// Row strides of x and y in elements.
-    pub strides: (usize, usize),
+    /// Row stride of x in elements.
+    pub x_stride: usize,
+    /// Row stride of y in elements.
+    pub y_stride: usize,
     /// Element type of x and W.
     pub input: BlasDataType,
     /// Element type of y and the bias.
@@ -117,15 +119,19 @@ struct GemmPlan {
 
 impl GemmPlan {
     /// Adopts the autotuned algorithm of a nearby size if the heuristic lists it for this size as well.
-    fn adopt_neighbour(&mut self, neighbour: Option<[u64; 8]>) {
-        if let Some(algorithm) = neighbour.filter(|algorithm| self.candidates.contains(algorithm)) {
+    fn use_nearest_algorithm(&mut self, nearest_algorithm: Option<[u64; 8]>) {
+        if let Some(algorithm) =
+            nearest_algorithm.filter(|algorithm| self.candidates.contains(algorithm))
+        {
             self.algorithm = algorithm;
         }
     }
 }
 
-/// Library handle, stream and workspace of a GEMM launch.
-struct GemmStreamState {
+/// Stream of a GEMM launch, with its library handle and workspace.
+struct GemmStreamState<'a> {
+    runtime: &'a Arc<GpuRuntime>,
+    s: &'a DeviceStream,
     handle: DriverPtr,
     stream: DriverPtr,
     workspace: *mut u8,
@@ -148,15 +154,15 @@ impl BlasLtLibrary {
             // SAFETY: the output pointer is valid for writes; the device is current.
             check(unsafe { (table.create)(handle) }, "create", None)?;
         }
-        let numbers = BlasLtConstants::of(runtime.api());
+        let constants = BlasLtConstants::of(runtime.api());
         let workspaces: [ScratchMemory; STREAMS] = Default::default();
         workspaces[DeviceStream::default().0].at_least(runtime, WORKSPACE)?;
-        Ok(Ok(Self { table, numbers, handles, workspaces, plans: Mutex::default() }))
+        Ok(Ok(Self { table, constants, handles, workspaces, plans: Mutex::default() }))
     }
 
     /// Whether the library supports fp8 with per-row and block scales.
     pub fn supports_fp8_scales(&self) -> bool {
-        self.numbers.scale_kinds.is_some()
+        self.constants.scale_kinds.is_some()
     }
 
     /// Launches a GEMM on `s`.
@@ -168,7 +174,7 @@ impl BlasLtLibrary {
         &self,
         runtime: &Arc<GpuRuntime>,
         s: &DeviceStream,
-        product: &GemmProblem,
+        problem: &GemmProblem,
         operands: GemmOperands,
     ) -> Result<(), GpuError> {
         if runtime.is_dry_run() {
@@ -177,40 +183,41 @@ impl BlasLtLibrary {
         runtime.enter()?;
         let stream = runtime.stream(s)?;
         let workspace = self.workspaces[s.0].at_least(runtime, WORKSPACE)?;
-        let at = GemmStreamState { handle: self.handles[s.0], stream, workspace };
-        let layouts = MatrixLayouts::new(self, product)?;
+        let stream_state =
+            GemmStreamState { runtime, s, handle: self.handles[s.0], stream, workspace };
+        let layouts = MatrixLayouts::new(self, problem)?;
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let bucket = GemmProblem { m: bucket(product.m), ..*product };
-        for key in [bucket, *product] {
-            let known = plans.contains_key(&key);
-            let neighbour = if known { None } else { nearest(&plans, &key) };
+        let bucket = GemmProblem { m: bucket(problem.m), ..*problem };
+        for key in [bucket, *problem] {
+            let is_cached = plans.contains_key(&key);
+            let nearest_algorithm = if is_cached { None } else { nearest(&plans, &key) };
             let plan = match plans.entry(key) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(place) => {
-                    let mut plan = self.plan(&key, &at)?;
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
+                    let mut plan = self.plan(&key, &stream_state)?;
                     if let Some(plan) = &mut plan {
                         if runtime.is_autotuning_frozen() {
-                            plan.adopt_neighbour(neighbour);
+                            plan.use_nearest_algorithm(nearest_algorithm);
                         } else if !runtime.is_capturing() {
-                            // SAFETY: guaranteed by the caller; autotuning computes the product repeatedly
+                            // SAFETY: guaranteed by the caller; autotuning computes the GEMM repeatedly
                             // into its own output.
                             unsafe {
-                                self.autotune(plan, (runtime, s), &at, &layouts, product, operands)
+                                self.autotune(plan, &stream_state, &layouts, problem, operands)
                             }?;
                         }
                     }
-                    place.insert(plan)
+                    entry.insert(plan)
                 }
             };
             let Some(plan) = plan else { continue };
             // SAFETY: guaranteed by the caller.
-            match unsafe { self.launch(plan, &layouts, &at, product, operands) } {
+            match unsafe { self.launch(plan, &layouts, &stream_state, problem, operands) } {
                 // The algorithm of the bucket may not support this `m`; the plan of the exact problem must.
-                Err(GpuError::Blas { .. }) if key != *product => {}
+                Err(GpuError::Blas { .. }) if key != *problem => {}
                 result => return result,
             }
         }
-        Err(GpuError::Blas { call: HEURISTIC, status: 0, what: product.text() })
+        Err(GpuError::Blas { call: HEURISTIC, status: 0, what: problem.text() })
     }
 
     /// Times the candidates of a plan and selects the first, or the fastest if its speed-up is large enough.
@@ -221,10 +228,9 @@ impl BlasLtLibrary {
     unsafe fn autotune(
         &self,
         plan: &mut GemmPlan,
-        (runtime, s): (&Arc<GpuRuntime>, &DeviceStream),
-        place: &GemmStreamState,
+        stream_state: &GemmStreamState<'_>,
         layouts: &MatrixLayouts<'_>,
-        product: &GemmProblem,
+        problem: &GemmProblem,
         operands: GemmOperands,
     ) -> Result<(), GpuError> {
         let candidates = std::mem::take(&mut plan.candidates);
@@ -232,19 +238,20 @@ impl BlasLtLibrary {
             return Ok(());
         }
         // Concurrent work on the first stream would distort the timing.
-        runtime.synchronize(&DeviceStream::default())?;
-        let mut trial = AutotuneTimer::new(runtime, s)?;
-        let (named_first, mut times) = (plan.algorithm, Vec::new());
+        stream_state.runtime.synchronize(&DeviceStream::default())?;
+        let mut timer = AutotuneTimer::new(stream_state.runtime, stream_state.s)?;
+        let (first_algorithm, mut times) = (plan.algorithm, Vec::new());
         for candidate in candidates {
             plan.algorithm = candidate;
             // SAFETY: guaranteed by the caller.
-            match trial.time(|| unsafe { self.launch(plan, layouts, place, product, operands) }) {
+            let launch = || unsafe { self.launch(plan, layouts, stream_state, problem, operands) };
+            match timer.time(launch) {
                 // Skip candidates that do not support this exact problem.
                 Err(GpuError::Blas { .. }) => {}
                 time => times.push((time?, candidate)),
             }
         }
-        let first = times.first().copied().unwrap_or((0.0, named_first));
+        let first = times.first().copied().unwrap_or((0.0, first_algorithm));
         let fastest = times.into_iter().min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or(first);
         plan.algorithm = if fastest.0 < MIN_SPEEDUP_RATIO * first.0 { fastest.1 } else { first.1 };
         Ok(())
@@ -257,16 +264,17 @@ impl BlasLtLibrary {
         &self,
         plan: &GemmPlan,
         layouts: &MatrixLayouts<'_>,
-        place: &GemmStreamState,
-        product: &GemmProblem,
+        stream_state: &GemmStreamState<'_>,
+        problem: &GemmProblem,
         operands: GemmOperands,
     ) -> Result<(), GpuError> {
-        if product.bias {
+        if problem.bias {
             let bias = operands.bias;
-            self.set(plan.operation.raw, self.numbers.bias_pointer, &bias, "bias")?;
+            self.set(plan.operation.raw, self.constants.bias_pointer, &bias, "bias")?;
         }
-        if product.scaling != Fp8Scaling::None {
-            for (attribute, scales) in self.numbers.scale_pointers.into_iter().zip(&operands.scales)
+        if problem.scaling != Fp8Scaling::None {
+            for (attribute, scales) in
+                self.constants.scale_pointers.into_iter().zip(&operands.scales)
             {
                 self.set(plan.operation.raw, attribute, scales, "scales")?;
             }
@@ -276,7 +284,7 @@ impl BlasLtLibrary {
         // one stream run serially, so they can share its workspace.
         let status = unsafe {
             (self.table.matmul)(
-                place.handle,
+                stream_state.handle,
                 plan.operation.raw,
                 (&raw const ONE).cast(),
                 operands.w.cast(),
@@ -289,64 +297,64 @@ impl BlasLtLibrary {
                 operands.y.cast(),
                 y,
                 plan.algorithm.as_ptr().cast(),
-                place.workspace.cast(),
+                stream_state.workspace.cast(),
                 WORKSPACE,
-                place.stream,
+                stream_state.stream,
             )
         };
-        check(status, "product", Some(product))
+        check(status, "matmul", Some(problem))
     }
 
     /// Queries the heuristic for a plan; `None` if the library has no algorithm for the problem.
     fn plan(
         &self,
-        product: &GemmProblem,
-        place: &GemmStreamState,
+        problem: &GemmProblem,
+        stream_state: &GemmStreamState<'_>,
     ) -> Result<Option<GemmPlan>, GpuError> {
-        let operation = self.operation(product, place.workspace)?;
-        let layouts = MatrixLayouts::new(self, product)?;
-        let preference = MatmulPreference::new(self, product)?;
-        let mut answers = [0u64; HEURISTIC_RESULT_WORDS * CANDIDATES];
-        debug_assert!(self.numbers.result_bytes <= HEURISTIC_RESULT_WORDS * 8);
-        let wanted = if product.m <= AUTOTUNED_ROWS { CANDIDATES } else { 1 };
+        let operation = self.operation(problem, stream_state.workspace)?;
+        let layouts = MatrixLayouts::new(self, problem)?;
+        let preference = MatmulPreference::new(self, problem)?;
+        let mut results = [0u64; HEURISTIC_RESULT_WORDS * CANDIDATES];
+        debug_assert!(self.constants.result_bytes <= HEURISTIC_RESULT_WORDS * 8);
+        let requested = if problem.m <= AUTOTUNED_ROWS { CANDIDATES } else { 1 };
         let mut found: c_int = 0;
         let [w, x, y] = layouts.raw;
-        // SAFETY: the descriptors belong to this library; `answers` has room for the requested number of
+        // SAFETY: the descriptors belong to this library; `results` has room for the requested number of
         // results.
         let status = unsafe {
             (self.table.heuristic)(
-                place.handle,
+                stream_state.handle,
                 operation.raw,
                 w,
                 x,
                 y,
                 y,
                 preference.raw,
-                wanted as c_int,
-                answers.as_mut_ptr().cast(),
+                requested as c_int,
+                results.as_mut_ptr().cast(),
                 &raw mut found,
             )
         };
         if status != 0 || found < 1 {
             return Ok(None);
         }
-        let words = self.numbers.algorithm_bytes / 8;
+        let words = self.constants.algorithm_bytes / 8;
         let algorithm = |i: usize| {
             let mut algorithm = [0u64; 8];
-            let at = i * self.numbers.result_bytes / 8;
-            algorithm[..words].copy_from_slice(&answers[at..at + words]);
+            let at = i * self.constants.result_bytes / 8;
+            algorithm[..words].copy_from_slice(&results[at..at + words]);
             algorithm
         };
-        let others = (0..found as usize).map(algorithm).collect();
-        Ok(Some(GemmPlan { operation, algorithm: algorithm(0), candidates: others }))
+        let candidates = (0..found as usize).map(algorithm).collect();
+        Ok(Some(GemmPlan { operation, algorithm: algorithm(0), candidates }))
     }
 
     fn operation(
         &self,
-        product: &GemmProblem,
-        anywhere: *mut u8,
+        problem: &GemmProblem,
+        placeholder: *mut u8,
     ) -> Result<MatmulDescriptor, GpuError> {
-        let n = &self.numbers;
+        let n = &self.constants;
         let mut operation = std::ptr::null_mut();
         // SAFETY: the output pointer is valid for writes.
         let status = unsafe {
@@ -356,28 +364,28 @@ impl BlasLtLibrary {
                 BlasDataType::F32 as c_int,
             )
         };
-        check(status, "operation", Some(product))?;
-        let made = MatmulDescriptor { raw: operation, destroy: self.table.operation_destroy };
+        check(status, "matmul descriptor", Some(problem))?;
+        let descriptor = MatmulDescriptor { raw: operation, destroy: self.table.operation_destroy };
         self.set(operation, n.trans_a, &n.op_t, "transpose")?;
         self.set(operation, n.trans_b, &n.op_n, "transpose")?;
         if let (Some([vectors, rows, blocks]), true) =
-            (n.scale_kinds, product.scaling != Fp8Scaling::None)
+            (n.scale_kinds, problem.scaling != Fp8Scaling::None)
         {
             let kinds =
-                if product.scaling == Fp8Scaling::Blocks { [blocks, rows] } else { [vectors; 2] };
+                if problem.scaling == Fp8Scaling::Blocks { [blocks, rows] } else { [vectors; 2] };
             for (attribute, kind) in n.scale_modes.into_iter().zip(&kinds) {
                 self.set(operation, attribute, kind, "scale mode")?;
             }
             // The heuristic requires non-null scale pointers; the actual addresses are set at each launch.
             for attribute in n.scale_pointers {
-                self.set(operation, attribute, &anywhere, "scales")?;
+                self.set(operation, attribute, &placeholder, "scales")?;
             }
         }
-        if product.bias {
+        if problem.bias {
             self.set(operation, n.epilogue, &BlasLtConstants::EPILOGUE_BIAS, "epilogue")?;
-            self.set(operation, n.bias_type, &(product.output as c_int), "bias type")?;
+            self.set(operation, n.bias_type, &(problem.output as c_int), "bias type")?;
         }
-        Ok(made)
+        Ok(descriptor)
     }
 
     fn set<T: Copy>(
@@ -407,7 +415,7 @@ impl Drop for BlasLtLibrary {
 
 impl std::fmt::Debug for BlasLtLibrary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MatrixLibrary")
+        f.debug_struct("BlasLtLibrary")
             .field("library", &self.table.library)
             .finish_non_exhaustive()
     }
@@ -433,17 +441,17 @@ struct MatrixLayouts<'a> {
 }
 
 impl<'a> MatrixLayouts<'a> {
-    fn new(library: &'a BlasLtLibrary, product: &GemmProblem) -> Result<Self, GpuError> {
-        let GemmProblem { m, n, k, strides: (x_stride, y_stride), input, output, .. } = *product;
+    fn new(library: &'a BlasLtLibrary, problem: &GemmProblem) -> Result<Self, GpuError> {
+        let GemmProblem { m, n, k, x_stride, y_stride, input, output, .. } = *problem;
         let shapes = [(input, k, n, k), (input, k, m, x_stride), (output, n, m, y_stride)];
         let mut layouts = Self { library, raw: [std::ptr::null_mut(); 3] };
-        for (place, (dtype, rows, cols, stride)) in layouts.raw.iter_mut().zip(shapes) {
+        for (layout, (dtype, rows, cols, stride)) in layouts.raw.iter_mut().zip(shapes) {
             let (rows, cols, stride) = (rows as u64, cols as u64, stride as i64);
             // SAFETY: the output pointer is valid for writes.
             let status = unsafe {
-                (library.table.layout_create)(&raw mut *place, dtype as c_int, rows, cols, stride)
+                (library.table.layout_create)(&raw mut *layout, dtype as c_int, rows, cols, stride)
             };
-            check(status, "layout", Some(product))?;
+            check(status, "layout", Some(problem))?;
         }
         Ok(layouts)
     }
@@ -465,19 +473,19 @@ struct MatmulPreference<'a> {
 }
 
 impl<'a> MatmulPreference<'a> {
-    fn new(library: &'a BlasLtLibrary, product: &GemmProblem) -> Result<Self, GpuError> {
+    fn new(library: &'a BlasLtLibrary, problem: &GemmProblem) -> Result<Self, GpuError> {
         let mut preference = Self { library, raw: std::ptr::null_mut() };
         // SAFETY: the output pointer is valid for writes.
         let status = unsafe { (library.table.preference_create)(&raw mut preference.raw) };
         check(status, "preference", None)?;
         preference.set(BlasLtConstants::WORKSPACE_BYTES, &(WORKSPACE as u64))?;
-        if let (Some(split_sums), BlasDataType::F32) =
-            (library.numbers.reduction_scheme, product.input)
+        if let (Some(reduction_scheme), BlasDataType::F32) =
+            (library.constants.reduction_scheme, problem.input)
         {
-            preference.set(split_sums, &0u32)?;
+            preference.set(reduction_scheme, &0u32)?;
         }
-        let bytes = if product.aligned { 16u32 } else { 2 };
-        for alignment in library.numbers.alignments.into_iter().flatten() {
+        let bytes = if problem.aligned { 16u32 } else { 2 };
+        for alignment in library.constants.alignments.into_iter().flatten() {
             preference.set(alignment, &bytes)?;
         }
         Ok(preference)
@@ -510,12 +518,12 @@ impl GemmProblem {
 /// Returns the algorithm of the cached problem that differs in `m` only and whose `m` is nearest.
 fn nearest(
     plans: &HashMap<GemmProblem, Option<GemmPlan>>,
-    product: &GemmProblem,
+    problem: &GemmProblem,
 ) -> Option<[u64; 8]> {
-    let same =
-        plans.iter().filter(|(known, _)| GemmProblem { m: product.m, ..**known } == *product);
-    let found = same.filter_map(|(known, plan)| Some((known.m, plan.as_ref()?.algorithm)));
-    found.min_by_key(|&(m, _)| (m.abs_diff(product.m), m)).map(|(_, algorithm)| algorithm)
+    let matching =
+        plans.iter().filter(|(key, _)| GemmProblem { m: problem.m, ..**key } == *problem);
+    let found = matching.filter_map(|(key, plan)| Some((key.m, plan.as_ref()?.algorithm)));
+    found.min_by_key(|&(m, _)| (m.abs_diff(problem.m), m)).map(|(_, algorithm)| algorithm)
 }
 
 /// Rounds `m` up to the largest row count that shares its plan.
@@ -528,11 +536,11 @@ fn bucket(m: usize) -> usize {
     m.next_multiple_of(step)
 }
 
-fn check(status: c_int, call: &'static str, product: Option<&GemmProblem>) -> Result<(), GpuError> {
+fn check(status: c_int, call: &'static str, problem: Option<&GemmProblem>) -> Result<(), GpuError> {
     if status == 0 {
         return Ok(());
     }
-    let what = product.map(GemmProblem::text).unwrap_or_default();
+    let what = problem.map(GemmProblem::text).unwrap_or_default();
     Err(GpuError::Blas { call, status, what })
 }
 
@@ -542,8 +550,8 @@ mod tests {
 
     #[test]
     fn gemm_plans_serve_nearby_sizes() {
-        for (m, wanted) in [(1, 16), (16, 16), (17, 32), (256, 256), (257, 320), (1025, 1536)] {
-            assert_eq!(bucket(m), wanted, "{m}");
+        for (m, expected) in [(1, 16), (16, 16), (17, 32), (256, 256), (257, 320), (1025, 1536)] {
+            assert_eq!(bucket(m), expected, "{m}");
         }
     }
 }

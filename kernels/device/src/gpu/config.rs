@@ -70,7 +70,7 @@ pub struct LibrarySearches {
 impl GpuConfig {
     /// Returns the searches for the configured libraries.
     pub fn searches(&self) -> LibrarySearches {
-        let of = |api| LibrarySearches {
+        let searches_of = |api| LibrarySearches {
             api,
             driver: LibrarySearch::driver(api, &self.folders),
             rtc: LibrarySearch::rtc(api, &self.folders),
@@ -78,13 +78,13 @@ impl GpuConfig {
             collectives: Some(LibrarySearch::collectives(api, &self.folders)),
         };
         match &self.libraries {
-            GpuLibraries::Rocm => of(GpuApi::Hip),
-            GpuLibraries::Cuda => of(GpuApi::Cuda),
+            GpuLibraries::Rocm => searches_of(GpuApi::Hip),
+            GpuLibraries::Cuda => searches_of(GpuApi::Cuda),
             GpuLibraries::Named { api, driver, rtc, blas, collectives } => LibrarySearches {
                 api: *api,
                 driver: LibrarySearch::named("driver", driver),
                 rtc: LibrarySearch::named("run-time compiler", rtc),
-                blas: blas.as_ref().map(|path| LibrarySearch::named("matrix library", path)),
+                blas: blas.as_ref().map(|path| LibrarySearch::named("BLASLt library", path)),
                 collectives: collectives
                     .as_ref()
                     .map(|path| LibrarySearch::named("collective library", path)),

@@ -31,7 +31,7 @@ pub struct GpuDevice {
     jit: JitCompiler,
     modules: KernelModules,
     /// hipBLASLt or cuBLASLt; `None` if it cannot be opened.
-    library: Option<BlasLtLibrary>,
+    blaslt: Option<BlasLtLibrary>,
     /// Scratch memory of each stream.
     scratch: [ScratchMemory; STREAMS],
     /// Zeroed counters of each stream.
@@ -49,13 +49,13 @@ impl GpuDevice {
         let searches = config.searches();
         let runtime = Arc::new(GpuRuntime::open(config, &searches)?);
         let jit = JitCompiler::open(config, &searches, &runtime.properties, headers)?;
-        let library = match &searches.blas {
+        let blaslt = match &searches.blas {
             Some(search) => BlasLtLibrary::open(&runtime, search)?.ok(),
             None => None,
         };
         Ok(Self {
             half_dtype: config.half_dtype,
-            library,
+            blaslt,
             runtime,
             jit,
             modules: KernelModules::default(),
@@ -109,8 +109,8 @@ impl GpuDevice {
     }
 
     /// Returns hipBLASLt or cuBLASLt, if it was found.
-    pub fn matrix_library(&self) -> Option<&BlasLtLibrary> {
-        self.library.as_ref()
+    pub fn blaslt(&self) -> Option<&BlasLtLibrary> {
+        self.blaslt.as_ref()
     }
 
     /// Returns the search for RCCL or NCCL.
@@ -152,11 +152,11 @@ impl GpuDevice {
 
 impl DeviceDriver for GpuDevice {
     fn name(&self) -> String {
-        let facts = &self.runtime.properties;
-        let library = if self.library.is_some() { "with" } else { "without" };
+        let properties = &self.runtime.properties;
+        let with_blaslt = if self.blaslt.is_some() { "with" } else { "without" };
         format!(
-            "{}, {}, {} multiprocessors, {library} a matrix library",
-            facts.name, facts.arch, facts.multiprocessors
+            "{}, {}, {} multiprocessors, {with_blaslt} a BLASLt library",
+            properties.name, properties.arch, properties.multiprocessors
         )
     }
 
@@ -248,17 +248,13 @@ impl DeviceDriver for GpuDevice {
         Ok(Arc::new(GpuEventTimestamps::new(&self.runtime, count)?))
     }
 
-    fn begin_kernel_timestamps(&self, marks: &Arc<dyn EventTimestamps>, first: usize) {
-        let (marks, names) = (Arc::clone(marks), Vec::new());
-        self.runtime.set_timestamping(Some(KernelTimestamper {
-            timestamps: marks,
-            next: first,
-            names,
-        }));
+    fn begin_kernel_timestamps(&self, timestamps: &Arc<dyn EventTimestamps>, first: usize) {
+        let (timestamps, names) = (Arc::clone(timestamps), Vec::new());
+        self.runtime.set_timestamping(Some(KernelTimestamper { timestamps, next: first, names }));
     }
 
     fn end_kernel_timestamps(&self) -> Vec<&'static str> {
-        self.runtime.set_timestamping(None).map_or_else(Vec::new, |marking| marking.names)
+        self.runtime.set_timestamping(None).map_or_else(Vec::new, |timestamper| timestamper.names)
     }
 
     fn mem_info(&self) -> MemInfo {

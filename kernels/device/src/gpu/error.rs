@@ -30,7 +30,7 @@ pub enum GpuError {
     },
     /// Out of device or pinned host memory.
     #[error(
-        "out of {place} memory on {device}: {bytes} bytes asked for, {free_bytes} of {total_bytes} free"
+        "out of {place} memory on {device}: {bytes} bytes requested, {free_bytes} of {total_bytes} free"
     )]
     OutOfMemory {
         /// `device`, or `pinned host`.
@@ -71,13 +71,13 @@ pub enum GpuError {
         kernel: &'static str,
     },
     /// The call is not allowed during graph capture.
-    #[error("{call} during the capture of a graph")]
+    #[error("{call} is not allowed during graph capture")]
     Capturing {
         /// Name of the call.
         call: &'static str,
     },
     /// The stream index is out of range.
-    #[error("stream {stream} of {streams}")]
+    #[error("no stream {stream}: the device has {streams}")]
     NoStream {
         /// Requested stream index.
         stream: usize,
@@ -85,22 +85,22 @@ pub enum GpuError {
         streams: usize,
     },
     /// The driver lacks a function for peer access between ranks.
-    #[error("the driver has no {what}")]
+    #[error("the driver does not support {what}")]
     PeerAccessUnsupported {
         /// Missing function.
         what: &'static str,
     },
     /// A rank has published no peer memory.
-    #[error("rank {rank} offers no memory")]
+    #[error("rank {rank} has published no peer memory")]
     NoPeerMemory {
         /// Index of the rank.
         rank: usize,
     },
     /// The libraries were configured by path, without a collective library (RCCL or NCCL).
-    #[error("no library for the collectives of GPUs was named")]
+    #[error("no collective library (RCCL or NCCL) is configured")]
     NoCollectiveLibrary,
     /// The collective library is too old.
-    #[error("{library} has version {version}, at least {oldest} is needed")]
+    #[error("{library} has version {version}, at least {oldest} is required")]
     OutdatedCollectiveLibrary {
         /// Path of the library.
         library: String,
@@ -123,7 +123,7 @@ pub enum GpuError {
     #[error("the communicator was aborted")]
     CommunicatorAborted,
     /// A call of the BLASLt library failed.
-    #[error("{call} of the matrix library failed with status {status}: {what}")]
+    #[error("{call} of the BLASLt library failed with status {status}: {what}")]
     Blas {
         /// Name of the call.
         call: &'static str,

@@ -7,7 +7,8 @@ use hip_runtime_sys::{DriverPtr, flag};
 use super::device::GpuDevice;
 use super::error::GpuError;
 use super::gpu_runtime::GpuRuntime;
-use crate::{CopyFence, DeviceError, DeviceStream};
+use crate::pinned_memory::CopyFence;
+use crate::{DeviceError, DeviceStream};
 
 /// Event recorded after the launches of a stream.
 pub struct GpuFence {
@@ -30,8 +31,8 @@ impl GpuFence {
     fn record_for_stream(runtime: &Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
         runtime.enter()?;
         let stream = runtime.stream(s)?;
-        let resting = runtime.events().pop();
-        let event = match resting {
+        let free_event = runtime.events().pop();
+        let event = match free_event {
             Some(event) => event,
             None => create(runtime)?,
         };
@@ -78,7 +79,7 @@ impl GpuDevice {
         // The event can be reused immediately: a wait refers to the record that was current when the wait was
         // submitted, even if the event is recorded again.
         GpuFence::record_for_stream(runtime, other)?.block_stream(s)?;
-        runtime.mark_stream_wait(s);
+        runtime.set_stream_wait(s);
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ pub(super) const STREAMS: usize = 3;
 
 /// Device properties that kernels depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuProperties {
+pub(super) struct GpuProperties {
     /// Product name.
     pub name: String,
     /// Architecture: for example `gfx942` or `sm_90a`, or `emulated`.
@@ -36,7 +36,7 @@ pub struct GpuRuntime {
     /// Function table of the HIP runtime or the CUDA driver.
     pub driver: DriverApi,
     /// Properties of the device.
-    pub properties: GpuProperties,
+    pub(super) properties: GpuProperties,
     context: DriverPtr,
     streams: Vec<DriverPtr>,
     /// Whether a graph capture is active on any stream.
@@ -55,7 +55,7 @@ pub struct GpuRuntime {
     dropped: Mutex<Vec<(MemoryKind, DriverPtr)>>,
 }
 
-/// Allocator that memory belongs to.
+/// Kind of memory, which determines how it is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Device memory.
@@ -74,13 +74,13 @@ impl GpuRuntime {
     pub fn open(config: &GpuConfig, searches: &LibrarySearches) -> Result<Self, GpuError> {
         let driver = DriverApi::open(searches.api, &searches.driver)?;
         let ordinal = find_device(&driver, config.device)?;
-        let facts = GpuProperties::read(&driver, ordinal, config.emulated_warp_size)?;
+        let properties = GpuProperties::read(&driver, ordinal, config.emulated_warp_size)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the driver is initialised and the device exists.
         check(&driver, unsafe { (driver.context_retain)(&raw mut context, ordinal) }, "context")?;
         let mut runtime = Self {
             driver,
-            properties: facts,
+            properties,
             context,
             streams: Vec::new(),
             capturing: AtomicBool::new(false),
@@ -158,14 +158,14 @@ impl GpuRuntime {
         self.autotuning_frozen.store(true, Ordering::Relaxed);
     }
 
-    /// Marks the next launch on `s`, a stream of this device, as waiting for another stream too.
-    pub fn mark_stream_wait(&self, s: &DeviceStream) {
+    /// Sets the flag that the next launch on `s`, a stream of this device, also waits for another stream.
+    pub fn set_stream_wait(&self, s: &DeviceStream) {
         self.stream_waits[s.0].store(true, Ordering::Relaxed);
     }
 
-    /// Returns and clears the mark that the next launch on `s`, a stream of this device, waits for another
-    /// stream.
-    pub fn takes_stream_wait(&self, s: &DeviceStream) -> bool {
+    /// Returns and clears the flag that the next launch on `s`, a stream of this device, also waits for
+    /// another stream.
+    pub fn take_stream_wait(&self, s: &DeviceStream) -> bool {
         self.stream_waits[s.0].swap(false, Ordering::Relaxed)
     }
 
@@ -175,8 +175,8 @@ impl GpuRuntime {
     }
 
     /// Begins or ends a dry run.
-    pub fn set_dry_run(&self, rehearsing: bool) {
-        self.dry_run.store(rehearsing, Ordering::Relaxed);
+    pub fn set_dry_run(&self, active: bool) {
+        self.dry_run.store(active, Ordering::Relaxed);
     }
 
     /// Whether an event timestamp is recorded after each launch; launches must not overlap their predecessor
@@ -189,11 +189,11 @@ impl GpuRuntime {
     /// recorder.
     pub fn set_timestamping(
         &self,
-        marking: Option<KernelTimestamper>,
+        timestamper: Option<KernelTimestamper>,
     ) -> Option<KernelTimestamper> {
-        self.timestamping.store(marking.is_some(), Ordering::Relaxed);
-        let mut marked = self.kernel_timestamper.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *marked, marking)
+        self.timestamping.store(timestamper.is_some(), Ordering::Relaxed);
+        let mut current = self.kernel_timestamper.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *current, timestamper)
     }
 
     /// Records a timestamp after the launch of kernel `name` on `s`, if per-kernel timestamps are enabled.
@@ -201,8 +201,8 @@ impl GpuRuntime {
         if !self.is_timestamping() {
             return Ok(());
         }
-        let mut marked = self.kernel_timestamper.lock().unwrap_or_else(PoisonError::into_inner);
-        marked.as_mut().map_or(Ok(()), |marking| marking.launched(s, name))
+        let mut current = self.kernel_timestamper.lock().unwrap_or_else(PoisonError::into_inner);
+        current.as_mut().map_or(Ok(()), |timestamper| timestamper.launched(s, name))
     }
 
     /// Blocks until all work on `s` has completed.
@@ -222,19 +222,19 @@ impl GpuRuntime {
     /// Frees memory, immediately or after the active graph capture.
     ///
     /// # Safety
-    /// The memory was allocated by `home` and is not used again.
-    pub unsafe fn free(&self, home: MemoryKind, memory: DriverPtr) {
+    /// The memory is of kind `kind` and is not used again.
+    pub unsafe fn free(&self, kind: MemoryKind, memory: DriverPtr) {
         if self.is_capturing() {
-            self.dropped().push((home, memory));
+            self.dropped().push((kind, memory));
             return;
         }
-        let free = match home {
+        let free = match kind {
             MemoryKind::Device => self.driver.free,
             MemoryKind::Host => self.driver.host_free,
         };
         // `enter` fails only if the device has failed already, which the next call reports.
         if self.enter().is_ok() {
-            // SAFETY: the caller guarantees that `home` allocated the memory and that it is not used again.
+            // SAFETY: the caller guarantees the kind of the memory and that it is not used again.
             unsafe { free(memory) };
         }
     }
@@ -242,9 +242,9 @@ impl GpuRuntime {
     /// Frees memory that was dropped during a graph capture.
     pub fn free_dropped(&self) {
         let dropped = std::mem::take(&mut *self.dropped());
-        for (home, memory) in dropped {
+        for (kind, memory) in dropped {
             // SAFETY: guaranteed by the caller of `free` that queued the memory.
-            unsafe { self.free(home, memory) };
+            unsafe { self.free(kind, memory) };
         }
     }
 
@@ -284,7 +284,7 @@ impl Drop for GpuRuntime {
 
 impl std::fmt::Debug for GpuRuntime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Runtime").field("facts", &self.properties).finish_non_exhaustive()
+        f.debug_struct("GpuRuntime").field("properties", &self.properties).finish_non_exhaustive()
     }
 }
 
@@ -312,10 +312,10 @@ fn error_name(driver: &DriverApi, code: DriverStatus) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-fn find_device(driver: &DriverApi, wanted: usize) -> Result<c_int, GpuError> {
+fn find_device(driver: &DriverApi, requested: usize) -> Result<c_int, GpuError> {
     let none = |found: usize| GpuError::NoDevice {
         library: driver.library.display().to_string(),
-        requested: wanted,
+        requested,
         found,
     };
     // SAFETY: initialisation is the first call and may be repeated.
@@ -331,12 +331,13 @@ fn find_device(driver: &DriverApi, wanted: usize) -> Result<c_int, GpuError> {
         code::NO_DEVICE | code::INVALID_DEVICE => return Err(none(0)),
         code => check(driver, code, "device count")?,
     }
-    if wanted >= found.max(0) as usize {
+    if requested >= found.max(0) as usize {
         return Err(none(found.max(0) as usize));
     }
     let mut ordinal = 0;
     // SAFETY: the output pointer is valid for writes, and the index is less than the device count.
-    check(driver, unsafe { (driver.device_get)(&raw mut ordinal, wanted as c_int) }, "device get")?;
+    let code = unsafe { (driver.device_get)(&raw mut ordinal, requested as c_int) };
+    check(driver, code, "device get")?;
     Ok(ordinal)
 }
 
@@ -395,8 +396,8 @@ fn hip_arch(driver: &DriverApi, device: c_int) -> Result<String, GpuError> {
 /// Returns the architecture name, with the suffix `a` (architecture-specific instructions) from compute
 /// capability 9.0 on.
 fn cuda_arch(major: u32, minor: u32) -> String {
-    let own = if major >= 9 { "a" } else { "" };
-    format!("sm_{major}{minor}{own}")
+    let suffix = if major >= 9 { "a" } else { "" };
+    format!("sm_{major}{minor}{suffix}")
 }
 
 fn until_nul(bytes: &[u8]) -> String {

@@ -6,7 +6,8 @@ use hip_runtime_sys::{DriverPtr, flag};
 
 use super::error::GpuError;
 use super::gpu_runtime::GpuRuntime;
-use crate::{DeviceError, DeviceStream, GraphReplay};
+use crate::device_driver::GraphReplay;
+use crate::{DeviceError, DeviceStream};
 
 /// Instantiated graph, ready for replay.
 pub(super) struct GpuGraph {
@@ -72,6 +73,6 @@ impl Drop for GpuGraph {
 
 impl std::fmt::Debug for GpuGraph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HipGraph").finish_non_exhaustive()
+        f.debug_struct("GpuGraph").finish_non_exhaustive()
     }
 }

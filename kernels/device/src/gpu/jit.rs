@@ -38,7 +38,7 @@ impl JitCompiler {
     pub(super) fn open(
         config: &GpuConfig,
         searches: &LibrarySearches,
-        facts: &GpuProperties,
+        properties: &GpuProperties,
         headers: KernelHeaders,
     ) -> Result<Self, GpuError> {
         let rtc = RtcApi::open(searches.api, &searches.rtc)?;
@@ -46,7 +46,7 @@ impl JitCompiler {
         // SAFETY: both output pointers are valid for writes.
         let code = unsafe { (rtc.version)(&raw mut major, &raw mut minor) };
         rtc_check(code, "version")?;
-        let mut options = options(searches.api, config.emulated_warp_size, &facts.arch);
+        let mut options = options(searches.api, config.emulated_warp_size, &properties.arch);
         options.extend(config.half_dtype.option().map(str::to_owned));
         let library = match config.emulated_warp_size {
             // The emulator has no meaningful version; the name of its folder is a hash, and copies in one
@@ -54,13 +54,22 @@ impl JitCompiler {
             Some(_) => rtc.library.parent().unwrap_or(&rtc.library).display().to_string(),
             None => format!("{:?}", rtc.api),
         };
-        let identity = format!("{library} {major}.{minor} {} {}", facts.arch, options.join(" "));
+        let identity =
+            format!("{library} {major}.{minor} {} {}", properties.arch, options.join(" "));
         // hiprtc compiles one program at a time.
         let parallel = searches.api == GpuApi::Cuda || config.emulated_warp_size.is_some();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let compilers = if parallel { cores.min(MAX_COMPILERS) } else { 1 };
         let cache = config.cache_dir.clone().map(KernelCache::new);
-        Ok(Self { rtc, arch: facts.arch.clone(), options, identity, compilers, cache, headers })
+        Ok(Self {
+            rtc,
+            arch: properties.arch.clone(),
+            options,
+            identity,
+            compilers,
+            cache,
+            headers,
+        })
     }
 
     /// Returns the image of one source, from the cache or compiled.
@@ -93,7 +102,7 @@ impl JitCompiler {
     ) -> Vec<Result<Vec<u8>, GpuError>> {
         let next = AtomicUsize::new(0);
         let mut images: Vec<Option<_>> = builds.iter().map(|_| None).collect();
-        let (sender, made) = channel();
+        let (sender, compiled) = channel();
         let work = |sender: Sender<_>| {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
@@ -109,7 +118,7 @@ impl JitCompiler {
             drop(sender);
             let mut done = 0;
             loop {
-                match made.recv_timeout(PROGRESS_INTERVAL) {
+                match compiled.recv_timeout(PROGRESS_INTERVAL) {
                     Ok((i, image)) => {
                         images[i] = Some(image);
                         done += 1;
@@ -120,8 +129,9 @@ impl JitCompiler {
                 progress(done, builds.len() as u64);
             }
         });
-        let taken = |image: Option<_>| image.expect("every build was taken by one of the threads");
-        images.into_iter().map(taken).collect()
+        let unwrap_image =
+            |image: Option<_>| image.expect("every build was compiled by one of the threads");
+        images.into_iter().map(unwrap_image).collect()
     }
 
     fn compile(
@@ -144,13 +154,13 @@ impl JitCompiler {
 }
 
 /// Compiler options of every source.
-fn options(api: GpuApi, emulated_wave: Option<u32>, arch: &str) -> Vec<String> {
-    let own: &[&str] = &["-std=c++17", "-O3", "-ffp-contract=fast"];
-    match (emulated_wave, api) {
-        (Some(wave), _) => vec!["-std=c++17".to_owned(), format!("-DWARP_SIZE={wave}")],
+fn options(api: GpuApi, emulated_warp_size: Option<u32>, arch: &str) -> Vec<String> {
+    let common: &[&str] = &["-std=c++17", "-O3", "-ffp-contract=fast"];
+    match (emulated_warp_size, api) {
+        (Some(warp_size), _) => vec!["-std=c++17".to_owned(), format!("-DWARP_SIZE={warp_size}")],
         (None, GpuApi::Hip) => {
             let arch = format!("--offload-arch={arch}");
-            [arch].into_iter().chain(own.iter().map(ToString::to_string)).collect()
+            [arch].into_iter().chain(common.iter().map(ToString::to_string)).collect()
         }
         (None, GpuApi::Cuda) => {
             let arch = format!("--gpu-architecture={arch}");

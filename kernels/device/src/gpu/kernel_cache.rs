@@ -42,21 +42,22 @@ impl KernelCache {
     pub(super) fn read(&self, key: u128) -> Option<Vec<u8>> {
         let mut bytes = fs::read(self.path(key)).ok()?;
         let sum: [u8; 16] = bytes.get(MAGIC.len()..HEAD)?.try_into().ok()?;
-        let whole = bytes.starts_with(MAGIC) && xxh3_128(&bytes[HEAD..]).to_le_bytes() == sum;
-        whole.then(|| bytes.split_off(HEAD))
+        let is_valid = bytes.starts_with(MAGIC) && xxh3_128(&bytes[HEAD..]).to_le_bytes() == sum;
+        is_valid.then(|| bytes.split_off(HEAD))
     }
 
     pub(super) fn write(&self, key: u128, image: &[u8]) {
         let sum = xxh3_128(image).to_le_bytes();
         let bytes = [MAGIC.as_slice(), &sum, image].concat();
-        let turn = self.writes.fetch_add(1, Ordering::Relaxed);
-        let part = self.folder.join(format!("{key:032x}.{}.{turn}.part", std::process::id()));
+        let sequence = self.writes.fetch_add(1, Ordering::Relaxed);
+        let temporary =
+            self.folder.join(format!("{key:032x}.{}.{sequence}.part", std::process::id()));
         // A failed write only costs a recompilation, so it is not reported as an error.
-        let written = fs::create_dir_all(&self.folder)
-            .and_then(|()| fs::write(&part, bytes))
-            .and_then(|()| fs::rename(&part, self.path(key)));
-        if written.is_err() {
-            let _ = fs::remove_file(&part);
+        let result = fs::create_dir_all(&self.folder)
+            .and_then(|()| fs::write(&temporary, bytes))
+            .and_then(|()| fs::rename(&temporary, self.path(key)));
+        if result.is_err() {
+            let _ = fs::remove_file(&temporary);
         }
     }
 }
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_a_miss_and_is_replaced() {
+    fn damaged_file_is_a_miss_and_is_replaced() {
         let cache = KernelCache::new(folder("cache-damage"));
         let image: Vec<u8> = (0..1000).map(|i| i as u8).collect();
         cache.write(1, &image);
@@ -102,14 +103,14 @@ mod tests {
             assert_eq!(cache.read(1).as_deref(), Some(image.as_slice()));
         }
         let files = fs::read_dir(&cache.folder).unwrap().count();
-        assert_eq!(files, 1, "no temporary file stays behind");
+        assert_eq!(files, 1, "no temporary file remains");
         fs::remove_dir_all(&cache.folder).unwrap();
     }
 
     #[test]
     fn unwritable_folder_is_no_error() {
         let file = folder("cache-none");
-        fs::write(&file, b"a file where a folder should be").unwrap();
+        fs::write(&file, b"a file instead of a folder").unwrap();
         let cache = KernelCache::new(file.clone());
         cache.write(2, b"image");
         assert_eq!(cache.read(2), None);
@@ -121,7 +122,7 @@ mod tests {
     }
 
     /// Returns an `unshare` command with mount permission in its own mount namespace.
-    fn in_own_namespace() -> std::process::Command {
+    fn unshare_mount_namespace() -> std::process::Command {
         let mut unshare = std::process::Command::new("unshare");
         unshare.args(["--map-root-user", "--mount"]);
         unshare
@@ -129,34 +130,42 @@ mod tests {
 
     /// Runs a test of this module in a child process whose working directory is an empty tmpfs with these
     /// mount options.
-    fn on_a_disk(options: &str, test: &str) {
+    fn run_on_tmpfs(options: &str, test: &str) {
         let folder = folder("cache-disk");
         fs::create_dir_all(&folder).unwrap();
         let script = format!(
             "mount -t tmpfs -o {options} none {0} && cd {0} && exec \"$0\" --exact --ignored gpu::kernel_cache::tests::{test}",
             folder.display()
         );
-        let own = std::env::current_exe().unwrap();
-        let output = in_own_namespace().args(["sh", "-c", &script]).arg(own).output().unwrap();
-        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        let test_binary = std::env::current_exe().unwrap();
+        let output = unshare_mount_namespace()
+            .args(["sh", "-c", &script])
+            .arg(test_binary)
+            .output()
+            .unwrap();
+        let log = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success() && log.contains("1 passed"), "{log}");
         fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
-    #[allow(clippy::print_stdout, reason = "who reads the log should know that nothing was tried")]
+    #[allow(clippy::print_stdout, reason = "the log must show that the test was skipped")]
     fn full_or_read_only_disk_only_costs_a_compile() {
-        if !in_own_namespace().arg("true").output().is_ok_and(|output| output.status.success()) {
-            println!("skipped: this machine lets nobody mount a disk of his own");
+        if !unshare_mount_namespace()
+            .arg("true")
+            .output()
+            .is_ok_and(|output| output.status.success())
+        {
+            println!("skipped: mount namespaces are not available");
             return;
         }
-        on_a_disk("size=64k", "full_disk_keeps_only_whole_files");
-        on_a_disk("ro", "read_only_disk_keeps_nothing");
+        run_on_tmpfs("size=64k", "full_disk_keeps_only_complete_files");
+        run_on_tmpfs("ro", "read_only_disk_keeps_nothing");
     }
 
     #[test]
-    #[ignore = "`full_or_read_only_disk_only_costs_a_compile` runs it on a small disk"]
-    fn full_disk_keeps_only_whole_files() {
+    #[ignore = "`full_or_read_only_disk_only_costs_a_compile` runs it on a small tmpfs"]
+    fn full_disk_keeps_only_complete_files() {
         let cache = KernelCache::new(PathBuf::from("."));
         let names = || fs::read_dir(".").unwrap().count();
         cache.write(1, &image(1, 100_000)); // Fails in the middle of the write.
@@ -166,7 +175,7 @@ mod tests {
             cache.read(key).is_some()
         });
         let kept: Vec<u128> = kept.collect();
-        assert_eq!(kept.len(), names(), "no half of a file stays behind");
+        assert_eq!(kept.len(), names(), "no partial file remains");
         assert!((1..10).contains(&kept.len()), "{kept:?}");
         for key in kept {
             assert_eq!(cache.read(key), Some(image(key, 20_000)));
@@ -174,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "`full_or_read_only_disk_only_costs_a_compile` runs it on such a disk"]
+    #[ignore = "`full_or_read_only_disk_only_costs_a_compile` runs it on a read-only tmpfs"]
     fn read_only_disk_keeps_nothing() {
         let cache = KernelCache::new(PathBuf::from("."));
         cache.write(1, b"image");
@@ -186,7 +195,7 @@ mod tests {
 
     /// Simulates ranks of one host that start together: all miss the cache and all write.
     #[test]
-    fn racing_writers_leave_one_whole_file() {
+    fn concurrent_writers_leave_one_complete_file() {
         let folder = folder("cache-race");
         let image: Vec<u8> = (0..100_000).map(|i| i as u8).collect();
         std::thread::scope(|scope| {
@@ -198,7 +207,10 @@ mod tests {
                     for _ in 0..50 {
                         cache.write(3, image);
                         let read = cache.read(3);
-                        assert!(read.is_none_or(|found| found == *image), "half a file was read");
+                        assert!(
+                            read.is_none_or(|found| found == *image),
+                            "a partial file was read"
+                        );
                     }
                 });
             }

@@ -13,7 +13,8 @@ const MAX_WORDS: usize = 56;
 #[derive(Debug)]
 pub struct KernelLaunch {
     function: KernelFunction,
-    grid: (u32, u32, u32),
+    /// Grid dimensions x, y and z, in thread blocks.
+    grid: [u32; 3],
     block: u32,
     shared_bytes: u32,
     overlaps: bool,
@@ -27,16 +28,11 @@ pub struct KernelLaunch {
 }
 
 impl KernelLaunch {
-    /// Creates a launch of `grid` thread blocks of `block` threads with `shared_bytes` bytes of dynamic
-    /// shared memory.
+    /// Creates a launch of a `grid` (x, y, z) of thread blocks of `block` threads with `shared_bytes` bytes
+    /// of dynamic shared memory.
     #[must_use]
-    pub fn new(
-        function: KernelFunction,
-        grid: (u32, u32, u32),
-        block: u32,
-        shared_bytes: u32,
-    ) -> Self {
-        let (words, begins) = ([0; MAX_WORDS], [0; MAX_WORDS]);
+    pub fn new(function: KernelFunction, grid: [u32; 3], block: u32, shared_bytes: u32) -> Self {
+        let (words, arg_offsets) = ([0; MAX_WORDS], [0; MAX_WORDS]);
         Self {
             function,
             grid,
@@ -45,7 +41,7 @@ impl KernelLaunch {
             overlaps: false,
             cluster: 1,
             words,
-            arg_offsets: begins,
+            arg_offsets,
             words_used: 0,
             arg_count: 0,
         }
@@ -128,8 +124,8 @@ impl KernelLaunch {
         device: &GpuDevice,
         s: &DeviceStream,
     ) -> Result<(), DeviceError> {
-        let (x, y, z) = self.grid;
-        if x == 0 || y == 0 || z == 0 {
+        let [x, y, z] = self.grid;
+        if self.grid.contains(&0) {
             return Ok(());
         }
         let runtime = device.runtime();
@@ -139,21 +135,21 @@ impl KernelLaunch {
         let stream = runtime.stream(s)?;
         runtime.enter()?;
         let mut arguments: [DriverPtr; MAX_WORDS] = [std::ptr::null_mut(); MAX_WORDS];
-        for (argument, begin) in arguments.iter_mut().zip(&self.arg_offsets[..self.arg_count]) {
-            *argument = std::ptr::from_mut(&mut self.words[usize::from(*begin)..]).cast();
+        for (argument, offset) in arguments.iter_mut().zip(&self.arg_offsets[..self.arg_count]) {
+            *argument = std::ptr::from_mut(&mut self.words[usize::from(*offset)..]).cast();
         }
         let arguments = arguments.as_mut_ptr();
         // Programmatic dependent launch is specified for one predecessor only, so it is disabled after a
         // stream wait.
-        let overlaps = !runtime.takes_stream_wait(s) && self.overlaps && !runtime.is_timestamping();
+        let overlaps = !runtime.take_stream_wait(s) && self.overlaps && !runtime.is_timestamping();
         let clustered = self.cluster > 1;
-        let both =
+        let all_attributes =
             [LaunchAttribute::overlap_predecessor(), LaunchAttribute::clusters(self.cluster)];
-        let attributes = &both[usize::from(!overlaps)..=usize::from(clustered)];
+        let attributes = &all_attributes[usize::from(!overlaps)..=usize::from(clustered)];
         let code = match runtime.driver.launch_ex {
             Some(launch_ex) if !attributes.is_empty() => {
                 let config = LaunchConfig {
-                    grid: [x, y, z],
+                    grid: self.grid,
                     block: [self.block, 1, 1],
                     shared_bytes: self.shared_bytes,
                     stream,

@@ -71,8 +71,8 @@ impl KernelModules {
             loaded.requested.entry(key).or_insert(source);
             return Ok(KernelFunction { raw: std::ptr::null_mut(), name });
         }
-        let known = loaded.modules.get(&key.1).copied();
-        let module = match known {
+        let loaded_module = loaded.modules.get(&key.1).copied();
+        let module = match loaded_module {
             Some(module) => module,
             None => load(runtime, &jit.image(source, defines)?)?,
         };
@@ -89,12 +89,12 @@ impl KernelModules {
         jit: &JitCompiler,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), GpuError> {
-        let wanted = std::mem::take(&mut self.lock().requested);
+        let requested = std::mem::take(&mut self.lock().requested);
         let builds: HashMap<&ModuleKey, _> =
-            wanted.iter().map(|((_, build), source)| (build, *source)).collect();
+            requested.iter().map(|((_, build), source)| (build, *source)).collect();
         let builds: Vec<_> = builds.into_iter().map(|(build, s)| (s, build.1.clone())).collect();
         self.load_all(runtime, jit, &builds, progress)?;
-        for ((name, (_, defines)), source) in wanted {
+        for ((name, (_, defines)), source) in requested {
             self.function(runtime, jit, source, name, &defines)?;
         }
         Ok(())
@@ -112,11 +112,11 @@ impl KernelModules {
         let key = |(source, defines): &(&'static KernelSource, Vec<KernelDefine>)| {
             (source.name, defines.clone())
         };
-        let known: Vec<_> = {
+        let missing: Vec<_> = {
             let loaded = self.lock();
             builds.iter().filter(|b| !loaded.modules.contains_key(&key(b))).cloned().collect()
         };
-        for (build, image) in known.iter().zip(jit.images(&known, progress)) {
+        for (build, image) in missing.iter().zip(jit.images(&missing, progress)) {
             let module = load(runtime, &image?)?;
             self.lock().modules.insert(key(build), module);
         }
@@ -169,8 +169,8 @@ fn allow_large_shared(runtime: &GpuRuntime, function: KernelFunction) -> Result<
     // SAFETY: the output pointer is valid for writes, and the function is loaded.
     let code = unsafe { get(&raw mut used, STATIC_SHARED, function.raw) };
     runtime.check(code, "function attribute")?;
-    let most = runtime.properties.shared_bytes as c_int - used;
+    let max_dynamic = runtime.properties.shared_bytes as c_int - used;
     // SAFETY: the function is loaded.
-    let code = unsafe { set(function.raw, flag::FUNCTION_MAX_DYNAMIC_SHARED, most) };
+    let code = unsafe { set(function.raw, flag::FUNCTION_MAX_DYNAMIC_SHARED, max_dynamic) };
     runtime.check(code, "function set attribute")
 }

@@ -10,7 +10,7 @@ use super::gpu_runtime::{GpuRuntime, MemoryKind};
 use crate::{Buffer, BufferDeallocator, DeviceStream};
 
 /// Allocation granularity in bytes, so that wide loads may read past the end of the requested size.
-const LINE: usize = 256;
+const GRANULARITY: usize = 256;
 
 /// Deallocator of device buffers or pinned host buffers.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl BufferDeallocator for GpuAllocator {
 pub fn reserve(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<(DriverPtr, usize), GpuError> {
     runtime.not_capturing("allocating memory")?;
     runtime.enter()?;
-    let size = bytes.max(1).checked_next_multiple_of(LINE).unwrap_or(usize::MAX);
+    let size = bytes.max(1).checked_next_multiple_of(GRANULARITY).unwrap_or(usize::MAX);
     let mut memory = std::ptr::null_mut();
     // SAFETY: the output pointer is valid for writes.
     let code = unsafe { (runtime.driver.alloc)(&raw mut memory, size) };
@@ -55,7 +55,7 @@ pub fn alloc(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError
 pub fn alloc_host(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
     runtime.not_capturing("allocating pinned memory")?;
     runtime.enter()?;
-    let size = bytes.max(1).checked_next_multiple_of(LINE).unwrap_or(usize::MAX);
+    let size = bytes.max(1).checked_next_multiple_of(GRANULARITY).unwrap_or(usize::MAX);
     let mut memory = std::ptr::null_mut();
     // SAFETY: the output pointer is valid for writes.
     let code = unsafe { (runtime.driver.host_alloc)(&raw mut memory, size, flag::HOST_PORTABLE) };
@@ -65,9 +65,9 @@ pub fn alloc_host(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, Gpu
     Ok(wrap(runtime, memory, size, MemoryKind::Host))
 }
 
-fn wrap(runtime: &Arc<GpuRuntime>, memory: DriverPtr, size: usize, home: MemoryKind) -> Buffer {
-    let allocator = Arc::new(GpuAllocator { runtime: runtime.clone(), kind: home });
-    let ptr = NonNull::new(memory.cast()).expect("an allocation that succeeded has an address");
+fn wrap(runtime: &Arc<GpuRuntime>, memory: DriverPtr, size: usize, kind: MemoryKind) -> Buffer {
+    let allocator = Arc::new(GpuAllocator { runtime: runtime.clone(), kind });
+    let ptr = NonNull::new(memory.cast()).expect("a successful allocation has an address");
     // SAFETY: the memory is a new allocation of this size, aligned to 256 bytes, which `allocator` frees.
     // Callers initialise it.
     unsafe { Buffer::from_raw(ptr, size, allocator) }

@@ -2,14 +2,30 @@
 
 use hip_runtime_sys::DriverPtr;
 
+use super::device::GpuDevice;
+use crate::{DeviceError, check_size};
+
+/// Addresses and sizes of a [`PeerView`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerViewParts {
+    /// Context of the device whose kernels use the addresses.
+    pub context: DriverPtr,
+    /// Index of the rank of that device.
+    pub rank: usize,
+    /// Peer memory of every rank, each with two areas of [`PeerView::area_bytes`] bytes per rank.
+    pub memory: Vec<DriverPtr>,
+    /// Size of the largest matrix, in bytes.
+    pub limit_bytes: usize,
+    /// Two 32-bit launch counters on the device.
+    pub launch_counters: *const u8,
+    /// 32-bit word of host memory; kernels stop waiting once it is not 0.
+    pub aborted: *const u8,
+}
+
 /// Peer memory of all ranks, addressed from the kernels of one rank, for custom (one-shot) all-reduce.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerView {
-    rank: usize,
-    memory: Vec<DriverPtr>,
-    limit_bytes: usize,
-    count: *const u8,
-    aborted: *const u8,
+    parts: PeerViewParts,
 }
 
 // SAFETY: the host never dereferences the addresses; only kernels use them.
@@ -18,22 +34,13 @@ unsafe impl Send for PeerView {}
 unsafe impl Sync for PeerView {}
 
 impl PeerView {
-    /// Creates the view of rank `rank`. `memory`: peer memory of every rank, each with two areas of
-    /// [`area_bytes`](Self::area_bytes) bytes per rank, for matrices of up to `limit_bytes` bytes. `count`:
-    /// two 32-bit counters on the device. `aborted`: 32-bit word of host memory; kernels stop waiting once it
-    /// is not 0.
+    /// Creates the view of one rank.
     ///
     /// # Safety
-    /// All addresses stay valid for the kernels of this device until the process ends.
+    /// All addresses stay valid for the kernels of the device with this context until the process ends.
     #[must_use]
-    pub unsafe fn new(
-        rank: usize,
-        memory: Vec<DriverPtr>,
-        limit_bytes: usize,
-        count: *const u8,
-        aborted: *const u8,
-    ) -> Self {
-        Self { rank, memory, limit_bytes, count, aborted }
+    pub unsafe fn new(parts: PeerViewParts) -> Self {
+        Self { parts }
     }
 
     /// Returns the size of an area in bytes: twice `limit_bytes`, because half of each word is data and half
@@ -43,41 +50,53 @@ impl PeerView {
         2 * limit_bytes
     }
 
+    /// Checks that the view belongs to `device`.
+    ///
+    /// Errors: the addresses are those of another device.
+    pub fn check_device(
+        &self,
+        kernel: &'static str,
+        device: &GpuDevice,
+    ) -> Result<(), DeviceError> {
+        let (view, own) = (self.parts.context.addr(), device.runtime().context().addr());
+        check_size(kernel, "context of the peer memory", view, own)
+    }
+
     /// Index of this rank.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.rank
+        self.parts.rank
     }
 
     /// Number of ranks.
     #[must_use]
     pub fn ranks(&self) -> usize {
-        self.memory.len()
+        self.parts.memory.len()
     }
 
     /// Size of the largest matrix, in bytes.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
-        self.limit_bytes
+        self.parts.limit_bytes
     }
 
     /// Returns the addresses of the peer memory: this rank first, then the other ranks in ascending order.
     #[must_use]
     pub fn addresses(&self) -> Vec<u64> {
-        let (before, from_own) = self.memory.split_at(self.rank);
-        let ordered = from_own[..1].iter().chain(before).chain(&from_own[1..]);
+        let (lower, from_own) = self.parts.memory.split_at(self.parts.rank);
+        let ordered = from_own[..1].iter().chain(lower).chain(&from_own[1..]);
         ordered.map(|&memory| memory as u64).collect()
     }
 
-    /// Returns the address of the counters.
+    /// Returns the address of the launch counters.
     #[must_use]
-    pub fn count(&self) -> *const u8 {
-        self.count
+    pub fn launch_counters(&self) -> *const u8 {
+        self.parts.launch_counters
     }
 
     /// Returns the address of the abort flag.
     #[must_use]
     pub fn aborted(&self) -> *const u8 {
-        self.aborted
+        self.parts.aborted
     }
 }

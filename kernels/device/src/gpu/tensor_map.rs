@@ -10,9 +10,9 @@ pub const BOX_ROWS: usize = 16;
 /// Columns of a TMA box: 128 bytes of 16-bit elements.
 const BOX_COLUMNS: c_uint = 64;
 /// `CU_TENSOR_MAP_SWIZZLE_128B`: permutes the 16-byte chunks of each 128-byte row, as WGMMA requires.
-const SWAPS_PIECES: c_int = 3;
+const SWIZZLE_128B: c_int = 3;
 /// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`: L2 fetch granularity of 256 bytes.
-const FETCHES_256_BYTES: c_int = 3;
+const L2_PROMOTION_256B: c_int = 3;
 
 /// TMA descriptor of a matrix, as encoded by the driver.
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +60,7 @@ impl GpuDevice {
         let Some(encode) = runtime.driver.tensor_map_encode else { return Ok(map) };
         runtime.enter()?;
         let (sizes, row_bytes) = ([m.columns as u64, m.rows as u64], [m.stride as u64 * 2]);
-        let (part, steps) = ([BOX_COLUMNS, m.box_rows as c_uint], [1, 1]);
+        let (box_sizes, element_strides) = ([BOX_COLUMNS, m.box_rows as c_uint], [1, 1]);
         // SAFETY: the output has the size and alignment of a tensor map, and the arrays have one entry per
         // dimension; the driver only stores the address.
         let code = unsafe {
@@ -71,11 +71,11 @@ impl GpuDevice {
                 m.matrix.cast_mut().cast(),
                 sizes.as_ptr(),
                 row_bytes.as_ptr(),
-                part.as_ptr(),
-                steps.as_ptr(),
+                box_sizes.as_ptr(),
+                element_strides.as_ptr(),
                 0,
-                SWAPS_PIECES,
-                FETCHES_256_BYTES,
+                SWIZZLE_128B,
+                L2_PROMOTION_256B,
                 0,
             )
         };

@@ -23,21 +23,22 @@ unsafe impl Sync for GpuEventTimestamps {}
 
 impl GpuEventTimestamps {
     pub(super) fn new(runtime: &Arc<GpuRuntime>, count: usize) -> Result<Self, GpuError> {
-        runtime.not_capturing("making marks")?;
+        runtime.not_capturing("creating events")?;
         runtime.enter()?;
-        let mut marks = Self { runtime: runtime.clone(), events: Vec::with_capacity(count) };
+        let mut timestamps = Self { runtime: runtime.clone(), events: Vec::with_capacity(count) };
         for _ in 0..count {
             let mut event = std::ptr::null_mut();
             // SAFETY: the output pointer is valid for writes.
             let code = unsafe { (runtime.driver.event_create)(&raw mut event, flag::EVENT_TIMED) };
             runtime.check(code, "event create")?;
-            marks.events.push(event);
+            timestamps.events.push(event);
         }
-        Ok(marks)
+        Ok(timestamps)
     }
 
     fn event(&self, i: usize) -> Result<DriverPtr, DeviceError> {
-        let (kernel, what, index, limit) = ("mark", "mark", i as i64, self.events.len());
+        let (kernel, what, index, limit) =
+            ("event timestamp", "event timestamp", i as i64, self.events.len());
         self.events.get(i).copied().ok_or(DeviceError::Index { kernel, what, index, limit })
     }
 
@@ -105,7 +106,9 @@ impl Drop for GpuEventTimestamps {
 
 impl std::fmt::Debug for GpuEventTimestamps {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HipMarks").field("events", &self.events.len()).finish_non_exhaustive()
+        f.debug_struct("GpuEventTimestamps")
+            .field("events", &self.events.len())
+            .finish_non_exhaustive()
     }
 }
 

@@ -10,10 +10,10 @@ use super::memory;
 use crate::{Buffer, BufferDeallocator, DeviceStream};
 
 /// Size of a slab in bytes.
-const SLAB: usize = 64 << 20;
+const SLAB_BYTES: usize = 64 << 20;
 /// Matrices of at least this size in bytes get their own allocation.
-const SMALL: usize = 8 << 20;
-const LINE: usize = 256;
+const OWN_ALLOCATION_BYTES: usize = 8 << 20;
+const ALIGNMENT: usize = 256;
 
 /// Slab allocator: the slab that is being filled and its used bytes.
 #[derive(Debug, Default)]
@@ -71,15 +71,15 @@ impl WeightSlab {
 impl WeightMemory {
     /// Allocates zeroed device memory.
     pub fn alloc(&self, runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
-        let size = bytes.max(1).next_multiple_of(LINE);
-        if size >= SMALL {
+        let size = bytes.max(1).next_multiple_of(ALIGNMENT);
+        if size >= OWN_ALLOCATION_BYTES {
             // SAFETY: the range is the whole slab and is allocated once.
             return Ok(unsafe { WeightSlab::new(runtime, size)?.take(0, size) });
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let (slab, used) = match open.take() {
-            Some((slab, used)) if used + size <= SLAB => (slab, used),
-            _ => (WeightSlab::new(runtime, SLAB)?, 0),
+            Some((slab, used)) if used + size <= SLAB_BYTES => (slab, used),
+            _ => (WeightSlab::new(runtime, SLAB_BYTES)?, 0),
         };
         // SAFETY: `used` only grows, so no range is allocated twice.
         let buffer = unsafe { slab.take(used, size) };
