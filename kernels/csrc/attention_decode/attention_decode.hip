@@ -2,8 +2,8 @@
 // split-KV flash decoding).
 // CPU reference: `PagedAttention`. Rows with context 0 write zeros.
 //
-// The queries of a KV head share every key they load. Up to TOGETHER successive tokens of a request with
-// equal splits (split_schedule.h) share the keys as well; each token uses the scores of the keys that it
+// The queries of a KV head share every key they load. Up to TOKENS_PER_BLOCK successive tokens of a request
+// with equal splits (split_schedule.h) share the keys as well; each token uses the scores of the keys that it
 // attends to. A context is cut into splits of at most split_keys(context) keys, and a block processes a
 // contiguous, equal part of the list of all splits (split_schedule.h, run_splits.h). The block's warps take
 // tiles of 16 keys in turn, prefetched across splits, heads and rows (ring.h), and merge in shared memory,
@@ -26,11 +26,11 @@
 //
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..16 query heads per KV head  -DKV_FP8=0|1
 //   -DSTAGES=n stages (tiles) of a warp's ring; warps of 64 lanes have no ring
-//   -DFEW=1 smaller splits, for small batches
-//   -DTOGETHER=n tokens of a request per block, at most 16 / HEAD_GROUP; `fresh`: maximum number of tokens of
-//   a request in the step
-//   -DUNSEEN=n masks keys at positions below n (n at most 16): for an MTP module, which has no state of the
-//   first token
+//   -DSMALL_BATCH=1 smaller splits, for small batches
+//   -DTOKENS_PER_BLOCK=n tokens of a request per block, at most 16 / HEAD_GROUP; `fresh`: maximum number of
+//   tokens of a request in the step
+//   -DFIRST_POSITION=n masks keys at positions below n (n at most 16): for an MTP module, which has no state of
+//   the first token
 //   -DFROM_QKV=1 fuses q/k norm, RoPE and the KV write: q, k, v are the output of the QKV projection
 //   (from_projections.h); warps of 32 lanes, HEAD_GROUP at most 8, half_t
 // Grid: any number of blocks, best the number of resident blocks. Block: WARPS warps.
@@ -43,20 +43,20 @@
 #ifndef KV_FP8
 #  define KV_FP8 0
 #endif
-#ifndef FEW
-#  define FEW 0
+#ifndef SMALL_BATCH
+#  define SMALL_BATCH 0
 #endif
-#ifndef UNSEEN
-#  define UNSEEN 0
+#ifndef FIRST_POSITION
+#  define FIRST_POSITION 0
 #endif
 #ifndef FROM_QKV
 #  define FROM_QKV 0
 #endif
-#ifndef TOGETHER
-#  define TOGETHER 1
+#ifndef TOKENS_PER_BLOCK
+#  define TOKENS_PER_BLOCK 1
 #endif
 // Few queries on warps of 32 lanes: the keys are the rows (M) of the MMA.
-#define KEYS_FIRST (WARP_SIZE == 32 && HEAD_GROUP * TOGETHER <= 8)
+#define KEYS_FIRST (WARP_SIZE == 32 && HEAD_GROUP * TOKENS_PER_BLOCK <= 8)
 #if KEYS_FIRST
 #  include "attention_decode/keys_first.h"
 #else
@@ -89,7 +89,7 @@ DEV void team_sync() { sync(); }
 // contexts use long splits, to keep merging cheap.
 // Must equal `SPLITS`, `SMALL_BATCH_SPLITS` and `SINGLE_ROW_SPLITS` in kernels/src/gpu/attention.rs.
 DEV u32 split_keys(u32 context) {
-    const u32 finest = FROM_QKV && context <= 2048 ? 128 : FROM_QKV || FEW ? 256 : 448;
+    const u32 finest = FROM_QKV && context <= 2048 ? 128 : FROM_QKV || SMALL_BATCH ? 256 : 448;
     return context <= 8192 ? finest : context <= 32768 ? 512 : 1024;
 }
 DEV u32 splits_of_keys(u32 context, u32) {
@@ -99,7 +99,7 @@ DEV u32 splits_of_keys(u32 context, u32) {
 // In large batches the splits of a context have equal length except the last, so that equal numbers of splits
 // are equal work.
 DEV u32 even_split(u32 context, u32 splits) {
-    if (FROM_QKV || FEW) return split_keys(context);
+    if (FROM_QKV || SMALL_BATCH) return split_keys(context);
     return ((context + splits - 1) / splits + TURN_KEYS - 1) / TURN_KEYS * TURN_KEYS;
 }
 
@@ -132,7 +132,8 @@ attention_decode(half_t* o, float* partial, u32* arrived, const half_t* q, const
     const Source source{q, q_stride};
 #endif
     DYN_SHARED(u8, shared);
-    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, kv_heads, table_width, positions, TOGETHER, fresh};
+    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, kv_heads, table_width, positions,
+                    TOKENS_PER_BLOCK, fresh};
     Run run = begin_run(start_of_block(rows), rows, (KV*)shared, pool);
     grid_wait();
     grid_release();

@@ -3,11 +3,11 @@
 // this file merges them.
 #pragma once
 
-#ifndef TOGETHER
-#  define TOGETHER 1
+#ifndef TOKENS_PER_BLOCK
+#  define TOKENS_PER_BLOCK 1
 #endif
 enum : u32 {
-    GROUP = HEAD_GROUP * TOGETHER,  // queries per block: all heads of one token, then of the next token
+    GROUP = HEAD_GROUP * TOKENS_PER_BLOCK,  // queries per block: all heads of one token, then of the next token
     RECORD = D + 4,        // outputs, maximum, sum; aligned to 16 bytes
     QUADS = D / 4,         // groups of 4 outputs per record
     SET = WARPS * GROUP * RECORD,  // records of the block's warps

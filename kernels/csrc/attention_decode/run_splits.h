@@ -74,8 +74,8 @@ struct Target {
     u32 splits;  // splits of the head; 0: no head pending
     u32 tokens;
 };
-DEV u32 token_of(u32 query) { return TOGETHER == 1 ? 0 : query / HEAD_GROUP; }
-DEV u32 queries_of(const Target& t) { return TOGETHER == 1 ? (u32)HEAD_GROUP : t.tokens * HEAD_GROUP; }
+DEV u32 token_of(u32 query) { return TOKENS_PER_BLOCK == 1 ? 0 : query / HEAD_GROUP; }
+DEV u32 queries_of(const Target& t) { return TOKENS_PER_BLOCK == 1 ? (u32)HEAD_GROUP : t.tokens * HEAD_GROUP; }
 DEV half_t* output_of(const Target& t, const Outputs& to, u32 query) {
     return t.out + (u64)token_of(query) * to.stride + (query - token_of(query) * HEAD_GROUP) * D;
 }
@@ -146,13 +146,13 @@ DEV Target target_of(const Place& p, const Rows& rows, const Outputs& to) {
 DEV void weigh_tile(Running& r, Scores& s, const Place& p, u32 at, u32 end, float factor) {
     u32 seen[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
-        seen[i] = TOGETHER == 1 ? end - at : keys_seen_by(p, query_of(i) / HEAD_GROUP, at, end);
+        seen[i] = TOKENS_PER_BLOCK == 1 ? end - at : keys_seen_by(p, query_of(i) / HEAD_GROUP, at, end);
     weigh(r, s, seen, factor);
 }
 
-#if UNSEEN
-// Masks the first UNSEEN keys of a context, which are in its first tile. The tile's other keys are attended
-// to.
+#if FIRST_POSITION
+// Masks the first FIRST_POSITION keys of a context, which are in its first tile. The tile's other keys are
+// attended to.
 template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void leave_out(float (&scores)[QUERIES_OF_LANE][KEYS_OF_LANE]) {
     UNROLL for (u32 j = 0; j < KEYS_OF_LANE; ++j) {
 #  if KEYS_FIRST
@@ -160,7 +160,7 @@ template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void leave_out(float (&scor
 #  else
         const u32 key = key_of(j);
 #  endif
-        if (key >= UNSEEN) continue;
+        if (key >= FIRST_POSITION) continue;
         UNROLL for (u32 i = 0; i < QUERIES_OF_LANE; ++i) scores[i][j] = NO_SCORE;
     }
 }
@@ -188,7 +188,7 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
             take(run.ring, end - at, k, v);
             fetch_next(run.ring, run.ahead, rows, pool);
             Scores s = score(mine, k);
-#if UNSEEN
+#if FIRST_POSITION
             if (at == 0) leave_out(s.v);
 #endif
             weigh_tile(r, s, p, at, end, factor);

@@ -8,17 +8,17 @@
 // scheduled first.
 //
 //   pool, tables, table_rows   as in attention_decode
-//   pool_map                   with GROUPS and a half_t pool: TMA descriptor of the layer's pool as a matrix
+//   pool_map                   with WGMMA and a half_t pool: TMA descriptor of the layer's pool as a matrix
 //                           of D columns, boxes of 16 rows
 //   first_row, rows            first row, and number of rows, of this launch; earlier rows belong to other
 //                           launches
 //   taken                      work counter, zero before and after the launch
 //
-//   -DGROUPS=1  warpgroups with WGMMA (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128
+//   -DWGMMA=1  warpgroups with WGMMA (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128
 //               keys.
 //               Grid: at most the number of SMs; persistent blocks take tiles until none is left. Block: 384.
 //               Dynamic shared memory: GROUPS_SHARED bytes.
-//   -DGROUPS=0  warps (warps.h), every target: tiles of 16 pairs per warp, steps of 16 keys, copied 64 at a
+//   -DWGMMA=0  warps (warps.h), every target: tiles of 16 pairs per warp, steps of 16 keys, copied 64 at a
 //               time.
 //               Grid: (tiles of the longest row: pairs / (16 * warps), KV heads, rows). Block: a multiple of WARP_SIZE, at most 256.
 //               Dynamic shared memory: STAGES * STEP * (K_STRIDE + V_STRIDE) elements of the pool.
@@ -47,7 +47,7 @@ DEV const i32* table_of(const Job& job, u32 row) {
     return job.tables + (u64)(job.table_rows ? (u32)job.table_rows[row] : row) * job.table_width;
 }
 
-#if GROUPS
+#if WGMMA
 #  include "attention_prefill/warpgroups.h"
 #  define PREFILL KERNEL_ALONE(384)
 #else

@@ -20,7 +20,7 @@
 //
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..8 query heads per KV head
 //   -DTEAM_WARPS=4|8 warps per block  -DSTAGES=n stages (tiles) of a warp's ring
-//   -DEARLY=1 releases the next kernel at once: better if its weights fit into shared memory next to this one
+//   -DEARLY_LAUNCH=1 releases the next kernel at once: better if its weights fit into shared memory next to this one
 // Grid: a cluster of BLOCKS blocks per row and KV head. Block: TEAM_WARPS warps of 32 lanes.
 // Dynamic shared memory: BARRIER_BYTES + (BLOCKS + TEAM_WARPS) HEAD_GROUP RECORD 4 + RING_BYTES.
 //
@@ -29,8 +29,8 @@
 
 #define KV_FP8 0
 #define KEYS_FIRST 1
-#ifndef EARLY
-#  define EARLY 0
+#ifndef EARLY_LAUNCH
+#  define EARLY_LAUNCH 0
 #endif
 #include "attention_decode/keys_first.h"
 #include "dev/cluster.h"
@@ -94,12 +94,12 @@ attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_nor
     sync();
     cluster_arrive<BLOCKS>();
     if (p.rank >= p.splits) return;
-    if (EARLY) grid_release();
+    if (EARLY_LAUNCH) grid_release();
     Ring ring = ring_of_warp(s.rings);
     Tiles tiles = tiles_of_warp(p, pool, kv_heads);
     UNROLL for (u32 i = 0; i < TILES_AHEAD; ++i) fetch_next(ring, tiles);
     grid_wait();
-    if (!EARLY) grid_release();
+    if (!EARLY_LAUNCH) grid_release();
     const Source source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
     attend(source, p, ring, tiles, s.records + warp_id() * HEAD_GROUP * RECORD, factor);
     sync();

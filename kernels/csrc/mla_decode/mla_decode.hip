@@ -2,7 +2,7 @@
 // softmax(scale q · row) over the paged KV pool; runs between the two per-head GEMMs with W_UK and W_UV
 // (mla_head_gemm). CPU reference: cpu/mla/absorbed_attention.rs.
 //
-// A block has 16 heads of a token, or of each of TOGETHER successive tokens of a request, which share every
+// A block has 16 heads of a token, or of each of TOKENS_PER_BLOCK successive tokens of a request, which share every
 // row of the pool that it loads; a token's warps compute the scores of 16 keys each, then accumulate a share
 // of the channels over all keys of a step (step.h). A context is cut into splits of split_keys(context) keys;
 // blocks process equal runs of the list of all splits (attention_decode/split_schedule.h), prefetch steps
@@ -11,40 +11,42 @@
 // so that a row of the pool is read from memory once.
 // Rows that are successive tokens of a request, according to their tables and contexts, are processed
 // together if they have the same splits, which changes no bits.
-// With EACH_TOKEN rows have any number of tokens: a block processes a run of TOGETHER tokens and all keys
+// With EACH_TOKEN rows have any number of tokens: a block processes a run of TOKENS_PER_BLOCK tokens and all keys
 // that they attend to (token.h).
 //
 // Contexts and tables are read before grid_wait(); see attention_decode for the condition.
 //
-//   means [T, heads * LATENT]  outputs; taken: queries absorbed by W_UK, same shape, may be the same memory
-//   q [T, q_stride]  query projection; the last ROTARY of the `query` channels of each head have RoPE applied
-//   pool  KV pool of one layer, [slot][LATENT + ROTARY]; all half_t
+//   means [T, heads * KV_LORA_RANK]  outputs; taken: queries absorbed by W_UK, same shape, may be the same memory
+//   q [T, q_stride]  query projection; the last QK_ROPE_HEAD_DIM of the `query` channels of each head have RoPE
+//   applied
+//   pool  KV pool of one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; all half_t
 //   tables   block tables, i32 [S, table_width]; row r reads table table_rows[r], or table r if table_rows is
 //            null
 //   partial  f32 [splits of all rows, tiles of heads, heads of a tile, RECORD]: weighted sums, then maximum
 //            and sum; contents may be anything
 //   arrived  u32 [rows, tiles of heads], zero before and after the launch
 //
-//   -DLATENT=128|256|512  -DROTARY=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
-//   -DSTAGES=n pipeline stages  -DEACH_TOKEN=0|1  -DUNSEEN=n masks keys at positions below n; no query is at
-//                           one of them
-//   -DTOGETHER=1|2 tokens per block
+//   -DKV_LORA_RANK=128|256|512  -DQK_ROPE_HEAD_DIM=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
+//   -DSTAGES=n pipeline stages  -DEACH_TOKEN=0|1  -DFIRST_POSITION=n masks keys at positions below n; no query
+//                           is at one of them
+//   -DTOKENS_PER_BLOCK=1|2 tokens per block
 // Grid: (any number of runs, tiles of heads), best the number of resident blocks; EACH_TOKEN: (runs of tokens
 // from `first` on, tiles of heads). Block: TEAM.
 // Dynamic shared memory: STAGES * KEYS * LINE * 2 bytes.
 //
-// Rounding: probabilities to half_t; the output once. Roofline: 2 context (LATENT + ROTARY) bytes per row.
+// Rounding: probabilities to half_t; the output once. Roofline: 2 context (KV_LORA_RANK + QK_ROPE_HEAD_DIM)
+// bytes per row.
 #include "dev.h"
 #include "dev/strip.h"
 
 #ifndef EACH_TOKEN
 #  define EACH_TOKEN 0
 #endif
-#ifndef UNSEEN
-#  define UNSEEN 0
+#ifndef FIRST_POSITION
+#  define FIRST_POSITION 0
 #endif
-#ifndef TOGETHER
-#  define TOGETHER 1
+#ifndef TOKENS_PER_BLOCK
+#  define TOKENS_PER_BLOCK 1
 #endif
 enum : u32 {
     TILE = 16,  // keys per warp and step; heads per block
@@ -52,9 +54,9 @@ enum : u32 {
     KEYS = TILES * TILE,
     HALVES = WARP_SIZE == 64 ? 1 : 2,  // warps that split the channels of a tile's scores
     TOKEN_WARPS = TILES * HALVES,
-    WARPS = TOGETHER * TOKEN_WARPS,
+    WARPS = TOKENS_PER_BLOCK * TOKEN_WARPS,
     TEAM = WARPS * WARP_SIZE,
-    WIDTH = LATENT + ROTARY,
+    WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM,
     SPREAD_RUNS = 1,   // rows are scheduled separately up to this number of splits per block
     CUT_TOGETHER = 0,  // the split length of a row depends on its own context only
     LINE = WIDTH + 8  // row stride in shared memory, in elements: eight rows have no bank conflicts
@@ -90,7 +92,7 @@ mla_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, con
            const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
            u32 heads, u32 query, u32 table_width, u32 first, u32 q_stride, float factor) {
     DYN_SHARED(half_t, shared);
-    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, TOGETHER, 0};
+    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, TOKENS_PER_BLOCK, 0};
     Place p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);
     grid_wait();
     grid_release();

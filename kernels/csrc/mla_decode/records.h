@@ -5,7 +5,7 @@
 #pragma once
 
 // Channels of a lane that reads a record, and number of splits that it reads at once.
-enum : u32 { RECORD = LATENT + 16, D = LATENT, CHANNELS = D / WARP_SIZE, SPREAD = 1, AHEAD = 4 };
+enum : u32 { RECORD = KV_LORA_RANK + 16, D = KV_LORA_RANK, CHANNELS = D / WARP_SIZE, SPREAD = 1, AHEAD = 4 };
 #include "attention_decode/fold_records.h"
 
 // Destinations of results.
@@ -26,7 +26,7 @@ DEV float* records_of(const Place& p, const Outputs& to, u32 i, u32 split) {
     return to.partial + ((u64)(p.record + i * p.splits + split) * gdim_y() + bid_y()) * split_floats(to);
 }
 DEV half_t* mean_of(const Place& p, const Outputs& to, u32 i, u32 head) {
-    return to.means + ((u64)(p.token + i) * to.heads + first_head() + head) * LATENT;
+    return to.means + ((u64)(p.token + i) * to.heads + first_head() + head) * KV_LORA_RANK;
 }
 
 // Merges all splits of the tile's heads.

@@ -6,7 +6,7 @@
 
 enum : u32 {
     PRODUCTS = WIDTH / 16 / HALVES, // MMAs of a warp's part of a score
-    OWN = LATENT / TOKEN_WARPS / 16, // tiles of 16 channels per warp
+    OWN = KV_LORA_RANK / TOKEN_WARPS / 16, // tiles of 16 channels per warp
     SHARERS = WARP_SIZE == 64 ? 16 : 4,  // adjacent lanes that have scores of the same heads
     SLOTS = WARP_SIZE == 64 ? 4 : 2,     // heads per lane
     WEIGHTS = KEYS + 8                   // stride of heads in shared memory, in elements
@@ -36,11 +36,11 @@ DEV Queries load_queries(const Source& s, const Place& p) {
         const u32 head = first_head() + Frag::a_row(i);
         const bool real = head < s.heads && own_token() < p.count;
         const u64 token = p.token + own_token();
-        const half_t* taken = s.taken + (token * s.heads + head) * LATENT;
-        const half_t* turned = s.q + token * s.q_stride + (head + 1) * s.query - ROTARY;
+        const half_t* taken = s.taken + (token * s.heads + head) * KV_LORA_RANK;
+        const half_t* turned = s.q + token * s.q_stride + (head + 1) * s.query - QK_ROPE_HEAD_DIM;
         UNROLL for (u32 j = 0; j < PRODUCTS; ++j) {
             const u32 k = (half_of_warp() * PRODUCTS + j) * 16 + Frag::a_k(i);
-            const half_t* from = k < LATENT ? taken + k : turned + (k - LATENT);
+            const half_t* from = k < KV_LORA_RANK ? taken + k : turned + (k - KV_LORA_RANK);
             all.v[j].v[i / 2] = real ? bits_as<u32>(*(const half_x2*)from) : 0;
         }
     }
@@ -64,7 +64,7 @@ DEV FragC score(const Queries& q, const half_t* step) {
         mma16(j & 1 ? odd : even, bits_as<FragA>(q.v[j]), load_b(rows + j * 16, LINE));
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) even.x[i] += odd.x[i];
     if (HALVES == 1) return even;
-    SHARED(float, parts, TOGETHER * KEYS * 16);
+    SHARED(float, parts, TOKENS_PER_BLOCK * KEYS * 16);
     float* part = parts + (own_token() * TILES + tile_of_warp()) * TILE * 16 + lane();
     if (half_of_warp() == 1) UNROLL for (u32 i = 0; i < Frag::NC; ++i) part[i * WARP_SIZE] = even.x[i];
     team_sync();
@@ -74,14 +74,14 @@ DEV FragC score(const Queries& q, const half_t* step) {
 
 // Probabilities of a step, shared by the warps of a token.
 DEV half_t* step_weights() {
-    SHARED(half_x8, weights, TOGETHER * 16 * WEIGHTS / 8);
+    SHARED(half_x8, weights, TOKENS_PER_BLOCK * 16 * WEIGHTS / 8);
     return (half_t*)weights + own_token() * 16 * WEIGHTS;
 }
 
 // Computes the maxima over all warps, and the factors that rescale sums of earlier steps; returns whether any
 // maximum grows.
 DEV bool grow(Running& r, const FragC& s, float* shrink) {
-    SHARED(float, all_highs, TOGETHER * TILES * 16);
+    SHARED(float, all_highs, TOKENS_PER_BLOCK * TILES * 16);
     float* highs = all_highs + own_token() * TILES * 16;
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) {
         float high = NO_SCORE;
@@ -106,7 +106,7 @@ DEV bool grow(Running& r, const FragC& s, float* shrink) {
 DEV void weigh(Running& r, FragC s, u32 at, u32 seen, float factor) {
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const u32 key = tile_of_warp() * TILE + Frag::c_col(i);
-        const bool sees = key < seen && (UNSEEN == 0 || at + key >= UNSEEN);
+        const bool sees = key < seen && (FIRST_POSITION == 0 || at + key >= FIRST_POSITION);
         s.x[i] = sees ? s.x[i] * factor : NO_SCORE;
     }
     float shrink[SLOTS];
@@ -135,7 +135,7 @@ DEV void add_compressed_kv(Running& r, const half_t* step) {
 
 // Reduces the sums over all keys, tiles ascending.
 DEV void finish(Running& r) {
-    SHARED(float, all_sums, TOGETHER * TILES * 16);
+    SHARED(float, all_sums, TOKENS_PER_BLOCK * TILES * 16);
     float* sums = all_sums + own_token() * TILES * 16;
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) {
         const float sum = group_sum<SHARERS>(r.sum[slot]);

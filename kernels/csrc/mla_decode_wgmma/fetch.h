@@ -40,13 +40,13 @@ DEV Shared share(u8* dynamic) {
 
 // Starts loading the queries of a place's tokens, 16 heads per warp; zeros for heads that do not exist.
 DEV void start_queries(const Job& job, const Shared& shared, const Place& p) {
-    constexpr u32 PIECES = WIDTH / 8, OF_LATENT = LATENT / 8, HEADS = TILE / FETCHING;
+    constexpr u32 PIECES = WIDTH / 8, OF_LATENT = KV_LORA_RANK / 8, HEADS = TILE / FETCHING;
     const u32 first = (warp_id() - WARPS) * HEADS;
     _Pragma("unroll 1") for (u32 row = first; row < first + HEADS; ++row) {
         const QueryRow asker = query_of(row, p, job.to);
         const bool real = asker.real;
         const u64 token = p.token + asker.token;
-        const half_t* taken = job.taken + (token * job.to.heads + first_head() + asker.head) * LATENT;
+        const half_t* taken = job.taken + (token * job.to.heads + first_head() + asker.head) * KV_LORA_RANK;
         const half_t* turned = job.q + token * job.q_stride + (first_head() + asker.head + 1) * job.query - WIDTH;
         UNROLL for (u32 at = 0; at < PIECES; at += WARP_SIZE) {
             const u32 piece = at + lane();

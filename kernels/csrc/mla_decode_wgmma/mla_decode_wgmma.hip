@@ -14,17 +14,17 @@
 //
 //   means, partial, arrived, taken, q, tables, table_rows, -DEACH_TOKEN  as in mla_decode
 //   most_records  capacity of `partial` in splits, per tile of heads; at least row_count
-//   pool, pool_map   KV pool of one layer, [slot][LATENT + ROTARY]; TMA descriptor of it as a matrix, in
-//                    boxes of 16 rows
+//   pool, pool_map   KV pool of one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; TMA descriptor of it as a
+//                    matrix, in boxes of 16 rows
 //
-//   -DLATENT=128|256|512  -DROTARY=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
+//   -DKV_LORA_RANK=128|256|512  -DQK_ROPE_HEAD_DIM=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
 //   together  maximum number of tokens processed at once; times the number of heads at most 64
 // NVIDIA from sm_90 on. Grid: (runs, tiles of heads), best the number of SMs; EACH_TOKEN: blocks process
 // every gdim_x()-th run of `together` tokens from `first` on (mla_decode/token.h). Block: 384. Dynamic shared
 // memory: GROUPS_SHARED bytes.
 //
-// Rounding: probabilities to half_t; the output once. Roofline: 2 context (LATENT + ROTARY) bytes per row, or
-// 2 context (2 LATENT + ROTARY) operations per row and head.
+// Rounding: probabilities to half_t; the output once. Roofline: 2 context (KV_LORA_RANK + QK_ROPE_HEAD_DIM)
+// bytes per row, or 2 context (2 KV_LORA_RANK + QK_ROPE_HEAD_DIM) operations per row and head.
 #include "dev.h"
 #include "dev/tensor_map.h"
 #include "dev/ring_stage.h"
@@ -38,8 +38,8 @@ enum : u32 {
     WARPS = 8,  // consumer warps
     TEAM = WARPS * WARP_SIZE,
     FETCHING = 4,  // producer warps, 16 rows of a step each
-    WIDTH = LATENT + ROTARY,
-    HALF = LATENT / 2,  // channels accumulated per warpgroup
+    WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM,
+    HALF = KV_LORA_RANK / 2,  // channels accumulated per warpgroup
     STAGES = 2,
     PANELS = WIDTH / 64,
     PANEL_BYTES = KEYS * 128,  // of keys, of queries, and of probabilities

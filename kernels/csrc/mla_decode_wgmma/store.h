@@ -39,7 +39,7 @@ DEV void store_zeros(const Place& p, const Outputs& to) {
     for (u32 row = warp_id(); row < TILE; row += WARPS) {
         const QueryRow asker = query_of(row, p, to);
         if (!asker.real) return;
-        for (u32 channel = lane() * 8; channel < LATENT; channel += WARP_SIZE * 8)
+        for (u32 channel = lane() * 8; channel < KV_LORA_RANK; channel += WARP_SIZE * 8)
             *(u32x4*)(mean_of(p, to, asker.token, asker.head) + channel) = u32x4{{0, 0, 0, 0}};
     }
 }
@@ -53,6 +53,6 @@ DEV void store_record(const float (&o)[SUMS], const Place& p, const Outputs& to,
         float* record = records_of(p, to, asker.token, p.split) + asker.head * RECORD;
         UNROLL for (u32 i = slot * 2; i < SUMS; i += 4)
             *(f32x2*)(record + first_channel() + wgmma_col(i)) = f32x2{{o[i], o[i + 1]}};
-        if (facts && lane() % 4 == 0) *(f32x2*)(record + LATENT) = facts[slot];
+        if (facts && lane() % 4 == 0) *(f32x2*)(record + KV_LORA_RANK) = facts[slot];
     }
 }

@@ -1,19 +1,19 @@
 // mla_kv_write.hip - KV write and RoPE of MLA, between the projections and attention. CPU reference:
 // cpu/mla/kv_write.rs.
 //
-// mla_kv_write  pool row of a token's slot = [norm(c) | rope(k)] of kv [tokens, LATENT + ROTARY]; slot < 0
-// stores nothing. RoPE is applied in place to the last ROTARY channels of every head of q [tokens, heads *
-// width].
-//   norm [LATENT] of ACT; cos, sin f32 [positions, ROTARY / 2]; positions i32, slots i64 [tokens]
-//   pool: KV pool of one layer, [slot][LATENT + ROTARY] of ACT
+// mla_kv_write  pool row of a token's slot = [norm(c) | rope(k)] of kv [tokens, KV_LORA_RANK +
+// QK_ROPE_HEAD_DIM]; slot < 0 stores nothing. RoPE is applied in place to the last QK_ROPE_HEAD_DIM channels of
+// every head of q [tokens, heads * width].
+//   norm [KV_LORA_RANK] of ACT; cos, sin f32 [positions, QK_ROPE_HEAD_DIM / 2]; positions i32, slots i64 [tokens]
+//   pool: KV pool of one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM] of ACT
 // RoPE pairs channels 2 i and 2 i + 1 (interleaved).
-// Options: LATENT, ROTARY, ACT_F32. Grid: tokens. Block: 256.
+// Options: KV_LORA_RANK, QK_ROPE_HEAD_DIM, ACT_F32. Grid: tokens. Block: 256.
 // Rounding: the normalised compressed KV before and after its weight, rotated channels once.
 // Roofline: bytes of kv and q over bandwidth; one token is latency-bound: load, reduce, store.
 #include "dev.h"
 #include "norm/norm.h"
 
-enum : u32 { WIDTH = LATENT + ROTARY, HALF = ROTARY / 2 };
+enum : u32 { WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM, HALF = QK_ROPE_HEAD_DIM / 2 };
 
 // Rotates channels 2 i and 2 i + 1 of `x` into `y`.
 DEV void rope_pair(ACT* y, const ACT* x, u32 i, float cos, float sin) {
@@ -31,18 +31,18 @@ mla_kv_write(ACT* q, ACT* pool, const ACT* kv, const ACT* norm, const float* cos
     const u64 token = bid_x(), turn = (u64)positions[token] * HALF;
     const ACT* own = kv + token * kv_stride;
     float squares = 0.f;
-    for (u32 i = tid(); i < LATENT; i += bdim()) squares += f32(own[i]) * f32(own[i]);
-    const float scale = inverse_rms(block_sum(squares), LATENT, eps);
+    for (u32 i = tid(); i < KV_LORA_RANK; i += bdim()) squares += f32(own[i]) * f32(own[i]);
+    const float scale = inverse_rms(block_sum(squares), KV_LORA_RANK, eps);
     for (u32 i = tid(); i < heads * HALF; i += bdim()) {
         const u32 pair = i % HALF;
-        ACT* head = q + token * q_stride + (i / HALF + 1) * width - ROTARY;
+        ACT* head = q + token * q_stride + (i / HALF + 1) * width - QK_ROPE_HEAD_DIM;
         rope_pair(head, head, pair, cos[turn + pair], sin[turn + pair]);
     }
     const i64 slot = slots[token];
     if (slot < 0) return;
     ACT* row = pool + (u64)slot * WIDTH;
-    for (u32 i = tid(); i < LATENT; i += bdim()) row[i] = to<ACT>(normed(f32(own[i]), scale, f32(norm[i])));
+    for (u32 i = tid(); i < KV_LORA_RANK; i += bdim()) row[i] = to<ACT>(normed(f32(own[i]), scale, f32(norm[i])));
     for (u32 i = tid(); i < HALF; i += bdim())
-        rope_pair(row + LATENT, own + LATENT, i, cos[turn + i], sin[turn + i]);
+        rope_pair(row + KV_LORA_RANK, own + KV_LORA_RANK, i, cos[turn + i], sin[turn + i]);
 }
 EXPORT(mla_kv_write)

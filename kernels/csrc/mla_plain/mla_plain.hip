@@ -2,38 +2,40 @@
 // with W_UK, reads every row of the pool once for scores and values, and applies W_UV to the average. Not
 // optimised: each block reads the head's matrices. CPU reference: cpu/mla.
 //
-// o [T, heads * VALUE]; q [T, heads * (UNTURNED + ROTARY)], RoPE applied; pool: one layer, [slot][LATENT +
-// ROTARY];
-// key (W_UK) [heads][UNTURNED][LATENT], value (W_UV) [heads][VALUE][LATENT], all of ACT. Rows as in
-// attention_plain.
+// o [T, heads * VALUE]; q [T, heads * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM)], RoPE applied; pool: one layer,
+// [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; key (W_UK) [heads][QK_NOPE_HEAD_DIM][KV_LORA_RANK], value (W_UV)
+// [heads][VALUE][KV_LORA_RANK], all of ACT. Rows as in attention_plain.
 // Positions are processed KEYS at a time from 0: a result depends only on the keys attended to. Rows of
 // context 0 write zeros. The first `unseen` positions are masked, and no query is at one of them.
 //
-//   -DACT_F32=0|1  -DLATENT=n -DROTARY=n -DUNTURNED=n -DVALUE=n (even; LATENT at most 1024)  -DBLOCK_TOKENS=n
+//   -DACT_F32=0|1  -DKV_LORA_RANK=n -DQK_ROPE_HEAD_DIM=n -DQK_NOPE_HEAD_DIM=n -DVALUE=n (even; KV_LORA_RANK at
+//   most 1024)  -DBLOCK_TOKENS=n
 // Grid: (T, heads). Block: 256.
 // Rounding: the output only; all sums are f32.
 #include "dev.h"
 #include "attention/row_of.h"
 
-enum : u32 { WIDTH = LATENT + ROTARY, QUERY = UNTURNED + ROTARY, THREADS = 256, KEYS = 64,
-             OWN = (LATENT + THREADS - 1) / THREADS };
+enum : u32 { WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM, QUERY = QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM,
+             THREADS = 256, KEYS = 64,
+             OWN = (KV_LORA_RANK + THREADS - 1) / THREADS };
 
-// query [LATENT + ROTARY] = factor * [Wᵀ q_nope | q_rope], W [UNTURNED, LATENT].
+// query [KV_LORA_RANK + QK_ROPE_HEAD_DIM] = factor * [Wᵀ q_nope | q_rope], W [QK_NOPE_HEAD_DIM, KV_LORA_RANK].
 DEV void absorb_query(float* query, const ACT* q, const ACT* w, float factor) {
-    for (u32 c = tid(); c < LATENT; c += THREADS) {
+    for (u32 c = tid(); c < KV_LORA_RANK; c += THREADS) {
         float sum = 0.f;
-        for (u32 m = 0; m < UNTURNED; ++m) sum = fma_(f32(w[m * LATENT + c]), f32(q[m]), sum);
+        for (u32 m = 0; m < QK_NOPE_HEAD_DIM; ++m) sum = fma_(f32(w[m * KV_LORA_RANK + c]), f32(q[m]), sum);
         query[c] = sum * factor;
     }
-    for (u32 i = tid(); i < ROTARY; i += THREADS) query[LATENT + i] = f32(q[UNTURNED + i]) * factor;
+    for (u32 i = tid(); i < QK_ROPE_HEAD_DIM; i += THREADS)
+        query[KV_LORA_RANK + i] = f32(q[QK_NOPE_HEAD_DIM + i]) * factor;
     sync();
 }
 
-// y [VALUE] = W x, W [VALUE, LATENT]: one warp per output.
+// y [VALUE] = W x, W [VALUE, KV_LORA_RANK]: one warp per output.
 DEV void project_values(ACT* y, const float* x, const ACT* w) {
     for (u32 v = warp_id(); v < VALUE; v += THREADS / WARP_SIZE) {
         float sum = 0.f;
-        for (u32 c = lane(); c < LATENT; c += WARP_SIZE) sum = fma_(f32(w[(u64)v * LATENT + c]), x[c], sum);
+        for (u32 c = lane(); c < KV_LORA_RANK; c += WARP_SIZE) sum = fma_(f32(w[(u64)v * KV_LORA_RANK + c]), x[c], sum);
         sum = warp_sum(sum);
         if (lane() == 0) y[v] = to<ACT>(sum);
     }
@@ -52,7 +54,8 @@ KERNEL(256) mla_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, con
         const u64 block = (u32)table[position / BLOCK_TOKENS];
         return pool + (block * BLOCK_TOKENS + position % BLOCK_TOKENS) * WIDTH;
     };
-    absorb_query(query, q + (u64)token * q_stride + head * QUERY, key + (u64)head * UNTURNED * LATENT, factor);
+    absorb_query(query, q + (u64)token * q_stride + head * QUERY,
+                 key + (u64)head * QK_NOPE_HEAD_DIM * KV_LORA_RANK, factor);
 
     float max = -1e30f, sum = 0.f, mean[OWN];
     for (u32 i = 0; i < OWN; ++i) mean[i] = 0.f;
@@ -80,7 +83,7 @@ KERNEL(256) mla_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, con
             sum += p;
             for (u32 i = 0; i < OWN; ++i) {
                 const u32 c = i * THREADS + tid();
-                if (c < LATENT) mean[i] = fma_(p, f32(latent[c]), mean[i]);
+                if (c < KV_LORA_RANK) mean[i] = fma_(p, f32(latent[c]), mean[i]);
             }
         }
         sync();  // The next keys' scores overwrite these.
@@ -88,9 +91,9 @@ KERNEL(256) mla_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, con
     const float scale = seen ? 1.f / sum : 0.f;
     for (u32 i = 0; i < OWN; ++i) {
         const u32 c = i * THREADS + tid();
-        if (c < LATENT) query[c] = mean[i] * scale;
+        if (c < KV_LORA_RANK) query[c] = mean[i] * scale;
     }
     sync();
-    project_values(o + (u64)token * o_stride + head * VALUE, query, value + (u64)head * VALUE * LATENT);
+    project_values(o + (u64)token * o_stride + head * VALUE, query, value + (u64)head * VALUE * KV_LORA_RANK);
 }
 EXPORT(mla_plain)

@@ -5,8 +5,8 @@
 
 enum : u32 {
     STAGES = 2,                            // pipeline stages of keys and of values
-    OWN_PANELS = UNTURNED / 64,            // panels of a key's qk_nope part
-    KEY_PANELS = (UNTURNED + ROTARY) / 64,
+    OWN_PANELS = QK_NOPE_HEAD_DIM / 64,            // panels of a key's qk_nope part
+    KEY_PANELS = (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM) / 64,
     VALUE_PANELS = VALUE / 64,
     PANEL_BYTES = TILE * 128,
     KEY_BYTES = KEY_PANELS * PANEL_BYTES,  // of a step, and of a tile of queries
@@ -39,7 +39,7 @@ DEV void hand_over(const Shared& shared, Meeting* m, RingStage& turn, const Job&
             barrier_expect(&m->item_there, KEY_BYTES);
             for (u32 panel = 0; panel < KEY_PANELS; ++panel)
                 panel_copy(shared.queries + panel * PANEL_BYTES, job.q_map, q, TILE, item.token + item.first,
-                           item.head * (UNTURNED + ROTARY) + panel * 64, &m->item_there);
+                           item.head * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM) + panel * 64, &m->item_there);
         } else {
             barrier_arrive(&m->item_there);
         }
@@ -56,7 +56,7 @@ DEV void fetch_step(const Shared& shared, Meeting* m, const RingStage& turn, con
     if (lane() == 0) {
         barrier_expect(keys_there, KEY_BYTES);
         for (u32 panel = 0; panel < KEY_PANELS; ++panel) {
-            const u32 own = item.head * UNTURNED + panel * 64, shared_by_heads = job.turned + (panel - OWN_PANELS) * 64;
+            const u32 own = item.head * QK_NOPE_HEAD_DIM + panel * 64, shared_by_heads = job.turned + (panel - OWN_PANELS) * 64;
             panel_copy(keys + panel * PANEL_BYTES, job.kv_map, kv, TILE, row, panel < OWN_PANELS ? own : shared_by_heads,
                        keys_there);
         }

@@ -7,32 +7,32 @@
 // to the next one (carry_over.h): a token's result depends only on the keys that it attends to. Tiles with
 // the most keys are scheduled first.
 //
-//   q [T, q_stride], from the launch's first head on: UNTURNED (qk_nope) + ROTARY (qk_rope) channels each; o
+//   q [T, q_stride], from the launch's first head on: QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM channels each; o
 //   likewise
 //   kv [keys of the window, kv_stride]: qk_nope channels of all heads' keys; from column `values` on the
-//   values; from column `turned` on the ROTARY (qk_rope) channels that all heads share
-//   q_map, kv_map   with GROUPS: TMA descriptors of q and kv, in boxes of 128 rows
+//   values; from column `turned` on the QK_ROPE_HEAD_DIM channels that all heads share
+//   q_map, kv_map   with WGMMA: TMA descriptors of q and kv, in boxes of 128 rows
 //   carried   f32, carry-over state of tiles with keys in several windows; unused if all are in one window
 //   taken     work counter, zero before and after the launch
 //
-//   -DGROUPS=1  warpgroups with WGMMA (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 tokens, steps of 128
+//   -DWGMMA=1  warpgroups with WGMMA (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 tokens, steps of 128
 //               keys.
 //               Grid: at most the number of SMs; persistent blocks take tiles until none is left. Block: 384.
 //               Dynamic shared memory: GROUPS_SHARED bytes.
-//   -DGROUPS=0  warps (warps.h), every target: tiles of 16 tokens per warp, steps of 16 keys, copied 64 at a
+//   -DWGMMA=0  warps (warps.h), every target: tiles of 16 tokens per warp, steps of 16 keys, copied 64 at a
 //               time.
 //               Grid: (tiles of the longest row: tokens / (16 * warps), heads, rows). Block: 256.
 //               Dynamic shared memory: STAGES * COPIED * (K_STRIDE + V_STRIDE) elements.
 //   -DSTAGES=1|2 (warps) pipeline stages in shared memory; AMD copies through registers, so a second stage
 //   overlaps nothing
-//   -DUNTURNED=n -DROTARY=n (multiples of 64)  -DVALUE=64|128
+//   -DQK_NOPE_HEAD_DIM=n -DQK_ROPE_HEAD_DIM=n (multiples of 64)  -DVALUE=64|128
 //
 // Rounding: keys and values when they are computed, probabilities to half_t, the output once.
-// Roofline: 2 (UNTURNED + ROTARY + VALUE) operations per token, head and key attended to.
+// Roofline: 2 (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM + VALUE) operations per token, head and key attended to.
 #include "dev.h"
 #include "dev/tensor_map.h"
 #define HEAD_DIM VALUE
-#define QUERY_DIM (UNTURNED + ROTARY)
+#define QUERY_DIM (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM)
 #include "attention/warp.h"
 #include "mla_prefill/long_rows.h"
 
@@ -49,7 +49,7 @@ struct Job {
 };
 
 #include "mla_prefill/carry_over.h"
-#if GROUPS
+#if WGMMA
 #  include "mla_prefill/warpgroups.h"
 #  define PREFILL KERNEL_ALONE(384)
 #else

@@ -20,7 +20,7 @@ DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
     const KMajor q = shared_by_lanes(by_k(queries)), k = shared_by_lanes(by_k(keys));
     wgmma_hold(s);
     wgmma_fence();
-    UNROLL for (u32 i = 0; i < (UNTURNED + ROTARY) / 16; ++i) {
+    UNROLL for (u32 i = 0; i < (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM) / 16; ++i) {
         const u32 at = i / 4 * PANEL_BYTES + i % 4 * 32;
         wgmma<TILE>(s, further(q, at), further(k, at), i != 0);
     }

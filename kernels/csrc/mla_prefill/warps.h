@@ -9,7 +9,7 @@
 enum : u32 {
     COPIED = 64,  // keys per copy run
     // Row strides avoid bank conflicts: rows of K start half the banks apart, rows of V an eighth.
-    K_STRIDE = UNTURNED + ROTARY + 32,
+    K_STRIDE = QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM + 32,
     V_STRIDE = VALUE + 8,
     STAGE = COPIED * (K_STRIDE + V_STRIDE)
 };
@@ -23,12 +23,12 @@ DEV u32 begin_of(const LongRows& rows, u32 i) {
 
 // Starts copying keys and values of a head from row `row` of the window on.
 DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
-    constexpr u32 OWN = UNTURNED / 8, KEY = OWN + ROTARY / 8, PIECES = KEY + VALUE / 8;
+    constexpr u32 OWN = QK_NOPE_HEAD_DIM / 8, KEY = OWN + QK_ROPE_HEAD_DIM / 8, PIECES = KEY + VALUE / 8;
     for (u32 i = tid(); i < COPIED * PIECES; i += bdim()) {
         const u32 key = i / PIECES, piece = i % PIECES;
         const half_t* from = job.kv + (u64)(row + key) * job.kv_stride;
         half_t* to = stage + key * K_STRIDE + piece * 8;
-        if (piece < OWN) from += head * UNTURNED + piece * 8;
+        if (piece < OWN) from += head * QK_NOPE_HEAD_DIM + piece * 8;
         else if (piece < KEY) from += job.turned + (piece - OWN) * 8;
         else {
             from += job.values + head * VALUE + (piece - KEY) * 8;
@@ -123,7 +123,7 @@ DEV void prefill(const Job& job) {
     const u32 keys_of_block = before + (begin + per_block <= tokens ? begin + per_block : tokens);
     const Cut cut = cut_of(keys_of_block, begin_of(job.rows, row), job.window);
     if (cut.step >= cut.end) return;
-    const half_t* queries = job.q + (u64)token * job.q_stride + head * (UNTURNED + ROTARY);
+    const half_t* queries = job.q + (u64)token * job.q_stride + head * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM);
     const Queries mine = load_queries([&](u32 query) {
         return first + query < tokens ? queries + (u64)(first + query) * job.q_stride : nullptr;
     });

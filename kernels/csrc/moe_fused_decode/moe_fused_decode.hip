@@ -8,7 +8,7 @@
 //   followed by the shared experts; see moe_route, also for counts and slots: block 0 of the gate and up
 //   projection counts
 //   -DFP8=1    W in fp8 with `scales`, as in moe_grouped_gemm_tma
-//   -DMANY=1   twice as many lines, -DTILE_ROWS=n rows of x per tile: at least the number of tokens, and of
+//   -DWIDE_TILE=1   twice as many lines, -DTILE_ROWS=n rows of x per tile: at least the number of tokens, and of
 //              choices in the down projection
 //   -DROUTES=0 choices are experts i32, weights f32 [T top_k]
 // Places: choices of this rank by ascending expert.

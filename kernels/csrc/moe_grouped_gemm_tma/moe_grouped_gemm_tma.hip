@@ -2,13 +2,13 @@
 // that have tokens, WGMMA multiplies. CPU reference: `ExpertMlp`.
 //
 //   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
-//   -DGATED=0  y [choices, N] = x[position], written by choice, W [E][N][K]; f32, half_t with MANY
-//   -DMANY=0   segments of at most 64 rows: bound by reading weights
-//   -DMANY=1   segments of at most TILE_ROWS rows, times twice as many lines; default 128
-//   -DFP8=1    W in fp8 with block `scales` (moe/tma_layout.h), converted to half_t in registers. With MANY
+//   -DGATED=0  y [choices, N] = x[position], written by choice, W [E][N][K]; f32, half_t with WIDE_TILE
+//   -DWIDE_TILE=0   segments of at most 64 rows: bound by reading weights
+//   -DWIDE_TILE=1   segments of at most TILE_ROWS rows, times twice as many lines; default 128
+//   -DFP8=1    W in fp8 with block `scales` (moe/tma_layout.h), converted to half_t in registers. With WIDE_TILE
 //              the default of TILE_ROWS is 64 then
 // early: 0, or number of leading segments that are the first ones of these experts, even if empty
-// (moe_align): blocks then start loading the weights of their first tiles before routing has finished. MANY
+// (moe_align): blocks then start loading the weights of their first tiles before routing has finished. WIDE_TILE
 // only.
 // W: see moe/tma_layout.h. Rows of x aligned to 16 bytes. Grid: at most one block per SM. Block: 11 warps.
 // Dynamic shared memory: 1024 bytes and at least 2 stages (moe_grouped_gemm_tma/ring.h); more stages are
@@ -25,7 +25,7 @@
 #include "dev/bulk.h"
 #include "moe_grouped_gemm_tma/store.h"
 
-#if GATED || MANY
+#if GATED || WIDE_TILE
 typedef half_t OUT;
 #else
 typedef float OUT;

@@ -5,16 +5,16 @@
 #include "dev/wgmma.h"
 #include "moe/tma_layout.h"
 
-#ifndef MANY
-#  define MANY 0
+#ifndef WIDE_TILE
+#  define WIDE_TILE 0
 #endif
 #ifndef TILE_ROWS
-#  define TILE_ROWS (MANY && !FP8 ? 128 : 64)
+#  define TILE_ROWS (WIDE_TILE && !FP8 ? 128 : 64)
 #endif
 
 enum : u32 {
     GROUPS = 2,                  // consumer warpgroups
-    GROUP_LINES = MANY ? 128 : 64,
+    GROUP_LINES = WIDE_TILE ? 128 : 64,
     ROWS = TILE_ROWS,            // rows of x per tile
     STRIPS = GROUPS * GROUP_LINES / STRIP_LINES,
     STRIP_BYTES = STRIP_LINES * COLUMN_BYTES,

@@ -3,9 +3,9 @@
 #include "moe/segment.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
-// MANY=0: an equal run of all strips of all segments, so that every block is busy to the end whatever their
+// WIDE_TILE=0: an equal run of all strips of all segments, so that every block is busy to the end whatever their
 // number.
-// MANY=1: tiles in round-robin order, so that concurrent blocks share experts and rows in L2.
+// WIDE_TILE=1: tiles in round-robin order, so that concurrent blocks share experts and rows in L2.
 struct Share {
     const Weight* w;
 #if FP8
@@ -14,16 +14,16 @@ struct Share {
     const Segment* segments;
     const u32* order;  // rows of x are the tokens of these choices; null: rows are positions
     u32 n, k, top_k;
-    u32 at, end;       // passes with MANY, else strips
+    u32 at, end;       // passes with WIDE_TILE, else strips
     u32 begun;         // columns of the first pass with loads in flight, whether it has rows or not
     u64 policy;
     u32 expert, position, rows, first, strips, columns;
 };
 DEV Share share_of_block(const Weight* w, const Segment* segments, u32 all, const u32* order, u32 n, u32 k, u32 top_k) {
     const u32 strips = n / STRIP_LINES;
-    const u64 units = (u64)all * (MANY ? (strips + STRIPS - 1) / STRIPS : strips);
-    const u32 at = MANY ? bid_x() : (u32)(units * bid_x() / gdim_x());
-    const u32 end = MANY ? (u32)units : (u32)(units * (bid_x() + 1) / gdim_x());
+    const u64 units = (u64)all * (WIDE_TILE ? (strips + STRIPS - 1) / STRIPS : strips);
+    const u32 at = WIDE_TILE ? bid_x() : (u32)(units * bid_x() / gdim_x());
+    const u32 end = WIDE_TILE ? (u32)units : (u32)(units * (bid_x() + 1) / gdim_x());
     Share s{};
     s.w = w, s.segments = segments, s.order = order, s.n = n, s.k = k, s.top_k = top_k;
     s.at = at, s.end = end, s.policy = read_once();
@@ -31,21 +31,21 @@ DEV Share share_of_block(const Weight* w, const Segment* segments, u32 all, cons
 }
 // Sets the strips of tile `s.at`, of one expert.
 DEV void take_strips(Share& s) {
-    const u32 all = s.n / STRIP_LINES, each = MANY ? (all + STRIPS - 1) / STRIPS : all;
-    s.first = s.at % each * (MANY ? (u32)STRIPS : 1);
-    const u32 left = all - s.first, mine = MANY ? left : s.end - s.at, most = left < mine ? left : mine;
+    const u32 all = s.n / STRIP_LINES, each = WIDE_TILE ? (all + STRIPS - 1) / STRIPS : all;
+    s.first = s.at % each * (WIDE_TILE ? (u32)STRIPS : 1);
+    const u32 left = all - s.first, mine = WIDE_TILE ? left : s.end - s.at, most = left < mine ? left : mine;
     s.strips = most < STRIPS ? most : (u32)STRIPS;
 }
 DEV u32 segment_at(const Share& s) {
     const u32 all = s.n / STRIP_LINES;
-    return s.at / (MANY ? (all + STRIPS - 1) / STRIPS : all);
+    return s.at / (WIDE_TILE ? (all + STRIPS - 1) / STRIPS : all);
 }
 DEV bool next_pass(Share& s) {
     while (s.at < s.end) {
         const Segment segment = load_segment(s.segments + segment_at(s));
         s.expert = segment.expert, s.position = segment.first, s.rows = segment.rows;
         take_strips(s);
-        s.at += MANY ? gdim_x() : s.strips;
+        s.at += WIDE_TILE ? gdim_x() : s.strips;
         s.columns = s.rows > 0 ? s.k : s.begun;
         s.begun = 0;
         if (s.columns > 0) return true;
@@ -68,7 +68,7 @@ DEV void copy_strips(const Share& s, u8* to, u32 block, Barrier* full) {
         const u32 fit = TILE_LINES - line % TILE_LINES, lines = left < fit ? left : fit;
         const Weight* from = expert + line_at(line, block, s.n, s.k);
         // If an expert has many rows, blocks with other rows of it read its weights again: keep them in L2.
-        if (MANY && ROWS > 32) bulk_copy(to, from, lines * COLUMN_BYTES, full);
+        if (WIDE_TILE && ROWS > 32) bulk_copy(to, from, lines * COLUMN_BYTES, full);
         else bulk_copy_once(to, from, lines * COLUMN_BYTES, full, s.policy);
         to += lines * COLUMN_BYTES, line += lines, left -= lines;
     }

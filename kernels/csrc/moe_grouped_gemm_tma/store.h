@@ -25,7 +25,7 @@ DEV void store_gated(half_t* y, const float (&c)[ROWS / 2], const Share& share, 
     }
 }
 
-#if MANY
+#if WIDE_TILE
 struct alignas(8) Pair { u32 v[2]; };
 DEV u32 beside(float a, float b) { return pack_half(a, b); }
 #else

@@ -1,9 +1,9 @@
 // qk_rope.h - q/k norm and RoPE of one head by a group of lanes, for the qk_rope kernel and for kernels that
 // fuse it.
 //
-// Options: HEAD_DIM (a multiple of 16), ROTARY (even, <= HEAD_DIM): number of rotated channels.
-// Half pairing (NeoX style): channel p is rotated with p + ROTARY / 2. A lane has a low and a high run of RUN
-// channels that are paired, so that no exchange between lanes is needed; channels from ROTARY on are also
+// Options: HEAD_DIM (a multiple of 16), ROTARY_DIM (even, <= HEAD_DIM): number of rotated channels.
+// Half pairing (NeoX style): channel p is rotated with p + ROTARY_DIM / 2. A lane has a low and a high run of RUN
+// channels that are paired, so that no exchange between lanes is needed; channels from ROTARY_DIM on are also
 // stored in pairs of runs, and are not rotated.
 // Rounding points, as in cpu/qk_rope.rs: x * scale to ACT, the product with the weight to ACT, the rotation
 // to ACT.
@@ -18,7 +18,7 @@ DEV constexpr u32 group_for(u32 runs) {
 }
 
 enum : u32 {
-    HALF = ROTARY / 2,
+    HALF = ROTARY_DIM / 2,
     RUN = HALF % 4 == 0 ? 4 : HALF % 2 == 0 ? 2 : 1,  // channels per load
     RUNS = HEAD_DIM / 2 / RUN,                        // pairs of runs in a head
     GROUP = group_for(RUNS),                          // lanes that share a head

@@ -4,9 +4,9 @@
 // qk_norm_rope_kv_write  q [tokens, heads * D] = rope(norm(query heads)); rope(norm(key heads)) and the value
 // heads are written to the KV pool by slot; slot < 0 stores nothing.
 //   qkv [tokens, (heads + 2 kv_heads) * D] of ACT; q_norm, k_norm [D] of ACT or null: no norm
-//   cos, sin f32 [positions, ROTARY / 2]; positions i32 [tokens]; slots i64 [tokens]
+//   cos, sin f32 [positions, ROTARY_DIM / 2]; positions i32 [tokens]; slots i64 [tokens]
 //   kv: KV pool of one layer, [block][kv head][K tile | V tile], tile [BLOCK_TOKENS][D] of ACT, or fp8 e4m3
-// Options: HEAD_DIM, ROTARY, BLOCK_TOKENS, ACT_F32, KV_FP8.
+// Options: HEAD_DIM, ROTARY_DIM, BLOCK_TOKENS, ACT_F32, KV_FP8.
 // Grid: tokens * (heads + 2 kv_heads) groups of GROUP lanes, 128 threads per block.
 // Rounding points: qk_rope.h; fp8 keys and values are rounded to ACT first, then divided by their scale and rounded.
 // Roofline: 2 bytes of qkv over bandwidth; one token is latency-bound: two dependent loads, a reduction over

@@ -26,7 +26,7 @@ pub(super) const SINGLE_ROW_RING_BYTES: usize = 24 << 10;
 /// Resident decode blocks per SM, limited by registers.
 pub(super) const BLOCKS_WITH_RING: usize = 2;
 /// Resident decode blocks per SM for small query groups over an fp8 KV cache, which need fewer registers.
-const BLOCKS_OF_FP8: usize = 3;
+const BLOCKS_WITH_FP8: usize = 3;
 const BLOCKS_WITHOUT_RING: usize = 4;
 /// Shared memory per block in addition to the dynamic size, in bytes: reserved by the driver, and static
 /// arrays of the kernel.
@@ -58,31 +58,65 @@ const PLAIN_HEAD: usize = 256;
 /// log2(e): kernels compute the softmax in base 2, so the scale is multiplied by it.
 pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// `(maximum context length, maximum keys per split)` of the decode kernel; must match `split_keys` in
+/// Maximum keys per split for contexts of up to `max_context_len` tokens.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SplitSize {
+    pub(super) max_context_len: usize,
+    pub(super) keys: usize,
+}
+
+impl SplitSize {
+    pub(super) const fn new(max_context_len: usize, keys: usize) -> Self {
+        Self { max_context_len, keys }
+    }
+}
+
+/// Split sizes of the decode kernel, in ascending order of context length; must match `split_keys` in
 /// attention_decode.hip.
-const SPLITS: &[(usize, usize)] = &[(8192, 448), (32768, 512), (usize::MAX, 1024)];
+const SPLITS: &[SplitSize] =
+    &[SplitSize::new(8192, 448), SplitSize::new(32768, 512), SplitSize::new(usize::MAX, 1024)];
 /// Split sizes, as in `SPLITS`, for at most `SMALL_BATCH_ROWS` requests, which cannot fill the device with
 /// larger splits.
-const SMALL_BATCH_SPLITS: &[(usize, usize)] = &[(8192, 256), (32768, 512), (usize::MAX, 1024)];
+const SMALL_BATCH_SPLITS: &[SplitSize] =
+    &[SplitSize::new(8192, 256), SplitSize::new(32768, 512), SplitSize::new(usize::MAX, 1024)];
 /// Maximum requests of a small batch. Time per decode step at a context of 1,150 tokens on an H200, in ms,
 /// with splits of 256 and of 448 keys: Qwen3-0.6B 0.845 and 0.893 for 4 rows, 1.04 and 0.995 for 8; Qwen3-8B
 /// 4.42 and 4.47 for 4.
 const SMALL_BATCH_ROWS: usize = 4;
 /// Split sizes, as in `SPLITS`, for attention fused with the QKV prologue (`FROM_QKV`).
-pub(super) const SINGLE_ROW_SPLITS: &[(usize, usize)] =
-    &[(2048, 128), (8192, 256), (32768, 512), (usize::MAX, 1024)];
+pub(super) const SINGLE_ROW_SPLITS: &[SplitSize] = &[
+    SplitSize::new(2048, 128),
+    SplitSize::new(8192, 256),
+    SplitSize::new(32768, 512),
+    SplitSize::new(usize::MAX, 1024),
+];
 
-/// Returns the maximum number of splits over all contexts of up to `longest` tokens.
-pub(super) fn most_splits(longest: usize, splits: &[(usize, usize)]) -> usize {
+/// Returns the maximum number of splits over all contexts of up to `max_context_len` tokens.
+pub(super) fn max_splits(max_context_len: usize, splits: &[SplitSize]) -> usize {
     let mut from = 0;
-    let mut most = 1;
-    for &(to, keys) in splits {
-        if longest > from {
-            most = most.max(longest.min(to).div_ceil(keys));
+    let mut max_splits = 1;
+    for split in splits {
+        if max_context_len > from {
+            max_splits =
+                max_splits.max(max_context_len.min(split.max_context_len).div_ceil(split.keys));
         }
-        from = to;
+        from = split.max_context_len;
     }
-    most
+    max_splits
+}
+
+/// Sizes that determine the occupancy of the decode kernel.
+pub(super) struct DecodeBlockSizes {
+    /// Bytes of a key row.
+    pub(super) row_bytes: usize,
+    /// Maximum bytes of the ring of a warp.
+    pub(super) ring_bytes: usize,
+    /// Queries per block.
+    pub(super) group: usize,
+    /// Bytes of the partial result of a warp.
+    pub(super) record_bytes: usize,
+    /// Maximum resident blocks per SM, limited by registers.
+    pub(super) max_blocks: usize,
 }
 
 /// Ring stages and shared memory in bytes of a decode block, and resident blocks per SM.
@@ -95,7 +129,7 @@ pub(super) struct DecodeOccupancy {
 /// Grid of a prefill launch, and the define that selects the kernel variant.
 struct PrefillGrid {
     define: KernelDefine,
-    blocks: (u32, u32, u32),
+    blocks: [u32; 3],
     threads: u32,
     shared_bytes: u32,
 }
@@ -124,58 +158,65 @@ impl GpuBackend {
             return Ok(());
         }
         let (kv_heads, dim) = (shape.layout.kv_heads, shape.layout.head_dim);
-        let successive = shape.args.rows.bounds.max_rows_per_request.clamp(1, rows);
-        let few = rows.div_ceil(successive) <= SMALL_BATCH_ROWS;
-        let lengths = if few { SMALL_BATCH_SPLITS } else { SPLITS };
-        let splits = most_splits(shape.args.rows.bounds.max_context_len, lengths);
-        let together = successive.min(TILE / shape.group);
+        let rows_per_request = shape.args.rows.bounds.max_rows_per_request.clamp(1, rows);
+        let small_batch = rows.div_ceil(rows_per_request) <= SMALL_BATCH_ROWS;
+        let split_sizes = if small_batch { SMALL_BATCH_SPLITS } else { SPLITS };
+        let splits = max_splits(shape.args.rows.bounds.max_context_len, split_sizes);
+        let tokens_per_block = rows_per_request.min(TILE / shape.group);
         let token_bytes = shape.group * (dim + RECORD_EXTRA_FLOATS) * 4;
         let partial = self.scratch(s, rows * kv_heads * splits * token_bytes)?;
-        let arrived = self.counters(s, rows * kv_heads)?;
-        let group = shape.group * together;
-        let few_in_fp8 = shape.fp8() == 1 && group <= KEYS_FIRST_GROUP;
-        let most_blocks = if few_in_fp8 { BLOCKS_OF_FP8 } else { BLOCKS_WITH_RING };
+        let arrival_counters = self.counters(s, rows * kv_heads)?;
+        let group = shape.group * tokens_per_block;
+        let is_small_group_fp8 = shape.fp8() == 1 && group <= KEYS_FIRST_GROUP;
+        let max_blocks = if is_small_group_fp8 { BLOCKS_WITH_FP8 } else { BLOCKS_WITH_RING };
         let row_bytes = dim * shape.layout.dtype.bytes();
-        let record_bytes = token_bytes * together;
-        let fit = self.decode_occupancy((row_bytes, RING_BYTES), group, record_bytes, most_blocks);
+        let record_bytes = token_bytes * tokens_per_block;
+        let occupancy = self.decode_occupancy(&DecodeBlockSizes {
+            row_bytes,
+            ring_bytes: RING_BYTES,
+            group,
+            record_bytes,
+            max_blocks,
+        });
         let [dim, block, group, fp8] = shape.defines();
-        let few = ("FEW", u32::from(few));
-        let (stages, together) = (("STAGES", fit.stages as u32), ("TOGETHER", together as u32));
-        let unseen = ("UNSEEN", shape.args.first as u32);
-        let defines = [dim, block, group, fp8, few, stages, together, unseen];
-        // `UNSEEN` is only defined if positions are masked, so that other launches share one compiled
+        let small_batch = ("SMALL_BATCH", u32::from(small_batch));
+        let (stages, tokens_per_block) =
+            (("STAGES", occupancy.stages as u32), ("TOKENS_PER_BLOCK", tokens_per_block as u32));
+        let first_position = ("FIRST_POSITION", shape.args.first_position as u32);
+        let defines =
+            [dim, block, group, fp8, small_batch, stages, tokens_per_block, first_position];
+        // `FIRST_POSITION` is only defined if positions are masked, so that other launches share one compiled
         // variant.
-        let defines = &defines[..defines.len() - usize::from(shape.args.first == 0)];
+        let defines = &defines[..defines.len() - usize::from(shape.args.first_position == 0)];
         let kernel = self.kernel(&DECODE, "attention_decode", defines)?;
         // The grid is the number of resident blocks: each processes an equal share of all splits.
-        let blocks = (fit.blocks * self.multiprocessors() as usize).min(rows * kv_heads * splits);
+        let blocks =
+            (occupancy.blocks * self.multiprocessors() as usize).min(rows * kv_heads * splits);
         let threads = DECODE_WARPS as u32 * self.warp_size();
         let o_stride = o.stride() as u32;
-        let launch =
-            KernelLaunch::new(kernel, (blocks as u32, 1, 1), threads, fit.shared_bytes as u32)
-                .out(o)
-                .arg_ptr(partial)
-                .arg_ptr(arrived);
+        let launch = KernelLaunch::new(
+            kernel,
+            [blocks as u32, 1, 1],
+            threads,
+            occupancy.shared_bytes as u32,
+        )
+        .out(o)
+        .arg_ptr(partial)
+        .arg_ptr(arrival_counters);
         let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
         let launch = launch.u32(rows as u32).u32(kv_heads as u32).u32(shape.table_width());
-        let launch = launch.u32(splits as u32).u32(successive as u32);
+        let launch = launch.u32(splits as u32).u32(rows_per_request as u32);
         let launch = shape.strides(launch, o_stride).overlaps_predecessor();
         // SAFETY: `check` compared the shapes; the caller guarantees context lengths and block tables;
         // scratch memory and counters cover all rows, KV heads and splits.
         unsafe { launch.launch(self, s) }
     }
 
-    /// Returns the shared memory layout and occupancy of the decode kernel for key rows of `row_bytes` bytes,
-    /// rings of at most `ring_bytes` bytes per warp, and partial results of `record_bytes` bytes per warp.
-    pub(super) fn decode_occupancy(
-        &self,
-        (row_bytes, ring_bytes): (usize, usize),
-        group: usize,
-        record_bytes: usize,
-        most_blocks: usize,
-    ) -> DecodeOccupancy {
-        let sets = if group <= DECODE_WARPS { 2 } else { 1 };
-        let records = sets * DECODE_WARPS * record_bytes;
+    /// Returns the shared memory layout and occupancy of the decode kernel.
+    pub(super) fn decode_occupancy(&self, sizes: &DecodeBlockSizes) -> DecodeOccupancy {
+        let DecodeBlockSizes { row_bytes, ring_bytes, group, record_bytes, max_blocks } = *sizes;
+        let record_sets = if group <= DECODE_WARPS { 2 } else { 1 };
+        let records = record_sets * DECODE_WARPS * record_bytes;
         if self.warp_size() != 32 {
             return DecodeOccupancy {
                 stages: 1,
@@ -184,12 +225,12 @@ impl GpuBackend {
             };
         }
         let stage_bytes = DECODE_WARPS * 2 * TILE * row_bytes;
-        let room = self.shared_bytes() as usize;
-        let wanted = (ring_bytes * DECODE_WARPS / stage_bytes).clamp(1, RING_TILES);
-        let stages = (room.saturating_sub(records) / stage_bytes).clamp(1, wanted);
+        let capacity = self.shared_bytes() as usize;
+        let max_stages = (ring_bytes * DECODE_WARPS / stage_bytes).clamp(1, RING_TILES);
+        let stages = (capacity.saturating_sub(records) / stage_bytes).clamp(1, max_stages);
         let shared_bytes = stages * stage_bytes + records;
-        let blocks = (room + DRIVER_BYTES) / (shared_bytes + DRIVER_BYTES + STATIC_BYTES);
-        DecodeOccupancy { stages, shared_bytes, blocks: blocks.clamp(1, most_blocks) }
+        let blocks = (capacity + DRIVER_BYTES) / (shared_bytes + DRIVER_BYTES + STATIC_BYTES);
+        DecodeOccupancy { stages, shared_bytes, blocks: blocks.clamp(1, max_blocks) }
     }
 
     /// Launches prefill attention for the rows from `first` on, with any number of queries.
@@ -204,7 +245,7 @@ impl GpuBackend {
         if rows == 0 {
             return Ok(());
         }
-        let taken = self.counters(s, 1)?;
+        let work_counter = self.counters(s, 1)?;
         let layout = shape.layout;
         let grid = if self.has_wgmma_tma() {
             self.warpgroup_grid(o.rows(), rows, shape)
@@ -222,7 +263,8 @@ impl GpuBackend {
         let kernel = self.kernel(&PREFILL, "attention_prefill", &defines)?;
         let o_stride = o.stride() as u32;
         let launch = KernelLaunch::new(kernel, grid.blocks, grid.threads, grid.shared_bytes).out(o);
-        let launch = launch.arg_ptr(taken).arg(shape.args.q).arg_ptr(shape.pool).arg_words(&map.0);
+        let launch =
+            launch.arg_ptr(work_counter).arg(shape.args.q).arg_ptr(shape.pool).arg_words(&map.0);
         let launch = shape.rows(launch).u32(first as u32).u32(rows as u32);
         let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
         let launch = shape.strides(launch, o_stride);
@@ -248,20 +290,20 @@ impl GpuBackend {
         let tiles = tokens * shape.group / WARPGROUP_TILE + rows;
         let blocks = (tiles * shape.layout.kv_heads).min(self.multiprocessors() as usize) as u32;
         let shared_bytes = (WARPGROUP_OPERANDS * WARPGROUP_TILE * dim * 2 + PANEL_ALIGNMENT) as u32;
-        let blocks = (blocks, 1, 1);
-        PrefillGrid { define: ("GROUPS", 1), blocks, threads: WARPGROUP_THREADS, shared_bytes }
+        let blocks = [blocks, 1, 1];
+        PrefillGrid { define: ("WGMMA", 1), blocks, threads: WARPGROUP_THREADS, shared_bytes }
     }
 
     /// Returns the grid of the prefill kernel on warps: a block processes 16 (query, head) pairs per warp,
     /// and the grid covers the longest row.
     fn warp_grid(&self, rows: usize, shape: &AttentionLaunchShape<'_>) -> PrefillGrid {
-        let waves = (THREADS / self.warp_size()) as usize;
-        let tiles = (shape.args.rows.bounds.max_query_len * shape.group).div_ceil(waves * TILE);
+        let warps = (THREADS / self.warp_size()) as usize;
+        let tiles = (shape.args.rows.bounds.max_query_len * shape.group).div_ceil(warps * TILE);
         let row_bytes = 2 * shape.layout.head_dim * shape.layout.dtype.bytes() + PADDING_BYTES;
         let stage_bytes = (STEP_KEYS * row_bytes) as u32;
         let stages =
             if self.warp_size() == 32 && 2 * stage_bytes <= self.shared_bytes() { 2 } else { 1 };
-        let blocks = (tiles as u32, shape.layout.kv_heads as u32, rows as u32);
+        let blocks = [tiles as u32, shape.layout.kv_heads as u32, rows as u32];
         let shared_bytes = stages * stage_bytes;
         PrefillGrid { define: ("STAGES", stages), blocks, threads: THREADS, shared_bytes }
     }
@@ -280,13 +322,13 @@ impl GpuBackend {
             ("KV_FP8", shape.fp8()),
         ];
         let kernel = self.kernel(&PLAIN, "attention_plain", &defines)?;
-        let grid = (o.rows() as u32, shape.args.heads as u32, 1);
+        let grid = [o.rows() as u32, shape.args.heads as u32, 1];
         let o_stride = o.stride() as u32;
         let launch = KernelLaunch::new(kernel, grid, self.warp_size(), 0).out(o);
         let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
         let launch = launch.u32(shape.args.rows.len() as u32).u32(shape.group as u32);
         let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
-        let launch = launch.u32(shape.args.first as u32);
+        let launch = launch.u32(shape.args.first_position as u32);
         // SAFETY: `check` compared the shapes; the caller guarantees context lengths and block tables.
         unsafe { shape.strides(launch, o_stride).overlaps_predecessor().launch(self, s) }
     }
@@ -304,8 +346,8 @@ impl GpuKernel for PagedAttention<'_> {
             AttentionLaunchShape { args, layout, pool, group: args.heads / layout.kv_heads };
         let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
         // The prefill kernel cannot mask the first positions.
-        let leaves_out = args.first > 0 && decode_rows < args.rows.len();
-        if leaves_out || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
+        let masks_prefill_rows = args.first_position > 0 && decode_rows < args.rows.len();
+        if masks_prefill_rows || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
             return gpu.attend_plain(s, &mut o, &shape);
         }
         gpu.attend_decodes(s, &mut o, &shape, decode_rows)?;
@@ -354,7 +396,7 @@ impl AttentionLaunchShape<'_> {
 
 fn check_limits(layout: &KvLayout, args: &PagedAttentionArgs<'_>) -> Result<(), DeviceError> {
     check_at_most(KERNEL, "head size", layout.head_dim, PLAIN_HEAD)?;
-    check_at_most(KERNEL, "first position", args.first, TILE)?;
+    check_at_most(KERNEL, "first position", args.first_position, TILE)?;
     let rows = &args.rows;
     check_size(KERNEL, "cu_q", rows.cu_q.cols(), rows.len() + 1)?;
     if rows.table_rows.is_none() {
@@ -368,17 +410,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_context_has_more_splits_than_the_longest_allows() {
-        let splits = |context: usize, all: &[(usize, usize)]| {
-            let (_, keys) = all.iter().find(|(to, _)| context <= *to).unwrap();
-            context.div_ceil(*keys)
+    fn max_splits_covers_every_context_length() {
+        let splits = |context: usize, all: &[SplitSize]| {
+            let split = all.iter().find(|split| context <= split.max_context_len).unwrap();
+            context.div_ceil(split.keys)
         };
         for longest in
             [1, 255, 256, 257, 448, 449, 2048, 2049, 8192, 8193, 9000, 32768, 40000, 131_072]
         {
             for all in [SPLITS, SMALL_BATCH_SPLITS, SINGLE_ROW_SPLITS] {
-                let most = (1..=longest).map(|context| splits(context, all)).max().unwrap();
-                assert_eq!(most_splits(longest, all), most, "{longest}");
+                let expected = (1..=longest).map(|context| splits(context, all)).max().unwrap();
+                assert_eq!(max_splits(longest, all), expected, "{longest}");
             }
         }
     }

@@ -28,47 +28,55 @@ const STATIC_BYTES: usize = 512;
 const STAGES: usize = 3;
 const EIGHT_WARP_STAGES: usize = 2;
 
+/// Layer of the KV pool: address of its first byte, and layout of the pool.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KvLayerPtr<'a> {
+    pub(super) address: *mut u8,
+    pub(super) layout: &'a KvLayout,
+}
+
 impl GpuBackend {
     /// Whether rows that `rope_attention` supports use this kernel.
     pub(super) fn fits_single_row(&self, rows: &AttentionMetadata<'_>) -> bool {
         self.has_warpgroups() && rows.bounds.max_context_len <= RowBounds::SHORT_CONTEXT
     }
 
-    /// Computes [`RopeAttention`](crate::RopeAttention) for checked shapes. `layer`: address of the layer in
-    /// the KV pool.
+    /// Computes [`RopeAttention`](crate::RopeAttention) for checked shapes.
     pub(super) fn attend_single_row(
         &self,
         s: &DeviceStream,
         mut o: MatMut<'_>,
-        (layer, layout): (*mut u8, &KvLayout),
+        layer: KvLayerPtr<'_>,
         qk: &QkNormRopeArgs<'_>,
         rows: &AttentionMetadata<'_>,
         scale: f32,
     ) -> Result<(), DeviceError> {
+        let layout = layer.layout;
         let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
-        let waves = if group <= FOUR_WARPS_GROUP { 4 } else { 8 };
-        let fixed = BARRIER_BYTES + (BLOCKS + waves) * group * (dim + RECORD_EXTRA_FLOATS) * 4;
-        let stage_bytes = waves * 2 * TILE * dim * layout.dtype.bytes();
-        let room = (self.shared_bytes() as usize).saturating_sub(fixed + STATIC_BYTES);
-        let most = if waves == 8 { EIGHT_WARP_STAGES } else { STAGES };
-        let stages = (room / stage_bytes).clamp(1, most);
+        let warps = if group <= FOUR_WARPS_GROUP { 4 } else { 8 };
+        let fixed_bytes =
+            BARRIER_BYTES + (BLOCKS + warps) * group * (dim + RECORD_EXTRA_FLOATS) * 4;
+        let stage_bytes = warps * 2 * TILE * dim * layout.dtype.bytes();
+        let capacity = (self.shared_bytes() as usize).saturating_sub(fixed_bytes + STATIC_BYTES);
+        let max_stages = if warps == 8 { EIGHT_WARP_STAGES } else { STAGES };
+        let stages = (capacity / stage_bytes).clamp(1, max_stages);
         let defines = [
             ("HEAD_DIM", dim as u32),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
             ("HEAD_GROUP", group as u32),
-            ("TEAM_WARPS", waves as u32),
+            ("TEAM_WARPS", warps as u32),
             ("STAGES", stages as u32),
-            ("EARLY", u32::from(qk.heads * dim <= EARLY_LAUNCH_COLUMNS)),
+            ("EARLY_LAUNCH", u32::from(qk.heads * dim <= EARLY_LAUNCH_COLUMNS)),
         ];
         let kernel = self.kernel(&ATTENTION_SINGLE_ROW, "attention_single_row", &defines)?;
         let blocks = (BLOCKS * rows.len() * kv_heads) as u32;
-        let threads = waves as u32 * self.warp_size();
-        let shared_bytes = (fixed + stages * stage_bytes) as u32;
-        let launch = KernelLaunch::new(kernel, (blocks, 1, 1), threads, shared_bytes)
+        let threads = warps as u32 * self.warp_size();
+        let shared_bytes = (fixed_bytes + stages * stage_bytes) as u32;
+        let launch = KernelLaunch::new(kernel, [blocks, 1, 1], threads, shared_bytes)
             .in_clusters(BLOCKS as u32)
             .overlaps_predecessor()
             .out(&mut o)
-            .arg_ptr(layer);
+            .arg_ptr(layer.address);
         let launch = sources(launch, qk, rows)
             .u32(kv_heads as u32)
             .u32(rows.block_tables.stride() as u32)

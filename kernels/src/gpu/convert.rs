@@ -8,27 +8,31 @@ use crate::HostMat;
 /// is copied without the scales.
 ///
 /// # Panics
-/// If the length of `to` differs from the size of the converted rows.
-pub(super) fn convert(from: HostMat<'_>, dtype: DType, to: &mut [u8]) {
+/// If the length of `out` differs from the size of the converted rows.
+pub(super) fn convert(from: HostMat<'_>, dtype: DType, out: &mut [u8]) {
     let row_bytes = from.cols() * dtype.bytes();
-    assert_eq!(to.len(), from.rows() * row_bytes);
-    let plain = from.scales().is_none() || dtype == DType::F8E4M3;
-    if let (true, Some(bytes)) = (plain && from.dtype() == dtype, from.contiguous_bytes()) {
-        return to.copy_from_slice(bytes);
+    assert_eq!(out.len(), from.rows() * row_bytes);
+    let unscaled = from.scales().is_none() || dtype == DType::F8E4M3;
+    if let (true, Some(bytes)) = (unscaled && from.dtype() == dtype, from.contiguous_bytes()) {
+        return out.copy_from_slice(bytes);
     }
     for r in 0..from.rows() {
-        let (bytes, out) = (from.row_bytes(r), &mut to[r * row_bytes..][..row_bytes]);
+        let (bytes, out_row) = (from.row_bytes(r), &mut out[r * row_bytes..][..row_bytes]);
         match (from.dtype(), dtype) {
-            (DType::F8E4M3, DType::F8E4M3) => out.copy_from_slice(bytes),
-            _ if !plain => widen(from, r, dtype, out),
-            (a, b) if a == b => out.copy_from_slice(bytes),
-            (DType::F32, DType::BF16) => each(bytes, out, |b| to_bf16(f32::from_le_bytes(b))),
-            (DType::F32, DType::F16) => each(bytes, out, |b| to_f16(f32::from_le_bytes(b))),
-            (DType::F16, DType::BF16) => each(bytes, out, |b| to_bf16(of_f16(b))),
-            (DType::BF16, DType::F16) => each(bytes, out, |b| to_f16(of_bf16(b))),
-            (DType::BF16, DType::F32) => each(bytes, out, |b| of_bf16(b).to_le_bytes()),
-            (DType::F16, DType::F32) => each(bytes, out, |b| of_f16(b).to_le_bytes()),
-            _ => widen(from, r, dtype, out),
+            (DType::F8E4M3, DType::F8E4M3) => out_row.copy_from_slice(bytes),
+            _ if !unscaled => widen(from, r, dtype, out_row),
+            (a, b) if a == b => out_row.copy_from_slice(bytes),
+            (DType::F32, DType::BF16) => {
+                map_elements(bytes, out_row, |b| to_bf16(f32::from_le_bytes(b)));
+            }
+            (DType::F32, DType::F16) => {
+                map_elements(bytes, out_row, |b| to_f16(f32::from_le_bytes(b)));
+            }
+            (DType::F16, DType::BF16) => map_elements(bytes, out_row, |b| to_bf16(of_f16(b))),
+            (DType::BF16, DType::F16) => map_elements(bytes, out_row, |b| to_f16(of_bf16(b))),
+            (DType::BF16, DType::F32) => map_elements(bytes, out_row, |b| of_bf16(b).to_le_bytes()),
+            (DType::F16, DType::F32) => map_elements(bytes, out_row, |b| of_f16(b).to_le_bytes()),
+            _ => widen(from, r, dtype, out_row),
         }
     }
 }
@@ -63,7 +67,7 @@ fn of_f16(bytes: [u8; 2]) -> f32 {
     f16::from_le_bytes(bytes).load()
 }
 
-fn each<const A: usize, const B: usize>(
+fn map_elements<const A: usize, const B: usize>(
     from: &[u8],
     to: &mut [u8],
     value: impl Fn([u8; A]) -> [u8; B],
@@ -78,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pair_of_types_rounds_as_a_single_value_does() {
+    fn conversion_rounds_like_scalar_conversion() {
         let values = [0.0f32, -1.5, 0.1, 65504.0, -1e-7, 6e-5, 1.0039, 7.0];
         let types = [DType::F32, DType::BF16, DType::F16, DType::I32];
         for from in types {
@@ -93,24 +97,24 @@ mod tests {
                 .collect();
             // The middle two columns of a 2 × 4 matrix, so that the rows are strided.
             let mat = HostMat::new(&bytes, from, 2, 4).unwrap().column_range(1, 2);
-            let mut wanted = vec![0f32; 4];
-            mat.read_row(0, &mut wanted[..2]);
-            mat.read_row(1, &mut wanted[2..]);
+            let mut expected = vec![0f32; 4];
+            mat.read_row(0, &mut expected[..2]);
+            mat.read_row(1, &mut expected[2..]);
             let mut narrow = [0u8; 8];
             convert(mat, DType::BF16, &mut narrow);
             let got: Vec<f32> =
                 narrow.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect();
-            let rounded: Vec<f32> = wanted.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
+            let rounded: Vec<f32> = expected.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
             assert_eq!(got, rounded, "{from:?} to bf16");
             convert(mat, DType::F16, &mut narrow);
             let got: Vec<f32> =
                 narrow.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect();
-            let rounded: Vec<f32> = wanted.iter().map(|&x| f16::from_f32(x).to_f32()).collect();
+            let rounded: Vec<f32> = expected.iter().map(|&x| f16::from_f32(x).to_f32()).collect();
             assert_eq!(got, rounded, "{from:?} to f16");
             let mut full = [0u8; 16];
             convert(mat, DType::F32, &mut full);
             let got: Vec<f32> = full.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-            assert_eq!(got, wanted, "{from:?} to f32");
+            assert_eq!(got, expected, "{from:?} to f32");
         }
     }
 }

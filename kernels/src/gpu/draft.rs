@@ -40,7 +40,7 @@ impl GpuKernel for DraftInsertion<'_> {
             check_dtype(KERNEL, "ids", x, DType::I32)?;
         }
         let longest = history.cols() as u32;
-        let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
+        let grid = [rows.div_ceil(THREADS as usize) as u32, 1, 1];
         let launch = KernelLaunch::new(gpu.draft_kernel("insert_drafts")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(&mut ids)
@@ -58,19 +58,19 @@ impl GpuKernel for DraftInsertion<'_> {
 
 impl GpuKernel for DraftIdMap<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut drafts, pass, count: rows, ids: names } = self;
-        for x in [drafts.dtype(), names.dtype()] {
-            check_dtype(KERNEL, "names", x, DType::I32)?;
+        let Self { mut drafts, pass, count: rows, ids: id_map } = self;
+        for x in [drafts.dtype(), id_map.dtype()] {
+            check_dtype(KERNEL, "id map", x, DType::I32)?;
         }
         check_at_least(KERNEL, "passes", drafts.rows(), pass + 1)?;
         check_at_least(KERNEL, "rows", drafts.cols(), rows)?;
         // SAFETY: the address is inside the matrix, whose sizes were checked above.
         let first = unsafe { drafts.as_mut_ptr().add(pass * drafts.stride() * size_of::<i32>()) };
-        let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
+        let grid = [rows.div_ceil(THREADS as usize) as u32, 1, 1];
         let launch = KernelLaunch::new(gpu.draft_kernel("map_draft_ids")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .arg_ptr(first)
-            .arg(names)
+            .arg(id_map)
             .u32(rows as u32);
         // SAFETY: draft token ids are columns of the draft logits, and the id map has one entry per column.
         unsafe { launch.launch(gpu, s) }
@@ -79,47 +79,53 @@ impl GpuKernel for DraftIdMap<'_> {
 
 impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut drafts, pass, first, logits, shard: part, gather } = self;
-        let place = (pass, first);
-        let to = drafts_at(&mut drafts, place, logits)?;
-        check_at_least(KERNEL, "columns of logits", logits.cols(), part.ids)?;
+        let Self { mut drafts, pass, first, logits, shard, gather } = self;
+        let out = drafts_at(&mut drafts, pass, first, logits)?;
+        check_at_least(KERNEL, "columns of logits", logits.cols(), shard.ids)?;
         let rows = logits.rows();
-        let (words, of_all) = (rows * CANDIDATE_WORDS, rows * CANDIDATE_WORDS * part.ranks);
-        let told = gpu.scratch(s, (words + of_all) * size_of::<u32>())?;
+        let (words, gathered_words) =
+            (rows * CANDIDATE_WORDS, rows * CANDIDATE_WORDS * shard.ranks);
+        let own_candidates = gpu.scratch(s, (words + gathered_words) * size_of::<u32>())?;
         // SAFETY: the address is in the same scratch allocation, after the words of this rank.
-        let all = unsafe { told.add(words * size_of::<u32>()) };
+        let gathered_candidates = unsafe { own_candidates.add(words * size_of::<u32>()) };
         let launch = KernelLaunch::new(
             gpu.draft_kernel("draft_shard_candidates")?,
-            (rows as u32, 1, 1),
+            [rows as u32, 1, 1],
             ARGMAX_THREADS,
             0,
         )
         .overlaps_predecessor()
-        .arg_ptr(told)
+        .arg_ptr(own_candidates)
         .arg(logits)
-        .u32(part.first_id as u32)
-        .u32(part.ids as u32)
+        .u32(shard.first_id as u32)
+        .u32(shard.ids as u32)
         .u32(logits.stride() as u32);
         // SAFETY: the output has two words per logits row, and the kernel gets the sizes of the logits.
         unsafe { launch.launch(gpu, s)? };
         // SAFETY: the scratch memory has room for both ranges, which only this function uses; gathering one
         // row takes no scratch memory.
-        let (own, of_all) = unsafe {
+        let (own, gathered) = unsafe {
             (
-                MatRef::from_raw(told, DType::I32, 1, words, words),
-                MatMut::from_raw(all, DType::I32, 1, of_all, of_all),
+                MatRef::from_raw(own_candidates, DType::I32, 1, words, words),
+                MatMut::from_raw(
+                    gathered_candidates,
+                    DType::I32,
+                    1,
+                    gathered_words,
+                    gathered_words,
+                ),
             )
         };
-        if !gather(own, of_all) {
+        if !gather(own, gathered) {
             return Err(DeviceError::PeerRanksFailed);
         }
-        let grid = ((rows as u32).div_ceil(THREADS), 1, 1);
+        let grid = [(rows as u32).div_ceil(THREADS), 1, 1];
         let launch = KernelLaunch::new(gpu.draft_kernel("draft_shard_merge")?, grid, THREADS, 0)
             .overlaps_predecessor()
-            .arg_ptr(to)
-            .arg_ptr(all)
+            .arg_ptr(out)
+            .arg_ptr(gathered_candidates)
             .u32(rows as u32)
-            .u32(part.ranks as u32);
+            .u32(shard.ranks as u32);
         // SAFETY: `drafts_at` checked that the output has room for every row; the words of all ranks are in
         // scratch memory.
         unsafe { launch.launch(gpu, s) }
@@ -129,11 +135,11 @@ impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
 impl GpuKernel for DraftArgmax<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { mut drafts, pass, first, logits } = self;
-        let to = drafts_at(&mut drafts, (pass, first), logits)?;
-        let grid = (logits.rows() as u32, 1, 1);
+        let out = drafts_at(&mut drafts, pass, first, logits)?;
+        let grid = [logits.rows() as u32, 1, 1];
         let launch = KernelLaunch::new(gpu.draft_kernel("draft_argmax")?, grid, ARGMAX_THREADS, 0)
             .overlaps_predecessor()
-            .arg_ptr(to)
+            .arg_ptr(out)
             .arg(logits)
             .u32(logits.cols() as u32)
             .u32(logits.stride() as u32);
@@ -148,8 +154,8 @@ impl GpuKernel for DraftStateStore<'_, '_> {
         let bytes = check_states(hidden, states)?;
         check_dtype(KERNEL, "tables", tables.dtype(), DType::I32)?;
         check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
-        let (grid, depth) =
-            ((rows as u32, blocks_per_row(rows, hidden.rows()), 1), states.states_per_slot as u32);
+        let (grid, states_per_slot) =
+            ([rows as u32, blocks_per_row(rows, hidden.rows()), 1], states.states_per_slot as u32);
         let launch = KernelLaunch::new(gpu.draft_kernel("store_draft_states")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(&mut states.slot_states)
@@ -159,12 +165,12 @@ impl GpuKernel for DraftStateStore<'_, '_> {
             .arg(positions)
             .arg(tables)
             .arg(stage)
-            .u32(depth)
+            .u32(states_per_slot)
             .u32(bytes)
             .u32(tables.stride() as u32)
             .u32(block_tokens as u32);
         // SAFETY: the shapes were checked and the host checked the staged indices; a sequence slot has room
-        // for `depth` states, and a row stores at most `depth`.
+        // for `states_per_slot` states, and a row stores at most `states_per_slot`.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -181,8 +187,8 @@ impl GpuKernel for DraftInputGather<'_> {
             }
             None => check_at_least(KERNEL, "rows", y.rows(), rows)?,
         }
-        let parts = if hidden.is_some() { blocks_per_row(rows, y.rows()) } else { 1 };
-        let grid = (rows as u32, parts, 1);
+        let row_blocks = if hidden.is_some() { blocks_per_row(rows, y.rows()) } else { 1 };
+        let grid = [rows as u32, row_blocks, 1];
         let launch = KernelLaunch::new(gpu.draft_kernel("gather_draft_inputs")?, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(&mut y)
@@ -203,18 +209,18 @@ impl GpuKernel for DraftInputGather<'_> {
 
 impl GpuKernel for DraftPassPreparation<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { stage, arrays: to, pass } = self;
+        let Self { stage, arrays, pass } = self;
         let rows = pass.rows;
-        check_pass(to, pass)?;
-        let grid = (rows.div_ceil(THREADS as usize) as u32, 1, 1);
+        check_pass(arrays, pass)?;
+        let grid = [rows.div_ceil(THREADS as usize) as u32, 1, 1];
         let launch = KernelLaunch::new(gpu.draft_kernel("prepare_draft_pass")?, grid, THREADS, 0)
             .overlaps_predecessor()
-            .out(&mut to.ids)
-            .out(&mut to.positions)
-            .out(&mut to.slots)
-            .out(&mut to.cu_q)
-            .out(&mut to.context_lens)
-            .out(&mut to.row_seq_slots)
+            .out(&mut arrays.ids)
+            .out(&mut arrays.positions)
+            .out(&mut arrays.slots)
+            .out(&mut arrays.cu_q)
+            .out(&mut arrays.context_lens)
+            .out(&mut arrays.row_seq_slots)
             .arg(pass.ids)
             .arg(pass.positions)
             .arg(pass.drafts)
@@ -232,44 +238,45 @@ impl GpuKernel for DraftPassPreparation<'_, '_> {
 
 /// Returns the number of thread blocks per row.
 fn blocks_per_row(rows: usize, tokens: usize) -> u32 {
-    let most = MIN_COPY_BLOCKS.div_ceil(rows.max(1));
-    tokens.div_ceil(rows.max(1)).clamp(1, most) as u32
+    let max_blocks = MIN_COPY_BLOCKS.div_ceil(rows.max(1));
+    tokens.div_ceil(rows.max(1)).clamp(1, max_blocks) as u32
 }
 
 /// Checks that the stored states have the shape and type of `x [n, H]`; returns the size of one state in
 /// bytes.
 fn check_states(x: MatRef<'_>, states: &DraftHiddenStates<'_>) -> Result<u32, DeviceError> {
-    for of in [states.slot_states.as_ref(), states.boundary_states.as_ref(), x] {
-        check_dtype(KERNEL, "states", of.dtype(), x.dtype())?;
-        check_size(KERNEL, "channels", of.cols(), x.cols())?;
-        check_dense(KERNEL, "states", of)?;
+    for mat in [states.slot_states.as_ref(), states.boundary_states.as_ref(), x] {
+        check_dtype(KERNEL, "states", mat.dtype(), x.dtype())?;
+        check_size(KERNEL, "channels", mat.cols(), x.cols())?;
+        check_dense(KERNEL, "states", mat)?;
     }
-    check_dtype(KERNEL, "firsts", states.first_positions.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "first positions", states.first_positions.dtype(), DType::I32)?;
     Ok((x.cols() * x.dtype().bytes()) as u32)
 }
 
-fn check_pass(to: &DraftPassArrays<'_>, pass: &DraftPass<'_>) -> Result<(), DeviceError> {
+fn check_pass(arrays: &DraftPassArrays<'_>, pass: &DraftPass<'_>) -> Result<(), DeviceError> {
     let rows = pass.rows;
-    check_at_least(KERNEL, "slots", to.slots.cols(), rows)?;
-    check_dtype(KERNEL, "slots", to.slots.dtype(), DType::I64)?;
-    check_at_least(KERNEL, "cu_q", to.cu_q.cols(), rows + 1)?;
+    check_at_least(KERNEL, "slots", arrays.slots.cols(), rows)?;
+    check_dtype(KERNEL, "slots", arrays.slots.dtype(), DType::I64)?;
+    check_at_least(KERNEL, "cu_q", arrays.cu_q.cols(), rows + 1)?;
     check_at_least(KERNEL, "drafts", pass.drafts.cols(), rows)?;
     check_at_least(KERNEL, "passes", pass.drafts.rows(), pass.pass)?;
-    for x in [&to.ids, &to.positions, &to.context_lens, &to.row_seq_slots] {
+    for x in [&arrays.ids, &arrays.positions, &arrays.context_lens, &arrays.row_seq_slots] {
         check_at_least(KERNEL, "rows", x.cols(), rows)?;
         check_dtype(KERNEL, "indices", x.dtype(), DType::I32)?;
     }
     for x in [pass.ids, pass.positions, pass.drafts, pass.tables] {
         check_dtype(KERNEL, "indices", x.dtype(), DType::I32)?;
     }
-    check_dtype(KERNEL, "cu_q", to.cu_q.dtype(), DType::I32)
+    check_dtype(KERNEL, "cu_q", arrays.cu_q.dtype(), DType::I32)
 }
 
 /// Returns the address of the draft tokens of `logits.rows()` rows, from row `pass` and column `first` of
 /// `drafts` on.
 fn drafts_at(
     drafts: &mut MatMut<'_>,
-    (pass, first): (usize, usize),
+    pass: usize,
+    first: usize,
     logits: MatRef<'_>,
 ) -> Result<*mut u8, DeviceError> {
     check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;

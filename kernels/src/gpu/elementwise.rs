@@ -10,7 +10,7 @@ use crate::{GpuKernel, LogitSoftcap, SiluMul, TensorAdd};
 static ELEMENTWISE: KernelSource = kernel_source!("elementwise/elementwise.hip");
 
 /// Columns per block: eight per thread.
-const SPAN: usize = 8 * THREADS as usize;
+const BLOCK_COLUMNS: usize = 8 * THREADS as usize;
 const THREADS: u32 = 128;
 
 impl GpuBackend {
@@ -25,7 +25,7 @@ impl GpuBackend {
         let defines = [("ACT_F32", 0), ("FP8", 1)];
         let kernel = self.kernel(&ELEMENTWISE, "silu_mul_fp8", &defines)?;
         let blocks = (to.padded * blocks_per_row(cols)) as u32;
-        let launch = KernelLaunch::new(kernel, (blocks, 1, 1), THREADS, 0)
+        let launch = KernelLaunch::new(kernel, [blocks, 1, 1], THREADS, 0)
             .overlaps_predecessor()
             .arg_ptr(to.x)
             .arg_ptr(to.scales)
@@ -40,7 +40,7 @@ impl GpuBackend {
     }
 
     /// Returns a launch with `blocks_per_row(cols)` blocks per row.
-    fn by_columns(
+    fn elementwise_launch(
         &self,
         kernel: &'static str,
         symbol: &'static str,
@@ -51,7 +51,7 @@ impl GpuBackend {
         let function =
             self.kernel(&ELEMENTWISE, symbol, &[("ACT_F32", self.act_f32(kernel, dtype)?)])?;
         let blocks = (rows * blocks_per_row(cols)) as u32;
-        Ok(KernelLaunch::new(function, (blocks, 1, 1), THREADS, 0).overlaps_predecessor())
+        Ok(KernelLaunch::new(function, [blocks, 1, 1], THREADS, 0).overlaps_predecessor())
     }
 }
 
@@ -61,7 +61,7 @@ impl GpuKernel for TensorAdd<'_> {
         self.check()?;
         let Self { mut y, a, b } = self;
         let launch = gpu
-            .by_columns(KERNEL, "add_rows", a.dtype(), y.rows(), y.cols())?
+            .elementwise_launch(KERNEL, "add_rows", a.dtype(), y.rows(), y.cols())?
             .out(&mut y)
             .arg(a)
             .arg(b)
@@ -79,7 +79,7 @@ impl GpuKernel for LogitSoftcap<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { mut x, cap } = self;
         let launch = gpu
-            .by_columns("softcap", "elementwise_softcap", x.dtype(), x.rows(), x.cols())?
+            .elementwise_launch("softcap", "elementwise_softcap", x.dtype(), x.rows(), x.cols())?
             .out(&mut x)
             .u32(x.cols() as u32)
             .u32(blocks_per_row(x.cols()) as u32)
@@ -96,7 +96,7 @@ impl GpuKernel for SiluMul<'_> {
         self.check()?;
         let Self { mut y, x } = self;
         let launch = gpu
-            .by_columns(KERNEL, "silu_mul_rows", x.dtype(), y.rows(), y.cols())?
+            .elementwise_launch(KERNEL, "silu_mul_rows", x.dtype(), y.rows(), y.cols())?
             .out(&mut y)
             .arg(x)
             .u32(y.cols() as u32)
@@ -109,5 +109,5 @@ impl GpuKernel for SiluMul<'_> {
 }
 
 fn blocks_per_row(cols: usize) -> usize {
-    cols.div_ceil(SPAN)
+    cols.div_ceil(BLOCK_COLUMNS)
 }

@@ -30,7 +30,7 @@ impl GpuBackend {
         let threads =
             bytes.div_ceil(16).next_multiple_of(self.warp_size() as usize).min(MAX_THREADS);
         let kernel = self.kernel(&EMBED, "copy_rows", &[])?;
-        let launch = KernelLaunch::new(kernel, (y.rows() as u32, 1, 1), threads as u32, 0)
+        let launch = KernelLaunch::new(kernel, [y.rows() as u32, 1, 1], threads as u32, 0)
             .overlaps_predecessor()
             .out(&mut y)
             .arg(x)

@@ -21,16 +21,16 @@ impl ExpertCounterPtrs {
     ///
     /// Errors: the counters do not match the logits.
     pub(super) fn of(
-        count: Option<&mut ExpertLoadArgs<'_>>,
+        load: Option<&mut ExpertLoadArgs<'_>>,
         kernel: &'static str,
         logits: MatRef<'_>,
     ) -> Result<Self, DeviceError> {
-        let Some(count) = count else { return Ok(Self::NONE) };
-        count.check(kernel, logits)?;
-        let before = count.layer * count.tokens.cols() * size_of::<i32>();
+        let Some(load) = load else { return Ok(Self::NONE) };
+        load.check(kernel, logits)?;
+        let offset = load.layer * load.tokens.cols() * size_of::<i32>();
         // SAFETY: the address is the row of the layer, which was checked to exist.
-        let counts = unsafe { count.tokens.as_mut_ptr().add(before) };
-        Ok(Self { counts, slots: count.slots.map_or(std::ptr::null(), |slots| slots.as_ptr()) })
+        let counts = unsafe { load.tokens.as_mut_ptr().add(offset) };
+        Ok(Self { counts, slots: load.slots.map_or(std::ptr::null(), |slots| slots.as_ptr()) })
     }
 
     /// Appends the two kernel arguments.

@@ -27,15 +27,37 @@ const ROW_OUTPUTS: usize = 512;
 /// Weight matrix `[n, k]`, or a row range of one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WeightRows {
-    pub(super) at: *const u8,
+    pub(super) address: *const u8,
     pub(super) n: usize,
     pub(super) k: usize,
 }
 
 impl From<&PackedMatrix> for WeightRows {
     fn from(w: &PackedMatrix) -> Self {
-        Self { at: w.as_ptr(), n: w.n(), k: w.k() }
+        Self { address: w.as_ptr(), n: w.n(), k: w.k() }
     }
+}
+
+/// Rows that a GEMM reads: address of the first row, number of rows, and row stride in elements.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InputRows {
+    pub(super) address: *const u8,
+    pub(super) rows: usize,
+    pub(super) stride: usize,
+}
+
+impl From<MatRef<'_>> for InputRows {
+    fn from(x: MatRef<'_>) -> Self {
+        Self { address: x.as_ptr(), rows: x.rows(), stride: x.stride() }
+    }
+}
+
+/// Limits of the device that determine launch shapes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LaunchLimits {
+    pub(super) multiprocessors: usize,
+    /// Maximum shared memory per thread block, in bytes.
+    pub(super) shared_bytes: usize,
 }
 
 /// Shape of a launch of `gemm_small_m`.
@@ -47,18 +69,27 @@ pub(super) struct SmallMStripShape {
 }
 
 impl GpuBackend {
+    /// Returns the limits that determine launch shapes.
+    pub(super) fn launch_limits(&self) -> LaunchLimits {
+        LaunchLimits {
+            multiprocessors: self.multiprocessors() as usize,
+            shared_bytes: self.shared_bytes() as usize,
+        }
+    }
+
     /// Computes a fused linear layer with more rows than `gemm_small_m` supports.
     fn fused_rows(&self, s: &DeviceStream, op: FusedLinear<'_>) -> Result<(), DeviceError> {
-        let FusedLinear { y, x, weight: w, fusion: around } = op;
+        let FusedLinear { y, x, weight: w, fusion } = op;
         if self.fits_medium_m(x.rows(), x.dtype(), w) {
             check_16_byte_rows(x)?;
-            return self.gemm_medium_m(s, FusedLinear { y, x, weight: w, fusion: around });
+            return self.gemm_medium_m(s, FusedLinear { y, x, weight: w, fusion });
         }
-        let alone = around.norm.is_none() && around.bias.is_none() && !around.add;
-        if !alone || !self.fits_large_m(x.rows(), x.dtype(), w) || !self.is_tma_aligned(&y, x) {
+        let is_unfused = fusion.norm.is_none() && fusion.bias.is_none() && !fusion.add;
+        if !is_unfused || !self.fits_large_m(x.rows(), x.dtype(), w) || !self.is_tma_aligned(&y, x)
+        {
             return Err(too_many_rows(x.rows()));
         }
-        self.gemm_large_m(s, y, x, w.into(), around.silu_mul)
+        self.gemm_large_m(s, y, x, w.into(), fusion.silu_mul)
     }
 
     /// Computes `y = x Wᵀ + bias` with built-in kernels, for checked shapes.
@@ -105,10 +136,11 @@ impl GpuBackend {
         if w.dtype() == DType::F8E4M3 {
             return self.fuses_fp8(rows, dtype, w);
         }
-        let few =
+        let is_small_m =
             (1..=SMALL_M_ROWS).contains(&rows) && uses_tensor_cores(self.half_dtype(), dtype, w);
-        few && (self.streams_weights(w.k())
-            || self.small_m_strips(rows, w.n(), w.k(), 1, true).is_some())
+        is_small_m
+            && (self.streams_weights(w.k())
+                || self.small_m_strips(rows, w.n(), w.k(), 1, true).is_some())
     }
 
     /// Returns the launch shape of `gemm_small_m` for `rows` rows of x and weights `[n, k]`, with `matrices`
@@ -121,50 +153,51 @@ impl GpuBackend {
         matrices: usize,
         gated: bool,
     ) -> Option<SmallMStripShape> {
-        let lines = if self.warp_size() == 64 { 16 } else { 8 }; // Rows of W per strip.
-        let waves = (THREADS / self.warp_size()) as usize;
+        let strip_rows = if self.warp_size() == 64 { 16 } else { 8 }; // Rows of W per strip.
+        let warps = (THREADS / self.warp_size()) as usize;
         let x_bytes = rows * (k.next_multiple_of(SMALL_M_CHUNK) + 32) * 2;
-        let bytes = |strips: usize| x_bytes + waves * strips * lines * rows * 4;
+        let bytes = |strips: usize| x_bytes + warps * strips * strip_rows * rows * 4;
         let fits = |&strips: &usize| bytes(strips) <= self.shared_bytes() as usize;
         // Aim for two blocks per SM.
-        let wanted = (matrices * n.div_ceil(lines)).div_ceil(2 * self.multiprocessors() as usize);
-        let enough = SMALL_M_STRIPS.into_iter().find(|&n| n >= wanted).unwrap_or(SMALL_M_STRIPS[3]);
-        let strips = SMALL_M_STRIPS.into_iter().rev().filter(|&n| n <= enough).find(fits)?;
-        let (outputs, width) = if gated { (n / 2, lines / 2) } else { (n, lines) };
+        let target_strips =
+            (matrices * n.div_ceil(strip_rows)).div_ceil(2 * self.multiprocessors() as usize);
+        let max_strips =
+            SMALL_M_STRIPS.into_iter().find(|&n| n >= target_strips).unwrap_or(SMALL_M_STRIPS[3]);
+        let strips = SMALL_M_STRIPS.into_iter().rev().filter(|&n| n <= max_strips).find(fits)?;
+        let (outputs, width) = if gated { (n / 2, strip_rows / 2) } else { (n, strip_rows) };
         let blocks = outputs.div_ceil(strips * width);
         Some(SmallMStripShape { strips, blocks, shared_bytes: bytes(strips) })
     }
 
     fn gemm_small_m(&self, s: &DeviceStream, op: FusedLinear<'_>) -> Result<(), DeviceError> {
-        let FusedLinear { mut y, x, weight: w, fusion: around } = op;
+        let FusedLinear { mut y, x, weight: w, fusion } = op;
         if self.streams_weights(w.k()) {
-            return self.stream_small_m(s, FusedLinear { y, x, weight: w, fusion: around });
+            return self.stream_small_m(s, FusedLinear { y, x, weight: w, fusion });
         }
-        let Some(shape) = self.small_m_strips(x.rows(), w.n(), w.k(), 1, around.silu_mul) else {
+        let Some(shape) = self.small_m_strips(x.rows(), w.n(), w.k(), 1, fusion.silu_mul) else {
             return Err(too_many_rows(x.rows()));
         };
         let defines = [
             ("OUT_F32", u32::from(y.dtype() == DType::F32)),
-            ("NORM", u32::from(around.norm.is_some())),
-            ("GATED", u32::from(around.silu_mul)),
-            ("RESIDUAL", u32::from(around.add)),
+            ("NORM", u32::from(fusion.norm.is_some())),
+            ("GATED", u32::from(fusion.silu_mul)),
+            ("RESIDUAL", u32::from(fusion.add)),
             ("TILES", shape.strips as u32),
         ];
         let kernel = self.kernel(&GEMM_SMALL_M, "gemm_small_m", &defines)?;
-        let (y_stride, eps) = (y.stride() as u32, around.norm.map_or(0.0, |(_, eps)| eps));
+        let (y_stride, eps) = (y.stride() as u32, fusion.norm.map_or(0.0, |(_, eps)| eps));
         let launch = KernelLaunch::new(
             kernel,
-            (shape.blocks as u32, 1, 1),
+            [shape.blocks as u32, 1, 1],
             THREADS,
             shape.shared_bytes as u32,
         )
         .out(&mut y)
         .arg(x)
         .arg_ptr(w.as_ptr())
-        .arg_or_null(around.bias)
-        .arg_or_null(around.norm.map(|(norm, _)| norm));
-        let launch =
-            sizes(launch, (x.rows(), x.stride()), w, y_stride).f32(eps).overlaps_predecessor();
+        .arg_or_null(fusion.bias)
+        .arg_or_null(fusion.norm.map(|(norm, _)| norm));
+        let launch = gemm_sizes(launch, x, w, y_stride).f32(eps).overlaps_predecessor();
         // SAFETY: `check` compared all shapes; rows are aligned to 16 bytes.
         unsafe { launch.launch(self, s) }
     }
@@ -187,19 +220,15 @@ impl GpuBackend {
         ];
         let kernel = self.kernel(&GEMM, "gemm", &defines)?;
         let tiles = (w.n.div_ceil(TILE_OUTPUTS), x.rows().div_ceil(tile_rows));
-        let grid = (tiles.0 as u32, tiles.1 as u32, 1);
+        let grid = [tiles.0 as u32, tiles.1 as u32, 1];
         let y_stride = y.stride() as u32;
         let launch = KernelLaunch::new(kernel, grid, THREADS, self.tile_bytes(tile_rows))
             .out(&mut y)
             .arg(x)
-            .arg_ptr(w.at)
+            .arg_ptr(w.address)
             .arg_or_null(bias);
         // SAFETY: `check` compared all shapes; rows are aligned to 16 bytes.
-        unsafe {
-            sizes(launch, (x.rows(), x.stride()), w, y_stride)
-                .overlaps_predecessor()
-                .launch(self, s)
-        }
+        unsafe { gemm_sizes(launch, x, w, y_stride).overlaps_predecessor().launch(self, s) }
     }
 
     /// Returns the shared memory of the tiled GEMM in bytes.
@@ -218,9 +247,9 @@ impl GpuBackend {
         ];
         // Choose by the number of outputs only: the result of a row must not depend on the number of rows.
         let (name, grid) = if w.n() <= ROW_OUTPUTS {
-            ("linear_row", (w.n() as u32, x.rows().div_ceil(4) as u32, 1))
+            ("linear_row", [w.n() as u32, x.rows().div_ceil(4) as u32, 1])
         } else {
-            ("linear_tile", (w.n().div_ceil(64) as u32, x.rows().div_ceil(64) as u32, 1))
+            ("linear_tile", [w.n().div_ceil(64) as u32, x.rows().div_ceil(64) as u32, 1])
         };
         let kernel = self.kernel(&PLAIN, name, &defines)?;
         let y_stride = y.stride() as u32;
@@ -230,29 +259,25 @@ impl GpuBackend {
             .arg_ptr(w.as_ptr())
             .arg_or_null(bias);
         // SAFETY: the caller checked all shapes.
-        unsafe {
-            sizes(launch, (x.rows(), x.stride()), w, y_stride)
-                .overlaps_predecessor()
-                .launch(self, s)
-        }
+        unsafe { gemm_sizes(launch, x, w, y_stride).overlaps_predecessor().launch(self, s) }
     }
 }
 
 impl GpuKernel for FusedLinear<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { y, x, weight: w, fusion: around } = self;
-        check(gpu.half_dtype(), &y, x, w, around)?;
+        let Self { y, x, weight: w, fusion } = self;
+        check(gpu.half_dtype(), &y, x, w, fusion)?;
         if x.rows() == 0 {
             return Ok(());
         }
         if !gpu.fits_small_m(x.rows(), x.dtype(), w) {
-            return gpu.fused_rows(s, FusedLinear { y, x, weight: w, fusion: around });
+            return gpu.fused_rows(s, FusedLinear { y, x, weight: w, fusion });
         }
         check_16_byte_rows(x)?;
         if w.dtype() == DType::F8E4M3 {
-            return gpu.fp8_gemm_small_m(s, FusedLinear { y, x, weight: w, fusion: around });
+            return gpu.fp8_gemm_small_m(s, FusedLinear { y, x, weight: w, fusion });
         }
-        gpu.gemm_small_m(s, FusedLinear { y, x, weight: w, fusion: around })
+        gpu.gemm_small_m(s, FusedLinear { y, x, weight: w, fusion })
     }
 }
 
@@ -262,20 +287,20 @@ pub(super) const TILE_OUTPUTS: usize = 128;
 const TILE_ROW_BYTES: usize = 80;
 
 /// Appends the sizes that end the arguments of all GEMM kernels: rows, n, k and the row strides of y and x.
-pub(super) fn sizes(
+pub(super) fn gemm_sizes(
     launch: KernelLaunch,
-    (rows, x_stride): (usize, usize),
+    x: impl Into<InputRows>,
     w: impl Into<WeightRows>,
     y_stride: u32,
 ) -> KernelLaunch {
-    let WeightRows { n, k, .. } = w.into();
+    let (InputRows { rows, stride, .. }, WeightRows { n, k, .. }) = (x.into(), w.into());
     let launch = launch.u32(rows as u32).u32(n as u32).u32(k as u32);
-    launch.u32(y_stride).u32(x_stride as u32)
+    launch.u32(y_stride).u32(stride as u32)
 }
 
 /// Returns the error for more rows than fit into shared memory.
 fn too_many_rows(rows: usize) -> DeviceError {
-    let what = "rows with their neighbours";
+    let what = "rows of x";
     DeviceError::Shape { kernel: KERNEL, what, got: rows, expected: SMALL_M_ROWS }
 }
 
@@ -289,7 +314,7 @@ pub(super) fn has_16_byte_rows(x: MatRef<'_>) -> bool {
 }
 
 pub(super) fn check_16_byte_rows(x: MatRef<'_>) -> Result<(), DeviceError> {
-    check_size(KERNEL, "values between rows", x.stride(), x.stride().next_multiple_of(8))?;
+    check_size(KERNEL, "row stride", x.stride(), x.stride().next_multiple_of(8))?;
     check_size(KERNEL, "alignment of x", x.as_ptr().addr() % 16, 0)
 }
 
@@ -298,20 +323,20 @@ fn check(
     y: &MatMut<'_>,
     x: MatRef<'_>,
     w: &PackedMatrix,
-    around: &LinearFusion<'_>,
+    fusion: &LinearFusion<'_>,
 ) -> Result<(), DeviceError> {
     check_size(KERNEL, "rows", y.rows(), x.rows())?;
     check_size(KERNEL, "inputs", x.cols(), w.k())?;
-    check_size(KERNEL, "outputs", y.cols(), if around.silu_mul { w.n() / 2 } else { w.n() })?;
+    check_size(KERNEL, "outputs", y.cols(), if fusion.silu_mul { w.n() / 2 } else { w.n() })?;
     check_dtype(KERNEL, "input", x.dtype(), half)?;
     if y.dtype() != DType::F32 {
         check_dtype(KERNEL, "output", y.dtype(), half)?;
     }
-    if let Some(bias) = around.bias {
+    if let Some(bias) = fusion.bias {
         check_size(KERNEL, "bias", bias.cols(), w.n())?;
         check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
     }
-    if let Some((norm, _)) = around.norm {
+    if let Some((norm, _)) = fusion.norm {
         check_size(KERNEL, "norm", norm.cols(), w.k())?;
         check_dtype(KERNEL, "norm", norm.dtype(), half)?;
     }

@@ -4,7 +4,7 @@
 use device::gpu::{BOX_ROWS, KernelLaunch, KernelSource, TiledMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 
-use super::gemm::{WeightRows, has_16_byte_rows, sizes};
+use super::gemm::{WeightRows, gemm_sizes, has_16_byte_rows};
 use crate::PackedMatrix;
 use crate::gpu::GpuBackend;
 
@@ -19,7 +19,7 @@ const TILE_ROWS: usize = 256;
 /// Rows of W per tile; with `silu_mul` half of them are gate rows.
 const TILE_COLUMNS: usize = 256;
 /// Rows of a TMA box of x and of W.
-const HALF: usize = 128;
+const INPUT_BOX_ROWS: usize = 128;
 /// Columns (K) per step.
 const COLUMNS: usize = 64;
 /// Shared memory per block in bytes: four stages, the output staging buffer, barriers and alignment.
@@ -66,27 +66,27 @@ impl GpuBackend {
             self.encode_tensor_map(&TiledMatrix { matrix, rows, columns, stride, box_rows })
         };
         let y_map = boxed(y.as_mut_ptr().cast_const(), rows, outputs, y_stride, BOX_ROWS)?;
-        let x_map = boxed(x.as_ptr(), rows, w.k, x.stride(), HALF)?;
-        let w_map = boxed(w.at, w.n, w.k, w.k, HALF)?;
+        let x_map = boxed(x.as_ptr(), rows, w.k, x.stride(), INPUT_BOX_ROWS)?;
+        let w_map = boxed(w.address, w.n, w.k, w.k, INPUT_BOX_ROWS)?;
         let launch = KernelLaunch::new(
             kernel,
-            (self.large_m_blocks(rows, w.n), 1, 1),
+            [self.large_m_blocks(rows, w.n), 1, 1],
             THREADS,
             SHARED_BYTES,
         )
         .out(&mut y)
         .arg(x)
-        .arg_ptr(w.at)
+        .arg_ptr(w.address)
         .arg_words(&y_map.0)
         .arg_words(&x_map.0)
         .arg_words(&w_map.0);
-        let launch = sizes(launch, (rows, x.stride()), w, y_stride as u32);
+        let launch = gemm_sizes(launch, x, w, y_stride as u32);
         // SAFETY: the caller checked the shapes; rows are aligned to 16 bytes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
-    fn large_m_blocks(&self, rows: usize, lines: usize) -> u32 {
-        let tiles = rows.div_ceil(TILE_ROWS) * lines.div_ceil(TILE_COLUMNS);
+    fn large_m_blocks(&self, rows: usize, weight_rows: usize) -> u32 {
+        let tiles = rows.div_ceil(TILE_ROWS) * weight_rows.div_ceil(TILE_COLUMNS);
         (tiles.min(self.multiprocessors() as usize / CLUSTER) * CLUSTER) as u32
     }
 }
@@ -102,10 +102,14 @@ mod tests {
 
     #[test]
     fn partial_last_wave_is_not_full() {
-        for (tiles, clusters, wanted) in
+        for (tiles, clusters, expected) in
             [(384, 66, true), (66, 66, true), (67, 66, false), (60, 66, true), (40, 66, false)]
         {
-            assert_eq!(fills_device(tiles, clusters), wanted, "{tiles} tiles, {clusters} clusters");
+            assert_eq!(
+                fills_device(tiles, clusters),
+                expected,
+                "{tiles} tiles, {clusters} clusters"
+            );
         }
         assert!(!fills_device(5, 0));
     }

@@ -4,11 +4,11 @@
 use device::gpu::{KernelLaunch, KernelSource, TiledMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_size};
 
-use super::gemm::{has_16_byte_rows, sizes};
+use super::gemm::{InputRows, LaunchLimits, gemm_sizes, has_16_byte_rows};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
-static STREAM: KernelSource = kernel_source!("gemm_medium_m/gemm_medium_m.hip");
+static GEMM_MEDIUM_M: KernelSource = kernel_source!("gemm_medium_m/gemm_medium_m.hip");
 
 const KERNEL: &str = "linear";
 /// Rows of x per warpgroup.
@@ -61,10 +61,10 @@ impl GpuBackend {
     pub(crate) fn fits_medium_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
         // A gated GEMM needs the most shared memory.
-        let product = MediumMProblem { rows, n: w.n(), k: w.k(), gated: true };
+        let problem = MediumMProblem { rows, n: w.n(), k: w.k(), gated: true };
         half && self.has_wgmma_tma()
-            && product.fits()
-            && product.choose_launch(self.limits()).is_some()
+            && problem.fits()
+            && problem.choose_launch(self.launch_limits()).is_some()
     }
 
     /// Computes [`FusedLinear`](crate::FusedLinear) if `fits_medium_m` is true.
@@ -73,52 +73,51 @@ impl GpuBackend {
         s: &DeviceStream,
         op: FusedLinear<'_>,
     ) -> Result<(), DeviceError> {
-        let FusedLinear { y, x, weight: w, fusion: around } = op;
-        let Some((norm, eps)) = around.norm else {
-            return self.launch_medium_m(s, y, x, (x.as_ptr(), x.stride()), w, around);
+        let FusedLinear { y, x, weight: w, fusion } = op;
+        let Some((norm, eps)) = fusion.norm else {
+            return self.launch_medium_m(s, y, x.into(), w, fusion);
         };
-        let normed = self.scratch(s, x.rows() * x.cols() * x.dtype().bytes())?;
-        self.norm_to(s, (normed, x.cols()), x, norm, eps)?;
-        self.launch_medium_m(s, y, x, (normed, x.cols()), w, around)
+        let normed_rows = self.scratch(s, x.rows() * x.cols() * x.dtype().bytes())?;
+        self.norm_to(s, normed_rows, x.cols(), x, norm, eps)?;
+        let normed_rows = InputRows { address: normed_rows, rows: x.rows(), stride: x.cols() };
+        self.launch_medium_m(s, y, normed_rows, w, fusion)
     }
 
-    /// Launches the kernel; `from` and `stride` are the address and row stride of the rows to read, with the
-    /// shape of `x`.
+    /// Launches the kernel for rows that are normalised if necessary.
     fn launch_medium_m(
         &self,
         s: &DeviceStream,
         mut y: MatMut<'_>,
-        x: MatRef<'_>,
-        (from, stride): (*const u8, usize),
+        x: InputRows,
         w: &PackedMatrix,
-        around: &LinearFusion<'_>,
+        fusion: &LinearFusion<'_>,
     ) -> Result<(), DeviceError> {
-        check_size(KERNEL, "odd values between rows of y", y.stride() % 2, 0)?;
+        check_size(KERNEL, "parity of the row stride of y", y.stride() % 2, 0)?;
         check_size(KERNEL, "alignment of y", y.as_mut_ptr().addr() % (2 * y.dtype().bytes()), 0)?;
-        let product = MediumMProblem { rows: x.rows(), n: w.n(), k: w.k(), gated: around.silu_mul };
-        let shape = product.choose_launch(self.limits()).ok_or(DeviceError::Shape {
+        let problem = MediumMProblem { rows: x.rows, n: w.n(), k: w.k(), gated: fusion.silu_mul };
+        let shape = problem.choose_launch(self.launch_limits()).ok_or(DeviceError::Shape {
             kernel: KERNEL,
             what: "bytes of shared memory",
             got: self.shared_bytes() as usize,
-            expected: product.bytes(WIDTHS[0], 1, MIN_STAGES),
+            expected: problem.bytes(WIDTHS[0], 1, MIN_STAGES),
         })?;
         let defines = [
             ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
-            ("GATED", u32::from(around.silu_mul)),
-            ("RESIDUAL", u32::from(around.add)),
+            ("GATED", u32::from(fusion.silu_mul)),
+            ("RESIDUAL", u32::from(fusion.add)),
             ("ROWS", shape.rows as u32),
             ("TILE", shape.width as u32),
             ("SPLITS", shape.splits as u32),
         ];
-        let kernel = self.kernel(&STREAM, "gemm_medium_m", &defines)?;
-        let box_rows = if around.silu_mul { shape.width / 2 } else { shape.width };
-        let (rows, columns) = (x.rows(), w.k());
+        let kernel = self.kernel(&GEMM_MEDIUM_M, "gemm_medium_m", &defines)?;
+        let box_rows = if fusion.silu_mul { shape.width / 2 } else { shape.width };
+        let columns = w.k();
         let x_map = self.encode_tensor_map(&TiledMatrix {
-            matrix: from,
-            rows,
+            matrix: x.address,
+            rows: x.rows,
             columns,
-            stride,
-            box_rows: rows,
+            stride: x.stride,
+            box_rows: x.rows,
         })?;
         let matrix = w.as_ptr();
         let w_map = self.encode_tensor_map(&TiledMatrix {
@@ -129,14 +128,14 @@ impl GpuBackend {
             box_rows,
         })?;
         let threads = (shape.rows / WARPGROUP_ROWS * 128 + 32) as u32;
-        let (grid, y_stride) = ((shape.blocks as u32, 1, 1), y.stride() as u32);
+        let (grid, y_stride) = ([shape.blocks as u32, 1, 1], y.stride() as u32);
         let launch = KernelLaunch::new(kernel, grid, threads, shape.shared_bytes as u32)
             .in_clusters(shape.splits as u32)
             .out(&mut y)
-            .arg_ptr(from)
+            .arg_ptr(x.address)
             .arg_ptr(w.as_ptr())
-            .arg_or_null(around.bias);
-        let launch = sizes(launch, (x.rows(), stride), w, y_stride);
+            .arg_or_null(fusion.bias);
+        let launch = gemm_sizes(launch, x, w, y_stride);
         let launch = launch.arg_words(&x_map.0).arg_words(&w_map.0);
         // SAFETY: the caller checked all shapes; rows are aligned to 16 bytes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
@@ -146,10 +145,6 @@ impl GpuBackend {
     pub(super) fn is_layout_supported(x: MatRef<'_>, y: &mut MatMut<'_>) -> bool {
         let pairs = y.as_mut_ptr().addr().is_multiple_of(2 * y.dtype().bytes());
         has_16_byte_rows(x) && pairs && y.stride().is_multiple_of(2)
-    }
-
-    fn limits(&self) -> (usize, usize) {
-        (self.multiprocessors() as usize, self.shared_bytes() as usize)
     }
 }
 
@@ -173,8 +168,8 @@ impl MediumMProblem {
     /// Returns the shared memory in bytes with `stages` stages.
     fn bytes(&self, width: usize, splits: usize, stages: usize) -> usize {
         let halves = if self.gated { 2 } else { 1 };
-        let pieces = (width / halves / 8).div_ceil(splits) * halves;
-        let sums = if splits > 1 { splits * pieces * self.stage_x_rows() * 32 } else { 0 };
+        let eights = (width / halves / 8).div_ceil(splits) * halves;
+        let sums = if splits > 1 { splits * eights * self.stage_x_rows() * 32 } else { 0 };
         FIXED_BYTES + sums + stages * (width + self.stage_x_rows()) * COLUMNS * 2
     }
 
@@ -183,26 +178,27 @@ impl MediumMProblem {
     /// much per row as loads of `W`. The split depends only on `n` and `k`, so that the summation order of a
     /// row does not depend on the number of rows. Returns `None` if there are more tiles than resident
     /// blocks, or too little shared memory.
-    fn choose_launch(&self, (processors, limit): (usize, usize)) -> Option<MediumMLaunch> {
+    fn choose_launch(&self, limits: LaunchLimits) -> Option<MediumMLaunch> {
+        let multiprocessors = limits.multiprocessors;
         let halves = if self.gated { 2 } else { 1 };
         let widths = WIDTHS.iter().copied().filter(|w| w.is_multiple_of(8 * halves));
         let tiles = |width: usize| self.outputs().div_ceil(width / halves);
         let clusters = |splits| match splits {
-            4 => processors / 4 - processors / (4 * SINGLE_SM_GPC_RATIO),
-            _ => processors / splits,
+            4 => multiprocessors / 4 - multiprocessors / (4 * SINGLE_SM_GPC_RATIO),
+            _ => multiprocessors / splits,
         };
-        let width = |splits, most| {
-            let long = splits == 1 || self.k / COLUMNS >= splits * SHARED_STAGES;
-            let fits = |w: &usize| *w <= most && tiles(*w) <= clusters(splits);
-            widths.clone().filter(|_| long).find(fits).map(|w| (w, splits))
+        let find_width = |splits, max_width| {
+            let has_enough_stages = splits == 1 || self.k / COLUMNS >= splits * SHARED_STAGES;
+            let fits_device = |w: &usize| *w <= max_width && tiles(*w) <= clusters(splits);
+            widths.clone().filter(|_| has_enough_stages).find(fits_device).map(|w| (w, splits))
         };
-        let (two, four) = (width(2, 96), width(4, 80));
+        let (two, four) = (find_width(2, 96), find_width(4, 80));
         let narrow = |&(w, _): &(usize, usize)| w < NARROW;
-        let shared = if two.as_ref().is_none_or(narrow) { four.or(two) } else { two };
-        let (width, splits) = shared.or_else(|| width(1, 192))?;
-        let most = (self.k / COLUMNS).div_ceil(splits).clamp(MIN_STAGES, MAX_STAGES);
-        let fitting = |stages: &usize| self.bytes(width, splits, *stages) <= limit;
-        let stages = (MIN_STAGES..=most).rev().find(fitting)?;
+        let split_k = if two.as_ref().is_none_or(narrow) { four.or(two) } else { two };
+        let (width, splits) = split_k.or_else(|| find_width(1, 192))?;
+        let max_stages = (self.k / COLUMNS).div_ceil(splits).clamp(MIN_STAGES, MAX_STAGES);
+        let fitting = |stages: &usize| self.bytes(width, splits, *stages) <= limits.shared_bytes;
+        let stages = (MIN_STAGES..=max_stages).rev().find(fitting)?;
         Some(MediumMLaunch {
             width,
             splits,

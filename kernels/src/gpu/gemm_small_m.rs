@@ -2,9 +2,9 @@
 //! with `STREAM`.
 
 use device::gpu::KernelLaunch;
-use device::{DeviceError, DeviceStream, MatMut, MatRef};
+use device::{DeviceError, DeviceStream, MatMut};
 
-use super::gemm::{GEMM_SMALL_M, sizes};
+use super::gemm::{GEMM_SMALL_M, InputRows, LaunchLimits, gemm_sizes};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
@@ -62,59 +62,60 @@ impl GpuBackend {
         s: &DeviceStream,
         op: FusedLinear<'_>,
     ) -> Result<(), DeviceError> {
-        let FusedLinear { y, x, weight: w, fusion: around } = op;
-        let apart = x.rows() * x_line(w.k()) > RESIDENT_X_BYTES || w.k() > NORMED_COLUMNS;
-        let Some((norm, eps)) = around.norm.filter(|_| apart) else {
-            return self.launch_small_m(s, y, (x, x.as_ptr(), x.stride()), w, around);
+        let FusedLinear { y, x, weight: w, fusion } = op;
+        let normalises_separately =
+            x.rows() * x_row_stride_bytes(w.k()) > RESIDENT_X_BYTES || w.k() > NORMED_COLUMNS;
+        let Some((norm, eps)) = fusion.norm.filter(|_| normalises_separately) else {
+            return self.launch_small_m(s, y, x.into(), w, fusion);
         };
-        let normed = self.scratch(s, x.rows() * x.cols() * x.dtype().bytes())?;
-        self.norm_to(s, (normed, x.cols()), x, norm, eps)?;
-        let around = LinearFusion { norm: None, ..*around };
-        self.launch_small_m(s, y, (x, normed, x.cols()), w, &around)
+        let normed_rows = self.scratch(s, x.rows() * x.cols() * x.dtype().bytes())?;
+        self.norm_to(s, normed_rows, x.cols(), x, norm, eps)?;
+        let normed_rows = InputRows { address: normed_rows, rows: x.rows(), stride: x.cols() };
+        let fusion = LinearFusion { norm: None, ..*fusion };
+        self.launch_small_m(s, y, normed_rows, w, &fusion)
     }
 
-    /// Launches the kernel; `from` and `stride` are the address and row stride of the rows to read, with the
-    /// shape of `x`.
+    /// Launches the kernel, which normalises the rows if `fusion` has a norm.
     fn launch_small_m(
         &self,
         s: &DeviceStream,
         mut y: MatMut<'_>,
-        (x, from, stride): (MatRef<'_>, *const u8, usize),
+        x: InputRows,
         w: &PackedMatrix,
-        around: &LinearFusion<'_>,
+        fusion: &LinearFusion<'_>,
     ) -> Result<(), DeviceError> {
         let (outputs, width) =
-            if around.silu_mul { (w.n() / 2, STRIP_ROWS / 2) } else { (w.n(), STRIP_ROWS) };
-        let normed = around.norm.is_some();
-        let product =
-            SmallMProblem { rows: x.rows(), strips: outputs.div_ceil(width), k: w.k(), normed };
-        let limits = (self.multiprocessors() as usize, self.shared_bytes() as usize);
-        let shape = product.choose_launch(limits).ok_or(DeviceError::Shape {
+            if fusion.silu_mul { (w.n() / 2, STRIP_ROWS / 2) } else { (w.n(), STRIP_ROWS) };
+        let normed = fusion.norm.is_some();
+        let problem =
+            SmallMProblem { rows: x.rows, strips: outputs.div_ceil(width), k: w.k(), normed };
+        let limits = self.launch_limits();
+        let shape = problem.choose_launch(limits).ok_or(DeviceError::Shape {
             kernel: "linear",
             what: "bytes of shared memory",
-            got: limits.1,
-            expected: product.bytes(1, product.slab(), !normed, 1),
+            got: limits.shared_bytes,
+            expected: problem.bytes(1, problem.slab(), !normed, 1),
         })?;
         let defines = [
             ("OUT_F32", self.act_f32("linear", y.dtype())?),
             ("NORM", u32::from(normed)),
-            ("GATED", u32::from(around.silu_mul)),
-            ("RESIDUAL", u32::from(around.add)),
+            ("GATED", u32::from(fusion.silu_mul)),
+            ("RESIDUAL", u32::from(fusion.add)),
             ("STREAM", 1),
             ("TILES", shape.strips as u32),
             ("SLAB", shape.slab as u32),
             ("X_SLABS", u32::from(shape.streams_x)),
         ];
         let kernel = self.kernel(&GEMM_SMALL_M, "gemm_small_m", &defines)?;
-        let (y_stride, eps) = (y.stride() as u32, around.norm.map_or(0.0, |(_, eps)| eps));
-        let grid = (shape.blocks as u32, 1, 1);
+        let (y_stride, eps) = (y.stride() as u32, fusion.norm.map_or(0.0, |(_, eps)| eps));
+        let grid = [shape.blocks as u32, 1, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, shape.shared_bytes as u32)
             .out(&mut y)
-            .arg_ptr(from)
+            .arg_ptr(x.address)
             .arg_ptr(w.as_ptr())
-            .arg_or_null(around.bias)
-            .arg_or_null(around.norm.map(|(norm, _)| norm));
-        let launch = sizes(launch, (x.rows(), stride), w, y_stride).f32(eps);
+            .arg_or_null(fusion.bias)
+            .arg_or_null(fusion.norm.map(|(norm, _)| norm));
+        let launch = gemm_sizes(launch, x, w, y_stride).f32(eps);
         // SAFETY: the caller checked all shapes; rows are aligned to 16 bytes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
@@ -122,7 +123,7 @@ impl GpuBackend {
 
 /// Returns the row stride of resident x in shared memory, in bytes; must match `x_line` in
 /// gemm_small_m/share.h.
-fn x_line(k: usize) -> usize {
+fn x_row_stride_bytes(k: usize) -> usize {
     (k * 2).next_multiple_of(128) + 64
 }
 
@@ -136,42 +137,45 @@ impl SmallMProblem {
     fn bytes(&self, strips: usize, slab: usize, x_slabs: bool, stages: usize) -> usize {
         let sums = COMPUTE_WARPS * strips * STRIP_ROWS * self.rows * 4;
         let norm = if self.normed { (self.k * 2).next_multiple_of(128) } else { 0 };
-        let kept = if x_slabs { 0 } else { self.rows * x_line(self.k) };
-        let lines = strips * STRIP_ROWS + if x_slabs { self.rows } else { 0 };
-        FIXED_BYTES + sums + norm + kept + stages * lines * (slab * 2 + 64)
+        let resident_x_bytes = if x_slabs { 0 } else { self.rows * x_row_stride_bytes(self.k) };
+        let stage_rows = strips * STRIP_ROWS + if x_slabs { self.rows } else { 0 };
+        FIXED_BYTES + sums + norm + resident_x_bytes + stages * stage_rows * (slab * 2 + 64)
     }
 
     /// Chooses the largest number of strips per pass that leaves room for slabs in flight.
-    fn choose_launch(&self, limits: (usize, usize)) -> Option<SmallMLaunch> {
-        let share = self.strips.div_ceil(self.strips.min(limits.0));
-        let most = share.min(MAX_STRIPS);
-        let large = !self.normed && self.rows * x_line(self.k) > RESIDENT_X_BYTES;
-        let once = |strips| large && strips >= share;
-        let kept = (1..=most).rev().find_map(|n| {
-            let least = if once(n) { 2 } else { 3 };
-            self.launch_with_stages(n, once(n), least, limits)
+    fn choose_launch(&self, limits: LaunchLimits) -> Option<SmallMLaunch> {
+        let strips_per_block = self.strips.div_ceil(self.strips.min(limits.multiprocessors));
+        let max_strips = strips_per_block.min(MAX_STRIPS);
+        let large = !self.normed && self.rows * x_row_stride_bytes(self.k) > RESIDENT_X_BYTES;
+        let reads_x_once = |strips| large && strips >= strips_per_block;
+        let resident = (1..=max_strips).rev().find_map(|n| {
+            let min_stages = if reads_x_once(n) { 2 } else { 3 };
+            self.launch_with_stages(n, reads_x_once(n), min_stages, limits)
         });
-        let slabs =
-            || (1..=most).rev().find_map(|n| self.launch_with_stages(n, !self.normed, 2, limits));
-        kept.or_else(slabs).or_else(|| self.launch_with_stages(1, !self.normed, 1, limits))
+        let slabs = || {
+            (1..=max_strips).rev().find_map(|n| self.launch_with_stages(n, !self.normed, 2, limits))
+        };
+        resident.or_else(slabs).or_else(|| self.launch_with_stages(1, !self.normed, 1, limits))
     }
 
-    /// Returns the launch shape with at least `least` slabs in shared memory (or all slabs, if there are
+    /// Returns the launch shape with at least `min_stages` slabs in shared memory (or all slabs, if there are
     /// fewer); `None` if they do not fit.
     fn launch_with_stages(
         &self,
         strips: usize,
         x_slabs: bool,
-        least: usize,
-        limits: (usize, usize),
+        min_stages: usize,
+        limits: LaunchLimits,
     ) -> Option<SmallMLaunch> {
-        let (blocks, slab) = (self.strips.min(limits.0), self.slab());
+        let (blocks, slab) = (self.strips.min(limits.multiprocessors), self.slab());
         let items = self.strips.div_ceil(blocks).div_ceil(strips) * self.k.div_ceil(slab);
-        let fits = |stages: &usize| self.bytes(strips, slab, x_slabs, *stages) <= limits.1;
+        let fits =
+            |stages: &usize| self.bytes(strips, slab, x_slabs, *stages) <= limits.shared_bytes;
         let stages = (1..=items.min(16)).rev().find(fits)?;
         let bytes = self.bytes(strips, slab, x_slabs, stages);
-        let shared_bytes = if bytes < LARGE_BYTES { bytes } else { bytes.max(limits.1 / 2) };
-        (stages >= items.min(least)).then_some(SmallMLaunch {
+        let shared_bytes =
+            if bytes < LARGE_BYTES { bytes } else { bytes.max(limits.shared_bytes / 2) };
+        (stages >= items.min(min_stages)).then_some(SmallMLaunch {
             strips,
             slab,
             streams_x: x_slabs,

@@ -32,21 +32,22 @@ const F32_ROWS: usize = 64;
 /// Implementation that computes a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LinearBackend {
-    Library,
+    BlasLt,
     Builtin,
 }
 
 impl GpuBackend {
-    fn linear_library(&self, s: &DeviceStream, op: Linear<'_>) -> Result<(), DeviceError> {
+    fn linear_blaslt(&self, s: &DeviceStream, op: Linear<'_>) -> Result<(), DeviceError> {
         let Linear { mut y, x, weight: w, bias } = op;
-        let Some(library) = self.matrix_library() else {
+        let Some(blaslt) = self.blaslt() else {
             return Err(GpuError::NoKernel { kernel: KERNEL }.into());
         };
-        let mut product = GemmProblem {
+        let mut problem = GemmProblem {
             m: x.rows(),
             n: w.n(),
             k: w.k(),
-            strides: (x.stride(), y.stride()),
+            x_stride: x.stride(),
+            y_stride: y.stride(),
             input: blas_data_type(KERNEL, w.dtype())?,
             output: blas_data_type(KERNEL, y.dtype())?,
             scaling: Fp8Scaling::None,
@@ -63,18 +64,18 @@ impl GpuBackend {
         // Scratch memory is used for x or the bias, converted to the type that BLASLt requires; never for
         // both, because with f32 weights the output, and so the bias, is f32.
         if x.dtype() != w.dtype() {
-            let to = self.scratch(s, x.rows() * x.cols() * w.dtype().bytes())?;
-            self.cast(s, to, w.dtype(), x)?;
-            (operands.x, product.strides.0) = (to, x.cols());
+            let converted = self.scratch(s, x.rows() * x.cols() * w.dtype().bytes())?;
+            self.cast(s, converted, w.dtype(), x)?;
+            (operands.x, problem.x_stride) = (converted, x.cols());
         } else if let Some(bias) = bias.filter(|b| b.dtype() != y.dtype()) {
-            let to = self.scratch(s, bias.cols() * y.dtype().bytes())?;
-            self.cast(s, to, y.dtype(), bias)?;
-            operands.bias = to;
+            let converted = self.scratch(s, bias.cols() * y.dtype().bytes())?;
+            self.cast(s, converted, y.dtype(), bias)?;
+            operands.bias = converted;
         }
-        product.aligned = is_aligned(&product, &operands);
+        problem.aligned = is_aligned(&problem, &operands);
         // SAFETY: `check` compared the shapes.
-        unsafe { library.multiply(self.runtime(), s, &product, operands) }?;
-        self.runtime().launched(s, "library_product")
+        unsafe { blaslt.multiply(self.runtime(), s, &problem, operands) }?;
+        self.runtime().launched(s, "blaslt_gemm")
     }
 
     /// Writes `x` as `dtype` contiguously to `to`, which must have room for all elements.
@@ -85,7 +86,7 @@ impl GpuBackend {
         dtype: DType,
         x: MatRef<'_>,
     ) -> Result<(), DeviceError> {
-        self.cast_to(s, (to, x.cols()), dtype, x)
+        self.cast_to(s, to, x.cols(), dtype, x)
     }
 
     /// Copies `x` to `y`, converting the element type.
@@ -95,13 +96,14 @@ impl GpuBackend {
         mut y: MatMut<'_>,
         x: MatRef<'_>,
     ) -> Result<(), DeviceError> {
-        self.cast_to(s, (y.as_mut_ptr(), y.stride()), y.dtype(), x)
+        self.cast_to(s, y.as_mut_ptr(), y.stride(), y.dtype(), x)
     }
 
     fn cast_to(
         &self,
         s: &DeviceStream,
-        (to, stride): (*mut u8, usize),
+        to: *mut u8,
+        stride: usize,
         dtype: DType,
         x: MatRef<'_>,
     ) -> Result<(), DeviceError> {
@@ -110,7 +112,7 @@ impl GpuBackend {
             ("TO_F32", self.act_f32(KERNEL, dtype)?),
         ];
         let kernel = self.kernel(&CAST, "cast_rows", &defines)?;
-        let grid = (x.rows() as u32, x.cols().div_ceil(1024) as u32, 1);
+        let grid = [x.rows() as u32, x.cols().div_ceil(1024) as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, 256, 0)
             .overlaps_predecessor()
             .arg_ptr(to)
@@ -135,14 +137,14 @@ impl GpuKernel for Linear<'_> {
             return gpu.fp8_linear(s, Linear { y, x, weight: w, bias });
         }
         let mut y = y;
-        let few = gpu.fits_small_m(x.rows(), x.dtype(), w)
+        let uses_builtin_gemm = gpu.fits_small_m(x.rows(), x.dtype(), w)
             || (gpu.fits_medium_m(x.rows(), x.dtype(), w)
                 && GpuBackend::is_layout_supported(x, &mut y));
-        let library = !few && gpu.matrix_library().is_some();
-        if choose_backend(x.rows(), x.dtype(), w.dtype(), y.dtype(), library)
-            == LinearBackend::Library
+        let blaslt = !uses_builtin_gemm && gpu.blaslt().is_some();
+        if choose_backend(x.rows(), x.dtype(), w.dtype(), y.dtype(), blaslt)
+            == LinearBackend::BlasLt
         {
-            match gpu.linear_library(s, Linear { y: y.reborrow(), x, weight: w, bias }) {
+            match gpu.linear_blaslt(s, Linear { y: y.reborrow(), x, weight: w, bias }) {
                 Err(DeviceError::Gpu(GpuError::Blas { call: HEURISTIC, .. })) => {}
                 result => return result,
             }
@@ -157,13 +159,13 @@ fn choose_backend(
     input: DType,
     weight: DType,
     output: DType,
-    library: bool,
+    blaslt: bool,
 ) -> LinearBackend {
     match (weight, output) {
-        _ if !library || input == DType::F32 => LinearBackend::Builtin,
-        (DType::F32, DType::F32) if rows > F32_ROWS => LinearBackend::Library,
+        _ if !blaslt || input == DType::F32 => LinearBackend::Builtin,
+        (DType::F32, DType::F32) if rows > F32_ROWS => LinearBackend::BlasLt,
         (DType::F32, _) => LinearBackend::Builtin,
-        _ => LinearBackend::Library,
+        _ => LinearBackend::BlasLt,
     }
 }
 
@@ -191,12 +193,12 @@ fn check(
             });
         }
     }
-    let known = match (x.dtype(), w.dtype()) {
+    let is_supported = match (x.dtype(), w.dtype()) {
         (DType::F32, w) => w == DType::F32,
         (x, DType::F8E4M3) => x == half && w.scales().is_some(),
         (x, w) => x == half && (w == half || w == DType::F32),
     };
-    if !known {
+    if !is_supported {
         return Err(DeviceError::Unsupported { kernel: KERNEL, what: "input", dtype: x.dtype() });
     }
     if y.dtype() != DType::F32 && y.dtype() != x.dtype() {
@@ -210,13 +212,12 @@ fn aligned(address: *const u8) -> bool {
 }
 
 /// Whether the operands of a GEMM are aligned to 16 bytes.
-fn is_aligned(product: &GemmProblem, operands: &GemmOperands) -> bool {
+fn is_aligned(problem: &GemmProblem, operands: &GemmOperands) -> bool {
     let bytes = |t: BlasDataType| if t == BlasDataType::F32 { 4 } else { 2 };
-    let (x_stride, y_stride) = product.strides;
     let strides = [
-        product.k * bytes(product.input),
-        x_stride * bytes(product.input),
-        y_stride * bytes(product.output),
+        problem.k * bytes(problem.input),
+        problem.x_stride * bytes(problem.input),
+        problem.y_stride * bytes(problem.output),
     ];
     let addresses = [operands.x, operands.w, operands.y.cast_const()];
     strides.iter().all(|s| s.is_multiple_of(16)) && addresses.iter().all(|a| aligned(*a))

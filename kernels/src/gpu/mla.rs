@@ -24,29 +24,30 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         o: &mut MatMut<'_>,
-        (pool, layout): (*const u8, &MlaKvLayout),
+        pool: *const u8,
+        layout: &MlaKvLayout,
         args: &MlaAttentionArgs<'_>,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "mla_plain";
-        check_at_most(KERNEL, "channels of a latent", layout.kv_lora_rank, PLAIN_KV_LORA_RANK_MAX)?;
-        let (key, value, rows) = (args.heads.w_uk, args.heads.w_uv, &args.rows);
+        check_at_most(KERNEL, "kv_lora_rank", layout.kv_lora_rank, PLAIN_KV_LORA_RANK_MAX)?;
+        let (w_uk, w_uv, rows) = (args.heads.w_uk, args.heads.w_uv, &args.rows);
         let defines = [
             ("ACT_F32", self.act_f32(KERNEL, layout.dtype)?),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
-            ("LATENT", layout.kv_lora_rank as u32),
-            ("ROTARY", layout.rope_dim as u32),
-            ("UNTURNED", key.n() as u32),
-            ("VALUE", value.n() as u32),
+            ("KV_LORA_RANK", layout.kv_lora_rank as u32),
+            ("QK_ROPE_HEAD_DIM", layout.rope_dim as u32),
+            ("QK_NOPE_HEAD_DIM", w_uk.n() as u32),
+            ("VALUE", w_uv.n() as u32),
         ];
         let kernel = self.kernel(&PLAIN, KERNEL, &defines)?;
-        let (grid, o_stride) = ((o.rows() as u32, key.len() as u32, 1), o.stride() as u32);
+        let (grid, o_stride) = ([o.rows() as u32, w_uk.len() as u32, 1], o.stride() as u32);
         let launch = KernelLaunch::new(kernel, grid, THREADS, 0)
             .overlaps_predecessor()
             .out(o)
             .arg(args.q)
             .arg_ptr(pool)
-            .arg_ptr(key.as_ptr())
-            .arg_ptr(value.as_ptr())
+            .arg_ptr(w_uk.as_ptr())
+            .arg_ptr(w_uv.as_ptr())
             .arg(rows.cu_q)
             .arg(rows.context_lens)
             .arg(rows.block_tables)
@@ -74,12 +75,12 @@ impl GpuKernel for MlaAttention<'_> {
         check_dtype(KERNEL, "value", heads.w_uv.dtype(), layout.dtype)?;
         let transposed = heads.w_uk_t.map_or(layout.dtype, PackedGroup::dtype);
         check_dtype(KERNEL, "key_transposed", transposed, layout.dtype)?;
-        let first = layout.row(args.layer, 0) * layout.dtype.bytes();
+        let layer_offset = layout.row(args.layer, 0) * layout.dtype.bytes();
         // SAFETY: the layer is inside the pool, whose size was checked.
-        let pool = unsafe { kv.as_ptr().add(first) };
+        let pool = unsafe { kv.as_ptr().add(layer_offset) };
         let expanded = gpu.plan_mla_prefill(layout, pool, args, &o);
         let Some(absorbed) = gpu.plan_mla_decode(layout, pool, args, expanded.is_some())? else {
-            return gpu.attend_mla_plain(s, &mut o, (pool, layout), args);
+            return gpu.attend_mla_plain(s, &mut o, pool, layout, args);
         };
         // Both launches use the same scratch memory, one after the other; request the larger size first.
         let expanded_bytes = expanded.as_ref().map_or(0, MlaPrefillCall::scratch_bytes);
@@ -102,15 +103,15 @@ impl GpuKernel for MlaKvWrite<'_> {
         check_dtype(KERNEL, "slots", args.slots.dtype(), DType::I64)?;
         let defines = [
             ("ACT_F32", gpu.act_f32(KERNEL, layout.dtype)?),
-            ("LATENT", layout.kv_lora_rank as u32),
-            ("ROTARY", layout.rope_dim as u32),
+            ("KV_LORA_RANK", layout.kv_lora_rank as u32),
+            ("QK_ROPE_HEAD_DIM", layout.rope_dim as u32),
         ];
         let kernel = gpu.kernel(&WRITE, KERNEL, &defines)?;
-        let first = layout.row(args.layer, 0) * layout.dtype.bytes();
+        let layer_offset = layout.row(args.layer, 0) * layout.dtype.bytes();
         // SAFETY: the layer is inside the pool, whose size was checked.
-        let layer = unsafe { kv.as_mut_ptr().add(first) };
+        let layer = unsafe { kv.as_mut_ptr().add(layer_offset) };
         let width = q.cols() / args.heads.max(1);
-        let launch = KernelLaunch::new(kernel, (args.kv.rows() as u32, 1, 1), THREADS, 0)
+        let launch = KernelLaunch::new(kernel, [args.kv.rows() as u32, 1, 1], THREADS, 0)
             .overlaps_predecessor()
             .out(&mut q)
             .arg_ptr(layer)

@@ -4,7 +4,7 @@
 use device::gpu::{KernelLaunch, KernelSource, TensorMap};
 use device::{DeviceError, DeviceStream, MatMut};
 
-use super::attention::{DRIVER_BYTES, LOG2_E, most_splits};
+use super::attention::{DRIVER_BYTES, LOG2_E, SplitSize, max_splits};
 use super::gemm::has_16_byte_rows;
 use crate::gpu::GpuBackend;
 use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
@@ -34,7 +34,7 @@ const MAX_STAGES: usize = 3;
 const STATIC_BYTES: usize = 7 << 10;
 /// Maximum tokens per block with wavefronts of 64 lanes; each token has its own wavefronts. Registers do not
 /// suffice for four tokens, nor for two with warps of 32 lanes.
-const WAVE64_TOKENS: usize = 2;
+const WAVEFRONT64_TOKENS: usize = 2;
 /// Maximum resident blocks per SM.
 const MAX_BLOCKS: usize = 2;
 /// Shared memory of the WGMMA kernel for barriers, before the panels, in bytes.
@@ -53,9 +53,13 @@ const HEAD_GEMM_BLOCKS: usize = 4;
 /// Upper bound of successive tokens for rows of any length.
 const ANY_TOKEN_COUNT: usize = 1 << 20;
 
-/// `(maximum context length, keys per split)` of the kernel on warps; must match `split_keys` in
-/// mla_decode.hip.
-const SPLITS: &[(usize, usize)] = &[(2048, 256), (8192, 512), (32768, 1024), (usize::MAX, 4096)];
+/// Split sizes of the kernel on warps; must match `split_keys` in mla_decode.hip.
+const SPLITS: &[SplitSize] = &[
+    SplitSize::new(2048, 256),
+    SplitSize::new(8192, 512),
+    SplitSize::new(32768, 1024),
+    SplitSize::new(usize::MAX, 4096),
+];
 
 /// Maximum rows for which the kernel on warps (16 heads per block) is faster than the WGMMA kernel, with more
 /// heads than `WARPGROUP_TILE`. On an H200, 128 heads of one row take 37 and 59 µs with 1,088 keys, 59 and 93
@@ -90,13 +94,13 @@ enum MlaDecodeKernel {
 
 impl MlaDecodeCall<'_> {
     /// Returns the number of successive tokens that a block processes together for the same heads, at most
-    /// `most`.
-    fn tokens_per_block(&self, most: usize, wave: u32) -> usize {
+    /// `max_tokens`.
+    fn tokens_per_block(&self, max_tokens: usize, warp_size: u32) -> usize {
         match self.kernel {
-            MlaDecodeKernel::Warps { .. } if wave != 64 || self.args.first_position > 0 => 1,
-            MlaDecodeKernel::Warps { .. } => most.clamp(1, WAVE64_TOKENS),
+            MlaDecodeKernel::Warps { .. } if warp_size != 64 || self.args.first_position > 0 => 1,
+            MlaDecodeKernel::Warps { .. } => max_tokens.clamp(1, WAVEFRONT64_TOKENS),
             MlaDecodeKernel::Warpgroups { .. } => {
-                most.clamp(1, (WARPGROUP_TILE / self.args.heads.w_uk.len()).max(1))
+                max_tokens.clamp(1, (WARPGROUP_TILE / self.args.heads.w_uk.len()).max(1))
             }
         }
     }
@@ -124,17 +128,18 @@ impl MlaDecodeCall<'_> {
 
     /// Returns the scratch memory in bytes: absorbed queries, and partial results of splits.
     pub(super) fn scratch_bytes(&self) -> usize {
-        let (heads, latent) = (self.args.heads.w_uk.len(), self.layout.kv_lora_rank);
-        let record_bytes = heads.min(self.heads_per_block()) * (latent + RECORD_EXTRA_FLOATS) * 4;
+        let (heads, kv_lora_rank) = (self.args.heads.w_uk.len(), self.layout.kv_lora_rank);
+        let record_bytes =
+            heads.min(self.heads_per_block()) * (kv_lora_rank + RECORD_EXTRA_FLOATS) * 4;
         let records = self.records() * heads.div_ceil(self.heads_per_block());
-        self.tokens() * heads * latent * 2 + records * record_bytes
+        self.tokens() * heads * kv_lora_rank * 2 + records * record_bytes
     }
 
     /// Returns the maximum number of splits of a decode row.
     fn splits(&self) -> usize {
         let longest = self.args.rows.bounds.max_context_len;
         match self.kernel {
-            MlaDecodeKernel::Warps { .. } => most_splits(longest, SPLITS),
+            MlaDecodeKernel::Warps { .. } => max_splits(longest, SPLITS),
             MlaDecodeKernel::Warpgroups { .. } => longest.div_ceil(MIN_SPLIT_KEYS).max(1),
         }
     }
@@ -145,9 +150,9 @@ impl MlaDecodeCall<'_> {
         match self.kernel {
             MlaDecodeKernel::Warps { .. } => rows * splits,
             MlaDecodeKernel::Warpgroups { runs, .. } => {
-                let each = RUN_RECORDS
+                let records_per_run = RUN_RECORDS
                     * self.tokens_per_block(self.args.rows.bounds.max_rows_per_request, 0);
-                (rows * splits).min(rows + runs * each)
+                (rows * splits).min(rows + runs * records_per_run)
             }
         }
     }
@@ -156,33 +161,48 @@ impl MlaDecodeCall<'_> {
 /// 16-bit rows of several heads on the device: address, and strides in elements between heads and between
 /// rows.
 struct HeadRows<P> {
-    at: P,
-    head: usize,
-    stride: usize,
+    address: P,
+    head_stride: usize,
+    row_stride: usize,
+}
+
+/// Scratch memory of a call: absorbed queries, which the averages overwrite, and partial results of splits.
+#[derive(Clone, Copy)]
+struct MlaDecodeScratch {
+    absorbed_q: *mut u8,
+    partial: *mut u8,
+}
+
+/// Rows of one launch of the attention step.
+#[derive(Clone, Copy)]
+enum MlaDecodeRows {
+    /// The first `rows` rows, which have one token each, in splits of their keys.
+    Splits { rows: usize },
+    /// Each token of the rows from `first` up to `end`, without splits.
+    EachToken { first: usize, end: usize },
 }
 
 impl GpuBackend {
     /// Returns the plan of absorbed attention on tensor cores; `None` if the sizes are unsupported.
-    /// `short_alone`: only for rows of fewer than `RowBounds::MLA_PREFILL_TOKENS` tokens.
+    /// `short_rows_only`: only for rows of fewer than `RowBounds::MLA_PREFILL_TOKENS` tokens.
     pub(super) fn plan_mla_decode<'a>(
         &self,
         layout: &'a MlaKvLayout,
         pool: *const u8,
         args: &'a MlaAttentionArgs<'a>,
-        short_alone: bool,
+        short_rows_only: bool,
     ) -> Result<Option<MlaDecodeCall<'a>>, DeviceError> {
-        let MlaKvLayout { kv_lora_rank: latent, rope_dim: rotary, block_tokens, dtype, .. } =
-            *layout;
+        let MlaKvLayout { kv_lora_rank, rope_dim, block_tokens, dtype, .. } = *layout;
         let (key, value) = (args.heads.w_uk.n(), args.heads.w_uv.n());
         let fits = dtype == self.half_dtype()
-            && [128, 256, MAX_KV_LORA_RANK].contains(&latent)
-            && rotary.is_multiple_of(32)
+            && [128, 256, MAX_KV_LORA_RANK].contains(&kv_lora_rank)
+            && rope_dim.is_multiple_of(32)
             && block_tokens.is_multiple_of(TILE)
             && (key > 0 && key.is_multiple_of(32) && key <= MAX_KV_LORA_RANK)
             && value.is_multiple_of(TILE)
             && has_16_byte_rows(args.q);
-        let Some(transposed) = args.heads.w_uk_t.filter(|_| fits) else { return Ok(None) };
-        let by = if args.first_position == 0 && self.uses_warpgroup_decode(layout, args) {
+        let Some(w_uk_t) = args.heads.w_uk_t.filter(|_| fits) else { return Ok(None) };
+        let kernel = if args.first_position == 0 && self.uses_warpgroup_decode(layout, args) {
             let pool = self.tensor_map(pool, layout.blocks * block_tokens, layout.width())?;
             let tiles = args.heads.w_uk.len().div_ceil(WARPGROUP_TILE);
             MlaDecodeKernel::Warpgroups {
@@ -190,22 +210,15 @@ impl GpuBackend {
                 runs: (self.multiprocessors() as usize / tiles).max(1),
             }
         } else {
-            let (tiles, most) = if self.warp_size() == 64 { (2, 1) } else { (4, MAX_STAGES) };
+            let (tiles, max_stages) = if self.warp_size() == 64 { (2, 1) } else { (4, MAX_STAGES) };
             let step_bytes = tiles * TILE * (layout.width() + PADDING) * 2;
-            let room = (self.shared_bytes() as usize).saturating_sub(STATIC_BYTES);
-            match (room / step_bytes).min(most) {
+            let capacity = (self.shared_bytes() as usize).saturating_sub(STATIC_BYTES);
+            match (capacity / step_bytes).min(max_stages) {
                 0 => return Ok(None),
                 stages => MlaDecodeKernel::Warps { stages, step_bytes },
             }
         };
-        Ok(Some(MlaDecodeCall {
-            args,
-            layout,
-            pool,
-            w_uk_t: transposed,
-            short_rows_only: short_alone,
-            kernel: by,
-        }))
+        Ok(Some(MlaDecodeCall { args, layout, pool, w_uk_t, short_rows_only, kernel }))
     }
 
     /// Whether the WGMMA kernel is used: it fits into shared memory, rows of the pool are whole panels, and
@@ -213,10 +226,10 @@ impl GpuBackend {
     /// heads and are more numerous.
     fn uses_warpgroup_decode(&self, layout: &MlaKvLayout, args: &MlaAttentionArgs<'_>) -> bool {
         let rows = args.rows.len();
-        let lone = args.heads.w_uk.len() > WARPGROUP_TILE
+        let is_few_rows = args.heads.w_uk.len() > WARPGROUP_TILE
             && rows <= FEW_ROWS_MAX
             && rows == args.rows.bounds.decode_rows;
-        !lone
+        !is_few_rows
             && self.has_wgmma_tma()
             && layout.rope_dim.is_multiple_of(PANEL_ROW / 2)
             && warpgroup_shared_bytes(layout) + WARPGROUP_STATIC_BYTES
@@ -231,25 +244,31 @@ impl GpuBackend {
         o: &mut MatMut<'_>,
         call: &MlaDecodeCall<'_>,
     ) -> Result<(), DeviceError> {
-        let (args, latent, tokens) = (call.args, call.layout.kv_lora_rank, call.tokens());
+        let (args, kv_lora_rank, tokens) = (call.args, call.layout.kv_lora_rank, call.tokens());
         if tokens == 0 {
             return Ok(()); // All rows use prefill, or this replica is idle in lockstep.
         }
         let (heads, rows, splits) = (args.heads.w_uk.len(), call.decode_rows(), call.splits());
-        let (tiles, stride) = (heads.div_ceil(call.heads_per_block()), heads * latent);
+        let (tiles, row_stride) = (heads.div_ceil(call.heads_per_block()), heads * kv_lora_rank);
         // The averages overwrite the absorbed queries.
-        let taken = self.scratch(s, call.scratch_bytes())?;
+        let absorbed_q = self.scratch(s, call.scratch_bytes())?;
         // SAFETY: the address is in the same scratch allocation, after the absorbed queries.
-        let partial = unsafe { taken.add(tokens * stride * 2) };
-        let turned = call.w_uk_t.k() + call.layout.rope_dim;
-        let q = HeadRows { at: args.q.as_ptr(), head: turned, stride: args.q.stride() };
-        let latents = HeadRows { at: taken, head: latent, stride };
-        self.head_gemm(s, call, &latents, &q, (call.w_uk_t, tokens))?;
+        let partial = unsafe { absorbed_q.add(tokens * row_stride * 2) };
+        let scratch = MlaDecodeScratch { absorbed_q, partial };
+        let qk_head_dim = call.w_uk_t.k() + call.layout.rope_dim;
+        let q = HeadRows {
+            address: args.q.as_ptr(),
+            head_stride: qk_head_dim,
+            row_stride: args.q.stride(),
+        };
+        let absorbed_rows = HeadRows { address: absorbed_q, head_stride: kv_lora_rank, row_stride };
+        self.head_gemm(s, call, &absorbed_rows, &q, call.w_uk_t)?;
         if rows > 0 {
             // Blocks of all head tiles process the same runs of the list of splits.
             let runs = (self.decode_blocks(call) / tiles).clamp(1, rows * splits);
-            let grid = (runs as u32, tiles as u32, 1);
-            self.decode_attention(s, call, (taken, partial), grid, (0, rows, splits))?;
+            let grid = [runs as u32, tiles as u32, 1];
+            let decode_rows = MlaDecodeRows::Splits { rows };
+            self.decode_attention(s, call, scratch, grid, decode_rows)?;
         }
         if rows < tokens {
             let runs =
@@ -260,56 +279,57 @@ impl GpuBackend {
                     (self.decode_blocks(call) / tiles).clamp(1, runs.max(1))
                 }
             };
-            let grid = (blocks as u32, tiles as u32, 1);
-            let all = args.rows.len();
-            self.decode_attention(s, call, (taken, partial), grid, (rows, all, 0))?;
+            let grid = [blocks as u32, tiles as u32, 1];
+            let other_rows = MlaDecodeRows::EachToken { first: rows, end: args.rows.len() };
+            self.decode_attention(s, call, scratch, grid, other_rows)?;
         }
-        let means = HeadRows { at: taken.cast_const(), head: latent, stride };
-        let (values, o_stride) = (args.heads.w_uv, o.stride());
-        let o = HeadRows { at: o.as_mut_ptr(), head: values.n(), stride: o_stride };
-        self.head_gemm(s, call, &o, &means, (values, tokens))
+        let averages =
+            HeadRows { address: absorbed_q.cast_const(), head_stride: kv_lora_rank, row_stride };
+        let (w_uv, o_stride) = (args.heads.w_uv, o.stride());
+        let o = HeadRows { address: o.as_mut_ptr(), head_stride: w_uv.n(), row_stride: o_stride };
+        self.head_gemm(s, call, &o, &averages, w_uv)
     }
 
     /// Returns the number of resident blocks on the device.
     fn decode_blocks(&self, call: &MlaDecodeCall<'_>) -> usize {
-        let each = match call.kernel {
+        let blocks_per_multiprocessor = match call.kernel {
             MlaDecodeKernel::Warps { stages, step_bytes } => {
-                let room = self.shared_bytes() as usize + DRIVER_BYTES;
+                let capacity = self.shared_bytes() as usize + DRIVER_BYTES;
                 let block = stages * step_bytes + STATIC_BYTES + DRIVER_BYTES;
-                (room / block).clamp(1, MAX_BLOCKS)
+                (capacity / block).clamp(1, MAX_BLOCKS)
             }
             MlaDecodeKernel::Warpgroups { .. } => 1,
         };
-        each * self.multiprocessors() as usize
+        blocks_per_multiprocessor * self.multiprocessors() as usize
     }
 
-    /// Replaces the absorbed queries in `taken` by averages of compressed KV, for all heads: of `rows` decode
-    /// rows with at most `splits` splits each; or, if `splits` is 0, of each token of the rows from `first`
-    /// on without splits.
+    /// Replaces the absorbed queries in `scratch` by averages of compressed KV, for all heads.
     fn decode_attention(
         &self,
         s: &DeviceStream,
         call: &MlaDecodeCall<'_>,
-        (taken, partial): (*mut u8, *mut u8),
-        grid: (u32, u32, u32),
-        (first, rows, splits): (usize, usize, usize),
+        scratch: MlaDecodeScratch,
+        grid: [u32; 3],
+        decode_rows: MlaDecodeRows,
     ) -> Result<(), DeviceError> {
         let args = call.args;
         let heads = args.heads.w_uk.len();
-        let arrived = self.counters(s, rows * heads.div_ceil(call.heads_per_block()))?;
-        let most = if splits == 0 {
-            ANY_TOKEN_COUNT
-        } else {
-            args.rows.bounds.max_rows_per_request.max(1)
+        let (first, rows, max_tokens) = match decode_rows {
+            MlaDecodeRows::Splits { rows } => {
+                (0, rows, args.rows.bounds.max_rows_per_request.max(1))
+            }
+            MlaDecodeRows::EachToken { first, end } => (first, end, ANY_TOKEN_COUNT),
         };
-        let together = call.tokens_per_block(most, self.warp_size());
-        let launch = self.decode_launch(call, grid, (splits == 0, together))?;
+        let each_token = matches!(decode_rows, MlaDecodeRows::EachToken { .. });
+        let arrival_counters = self.counters(s, rows * heads.div_ceil(call.heads_per_block()))?;
+        let tokens_per_block = call.tokens_per_block(max_tokens, self.warp_size());
+        let launch = self.decode_launch(call, grid, each_token, tokens_per_block)?;
         let launch = launch
             .overlaps_predecessor()
-            .arg_ptr(taken)
-            .arg_ptr(partial)
-            .arg_ptr(arrived)
-            .arg_ptr(taken)
+            .arg_ptr(scratch.absorbed_q)
+            .arg_ptr(scratch.partial)
+            .arg_ptr(arrival_counters)
+            .arg_ptr(scratch.absorbed_q)
             .arg(args.q)
             .arg_ptr(call.pool);
         let launch = match &call.kernel {
@@ -328,7 +348,7 @@ impl GpuBackend {
         let launch = match &call.kernel {
             MlaDecodeKernel::Warps { .. } => launch.u32(first as u32),
             MlaDecodeKernel::Warpgroups { .. } => {
-                launch.u32(call.records() as u32).u32(first as u32).u32(together as u32)
+                launch.u32(call.records() as u32).u32(first as u32).u32(tokens_per_block as u32)
             }
         };
         let launch = launch.u32(args.q.stride() as u32).f32(args.scale * LOG2_E);
@@ -337,37 +357,47 @@ impl GpuBackend {
         unsafe { launch.launch(self, s) }
     }
 
-    /// Returns the launch of `decode_attention` without arguments: one token at a time (`each`), or
-    /// `together` successive decode rows at a time.
+    /// Returns the launch of `decode_attention` without arguments: one token at a time (`each_token`), or
+    /// `tokens_per_block` successive decode rows at a time.
     fn decode_launch(
         &self,
         call: &MlaDecodeCall<'_>,
-        grid: (u32, u32, u32),
-        (each, together): (bool, usize),
+        grid: [u32; 3],
+        each_token: bool,
+        tokens_per_block: usize,
     ) -> Result<KernelLaunch, DeviceError> {
         let layout = call.layout;
         // `LONG_ROW` is only defined if long rows are skipped.
-        let without = usize::from(!(each && call.short_rows_only));
-        let latent = ("LATENT", layout.kv_lora_rank as u32);
-        let rotary = ("ROTARY", layout.rope_dim as u32);
+        let omitted = usize::from(!(each_token && call.short_rows_only));
+        let kv_lora_rank = ("KV_LORA_RANK", layout.kv_lora_rank as u32);
+        let rope_dim = ("QK_ROPE_HEAD_DIM", layout.rope_dim as u32);
         let block = ("BLOCK_TOKENS", layout.block_tokens as u32);
-        let each = ("EACH_TOKEN", u32::from(each));
+        let each_token = ("EACH_TOKEN", u32::from(each_token));
         let long = ("LONG_ROW", RowBounds::MLA_PREFILL_TOKENS as u32);
         match &call.kernel {
             MlaDecodeKernel::Warps { stages, step_bytes } => {
-                let depth = ("STAGES", *stages as u32);
-                let unseen = ("UNSEEN", call.args.first_position as u32);
-                let at_once = ("TOGETHER", together as u32);
-                let defines = [latent, rotary, block, depth, each, unseen, at_once, long];
-                let defines = &defines[..defines.len() - without];
+                let ring_stages = ("STAGES", *stages as u32);
+                let first_position = ("FIRST_POSITION", call.args.first_position as u32);
+                let tokens = ("TOKENS_PER_BLOCK", tokens_per_block as u32);
+                let defines = [
+                    kv_lora_rank,
+                    rope_dim,
+                    block,
+                    ring_stages,
+                    each_token,
+                    first_position,
+                    tokens,
+                    long,
+                ];
+                let defines = &defines[..defines.len() - omitted];
                 let kernel = self.kernel(&DECODE, "mla_decode", defines)?;
-                let tile_waves = if self.warp_size() == 64 { 2 } else { 8 };
-                let threads = together as u32 * tile_waves * self.warp_size();
+                let tile_warps = if self.warp_size() == 64 { 2 } else { 8 };
+                let threads = tokens_per_block as u32 * tile_warps * self.warp_size();
                 Ok(KernelLaunch::new(kernel, grid, threads, (stages * step_bytes) as u32))
             }
             MlaDecodeKernel::Warpgroups { .. } => {
-                let defines = [latent, rotary, block, each, long];
-                let defines = &defines[..defines.len() - without];
+                let defines = [kv_lora_rank, rope_dim, block, each_token, long];
+                let defines = &defines[..defines.len() - omitted];
                 let kernel = self.kernel(&DECODE_WGMMA, "mla_decode_wgmma", defines)?;
                 Ok(KernelLaunch::new(
                     kernel,
@@ -379,46 +409,47 @@ impl GpuBackend {
         }
     }
 
-    /// Computes `y[t, h] = W_h x[t, h]` for the first `tokens` tokens.
+    /// Computes `y[t, h] = W_h x[t, h]` for the leading tokens that absorbed attention may process.
     fn head_gemm(
         &self,
         s: &DeviceStream,
         call: &MlaDecodeCall<'_>,
         y: &HeadRows<*mut u8>,
         x: &HeadRows<*const u8>,
-        (w, tokens): (&PackedGroup, usize),
+        w: &PackedGroup,
     ) -> Result<(), DeviceError> {
-        let rows = &call.args.rows;
-        let leaves_out =
+        let (rows, tokens) = (&call.args.rows, call.tokens());
+        let skips_long_rows =
             call.short_rows_only && rows.bounds.max_query_len >= RowBounds::MLA_PREFILL_TOKENS;
         let long = ("LONG_ROW", RowBounds::MLA_PREFILL_TOKENS as u32);
         let defines = [("INPUTS", w.k() as u32), ("OUTPUTS", w.n() as u32), long];
-        let defines = &defines[..defines.len() - usize::from(!leaves_out)];
+        let defines = &defines[..defines.len() - usize::from(!skips_long_rows)];
         let kernel = self.kernel(&HEAD_GEMM, "mla_head_gemm", defines)?;
-        let own = match w.k() / 32 {
+        let strips_per_warp = match w.k() / 32 {
             16.. => 1,
             8.. => 2,
             _ => 4,
         };
         let strip_rows = if self.warp_size() == 64 { 16 } else { 8 };
-        let strips = own * (HEAD_GEMM_THREADS / self.warp_size()) as usize;
+        let strips = strips_per_warp * (HEAD_GEMM_THREADS / self.warp_size()) as usize;
         let blocks = (w.n() / strip_rows).div_ceil(strips);
-        let at_once = HEAD_GEMM_BLOCKS * self.multiprocessors() as usize;
-        let parts = (at_once / (blocks * w.len())).clamp(1, tokens.div_ceil(HEAD_GEMM_ROWS));
-        let each = tokens.div_ceil(parts).next_multiple_of(HEAD_GEMM_ROWS);
-        let grid = (blocks as u32, w.len() as u32, tokens.div_ceil(each) as u32);
+        let max_blocks = HEAD_GEMM_BLOCKS * self.multiprocessors() as usize;
+        let row_blocks =
+            (max_blocks / (blocks * w.len())).clamp(1, tokens.div_ceil(HEAD_GEMM_ROWS));
+        let block_tokens = tokens.div_ceil(row_blocks).next_multiple_of(HEAD_GEMM_ROWS);
+        let grid = [blocks as u32, w.len() as u32, tokens.div_ceil(block_tokens) as u32];
         let launch = KernelLaunch::new(kernel, grid, HEAD_GEMM_THREADS, 0)
             .overlaps_predecessor()
-            .arg_ptr(y.at)
-            .arg_ptr(x.at)
+            .arg_ptr(y.address)
+            .arg_ptr(x.address)
             .arg_ptr(w.as_ptr())
             .arg(rows.cu_q)
             .u32(rows.len() as u32)
             .u32(tokens as u32)
-            .u32(each as u32)
-            .u32(x.head as u32)
-            .u32(x.stride as u32)
-            .u32(y.stride as u32);
+            .u32(block_tokens as u32)
+            .u32(x.head_stride as u32)
+            .u32(x.row_stride as u32)
+            .u32(y.row_stride as u32);
         // SAFETY: the columns of all heads are inside the rows, whose shapes were checked.
         unsafe { launch.launch(self, s) }
     }
@@ -439,9 +470,12 @@ mod tests {
     #[test]
     fn mla_decode_splits_are_bounded() {
         for longest in [1, 256, 1024, 1025, 2048, 2049, 8192, 8193, 32_768, 32_769, 131_072] {
-            let keys = |context: usize| SPLITS.iter().find(|(to, _)| context <= *to).unwrap().1;
-            let most = (1..=longest).map(|context: usize| context.div_ceil(keys(context))).max();
-            assert_eq!(most_splits(longest, SPLITS), most.unwrap(), "{longest}");
+            let keys = |context: usize| {
+                SPLITS.iter().find(|split| context <= split.max_context_len).unwrap().keys
+            };
+            let expected =
+                (1..=longest).map(|context: usize| context.div_ceil(keys(context))).max();
+            assert_eq!(max_splits(longest, SPLITS), expected.unwrap(), "{longest}");
         }
     }
 }

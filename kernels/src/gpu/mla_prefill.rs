@@ -127,20 +127,22 @@ impl GpuBackend {
             && matches!(value, 64 | 128)
             && has_16_byte_rows(args.q)
             && has_16_byte_rows(o.as_ref());
-        let room = self.shared_bytes() as usize;
-        let groups = warpgroup_shared_bytes(key + layout.rope_dim, value) + STATIC_BYTES <= room;
-        let by = if groups && self.has_large_m_kernel() {
+        let capacity = self.shared_bytes() as usize;
+        let fits_warpgroups =
+            warpgroup_shared_bytes(key + layout.rope_dim, value) + STATIC_BYTES <= capacity;
+        let kernel = if fits_warpgroups && self.has_large_m_kernel() {
             MlaPrefillKernel::Warpgroups
         } else {
-            let most = if self.warp_size() == 32 { 2 } else { 1 };
-            let stages = (room / warp_shared_bytes(key + layout.rope_dim, value)).min(most);
+            let max_stages = if self.warp_size() == 32 { 2 } else { 1 };
+            let stages =
+                (capacity / warp_shared_bytes(key + layout.rope_dim, value)).min(max_stages);
             MlaPrefillKernel::Warps { stages }
         };
-        if !fits || matches!(by, MlaPrefillKernel::Warps { stages: 0 }) {
+        if !fits || matches!(kernel, MlaPrefillKernel::Warps { stages: 0 }) {
             return None;
         }
-        let tile = self.tokens_of_block(&by);
-        let need = KvExpansionSizes {
+        let tile = self.tokens_of_block(&kernel);
+        let sizes = KvExpansionSizes {
             bytes,
             keys: padded_keys(args),
             heads: args.heads.w_uk.len(),
@@ -150,7 +152,7 @@ impl GpuBackend {
             carry_over_bytes: (tile * value + 4 * THREADS as usize) * 4,
             min_tiles: TILES_PER_SM * self.multiprocessors() as usize,
         };
-        Some(MlaPrefillCall { args, layout, pool, kernel: by, plan: need.plan(), sizes: need })
+        Some(MlaPrefillCall { args, layout, pool, kernel, plan: sizes.plan(), sizes })
     }
 
     /// Computes attention of the rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens.
@@ -163,39 +165,39 @@ impl GpuBackend {
         if !call.has_rows() || o.rows() == 0 {
             return Ok(());
         }
-        let MlaPrefillCall { args, layout, sizes: need, plan, .. } = call;
-        let (key, value, heads) = (args.heads.w_uk.n(), args.heads.w_uv.n(), need.heads);
+        let MlaPrefillCall { args, layout, sizes, plan, .. } = call;
+        let (key, value, heads) = (args.heads.w_uk.n(), args.heads.w_uv.n(), sizes.heads);
         let at = self.scratch(s, call.scratch_bytes())?;
-        let (values, latents) = (plan.heads * key, plan.heads * (key + value));
-        let stride = latents + layout.width();
+        let (values, compressed_kv) = (plan.heads * key, plan.heads * (key + value));
+        let stride = compressed_kv + layout.width();
         // SAFETY: the address is at most one past the expanded rows; if there is carry-over state it is in
         // the same scratch allocation.
-        let carried = unsafe { at.add(plan.keys * stride * 2) };
-        let made = ExpandedKv { at, carry_over: carried, values, compressed_kv: latents, stride };
+        let carry_over = unsafe { at.add(plan.keys * stride * 2) };
+        let expanded = ExpandedKv { at, carry_over, values, compressed_kv, stride };
         for first_head in (0..heads).step_by(plan.heads) {
-            for first_key in (0..need.keys).step_by(plan.keys) {
-                let part = HeadKeyWindow {
+            for first_key in (0..sizes.keys).step_by(plan.keys) {
+                let window = HeadKeyWindow {
                     first_head,
                     heads: plan.heads.min(heads - first_head),
                     first_key,
-                    keys: plan.keys.min(need.keys - first_key),
+                    keys: plan.keys.min(sizes.keys - first_key),
                 };
                 // The gathered compressed KV is reused for the other head windows if all keys fit into one
                 // window.
-                if first_head == 0 || plan.keys < need.keys {
-                    self.gather_compressed_kv(s, call, &made, part)?;
+                if first_head == 0 || plan.keys < sizes.keys {
+                    self.gather_compressed_kv(s, call, &expanded, window)?;
                 }
-                self.up_project_kv(s, (call, args.heads.w_uk, 0), &made, part)?;
-                self.up_project_kv(s, (call, args.heads.w_uv, values), &made, part)?;
-                self.attend_expanded_kv(s, o, call, &made, part)?;
+                self.up_project_kv(s, call, args.heads.w_uk, 0, &expanded, window)?;
+                self.up_project_kv(s, call, args.heads.w_uv, values, &expanded, window)?;
+                self.attend_expanded_kv(s, o, call, &expanded, window)?;
             }
         }
         Ok(())
     }
 
     /// Returns the query tokens per tile.
-    fn tokens_of_block(&self, by: &MlaPrefillKernel) -> usize {
-        match by {
+    fn tokens_of_block(&self, kernel: &MlaPrefillKernel) -> usize {
+        match kernel {
             MlaPrefillKernel::Warpgroups => WARPGROUP_TILE,
             MlaPrefillKernel::Warps { .. } => (THREADS / self.warp_size()) as usize * TILE,
         }
@@ -206,18 +208,18 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         call: &MlaPrefillCall<'_>,
-        made: &ExpandedKv,
-        part: HeadKeyWindow,
+        expanded: &ExpandedKv,
+        window: HeadKeyWindow,
     ) -> Result<(), DeviceError> {
         let (layout, rows) = (call.layout, &call.args.rows);
         let defines =
             [("WIDTH", layout.width() as u32), ("BLOCK_TOKENS", layout.block_tokens as u32)];
         let kernel = self.kernel(&GATHER, "mla_gather_kv", &defines)?;
         let launch =
-            KernelLaunch::new(kernel, ((part.keys / GATHER_ROWS) as u32, 1, 1), THREADS, 0)
+            KernelLaunch::new(kernel, [(window.keys / GATHER_ROWS) as u32, 1, 1], THREADS, 0)
                 .overlaps_predecessor()
                 // SAFETY: the address is a column of the expanded rows.
-                .arg_ptr(unsafe { made.at.add(made.compressed_kv * 2) })
+                .arg_ptr(unsafe { expanded.at.add(expanded.compressed_kv * 2) })
                 .arg_ptr(call.pool)
                 .arg(rows.cu_q)
                 .arg(rows.context_lens)
@@ -226,9 +228,9 @@ impl GpuBackend {
                 .u32(call.first_row() as u32)
                 .u32((rows.len() - call.first_row()) as u32)
                 .u32(RowBounds::MLA_PREFILL_TOKENS as u32)
-                .u32(part.first_key as u32)
+                .u32(window.first_key as u32)
                 .u32(rows.block_tables.stride() as u32)
-                .u32(made.stride as u32);
+                .u32(expanded.stride as u32);
         // SAFETY: scratch memory has room for all rows of the window; the caller guarantees context lengths
         // and block tables.
         unsafe { launch.launch(self, s) }
@@ -240,22 +242,24 @@ impl GpuBackend {
     fn up_project_kv(
         &self,
         s: &DeviceStream,
-        (call, of, column): (&MlaPrefillCall<'_>, &PackedGroup, usize),
-        made: &ExpandedKv,
-        part: HeadKeyWindow,
+        call: &MlaPrefillCall<'_>,
+        weights: &PackedGroup,
+        column: usize,
+        expanded: &ExpandedKv,
+        window: HeadKeyWindow,
     ) -> Result<(), DeviceError> {
-        let (k, dtype) = (of.k(), call.layout.dtype);
-        let (n, before) = (part.heads * of.n(), part.first_head * of.n());
+        let (k, dtype) = (weights.k(), call.layout.dtype);
+        let (n, first_output) = (window.heads * weights.n(), window.first_head * weights.n());
         // SAFETY: the weights are rows of the stacked matrices; the inputs and outputs are disjoint columns
         // of the expanded rows, which no other view uses meanwhile.
         let (w, x, y) = unsafe {
-            let w = WeightRows { at: of.as_ptr().add(before * k * 2), n, k };
-            let x = made.at.add(made.compressed_kv * 2);
-            let y = made.at.add(column * 2);
+            let w = WeightRows { address: weights.as_ptr().add(first_output * k * 2), n, k };
+            let x = expanded.at.add(expanded.compressed_kv * 2);
+            let y = expanded.at.add(column * 2);
             (
                 w,
-                MatRef::from_raw(x, dtype, part.keys, k, made.stride),
-                MatMut::from_raw(y, dtype, part.keys, n, made.stride),
+                MatRef::from_raw(x, dtype, window.keys, k, expanded.stride),
+                MatMut::from_raw(y, dtype, window.keys, n, expanded.stride),
             )
         };
         if self.has_large_m_kernel() {
@@ -270,8 +274,8 @@ impl GpuBackend {
         s: &DeviceStream,
         o: &mut MatMut<'_>,
         call: &MlaPrefillCall<'_>,
-        made: &ExpandedKv,
-        part: HeadKeyWindow,
+        expanded: &ExpandedKv,
+        window: HeadKeyWindow,
     ) -> Result<(), DeviceError> {
         let (args, layout, tokens) = (call.args, call.layout, o.rows());
         let rows = &args.rows;
@@ -280,8 +284,8 @@ impl GpuBackend {
         let (first, count) = (call.first_row(), rows.len() - call.first_row());
         // SAFETY: the addresses are the columns of the first head of the window.
         let (q, o) = unsafe {
-            let q = args.q.as_ptr().add(part.first_head * query * 2);
-            (q, o.as_mut_ptr().add(part.first_head * value * 2))
+            let q = args.q.as_ptr().add(window.first_head * query * 2);
+            (q, o.as_mut_ptr().add(window.first_head * value * 2))
         };
         let [q_map, kv_map] = match call.kernel {
             MlaPrefillKernel::Warps { .. } => [TensorMap::NONE; 2],
@@ -295,29 +299,29 @@ impl GpuBackend {
                         box_rows: WARPGROUP_TILE,
                     })
                 };
-                let kv_columns = made.stride;
+                let kv_columns = expanded.stride;
                 [
-                    boxed(q, tokens, part.heads * query, q_stride)?,
-                    boxed(made.at.cast_const(), part.keys, kv_columns, made.stride)?,
+                    boxed(q, tokens, window.heads * query, q_stride)?,
+                    boxed(expanded.at.cast_const(), window.keys, kv_columns, expanded.stride)?,
                 ]
             }
         };
-        let launch = self.prefill_launch(call, part)?.arg_ptr(o).arg_ptr(made.carry_over);
-        let launch = launch.arg_ptr(self.counters(s, 1)?).arg_ptr(q).arg_ptr(made.at);
+        let launch = self.prefill_launch(call, window)?.arg_ptr(o).arg_ptr(expanded.carry_over);
+        let launch = launch.arg_ptr(self.counters(s, 1)?).arg_ptr(q).arg_ptr(expanded.at);
         let launch = launch.arg_words(&q_map.0).arg_words(&kv_map.0);
         let launch = launch.arg(rows.cu_q).arg(rows.context_lens).overlaps_predecessor();
-        let turned = made.compressed_kv + layout.kv_lora_rank;
-        let numbers = [
+        let rope_column = expanded.compressed_kv + layout.kv_lora_rank;
+        let scalars = [
             first,
             count,
             RowBounds::MLA_PREFILL_TOKENS,
-            part.first_key,
-            part.keys,
+            window.first_key,
+            window.keys,
             tokens,
-            part.heads,
+            window.heads,
         ];
-        let strides = [made.values, turned, made.stride, q_stride, o_stride];
-        let launch = numbers.into_iter().chain(strides).fold(launch, |l, n| l.u32(n as u32));
+        let strides = [expanded.values, rope_column, expanded.stride, q_stride, o_stride];
+        let launch = scalars.into_iter().chain(strides).fold(launch, |l, n| l.u32(n as u32));
         // SAFETY: the shapes were checked; the caller guarantees context lengths; scratch memory has the size
         // of the plan.
         unsafe { launch.f32(args.scale * LOG2_E).launch(self, s) }
@@ -327,32 +331,32 @@ impl GpuBackend {
     fn prefill_launch(
         &self,
         call: &MlaPrefillCall<'_>,
-        part: HeadKeyWindow,
+        window: HeadKeyWindow,
     ) -> Result<KernelLaunch, DeviceError> {
         let (args, tile) = (call.args, self.tokens_of_block(&call.kernel));
         let (key, value) = (args.heads.w_uk.n(), args.heads.w_uv.n());
-        let how = match call.kernel {
-            MlaPrefillKernel::Warpgroups => ("GROUPS", 1),
+        let kernel_define = match call.kernel {
+            MlaPrefillKernel::Warpgroups => ("WGMMA", 1),
             MlaPrefillKernel::Warps { stages } => ("STAGES", stages as u32),
         };
         let defines = [
-            ("UNTURNED", key as u32),
-            ("ROTARY", call.layout.rope_dim as u32),
+            ("QK_NOPE_HEAD_DIM", key as u32),
+            ("QK_ROPE_HEAD_DIM", call.layout.rope_dim as u32),
             ("VALUE", value as u32),
-            how,
+            kernel_define,
         ];
         let kernel = self.kernel(&PREFILL, "mla_prefill", &defines)?;
         let (rows, first) = (args.rows.len(), call.first_row());
         Ok(match call.kernel {
             MlaPrefillKernel::Warpgroups => {
-                let tiles = (args.q.rows() / tile + rows - first) * part.heads;
+                let tiles = (args.q.rows() / tile + rows - first) * window.heads;
                 let blocks = tiles.min(self.multiprocessors() as usize) as u32;
                 let shared_bytes = warpgroup_shared_bytes(call.qk_head_dim(), value) as u32;
-                KernelLaunch::new(kernel, (blocks, 1, 1), WARPGROUP_THREADS, shared_bytes)
+                KernelLaunch::new(kernel, [blocks, 1, 1], WARPGROUP_THREADS, shared_bytes)
             }
             MlaPrefillKernel::Warps { stages } => {
                 let tiles = args.rows.bounds.max_query_len.div_ceil(tile) as u32;
-                let grid = (tiles, part.heads as u32, (rows - first) as u32);
+                let grid = [tiles, window.heads as u32, (rows - first) as u32];
                 let shared_bytes = stages * warp_shared_bytes(call.qk_head_dim(), value);
                 KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32)
             }

@@ -33,34 +33,35 @@ impl KvExpansionSizes {
     /// Plans windows: some heads with all keys, which needs no carry-over state, unless that leaves the
     /// device idle; else windows of keys.
     pub(super) fn plan(&self) -> KvExpansionPlan {
-        let Self {
-            bytes, keys, row_bytes, head_bytes, tiles, carry_over_bytes: carried_bytes, ..
-        } = *self;
-        let whole = ((bytes / keys).saturating_sub(row_bytes) / head_bytes).min(self.heads);
-        if whole == self.heads || (whole > 0 && tiles * self.evenly(whole) >= self.min_tiles) {
-            return KvExpansionPlan { heads: self.evenly(whole), keys };
+        let Self { bytes, keys, row_bytes, head_bytes, tiles, carry_over_bytes, .. } = *self;
+        let fitting_heads = ((bytes / keys).saturating_sub(row_bytes) / head_bytes).min(self.heads);
+        if fitting_heads == self.heads
+            || (fitting_heads > 0 && tiles * self.balanced_heads(fitting_heads) >= self.min_tiles)
+        {
+            return KvExpansionPlan { heads: self.balanced_heads(fitting_heads), keys };
         }
-        let heads = self.evenly((bytes / 2 / (tiles * carried_bytes)).clamp(1, self.heads));
-        let room = bytes.saturating_sub(tiles * heads * carried_bytes);
-        let most = room / (row_bytes + heads * head_bytes) / STEP_KEYS * STEP_KEYS;
-        let windows = keys.div_ceil(most.clamp(STEP_KEYS, keys));
+        let heads =
+            self.balanced_heads((bytes / 2 / (tiles * carry_over_bytes)).clamp(1, self.heads));
+        let capacity = bytes.saturating_sub(tiles * heads * carry_over_bytes);
+        let max_keys = capacity / (row_bytes + heads * head_bytes) / STEP_KEYS * STEP_KEYS;
+        let windows = keys.div_ceil(max_keys.clamp(STEP_KEYS, keys));
         KvExpansionPlan { heads, keys: keys.div_ceil(windows).next_multiple_of(STEP_KEYS) }
     }
 
-    /// Returns the head count, at most `most`, that splits all heads into windows of nearly equal size.
-    fn evenly(&self, most: usize) -> usize {
-        self.heads.div_ceil(self.heads.div_ceil(most))
+    /// Returns the head count, at most `max_heads`, that splits all heads into windows of nearly equal size.
+    fn balanced_heads(&self, max_heads: usize) -> usize {
+        self.heads.div_ceil(self.heads.div_ceil(max_heads))
     }
 
     /// Returns the scratch memory of a plan in bytes. With several windows it is at least the whole memory
     /// limit, so that later steps do not allocate more.
     pub(super) fn scratch_bytes(&self, plan: KvExpansionPlan) -> usize {
-        let made = plan.keys * (self.row_bytes + plan.heads * self.head_bytes);
-        let carried = self.tiles * plan.heads * self.carry_over_bytes;
+        let expanded = plan.keys * (self.row_bytes + plan.heads * self.head_bytes);
+        let carry_over = self.tiles * plan.heads * self.carry_over_bytes;
         if plan.keys < self.keys {
-            return self.bytes.max(made + carried);
+            return self.bytes.max(expanded + carry_over);
         }
-        if plan.heads < self.heads { self.bytes.max(made) } else { made }
+        if plan.heads < self.heads { self.bytes.max(expanded) } else { expanded }
     }
 }
 
@@ -72,9 +73,9 @@ mod tests {
     const TILE: usize = 128;
 
     /// Sizes of DeepSeek-V3 on an H200, with `heads` of its heads.
-    fn need(heads: usize, tokens: usize, keys: usize) -> KvExpansionSizes {
+    fn deepseek_v3_sizes(heads: usize, tokens: usize, keys: usize) -> KvExpansionSizes {
         let (tiles, bytes) = (tokens / TILE + 1, 256 << 20);
-        let carried_bytes = (TILE * 128 + 1024) * 4;
+        let carry_over_bytes = (TILE * 128 + 1024) * 4;
         let (row_bytes, head_bytes) = (1152, 512);
         KvExpansionSizes {
             bytes,
@@ -83,25 +84,28 @@ mod tests {
             row_bytes,
             head_bytes,
             tiles,
-            carry_over_bytes: carried_bytes,
+            carry_over_bytes,
             min_tiles: 264,
         }
     }
 
     #[test]
     fn kv_that_fits_is_expanded_at_once() {
-        let need = need(16, 2048, 8192);
-        assert_eq!(need.plan(), KvExpansionPlan { heads: 16, keys: 8192 });
-        assert_eq!(need.scratch_bytes(need.plan()), 8192 * (1152 + 16 * 512));
+        let sizes = deepseek_v3_sizes(16, 2048, 8192);
+        assert_eq!(sizes.plan(), KvExpansionPlan { heads: 16, keys: 8192 });
+        assert_eq!(sizes.scratch_bytes(sizes.plan()), 8192 * (1152 + 16 * 512));
     }
 
     #[test]
     fn kv_expansion_splits_heads_before_keys() {
-        assert_eq!(need(128, 2048, 8192).plan(), KvExpansionPlan { heads: 43, keys: 8192 });
+        assert_eq!(
+            deepseek_v3_sizes(128, 2048, 8192).plan(),
+            KvExpansionPlan { heads: 43, keys: 8192 }
+        );
         // Two tiles of 43 heads do not fill 132 SMs.
-        let few = need(128, 256, 8192);
-        assert_eq!(few.plan().heads, 128);
-        assert!(few.plan().keys < 8192);
+        let few_tiles = deepseek_v3_sizes(128, 256, 8192);
+        assert_eq!(few_tiles.plan().heads, 128);
+        assert!(few_tiles.plan().keys < 8192);
     }
 
     #[test]
@@ -110,15 +114,15 @@ mod tests {
             for tokens in [256, 1000, 8192, 65536] {
                 for keys in [256, 4096, 163_840, 5_000_192].map(|n: usize| n.next_multiple_of(128))
                 {
-                    let need = need(heads, tokens, keys);
-                    let plan = need.plan();
-                    assert!(need.scratch_bytes(plan) <= need.bytes, "{need:?} {plan:?}");
+                    let sizes = deepseek_v3_sizes(heads, tokens, keys);
+                    let plan = sizes.plan();
+                    assert!(sizes.scratch_bytes(plan) <= sizes.bytes, "{sizes:?} {plan:?}");
                     assert!(plan.heads > 0 && plan.keys.is_multiple_of(STEP_KEYS));
                 }
             }
         }
         // The minimum plan, one step of one head, may exceed the limit.
-        let least = KvExpansionSizes { bytes: 1, ..need(8, 1000, 4096) };
-        assert_eq!(least.plan(), KvExpansionPlan { heads: 1, keys: STEP_KEYS });
+        let minimal = KvExpansionSizes { bytes: 1, ..deepseek_v3_sizes(8, 1000, 4096) };
+        assert_eq!(minimal.plan(), KvExpansionPlan { heads: 1, keys: STEP_KEYS });
     }
 }

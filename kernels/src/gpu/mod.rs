@@ -11,7 +11,7 @@
 //!         self.check()?;
 //!         let Self { mut y, x, weight, eps } = self;
 //!         let kernel = gpu.kernel(&NORM, "rms_norm", &[("ACT_F32", gpu.act_f32("rms_norm", x.dtype())?)])?;
-//!         let launch = KernelLaunch::new(kernel, (x.rows() as u32, 1, 1), 256, 0);
+//!         let launch = KernelLaunch::new(kernel, [x.rows() as u32, 1, 1], 256, 0);
 //!         let launch = launch.out(&mut y).arg(x).arg(weight).u32(x.cols() as u32).f32(eps);
 //!         // SAFETY: shapes were checked above; the arguments are those of the kernel.
 //!         unsafe { launch.launch(gpu, s) }

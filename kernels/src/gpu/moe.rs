@@ -1,4 +1,4 @@
-//! Expert MLPs (MoE): choices ((token, expert) pairs) are sorted by expert on the device, followed by two
+//! Expert MLPs (MoE): routed pairs (of token and expert) are sorted by expert on the device, followed by two
 //! grouped GEMMs and a weighted sum.
 //!
 //! Every grid depends on the number of tokens only, so that all launches can be captured in a graph.
@@ -10,7 +10,7 @@ use device::{
 
 use super::expert_load::ExpertCounterPtrs;
 use super::fp8;
-use super::moe_call::{ALIGN_CHOICES, KERNEL, MoeCall, MoeKernel};
+use super::moe_call::{ALIGN_PAIRS, KERNEL, MoeCall, MoeKernel};
 use super::moe_fused_decode::{RoutingSource, fits_fused_decode};
 use crate::gpu::GpuBackend;
 use crate::{
@@ -29,8 +29,8 @@ const ALIGN_THREADS: usize = 1024;
 const FUSED_ROUTING_TOKENS: usize = 2;
 /// Maximum number of experts for routing in the fused kernel.
 const FUSED_ROUTING_EXPERTS: usize = 256;
-/// Maximum choices per token of `moe_combine`.
-const MAX_CHOICES: usize = 64;
+/// Maximum experts per token of `moe_combine`.
+const MAX_TOP_K: usize = 64;
 
 impl GpuBackend {
     /// Stacks matrices of one shape. fp8 matrices keep their scales if `dtype` is fp8; otherwise they are
@@ -70,30 +70,31 @@ impl GpuBackend {
 
     fn align(&self, s: &DeviceStream, call: &MoeCall<'_>) -> Result<(), DeviceError> {
         let count = call.experts.down.len();
-        let parts = call.choices.div_ceil(ALIGN_CHOICES);
-        let threads = (call.choices.div_ceil(8 * parts)).next_multiple_of(256).min(ALIGN_THREADS);
+        let blocks = call.routed_pairs.div_ceil(ALIGN_PAIRS);
+        let threads =
+            (call.routed_pairs.div_ceil(8 * blocks)).next_multiple_of(256).min(ALIGN_THREADS);
         let launch = |name| -> Result<KernelLaunch, DeviceError> {
             let kernel = self.kernel(&ALIGN, name, &call.combine_defines())?;
-            let grid = (parts as u32, 1, 1);
+            let grid = [blocks as u32, 1, 1];
             Ok(KernelLaunch::new(kernel, grid, threads as u32, (count * 4) as u32)
                 .overlaps_predecessor())
         };
         let arguments = |launch: KernelLaunch| {
-            let launch = launch.arg(call.routes.experts).u32(call.choices as u32);
-            launch.u32(call.experts.first as u32).u32(count as u32)
+            let launch = launch.arg(call.routes.experts).u32(call.routed_pairs as u32);
+            launch.u32(call.experts.first_expert as u32).u32(count as u32)
         };
         let mut counts = std::ptr::null_mut();
-        if parts > 1 {
+        if blocks > 1 {
             counts = call.counts;
-            // SAFETY: scratch memory has room for one count per part and expert.
+            // SAFETY: scratch memory has room for one count per block and expert.
             unsafe { arguments(launch("moe_count")?.arg_ptr(counts)).launch(self, s)? };
         }
         let align = launch("moe_align")?.arg_ptr(call.order).arg_ptr(call.segments).arg_ptr(counts);
         let align = arguments(align)
             .u32(call.kernel.segment_rows() as u32)
-            .u32(call.most_segments() as u32)
-            .u32(u32::from(call.kernel.prefetches_weights_early()));
-        // SAFETY: scratch memory has room for all choices and segments.
+            .u32(call.max_segments() as u32)
+            .u32(u32::from(call.kernel.prefetches_weights()));
+        // SAFETY: scratch memory has room for all routed pairs and segments.
         unsafe { align.launch(self, s) }
     }
 
@@ -105,7 +106,7 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let kernel = self.kernel(&ALIGN, "moe_combine", &call.combine_defines())?;
         let width = 16 / call.out_type().bytes();
-        let grid = (y.rows() as u32, call.hidden.div_ceil(width * THREADS as usize) as u32, 1);
+        let grid = [y.rows() as u32, call.hidden.div_ceil(width * THREADS as usize) as u32, 1];
         let y_stride = y.stride() as u32;
         let launch = KernelLaunch::new(kernel, grid, THREADS, 0)
             .out(y)
@@ -114,7 +115,7 @@ impl GpuBackend {
             .arg(call.routes.weights)
             .u32(call.hidden as u32)
             .u32(call.top_k() as u32)
-            .u32(call.experts.first as u32)
+            .u32(call.experts.first_expert as u32)
             .u32(call.experts.down.len() as u32)
             .u32(y_stride);
         // SAFETY: the shapes were checked; scratch memory has the sizes of the call.
@@ -139,14 +140,14 @@ impl GpuKernel for ExpertMlp<'_> {
         }
         for first in [true, false] {
             match call.kernel {
-                MoeKernel::Plain => gpu.plain_product(s, &call, first)?,
-                MoeKernel::SmallM => gpu.small_m_product(s, &call, first)?,
-                MoeKernel::GroupedGemm(rows) => gpu.grouped_gemm_product(s, &call, rows, first)?,
+                MoeKernel::Plain => gpu.moe_gemm_plain(s, &call, first)?,
+                MoeKernel::SmallM => gpu.moe_gemm_small_m(s, &call, first)?,
+                MoeKernel::GroupedGemm(rows) => gpu.moe_grouped_gemm(s, &call, rows, first)?,
                 MoeKernel::GroupedGemmTma(tile) => {
-                    gpu.grouped_gemm_tma_product(s, &call, tile, first)?;
+                    gpu.moe_grouped_gemm_tma(s, &call, tile, first)?;
                 }
-                MoeKernel::Fp8SmallM => gpu.fp8_small_m_product(s, &call, first)?,
-                MoeKernel::Fp8GroupedGemm => gpu.fp8_grouped_gemm_product(s, &call, first)?,
+                MoeKernel::Fp8SmallM => gpu.moe_gemm_fp8_small_m(s, &call, first)?,
+                MoeKernel::Fp8GroupedGemm => gpu.moe_grouped_gemm_fp8(s, &call, first)?,
             }
         }
         gpu.combine(s, &mut y, &call)
@@ -172,7 +173,7 @@ impl GpuKernel for RoutedExpertMlp<'_, '_> {
         check(gpu.half_dtype(), &y, x, experts)?;
         check_dtype(KERNEL, "logits", router.logits.dtype(), DType::F32)?;
         check_size(KERNEL, "rows of logits", tokens, x.rows())?;
-        check_at_most(KERNEL, "choices", router.top_k, all)?;
+        check_at_most(KERNEL, "top_k", router.top_k, all)?;
         let counters = ExpertCounterPtrs::of(load, KERNEL, router.logits)?;
         gpu.fused_decode_mlp(s, &mut y, x, RoutingSource::InKernel(router, counters), experts)
     }
@@ -181,8 +182,8 @@ impl GpuKernel for RoutedExpertMlp<'_, '_> {
 fn check_routes(x: MatRef<'_>, routes: &TopKRoutes<'_>) -> Result<(), DeviceError> {
     check_size(KERNEL, "rows of experts", routes.experts.rows(), x.rows())?;
     check_size(KERNEL, "rows of weights", routes.weights.rows(), x.rows())?;
-    check_size(KERNEL, "choices", routes.weights.cols(), routes.experts.cols())?;
-    check_at_most(KERNEL, "choices", routes.experts.cols(), MAX_CHOICES)?;
+    check_size(KERNEL, "columns of weights", routes.weights.cols(), routes.experts.cols())?;
+    check_at_most(KERNEL, "top_k", routes.experts.cols(), MAX_TOP_K)?;
     check_dtype(KERNEL, "experts", routes.experts.dtype(), DType::I32)?;
     check_dtype(KERNEL, "weights", routes.weights.dtype(), DType::F32)
 }
@@ -202,13 +203,14 @@ fn check(
         check_dtype(KERNEL, "input", x.dtype(), half)?;
     }
     if gate_up.is_tma_packed() || weights != x.dtype() {
-        check_size(KERNEL, "values between rows", x.stride(), x.stride().next_multiple_of(8))?;
+        check_size(KERNEL, "row stride", x.stride(), x.stride().next_multiple_of(8))?;
         check_size(KERNEL, "alignment of x", x.as_ptr().addr() % 16, 0)?;
     }
     check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
     check_size(KERNEL, "down projections", down.len(), gate_up.len())?;
-    let [lines, gated_lines] = [down, gate_up].map(|group| usize::from(group.is_tma_packed()));
-    check_size(KERNEL, "down projections in lines", lines, gated_lines)?;
+    let [down_packed, gate_up_packed] =
+        [down, gate_up].map(|group| usize::from(group.is_tma_packed()));
+    check_size(KERNEL, "TMA packing of down projections", down_packed, gate_up_packed)?;
     check_size(KERNEL, "inputs of gate_up", gate_up.k(), x.cols())?;
     check_size(KERNEL, "outputs of gate_up", gate_up.n(), 2 * down.k())?;
     check_size(KERNEL, "outputs of down", down.n(), x.cols())?;

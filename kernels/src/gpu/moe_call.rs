@@ -11,16 +11,16 @@ use crate::{ExpertWeights, PackedGroup, TopKRoutes};
 pub(super) const KERNEL: &str = "moe_mlp";
 /// Size of a `Segment` (moe/segment.h) in bytes.
 const SEGMENT_BYTES: usize = 16;
-/// Maximum choices that one block sorts.
-pub(super) const ALIGN_CHOICES: usize = 4096;
-/// Maximum average choices per expert for the small-M kernels.
-const SMALL_M_CHOICES: usize = 8;
-/// Minimum choices per expert for TMA tiles with twice the rows of W; fp8 tiles always have them.
-const WIDE_TILE_CHOICES: usize = 4;
-/// Minimum choices per expert for TMA tiles with more rows of x as well.
-const LARGE_TILE_CHOICES: usize = 17;
-/// Minimum choices per expert for tiles of 128 rows of x in the grouped GEMM without TMA.
-const TALL_TILE_CHOICES: usize = 96;
+/// Maximum routed pairs (of token and expert) that one block sorts.
+pub(super) const ALIGN_PAIRS: usize = 4096;
+/// Maximum average routed pairs per expert for the small-M kernels.
+const SMALL_M_PAIRS: usize = 8;
+/// Minimum routed pairs per expert for TMA tiles with twice the rows of W; fp8 tiles always have them.
+const WIDE_TILE_PAIRS: usize = 4;
+/// Minimum routed pairs per expert for TMA tiles with more rows of x as well.
+const LARGE_TILE_PAIRS: usize = 17;
+/// Minimum routed pairs per expert for tiles of 128 rows of x in the grouped GEMM without TMA.
+const TALL_TILE_PAIRS: usize = 96;
 /// Rows per segment of the fp8 grouped GEMM; must match `TILE` in fp8_gemm/tile.h.
 const FP8_TILE_ROWS: usize = 64;
 /// Rows per segment of the small-M kernels.
@@ -31,21 +31,28 @@ pub(super) struct MoeCall<'a> {
     pub(super) x: MatRef<'a>,
     pub(super) routes: &'a TopKRoutes<'a>,
     pub(super) experts: &'a ExpertWeights<'a>,
-    pub(super) choices: usize,
+    pub(super) routed_pairs: usize,
     pub(super) hidden: usize,
     pub(super) inner: usize,
     pub(super) order: *mut u8,
     pub(super) segments: *mut u8,
-    /// Number of choices per expert, for each part of the choices that a block sorts.
+    /// Number of routed pairs per expert, for each part of the routed pairs that a block sorts.
     pub(super) counts: *mut u8,
-    /// Activations between the two GEMMs, `[choices, I]`.
+    /// Activations between the two GEMMs, `[routed_pairs, I]`.
     pub(super) activations: *mut u8,
-    /// Expert outputs, `[choices, H]`.
+    /// Expert outputs, `[routed_pairs, H]`.
     pub(super) out: *mut u8,
     /// fp8-quantised inputs of a GEMM and their scales, if the kernel quantises inputs.
     pub(super) quantized: [*mut u8; 2],
     pub(super) kernel: MoeKernel,
     act_f32: u32,
+}
+
+/// Shape of the inputs of a GEMM.
+#[derive(Debug, Clone, Copy)]
+struct GemmInputShape {
+    rows: usize,
+    cols: usize,
 }
 
 /// Kernel of the two GEMMs.
@@ -73,43 +80,46 @@ impl GpuBackend {
     ) -> Result<MoeCall<'a>, DeviceError> {
         let (hidden, inner) = (x.cols(), experts.down.k());
         let act_f32 = self.act_f32(KERNEL, x.dtype())?;
-        let choices = routes.experts.rows() * routes.experts.cols();
-        let few = [(experts.gate_up, hidden, true), (experts.down, inner, false)];
-        let few_fit = few.into_iter().all(|(group, k, gated)| match group.dtype() {
+        let routed_pairs = routes.experts.rows() * routes.experts.cols();
+        let projections = [(experts.gate_up, hidden, true), (experts.down, inner, false)];
+        let small_m_fits = projections.into_iter().all(|(group, k, gated)| match group.dtype() {
             DType::F8E4M3 => self.fp8_strips(SMALL_M_ROWS, group.n(), k, 1).is_some(),
             _ => self.small_m_strips(SMALL_M_ROWS, group.n(), k, 1, gated).is_some(),
         });
-        let way = choose_kernel(x, experts, choices, few_fit);
-        let line = |bytes: usize| bytes.next_multiple_of(256);
-        let (values, scales) = way.quantized_input_size((x.rows(), hidden), (choices, inner));
+        let kernel = choose_kernel(x, experts, routed_pairs, small_m_fits);
+        let padded = |bytes: usize| bytes.next_multiple_of(256);
+        let (value_count, scale_count) = kernel.quantized_input_size([
+            GemmInputShape { rows: x.rows(), cols: hidden },
+            GemmInputShape { rows: routed_pairs, cols: inner },
+        ]);
         let sizes = [
-            line(choices * 4),
-            line(way.most_segments(choices, experts.down.len()) * SEGMENT_BYTES),
-            line(choices * inner * x.dtype().bytes()),
-            line(choices * hidden * way.out_type(x.dtype()).bytes()),
-            line(choices.div_ceil(ALIGN_CHOICES) * experts.down.len() * 4),
-            line(values),
-            line(scales * 4),
+            padded(routed_pairs * 4),
+            padded(kernel.max_segments(routed_pairs, experts.down.len()) * SEGMENT_BYTES),
+            padded(routed_pairs * inner * x.dtype().bytes()),
+            padded(routed_pairs * hidden * kernel.out_type(x.dtype()).bytes()),
+            padded(routed_pairs.div_ceil(ALIGN_PAIRS) * experts.down.len() * 4),
+            padded(value_count),
+            padded(scale_count * 4),
         ];
         let order = self.scratch(s, sizes.iter().sum())?;
         // SAFETY: the address is inside the scratch memory allocated above.
         let at = |n: usize| unsafe { order.add(sizes[..n].iter().sum()) };
-        let (segments, between, out, counts) = (at(1), at(2), at(3), at(4));
-        let quantised = [at(5), at(6)];
+        let (segments, activations, out, counts) = (at(1), at(2), at(3), at(4));
+        let quantized = [at(5), at(6)];
         Ok(MoeCall {
             x,
             routes,
             experts,
-            choices,
+            routed_pairs,
             hidden,
             inner,
             order,
             segments,
             counts,
-            activations: between,
+            activations,
             out,
-            quantized: quantised,
-            kernel: way,
+            quantized,
+            kernel,
             act_f32,
         })
     }
@@ -134,17 +144,17 @@ impl MoeCall<'_> {
         self.routes.experts.cols()
     }
 
-    pub(super) fn most_segments(&self) -> usize {
-        self.kernel.most_segments(self.choices, self.experts.down.len())
+    pub(super) fn max_segments(&self) -> usize {
+        self.kernel.max_segments(self.routed_pairs, self.experts.down.len())
     }
 
     /// Returns the maximum number of experts with tokens.
-    pub(super) fn busy_experts(&self) -> usize {
-        self.choices.min(self.experts.down.len())
+    pub(super) fn max_active_experts(&self) -> usize {
+        self.routed_pairs.min(self.experts.down.len())
     }
 
     /// Returns the weights and the number of input features of the first or the second GEMM.
-    pub(super) fn product(&self, first: bool) -> (&PackedGroup, usize) {
+    pub(super) fn gemm_weights(&self, first: bool) -> (&PackedGroup, usize) {
         if first { (self.experts.gate_up, self.hidden) } else { (self.experts.down, self.inner) }
     }
 
@@ -155,12 +165,12 @@ impl MoeCall<'_> {
             return self.x;
         }
         // SAFETY: the scratch memory has this size, and only launches write to it.
-        unsafe { MatRef::from_raw(self.activations, dtype, self.choices, inner, inner) }
+        unsafe { MatRef::from_raw(self.activations, dtype, self.routed_pairs, inner, inner) }
     }
 
     /// Appends the arguments of all grouped kernels.
-    pub(super) fn product_args(&self, launch: KernelLaunch, first: bool) -> KernelLaunch {
-        let (group, k) = self.product(first);
+    pub(super) fn gemm_args(&self, launch: KernelLaunch, first: bool) -> KernelLaunch {
+        let (group, k) = self.gemm_weights(first);
         let (y, y_stride) =
             if first { (self.activations, self.inner) } else { (self.out, self.hidden) };
         let x = self.inputs(first);
@@ -204,59 +214,61 @@ impl MoeKernel {
 
     /// Whether blocks prefetch weights before routing is complete; then every expert has a first segment,
     /// even without tokens.
-    pub(super) fn prefetches_weights_early(self) -> bool {
+    pub(super) fn prefetches_weights(self) -> bool {
         self == Self::GroupedGemmTma(moe_grouped_gemm_tma::TILE_MEDIUM)
     }
 
-    /// Returns the numbers of values and of scales for the quantised inputs of either GEMM, from their
-    /// `(rows, columns)`; 0 if inputs are not quantised.
-    fn quantized_input_size(self, x: (usize, usize), between: (usize, usize)) -> (usize, usize) {
+    /// Returns the numbers of values and of scales for the quantised inputs of either GEMM; 0 if inputs are
+    /// not quantised.
+    fn quantized_input_size(self, inputs: [GemmInputShape; 2]) -> (usize, usize) {
         if self != Self::Fp8GroupedGemm {
             return (0, 0);
         }
-        let scales = |(rows, cols): (usize, usize)| rows * cols.div_ceil(fp8::BLOCK);
-        ((x.0 * x.1).max(between.0 * between.1), scales(x).max(scales(between)))
+        let [values, activation_values] = inputs.map(|shape| shape.rows * shape.cols);
+        let [scales, activation_scales] =
+            inputs.map(|shape| shape.rows * shape.cols.div_ceil(fp8::BLOCK));
+        (values.max(activation_values), scales.max(activation_scales))
     }
 
-    /// Returns an upper bound of segments for any distribution of choices: all full segments, and one partial
-    /// segment per expert.
-    pub(super) fn most_segments(self, choices: usize, experts: usize) -> usize {
-        let last = if self.prefetches_weights_early() { experts } else { experts.min(choices) };
-        choices / self.segment_rows() + last
+    /// Returns an upper bound of segments for any distribution of routed pairs: all full segments, and one
+    /// partial segment per expert.
+    pub(super) fn max_segments(self, routed_pairs: usize, experts: usize) -> usize {
+        let last = if self.prefetches_weights() { experts } else { experts.min(routed_pairs) };
+        routed_pairs / self.segment_rows() + last
     }
 }
 
-/// Chooses the kernel by the average number of choices per expert; choices of shared experts count.
-/// `few_fit`: the rows of a small-M segment fit into shared memory.
+/// Chooses the kernel by the average number of routed pairs per expert; those of shared experts count.
+/// `small_m_fits`: the rows of a small-M segment fit into shared memory.
 fn choose_kernel(
     x: MatRef<'_>,
     experts: &ExpertWeights<'_>,
-    choices: usize,
-    few_fit: bool,
+    routed_pairs: usize,
+    small_m_fits: bool,
 ) -> MoeKernel {
-    let each = choices / experts.down.len().max(1);
+    let pairs_per_expert = routed_pairs / experts.down.len().max(1);
     if experts.gate_up.is_tma_packed() {
-        let tile = match each {
-            each if each < WIDE_TILE_CHOICES => moe_grouped_gemm_tma::TILE_SMALL,
-            each if each < LARGE_TILE_CHOICES => moe_grouped_gemm_tma::TILE_MEDIUM,
+        let tile = match pairs_per_expert {
+            pairs if pairs < WIDE_TILE_PAIRS => moe_grouped_gemm_tma::TILE_SMALL,
+            pairs if pairs < LARGE_TILE_PAIRS => moe_grouped_gemm_tma::TILE_MEDIUM,
             _ => moe_grouped_gemm_tma::TILE_LARGE,
         };
         return MoeKernel::GroupedGemmTma(tile.for_dtype(experts.gate_up.dtype()));
     }
     if experts.gate_up.dtype() == DType::F8E4M3 {
-        return if each <= SMALL_M_CHOICES && few_fit {
+        return if pairs_per_expert <= SMALL_M_PAIRS && small_m_fits {
             MoeKernel::Fp8SmallM
         } else {
             MoeKernel::Fp8GroupedGemm
         };
     }
-    let multiples = x.cols().is_multiple_of(8) && experts.down.k().is_multiple_of(8);
-    if x.dtype() == DType::F32 || !multiples || !has_16_byte_rows(x) {
+    let has_16_byte_columns = x.cols().is_multiple_of(8) && experts.down.k().is_multiple_of(8);
+    if x.dtype() == DType::F32 || !has_16_byte_columns || !has_16_byte_rows(x) {
         return MoeKernel::Plain;
     }
-    match each {
-        each if each <= SMALL_M_CHOICES && few_fit => MoeKernel::SmallM,
-        each if each < TALL_TILE_CHOICES => MoeKernel::GroupedGemm(64),
+    match pairs_per_expert {
+        pairs if pairs <= SMALL_M_PAIRS && small_m_fits => MoeKernel::SmallM,
+        pairs if pairs < TALL_TILE_PAIRS => MoeKernel::GroupedGemm(64),
         _ => MoeKernel::GroupedGemm(128),
     }
 }

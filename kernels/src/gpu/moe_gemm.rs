@@ -15,27 +15,29 @@ const THREADS: u32 = 256;
 
 impl GpuBackend {
     /// Launches the grouped GEMM for few tokens per expert.
-    pub(super) fn small_m_product(
+    pub(super) fn moe_gemm_small_m(
         &self,
         s: &DeviceStream,
         call: &MoeCall<'_>,
         first: bool,
     ) -> Result<(), DeviceError> {
-        let (group, k) = call.product(first);
-        let shape = self.small_m_strips(SMALL_M_ROWS, group.n(), k, call.busy_experts(), first);
+        let (group, k) = call.gemm_weights(first);
+        let shape =
+            self.small_m_strips(SMALL_M_ROWS, group.n(), k, call.max_active_experts(), first);
         let Some(SmallMStripShape { strips, blocks, shared_bytes }) = shape else {
-            return check_size(KERNEL, "inputs of few rows", k, 0); // `choose_kernel` excludes this case.
+            // `choose_kernel` excludes this case.
+            return check_size(KERNEL, "input features of the small-M GEMM", k, 0);
         };
         let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
         let kernel = self.kernel(&GEMM_SMALL_M, "moe_gemm_small_m", &defines)?;
-        let grid = (blocks as u32, call.most_segments() as u32, 1);
+        let grid = [blocks as u32, call.max_segments() as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32);
         // SAFETY: `check` compared all shapes; scratch memory has the sizes of the call.
-        unsafe { call.product_args(launch, first).overlaps_predecessor().launch(self, s) }
+        unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
     /// Launches the grouped GEMM for many tokens per expert.
-    pub(super) fn grouped_gemm_product(
+    pub(super) fn moe_grouped_gemm(
         &self,
         s: &DeviceStream,
         call: &MoeCall<'_>,
@@ -44,36 +46,37 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let defines = [("GATED", u32::from(first)), ("TILE_M", rows as u32)];
         let kernel = self.kernel(&GROUPED_GEMM, "moe_grouped_gemm", &defines)?;
-        let blocks = call.product(first).0.n().div_ceil(TILE_OUTPUTS);
-        let grid = (blocks as u32, call.most_segments() as u32, 1);
+        let blocks = call.gemm_weights(first).0.n().div_ceil(TILE_OUTPUTS);
+        let grid = [blocks as u32, call.max_segments() as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, self.tile_bytes(rows));
         // SAFETY: `check` compared all shapes; scratch memory has the sizes of the call.
-        unsafe { call.product_args(launch, first).overlaps_predecessor().launch(self, s) }
+        unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
     /// Launches the plain kernel for every type and size.
-    pub(super) fn plain_product(
+    pub(super) fn moe_gemm_plain(
         &self,
         s: &DeviceStream,
         call: &MoeCall<'_>,
         first: bool,
     ) -> Result<(), DeviceError> {
         let [act] = call.act();
-        let (group, k) = call.product(first);
+        let (group, k) = call.gemm_weights(first);
         let kernel = self.kernel(&PLAIN, "moe_plain", &[act, ("GATED", u32::from(first))])?;
         let outputs = if first { call.inner } else { call.hidden };
         let blocks = outputs.div_ceil((THREADS / self.warp_size()) as usize);
-        let launch = KernelLaunch::new(kernel, (call.choices as u32, blocks as u32, 1), THREADS, 0)
-            .arg_ptr(if first { call.activations } else { call.out })
-            .arg_ptr(if first { call.x.as_ptr() } else { call.activations })
-            .arg_ptr(group.as_ptr())
-            .arg(call.routes.experts)
-            .u32(group.n() as u32)
-            .u32(k as u32)
-            .u32(if first { call.x.stride() } else { call.inner } as u32)
-            .u32(call.top_k() as u32)
-            .u32(call.experts.first as u32)
-            .u32(group.len() as u32);
+        let launch =
+            KernelLaunch::new(kernel, [call.routed_pairs as u32, blocks as u32, 1], THREADS, 0)
+                .arg_ptr(if first { call.activations } else { call.out })
+                .arg_ptr(if first { call.x.as_ptr() } else { call.activations })
+                .arg_ptr(group.as_ptr())
+                .arg(call.routes.experts)
+                .u32(group.n() as u32)
+                .u32(k as u32)
+                .u32(if first { call.x.stride() } else { call.inner } as u32)
+                .u32(call.top_k() as u32)
+                .u32(call.experts.first_expert as u32)
+                .u32(group.len() as u32);
         // SAFETY: `check` compared all shapes; scratch memory has the sizes of the call.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }

@@ -17,7 +17,7 @@ const THREADS: u32 = 11 * 32;
 /// Threads per block of the packing kernels, 16 bytes per thread.
 const PACK_THREADS: u32 = 256;
 /// Bytes per row of weights in a stage.
-const LINE_BYTES: usize = 128;
+const ROW_BYTES: usize = 128;
 /// Bytes that one thread of the packing kernels copies.
 const VECTOR_BYTES: usize = 16;
 /// Minimum rows that share an fp8 scale: those of a strip.
@@ -34,20 +34,20 @@ const SCALES_BYTES: usize = 1 << 10;
 /// Maximum scratch memory for packing weights, in bytes.
 const REPACK_SCRATCH_BYTES: usize = 64 << 20;
 
-/// Tile of a block: rows of x (of a segment) and rows of W (`lines`).
+/// Tile of a block: rows of x (of a segment) and rows of W (`weight_rows`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupedGemmTile {
     pub(super) rows: usize,
-    pub(super) lines: usize,
+    pub(super) weight_rows: usize,
 }
 
 /// Tile for few tokens, when the time is that of reading the weights.
-pub(super) const TILE_SMALL: GroupedGemmTile = GroupedGemmTile { rows: 64, lines: 128 };
+pub(super) const TILE_SMALL: GroupedGemmTile = GroupedGemmTile { rows: 64, weight_rows: 128 };
 /// Tile for more tokens, still bound by reading the weights: more bytes of weights in flight, and blocks
 /// prefetch them before routing is complete.
-pub(super) const TILE_MEDIUM: GroupedGemmTile = GroupedGemmTile { rows: 32, lines: 256 };
+pub(super) const TILE_MEDIUM: GroupedGemmTile = GroupedGemmTile { rows: 32, weight_rows: 256 };
 /// Tile for several hundred tokens and more.
-pub(super) const TILE_LARGE: GroupedGemmTile = GroupedGemmTile { rows: 128, lines: 256 };
+pub(super) const TILE_LARGE: GroupedGemmTile = GroupedGemmTile { rows: 128, weight_rows: 256 };
 
 impl GroupedGemmTile {
     /// Adapts the tile to the weight type. fp8 does not use the small tile, because its MMAs take longer than
@@ -69,13 +69,13 @@ impl GroupedGemmTile {
 
     /// Returns the bytes of a stage: rows of weights, and rows of 16-bit inputs.
     fn stage_bytes(self, weights: DType) -> usize {
-        self.lines * LINE_BYTES + self.rows * columns(weights) * 2
+        self.weight_rows * ROW_BYTES + self.rows * columns(weights) * 2
     }
 }
 
 /// Returns the columns of weights per stage; matrix sizes must be multiples of it.
 fn columns(weights: DType) -> usize {
-    LINE_BYTES / weights.bytes()
+    ROW_BYTES / weights.bytes()
 }
 
 impl GpuBackend {
@@ -101,23 +101,38 @@ impl GpuBackend {
         gated: bool,
     ) -> Result<PackedGroup, DeviceError> {
         let outputs = if gated { group.n() / 2 } else { group.n() };
-        let known = [self.half_dtype(), DType::F8E4M3].contains(&group.dtype());
+        let is_supported = [self.half_dtype(), DType::F8E4M3].contains(&group.dtype());
         let units = group.scales().is_none_or(|scales| scales.rows.is_multiple_of(MIN_UNIT));
-        if !known || !units || !self.supports_grouped_gemm_tma(group.dtype(), outputs, group.k()) {
+        if !is_supported
+            || !units
+            || !self.supports_grouped_gemm_tma(group.dtype(), outputs, group.k())
+        {
             return Ok(group);
         }
         let bytes = group.n() * group.k() * group.dtype().bytes();
-        let at_once = (REPACK_SCRATCH_BYTES / bytes.max(1)).clamp(1, group.len().max(1));
+        let batch = (REPACK_SCRATCH_BYTES / bytes.max(1)).clamp(1, group.len().max(1));
         let s = DeviceStream::default();
-        let passage = self.scratch(&s, at_once * bytes)?;
-        for first in (0..group.len()).step_by(at_once) {
-            let experts = at_once.min(group.len() - first);
+        let repack_scratch = self.scratch(&s, batch * bytes)?;
+        for first in (0..group.len()).step_by(batch) {
+            let experts = batch.min(group.len() - first);
             // SAFETY: the address is that of an expert of the group.
             let weights = unsafe { group.as_ptr().add(first * bytes) }.cast_mut();
-            let pack =
-                self.pack_launch("moe_weight_pack", (passage, weights), &group, experts, gated)?;
-            let unpack =
-                self.pack_launch("moe_weight_unpack", (weights, passage), &group, experts, gated)?;
+            let pack = self.pack_launch(
+                "moe_weight_pack",
+                repack_scratch,
+                weights,
+                &group,
+                experts,
+                gated,
+            )?;
+            let unpack = self.pack_launch(
+                "moe_weight_unpack",
+                weights,
+                repack_scratch,
+                &group,
+                experts,
+                gated,
+            )?;
             // SAFETY: source and destination have room for `experts` experts; the group is not used before it
             // is returned.
             unsafe {
@@ -131,7 +146,8 @@ impl GpuBackend {
     fn pack_launch(
         &self,
         kernel: &'static str,
-        (to, from): (*mut u8, *const u8),
+        to: *mut u8,
+        from: *const u8,
         group: &PackedGroup,
         experts: usize,
         gated: bool,
@@ -139,32 +155,33 @@ impl GpuBackend {
         let (n, k) = (group.n(), group.k());
         let defines = [("GATED", u32::from(gated)), ("FP8", is_fp8(group))];
         let kernel = self.kernel(&PACK, kernel, &defines)?;
-        let pieces = n * k * group.dtype().bytes() / VECTOR_BYTES;
-        let grid = (pieces.div_ceil(PACK_THREADS as usize) as u32, experts as u32, 1);
+        let vectors = n * k * group.dtype().bytes() / VECTOR_BYTES;
+        let grid = [vectors.div_ceil(PACK_THREADS as usize) as u32, experts as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, PACK_THREADS, 0).arg_ptr(to).arg_ptr(from);
         Ok(launch.u32(n as u32).u32(k as u32))
     }
 
-    /// Launches one of the two GEMMs for choices sorted by `moe_align`.
-    pub(super) fn grouped_gemm_tma_product(
+    /// Launches one of the two GEMMs for routed pairs sorted by `moe_align`.
+    pub(super) fn moe_grouped_gemm_tma(
         &self,
         s: &DeviceStream,
         call: &MoeCall<'_>,
         tile: GroupedGemmTile,
         first: bool,
     ) -> Result<(), DeviceError> {
-        let (group, _) = call.product(first);
+        let (group, _) = call.gemm_weights(first);
         let defines = [
             ("GATED", u32::from(first)),
-            ("MANY", u32::from(tile != TILE_SMALL)),
+            ("WIDE_TILE", u32::from(tile != TILE_SMALL)),
             ("TILE_ROWS", tile.rows as u32),
             ("FP8", is_fp8(group)),
         ];
         let kernel = self.kernel(&GROUPED_GEMM_TMA, "moe_grouped_gemm_tma", &defines)?;
         let launch = self.launch_on_all_sms(kernel, tile, group.dtype());
-        let early =
-            if call.kernel.prefetches_weights_early() { call.experts.down.len() } else { 0 };
-        let launch = scales_from(call.product_args(launch, first).u32(early as u32), group, 0);
+        let prefetch_experts =
+            if call.kernel.prefetches_weights() { call.experts.down.len() } else { 0 };
+        let launch =
+            scales_from(call.gemm_args(launch, first).u32(prefetch_experts as u32), group, 0);
         // SAFETY: the shapes were checked; scratch memory has the sizes of the call.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
@@ -178,7 +195,7 @@ impl GpuBackend {
     ) -> KernelLaunch {
         let stages = tile.stages(self.shared_bytes() as usize, weights);
         let shared_bytes = 1024 + stages * tile.stage_bytes(weights);
-        KernelLaunch::new(kernel, (self.multiprocessors(), 1, 1), THREADS, shared_bytes as u32)
+        KernelLaunch::new(kernel, [self.multiprocessors(), 1, 1], THREADS, shared_bytes as u32)
     }
 }
 
@@ -192,8 +209,8 @@ pub(super) fn scales_from(launch: KernelLaunch, group: &PackedGroup, first: usiz
     let Some(PackedScales { buffer, rows, stride }) = group.scales() else {
         return launch.arg_ptr(std::ptr::null()).u32(0).u32(0);
     };
-    let of_matrix = group.n() / rows * stride * size_of::<f32>();
+    let matrix_bytes = group.n() / rows * stride * size_of::<f32>();
     // SAFETY: the buffer contains the scales of all matrices.
-    let from = unsafe { buffer.as_ptr().add(first * of_matrix) };
+    let from = unsafe { buffer.as_ptr().add(first * matrix_bytes) };
     launch.arg_ptr(from).u32(*rows as u32).u32(*stride as u32)
 }

@@ -17,9 +17,9 @@ const MAX_EXPERTS: usize = 1024;
 
 impl GpuKernel for SoftmaxRouting<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut experts, mut weights, router: scores, load: count } = self;
-        let RouterLogits { logits, top_k: k, normalise, shared } = *scores;
-        let counters = ExpertCounterPtrs::of(count, KERNEL, logits)?;
+        let Self { mut experts, mut weights, router, load } = self;
+        let RouterLogits { logits, top_k: k, renormalise, shared } = *router;
+        let counters = ExpertCounterPtrs::of(load, KERNEL, logits)?;
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
         check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
         check_dtype(KERNEL, "weights", weights.dtype(), DType::F32)?;
@@ -28,13 +28,13 @@ impl GpuKernel for SoftmaxRouting<'_, '_> {
         check_size(KERNEL, "columns of weights", weights.cols(), experts.cols())?;
         check_size(KERNEL, "columns of experts", experts.cols(), k + shared)?;
         let count = logits.cols();
-        check_at_most(KERNEL, "choices", k, count)?;
+        check_at_most(KERNEL, "top_k", k, count)?;
         check_at_most(KERNEL, "experts", count, MAX_EXPERTS)?;
         check_dense(KERNEL, "experts", experts.as_ref())?;
         check_dense(KERNEL, "weights", weights.as_ref())?;
         let threads = count.next_multiple_of(gpu.warp_size() as usize) as u32;
         let kernel = gpu.kernel(&MOE_ROUTE, KERNEL, &[])?;
-        let launch = KernelLaunch::new(kernel, (logits.rows() as u32, 1, 1), threads, 0)
+        let launch = KernelLaunch::new(kernel, [logits.rows() as u32, 1, 1], threads, 0)
             .overlaps_predecessor()
             .out(&mut experts)
             .out(&mut weights)
@@ -43,7 +43,7 @@ impl GpuKernel for SoftmaxRouting<'_, '_> {
             .u32(count as u32)
             .u32(k as u32)
             .u32(shared as u32)
-            .u32(u32::from(normalise));
+            .u32(u32::from(renormalise));
         // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { counters.args(launch).launch(gpu, s) }
     }

@@ -19,7 +19,8 @@ impl GpuBackend {
     pub(super) fn norm_to(
         &self,
         s: &DeviceStream,
-        (y, y_stride): (*mut u8, usize),
+        y: *mut u8,
+        y_stride: usize,
         x: MatRef<'_>,
         w: MatRef<'_>,
         eps: f32,
@@ -27,7 +28,7 @@ impl GpuBackend {
         let defines = [("ACT_F32", self.act_f32(KERNEL, x.dtype())?)];
         let kernel = self.kernel(&NORM, "rms_norm", &defines)?;
         let launch =
-            KernelLaunch::new(kernel, (x.rows() as u32, 1, 1), self.norm_threads(x.cols()), 0)
+            KernelLaunch::new(kernel, [x.rows() as u32, 1, 1], self.norm_threads(x.cols()), 0)
                 .overlaps_predecessor()
                 .arg_ptr(y)
                 .arg(x)
@@ -47,13 +48,14 @@ impl GpuBackend {
         to: &QuantizedRows,
         mut x: MatMut<'_>,
         delta: MatRef<'_>,
-        (norm, eps): (MatRef<'_>, f32),
+        norm: MatRef<'_>,
+        eps: f32,
     ) -> Result<(), DeviceError> {
         let threads = self.norm_threads(x.cols());
-        let eights = x.cols().div_ceil(8 * threads as usize).next_power_of_two();
-        let defines = [("ACT_F32", 0), ("FP8", 1), ("THREAD_EIGHTS", eights as u32)];
+        let eights_per_thread = x.cols().div_ceil(8 * threads as usize).next_power_of_two();
+        let defines = [("ACT_F32", 0), ("FP8", 1), ("THREAD_EIGHTS", eights_per_thread as u32)];
         let kernel = self.kernel(&NORM, "add_rms_norm_fp8", &defines)?;
-        let launch = KernelLaunch::new(kernel, (to.padded as u32, 1, 1), threads, 0)
+        let launch = KernelLaunch::new(kernel, [to.padded as u32, 1, 1], threads, 0)
             .overlaps_predecessor()
             .arg_ptr(to.x)
             .arg_ptr(to.scales)
@@ -86,7 +88,7 @@ impl GpuKernel for AddRmsNorm<'_> {
         let defines = [("ACT_F32", gpu.act_f32(KERNEL, x.dtype())?)];
         let kernel = gpu.kernel(&NORM, "add_rms_norm", &defines)?;
         let launch =
-            KernelLaunch::new(kernel, (x.rows() as u32, 1, 1), gpu.norm_threads(x.cols()), 0)
+            KernelLaunch::new(kernel, [x.rows() as u32, 1, 1], gpu.norm_threads(x.cols()), 0)
                 .overlaps_predecessor()
                 .out(&mut y)
                 .out(&mut x)
@@ -106,7 +108,7 @@ impl GpuKernel for RmsNorm<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         self.check()?;
         let Self { mut y, x, weight: w, eps } = self;
-        let to = (y.as_mut_ptr(), y.stride());
-        gpu.norm_to(s, to, x, w, eps)
+        let y_stride = y.stride();
+        gpu.norm_to(s, y.as_mut_ptr(), y_stride, x, w, eps)
     }
 }

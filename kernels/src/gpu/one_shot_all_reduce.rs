@@ -14,7 +14,7 @@ const NORM_KERNEL: &str = "one_shot_all_reduce_norm";
 const THREADS: u32 = 256;
 const EIGHT: usize = 8;
 /// Maximum groups of eight columns per thread of the fused all-reduce and norm kernel.
-const PIECES: usize = 2;
+const EIGHTS_PER_THREAD: usize = 2;
 
 impl OneShotAllReduce<'_> {
     /// Whether the kernel supports a matrix of this shape; the result is the same on all ranks.
@@ -43,8 +43,8 @@ impl OneShotAllReduceNorm<'_> {
         cols: usize,
         dtype: DType,
     ) -> bool {
-        let in_registers =
-            cols.is_multiple_of(EIGHT) && cols <= PIECES * EIGHT * gpu.norm_threads(cols) as usize;
+        let in_registers = cols.is_multiple_of(EIGHT)
+            && cols <= EIGHTS_PER_THREAD * EIGHT * gpu.norm_threads(cols) as usize;
         in_registers && OneShotAllReduce::fits(gpu, peers, rows, cols, dtype)
     }
 }
@@ -53,14 +53,15 @@ impl GpuKernel for OneShotAllReduce<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         const KERNEL: &str = "one_shot_all_reduce";
         let Self { mut x, peers } = self;
+        peers.check_device(KERNEL, gpu)?;
         let (rows, cols, dtype) = (x.rows(), x.cols(), x.dtype());
         check_at_most(KERNEL, "bytes", rows * cols * dtype.bytes(), peers.limit_bytes())?;
         let stride = if rows > 1 { x.stride() } else { cols };
-        check_size(KERNEL, "elements between rows", stride, cols)?;
+        check_size(KERNEL, "row stride", stride, cols)?;
         let defines = defines(gpu, peers, KERNEL, dtype)?;
         let kernel = gpu.kernel(&ONE_SHOT_ALL_REDUCE, KERNEL, &defines)?;
-        let wanted = (rows * cols).div_ceil(EIGHT * THREADS as usize);
-        let launch = KernelLaunch::new(kernel, (blocks(gpu, wanted), 1, 1), THREADS, 0);
+        let target_blocks = (rows * cols).div_ceil(EIGHT * THREADS as usize);
+        let launch = KernelLaunch::new(kernel, [blocks(gpu, target_blocks), 1, 1], THREADS, 0);
         let launch = rank_args(launch.overlaps_predecessor().out(&mut x), peers);
         // SAFETY: the matrix has `rows * cols` elements and the areas have room for them; the arguments match
         // the kernel parameters.
@@ -72,14 +73,15 @@ impl GpuKernel for OneShotAllReduceNorm<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         const KERNEL: &str = NORM_KERNEL;
         let Self { mut y, mut x, delta, weight, eps, peers } = self;
+        peers.check_device(KERNEL, gpu)?;
         let (rows, cols, dtype) = (delta.rows(), delta.cols(), delta.dtype());
         check_norm(y.as_ref(), x.as_ref(), delta, weight)?;
         check_at_most(KERNEL, "bytes", rows * cols * dtype.bytes(), peers.limit_bytes())?;
         let threads = gpu.norm_threads(cols);
-        check_at_most(KERNEL, "columns", cols, PIECES * EIGHT * threads as usize)?;
+        check_at_most(KERNEL, "columns", cols, EIGHTS_PER_THREAD * EIGHT * threads as usize)?;
         let defines = defines(gpu, peers, KERNEL, dtype)?;
         let kernel = gpu.kernel(&ONE_SHOT_ALL_REDUCE, KERNEL, &defines)?;
-        let launch = KernelLaunch::new(kernel, (blocks(gpu, rows), 1, 1), threads, 0)
+        let launch = KernelLaunch::new(kernel, [blocks(gpu, rows), 1, 1], threads, 0)
             .overlaps_predecessor()
             .out(&mut y)
             .out(&mut x)
@@ -108,15 +110,15 @@ fn defines(
 
 /// Returns the grid size: all blocks are resident at once, and the size is the same on all ranks, which have
 /// identical devices.
-fn blocks(gpu: &GpuBackend, wanted: usize) -> u32 {
-    wanted.min(gpu.multiprocessors() as usize) as u32
+fn blocks(gpu: &GpuBackend, target_blocks: usize) -> u32 {
+    target_blocks.min(gpu.multiprocessors() as usize) as u32
 }
 
 /// Appends the arguments that describe the ranks.
 fn rank_args(launch: KernelLaunch, peers: &PeerView) -> KernelLaunch {
     launch
         .arg_words(&peers.addresses())
-        .arg_ptr(peers.count())
+        .arg_ptr(peers.launch_counters())
         .arg_ptr(peers.aborted())
         .arg_words(&[PeerView::area_bytes(peers.limit_bytes()) as u64])
         .u32(peers.rank() as u32)
@@ -130,17 +132,17 @@ fn check_norm(
 ) -> Result<(), DeviceError> {
     const KERNEL: &str = NORM_KERNEL;
     let (rows, cols, dtype) = (delta.rows(), delta.cols(), delta.dtype());
-    for (what, found) in [("output", y), ("residual", x)] {
-        check_size(KERNEL, "rows", found.rows(), rows)?;
-        check_size(KERNEL, "columns", found.cols(), cols)?;
-        check_dtype(KERNEL, what, found.dtype(), dtype)?;
+    for (what, mat) in [("output", y), ("residual", x)] {
+        check_size(KERNEL, "rows", mat.rows(), rows)?;
+        check_size(KERNEL, "columns", mat.cols(), cols)?;
+        check_dtype(KERNEL, what, mat.dtype(), dtype)?;
     }
     check_size(KERNEL, "weight", weight.cols(), cols)?;
     check_dtype(KERNEL, "weight", weight.dtype(), dtype)?;
-    check_size(KERNEL, "columns behind a multiple of eight", cols % EIGHT, 0)?;
+    check_size(KERNEL, "columns modulo 8", cols % EIGHT, 0)?;
     for x in [y, x, delta, weight] {
-        let beyond = (x.as_ptr() as usize | (x.stride() * dtype.bytes())) % 16;
-        check_size(KERNEL, "bytes behind a multiple of 16", beyond, 0)?;
+        let misalignment = (x.as_ptr() as usize | (x.stride() * dtype.bytes())) % 16;
+        check_size(KERNEL, "alignment modulo 16", misalignment, 0)?;
     }
     Ok(())
 }

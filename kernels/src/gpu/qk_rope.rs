@@ -27,7 +27,7 @@ impl GpuKernel for QkNormRopeKvWrite<'_> {
         let first = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
         // SAFETY: the layer is inside the pool, whose size was checked.
         let layer = unsafe { kv.as_mut_ptr().add(first) };
-        let launch = KernelLaunch::new(kernel, (blocks, 1, 1), THREADS as u32, 0)
+        let launch = KernelLaunch::new(kernel, [blocks, 1, 1], THREADS as u32, 0)
             .overlaps_predecessor()
             .out(&mut q)
             .arg_ptr(layer)
@@ -57,7 +57,7 @@ fn defines(layout: &KvLayout, act_f32: u32, rotary: usize) -> [KernelDefine; 5] 
         ("BLOCK_TOKENS", layout.block_tokens as u32),
         ("HEAD_DIM", layout.head_dim as u32),
         ("KV_FP8", u32::from(layout.dtype == DType::F8E4M3)),
-        ("ROTARY", rotary as u32),
+        ("ROTARY_DIM", rotary as u32),
     ]
 }
 
@@ -75,9 +75,9 @@ pub(super) fn check_strides(
     args: &QkNormRopeArgs<'_>,
 ) -> Result<(), DeviceError> {
     let size = |what, got, expected| check_size(kernel, what, got, expected);
-    size("order of the pool", usize::from(layout.order == KvOrder::Rows), 1)?;
+    size("layout of the KV pool", usize::from(layout.order == KvOrder::RowMajor), 1)?;
     size("stride of cos", args.rope.cos.stride(), args.rope.cos.cols())?;
     size("stride of sin", args.rope.sin.stride(), args.rope.sin.cols())?;
-    size("remainder of the stride of qkv", args.qkv.stride() % 4, 0)?;
-    size("remainder of the stride of q", q.stride() % 4, 0)
+    size("row stride of qkv modulo 4", args.qkv.stride() % 4, 0)?;
+    size("row stride of q modulo 4", q.stride() % 4, 0)
 }

@@ -4,9 +4,10 @@ use device::gpu::KernelLaunch;
 use device::{Buffer, DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
 
 use super::attention::{
-    BLOCKS_WITH_RING, DECODE, DECODE_WARPS, LOG2_E, RECORD_EXTRA_FLOATS, SINGLE_ROW_RING_BYTES,
-    SINGLE_ROW_SPLITS, TILE, most_splits,
+    BLOCKS_WITH_RING, DECODE, DECODE_WARPS, DecodeBlockSizes, LOG2_E, RECORD_EXTRA_FLOATS,
+    SINGLE_ROW_RING_BYTES, SINGLE_ROW_SPLITS, TILE, max_splits,
 };
+use super::attention_single_row::KvLayerPtr;
 use super::gemm::has_16_byte_rows;
 use super::qk_rope;
 use crate::gpu::GpuBackend;
@@ -51,37 +52,44 @@ impl GpuKernel for RopeAttention<'_> {
         if rows.is_empty() {
             return Ok(());
         }
-        let first = layout.key_tile(qk.layer, 0, 0) * layout.dtype.bytes();
+        let layer_offset = layout.key_tile(qk.layer, 0, 0) * layout.dtype.bytes();
         // SAFETY: the layer is inside the pool, whose size was checked.
-        let layer = unsafe { kv.as_mut_ptr().add(first) };
+        let layer = unsafe { kv.as_mut_ptr().add(layer_offset) };
         if gpu.fits_single_row(rows) {
-            return gpu.attend_single_row(s, o, (layer, layout), qk, rows, scale);
+            let layer = KvLayerPtr { address: layer, layout };
+            return gpu.attend_single_row(s, o, layer, qk, rows, scale);
         }
         let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
-        let splits = most_splits(rows.bounds.max_context_len, SINGLE_ROW_SPLITS);
+        let splits = max_splits(rows.bounds.max_context_len, SINGLE_ROW_SPLITS);
         let record_bytes = group * (dim + RECORD_EXTRA_FLOATS) * 4;
         let partial = gpu.scratch(s, rows.len() * kv_heads * splits * record_bytes)?;
-        let arrived = gpu.counters(s, rows.len() * kv_heads)?;
-        let ring = (dim * layout.dtype.bytes(), SINGLE_ROW_RING_BYTES);
-        let fit = gpu.decode_occupancy(ring, group, record_bytes, BLOCKS_WITH_RING);
+        let arrival_counters = gpu.counters(s, rows.len() * kv_heads)?;
+        let occupancy = gpu.decode_occupancy(&DecodeBlockSizes {
+            row_bytes: dim * layout.dtype.bytes(),
+            ring_bytes: SINGLE_ROW_RING_BYTES,
+            group,
+            record_bytes,
+            max_blocks: BLOCKS_WITH_RING,
+        });
         let defines = [
             ("HEAD_DIM", dim as u32),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
             ("HEAD_GROUP", group as u32),
             ("KV_FP8", 0),
-            ("STAGES", fit.stages as u32),
+            ("STAGES", occupancy.stages as u32),
             ("FROM_QKV", 1),
         ];
         let kernel = gpu.kernel(&DECODE, "attention_decode", &defines)?;
-        let most = rows.len() * kv_heads * splits;
-        let blocks = (fit.blocks * gpu.multiprocessors() as usize).min(most) as u32;
+        let max_blocks = rows.len() * kv_heads * splits;
+        let blocks = (occupancy.blocks * gpu.multiprocessors() as usize).min(max_blocks) as u32;
         let threads = DECODE_WARPS as u32 * gpu.warp_size();
-        let launch = KernelLaunch::new(kernel, (blocks, 1, 1), threads, fit.shared_bytes as u32)
-            .overlaps_predecessor()
-            .out(&mut o)
-            .arg_ptr(layer)
-            .arg_ptr(partial)
-            .arg_ptr(arrived);
+        let launch =
+            KernelLaunch::new(kernel, [blocks, 1, 1], threads, occupancy.shared_bytes as u32)
+                .overlaps_predecessor()
+                .out(&mut o)
+                .arg_ptr(layer)
+                .arg_ptr(partial)
+                .arg_ptr(arrival_counters);
         let launch = sources(launch, qk, rows)
             .u32(rows.len() as u32)
             .u32(kv_heads as u32)

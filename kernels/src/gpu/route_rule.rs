@@ -18,15 +18,15 @@ const MAX_EXPERTS: usize = 1024;
 
 impl GpuKernel for RuleRouting<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut experts, mut weights, logits, rule, load: count } = self;
+        let Self { mut experts, mut weights, logits, rule, load } = self;
         check(&experts, &weights, logits, rule)?;
-        let counters = ExpertCounterPtrs::of(count, KERNEL, logits)?;
+        let counters = ExpertCounterPtrs::of(load, KERNEL, logits)?;
         let (k, count) = (experts.cols() - rule.shared, logits.cols());
-        let (groups, kept, by) =
+        let (groups, topk_group, group_score) =
             rule.groups.map_or((0, 0, GroupScore::Largest), |g| (g.count, g.topk_group, g.score));
         let threads = count.next_multiple_of(gpu.warp_size() as usize) as u32;
         let kernel = gpu.kernel(&MOE_ROUTE, KERNEL, &[])?;
-        let launch = KernelLaunch::new(kernel, (logits.rows() as u32, 1, 1), threads, 0)
+        let launch = KernelLaunch::new(kernel, [logits.rows() as u32, 1, 1], threads, 0)
             .overlaps_predecessor()
             .out(&mut experts)
             .out(&mut weights)
@@ -38,9 +38,9 @@ impl GpuKernel for RuleRouting<'_, '_> {
             .u32(rule.shared as u32)
             .u32(u32::from(rule.score == RouterScore::Sigmoid))
             .u32(groups as u32)
-            .u32(kept as u32)
-            .u32(u32::from(by == GroupScore::TwoLargest))
-            .u32(u32::from(rule.normalise))
+            .u32(topk_group as u32)
+            .u32(u32::from(group_score == GroupScore::Top2Sum))
+            .u32(u32::from(rule.renormalise))
             .f32(rule.scale);
         // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { counters.args(launch).launch(gpu, s) }

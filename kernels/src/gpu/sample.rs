@@ -30,39 +30,55 @@ const RECORD_BYTES: usize = 32;
 /// Target number of scan blocks per SM; with more logits rows, a block scans several chunks.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 32;
 
+/// Logits of a vocabulary shard.
+#[derive(Clone, Copy)]
+pub(super) struct ShardLogits<'a> {
+    /// f32 `[n, shard.cols]`.
+    pub(super) logits: MatRef<'a>,
+    pub(super) shard: &'a VocabShard,
+}
+
+/// Staged inputs of a step, and the arrays that step preparation expanded them into.
+#[derive(Clone, Copy)]
+pub(super) struct StagedStep<'a> {
+    pub(super) stage: &'a StageView<'a>,
+    pub(super) prepared: &'a PreparedStep<'a>,
+}
+
 impl GpuBackend {
     /// Reads a vocabulary shard of the logits rows once, and leaves statistics per chunk and edited logits in
     /// scratch memory.
     pub(super) fn scan(
         &self,
         s: &DeviceStream,
-        (logits, part): (MatRef<'_>, &VocabShard),
-        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
-        seats: &SequenceSlotArrays<'_>,
+        rows: ShardLogits<'_>,
+        step: StagedStep<'_>,
+        seq_slots: &SequenceSlotArrays<'_>,
         scratch: &SampleScratch,
     ) -> Result<(), DeviceError> {
-        let (questions, chunks) = (logits.rows(), part.ids.div_ceil(CHUNK));
-        let wanted = self.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR;
-        let parts = wanted.div_ceil(questions.max(1)).min(chunks);
+        let ShardLogits { logits, shard } = rows;
+        let (logits_rows, chunks) = (logits.rows(), shard.ids.div_ceil(CHUNK));
+        let target_blocks = self.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR;
+        let row_blocks = target_blocks.div_ceil(logits_rows.max(1)).min(chunks);
         let kernel = self.kernel(&SAMPLE, "sample_scan", &[])?;
         let launch =
-            KernelLaunch::new(kernel, (parts as u32, questions as u32, 1), SCAN_THREADS, 0)
+            KernelLaunch::new(kernel, [row_blocks as u32, logits_rows as u32, 1], SCAN_THREADS, 0)
                 .overlaps_predecessor()
                 .arg_ptr(scratch.records)
                 .arg_ptr(scratch.edited)
                 .arg(logits)
-                .arg(stage.bytes)
-                .arg(laid.positions)
-                .arg(seats.history.as_ref())
-                .arg(seats.masks.as_ref())
-                .arg(seats.params.as_ref())
-                .u32(part.vocab as u32)
-                .u32(part.first_id as u32)
-                .u32((part.first_id + part.ids) as u32)
+                .arg(step.stage.bytes)
+                .arg(step.prepared.positions)
+                .arg(seq_slots.history.as_ref())
+                .arg(seq_slots.masks.as_ref())
+                .arg(seq_slots.params.as_ref())
+                .u32(shard.vocab as u32)
+                .u32(shard.first_id as u32)
+                .u32((shard.first_id + shard.ids) as u32)
                 .u32(logits.stride() as u32)
                 .u32(scratch.edited_stride as u32)
-                .u32(seats.history.cols() as u32)
-                .u32(seats.masks.cols() as u32);
+                .u32(seq_slots.history.cols() as u32)
+                .u32(seq_slots.masks.cols() as u32);
         // SAFETY: scratch memory has a record per chunk and an edited row per logits row; the host checked
         // the staged indices against the sequence slots.
         unsafe { launch.launch(self, s) }
@@ -72,30 +88,30 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         logits: MatRef<'_>,
-        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
-        seats: &mut SequenceSlotArrays<'_>,
-        answers: &mut SamplerOutputArrays<'_>,
+        step: StagedStep<'_>,
+        seq_slots: &mut SequenceSlotArrays<'_>,
+        outputs: &mut SamplerOutputArrays<'_>,
         scratch: &SampleScratch,
     ) -> Result<(), DeviceError> {
         let kernel = self.kernel(&SAMPLE, "sample_pick", &[])?;
-        let launch = KernelLaunch::new(kernel, (logits.rows() as u32, 1, 1), PICK_THREADS, 0)
+        let launch = KernelLaunch::new(kernel, [logits.rows() as u32, 1, 1], PICK_THREADS, 0)
             .overlaps_predecessor()
-            .out(&mut answers.sampled)
-            .out(&mut answers.top_ids)
-            .out(&mut answers.top_logprobs)
-            .out(&mut seats.latest)
-            .out(&mut seats.history)
+            .out(&mut outputs.sampled)
+            .out(&mut outputs.top_ids)
+            .out(&mut outputs.top_logprobs)
+            .out(&mut seq_slots.latest)
+            .out(&mut seq_slots.history)
             .arg_ptr(scratch.records)
             .arg_ptr(scratch.edited)
             .arg(logits)
-            .arg(stage.bytes)
-            .arg(laid.positions)
-            .arg(seats.params.as_ref())
+            .arg(step.stage.bytes)
+            .arg(step.prepared.positions)
+            .arg(seq_slots.params.as_ref())
             .u32(logits.cols() as u32)
             .u32(logits.stride() as u32)
             .u32(scratch.edited_stride as u32)
-            .u32(seats.history.cols() as u32)
-            .u32(answers.top_ids.cols() as u32);
+            .u32(seq_slots.history.cols() as u32)
+            .u32(outputs.top_ids.cols() as u32);
         // SAFETY: scratch memory has a record per chunk and an edited row per logits row, and the outputs
         // have a row per logits row; the host checked the staged indices.
         unsafe { launch.launch(self, s) }
@@ -105,29 +121,29 @@ impl GpuBackend {
     pub(super) fn verify_drafts(
         &self,
         s: &DeviceStream,
-        questions: usize,
-        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
-        seats: &mut SequenceSlotArrays<'_>,
-        answers: &mut SamplerOutputArrays<'_>,
+        logits_rows: usize,
+        step: StagedStep<'_>,
+        seq_slots: &mut SequenceSlotArrays<'_>,
+        outputs: &mut SamplerOutputArrays<'_>,
     ) -> Result<(), DeviceError> {
-        let per_mille = match laid.verification {
+        let per_mille = match step.prepared.verification {
             DraftVerification::NoDrafts => return Ok(()),
             DraftVerification::MatchSampled => -1,
             DraftVerification::Synthetic { per_mille } => i32::from(per_mille),
         };
         let kernel = self.kernel(&SAMPLE, "sample_verify_drafts", &[])?;
-        let grid = ((questions as u32).div_ceil(VERIFY_THREADS).max(1), 1, 1);
+        let grid = [(logits_rows as u32).div_ceil(VERIFY_THREADS).max(1), 1, 1];
         let launch = KernelLaunch::new(kernel, grid, VERIFY_THREADS, 0)
             .overlaps_predecessor()
-            .out(&mut answers.sampled)
-            .out(&mut seats.latest)
-            .out(&mut seats.history)
-            .arg(laid.ids)
-            .arg(laid.positions)
-            .arg(stage.bytes)
-            .arg(seats.params.as_ref())
-            .u32(questions as u32)
-            .u32(seats.history.cols() as u32)
+            .out(&mut outputs.sampled)
+            .out(&mut seq_slots.latest)
+            .out(&mut seq_slots.history)
+            .arg(step.prepared.ids)
+            .arg(step.prepared.positions)
+            .arg(step.stage.bytes)
+            .arg(seq_slots.params.as_ref())
+            .u32(logits_rows as u32)
+            .u32(seq_slots.history.cols() as u32)
             .u32(per_mille.cast_unsigned());
         // SAFETY: the outputs have a row per logits row; the host checked the staged indices, and draft
         // tokens follow tokens of the step.
@@ -137,13 +153,15 @@ impl GpuBackend {
 
 impl GpuKernel for RowSampling<'_, '_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { logits, stage, prepared: laid, slots: seats, outputs: answers } = self;
+        let Self { logits, stage, prepared, slots: seq_slots, outputs } = self;
         let whole = VocabShard::whole(logits.cols());
-        check((logits, &whole), laid, seats, answers)?;
+        let rows = ShardLogits { logits, shard: &whole };
+        let step = StagedStep { stage, prepared };
+        check(rows, prepared, seq_slots, outputs)?;
         let scratch = SampleScratch::new(gpu, s, logits, 0)?;
-        gpu.scan(s, (logits, &whole), (stage, laid), seats, &scratch)?;
-        gpu.pick_tokens(s, logits, (stage, laid), seats, answers, &scratch)?;
-        gpu.verify_drafts(s, logits.rows(), (stage, laid), seats, answers)
+        gpu.scan(s, rows, step, seq_slots, &scratch)?;
+        gpu.pick_tokens(s, logits, step, seq_slots, outputs, &scratch)?;
+        gpu.verify_drafts(s, logits.rows(), step, seq_slots, outputs)
     }
 }
 
@@ -164,10 +182,10 @@ impl SampleScratch {
         logits: MatRef<'_>,
         rest: usize,
     ) -> Result<Self, DeviceError> {
-        let (questions, vocabulary) = (logits.rows(), logits.cols());
-        let record_bytes = questions * vocabulary.div_ceil(CHUNK) * RECORD_BYTES;
+        let (logits_rows, vocabulary) = (logits.rows(), logits.cols());
+        let record_bytes = logits_rows * vocabulary.div_ceil(CHUNK) * RECORD_BYTES;
         let edited_stride = vocabulary.next_multiple_of(4);
-        let edited_bytes = questions * edited_stride * 4;
+        let edited_bytes = logits_rows * edited_stride * 4;
         let records = device.scratch(s, record_bytes + edited_bytes + rest)?;
         // SAFETY: the addresses are inside the scratch memory.
         let (edited, rest) =
@@ -177,41 +195,52 @@ impl SampleScratch {
 }
 
 pub(super) fn check(
-    (logits, part): (MatRef<'_>, &VocabShard),
-    laid: &PreparedStep<'_>,
-    seats: &SequenceSlotArrays<'_>,
-    answers: &SamplerOutputArrays<'_>,
+    rows: ShardLogits<'_>,
+    prepared: &PreparedStep<'_>,
+    seq_slots: &SequenceSlotArrays<'_>,
+    outputs: &SamplerOutputArrays<'_>,
 ) -> Result<(), DeviceError> {
-    let questions = logits.rows();
+    let ShardLogits { logits, shard } = rows;
+    let logits_rows = logits.rows();
     check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
-    check_dtype(KERNEL, "ids", laid.ids.dtype(), DType::I32)?;
-    check_dtype(KERNEL, "positions", laid.positions.dtype(), DType::I32)?;
-    check_size(KERNEL, "columns of logits", logits.cols(), part.cols)?;
-    check_at_most(KERNEL, "ids", part.ids, part.cols)?;
+    check_dtype(KERNEL, "ids", prepared.ids.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "positions", prepared.positions.dtype(), DType::I32)?;
+    check_size(KERNEL, "columns of logits", logits.cols(), shard.cols)?;
+    check_at_most(KERNEL, "ids", shard.ids, shard.cols)?;
     check_at_most(KERNEL, "vocabulary", logits.cols(), MAX_VOCABULARY)?;
-    check_at_least(KERNEL, "vocabulary", part.vocab, 1)?;
-    check_sequence_slots(seats)?;
-    check_at_least(KERNEL, "words of masks", seats.masks.cols(), part.vocab.div_ceil(32))?;
+    check_at_least(KERNEL, "vocabulary", shard.vocab, 1)?;
+    check_sequence_slots(seq_slots)?;
+    check_at_least(
+        KERNEL,
+        "words of grammar bitmasks",
+        seq_slots.masks.cols(),
+        shard.vocab.div_ceil(32),
+    )?;
     check_size(
         KERNEL,
-        "width of an answer",
-        answers.sampled.cols(),
+        "words per sampled token",
+        outputs.sampled.cols(),
         size_of::<SampledToken>() / 4,
     )?;
-    check_at_least(KERNEL, "answers", answers.sampled.rows(), questions)?;
-    check_at_least(KERNEL, "rows of likeliest ids", answers.top_ids.rows(), questions)?;
-    check_at_least(KERNEL, "rows of their values", answers.top_logprobs.rows(), questions)?;
-    check_at_most(KERNEL, "likeliest ids", answers.top_ids.cols(), MAX_TOP)?;
+    check_at_least(KERNEL, "sampled tokens", outputs.sampled.rows(), logits_rows)?;
+    check_at_least(KERNEL, "rows of top-k token ids", outputs.top_ids.rows(), logits_rows)?;
+    check_at_least(
+        KERNEL,
+        "rows of top-k log-probabilities",
+        outputs.top_logprobs.rows(),
+        logits_rows,
+    )?;
+    check_at_most(KERNEL, "top-k token ids", outputs.top_ids.cols(), MAX_TOP)?;
     check_size(
         KERNEL,
-        "columns of their values",
-        answers.top_logprobs.cols(),
-        answers.top_ids.cols(),
+        "columns of top-k log-probabilities",
+        outputs.top_logprobs.cols(),
+        outputs.top_ids.cols(),
     )?;
-    check_dtype(KERNEL, "answers", answers.sampled.dtype(), DType::I32)?;
-    check_dtype(KERNEL, "likeliest ids", answers.top_ids.dtype(), DType::I32)?;
-    check_dtype(KERNEL, "their values", answers.top_logprobs.dtype(), DType::F32)?;
-    check_dense(KERNEL, "answers", answers.sampled.as_ref())?;
-    check_dense(KERNEL, "likeliest ids", answers.top_ids.as_ref())?;
-    check_dense(KERNEL, "their values", answers.top_logprobs.as_ref())
+    check_dtype(KERNEL, "sampled tokens", outputs.sampled.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "top-k token ids", outputs.top_ids.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "top-k log-probabilities", outputs.top_logprobs.dtype(), DType::F32)?;
+    check_dense(KERNEL, "sampled tokens", outputs.sampled.as_ref())?;
+    check_dense(KERNEL, "top-k token ids", outputs.top_ids.as_ref())?;
+    check_dense(KERNEL, "top-k log-probabilities", outputs.top_logprobs.as_ref())
 }

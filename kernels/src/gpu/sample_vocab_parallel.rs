@@ -3,9 +3,9 @@
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_size};
 
-use super::sample::{MAX_TOP, PICK_THREADS, SampleScratch, check};
+use super::sample::{MAX_TOP, PICK_THREADS, SampleScratch, ShardLogits, StagedStep, check};
 use crate::gpu::GpuBackend;
-use crate::step::{PreparedStep, SamplerOutputArrays, SequenceSlotArrays, StageView};
+use crate::step::{SamplerOutputArrays, SequenceSlotArrays};
 use crate::{GpuKernel, VocabParallelSampling, VocabParallelSupport, VocabShard};
 
 static VOCAB_PARALLEL: KernelSource =
@@ -23,22 +23,22 @@ const CANDIDATES_AT: usize = 2;
 const SHARD_ALIGNMENT: usize = 64;
 
 /// Returns the number of candidate ids per rank; the candidates of all ranks are sorted together.
-fn candidate_count(part: &VocabShard) -> usize {
-    CANDIDATES.min(MAX_TOP / part.ranks.max(1)).min(part.cols / IDS_PER_CANDIDATE)
+fn candidate_count(shard: &VocabShard) -> usize {
+    CANDIDATES.min(MAX_TOP / shard.ranks.max(1)).min(shard.cols / IDS_PER_CANDIDATE)
 }
 
 /// Returns the number of 32-bit words that a rank sends for `rows` rows.
-fn exchange_words(rows: usize, part: &VocabShard) -> usize {
-    rows * (CANDIDATES_AT + candidate_count(part)) * 2
+fn exchange_words(rows: usize, shard: &VocabShard) -> usize {
+    rows * (CANDIDATES_AT + candidate_count(shard)) * 2
 }
 
 impl GpuBackend {
     /// Returns the support of a shard: top-k candidates, if they are fewer words than the logits of the
     /// shard.
-    pub(crate) fn vocab_parallel_support_of(part: &VocabShard) -> VocabParallelSupport {
-        match candidate_count(part) {
-            most if most > 0 && exchange_words(1, part) < part.cols => {
-                VocabParallelSupport::TopK(most)
+    pub(crate) fn vocab_parallel_support_of(shard: &VocabShard) -> VocabParallelSupport {
+        match candidate_count(shard) {
+            top_k if top_k > 0 && exchange_words(1, shard) < shard.cols => {
+                VocabParallelSupport::TopK(top_k)
             }
             _ => VocabParallelSupport::Unsupported,
         }
@@ -48,27 +48,28 @@ impl GpuBackend {
     fn collect_candidates(
         &self,
         s: &DeviceStream,
-        (logits, part): (MatRef<'_>, &VocabShard),
-        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
-        seats: &SequenceSlotArrays<'_>,
+        rows: ShardLogits<'_>,
+        step: StagedStep<'_>,
+        seq_slots: &SequenceSlotArrays<'_>,
         scratch: &SampleScratch,
     ) -> Result<(), DeviceError> {
+        let ShardLogits { logits, shard } = rows;
         let kernel = self.kernel(&VOCAB_PARALLEL, "vocab_shard_candidates", &[])?;
-        let launch = KernelLaunch::new(kernel, (logits.rows() as u32, 1, 1), PICK_THREADS, 0)
+        let launch = KernelLaunch::new(kernel, [logits.rows() as u32, 1, 1], PICK_THREADS, 0)
             .overlaps_predecessor()
             .arg_ptr(scratch.rest)
             .arg_ptr(scratch.records)
             .arg_ptr(scratch.edited)
             .arg(logits)
-            .arg(stage.bytes)
-            .arg(laid.positions)
-            .arg(seats.params.as_ref())
-            .u32(part.vocab as u32)
-            .u32(part.first_id as u32)
-            .u32((part.first_id + part.ids) as u32)
+            .arg(step.stage.bytes)
+            .arg(step.prepared.positions)
+            .arg(seq_slots.params.as_ref())
+            .u32(shard.vocab as u32)
+            .u32(shard.first_id as u32)
+            .u32((shard.first_id + shard.ids) as u32)
             .u32(logits.stride() as u32)
             .u32(scratch.edited_stride as u32)
-            .u32(candidate_count(part) as u32);
+            .u32(candidate_count(shard) as u32);
         // SAFETY: scratch memory has the results of the scan and room for the candidates.
         unsafe { launch.launch(self, s) }
     }
@@ -77,26 +78,27 @@ impl GpuBackend {
     fn merge_candidates(
         &self,
         s: &DeviceStream,
-        (questions, part): (usize, &VocabShard),
-        (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
-        seats: &mut SequenceSlotArrays<'_>,
-        answers: &mut SamplerOutputArrays<'_>,
-        all: *const u8,
+        rows: ShardLogits<'_>,
+        step: StagedStep<'_>,
+        seq_slots: &mut SequenceSlotArrays<'_>,
+        outputs: &mut SamplerOutputArrays<'_>,
+        gathered_candidates: *const u8,
     ) -> Result<(), DeviceError> {
+        let ShardLogits { logits, shard } = rows;
         let kernel = self.kernel(&VOCAB_PARALLEL, "vocab_shard_merge", &[])?;
-        let launch = KernelLaunch::new(kernel, (questions as u32, 1, 1), PICK_THREADS, 0)
+        let launch = KernelLaunch::new(kernel, [logits.rows() as u32, 1, 1], PICK_THREADS, 0)
             .overlaps_predecessor()
-            .out(&mut answers.sampled)
-            .out(&mut seats.latest)
-            .out(&mut seats.history)
-            .arg_ptr(all)
-            .arg(stage.bytes)
-            .arg(laid.positions)
-            .arg(seats.params.as_ref())
-            .u32(part.vocab as u32)
-            .u32(part.ranks as u32)
-            .u32(candidate_count(part) as u32)
-            .u32(seats.history.cols() as u32);
+            .out(&mut outputs.sampled)
+            .out(&mut seq_slots.latest)
+            .out(&mut seq_slots.history)
+            .arg_ptr(gathered_candidates)
+            .arg(step.stage.bytes)
+            .arg(step.prepared.positions)
+            .arg(seq_slots.params.as_ref())
+            .u32(shard.vocab as u32)
+            .u32(shard.ranks as u32)
+            .u32(candidate_count(shard) as u32)
+            .u32(seq_slots.history.cols() as u32);
         // SAFETY: the outputs have a row per logits row; the host checked the staged indices against the
         // sequence slots.
         unsafe { launch.launch(self, s) }
@@ -105,47 +107,41 @@ impl GpuBackend {
 
 impl GpuKernel for VocabParallelSampling<'_, '_, '_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self {
-            logits,
-            shard: part,
-            stage,
-            prepared: laid,
-            slots: seats,
-            outputs: answers,
-            gather,
-        } = self;
-        check((logits, part), laid, seats, answers)?;
+        let Self { logits, shard, stage, prepared, slots: seq_slots, outputs, gather } = self;
+        let rows = ShardLogits { logits, shard };
+        let step = StagedStep { stage, prepared };
+        check(rows, prepared, seq_slots, outputs)?;
         check_at_most(
             KERNEL,
-            "end of the part",
-            part.first_id + part.ids,
-            part.vocab.max(part.first_id),
+            "end of the shard",
+            shard.first_id + shard.ids,
+            shard.vocab.max(shard.first_id),
         )?;
-        let begins = if part.ids > 0 { part.first_id } else { 0 };
-        check_size(KERNEL, "first id", begins, begins.next_multiple_of(SHARD_ALIGNMENT))?;
-        if GpuBackend::vocab_parallel_support_of(part) == VocabParallelSupport::Unsupported {
+        let first_id = if shard.ids > 0 { shard.first_id } else { 0 };
+        check_size(KERNEL, "first id", first_id, first_id.next_multiple_of(SHARD_ALIGNMENT))?;
+        if GpuBackend::vocab_parallel_support_of(shard) == VocabParallelSupport::Unsupported {
             return Err(DeviceError::VocabParallelUnsupported { device: gpu.arch().to_owned() });
         }
-        let own = exchange_words(logits.rows(), part);
-        let scratch = SampleScratch::new(gpu, s, logits, own * (1 + part.ranks) * 4)?;
-        gpu.scan(s, (logits, part), (stage, laid), seats, &scratch)?;
-        gpu.collect_candidates(s, (logits, part), (stage, laid), seats, &scratch)?;
+        let own_words = exchange_words(logits.rows(), shard);
+        let scratch = SampleScratch::new(gpu, s, logits, own_words * (1 + shard.ranks) * 4)?;
+        gpu.scan(s, rows, step, seq_slots, &scratch)?;
+        gpu.collect_candidates(s, rows, step, seq_slots, &scratch)?;
         // SAFETY: scratch memory has room for the words of this rank, followed by those of all ranks, and
         // only this function uses them. Gathering one row takes no scratch memory.
-        let (told, all) = unsafe {
-            let (told, all) = (scratch.rest, scratch.rest.add(own * 4));
-            let columns = own * part.ranks;
+        let (own_candidates, gathered_candidates) = unsafe {
+            let gathered = scratch.rest.add(own_words * 4);
+            let gathered_words = own_words * shard.ranks;
             (
-                MatRef::from_raw(told, DType::I32, 1, own, own),
-                MatMut::from_raw(all, DType::I32, 1, columns, columns),
+                MatRef::from_raw(scratch.rest, DType::I32, 1, own_words, own_words),
+                MatMut::from_raw(gathered, DType::I32, 1, gathered_words, gathered_words),
             )
         };
-        if !gather(told, all) {
+        if !gather(own_candidates, gathered_candidates) {
             return Err(DeviceError::PeerRanksFailed);
         }
         // SAFETY: the address is the range of all ranks in scratch memory, after the words of this rank.
-        let all = unsafe { scratch.rest.add(own * 4) };
-        gpu.merge_candidates(s, (logits.rows(), part), (stage, laid), seats, answers, all)?;
-        gpu.verify_drafts(s, logits.rows(), (stage, laid), seats, answers)
+        let gathered_candidates = unsafe { scratch.rest.add(own_words * 4) };
+        gpu.merge_candidates(s, rows, step, seq_slots, outputs, gathered_candidates)?;
+        gpu.verify_drafts(s, logits.rows(), step, seq_slots, outputs)
     }
 }

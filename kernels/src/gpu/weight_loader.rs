@@ -113,10 +113,10 @@ impl WeightLoader {
     fn new(runtime: &Arc<GpuRuntime>) -> Result<Self, DeviceError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = ThreadPool::new(cores.min(MAX_READERS))?;
-        let piece = || -> Result<PinnedChunk, GpuError> {
+        let chunk = || -> Result<PinnedChunk, GpuError> {
             Ok(PinnedChunk { copied: None, memory: memory::alloc_host(runtime, CHUNK_BYTES)? })
         };
-        let reader = |_| Ok(Mutex::new(WeightReader { chunks: [piece()?, piece()?], next: 0 }));
+        let reader = |_| Ok(Mutex::new(WeightReader { chunks: [chunk()?, chunk()?], next: 0 }));
         let readers = (0..threads.threads()).map(reader).collect::<Result<_, GpuError>>()?;
         Ok(Self { threads, readers })
     }
@@ -165,13 +165,13 @@ impl WeightReader {
         run: &RowRun,
         dtype: DType,
     ) -> Result<(), GpuError> {
-        let piece = &mut self.chunks[self.next];
+        let chunk = &mut self.chunks[self.next];
         self.next ^= 1;
-        if let Some(copied) = piece.copied.take() {
+        if let Some(copied) = chunk.copied.take() {
             copied.wait_event()?;
         }
         let bytes = run.rows * from.cols() * dtype.bytes();
-        let host = piece.memory.as_mut_ptr();
+        let host = chunk.memory.as_mut_ptr();
         // SAFETY: the chunk is host memory that no copy in flight reads; a run fits into it.
         let staged = unsafe { std::slice::from_raw_parts_mut(host, bytes) };
         convert(from.row_range(run.row, run.rows), dtype, staged);
@@ -183,7 +183,7 @@ impl WeightReader {
             (runtime.driver.copy_to_device)(to.cast(), host.cast_const().cast(), bytes, stream)
         };
         runtime.check(code, "copy to device")?;
-        piece.copied = Some(GpuFence::record(runtime, &COPY_STREAM)?);
+        chunk.copied = Some(GpuFence::record(runtime, &COPY_STREAM)?);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use crate::{HostMat, PackedGroup, PackedScales};
 static EXPERTS: KernelSource = kernel_source!("moe_fp8_gemm/moe_fp8_gemm.hip");
 
 /// Rows of `W` per tile; must match `TILE` in fp8_gemm/tile.h.
-const TILE_LINES: usize = 64;
+const TILE_ROWS: usize = 64;
 
 /// Whether kernels support this fp8 projection of experts: it has block scales, and no scale block contains
 /// both gate and up rows.
@@ -19,8 +19,8 @@ pub(in super::super) fn supports_fp8_experts(matrices: &[Vec<HostMat<'_>>], gate
     let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
     let outputs =
         matrices.first().map_or(0, |parts| parts.iter().map(HostMat::rows).sum::<usize>());
-    let apart = |unit: usize| unit > 1 && (!gated || (outputs / 2).is_multiple_of(unit));
-    scale_block_shape(&parts).is_some_and(|grid| apart(grid.rows))
+    let no_shared_block = |unit: usize| unit > 1 && (!gated || (outputs / 2).is_multiple_of(unit));
+    scale_block_shape(&parts).is_some_and(|grid| no_shared_block(grid.rows))
 }
 
 impl GpuBackend {
@@ -34,11 +34,11 @@ impl GpuBackend {
         layers: usize,
     ) -> bool {
         let size = |m: &HostMat<'_>| m.rows() * m.cols();
-        let each: usize = gate_up.iter().chain(down).flatten().map(size).sum();
-        let bytes = (each * self.half_dtype().bytes()).saturating_mul(layers);
-        let streams = |dtype| self.supports_tma_in(dtype, gate_up, down);
+        let layer_values: usize = gate_up.iter().chain(down).flatten().map(size).sum();
+        let bytes = (layer_values * self.half_dtype().bytes()).saturating_mul(layers);
+        let supports_tma = |dtype| self.supports_tma_in(dtype, gate_up, down);
         let fits = bytes as u64 <= self.mem_info().total_bytes / 2;
-        streams(self.half_dtype()) && !streams(DType::F8E4M3) && fits
+        supports_tma(self.half_dtype()) && !supports_tma(DType::F8E4M3) && fits
     }
 
     /// Whether the TMA kernel supports experts with these projections packed in `dtype`.
@@ -55,44 +55,45 @@ impl GpuBackend {
     }
 
     /// Launches the GEMM for few tokens per expert, with 16-bit inputs (W8A16).
-    pub(in super::super) fn fp8_small_m_product(
+    pub(in super::super) fn moe_gemm_fp8_small_m(
         &self,
         s: &DeviceStream,
         call: &MoeCall<'_>,
         first: bool,
     ) -> Result<(), DeviceError> {
-        let (group, k) = call.product(first);
-        let fit = self.fp8_strips(SMALL_M_ROWS, group.n(), k, call.busy_experts());
-        let Some((strips, shared_bytes)) = fit else {
-            let (what, got) = ("inputs of few rows", k);
+        let (group, k) = call.gemm_weights(first);
+        let shape = self.fp8_strips(SMALL_M_ROWS, group.n(), k, call.max_active_experts());
+        let Some((strips, shared_bytes)) = shape else {
+            let (what, got) = ("input features of the small-M GEMM", k);
             return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: 0 }); // See `choose_kernel`.
         };
         let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
         let kernel = self.kernel(&EXPERTS, "moe_fp8_gemm_small_m", &defines)?;
-        let lines = self.strip_lines();
-        let (outputs, width) = if first { (group.n() / 2, lines / 2) } else { (group.n(), lines) };
+        let strip_rows = self.strip_rows();
+        let (outputs, width) =
+            if first { (group.n() / 2, strip_rows / 2) } else { (group.n(), strip_rows) };
         let blocks = outputs.div_ceil(strips * width);
-        let grid = (blocks as u32, call.most_segments() as u32, 1);
+        let grid = [blocks as u32, call.max_segments() as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32);
-        let launch = with_scales(call.product_args(launch, first), group)?;
+        let launch = with_scales(call.gemm_args(launch, first), group)?;
         // SAFETY: all shapes were checked; scratch memory has the sizes of the call.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
     /// Launches the GEMM for many tokens per expert, with fp8-quantised inputs (W8A8).
-    pub(in super::super) fn fp8_grouped_gemm_product(
+    pub(in super::super) fn moe_grouped_gemm_fp8(
         &self,
         s: &DeviceStream,
         call: &MoeCall<'_>,
         first: bool,
     ) -> Result<(), DeviceError> {
-        let (x, (group, _)) = (call.inputs(first), call.product(first));
+        let (x, (group, _)) = (call.inputs(first), call.gemm_weights(first));
         self.quantize_rows(s, call.quantized, x, x.rows(), false)?;
         let defines = [("GATED", u32::from(first)), ("TILES", 0)];
         let kernel = self.kernel(&EXPERTS, "moe_fp8_grouped_gemm", &defines)?;
-        let blocks = group.n().div_ceil(TILE_LINES);
-        let grid = (blocks as u32, call.most_segments() as u32, 1);
-        let launch = call.product_args(KernelLaunch::new(kernel, grid, THREADS, 0), first);
+        let blocks = group.n().div_ceil(TILE_ROWS);
+        let grid = [blocks as u32, call.max_segments() as u32, 1];
+        let launch = call.gemm_args(KernelLaunch::new(kernel, grid, THREADS, 0), first);
         let launch = with_scales(launch, group)?;
         let launch = launch.arg_ptr(call.quantized[1]).u32(x.rows() as u32);
         // SAFETY: all shapes were checked; scratch memory has the sizes of the call.

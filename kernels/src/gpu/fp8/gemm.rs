@@ -5,16 +5,16 @@ use device::gpu::{Fp8Scaling, GemmOperands, GemmProblem, GpuError, KernelLaunch,
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
 use hip_runtime_sys::BlasDataType;
 
-use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, known};
+use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, weight_scales};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, Linear, LinearFusion, PackedMatrix, PackedScales};
 
 /// Rows of x and of `W` per tile; must match `TILE` in fp8_gemm/tile.h.
-const TILE_SIDE: usize = 64;
+const TILE_ROWS: usize = 64;
 /// BLASLt requires rows, inputs and outputs to be multiples of this; rows are padded.
-const LIBRARY_UNIT: usize = 16;
+const BLASLT_UNIT: usize = 16;
 
-/// fp8-quantised inputs in scratch memory, with rows padded to a multiple of `LIBRARY_UNIT`.
+/// fp8-quantised inputs in scratch memory, with rows padded to a multiple of `BLASLT_UNIT`.
 pub(in super::super) struct QuantizedRows {
     /// Values, `[padded, K]`.
     pub(in super::super) x: *mut u8,
@@ -49,13 +49,13 @@ impl GpuBackend {
             );
         }
         let to = self.quantized_input_scratch(s, x.rows(), &y, w)?;
-        let channels = known(w)?.rows == 1;
+        let channels = weight_scales(w)?.rows == 1;
         self.quantize_rows(s, [to.x, to.scales], x, to.padded, channels)?;
-        self.fp8_product(s, y, &to, w, bias)
+        self.fp8_gemm_quantized(s, y, &to, w, bias)
     }
 
     /// Computes `y = x Wᵀ + bias` for quantised x.
-    pub(super) fn fp8_product(
+    pub(super) fn fp8_gemm_quantized(
         &self,
         s: &DeviceStream,
         mut y: MatMut<'_>,
@@ -63,21 +63,21 @@ impl GpuBackend {
         w: &PackedMatrix,
         bias: Option<MatRef<'_>>,
     ) -> Result<(), DeviceError> {
-        let scales = known(w)?;
+        let scales = weight_scales(w)?;
         if let Some(scaling) = self.scaling(w, scales) {
-            match self.fp8_library(s, y.reborrow(), x, (w, scales, scaling), bias) {
+            match self.fp8_blaslt(s, y.reborrow(), x, w, scaling, bias) {
                 // BLASLt does not support the GEMM, or the version is too old for these scales.
                 Err(DeviceError::Gpu(GpuError::Blas { .. })) => {}
                 result => return result,
             }
         }
-        self.fp8_gemm(s, y, x, (w, scales), bias)
+        self.fp8_gemm(s, y, x, w, bias)
     }
 
     /// Returns the scaling mode of BLASLt for these scales; `None` if it does not support them.
     fn scaling(&self, w: &PackedMatrix, scales: &PackedScales) -> Option<Fp8Scaling> {
-        self.matrix_library().filter(|library| library.supports_fp8_scales())?;
-        let units = w.n().is_multiple_of(LIBRARY_UNIT) && w.k().is_multiple_of(LIBRARY_UNIT);
+        self.blaslt().filter(|blaslt| blaslt.supports_fp8_scales())?;
+        let units = w.n().is_multiple_of(BLASLT_UNIT) && w.k().is_multiple_of(BLASLT_UNIT);
         match scales.rows {
             _ if !units => None,
             1 => Some(Fp8Scaling::Vectors),
@@ -94,14 +94,18 @@ impl GpuBackend {
         y: &MatMut<'_>,
         w: &PackedMatrix,
     ) -> Result<QuantizedRows, DeviceError> {
-        let padded = rows.next_multiple_of(LIBRARY_UNIT);
+        let padded = rows.next_multiple_of(BLASLT_UNIT);
         // Padding rows are computed as well; write all rows to y directly if its row capacity suffices.
         let in_place = y.row_capacity() >= padded && y.stride() == w.n();
-        let spare = if in_place { 0 } else { padded * w.n() * y.dtype().bytes() };
-        let line = |bytes: usize| bytes.next_multiple_of(256);
-        let per_row = if known(w)?.rows == 1 { 1 } else { w.k().div_ceil(BLOCK) };
-        let sizes = [line(padded * w.k()), line(padded * per_row * 4), line(w.n() * 4)];
-        let first = self.scratch(s, sizes.iter().sum::<usize>() + spare)?;
+        let output_bytes = if in_place { 0 } else { padded * w.n() * y.dtype().bytes() };
+        let padded_bytes = |bytes: usize| bytes.next_multiple_of(256);
+        let per_row = if weight_scales(w)?.rows == 1 { 1 } else { w.k().div_ceil(BLOCK) };
+        let sizes = [
+            padded_bytes(padded * w.k()),
+            padded_bytes(padded * per_row * 4),
+            padded_bytes(w.n() * 4),
+        ];
+        let first = self.scratch(s, sizes.iter().sum::<usize>() + output_bytes)?;
         // SAFETY: the address is inside the scratch memory allocated above.
         let at = |n: usize| unsafe { first.add(sizes[..n].iter().sum()) };
         let out = if in_place { std::ptr::null_mut() } else { at(3) };
@@ -120,7 +124,7 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let defines = [("CHANNELS", u32::from(channels))];
         let kernel = self.kernel(&QUANTIZE, "fp8_quantize_rows", &defines)?;
-        let launch = KernelLaunch::new(kernel, (padded as u32, 1, 1), THREADS, 0)
+        let launch = KernelLaunch::new(kernel, [padded as u32, 1, 1], THREADS, 0)
             .arg_ptr(to)
             .arg_ptr(scales)
             .arg(x)
@@ -132,23 +136,25 @@ impl GpuBackend {
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
-    fn fp8_library(
+    fn fp8_blaslt(
         &self,
         s: &DeviceStream,
         mut y: MatMut<'_>,
         x: &QuantizedRows,
-        (w, scales, scaling): (&PackedMatrix, &PackedScales, Fp8Scaling),
+        w: &PackedMatrix,
+        scaling: Fp8Scaling,
         bias: Option<MatRef<'_>>,
     ) -> Result<(), DeviceError> {
-        let Some(library) = self.matrix_library() else {
+        let Some(blaslt) = self.blaslt() else {
             return Err(GpuError::NoKernel { kernel: KERNEL }.into());
         };
-        let whole = x.out.is_null();
-        let product = GemmProblem {
+        let (scales, in_place) = (weight_scales(w)?, x.out.is_null());
+        let problem = GemmProblem {
             m: x.padded,
             n: w.n(),
             k: w.k(),
-            strides: (w.k(), if whole { y.stride() } else { w.n() }),
+            x_stride: w.k(),
+            y_stride: if in_place { y.stride() } else { w.n() },
             input: BlasDataType::E4M3,
             output: blas_data_type(KERNEL, y.dtype())?,
             scaling,
@@ -159,7 +165,7 @@ impl GpuBackend {
             self.cast(s, x.bias, y.dtype(), bias)?;
         }
         let operands = GemmOperands {
-            y: if whole { y.as_mut_ptr() } else { x.out },
+            y: if in_place { y.as_mut_ptr() } else { x.out },
             x: x.x,
             w: w.as_ptr(),
             bias: x.bias,
@@ -167,9 +173,9 @@ impl GpuBackend {
         };
         // SAFETY: the caller checked the shapes; padding rows are within the row capacity of y or in scratch
         // memory.
-        unsafe { library.multiply(self.runtime(), s, &product, operands) }?;
-        self.runtime().launched(s, "library_product")?;
-        if whole {
+        unsafe { blaslt.multiply(self.runtime(), s, &problem, operands) }?;
+        self.runtime().launched(s, "blaslt_gemm")?;
+        if in_place {
             return Ok(());
         }
         // SAFETY: the rows were computed above and are contiguous.
@@ -182,14 +188,15 @@ impl GpuBackend {
         s: &DeviceStream,
         mut y: MatMut<'_>,
         x: &QuantizedRows,
-        (w, scales): (&PackedMatrix, &PackedScales),
+        w: &PackedMatrix,
         bias: Option<MatRef<'_>>,
     ) -> Result<(), DeviceError> {
+        let scales = weight_scales(w)?;
         let channels = scales.rows == 1;
         let defines =
             [("OUT_F32", self.act_f32(KERNEL, y.dtype())?), ("CHANNELS", u32::from(channels))];
         let kernel = self.kernel(&GEMM, "fp8_gemm", &defines)?;
-        let grid = (w.n().div_ceil(TILE_SIDE) as u32, x.rows.div_ceil(TILE_SIDE) as u32, 1);
+        let grid = [w.n().div_ceil(TILE_ROWS) as u32, x.rows.div_ceil(TILE_ROWS) as u32, 1];
         let y_stride = y.stride() as u32;
         let launch = KernelLaunch::new(kernel, grid, THREADS, 0)
             .out(&mut y)

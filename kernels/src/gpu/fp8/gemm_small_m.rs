@@ -1,10 +1,11 @@
 //! Small-M GEMM (up to 16 rows) with fp8 weights and 16-bit inputs (W8A16): launches of `fp8_gemm_small_m`.
 
 use device::gpu::KernelLaunch;
-use device::{DType, DeviceError, DeviceStream, MatMut};
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 
-use super::gemm_small_m_shape::{COMPUTE_WARPS, Fp8SmallMProblem, SLAB};
-use super::{BLOCK, GEMM_SMALL_M, KERNEL, QUANTIZE, THREADS, known};
+use super::super::gemm::InputRows;
+use super::gemm_small_m_shape::{COMPUTE_WARPS, Fp8SmallMProblem, SLAB, StripsPerPass};
+use super::{BLOCK, GEMM_SMALL_M, KERNEL, QUANTIZE, THREADS, weight_scales};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix, PackedScales, PrefetchHint};
 
@@ -28,19 +29,30 @@ const IDLE_PREFETCH_BYTES: usize = 2048;
 /// Maximum bytes of x that every block prepares redundantly.
 const IN_KERNEL_PREPARED_BYTES: usize = 96 << 10;
 
-/// Input rows: address, per-row factors if the rows are prepared (else null), and row stride in elements.
+/// Input rows: address, per-row factors if the rows are prepared (else null), number of rows, and row stride
+/// in elements.
+#[derive(Clone, Copy)]
 struct Fp8SmallMRows {
     x: *const u8,
     factors: *const u8,
+    rows: usize,
     stride: usize,
+}
+
+impl Fp8SmallMRows {
+    /// Returns rows that the kernel prepares itself.
+    fn unprepared(x: MatRef<'_>) -> Self {
+        Self { x: x.as_ptr(), factors: std::ptr::null(), rows: x.rows(), stride: x.stride() }
+    }
 }
 
 impl GpuBackend {
     /// Whether the small-M kernel supports these rows with all of `LinearFusion`: gate and up rows must not
     /// share a scale block.
     pub(in super::super) fn fuses_fp8(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
-        let apart = |unit: usize| unit == 1 || (w.n() / 2).is_multiple_of(unit);
-        w.scales().is_some_and(|scales| apart(scales.rows)) && self.fits_fp8_small_m(rows, dtype, w)
+        let no_shared_block = |unit: usize| unit == 1 || (w.n() / 2).is_multiple_of(unit);
+        w.scales().is_some_and(|scales| no_shared_block(scales.rows))
+            && self.fits_fp8_small_m(rows, dtype, w)
     }
 
     /// Whether `rows` rows use the small-M kernel.
@@ -50,9 +62,10 @@ impl GpuBackend {
         dtype: DType,
         w: &PackedMatrix,
     ) -> bool {
-        let few =
+        let is_small_m =
             (1..=MAX_ROWS).contains(&rows) && dtype == self.half_dtype() && w.scales().is_some();
-        few && (self.streams_weights(w.k()) || self.fp8_strips(rows, w.n(), w.k(), 1).is_some())
+        is_small_m
+            && (self.streams_weights(w.k()) || self.fp8_strips(rows, w.n(), w.k(), 1).is_some())
     }
 
     /// Computes [`FusedLinear`](crate::FusedLinear) for checked shapes if `fits_fp8_small_m` is true.
@@ -61,33 +74,32 @@ impl GpuBackend {
         s: &DeviceStream,
         op: FusedLinear<'_>,
     ) -> Result<(), DeviceError> {
-        let FusedLinear { y, x, weight: w, fusion: around } = op;
+        let FusedLinear { y, x, weight: w, fusion } = op;
         if !self.streams_weights(w.k()) {
-            return self.small_m_from_memory(s, FusedLinear { y, x, weight: w, fusion: around });
+            return self.small_m_from_memory(s, FusedLinear { y, x, weight: w, fusion });
         }
-        let normed = around.norm.is_none() || w.k() <= NORMED_COLUMNS;
-        let own = x.rows() <= IN_KERNEL_PREPARED_ROWS
+        let normed = fusion.norm.is_none() || w.k() <= NORMED_COLUMNS;
+        let prepares_in_kernel = x.rows() <= IN_KERNEL_PREPARED_ROWS
             && normed
             && x.rows() * w.k() * 2 <= self.in_kernel_prepared_bytes();
-        if own {
-            let rows =
-                Fp8SmallMRows { x: x.as_ptr(), factors: std::ptr::null(), stride: x.stride() };
-            return self.small_m_streamed(s, y, (x.rows(), rows), w, around);
+        if prepares_in_kernel {
+            return self.small_m_streamed(s, y, Fp8SmallMRows::unprepared(x), w, fusion);
         }
-        let line = |bytes: usize| bytes.next_multiple_of(256);
+        let padded_bytes = |bytes: usize| bytes.next_multiple_of(256);
         let (values, count) = (x.rows() * x.cols(), x.rows());
-        let scratch = self.scratch(s, 2 * line(values * 2) + line(count * 4))?;
+        let scratch = self.scratch(s, 2 * padded_bytes(values * 2) + padded_bytes(count * 4))?;
         // SAFETY: the addresses are inside the scratch memory allocated above.
-        let (half, factors) =
-            unsafe { (scratch.add(line(values * 2)), scratch.add(2 * line(values * 2))) };
-        let mut from = (x.as_ptr(), x.stride());
-        if let Some((norm, eps)) = around.norm {
-            self.norm_to(s, (scratch, x.cols()), x, norm, eps)?;
-            from = (scratch, x.cols());
+        let (out, factors) = unsafe {
+            (scratch.add(padded_bytes(values * 2)), scratch.add(2 * padded_bytes(values * 2)))
+        };
+        let mut from = InputRows::from(x);
+        if let Some((norm, eps)) = fusion.norm {
+            self.norm_to(s, scratch, x.cols(), x, norm, eps)?;
+            from = InputRows { address: scratch, stride: x.cols(), ..from };
         }
-        self.scale_rows_to_f16(s, (half, factors), from, (x.rows(), x.cols()))?;
-        let rows = Fp8SmallMRows { x: half, factors, stride: x.cols() };
-        self.small_m_streamed(s, y, (count, rows), w, &LinearFusion { norm: None, ..*around })
+        self.scale_rows_to_f16(s, out, factors, from, x.cols())?;
+        let rows = Fp8SmallMRows { x: out, factors, rows: count, stride: x.cols() };
+        self.small_m_streamed(s, y, rows, w, &LinearFusion { norm: None, ..*fusion })
     }
 
     /// Returns the maximum bytes of x that every block prepares redundantly, limited by shared memory.
@@ -95,21 +107,23 @@ impl GpuBackend {
         IN_KERNEL_PREPARED_BYTES.min(self.shared_bytes() as usize / 3)
     }
 
-    /// Scales each row and converts it to f16; `factors` gets the inverse scale of each row.
+    /// Scales each row of `x`, which has `cols` columns, and converts it to f16, contiguously to `to`;
+    /// `factors` gets the inverse scale of each row.
     fn scale_rows_to_f16(
         &self,
         s: &DeviceStream,
-        (to, factors): (*mut u8, *mut u8),
-        (x, stride): (*const u8, usize),
-        (rows, cols): (usize, usize),
+        to: *mut u8,
+        factors: *mut u8,
+        x: InputRows,
+        cols: usize,
     ) -> Result<(), DeviceError> {
         let kernel = self.kernel(&QUANTIZE, "scale_rows_to_f16", &[("CHANNELS", 0)])?;
-        let launch = KernelLaunch::new(kernel, (rows as u32, 1, 1), THREADS, 0)
+        let launch = KernelLaunch::new(kernel, [x.rows as u32, 1, 1], THREADS, 0)
             .arg_ptr(to)
             .arg_ptr(factors)
-            .arg_ptr(x)
+            .arg_ptr(x.address)
             .u32(cols as u32)
-            .u32(stride as u32);
+            .u32(x.stride as u32);
         // SAFETY: the caller guarantees the addresses for these sizes.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
@@ -118,66 +132,66 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         y: MatMut<'_>,
-        (count, rows): (usize, Fp8SmallMRows),
+        rows: Fp8SmallMRows,
         w: &PackedMatrix,
-        around: &LinearFusion<'_>,
+        fusion: &LinearFusion<'_>,
     ) -> Result<(), DeviceError> {
-        let scales = known(w)?;
-        let (gated, channels) = (around.silu_mul, scales.rows == 1);
-        let product = Fp8SmallMProblem { rows: count, n: w.n(), k: w.k(), gated, channels };
-        let limits = (self.multiprocessors() as usize, self.shared_bytes() as usize);
+        let scales = weight_scales(w)?;
+        let (gated, channels) = (fusion.silu_mul, scales.rows == 1);
+        let problem = Fp8SmallMProblem { rows: rows.rows, n: w.n(), k: w.k(), gated, channels };
+        let limits = self.launch_limits();
         let prepared = !rows.factors.is_null();
-        let shape = product.choose_launch(prepared, limits).ok_or(DeviceError::Shape {
+        let shape = problem.choose_launch(prepared, limits).ok_or(DeviceError::Shape {
             kernel: KERNEL,
             what: "bytes of shared memory",
-            got: limits.1,
-            expected: product.bytes((1, 1), prepared, 1),
+            got: limits.shared_bytes,
+            expected: problem.bytes(StripsPerPass { strips: 1, strips_per_block: 1 }, prepared, 1),
         })?;
         let defines = [
             ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
-            ("NORM", u32::from(around.norm.is_some())),
+            ("NORM", u32::from(fusion.norm.is_some())),
             ("GATED", u32::from(gated)),
-            ("RESIDUAL", u32::from(around.add)),
+            ("RESIDUAL", u32::from(fusion.add)),
             ("CHANNELS", u32::from(channels)),
             ("STREAM", 1),
             ("TILES", shape.strips as u32),
             ("SLAB", SLAB as u32),
             ("X_SLABS", u32::from(shape.streams_x)),
             ("PREPARED", u32::from(prepared)),
-            ("MORE_ROWS", u32::from(count > EIGHT_ROWS)),
+            ("MORE_ROWS", u32::from(rows.rows > EIGHT_ROWS)),
         ];
         let kernel = self.kernel(&GEMM_SMALL_M, "fp8_gemm_small_m", &defines)?;
-        let grid = (shape.blocks as u32, 1, 1);
+        let grid = [shape.blocks as u32, 1, 1];
         let launch = KernelLaunch::new(kernel, grid, STREAM_THREADS, shape.shared_bytes as u32);
-        let launch = arguments(launch, y, (count, rows), w, scales, around);
+        let launch = append_args(launch, y, rows, w, scales, fusion);
         // SAFETY: the caller checked all shapes; rows are aligned to 16 bytes.
         unsafe {
-            self.prefetch_args(launch, count, shape.all_slabs_resident, around).launch(self, s)
+            self.prefetch_args(launch, rows.rows, shape.all_slabs_resident, fusion).launch(self, s)
         }
     }
 
     /// Appends the arguments of the weight prefetch for the next GEMM, if that streams its weights too.
-    /// `whole`: all weights of this launch are in flight at once, so memory is idle until its inputs are
-    /// available.
+    /// `all_slabs_resident`: all weights of this launch are in flight at once, so memory is idle until its
+    /// inputs are available.
     fn prefetch_args(
         &self,
         launch: KernelLaunch,
         rows: usize,
-        whole: bool,
-        around: &LinearFusion<'_>,
+        all_slabs_resident: bool,
+        fusion: &LinearFusion<'_>,
     ) -> KernelLaunch {
-        let next = around.prefetch.filter(|next| self.streams_weights(next.weight.k()));
+        let next = fusion.prefetch.filter(|next| self.streams_weights(next.weight.k()));
         let shape = next.and_then(|PrefetchHint { weight, silu_mul: gated }| {
             let channels = weight.scales()?.rows == 1;
-            let product = Fp8SmallMProblem { rows, n: weight.n(), k: weight.k(), gated, channels };
-            let limits = (self.multiprocessors() as usize, self.shared_bytes() as usize);
-            product.choose_launch(rows > IN_KERNEL_PREPARED_ROWS, limits)
+            let problem = Fp8SmallMProblem { rows, n: weight.n(), k: weight.k(), gated, channels };
+            problem.choose_launch(rows > IN_KERNEL_PREPARED_ROWS, self.launch_limits())
         });
         let Some((PrefetchHint { weight, silu_mul }, shape)) = next.zip(shape) else {
             return [0; 6].into_iter().fold(launch.arg_ptr(std::ptr::null()), KernelLaunch::u32);
         };
         let halves = if silu_mul { 2 } else { 1 };
-        let bytes = if whole { IDLE_PREFETCH_BYTES } else { PREFETCH_BYTES }.min(weight.k());
+        let bytes =
+            if all_slabs_resident { IDLE_PREFETCH_BYTES } else { PREFETCH_BYTES }.min(weight.k());
         let counts = [weight.n() / halves, halves, weight.k(), shape.strips, shape.blocks, bytes];
         let launch = launch.arg_ptr(weight.as_ptr());
         counts.into_iter().fold(launch, |launch, count| launch.u32(count as u32))
@@ -188,33 +202,33 @@ impl GpuBackend {
         s: &DeviceStream,
         op: FusedLinear<'_>,
     ) -> Result<(), DeviceError> {
-        let FusedLinear { y, x, weight: w, fusion: around } = op;
-        let scales = known(w)?;
+        let FusedLinear { y, x, weight: w, fusion } = op;
+        let scales = weight_scales(w)?;
         let Some((strips, shared_bytes)) = self.fp8_strips(x.rows(), w.n(), w.k(), 1) else {
-            let (what, got) = ("rows with their neighbours", x.rows());
+            let (what, got) = ("rows of x", x.rows());
             return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: MAX_ROWS });
         };
         let defines = [
             ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
-            ("NORM", u32::from(around.norm.is_some())),
-            ("GATED", u32::from(around.silu_mul)),
-            ("RESIDUAL", u32::from(around.add)),
+            ("NORM", u32::from(fusion.norm.is_some())),
+            ("GATED", u32::from(fusion.silu_mul)),
+            ("RESIDUAL", u32::from(fusion.add)),
             ("CHANNELS", u32::from(scales.rows == 1)),
             ("TILES", strips as u32),
         ];
         let kernel = self.kernel(&GEMM_SMALL_M, "fp8_gemm_small_m", &defines)?;
-        let lines = self.strip_lines();
+        let strip_rows = self.strip_rows();
         let (outputs, width) =
-            if around.silu_mul { (w.n() / 2, lines / 2) } else { (w.n(), lines) };
+            if fusion.silu_mul { (w.n() / 2, strip_rows / 2) } else { (w.n(), strip_rows) };
         let blocks = outputs.div_ceil(strips * width);
-        let launch = KernelLaunch::new(kernel, (blocks as u32, 1, 1), THREADS, shared_bytes as u32);
-        let rows = Fp8SmallMRows { x: x.as_ptr(), factors: std::ptr::null(), stride: x.stride() };
+        let launch = KernelLaunch::new(kernel, [blocks as u32, 1, 1], THREADS, shared_bytes as u32);
+        let rows = Fp8SmallMRows::unprepared(x);
         // SAFETY: the caller checked all shapes; rows are aligned to 16 bytes.
-        unsafe { arguments(launch, y, (x.rows(), rows), w, scales, around).launch(self, s) }
+        unsafe { append_args(launch, y, rows, w, scales, fusion).launch(self, s) }
     }
 
     /// Returns the rows of `W` per strip.
-    pub(super) fn strip_lines(&self) -> usize {
+    pub(super) fn strip_rows(&self) -> usize {
         if self.warp_size() == 64 { 16 } else { 8 }
     }
 
@@ -227,25 +241,26 @@ impl GpuBackend {
         k: usize,
         matrices: usize,
     ) -> Option<(usize, usize)> {
-        let (lines, waves) = (self.strip_lines(), (THREADS / self.warp_size()) as usize);
+        let (strip_rows, warps) = (self.strip_rows(), (THREADS / self.warp_size()) as usize);
         let x_bytes = rows * (k.next_multiple_of(BLOCK) + 32) * 2;
-        let bytes = |strips: usize| x_bytes + waves * strips * lines * rows * 4;
-        let all = matrices * n.div_ceil(lines);
-        let wanted = all.div_ceil(2 * self.multiprocessors() as usize);
-        let most = wanted.next_power_of_two().min(MAX_STRIPS);
-        let strips = [8, 4, 2, 1].into_iter().filter(|strips| *strips <= most);
+        let bytes = |strips: usize| x_bytes + warps * strips * strip_rows * rows * 4;
+        let all = matrices * n.div_ceil(strip_rows);
+        let target_strips = all.div_ceil(2 * self.multiprocessors() as usize);
+        let max_strips = target_strips.next_power_of_two().min(MAX_STRIPS);
+        let strips = [8, 4, 2, 1].into_iter().filter(|strips| *strips <= max_strips);
         let fits = |strips: usize| bytes(strips) <= self.shared_bytes() as usize;
         strips.map(|strips| (strips, bytes(strips))).find(|(strips, _)| fits(*strips))
     }
 }
 
-fn arguments(
+/// Appends the arguments of both variants of the kernel.
+fn append_args(
     launch: KernelLaunch,
     mut y: MatMut<'_>,
-    (count, rows): (usize, Fp8SmallMRows),
+    rows: Fp8SmallMRows,
     w: &PackedMatrix,
     scales: &PackedScales,
-    around: &LinearFusion<'_>,
+    fusion: &LinearFusion<'_>,
 ) -> KernelLaunch {
     let y_stride = y.stride() as u32;
     launch
@@ -255,14 +270,14 @@ fn arguments(
         .arg_ptr(rows.factors)
         .arg_ptr(w.as_ptr())
         .arg_ptr(scales.buffer.as_ptr())
-        .arg_or_null(around.bias)
-        .arg_or_null(around.norm.map(|(norm, _)| norm))
-        .u32(count as u32)
+        .arg_or_null(fusion.bias)
+        .arg_or_null(fusion.norm.map(|(norm, _)| norm))
+        .u32(rows.rows as u32)
         .u32(w.n() as u32)
         .u32(w.k() as u32)
         .u32(y_stride)
         .u32(rows.stride as u32)
         .u32(scales.rows as u32)
         .u32(scales.stride as u32)
-        .f32(around.norm.map_or(0.0, |(_, eps)| eps))
+        .f32(fusion.norm.map_or(0.0, |(_, eps)| eps))
 }

@@ -1,5 +1,6 @@
 //! Launch shapes of `fp8_gemm_small_m` with streamed weights: strips, slabs, shared memory.
 
+use super::super::gemm::LaunchLimits;
 use super::BLOCK;
 
 /// Consumer warps; must match `COMPUTE_WARPS` in fp8_gemm_small_m/share.h.
@@ -23,6 +24,13 @@ pub(super) struct Fp8SmallMProblem {
     pub(super) k: usize,
     pub(super) gated: bool,
     pub(super) channels: bool,
+}
+
+/// Strips of `W` that a block processes per pass, and in all its passes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StripsPerPass {
+    pub(super) strips: usize,
+    pub(super) strips_per_block: usize,
 }
 
 /// Launch shape with streamed weights.
@@ -49,24 +57,24 @@ impl Fp8SmallMProblem {
 
     /// Returns the row stride of resident x in shared memory, in bytes; must match `x_line` in
     /// fp8_gemm_small_m/share.h.
-    fn x_line(&self) -> usize {
+    fn x_row_stride_bytes(&self) -> usize {
         (self.k * 2).next_multiple_of(128) + 16
     }
 
-    /// Returns the shared memory in bytes with `stages` slabs of `strips` strips per pass, for `share` strips
-    /// per block.
-    pub(super) fn bytes(
-        &self,
-        (strips, share): (usize, usize),
-        x_slabs: bool,
-        stages: usize,
-    ) -> usize {
+    /// Returns the shared memory in bytes with `stages` slabs of the strips of a pass.
+    pub(super) fn bytes(&self, pass: StripsPerPass, x_slabs: bool, stages: usize) -> usize {
+        let StripsPerPass { strips, strips_per_block } = pass;
         let sums = COMPUTE_WARPS * strips * 8 * self.rows * 4;
-        let scales = (share * self.width().1 * self.k.div_ceil(BLOCK)).next_multiple_of(4) * 4;
-        let kept = if x_slabs { 0 } else { self.rows * self.x_line() };
+        let scales =
+            (strips_per_block * self.width().1 * self.k.div_ceil(BLOCK)).next_multiple_of(4) * 4;
+        let resident_x_bytes = if x_slabs { 0 } else { self.rows * self.x_row_stride_bytes() };
         let x = if x_slabs { self.rows * (SLAB * 2 + 16) } else { 0 };
         let stage = strips * 8 * (SLAB + 64) + x;
-        FIXED_BYTES + sums + if self.channels { 0 } else { scales } + kept + stages * stage
+        FIXED_BYTES
+            + sums
+            + if self.channels { 0 } else { scales }
+            + resident_x_bytes
+            + stages * stage
     }
 
     /// Chooses the largest number of strips per pass that leaves room for slabs in flight. x can be loaded
@@ -74,42 +82,47 @@ impl Fp8SmallMProblem {
     pub(super) fn choose_launch(
         &self,
         prepared: bool,
-        limits: (usize, usize),
+        limits: LaunchLimits,
     ) -> Option<Fp8SmallMLaunch> {
-        let share = self.strips().div_ceil(self.strips().min(limits.0));
-        let most = share.min(STREAMED_STRIPS);
-        let large = prepared && self.rows * self.x_line() > RESIDENT_X_BYTES;
-        let once = |strips| large && strips >= share;
-        let kept =
-            (1..=most).rev().find_map(|n| self.launch_with_stages((n, share), once(n), 2, limits));
+        let strips_per_block = self.strips().div_ceil(self.strips().min(limits.multiprocessors));
+        let max_strips = strips_per_block.min(STREAMED_STRIPS);
+        let large = prepared && self.rows * self.x_row_stride_bytes() > RESIDENT_X_BYTES;
+        let reads_x_once = |strips| large && strips >= strips_per_block;
+        let pass = |strips| StripsPerPass { strips, strips_per_block };
+        let resident = (1..=max_strips)
+            .rev()
+            .find_map(|n| self.launch_with_stages(pass(n), reads_x_once(n), 2, limits));
         let slabs = || {
-            (1..=most).rev().find_map(|n| self.launch_with_stages((n, share), prepared, 2, limits))
+            (1..=max_strips)
+                .rev()
+                .find_map(|n| self.launch_with_stages(pass(n), prepared, 2, limits))
         };
-        kept.or_else(slabs).or_else(|| self.launch_with_stages((1, share), prepared, 1, limits))
+        resident.or_else(slabs).or_else(|| self.launch_with_stages(pass(1), prepared, 1, limits))
     }
 
-    /// Returns the launch shape with at least `least` slabs in shared memory (or all slabs, if there are
+    /// Returns the launch shape with at least `min_stages` slabs in shared memory (or all slabs, if there are
     /// fewer); `None` if they do not fit.
     fn launch_with_stages(
         &self,
-        (strips, share): (usize, usize),
+        pass: StripsPerPass,
         x_slabs: bool,
-        least: usize,
-        limits: (usize, usize),
+        min_stages: usize,
+        limits: LaunchLimits,
     ) -> Option<Fp8SmallMLaunch> {
-        let items = share.div_ceil(strips) * self.k.div_ceil(SLAB);
-        let bytes = |stages: usize| self.bytes((strips, share), x_slabs, stages);
-        let stages = (1..=items.min(16)).rev().find(|stages| bytes(*stages) <= limits.1)?;
-        let blocks = self.strips().min(limits.0);
-        let whole = stages == items;
+        let items = pass.strips_per_block.div_ceil(pass.strips) * self.k.div_ceil(SLAB);
+        let bytes = |stages: usize| self.bytes(pass, x_slabs, stages);
+        let stages =
+            (1..=items.min(16)).rev().find(|stages| bytes(*stages) <= limits.shared_bytes)?;
+        let blocks = self.strips().min(limits.multiprocessors);
+        let all_slabs_resident = stages == items;
         let shape = Fp8SmallMLaunch {
-            strips,
+            strips: pass.strips,
             streams_x: x_slabs,
             blocks,
             shared_bytes: bytes(stages),
-            all_slabs_resident: whole,
+            all_slabs_resident,
         };
-        (stages >= items.min(least)).then_some(shape)
+        (stages >= items.min(min_stages)).then_some(shape)
     }
 }
 
@@ -119,14 +132,16 @@ mod tests {
 
     #[test]
     fn fp8_small_m_keeps_slabs_in_flight() {
-        let limits = (132, 232_448);
+        let limits = LaunchLimits { multiprocessors: 132, shared_bytes: 232_448 };
         for (n, k, gated) in [(6144, 4096, false), (24576, 4096, true), (4096, 12288, false)] {
             for rows in [1, 4, 8, 16] {
-                let product = Fp8SmallMProblem { rows, n, k, gated, channels: false };
-                let shape = product.choose_launch(rows > 4, limits).unwrap();
-                let share = product.strips().div_ceil(shape.blocks);
-                let two = product.bytes((shape.strips, share), shape.streams_x, 2);
-                assert!(two <= shape.shared_bytes && shape.shared_bytes <= limits.1, "{product:?}");
+                let problem = Fp8SmallMProblem { rows, n, k, gated, channels: false };
+                let shape = problem.choose_launch(rows > 4, limits).unwrap();
+                let strips_per_block = problem.strips().div_ceil(shape.blocks);
+                let pass = StripsPerPass { strips: shape.strips, strips_per_block };
+                let two_slabs = problem.bytes(pass, shape.streams_x, 2);
+                let allowed = two_slabs..=limits.shared_bytes;
+                assert!(allowed.contains(&shape.shared_bytes), "{problem:?}");
             }
         }
     }

@@ -37,7 +37,7 @@ pub(super) const BLOCK: usize = 128;
 /// Returns the scales of an fp8 matrix.
 ///
 /// Errors: the matrix has no scales.
-fn known(w: &PackedMatrix) -> Result<&PackedScales, DeviceError> {
+fn weight_scales(w: &PackedMatrix) -> Result<&PackedScales, DeviceError> {
     let (kernel, what, dtype) = (KERNEL, "weight without scales", w.dtype());
     w.scales().ok_or(DeviceError::Unsupported { kernel, what, dtype })
 }

@@ -29,40 +29,43 @@ pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<Scale
     if !k.is_multiple_of(STEP) || parts.iter().any(|part| part.dtype() != DType::F8E4M3) {
         return None;
     }
-    let each = parts[0].scales()?.each();
-    if parts.iter().any(|part| part.scales().is_none_or(|scales| scales.each() != each)) {
+    let block_size = parts[0].scales()?.block_shape();
+    if parts
+        .iter()
+        .any(|part| part.scales().is_none_or(|scales| scales.block_shape() != block_size))
+    {
         return None;
     }
-    if each[0] == 1 && each[1] >= k {
+    if block_size[0] == 1 && block_size[1] >= k {
         return Some(ScaleBlockShape { rows: 1, cols: k });
     }
     // Scale blocks restart in every part, and the first block of a part may start before it (a slice): use
     // the largest power of two that divides the block size and all these offsets.
-    let (mut edges, mut start) = (each[0], 0);
+    let (mut offsets, mut start) = (block_size[0], 0);
     for part in parts {
-        let first = part.scales()?.first();
+        let first = part.scales()?.origin();
         if !first[1].is_multiple_of(BLOCK) {
             return None;
         }
-        (edges, start) = (edges | first[0] | start, start + part.rows());
+        (offsets, start) = (offsets | first[0] | start, start + part.rows());
     }
-    let rows = 1 << edges.trailing_zeros();
-    (each == [BLOCK; 2] && rows >= MIN_UNIT).then_some(ScaleBlockShape { rows, cols: BLOCK })
+    let rows = 1 << offsets.trailing_zeros();
+    (block_size == [BLOCK; 2] && rows >= MIN_UNIT).then_some(ScaleBlockShape { rows, cols: BLOCK })
 }
 
 impl GpuBackend {
-    /// Loads `parts` as fp8 with scales of shape `grid`.
+    /// Loads `parts` as fp8 with scales of shape `block`.
     pub(in super::super) fn load_fp8(
         &self,
         parts: &[HostMat<'_>],
-        grid: ScaleBlockShape,
+        block: ScaleBlockShape,
     ) -> Result<PackedMatrix, DeviceError> {
         let mut packed = self.load_as(parts, DType::F8E4M3)?;
-        let (stride, values) = scales(parts, grid, packed.k());
+        let (stride, values) = scales(parts, block, packed.k());
         let bytes: Vec<u8> = values.iter().flat_map(|scale| scale.to_le_bytes()).collect();
         let mut buffer = self.weights().alloc(self.runtime(), bytes.len())?;
         self.upload(&mut buffer, 0, &bytes)?;
-        packed.scales = Some(PackedScales { buffer, rows: grid.rows, stride });
+        packed.scales = Some(PackedScales { buffer, rows: block.rows, stride });
         // NVIDIA GPUs use OCP e4m3 like checkpoints; on other devices the kernel converts to e4m3fnuz if the
         // target uses it (gfx942).
         if !self.arch().starts_with("sm_") {
@@ -75,7 +78,7 @@ impl GpuBackend {
         let words = packed.n() * packed.k() / 4;
         let kernel = self.kernel(&QUANTIZE, "fp8_to_fnuz", &[("CHANNELS", 0)])?;
         let blocks = words.div_ceil(THREADS as usize).min(1 << 16);
-        let launch = KernelLaunch::new(kernel, (blocks as u32, 1, 1), THREADS, 0)
+        let launch = KernelLaunch::new(kernel, [blocks as u32, 1, 1], THREADS, 0)
             .arg_ptr(packed.buffer.as_mut_ptr())
             .u32(words as u32);
         // SAFETY: the kernel only accesses the matrix, and the stream waits for its copy.
@@ -84,15 +87,15 @@ impl GpuBackend {
 }
 
 /// Returns the row stride and the row-major scales of the stacked `parts`.
-fn scales(parts: &[HostMat<'_>], grid: ScaleBlockShape, k: usize) -> (usize, Vec<f32>) {
-    let cols = k.div_ceil(grid.cols);
-    let stride = if grid.rows == 1 { 1 } else { cols.next_multiple_of(SCALE_STRIDE) };
+fn scales(parts: &[HostMat<'_>], block: ScaleBlockShape, k: usize) -> (usize, Vec<f32>) {
+    let cols = k.div_ceil(block.cols);
+    let stride = if block.rows == 1 { 1 } else { cols.next_multiple_of(SCALE_STRIDE) };
     let mut values = Vec::new();
     for part in parts {
         let Some(scales) = part.scales() else { continue };
-        for row in (0..part.rows()).step_by(grid.rows) {
+        for row in (0..part.rows()).step_by(block.rows) {
             let from = values.len();
-            values.extend((0..cols).map(|col| scales.at(row, col * grid.cols)));
+            values.extend((0..cols).map(|col| scales.at(row, col * block.cols)));
             values.resize(from + stride, 0.0);
         }
     }
@@ -109,7 +112,7 @@ mod tests {
         let values: Vec<f32> = (0..10).map(|i| i as f32).collect();
         let whole = HostMat::new(&bytes, DType::F8E4M3, 640, 192).unwrap();
         let blocks = whole.scaled(&values, [BLOCK; 2]).unwrap();
-        let unit = |parts: &[HostMat<'_>]| scale_block_shape(parts).map(|grid| grid.rows);
+        let unit = |parts: &[HostMat<'_>]| scale_block_shape(parts).map(|block| block.rows);
         assert_eq!(unit(&[blocks]), Some(128));
         assert_eq!(unit(&[blocks.row_range(0, 320), blocks.row_range(0, 256)]), Some(64));
         assert_eq!(unit(&[blocks.row_range(16, 128)]), Some(16));

@@ -16,39 +16,40 @@ impl GpuBackend {
     pub(crate) fn fuses_fp8_prologue(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let blocks =
             w.scales().is_some_and(|scales| scales.rows > 1) && w.k().is_multiple_of(BLOCK);
-        let many = rows > 0 && dtype == self.half_dtype() && !self.fits_fp8_small_m(rows, dtype, w);
-        blocks && many && w.k() <= NORMED_COLUMNS
+        let is_large_m =
+            rows > 0 && dtype == self.half_dtype() && !self.fits_fp8_small_m(rows, dtype, w);
+        blocks && is_large_m && w.k() <= NORMED_COLUMNS
     }
 }
 
 impl GpuKernel for PrologueLinear<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { y, prologue: before, weight: w, bias } = self;
-        check(gpu.half_dtype(), &y, &before, w)?;
+        let Self { y, prologue, weight: w, bias } = self;
+        check(gpu.half_dtype(), &y, &prologue, w)?;
         if !gpu.fuses_fp8_prologue(y.rows(), gpu.half_dtype(), w) {
             let (what, dtype) = ("weight", w.dtype());
             return Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype });
         }
         let to = gpu.quantized_input_scratch(s, y.rows(), &y, w)?;
-        match before {
+        match prologue {
             LinearPrologue::AddNorm { x, delta, norm, eps } => {
-                gpu.add_norm_fp8(s, &to, x, delta, (norm, eps))?;
+                gpu.add_norm_fp8(s, &to, x, delta, norm, eps)?;
             }
             LinearPrologue::SiluMul(x) => gpu.silu_mul_fp8(s, &to, x)?,
         }
-        gpu.fp8_product(s, y, &to, w, bias)
+        gpu.fp8_gemm_quantized(s, y, &to, w, bias)
     }
 }
 
 fn check(
     half: DType,
     y: &MatMut<'_>,
-    before: &LinearPrologue<'_>,
+    prologue: &LinearPrologue<'_>,
     w: &PackedMatrix,
 ) -> Result<(), DeviceError> {
-    check_size(KERNEL, "rows", y.rows(), before.rows())?;
+    check_size(KERNEL, "rows", y.rows(), prologue.rows())?;
     check_size(KERNEL, "outputs", y.cols(), w.n())?;
-    let inputs = match before {
+    let inputs = match prologue {
         LinearPrologue::AddNorm { x, delta, norm, .. } => {
             check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
             check_size(KERNEL, "inputs", x.cols(), w.k())?;
