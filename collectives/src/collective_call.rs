@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use device::DType;
+use device::{DType, MatRef};
 
 /// Operation of a collective call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +40,24 @@ pub enum CallState {
     Done,
     /// Failed, and with it the group.
     Failed,
+}
+
+/// Element type and size of the matrix of a collective call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CallShape {
+    pub(crate) dtype: DType,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+impl CallShape {
+    /// Shape of a call without data.
+    pub(crate) const EMPTY: Self = Self { dtype: DType::I32, rows: 0, cols: 0 };
+
+    /// Shape of a matrix.
+    pub(crate) fn of(x: MatRef<'_>) -> Self {
+        Self { dtype: x.dtype(), rows: x.rows(), cols: x.cols() }
+    }
 }
 
 /// Collective call of one rank.
@@ -115,9 +133,10 @@ impl CollectiveOp {
 
 impl CollectiveCall {
     /// Creates a call in flight, without a sequence number.
-    pub(crate) fn new(operation: CollectiveOp, dtype: DType, rows: usize, cols: usize) -> Self {
+    pub(crate) fn new(op: CollectiveOp, shape: CallShape) -> Self {
+        let CallShape { dtype, rows, cols } = shape;
         let (rows, cols, state) = (rows as u32, cols as u32, CallState::InProgress);
-        Self { sequence: 0, op: operation, dtype, rows, cols, state }
+        Self { sequence: 0, op, dtype, rows, cols, state }
     }
 
     /// Writes the record to shared memory.
@@ -127,8 +146,8 @@ impl CollectiveCall {
             CallState::Done => 1,
             CallState::Failed => 2,
         };
-        let (operation, dtype) = (self.op.to_word(), dtype_word(self.dtype));
-        let words = [self.sequence, operation, dtype, self.rows, self.cols, state];
+        let (op, dtype) = (self.op.to_word(), dtype_word(self.dtype));
+        let words = [self.sequence, op, dtype, self.rows, self.cols, state];
         for (to, word) in to.iter().zip(words) {
             to.store(word, Relaxed);
         }
@@ -142,8 +161,8 @@ impl CollectiveCall {
             1 => CallState::Done,
             _ => CallState::Failed,
         };
-        let (operation, dtype) = (CollectiveOp::from_word(word(1)), dtype_from_word(word(2)));
-        Self { sequence: word(0), op: operation, dtype, rows: word(3), cols: word(4), state }
+        let (op, dtype) = (CollectiveOp::from_word(word(1)), dtype_from_word(word(2)));
+        Self { sequence: word(0), op, dtype, rows: word(3), cols: word(4), state }
     }
 }
 
@@ -171,9 +190,9 @@ fn dtype_from_word(word: u32) -> DType {
 
 impl fmt::Display for CollectiveCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sequence, op: operation, dtype, rows, cols, .. } = self;
-        write!(f, "#{sequence} {}", operation.name())?;
-        match operation {
+        let Self { sequence, op, dtype, rows, cols, .. } = self;
+        write!(f, "#{sequence} {}", op.name())?;
+        match op {
             CollectiveOp::Barrier => Ok(()),
             CollectiveOp::Broadcast(from) => write!(f, " from {from} of {rows} x {cols} {dtype:?}"),
             _ => write!(f, " of {rows} x {cols} {dtype:?}"),

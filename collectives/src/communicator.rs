@@ -20,7 +20,7 @@ use rccl_sys::{
 };
 
 /// Poll interval of a library call in flight.
-const POLL: Duration = Duration::from_micros(20);
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 /// Time of polling without sleep: most calls are launched by then, and a sleep costs about 70 µs.
 const SPIN_TIME: Duration = Duration::from_micros(300);
 /// Time that an abort waits for a library call of another thread, which returns soon unless the device
@@ -49,10 +49,10 @@ pub struct GpuCommunicator {
     /// Communicator handle; null after an abort.
     handle: AtomicPtr<std::ffi::c_void>,
     /// Locked during each library call.
-    calling: Mutex<()>,
+    call_lock: Mutex<()>,
     /// Buffers of indices 0, 1, 2, …; smaller buffers are kept because captured graphs contain their
     /// addresses.
-    indices: Mutex<Vec<Buffer>>,
+    index_buffers: Mutex<Vec<Buffer>>,
 }
 
 impl CommunicatorId {
@@ -61,7 +61,7 @@ impl CommunicatorId {
 
     /// Encodes the id as words, to be sent to other ranks.
     #[must_use]
-    pub fn words(&self) -> [i32; Self::WORDS] {
+    pub fn to_words(self) -> [i32; Self::WORDS] {
         let mut words = [0; Self::WORDS];
         for (word, bytes) in words.iter_mut().zip(self.0.0.chunks_exact(4)) {
             *word = i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -71,7 +71,7 @@ impl CommunicatorId {
 
     /// Decodes an id received from another rank.
     #[must_use]
-    pub fn of_words(words: &[i32; Self::WORDS]) -> Self {
+    pub fn from_words(words: &[i32; Self::WORDS]) -> Self {
         let mut bytes = [0; 4 * Self::WORDS];
         for (bytes, word) in bytes.chunks_exact_mut(4).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
@@ -122,7 +122,7 @@ impl CollectiveLibrary {
         rank: usize,
     ) -> Result<GpuCommunicator, DeviceError> {
         let runtime = self.device.runtime();
-        runtime.not_capturing("making a communicator")?;
+        runtime.not_capturing("creation of a communicator")?;
         runtime.enter()?;
         let (mut handle, config) = (std::ptr::null_mut(), NcclConfig::non_blocking());
         let init = self.rccl.comm_init_rank_config;
@@ -138,10 +138,10 @@ impl CollectiveLibrary {
             size,
             rank,
             handle: AtomicPtr::new(handle),
-            calling: Mutex::default(),
-            indices: Mutex::default(),
+            call_lock: Mutex::default(),
+            index_buffers: Mutex::default(),
         };
-        communicator.index(INITIAL_INDICES)?;
+        communicator.index_buffer(INITIAL_INDICES)?;
         Ok(communicator)
     }
 }
@@ -176,8 +176,8 @@ impl GpuCommunicator {
     ///
     /// Errors: the communicator has failed, now or earlier, on this rank or on another one.
     pub fn is_ready(&self) -> Result<bool, DeviceError> {
-        let _calling = match self.calling.try_lock() {
-            Ok(calling) => calling,
+        let _lock = match self.call_lock.try_lock() {
+            Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Ok(false),
         };
@@ -188,20 +188,20 @@ impl GpuCommunicator {
     /// fail. Callable from any thread.
     pub fn abort(&self) {
         let started = Instant::now();
-        let calling = loop {
-            match self.calling.try_lock() {
-                Ok(calling) => break Some(calling),
+        let guard = loop {
+            match self.call_lock.try_lock() {
+                Ok(guard) => break Some(guard),
                 Err(TryLockError::Poisoned(poisoned)) => break Some(poisoned.into_inner()),
                 // A library call blocked on a device that waits for a failed rank ends only through the
                 // abort.
                 Err(TryLockError::WouldBlock) if started.elapsed() > ABORT_WAIT => break None,
-                Err(TryLockError::WouldBlock) => thread::sleep(POLL),
+                Err(TryLockError::WouldBlock) => thread::sleep(POLL_INTERVAL),
             }
         };
         let handle = self.handle.swap(std::ptr::null_mut(), Ordering::SeqCst);
         // The library may block below until captured graphs that use the communicator are destroyed, and the
         // thread that owns the graphs may need the lock first.
-        drop(calling);
+        drop(guard);
         if !handle.is_null() && self.device.runtime().enter().is_ok() {
             // SAFETY: the handle was created by this library and was just replaced by null, so it is freed
             // once. The only thread that may still use it has been inside the library for longer than
@@ -235,8 +235,8 @@ impl GpuCommunicator {
         let (count, kind) = (rows * cols, data_type(NAME, dtype)?);
         // Single rows are gathered directly into `all`; more rows go through scratch memory, one copy per
         // rank.
-        let beside = rows == 1 && all.cols() == self.size * cols;
-        let stacked = if beside {
+        let is_direct = rows == 1 && all.cols() == self.size * cols;
+        let stacked = if is_direct {
             all.as_mut_ptr()
         } else {
             self.device.scratch(s, self.size * count * dtype.bytes())?
@@ -246,10 +246,10 @@ impl GpuCommunicator {
             // SAFETY: `from` has `count` elements, and `stacked` has room for `count` elements per rank.
             unsafe { (self.rccl.all_gather)(from, stacked.cast(), count, kind, comm, stream) }
         })?;
-        if beside {
+        if is_direct {
             return Ok(());
         }
-        let indices = self.index(rows)?;
+        let row_indices = self.index_buffer(rows)?;
         for rank in 0..self.size {
             let first = (rank * cols).min(all.cols());
             let width = cols.min(all.cols() - first);
@@ -259,7 +259,7 @@ impl GpuCommunicator {
             let stride = all.stride();
             // SAFETY: `stacked` has `rows` rows of `cols` columns per rank; indices are written once, before
             // this launch; the columns are inside `all`.
-            let (from, to, indices) = unsafe {
+            let (from, to, row_indices) = unsafe {
                 (
                     MatRef::from_raw(
                         stacked.add(rank * count * dtype.bytes()),
@@ -275,10 +275,10 @@ impl GpuCommunicator {
                         width,
                         stride,
                     ),
-                    MatRef::from_raw(indices, DType::I32, 1, rows, rows),
+                    MatRef::from_raw(row_indices, DType::I32, 1, rows, rows),
                 )
             };
-            self.device.launch(s, RowGather { y: to, x: from, rows: indices })?;
+            self.device.launch(s, RowGather { y: to, x: from, rows: row_indices })?;
         }
         Ok(())
     }
@@ -294,21 +294,22 @@ impl GpuCommunicator {
         const NAME: &str = "all_gather_rows";
         check_contiguous(NAME, own)?;
         check_contiguous(NAME, all.as_ref())?;
-        let (dtype, most) = (own.dtype(), all.rows() / self.size);
+        let (dtype, max_rows) = (own.dtype(), all.rows() / self.size);
         let row_bytes = own.cols() * dtype.bytes();
-        let (count, kind) = (most * own.cols(), data_type(NAME, dtype)?);
+        let (count, kind) = (max_rows * own.cols(), data_type(NAME, dtype)?);
         let to = all.as_mut_ptr();
         // SAFETY: the rows of this rank in `all`.
-        let place = unsafe { to.add(self.rank * most * row_bytes) };
-        let blank = if matches!(dtype, DType::I32 | DType::I64) { 0xff } else { 0 };
-        let (brought, missing) = (own.rows() * row_bytes, (most - own.rows()) * row_bytes);
-        self.copy(s, place, own.as_ptr(), brought)?;
+        let own_rows = unsafe { to.add(self.rank * max_rows * row_bytes) };
+        let padding_byte = if matches!(dtype, DType::I32 | DType::I64) { 0xff } else { 0 };
+        let (own_bytes, padding_bytes) =
+            (own.rows() * row_bytes, (max_rows - own.rows()) * row_bytes);
+        self.copy(s, own_rows, own.as_ptr(), own_bytes)?;
         // SAFETY: the padding rows of this rank in `all`.
-        self.fill(s, unsafe { place.add(brought) }, blank, missing)?;
+        self.fill(s, unsafe { own_rows.add(own_bytes) }, padding_byte, padding_bytes)?;
         self.enqueue(NAME, s, |comm, stream| {
             // SAFETY: the input is at `rank · count` of the output, as the library requires for an in-place
             // all-gather.
-            unsafe { (self.rccl.all_gather)(place.cast(), to.cast(), count, kind, comm, stream) }
+            unsafe { (self.rccl.all_gather)(own_rows.cast(), to.cast(), count, kind, comm, stream) }
         })
     }
 
@@ -323,10 +324,14 @@ impl GpuCommunicator {
         check_contiguous(NAME, x)?;
         check_contiguous(NAME, own.as_ref())?;
         let row_bytes = x.cols() * x.dtype().bytes();
-        let most = x.rows() / self.size;
-        let (count, kind) = (most * x.cols(), reduction_type(NAME, x.dtype())?);
-        let whole = own.rows() == most;
-        let to = if whole { own.as_mut_ptr() } else { self.device.scratch(s, most * row_bytes)? };
+        let max_rows = x.rows() / self.size;
+        let (count, kind) = (max_rows * x.cols(), reduction_type(NAME, x.dtype())?);
+        let is_full = own.rows() == max_rows;
+        let to = if is_full {
+            own.as_mut_ptr()
+        } else {
+            self.device.scratch(s, max_rows * row_bytes)?
+        };
         self.enqueue(NAME, s, |comm, stream| {
             let from = x.as_ptr().cast_mut().cast();
             // SAFETY: `from` has `count` elements per rank, and `to` has room for `count` elements.
@@ -334,25 +339,27 @@ impl GpuCommunicator {
                 (self.rccl.reduce_scatter)(from, to.cast(), count, kind, REDUCE_SUM, comm, stream)
             }
         })?;
-        let wanted = if whole { 0 } else { own.rows() * row_bytes };
-        self.copy(s, own.as_mut_ptr(), to, wanted)
+        let copy_bytes = if is_full { 0 } else { own.rows() * row_bytes };
+        self.copy(s, own.as_mut_ptr(), to, copy_bytes)
     }
 
-    /// Sends the first `to[0]` rows of `x` to rank 0, the next `to[1]` rows to rank 1, and so on; `y` starts
-    /// with the received rows in rank order, `from[r]` rows of rank `r`. The counts are consistent on all
-    /// ranks.
+    /// Sends the first `send_rows[0]` rows of `x` to rank 0, the next `send_rows[1]` rows to rank 1, and so on; `y`
+    /// starts with the received rows in rank order, `receive_rows[r]` rows of rank `r`. The counts are consistent
+    /// on all ranks.
     pub fn all_to_all(
         &self,
         s: &DeviceStream,
-        (x, to): (MatRef<'_>, &[usize]),
-        (mut y, from): (MatMut<'_>, &[usize]),
+        x: MatRef<'_>,
+        send_rows: &[usize],
+        mut y: MatMut<'_>,
+        receive_rows: &[usize],
     ) -> Result<(), DeviceError> {
         const NAME: &str = "all_to_all";
         check_contiguous(NAME, x)?;
         check_contiguous(NAME, y.as_ref())?;
         let (cols, kind) = (x.cols(), data_type(NAME, x.dtype())?);
         let row_bytes = cols * x.dtype().bytes();
-        let rows: [usize; 2] = [to.iter().sum(), from.iter().sum()];
+        let rows: [usize; 2] = [send_rows.iter().sum(), receive_rows.iter().sum()];
         if rows[0] > x.rows() || rows[1] > y.rows() {
             let (got, expected) = (rows[0].max(rows[1]), x.rows().min(y.rows()));
             return Err(DeviceError::Shape { kernel: NAME, what: "rows", got, expected });
@@ -364,22 +371,21 @@ impl GpuCommunicator {
             unsafe {
                 let mut code = (self.rccl.group_start)();
                 for rank in 0..self.size {
-                    let (out, back) = (to[rank] * cols, from[rank] * cols);
-                    if code == status::SUCCESS && out > 0 {
-                        let from = source.cast_mut().cast();
-                        code =
-                            pending((self.rccl.send)(from, out, kind, rank as c_int, comm, stream));
+                    let (sent, received) = (send_rows[rank], receive_rows[rank]);
+                    let peer = rank as c_int;
+                    if code == status::SUCCESS && sent > 0 {
+                        let (from, count) = (source.cast_mut().cast(), sent * cols);
+                        code = pending((self.rccl.send)(from, count, kind, peer, comm, stream));
                     }
-                    if code == status::SUCCESS && back > 0 {
-                        let to = target.cast();
-                        code =
-                            pending((self.rccl.recv)(to, back, kind, rank as c_int, comm, stream));
+                    if code == status::SUCCESS && received > 0 {
+                        let (to, count) = (target.cast(), received * cols);
+                        code = pending((self.rccl.recv)(to, count, kind, peer, comm, stream));
                     }
-                    source = source.add(to[rank] * row_bytes);
-                    target = target.add(from[rank] * row_bytes);
+                    source = source.add(sent * row_bytes);
+                    target = target.add(received * row_bytes);
                 }
-                let ended = (self.rccl.group_end)();
-                if code == status::SUCCESS { ended } else { code }
+                let end_code = (self.rccl.group_end)();
+                if code == status::SUCCESS { end_code } else { code }
             }
         })
     }
@@ -420,7 +426,7 @@ impl GpuCommunicator {
         let stream = runtime.stream(s)?;
         runtime.enter()?;
         {
-            let _calling = self.lock_calls();
+            let _lock = self.lock_calls();
             let code = call(self.live_handle()?, stream);
             if code != status::IN_PROGRESS {
                 check(&self.rccl, code, name, Some(self.live_handle()?))?;
@@ -428,20 +434,24 @@ impl GpuCommunicator {
         }
         let started = Instant::now();
         while !{
-            let _calling = self.lock_calls();
+            let _lock = self.lock_calls();
             self.poll(name)?
         } {
-            if started.elapsed() < SPIN_TIME { thread::yield_now() } else { thread::sleep(POLL) }
+            if started.elapsed() < SPIN_TIME {
+                thread::yield_now()
+            } else {
+                thread::sleep(POLL_INTERVAL)
+            }
         }
         runtime.launched(s, name)
     }
 
     fn poll(&self, call: &'static str) -> Result<bool, GpuError> {
         let (handle, mut code) = (self.live_handle()?, status::SUCCESS);
-        // SAFETY: `abort` frees the communicator only if `calling` has been locked for longer than
+        // SAFETY: `abort` frees the communicator only if `call_lock` has been locked for longer than
         // `ABORT_WAIT`; `code` is valid for writes.
-        let asked = unsafe { (self.rccl.comm_get_async_error)(handle, &raw mut code) };
-        check(&self.rccl, asked, call, None)?;
+        let result = unsafe { (self.rccl.comm_get_async_error)(handle, &raw mut code) };
+        check(&self.rccl, result, call, None)?;
         match code {
             status::IN_PROGRESS => Ok(false),
             code => check(&self.rccl, code, call, Some(handle)).map(|()| true),
@@ -449,7 +459,7 @@ impl GpuCommunicator {
     }
 
     fn lock_calls(&self) -> MutexGuard<'_, ()> {
-        self.calling.lock().unwrap_or_else(PoisonError::into_inner)
+        self.call_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn live_handle(&self) -> Result<DriverPtr, GpuError> {
@@ -458,17 +468,17 @@ impl GpuCommunicator {
     }
 
     /// Returns the device address of at least `count` i32 indices 0, 1, 2, ….
-    fn index(&self, count: usize) -> Result<*const u8, DeviceError> {
-        let mut all = self.indices.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = all.iter().find(|found| found.bytes() >= count * 4) {
-            return Ok(found.as_ptr());
+    fn index_buffer(&self, count: usize) -> Result<*const u8, DeviceError> {
+        let mut buffers = self.index_buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(buffer) = buffers.iter().find(|buffer| buffer.bytes() >= count * 4) {
+            return Ok(buffer.as_ptr());
         }
         let count = count.next_power_of_two();
         let mut buffer = memory::alloc(self.device.runtime(), count * 4)?;
         let bytes: Vec<u8> = (0..count as i32).flat_map(i32::to_le_bytes).collect();
         self.device.copy_in(&mut buffer, 0, &bytes)?;
         let address = buffer.as_ptr();
-        all.push(buffer);
+        buffers.push(buffer);
         Ok(address)
     }
 
@@ -521,7 +531,7 @@ impl Drop for GpuCommunicator {
 
 impl std::fmt::Debug for GpuCommunicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Communicator({} of {})", self.rank, self.size)
+        write!(f, "GpuCommunicator({} of {})", self.rank, self.size)
     }
 }
 
@@ -557,7 +567,7 @@ fn check_contiguous(kernel: &'static str, x: MatRef<'_>) -> Result<(), DeviceErr
     if x.rows() <= 1 || x.stride() == x.cols() {
         return Ok(());
     }
-    let (what, got, expected) = ("elements between rows", x.stride(), x.cols());
+    let (what, got, expected) = ("row stride", x.stride(), x.cols());
     Err(DeviceError::Shape { kernel, what, got, expected })
 }
 
@@ -578,6 +588,6 @@ fn data_type(kernel: &'static str, dtype: DType) -> Result<c_int, DeviceError> {
 fn reduction_type(kernel: &'static str, dtype: DType) -> Result<c_int, DeviceError> {
     match dtype {
         DType::F32 | DType::BF16 | DType::F16 => data_type(kernel, dtype),
-        dtype => Err(DeviceError::Unsupported { kernel, what: "elements to add", dtype }),
+        dtype => Err(DeviceError::Unsupported { kernel, what: "elements of a sum", dtype }),
     }
 }

@@ -12,7 +12,7 @@ use crate::CollectiveCall;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
     /// A matrix dimension does not divide among the ranks.
-    #[error("{collective}: {what} is {got}, which {size} ranks do not make up")]
+    #[error("{collective}: {what} is {got}, which does not fit a group of {size} ranks")]
     Shape {
         /// Collective that rejected the matrix.
         collective: &'static str,
@@ -24,7 +24,7 @@ pub enum CollectiveError {
         size: usize,
     },
     /// Element type that the collective does not support.
-    #[error("{collective} does not take {dtype:?}")]
+    #[error("{collective} does not support dtype {dtype:?}")]
     Dtype {
         /// Collective that rejected the matrix.
         collective: &'static str,
@@ -38,7 +38,7 @@ pub enum CollectiveError {
         rank: usize,
     },
     /// A rank is alive but has not reached a collective within the timeout.
-    #[error("rank {rank} has not come to {call} within {seconds} s")]
+    #[error("rank {rank} has not reached {call} within {seconds} s")]
     RankTimeout {
         /// Rank that timed out.
         rank: usize,
@@ -48,7 +48,7 @@ pub enum CollectiveError {
         seconds: u64,
     },
     /// Two ranks call different collectives: a bug.
-    #[error("rank {rank} calls {theirs}, this one {ours}")]
+    #[error("rank {rank} calls {theirs}, this rank calls {ours}")]
     Mismatch {
         /// Other rank.
         rank: usize,
@@ -58,19 +58,19 @@ pub enum CollectiveError {
         ours: CollectiveCall,
     },
     /// The devices of the ranks have not connected within the timeout.
-    #[error("the devices of the ranks have not reached each other within {seconds} s")]
+    #[error("the devices of the ranks have not connected within {seconds} s")]
     DevicesUnreachable {
         /// Timeout in seconds.
         seconds: u64,
     },
     /// A rank has no peer access to the memory of the other devices.
-    #[error("rank {rank} does not reach the memory of the other devices")]
+    #[error("rank {rank} has no peer access to the memory of the other devices")]
     NoPeerAccess {
         /// Rank without peer access.
         rank: usize,
     },
     /// A collective with sizes known only on the host cannot be captured into a graph.
-    #[error("{collective} cannot be recorded")]
+    #[error("{collective} cannot be captured into a graph")]
     NotCapturable {
         /// Collective that was rejected.
         collective: &'static str,
@@ -79,7 +79,7 @@ pub enum CollectiveError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The watchdog thread of the ranks could not be started.
-    #[error("no thread that looks after the ranks: {error}")]
+    #[error("cannot start the watchdog thread of the ranks: {error}")]
     WatchdogStart {
         /// Error of the operating system.
         error: String,
@@ -88,7 +88,7 @@ pub enum CollectiveError {
     #[error("the watchdog thread of the ranks has panicked")]
     WatchdogPanicked,
     /// The creator of the group has aborted it.
-    #[error("the group was given up")]
+    #[error("the group was aborted by its creator")]
     Aborted,
     /// The shared memory of the rendezvous cannot be used.
     #[error("{path}: {error}")]
@@ -99,7 +99,7 @@ pub enum CollectiveError {
         error: String,
     },
     /// The rank has been joined before, now or earlier, by this or another process.
-    #[error("rank {rank} of this group has joined before")]
+    #[error("rank {rank} of this group has already joined")]
     RankTaken {
         /// Rank that was taken.
         rank: usize,

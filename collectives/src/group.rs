@@ -26,15 +26,13 @@ pub trait CollectiveBackend: Send {
     }
 
     /// Computes `x += Σ delta` over the ranks, then `y = rms_norm(x)`, in one launch with the same bits as
-    /// two launches. `to` is `y` and `x`, both `[T, H]`; `delta [T, H]`; `norm` is a weight `[H]` and ε.
+    /// two launches.
     fn all_reduce_norm(
         &self,
         _: &DeviceStream,
-        _to: (MatMut<'_>, MatMut<'_>),
-        delta: MatRef<'_>,
-        _norm: (MatRef<'_>, f32),
+        args: AllReduceNormArgs<'_>,
     ) -> Result<(), CollectiveError> {
-        Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype: delta.dtype() })
+        Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype: args.delta.dtype() })
     }
 
     /// `all [n, C]` = columns of `own [n, c]` of all ranks: columns from `r · c` on are those of rank `r`.
@@ -110,6 +108,21 @@ pub trait CollectiveBackend: Send {
     }
 }
 
+/// Arguments of a fused all-reduce, residual addition and RMS norm.
+#[derive(Debug)]
+pub struct AllReduceNormArgs<'a> {
+    /// Normed result, `[T, H]`.
+    pub y: MatMut<'a>,
+    /// Residual stream `[T, H]`, updated in place.
+    pub x: MatMut<'a>,
+    /// Summand of this rank, `[T, H]`.
+    pub delta: MatRef<'a>,
+    /// Weight of the norm, `[H]`.
+    pub weight: MatRef<'a>,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
 /// Group of one parallel axis: TP, EP or DP. A group of one rank has no transport and does nothing.
 pub struct ParallelGroup {
     backend: Option<Box<dyn CollectiveBackend>>,
@@ -133,48 +146,48 @@ impl ParallelGroup {
         Self { backend: None, times: RefCell::default() }
     }
 
-    /// Creates a group with the transport `peers`.
+    /// Creates a group with the transport `backend`.
     #[must_use]
-    pub fn new(peers: Box<dyn CollectiveBackend>) -> Self {
-        Self { backend: (peers.size() > 1).then_some(peers), times: RefCell::default() }
+    pub fn new(backend: Box<dyn CollectiveBackend>) -> Self {
+        Self { backend: (backend.size() > 1).then_some(backend), times: RefCell::default() }
     }
 
     /// Index of this rank.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.backend.as_ref().map_or(0, |peers| peers.rank())
+        self.backend.as_ref().map_or(0, |backend| backend.rank())
     }
 
     /// Number of ranks of the group, at least 1.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.backend.as_ref().map_or(1, |peers| peers.size())
+        self.backend.as_ref().map_or(1, |backend| backend.size())
     }
 
     /// Starts to record calls that are captured into a graph.
     pub fn begin_capture(&self) {
-        if let Some(peers) = &self.backend {
-            peers.begin_capture();
+        if let Some(backend) = &self.backend {
+            backend.begin_capture();
         }
     }
 
     /// Returns the calls recorded since `begin_capture`, for [`ParallelGroup::on_replayed`].
     #[must_use]
     pub fn end_capture(&self) -> Vec<CollectiveCall> {
-        self.backend.as_ref().map_or_else(Vec::new, |peers| peers.end_capture())
+        self.backend.as_ref().map_or_else(Vec::new, |backend| backend.end_capture())
     }
 
     /// Reports the replay of a graph that contains these calls.
     ///
     /// Errors: the group has failed.
     pub fn on_replayed(&self, calls: &[CollectiveCall]) -> Result<(), CollectiveError> {
-        self.backend.as_ref().map_or(Ok(()), |peers| peers.on_replayed(calls))
+        self.backend.as_ref().map_or(Ok(()), |backend| backend.on_replayed(calls))
     }
 
     /// Checkpoint of all calls launched so far, on devices with asynchronous launches.
     #[must_use]
     pub fn launch_checkpoint(&self) -> Option<LaunchCheckpoint> {
-        self.backend.as_ref().and_then(|peers| peers.launch_checkpoint())
+        self.backend.as_ref().and_then(|backend| backend.launch_checkpoint())
     }
 
     /// Returns the time of calls since the last `take_times`. On a device with asynchronous launches it is
@@ -186,31 +199,33 @@ impl ParallelGroup {
     /// Runs a call and adds its duration to `times`.
     fn timed<T>(
         &self,
-        peers: &dyn CollectiveBackend,
-        operation: CollectiveOp,
+        backend: &dyn CollectiveBackend,
+        op: CollectiveOp,
         call: impl FnOnce(&dyn CollectiveBackend) -> Result<T, CollectiveError>,
     ) -> Result<T, CollectiveError> {
         let started = Instant::now();
-        let result = call(peers);
+        let result = call(backend);
         let time = started.elapsed();
-        let mut spent = self.times.borrow_mut();
-        match spent.iter_mut().find(|spent| spent.op == operation) {
-            Some(spent) => spent.time += time,
-            None => spent.push(CollectiveTime { op: operation, time }),
+        let mut times = self.times.borrow_mut();
+        match times.iter_mut().find(|entry| entry.op == op) {
+            Some(entry) => entry.time += time,
+            None => times.push(CollectiveTime { op, time }),
         }
         result
     }
 
     /// Computes `x = Σ x` over the ranks.
     pub fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError> {
-        let Some(peers) = self.backend.as_deref() else { return Ok(()) };
-        self.timed(peers, CollectiveOp::AllReduce, |peers| peers.all_reduce(s, x))
+        let Some(backend) = self.backend.as_deref() else { return Ok(()) };
+        self.timed(backend, CollectiveOp::AllReduce, |backend| backend.all_reduce(s, x))
     }
 
     /// Whether all-reduce, addition to the residual stream and norm are one call: `all_reduce_norm`.
     #[must_use]
     pub fn fuses_all_reduce_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
-        self.backend.as_ref().is_some_and(|peers| peers.fuses_all_reduce_norm(rows, cols, dtype))
+        self.backend
+            .as_ref()
+            .is_some_and(|backend| backend.fuses_all_reduce_norm(rows, cols, dtype))
     }
 
     /// Computes `x += Σ delta` over the ranks, then `y = rms_norm(x)`; see
@@ -221,17 +236,13 @@ impl ParallelGroup {
     pub fn all_reduce_norm(
         &self,
         s: &DeviceStream,
-        to: (MatMut<'_>, MatMut<'_>),
-        delta: MatRef<'_>,
-        norm: (MatRef<'_>, f32),
+        args: AllReduceNormArgs<'_>,
     ) -> Result<(), CollectiveError> {
-        let Some(peers) = self.backend.as_deref() else {
-            let dtype = delta.dtype();
+        let Some(backend) = self.backend.as_deref() else {
+            let dtype = args.delta.dtype();
             return Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype });
         };
-        self.timed(peers, CollectiveOp::AllReduce, |peers| {
-            peers.all_reduce_norm(s, to, delta, norm)
-        })
+        self.timed(backend, CollectiveOp::AllReduce, |backend| backend.all_reduce_norm(s, args))
     }
 
     /// Gathers the columns of all ranks into `all`; see [`CollectiveBackend::all_gather`]. Without peers,
@@ -245,17 +256,17 @@ impl ParallelGroup {
         own: MatRef<'_>,
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        let Some(peers) = self.backend.as_deref() else { return Ok(()) };
-        let size = peers.size();
-        let refused =
+        let Some(backend) = self.backend.as_deref() else { return Ok(()) };
+        let size = backend.size();
+        let reject =
             |what, got| Err(CollectiveError::Shape { collective: "all_gather", what, got, size });
         if all.rows() != own.rows() {
-            return refused("rows", all.rows());
+            return reject("rows", all.rows());
         }
         if all.cols() > own.cols() * size || all.dtype() != own.dtype() {
-            return refused("columns", all.cols());
+            return reject("columns", all.cols());
         }
-        self.timed(peers, CollectiveOp::AllGather, |peers| peers.all_gather(s, own, all))
+        self.timed(backend, CollectiveOp::AllGather, |backend| backend.all_gather(s, own, all))
     }
 
     /// Gathers the rows of all ranks into `all`; see [`CollectiveBackend::all_gather_rows`]. Without peers,
@@ -269,9 +280,11 @@ impl ParallelGroup {
         own: MatRef<'_>,
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        let Some(peers) = self.backend.as_deref() else { return Ok(()) };
-        check_rows("all_gather_rows", peers.size(), own, all.as_ref())?;
-        self.timed(peers, CollectiveOp::AllGatherRows, |peers| peers.all_gather_rows(s, own, all))
+        let Some(backend) = self.backend.as_deref() else { return Ok(()) };
+        check_rows("all_gather_rows", backend.size(), own, all.as_ref())?;
+        self.timed(backend, CollectiveOp::AllGatherRows, |backend| {
+            backend.all_gather_rows(s, own, all)
+        })
     }
 
     /// Computes this rank's rows of `Σ x` over the ranks; see [`CollectiveBackend::reduce_scatter`]. Without
@@ -285,9 +298,11 @@ impl ParallelGroup {
         x: MatRef<'_>,
         own: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        let Some(peers) = self.backend.as_deref() else { return Ok(()) };
-        check_rows("reduce_scatter", peers.size(), own.as_ref(), x)?;
-        self.timed(peers, CollectiveOp::ReduceScatter, |peers| peers.reduce_scatter(s, x, own))
+        let Some(backend) = self.backend.as_deref() else { return Ok(()) };
+        check_rows("reduce_scatter", backend.size(), own.as_ref(), x)?;
+        self.timed(backend, CollectiveOp::ReduceScatter, |backend| {
+            backend.reduce_scatter(s, x, own)
+        })
     }
 
     /// Exchanges the number of rows that each rank has for each rank; see
@@ -297,13 +312,13 @@ impl ParallelGroup {
     pub fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
         let size = self.size();
         if to.len() != size {
-            let (collective, what, got) = ("exchange_counts", "numbers", to.len());
+            let (collective, what, got) = ("exchange_counts", "number of counts", to.len());
             return Err(CollectiveError::Shape { collective, what, got, size });
         }
-        let Some(peers) = self.backend.as_deref() else {
+        let Some(backend) = self.backend.as_deref() else {
             return Ok(RowCounts::new(to.to_vec(), 1));
         };
-        self.timed(peers, CollectiveOp::ExchangeCounts, |peers| peers.exchange_counts(to))
+        self.timed(backend, CollectiveOp::ExchangeCounts, |backend| backend.exchange_counts(to))
     }
 
     /// Exchanges rows between all ranks; see [`CollectiveBackend::all_to_all`]. Without peers, `x` has all
@@ -318,23 +333,23 @@ impl ParallelGroup {
         y: MatMut<'_>,
         counts: &RowCounts,
     ) -> Result<(), CollectiveError> {
-        let Some(peers) = self.backend.as_deref() else { return Ok(()) };
-        let (size, rank) = (peers.size(), peers.rank());
-        let refused =
+        let Some(backend) = self.backend.as_deref() else { return Ok(()) };
+        let (size, rank) = (backend.size(), backend.rank());
+        let reject =
             |what, got| Err(CollectiveError::Shape { collective: "all_to_all", what, got, size });
         if counts.size() != size {
-            return refused("ranks of the counts", counts.size());
+            return reject("ranks of the counts", counts.size());
         }
         if counts.sent_by(rank) != x.rows() {
-            return refused("rows", x.rows());
+            return reject("rows", x.rows());
         }
         if counts.received_by(rank) > y.rows() {
-            return refused("rows of the result", y.rows());
+            return reject("rows of the result", y.rows());
         }
         if x.cols() != y.cols() || x.dtype() != y.dtype() {
-            return refused("columns", y.cols());
+            return reject("columns", y.cols());
         }
-        self.timed(peers, CollectiveOp::AllToAll, |peers| peers.all_to_all(s, x, y, counts))
+        self.timed(backend, CollectiveOp::AllToAll, |backend| backend.all_to_all(s, x, y, counts))
     }
 
     /// Copies `x` of rank `from` to all ranks.
@@ -344,14 +359,14 @@ impl ParallelGroup {
         x: MatMut<'_>,
         from: usize,
     ) -> Result<(), CollectiveError> {
-        let Some(peers) = self.backend.as_deref() else { return Ok(()) };
-        self.timed(peers, CollectiveOp::Broadcast(from), |peers| peers.broadcast(s, x, from))
+        let Some(backend) = self.backend.as_deref() else { return Ok(()) };
+        self.timed(backend, CollectiveOp::Broadcast(from), |backend| backend.broadcast(s, x, from))
     }
 
     /// Returns after every rank has called it.
     pub fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError> {
-        let Some(peers) = self.backend.as_deref() else { return Ok(()) };
-        self.timed(peers, CollectiveOp::Barrier, |peers| peers.barrier(s))
+        let Some(backend) = self.backend.as_deref() else { return Ok(()) };
+        self.timed(backend, CollectiveOp::Barrier, |backend| backend.barrier(s))
     }
 }
 
@@ -363,19 +378,19 @@ fn check_rows(
     own: MatRef<'_>,
     all: MatRef<'_>,
 ) -> Result<(), CollectiveError> {
-    let refused = |what, got| Err(CollectiveError::Shape { collective, what, got, size });
+    let reject = |what, got| Err(CollectiveError::Shape { collective, what, got, size });
     if !all.rows().is_multiple_of(size) || own.rows() > all.rows() / size {
-        return refused("rows", all.rows());
+        return reject("rows", all.rows());
     }
     if all.cols() != own.cols() || all.dtype() != own.dtype() {
-        return refused("columns", all.cols());
+        return reject("columns", all.cols());
     }
     Ok(())
 }
 
 impl std::fmt::Debug for ParallelGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Group({} of {})", self.rank(), self.size())
+        write!(f, "ParallelGroup({} of {})", self.rank(), self.size())
     }
 }
 
@@ -384,7 +399,7 @@ mod tests {
     use super::*;
 
     /// Minimum duration of a call of `all_reduce`.
-    const SLOW: Duration = Duration::from_millis(2);
+    const MIN_DURATION: Duration = Duration::from_millis(2);
 
     /// Backend with peers that writes a different value for each operation.
     struct MarkerBackend {
@@ -399,7 +414,7 @@ mod tests {
             self.size
         }
         fn all_reduce(&self, _: &DeviceStream, mut x: MatMut<'_>) -> Result<(), CollectiveError> {
-            std::thread::sleep(SLOW);
+            std::thread::sleep(MIN_DURATION);
             x.row_mut::<f32>(0)[0] = 1.0;
             Ok(())
         }
@@ -484,7 +499,7 @@ mod tests {
         {
             assert_eq!((group.rank(), group.size()), (0, 1));
             assert_eq!(call_all(&group), ([0.0; 6], Ok(())));
-            assert_eq!(group.take_times(), [], "nothing was asked of anybody");
+            assert_eq!(group.take_times(), [], "no call is recorded");
         }
     }
 
@@ -496,11 +511,11 @@ mod tests {
         for _ in 0..3 {
             group.all_reduce(&s, MatMut::of(&mut x, 1, 4).unwrap()).unwrap();
         }
-        assert!(group.barrier(&s).is_err(), "its time counts, too");
-        let spent = group.take_times();
-        let operations: Vec<CollectiveOp> = spent.iter().map(|spent| spent.op).collect();
-        assert_eq!(operations, [CollectiveOp::AllReduce, CollectiveOp::Barrier]);
-        assert!(spent[0].time >= 3 * SLOW, "{spent:?}");
+        assert!(group.barrier(&s).is_err(), "the time of a failed call is included");
+        let times = group.take_times();
+        let ops: Vec<CollectiveOp> = times.iter().map(|entry| entry.op).collect();
+        assert_eq!(ops, [CollectiveOp::AllReduce, CollectiveOp::Barrier]);
+        assert!(times[0].time >= 3 * MIN_DURATION, "{times:?}");
         assert_eq!(group.take_times(), []);
     }
 
@@ -520,17 +535,20 @@ mod tests {
         let s = DeviceStream::default();
         let mut y = [0.0_f32; 3];
         let own = MatRef::of(&[0.0_f32; 2], 2, 1).unwrap();
-        let odd = group.all_gather_rows(&s, own, MatMut::of(&mut y, 3, 1).unwrap());
-        assert!(matches!(odd, Err(CollectiveError::Shape { what: "rows", got: 3, .. })));
-        let few = group.reduce_scatter(&s, own, MatMut::of(&mut y[..2], 2, 1).unwrap());
-        assert!(matches!(few, Err(CollectiveError::Shape { what: "rows", got: 2, .. })));
-        let few = group.exchange_counts(&[1]);
-        assert!(matches!(few, Err(CollectiveError::Shape { what: "numbers", got: 1, .. })));
+        let rejected = group.all_gather_rows(&s, own, MatMut::of(&mut y, 3, 1).unwrap());
+        assert!(matches!(rejected, Err(CollectiveError::Shape { what: "rows", got: 3, .. })));
+        let rejected = group.reduce_scatter(&s, own, MatMut::of(&mut y[..2], 2, 1).unwrap());
+        assert!(matches!(rejected, Err(CollectiveError::Shape { what: "rows", got: 2, .. })));
+        let rejected = group.exchange_counts(&[1]);
+        assert!(matches!(
+            rejected,
+            Err(CollectiveError::Shape { what: "number of counts", got: 1, .. })
+        ));
         let counts = group.exchange_counts(&[0, 2]).unwrap();
-        let full = group.all_to_all(&s, own, MatMut::of(&mut y, 3, 1).unwrap(), &counts);
+        let rejected = group.all_to_all(&s, own, MatMut::of(&mut y, 3, 1).unwrap(), &counts);
         let what = "rows of the result";
         assert_eq!(
-            full,
+            rejected,
             Err(CollectiveError::Shape { collective: "all_to_all", what, got: 3, size: 2 })
         );
     }

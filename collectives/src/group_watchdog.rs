@@ -50,14 +50,8 @@ pub(crate) struct GroupWatchdog {
 }
 
 impl GroupHealth {
-    pub(crate) fn new(memory: Arc<SharedMemory>, place: GroupLayout, rank: usize) -> Self {
-        Self {
-            memory,
-            layout: place,
-            rank,
-            failure: Mutex::default(),
-            done_calls: AtomicU32::new(0),
-        }
+    pub(crate) fn new(memory: Arc<SharedMemory>, layout: GroupLayout, rank: usize) -> Self {
+        Self { memory, layout, rank, failure: Mutex::default(), done_calls: AtomicU32::new(0) }
     }
 
     /// Errors: the group has failed on this rank, or a peer has aborted it. The device of an aborted peer may
@@ -93,11 +87,12 @@ impl GroupHealth {
         let done = self.done_calls.swap(sequence, SeqCst);
         // Sequence numbers wrap around; steps complete in order.
         let new = sequence.wrapping_sub(done).min(CALL_HISTORY_LEN as u32);
-        for back in (0..new).rev() {
-            let sequence = sequence.wrapping_sub(back);
-            let note = &self.memory.words()[self.layout.call_record(self.rank, sequence)];
-            if note[..CALL_WORDS][0].load(Relaxed) == sequence {
-                CollectiveCall { state: CallState::Done, ..CollectiveCall::read(note) }.write(note);
+        for age in (0..new).rev() {
+            let sequence = sequence.wrapping_sub(age);
+            let record = &self.memory.words()[self.layout.call_record(self.rank, sequence)];
+            if record[..CALL_WORDS][0].load(Relaxed) == sequence {
+                CollectiveCall { state: CallState::Done, ..CollectiveCall::read(record) }
+                    .write(record);
             }
         }
     }
@@ -125,12 +120,12 @@ impl GroupWatchdog {
         communicator: &Arc<GpuCommunicator>,
         peers: Option<&Arc<PeerMemory>>,
     ) -> Result<Self, CollectiveError> {
-        let over = Arc::new(AtomicBool::new(false));
-        let (watched, ended) = (Arc::clone(health), Arc::clone(&over));
+        let stopped = Arc::new(AtomicBool::new(false));
+        let (watched, stop_flag) = (Arc::clone(health), Arc::clone(&stopped));
         let (communicator, peers) = (Arc::clone(communicator), peers.cloned());
         let watch = move || {
             let first_failure = || {
-                while !ended.load(SeqCst) {
+                while !stop_flag.load(SeqCst) {
                     let checked = watched.check_peers().and_then(|()| Ok(communicator.is_ready()?));
                     if let Err(error) = checked {
                         return Some(error);
@@ -151,10 +146,10 @@ impl GroupWatchdog {
             }
             communicator.abort();
         };
-        let thread = thread::Builder::new().name("ranks".to_owned()).spawn(watch);
+        let thread = thread::Builder::new().name("rank-watchdog".to_owned()).spawn(watch);
         let thread =
             thread.map_err(|error| CollectiveError::WatchdogStart { error: error.to_string() })?;
-        Ok(Self { health: Arc::clone(health), stopped: over, thread: Some(thread) })
+        Ok(Self { health: Arc::clone(health), stopped, thread: Some(thread) })
     }
 }
 
@@ -177,16 +172,16 @@ mod tests {
 
     #[test]
     fn results_after_an_abort_by_a_peer_are_rejected() {
-        let meeting = SharedMemoryRendezvous::create(&[3]).unwrap();
-        let group = |rank| meeting.join(0, rank).unwrap();
-        let (groups, lost) =
+        let rendezvous = SharedMemoryRendezvous::create(&[3]).unwrap();
+        let group = |rank| rendezvous.join(0, rank).unwrap();
+        let (groups, rank_failed) =
             ([group(0), group(1), group(2)], CollectiveError::RankFailed { rank: 2 });
         let health: Vec<_> = groups.iter().map(|group| Arc::new(group.health())).collect();
-        let launched = LaunchCheckpoint::new(&health[0], 0);
-        launched.finish().unwrap();
+        let checkpoint = LaunchCheckpoint::new(&health[0], 0);
+        checkpoint.finish().unwrap();
         // Rank 1 detects the failure of rank 2; rank 0 has not checked yet.
-        abort_group(health[1].memory.words(), &health[1].layout, 1, &lost);
-        assert_eq!(launched.finish(), Err(lost.clone()));
-        assert_eq!(health[0].check_peers(), Err(lost));
+        abort_group(health[1].memory.words(), &health[1].layout, 1, &rank_failed);
+        assert_eq!(checkpoint.finish(), Err(rank_failed.clone()));
+        assert_eq!(health[0].check_peers(), Err(rank_failed));
     }
 }

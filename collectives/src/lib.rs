@@ -24,7 +24,7 @@ pub use collective_call::{CallState, CollectiveCall, CollectiveOp};
 pub use communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
 pub use device_group::DeviceGroup;
 pub use error::CollectiveError;
-pub use group::{CollectiveBackend, CollectiveTime, ParallelGroup};
+pub use group::{AllReduceNormArgs, CollectiveBackend, CollectiveTime, ParallelGroup};
 pub use group_watchdog::LaunchCheckpoint;
 pub use peer_memory::{PeerMemory, PeerMemoryHandle, PeerRankId};
 pub use rendezvous::SharedMemoryRendezvous;

@@ -46,22 +46,22 @@ impl PeerWaiter {
     pub(crate) fn wait_for_round(
         &self,
         words: &[AtomicU32],
-        place: &GroupLayout,
+        layout: &GroupLayout,
         peer: usize,
         round: u32,
         call: &CollectiveCall,
     ) -> Result<(), CollectiveError> {
-        let posted = &words[place.rank_flag(peer, RankFlag::RoundsPosted)];
+        let posted = &words[layout.rank_flag(peer, RankFlag::RoundsPosted)];
         for _ in 0..self.spins {
             if has_reached_round(posted.load(Acquire), round) {
                 return Ok(());
             }
             spin_loop();
         }
-        let asleep = &words[place.rank_flag(peer, RankFlag::SleepingThreads)];
-        asleep.fetch_add(1, SeqCst);
-        let result = sleep_until_round(words, place, peer, round, call);
-        asleep.fetch_sub(1, SeqCst);
+        let sleepers = &words[layout.rank_flag(peer, RankFlag::SleepingThreads)];
+        sleepers.fetch_add(1, SeqCst);
+        let result = sleep_until_round(words, layout, peer, round, call);
+        sleepers.fetch_sub(1, SeqCst);
         result
     }
 
@@ -75,26 +75,26 @@ impl PeerWaiter {
 /// Aborts the group for all ranks on behalf of `rank`; the first cause is kept.
 pub(crate) fn abort_group(
     words: &[AtomicU32],
-    place: &GroupLayout,
+    layout: &GroupLayout,
     rank: usize,
     error: &CollectiveError,
 ) {
-    let culprit = match error {
+    let failed_rank = match error {
         CollectiveError::RankFailed { rank } | CollectiveError::RankTimeout { rank, .. } => *rank,
         _ => rank,
     };
-    let _ = words[place.abort_flag()].compare_exchange(0, culprit as u32 + 1, SeqCst, Relaxed);
-    for rank in 0..place.size {
-        PeerWaiter::wake_waiters(&words[place.rank_flag(rank, RankFlag::RoundsPosted)]);
+    let _ = words[layout.abort_flag()].compare_exchange(0, failed_rank as u32 + 1, SeqCst, Relaxed);
+    for rank in 0..layout.size {
+        PeerWaiter::wake_waiters(&words[layout.rank_flag(rank, RankFlag::RoundsPosted)]);
     }
 }
 
 /// Errors: the group was aborted.
 pub(crate) fn check_not_aborted(
     words: &[AtomicU32],
-    place: &GroupLayout,
+    layout: &GroupLayout,
 ) -> Result<(), CollectiveError> {
-    match words[place.abort_flag()].load(SeqCst) {
+    match words[layout.abort_flag()].load(SeqCst) {
         0 => Ok(()),
         ABORTED_BY_CREATOR => Err(CollectiveError::Aborted),
         rank => Err(CollectiveError::RankFailed { rank: rank as usize - 1 }),
@@ -103,31 +103,31 @@ pub(crate) fn check_not_aborted(
 
 fn sleep_until_round(
     words: &[AtomicU32],
-    place: &GroupLayout,
+    layout: &GroupLayout,
     peer: usize,
     round: u32,
     call: &CollectiveCall,
 ) -> Result<(), CollectiveError> {
-    let posted = &words[place.rank_flag(peer, RankFlag::RoundsPosted)];
+    let posted = &words[layout.rank_flag(peer, RankFlag::RoundsPosted)];
     let since = Instant::now();
-    let patience = if round == 1 { FIRST_ROUND_TIMEOUT } else { ROUND_TIMEOUT };
+    let timeout = if round == 1 { FIRST_ROUND_TIMEOUT } else { ROUND_TIMEOUT };
     loop {
         let seen = posted.load(SeqCst);
         if has_reached_round(seen, round) {
             return Ok(());
         }
-        check_not_aborted(words, place)?;
-        if words[place.rank_flag(peer, RankFlag::HasLeft)].load(SeqCst) != 0 {
+        check_not_aborted(words, layout)?;
+        if words[layout.rank_flag(peer, RankFlag::HasLeft)].load(SeqCst) != 0 {
             return Err(CollectiveError::RankFailed { rank: peer });
         }
-        if since.elapsed() > patience {
-            let seconds = patience.as_secs();
+        if since.elapsed() > timeout {
+            let seconds = timeout.as_secs();
             return Err(CollectiveError::RankTimeout { rank: peer, call: *call, seconds });
         }
         // A changed word (EAGAIN) and a signal (EINTR) are not errors: the loop checks again.
-        let napped = futex::wait(posted, futex::Flags::empty(), seen, Some(&SLEEP_INTERVAL));
-        let process = words[place.rank_flag(peer, RankFlag::ProcessId)].load(SeqCst);
-        if napped == Err(Errno::TIMEDOUT)
+        let woken = futex::wait(posted, futex::Flags::empty(), seen, Some(&SLEEP_INTERVAL));
+        let process = words[layout.rank_flag(peer, RankFlag::ProcessId)].load(SeqCst);
+        if woken == Err(Errno::TIMEDOUT)
             && process_has_exited(process)
             && !has_reached_round(posted.load(SeqCst), round)
         {
@@ -147,8 +147,8 @@ pub(crate) fn process_has_exited(process: u32) -> bool {
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => {
             let mut watched = [PollFd::new(&process, PollFlags::IN)];
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            matches!(poll(&mut watched, Some(&now)), Ok(1))
+            let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+            matches!(poll(&mut watched, Some(&no_wait)), Ok(1))
         }
         Err(error) => error == Errno::SRCH,
     }

@@ -32,28 +32,28 @@ pub struct SharedMemoryRendezvous {
 impl SharedMemoryRendezvous {
     /// Creates memory for groups of these sizes, with no rank joined.
     pub fn create(sizes: &[usize]) -> Result<Self, CollectiveError> {
-        let places = group_layouts(sizes);
-        let words = places.last().map_or(HEADER_WORDS, |place| place.words().end);
-        let make = || -> io::Result<(File, SharedMemory)> {
+        let layouts = group_layouts(sizes);
+        let words = layouts.last().map_or(HEADER_WORDS, |layout| layout.words().end);
+        let create = || -> io::Result<(File, SharedMemory)> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-            let file = File::from(memfd_create("hadron-meeting", flags)?);
+            let file = File::from(memfd_create("hadron-rendezvous", flags)?);
             file.set_len(words as u64 * 4)?;
             fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
             let memory = SharedMemory::map(&file, words)?;
             Ok((file, memory))
         };
-        let (file, memory) = make().map_err(|error| memory_error(Path::new("memfd"), &error))?;
+        let (file, memory) = create().map_err(|error| memory_error(Path::new("memfd"), &error))?;
         for (word, value) in memory.words().iter().zip([MAGIC, LAYOUT_VERSION, words as u32]) {
             word.store(value, SeqCst);
         }
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into();
-        Ok(Self { file, path, memory: Arc::new(memory), layouts: places })
+        Ok(Self { file, path, memory: Arc::new(memory), layouts })
     }
 
     /// Maps memory that another process has created for groups of the same sizes.
     pub fn open(path: &Path, sizes: &[usize]) -> Result<Self, CollectiveError> {
-        let places = group_layouts(sizes);
-        let words = places.last().map_or(HEADER_WORDS, |place| place.words().end);
+        let layouts = group_layouts(sizes);
+        let words = layouts.last().map_or(HEADER_WORDS, |layout| layout.words().end);
         let map = || -> io::Result<(File, SharedMemory)> {
             let file = File::options().read(true).write(true).open(path)?;
             let memory = SharedMemory::map(&file, words)?;
@@ -62,10 +62,10 @@ impl SharedMemoryRendezvous {
         let (file, memory) = map().map_err(|error| memory_error(path, &error))?;
         let found: Vec<u32> = memory.words()[..3].iter().map(|word| word.load(Acquire)).collect();
         if found != [MAGIC, LAYOUT_VERSION, words as u32] {
-            let text = format!("not the meeting of groups of {sizes:?} ranks");
+            let text = format!("not the shared memory of groups of {sizes:?} ranks");
             return Err(memory_error(path, &io::Error::other(text)));
         }
-        Ok(Self { file, path: path.to_owned(), memory: Arc::new(memory), layouts: places })
+        Ok(Self { file, path: path.to_owned(), memory: Arc::new(memory), layouts })
     }
 
     /// Path under which other processes of this host can open the memory, valid until this value is dropped.
@@ -79,19 +79,19 @@ impl SharedMemoryRendezvous {
     ///
     /// # Panics If `group` or `rank` is out of range.
     pub fn join(&self, group: usize, rank: usize) -> Result<SharedMemoryGroup, CollectiveError> {
-        let place = self.layouts[group];
-        assert!(rank < place.size, "rank {rank} of {}", place.size);
-        SharedMemoryGroup::join(Arc::clone(&self.memory), place, rank)
+        let layout = self.layouts[group];
+        assert!(rank < layout.size, "rank {rank} of {}", layout.size);
+        SharedMemoryGroup::join(Arc::clone(&self.memory), layout, rank)
     }
 
     /// Makes all current and later waits of all ranks fail.
     pub fn abort(&self) {
         let words = self.memory.words();
-        for place in &self.layouts {
+        for layout in &self.layouts {
             let _ =
-                words[place.abort_flag()].compare_exchange(0, ABORTED_BY_CREATOR, SeqCst, Relaxed);
-            for rank in 0..place.size {
-                PeerWaiter::wake_waiters(&words[place.rank_flag(rank, RankFlag::RoundsPosted)]);
+                words[layout.abort_flag()].compare_exchange(0, ABORTED_BY_CREATOR, SeqCst, Relaxed);
+            for rank in 0..layout.size {
+                PeerWaiter::wake_waiters(&words[layout.rank_flag(rank, RankFlag::RoundsPosted)]);
             }
         }
     }
@@ -100,11 +100,11 @@ impl SharedMemoryRendezvous {
     /// time.
     #[must_use]
     pub fn call_history(&self, group: usize, rank: usize) -> Vec<CollectiveCall> {
-        let (words, place) = (self.memory.words(), &self.layouts[group]);
-        let last = words[place.rank_flag(rank, RankFlag::CallsBegun)].load(Acquire);
+        let (words, layout) = (self.memory.words(), &self.layouts[group]);
+        let last = words[layout.rank_flag(rank, RankFlag::CallsBegun)].load(Acquire);
         let oldest = last.saturating_sub(CALL_HISTORY_LEN as u32 - 1).max(1);
         (oldest..=last)
-            .map(|sequence| CollectiveCall::read(&words[place.call_record(rank, sequence)]))
+            .map(|sequence| CollectiveCall::read(&words[layout.call_record(rank, sequence)]))
             .collect()
     }
 

@@ -22,23 +22,24 @@ impl SharedMemoryGroup {
         own: MatRef<'_>,
         all: &mut MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        let most = all.rows() / self.layout.size;
-        for (i, piece) in (0..).zip(split_into_chunks::<T>(most, own.cols(), SLOT_WORDS_WITH_COUNT))
+        let max_rows = all.rows() / self.layout.size;
+        for (i, chunk) in
+            (0..).zip(split_into_chunks::<T>(max_rows, own.cols(), SLOT_WORDS_WITH_COUNT))
         {
             let slot = self.round(call, i, |words| {
-                write_chunk::<T>(own, &piece.truncate_rows(own.rows()), words);
+                write_chunk::<T>(own, &chunk.truncate_rows(own.rows()), words);
                 words[SLOT_WORDS_WITH_COUNT].store(own.rows() as u32, Relaxed);
             })?;
-            let width = T::words(piece.cols.len());
+            let width = T::words(chunk.cols.len());
             for rank in 0..self.layout.size {
                 let words = self.slot(rank, slot);
-                let brought = words[SLOT_WORDS_WITH_COUNT].load(Relaxed) as usize;
-                for (row, words) in piece.rows.clone().zip(words.chunks_exact(width)) {
-                    let to = row_of_chunk::<T>(all, rank * most + row, &piece);
-                    if row >= brought {
+                let row_count = words[SLOT_WORDS_WITH_COUNT].load(Relaxed) as usize;
+                for (row, words) in chunk.rows.clone().zip(words.chunks_exact(width)) {
+                    let to = row_of_chunk::<T>(all, rank * max_rows + row, &chunk);
+                    if row >= row_count {
                         to.fill(T::PADDING);
                     } else if rank == self.rank {
-                        to.copy_from_slice(&own.row::<T>(row)[piece.cols.clone()]);
+                        to.copy_from_slice(&own.row::<T>(row)[chunk.cols.clone()]);
                     } else {
                         T::read_words(words, to);
                     }
@@ -56,22 +57,22 @@ impl SharedMemoryGroup {
     ) -> Result<(), CollectiveError> {
         let first = x.rows() / self.layout.size * self.rank;
         let mut sums = self.sum_buffer.borrow_mut();
-        for (i, piece) in (0..).zip(split_into_chunks::<T>(x.rows(), x.cols(), SLOT_WORDS)) {
-            let slot = self.round(call, i, |words| write_chunk::<T>(x, &piece, words))?;
-            let (cols, width) = (piece.cols.clone(), T::words(piece.cols.len()));
-            let wanted = piece.rows.start.max(first)..piece.rows.end.min(first + own.rows());
-            for row in wanted {
+        for (i, chunk) in (0..).zip(split_into_chunks::<T>(x.rows(), x.cols(), SLOT_WORDS)) {
+            let slot = self.round(call, i, |words| write_chunk::<T>(x, &chunk, words))?;
+            let (cols, width) = (chunk.cols.clone(), T::words(chunk.cols.len()));
+            let own_rows = chunk.rows.start.max(first)..chunk.rows.end.min(first + own.rows());
+            for row in own_rows {
                 sums.clear();
                 sums.resize(cols.len(), 0.0);
                 for rank in 0..self.layout.size {
                     if rank == self.rank {
                         T::add_row(&mut sums, &x.row::<T>(row)[cols.clone()]);
                     } else {
-                        let at = (row - piece.rows.start) * width;
+                        let at = (row - chunk.rows.start) * width;
                         T::add_words(&mut sums, &self.slot(rank, slot)[at..at + width]);
                     }
                 }
-                T::store(&sums, row_of_chunk::<T>(&mut own, row - first, &piece));
+                T::store(&sums, row_of_chunk::<T>(&mut own, row - first, &chunk));
             }
         }
         Ok(())
@@ -99,24 +100,24 @@ impl SharedMemoryGroup {
         y: &mut MatMut<'_>,
         counts: &RowCounts,
     ) -> Result<(), CollectiveError> {
-        let cut = |rank| split_into_chunks::<T>(counts.sent_by(rank), x.cols(), SLOT_WORDS);
-        let cuts: Vec<Vec<MatrixChunk>> = (0..self.layout.size).map(cut).collect();
-        for i in 0..cuts.iter().map(Vec::len).max().unwrap_or(0) {
+        let chunks_of = |rank| split_into_chunks::<T>(counts.sent_by(rank), x.cols(), SLOT_WORDS);
+        let chunks_by_rank: Vec<Vec<MatrixChunk>> = (0..self.layout.size).map(chunks_of).collect();
+        for i in 0..chunks_by_rank.iter().map(Vec::len).max().unwrap_or(0) {
             let slot = self.round(call, i as u32, |words| {
-                if let Some(piece) = cuts[self.rank].get(i) {
-                    write_chunk::<T>(x, piece, words);
+                if let Some(chunk) = chunks_by_rank[self.rank].get(i) {
+                    write_chunk::<T>(x, chunk, words);
                 }
             })?;
-            for (rank, pieces) in cuts.iter().enumerate() {
-                let Some(piece) = pieces.get(i) else { continue };
-                let width = T::words(piece.cols.len());
-                let (theirs, mine) = counts.send_range_and_offset(rank, self.rank);
-                for row in piece.rows.start.max(theirs.start)..piece.rows.end.min(theirs.end) {
-                    let to = row_of_chunk::<T>(y, mine + row - theirs.start, piece);
+            for (rank, chunks) in chunks_by_rank.iter().enumerate() {
+                let Some(chunk) = chunks.get(i) else { continue };
+                let width = T::words(chunk.cols.len());
+                let (range, offset) = counts.send_range_and_offset(rank, self.rank);
+                for row in chunk.rows.start.max(range.start)..chunk.rows.end.min(range.end) {
+                    let to = row_of_chunk::<T>(y, offset + row - range.start, chunk);
                     if rank == self.rank {
-                        to.copy_from_slice(&x.row::<T>(row)[piece.cols.clone()]);
+                        to.copy_from_slice(&x.row::<T>(row)[chunk.cols.clone()]);
                     } else {
-                        let at = (row - piece.rows.start) * width;
+                        let at = (row - chunk.rows.start) * width;
                         T::read_words(&self.slot(rank, slot)[at..at + width], to);
                     }
                 }

@@ -44,7 +44,7 @@ impl RowCounts {
 
     /// Number of rows that are sent from one rank to another rank.
     #[must_use]
-    pub fn crossing_rows(&self) -> usize {
+    pub fn rows_to_other_ranks(&self) -> usize {
         (0..self.size).map(|rank| self.sent_by(rank) - self.rows_from(rank)[rank]).sum()
     }
 
@@ -52,16 +52,16 @@ impl RowCounts {
     #[must_use]
     pub fn reversed(&self) -> Self {
         let size = self.size;
-        let back = |i| self.rows_from(i % size)[i / size];
-        Self { rows: (0..size * size).map(back).collect(), size }
+        let transposed = |i| self.rows_from(i % size)[i / size];
+        Self { rows: (0..size * size).map(transposed).collect(), size }
     }
 
     /// Rows from rank `from` to rank `to`: their range among the sent rows, and their offset among the
     /// received rows.
     pub(crate) fn send_range_and_offset(&self, from: usize, to: usize) -> (Range<usize>, usize) {
         let start: usize = self.rows_from(from)[..to].iter().sum();
-        let before = (0..from).map(|rank| self.rows_from(rank)[to]).sum();
-        (start..start + self.rows_from(from)[to], before)
+        let offset = (0..from).map(|rank| self.rows_from(rank)[to]).sum();
+        (start..start + self.rows_from(from)[to], offset)
     }
 }
 
@@ -75,13 +75,13 @@ mod tests {
         assert_eq!((counts.rows_from(0), counts.sent_by(2)), (&[1, 2, 0][..], 9));
         assert_eq!([0, 1, 2].map(|to| counts.received_by(to)), [5, 2, 8]);
         assert_eq!(counts.send_range_and_offset(2, 2), (4..9, 3));
-        assert_eq!(counts.crossing_rows(), 9);
-        let back = counts.reversed();
-        assert_eq!(back.rows_from(2), [0, 3, 5]);
+        assert_eq!(counts.rows_to_other_ranks(), 9);
+        let reversed = counts.reversed();
+        assert_eq!(reversed.rows_from(2), [0, 3, 5]);
         for rank in 0..3 {
-            assert_eq!(back.sent_by(rank), counts.received_by(rank));
-            assert_eq!(back.received_by(rank), counts.sent_by(rank));
+            assert_eq!(reversed.sent_by(rank), counts.received_by(rank));
+            assert_eq!(reversed.received_by(rank), counts.sent_by(rank));
         }
-        assert_eq!(back.reversed(), counts);
+        assert_eq!(reversed.reversed(), counts);
     }
 }

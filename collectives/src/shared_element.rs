@@ -80,7 +80,7 @@ impl ReducibleElement for f32 {
 }
 
 /// 16-bit types: a word contains two elements, the first in its lower half.
-macro_rules! halves {
+macro_rules! impl_16_bit {
     ($($half:ty),*) => {$(
         impl SharedElement for $half {
             const PER_WORD: usize = 2;
@@ -123,7 +123,7 @@ macro_rules! halves {
         }
     )*};
 }
-halves!(bf16, f16);
+impl_16_bit!(bf16, f16);
 
 /// Part of a matrix that fits into a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,34 +142,37 @@ impl MatrixChunk {
     }
 }
 
-/// Splits a matrix into chunks of up to `slot` words: whole rows if a row fits, otherwise parts of rows.
+/// Splits a matrix into chunks of up to `slot_words` words: whole rows if a row fits, otherwise parts of rows.
 pub(crate) fn split_into_chunks<T: SharedElement>(
     rows: usize,
     cols: usize,
-    slot: usize,
+    slot_words: usize,
 ) -> Vec<MatrixChunk> {
     let width = T::words(cols);
     if width == 0 {
         return Vec::new();
     }
-    let (rows_each, cols_each) =
-        if width <= slot { (slot / width, cols) } else { (1, slot * T::PER_WORD) };
-    let within = |r: usize| {
+    let (rows_each, cols_each) = if width <= slot_words {
+        (slot_words / width, cols)
+    } else {
+        (1, slot_words * T::PER_WORD)
+    };
+    let row_chunks = |r: usize| {
         (0..cols).step_by(cols_each).map(move |c| MatrixChunk {
             rows: r..(r + rows_each).min(rows),
             cols: c..(c + cols_each).min(cols),
         })
     };
-    (0..rows).step_by(rows_each).flat_map(within).collect()
+    (0..rows).step_by(rows_each).flat_map(row_chunks).collect()
 }
 
-/// Returns the columns of `piece` in a row.
+/// Returns the columns of `chunk` in a row.
 pub(crate) fn row_of_chunk<'a, T: SharedElement>(
     x: &'a mut MatMut<'_>,
     row: usize,
-    piece: &MatrixChunk,
+    chunk: &MatrixChunk,
 ) -> &'a mut [T] {
-    &mut x.row_mut::<T>(row)[piece.cols.clone()]
+    &mut x.row_mut::<T>(row)[chunk.cols.clone()]
 }
 
 /// Whether a reduction supports the element type.
@@ -183,17 +186,20 @@ mod tests {
 
     #[test]
     fn chunks_cover_each_element_once() {
-        for (rows, cols, slot) in
+        for (rows, cols, slot_words) in
             [(1, 1, 1), (5, 3, 7), (3, 10, 4), (2, 11, 4), (0, 4, 4), (4, 0, 4)]
         {
             let mut seen = vec![0; rows * cols];
-            for piece in split_into_chunks::<bf16>(rows, cols, slot) {
-                assert!(piece.rows.len() * bf16::words(piece.cols.len()) <= slot, "{piece:?}");
-                for (r, c) in piece.rows.flat_map(|r| piece.cols.clone().map(move |c| (r, c))) {
+            for chunk in split_into_chunks::<bf16>(rows, cols, slot_words) {
+                assert!(
+                    chunk.rows.len() * bf16::words(chunk.cols.len()) <= slot_words,
+                    "{chunk:?}"
+                );
+                for (r, c) in chunk.rows.flat_map(|r| chunk.cols.clone().map(move |c| (r, c))) {
                     seen[r * cols + c] += 1;
                 }
             }
-            assert!(seen.iter().all(|&n| n == 1), "{rows} x {cols} by {slot}");
+            assert!(seen.iter().all(|&n| n == 1), "{rows} x {cols}, slots of {slot_words} words");
         }
     }
 }

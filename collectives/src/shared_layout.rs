@@ -53,12 +53,12 @@ pub(crate) struct GroupLayout {
 /// Locations of consecutive groups of these sizes.
 pub(crate) fn group_layouts(sizes: &[usize]) -> Vec<GroupLayout> {
     let mut first = HEADER_WORDS;
-    let place = |&size: &usize| {
-        let place = GroupLayout { first, size };
-        first = place.words().end;
-        place
+    let layout = |&size: &usize| {
+        let layout = GroupLayout { first, size };
+        first = layout.words().end;
+        layout
     };
-    sizes.iter().map(place).collect()
+    sizes.iter().map(layout).collect()
 }
 
 impl GroupLayout {
@@ -115,12 +115,12 @@ mod tests {
 
     #[test]
     fn layout_regions_do_not_overlap() {
-        let places = group_layouts(&[2, 1, 3]);
+        let layouts = group_layouts(&[2, 1, 3]);
         let head = 0..HEADER_WORDS;
         let mut used: Vec<Range<usize>> = std::iter::once(head).collect();
-        for place in &places {
-            used.push(place.abort_flag()..place.abort_flag() + 1);
-            for rank in 0..place.size {
+        for layout in &layouts {
+            used.push(layout.abort_flag()..layout.abort_flag() + 1);
+            for rank in 0..layout.size {
                 let flags = [
                     RankFlag::RoundsPosted,
                     RankFlag::SleepingThreads,
@@ -128,17 +128,19 @@ mod tests {
                     RankFlag::ProcessId,
                     RankFlag::HasLeft,
                 ];
-                used.extend(flags.map(|f| place.rank_flag(rank, f)..place.rank_flag(rank, f) + 1));
-                used.extend([0, 1].map(|slot| place.slot_header(rank, slot)));
                 used.extend(
-                    (0..CALL_HISTORY_LEN as u32).map(|sequence| place.call_record(rank, sequence)),
+                    flags.map(|f| layout.rank_flag(rank, f)..layout.rank_flag(rank, f) + 1),
                 );
-                used.extend([0, 1].map(|slot| place.slot(rank, slot)));
+                used.extend([0, 1].map(|slot| layout.slot_header(rank, slot)));
+                used.extend(
+                    (0..CALL_HISTORY_LEN as u32).map(|sequence| layout.call_record(rank, sequence)),
+                );
+                used.extend([0, 1].map(|slot| layout.slot(rank, slot)));
             }
         }
         used.sort_by_key(|range| range.start);
         assert!(used.windows(2).all(|pair| pair[0].end <= pair[1].start));
-        assert!(used.last().unwrap().end <= places[2].words().end);
-        assert_eq!(places[0].words().end, places[1].words().start);
+        assert!(used.last().unwrap().end <= layouts[2].words().end);
+        assert_eq!(layouts[0].words().end, layouts[1].words().start);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
 use device::{DType, DeviceStream, MatMut, MatRef, SharedMemory, bf16, f16};
 
-use crate::collective_call::CALL_WORDS;
+use crate::collective_call::{CALL_WORDS, CallShape};
 use crate::group_watchdog::GroupHealth;
 use crate::peer_waiter::{PeerWaiter, abort_group};
 use crate::shared_element::{
@@ -37,19 +37,19 @@ pub struct SharedMemoryGroup {
 impl SharedMemoryGroup {
     pub(crate) fn join(
         memory: Arc<SharedMemory>,
-        place: GroupLayout,
+        layout: GroupLayout,
         rank: usize,
     ) -> Result<Self, CollectiveError> {
-        let process = &memory.words()[place.rank_flag(rank, RankFlag::ProcessId)];
+        let process = &memory.words()[layout.rank_flag(rank, RankFlag::ProcessId)];
         let joined = process.compare_exchange(0, std::process::id(), SeqCst, SeqCst);
         if joined.is_err() {
             return Err(CollectiveError::RankTaken { rank });
         }
         Ok(Self {
             memory,
-            layout: place,
+            layout,
             rank,
-            peer_waiter: PeerWaiter::new(place.size),
+            peer_waiter: PeerWaiter::new(layout.size),
             rounds: Cell::new(0),
             calls: Cell::new(0),
             sum_buffer: RefCell::default(),
@@ -67,11 +67,11 @@ impl SharedMemoryGroup {
     /// Runs a call and keeps its record in shared memory up to date.
     fn run_call(
         &self,
-        operation: CollectiveOp,
-        (dtype, rows, cols): (DType, usize, usize),
+        op: CollectiveOp,
+        shape: CallShape,
         run: impl FnOnce(&CollectiveCall) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        let call = self.record_call(CollectiveCall::new(operation, dtype, rows, cols));
+        let call = self.record_call(CollectiveCall::new(op, shape));
         let result = run(&call);
         let state = if result.is_ok() { CallState::Done } else { CallState::Failed };
         CollectiveCall { state, ..call }
@@ -113,16 +113,16 @@ impl SharedMemoryGroup {
     pub(crate) fn round(
         &self,
         call: &CollectiveCall,
-        piece: u32,
-        put: impl FnOnce(&[AtomicU32]),
+        chunk: u32,
+        write: impl FnOnce(&[AtomicU32]),
     ) -> Result<usize, CollectiveError> {
         let round = self.rounds.get().wrapping_add(1);
         self.rounds.set(round);
         let slot = round as usize % 2;
-        put(self.slot(self.rank, slot));
-        let about = self.slot_header(self.rank, slot);
-        call.write(about);
-        about[CALL_WORDS].store(piece, Relaxed);
+        write(self.slot(self.rank, slot));
+        let header = self.slot_header(self.rank, slot);
+        call.write(header);
+        header[CALL_WORDS].store(chunk, Relaxed);
         // After all other writes. Sequentially consistent, as is the count of sleeping threads: at least one
         // of the two sides sees the other's store.
         self.flag(self.rank, RankFlag::RoundsPosted).store(round, SeqCst);
@@ -131,9 +131,9 @@ impl SharedMemoryGroup {
         }
         for peer in (0..self.layout.size).filter(|&peer| peer != self.rank) {
             self.peer_waiter.wait_for_round(self.words(), &self.layout, peer, round, call)?;
-            let about = self.slot_header(peer, slot);
-            let theirs = CollectiveCall::read(about);
-            if theirs != *call || about[CALL_WORDS].load(Relaxed) != piece {
+            let header = self.slot_header(peer, slot);
+            let theirs = CollectiveCall::read(header);
+            if theirs != *call || header[CALL_WORDS].load(Relaxed) != chunk {
                 return Err(CollectiveError::Mismatch { rank: peer, theirs, ours: *call });
             }
         }
@@ -153,16 +153,16 @@ impl SharedMemoryGroup {
         &self,
         call: &CollectiveCall,
         x: &mut MatMut<'_>,
-        brings: bool,
+        is_sender: bool,
         mut finish: impl FnMut(&mut MatMut<'_>, &MatrixChunk, usize),
     ) -> Result<(), CollectiveError> {
-        for (i, piece) in (0..).zip(split_into_chunks::<T>(x.rows(), x.cols(), SLOT_WORDS)) {
+        for (i, chunk) in (0..).zip(split_into_chunks::<T>(x.rows(), x.cols(), SLOT_WORDS)) {
             let slot = self.round(call, i, |words| {
-                if brings {
-                    write_chunk::<T>(x.as_ref(), &piece, words);
+                if is_sender {
+                    write_chunk::<T>(x.as_ref(), &chunk, words);
                 }
             })?;
-            finish(x, &piece, slot);
+            finish(x, &chunk, slot);
         }
         Ok(())
     }
@@ -173,23 +173,23 @@ impl SharedMemoryGroup {
         mut x: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
         let mut sums = self.sum_buffer.borrow_mut();
-        self.post_chunks::<T>(call, &mut x, true, |x, piece, slot| {
-            let (cols, width) = (piece.cols.len(), T::words(piece.cols.len()));
+        self.post_chunks::<T>(call, &mut x, true, |x, chunk, slot| {
+            let (cols, width) = (chunk.cols.len(), T::words(chunk.cols.len()));
             sums.clear();
-            sums.resize(piece.rows.len() * cols, 0.0);
+            sums.resize(chunk.rows.len() * cols, 0.0);
             for rank in 0..self.layout.size {
-                let rows = sums.chunks_exact_mut(cols).zip(piece.rows.clone());
+                let rows = sums.chunks_exact_mut(cols).zip(chunk.rows.clone());
                 let words = self.slot(rank, slot).chunks_exact(width);
                 for ((sum, row), words) in rows.zip(words) {
                     if rank == self.rank {
-                        T::add_row(sum, row_of_chunk::<T>(x, row, piece));
+                        T::add_row(sum, row_of_chunk::<T>(x, row, chunk));
                     } else {
                         T::add_words(sum, words);
                     }
                 }
             }
-            for (sum, row) in sums.chunks_exact(cols).zip(piece.rows.clone()) {
-                T::store(sum, row_of_chunk::<T>(x, row, piece));
+            for (sum, row) in sums.chunks_exact(cols).zip(chunk.rows.clone()) {
+                T::store(sum, row_of_chunk::<T>(x, row, chunk));
             }
         })
     }
@@ -200,17 +200,17 @@ impl SharedMemoryGroup {
         own: MatRef<'_>,
         all: &mut MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        for (i, piece) in (0..).zip(split_into_chunks::<T>(own.rows(), own.cols(), SLOT_WORDS)) {
-            let slot = self.round(call, i, |words| write_chunk::<T>(own, &piece, words))?;
-            let width = T::words(piece.cols.len());
+        for (i, chunk) in (0..).zip(split_into_chunks::<T>(own.rows(), own.cols(), SLOT_WORDS)) {
+            let slot = self.round(call, i, |words| write_chunk::<T>(own, &chunk, words))?;
+            let width = T::words(chunk.cols.len());
             for rank in 0..self.layout.size {
-                let first = (rank * own.cols() + piece.cols.start).min(all.cols());
-                let end = (rank * own.cols() + piece.cols.end).min(all.cols());
+                let first = (rank * own.cols() + chunk.cols.start).min(all.cols());
+                let end = (rank * own.cols() + chunk.cols.end).min(all.cols());
                 let words = self.slot(rank, slot).chunks_exact(width);
-                for (row, words) in piece.rows.clone().zip(words) {
+                for (row, words) in chunk.rows.clone().zip(words) {
                     let to = &mut all.row_mut::<T>(row)[first..end];
                     if rank == self.rank {
-                        to.copy_from_slice(&own.row::<T>(row)[piece.cols.clone()][..to.len()]);
+                        to.copy_from_slice(&own.row::<T>(row)[chunk.cols.clone()][..to.len()]);
                     } else {
                         T::read_words(words, to);
                     }
@@ -226,12 +226,12 @@ impl SharedMemoryGroup {
         mut x: MatMut<'_>,
         from: usize,
     ) -> Result<(), CollectiveError> {
-        let brings = from == self.rank;
-        self.post_chunks::<T>(call, &mut x, brings, |x, piece, slot| {
-            if !brings {
-                let words = self.slot(from, slot).chunks_exact(T::words(piece.cols.len()));
-                for (row, words) in piece.rows.clone().zip(words) {
-                    T::read_words(words, row_of_chunk::<T>(x, row, piece));
+        let is_sender = from == self.rank;
+        self.post_chunks::<T>(call, &mut x, is_sender, |x, chunk, slot| {
+            if !is_sender {
+                let words = self.slot(from, slot).chunks_exact(T::words(chunk.cols.len()));
+                for (row, words) in chunk.rows.clone().zip(words) {
+                    T::read_words(words, row_of_chunk::<T>(x, row, chunk));
                 }
             }
         })
@@ -257,8 +257,8 @@ impl CollectiveBackend for SharedMemoryGroup {
         if !is_reducible(dtype) {
             return Err(CollectiveError::Dtype { collective: "all_reduce", dtype });
         }
-        let what = (dtype, x.rows(), x.cols());
-        self.run_call(CollectiveOp::AllReduce, what, |call| match dtype {
+        let shape = CallShape::of(x.as_ref());
+        self.run_call(CollectiveOp::AllReduce, shape, |call| match dtype {
             DType::BF16 => self.reduce_chunks::<bf16>(call, x),
             DType::F16 => self.reduce_chunks::<f16>(call, x),
             _ => self.reduce_chunks::<f32>(call, x),
@@ -272,8 +272,8 @@ impl CollectiveBackend for SharedMemoryGroup {
         mut all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
         let dtype = own.dtype();
-        let what = (dtype, own.rows(), own.cols());
-        self.run_call(CollectiveOp::AllGather, what, |call| match dtype {
+        let shape = CallShape::of(own);
+        self.run_call(CollectiveOp::AllGather, shape, |call| match dtype {
             DType::F32 => self.gather_columns::<f32>(call, own, &mut all),
             DType::BF16 => self.gather_columns::<bf16>(call, own, &mut all),
             DType::F16 => self.gather_columns::<f16>(call, own, &mut all),
@@ -289,8 +289,8 @@ impl CollectiveBackend for SharedMemoryGroup {
         mut all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
         let dtype = own.dtype();
-        let what = (dtype, all.rows(), own.cols());
-        self.run_call(CollectiveOp::AllGatherRows, what, |call| match dtype {
+        let shape = CallShape { rows: all.rows(), ..CallShape::of(own) };
+        self.run_call(CollectiveOp::AllGatherRows, shape, |call| match dtype {
             DType::F32 => self.gather_rows::<f32>(call, own, &mut all),
             DType::BF16 => self.gather_rows::<bf16>(call, own, &mut all),
             DType::F16 => self.gather_rows::<f16>(call, own, &mut all),
@@ -309,8 +309,8 @@ impl CollectiveBackend for SharedMemoryGroup {
         if !is_reducible(dtype) {
             return Err(CollectiveError::Dtype { collective: "reduce_scatter", dtype });
         }
-        let what = (dtype, x.rows(), x.cols());
-        self.run_call(CollectiveOp::ReduceScatter, what, |call| match dtype {
+        let shape = CallShape::of(x);
+        self.run_call(CollectiveOp::ReduceScatter, shape, |call| match dtype {
             DType::BF16 => self.reduce_scatter_rows::<bf16>(call, x, own),
             DType::F16 => self.reduce_scatter_rows::<f16>(call, x, own),
             _ => self.reduce_scatter_rows::<f32>(call, x, own),
@@ -318,12 +318,13 @@ impl CollectiveBackend for SharedMemoryGroup {
     }
 
     fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
-        let (size, mut counts) = (self.layout.size, None);
-        self.run_call(CollectiveOp::ExchangeCounts, (DType::I32, 1, size), |call| {
+        let mut counts = None;
+        let shape = CallShape { dtype: DType::I32, rows: 1, cols: self.layout.size };
+        self.run_call(CollectiveOp::ExchangeCounts, shape, |call| {
             counts = Some(self.exchange_row_counts(call, to)?);
             Ok(())
         })?;
-        Ok(counts.expect("a call that succeeds has counted"))
+        Ok(counts.expect("a successful call has set the counts"))
     }
 
     /// The call has the total number of rows sent to other ranks, so that ranks with different counts are
@@ -336,14 +337,13 @@ impl CollectiveBackend for SharedMemoryGroup {
         counts: &RowCounts,
     ) -> Result<(), CollectiveError> {
         let dtype = x.dtype();
-        self.run_call(CollectiveOp::AllToAll, (dtype, counts.crossing_rows(), x.cols()), |call| {
-            match dtype {
-                DType::F32 => self.all_to_all_rows::<f32>(call, x, &mut y, counts),
-                DType::BF16 => self.all_to_all_rows::<bf16>(call, x, &mut y, counts),
-                DType::F16 => self.all_to_all_rows::<f16>(call, x, &mut y, counts),
-                DType::I32 => self.all_to_all_rows::<i32>(call, x, &mut y, counts),
-                dtype => Err(CollectiveError::Dtype { collective: "all_to_all", dtype }),
-            }
+        let shape = CallShape { rows: counts.rows_to_other_ranks(), ..CallShape::of(x) };
+        self.run_call(CollectiveOp::AllToAll, shape, |call| match dtype {
+            DType::F32 => self.all_to_all_rows::<f32>(call, x, &mut y, counts),
+            DType::BF16 => self.all_to_all_rows::<bf16>(call, x, &mut y, counts),
+            DType::F16 => self.all_to_all_rows::<f16>(call, x, &mut y, counts),
+            DType::I32 => self.all_to_all_rows::<i32>(call, x, &mut y, counts),
+            dtype => Err(CollectiveError::Dtype { collective: "all_to_all", dtype }),
         })
     }
 
@@ -354,8 +354,8 @@ impl CollectiveBackend for SharedMemoryGroup {
         from: usize,
     ) -> Result<(), CollectiveError> {
         let dtype = x.dtype();
-        let what = (dtype, x.rows(), x.cols());
-        self.run_call(CollectiveOp::Broadcast(from), what, |call| match dtype {
+        let shape = CallShape::of(x.as_ref());
+        self.run_call(CollectiveOp::Broadcast(from), shape, |call| match dtype {
             DType::F32 => self.broadcast_chunks::<f32>(call, x, from),
             DType::BF16 => self.broadcast_chunks::<bf16>(call, x, from),
             DType::F16 => self.broadcast_chunks::<f16>(call, x, from),
@@ -365,8 +365,9 @@ impl CollectiveBackend for SharedMemoryGroup {
     }
 
     fn barrier(&self, _: &DeviceStream) -> Result<(), CollectiveError> {
-        let nothing = (DType::I32, 0, 0);
-        self.run_call(CollectiveOp::Barrier, nothing, |call| self.round(call, 0, |_| {}).map(drop))
+        self.run_call(CollectiveOp::Barrier, CallShape::EMPTY, |call| {
+            self.round(call, 0, |_| {}).map(drop)
+        })
     }
 }
 
@@ -380,11 +381,11 @@ impl Drop for SharedMemoryGroup {
 /// Writes a chunk of a matrix to words.
 pub(crate) fn write_chunk<T: SharedElement>(
     x: MatRef<'_>,
-    piece: &MatrixChunk,
+    chunk: &MatrixChunk,
     words: &[AtomicU32],
 ) {
-    let width = T::words(piece.cols.len());
-    for (row, words) in piece.rows.clone().zip(words.chunks_exact(width)) {
-        T::write_words(&x.row::<T>(row)[piece.cols.clone()], words);
+    let width = T::words(chunk.cols.len());
+    for (row, words) in chunk.rows.clone().zip(words.chunks_exact(width)) {
+        T::write_words(&x.row::<T>(row)[chunk.cols.clone()], words);
     }
 }

@@ -2,8 +2,11 @@
 //! every rank after a rank has failed, timed out or called another collective.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::disallowed_methods, reason = "a variable tells the child where to meet")]
-#![allow(clippy::print_stdout, reason = "times are shown, not judged")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a variable has the path of the shared memory for the child process"
+)]
+#![allow(clippy::print_stdout, reason = "benchmarks print their results")]
 
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
@@ -21,11 +24,11 @@ const S: DeviceStream = DeviceStream(0);
 
 /// Runs `work` on every rank of a group, each in a thread, and returns the results.
 fn ranks<T: Send>(size: usize, work: impl Fn(SharedMemoryGroup) -> T + Sync) -> Vec<T> {
-    let meeting = SharedMemoryRendezvous::create(&[size]).unwrap();
+    let rendezvous = SharedMemoryRendezvous::create(&[size]).unwrap();
     let work = &work;
     thread::scope(|scope| {
         let rank = |rank| {
-            let own = SharedMemoryRendezvous::open(meeting.path(), &[size]).unwrap();
+            let own = SharedMemoryRendezvous::open(rendezvous.path(), &[size]).unwrap();
             scope.spawn(move || work(own.join(0, rank).unwrap()))
         };
         let threads: Vec<_> = (0..size).map(rank).collect();
@@ -132,110 +135,120 @@ fn run_broadcast(group: &SharedMemoryGroup, rows: usize, cols: usize, from: usiz
 }
 
 /// Number of rows that a rank contributes.
-fn rows_of_rank(rank: usize, most: usize) -> usize {
-    most.saturating_sub(rank * 3 % 5)
+fn rows_of_rank(rank: usize, max_rows: usize) -> usize {
+    max_rows.saturating_sub(rank * 3 % 5)
 }
 
 /// Gathers the rows of all ranks, which contribute different numbers of rows.
-fn gather_rows(group: &SharedMemoryGroup, most: usize, cols: usize) -> Vec<f32> {
-    let rows = rows_of_rank(group.rank(), most);
+fn gather_rows(group: &SharedMemoryGroup, max_rows: usize, cols: usize) -> Vec<f32> {
+    let rows = rows_of_rank(group.rank(), max_rows);
     let own = values(group.rank(), rows * cols);
-    let mut all = vec![f32::NAN; group.size() * most * cols];
-    let to = MatMut::of(&mut all, group.size() * most, cols).unwrap();
+    let mut all = vec![f32::NAN; group.size() * max_rows * cols];
+    let to = MatMut::of(&mut all, group.size() * max_rows, cols).unwrap();
     group.all_gather_rows(&S, MatRef::of(&own, rows, cols).unwrap(), to).unwrap();
     all
 }
 
-fn expected_gathered_rows(size: usize, most: usize, cols: usize, blank: f32) -> Vec<f32> {
+fn expected_gathered_rows(size: usize, max_rows: usize, cols: usize, padding: f32) -> Vec<f32> {
     let of = |rank: usize| {
-        let brought = rows_of_rank(rank, most) * cols;
-        (0..most * cols).map(move |i| if i < brought { value(rank, i) } else { blank })
+        let own_elements = rows_of_rank(rank, max_rows) * cols;
+        (0..max_rows * cols).map(move |i| if i < own_elements { value(rank, i) } else { padding })
     };
     (0..size).flat_map(of).collect()
 }
 
 /// Gathers rows of indices, padded with -1.
-fn gather_indices(group: &SharedMemoryGroup, most: usize, cols: usize) -> Vec<i32> {
-    let rows = rows_of_rank(group.rank(), most);
+fn gather_indices(group: &SharedMemoryGroup, max_rows: usize, cols: usize) -> Vec<i32> {
+    let rows = rows_of_rank(group.rank(), max_rows);
     let own: Vec<i32> = (0..rows * cols).map(|i| value(group.rank(), i) as i32).collect();
-    let mut all = vec![7; group.size() * most * cols];
-    let to = MatMut::of(&mut all, group.size() * most, cols).unwrap();
+    let mut all = vec![7; group.size() * max_rows * cols];
+    let to = MatMut::of(&mut all, group.size() * max_rows, cols).unwrap();
     group.all_gather_rows(&S, MatRef::of(&own, rows, cols).unwrap(), to).unwrap();
     all
 }
 
 /// Returns this rank's rows of the sum.
-fn run_reduce_scatter(group: &SharedMemoryGroup, most: usize, cols: usize) -> Vec<f32> {
-    let rows = rows_of_rank(group.rank(), most);
-    let x = values(group.rank(), group.size() * most * cols);
+fn run_reduce_scatter(group: &SharedMemoryGroup, max_rows: usize, cols: usize) -> Vec<f32> {
+    let rows = rows_of_rank(group.rank(), max_rows);
+    let x = values(group.rank(), group.size() * max_rows * cols);
     let mut own = vec![f32::NAN; rows * cols];
-    let x = MatRef::of(&x, group.size() * most, cols).unwrap();
+    let x = MatRef::of(&x, group.size() * max_rows, cols).unwrap();
     group.reduce_scatter(&S, x, MatMut::of(&mut own, rows, cols).unwrap()).unwrap();
     own
 }
 
 fn run_half_reduce_scatter<T: HalfTestElement>(
     group: &SharedMemoryGroup,
-    most: usize,
+    max_rows: usize,
     cols: usize,
 ) -> Vec<T> {
-    let x = half_values::<T>(group.rank(), group.size() * most * cols);
-    let mut own = vec![T::of(f32::NAN); most * cols];
-    let x = MatRef::of(&x, group.size() * most, cols).unwrap();
-    group.reduce_scatter(&S, x, MatMut::of(&mut own, most, cols).unwrap()).unwrap();
+    let x = half_values::<T>(group.rank(), group.size() * max_rows * cols);
+    let mut own = vec![T::of(f32::NAN); max_rows * cols];
+    let x = MatRef::of(&x, group.size() * max_rows, cols).unwrap();
+    group.reduce_scatter(&S, x, MatMut::of(&mut own, max_rows, cols).unwrap()).unwrap();
     own
 }
 
 /// Number of rows that rank `from` sends to rank `to`: 0 for some pairs, more than one chunk for others.
-fn rows_sent(from: usize, to: usize, most: usize) -> usize {
-    (from * 2 + to * 5) % 3 * most
+fn rows_sent(from: usize, to: usize, max_rows: usize) -> usize {
+    (from * 2 + to * 5) % 3 * max_rows
 }
 
-fn run_all_to_all(group: &SharedMemoryGroup, most: usize, cols: usize) -> (Vec<usize>, Vec<f32>) {
+fn run_all_to_all(
+    group: &SharedMemoryGroup,
+    max_rows: usize,
+    cols: usize,
+) -> (Vec<usize>, Vec<f32>) {
     let to: Vec<usize> =
-        (0..group.size()).map(|rank| rows_sent(group.rank(), rank, most)).collect();
+        (0..group.size()).map(|rank| rows_sent(group.rank(), rank, max_rows)).collect();
     let rows = to.iter().sum();
     let x = values(group.rank(), rows * cols);
-    let room = 2 * most * group.size();
-    let mut y = vec![f32::NAN; room * cols];
+    let capacity = 2 * max_rows * group.size();
+    let mut y = vec![f32::NAN; capacity * cols];
     let x = MatRef::of(&x, rows, cols).unwrap();
     let counts = group.exchange_counts(&to).unwrap();
-    group.all_to_all(&S, x, MatMut::of(&mut y, room, cols).unwrap(), &counts).unwrap();
+    group.all_to_all(&S, x, MatMut::of(&mut y, capacity, cols).unwrap(), &counts).unwrap();
     y.truncate(counts.received_by(group.rank()) * cols);
     // Return exchange.
-    let (came, mut back) = (counts.received_by(group.rank()), vec![f32::NAN; rows * cols]);
+    let (received, mut returned) = (counts.received_by(group.rank()), vec![f32::NAN; rows * cols]);
     let (y_mat, to) =
-        (MatRef::of(&y, came, cols).unwrap(), MatMut::of(&mut back, rows, cols).unwrap());
+        (MatRef::of(&y, received, cols).unwrap(), MatMut::of(&mut returned, rows, cols).unwrap());
     group.all_to_all(&S, y_mat, to, &counts.reversed()).unwrap();
-    assert_eq!(back, values(group.rank(), rows * cols), "what was sent came back");
+    assert_eq!(returned, values(group.rank(), rows * cols), "rows after both exchanges");
     ((0..group.size()).map(|from| counts.rows_from(from)[group.rank()]).collect(), y)
 }
 
 fn expected_all_to_all(
     size: usize,
     rank: usize,
-    most: usize,
+    max_rows: usize,
     cols: usize,
 ) -> (Vec<usize>, Vec<f32>) {
     let from = |from: usize| {
-        let first: usize = (0..rank).map(|to| rows_sent(from, to, most)).sum();
-        let rows = first..first + rows_sent(from, rank, most);
+        let first: usize = (0..rank).map(|to| rows_sent(from, to, max_rows)).sum();
+        let rows = first..first + rows_sent(from, rank, max_rows);
         (rows.start * cols..rows.end * cols).map(move |i| value(from, i))
     };
-    let came = (0..size).map(|from| rows_sent(from, rank, most)).collect();
-    (came, (0..size).flat_map(from).collect())
+    let received = (0..size).map(|from| rows_sent(from, rank, max_rows)).collect();
+    (received, (0..size).flat_map(from).collect())
 }
 
 /// Runs the collectives of ranks with rows of their own and checks the results.
-fn check_rows(group: &SharedMemoryGroup, most: usize, cols: usize) {
-    let (size, rank, each) = (group.size(), group.rank(), most * cols);
-    assert_eq!(gather_rows(group, most, cols), expected_gathered_rows(size, most, cols, 0.0));
-    let indices = expected_gathered_rows(size, most, cols, -1.0).into_iter().map(|x| x as i32);
-    assert_eq!(gather_indices(group, most, cols), indices.collect::<Vec<_>>());
+fn check_rows(group: &SharedMemoryGroup, max_rows: usize, cols: usize) {
+    let (size, rank, each) = (group.size(), group.rank(), max_rows * cols);
+    assert_eq!(
+        gather_rows(group, max_rows, cols),
+        expected_gathered_rows(size, max_rows, cols, 0.0)
+    );
+    let indices = expected_gathered_rows(size, max_rows, cols, -1.0).into_iter().map(|x| x as i32);
+    assert_eq!(gather_indices(group, max_rows, cols), indices.collect::<Vec<_>>());
     let mut sum = expected_sums(size, size * each)[rank * each..].to_vec();
-    sum.truncate(rows_of_rank(rank, most) * cols);
-    assert_eq!(run_reduce_scatter(group, most, cols), sum, "{most} x {cols}");
-    assert_eq!(run_all_to_all(group, most, cols), expected_all_to_all(size, rank, most, cols));
+    sum.truncate(rows_of_rank(rank, max_rows) * cols);
+    assert_eq!(run_reduce_scatter(group, max_rows, cols), sum, "{max_rows} x {cols}");
+    assert_eq!(
+        run_all_to_all(group, max_rows, cols),
+        expected_all_to_all(size, rank, max_rows, cols)
+    );
 }
 
 /// Runs the collectives on 16-bit elements: sums are added in f32 in rank order and rounded once; all others
@@ -255,9 +268,9 @@ fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols
     let to = MatMut::of(&mut all, size * rows, cols).unwrap();
     group.all_gather_rows(&S, own, to).unwrap();
     assert_eq!(all, stacked, "{what}");
-    let mut beside = vec![T::of(f32::NAN); size * count];
-    group.all_gather(&S, own, MatMut::of(&mut beside, rows, size * cols).unwrap()).unwrap();
-    for (r, row) in beside.chunks(size * cols).enumerate() {
+    let mut side_by_side = vec![T::of(f32::NAN); size * count];
+    group.all_gather(&S, own, MatMut::of(&mut side_by_side, rows, size * cols).unwrap()).unwrap();
+    for (r, row) in side_by_side.chunks(size * cols).enumerate() {
         for (rank, part) in row.chunks(cols).enumerate() {
             assert_eq!(part, &stacked[rank * count + r * cols..][..cols], "{what}");
         }
@@ -266,10 +279,10 @@ fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols
     let to: Vec<usize> =
         (0..size).map(|to| if to == (rank + 1) % size { rows } else { 0 }).collect();
     let counts = group.exchange_counts(&to).unwrap();
-    let mut came = vec![T::of(f32::NAN); count];
-    group.all_to_all(&S, own, MatMut::of(&mut came, rows, cols).unwrap(), &counts).unwrap();
-    let before = (rank + size - 1) % size;
-    assert_eq!(came, stacked[before * count..(before + 1) * count], "{what}");
+    let mut received = vec![T::of(f32::NAN); count];
+    group.all_to_all(&S, own, MatMut::of(&mut received, rows, cols).unwrap(), &counts).unwrap();
+    let sender = (rank + size - 1) % size;
+    assert_eq!(received, stacked[sender * count..(sender + 1) * count], "{what}");
     let mut shared = half_values::<T>(rank, count);
     group.broadcast(&S, MatMut::of(&mut shared, rows, cols).unwrap(), size - 1).unwrap();
     assert_eq!(shared, stacked[(size - 1) * count..], "{what}");
@@ -341,39 +354,36 @@ fn matrices_larger_than_a_slot_are_chunked() {
 fn all_gather_cost() {
     const ROUNDS: u32 = 300;
     for count in [3, 24, 257, 8 * 257, 75_968, 8 * 75_968] {
-        let spent = ranks(2, |group| {
+        let times = ranks(2, |group| {
             let start = Instant::now();
             (0..ROUNDS).for_each(|_| drop(gather_words(&group, count)));
             start.elapsed() / ROUNDS
         });
-        println!("{count:>8} words of each of two ranks: {:?}", spent[0]);
+        println!("{count:>8} words per rank, two ranks: {:?}", times[0]);
     }
 }
 
 /// Sends rows from rank 0 to rank 1 only.
-fn one_way_all_to_all(
-    group: &SharedMemoryGroup,
-    dtype_cols: usize,
-) -> Result<Vec<f32>, CollectiveError> {
+fn one_way_all_to_all(group: &SharedMemoryGroup, cols: usize) -> Result<Vec<f32>, CollectiveError> {
     let rows = 2 * (1 - group.rank());
     let counts = group.exchange_counts(&[0, rows])?;
-    let x = values(group.rank(), rows * dtype_cols);
-    let mut y = vec![f32::NAN; 2 * dtype_cols];
-    let x = MatRef::of(&x, rows, dtype_cols).unwrap();
-    group.all_to_all(&S, x, MatMut::of(&mut y, 2, dtype_cols).unwrap(), &counts)?;
+    let x = values(group.rank(), rows * cols);
+    let mut y = vec![f32::NAN; 2 * cols];
+    let x = MatRef::of(&x, rows, cols).unwrap();
+    group.all_to_all(&S, x, MatMut::of(&mut y, 2, cols).unwrap(), &counts)?;
     Ok(y)
 }
 
 #[test]
 fn empty_senders_take_part_and_mismatches_are_detected() {
     let found = ranks(2, |group| one_way_all_to_all(&group, 3).unwrap());
-    assert!(found[0].iter().all(|x| x.is_nan()), "nothing came");
+    assert!(found[0].iter().all(|x| x.is_nan()), "rank 0 receives nothing");
     assert_eq!(found[1], values(0, 6));
     let found = ranks(2, |group| one_way_all_to_all(&group, 3 + group.rank()));
     let error = found[0].as_ref().unwrap_err().to_string();
     assert_eq!(
         error,
-        "rank 1 calls #2 all_to_all of 2 x 4 F32, this one #2 all_to_all of 2 x 3 F32"
+        "rank 1 calls #2 all_to_all of 2 x 4 F32, this rank calls #2 all_to_all of 2 x 3 F32"
     );
     // Rank 0 sends rows while rank 1 exchanges counts again.
     let found = ranks(2, |group| {
@@ -384,7 +394,7 @@ fn empty_senders_take_part_and_mismatches_are_detected() {
         group.exchange_counts(&[0, 0]).map(|_| Vec::new())
     });
     let error = found[0].as_ref().unwrap_err().to_string();
-    let ours = "this one #2 all_to_all of 2 x 3 F32";
+    let ours = "this rank calls #2 all_to_all of 2 x 3 F32";
     assert_eq!(error, format!("rank 1 calls #2 exchange_counts of 1 x 2 I32, {ours}"));
 }
 
@@ -405,20 +415,20 @@ fn rank_leaving_before_all_to_all_fails_the_group() {
             &counts,
         )
     });
-    let lost = Err(CollectiveError::RankFailed { rank: 1 });
-    assert_eq!(found, [lost.clone(), Ok(()), lost]);
+    let failed = Err(CollectiveError::RankFailed { rank: 1 });
+    assert_eq!(found, [failed.clone(), Ok(()), failed]);
 }
 
 #[test]
 fn mismatched_row_counts_are_an_error() {
     let found = ranks(2, |group| {
         let (own, mut all) = ([0.0_f32; 1], [0.0_f32; 4]);
-        let room = 2 + 2 * group.rank();
-        let all = MatMut::of(&mut all[..room], room, 1).unwrap();
+        let rows = 2 + 2 * group.rank();
+        let all = MatMut::of(&mut all[..rows], rows, 1).unwrap();
         group.all_gather_rows(&S, MatRef::of(&own, 1, 1).unwrap(), all)
     });
     let error = found[0].as_ref().unwrap_err().to_string();
-    let ours = "this one #1 all_gather_rows of 2 x 1 F32";
+    let ours = "this rank calls #1 all_gather_rows of 2 x 1 F32";
     assert_eq!(error, format!("rank 1 calls #1 all_gather_rows of 4 x 1 F32, {ours}"));
 }
 
@@ -442,7 +452,7 @@ fn mismatched_collectives_are_reported() {
         if group.rank() == 0 { run_all_reduce(&group, 4, 5).map(drop) } else { group.barrier(&S) }
     });
     let error = found[0].as_ref().unwrap_err().to_string();
-    assert_eq!(error, "rank 1 calls #2 barrier, this one #2 all_reduce of 4 x 5 F32");
+    assert_eq!(error, "rank 1 calls #2 barrier, this rank calls #2 all_reduce of 4 x 5 F32");
     assert!(matches!(found[1], Err(CollectiveError::Mismatch { rank: 0, .. })), "{found:?}");
     let found = ranks(3, |group| run_all_reduce(&group, 1, 4 + group.rank() / 2).map(drop));
     assert!(matches!(found[2], Err(CollectiveError::Mismatch { rank: 0, .. })), "{found:?}");
@@ -467,18 +477,18 @@ fn leaving_rank_fails_the_group() {
 
 #[test]
 fn killed_process_fails_the_group() {
-    let meeting = SharedMemoryRendezvous::create(&[2]).unwrap();
-    let group = meeting.join(0, 0).unwrap();
+    let rendezvous = SharedMemoryRendezvous::create(&[2]).unwrap();
+    let group = rendezvous.join(0, 0).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "killed_process_child", "--ignored", "--nocapture"])
-        .env("HADRON_TEST_MEETING", meeting.path())
+        .env("HADRON_TEST_MEETING", rendezvous.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
     for _ in 0..200 {
         assert_eq!(run_all_reduce(&group, 3, 5).unwrap(), expected_sums(2, 15));
     }
-    let (killed, at) = channel();
+    let (killed, kill_time) = channel();
     thread::scope(|scope| {
         // The child is reaped only after the group has detected the exit, so it remains a zombie until then.
         scope.spawn(|| {
@@ -491,9 +501,12 @@ fn killed_process_fails_the_group() {
                 break error;
             }
         };
-        let noticed = Instant::now();
+        let detected = Instant::now();
         assert_eq!(error, CollectiveError::RankFailed { rank: 1 });
-        println!("noticed {:?} after the kill", noticed.duration_since(at.recv().unwrap()));
+        println!(
+            "detected {:?} after the kill",
+            detected.duration_since(kill_time.recv().unwrap())
+        );
     });
     child.wait().unwrap();
 }
@@ -509,25 +522,25 @@ fn killed_process_child() {
 
 #[test]
 fn aborted_group_releases_its_waiters() {
-    let meeting = SharedMemoryRendezvous::create(&[2, 2]).unwrap();
-    let (first, second) = (meeting.join(0, 0).unwrap(), meeting.join(1, 1).unwrap());
+    let rendezvous = SharedMemoryRendezvous::create(&[2, 2]).unwrap();
+    let (first, second) = (rendezvous.join(0, 0).unwrap(), rendezvous.join(1, 1).unwrap());
     thread::scope(|scope| {
         let waiting = scope.spawn(move || first.barrier(&S));
-        while meeting.call_history(0, 0).is_empty() {
+        while rendezvous.call_history(0, 0).is_empty() {
             thread::yield_now();
         }
-        meeting.abort();
+        rendezvous.abort();
         assert_eq!(waiting.join().unwrap(), Err(CollectiveError::Aborted));
         assert_eq!(second.barrier(&S), Err(CollectiveError::Aborted));
     });
-    assert_eq!(meeting.call_history(0, 0)[0].state, CallState::Failed);
+    assert_eq!(rendezvous.call_history(0, 0)[0].state, CallState::Failed);
 }
 
 #[test]
 fn call_history_is_readable_from_outside() {
-    let meeting = SharedMemoryRendezvous::create(&[2]).unwrap();
-    let groups = [0, 1].map(|rank| meeting.join(0, rank).unwrap());
-    assert!(meeting.call_history(0, 0).is_empty());
+    let rendezvous = SharedMemoryRendezvous::create(&[2]).unwrap();
+    let groups = [0, 1].map(|rank| rendezvous.join(0, rank).unwrap());
+    assert!(rendezvous.call_history(0, 0).is_empty());
     thread::scope(|scope| {
         for group in &mut groups.map(Some) {
             let group = group.take().unwrap();
@@ -541,23 +554,23 @@ fn call_history_is_readable_from_outside() {
             });
         }
     });
-    let calls = meeting.call_history(0, 0);
+    let calls = rendezvous.call_history(0, 0);
     assert_eq!((calls.len(), calls[0].sequence), (CALL_HISTORY_LEN, 7));
     let last = calls.last().unwrap();
     let what = (last.sequence as usize, last.op, last.rows, last.cols, last.state);
     assert_eq!(what, (CALL_HISTORY_LEN + 6, CollectiveOp::AllReduce, 2, 3, CallState::Failed));
-    assert_eq!(meeting.call_history(0, 1).last().unwrap().state, CallState::Done);
+    assert_eq!(rendezvous.call_history(0, 1).last().unwrap().state, CallState::Done);
 }
 
 #[test]
 fn ranks_and_shared_memory_files_are_validated() {
-    let meeting = SharedMemoryRendezvous::create(&[2]).unwrap();
-    let _rank = meeting.join(0, 1).unwrap();
-    assert_eq!(meeting.join(0, 1).unwrap_err(), CollectiveError::RankTaken { rank: 1 });
-    let other = SharedMemoryRendezvous::open(meeting.path(), &[3]).unwrap_err().to_string();
-    assert!(other.contains("are needed"), "{other}");
-    let fewer = SharedMemoryRendezvous::open(meeting.path(), &[1]).unwrap_err().to_string();
-    assert!(fewer.contains("not the meeting of groups of [1] ranks"), "{fewer}");
-    let nowhere = SharedMemoryRendezvous::open("/nowhere".as_ref(), &[2]).unwrap_err();
-    assert!(matches!(nowhere, CollectiveError::SharedMemory { .. }), "{nowhere}");
+    let rendezvous = SharedMemoryRendezvous::create(&[2]).unwrap();
+    let _rank = rendezvous.join(0, 1).unwrap();
+    assert_eq!(rendezvous.join(0, 1).unwrap_err(), CollectiveError::RankTaken { rank: 1 });
+    let larger = SharedMemoryRendezvous::open(rendezvous.path(), &[3]).unwrap_err().to_string();
+    assert!(larger.contains("are needed"), "{larger}");
+    let smaller = SharedMemoryRendezvous::open(rendezvous.path(), &[1]).unwrap_err().to_string();
+    assert!(smaller.contains("not the shared memory of groups of [1] ranks"), "{smaller}");
+    let missing = SharedMemoryRendezvous::open("/nowhere".as_ref(), &[2]).unwrap_err();
+    assert!(matches!(missing, CollectiveError::SharedMemory { .. }), "{missing}");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use collectives::CollectiveBackend;
+use collectives::{AllReduceNormArgs, CollectiveBackend};
 use device::{DType, DeviceDriver, bf16};
 use kernels::AddRmsNorm;
 
@@ -44,7 +44,7 @@ const MEASURED_BYTES: usize = 1 << 20;
 #[test]
 #[ignore = "measures two GPUs: `just ranks-speed`"]
 fn all_reduce_speed() {
-    let sums = |rank: DeviceRank| {
+    let measure = |rank: DeviceRank| {
         let mut x = rank.matrix::<f32>(1, (64 << 20) / 4, |_, _| 0);
         let kib = (1..17).map(|power| 1_usize << power);
         let mut table = Vec::new();
@@ -61,15 +61,20 @@ fn all_reduce_speed() {
         }
         table
     };
-    let up_to = |bytes| ranks_with_one_shot_limit("speed", bytes, sums).swap_remove(0);
-    let (library, own) = (up_to(0), up_to(MEASURED_BYTES));
-    println!("{:>10} {:>24} {:>24} {:>10}", "KiB", "library: launched, graph", "one shot", "GB/s");
+    let up_to = |bytes| ranks_with_one_shot_limit("speed", bytes, measure).swap_remove(0);
+    let (library, one_shot) = (up_to(0), up_to(MEASURED_BYTES));
+    println!("{:>10} {:>24} {:>24} {:>10}", "KiB", "library: eager, graph", "one-shot", "GB/s");
     for (i, [launched, replayed]) in library.iter().enumerate() {
         let kib = 2 << i;
-        let best = own.get(i).map_or(*replayed, |own| own[1].min(*replayed));
-        let own = own.get(i).map_or(String::new(), |own| format!("{:.1}, {:.1}", own[0], own[1]));
+        let one_shot = one_shot.get(i);
+        let best = one_shot.map_or(*replayed, |times| times[1].min(*replayed));
+        let one_shot =
+            one_shot.map_or(String::new(), |times| format!("{:.1}, {:.1}", times[0], times[1]));
         let rate = f64::from(kib) * 1024.0 / best / 1e3;
-        println!("{kib:10} {:>24} {own:>24} {rate:10.1}", format!("{launched:.1}, {replayed:.1}"));
+        println!(
+            "{kib:10} {:>24} {one_shot:>24} {rate:10.1}",
+            format!("{launched:.1}, {replayed:.1}")
+        );
     }
 }
 
@@ -80,7 +85,7 @@ fn all_reduce_speed() {
 fn all_reduce_norm_speed() {
     const COLS: usize = 4096;
     let rows = [1, 2, 4, 8, 16, 32, 64, MEASURED_BYTES / COLS / 2];
-    let norms = |rank: DeviceRank| {
+    let measure = |rank: DeviceRank| {
         let [mut delta, mut x, mut y] =
             [(); 3].map(|()| rank.matrix::<bf16>(rows[7], COLS, |_, _| 0));
         let weight = rank.matrix::<bf16>(1, COLS, |_, _| 1);
@@ -88,32 +93,32 @@ fn all_reduce_norm_speed() {
         let mut table = Vec::new();
         for rows in rows {
             let mut norm = |fused: bool| {
-                let [to, stream] = [&mut y, &mut x].map(|x| x.mat_mut(DType::BF16, rows, COLS));
-                let (to, stream) = (to.unwrap(), stream.unwrap());
+                let [y, x] = [&mut y, &mut x].map(|x| x.mat_mut(DType::BF16, rows, COLS));
+                let (y, x) = (y.unwrap(), x.unwrap());
                 if !fused {
                     let sum = delta.mat_mut(DType::BF16, rows, COLS).unwrap();
                     rank.group.all_reduce(&S, sum).unwrap();
                 }
                 let delta = delta.mat(DType::BF16, rows, COLS).unwrap();
                 if fused {
-                    rank.group.all_reduce_norm(&S, (to, stream), delta, (weight, 1e-5)).unwrap();
+                    let args = AllReduceNormArgs { y, x, delta, weight, eps: 1e-5 };
+                    rank.group.all_reduce_norm(&S, args).unwrap();
                 } else {
-                    rank.device
-                        .launch(&S, AddRmsNorm { y: to, x: stream, delta, weight, eps: 1e-5 })
-                        .unwrap();
+                    let op = AddRmsNorm { y, x, delta, weight, eps: 1e-5 };
+                    rank.device.launch(&S, op).unwrap();
                 }
             };
-            let apart = time(&rank, || norm(false))[1];
+            let separate = time(&rank, || norm(false))[1];
             let fuses = rank.group.fuses_all_reduce_norm(rows, COLS, DType::BF16);
             let fused = if fuses { time(&rank, || norm(true))[1] } else { f64::NAN };
-            table.push([apart, fused]);
+            table.push([separate, fused]);
         }
         table
     };
-    let up_to = |bytes| ranks_with_one_shot_limit("speed", bytes, norms).swap_remove(0);
-    let (library, own) = (up_to(0), up_to(MEASURED_BYTES));
-    println!("{:>6} {:>10} {:>10} {:>10}", "rows", "library", "one shot", "fused");
-    for ((rows, [library, _]), [own, fused]) in rows.iter().zip(library).zip(own) {
-        println!("{rows:6} {library:10.2} {own:10.2} {fused:10.2}");
+    let up_to = |bytes| ranks_with_one_shot_limit("speed", bytes, measure).swap_remove(0);
+    let (library, one_shot) = (up_to(0), up_to(MEASURED_BYTES));
+    println!("{:>6} {:>10} {:>10} {:>10}", "rows", "library", "one-shot", "fused");
+    for ((rows, [library, _]), [one_shot, fused]) in rows.iter().zip(library).zip(one_shot) {
+        println!("{rows:6} {library:10.2} {one_shot:10.2} {fused:10.2}");
     }
 }

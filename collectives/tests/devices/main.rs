@@ -7,7 +7,7 @@
 //! benchmarks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::print_stdout, reason = "figures are shown, not judged")]
+#![allow(clippy::print_stdout, reason = "benchmarks print their results")]
 #![allow(clippy::disallowed_methods, reason = "the environment names the GPUs")]
 
 mod all_reduce_speed;
@@ -96,8 +96,8 @@ fn ranks_with_one_shot_limit<T: Send>(
 ) -> Vec<T> {
     let join = |own, device: &_| DeviceGroup::join_with_one_shot_limit(own, device, one_shot_bytes);
     ranks_of(world, 2, join, |rank: DeviceRank| {
-        let reached = rank.group.uses_one_shot_all_reduce(1, 8, DType::BF16);
-        assert_eq!(reached, one_shot_bytes > 0, "{:?}", rank.group.peer_access_error());
+        let has_one_shot = rank.group.uses_one_shot_all_reduce(1, 8, DType::BF16);
+        assert_eq!(has_one_shot, one_shot_bytes > 0, "{:?}", rank.group.peer_access_error());
         work(rank)
     })
 }
@@ -109,17 +109,17 @@ fn ranks_of<T: Send>(
     join: impl Fn(SharedMemoryGroup, &Arc<GpuBackend>) -> Result<DeviceGroup, CollectiveError> + Sync,
     work: impl Fn(DeviceRank) -> T + Sync,
 ) -> Vec<T> {
-    let meeting = SharedMemoryRendezvous::create(&[size]).unwrap();
+    let rendezvous = SharedMemoryRendezvous::create(&[size]).unwrap();
     let (join, work) = (&join, &work);
-    let staying = Arc::new(AtomicIsize::new(size as isize));
+    let active_ranks = Arc::new(AtomicIsize::new(size as isize));
     thread::scope(|scope| {
         let rank = |rank| {
-            let own = SharedMemoryRendezvous::open(meeting.path(), &[size]).unwrap();
-            let (config, staying) = (device(world, rank), Arc::clone(&staying));
+            let own = SharedMemoryRendezvous::open(rendezvous.path(), &[size]).unwrap();
+            let (config, active_ranks) = (device(world, rank), Arc::clone(&active_ranks));
             scope.spawn(move || {
                 let device = Arc::new(GpuBackend::open(&config).unwrap());
                 let group = join(own.join(0, rank).unwrap(), &device).unwrap();
-                work(DeviceRank { group, device, active_ranks: staying })
+                work(DeviceRank { group, device, active_ranks })
             })
         };
         let threads: Vec<_> = (0..size).map(rank).collect();
@@ -134,7 +134,7 @@ trait CollectiveTestElement: DeviceElement + PartialEq + std::fmt::Debug {
     fn read(bytes: &[u8]) -> Self;
 }
 
-macro_rules! plain {
+macro_rules! impl_test_element {
     ($type:ty, $of:expr) => {
         impl CollectiveTestElement for $type {
             fn of(value: i32) -> Self {
@@ -149,9 +149,9 @@ macro_rules! plain {
         }
     };
 }
-plain!(f32, |value| value as f32);
-plain!(i32, |value| value);
-plain!(bf16, |value| bf16::from_f32(value as f32));
+impl_test_element!(f32, |value| value as f32);
+impl_test_element!(i32, |value| value);
+impl_test_element!(bf16, |value| bf16::from_f32(value as f32));
 
 fn upload(device: &GpuBackend, bytes: &[u8]) -> Buffer {
     let mut buffer = device.alloc(bytes.len()).unwrap();
@@ -213,20 +213,20 @@ fn check_sums<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize) {
         let expected: Vec<T> = (0..rows * cols).map(|i| T::of(2 * sum(i))).collect();
         assert_eq!(found, expected);
 
-        // Each rank has `most` rows of the input and takes one less.
-        let most = rows.div_ceil(2);
-        let mut own_sums = rank.matrix::<T>(most, cols, |_, _| 99);
-        let x = rank.matrix::<T>(2 * most, cols, |r, c| value(own, r, c));
-        let wanted = most - 1;
+        // Each rank has `max_rows` rows of the input and takes one less.
+        let max_rows = rows.div_ceil(2);
+        let mut own_sums = rank.matrix::<T>(max_rows, cols, |_, _| 99);
+        let x = rank.matrix::<T>(2 * max_rows, cols, |r, c| value(own, r, c));
+        let row_count = max_rows - 1;
         rank.run_eager_and_replayed(|| {
-            let x = x.mat(T::DTYPE, 2 * most, cols).unwrap();
-            let sums = own_sums.mat_mut(T::DTYPE, wanted, cols).unwrap();
+            let x = x.mat(T::DTYPE, 2 * max_rows, cols).unwrap();
+            let sums = own_sums.mat_mut(T::DTYPE, row_count, cols).unwrap();
             rank.group.reduce_scatter(&S, x, sums).unwrap();
         });
-        let sum = |r, c| value(0, own * most + r, c) + value(1, own * most + r, c);
-        let at = |i| if i < wanted * cols { sum(i / cols, i % cols) } else { 99 };
-        let expected: Vec<T> = (0..most * cols).map(|i| T::of(at(i))).collect();
-        assert_eq!(rank.read::<T>(&own_sums, most * cols), expected);
+        let sum = |r, c| value(0, own * max_rows + r, c) + value(1, own * max_rows + r, c);
+        let at = |i| if i < row_count * cols { sum(i / cols, i % cols) } else { 99 };
+        let expected: Vec<T> = (0..max_rows * cols).map(|i| T::of(at(i))).collect();
+        assert_eq!(rank.read::<T>(&own_sums, max_rows * cols), expected);
     });
 }
 
@@ -250,29 +250,29 @@ fn check_gathers<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize
         let expected: Vec<T> = (0..rows * total).map(|i| T::of(of(i))).collect();
         assert_eq!(rank.read::<T>(&all, rows * total), expected);
 
-        let most = rows + 2;
-        let brought = rows - own;
-        let mut all = rank.matrix::<T>(2 * most, cols, |_, _| 99);
+        let max_rows = rows + 2;
+        let row_count = rows - own;
+        let mut all = rank.matrix::<T>(2 * max_rows, cols, |_, _| 99);
         rank.run_eager_and_replayed(|| {
-            let below = all.mat_mut(T::DTYPE, 2 * most, cols).unwrap();
-            rank.group.all_gather_rows(&S, x.rows_from(0, brought), below).unwrap();
+            let gathered = all.mat_mut(T::DTYPE, 2 * max_rows, cols).unwrap();
+            rank.group.all_gather_rows(&S, x.rows_from(0, row_count), gathered).unwrap();
         });
-        let blank = if T::DTYPE == DType::I32 { -1 } else { 0 };
-        let at = |row: usize, col| match (row / most, row % most) {
+        let padding = if T::DTYPE == DType::I32 { -1 } else { 0 };
+        let at = |row: usize, col| match (row / max_rows, row % max_rows) {
             (from, row) if row < rows - from => value(from, row, col),
-            _ => blank,
+            _ => padding,
         };
         let expected: Vec<T> =
-            (0..2 * most * cols).map(|i| T::of(at(i / cols, i % cols))).collect();
-        assert_eq!(rank.read::<T>(&all, 2 * most * cols), expected);
+            (0..2 * max_rows * cols).map(|i| T::of(at(i / cols, i % cols))).collect();
+        assert_eq!(rank.read::<T>(&all, 2 * max_rows * cols), expected);
 
-        let mut told = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
+        let mut shared = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
         rank.run_eager_and_replayed(|| {
-            rank.group.broadcast(&S, told.mat_mut(T::DTYPE, rows, cols).unwrap(), 1).unwrap();
+            rank.group.broadcast(&S, shared.mat_mut(T::DTYPE, rows, cols).unwrap(), 1).unwrap();
         });
         let expected: Vec<T> =
             (0..rows * cols).map(|i| T::of(value(1, i / cols, i % cols))).collect();
-        assert_eq!(rank.read::<T>(&told, rows * cols), expected);
+        assert_eq!(rank.read::<T>(&shared, rows * cols), expected);
     });
 }
 
@@ -288,7 +288,7 @@ fn all_gather_concatenates_columns_or_rows() {
 /// it.
 #[test]
 fn all_to_all_handles_one_sided_and_chunked_rows() {
-    ranks("few", |rank| {
+    ranks("one-sided", |rank| {
         let (own, cols) = (rank.group.rank(), 9_000);
         for to in [[[2, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [2, 0]], [[1, 2], [2, 1]]] {
             let rows = to[own].iter().sum();
@@ -299,8 +299,8 @@ fn all_to_all_handles_one_sided_and_chunked_rows() {
             let all = y.mat_mut(DType::F32, 3, cols).unwrap();
             rank.group.all_to_all(&S, x, all, &counts).unwrap();
             let first = |from: usize| if own == 0 { 0 } else { to[from][0] };
-            let came = (0..2).flat_map(|from| (0..to[from][own]).map(move |r| (from, r)));
-            let expected: Vec<f32> = came
+            let received = (0..2).flat_map(|from| (0..to[from][own]).map(move |r| (from, r)));
+            let expected: Vec<f32> = received
                 .flat_map(|(from, r)| {
                     (0..cols).map(move |c| value(from, first(from) + r, c) as f32)
                 })
@@ -322,21 +322,22 @@ fn all_to_all_delivers_rows_and_rejects_capture() {
         let counts = rank.group.exchange_counts(&to).unwrap();
         let all = y.mat_mut(DType::F32, 4, cols).unwrap();
         rank.group.all_to_all(&S, x, all, &counts).unwrap();
-        let came = [0, 1].map(|from| counts.rows_from(from)[own]);
-        assert_eq!(came, if own == 0 { [1, 2] } else { [3, 0] });
+        let received = [0, 1].map(|from| counts.rows_from(from)[own]);
+        assert_eq!(received, if own == 0 { [1, 2] } else { [3, 0] });
         let first = if own == 0 { [0, 0] } else { [1, 2] };
-        let rows = (0..2).flat_map(|from| (0..came[from]).map(move |r| (from, first[from] + r)));
+        let rows =
+            (0..2).flat_map(|from| (0..received[from]).map(move |r| (from, first[from] + r)));
         let expected: Vec<f32> = rows
             .flat_map(|(from, row)| (0..cols).map(move |c| value(from, row, c) as f32))
             .collect();
         assert_eq!(rank.read::<f32>(&y, expected.len()), expected);
 
         rank.device.begin_capture(&S).unwrap();
-        let recorded = |collective| CollectiveError::NotCapturable { collective };
+        let not_capturable = |collective| CollectiveError::NotCapturable { collective };
         let all = y.mat_mut(DType::F32, 4, cols).unwrap();
-        let refused = rank.group.all_to_all(&S, x, all, &counts);
-        assert_eq!(refused, Err(recorded("all_to_all")));
-        assert_eq!(rank.group.exchange_counts(&to), Err(recorded("exchange_counts")));
+        let rejected = rank.group.all_to_all(&S, x, all, &counts);
+        assert_eq!(rejected, Err(not_capturable("all_to_all")));
+        assert_eq!(rank.group.exchange_counts(&to), Err(not_capturable("exchange_counts")));
         rank.device.end_capture(&S).unwrap();
         assert!(rank.group.all_reduce(&S, y.mat_mut(DType::I32, 1, 1).unwrap()).is_err());
     });
@@ -351,14 +352,14 @@ fn leaving_rank_fails_the_device_group() {
 }
 
 fn check_rank_leaves(world: &str, one_shot_bytes: usize) {
-    let past = Barrier::new(2);
-    let found = ranks_with_one_shot_limit(world, one_shot_bytes, |rank| {
+    let after_barrier = Barrier::new(2);
+    let results = ranks_with_one_shot_limit(world, one_shot_bytes, |rank| {
         let mut x = rank.matrix::<f32>(2, 8, |_, _| 1);
         rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap()).unwrap();
         let before = rank.group.launch_checkpoint().unwrap();
         rank.group.barrier(&S).unwrap();
         assert_eq!(before.finish(), Ok(()));
-        past.wait();
+        after_barrier.wait();
         if rank.group.rank() == 1 {
             rank.active_ranks.store(1, SeqCst); // Skips the wait for the other rank.
             return None;
@@ -373,16 +374,16 @@ fn check_rank_leaves(world: &str, one_shot_bytes: usize) {
         let again = rank.group.barrier(&S);
         Some((launched, synchronized, after.finish(), again))
     });
-    let (launched, _, finished, again) = found[0].clone().unwrap();
-    let lost = Err(CollectiveError::RankFailed { rank: 1 });
-    assert!(launched == Ok(()) || launched == lost, "{launched:?}");
-    assert_eq!((finished, again), (lost.clone(), lost));
+    let (launched, _, finished, again) = results[0].clone().unwrap();
+    let failed = Err(CollectiveError::RankFailed { rank: 1 });
+    assert!(launched == Ok(()) || launched == failed, "{launched:?}");
+    assert_eq!((finished, again), (failed.clone(), failed));
 }
 
 #[test]
 fn calls_are_done_after_the_device_passes_them() {
-    let meeting = SharedMemoryRendezvous::create(&[2]).unwrap();
-    let path = meeting.path();
+    let rendezvous = SharedMemoryRendezvous::create(&[2]).unwrap();
+    let path = rendezvous.path();
     let join = |rank| {
         let (own, config) =
             (SharedMemoryRendezvous::open(path, &[2]).unwrap(), device("done", rank));
@@ -399,11 +400,11 @@ fn calls_are_done_after_the_device_passes_them() {
         [join(0), other.join().unwrap()]
     });
     let states = |rank| -> Vec<CallState> {
-        meeting.call_history(0, rank).iter().map(|call| call.state).collect()
+        rendezvous.call_history(0, rank).iter().map(|call| call.state).collect()
     };
-    let [done, waiting] = [CallState::Done, CallState::InProgress];
-    let calls = "the id, offers of memory, whether it was reached, and a sum";
-    assert_eq!(states(0), [done, done, done, waiting], "{calls}");
+    let [done, in_flight] = [CallState::Done, CallState::InProgress];
+    let calls = "communicator id, peer memory handles, peer access, all-reduce";
+    assert_eq!(states(0), [done, done, done, in_flight], "{calls}");
     for (_, launched) in &ranks {
         launched.finish().unwrap();
     }

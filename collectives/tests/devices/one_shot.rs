@@ -5,7 +5,10 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use collectives::{CollectiveBackend, DeviceGroup, PeerMemory, PeerRankId, SharedMemoryRendezvous};
+use collectives::{
+    AllReduceNormArgs, CollectiveBackend, DeviceGroup, PeerMemory, PeerRankId,
+    SharedMemoryRendezvous,
+};
 use device::gpu::PeerView;
 use device::{Buffer, DType, DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
@@ -56,14 +59,14 @@ impl DeviceRank {
         let (own, size, count) = (self.group.rank(), self.group.size(), rows * cols);
         assert!(
             self.group.uses_one_shot_all_reduce(rows, cols, T::DTYPE),
-            "no way between the GPUs"
+            "no peer access between the GPUs"
         );
         let sum = |i| {
             let parts = (0..size).map(|rank| T::round(fraction(rank, i)).number());
             T::round(parts.fold(0.0, |sum, x| sum + x))
         };
         let expected: Vec<T> = (0..count).map(sum).collect();
-        let brought = self.fractions::<T>(own, count);
+        let input = self.fractions::<T>(own, count);
         let mut x = self.fractions::<T>(own, count);
         let view = |x: &mut Buffer| {
             self.group.all_reduce(&S, x.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
@@ -71,7 +74,7 @@ impl DeviceRank {
         view(&mut x);
         assert_eq!(self.read::<T>(&x, count), expected, "{size} ranks, {rows} x {cols}");
         let mut bytes = vec![0; count * T::DTYPE.bytes()];
-        self.device.download(&S, &brought, 0, &mut bytes).unwrap();
+        self.device.download(&S, &input, 0, &mut bytes).unwrap();
         self.device.begin_capture(&S).unwrap();
         view(&mut x);
         let graph = self.device.end_capture(&S).unwrap();
@@ -91,9 +94,9 @@ fn one_shot_all_reduce_sums_in_rank_order() {
             rank.check_one_shot::<bf16>(rows, cols, 3);
             rank.check_one_shot::<f32>(rows, cols, 2);
         }
-        let most = (1 << 20) / (rank.group.size() - 1) / 16 * 16;
-        assert!(rank.group.uses_one_shot_all_reduce(1, most / 2, DType::BF16));
-        assert!(!rank.group.uses_one_shot_all_reduce(1, most / 2 + 8, DType::BF16));
+        let max_bytes = (1 << 20) / (rank.group.size() - 1) / 16 * 16;
+        assert!(rank.group.uses_one_shot_all_reduce(1, max_bytes / 2, DType::BF16));
+        assert!(!rank.group.uses_one_shot_all_reduce(1, max_bytes / 2 + 8, DType::BF16));
         assert!(!rank.group.uses_one_shot_all_reduce(1, 8, DType::I32));
     };
     ranks_of("one shot", 2, DeviceGroup::join, work);
@@ -111,23 +114,23 @@ fn check_fused_norm<T: FloatTestElement>(rank: &DeviceRank, rows: usize, cols: u
     let run = |fused: bool| {
         let [mut delta, mut x] = [own, 9].map(|rank_of| rank.fractions::<T>(rank_of, count));
         let mut y = rank.device.alloc(count * T::DTYPE.bytes()).unwrap();
-        let (to, stream) = (y.mat_mut(T::DTYPE, rows, cols), x.mat_mut(T::DTYPE, rows, cols));
-        let (to, stream) = (to.unwrap(), stream.unwrap());
+        let (y_mut, x_mut) = (y.mat_mut(T::DTYPE, rows, cols), x.mat_mut(T::DTYPE, rows, cols));
+        let (y_mut, x_mut) = (y_mut.unwrap(), x_mut.unwrap());
         if fused {
             let delta = delta.mat(T::DTYPE, rows, cols).unwrap();
-            rank.group.all_reduce_norm(&S, (to, stream), delta, (weight, 1e-5)).unwrap();
+            let args = AllReduceNormArgs { y: y_mut, x: x_mut, delta, weight, eps: 1e-5 };
+            rank.group.all_reduce_norm(&S, args).unwrap();
         } else {
             rank.group.all_reduce(&S, delta.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
             let delta = delta.mat(T::DTYPE, rows, cols).unwrap();
-            rank.device
-                .launch(&S, AddRmsNorm { y: to, x: stream, delta, weight, eps: 1e-5 })
-                .unwrap();
+            let op = AddRmsNorm { y: y_mut, x: x_mut, delta, weight, eps: 1e-5 };
+            rank.device.launch(&S, op).unwrap();
         }
         (rank.read::<T>(&y, count), rank.read::<T>(&x, count))
     };
-    let (fused, one_by_one) = (run(true), run(false));
-    assert_eq!(fused.1, one_by_one.1, "the stream, {rows} x {cols}");
-    assert_eq!(fused.0, one_by_one.0, "its norm, {rows} x {cols}");
+    let (fused, separate) = (run(true), run(false));
+    assert_eq!(fused.1, separate.1, "residual stream, {rows} x {cols}");
+    assert_eq!(fused.0, separate.0, "norm, {rows} x {cols}");
     assert!(fused.0.iter().any(|y| y.number() != 0.0));
 }
 
@@ -138,22 +141,28 @@ fn fused_all_reduce_norm_matches_two_launches() {
             check_fused_norm::<bf16>(&rank, rows, cols);
             check_fused_norm::<f32>(&rank, rows, cols);
         }
-        assert!(!rank.group.fuses_all_reduce_norm(1, 12, DType::BF16), "no whole eights");
-        assert!(!rank.group.fuses_all_reduce_norm(1, 10_240, DType::BF16), "not in registers");
+        assert!(
+            !rank.group.fuses_all_reduce_norm(1, 12, DType::BF16),
+            "not a multiple of eight columns"
+        );
+        assert!(
+            !rank.group.fuses_all_reduce_norm(1, 10_240, DType::BF16),
+            "too many columns for registers"
+        );
         rank.group.barrier(&S).unwrap();
     });
 }
 
 #[test]
 fn processes_access_each_others_peer_memory() {
-    let meeting = SharedMemoryRendezvous::create(&[2]).unwrap();
+    let rendezvous = SharedMemoryRendezvous::create(&[2]).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "one_shot::peer_memory_child_process", "--ignored", "--nocapture"])
-        .env("HADRON_TEST_MEETING", meeting.path())
+        .env("HADRON_TEST_MEETING", rendezvous.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    run_one_of_two_processes(&meeting, 0);
+    run_one_of_two_processes(&rendezvous, 0);
     assert!(child.wait().unwrap().success());
 }
 
@@ -165,9 +174,9 @@ fn peer_memory_child_process() {
     run_one_of_two_processes(&SharedMemoryRendezvous::open(path.as_ref(), &[2]).unwrap(), 1);
 }
 
-fn run_one_of_two_processes(meeting: &SharedMemoryRendezvous, rank: usize) {
+fn run_one_of_two_processes(rendezvous: &SharedMemoryRendezvous, rank: usize) {
     let device = Arc::new(GpuBackend::open(&device("processes", rank)).unwrap());
-    let group = DeviceGroup::join(meeting.join(0, rank).unwrap(), &device).unwrap();
+    let group = DeviceGroup::join(rendezvous.join(0, rank).unwrap(), &device).unwrap();
     let rank = DeviceRank { group, device, active_ranks: Arc::default() };
     rank.check_one_shot::<bf16>(2, 1000, 4);
     check_fused_norm::<bf16>(&rank, 2, 128);
@@ -185,22 +194,22 @@ struct PeerRank<'a> {
 /// Runs two ranks without a group, each in a thread. `work` must not panic, because the peer would wait for
 /// it.
 fn run_two_peers<T: Send>(world: &str, work: impl Fn(PeerRank<'_>) -> T + Sync) -> [T; 2] {
-    let (offers, met) = (Mutex::new([None; 2]), Barrier::new(2));
+    let (handles, barrier) = (Mutex::new([None; 2]), Barrier::new(2));
     thread::scope(|scope| {
         let threads = [0, 1].map(|rank| {
-            let (offers, met, work) = (&offers, &met, &work);
+            let (handles, barrier, work) = (&handles, &barrier, &work);
             scope.spawn(move || {
                 let device = Arc::new(GpuBackend::open(&device(world, rank)).unwrap());
                 let own = PeerRankId { rank, ranks: 2 };
                 let mut memory = PeerMemory::allocate(device.device(), own, 64 << 10).unwrap();
-                offers.lock().unwrap()[rank] = Some(memory.handle());
-                met.wait();
-                let all = offers.lock().unwrap().map(Option::unwrap);
+                handles.lock().unwrap()[rank] = Some(memory.handle());
+                barrier.wait();
+                let all = handles.lock().unwrap().map(Option::unwrap);
                 let view = memory.open_peers(&all).unwrap();
-                met.wait();
-                let found = work(PeerRank { rank, device: &device, memory, view });
-                met.wait(); // The memory stays open while the peer computes.
-                found
+                barrier.wait();
+                let results = work(PeerRank { rank, device: &device, memory, view });
+                barrier.wait(); // The memory stays open while the peer computes.
+                results
             })
         });
         threads.map(|thread| thread.join().unwrap())
@@ -226,27 +235,28 @@ fn launch_numbers_wrap_around() {
     const LARGE: usize = 4000;
     const SMALL: usize = 24;
     let done = Barrier::new(2);
-    let (told, ended) = mpsc::channel();
-    let ended = Mutex::new(ended);
-    let found = run_two_peers("numbers", |mut peer| {
-        let mut right = Vec::new();
-        let mut sum = |peer: &PeerRank<'_>, count| right.push(peer.check_sum(right.len(), count));
-        peer.memory.count_from(3).unwrap();
+    let (sum_done, receiver) = mpsc::channel();
+    let receiver = Mutex::new(receiver);
+    let results = run_two_peers("numbers", |mut peer| {
+        let mut correct = Vec::new();
+        let mut sum =
+            |peer: &PeerRank<'_>, count| correct.push(peer.check_sum(correct.len(), count));
+        peer.memory.set_launch_count(3).unwrap();
         (0..2).for_each(|_| sum(&peer, LARGE)); // Launches 4 and 5.
         done.wait();
-        peer.memory.count_from(u32::MAX - 3).unwrap();
+        peer.memory.set_launch_count(u32::MAX - 3).unwrap();
         done.wait();
         (0..5).for_each(|_| sum(&peer, SMALL)); // The three largest numbers, then 2 and 3.
         if peer.rank == 1 {
             // Starts launch 4 so late that rank 0 would accept the words of the earlier launch 4.
-            let _ = ended.lock().unwrap().recv_timeout(Duration::from_millis(300));
+            let _ = receiver.lock().unwrap().recv_timeout(Duration::from_millis(300));
         }
         sum(&peer, LARGE);
         if peer.rank == 0 {
-            told.send(()).unwrap();
+            sum_done.send(()).unwrap();
         }
         sum(&peer, LARGE);
-        right
+        correct
     });
-    assert_eq!(found, [vec![true; 9], vec![true; 9]]);
+    assert_eq!(results, [vec![true; 9], vec![true; 9]]);
 }
