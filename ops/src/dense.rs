@@ -28,7 +28,7 @@ pub struct Ops {
     /// Arena of results on the secondary stream: the main arena reuses buffers before a secondary stream is
     /// done with them.
     pub(crate) secondary_arena: Arc<BufferArena>,
-    /// Order of linear layer launches, which decides what is prefetched.
+    /// Order of fused linear layers, which decides what is prefetched.
     pub(crate) launch_order: LaunchOrder,
     pub(crate) dtype: DType,
 }
@@ -81,6 +81,11 @@ impl Ops {
     #[must_use]
     pub fn mem_info(&self) -> MemInfo {
         self.device.mem_info()
+    }
+
+    /// Starts a new sequence of launches: the previous linear layer does not prefetch the next one.
+    pub fn interrupt_launch_order(&self) {
+        self.launch_order.interrupt();
     }
 
     /// Allocates a result from the arena, with undefined contents. Memory after the last row is padded to
@@ -238,11 +243,7 @@ impl Ops {
     }
 
     fn linear_as(&self, x: &Tensor, w: &PackedLinear, dtype: DType) -> Result<Tensor, OpError> {
-        if dtype == x.dtype() {
-            self.launch_order.launch(w, false);
-        } else {
-            self.launch_order.interrupt();
-        }
+        self.launch_order.interrupt();
         check_size("linear", "inputs", x.cols(), w.inputs())?;
         let mut y = self.scratch(dtype, &[x.rows(), w.outputs()])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;

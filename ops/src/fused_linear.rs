@@ -199,7 +199,7 @@ impl Ops {
         before: LinearPrologue<'_>,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
-        self.launch_order.launch(w, false);
+        self.launch_order.interrupt();
         let mut y = self.scratch(self.dtype(), &[before.rows(), w.outputs()])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
         self.device.launch(

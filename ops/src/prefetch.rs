@@ -1,8 +1,9 @@
-//! Weight prefetch: a fused linear layer prefetches weights of the next linear layer, which is recorded from the
-//! order of launches.
+//! Weight prefetch: a fused linear layer prefetches weights of the next fused linear layer, which is recorded
+//! from the order of launches.
 //!
-//! The first pass that launches two layers in sequence records the pair; later passes prefetch. Other ops
-//! that read weights or the KV cache interrupt the sequence. Results never depend on what is recorded.
+//! The first pass that launches two fused layers in sequence records the pair; later passes prefetch. Unfused
+//! layers and other ops that read weights or the KV cache interrupt the sequence: large prefills, which run
+//! first, launch layers unfused that decode steps fuse. Results never depend on what is recorded.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -10,7 +11,7 @@ use kernels::{PackedMatrix, PrefetchHint};
 
 use crate::PackedLinear;
 
-/// The linear layer that is launched after another one.
+/// The fused linear layer that is launched after another one.
 #[derive(Debug)]
 pub(crate) struct NextLinear {
     /// Weak, because the chain of layers is a cycle: the first layer follows the last one.
@@ -18,7 +19,7 @@ pub(crate) struct NextLinear {
     silu_mul: bool,
 }
 
-/// The linear layer that was launched last, if no other op came after it.
+/// The fused linear layer that was launched last, if no other op came after it.
 #[derive(Debug, Default)]
 pub(crate) struct LaunchOrder {
     last: Mutex<Option<Arc<OnceLock<NextLinear>>>>,
@@ -32,7 +33,7 @@ pub(crate) struct NextWeights {
 }
 
 impl LaunchOrder {
-    /// Records the launch of `w`, with `silu_mul` fused or not. Returns the weights of the next launch, if it
+    /// Records the fused launch of `w`, with `silu_mul` or not. Returns the weights of the next launch, if it
     /// is recorded.
     pub(crate) fn launch(&self, w: &PackedLinear, silu_mul: bool) -> Option<NextWeights> {
         if let Some(last) = self.replace(Some(Arc::clone(&w.next))) {
@@ -42,7 +43,7 @@ impl LaunchOrder {
         Some(NextWeights { weight: next.weight.upgrade()?, silu_mul: next.silu_mul })
     }
 
-    /// Records an op that is not a linear layer.
+    /// Records an unfused linear layer, or another op.
     pub(crate) fn interrupt(&self) {
         self.replace(None);
     }
@@ -67,9 +68,13 @@ mod tests {
     use crate::{DType, HostMat, Ops};
     use kernels::cpu::CpuBackend;
 
-    fn layers<const N: usize>() -> [PackedLinear; N] {
+    fn cpu_ops() -> Ops {
         let cpu = CpuBackend::new(device::CpuConfig { threads: 1, ..Default::default() }).unwrap();
-        let ops = Ops::new(cpu.into(), DType::F32).unwrap();
+        Ops::new(cpu.into(), DType::F32).unwrap()
+    }
+
+    fn layers<const N: usize>() -> [PackedLinear; N] {
+        let ops = cpu_ops();
         let bytes = [0u8; 16];
         let part = HostMat::new(&bytes, DType::F32, 2, 2).unwrap();
         std::array::from_fn(|_| ops.pack_linear(&[part], None).unwrap())
@@ -88,8 +93,27 @@ mod tests {
         let [first, second, third] = pass();
         let first = first.unwrap();
         assert!(Arc::ptr_eq(&first.weight, &b.weight) && first.silu_mul);
-        assert!(second.is_none(), "another op came after it");
-        assert!(Arc::ptr_eq(&third.unwrap().weight, &a.weight), "the next pass begins with it");
+        assert!(second.is_none(), "another op was launched in between");
+        assert!(
+            Arc::ptr_eq(&third.unwrap().weight, &a.weight),
+            "the next pass starts with layer a"
+        );
+    }
+
+    #[test]
+    fn unfused_first_pass_records_no_pair() {
+        let ([gate_up, down], ops) = (layers(), cpu_ops());
+        let x = ops.floats(&[0.0; 4], DType::F32, &[2, 2]).unwrap();
+        for w in [&gate_up, &down] {
+            ops.linear(&x, w).unwrap();
+        }
+        let order = &ops.launch_order;
+        let decode = || [order.launch(&gate_up, true), order.launch(&down, false)];
+        assert!(decode().iter().all(Option::is_none), "the first fused pass records pairs");
+        let [first, second] = decode();
+        assert!(Arc::ptr_eq(&first.unwrap().weight, &down.weight));
+        let second = second.unwrap();
+        assert!(Arc::ptr_eq(&second.weight, &gate_up.weight) && second.silu_mul);
     }
 
     #[test]

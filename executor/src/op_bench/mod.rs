@@ -204,7 +204,12 @@ impl<'a> OpRunner<'a> {
         launch: &mut dyn FnMut(usize) -> Result<(), OpError>,
     ) -> Result<(), ExecutorError> {
         let OpCase { op, tokens, shape, cost: OpCost { bytes, flops }, copies } = case;
-        let seconds = self.bench.timer.time(&self.bench.ops, copies, launch)?;
+        // Copies would prefetch each other, as successive layers do.
+        let mut launch_alone = |i| {
+            self.bench.ops.interrupt_launch_order();
+            launch(i)
+        };
+        let seconds = self.bench.timer.time(&self.bench.ops, copies, &mut launch_alone)?;
         (self.report)(OpTiming { op, tokens: tokens as u32, shape, bytes, flops, seconds });
         Ok(())
     }
