@@ -7,11 +7,11 @@
 // prepare_draft_pass      lays out a pass over the newest token of each of the first `count` rows with more
 //                         than `pass` draft tokens, or over the draft token of the previous pass: ids,
 //                         positions i32 [count], slots i64 [count], cu_q i32 [count + 1], context_lens,
-//                         row_seats i32 [count]. All other rows are padding, as in prepare_step. Grid: blocks
-//                         of 256 over rows.
-// gather_draft_inputs     hidden states of previous positions, y [n, H]: `of_rows` = 1: for the first token
-//                         of row i at y[i]; 0: for all its tokens at their indices in the step; those after
-//                         the first from hidden [T, H]. Grid: rows x parts.
+//                         row_seq_slots i32 [count]. All other rows are padding, as in prepare_step. Grid:
+//                         blocks of 256 over rows.
+// gather_draft_inputs     hidden states of previous positions, y [n, H]: `first_tokens` = 1: for the first
+//                         token of row i at y[i]; 0: for all its tokens at their indices in the step; those
+//                         after the first from hidden [T, H]. Grid: rows x parts.
 // store_draft_states      keeps hidden states of a step, hidden [T, H]: those of each row's newest tokens in
 //                         its sequence slot, and those at the ends of blocks. Grid: rows x parts.
 // draft_argmax            y[i] = the lowest id with the largest logit, f32 [n, V]; for a row of NaNs, some
@@ -20,14 +20,14 @@
 //                         [n, 2], the key of the logit and of the id. Grid and block as draft_argmax.
 // draft_shard_merge       y[i] = the best id over the words of all ranks, [ranks, n, 2]. Grid: blocks of 256
 //                         over rows.
-// map_draft_ids           y[i] = names[y[i]], of y i32 [count]: draft vocabulary to target vocabulary. Grid:
-//                         blocks of 256 over rows.
+// map_draft_ids           y[i] = target_ids[y[i]], of y i32 [count]: draft vocabulary to target vocabulary.
+//                         Grid: blocks of 256 over rows.
 // insert_drafts           writes draft tokens to the ids of the step, and to the token histories of the
 //                         sequence slots. Grid: blocks of 256 over rows.
 //
-// drafts i32 [passes, draft_stride]; held [S, depth, H], the first state of a slot is that of position firsts
-// i32 [S]; edges [blocks, H]; states are copied as 16-bit words. The host has checked the indices of the
-// stage buffer. Rows beyond those of the stage buffer are padding.
+// drafts i32 [passes, draft_stride]; slot_states [S, states_per_slot, H], the first state of a slot is that of
+// position first_positions i32 [S]; boundary_states [blocks, H]; states are copied as 16-bit words. The host
+// has checked the indices of the stage buffer. Rows beyond those of the stage buffer are padding.
 // Roofline: latency, except draft_argmax: the row once over the bandwidth of one block.
 #include "dev.h"
 #include "prepare/prepare.h"
@@ -40,9 +40,9 @@ DEV const DraftRow* drafts_of(const u8* stage) { return (const DraftRow*)(stage 
 
 // Storage of hidden states. A state is `bytes` long.
 struct HiddenStates {
-    u8 *held, *edges;
-    i32* firsts;
-    u32 depth, bytes;
+    u8 *slot_states, *boundary_states;
+    i32* first_positions;
+    u32 states_per_slot, bytes;
 };
 
 template <class V> DEV void copy_as(u8* to, const u8* from, u32 bytes) {
@@ -60,16 +60,16 @@ DEV void copy_state(u8* to, const u8* from, u32 bytes) {
 }
 
 // Returns the hidden state before a row that begins at `start`; null: zeros.
-DEV const u8* state_before(const HiddenStates& states, const DraftRow& row, i32 start) {
-    if (row.edge >= 0) return states.edges + (u64)row.edge * states.bytes;
-    if (!row.held) return nullptr;
-    const i32 place = start - 1 - states.firsts[row.seat], last = (i32)states.depth - 1;
-    const u32 within = (u32)(place < 0 ? 0 : place > last ? last : place);  // In range; the host has checked what it can.
-    return states.held + ((u64)row.seat * states.depth + within) * states.bytes;
+DEV const u8* preceding_state(const HiddenStates& states, const DraftRow& row, i32 start) {
+    if (row.boundary_block >= 0) return states.boundary_states + (u64)row.boundary_block * states.bytes;
+    if (!row.state_in_slot) return nullptr;
+    const i32 offset = start - 1 - states.first_positions[row.seq_slot], last = (i32)states.states_per_slot - 1;
+    const u32 within = (u32)(offset < 0 ? 0 : offset > last ? last : offset);  // In range; the host has checked what it can.
+    return states.slot_states + ((u64)row.seq_slot * states.states_per_slot + within) * states.bytes;
 }
 
 KERNEL(256)
-prepare_draft_pass(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* row_seats, const i32* step_ids,
+prepare_draft_pass(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* row_seq_slots, const i32* step_ids,
                    const i32* step_positions, const i32* drafts, const i32* tables, const u8* stage, u32 count, u32 pass, u32 draft_stride, u32 table_width,
                    u32 block_tokens) {
     grid_wait();
@@ -80,72 +80,72 @@ prepare_draft_pass(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context
     const DraftRow* row = drafts_of(stage) + r;
     const bool staged = r < header_of(stage)->drafts;
     const bool real = staged && pass < (u32)row->drafts;
-    const i32 seat = staged ? row->seat : 0, newest = real ? row->len - 1 : 0;
+    const i32 seq_slot = staged ? row->seq_slot : 0, newest = real ? row->len - 1 : 0;
     const u32 position = real ? (u32)(step_positions[row->token] + newest) + pass : 0;
-    const i32* table = tables + (u64)seat * table_width;
+    const i32* table = tables + (u64)seq_slot * table_width;
     i32 id = 0;
     if (real) id = pass == 0 ? step_ids[row->token + newest] : drafts[(u64)(pass - 1) * draft_stride + r];
     ids[r] = id;
     positions[r] = real ? (i32)position : 0;
     slots[r] = real ? (i64)table[position / block_tokens] * block_tokens + position % block_tokens : -1;
     context_lens[r] = real ? (i32)position + 1 : 0;
-    row_seats[r] = seat;
+    row_seq_slots[r] = seq_slot;
     cu_q[r + 1] = (i32)r + 1;
 }
 EXPORT(prepare_draft_pass)
 
 KERNEL(256)
-gather_draft_inputs(u8* y, const u8* hidden, u8* held, u8* edges, i32* firsts, const i32* step_positions, const u8* stage, u32 of_rows,
-                    u32 depth, u32 bytes) {
+gather_draft_inputs(u8* y, const u8* hidden, u8* slot_states, u8* boundary_states, i32* first_positions,
+                    const i32* step_positions, const u8* stage, u32 first_tokens, u32 states_per_slot, u32 bytes) {
     grid_wait();
     grid_release();
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
-    const HiddenStates states{held, edges, firsts, depth, bytes};
+    const HiddenStates states{slot_states, boundary_states, first_positions, states_per_slot, bytes};
     const i32 start = step_positions[row.token];
-    if (of_rows) {
-        if (bid_y() == 0) copy_state(y + (u64)r * bytes, state_before(states, row, start), bytes);
+    if (first_tokens) {
+        if (bid_y() == 0) copy_state(y + (u64)r * bytes, preceding_state(states, row, start), bytes);
         return;
     }
     for (u32 i = bid_y(); i < (u32)(row.len + row.drafts); i += gdim_y()) {
         const u64 t = (u64)row.token + i;
-        copy_state(y + t * bytes, i == 0 ? state_before(states, row, start) : hidden + (t - 1) * bytes, bytes);
+        copy_state(y + t * bytes, i == 0 ? preceding_state(states, row, start) : hidden + (t - 1) * bytes, bytes);
     }
 }
 EXPORT(gather_draft_inputs)
 
 KERNEL(256)
-store_draft_states(u8* held, u8* edges, i32* firsts, const u8* hidden, const i32* step_positions, const i32* tables, const u8* stage,
-                   u32 depth, u32 bytes, u32 table_width, u32 block_tokens) {
+store_draft_states(u8* slot_states, u8* boundary_states, i32* first_positions, const u8* hidden,
+                   const i32* step_positions, const i32* tables, const u8* stage, u32 states_per_slot, u32 bytes, u32 table_width, u32 block_tokens) {
     grid_wait();
     grid_release();
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
-    const HiddenStates states{held, edges, firsts, depth, bytes};
-    const i32* table = tables + (u64)row.seat * table_width;
+    const HiddenStates states{slot_states, boundary_states, first_positions, states_per_slot, bytes};
+    const i32* table = tables + (u64)row.seq_slot * table_width;
     const i32 start = step_positions[row.token];
     const u32 tokens = (u32)(row.len + row.drafts), last = (u32)row.len - 1;
     if (bid_y() == 0) {
-        u8* to = held + (u64)row.seat * depth * bytes;
+        u8* to = slot_states + (u64)row.seq_slot * states_per_slot * bytes;
         // The state before the newest token, then the newest token's own state and those of draft tokens. A
         // thread copies the same channels of all states, so the source of the first may be a destination of
         // later ones.
         const i32 newest = start + (i32)last;
         if (newest > 0) {
-            const u8* before = last == 0 ? state_before(states, row, start) : hidden + ((u64)row.token + last - 1) * bytes;
-            copy_state(to, before, bytes);
+            const u8* preceding = last == 0 ? preceding_state(states, row, start) : hidden + ((u64)row.token + last - 1) * bytes;
+            copy_state(to, preceding, bytes);
             to += bytes;
         }
         for (u32 i = last; i < tokens; ++i, to += bytes) copy_state(to, hidden + ((u64)row.token + i) * bytes, bytes);
         sync();  // All threads have read the old states and their position.
-        if (tid() == 0) firsts[row.seat] = newest > 0 ? newest - 1 : 0;
+        if (tid() == 0) first_positions[row.seq_slot] = newest > 0 ? newest - 1 : 0;
     }
     for (u32 i = bid_y(); i < tokens; i += gdim_y()) {
         const u32 position = (u32)start + i;
         if ((position + 1) % block_tokens != 0) continue;
-        copy_state(edges + (u64)table[position / block_tokens] * bytes, hidden + ((u64)row.token + i) * bytes, bytes);
+        copy_state(boundary_states + (u64)table[position / block_tokens] * bytes, hidden + ((u64)row.token + i) * bytes, bytes);
     }
 }
 EXPORT(store_draft_states)
@@ -177,24 +177,24 @@ KERNEL(1024) draft_argmax(i32* y, const float* logits, u32 vocab, u32 stride) {
 }
 EXPORT(draft_argmax)
 
-KERNEL(1024) draft_shard_candidates(u32* told, const float* logits, u32 begin, u32 ids, u32 stride) {
+KERNEL(1024) draft_shard_candidates(u32* candidates, const float* logits, u32 begin, u32 ids, u32 stride) {
     grid_wait();
     grid_release();
     const u64 best = first_of_row(logits + (u64)bid_x() * stride, begin, ids);
     if (tid() != 0) return;
-    told[bid_x() * 2] = (u32)(best >> 32);
-    told[bid_x() * 2 + 1] = (u32)best;
+    candidates[bid_x() * 2] = (u32)(best >> 32);
+    candidates[bid_x() * 2 + 1] = (u32)best;
 }
 EXPORT(draft_shard_candidates)
 
-KERNEL(256) draft_shard_merge(i32* y, const u32* told, u32 count, u32 ranks) {
+KERNEL(256) draft_shard_merge(i32* y, const u32* candidates, u32 count, u32 ranks) {
     grid_wait();
     grid_release();
     const u32 r = bid_x() * bdim() + tid();
     if (r >= count) return;
     u64 best = 0;
     for (u32 rank = 0; rank < ranks; ++rank) {
-        const u32* words = told + ((u64)rank * count + r) * 2;
+        const u32* words = candidates + ((u64)rank * count + r) * 2;
         const u64 place = (u64)words[0] << 32 | words[1];
         best = place > best ? place : best;
     }
@@ -202,11 +202,11 @@ KERNEL(256) draft_shard_merge(i32* y, const u32* told, u32 count, u32 ranks) {
 }
 EXPORT(draft_shard_merge)
 
-KERNEL(256) map_draft_ids(i32* y, const i32* names, u32 count) {
+KERNEL(256) map_draft_ids(i32* y, const i32* target_ids, u32 count) {
     grid_wait();
     grid_release();
     const u32 r = bid_x() * bdim() + tid();
-    if (r < count) y[r] = names[y[r]];
+    if (r < count) y[r] = target_ids[y[r]];
 }
 EXPORT(map_draft_ids)
 
@@ -218,12 +218,12 @@ insert_drafts(i32* ids, i32* history, const i32* step_positions, const i32* draf
     const u32 r = bid_x() * bdim() + tid();
     if (r >= count || r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
-    const u32 behind = (u32)(step_positions[row.token] + row.len);
+    const u32 end = (u32)(step_positions[row.token] + row.len);
     for (u32 i = 0; i < (u32)row.drafts; ++i) {
         const i32 id = drafts[(u64)i * draft_stride + r];
-        const u32 position = behind + i;
+        const u32 position = end + i;
         ids[row.token + row.len + i] = id;
-        if (position < history_len) history[(u64)row.seat * history_len + position] = id;
+        if (position < history_len) history[(u64)row.seq_slot * history_len + position] = id;
     }
 }
 EXPORT(insert_drafts)

@@ -4,18 +4,18 @@
 
 // Per-request state in sequence slots. S slots, W table width, L maximum request length, V vocabulary size.
 struct SequenceSlots {
-    LatestToken* newest;            // [S]
-    i32* tables;                    // [S, W]
-    i32* history;                   // [S, L]
-    u32* masks;                     // [S, ceil(V / 32)]
-    SequenceSamplingParams* rules;  // [S]
+    LatestToken* latest;             // [S]
+    i32* tables;                     // [S, W]
+    i32* history;                    // [S, L]
+    u32* masks;                      // [S, ceil(V / 32)]
+    SequenceSamplingParams* params;  // [S]
     u32 table_width, history_len, mask_words;
 };
 
 DEV const StageHeader* header_of(const u8* stage) { return (const StageHeader*)stage; }
 DEV const StageRow* rows_of(const u8* stage) { return (const StageRow*)(stage + header_of(stage)->rows_at); }
-DEV const StageLogitsRow* questions_of(const u8* stage) {
-    return (const StageLogitsRow*)(stage + header_of(stage)->questions_at);
+DEV const StageLogitsRow* logits_rows_of(const u8* stage) {
+    return (const StageLogitsRow*)(stage + header_of(stage)->logits_rows_at);
 }
 DEV const StageSequenceInit* inits_of(const u8* stage) { return (const StageSequenceInit*)(stage + header_of(stage)->inits_at); }
 DEV const i32* words_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->words_at); }
@@ -27,21 +27,21 @@ DEV void copy_words(i32* to, const i32* from, u32 len) {
     for (u32 i = tid(); i < len; i += bdim()) to[i] = from[i];
 }
 
-DEV void init_sequence(const SequenceSlots& seats, const StageSequenceInit& init, const i32* words) {
-    const u64 seat = (u64)init.seat;
+DEV void init_sequence(const SequenceSlots& seq_slots, const StageSequenceInit& init, const i32* words) {
+    const u64 seq_slot = (u64)init.seq_slot;
     if (init.history_len > 0)
-        copy_words(seats.history + seat * seats.history_len + init.history_from, words + init.history_at,
+        copy_words(seq_slots.history + seq_slot * seq_slots.history_len + init.history_from, words + init.history_at,
                    (u32)init.history_len);
     if (init.mask_at >= 0)
-        copy_words((i32*)seats.masks + seat * seats.mask_words, words + init.mask_at, seats.mask_words);
-    copy_words((i32*)(seats.rules + seat), (const i32*)&init.rules, sizeof(SequenceSamplingParams) / 4);
+        copy_words((i32*)seq_slots.masks + seq_slot * seq_slots.mask_words, words + init.mask_at, seq_slots.mask_words);
+    copy_words((i32*)(seq_slots.params + seq_slot), (const i32*)&init.params, sizeof(SequenceSamplingParams) / 4);
 }
 
 // Position of the first token of a row: from the host, or from the sequence slot, bounded by what the host
 // has allocated blocks for.
-DEV u32 start_of(const StageRow& row, const LatestToken* newest) {
+DEV u32 start_of(const StageRow& row, const LatestToken* latest) {
     if (row.ids >= 0) return (u32)row.start;
-    const i32 start = newest[row.seat].position - 1 - row.ids;
+    const i32 start = latest[row.seq_slot].position - 1 - row.ids;
     return (u32)(start < row.start ? start : row.start);
 }
 

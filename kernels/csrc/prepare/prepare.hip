@@ -4,10 +4,10 @@
 // prepare_step  writes sequence slots: sampling parameters, history and mask of requests that start in a
 //               slot; block tables of the rows
 //               writes ids, positions i32 [tokens], slots i64 [tokens]; cu_q i32 [rows + 1]; context_lens i32
-//               [rows]; row_facts i32 [facts, rows]; question_tokens i32 [questions]
-// Grid: rows (at least 1) x parts. Block: 256. In a captured graph rows, tokens and questions (logits rows)
-// are those of the bucket, and the header has the real numbers; the rest is padding: no keys, id 0, position
-// 0, slot -1, question token 0.
+//               [rows]; row_facts i32 [facts, rows]; logits_indices i32 [logits_rows]
+// Grid: rows (at least 1) x parts. Block: 256. In a captured graph rows, tokens and logits rows are those of
+// the bucket, and the header has the real numbers; the rest is padding: no keys, id 0, position 0, slot -1,
+// logits index 0.
 // A KV slot is table[position / block_tokens] * block_tokens + position mod block_tokens. Blocks of one row
 // read its new table entries from the stage buffer, so they do not wait for the block that stores them.
 // The host has checked the indices of the stage buffer (slots, table entries, words). Roofline: latency,
@@ -18,18 +18,18 @@
 struct StepOut {
     i32 *ids, *positions;
     i64* slots;
-    i32 *cu_q, *context_lens, *question_tokens, *row_facts;
+    i32 *cu_q, *context_lens, *logits_indices, *row_facts;
 };
 
 // Writes tokens `from`, `from + step`, ... of the row.
-DEV void lay_out(const StepOut& out, const SequenceSlots& seats, const StageRow& row, const i32* words, u32 block_tokens,
+DEV void write_row_inputs(const StepOut& out, const SequenceSlots& seq_slots, const StageRow& row, const i32* words, u32 block_tokens,
                  u32 from, u32 step) {
-    const i32* table = seats.tables + (u64)row.seat * seats.table_width;
-    const u32 start = start_of(row, seats.newest);
+    const i32* table = seq_slots.tables + (u64)row.seq_slot * seq_slots.table_width;
+    const u32 start = start_of(row, seq_slots.latest);
     for (u32 i = from; i < (u32)row.len; i += step) {
         const u32 t = (u32)row.token + i, position = start + i;
         const i32 block = table_entry(row, table, words, (i32)(position / block_tokens));
-        out.ids[t] = row.ids < 0 ? seats.newest[row.seat].token : words[row.ids + (i32)i];
+        out.ids[t] = row.ids < 0 ? seq_slots.latest[row.seq_slot].token : words[row.ids + (i32)i];
         out.positions[t] = (i32)position;
         out.slots[t] = (i64)block * block_tokens + position % block_tokens;
     }
@@ -44,21 +44,21 @@ DEV void pad_tokens(const StepOut& out, u32 from, u32 to, u32 step) {
 }
 
 KERNEL(256)
-prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* question_tokens, i32* row_facts,
-             i32* tables, i32* history, u32* masks, u8* rules, const u8* newest, const u8* stage, u32 rows, u32 tokens,
-             u32 questions, u32 table_width, u32 history_len, u32 mask_words, u32 block_tokens, u32 facts_stride) {
+prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens, i32* logits_indices, i32* row_facts,
+             i32* tables, i32* history, u32* masks, u8* params, const u8* latest, const u8* stage, u32 rows, u32 tokens,
+             u32 logits_rows, u32 table_width, u32 history_len, u32 mask_words, u32 block_tokens, u32 facts_stride) {
     grid_wait();
     grid_release();
-    const StepOut out = {ids, positions, slots, cu_q, context_lens, question_tokens, row_facts};
-    const SequenceSlots seats = {(LatestToken*)newest, tables,      history,     masks,
-                                 (SequenceSamplingParams*)rules, table_width, history_len, mask_words};
+    const StepOut out = {ids, positions, slots, cu_q, context_lens, logits_indices, row_facts};
+    const SequenceSlots seq_slots = {(LatestToken*)latest, tables,      history,     masks,
+                                     (SequenceSamplingParams*)params, table_width, history_len, mask_words};
     const StageHeader header = *header_of(stage);
     const i32* words = words_of(stage);
     const u32 r = bid_x(), part = bid_y(), parts = gdim_y();
     const u32 blocks = gdim_x() * parts, block = r * parts + part;
     const u32 thread = block * bdim() + tid(), threads = blocks * bdim();
 
-    for (u32 i = block; i < header.inits; i += blocks) init_sequence(seats, inits_of(stage)[i], words);
+    for (u32 i = block; i < header.inits; i += blocks) init_sequence(seq_slots, inits_of(stage)[i], words);
     u32 end = 0;
     if (header.rows > 0) {
         const StageRow& last_row = rows_of(stage)[header.rows - 1];
@@ -66,12 +66,12 @@ prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens,
     }
     if (r < header.rows && r < rows) {
         const StageRow row = rows_of(stage)[r];
-        lay_out(out, seats, row, words, block_tokens, part * bdim() + tid(), parts * bdim());
+        write_row_inputs(out, seq_slots, row, words, block_tokens, part * bdim() + tid(), parts * bdim());
         if (part == 0) {
-            i32* table = tables + (u64)row.seat * table_width;
+            i32* table = tables + (u64)row.seq_slot * table_width;
             if (row.table_len > 0) copy_words(table + row.table_from, words + row.table_at, (u32)row.table_len);
             if (tid() == 0) {
-                context_lens[r] = (i32)start_of(row, seats.newest) + row.len;
+                context_lens[r] = (i32)start_of(row, seq_slots.latest) + row.len;
                 cu_q[r + 1] = row.token + row.len;
             }
         }
@@ -86,9 +86,9 @@ prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens,
     }
     if (thread == 0) cu_q[0] = 0;
     pad_tokens(out, end + thread, tokens, threads);
-    for (u32 q = thread; q < questions; q += threads) {
-        const i32 token = q < header.questions ? questions_of(stage)[q].token : 0;
-        question_tokens[q] = token > 0 ? token : 0;
+    for (u32 q = thread; q < logits_rows; q += threads) {
+        const i32 token = q < header.logits_rows ? logits_rows_of(stage)[q].token : 0;
+        logits_indices[q] = token > 0 ? token : 0;
     }
 }
 EXPORT(prepare_step)

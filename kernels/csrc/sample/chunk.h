@@ -18,7 +18,7 @@ enum : u32 {
 
 // Result of the scan for each chunk of each logits row.
 struct ChunkRecord {
-    u64 best;            // first place after edits and temperature; STRANGE if a raw logit is NaN or infinite
+    u64 best;            // first place after edits and temperature; NON_FINITE_KEY if a raw logit is NaN or infinite
     u64 winner;          // place of the largest value with Gumbel noise, if the token is sampled
     float winner_value;  // its value without the noise
     float mass;          // sum of exp(value - best value), if top-p needs it
@@ -27,28 +27,28 @@ struct ChunkRecord {
 
 // How the token of one logits row is chosen.
 struct Choice {
-    bool chooses;  // a token is to be chosen; false: only the log-probability of a known one
-    bool scores;   // log-probabilities are requested
-    bool draws;    // sampled, not greedy
+    bool needs_token;     // a token is to be chosen; false: only the log-probability of a known one
+    bool needs_logprobs;  // log-probabilities are requested
+    bool is_random;       // sampled, not greedy
     bool masked, penalised, edited;  // logits change before sampling
-    bool cuts;     // some ids are cut off before sampling (top-k, top-p, min-p)
-    bool weighs;   // top-p needs probabilities
+    bool has_filters;     // some ids are cut off before sampling (top-k, top-p, min-p)
+    bool needs_masses;    // top-p needs probabilities
     float factor;  // factor (inverse temperature) of the edited logits
 };
 
 // `position`: of the token to be sampled.
-DEV Choice choice_of(const StageLogitsRow& question, const SequenceSamplingParams& rules, u32 vocab, i32 position) {
+DEV Choice choice_of(const StageLogitsRow& logits_row, const SequenceSamplingParams& params, u32 vocab, i32 position) {
     Choice c;
-    c.chooses = question.known < 0;
-    c.scores = question.top >= 0;
-    c.draws = c.chooses && rules.temperature >= GREEDY_BELOW;
-    c.masked = c.chooses && (rules.flags & RULE_MASKED) != 0;
-    c.penalised = c.chooses && (rules.flags & RULE_HISTORY) != 0 && position > 0 &&
-                  (rules.repetition != 1.f || rules.frequency != 0.f || rules.presence != 0.f);
-    c.edited = c.masked || c.penalised || (c.chooses && question.edits > 0);
-    c.weighs = c.draws && rules.top_p < 1.f;
-    c.cuts = c.weighs || (c.draws && (rules.min_p > 0.f || (rules.top_k > 0 && (u32)rules.top_k < vocab)));
-    c.factor = c.draws ? 1.f / rules.temperature : 1.f;
+    c.needs_token = logits_row.known_token < 0;
+    c.needs_logprobs = logits_row.top >= 0;
+    c.is_random = c.needs_token && params.temperature >= GREEDY_BELOW;
+    c.masked = c.needs_token && (params.flags & RULE_MASKED) != 0;
+    c.penalised = c.needs_token && (params.flags & RULE_HISTORY) != 0 && position > 0 &&
+                  (params.repetition != 1.f || params.frequency != 0.f || params.presence != 0.f);
+    c.edited = c.masked || c.penalised || (c.needs_token && logits_row.edits > 0);
+    c.needs_masses = c.is_random && params.top_p < 1.f;
+    c.has_filters = c.needs_masses || (c.is_random && (params.min_p > 0.f || (params.top_k > 0 && (u32)params.top_k < vocab)));
+    c.factor = c.is_random ? 1.f / params.temperature : 1.f;
     return c;
 }
 

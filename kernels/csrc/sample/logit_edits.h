@@ -9,11 +9,11 @@ enum : u32 { FOURS = CHUNK / SCAN_THREADS / 4 };  // groups of four ids per thre
 // Ids of a thread in a chunk: id4(first, j) .. + 3 for j < FOURS; loads are coalesced, 16 bytes per thread.
 DEV u32 id4(u32 first, u32 j) { return first + (j * SCAN_THREADS + tid()) * 4; }
 
-struct Held {
+struct ChunkLogits {
     f32x4 v[FOURS];
 };
 
-DEV void mask_ids(Held& x, u32 first, const u32* mask, u32 vocab) {
+DEV void mask_ids(ChunkLogits& x, u32 first, const u32* mask, u32 vocab) {
     for (u32 j = 0; j < FOURS; ++j) {
         const u32 id = id4(first, j);
         const u32 bits = id < vocab ? mask[id / 32] >> (id % 32) : 0;
@@ -22,12 +22,12 @@ DEV void mask_ids(Held& x, u32 first, const u32* mask, u32 vocab) {
     }
 }
 
-// Whether the `known` ids before the position end with the words of the edit, or `known` is below the edit's
+// Whether the `known_len` ids before the position end with the words of the edit, or `known_len` is below the edit's
 // limit.
-DEV bool applies(const StageEdit& edit, const i32* words, const i32* history, i32 known) {
-    if (edit.when_len < 0) return known < edit.when_at;
-    if (edit.when_len > known) return false;
-    const i32* tail = history + (known - edit.when_len);
+DEV bool applies(const StageEdit& edit, const i32* words, const i32* history, i32 known_len) {
+    if (edit.when_len < 0) return known_len < edit.when_at;
+    if (edit.when_len > known_len) return false;
+    const i32* tail = history + (known_len - edit.when_len);
     for (i32 i = 0; i < edit.when_len; ++i)
         if (tail[i] != words[edit.when_at + i]) return false;
     return true;
@@ -35,19 +35,19 @@ DEV bool applies(const StageEdit& edit, const i32* words, const i32* history, i3
 
 // Edits are filtered into those of this chunk, in order, by tiles of one edit per thread; then every thread
 // applies those of its own ids.
-DEV void add_edits(Held& x, u32 first, const StageEdit* edits, u32 count, const i32* words, const i32* history,
-                   i32 known) {
+DEV void add_edits(ChunkLogits& x, u32 first, const StageEdit* edits, u32 count, const i32* words, const i32* history,
+                   i32 known_len) {
     SHARED(u32, ids, SCAN_THREADS);
     SHARED(float, values, SCAN_THREADS);
     for (u32 tile = 0; tile < count; tile += SCAN_THREADS) {
         StageEdit edit = {0, 0.f, 0, 0};
-        bool here = false;
+        bool in_chunk = false;
         if (tile + tid() < count) {
             edit = edits[tile + tid()];
-            here = edit.id >= first && edit.id - first < CHUNK && applies(edit, words, history, known);
+            in_chunk = edit.id >= first && edit.id - first < CHUNK && applies(edit, words, history, known_len);
         }
-        const Prefix found = block_prefix(here ? 1 : 0);
-        if (here) {
+        const Prefix found = block_prefix(in_chunk ? 1 : 0);
+        if (in_chunk) {
             ids[found.before] = edit.id;
             values[found.before] = edit.value;
         }
@@ -62,24 +62,24 @@ DEV void add_edits(Held& x, u32 first, const StageEdit* edits, u32 count, const 
     }
 }
 
-DEV float penalise(float x, u32 count, const SequenceSamplingParams& rules) {
-    x = x > 0.f ? x / rules.repetition : times(x, rules.repetition);
-    return count == 0 ? x : x - times(rules.frequency, (float)count) - rules.presence;
+DEV float penalise(float x, u32 count, const SequenceSamplingParams& params) {
+    x = x > 0.f ? x / params.repetition : times(x, params.repetition);
+    return count == 0 ? x : x - times(params.frequency, (float)count) - params.presence;
 }
 
 // Counts of a chunk's ids in the history: bit 31 = occurs in the prompt, lower bits = occurrences in the
 // output.
-DEV void penalise_seen(Held& x, u32 first, const SequenceSamplingParams& rules, const i32* history, i32 known) {
+DEV void penalise_seen(ChunkLogits& x, u32 first, const SequenceSamplingParams& params, const i32* history, i32 known_len) {
     SHARED(u32, seen, CHUNK);
     for (u32 i = tid(); i < CHUNK; i += SCAN_THREADS) seen[i] = 0;
     sync();
-    const i32 prompt = rules.prompt_len < known ? rules.prompt_len : known;
+    const i32 prompt = params.prompt_len < known_len ? params.prompt_len : known_len;
     for (i32 i = (i32)tid(); i < prompt; i += SCAN_THREADS) {
         const u32 at = (u32)history[i] - first;
         if (at < CHUNK) atomic_max(&seen[at], 0x80000000u);
     }
     sync();
-    for (i32 i = (prompt > 0 ? prompt : 0) + (i32)tid(); i < known; i += SCAN_THREADS) {
+    for (i32 i = (prompt > 0 ? prompt : 0) + (i32)tid(); i < known_len; i += SCAN_THREADS) {
         const u32 at = (u32)history[i] - first;
         if (at < CHUNK) atomic_add(&seen[at], 1u);
     }
@@ -87,7 +87,7 @@ DEV void penalise_seen(Held& x, u32 first, const SequenceSamplingParams& rules, 
     for (u32 j = 0; j < FOURS; ++j)
         for (u32 i = 0; i < 4; ++i) {
             const u32 times_seen = seen[id4(first, j) + i - first];
-            if (times_seen != 0) x.v[j].v[i] = penalise(x.v[j].v[i], times_seen & 0x7fffffffu, rules);
+            if (times_seen != 0) x.v[j].v[i] = penalise(x.v[j].v[i], times_seen & 0x7fffffffu, params);
         }
     sync();
 }

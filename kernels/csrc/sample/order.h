@@ -24,7 +24,7 @@ DEV float value_of(u64 place) { return value_of((u32)(place >> 32)); }
 // Least place of all unmasked ids: the smallest finite value.
 #define LAST_UNMASKED ((u64)0x00800000u << 32)
 // Not a place of any id: marks a row that contains a NaN or an infinity.
-#define STRANGE (~(u64)0)
+#define NON_FINITE_KEY (~(u64)0)
 
 // Every lane of the warp must call it.
 DEV u64 warp_first(u64 place) {

@@ -3,13 +3,13 @@
 // Gumbel noise, or the largest value below temperature 1e-5 (greedy); log-probabilities, rank and top ids of
 // the raw logits.
 //
-// sample_scan           reads logits f32 [questions, vocab] once, in chunks of 2048 ids, into records
-//                       [questions, chunks]; if cutoffs follow edits, the edited logits are written to edited
-//                       f32 [questions, edited_stride]. It may have only the logits of ids [first, end),
+// sample_scan           reads logits f32 [logits_rows, vocab] once, in chunks of 2048 ids, into records
+//                       [logits_rows, chunks]; if cutoffs follow edits, the edited logits are written to edited
+//                       f32 [logits_rows, edited_stride]. It may have only the logits of ids [first, end),
 //                       first a multiple of 64 (vocab-parallel sampling): see sample_vocab_parallel, which
 //                       continues from there. Grid: blocks per logits row x logits rows; the result does not
 //                       depend on the former. Block: 256.
-// sample_pick           answers [questions, 4 words]; top_ids i32, top_logprobs f32 [questions, most];
+// sample_pick           sampled [logits_rows, 4 words]; top_ids i32, top_logprobs f32 [logits_rows, most];
 //                       updates the newest token of the sequence slot, unless draft verification does, and
 //                       the history. Grid: logits rows. Block: 512. Reads logits again only if cutoffs, ranks
 //                       or top lists need it, and then only chunks that reach the limit.
@@ -31,29 +31,29 @@
 
 KERNEL(SCAN_THREADS)
 sample_scan(u8* records, float* edited, const float* logits, const u8* stage, const i32* positions, const i32* history,
-            const u32* masks, const u8* rules, u32 vocab, u32 first, u32 end, u32 stride, u32 edited_stride, u32 history_len,
+            const u32* masks, const u8* slot_params, u32 vocab, u32 first, u32 end, u32 stride, u32 edited_stride, u32 history_len,
             u32 mask_words) {
     grid_wait();
     grid_release();
     const u32 q = bid_y();
     const Row raw = row_of(logits + (u64)q * stride, 1.f, first, end);
     const u32 chunks = chunks_of(raw);
-    Held next = load_chunk(raw, first + bid_x() * CHUNK);  // Issued before the logits row's parameters are read.
+    ChunkLogits next = load_chunk(raw, first + bid_x() * CHUNK);  // Issued before the logits row's parameters are read.
     if (is_padding(stage, q)) return;
-    Scanned s;
-    s.question = questions_of(stage) + q;
-    s.rules = &rules_of(*s.question, rules);
-    s.position = position_of(*s.question, positions);
-    s.choice = choice_of(*s.question, *s.rules, vocab, s.position);
-    if (!s.choice.chooses && !s.choice.scores) return;
-    const u64 seat = s.choice.chooses ? (u64)s.question->seat : 0;
-    s.history = history + seat * history_len;
-    s.mask = masks + seat * mask_words;
+    ScanArgs s;
+    s.logits_row = logits_rows_of(stage) + q;
+    s.params = &params_of(*s.logits_row, slot_params);
+    s.position = position_of(*s.logits_row, positions);
+    s.choice = choice_of(*s.logits_row, *s.params, vocab, s.position);
+    if (!s.choice.needs_token && !s.choice.needs_logprobs) return;
+    const u64 seq_slot = s.choice.needs_token ? (u64)s.logits_row->seq_slot : 0;
+    s.history = history + seq_slot * history_len;
+    s.mask = masks + seq_slot * mask_words;
     s.words = words_of(stage);
-    s.edits = edits_of(stage) + s.question->edits_at;
+    s.edits = edits_of(stage) + s.logits_row->edits_at;
     ChunkRecord* own = (ChunkRecord*)records + (u64)q * chunks;
     for (u32 c = bid_x(); c < chunks; c += gdim_x()) {
-        const Held x = next;
+        const ChunkLogits x = next;
         if (c + gdim_x() < chunks) next = load_chunk(raw, first + (c + gdim_x()) * CHUNK);
         scan_chunk(own + c, edited + (u64)q * edited_stride - first, x, first + c * CHUNK, end, s);
     }
@@ -61,7 +61,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
 EXPORT(sample_scan)
 
 // Log-probability of the token in the raw row, its rank, and the `top` most probable ids.
-DEV void score(Search& search, SampledToken& answer, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
+DEV void score(Search& search, SampledToken& output, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
                const Row& raw, u32 top) {
     const u32 chunks = chunks_of(raw);
     const bool holds = tid() < chunks;
@@ -71,12 +71,12 @@ DEV void score(Search& search, SampledToken& answer, i32* top_ids, float* top_lo
     const float log_sum = best + ln(mass);
     if (holds) search.order[tid()] = order_of(chunk_best);
     sync();
-    const float logit = raw.values[answer.token];
-    answer.logprob = logit - log_sum;
-    answer.rank = count_from(search, raw, place_of(logit, (u32)answer.token) + 1) + 1;
+    const float logit = raw.values[output.token];
+    output.logprob = logit - log_sum;
+    output.rank = count_from(search, raw, place_of(logit, (u32)output.token) + 1) + 1;
     if (top == 0) return;
     const u64 last = kth_place(search, raw, top, bound_for(search, chunks, top));
-    const u32 n = gather(search, raw, last > LAST_UNMASKED ? last : LAST_UNMASKED, STRANGE);
+    const u32 n = gather(search, raw, last > LAST_UNMASKED ? last : LAST_UNMASKED, NON_FINITE_KEY);
     sort_list(search, n);
     for (u32 i = tid(); i < n; i += bdim()) {
         top_ids[i] = (i32)id_of(search.sorted[i]);
@@ -86,12 +86,12 @@ DEV void score(Search& search, SampledToken& answer, i32* top_ids, float* top_lo
 
 // Chooses a token under the sampling parameters, or returns the status that explains why there is none.
 DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* records, const Row& row,
-               const Choice& choice, const SequenceSamplingParams& rules, const Draw& draw) {
+               const Choice& choice, const SequenceSamplingParams& params, const Draw& draw) {
     const bool holds = tid() < chunks_of(row);
     const u64 chunk_best = holds ? records[tid()].best : 0;
     const u64 best = block_first(chunk_best);
     if (best < LAST_UNMASKED) return SAMPLE_ALL_MASKED;
-    if (!choice.draws) {
+    if (!choice.is_random) {
         token = (i32)id_of(best);
         return SAMPLE_OK;
     }
@@ -101,100 +101,101 @@ DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* 
         winners.value[tid()] = records[tid()].winner_value;
     }
     sync();
-    if (!choice.cuts) {
+    if (!choice.has_filters) {
         token = (i32)id_of(block_first(holds ? winners.noisy[tid()] : 0));
         return SAMPLE_OK;
     }
     float total = 0.f;
-    if (choice.weighs) {
+    if (choice.needs_masses) {
         const bool weighed = holds && chunk_best >= LAST_UNMASKED;
         total = block_sum(weighed ? records[tid()].mass * exp_(value_of(chunk_best) - value_of(best)) : 0.f);
     }
-    token = (i32)sample_with_filters(search, winners, row, rules, draw, best, total);
+    token = (i32)sample_with_filters(search, winners, row, params, draw, best, total);
     return SAMPLE_OK;
 }
 
 KERNEL(PICK_THREADS)
-sample_pick(u8* answers, i32* top_ids, float* top_logprobs, u8* newest, i32* history, const u8* records,
-            const float* edited, const float* logits, const u8* stage, const i32* positions, const u8* rules, u32 vocab,
+sample_pick(u8* sampled, i32* top_ids, float* top_logprobs, u8* latest, i32* history, const u8* records,
+            const float* edited, const float* logits, const u8* stage, const i32* positions, const u8* slot_params, u32 vocab,
             u32 stride, u32 edited_stride, u32 history_len, u32 most) {
     SHARED(Search, search, 1);
     SHARED(Winners, winners, 1);
     grid_wait();
     grid_release();
     const u64 q = bid_x();
-    SampledToken answer = {-1, SAMPLE_OK, 0.f, 0};
+    SampledToken output = {-1, SAMPLE_OK, 0.f, 0};
     if (is_padding(stage, (u32)q)) {
-        if (tid() == 0) ((SampledToken*)answers)[q] = answer;
+        if (tid() == 0) ((SampledToken*)sampled)[q] = output;
         return;
     }
-    const StageLogitsRow& question = questions_of(stage)[q];
-    const SequenceSamplingParams& seat_rules = rules_of(question, rules);
-    const Choice choice = choice_of(question, seat_rules, vocab, position_of(question, positions));
+    const StageLogitsRow& logits_row = logits_rows_of(stage)[q];
+    const SequenceSamplingParams& params = params_of(logits_row, slot_params);
+    const Choice choice = choice_of(logits_row, params, vocab, position_of(logits_row, positions));
     const u32 chunks = chunks_of(vocab);
     const ChunkRecord* own = (const ChunkRecord*)records + q * chunks;
 
-    i32 token = question.known;
-    if (choice.chooses || choice.scores) {
-        const bool strange = tid() < chunks && own[tid()].best == STRANGE;
-        if (block_max(strange ? 1u : 0u) != 0) answer.status = SAMPLE_NON_FINITE;
+    i32 token = logits_row.known_token;
+    if (choice.needs_token || choice.needs_logprobs) {
+        const bool non_finite = tid() < chunks && own[tid()].best == NON_FINITE_KEY;
+        if (block_max(non_finite ? 1u : 0u) != 0) output.status = SAMPLE_NON_FINITE;
     }
-    if (answer.status == SAMPLE_OK && choice.chooses) {
-        const bool stored = choice.edited && choice.cuts;
+    if (output.status == SAMPLE_OK && choice.needs_token) {
+        const bool stored = choice.edited && choice.has_filters;
         const Row row = row_of(stored ? edited + q * edited_stride : logits + q * stride, choice.factor, 0, vocab);
-        answer.status = choose(*search, *winners, token, own, row, choice, seat_rules,
-                               Draw{seat_rules.key, (u32)position_of(question, positions)});
+        output.status = choose(*search, *winners, token, own, row, choice, params,
+                               Draw{params.key, (u32)position_of(logits_row, positions)});
     }
-    if (answer.status == SAMPLE_OK) {
-        answer.token = token;
-        if (choice.scores) {
-            const u32 top = (u32)question.top < most ? (u32)question.top : most;
-            score(*search, answer, top_ids + q * most, top_logprobs + q * most, own,
+    if (output.status == SAMPLE_OK) {
+        output.token = token;
+        if (choice.needs_logprobs) {
+            const u32 top = (u32)logits_row.top < most ? (u32)logits_row.top : most;
+            score(*search, output, top_ids + q * most, top_logprobs + q * most, own,
                   row_of(logits + q * stride, 1.f, 0, vocab), top);
         }
     }
     if (tid() != 0) return;
-    ((SampledToken*)answers)[q] = answer;
-    if (choice.chooses)
-        update_latest_token(LatestTokenUpdate{newest, history, history_len}, question, seat_rules, answer, position_of(question, positions));
+    ((SampledToken*)sampled)[q] = output;
+    if (choice.needs_token)
+        update_latest_token(LatestTokenUpdate{latest, history, history_len}, logits_row, params, output, position_of(logits_row, positions));
 }
 EXPORT(sample_pick)
 
 KERNEL(256)
-sample_verify_drafts(u8* answers, u8* newest, i32* history, const i32* ids, const i32* positions, const u8* stage, const u8* rules,
-                     u32 questions, u32 history_len, i32 per_mille) {
+sample_verify_drafts(u8* sampled, u8* latest, i32* history, const i32* ids, const i32* positions, const u8* stage, const u8* slot_params,
+                     u32 logits_rows, u32 history_len, i32 per_mille) {
     grid_wait();
     grid_release();
-    const u32 first = bid_x() * bdim() + tid(), staged = header_of(stage)->questions;
-    const u32 end = questions < staged ? questions : staged;
+    const u32 first = bid_x() * bdim() + tid(), staged = header_of(stage)->logits_rows;
+    const u32 end = logits_rows < staged ? logits_rows : staged;
     if (first >= end || is_padding(stage, first)) return;
-    const StageLogitsRow* asked = questions_of(stage);
+    const StageLogitsRow* staged_rows = logits_rows_of(stage);
     // The thread of the first logits row of a row, or of the first one in this launch, processes all of them.
-    if (!needs_draft_verification(asked[first]) || (asked[first].place > 0 && first > 0)) return;
-    const i32 seat = asked[first].seat;
-    const SequenceSamplingParams& seat_rules = ((const SequenceSamplingParams*)rules)[seat];
-    LatestToken own = ((LatestToken*)newest)[seat];
-    bool counts = asked[first].place == 0 || own.stands != 0;
-    for (u32 q = first; q < end && counts && (q == first || asked[q].place > 0); ++q) {
-        SampledToken& answer = ((SampledToken*)answers)[q];
-        const i32 position = position_of(asked[q], positions);
-        const bool found = answer.status == SAMPLE_OK;
-        counts = found && asked[q].draft != 0;
-        if (counts) {
-            const i32 draft = ids[asked[q].token + 1];
-            if (per_mille < 0) counts = draft == answer.token;
-            else counts = times(uniform(philox(seat_rules.key, 0, DRAW_ACCEPT, (u32)position).v[0]), 1000.f) < (float)per_mille;
-            if (counts) {
-                answer.token = draft;
-                answer.status = SAMPLE_DRAFT_ACCEPTED;
-                if ((seat_rules.flags & RULE_HISTORY) != 0 && (u32)position < history_len)
-                    history[(u64)seat * history_len + position] = draft;
+    if (!needs_draft_verification(staged_rows[first]) || (staged_rows[first].draft_index > 0 && first > 0)) return;
+    const i32 seq_slot = staged_rows[first].seq_slot;
+    const SequenceSamplingParams& params = ((const SequenceSamplingParams*)slot_params)[seq_slot];
+    LatestToken own = ((LatestToken*)latest)[seq_slot];
+    bool preceding_accepted = staged_rows[first].draft_index == 0 || own.draft_accepted != 0;
+    for (u32 q = first; q < end && preceding_accepted && (q == first || staged_rows[q].draft_index > 0); ++q) {
+        SampledToken& output = ((SampledToken*)sampled)[q];
+        const i32 position = position_of(staged_rows[q], positions);
+        const bool is_sampled = output.status == SAMPLE_OK;
+        bool accepted = is_sampled && staged_rows[q].has_draft != 0;
+        if (accepted) {
+            const i32 draft = ids[staged_rows[q].token + 1];
+            if (per_mille < 0) accepted = draft == output.token;
+            else accepted = times(uniform(philox(params.key, 0, DRAW_ACCEPT, (u32)position).v[0]), 1000.f) < (float)per_mille;
+            if (accepted) {
+                output.token = draft;
+                output.status = SAMPLE_DRAFT_ACCEPTED;
+                if ((params.flags & RULE_HISTORY) != 0 && (u32)position < history_len)
+                    history[(u64)seq_slot * history_len + position] = draft;
             }
         }
         // An error after accepted drafts leaves the previous token the newest.
-        if (found || asked[q].place == 0) own = LatestToken{found ? answer.token : 0, position, 0};
-        own.stands = counts ? 1 : 0;
+        if (is_sampled || staged_rows[q].draft_index == 0) own = LatestToken{is_sampled ? output.token : 0, position, 0};
+        own.draft_accepted = accepted ? 1 : 0;
+        preceding_accepted = accepted;
     }
-    ((LatestToken*)newest)[seat] = own;
+    ((LatestToken*)latest)[seq_slot] = own;
 }
 EXPORT(sample_verify_drafts)

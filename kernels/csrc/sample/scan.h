@@ -3,10 +3,10 @@
 #include "sample/logit_edits.h"
 
 // Data shared by all chunks of a logits row.
-struct Scanned {
+struct ScanArgs {
     Choice choice;
-    const SequenceSamplingParams* rules;
-    const StageLogitsRow* question;
+    const SequenceSamplingParams* params;
+    const StageLogitsRow* logits_row;
     i32 position;  // of the token to be sampled
     const i32* history;
     const u32* mask;
@@ -14,14 +14,14 @@ struct Scanned {
     const StageEdit* edits;
 };
 
-DEV Held load_chunk(const Row& row, u32 first) {
-    Held x;
+DEV ChunkLogits load_chunk(const Row& row, u32 first) {
+    ChunkLogits x;
     for (u32 j = 0; j < FOURS; ++j) x.v[j] = stored4(row, id4(first, j));
     return x;
 }
 
 // First place among the thread's values.
-DEV u64 first_held(const Held& x, u32 first, u32 vocab) {
+DEV u64 first_of_chunk(const ChunkLogits& x, u32 first, u32 vocab) {
     u64 own = 0;
     for (u32 j = 0; j < FOURS; ++j)
         for (u32 i = 0; i < 4; ++i) {
@@ -32,18 +32,18 @@ DEV u64 first_held(const Held& x, u32 first, u32 vocab) {
     return own;
 }
 
-DEV bool any_non_finite(const Held& x, u32 first, u32 vocab) {
-    bool strange = false;
+DEV bool any_non_finite(const ChunkLogits& x, u32 first, u32 vocab) {
+    bool non_finite = false;
     for (u32 j = 0; j < FOURS; ++j)
         for (u32 i = 0; i < 4; ++i) {
             const bool infinite_or_nan = (as_u32(x.v[j].v[i]) & 0x7fffffffu) >= 0x7f800000u;
-            strange = strange || (infinite_or_nan && id4(first, j) + i < vocab);
+            non_finite = non_finite || (infinite_or_nan && id4(first, j) + i < vocab);
         }
-    return strange;
+    return non_finite;
 }
 
 // Sum of exp(x - most) over the chunk.
-DEV float mass_of(const Held& x, float most) {
+DEV float mass_of(const ChunkLogits& x, float most) {
     float sum = 0.f;
     for (u32 j = 0; j < FOURS; ++j)
         for (u32 i = 0; i < 4; ++i) sum += exp_(x.v[j].v[i] - most);
@@ -52,7 +52,7 @@ DEV float mass_of(const Held& x, float most) {
 
 // Finds the largest value with Gumbel noise. Approximate noise filters the ids: exact noise is computed only
 // near the approximate maximum.
-DEV void find_gumbel_max(ChunkRecord* record, const Held& x, u32 first, u32 vocab, u64 key, u32 position) {
+DEV void find_gumbel_max(ChunkRecord* record, const ChunkLogits& x, u32 first, u32 vocab, u64 key, u32 position) {
     u32x4 words[FOURS];
     float top = -3.0e38f;
     IN_REGISTERS for (u32 j = 0; j < FOURS; ++j) {
@@ -83,10 +83,10 @@ DEV void find_gumbel_max(ChunkRecord* record, const Held& x, u32 first, u32 voca
 
 // Fills the record of the chunk that begins at id `first`, with raw logits `x`; writes the edited logits if
 // they are read again.
-DEV void scan_chunk(ChunkRecord* record, float* edited, Held x, u32 first, u32 vocab, const Scanned& s) {
-    const bool strange = any_non_finite(x, first, vocab);
-    if (s.choice.scores) {
-        const float raw_best = value_of(block_first(first_held(x, first, vocab)));
+DEV void scan_chunk(ChunkRecord* record, float* edited, ChunkLogits x, u32 first, u32 vocab, const ScanArgs& s) {
+    const bool non_finite = any_non_finite(x, first, vocab);
+    if (s.choice.needs_logprobs) {
+        const float raw_best = value_of(block_first(first_of_chunk(x, first, vocab)));
         const float raw_mass = mass_of(x, raw_best);
         if (tid() == 0) {
             record->raw_best = raw_best;
@@ -94,19 +94,19 @@ DEV void scan_chunk(ChunkRecord* record, float* edited, Held x, u32 first, u32 v
         }
     }
     if (s.choice.masked) mask_ids(x, first, s.mask, vocab);
-    if (s.choice.chooses && s.question->edits > 0)
-        add_edits(x, first, s.edits, (u32)s.question->edits, s.words, s.history, s.position);
-    if (s.choice.penalised) penalise_seen(x, first, *s.rules, s.history, s.position);
-    if (s.choice.edited && s.choice.cuts)
+    if (s.choice.needs_token && s.logits_row->edits > 0)
+        add_edits(x, first, s.edits, (u32)s.logits_row->edits, s.words, s.history, s.position);
+    if (s.choice.penalised) penalise_seen(x, first, *s.params, s.history, s.position);
+    if (s.choice.edited && s.choice.has_filters)
         for (u32 j = 0; j < FOURS; ++j)
             if (id4(first, j) < vocab) *(f32x4*)(edited + id4(first, j)) = x.v[j];
     for (u32 j = 0; j < FOURS; ++j)
         for (u32 i = 0; i < 4; ++i) x.v[j].v[i] = times(x.v[j].v[i], s.choice.factor);
 
-    const u64 best = block_first(strange ? STRANGE : first_held(x, first, vocab));
+    const u64 best = block_first(non_finite ? NON_FINITE_KEY : first_of_chunk(x, first, vocab));
     if (tid() == 0) record->best = best;
-    if (s.choice.draws) find_gumbel_max(record, x, first, vocab, s.rules->key, (u32)s.position);
-    if (s.choice.weighs) {
+    if (s.choice.is_random) find_gumbel_max(record, x, first, vocab, s.params->key, (u32)s.position);
+    if (s.choice.needs_masses) {
         const float mass = best < LAST_UNMASKED ? 0.f : mass_of(x, value_of(best));
         if (tid() == 0) record->mass = mass;
     }

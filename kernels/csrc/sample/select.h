@@ -112,7 +112,7 @@ DEV void find_bin(Search& search, u32 k) {
 // Place of the k-th id, 0 if fewer are unmasked; at least k places are >= `bound`. Few candidates are sorted;
 // many are narrowed down by radix select.
 DEV u64 kth_place(Search& search, const Row& row, u32 k, u64 bound) {
-    u32 n = gather(search, row, bound, STRANGE);
+    u32 n = gather(search, row, bound, NON_FINITE_KEY);
     u64 low = bound;
     if (n > LIST) {
         u32 shift = 64 - BIN_BITS, bits = BIN_BITS;

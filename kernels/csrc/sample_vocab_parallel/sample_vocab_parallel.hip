@@ -6,12 +6,12 @@
 //
 // sample_scan             runs first, over this rank's ids: records and edited logits; see sample.hip.
 // sample_verify_drafts    runs after vocab_shard_merge, if there are draft tokens.
-// vocab_shard_candidates  told u64 [questions, 2 + listed] of the ids [first, end): the first place after
-// edits and temperature (STRANGE if a raw logit is NaN or infinite), the place of the largest noisy value,
+// vocab_shard_candidates  candidates u64 [logits_rows, 2 + listed] of the ids [first, end): the first place
+// after edits and temperature (NON_FINITE_KEY if a raw logit is NaN or infinite), the place of the largest noisy value,
 // and, unordered, the places of the first top-k ids, followed by zeros. Grid: logits rows. Block: 512. Reads
 // logits again, twice, only for a top-k.
-// vocab_shard_merge       all u64 [ranks, questions, 2 + listed], in the order of ranks -> answers
-//                         [questions, 4 words]; updates the newest token of the sequence slot, unless draft
+// vocab_shard_merge       all u64 [ranks, logits_rows, 2 + listed], in the order of ranks -> sampled
+//                         [logits_rows, 4 words]; updates the newest token of the sequence slot, unless draft
 //                         verification does, and the history. Grid: logits rows. Block: 512. ranks * listed
 //                         <= 1024, listed <= 512.
 //
@@ -47,32 +47,32 @@ DEV u64 bound_by_threads(Search& search, const Row& row, u32 k) {
 // Writes the places of the row's first k unmasked ids, or of all, then zeros up to `listed`.
 DEV void put_first_candidate(u64* to, Search& search, const Row& row, u32 k, u32 listed) {
     const u64 last = kth_place(search, row, k, bound_by_threads(search, row, k));
-    const u32 n = gather(search, row, last > LAST_UNMASKED ? last : LAST_UNMASKED, STRANGE);
+    const u32 n = gather(search, row, last > LAST_UNMASKED ? last : LAST_UNMASKED, NON_FINITE_KEY);
     for (u32 i = tid(); i < listed; i += bdim()) to[i] = i < n ? search.list[i] : 0;
 }
 
 KERNEL(PICK_THREADS)
-vocab_shard_candidates(u64* told, const u8* records, const float* edited, const float* logits, const u8* stage, const i32* positions,
-                       const u8* rules, u32 vocab, u32 first, u32 end, u32 stride, u32 edited_stride, u32 listed) {
+vocab_shard_candidates(u64* candidates, const u8* records, const float* edited, const float* logits, const u8* stage, const i32* positions,
+                       const u8* slot_params, u32 vocab, u32 first, u32 end, u32 stride, u32 edited_stride, u32 listed) {
     SHARED(Search, search, 1);
     grid_wait();
     grid_release();
     const u64 q = bid_x();
-    u64* to = told + q * (LISTED_FROM + listed);
+    u64* to = candidates + q * (LISTED_FROM + listed);
     u32 k = 0;
     if (!is_padding(stage, (u32)q)) {
-        const StageLogitsRow& question = questions_of(stage)[q];
-        const SequenceSamplingParams& seat_rules = rules_of(question, rules);
-        const Choice choice = choice_of(question, seat_rules, vocab, position_of(question, positions));
+        const StageLogitsRow& logits_row = logits_rows_of(stage)[q];
+        const SequenceSamplingParams& params = params_of(logits_row, slot_params);
+        const Choice choice = choice_of(logits_row, params, vocab, position_of(logits_row, positions));
         const u32 chunks = chunks_of(end - first);
         const ChunkRecord* own = (const ChunkRecord*)records + q * chunks;
-        const bool holds = choice.chooses && tid() < chunks;
+        const bool holds = choice.needs_token && tid() < chunks;
         const u64 chunk_best = holds ? own[tid()].best : 0;
         const u64 best = block_first(chunk_best);
-        const u64 winner = block_first(holds && choice.draws ? own[tid()].winner : 0);
+        const u64 winner = block_first(holds && choice.is_random ? own[tid()].winner : 0);
         if (tid() == 0) to[BEST] = best, to[WINNER] = winner;
-        if (choice.cuts && best >= LAST_UNMASKED && best != STRANGE)
-            k = (u32)seat_rules.top_k < listed ? (u32)seat_rules.top_k : listed;
+        if (choice.has_filters && best >= LAST_UNMASKED && best != NON_FINITE_KEY)
+            k = (u32)params.top_k < listed ? (u32)params.top_k : listed;
         if (k > 0) {
             if (holds) search->order[tid()] = (u32)(chunk_best >> 32);
             sync();
@@ -89,27 +89,27 @@ EXPORT(vocab_shard_candidates)
 
 // Candidates of all ranks of a row.
 struct CandidateList {
-    const u64* of_first;  // of rank 0
-    u32 ranks, apart;     // apart: stride of ranks, in places
+    const u64* first_rank;   // words of rank 0
+    u32 ranks, rank_stride;  // rank_stride: distance between ranks, in words
     u32 listed;
 };
 
 // First of the ranks' places at index `at`.
-DEV u64 first_of(const CandidateList& told, u32 at) {
+DEV u64 first_of(const CandidateList& candidates, u32 at) {
     u64 first = 0;
-    for (u32 r = 0; r < told.ranks; ++r) {
-        const u64 place = told.of_first[(u64)r * told.apart + at];
+    for (u32 r = 0; r < candidates.ranks; ++r) {
+        const u64 place = candidates.first_rank[(u64)r * candidates.rank_stride + at];
         first = place > first ? place : first;
     }
     return first;
 }
 
 // Sorts all candidates; returns their number.
-DEV u32 sort_candidates(Search& search, const CandidateList& told) {
+DEV u32 sort_candidates(Search& search, const CandidateList& candidates) {
     if (tid() == 0) search.found = 0;
     sync();
-    for (u32 i = tid(); i < told.ranks * told.listed; i += bdim()) {
-        const u64 place = told.of_first[(u64)(i / told.listed) * told.apart + LISTED_FROM + i % told.listed];
+    for (u32 i = tid(); i < candidates.ranks * candidates.listed; i += bdim()) {
+        const u64 place = candidates.first_rank[(u64)(i / candidates.listed) * candidates.rank_stride + LISTED_FROM + i % candidates.listed];
         if (place != 0) search.list[atomic_add(&search.found, 1u)] = place;
     }
     sync();
@@ -122,11 +122,11 @@ DEV u32 word_of(const u32x4& words, u32 i) { return i == 0 ? words.v[0] : i == 1
 
 // Samples a token among the first k candidates, after min-p and top-p: an id is kept if the mass before it is
 // less than top-p.
-DEV u32 sample_candidates(Search& search, const CandidateList& told, const SequenceSamplingParams& rules, const Draw& draw) {
-    const u32 n = sort_candidates(search, told), i = tid();
-    const u32 k = n < (u32)rules.top_k ? n : (u32)rules.top_k;
+DEV u32 sample_candidates(Search& search, const CandidateList& candidates, const SequenceSamplingParams& params, const Draw& draw) {
+    const u32 n = sort_candidates(search, candidates), i = tid();
+    const u32 k = n < (u32)params.top_k ? n : (u32)params.top_k;
     const float most = value_of(search.sorted[0]);
-    const bool kept = i < k && (i == 0 || search.sorted[i] >= min_p_floor(rules, most));
+    const bool kept = i < k && (i == 0 || search.sorted[i] >= min_p_floor(params, most));
     const u64 place = kept ? search.sorted[i] : 0;
     if (i < k) search.bins[i] = kept ? as_u32(exp_(value_of(place) - most)) : 0;
     sync();
@@ -136,7 +136,7 @@ DEV u32 sample_candidates(Search& search, const CandidateList& told, const Seque
         total += as_f32(search.bins[j]);
     }
     u64 noisy = 0;
-    if (kept && (i == 0 || rules.top_p >= 1.f || before < total * rules.top_p)) {
+    if (kept && (i == 0 || params.top_p >= 1.f || before < total * params.top_p)) {
         const u32 id = id_of(place);
         noisy = place_of(value_of(place) + gumbel(word_of(philox(draw.key, id / 4, DRAW_TOKEN, draw.position), id % 4)), id);
     }
@@ -144,42 +144,42 @@ DEV u32 sample_candidates(Search& search, const CandidateList& told, const Seque
 }
 
 // Chooses a token under the sampling parameters, or returns the status that explains why there is none.
-DEV u32 choose_candidate(Search& search, i32& token, const CandidateList& told, const Choice& choice, const SequenceSamplingParams& rules,
+DEV u32 choose_candidate(Search& search, i32& token, const CandidateList& candidates, const Choice& choice, const SequenceSamplingParams& params,
                          const Draw& draw) {
-    const u64 best = first_of(told, BEST);
-    if (best == STRANGE) return SAMPLE_NON_FINITE;
+    const u64 best = first_of(candidates, BEST);
+    if (best == NON_FINITE_KEY) return SAMPLE_NON_FINITE;
     if (best < LAST_UNMASKED) return SAMPLE_ALL_MASKED;
-    if (choice.cuts)
-        token = (i32)sample_candidates(search, told, rules, draw);
+    if (choice.has_filters)
+        token = (i32)sample_candidates(search, candidates, params, draw);
     else
-        token = (i32)id_of(choice.draws ? first_of(told, WINNER) : best);
+        token = (i32)id_of(choice.is_random ? first_of(candidates, WINNER) : best);
     return SAMPLE_OK;
 }
 
 KERNEL(PICK_THREADS)
-vocab_shard_merge(u8* answers, u8* newest, i32* history, const u64* all, const u8* stage, const i32* positions, const u8* rules,
+vocab_shard_merge(u8* sampled, u8* latest, i32* history, const u64* all, const u8* stage, const i32* positions, const u8* slot_params,
                   u32 vocab, u32 ranks, u32 listed, u32 history_len) {
     SHARED(Search, search, 1);
     grid_wait();
     grid_release();
     const u64 q = bid_x(), words = LISTED_FROM + listed;
-    SampledToken answer = {-1, SAMPLE_OK, 0.f, 0};
+    SampledToken output = {-1, SAMPLE_OK, 0.f, 0};
     if (is_padding(stage, (u32)q)) {
-        if (tid() == 0) ((SampledToken*)answers)[q] = answer;
+        if (tid() == 0) ((SampledToken*)sampled)[q] = output;
         return;
     }
-    const StageLogitsRow& question = questions_of(stage)[q];
-    const SequenceSamplingParams& seat_rules = rules_of(question, rules);
-    const i32 position = position_of(question, positions);
-    const Choice choice = choice_of(question, seat_rules, vocab, position);
-    i32 token = question.known;
-    if (choice.chooses) {
-        const CandidateList told = {all + q * words, ranks, (u32)(gdim_x() * words), listed};
-        answer.status = choose_candidate(*search, token, told, choice, seat_rules, Draw{seat_rules.key, (u32)position});
+    const StageLogitsRow& logits_row = logits_rows_of(stage)[q];
+    const SequenceSamplingParams& params = params_of(logits_row, slot_params);
+    const i32 position = position_of(logits_row, positions);
+    const Choice choice = choice_of(logits_row, params, vocab, position);
+    i32 token = logits_row.known_token;
+    if (choice.needs_token) {
+        const CandidateList candidates = {all + q * words, ranks, (u32)(gdim_x() * words), listed};
+        output.status = choose_candidate(*search, token, candidates, choice, params, Draw{params.key, (u32)position});
     }
-    if (answer.status == SAMPLE_OK) answer.token = token;
+    if (output.status == SAMPLE_OK) output.token = token;
     if (tid() != 0) return;
-    ((SampledToken*)answers)[q] = answer;
-    if (choice.chooses) update_latest_token(LatestTokenUpdate{newest, history, history_len}, question, seat_rules, answer, position);
+    ((SampledToken*)sampled)[q] = output;
+    if (choice.needs_token) update_latest_token(LatestTokenUpdate{latest, history, history_len}, logits_row, params, output, position);
 }
 EXPORT(vocab_shard_merge)

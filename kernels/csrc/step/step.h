@@ -9,8 +9,8 @@
 
 // Number of records of each region of a stage, and offset of each region in bytes.
 struct StageHeader {
-    u32 rows, questions, inits, words, edits;           // numbers of records
-    u32 rows_at, questions_at, inits_at, words_at, edits_at;  // offsets in bytes from the start of the stage
+    u32 rows, logits_rows, inits, words, edits;         // numbers of records
+    u32 rows_at, logits_rows_at, inits_at, words_at, edits_at;  // offsets in bytes from the start of the stage
     u32 tokens;                                         // tokens of the step = sum of StageRow.len
     u32 drafts, drafts_at;                              // number of draft rows, and their offset in bytes
     u32 facts_at, facts_per_row;                        // offset of the row facts in bytes; words per row
@@ -19,7 +19,7 @@ struct StageHeader {
 
 // One row of the step: `len` tokens of the request in the sequence slot, from position `start`.
 struct StageRow {
-    i32 seat;
+    i32 seq_slot;
     i32 start;       // position of the first token; if only the sequence slot has it, its upper bound
     i32 len;
     i32 token;       // index of the first token in the step
@@ -32,12 +32,12 @@ struct StageRow {
 
 // A row of the step as an MTP module sees it: `len` known tokens, then `drafts` draft tokens.
 struct DraftRow {
-    i32 seat;
+    i32 seq_slot;
     i32 len;
-    i32 token;   // index of the first token in the step
-    i32 drafts;  // draft tokens of the module (`insert_drafts`); 0 if another proposer makes them
-    i32 held;    // 1: the sequence slot has the hidden state before the first token; 0: the state is elsewhere
-    i32 edge;    // block that has this state at its end; -1: elsewhere, or zeros if held is 0
+    i32 token;           // index of the first token in the step
+    i32 drafts;          // draft tokens of the module (`insert_drafts`); 0 if another proposer makes them
+    i32 state_in_slot;   // 1: the sequence slot has the hidden state before the first token; 0: the state is elsewhere
+    i32 boundary_block;  // block that has this state at its end; -1: elsewhere, or zeros if state_in_slot is 0
     i32 reserved[2];
 };
 
@@ -45,7 +45,7 @@ struct DraftRow {
 struct LatestToken {
     i32 token;
     i32 position;
-    i32 stands;  // whether the draft after it is accepted: a row may have further ones
+    i32 draft_accepted;  // whether the draft after it is accepted: a row may have further ones
 };
 
 // Sampling parameters of the request in a sequence slot; on the device for the lifetime of the slot's
@@ -68,23 +68,23 @@ enum : u32 {
 // A request that starts in a sequence slot: its sampling parameters and, if a rule reads them, its known ids
 // and its mask.
 struct StageSequenceInit {
-    i32 seat;
+    i32 seq_slot;
     i32 history_at, history_from, history_len;  // words index; first position; number of ids
     i32 mask_at;                                // words index of ceil(V / 32) words, -1: none
     i32 reserved[3];
-    SequenceSamplingParams rules;
+    SequenceSamplingParams params;
 };
 
 // Request for a result from the logits of one token of the step.
 struct StageLogitsRow {
-    i32 token;     // token of the step; the result is for the next position; -1: padding
-    i32 seat;
-    i32 place;     // number of draft tokens before it in its row: all must be accepted
-    i32 draft;     // 1: the step's next token is a draft of the result; 0: there is no draft
-    i32 known;     // the token, if only its log-probability is requested; -1: choose one
-    i32 top;       // number of top ids to report; -1: no log-probabilities
-    i32 edits_at;  // first record of the edits region
-    i32 edits;     // number of records
+    i32 token;        // token of the step; the result is for the next position; -1: padding
+    i32 seq_slot;
+    i32 draft_index;  // number of draft tokens before it in its row: all must be accepted
+    i32 has_draft;    // 1: the step's next token is a draft of the result; 0: there is no draft
+    i32 known_token;  // the token, if only its log-probability is requested; -1: sample one
+    i32 top;          // number of top ids to report; -1: no log-probabilities
+    i32 edits_at;     // first record of the edits region
+    i32 edits;        // number of records
 };
 
 // Changes one logit: `value` is added (-inf masks). With when_len > 0 only if the ids before the position end
