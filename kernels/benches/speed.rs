@@ -228,7 +228,7 @@ fn attention(device: &CpuBackend, rows: usize, len: usize, context: usize) {
         kv_heads,
         head_dim: dim,
         dtype: DType::BF16,
-        order: KvOrder::Lanes,
+        order: KvOrder::LaneInterleaved,
     };
     let mut pool = device.alloc(layout.bytes()).unwrap();
     let tokens = rows * len;
@@ -281,7 +281,7 @@ fn attention(device: &CpuBackend, rows: usize, len: usize, context: usize) {
         heads,
         layer: 0,
         scale: (dim as f32).powf(-0.5),
-        first: 0,
+        first_position: 0,
     };
     let attend = best(20, || {
         let out = MatMut::of(&mut o, tokens, heads * dim).unwrap();

@@ -54,23 +54,23 @@ impl RowBounds {
     /// `qk_nope_head_dim`, `V` = `v_head_dim`).
     pub const MLA_PREFILL_TOKENS: usize = 128;
 
-    /// Returns the exact bounds of rows given as (tokens, context length). Up to `successive` of the leading
-    /// one-token rows may belong to one request.
+    /// Returns the exact bounds of rows given as (tokens, context length). Up to `max_rows_per_request` of
+    /// the leading one-token rows may belong to one request.
     #[must_use]
-    pub fn of(rows: impl IntoIterator<Item = (usize, usize)>, successive: usize) -> Self {
-        let mut bounds = Self { max_rows_per_request: successive, ..Self::default() };
-        let (mut tokens, mut in_front) = (0, true);
-        for (own, context) in rows {
-            tokens += own;
-            in_front &= own == 1;
-            if in_front {
+    pub fn of(rows: impl IntoIterator<Item = (usize, usize)>, max_rows_per_request: usize) -> Self {
+        let mut bounds = Self { max_rows_per_request, ..Self::default() };
+        let (mut end, mut leading) = (0, true);
+        for (tokens, context) in rows {
+            end += tokens;
+            leading &= tokens == 1;
+            if leading {
                 bounds.decode_rows += 1;
             } else {
-                bounds.max_query_len = bounds.max_query_len.max(own);
+                bounds.max_query_len = bounds.max_query_len.max(tokens);
             }
             bounds.max_context_len = bounds.max_context_len.max(context);
-            if own < Self::MLA_PREFILL_TOKENS {
-                bounds.mla_decode_tokens = tokens;
+            if tokens < Self::MLA_PREFILL_TOKENS {
+                bounds.mla_decode_tokens = end;
             } else {
                 bounds.mla_prefill_keys += context;
             }
@@ -83,8 +83,8 @@ impl RowBounds {
     #[must_use]
     pub fn of_any(tokens: usize, rows: usize, positions: usize) -> Self {
         let decode_rows = if tokens == rows { rows } else { 0 };
-        let longest_q = tokens + 1 - rows.clamp(1, tokens + 1);
-        let long_rows = if longest_q < Self::MLA_PREFILL_TOKENS {
+        let max_query_len = tokens + 1 - rows.clamp(1, tokens + 1);
+        let long_rows = if max_query_len < Self::MLA_PREFILL_TOKENS {
             0
         } else {
             rows.min(tokens / Self::MLA_PREFILL_TOKENS)
@@ -92,7 +92,7 @@ impl RowBounds {
         Self {
             decode_rows,
             max_rows_per_request: 1,
-            max_query_len: longest_q,
+            max_query_len,
             max_context_len: positions,
             mla_decode_tokens: tokens,
             mla_prefill_keys: long_rows * positions,
@@ -150,7 +150,7 @@ pub struct PagedAttentionArgs<'a> {
     pub scale: f32,
     /// First position that attention reads; no query is at an earlier position. 1 in an MTP module or EAGLE-3
     /// layer, which has no KV entry for position 0; otherwise 0.
-    pub first: usize,
+    pub first_position: usize,
 }
 
 /// Ops that [`FusedLinear`](crate::FusedLinear) runs in the launch of the product. Results equal those of the
@@ -236,9 +236,9 @@ impl ExpertParallelLayout {
     /// Returns the rank of the all-to-all that has an expert, if any of its ranks has it.
     #[must_use]
     pub fn rank_of(&self, expert: i32) -> Option<usize> {
-        let holder = usize::try_from(expert).ok()? / self.experts_per_rank.max(1);
-        let rank = holder / self.rank_stride;
-        (holder % self.rank_stride == self.rank_offset && rank < self.ranks).then_some(rank)
+        let owner = usize::try_from(expert).ok()? / self.experts_per_rank.max(1);
+        let rank = owner / self.rank_stride;
+        (owner % self.rank_stride == self.rank_offset && rank < self.ranks).then_some(rank)
     }
 }
 
@@ -250,7 +250,7 @@ pub struct RouterLogits<'a> {
     /// Number of routed experts per token.
     pub top_k: usize,
     /// Whether a token's weights sum to 1.
-    pub normalise: bool,
+    pub renormalise: bool,
     /// Number of shared experts, at indices `E..E + shared`: every token is routed to them in addition, with
     /// weight 1.
     pub shared: usize,
@@ -259,8 +259,8 @@ pub struct RouterLogits<'a> {
 /// Weights of the experts on this rank.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertWeights<'a> {
-    /// Global index of the first expert; experts outside `[first, first + len)` are skipped.
-    pub first: usize,
+    /// Global index of the first expert; experts outside `[first_expert, first_expert + len)` are skipped.
+    pub first_expert: usize,
     /// Gate and up projections `[2 I, H]`, gate rows first.
     pub gate_up: &'a PackedGroup,
     /// Down projections `[H, I]`.

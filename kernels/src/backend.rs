@@ -101,8 +101,8 @@ impl KernelBackend {
     #[must_use]
     pub fn kv_order(&self) -> KvOrder {
         match self {
-            Self::Cpu(_) => KvOrder::Lanes,
-            Self::Gpu(_) => KvOrder::Rows,
+            Self::Cpu(_) => KvOrder::LaneInterleaved,
+            Self::Gpu(_) => KvOrder::RowMajor,
         }
     }
 

@@ -30,8 +30,8 @@ impl AttentionMetadata<'_> {
 
     /// Block table of row `r`.
     pub(crate) fn table(&self, r: usize) -> &[i32] {
-        let at = self.table_rows.map_or(r, |rows| rows.row::<i32>(0)[r] as usize);
-        self.block_tables.row::<i32>(at)
+        let table_row = self.table_rows.map_or(r, |rows| rows.row::<i32>(0)[r] as usize);
+        self.block_tables.row::<i32>(table_row)
     }
 
     /// Whether row `r` is padding: it has no key, only tokens.
@@ -44,7 +44,8 @@ impl AttentionMetadata<'_> {
     pub(crate) fn check(
         &self,
         tokens: usize,
-        (blocks, block_tokens): (usize, usize),
+        blocks: usize,
+        block_tokens: usize,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "paged_attention";
         let shape =
@@ -57,11 +58,12 @@ impl AttentionMetadata<'_> {
             None if self.block_tables.rows() != rows && rows > 0 => {
                 return Err(shape("block_tables", self.block_tables.rows(), rows));
             }
-            Some(at) => {
+            Some(table_rows) => {
                 let limit = self.block_tables.rows();
-                let seats = &at.row::<i32>(0)[..rows];
-                if let Some(&seat) = seats.iter().find(|&&s| s < 0 || s as usize >= limit) {
-                    let (what, index) = ("table", i64::from(seat));
+                let table_rows = &table_rows.row::<i32>(0)[..rows];
+                let outside = table_rows.iter().find(|&&row| row < 0 || row as usize >= limit);
+                if let Some(&table_row) = outside {
+                    let (what, index) = ("table", i64::from(table_row));
                     return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
                 }
             }

@@ -4,58 +4,60 @@ use device::{DType, DeviceError, MatMut, MatRef, check_at_least, check_dtype, ch
 
 use crate::ExpertParallelLayout;
 
-/// Rejects arguments of `moe_dispatch` unless each token has room on each rank of `spread`.
+/// Rejects arguments of `moe_dispatch` unless `tokens` has the capacity for each token on each
+/// rank of `layout`.
 pub(crate) fn check_dispatch(
     tokens: &MatMut<'_>,
-    places: &MatMut<'_>,
+    token_rows: &MatMut<'_>,
     counts: &MatMut<'_>,
     experts: MatRef<'_>,
-    spread: &ExpertParallelLayout,
+    layout: &ExpertParallelLayout,
 ) -> Result<(), DeviceError> {
     const KERNEL: &str = "moe_dispatch";
     for (what, dtype) in [
         ("tokens", tokens.dtype()),
-        ("places", places.dtype()),
+        ("token_rows", token_rows.dtype()),
         ("counts", counts.dtype()),
         ("experts", experts.dtype()),
     ] {
         check_dtype(KERNEL, what, dtype, DType::I32)?;
     }
-    check_at_least(KERNEL, "experts of a rank", spread.experts_per_rank, 1)?;
-    check_at_least(KERNEL, "ranks with the same tokens", spread.rank_stride, 1)?;
-    check_at_least(KERNEL, "tokens", tokens.cols(), spread.ranks * experts.rows())?;
-    check_size(KERNEL, "rows of places", places.rows(), experts.rows())?;
-    check_size(KERNEL, "columns of places", places.cols(), spread.ranks)?;
-    check_size(KERNEL, "counts", counts.cols(), spread.ranks)
+    check_at_least(KERNEL, "experts of a rank", layout.experts_per_rank, 1)?;
+    check_at_least(KERNEL, "ranks with the same tokens", layout.rank_stride, 1)?;
+    check_at_least(KERNEL, "tokens", tokens.cols(), layout.ranks * experts.rows())?;
+    check_size(KERNEL, "rows of token_rows", token_rows.rows(), experts.rows())?;
+    check_size(KERNEL, "columns of token_rows", token_rows.cols(), layout.ranks)?;
+    check_size(KERNEL, "counts", counts.cols(), layout.ranks)
 }
 
 /// Rejects arguments of `eplb_map_experts` unless each row of `experts` has a position or a token index.
 pub(crate) fn check_expert_map(
     experts: MatRef<'_>,
-    (positions, tokens): (MatRef<'_>, Option<MatRef<'_>>),
-    places: MatRef<'_>,
+    positions: MatRef<'_>,
+    tokens: Option<MatRef<'_>>,
+    placement: MatRef<'_>,
 ) -> Result<(), DeviceError> {
     const KERNEL: &str = "eplb_map_experts";
     check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
     check_dtype(KERNEL, "positions", positions.dtype(), DType::I32)?;
-    check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "placement", placement.dtype(), DType::I32)?;
     if let Some(tokens) = tokens {
         check_dtype(KERNEL, "tokens", tokens.dtype(), DType::I32)?;
     }
-    let listed = tokens.map_or(positions.cols(), |tokens| tokens.cols());
-    check_size(KERNEL, "tokens", listed, experts.rows())
+    let count = tokens.map_or(positions.cols(), |tokens| tokens.cols());
+    check_size(KERNEL, "tokens", count, experts.rows())
 }
 
-/// Rejects arguments of `moe_combine_ranks` unless `places` has a row for each row of `y`, and `y` has the
-/// columns of `x`.
+/// Rejects arguments of `moe_combine_ranks` unless `token_rows` has a row for each row of `y`, and `y` has
+/// the columns of `x`.
 pub(crate) fn check_combine(
     y: &MatMut<'_>,
     x: MatRef<'_>,
-    places: MatRef<'_>,
+    token_rows: MatRef<'_>,
 ) -> Result<(), DeviceError> {
     const KERNEL: &str = "moe_combine_ranks";
-    check_dtype(KERNEL, "places", places.dtype(), DType::I32)?;
+    check_dtype(KERNEL, "token_rows", token_rows.dtype(), DType::I32)?;
     check_dtype(KERNEL, "output", y.dtype(), x.dtype())?;
     check_size(KERNEL, "columns", y.cols(), x.cols())?;
-    check_size(KERNEL, "places", places.rows(), y.rows())
+    check_size(KERNEL, "token_rows", token_rows.rows(), y.rows())
 }

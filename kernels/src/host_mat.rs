@@ -2,30 +2,30 @@
 
 use device::{DType, DeviceError, Fp8E4m3};
 
-/// Dequantisation scales of a quantised matrix: one scale for `each[0] × each[1]` elements; the weight is the
-/// element times its scale.
+/// Dequantisation scales of a quantised matrix: one scale for each block of `block_shape[0] ×
+/// block_shape[1]` elements; the weight is the element times its scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HostScales<'a> {
     values: &'a [f32],
     /// Number of scales in one row of blocks.
     stride: usize,
-    each: [usize; 2],
+    block_shape: [usize; 2],
     /// Row and column of the first element in the stored matrix.
-    first: [usize; 2],
+    origin: [usize; 2],
 }
 
 impl HostScales<'_> {
-    /// Numbers of rows and columns that share a scale.
+    /// Numbers of rows and columns of a block, which shares a scale.
     #[must_use]
-    pub fn each(&self) -> [usize; 2] {
-        self.each
+    pub fn block_shape(&self) -> [usize; 2] {
+        self.block_shape
     }
 
     /// Row and column of the first element in the stored matrix: the block of that element may begin before
     /// it.
     #[must_use]
-    pub fn first(&self) -> [usize; 2] {
-        self.first
+    pub fn origin(&self) -> [usize; 2] {
+        self.origin
     }
 
     /// Returns the scale of an element.
@@ -34,8 +34,8 @@ impl HostScales<'_> {
     /// If the element is out of range.
     #[must_use]
     pub fn at(&self, row: usize, col: usize) -> f32 {
-        let (row, col) =
-            ((self.first[0] + row) / self.each[0], (self.first[1] + col) / self.each[1]);
+        let row = (self.origin[0] + row) / self.block_shape[0];
+        let col = (self.origin[1] + col) / self.block_shape[1];
         self.values[row * self.stride + col]
     }
 }
@@ -69,12 +69,13 @@ impl<'a> HostMat<'a> {
         Ok(Self { bytes, dtype, rows, cols, stride: cols, scales: None })
     }
 
-    /// Returns the matrix with dequantisation scales: row-major, one scale for every `each[0]` rows and
-    /// `each[1]` columns; the last blocks may be smaller.
+    /// Returns the matrix with dequantisation scales: row-major, one scale for each block of
+    /// `block_shape[0]` rows and `block_shape[1]` columns; the last blocks may be smaller.
     ///
     /// Errors: `values` has another length.
-    pub fn scaled(self, values: &'a [f32], each: [usize; 2]) -> Result<Self, DeviceError> {
-        let [rows, stride] = [self.rows.div_ceil(each[0]), self.cols.div_ceil(each[1])];
+    pub fn scaled(self, values: &'a [f32], block_shape: [usize; 2]) -> Result<Self, DeviceError> {
+        let rows = self.rows.div_ceil(block_shape[0]);
+        let stride = self.cols.div_ceil(block_shape[1]);
         let (got, expected) = (values.len(), rows * stride);
         if got != expected {
             return Err(DeviceError::Shape {
@@ -84,7 +85,10 @@ impl<'a> HostMat<'a> {
                 expected,
             });
         }
-        Ok(Self { scales: Some(HostScales { values, stride, each, first: [0, 0] }), ..self })
+        Ok(Self {
+            scales: Some(HostScales { values, stride, block_shape, origin: [0, 0] }),
+            ..self
+        })
     }
 
     /// Scales of the elements; `None` = not quantised.
@@ -134,7 +138,7 @@ impl<'a> HostMat<'a> {
     }
 
     fn scales_from(&self, row: usize, col: usize) -> Option<HostScales<'a>> {
-        self.scales.map(|s| HostScales { first: [s.first[0] + row, s.first[1] + col], ..s })
+        self.scales.map(|s| HostScales { origin: [s.origin[0] + row, s.origin[1] + col], ..s })
     }
 
     /// Returns all bytes if the rows are contiguous.
@@ -172,7 +176,8 @@ impl<'a> HostMat<'a> {
         let Some(scales) = &self.scales else { return };
         let mut c = 0;
         while c < self.cols {
-            let to = (c + scales.each[1] - (scales.first[1] + c) % scales.each[1]).min(self.cols);
+            let block_cols = scales.block_shape[1];
+            let to = (c + block_cols - (scales.origin[1] + c) % block_cols).min(self.cols);
             let factor = scales.at(r, c);
             out[c..to].iter_mut().for_each(|x| *x *= factor);
             c = to;
@@ -192,13 +197,13 @@ mod tests {
 
     #[test]
     fn slice_of_quantized_matrix_keeps_block_scales() {
-        let (rows, cols, each) = (5, 7, [2, 3]);
+        let (rows, cols, block_shape) = (5, 7, [2, 3]);
         let bytes: Vec<u8> =
             (0..35).map(|i| Fp8E4m3::from_f32((i % 13) as f32).to_bits()).collect();
         let factors: Vec<f32> = (0..9).map(|i| 0.5 + i as f32).collect();
         let whole = HostMat::new(&bytes, DType::F8E4M3, rows, cols).unwrap();
-        assert!(whole.scaled(&factors[1..], each).is_err());
-        let part = whole.scaled(&factors, each).unwrap().row_range(1, 3).column_range(2, 4);
+        assert!(whole.scaled(&factors[1..], block_shape).is_err());
+        let part = whole.scaled(&factors, block_shape).unwrap().row_range(1, 3).column_range(2, 4);
         let mut row = [0.0; 4];
         for r in 0..3 {
             part.read_row(r, &mut row);

@@ -12,9 +12,9 @@ use device::{DType, DeviceError};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvOrder {
     /// Layout of the CPU, as described in the module: for dot products along SIMD lanes.
-    Lanes,
+    LaneInterleaved,
     /// `[B][D]` for keys and values, for wide vector loads on GPUs.
-    Rows,
+    RowMajor,
 }
 
 /// Layout of a KV pool.
@@ -43,15 +43,15 @@ impl KvLayout {
             let (kernel, what) = ("kv layout", "dtype");
             return Err(DeviceError::Unsupported { kernel, what, dtype: self.dtype });
         }
-        let even = |what, got: usize, unit: usize| {
+        let multiple = |what, got: usize, unit: usize| {
             if got != 0 && got.is_multiple_of(unit) {
                 return Ok(());
             }
             let expected = got.max(1).next_multiple_of(unit);
             Err(DeviceError::Shape { kernel: "kv layout", what, got, expected })
         };
-        even("block_tokens", self.block_tokens, 2)?;
-        even("head_dim", self.head_dim, 16)
+        multiple("block_tokens", self.block_tokens, 2)?;
+        multiple("head_dim", self.head_dim, 16)
     }
 
     /// Rejects activation types that this pool does not support.
@@ -63,7 +63,7 @@ impl KvLayout {
     ) -> Result<(), DeviceError> {
         let fits = match self.dtype {
             DType::F8E4M3 => matches!(dtype, DType::F32 | DType::BF16 | DType::F16),
-            own => dtype == own,
+            pool => dtype == pool,
         };
         if fits { Ok(()) } else { Err(DeviceError::Unsupported { kernel, what, dtype }) }
     }
@@ -108,9 +108,9 @@ impl KvLayout {
     #[must_use]
     pub const fn key(&self, t: usize, d: usize) -> usize {
         match (self.order, self.dtype) {
-            (KvOrder::Rows, _) | (_, DType::F8E4M3) => t * self.head_dim + d,
-            (KvOrder::Lanes, DType::BF16) => (d / 2 * self.block_tokens + t) * 2 + d % 2,
-            (KvOrder::Lanes, _) => d * self.block_tokens + t,
+            (KvOrder::RowMajor, _) | (_, DType::F8E4M3) => t * self.head_dim + d,
+            (KvOrder::LaneInterleaved, DType::BF16) => (d / 2 * self.block_tokens + t) * 2 + d % 2,
+            (KvOrder::LaneInterleaved, _) => d * self.block_tokens + t,
         }
     }
 
@@ -118,7 +118,7 @@ impl KvLayout {
     #[must_use]
     pub const fn value(&self, t: usize, d: usize) -> usize {
         match (self.order, self.dtype) {
-            (KvOrder::Lanes, DType::BF16) => (t / 2 * self.head_dim + d) * 2 + t % 2,
+            (KvOrder::LaneInterleaved, DType::BF16) => (t / 2 * self.head_dim + d) * 2 + t % 2,
             _ => t * self.head_dim + d,
         }
     }

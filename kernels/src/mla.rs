@@ -31,12 +31,12 @@ impl MlaKvLayout {
     /// Rejects layouts that no kernel supports.
     pub fn check(&self) -> Result<(), DeviceError> {
         if !matches!(self.dtype, DType::F32 | DType::BF16 | DType::F16) {
-            let (kernel, what) = ("latent layout", "dtype");
+            let (kernel, what) = ("mla kv layout", "dtype");
             return Err(DeviceError::Unsupported { kernel, what, dtype: self.dtype });
         }
         if !self.rope_dim.is_multiple_of(2) {
-            let (what, got, expected) = ("turned channels", self.rope_dim, self.rope_dim + 1);
-            let kernel = "latent layout";
+            let (what, got, expected) = ("rope channels", self.rope_dim, self.rope_dim + 1);
+            let kernel = "mla kv layout";
             return Err(DeviceError::Shape { kernel, what, got, expected });
         }
         Ok(())
@@ -109,16 +109,17 @@ impl MlaKvWriteArgs<'_> {
         size("columns of kv", self.kv.cols(), layout.width())?;
         size("norm weight", self.norm.cols(), layout.kv_lora_rank)?;
         size("rows of q", q.rows(), tokens)?;
-        let query = q.cols() / self.heads.max(1);
-        size("columns of q", q.cols(), self.heads * query)?;
-        size("channels of a query", query.max(rotary), query)?;
+        let head_dim = q.cols() / self.heads.max(1);
+        size("columns of q", q.cols(), self.heads * head_dim)?;
+        size("channels of a query head", head_dim.max(rotary), head_dim)?;
         size("positions", self.positions.cols(), tokens)?;
         size("slots", self.slots.cols(), tokens)?;
         size("columns of cos", rope.cos.cols(), rotary / 2)?;
         size("columns of sin", rope.sin.cols(), rotary / 2)?;
         size("rows of sin", rope.sin.rows(), rope.cos.rows())?;
-        let own = [("q", q.dtype()), ("kv", self.kv.dtype()), ("norm weight", self.norm.dtype())];
-        for (what, got) in own {
+        let operands =
+            [("q", q.dtype()), ("kv", self.kv.dtype()), ("norm weight", self.norm.dtype())];
+        for (what, got) in operands {
             check_dtype(KERNEL, what, got, layout.dtype)?;
         }
         check_dtype(KERNEL, "cos", rope.cos.dtype(), DType::F32)?;
@@ -137,18 +138,18 @@ impl MlaAttentionArgs<'_> {
         layout.check()?;
         let size = |what, got, expected| check_size(KERNEL, what, got, expected);
         let Self { q, rows, heads, .. } = self;
-        let count = heads.w_uk.len();
-        size("heads of value", heads.w_uv.len(), count)?;
-        size("inputs of key", heads.w_uk.k(), layout.kv_lora_rank)?;
-        size("inputs of value", heads.w_uv.k(), layout.kv_lora_rank)?;
+        let head_count = heads.w_uk.len();
+        size("heads of w_uv", heads.w_uv.len(), head_count)?;
+        size("inputs of w_uk", heads.w_uk.k(), layout.kv_lora_rank)?;
+        size("inputs of w_uv", heads.w_uv.k(), layout.kv_lora_rank)?;
         if let Some(transposed) = heads.w_uk_t {
-            size("heads of key_transposed", transposed.len(), count)?;
-            size("outputs of key_transposed", transposed.n(), layout.kv_lora_rank)?;
-            size("inputs of key_transposed", transposed.k(), heads.w_uk.n())?;
+            size("heads of w_uk_t", transposed.len(), head_count)?;
+            size("outputs of w_uk_t", transposed.n(), layout.kv_lora_rank)?;
+            size("inputs of w_uk_t", transposed.k(), heads.w_uk.n())?;
         }
-        size("columns of q", q.cols(), count * (heads.w_uk.n() + layout.rope_dim))?;
+        size("columns of q", q.cols(), head_count * (heads.w_uk.n() + layout.rope_dim))?;
         size("rows of o", o.rows(), q.rows())?;
-        size("columns of o", o.cols(), count * heads.w_uv.n())?;
+        size("columns of o", o.cols(), head_count * heads.w_uv.n())?;
         check_dtype(KERNEL, "q", q.dtype(), layout.dtype)?;
         check_dtype(KERNEL, "o", o.dtype(), layout.dtype)?;
         check_dtype(KERNEL, "cu_q", rows.cu_q.dtype(), DType::I32)?;

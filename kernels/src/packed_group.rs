@@ -36,9 +36,9 @@ impl PackedGroup {
     }
 
     /// Makes a group of `len` matrices that were packed as one matrix of `len · N` rows.
-    pub(crate) fn stacked(whole: PackedMatrix, len: usize) -> Result<Self, DeviceError> {
-        check("rows of the stack", whole.n(), whole.n().next_multiple_of(len.max(1)))?;
-        Ok(Self { parts: vec![Arc::new(whole)], len, tma_packed: false })
+    pub(crate) fn stacked(stack: PackedMatrix, len: usize) -> Result<Self, DeviceError> {
+        check("rows of the stack", stack.n(), stack.n().next_multiple_of(len.max(1)))?;
+        Ok(Self { parts: vec![Arc::new(stack)], len, tma_packed: false })
     }
 
     /// Returns the group with its rows flagged as stored in the TMA layout.
@@ -92,7 +92,7 @@ impl PackedGroup {
     /// # Panics
     /// If the matrices are stacked or `i >= len`.
     pub(crate) fn get(&self, i: usize) -> &PackedMatrix {
-        assert!(self.parts.len() == self.len, "the matrices of this device are stacked");
+        assert!(self.parts.len() == self.len, "the matrices of the group are stacked");
         &self.parts[i]
     }
 
@@ -106,13 +106,13 @@ impl PackedGroup {
         if self.parts.len() == self.len {
             return self.parts.get(i).cloned();
         }
-        let (whole, n) = (self.parts.first()?, self.n());
-        let PackedMatrix { dtype, k, .. } = **whole;
-        let of = |buffer: &Buffer, bytes| part_of(whole, buffer, i * bytes, bytes);
-        let buffer = of(&whole.buffer, n * k * dtype.bytes())?;
-        let scales = whole.scales.as_ref().map(|scales| {
+        let (stack, n) = (self.parts.first()?, self.n());
+        let PackedMatrix { dtype, k, .. } = **stack;
+        let slice = |buffer: &Buffer, bytes| slice_buffer(stack, buffer, i * bytes, bytes);
+        let buffer = slice(&stack.buffer, n * k * dtype.bytes())?;
+        let scales = stack.scales.as_ref().map(|scales| {
             let PackedScales { rows, stride, .. } = *scales;
-            let buffer = of(&scales.buffer, n / rows * stride * size_of::<f32>())?;
+            let buffer = slice(&scales.buffer, n / rows * stride * size_of::<f32>())?;
             Some(PackedScales { buffer, rows, stride })
         });
         let scales = match scales {
@@ -134,17 +134,19 @@ impl PackedGroup {
 }
 
 /// Keeps the stack alive for a matrix that shares its memory.
-struct StackKeepalive(#[expect(dead_code, reason = "held for its memory alone")] Arc<PackedMatrix>);
+struct StackKeepalive(
+    #[expect(dead_code, reason = "keeps the memory allocated")] Arc<PackedMatrix>,
+);
 
 impl BufferDeallocator for StackKeepalive {
     /// Frees nothing: the stack frees its memory.
     unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
 }
 
-/// Returns bytes `[from, from + bytes)` of a buffer of `whole`; `None` if they are out of range or
+/// Returns bytes `[from, from + bytes)` of a buffer of `stack`; `None` if they are out of range or
 /// misaligned.
-fn part_of(
-    whole: &Arc<PackedMatrix>,
+fn slice_buffer(
+    stack: &Arc<PackedMatrix>,
     buffer: &Buffer,
     from: usize,
     bytes: usize,
@@ -156,7 +158,7 @@ fn part_of(
     // SAFETY: inside the buffer, initialised, and aligned as checked; weights are only read, and
     // `StackKeepalive` keeps them alive.
     Some(unsafe {
-        Buffer::from_raw(first.add(from), bytes, Arc::new(StackKeepalive(whole.clone())))
+        Buffer::from_raw(first.add(from), bytes, Arc::new(StackKeepalive(stack.clone())))
     })
 }
 

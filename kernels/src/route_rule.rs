@@ -14,7 +14,7 @@ pub struct RouterRuleArgs<'a> {
     /// Group-limited routing; `None` = experts are selected from all groups.
     pub groups: Option<ExpertGroups>,
     /// Whether the routing weights of a token are divided by their sum.
-    pub normalise: bool,
+    pub renormalise: bool,
     /// Routed scaling factor, multiplied onto the weights last.
     pub scale: f32,
     /// Number of shared experts, at indices `E..E + shared`: every token is routed to them with weight 1, in
@@ -49,7 +49,7 @@ pub enum GroupScore {
     /// Largest expert score.
     Largest,
     /// Sum of the two largest expert scores.
-    TwoLargest,
+    Top2Sum,
 }
 
 impl RouterRuleArgs<'_> {
@@ -64,7 +64,7 @@ impl RouterRuleArgs<'_> {
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
         check_dtype(KERNEL, "experts", experts.dtype(), DType::I32)?;
         check_dtype(KERNEL, "weights", weights.dtype(), DType::F32)?;
-        let mut choices = logits.cols();
+        let mut selectable = logits.cols();
         check_size(KERNEL, "rows of experts", experts.rows(), logits.rows())?;
         check_size(KERNEL, "rows of weights", weights.rows(), logits.rows())?;
         check_size(KERNEL, "columns of weights", weights.cols(), experts.cols())?;
@@ -74,14 +74,14 @@ impl RouterRuleArgs<'_> {
             check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
             check_size(KERNEL, "bias", bias.cols(), logits.cols())?;
         }
-        if let Some(ExpertGroups { count, topk_group: kept, score: by }) = self.groups {
-            let least = if by == GroupScore::TwoLargest { 2 } else { 1 };
-            let each = logits.cols() / count.max(1);
-            check_size(KERNEL, "experts in groups", count * each, logits.cols())?;
-            check_size(KERNEL, "experts of a group", each.min(least), least)?;
-            check_size(KERNEL, "groups kept", kept.clamp(1, count.max(1)), kept)?;
-            choices = kept * each;
+        if let Some(ExpertGroups { count, topk_group, score }) = self.groups {
+            let experts_min = if score == GroupScore::Top2Sum { 2 } else { 1 };
+            let group_size = logits.cols() / count.max(1);
+            check_size(KERNEL, "experts in groups", count * group_size, logits.cols())?;
+            check_size(KERNEL, "experts of a group", group_size.min(experts_min), experts_min)?;
+            check_size(KERNEL, "topk_group", topk_group.clamp(1, count.max(1)), topk_group)?;
+            selectable = topk_group * group_size;
         }
-        check_size(KERNEL, "choices", k.min(choices), k)
+        check_size(KERNEL, "experts per token", k.min(selectable), k)
     }
 }

@@ -151,7 +151,7 @@ pub fn kv_spec(
     ranks: &ParallelRanks,
 ) -> Result<KvSpec, UnevenSplit> {
     let size = (1, block_tokens as usize);
-    let layout = kv_layout(config, dtype, size, KvOrder::Rows, ranks)?;
+    let layout = kv_layout(config, dtype, size, KvOrder::RowMajor, ranks)?;
     let kind = match layout {
         PoolLayout::Heads(_) => KvKind::Full,
         PoolLayout::Mla(_) => KvKind::Mla,

@@ -133,7 +133,7 @@ impl Ops {
             heads: shape.heads,
             layer: shape.layer,
             scale: shape.scale,
-            first,
+            first_position: first,
         };
         let (s, out, layout) = (&self.stream, o.mat_mut()?, kv.head_layout("paged_attention")?);
         self.device.launch(s, PagedAttention { o: out, pool: &kv.read(), layout, args: &args })?;

@@ -29,7 +29,7 @@ pub struct RouterRule {
     /// Expert groups that are selected first.
     pub groups: Option<ExpertGroups>,
     /// Whether a token's weights are divided by their sum.
-    pub normalise: bool,
+    pub renormalise: bool,
     /// Factor of the final weights.
     pub scale: f32,
 }
@@ -107,7 +107,7 @@ impl PackedExperts {
     }
 
     fn on_rank(&self) -> ExpertWeights<'_> {
-        ExpertWeights { first: self.first, gate_up: &self.gate_up, down: &self.down }
+        ExpertWeights { first_expert: self.first, gate_up: &self.gate_up, down: &self.down }
     }
 
     /// Bytes of the weights on the device.
@@ -179,12 +179,12 @@ impl Ops {
         let mut weights = self.scratch(DType::F32, &shape)?;
         let (s, logits) = (&self.stream, logits.mat()?);
         let (out, out_weights) = (experts.mat_mut()?, weights.mat_mut()?);
-        let RouterRule { score, bias, groups, normalise, scale } = rule;
-        let (groups, normalise, scale) = (*groups, *normalise, *scale);
+        let RouterRule { score, bias, groups, renormalise, scale } = rule;
+        let (groups, renormalise, scale) = (*groups, *renormalise, *scale);
         let bias = bias.as_ref().map(Tensor::mat).transpose()?;
         LayerLoadCounter::with(counting, |count| {
             if rule.is_plain() {
-                let scores = RouterLogits { logits, top_k: k, normalise, shared };
+                let scores = RouterLogits { logits, top_k: k, renormalise, shared };
                 return Ok(self.device.launch(
                     s,
                     SoftmaxRouting {
@@ -196,7 +196,7 @@ impl Ops {
                 )?);
             }
             let rule =
-                kernels::RouterRuleArgs { score: *score, bias, groups, normalise, scale, shared };
+                kernels::RouterRuleArgs { score: *score, bias, groups, renormalise, scale, shared };
             Ok(self.device.launch(
                 s,
                 RuleRouting {
@@ -223,7 +223,7 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let router =
-            RouterLogits { logits: logits.mat()?, top_k: k, normalise: rule.normalise, shared };
+            RouterLogits { logits: logits.mat()?, top_k: k, renormalise: rule.renormalise, shared };
         let held = experts.on_rank();
         if rule.is_plain() && RoutedExpertMlp::supports(&self.device, &router, &held) {
             let mut y = self.scratch(x.dtype(), x.shape())?;

@@ -41,7 +41,7 @@ impl Ops {
         let (s, experts) = (&self.stream, routing.experts.mat()?);
         self.device.launch(
             s,
-            TokenDispatch { tokens: out.0, places: out.1, counts: out.2, experts, layout: spread },
+            TokenDispatch { tokens: out.0, token_rows: out.1, counts: out.2, experts, layout: spread },
         )?;
         let mut bytes = vec![0; size * DType::I32.bytes()];
         self.device.download(s, counts.buffer(), 0, &mut bytes)?;
@@ -87,7 +87,7 @@ impl Ops {
         let mut y = self.scratch(x.dtype(), &[dispatch.row_of_token.rows(), x.cols()])?;
         self.device.launch(
             &self.stream,
-            MoeCombine { y: y.mat_mut()?, x: x.mat()?, places: dispatch.row_of_token.mat()? },
+            MoeCombine { y: y.mat_mut()?, x: x.mat()?, token_rows: dispatch.row_of_token.mat()? },
         )?;
         Ok(y)
     }

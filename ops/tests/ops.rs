@@ -103,7 +103,7 @@ fn attention_over_a_pool_is_the_same_in_any_chunks() {
             kv_heads,
             head_dim: dim,
             dtype,
-            order: KvOrder::Lanes,
+            order: KvOrder::LaneInterleaved,
         };
         let (cos, sin) = (vec![0.6; 64 * dim / 2], vec![0.8; 64 * dim / 2]);
         let rope = ops.rope_table(&cos, &sin, dim / 2).unwrap();

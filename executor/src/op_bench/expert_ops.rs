@@ -32,8 +32,8 @@ fn rule(runner: &OpRunner<'_>, moe: &MoeConfig) -> Result<RouterRule, ExecutorEr
         .has_correction_bias
         .then(|| runner.ops().zeros(DType::F32, &[moe.experts]))
         .transpose()?;
-    let MoeConfig { score, expert_groups: groups, norm_topk_prob: normalise, scale, .. } = *moe;
-    Ok(RouterRule { score, bias, groups, normalise, scale })
+    let MoeConfig { score, expert_groups: groups, norm_topk_prob: renormalise, scale, .. } = *moe;
+    Ok(RouterRule { score, bias, groups, renormalise, scale })
 }
 
 fn time_route(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {

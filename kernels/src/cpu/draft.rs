@@ -16,13 +16,13 @@ impl CpuKernel for DraftInsertion<'_> {
         let Self { stage, positions, rows, mut ids, mut history, drafts } = self;
         let read = StageReader::new(stage)?;
         for (r, row) in read.drafts.iter().take(rows).enumerate() {
-            let behind = start_of(row, positions)? + row.len;
-            let known = history.row_mut::<i32>(row.seq_slot as usize);
+            let end = start_of(row, positions)? + row.len;
+            let history = history.row_mut::<i32>(row.seq_slot as usize);
             for i in 0..row.drafts as usize {
                 let id = drafts.row::<i32>(i)[r];
                 ids.row_mut::<i32>(0)[(row.token + row.len) as usize + i] = id;
-                if let Some(place) = known.get_mut(behind as usize + i) {
-                    *place = id;
+                if let Some(entry) = history.get_mut(end as usize + i) {
+                    *entry = id;
                 }
             }
         }
@@ -32,12 +32,12 @@ impl CpuKernel for DraftInsertion<'_> {
 
 impl CpuKernel for DraftIdMap<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { mut drafts, pass, count: rows, ids: names } = self;
-        for x in [drafts.dtype(), names.dtype()] {
-            check_dtype(KERNEL, "names", x, DType::I32)?;
+        let Self { mut drafts, pass, count: rows, ids: target_ids } = self;
+        for x in [drafts.dtype(), target_ids.dtype()] {
+            check_dtype(KERNEL, "draft id map", x, DType::I32)?;
         }
         for draft in &mut drafts.row_mut::<i32>(pass)[..rows] {
-            *draft = names.row::<i32>(0)[index("draft", *draft, names.cols())?];
+            *draft = target_ids.row::<i32>(0)[index("draft", *draft, target_ids.cols())?];
         }
         Ok(())
     }
@@ -45,27 +45,28 @@ impl CpuKernel for DraftIdMap<'_> {
 
 impl CpuKernel for VocabParallelDraftArgmax<'_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { mut drafts, pass, first, logits, shard: part, gather } = self;
+        let Self { mut drafts, pass, first, logits, shard, gather } = self;
         check_dtype(KERNEL, "logits", logits.dtype(), DType::F32)?;
         let rows = logits.rows();
-        let tell = |r: usize| {
-            let own = &logits.row::<f32>(r)[..part.ids];
-            let best = argmax(own);
+        let local_best = |r: usize| {
+            let local = &logits.row::<f32>(r)[..shard.ids];
+            let best = argmax(local);
             // An empty shard yields the lowest possible value.
-            let value = own.get(best).copied().unwrap_or(f32::NEG_INFINITY);
-            [value.to_bits() as i32, (part.first_id + best) as i32]
+            let value = local.get(best).copied().unwrap_or(f32::NEG_INFINITY);
+            [value.to_bits() as i32, (shard.first_id + best) as i32]
         };
-        let told: Vec<i32> = (0..rows).flat_map(tell).collect();
-        let mut all = vec![0; told.len() * part.ranks];
+        let candidates: Vec<i32> = (0..rows).flat_map(local_best).collect();
+        let mut all = vec![0; candidates.len() * shard.ranks];
         let cols = all.len();
-        if !gather(MatRef::of(&told, 1, told.len())?, MatMut::of(&mut all, 1, cols)?) {
+        let local = MatRef::of(&candidates, 1, candidates.len())?;
+        if !gather(local, MatMut::of(&mut all, 1, cols)?) {
             return Err(DeviceError::PeerRanksFailed);
         }
         let to = &mut drafts.row_mut::<i32>(pass)[first..][..rows];
         for (r, to) in to.iter_mut().enumerate() {
             let of_ranks = all.chunks(2).skip(r).step_by(rows);
             let (values, ids): (Vec<f32>, Vec<i32>) =
-                of_ranks.map(|told| (f32::from_bits(told[0] as u32), told[1])).unzip();
+                of_ranks.map(|words| (f32::from_bits(words[0] as u32), words[1])).unzip();
             *to = ids[argmax(&values)];
         }
         Ok(())
@@ -87,12 +88,14 @@ impl CpuKernel for DraftArgmax<'_> {
 impl CpuKernel for DraftStateStore<'_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { stage, positions, states, hidden, rows, tables, block_tokens } = self;
-        let tables = (tables, block_tokens);
+        let tables = BlockTables { tables, block_tokens };
         check_states(hidden.dtype(), hidden.cols(), states)?;
         let read = StageReader::new(stage)?;
         for row in read.drafts.iter().take(rows) {
-            let row = (row, start_of(row, positions)?);
-            for_float!(KERNEL, hidden.dtype(), T => store_state::<T>(row, states, hidden, tables)?);
+            let start = start_of(row, positions)?;
+            for_float!(KERNEL, hidden.dtype(), T => {
+                store_state::<T>(row, start, states, hidden, &tables)?;
+            });
         }
         Ok(())
     }
@@ -107,7 +110,7 @@ impl CpuKernel for DraftInputGather<'_> {
             let first = if hidden.is_some() { row.token as usize } else { r };
             let start = start_of(row, positions)?;
             for_float!(KERNEL, y.dtype(), T => {
-                y.row_mut::<T>(first).copy_from_slice(&preceding_state::<T>((row, start), states)?);
+                y.row_mut::<T>(first).copy_from_slice(&preceding_state::<T>(row, start, states)?);
             });
             let Some(hidden) = hidden else { continue };
             for t in first + 1..first + (row.len + row.drafts) as usize {
@@ -127,22 +130,28 @@ impl CpuKernel for DraftPassPreparation<'_, '_> {
         to.cu_q.row_mut::<i32>(0)[0] = 0;
         for r in 0..pass.rows {
             let row = read.drafts.get(r).copied().unwrap_or_default();
-            let mut laid = (0, 0, -1, 0); // Padding row.
+            // Inputs of a padding row.
+            let mut inputs = DraftRowInputs { id: 0, position: 0, slot: -1, context_len: 0 };
             if (pass.pass as i32) < row.drafts {
                 let start = start_of(&row, pass.positions)?;
                 let position = (start + row.len - 1) as usize + pass.pass;
                 let newest = (row.token + row.len - 1) as usize;
                 let id = match pass.pass.checked_sub(1) {
                     None => pass.ids.row::<i32>(0)[newest],
-                    Some(before) => pass.drafts.row::<i32>(before)[r],
+                    Some(previous) => pass.drafts.row::<i32>(previous)[r],
                 };
-                let slot = slot(&row, position, (pass.tables, pass.block_tokens))?;
-                laid = (id, position as i32, slot, position as i32 + 1);
+                let tables = BlockTables { tables: pass.tables, block_tokens: pass.block_tokens };
+                inputs = DraftRowInputs {
+                    id,
+                    position: position as i32,
+                    slot: tables.kv_slot(&row, position)?,
+                    context_len: position as i32 + 1,
+                };
             }
-            to.ids.row_mut::<i32>(0)[r] = laid.0;
-            to.positions.row_mut::<i32>(0)[r] = laid.1;
-            to.slots.row_mut::<i64>(0)[r] = laid.2;
-            to.context_lens.row_mut::<i32>(0)[r] = laid.3;
+            to.ids.row_mut::<i32>(0)[r] = inputs.id;
+            to.positions.row_mut::<i32>(0)[r] = inputs.position;
+            to.slots.row_mut::<i64>(0)[r] = inputs.slot;
+            to.context_lens.row_mut::<i32>(0)[r] = inputs.context_len;
             to.row_seq_slots.row_mut::<i32>(0)[r] = row.seq_slot;
             to.cu_q.row_mut::<i32>(0)[r + 1] = r as i32 + 1;
         }
@@ -169,68 +178,81 @@ fn start_of(row: &DraftRow, positions: MatRef<'_>) -> Result<i32, DeviceError> {
     Ok(positions.row::<i32>(0)[index("token", row.token, positions.cols())?])
 }
 
-fn slot(
-    row: &DraftRow,
-    position: usize,
-    (tables, block_tokens): (MatRef<'_>, usize),
-) -> Result<i64, DeviceError> {
-    let table = tables.row::<i32>(index("seat", row.seq_slot, tables.rows())?);
-    let block = table[index("table", (position / block_tokens) as i32, table.len())?];
-    Ok(i64::from(block) * block_tokens as i64 + (position % block_tokens) as i64)
+/// Inputs of one row of a draft pass.
+struct DraftRowInputs {
+    id: i32,
+    position: i32,
+    slot: i64,
+    context_len: i32,
+}
+
+/// Block tables by sequence slot, i32 `[S, W]`.
+struct BlockTables<'a> {
+    tables: MatRef<'a>,
+    block_tokens: usize,
+}
+
+impl BlockTables<'_> {
+    /// KV slot of a position of the request of `row`.
+    fn kv_slot(&self, row: &DraftRow, position: usize) -> Result<i64, DeviceError> {
+        let seq_slot = index("sequence slot", row.seq_slot, self.tables.rows())?;
+        let (table, block_tokens) = (self.tables.row::<i32>(seq_slot), self.block_tokens);
+        let block = table[index("table", (position / block_tokens) as i32, table.len())?];
+        Ok(i64::from(block) * block_tokens as i64 + (position % block_tokens) as i64)
+    }
 }
 
 /// Hidden state of the token before a row that begins at position `start`.
 fn preceding_state<T: DeviceElement + Default>(
-    (row, start): (&DraftRow, i32),
+    row: &DraftRow,
+    start: i32,
     states: &DraftHiddenStates<'_>,
 ) -> Result<Vec<T>, DeviceError> {
     if row.boundary_block >= 0 {
-        let block = index("edge", row.boundary_block, states.boundary_states.rows())?;
+        let block = index("boundary block", row.boundary_block, states.boundary_states.rows())?;
         return Ok(states.boundary_states.as_ref().row::<T>(block).to_vec());
     }
     if row.state_in_slot == 0 {
         return Ok(vec![T::default(); states.slot_states.cols()]);
     }
-    let seat = index("seat", row.seq_slot, states.first_positions.cols())?;
-    let place = start - 1 - states.first_positions.as_ref().row::<i32>(0)[seat];
-    let place = seat * states.states_per_slot + index("held state", place, states.states_per_slot)?;
-    Ok(states.slot_states.as_ref().row::<T>(place).to_vec())
+    let seq_slot = index("sequence slot", row.seq_slot, states.first_positions.cols())?;
+    let offset = start - 1 - states.first_positions.as_ref().row::<i32>(0)[seq_slot];
+    let offset = index("slot state", offset, states.states_per_slot)?;
+    let state_row = seq_slot * states.states_per_slot + offset;
+    Ok(states.slot_states.as_ref().row::<T>(state_row).to_vec())
 }
 
+/// Stores the hidden states of a row that begins at position `start`: those of its newest tokens in its
+/// sequence slot, and those at block boundaries.
 fn store_state<T: DeviceElement + Default>(
-    (row, start): (&DraftRow, i32),
+    row: &DraftRow,
+    start: i32,
     states: &mut DraftHiddenStates<'_>,
     hidden: MatRef<'_>,
-    tables: (MatRef<'_>, usize),
+    tables: &BlockTables<'_>,
 ) -> Result<(), DeviceError> {
     let (first, last) = (row.token as usize, row.len as usize - 1);
     let tokens = (row.len + row.drafts) as usize;
     let newest = start + last as i32;
-    let mut kept = Vec::with_capacity(states.states_per_slot);
+    let states_per_slot = states.states_per_slot;
+    let mut slot_states = Vec::with_capacity(states_per_slot);
     if newest > 0 {
-        kept.push(match last.checked_sub(1) {
-            None => preceding_state::<T>((row, start), states)?,
+        slot_states.push(match last.checked_sub(1) {
+            None => preceding_state::<T>(row, start, states)?,
             Some(i) => hidden.row::<T>(first + i).to_vec(),
         });
     }
-    kept.extend((last..tokens).map(|i| hidden.row::<T>(first + i).to_vec()));
-    check_size(
-        KERNEL,
-        "held states",
-        kept.len().max(states.states_per_slot),
-        states.states_per_slot,
-    )?;
-    for (i, state) in kept.iter().enumerate() {
-        states
-            .slot_states
-            .row_mut::<T>(row.seq_slot as usize * states.states_per_slot + i)
-            .copy_from_slice(state);
+    slot_states.extend((last..tokens).map(|i| hidden.row::<T>(first + i).to_vec()));
+    check_size(KERNEL, "slot states", slot_states.len().max(states_per_slot), states_per_slot)?;
+    for (i, state) in slot_states.iter().enumerate() {
+        let state_row = row.seq_slot as usize * states_per_slot + i;
+        states.slot_states.row_mut::<T>(state_row).copy_from_slice(state);
     }
     states.first_positions.row_mut::<i32>(0)[row.seq_slot as usize] = (newest - 1).max(0);
     for i in 0..tokens {
         let position = start as usize + i;
-        if (position + 1).is_multiple_of(tables.1) {
-            let block = slot(row, position, tables)? as usize / tables.1;
+        if (position + 1).is_multiple_of(tables.block_tokens) {
+            let block = tables.kv_slot(row, position)? as usize / tables.block_tokens;
             states.boundary_states.row_mut::<T>(block).copy_from_slice(hidden.row(first + i));
         }
     }

@@ -19,7 +19,7 @@ impl CpuBackend {
         &self,
         y: &mut MatMut<'_>,
         lookup: &EmbeddingLookup<'_>,
-        copy: &(dyn Fn(&mut [T], usize) + Sync),
+        copy: impl Fn(&mut [T], usize) + Sync,
     ) -> Result<(), DeviceError> {
         check_dtype(KERNEL, "ids", lookup.ids.dtype(), DType::I32)?;
         check_size(KERNEL, "ids", lookup.ids.cols(), y.rows())?;
@@ -47,8 +47,8 @@ impl CpuKernel for PackedEmbedding<'_> {
         check_dtype(KERNEL, "table", table.dtype(), y.dtype())?;
         let elements = table.bytes() / table.dtype().bytes();
         let all = table.buffer.mat(table.dtype(), 1, elements)?;
-        let fill = EmbeddingLookup { ids, first, rows: table.n() };
-        for_float!(KERNEL, y.dtype(), T => cpu.look_up::<T>(&mut y, &fill, &|row, n| {
+        let lookup = EmbeddingLookup { ids, first, rows: table.n() };
+        for_float!(KERNEL, y.dtype(), T => cpu.look_up::<T>(&mut y, &lookup, |row, n| {
             let weights = all.row::<T>(0);
             for (k, x) in row.iter_mut().enumerate() {
                 *x = weights[table.index(n, k)];
@@ -63,8 +63,8 @@ impl CpuKernel for TokenEmbedding<'_> {
         let Self { mut y, ids, table, first } = self;
         check_size(KERNEL, "columns", y.cols(), table.cols())?;
         check_dtype(KERNEL, "table", table.dtype(), y.dtype())?;
-        let fill = EmbeddingLookup { ids, first, rows: table.rows() };
-        for_float!(KERNEL, y.dtype(), T => cpu.look_up::<T>(&mut y, &fill, &|row, n| {
+        let lookup = EmbeddingLookup { ids, first, rows: table.rows() };
+        for_float!(KERNEL, y.dtype(), T => cpu.look_up::<T>(&mut y, &lookup, |row, n| {
             row.copy_from_slice(table.row(n));
         })?);
         Ok(())

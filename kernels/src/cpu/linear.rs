@@ -45,11 +45,11 @@ impl CpuKernel for Linear<'_> {
         if w.dtype() != DType::F32 || !matches!(x.dtype(), DType::BF16 | DType::F16) {
             check_dtype(KERNEL, "input", x.dtype(), w.dtype())?;
         }
-        let mut spread = cpu.padded_rows().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut padded_input = cpu.padded_rows().lock().unwrap_or_else(PoisonError::into_inner);
         let x = match (x.dtype(), w.dtype()) {
-            (DType::BF16, DType::F32) => cpu.widen_rows::<bf16>(&mut spread, x)?,
-            (DType::F16, _) => cpu.widen_rows::<f16>(&mut spread, x)?,
-            _ => cpu.pad_rows(&mut spread, x)?,
+            (DType::BF16, DType::F32) => cpu.widen_rows::<bf16>(&mut padded_input, x)?,
+            (DType::F16, _) => cpu.widen_rows::<f16>(&mut padded_input, x)?,
+            _ => cpu.pad_rows(&mut padded_input, x)?,
         };
         for_float!(KERNEL, y.dtype(), T => {
             let out = SharedRows::<T>::new(&mut y);
@@ -93,8 +93,8 @@ impl CpuBackend {
         x: MatRef<'_>,
     ) -> Result<MatRef<'a>, DeviceError> {
         let (rows, cols) = (x.rows(), x.cols());
-        let clash = rows > TILE_ROWS && (cols * 4).is_multiple_of(CACHE_ALIAS_BYTES);
-        let stride = cols + if clash { CACHE_LINE / 4 } else { 0 };
+        let aliases = rows > TILE_ROWS && (cols * 4).is_multiple_of(CACHE_ALIAS_BYTES);
+        let stride = cols + if aliases { CACHE_LINE / 4 } else { 0 };
         let buffer = scratch_buffer(self, buffer, rows * stride * 4)?;
         let mut to = buffer.mat_mut(DType::F32, rows, stride)?;
         let (isa, out) = (self.isa(), SharedRows::<f32>::new(&mut to));
@@ -148,7 +148,7 @@ struct LinearCall<'a, T> {
 impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
     /// Computes the columns of some panels for all rows.
     fn run(&self, panels: Range<usize>) {
-        let products = TileKernels::new(self.isa, self.w.dtype());
+        let tile_kernels = TileKernels::new(self.isa, self.w.dtype());
         let (rows, pair) = (self.x.rows(), self.w.dtype() == DType::BF16);
         let steps = if pair { self.w.k() / 2 } else { self.w.k() };
         let tiles = rows.div_ceil(TILE_ROWS);
@@ -174,7 +174,7 @@ impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
                 };
                 // SAFETY: the panel has `steps` lines of 32 columns, `x` has rows of as many inputs, `sums`
                 // is a full tile; the device checked its instruction set.
-                unsafe { products.run(to - from, &operands) };
+                unsafe { tile_kernels.run(to - from, &operands) };
                 self.store(&sums, from..to, p);
             }
         }

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_at_the_edges() {
+    fn exp_at_the_range_limits() {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(-100.0), 0.0);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_take_every_element() {
+    fn sums_include_every_element() {
         for n in 0..70 {
             let x: Vec<f32> = (0..n).map(|i| i as f32).collect();
             assert_eq!(sum_by(&x, |x| x), (n * (n - 1).max(0) / 2) as f32);

@@ -27,15 +27,15 @@ impl CpuBackend {
         let (tokens, hidden) = (x.rows(), x.cols());
         let inner = experts.down.k();
         let grouped = TokensByExpert::new(routes, experts);
-        let widest = grouped.groups.iter().map(Vec::len).max().unwrap_or(0);
+        let max_group_tokens = grouped.groups.iter().map(Vec::len).max().unwrap_or(0);
         let mut workspace = self.moe_workspace().lock().unwrap_or_else(PoisonError::into_inner);
-        let [rows, both, act, out, sums] = workspace.of(
+        let [rows, gate_up, act, out, sums] = workspace.buffers(
             |bytes| self.alloc(bytes),
             [
-                widest * hidden * T::DTYPE.bytes(),
-                widest * 2 * inner * T::DTYPE.bytes(),
-                widest * inner * T::DTYPE.bytes(),
-                widest * hidden * 4,
+                max_group_tokens * hidden * T::DTYPE.bytes(),
+                max_group_tokens * 2 * inner * T::DTYPE.bytes(),
+                max_group_tokens * inner * T::DTYPE.bytes(),
+                max_group_tokens * hidden * 4,
                 tokens * hidden * 4,
             ],
         )?;
@@ -48,15 +48,15 @@ impl CpuBackend {
             let n = group.len();
             let mut rows = rows.mat_mut(T::DTYPE, n, hidden)?;
             self.gather_group::<T>(&mut rows, x, group);
-            let mut both = both.mat_mut(T::DTYPE, n, 2 * inner)?;
+            let mut gate_up = gate_up.mat_mut(T::DTYPE, n, 2 * inner)?;
             self.run(Linear {
-                y: both.reborrow(),
+                y: gate_up.reborrow(),
                 x: rows.as_ref(),
                 weight: experts.gate_up.get(e),
                 bias: None,
             })?;
             let mut act = act.mat_mut(T::DTYPE, n, inner)?;
-            self.run(SiluMul { y: act.reborrow(), x: both.as_ref() })?;
+            self.run(SiluMul { y: act.reborrow(), x: gate_up.as_ref() })?;
             let mut out = out.mat_mut(DType::F32, n, hidden)?;
             self.run(Linear {
                 y: out.reborrow(),
@@ -115,8 +115,8 @@ impl CpuKernel for ExpertMlp<'_> {
 impl CpuKernel for ExpertPlacementLookup<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         const KERNEL: &str = "eplb_map_experts";
-        let Self { mut experts, positions, tokens, placement: places } = self;
-        check_expert_map(experts.as_ref(), (positions, tokens), places)?;
+        let Self { mut experts, positions, tokens, placement } = self;
+        check_expert_map(experts.as_ref(), positions, tokens, placement)?;
         for t in 0..experts.rows() {
             let token = tokens.map_or(t as i32, |tokens| tokens.row::<i32>(0)[t]);
             let position = usize::try_from(token).ok().and_then(|t| positions.row::<i32>(0).get(t));
@@ -125,7 +125,7 @@ impl CpuKernel for ExpertPlacementLookup<'_> {
                 return Err(DeviceError::Index { kernel: KERNEL, what: "token", index, limit });
             };
             for expert in experts.row_mut::<i32>(t) {
-                let (index, limit) = (i64::from(*expert), places.rows());
+                let (index, limit) = (i64::from(*expert), placement.rows());
                 if !(0..limit as i64).contains(&index) {
                     return Err(DeviceError::Index {
                         kernel: KERNEL,
@@ -134,7 +134,7 @@ impl CpuKernel for ExpertPlacementLookup<'_> {
                         limit,
                     });
                 }
-                let row = places.row::<i32>(index as usize);
+                let row = placement.row::<i32>(index as usize);
                 *expert = row[1 + position.max(0) as usize % row[0].max(1) as usize];
             }
         }
@@ -163,7 +163,7 @@ pub(super) struct MoeWorkspace(Vec<Buffer>);
 
 impl MoeWorkspace {
     /// Returns buffers of at least `bytes` bytes each.
-    fn of<const N: usize>(
+    fn buffers<const N: usize>(
         &mut self,
         alloc: impl Fn(usize) -> Result<Buffer, DeviceError>,
         bytes: [usize; N],
@@ -175,7 +175,7 @@ impl MoeWorkspace {
                 self.0[i] = alloc(bytes.next_power_of_two())?;
             }
         }
-        Ok(self.0[..N].as_mut_array().expect("one buffer per size was made above"))
+        Ok(self.0[..N].as_mut_array().expect("one buffer per size"))
     }
 }
 
@@ -192,7 +192,8 @@ impl TokensByExpert {
         for t in 0..routes.experts.rows() {
             let chosen = routes.experts.row::<i32>(t).iter().zip(routes.weights.row::<f32>(t));
             for (&e, &weight) in chosen {
-                let local = usize::try_from(e).ok().and_then(|e| e.checked_sub(experts.first));
+                let local =
+                    usize::try_from(e).ok().and_then(|e| e.checked_sub(experts.first_expert));
                 if let Some(group) = local.and_then(|e| groups.get_mut(e)) {
                     group.push((t, weight));
                 }
@@ -213,7 +214,7 @@ fn check_mlp(
     check_dtype(MLP, "output", y.dtype(), x.dtype())?;
     check_size(MLP, "rows of experts", routes.experts.rows(), x.rows())?;
     check_size(MLP, "rows of weights", routes.weights.rows(), x.rows())?;
-    check_size(MLP, "choices", routes.weights.cols(), routes.experts.cols())?;
+    check_size(MLP, "columns of weights", routes.weights.cols(), routes.experts.cols())?;
     check_dtype(MLP, "experts", routes.experts.dtype(), DType::I32)?;
     check_dtype(MLP, "weights", routes.weights.dtype(), DType::F32)?;
     check_size(MLP, "down projections", experts.down.len(), experts.gate_up.len())?;

@@ -10,11 +10,11 @@ use crate::cpu::CpuBackend;
 use crate::{CpuKernel, MoeCombine, TokenDispatch};
 
 impl CpuBackend {
-    fn combine_named<T: FloatElement>(
+    fn combine_rows<T: FloatElement>(
         &self,
         y: &mut MatMut<'_>,
         x: MatRef<'_>,
-        places: MatRef<'_>,
+        token_rows: MatRef<'_>,
     ) {
         let (rows, cols) = (y.rows(), y.cols());
         let out = SharedRows::<T>::new(y);
@@ -22,7 +22,8 @@ impl CpuBackend {
             let mut sum = vec![0.0_f32; cols];
             for t in range {
                 sum.fill(0.0);
-                for row in places.row::<i32>(t).iter().filter_map(|&row| usize::try_from(row).ok())
+                for row in
+                    token_rows.row::<i32>(t).iter().filter_map(|&row| usize::try_from(row).ok())
                 {
                     sum.iter_mut().zip(x.row::<T>(row)).for_each(|(sum, x)| *sum += x.load());
                 }
@@ -37,37 +38,37 @@ impl CpuBackend {
 impl CpuKernel for MoeCombine<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         const KERNEL: &str = "moe_combine_ranks";
-        let Self { mut y, x, places } = self;
-        check_combine(&y, x, places)?;
+        let Self { mut y, x, token_rows } = self;
+        check_combine(&y, x, token_rows)?;
         let limit = x.rows() as i32;
-        let named = (0..places.rows()).flat_map(|t| places.row::<i32>(t));
-        if let Some(&bad) = named.into_iter().find(|&&row| !(-1..limit).contains(&row)) {
+        let rows = (0..token_rows.rows()).flat_map(|t| token_rows.row::<i32>(t));
+        if let Some(&bad) = rows.into_iter().find(|&&row| !(-1..limit).contains(&row)) {
             let (what, index, limit) = ("row", i64::from(bad), x.rows());
             return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
         }
-        for_float!(KERNEL, x.dtype(), T => cpu.combine_named::<T>(&mut y, x, places));
+        for_float!(KERNEL, x.dtype(), T => cpu.combine_rows::<T>(&mut y, x, token_rows));
         Ok(())
     }
 }
 
 impl CpuKernel for TokenDispatch<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { mut tokens, mut places, mut counts, experts, layout: spread } = self;
-        check_dispatch(&tokens, &places, &counts, experts, spread)?;
+        let Self { mut tokens, mut token_rows, mut counts, experts, layout } = self;
+        check_dispatch(&tokens, &token_rows, &counts, experts, layout)?;
         for t in 0..experts.rows() {
-            let places = places.row_mut::<i32>(t);
-            places.fill(-1);
-            for rank in experts.row::<i32>(t).iter().filter_map(|&expert| spread.rank_of(expert)) {
-                places[rank] = 0;
+            let row_of_rank = token_rows.row_mut::<i32>(t);
+            row_of_rank.fill(-1);
+            for rank in experts.row::<i32>(t).iter().filter_map(|&expert| layout.rank_of(expert)) {
+                row_of_rank[rank] = 0; // Replaced below.
             }
         }
         let mut next = 0;
-        for rank in 0..spread.ranks {
+        for rank in 0..layout.ranks {
             let first = next;
             for t in 0..experts.rows() {
-                let place = &mut places.row_mut::<i32>(t)[rank];
-                if *place == 0 {
-                    *place = next as i32;
+                let row = &mut token_rows.row_mut::<i32>(t)[rank];
+                if *row == 0 {
+                    *row = next as i32;
                     tokens.row_mut::<i32>(0)[next] = t as i32;
                     next += 1;
                 }

@@ -77,7 +77,8 @@ impl CpuBackend {
         y: &mut MatMut<'_>,
         x: &mut MatMut<'_>,
         delta: MatRef<'_>,
-        (w, eps): (MatRef<'_>, f32),
+        w: MatRef<'_>,
+        eps: f32,
     ) {
         let isa = self.isa();
         let (rows, w) = (x.rows(), w.row::<T>(0));
@@ -97,7 +98,7 @@ impl CpuKernel for AddRmsNorm<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         self.check()?;
         let Self { mut y, mut x, delta, weight: w, eps } = self;
-        for_float!(KERNEL, x.dtype(), T => cpu.add_norm_of::<T>(&mut y, &mut x, delta, (w, eps)));
+        for_float!(KERNEL, x.dtype(), T => cpu.add_norm_of::<T>(&mut y, &mut x, delta, w, eps));
         Ok(())
     }
 }

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_bf16_inputs_and_ragged_parts_are_refused() {
+    fn odd_bf16_inputs_and_ragged_parts_are_rejected() {
         let device = CpuBackend::new(CpuConfig::default()).unwrap();
         let bytes = [0; 4 * 3 * 4];
         let odd = HostMat::new(&bytes, DType::F32, 4, 3).unwrap();

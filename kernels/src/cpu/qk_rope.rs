@@ -57,14 +57,14 @@ impl CpuBackend {
     ) {
         let heads = args.heads + 2 * layout.kv_heads;
         let tokens = args.qkv.rows();
-        let step = QkRopeCall {
+        let call = QkRopeCall {
             args,
             layout,
             pool: SendPtr(kv.as_mut_ptr().cast::<T>()),
             isa: self.isa(),
         };
         let out = SharedRows::<T>::new(q);
-        let few = tokens * args.qkv.cols() < super::elementwise::MIN_ELEMENTS;
+        let single_thread = tokens * args.qkv.cols() < super::elementwise::MIN_ELEMENTS;
         let job = |range: std::ops::Range<usize>| {
             let mut key = vec![T::store(0.0); layout.head_dim];
             for t in 0..tokens {
@@ -73,17 +73,17 @@ impl CpuBackend {
                         let dim = layout.head_dim;
                         // SAFETY: each head's columns belong to one thread.
                         let y = unsafe { out.part(t, head * dim, dim) };
-                        step.norm_rope(y, t, head, args.q_norm);
+                        call.norm_rope(y, t, head, args.q_norm);
                     } else if head < args.heads + layout.kv_heads {
-                        step.norm_rope(&mut key, t, head, args.k_norm);
-                        step.store_key(&key, t, head - args.heads);
+                        call.norm_rope(&mut key, t, head, args.k_norm);
+                        call.store_key(&key, t, head - args.heads);
                     } else {
-                        step.store_value(t, head - args.heads - layout.kv_heads);
+                        call.store_value(t, head - args.heads - layout.kv_heads);
                     }
                 }
             }
         };
-        self.threads().split(heads, 1, if few { usize::MAX } else { 0 }, &job);
+        self.threads().split(heads, 1, if single_thread { usize::MAX } else { 0 }, &job);
     }
 }
 
@@ -155,13 +155,13 @@ impl<T: FloatElement> QkRopeCall<'_, T> {
             return self.store_fp8(tile + layout.key(row, 0), key, self.args.kv_scales[0]);
         }
         // Number of contiguous channels: 2 for bf16 pairs, otherwise 1.
-        let together = if T::DTYPE == DType::BF16 { 2 } else { 1 };
-        for (i, part) in key.chunks_exact(together).enumerate() {
-            let at = tile + layout.key(row, i * together);
+        let contiguous = if T::DTYPE == DType::BF16 { 2 } else { 1 };
+        for (i, part) in key.chunks_exact(contiguous).enumerate() {
+            let at = tile + layout.key(row, i * contiguous);
             // SAFETY: slots and layer were checked, so the tile is inside the pool; only this thread writes
             // this head.
             unsafe {
-                self.pool.get().add(at).copy_from_nonoverlapping(part.as_ptr(), together);
+                self.pool.get().add(at).copy_from_nonoverlapping(part.as_ptr(), contiguous);
             }
         }
     }

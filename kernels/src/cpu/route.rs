@@ -16,8 +16,8 @@ const MIN_DIVISOR: f32 = 1e-20;
 impl RouterRuleArgs<'_> {
     /// Routing rule of softmax over all experts, then top-k.
     pub(super) const fn softmax(scores: &RouterLogits<'_>) -> Self {
-        let (score, RouterLogits { normalise, shared, .. }) = (RouterScore::Softmax, *scores);
-        Self { score, bias: None, groups: None, normalise, scale: 1.0, shared }
+        let (score, RouterLogits { renormalise, shared, .. }) = (RouterScore::Softmax, *scores);
+        Self { score, bias: None, groups: None, renormalise, scale: 1.0, shared }
     }
 }
 
@@ -31,7 +31,7 @@ impl CpuKernel for SoftmaxRouting<'_, '_> {
 
 impl CpuKernel for RuleRouting<'_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { mut experts, mut weights, logits, rule, load: count } = self;
+        let Self { mut experts, mut weights, logits, rule, load } = self;
         rule.check(&experts, &weights, logits)?;
         let bias = rule.bias.map(|bias| bias.row::<f32>(0));
         let k = experts.cols() - rule.shared;
@@ -50,18 +50,18 @@ impl CpuKernel for RuleRouting<'_, '_> {
                 keep_top_groups(&mut choice, groups);
             }
             let (chosen, weight) = (experts.row_mut::<i32>(t), weights.row_mut::<f32>(t));
-            let (chosen, all) = chosen.split_at_mut(k);
-            let (weight, whole) = weight.split_at_mut(k);
-            for (i, e) in all.iter_mut().enumerate() {
+            let (chosen, shared_experts) = chosen.split_at_mut(k);
+            let (weight, shared_weights) = weight.split_at_mut(k);
+            for (i, e) in shared_experts.iter_mut().enumerate() {
                 *e = (logits.cols() + i) as i32;
             }
-            whole.fill(1.0);
+            shared_weights.fill(1.0);
             for (e, w) in chosen.iter_mut().zip(weight.iter_mut()) {
                 let best = first_largest(&choice);
                 (*e, *w) = (best as i32, scores[best]);
                 choice[best] = f32::NEG_INFINITY; // Exclude it from later choices.
             }
-            if rule.normalise {
+            if rule.renormalise {
                 let sum: f32 = weight.iter().sum::<f32>() + MIN_DIVISOR;
                 for w in weight.iter_mut() {
                     *w /= sum;
@@ -71,23 +71,23 @@ impl CpuKernel for RuleRouting<'_, '_> {
                 *w *= rule.scale;
             }
         }
-        match count {
-            Some(count) => add(count, experts.as_ref(), k, logits),
+        match load {
+            Some(load) => add_load(load, experts.as_ref(), k, logits),
             None => Ok(()),
         }
     }
 }
 
 /// Adds the first `k` experts of each token to the load counts.
-fn add(
-    count: &mut ExpertLoadArgs<'_>,
+fn add_load(
+    load: &mut ExpertLoadArgs<'_>,
     experts: MatRef<'_>,
     k: usize,
     logits: MatRef<'_>,
 ) -> Result<(), DeviceError> {
-    count.check("moe_route", logits)?;
-    let slots = count.slots.map(|slots| slots.row::<i64>(0));
-    let tokens = count.tokens.row_mut::<i32>(count.layer);
+    load.check("moe_route", logits)?;
+    let slots = load.slots.map(|slots| slots.row::<i64>(0));
+    let tokens = load.tokens.row_mut::<i32>(load.layer);
     for t in (0..experts.rows()).filter(|&t| slots.is_none_or(|slots| slots[t] >= 0)) {
         for &expert in &experts.row::<i32>(t)[..k] {
             tokens[expert as usize] = tokens[expert as usize].wrapping_add(1);
@@ -98,23 +98,23 @@ fn add(
 
 /// Masks all experts outside the best groups.
 fn keep_top_groups(choice: &mut [f32], groups: &ExpertGroups) {
-    let each = choice.len() / groups.count;
+    let group_size = choice.len() / groups.count;
     let score = |group: &[f32]| match groups.score {
         GroupScore::Largest => group[first_largest(group)],
-        GroupScore::TwoLargest => {
+        GroupScore::Top2Sum => {
             let best = first_largest(group);
             let others = group.iter().enumerate().filter(|(i, _)| *i != best).map(|(_, c)| *c);
             group[best] + others.fold(f32::NEG_INFINITY, f32::max)
         }
     };
-    let mut scores: Vec<f32> = choice.chunks(each).map(score).collect();
+    let mut scores: Vec<f32> = choice.chunks(group_size).map(score).collect();
     let mut kept = vec![false; groups.count];
     for _ in 0..groups.topk_group {
         let best = first_largest(&scores);
         scores[best] = f32::NEG_INFINITY;
         kept[best] = true;
     }
-    for (group, _) in choice.chunks_mut(each).zip(kept).filter(|(_, kept)| !kept) {
+    for (group, _) in choice.chunks_mut(group_size).zip(kept).filter(|(_, kept)| !kept) {
         group.fill(f32::NEG_INFINITY);
     }
 }

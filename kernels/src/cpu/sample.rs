@@ -12,7 +12,10 @@ mod philox;
 mod row;
 pub(crate) mod rules;
 mod vector;
-#[cfg_attr(not(test), expect(dead_code, reason = "no drafter of this release draws its drafts"))]
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "no proposer of this release samples its draft tokens")
+)]
 mod verify;
 mod vocab_parallel;
 
@@ -50,11 +53,11 @@ impl CpuSampler {
         &self,
         threads: &ThreadPool,
         logits: MatRef<'_>,
-        rows: &[SampleRequest<'_>],
+        requests: &[SampleRequest<'_>],
     ) -> Vec<RowSampleResult> {
-        let answer =
-            |r: usize, scratch: &mut RowScratch| sample_row(logits.row(r), &rows[r], scratch);
-        self.for_each_row(threads, rows.len(), &answer)
+        let sample =
+            |r: usize, scratch: &mut RowScratch| sample_row(logits.row(r), &requests[r], scratch);
+        self.for_each_row(threads, requests.len(), sample)
     }
 
     /// Returns the results of `work` for each of `n` rows.
@@ -62,16 +65,16 @@ impl CpuSampler {
         &self,
         threads: &ThreadPool,
         n: usize,
-        work: &(dyn Fn(usize, &mut RowScratch) -> T + Sync),
+        work: impl Fn(usize, &mut RowScratch) -> T + Sync,
     ) -> Vec<T> {
         let next = AtomicUsize::new(0);
-        let made: Vec<Mutex<Option<T>>> = (0..n).map(|_| Mutex::new(None)).collect();
+        let results: Vec<Mutex<Option<T>>> = (0..n).map(|_| Mutex::new(None)).collect();
         let run = |thread: usize| {
             let mut scratch = lock(&self.scratch[thread]);
             loop {
                 let r = next.fetch_add(1, Ordering::Relaxed);
-                let Some(place) = made.get(r) else { return };
-                *lock(place) = Some(work(r, &mut scratch));
+                let Some(result) = results.get(r) else { return };
+                *lock(result) = Some(work(r, &mut scratch));
             }
         };
         if n == 1 {
@@ -79,8 +82,9 @@ impl CpuSampler {
         } else if n > 1 {
             threads.run(&run);
         }
-        let made = made.into_iter();
-        made.filter_map(|place| place.into_inner().unwrap_or_else(PoisonError::into_inner))
+        let results = results.into_iter();
+        results
+            .filter_map(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner))
             .collect()
     }
 }
@@ -89,12 +93,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn sample_row(l: &[f32], row: &SampleRequest<'_>, scratch: &mut RowScratch) -> RowSampleResult {
-    let token = match &row.pick {
+fn sample_row(l: &[f32], request: &SampleRequest<'_>, scratch: &mut RowScratch) -> RowSampleResult {
+    let token = match &request.choice {
         TokenChoice::Sample(rules) => sample_token(l, rules, scratch)?,
-        TokenChoice::Known(token) => *token,
+        TokenChoice::Score(token) => *token,
     };
-    let logprobs = row.logprobs.map(|top| logprobs(l, token, top, scratch)).transpose()?;
+    let logprobs = request.logprobs.map(|top| logprobs(l, token, top, scratch)).transpose()?;
     Ok(SampledRow { token, logprobs })
 }
 

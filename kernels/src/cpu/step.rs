@@ -24,53 +24,45 @@ use crate::{CpuKernel, RowSampling, StepPreparation, VocabParallelSampling};
 /// Temperature below which sampling is greedy.
 pub const GREEDY_BELOW: f32 = 1e-5;
 /// Number of 32-bit words of a `SequenceSamplingParams` record.
-const RULE_WORDS: usize = size_of::<SequenceSamplingParams>() / 4;
+const PARAMS_WORDS: usize = size_of::<SequenceSamplingParams>() / 4;
 /// Number of 32-bit words of a `SampledToken` record.
 const SAMPLE_WORDS: usize = size_of::<SampledToken>() / 4;
 
 impl CpuKernel for VocabParallelSampling<'_, '_, '_, '_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self {
-            logits,
-            shard: part,
-            stage,
-            prepared: laid,
-            slots: seats,
-            outputs: answers,
-            gather,
-        } = self;
-        check_size("sample_vocab_parallel", "columns of logits", logits.cols(), part.cols)?;
-        sample_and_store(logits, (stage, laid), seats, answers, |logits, rows| {
-            cpu.sampler().sample_vocab_parallel(cpu.threads(), (logits, part), rows, gather)
+        let Self { logits, shard, stage, prepared, slots, outputs, gather } = self;
+        check_size("sample_vocab_parallel", "columns of logits", logits.cols(), shard.cols)?;
+        sample_and_store(logits, stage, prepared, slots, outputs, |logits, requests| {
+            cpu.sampler().sample_vocab_parallel(cpu.threads(), logits, shard, requests, gather)
         })
     }
 }
 
 impl CpuKernel for RowSampling<'_, '_, '_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { logits, stage, prepared: laid, slots: seats, outputs: answers } = self;
-        sample_and_store(logits, (stage, laid), seats, answers, |logits, rows| {
-            Ok(cpu.sampler().sample_rows(cpu.threads(), logits, rows))
+        let Self { logits, stage, prepared, slots, outputs } = self;
+        sample_and_store(logits, stage, prepared, slots, outputs, |logits, requests| {
+            Ok(cpu.sampler().sample_rows(cpu.threads(), logits, requests))
         })
     }
 }
 
 impl CpuKernel for StepPreparation<'_, '_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
-        let Self { stage, slots: seats, step, block_tokens } = self;
+        let Self { stage, slots, step, block_tokens } = self;
         let read = StageReader::new(stage.bytes)?;
         check_at_least("prepare", "row facts", step.row_facts.rows(), read.facts_per_row)?;
         for init in read.inits {
-            init_sequence(init, &read, seats)?;
+            init_sequence(init, &read, slots)?;
         }
         step.cu_q.row_mut::<i32>(0)[0] = 0;
         let mut end = 0;
         for r in 0..stage.rows {
             let mut context = 0; // Context length of a padding row.
             if let Some(row) = read.rows.get(r) {
-                update_table(row, &read, seats)?;
-                let start = start_of(row, seats);
-                lay_out((row, start), &read, seats, step, block_tokens)?;
+                update_table(row, &read, slots)?;
+                let start = start_of(row, slots);
+                write_row_inputs(row, start, &read, slots, step, block_tokens)?;
                 end = row.token + row.len;
                 context = start + row.len;
             }
@@ -87,40 +79,41 @@ impl CpuKernel for StepPreparation<'_, '_, '_> {
             step.slots.row_mut::<i64>(0)[t] = -1;
         }
         for q in 0..stage.logits_rows {
-            let token = read.logits_rows.get(q).map_or(0, |question| question.token.max(0));
+            let token = read.logits_rows.get(q).map_or(0, |row| row.token.max(0));
             step.logits_indices.row_mut::<i32>(0)[q] = token;
         }
         Ok(())
     }
 }
 
-/// Samples the logits rows of a stage with `find` and stores the results.
+/// Samples the logits rows of a stage with `sample` and stores the results.
 fn sample_and_store(
     logits: MatRef<'_>,
-    (stage, laid): (&StageView<'_>, &PreparedStep<'_>),
-    seats: &mut SequenceSlotArrays<'_>,
-    answers: &mut SamplerOutputArrays<'_>,
-    find: impl FnOnce(MatRef<'_>, &[SampleRequest<'_>]) -> Result<Vec<RowSampleResult>, DeviceError>,
+    stage: &StageView<'_>,
+    prepared: &PreparedStep<'_>,
+    slots: &mut SequenceSlotArrays<'_>,
+    outputs: &mut SamplerOutputArrays<'_>,
+    sample: impl FnOnce(MatRef<'_>, &[SampleRequest<'_>]) -> Result<Vec<RowSampleResult>, DeviceError>,
 ) -> Result<(), DeviceError> {
     check_dtype("sample_rows", "logits", logits.dtype(), DType::F32)?;
     let read = StageReader::new(stage.bytes)?;
-    let asked = &read.logits_rows[..read.logits_rows.len().min(logits.rows())];
-    check_size("sample_rows", "width of an answer", answers.sampled.cols(), SAMPLE_WORDS)?;
-    let rules: Vec<RowSamplingRules> = asked
+    let logits_rows = &read.logits_rows[..read.logits_rows.len().min(logits.rows())];
+    check_size("sample_rows", "words of a sampled token", outputs.sampled.cols(), SAMPLE_WORDS)?;
+    let rules: Vec<RowSamplingRules> = logits_rows
         .iter()
-        .map(|q| RowSamplingRules::new(q, &read, laid, seats))
+        .map(|row| RowSamplingRules::new(row, &read, prepared, slots))
         .collect::<Result<_, _>>()?;
-    let rows: Vec<SampleRequest<'_>> =
-        asked.iter().zip(&rules).map(|(q, r)| r.request(q)).collect();
-    let found = find(logits.rows_from(0, asked.len()), &rows)?;
-    for (i, (question, answer)) in asked.iter().zip(found).enumerate() {
-        let mut words = write_sample(i, question, answer, answers);
-        if question.token >= 0 && question.known_token < 0 {
-            update_latest_token(question, rules[i].position, &mut words, laid, seats);
+    let requests: Vec<SampleRequest<'_>> =
+        logits_rows.iter().zip(&rules).map(|(row, rules)| rules.request(row)).collect();
+    let results = sample(logits.rows_from(0, logits_rows.len()), &requests)?;
+    for (i, (row, result)) in logits_rows.iter().zip(results).enumerate() {
+        let mut sampled = write_sample(i, row, result, outputs);
+        if row.token >= 0 && row.known_token < 0 {
+            update_latest_token(row, rules[i].position, &mut sampled, prepared, slots);
         }
         // SAFETY: the record is exactly SAMPLE_WORDS words without padding.
-        let words: [i32; SAMPLE_WORDS] = unsafe { std::mem::transmute(words) };
-        answers.sampled.row_mut::<i32>(i).copy_from_slice(&words);
+        let words: [i32; SAMPLE_WORDS] = unsafe { std::mem::transmute(sampled) };
+        outputs.sampled.row_mut::<i32>(i).copy_from_slice(&words);
     }
     Ok(())
 }
@@ -129,39 +122,39 @@ fn sample_and_store(
 fn init_sequence(
     init: &StageSequenceInit,
     read: &StageReader<'_>,
-    seats: &mut SequenceSlotArrays<'_>,
+    slots: &mut SequenceSlotArrays<'_>,
 ) -> Result<(), DeviceError> {
-    let seat = index("seat", init.seq_slot, seats.params.rows())?;
+    let seq_slot = index("sequence slot", init.seq_slot, slots.params.rows())?;
     let history = read.words(init.history_at, init.history_len)?;
     let from = init.history_from.max(0) as usize;
-    let row = seats.history.row_mut::<i32>(seat);
+    let row = slots.history.row_mut::<i32>(seq_slot);
     index("history", (from + history.len()) as i32, row.len() + 1)?;
     row[from..from + history.len()].copy_from_slice(history);
     if init.mask_at >= 0 {
-        let mask = seats.masks.row_mut::<i32>(seat);
+        let mask = slots.masks.row_mut::<i32>(seq_slot);
         mask.copy_from_slice(read.words(init.mask_at, mask.len() as i32)?);
     }
-    // SAFETY: the record is exactly RULE_WORDS words without padding.
-    let words: [i32; RULE_WORDS] = unsafe { std::mem::transmute(init.params) };
-    seats.params.row_mut::<i32>(seat).copy_from_slice(&words);
+    // SAFETY: the record is exactly PARAMS_WORDS words without padding.
+    let words: [i32; PARAMS_WORDS] = unsafe { std::mem::transmute(init.params) };
+    slots.params.row_mut::<i32>(seq_slot).copy_from_slice(&words);
     Ok(())
 }
 
-fn sampling_rules(seats: &SequenceSlotArrays<'_>, seat: usize) -> SequenceSamplingParams {
-    let words = seats.params.as_ref().row::<i32>(seat);
-    let words: [i32; RULE_WORDS] = std::array::from_fn(|i| words[i]);
-    // SAFETY: the record is exactly RULE_WORDS words, and any bits are a record.
+fn sampling_params(slots: &SequenceSlotArrays<'_>, seq_slot: usize) -> SequenceSamplingParams {
+    let words = slots.params.as_ref().row::<i32>(seq_slot);
+    let words: [i32; PARAMS_WORDS] = std::array::from_fn(|i| words[i]);
+    // SAFETY: the record is exactly PARAMS_WORDS words, and any bits are a record.
     unsafe { std::mem::transmute(words) }
 }
 
 fn update_table(
     row: &StageRow,
     read: &StageReader<'_>,
-    seats: &mut SequenceSlotArrays<'_>,
+    slots: &mut SequenceSlotArrays<'_>,
 ) -> Result<(), DeviceError> {
     let entries = read.words(row.table_at, row.table_len)?;
-    let seat = index("seat", row.seq_slot, seats.tables.rows())?;
-    let table = seats.tables.row_mut::<i32>(seat);
+    let seq_slot = index("sequence slot", row.seq_slot, slots.tables.rows())?;
+    let table = slots.tables.row_mut::<i32>(seq_slot);
     let from = row.table_from.max(0) as usize;
     index("table", (from + entries.len()) as i32, table.len() + 1)?;
     table[from..from + entries.len()].copy_from_slice(entries);
@@ -170,34 +163,35 @@ fn update_table(
 
 /// Position of the first token of a row: set by the host, or computed from the latest token of the sequence
 /// slot, with the position set by the host as upper bound.
-fn start_of(row: &StageRow, seats: &SequenceSlotArrays<'_>) -> i32 {
+fn start_of(row: &StageRow, slots: &SequenceSlotArrays<'_>) -> i32 {
     if row.ids >= 0 {
         return row.start;
     }
-    row.start.min(latest_token_of(seats, row.seq_slot as usize).position - 1 - row.ids)
+    row.start.min(latest_token_of(slots, row.seq_slot as usize).position - 1 - row.ids)
 }
 
-fn latest_token_of(seats: &SequenceSlotArrays<'_>, seat: usize) -> LatestToken {
-    let words = seats.latest.as_ref().row::<i32>(seat);
+fn latest_token_of(slots: &SequenceSlotArrays<'_>, seq_slot: usize) -> LatestToken {
+    let words = slots.latest.as_ref().row::<i32>(seq_slot);
     LatestToken { token: words[0], position: words[1], draft_accepted: words[2] }
 }
 
 /// Writes token ids, positions and KV slots: position `p` has slot `table[p / bs] · bs + p mod bs` for block
 /// size `bs`.
-fn lay_out(
-    (row, start): (&StageRow, i32),
+fn write_row_inputs(
+    row: &StageRow,
+    start: i32,
     read: &StageReader<'_>,
-    seats: &SequenceSlotArrays<'_>,
+    slots: &SequenceSlotArrays<'_>,
     step: &mut StepArrays<'_>,
     block_tokens: usize,
 ) -> Result<(), DeviceError> {
-    let seat = row.seq_slot as usize;
-    let newest = latest_token_of(seats, seat).token;
+    let seq_slot = row.seq_slot as usize;
+    let latest = latest_token_of(slots, seq_slot).token;
     let ids = if row.ids < 0 { &[] } else { read.words(row.ids, row.len)? };
-    let table = seats.tables.as_ref().row::<i32>(seat);
+    let table = slots.tables.as_ref().row::<i32>(seq_slot);
     for i in 0..row.len as usize {
         let (t, position) = (row.token as usize + i, start as usize + i);
-        let id = ids.get(i).copied().unwrap_or(newest);
+        let id = ids.get(i).copied().unwrap_or(latest);
         let block = table[index("table", (position / block_tokens) as i32, table.len())?];
         step.ids.row_mut::<i32>(0)[t] = id;
         step.positions.row_mut::<i32>(0)[t] = position as i32;
@@ -219,7 +213,7 @@ pub(super) fn index(what: &'static str, index: i32, limit: usize) -> Result<usiz
 
 /// Sampling rules of one logits row, as lists.
 struct RowSamplingRules {
-    rules: SequenceSamplingParams,
+    params: SequenceSamplingParams,
     allowed: Option<Vec<u32>>,
     banned: Vec<u32>,
     bias: Vec<(u32, f32)>,
@@ -230,35 +224,35 @@ struct RowSamplingRules {
 
 impl RowSamplingRules {
     fn new(
-        question: &StageLogitsRow,
+        row: &StageLogitsRow,
         read: &StageReader<'_>,
-        laid: &PreparedStep<'_>,
-        seats: &SequenceSlotArrays<'_>,
+        prepared: &PreparedStep<'_>,
+        slots: &SequenceSlotArrays<'_>,
     ) -> Result<Self, DeviceError> {
         let mut new = Self {
-            rules: SequenceSamplingParams::default(),
+            params: SequenceSamplingParams::default(),
             allowed: None,
             banned: Vec::new(),
             bias: Vec::new(),
             seen: Vec::new(),
             position: 0,
         };
-        if question.token < 0 || question.known_token >= 0 {
+        if row.token < 0 || row.known_token >= 0 {
             return Ok(new); // Padding, or a known token: no rules.
         }
-        let seat = index("seat", question.seq_slot, seats.params.rows())?;
-        new.rules = sampling_rules(seats, seat);
-        let token = index("token", question.token, laid.positions.cols())?;
-        new.position = laid.positions.row::<i32>(0)[token] + 1;
-        let known = index("position", new.position, seats.history.cols() + 1)?;
-        let history = &seats.history.as_ref().row::<i32>(seat)[..known];
-        if new.rules.flags & RULE_MASKED != 0 {
-            new.allowed = Some(ids_of(seats.masks.as_ref().row::<i32>(seat)));
+        let seq_slot = index("sequence slot", row.seq_slot, slots.params.rows())?;
+        new.params = sampling_params(slots, seq_slot);
+        let token = index("token", row.token, prepared.positions.cols())?;
+        new.position = prepared.positions.row::<i32>(0)[token] + 1;
+        let known_tokens = index("position", new.position, slots.history.cols() + 1)?;
+        let history = &slots.history.as_ref().row::<i32>(seq_slot)[..known_tokens];
+        if new.params.flags & RULE_MASKED != 0 {
+            new.allowed = Some(ids_of(slots.masks.as_ref().row::<i32>(seq_slot)));
         }
-        if new.rules.flags & RULE_HISTORY != 0 {
-            new.seen = count(history, new.rules.prompt_len.max(0) as usize);
+        if new.params.flags & RULE_HISTORY != 0 {
+            new.seen = count_occurrences(history, new.params.prompt_len.max(0) as usize);
         }
-        let (from, len) = (question.edits_at as usize, question.edits as usize);
+        let (from, len) = (row.edits_at as usize, row.edits as usize);
         for edit in read.edits.iter().skip(from).take(len) {
             if !applies(edit, history, read)? {
                 continue;
@@ -272,14 +266,14 @@ impl RowSamplingRules {
         Ok(new)
     }
 
-    fn request(&self, question: &StageLogitsRow) -> SampleRequest<'_> {
-        let rules = &self.rules;
+    fn request(&self, row: &StageLogitsRow) -> SampleRequest<'_> {
+        let params = &self.params;
         let draw = DrawParams {
-            temperature: rules.temperature,
-            min_p: rules.min_p,
-            top_k: rules.top_k as usize,
-            top_p: rules.top_p,
-            key: rules.key,
+            temperature: params.temperature,
+            min_p: params.min_p,
+            top_k: params.top_k as usize,
+            top_p: params.top_p,
+            key: params.key,
             position: self.position as u32,
         };
         let edits = LogitEdits {
@@ -287,16 +281,16 @@ impl RowSamplingRules {
             banned: &self.banned,
             bias: &self.bias,
             seen: &self.seen,
-            repetition: rules.repetition,
-            frequency: rules.frequency,
-            presence: rules.presence,
+            repetition: params.repetition,
+            frequency: params.frequency,
+            presence: params.presence,
         };
-        let draw = (rules.temperature >= GREEDY_BELOW).then_some(draw);
-        let pick = match u32::try_from(question.known_token) {
-            Ok(known) => TokenChoice::Known(known),
+        let draw = (params.temperature >= GREEDY_BELOW).then_some(draw);
+        let choice = match u32::try_from(row.known_token) {
+            Ok(token) => TokenChoice::Score(token),
             Err(_) => TokenChoice::Sample(SamplingRules { edits, draw }),
         };
-        SampleRequest { pick, logprobs: usize::try_from(question.top).ok() }
+        SampleRequest { choice, logprobs: usize::try_from(row.top).ok() }
     }
 }
 
@@ -318,92 +312,93 @@ fn ids_of(mask: &[i32]) -> Vec<u32> {
 }
 
 /// Distinct token ids in order of appearance, with their numbers of occurrences from `prompt_len` on.
-fn count(history: &[i32], prompt_len: usize) -> Vec<TokenOccurrence> {
+fn count_occurrences(history: &[i32], prompt_len: usize) -> Vec<TokenOccurrence> {
     let mut seen: Vec<TokenOccurrence> = Vec::new();
-    let mut places = HashMap::new();
+    let mut indices = HashMap::new();
     for (position, &id) in history.iter().enumerate() {
-        let place = *places.entry(id).or_insert_with(|| {
+        let index = *indices.entry(id).or_insert_with(|| {
             seen.push(TokenOccurrence { id: id as u32, count: 0 });
             seen.len() - 1
         });
-        seen[place].count += u32::from(position >= prompt_len);
+        seen[index].count += u32::from(position >= prompt_len);
     }
     seen
 }
 
-/// Returns the record of a sampled row and writes its top log-probabilities to `answers`.
+/// Returns the record of a sampled row and writes its top log-probabilities to `outputs`.
 fn write_sample(
-    row: usize,
-    question: &StageLogitsRow,
-    answer: RowSampleResult,
-    answers: &mut SamplerOutputArrays<'_>,
+    index: usize,
+    row: &StageLogitsRow,
+    result: RowSampleResult,
+    outputs: &mut SamplerOutputArrays<'_>,
 ) -> SampledToken {
-    let mut words = SampledToken { token: -1, ..SampledToken::default() };
-    match answer {
-        _ if question.token < 0 => {}
-        Err(SampleError::NonFinite) => words.status = SAMPLE_NON_FINITE,
-        Err(SampleError::AllMasked) => words.status = SAMPLE_ALL_MASKED,
-        Ok(picked) => {
-            words.status = SAMPLE_OK;
-            words.token = picked.token as i32;
-            if let Some(logprobs) = picked.logprobs {
-                (words.logprob, words.rank) = (logprobs.logprob, logprobs.rank);
-                let ids = answers.top_ids.row_mut::<i32>(row);
-                for (slot, &(id, _)) in ids.iter_mut().zip(&logprobs.top) {
-                    *slot = id as i32;
+    let mut sampled = SampledToken { token: -1, ..SampledToken::default() };
+    match result {
+        _ if row.token < 0 => {}
+        Err(SampleError::NonFinite) => sampled.status = SAMPLE_NON_FINITE,
+        Err(SampleError::AllMasked) => sampled.status = SAMPLE_ALL_MASKED,
+        Ok(result) => {
+            sampled.status = SAMPLE_OK;
+            sampled.token = result.token as i32;
+            if let Some(logprobs) = result.logprobs {
+                (sampled.logprob, sampled.rank) = (logprobs.logprob, logprobs.rank);
+                let ids = outputs.top_ids.row_mut::<i32>(index);
+                for (to, &(id, _)) in ids.iter_mut().zip(&logprobs.top) {
+                    *to = id as i32;
                 }
-                let values = answers.top_logprobs.row_mut::<f32>(row);
-                for (slot, &(_, value)) in values.iter_mut().zip(&logprobs.top) {
-                    *slot = value;
+                let values = outputs.top_logprobs.row_mut::<f32>(index);
+                for (to, &(_, value)) in values.iter_mut().zip(&logprobs.top) {
+                    *to = value;
                 }
             }
         }
     }
-    words
+    sampled
 }
 
 /// Verifies the draft token at `position`, and stores the sampled token as the latest token of the sequence
 /// slot if all draft tokens before it are accepted.
 fn update_latest_token(
-    question: &StageLogitsRow,
+    row: &StageLogitsRow,
     position: i32,
-    answer: &mut SampledToken,
-    laid: &PreparedStep<'_>,
-    seats: &mut SequenceSlotArrays<'_>,
+    output: &mut SampledToken,
+    prepared: &PreparedStep<'_>,
+    slots: &mut SequenceSlotArrays<'_>,
 ) {
-    let seat = question.seq_slot as usize;
-    let (rules, before) = (sampling_rules(seats, seat), latest_token_of(seats, seat));
-    let found = answer.status == SAMPLE_OK;
-    let counts = question.draft_index == 0 || before.draft_accepted != 0;
-    if found && counts && question.has_draft != 0 {
-        let draft = laid.ids.row::<i32>(0)[question.token as usize + 1];
-        let stands = match laid.verification {
+    let seq_slot = row.seq_slot as usize;
+    let params = sampling_params(slots, seq_slot);
+    let previous = latest_token_of(slots, seq_slot);
+    let sampled = output.status == SAMPLE_OK;
+    let preceding_accepted = row.draft_index == 0 || previous.draft_accepted != 0;
+    if sampled && preceding_accepted && row.has_draft != 0 {
+        let draft = prepared.ids.row::<i32>(0)[row.token as usize + 1];
+        let accepted = match prepared.verification {
             DraftVerification::NoDrafts => false,
-            DraftVerification::MatchSampled => draft == answer.token,
+            DraftVerification::MatchSampled => draft == output.token,
             DraftVerification::Synthetic { per_mille } => {
-                acceptance_noise(rules.key, position as u32) * 1000.0 < f32::from(per_mille)
+                acceptance_noise(params.key, position as u32) * 1000.0 < f32::from(per_mille)
             }
         };
-        if stands {
-            (answer.token, answer.status) = (draft, SAMPLE_DRAFT_ACCEPTED);
+        if accepted {
+            (output.token, output.status) = (draft, SAMPLE_DRAFT_ACCEPTED);
         }
     }
-    if found
-        && rules.flags & RULE_HISTORY != 0
-        && let Some(slot) = seats.history.row_mut::<i32>(seat).get_mut(position as usize)
+    if sampled
+        && params.flags & RULE_HISTORY != 0
+        && let Some(entry) = slots.history.row_mut::<i32>(seq_slot).get_mut(position as usize)
     {
-        *slot = answer.token;
+        *entry = output.token;
     }
-    let mut newest = before;
-    if counts && (found || question.draft_index == 0) {
+    let mut latest = previous;
+    if preceding_accepted && (sampled || row.draft_index == 0) {
         // After an error at a draft position the latest token stays the token before that position.
-        newest = LatestToken {
-            token: if found { answer.token } else { 0 },
+        latest = LatestToken {
+            token: if sampled { output.token } else { 0 },
             position,
             draft_accepted: 0,
         };
     }
-    newest.draft_accepted = i32::from(answer.status == SAMPLE_DRAFT_ACCEPTED);
-    let words = [newest.token, newest.position, newest.draft_accepted];
-    seats.latest.row_mut::<i32>(seat).copy_from_slice(&words);
+    latest.draft_accepted = i32::from(output.status == SAMPLE_DRAFT_ACCEPTED);
+    let words = [latest.token, latest.position, latest.draft_accepted];
+    slots.latest.row_mut::<i32>(seq_slot).copy_from_slice(&words);
 }

@@ -78,7 +78,8 @@ pub struct TensorAdd<'a> {
     pub b: MatRef<'a>,
 }
 
-/// `x = cap · tanh(x / cap)`, in place: soft-capping of logits (Gemma 2, arXiv 2408.00118, section 2).
+/// `x = cap · tanh(x / cap)`, in place: soft-capping of attention logits and final logits (Gemma 2, arXiv
+/// 2408.00118, section 2). No served model uses it today.
 #[derive(Debug)]
 pub struct LogitSoftcap<'a> {
     /// `[T, N]`

@@ -72,13 +72,13 @@ pub struct ExpertPlacementLookup<'a> {
 
 /// Lists the tokens that each EP rank receives: each token with an expert on that rank, once. `tokens` has
 /// the tokens for rank 0 in ascending order, then those for rank 1, and so on; `counts` has the number of
-/// tokens per rank. `places` has the index of each token's entry in `tokens` for each rank, or -1.
+/// tokens per rank. `token_rows` has the index of each token's entry in `tokens` for each rank, or -1.
 #[derive(Debug)]
 pub struct TokenDispatch<'a> {
     /// i32 `[1, ranks · T]`
     pub tokens: MatMut<'a>,
     /// i32 `[T, ranks]`
-    pub places: MatMut<'a>,
+    pub token_rows: MatMut<'a>,
     /// i32 `[1, ranks]`
     pub counts: MatMut<'a>,
     /// i32 `[T, k]`
@@ -87,7 +87,7 @@ pub struct TokenDispatch<'a> {
     pub layout: &'a ExpertParallelLayout,
 }
 
-/// Writes `y[t]`, the sum of the rows `places[t]` of `x` in that order, in f32, rounded once; -1 adds
+/// Writes `y[t]`, the sum of the rows `token_rows[t]` of `x` in that order, in f32, rounded once; -1 adds
 /// nothing.
 #[derive(Debug)]
 pub struct MoeCombine<'a> {
@@ -96,7 +96,7 @@ pub struct MoeCombine<'a> {
     /// `[n, H]`
     pub x: MatRef<'a>,
     /// i32 `[T, m]`
-    pub places: MatRef<'a>,
+    pub token_rows: MatRef<'a>,
 }
 
 /// `y = Σ weight · down(silu(gate x) · up x)` over the experts of a token in ascending order, summed in f32.

@@ -3,13 +3,17 @@
 //! `[facts, R]`.
 
 /// A fact about a row. Its discriminant is the row index in the array of facts.
+///
+/// Facts of padding rows are 0, which is also a valid sequence slot: a kernel that writes by sequence slot
+/// recognises padding rows by their context length of 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum RowFact {
     /// Sequence slot of the row, which is also its block table; 0 for padding.
     SequenceSlot,
-    /// 1 if the sequence has state of tokens before this row, as read by recurrent layers (gated delta nets,
-    /// Mamba); 0 if the row begins the sequence.
+    /// 1 if the sequence has tokens before this row; 0 if the row begins the sequence, or is padding. Recurrent
+    /// layers (gated delta nets, Mamba) read it to reset the state of a sequence slot; no served model has such
+    /// layers today.
     ContinuesSequence,
 }
 

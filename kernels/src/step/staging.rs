@@ -150,13 +150,13 @@ impl<'a> StageReader<'a> {
     pub(crate) fn words(&self, at: i32, len: i32) -> Result<&'a [i32], DeviceError> {
         let (from, len) = (at.max(0) as usize, len.max(0) as usize);
         let limit = self.words.len();
-        let outside = DeviceError::Index {
+        let error = DeviceError::Index {
             kernel: "stage",
             what: "words",
             index: (from + len) as i64,
             limit,
         };
-        self.words.get(from..from + len).ok_or(outside)
+        self.words.get(from..from + len).ok_or(error)
     }
 }
 
@@ -170,7 +170,7 @@ fn region<R: StageRecord>(words: &[i32], at: u32, records: u32) -> Result<&[R], 
     let first = words.as_ptr().wrapping_byte_add(at).cast::<R>();
     if !first.is_aligned() {
         // Device buffers are aligned to 64 bytes; other buffers of words may be aligned to 4.
-        let (kernel, what, expected) = ("stage", "address of a region, past its alignment", 0);
+        let (kernel, what, expected) = ("stage", "address of a region modulo its alignment", 0);
         let got = first.addr() % align_of::<R>();
         return Err(DeviceError::Shape { kernel, what, got, expected });
     }
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn stage_round_trips_through_the_buffer() {
         let mut stage = StagingBuffer::default();
         let at = stage.push_words([5, 6, 7]);
         stage.rows.push(StageRow { seq_slot: 3, len: 2, ids: at, ..StageRow::default() });
@@ -201,15 +201,15 @@ mod tests {
             ..DraftRow::default()
         });
         stage.tokens = 2;
-        let mut room = vec![u64::MAX; stage.bytes() / 8 + 2];
-        // SAFETY: the words of `room` as bytes.
+        let mut memory = vec![u64::MAX; stage.bytes() / 8 + 2];
+        // SAFETY: the words of `memory` as bytes.
         let bytes = unsafe {
-            std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), size_of_val(&room[..]))
+            std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), size_of_val(&memory[..]))
         };
         assert_eq!(stage.write(bytes), stage.bytes());
-        // SAFETY: the words of `room` as 32-bit words, twice as many.
+        // SAFETY: the words of `memory` as 32-bit words, twice as many.
         let words: &[i32] =
-            unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), room.len() * 2) };
+            unsafe { std::slice::from_raw_parts(memory.as_ptr().cast(), memory.len() * 2) };
         let cols = words.len();
         let read = StageReader::new(MatRef::of(words, 1, cols).unwrap()).unwrap();
         assert_eq!(read.rows, stage.rows);
@@ -218,17 +218,17 @@ mod tests {
         assert_eq!(read.drafts, stage.drafts);
         assert_eq!(read.words(at, 3).unwrap(), [5, 6, 7]);
         assert!(read.words(2, 2).is_err());
-        let cut = &words[..(stage.bytes() - ALIGN) / 4];
-        assert!(StageReader::new(MatRef::of(cut, 1, cut.len()).unwrap()).is_err());
-        // The stage moved by four bytes: misaligned for records with 8-byte alignment.
-        let moved: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]
+        let truncated = &words[..(stage.bytes() - ALIGN) / 4];
+        assert!(StageReader::new(MatRef::of(truncated, 1, truncated.len()).unwrap()).is_err());
+        // The stage shifted by four bytes: misaligned for records with 8-byte alignment.
+        let shifted: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]
             .chunks_exact(2)
             .map(|pair| u64::from(pair[0] as u32) | u64::from(pair[1] as u32) << 32)
             .collect();
         // SAFETY: plain words, without the first word.
-        let moved: &[i32] =
-            unsafe { std::slice::from_raw_parts(moved.as_ptr().cast::<i32>().add(1), cols - 2) };
-        let refused = StageReader::new(MatRef::of(moved, 1, cols - 2).unwrap()).unwrap_err();
-        assert!(refused.to_string().contains("alignment"), "{refused}");
+        let shifted: &[i32] =
+            unsafe { std::slice::from_raw_parts(shifted.as_ptr().cast::<i32>().add(1), cols - 2) };
+        let error = StageReader::new(MatRef::of(shifted, 1, cols - 2).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("alignment"), "{error}");
     }
 }

@@ -46,7 +46,7 @@ impl AttentionConformanceCase {
             kv_heads,
             head_dim,
             dtype: T::DTYPE,
-            order: KvOrder::Lanes,
+            order: KvOrder::LaneInterleaved,
         };
         let mut free: Vec<i32> = (0..layout.blocks as i32).collect();
         let requests = lens
@@ -203,7 +203,7 @@ impl AttentionConformanceCase {
             heads: self.heads,
             layer: 1,
             scale: self.scale(),
-            first: self.first_position,
+            first_position: self.first_position,
         };
         let mut o = vec![T::of(0.0); tokens * self.heads * dim];
         let out = MatMut::of(&mut o, tokens, self.heads * dim).unwrap();
@@ -417,7 +417,7 @@ impl<T: RealElement> SlotWriteCase<T> {
             kv_heads: 2,
             head_dim: 16,
             dtype: T::DTYPE,
-            order: KvOrder::Lanes,
+            order: KvOrder::LaneInterleaved,
         };
         Self { layout, qkv: cast::<T>(&SeededNumbers::new(3).floats(4 * Self::WIDTH)) }
     }
@@ -516,7 +516,7 @@ fn invalid_block_tables_are_rejected() {
         kv_heads: 1,
         head_dim: 16,
         dtype: device::DType::F32,
-        order: KvOrder::Lanes,
+        order: KvOrder::LaneInterleaved,
     };
     let pool = device.alloc(layout.bytes()).unwrap();
     let q = [0.0f32; 3 * 16];
@@ -538,7 +538,7 @@ fn invalid_block_tables_are_rejected() {
             heads: 1,
             layer: 0,
             scale: 1.0,
-            first: 0,
+            first_position: 0,
         };
         let out = MatMut::of(&mut o, 3, 16).unwrap();
         device.launch(&S, PagedAttention { o: out, pool: &pool, layout: &layout, args: &args })

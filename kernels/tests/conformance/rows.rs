@@ -185,12 +185,12 @@ fn gathers_copy_rows_and_refuse_others() {
 fn routing_takes_the_lower_index_among_equals() {
     let logits = [1.0f32, 3.0, 3.0, 2.0, /**/ 0.0, 0.0, 0.0, 0.0];
     for device in devices(1) {
-        for normalise in [false, true] {
+        for renormalise in [false, true] {
             let (mut experts, mut weights) = ([0i32; 6], [0.0f32; 6]);
             let out = MatMut::of(&mut experts, 2, 3).unwrap();
             let out_weights = MatMut::of(&mut weights, 2, 3).unwrap();
             let logits = MatRef::of(&logits, 2, 4).unwrap();
-            let scores = RouterLogits { logits, top_k: 3, normalise, shared: 0 };
+            let scores = RouterLogits { logits, top_k: 3, renormalise, shared: 0 };
             device
                 .launch(
                     &S,
@@ -204,7 +204,7 @@ fn routing_takes_the_lower_index_among_equals() {
                 .unwrap();
             assert_eq!(experts, [1, 2, 3, 0, 1, 2]);
             let sum: f32 = weights[3..].iter().sum();
-            assert!((sum - if normalise { 1.0 } else { 0.75 }).abs() < 1e-6);
+            assert!((sum - if renormalise { 1.0 } else { 0.75 }).abs() < 1e-6);
             assert!(weights[0] == weights[1] && weights[1] > weights[2]);
         }
     }
@@ -221,12 +221,12 @@ fn expert_groups_are_chosen_before_experts() {
         score: RouterScore::Sigmoid,
         bias: None,
         groups: None,
-        normalise: false,
+        renormalise: false,
         scale: 1.0,
         shared: 0,
     };
     let groups = |kept, by| Some(ExpertGroups { count: 3, topk_group: kept, score: by });
-    let two = GroupScore::TwoLargest;
+    let two = GroupScore::Top2Sum;
     let corrected = Some(MatRef::of(&bias, 1, 6).unwrap());
     let shared = scores.iter().sum::<f32>();
     let softmax = RouterRuleArgs { score: RouterScore::Softmax, scale: shared, ..plain };
@@ -243,7 +243,7 @@ fn expert_groups_are_chosen_before_experts() {
             &[0.9, 0.1],
         ),
         (
-            RouterRuleArgs { groups: groups(1, two), normalise: true, scale: 2.2, ..plain },
+            RouterRuleArgs { groups: groups(1, two), renormalise: true, scale: 2.2, ..plain },
             odds,
             &[2, 3],
             &[1.2, 1.0],
@@ -274,7 +274,7 @@ fn expert_groups_are_chosen_before_experts() {
             assert!(off.fold(0.0, f32::max) < 1e-6, "{rule:?}: {weights:?}");
         }
         // Two shared experts, which the counters do not count.
-        let rule = RouterRuleArgs { normalise: true, scale: 1.7, shared: 2, ..plain };
+        let rule = RouterRuleArgs { renormalise: true, scale: 1.7, shared: 2, ..plain };
         let (mut experts, mut weights, mut counted) = ([0i32; 4], [0f32; 4], [0i32; 6]);
         let (out, out_weights) =
             (MatMut::of(&mut experts, 1, 4).unwrap(), MatMut::of(&mut weights, 1, 4).unwrap());
@@ -413,7 +413,7 @@ fn tokens_are_dispatched_once_per_target_rank() {
             let places = MatMut::of(&mut places[..3 * t], t, 3).unwrap();
             let counts = MatMut::of(&mut counts, 1, 3).unwrap();
             let experts = MatRef::of(experts, t, 2).unwrap();
-            device.launch(&S, TokenDispatch { tokens, places, counts, experts, layout: &spread })
+            device.launch(&S, TokenDispatch { tokens, token_rows: places, counts, experts, layout: &spread })
         };
         dispatch(&experts, 6, 18).unwrap();
         let few = dispatch(&experts, 6, 17).unwrap_err().to_string();
@@ -431,7 +431,7 @@ fn tokens_are_dispatched_once_per_target_rank() {
                 &S,
                 TokenDispatch {
                     tokens: none,
-                    places: nowhere.unwrap(),
+                    token_rows: nowhere.unwrap(),
                     counts: zero.unwrap(),
                     experts: nobody,
                     layout: &spread,
@@ -457,7 +457,7 @@ fn combine_sums<T: RealElement>() {
         let mut sum = |places: &[i32]| {
             let (x, places) = (MatRef::of(&x, rows, cols), MatRef::of(places, sums, 3));
             let y = MatMut::of(&mut y, sums, cols).unwrap();
-            device.launch(&S, MoeCombine { y, x: x.unwrap(), places: places.unwrap() })
+            device.launch(&S, MoeCombine { y, x: x.unwrap(), token_rows: places.unwrap() })
         };
         sum(&places).unwrap();
         let beyond = places.map(|row| if row == 6 { 7 } else { row });
@@ -519,7 +519,7 @@ fn experts<T: RealElement>() {
             device.pack_group(&parts, T::DTYPE, rows == 2 * inner).unwrap()
         };
         let (gate_up, down) = (pack(&gate_up, 2 * inner, hidden), pack(&down, hidden, inner));
-        let experts = ExpertWeights { first, gate_up: &gate_up, down: &down };
+        let experts = ExpertWeights { first_expert: first, gate_up: &gate_up, down: &down };
         let run = |tokens: usize, x: &[T], chosen: &[i32], weights: &[f32]| {
             let mut y = vec![T::of(0.0); tokens * hidden];
             let routes = TopKRoutes {

@@ -40,9 +40,9 @@ impl PagedAttentionCase {
     ) -> Self {
         let used = |context: usize| context.div_ceil(block_tokens);
         let blocks = rows.iter().map(|r| used(r.1)).sum::<usize>() + 2;
-        let order = KvOrder::Rows;
+        let order = KvOrder::RowMajor;
         let gpu = KvLayout { layers: 2, blocks, block_tokens, kv_heads, head_dim, dtype, order };
-        let layouts = [gpu, KvLayout { order: KvOrder::Lanes, dtype: on_cpu(dtype), ..gpu }];
+        let layouts = [gpu, KvLayout { order: KvOrder::LaneInterleaved, dtype: on_cpu(dtype), ..gpu }];
         let width = rows.iter().map(|r| used(r.1)).max().unwrap_or(0) + 1;
         let mut free: Vec<i32> = (0..blocks as i32).collect();
         let mut take = |numbers: &mut RandomNumbers, n: usize| free.swap_remove(numbers.below(n));
@@ -134,8 +134,8 @@ impl PagedAttentionCase {
                 bounds,
             };
             let scale = (self.layouts[0].head_dim as f32).powf(-0.5);
-            let (heads, first) = (self.heads, self.first_position);
-            let args = PagedAttentionArgs { q: view(q), rows: step, heads, layer: 1, scale, first };
+            let (heads, first_position) = (self.heads, self.first_position);
+            let args = PagedAttentionArgs { q: view(q), rows: step, heads, layer: 1, scale, first_position };
             let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
             let pool = (&self.pools[at], &self.layouts[at]);
             devices[at]

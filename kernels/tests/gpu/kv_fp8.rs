@@ -29,7 +29,7 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
         let dtype = DType::F8E4M3;
         KvLayout { layers: 2, blocks, block_tokens, kv_heads, head_dim, dtype, order }
     };
-    let layouts = [layout(KvOrder::Rows), layout(KvOrder::Lanes)];
+    let layouts = [layout(KvOrder::RowMajor), layout(KvOrder::LaneInterleaved)];
     let mut pools =
         [pair.gpu.alloc(layouts[0].bytes()).unwrap(), pair.cpu.alloc(layouts[1].bytes()).unwrap()];
     // NaN everywhere, as left by previous requests.
@@ -104,7 +104,7 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
         let scale = SCALES[0] * (head_dim as f32).powf(-0.5);
         let q = view(&q).rows_from(TOKENS - asked, asked);
         let args =
-            PagedAttentionArgs { q, rows: step, heads: query_heads, layer: 1, scale, first: 0 };
+            PagedAttentionArgs { q, rows: step, heads: query_heads, layer: 1, scale, first_position: 0 };
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
         device
             .launch(

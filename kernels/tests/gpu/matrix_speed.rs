@@ -119,7 +119,7 @@ fn attend(
     let rows = requests * tokens;
     let (dim, block_tokens, layers) = (128, 16, 2);
     let width = (context + tokens - 1).div_ceil(block_tokens);
-    let (blocks, order) = (requests * width, KvOrder::Rows);
+    let (blocks, order) = (requests * width, KvOrder::RowMajor);
     let head_dim = dim;
     let dtype = DType::BF16;
     let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
@@ -145,7 +145,7 @@ fn attend(
             heads,
             layer: i % 2,
             scale: 0.088,
-            first: 0,
+            first_position: 0,
         };
         pair.gpu
             .launch(

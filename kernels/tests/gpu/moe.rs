@@ -65,7 +65,7 @@ impl MoeCase {
         let weights = pair.put(&self.weights[own], tokens, self.top_k);
         let mut y = pair.poisoned(x.gpu().dtype(), tokens, hidden);
         let experts = |i: usize| ExpertWeights {
-            first: self.first,
+            first_expert: self.first,
             gate_up: &self.gate_up[i],
             down: &self.down[i],
         };
@@ -209,7 +209,7 @@ fn group_member_equals_separate_matrix() {
 /// Fused routing gives the same bits as routing and experts in separate launches.
 #[test]
 fn fused_routing_changes_no_bit() {
-    for (pair, tokens, normalise, shared) in
+    for (pair, tokens, renormalise, shared) in
         pairs().iter().flat_map(|p| [(p, 1, true, 0), (p, 2, true, 2), (p, 2, false, 1)])
     {
         let (sizes, mut numbers) = ((64, 64, 21, 6), pair.numbers(6));
@@ -222,7 +222,7 @@ fn fused_routing_changes_no_bit() {
         let logits = pair.put(&logits, tokens, count);
         let mut chosen = pair.poisoned(DType::I32, tokens, k);
         let mut weights = pair.poisoned(DType::F32, tokens, k);
-        let scores = RouterLogits { logits: logits.gpu(), top_k, normalise, shared };
+        let scores = RouterLogits { logits: logits.gpu(), top_k, renormalise, shared };
         let out = (chosen.gpu_mut(), weights.gpu_mut());
         pair.gpu
             .launch(
@@ -235,7 +235,7 @@ fn fused_routing_changes_no_bit() {
         let [apart, _] = pair.read_floats(&case.run(pair, &x, 0));
         let mut y = pair.poisoned(DType::BF16, tokens, hidden);
         let (gate_up, down) = (&case.gate_up[0], &case.down[0]);
-        let experts = ExpertWeights { first: case.first, gate_up, down };
+        let experts = ExpertWeights { first_expert: case.first, gate_up, down };
         // The second token, if any, is padding.
         let slots = DeviceArray::row(&pair.gpu, &[0i64, -1][..tokens]);
         let mut counted = DeviceArray::of(&pair.gpu, &vec![3i32; count], 1, count);

@@ -46,7 +46,7 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
             &S,
             TokenDispatch {
                 tokens: listed,
-                places: at.unwrap(),
+                token_rows: at.unwrap(),
                 counts: sums.unwrap(),
                 experts: chosen,
                 layout: &spread,
@@ -67,7 +67,7 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
                     &S,
                     TokenDispatch {
                         tokens: out.0,
-                        places: out.1,
+                        token_rows: out.1,
                         counts: out.2,
                         experts: chosen.mat(),
                         layout: &spread,
@@ -96,7 +96,7 @@ fn more_ranks_than_bits_are_refused() {
             &S,
             TokenDispatch {
                 tokens: out.0,
-                places: out.1,
+                token_rows: out.1,
                 counts: out.2,
                 experts: chosen.mat(),
                 layout: &spread,
@@ -116,7 +116,7 @@ fn combine_sums<T: GpuRealElement>() {
         let mut expected = vec![T::of(9.0); sums * cols];
         let (y, from) = (MatMut::of(&mut expected, sums, cols), MatRef::of(&x, rows, cols));
         let named = MatRef::of(&places, sums, m).unwrap();
-        cpu.launch(&S, MoeCombine { y: y.unwrap(), x: from.unwrap(), places: named }).unwrap();
+        cpu.launch(&S, MoeCombine { y: y.unwrap(), x: from.unwrap(), token_rows: named }).unwrap();
         for device in devices() {
             let from = DeviceArray::of(&device, &x, rows, cols);
             // An index out of range is an error on the CPU; a device skips it.
@@ -126,7 +126,7 @@ fn combine_sums<T: GpuRealElement>() {
                 let named = DeviceArray::of(&device, named, sums, m);
                 let mut y = DeviceArray::<T>::poisoned(&device, sums, cols);
                 device
-                    .launch(&S, MoeCombine { y: y.mat_mut(), x: from.mat(), places: named.mat() })
+                    .launch(&S, MoeCombine { y: y.mat_mut(), x: from.mat(), token_rows: named.mat() })
                     .unwrap();
                 assert_eq!(y.read(&device), expected, "{} {cols} columns", device.name());
             }

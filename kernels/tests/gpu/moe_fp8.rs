@@ -91,7 +91,7 @@ impl MoeFp8Case {
         let weights = pair.put(&self.weights[own], tokens, top_k);
         let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, self.sizes.0);
         let experts = |i: usize| ExpertWeights {
-            first: FIRST,
+            first_expert: FIRST,
             gate_up: &self.gate_up[i],
             down: &self.down[i],
         };
@@ -121,7 +121,7 @@ impl MoeFp8Case {
 
     /// The experts packed on the GPU.
     pub(crate) fn experts(&self) -> ExpertWeights<'_> {
-        ExpertWeights { first: FIRST, gate_up: &self.gate_up[0], down: &self.down[0] }
+        ExpertWeights { first_expert: FIRST, gate_up: &self.gate_up[0], down: &self.down[0] }
     }
 
     /// Replaces the choices by those of a router with `scores`.

@@ -48,7 +48,7 @@ fn fused_routing_changes_no_bit() {
             let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
             let logits: Vec<f32> = (0..tokens * sizes.2).map(|_| numbers.float()).collect();
             let logits = pair.put(&logits, tokens, sizes.2);
-            let scores = RouterLogits { logits: logits.gpu(), top_k, normalise: true, shared: 0 };
+            let scores = RouterLogits { logits: logits.gpu(), top_k, renormalise: true, shared: 0 };
             let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, sizes.0);
             let (out, experts) = (y.gpu_mut(), case.experts());
             assert!(RoutedExpertMlp::supports(&pair.backends()[0], &scores, &experts));

@@ -32,12 +32,12 @@ fn routing_agrees_with_the_cpu() {
         // Coarse enough for equal logits among the chosen experts.
         let coarse = |x: f32| (x * 24.0).round() / 4.0;
         let logits: Vec<f32> = (0..tokens * count).map(|_| coarse(numbers.float())).collect();
-        for normalise in [false, true] {
+        for renormalise in [false, true] {
             let (mut experts, mut weights) = (vec![0i32; tokens * k], vec![0.0f32; tokens * k]);
             let chosen = MatMut::of(&mut experts, tokens, k).unwrap();
             let shares = MatMut::of(&mut weights, tokens, k).unwrap();
             let logits_of = MatRef::of(&logits, tokens, count).unwrap();
-            let scores = RouterLogits { logits: logits_of, top_k, normalise, shared };
+            let scores = RouterLogits { logits: logits_of, top_k, renormalise, shared };
             let (before, slots) = counters(tokens, count);
             let mut counted = before.clone();
             let mut to = ExpertLoadArgs {
@@ -106,7 +106,7 @@ fn non_finite_logits_route_to_existing_experts() {
             let mut shares = DeviceArray::<f32>::poisoned(&device, 1, k);
             let out = (chosen.mat_mut(), shares.mat_mut());
             let scores =
-                RouterLogits { logits: scores.mat(), top_k: k, normalise: true, shared: 0 };
+                RouterLogits { logits: scores.mat(), top_k: k, renormalise: true, shared: 0 };
             device
                 .launch(
                     &S,
@@ -155,15 +155,15 @@ fn any_rule_agrees_with_the_cpu() {
         let bias: Vec<f32> = (0..count).map(|_| numbers.float() / 4.0).collect();
         let logits: Vec<f32> =
             (0..tokens).flat_map(|_| clear_logits(&mut numbers, &bias, groups)).collect();
-        for (score, by, corrected, normalise) in [
-            (RouterScore::Sigmoid, GroupScore::TwoLargest, true, true),
-            (RouterScore::Sigmoid, GroupScore::TwoLargest, true, false),
+        for (score, by, corrected, renormalise) in [
+            (RouterScore::Sigmoid, GroupScore::Top2Sum, true, true),
+            (RouterScore::Sigmoid, GroupScore::Top2Sum, true, false),
             (RouterScore::Softmax, GroupScore::Largest, false, false),
         ] {
             let kept = groups.div_ceil(2);
             let groups =
                 (groups > 1).then_some(ExpertGroups { count: groups, topk_group: kept, score: by });
-            let rule = RouterRuleArgs { score, bias: None, groups, normalise, scale: 2.5, shared };
+            let rule = RouterRuleArgs { score, bias: None, groups, renormalise, scale: 2.5, shared };
             let (mut experts, mut weights) = (vec![0i32; tokens * k], vec![0f32; tokens * k]);
             let chosen = MatMut::of(&mut experts, tokens, k).unwrap();
             let shares = MatMut::of(&mut weights, tokens, k).unwrap();

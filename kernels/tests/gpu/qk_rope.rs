@@ -75,7 +75,7 @@ fn rotations<T: GpuRealElement>(case: &QkRopeCase) {
     let data = data::<T>(case);
     let (width, half) = (case.heads * case.head_dim, case.rotary / 2);
     let columns = (case.heads + 2 * case.kv_heads) * case.head_dim;
-    let lanes = layout::<T>(case, KvOrder::Lanes);
+    let lanes = layout::<T>(case, KvOrder::LaneInterleaved);
     let mut pool = cpu.alloc(lanes.bytes()).unwrap();
     let mut q = vec![T::of(0.0); TOKENS * width];
     let args = QkNormRopeArgs {
@@ -103,7 +103,7 @@ fn rotations<T: GpuRealElement>(case: &QkRopeCase) {
     let stored = in_order(&stored, &lanes);
 
     for device in devices() {
-        let rows = layout::<T>(case, KvOrder::Rows);
+        let rows = layout::<T>(case, KvOrder::RowMajor);
         let elements = rows.bytes() / T::DTYPE.bytes();
         let mut pool = DeviceArray::<T>::of(&device, &vec![T::of(0.0); elements], 1, elements);
         let qkv = DeviceArray::of(&device, &data.qkv, TOKENS, columns);

@@ -38,7 +38,7 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
         let mut numbers = RandomNumbers::fresh((query_heads + contexts.len()) as u64);
         let width = contexts.iter().map(|c| c.div_ceil(block_tokens)).max().unwrap() + 1;
         let blocks = contexts.len() * width;
-        let (layers, dtype, order) = (LAYERS, T::DTYPE, KvOrder::Rows);
+        let (layers, dtype, order) = (LAYERS, T::DTYPE, KvOrder::RowMajor);
         let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
         let mut tables: Vec<i32> = (0..blocks as i32).collect();
         for i in (1..blocks).rev() {
@@ -172,7 +172,7 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
                 heads,
                 layer: 1,
                 scale: SCALE,
-                first: 0,
+                first_position: 0,
             };
             device
                 .launch(

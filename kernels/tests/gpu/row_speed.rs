@@ -107,7 +107,7 @@ fn rotations(device: &GpuBackend, rows: usize) {
     let (heads, kv_heads, head_dim, block_tokens) = (16, 8, 128, 16);
     let columns = (heads + 2 * kv_heads) * head_dim;
     let blocks = rows.div_ceil(block_tokens);
-    let (layers, dtype, order) = (1, device::DType::BF16, KvOrder::Rows);
+    let (layers, dtype, order) = (1, device::DType::BF16, KvOrder::RowMajor);
     let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
     let mut pool = device.alloc(layout.bytes()).unwrap();
     let mut numbers = RandomNumbers::new(3);
@@ -148,7 +148,7 @@ fn routes(device: &GpuBackend, rows: usize) {
     let mut shares = DeviceArray::<f32>::poisoned(device, rows, k);
     let time = microseconds(device, || {
         let out = (chosen.mat_mut(), shares.mat_mut());
-        let scores = RouterLogits { logits: scores.mat(), top_k: k, normalise: true, shared: 0 };
+        let scores = RouterLogits { logits: scores.mat(), top_k: k, renormalise: true, shared: 0 };
         device
             .launch(
                 &S,

@@ -136,7 +136,7 @@ impl SharedExpertLayer {
         let mut both = pair.poisoned(half, tokens, 2 * inner);
         let mut between = pair.poisoned(half, tokens, inner);
         let mut logits = pair.poisoned(DType::F32, tokens, self.routed);
-        let experts = ExpertWeights { first: 0, gate_up: &w.gate_up, down: &w.down };
+        let experts = ExpertWeights { first_expert: 0, gate_up: &w.gate_up, down: &w.down };
         let [among, alone] = [true, false].map(|with| self.routes(pair, tokens, with));
         let [gate_up, down] = &w.separate;
         let gated = LinearFusion { silu_mul: true, ..LinearFusion::default() };

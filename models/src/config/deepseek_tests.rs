@@ -67,7 +67,7 @@ fn published_configs_are_read() {
     assert_eq!((config.head_dim, config.rotary(), config.value_dim()), (192, 64, 128));
     let moe = config.moe_at(3).unwrap();
     assert!(config.moe_at(2).is_none() && config.moe_at(60).is_some());
-    let groups = ExpertGroups { count: 8, topk_group: 4, score: GroupScore::TwoLargest };
+    let groups = ExpertGroups { count: 8, topk_group: 4, score: GroupScore::Top2Sum };
     assert_eq!(
         (moe.score, moe.has_correction_bias, moe.expert_groups),
         (RouterScore::Sigmoid, true, Some(groups))

@@ -70,8 +70,8 @@ fn deepseek(
     if fields.size_or_none("moe_layer_freq", LAYER_LIMIT)?.is_some_and(|every| every != 1) {
         return Err(fields.unsupported("moe_layer_freq", "only 1 is"));
     }
-    let normalise = fields.flag("norm_topk_prob", v3)?;
-    if normalise && !v3 {
+    let renormalise = fields.flag("norm_topk_prob", v3)?;
+    if renormalise && !v3 {
         return Err(fields.unsupported("norm_topk_prob", "this architecture does not normalise"));
     }
     let experts = fields.size("n_routed_experts", EXPERT_LIMIT)?;
@@ -97,7 +97,7 @@ fn deepseek(
         score,
         has_correction_bias: v3,
         expert_groups: groups,
-        norm_topk_prob: normalise,
+        norm_topk_prob: renormalise,
         scale: fields.positive_or_none("routed_scaling_factor")?.unwrap_or(1.0) as f32,
         sparse_step: 1,
         dense_layers: (0..dense.min(layers)).collect(),
@@ -113,7 +113,7 @@ fn groups(
     let by = match (fields.text("topk_method")?, v3) {
         (None | Some("greedy"), false) => return Ok(None),
         (Some("group_limited_greedy"), false) => GroupScore::Largest,
-        (None | Some("noaux_tc"), true) => GroupScore::TwoLargest,
+        (None | Some("noaux_tc"), true) => GroupScore::Top2Sum,
         _ => return Err(fields.unsupported("topk_method", "this architecture has others")),
     };
     let count = fields.size("n_group", EXPERT_LIMIT)?;

@@ -123,8 +123,8 @@ impl MoeMlp {
 fn router_rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouterRule, ModelLoadError> {
     let bias = config.has_correction_bias.then(|| w.vector_f32("gate.e_score_correction_bias"));
     let bias = bias.transpose()?;
-    let MoeConfig { score, expert_groups: groups, norm_topk_prob: normalise, scale, .. } = *config;
-    Ok(RouterRule { score, bias, groups, normalise, scale })
+    let MoeConfig { score, expert_groups: groups, norm_topk_prob: renormalise, scale, .. } = *config;
+    Ok(RouterRule { score, bias, groups, renormalise, scale })
 }
 
 /// Shared expert, or several shared experts as one MLP, split over `f.tp`.

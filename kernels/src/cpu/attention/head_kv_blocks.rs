@@ -38,7 +38,7 @@ impl HeadKvBlocks<'_> {
     }
 
     /// Block and offset of a position.
-    fn place(&self, position: usize) -> (usize, usize) {
+    fn locate(&self, position: usize) -> (usize, usize) {
         let block = self.table[position / self.layout.block_tokens];
         (block as usize, position % self.layout.block_tokens)
     }
@@ -48,19 +48,20 @@ impl HeadKvBlocks<'_> {
         column_bytes(self.layout.dtype)
     }
 
-    fn at(&self, element: usize) -> *const u8 {
+    fn element_ptr(&self, element: usize) -> *const u8 {
         self.pool.wrapping_add(element * self.layout.dtype.bytes())
     }
 
     fn keys_of(&self, position: usize) -> *const u8 {
-        let (block, t) = self.place(position);
-        self.at(self.layout.key_tile(self.layer, block, self.head)).wrapping_add(t * self.column())
+        let (block, t) = self.locate(position);
+        self.element_ptr(self.layout.key_tile(self.layer, block, self.head))
+            .wrapping_add(t * self.column())
     }
 
     fn values_of(&self, position: usize) -> *const u8 {
-        let (block, t) = self.place(position);
+        let (block, t) = self.locate(position);
         let row = t / per_step(self.layout) * self.layout.head_dim * self.column();
-        self.at(self.layout.value_tile(self.layer, block, self.head)).wrapping_add(row)
+        self.element_ptr(self.layout.value_tile(self.layer, block, self.head)).wrapping_add(row)
     }
 
     /// Bytes between steps of keys; a step is one channel, or a pair of channels.
@@ -80,7 +81,7 @@ impl HeadKvBlocks<'_> {
         }
         if self.fp8 {
             for i in 0..count {
-                let (block, t) = self.place(position + i);
+                let (block, t) = self.locate(position + i);
                 let tile = self.layout.key_tile(self.layer, block, self.head);
                 for step in 0..self.layout.head_dim / per_step(self.layout) {
                     let d = step * per_step(self.layout);
@@ -112,7 +113,7 @@ impl HeadKvBlocks<'_> {
         let per_step = per_step(self.layout);
         if self.fp8 {
             for step in 0..count.div_ceil(per_step) {
-                let (block, t) = self.place(position + step * per_step);
+                let (block, t) = self.locate(position + step * per_step);
                 let tile = self.layout.value_tile(self.layer, block, self.head);
                 for d in 0..dim {
                     self.put(copy, step * dim + d, self.fp8_word(tile + t * dim + d, dim));
@@ -160,13 +161,14 @@ impl HeadKvBlocks<'_> {
     /// Returns an fp8 element as f32 or f16, or with the element at distance `next` as a pair of bf16.
     fn fp8_word(&self, element: usize, next: usize) -> u32 {
         // SAFETY: the position has a block in the pool, as `check` verified, and a pair is in one block.
-        let at = |i: usize| Fp8E4m3::from_bits(unsafe { self.pool.add(i).read() }).to_f32();
+        let value_at = |i: usize| Fp8E4m3::from_bits(unsafe { self.pool.add(i).read() }).to_f32();
         match self.layout.dtype {
-            DType::F16 => return u32::from(f16::from_f32(at(element)).to_bits()),
-            DType::F32 => return at(element).to_bits(),
+            DType::F16 => return u32::from(f16::from_f32(value_at(element)).to_bits()),
+            DType::F32 => return value_at(element).to_bits(),
             _ => {}
         }
-        let [low, high] = [element, element + next].map(|i| bf16::from_f32(at(i)).to_le_bytes());
+        let [low, high] =
+            [element, element + next].map(|i| bf16::from_f32(value_at(i)).to_le_bytes());
         u32::from_ne_bytes([low[0], low[1], high[0], high[1]])
     }
 }

@@ -31,7 +31,7 @@ const KERNEL: &str = "paged_attention";
 /// Number of positions per key tile.
 const KEY_TILE: usize = 64;
 /// Number of multiplications below which waking other threads costs more than it saves.
-const MIN_PRODUCTS: usize = 1 << 17;
+const MIN_MULTIPLICATIONS: usize = 1 << 17;
 
 /// Arguments shared by all tiles of a call.
 struct CpuAttentionCall<'a, T> {
@@ -42,7 +42,7 @@ struct CpuAttentionCall<'a, T> {
     fp8: bool,
     pool: *const u8,
     out: SharedRows<T>,
-    products: TileKernels,
+    tile_kernels: TileKernels,
     isa: device::CpuIsa,
     /// Number of query heads per KV head.
     group: usize,
@@ -57,7 +57,7 @@ impl CpuBackend {
     fn run_tiles<T: FloatElement>(&self, call: &CpuAttentionCall<'_, T>) {
         let tiles = call.layout.kv_heads * call.tiles_per_head();
         let next = AtomicUsize::new(0);
-        let take = |_| {
+        let worker = |_| {
             let mut scratch = TileScratch::new(&call.layout);
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
@@ -67,10 +67,10 @@ impl CpuBackend {
                 call.tile(index).run(call, &mut scratch);
             }
         };
-        if call.products_needed() < MIN_PRODUCTS {
-            take(0);
+        if call.multiplications() < MIN_MULTIPLICATIONS {
+            worker(0);
         } else {
-            self.threads().run(&take);
+            self.threads().run(&worker);
         }
     }
 }
@@ -79,7 +79,7 @@ impl CpuKernel for PagedAttention<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         self.check()?;
         let Self { mut o, pool: kv, layout, args } = self;
-        args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))?;
+        args.rows.check(args.q.rows(), layout.blocks, layout.block_tokens)?;
         let group = args.heads / layout.kv_heads;
         let fp8 = layout.dtype == DType::F8E4M3;
         let layout = KvLayout { dtype: args.q.dtype(), ..*layout };
@@ -95,7 +95,7 @@ impl CpuKernel for PagedAttention<'_> {
             fp8,
             pool: kv.as_ptr(),
             out: SharedRows::new(&mut o),
-            products: TileKernels::new(cpu.isa(), layout.dtype),
+            tile_kernels: TileKernels::new(cpu.isa(), layout.dtype),
             isa: cpu.isa(),
             group,
             tiles_before: tiles_before(args, group),
@@ -113,15 +113,16 @@ impl<T> CpuAttentionCall<'_, T> {
     /// of a row first.
     fn tile(&self, index: usize) -> QueryTile {
         let per_head = self.tiles_per_head();
-        let (head, place) = (index / per_head, per_head - 1 - index % per_head);
-        let row = self.tiles_before.partition_point(|&before| before <= place) - 1;
+        let (head, tile) = (index / per_head, per_head - 1 - index % per_head);
+        let row = self.tiles_before.partition_point(|&before| before <= tile) - 1;
         let (from, to) = self.args.rows.tokens(row);
         let pairs = (to - from) * self.group;
-        let first = (place - self.tiles_before[row]) * TILE_ROWS;
+        let first = (tile - self.tiles_before[row]) * TILE_ROWS;
         QueryTile { row, head, first, pairs: TILE_ROWS.min(pairs - first) }
     }
 
-    fn products_needed(&self) -> usize {
+    /// Number of multiplications of the call.
+    fn multiplications(&self) -> usize {
         let rows = 0..self.args.rows.len();
         let keys: usize = rows
             .map(|r| {
@@ -137,8 +138,8 @@ fn tiles_before(args: &PagedAttentionArgs<'_>, group: usize) -> Vec<usize> {
     let mut sum = 0;
     let rows = (0..args.rows.len()).map(|r| {
         let (from, to) = args.rows.tokens(r);
-        let asked = if args.rows.is_padding(r) { 0 } else { to - from };
-        sum += (asked * group).div_ceil(TILE_ROWS);
+        let query_tokens = if args.rows.is_padding(r) { 0 } else { to - from };
+        sum += (query_tokens * group).div_ceil(TILE_ROWS);
         sum
     });
     std::iter::once(0).chain(rows).collect()

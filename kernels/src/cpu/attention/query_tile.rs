@@ -7,7 +7,7 @@ use super::super::matmul_tile::{
 };
 use super::super::row_kernel::{WidenRow, dispatch};
 use super::head_kv_blocks::{HeadKvBlocks, group_words, per_step};
-use super::softmax::{KeyTile, NormalizeOutput, RunningSoftmax, weigh};
+use super::softmax::{KeyTile, NormalizeOutput, RunningSoftmax, softmax_key_tile};
 use super::{CpuAttentionCall, KEY_TILE};
 use crate::KvLayout;
 
@@ -78,14 +78,14 @@ impl QueryTile {
             head: self.head,
         };
         self.begin(call, s);
-        let seen = self.visible(call, self.pairs - 1);
-        for start in (0..seen).step_by(KEY_TILE) {
-            let keys = KEY_TILE.min(seen - start);
+        let visible_keys = self.visible(call, self.pairs - 1);
+        for start in (0..visible_keys).step_by(KEY_TILE) {
+            let keys = KEY_TILE.min(visible_keys - start);
             self.score(call, s, &blocks, start, keys);
-            let unseen = call.args.first.saturating_sub(start).min(KEY_TILE);
-            s.scores.iter_mut().for_each(|scores| scores[..unseen].fill(f32::NEG_INFINITY));
-            self.weigh_values(call, s, start);
-            self.gather(call, s, &blocks, start, keys);
+            let masked = call.args.first_position.saturating_sub(start).min(KEY_TILE);
+            s.scores.iter_mut().for_each(|scores| scores[..masked].fill(f32::NEG_INFINITY));
+            self.compute_probabilities(call, s, start);
+            self.accumulate_values(call, s, &blocks, start, keys);
         }
         self.finish(call, s);
     }
@@ -146,12 +146,12 @@ impl QueryTile {
             };
             // SAFETY: a group has 16 columns in every step: it is in one block of the pool, or in a copy of
             // that size; queries and scores have the rows of a full tile.
-            unsafe { call.products.run(self.pairs, &operands) };
+            unsafe { call.tile_kernels.run(self.pairs, &operands) };
         }
     }
 
     /// Converts scores to probabilities.
-    fn weigh_values<T: FloatElement>(
+    fn compute_probabilities<T: FloatElement>(
         &self,
         call: &CpuAttentionCall<'_, T>,
         s: &mut TileScratch<T>,
@@ -161,7 +161,7 @@ impl QueryTile {
         for (i, visible) in visible.iter_mut().enumerate().take(self.pairs) {
             *visible = self.visible(call, i).saturating_sub(start).min(KEY_TILE);
         }
-        weigh(
+        softmax_key_tile(
             call.isa,
             KeyTile::<T> {
                 scores: &s.scores[..self.pairs],
@@ -176,7 +176,7 @@ impl QueryTile {
     }
 
     /// `out += probabilities · values` for keys `[start, start + keys)`.
-    fn gather<T: FloatElement>(
+    fn accumulate_values<T: FloatElement>(
         &self,
         call: &CpuAttentionCall<'_, T>,
         s: &mut TileScratch<T>,
@@ -207,7 +207,7 @@ impl QueryTile {
             };
             // SAFETY: every step of a segment has `dim` columns; probabilities and outputs have the rows of a
             // full tile.
-            unsafe { call.products.run(self.pairs, &operands) };
+            unsafe { call.tile_kernels.run(self.pairs, &operands) };
         }
     }
 
@@ -238,8 +238,8 @@ fn value_segments<T: FloatElement>(
     let mut segments = [(std::ptr::null(), 0); GROUPS + 1];
     let groups = keys.div_ceil(HALF);
     for (g, segment) in segments.iter_mut().enumerate().take(groups) {
-        let exist = HALF.min(keys - g * HALF);
-        *segment = (blocks.values(start + g * HALF, exist, &mut s.copies[g]), exist / per_step);
+        let count = HALF.min(keys - g * HALF);
+        *segment = (blocks.values(start + g * HALF, count, &mut s.copies[g]), count / per_step);
     }
     if keys.is_multiple_of(per_step) {
         return (segments, groups);
@@ -248,13 +248,13 @@ fn value_segments<T: FloatElement>(
     let at = first.wrapping_add(steps * blocks.value_stride()).cast::<u32>();
     for (d, last) in s.last.iter_mut().enumerate() {
         // SAFETY: the step is inside the group, and its first position exists.
-        *last = unsafe { at.add(d).read() } & first_of_pair();
+        *last = unsafe { at.add(d).read() } & first_of_pair_mask();
     }
     segments[groups] = (s.last.as_ptr().cast(), 1);
     (segments, groups + 1)
 }
 
 /// Mask of the first bf16 of a pair, in little endian as on all supported targets.
-const fn first_of_pair() -> u32 {
+const fn first_of_pair_mask() -> u32 {
     u32::from_ne_bytes([0xff, 0xff, 0, 0])
 }

@@ -54,11 +54,11 @@ impl<T: FloatElement> RowKernel for KeyTile<'_, T> {
             for j in 0..KEY_TILE {
                 probabilities[j] = T::Operand::truncate(weights[j]);
             }
-            let keep = exp(running.max - max);
-            *running = RunningSoftmax { max, sum: running.sum * keep + sum(&weights) };
-            if keep != 1.0 {
+            let rescale = exp(running.max - max);
+            *running = RunningSoftmax { max, sum: running.sum * rescale + sum(&weights) };
+            if rescale != 1.0 {
                 for o in out {
-                    *o *= keep;
+                    *o *= rescale;
                 }
             }
         }
@@ -66,7 +66,7 @@ impl<T: FloatElement> RowKernel for KeyTile<'_, T> {
 }
 
 /// Computes the softmax of one key tile with the fastest code for `isa`.
-pub(super) fn weigh<T: FloatElement>(isa: CpuIsa, tile: KeyTile<'_, T>) {
+pub(super) fn softmax_key_tile<T: FloatElement>(isa: CpuIsa, tile: KeyTile<'_, T>) {
     match isa {
         // SAFETY: the device checked its instruction set.
         #[cfg(target_arch = "x86_64")]

@@ -41,11 +41,11 @@ pub(super) fn run<T: FloatElement>(tile: KeyTile<'_, T>) {
             let to = &mut probabilities[i * LANES..(i + 1) * LANES];
             sums = _mm512_add_ps(sums, store::<T>(to, weight));
         }
-        let keep = first(exp(_mm512_set1_ps(running.max - max)));
-        let sum = running.sum * keep + _mm512_reduce_add_ps(sums);
+        let rescale = first_lane(exp(_mm512_set1_ps(running.max - max)));
+        let sum = running.sum * rescale + _mm512_reduce_add_ps(sums);
         *running = RunningSoftmax { max, sum };
-        if keep != 1.0 {
-            rescale(out, keep);
+        if rescale != 1.0 {
+            rescale_output(out, rescale);
         }
     }
 }
@@ -57,10 +57,10 @@ fn mask(scores: &[f32; KEY_TILE], visible: usize, scale: f32) -> [__m512; VECTOR
     let mut masked = [_mm512_set1_ps(f32::NEG_INFINITY); VECTORS];
     for (i, masked) in masked.iter_mut().enumerate() {
         let lanes = visible.saturating_sub(i * LANES).min(LANES);
-        let seen = ((1u32 << lanes) - 1) as __mmask16;
+        let visible_lanes = ((1u32 << lanes) - 1) as __mmask16;
         // SAFETY: 16 scores from `16 i` on; `scores` has 64.
         let x = unsafe { _mm512_loadu_ps(scores.as_ptr().add(i * LANES)) };
-        *masked = _mm512_mask_mul_ps(*masked, seen, x, _mm512_set1_ps(scale));
+        *masked = _mm512_mask_mul_ps(*masked, visible_lanes, x, _mm512_set1_ps(scale));
     }
     masked
 }
@@ -112,18 +112,18 @@ fn store<T: FloatElement>(to: &mut [T::Operand], weight: __m512) -> __m512 {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn rescale(out: &mut [f32], keep: f32) {
+fn rescale_output(out: &mut [f32], rescale: f32) {
     for chunk in out.as_chunks_mut::<LANES>().0 {
         // SAFETY: a chunk is 16 f32.
         unsafe {
             let x = _mm512_loadu_ps(chunk.as_ptr());
-            _mm512_storeu_ps(chunk.as_mut_ptr(), _mm512_mul_ps(x, _mm512_set1_ps(keep)));
+            _mm512_storeu_ps(chunk.as_mut_ptr(), _mm512_mul_ps(x, _mm512_set1_ps(rescale)));
         }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn first(x: __m512) -> f32 {
+fn first_lane(x: __m512) -> f32 {
     std::arch::x86_64::_mm512_cvtss_f32(x)
 }

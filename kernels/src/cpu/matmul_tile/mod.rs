@@ -90,13 +90,13 @@ impl TileKernels {
             #[cfg(target_arch = "x86_64")]
             (CpuIsa::Avx512Bf16, DType::BF16) => x86::BF16,
             #[cfg(target_arch = "x86_64")]
-            (CpuIsa::Avx512, DType::BF16) => x86::WIDE_16,
+            (CpuIsa::Avx512, DType::BF16) => x86::BF16_WIDENED_16,
             #[cfg(target_arch = "x86_64")]
             (CpuIsa::Avx512 | CpuIsa::Avx512Bf16, DType::F16) => x86::F16_16,
             #[cfg(target_arch = "x86_64")]
             (CpuIsa::Avx512 | CpuIsa::Avx512Bf16, _) => x86::F32_16,
             #[cfg(target_arch = "x86_64")]
-            (CpuIsa::Avx2, DType::BF16) => x86::WIDE_8,
+            (CpuIsa::Avx2, DType::BF16) => x86::BF16_WIDENED_8,
             #[cfg(target_arch = "x86_64")]
             (CpuIsa::Avx2, DType::F16) => x86::F16_8,
             #[cfg(target_arch = "x86_64")]

@@ -12,10 +12,10 @@ use super::{CachePrefetch, HALF, TILE_ROWS, TileKernel, TileOperands, by_rows};
 
 pub(super) const BF16: [TileKernel; TILE_ROWS] = by_rows!(bf16);
 pub(super) const F32_16: [TileKernel; TILE_ROWS] = by_rows!(f32_16);
-pub(super) const WIDE_16: [TileKernel; TILE_ROWS] = by_rows!(wide_16);
+pub(super) const BF16_WIDENED_16: [TileKernel; TILE_ROWS] = by_rows!(bf16_widened_16);
 pub(super) const F16_16: [TileKernel; TILE_ROWS] = by_rows!(f16_16);
 pub(super) const F32_8: [TileKernel; TILE_ROWS] = by_rows!(f32_8);
-pub(super) const WIDE_8: [TileKernel; TILE_ROWS] = by_rows!(wide_8);
+pub(super) const BF16_WIDENED_8: [TileKernel; TILE_ROWS] = by_rows!(bf16_widened_8);
 pub(super) const F16_8: [TileKernel; TILE_ROWS] = by_rows!(f16_8);
 
 const LINE: usize = 64;
@@ -89,7 +89,7 @@ unsafe fn f32_16<const M: usize>(o: &TileOperands<'_>) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn wide_16<const M: usize>(o: &TileOperands<'_>) {
+unsafe fn bf16_widened_16<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
     unsafe { tile::<__m512, Bf16PairStep, M, 2>(o, 0, 0) }
 }
@@ -103,24 +103,24 @@ unsafe fn f16_16<const M: usize>(o: &TileOperands<'_>) {
 #[target_feature(enable = "avx2,fma")]
 unsafe fn f32_8<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
-    unsafe { narrow::<F32Step, M>(o) }
+    unsafe { tile_avx2::<F32Step, M>(o) }
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn wide_8<const M: usize>(o: &TileOperands<'_>) {
+unsafe fn bf16_widened_8<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
-    unsafe { narrow::<Bf16PairStep, M>(o) }
+    unsafe { tile_avx2::<Bf16PairStep, M>(o) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn f16_8<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands; the instruction set is enabled here.
-    unsafe { narrow::<F16Step, M>(o) }
+    unsafe { tile_avx2::<F16Step, M>(o) }
 }
 
 /// AVX2 has 16 registers: compute 4 rows of one half (two registers) at a time.
 #[inline(always)]
-unsafe fn narrow<S: TileStep, const M: usize>(o: &TileOperands<'_>) {
+unsafe fn tile_avx2<S: TileStep, const M: usize>(o: &TileOperands<'_>) {
     for half in 0..2 {
         let mut r = 0;
         while r < M {
@@ -207,8 +207,8 @@ unsafe fn tile<V: SimdVector, S: TileStep, const M: usize, const R: usize>(
     // SAFETY: the caller guarantees the operands and the instruction set.
     unsafe {
         let mut sums = [[V::zero(); R]; M];
-        let place = |i: usize| column + i * V::LANES;
-        let c = |r: usize, i: usize| o.c.add((row + r) * o.c_stride + place(i));
+        let column_of = |i: usize| column + i * V::LANES;
+        let c = |r: usize, i: usize| o.c.add((row + r) * o.c_stride + column_of(i));
         if o.accumulate {
             for (r, sums) in sums.iter_mut().enumerate() {
                 for (i, sum) in sums.iter_mut().enumerate() {
@@ -219,7 +219,7 @@ unsafe fn tile<V: SimdVector, S: TileStep, const M: usize, const R: usize>(
         let mut a = o.a.add(row * o.a_stride);
         for segment in o.b {
             let from: [*const u8; R] = std::array::from_fn(|i| {
-                segment.start[place(i) / HALF].add(place(i) % HALF * S::COLUMN_BYTES)
+                segment.start[column_of(i) / HALF].add(column_of(i) % HALF * S::COLUMN_BYTES)
             });
             for step in 0..segment.steps {
                 // No closure: with overflow checks the compiler does not inline it, so its intrinsics are not

@@ -30,48 +30,49 @@ impl CpuBackend {
         &self,
         o: &mut MatMut<'_>,
         call: &MlaCall<'_, '_>,
-        transposed: &PackedGroup,
+        w_uk_t: &PackedGroup,
         rows: &[usize],
     ) -> Result<(), DeviceError> {
-        let askers = query_tokens(call, rows);
-        let (count, latent, query) = (askers.len(), call.layout.kv_lora_rank, call.query());
+        let tokens = query_tokens(call, rows);
+        let (count, rank, head_dim) = (tokens.len(), call.layout.kv_lora_rank, call.qk_head_dim());
         if count == 0 {
             return Ok(());
         }
-        let mut own = vec![T::store(0.0); count * call.nope_dim];
+        let mut nope_queries = vec![T::store(0.0); count * call.nope_dim];
         let mut values = vec![T::store(0.0); count * call.value_dim];
         // Absorbed queries of all heads, so that all threads have work: `[N][count][C]`.
-        let mut taken = vec![0f32; call.heads * count * latent];
-        for (head, taken) in taken.chunks_exact_mut(count * latent).enumerate() {
-            for (own, asker) in own.chunks_exact_mut(call.nope_dim.max(1)).zip(&askers) {
-                let q = &call.args.q.row::<T>(asker.token)[head * query..];
-                own.copy_from_slice(&q[..call.nope_dim]);
+        let mut absorbed_queries = vec![0f32; call.heads * count * rank];
+        for (head, absorbed) in absorbed_queries.chunks_exact_mut(count * rank).enumerate() {
+            let rows = nope_queries.chunks_exact_mut(call.nope_dim.max(1));
+            for (nope_query, token) in rows.zip(&tokens) {
+                let q = &call.args.q.row::<T>(token.token)[head * head_dim..];
+                nope_query.copy_from_slice(&q[..call.nope_dim]);
             }
-            let x = MatRef::of(&own, count, call.nope_dim)?;
-            let y = MatMut::of(taken, count, latent)?;
-            self.run(Linear { y, x, weight: transposed.get(head), bias: None })?;
+            let x = MatRef::of(&nope_queries, count, call.nope_dim)?;
+            let y = MatMut::of(absorbed, count, rank)?;
+            self.run(Linear { y, x, weight: w_uk_t.get(head), bias: None })?;
         }
-        let mut means = vec![T::store(0.0); call.heads * count * latent];
+        let mut means = vec![T::store(0.0); call.heads * count * rank];
         {
-            let mut means = MatMut::of(&mut means, call.heads * count, latent)?;
+            let mut means = MatMut::of(&mut means, call.heads * count, rank)?;
             let means = SharedRows::<T>::new(&mut means);
             let isa = self.isa();
             self.threads().split(call.heads * count, 1, 2, &|range| {
-                let mut sum = vec![0f32; latent];
+                let mut sum = vec![0f32; rank];
                 for i in range {
-                    let (head, asker) = (i / count, &askers[i % count]);
-                    let taken = &taken[i * latent..][..latent];
-                    let q = &call.args.q.row::<T>(asker.token)[head * query + call.nope_dim..];
-                    let turned = &q[..call.layout.rope_dim];
+                    let (head, token) = (i / count, &tokens[i % count]);
+                    let absorbed_query = &absorbed_queries[i * rank..][..rank];
+                    let q = &call.args.q.row::<T>(token.token)[head * head_dim + call.nope_dim..];
+                    let rope_query = &q[..call.layout.rope_dim];
                     // SAFETY: each row belongs to one thread.
                     let out = unsafe { means.row(i) };
                     dispatch(
                         isa,
                         AbsorbedAttention {
                             call,
-                            query: asker,
-                            absorbed_query: taken,
-                            rope_query: turned,
+                            query: token,
+                            absorbed_query,
+                            rope_query,
                             sum: &mut sum,
                             out,
                         },
@@ -79,13 +80,13 @@ impl CpuBackend {
                 }
             });
         }
-        for (head, means) in means.chunks_exact(count * latent).enumerate() {
-            let x = MatRef::of(means, count, latent)?;
+        for (head, means) in means.chunks_exact(count * rank).enumerate() {
+            let x = MatRef::of(means, count, rank)?;
             let y = MatMut::of(&mut values, count, call.value_dim)?;
             self.run(Linear { y, x, weight: call.args.heads.w_uv.get(head), bias: None })?;
-            for (value, asker) in values.chunks_exact(call.value_dim.max(1)).zip(&askers) {
-                let own = &mut o.row_mut::<T>(asker.token)[head * call.value_dim..];
-                own[..call.value_dim].copy_from_slice(value);
+            for (value, token) in values.chunks_exact(call.value_dim.max(1)).zip(&tokens) {
+                let out = &mut o.row_mut::<T>(token.token)[head * call.value_dim..];
+                out[..call.value_dim].copy_from_slice(value);
             }
         }
         Ok(())
@@ -118,32 +119,33 @@ struct AbsorbedAttention<'a, 'b, T> {
 impl<T: FloatElement> RowKernel for AbsorbedAttention<'_, '_, T> {
     #[inline(always)]
     fn run(self) {
-        let Self { call, query: asker, absorbed_query: taken, rope_query: turned, sum, out } = self;
-        let table = call.args.rows.table(asker.row);
-        let latent = call.layout.kv_lora_rank;
+        let Self { call, query, absorbed_query, rope_query, sum, out } = self;
+        let table = call.args.rows.table(query.row);
+        let rank = call.layout.kv_lora_rank;
         let (mut max, mut total) = (f32::NEG_INFINITY, 0f32);
         sum.fill(0.0);
-        for first in (0..asker.context).step_by(KEY_TILE) {
+        for first in (0..query.context).step_by(KEY_TILE) {
             let mut scores = [f32::NEG_INFINITY; KEY_TILE];
-            let seen = KEY_TILE.min(asker.context - first);
-            for (i, score) in scores[..seen].iter_mut().enumerate() {
-                let (c, key) = call.row::<T>(table, first + i).split_at(latent);
-                let both = dot(c, |i| taken[i]) + dot(key, |i| turned[i].load());
-                *score = both * call.args.scale;
+            let visible = KEY_TILE.min(query.context - first);
+            for (i, score) in scores[..visible].iter_mut().enumerate() {
+                let (c, key) = call.row::<T>(table, first + i).split_at(rank);
+                let dot_product =
+                    dot(c, |i| absorbed_query[i]) + dot(key, |i| rope_query[i].load());
+                *score = dot_product * call.args.scale;
             }
-            let largest = scores[..seen].iter().copied().fold(max, f32::max);
-            let keep = exp(max - largest);
+            let largest = scores[..visible].iter().copied().fold(max, f32::max);
+            let rescale = exp(max - largest);
             max = largest;
-            total *= keep;
-            if keep != 1.0 {
+            total *= rescale;
+            if rescale != 1.0 {
                 for s in sum.iter_mut() {
-                    *s *= keep;
+                    *s *= rescale;
                 }
             }
-            for (i, score) in scores[..seen].iter().enumerate() {
+            for (i, score) in scores[..visible].iter().enumerate() {
                 let weight = exp(score - max);
                 total += weight;
-                let c = &call.row::<T>(table, first + i)[..latent];
+                let c = &call.row::<T>(table, first + i)[..rank];
                 for (s, c) in sum.iter_mut().zip(c) {
                     *s += weight * c.load();
                 }

@@ -40,16 +40,16 @@ impl CpuBackend {
         args: &MlaKvWriteArgs<'_>,
     ) {
         let (isa, pool) = (self.isa(), SendPtr(kv.as_mut_ptr().cast::<T>()));
-        let (query, rotary) = (q.cols() / args.heads.max(1), layout.rope_dim);
+        let (head_dim, rotary) = (q.cols() / args.heads.max(1), layout.rope_dim);
         let out = SharedRows::<T>::new(q);
-        let work = args.kv.cols() + args.heads * query;
+        let work = args.kv.cols() + args.heads * head_dim;
         self.threads().split(args.kv.rows(), 1, min_rows(work), &|range| {
             for t in range {
                 let position = args.positions.row::<i32>(0)[t] as usize;
                 let (cos, sin) = (args.rope.cos.row(position), args.rope.sin.row(position));
                 for head in 0..args.heads {
                     // SAFETY: each token, with its queries, belongs to one thread.
-                    let x = unsafe { out.part(t, (head + 1) * query - rotary, rotary) };
+                    let x = unsafe { out.part(t, (head + 1) * head_dim - rotary, rotary) };
                     dispatch(isa, InterleavedRope { x, cos, sin });
                 }
                 let Ok(slot) = usize::try_from(args.slots.row::<i64>(0)[t]) else { continue };
@@ -59,11 +59,14 @@ impl CpuBackend {
                     let start = pool.get().add(layout.row(args.layer, slot));
                     std::slice::from_raw_parts_mut(start, layout.width())
                 };
-                let (latent, turned) = row.split_at_mut(layout.kv_lora_rank);
+                let (compressed_kv, rope_key) = row.split_at_mut(layout.kv_lora_rank);
                 let (c, key) = args.kv.row::<T>(t).split_at(layout.kv_lora_rank);
-                dispatch(isa, RmsNormRow { y: latent, x: c, w: args.norm.row(0), eps: args.eps });
-                turned.copy_from_slice(key);
-                dispatch(isa, InterleavedRope { x: turned, cos, sin });
+                dispatch(
+                    isa,
+                    RmsNormRow { y: compressed_kv, x: c, w: args.norm.row(0), eps: args.eps },
+                );
+                rope_key.copy_from_slice(key);
+                dispatch(isa, InterleavedRope { x: rope_key, cos, sin });
             }
         });
     }

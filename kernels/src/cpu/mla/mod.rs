@@ -41,7 +41,7 @@ unsafe impl Sync for MlaCall<'_, '_> {}
 
 impl MlaCall<'_, '_> {
     /// Number of channels of a query head.
-    fn query(&self) -> usize {
+    fn qk_head_dim(&self) -> usize {
         self.nope_dim + self.layout.rope_dim
     }
 
@@ -65,15 +65,13 @@ impl CpuKernel for MlaAttention<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { mut o, pool: kv, layout, args } = self;
         check(&o, kv, layout, args)?;
-        let (heads, unturned, values) =
-            (args.heads.w_uk.len(), args.heads.w_uk.n(), args.heads.w_uv.n());
         let call = MlaCall {
             args,
             layout,
             pool: kv.as_ptr(),
-            heads,
-            nope_dim: unturned,
-            value_dim: values,
+            heads: args.heads.w_uk.len(),
+            nope_dim: args.heads.w_uk.n(),
+            value_dim: args.heads.w_uv.n(),
         };
         for row in (0..args.rows.len()).filter(|&row| args.rows.is_padding(row)) {
             let (from, to) = args.rows.tokens(row);
@@ -81,19 +79,19 @@ impl CpuKernel for MlaAttention<'_> {
                 (from..to).for_each(|t| o.row_mut::<T>(t).fill(T::default()));
             });
         }
-        let asks = |row: &usize| {
+        let has_queries = |row: &usize| {
             let (from, to) = args.rows.tokens(*row);
             to > from && !args.rows.is_padding(*row)
         };
-        let rows = (0..args.rows.len()).filter(asks);
-        let (few, many): (Vec<usize>, Vec<usize>) =
+        let rows = (0..args.rows.len()).filter(has_queries);
+        let (absorbed_rows, non_absorbed_rows): (Vec<usize>, Vec<usize>) =
             rows.partition(|&r| uses_absorbed_attention(args, r));
         for_float!(KERNEL, layout.dtype, T => {
-            for row in many {
+            for row in non_absorbed_rows {
                 cpu.attend_mla_non_absorbed::<T>(&mut o, &call, row)?;
             }
-            if let Some(transposed) = args.heads.w_uk_t {
-                cpu.attend_mla_absorbed::<T>(&mut o, &call, transposed, &few)?;
+            if let Some(w_uk_t) = args.heads.w_uk_t {
+                cpu.attend_mla_absorbed::<T>(&mut o, &call, w_uk_t, &absorbed_rows)?;
             }
         });
         Ok(())
@@ -117,12 +115,13 @@ fn check(
         let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
         return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
     }
-    args.rows.check(args.q.rows(), (layout.blocks, layout.block_tokens))?;
+    args.rows.check(args.q.rows(), layout.blocks, layout.block_tokens)?;
     for row in (0..args.rows.len()).filter(|&row| !args.rows.is_padding(row)) {
         let (from, to) = args.rows.tokens(row);
-        let before = args.rows.context(row) - (to - from);
-        if to > from && before < args.first_position {
-            let (what, index, limit) = ("first position", args.first_position as i64, before + 1);
+        let first_query = args.rows.context(row) - (to - from);
+        if to > from && first_query < args.first_position {
+            let (what, index, limit) =
+                ("first position", args.first_position as i64, first_query + 1);
             return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
         }
     }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Maximum bytes of keys and values that are up-projected at a time, unless one head exceeds them.
-const EXPANDED_KV_BYTES: usize = 64 << 20;
+const UP_PROJECTED_KV_BYTES: usize = 64 << 20;
 /// Number of positions per block of the temporary pool.
 const BLOCK_TOKENS: usize = 64;
 /// Unit of the head size of ordinary attention; heads are padded with zeros, which change no sum.
@@ -28,59 +28,64 @@ impl CpuBackend {
         row: usize,
     ) -> Result<(), DeviceError> {
         let context = call.context(row);
-        let dim = call.query().max(call.value_dim).next_multiple_of(HEAD_UNIT);
+        let dim = call.qk_head_dim().max(call.value_dim).next_multiple_of(HEAD_UNIT);
         let bytes_per_head = context.next_multiple_of(BLOCK_TOKENS) * 2 * dim * T::DTYPE.bytes();
-        let together = (EXPANDED_KV_BYTES / bytes_per_head.max(1)).clamp(1, call.heads.max(1));
-        let latents = gather_compressed_kv::<T>(call, row);
-        for first in (0..call.heads).step_by(together) {
-            let heads = first..(first + together).min(call.heads);
-            let expanded = self.up_project_kv(call, &latents, (row, dim), heads.clone())?;
-            self.attend_heads::<T>(o, call, (row, dim), heads, &expanded)?;
+        let heads_at_once =
+            (UP_PROJECTED_KV_BYTES / bytes_per_head.max(1)).clamp(1, call.heads.max(1));
+        let compressed_kv = gather_compressed_kv::<T>(call, row);
+        for first in (0..call.heads).step_by(heads_at_once) {
+            let heads = first..(first + heads_at_once).min(call.heads);
+            let kv = self.up_project_kv(call, &compressed_kv, row, dim, heads.clone())?;
+            self.attend_heads::<T>(o, call, row, dim, heads, &kv)?;
         }
         Ok(())
     }
 
-    /// Up-projects keys, then values, of `heads` at every visible position of a row: `[context, 2 heads D]`.
+    /// Up-projects keys, then values, of `heads`, padded to head size `dim`, at every visible position of a
+    /// row: `[context, 2 heads D]`.
     fn up_project_kv<T: FloatElement>(
         &self,
         call: &MlaCall<'_, '_>,
-        latents: &[T],
-        (row, dim): (usize, usize),
+        compressed_kv: &[T],
+        row: usize,
+        dim: usize,
         heads: Range<usize>,
     ) -> Result<Vec<T>, DeviceError> {
-        let (context, latent) = (call.context(row), call.layout.kv_lora_rank);
+        let (context, rank) = (call.context(row), call.layout.kv_lora_rank);
         let (width, values) = (2 * heads.len() * dim, heads.len() * dim);
-        let x = MatRef::of(latents, context, latent)?;
+        let x = MatRef::of(compressed_kv, context, rank)?;
         let mut all = vec![T::store(0.0); context * width];
-        let mut made = vec![T::store(0.0); context * call.nope_dim.max(call.value_dim)];
+        let mut projected = vec![T::store(0.0); context * call.nope_dim.max(call.value_dim)];
         for (i, head) in heads.enumerate() {
             for (group, at) in
                 [(call.args.heads.w_uk, i * dim), (call.args.heads.w_uv, values + i * dim)]
             {
                 let n = group.n();
-                let y = MatMut::of(&mut made[..context * n], context, n)?;
+                let y = MatMut::of(&mut projected[..context * n], context, n)?;
                 self.run(Linear { y, x, weight: group.get(head), bias: None })?;
-                for (to, from) in all.chunks_exact_mut(width).zip(made.chunks_exact(n.max(1))) {
+                for (to, from) in all.chunks_exact_mut(width).zip(projected.chunks_exact(n.max(1)))
+                {
                     to[at..at + n].copy_from_slice(from);
                 }
             }
             let table = call.args.rows.table(row);
             for (position, to) in all.chunks_exact_mut(width).enumerate() {
-                let turned = &call.row::<T>(table, position)[latent..];
-                to[i * dim + call.nope_dim..][..turned.len()].copy_from_slice(turned);
+                let rope_key = &call.row::<T>(table, position)[rank..];
+                to[i * dim + call.nope_dim..][..rope_key.len()].copy_from_slice(rope_key);
             }
         }
         Ok(all)
     }
 
-    /// Computes attention of `heads` over their up-projected keys and values.
+    /// Computes attention of `heads` over their up-projected keys and values `kv`, padded to head size `dim`.
     fn attend_heads<T: FloatElement>(
         &self,
         o: &mut MatMut<'_>,
         call: &MlaCall<'_, '_>,
-        (row, dim): (usize, usize),
+        row: usize,
+        dim: usize,
         heads: Range<usize>,
-        expanded: &[T],
+        kv: &[T],
     ) -> Result<(), DeviceError> {
         let (context, count) = (call.context(row), heads.len());
         let layout = KvLayout {
@@ -90,15 +95,15 @@ impl CpuBackend {
             kv_heads: count,
             head_dim: dim,
             dtype: T::DTYPE,
-            order: KvOrder::Lanes,
+            order: KvOrder::LaneInterleaved,
         };
         let mut pool = self.alloc(layout.bytes())?;
         let (slots, positions): (Vec<i64>, Vec<i32>) =
             ((0..context as i64).collect(), vec![0; context]);
         let rope =
             RopeCosSin { cos: MatRef::of::<f32>(&[], 1, 0)?, sin: MatRef::of::<f32>(&[], 1, 0)? };
-        let stored = QkNormRopeArgs {
-            qkv: MatRef::of(expanded, context, 2 * count * dim)?,
+        let write_args = QkNormRopeArgs {
+            qkv: MatRef::of(kv, context, 2 * count * dim)?,
             q_norm: None,
             k_norm: None,
             eps: 0.0,
@@ -114,15 +119,17 @@ impl CpuBackend {
             q: no_queries,
             pool: &mut pool,
             layout: &layout,
-            args: &stored,
+            args: &write_args,
         })?;
 
         let (from, to) = call.args.rows.tokens(row);
         let tokens = to - from;
         let mut q = vec![T::store(0.0); tokens * count * dim];
         for (t, padded) in q.chunks_exact_mut((count * dim).max(1)).enumerate() {
-            let own = &call.args.q.row::<T>(from + t)[heads.start * call.query()..];
-            for (to, from) in padded.chunks_exact_mut(dim).zip(own.chunks_exact(call.query())) {
+            let queries = &call.args.q.row::<T>(from + t)[heads.start * call.qk_head_dim()..];
+            for (to, from) in
+                padded.chunks_exact_mut(dim).zip(queries.chunks_exact(call.qk_head_dim()))
+            {
                 to[..from.len()].copy_from_slice(from);
             }
         }
@@ -142,7 +149,7 @@ impl CpuBackend {
             heads: count,
             layer: 0,
             scale: call.args.scale,
-            first: 0,
+            first_position: 0,
         };
         let mut out = vec![T::store(0.0); tokens * count * dim];
         self.run(PagedAttention {
@@ -152,8 +159,9 @@ impl CpuBackend {
             args: &args,
         })?;
         for (t, padded) in out.chunks_exact((count * dim).max(1)).enumerate() {
-            let own = &mut o.row_mut::<T>(from + t)[heads.start * call.value_dim..];
-            for (to, from) in own.chunks_exact_mut(call.value_dim).zip(padded.chunks_exact(dim)) {
+            let outputs = &mut o.row_mut::<T>(from + t)[heads.start * call.value_dim..];
+            for (to, from) in outputs.chunks_exact_mut(call.value_dim).zip(padded.chunks_exact(dim))
+            {
                 to.copy_from_slice(&from[..call.value_dim]);
             }
         }
@@ -164,6 +172,6 @@ impl CpuBackend {
 /// Gathers the compressed KV of a row in order of position: `[context, C]`.
 fn gather_compressed_kv<T: FloatElement>(call: &MlaCall<'_, '_>, row: usize) -> Vec<T> {
     let (context, table) = (call.context(row), call.args.rows.table(row));
-    let latent = |position| &call.row::<T>(table, position)[..call.layout.kv_lora_rank];
-    (0..context).flat_map(latent).copied().collect()
+    let compressed_kv = |position| &call.row::<T>(table, position)[..call.layout.kv_lora_rank];
+    (0..context).flat_map(compressed_kv).copied().collect()
 }

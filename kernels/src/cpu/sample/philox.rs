@@ -42,7 +42,7 @@ pub(super) fn chunk_words(key: u64, first: usize, position: u32) -> [[u32; LANES
 fn rounds<const N: usize>(key: u64, words: &mut [[u32; N]; 4]) {
     let mut k = [key as u32, (key >> 32) as u32];
     for _ in 0..ROUNDS {
-        #[expect(clippy::needless_range_loop, reason = "four arrays in step")]
+        #[expect(clippy::needless_range_loop, reason = "four arrays share the index")]
         for lane in 0..N {
             let a = u64::from(words[0][lane]) * u64::from(MULTIPLIER[0]);
             let b = u64::from(words[2][lane]) * u64::from(MULTIPLIER[1]);
@@ -83,10 +83,10 @@ pub(super) fn noise(key: u64, id: u32, position: u32) -> f32 {
     gumbel(word(key, DRAW_TOKEN, id, position))
 }
 
-/// Upper bound of the words with noise of at least `least`; `None` if no word has such noise.
+/// Upper bound of the words with noise of at least `min_noise`; `None` if no word has such noise.
 ///
-/// `u <= E`, so `gumbel(word) >= least` needs `u <= exp(-least)`; the slack covers all rounding.
-pub(super) fn highest_word(least: f32) -> Option<u32> {
-    let bound = f64::from(1.000_02 * (-least).exp()) * 4_294_967_296.0;
+/// `u <= E`, so `gumbel(word) >= min_noise` needs `u <= exp(-min_noise)`; the slack covers all rounding.
+pub(super) fn highest_word(min_noise: f32) -> Option<u32> {
+    let bound = f64::from(1.000_02 * (-min_noise).exp()) * 4_294_967_296.0;
     (bound >= 0.49).then_some(bound as u32)
 }

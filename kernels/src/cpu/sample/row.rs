@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use crate::cpu::sample::rules::{DrawParams, LogitEdits, RowLogprobs, SampleError, SamplingRules};
 
 use super::philox::{LANES, gumbel, highest_word};
-use super::vector::{self, CHUNK};
+use super::vector::{self, CHUNK, CutMass};
 
 /// A token id and its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,7 +23,7 @@ pub(super) struct SamplingCutoff {
 
 impl SamplingCutoff {
     /// Keeps all ids that are not masked.
-    pub(super) const NONE: Self = Self { value: f32::MIN, id: u32::MAX };
+    pub(super) const KEEP_ALL: Self = Self { value: f32::MIN, id: u32::MAX };
 
     /// Whether an id with this logit is kept.
     pub(super) fn keeps(self, id: u32, value: f32) -> bool {
@@ -35,7 +35,8 @@ impl SamplingCutoff {
 #[derive(Debug, Default)]
 pub(crate) struct RowScratch {
     pub(super) maxima: Vec<f32>,
-    candidates: Vec<f32>,
+    /// Copy of `maxima` in which the k-th largest is selected.
+    chunk_maxima: Vec<f32>,
     ranked: Vec<RankedToken>,
     pub(super) masses: Vec<f32>,
     pub(super) edited: Vec<f32>,
@@ -55,21 +56,21 @@ pub(crate) fn sample_token(
     scratch: &mut RowScratch,
 ) -> Result<u32, SampleError> {
     let mut l = std::mem::take(&mut scratch.edited);
-    let token = sample_among(raw, rules, &mut l, scratch);
+    let token = sample_with_buffer(raw, rules, &mut l, scratch);
     scratch.edited = l;
     token
 }
 
-fn sample_among(
+fn sample_with_buffer(
     raw: &[f32],
     rules: &SamplingRules<'_>,
     l: &mut Vec<f32>,
     scratch: &mut RowScratch,
 ) -> Result<u32, SampleError> {
     let best = greedy_token(raw, rules, l, scratch)?;
-    let Some(rules) = &rules.draw else { return Ok(best.id) };
-    let (best, edge) = apply_filters(l, rules, scratch);
-    Ok(gumbel_argmax((l, 0), rules, best, edge, &scratch.maxima).id)
+    let Some(draw) = &rules.draw else { return Ok(best.id) };
+    let (best, cutoff) = apply_filters(l, draw, scratch);
+    Ok(gumbel_argmax(l, 0, draw, best, cutoff, &scratch.maxima).id)
 }
 
 /// Returns the most likely id after the edits; for random sampling the edited logits are left in `l`.
@@ -98,28 +99,28 @@ pub(super) fn greedy_token(
     Ok(best)
 }
 
-/// Writes the edited logits of `raw` to `l`; `raw[0]` is the logit of id `first`.
-pub(super) fn edit(l: &mut Vec<f32>, raw: &[f32], first: usize, edits: &LogitEdits<'_>) {
-    let place = |id: u32| (id as usize).wrapping_sub(first); // Out of range for ids before `first`.
+/// Writes the edited logits of `raw` to `l`; `raw[0]` is the logit of id `first_id`.
+pub(super) fn edit(l: &mut Vec<f32>, raw: &[f32], first_id: usize, edits: &LogitEdits<'_>) {
+    let index = |id: u32| (id as usize).wrapping_sub(first_id); // Out of range for ids before `first_id`.
     l.clear();
     if let Some(allowed) = edits.allowed {
         l.resize(raw.len(), f32::NEG_INFINITY);
         for &id in allowed {
-            if let Some(&x) = raw.get(place(id)) {
-                l[place(id)] = x;
+            if let Some(&x) = raw.get(index(id)) {
+                l[index(id)] = x;
             }
         }
     } else {
         l.extend_from_slice(raw);
     }
     for &id in edits.banned {
-        change(l, place(id), |_| f32::NEG_INFINITY);
+        change(l, index(id), |_| f32::NEG_INFINITY);
     }
     for &(id, bias) in edits.bias {
-        change(l, place(id), |x| x + bias);
+        change(l, index(id), |x| x + bias);
     }
     for seen in edits.seen {
-        change(l, place(seen.id), |x| penalise(x, seen.count, edits));
+        change(l, index(seen.id), |x| penalise(x, seen.count, edits));
     }
 }
 
@@ -138,18 +139,19 @@ fn penalise(x: f32, count: u32, edits: &LogitEdits<'_>) -> f32 {
 /// sampling keeps. The chunk maxima of the scaled logits are left in `scratch`.
 pub(super) fn apply_filters(
     l: &mut [f32],
-    rules: &DrawParams,
+    draw: &DrawParams,
     scratch: &mut RowScratch,
 ) -> (RankedToken, SamplingCutoff) {
-    vector::scale(l, rules.temperature.recip(), scratch.maxima_for(l));
+    vector::scale(l, draw.temperature.recip(), scratch.maxima_for(l));
     let best = argmax_of_chunks(l, &scratch.maxima);
-    let mut edge = SamplingCutoff { value: rules.min_p_floor(best.value), ..SamplingCutoff::NONE };
-    if rules.top_k_of(l.len()).is_some() {
-        edge = top_k_cutoff(l, rules, edge, scratch);
-    } else if rules.top_p < 1.0 {
-        edge = top_p_cutoff(l, rules.top_p, best, edge, scratch);
+    let mut cutoff =
+        SamplingCutoff { value: draw.min_p_floor(best.value), ..SamplingCutoff::KEEP_ALL };
+    if draw.top_k_of(l.len()).is_some() {
+        cutoff = top_k_cutoff(l, draw, cutoff, scratch);
+    } else if draw.top_p < 1.0 {
+        cutoff = top_p_cutoff(l, draw.top_p, best, cutoff, scratch);
     }
-    (best, edge)
+    (best, cutoff)
 }
 
 /// Log-probabilities of one row: that of `id` with its rank, and the `top` most likely ids.
@@ -181,12 +183,12 @@ pub(super) fn top_k_tokens<'a>(
     k: usize,
     scratch: &'a mut RowScratch,
 ) -> &'a [RankedToken] {
-    let RowScratch { maxima, candidates: few, ranked, .. } = scratch;
+    let RowScratch { maxima, chunk_maxima, ranked, .. } = scratch;
     let mut bound = f32::MIN;
     if k > 0 && k <= maxima.len() {
-        few.clear();
-        few.extend_from_slice(maxima);
-        let (_, kth, _) = few.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+        chunk_maxima.clear();
+        chunk_maxima.extend_from_slice(maxima);
+        let (_, kth, _) = chunk_maxima.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
         bound = bound.max(*kth);
     }
     ranked.clear();
@@ -205,7 +207,7 @@ pub(super) fn top_k_tokens<'a>(
     ranked
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that sorting asks for")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "signature of sort_unstable_by")]
 pub(super) fn order(a: &RankedToken, b: &RankedToken) -> Ordering {
     b.value.partial_cmp(&a.value).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
 }
@@ -224,14 +226,14 @@ pub(super) fn argmax_of_chunks(l: &[f32], maxima: &[f32]) -> RankedToken {
 /// Cutoff of top-k, then of top-p among the ids that top-k keeps.
 fn top_k_cutoff(
     l: &[f32],
-    rules: &DrawParams,
+    draw: &DrawParams,
     floor: SamplingCutoff,
     scratch: &mut RowScratch,
 ) -> SamplingCutoff {
-    let kept = top_k_tokens(l, rules.top_k, scratch);
+    let kept = top_k_tokens(l, draw.top_k, scratch);
     let kept = &kept[..kept.partition_point(|r| r.value >= floor.value)];
-    let last = if rules.top_p < 1.0 {
-        top_p_index(kept, kept[0].value, rules.top_p, 0.0, None)
+    let last = if draw.top_p < 1.0 {
+        top_p_index(kept, kept[0].value, draw.top_p, 0.0, None)
     } else {
         None
     };
@@ -239,22 +241,22 @@ fn top_k_cutoff(
     SamplingCutoff { value: kept[last].value, id: kept[last].id }
 }
 
-/// Index of the first of `kept` at which the cumulative probability reaches `top_p` of the total; `None` if
-/// it does not.
+/// Index of the first of `kept` at which the cumulative mass, `preceding_mass` included, reaches `top_p` of
+/// the total; `None` if it does not.
 pub(super) fn top_p_index(
     kept: &[RankedToken],
     shift: f32,
     top_p: f32,
-    before: f64,
+    preceding_mass: f64,
     total: Option<f64>,
 ) -> Option<usize> {
     let mass = |r: &RankedToken| f64::from(vector::exp(r.value - shift));
     let total = total.unwrap_or_else(|| kept.iter().map(mass).sum());
-    let wanted = total * f64::from(top_p);
-    let mut sum = before;
+    let target_mass = total * f64::from(top_p);
+    let mut sum = preceding_mass;
     kept.iter().position(|r| {
         sum += mass(r);
-        sum >= wanted
+        sum >= target_mass
     })
 }
 
@@ -267,25 +269,25 @@ fn top_p_cutoff(
     floor: SamplingCutoff,
     scratch: &mut RowScratch,
 ) -> SamplingCutoff {
-    const WORTH_SORTING: usize = 1024;
+    const SORTED_MAX: usize = 1024;
     let RowScratch { ranked, masses, .. } = scratch;
     masses.resize(l.len(), 0.0);
-    let total = vector::weigh(l, best.value, floor.value, masses);
-    let wanted = total * f64::from(top_p);
-    // The cutoff is among the masses in [low, high); `above` is the mass from `high` on. f32 bits order like
-    // values.
+    let total = vector::exp_masses(l, best.value, floor.value, masses);
+    let target_mass = total * f64::from(top_p);
+    // The cutoff is among the masses in [low, high). f32 bits order like values.
     let (mut low, mut high) = (1_u32, f32::INFINITY.to_bits());
-    let (mut above, mut fewer, mut more) = (0.0, 0, l.len());
-    while more - fewer > WORTH_SORTING && high - low > 4 {
+    let mut at_low = l.len(); // Number of masses at or above `low`.
+    let mut at_high = CutMass::default(); // Sum and number of the masses at or above `high`.
+    while at_low - at_high.count > SORTED_MAX && high - low > 4 {
         let step = (high - low) / 4;
         let cuts = [low + step, low + 2 * step, low + 3 * step];
-        let sides = vector::mass_above(masses, cuts.map(f32::from_bits));
-        for (&cut, side) in cuts.iter().zip(&sides).rev() {
-            if side.mass >= wanted {
-                (low, more) = (cut, side.count);
+        let at_cuts = vector::mass_above(masses, cuts.map(f32::from_bits));
+        for (&cut, &at_cut) in cuts.iter().zip(&at_cuts).rev() {
+            if at_cut.mass >= target_mass {
+                (low, at_low) = (cut, at_cut.count);
                 break;
             }
-            (high, above, fewer) = (cut, side.mass, side.count);
+            (high, at_high) = (cut, at_cut);
         }
     }
     ranked.clear();
@@ -297,38 +299,41 @@ fn top_p_cutoff(
     if ranked.is_empty() {
         return floor;
     }
-    let at = top_p_index(ranked, best.value, top_p, above, Some(total)).unwrap_or(ranked.len() - 1);
-    SamplingCutoff { value: ranked[at].value, id: ranked[at].id }
+    let last = top_p_index(ranked, best.value, top_p, at_high.mass, Some(total));
+    let last = ranked[last.unwrap_or(ranked.len() - 1)];
+    SamplingCutoff { value: last.value, id: last.id }
 }
 
-/// Argmax of `l + noise` over the ids up to `edge`, lowest id on ties, with the value of that sum. `l` begins
-/// with id `first`, a multiple of [`CHUNK`]; the ids of `best`, `edge` and the result are indices into `l`.
+/// Argmax of `l + noise` over the ids up to `cutoff`, lowest id on ties, with the value of that sum. `l`
+/// begins with id `first_id`, a multiple of [`CHUNK`]; the ids of `best`, `cutoff` and the result are indices
+/// into `l`.
 ///
 /// Exact, but most ids cost only an integer comparison: `gumbel` decreases with the word, so only words up to
 /// the one that would raise the largest logit of a chunk above the best sum so far can win.
 pub(super) fn gumbel_argmax(
-    (l, first): (&[f32], usize),
-    rules: &DrawParams,
+    l: &[f32],
+    first_id: usize,
+    draw: &DrawParams,
     best: RankedToken,
-    edge: SamplingCutoff,
+    cutoff: SamplingCutoff,
     maxima: &[f32],
 ) -> RankedToken {
     let mut words = [[0; LANES]; 4];
     let mut winner = RankedToken { id: best.id, value: f32::NEG_INFINITY };
     let start = best.id as usize / CHUNK; // The most likely id gives a high bound early.
     for c in std::iter::once(start).chain((0..maxima.len()).filter(|&c| c != start)) {
-        if maxima[c] < edge.value {
+        if maxima[c] < cutoff.value {
             continue;
         }
         let rounding = 3e-7 * (winner.value.abs() + maxima[c].abs());
         let Some(limit) = highest_word(winner.value - maxima[c] - rounding) else { continue };
         let at = c * CHUNK;
-        if !vector::words_up_to(rules.key, first + at, rules.position, limit, &mut words) {
+        if !vector::words_up_to(draw.key, first_id + at, draw.position, limit, &mut words) {
             continue;
         }
         for (offset, &x) in l[at..].iter().take(CHUNK).enumerate() {
             let (id, word) = ((at + offset) as u32, words[offset % 4][offset / 4]);
-            if !edge.keeps(id, x) || word > limit {
+            if !cutoff.keeps(id, x) || word > limit {
                 continue;
             }
             let candidate = RankedToken { id, value: x + gumbel(word) };

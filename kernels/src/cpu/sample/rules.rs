@@ -125,25 +125,25 @@ pub(crate) enum SampleError {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SampleRequest<'a> {
     /// Token to sample, or to score.
-    pub(crate) pick: TokenChoice<'a>,
+    pub(crate) choice: TokenChoice<'a>,
     /// Number of top log-probabilities to report in addition to that of the token; `None` = no
     /// log-probabilities.
     pub(crate) logprobs: Option<usize>,
 }
 
-/// Token of a row: to be sampled, or known.
+/// Choice of the token of a row: sampled, or given and scored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TokenChoice<'a> {
     /// Sample a token.
     Sample(SamplingRules<'a>),
-    /// Known token: only its log-probability is requested.
-    Known(u32),
+    /// Score a known token: only its log-probability is requested.
+    Score(u32),
 }
 
 /// Result of one row.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SampledRow {
-    /// Sampled or known token.
+    /// Sampled or scored token.
     pub(crate) token: u32,
     /// Log-probabilities, if requested.
     pub(crate) logprobs: Option<RowLogprobs>,

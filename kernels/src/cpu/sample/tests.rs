@@ -67,7 +67,7 @@ fn naive_draw(l: &[f32], d: &DrawParams) -> u32 {
 }
 
 #[test]
-fn philox_matches_known_answers() {
+fn philox_matches_reference_vectors() {
     let zero = philox4x32_10(0, [0; 4]);
     assert_eq!(zero, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
     let seeded = philox4x32_10(0x57e1_faba_6510_7204, [0, 0, 7, 0]);
@@ -75,7 +75,7 @@ fn philox_matches_known_answers() {
 }
 
 #[test]
-fn noise_is_finite_and_falls_with_the_word() {
+fn noise_is_finite_and_decreases_with_the_word() {
     let words = [0, 1, 1000, 1 << 20, 1 << 31, u32::MAX - 300, u32::MAX];
     let noise = words.map(gumbel);
     assert!(noise.iter().all(|g| g.is_finite()), "{noise:?}");
@@ -83,7 +83,7 @@ fn noise_is_finite_and_falls_with_the_word() {
 }
 
 #[test]
-fn greedy_takes_the_lowest_of_the_largest() {
+fn greedy_takes_the_lowest_id_of_the_largest_logits() {
     let greedy = SamplingRules { edits: LogitEdits::default(), draw: None };
     for v in [1, 63, 64, 65, 1000, 4096] {
         let mut l = row(v, v as u64);
@@ -169,7 +169,7 @@ fn frequencies_follow_the_softmax() {
 }
 
 #[test]
-fn a_draw_depends_on_key_and_position_only() {
+fn sampling_noise_depends_on_key_and_position_only() {
     let l = row(5000, 3);
     let mut used = RowScratch::default();
     let rules = |key, position| SamplingRules {
@@ -188,7 +188,7 @@ fn a_draw_depends_on_key_and_position_only() {
 }
 
 #[test]
-fn large_logits_lose_no_candidate_to_rounding() {
+fn large_logits_keep_all_candidates_despite_rounding() {
     let l: Vec<f32> = (0..3000).map(|i| 1.0e6 + (i % 3) as f32 * 0.0625).collect();
     for position in 0..200 {
         let d = plain(9, position);
@@ -197,7 +197,7 @@ fn large_logits_lose_no_candidate_to_rounding() {
 }
 
 #[test]
-fn logprobs_are_those_of_the_raw_row() {
+fn logprobs_use_the_raw_logits() {
     let mut l = row(1000, 8);
     l[10] = 9.5;
     l[20] = 9.5;
@@ -206,15 +206,15 @@ fn logprobs_are_those_of_the_raw_row() {
     let mut ids: Vec<usize> = (0..l.len()).collect();
     ids.sort_by(|&a, &b| l[b].total_cmp(&l[a]).then(a.cmp(&b)));
     for top in [0, 1, 5, 20, 1000, usize::MAX] {
-        for place in [0, 1, 2, 500, 999] {
-            let id = ids[place];
+        for rank in [0, 1, 2, 500, 999] {
+            let id = ids[rank];
             let got = logprobs(&l, id as u32, top, &mut RowScratch::default()).unwrap();
-            assert_eq!(got.rank as usize, place + 1);
+            assert_eq!(got.rank as usize, rank + 1);
             assert!((got.logprob - expected(id)).abs() < 2e-6);
             assert_eq!(got.top.len(), top.min(1000));
-            for (&(id, logprob), &want) in got.top.iter().zip(&ids) {
-                assert_eq!(id as usize, want);
-                assert!((logprob - expected(want)).abs() < 2e-6);
+            for (&(id, logprob), &expected_id) in got.top.iter().zip(&ids) {
+                assert_eq!(id as usize, expected_id);
+                assert!((logprob - expected(expected_id)).abs() < 2e-6);
             }
         }
     }
@@ -295,8 +295,8 @@ fn rows_do_not_depend_on_batch_or_threads() {
     l[5 * v + 100] = f32::NAN;
     let allowed = [7, 8, 9];
     let request = |r: usize| SampleRequest {
-        pick: match r % 4 {
-            0 => TokenChoice::Known(r as u32),
+        choice: match r % 4 {
+            0 => TokenChoice::Score(r as u32),
             1 => TokenChoice::Sample(SamplingRules { edits: LogitEdits::default(), draw: None }),
             _ => TokenChoice::Sample(SamplingRules {
                 edits: LogitEdits {
@@ -317,7 +317,7 @@ fn rows_do_not_depend_on_batch_or_threads() {
         .map(|r| sample_row(&l[r * v..][..v], &rows[r], &mut RowScratch::default()))
         .collect();
     assert_eq!(expected[5], Err(SampleError::NonFinite));
-    assert_eq!(expected.iter().filter(|answer| answer.is_err()).count(), 1);
+    assert_eq!(expected.iter().filter(|result| result.is_err()).count(), 1);
     for threads in [1, 2, 5] {
         assert_eq!(all(threads), expected, "{threads} threads");
     }

@@ -50,18 +50,18 @@ per_isa! {
     /// Writes the largest value of each chunk to `maxima`; returns `false` if a value is NaN or infinite.
     fn maxima(l: &[f32], maxima: &mut [f32]) -> bool {
         let (chunks, tail) = l.as_chunks::<CHUNK>();
-        let mut strange = 0;
+        let mut non_finite = 0;
         for (chunk, max) in chunks.iter().zip(maxima.iter_mut()) {
-            strange |= chunk_has_non_finite(chunk);
+            non_finite |= chunk_has_non_finite(chunk);
             *max = chunk_max(chunk);
         }
         if !tail.is_empty() {
             let mut chunk = [f32::NEG_INFINITY; CHUNK];
             chunk[..tail.len()].copy_from_slice(tail);
             maxima[chunks.len()] = chunk_max(&chunk);
-            strange |= u32::from(tail.iter().any(|x| !x.is_finite()));
+            non_finite |= u32::from(tail.iter().any(|x| !x.is_finite()));
         }
-        strange == 0
+        non_finite == 0
     }
 }
 
@@ -96,7 +96,7 @@ per_isa! {
 per_isa! {
     /// Writes probabilities relative to logit `best` to `masses`, 0 for logits below `floor`; returns their
     /// sum.
-    fn weigh(l: &[f32], best: f32, floor: f32, masses: &mut [f32]) -> f64 {
+    fn exp_masses(l: &[f32], best: f32, floor: f32, masses: &mut [f32]) -> f64 {
         let mut total = 0.0;
         for (part, masses) in l.chunks(SUMMED).zip(masses.chunks_mut(SUMMED)) {
             for (&x, mass) in part.iter().zip(masses.iter_mut()) {
@@ -111,14 +111,14 @@ per_isa! {
 per_isa! {
     /// Returns sum and number of the masses at or above each cut.
     fn mass_above(masses: &[f32], cuts: [f32; 3]) -> [CutMass; 3] {
-        let mut sides = [CutMass::default(); 3];
+        let mut at_cuts = [CutMass::default(); 3];
         for part in masses.chunks(SUMMED) {
-            for (side, &cut) in sides.iter_mut().zip(&cuts) {
-                side.mass += f64::from(lane_sum(part, |m| if m >= cut { m } else { 0.0 }));
-                side.count += part.iter().map(|&m| u32::from(m >= cut)).sum::<u32>() as usize;
+            for (at_cut, &cut) in at_cuts.iter_mut().zip(&cuts) {
+                at_cut.mass += f64::from(lane_sum(part, |m| if m >= cut { m } else { 0.0 }));
+                at_cut.count += part.iter().map(|&m| u32::from(m >= cut)).sum::<u32>() as usize;
             }
         }
-        sides
+        at_cuts
     }
 }
 
@@ -153,11 +153,11 @@ per_isa! {
 
 #[inline(always)]
 fn chunk_has_non_finite(chunk: &[f32; CHUNK]) -> u32 {
-    let mut strange = 0;
+    let mut non_finite = 0;
     for x in chunk {
-        strange |= u32::from(x.to_bits() & 0x7FFF_FFFF >= 0x7F80_0000);
+        non_finite |= u32::from(x.to_bits() & 0x7FFF_FFFF >= 0x7F80_0000);
     }
-    strange
+    non_finite
 }
 
 #[inline(always)]

@@ -61,7 +61,7 @@ fn verify_by(
     logits: MatRef<'_>,
     rules: &[SamplingRules<'_>],
     drafts: &[DraftToken<'_>],
-    left: impl Fn(&[f32], &[f32], usize) -> f32 + Copy,
+    residual: impl Fn(&[f32], &[f32], usize) -> f32 + Copy,
     scratch: &mut RowScratch,
 ) -> Result<Vec<u32>, SampleError> {
     let mut tokens = Vec::with_capacity(rules.len());
@@ -70,10 +70,10 @@ fn verify_by(
         let token = match (draft, &rules.draw) {
             (Some(&DraftToken { id, proposal: Some(q) }), Some(draw)) => {
                 let mut l = std::mem::take(&mut scratch.edited);
-                let found = greedy_token(raw, rules, &mut l, scratch)
-                    .map(|_| accept_or_resample(&mut l, draw, (id, q), left, scratch));
+                let token = greedy_token(raw, rules, &mut l, scratch)
+                    .map(|_| accept_or_resample(&mut l, draw, id, q, residual, scratch));
                 scratch.edited = l;
-                found?
+                token?
             }
             _ => sample_token(raw, rules, scratch)?,
         };
@@ -90,37 +90,37 @@ fn verify_by(
 fn accept_or_resample(
     l: &mut [f32],
     draw: &DrawParams,
-    (id, q): (u32, &[f32]),
-    left: impl Fn(&[f32], &[f32], usize) -> f32,
+    id: u32,
+    q: &[f32],
+    residual: impl Fn(&[f32], &[f32], usize) -> f32,
     scratch: &mut RowScratch,
 ) -> u32 {
-    let (best, edge) = apply_filters(l, draw, scratch);
-    probabilities(l, best, edge, &mut scratch.masses);
+    let (best, cutoff) = apply_filters(l, draw, scratch);
+    probabilities(l, best, cutoff, &mut scratch.masses);
     let (p, at) = (&scratch.masses[..], id as usize);
     if unit(word(draw.key, DRAW_ACCEPT, 0, draw.position)) * q[at] < p[at] {
         return id;
     }
-    let mut instead: Option<RankedToken> = None;
+    let mut resampled: Option<RankedToken> = None;
     for id in 0..p.len() {
-        let left = left(p, q, id);
-        if left > 0.0 {
+        let mass = residual(p, q, id);
+        if mass > 0.0 {
             let id = id as u32;
             let noise = gumbel(word(draw.key, DRAW_RESIDUAL, id, draw.position));
-            let candidate = RankedToken { id, value: left.ln() + noise };
-            if instead.is_none_or(|best| order(&candidate, &best) == Ordering::Less) {
-                instead = Some(candidate);
+            let candidate = RankedToken { id, value: mass.ln() + noise };
+            if resampled.is_none_or(|best| order(&candidate, &best) == Ordering::Less) {
+                resampled = Some(candidate);
             }
         }
     }
     // The residual is empty if `p` equals `q` up to rounding.
-    let token = instead.unwrap_or_else(|| gumbel_argmax((l, 0), draw, best, edge, &scratch.maxima));
-    token.id
+    resampled.unwrap_or_else(|| gumbel_argmax(l, 0, draw, best, cutoff, &scratch.maxima)).id
 }
 
 /// Writes the sampling probability of each id under the scaled logits `l` to `p`.
-fn probabilities(l: &[f32], best: RankedToken, edge: SamplingCutoff, p: &mut Vec<f32>) {
+fn probabilities(l: &[f32], best: RankedToken, cutoff: SamplingCutoff, p: &mut Vec<f32>) {
     let mass = |(id, &x): (u32, &f32)| {
-        if edge.keeps(id, x) { vector::exp(x - best.value) } else { 0.0 }
+        if cutoff.keeps(id, x) { vector::exp(x - best.value) } else { 0.0 }
     };
     p.clear();
     p.extend((0..).zip(l).map(mass));

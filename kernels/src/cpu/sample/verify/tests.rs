@@ -40,32 +40,32 @@ impl SamplingStyle {
         Self { draw, banned, bias, repetition: 1.2, frequency: 0.5, presence: 0.3 }
     }
 
-    fn seen(&self, said: &[u32]) -> Vec<TokenOccurrence> {
-        let count = |id: u32| said[1..].iter().filter(|&&other| other == id).count() as u32;
+    fn seen(&self, tokens: &[u32]) -> Vec<TokenOccurrence> {
+        let count = |id: u32| tokens[1..].iter().filter(|&&other| other == id).count() as u32;
         let penalised = self.repetition != 1.0 || self.frequency != 0.0 || self.presence != 0.0;
-        let seen = (0..V as u32).filter(|id| said.contains(id) && penalised);
+        let seen = (0..V as u32).filter(|id| tokens.contains(id) && penalised);
         seen.map(|id| TokenOccurrence { id, count: count(id) }).collect()
     }
 
-    fn rules<'a>(&self, key: u64, said: usize, seen: &'a [TokenOccurrence]) -> SamplingRules<'a> {
+    fn rules<'a>(&self, key: u64, len: usize, seen: &'a [TokenOccurrence]) -> SamplingRules<'a> {
         let Self { banned, bias, repetition, frequency, presence, .. } = *self;
         let edits =
             LogitEdits { allowed: None, banned, bias, seen, repetition, frequency, presence };
         let greedy = self.draw.temperature < 1e-5;
-        let draw = (!greedy).then_some(DrawParams { key, position: said as u32, ..self.draw });
+        let draw = (!greedy).then_some(DrawParams { key, position: len as u32, ..self.draw });
         SamplingRules { edits, draw }
     }
 
     /// Exact probabilities of the next token.
-    fn exact(&self, said: &[u32]) -> Vec<f64> {
-        let mut l = target(said[said.len() - 1]);
+    fn exact(&self, tokens: &[u32]) -> Vec<f64> {
+        let mut l = target(tokens[tokens.len() - 1]);
         for &id in self.banned {
             l[id as usize] = f32::NEG_INFINITY;
         }
         for &(id, bias) in self.bias {
             l[id as usize] += bias;
         }
-        for TokenOccurrence { id, count } in self.seen(said) {
+        for TokenOccurrence { id, count } in self.seen(tokens) {
             let x = &mut l[id as usize];
             *x = if *x > 0.0 { *x / self.repetition } else { *x * self.repetition };
             *x -= self.frequency * count as f32 + if count > 0 { self.presence } else { 0.0 };
@@ -109,11 +109,11 @@ struct DraftCounts {
     accepted: u32,
 }
 
-/// Returns a draft token after `said`, and the proposal distribution.
-fn draft(said: &[u32], key: u64, drafter: TestProposer) -> (u32, Vec<f32>) {
-    let q = proposed(said[said.len() - 1]);
-    let position = said.len() as u32;
-    let value = |id: u32| match drafter {
+/// Returns a draft token after `tokens`, and the proposal distribution.
+fn draft(tokens: &[u32], key: u64, proposer: TestProposer) -> (u32, Vec<f32>) {
+    let q = proposed(tokens[tokens.len() - 1]);
+    let position = tokens.len() as u32;
+    let value = |id: u32| match proposer {
         TestProposer::Greedy => q[id as usize],
         _ => q[id as usize].ln() + gumbel(word(key, DRAW_DRAFT, id, position)),
     };
@@ -121,37 +121,38 @@ fn draft(said: &[u32], key: u64, drafter: TestProposer) -> (u32, Vec<f32>) {
     (best.unwrap(), q)
 }
 
-/// One decoding step: returns the tokens after `said`, with `k` draft tokens.
+/// One decoding step: returns the tokens after `tokens`, with `k` draft tokens.
 fn step(
     style: &SamplingStyle,
     key: u64,
-    said: &[u32],
+    tokens: &[u32],
     k: usize,
-    drafter: TestProposer,
+    proposer: TestProposer,
 ) -> Vec<u32> {
-    let (mut guessed, mut of) = (said.to_vec(), Vec::new());
+    let (mut draft_context, mut proposals) = (tokens.to_vec(), Vec::new());
     for _ in 0..k {
-        let (id, q) = draft(&guessed, key, drafter);
-        guessed.push(id);
-        of.push((id, q));
+        let (id, q) = draft(&draft_context, key, proposer);
+        draft_context.push(id);
+        proposals.push((id, q));
     }
-    let lengths = said.len()..=guessed.len();
-    let seen: Vec<_> = lengths.clone().map(|end| style.seen(&guessed[..end])).collect();
+    let lengths = tokens.len()..=draft_context.len();
+    let seen: Vec<_> = lengths.clone().map(|end| style.seen(&draft_context[..end])).collect();
     let rules = lengths.clone().zip(&seen).map(|(end, seen)| style.rules(key, end, seen));
     let rules: Vec<_> = rules.collect();
-    let logits: Vec<f32> = lengths.flat_map(|end| target(guessed[end - 1])).collect();
+    let logits: Vec<f32> = lengths.flat_map(|end| target(draft_context[end - 1])).collect();
     let logits = MatRef::of(&logits, k + 1, V).unwrap();
-    let drawn = drafter != TestProposer::Greedy;
-    let drafts = of.iter().map(|(id, q)| DraftToken { id: *id, proposal: drawn.then_some(&q[..]) });
+    let drawn = proposer != TestProposer::Greedy;
+    let drafts =
+        proposals.iter().map(|(id, q)| DraftToken { id: *id, proposal: drawn.then_some(&q[..]) });
     let drafts: Vec<_> = drafts.collect();
     let mut scratch = RowScratch::default();
-    let found = if drafter == TestProposer::OffByOne {
-        let left = |p: &[f32], q: &[f32], id: usize| p[id] - q[(id + 1) % q.len()];
-        verify_by(logits, &rules, &drafts, left, &mut scratch)
+    let tokens = if proposer == TestProposer::OffByOne {
+        let residual = |p: &[f32], q: &[f32], id: usize| p[id] - q[(id + 1) % q.len()];
+        verify_by(logits, &rules, &drafts, residual, &mut scratch)
     } else {
         verify_rows(logits, &rules, &drafts, &mut scratch)
     };
-    found.unwrap()
+    tokens.unwrap()
 }
 
 /// One run: returns its first tokens after the given token.
@@ -159,25 +160,25 @@ fn run(
     style: &SamplingStyle,
     key: u64,
     k: usize,
-    drafter: TestProposer,
+    proposer: TestProposer,
     count: &mut DraftCounts,
 ) -> Vec<u32> {
-    let mut said = vec![FIRST];
-    while said.len() <= LENGTH {
-        let tokens = step(style, key, &said, k, drafter);
+    let mut tokens = vec![FIRST];
+    while tokens.len() <= LENGTH {
+        let new_tokens = step(style, key, &tokens, k, proposer);
         count.drafted += k as u32;
-        count.accepted += tokens.len() as u32 - 1;
-        said.extend(tokens);
+        count.accepted += new_tokens.len() as u32 - 1;
+        tokens.extend(new_tokens);
     }
-    said[1..=LENGTH].to_vec()
+    tokens[1..=LENGTH].to_vec()
 }
 
 /// Number of occurrences of each output over many runs, and the acceptance rate of draft tokens.
-fn outputs(style: &SamplingStyle, k: usize, drafter: TestProposer) -> (Vec<u32>, f64) {
+fn outputs(style: &SamplingStyle, k: usize, proposer: TestProposer) -> (Vec<u32>, f64) {
     let (mut counts, mut count) = (vec![0; V.pow(LENGTH as u32)], DraftCounts::default());
     for key in 0..RUNS {
-        let said = run(style, key * 0x9E37_79B9 + k as u64, k, drafter, &mut count);
-        counts[said.iter().fold(0, |at, &id| at * V + id as usize)] += 1;
+        let tokens = run(style, key * 0x9E37_79B9 + k as u64, k, proposer, &mut count);
+        counts[tokens.iter().fold(0, |at, &id| at * V + id as usize)] += 1;
     }
     (counts, f64::from(count.accepted) / f64::from(count.drafted.max(1)))
 }
@@ -186,12 +187,12 @@ fn outputs(style: &SamplingStyle, k: usize, drafter: TestProposer) -> (Vec<u32>,
 fn expected(style: &SamplingStyle) -> Vec<f64> {
     let mut p = vec![(vec![FIRST], 1.0)];
     for _ in 0..LENGTH {
-        let longer = |(said, p): (Vec<u32>, f64)| {
-            let next = style.exact(&said);
-            let with = move |id: usize| ([&said[..], &[id as u32]].concat(), p * next[id]);
-            (0..V).map(with).collect::<Vec<_>>()
+        let extended = |(tokens, p): (Vec<u32>, f64)| {
+            let next = style.exact(&tokens);
+            let appended = move |id: usize| ([&tokens[..], &[id as u32]].concat(), p * next[id]);
+            (0..V).map(appended).collect::<Vec<_>>()
         };
-        p = p.into_iter().flat_map(longer).collect();
+        p = p.into_iter().flat_map(extended).collect();
     }
     p.into_iter().map(|(_, p)| p * RUNS as f64).collect()
 }
@@ -209,7 +210,7 @@ fn excess(counts: &[u32], expected: &[f64]) -> f64 {
             cells += 1;
         }
     }
-    assert!(rare.1 > 0.0 || rare.0 == 0.0, "{} outputs that cannot be", rare.0);
+    assert!(rare.1 > 0.0 || rare.0 == 0.0, "{} outputs with probability 0", rare.0);
     if rare.1 >= 10.0 {
         chi2 += (rare.0 - rare.1).powi(2) / rare.1;
         cells += 1;
@@ -220,10 +221,10 @@ fn excess(counts: &[u32], expected: &[f64]) -> f64 {
 
 /// Number of standard deviations that a correct sampler does not reach; keys are fixed, so the test is
 /// deterministic.
-const MOST: f64 = 4.0;
+const DEVIATIONS_MAX: f64 = 4.0;
 
 #[test]
-fn drafts_change_no_distribution() {
+fn drafts_do_not_change_the_distribution() {
     for (name, style) in [
         ("0.7", SamplingStyle::new(0.7)),
         ("1.0", SamplingStyle::new(1.0)),
@@ -231,18 +232,23 @@ fn drafts_change_no_distribution() {
     ] {
         let expected = expected(&style);
         let without = excess(&outputs(&style, 0, TestProposer::Greedy).0, &expected);
-        assert!(without < MOST, "{name}: without drafts {without:.1}");
-        for (k, drafter) in [
+        assert!(without < DEVIATIONS_MAX, "{name}: without drafts {without:.1}");
+        for (k, proposer) in [
             (1, TestProposer::Drawn),
             (2, TestProposer::Drawn),
             (3, TestProposer::Drawn),
             (2, TestProposer::Greedy),
         ] {
-            let (counts, stood) = outputs(&style, k, drafter);
+            let (counts, rate) = outputs(&style, k, proposer);
             let excess = excess(&counts, &expected);
-            println!("{name}, {k} drafts, {drafter:?}: {stood:.2} stood, {excess:.1} deviations");
-            assert!((0.1..0.95).contains(&stood), "{name}, {k}, {drafter:?}: {stood:.2} stood");
-            assert!(excess < MOST, "{name}, {k}, {drafter:?}: {excess:.1} deviations");
+            println!(
+                "{name}, {k} drafts, {proposer:?}: {rate:.2} accepted, {excess:.1} deviations"
+            );
+            assert!(
+                (0.1..0.95).contains(&rate),
+                "{name}, {k}, {proposer:?}: acceptance rate {rate:.2}"
+            );
+            assert!(excess < DEVIATIONS_MAX, "{name}, {k}, {proposer:?}: {excess:.1} deviations");
         }
     }
 }
@@ -253,12 +259,12 @@ fn wrong_residual_is_detected() {
         let style = SamplingStyle::new(temperature);
         let (counts, _) = outputs(&style, 2, TestProposer::OffByOne);
         let excess = excess(&counts, &expected(&style));
-        assert!(excess > 10.0 * MOST, "at {temperature}: {excess:.1} deviations");
+        assert!(excess > 10.0 * DEVIATIONS_MAX, "at {temperature}: {excess:.1} deviations");
     }
 }
 
 #[test]
-fn deterministic_drafts_change_no_token() {
+fn deterministic_drafts_do_not_change_tokens() {
     let greedy = SamplingStyle::new(0.0);
     for style in [greedy, SamplingStyle::new(0.7), SamplingStyle::new(1.0), SamplingStyle::strict()]
     {
@@ -278,19 +284,19 @@ fn deterministic_drafts_change_no_token() {
 }
 
 #[test]
-fn unreached_position_fails_no_row() {
+fn non_finite_logits_after_a_rejected_draft_are_ignored() {
     let style = SamplingStyle::new(1.0);
-    let rules: Vec<_> = (1..=2).map(|said| style.rules(1, said, &[])).collect();
+    let rules: Vec<_> = (1..=2).map(|len| style.rules(1, len, &[])).collect();
     let mut logits = [target(FIRST), vec![f32::NAN; V]].concat();
-    let verified = |logits: &[f32], id: u32| {
+    let verify = |logits: &[f32], id: u32| {
         let drafts = [DraftToken { id, proposal: None }];
         verify_rows(MatRef::of(logits, 2, V).unwrap(), &rules, &drafts, &mut RowScratch::default())
     };
-    let said = sample_token(&logits[..V], &rules[0], &mut RowScratch::default()).unwrap();
-    assert_eq!(verified(&logits, (said + 1) % V as u32), Ok(vec![said]));
-    assert_eq!(verified(&logits, said), Err(SampleError::NonFinite));
+    let token = sample_token(&logits[..V], &rules[0], &mut RowScratch::default()).unwrap();
+    assert_eq!(verify(&logits, (token + 1) % V as u32), Ok(vec![token]));
+    assert_eq!(verify(&logits, token), Err(SampleError::NonFinite));
     logits[0] = f32::INFINITY;
-    assert_eq!(verified(&logits, (said + 1) % V as u32), Err(SampleError::NonFinite));
+    assert_eq!(verify(&logits, (token + 1) % V as u32), Err(SampleError::NonFinite));
 }
 
 #[test]

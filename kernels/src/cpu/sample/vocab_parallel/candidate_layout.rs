@@ -16,7 +16,7 @@ pub(super) struct CandidateLayout {
     pub(super) candidates: usize,
     /// Whether the candidates are the top ids of the shard in order, for a filter; otherwise the one
     /// candidate is the argmax of the shard.
-    pub(super) ordered: bool,
+    pub(super) is_top_k: bool,
     /// Whether the probability mass of the shard is sent.
     pub(super) mass: bool,
     /// Whether the raw logits of the candidates are sent.
@@ -28,29 +28,29 @@ pub(super) struct CandidateLayout {
 impl CandidateLayout {
     /// Layout for a row; `None` if it has at least as many words as the shard has logits: the row is then
     /// gathered whole.
-    pub(super) fn of(row: &SampleRequest<'_>, part: &VocabShard) -> Option<Self> {
-        let top = row.logprobs.map(|top| top.min(part.cols));
-        let plain = Self { candidates: 1, ordered: false, mass: false, raw: top.is_some(), top };
-        let shape = match &row.pick {
-            TokenChoice::Known(_) => Self { raw: false, ..plain },
+    pub(super) fn of(request: &SampleRequest<'_>, shard: &VocabShard) -> Option<Self> {
+        let top = request.logprobs.map(|top| top.min(shard.cols));
+        let plain = Self { candidates: 1, is_top_k: false, mass: false, raw: top.is_some(), top };
+        let layout = match &request.choice {
+            TokenChoice::Score(_) => Self { raw: false, ..plain },
             TokenChoice::Sample(rules) => match &rules.draw {
-                Some(draw) if draw.top_k_of(part.vocab).is_some() => {
-                    Self { candidates: draw.top_k.min(part.cols), ordered: true, ..plain }
+                Some(draw) if draw.top_k_of(shard.vocab).is_some() => {
+                    Self { candidates: draw.top_k.min(shard.cols), is_top_k: true, ..plain }
                 }
                 Some(draw) if draw.filters() => {
-                    let candidates = CANDIDATES.min(part.cols / IDS_PER_CANDIDATE).max(1);
-                    Self { candidates, ordered: true, mass: draw.top_p < 1.0, ..plain }
+                    let candidates = CANDIDATES.min(shard.cols / IDS_PER_CANDIDATE).max(1);
+                    Self { candidates, is_top_k: true, mass: draw.top_p < 1.0, ..plain }
                 }
                 _ => plain,
             },
         };
-        (shape.words() < part.cols).then_some(shape)
+        (layout.words() < shard.cols).then_some(layout)
     }
 
     /// Number of 32-bit words.
     pub(super) fn words(&self) -> usize {
-        let report = self.top.map_or(0, |top| 3 + 2 * top);
-        1 + self.candidates * self.candidate_words() + 2 * usize::from(self.mass) + report
+        let logprobs = self.top.map_or(0, |top| 3 + 2 * top);
+        1 + self.candidates * self.candidate_words() + 2 * usize::from(self.mass) + logprobs
     }
 
     /// Number of 32-bit words per candidate.

@@ -8,12 +8,12 @@ use crate::cpu::sample::row::{
 use crate::cpu::sample::rules::{DrawParams, SampleRequest, SamplingRules, TokenChoice};
 use crate::cpu::sample::vector;
 
-/// Selects candidates from the raw logits of a shard that begins with id `first`.
+/// Selects candidates from the raw logits of a shard that begins with id `first_id`.
 pub(super) fn local_candidates(
     raw: &[f32],
-    first: usize,
-    row: &SampleRequest<'_>,
-    shape: &CandidateLayout,
+    first_id: usize,
+    request: &SampleRequest<'_>,
+    layout: &CandidateLayout,
     scratch: &mut RowScratch,
 ) -> RankCandidates {
     if raw.is_empty() {
@@ -22,55 +22,63 @@ pub(super) fn local_candidates(
     if !vector::maxima(raw, scratch.maxima_for(raw)) {
         return RankCandidates { non_finite: true, ..RankCandidates::default() };
     }
-    let report = shape.top.map(|top| report(raw, first, top, scratch)).unwrap_or_default();
-    let brought = match &row.pick {
-        TokenChoice::Known(id) => known(raw, first, *id),
+    let logprobs = layout.top.map(|top| shard_logprobs(raw, first_id, top, scratch));
+    let candidates = match &request.choice {
+        TokenChoice::Score(id) => known_token(raw, first_id, *id),
         TokenChoice::Sample(rules) => {
             let mut l = std::mem::take(&mut scratch.edited);
-            let brought = choice_candidates((raw, first), rules, shape, &mut l, scratch);
+            let candidates = sampling_candidates(raw, first_id, rules, layout, &mut l, scratch);
             scratch.edited = l;
-            brought
+            candidates
         }
     };
-    RankCandidates { report, ..brought }
+    RankCandidates { logprobs: logprobs.unwrap_or_default(), ..candidates }
 }
 
-fn known(raw: &[f32], first: usize, id: u32) -> RankCandidates {
-    match raw.get((id as usize).wrapping_sub(first)) {
+/// Returns a known token as the candidate if it is in the shard.
+fn known_token(raw: &[f32], first_id: usize, id: u32) -> RankCandidates {
+    match raw.get((id as usize).wrapping_sub(first_id)) {
         Some(&value) => {
-            RankCandidates::single(TokenCandidate { at: RankedToken { id, value }, raw: value })
+            RankCandidates::single(TokenCandidate { ranked: RankedToken { id, value }, raw: value })
         }
         None => RankCandidates::default(), // In the shard of another rank.
     }
 }
 
-/// Computes the report on the raw logits; `scratch` has the chunk maxima of `raw`.
-fn report(raw: &[f32], first: usize, top: usize, scratch: &mut RowScratch) -> ShardLogprobs {
+/// Computes the log-probability sums of the shard from the raw logits; `scratch` has the chunk maxima of
+/// `raw`.
+fn shard_logprobs(
+    raw: &[f32],
+    first_id: usize,
+    top: usize,
+    scratch: &mut RowScratch,
+) -> ShardLogprobs {
     let max = argmax_of_chunks(raw, &scratch.maxima).value;
     let sum = vector::exp_sum(raw, max);
     let top = top_k_tokens(raw, top, scratch).iter();
     ShardLogprobs {
         max,
         sum,
-        top: top.map(|at| RankedToken { id: at.id + first as u32, ..*at }).collect(),
+        top: top.map(|token| RankedToken { id: token.id + first_id as u32, ..*token }).collect(),
     }
 }
 
 /// Selects the candidates for sampling; `scratch` has the chunk maxima of `raw`.
-fn choice_candidates(
-    (raw, first): (&[f32], usize),
+fn sampling_candidates(
+    raw: &[f32],
+    first_id: usize,
     rules: &SamplingRules<'_>,
-    shape: &CandidateLayout,
+    layout: &CandidateLayout,
     l: &mut Vec<f32>,
     scratch: &mut RowScratch,
 ) -> RankCandidates {
-    let candidate = |at: &RankedToken| TokenCandidate {
-        at: RankedToken { id: at.id + first as u32, ..*at },
-        raw: raw[at.id as usize],
+    let candidate = |token: &RankedToken| TokenCandidate {
+        ranked: RankedToken { id: token.id + first_id as u32, ..*token },
+        raw: raw[token.id as usize],
     };
     let edited = rules.edits.change_anything();
     if edited {
-        edit(l, raw, first, &rules.edits);
+        edit(l, raw, first_id, &rules.edits);
         vector::maxima(l, scratch.maxima_for(l));
     }
     let Some(draw) = &rules.draw else {
@@ -84,16 +92,17 @@ fn choice_candidates(
     let l = &mut l[..];
     vector::scale(l, draw.temperature.recip(), scratch.maxima_for(l));
     let best = argmax_of_chunks(l, &scratch.maxima);
-    if !shape.ordered {
+    if !layout.is_top_k {
         return RankCandidates::single(candidate(&gumbel_argmax(
-            (l, first),
+            l,
+            first_id,
             draw,
             best,
-            SamplingCutoff::NONE,
+            SamplingCutoff::KEEP_ALL,
             &scratch.maxima,
         )));
     }
-    top_candidates(l, best, draw, shape, scratch, candidate)
+    top_candidates(l, best, draw, layout, scratch, candidate)
 }
 
 /// Returns the top ids of the shard, in order, that min-p may keep; `scratch` has the chunk maxima of `l`.
@@ -101,18 +110,18 @@ fn top_candidates(
     l: &[f32],
     best: RankedToken,
     draw: &DrawParams,
-    shape: &CandidateLayout,
+    layout: &CandidateLayout,
     scratch: &mut RowScratch,
     candidate: impl Fn(&RankedToken) -> TokenCandidate,
 ) -> RankCandidates {
     let masked = best.value == f32::NEG_INFINITY;
-    let mass = if shape.mass && !masked { vector::exp_sum(l, best.value) } else { 0.0 };
+    let mass = if layout.mass && !masked { vector::exp_sum(l, best.value) } else { 0.0 };
     let floor = draw.min_p_floor(best.value);
-    let found = top_k_tokens(l, shape.candidates + 1, scratch);
-    let found = &found[..found.partition_point(|at| at.value >= floor)];
+    let tokens = top_k_tokens(l, layout.candidates + 1, scratch);
+    let tokens = &tokens[..tokens.partition_point(|token| token.value >= floor)];
     RankCandidates {
-        more: found.len() > shape.candidates,
-        candidates: found.iter().take(shape.candidates).map(candidate).collect(),
+        has_more: tokens.len() > layout.candidates,
+        candidates: tokens.iter().take(layout.candidates).map(candidate).collect(),
         mass,
         ..RankCandidates::default()
     }

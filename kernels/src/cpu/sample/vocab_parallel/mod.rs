@@ -19,10 +19,10 @@ mod rank_candidates;
 use candidate_layout::CandidateLayout;
 use device::{DeviceError, MatMut, MatRef, ThreadPool};
 use local_candidates::local_candidates;
-use merge::{MergedToken, merge};
+use merge::{MergedLogprobs, MergedToken, merge};
 use rank_candidates::RankCandidates;
 
-use super::row::{RankedToken, RowScratch};
+use super::row::RowScratch;
 use super::rules::{
     RowLogprobs, RowSampleResult, SampleError, SampleRequest, SampledRow, TokenChoice,
 };
@@ -33,9 +33,9 @@ use crate::{GatherFn, VocabShard};
 struct ShardedRows<'a> {
     sampler: &'a CpuSampler,
     threads: &'a ThreadPool,
-    /// f32 `[n, part.cols]`
+    /// f32 `[n, shard.cols]`
     logits: MatRef<'a>,
-    vocab_shard: &'a VocabShard,
+    shard: &'a VocabShard,
     requests: &'a [SampleRequest<'a>],
 }
 
@@ -43,84 +43,78 @@ struct ShardedRows<'a> {
 type MergeOutcome = Option<Result<MergedToken, SampleError>>;
 
 impl CpuSampler {
-    /// Samples one token per row of `logits`, f32 `[n, part.cols]`; the result is equal on all ranks.
+    /// Samples one token per row of `logits`, f32 `[n, shard.cols]`; the result is equal on all ranks.
     pub(crate) fn sample_vocab_parallel(
         &self,
         threads: &ThreadPool,
-        (logits, part): (MatRef<'_>, &VocabShard),
-        asked: &[SampleRequest<'_>],
+        logits: MatRef<'_>,
+        shard: &VocabShard,
+        requests: &[SampleRequest<'_>],
         gather: &mut GatherFn<'_>,
     ) -> Result<Vec<RowSampleResult>, DeviceError> {
-        let rows =
-            ShardedRows { sampler: self, threads, logits, vocab_shard: part, requests: asked };
+        let rows = ShardedRows { sampler: self, threads, logits, shard, requests };
         let outcomes = rows.outcomes(gather)?;
-        let mut whole = rows.sample_full_rows(&outcomes, gather)?.into_iter();
-        let mut places = rows.token_ranks(&outcomes, gather)?.into_iter();
-        let answer = |(outcome, row): (MergeOutcome, &SampleRequest<'_>)| match outcome {
-            None => whole.next().expect("one for each row without an outcome"),
-            Some(Err(unusable)) => Err(unusable),
-            Some(Ok(found)) if counts(row) => {
-                Ok(sampled_row(found, places.next().expect("one for each row that counts")))
+        let mut full_rows = rows.sample_full_rows(&outcomes, gather)?.into_iter();
+        let mut token_ranks = rows.token_ranks(&outcomes, gather)?.into_iter();
+        let result = |(outcome, request): (MergeOutcome, &SampleRequest<'_>)| match outcome {
+            None => full_rows.next().expect("one result for each undecided row"),
+            Some(Err(error)) => Err(error),
+            Some(Ok(token)) if needs_rank_count(request) => {
+                let rank = token_ranks.next().expect("one rank for each row that needs a count");
+                Ok(sampled_row(token, rank))
             }
-            Some(Ok(found)) => Ok(sampled_row(found, 1)),
+            Some(Ok(token)) => Ok(sampled_row(token, 1)),
         };
-        Ok(outcomes.into_iter().zip(asked).map(answer).collect())
+        Ok(outcomes.into_iter().zip(requests).map(result).collect())
     }
 }
 
 /// Whether the ids before the token must be counted for its rank: the most likely id has none before it.
-fn counts(row: &SampleRequest<'_>) -> bool {
-    let likeliest = match &row.pick {
-        TokenChoice::Known(_) => false,
+fn needs_rank_count(request: &SampleRequest<'_>) -> bool {
+    let is_top_token = match &request.choice {
+        TokenChoice::Score(_) => false,
         TokenChoice::Sample(rules) => rules.draw.is_none() && !rules.edits.change_anything(),
     };
-    row.logprobs.is_some() && !likeliest
+    request.logprobs.is_some() && !is_top_token
 }
 
-fn sampled_row(found: MergedToken, rank: u32) -> SampledRow {
-    let logprobs = found.report.map(|(sum, top)| RowLogprobs {
-        logprob: found.raw - sum,
+fn sampled_row(token: MergedToken, rank: u32) -> SampledRow {
+    let logprobs = token.logprobs.map(|MergedLogprobs { log_sum, top }| RowLogprobs {
+        logprob: token.raw - log_sum,
         rank,
-        top: top.iter().map(|at: &RankedToken| (at.id, at.value - sum)).collect(),
+        top: top.iter().map(|top| (top.id, top.value - log_sum)).collect(),
     });
-    SampledRow { token: found.token, logprobs }
+    SampledRow { token: token.token, logprobs }
 }
 
 impl ShardedRows<'_> {
-    fn own_candidates(&self, r: usize) -> &[f32] {
-        &self.logits.row::<f32>(r)[..self.vocab_shard.ids]
+    /// Logits of row `r` in the shard, without padding columns.
+    fn shard_logits(&self, r: usize) -> &[f32] {
+        &self.logits.row::<f32>(r)[..self.shard.ids]
     }
 
     /// First all-gather: candidates of all ranks, merged.
     fn outcomes(&self, gather: &mut GatherFn<'_>) -> Result<Vec<MergeOutcome>, DeviceError> {
-        let shapes: Vec<Option<CandidateLayout>> =
-            self.requests.iter().map(|row| CandidateLayout::of(row, self.vocab_shard)).collect();
-        let look = |r: usize, scratch: &mut RowScratch| {
-            let shape = shapes[r].as_ref()?;
-            Some(
-                local_candidates(
-                    self.own_candidates(r),
-                    self.vocab_shard.first_id,
-                    &self.requests[r],
-                    shape,
-                    scratch,
-                )
-                .words(shape),
-            )
+        let layouts: Vec<Option<CandidateLayout>> =
+            self.requests.iter().map(|row| CandidateLayout::of(row, self.shard)).collect();
+        let words_of_row = |r: usize, scratch: &mut RowScratch| {
+            let (layout, request) = (layouts[r].as_ref()?, &self.requests[r]);
+            let (logits, first_id) = (self.shard_logits(r), self.shard.first_id);
+            Some(local_candidates(logits, first_id, request, layout, scratch).words(layout))
         };
-        let own = self.sampler.for_each_row(self.threads, self.requests.len(), &look);
-        let own: Vec<u32> = own.into_iter().flatten().flatten().collect();
-        let all = self.exchange(&own, gather)?;
+        let local = self.sampler.for_each_row(self.threads, self.requests.len(), words_of_row);
+        let local: Vec<u32> = local.into_iter().flatten().flatten().collect();
+        let all = self.exchange(&local, gather)?;
         let mut from = 0;
-        let outcome = |(row, shape): (&SampleRequest<'_>, &Option<CandidateLayout>)| {
-            let shape = shape.as_ref()?;
-            let to = from + shape.words();
-            let of = |words: &[u32]| RankCandidates::of(&words[from..to], shape);
-            let ranks: Vec<RankCandidates> = all.chunks_exact(own.len()).map(of).collect();
+        let outcome = |(request, layout): (&SampleRequest<'_>, &Option<CandidateLayout>)| {
+            let layout = layout.as_ref()?;
+            let to = from + layout.words();
+            let of_rank = |words: &[u32]| RankCandidates::of(&words[from..to], layout);
+            let ranks: Vec<RankCandidates> = all.chunks_exact(local.len()).map(of_rank).collect();
             from = to;
-            merge(row, self.vocab_shard.vocab, &ranks)
+            merge(request, self.shard.vocab, &ranks)
         };
-        Ok(self.requests.iter().zip(&shapes).map(outcome).collect())
+        Ok(self.requests.iter().zip(&layouts).map(outcome).collect())
     }
 
     /// Gathers undecided rows whole and samples them on each rank.
@@ -129,19 +123,20 @@ impl ShardedRows<'_> {
         outcomes: &[MergeOutcome],
         gather: &mut GatherFn<'_>,
     ) -> Result<Vec<RowSampleResult>, DeviceError> {
-        let open = (0..outcomes.len()).filter(|&r| outcomes[r].is_none());
-        let asked: Vec<SampleRequest<'_>> = open.clone().map(|r| self.requests[r]).collect();
-        if asked.is_empty() {
+        let undecided = (0..outcomes.len()).filter(|&r| outcomes[r].is_none());
+        let requests: Vec<SampleRequest<'_>> =
+            undecided.clone().map(|r| self.requests[r]).collect();
+        if requests.is_empty() {
             return Ok(Vec::new());
         }
-        let own: Vec<f32> = open.flat_map(|r| self.logits.row::<f32>(r)).copied().collect();
-        let mut all = vec![0.0_f32; asked.len() * self.vocab_shard.vocab];
-        let to = MatMut::of(&mut all, asked.len(), self.vocab_shard.vocab)?;
-        if !gather(MatRef::of(&own, asked.len(), self.vocab_shard.cols)?, to) {
+        let local: Vec<f32> = undecided.flat_map(|r| self.logits.row::<f32>(r)).copied().collect();
+        let mut all = vec![0.0_f32; requests.len() * self.shard.vocab];
+        let to = MatMut::of(&mut all, requests.len(), self.shard.vocab)?;
+        if !gather(MatRef::of(&local, requests.len(), self.shard.cols)?, to) {
             return Err(DeviceError::PeerRanksFailed);
         }
-        let logits = MatRef::of(&all, asked.len(), self.vocab_shard.vocab)?;
-        Ok(self.sampler.sample_rows(self.threads, logits, &asked))
+        let logits = MatRef::of(&all, requests.len(), self.shard.vocab)?;
+        Ok(self.sampler.sample_rows(self.threads, logits, &requests))
     }
 
     /// Last all-gather: ranks among all ids, from 1, of the sampled tokens for which they are requested.
@@ -150,31 +145,30 @@ impl ShardedRows<'_> {
         outcomes: &[MergeOutcome],
         gather: &mut GatherFn<'_>,
     ) -> Result<Vec<u32>, DeviceError> {
-        let found = outcomes.iter().enumerate().filter_map(|(r, outcome)| match outcome {
-            Some(Ok(found)) if counts(&self.requests[r]) => Some((r, found)),
+        let tokens = outcomes.iter().enumerate().filter_map(|(r, outcome)| match outcome {
+            Some(Ok(token)) if needs_rank_count(&self.requests[r]) => Some((r, token)),
             _ => None,
         });
-        let before = |(r, found): (usize, &MergedToken)| {
-            let own = self.own_candidates(r);
-            let at =
-                (found.token as usize).saturating_sub(self.vocab_shard.first_id).min(own.len());
-            vector::count_before(own, found.raw, at) as u32
+        let local_count = |(r, token): (usize, &MergedToken)| {
+            let logits = self.shard_logits(r);
+            let index = (token.token as usize).saturating_sub(self.shard.first_id);
+            vector::count_before(logits, token.raw, index.min(logits.len())) as u32
         };
-        let own: Vec<u32> = found.map(before).collect();
-        let all = self.exchange(&own, gather)?;
-        let place = |r: usize| 1 + all.iter().skip(r).step_by(own.len()).sum::<u32>();
-        Ok((0..own.len()).map(place).collect())
+        let local: Vec<u32> = tokens.map(local_count).collect();
+        let all = self.exchange(&local, gather)?;
+        let rank = |r: usize| 1 + all.iter().skip(r).step_by(local.len()).sum::<u32>();
+        Ok((0..local.len()).map(rank).collect())
     }
 
     /// Gathers the words of all ranks, concatenated in the order of ranks.
-    fn exchange(&self, own: &[u32], gather: &mut GatherFn<'_>) -> Result<Vec<u32>, DeviceError> {
-        if own.is_empty() {
+    fn exchange(&self, local: &[u32], gather: &mut GatherFn<'_>) -> Result<Vec<u32>, DeviceError> {
+        if local.is_empty() {
             return Ok(Vec::new());
         }
-        let own: Vec<i32> = own.iter().map(|&word| word as i32).collect();
-        let mut all = vec![0_i32; own.len() * self.vocab_shard.ranks];
+        let local: Vec<i32> = local.iter().map(|&word| word as i32).collect();
+        let mut all = vec![0_i32; local.len() * self.shard.ranks];
         let cols = all.len();
-        if !gather(MatRef::of(&own, 1, own.len())?, MatMut::of(&mut all, 1, cols)?) {
+        if !gather(MatRef::of(&local, 1, local.len())?, MatMut::of(&mut all, 1, cols)?) {
             return Err(DeviceError::PeerRanksFailed);
         }
         Ok(all.into_iter().map(|word| word as u32).collect())

@@ -16,11 +16,11 @@ const TOLERANCE: f32 = 1e-5;
 /// Vocabulary shards as an LM head is split: multiples of 64 ids, the last ones padded.
 fn shards(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     let cols = vocab.next_multiple_of(64 * ranks) / ranks;
-    let part = |rank: usize| {
+    let shard = |rank: usize| {
         let (first, end) = ((rank * cols).min(vocab), ((rank + 1) * cols).min(vocab));
         VocabShard { first_id: first, ids: end - first, cols, vocab, ranks }
     };
-    (0..ranks).map(part).collect()
+    (0..ranks).map(shard).collect()
 }
 
 /// All-gather of ranks that are threads of this process.
@@ -32,23 +32,23 @@ struct InProcessGather {
 }
 
 impl InProcessGather {
-    fn gather(&self, rank: usize, own: MatRef<'_>, mut all: MatMut<'_>) -> bool {
+    fn gather(&self, rank: usize, local: MatRef<'_>, mut all: MatMut<'_>) -> bool {
         let bits = |r: usize| -> Vec<u32> {
-            match own.dtype() {
-                device::DType::F32 => own.row::<f32>(r).iter().map(|x| x.to_bits()).collect(),
-                _ => own.row::<i32>(r).iter().map(|x| *x as u32).collect(),
+            match local.dtype() {
+                device::DType::F32 => local.row::<f32>(r).iter().map(|x| x.to_bits()).collect(),
+                _ => local.row::<i32>(r).iter().map(|x| *x as u32).collect(),
             }
         };
-        *self.candidates[rank].lock().unwrap() = (0..own.rows()).flat_map(bits).collect();
+        *self.candidates[rank].lock().unwrap() = (0..local.rows()).flat_map(bits).collect();
         if rank == 0 {
-            self.calls.lock().unwrap().push((own.rows(), own.cols()));
+            self.calls.lock().unwrap().push((local.rows(), local.cols()));
         }
         self.barrier.wait();
         let (rows, cols) = (all.rows(), all.cols());
         for (r, c) in (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))) {
-            let theirs = self.candidates[c / own.cols()].lock().unwrap();
-            let word = theirs[r * own.cols() + c % own.cols()];
-            match own.dtype() {
+            let of_rank = self.candidates[c / local.cols()].lock().unwrap();
+            let word = of_rank[r * local.cols() + c % local.cols()];
+            match local.dtype() {
                 device::DType::F32 => all.row_mut::<f32>(r)[c] = f32::from_bits(word),
                 _ => all.row_mut::<i32>(r)[c] = word as i32,
             }
@@ -62,65 +62,65 @@ impl InProcessGather {
 fn sample(
     l: &[Vec<f32>],
     size: usize,
-    asked: &[SampleRequest<'_>],
+    requests: &[SampleRequest<'_>],
 ) -> (Vec<RowSampleResult>, Vec<(usize, usize)>) {
-    let meeting = InProcessGather {
+    let gather = InProcessGather {
         candidates: (0..size).map(|_| Mutex::default()).collect(),
         barrier: Barrier::new(size),
         calls: Mutex::default(),
     };
-    let work = |rank: usize, part: VocabShard| {
+    let work = |rank: usize, shard: VocabShard| {
         let pool = ThreadPool::new(1 + rank % 2).unwrap();
-        let mut own = vec![0.0_f32; l.len() * part.cols]; // Padding columns have logit 0.
-        for (row, own) in l.iter().zip(own.chunks_exact_mut(part.cols)) {
-            own[..part.ids].copy_from_slice(&row[part.first_id..][..part.ids]);
+        let mut local = vec![0.0_f32; l.len() * shard.cols]; // Padding columns have logit 0.
+        for (row, local) in l.iter().zip(local.chunks_exact_mut(shard.cols)) {
+            local[..shard.ids].copy_from_slice(&row[shard.first_id..][..shard.ids]);
         }
-        let logits = MatRef::of(&own, l.len(), part.cols).unwrap();
-        let mut gather = |own: MatRef<'_>, all: MatMut<'_>| meeting.gather(rank, own, all);
+        let logits = MatRef::of(&local, l.len(), shard.cols).unwrap();
+        let mut gather_fn = |local: MatRef<'_>, all: MatMut<'_>| gather.gather(rank, local, all);
         CpuSampler::new(2)
-            .sample_vocab_parallel(&pool, (logits, &part), asked, &mut gather)
+            .sample_vocab_parallel(&pool, logits, &shard, requests, &mut gather_fn)
             .unwrap()
     };
-    let found: Vec<Vec<RowSampleResult>> = thread::scope(|scope| {
+    let results: Vec<Vec<RowSampleResult>> = thread::scope(|scope| {
         let ranks: Vec<_> = (0..).zip(shards(l[0].len(), size)).collect();
-        let ranks = ranks.into_iter().map(|(rank, part)| scope.spawn(move || work(rank, part)));
+        let ranks = ranks.into_iter().map(|(rank, shard)| scope.spawn(move || work(rank, shard)));
         let ranks: Vec<_> = ranks.collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    assert!(found.iter().all(|answers| *answers == found[0]), "ranks differ: {found:?}");
-    (found.into_iter().next().unwrap(), meeting.calls.into_inner().unwrap())
+    assert!(results.iter().all(|of_rank| *of_rank == results[0]), "ranks differ: {results:?}");
+    (results.into_iter().next().unwrap(), gather.calls.into_inner().unwrap())
 }
 
 /// Asserts equal results, up to the order of summation.
-fn assert_same(ours: &[RowSampleResult], whole: &[RowSampleResult]) {
-    assert_eq!(ours.len(), whole.len());
-    for (ours, whole) in ours.iter().zip(whole) {
-        let (Ok(ours), Ok(whole)) = (ours, whole) else {
-            assert_eq!(ours, whole);
+fn assert_same(actual: &[RowSampleResult], expected: &[RowSampleResult]) {
+    assert_eq!(actual.len(), expected.len());
+    for (actual, expected) in actual.iter().zip(expected) {
+        let (Ok(actual), Ok(expected)) = (actual, expected) else {
+            assert_eq!(actual, expected);
             continue;
         };
-        assert_eq!(ours.token, whole.token);
-        let (Some(ours), Some(whole)) = (&ours.logprobs, &whole.logprobs) else {
-            assert_eq!(ours.logprobs, whole.logprobs);
+        assert_eq!(actual.token, expected.token);
+        let (Some(actual), Some(expected)) = (&actual.logprobs, &expected.logprobs) else {
+            assert_eq!(actual.logprobs, expected.logprobs);
             continue;
         };
-        assert_eq!((ours.rank, ours.top.len()), (whole.rank, whole.top.len()));
-        assert!((ours.logprob - whole.logprob).abs() <= TOLERANCE, "{ours:?}, {whole:?}");
-        for (a, b) in ours.top.iter().zip(&whole.top) {
-            assert!(a.0 == b.0 && (a.1 - b.1).abs() <= TOLERANCE, "{ours:?}, {whole:?}");
+        assert_eq!((actual.rank, actual.top.len()), (expected.rank, expected.top.len()));
+        assert!((actual.logprob - expected.logprob).abs() <= TOLERANCE, "{actual:?}, {expected:?}");
+        for (a, b) in actual.top.iter().zip(&expected.top) {
+            assert!(a.0 == b.0 && (a.1 - b.1).abs() <= TOLERANCE, "{actual:?}, {expected:?}");
         }
     }
 }
 
-fn sample_full_rows(l: &[Vec<f32>], asked: &[SampleRequest<'_>]) -> Vec<RowSampleResult> {
+fn sample_full_rows(l: &[Vec<f32>], requests: &[SampleRequest<'_>]) -> Vec<RowSampleResult> {
     let mut scratch = RowScratch::default();
-    l.iter().zip(asked).map(|(l, row)| super::super::sample_row(l, row, &mut scratch)).collect()
+    l.iter().zip(requests).map(|(l, row)| super::super::sample_row(l, row, &mut scratch)).collect()
 }
 
-fn check(l: &[Vec<f32>], asked: &[SampleRequest<'_>]) {
-    let expected = sample_full_rows(l, asked);
+fn check(l: &[Vec<f32>], requests: &[SampleRequest<'_>]) {
+    let expected = sample_full_rows(l, requests);
     for size in [2, 3, 4] {
-        assert_same(&sample(l, size, asked).0, &expected);
+        assert_same(&sample(l, size, requests).0, &expected);
     }
 }
 
@@ -177,14 +177,14 @@ prop_compose! {
 
 /// Whether rounding may move an id across a cutoff: such cases are skipped.
 fn is_near_a_cutoff(l: &[f32], changes: &RandomEdits, d: &DrawParams) -> bool {
-    let nudged = |f: f32| {
+    let with_factor = |f: f32| {
         let cut = |p: f32| if p == 0.0 || p >= 1.0 { p } else { p * f };
         let d = DrawParams { min_p: cut(d.min_p), top_p: cut(d.top_p), ..*d };
         let rules = SamplingRules { edits: changes.edits(), draw: Some(d) };
-        let row = SampleRequest { pick: TokenChoice::Sample(rules), logprobs: None };
+        let row = SampleRequest { choice: TokenChoice::Sample(rules), logprobs: None };
         sample_full_rows(&[l.to_vec()], &[row])
     };
-    nudged(1.0 - 1e-5) != nudged(1.0 + 1e-5)
+    with_factor(1.0 - 1e-5) != with_factor(1.0 + 1e-5)
 }
 
 proptest! {
@@ -193,9 +193,9 @@ proptest! {
     fn vocab_parallel_matches_single_rank(
         v in prop_oneof![1_usize..2000, 1000_usize..2000],
         seed in 0_u64..1 << 40,
-        spread in prop_oneof![Just(1.0_f32), Just(3.0_f32), Just(0.1_f32)],
+        scale in prop_oneof![Just(1.0_f32), Just(3.0_f32), Just(0.1_f32)],
         coarse in any::<bool>(),
-        asked in prop::collection::vec(
+        requests in prop::collection::vec(
             (
                 changes(),
                 prop::option::weighted(0.8, draws()),
@@ -206,48 +206,48 @@ proptest! {
             1..5,
         ),
     ) {
-        let like = |x: f32| if coarse { (x * spread).round() + 0.0 } else { x * spread };
+        let like = |x: f32| if coarse { (x * scale).round() + 0.0 } else { x * scale };
         let rows = |i: usize| row(v, seed + i as u64).into_iter().map(like).collect();
-        let l: Vec<Vec<f32>> = (0..asked.len()).map(rows).collect();
+        let l: Vec<Vec<f32>> = (0..requests.len()).map(rows).collect();
         let off = RandomEdits {
             allowed: None, banned: vec![], bias: vec![], seen: vec![], penalties: [1.0, 0.0, 0.0],
         };
-        let asked: Vec<_> = asked.into_iter().map(|(changes, draw, top, known, plain)| {
+        let requests: Vec<_> = requests.into_iter().map(|(changes, draw, top, known, plain)| {
             (if plain { off.clone() } else { changes }, draw, top, known)
         }).collect();
-        for (l, (changes, draw, _, _)) in l.iter().zip(&asked) {
+        for (l, (changes, draw, _, _)) in l.iter().zip(&requests) {
             prop_assume!(draw.is_none_or(|draw| !is_near_a_cutoff(l, changes, &draw)));
         }
-        let asked: Vec<SampleRequest<'_>> = asked.iter().map(|(changes, draw, top, known)| {
-            let pick = match known {
-                Some(id) => TokenChoice::Known(*id % v as u32),
+        let requests: Vec<SampleRequest<'_>> = requests.iter().map(|(changes, draw, top, known)| {
+            let choice = match known {
+                Some(id) => TokenChoice::Score(*id % v as u32),
                 None => TokenChoice::Sample(SamplingRules { edits: changes.edits(), draw: *draw }),
             };
-            SampleRequest { pick, logprobs: *top }
+            SampleRequest { choice, logprobs: *top }
         }).collect();
-        check(&l, &asked);
+        check(&l, &requests);
     }
 }
 
 fn greedy(top: Option<usize>) -> SampleRequest<'static> {
     let rules = SamplingRules { edits: LogitEdits::default(), draw: None };
-    SampleRequest { pick: TokenChoice::Sample(rules), logprobs: top }
+    SampleRequest { choice: TokenChoice::Sample(rules), logprobs: top }
 }
 
-fn drawing(draw: DrawParams) -> SampleRequest<'static> {
+fn random(draw: DrawParams) -> SampleRequest<'static> {
     let rules = SamplingRules { edits: LogitEdits::default(), draw: Some(draw) };
-    SampleRequest { pick: TokenChoice::Sample(rules), logprobs: None }
+    SampleRequest { choice: TokenChoice::Sample(rules), logprobs: None }
 }
 
 #[test]
-fn ties_go_to_the_lowest_id_and_padding_never_wins() {
+fn ties_select_the_lowest_id_and_never_padding() {
     // Of 4 ranks, the third has 2 ids and the last has none; all logits are below those of the padding.
     let mut l = vec![-5.0_f32; 130];
     check(&[l.clone()], &[greedy(Some(3))]);
     for at in [129, 128, 127, 64, 63] {
         l[at] = -1.0;
-        let found = sample(&[l.clone()], 4, &[greedy(None)]).0;
-        assert_eq!(found[0].as_ref().unwrap().token, at as u32);
+        let results = sample(&[l.clone()], 4, &[greedy(None)]).0;
+        assert_eq!(results[0].as_ref().unwrap().token, at as u32);
     }
 }
 
@@ -259,74 +259,81 @@ fn non_finite_and_masked_rows_fail_alone() {
         edits: LogitEdits { allowed: Some(&[]), ..LogitEdits::default() },
         draw: None,
     };
-    let nothing = SampleRequest { pick: TokenChoice::Sample(rules), logprobs: Some(2) };
+    let nothing = SampleRequest { choice: TokenChoice::Sample(rules), logprobs: Some(2) };
     for size in [2, 4] {
-        let asked = [greedy(Some(2)), drawing(DrawParams { top_p: 0.9, ..plain(1, 1) }), nothing];
-        let found = sample(&l, size, &asked).0;
-        assert!(found[0].is_ok());
-        assert_eq!(found[1..], [Err(SampleError::NonFinite), Err(SampleError::AllMasked)]);
+        let requests = [greedy(Some(2)), random(DrawParams { top_p: 0.9, ..plain(1, 1) }), nothing];
+        let results = sample(&l, size, &requests).0;
+        assert!(results[0].is_ok());
+        assert_eq!(results[1..], [Err(SampleError::NonFinite), Err(SampleError::AllMasked)]);
     }
 }
 
 /// Number of words that each of two ranks gathers for one row of 151,936 logits, call by call.
 fn words(l: Vec<f32>, row: SampleRequest<'_>) -> Vec<usize> {
     let l = [l];
-    let (ours, calls) = sample(&l, 2, &[row]);
-    assert_same(&ours, &sample_full_rows(&l, &[row]));
+    let (actual, calls) = sample(&l, 2, &[row]);
+    assert_same(&actual, &sample_full_rows(&l, &[row]));
     calls.into_iter().map(|(rows, cols)| rows * cols).collect()
 }
 
 #[test]
 fn rows_gather_only_what_sampling_needs() {
-    const PART: usize = 75_968;
-    let l = row(2 * PART, 11);
+    const SHARD: usize = 75_968;
+    let l = row(2 * SHARD, 11);
     let peaked: Vec<f32> = l.iter().map(|x| 2.0 * x).collect();
     let flat: Vec<f32> = l.iter().map(|x| 0.1 * x).collect();
     let draw = plain(5, 2);
     assert_eq!(words(l.clone(), greedy(None)), [3]);
-    assert_eq!(words(l.clone(), drawing(draw)), [3]);
-    assert_eq!(words(l.clone(), greedy(Some(0))), [7], "nobody is counted before the likeliest");
+    assert_eq!(words(l.clone(), random(draw)), [3]);
+    assert_eq!(words(l.clone(), greedy(Some(0))), [7], "a greedy token has rank 1 without a count");
     assert_eq!(words(l.clone(), greedy(Some(20))), [47]);
-    let known = SampleRequest { pick: TokenChoice::Known(9), logprobs: Some(1) };
+    let known = SampleRequest { choice: TokenChoice::Score(9), logprobs: Some(1) };
     assert_eq!(words(l.clone(), known), [8, 1]);
-    assert_eq!(words(l.clone(), SampleRequest { logprobs: Some(5), ..drawing(draw) }), [17, 1]);
+    assert_eq!(words(l.clone(), SampleRequest { logprobs: Some(5), ..random(draw) }), [17, 1]);
     let top_k = DrawParams { top_k: 50, ..draw };
-    assert_eq!(words(flat.clone(), drawing(top_k)), [101]);
-    assert_eq!(
-        words(flat.clone(), drawing(DrawParams { top_p: 0.9, min_p: 0.01, ..top_k })),
-        [101]
-    );
-    let top_p = drawing(DrawParams { top_p: 0.9, ..draw });
+    assert_eq!(words(flat.clone(), random(top_k)), [101]);
+    assert_eq!(words(flat.clone(), random(DrawParams { top_p: 0.9, min_p: 0.01, ..top_k })), [101]);
+    let top_p = random(DrawParams { top_p: 0.9, ..draw });
     assert_eq!(words(peaked.clone(), top_p), [259]);
-    assert_eq!(words(flat.clone(), top_p), [259, PART], "the edge lies behind 128 ids of a rank");
-    let min_p = drawing(DrawParams { min_p: 0.1, ..draw });
+    assert_eq!(
+        words(flat.clone(), top_p),
+        [259, SHARD],
+        "the cutoff is after the 128 candidates of a rank"
+    );
+    let min_p = random(DrawParams { min_p: 0.1, ..draw });
     assert_eq!(words(peaked, min_p), [257]);
-    assert_eq!(words(flat.clone(), min_p), [257, PART]);
+    assert_eq!(words(flat.clone(), min_p), [257, SHARD]);
     let all = SampleRequest { logprobs: Some(usize::MAX), ..greedy(None) };
-    assert_eq!(words(flat, all), [PART], "as much as the row");
+    assert_eq!(words(flat, all), [SHARD], "as many words as the row has logits");
 }
 
 #[test]
 fn rows_of_a_batch_share_gathers() {
     let l: Vec<Vec<f32>> = (0..4).map(|i| row(4096, i).iter().map(|x| 0.1 * x).collect()).collect();
-    let wide = drawing(DrawParams { top_p: 0.9, ..plain(1, 1) });
-    let asked = [greedy(None), wide, SampleRequest { logprobs: Some(2), ..wide }, greedy(Some(1))];
-    let (ours, calls) = sample(&l, 4, &asked);
-    assert_same(&ours, &sample_full_rows(&l, &asked));
+    let top_p_row = random(DrawParams { top_p: 0.9, ..plain(1, 1) });
+    let requests = [
+        greedy(None),
+        top_p_row,
+        SampleRequest { logprobs: Some(2), ..top_p_row },
+        greedy(Some(1)),
+    ];
+    let (actual, calls) = sample(&l, 4, &requests);
+    assert_same(&actual, &sample_full_rows(&l, &requests));
     let first = 3 + (1 + 2 * 128 + 2) + (1 + 3 * 128 + 2 + 7) + (1 + 3 + 5);
-    assert_eq!(calls, [(1, first), (2, 1024)], "a row that is brought whole counts by itself");
+    assert_eq!(calls, [(1, first), (2, 1024)], "a row that is gathered whole needs no rank count");
 }
 
 #[test]
-fn departing_rank_fails_the_step() {
+fn failed_rank_fails_the_step() {
     let (l, pool) = (row(128, 1), ThreadPool::new(1).unwrap());
-    let part = VocabShard { first_id: 0, ids: 128, cols: 128, vocab: 256, ranks: 2 };
+    let shard = VocabShard { first_id: 0, ids: 128, cols: 128, vocab: 256, ranks: 2 };
     let logits = MatRef::of(&l, 1, 128).unwrap();
-    let found = CpuSampler::new(1).sample_vocab_parallel(
+    let results = CpuSampler::new(1).sample_vocab_parallel(
         &pool,
-        (logits, &part),
+        logits,
+        &shard,
         &[greedy(None)],
         &mut |_, _| false,
     );
-    assert_eq!(found, Err(DeviceError::PeerRanksFailed));
+    assert_eq!(results, Err(DeviceError::PeerRanksFailed));
 }
