@@ -26,7 +26,7 @@ pub struct KvLayout {
     pub blocks: usize,
     /// Token positions per block; even.
     pub block_tokens: usize,
-    /// Number of KV heads on this rank.
+    /// Number of KV heads on this rank; at least 1.
     pub kv_heads: usize,
     /// Channels per head (head size); a multiple of 16.
     pub head_dim: usize,
@@ -50,6 +50,7 @@ impl KvLayout {
             let expected = got.max(1).next_multiple_of(unit);
             Err(DeviceError::Shape { kernel: "kv layout", what, got, expected })
         };
+        multiple("kv_heads", self.kv_heads, 1)?;
         multiple("block_tokens", self.block_tokens, 2)?;
         multiple("head_dim", self.head_dim, 16)
     }
@@ -121,5 +122,27 @@ impl KvLayout {
             (KvOrder::LaneInterleaved, DType::BF16) => (t / 2 * self.head_dim + d) * 2 + t % 2,
             _ => t * self.head_dim + d,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_without_kv_heads_is_rejected() {
+        let layout = KvLayout {
+            layers: 1,
+            blocks: 1,
+            block_tokens: 16,
+            kv_heads: 1,
+            head_dim: 16,
+            dtype: DType::F32,
+            order: KvOrder::RowMajor,
+        };
+        assert_eq!(layout.check(), Ok(()));
+        let (kernel, what) = ("kv layout", "kv_heads");
+        let error = DeviceError::Shape { kernel, what, got: 0, expected: 1 };
+        assert_eq!(KvLayout { kv_heads: 0, ..layout }.check(), Err(error));
     }
 }

@@ -71,7 +71,7 @@ impl PagedAttention<'_> {
         check_dtype(kernel, "block_tables", args.rows.block_tables.dtype(), DType::I32)?;
         let table_rows = args.rows.table_rows.map_or(DType::I32, |rows| rows.dtype());
         check_dtype(kernel, "table_rows", table_rows, DType::I32)?;
-        if layout.kv_heads == 0 || !args.heads.is_multiple_of(layout.kv_heads) {
+        if !args.heads.is_multiple_of(layout.kv_heads) {
             return check_size(kernel, "query heads", args.heads, layout.kv_heads);
         }
         Ok(())
