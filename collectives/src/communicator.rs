@@ -438,9 +438,9 @@ impl GpuCommunicator {
             self.poll(name)?
         } {
             if started.elapsed() < SPIN_TIME {
-                thread::yield_now()
+                thread::yield_now();
             } else {
-                thread::sleep(POLL_INTERVAL)
+                thread::sleep(POLL_INTERVAL);
             }
         }
         runtime.launched(s, name)

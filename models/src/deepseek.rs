@@ -1,5 +1,5 @@
-//! DeepSeek-V2, V3 and R1 (`DeepseekV2ForCausalLM`, `DeepseekV3ForCausalLM`), after transformers `modeling_deepseek_v2.py` and
-//! `modeling_deepseek_v3.py`.
+//! DeepSeek-V2, V3 and R1 (`DeepseekV2ForCausalLM`, `DeepseekV3ForCausalLM`), after transformers
+//! `modeling_deepseek_v2.py` and `modeling_deepseek_v3.py`.
 //!
 //! Multi-head latent attention (MLA); the first layers have a dense MLP, all others have experts, including
 //! shared experts. V2 routes by softmax, V3 by sigmoid with a correction bias; both may use group-limited
@@ -31,10 +31,10 @@ impl DecoderLayer for DeepseekLayer {
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        asked: Option<&Tensor>,
+        logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        self.attn.forward(f, x, &self.attn_norm, asked)?;
-        self.mlp.forward(f, x, &self.mlp_norm, asked)
+        self.attn.forward(f, x, &self.attn_norm, logits_indices)?;
+        self.mlp.forward(f, x, &self.mlp_norm, logits_indices)
     }
 
     fn write_kv_only(
@@ -51,13 +51,13 @@ impl DecoderLayer for DeepseekLayer {
         rope: &RotaryEmbedding,
         i: usize,
     ) -> Result<Self, ModelLoadError> {
-        let Some(latent): Option<&MlaConfig> = config.mla.as_ref() else {
-            let what = "has no sizes of latents";
+        let Some(mla): Option<&MlaConfig> = config.mla.as_ref() else {
+            let what = "needs MLA dimensions, which the configuration lacks";
             return Err(ModelLoadError::Table { tensor: "self_attn".to_owned(), what });
         };
         Ok(Self {
             attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.rms_eps)?,
-            attn: MlaAttentionLayer::load(config, latent, &w.at("self_attn"), rope, i)?,
+            attn: MlaAttentionLayer::load(config, mla, &w.at("self_attn"), rope, i)?,
             mlp_norm: RmsNormLayer::load(&w.at("post_attention_layernorm"), config.rms_eps)?,
             mlp: FeedForward::load(config, &w.at("mlp"), i)?,
         })

@@ -7,7 +7,7 @@
 
 use crate::config::Eagle3Config;
 use crate::layers::{
-    GatedMlp, GqaHeads, LmHead, PROJECTIONS, ResidualStream, RmsNormLayer, RotaryEmbedding,
+    GatedMlp, GqaHeads, LmHead, QKV_PROJECTIONS, ResidualStream, RmsNormLayer, RotaryEmbedding,
     VocabParallelEmbedding,
 };
 use crate::weight_table::{DRAFT_TO_TARGET, EAGLE_EMBEDDING, HEAD, MIDLAYER};
@@ -20,7 +20,7 @@ use std::cell::RefCell;
 pub struct Eagle3Model {
     /// Target layers with inputs that are auxiliary hidden states, of the target model's hidden size.
     aux_layers: [usize; 3],
-    aux_norms: Vec<RmsNormLayer>,
+    fc_norms: Vec<RmsNormLayer>,
     /// Columns of `fc` for each auxiliary hidden state.
     fc: Vec<PackedLinear>,
     /// Embedding; `None` = that of the target model.
@@ -28,7 +28,7 @@ pub struct Eagle3Model {
     embedding_norm: RmsNormLayer,
     hidden_norm: RmsNormLayer,
     /// Columns for the embedding, then columns for the hidden state.
-    qkv: Vec<PackedLinear>,
+    qkv_proj: Vec<PackedLinear>,
     heads: GqaHeads,
     mlp_norm: RmsNormLayer,
     mlp: GatedMlp,
@@ -61,15 +61,19 @@ pub struct AuxHiddenStates<'a> {
 impl Eagle3Model {
     /// Loads the draft model of the target model `target`; weights are taken by name.
     pub(crate) fn load(
-        (config, target): (&ModelConfig, &ModelConfig),
+        config: &ModelConfig,
+        target: &ModelConfig,
         w: &Weights<'_>,
     ) -> Result<Self, ModelLoadError> {
         let Some(shape) = config.eagle else {
-            return Err(ModelLoadError::Table { tensor: "fc".to_owned(), what: "has no sizes" });
+            return Err(ModelLoadError::Table {
+                tensor: "fc".to_owned(),
+                what: "is not of an EAGLE-3 model",
+            });
         };
         let norm = |w: &Weights<'_>| RmsNormLayer::load(w, config.rms_eps);
-        let state_norm = |i: usize| norm(&w.at(format_args!("fc_norm.{i}")));
-        let state_norms = if shape.aux_norms { 0..3 } else { 0..0 };
+        let fc_norm = |i: usize| norm(&w.at(format_args!("fc_norm.{i}")));
+        let fc_norms = if shape.fc_norm { 0..3 } else { 0..0 };
         let rope = RotaryEmbedding::load(config, w)?;
         let layer = w.at(MIDLAYER[0].trim_end_matches('.'));
         let attn = layer.at("self_attn");
@@ -77,12 +81,12 @@ impl Eagle3Model {
         let has_embedding = w.has(EAGLE_EMBEDDING);
         Ok(Self {
             aux_layers: shape.aux_layers_for(target.layers),
-            aux_norms: state_norms.map(state_norm).collect::<Result<_, _>>()?,
+            fc_norms: fc_norms.map(fc_norm).collect::<Result<_, _>>()?,
             fc: w.linear_stacked(&["fc"], 3)?,
             embed: has_embedding.then(embed).transpose()?,
             embedding_norm: norm(&layer.at("input_layernorm"))?,
             hidden_norm: norm(&layer.at("hidden_norm"))?,
-            qkv: attn.linear_stacked(&PROJECTIONS, 2)?,
+            qkv_proj: attn.linear_stacked(&QKV_PROJECTIONS, 2)?,
             heads: GqaHeads::load(config, &attn, None, &rope, 0)?,
             mlp_norm: norm(&layer.at("post_attention_layernorm"))?,
             mlp: GatedMlp::load(&layer.at("mlp"), false)?,
@@ -100,22 +104,24 @@ impl Eagle3Model {
         AuxHiddenStates { eagle: self, combined: RefCell::default() }
     }
 
-    /// Computes a draft pass from token ids `[R]`, none at position 0, and the hidden states `before [R, H]`
+    /// Computes a draft pass from token ids `[R]`, none at position 0, and the hidden states `previous [R, H]`
     /// of the tokens before them.
     pub fn draft(
         &self,
         f: &ForwardContext<'_>,
-        (model, ids): (&dyn Model, &Tensor),
-        before: Tensor,
+        target: &dyn Model,
+        ids: &Tensor,
+        previous: Tensor,
     ) -> Result<DraftPassOutput, ForwardError> {
-        let hidden = f.ops.rms_norm(&before, &self.hidden_norm.weight, self.hidden_norm.eps)?;
-        let qkv = self.project_states(f, &self.embed_tokens(f, (model, ids))?, &hidden)?;
-        let mut x = ResidualStream::new(if self.shape.normed_residual { hidden } else { before });
+        let hidden = f.ops.rms_norm(&previous, &self.hidden_norm.weight, self.hidden_norm.eps)?;
+        let qkv = self.project_states(f, &self.embed_tokens(f, target, ids)?, &hidden)?;
+        let mut x =
+            ResidualStream::new(if self.shape.norm_before_residual { hidden } else { previous });
         self.heads.forward_skipping_first(f, &mut x, &qkv)?;
         self.mlp.forward(f, &mut x, &self.mlp_norm)?;
         let hidden = x.normed(f, &self.norm)?;
-        let carried = (!self.shape.carries_normed_state).then(|| x.into_stream());
-        Ok(DraftPassOutput { hidden, next_hidden: carried })
+        let next_hidden = (!self.shape.norm_output).then(|| x.into_stream());
+        Ok(DraftPassOutput { hidden, next_hidden })
     }
 
     /// Writes keys and values of these tokens for later draft passes, and computes no more. The keys and
@@ -123,11 +129,12 @@ impl Eagle3Model {
     pub fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
-        (model, ids): (&dyn Model, &Tensor),
-        before: &Tensor,
+        target: &dyn Model,
+        ids: &Tensor,
+        previous: &Tensor,
     ) -> Result<(), ForwardError> {
-        let hidden = f.ops.rms_norm(before, &self.hidden_norm.weight, self.hidden_norm.eps)?;
-        let qkv = self.project_states(f, &self.embed_tokens(f, (model, ids))?, &hidden)?;
+        let hidden = f.ops.rms_norm(previous, &self.hidden_norm.weight, self.hidden_norm.eps)?;
+        let qkv = self.project_states(f, &self.embed_tokens(f, target, ids)?, &hidden)?;
         self.heads.write_kv(f, &qkv).map(drop)
     }
 
@@ -161,11 +168,12 @@ impl Eagle3Model {
     fn embed_tokens(
         &self,
         f: &ForwardContext<'_>,
-        (model, ids): (&dyn Model, &Tensor),
+        target: &dyn Model,
+        ids: &Tensor,
     ) -> Result<Tensor, ForwardError> {
         let embedding = match &self.embed {
             Some(own) => own.forward(f, ids)?,
-            None => model.embed(f, ids)?,
+            None => target.embed(f, ids)?,
         };
         Ok(f.ops.rms_norm(&embedding, &self.embedding_norm.weight, self.embedding_norm.eps)?)
     }
@@ -177,8 +185,8 @@ impl Eagle3Model {
         embedding: &Tensor,
         hidden: &Tensor,
     ) -> Result<Tensor, ForwardError> {
-        let of_embedding = f.ops.linear(embedding, &self.qkv[0])?;
-        Ok(f.ops.add(&of_embedding, &f.ops.linear(hidden, &self.qkv[1])?)?)
+        let embedding_part = f.ops.linear(embedding, &self.qkv_proj[0])?;
+        Ok(f.ops.add(&embedding_part, &f.ops.linear(hidden, &self.qkv_proj[1])?)?)
     }
 }
 
@@ -190,7 +198,7 @@ impl AuxHiddenStates<'_> {
     }
 
     /// Whether the input of layer `layer` is collected.
-    pub(crate) fn wants_layer(&self, layer: usize) -> bool {
+    pub(crate) fn collects_layer(&self, layer: usize) -> bool {
         self.eagle.aux_layers.contains(&layer)
     }
 
@@ -201,16 +209,14 @@ impl AuxHiddenStates<'_> {
         layer: usize,
         x: &Tensor,
     ) -> Result<(), ForwardError> {
-        let Eagle3Model { aux_layers: inputs, aux_norms: input_norms, fc: join, .. } = self.eagle;
-        for (which, _) in inputs.iter().enumerate().filter(|(_, input)| **input == layer) {
-            let part = match input_norms.get(which) {
-                Some(norm) => {
-                    f.ops.linear(&f.ops.rms_norm(x, &norm.weight, norm.eps)?, &join[which])?
-                }
-                None => f.ops.linear(x, &join[which])?,
+        let Eagle3Model { aux_layers, fc_norms, fc, .. } = self.eagle;
+        for (i, _) in aux_layers.iter().enumerate().filter(|(_, id)| **id == layer) {
+            let part = match fc_norms.get(i) {
+                Some(norm) => f.ops.linear(&f.ops.rms_norm(x, &norm.weight, norm.eps)?, &fc[i])?,
+                None => f.ops.linear(x, &fc[i])?,
             };
-            let mut joined = self.combined.borrow_mut();
-            *joined = Some(match joined.take() {
+            let mut combined = self.combined.borrow_mut();
+            *combined = Some(match combined.take() {
                 Some(sum) => f.ops.add(&sum, &part)?,
                 None => part,
             });

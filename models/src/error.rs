@@ -45,20 +45,20 @@ pub enum ModelLoadError {
         fault: TensorFault,
     },
     /// Stored tensors are unused, or weights are missing.
-    #[error("{dir}: weights do not match the configuration: {}", coverage(missing, left_over))]
+    #[error("{dir}: weights do not match the configuration: {}", coverage(missing, unexpected))]
     Coverage {
         /// Path of the folder.
         dir: PathBuf,
         /// Weights that the configuration requires.
         missing: Vec<String>,
         /// Stored tensors that no weight uses.
-        left_over: Vec<String>,
+        unexpected: Vec<String>,
     },
     /// The expert placement is invalid.
     #[error(transparent)]
     Placement(#[from] crate::PlacementError),
     /// The checkpoint is a draft model, which cannot be served alone.
-    #[error("{dir}: LlamaForCausalLMEagle3 drafts for another model and says nothing itself")]
+    #[error("{dir}: LlamaForCausalLMEagle3 is a draft model and cannot be served alone")]
     DraftModelOnly {
         /// Path of the folder.
         dir: PathBuf,
@@ -72,7 +72,7 @@ pub enum ModelLoadError {
         error: UnevenSplit,
     },
     /// A model reads a weight that the weight table does not have, or leaves one unread: a bug.
-    #[error("weight `{tensor}` {what}: the model and its table disagree")]
+    #[error("weight `{tensor}` {what}: the model and the weight table disagree")]
     Table {
         /// Name of the weight.
         tensor: String,
@@ -99,7 +99,7 @@ pub enum FileFault {
         bytes: usize,
     },
     /// The header exceeds the file or the limit of the format.
-    #[error("the header is said to have {stated} bytes, but at most {limit} can be")]
+    #[error("the header length is {stated} bytes, but the limit is {limit}")]
     HeaderLength {
         /// Header length that the file states, in bytes.
         stated: u64,
@@ -107,7 +107,7 @@ pub enum FileFault {
         limit: u64,
     },
     /// The header is not valid JSON of the format.
-    #[error("the header is broken: {detail}")]
+    #[error("invalid header: {detail}")]
     Header {
         /// Position and reason of the parse error.
         detail: String,
@@ -121,7 +121,7 @@ pub enum FileFault {
         bytes: u64,
     },
     /// The index is not valid JSON of the format.
-    #[error("the index is broken: {detail}")]
+    #[error("invalid index: {detail}")]
     Index {
         /// Position and reason of the parse error.
         detail: String,
@@ -144,7 +144,7 @@ pub enum TensorFault {
     #[error("dtype {0} is not supported for weights; F32, BF16 and F16 are")]
     WrongDType(&'static str),
     /// Offsets are in the wrong order or beyond the data.
-    #[error("bytes [{start}, {end}) do not lie in the {bytes} bytes of data")]
+    #[error("bytes [{start}, {end}) are outside of the {bytes} bytes of data")]
     Offsets {
         /// Offset of the first byte.
         start: u64,
@@ -162,7 +162,7 @@ pub enum TensorFault {
         expected: u64,
     },
     /// The size of the shape differs from the number of bytes.
-    #[error("shape {shape:?} of {dtype} does not have {bytes} bytes")]
+    #[error("shape {shape:?} of {dtype} does not match {bytes} bytes")]
     Size {
         /// Stated shape.
         shape: Vec<u64>,
@@ -172,7 +172,7 @@ pub enum TensorFault {
         bytes: u64,
     },
     /// The target id of a draft id is outside of the vocabulary.
-    #[error("{draft} {offset:+} is none of {ids} ids")]
+    #[error("target id {draft} {offset:+} of draft id {draft} is outside of the {ids} target ids")]
     Offset {
         /// Draft id.
         draft: usize,
@@ -182,13 +182,13 @@ pub enum TensorFault {
         ids: usize,
     },
     /// The dtype is not supported for offsets from draft ids to target ids.
-    #[error("dtype {0} is not supported for offsets of ids; I64 is")]
+    #[error("dtype {0} is not supported for draft id offsets; I64 is")]
     OffsetDType(&'static str),
     /// The scale is not a finite number above 0.
-    #[error("{0} is no scale: a finite number above 0 is")]
+    #[error("scale {0} is not a finite number above 0")]
     Scale(String),
     /// The shape differs from that of the configuration.
-    #[error("shape {found:?}, but the configuration says {expected:?}")]
+    #[error("shape {found:?}, but the configuration requires {expected:?}")]
     Shape {
         /// Stored shape.
         found: Vec<u64>,
@@ -208,10 +208,10 @@ pub enum TensorFault {
     #[error("is in the file, but the index {0}")]
     NotInIndex(String),
     /// Experts are stored both separately and fused.
-    #[error("holds what `{0}` stores again")]
+    #[error("contains the weight `{0}`, which is also stored separately")]
     StoredTwice(String),
     /// The copy of a weight in an MTP module differs from the original.
-    #[error("differs from `{0}`, which it has to repeat")]
+    #[error("differs from `{0}`, of which it must be a copy")]
     Copy(&'static str),
     /// The stored LM head differs from the embedding that it is tied to.
     #[error("differs from the embedding, but tie_word_embeddings is true")]
@@ -219,15 +219,15 @@ pub enum TensorFault {
 }
 
 /// Formats both lists, truncated to fit a terminal.
-fn coverage(missing: &[String], left_over: &[String]) -> String {
-    const SHOWN: usize = 16;
+fn coverage(missing: &[String], unexpected: &[String]) -> String {
+    const LISTED_MAX: usize = 16;
     let list = |title: &str, names: &[String]| {
         let mut text = format!("{} {title}", names.len());
-        for (i, name) in names.iter().take(SHOWN).enumerate() {
+        for (i, name) in names.iter().take(LISTED_MAX).enumerate() {
             text += if i == 0 { ": " } else { ", " };
             text += name;
         }
-        if names.len() > SHOWN { text + ", ..." } else { text }
+        if names.len() > LISTED_MAX { text + ", ..." } else { text }
     };
-    format!("{}; {}", list("missing", missing), list("left over", left_over))
+    format!("{}; {}", list("missing", missing), list("unexpected", unexpected))
 }

@@ -16,21 +16,21 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     /// There is no expert parallelism: every rank has a part of all experts.
-    #[error("a placement of experts needs several ranks that hold experts whole")]
+    #[error("an expert placement needs expert parallelism over several ranks")]
     NotExpertParallel,
     /// The placement has the wrong number of layers.
-    #[error("the placement has {got} layers, the model {expected}{}", drafting(*draft_layers))]
+    #[error("the placement has {got} layers, the model {expected}{}", mtp_hint(*mtp_modules))]
     Layers {
         /// Number of layers of the placement.
         got: usize,
         /// Number of layers of the model.
         expected: usize,
         /// Number of MTP modules, which may have rows as well.
-        draft_layers: usize,
+        mtp_modules: usize,
     },
     /// The experts of an MTP module without a row cannot be split evenly over the ranks.
     #[error(
-        "the placement has no row for the draft layer, whose {experts} experts cannot be split over {ranks} ranks"
+        "the placement has no row for the MTP module, and {experts} experts cannot be split over {ranks} ranks"
     )]
     MtpExperts {
         /// Number of experts of the MTP module.
@@ -39,7 +39,9 @@ pub enum PlacementError {
         ranks: usize,
     },
     /// Ranks would have different numbers of physical experts.
-    #[error("layer {layer}: {physical_experts} places cannot be split over {ranks} ranks")]
+    #[error(
+        "layer {layer}: {physical_experts} physical experts cannot be split over {ranks} ranks"
+    )]
     Uneven {
         /// Index of the layer.
         layer: usize,
@@ -50,7 +52,7 @@ pub enum PlacementError {
     },
     /// The model has no such expert.
     #[error(
-        "layer {layer}: place {physical_expert} is for expert {expert}, the model has {experts}"
+        "layer {layer}: physical expert {physical_expert} is a copy of expert {expert}, the model has {experts}"
     )]
     Unknown {
         /// Index of the layer.
@@ -63,7 +65,7 @@ pub enum PlacementError {
         experts: usize,
     },
     /// An expert has no physical expert, so that its tokens could not be routed.
-    #[error("layer {layer}: expert {expert} has no place")]
+    #[error("layer {layer}: expert {expert} has no physical expert")]
     Missing {
         /// Index of the layer.
         layer: usize,
@@ -71,7 +73,7 @@ pub enum PlacementError {
         expert: usize,
     },
     /// An expert has two copies on one rank, which is of no use.
-    #[error("layer {layer}: expert {expert} has two places on rank {rank}")]
+    #[error("layer {layer}: expert {expert} has two copies on rank {rank}")]
     DuplicateCopy {
         /// Index of the layer.
         layer: usize,
@@ -83,8 +85,8 @@ pub enum PlacementError {
 }
 
 /// Part of an error message about MTP modules.
-fn drafting(layers: usize) -> String {
-    if layers == 0 { String::new() } else { format!(", and {layers} that may draft") }
+fn mtp_hint(modules: usize) -> String {
+    if modules == 0 { String::new() } else { format!(", and {modules} in MTP modules") }
 }
 
 /// Checks that every expert of every layer has a physical expert, and that all ranks have equally many. Rows
@@ -98,17 +100,17 @@ pub fn check_placement(
         return Err(PlacementError::NotExpertParallel);
     }
     let (got, expected) = (placement.layers.len(), config.layers);
-    let draft_layers = config.mtp_layers;
-    if got != expected && got != expected + draft_layers {
-        return Err(PlacementError::Layers { got, expected, draft_layers });
+    let mtp_modules = config.mtp_layers;
+    if got != expected && got != expected + mtp_modules {
+        return Err(PlacementError::Layers { got, expected, mtp_modules });
     }
-    let unplaced = (got..config.kv_layers()).find_map(|layer| config.moe_at(layer));
-    if let Some(moe) = unplaced.filter(|moe| !moe.experts.is_multiple_of(ranks)) {
+    let without_row = (got..config.kv_layers()).find_map(|layer| config.moe_at(layer));
+    if let Some(moe) = without_row.filter(|moe| !moe.experts.is_multiple_of(ranks)) {
         return Err(PlacementError::MtpExperts { experts: moe.experts, ranks });
     }
-    for (layer, places) in placement.layers.iter().enumerate() {
+    for (layer, row) in placement.layers.iter().enumerate() {
         if let Some(moe) = config.moe_at(layer) {
-            check_layer(layer, places, moe.experts, ranks)?;
+            check_layer(layer, row, moe.experts, ranks)?;
         }
     }
     Ok(())
@@ -116,25 +118,25 @@ pub fn check_placement(
 
 fn check_layer(
     layer: usize,
-    places: &[u16],
+    row: &[u16],
     experts: usize,
     ranks: usize,
 ) -> Result<(), PlacementError> {
-    if !places.len().is_multiple_of(ranks) {
-        return Err(PlacementError::Uneven { layer, physical_experts: places.len(), ranks });
+    if !row.len().is_multiple_of(ranks) {
+        return Err(PlacementError::Uneven { layer, physical_experts: row.len(), ranks });
     }
-    let each = places.len() / ranks;
-    let mut on = vec![None; experts]; // Last rank on which each expert was found.
-    for (place, &expert) in places.iter().enumerate() {
-        let (expert, rank) = (usize::from(expert), place / each);
-        let Some(on) = on.get_mut(expert) else {
-            return Err(PlacementError::Unknown { layer, physical_expert: place, expert, experts });
+    let per_rank = row.len() / ranks;
+    let mut last_ranks = vec![None; experts]; // Last rank on which each expert was found.
+    for (physical_expert, &expert) in row.iter().enumerate() {
+        let (expert, rank) = (usize::from(expert), physical_expert / per_rank);
+        let Some(last_rank) = last_ranks.get_mut(expert) else {
+            return Err(PlacementError::Unknown { layer, physical_expert, expert, experts });
         };
-        if on.replace(rank) == Some(rank) {
+        if last_rank.replace(rank) == Some(rank) {
             return Err(PlacementError::DuplicateCopy { layer, expert, rank });
         }
     }
-    match on.iter().position(Option::is_none) {
+    match last_ranks.iter().position(Option::is_none) {
         Some(expert) => Err(PlacementError::Missing { layer, expert }),
         None => Ok(()),
     }
@@ -147,34 +149,34 @@ pub(crate) struct LayerPlacement<'a>(&'a [u16]);
 impl<'a> LayerPlacement<'a> {
     /// Returns the row of layer `layer` of a placement that has been checked, if there is one.
     pub(crate) fn of_layer(placement: Option<&'a ExpertPlacement>, layer: usize) -> Option<Self> {
-        placement?.layers.get(layer).map(|places| Self(places))
+        placement?.layers.get(layer).map(|row| Self(row))
     }
 
     /// Range of the physical experts of a rank.
     pub(crate) fn of_rank(self, rank: ParallelRank) -> Range<usize> {
-        let each = self.0.len() / rank.size;
-        rank.rank * each..(rank.rank + 1) * each
+        let per_rank = self.0.len() / rank.size;
+        rank.rank * per_rank..(rank.rank + 1) * per_rank
     }
 
     /// Logical experts of these physical experts.
-    pub(crate) fn experts(self, places: Range<usize>) -> Vec<usize> {
-        self.0[places].iter().map(|&expert| usize::from(expert)).collect()
+    pub(crate) fn experts(self, physical_experts: Range<usize>) -> Vec<usize> {
+        self.0[physical_experts].iter().map(|&expert| usize::from(expert)).collect()
     }
 
     /// Table with one row per logical expert: number of copies, then the physical experts, ascending, padded
     /// with -1 to equal length. Returns the table and its number of columns.
     pub(crate) fn table(self, experts: usize) -> (Vec<i32>, usize) {
-        let mut places = vec![Vec::new(); experts];
-        for (place, &expert) in (0_i32..).zip(self.0) {
-            places[usize::from(expert)].push(place);
+        let mut copies = vec![Vec::new(); experts];
+        for (physical_expert, &expert) in (0_i32..).zip(self.0) {
+            copies[usize::from(expert)].push(physical_expert);
         }
-        let most = places.iter().map(Vec::len).max().unwrap_or(0);
+        let max_copies = copies.iter().map(Vec::len).max().unwrap_or(0);
         let row = |own: Vec<i32>| {
-            let padding = most - own.len();
+            let padding = max_copies - own.len();
             let count = own.len() as i32;
             std::iter::once(count).chain(own).chain(std::iter::repeat_n(-1, padding))
         };
-        (places.into_iter().flat_map(row).collect(), 1 + most)
+        (copies.into_iter().flat_map(row).collect(), 1 + max_copies)
     }
 }
 
@@ -194,28 +196,28 @@ mod tests {
     fn invalid_placement_is_rejected_by_layer_and_expert() {
         assert_eq!(check(vec![vec![], vec![3, 0, 1, 2]], 2), "ok");
         assert_eq!(check(vec![vec![9, 9, 9], vec![3, 0, 1, 3, 2, 0]], 2), "ok");
-        let refusals = [
+        let cases = [
             (vec![vec![]], 2, "the placement has 1 layers, the model 2"),
             (
                 vec![vec![], vec![0, 1, 2, 3, 0]],
                 2,
-                "layer 1: 5 places cannot be split over 2 ranks",
+                "layer 1: 5 physical experts cannot be split over 2 ranks",
             ),
             (
                 vec![vec![], vec![0, 1, 2, 4]],
                 2,
-                "layer 1: place 3 is for expert 4, the model has 4",
+                "layer 1: physical expert 3 is a copy of expert 4, the model has 4",
             ),
-            (vec![vec![], vec![0, 1, 2, 0]], 2, "layer 1: expert 3 has no place"),
-            (vec![vec![], vec![]], 2, "layer 1: expert 0 has no place"),
-            (vec![vec![], vec![0, 1, 0, 2, 3, 1]], 2, "layer 1: expert 0 has two places on rank 0"),
+            (vec![vec![], vec![0, 1, 2, 0]], 2, "layer 1: expert 3 has no physical expert"),
+            (vec![vec![], vec![]], 2, "layer 1: expert 0 has no physical expert"),
+            (vec![vec![], vec![0, 1, 0, 2, 3, 1]], 2, "layer 1: expert 0 has two copies on rank 0"),
             (
                 vec![vec![], vec![0, 1, 2, 3]],
                 1,
-                "a placement of experts needs several ranks that hold experts whole",
+                "an expert placement needs expert parallelism over several ranks",
             ),
         ];
-        for (layers, ranks, expected) in refusals {
+        for (layers, ranks, expected) in cases {
             assert_eq!(check(layers, ranks), expected);
         }
     }
@@ -230,34 +232,34 @@ mod tests {
             let placement = ExpertPlacement { layers: vec![row.clone(); rows] };
             check_placement(&placement, config, ranks).map_err(|e| e.to_string())
         };
-        let (layers, drafts) = (config.layers, config.mtp_layers);
-        assert_eq!((drafts, check(&config, layers, 2)), (1, Ok(())));
+        let (layers, mtp_modules) = (config.layers, config.mtp_layers);
+        assert_eq!((mtp_modules, check(&config, layers, 2)), (1, Ok(())));
         assert_eq!(check(&config, layers + 1, 2), Ok(()));
-        let refusal = |got| {
-            Err(format!("the placement has {got} layers, the model {layers}, and 1 that may draft"))
+        let wrong_layers = |got| {
+            Err(format!("the placement has {got} layers, the model {layers}, and 1 in MTP modules"))
         };
-        assert_eq!(check(&config, layers + 2, 2), refusal(layers + 2));
-        assert_eq!(check(&config, layers - 1, 2), refusal(layers - 1));
+        assert_eq!(check(&config, layers + 2, 2), wrong_layers(layers + 2));
+        assert_eq!(check(&config, layers - 1, 2), wrong_layers(layers - 1));
         // The experts must divide among the ranks only if the MTP module is loaded.
         let ranks = usize::from(2 * experts);
         assert_eq!(check(&config, layers, ranks), Ok(()));
         config.load_mtp = true;
         assert_eq!(check(&config, layers + 1, ranks), Ok(()));
-        let refused = format!(
-            "the placement has no row for the draft layer, whose {experts} experts cannot be split over {ranks} ranks"
+        let expected = format!(
+            "the placement has no row for the MTP module, and {experts} experts cannot be split over {ranks} ranks"
         );
-        assert_eq!(check(&config, layers, ranks), Err(refused));
+        assert_eq!(check(&config, layers, ranks), Err(expected));
     }
 
     #[test]
     fn replicas_are_listed_by_expert() {
         let placement = ExpertPlacement { layers: vec![vec![3, 0, 1, 3, 2, 0]] };
         assert!(LayerPlacement::of_layer(Some(&placement), 1).is_none());
-        let places = LayerPlacement::of_layer(Some(&placement), 0).unwrap();
-        let rank = |rank| places.of_rank(ParallelRank { rank, size: 2 });
+        let row = LayerPlacement::of_layer(Some(&placement), 0).unwrap();
+        let rank = |rank| row.of_rank(ParallelRank { rank, size: 2 });
         assert_eq!((rank(0), rank(1)), (0..3, 3..6));
-        assert_eq!(places.experts(rank(1)), [3, 2, 0]);
-        let (table, width) = places.table(4);
+        assert_eq!(row.experts(rank(1)), [3, 2, 0]);
+        let (table, width) = row.table(4);
         assert_eq!(width, 3);
         assert_eq!(table, [2, 1, 5, 1, 2, -1, 1, 4, -1, 2, 0, 3]);
     }

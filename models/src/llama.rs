@@ -28,9 +28,9 @@ impl DecoderLayer for LlamaLayer {
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        asked: Option<&Tensor>,
+        logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        self.attn.forward(f, x, &self.attn_norm, asked)?;
+        self.attn.forward(f, x, &self.attn_norm, logits_indices)?;
         self.mlp.forward(f, x, &self.mlp_norm)
     }
 

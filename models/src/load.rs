@@ -9,7 +9,7 @@ use crate::qwen3::Qwen3Model;
 use crate::qwen3_moe::Qwen3MoeModel;
 use crate::sharding::ParallelRanks;
 use crate::weight_table::tensors;
-use crate::weights::{LoadObserver, WeightSource, check_split};
+use crate::weights::{LoadObserver, LoadTarget, WeightSource, check_split};
 use crate::{Eagle3Model, LoadedModel, ModelConfig, ModelLoadError, Weights};
 use ops::{DType, Ops};
 use protocol::{ExpertPlacement, WeightsDigest};
@@ -54,7 +54,7 @@ impl std::fmt::Debug for ModelLoadOptions<'_> {
         let Self { ranks, format, max_positions, threads, .. } = self;
         write!(
             f,
-            "LoadOptions({ranks:?}, {format:?}, {max_positions} positions, {threads} threads)"
+            "ModelLoadOptions({ranks:?}, {format:?}, {max_positions} positions, {threads} threads)"
         )
     }
 }
@@ -68,9 +68,9 @@ pub fn load_model(
     options: ModelLoadOptions<'_>,
 ) -> Result<LoadedModel, ModelLoadError> {
     if config.mla.is_some() {
-        let refused =
+        let unsupported =
             |error| ModelLoadError::Device { tensor: "model.layers.*.self_attn".to_owned(), error };
-        options.ops.check_mla(options.kv_dtype).map_err(refused)?;
+        options.ops.check_mla(options.kv_dtype).map_err(unsupported)?;
     }
     let progress = options.progress;
     let progress = &mut |done, total| progress(done, total);
@@ -95,13 +95,14 @@ pub fn load_model(
 /// Loads a rank's part of the EAGLE-3 draft model of the target model `target`.
 pub fn load_eagle3(
     dir: &Path,
-    (config, target): (&ModelConfig, &ModelConfig),
+    config: &ModelConfig,
+    target: &ModelConfig,
     options: ModelLoadOptions<'_>,
 ) -> Result<Eagle3Model, ModelLoadError> {
     let progress = options.progress;
     let progress = &mut |done, total| progress(done, total);
     let w = weights(dir, config, ModelLoadOptions { progress, ..options })?;
-    let eagle = Eagle3Model::load((config, target), &w)?;
+    let eagle = Eagle3Model::load(config, target, &w)?;
     w.finish()?;
     Ok(eagle)
 }
@@ -129,5 +130,6 @@ fn weights<'a>(
         WeightsFormat::Synth { seed } => WeightSource::Synth { seed, threads },
     };
     let observer = LoadObserver::new(progress, digest, threads);
-    Weights::new(config, source, ops, (ranks, placement), kv_dtype, max_positions, observer)
+    let target = LoadTarget { ops, ranks, placement, kv_dtype, positions: max_positions };
+    Weights::new(config, source, target, observer)
 }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_counts() {
+    fn digest_covers_config_and_weight_files() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         let digest = || manifest(dir.path(), WeightsFormat::Safetensors);
@@ -114,10 +114,14 @@ mod tests {
         };
         let first = digest(&mut |_| ());
         assert_eq!(digest(&mut |_| ()), first);
-        assert_ne!(digest(&mut |bytes| bytes[39_999] = 1), first, "the header is read whole");
-        assert_ne!(digest(&mut |bytes| bytes[40_000..].fill(1)), first, "other weights");
-        assert_ne!(digest(&mut |bytes| *bytes.last_mut().unwrap() = 1), first, "the last byte");
-        assert_ne!(digest(&mut |bytes| bytes.truncate(1 << 19)), first, "cut short");
+        assert_ne!(digest(&mut |bytes| bytes[39_999] = 1), first, "last byte of the header");
+        assert_ne!(digest(&mut |bytes| bytes[40_000..].fill(1)), first, "changed weights");
+        assert_ne!(
+            digest(&mut |bytes| *bytes.last_mut().unwrap() = 1),
+            first,
+            "last byte of the file"
+        );
+        assert_ne!(digest(&mut |bytes| bytes.truncate(1 << 19)), first, "truncated file");
         // Sizes and headers are not validated by the digest.
         let stated = |length: u64| {
             move |bytes: &mut Vec<u8>| bytes[0..8].copy_from_slice(&length.to_le_bytes())

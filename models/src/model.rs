@@ -56,7 +56,7 @@ pub enum ExpertExchange {
 impl fmt::Debug for ForwardContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ops, batch, probed) = (self.ops, self.batch, self.probe.is_some());
-        write!(f, "Forward({ops:?}, {} tokens, probed: {probed})", batch.tokens())
+        write!(f, "ForwardContext({ops:?}, {} tokens, probed: {probed})", batch.tokens())
     }
 }
 
@@ -104,12 +104,12 @@ impl fmt::Debug for LoadedModel {
 /// MTP (NextN) module: predicts the token after the next one. The model's LM head computes the logits.
 pub trait MtpModel: Send {
     /// Computes hidden states `[T, H]` from token ids `[T]`, none at position 0, and the hidden states
-    /// `before [T, H]` of the tokens before them. The results give the logits of the tokens that follow.
+    /// `previous [T, H]` of the tokens before them. The results give the logits of the tokens that follow.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
         ids: &Tensor,
-        before: &Tensor,
+        previous: &Tensor,
     ) -> Result<Tensor, ForwardError>;
 
     /// Writes keys and values of these tokens for later draft tokens, and computes no more. The keys and
@@ -118,7 +118,7 @@ pub trait MtpModel: Send {
         &self,
         f: &ForwardContext<'_>,
         ids: &Tensor,
-        before: &Tensor,
+        previous: &Tensor,
     ) -> Result<(), ForwardError>;
 }
 
@@ -150,8 +150,7 @@ pub fn kv_spec(
     block_tokens: u32,
     ranks: &ParallelRanks,
 ) -> Result<KvSpec, UnevenSplit> {
-    let size = (1, block_tokens as usize);
-    let layout = kv_layout(config, dtype, size, KvOrder::RowMajor, ranks)?;
+    let layout = kv_layout(config, dtype, 1, block_tokens as usize, KvOrder::RowMajor, ranks)?;
     let kind = match layout {
         PoolLayout::Heads(_) => KvKind::Full,
         PoolLayout::Mla(_) => KvKind::Mla,
@@ -167,18 +166,19 @@ pub fn kv_spec(
 pub fn kv_layout(
     config: &ModelConfig,
     dtype: DType,
-    (blocks, block_tokens): (usize, usize),
+    blocks: usize,
+    block_tokens: usize,
     order: KvOrder,
     ranks: &ParallelRanks,
 ) -> Result<PoolLayout, UnevenSplit> {
     let layers = config.kv_layers();
-    if let Some(MlaConfig { kv_lora_rank: latent, qk_rope_head_dim: rotary, .. }) = config.mla {
+    if let Some(MlaConfig { kv_lora_rank, qk_rope_head_dim, .. }) = config.mla {
         let layout = MlaKvLayout {
             layers,
             blocks,
             block_tokens,
-            kv_lora_rank: latent,
-            rope_dim: rotary,
+            kv_lora_rank,
+            rope_dim: qk_rope_head_dim,
             dtype,
         };
         return Ok(PoolLayout::Mla(layout));

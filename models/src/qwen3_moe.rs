@@ -29,10 +29,10 @@ impl DecoderLayer for Qwen3MoeLayer {
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        asked: Option<&Tensor>,
+        logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        self.attn.forward(f, x, &self.attn_norm, asked)?;
-        self.mlp.forward(f, x, &self.mlp_norm, asked)
+        self.attn.forward(f, x, &self.attn_norm, logits_indices)?;
+        self.mlp.forward(f, x, &self.mlp_norm, logits_indices)
     }
 
     fn load(

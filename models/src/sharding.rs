@@ -110,8 +110,8 @@ impl ParallelRank {
             let nearest = divisors.min_by_key(|d| d.abs_diff(ranks)).unwrap_or(1);
             return Err(UnevenSplit { what, count, ranks, nearest });
         }
-        let each = count / self.size;
-        Ok(self.rank * each..(self.rank + 1) * each)
+        let per_rank = count / self.size;
+        Ok(self.rank * per_rank..(self.rank + 1) * per_rank)
     }
 }
 
@@ -146,9 +146,9 @@ impl ParallelRanks {
         if size == 1 {
             return (0..vocab, 0);
         }
-        let each = vocab.next_multiple_of(VOCAB_UNIT * size) / size;
-        let (start, end) = ((rank * each).min(vocab), ((rank + 1) * each).min(vocab));
-        (start..end, each - (end - start))
+        let per_rank = vocab.next_multiple_of(VOCAB_UNIT * size) / size;
+        let (start, end) = ((rank * per_rank).min(vocab), ((rank + 1) * per_rank).min(vocab));
+        (start..end, per_rank - (end - start))
     }
 
     /// Shard of the vocabulary on this rank, for vocab-parallel sampling.
@@ -174,39 +174,39 @@ impl ShardSpec {
         config: &ModelConfig,
         ranks: &ParallelRanks,
     ) -> Result<WeightSlice, UnevenSplit> {
-        let all = WeightSlice { rows: 0..rows, cols: 0..cols, padding: 0 };
-        let of = |r: Range<usize>, dim: usize| r.start * dim..r.end * dim;
-        let heads = |r: Range<usize>| of(r, config.head_dim);
-        let spread = ranks.ep.size > 1;
+        let whole = WeightSlice { rows: 0..rows, cols: 0..cols, padding: 0 };
+        let scaled = |r: Range<usize>, dim: usize| r.start * dim..r.end * dim;
+        let heads = |r: Range<usize>| scaled(r, config.head_dim);
+        let is_ep = ranks.ep.size > 1;
         Ok(match self {
-            Self::Replicated => all,
+            Self::Replicated => whole,
             Self::VocabRows => {
                 let (rows, padding) = ranks.vocab(rows);
-                WeightSlice { rows, padding, ..all }
+                WeightSlice { rows, padding, ..whole }
             }
             Self::Heads(HeadKind::Query) => {
-                WeightSlice { rows: heads(ranks.query_heads(config)?), ..all }
+                WeightSlice { rows: heads(ranks.query_heads(config)?), ..whole }
             }
             Self::Heads(HeadKind::KeyValue) => {
-                WeightSlice { rows: heads(ranks.kv_heads(config)?), ..all }
+                WeightSlice { rows: heads(ranks.kv_heads(config)?), ..whole }
             }
             Self::Heads(HeadKind::MlaKvUp) => {
-                let dim =
-                    config.mla.map_or(0, |latent| latent.qk_nope_head_dim + latent.v_head_dim);
-                WeightSlice { rows: of(ranks.query_heads(config)?, dim), ..all }
+                let dim = config.mla.map_or(0, |mla| mla.qk_nope_head_dim + mla.v_head_dim);
+                WeightSlice { rows: scaled(ranks.query_heads(config)?, dim), ..whole }
             }
-            Self::FirstRankOnly if ranks.tp.rank == 0 => all,
-            Self::FirstRankOnly => WeightSlice { rows: 0..0, ..all },
-            Self::ExpertCols | Self::ExpertRows if spread => all,
+            Self::FirstRankOnly if ranks.tp.rank == 0 => whole,
+            Self::FirstRankOnly => WeightSlice { rows: 0..0, ..whole },
+            Self::ExpertCols | Self::ExpertRows if is_ep => whole,
             Self::Cols | Self::ExpertCols => {
-                WeightSlice { rows: ranks.tp.share("output channels", rows)?, ..all }
+                WeightSlice { rows: ranks.tp.share("output channels", rows)?, ..whole }
             }
             Self::Rows(SplitUnit::Channel) | Self::ExpertRows => {
-                WeightSlice { cols: ranks.tp.share("input channels", cols)?, ..all }
+                WeightSlice { cols: ranks.tp.share("input channels", cols)?, ..whole }
             }
-            Self::Rows(SplitUnit::Head) => {
-                WeightSlice { cols: of(ranks.query_heads(config)?, config.value_dim()), ..all }
-            }
+            Self::Rows(SplitUnit::Head) => WeightSlice {
+                cols: scaled(ranks.query_heads(config)?, config.value_dim()),
+                ..whole
+            },
         })
     }
 }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shard_is_cut_as_the_table_says() {
+    fn shards_are_sliced_by_spec() {
         let cases = [
             (ShardSpec::Replicated, [8, 4], 2, "0..8x0..4 0..8x0..4"),
             (ShardSpec::VocabRows, [272, 4], 1, "0..272x0..4"),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn uneven_splits_are_refused_with_the_numbers() {
+    fn uneven_splits_are_rejected_with_the_numbers() {
         let nearest = "num_attention_heads 4 cannot be split over 3 ranks; \
                        the nearest number that works is 2";
         assert_eq!(split(ShardSpec::Heads(HeadKind::Query), [64, 4], 3), [nearest; 3].join(" "));
@@ -283,14 +283,14 @@ mod tests {
 
     #[test]
     fn expert_parallel_experts_are_whole() {
-        let spread = ParallelRanks {
+        let ep_ranks = ParallelRanks {
             tp: ParallelRank { rank: 1, size: 2 },
             ep: ParallelRank { rank: 1, size: 2 },
         };
         let config = tiny("Qwen3MoeForCausalLM");
-        let slice = ShardSpec::ExpertCols.slice([12, 4], &config, &spread).unwrap();
+        let slice = ShardSpec::ExpertCols.slice([12, 4], &config, &ep_ranks).unwrap();
         assert_eq!(slice, WeightSlice { rows: 0..12, cols: 0..4, padding: 0 });
-        assert_eq!(spread.experts(8).unwrap(), 4..8);
-        assert!(spread.experts(7).is_err());
+        assert_eq!(ep_ranks.experts(8).unwrap(), 4..8);
+        assert!(ep_ranks.experts(7).is_err());
     }
 }

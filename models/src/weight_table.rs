@@ -57,8 +57,8 @@ impl TensorSpec {
     #[must_use]
     pub fn scale_shape(&self, grid: ScaleGrid) -> [usize; 2] {
         let [rows, cols] = self.matrix();
-        let each = grid.each(cols);
-        [rows.div_ceil(each[0]), cols.div_ceil(each[1])]
+        let block = grid.block_shape(cols);
+        [rows.div_ceil(block[0]), cols.div_ceil(block[1])]
     }
 
     /// Scales of the weight, if a synthetic checkpoint stores it in fp8.
@@ -147,12 +147,12 @@ const TABLE: &[WeightTableEntry] = &[
 
     (NameScope::Layer, "input_layernorm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
     (NameScope::Layer, "post_attention_layernorm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
-    (NameScope::Layer, "self_attn.q_proj.weight", &[ConfigDim::Query, ConfigDim::AttentionInput], ShardSpec::Heads(HeadKind::Query), SynthValues::Linear, |c| !makes_queries(c)),
+    (NameScope::Layer, "self_attn.q_proj.weight", &[ConfigDim::Query, ConfigDim::AttentionInput], ShardSpec::Heads(HeadKind::Query), SynthValues::Linear, |c| !has_q_lora(c)),
     (NameScope::Layer, "self_attn.k_proj.weight", &[ConfigDim::KeyValue, ConfigDim::AttentionInput], ShardSpec::Heads(HeadKind::KeyValue), SynthValues::Linear, |c| c.mla.is_none()),
     (NameScope::Layer, "self_attn.v_proj.weight", &[ConfigDim::KeyValue, ConfigDim::AttentionInput], ShardSpec::Heads(HeadKind::KeyValue), SynthValues::Linear, |c| c.mla.is_none()),
-    (NameScope::Layer, "self_attn.q_a_proj.weight", &[ConfigDim::QLoraRank, ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Linear, makes_queries),
-    (NameScope::Layer, "self_attn.q_a_layernorm.weight", &[ConfigDim::QLoraRank], ShardSpec::Replicated, SynthValues::Norm, makes_queries),
-    (NameScope::Layer, "self_attn.q_b_proj.weight", &[ConfigDim::Query, ConfigDim::QLoraRank], ShardSpec::Heads(HeadKind::Query), SynthValues::Linear, makes_queries),
+    (NameScope::Layer, "self_attn.q_a_proj.weight", &[ConfigDim::QLoraRank, ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Linear, has_q_lora),
+    (NameScope::Layer, "self_attn.q_a_layernorm.weight", &[ConfigDim::QLoraRank], ShardSpec::Replicated, SynthValues::Norm, has_q_lora),
+    (NameScope::Layer, "self_attn.q_b_proj.weight", &[ConfigDim::Query, ConfigDim::QLoraRank], ShardSpec::Heads(HeadKind::Query), SynthValues::Linear, has_q_lora),
     (NameScope::Layer, "self_attn.kv_a_proj_with_mqa.weight", &[ConfigDim::KvLoraRankPlusRope, ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Linear, |c| c.mla.is_some()),
     (NameScope::Layer, "self_attn.kv_a_layernorm.weight", &[ConfigDim::KvLoraRank], ShardSpec::Replicated, SynthValues::Norm, |c| c.mla.is_some()),
     (NameScope::Layer, "self_attn.kv_b_proj.weight", &[ConfigDim::MlaKvUp, ConfigDim::KvLoraRank], ShardSpec::Heads(HeadKind::MlaKvUp), SynthValues::Linear, |c| c.mla.is_some()),
@@ -187,9 +187,9 @@ const TABLE: &[WeightTableEntry] = &[
 
     (NameScope::Eagle, DRAFT_TO_TARGET, &[ConfigDim::DraftVocab], ShardSpec::Replicated, SynthValues::Offsets, always),
     (NameScope::Eagle, "fc.weight", &[ConfigDim::Hidden, ConfigDim::AuxStates], ShardSpec::Replicated, SynthValues::Linear, always),
-    (NameScope::Eagle, "fc_norm.0.weight", &[ConfigDim::TargetHidden], ShardSpec::Replicated, SynthValues::Norm, has_state_norms),
-    (NameScope::Eagle, "fc_norm.1.weight", &[ConfigDim::TargetHidden], ShardSpec::Replicated, SynthValues::Norm, has_state_norms),
-    (NameScope::Eagle, "fc_norm.2.weight", &[ConfigDim::TargetHidden], ShardSpec::Replicated, SynthValues::Norm, has_state_norms),
+    (NameScope::Eagle, "fc_norm.0.weight", &[ConfigDim::TargetHidden], ShardSpec::Replicated, SynthValues::Norm, has_fc_norm),
+    (NameScope::Eagle, "fc_norm.1.weight", &[ConfigDim::TargetHidden], ShardSpec::Replicated, SynthValues::Norm, has_fc_norm),
+    (NameScope::Eagle, "fc_norm.2.weight", &[ConfigDim::TargetHidden], ShardSpec::Replicated, SynthValues::Norm, has_fc_norm),
     (NameScope::Eagle, EAGLE_EMBEDDING, &[ConfigDim::Vocab, ConfigDim::Hidden], ShardSpec::VocabRows, SynthValues::Embedding, always),
     (NameScope::Eagle, "norm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
     (NameScope::Eagle, HEAD, &[ConfigDim::DraftVocab, ConfigDim::Hidden], ShardSpec::VocabRows, SynthValues::Linear, always),
@@ -200,12 +200,12 @@ fn always(_: &ModelConfig) -> bool {
     true
 }
 
-fn makes_queries(config: &ModelConfig) -> bool {
-    config.mla.is_some_and(|latent| latent.q_lora_rank.is_some())
+fn has_q_lora(config: &ModelConfig) -> bool {
+    config.mla.is_some_and(|mla| mla.q_lora_rank.is_some())
 }
 
-fn has_state_norms(config: &ModelConfig) -> bool {
-    config.eagle.is_some_and(|eagle| eagle.aux_norms)
+fn has_fc_norm(config: &ModelConfig) -> bool {
+    config.eagle.is_some_and(|eagle| eagle.fc_norm)
 }
 
 /// Whether an EAGLE-3 checkpoint may omit the weight: the target model has the same embedding, or all draft
@@ -229,26 +229,26 @@ pub fn tensors(config: &ModelConfig) -> Vec<TensorSpec> {
     let mut specs = Vec::new();
     if config.eagle.is_some() {
         let [midlayer, _] = MIDLAYER;
-        specs.extend(at(config, NameScope::Eagle, ""));
-        for place in [NameScope::Midlayer, NameScope::Layer, NameScope::Dense] {
-            specs.extend(at(config, place, midlayer));
+        specs.extend(specs_in(config, NameScope::Eagle, ""));
+        for scope in [NameScope::Midlayer, NameScope::Layer, NameScope::Dense] {
+            specs.extend(specs_in(config, scope, midlayer));
         }
         return specs;
     }
-    specs.extend(at(config, NameScope::Top, ""));
+    specs.extend(specs_in(config, NameScope::Top, ""));
     for i in 0..config.kv_layers() {
         let layer = format!("model.layers.{i}.");
         if i >= config.layers {
-            specs.extend(at(config, NameScope::Mtp, &layer));
+            specs.extend(specs_in(config, NameScope::Mtp, &layer));
         }
-        specs.extend(at(config, NameScope::Layer, &layer));
+        specs.extend(specs_in(config, NameScope::Layer, &layer));
         let Some(moe) = config.moe_at(i) else {
-            specs.extend(at(config, NameScope::Dense, &layer));
+            specs.extend(specs_in(config, NameScope::Dense, &layer));
             continue;
         };
-        specs.extend(at(config, NameScope::Sparse, &layer));
+        specs.extend(specs_in(config, NameScope::Sparse, &layer));
         for e in 0..moe.experts {
-            specs.extend(at(config, NameScope::Expert, &format!("{layer}mlp.experts.{e}.")));
+            specs.extend(specs_in(config, NameScope::Expert, &format!("{layer}mlp.experts.{e}.")));
         }
     }
     specs
@@ -265,12 +265,16 @@ pub fn mtp_copies(config: &ModelConfig) -> Vec<(String, &'static str)> {
     (config.layers..config.layers + config.mtp_layers).flat_map(of_layer).collect()
 }
 
-fn at(config: &ModelConfig, place: NameScope, prefix: &str) -> impl Iterator<Item = TensorSpec> {
-    let here = TABLE.iter().filter(move |entry| entry.0 == place && (entry.5)(config));
-    here.map(move |(place, name, shape, shard, values, _)| {
+fn specs_in(
+    config: &ModelConfig,
+    scope: NameScope,
+    prefix: &str,
+) -> impl Iterator<Item = TensorSpec> {
+    let entries = TABLE.iter().filter(move |entry| entry.0 == scope && (entry.5)(config));
+    entries.map(move |(scope, name, shape, shard, values, _)| {
         let name = format!("{prefix}{name}");
         TensorSpec {
-            scales: scales(config, *place, &name, *values),
+            scales: scales(config, *scope, &name, *values),
             optional: is_optional(config, &name),
             name,
             shape: shape.iter().map(|d| d.of(config)).collect(),
@@ -283,24 +287,24 @@ fn at(config: &ModelConfig, place: NameScope, prefix: &str) -> impl Iterator<Ite
 /// Scales of linear layers, which may be quantised; the LM head and routers are never quantised.
 fn scales(
     config: &ModelConfig,
-    place: NameScope,
+    scope: NameScope,
     name: &str,
     values: SynthValues,
 ) -> Option<ScaleSpec> {
     let quantization = config.quantization.as_ref()?;
     let module = name.strip_suffix(".weight")?;
-    (place != NameScope::Top && values == SynthValues::Linear).then(|| ScaleSpec {
+    (scope != NameScope::Top && values == SynthValues::Linear).then(|| ScaleSpec {
         name: format!("{name}{}", quantization.suffix),
         grid: quantization.scales,
         // Published fp8 checkpoints do not quantise `eh_proj` of an MTP module, without listing it as
         // excluded.
-        expected: place != NameScope::Mtp && !quantization.ignores(module),
+        expected: scope != NameScope::Mtp && !quantization.ignores(module),
     })
 }
 
 impl ConfigDim {
     fn of(self, config: &ModelConfig) -> usize {
-        let (moe, latent, eagle) = (config.moe.as_ref(), config.mla, config.eagle);
+        let (moe, mla, eagle) = (config.moe.as_ref(), config.mla, config.eagle);
         match self {
             Self::Vocab => config.vocab,
             Self::Hidden => config.hidden,
@@ -317,10 +321,10 @@ impl ConfigDim {
             Self::ExpertIntermediate => moe.map_or(0, |m| m.intermediate),
             Self::SharedIntermediate => moe.map_or(0, |m| m.shared_intermediate),
             Self::Value => config.heads * config.value_dim(),
-            Self::QLoraRank => latent.and_then(|l| l.q_lora_rank).unwrap_or(0),
-            Self::KvLoraRank => latent.map_or(0, |l| l.kv_lora_rank),
-            Self::KvLoraRankPlusRope => latent.map_or(0, |l| l.kv_lora_rank + l.qk_rope_head_dim),
-            Self::MlaKvUp => config.heads * latent.map_or(0, |l| l.qk_nope_head_dim + l.v_head_dim),
+            Self::QLoraRank => mla.and_then(|l| l.q_lora_rank).unwrap_or(0),
+            Self::KvLoraRank => mla.map_or(0, |l| l.kv_lora_rank),
+            Self::KvLoraRankPlusRope => mla.map_or(0, |l| l.kv_lora_rank + l.qk_rope_head_dim),
+            Self::MlaKvUp => config.heads * mla.map_or(0, |l| l.qk_nope_head_dim + l.v_head_dim),
         }
     }
 }
@@ -350,7 +354,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_table_lists_what_a_checkpoint_holds() {
+    fn table_lists_the_weights_of_a_checkpoint() {
         let names = |config: &ModelConfig| -> Vec<String> {
             tensors(config).into_iter().map(|s| s.name).collect()
         };
@@ -365,7 +369,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn mtp_checkpoint_has_one_layer_of_twice_the_inputs() {
+    fn eagle3_layer_has_twice_the_inputs() {
         let mut config = tiny("LlamaForCausalLM");
         let [hidden, vocab] = [config.hidden, config.vocab];
         config.layers = 1;
@@ -373,9 +377,9 @@ pub(crate) mod tests {
             target_hidden: 64,
             vocab: 100,
             aux_layers: None,
-            aux_norms: true,
-            normed_residual: false,
-            carries_normed_state: false,
+            fc_norm: true,
+            norm_before_residual: false,
+            norm_output: false,
         });
         let specs = tensors(&config);
         assert_eq!(specs.len(), 5 + 3 + 1 + 9);
@@ -385,7 +389,7 @@ pub(crate) mod tests {
         assert_eq!((shape(HEAD), shape(DRAFT_TO_TARGET)), (&vec![100, hidden], &vec![100]));
         assert_eq!(shape(EAGLE_EMBEDDING), &[vocab, hidden]);
         let optional = |specs: &[TensorSpec]| specs.iter().filter(|s| s.optional).count();
-        assert_eq!(optional(&specs), 0, "of other sizes, it has both itself");
+        assert_eq!(optional(&specs), 0, "other sizes need both weights");
         config.eagle = config.eagle.map(|e| Eagle3Config { target_hidden: hidden, vocab, ..e });
         assert_eq!(optional(&tensors(&config)), 2);
     }

@@ -74,9 +74,10 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
             progress: &mut |_, _| (),
             digest: &mut protocol::WeightsDigest::default(),
         };
-        let eagle = load_eagle3(&out, (&config, &target), options).unwrap();
-        let (size, order) = ((BLOCKS, BLOCK_TOKENS), replay.ops.device().kv_order());
-        let layout = kv_layout(&config, DType::F32, size, order, &place.ranks).unwrap();
+        let eagle = load_eagle3(&out, &config, &target, options).unwrap();
+        let order = replay.ops.device().kv_order();
+        let layout =
+            kv_layout(&config, DType::F32, BLOCKS, BLOCK_TOKENS, order, &place.ranks).unwrap();
         Self { replay, eagle, kv: KvPool::new(&replay.ops, layout).unwrap() }
     }
 
@@ -97,7 +98,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         let mut states = Vec::new();
         let logits = replay.with_pool(kv, &[row], |f, ids| {
             let before = replay.tensor(before);
-            let made = eagle.draft(f, (replay.model.as_ref(), ids), before).unwrap();
+            let made = eagle.draft(f, replay.model.as_ref(), ids, before).unwrap();
             let DraftPassOutput { hidden, next_hidden: carried } = made;
             states = matrix(&replay.ops, carried.as_ref().unwrap_or(&hidden)).unwrap();
             eagle.logits(f, &hidden).unwrap()
@@ -109,7 +110,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         let Self { replay, eagle, kv } = self;
         replay.with_pool(kv, &[row], |f, ids| {
             let before = replay.tensor(before);
-            eagle.write_kv_only(f, (replay.model.as_ref(), ids), &before).unwrap();
+            eagle.write_kv_only(f, replay.model.as_ref(), ids, &before).unwrap();
             before
         });
     }

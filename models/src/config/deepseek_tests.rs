@@ -56,14 +56,14 @@ fn parse(value: &Value) -> Result<ModelConfig, ModelConfigError> {
 #[test]
 fn published_configs_are_read() {
     let config = parse(&v3()).unwrap();
-    let latent = MlaConfig {
+    let mla = MlaConfig {
         q_lora_rank: Some(1536),
         kv_lora_rank: 512,
         qk_nope_head_dim: 128,
         qk_rope_head_dim: 64,
         v_head_dim: 128,
     };
-    assert_eq!((config.mla, config.mtp_layers), (Some(latent), 1));
+    assert_eq!((config.mla, config.mtp_layers), (Some(mla), 1));
     assert_eq!((config.head_dim, config.rotary(), config.value_dim()), (192, 64, 128));
     let moe = config.moe_at(3).unwrap();
     assert!(config.moe_at(2).is_none() && config.moe_at(60).is_some());
@@ -81,7 +81,7 @@ fn published_configs_are_read() {
 
     let lite = parse(&v2_lite()).unwrap();
     let moe = lite.moe_at(1).unwrap();
-    assert_eq!(lite.mla.and_then(|latent| latent.q_lora_rank), None);
+    assert_eq!(lite.mla.and_then(|mla| mla.q_lora_rank), None);
     assert_eq!(
         (moe.score, moe.has_correction_bias, moe.expert_groups),
         (RouterScore::Softmax, false, None)

@@ -15,15 +15,15 @@ pub struct Eagle3Config {
     /// number of layers. An id equal to the number of layers is the input of the final norm.
     pub aux_layers: Option<[usize; 3]>,
     /// Whether each auxiliary hidden state has a norm of its own (`fc_norm`).
-    pub aux_norms: bool,
+    pub fc_norm: bool,
     /// Whether the residual stream starts with the normed hidden state.
-    pub normed_residual: bool,
+    pub norm_before_residual: bool,
     /// Whether the next draft pass starts from the normed output instead of the residual stream before the
     /// final norm.
-    pub carries_normed_state: bool,
+    pub norm_output: bool,
 }
 
-const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
+const AUX_LAYERS_FIELD: &str = "eagle_aux_hidden_state_layer_ids";
 
 impl Eagle3Config {
     /// Reads the settings of a draft model with hidden size `hidden`; `None` for other architectures.
@@ -35,22 +35,22 @@ impl Eagle3Config {
         if architecture != ModelArchitecture::LlamaEagle3 {
             return Ok(None);
         }
-        refuse_field(fields)?;
+        reject_unsupported(fields)?;
         let vocab = fields.size("vocab_size", VOCAB_LIMIT)?;
-        let own = fields.size_or_none("draft_vocab_size", VOCAB_LIMIT)?.unwrap_or(vocab);
-        if own > vocab {
-            let detail = format!("{own} ids out of vocab_size {vocab}");
+        let draft_vocab = fields.size_or_none("draft_vocab_size", VOCAB_LIMIT)?.unwrap_or(vocab);
+        if draft_vocab > vocab {
+            let detail = format!("{draft_vocab} exceeds vocab_size {vocab}");
             return Err(fields.contradiction("draft_vocab_size", detail));
         }
         Ok(Some(Self {
             target_hidden: fields
                 .size_or_none("target_hidden_size", WIDTH_LIMIT)?
                 .unwrap_or(hidden),
-            vocab: own,
-            aux_layers: layers(fields)?,
-            aux_norms: fields.flag("fc_norm", false)?,
-            normed_residual: fields.flag("norm_before_residual", false)?,
-            carries_normed_state: fields.flag("norm_output", false)?,
+            vocab: draft_vocab,
+            aux_layers: aux_layers(fields)?,
+            fc_norm: fields.flag("fc_norm", false)?,
+            norm_before_residual: fields.flag("norm_before_residual", false)?,
+            norm_output: fields.flag("norm_output", false)?,
         }))
     }
 
@@ -65,22 +65,24 @@ impl Eagle3Config {
 }
 
 /// Rejects unsupported variants.
-fn refuse_field(fields: &JsonFields) -> Result<(), ModelConfigError> {
-    const MANY: &str = "drafts are made by one layer";
+fn reject_unsupported(fields: &JsonFields) -> Result<(), ModelConfigError> {
+    const ONE_LAYER: &str = "an EAGLE-3 draft model has one layer";
     if fields.size("num_hidden_layers", LAYER_LIMIT)? != 1 {
-        return Err(fields.unsupported("num_hidden_layers", MANY));
+        return Err(fields.unsupported("num_hidden_layers", ONE_LAYER));
     }
     if fields.flag("tie_word_embeddings", false)? {
-        return Err(fields.unsupported("tie_word_embeddings", "the head has ids of its own"));
+        return Err(
+            fields.unsupported("tie_word_embeddings", "the draft vocabulary has its own head")
+        );
     }
     if fields.value("quantization_config").is_some() {
-        let why = "a checkpoint that drafts is read in F32, BF16 or F16";
+        let why = "draft models are supported in F32, BF16 and F16";
         return Err(fields.unsupported("quantization_config", why));
     }
     for (field, why) in [
-        ("bias", "fc has none"),
-        ("norm_before_fc", "states are normed one by one (fc_norm) or not at all"),
-        ("parallel_drafting", "each draft begins with the one before it"),
+        ("bias", "fc without bias is"),
+        ("norm_before_fc", "only a norm per auxiliary hidden state (fc_norm) is"),
+        ("parallel_drafting", "draft tokens are computed one after the other"),
     ] {
         if fields.flag(field, false)? {
             return Err(fields.unsupported(field, why));
@@ -88,12 +90,12 @@ fn refuse_field(fields: &JsonFields) -> Result<(), ModelConfigError> {
     }
     let Some(nested) = fields.object("eagle_config")? else { return Ok(()) };
     if !nested.flag("use_aux_hidden_state", true)? {
-        let why = "drafts begin with states of three layers";
+        let why = "auxiliary hidden states of three layers are required";
         return Err(nested.unsupported("use_aux_hidden_state", why));
     }
     if nested.flag("norm_before_fc", false)? {
         return Err(
-            nested.unsupported("norm_before_fc", "states are normed one by one or not at all")
+            nested.unsupported("norm_before_fc", "only a norm per auxiliary hidden state is")
         );
     }
     Ok(())
@@ -101,23 +103,23 @@ fn refuse_field(fields: &JsonFields) -> Result<(), ModelConfigError> {
 
 /// Reads the layer ids: at the top level an id means the layer's input, as in vLLM; in `eagle_config`
 /// the layer's output, as in SGLang.
-fn layers(fields: &JsonFields) -> Result<Option<[usize; 3]>, ModelConfigError> {
+fn aux_layers(fields: &JsonFields) -> Result<Option<[usize; 3]>, ModelConfigError> {
     let nested = fields.object("eagle_config")?;
-    let (fields, behind) = match (fields.value(LAYERS), &nested) {
+    let (fields, offset) = match (fields.value(AUX_LAYERS_FIELD), &nested) {
         (None, Some(nested)) => (nested, 1),
         _ => (fields, 0),
     };
-    let Some(value) = fields.value(LAYERS) else { return Ok(None) };
-    let wrong = || fields.wrong(LAYERS, "three different layers", value);
+    let Some(value) = fields.value(AUX_LAYERS_FIELD) else { return Ok(None) };
+    let invalid = || fields.wrong(AUX_LAYERS_FIELD, "three different layer ids", value);
     let id = |id: &serde_json::Value| id.as_u64().filter(|&id| id < LAYER_LIMIT);
     let ids: Option<Vec<u64>> = value.as_array().and_then(|ids| ids.iter().map(id).collect());
     let mut ids: [usize; 3] = ids
-        .map(|ids| ids.into_iter().map(|id| id as usize + behind).collect::<Vec<_>>())
+        .map(|ids| ids.into_iter().map(|id| id as usize + offset).collect::<Vec<_>>())
         .and_then(|ids| ids.try_into().ok())
-        .ok_or_else(wrong)?;
+        .ok_or_else(invalid)?;
     // The target model produces the states in ascending order of layers.
     ids.sort_unstable();
-    if ids[0] == ids[1] || ids[1] == ids[2] { Err(wrong()) } else { Ok(Some(ids)) }
+    if ids[0] == ids[1] || ids[1] == ids[2] { Err(invalid()) } else { Ok(Some(ids)) }
 }
 
 #[cfg(test)]
@@ -155,13 +157,13 @@ mod tests {
     fn arithmetic_options_are_read_or_rejected() {
         let eagle = read(json!({})).unwrap().eagle.unwrap();
         assert_eq!((eagle.vocab, eagle.target_hidden), (96, 64));
-        assert!(!eagle.normed_residual && !eagle.carries_normed_state && !eagle.aux_norms);
+        assert!(!eagle.norm_before_residual && !eagle.norm_output && !eagle.fc_norm);
         let all = json!({"target_hidden_size": 128, "norm_before_residual": true, "norm_output": true,
             "fc_norm": true, "draft_vocab_size": null});
         let eagle = read(all).unwrap().eagle.unwrap();
         assert_eq!((eagle.vocab, eagle.target_hidden), (384, 128));
-        assert!(eagle.normed_residual && eagle.carries_normed_state && eagle.aux_norms);
-        for (members, named) in [
+        assert!(eagle.norm_before_residual && eagle.norm_output && eagle.fc_norm);
+        for (members, field) in [
             (json!({"num_hidden_layers": 2}), "num_hidden_layers"),
             (json!({"tie_word_embeddings": true}), "tie_word_embeddings"),
             (json!({"draft_vocab_size": 385}), "draft_vocab_size"),
@@ -170,12 +172,12 @@ mod tests {
             (json!({"parallel_drafting": true}), "parallel_drafting"),
             (json!({"quantization_config": {"quant_method": "fp8"}}), "quantization_config"),
             (json!({"eagle_config": {"use_aux_hidden_state": false}}), "eagle_config.use_aux"),
-            (json!({"eagle_aux_hidden_state_layer_ids": [2, 18]}), "three different layers"),
-            (json!({"eagle_aux_hidden_state_layer_ids": [2, 18, 18]}), "three different layers"),
-            (json!({"eagle_aux_hidden_state_layer_ids": [-1, 2, 18]}), "three different layers"),
+            (json!({"eagle_aux_hidden_state_layer_ids": [2, 18]}), "three different layer ids"),
+            (json!({"eagle_aux_hidden_state_layer_ids": [2, 18, 18]}), "three different layer ids"),
+            (json!({"eagle_aux_hidden_state_layer_ids": [-1, 2, 18]}), "three different layer ids"),
         ] {
-            let told = read(members.clone()).unwrap_err();
-            assert!(told.contains(named), "{members}: {told}");
+            let error = read(members.clone()).unwrap_err();
+            assert!(error.contains(field), "{members}: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Dimensions of multi-head latent attention (MLA).
+//! Dimensions of multi-head config attention (MLA).
 
 use super::json_fields::JsonFields;
 use super::parse_config::WIDTH_LIMIT;
@@ -13,10 +13,10 @@ pub(super) fn mla(
         return Ok(None);
     }
     if !fields.flag("rope_interleave", true)? {
-        return Err(fields.unsupported("rope_interleave", "only neighbouring channels turn"));
+        return Err(fields.unsupported("rope_interleave", "RoPE rotates adjacent channels"));
     }
     let size = |field| fields.size(field, WIDTH_LIMIT);
-    let latent = MlaConfig {
+    let config = MlaConfig {
         q_lora_rank: fields.size_or_none("q_lora_rank", WIDTH_LIMIT)?,
         kv_lora_rank: size("kv_lora_rank")?,
         qk_nope_head_dim: size("qk_nope_head_dim")?,
@@ -25,14 +25,16 @@ pub(super) fn mla(
     };
     // RoPE rotates pairs of channels, and bf16 dot products take inputs in pairs.
     for (field, got) in [
-        ("kv_lora_rank", latent.kv_lora_rank),
-        ("qk_nope_head_dim", latent.qk_nope_head_dim),
-        ("qk_rope_head_dim", latent.qk_rope_head_dim),
-        ("v_head_dim", latent.v_head_dim),
+        ("kv_lora_rank", config.kv_lora_rank),
+        ("qk_nope_head_dim", config.qk_nope_head_dim),
+        ("qk_rope_head_dim", config.qk_rope_head_dim),
+        ("v_head_dim", config.v_head_dim),
     ] {
         if !got.is_multiple_of(2) {
-            return Err(fields.contradiction(field, format!("{got} channels; kernels take pairs")));
+            return Err(
+                fields.contradiction(field, format!("{got} channels; kernels need an even number"))
+            );
         }
     }
-    Ok(Some(latent))
+    Ok(Some(config))
 }

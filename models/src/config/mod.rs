@@ -193,34 +193,34 @@ impl ModelConfig {
     /// Number of channels of a head that RoPE rotates.
     #[must_use]
     pub fn rotary(&self) -> usize {
-        self.mla.map_or(self.head_dim, |latent| latent.qk_rope_head_dim)
+        self.mla.map_or(self.head_dim, |mla| mla.qk_rope_head_dim)
     }
 
     /// Number of channels of a head's value.
     #[must_use]
     pub fn value_dim(&self) -> usize {
-        self.mla.map_or(self.head_dim, |latent| latent.v_head_dim)
+        self.mla.map_or(self.head_dim, |mla| mla.v_head_dim)
     }
 
     /// Longest context of the rotary embedding, in tokens: `max_positions`, or, if RoPE scaling extends a
     /// shorter range beyond it, the length of that range times the factor.
     #[must_use]
     pub fn context_max(&self) -> usize {
-        let stretched = match self.rope.scaling {
+        let extended = match self.rope.scaling {
             // Files with llama3 scaling state the extended length.
             RopeScaling::Default | RopeScaling::Llama3 { .. } => 0.0,
             RopeScaling::Linear { factor } => self.max_positions as f64 * factor,
             RopeScaling::Yarn { factor, original_positions, .. } => original_positions * factor,
         };
-        self.max_positions.max(stretched as usize)
+        self.max_positions.max(extended as usize)
     }
 
     /// MoE settings of layer `i`; `None` if its MLP is dense.
     #[must_use]
     pub fn moe_at(&self, i: usize) -> Option<&MoeConfig> {
         let moe = self.moe.as_ref()?;
-        let sparse = (i + 1).is_multiple_of(moe.sparse_step) && !moe.dense_layers.contains(&i);
-        sparse.then_some(moe)
+        let is_sparse = (i + 1).is_multiple_of(moe.sparse_step) && !moe.dense_layers.contains(&i);
+        is_sparse.then_some(moe)
     }
 
     /// Number of layers with a KV cache, including loaded MTP modules.
@@ -246,7 +246,7 @@ impl ModelConfig {
 impl MoeConfig {
     /// Number of shared experts per layer.
     #[must_use]
-    pub fn shared(&self) -> usize {
+    pub fn shared_experts(&self) -> usize {
         self.shared_intermediate / self.intermediate
     }
 }

@@ -64,19 +64,22 @@ fn deepseek(
     let v3 = architecture == ModelArchitecture::DeepseekV3;
     let score = if v3 { RouterScore::Sigmoid } else { RouterScore::Softmax };
     let name = if v3 { "sigmoid" } else { "softmax" };
-    if fields.text("scoring_func")?.is_some_and(|stated| stated != name) {
-        return Err(fields.unsupported("scoring_func", "this architecture has its own"));
+    if fields.text("scoring_func")?.is_some_and(|score| score != name) {
+        return Err(
+            fields.unsupported("scoring_func", "this architecture requires another function")
+        );
     }
-    if fields.size_or_none("moe_layer_freq", LAYER_LIMIT)?.is_some_and(|every| every != 1) {
+    if fields.size_or_none("moe_layer_freq", LAYER_LIMIT)?.is_some_and(|step| step != 1) {
         return Err(fields.unsupported("moe_layer_freq", "only 1 is"));
     }
     let renormalise = fields.flag("norm_topk_prob", v3)?;
     if renormalise && !v3 {
-        return Err(fields.unsupported("norm_topk_prob", "this architecture does not normalise"));
+        return Err(fields
+            .unsupported("norm_topk_prob", "this architecture does not normalise the weights"));
     }
     let experts = fields.size("n_routed_experts", EXPERT_LIMIT)?;
     let groups = groups(fields, v3, experts)?;
-    let reached = groups.map_or(experts, |groups| experts / groups.count * groups.topk_group);
+    let selectable = groups.map_or(experts, |groups| experts / groups.count * groups.topk_group);
     let intermediate = fields.size("moe_intermediate_size", WIDTH_LIMIT)?;
     let shared = fields.size_or_none("n_shared_experts", EXPERT_LIMIT)?.unwrap_or(0);
     let dense = match fields.number_or_none("first_k_dense_replace")? {
@@ -87,11 +90,11 @@ fn deepseek(
                 0
             }
         }
-        Some(stated) => stated.max(0.0) as usize,
+        Some(layers) => layers.max(0.0) as usize,
     };
     Ok(MoeConfig {
         experts,
-        top_k: experts_per_token(fields, reached)?,
+        top_k: experts_per_token(fields, selectable)?,
         intermediate,
         shared_intermediate: shared * intermediate,
         score,
@@ -110,37 +113,41 @@ fn groups(
     v3: bool,
     experts: usize,
 ) -> Result<Option<ExpertGroups>, ModelConfigError> {
-    let by = match (fields.text("topk_method")?, v3) {
+    let score = match (fields.text("topk_method")?, v3) {
         (None | Some("greedy"), false) => return Ok(None),
         (Some("group_limited_greedy"), false) => GroupScore::Largest,
         (None | Some("noaux_tc"), true) => GroupScore::Top2Sum,
-        _ => return Err(fields.unsupported("topk_method", "this architecture has others")),
+        _ => {
+            return Err(
+                fields.unsupported("topk_method", "this architecture requires another method")
+            );
+        }
     };
     let count = fields.size("n_group", EXPERT_LIMIT)?;
-    let kept = fields.size("topk_group", EXPERT_LIMIT)?;
-    let least = if v3 { 2 } else { 1 };
-    if !experts.is_multiple_of(count) || experts / count < least {
+    let topk_group = fields.size("topk_group", EXPERT_LIMIT)?;
+    let min_experts = if v3 { 2 } else { 1 };
+    if !experts.is_multiple_of(count) || experts / count < min_experts {
         let detail = format!("{count} groups of {experts} experts");
         return Err(fields.contradiction("n_group", detail));
     }
-    if kept > count {
-        let detail = format!("{kept} of {count} groups");
+    if topk_group > count {
+        let detail = format!("{topk_group} of {count} groups");
         return Err(fields.contradiction("topk_group", detail));
     }
-    Ok((kept < count).then_some(ExpertGroups { count, topk_group: kept, score: by }))
+    Ok((topk_group < count).then_some(ExpertGroups { count, topk_group, score }))
 }
 
 fn dense_layers(fields: &JsonFields, layers: usize) -> Result<Vec<usize>, ModelConfigError> {
     const FIELD: &str = "mlp_only_layers";
     let Some(value) = fields.value(FIELD) else { return Ok(Vec::new()) };
-    let wrong = || fields.wrong(FIELD, "a list of layer numbers", value);
-    let list = value.as_array().ok_or_else(wrong)?;
+    let invalid = || fields.wrong(FIELD, "a list of layer numbers", value);
+    let list = value.as_array().ok_or_else(invalid)?;
     let numbers: Option<Vec<u64>> = list.iter().map(serde_json::Value::as_u64).collect();
-    let mut numbers = numbers.ok_or_else(wrong)?;
+    let mut numbers = numbers.ok_or_else(invalid)?;
     numbers.sort_unstable();
     numbers.dedup();
-    if let Some(beyond) = numbers.iter().find(|n| **n >= layers as u64) {
-        let detail = format!("layer {beyond} of {layers} layers");
+    if let Some(invalid) = numbers.iter().find(|n| **n >= layers as u64) {
+        let detail = format!("layer {invalid} of {layers} layers");
         return Err(fields.contradiction(FIELD, detail));
     }
     Ok(numbers.into_iter().map(|n| n as usize).collect())

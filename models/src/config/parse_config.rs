@@ -25,14 +25,14 @@ pub(super) fn config(
     generation: GenerationConfig,
 ) -> Result<ModelConfig, ModelConfigError> {
     let architecture = architecture(fields)?;
-    refuse_unsupported(fields, architecture)?;
+    reject_unsupported(fields, architecture)?;
     let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
-    refuse_windows(fields, architecture, layers)?;
+    reject_sliding_windows(fields, architecture, layers)?;
     let hidden = fields.size("hidden_size", WIDTH_LIMIT)?;
-    let latent = mla(fields, architecture)?;
-    let (heads, kv_heads, head_dim) = match &latent {
-        Some(latent) => mla_heads(fields, latent)?,
-        None => heads(fields, hidden)?,
+    let mla = mla(fields, architecture)?;
+    let (heads, kv_heads, head_dim) = match &mla {
+        Some(mla) => mla_heads(fields, mla)?,
+        None => gqa_heads(fields, hidden)?,
     };
     let max_positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
     let bias = fields.flag("attention_bias", false)?;
@@ -46,7 +46,7 @@ pub(super) fn config(
         | ModelArchitecture::DeepseekV3
         | ModelArchitecture::LlamaEagle3 => (false, false),
     };
-    let stated_eos = fields.tokens("eos_token_id")?;
+    let config_eos = fields.tokens("eos_token_id")?;
     let config = ModelConfig {
         architecture,
         vocab: fields.size("vocab_size", VOCAB_LIMIT)?,
@@ -63,7 +63,7 @@ pub(super) fn config(
         qkv_bias,
         out_bias,
         mlp_bias: architecture == ModelArchitecture::Llama && fields.flag("mlp_bias", false)?,
-        mla: latent,
+        mla,
         mtp_layers: mtp_layers(fields, architecture)?,
         load_mtp: false,
         eagle: Eagle3Config::read(fields, architecture, hidden)?,
@@ -71,13 +71,13 @@ pub(super) fn config(
         quantization: QuantizationConfig::read(fields)?,
         dtype: dtype(fields)?,
         bos: generation.bos.or(fields.tokens("bos_token_id")?.first().copied()),
-        eos: if generation.eos.is_empty() { stated_eos } else { generation.eos.clone() },
+        eos: if generation.eos.is_empty() { config_eos } else { generation.eos.clone() },
         generation,
     };
     match config.context_max() {
         longest if longest as u64 > POSITION_LIMIT => {
             let detail =
-                format!("stretches the context to {longest} positions, above {POSITION_LIMIT}");
+                format!("extends the context to {longest} positions, above {POSITION_LIMIT}");
             Err(fields.contradiction("rope_scaling", detail))
         }
         _ => Ok(config),
@@ -94,7 +94,7 @@ fn architecture(fields: &JsonFields) -> Result<ModelArchitecture, ModelConfigErr
 }
 
 /// Rejects unsupported fields that change the arithmetic.
-fn refuse_unsupported(
+fn reject_unsupported(
     fields: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<(), ModelConfigError> {
@@ -110,7 +110,9 @@ fn refuse_unsupported(
             | ModelArchitecture::LlamaEagle3
     );
     if fixed && fields.flag("attention_bias", false)? {
-        return Err(fields.unsupported("attention_bias", "this architecture fixes its biases"));
+        return Err(
+            fields.unsupported("attention_bias", "the biases of this architecture are fixed")
+        );
     }
     if architecture != ModelArchitecture::Llama && fields.flag("mlp_bias", false)? {
         return Err(fields.unsupported("mlp_bias", "this architecture has no MLP biases"));
@@ -119,14 +121,14 @@ fn refuse_unsupported(
 }
 
 /// Rejects sliding windows. A window is active exactly where transformers applies it.
-fn refuse_windows(
+fn reject_sliding_windows(
     fields: &JsonFields,
     architecture: ModelArchitecture,
     layers: usize,
 ) -> Result<(), ModelConfigError> {
     const WHY: &str = "every layer must attend to the whole context";
     let window = fields.size_or_none("sliding_window", POSITION_LIMIT)?;
-    let on = match architecture {
+    let is_active = match architecture {
         ModelArchitecture::Llama
         | ModelArchitecture::DeepseekV2
         | ModelArchitecture::DeepseekV3
@@ -135,14 +137,14 @@ fn refuse_windows(
         ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
             let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
             let by_type = fields.value("layer_types").is_some();
-            let reached = !by_type && from < layers as f64;
-            fields.flag("use_sliding_window", false)? && window.is_some() && reached
+            let has_window_layers = !by_type && from < layers as f64;
+            fields.flag("use_sliding_window", false)? && window.is_some() && has_window_layers
         }
         ModelArchitecture::Qwen3Moe => {
             fields.flag("use_sliding_window", false)? && window.is_some()
         }
     };
-    if on {
+    if is_active {
         return Err(fields.unsupported("sliding_window", WHY));
     }
     let types = fields.strings("layer_types")?.unwrap_or_default();
@@ -157,22 +159,26 @@ fn refuse_windows(
 }
 
 /// Reads the number of query heads, of KV heads, and of channels per head.
-fn heads(fields: &JsonFields, hidden: usize) -> Result<(usize, usize, usize), ModelConfigError> {
+fn gqa_heads(
+    fields: &JsonFields,
+    hidden: usize,
+) -> Result<(usize, usize, usize), ModelConfigError> {
     let heads = fields.size("num_attention_heads", WIDTH_LIMIT)?;
     let kv_heads = fields.size_or_none("num_key_value_heads", WIDTH_LIMIT)?.unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
         let detail = format!("{kv_heads} does not divide num_attention_heads {heads}");
         return Err(fields.contradiction("num_key_value_heads", detail));
     }
-    let stated = fields.size_or_none("head_dim", WIDTH_LIMIT)?;
-    if stated.is_none() && !hidden.is_multiple_of(heads) {
+    let head_dim = fields.size_or_none("head_dim", WIDTH_LIMIT)?;
+    if head_dim.is_none() && !hidden.is_multiple_of(heads) {
         let detail =
             format!("{heads} does not divide hidden_size {hidden}, and head_dim is absent");
         return Err(fields.contradiction("num_attention_heads", detail));
     }
-    let head_dim = stated.unwrap_or(hidden / heads);
+    let head_dim = head_dim.unwrap_or(hidden / heads);
     if !head_dim.is_multiple_of(HEAD_UNIT) {
-        let detail = format!("{head_dim} channels per head; kernels take multiples of {HEAD_UNIT}");
+        let detail =
+            format!("{head_dim} channels per head; kernels need a multiple of {HEAD_UNIT}");
         return Err(fields.contradiction("head_dim", detail));
     }
     Ok((heads, kv_heads, head_dim))
@@ -181,16 +187,17 @@ fn heads(fields: &JsonFields, hidden: usize) -> Result<(usize, usize, usize), Mo
 /// Reads the number of heads and of channels per head for MLA, where every query head has a key and a value.
 fn mla_heads(
     fields: &JsonFields,
-    latent: &MlaConfig,
+    mla: &MlaConfig,
 ) -> Result<(usize, usize, usize), ModelConfigError> {
     const FIELD: &str = "num_key_value_heads";
     let heads = fields.size("num_attention_heads", WIDTH_LIMIT)?;
     let kv_heads = fields.size_or_none(FIELD, WIDTH_LIMIT)?.unwrap_or(heads);
     if kv_heads != heads {
-        let detail = format!("{kv_heads} of {heads} heads; latent attention has one for each");
+        let detail =
+            format!("{kv_heads} KV heads for {heads} query heads; MLA has one per query head");
         return Err(fields.contradiction(FIELD, detail));
     }
-    Ok((heads, heads, latent.qk_nope_head_dim + latent.qk_rope_head_dim))
+    Ok((heads, heads, mla.qk_nope_head_dim + mla.qk_rope_head_dim))
 }
 
 /// Reads the number of MTP modules.

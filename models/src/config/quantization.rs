@@ -37,7 +37,7 @@ impl IgnoredModule {
     }
 
     /// Whether the entry is the module `name`, a parent of it, or a suffix of it.
-    fn names(&self, name: &str) -> bool {
+    fn matches(&self, name: &str) -> bool {
         match &self.pattern {
             Some(pattern) => pattern.is_match(name),
             None => {
@@ -69,7 +69,7 @@ pub enum ScaleGrid {
 impl ScaleGrid {
     /// Number of outputs and of inputs per scale, in a layer of `inputs` inputs.
     #[must_use]
-    pub fn each(self, inputs: usize) -> [usize; 2] {
+    pub fn block_shape(self, inputs: usize) -> [usize; 2] {
         match self {
             Self::Blocks => [BLOCK, BLOCK],
             Self::Channels => [1, inputs.max(1)],
@@ -95,7 +95,7 @@ impl QuantizationConfig {
     /// Whether the layer `name` (a module, without `.weight`) is excluded from quantisation.
     #[must_use]
     pub fn ignores(&self, name: &str) -> bool {
-        self.ignored.iter().any(|ignored| ignored.names(name))
+        self.ignored.iter().any(|ignored| ignored.matches(name))
     }
 }
 
@@ -108,10 +108,10 @@ fn modules_beginning_with(name: &str, entry: &str) -> bool {
 }
 
 fn fp8(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
-    expect(object, "fmt", &["e4m3"])?;
-    expect(object, "activation_scheme", &["dynamic"])?;
+    expect_text(object, "fmt", &["e4m3"])?;
+    expect_text(object, "activation_scheme", &["dynamic"])?;
     if object.value("scale_fmt").is_some() {
-        return Err(object.unsupported("scale_fmt", "scales of activations are f32"));
+        return Err(object.unsupported("scale_fmt", "only f32 scales are"));
     }
     let block = object.value("weight_block_size");
     if block.is_none_or(|size| *size != serde_json::json!([BLOCK, BLOCK])) {
@@ -123,7 +123,7 @@ fn fp8(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
 }
 
 fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
-    expect(object, "format", &["float-quantized"])?;
+    expect_text(object, "format", &["float-quantized"])?;
     let groups = object.object("config_groups")?;
     let groups = groups.ok_or_else(|| object.missing("config_groups"))?;
     let mut names = groups.names();
@@ -135,14 +135,14 @@ fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelCo
         return Err(group.unsupported("targets", "only [\"Linear\"] is"));
     }
     if group.value("output_activations").is_some() {
-        return Err(group.unsupported("output_activations", "outputs are not quantised"));
+        return Err(group.unsupported("output_activations", "only unquantised outputs are"));
     }
-    let part = |field: &str| -> Result<JsonFields, ModelConfigError> {
+    let member = |field: &str| -> Result<JsonFields, ModelConfigError> {
         group.object(field)?.ok_or_else(|| group.missing(field))
     };
-    let (weights, inputs) = (part("weights")?, part("input_activations")?);
+    let (weights, inputs) = (member("weights")?, member("input_activations")?);
     for fields in [&weights, &inputs] {
-        expect(fields, "type", &["float"])?;
+        expect_text(fields, "type", &["float"])?;
         if fields.size("num_bits", 64)? != 8 {
             return Err(fields.unsupported("num_bits", "only 8 is"));
         }
@@ -151,15 +151,15 @@ fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelCo
         }
     }
     if !inputs.flag("dynamic", false)? {
-        return Err(inputs.unsupported("dynamic", "scales of activations are computed"));
+        return Err(inputs.unsupported("dynamic", "only dynamic scales of activations are"));
     }
     let strategy = weights.text("strategy")?.unwrap_or_default();
-    let (scales, of_inputs) = match strategy {
+    let (scales, input_strategy) = match strategy {
         "channel" => (ScaleGrid::Channels, "token"),
         "block" => (ScaleGrid::Blocks, "group"),
         _ => return Err(weights.unsupported("strategy", "channel and block are")),
     };
-    expect(&inputs, "strategy", &[of_inputs])?;
+    expect_text(&inputs, "strategy", &[input_strategy])?;
     let block = weights.value("block_structure");
     if scales == ScaleGrid::Blocks && block != Some(&serde_json::json!([BLOCK, BLOCK])) {
         return Err(weights.unsupported("block_structure", "only [128, 128] is"));
@@ -168,7 +168,7 @@ fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelCo
 }
 
 /// Rejects a text field that is present with a value other than `texts`.
-fn expect(fields: &JsonFields, field: &str, texts: &[&str]) -> Result<(), ModelConfigError> {
+fn expect_text(fields: &JsonFields, field: &str, texts: &[&str]) -> Result<(), ModelConfigError> {
     match fields.text(field)? {
         Some(text) if !texts.contains(&text) => {
             Err(fields.unsupported(field, &format!("only {} is", texts.join(", "))))
@@ -180,8 +180,9 @@ fn expect(fields: &JsonFields, field: &str, texts: &[&str]) -> Result<(), ModelC
 fn list(fields: &JsonFields, field: &str) -> Result<Vec<IgnoredModule>, ModelConfigError> {
     let entries = fields.strings(field)?.unwrap_or_default().into_iter();
     let read = |entry: &str| {
-        let no_pattern = |_| fields.unsupported(field, "patterns without look-around are");
-        IgnoredModule::new(entry).map_err(no_pattern)
+        let invalid_pattern =
+            |_| fields.unsupported(field, "valid regular expressions without look-around are");
+        IgnoredModule::new(entry).map_err(invalid_pattern)
     };
     entries.map(read).collect()
 }
@@ -226,7 +227,7 @@ mod tests {
         ] {
             assert_eq!(config.ignores(name), expected, "{name}");
         }
-        let refused = ignoring(&["re:(?!lm_head).*"]).unwrap_err().to_string();
-        assert!(refused.contains("modules_to_not_convert"), "{refused}");
+        let error = ignoring(&["re:(?!lm_head).*"]).unwrap_err().to_string();
+        assert!(error.contains("modules_to_not_convert"), "{error}");
     }
 }

@@ -66,18 +66,18 @@ impl RopeConfig {
         let new = fields.object("rope_parameters")?;
         let old = fields.object("rope_scaling")?;
         let theta = fields.positive_or_none("rope_theta")?;
-        refuse_partial(fields)?;
+        reject_partial_rotary(fields)?;
         let Some(map) = new.or(old) else {
             let theta = theta.unwrap_or(DEFAULT_THETA);
             return Ok(Self { theta, scaling: RopeScaling::Default });
         };
         for nested in ["full_attention", "sliding_attention"] {
             if map.value(nested).is_some() {
-                return Err(map.unsupported(nested, "all layers must rotate alike"));
+                return Err(map.unsupported(nested, "all layers must have equal RoPE parameters"));
             }
         }
         let theta = map.positive_or_none("rope_theta")?.or(theta).unwrap_or(DEFAULT_THETA);
-        refuse_partial(&map)?;
+        reject_partial_rotary(&map)?;
         let original = original_positions(fields, &map, max_positions)?;
         Ok(Self { theta, scaling: RopeScaling::read(&map, original, max_positions)? })
     }
@@ -121,9 +121,9 @@ impl RopeScaling {
     ) -> Result<Self, ModelConfigError> {
         let factor = map.positive_or_none("factor")?.unwrap_or(max_positions as f64 / original);
         let gain = |mscale: f64| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };
-        let both = (map.number_or_none("mscale")?, map.number_or_none("mscale_all_dim")?);
-        let inferred = match both {
-            (Some(one), Some(all)) if one != 0.0 && all != 0.0 => gain(one) / gain(all),
+        let mscales = (map.number_or_none("mscale")?, map.number_or_none("mscale_all_dim")?);
+        let inferred = match mscales {
+            (Some(mscale), Some(all)) if mscale != 0.0 && all != 0.0 => gain(mscale) / gain(all),
             _ => gain(1.0),
         };
         Ok(Self::Yarn {
@@ -131,18 +131,18 @@ impl RopeScaling {
             beta_fast: map.positive_or_none("beta_fast")?.unwrap_or(32.0),
             beta_slow: map.positive_or_none("beta_slow")?.unwrap_or(1.0),
             original_positions: original,
-            all_dim_gain: both.1.filter(|all| *all != 0.0).map_or(1.0, gain),
+            all_dim_gain: mscales.1.filter(|all| *all != 0.0).map_or(1.0, gain),
             attention_factor: map.positive_or_none("attention_factor")?.unwrap_or(inferred),
             truncate: map.flag("truncate", true)?,
         })
     }
 }
 
-fn refuse_partial(fields: &JsonFields) -> Result<(), ModelConfigError> {
+fn reject_partial_rotary(fields: &JsonFields) -> Result<(), ModelConfigError> {
     const FIELD: &str = "partial_rotary_factor";
     match fields.positive_or_none(FIELD)? {
         None | Some(1.0) => Ok(()),
-        Some(_) => Err(fields.unsupported(FIELD, "the supported families rotate whole heads")),
+        Some(_) => Err(fields.unsupported(FIELD, "only full rotation (1.0) is")),
     }
 }
 
@@ -153,9 +153,9 @@ fn original_positions(
     max_positions: usize,
 ) -> Result<f64, ModelConfigError> {
     const FIELD: &str = "original_max_position_embeddings";
-    let stated = match fields.positive_or_none(FIELD)? {
-        Some(outside) => Some(outside),
+    let positions = match fields.positive_or_none(FIELD)? {
+        Some(positions) => Some(positions),
         None => map.positive_or_none(FIELD)?,
     };
-    Ok(stated.unwrap_or(max_positions as f64))
+    Ok(positions.unwrap_or(max_positions as f64))
 }

@@ -33,7 +33,7 @@ fn parse(value: &Value) -> Result<ModelConfig, ModelConfigError> {
     ModelConfig::from_json(Path::new("config.json"), &value.to_string())
 }
 
-fn refuse(changes: Value, expected: Expect) {
+fn expect_error(changes: Value, expected: Expect) {
     expected.assert_eq(&parse(&with(qwen3(), changes)).unwrap_err().to_string());
 }
 
@@ -86,17 +86,17 @@ fn context_max_follows_rope_scaling() {
         "low_freq_factor": 1.0, "original_max_position_embeddings": 8192});
     assert_eq!(longest(llama3), 40_960);
     let endless = json!({"rope_scaling": {"rope_type": "linear", "factor": 1e9}});
-    let refused = parse(&with(qwen3(), endless)).unwrap_err().to_string();
-    assert!(refused.contains("rope_scaling") && refused.contains("40960000000000"), "{refused}");
+    let error = parse(&with(qwen3(), endless)).unwrap_err().to_string();
+    assert!(error.contains("rope_scaling") && error.contains("40960000000000"), "{error}");
 }
 
 #[test]
-fn an_override_may_add_what_the_file_lacks() {
+fn override_adds_missing_fields() {
     let dir = tempfile::tempdir().unwrap();
-    let lacking = with(qwen3(), json!({"intermediate_size": "REMOVE"}));
-    std::fs::write(dir.path().join("config.json"), lacking.to_string()).unwrap();
-    let lacks = ModelConfig::from_dir(dir.path()).unwrap_err().to_string();
-    assert!(lacks.contains("intermediate_size"), "{lacks}");
+    let incomplete = with(qwen3(), json!({"intermediate_size": "REMOVE"}));
+    std::fs::write(dir.path().join("config.json"), incomplete.to_string()).unwrap();
+    let error = ModelConfig::from_dir(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("intermediate_size"), "{error}");
     let Value::Object(added) = json!({"intermediate_size": 64}) else { unreachable!() };
     assert_eq!(ModelConfig::from_dir_with(dir.path(), &added).unwrap().intermediate, 64);
 }
@@ -114,7 +114,7 @@ fn moe_layers_follow_step_and_list() {
 }
 
 #[test]
-fn biases_belong_to_the_architecture() {
+fn biases_depend_on_the_architecture() {
     let qwen2 = json!({"architectures": ["Qwen2ForCausalLM"], "head_dim": "REMOVE"});
     let config = parse(&with(qwen3(), qwen2)).unwrap();
     assert!(config.qkv_bias && !config.out_bias && config.head_dim == 64);
@@ -125,22 +125,22 @@ fn biases_belong_to_the_architecture() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
-    refuse(
+fn unsupported_fields_are_rejected_by_name() {
+    expect_error(
         json!({"architectures": ["GPT2LMHeadModel"]}),
         expect![
             "config.json: field `architectures`: `GPT2LMHeadModel` is not supported; supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, LlamaForCausalLMEagle3"
         ],
     );
-    refuse(
+    expect_error(
         json!({"architectures": "REMOVE"}),
         expect!["config.json: field `architectures` is missing"],
     );
-    refuse(
+    expect_error(
         json!({"hidden_act": "gelu"}),
         expect![[r#"config.json: field `hidden_act`: "gelu" is not supported: only silu is"#]],
     );
-    refuse(
+    expect_error(
         json!({"torch_dtype": "float8_e4m3fn"}),
         expect![[
             r#"config.json: field `torch_dtype`: "float8_e4m3fn" is not supported: supported are float32, bfloat16 and float16"#
@@ -150,19 +150,19 @@ fn what_is_not_supported_is_refused_by_name() {
 
 #[test]
 fn unsupported_quantization_is_rejected_by_name() {
-    refuse(
+    expect_error(
         json!({"quantization_config": {"quant_method": "gptq"}}),
         expect![[
             r#"config.json: field `quantization_config.quant_method`: "gptq" is not supported: fp8 and compressed-tensors are"#
         ]],
     );
-    refuse(
+    expect_error(
         json!({"quantization_config": {"quant_method": "fp8"}}),
         expect![
             "config.json: field `quantization_config.weight_block_size`: its absence is not supported: only [128, 128] is"
         ],
     );
-    refuse(
+    expect_error(
         json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128],
             "activation_scheme": "static"}}),
         expect![[
@@ -175,13 +175,13 @@ fn unsupported_quantization_is_rejected_by_name() {
         json!({"quantization_config": {"quant_method": "compressed-tensors",
             "format": "float-quantized", "config_groups": {"group_0": group}}})
     };
-    refuse(
+    expect_error(
         group(json!({"num_bits": 4, "type": "float", "strategy": "channel"})),
         expect![
             "config.json: field `quantization_config.config_groups.group_0.weights.num_bits`: 4 is not supported: only 8 is"
         ],
     );
-    refuse(
+    expect_error(
         group(json!({"num_bits": 8, "type": "float", "strategy": "tensor"})),
         expect![[
             r#"config.json: field `quantization_config.config_groups.group_0.weights.strategy`: "tensor" is not supported: channel and block are"#
@@ -190,38 +190,38 @@ fn unsupported_quantization_is_rejected_by_name() {
 }
 
 #[test]
-fn attention_that_is_not_supported_is_refused_by_name() {
-    refuse(
+fn unsupported_attention_is_rejected_by_name() {
+    expect_error(
         json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
         expect![[
             r#"config.json: field `rope_scaling.rope_type`: "dynamic" is not supported: supported are default, linear, llama3 and yarn"#
         ]],
     );
-    refuse(
+    expect_error(
         json!({"rope_parameters": {"type": "longrope", "factor": 2.0}}),
         expect![[
             r#"config.json: field `rope_parameters.type`: "longrope" is not supported: supported are default, linear, llama3 and yarn"#
         ]],
     );
-    refuse(
+    expect_error(
         json!({"partial_rotary_factor": 0.5}),
         expect![
-            "config.json: field `partial_rotary_factor`: 0.5 is not supported: the supported families rotate whole heads"
+            "config.json: field `partial_rotary_factor`: 0.5 is not supported: only full rotation (1.0) is"
         ],
     );
-    refuse(
+    expect_error(
         json!({"use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 20}),
         expect![
             "config.json: field `sliding_window`: 4096 is not supported: every layer must attend to the whole context"
         ],
     );
-    refuse(
+    expect_error(
         json!({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}),
         expect![
             "config.json: field `sliding_window`: 4096 is not supported: every layer must attend to the whole context"
         ],
     );
-    refuse(
+    expect_error(
         json!({"layer_types": ["sliding_attention"]}),
         expect![[
             r#"config.json: field `layer_types`: ["sliding_attention"] is not supported: every layer must attend to the whole context"#
@@ -234,80 +234,80 @@ fn scales_and_exclusions_of_both_families_are_read() {
     let blocks = json!({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3",
         "activation_scheme": "dynamic", "weight_block_size": [128, 128],
         "modules_to_not_convert": ["lm_head"]}});
-    let found = parse(&with(qwen3(), blocks)).unwrap().quantization.unwrap();
-    assert_eq!((found.scales, found.suffix), (ScaleGrid::Blocks, "_scale_inv"));
-    assert_eq!(found.ignored, [IgnoredModule::new("lm_head").unwrap()]);
+    let config = parse(&with(qwen3(), blocks)).unwrap().quantization.unwrap();
+    assert_eq!((config.scales, config.suffix), (ScaleGrid::Blocks, "_scale_inv"));
+    assert_eq!(config.ignored, [IgnoredModule::new("lm_head").unwrap()]);
     let float = |strategy: &str, dynamic: bool| json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": dynamic});
     let group = json!({"targets": ["Linear"], "weights": float("channel", false),
         "input_activations": float("token", true)});
     let channels = json!({"quantization_config": {"quant_method": "compressed-tensors",
         "format": "float-quantized", "ignore": ["re:.*lm_head"],
         "config_groups": {"group_0": group}}});
-    let found = parse(&with(qwen3(), channels)).unwrap().quantization.unwrap();
-    assert_eq!((found.scales, found.suffix), (ScaleGrid::Channels, "_scale"));
-    assert!(found.ignores("lm_head"));
+    let config = parse(&with(qwen3(), channels)).unwrap().quantization.unwrap();
+    assert_eq!((config.scales, config.suffix), (ScaleGrid::Channels, "_scale"));
+    assert!(config.ignores("lm_head"));
 }
 
 #[test]
-fn wrong_values_are_refused_by_name() {
-    refuse(
+fn invalid_values_are_rejected_by_name() {
+    expect_error(
         json!({"hidden_size": "REMOVE"}),
         expect!["config.json: field `hidden_size` is missing"],
     );
-    refuse(
+    expect_error(
         json!({"hidden_size": -1}),
         expect![
             "config.json: field `hidden_size`: expected a whole number from 1 to 1048576, found -1"
         ],
     );
-    refuse(
+    expect_error(
         json!({"vocab_size": 1e300}),
         expect![
             "config.json: field `vocab_size`: expected a whole number from 1 to 16777216, found 1e+300"
         ],
     );
-    refuse(
+    expect_error(
         json!({"num_hidden_layers": "28"}),
         expect![[
             r#"config.json: field `num_hidden_layers`: expected a whole number from 1 to 4096, found "28""#
         ]],
     );
-    refuse(
+    expect_error(
         json!({"rms_norm_eps": 0}),
         expect!["config.json: field `rms_norm_eps`: expected a number above zero, found 0"],
     );
-    refuse(
+    expect_error(
         json!({"eos_token_id": [1, -2]}),
         expect![
             "config.json: field `eos_token_id`: expected a token id or a list of token ids, found [1,-2]"
         ],
     );
-    refuse(
+    expect_error(
         json!({"num_key_value_heads": 3}),
         expect![
             "config.json: field `num_key_value_heads`: 3 does not divide num_attention_heads 16"
         ],
     );
-    refuse(
+    expect_error(
         json!({"head_dim": null, "hidden_size": 1000, "num_attention_heads": 48}),
         expect![
             "config.json: field `num_attention_heads`: 48 does not divide hidden_size 1000, and head_dim is absent"
         ],
     );
-    refuse(
+    expect_error(
         json!({"head_dim": 63}),
         expect![
-            "config.json: field `head_dim`: 63 channels per head; kernels take multiples of 16"
+            "config.json: field `head_dim`: 63 channels per head; kernels need a multiple of 16"
         ],
     );
-    refuse(
+    expect_error(
         json!({"rope_scaling": [1]}),
         expect!["config.json: field `rope_scaling`: expected an object, found [1]"],
     );
 }
 
 #[test]
-fn any_text_is_an_error_or_a_config() {
+fn any_input_is_an_error_or_a_config() {
     let text = qwen3().to_string();
     for end in 0..text.len() {
         let error = ModelConfig::from_json(Path::new("c"), &text[..end]).unwrap_err();

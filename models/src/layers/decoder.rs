@@ -29,13 +29,13 @@ pub(crate) trait DecoderLayer: Sized {
         i: usize,
     ) -> Result<Self, ModelLoadError>;
 
-    /// Updates the residual stream `[T, H]`. After attention, the stream contains only the tokens `asked`,
+    /// Updates the residual stream `[T, H]`. After attention, the stream contains only the tokens `logits_indices`,
     /// i32 `[n]`, if given.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
-        asked: Option<&Tensor>,
+        logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError>;
 
     /// Writes the KV of the stream `[T, H]` for later tokens; the stream is undefined afterwards.

@@ -73,12 +73,12 @@ impl LmHead {
         f: &ForwardContext<'_>,
         hidden: &Tensor,
     ) -> Result<Tensor, ForwardError> {
-        let own = self.shard_logits(f, hidden)?;
+        let shard = self.shard_logits(f, hidden)?;
         if f.tp.size() == 1 {
-            return Ok(own);
+            return Ok(shard);
         }
-        let mut all = f.ops.scratch(DType::F32, &[own.rows(), self.vocab])?;
-        f.tp.all_gather(f.ops.stream(), own.mat()?, all.mat_mut()?)?;
+        let mut all = f.ops.scratch(DType::F32, &[shard.rows(), self.vocab])?;
+        f.tp.all_gather(f.ops.stream(), shard.mat()?, all.mat_mut()?)?;
         Ok(all) // [n, V]
     }
 }

@@ -28,20 +28,22 @@ pub(super) fn expert_parallel_mlp(
 }
 
 /// Whether the all-to-all is used. The result depends on values that are equal on all ranks only.
-fn uses_all_to_all(f: &ForwardContext<'_>, top_k: usize, each: usize) -> bool {
+fn uses_all_to_all(f: &ForwardContext<'_>, top_k: usize, experts_per_rank: usize) -> bool {
     match f.expert_exchange {
         ExpertExchange::AllGather => false,
         ExpertExchange::AllToAll => true,
         ExpertExchange::Auto => {
-            share(top_k, each, each * f.dp.size() * f.tp.size()) <= ALL_TO_ALL_MAX_SHARE
+            rank_share(top_k, experts_per_rank, experts_per_rank * f.dp.size() * f.tp.size())
+                <= ALL_TO_ALL_MAX_SHARE
         }
     }
 }
 
-/// Expected share of tokens that are routed to at least one of `each` experts, for uniform routing to `top_k`
+/// Expected share of tokens that are routed to at least one of `experts_per_rank` experts, for uniform routing to `top_k`
 /// of `all` experts.
-fn share(top_k: usize, each: usize, all: usize) -> f64 {
-    let misses = |i: usize| (all - each).saturating_sub(i) as f64 / (all - i).max(1) as f64;
+fn rank_share(top_k: usize, experts_per_rank: usize, all: usize) -> f64 {
+    let misses =
+        |i: usize| (all - experts_per_rank).saturating_sub(i) as f64 / (all - i).max(1) as f64;
     1.0 - (0..top_k.min(all)).map(misses).product::<f64>()
 }
 
@@ -54,13 +56,13 @@ fn all_gather_experts(
     experts: &PackedExperts,
 ) -> Result<Tensor, ForwardError> {
     let s = f.ops.stream();
-    let all = |x: &Tensor| -> Result<Tensor, ForwardError> {
+    let gather = |x: &Tensor| -> Result<Tensor, ForwardError> {
         let mut all = f.ops.scratch(x.dtype(), &[f.dp.size() * f.dp_rows, x.cols()])?;
         f.dp.all_gather_rows(s, x.mat()?, all.mat_mut()?)?;
         Ok(all)
     };
-    let routing = ExpertRouting { experts: all(&own.experts)?, weights: all(&own.weights)? };
-    let sums = f.ops.moe_mlp(&all(h)?, &routing, experts)?; // [ranks · dp_rows, H]
+    let routing = ExpertRouting { experts: gather(&own.experts)?, weights: gather(&own.weights)? };
+    let sums = f.ops.moe_mlp(&gather(h)?, &routing, experts)?; // [ranks · dp_rows, H]
     let mut y = f.ops.scratch(h.dtype(), h.shape())?;
     f.dp.reduce_scatter(s, sums.mat()?, y.mat_mut()?)?;
     Ok(y)
@@ -75,30 +77,31 @@ fn all_to_all_experts(
     experts: &PackedExperts,
 ) -> Result<Tensor, ForwardError> {
     let (s, size, rank) = (f.ops.stream(), f.dp.size(), f.dp.rank());
-    let room = size * f.dp_rows;
-    let spread = ExpertParallelLayout {
+    let capacity = size * f.dp_rows;
+    let layout = ExpertParallelLayout {
         experts_per_rank: experts.len(),
         ranks: size,
         rank_stride: f.tp.size(),
         rank_offset: f.tp.rank(),
     };
-    let dispatch = f.ops.moe_dispatch(own, &spread)?;
+    let dispatch = f.ops.moe_dispatch(own, &layout)?;
     let counts = f.dp.exchange_counts(dispatch.counts())?;
-    let come = |dtype: DType, cols| {
-        f.ops.scratch_in(room, dtype, &[counts.received_by(rank), cols]) // [n, C]
+    let receive_buffer = |dtype: DType, cols| {
+        f.ops.scratch_with_capacity(capacity, dtype, &[counts.received_by(rank), cols]) // [n, C]
     };
-    let sent = |x: &Tensor| -> Result<Tensor, ForwardError> {
-        let mut here = come(x.dtype(), x.cols())?;
-        let packed = f.ops.dispatch_rows(x, &dispatch, room)?;
-        f.dp.all_to_all(s, packed.mat()?, here.mat_mut()?, &counts)?;
-        Ok(here)
+    let exchange = |x: &Tensor| -> Result<Tensor, ForwardError> {
+        let mut received = receive_buffer(x.dtype(), x.cols())?;
+        let packed = f.ops.dispatch_rows(x, &dispatch, capacity)?;
+        f.dp.all_to_all(s, packed.mat()?, received.mat_mut()?, &counts)?;
+        Ok(received)
     };
-    let routing = ExpertRouting { experts: sent(&own.experts)?, weights: sent(&own.weights)? };
-    let sums = f.ops.moe_mlp(&sent(h)?, &routing, experts)?; // [n, H]
-    let returned = [counts.sent_by(rank), h.cols()];
-    let mut back = f.ops.scratch_in(room, h.dtype(), &returned)?;
-    f.dp.all_to_all(s, sums.mat()?, back.mat_mut()?, &counts.reversed())?;
-    Ok(f.ops.moe_combine_ranks(&back, &dispatch)?) // [T, H]
+    let routing =
+        ExpertRouting { experts: exchange(&own.experts)?, weights: exchange(&own.weights)? };
+    let sums = f.ops.moe_mlp(&exchange(h)?, &routing, experts)?; // [n, H]
+    let shape = [counts.sent_by(rank), h.cols()];
+    let mut returned = f.ops.scratch_with_capacity(capacity, h.dtype(), &shape)?;
+    f.dp.all_to_all(s, sums.mat()?, returned.mat_mut()?, &counts.reversed())?;
+    Ok(f.ops.moe_combine_ranks(&returned, &dispatch)?) // [T, H]
 }
 
 #[cfg(test)]
@@ -107,18 +110,18 @@ mod tests {
 
     #[test]
     fn all_to_all_is_used_for_few_target_ranks() {
-        let sends = |top_k, experts: usize, ranks| {
-            share(top_k, experts / ranks, experts) <= ALL_TO_ALL_MAX_SHARE
+        let uses_all_to_all = |top_k, experts: usize, ranks| {
+            rank_share(top_k, experts / ranks, experts) <= ALL_TO_ALL_MAX_SHARE
         };
         let shares = [(8, 128, 2), (2, 8, 2), (8, 128, 8), (8, 256, 8), (4, 64, 4), (8, 64, 4)];
-        let found = shares.map(|(k, experts, ranks)| {
-            let share = share(k, experts / ranks, experts);
-            ((share * 1000.0).round() as u32, sends(k, experts, ranks))
+        let results = shares.map(|(k, experts, ranks)| {
+            let share = rank_share(k, experts / ranks, experts);
+            ((share * 1000.0).round() as u32, uses_all_to_all(k, experts, ranks))
         });
         let expected =
             [(997, false), (786, true), (667, true), (662, true), (694, true), (915, false)];
-        assert_eq!(found, expected);
-        assert!((share(4, 2, 4) - 1.0).abs() < 1e-12, "as many choices as experts");
-        assert!((share(1, 2, 8) - 0.25).abs() < 1e-12);
+        assert_eq!(results, expected);
+        assert!((rank_share(4, 2, 4) - 1.0).abs() < 1e-12, "top-k of all experts");
+        assert!((rank_share(1, 2, 8) - 0.25).abs() < 1e-12);
     }
 }

@@ -24,17 +24,17 @@ impl FeedForward {
         })
     }
 
-    /// Updates the stream, which contains the tokens `asked`, i32 `[T]`, or all tokens.
+    /// Updates the stream, which contains the tokens `logits_indices`, i32 `[T]`, or all tokens.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         norm: &RmsNormLayer,
-        asked: Option<&Tensor>,
+        logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         match self {
             Self::Dense(mlp) => mlp.forward(f, x, norm),
-            Self::Sparse(mlp) => mlp.forward(f, x, norm, asked),
+            Self::Sparse(mlp) => mlp.forward(f, x, norm, logits_indices),
         }
     }
 }

@@ -10,7 +10,7 @@ use ops::{AttentionShape, DType, QkRopeWeights, Tensor};
 /// norm, if the model has one.
 #[derive(Debug)]
 pub(crate) struct GqaAttention {
-    qkv: ColumnParallelLinear,
+    qkv_proj: ColumnParallelLinear,
     heads: GqaHeads,
 }
 
@@ -23,14 +23,14 @@ pub(crate) struct GqaHeads {
     /// Divisors of stored keys and values. The softmax scale includes the divisor of keys, the output
     /// projection that of values.
     kv_scales: [f32; 2],
-    out: RowParallelLinear,
+    o_proj: RowParallelLinear,
 }
 
 /// QKV projections, in the order in which they are stacked.
-pub(crate) const PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
+pub(crate) const QKV_PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 
 /// Names under which checkpoints store the scales of a quantised KV cache.
-const CACHE_SCALES: [[&str; 3]; 2] =
+const KV_CACHE_SCALES: [[&str; 3]; 2] =
     [["k_proj.k_scale", "attn.k_scale", "k_scale"], ["v_proj.v_scale", "attn.v_scale", "v_scale"]];
 
 /// RMS norms of queries and keys, per head.
@@ -56,26 +56,26 @@ impl GqaAttention {
         rope: &RotaryEmbedding,
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
-        let qkv = ColumnParallelLinear::load(w, &PROJECTIONS, config.qkv_bias)?;
-        Ok(Self { qkv, heads: GqaHeads::load(config, w, norm, rope, layer)? })
+        let qkv_proj = ColumnParallelLinear::load(w, &QKV_PROJECTIONS, config.qkv_bias)?;
+        Ok(Self { qkv_proj, heads: GqaHeads::load(config, w, norm, rope, layer)? })
     }
 
-    /// Updates the stream; afterwards it contains only the tokens `asked`, i32 `[n]`, if given.
+    /// Updates the stream; afterwards it contains only the tokens `logits_indices`, i32 `[n]`, if given.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         norm: &RmsNormLayer,
-        asked: Option<&Tensor>,
+        logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        let qkv = self.qkv.forward(f, x, norm)?; // [T, (N + 2 K) D]
+        let qkv = self.qkv_proj.forward(f, x, norm)?; // [T, (N + 2 K) D]
         let (heads, weights) = (&self.heads, self.heads.weights());
         let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape, f.kv, f.batch)?; // [T, N D]
-        if let Some(rows) = asked {
+        if let Some(rows) = logits_indices {
             x.retain_rows(f, rows)?; // [n, H]
             o = f.ops.gather_rows(&o, rows)?; // [n, N D]
         }
-        heads.out.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
+        heads.o_proj.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
     }
 }
 
@@ -92,7 +92,7 @@ impl GqaHeads {
         let heads = heads.map_err(|e| w.split("q_proj", e))?.len();
         let kv_scales = match w.kv_dtype() {
             DType::F8E4M3 => {
-                let [key, value] = CACHE_SCALES;
+                let [key, value] = KV_CACHE_SCALES;
                 [w.scale(&key)?.unwrap_or(1.0), w.scale(&value)?.unwrap_or(1.0)]
             }
             _ => [1.0; 2],
@@ -101,9 +101,9 @@ impl GqaHeads {
         Ok(Self {
             norm,
             rope: rope.clone(),
-            shape: AttentionShape { heads, layer, scale },
+            shape: AttentionShape { heads, layer, scale, first_position: 0 },
             kv_scales,
-            out: RowParallelLinear::load_scaled(w, "o_proj", config.out_bias, kv_scales[1])?,
+            o_proj: RowParallelLinear::load_scaled(w, "o_proj", config.out_bias, kv_scales[1])?,
         })
     }
 
@@ -115,8 +115,9 @@ impl GqaHeads {
         qkv: &Tensor,
     ) -> Result<(), ForwardError> {
         let q = self.write_kv(f, qkv)?; // [T, N D]
-        let o = f.ops.paged_attention(&q, (&self.shape, 1), f.kv, f.batch)?; // [T, N D]
-        self.out.add_to(f, x, &o) // [T, H]; all-reduced over f.tp
+        let shape = AttentionShape { first_position: 1, ..self.shape };
+        let o = f.ops.paged_attention(&q, &shape, f.kv, f.batch)?; // [T, N D]
+        self.o_proj.add_to(f, x, &o) // [T, H]; all-reduced over f.tp
     }
 
     /// Writes keys and values to the KV cache and returns the queries `[T, N D]`.

@@ -7,20 +7,18 @@ use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{AttentionShape, MlaWeights, PackedLinear, PackedMlaHeads, Tensor};
 
 /// `x += o(softmax(q · kᵀ · scale) · v)` of the normed stream `h`. The cache row of a token is
-/// `[norm(c) | rope(k_pe)]`, with `[c | k_pe] = kv_a h`; the key of a head is `[W_UK c | k_pe]`, its value
+/// `[norm(c) | rope(k_pe)]`, with `[c | k_pe] = kv_a_proj h`; the key of a head is `[W_UK c | k_pe]`, its value
 /// `W_UV c`. All TP ranks have the same rows; heads are split over the ranks. `N` heads, `M`
 /// qk_nope_head_dim, `P` qk_rope_head_dim, `C` kv_lora_rank, `V` v_head_dim.
 #[derive(Debug)]
 pub(crate) struct MlaAttentionLayer {
     query: QueryProjection,
-    kv_a: PackedLinear,
-    kv_norm: RmsNormLayer,
+    kv_a_proj: PackedLinear,
+    kv_a_norm: RmsNormLayer,
     heads: PackedMlaHeads,
     rope: RotaryEmbedding,
     shape: AttentionShape,
-    /// First position that is attended to.
-    first: usize,
-    out: RowParallelLinear,
+    o_proj: RowParallelLinear,
 }
 
 /// Query projection.
@@ -36,14 +34,14 @@ impl MlaAttentionLayer {
     /// Loads the attention of a layer; `layer` is the index in the KV pool.
     pub(crate) fn load(
         config: &ModelConfig,
-        latent: &MlaConfig,
+        mla: &MlaConfig,
         w: &Weights<'_>,
         rope: &RotaryEmbedding,
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
         let heads = w.ranks().query_heads(config);
         let heads = heads.map_err(|e| w.split("kv_b_proj", e))?.len();
-        let query = match latent.q_lora_rank {
+        let query = match mla.q_lora_rank {
             None => QueryProjection::Direct(w.linear(&["q_proj"], false)?),
             Some(_) => QueryProjection::LowRank {
                 q_a_proj: w.linear(&["q_a_proj"], false)?,
@@ -53,41 +51,45 @@ impl MlaAttentionLayer {
         };
         Ok(Self {
             query,
-            kv_a: w.linear(&["kv_a_proj_with_mqa"], false)?,
-            kv_norm: RmsNormLayer::load(&w.at("kv_a_layernorm"), config.rms_eps)?,
-            heads: w.mla_heads("kv_b_proj", (latent.qk_nope_head_dim, latent.v_head_dim))?,
+            kv_a_proj: w.linear(&["kv_a_proj_with_mqa"], false)?,
+            kv_a_norm: RmsNormLayer::load(&w.at("kv_a_layernorm"), config.rms_eps)?,
+            heads: w.mla_heads("kv_b_proj", mla.qk_nope_head_dim, mla.v_head_dim)?,
             rope: rope.clone(),
-            shape: AttentionShape { heads, layer, scale: softmax_scale(config) },
-            // An MTP module has no KV at position 0, because no hidden state precedes the first token.
-            first: usize::from(layer >= config.layers),
-            out: RowParallelLinear::load(w, "o_proj", false)?,
+            shape: AttentionShape {
+                heads,
+                layer,
+                scale: softmax_scale(config),
+                // An MTP module has no KV of the first token: no hidden state precedes it.
+                first_position: usize::from(layer >= config.layers),
+            },
+            o_proj: RowParallelLinear::load(w, "o_proj", false)?,
         })
     }
 
-    /// Updates the stream; afterwards it contains only the tokens `asked`, i32 `[n]`, if given.
+    /// Updates the stream; afterwards it contains only the tokens `logits_indices`, i32 `[n]`, if given.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         norm: &RmsNormLayer,
-        asked: Option<&Tensor>,
+        logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
         let q = match &self.query {
             QueryProjection::Direct(w) => f.ops.linear(&h, w)?,
             QueryProjection::LowRank { q_a_proj: a, q_a_norm: norm, q_b_proj: b } => {
-                let latent = f.ops.rms_norm(&f.ops.linear(&h, a)?, &norm.weight, norm.eps)?;
-                f.ops.linear(&latent, b)?
+                let compressed = f.ops.rms_norm(&f.ops.linear(&h, a)?, &norm.weight, norm.eps)?;
+                f.ops.linear(&compressed, b)?
             }
         }; // [T, N (M + P)]
-        let kv = f.ops.linear(&h, &self.kv_a)?; // [T, C + P]
-        let (shape, weights) = ((&self.shape, self.first), self.weights());
-        let mut o = f.ops.mla_attention(q, &kv, &weights, shape, (f.kv, f.batch))?;
-        if let Some(rows) = asked {
+        let kv = f.ops.linear(&h, &self.kv_a_proj)?; // [T, C + P]
+        let (ops, weights) = (f.ops, self.weights());
+        let mut o = ops.mla_attention(q, &kv, &weights, &self.shape, f.kv, f.batch)?;
+        if let Some(rows) = logits_indices {
             x.retain_rows(f, rows)?; // [n, H]
             o = f.ops.gather_rows(&o, rows)?; // [n, N V]
         }
-        self.out.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
+        self.o_proj.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
     }
 
     /// Writes the compressed KV to the cache for later tokens.
@@ -97,15 +99,15 @@ impl MlaAttentionLayer {
         x: &mut ResidualStream,
         norm: &RmsNormLayer,
     ) -> Result<(), ForwardError> {
-        let kv = f.ops.linear(&x.normed(f, norm)?, &self.kv_a)?; // [T, C + P]
-        let pool = (f.kv, f.batch);
-        Ok(f.ops.mla_write_kv_only(&kv, &self.weights(), self.shape.layer, pool)?)
+        let kv = f.ops.linear(&x.normed(f, norm)?, &self.kv_a_proj)?; // [T, C + P]
+        let (weights, layer) = (self.weights(), self.shape.layer);
+        Ok(f.ops.mla_write_kv_only(&kv, &weights, layer, f.kv, f.batch)?)
     }
 
     fn weights(&self) -> MlaWeights<'_> {
         MlaWeights {
-            norm: &self.kv_norm.weight,
-            eps: self.kv_norm.eps,
+            norm: &self.kv_a_norm.weight,
+            eps: self.kv_a_norm.eps,
             rope: &self.rope.table,
             heads: &self.heads,
         }

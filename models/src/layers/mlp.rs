@@ -3,18 +3,18 @@
 use super::{ColumnParallelLinear, ResidualStream, RmsNormLayer, RowParallelLinear};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 
-/// `x += down(silu(gate h) · up h)` with `h = norm(x)`.
+/// `x += down_proj(silu(gate h) · up h)` with `h = norm(x)`.
 #[derive(Debug)]
 pub(crate) struct GatedMlp {
-    gate_up: ColumnParallelLinear,
-    down: RowParallelLinear,
+    gate_up_proj: ColumnParallelLinear,
+    down_proj: RowParallelLinear,
 }
 
 impl GatedMlp {
     pub(crate) fn load(w: &Weights<'_>, bias: bool) -> Result<Self, ModelLoadError> {
-        let gate_up = ColumnParallelLinear::load(w, &["gate_proj", "up_proj"], bias)?;
-        let down = RowParallelLinear::load(w, "down_proj", bias)?;
-        Ok(Self { gate_up, down })
+        let gate_up_proj = ColumnParallelLinear::load(w, &["gate_proj", "up_proj"], bias)?;
+        let down_proj = RowParallelLinear::load(w, "down_proj", bias)?;
+        Ok(Self { gate_up_proj, down_proj })
     }
 
     pub(crate) fn forward(
@@ -23,7 +23,7 @@ impl GatedMlp {
         x: &mut ResidualStream,
         norm: &RmsNormLayer,
     ) -> Result<(), ForwardError> {
-        let h = self.gate_up.forward_gated(f, x, norm, &self.down)?; // [T, I] or [T, 2 I], see `GatedActivation`
-        self.down.add_gated_to(f, x, &h) // [T, H]; all-reduced over f.tp
+        let h = self.gate_up_proj.forward_gated(f, x, norm, &self.down_proj)?; // [T, I] or [T, 2 I], see `GatedActivation`
+        self.down_proj.add_gated_to(f, x, &h) // [T, H]; all-reduced over f.tp
     }
 }

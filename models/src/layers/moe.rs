@@ -5,7 +5,8 @@ use super::{ResidualStream, RmsNormLayer};
 use crate::config::MoeConfig;
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 use ops::{
-    Ops, PackedExperts, PackedLinear, RouterRule, SecondaryStream, SharedExpertPlan, Tensor,
+    ExpertsPerToken, Ops, PackedExperts, PackedLinear, RouterRule, SecondaryStream,
+    SharedExpertPlan, Tensor,
 };
 
 /// `x += Σ weight_e · expert_e(h) + shared(h)` over the `top_k` experts that the router selects from
@@ -38,7 +39,7 @@ impl MoeMlp {
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
         let experts = w.experts(layer, config)?;
-        let shared = match (config.shared(), experts.shared()) {
+        let shared = match (config.shared_experts(), experts.shared()) {
             (0, _) => Vec::new(),
             (_, 0) => vec![SharedExpert::load(&w.at("shared_experts"))?],
             _ => SharedExpert::from_fused(&experts),
@@ -54,13 +55,13 @@ impl MoeMlp {
         })
     }
 
-    /// Updates the stream, which contains the tokens `asked`, i32 `[T]`, or all tokens.
+    /// Updates the stream, which contains the tokens `logits_indices`, i32 `[T]`, or all tokens.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         norm: &RmsNormLayer,
-        asked: Option<&Tensor>,
+        logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [T, H]
         let plan = self.plan_shared_experts(f, h.rows());
@@ -68,12 +69,13 @@ impl MoeMlp {
         let stream = stream.transpose()?;
         let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
         if let Some(probe) = f.probe {
-            let chosen = f.ops.moe_route(&logits, (self.top_k, 0), &self.rule, None)?;
+            let chosen =
+                f.ops.moe_route(&logits, ExpertsPerToken::routed(self.top_k), &self.rule, None)?;
             probe.routes(f.ops, self.layer, &chosen)?;
         }
         let fused = plan == SharedExpertPlan::Fused;
         let shared = if fused { self.experts.shared() } else { 0 };
-        let mut y = self.routed_experts(f, (&h, &logits), shared, asked)?;
+        let mut y = self.routed_experts(f, &h, &logits, shared, logits_indices)?;
         let separate = self.shared.iter().filter(|_| !fused);
         let ops = stream.as_ref().map_or(f.ops, SecondaryStream::ops);
         let parts =
@@ -89,7 +91,7 @@ impl MoeMlp {
         if self.shared.is_empty() {
             return SharedExpertPlan::Fused;
         }
-        let gate_up = self.shared.iter().map(|shared| &shared.gate_up);
+        let gate_up = self.shared.iter().map(|shared| &shared.gate_up_proj);
         f.ops.plan_shared_experts(tokens, &self.experts, gate_up, f.dp.size() > 1)
     }
 
@@ -98,20 +100,21 @@ impl MoeMlp {
     fn routed_experts(
         &self,
         f: &ForwardContext<'_>,
-        (h, logits): (&Tensor, &Tensor),
+        h: &Tensor,
+        logits: &Tensor,
         shared: usize,
-        asked: Option<&Tensor>,
+        logits_indices: Option<&Tensor>,
     ) -> Result<Tensor, ForwardError> {
         // Steps with logits for a part of the tokens have no padding.
-        let slots = asked.is_none().then_some(&f.batch.slots);
-        let counting = f.expert_load.map(|load| load.layer_counter(self.layer, slots));
-        let of_token = (self.top_k, shared);
+        let slots = logits_indices.is_none().then_some(&f.batch.slots);
+        let counter = f.expert_load.map(|load| load.layer_counter(self.layer, slots));
+        let per_token = ExpertsPerToken { top_k: self.top_k, shared };
         if f.dp.size() == 1 && self.placement.is_none() {
-            return Ok(f.ops.moe(h, logits, of_token, &self.rule, &self.experts, counting)?);
+            return Ok(f.ops.moe(h, logits, per_token, &self.rule, &self.experts, counter)?);
         }
-        let mut routing = f.ops.moe_route(logits, of_token, &self.rule, counting)?;
-        if let Some(places) = &self.placement {
-            f.ops.eplb_map_experts(&mut routing, (&f.batch.positions, asked), places)?;
+        let mut routing = f.ops.moe_route(logits, per_token, &self.rule, counter)?;
+        if let Some(placement) = &self.placement {
+            f.ops.eplb_map_experts(&mut routing, &f.batch.positions, logits_indices, placement)?;
         }
         match f.dp.size() {
             1 => Ok(f.ops.moe_mlp(h, &routing, &self.experts)?),
@@ -123,32 +126,36 @@ impl MoeMlp {
 fn router_rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouterRule, ModelLoadError> {
     let bias = config.has_correction_bias.then(|| w.vector_f32("gate.e_score_correction_bias"));
     let bias = bias.transpose()?;
-    let MoeConfig { score, expert_groups: groups, norm_topk_prob: renormalise, scale, .. } = *config;
+    let MoeConfig { score, expert_groups: groups, norm_topk_prob: renormalise, scale, .. } =
+        *config;
     Ok(RouterRule { score, bias, groups, renormalise, scale })
 }
 
 /// Shared expert, or several shared experts as one MLP, split over `f.tp`.
 #[derive(Debug)]
 struct SharedExpert {
-    gate_up: PackedLinear,
-    down: PackedLinear,
+    gate_up_proj: PackedLinear,
+    down_proj: PackedLinear,
 }
 
 impl SharedExpert {
     fn load(w: &Weights<'_>) -> Result<Self, ModelLoadError> {
-        let gate_up = w.linear(&["gate_proj", "up_proj"], false)?;
-        Ok(Self { gate_up, down: w.linear(&["down_proj"], false)? })
+        let gate_up_proj = w.linear(&["gate_proj", "up_proj"], false)?;
+        Ok(Self { gate_up_proj, down_proj: w.linear(&["down_proj"], false)? })
     }
 
     /// Returns the shared experts that are fused after the routed experts.
     fn from_fused(experts: &PackedExperts) -> Vec<Self> {
         let linears = experts.shared_linears().unwrap_or_default();
-        linears.into_iter().map(|[gate_up, down]| Self { gate_up, down }).collect()
+        linears
+            .into_iter()
+            .map(|[gate_up_proj, down_proj]| Self { gate_up_proj, down_proj })
+            .collect()
     }
 
     /// This rank's partial sum: `h`, result `[T, H]`.
     fn forward(&self, ops: &Ops, h: &Tensor) -> Result<Tensor, ForwardError> {
-        let inner = ops.linear_silu_mul(h, &self.gate_up)?; // [T, I]
-        Ok(ops.linear(&inner, &self.down)?)
+        let inner = ops.linear_silu_mul(h, &self.gate_up_proj)?; // [T, I]
+        Ok(ops.linear(&inner, &self.down_proj)?)
     }
 }

@@ -43,13 +43,13 @@ impl<L: DecoderLayer> MtpModule<L> {
         &self,
         f: &ForwardContext<'_>,
         embedding: &Tensor,
-        before: &Tensor,
+        previous: &Tensor,
     ) -> Result<ResidualStream, ForwardError> {
         let part = |x: &Tensor, norm: &RmsNormLayer, w: &PackedLinear| {
             f.ops.linear(&f.ops.rms_norm(x, &norm.weight, norm.eps)?, w)
         };
         let embedding = part(embedding, &self.embedding_norm, &self.eh_proj[0])?;
-        let hidden = part(before, &self.hidden_norm, &self.eh_proj[1])?;
+        let hidden = part(previous, &self.hidden_norm, &self.eh_proj[1])?;
         Ok(ResidualStream::new(f.ops.add(&embedding, &hidden)?))
     }
 }
@@ -59,9 +59,9 @@ impl<L: DecoderLayer + Send> MtpModel for MtpModule<L> {
         &self,
         f: &ForwardContext<'_>,
         ids: &Tensor,
-        before: &Tensor,
+        previous: &Tensor,
     ) -> Result<Tensor, ForwardError> {
-        let mut x = self.project_inputs(f, &self.embed.forward(f, ids)?, before)?;
+        let mut x = self.project_inputs(f, &self.embed.forward(f, ids)?, previous)?;
         self.layer.forward(f, &mut x, None)?;
         x.normed(f, &self.norm)
     }
@@ -70,9 +70,9 @@ impl<L: DecoderLayer + Send> MtpModel for MtpModule<L> {
         &self,
         f: &ForwardContext<'_>,
         ids: &Tensor,
-        before: &Tensor,
+        previous: &Tensor,
     ) -> Result<(), ForwardError> {
-        let mut x = self.project_inputs(f, &self.embed.forward(f, ids)?, before)?;
+        let mut x = self.project_inputs(f, &self.embed.forward(f, ids)?, previous)?;
         self.layer.write_kv_only(f, &mut x)
     }
 }

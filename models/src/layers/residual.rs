@@ -3,6 +3,7 @@
 
 use super::RmsNormLayer;
 use crate::{ForwardContext, ForwardError};
+use collectives::AllReduceNormArgs;
 use ops::{GatedActivation, PackedLinear, Tensor};
 
 /// Residual stream `x + pending`, `[T, H]`.
@@ -39,8 +40,14 @@ impl ResidualStream {
             return Ok(f.ops.add_rms_norm(&mut self.x, &delta, weight, eps)?);
         }
         let mut y = f.ops.scratch(self.x.dtype(), self.x.shape())?;
-        let (to, norm) = ((y.mat_mut()?, self.x.mat_mut()?), (weight.mat()?, eps));
-        f.tp.all_reduce_norm(f.ops.stream(), to, delta.mat()?, norm)?;
+        let args = AllReduceNormArgs {
+            y: y.mat_mut()?,
+            x: self.x.mat_mut()?,
+            delta: delta.mat()?,
+            weight: weight.mat()?,
+            eps,
+        };
+        f.tp.all_reduce_norm(f.ops.stream(), args)?;
         Ok(y)
     }
 
@@ -91,7 +98,7 @@ impl ResidualStream {
         h: &Tensor,
         w: &PackedLinear,
     ) -> Result<(), ForwardError> {
-        debug_assert!(self.pending.is_none(), "two sums without a norm between them");
+        debug_assert!(self.pending.is_none(), "a delta is pending");
         if f.tp.size() > 1 {
             return self.add_partial(f, f.ops.linear(h, w)?);
         }
@@ -106,7 +113,7 @@ impl ResidualStream {
         h: &GatedActivation,
         w: &PackedLinear,
     ) -> Result<(), ForwardError> {
-        debug_assert!(self.pending.is_none(), "two sums without a norm between them");
+        debug_assert!(self.pending.is_none(), "a delta is pending");
         if f.tp.size() > 1 {
             return self.add_partial(f, f.ops.gated_linear(h, w)?);
         }
@@ -121,7 +128,7 @@ impl ResidualStream {
         f: &ForwardContext<'_>,
         mut delta: Tensor,
     ) -> Result<(), ForwardError> {
-        debug_assert!(self.pending.is_none(), "two sums without a norm between them");
+        debug_assert!(self.pending.is_none(), "a delta is pending");
         let fuses = f.tp.fuses_all_reduce_norm(delta.rows(), delta.cols(), delta.dtype());
         let partial = fuses && f.probe.is_none();
         if !partial {
@@ -137,7 +144,7 @@ impl ResidualStream {
         f: &ForwardContext<'_>,
         rows: &Tensor,
     ) -> Result<(), ForwardError> {
-        debug_assert!(self.pending.is_none(), "a sum is of all rows");
+        debug_assert!(self.pending.is_none(), "the pending delta has all rows");
         self.x = f.ops.gather_rows(&self.x, rows)?;
         Ok(())
     }
@@ -148,21 +155,21 @@ impl ResidualStream {
         f: &ForwardContext<'_>,
         layer: usize,
     ) -> Result<(), ForwardError> {
-        let Some(taps) = f.aux_hidden_states.filter(|taps| taps.wants_layer(layer)) else {
+        let Some(aux) = f.aux_hidden_states.filter(|aux| aux.collects_layer(layer)) else {
             return Ok(());
         };
         let Some(PendingDelta { delta, partial }) = &mut self.pending else {
-            return taps.collect(f, layer, &self.x);
+            return aux.collect(f, layer, &self.x);
         };
         if std::mem::take(partial) {
             f.tp.all_reduce(f.ops.stream(), delta.mat_mut()?)?;
         }
-        taps.collect(f, layer, &f.ops.add(&self.x, delta)?)
+        aux.collect(f, layer, &f.ops.add(&self.x, delta)?)
     }
 
     /// Returns the stream `[T, H]`. A norm must have been the last operation.
     pub(crate) fn into_stream(self) -> Tensor {
-        debug_assert!(self.pending.is_none(), "a norm adds what is pending");
+        debug_assert!(self.pending.is_none(), "a delta is pending");
         self.x
     }
 

@@ -50,8 +50,8 @@ fn frequencies(rope: &RopeConfig, rotary: usize) -> Vec<f32> {
             factor, beta_fast, beta_slow, original_positions, truncate, ..
         } => {
             let channel = |rotations: f64| {
-                let waves = original_positions / (rotations * TAU);
-                rotary as f64 * waves.ln() / (2.0 * rope.theta.ln())
+                let wavelength = original_positions / (rotations * TAU);
+                rotary as f64 * wavelength.ln() / (2.0 * rope.theta.ln())
             };
             let (mut low, mut high) = (channel(beta_fast), channel(beta_slow));
             if truncate {
@@ -60,22 +60,22 @@ fn frequencies(rope: &RopeConfig, rotary: usize) -> Vec<f32> {
             let (low, high) = (low.max(0.0), high.min(rotary as f64 - 1.0));
             let width = if low == high { 0.001 } else { high - low };
             let ramp = |i: usize| ((i as f64 - low) / width).clamp(0.0, 1.0) as f32;
-            let divided = |f: f32, part: f32| f / factor as f32 * part + f * (1.0 - part);
-            plain.enumerate().map(|(i, f)| divided(f, ramp(i))).collect()
+            let blend = |f: f32, part: f32| f / factor as f32 * part + f * (1.0 - part);
+            plain.enumerate().map(|(i, f)| blend(f, ramp(i))).collect()
         }
     }
 }
 
 /// Scales long wavelengths, keeps short ones, and interpolates between them.
 fn llama3(f: f32, factor: f32, low: f32, high: f32, original: f32) -> f32 {
-    let wave = TAU as f32 / f;
-    if wave < original / high {
+    let wavelength = TAU as f32 / f;
+    if wavelength < original / high {
         return f;
     }
-    if wave > original / low {
+    if wavelength > original / low {
         return f / factor;
     }
-    let smooth = (original / wave - low) / (high - low);
+    let smooth = (original / wavelength - low) / (high - low);
     (1.0 - smooth) * f / factor + smooth * f
 }
 

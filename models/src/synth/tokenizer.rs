@@ -9,7 +9,7 @@ use crate::{ModelArchitecture, ModelConfig};
 use serde_json::{Map, Value, json};
 
 /// Special tokens of each family, in the order of their ids.
-const CHAT: &[&str] = &["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+const CHATML: &[&str] = &["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const LLAMA3: &[&str] = &[
     "<|begin_of_text|>",
     "<|end_of_text|>",
@@ -19,7 +19,7 @@ const LLAMA3: &[&str] = &[
 ];
 const MISTRAL: &[&str] = &["<s>", "</s>", "[INST]", "[/INST]"];
 
-const CHAT_TEMPLATE: &str = "{% for message in messages %}\
+const CHATML_TEMPLATE: &str = "{% for message in messages %}\
 {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\
 {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 const LLAMA3_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
@@ -66,8 +66,8 @@ impl SynthTokenizer {
             },
             ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe => {
                 Self {
-                    special: CHAT,
-                    template: CHAT_TEMPLATE,
+                    special: CHATML,
+                    template: CHATML_TEMPLATE,
                     bos: None,
                     eos: &["<|im_end|>", "<|endoftext|>"],
                 }
@@ -82,7 +82,7 @@ impl SynthTokenizer {
     }
 
     /// Smallest vocabulary with all bytes and special tokens.
-    pub(super) fn least_vocab(&self) -> usize {
+    pub(super) fn min_vocab(&self) -> usize {
         BYTES + self.special.len()
     }
 
@@ -94,8 +94,8 @@ impl SynthTokenizer {
     pub(super) fn tokenizer(&self, config: &ModelConfig) -> Value {
         // Libraries assign new ids to added tokens that the vocabulary does not contain.
         let special = self.special.iter().map(|text| (*text).to_owned());
-        let words = (self.least_vocab()..config.vocab).map(|id| format!("<|t{id}|>"));
-        let texts = byte_alphabet().into_iter().map(String::from).chain(special).chain(words);
+        let fillers = (self.min_vocab()..config.vocab).map(|id| format!("<|t{id}|>"));
+        let texts = byte_alphabet().into_iter().map(String::from).chain(special).chain(fillers);
         let vocab: Map<String, Value> =
             texts.enumerate().map(|(id, text)| (text, json!(id))).collect();
         let special = |(at, content): (usize, &&str)| {
@@ -160,7 +160,7 @@ mod tests {
     use crate::weight_table::tests::tiny;
 
     #[test]
-    fn every_id_has_its_own_text() {
+    fn ids_have_unique_texts() {
         let config = tiny("Qwen3ForCausalLM");
         let tokenizer = SynthTokenizer::of(config.architecture).tokenizer(&config);
         let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_text_are_ids() {
+    fn eos_tokens_have_ids() {
         let llama = SynthTokenizer::of(ModelArchitecture::Llama).generation_config();
         assert_eq!(
             (&llama["eos_token_id"], &llama["bos_token_id"]),

@@ -20,7 +20,7 @@ pub enum SynthValues {
     Bias,
     /// `1 + k / 128` with `k` from −8 to 7.
     Norm,
-    /// Integers: offsets from draft ids to target ids, spread evenly over the vocabulary, see [`offset`].
+    /// Integers: offsets from draft ids to target ids, spread evenly over the vocabulary, see [`DraftVocab`].
     Offsets,
     /// Scales of an fp8 linear layer with elements `x` rounded to e4m3: `2^(e − 1)` to `2^(e + 2)`.
     Scale,
@@ -75,9 +75,27 @@ impl ValueGenerator {
     }
 }
 
-/// Offset from draft id `i` to its target id, with `drafts` draft ids spread evenly over `ids` target ids.
-pub(crate) fn offset(i: u64, (drafts, ids): (usize, usize)) -> i64 {
-    (i * ids as u64 / drafts.max(1) as u64 - i) as i64
+/// Draft vocabulary with draft ids spread evenly over the target ids.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DraftVocab {
+    /// Number of draft ids.
+    pub(crate) draft_ids: usize,
+    /// Number of target ids.
+    pub(crate) target_ids: usize,
+}
+
+impl DraftVocab {
+    /// Offset from draft id `i` to its target id.
+    pub(crate) fn offset(self, i: u64) -> i64 {
+        (i * self.target_ids as u64 / self.draft_ids.max(1) as u64 - i) as i64
+    }
+
+    /// Whether target id `id` is the target of a draft id.
+    pub(crate) fn contains(self, id: u64) -> bool {
+        let (draft_ids, target_ids) = (self.draft_ids as u64, self.target_ids.max(1) as u64);
+        let near = id * draft_ids / target_ids; // The draft id, or the one before it.
+        (near..draft_ids.min(near + 2)).any(|i| i as i64 + self.offset(i) == id as i64)
+    }
 }
 
 /// Level `i` of the 128 odd multiples of 1/128.
@@ -127,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn gains_are_about_one() {
+    fn linear_gain_is_about_one() {
         for (inputs, e) in [(1, 1), (2, 0), (6, 0), (7, -1), (24, -1), (64, -2), (1024, -4)] {
             assert_eq!(gain_exponent(inputs), e, "{inputs}");
         }

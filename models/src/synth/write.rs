@@ -1,7 +1,7 @@
 //! Writer of synthetic checkpoints that this loader and `from_pretrained` of transformers can read.
 
 use super::tokenizer::SynthTokenizer;
-use super::values::{SynthValues, ValueGenerator, offset};
+use super::values::{DraftVocab, SynthValues, ValueGenerator};
 use crate::config::CheckpointDType;
 use crate::weight_table::{TensorSpec, mtp_copies, tensors};
 use crate::{ModelConfig, ModelConfigError};
@@ -72,7 +72,7 @@ pub enum SynthError {
     },
     /// The vocabulary is too small for all bytes and special tokens.
     #[error(
-        "{path}: field `vocab_size`: {found} ids cannot hold a byte-level tokenizer; it needs {least}"
+        "{path}: field `vocab_size`: {found} ids are too few for a byte-level tokenizer; it needs {required}"
     )]
     Vocabulary {
         /// Path of the configuration.
@@ -80,7 +80,7 @@ pub enum SynthError {
         /// Size of the vocabulary.
         found: usize,
         /// Smallest supported size.
-        least: usize,
+        required: usize,
     },
 }
 
@@ -97,21 +97,21 @@ pub fn write(
     config.load_mtp = config.mtp_layers > 0;
     if config.eagle.is_some() {
         // A draft model uses the tokenizer of its target model.
-        at(out, fs::create_dir_all(out))?;
+        io_error(out, fs::create_dir_all(out))?;
         write_config(config_path, &config, out, options.dtype)?;
-        return write_weights(&all(&config, options), out, options, progress);
+        return write_weights(&all_tensors(&config, options), out, options, progress);
     }
     let family = SynthTokenizer::of(config.architecture);
-    if config.vocab < family.least_vocab() {
-        let (path, least) = (config_path.to_owned(), family.least_vocab());
-        return Err(SynthError::Vocabulary { path, found: config.vocab, least });
+    if config.vocab < family.min_vocab() {
+        let (path, required) = (config_path.to_owned(), family.min_vocab());
+        return Err(SynthError::Vocabulary { path, found: config.vocab, required });
     }
-    at(out, fs::create_dir_all(out))?;
+    io_error(out, fs::create_dir_all(out))?;
     write_config(config_path, &config, out, options.dtype)?;
     write_json(&out.join("tokenizer.json"), &family.tokenizer(&config))?;
     write_json(&out.join("tokenizer_config.json"), &family.tokenizer_config(&config))?;
     write_json(&out.join("generation_config.json"), &family.generation_config())?;
-    write_weights(&all(&config, options), out, options, progress)
+    write_weights(&all_tensors(&config, options), out, options, progress)
 }
 
 /// Writes the configuration unchanged, unless its dtype contradicts the stored one with respect to float16: a
@@ -122,13 +122,14 @@ fn write_config(
     out: &Path,
     dtype: SynthDType,
 ) -> Result<(), SynthError> {
-    let text = at(from, fs::read(from))?;
+    let text = io_error(from, fs::read(from))?;
     let path = out.join("config.json");
-    let (named, stored) = (config.dtype == Some(CheckpointDType::F16), dtype == SynthDType::F16);
-    if named == stored {
-        return at(&path, fs::write(&path, text));
+    let (declares_f16, stores_f16) =
+        (config.dtype == Some(CheckpointDType::F16), dtype == SynthDType::F16);
+    if declares_f16 == stores_f16 {
+        return io_error(&path, fs::write(&path, text));
     }
-    let mut json: Value = at(from, serde_json::from_slice(&text).map_err(io::Error::from))?;
+    let mut json: Value = io_error(from, serde_json::from_slice(&text).map_err(io::Error::from))?;
     if let Some(members) = json.as_object_mut() {
         let field = if members.contains_key("dtype") { "dtype" } else { "torch_dtype" };
         members.insert(field.to_owned(), dtype.name().into());
@@ -151,18 +152,19 @@ enum SynthElement {
     BF16,
     F16,
     E4m3,
-    /// Offsets from draft ids to target ids: number of draft ids, and of target ids.
-    Offsets((usize, usize)),
-    /// Flags of the target ids of draft ids: number of draft ids, and of target ids.
-    DraftableFlags((usize, usize)),
+    /// Offsets from draft ids to target ids.
+    Offsets(DraftVocab),
+    /// Flag per target id: whether it is the target of a draft id.
+    DraftableFlags(DraftVocab),
 }
 
 /// All tensors of a checkpoint, including the copies in MTP modules.
-fn all(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor> {
+fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor> {
     let mut specs = tensors(config);
     specs.retain(|spec| !spec.optional);
-    let marks = specs.iter().find(|spec| spec.values == SynthValues::Offsets).map(|spec| {
-        let element = SynthElement::DraftableFlags((spec.elements(), config.vocab));
+    let flags = specs.iter().find(|spec| spec.values == SynthValues::Offsets).map(|spec| {
+        let draft_vocab = DraftVocab { draft_ids: spec.elements(), target_ids: config.vocab };
+        let element = SynthElement::DraftableFlags(draft_vocab);
         let generator = ValueGenerator::new(TARGET_TO_DRAFT, options.seed, SynthValues::Offsets, 1);
         SynthTensor {
             name: TARGET_TO_DRAFT.to_owned(),
@@ -171,19 +173,18 @@ fn all(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor> {
             generator,
         }
     });
-    let repeated = |(copy, of): (String, &str)| {
+    let copy = |(copy, of): (String, &str)| {
         let spec = specs.iter().find(|spec| spec.name == of)?;
-        stored(spec, (options, config.vocab))
-            .pop()
-            .map(|weight| SynthTensor { name: copy, ..weight })
+        let weight = stored(spec, options, config.vocab).pop();
+        weight.map(|weight| SynthTensor { name: copy, ..weight })
     };
-    let copies = mtp_copies(config).into_iter().filter_map(repeated);
-    let weights = specs.iter().flat_map(|spec| stored(spec, (options, config.vocab)));
-    weights.chain(copies).chain(marks).collect()
+    let copies = mtp_copies(config).into_iter().filter_map(copy);
+    let weights = specs.iter().flat_map(|spec| stored(spec, options, config.vocab));
+    weights.chain(copies).chain(flags).collect()
 }
 
 /// Tensor of a weight, and of its scales if it is quantised.
-fn stored(spec: &TensorSpec, (options, vocab): (&SynthOptions, usize)) -> Vec<SynthTensor> {
+fn stored(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> Vec<SynthTensor> {
     let [_, inputs] = spec.matrix();
     let tensor = |name: &str, shape, element, values| SynthTensor {
         generator: ValueGenerator::new(name, options.seed, values, inputs),
@@ -199,19 +200,14 @@ fn stored(spec: &TensorSpec, (options, vocab): (&SynthOptions, usize)) -> Vec<Sy
         ];
     }
     let element = match options.dtype {
-        _ if spec.values == SynthValues::Offsets => SynthElement::Offsets((spec.elements(), vocab)),
+        _ if spec.values == SynthValues::Offsets => {
+            SynthElement::Offsets(DraftVocab { draft_ids: spec.elements(), target_ids: vocab })
+        }
         SynthDType::F32 => SynthElement::F32,
         SynthDType::BF16 => SynthElement::BF16,
         SynthDType::F16 => SynthElement::F16,
     };
     vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
-}
-
-/// Whether target id `id` is the target of a draft id, for draft ids spread evenly over the target ids.
-fn is_draft(id: u64, spread: (usize, usize)) -> bool {
-    let (drafts, ids) = (spread.0 as u64, spread.1.max(1) as u64);
-    let near = id * drafts / ids; // The draft id, or the one before it.
-    (near..drafts.min(near + 2)).any(|i| i as i64 + offset(i, spread) == id as i64)
 }
 
 impl SynthTensor {
@@ -250,9 +246,11 @@ impl SynthTensor {
                 }
                 SynthElement::F16 => to.write_all(&f16::from_f32(values.value(i)).to_le_bytes())?,
                 SynthElement::E4m3 => to.write_all(&[values.e4m3(i)])?,
-                SynthElement::Offsets(spread) => to.write_all(&offset(i, spread).to_le_bytes())?,
-                SynthElement::DraftableFlags(spread) => {
-                    to.write_all(&[is_draft(i, spread).into()])?;
+                SynthElement::Offsets(draft_vocab) => {
+                    to.write_all(&draft_vocab.offset(i).to_le_bytes())?;
+                }
+                SynthElement::DraftableFlags(draft_vocab) => {
+                    to.write_all(&[draft_vocab.contains(i).into()])?;
                 }
             }
         }
@@ -277,14 +275,14 @@ fn write_weights(
         };
         weight_map.extend(tensors.iter().map(|t| (t.name.clone(), json!(name))));
         let path = out.join(name);
-        let mut file = BufWriter::with_capacity(1 << 20, at(&path, File::create(&path))?);
-        at(&path, write_header(&mut file, tensors))?;
+        let mut file = BufWriter::with_capacity(1 << 20, io_error(&path, File::create(&path))?);
+        io_error(&path, write_header(&mut file, tensors))?;
         for tensor in *tensors {
-            at(&path, tensor.write(&mut file))?;
+            io_error(&path, tensor.write(&mut file))?;
             done += tensor.bytes();
             progress(done, total);
         }
-        at(&path, file.flush())?;
+        io_error(&path, file.flush())?;
     }
     if files.len() == 1 {
         return Ok(());
@@ -327,9 +325,9 @@ fn write_header(to: &mut impl Write, tensors: &[SynthTensor]) -> io::Result<()> 
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<(), SynthError> {
-    at(path, fs::write(path, format!("{value:#}\n")))
+    io_error(path, fs::write(path, format!("{value:#}\n")))
 }
 
-fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, SynthError> {
+fn io_error<T>(path: &Path, result: io::Result<T>) -> Result<T, SynthError> {
     result.map_err(|error| SynthError::Io { path: path.to_owned(), error })
 }

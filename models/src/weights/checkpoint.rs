@@ -13,8 +13,8 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+const SINGLE_FILE: &str = "model.safetensors";
+const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Stored tensors of a folder.
 #[derive(Debug)]
@@ -35,11 +35,11 @@ impl SafetensorsCheckpoint {
     pub(crate) fn open(dir: &Path) -> Result<Self, ModelLoadError> {
         let mut checkpoint =
             Self { dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
-        let index = dir.join(INDEX);
+        let index = dir.join(INDEX_FILE);
         if index.exists() {
             checkpoint.add_indexed(&index)?;
-        } else if dir.join(SINGLE).exists() {
-            checkpoint.add(SINGLE)?;
+        } else if dir.join(SINGLE_FILE).exists() {
+            checkpoint.add(SINGLE_FILE)?;
         } else {
             return Err(ModelLoadError::NoWeights { dir: dir.to_owned(), hint: weights_hint(dir) });
         }
@@ -58,7 +58,7 @@ impl SafetensorsCheckpoint {
         for name in old {
             let new = format!("{to}{}", &name[from.len()..]);
             if !self.tensors.contains_key(&new) {
-                self.tensors.remove(&name).and_then(|place| self.tensors.insert(new, place));
+                self.tensors.remove(&name).and_then(|entry| self.tensors.insert(new, entry));
             }
         }
     }
@@ -81,23 +81,23 @@ impl SafetensorsCheckpoint {
     }
 
     fn add_indexed(&mut self, index: &Path) -> Result<(), ModelLoadError> {
-        let places = read_index(index)?;
-        let mut names: Vec<&str> = places.values().map(String::as_str).collect();
+        let index_files = read_index(index)?;
+        let mut names: Vec<&str> = index_files.values().map(String::as_str).collect();
         names.sort_unstable();
         names.dedup();
         for name in names {
             self.add(name)?;
         }
-        for (tensor, place) in &places {
-            let found = self.tensors.get(tensor).map(|(file, _)| &self.files[*file].path);
-            if found != Some(&self.dir.join(place)) {
-                let (path, tensor) = (self.dir.join(place), tensor.clone());
+        for (tensor, file) in &index_files {
+            let path = self.tensors.get(tensor).map(|(index, _)| &self.files[*index].path);
+            if path != Some(&self.dir.join(file)) {
+                let (path, tensor) = (self.dir.join(file), tensor.clone());
                 return Err(ModelLoadError::Tensor { path, tensor, fault: TensorFault::NotInFile });
             }
         }
-        match self.tensors.keys().find(|tensor| !places.contains_key(*tensor)) {
+        match self.tensors.keys().find(|tensor| !index_files.contains_key(*tensor)) {
             Some(tensor) => {
-                let fault = TensorFault::NotInIndex("does not name it".to_owned());
+                let fault = TensorFault::NotInIndex("does not contain it".to_owned());
                 Err(self.fault(tensor, fault))
             }
             None => Ok(()),
@@ -143,13 +143,13 @@ pub fn tensor_locations(
     path: &Path,
     file: &[u8],
 ) -> Result<Vec<(String, Range<usize>)>, ModelLoadError> {
-    let place = |(name, stored): (String, StoredTensor)| (name, stored.bytes);
-    Ok(stored(path, file)?.into_iter().map(place).collect())
+    let location = |(name, stored): (String, StoredTensor)| (name, stored.bytes);
+    Ok(stored(path, file)?.into_iter().map(location).collect())
 }
 
 /// Weight files of a folder, including its index; opens the index only.
 pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelLoadError> {
-    let (index, single) = (dir.join(INDEX), dir.join(SINGLE));
+    let (index, single) = (dir.join(INDEX_FILE), dir.join(SINGLE_FILE));
     if index.exists() {
         let mut files: Vec<PathBuf> =
             read_index(&index)?.values().map(|name| dir.join(name)).collect();

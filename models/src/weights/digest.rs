@@ -58,14 +58,14 @@ impl<'a> LoadObserver<'a> {
             }
             WeightSource::Files { checkpoint, located } => {
                 add_part(self.digest, spec.shard, key.wrapping_add(part.scales_digest(key)));
-                if let (Some(workers), Some(place)) = (&self.workers, located.get(&spec.name)) {
+                if let (Some(workers), Some(location)) = (&self.workers, located.get(&spec.name)) {
                     let WeightSlice { rows, cols, .. } = &part.slice;
                     let size = part.dtype.bytes();
                     let bytes = PartBytes {
                         checkpoint: Arc::clone(checkpoint),
-                        stored: place.stored.clone(),
-                        matrix: place.bytes.clone(),
-                        row_bytes: part.whole[1] * size,
+                        stored: location.stored.clone(),
+                        matrix: location.bytes.clone(),
+                        row_bytes: part.full_shape[1] * size,
                         rows: rows.clone(),
                         columns: cols.start * size..cols.end * size,
                     };

@@ -38,7 +38,7 @@ impl PartBytes {
     /// # Panics
     /// If the checkpoint has no such bytes.
     fn window(&self) -> MatrixWindow<'_> {
-        let stored = self.checkpoint.bytes(&self.stored).expect("the tensor was found before");
+        let stored = self.checkpoint.bytes(&self.stored).expect("the tensor has been located");
         MatrixWindow {
             bytes: &stored[self.matrix.clone()],
             row_bytes: self.row_bytes,

@@ -12,8 +12,13 @@ use protocol::ExpertPlacement;
 
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// Gate and up projections of each expert, and down projection of each expert.
-pub(super) type ExpertMatrices<'a> = (Vec<Vec<HostMat<'a>>>, Vec<Vec<HostMat<'a>>>);
+/// Matrices of experts.
+pub(super) struct ExpertMatrices<'a> {
+    /// Gate and up projections of each expert.
+    pub(super) gate_up: Vec<Vec<HostMat<'a>>>,
+    /// Down projection of each expert.
+    pub(super) down: Vec<Vec<HostMat<'a>>>,
+}
 
 impl Weights<'_> {
     /// Loads this rank's experts of layer `layer`: `experts.{e}.{gate,up}_proj` stacked, and
@@ -22,9 +27,9 @@ impl Weights<'_> {
     /// experts separately.
     pub fn experts(&self, layer: usize, moe: &MoeConfig) -> Result<PackedExperts, ModelLoadError> {
         let WeightStore { config, ranks, placement, .. } = &*self.store;
-        let refused = |error| self.split("experts.*", error);
-        let own = local_experts(ranks, *placement, layer, moe.experts).map_err(refused)?;
-        let may_join = self.can_fuse_shared(moe);
+        let split_error = |error| self.split("experts.*", error);
+        let own = local_experts(ranks, *placement, layer, moe.experts).map_err(split_error)?;
+        let can_fuse = self.can_fuse_shared(moe);
         let names = |e: usize| PROJECTIONS.map(|p| format!("experts.{e}.{p}.weight"));
         for e in (0..moe.experts).filter(|e| !own.experts.contains(e)) {
             for name in names(e) {
@@ -33,26 +38,28 @@ impl Weights<'_> {
         }
         let take = |names: [String; 3]| -> Result<[HostShard<'_>; 3], ModelLoadError> {
             let [gate, up, down] = names;
-            Ok([self.part(gate)?, self.part(up)?, self.part(down)?])
+            Ok([self.take(gate)?, self.take(up)?, self.take(down)?])
         };
-        let of_rank = own.experts.iter().map(|&e| take(names(e)));
-        let parts = of_rank.collect::<Result<Vec<_>, _>>()?;
-        let failed = |e| self.device("experts.*", e);
-        let (gate_up, down) = matrices(&parts, 1).map_err(failed)?;
+        let taken = own.experts.iter().map(|&e| take(names(e)));
+        let parts = taken.collect::<Result<Vec<_>, _>>()?;
+        let device_error = |e| self.device("experts.*", e);
+        let routed = matrices(&parts, 1).map_err(device_error)?;
         let (ops, layers) = (&self.store.ops, config.sparse_layers());
-        let joins = may_join && ops.packs_shared_experts(layers, &gate_up, &down);
-        let common = joins.then(|| PROJECTIONS.map(|p| format!("shared_experts.{p}.weight")));
-        let common = common.map(take).transpose()?;
-        let at = (own.first, layers);
-        let packed = match &common {
-            Some(common) => pack_with_shared(ops, at, (gate_up, down), (common, moe.shared())),
-            None => ops.pack_experts(at, &gate_up, &down),
+        let fuses = can_fuse && ops.packs_shared_experts(layers, &routed.gate_up, &routed.down);
+        let shared = fuses.then(|| PROJECTIONS.map(|p| format!("shared_experts.{p}.weight")));
+        let shared = shared.map(take).transpose()?;
+        let packed = match &shared {
+            Some(shared) => {
+                let count = moe.shared_experts();
+                pack_with_shared(ops, own.first, layers, routed, shared, count)
+            }
+            None => ops.pack_experts(own.first, layers, &routed.gate_up, &routed.down),
         };
-        let packed = packed.map_err(failed)?;
-        let fp8 = parts.iter().flatten().any(HostShard::is_fp8);
-        if fp8 && packed.dtype() != DType::F8E4M3 {
+        let packed = packed.map_err(device_error)?;
+        let is_fp8 = parts.iter().flatten().any(HostShard::is_fp8);
+        if is_fp8 && packed.dtype() != DType::F8E4M3 {
             let (layer, dtype) = (&self.path, packed.dtype());
-            tracing::info!(layer, ?dtype, "fp8 experts are kept dequantised on this device");
+            tracing::info!(layer, ?dtype, "fp8 experts are dequantised on this device");
         }
         Ok(packed)
     }
@@ -61,15 +68,15 @@ impl Weights<'_> {
     /// expert. With expert parallelism, an expert placement or DP attention, shared experts are computed on
     /// the rank of the token, and routing must not include them.
     fn can_fuse_shared(&self, moe: &MoeConfig) -> bool {
-        let WeightStore { ranks, placement, source, left, .. } = &*self.store;
-        let everywhere = ranks.ep.size == 1 && placement.is_none();
-        let left = left.borrow();
-        let alike = |p: &&str| {
-            let [one, shared] = ["experts.0", "shared_experts"]
-                .map(|of| left.get(&self.name(format_args!("{of}.{p}.weight"))));
-            one.zip(shared).is_some_and(|pair| same_storage(source, moe, pair))
+        let WeightStore { ranks, placement, source, untaken, .. } = &*self.store;
+        let has_all_experts = ranks.ep.size == 1 && placement.is_none();
+        let untaken = untaken.borrow();
+        let is_alike = |p: &&str| {
+            let [routed, shared] = ["experts.0", "shared_experts"]
+                .map(|of| untaken.get(&self.name(format_args!("{of}.{p}.weight"))));
+            routed.zip(shared).is_some_and(|(r, s)| same_storage(source, moe, r, s))
         };
-        everywhere && moe.shared() > 0 && PROJECTIONS.iter().all(alike)
+        has_all_experts && moe.shared_experts() > 0 && PROJECTIONS.iter().all(is_alike)
     }
 
     /// Table of the copies of each of `count` experts of a layer, if there is an expert placement.
@@ -78,30 +85,33 @@ impl Weights<'_> {
         layer: usize,
         count: usize,
     ) -> Result<Option<Tensor>, ModelLoadError> {
-        let Some(places) = LayerPlacement::of_layer(self.store.placement, layer) else {
+        let Some(placement) = LayerPlacement::of_layer(self.store.placement, layer) else {
             return Ok(None);
         };
-        let (places, cols) = places.table(count);
-        let places = self.store.ops.upload_placement(&places, cols);
-        places.map(Some).map_err(|e| self.device("places", e))
+        let (table, cols) = placement.table(count);
+        let table = self.store.ops.upload_placement(&table, cols);
+        table.map(Some).map_err(|e| self.device("expert placement", e))
     }
 }
 
 /// Packs routed experts, followed by `count` shared experts.
 fn pack_with_shared(
     ops: &Ops,
-    at: (usize, usize),
-    (mut gate_up, mut down): ExpertMatrices<'_>,
-    (common, count): (&[HostShard<'_>; 3], usize),
+    first_expert: usize,
+    layers: usize,
+    routed: ExpertMatrices<'_>,
+    shared: &[HostShard<'_>; 3],
+    count: usize,
 ) -> Result<PackedExperts, OpError> {
-    let (shared_gate_up, shared_down) = matrices(std::slice::from_ref(common), count)?;
-    gate_up.extend(shared_gate_up);
-    down.extend(shared_down);
-    let packed = ops.pack_experts(at, &gate_up, &down)?.with_shared(count);
+    let ExpertMatrices { mut gate_up, mut down } = routed;
+    let shared_matrices = matrices(std::slice::from_ref(shared), count)?;
+    gate_up.extend(shared_matrices.gate_up);
+    down.extend(shared_matrices.down);
+    let packed = ops.pack_experts(first_expert, layers, &gate_up, &down)?.with_shared(count);
     if packed.shared_linears().is_some() {
         return Ok(packed);
     }
-    let [gate, up, down] = common;
+    let [gate, up, down] = shared;
     let gate_up = ops.pack_linear(&[gate.matrix()?, up.matrix()?], None)?;
     Ok(packed.with_separate_shared([gate_up, ops.pack_linear(&[down.matrix()?], None)?]))
 }
@@ -111,15 +121,16 @@ fn pack_with_shared(
 pub(super) fn same_storage(
     source: &WeightSource,
     moe: &MoeConfig,
-    (one, shared): (&TensorSpec, &TensorSpec),
+    routed: &TensorSpec,
+    shared: &TensorSpec,
 ) -> bool {
     if !source.is_fp8(shared) {
-        return !source.is_fp8(one);
+        return !source.is_fp8(routed);
     }
-    let blocks = shared.scales.as_ref().is_some_and(|scales| scales.grid == ScaleGrid::Blocks);
-    let [each, _] = ScaleGrid::Blocks.each(moe.intermediate);
-    let whole = moe.shared() == 1 || moe.intermediate.is_multiple_of(each);
-    source.is_fp8(one) && blocks && whole
+    let has_blocks = shared.scales.as_ref().is_some_and(|scales| scales.grid == ScaleGrid::Blocks);
+    let [block_rows, _] = ScaleGrid::Blocks.block_shape(moe.intermediate);
+    let is_aligned = moe.shared_experts() == 1 || moe.intermediate.is_multiple_of(block_rows);
+    source.is_fp8(routed) && has_blocks && is_aligned
 }
 
 /// Matrices of gate, up and down projections; each projection contains `count` experts of equal width.
@@ -127,16 +138,16 @@ pub(super) fn matrices<'a>(
     parts: &'a [[HostShard<'_>; 3]],
     count: usize,
 ) -> Result<ExpertMatrices<'a>, OpError> {
-    let (mut gate_up, mut downs) = (Vec::new(), Vec::new());
+    let mut all = ExpertMatrices { gate_up: Vec::new(), down: Vec::new() };
     for [gate, up, down] in parts {
         let (gate, up, down) = (gate.matrix()?, up.matrix()?, down.matrix()?);
         let width = down.cols() / count;
         for first in (0..count).map(|i| i * width) {
-            gate_up.push(vec![gate.row_range(first, width), up.row_range(first, width)]);
-            downs.push(vec![down.column_range(first, width)]);
+            all.gate_up.push(vec![gate.row_range(first, width), up.row_range(first, width)]);
+            all.down.push(vec![down.column_range(first, width)]);
         }
     }
-    Ok((gate_up, downs))
+    Ok(all)
 }
 
 /// Experts of a layer on this rank, in the order of physical experts.
@@ -152,10 +163,10 @@ pub(super) fn local_experts(
     layer: usize,
     count: usize,
 ) -> Result<LocalExperts, UnevenSplit> {
-    let Some(places) = LayerPlacement::of_layer(placement, layer) else {
+    let Some(placement) = LayerPlacement::of_layer(placement, layer) else {
         let own = ranks.experts(count)?;
         return Ok(LocalExperts { first: own.start, experts: own.collect() });
     };
-    let own = places.of_rank(ranks.ep);
-    Ok(LocalExperts { first: own.start, experts: places.experts(own) })
+    let own = placement.of_rank(ranks.ep);
+    Ok(LocalExperts { first: own.start, experts: placement.experts(own) })
 }

@@ -71,9 +71,10 @@ pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, HeaderFa
     if expected != data_bytes {
         return Err(HeaderFault::File(FileFault::End { end: expected, bytes: data_bytes }));
     }
-    let place = |r: Range<u64>| data_start + r.start as usize..data_start + r.end as usize;
-    let stored =
-        |(name, dtype, shape, range)| (name, StoredTensor { dtype, shape, bytes: place(range) });
+    let file_range = |r: Range<u64>| data_start + r.start as usize..data_start + r.end as usize;
+    let stored = |(name, dtype, shape, range)| {
+        (name, StoredTensor { dtype, shape, bytes: file_range(range) })
+    };
     Ok(tensors.into_iter().map(stored).collect())
 }
 
@@ -224,7 +225,7 @@ mod tests {
             "__metadata__":{"format":"pt"}, "a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}  "#;
         expect!["a F32 [] 4, b BF16 [2, 2] 8"].assert_eq(&check(two, 12));
         expect!["tensors end at byte 12 of the data, but there are 13"].assert_eq(&check(two, 13));
-        expect!["b: bytes [4, 12) do not lie in the 11 bytes of data"].assert_eq(&check(two, 11));
+        expect!["b: bytes [4, 12) are outside of the 11 bytes of data"].assert_eq(&check(two, 11));
         expect!["tensors end at byte 0 of the data, but there are 1"].assert_eq(&check("{}", 1));
         expect![""].assert_eq(&check("{}", 0));
     }
@@ -238,34 +239,31 @@ mod tests {
             )
         };
         expect!["a U8 [2, 4] 8"].assert_eq(&one("[2,4]", "[0,8]"));
-        expect!["a: shape [3] of U8 does not have 8 bytes"].assert_eq(&one("[3]", "[0,8]"));
-        expect!["a: shape [4294967296, 4294967296, 8] of U8 does not have 8 bytes"]
+        expect!["a: shape [3] of U8 does not match 8 bytes"].assert_eq(&one("[3]", "[0,8]"));
+        expect!["a: shape [4294967296, 4294967296, 8] of U8 does not match 8 bytes"]
             .assert_eq(&one("[4294967296,4294967296,8]", "[0,8]"));
-        expect!["a: bytes [8, 0) do not lie in the 8 bytes of data"]
+        expect!["a: bytes [8, 0) are outside of the 8 bytes of data"]
             .assert_eq(&one("[8]", "[8,0]"));
         expect!["a: starts at byte 1 of the data, but the tensor before it ends at 0"]
             .assert_eq(&one("[7]", "[1,8]"));
-        expect![
-            "the header is broken: invalid value: integer `-1`, expected u64 at line 1 column 30"
-        ]
-        .assert_eq(&one("[-1]", "[0,8]"));
+        expect!["invalid header: invalid value: integer `-1`, expected u64 at line 1 column 30"]
+            .assert_eq(&one("[-1]", "[0,8]"));
         let overlap = r#"{"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]},
             "b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}"#;
         expect!["b: starts at byte 4 of the data, but the tensor before it ends at 6"]
             .assert_eq(&check(overlap, 8));
         let twice = r#"{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},
             "a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}"#;
-        expect!["the header is broken: `a` occurs twice at line 2 column 15"]
-            .assert_eq(&check(twice, 8));
+        expect!["invalid header: `a` occurs twice at line 2 column 15"].assert_eq(&check(twice, 8));
         let dtype = r#"{"a":{"dtype":"F4","shape":[8],"data_offsets":[0,8]}}"#;
         expect!["a: dtype `F4` is unknown"].assert_eq(&check(dtype, 8));
         let extra = r#"{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"x":1}}"#;
-        expect!["the header is broken: unknown field `x`, expected one of `dtype`, `shape`, `data_offsets` at line 1 column 55"]
+        expect!["invalid header: unknown field `x`, expected one of `dtype`, `shape`, `data_offsets` at line 1 column 55"]
             .assert_eq(&check(extra, 8));
     }
 
     #[test]
-    fn a_header_longer_than_the_file_is_refused_before_it_is_read() {
+    fn header_longer_than_the_file_is_rejected() {
         let length = |stated: u64| {
             let mut bytes = stated.to_le_bytes().to_vec();
             bytes.extend(b"{}");

@@ -42,6 +42,21 @@ pub struct Weights<'a> {
     path: String,
 }
 
+/// Device, rank and KV cache for which weights are loaded.
+#[derive(Clone, Copy)]
+pub(crate) struct LoadTarget<'a> {
+    /// Ops of the device on which weights are stored.
+    pub(crate) ops: &'a Ops,
+    /// Position of this rank on the parallel axes.
+    pub(crate) ranks: ParallelRanks,
+    /// Expert placement; `None` = one copy of each expert, in order.
+    pub(crate) placement: Option<&'a ExpertPlacement>,
+    /// Dtype of the KV cache.
+    pub(crate) kv_dtype: DType,
+    /// Number of positions that a request can reach.
+    pub(crate) positions: usize,
+}
+
 /// All weights of a model during loading.
 struct WeightStore<'a> {
     config: &'a ModelConfig,
@@ -51,7 +66,7 @@ struct WeightStore<'a> {
     placement: Option<&'a ExpertPlacement>,
     kv_dtype: DType,
     positions: usize,
-    left: RefCell<BTreeMap<String, TensorSpec>>,
+    untaken: RefCell<BTreeMap<String, TensorSpec>>,
     observer: RefCell<LoadObserver<'a>>,
     bytes_done: Cell<u64>,
     bytes_total: u64,
@@ -61,8 +76,8 @@ impl WeightStore<'_> {
     /// Takes this rank's part of a weight that has not been taken yet.
     fn take(&self, name: &str) -> Result<HostShard<'_>, ModelLoadError> {
         let table = |what| ModelLoadError::Table { tensor: name.to_owned(), what };
-        let spec = self.left.borrow_mut().remove(name);
-        let spec = spec.ok_or_else(|| table("is unknown or was read twice"))?;
+        let spec = self.untaken.borrow_mut().remove(name);
+        let spec = spec.ok_or_else(|| table("is unknown or read twice"))?;
         let slice = split(&spec, self.config, &self.ranks)?;
         let done = self.bytes_done.get() + self.source.bytes(&spec, &slice);
         let part = self.source.part(&spec, slice.clone())?;
@@ -75,29 +90,27 @@ impl WeightStore<'_> {
 }
 
 impl<'a> Weights<'a> {
-    /// Checks that every weight of the table can be split over `ranks`; reads only samples of the checkpoint.
+    /// Checks that every weight of the table can be split over the ranks; reads only samples of the checkpoint.
     pub(crate) fn new(
         config: &'a ModelConfig,
         source: WeightSource,
-        ops: &'a Ops,
-        (ranks, placement): (ParallelRanks, Option<&'a ExpertPlacement>),
-        kv_dtype: DType,
-        positions: usize,
+        target: LoadTarget<'a>,
         observer: LoadObserver<'a>,
     ) -> Result<Self, ModelLoadError> {
-        let mut left = BTreeMap::new();
+        let LoadTarget { ops, ranks, placement, kv_dtype, positions } = target;
+        let mut untaken = BTreeMap::new();
         let mut bytes_total = 0;
         for spec in tensors(config) {
             let slice = split(&spec, config, &ranks)?;
-            if !is_foreign(&spec, config, &ranks, placement) {
+            if !belongs_to_other_rank(&spec, config, &ranks, placement) {
                 bytes_total += source.bytes(&spec, &slice);
             }
-            left.insert(spec.name.clone(), spec);
+            untaken.insert(spec.name.clone(), spec);
         }
         if let WeightSource::Files { checkpoint, .. } = &source {
             digest::add_samples(observer.digest, checkpoint);
         }
-        let (left, observer) = (RefCell::new(left), RefCell::new(observer));
+        let (untaken, observer) = (RefCell::new(untaken), RefCell::new(observer));
         let bytes_done = Cell::new(0);
         let store = WeightStore {
             config,
@@ -107,7 +120,7 @@ impl<'a> Weights<'a> {
             placement,
             kv_dtype,
             positions,
-            left,
+            untaken,
             observer,
             bytes_done,
             bytes_total,
@@ -117,7 +130,7 @@ impl<'a> Weights<'a> {
 
     /// Waits for the digests. Errors: a weight has not been taken.
     pub(crate) fn finish(&self) -> Result<(), ModelLoadError> {
-        if let Some(tensor) = self.store.left.borrow().keys().next() {
+        if let Some(tensor) = self.store.untaken.borrow().keys().next() {
             return Err(ModelLoadError::Table { tensor: tensor.clone(), what: "was not read" });
         }
         self.store.observer.borrow_mut().finish();
@@ -152,14 +165,14 @@ impl<'a> Weights<'a> {
         names: &[&str],
         parts: usize,
     ) -> Result<Vec<PackedLinear>, ModelLoadError> {
-        let part = |name: &&str| self.part(format_args!("{name}.weight"));
-        let all = names.iter().map(part).collect::<Result<Vec<_>, _>>()?;
-        let pack = |which: usize| -> Result<_, OpError> {
+        let take = |name: &&str| self.take(format_args!("{name}.weight"));
+        let all = names.iter().map(take).collect::<Result<Vec<_>, _>>()?;
+        let pack = |i: usize| -> Result<_, OpError> {
             let inputs =
                 |part: &'_ HostShard<'_>| part.matrix().map(|matrix| matrix.cols() / parts);
             let rows = all.iter().map(|part| {
                 let inputs = inputs(part)?;
-                Ok(part.matrix()?.column_range(which * inputs, inputs))
+                Ok(part.matrix()?.column_range(i * inputs, inputs))
             });
             self.store.ops.pack_linear(&rows.collect::<Result<Vec<_>, OpError>>()?, None)
         };
@@ -170,7 +183,7 @@ impl<'a> Weights<'a> {
     /// Whether the checkpoint has the optional weight `name`; if not, the weight counts as taken.
     pub fn has(&self, name: &str) -> bool {
         let has =
-            self.store.left.borrow().get(name).is_some_and(|spec| self.store.source.has(spec));
+            self.store.untaken.borrow().get(name).is_some_and(|spec| self.store.source.has(spec));
         if !has {
             self.skip(name);
         }
@@ -184,14 +197,14 @@ impl<'a> Weights<'a> {
             return Ok(None);
         }
         let store = &self.store;
-        let spec = store.left.borrow_mut().remove(name);
+        let spec = store.untaken.borrow_mut().remove(name);
         let unknown = ModelLoadError::Table { tensor: name.to_owned(), what: "was read twice" };
         let offsets = store.source.offsets(&spec.ok_or(unknown)?, store.config.vocab)?;
         let bytes: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect();
         digest::add_common(store.observer.borrow_mut().digest, name, &bytes);
         let ids = offsets.iter().enumerate().map(|(draft, offset)| (draft as i64 + offset) as i32);
-        let names = store.ops.id_table(&ids.collect::<Vec<_>>());
-        names.map(Some).map_err(|e| self.device(name, e))
+        let target_ids = store.ops.id_table(&ids.collect::<Vec<_>>());
+        target_ids.map(Some).map_err(|e| self.device(name, e))
     }
 
     fn stacked(
@@ -203,9 +216,9 @@ impl<'a> Weights<'a> {
         let mut parts = Vec::new();
         let mut biases = Vec::new();
         for name in names {
-            parts.push(self.part(format_args!("{name}.weight"))?.scaled(factor));
+            parts.push(self.take(format_args!("{name}.weight"))?.scaled(factor));
             if bias {
-                let part = self.part(format_args!("{name}.bias"))?;
+                let part = self.take(format_args!("{name}.bias"))?;
                 biases.extend(part.vector().map_err(|e| self.device(name, e))?);
             }
         }
@@ -230,7 +243,7 @@ impl<'a> Weights<'a> {
 
     fn vector_as(&self, name: &str, dtype: DType) -> Result<Tensor, ModelLoadError> {
         let ops = self.store.ops;
-        let part = self.part(name)?;
+        let part = self.take(name)?;
         let upload = || -> Result<_, OpError> {
             let values = part.vector()?;
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -242,13 +255,13 @@ impl<'a> Weights<'a> {
 
     /// Takes this rank's rows of the vocabulary matrix `name`, unpacked: an embedding table.
     pub fn vocab_rows(&self, name: &str) -> Result<Tensor, ModelLoadError> {
-        let (ops, part) = (self.store.ops, self.part(name)?);
+        let (ops, part) = (self.store.ops, self.take(name)?);
         with_padding(&part, |rows| ops.upload(rows, ops.dtype())).map_err(|e| self.device(name, e))
     }
 
     /// Takes this rank's rows of the vocabulary matrix `name`, packed: an LM head.
     pub fn vocab_linear(&self, name: &str) -> Result<PackedLinear, ModelLoadError> {
-        let (ops, part) = (self.store.ops, self.part(name)?);
+        let (ops, part) = (self.store.ops, self.take(name)?);
         with_padding(&part, |rows| ops.pack_linear(rows, None)).map_err(|e| self.device(name, e))
     }
 
@@ -257,10 +270,11 @@ impl<'a> Weights<'a> {
     pub fn mla_heads(
         &self,
         name: &str,
-        (keys, values): (usize, usize),
+        keys: usize,
+        values: usize,
     ) -> Result<PackedMlaHeads, ModelLoadError> {
-        let part = self.part(format_args!("{name}.weight"))?;
-        let pack = || self.store.ops.pack_mla_heads(&part.matrix()?, (keys, values));
+        let part = self.take(format_args!("{name}.weight"))?;
+        let pack = || self.store.ops.pack_mla_heads(&part.matrix()?, keys, values);
         pack().map_err(|e| self.device(name, e))
     }
 
@@ -311,13 +325,13 @@ impl<'a> Weights<'a> {
         ModelLoadError::Split { tensor: self.name(child), error }
     }
 
-    fn part(&self, child: impl Display) -> Result<HostShard<'_>, ModelLoadError> {
+    fn take(&self, child: impl Display) -> Result<HostShard<'_>, ModelLoadError> {
         self.store.take(&self.name(child))
     }
 
     /// Counts the weight as taken, because another rank loads it or the checkpoint omits it.
     fn skip(&self, child: impl Display) {
-        self.store.left.borrow_mut().remove(&self.name(child));
+        self.store.untaken.borrow_mut().remove(&self.name(child));
     }
 
     fn name(&self, child: impl Display) -> String {
@@ -341,7 +355,7 @@ pub fn check_split(
     placement: Option<&ExpertPlacement>,
 ) -> Result<(), ModelLoadError> {
     let specs = tensors(config);
-    let refused =
+    let first_error =
         |ranks: &ParallelRanks| specs.iter().find_map(|spec| split(spec, config, ranks).err());
     if let Some(placement) = placement {
         check_placement(placement, config, ranks.ep.size)?;
@@ -349,19 +363,20 @@ pub fn check_split(
         let split = |error| ModelLoadError::Split { tensor: "mlp.experts.*".to_owned(), error };
         ranks.experts(moe.experts).map_err(split)?;
     }
-    let Some(error) = refused(ranks) else { return Ok(()) };
+    let Some(error) = first_error(ranks) else { return Ok(()) };
     let ModelLoadError::Split { tensor, error } = error else { return Err(error) };
-    let asked = ranks.tp.size;
+    let requested = ranks.tp.size;
     // With expert parallelism, slices of experts do not depend on the number of TP ranks, so `ep` is
     // unchanged.
-    let of = |size| ParallelRanks { tp: ParallelRank { rank: 0, size }, ..*ranks };
-    let others = (1..=config.heads).filter(|&size| size != asked && refused(&of(size)).is_none());
-    let nearest = others.min_by_key(|size| size.abs_diff(asked)).unwrap_or(1);
+    let with_size = |size| ParallelRanks { tp: ParallelRank { rank: 0, size }, ..*ranks };
+    let sizes = (1..=config.heads)
+        .filter(|&size| size != requested && first_error(&with_size(size)).is_none());
+    let nearest = sizes.min_by_key(|size| size.abs_diff(requested)).unwrap_or(1);
     Err(ModelLoadError::Split { tensor, error: UnevenSplit { nearest, ..error } })
 }
 
 /// Whether the weight belongs to an expert of another rank.
-fn is_foreign(
+fn belongs_to_other_rank(
     spec: &TensorSpec,
     config: &ModelConfig,
     ranks: &ParallelRanks,
@@ -383,17 +398,19 @@ fn split(
     config: &ModelConfig,
     ranks: &ParallelRanks,
 ) -> Result<WeightSlice, ModelLoadError> {
-    let refused = |error| ModelLoadError::Split { tensor: spec.name.clone(), error };
-    let slice = spec.shard.slice(spec.matrix(), config, ranks).map_err(refused)?;
+    let split_error = |error| ModelLoadError::Split { tensor: spec.name.clone(), error };
+    let slice = spec.shard.slice(spec.matrix(), config, ranks).map_err(split_error)?;
     let Some(scales) = spec.quantized() else { return Ok(slice) };
     // A row-parallel split must not cut scale blocks: a scale is applied once to the products of its block.
-    let [inputs, each] = [spec.matrix()[1], scales.grid.each(spec.matrix()[1])[1]];
-    if slice.cols.len() < inputs && each < inputs {
-        if !inputs.is_multiple_of(each) {
-            let (what, ranks) = ("inputs that end inside a block of scales", ranks.tp.size);
-            return Err(refused(UnevenSplit { what, count: inputs, ranks, nearest: 1 }));
+    let inputs = spec.matrix()[1];
+    let [_, block] = scales.grid.block_shape(inputs);
+    if slice.cols.len() < inputs && block < inputs {
+        if !inputs.is_multiple_of(block) {
+            let (what, ranks) =
+                ("inputs that are not a multiple of the scale block", ranks.tp.size);
+            return Err(split_error(UnevenSplit { what, count: inputs, ranks, nearest: 1 }));
         }
-        ranks.tp.share("blocks of 128 inputs", inputs / each).map_err(refused)?;
+        ranks.tp.share("blocks of 128 inputs", inputs / block).map_err(split_error)?;
     }
     Ok(slice)
 }
@@ -401,11 +418,11 @@ fn split(
 /// Vocabulary rows of a rank, followed by zero rows as padding.
 fn with_padding<T>(
     part: &HostShard<'_>,
-    place: impl FnOnce(&[HostMat<'_>]) -> Result<T, OpError>,
+    load: impl FnOnce(&[HostMat<'_>]) -> Result<T, OpError>,
 ) -> Result<T, OpError> {
     let rows = part.matrix()?;
     let zeros = vec![0; part.padding() * rows.cols() * DType::F32.bytes()];
     let zeros = HostMat::new(&zeros, DType::F32, part.padding(), rows.cols())?;
     let stacked = [rows, zeros];
-    place(if part.padding() == 0 { &stacked[..1] } else { &stacked })
+    load(if part.padding() == 0 { &stacked[..1] } else { &stacked })
 }

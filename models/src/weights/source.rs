@@ -7,7 +7,7 @@ use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
 use super::tensor_plan::{LocatedWeight, locate};
 use crate::sharding::WeightSlice;
-use crate::synth::{self, SynthValues, ValueGenerator};
+use crate::synth::{DraftVocab, SynthValues, ValueGenerator};
 use crate::weight_table::{MIDLAYER, TensorSpec};
 use crate::{ModelConfig, ModelLoadError, TensorFault};
 use half::bf16;
@@ -41,7 +41,7 @@ pub(crate) struct HostShard<'a> {
     pub(super) bytes: Cow<'a, [u8]>,
     pub(super) dtype: DType,
     /// Rows and columns of the matrix in `bytes`.
-    pub(super) whole: [usize; 2],
+    pub(super) full_shape: [usize; 2],
     /// Part of the matrix that the rank needs.
     pub(super) slice: WeightSlice,
     /// Scales of the whole matrix, if the weight is quantised.
@@ -53,7 +53,7 @@ pub(crate) struct HostShard<'a> {
 pub(super) struct WeightScales {
     pub(super) values: Vec<f32>,
     /// Rows and columns per scale.
-    each: [usize; 2],
+    block_shape: [usize; 2],
 }
 
 impl WeightSource {
@@ -82,9 +82,9 @@ impl WeightSource {
     /// Whether the weight is stored in fp8.
     pub(crate) fn is_fp8(&self, spec: &TensorSpec) -> bool {
         match self {
-            Self::Files { located, .. } => {
-                located.get(&spec.name).is_some_and(|place| place.dtype == StoredDType::F8E4M3)
-            }
+            Self::Files { located, .. } => located
+                .get(&spec.name)
+                .is_some_and(|location| location.dtype == StoredDType::F8E4M3),
             Self::Synth { .. } => spec.quantized().is_some(),
         }
     }
@@ -97,11 +97,13 @@ impl WeightSource {
     ) -> Result<Vec<i64>, ModelLoadError> {
         let count = spec.elements();
         let Self::Files { checkpoint, located } = self else {
-            return Ok((0..count as u64).map(|i| synth::offset(i, (count, ids))).collect());
+            let draft_vocab = DraftVocab { draft_ids: count, target_ids: ids };
+            return Ok((0..count as u64).map(|i| draft_vocab.offset(i)).collect());
         };
-        let place = located.get(&spec.name).and_then(|place| checkpoint.bytes(&place.stored));
-        let missing = || ModelLoadError::Table { tensor: spec.name.clone(), what: "has no bytes" };
-        let words = place.ok_or_else(missing)?.as_chunks::<8>().0;
+        let location = located.get(&spec.name);
+        let bytes = location.and_then(|location| checkpoint.bytes(&location.stored));
+        let missing = || ModelLoadError::Table { tensor: spec.name.clone(), what: "is not stored" };
+        let words = bytes.ok_or_else(missing)?.as_chunks::<8>().0;
         let offsets: Vec<i64> = words.iter().map(|word| i64::from_le_bytes(*word)).collect();
         let id = |(i, offset): (usize, &i64)| (i as i64).checked_add(*offset);
         for (draft, offset) in offsets.iter().enumerate() {
@@ -137,25 +139,28 @@ impl WeightSource {
             Self::Synth { seed, threads } => Ok(synth_part(spec, &slice, *seed, *threads)),
             Self::Files { checkpoint, located } => {
                 let missing =
-                    ModelLoadError::Table { tensor: spec.name.clone(), what: "has no bytes" };
-                let Some(place) = located.get(&spec.name) else { return Err(missing) };
-                let Some(bytes) = checkpoint.bytes(&place.stored) else { return Err(missing) };
-                let dtype = match place.dtype {
+                    ModelLoadError::Table { tensor: spec.name.clone(), what: "is not stored" };
+                let Some(location) = located.get(&spec.name) else { return Err(missing) };
+                let Some(bytes) = checkpoint.bytes(&location.stored) else { return Err(missing) };
+                let dtype = match location.dtype {
                     StoredDType::F32 => DType::F32,
                     StoredDType::BF16 => DType::BF16,
                     StoredDType::F16 => DType::F16,
                     StoredDType::F8E4M3 => DType::F8E4M3,
                     _ => return Err(missing), // `locate` rejects all other dtypes.
                 };
-                let bytes = Cow::Borrowed(&bytes[place.bytes.clone()]);
-                let scales = match (&place.scales, &spec.scales) {
+                let bytes = Cow::Borrowed(&bytes[location.bytes.clone()]);
+                let scales = match (&location.scales, &spec.scales) {
                     (Some(stored), Some(scales)) => {
                         let values = stored_values(checkpoint, stored).ok_or(missing)?;
-                        Some(WeightScales { values, each: scales.grid.each(spec.matrix()[1]) })
+                        Some(WeightScales {
+                            values,
+                            block_shape: scales.grid.block_shape(spec.matrix()[1]),
+                        })
                     }
                     _ => None,
                 };
-                Ok(HostShard { bytes, dtype, whole: spec.matrix(), slice, scales })
+                Ok(HostShard { bytes, dtype, full_shape: spec.matrix(), slice, scales })
             }
         }
     }
@@ -195,13 +200,13 @@ fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> Option<Vec<f
 impl HostShard<'_> {
     /// The rank's rows and columns, without padding.
     pub(crate) fn matrix(&self) -> Result<HostMat<'_>, OpError> {
-        let [rows, cols] = self.whole;
-        let mut whole = HostMat::new(&self.bytes, self.dtype, rows, cols)?;
+        let [rows, cols] = self.full_shape;
+        let mut matrix = HostMat::new(&self.bytes, self.dtype, rows, cols)?;
         if let Some(scales) = &self.scales {
-            whole = whole.scaled(&scales.values, scales.each)?;
+            matrix = matrix.scaled(&scales.values, scales.block_shape)?;
         }
         let WeightSlice { rows, cols, .. } = &self.slice;
-        Ok(whole.row_range(rows.start, rows.len()).column_range(cols.start, cols.len()))
+        Ok(matrix.row_range(rows.start, rows.len()).column_range(cols.start, cols.len()))
     }
 
     /// Returns the weight multiplied by `factor`.
@@ -211,8 +216,8 @@ impl HostShard<'_> {
             Some(scales) => scales.values.iter_mut().for_each(|scale| *scale *= factor),
             // One scale for the whole matrix.
             none => {
-                let each = self.whole.map(|n| n.max(1));
-                *none = Some(WeightScales { values: vec![factor], each });
+                let block_shape = self.full_shape.map(|n| n.max(1));
+                *none = Some(WeightScales { values: vec![factor], block_shape });
             }
         }
         self
@@ -250,9 +255,10 @@ fn synth_part(
     let generator = ValueGenerator::new(&spec.name, seed, spec.values, inputs);
     let bytes =
         synth_bytes(inputs, slice, threads, |i| bf16::from_f32(generator.value(i)).to_le_bytes());
-    let whole = [slice.rows.len(), slice.cols.len()];
-    let slice = WeightSlice { rows: 0..whole[0], cols: 0..whole[1], padding: slice.padding };
-    HostShard { bytes: Cow::Owned(bytes), dtype: DType::BF16, whole, slice, scales: None }
+    let full_shape = [slice.rows.len(), slice.cols.len()];
+    let slice =
+        WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: slice.padding };
+    HostShard { bytes: Cow::Owned(bytes), dtype: DType::BF16, full_shape, slice, scales: None }
 }
 
 /// Computes a whole quantised weight, because blocks of scales do not end at the bounds of slices.
@@ -262,17 +268,17 @@ fn synth_fp8(
     seed: u64,
     threads: usize,
 ) -> HostShard<'static> {
-    let whole = spec.matrix();
-    let generator = ValueGenerator::new(&spec.name, seed, spec.values, whole[1]);
-    let all = WeightSlice { rows: 0..whole[0], cols: 0..whole[1], padding: 0 };
-    let bytes = synth_bytes(whole[1], &all, threads, |i| [generator.e4m3(i)]);
+    let full_shape = spec.matrix();
+    let generator = ValueGenerator::new(&spec.name, seed, spec.values, full_shape[1]);
+    let all = WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: 0 };
+    let bytes = synth_bytes(full_shape[1], &all, threads, |i| [generator.e4m3(i)]);
     let scales = spec.scales.as_ref().map(|scales| {
-        let generator = ValueGenerator::new(&scales.name, seed, SynthValues::Scale, whole[1]);
+        let generator = ValueGenerator::new(&scales.name, seed, SynthValues::Scale, full_shape[1]);
         let count: usize = spec.scale_shape(scales.grid).iter().product();
         let values = (0..count as u64).map(|i| generator.value(i)).collect();
-        WeightScales { values, each: scales.grid.each(whole[1]) }
+        WeightScales { values, block_shape: scales.grid.block_shape(full_shape[1]) }
     });
-    HostShard { bytes: Cow::Owned(bytes), dtype: DType::F8E4M3, whole, slice, scales }
+    HostShard { bytes: Cow::Owned(bytes), dtype: DType::F8E4M3, full_shape, slice, scales }
 }
 
 /// Elements of a slice of a matrix with `inputs` columns, row by row.

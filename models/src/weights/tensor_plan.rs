@@ -14,13 +14,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Suffixes of stored tensors that models do not need.
-const IGNORED: &[&str] = &[
+const IGNORED_SUFFIXES: &[&str] = &[
     ".rotary_emb.inv_freq", // Stored by old exports; derived from the configuration.
 ];
 /// Tensor of an EAGLE-3 checkpoint with a flag per target id: whether it is the target id of a draft id.
 const TARGET_TO_DRAFT: &str = "t2d";
 /// Suffixes of KV cache scales, which are read if the cache is quantised.
-const CACHE_SCALES: &[&str] = &[".k_scale", ".v_scale"];
+const KV_CACHE_SCALES: &[&str] = &[".k_scale", ".v_scale"];
 
 /// Location of one weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,8 +51,8 @@ pub(crate) fn locate(
                 let fault = TensorFault::StoredTwice(spec.name.clone());
                 return Err(checkpoint.fault(&fused.name, fault));
             }
-            (true, None) => whole(checkpoint, spec)?,
-            (false, Some(fused)) => fused.part(checkpoint)?,
+            (true, None) => locate_whole(checkpoint, spec)?,
+            (false, Some(fused)) => fused.locate(checkpoint)?,
             (false, None) if spec.optional => continue,
             (false, None) => {
                 missing.push(spec.name.clone());
@@ -80,37 +80,40 @@ pub(crate) fn locate(
             used.insert(copy);
         }
     }
-    let ends = |name: &str| IGNORED.iter().chain(CACHE_SCALES).any(|end| name.ends_with(end));
-    let marks = |name: &str| config.eagle.is_some() && name == TARGET_TO_DRAFT;
-    let ignored = |name: &str| ends(name) || is_draft(name, config) || marks(name);
-    let left_over = checkpoint.names().filter(|name| !used.contains(*name) && !ignored(name));
-    let left_over: Vec<String> = left_over.map(str::to_owned).collect();
-    if missing.is_empty() && left_over.is_empty() {
+    let has_ignored_suffix = |name: &str| {
+        IGNORED_SUFFIXES.iter().chain(KV_CACHE_SCALES).any(|suffix| name.ends_with(suffix))
+    };
+    let is_flags = |name: &str| config.eagle.is_some() && name == TARGET_TO_DRAFT;
+    let is_ignored =
+        |name: &str| has_ignored_suffix(name) || is_unloaded_mtp(name, config) || is_flags(name);
+    let unexpected = checkpoint.names().filter(|name| !used.contains(*name) && !is_ignored(name));
+    let unexpected: Vec<String> = unexpected.map(str::to_owned).collect();
+    if missing.is_empty() && unexpected.is_empty() {
         return Ok(located);
     }
-    Err(ModelLoadError::Coverage { dir: checkpoint.dir.clone(), missing, left_over })
+    Err(ModelLoadError::Coverage { dir: checkpoint.dir.clone(), missing, unexpected })
 }
 
 /// Whether the tensor belongs to an MTP module that is not loaded.
-fn is_draft(name: &str, config: &ModelConfig) -> bool {
+fn is_unloaded_mtp(name: &str, config: &ModelConfig) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
     let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
-    let drafts = config.kv_layers()..config.layers + config.mtp_layers;
-    layer.is_some_and(|layer| drafts.contains(&layer))
+    let unloaded = config.kv_layers()..config.layers + config.mtp_layers;
+    layer.is_some_and(|layer| unloaded.contains(&layer))
 }
 
 /// Locates a weight stored under its own name. The stored dtype decides whether it is quantised.
-fn whole(
+fn locate_whole(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
 ) -> Result<LocatedWeight, ModelLoadError> {
     let scales = spec.scales.as_ref();
-    let may_be = match spec.values {
+    let allowed = match spec.values {
         SynthValues::Offsets => AllowedDType::DraftToTarget,
         _ if scales.is_some() => AllowedDType::Fp8,
         _ => AllowedDType::Float,
     };
-    let (bytes, dtype) = check(checkpoint, &spec.name, &spec.shape, may_be)?;
+    let (bytes, dtype) = check(checkpoint, &spec.name, &spec.shape, allowed)?;
     let scales = scales.filter(|_| dtype == StoredDType::F8E4M3).map(|s| s.name.clone());
     Ok(LocatedWeight { stored: spec.name.clone(), dtype, bytes: 0..bytes, scales })
 }
@@ -131,14 +134,14 @@ fn check(
     checkpoint: &SafetensorsCheckpoint,
     name: &str,
     shape: &[usize],
-    may_be: AllowedDType,
+    allowed: AllowedDType,
 ) -> Result<(usize, StoredDType), ModelLoadError> {
     let Some(stored) = checkpoint.get(name) else {
         return Err(checkpoint.fault(name, TensorFault::NotInFile));
     };
     let float = matches!(stored.dtype, StoredDType::F32 | StoredDType::BF16 | StoredDType::F16);
-    let fp8 = may_be == AllowedDType::Fp8 && stored.dtype == StoredDType::F8E4M3;
-    let fault = match may_be {
+    let fp8 = allowed == AllowedDType::Fp8 && stored.dtype == StoredDType::F8E4M3;
+    let fault = match allowed {
         AllowedDType::DraftToTarget if stored.dtype == StoredDType::I64 => None,
         AllowedDType::DraftToTarget => Some(TensorFault::OffsetDType(stored.dtype.name())),
         _ if float || fp8 => None,
@@ -198,7 +201,7 @@ impl FusedExpertWeight {
         Some(Self { name, shape: [moe.experts, all_rows, cols], expert, row, rows })
     }
 
-    fn part(&self, checkpoint: &SafetensorsCheckpoint) -> Result<LocatedWeight, ModelLoadError> {
+    fn locate(&self, checkpoint: &SafetensorsCheckpoint) -> Result<LocatedWeight, ModelLoadError> {
         let (_, dtype) = check(checkpoint, &self.name, &self.shape, AllowedDType::Float)?;
         let [_, all_rows, cols] = self.shape;
         let row_bytes = cols * dtype.bytes() as usize;

@@ -107,19 +107,19 @@ fn weights_that_contradict_the_configuration_are_named() {
     check(
         |t| drop(t.remove(Q)),
         expect![
-            "DIR: weights do not match the configuration: 1 missing: model.layers.0.self_attn.q_proj.weight; 0 left over"
+            "DIR: weights do not match the configuration: 1 missing: model.layers.0.self_attn.q_proj.weight; 0 unexpected"
         ],
     );
     check(
         |t| drop(t.insert("model.layers.0.self_attn.q_proj.bias".into(), t[Q].clone())),
         expect![
-            "DIR: weights do not match the configuration: 0 missing; 1 left over: model.layers.0.self_attn.q_proj.bias"
+            "DIR: weights do not match the configuration: 0 missing; 1 unexpected: model.layers.0.self_attn.q_proj.bias"
         ],
     );
     check(
         |t| t.get_mut(Q).unwrap().1.reverse(),
         expect![
-            "DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.weight`: shape [32, 64], but the configuration says [64, 32]"
+            "DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.weight`: shape [32, 64], but the configuration requires [64, 32]"
         ],
     );
     check(
@@ -139,13 +139,13 @@ fn weights_that_contradict_the_configuration_are_named() {
             }
         },
         expect![
-            "DIR: weights do not match the configuration: 22 missing: model.layers.0.input_layernorm.weight, model.layers.0.post_attention_layernorm.weight, model.layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj.weight, model.layers.0.self_attn.v_proj.weight, model.layers.0.self_attn.o_proj.weight, model.layers.0.self_attn.q_norm.weight, model.layers.0.self_attn.k_norm.weight, model.layers.0.mlp.gate_proj.weight, model.layers.0.mlp.up_proj.weight, model.layers.0.mlp.down_proj.weight, model.layers.1.input_layernorm.weight, model.layers.1.post_attention_layernorm.weight, model.layers.1.self_attn.q_proj.weight, model.layers.1.self_attn.k_proj.weight, model.layers.1.self_attn.v_proj.weight, ...; 22 left over: transformer.h.0.input_layernorm.weight, transformer.h.0.mlp.down_proj.weight, transformer.h.0.mlp.gate_proj.weight, transformer.h.0.mlp.up_proj.weight, transformer.h.0.post_attention_layernorm.weight, transformer.h.0.self_attn.k_norm.weight, transformer.h.0.self_attn.k_proj.weight, transformer.h.0.self_attn.o_proj.weight, transformer.h.0.self_attn.q_norm.weight, transformer.h.0.self_attn.q_proj.weight, transformer.h.0.self_attn.v_proj.weight, transformer.h.1.input_layernorm.weight, transformer.h.1.mlp.down_proj.weight, transformer.h.1.mlp.gate_proj.weight, transformer.h.1.mlp.up_proj.weight, transformer.h.1.post_attention_layernorm.weight, ..."
+            "DIR: weights do not match the configuration: 22 missing: model.layers.0.input_layernorm.weight, model.layers.0.post_attention_layernorm.weight, model.layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj.weight, model.layers.0.self_attn.v_proj.weight, model.layers.0.self_attn.o_proj.weight, model.layers.0.self_attn.q_norm.weight, model.layers.0.self_attn.k_norm.weight, model.layers.0.mlp.gate_proj.weight, model.layers.0.mlp.up_proj.weight, model.layers.0.mlp.down_proj.weight, model.layers.1.input_layernorm.weight, model.layers.1.post_attention_layernorm.weight, model.layers.1.self_attn.q_proj.weight, model.layers.1.self_attn.k_proj.weight, model.layers.1.self_attn.v_proj.weight, ...; 22 unexpected: transformer.h.0.input_layernorm.weight, transformer.h.0.mlp.down_proj.weight, transformer.h.0.mlp.gate_proj.weight, transformer.h.0.mlp.up_proj.weight, transformer.h.0.post_attention_layernorm.weight, transformer.h.0.self_attn.k_norm.weight, transformer.h.0.self_attn.k_proj.weight, transformer.h.0.self_attn.o_proj.weight, transformer.h.0.self_attn.q_norm.weight, transformer.h.0.self_attn.q_proj.weight, transformer.h.0.self_attn.v_proj.weight, transformer.h.1.input_layernorm.weight, transformer.h.1.mlp.down_proj.weight, transformer.h.1.mlp.gate_proj.weight, transformer.h.1.mlp.up_proj.weight, transformer.h.1.post_attention_layernorm.weight, ..."
         ],
     );
 }
 
 #[test]
-fn a_rotary_table_is_ignored_by_rule() {
+fn rotary_table_is_ignored() {
     let folder = CheckpointFolder::new("LlamaForCausalLM", u64::MAX);
     let name = "model.layers.0.self_attn.rotary_emb.inv_freq";
     folder.edit(|t| drop(t.insert(name.into(), ("F32".into(), vec![1], vec![0; 4]))));
@@ -153,7 +153,7 @@ fn a_rotary_table_is_ignored_by_rule() {
 }
 
 #[test]
-fn a_tied_head_may_be_stored_again_if_it_is_the_same() {
+fn stored_tied_head_must_equal_the_embedding() {
     let json = tiny_json("LlamaForCausalLM").replacen('{', r#"{"tie_word_embeddings":true,"#, 1);
     let folder = CheckpointFolder::of(&json, u64::MAX);
     folder.edit(|t| {
@@ -166,12 +166,12 @@ fn a_tied_head_may_be_stored_again_if_it_is_the_same() {
 }
 
 /// Fuses the experts of layer 1 as in published fused checkpoints.
-fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep: bool) {
+fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep_separate: bool) {
     let (mut gate_up, mut down) = (Vec::new(), Vec::new());
     for e in 0..4 {
         let mut take = |weight: &str| {
             let name = format!("model.layers.1.mlp.experts.{e}.{weight}_proj.weight");
-            if keep { t[&name].2.clone() } else { t.remove(&name).unwrap().2 }
+            if keep_separate { t[&name].2.clone() } else { t.remove(&name).unwrap().2 }
         };
         gate_up.extend(take("gate"));
         gate_up.extend(take("up"));
@@ -183,7 +183,7 @@ fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep: bool) {
 }
 
 #[test]
-fn fused_experts_are_the_same_bytes() {
+fn fused_experts_load_equal_bytes() {
     let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     let read = || {
         let checkpoint = SafetensorsCheckpoint::open(folder.path()).unwrap();
@@ -197,7 +197,7 @@ fn fused_experts_are_the_same_bytes() {
 
     let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     folder.edit(|t| fuse(t, true));
-    expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.gate_up_proj`: holds what `model.layers.1.mlp.experts.0.gate_proj.weight` stores again"].assert_eq(&folder.error());
+    expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.gate_up_proj`: contains the weight `model.layers.1.mlp.experts.0.gate_proj.weight`, which is also stored separately"].assert_eq(&folder.error());
 }
 
 /// Changes the index of a checkpoint with several files and expects an error.
@@ -211,7 +211,7 @@ fn check_index(change: impl FnOnce(&mut Value), expected: Expect) {
 }
 
 #[test]
-fn an_index_must_agree_with_its_files() {
+fn index_must_agree_with_its_files() {
     check_index(
         |m| m["lm_head.weight"] = json!("model-00003-of-00005.safetensors"),
         expect![
@@ -227,7 +227,7 @@ fn an_index_must_agree_with_its_files() {
     check_index(
         |m| drop(m.as_object_mut().unwrap().remove(Q)),
         expect![
-            "DIR/model-00003-of-00005.safetensors: tensor `model.layers.0.self_attn.q_proj.weight`: is in the file, but the index does not name it"
+            "DIR/model-00003-of-00005.safetensors: tensor `model.layers.0.self_attn.q_proj.weight`: is in the file, but the index does not contain it"
         ],
     );
     check_index(
@@ -253,13 +253,13 @@ fn an_index_must_agree_with_its_files() {
     check_index(
         |m| m[Q] = json!(3),
         expect![
-            "DIR/model.safetensors.index.json: the index is broken: invalid type: integer `3`, expected a string at line 1"
+            "DIR/model.safetensors.index.json: invalid index: invalid type: integer `3`, expected a string at line 1"
         ],
     );
 }
 
 #[test]
-fn the_same_name_in_two_files_is_refused() {
+fn duplicate_name_in_two_files_is_rejected() {
     let folder = CheckpointFolder::new("Qwen3ForCausalLM", 20_000);
     let from = folder.path().join("model-00001-of-00005.safetensors");
     fs::copy(from, folder.path().join("copy.safetensors")).unwrap();
@@ -304,13 +304,13 @@ fn outcome(file: &[u8], specs: &[TensorSpec]) -> Option<Vec<(String, StoredTenso
 }
 
 #[test]
-fn a_mutated_header_is_refused_or_means_the_same() {
+fn mutated_header_is_rejected_or_equivalent() {
     let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     let specs = tensors(&folder.config);
     let original = fs::read(folder.path().join(FILE)).unwrap();
     let intact = outcome(&original, &specs).unwrap();
     let data_start = intact.iter().map(|(_, t)| t.bytes.start).min().unwrap();
-    let (mut same, mut state) = (0, 1u64);
+    let (mut equivalent, mut state) = (0, 1u64);
     let mut random = |below: usize| {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -333,10 +333,10 @@ fn a_mutated_header_is_refused_or_means_the_same() {
                 t.iter().map(|(n, t)| (n.clone(), file[t.bytes.clone()].to_vec())).collect()
             };
             assert_eq!(read(&bytes, &tensors), read(&original, &intact), "round {round}");
-            same += 1;
+            equivalent += 1;
         }
     }
-    assert!(same < MUTATIONS / 10, "{same} of {MUTATIONS} mutations went unnoticed");
+    assert!(equivalent < MUTATIONS / 10, "{equivalent} of {MUTATIONS} mutations are accepted");
 }
 
 /// A rank's part of one weight as f32 rows, without padding.
@@ -401,7 +401,7 @@ fn shards_of_all_ranks_reassemble_files_and_synth() {
 }
 
 #[test]
-fn every_dtype_gives_the_same_values() {
+fn all_dtypes_load_equal_values() {
     let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     folder.edit(|t| {
         for (i, (dtype, _, bytes)) in t.values_mut().enumerate() {

@@ -17,7 +17,7 @@ fn loaded_in_order(
     let mut specs = tensors(&folder.config);
     let source = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
     let mut sum = WeightsDigest::default();
-    let WeightSource::Files { checkpoint, .. } = &source else { panic!("there are files") };
+    let WeightSource::Files { checkpoint, .. } = &source else { panic!("a folder of files") };
     digest::add_samples(&mut sum, checkpoint);
     sort(&mut specs);
     let progress = &mut |_, _| ();
@@ -55,7 +55,7 @@ fn order_and_threads_do_not_change_the_digest() {
 }
 
 #[test]
-fn a_changed_byte_changes_the_digest_of_a_rank_that_loads_it() {
+fn changed_byte_changes_the_digest_of_its_rank() {
     let folder = CheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 30);
     let path = folder.path().join(FILE);
     let bytes = fs::read(&path).unwrap();
@@ -131,7 +131,7 @@ fn digest_of_synthetic_weights_names_seed_and_part() {
     };
     let (first, second) = (digest(1, &rank(0, 2)), digest(1, &rank(1, 2)));
     assert_eq!(first.common, second.common);
-    assert_ne!(first.sharded, second.sharded, "other halves of the same weights");
+    assert_ne!(first.sharded, second.sharded, "different shards of the weights");
     assert_eq!(digest(1, &rank(0, 2)), first);
     assert_ne!(digest(2, &rank(0, 2)).sharded, first.sharded);
 }

@@ -36,40 +36,45 @@ fn eagle3_drafts_map_to_target_ids() {
     assert_eq!(synth.offsets(spec, 272).unwrap(), found);
     // `t2d` is consistent with the offsets.
     written.edit(|t| {
-        let marks: Vec<i64> =
-            (0..).zip(&t["t2d"].2).filter(|(_, m)| **m == 1).map(|m| m.0).collect();
-        assert_eq!(marks, ids);
+        let flagged: Vec<i64> =
+            (0..).zip(&t["t2d"].2).filter(|(_, flag)| **flag == 1).map(|(id, _)| id).collect();
+        assert_eq!(flagged, ids);
         let word = |offset: i64| offset.to_le_bytes();
         t.get_mut(DRAFT_TO_TARGET).unwrap().2[39 * 8..].copy_from_slice(&word(272 - 39));
     });
     let error = offsets(&written).unwrap_err();
     let fault = TensorFault::Offset { draft: 39, offset: 233, ids: 272 };
     assert!(error.to_string().contains(&fault.to_string()), "{error}");
-    assert!(error.to_string().contains("tensor `d2t`: 39 +233 is none of 272 ids"), "{error}");
+    assert!(
+        error.to_string().contains(
+            "tensor `d2t`: target id 39 +233 of draft id 39 is outside of the 272 target ids"
+        ),
+        "{error}"
+    );
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_eagle3_weights_are_named() {
     let broken = |change: fn(&mut StoredTensorMap)| {
         let folder = folder(json!({}));
         folder.edit(change);
         folder.error()
     };
-    expect!["DIR: weights do not match the configuration: 2 missing: d2t, midlayer.hidden_norm.weight; 0 left over"]
+    expect!["DIR: weights do not match the configuration: 2 missing: d2t, midlayer.hidden_norm.weight; 0 unexpected"]
         .assert_eq(&broken(|t| {
             for name in [DRAFT_TO_TARGET, "midlayer.hidden_norm.weight"] {
                 t.remove(name);
             }
         }));
     expect![
-        "DIR/model.safetensors: tensor `d2t`: dtype F32 is not supported for offsets of ids; I64 is"
+        "DIR/model.safetensors: tensor `d2t`: dtype F32 is not supported for draft id offsets; I64 is"
     ]
     .assert_eq(&broken(|t| {
         let (dtype, _, bytes) = t.get_mut(DRAFT_TO_TARGET).unwrap();
         *dtype = "F32".to_owned();
         bytes.truncate(40 * 4);
     }));
-    expect!["DIR/model.safetensors: tensor `lm_head.weight`: shape [40, 64], but the configuration says [41, 64]"]
+    expect!["DIR/model.safetensors: tensor `lm_head.weight`: shape [40, 64], but the configuration requires [41, 64]"]
         .assert_eq(&{
             let mut folder = folder(json!({}));
             folder.config.eagle.as_mut().unwrap().vocab = 41;
@@ -83,11 +88,11 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn eagle3_leaves_shared_weights_to_the_model() {
+fn eagle3_may_omit_weights_of_the_target() {
     let found = folder(json!({})).locate().unwrap();
     assert!(!found.contains_key("embed_tokens.weight") && found.contains_key(DRAFT_TO_TARGET));
     let all = folder(json!({"draft_vocab_size": 272})).locate().unwrap();
-    assert!(!all.contains_key(DRAFT_TO_TARGET), "every id is its own");
+    assert!(!all.contains_key(DRAFT_TO_TARGET), "draft ids equal target ids");
     let narrow = folder(json!({"target_hidden_size": 32}));
     assert!(narrow.locate().unwrap().contains_key("embed_tokens.weight"));
     narrow.edit(|t| drop(t.remove("embed_tokens.weight")));
@@ -106,6 +111,6 @@ fn eagle3_reads_both_spellings() {
             t.insert(name.replace("midlayer.", "layers.0."), weight);
         }
     });
-    assert!(folder.error().contains("midlayer."), "as it is stored");
+    assert!(folder.error().contains("midlayer."), "errors have the standard prefix");
     assert_eq!(offsets(&folder).unwrap().len(), 40);
 }

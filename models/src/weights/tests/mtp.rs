@@ -19,10 +19,10 @@ fn json() -> Value {
     })
 }
 
-fn folder(json: &Value, drafting: bool) -> CheckpointFolder {
+fn folder(json: &Value, load_mtp: bool) -> CheckpointFolder {
     let mut folder = CheckpointFolder::of(&json.to_string(), u64::MAX);
-    assert!(!folder.config.load_mtp, "no file says so");
-    folder.config.load_mtp = drafting;
+    assert!(!folder.config.load_mtp, "not set by files");
+    folder.config.load_mtp = load_mtp;
     folder
 }
 
@@ -31,40 +31,40 @@ fn mtp_module_is_read_only_when_drafting() {
     let plain = folder(&json(), false).locate().unwrap();
     assert!(plain.keys().all(|name| !name.starts_with("model.layers.2.")));
     let found = folder(&json(), true).locate().unwrap();
-    let behind: Vec<&String> =
+    let mtp: Vec<&String> =
         found.keys().filter(|name| name.starts_with("model.layers.2.")).collect();
     // 3 norms and `eh_proj`; 2 layer norms, 5 weights of attention; router, its bias, 3 shared, 12 of routed
     // experts.
-    assert_eq!(behind.len(), 4 + 2 + 5 + 1 + 1 + 3 + 12, "{behind:?}");
-    assert_eq!(found.len(), plain.len() + behind.len());
+    assert_eq!(mtp.len(), 4 + 2 + 5 + 1 + 1 + 3 + 12, "{mtp:?}");
+    assert_eq!(found.len(), plain.len() + mtp.len());
 
     let broken = folder(&json(), true);
     broken.edit(|t| drop(t.remove(EH_PROJ)));
     expect![
-        "DIR: weights do not match the configuration: 1 missing: model.layers.2.eh_proj.weight; 0 left over"
+        "DIR: weights do not match the configuration: 1 missing: model.layers.2.eh_proj.weight; 0 unexpected"
     ]
     .assert_eq(&broken.error());
 }
 
 #[test]
 fn mtp_copies_must_equal_the_model() {
-    let edit = |drafting: bool, name: &str| {
-        let folder = folder(&json(), drafting);
+    let edit = |load_mtp: bool, name: &str| {
+        let folder = folder(&json(), load_mtp);
         folder.edit(|t| t.get_mut(name).unwrap().2[7] ^= 1);
         folder
     };
     expect![
-        "DIR/model.safetensors: tensor `model.layers.2.shared_head.head.weight`: differs from `lm_head.weight`, which it has to repeat"
+        "DIR/model.safetensors: tensor `model.layers.2.shared_head.head.weight`: differs from `lm_head.weight`, of which it must be a copy"
     ]
     .assert_eq(&edit(true, HEAD).error());
     expect![
-        "DIR/model.safetensors: tensor `model.layers.2.embed_tokens.weight`: differs from `model.embed_tokens.weight`, which it has to repeat"
+        "DIR/model.safetensors: tensor `model.layers.2.embed_tokens.weight`: differs from `model.embed_tokens.weight`, of which it must be a copy"
     ]
     .assert_eq(&edit(true, EMBEDDING).error());
-    assert!(edit(false, HEAD).locate().is_ok(), "nobody reads it");
+    assert!(edit(false, HEAD).locate().is_ok(), "not loaded");
     let absent = folder(&json(), true);
     absent.edit(|t| [HEAD, EMBEDDING].iter().for_each(|name| drop(t.remove(*name))));
-    assert!(absent.locate().is_ok(), "they are the model's");
+    assert!(absent.locate().is_ok(), "copies are optional");
 }
 
 /// Published fp8 checkpoints do not quantise `eh_proj`.

@@ -1,6 +1,6 @@
 //! Shared experts, sliced out of the MLP that checkpoints store.
 
-use super::super::expert_weights::{matrices, same_storage};
+use super::super::expert_weights::{ExpertMatrices, matrices, same_storage};
 use super::super::source::HostShard;
 use super::*;
 
@@ -73,13 +73,13 @@ fn shared_expert_shards_cover_the_mlp() {
                 tp: ParallelRank { rank, size },
                 ep: ParallelRank::SINGLE,
             })];
-            let (gate_up, down) = matrices(&part, 2).unwrap();
+            let ExpertMatrices { gate_up, down } = matrices(&part, 2).unwrap();
             assert_eq!((gate_up.len(), down.len()), (2, 2));
             for (gate_up, down) in gate_up.iter().zip(&down) {
                 let ([gate, up], [down]) = (&gate_up[..], &down[..]) else {
                     panic!("a gate, an up and a down projection")
                 };
-                assert_eq!(gate.rows(), width / size, "as wide as a part of any expert");
+                assert_eq!(gate.rows(), width / size, "width of a sharded expert");
                 found.extend(channels(&[*gate, *up, *down]));
             }
         }
@@ -96,16 +96,18 @@ fn differently_stored_shared_experts_stay_separate() {
         let specs = tensors(&folder.config);
         let files = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
         let found = [files, WeightSource::Synth { seed: 1, threads: 1 }].map(|source| {
-            let pair = |p| (spec(&specs, "experts.0", p), spec(&specs, "shared_experts", p));
+            let spec = |of, p| spec(&specs, of, p);
             let moe = folder.config.moe.as_ref().unwrap();
-            PROJECTIONS.iter().all(|p| same_storage(&source, moe, pair(p)))
+            let is_alike =
+                |p| same_storage(&source, moe, spec("experts.0", p), spec("shared_experts", p));
+            PROJECTIONS.into_iter().all(is_alike)
         });
-        assert_eq!(found[0], found[1], "files and the hash");
+        assert_eq!(found[0], found[1], "files and synthetic values");
         found[0]
     };
     assert!(alike(48, Value::Null));
     assert!(alike(128, blocks("none")));
-    assert!(!alike(192, blocks("none")), "a block ends inside an expert");
+    assert!(!alike(192, blocks("none")), "a scale block spans two experts");
     assert!(!alike(128, blocks("model.layers.0.mlp.shared_experts.down_proj")));
     assert!(!alike(128, blocks("model.layers.0.mlp.experts.0.down_proj")));
     let channels = json!({"quant_method": "compressed-tensors", "format": "float-quantized",
