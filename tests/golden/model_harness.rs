@@ -321,8 +321,9 @@ impl<'a> ModelHarness<'a> {
         let LoadedModel { model, mtp } = load_model(dir, config, options).unwrap();
         let (done, total) = progress.into_inner();
         assert!(done == total && total > 0, "{done} of {total} bytes loaded");
-        let (size, order) = ((BLOCKS, BLOCK_TOKENS), ops.device().kv_order());
-        let layout = models::kv_layout(config, kv_dtype, size, order, &place.ranks).unwrap();
+        let order = ops.device().kv_order();
+        let layout =
+            models::kv_layout(config, kv_dtype, BLOCKS, BLOCK_TOKENS, order, &place.ranks).unwrap();
         let spec = models::kv_spec(config, kv_dtype, BLOCK_TOKENS as u32, &place.ranks).unwrap();
         let bytes = layout.bytes_per_block() + config.boundary_state_channels() * kv_dtype.bytes();
         assert_eq!(spec.bytes_per_block(), bytes as u64);

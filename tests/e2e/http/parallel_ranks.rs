@@ -243,12 +243,15 @@ fn bad_expert_placement_fails_startup_naming_the_layer() {
     };
     let map = |layers: Value| json!({"physical_to_logical_map": layers}).to_string();
     let order = [0, 1, 2, 3, 4, 5, 6, 7];
-    refused(&map(json!([order, [0, 1, 2, 3, 4, 5, 6, 0]])), "layer 1: expert 7 has no place");
+    refused(
+        &map(json!([order, [0, 1, 2, 3, 4, 5, 6, 0]])),
+        "layer 1: expert 7 has no physical expert",
+    );
     refused(&map(json!([order])), "the placement has 1 layers, the model 2");
-    refused(&map(json!([order, [8]])), "layer 1: 1 places cannot be split over 2 ranks");
+    refused(&map(json!([order, [8]])), "layer 1: 1 physical experts cannot be split over 2 ranks");
     let known = "unknown field `logical_count`, expected `physical_to_logical_map`";
     refused(r#"{"logical_count": [[1]]}"#, known);
-    let wrong = "layer 1: place 2 is for -3, not for an expert";
+    let wrong = "layer 1: slot 2 has -3, which is not an expert id";
     refused(&map(json!([order, [0, 1, -3, 3, 4, 5, 6, 7]])), wrong);
     refused(&map(json!([["a"]])), "invalid type: string \"a\", expected a JSON number");
     refused("", "EOF");
