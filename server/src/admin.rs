@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// Timeout for the scheduler's reply, which normally takes at most one step.
-const REPLY_WAIT: Duration = Duration::from_secs(30);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum body size of an admin request, in bytes.
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of request ids in one abort request.
@@ -38,7 +38,7 @@ pub(crate) async fn reset_prefix_cache(
 ) -> Result<Reply<Value>, ApiError> {
     let restart = reset_running(query.as_deref().unwrap_or_default())?;
     let reply = app.serving()?.client.reset_prefix_cache(restart);
-    match timeout(REPLY_WAIT, reply).await {
+    match timeout(REPLY_TIMEOUT, reply).await {
         Ok(Ok(success)) => Ok(Reply(json!({"success": success}))),
         Ok(Err(_)) | Err(_) => {
             Err(ApiError::unavailable("engine_unavailable", "the engine does not answer", 10))
@@ -83,9 +83,9 @@ pub(crate) async fn abort_requests(
     let body = request_body::read(&parts.headers, body, BODY_BYTES_MAX, limit, count).await?;
     let mut fields = RequestFields::of_body(JsonValue::parse(&body)?)?;
     let aborted = match requested_ids(&mut fields)? {
-        Some(asked) => {
-            let meant = request_ids_of(&asked);
-            client.abort_by_client_id(|name| meant.contains(name))
+        Some(names) => {
+            let request_ids = request_ids_of(&names);
+            client.abort_by_client_id(|name| request_ids.contains(name))
         }
         None => client.abort_by_client_id(|_| true),
     };
@@ -93,10 +93,10 @@ pub(crate) async fn abort_requests(
 }
 
 /// Returns the request ids that match the given names; a name is a request id or the id of a reply.
-fn request_ids_of(asked: &[String]) -> HashSet<&str> {
-    let ids = asked.iter().flat_map(|name| {
-        let of_reply = REPLY_ID_PREFIXES.iter().filter_map(|kind| name.strip_prefix(kind));
-        of_reply.chain([name.as_str()])
+fn request_ids_of(names: &[String]) -> HashSet<&str> {
+    let ids = names.iter().flat_map(|name| {
+        let from_reply_id = REPLY_ID_PREFIXES.iter().filter_map(|kind| name.strip_prefix(kind));
+        from_reply_id.chain([name.as_str()])
     });
     ids.collect()
 }

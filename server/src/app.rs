@@ -163,21 +163,21 @@ pub struct AppState {
 impl AppState {
     /// Creates the state of a server without a loaded model.
     pub fn new(options: ServerOptions, health: Arc<HealthState>) -> Self {
-        let (text, random) = (TextPool::new(), IdGenerator::default());
+        let (text_pool, id_generator) = (TextPool::new(), IdGenerator::default());
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
         let responses = ResponseStore::default();
-        let refused_at_start = AtomicU64::new(0);
+        let rejected_at_startup = AtomicU64::new(0);
         let kv_listing = Mutex::default();
         Self {
             options,
             health,
-            text_pool: text,
-            id_generator: random,
+            text_pool,
+            id_generator,
             openapi,
             responses,
             kv_listing,
             serving,
-            rejected_at_startup: refused_at_start,
+            rejected_at_startup,
         }
     }
 
@@ -190,7 +190,7 @@ impl AppState {
     }
 
     /// Counts a request that was rejected because the model is not loaded.
-    pub fn rejected_at_startup(&self) {
+    pub fn count_startup_rejection(&self) {
         // SeqCst orders the counter with `serving`: either this thread sees the serving context, or the
         // thread that sets it sees this rejection.
         self.rejected_at_startup.fetch_add(1, Ordering::SeqCst);
@@ -200,8 +200,8 @@ impl AppState {
     fn flush_rejections(&self) {
         fence(Ordering::SeqCst);
         if let Some(serving) = self.serving.get() {
-            let refused = self.rejected_at_startup.swap(0, Ordering::SeqCst);
-            serving.metrics.http.rejected_at_startup(refused);
+            let rejected = self.rejected_at_startup.swap(0, Ordering::SeqCst);
+            serving.metrics.http.rejected_at_startup(rejected);
         }
     }
 
@@ -236,15 +236,15 @@ impl ServingContext {
     /// Returns the model name to report in the reply.
     ///
     /// Errors: 404 if the requested model is not served.
-    pub fn check_model(&self, asked: Option<&str>) -> Result<String, ApiError> {
-        let Some(asked) = asked else {
+    pub fn check_model(&self, requested: Option<&str>) -> Result<String, ApiError> {
+        let Some(requested) = requested else {
             return Ok(self.card.names.first().cloned().unwrap_or_default());
         };
-        if self.card.names.iter().any(|name| name == asked) {
-            return Ok(asked.to_owned());
+        if self.card.names.iter().any(|name| name == requested) {
+            return Ok(requested.to_owned());
         }
         // The name may be as long as the request body.
-        let shown: String = asked.chars().take(MODEL_NAME_SHOWN).collect();
+        let shown: String = requested.chars().take(MODEL_NAME_SHOWN).collect();
         let message =
             format!("the model {shown:?} is not served here; GET /v1/models lists those that are");
         let error = ApiError::new(StatusCode::NOT_FOUND, "unknown_model", message);

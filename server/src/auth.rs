@@ -64,18 +64,18 @@ impl ApiKeys {
     }
 
     /// Whether client keys are configured.
-    pub fn guard_clients(&self) -> bool {
+    pub fn requires_client_key(&self) -> bool {
         !self.clients.is_empty()
     }
 
     /// Whether operator keys are configured.
-    pub fn guard_admins(&self) -> bool {
+    pub fn has_admin_keys(&self) -> bool {
         !self.admins.is_empty()
     }
 
     /// Returns the caller's identity; all callers are anonymous if no client keys are configured.
     pub fn caller(&self, headers: &HeaderMap) -> CallerIdentity {
-        CallerIdentity(presented_key(headers).filter(|_| self.guard_clients()).map(digest))
+        CallerIdentity(presented_key(headers).filter(|_| self.requires_client_key()).map(digest))
     }
 
     fn is_admin(&self, key: &str) -> bool {
@@ -116,7 +116,7 @@ fn digest(key: &str) -> ApiKeyDigest {
 
 /// Compares with every key, without early exit.
 fn contains_constant_time(keys: &[ApiKeyDigest], key: &ApiKeyDigest) -> bool {
-    keys.iter().fold(Choice::from(0), |found, known| found | known.ct_eq(key)).into()
+    keys.iter().fold(Choice::from(0), |found, candidate| found | candidate.ct_eq(key)).into()
 }
 
 /// State of the authentication middleware of one route.
@@ -132,11 +132,11 @@ pub(crate) struct RouteGuard {
 
 /// Passes an authorised request to its route; else replies 401, or 404 as for an unknown route.
 pub(crate) async fn authorize(
-    State(door): State<RouteGuard>,
+    State(guard): State<RouteGuard>,
     request: Request,
     next: Next,
 ) -> Response<Body> {
-    match door.check(request.method(), request.headers()) {
+    match guard.check(request.method(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => {
             let unauthorized = error.status == StatusCode::UNAUTHORIZED;
@@ -157,14 +157,14 @@ impl RouteGuard {
         let access = match self.access {
             RouteAccess::Metrics if options.metrics_require_key => RouteAccess::Key,
             RouteAccess::Metrics => RouteAccess::Open,
-            RouteAccess::Profile if keys.guard_admins() || options.admin_listener => {
+            RouteAccess::Profile if keys.has_admin_keys() || options.admin_listener => {
                 RouteAccess::Admin
             }
             RouteAccess::Profile => RouteAccess::Key,
             access => access,
         };
         match (access, self.listener) {
-            (RouteAccess::Admin, ListenerKind::Admin) if keys.guard_admins() => {
+            (RouteAccess::Admin, ListenerKind::Admin) if keys.has_admin_keys() => {
                 require_key(headers, |key| keys.is_admin(key))
             }
             (RouteAccess::Admin, ListenerKind::Public) => {
@@ -183,7 +183,7 @@ impl RouteGuard {
 
     fn check_client(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let keys = &self.app.options.api_keys;
-        if keys.guard_clients() {
+        if keys.requires_client_key() {
             require_key(headers, |key| keys.is_valid_key(key))
         } else {
             Ok(())
@@ -194,11 +194,11 @@ impl RouteGuard {
 const KEY_REQUIRED_MESSAGE: &str =
     "this server needs a key: send Authorization: Bearer KEY or x-api-key: KEY";
 
-fn require_key(headers: &HeaderMap, fits: impl Fn(&str) -> bool) -> Result<(), ApiError> {
+fn require_key(headers: &HeaderMap, is_valid: impl Fn(&str) -> bool) -> Result<(), ApiError> {
     let error = |reason, message| Err(ApiError::new(StatusCode::UNAUTHORIZED, reason, message));
     match presented_key(headers) {
         None => error("missing_key", KEY_REQUIRED_MESSAGE),
-        Some(key) if fits(key) => Ok(()),
+        Some(key) if is_valid(key) => Ok(()),
         Some(_) => error("wrong_key", "the key is not one of this server's"),
     }
 }
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn api_keys_are_compared_fully_and_redacted() {
         let keys = ApiKeys::new(["one", "two"], ["root"]);
-        for (key, known, admin) in [
+        for (key, valid, admin) in [
             ("one", true, false),
             ("two", true, false),
             ("root", true, true),
@@ -228,13 +228,13 @@ mod tests {
             ("on", false, false),
             ("onetwo", false, false),
         ] {
-            assert_eq!((keys.is_valid_key(key), keys.is_admin(key)), (known, admin), "{key}");
+            assert_eq!((keys.is_valid_key(key), keys.is_admin(key)), (valid, admin), "{key}");
         }
         assert_eq!(format!("{keys:?}"), "Keys(2 of clients, 1 of operators)");
     }
 
     #[test]
-    fn callers_are_told_apart_by_key() {
+    fn callers_are_distinguished_by_key() {
         let of = |keys: &ApiKeys, key: &'static str| {
             keys.caller(&HeaderMap::from_iter([(
                 axum::http::HeaderName::from_static("x-api-key"),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_comes_in_either_header() {
+    fn key_is_read_from_either_header() {
         let of = |pairs: &[(&'static str, &'static str)]| {
             let mut headers = HeaderMap::new();
             for (name, value) in pairs {

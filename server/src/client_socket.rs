@@ -37,7 +37,7 @@ const REQUEST_TAIL_TIME: Duration = Duration::from_millis(50);
 struct HalfClosed {
     since: Instant,
     /// Interval until the next check.
-    pause: Duration,
+    check_interval: Duration,
     timer: Pin<Box<Sleep>>,
     /// Number of the request during which a probe was sent.
     probed: Option<u64>,
@@ -57,26 +57,26 @@ impl HalfClosed {
         let _ = SockRef::from(stream).set_tcp_user_timeout(Some(limit));
         let since = Instant::now();
         let timer = Box::pin(sleep_until(since + CHECK_INTERVAL_FIRST));
-        Self { since, pause: CHECK_INTERVAL_FIRST, timer, probed: None, idle_checks: None }
+        Self { since, check_interval: CHECK_INTERVAL_FIRST, timer, probed: None, idle_checks: None }
     }
 
     /// Resets the check interval to its first value.
     fn reset_checks(&mut self, cx: &mut Context<'_>) {
-        self.pause = CHECK_INTERVAL_FIRST;
-        self.timer.as_mut().reset(Instant::now() + self.pause);
+        self.check_interval = CHECK_INTERVAL_FIRST;
+        self.timer.as_mut().reset(Instant::now() + self.check_interval);
         // Polled to register `cx` for the new deadline.
         let _ = self.timer.as_mut().poll(cx);
     }
 
     /// Returns 1 if a check is due, else 0; `cx` is woken for the next check.
     fn due_checks(&mut self, cx: &mut Context<'_>) -> u32 {
-        let mut looks = 0;
+        let mut checks = 0;
         while self.timer.as_mut().poll(cx).is_ready() {
-            looks = 1;
-            self.pause = (2 * self.pause).min(CHECK_INTERVAL_LAST);
-            self.timer.as_mut().reset(Instant::now() + self.pause);
+            checks = 1;
+            self.check_interval = (2 * self.check_interval).min(CHECK_INTERVAL_LAST);
+            self.timer.as_mut().reset(Instant::now() + self.check_interval);
         }
-        looks
+        checks
     }
 }
 
@@ -126,23 +126,23 @@ impl ClientSocket {
     ///
     /// Ready: hyper sees the end of the input, or an error.
     fn end_of_input(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let (meaning, now) = (self.progress.classify_end_of_input(), Instant::now());
-        if meaning == EndOfInput::NoRequest {
+        let (end_of_input, now) = (self.progress.classify_end_of_input(), Instant::now());
+        if end_of_input == EndOfInput::NoRequest {
             return Poll::Ready(Ok(()));
         }
         let (stream, limit) = (&self.stream, self.limit);
         let half_closed = self.half_closed.get_or_insert_with(|| HalfClosed::new(stream, limit));
-        let looks = half_closed.due_checks(cx);
-        match meaning {
+        let checks = half_closed.due_checks(cx);
+        match end_of_input {
             EndOfInput::NoRequest => {}
-            EndOfInput::AllAnswered => {
+            EndOfInput::RepliesDone => {
                 let before = half_closed.idle_checks;
                 if before.is_none() {
                     half_closed.reset_checks(cx);
                 }
-                let looks = before.unwrap_or(0) + if self.is_between_writes { looks } else { 0 };
-                half_closed.idle_checks = Some(looks);
-                if looks < IDLE_CHECKS {
+                let checks = before.unwrap_or(0) + if self.is_between_writes { checks } else { 0 };
+                half_closed.idle_checks = Some(checks);
+                if checks < IDLE_CHECKS {
                     return Poll::Pending;
                 }
                 return Poll::Ready(Ok(()));
@@ -216,9 +216,13 @@ impl ClientSocket {
         self.fail_if_stalled(cx, outcome)
     }
 
-    /// Writes the reply that replaces hyper's own; returns the length `bare` of hyper's reply when all is
-    /// written.
-    fn write_rejection(&mut self, cx: &mut Context<'_>, bare: usize) -> Poll<io::Result<usize>> {
+    /// Writes the reply that replaces hyper's own; returns `hyper_reply_len`, the length of hyper's reply, once
+    /// all is written.
+    fn write_rejection(
+        &mut self,
+        cx: &mut Context<'_>,
+        hyper_reply_len: usize,
+    ) -> Poll<io::Result<usize>> {
         while !self.rejection.is_empty() {
             let rest = self.rejection.clone();
             let count = ready!(self.write(cx, &rest))?;
@@ -227,7 +231,7 @@ impl ClientSocket {
             }
             self.rejection.advance(count);
         }
-        Poll::Ready(Ok(bare))
+        Poll::Ready(Ok(hyper_reply_len))
     }
 
     /// Reads and discards what the client still sends: closing a socket with unread data sends RST and drops
@@ -255,13 +259,13 @@ impl AsyncRead for ClientSocket {
         if self.half_closed.is_some() {
             return self.end_of_input(cx);
         }
-        let (before, room) = (buffer.filled().len(), buffer.remaining());
+        let (before, capacity) = (buffer.filled().len(), buffer.remaining());
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
         let head = &buffer.filled()[before..];
-        if head.is_empty() && room > 0 {
+        if head.is_empty() && capacity > 0 {
             return self.end_of_input(cx);
         }
-        if self.progress.received() {
+        if self.progress.on_bytes_received() {
             self.is_anthropic = is_anthropic_head(head);
         }
         Poll::Ready(Ok(()))
@@ -281,10 +285,10 @@ impl AsyncWrite for ClientSocket {
                 Some(HyperErrorReply { from, .. }) if from > 0 => {
                     return self.write(cx, &bytes[..from]);
                 }
-                Some(bare) => {
+                Some(hyper_reply) => {
                     (self.rejection, self.drained_max) =
-                        (bare.rewritten(self.is_anthropic), DRAINED_MAX);
-                    self.progress.head_rejected(&bare.error);
+                        (hyper_reply.rewritten(self.is_anthropic), DRAINED_MAX);
+                    self.progress.on_head_rejected(&hyper_reply.error);
                 }
             }
         }

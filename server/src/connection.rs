@@ -59,8 +59,8 @@ pub(crate) async fn serve(
     let service = {
         let progress = Arc::clone(&progress);
         service_fn(move |request: Request<Incoming>| {
-            let answer = middleware::handle(router.clone(), access, Arc::clone(&progress), request);
-            async move { Ok::<_, Infallible>(answer.await) }
+            let reply = middleware::handle(router.clone(), access, Arc::clone(&progress), request);
+            async move { Ok::<_, Infallible>(reply.await) }
         })
     };
     let mut builder = http1::Builder::new();
@@ -101,8 +101,8 @@ pub(crate) async fn serve(
 pub(super) enum EndOfInput {
     /// The client has sent no complete request head.
     NoRequest,
-    /// All requests have been answered; the last bytes of the last reply may be unsent.
-    AllAnswered,
+    /// All replies have been produced; the last bytes of the last reply may be unsent.
+    RepliesDone,
     /// The input ended inside a request, unless its rest is still in the receive buffer.
     MaybeTruncated,
     /// The request has been received completely. The client may wait for the reply, or may have disconnected.
@@ -118,7 +118,7 @@ pub(crate) struct ConnectionProgress {
     /// Number of request heads read.
     requests: AtomicU64,
     /// Whether the latest request is HTTP/1.1, so that its client accepts interim responses.
-    takes_interim: AtomicBool,
+    accepts_interim: AtomicBool,
     /// Whether the reply to the latest request is an SSE stream.
     is_event_stream: AtomicBool,
 }
@@ -138,27 +138,27 @@ impl ConnectionProgress {
             phase: AtomicU8::new(IDLE),
             since_ms: AtomicU64::new(0),
             requests: AtomicU64::new(0),
-            takes_interim: AtomicBool::new(false),
+            accepts_interim: AtomicBool::new(false),
             is_event_stream: AtomicBool::new(false),
         }
     }
 
     /// Records that a request head has been read.
-    pub(crate) fn busy(&self, takes_interim: bool) {
+    pub(crate) fn on_request_head(&self, accepts_interim: bool) {
         self.requests.fetch_add(1, Ordering::Relaxed);
-        self.takes_interim.store(takes_interim, Ordering::Relaxed);
+        self.accepts_interim.store(accepts_interim, Ordering::Relaxed);
         self.is_event_stream.store(false, Ordering::Relaxed);
         self.phase.store(BUSY, Ordering::Relaxed);
     }
 
     /// Records that the whole request has been read.
-    pub(crate) fn responding(&self) {
+    pub(crate) fn on_request_complete(&self) {
         // The rest of a body may arrive after the reply; the phase is then no longer `BUSY`.
         let _ = self.phase.compare_exchange(BUSY, RESPONDING, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Records that the reply is an SSE stream.
-    pub(crate) fn streams_events(&self) {
+    pub(crate) fn on_event_stream(&self) {
         self.is_event_stream.store(true, Ordering::Relaxed);
     }
 
@@ -172,17 +172,17 @@ impl ConnectionProgress {
         match self.phase.load(Ordering::Relaxed) {
             BUSY => EndOfInput::MaybeTruncated,
             RESPONDING => EndOfInput::RequestComplete,
-            IDLE if self.request() > 0 => EndOfInput::AllAnswered,
+            IDLE if self.request() > 0 => EndOfInput::RepliesDone,
             _ => EndOfInput::NoRequest,
         }
     }
 
-    /// Returns bytes that a waiting client ignores, if there are any. `has_begun`: a part of the reply has
-    /// been sent.
-    pub(super) fn half_close_probe(&self, has_begun: bool) -> Option<&'static [u8]> {
-        let interim = self.takes_interim.load(Ordering::Relaxed);
+    /// Returns bytes that a waiting client ignores, if there are any. `reply_started`: a part of the reply
+    /// has been sent.
+    pub(super) fn half_close_probe(&self, reply_started: bool) -> Option<&'static [u8]> {
+        let interim = self.accepts_interim.load(Ordering::Relaxed);
         let events = self.is_event_stream.load(Ordering::Relaxed);
-        match (has_begun, interim, events) {
+        match (reply_started, interim, events) {
             (false, true, _) => Some(b"HTTP/1.1 100 Continue\r\n\r\n"),
             // A chunk with an SSE comment.
             (true, true, true) => Some(b"3\r\n:\n\n\r\n"),
@@ -191,7 +191,7 @@ impl ConnectionProgress {
     }
 
     /// Records that the reply has been sent or dropped.
-    pub(crate) fn idle(&self) {
+    pub(crate) fn on_reply_done(&self) {
         self.enter(IDLE);
     }
 
@@ -201,18 +201,18 @@ impl ConnectionProgress {
     }
 
     /// Records received bytes; returns whether they begin a request head.
-    pub(super) fn received(&self) -> bool {
-        let begins = self.phase.load(Ordering::Relaxed) == IDLE;
-        if begins {
+    pub(super) fn on_bytes_received(&self) -> bool {
+        let starts_head = self.phase.load(Ordering::Relaxed) == IDLE;
+        if starts_head {
             self.enter(HEADER);
         }
-        begins
+        starts_head
     }
 
     /// Records a rejected request head; the client gets the header timeout for the rest of its input.
-    pub(super) fn head_rejected(&self, error: &ApiError) {
+    pub(super) fn on_head_rejected(&self, error: &ApiError) {
         self.enter(HEADER);
-        self.app.head_rejected(error);
+        self.app.count_rejected_head(error);
     }
 
     /// Application state, which counts requests that reach no route.

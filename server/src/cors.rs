@@ -22,9 +22,10 @@ impl CorsConfig {
     /// Errors: the first name that is not valid in a header.
     pub fn layer(&self) -> Result<CorsLayer, String> {
         let all = |list: &[String]| list.iter().any(|name| name == "*");
-        let shown = ["x-request-id", "x-hadron-ignored-fields", "retry-after"];
-        let shown = shown.map(HeaderName::from_static);
-        let mut layer = CorsLayer::new().allow_credentials(self.credentials).expose_headers(shown);
+        let exposed_headers = ["x-request-id", "x-hadron-ignored-fields", "retry-after"];
+        let exposed_headers = exposed_headers.map(HeaderName::from_static);
+        let mut layer =
+            CorsLayer::new().allow_credentials(self.credentials).expose_headers(exposed_headers);
         layer = if all(&self.origins) {
             layer.allow_origin(Any)
         } else {
@@ -38,7 +39,7 @@ impl CorsConfig {
                 &["GET", "POST", "DELETE", "HEAD"],
             ))?)
         };
-        let usual = [
+        let default_headers = [
             "authorization",
             "content-type",
             "x-api-key",
@@ -49,7 +50,7 @@ impl CorsConfig {
         layer = if all(&self.headers) {
             layer.allow_headers(Any)
         } else {
-            layer.allow_headers(parsed::<HeaderName>(&or_default(&self.headers, &usual))?)
+            layer.allow_headers(parsed::<HeaderName>(&or_default(&self.headers, &default_headers))?)
         };
         Ok(layer)
     }

@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 /// Timeout for the scheduler thread's reply, which it sends between two steps.
-const REPLY_WAIT: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Timing records of the latest steps, oldest first.
 #[derive(Debug, Serialize)]
@@ -47,27 +47,28 @@ pub(crate) async fn experts(State(app): State<Arc<AppState>>) -> Result<Json<Val
 /// The scheduler thread only copies the hashes, between two steps and for one caller at a time.
 pub(crate) async fn kv(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
-    let no_answer =
+    let timed_out =
         || ApiError::unavailable("engine_unavailable", "the scheduler does not answer", 10);
-    let turn = timeout(REPLY_WAIT, app.kv_listing.lock()).await.map_err(|_| no_answer())?;
-    let Ok(Ok(resident)) = timeout(REPLY_WAIT, serving.client.cached_blocks()).await else {
-        return Err(no_answer());
+    let listing_guard =
+        timeout(REPLY_TIMEOUT, app.kv_listing.lock()).await.map_err(|_| timed_out())?;
+    let Ok(Ok(cached_blocks)) = timeout(REPLY_TIMEOUT, serving.client.cached_blocks()).await else {
+        return Err(timed_out());
     };
     let listed =
-        spawn_blocking(|| resident.into_iter().map(cached_blocks_json).collect::<Vec<_>>()).await;
-    drop(turn);
+        spawn_blocking(|| cached_blocks.into_iter().map(cached_blocks_json).collect::<Vec<_>>())
+            .await;
+    drop(listing_guard);
     let replicas = listed.map_err(|_| ApiError::internal())?;
     Ok(Json(json!({"replicas": replicas})))
 }
 
-fn cached_blocks_json(mut resident: CachedBlocks) -> Value {
-    resident.hashes.sort_unstable_by_key(|hash| hash.0);
-    let hashes: Vec<String> =
-        resident.hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
+fn cached_blocks_json(mut cached: CachedBlocks) -> Value {
+    cached.hashes.sort_unstable_by_key(|hash| hash.0);
+    let hashes: Vec<String> = cached.hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
     json!({
-        "dp_rank": resident.replica.0,
-        "block_size": resident.block_tokens,
-        "blocks": blocks(&resident.blocks),
+        "dp_rank": cached.replica.0,
+        "block_size": cached.block_tokens,
+        "blocks": blocks(&cached.blocks),
         "resident": hashes,
     })
 }

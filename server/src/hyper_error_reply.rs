@@ -25,10 +25,10 @@ pub(super) struct HyperErrorReply {
 }
 
 impl HyperErrorReply {
-    /// Returns the reply that replaces hyper's; `of_messages`: in the shape of the Messages API.
-    pub(super) fn rewritten(&self, of_messages: bool) -> Bytes {
+    /// Returns the reply that replaces hyper's; `is_messages_api`: in the shape of the Messages API.
+    pub(super) fn rewritten(&self, is_messages_api: bool) -> Bytes {
         let error = &self.error;
-        let body = if of_messages { anthropic::error::body(error) } else { error.body() };
+        let body = if is_messages_api { anthropic::error::body(error) } else { error.body() };
         let (status, length, date) = (error.status, body.len(), &self.date);
         let head = "content-type: application/json\r\nconnection: close";
         format!("HTTP/1.1 {status}\r\n{head}\r\ncontent-length: {length}\r\n{date}\r\n{body}")
@@ -39,7 +39,7 @@ impl HyperErrorReply {
 /// Finds hyper's own error reply at the end of a write.
 #[inline]
 pub(super) fn find(written: &[u8]) -> Option<HyperErrorReply> {
-    if written.ends_with(b"\r\n\r\n") { in_tail(written) } else { None }
+    if written.ends_with(b"\r\n\r\n") { find_in_tail(written) } else { None }
 }
 
 /// Whether the start of a request head names a path of the Messages API.
@@ -51,7 +51,7 @@ pub(super) fn is_anthropic_head(head: &[u8]) -> bool {
     path.is_some_and(anthropic::error::is_anthropic_path)
 }
 
-fn in_tail(written: &[u8]) -> Option<HyperErrorReply> {
+fn find_in_tail(written: &[u8]) -> Option<HyperErrorReply> {
     let tail_from = written.len().saturating_sub(HYPER_REPLY_BYTES_MAX);
     let tail = &written[tail_from..];
     let at = tail.windows(START.len()).rposition(|window| window == START)?;
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn anthropic_paths_are_recognised_by_request_line() {
-        for (head, of_messages) in [
+        for (head, is_messages_api) in [
             ("POST /v1/messages HTTP/1.1\r\nno colon", true),
             ("\r\nPOST /v1/messages/count_tokens?beta=true HTTP/1.1\r\n", true),
             ("GET /v1/messages", true),
@@ -93,38 +93,38 @@ mod tests {
             ("POST", false),
             ("", false),
         ] {
-            assert_eq!(is_anthropic_head(head.as_bytes()), of_messages, "{head}");
+            assert_eq!(is_anthropic_head(head.as_bytes()), is_messages_api, "{head}");
         }
     }
 
     #[test]
     fn only_hyper_generated_replies_are_found() {
         let date = "date: Sun, 22 Nov 2026 10:00:00 GMT\r\n";
-        let bare = |status: &str| {
+        let hyper_reply = |status: &str| {
             format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n{date}\r\n")
         };
         let before = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
         for (status, code) in
             [("400 Bad Request", 400), ("414 URI Too Long", 431), ("431 Too Large", 431)]
         {
-            let written = format!("{before}{}", bare(status));
+            let written = format!("{before}{}", hyper_reply(status));
             let found = find(written.as_bytes()).unwrap();
             assert_eq!(found.from, before.len());
-            let told = String::from_utf8(found.rewritten(false).to_vec()).unwrap();
+            let reply = String::from_utf8(found.rewritten(false).to_vec()).unwrap();
             assert!(
-                told.starts_with(&format!("HTTP/1.1 {code} ")) && told.contains(date),
-                "{told}"
+                reply.starts_with(&format!("HTTP/1.1 {code} ")) && reply.contains(date),
+                "{reply}"
             );
-            let (head, body) = told.split_once("\r\n\r\n").unwrap();
+            let (head, body) = reply.split_once("\r\n\r\n").unwrap();
             assert!(head.contains(&format!("content-length: {}", body.len())), "{head}");
             let body: serde_json::Value = serde_json::from_str(body).unwrap();
             assert_eq!(body["error"]["code"], code);
-            let told = String::from_utf8(found.rewritten(true).to_vec()).unwrap();
-            assert!(told.contains("{\"type\":\"error\""), "{told}");
+            let reply = String::from_utf8(found.rewritten(true).to_vec()).unwrap();
+            assert!(reply.contains("{\"type\":\"error\""), "{reply}");
         }
         for other in [
-            bare("200 OK"),
-            bare("404 Not Found"),
+            hyper_reply("200 OK"),
+            hyper_reply("404 Not Found"),
             "HTTP/1.1 400 Bad Request\r\ncontent-length: 7\r\n\r\n".to_owned(), // Reply to a HEAD request.
             "HTTP/1.1 100 Continue\r\n\r\n".to_owned(),
             "5\r\nhello\r\n0\r\n\r\n".to_owned(),

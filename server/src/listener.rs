@@ -41,9 +41,9 @@ pub struct ConnectionLimiter {
 impl ConnectionLimiter {
     /// Allows at most `count` connections at a time, and in addition `PROBE_RESERVE` connections for probes.
     pub fn new(count: u32) -> Self {
-        let places = Arc::new(Semaphore::new(count as usize));
-        let reserve = Arc::new(Semaphore::new(PROBE_RESERVE));
-        Self { permits: places, probe_permits: reserve, count, stop: watch::Sender::new(false) }
+        let permits = Arc::new(Semaphore::new(count as usize));
+        let probe_permits = Arc::new(Semaphore::new(PROBE_RESERVE));
+        Self { permits, probe_permits, count, stop: watch::Sender::new(false) }
     }
 
     /// Accepts connections for ever; `router` handles requests, and `app` counts requests that reach no
@@ -51,7 +51,8 @@ impl ConnectionLimiter {
     pub async fn accept(
         &self,
         listener: TcpListener,
-        (app, router): (Arc<AppState>, Router),
+        app: Arc<AppState>,
+        router: Router,
         deadlines: ConnectionDeadlines,
     ) {
         let failures = LogRateLimiter::default();
@@ -66,7 +67,7 @@ impl ConnectionLimiter {
                     continue;
                 }
             };
-            let (place, access) = self.acquire_permit().await;
+            let (permit, access) = self.acquire_permit().await;
             let (app, router, stop) = (Arc::clone(&app), router.clone(), self.stop.subscribe());
             let deadlines = match access {
                 ConnectionAccess::Full => deadlines,
@@ -76,19 +77,19 @@ impl ConnectionLimiter {
                 }
             };
             tokio::spawn(async move {
-                serve(stream, (app, router), access, deadlines, stop).await;
-                drop(place);
+                serve(stream, app, router, access, deadlines, stop).await;
+                drop(permit);
             });
         }
     }
 
     /// Acquires a permit for a connection; waits only if the probe reserve is in use too.
     async fn acquire_permit(&self) -> (Option<OwnedSemaphorePermit>, ConnectionAccess) {
-        if let Ok(place) = Arc::clone(&self.permits).try_acquire_owned() {
-            return (Some(place), ConnectionAccess::Full);
+        if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
+            return (Some(permit), ConnectionAccess::Full);
         }
-        let reserve = Arc::clone(&self.probe_permits).acquire_owned().await;
-        (reserve.ok(), ConnectionAccess::ProbesOnly)
+        let permit = Arc::clone(&self.probe_permits).acquire_owned().await;
+        (permit.ok(), ConnectionAccess::ProbesOnly)
     }
 
     /// Closes every connection after its current reply; returns when all are closed.
@@ -101,7 +102,8 @@ impl ConnectionLimiter {
 
 async fn serve(
     stream: TcpStream,
-    (app, router): (Arc<AppState>, Router),
+    app: Arc<AppState>,
+    router: Router,
     access: ConnectionAccess,
     deadlines: ConnectionDeadlines,
     stop: watch::Receiver<bool>,

@@ -30,36 +30,36 @@ struct LoadsQuery {
 
 impl LoadsQuery {
     fn of(pairs: &[(String, String)]) -> Result<Self, ApiError> {
-        let mut asked = Self::default();
+        let mut query = Self::default();
         for (name, value) in pairs {
             match name.as_str() {
-                "include" => asked.steps = steps_included(value)?,
+                "include" => query.steps = steps_included(value)?,
                 "dp_rank" => {
                     let rank = value.parse();
-                    let wrong = |_| ApiError::invalid("dp_rank", "must be the rank of a replica");
-                    asked.dp_rank = Some(rank.map_err(wrong)?);
+                    let invalid = |_| ApiError::invalid("dp_rank", "must be the rank of a replica");
+                    query.dp_rank = Some(rank.map_err(invalid)?);
                 }
                 _ => return Err(ApiError::unsupported(name, "unknown parameter")),
             }
         }
-        Ok(asked)
+        Ok(query)
     }
 }
 
 /// Whether a list of sections includes the steps. Section `core` is always included.
 fn steps_included(sections: &str) -> Result<bool, ApiError> {
-    let mut steps = false;
+    let mut include_steps = false;
     for section in sections.split(',').filter(|section| !section.is_empty()) {
         match section {
             "core" => {}
-            "steps" | "all" => steps = true,
+            "steps" | "all" => include_steps = true,
             _ => {
                 let message = "sections are core, steps and all, with commas between them";
                 return Err(ApiError::invalid("include", message));
             }
         }
     }
-    Ok(steps)
+    Ok(include_steps)
 }
 
 /// Load of all replicas.
@@ -107,21 +107,21 @@ pub(crate) async fn loads(
     let Ok(Query(pairs)) = query else {
         return Err(ApiError::invalid("query", "is not name=value pairs in UTF-8"));
     };
-    let asked = LoadsQuery::of(&pairs)?;
+    let query = LoadsQuery::of(&pairs)?;
     let serving = app.serving()?;
     let metrics = &serving.metrics;
     let all = serving.client.replica_stats();
     let replicas = all.len();
-    let is_asked = |stats: &&StepStats| asked.dp_rank.is_none_or(|rank| rank == stats.replica.0);
+    let is_selected = |stats: &&StepStats| query.dp_rank.is_none_or(|rank| rank == stats.replica.0);
     let loads: Vec<ReplicaLoadEntry> = match metrics.kv_cache() {
         None => Vec::new(),
         Some(cache) => {
             let throughput = |stats: &StepStats| metrics.steps.throughput(stats.replica);
-            let asked = all.iter().filter(is_asked);
-            asked.map(|stats| load(stats, cache, throughput(stats))).collect()
+            let selected = all.iter().filter(is_selected);
+            selected.map(|stats| load(stats, cache, throughput(stats))).collect()
         }
     };
-    if loads.is_empty() && asked.dp_rank.is_some() {
+    if loads.is_empty() && query.dp_rank.is_some() {
         let message = format!("ranks of replicas are 0 to {}", replicas.saturating_sub(1));
         return Err(ApiError::invalid("dp_rank", message));
     }
@@ -130,7 +130,7 @@ pub(crate) async fn loads(
         version: env!("CARGO_PKG_VERSION"),
         dp_rank_count: replicas,
         loads,
-        steps: asked.steps.then(|| metrics.steps.ring.newest(STEPS_SHOWN)),
+        steps: query.steps.then(|| metrics.steps.ring.newest(STEPS_SHOWN)),
     }))
 }
 

@@ -29,7 +29,7 @@ pub(crate) async fn count_requests(
     let error = response.extensions().get::<ApiError>();
     let reason = error.filter(|_| !PROBE_PATHS.contains(&route)).map(|error| error.reason);
     if reason == Some("starting") {
-        app.rejected_at_startup();
+        app.count_startup_rejection();
         return response;
     }
     let Ok(serving) = app.serving() else { return response };
@@ -48,7 +48,7 @@ pub(crate) async fn count_requests(
 
 impl AppState {
     /// Counts a request that was rejected before routing, if metrics exist yet.
-    pub fn head_rejected(&self, error: &ApiError) {
+    pub fn count_rejected_head(&self, error: &ApiError) {
         let Ok(serving) = self.serving() else { return };
         let http = &serving.metrics.http;
         http.replied(NO_ROUTE, error.status.as_u16());

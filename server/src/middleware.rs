@@ -40,7 +40,7 @@ pub(crate) fn handle(
     progress: Arc<ConnectionProgress>,
     request: Request<hyper::body::Incoming>,
 ) -> impl Future<Output = Response<Body>> {
-    progress.busy(request.version() == Version::HTTP_11);
+    progress.on_request_head(request.version() == Version::HTTP_11);
     let request = request.map(|body| TrackedRequestBody::new(body, Arc::clone(&progress)));
     respond(router, access, progress, request)
 }
@@ -52,32 +52,32 @@ async fn respond(
     request: Request<TrackedRequestBody>,
 ) -> Response<Body> {
     let id = request.headers().get("x-request-id").cloned();
-    let known = id.filter(|id| id.to_str().is_ok_and(is_request_id));
-    let of_messages = is_anthropic_path(request.uri().path());
+    let request_id = id.filter(|id| id.to_str().is_ok_and(is_request_id));
+    let is_messages_api = is_anthropic_path(request.uri().path());
     let mut response = match check(&request, access) {
-        Ok(()) => route(router, request).instrument(span_of(known.as_ref())).await,
+        Ok(()) => route(router, request).instrument(request_span(request_id.as_ref())).await,
         Err(error) => {
-            progress.app().head_rejected(&error);
+            progress.app().count_rejected_head(&error);
             let mut response = error.into_response();
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(header::CONNECTION, close);
             response
         }
     };
-    if of_messages {
+    if is_messages_api {
         response = in_anthropic_shape(response);
     }
     if is_event_stream(response.headers()) {
-        progress.streams_events();
+        progress.on_event_stream();
     }
-    if let Some(id) = known {
+    if let Some(id) = request_id {
         response.headers_mut().entry("x-request-id").or_insert(id);
     }
     response.map(|body| Body::new(TrackedResponseBody { body, progress }))
 }
 
 /// Creates the log span of a request. The id of a request without `x-request-id` is recorded later.
-fn span_of(id: Option<&HeaderValue>) -> Span {
+fn request_span(id: Option<&HeaderValue>) -> Span {
     let span = tracing::error_span!("request", id = field::Empty);
     if let Some(id) = id.and_then(|id| id.to_str().ok()) {
         span.record("id", id);
@@ -152,7 +152,7 @@ struct TrackedRequestBody {
 impl TrackedRequestBody {
     fn new(body: hyper::body::Incoming, progress: Arc<ConnectionProgress>) -> Self {
         if body.is_end_stream() {
-            progress.responding();
+            progress.on_request_complete();
         }
         Self { body, progress }
     }
@@ -168,7 +168,7 @@ impl HttpBody for TrackedRequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         if frame.is_none() || self.body.is_end_stream() {
-            self.progress.responding();
+            self.progress.on_request_complete();
         }
         Poll::Ready(frame)
     }
@@ -210,7 +210,7 @@ impl HttpBody for TrackedResponseBody {
 
 impl Drop for TrackedResponseBody {
     fn drop(&mut self) {
-        self.progress.idle();
+        self.progress.on_reply_done();
     }
 }
 
@@ -218,7 +218,7 @@ impl Drop for TrackedResponseBody {
 mod tests {
     use super::*;
 
-    fn host_is_fine(version: Version, hosts: &[&str]) -> bool {
+    fn is_host_accepted(version: Version, hosts: &[&str]) -> bool {
         let mut headers = HeaderMap::new();
         for host in hosts {
             headers.append(header::HOST, HeaderValue::from_str(host).unwrap());
@@ -230,12 +230,12 @@ mod tests {
     fn http_1_1_requests_require_exactly_one_host() {
         let (old, new) = (Version::HTTP_10, Version::HTTP_11);
         for host in ["example.org", "127.0.0.1:8000", "[::1]:8000", "localhost", "my_host", ""] {
-            assert!(host_is_fine(new, &[host]), "{host}");
+            assert!(is_host_accepted(new, &[host]), "{host}");
         }
         for host in ["a b", "user@host", "http://host/", "host/path", "a,b:c:d"] {
-            assert!(!host_is_fine(new, &[host]), "{host}");
+            assert!(!is_host_accepted(new, &[host]), "{host}");
         }
-        assert!(!host_is_fine(new, &[]) && host_is_fine(old, &[]));
-        assert!(!host_is_fine(new, &["a", "a"]) && !host_is_fine(old, &["a", "b"]));
+        assert!(!is_host_accepted(new, &[]) && is_host_accepted(old, &[]));
+        assert!(!is_host_accepted(new, &["a", "a"]) && !is_host_accepted(old, &["a", "b"]));
     }
 }

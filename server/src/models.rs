@@ -17,7 +17,7 @@ pub(crate) async fn list(State(app): State<Arc<AppState>>) -> Result<Json<Value>
 }
 
 /// Returns one served model; names may contain slashes.
-pub(crate) async fn one(
+pub(crate) async fn retrieve(
     State(app): State<Arc<AppState>>,
     PathParam(name): PathParam,
 ) -> Result<Json<Value>, ApiError> {

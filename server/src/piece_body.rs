@@ -18,21 +18,29 @@ pub(crate) trait PieceWriter: Send + Unpin + 'static {
 }
 
 /// Body written in pieces. It holds the memory reservation of the request until it is dropped.
-struct PieceBody<W, H> {
+struct PieceBody<W, R> {
     writer: W,
     has_more: bool,
     ready: Bytes,
-    _held: H,
+    _memory_reservation: R,
 }
 
-/// Creates the body; a short one has a known length. `held`: memory reservation of the request.
-pub(crate) fn body_of(mut writer: impl PieceWriter, held: impl Send + Unpin + 'static) -> Body {
+/// Creates the body; a short one has a known length. It owns `memory_reservation`, that of the request.
+pub(crate) fn body_of(
+    mut writer: impl PieceWriter,
+    memory_reservation: impl Send + Unpin + 'static,
+) -> Body {
     let mut out = BytesMut::new();
     let has_more = writer.write(PIECE_BYTES, &mut out);
-    Body::new(PieceBody { writer, has_more, ready: out.freeze(), _held: held })
+    Body::new(PieceBody {
+        writer,
+        has_more,
+        ready: out.freeze(),
+        _memory_reservation: memory_reservation,
+    })
 }
 
-impl<W: PieceWriter, H: Unpin> http_body::Body for PieceBody<W, H> {
+impl<W: PieceWriter, R: Unpin> http_body::Body for PieceBody<W, R> {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// Timeout for the executors' replies, which they send between two steps and after completing a trace file.
-const REPLY_WAIT: Duration = Duration::from_secs(30);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Starts a new trace file for all following steps.
 pub(crate) async fn start(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
@@ -30,16 +30,16 @@ async fn set_profiling(app: &AppState, on: bool) -> Result<Json<Value>, ApiError
         let message = "this server records no traces: start it with --profile DIR";
         return Err(ApiError::new(StatusCode::NOT_FOUND, "profiling_off", message));
     }
-    let mut answers = app.serving()?.client.profile(on);
+    let mut replies = app.serving()?.client.profile(on);
     let all = async {
-        let mut told = Vec::new();
-        while let Some(answer) = answers.recv().await {
-            told.push(answer);
+        let mut statuses = Vec::new();
+        while let Some(reply) = replies.recv().await {
+            statuses.push(reply);
         }
-        told
+        statuses
     };
-    match timeout(REPLY_WAIT, all).await {
-        Ok(told) if !told.is_empty() => merged_reply(on, told),
+    match timeout(REPLY_TIMEOUT, all).await {
+        Ok(statuses) if !statuses.is_empty() => merged_reply(on, statuses),
         Ok(_) | Err(_) => {
             Err(ApiError::unavailable("engine_unavailable", "the executor does not answer", 10))
         }
@@ -48,11 +48,11 @@ async fn set_profiling(app: &AppState, on: bool) -> Result<Json<Value>, ApiError
 
 /// Merges the executors' replies: `file` is the first file; `files` lists all of them if there are several
 /// executors.
-fn merged_reply(on: bool, told: Vec<ProfilerStatus>) -> Result<Json<Value>, ApiError> {
-    let several = told.len() > 1;
+fn merged_reply(on: bool, statuses: Vec<ProfilerStatus>) -> Result<Json<Value>, ApiError> {
+    let multiple = statuses.len() > 1;
     let mut files = Vec::new();
-    for profiled in told {
-        match profiled {
+    for status in statuses {
+        match status {
             ProfilerStatus::Started(path) => files.push(file_name(&path)),
             ProfilerStatus::Stopped(path) => files.extend(path.as_deref().map(file_name)),
             ProfilerStatus::Failed(error) => {
@@ -64,7 +64,7 @@ fn merged_reply(on: bool, told: Vec<ProfilerStatus>) -> Result<Json<Value>, ApiE
     files.sort_unstable();
     let status = if on { "started" } else { "stopped" };
     let mut reply = json!({"status": status, "file": files.first()});
-    if several {
+    if multiple {
         reply["files"] = files.into();
     }
     Ok(Json(reply))

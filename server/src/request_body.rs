@@ -20,12 +20,13 @@ pub(crate) async fn read_and_admit(
     body: Body,
 ) -> Result<(Bytes, AdmissionPermit), ApiError> {
     let admission = serving.client.admission();
-    let mut held = admission.queue_body();
-    let count = |bytes: usize| held.grow(bytes as u64).map_err(|o| app.overloaded(&o));
+    let mut memory_reservation = admission.queue_body();
+    let count =
+        |bytes: usize| memory_reservation.grow(bytes as u64).map_err(|o| app.overloaded(&o));
     let (cap, limit) = (serving.body_bytes_max, app.options.body_timeout);
     let bytes = read(headers, body, cap, limit, count).await?;
-    let ticket = admission.admit(held).map_err(|o| app.overloaded(&o))?;
-    Ok((bytes, ticket))
+    let permit = admission.admit(memory_reservation).map_err(|o| app.overloaded(&o))?;
+    Ok((bytes, permit))
 }
 
 /// Reads a JSON body; `count` is called with the number of bytes of each frame, and may reject them.
@@ -60,8 +61,9 @@ fn check_headers(headers: &HeaderMap, bytes_max: usize) -> Result<(), ApiError> 
             return Err(ApiError::new(media, "not_json", message));
         }
     }
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|bytes: u64| bytes > bytes_max as u64) {
+    let content_length =
+        headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    if content_length.is_some_and(|bytes: u64| bytes > bytes_max as u64) {
         return Err(too_large(bytes_max));
     }
     Ok(())
@@ -75,8 +77,8 @@ async fn collect(
     let mut first: Option<Bytes> = None;
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let broken = |_| ApiError::invalid("", "the body broke off");
-        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+        let incomplete = |_| ApiError::invalid("", "the body broke off");
+        let Ok(data) = frame.map_err(incomplete)?.into_data() else { continue };
         let length = first.as_ref().map_or(0, Bytes::len).max(rest.len()) + data.len();
         if length > bytes_max {
             return Err(too_large(bytes_max));

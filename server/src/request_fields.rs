@@ -107,9 +107,9 @@ impl RequestFields {
     }
 
     fn record_lookup(&mut self, name: &str, kind: impl FnOnce() -> FieldKind) {
-        let Some(asked) = &mut self.lookups else { return };
-        if asked.iter().all(|known| known.name != name) {
-            asked.push(FieldLookup { name: name.to_owned(), kind: kind() });
+        let Some(lookups) = &mut self.lookups else { return };
+        if lookups.iter().all(|lookup| lookup.name != name) {
+            lookups.push(FieldLookup { name: name.to_owned(), kind: kind() });
         }
     }
 
@@ -173,7 +173,7 @@ impl RequestFields {
     pub fn int(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         self.record_lookup(name, || FieldKind::Int(range.clone()));
         let (low, high) = (*range.start(), *range.end());
-        let wanted = match (low, high) {
+        let expected = match (low, high) {
             (i64::MIN, i64::MAX) => "an integer of 64 bits".to_owned(),
             (low, i64::MAX) => format!("an integer of at least {low}"),
             _ => format!("an integer from {low} to {high}"),
@@ -182,7 +182,7 @@ impl RequestFields {
             None => Ok(None),
             Some(value) => match as_int(&value).filter(|int| range.contains(int)) {
                 Some(int) => Ok(Some(int)),
-                None => Err(out_of_range(self.path(name), &wanted, &value)),
+                None => Err(out_of_range(self.path(name), &expected, &value)),
             },
         }
     }
@@ -201,12 +201,12 @@ impl RequestFields {
         number.filter(inside).map(Some).ok_or_else(|| {
             let (low, high) = (range.start(), range.end());
             let above = if low_open { "above" } else { "from" };
-            let wanted = if *high == f32::MAX {
+            let expected = if *high == f32::MAX {
                 format!("a finite number {above} {low}")
             } else {
                 format!("a number {above} {low} to {high}")
             };
-            out_of_range(self.path(name), &wanted, &value)
+            out_of_range(self.path(name), &expected, &value)
         })
     }
 
@@ -334,8 +334,8 @@ pub(crate) fn string_list(
 }
 
 /// 400: the value has the wrong type.
-pub(crate) fn wrong_type(path: String, wanted: &str, got: &JsonValue) -> ApiError {
-    ApiError::invalid(path, format!("must be {wanted}, not {}", got.kind()))
+pub(crate) fn wrong_type(path: String, expected: &str, got: &JsonValue) -> ApiError {
+    ApiError::invalid(path, format!("must be {expected}, not {}", got.kind()))
 }
 
 fn check_len(path: &str, len: usize, len_max: usize) -> Result<(), ApiError> {
@@ -345,13 +345,15 @@ fn check_len(path: &str, len: usize, len_max: usize) -> Result<(), ApiError> {
     Err(ApiError::invalid(path, format!("at most {len_max} entries, got {len}")))
 }
 
-fn out_of_range(path: String, wanted: &str, got: &JsonValue) -> ApiError {
+fn out_of_range(path: String, expected: &str, got: &JsonValue) -> ApiError {
     match got {
-        JsonValue::Int(value) => ApiError::invalid(path, format!("must be {wanted}, got {value}")),
-        JsonValue::Float(value) => {
-            ApiError::invalid(path, format!("must be {wanted}, got {value}"))
+        JsonValue::Int(value) => {
+            ApiError::invalid(path, format!("must be {expected}, got {value}"))
         }
-        other => wrong_type(path, wanted, other),
+        JsonValue::Float(value) => {
+            ApiError::invalid(path, format!("must be {expected}, got {value}"))
+        }
+        other => wrong_type(path, expected, other),
     }
 }
 

@@ -33,8 +33,8 @@ pub(crate) struct ToolCallIds {
 
 impl ToolCallIds {
     /// Creates ids that depend on `seed`, which must be unpredictable.
-    pub(crate) fn new(seed: u64, form: ToolCallIdFormat) -> Self {
-        Self { seed, format: form }
+    pub(crate) fn new(seed: u64, format: ToolCallIdFormat) -> Self {
+        Self { seed, format }
     }
 
     /// Returns the id of call number `index` of a choice.

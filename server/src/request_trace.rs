@@ -56,7 +56,7 @@ impl RequestTracer {
     /// Errors: the file cannot be opened, or the thread cannot be started.
     pub fn open(path: &Path, with_ids: bool) -> io::Result<Self> {
         let file = RequestTraceFile::open(path)?;
-        let (lines, waiting) = sync_channel(LINES_QUEUED_MAX);
+        let (lines, receiver) = sync_channel(LINES_QUEUED_MAX);
         let shared = Arc::new(RequestTracerState::default());
         let writer = RequestTraceWriter {
             file,
@@ -68,7 +68,7 @@ impl RequestTracer {
         };
         std::thread::Builder::new()
             .name("request-trace".to_owned())
-            .spawn(move || writer.run(&waiting))?;
+            .spawn(move || writer.run(&receiver))?;
         Ok(Self { lines, shared, with_ids })
     }
 
@@ -100,8 +100,8 @@ impl RequestTracer {
             std::thread::sleep(QUEUE_POLL_INTERVAL);
             message = unsent;
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        written.recv_timeout(left).unwrap_or(false)
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        written.recv_timeout(remaining).unwrap_or(false)
     }
 
     fn write(&self, line: Value) {
@@ -125,11 +125,11 @@ struct RequestTraceWriter {
 }
 
 impl RequestTraceWriter {
-    fn run(mut self, waiting: &Receiver<TraceMessage>) {
-        while let Ok(mut message) = waiting.recv() {
+    fn run(mut self, receiver: &Receiver<TraceMessage>) {
+        while let Ok(mut message) = receiver.recv() {
             loop {
                 self.handle(message);
-                match waiting.try_recv() {
+                match receiver.try_recv() {
                     Ok(next) => message = next,
                     Err(_) => break,
                 }
@@ -177,22 +177,22 @@ impl RequestTraceWriter {
 
     fn reopen(&mut self) {
         match self.file.reopen() {
-            Ok(()) => tracing::info!("the file of --trace-requests was opened again"),
+            Ok(()) => tracing::info!("the file of --trace-requests was reopened"),
             Err(error) => tracing::warn!(
                 %error,
-                "the file of --trace-requests cannot be opened again: lines go on into the former one"
+                "cannot reopen the file of --trace-requests: lines are written to the former file"
             ),
         }
     }
 
     /// Logs the number of lines dropped since the last report.
     fn report_dropped(&mut self) {
-        let lost = self.shared.dropped_lines.load(Ordering::Relaxed);
-        let lines = lost - self.reported;
+        let dropped = self.shared.dropped_lines.load(Ordering::Relaxed);
+        let lines = dropped - self.reported;
         if lines > 0 {
-            (self.reported, self.reported_at) = (lost, Some(Instant::now()));
+            (self.reported, self.reported_at) = (dropped, Some(Instant::now()));
             let error = self.error.take();
-            tracing::warn!(lines, in_all = lost, ?error, "lines of --trace-requests were lost");
+            tracing::warn!(lines, in_all = dropped, ?error, "lines of --trace-requests were lost");
         }
     }
 }
@@ -253,36 +253,36 @@ impl RequestTrace {
     }
 
     /// Records an event of one choice.
-    pub(crate) fn record(&mut self, choice: usize, event: &TokenEvent) {
-        if let Some(run) = event.first_admission {
-            self.queued_ms.get_or_insert(run.queued_ms);
-            self.cached_tokens.get_or_insert(run.cached_tokens);
+    pub(crate) fn record(&mut self, index: usize, event: &TokenEvent) {
+        if let Some(admission) = event.first_admission {
+            self.queued_ms.get_or_insert(admission.queued_ms);
+            self.cached_tokens.get_or_insert(admission.cached_tokens);
         }
         self.preemptions = self.preemptions.max(event.preemptions);
         if event.tokens.is_empty() {
             return;
         }
         self.first_token.get_or_insert_with(Instant::now);
-        let Some(told) = self.choices.get_mut(choice) else { return };
-        told.tokens += event.tokens.len() as u32;
+        let Some(choice) = self.choices.get_mut(index) else { return };
+        choice.tokens += event.tokens.len() as u32;
         if self.tracer.with_ids {
-            told.ids.extend(event.tokens.iter());
+            choice.ids.extend(event.tokens.iter());
         }
     }
 
     /// Records the end of a choice.
-    pub(crate) fn end(&mut self, choice: usize, finish: &'static str) {
-        if let Some(told) = self.choices.get_mut(choice) {
-            told.finish.get_or_insert(finish);
+    pub(crate) fn end(&mut self, index: usize, finish: &'static str) {
+        if let Some(choice) = self.choices.get_mut(index) {
+            choice.finish.get_or_insert(finish);
         }
     }
 
     fn line(&mut self) -> Value {
         let ms = |at: Instant| at.duration_since(self.received).as_secs_f64() * 1e3;
         let mut line = self.head.take();
-        let counts = self.choices.iter().map(|told| told.tokens);
+        let counts = self.choices.iter().map(|choice| choice.tokens);
         // A choice without a finish reason was ended by a disconnect of the client.
-        let ends = self.choices.iter().map(|told| told.finish.unwrap_or("client_gone"));
+        let ends = self.choices.iter().map(|choice| choice.finish.unwrap_or("client_gone"));
         line["prompt_tokens"] = json!(self.prompt_tokens);
         line["cached_tokens"] = json!(self.cached_tokens);
         line["completion_tokens"] = counts.collect();
@@ -293,7 +293,7 @@ impl RequestTrace {
         line["latency_ms"] = json!(ms(Instant::now()));
         if self.tracer.with_ids {
             line["prompt_ids"] = json!(self.prompts);
-            line["completion_ids"] = self.choices.iter().map(|told| json!(told.ids)).collect();
+            line["completion_ids"] = self.choices.iter().map(|choice| json!(choice.ids)).collect();
         }
         line
     }

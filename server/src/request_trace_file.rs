@@ -55,17 +55,17 @@ impl RequestTraceFile {
         }
         if self.is_torn {
             // Ends the incomplete line.
-            self.append(b"\n").map_err(|stop| stop.into_unwritten(lines))?;
+            self.append(b"\n").map_err(|failure| failure.into_unwritten(lines))?;
             self.is_torn = false;
         }
-        let Err(stop) = self.append(lines) else { return Ok(()) };
-        let whole = lines[..stop.written].iter().rposition(|&byte| byte == b'\n');
-        let whole = whole.map_or(0, |last| last + 1);
-        let part = stop.written - whole;
-        if part > 0 {
-            self.is_torn = self.cut_off(part).is_err();
+        let Err(failure) = self.append(lines) else { return Ok(()) };
+        let complete_bytes = lines[..failure.written].iter().rposition(|&byte| byte == b'\n');
+        let complete_bytes = complete_bytes.map_or(0, |last| last + 1);
+        let partial_bytes = failure.written - complete_bytes;
+        if partial_bytes > 0 {
+            self.is_torn = self.truncate_by(partial_bytes).is_err();
         }
-        Err(stop.into_unwritten(&lines[whole..]))
+        Err(failure.into_unwritten(&lines[complete_bytes..]))
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), PartialWrite> {
@@ -86,7 +86,7 @@ impl RequestTraceFile {
     }
 
     /// Truncates the last bytes of the file.
-    fn cut_off(&self, bytes: usize) -> io::Result<()> {
+    fn truncate_by(&self, bytes: usize) -> io::Result<()> {
         let metadata = self.file.metadata()?;
         if !metadata.is_file() {
             return Err(ErrorKind::Unsupported.into());
@@ -145,13 +145,13 @@ mod tests {
         let path = folder.path().join("trace");
         fs::write(&path, "whole\nto").unwrap();
         let file = RequestTraceFile::open(&path).unwrap();
-        file.cut_off(2).unwrap();
+        file.truncate_by(2).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "whole\n");
 
         let (mut reader, writer) = io::pipe().unwrap();
         let named = format!("/proc/self/fd/{}", writer.as_raw_fd());
         let mut pipe = RequestTraceFile::open(Path::new(&named)).unwrap();
-        assert!(pipe.cut_off(1).is_err());
+        assert!(pipe.truncate_by(1).is_err());
         pipe.is_torn = true;
         pipe.write_lines(b"next\n").unwrap();
         drop((pipe, writer));

@@ -34,46 +34,46 @@ pub struct HttpRoute {
 /// Returns all routes; the methods of one path are adjacent.
 pub fn table() -> Vec<HttpRoute> {
     vec![
-        get("/", status_page::page).to(RouteAccess::Open), // The page itself prompts for a key.
+        get("/", status_page::page).with_access(RouteAccess::Open), // The page itself prompts for a key.
         post("/v1/chat/completions", chat::handle),
         post("/v1/completions", completions::handle),
         post("/v1/responses", responses::create),
-        get("/v1/responses/{id}", responses::find),
+        get("/v1/responses/{id}", responses::retrieve),
         delete("/v1/responses/{id}", responses::delete),
         post("/v1/responses/{id}/cancel", responses::cancel),
         post("/v1/messages", anthropic::create),
         post("/v1/messages/count_tokens", anthropic::count_tokens),
         get("/v1/models", models::list),
-        get("/v1/models/{*name}", models::one),
+        get("/v1/models/{*name}", models::retrieve),
         post("/tokenize", tokenize::tokenize),
         post("/v1/tokenize", tokenize::tokenize),
         post("/detokenize", tokenize::detokenize),
         post("/v1/detokenize", tokenize::detokenize),
         get("/tokenizer_info", tokenize::info),
-        get("/livez", probes::live).to(RouteAccess::Open),
-        get("/live", probes::live).to(RouteAccess::Open),
-        get("/readyz", probes::ready).to(RouteAccess::Open),
-        get("/ready", probes::ready).to(RouteAccess::Open),
-        get("/health", probes::ready).to(RouteAccess::Open),
-        get("/ping", probes::ready).to(RouteAccess::Open),
-        post("/ping", probes::ready).to(RouteAccess::Open),
+        get("/livez", probes::live).with_access(RouteAccess::Open),
+        get("/live", probes::live).with_access(RouteAccess::Open),
+        get("/readyz", probes::ready).with_access(RouteAccess::Open),
+        get("/ready", probes::ready).with_access(RouteAccess::Open),
+        get("/health", probes::ready).with_access(RouteAccess::Open),
+        get("/ping", probes::ready).with_access(RouteAccess::Open),
+        post("/ping", probes::ready).with_access(RouteAccess::Open),
         get("/version", probes::version),
         get("/load", probes::load),
         get("/v1/loads", loads::loads),
         get("/loads", loads::loads),
-        get("/metrics", metrics::page).to(RouteAccess::Metrics),
+        get("/metrics", metrics::page).with_access(RouteAccess::Metrics),
         get("/kv_event_sources", kv_event_sources::sources),
         get("/server_info", admin::server_info),
         get("/openapi.json", openapi::serve),
-        post("/reset_prefix_cache", admin::reset_prefix_cache).to(RouteAccess::Admin),
-        post("/flush_cache", admin::reset_prefix_cache).to(RouteAccess::Admin),
-        post("/abort_request", admin::abort_requests).to(RouteAccess::Admin),
-        post("/abort_requests", admin::abort_requests).to(RouteAccess::Admin),
-        get("/debug/experts", debug::experts).to(RouteAccess::Admin),
-        get("/debug/kv", debug::kv).to(RouteAccess::Admin),
-        get("/debug/steps", debug::steps).to(RouteAccess::Admin),
-        post("/start_profile", profile::start).to(RouteAccess::Profile),
-        post("/stop_profile", profile::stop).to(RouteAccess::Profile),
+        post("/reset_prefix_cache", admin::reset_prefix_cache).with_access(RouteAccess::Admin),
+        post("/flush_cache", admin::reset_prefix_cache).with_access(RouteAccess::Admin),
+        post("/abort_request", admin::abort_requests).with_access(RouteAccess::Admin),
+        post("/abort_requests", admin::abort_requests).with_access(RouteAccess::Admin),
+        get("/debug/experts", debug::experts).with_access(RouteAccess::Admin),
+        get("/debug/kv", debug::kv).with_access(RouteAccess::Admin),
+        get("/debug/steps", debug::steps).with_access(RouteAccess::Admin),
+        post("/start_profile", profile::start).with_access(RouteAccess::Profile),
+        post("/stop_profile", profile::stop).with_access(RouteAccess::Profile),
     ]
 }
 
@@ -87,10 +87,10 @@ pub fn admin_router(app: Arc<AppState>) -> Router {
     build(app, ListenerKind::Admin)
 }
 
-fn build(app: Arc<AppState>, face: ListenerKind) -> Router {
-    let keyless = !app.options.api_keys.guard_clients();
-    let door = |access| {
-        from_fn_with_state(RouteGuard { app: Arc::clone(&app), access, listener: face }, authorize)
+fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
+    let no_client_keys = !app.options.api_keys.requires_client_key();
+    let guard = |access| {
+        from_fn_with_state(RouteGuard { app: Arc::clone(&app), access, listener }, authorize)
     };
     let mut table = table().into_iter().peekable();
     let mut router = Router::new();
@@ -100,17 +100,17 @@ fn build(app: Arc<AppState>, face: ListenerKind) -> Router {
         }
         let handler = handler.fallback(async || method_not_allowed());
         // A guard that would admit every request is omitted.
-        let open = access == RouteAccess::Open || access == RouteAccess::Key && keyless;
-        let guarded = if open { handler } else { handler.layer(door(access)) };
-        router = router.route(path, guarded);
+        let open = access == RouteAccess::Open || access == RouteAccess::Key && no_client_keys;
+        let guarded_handler = if open { handler } else { handler.layer(guard(access)) };
+        router = router.route(path, guarded_handler);
     }
-    for absent in UNSUPPORTED_ROUTES {
-        for path in absent.paths {
-            let told = routing::any(async || absent.not_implemented());
-            router = router.route(path, told.layer(door(absent.access)));
+    for unsupported in UNSUPPORTED_ROUTES {
+        for path in unsupported.paths {
+            let handler = routing::any(async || unsupported.not_implemented());
+            router = router.route(path, handler.layer(guard(unsupported.access)));
         }
     }
-    let unknown = routing::any(async || unknown_route()).layer(door(RouteAccess::Key));
+    let unknown = routing::any(async || unknown_route()).layer(guard(RouteAccess::Key));
     let cors = app.options.cors.as_ref().and_then(|cors| cors.layer().ok());
     let observed = from_fn_with_state(Arc::clone(&app), count_requests);
     let router = router.with_state(app).fallback_service(unknown).layer(observed);
@@ -132,7 +132,7 @@ pub fn unknown_route() -> ApiError {
 }
 
 impl HttpRoute {
-    fn to(self, access: RouteAccess) -> Self {
+    fn with_access(self, access: RouteAccess) -> Self {
         Self { access, ..self }
     }
 }

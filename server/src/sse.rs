@@ -24,7 +24,7 @@ pub(crate) trait ChunkWriter: Send + Unpin {
         &mut self,
         choice: u32,
         delta: &ChoiceDelta,
-        all: &RequestGeneration,
+        generation: &RequestGeneration,
         out: &mut BytesMut,
     );
 
@@ -139,12 +139,12 @@ impl KeepAlive {
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             let due = self.last_write + self.interval;
-            let silent = due <= now;
-            if silent {
+            let is_idle = due <= now;
+            if is_idle {
                 self.last_write = now;
             }
             self.timer.as_mut().reset(self.last_write + self.interval);
-            if silent {
+            if is_idle {
                 return Poll::Ready(());
             }
         }
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escaped_text_reads_back() {
+    fn escaped_text_round_trips() {
         let text: String =
             (0..0x30).filter_map(char::from_u32).chain("é\u{2028}\"\\x".chars()).collect();
         let mut out = BytesMut::new();

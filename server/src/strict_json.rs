@@ -89,7 +89,7 @@ impl JsonValue {
 /// clients.
 fn client_message(error: &serde_json::Error) -> String {
     const TEXT_BYTES_MAX: usize = 128;
-    const BEGINNINGS: [&str; 12] = [
+    const KNOWN_PREFIXES: [&str; 12] = [
         "EOF while parsing",
         "control character",
         "duplicate key",
@@ -104,7 +104,8 @@ fn client_message(error: &serde_json::Error) -> String {
         "unexpected end of hex escape",
     ];
     let text = error.to_string();
-    if text.len() <= TEXT_BYTES_MAX && BEGINNINGS.iter().any(|it| text.starts_with(it)) {
+    if text.len() <= TEXT_BYTES_MAX && KNOWN_PREFIXES.iter().any(|prefix| text.starts_with(prefix))
+    {
         return text;
     }
     tracing::debug!(%error, "a parser's text that is not shown");
@@ -131,10 +132,10 @@ impl JsonParseContext {
     fn prepend(&self, part: String) {
         let mut path = self.path.borrow_mut();
         let dot = if path.is_empty() || path.starts_with('[') { "" } else { "." };
-        let whole = part + dot + &path;
-        *path = match whole.char_indices().find(|(at, _)| *at >= PATH_BYTES_MAX) {
-            Some((end, _)) => format!("{}...", &whole[..end]),
-            None => whole,
+        let full = part + dot + &path;
+        *path = match full.char_indices().find(|(at, _)| *at >= PATH_BYTES_MAX) {
+            Some((end, _)) => format!("{}...", &full[..end]),
+            None => full,
         };
     }
 
@@ -227,12 +228,12 @@ impl<'de> Visitor<'de> for JsonValueSeed<'_> {
             if pairs.len() == KEYS_SCANNED {
                 seen.extend(pairs.iter().map(|(key, _)| key.clone()));
             }
-            let twice = if pairs.len() < KEYS_SCANNED {
+            let is_duplicate = if pairs.len() < KEYS_SCANNED {
                 pairs.iter().any(|(other, _)| *other == key)
             } else {
                 !seen.insert(key.clone())
             };
-            if twice {
+            if is_duplicate {
                 self.0.prepend_key(&key);
                 return Err(de::Error::custom("duplicate key"));
             }
@@ -277,10 +278,10 @@ mod tests {
         let nested = r#"{"messages":[{"role":"user"},{"content":tru}]}"#;
         assert_eq!(rejection(nested).0.as_deref(), Some("messages[1].content"));
         assert_eq!(rejection("[1] x").0, None);
-        let many: String =
+        let keys: String =
             (0..40).flat_map(|i| ["\"k".into(), i.to_string(), "\":0,".into()]).collect();
-        let twice = format!("{{{many}\"k3\":1}}");
-        assert_eq!(rejection(&twice).0.as_deref(), Some("k3"));
+        let duplicate = format!("{{{keys}\"k3\":1}}");
+        assert_eq!(rejection(&duplicate).0.as_deref(), Some("k3"));
     }
 
     #[test]
@@ -298,9 +299,9 @@ mod tests {
             "-",
         ];
         for body in bodies {
-            let told = rejection(body).1;
-            assert!(told.starts_with("the body is not valid JSON: "), "{told}");
-            assert!(told.contains(" at line 1 column "), "{body}: {told}");
+            let message = rejection(body).1;
+            assert!(message.starts_with("the body is not valid JSON: "), "{message}");
+            assert!(message.contains(" at line 1 column "), "{body}: {message}");
         }
         use serde::de::Error as _;
         let internal = serde_json::Error::custom("panicked at src/lib.rs");
@@ -308,9 +309,9 @@ mod tests {
     }
 
     #[test]
-    fn depth_and_size_are_capped() {
-        let (deep, told) = rejection(&"[".repeat(200));
-        assert!(told.contains("recursion limit"));
+    fn depth_and_size_are_limited() {
+        let (deep, message) = rejection(&"[".repeat(200));
+        assert!(message.contains("recursion limit"));
         let deep = deep.unwrap();
         assert!(deep.starts_with("[0][0]") && deep.ends_with("...") && deep.len() < 262, "{deep}");
         let wide = format!("[{}0.5]", "0.5,".repeat(VALUES_MAX as usize));

@@ -30,8 +30,8 @@ impl Default for TextPool {
 impl TextPool {
     /// Creates a pool with all permits free.
     pub fn new() -> Self {
-        let places = |count| Arc::new(Semaphore::new(count));
-        Self { long: places(LONG_PERMITS), short: places(SHORT_PERMITS) }
+        let semaphore = |count| Arc::new(Semaphore::new(count));
+        Self { long: semaphore(LONG_PERMITS), short: semaphore(SHORT_PERMITS) }
     }
 
     /// Runs `work` on a text of `bytes` bytes.
@@ -43,11 +43,12 @@ impl TextPool {
         bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let places = if bytes > LONG_BYTES { &self.long } else { &self.short };
-        let place = Arc::clone(places).acquire_owned().await.map_err(|_| ApiError::internal())?;
+        let semaphore = if bytes > LONG_BYTES { &self.long } else { &self.short };
+        let permit =
+            Arc::clone(semaphore).acquire_owned().await.map_err(|_| ApiError::internal())?;
         let span = Span::current(); // The other thread logs on behalf of the same request.
         let work = move || {
-            let _place = place; // Owned by the work, because the caller may be dropped.
+            let _permit = permit; // Owned by the work, because the caller may be dropped.
             span.in_scope(work)
         };
         spawn_blocking(work).await.map_err(|panic| {

@@ -23,14 +23,15 @@ pub fn open_public(
         .to_socket_addrs()
         .with_context(|| format!("--host {host}: not an address of this machine"))?;
     let address = addresses.next().ok_or_else(|| anyhow!("--host {host}: no address"))?;
-    let (accepting, face) = (connections.clone(), (Arc::clone(app), router(Arc::clone(app))));
+    let (limiter, app_state) = (connections.clone(), Arc::clone(app));
+    let routes = router(Arc::clone(app));
     let address = open(address, runtime, |listener| async move {
-        accepting.accept(listener, face, ConnectionDeadlines::default()).await;
+        limiter.accept(listener, app_state, routes, ConnectionDeadlines::default()).await;
     })?;
-    if !address.ip().is_loopback() && !app.options.api_keys.guard_clients() {
+    if !address.ip().is_loopback() && !app.options.api_keys.requires_client_key() {
         tracing::warn!(
             %address,
-            "anyone who can reach this address can use the model: --api-key asks for a key"
+            "anyone who can reach this address can use the model: set --api-key to require a key"
         );
     }
     Ok(address)
@@ -43,20 +44,22 @@ pub fn open_admin(
     app: &Arc<AppState>,
     connections: &ConnectionLimiter,
 ) -> Result<()> {
-    let Some(asked) = &args.access.admin_listen else { return Ok(()) };
-    let mut addresses = asked
+    let Some(admin_listen) = &args.access.admin_listen else { return Ok(()) };
+    let mut addresses = admin_listen
         .to_socket_addrs()
-        .with_context(|| format!("--admin-listen {asked}: not HOST:PORT of this machine"))?;
-    let address = addresses.next().ok_or_else(|| anyhow!("--admin-listen {asked}: no address"))?;
-    let (accepting, face) = (connections.clone(), (Arc::clone(app), admin_router(Arc::clone(app))));
+        .with_context(|| format!("--admin-listen {admin_listen}: not HOST:PORT of this machine"))?;
+    let address =
+        addresses.next().ok_or_else(|| anyhow!("--admin-listen {admin_listen}: no address"))?;
+    let (limiter, app_state) = (connections.clone(), Arc::clone(app));
+    let routes = admin_router(Arc::clone(app));
     let address = open(address, runtime, |listener| async move {
-        accepting.accept(listener, face, ConnectionDeadlines::default()).await;
+        limiter.accept(listener, app_state, routes, ConnectionDeadlines::default()).await;
     })?;
     let keys = &app.options.api_keys;
-    if !address.ip().is_loopback() && !keys.guard_admins() && !keys.guard_clients() {
+    if !address.ip().is_loopback() && !keys.has_admin_keys() && !keys.requires_client_key() {
         tracing::warn!(
             %address,
-            "anyone who can reach this address can use the admin routes: --admin-key asks for a key"
+            "anyone who can reach this address can use the admin routes: set --admin-key to require a key"
         );
     }
     tracing::info!(%address, "admin routes");
@@ -69,7 +72,7 @@ fn open<F: Future<Output = ()> + Send + 'static>(
     runtime: &Runtime,
     accept: impl FnOnce(TcpListener) -> F,
 ) -> Result<SocketAddr> {
-    let _inside = runtime.enter();
+    let _runtime_guard = runtime.enter();
     let listener = bind(address).with_context(|| format!("cannot listen on {address}"))?;
     let address = listener.local_addr().context("the socket has no address")?;
     runtime.spawn(accept(listener));

@@ -246,7 +246,6 @@ pub fn sampling_defaults(reply: &ReplyArgs, generation: &GenerationConfig) -> Sa
         top_k: generation.top_k.unwrap_or(neutral.top_k),
         min_p: generation.min_p.unwrap_or(neutral.min_p),
         repetition: generation.repetition_penalty.unwrap_or(neutral.repetition),
-        max_tokens: None,
     }
 }
 

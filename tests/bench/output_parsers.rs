@@ -3,7 +3,9 @@
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use text::{OutputParser, OutputPieces, ReasoningStart, ToolCallSyntax, ToolDefinition};
+use text::{
+    OutputParser, OutputPieces, ReasoningStart, ToolCallRules, ToolCallSyntax, ToolDefinition,
+};
 
 const BYTES: usize = 1 << 20;
 const ROUNDS: usize = 5;
@@ -90,7 +92,7 @@ fn took(
         [ToolDefinition { name: "time".to_owned(), parameters }].into();
     let text = format!("{begins}{}", unit.repeat(bytes.div_ceil(unit.len())));
     let round = |_| {
-        let calls = Some((syntax, &tools, u32::MAX));
+        let calls = Some(ToolCallRules { syntax, tools: &tools, max_calls: u32::MAX });
         let mut parser = OutputParser::new(Some(ReasoningStart::AtMarker), calls);
         let (mut pieces, mut shown, start) = (OutputPieces::default(), 0, processor_time());
         if whole {

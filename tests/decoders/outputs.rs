@@ -3,7 +3,9 @@
 
 use serde_json::json;
 use std::sync::Arc;
-use text::{OutputParser, OutputPieces, ReasoningStart, ToolCallSyntax, ToolDefinition};
+use text::{
+    OutputParser, OutputPieces, ReasoningStart, ToolCallRules, ToolCallSyntax, ToolDefinition,
+};
 
 const SYNTAXES: [ToolCallSyntax; 6] = [
     ToolCallSyntax::Hermes,
@@ -29,7 +31,8 @@ pub(crate) fn run(data: &[u8]) {
     let tools: Arc<[ToolDefinition]> =
         [ToolDefinition { name: "time".to_owned(), parameters }].into();
     let read = |stride: usize| {
-        let mut parser = OutputParser::new(begins, Some((syntax, &tools, u32::MAX)));
+        let rules = ToolCallRules { syntax, tools: &tools, max_calls: u32::MAX };
+        let mut parser = OutputParser::new(begins, Some(rules));
         let (mut pieces, mut from) = (OutputPieces::default(), 0);
         while from < text.len() {
             let mut to = text.len().min(from + stride);

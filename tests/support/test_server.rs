@@ -168,9 +168,10 @@ impl TestServer {
         let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         drop(guard);
         let address = listener.local_addr().unwrap();
-        let (accepting, face) = (connections.clone(), (Arc::clone(&app), router(Arc::clone(&app))));
+        let (limiter, app_state) = (connections.clone(), Arc::clone(&app));
+        let routes = router(Arc::clone(&app));
         let deadlines = setup.deadlines;
-        runtime.spawn(async move { accepting.accept(listener, face, deadlines).await });
+        runtime.spawn(async move { limiter.accept(listener, app_state, routes, deadlines).await });
         let (_, notices) = channel();
         Self {
             address,

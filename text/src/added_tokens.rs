@@ -31,7 +31,7 @@ impl AddedTokens {
         special.sort_unstable();
         let (normalized, raw): (Vec<_>, Vec<_>) =
             tokens.into_iter().partition(|(_, t)| t.normalized);
-        let spelled = |token: &AddedToken| {
+        let normalized_text = |token: &AddedToken| {
             let mut text = NormalizedString::from(token.content.as_str());
             if let Some(normalizer) = tokenizer.get_normalizer() {
                 normalizer.normalize(&mut text).map_err(|e| e.to_string())?;
@@ -40,30 +40,30 @@ impl AddedTokens {
         };
         Ok(Self {
             raw: AddedTokenFinder::new(raw, |t| Ok(t.content.clone()))?,
-            normalized: AddedTokenFinder::new(normalized, spelled)?,
+            normalized: AddedTokenFinder::new(normalized, normalized_text)?,
             special,
         })
     }
 
-    pub(super) fn special_spellings(&self) -> &[String] {
+    pub(super) fn special_token_strings(&self) -> &[String] {
         &self.special
     }
 
-    /// Returns the pre-tokens of `text`; `marks` are ascending byte positions that no special token may
-    /// cover.
+    /// Returns the pre-tokens of `text`; `protected_positions` are ascending byte positions that no special
+    /// token may cover.
     pub(super) fn pre_tokenize(
         &self,
         tokenizer: &tokenizers::Tokenizer,
         text: &str,
-        marks: &[usize],
+        protected_positions: &[usize],
     ) -> Result<PreTokenizedString> {
         let mut pieces = PreTokenizedString::from(text);
-        pieces.split(|_, piece| self.raw.split(&piece, marks))?;
+        pieces.split(|_, piece| self.raw.split(&piece, protected_positions))?;
         pieces.split(|_, mut piece| {
             if let Some(normalizer) = tokenizer.get_normalizer() {
                 normalizer.normalize(&mut piece)?;
             }
-            self.normalized.split(&piece, marks)
+            self.normalized.split(&piece, protected_positions)
         })?;
         if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces)?;
@@ -86,14 +86,14 @@ pub(super) fn append_ids(
     end: usize,
     ids: &mut Vec<Token>,
 ) -> Result<()> {
-    for (piece, (from, _), known) in
+    for (piece, (from, _), tokens) in
         pieces.get_splits(OffsetReferential::Original, OffsetType::Byte)
     {
         if from >= end {
             break;
         }
-        match known {
-            Some(known) => ids.extend(known.iter().map(|token| token.id)),
+        match tokens {
+            Some(tokens) => ids.extend(tokens.iter().map(|token| token.id)),
             None => ids.extend(tokenizer.get_model().tokenize(piece)?.iter().map(|token| token.id)),
         }
     }
@@ -112,23 +112,25 @@ type SplitText = Vec<(NormalizedString, Option<Vec<Piece>>)>;
 impl AddedTokenFinder {
     fn new(
         mut tokens: Vec<(Token, AddedToken)>,
-        spelled: impl Fn(&AddedToken) -> std::result::Result<String, String>,
+        normalized_text: impl Fn(&AddedToken) -> std::result::Result<String, String>,
     ) -> std::result::Result<Self, String> {
         tokens.retain(|(_, t)| !t.content.is_empty());
         tokens.sort_unstable_by_key(|(id, _)| *id);
-        let spellings: Vec<String> =
-            tokens.iter().map(|(_, t)| spelled(t)).collect::<std::result::Result<_, _>>()?;
+        let token_strings: Vec<String> = tokens
+            .iter()
+            .map(|(_, t)| normalized_text(t))
+            .collect::<std::result::Result<_, _>>()?;
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
-            .build(&spellings)
+            .build(&token_strings)
             .map_err(|e| e.to_string())?;
         Ok(Self { automaton, tokens })
     }
 
     /// Splits a piece at the tokens found in it; these carry their id.
-    fn split(&self, piece: &NormalizedString, marks: &[usize]) -> Result<SplitText> {
+    fn split(&self, piece: &NormalizedString, protected_positions: &[usize]) -> Result<SplitText> {
         let text = piece.get();
-        let mut cut = Vec::new();
+        let mut splits = Vec::new();
         let mut done = 0;
         let slice = |from: usize, to: usize| {
             piece.slice(Range::Normalized(from..to)).ok_or("a token ends inside a character")
@@ -138,7 +140,7 @@ impl AddedTokenFinder {
         {
             let (id, token) = &self.tokens[found.pattern().as_usize()];
             let (mut from, mut to) = (found.start(), found.end());
-            if token.special && covers_protected(piece, from, to, marks) {
+            if token.special && covers_protected(piece, from, to, protected_positions) {
                 // Plain text; a token may still begin inside it.
                 search = from + text[from..].chars().next().map_or(1, char::len_utf8);
                 continue;
@@ -154,29 +156,34 @@ impl AddedTokenFinder {
                 to = text.len() - text[to..].trim_start().len();
             }
             if done < from {
-                cut.push((slice(done, from)?, None));
+                splits.push((slice(done, from)?, None));
             }
-            let spelling = text[from..to].to_owned();
-            let len = spelling.len();
-            cut.push((slice(from, to)?, Some(vec![Piece::new(*id, spelling, (0, len))])));
+            let token_string = text[from..to].to_owned();
+            let len = token_string.len();
+            splits.push((slice(from, to)?, Some(vec![Piece::new(*id, token_string, (0, len))])));
             done = to;
             search = search.max(done);
         }
         if done < text.len() {
-            cut.push((slice(done, text.len())?, None));
+            splits.push((slice(done, text.len())?, None));
         }
-        Ok(cut)
+        Ok(splits)
     }
 }
 
-/// Whether a protected position is inside `[from, to)` of a piece; `marks` are positions in the original
-/// text.
-fn covers_protected(piece: &NormalizedString, from: usize, to: usize, marks: &[usize]) -> bool {
+/// Whether a protected position is inside `[from, to)` of a piece; `protected_positions` are positions in the
+/// original text.
+fn covers_protected(
+    piece: &NormalizedString,
+    from: usize,
+    to: usize,
+    protected_positions: &[usize],
+) -> bool {
     let base = piece.offsets_original().0;
     let range = piece.convert_offsets(Range::Normalized(from..to)).unwrap_or(from..to);
     let (from, to) = (base + range.start, base + range.end);
-    let next = marks.partition_point(|&mark| mark < from);
-    marks.get(next).is_some_and(|&mark| mark < to)
+    let next = protected_positions.partition_point(|&position| position < from);
+    protected_positions.get(next).is_some_and(|&position| position < to)
 }
 
 /// Whether no letter, digit or underscore is adjacent to `[from, to)`.

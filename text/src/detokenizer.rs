@@ -50,8 +50,8 @@ impl Detokenizer {
 
     /// Makes these special tokens visible despite `skip_special_tokens`.
     #[must_use]
-    pub fn with_visible_special(mut self, kept: Arc<[Token]>) -> Self {
-        self.state.visible_special = kept;
+    pub fn with_visible_special(mut self, visible_special: Arc<[Token]>) -> Self {
+        self.state.visible_special = visible_special;
         self
     }
 
@@ -61,7 +61,7 @@ impl Detokenizer {
     }
 
     /// Whether the bytes of an incomplete character are held back.
-    pub fn is_holding(&self) -> bool {
+    pub fn has_pending(&self) -> bool {
         !self.state.pending.is_empty()
     }
 
@@ -104,10 +104,10 @@ impl DetokenizerState {
             return;
         }
         let mut bytes = vocabulary.bytes(token);
-        let kept: Vec<u8>;
+        let stripped: Vec<u8>;
         if self.at_start {
-            kept = self.strip_start(vocabulary.leading, bytes);
-            bytes = &kept;
+            stripped = self.strip_start(vocabulary.leading, bytes);
+            bytes = &stripped;
         }
         let run_ends = vocabulary.invalid == InvalidBytes::PerByte && kind != TokenKind::Byte;
         if run_ends && !self.pending.is_empty() {
@@ -179,6 +179,6 @@ impl DetokenizerState {
 
 /// Appends the replacement of one invalid sequence of `bytes` bytes.
 fn replace(bytes: usize, invalid: InvalidBytes, out: &mut String) {
-    let marks = if invalid == InvalidBytes::PerByte { bytes } else { 1 };
-    out.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, marks));
+    let count = if invalid == InvalidBytes::PerByte { bytes } else { 1 };
+    out.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, count));
 }

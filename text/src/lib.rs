@@ -28,7 +28,7 @@ mod tool_calls;
 
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::{TextError, TextLoadError};
-pub use output_parser::{OutputParser, OutputParsers};
+pub use output_parser::{OutputParser, OutputParsers, ToolCallRules};
 pub use output_pieces::{OutputPiece, OutputPieces};
 pub use reasoning::{ReasoningFamily, ReasoningReader, ReasoningStart};
 pub use stop_strings::{StopMatcher, StopStrings};

@@ -33,17 +33,17 @@ impl OutputParsers {
         reasoning: Option<ReasoningFamily>,
         tokenizer: &Tokenizer,
     ) -> Self {
-        let of_reasoning = reasoning.map_or(&[][..], |_| ReasoningFamily::MARKERS);
-        let of_calls = calls.map_or(&[][..], ToolCallSyntax::special_markers);
-        let id = |mark: &&str| tokenizer.token_id(mark);
+        let reasoning_markers = reasoning.map_or(&[][..], |_| ReasoningFamily::MARKERS);
+        let call_markers = calls.map_or(&[][..], ToolCallSyntax::special_markers);
+        let id = |marker: &&str| tokenizer.token_id(marker);
         Self {
             tool_call_syntax: calls,
             reasoning,
             opens_reasoning: false,
-            reasoning_markers: of_reasoning.iter().filter_map(id).collect(),
-            reasoning_and_call_markers: of_reasoning
+            reasoning_markers: reasoning_markers.iter().filter_map(id).collect(),
+            reasoning_and_call_markers: reasoning_markers
                 .iter()
-                .chain(of_calls)
+                .chain(call_markers)
                 .filter_map(id)
                 .collect(),
         }
@@ -53,6 +53,17 @@ impl OutputParsers {
     pub fn visible_special(&self, calls: bool) -> Arc<[Token]> {
         Arc::clone(if calls { &self.reasoning_and_call_markers } else { &self.reasoning_markers })
     }
+}
+
+/// Tool calls that a parser looks for.
+#[derive(Debug, Clone, Copy)]
+pub struct ToolCallRules<'a> {
+    /// Syntax of the calls.
+    pub syntax: ToolCallSyntax,
+    /// Tools that may be called.
+    pub tools: &'a Arc<[ToolDefinition]>,
+    /// Maximum number of calls; later ones are dropped.
+    pub max_calls: u32,
 }
 
 /// Parser of one output.
@@ -65,17 +76,13 @@ pub struct OutputParser {
 }
 
 impl OutputParser {
-    /// Creates a parser before the first character.
-    ///
-    /// `calls`: syntax, tools and maximum number of calls. If both parts are `None`, all text is content.
-    pub fn new(
-        reasoning: Option<ReasoningStart>,
-        calls: Option<(ToolCallSyntax, &Arc<[ToolDefinition]>, u32)>,
-    ) -> Self {
-        let opening = calls.and_then(|(syntax, ..)| syntax.opening_marker());
+    /// Creates a parser before the first character. If both arguments are `None`, all text is content.
+    pub fn new(reasoning: Option<ReasoningStart>, calls: Option<ToolCallRules<'_>>) -> Self {
+        let opening_marker = calls.and_then(|rules| rules.syntax.opening_marker());
         Self {
-            splitter: reasoning.map(|beginning| ReasoningSplitter::new(beginning, opening)),
-            calls: calls.map(|(syntax, tools, most)| ToolCallParser::new(syntax, tools, most)),
+            splitter: reasoning.map(|start| ReasoningSplitter::new(start, opening_marker)),
+            calls: calls
+                .map(|rules| ToolCallParser::new(rules.syntax, rules.tools, rules.max_calls)),
             bytes_read: 0,
         }
     }
@@ -90,9 +97,11 @@ impl OutputParser {
             let mut out = PieceSink::new(pieces, self.bytes_read);
             match &mut self.splitter {
                 Some(splitter) if !splitter.is_after() => {
-                    splitter.push(c, &mut |part, c| part_of(&mut self.calls, part, c, &mut out));
+                    splitter.push(c, &mut |section, c| {
+                        emit_section(&mut self.calls, section, c, &mut out);
+                    });
                 }
-                _ => content(&mut self.calls, c, &mut out),
+                _ => emit_content(&mut self.calls, c, &mut out),
             }
         }
     }
@@ -101,7 +110,7 @@ impl OutputParser {
     pub fn finish(&mut self, pieces: &mut OutputPieces) {
         let mut out = PieceSink::new(pieces, self.bytes_read);
         if let Some(splitter) = &mut self.splitter {
-            splitter.finish(&mut |part, c| part_of(&mut self.calls, part, c, &mut out));
+            splitter.finish(&mut |section, c| emit_section(&mut self.calls, section, c, &mut out));
         }
         if let Some(calls) = &mut self.calls {
             calls.finish(&mut out);
@@ -114,7 +123,7 @@ impl OutputParser {
     }
 
     /// Whether reasoning is parsed.
-    pub fn reads_reasoning(&self) -> bool {
+    pub fn parses_reasoning(&self) -> bool {
         self.splitter.is_some()
     }
 
@@ -131,19 +140,19 @@ impl OutputParser {
     }
 }
 
-fn part_of(
+fn emit_section(
     calls: &mut Option<ToolCallParser>,
-    part: OutputSection,
+    section: OutputSection,
     c: char,
     out: &mut PieceSink<'_>,
 ) {
-    match part {
+    match section {
         OutputSection::Reasoning => out.reasoning(c),
-        OutputSection::Content => content(calls, c, out),
+        OutputSection::Content => emit_content(calls, c, out),
     }
 }
 
-fn content(calls: &mut Option<ToolCallParser>, c: char, out: &mut PieceSink<'_>) {
+fn emit_content(calls: &mut Option<ToolCallParser>, c: char, out: &mut PieceSink<'_>) {
     match calls {
         Some(calls) => calls.push(c, out),
         None => out.content(c),

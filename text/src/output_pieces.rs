@@ -100,10 +100,10 @@ impl OutputPieces {
     /// Continues the last piece if it is of this kind, else begins a new one.
     #[inline]
     fn open_piece(&mut self, kind: PieceKind) {
-        let goes_on =
+        let continues =
             matches!(kind, PieceKind::Reasoning | PieceKind::Content | PieceKind::Arguments { .. })
                 && self.pieces.last().is_some_and(|last| last.kind == kind);
-        if !goes_on {
+        if !continues {
             self.pieces.push(PlacedPiece { kind, start: self.text.len() });
         }
     }
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adjacent_pieces_are_merged_and_read_back() {
+    fn adjacent_pieces_are_merged() {
         let mut list = OutputPieces::default();
         let mut out = PieceSink::new(&mut list, 9);
         out.text("");

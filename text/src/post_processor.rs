@@ -14,9 +14,9 @@ impl PostProcessorTokens {
     pub(super) fn new(inner: &tokenizers::Tokenizer) -> Option<Self> {
         const PROBE: &str = "a";
         let ids = |special: bool| Some(inner.encode_fast(PROBE, special).ok()?.get_ids().to_vec());
-        let (plain, around) = (ids(false)?, ids(true)?);
-        let at = around.windows(plain.len().max(1)).position(|part| *part == plain)?;
-        let (before, behind) = (around[..at].to_vec(), around[at + plain.len()..].to_vec());
-        Some(Self { before, after: behind })
+        let (plain, encoded) = (ids(false)?, ids(true)?);
+        let at = encoded.windows(plain.len().max(1)).position(|part| *part == plain)?;
+        let (before, after) = (encoded[..at].to_vec(), encoded[at + plain.len()..].to_vec());
+        Some(Self { before, after })
     }
 }

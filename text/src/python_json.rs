@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_read_as_in_python() {
+    fn floats_match_python_repr() {
         let cases = [
             (1.0, "1.0"),
             (-0.0, "-0.0"),

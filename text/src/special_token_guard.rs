@@ -14,28 +14,30 @@ use super::template::RenderedChat;
 /// Searchable special tokens of one tokenizer, for request strings.
 #[derive(Debug)]
 pub(super) struct SpecialTokenGuard {
-    spellings: Vec<String>,
+    token_strings: Vec<String>,
     automaton: Option<AhoCorasick>,
 }
 
 impl SpecialTokenGuard {
-    pub(super) fn new(spellings: &[String]) -> Result<Self, String> {
-        let spellings: Vec<String> = spellings.iter().filter(|s| !s.is_empty()).cloned().collect();
-        let automaton = if spellings.is_empty() {
+    pub(super) fn new(token_strings: &[String]) -> Result<Self, String> {
+        let token_strings: Vec<String> =
+            token_strings.iter().filter(|s| !s.is_empty()).cloned().collect();
+        let automaton = if token_strings.is_empty() {
             None
         } else {
-            let builder = AhoCorasick::builder().match_kind(MatchKind::Standard).build(&spellings);
+            let builder =
+                AhoCorasick::builder().match_kind(MatchKind::Standard).build(&token_strings);
             Some(builder.map_err(|e| e.to_string())?)
         };
-        Ok(Self { spellings, automaton })
+        Ok(Self { token_strings, automaton })
     }
 
     /// Inserts `sentinel` before each character to protect, in every string and key of `value`.
     pub(super) fn insert_sentinels(&self, value: &mut Value, sentinel: char) {
         match value {
             Value::String(text) => {
-                if let Some(marked) = self.with_sentinels(text, sentinel) {
-                    *text = marked;
+                if let Some(escaped) = self.with_sentinels(text, sentinel) {
+                    *text = escaped;
                 }
             }
             Value::Array(items) => {
@@ -45,10 +47,10 @@ impl SpecialTokenGuard {
             }
             Value::Object(members) => {
                 if members.keys().any(|key| self.with_sentinels(key, sentinel).is_some()) {
-                    let marked = std::mem::take(members).into_iter().map(|(key, value)| {
+                    let escaped = std::mem::take(members).into_iter().map(|(key, value)| {
                         (self.with_sentinels(&key, sentinel).unwrap_or(key), value)
                     });
-                    *members = marked.collect();
+                    *members = escaped.collect();
                 }
                 members.values_mut().for_each(|member| self.insert_sentinels(member, sentinel));
             }
@@ -62,10 +64,10 @@ impl SpecialTokenGuard {
         let mut at: Vec<usize> =
             automaton.find_overlapping_iter(text).map(|found| found.start()).collect();
         let (first, last) = (text.chars().next()?, text.chars().next_back()?);
-        if self.spellings.iter().any(|s| ends_inside(s, first, text)) {
+        if self.token_strings.iter().any(|s| ends_inside(s, first, text)) {
             at.push(0);
         }
-        if self.spellings.iter().any(|s| begins_inside(s, last, text)) {
+        if self.token_strings.iter().any(|s| begins_inside(s, last, text)) {
             at.push(text.len() - last.len_utf8());
         }
         if at.is_empty() {
@@ -73,28 +75,29 @@ impl SpecialTokenGuard {
         }
         at.sort_unstable();
         at.dedup();
-        let mut marked = String::with_capacity(text.len() + at.len() * sentinel.len_utf8());
+        let mut escaped = String::with_capacity(text.len() + at.len() * sentinel.len_utf8());
         let mut done = 0;
         for position in at {
-            marked.push_str(&text[done..position]);
-            marked.push(sentinel);
+            escaped.push_str(&text[done..position]);
+            escaped.push(sentinel);
             done = position;
         }
-        marked.push_str(&text[done..]);
-        Some(marked)
+        escaped.push_str(&text[done..]);
+        Some(escaped)
     }
 }
 
-/// Whether `text` ends with a proper prefix of `spelling`.
-fn begins_inside(spelling: &str, last: char, text: &str) -> bool {
-    let ends = spelling.char_indices().filter(|&(_, c)| c == last).map(|(at, c)| at + c.len_utf8());
-    ends.filter(|&end| end < spelling.len()).any(|end| text.ends_with(&spelling[..end]))
+/// Whether `text` ends with a proper prefix of `token_string`.
+fn begins_inside(token_string: &str, last: char, text: &str) -> bool {
+    let ends =
+        token_string.char_indices().filter(|&(_, c)| c == last).map(|(at, c)| at + c.len_utf8());
+    ends.filter(|&end| end < token_string.len()).any(|end| text.ends_with(&token_string[..end]))
 }
 
-/// Whether `text` starts with a proper suffix of `spelling`.
-fn ends_inside(spelling: &str, first: char, text: &str) -> bool {
-    let starts = spelling.char_indices().filter(|&(at, c)| at > 0 && c == first);
-    starts.into_iter().any(|(at, _)| text.starts_with(&spelling[at..]))
+/// Whether `text` starts with a proper suffix of `token_string`.
+fn ends_inside(token_string: &str, first: char, text: &str) -> bool {
+    let starts = token_string.char_indices().filter(|&(at, c)| at > 0 && c == first);
+    starts.into_iter().any(|(at, _)| text.starts_with(&token_string[at..]))
 }
 
 /// Candidates for sentinels: Unicode noncharacters, then private-use characters.
@@ -110,8 +113,8 @@ pub(super) fn may_be_sentinel(c: char) -> bool {
 /// a request of several hundred kilobytes made for the purpose.
 pub(super) fn unused_characters(values: &[&Value]) -> Option<[char; 2]> {
     let candidates = SENTINELS.into_iter().flatten();
-    let mut free = candidates.filter(|&c| !values.iter().any(|value| contains(value, c)));
-    Some([free.next()?, free.next()?])
+    let mut unused = candidates.filter(|&c| !values.iter().any(|value| contains(value, c)));
+    Some([unused.next()?, unused.next()?])
 }
 
 fn contains(value: &Value, c: char) -> bool {
@@ -131,15 +134,15 @@ pub(super) fn remove_sentinels(text: String, sentinel: char) -> RenderedChat {
         return RenderedChat { text, protected_positions: Vec::new() };
     }
     let mut plain = String::with_capacity(text.len());
-    let mut marks = Vec::new();
+    let mut protected_positions = Vec::new();
     for (index, part) in text.split(sentinel).enumerate() {
         if index > 0 {
-            marks.push(plain.len());
+            protected_positions.push(plain.len());
         }
         plain.push_str(part);
     }
-    marks.dedup();
-    RenderedChat { text: plain, protected_positions: marks }
+    protected_positions.dedup();
+    RenderedChat { text: plain, protected_positions }
 }
 
 #[cfg(test)]

@@ -94,23 +94,24 @@ impl StopMatcher {
             out.push_str(text);
             return None;
         }
-        let held_before = self.held_back.len();
+        let held_back_before = self.held_back.len();
         for (at, &byte) in text.as_bytes().iter().enumerate() {
             let Some(index) = self.step(byte) else { continue };
             self.done = true;
             self.held_back.push_str(&text[..=at]);
             let stop = &self.set.patterns[index].text;
-            let end = held_before + at + 1;
+            let end = held_back_before + at + 1;
             let keep = if self.set.include { end } else { end - stop.len() };
             out.push_str(&self.held_back[..keep]);
             self.held_back.clear();
             return Some(stop);
         }
         self.held_back.push_str(text);
-        let hold = self.states.iter().copied().max().unwrap_or(0);
-        let free = self.held_back.len() - hold; // A match starts at a leading byte: a char boundary.
-        out.push_str(&self.held_back[..free]);
-        self.held_back.drain(..free);
+        let pending_len = self.states.iter().copied().max().unwrap_or(0);
+        // A match starts at a leading byte: a char boundary.
+        let final_len = self.held_back.len() - pending_len;
+        out.push_str(&self.held_back[..final_len]);
+        self.held_back.drain(..final_len);
         None
     }
 
@@ -134,7 +135,7 @@ impl StopMatcher {
     }
 
     /// Whether some text is held back.
-    pub fn is_holding(&self) -> bool {
+    pub fn has_pending(&self) -> bool {
         !self.held_back.is_empty()
     }
 
@@ -186,7 +187,7 @@ mod tests {
         let mut out = String::new();
         assert_eq!(matcher.push("xaaa", &mut out), None);
         assert_eq!(out, "xa");
-        assert!(matcher.is_holding());
+        assert!(matcher.has_pending());
         matcher.push_unmatched("b!", &mut out);
         assert_eq!(out, "xaaab!");
     }

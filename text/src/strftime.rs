@@ -34,16 +34,16 @@ pub fn strftime(format: &str, now: SystemTime) -> String {
             continue;
         }
         let mut directive = chars.next();
-        let bare = directive == Some('-'); // `%-d`: without the leading zero.
-        if bare {
+        let no_padding = directive == Some('-'); // `%-d`: without the leading zero.
+        if no_padding {
             directive = chars.next();
         }
         let Some(directive) = directive else {
-            out.push_str(if bare { "%-" } else { "%" });
+            out.push_str(if no_padding { "%-" } else { "%" });
             break;
         };
-        if !date.write(directive, bare, &mut out) {
-            out.push_str(if bare { "%-" } else { "%" });
+        if !date.write(directive, no_padding, &mut out) {
+            out.push_str(if no_padding { "%-" } else { "%" });
             out.push(directive);
         }
     }
@@ -67,7 +67,7 @@ impl CivilDate {
     fn new(seconds: i64) -> Self {
         let days = seconds.div_euclid(86_400);
         let (year, month, day) = civil(days);
-        let first = (0..366).find(|back| civil(days - back) == (year, 1, 1)).unwrap_or(0);
+        let first = (0..366).find(|days_back| civil(days - days_back) == (year, 1, 1)).unwrap_or(0);
         Self {
             year,
             month,
@@ -79,23 +79,23 @@ impl CivilDate {
     }
 
     /// Appends the value of a directive; returns whether the directive is known.
-    fn write(&self, directive: char, bare: bool, out: &mut String) -> bool {
+    fn write(&self, directive: char, no_padding: bool, out: &mut String) -> bool {
         let (hour, minute) = (self.second / 3600, self.second / 60 % 60);
-        let half = if hour % 12 == 0 { 12 } else { hour % 12 };
+        let hour12 = if hour % 12 == 0 { 12 } else { hour % 12 };
         let (number, width) = match directive {
             'd' => (self.day, 2),
             'm' => (self.month as i64, 2),
             'y' => (self.year.rem_euclid(100), 2),
             'Y' => (self.year, 4),
             'H' => (hour, 2),
-            'I' => (half, 2),
+            'I' => (hour12, 2),
             'M' => (minute, 2),
             'S' => (self.second % 60, 2),
             'j' => (self.year_day, 3),
             'w' => (self.week_day as i64, 1),
             _ => return self.write_text(directive, out),
         };
-        let width = if bare { 1 } else { width };
+        let width = if no_padding { 1 } else { width };
         let _infallible = write!(out, "{number:0width$}");
         true
     }

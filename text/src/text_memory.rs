@@ -15,7 +15,7 @@ const MEMORY_WAIT: Duration = Duration::from_secs(30);
 pub(super) struct TextMemory {
     limit: u64,
     used: Mutex<u64>,
-    returned: Condvar,
+    released: Condvar,
 }
 
 /// Share of the budget; released when dropped.
@@ -27,7 +27,7 @@ pub(super) struct MemoryShare<'a> {
 
 impl TextMemory {
     pub(super) fn new(limit: u64) -> Self {
-        Self { limit, used: Mutex::new(0), returned: Condvar::new() }
+        Self { limit, used: Mutex::new(0), released: Condvar::new() }
     }
 
     /// Total budget in bytes.
@@ -65,7 +65,7 @@ impl TextMemory {
             if left.is_zero() {
                 return Err(TextError::MemoryBusy { bytes, used: *used, limit });
             }
-            let waited = self.returned.wait_timeout(used, left);
+            let waited = self.released.wait_timeout(used, left);
             used = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         *used += bytes;
@@ -80,7 +80,7 @@ impl TextMemory {
 impl Drop for MemoryShare<'_> {
     fn drop(&mut self) {
         *self.memory.lock() -= self.bytes;
-        self.memory.returned.notify_all();
+        self.memory.released.notify_all();
     }
 }
 
@@ -95,8 +95,8 @@ mod tests {
         assert_eq!(too_much, TextError::TooMuchMemory { text_bytes: 5, bytes: 101, limit: 100 });
         let first = memory.acquire(60, 1).unwrap();
         let brief = Duration::from_millis(10);
-        let late = memory.acquire_within(41, 1, brief).unwrap_err();
-        assert_eq!(late, TextError::MemoryBusy { bytes: 41, used: 60, limit: 100 });
+        let timed_out = memory.acquire_within(41, 1, brief).unwrap_err();
+        assert_eq!(timed_out, TextError::MemoryBusy { bytes: 41, used: 60, limit: 100 });
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| memory.acquire(100, 1).map(drop));
             std::thread::sleep(brief);

@@ -16,7 +16,7 @@ use tokenizers::AddedToken;
 #[derive(Debug)]
 pub(super) struct TokenCountBound {
     /// Maximum number of bytes of each class in one token.
-    most: ByteClassCounts,
+    max_per_token: ByteClassCounts,
     /// Whether the normaliser composes characters (NFC), which changes and joins some.
     composes: bool,
     /// Bytes that are replaced by steps before the model.
@@ -56,15 +56,15 @@ impl TokenCountBound {
         if added.iter().any(|(_, token)| token.lstrip || token.rstrip) {
             return None;
         }
-        let mut most = ByteClassCounts::zero();
+        let mut max_per_token = ByteClassCounts::zero();
         for (id, token) in (0..).zip(tokens) {
-            let Some((spelling, _)) = token else { continue };
-            most.raise(vocabulary.bytes(id));
-            if !byte_level || added.iter().any(|(of_added, _)| *of_added == id) {
-                most.raise(spelling.as_bytes());
+            let Some((token_string, _)) = token else { continue };
+            max_per_token.raise(vocabulary.bytes(id));
+            if !byte_level || added.iter().any(|(added_id, _)| *added_id == id) {
+                max_per_token.raise(token_string.as_bytes());
             }
         }
-        Some(Self { most, composes: steps.composes, replaced: steps.replaced })
+        Some(Self { max_per_token, composes: steps.composes, replaced: steps.replaced })
     }
 
     /// Returns a lower bound on the number of tokens of `text`.
@@ -80,15 +80,18 @@ impl TokenCountBound {
         let sum = |class: fn(&u8) -> bool| -> usize {
             (0..=u8::MAX).filter(class).map(|byte| counts[usize::from(byte)]).sum()
         };
-        let of_class = |count: usize, most: u32| match most {
+        let class_bound = |count: usize, max_per_token: u32| match max_per_token {
             0 => 0,
-            most => count.div_ceil(most as usize),
+            max_per_token => count.div_ceil(max_per_token as usize),
         };
-        let by_value = counts.iter().zip(self.most.by_value);
-        let by_value = by_value.map(|(&count, most)| of_class(count, most)).max().unwrap_or(0);
+        let by_value = counts.iter().zip(self.max_per_token.by_value);
+        let by_value = by_value
+            .map(|(&count, max_per_token)| class_bound(count, max_per_token))
+            .max()
+            .unwrap_or(0);
         by_value
-            .max(of_class(sum(|_| true), self.most.all))
-            .max(of_class(sum(u8::is_ascii_alphanumeric), self.most.alphanumeric))
+            .max(class_bound(sum(|_| true), self.max_per_token.all))
+            .max(class_bound(sum(u8::is_ascii_alphanumeric), self.max_per_token.alphanumeric))
     }
 }
 
@@ -100,10 +103,10 @@ impl ByteClassCounts {
     /// Raises the maxima to the counts of one token.
     fn raise(&mut self, token: &[u8]) {
         self.all = self.all.max(token.len() as u32);
-        let words = token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count() as u32;
-        self.alphanumeric = self.alphanumeric.max(words);
-        for (most, count) in self.by_value.iter_mut().zip(counts(token)) {
-            *most = (*most).max(count as u32);
+        let alphanumeric = token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count() as u32;
+        self.alphanumeric = self.alphanumeric.max(alphanumeric);
+        for (max_per_token, count) in self.by_value.iter_mut().zip(counts(token)) {
+            *max_per_token = (*max_per_token).max(count as u32);
         }
     }
 }
@@ -198,7 +201,7 @@ mod tests {
     use tokenizers::{NormalizedString, Normalizer as _, normalizers::NFC};
 
     #[test]
-    fn stable_characters_stay_as_they_are() {
+    fn stable_characters_are_unchanged_by_nfc() {
         for c in (0..=0x10_ffff).filter_map(char::from_u32).filter(|c| is_stable(*c)) {
             let text = format!("a{c}{c}\u{4e00}{c}");
             let mut normalized = NormalizedString::from(text.as_str());

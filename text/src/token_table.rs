@@ -153,11 +153,12 @@ impl DecoderRules {
                 self.leading = LeadingSpace::StripText(size("start"));
             }
             "Metaspace" => {
-                let mark = text("replacement").unwrap_or_else(|| "▁".to_owned());
-                self.replace.push((mark, " ".to_owned()));
-                let never = step["prepend_scheme"].as_str() == Some("never")
+                let replacement = text("replacement").unwrap_or_else(|| "▁".to_owned());
+                self.replace.push((replacement, " ".to_owned()));
+                let no_prefix_space = step["prepend_scheme"].as_str() == Some("never")
                     || step["add_prefix_space"].as_bool() == Some(false);
-                self.leading = if never { LeadingSpace::Keep } else { LeadingSpace::StripToken };
+                self.leading =
+                    if no_prefix_space { LeadingSpace::Keep } else { LeadingSpace::StripToken };
             }
             other => {
                 return Err(format!(

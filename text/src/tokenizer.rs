@@ -81,23 +81,24 @@ impl Tokenizer {
         let inner = catch_panic(LIBRARY_NAME, || read_by_library(&bytes));
         let inner = inner.and_then(|inner| inner).map_err(invalid)?;
         let tokens = tokens_by_id(&inner).map_err(invalid)?;
-        let vocabulary = TokenTable::new(&tokens, &json["decoder"]).map_err(invalid)?;
-        let listed: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
-        let length_bound = TokenCountBound::new(&json, &tokens, &listed, &vocabulary);
-        let windows = WindowCutRules::new(&json, &listed);
-        let surroundings =
+        let token_table = TokenTable::new(&tokens, &json["decoder"]).map_err(invalid)?;
+        let added_token_list: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
+        let length_bound = TokenCountBound::new(&json, &tokens, &added_token_list, &token_table);
+        let windows = WindowCutRules::new(&json, &added_token_list);
+        let post_processor =
             catch_panic(LIBRARY_NAME, || PostProcessorTokens::new(&inner)).ok().flatten();
         let one_word = windows.is_some() || json["pre_tokenizer"].is_null();
-        let bytes_per_byte = if one_word && surroundings.is_some() {
+        let bytes_per_byte = if one_word && post_processor.is_some() {
             BYTES_PER_WORD_BYTE
         } else {
             BYTES_PER_TEXT_BYTE
         };
         let memory = TextMemory::new(TEXT_MEMORY_DEFAULT);
-        let added = AddedTokens::new(&inner).map_err(invalid)?;
+        let added_tokens = AddedTokens::new(&inner).map_err(invalid)?;
         let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
-        let special = special_tokens(&config);
-        let role = |name: &str| special.iter().find(|(r, _)| r == name).map(|(_, t)| t.as_str());
+        let special_tokens = special_tokens(&config);
+        let role =
+            |name: &str| special_tokens.iter().find(|(r, _)| r == name).map(|(_, t)| t.as_str());
         let id = |text: &str| inner.token_to_id(text);
         let bos = role("bos_token").and_then(id);
         let llama = config["tokenizer_class"].as_str().is_some_and(|c| c.starts_with("Llama"));
@@ -105,14 +106,14 @@ impl Tokenizer {
         let eos_ids = eos_ids(dir, role("eos_token").and_then(id))?;
         Ok(Self {
             inner,
-            added_tokens: added,
-            token_table: vocabulary,
+            added_tokens,
+            token_table,
             length_bound,
             windows,
-            post_processor: surroundings,
+            post_processor,
             bytes_per_byte,
             memory,
-            special_tokens: special,
+            special_tokens,
             bos,
             add_bos,
             eos_ids,
@@ -137,10 +138,11 @@ impl Tokenizer {
     /// Errors: the library fails; the text needs more memory than the budget has, or than is free now.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TextError> {
         let mut ids = match &self.post_processor {
-            Some(around) if text.len() > WINDOW_BYTES => {
-                let mut ids = if add_special_tokens { around.before.clone() } else { Vec::new() };
+            Some(post_processor) if text.len() > WINDOW_BYTES => {
+                let mut ids =
+                    if add_special_tokens { post_processor.before.clone() } else { Vec::new() };
                 self.encode_pieces(text, &[], &mut ids)?;
-                ids.extend(around.after.iter().filter(|_| add_special_tokens));
+                ids.extend(post_processor.after.iter().filter(|_| add_special_tokens));
                 ids
             }
             _ => self.encode_by_library(text, add_special_tokens)?,
@@ -156,12 +158,12 @@ impl Tokenizer {
     ///
     /// Equal to `encode(text, false)` if the messages contain no special token.
     pub fn encode_rendered(&self, rendered: &RenderedChat) -> Result<Vec<Token>, TextError> {
-        let RenderedChat { text, protected_positions: marks } = rendered;
-        if marks.is_empty() {
+        let RenderedChat { text, protected_positions } = rendered;
+        if protected_positions.is_empty() {
             return self.encode(text, false);
         }
         let mut ids = Vec::new();
-        self.encode_pieces(text, marks, &mut ids)?;
+        self.encode_pieces(text, protected_positions, &mut ids)?;
         Ok(ids)
     }
 
@@ -180,15 +182,15 @@ impl Tokenizer {
     fn encode_pieces(
         &self,
         text: &str,
-        marks: &[usize],
+        protected_positions: &[usize],
         ids: &mut Vec<Token>,
     ) -> Result<(), TextError> {
         if let Some(rules) = &self.windows {
-            return self.encode_windows(rules, text, marks, ids);
+            return self.encode_windows(rules, text, protected_positions, ids);
         }
         let _share = self.memory_share_for(text.len())?;
         let encode = || {
-            let pieces = self.added_tokens.pre_tokenize(&self.inner, text, marks)?;
+            let pieces = self.added_tokens.pre_tokenize(&self.inner, text, protected_positions)?;
             append_ids(&self.inner, &pieces, text.len(), ids)
         };
         catch_panic(LIBRARY_NAME, encode).map_err(TextError::Tokenizer)?.map_err(|e| failed(&e))
@@ -200,19 +202,24 @@ impl Tokenizer {
         &self,
         rules: &WindowCutRules,
         text: &str,
-        marks: &[usize],
+        protected_positions: &[usize],
         ids: &mut Vec<Token>,
     ) -> Result<(), TextError> {
         let (mut start, mut size) = (0, WINDOW_BYTES);
         while start < text.len() {
             let end = text.floor_char_boundary(start.saturating_add(size));
             let window = &text[start..end];
-            let of_window = marks[marks.partition_point(|mark| *mark < start)..].iter();
-            let of_window: Vec<usize> =
-                of_window.take_while(|mark| **mark < end).map(|mark| mark - start).collect();
+            let window_positions = protected_positions
+                [protected_positions.partition_point(|position| *position < start)..]
+                .iter();
+            let window_positions: Vec<usize> = window_positions
+                .take_while(|position| **position < end)
+                .map(|position| position - start)
+                .collect();
             let _share = self.memory_share_for(window.len())?;
             let encode = || {
-                let pieces = self.added_tokens.pre_tokenize(&self.inner, window, &of_window)?;
+                let pieces =
+                    self.added_tokens.pre_tokenize(&self.inner, window, &window_positions)?;
                 let cut = if end == text.len() {
                     Some(window.len())
                 } else {
@@ -251,12 +258,12 @@ impl Tokenizer {
     /// Decodes `ids` as a complete text.
     pub fn decode(&self, ids: &[Token], skip_special_tokens: bool) -> String {
         let mut out = String::new();
-        let mut machine =
+        let mut state =
             DetokenizerState::new(DetokenizeOptions { skip_special_tokens, continues: false });
         for &id in ids {
-            machine.push(self, id, &mut out);
+            state.push(self, id, &mut out);
         }
-        machine.finish(self, &mut out);
+        state.finish(self, &mut out);
         out
     }
 
@@ -280,13 +287,13 @@ impl Tokenizer {
     }
 
     /// Spelling of a token in the vocabulary file (`Ġhello`), if the id has one.
-    pub fn token_spelling(&self, token: Token) -> Option<String> {
+    pub fn token_string(&self, token: Token) -> Option<String> {
         self.inner.id_to_token(token)
     }
 
     /// Id of a token spelt as in the vocabulary file.
-    pub fn token_id(&self, spelling: &str) -> Option<Token> {
-        self.inner.token_to_id(spelling)
+    pub fn token_id(&self, token_string: &str) -> Option<Token> {
+        self.inner.token_to_id(token_string)
     }
 
     /// Whether `token` is omitted under `skip_special_tokens`.
@@ -320,8 +327,8 @@ impl Tokenizer {
     }
 
     /// Special tokens as text, which text of users must not be encoded as.
-    pub(super) fn special_spellings(&self) -> &[String] {
-        self.added_tokens.special_spellings()
+    pub(super) fn special_token_strings(&self) -> &[String] {
+        self.added_tokens.special_token_strings()
     }
 
     fn insert_bos(&self, ids: &mut Vec<Token>) {

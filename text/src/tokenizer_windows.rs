@@ -43,7 +43,7 @@ pub(super) struct WindowCutRules {
     /// Whether the normaliser composes characters (NFC): then it must leave both sides of a cut unchanged.
     composes: bool,
     /// Whether no pattern takes more than three digits at a time.
-    few_digits: bool,
+    bounded_digit_runs: bool,
     margin: usize,
 }
 
@@ -58,21 +58,25 @@ impl WindowCutRules {
         let is_plain = |token: &AddedToken| {
             !token.lstrip && !token.rstrip && !token.single_word && !token.normalized
         };
-        let decides = splits_by_known_patterns(&json["pre_tokenizer"])
+        let is_supported = splits_by_known_patterns(&json["pre_tokenizer"])
             && json["model"]["type"] == "BPE"
             && json["model"]["dropout"].is_null()
             && added.iter().all(|(_, token)| is_plain(token));
         let longest = added.iter().map(|(_, token)| token.content.len()).max().unwrap_or(0);
-        let few_digits = !takes_runs_of_digits(&json["pre_tokenizer"]);
-        decides.then_some(Self { composes, few_digits, margin: longest + MARGIN_BYTES })
+        let bounded_digit_runs = !takes_runs_of_digits(&json["pre_tokenizer"]);
+        is_supported.then_some(Self {
+            composes,
+            bounded_digit_runs,
+            margin: longest + MARGIN_BYTES,
+        })
     }
 
     /// Returns the last of the ascending byte positions `borders` of `window` at which the text can be cut.
     pub(super) fn last_safe_cut(&self, window: &str, borders: &[usize]) -> Option<usize> {
-        let last =
-            stable_prefix_end(window, self.few_digits)?.min(window.len().checked_sub(self.margin)?);
-        let behind = borders.partition_point(|border| *border <= last);
-        borders[..behind]
+        let last = stable_prefix_end(window, self.bounded_digit_runs)?
+            .min(window.len().checked_sub(self.margin)?);
+        let candidates = borders.partition_point(|border| *border <= last);
+        borders[..candidates]
             .iter()
             .rev()
             .copied()
@@ -136,9 +140,9 @@ fn class_of(c: char) -> Option<CutCharacterClass> {
     }
 }
 
-/// Returns the byte after which a window has exactly enough changes of class. If `few_digits` are taken at a
+/// Returns the byte after which a window has exactly enough changes of class. If `bounded_digit_runs` are taken at a
 /// time, a longer run of digits counts as a change.
-fn stable_prefix_end(window: &str, few_digits: bool) -> Option<usize> {
+fn stable_prefix_end(window: &str, bounded_digit_runs: bool) -> Option<usize> {
     /// Maximum number of digits of a pre-token plus one.
     const DIGITS: u32 = 4;
     let (mut changes, mut class, mut digits) = (0, None, 0);
@@ -148,7 +152,7 @@ fn stable_prefix_end(window: &str, few_digits: bool) -> Option<usize> {
             continue;
         };
         digits = if next == CutCharacterClass::Digit { digits + 1 } else { 0 };
-        if class.is_some_and(|class| class != next) || few_digits && digits == DIGITS {
+        if class.is_some_and(|class| class != next) || bounded_digit_runs && digits == DIGITS {
             (changes, digits) = (changes + 1, 0);
         }
         class = Some(next);
@@ -160,6 +164,6 @@ fn stable_prefix_end(window: &str, few_digits: bool) -> Option<usize> {
 }
 
 fn is_stable_border(window: &str, border: usize) -> bool {
-    let Some((before, behind)) = window.split_at_checked(border) else { return false };
-    before.chars().next_back().is_none_or(is_stable) && behind.chars().next().is_none_or(is_stable)
+    let Some((before, after)) = window.split_at_checked(border) else { return false };
+    before.chars().next_back().is_none_or(is_stable) && after.chars().next().is_none_or(is_stable)
 }

@@ -111,12 +111,12 @@ impl AnthropicTurns {
 
     /// Appends a template message built from `parts`.
     fn push(&mut self, role: &str, parts: TurnParts) {
-        let TurnParts { texts, reasoning: thoughts, calls } = parts;
+        let TurnParts { texts, reasoning, calls } = parts;
         let mut message = Map::new();
         message.insert("role".to_owned(), Value::from(role));
         message.insert("content".to_owned(), Value::from(texts.join("\n")));
-        if !thoughts.is_empty() {
-            message.insert("reasoning_content".to_owned(), Value::from(thoughts.join("\n")));
+        if !reasoning.is_empty() {
+            message.insert("reasoning_content".to_owned(), Value::from(reasoning.join("\n")));
         }
         if !calls.is_empty() {
             message.insert("tool_calls".to_owned(), Value::Array(calls));

@@ -31,7 +31,7 @@ pub(crate) async fn count_tokens(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    tokenize::serve(app, request, |_, serving, fields, _ticket| {
+    tokenize::serve(app, request, |_, serving, fields, _permit| {
         let model = fields.string("model", 512)?;
         serving.check_model(model.as_deref())?;
         let conversation = types::AnthropicConversation::take(fields)?;

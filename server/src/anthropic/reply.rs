@@ -105,9 +105,9 @@ impl AnthropicReply {
         }
     }
 
-    fn blocks(&self, whole: &CollectedChoice) -> Vec<ContentBlock> {
+    fn blocks(&self, choice: &CollectedChoice) -> Vec<ContentBlock> {
         let AssistantMessage { reasoning, content, calls } =
-            AssistantMessage::of(whole, 0, &self.tool_call_ids);
+            AssistantMessage::of(choice, 0, &self.tool_call_ids);
         let mut blocks = Vec::new();
         if !reasoning.is_empty() {
             blocks.push(ContentBlock::Thinking { thinking: reasoning, signature: "" });
@@ -132,15 +132,14 @@ impl CompletionEndpoint for AnthropicReply {
         serving: &Arc<ServingContext>,
         mut fields: RequestFields,
         headers: &HeaderFields,
-        ticket: AdmissionPermit,
+        permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
         let request = types::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults)?;
         let ignored = ignored_fields(app, &fields)?;
-        let started = start(app, serving, request, headers, ticket)?;
-        let StartedGeneration {
-            generation, model, request_id, params, tool_call_ids: names, ..
-        } = started;
-        let reply = Self { id: format!("msg_{request_id}"), model, tool_call_ids: names };
+        let started = start(app, serving, request, headers, permit)?;
+        let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =
+            started;
+        let reply = Self { id: format!("msg_{request_id}"), model, tool_call_ids };
         Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
     }
 
@@ -149,8 +148,8 @@ impl CompletionEndpoint for AnthropicReply {
     }
 
     async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
-        let (whole, generation) = collect_one(generation).await?;
-        let body = self.body(self.blocks(&whole), Some(&whole.end), &generation.usage());
+        let (choice, generation) = collect_one(generation).await?;
+        let body = self.body(self.blocks(&choice), Some(&choice.end), &generation.usage());
         body_of(&body).map(Body::from)
     }
 }

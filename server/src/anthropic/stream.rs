@@ -124,9 +124,15 @@ impl AnthropicEventWriter {
 }
 
 impl ChunkWriter for AnthropicEventWriter {
-    fn delta(&mut self, _: u32, delta: &ChoiceDelta, all: &RequestGeneration, out: &mut BytesMut) {
+    fn delta(
+        &mut self,
+        _: u32,
+        delta: &ChoiceDelta,
+        generation: &RequestGeneration,
+        out: &mut BytesMut,
+    ) {
         if !std::mem::replace(&mut self.started, true) {
-            let mut usage = all.usage();
+            let mut usage = generation.usage();
             usage.completion_tokens = 0;
             let message = self.reply.body(Vec::new(), None, &usage);
             MessageStreamEvent::MessageStart { message }.write(out);

@@ -66,10 +66,10 @@ impl AnthropicConversation {
         let mut kwargs = messages::kwargs(fields)?;
         let (effort, format) = output_config(fields)?;
         kwargs.extend(effort.map(|effort| ("reasoning_effort".to_owned(), Value::from(effort))));
-        let (thinks, budget) = thinking(fields)?;
-        if let Some(thinks) = thinks {
+        let (thinking_enabled, budget) = thinking(fields)?;
+        if let Some(thinking_enabled) = thinking_enabled {
             for name in ["enable_thinking", "thinking"] {
-                kwargs.entry(name.to_owned()).or_insert(Value::Bool(thinks));
+                kwargs.entry(name.to_owned()).or_insert(Value::Bool(thinking_enabled));
             }
         }
         let mut turns = AnthropicTurns::default();
@@ -115,8 +115,8 @@ fn output_config(
     if let Some(key) = format.ignored_names().first() {
         return Err(ApiError::unsupported(format.path(key), "unknown key"));
     }
-    let form = GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any };
-    Ok((effort, Some(OutputConstraint::new(form, SCHEMA))))
+    let spec = GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any };
+    Ok((effort, Some(OutputConstraint::new(spec, SCHEMA))))
 }
 
 /// Parses `thinking`: whether reasoning is enabled, if the request specifies it, and its token budget.
@@ -142,8 +142,8 @@ fn thinking(
 }
 
 fn take_tools(fields: &mut RequestFields) -> Result<RequestTools, ApiError> {
-    let mut defined: Vec<ToolDefinition> = Vec::new();
-    let mut shown = Vec::new();
+    let mut definitions: Vec<ToolDefinition> = Vec::new();
+    let mut template_tools = Vec::new();
     for (index, item) in tools::list(fields)?.into_iter().enumerate() {
         let mut item = RequestFields::of(format!("tools[{index}]"), item)?;
         match item.string("type", 64)?.as_deref() {
@@ -154,14 +154,19 @@ fn take_tools(fields: &mut RequestFields) -> Result<RequestTools, ApiError> {
             }
         }
         let tool = tools::function(&mut item, "input_schema")?;
-        tools::check_unique(&defined, &tool.name, item.path("name"))?;
-        shown.push(tools::template_tool(&tool, item.string("description", usize::MAX)?));
-        defined.push(tool);
+        tools::check_unique(&definitions, &tool.name, item.path("name"))?;
+        template_tools.push(tools::template_tool(&tool, item.string("description", usize::MAX)?));
+        definitions.push(tool);
     }
     let (choice, parallel) = choice(fields)?;
-    let shown = if shown.is_empty() { Value::Null } else { Value::Array(shown) };
-    let tools =
-        RequestTools { definitions: defined.into(), template_value: shown, choice, parallel };
+    let template_tools =
+        if template_tools.is_empty() { Value::Null } else { Value::Array(template_tools) };
+    let tools = RequestTools {
+        definitions: definitions.into(),
+        template_value: template_tools,
+        choice,
+        parallel,
+    };
     tools.check("tool_choice")?;
     Ok(tools)
 }

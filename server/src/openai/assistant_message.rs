@@ -30,18 +30,22 @@ pub(crate) struct AssistantMessage {
 }
 
 impl AssistantMessage {
-    /// Builds the message of choice number `choice`. It equals the sum of the chunks of a stream, except for
-    /// malformed calls, which a stream cannot retract.
-    pub(crate) fn of(whole: &CollectedChoice, choice: u32, names: &ToolCallIds) -> Self {
+    /// Builds the message of choice number `choice_index`. It equals the sum of a stream's chunks, except
+    /// for malformed calls, which a stream cannot retract.
+    pub(crate) fn of(
+        choice: &CollectedChoice,
+        choice_index: u32,
+        tool_call_ids: &ToolCallIds,
+    ) -> Self {
         let mut message = Self::default();
-        let mut begun = 0;
-        for (place, piece) in whole.pieces.iter().enumerate() {
+        let mut call_start = 0;
+        for (position, piece) in choice.pieces.iter().enumerate() {
             match piece {
                 OutputPiece::Reasoning(text) => message.reasoning.push_str(text),
                 OutputPiece::Content(text) => message.content.push_str(text),
                 OutputPiece::Call { index, name, from } => {
-                    begun = from;
-                    let (id, name) = (names.id(choice, index), name.to_owned());
+                    call_start = from;
+                    let (id, name) = (tool_call_ids.id(choice_index, index), name.to_owned());
                     message.calls.push(ToolCall {
                         id,
                         name,
@@ -57,8 +61,8 @@ impl AssistantMessage {
                 // The output was truncated inside the call, so the call may be valid: it is kept as
                 // truncated.
                 OutputPiece::Broken { .. }
-                    if place + 1 == whole.pieces.len()
-                        && matches!(whole.end, ChoiceFinish::Length | ChoiceFinish::Abort(_)) =>
+                    if position + 1 == choice.pieces.len()
+                        && matches!(choice.end, ChoiceFinish::Length | ChoiceFinish::Abort(_)) =>
                 {
                     if let Some(call) = message.calls.last_mut() {
                         call.truncated = true;
@@ -66,7 +70,7 @@ impl AssistantMessage {
                 }
                 OutputPiece::Broken { to, .. } => {
                     message.calls.pop();
-                    message.content.push_str(whole.text.get(begun..to).unwrap_or_default());
+                    message.content.push_str(choice.text.get(call_start..to).unwrap_or_default());
                 }
                 OutputPiece::End { .. } => {}
             }

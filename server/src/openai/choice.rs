@@ -137,8 +137,8 @@ impl ChoiceState {
     }
 
     /// Whether the choice has a reasoning parser.
-    pub(crate) fn reads_reasoning(&self) -> bool {
-        self.parser.as_ref().is_some_and(OutputParser::reads_reasoning)
+    pub(crate) fn parses_reasoning(&self) -> bool {
+        self.parser.as_ref().is_some_and(OutputParser::parses_reasoning)
     }
 
     fn is_reasoning(&self) -> bool {
@@ -171,19 +171,19 @@ impl ChoiceState {
             self.tokens += 1;
             delta.tokens.push(token);
             delta.logprobs.extend(logprobs.next());
-            let (from, reasoned) = (delta.text.len(), self.is_reasoning());
+            let (from, was_reasoning) = (delta.text.len(), self.is_reasoning());
             let stopped = i < with_text && self.push_token(token, delta);
             self.parse(from, delta);
-            self.reasoning_tokens += u32::from(reasoned && self.is_reasoning());
+            self.reasoning_tokens += u32::from(was_reasoning && self.is_reasoning());
             if stopped {
                 return true;
             }
         }
         let Some(finish) = event.finish_reason else { return false };
         let from = delta.text.len();
-        let stopped = self.finish(finish, delta);
+        self.finish(finish, delta);
         self.parse(from, delta);
-        stopped
+        false
     }
 
     /// Parses the text from byte `from` on; finishes the parser if the choice has ended.
@@ -195,9 +195,9 @@ impl ChoiceState {
         }
         parser.finish(&mut delta.pieces);
         if parser.complete_calls() > 0
-            && let Some(ChoiceFinish::Stop(by)) = &delta.end
+            && let Some(ChoiceFinish::Stop(stop)) = &delta.end
         {
-            delta.end = Some(ChoiceFinish::Calls(by.clone()));
+            delta.end = Some(ChoiceFinish::Calls(stop.clone()));
         }
     }
 
@@ -207,7 +207,7 @@ impl ChoiceState {
         self.detokenizer.push(token, &mut self.scratch);
         if self.scratch.is_empty() {
             delta.has_textless_token |=
-                !self.detokenizer.is_holding() && !self.matcher.is_holding();
+                !self.detokenizer.has_pending() && !self.matcher.has_pending();
             return false;
         }
         if self.tokens <= self.rules.min_tokens {
@@ -220,15 +220,14 @@ impl ChoiceState {
         true
     }
 
-    /// Ends the choice. A stop string in the text held back so far becomes the finish reason. Always returns
-    /// false: the engine has already ended the request.
-    fn finish(&mut self, finish: FinishReason, delta: &mut ChoiceDelta) -> bool {
+    /// Ends the choice. A stop string in the text held back so far becomes the finish reason.
+    fn finish(&mut self, finish: FinishReason, delta: &mut ChoiceDelta) {
         self.ended = true;
         self.scratch.clear();
         self.detokenizer.finish(&mut self.scratch);
         if let Some(stop) = self.matcher.push(&self.scratch, &mut delta.text) {
             delta.end = Some(ChoiceFinish::Stop(StopMatch::Text(stop.to_owned())));
-            return false;
+            return;
         }
         self.matcher.finish(&mut delta.text);
         delta.end = Some(match finish {
@@ -240,8 +239,7 @@ impl ChoiceState {
             FinishReason::Length => ChoiceFinish::Length,
             FinishReason::Abort(cause) => ChoiceFinish::Abort(cause),
             FinishReason::Error(code) => ChoiceFinish::Error(code),
-            FinishReason::Rejected(refusal) => ChoiceFinish::Rejected(*refusal),
+            FinishReason::Rejected(reason) => ChoiceFinish::Rejected(*reason),
         });
-        false
     }
 }

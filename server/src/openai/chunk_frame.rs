@@ -48,10 +48,10 @@ impl ChunkFrame {
     }
 
     /// Ends a chunk after its choices.
-    pub(super) fn close(&self, all: &RequestGeneration, out: &mut BytesMut) {
+    pub(super) fn close(&self, generation: &RequestGeneration, out: &mut BytesMut) {
         if self.options.continuous_usage {
             out.put_slice(b",\"usage\":");
-            all.usage().write(out);
+            generation.usage().write(out);
         }
         out.put_slice(b"}\n\n");
     }

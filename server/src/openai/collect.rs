@@ -42,43 +42,43 @@ pub(crate) async fn collect(
         prompt_logprobs: Vec::new(),
         end: ChoiceFinish::Length,
     };
-    let mut wholes: Vec<CollectedChoice> = (0..generation.choices()).map(empty).collect();
+    let mut choices: Vec<CollectedChoice> = (0..generation.choices()).map(empty).collect();
     while !generation.has_ended() {
         poll_fn(|cx| generation.poll_events(cx)).await;
         generation.drain(|index, delta, _| {
-            let whole = &mut wholes[index as usize];
-            whole.text.push_str(&delta.text);
-            whole.pieces.append(&delta.pieces);
-            whole.tokens.extend_from_slice(&delta.tokens);
-            append(&mut whole.logprobs, &mut delta.logprobs);
+            let choice = &mut choices[index as usize];
+            choice.text.push_str(&delta.text);
+            choice.pieces.append(&delta.pieces);
+            choice.tokens.extend_from_slice(&delta.tokens);
+            append(&mut choice.logprobs, &mut delta.logprobs);
             if let Some(end) = &delta.end {
-                whole.end = end.clone();
+                choice.end = end.clone();
             }
         });
     }
     if let Some(error) = generation.take_request_error() {
         return Err(error);
     }
-    let failed = wholes.iter().find_map(|whole| match whole.end {
+    let failed = choices.iter().find_map(|choice| match choice.end {
         ChoiceFinish::Error(code) => Some(engine_error(code)),
         _ => None,
     });
     if let Some(error) = failed {
         return Err(error);
     }
-    for (index, whole) in wholes.iter_mut().enumerate() {
-        whole.prompt_logprobs = generation.take_prompt_logprobs(index);
+    for (index, choice) in choices.iter_mut().enumerate() {
+        choice.prompt_logprobs = generation.take_prompt_logprobs(index);
     }
-    Ok((wholes, generation))
+    Ok((choices, generation))
 }
 
 /// Waits for the end of a request that has one choice; returns the choice and the generation.
 pub(crate) async fn collect_one(
     generation: RequestGeneration,
 ) -> Result<(CollectedChoice, RequestGeneration), ApiError> {
-    let (wholes, generation) = collect(generation).await?;
-    let whole = wholes.into_iter().next().ok_or_else(ApiError::internal)?;
-    Ok((whole, generation))
+    let (choices, generation) = collect(generation).await?;
+    let choice = choices.into_iter().next().ok_or_else(ApiError::internal)?;
+    Ok((choice, generation))
 }
 
 /// Serialises a reply object.

@@ -84,14 +84,18 @@ impl HeaderFields {
 
     /// Returns the request id: from the header, else from the body, else a new one. Stores it in `params` for
     /// the engine, and records it in the current log span.
-    pub(crate) fn request_id(&self, params: &mut CompletionParams, random: &IdGenerator) -> String {
-        let given = self.request_id.clone().or_else(|| params.request_id.take());
-        let name = given.unwrap_or_else(|| random.id());
+    pub(crate) fn request_id(
+        &self,
+        params: &mut CompletionParams,
+        id_generator: &IdGenerator,
+    ) -> String {
+        let client_id = self.request_id.clone().or_else(|| params.request_id.take());
+        let request_id = client_id.unwrap_or_else(|| id_generator.id());
         if self.request_id.is_none() {
-            Span::current().record("id", name.as_str());
+            Span::current().record("id", request_id.as_str());
         }
-        params.request_id = Some(name.clone());
-        name
+        params.request_id = Some(request_id.clone());
+        request_id
     }
 
     /// Returns the replica given by the header, else by the body.
@@ -136,7 +140,7 @@ pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
         serving: &Arc<ServingContext>,
         fields: RequestFields,
         headers: &HeaderFields,
-        ticket: AdmissionPermit,
+        permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError>;
 
     /// Returns the writer of a stream.
@@ -156,8 +160,8 @@ pub(crate) async fn serve<E: CompletionEndpoint>(
 ) -> Result<Response<Body>, ApiError> {
     let prepared = prepare::<E>(&app, request).await?;
     let (request_id, ignored) = (prepared.request_id.clone(), prepared.ignored.clone());
-    let answered = respond(&app, prepared).await;
-    let mut response = answered.map_err(|error| app.complete_engine_error(error))?;
+    let replied = respond(&app, prepared).await;
+    let mut response = replied.map_err(|error| app.complete_engine_error(error))?;
     add_reply_headers(&mut response, Some(&request_id), &ignored);
     Ok(response)
 }
@@ -170,7 +174,7 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
     let received = Instant::now();
     let serving = Arc::clone(app.accepting()?);
     let (parts, body) = request.into_parts();
-    let (body, ticket) = request_body::read_and_admit(app, &serving, &parts.headers, body).await?;
+    let (body, permit) = request_body::read_and_admit(app, &serving, &parts.headers, body).await?;
     let bytes = body.len();
     let headers = HeaderFields::read(&parts.headers, &app.options.api_keys);
     let work = {
@@ -181,7 +185,7 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
             drop(body); // Frees memory for the following work.
             let prepared = json.and_then(RequestFields::of_body);
             let mut prepared =
-                prepared.and_then(|fields| E::prepare(&app, &serving, fields, &headers, ticket));
+                prepared.and_then(|fields| E::prepare(&app, &serving, fields, &headers, permit));
             serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
             // Started here, because no task awaits the result if the client disconnects now.
             if let (Some(tracer), Ok(prepared)) = (&app.options.tracer, &mut prepared) {

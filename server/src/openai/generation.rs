@@ -44,7 +44,7 @@ pub(crate) struct RequestGeneration {
     n: usize,
     prompts: PromptInfo,
     events: Vec<(u32, TokenEvent)>,
-    live: usize,
+    unfinished: usize,
     /// Output below `stream_interval` tokens, per choice.
     pending: Vec<ChoiceDelta>,
     interval: usize,
@@ -63,10 +63,10 @@ impl RequestGeneration {
         prompts: PromptInfo,
         interval: u32,
     ) -> Self {
-        let live = choices.len();
+        let unfinished = choices.len();
         let pending = choices.iter().map(|_| ChoiceDelta::default()).collect();
         let interval = interval as usize;
-        let (events, fatal, trace, span) = (Vec::new(), None, None, Span::current());
+        let (events, request_error, trace, span) = (Vec::new(), None, None, Span::current());
         Self {
             trace,
             stream,
@@ -74,10 +74,10 @@ impl RequestGeneration {
             n,
             prompts,
             events,
-            live,
+            unfinished,
             pending,
             interval,
-            request_error: fatal,
+            request_error,
             span,
         }
     }
@@ -90,15 +90,15 @@ impl RequestGeneration {
         received: Instant,
         head: serde_json::Value,
     ) {
-        let (lens, choices) = (self.prompts.tokens.clone(), self.choices.len());
-        let mut trace = Box::new(RequestTrace::new(tracer, received, head, lens, choices));
+        let (prompt_lens, choices) = (self.prompts.tokens.clone(), self.choices.len());
+        let mut trace = Box::new(RequestTrace::new(tracer, received, head, prompt_lens, choices));
         trace.set_prompts(&mem::take(&mut self.prompts.ids));
         self.trace = Some(trace);
     }
 
     /// Whether every choice has ended.
     pub(crate) fn has_ended(&self) -> bool {
-        self.live == 0 || self.request_error.is_some()
+        self.unfinished == 0 || self.request_error.is_some()
     }
 
     /// Takes the error that ended the whole request, if any.
@@ -112,8 +112,8 @@ impl RequestGeneration {
     pub(crate) async fn wait_first_event(&mut self) -> Result<(), ApiError> {
         poll_fn(|cx| self.poll_events(cx)).await;
         let failed = |(_, event): &(u32, TokenEvent)| match event.finish_reason.clone()? {
-            scheduler::FinishReason::Rejected(refusal) => {
-                Some(rejection_error(&refusal, &self.prompts))
+            scheduler::FinishReason::Rejected(reason) => {
+                Some(rejection_error(&reason, &self.prompts))
             }
             scheduler::FinishReason::Error(code) => Some(engine_error(code)),
             scheduler::FinishReason::Abort(AbortCause::Shutdown) => Some(draining()),
@@ -164,7 +164,7 @@ impl RequestGeneration {
             self.stream.abort_one(index as u32, AbortCause::StopString);
         }
         if self.choices[index].has_ended() {
-            self.live -= 1;
+            self.unfinished -= 1;
             if let Some(end) = delta.end.as_ref().filter(|end| end.is_row_error()) {
                 self.span.in_scope(|| tracing::warn!(choice = index, ?end, "an output failed"));
             }
@@ -175,8 +175,8 @@ impl RequestGeneration {
                 trace.end(index, end.name());
             }
             self.request_error = self.request_error.take().or_else(|| match &delta.end {
-                Some(ChoiceFinish::Rejected(refusal)) => {
-                    Some(rejection_error(refusal, &self.prompts))
+                Some(ChoiceFinish::Rejected(reason)) => {
+                    Some(rejection_error(reason, &self.prompts))
                 }
                 Some(ChoiceFinish::Error(code))
                     if !delta.end.as_ref().is_some_and(ChoiceFinish::is_row_error) =>
@@ -205,7 +205,7 @@ impl RequestGeneration {
     pub(crate) fn usage(&self) -> UsageInfo {
         let mut usage = UsageInfo { details: self.prompts.details, ..UsageInfo::default() };
         usage.completion_tokens = self.choices.iter().map(|c| u64::from(c.tokens)).sum();
-        if self.choices.iter().any(ChoiceState::reads_reasoning) {
+        if self.choices.iter().any(ChoiceState::parses_reasoning) {
             let tokens = self.choices.iter().map(|c| u64::from(c.reasoning_tokens)).sum();
             usage.reasoning_tokens = Some(tokens);
         }
@@ -234,7 +234,7 @@ impl RequestGeneration {
     }
 
     /// Returns the memory reservation of the request, which is held while its reply takes memory.
-    pub(crate) fn into_held(mut self) -> QueuedBytes {
+    pub(crate) fn into_memory_reservation(mut self) -> QueuedBytes {
         self.stream.take_queued_bytes()
     }
 
@@ -254,10 +254,10 @@ impl Drop for RequestGeneration {
 }
 
 /// Converts a rejection by the engine to an API error.
-fn rejection_error(refusal: &RejectReason, prompts: &PromptInfo) -> ApiError {
+fn rejection_error(reason: &RejectReason, prompts: &PromptInfo) -> ApiError {
     let (field, max_tokens_field) = (prompts.field, prompts.max_tokens_field);
-    let message = refusal.to_string();
-    match refusal {
+    let message = reason.to_string();
+    match reason {
         RejectReason::QueueFull { .. } => overloaded("max_num_queued_reqs", message, 1),
         RejectReason::QueueTokensFull { .. } => overloaded("max_num_queued_tokens", message, 1),
         RejectReason::PromptTooLong { .. } => {

@@ -10,28 +10,28 @@ use text::Tokenizer;
 const FLOOR: f32 = -9999.0;
 
 /// Token names of the demo model.
-pub(super) fn names(spelling: TokenFormat) -> TokenNames {
+pub(super) fn names(token_format: TokenFormat) -> TokenNames {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/demo");
-    TokenNames { tokenizer: Arc::new(Tokenizer::load(&demo).unwrap()), spelling }
+    TokenNames { tokenizer: Arc::new(Tokenizer::load(&demo).unwrap()), token_format }
 }
 
 /// Creates `count` entries with values that are hard to serialise and with tokens that are not valid text.
 pub(super) fn entries(count: usize, top: usize) -> Vec<TokenLogprobs> {
     let values = [-0.1, -1e-9, -12.345_678, f32::NEG_INFINITY, 0.0, -16_777_216.0, -3.5e-20];
-    let value = |place: usize| values[place % values.len()];
-    let entry = |place: usize| TokenLogprobs {
-        token: (place * 37 % 300) as Token,
-        logprob: value(place),
-        rank: place as u32 + 1,
+    let value = |position: usize| values[position % values.len()];
+    let entry = |position: usize| TokenLogprobs {
+        token: (position * 37 % 300) as Token,
+        logprob: value(position),
+        rank: position as u32 + 1,
         top_logprobs: (0..top)
-            .map(|rank| (((place + rank) * 37 % 300) as Token, value(rank + 1)))
+            .map(|rank| (((position + rank) * 37 % 300) as Token, value(rank + 1)))
             .collect(),
     };
     (0..count).map(entry).collect()
 }
 
 /// Builds `{"content": [..]}` of a chat choice.
-pub(super) fn chat(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
+pub(super) fn chat(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
     let one = |token: Token, logprob: f32| {
         let bytes = names.tokenizer.token_bytes(token);
         json!({"token": names.of(token), "logprob": logprob.max(FLOOR), "bytes": bytes})
@@ -43,14 +43,14 @@ pub(super) fn chat(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
         value["top_logprobs"] = Value::Array(top);
         value
     };
-    json!({"content": of.output.iter().map(entry).collect::<Vec<_>>()})
+    json!({"content": logprobs.output.iter().map(entry).collect::<Vec<_>>()})
 }
 
 /// Builds the four lists of a text choice.
-pub(super) fn text(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
-    let of_prompt = std::iter::once(None).chain(of.prompt.iter().map(Some));
-    let echoed = of.echoed.iter().copied().zip(of_prompt);
-    let entries = echoed.chain(of.output.iter().map(|entry| (entry.token, Some(entry))));
+pub(super) fn text(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
+    let prompt_entries = std::iter::once(None).chain(logprobs.prompt.iter().map(Some));
+    let echoed = logprobs.echoed.iter().copied().zip(prompt_entries);
+    let entries = echoed.chain(logprobs.output.iter().map(|entry| (entry.token, Some(entry))));
     let (mut tokens, mut chosen) = (Vec::new(), Vec::new());
     let (mut top, mut starts, mut chars) = (Vec::new(), Vec::new(), 0);
     for (token, entry) in entries {
@@ -72,7 +72,7 @@ pub(super) fn text(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
 }
 
 /// Builds the value of `prompt_logprobs`.
-pub(super) fn prompt(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
+pub(super) fn prompt(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
     let one = |id: Token, logprob: f32, rank: u32| {
         let logprob = logprob.max(FLOOR);
         json!({"logprob": logprob, "rank": rank, "decoded_token": names.of(id)})
@@ -85,5 +85,5 @@ pub(super) fn prompt(names: &TokenNames, of: ChoiceLogprobs<'_>) -> Value {
         }
         Value::Object(map)
     };
-    std::iter::once(Value::Null).chain(of.prompt.iter().map(entry)).collect()
+    std::iter::once(Value::Null).chain(logprobs.prompt.iter().map(entry)).collect()
 }

@@ -30,13 +30,13 @@ pub(crate) struct TokenNames {
     /// Tokenizer, for the token texts.
     pub tokenizer: Arc<Tokenizer>,
     /// Format of the tokens.
-    pub spelling: TokenFormat,
+    pub token_format: TokenFormat,
 }
 
 impl TokenNames {
     /// Formats a token.
     pub(crate) fn of(&self, token: Token) -> Cow<'_, str> {
-        match self.spelling {
+        match self.token_format {
             TokenFormat::Text => self.tokenizer.token_text(token),
             TokenFormat::Id => Cow::Owned(format!("token_id:{token}")),
         }
@@ -62,10 +62,10 @@ struct ListedToken<'a> {
 }
 
 impl<'a> ChoiceLogprobs<'a> {
-    fn row(self, form: ListForm, index: usize) -> Option<ListedToken<'a>> {
+    fn row(self, format: LogprobsFormat, index: usize) -> Option<ListedToken<'a>> {
         let listed =
             |entry: &'a TokenLogprobs| ListedToken { token: entry.token, entry: Some(entry) };
-        if form == ListForm::Prompt {
+        if format == LogprobsFormat::Prompt {
             return self.prompt.get(index).map(listed);
         }
         let echoed = self.echoed.len().min(self.prompt.len() + 1);
@@ -79,7 +79,7 @@ impl<'a> ChoiceLogprobs<'a> {
 
 /// JSON form of log-probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ListForm {
+pub(crate) enum LogprobsFormat {
     /// `logprobs` object of a chat choice: one list of objects.
     Chat,
     /// `logprobs` object of a text choice: four lists.
@@ -89,15 +89,15 @@ pub(crate) enum ListForm {
 }
 
 /// One list of a JSON form.
-struct Column {
+struct ListColumn {
     /// JSON text before the first row; it also closes the preceding list.
     opening: &'static str,
-    cell: Cell,
+    cell: ListCell,
 }
 
 /// Value of one row of a list.
 #[derive(Debug, Clone, Copy)]
-enum Cell {
+enum ListCell {
     ChatEntry,
     Name,
     Logprob,
@@ -106,17 +106,17 @@ enum Cell {
     Ranks,
 }
 
-const CHAT: &[Column] = &[Column { opening: "{\"content\":[", cell: Cell::ChatEntry }];
-const TEXT: &[Column] = &[
-    Column { opening: "{\"tokens\":[", cell: Cell::Name },
-    Column { opening: "],\"token_logprobs\":[", cell: Cell::Logprob },
-    Column { opening: "],\"top_logprobs\":[", cell: Cell::Top },
-    Column { opening: "],\"text_offset\":[", cell: Cell::Offset },
+const CHAT: &[ListColumn] = &[ListColumn { opening: "{\"content\":[", cell: ListCell::ChatEntry }];
+const TEXT: &[ListColumn] = &[
+    ListColumn { opening: "{\"tokens\":[", cell: ListCell::Name },
+    ListColumn { opening: "],\"token_logprobs\":[", cell: ListCell::Logprob },
+    ListColumn { opening: "],\"top_logprobs\":[", cell: ListCell::Top },
+    ListColumn { opening: "],\"text_offset\":[", cell: ListCell::Offset },
 ];
-const PROMPT: &[Column] = &[Column { opening: "[null", cell: Cell::Ranks }];
+const PROMPT: &[ListColumn] = &[ListColumn { opening: "[null", cell: ListCell::Ranks }];
 
-impl ListForm {
-    fn columns(self) -> &'static [Column] {
+impl LogprobsFormat {
+    fn columns(self) -> &'static [ListColumn] {
         match self {
             Self::Chat => CHAT,
             Self::Text => TEXT,
@@ -135,7 +135,7 @@ impl ListForm {
 /// Writes the lists of a JSON form, one row at a time.
 #[derive(Debug)]
 pub(crate) struct ListWriter {
-    form: ListForm,
+    format: LogprobsFormat,
     column: usize,
     row: usize,
     /// `text_offset` of the next row: number of characters of all tokens before it.
@@ -144,24 +144,24 @@ pub(crate) struct ListWriter {
 
 impl ListWriter {
     /// Creates a writer; `chars`: number of characters of the tokens in earlier lists of the choice.
-    pub(crate) fn new(form: ListForm, chars: usize) -> Self {
-        Self { form, column: 0, row: 0, chars }
+    pub(crate) fn new(format: LogprobsFormat, chars: usize) -> Self {
+        Self { format, column: 0, row: 0, chars }
     }
 
     /// Appends the next row, or the end of a list; returns false once all is written.
     pub(crate) fn step(
         &mut self,
         names: &TokenNames,
-        of: ChoiceLogprobs<'_>,
+        logprobs: ChoiceLogprobs<'_>,
         out: &mut BytesMut,
     ) -> bool {
-        let columns = self.form.columns();
+        let columns = self.format.columns();
         let Some(column) = columns.get(self.column) else { return false };
         if self.row == 0 {
             out.put_slice(column.opening.as_bytes());
         }
-        if let Some(listed) = of.row(self.form, self.row) {
-            if self.row > 0 || self.form == ListForm::Prompt {
+        if let Some(listed) = logprobs.row(self.format, self.row) {
+            if self.row > 0 || self.format == LogprobsFormat::Prompt {
                 out.put_u8(b',');
             }
             self.row += 1;
@@ -171,7 +171,7 @@ impl ListWriter {
         self.row = 0;
         self.column += 1;
         if self.column == columns.len() {
-            out.put_slice(self.form.closing().as_bytes());
+            out.put_slice(self.format.closing().as_bytes());
         }
         self.column < columns.len()
     }
@@ -180,33 +180,33 @@ impl ListWriter {
     pub(crate) fn write(
         mut self,
         names: &TokenNames,
-        of: ChoiceLogprobs<'_>,
+        logprobs: ChoiceLogprobs<'_>,
         out: &mut BytesMut,
     ) -> usize {
-        while self.step(names, of, out) {}
+        while self.step(names, logprobs, out) {}
         self.chars
     }
 
     fn write_cell(
         &mut self,
-        cell: Cell,
+        cell: ListCell,
         names: &TokenNames,
         listed: ListedToken<'_>,
         out: &mut BytesMut,
     ) {
         let ListedToken { token, entry } = listed;
         match cell {
-            Cell::ChatEntry => {
+            ListCell::ChatEntry => {
                 write_json(&entry.map(|entry| ChatToken::with_top(names, entry)), out);
             }
-            Cell::Name => write_json(&names.of(token), out),
-            Cell::Logprob => write_json(&entry.map(|entry| shown(entry.logprob)), out),
-            Cell::Top => write_json(&entry.map(|entry| by_name(names, token, entry)), out),
-            Cell::Offset => {
+            ListCell::Name => write_json(&names.of(token), out),
+            ListCell::Logprob => write_json(&entry.map(|entry| finite_logprob(entry.logprob)), out),
+            ListCell::Top => write_json(&entry.map(|entry| by_name(names, token, entry)), out),
+            ListCell::Offset => {
                 write_json(&self.chars, out);
                 self.chars += names.of(token).chars().count();
             }
-            Cell::Ranks => {
+            ListCell::Ranks => {
                 if let Some(entry) = entry {
                     write_ranks(names, entry, out);
                 }
@@ -216,7 +216,7 @@ impl ListWriter {
 }
 
 /// Converts a log-probability for output: as a double, so that clients see the same digits as ever.
-fn shown(logprob: f32) -> f64 {
+fn finite_logprob(logprob: f32) -> f64 {
     f64::from(logprob.max(FLOOR))
 }
 
@@ -238,7 +238,7 @@ struct ChatToken<'a> {
 impl<'a> ChatToken<'a> {
     fn new(names: &'a TokenNames, id: Token, logprob: f32) -> Self {
         let bytes = names.tokenizer.token_bytes(id);
-        Self { token: names.of(id), logprob: shown(logprob), bytes, top_logprobs: None }
+        Self { token: names.of(id), logprob: finite_logprob(logprob), bytes, top_logprobs: None }
     }
 
     fn with_top(names: &'a TokenNames, entry: &TokenLogprobs) -> Self {
@@ -253,19 +253,18 @@ impl<'a> ChatToken<'a> {
 fn by_name(names: &TokenNames, token: Token, entry: &TokenLogprobs) -> Map<String, Value> {
     let mut map = Map::new();
     for &(id, logprob) in [(token, entry.logprob)].iter().chain(&entry.top_logprobs) {
-        map.entry(names.of(id)).or_insert_with(|| json!(shown(logprob)));
+        map.entry(names.of(id)).or_insert_with(|| json!(finite_logprob(logprob)));
     }
     map
 }
 
 /// Writes the prompt token and the top-k tokens, keyed by token id.
 fn write_ranks(names: &TokenNames, entry: &TokenLogprobs, out: &mut BytesMut) {
-    let others = (1..).zip(&entry.top_logprobs).filter(|(_, (id, _))| *id != entry.token);
-    let others = others.map(|(rank, &(id, logprob))| (id, logprob, rank));
+    let top = (1..).zip(&entry.top_logprobs).filter(|(_, (id, _))| *id != entry.token);
+    let top = top.map(|(rank, &(id, logprob))| (id, logprob, rank));
     let mut opening = '{';
-    for (id, logprob, rank) in [(entry.token, entry.logprob, entry.rank)].into_iter().chain(others)
-    {
-        let (logprob, name) = (json!(shown(logprob)), json!(names.of(id)));
+    for (id, logprob, rank) in [(entry.token, entry.logprob, entry.rank)].into_iter().chain(top) {
+        let (logprob, name) = (json!(finite_logprob(logprob)), json!(names.of(id)));
         // Writing to memory cannot fail.
         let _ = write!(
             out.writer(),
@@ -281,39 +280,53 @@ mod tests {
     use super::super::logprob_values::{chat, entries, names, prompt, text};
     use super::*;
 
-    fn written(form: ListForm, names: &TokenNames, of: ChoiceLogprobs<'_>) -> String {
+    fn written(format: LogprobsFormat, names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> String {
         let mut out = BytesMut::new();
-        ListWriter::new(form, 0).write(names, of, &mut out);
+        ListWriter::new(format, 0).write(names, logprobs, &mut out);
         String::from_utf8(out.to_vec()).unwrap()
     }
 
     #[test]
-    fn lists_are_written_as_values_would_be() {
-        for spelling in [TokenFormat::Text, TokenFormat::Id] {
-            let names = names(spelling);
+    fn lists_equal_serialised_values() {
+        for token_format in [TokenFormat::Text, TokenFormat::Id] {
+            let names = names(token_format);
             for (top, count) in [(0, 3), (1, 1), (20, 9), (20, 0)] {
-                let (output, of_prompt) = (entries(count, top), entries(count + 2, top));
-                let of = ChoiceLogprobs { echoed: &[], prompt: &of_prompt, output: &output };
-                assert_eq!(written(ListForm::Chat, &names, of), chat(&names, of).to_string());
-                assert_eq!(written(ListForm::Text, &names, of), text(&names, of).to_string());
-                assert_eq!(written(ListForm::Prompt, &names, of), prompt(&names, of).to_string());
+                let (output, prompt_logprobs) = (entries(count, top), entries(count + 2, top));
+                let logprobs =
+                    ChoiceLogprobs { echoed: &[], prompt: &prompt_logprobs, output: &output };
+                assert_eq!(
+                    written(LogprobsFormat::Chat, &names, logprobs),
+                    chat(&names, logprobs).to_string()
+                );
+                assert_eq!(
+                    written(LogprobsFormat::Text, &names, logprobs),
+                    text(&names, logprobs).to_string()
+                );
+                assert_eq!(
+                    written(LogprobsFormat::Prompt, &names, logprobs),
+                    prompt(&names, logprobs).to_string()
+                );
                 let ids: Vec<Token> = (0..count as Token + 3).collect();
-                let of = ChoiceLogprobs { echoed: &ids, ..of };
-                assert_eq!(written(ListForm::Text, &names, of), text(&names, of).to_string());
+                let logprobs = ChoiceLogprobs { echoed: &ids, ..logprobs };
+                assert_eq!(
+                    written(LogprobsFormat::Text, &names, logprobs),
+                    text(&names, logprobs).to_string()
+                );
             }
         }
     }
 
     #[test]
-    fn offsets_go_on_where_the_lists_before_ended() {
+    fn text_offsets_continue_across_lists() {
         let (names, output) = (names(TokenFormat::Text), entries(6, 0));
         let mut out = BytesMut::new();
         let part = |output| ChoiceLogprobs { output, ..ChoiceLogprobs::default() };
-        let before = ListWriter::new(ListForm::Text, 0).write(&names, part(&output[..4]), &mut out);
+        let before =
+            ListWriter::new(LogprobsFormat::Text, 0).write(&names, part(&output[..4]), &mut out);
         out.clear();
-        ListWriter::new(ListForm::Text, before).write(&names, part(&output[4..]), &mut out);
+        ListWriter::new(LogprobsFormat::Text, before).write(&names, part(&output[4..]), &mut out);
         let lists: Value = serde_json::from_slice(&out).unwrap();
-        let whole = text(&names, part(&output));
-        assert_eq!(lists["text_offset"][1], whole["text_offset"][5]);
+        let expected = text(&names, part(&output));
+        assert_eq!(lists["text_offset"][1], expected["text_offset"][5]);
     }
 }

@@ -15,7 +15,7 @@ const PROMPT_TOKEN_BYTES: u64 = 16;
 /// and its id and text. Measured, like the following constants, by `tests/e2e/http/memory_amplification.rs`.
 const ENTRY_BYTES: u64 = 3 * size_of::<TokenLogprobs>() as u64;
 /// Bytes of one top-k token id and its value, including the allocator's rounding.
-const LISTED_BYTES: u64 = size_of::<(Token, f32)>() as u64 * 5 / 4;
+const TOP_LOGPROB_BYTES: u64 = size_of::<(Token, f32)>() as u64 * 5 / 4;
 /// Number of copies of a prompt's log-probabilities while they arrive: all at once, as a message and as
 /// entries.
 const PROMPT_COPIES: u64 = 3;
@@ -51,29 +51,29 @@ impl RequestBytes {
         template: &RequestSubmission,
         counts: RequestCounts,
     ) -> Self {
-        let kept = |listed: Option<u32>| {
+        let buffered_bytes = |listed: Option<u32>| {
             let listed =
                 listed.map(|listed| u64::from(listed.min(serving.field_bounds.vocab_size)));
-            listed.map_or(0, |listed| ENTRY_BYTES + listed * LISTED_BYTES)
+            listed.map_or(0, |listed| ENTRY_BYTES + listed * TOP_LOGPROB_BYTES)
         };
         let sampling = &template.sampling;
         let listed = u64::from(sampling.prompt_logprobs.unwrap_or(0)) + 1;
         let echoed = params.stream && params.echo && sampling.logprobs.is_some();
-        let of_echo = if echoed { listed.saturating_mul(ECHOED_BYTES) } else { 0 };
-        let of_entry = PROMPT_COPIES * kept(sampling.prompt_logprobs) + of_echo;
-        let of_prompts = counts.prompt_tokens.saturating_mul(PROMPT_TOKEN_BYTES + of_entry);
+        let echo_bytes = if echoed { listed.saturating_mul(ECHOED_BYTES) } else { 0 };
+        let entry_bytes = PROMPT_COPIES * buffered_bytes(sampling.prompt_logprobs) + echo_bytes;
+        let prompt_bytes = counts.prompt_tokens.saturating_mul(PROMPT_TOKEN_BYTES + entry_bytes);
         let allowed = sampling.allowed_token_ids.as_ref().map_or(0, |ids| ids.len() as u64);
-        let of_request = size_of::<RequestSubmission>() as u64 + allowed * PROMPT_TOKEN_BYTES;
-        let of_requests = counts.requests.saturating_mul(of_request);
+        let request_bytes = size_of::<RequestSubmission>() as u64 + allowed * PROMPT_TOKEN_BYTES;
+        let all_requests_bytes = counts.requests.saturating_mul(request_bytes);
         let schema = match params.constraint.as_deref().map(|constraint| &constraint.spec) {
             Some(GrammarSpec::Json { schema, .. }) => heap_bytes(schema),
             _ => 0,
         };
         // A stream sends log-probabilities as they arrive.
-        let of_token = if params.stream { 0 } else { kept(sampling.logprobs) };
+        let output_token_bytes = if params.stream { 0 } else { buffered_bytes(sampling.logprobs) };
         Self {
-            prompts: of_prompts.saturating_add(of_requests).saturating_add(schema),
-            outputs: counts.output_tokens.saturating_mul(of_token),
+            prompts: prompt_bytes.saturating_add(all_requests_bytes).saturating_add(schema),
+            outputs: counts.output_tokens.saturating_mul(output_token_bytes),
         }
     }
 
@@ -83,8 +83,8 @@ impl RequestBytes {
     }
 
     /// Returns the field that accounts for most of the bytes.
-    pub(super) fn field<'a>(self, of_prompts: &'a str, of_outputs: &'a str) -> &'a str {
-        if self.outputs > self.prompts { of_outputs } else { of_prompts }
+    pub(super) fn field<'a>(self, prompt_field: &'a str, output_field: &'a str) -> &'a str {
+        if self.outputs > self.prompts { output_field } else { prompt_field }
     }
 }
 
@@ -93,11 +93,11 @@ impl RequestBytes {
 /// Errors: 400 if they exceed the limit for all requests together, 429 or 503 if too many are in use now.
 pub(crate) fn reserve(
     app: &AppState,
-    ticket: &mut AdmissionPermit,
+    permit: &mut AdmissionPermit,
     bytes: u64,
     field: &str,
 ) -> Result<(), ApiError> {
-    ticket.reserve_bytes(bytes).map_err(|overload| {
+    permit.reserve_bytes(bytes).map_err(|overload| {
         if bytes <= overload.cap {
             return app.overloaded(&overload);
         }

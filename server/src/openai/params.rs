@@ -38,14 +38,12 @@ pub struct SamplingDefaults {
     pub min_p: f32,
     /// Repetition penalty; 1 = off.
     pub repetition: f32,
-    /// Default `max_tokens` of conversation requests; `None` = the rest of the context length.
-    pub max_tokens: Option<u32>,
 }
 
 impl Default for SamplingDefaults {
     fn default() -> Self {
         let (temperature, top_p, repetition) = (1.0, 1.0, 1.0);
-        Self { temperature, top_p, top_k: 0, min_p: 0.0, repetition, max_tokens: None }
+        Self { temperature, top_p, top_k: 0, min_p: 0.0, repetition }
     }
 }
 
@@ -215,13 +213,13 @@ impl CompletionParams {
 
     /// Rejects parameters that endpoints with a single choice do not support.
     pub(crate) fn check_single(&self) -> Result<(), ApiError> {
-        let asked = [
+        let checks = [
             ("n", self.n != 1),
             ("echo", self.echo),
             ("prompt_logprobs", self.prompt_logprobs.is_some()),
             ("return_token_ids", self.return_token_ids),
         ];
-        match asked.into_iter().find(|(_, asked)| *asked) {
+        match checks.into_iter().find(|(_, unsupported)| *unsupported) {
             None => Ok(()),
             Some((name, _)) => {
                 Err(ApiError::unsupported(name, "has no place in this kind of reply"))
@@ -407,10 +405,10 @@ fn cache_salt(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
     let Some((name, value)) = fields.take_with_alias("cache_salt", "extra_key")? else {
         return Ok(None);
     };
-    let fits =
+    let is_valid =
         |s: &str| (1..=128).contains(&s.chars().count()) && !s.contains(['@', '/', '\\', '\0']);
     match value {
-        JsonValue::Str(salt) if fits(&salt) => Ok(Some(salt)),
+        JsonValue::Str(salt) if is_valid(&salt) => Ok(Some(salt)),
         JsonValue::Str(_) => {
             let message = "must have 1 to 128 characters, none of them @ / \\ or NUL";
             Err(ApiError::invalid(name, message))

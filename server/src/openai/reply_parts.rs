@@ -1,7 +1,7 @@
 //! Buffered form of a non-streamed reply: text and log-probabilities, which are serialised as the client
 //! reads them.
 
-use super::logprobs::{ChoiceLogprobs, ListForm, ListWriter, TokenNames};
+use super::logprobs::{ChoiceLogprobs, ListWriter, LogprobsFormat, TokenNames};
 use crate::piece_body::{PieceWriter, body_of};
 use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -11,9 +11,9 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
-/// Log-probabilities of one choice, kept until they are serialised.
+/// Log-probabilities of one choice, buffered until they are serialised.
 #[derive(Debug, Default)]
-pub(crate) struct KeptLogprobs {
+pub(crate) struct BufferedLogprobs {
     /// Token ids of the prompt, if it is listed before the output.
     pub echoed: Arc<[Token]>,
     /// Entries of the prompt. The first prompt token has none.
@@ -24,9 +24,9 @@ pub(crate) struct KeptLogprobs {
 
 /// Part of a reply.
 #[derive(Debug)]
-enum Part {
+enum ReplyPart {
     Text(Bytes),
-    Lists { writer: ListWriter, kept: Arc<KeptLogprobs> },
+    Lists { writer: ListWriter, buffered: Arc<BufferedLogprobs> },
 }
 
 /// Reply built in order. Each part is freed once it is written.
@@ -35,7 +35,7 @@ pub(crate) struct ReplyParts {
     /// Text after the last list.
     pub text: BytesMut,
     names: TokenNames,
-    parts: VecDeque<Part>,
+    parts: VecDeque<ReplyPart>,
 }
 
 impl ReplyParts {
@@ -45,24 +45,24 @@ impl ReplyParts {
     }
 
     /// Appends lists of log-probabilities.
-    pub(crate) fn list(&mut self, form: ListForm, kept: &Arc<KeptLogprobs>) {
+    pub(crate) fn list(&mut self, format: LogprobsFormat, buffered: &Arc<BufferedLogprobs>) {
         self.end_text();
-        let writer = ListWriter::new(form, 0);
-        self.parts.push_back(Part::Lists { writer, kept: Arc::clone(kept) });
+        let writer = ListWriter::new(format, 0);
+        self.parts.push_back(ReplyPart::Lists { writer, buffered: Arc::clone(buffered) });
     }
 
-    /// Returns the body of the response; `held`: memory reservation of the request, released when the body is
-    /// dropped.
-    pub(crate) fn into_body(mut self, held: QueuedBytes) -> Body {
+    /// Returns the body of the response. `memory_reservation`, that of the request, is released when the body
+    /// is dropped.
+    pub(crate) fn into_body(mut self, memory_reservation: QueuedBytes) -> Body {
         if self.parts.is_empty() {
             return Body::from(self.text.freeze());
         }
         self.end_text();
-        body_of(self, held)
+        body_of(self, memory_reservation)
     }
 
     fn end_text(&mut self) {
-        self.parts.push_back(Part::Text(mem::take(&mut self.text).freeze()));
+        self.parts.push_back(ReplyPart::Text(mem::take(&mut self.text).freeze()));
     }
 }
 
@@ -70,19 +70,19 @@ impl PieceWriter for ReplyParts {
     fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool {
         let end = out.len() + bytes;
         while out.len() < end {
-            let goes_on = match self.parts.front_mut() {
+            let continues = match self.parts.front_mut() {
                 None => return false,
-                Some(Part::Text(text)) => {
-                    let most = text.len().min(end - out.len());
-                    out.put_slice(&text.split_to(most));
+                Some(ReplyPart::Text(text)) => {
+                    let len = text.len().min(end - out.len());
+                    out.put_slice(&text.split_to(len));
                     !text.is_empty()
                 }
-                Some(Part::Lists { writer, kept }) => {
-                    let KeptLogprobs { echoed, prompt, output } = &**kept;
+                Some(ReplyPart::Lists { writer, buffered }) => {
+                    let BufferedLogprobs { echoed, prompt, output } = &**buffered;
                     writer.step(&self.names, ChoiceLogprobs { echoed, prompt, output }, out)
                 }
             };
-            if !goes_on {
+            if !continues {
                 self.parts.pop_front();
             }
         }
@@ -113,10 +113,10 @@ mod tests {
     fn reply(tokens: usize) -> ReplyParts {
         let mut reply = ReplyParts::new(names(TokenFormat::Text));
         let output = entries(tokens, 20);
-        let kept = Arc::new(KeptLogprobs { output, ..KeptLogprobs::default() });
-        for form in [ListForm::Chat, ListForm::Text] {
+        let buffered = Arc::new(BufferedLogprobs { output, ..BufferedLogprobs::default() });
+        for format in [LogprobsFormat::Chat, LogprobsFormat::Text] {
             reply.text.put_slice(b"some text, ");
-            reply.list(form, &kept);
+            reply.list(format, &buffered);
         }
         reply.text.put_slice(b"and the end");
         reply
@@ -127,18 +127,18 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_any_size_make_the_same_text() {
+    fn text_is_independent_of_piece_size() {
         let whole = reply(40).into_text(1 << 20);
         assert_eq!(reply(40).into_text(1), whole);
         assert_eq!(reply(40).into_text(1_000), whole);
     }
 
     #[test]
-    fn what_is_held_counts_until_the_body_is_gone() {
+    fn memory_is_reserved_until_body_is_dropped() {
         let admission = admission();
-        let mut held = admission.queue_body();
-        held.grow(10).unwrap();
-        let mut body = reply(200).into_body(held);
+        let mut memory_reservation = admission.queue_body();
+        memory_reservation.grow(10).unwrap();
+        let mut body = reply(200).into_body(memory_reservation);
         assert_eq!(body.size_hint().exact(), None);
         let mut text = Vec::new();
         while let Some(frame) = body.frame().now_or_never().unwrap() {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn short_replies_have_a_length() {
+    fn short_replies_have_content_length() {
         let body = reply(2).into_body(admission().queue_body());
         let length = body.size_hint().exact();
         let text = body.collect().now_or_never().unwrap().unwrap().to_bytes();

@@ -23,7 +23,7 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<Option<OutputConstraint
         fields.take("json_schema").map(|value| schema("json_schema", value)).transpose()?;
     let schema = schema.map(|schema| GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any });
     let named =
-        |form: Option<GrammarSpec>, param| form.map(|form| OutputConstraint::new(form, param));
+        |spec: Option<GrammarSpec>, param| spec.map(|spec| OutputConstraint::new(spec, param));
     let found = [
         response_format(fields)?,
         structured_outputs(fields)?,
@@ -90,17 +90,17 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
         let message = "structural tags are not supported by this server";
         return Err(ApiError::unsupported(keys.path("structural_tag"), message));
     }
-    let layout = JsonOptions::take(&mut keys)?;
+    let options = JsonOptions::take(&mut keys)?;
     let mut found = Vec::new();
     if let Some(value) = keys.take("json") {
         let mut schema = schema(&keys.path("json"), value)?;
-        if layout.no_additional_properties {
+        if options.no_additional_properties {
             forbid_additional_properties(&mut schema);
         }
-        found.push(("json", GrammarSpec::Json { schema, whitespace: layout.whitespace.clone() }));
+        found.push(("json", GrammarSpec::Json { schema, whitespace: options.whitespace.clone() }));
     }
     if keys.bool("json_object")? == Some(true) {
-        found.push(("json_object", GrammarSpec::json_object(layout.whitespace.clone())));
+        found.push(("json_object", GrammarSpec::json_object(options.whitespace.clone())));
     }
     found.extend(
         keys.string("regex", TEXT_BYTES_MAX)?.map(|text| ("regex", GrammarSpec::Regex(text))),
@@ -111,12 +111,12 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
     found.extend(choice(&mut keys)?.map(|texts| ("choice", GrammarSpec::Choice(texts))));
     reject_unknown_keys(&keys)?;
     let mut found = found.into_iter();
-    let (Some((key, form)), None) = (found.next(), found.next()) else {
+    let (Some((key, spec)), None) = (found.next(), found.next()) else {
         let message = "must have exactly one of json, json_object, regex, choice and grammar";
         return Err(ApiError::invalid(NAME, message));
     };
-    layout.check(key, &keys)?;
-    Ok(Some(OutputConstraint::new(form, keys.path(key))))
+    options.check(key, &keys)?;
+    Ok(Some(OutputConstraint::new(spec, keys.path(key))))
 }
 
 /// Options of JSON constraints.
@@ -128,9 +128,9 @@ struct JsonOptions {
 
 impl JsonOptions {
     fn take(keys: &mut RequestFields) -> Result<Self, ApiError> {
-        let closed = keys.bool("disable_additional_properties")?.unwrap_or(false);
-        let none = keys.bool("disable_any_whitespace")?.unwrap_or(false);
-        let spaces = match (none, keys.string("whitespace_pattern", TEXT_BYTES_MAX)?) {
+        let no_additional_properties = keys.bool("disable_additional_properties")?.unwrap_or(false);
+        let no_whitespace = keys.bool("disable_any_whitespace")?.unwrap_or(false);
+        let whitespace = match (no_whitespace, keys.string("whitespace_pattern", TEXT_BYTES_MAX)?) {
             (true, Some(_)) => {
                 let message = "cannot be given with disable_any_whitespace";
                 return Err(ApiError::invalid(keys.path("whitespace_pattern"), message));
@@ -139,12 +139,12 @@ impl JsonOptions {
             (false, Some(regex)) => JsonWhitespace::Pattern(regex),
             (false, None) => JsonWhitespace::Any,
         };
-        Ok(Self { whitespace: spaces, no_additional_properties: closed })
+        Ok(Self { whitespace, no_additional_properties })
     }
 
     /// Rejects options that do not apply to the constraint `key`.
     fn check(&self, key: &str, keys: &RequestFields) -> Result<(), ApiError> {
-        let odd = match self.whitespace {
+        let option = match self.whitespace {
             _ if self.no_additional_properties && key != "json" => {
                 Some("disable_additional_properties")
             }
@@ -152,7 +152,7 @@ impl JsonOptions {
             JsonWhitespace::Pattern(_) if !key.starts_with("json") => Some("whitespace_pattern"),
             _ => None,
         };
-        match odd {
+        match option {
             None => Ok(()),
             Some(name) => {
                 Err(ApiError::invalid(keys.path(name), format!("has no meaning with {key}")))
@@ -196,8 +196,9 @@ fn forbid_additional_properties(schema: &mut Value) {
         Value::Array(list) => list.iter_mut().for_each(forbid_additional_properties),
         Value::Object(map) => {
             map.values_mut().for_each(forbid_additional_properties);
-            let names = map.contains_key("properties") || map.contains_key("patternProperties");
-            if names && !map.contains_key("additionalProperties") {
+            let has_properties =
+                map.contains_key("properties") || map.contains_key("patternProperties");
+            if has_properties && !map.contains_key("additionalProperties") {
                 map.insert("additionalProperties".to_owned(), Value::Bool(false));
             }
         }
@@ -252,15 +253,15 @@ mod tests {
         ] {
             assert_eq!(found(&body).1, any, "{body}");
         }
-        let (param, form) = found(r#"{"structured_outputs":{"choice":["a","b"]}}"#);
+        let (param, spec) = found(r#"{"structured_outputs":{"choice":["a","b"]}}"#);
         assert_eq!(
-            (param.as_str(), form),
+            (param.as_str(), spec),
             ("structured_outputs.choice", GrammarSpec::Choice(vec!["a".into(), "b".into()]))
         );
         assert_eq!(found(r#"{"regex":"a+"}"#), ("regex".into(), GrammarSpec::Regex("a+".into())));
-        let (_, form) =
+        let (_, spec) =
             found(r#"{"structured_outputs":{"json_object":true,"disable_any_whitespace":true}}"#);
-        assert_eq!(form, GrammarSpec::json_object(JsonWhitespace::None));
+        assert_eq!(spec, GrammarSpec::json_object(JsonWhitespace::None));
     }
 
     #[test]

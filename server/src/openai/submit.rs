@@ -49,7 +49,7 @@ pub(crate) fn start_generation(
     params: &CompletionParams,
     prompts: &[Vec<Token>],
     extra: EndpointParams<'_>,
-    mut ticket: AdmissionPermit,
+    mut permit: AdmissionPermit,
 ) -> Result<RequestGeneration, ApiError> {
     let n = params.n as usize;
     if prompts.len() * n > CHOICES_MAX {
@@ -57,33 +57,34 @@ pub(crate) fn start_generation(
             format!("{} prompts with n = {n} make more than {CHOICES_MAX} choices", prompts.len());
         return Err(ApiError::invalid("n", message));
     }
-    check_queue(prompts.len() * n, &ticket)?;
+    check_queue(prompts.len() * n, &permit)?;
     let template = template(serving, params, extra)?;
-    let most = |prompt: &Vec<Token>| max_tokens(serving, params, prompt.len(), extra);
-    let most: Vec<u32> = prompts.iter().map(most).collect::<Result<_, _>>()?;
+    let limit = |prompt: &Vec<Token>| max_tokens(serving, params, prompt.len(), extra);
+    let max_tokens: Vec<u32> = prompts.iter().map(limit).collect::<Result<_, _>>()?;
     let counts = RequestCounts {
         requests: (prompts.len() * n) as u64,
         prompt_tokens: prompts.iter().map(|prompt| prompt.len() as u64).sum::<u64>() * n as u64,
-        output_tokens: most.iter().map(|&most| u64::from(most)).sum::<u64>() * n as u64,
+        output_tokens: max_tokens.iter().map(|&limit| u64::from(limit)).sum::<u64>() * n as u64,
     };
     // Reserved before anything is allocated: a short body may request many copies of a long prompt.
-    let grown = ticket.grow(counts.requests, counts.prompt_tokens);
-    grown.map_err(|overload| app.overloaded(&overload))?;
-    let held = RequestBytes::of(serving, params, &template, counts);
-    let field = held.field(extra.prompt_field, params.max_tokens_field);
-    reserve(app, &mut ticket, held.total(), field)?;
+    let admitted = permit.grow(counts.requests, counts.prompt_tokens);
+    admitted.map_err(|overload| app.overloaded(&overload))?;
+    let request_bytes = RequestBytes::of(serving, params, &template, counts);
+    let field = request_bytes.field(extra.prompt_field, params.max_tokens_field);
+    reserve(app, &mut permit, request_bytes.total(), field)?;
     let seed = || params.seed.map_or_else(|| app.id_generator.next_u64(), |seed| seed as u64);
-    let submits = submits(&template, prompts, &most, n as u64, seed);
+    let submissions = build_submissions(&template, prompts, &max_tokens, n as u64, seed);
     let stops = StopStrings::new(&params.stop, params.include_stop);
     let rules =
         StopRules { min_tokens: params.sampling.min_tokens, include_stop: params.include_stop };
     let choice = |_| {
-        let detokenizer = detokenizer(serving, params, extra.parser.map(|(_, kept)| kept));
+        let detokenizer =
+            detokenizer(serving, params, extra.parser.map(|(_, visible_special)| visible_special));
         let parser = extra.parser.map(|(parser, _)| parser.clone());
         ChoiceState::new(detokenizer, stops.matcher(), rules, parser)
     };
-    let choices = (0..submits.len()).map(choice).collect();
-    let facts = PromptInfo {
+    let choices = (0..submissions.len()).map(choice).collect();
+    let prompt_info = PromptInfo {
         tokens: prompts.iter().map(|p| p.len() as u32).collect(),
         block_tokens: serving.block_tokens,
         details: app.options.usage_details,
@@ -95,25 +96,26 @@ pub(crate) fn start_generation(
         },
     };
     let name = params.request_id.as_deref().unwrap_or_default();
-    let budget = extra.thinking.map(|limit| limit.budget.clone());
+    let budget = extra.thinking.map(|thinking| thinking.budget.clone());
     let stream = match (&params.constraint, budget) {
-        (None, None) => serving.client.submit(submits, params.n, name, ticket),
+        (None, None) => serving.client.submit(submissions, params.n, name, permit),
         (None, budget) => {
-            let (stream, held) = serving.client.submit_deferred(submits, params.n, name, ticket);
-            held.release(&DecodingGuide { grammar: None, budget });
+            let (stream, deferred) =
+                serving.client.submit_deferred(submissions, params.n, name, permit);
+            deferred.release(&DecodingGuide { grammar: None, budget });
             stream
         }
         (Some(constraint), budget) => {
-            let guide = (Arc::clone(constraint), budget);
-            submit_constrained(serving, params, guide, submits, ticket)
+            let constraint = Arc::clone(constraint);
+            submit_constrained(serving, params, constraint, budget, submissions, permit)
         }
     };
-    Ok(RequestGeneration::new(stream, choices, n, facts, params.stream_interval))
+    Ok(RequestGeneration::new(stream, choices, n, prompt_info, params.stream_interval))
 }
 
 /// Rejects a request with more choices than the server ever queues: even an idle server could not accept it.
-fn check_queue(choices: usize, ticket: &AdmissionPermit) -> Result<(), ApiError> {
-    let cap = ticket.requests_max();
+fn check_queue(choices: usize, permit: &AdmissionPermit) -> Result<(), ApiError> {
+    let cap = permit.requests_max();
     if choices as u64 <= cap {
         return Ok(());
     }
@@ -121,35 +123,36 @@ fn check_queue(choices: usize, ticket: &AdmissionPermit) -> Result<(), ApiError>
     Err(ApiError::invalid("n", message))
 }
 
-/// Creates one submission per choice of each prompt; `most`: maximum number of output tokens of each prompt.
-fn submits(
+/// Creates one submission per choice of each prompt; `max_tokens_by_prompt`: maximum number of output tokens
+/// for each prompt.
+fn build_submissions(
     template: &RequestSubmission,
     prompts: &[Vec<Token>],
-    most: &[u32],
+    max_tokens_by_prompt: &[u32],
     n: u64,
     seed: impl Fn() -> u64,
 ) -> Vec<RequestSubmission> {
-    let mut submits = Vec::with_capacity(prompts.len() * n as usize);
-    for (prompt, &max_tokens) in prompts.iter().zip(most) {
+    let mut submissions = Vec::with_capacity(prompts.len() * n as usize);
+    for (prompt, &max_tokens) in prompts.iter().zip(max_tokens_by_prompt) {
         let seed = seed();
-        submits.extend((0..n).map(|choice| {
+        submissions.extend((0..n).map(|choice| {
             let (tokens, key) = (prompt.clone(), sampling_key(seed, choice));
             RequestSubmission { tokens, max_tokens, rng_key: key, ..template.clone() }
         }));
     }
-    submits
+    submissions
 }
 
-/// Creates the detokenizer of an output; `kept`: special tokens that are not skipped.
+/// Creates the detokenizer of an output; `visible_special`: special tokens that are not skipped.
 pub(crate) fn detokenizer(
     serving: &ServingContext,
     params: &CompletionParams,
-    kept: Option<&Arc<[Token]>>,
+    visible_special: Option<&Arc<[Token]>>,
 ) -> Detokenizer {
     let options = DetokenizeOptions { skip_special_tokens: params.skip_special, continues: true };
     let detokenizer = Detokenizer::new(serving.tokenizer.clone(), options);
-    match kept {
-        Some(kept) => detokenizer.with_visible_special(Arc::clone(kept)),
+    match visible_special {
+        Some(visible_special) => detokenizer.with_visible_special(Arc::clone(visible_special)),
         None => detokenizer,
     }
 }
@@ -158,17 +161,18 @@ pub(crate) fn detokenizer(
 fn submit_constrained(
     serving: &ServingContext,
     params: &CompletionParams,
-    (constraint, budget): (Arc<OutputConstraint>, Option<ThinkingBudget>),
-    submits: Vec<RequestSubmission>,
-    ticket: AdmissionPermit,
+    constraint: Arc<OutputConstraint>,
+    budget: Option<ThinkingBudget>,
+    submissions: Vec<RequestSubmission>,
+    permit: AdmissionPermit,
 ) -> RequestEventStream {
     let name = params.request_id.as_deref().unwrap_or_default();
-    let (stream, held) = serving.client.submit_deferred(submits, params.n, name, ticket);
+    let (stream, deferred) = serving.client.submit_deferred(submissions, params.n, name, permit);
     let (param, ignores_end) = (constraint.param.clone(), params.ignore_eos);
     let span = Span::current();
     serving.grammars.compile(constraint, move |compiled| match compiled {
         Ok(compiled) => {
-            held.release(&DecodingGuide {
+            deferred.release(&DecodingGuide {
                 grammar: Some(compiled.session_seed(ignores_end)),
                 budget,
             });
@@ -182,7 +186,7 @@ fn submit_constrained(
                     tracing::debug!(param, %error, "the grammar was refused");
                 }
             });
-            held.reject(&rejection_of(&error, param));
+            deferred.reject(&rejection_of(&error, param));
         }
     });
     stream
@@ -219,10 +223,10 @@ fn template(
     sampling.bad_words = bad_words(serving, params)?;
     // A grammar allows EOS only where the output must end, or where EOS is not ignored.
     let constrained = params.constraint.is_some();
-    let ends = !params.ignore_eos || constrained;
-    let eos_ids = if ends { serving.tokenizer.eos_ids().to_vec() } else { Vec::new() };
-    if let Some(limit) = extra.thinking {
-        limit.check(&sampling, &params.stop_ids)?;
+    let allows_eos = !params.ignore_eos || constrained;
+    let eos_ids = if allows_eos { serving.tokenizer.eos_ids().to_vec() } else { Vec::new() };
+    if let Some(thinking) = extra.thinking {
+        thinking.check(&sampling, &params.stop_ids)?;
     }
     // The sampler masks these ids below `min_tokens`.
     sampling.stop_token_ids.clone_from(&params.stop_ids);
@@ -235,7 +239,7 @@ fn template(
         first_masked_token: if constrained {
             Some(0)
         } else {
-            extra.thinking.map(|it| it.budget.tokens)
+            extra.thinking.map(|thinking| thinking.budget.tokens)
         },
         rng_key: 0,
         eos_ids,
@@ -260,13 +264,15 @@ pub(crate) fn reject_if_too_long(
         return Ok(());
     }
     match serving.tokenizer.min_token_count(text) {
-        least if least < limit => Ok(()),
-        least => Err(too_long(&format!("at least {least}"), limit, field)),
+        lower_bound if lower_bound < limit => Ok(()),
+        lower_bound => Err(too_long(&format!("at least {lower_bound}"), limit, field)),
     }
 }
 
 fn too_long(tokens: &str, limit: usize, field: &str) -> ApiError {
-    let message = format!("the prompt has {tokens} tokens, the model takes less than {limit}");
+    let message = format!(
+        "the prompt has {tokens} tokens, it must be shorter than the context length of {limit}"
+    );
     ApiError::bad_request("context_length_exceeded", field, message)
 }
 
@@ -284,26 +290,28 @@ fn max_tokens(
     if prompt_len >= limit {
         return Err(too_long(&prompt_len.to_string(), limit, extra.prompt_field));
     }
-    let room = (limit - prompt_len) as u32;
-    let Some(asked) = params.max_tokens else {
-        let most = extra.max_tokens_default.map_or(room, |default| default.min(room));
-        let least = params.sampling.min_tokens;
-        if least > most {
-            let message = format!("min_tokens is {least}, the output has {most} tokens at most");
+    let remaining = (limit - prompt_len) as u32;
+    let Some(requested) = params.max_tokens else {
+        let max_tokens =
+            extra.max_tokens_default.map_or(remaining, |default| default.min(remaining));
+        let min_tokens = params.sampling.min_tokens;
+        if min_tokens > max_tokens {
+            let message =
+                format!("min_tokens is {min_tokens}, the output has {max_tokens} tokens at most");
             return Err(ApiError::invalid("min_tokens", message));
         }
-        return Ok(most);
+        return Ok(max_tokens);
     };
     let field = params.max_tokens_field;
-    if asked > room {
+    if requested > remaining {
         let message = format!(
-            "{prompt_len} prompt tokens and {field} {asked} exceed the model's {limit} tokens"
+            "{prompt_len} prompt tokens and {field} {requested} exceed the context length of {limit}"
         );
         return Err(ApiError::bad_request("context_length_exceeded", field, message));
     }
     // The scheduler checks whether one choice fits in the KV cache; choices that do not fit at the same time
     // run one after another.
-    Ok(asked)
+    Ok(requested)
 }
 
 /// Returns the token sequences of the bad words: as given, and with a leading space.

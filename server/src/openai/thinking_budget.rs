@@ -10,6 +10,15 @@ use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 use text::{Detokenizer, OutputParser, ReasoningFamily, ReasoningStart};
 
+/// Start of an output.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OutputStart<'a> {
+    /// Reasoning state; `None` = there is no reasoning parser.
+    pub reasoning: Option<ReasoningStart>,
+    /// Message that the output continues, if any; its reasoning tokens count towards the budget.
+    pub continued: Option<&'a str>,
+}
+
 /// Thinking budget requested by a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestedThinkingBudget {
@@ -47,20 +56,20 @@ impl RequestedThinkingBudget {
         Ok(tokens.map(|tokens| Self { tokens: tokens as u32, param }))
     }
 
-    /// Creates the budget of outputs that start in reasoning state `beginning` and are read by `parser`;
-    /// `None` = they contain no more reasoning. `continued`: the message that they continue; its
-    /// reasoning tokens count.
+    /// Creates the budget of outputs that begin at `start` and are parsed by `parser`; `None` = they contain
+    /// no more reasoning.
     ///
     /// Errors: 400 if there is no reasoning parser, or if the end marker cannot be forced.
     pub(crate) fn activate(
         self,
         serving: &ServingContext,
         params: &CompletionParams,
-        (beginning, continued): (Option<ReasoningStart>, Option<&str>),
-        (parser, detokenizer): (&OutputParser, Detokenizer),
+        start: OutputStart<'_>,
+        parser: &OutputParser,
+        detokenizer: Detokenizer,
     ) -> Result<Option<ActiveThinkingBudget>, ApiError> {
         let Self { tokens, param } = self;
-        let Some(beginning) = beginning else {
+        let Some(reasoning) = start.reasoning else {
             let message = "needs a model whose reasoning is told apart (--reasoning-parser)";
             return Err(ApiError::unsupported(param, message));
         };
@@ -69,18 +78,19 @@ impl RequestedThinkingBudget {
             let ids = serving.tokenizer.encode(text, false);
             ids.map_err(|error| text_error(&error, param))
         };
-        let begun = match (beginning, continued) {
+        let reasoning_tokens = match (reasoning, start.continued) {
             (ReasoningStart::Inside, Some(message)) => {
                 encode(ReasoningFamily::trailing_reasoning(message))?.len() as u32
             }
             _ => 0,
         };
-        let mark = encode(ReasoningFamily::END_MARKER)?;
-        check_end_marker(serving, params, &mark, param)?;
-        let reader: ReasoningTrackerFactory = Arc::new(move || Box::new(reader.clone()));
-        let (tokens, vocab_size) = (tokens.saturating_sub(begun), serving.field_bounds.vocab_size);
-        let budget =
-            ThinkingBudget { tokens, end_marker: mark.into(), vocab_size, new_tracker: reader };
+        let end_marker = encode(ReasoningFamily::END_MARKER)?;
+        check_end_marker(serving, params, &end_marker, param)?;
+        let new_tracker: ReasoningTrackerFactory = Arc::new(move || Box::new(reader.clone()));
+        let tokens = tokens.saturating_sub(reasoning_tokens);
+        let vocab_size = serving.field_bounds.vocab_size;
+        let end_marker = end_marker.into();
+        let budget = ThinkingBudget { tokens, end_marker, vocab_size, new_tracker };
         Ok(Some(ActiveThinkingBudget { budget, param }))
     }
 }
@@ -94,13 +104,13 @@ impl ActiveThinkingBudget {
         sampling: &SamplingParams,
         stop_ids: &[Token],
     ) -> Result<(), ApiError> {
-        let mark = &self.budget.end_marker;
+        let end_marker = &self.budget.end_marker;
         let forbids = |words: &[Vec<Token>]| {
-            words.iter().any(|word| word.last().is_some_and(|last| mark.contains(last)))
+            words.iter().any(|word| word.last().is_some_and(|last| end_marker.contains(last)))
         };
-        let lacks = |ids: &Vec<Token>| mark.iter().any(|id| !ids.contains(id));
-        let stops = mark.iter().any(|id| stop_ids.contains(id));
-        let rule = if sampling.allowed_token_ids.as_ref().is_some_and(lacks) {
+        let lacks_end_marker = |ids: &Vec<Token>| end_marker.iter().any(|id| !ids.contains(id));
+        let stops = end_marker.iter().any(|id| stop_ids.contains(id));
+        let param = if sampling.allowed_token_ids.as_ref().is_some_and(lacks_end_marker) {
             "allowed_token_ids"
         } else if forbids(&sampling.bad_words) {
             "bad_words"
@@ -109,8 +119,8 @@ impl ActiveThinkingBudget {
         } else {
             return Ok(());
         };
-        let message = format!("forbids the tokens {mark:?} that {} forces", self.param);
-        Err(ApiError::invalid(rule, message))
+        let message = format!("forbids the tokens {end_marker:?} that {} forces", self.param);
+        Err(ApiError::invalid(param, message))
     }
 }
 
@@ -118,17 +128,17 @@ impl ActiveThinkingBudget {
 fn check_end_marker(
     serving: &ServingContext,
     params: &CompletionParams,
-    mark: &[Token],
+    end_marker: &[Token],
     param: &'static str,
 ) -> Result<(), ApiError> {
     let (tokenizer, end) = (&serving.tokenizer, ReasoningFamily::END_MARKER);
-    if !tokenizer.decode(mark, false).contains(end) {
+    if !tokenizer.decode(end_marker, false).contains(end) {
         let message = format!("this model's tokenizer cannot write {end}");
         return Err(ApiError::unsupported(param, message));
     }
     // Grammars match the text of an output, and a special token has no text.
     match &params.constraint {
-        Some(constraint) if mark.iter().any(|&id| tokenizer.is_special(id)) => {
+        Some(constraint) if end_marker.iter().any(|&id| tokenizer.is_special(id)) => {
             let message =
                 format!("{end} is no text for {}, which begins behind it", constraint.param);
             Err(ApiError::unsupported(param, message))

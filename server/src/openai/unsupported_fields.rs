@@ -35,8 +35,8 @@ pub(crate) fn reject_shared(fields: &mut RequestFields) -> Result<(), ApiError> 
         let message = "a suffix is not supported";
         return Err(ApiError::unsupported("suffix", message));
     }
-    for inert in ["user", "metadata", "store", "service_tier", "safety_identifier"] {
-        fields.take(inert);
+    for ignored in ["user", "metadata", "store", "service_tier", "safety_identifier"] {
+        fields.take(ignored);
     }
     Ok(())
 }

@@ -42,20 +42,20 @@ pub(super) fn schemas() -> Map<String, Value> {
     schemas
 }
 
-/// Builds the schema of the fields that `read` takes, over all forms of a body.
+/// Builds the schema of the fields that `read` takes, over all example bodies.
 ///
-/// `required`: whether the fields of the form are required.
+/// `required`: whether the fields of the first example are required.
 fn schema(
-    forms: &[Value],
+    examples: &[Value],
     required: bool,
     read: impl Fn(&mut RequestFields) -> Result<(), ApiError>,
 ) -> Value {
     let mut properties = Map::new();
-    for form in forms {
-        for FieldLookup { name, kind } in field_lookups(form, &read) {
+    for example in examples {
+        for FieldLookup { name, kind } in field_lookups(example, &read) {
             if kind == FieldKind::Any
-                && form.get(&name).is_none()
-                && is_rejected_field(form, &name, &read)
+                && example.get(&name).is_none()
+                && is_rejected_field(example, &name, &read)
             {
                 continue;
             }
@@ -64,18 +64,18 @@ fn schema(
         }
     }
     let mut schema = json!({"type": "object", "properties": properties});
-    if let (true, Some(form)) = (required, forms.first().and_then(Value::as_object)) {
-        schema["required"] = form.keys().cloned().collect();
+    if let (true, Some(example)) = (required, examples.first().and_then(Value::as_object)) {
+        schema["required"] = example.keys().cloned().collect();
     }
     schema
 }
 
-/// Returns the fields that `read` looks up in a body of this form.
+/// Returns the fields that `read` looks up in an example body.
 fn field_lookups(
-    form: &Value,
+    example: &Value,
     read: impl Fn(&mut RequestFields) -> Result<(), ApiError>,
 ) -> Vec<FieldLookup> {
-    let Some(mut fields) = parse(form).map(RequestFields::recording_lookups) else {
+    let Some(mut fields) = parse(example).map(RequestFields::recording_lookups) else {
         return Vec::new();
     };
     if let Err(error) = read(&mut fields) {
@@ -86,24 +86,24 @@ fn field_lookups(
 
 /// Whether a field is rejected as unsupported, whatever its value.
 fn is_rejected_field(
-    form: &Value,
+    example: &Value,
     name: &str,
     read: impl Fn(&mut RequestFields) -> Result<(), ApiError>,
 ) -> bool {
     let values =
         [json!(true), json!(1), json!("a"), json!(["a"]), json!({"type": "text"}), json!([])];
     values.into_iter().all(|value| {
-        let mut form = form.clone();
-        form[name] = value;
-        let refused = |error: ApiError| {
+        let mut example = example.clone();
+        example[name] = value;
+        let is_unsupported = |error: ApiError| {
             error.reason == "unsupported_field" && error.param.as_deref() == Some(name)
         };
-        parse(&form).is_some_and(|mut fields| read(&mut fields).is_err_and(refused))
+        parse(&example).is_some_and(|mut fields| read(&mut fields).is_err_and(is_unsupported))
     })
 }
 
-fn parse(form: &Value) -> Option<RequestFields> {
-    RequestFields::of_body(JsonValue::parse(form.to_string().as_bytes()).ok()?).ok()
+fn parse(example: &Value) -> Option<RequestFields> {
+    RequestFields::of_body(JsonValue::parse(example.to_string().as_bytes()).ok()?).ok()
 }
 
 /// Returns the schema of a field with a known type and range.

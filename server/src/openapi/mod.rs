@@ -59,12 +59,12 @@ pub fn document() -> Value {
 }
 
 fn operation(route: &HttpRoute) -> Value {
-    let says = operations::operation_doc_of(route.path);
+    let doc = operations::operation_doc_of(route.path);
     let mut operation = json!({
-        "summary": says.summary,
+        "summary": doc.summary,
         "operationId": operation_id(route),
         "responses": {
-            "200": replies::reply(says.reply),
+            "200": replies::reply(doc.reply),
             "default": {
                 "description": "A refusal or a failure",
                 "content": {"application/json": {"schema": error_schema(route.path)}},
@@ -74,7 +74,7 @@ fn operation(route: &HttpRoute) -> Value {
     if route.access == RouteAccess::Open {
         operation["security"] = json!([]);
     }
-    if let Some(body) = says.body {
+    if let Some(body) = doc.body {
         let schema = json!({"$ref": format!("#/components/schemas/{body}")});
         let content = json!({"application/json": {"schema": schema}});
         operation["requestBody"] = json!({"required": true, "content": content});
@@ -89,11 +89,11 @@ fn operation(route: &HttpRoute) -> Value {
 /// Returns the schema of an error body: Anthropic's on paths of its API, where errors raised before the
 /// handler still have the common shape.
 fn error_schema(path: &str) -> Value {
-    let ours = json!({"$ref": "#/components/schemas/Error"});
+    let common = json!({"$ref": "#/components/schemas/Error"});
     if path.starts_with("/v1/messages") {
-        return json!({"anyOf": [{"$ref": "#/components/schemas/MessagesError"}, ours]});
+        return json!({"anyOf": [{"$ref": "#/components/schemas/MessagesError"}, common]});
     }
-    ours
+    common
 }
 
 /// Returns the operation id, for example `post_v1_chat_completions`.

@@ -47,9 +47,9 @@ fn list_of(name: &str) -> Value {
 /// Returns the schemas of all replies by name.
 pub(super) fn schemas() -> Map<String, Value> {
     let [text, int, flag] = ["string", "integer", "boolean"].map(|kind| json!({"type": kind}));
-    let maybe_text = json!({"type": ["string", "null"]});
+    let nullable_text = json!({"type": ["string", "null"]});
     let error = object(&json!({
-        "message": text, "type": text, "param": maybe_text, "code": int, "reason": text,
+        "message": text, "type": text, "param": nullable_text, "code": int, "reason": text,
     }));
     let mut schemas = Map::new();
     let mut add = |name: &str, schema: Value| schemas.insert(name.to_owned(), schema);
@@ -91,13 +91,13 @@ fn completions(add: &mut impl FnMut(&str, Value) -> Option<Value>) {
             "stop_reason": stop,
         })),
     );
-    let answer = object(&json!({
+    let message_schema = object(&json!({
         "role": {"const": "assistant"}, "content": {"type": ["string", "null"]},
     }));
     add(
         "ChatChoice",
         object(&json!({
-            "index": int, "message": answer, "logprobs": logprobs, "finish_reason": finish,
+            "index": int, "message": message_schema, "logprobs": logprobs, "finish_reason": finish,
             "stop_reason": stop,
         })),
     );

@@ -16,24 +16,24 @@ pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Respons
     let PreparedRequest { generation, reply, .. } = prepared;
     let body = body_of(&reply.body(ResponseStatus::Queued, &[], None))?;
     let (app, id, owner) = (Arc::clone(&reply.app), reply.id.clone(), reply.owner);
-    let (kept, wait) = oneshot::channel();
+    let (stored, stored_rx) = oneshot::channel();
     let task = tokio::spawn(async move {
         // The response must be stored before it can be finished.
-        if wait.await.is_err() {
+        if stored_rx.await.is_err() {
             return;
         }
-        let made = run(&reply, generation).await;
-        let (body, items) = made.unwrap_or_else(|error| failed(&reply, &error));
+        let result = run(&reply, generation).await;
+        let (body, items) = result.unwrap_or_else(|error| failed(&reply, &error));
         reply.app.responses.finish(&reply.id, body, &reply.history(&items));
     });
-    let making = task.abort_handle();
-    if !app.responses.put_in_progress(owner, &id, body.clone(), making) {
-        // `kept` is dropped here, so the task ends, and its request with it.
+    let background_task = task.abort_handle();
+    if !app.responses.put_in_progress(owner, &id, body.clone(), background_task) {
+        // `stored` is dropped here, so the task ends, and its request with it.
         let message = "the response would be too large to be kept: send it without background";
         return Err(ApiError::invalid("background", message));
     }
     // The task holds the receiver: the channel is closed only if the task has ended.
-    let _ = kept.send(());
+    let _ = stored.send(());
     Ok(json_response(body))
 }
 

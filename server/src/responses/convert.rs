@@ -77,7 +77,7 @@ impl<'a> ResponseTurns<'a> {
         };
         let content = messages::content(item, role)?;
         let mut message = json!({"role": role, "content": content});
-        self.add_thought(&mut message);
+        self.add_reasoning(&mut message);
         self.messages.push(message);
         Ok(())
     }
@@ -91,7 +91,7 @@ impl<'a> ResponseTurns<'a> {
             "function": {"name": name, "arguments": arguments}});
         if self.messages.last().is_none_or(|last| last["role"] != "assistant") {
             let mut message = json!({"role": "assistant", "content": ""});
-            self.add_thought(&mut message);
+            self.add_reasoning(&mut message);
             self.messages.push(message);
         }
         let Some(last) = self.messages.last_mut() else { return Ok(()) };
@@ -112,7 +112,7 @@ impl<'a> ResponseTurns<'a> {
         Ok(())
     }
 
-    fn add_thought(&mut self, message: &mut Value) {
+    fn add_reasoning(&mut self, message: &mut Value) {
         if message["role"] == "assistant" && !self.pending_reasoning.is_empty() {
             message["reasoning_content"] = Value::from(std::mem::take(&mut self.pending_reasoning));
         }

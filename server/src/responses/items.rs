@@ -61,16 +61,16 @@ pub(super) struct OutputItemIds {
 }
 
 impl OutputItemIds {
-    pub(super) fn reasoning(&self, place: usize) -> String {
-        format!("rs_{}_{place}", self.request_id)
+    pub(super) fn reasoning(&self, index: usize) -> String {
+        format!("rs_{}_{index}", self.request_id)
     }
 
-    pub(super) fn message(&self, place: usize) -> String {
-        format!("msg_{}_{place}", self.request_id)
+    pub(super) fn message(&self, index: usize) -> String {
+        format!("msg_{}_{index}", self.request_id)
     }
 
-    pub(super) fn call(&self, place: usize) -> String {
-        format!("fc_{}_{place}", self.request_id)
+    pub(super) fn call(&self, index: usize) -> String {
+        format!("fc_{}_{index}", self.request_id)
     }
 }
 
@@ -78,31 +78,35 @@ impl OutputItemIds {
 /// incomplete.
 pub(super) fn of_message(
     message: AssistantMessage,
-    names: &OutputItemIds,
-    cut: bool,
+    item_ids: &OutputItemIds,
+    truncated: bool,
 ) -> Vec<ResponseOutputItem> {
     let AssistantMessage { reasoning, content, calls } = message;
-    let up_to_cut = |is_last: bool| {
-        if cut && is_last { OutputItemStatus::Incomplete } else { OutputItemStatus::Completed }
+    let status_of = |is_last: bool| {
+        if truncated && is_last {
+            OutputItemStatus::Incomplete
+        } else {
+            OutputItemStatus::Completed
+        }
     };
     let mut items = Vec::new();
     if !reasoning.is_empty() {
-        let status = up_to_cut(content.is_empty() && calls.is_empty());
+        let status = status_of(content.is_empty() && calls.is_empty());
         let content = vec![OutputItemContent::ReasoningText { text: reasoning }];
         items.push(ResponseOutputItem::Reasoning {
-            id: names.reasoning(0),
+            id: item_ids.reasoning(0),
             summary: [],
             content,
             status,
         });
     }
     if !content.is_empty() || calls.is_empty() && items.is_empty() {
-        let (id, status) = (names.message(items.len()), up_to_cut(calls.is_empty()));
+        let (id, status) = (item_ids.message(items.len()), status_of(calls.is_empty()));
         items.push(message_item(id, content, status));
     }
     for call in calls {
         items.push(ResponseOutputItem::FunctionCall {
-            id: names.call(items.len()),
+            id: item_ids.call(items.len()),
             call_id: call.id,
             name: call.name,
             arguments: call.arguments,
@@ -132,15 +136,16 @@ pub(super) fn message_item(
 
 /// Converts the items to a message of a chat template, for the next turn.
 pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
-    let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+    let (mut output_text, mut reasoning_text, mut calls) =
+        (String::new(), String::new(), Vec::new());
     for item in items {
         match item {
             ResponseOutputItem::Reasoning { content, .. }
             | ResponseOutputItem::Message { content, .. } => {
                 for part in content {
                     match part {
-                        OutputItemContent::ReasoningText { text } => thought.push_str(text),
-                        OutputItemContent::OutputText { text, .. } => said.push_str(text),
+                        OutputItemContent::ReasoningText { text } => reasoning_text.push_str(text),
+                        OutputItemContent::OutputText { text, .. } => output_text.push_str(text),
                     }
                 }
             }
@@ -155,9 +160,9 @@ pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
     }
     let mut turn = Map::new();
     turn.insert("role".to_owned(), Value::from("assistant"));
-    turn.insert("content".to_owned(), Value::from(said));
-    if !thought.is_empty() {
-        turn.insert("reasoning_content".to_owned(), Value::from(thought));
+    turn.insert("content".to_owned(), Value::from(output_text));
+    if !reasoning_text.is_empty() {
+        turn.insert("reasoning_content".to_owned(), Value::from(reasoning_text));
     }
     if !calls.is_empty() {
         turn.insert("tool_calls".to_owned(), Value::Array(calls));

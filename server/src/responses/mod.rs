@@ -41,7 +41,7 @@ pub(crate) async fn create(
 }
 
 /// Returns a stored response.
-pub(crate) async fn find(
+pub(crate) async fn retrieve(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,
     headers: HeaderMap,

@@ -77,7 +77,7 @@ impl ResponsesReply {
         output: &'a [ResponseOutputItem],
         usage: Option<&UsageInfo>,
     ) -> ResponseObject<'a> {
-        let cut = json!({"reason": "max_output_tokens"});
+        let incomplete_details = json!({"reason": "max_output_tokens"});
         ResponseObject {
             id: &self.id,
             object: "response",
@@ -86,7 +86,7 @@ impl ResponsesReply {
             model: &self.model,
             output,
             error: None,
-            incomplete_details: (state == ResponseStatus::Incomplete).then_some(cut),
+            incomplete_details: (state == ResponseStatus::Incomplete).then_some(incomplete_details),
             usage: usage.map(usage_body),
             echoed_fields: &self.echoed_fields,
         }
@@ -119,9 +119,9 @@ impl ResponsesReply {
         &self,
         generation: RequestGeneration,
     ) -> Result<(String, Vec<ResponseOutputItem>), ApiError> {
-        let (whole, generation) = collect_one(generation).await?;
-        let state = state(&whole.end);
-        let message = AssistantMessage::of(&whole, 0, &self.item_ids.tool_call_ids);
+        let (choice, generation) = collect_one(generation).await?;
+        let state = state(&choice.end);
+        let message = AssistantMessage::of(&choice, 0, &self.item_ids.tool_call_ids);
         let items = of_message(message, &self.item_ids, state == ResponseStatus::Incomplete);
         let body = body_of(&self.body(state, &items, Some(&generation.usage())))?;
         Ok((body, items))
@@ -157,31 +157,33 @@ impl CompletionEndpoint for ResponsesReply {
         serving: &Arc<ServingContext>,
         mut fields: RequestFields,
         headers: &HeaderFields,
-        ticket: AdmissionPermit,
+        permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
-        let kept = |id: &str| app.responses.history(headers.caller, id);
-        let asked =
-            types::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults, kept)?;
+        let stored_history = |id: &str| app.responses.history(headers.caller, id);
+        let parsed = types::take(
+            &mut fields,
+            &serving.field_bounds,
+            &serving.sampling_defaults,
+            stored_history,
+        )?;
         let ignored = ignored_fields(app, &fields)?;
-        let ResponsesRequest { request, history, echoed_fields: repeated, store, background } =
-            asked;
+        let ResponsesRequest { request, history, echoed_fields, store, background } = parsed;
         if background && request.params.stream {
             let message = "a response that is made in the background is not streamed";
             return Err(ApiError::unsupported("stream", message));
         }
-        let started = start(app, serving, request, headers, ticket)?;
-        let StartedGeneration {
-            generation, model, request_id, params, tool_call_ids: calls, ..
-        } = started;
+        let started = start(app, serving, request, headers, permit)?;
+        let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =
+            started;
         let reply = Self {
             app: Arc::clone(app),
             // Not the client's request id, with which another client could overwrite a stored response.
             id: format!("resp_{}", app.id_generator.id()),
             owner: headers.caller,
-            item_ids: OutputItemIds { request_id: request_id.clone(), tool_call_ids: calls },
+            item_ids: OutputItemIds { request_id: request_id.clone(), tool_call_ids },
             created: unix_time(),
             model,
-            echoed_fields: repeated,
+            echoed_fields,
             history,
             store,
             background,

@@ -51,9 +51,9 @@ pub struct ResponseStore {
 impl ResponseStore {
     /// Stores a response. Evicts the least recently used ones; an entry above the limit is not stored.
     pub fn put(&self, owner: CallerIdentity, id: &str, body: String, history: &Value) {
-        let (history, making, used) = (history.to_string(), None, 0);
-        self.with(|shelf| {
-            shelf.put(id, StoredResponse { owner, body, history, background_task: making, used })
+        let (history, background_task, used) = (history.to_string(), None, 0);
+        self.with(|store| {
+            store.put(id, StoredResponse { owner, body, history, background_task, used })
         });
     }
 
@@ -63,31 +63,37 @@ impl ResponseStore {
         owner: CallerIdentity,
         id: &str,
         body: String,
-        making: AbortHandle,
+        background_task: AbortHandle,
     ) -> bool {
         let (history, used) = (String::new(), 0);
-        self.with(|shelf| {
-            shelf.put(
+        self.with(|store| {
+            store.put(
                 id,
-                StoredResponse { owner, body, history, background_task: Some(making), used },
+                StoredResponse {
+                    owner,
+                    body,
+                    history,
+                    background_task: Some(background_task),
+                    used,
+                },
             )
         })
     }
 
     /// Returns the JSON object of a stored response.
     pub fn body(&self, caller: CallerIdentity, id: &str) -> Option<String> {
-        self.with(|shelf| shelf.touch(caller, id).map(|entry| entry.body.clone()))
+        self.with(|store| store.touch(caller, id).map(|entry| entry.body.clone()))
     }
 
     /// Returns the messages of a finished response's conversation.
     pub fn history(&self, caller: CallerIdentity, id: &str) -> Option<Vec<Value>> {
-        let text = self.with(|shelf| shelf.touch(caller, id).map(|entry| entry.history.clone()))?;
+        let text = self.with(|store| store.touch(caller, id).map(|entry| entry.history.clone()))?;
         serde_json::from_str(&text).ok()
     }
 
     /// Deletes a response; aborts it if it is in progress.
     pub fn remove(&self, caller: CallerIdentity, id: &str) -> bool {
-        self.with(|shelf| match shelf.take_owned(caller, id) {
+        self.with(|store| match store.take_owned(caller, id) {
             None => false,
             Some(entry) => {
                 entry.background_task.inspect(AbortHandle::abort);
@@ -100,30 +106,30 @@ impl ResponseStore {
     ///
     /// Errors: 400 if it is finished, or not a background response.
     pub fn cancel(&self, caller: CallerIdentity, id: &str) -> Option<Result<(), ApiError>> {
-        self.with(|shelf| {
-            let mut entry = shelf.take_owned(caller, id)?;
+        self.with(|store| {
+            let mut entry = store.take_owned(caller, id)?;
             let result = match entry.background_task.take() {
                 None if status_of(&entry.body).as_deref() == Some("cancelled") => Ok(()),
                 None => {
                     let message = "only a response that is made in the background can be cancelled";
                     Err(ApiError::bad_request("invalid_value", "response_id", message))
                 }
-                Some(making) => {
-                    making.abort();
+                Some(background_task) => {
+                    background_task.abort();
                     entry.body = with_status(&entry.body, "cancelled");
                     Ok(())
                 }
             };
-            shelf.put(id, entry);
+            store.put(id, entry);
             Some(result)
         })
     }
 
     /// Updates a response in progress once it has output.
     pub(super) fn update_in_progress(&self, id: &str, body: String) {
-        self.with(|shelf| {
-            if let Some(entry) = shelf.take_in_progress(id) {
-                shelf.put(id, StoredResponse { body, ..entry });
+        self.with(|store| {
+            if let Some(entry) = store.take_in_progress(id) {
+                store.put(id, StoredResponse { body, ..entry });
             }
         });
     }
@@ -131,9 +137,9 @@ impl ResponseStore {
     /// Replaces a response in progress by its final form, unless it was cancelled or deleted meanwhile.
     pub(super) fn finish(&self, id: &str, body: String, history: &Value) {
         let history = history.to_string();
-        self.with(|shelf| {
-            if let Some(entry) = shelf.take_in_progress(id) {
-                shelf.put(id, StoredResponse { body, history, background_task: None, ..entry });
+        self.with(|store| {
+            if let Some(entry) = store.take_in_progress(id) {
+                store.put(id, StoredResponse { body, history, background_task: None, ..entry });
             }
         });
     }
@@ -192,10 +198,10 @@ impl StoredResponses {
         self.by_use.insert(self.clock, id.to_owned());
         self.entries.insert(id.to_owned(), entry);
         while self.bytes > STORE_BYTES {
-            let is_made =
+            let is_finished =
                 |id: &&String| self.entries.get(*id).is_some_and(|e| e.background_task.is_none());
-            let mut others = self.by_use.values().filter(|other| *other != id);
-            let Some(oldest) = others.find(is_made).cloned() else { break };
+            let mut candidates = self.by_use.values().filter(|other| *other != id);
+            let Some(oldest) = candidates.find(is_finished).cloned() else { break };
             self.take(&oldest);
         }
         true
@@ -221,8 +227,8 @@ mod tests {
         store.put(ANONYMOUS, "d", third, &history);
         assert!(store.body(ANONYMOUS, "b").is_none(), "b was used least recently");
         assert!(store.body(ANONYMOUS, "a").is_some() && store.body(ANONYMOUS, "c").is_some());
-        let kept = store.history(ANONYMOUS, "a");
-        assert_eq!(kept, Some(vec![json!({"role": "user", "content": "hi"})]));
+        let history_of_a = store.history(ANONYMOUS, "a");
+        assert_eq!(history_of_a, Some(vec![json!({"role": "user", "content": "hi"})]));
         store.put(ANONYMOUS, "e", "x".repeat(STORE_BYTES), &history);
         assert!(store.body(ANONYMOUS, "e").is_none() && store.body(ANONYMOUS, "d").is_some());
         assert!(store.remove(ANONYMOUS, "d") && !store.remove(ANONYMOUS, "d"));

@@ -78,9 +78,9 @@ struct ResponseStreamEvent<'a> {
 }
 
 /// Appends one event. Writing to memory and JSON serialisation of these types cannot fail.
-fn write(kind: &str, number: &mut u64, said: ResponseEventBody<'_>, out: &mut BytesMut) {
+fn write(kind: &str, number: &mut u64, body: ResponseEventBody<'_>, out: &mut BytesMut) {
     let _ = write!(out.writer(), "event: {kind}\ndata: ");
-    let event = ResponseStreamEvent { r#type: kind, sequence_number: *number, body: said };
+    let event = ResponseStreamEvent { r#type: kind, sequence_number: *number, body };
     let _ = serde_json::to_writer(out.writer(), &event);
     out.put_slice(b"\n\n");
     *number += 1;
@@ -125,12 +125,12 @@ impl ResponsesEventWriter {
                 if let Some(ResponseOutputItem::FunctionCall { id, arguments, .. }) = &mut self.open
                 {
                     arguments.push_str(text);
-                    let said = ResponseEventBody::ArgumentsDelta {
+                    let body = ResponseEventBody::ArgumentsDelta {
                         item_id: id,
                         output_index,
                         delta: text,
                     };
-                    write("response.function_call_arguments.delta", number, said, out);
+                    write("response.function_call_arguments.delta", number, body, out);
                 }
             }
             OutputPiece::End { .. } => self.close(OutputItemStatus::Completed, out),
@@ -139,8 +139,8 @@ impl ResponsesEventWriter {
     }
 
     fn add(&mut self, item: ResponseOutputItem, out: &mut BytesMut) {
-        let said = ResponseEventBody::Item { output_index: self.output.len(), item: &item };
-        write("response.output_item.added", &mut self.number, said, out);
+        let body = ResponseEventBody::Item { output_index: self.output.len(), item: &item };
+        write("response.output_item.added", &mut self.number, body, out);
         self.open = Some(item);
     }
 
@@ -151,9 +151,9 @@ impl ResponsesEventWriter {
             | (Some(ResponseOutputItem::Message { .. }), false) => return,
             _ => self.close(OutputItemStatus::Completed, out),
         }
-        let place = self.output.len();
+        let output_index = self.output.len();
         let (item, part) = if reasoning {
-            let (id, content) = (self.reply.item_ids.reasoning(place), Vec::new());
+            let (id, content) = (self.reply.item_ids.reasoning(output_index), Vec::new());
             let item = ResponseOutputItem::Reasoning {
                 id,
                 summary: [],
@@ -162,7 +162,7 @@ impl ResponsesEventWriter {
             };
             (item, OutputItemContent::ReasoningText { text: String::new() })
         } else {
-            let id = self.reply.item_ids.message(place);
+            let id = self.reply.item_ids.message(output_index);
             let status = OutputItemStatus::InProgress;
             let item =
                 ResponseOutputItem::Message { id, role: "assistant", content: Vec::new(), status };
@@ -176,13 +176,9 @@ impl ResponsesEventWriter {
         ) = &mut self.open
         {
             content.push(part.clone());
-            let said = ResponseEventBody::Part {
-                item_id: id,
-                output_index: place,
-                content_index: 0,
-                part,
-            };
-            write("response.content_part.added", number, said, out);
+            let body =
+                ResponseEventBody::Part { item_id: id, output_index, content_index: 0, part };
+            write("response.content_part.added", number, body, out);
         }
     }
 
@@ -207,9 +203,9 @@ impl ResponsesEventWriter {
             None => return,
         };
         let (item_id, content_index) = (id.as_str(), 0);
-        let said =
+        let body =
             ResponseEventBody::TextDelta { item_id, output_index, content_index, delta, logprobs };
-        write(kind, number, said, out);
+        write(kind, number, body, out);
     }
 
     /// Ends the open item.
@@ -229,25 +225,25 @@ impl ResponsesEventWriter {
                         OutputItemContent::ReasoningText { text } => ("reasoning_text", text, None),
                     };
                     let kind = format!("response.{kind}.done");
-                    let said = ResponseEventBody::TextDone {
+                    let body = ResponseEventBody::TextDone {
                         item_id,
                         output_index,
                         content_index,
                         text,
                         logprobs,
                     };
-                    write(&kind, number, said, out);
+                    write(&kind, number, body, out);
                     let part = part.clone();
-                    let said =
+                    let body =
                         ResponseEventBody::Part { item_id, output_index, content_index, part };
-                    write("response.content_part.done", number, said, out);
+                    write("response.content_part.done", number, body, out);
                 }
             }
             ResponseOutputItem::FunctionCall { id, name, arguments, status, .. } => {
                 *status = as_status;
-                let said =
+                let body =
                     ResponseEventBody::ArgumentsDone { item_id: id, output_index, name, arguments };
-                write("response.function_call_arguments.done", number, said, out);
+                write("response.function_call_arguments.done", number, body, out);
             }
         }
         write(
@@ -280,13 +276,13 @@ impl ChunkWriter for ResponsesEventWriter {
     }
 
     fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
-        let cut = self.state == ResponseStatus::Incomplete;
+        let is_incomplete = self.state == ResponseStatus::Incomplete;
         if self.open.is_none() && self.output.is_empty() {
             // An empty output still has a message.
             self.enter_text(false, out);
         }
         self.close(
-            if cut { OutputItemStatus::Incomplete } else { OutputItemStatus::Completed },
+            if is_incomplete { OutputItemStatus::Incomplete } else { OutputItemStatus::Completed },
             out,
         );
         let kind = match self.state {

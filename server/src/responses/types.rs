@@ -28,41 +28,44 @@ pub(super) struct ResponsesRequest {
     pub(super) background: bool,
 }
 
-/// Parses a whole request. `kept` returns the conversation of a stored response that the caller may continue.
+/// Parses a whole request. `stored_history` returns the conversation of a stored response that the caller may
+/// continue.
 ///
 /// Errors: 400 naming the field, 404 for a response that is not stored.
 pub(super) fn take(
     fields: &mut RequestFields,
     bounds: &FieldBounds,
     defaults: &SamplingDefaults,
-    kept: impl Fn(&str) -> Option<Vec<Value>>,
+    stored_history: impl Fn(&str) -> Option<Vec<Value>>,
 ) -> Result<ResponsesRequest, ApiError> {
     reject_unsupported(fields)?;
-    let mut repeated = Map::new();
+    let mut echoed_fields = Map::new();
     let metadata = metadata(fields)?;
     let store = fields.bool("store")?.unwrap_or(true);
     let background = background(fields, store)?;
     let (constraint, format) = format(fields)?;
-    let (tools, tools_repeated) = take_tools(fields)?;
-    let kwargs = kwargs(fields, &mut repeated)?;
+    let (tools, echoed_tools) = take_tools(fields)?;
+    let kwargs = kwargs(fields, &mut echoed_fields)?;
     let max_tokens = fields.int("max_output_tokens", 1..=i64::from(u32::MAX))?;
 
     let previous = fields.string("previous_response_id", 256)?;
     let instructions = fields.string("instructions", usize::MAX)?;
     let mut history = match &previous {
         None => Vec::new(),
-        Some(id) => kept(id).ok_or_else(|| previous_response_not_found("previous_response_id"))?,
+        Some(id) => {
+            stored_history(id).ok_or_else(|| previous_response_not_found("previous_response_id"))?
+        }
     };
     ResponseTurns::new(&mut history).input(fields.take("input"))?;
 
     let mut params = CompletionParams::take(fields, bounds, defaults)?;
     params.check_single()?;
     let thinking = thinking_budget::RequestedThinkingBudget::take(fields)?;
-    params.max_tokens = max_tokens.map(|most| most as u32);
+    params.max_tokens = max_tokens.map(|count| count as u32);
     params.max_tokens_field = "max_output_tokens";
     params.check_min_tokens()?;
     params.add_constraint(constraint)?;
-    repeated.extend([
+    echoed_fields.extend([
         ("background".to_owned(), json!(background)),
         ("instructions".to_owned(), json!(instructions)),
         ("max_output_tokens".to_owned(), json!(max_tokens)),
@@ -73,7 +76,7 @@ pub(super) fn take(
         ("temperature".to_owned(), json!(params.sampling.temperature)),
         ("text".to_owned(), json!({"format": format})),
         ("tool_choice".to_owned(), echoed_tool_choice(&tools.choice)),
-        ("tools".to_owned(), tools_repeated),
+        ("tools".to_owned(), echoed_tools),
         ("top_p".to_owned(), json!(params.sampling.top_p)),
         ("truncation".to_owned(), json!("disabled")),
     ]);
@@ -88,7 +91,7 @@ pub(super) fn take(
         add_special_tokens: false,
         prompt_field: "input",
     };
-    Ok(ResponsesRequest { request, history, echoed_fields: repeated, store, background })
+    Ok(ResponsesRequest { request, history, echoed_fields, store, background })
 }
 
 /// 404: the response given by `field` is not stored.
@@ -125,8 +128,8 @@ fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
     if let Some(value) = fields.take("stream_options") {
         RequestFields::of("stream_options".to_owned(), value)?.bool("include_obfuscation")?;
     }
-    for inert in ["prompt_cache_key", "prompt_cache_retention"] {
-        fields.take(inert);
+    for ignored in ["prompt_cache_key", "prompt_cache_retention"] {
+        fields.take(ignored);
     }
     Ok(())
 }
@@ -150,11 +153,11 @@ fn metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
         }
         Some(other) => return Err(wrong_type("metadata".to_owned(), "an object", &other)),
     };
-    let fits = |(key, value): &(String, JsonValue)| {
+    let is_valid = |(key, value): &(String, JsonValue)| {
         let short = |text: &String| text.len() <= METADATA_BYTES_MAX;
         key.len() <= METADATA_KEY_MAX && matches!(value, JsonValue::Str(text) if short(text))
     };
-    if !pairs.iter().all(fits) {
+    if !pairs.iter().all(is_valid) {
         let message = format!(
             "keys of at most {METADATA_KEY_MAX} bytes and strings of at most {METADATA_BYTES_MAX}"
         );
@@ -166,7 +169,7 @@ fn metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
 /// Takes the template variables.
 fn kwargs(
     fields: &mut RequestFields,
-    repeated: &mut Map<String, Value>,
+    echoed_fields: &mut Map<String, Value>,
 ) -> Result<Map<String, Value>, ApiError> {
     let mut kwargs = messages::kwargs(fields)?;
     let mut effort = None;
@@ -186,7 +189,7 @@ fn kwargs(
     if let Some(effort) = &effort {
         kwargs.insert("reasoning_effort".to_owned(), Value::from(effort.as_str()));
     }
-    repeated.insert("reasoning".to_owned(), json!({"effort": effort, "summary": null}));
+    echoed_fields.insert("reasoning".to_owned(), json!({"effort": effort, "summary": null}));
     Ok(kwargs)
 }
 
@@ -200,9 +203,9 @@ fn format(fields: &mut RequestFields) -> Result<(Option<OutputConstraint>, Value
         Some(_) => return Err(ApiError::unsupported("text.verbosity", "must be medium")),
     }
     let Some(value) = text.take("format") else { return Ok((None, plain)) };
-    let repeated = value.clone().into_value();
+    let echoed_format = value.clone().into_value();
     let mut format = RequestFields::of("text.format".to_owned(), value)?;
-    let form = match format.string("type", 64)?.as_deref() {
+    let spec = match format.string("type", 64)?.as_deref() {
         Some("text") => return Ok((None, plain)),
         Some("json_object") => GrammarSpec::json_object(JsonWhitespace::Any),
         Some("json_schema") => match format.take("schema") {
@@ -217,24 +220,26 @@ fn format(fields: &mut RequestFields) -> Result<(Option<OutputConstraint>, Value
             return Err(ApiError::invalid("text.format.type", message));
         }
     };
-    Ok((Some(OutputConstraint::new(form, "text.format")), repeated))
+    Ok((Some(OutputConstraint::new(spec, "text.format")), echoed_format))
 }
 
 fn take_tools(fields: &mut RequestFields) -> Result<(RequestTools, Value), ApiError> {
-    let mut defined: Vec<ToolDefinition> = Vec::new();
-    let (mut shown, mut repeated) = (Vec::new(), Vec::new());
+    let mut definitions: Vec<ToolDefinition> = Vec::new();
+    let (mut template_tools, mut echoed_tools) = (Vec::new(), Vec::new());
     for (index, item) in tools::list(fields)?.into_iter().enumerate() {
-        repeated.push(item.clone().into_value());
+        echoed_tools.push(item.clone().into_value());
         let mut item = RequestFields::of(format!("tools[{index}]"), item)?;
         tools::check_kind(&mut item)?;
         let tool = tools::function(&mut item, "parameters")?;
-        tools::check_unique(&defined, &tool.name, item.path("name"))?;
-        shown.push(tools::template_tool(&tool, item.string("description", usize::MAX)?));
-        defined.push(tool);
+        tools::check_unique(&definitions, &tool.name, item.path("name"))?;
+        template_tools.push(tools::template_tool(&tool, item.string("description", usize::MAX)?));
+        definitions.push(tool);
     }
     let choice = match fields.take("tool_choice") {
         None => ToolChoice::Auto,
-        Some(JsonValue::Str(word)) => tools::choice_from_keyword(&word, "tool_choice".to_owned())?,
+        Some(JsonValue::Str(keyword)) => {
+            tools::choice_from_keyword(&keyword, "tool_choice".to_owned())?
+        }
         Some(value) => {
             let mut choice = RequestFields::of("tool_choice".to_owned(), value)?;
             tools::check_kind(&mut choice)?;
@@ -242,11 +247,16 @@ fn take_tools(fields: &mut RequestFields) -> Result<(RequestTools, Value), ApiEr
         }
     };
     let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    let shown = if shown.is_empty() { Value::Null } else { Value::Array(shown) };
-    let tools =
-        RequestTools { definitions: defined.into(), template_value: shown, choice, parallel };
+    let template_tools =
+        if template_tools.is_empty() { Value::Null } else { Value::Array(template_tools) };
+    let tools = RequestTools {
+        definitions: definitions.into(),
+        template_value: template_tools,
+        choice,
+        parallel,
+    };
     tools.check("tool_choice")?;
-    Ok((tools, Value::Array(repeated)))
+    Ok((tools, Value::Array(echoed_tools)))
 }
 
 fn echoed_tool_choice(choice: &ToolChoice) -> Value {

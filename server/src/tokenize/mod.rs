@@ -36,7 +36,7 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    serve(app, request, |app, serving, fields, mut ticket| {
+    serve(app, request, |app, serving, fields, mut permit| {
         let request = TokenizeRequest::take(fields)?;
         serving.check_model(request.model.as_deref())?;
         let special = request.add_special_tokens;
@@ -49,10 +49,11 @@ pub(crate) async fn tokenize(
                 render(serving, *input, special.unwrap_or(false), "messages")?.ids
             }
         };
-        ticket.reserve_bytes(ID_BYTES * ids.len() as u64).map_err(|o| app.overloaded(&o))?;
-        let spelling = request.token_strs.then(|| Arc::clone(&serving.tokenizer));
-        let writer = TokenizeReplyWriter::new(ids, serving.field_bounds.max_model_len, spelling);
-        Ok(body_of(writer, ticket))
+        permit.reserve_bytes(ID_BYTES * ids.len() as u64).map_err(|o| app.overloaded(&o))?;
+        let token_strs_tokenizer = request.token_strs.then(|| Arc::clone(&serving.tokenizer));
+        let writer =
+            TokenizeReplyWriter::new(ids, serving.field_bounds.max_model_len, token_strs_tokenizer);
+        Ok(body_of(writer, permit))
     })
     .await
 }
@@ -62,14 +63,14 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
-    serve(app, request, |app, serving, fields, mut ticket| {
+    serve(app, request, |app, serving, fields, mut permit| {
         let request = DetokenizeRequest::take(fields, serving.field_bounds.vocab_size)?;
         serving.check_model(request.model.as_deref())?;
         let bytes = ID_BYTES * request.tokens.len() as u64;
-        ticket.reserve_bytes(bytes).map_err(|o| app.overloaded(&o))?;
+        permit.reserve_bytes(bytes).map_err(|o| app.overloaded(&o))?;
         Ok(body_of(
             DetokenizeReplyWriter::new(request.tokens, Arc::clone(&serving.tokenizer)),
-            ticket,
+            permit,
         ))
     })
     .await
@@ -105,7 +106,7 @@ pub(crate) async fn serve(
 ) -> Result<Response<Body>, ApiError> {
     let serving = Arc::clone(app.serving()?);
     let (parts, body) = request.into_parts();
-    let (body, ticket) = request_body::read_and_admit(&app, &serving, &parts.headers, body).await?;
+    let (body, permit) = request_body::read_and_admit(&app, &serving, &parts.headers, body).await?;
     let bytes = body.len();
     let (pool, headers) =
         (Arc::clone(&app), HeaderFields::read(&parts.headers, &app.options.api_keys));
@@ -113,7 +114,7 @@ pub(crate) async fn serve(
         let json = JsonValue::parse(&body)?;
         drop(body); // Frees memory for the following work.
         let mut fields = RequestFields::of_body(json)?;
-        let body = work(&app, &serving, &mut fields, ticket)?;
+        let body = work(&app, &serving, &mut fields, permit)?;
         Ok((body, ignored_fields(&app, &fields)?))
     };
     let (body, ignored) =

@@ -15,7 +15,7 @@ use text::{DetokenizeOptions, Detokenizer, Tokenizer};
 enum TokenizeReplyState {
     Head,
     Ids(usize),
-    Spellings(usize),
+    TokenStrs(usize),
     Done,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct TokenizeReplyWriter {
     pub(super) ids: Vec<Token>,
     pub(super) max_model_len: u32,
     /// Tokenizer for the vocabulary spelling of tokens, if requested.
-    pub(super) spelling: Option<Arc<Tokenizer>>,
+    pub(super) token_strs_tokenizer: Option<Arc<Tokenizer>>,
     state: TokenizeReplyState,
 }
 
@@ -32,9 +32,9 @@ impl TokenizeReplyWriter {
     pub(super) fn new(
         ids: Vec<Token>,
         max_model_len: u32,
-        spelling: Option<Arc<Tokenizer>>,
+        token_strs_tokenizer: Option<Arc<Tokenizer>>,
     ) -> Self {
-        Self { ids, max_model_len, spelling, state: TokenizeReplyState::Head }
+        Self { ids, max_model_len, token_strs_tokenizer, state: TokenizeReplyState::Head }
     }
 
     fn write_next(&mut self, out: &mut BytesMut) {
@@ -45,8 +45,9 @@ impl TokenizeReplyWriter {
         };
         self.state = match self.state {
             TokenizeReplyState::Head => {
-                let (count, longest) = (self.ids.len(), self.max_model_len);
-                let head = format!("{{\"count\":{count},\"max_model_len\":{longest},\"tokens\":[");
+                let (count, max_model_len) = (self.ids.len(), self.max_model_len);
+                let head =
+                    format!("{{\"count\":{count},\"max_model_len\":{max_model_len},\"tokens\":[");
                 out.put_slice(head.as_bytes());
                 TokenizeReplyState::Ids(0)
             }
@@ -57,22 +58,24 @@ impl TokenizeReplyWriter {
                     let _ = write!(out.writer(), "{id}");
                     TokenizeReplyState::Ids(index + 1)
                 }
-                None if self.spelling.is_some() => {
+                None if self.token_strs_tokenizer.is_some() => {
                     out.put_slice(b"],\"token_strs\":[");
-                    TokenizeReplyState::Spellings(0)
+                    TokenizeReplyState::TokenStrs(0)
                 }
                 None => {
                     out.put_slice(b"],\"token_strs\":null}");
                     TokenizeReplyState::Done
                 }
             },
-            TokenizeReplyState::Spellings(index) => {
-                if let (Some(id), Some(tokenizer)) = (self.ids.get(index), &self.spelling) {
+            TokenizeReplyState::TokenStrs(index) => {
+                if let (Some(id), Some(tokenizer)) =
+                    (self.ids.get(index), &self.token_strs_tokenizer)
+                {
                     separate(index, out);
                     out.put_u8(b'"');
-                    escape(&tokenizer.token_spelling(*id).unwrap_or_default(), out);
+                    escape(&tokenizer.token_string(*id).unwrap_or_default(), out);
                     out.put_u8(b'"');
-                    TokenizeReplyState::Spellings(index + 1)
+                    TokenizeReplyState::TokenStrs(index + 1)
                 } else {
                     out.put_slice(b"]}");
                     TokenizeReplyState::Done

@@ -29,13 +29,13 @@ impl TokenizeRequest {
         let model = fields.string("model", 512)?;
         let add_special_tokens = fields.bool("add_special_tokens")?;
         let token_strs = fields.bool("return_token_strs")?.unwrap_or(false);
-        let subject = if let Some(text) = fields.string("prompt", usize::MAX)? {
+        let input = if let Some(text) = fields.string("prompt", usize::MAX)? {
             TokenizeInput::Text(text)
         } else {
             let tools = RequestTools::take(fields)?.template_value;
             TokenizeInput::Chat(Box::new(ChatInput { tools, ..messages::take(fields)? }))
         };
-        Ok(Self { model, input: subject, add_special_tokens, token_strs })
+        Ok(Self { model, input, add_special_tokens, token_strs })
     }
 }
 

@@ -251,9 +251,9 @@ fn handler_panic_fails_one_request() {
         let _inside = server.runtime.enter();
         let listener = bind(free_address()).unwrap();
         let at = listener.local_addr().unwrap();
-        let accepting = connections.clone();
+        let limiter = connections.clone();
         server.runtime.spawn(async move {
-            accepting.accept(listener, (app, routes), ConnectionDeadlines::default()).await;
+            limiter.accept(listener, app, routes, ConnectionDeadlines::default()).await;
         });
         at
     };

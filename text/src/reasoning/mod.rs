@@ -50,13 +50,13 @@ impl ReasoningFamily {
     /// Marker after which the content begins.
     pub const END_MARKER: &str = CLOSE_MARKER;
 
-    /// Returns the reasoning state of an output after a prompt; `opening` = the end of the rendered prompt.
-    pub fn start_after_prompt(self, opening: &str) -> ReasoningStart {
-        let opening = opening.trim_end();
-        if opening.ends_with(OPEN_MARKER) {
+    /// Returns the reasoning state of an output after a prompt; `prompt_tail`: the end of the rendered text.
+    pub fn start_after_prompt(self, prompt_tail: &str) -> ReasoningStart {
+        let prompt_tail = prompt_tail.trim_end();
+        if prompt_tail.ends_with(OPEN_MARKER) {
             return ReasoningStart::Inside;
         }
-        if opening.ends_with(CLOSE_MARKER) {
+        if prompt_tail.ends_with(CLOSE_MARKER) {
             return ReasoningStart::After;
         }
         match self {

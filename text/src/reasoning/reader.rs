@@ -32,7 +32,7 @@ impl ReasoningTracker for ReasoningReader {
         if self.splitter.is_after() {
             ReasoningState::After
         } else if self.splitter.is_inside() {
-            ReasoningState::Inside { at_character_boundary: !self.detokenizer.is_holding() }
+            ReasoningState::Inside { at_character_boundary: !self.detokenizer.has_pending() }
         } else {
             ReasoningState::Before
         }

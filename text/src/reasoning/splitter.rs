@@ -35,14 +35,14 @@ pub(crate) struct ReasoningSplitter {
 const SPACE_MAX: usize = 64;
 
 impl ReasoningSplitter {
-    pub(crate) fn new(beginning: ReasoningStart, call: Option<&'static str>) -> Self {
-        let state = match beginning {
+    pub(crate) fn new(start: ReasoningStart, call_marker: Option<&'static str>) -> Self {
+        let state = match start {
             ReasoningStart::Inside => SplitterState::Start { inside: true },
             ReasoningStart::AtMarker => SplitterState::Start { inside: false },
             ReasoningStart::After => SplitterState::After,
         };
-        let ends = [CLOSE_MARKER].into_iter().chain(call).collect();
-        Self { state, scanner: MarkerScanner::default(), space: String::new(), end_markers: ends }
+        let end_markers = [CLOSE_MARKER].into_iter().chain(call_marker).collect();
+        Self { state, scanner: MarkerScanner::default(), space: String::new(), end_markers }
     }
 
     /// Whether the output is inside reasoning, as far as is known.
@@ -68,9 +68,9 @@ impl ReasoningSplitter {
                 }
                 let mut text = String::new();
                 // Empty reasoning begins with its closing marker.
-                let marks: &[&str] =
+                let markers: &[&str] =
                     if inside { &[OPEN_MARKER, CLOSE_MARKER] } else { &[OPEN_MARKER] };
-                match self.scanner.push(c, marks, |c| text.push(c)) {
+                match self.scanner.push(c, markers, |c| text.push(c)) {
                     Some(0) => {
                         self.state = SplitterState::Inside;
                         self.space.clear();
@@ -88,9 +88,10 @@ impl ReasoningSplitter {
 
     /// Ends the output.
     pub(crate) fn finish(&mut self, out: &mut dyn FnMut(OutputSection, char)) {
-        let part = if self.is_inside() { OutputSection::Reasoning } else { OutputSection::Content };
-        self.space.drain(..).for_each(|c| out(part, c));
-        self.scanner.finish(|c| out(part, c));
+        let section =
+            if self.is_inside() { OutputSection::Reasoning } else { OutputSection::Content };
+        self.space.drain(..).for_each(|c| out(section, c));
+        self.scanner.finish(|c| out(section, c));
     }
 
     /// There is no opening marker: the text held back belongs to the first section.
@@ -100,10 +101,10 @@ impl ReasoningSplitter {
         text: &str,
         out: &mut dyn FnMut(OutputSection, char),
     ) {
-        let mut held = std::mem::take(&mut self.space) + text;
-        self.scanner.finish(|c| held.push(c));
+        let mut held_back = std::mem::take(&mut self.space) + text;
+        self.scanner.finish(|c| held_back.push(c));
         self.state = if inside { SplitterState::Inside } else { SplitterState::After };
-        held.chars().for_each(|c| self.push(c, out));
+        held_back.chars().for_each(|c| self.push(c, out));
     }
 
     fn inside(&mut self, c: char, out: &mut dyn FnMut(OutputSection, char)) {

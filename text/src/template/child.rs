@@ -3,7 +3,7 @@
 use super::engine::TemplateEngine;
 use super::message::{TemplateReply, TemplateRequest};
 use super::request_template::TEMPLATE_CPU_S;
-use grammar::worker_process::{EPOCH, limit_memory, yield_to_others};
+use grammar::worker_process::{EPOCH, limit_memory, lower_priority};
 use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket, MessageSender};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io;
@@ -13,7 +13,7 @@ use std::io;
 ///
 /// Errors: the limits cannot be set, or the link fails.
 pub fn serve(stream: LinkSocket) -> io::Result<()> {
-    yield_to_others();
+    lower_priority();
     let cpu = Rlimit { current: Some(TEMPLATE_CPU_S), maximum: Some(TEMPLATE_CPU_S + 1) };
     setrlimit(Resource::Cpu, cpu)?;
     match render(stream) {
@@ -24,11 +24,11 @@ pub fn serve(stream: LinkSocket) -> io::Result<()> {
 
 fn render(stream: LinkSocket) -> Result<(), LinkError> {
     let failed = |error: io::Error| LinkError::Io(error.kind());
-    let mut to = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
-    let mut from = FrameReader::<_, TemplateRequest>::new(stream, EPOCH);
-    let Some(request) = from.receive()? else { return Ok(()) };
+    let mut writer = FrameWriter::new(stream.try_clone().map_err(failed)?, EPOCH);
+    let mut reader = FrameReader::<_, TemplateRequest>::new(stream, EPOCH);
+    let Some(request) = reader.receive()? else { return Ok(()) };
     let TemplateRequest { template, variables, output_bytes_max, memory_bytes } = request;
     limit_memory(memory_bytes).map_err(failed)?;
     let engine = TemplateEngine::of_text(&template, output_bytes_max);
-    to.send(TemplateReply(engine.and_then(|engine| engine.render(false, &variables))))
+    writer.send(TemplateReply(engine.and_then(|engine| engine.render(false, &variables))))
 }

@@ -32,7 +32,7 @@ impl SpecialTokens {
     ///
     /// Errors: the search automaton over the special tokens would be too large.
     pub(super) fn new(tokenizer: &Tokenizer) -> Result<Self, String> {
-        let guard = SpecialTokenGuard::new(tokenizer.special_spellings())?;
+        let guard = SpecialTokenGuard::new(tokenizer.special_token_strings())?;
         Ok(Self { guard, named: tokenizer.special_tokens().to_vec() })
     }
 
@@ -54,11 +54,11 @@ impl SpecialTokens {
         for (role, token) in &self.named {
             variables.insert(role.clone(), Value::String(token.clone()));
         }
-        let mut user = [input.messages, input.tools, input.documents, kwargs];
-        for value in &mut user {
+        let mut values = [input.messages, input.tools, input.documents, kwargs];
+        for value in &mut values {
             self.guard.insert_sentinels(value, sentinel);
         }
-        let [messages, tools, documents, kwargs] = user;
+        let [messages, tools, documents, kwargs] = values;
         let has_tools = !tools.is_null();
         variables.insert("messages".to_owned(), messages);
         if has_tools {

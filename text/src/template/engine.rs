@@ -77,8 +77,9 @@ impl TemplateEngine {
         tools: bool,
         context: &Map<String, Value>,
     ) -> Result<String, TextError> {
-        let named = if tools { self.environment.get_template("tool_use").ok() } else { None };
-        let template = named.map_or_else(|| self.environment.get_template(DEFAULT), Ok);
+        let tool_template =
+            if tools { self.environment.get_template("tool_use").ok() } else { None };
+        let template = tool_template.map_or_else(|| self.environment.get_template(DEFAULT), Ok);
         let template = template.map_err(|e| TextError::Template(e.to_string()))?;
         let mut out = CappedOutput { bytes: Vec::new(), max: self.output_bytes_max, full: false };
         let render = || {
@@ -121,7 +122,7 @@ const DEPTH_MAX: usize = 256;
 const VALUES_VISITED_MAX: usize = 1 << 20;
 
 /// Whether no value inside is deeper than `levels`.
-fn is_shallow(value: &Jinja, levels: usize, looks: &mut usize) -> bool {
+fn is_shallow(value: &Jinja, levels: usize, visits_left: &mut usize) -> bool {
     let is_map = value.kind() == ValueKind::Map;
     if !is_map && value.kind() != ValueKind::Seq {
         return true;
@@ -129,8 +130,10 @@ fn is_shallow(value: &Jinja, levels: usize, looks: &mut usize) -> bool {
     let Ok(items) = value.try_iter() else { return true };
     let mut items = items.map(|item| if is_map { value.get_item(&item) } else { Ok(item) });
     items.all(|item| {
-        *looks = looks.saturating_sub(1);
-        *looks > 0 && levels > 0 && item.is_ok_and(|item| is_shallow(&item, levels - 1, looks))
+        *visits_left = visits_left.saturating_sub(1);
+        *visits_left > 0
+            && levels > 0
+            && item.is_ok_and(|item| is_shallow(&item, levels - 1, visits_left))
     })
 }
 

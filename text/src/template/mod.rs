@@ -67,7 +67,8 @@ impl ChatTemplate {
     /// `Ok(None)` if the model has none: chat requests are then rejected.
     ///
     /// The template is read from `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`, in
-    /// this order of precedence; a list of named templates is supported. Rendering stops at `output_bytes_max` bytes.
+    /// this order of precedence; a list of named templates is supported. Rendering stops at
+    /// `output_bytes_max` bytes.
     pub fn load(
         dir: &Path,
         chosen: Option<&str>,

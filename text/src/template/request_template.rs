@@ -25,7 +25,7 @@ const TEMPLATE_MEMORY: u64 = 512 << 20;
 /// process runs.
 const TEMPLATES_MAX: u64 = 2;
 /// Maximum wait for other templates, and for memory in use by long texts.
-const TURN_TIME: Duration = Duration::from_secs(1);
+const SLOT_WAIT: Duration = Duration::from_secs(1);
 /// CPU time limit of a template, in seconds.
 pub(super) const TEMPLATE_CPU_S: u64 = 5;
 /// Time without a reply after which the process is killed.
@@ -35,10 +35,10 @@ const TEMPLATE_TIME: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct RequestTemplates {
     program: WorkerProgram,
-    special: SpecialTokens,
+    special_tokens: SpecialTokens,
     output_bytes_max: usize,
     /// Semaphore: its unit is one template, not one byte.
-    turns: TextMemory,
+    render_slots: TextMemory,
 }
 
 impl RequestTemplates {
@@ -51,9 +51,9 @@ impl RequestTemplates {
         tokenizer: &Tokenizer,
         output_bytes_max: usize,
     ) -> Result<Self, TextError> {
-        let special = SpecialTokens::new(tokenizer).map_err(TextError::Template)?;
-        let turns = TextMemory::new(TEMPLATES_MAX);
-        Ok(Self { program, special, output_bytes_max, turns })
+        let special_tokens = SpecialTokens::new(tokenizer).map_err(TextError::Template)?;
+        let render_slots = TextMemory::new(TEMPLATES_MAX);
+        Ok(Self { program, special_tokens, output_bytes_max, render_slots })
     }
 
     /// Renders a conversation with a template.
@@ -66,11 +66,11 @@ impl RequestTemplates {
         input: ChatInput,
         tokenizer: &Tokenizer,
     ) -> Result<RenderedChat, TextError> {
-        let mut context = self.special.context(input)?;
+        let mut context = self.special_tokens.context(input)?;
         let memory_bytes = tokenizer.memory().limit().min(TEMPLATE_MEMORY);
         let busy = |_| TextError::TemplatesBusy(TEMPLATES_MAX);
-        let _turn = self.turns.acquire_within(1, 0, TURN_TIME).map_err(busy)?;
-        let _share = tokenizer.memory().acquire_within(memory_bytes, template.len(), TURN_TIME)?;
+        let _slot = self.render_slots.acquire_within(1, 0, SLOT_WAIT).map_err(busy)?;
+        let _share = tokenizer.memory().acquire_within(memory_bytes, template.len(), SLOT_WAIT)?;
         let request = TemplateRequest {
             template,
             variables: std::mem::take(&mut context.variables),
@@ -87,8 +87,8 @@ impl RequestTemplates {
 /// Worker process. Dropping it kills the process and waits for its end.
 struct TemplateProcess {
     child: Child,
-    to: FrameWriter<UnixStream, TemplateRequest>,
-    from: FrameReader<UnixStream, TemplateReply>,
+    writer: FrameWriter<UnixStream, TemplateRequest>,
+    reader: FrameReader<UnixStream, TemplateReply>,
 }
 
 impl TemplateProcess {
@@ -96,26 +96,26 @@ impl TemplateProcess {
     ///
     /// Errors: no process or file descriptor is available.
     fn start(program: &WorkerProgram) -> io::Result<Self> {
-        let (ours, theirs) = UnixStream::pair()?;
-        ours.set_write_timeout(Some(TEMPLATE_TIME))?;
-        let to = FrameWriter::new(ours.try_clone()?, EPOCH);
-        let from = FrameReader::new(ours, EPOCH);
+        let (socket, child_socket) = UnixStream::pair()?;
+        socket.set_write_timeout(Some(TEMPLATE_TIME))?;
+        let writer = FrameWriter::new(socket.try_clone()?, EPOCH);
+        let reader = FrameReader::new(socket, EPOCH);
         let child = Command::new(&program.path)
             .arg0("hadron")
             .args(&program.args)
             .env_remove(program.secret_variable)
             .env(ARENA_RESERVE.0, ARENA_RESERVE.1)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdin(Stdio::from(OwnedFd::from(child_socket)))
             .stdout(Stdio::null())
             .stderr(Stdio::null()) // Discards the message of a failed allocation.
             .spawn()?;
-        Ok(Self { child, to, from })
+        Ok(Self { child, writer, reader })
     }
 
     fn render(mut self, request: TemplateRequest) -> Result<String, TextError> {
         let memory_bytes = request.memory_bytes;
-        let sent = self.to.send(request);
-        match sent.and_then(|()| self.from.recv(TEMPLATE_TIME)) {
+        let sent = self.writer.send(request);
+        match sent.and_then(|()| self.reader.recv(TEMPLATE_TIME)) {
             Ok(Some(TemplateReply(rendered))) => rendered,
             Ok(None) | Err(LinkError::Io(io::ErrorKind::WouldBlock)) => {
                 tracing::warn!(

@@ -116,7 +116,7 @@ fn python_methods_filters_and_slices_work() {
 }
 
 #[test]
-fn json_is_written_as_python_writes_it() {
+fn tojson_matches_python_json() {
     let value = json!({"z": [1, 2.5, true, null, {"é": "<"}], "a": {}, "e": []});
     let cases = [
         (

@@ -11,9 +11,18 @@ use serde_json::{Value, json};
 
 use super::Tokenizer;
 
+/// Tokenizer files of a model folder.
+#[derive(Debug, Clone)]
+pub(super) struct TokenizerFiles {
+    /// Contents of `tokenizer.json`.
+    pub(super) tokenizer: Value,
+    /// Contents of `tokenizer_config.json`.
+    pub(super) config: Value,
+}
+
 /// Byte-level BPE like GPT-2 and Qwen: 256 bytes, a few merges, two special tokens and one added token that
 /// is not special.
-pub(super) fn byte_level() -> (Value, Value) {
+pub(super) fn byte_level() -> TokenizerFiles {
     let alphabet: Vec<char> = (0..=255_u8).map(letter).collect();
     let mut vocab = serde_json::Map::new();
     for (id, c) in alphabet.iter().enumerate() {
@@ -50,11 +59,11 @@ pub(super) fn byte_level() -> (Value, Value) {
     });
     let config =
         json!({"eos_token": {"content": "<|im_end|>"}, "tokenizer_class": "Qwen2Tokenizer"});
-    (tokenizer, config)
+    TokenizerFiles { tokenizer, config }
 }
 
 /// SentencePiece BPE like Llama 2 and Mistral: `▁` for spaces, byte fallback, a BOS token.
-pub(super) fn sentence_piece(metaspace: bool) -> (Value, Value) {
+pub(super) fn sentence_piece(metaspace: bool) -> TokenizerFiles {
     let mut vocab = serde_json::Map::new();
     for token in ["<unk>", "<s>", "</s>"] {
         let id = vocab.len();
@@ -99,7 +108,7 @@ pub(super) fn sentence_piece(metaspace: bool) -> (Value, Value) {
     });
     let config = json!({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
         "tokenizer_class": "LlamaTokenizer", "add_bos_token": true});
-    (tokenizer, config)
+    TokenizerFiles { tokenizer, config }
 }
 
 fn added(id: usize, content: &str, special: bool) -> Value {
@@ -113,8 +122,8 @@ fn letter(byte: u8) -> char {
     if printable(byte) {
         return byte as char;
     }
-    let moved = (0..byte).filter(|&b| !printable(b)).count() as u32;
-    char::from_u32(0x100 + moved).unwrap()
+    let shifted = (0..byte).filter(|&b| !printable(b)).count() as u32;
+    char::from_u32(0x100 + shifted).unwrap()
 }
 
 pub(super) fn write(dir: &Path, name: &str, json: &Value) {
@@ -122,10 +131,10 @@ pub(super) fn write(dir: &Path, name: &str, json: &Value) {
 }
 
 /// Writes a model folder with a tokenizer, and loads it.
-pub(super) fn load((tokenizer, config): &(Value, Value)) -> (tempfile::TempDir, Tokenizer) {
+pub(super) fn load(files: &TokenizerFiles) -> (tempfile::TempDir, Tokenizer) {
     let dir = tempfile::tempdir().unwrap();
-    write(dir.path(), "tokenizer.json", tokenizer);
-    write(dir.path(), "tokenizer_config.json", config);
+    write(dir.path(), "tokenizer.json", &files.tokenizer);
+    write(dir.path(), "tokenizer_config.json", &files.config);
     let tokenizer = Tokenizer::load(dir.path()).unwrap();
     (dir, tokenizer)
 }

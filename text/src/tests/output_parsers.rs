@@ -1,8 +1,8 @@
 //! Parsing of outputs of each family: independent of chunking, and linear in their length.
 
 use crate::{
-    OutputParser, OutputPiece, OutputPieces, ReasoningFamily, ReasoningStart, ToolCallSyntax,
-    ToolDefinition,
+    OutputParser, OutputPiece, OutputPieces, ReasoningFamily, ReasoningStart, ToolCallRules,
+    ToolCallSyntax, ToolDefinition,
 };
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -18,8 +18,12 @@ fn tools() -> Arc<[ToolDefinition]> {
         .into()
 }
 
-fn parser(syntax: ToolCallSyntax, reasoning: Option<ReasoningStart>, most: u32) -> OutputParser {
-    OutputParser::new(reasoning, Some((syntax, &tools(), most)))
+fn parser(
+    syntax: ToolCallSyntax,
+    reasoning: Option<ReasoningStart>,
+    max_calls: u32,
+) -> OutputParser {
+    OutputParser::new(reasoning, Some(ToolCallRules { syntax, tools: &tools(), max_calls }))
 }
 
 /// Parses `text` in the given parts.
@@ -37,18 +41,18 @@ fn run<'a>(mut parser: OutputParser, parts: impl IntoIterator<Item = &'a str>) -
 
 /// Formats one line per piece.
 fn show(pieces: &OutputPieces, text: &str) -> String {
-    let mut begun = Vec::new();
+    let mut call_starts = Vec::new();
     let line = |piece: OutputPiece<'_>| match piece {
         OutputPiece::Reasoning(text) => format!("reasoning {text:?}\n"),
         OutputPiece::Content(text) => format!("content {text:?}\n"),
         OutputPiece::Call { index, name, from } => {
-            begun.push(from);
+            call_starts.push(from);
             format!("call {index} {name}\n")
         }
         OutputPiece::Arguments { index, text } => format!("  {index} {text}\n"),
         OutputPiece::End { index } => format!("end {index}\n"),
         OutputPiece::Broken { index, to } => {
-            format!("broken {index} {:?}\n", &text[begun[index as usize]..to])
+            format!("broken {index} {:?}\n", &text[call_starts[index as usize]..to])
         }
     };
     pieces.iter().map(line).collect()
@@ -215,13 +219,13 @@ fn deepseek_tool_calls() {
 
 #[test]
 fn reasoning_is_split_from_content() {
-    let of = |beginning, text: &str| {
-        show(&run(parser(ToolCallSyntax::Hermes, Some(beginning), u32::MAX), [text]), text)
+    let of = |start, text: &str| {
+        show(&run(parser(ToolCallSyntax::Hermes, Some(start), u32::MAX), [text]), text)
     };
-    let thought = "reasoning \"\\nhm </b>\\n\"\ncontent \"\\n\\nhi\"\n";
-    assert_eq!(of(ReasoningStart::AtMarker, "\n<think>\nhm </b>\n</think>\n\nhi"), thought);
-    assert_eq!(of(ReasoningStart::Inside, "\nhm </b>\n</think>\n\nhi"), thought);
-    assert_eq!(of(ReasoningStart::Inside, "<think>\nhm </b>\n</think>\n\nhi"), thought);
+    let expected = "reasoning \"\\nhm </b>\\n\"\ncontent \"\\n\\nhi\"\n";
+    assert_eq!(of(ReasoningStart::AtMarker, "\n<think>\nhm </b>\n</think>\n\nhi"), expected);
+    assert_eq!(of(ReasoningStart::Inside, "\nhm </b>\n</think>\n\nhi"), expected);
+    assert_eq!(of(ReasoningStart::Inside, "<think>\nhm </b>\n</think>\n\nhi"), expected);
     assert_eq!(of(ReasoningStart::AtMarker, "hi <think>"), "content \"hi <think>\"\n");
     assert_eq!(of(ReasoningStart::AtMarker, " <thi"), "content \" <thi\"\n");
     assert_eq!(of(ReasoningStart::After, "<think>"), "content \"<think>\"\n");
@@ -313,25 +317,25 @@ const LONG_WORD: &str = "\u{2}";
 proptest! {
     #[test]
     fn output_parsing_is_chunking_invariant(
-        scraps in prop::collection::vec(0..OUTPUT_FRAGMENTS.len(), 0..40),
+        fragments in prop::collection::vec(0..OUTPUT_FRAGMENTS.len(), 0..40),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
         syntax in 0..ALL.len(),
-        begins in 0..4_usize,
-        most in 1..3_u32,
+        start in 0..4_usize,
+        max_calls in 1..3_u32,
     ) {
-        let text: String = scraps.into_iter().map(|i| OUTPUT_FRAGMENTS[i]).collect();
+        let text: String = fragments.into_iter().map(|i| OUTPUT_FRAGMENTS[i]).collect();
         let text = text.replace(MANY_SPACES, &" ".repeat(300)).replace(LONG_WORD, &"n".repeat(600));
-        let beginnings = [ReasoningStart::AtMarker, ReasoningStart::Inside, ReasoningStart::After].map(Some);
-        let begins = [&beginnings[..], &[None]].concat()[begins];
-        let whole = run(parser(ALL[syntax], begins, most), [text.as_str()]);
+        let starts = [ReasoningStart::AtMarker, ReasoningStart::Inside, ReasoningStart::After].map(Some);
+        let start = [&starts[..], &[None]].concat()[start];
+        let whole = run(parser(ALL[syntax], start, max_calls), [text.as_str()]);
         let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.index(text.len() + 1)).collect();
         cuts.extend([0, text.len()]);
         cuts.retain(|&cut| text.is_char_boundary(cut));
         cuts.sort_unstable();
         let parts = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]);
-        prop_assert_eq!(&whole, &run(parser(ALL[syntax], begins, most), parts));
+        prop_assert_eq!(&whole, &run(parser(ALL[syntax], start, max_calls), parts));
         let one_by_one = text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()]);
-        prop_assert_eq!(&whole, &run(parser(ALL[syntax], begins, most), one_by_one));
+        prop_assert_eq!(&whole, &run(parser(ALL[syntax], start, max_calls), one_by_one));
         check_calls(&whole, &text)?;
     }
 }
@@ -373,7 +377,7 @@ fn check_calls(pieces: &OutputPieces, text: &str) -> Result<(), TestCaseError> {
 #[test]
 fn held_back_output_is_bounded() {
     const HELD_BACK_MAX: usize = 256 << 10;
-    for (syntax, begins, unit) in [
+    for (syntax, prefix, unit) in [
         (ToolCallSyntax::Hermes, "<tool_call>", " "),
         (ToolCallSyntax::Hermes, "<tool_call>{", "\n"),
         (ToolCallSyntax::Hermes, "<tool_call>{\"arguments\": {\"a\": \"", "x"),
@@ -393,18 +397,21 @@ fn held_back_output_is_bounded() {
         (ToolCallSyntax::DeepSeekV31, "<｜tool▁call▁begin｜>", " "),
     ] {
         let (mut parser, mut pieces) = (parser(syntax, None, u32::MAX), OutputPieces::default());
-        let (mut read, mut shown, mut held_max) = (0, 0, 0);
+        let (mut read, mut emitted, mut held_back_max) = (0, 0, 0);
         while read < 1 << 20 {
-            let part = if read == 0 { begins } else { unit };
+            let part = if read == 0 { prefix } else { unit };
             parser.push(part, &mut pieces);
             read += part.len().max(1);
             let content =
                 |piece| if let OutputPiece::Content(text) = piece { text.len() } else { 0 };
-            shown += pieces.iter().map(content).sum::<usize>();
+            emitted += pieces.iter().map(content).sum::<usize>();
             pieces.clear();
-            held_max = held_max.max(read - read.min(shown));
+            held_back_max = held_back_max.max(read - read.min(emitted));
         }
-        assert!(held_max < HELD_BACK_MAX, "{syntax:?} {begins:?} {unit:?} holds {held_max} bytes");
+        assert!(
+            held_back_max < HELD_BACK_MAX,
+            "{syntax:?} {prefix:?} {unit:?} holds {held_back_max} bytes"
+        );
     }
 }
 
@@ -415,7 +422,9 @@ fn long_tool_schema_is_read_once() {
     let schema = json!({"properties": {"a": {"enum": values}, "n": {"enum": [1, 2]}}});
     let tools: Arc<[ToolDefinition]> =
         [ToolDefinition { name: "x".to_owned(), parameters: schema }].into();
-    let mut parser = OutputParser::new(None, Some((ToolCallSyntax::Qwen3Coder, &tools, u32::MAX)));
+    let syntax = ToolCallSyntax::Qwen3Coder;
+    let rules = ToolCallRules { syntax, tools: &tools, max_calls: u32::MAX };
+    let mut parser = OutputParser::new(None, Some(rules));
     let text = format!("<function=x>{}<parameter=n>2", "<parameter=a>v7".repeat(60_000));
     let mut pieces = OutputPieces::default();
     let start = processor_time();

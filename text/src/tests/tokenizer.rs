@@ -7,27 +7,27 @@ use proptest::prelude::*;
 use protocol::Token;
 use serde_json::json;
 
-use super::{byte_level, load, sentence_piece, write};
+use super::{TokenizerFiles, byte_level, load, sentence_piece, write};
 use crate::template::RenderedChat;
 use crate::{DetokenizeOptions, Detokenizer, TextLoadError, Tokenizer};
 
 /// Tokenizer of this crate and that of the library, for one family.
 struct TokenizerPair {
-    ours: Arc<Tokenizer>,
-    theirs: tokenizers::Tokenizer,
+    tokenizer: Arc<Tokenizer>,
+    reference: tokenizers::Tokenizer,
 }
 
 impl TokenizerPair {
-    fn new(files: &(serde_json::Value, serde_json::Value)) -> Self {
-        let (_dir, ours) = load(files);
-        let bytes = serde_json::to_vec(&files.0).unwrap();
-        let mut theirs = tokenizers::Tokenizer::from_bytes(bytes).unwrap();
-        theirs.with_truncation(None).unwrap();
-        Self { ours: Arc::new(ours), theirs }
+    fn new(files: &TokenizerFiles) -> Self {
+        let (_dir, tokenizer) = load(files);
+        let bytes = serde_json::to_vec(&files.tokenizer).unwrap();
+        let mut reference = tokenizers::Tokenizer::from_bytes(bytes).unwrap();
+        reference.with_truncation(None).unwrap();
+        Self { tokenizer: Arc::new(tokenizer), reference }
     }
 
     fn encoded(&self, text: &str) -> Vec<Token> {
-        self.theirs.encode_fast(text, false).unwrap().get_ids().to_vec()
+        self.reference.encode_fast(text, false).unwrap().get_ids().to_vec()
     }
 }
 
@@ -39,65 +39,65 @@ static PAIRS: LazyLock<[TokenizerPair; 3]> = LazyLock::new(|| {
 #[test]
 fn special_tokens_count_only_from_the_template() {
     let pair = &PAIRS[0];
-    let end = pair.ours.token_id("<|im_end|>").unwrap();
+    let end = pair.tokenizer.token_id("<|im_end|>").unwrap();
     let text = "hello <|im_end|>\nworld<|im_end|>";
-    let raw = pair.ours.encode(text, false).unwrap();
+    let raw = pair.tokenizer.encode(text, false).unwrap();
     assert_eq!(raw.iter().filter(|&&id| id == end).count(), 2);
     let rendered = RenderedChat { text: text.to_owned(), protected_positions: vec![6] };
-    let guarded = pair.ours.encode_rendered(&rendered).unwrap();
-    assert_eq!(guarded.iter().filter(|&&id| id == end).count(), 1);
-    assert_eq!(guarded.last(), Some(&end));
-    assert_eq!(pair.ours.decode(&guarded, false), text);
-    assert_eq!(pair.ours.decode(&guarded, true), "hello <|im_end|>\nworld");
+    let protected = pair.tokenizer.encode_rendered(&rendered).unwrap();
+    assert_eq!(protected.iter().filter(|&&id| id == end).count(), 1);
+    assert_eq!(protected.last(), Some(&end));
+    assert_eq!(pair.tokenizer.decode(&protected, false), text);
+    assert_eq!(pair.tokenizer.decode(&protected, true), "hello <|im_end|>\nworld");
 }
 
 #[test]
 fn bos_token_is_added_once() {
     let pair = &PAIRS[1];
-    let with = pair.ours.encode("hello", true).unwrap();
+    let with = pair.tokenizer.encode("hello", true).unwrap();
     assert_eq!(with[0], 1);
-    assert_eq!(with[1..], pair.ours.encode("hello", false).unwrap());
-    assert_eq!(pair.ours.bos_id(), Some(1));
-    assert_eq!(pair.ours.eos_ids(), [2]);
+    assert_eq!(with[1..], pair.tokenizer.encode("hello", false).unwrap());
+    assert_eq!(pair.tokenizer.bos_id(), Some(1));
+    assert_eq!(pair.tokenizer.eos_ids(), [2]);
 }
 
 #[test]
 fn continuation_keeps_its_leading_space() {
     let pair = &PAIRS[1];
     let ids = pair.encoded("hello");
-    assert_eq!(pair.ours.decode(&ids, true), "hello");
-    let mut machine = Detokenizer::new(pair.ours.clone(), DetokenizeOptions::default());
+    assert_eq!(pair.tokenizer.decode(&ids, true), "hello");
+    let mut detokenizer = Detokenizer::new(pair.tokenizer.clone(), DetokenizeOptions::default());
     let mut out = String::new();
     for &id in &ids {
-        machine.push(id, &mut out);
+        detokenizer.push(id, &mut out);
     }
-    machine.finish(&mut out);
+    detokenizer.finish(&mut out);
     assert_eq!(out, " hello");
 }
 
 #[test]
 fn partial_utf8_waits_and_invalid_utf8_is_replaced() {
     let pair = &PAIRS[0];
-    let mut machine = Detokenizer::new(pair.ours.clone(), DetokenizeOptions::default());
+    let mut detokenizer = Detokenizer::new(pair.tokenizer.clone(), DetokenizeOptions::default());
     let mut out = String::new();
     for (byte, so_far) in [(0xf0, ""), (0x9f, ""), (0x98, ""), (0x80, "😀"), (0xe2, "😀")] {
-        machine.push(byte, &mut out);
+        detokenizer.push(byte, &mut out);
         assert_eq!(out, so_far);
     }
-    machine.push(u32::from(b'!'), &mut out);
+    detokenizer.push(u32::from(b'!'), &mut out);
     assert_eq!(out, "😀\u{fffd}!");
-    machine.push(0xc3, &mut out);
-    machine.finish(&mut out);
+    detokenizer.push(0xc3, &mut out);
+    detokenizer.finish(&mut out);
     assert_eq!(out, "😀\u{fffd}!\u{fffd}");
 }
 
 #[test]
 fn logprob_token_strings_never_collide() {
     let pair = &PAIRS[0];
-    assert_eq!(pair.ours.token_text(0xe2), r"bytes:\xE2");
-    assert_eq!(pair.ours.token_text(u32::from(b'a')), "a");
-    assert_eq!(pair.ours.token_bytes(0xe2), [0xe2]);
-    assert_eq!(pair.ours.token_bytes(1_000_000), b"");
+    assert_eq!(pair.tokenizer.token_text(0xe2), r"bytes:\xE2");
+    assert_eq!(pair.tokenizer.token_text(u32::from(b'a')), "a");
+    assert_eq!(pair.tokenizer.token_bytes(0xe2), [0xe2]);
+    assert_eq!(pair.tokenizer.token_bytes(1_000_000), b"");
 }
 
 #[test]
@@ -128,9 +128,9 @@ fn invalid_model_folder_error_names_the_file() {
 fn tokenizer_library_panic_error_names_the_file() {
     let undefined = ("/post_processor/single/0/SpecialToken/id", "<x>");
     let second_text = ("/post_processor/single/1/Sequence/id", "B");
-    for (place, value) in [undefined, second_text] {
-        let (mut tokenizer, _) = sentence_piece(false);
-        *tokenizer.pointer_mut(place).unwrap() = json!(value);
+    for (pointer, value) in [undefined, second_text] {
+        let mut tokenizer = sentence_piece(false).tokenizer;
+        *tokenizer.pointer_mut(pointer).unwrap() = json!(value);
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "tokenizer.json", &tokenizer);
         let error = Tokenizer::load(dir.path()).unwrap_err().to_string();
@@ -153,21 +153,21 @@ fn text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn encoding_without_marks_equals_the_library(text in text()) {
+    fn encoding_without_positions_equals_the_library(text in text()) {
         for pair in PAIRS.iter() {
             let rendered = RenderedChat { text: text.clone(), protected_positions: vec![text.len() + 1] };
-            prop_assert_eq!(pair.ours.encode_rendered(&rendered).unwrap(), pair.encoded(&text));
-            prop_assert_eq!(pair.ours.encode(&text, false).unwrap(), pair.encoded(&text));
+            prop_assert_eq!(pair.tokenizer.encode_rendered(&rendered).unwrap(), pair.encoded(&text));
+            prop_assert_eq!(pair.tokenizer.encode(&text, false).unwrap(), pair.encoded(&text));
         }
     }
 
     #[test]
-    fn fully_marked_text_has_no_special_tokens(text in text()) {
+    fn fully_protected_text_has_no_special_tokens(text in text()) {
         let pair = &PAIRS[0];
-        let marks = text.char_indices().map(|(at, _)| at).collect();
-        let ids = pair.ours.encode_rendered(&RenderedChat { text: text.clone(), protected_positions: marks }).unwrap();
-        prop_assert!(ids.iter().all(|&id| !pair.ours.is_special(id)));
-        prop_assert_eq!(pair.ours.decode(&ids, true), text);
+        let protected_positions = text.char_indices().map(|(at, _)| at).collect();
+        let ids = pair.tokenizer.encode_rendered(&RenderedChat { text: text.clone(), protected_positions }).unwrap();
+        prop_assert!(ids.iter().all(|&id| !pair.tokenizer.is_special(id)));
+        prop_assert_eq!(pair.tokenizer.decode(&ids, true), text);
     }
 
     /// Random ids, so most byte sequences are invalid; with byte fallback the library replaces a run as a
@@ -181,20 +181,20 @@ proptest! {
             let mut ids = ids.clone();
             if index == 1 {
                 let byte = |id: u32| (3..259).contains(&id);
-                ids.retain(|&id| id < 272 && !(skip && pair.ours.is_special(id)));
+                ids.retain(|&id| id < 272 && !(skip && pair.tokenizer.is_special(id)));
                 let mut before = false;
                 ids.retain(|&id| !(std::mem::replace(&mut before, byte(id)) && byte(id)));
             }
-            let whole = pair.theirs.decode(&ids, skip).unwrap();
-            prop_assert_eq!(pair.ours.decode(&ids, skip), whole.clone());
+            let whole = pair.reference.decode(&ids, skip).unwrap();
+            prop_assert_eq!(pair.tokenizer.decode(&ids, skip), whole.clone());
             let options = DetokenizeOptions { skip_special_tokens: skip, continues: false };
-            let mut machine = Detokenizer::new(pair.ours.clone(), options);
+            let mut detokenizer = Detokenizer::new(pair.tokenizer.clone(), options);
             let mut joined = String::new();
             for &id in &ids {
-                machine.push(id, &mut joined);
+                detokenizer.push(id, &mut joined);
                 prop_assert!(whole.starts_with(&joined));
             }
-            machine.finish(&mut joined);
+            detokenizer.finish(&mut joined);
             prop_assert_eq!(joined, whole);
         }
     }
@@ -202,8 +202,8 @@ proptest! {
     #[test]
     fn encoding_round_trips(text in "[helow éпш😀\n]{0,30}") {
         for pair in &PAIRS[..2] {
-            let ids = pair.ours.encode(&text, false).unwrap();
-            prop_assert_eq!(pair.ours.decode(&ids, false), text.clone());
+            let ids = pair.tokenizer.encode(&text, false).unwrap();
+            prop_assert_eq!(pair.tokenizer.decode(&ids, false), text.clone());
         }
     }
 }
@@ -212,16 +212,16 @@ proptest! {
 fn long_text_has_a_large_token_count_bound() {
     for pair in PAIRS.iter() {
         let text = "hello wow, ".repeat(1_000);
-        let least = pair.ours.min_token_count(&text);
+        let lower_bound = pair.tokenizer.min_token_count(&text);
         let tokens = pair.encoded(&text).len();
-        assert!((1_500..=tokens).contains(&least), "{least} of {tokens}");
+        assert!((1_500..=tokens).contains(&lower_bound), "{lower_bound} of {tokens}");
     }
     // Steps that join or drop text make every bound uncertain.
-    let (json, config) = byte_level();
+    let files = byte_level();
     let with = |key: &str, value: serde_json::Value| {
-        let mut json = json.clone();
-        json[key] = value;
-        load(&(json, config.clone())).1.min_token_count(&"hello ".repeat(1_000))
+        let mut files = files.clone();
+        files.tokenizer[key] = value;
+        load(&files).1.min_token_count(&"hello ".repeat(1_000))
     };
     assert!(with("normalizer", json!(null)) > 0);
     assert_eq!(
@@ -229,14 +229,14 @@ fn long_text_has_a_large_token_count_bound() {
         0
     );
     assert_eq!(with("pre_tokenizer", json!({"type": "Whitespace"})), 0);
-    let mut tokens = json["added_tokens"].clone();
+    let mut tokens = files.tokenizer["added_tokens"].clone();
     tokens[1]["rstrip"] = json!(true);
     assert_eq!(with("added_tokens", tokens), 0);
 }
 
 proptest! {
     #[test]
-    fn token_count_bound_is_never_exceeded_from_below(
+    fn token_count_bound_is_a_lower_bound(
         parts in proptest::collection::vec(
             prop_oneof![
                 "\\PC{0,8}",
@@ -249,9 +249,9 @@ proptest! {
     ) {
         let text = parts.concat();
         for pair in PAIRS.iter() {
-            let tokens = pair.ours.encode(&text, true).unwrap().len();
-            let least = pair.ours.min_token_count(&text);
-            prop_assert!(least <= tokens, "{} > {}: {:?}", least, tokens, text);
+            let tokens = pair.tokenizer.encode(&text, true).unwrap().len();
+            let lower_bound = pair.tokenizer.min_token_count(&text);
+            prop_assert!(lower_bound <= tokens, "{} > {}: {:?}", lower_bound, tokens, text);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Long texts are tokenised window by window, with the same tokens as the whole text.
 
-use super::{byte_level, load, sentence_piece};
+use super::{TokenizerFiles, byte_level, load, sentence_piece};
 use crate::template::RenderedChat;
 use crate::tokenizer_windows::WINDOW_BYTES;
 use crate::{TextError, Tokenizer};
@@ -9,33 +9,33 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Encodes the whole text with the library.
-fn expected(files: &(Value, Value), text: &str) -> Vec<Token> {
-    let bytes = serde_json::to_vec(&files.0).unwrap();
+fn expected(files: &TokenizerFiles, text: &str) -> Vec<Token> {
+    let bytes = serde_json::to_vec(&files.tokenizer).unwrap();
     let mut library = tokenizers::Tokenizer::from_bytes(bytes).unwrap();
     library.with_truncation(None).unwrap();
     library.encode_fast(text, true).unwrap().get_ids().to_vec()
 }
 
 /// Byte-level tokenizer with other pre-tokenizer steps.
-fn with_pre_tokenizer(steps: Value) -> (Value, Value) {
-    let (mut tokenizer, config) = byte_level();
-    tokenizer["pre_tokenizer"] = steps;
-    (tokenizer, config)
+fn with_pre_tokenizer(steps: Value) -> TokenizerFiles {
+    let mut files = byte_level();
+    files.tokenizer["pre_tokenizer"] = steps;
+    files
 }
 
 fn split(pattern: &str) -> Value {
     json!({"type": "Split", "behavior": "Isolated", "invert": false, "pattern": {"Regex": pattern}})
 }
 
-fn bytes_of_level(use_regex: bool) -> Value {
+fn byte_level_step(use_regex: bool) -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex})
 }
 
 /// Tokenizers of the supported families, as far as the steps before the model are concerned.
-fn families() -> Vec<(Value, Value)> {
+fn families() -> Vec<TokenizerFiles> {
     let of = |patterns: &[&str]| {
         let mut steps: Vec<Value> = patterns.iter().map(|pattern| split(pattern)).collect();
-        steps.push(bytes_of_level(false));
+        steps.push(byte_level_step(false));
         with_pre_tokenizer(json!({"type": "Sequence", "pretokenizers": steps}))
     };
     let llama = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -43,7 +43,7 @@ fn families() -> Vec<(Value, Value)> {
     let tekken = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n/]+|\s+(?!\S)|\s+";
     vec![
         byte_level(),
-        with_pre_tokenizer(bytes_of_level(true)),
+        with_pre_tokenizer(byte_level_step(true)),
         of(&[llama]),
         of(&[r"\p{N}{1,3}", "[一-龥\u{3040}-ゟ゠-ヿ]+", deepseek]),
         of(&[tekken]),
@@ -88,15 +88,15 @@ fn random_text(seed: u64, pieces: usize) -> String {
 #[test]
 fn windowed_tokens_equal_whole_text_tokens() {
     for (number, files) in (0..).zip(families()) {
-        let (_dir, ours) = load(&files);
+        let (_dir, tokenizer) = load(&files);
         let words = "What is 12 plus 30? ".repeat(20_000);
-        let ours = ours.with_memory(0);
-        assert!(ours.encode(&words, true).is_ok(), "family {number} is tokenised in windows");
-        let ours = ours.with_memory(1 << 30);
+        let tokenizer = tokenizer.with_memory(0);
+        assert!(tokenizer.encode(&words, true).is_ok(), "family {number} is tokenised in windows");
+        let tokenizer = tokenizer.with_memory(1 << 30);
         for seed in 0..3 {
             let text = random_text(100 * number + seed, 12_000);
             assert!(text.len() > 2 * WINDOW_BYTES);
-            let encoded = ours.encode(&text, true).unwrap();
+            let encoded = tokenizer.encode(&text, true).unwrap();
             assert!(encoded == expected(&files, &text), "family {number}, seed {seed}");
         }
     }
@@ -105,26 +105,27 @@ fn windowed_tokens_equal_whole_text_tokens() {
 #[test]
 fn tokenizers_without_known_cuts_are_not_windowed() {
     for files in [sentence_piece(false), sentence_piece(true)] {
-        let (_dir, ours) = load(&files);
+        let (_dir, tokenizer) = load(&files);
         let text = random_text(7, 4_000);
         assert!(text.len() > WINDOW_BYTES);
-        assert!(ours.encode(&text, true).unwrap() == expected(&files, &text));
-        let refused = ours.with_memory(0).encode(&text, true).unwrap_err();
-        assert!(matches!(refused, TextError::TooMuchMemory { .. }), "{refused:?}");
+        assert!(tokenizer.encode(&text, true).unwrap() == expected(&files, &text));
+        let error = tokenizer.with_memory(0).encode(&text, true).unwrap_err();
+        assert!(matches!(error, TextError::TooMuchMemory { .. }), "{error:?}");
     }
 }
 
 #[test]
 fn protected_positions_hold_in_every_window() {
-    let (_dir, ours) = load(&byte_level());
-    let end = ours.token_id("<|im_end|>").unwrap();
+    let (_dir, tokenizer) = load(&byte_level());
+    let end = tokenizer.token_id("<|im_end|>").unwrap();
     let part = format!("{}<|im_end|> ", "hello world, 12 ".repeat(600));
     let text = part.repeat(30);
-    let marks: Vec<usize> = text.match_indices("<|im_end|>").map(|(at, _)| at).step_by(2).collect();
-    let rendered = RenderedChat { text: text.clone(), protected_positions: marks };
-    let ids = ours.encode_rendered(&rendered).unwrap();
+    let protected_positions: Vec<usize> =
+        text.match_indices("<|im_end|>").map(|(at, _)| at).step_by(2).collect();
+    let rendered = RenderedChat { text: text.clone(), protected_positions };
+    let ids = tokenizer.encode_rendered(&rendered).unwrap();
     assert_eq!(ids.iter().filter(|id| **id == end).count(), 15);
-    assert_eq!(ours.decode(&ids, false), text);
+    assert_eq!(tokenizer.decode(&ids, false), text);
 }
 
 #[test]
@@ -134,11 +135,11 @@ fn text_without_cuts_acquires_text_memory() {
     let words = "What is 12 plus 30? ".repeat(20_000);
     assert!(limited(0).encode(&words, true).is_ok(), "a window needs no share");
     let run = "x".repeat(4 * WINDOW_BYTES);
-    let refused = limited(10 << 20).encode(&run, true).unwrap_err();
+    let error = limited(10 << 20).encode(&run, true).unwrap_err();
     assert!(
-        matches!(refused, TextError::TooMuchMemory { text_bytes, limit, .. }
+        matches!(error, TextError::TooMuchMemory { text_bytes, limit, .. }
             if text_bytes > WINDOW_BYTES && limit == 10 << 20),
-        "{refused:?}"
+        "{error:?}"
     );
     assert!(limited(100 << 20).encode(&run, true).is_ok());
     assert!(limited(0).encode(&"1".repeat(4 * WINDOW_BYTES), true).is_ok(), "digits are words");

@@ -17,16 +17,16 @@ pub(super) struct ToolCallEmitter {
     /// Index of the next call.
     next: u32,
     /// Maximum number of calls to emit; later ones are parsed and dropped.
-    shown_max: u32,
+    calls_max: u32,
     open: bool,
     /// Number of calls emitted and complete.
     complete: u32,
 }
 
 impl ToolCallEmitter {
-    pub(super) fn new(shown_max: u32) -> Self {
+    pub(super) fn new(calls_max: u32) -> Self {
         let (space, space_from) = (String::new(), 0);
-        Self { space, space_from, next: 0, shown_max, open: false, complete: 0 }
+        Self { space, space_from, next: 0, calls_max, open: false, complete: 0 }
     }
 
     /// Number of calls emitted and complete.
@@ -62,14 +62,14 @@ impl ToolCallEmitter {
         self.space.clear();
         self.open = true;
         self.next += 1;
-        if self.is_shown() {
+        if self.is_within_limit() {
             out.begin_call(self.next - 1, name, from);
         }
     }
 
     /// Adds the next part of the open call's arguments.
     pub(super) fn arguments(&mut self, part: &str, out: &mut PieceSink<'_>) {
-        if self.is_shown() {
+        if self.is_within_limit() {
             out.arguments(self.next - 1, part);
         }
     }
@@ -77,7 +77,7 @@ impl ToolCallEmitter {
     /// Adds the next character of the open call's arguments.
     #[inline]
     pub(super) fn argument(&mut self, c: char, out: &mut PieceSink<'_>) {
-        if self.is_shown() {
+        if self.is_within_limit() {
             out.argument(self.next - 1, c);
         }
     }
@@ -85,7 +85,7 @@ impl ToolCallEmitter {
     /// Completes the open call.
     pub(super) fn end(&mut self, out: &mut PieceSink<'_>) {
         self.open = false;
-        if self.is_shown() {
+        if self.is_within_limit() {
             self.complete += 1;
             out.end_call(self.next - 1);
         }
@@ -93,7 +93,7 @@ impl ToolCallEmitter {
 
     /// Breaks off the open call, if there is one: it is invalid, and its syntax ends before byte `to`.
     pub(super) fn break_call(&mut self, to: usize, out: &mut PieceSink<'_>) {
-        if std::mem::take(&mut self.open) && self.is_shown() {
+        if std::mem::take(&mut self.open) && self.is_within_limit() {
             out.broken_call(self.next - 1, to);
         }
     }
@@ -106,8 +106,8 @@ impl ToolCallEmitter {
         }
     }
 
-    fn is_shown(&self) -> bool {
-        self.next <= self.shown_max
+    fn is_within_limit(&self) -> bool {
+        self.next <= self.calls_max
     }
 
     #[inline]

@@ -14,25 +14,25 @@ struct CallDelimiters {
     close: String,
 }
 
-/// Builds the grammar of one call, or of several, of any of `tools`. `mark` formats a marker of the family: a
-/// special token has another form than text.
+/// Builds the grammar of one call, or of several, of any of `tools`. `format_marker` formats a marker of the
+/// family: a special token has another form than text.
 pub(super) fn lark_grammar<'a>(
     syntax: ToolCallSyntax,
     tools: impl IntoIterator<Item = &'a ToolDefinition>,
-    several: bool,
-    mark: impl Fn(&str) -> String,
+    multiple: bool,
+    format_marker: impl Fn(&str) -> String,
 ) -> String {
     let mut rules = String::new();
     let mut names = Vec::new();
     for (index, tool) in tools.into_iter().enumerate() {
         names.push(format!("call_{index}"));
-        let call = call(syntax, index, tool, &mark, &mut rules);
+        let call = call(syntax, index, tool, &format_marker, &mut rules);
         // Writing to a string cannot fail.
         let _ = writeln!(rules, "call_{index}: {call}");
     }
-    let CallDelimiters { open, between, close } = frame(syntax, &mark);
+    let CallDelimiters { open, between, close } = delimiters(syntax, &format_marker);
     // Llama's syntax has no end of a call that separates it from the following text.
-    let more = if several && syntax != ToolCallSyntax::Llama3Json {
+    let more = if multiple && syntax != ToolCallSyntax::Llama3Json {
         format!("({between} call)*")
     } else {
         String::new()
@@ -40,22 +40,26 @@ pub(super) fn lark_grammar<'a>(
     format!("start: {open} call {more} {close}\ncall: {}\n{rules}", names.join(" | "))
 }
 
-fn frame(syntax: ToolCallSyntax, mark: impl Fn(&str) -> String) -> CallDelimiters {
-    let frame = |open: String, between: &str, close: String| {
+fn delimiters(syntax: ToolCallSyntax, format_marker: impl Fn(&str) -> String) -> CallDelimiters {
+    let delimiters = |open: String, between: &str, close: String| {
         let between = if between.is_empty() { String::new() } else { text(between) };
         CallDelimiters { open, between, close }
     };
     match syntax {
         ToolCallSyntax::Hermes | ToolCallSyntax::Qwen3Coder => {
-            frame(String::new(), "\n", String::new())
+            delimiters(String::new(), "\n", String::new())
         }
-        ToolCallSyntax::Llama3Json => frame(String::new(), "", String::new()),
-        ToolCallSyntax::Mistral => frame(mark(mistral::CALLS) + " \"[\"", ", ", text("]")),
-        ToolCallSyntax::DeepSeekV3 => {
-            frame(mark(deepseek::CALLS_BEGIN), "\n", mark(deepseek::CALLS_END))
+        ToolCallSyntax::Llama3Json => delimiters(String::new(), "", String::new()),
+        ToolCallSyntax::Mistral => {
+            delimiters(format_marker(mistral::CALLS) + " \"[\"", ", ", text("]"))
         }
+        ToolCallSyntax::DeepSeekV3 => delimiters(
+            format_marker(deepseek::CALLS_BEGIN),
+            "\n",
+            format_marker(deepseek::CALLS_END),
+        ),
         ToolCallSyntax::DeepSeekV31 => {
-            frame(mark(deepseek::CALLS_BEGIN), "", mark(deepseek::CALLS_END))
+            delimiters(format_marker(deepseek::CALLS_BEGIN), "", format_marker(deepseek::CALLS_END))
         }
     }
 }
@@ -65,21 +69,26 @@ fn call(
     syntax: ToolCallSyntax,
     index: usize,
     tool: &ToolDefinition,
-    mark: impl Fn(&str) -> String,
+    format_marker: impl Fn(&str) -> String,
     rules: &mut String,
 ) -> String {
     use super::hermes::{CLOSE, OPEN};
     use deepseek::{CALL_BEGIN, CALL_END, SEPARATOR};
     let name = &tool.name;
     if syntax == ToolCallSyntax::Qwen3Coder {
-        return qwen3_coder_call(index, tool, mark, rules);
+        return qwen3_coder_call(index, tool, format_marker, rules);
     }
     let _ = writeln!(rules, "args_{index}: %json {}", with_python_whitespace(&tool.parameters));
     let arguments = format!("args_{index}");
     match syntax {
         ToolCallSyntax::Hermes | ToolCallSyntax::Qwen3Coder => {
             let head = text(&format!("\n{{\"name\": \"{name}\", \"arguments\": "));
-            format!("{} {head} {arguments} {} {}", mark(OPEN), text("}\n"), mark(CLOSE))
+            format!(
+                "{} {head} {arguments} {} {}",
+                format_marker(OPEN),
+                text("}\n"),
+                format_marker(CLOSE)
+            )
         }
         ToolCallSyntax::Llama3Json => {
             let head = text(&format!("{{\"name\": \"{name}\", \"parameters\": "));
@@ -90,12 +99,14 @@ fn call(
             format!("{head} {arguments} {}", text("}"))
         }
         ToolCallSyntax::DeepSeekV3 => {
-            let (begin, separator, end) = (mark(CALL_BEGIN), mark(SEPARATOR), mark(CALL_END));
+            let (begin, separator, end) =
+                (format_marker(CALL_BEGIN), format_marker(SEPARATOR), format_marker(CALL_END));
             let (kind, head) = (text("function"), text(&format!("{name}\n```json\n")));
             format!("{begin} {kind} {separator} {head} {arguments} {} {end}", text("\n```"))
         }
         ToolCallSyntax::DeepSeekV31 => {
-            let (begin, separator, end) = (mark(CALL_BEGIN), mark(SEPARATOR), mark(CALL_END));
+            let (begin, separator, end) =
+                (format_marker(CALL_BEGIN), format_marker(SEPARATOR), format_marker(CALL_END));
             format!("{begin} {} {separator} {arguments} {end}", text(name))
         }
     }
@@ -105,7 +116,7 @@ fn call(
 fn qwen3_coder_call(
     index: usize,
     tool: &ToolDefinition,
-    mark: impl Fn(&str) -> String,
+    format_marker: impl Fn(&str) -> String,
     rules: &mut String,
 ) -> String {
     use super::hermes::{CLOSE, OPEN};
@@ -128,7 +139,7 @@ fn qwen3_coder_call(
             let _ = writeln!(
                 rules,
                 "json_{rule}: %json {}",
-                with_python_whitespace(&rooted(schema, property))
+                with_python_whitespace(&with_definitions(schema, property))
             );
             let _ = writeln!(rules, "{rule}: json_{rule} {}", text(end));
         }
@@ -137,17 +148,22 @@ fn qwen3_coder_call(
         let _ = write!(parameters, "({one}){optional} ");
     }
     let head = text(&format!("\n<function={}>\n", tool.name));
-    format!("{} {head} {parameters}{} {}", mark(OPEN), text("</function>\n"), mark(CLOSE))
+    format!(
+        "{} {head} {parameters}{} {}",
+        format_marker(OPEN),
+        text("</function>\n"),
+        format_marker(CLOSE)
+    )
 }
 
 /// Returns a schema that allows only the whitespace that templates print in JSON: free whitespace would let a
 /// model generate any amount of it.
 fn with_python_whitespace(schema: &Value) -> Value {
-    let mut whole = schema.as_object().cloned().unwrap_or_default();
-    let layout =
+    let mut object = schema.as_object().cloned().unwrap_or_default();
+    let options =
         json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
-    whole.insert("x-guidance".to_owned(), layout);
-    Value::Object(whole)
+    object.insert("x-guidance".to_owned(), options);
+    Value::Object(object)
 }
 
 /// Returns the values of an enumeration if all of them are strings.
@@ -157,15 +173,15 @@ fn enum_strings(property: &Value) -> Option<Vec<&str>> {
 }
 
 /// Returns a property's schema with the definitions that its references need.
-fn rooted(schema: &Value, property: &Value) -> Value {
-    let mut whole = Map::new();
+fn with_definitions(schema: &Value, property: &Value) -> Value {
+    let mut object = Map::new();
     for key in ["$defs", "definitions"] {
         if let Some(definitions) = schema.get(key) {
-            whole.insert(key.to_owned(), definitions.clone());
+            object.insert(key.to_owned(), definitions.clone());
         }
     }
-    whole.extend(property.as_object().cloned().unwrap_or_default());
-    Value::Object(whole)
+    object.extend(property.as_object().cloned().unwrap_or_default());
+    Value::Object(object)
 }
 
 /// Formats text as a Lark string literal.

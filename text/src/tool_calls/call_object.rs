@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 /// Maximum bytes of a name in its JSON form.
 const NAME_MAX: usize = 512;
-/// Maximum bytes of arguments before the name.
-const EARLY_MAX: usize = 64 << 10;
+/// Maximum bytes of arguments buffered before the name.
+const BUFFERED_ARGUMENTS_MAX: usize = 64 << 10;
 
 /// Result of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,12 +52,13 @@ pub(super) struct CallObject {
     state: CallObjectState,
     member: CallMember,
     json: JsonScanner,
-    /// Key or name, in its JSON form.
-    word: String,
-    named: bool,
-    /// Whether arguments have been read; then, the arguments before the name.
+    /// Text of the current key or name, in its JSON form.
+    token_text: String,
+    has_name: bool,
+    /// Whether arguments have been read.
     has_arguments: bool,
-    early: String,
+    /// Arguments that came before the name.
+    buffered_arguments: String,
     from: usize,
 }
 
@@ -69,10 +70,10 @@ impl CallObject {
             state: CallObjectState::Open,
             member: CallMember::Other,
             json: JsonScanner::default(),
-            word: String::new(),
-            named: false,
+            token_text: String::new(),
+            has_name: false,
             has_arguments: false,
-            early: String::new(),
+            buffered_arguments: String::new(),
             from,
         }
     }
@@ -81,27 +82,27 @@ impl CallObject {
     pub(super) fn push(
         &mut self,
         c: char,
-        to: &mut ToolCallEmitter,
+        emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
     ) -> CallStep {
         match self.state {
             CallObjectState::InKey => self.key(c),
-            CallObjectState::Value => self.value(c, to, out),
+            CallObjectState::Value => self.value(c, emitter, out),
             _ if is_space(c) => CallStep::Continues,
             CallObjectState::Open if c == '{' => self.go(CallObjectState::Key),
             CallObjectState::Key if c == '"' => {
-                self.word = String::from('"');
+                self.token_text = String::from('"');
                 self.json = JsonScanner::default();
                 self.json.push(c);
                 self.go(CallObjectState::InKey)
             }
             CallObjectState::Colon if c == ':' => {
                 self.json = JsonScanner::default();
-                self.word.clear();
+                self.token_text.clear();
                 self.go(CallObjectState::Value)
             }
             CallObjectState::Next if c == ',' => self.go(CallObjectState::Key),
-            CallObjectState::Next if c == '}' => self.close(to, out),
+            CallObjectState::Next if c == '}' => self.close(emitter, out),
             _ => CallStep::Invalid,
         }
     }
@@ -112,14 +113,14 @@ impl CallObject {
     }
 
     fn key(&mut self, c: char) -> CallStep {
-        self.word.push(c);
+        self.token_text.push(c);
         match self.json.push(c) {
-            ScanStep::Continues if self.word.len() < NAME_MAX => return CallStep::Continues,
+            ScanStep::Continues if self.token_text.len() < NAME_MAX => return CallStep::Continues,
             ScanStep::Done => {}
             _ => return CallStep::Invalid,
         }
-        self.member = match self.word.as_str() {
-            "\"name\"" if !self.named => CallMember::Name,
+        self.member = match self.token_text.as_str() {
+            "\"name\"" if !self.has_name => CallMember::Name,
             "\"arguments\"" | "\"parameters\"" if !self.has_arguments => CallMember::Arguments,
             "\"id\"" | "\"type\"" => CallMember::Other,
             _ => return CallStep::Invalid,
@@ -127,9 +128,14 @@ impl CallObject {
         self.go(CallObjectState::Colon)
     }
 
-    fn value(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
-        let begins = self.word.is_empty();
-        if begins && is_space(c) {
+    fn value(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) -> CallStep {
+        let is_first = self.token_text.is_empty();
+        if is_first && is_space(c) {
             return CallStep::Continues;
         }
         let scan = self.json.push(c);
@@ -138,21 +144,22 @@ impl CallObject {
         }
         match self.member {
             CallMember::Arguments => {
-                if begins && c != '{' {
+                if is_first && c != '{' {
                     return CallStep::Invalid;
                 }
-                if begins {
-                    self.word.push(c); // Non-empty from now on; the following characters are passed on.
+                if is_first {
+                    // Non-empty from now on; the following characters are passed on.
+                    self.token_text.push(c);
                 }
-                self.argument(c, to, out);
+                self.argument(c, emitter, out);
             }
-            CallMember::Name | CallMember::Other if self.word.len() >= NAME_MAX => {
+            CallMember::Name | CallMember::Other if self.token_text.len() >= NAME_MAX => {
                 return CallStep::Invalid;
             }
-            CallMember::Name | CallMember::Other => self.word.push(c),
+            CallMember::Name | CallMember::Other => self.token_text.push(c),
         }
         match scan {
-            ScanStep::Done if self.member == CallMember::Name => self.name(to, out),
+            ScanStep::Done if self.member == CallMember::Name => self.name(emitter, out),
             ScanStep::Done => {
                 self.has_arguments |= self.member == CallMember::Arguments;
                 self.go(CallObjectState::Next)
@@ -160,45 +167,49 @@ impl CallObject {
             // A number is neither a name nor arguments; the character after it belongs to the object.
             ScanStep::EndedBefore if self.member == CallMember::Other => {
                 self.state = CallObjectState::Next;
-                self.push(c, to, out)
+                self.push(c, emitter, out)
             }
             ScanStep::EndedBefore | ScanStep::Invalid => CallStep::Invalid,
-            ScanStep::Continues if self.early.len() > EARLY_MAX => CallStep::Invalid,
+            ScanStep::Continues if self.buffered_arguments.len() > BUFFERED_ARGUMENTS_MAX => {
+                CallStep::Invalid
+            }
             ScanStep::Continues => CallStep::Continues,
         }
     }
 
-    fn argument(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        if self.named {
-            to.argument(c, out);
+    fn argument(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        if self.has_name {
+            emitter.argument(c, out);
         } else {
-            self.early.push(c);
+            self.buffered_arguments.push(c);
         }
     }
 
-    fn name(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
-        let Ok(name) = serde_json::from_str::<String>(&self.word) else { return CallStep::Invalid };
-        let known = self.names.as_ref().is_none_or(|names| names.contains(&name));
-        if name.is_empty() || !known {
+    fn name(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+        let Ok(name) = serde_json::from_str::<String>(&self.token_text) else {
+            return CallStep::Invalid;
+        };
+        let is_known = self.names.as_ref().is_none_or(|names| names.contains(&name));
+        if name.is_empty() || !is_known {
             return CallStep::Invalid;
         }
-        self.named = true;
-        to.begin(&name, self.from, out);
-        let early = std::mem::take(&mut self.early);
-        if !early.is_empty() {
-            to.arguments(&early, out);
+        self.has_name = true;
+        emitter.begin(&name, self.from, out);
+        let buffered_arguments = std::mem::take(&mut self.buffered_arguments);
+        if !buffered_arguments.is_empty() {
+            emitter.arguments(&buffered_arguments, out);
         }
         self.go(CallObjectState::Next)
     }
 
-    fn close(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
-        if !self.named {
+    fn close(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+        if !self.has_name {
             return CallStep::Invalid;
         }
         if !self.has_arguments {
-            to.arguments("{}", out);
+            emitter.arguments("{}", out);
         }
-        to.end(out);
+        emitter.end(out);
         CallStep::Done
     }
 }
@@ -215,7 +226,7 @@ impl BareArguments {
     pub(super) fn push(
         &mut self,
         c: char,
-        to: &mut ToolCallEmitter,
+        emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
     ) -> CallStep {
         if !self.started {
@@ -229,9 +240,9 @@ impl BareArguments {
         if scan == ScanStep::Invalid {
             return CallStep::Invalid;
         }
-        to.argument(c, out);
+        emitter.argument(c, out);
         if scan == ScanStep::Done {
-            to.end(out);
+            emitter.end(out);
             return CallStep::Done;
         }
         CallStep::Continues

@@ -46,17 +46,17 @@ pub(super) struct DeepSeekToolParser {
 
 impl DeepSeekToolParser {
     pub(super) fn new(fenced: bool) -> Self {
-        let (held, state, raw) =
+        let (scanner, state, unparsed) =
             (MarkerScanner::default(), DeepSeekParserState::Text, UnparsedSyntax::default());
-        Self { fenced, scanner: held, state, inside: false, closing: false, unparsed: raw }
+        Self { fenced, scanner, state, inside: false, closing: false, unparsed }
     }
 
-    pub(super) fn push(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let step = match &mut self.state {
-            DeepSeekParserState::Text => return self.text(c, to, out),
-            DeepSeekParserState::Head(_) => self.head(c, to, out),
-            DeepSeekParserState::Name(_) => self.name(c, to, out),
-            DeepSeekParserState::Arguments(arguments) => match arguments.push(c, to, out) {
+            DeepSeekParserState::Text => return self.text(c, emitter, out),
+            DeepSeekParserState::Head(_) => self.head(c, emitter, out),
+            DeepSeekParserState::Name(_) => self.name(c, emitter, out),
+            DeepSeekParserState::Arguments(arguments) => match arguments.push(c, emitter, out) {
                 CallStep::Done => {
                     (self.state, self.closing) = (DeepSeekParserState::Text, true);
                     CallStep::Done
@@ -64,61 +64,66 @@ impl DeepSeekToolParser {
                 step => step,
             },
         };
-        if !self.unparsed.apply_step(c, step, to) {
-            self.reject_call(to, out);
-            self.text(c, to, out);
+        if !self.unparsed.apply_step(c, step, emitter) {
+            self.reject_call(emitter, out);
+            self.text(c, emitter, out);
         }
     }
 
-    pub(super) fn finish(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         match self.state {
-            DeepSeekParserState::Text => self.scanner.finish(|c| to.content(c, out)),
-            _ => self.reject_call(to, out),
+            DeepSeekParserState::Text => self.scanner.finish(|c| emitter.content(c, out)),
+            _ => self.reject_call(emitter, out),
         }
         // An outer marker without a call is content.
-        self.unparsed.release(to, out);
+        self.unparsed.release(emitter, out);
     }
 
-    fn text(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         const MARKERS: [&str; 4] = [CALL_BEGIN, CALLS_BEGIN, CALLS_END, CALL_END];
-        let (raw, closing) = (&mut self.unparsed, &mut self.closing);
+        let (unparsed, closing) = (&mut self.unparsed, &mut self.closing);
         let found = self.scanner.push(c, &MARKERS, |c| {
             if *closing && (is_space(c) || c == '`') {
                 return;
             }
             *closing = false;
-            if is_space(c) && !raw.is_empty() && !raw.is_full() {
-                return raw.push(c);
+            if is_space(c) && !unparsed.is_empty() && !unparsed.is_full() {
+                return unparsed.push(c);
             }
-            raw.release(to, out);
-            to.content(c, out);
+            unparsed.release(emitter, out);
+            emitter.content(c, out);
         });
         let Some(found) = found else { return };
         let closing = std::mem::take(&mut self.closing);
         match found {
             0 => {
                 self.state = DeepSeekParserState::Head(String::new());
-                self.unparsed.open(CALL_BEGIN, to, out);
+                self.unparsed.open(CALL_BEGIN, emitter, out);
             }
             1 => {
                 self.inside = true;
-                self.unparsed.open(CALLS_BEGIN, to, out);
+                self.unparsed.open(CALLS_BEGIN, emitter, out);
             }
             2 if std::mem::take(&mut self.inside) && self.unparsed.is_empty() => {}
             3 if closing => {}
-            mark => {
-                self.unparsed.release(to, out);
-                MARKERS[mark].chars().for_each(|c| to.content(c, out));
+            marker => {
+                self.unparsed.release(emitter, out);
+                MARKERS[marker].chars().for_each(|c| emitter.content(c, out));
             }
         }
     }
 
-    fn reject_call(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        self.unparsed.reject_call(to, out);
+    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        self.unparsed.reject_call(emitter, out);
         (self.scanner, self.state) = (MarkerScanner::default(), DeepSeekParserState::Text);
     }
 
-    fn head(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+    fn head(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) -> CallStep {
         let DeepSeekParserState::Head(head) = &mut self.state else { return CallStep::Invalid };
         if self.scanner.push(c, &[SEPARATOR], |c| head.push(c)).is_none() {
             return if head.len() > HEAD_MAX { CallStep::Invalid } else { CallStep::Continues };
@@ -128,24 +133,34 @@ impl DeepSeekToolParser {
             self.state = DeepSeekParserState::Name(String::new());
             return CallStep::Continues;
         }
-        self.begin(&name, to, out)
+        self.begin(&name, emitter, out)
     }
 
-    fn name(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+    fn name(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) -> CallStep {
         let DeepSeekParserState::Name(name) = &mut self.state else { return CallStep::Invalid };
         if self.scanner.push(c, &[FENCE], |c| name.push(c)).is_none() {
             return if name.len() > HEAD_MAX { CallStep::Invalid } else { CallStep::Continues };
         }
         let name = std::mem::take(name);
-        self.begin(&name, to, out)
+        self.begin(&name, emitter, out)
     }
 
-    fn begin(&mut self, name: &str, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+    fn begin(
+        &mut self,
+        name: &str,
+        emitter: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) -> CallStep {
         let name = name.trim();
         if name.is_empty() || name.contains('\n') {
             return CallStep::Invalid;
         }
-        to.begin(name, self.unparsed.from, out);
+        emitter.begin(name, self.unparsed.from, out);
         self.state = DeepSeekParserState::Arguments(BareArguments::default());
         CallStep::Continues
     }

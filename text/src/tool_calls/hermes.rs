@@ -22,43 +22,43 @@ pub(super) struct HermesToolParser {
 }
 
 impl HermesToolParser {
-    pub(super) fn push(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        let Some(call) = &mut self.call else { return self.text(c, to, out) };
-        let step = call.push(c, to, out);
+    pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        let Some(call) = &mut self.call else { return self.text(c, emitter, out) };
+        let step = call.push(c, emitter, out);
         if step == CallStep::Done {
             (self.call, self.closing) = (None, true);
         }
-        if !self.unparsed.apply_step(c, step, to) {
-            self.reject_call(to, out);
-            self.text(c, to, out);
+        if !self.unparsed.apply_step(c, step, emitter) {
+            self.reject_call(emitter, out);
+            self.text(c, emitter, out);
         }
     }
 
-    pub(super) fn finish(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        self.scanner.finish(|c| to.content(c, out));
-        self.reject_call(to, out);
+    pub(super) fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        self.scanner.finish(|c| emitter.content(c, out));
+        self.reject_call(emitter, out);
     }
 
     /// Rejects the call: the text read so far is content.
-    fn reject_call(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         self.call = None;
-        self.unparsed.reject_call(to, out);
+        self.unparsed.reject_call(emitter, out);
     }
 
-    fn text(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let closing = &mut self.closing;
         let found = self.scanner.push(c, &[OPEN, CLOSE], |c| {
             *closing &= c.is_whitespace();
-            to.content(c, out);
+            emitter.content(c, out);
         });
         match found {
             Some(0) => {
-                self.unparsed.open(OPEN, to, out);
+                self.unparsed.open(OPEN, emitter, out);
                 self.call = Some(CallObject::new(None, self.unparsed.from));
                 self.closing = false;
             }
             Some(_) if std::mem::take(&mut self.closing) => {}
-            Some(_) => CLOSE.chars().for_each(|c| to.content(c, out)),
+            Some(_) => CLOSE.chars().for_each(|c| emitter.content(c, out)),
             None => {}
         }
     }

@@ -44,74 +44,79 @@ impl LlamaToolParser {
         }
     }
 
-    pub(super) fn push(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         match &mut self.state {
-            LlamaParserState::Text => to.content(c, out),
+            LlamaParserState::Text => emitter.content(c, out),
             LlamaParserState::Call(call) => {
-                let step = call.push(c, to, out);
+                let step = call.push(c, emitter, out);
                 if step == CallStep::Done {
                     self.state = LlamaParserState::Between;
                 }
-                if !self.unparsed.apply_step(c, step, to) {
-                    self.reject_call(Some(c), to, out);
+                if !self.unparsed.apply_step(c, step, emitter) {
+                    self.reject_call(Some(c), emitter, out);
                 }
             }
             LlamaParserState::Start { .. } | LlamaParserState::Between
                 if c == '{' && self.scanner.is_empty() =>
             {
-                self.unparsed.open("{", to, out);
+                self.unparsed.open("{", emitter, out);
                 let mut call = Box::new(CallObject::new(self.names.clone(), self.unparsed.from));
-                call.push(c, to, out);
+                call.push(c, emitter, out);
                 self.state = LlamaParserState::Call(call);
             }
-            LlamaParserState::Start { tagged: false } => self.start(c, to, out),
-            LlamaParserState::Between if c == ';' => self.hold_back(c, to, out),
+            LlamaParserState::Start { tagged: false } => self.start(c, emitter, out),
+            LlamaParserState::Between if c == ';' => self.hold_back(c, emitter, out),
             LlamaParserState::Start { tagged: true } | LlamaParserState::Between if is_space(c) => {
-                self.hold_back(c, to, out);
+                self.hold_back(c, emitter, out);
             }
             LlamaParserState::Start { tagged: true } | LlamaParserState::Between => {
-                self.reject_call(Some(c), to, out);
+                self.reject_call(Some(c), emitter, out);
             }
         }
     }
 
-    pub(super) fn finish(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        let raw = &mut self.unparsed;
-        self.scanner.finish(|c| raw.push(c));
+    pub(super) fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        let unparsed = &mut self.unparsed;
+        self.scanner.finish(|c| unparsed.push(c));
         if !matches!(self.state, LlamaParserState::Between) {
-            self.reject_call(None, to, out);
+            self.reject_call(None, emitter, out);
         }
     }
 
     /// Holds back a character before a call, or between two calls.
-    fn hold_back(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn hold_back(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         self.unparsed.push(c);
         if self.unparsed.is_full() {
-            self.reject_call(None, to, out);
+            self.reject_call(None, emitter, out);
         }
     }
 
-    fn start(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        let (raw, mut text) = (&mut self.unparsed, false);
+    fn start(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        let (unparsed, mut text) = (&mut self.unparsed, false);
         let found = self.scanner.push(c, &[TAG], |c| {
             text |= !is_space(c);
-            raw.push(c);
+            unparsed.push(c);
         });
         if found.is_some() {
-            TAG.chars().for_each(|c| raw.push(c));
+            TAG.chars().for_each(|c| unparsed.push(c));
             self.state = LlamaParserState::Start { tagged: true };
-        } else if text || raw.is_full() {
-            self.reject_call(None, to, out);
+        } else if text || unparsed.is_full() {
+            self.reject_call(None, emitter, out);
         }
     }
 
     /// Rejects the call: the text held back and the rest of the output are content.
-    fn reject_call(&mut self, c: Option<char>, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        let raw = &mut self.unparsed;
-        self.scanner.finish(|c| raw.push(c));
-        raw.reject_call(to, out);
+    fn reject_call(
+        &mut self,
+        c: Option<char>,
+        emitter: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) {
+        let unparsed = &mut self.unparsed;
+        self.scanner.finish(|c| unparsed.push(c));
+        unparsed.reject_call(emitter, out);
         if let Some(c) = c {
-            to.content(c, out);
+            emitter.content(c, out);
         }
         self.state = LlamaParserState::Text;
     }

@@ -17,40 +17,40 @@ impl MarkerScanner {
     pub(crate) fn push(
         &mut self,
         c: char,
-        marks: &[&'static str],
+        markers: &[&'static str],
         mut release: impl FnMut(char),
     ) -> Option<usize> {
         if self.len > 0 {
-            let (held, rest) = self.marker.split_at(self.len);
+            let (held_back, rest) = self.marker.split_at(self.len);
             if rest.len() > c.len_utf8() && rest.starts_with(c) {
                 self.len += c.len_utf8();
                 return None; // The text held back is still a prefix of this marker.
             }
             // Find the longest suffix of the text held back that, with the character, is a prefix of a
             // marker.
-            for (from, _) in held
+            for (from, _) in held_back
                 .char_indices()
-                .filter(|&(at, c)| at == 0 || marks.iter().any(|mark| begins(mark, c)))
+                .filter(|&(at, c)| at == 0 || markers.iter().any(|marker| begins(marker, c)))
             {
-                let end = &held[from..];
-                let goes_on = |mark: &&str| goes_on(mark, end, c);
-                if let Some(found) = marks.iter().position(goes_on) {
-                    held[..from].chars().for_each(release);
-                    return self.hold_back(found, end.len() + c.len_utf8(), marks);
+                let end = &held_back[from..];
+                let continues = |marker: &&str| continues(marker, end, c);
+                if let Some(found) = markers.iter().position(continues) {
+                    held_back[..from].chars().for_each(release);
+                    return self.hold_back(found, end.len() + c.len_utf8(), markers);
                 }
             }
             self.len = 0;
-            held.chars().for_each(&mut release);
+            held_back.chars().for_each(&mut release);
         }
-        let Some(found) = marks.iter().position(|mark| begins(mark, c)) else {
+        let Some(found) = markers.iter().position(|marker| begins(marker, c)) else {
             release(c);
             return None;
         };
-        self.hold_back(found, c.len_utf8(), marks)
+        self.hold_back(found, c.len_utf8(), markers)
     }
 
-    fn hold_back(&mut self, found: usize, len: usize, marks: &[&'static str]) -> Option<usize> {
-        (self.marker, self.len) = (marks[found], len);
+    fn hold_back(&mut self, found: usize, len: usize, markers: &[&'static str]) -> Option<usize> {
+        (self.marker, self.len) = (markers[found], len);
         (len == self.marker.len()).then(|| {
             self.len = 0;
             found
@@ -69,14 +69,14 @@ impl MarkerScanner {
 }
 
 #[inline]
-fn begins(mark: &str, c: char) -> bool {
-    c.is_ascii() && mark.as_bytes().first() == Some(&(c as u8))
+fn begins(marker: &str, c: char) -> bool {
+    c.is_ascii() && marker.as_bytes().first() == Some(&(c as u8))
 }
 
 /// Whether `c` follows the prefix `end` of a marker. One byte is enough to reject most markers.
 #[inline]
-fn goes_on(mark: &str, end: &str, c: char) -> bool {
+fn continues(marker: &str, end: &str, c: char) -> bool {
     let first = c.encode_utf8(&mut [0; 4]).as_bytes()[0];
-    mark.as_bytes().get(end.len()) == Some(&first)
-        && mark.strip_prefix(end).is_some_and(|rest| rest.starts_with(c))
+    marker.as_bytes().get(end.len()) == Some(&first)
+        && marker.strip_prefix(end).is_some_and(|rest| rest.starts_with(c))
 }

@@ -42,39 +42,44 @@ pub(super) struct MistralToolParser {
 }
 
 impl MistralToolParser {
-    pub(super) fn push(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         if matches!(self.state, MistralParserState::Text) {
-            return self.text(c, to, out);
+            return self.text(c, emitter, out);
         }
-        let step = self.syntax(c, to, out);
-        if !self.unparsed.apply_step(c, step, to) {
-            self.reject_call(to, out);
-            self.text(c, to, out);
+        let step = self.syntax(c, emitter, out);
+        if !self.unparsed.apply_step(c, step, emitter) {
+            self.reject_call(emitter, out);
+            self.text(c, emitter, out);
         }
     }
 
-    pub(super) fn finish(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         match self.state {
-            MistralParserState::Text => self.scanner.finish(|c| to.content(c, out)),
+            MistralParserState::Text => self.scanner.finish(|c| emitter.content(c, out)),
             MistralParserState::Next => {}
-            _ => self.reject_call(to, out),
+            _ => self.reject_call(emitter, out),
         }
     }
 
-    fn text(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        if self.scanner.push(c, &[CALLS], |c| to.content(c, out)).is_some() {
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        if self.scanner.push(c, &[CALLS], |c| emitter.content(c, out)).is_some() {
             self.state = MistralParserState::Lead;
-            self.unparsed.open(CALLS, to, out);
+            self.unparsed.open(CALLS, emitter, out);
         }
     }
 
-    fn reject_call(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        self.unparsed.reject_call(to, out);
+    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        self.unparsed.reject_call(emitter, out);
         (self.scanner, self.state) = (MarkerScanner::default(), MistralParserState::Text);
     }
 
     /// Parses a character after the marker.
-    fn syntax(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+    fn syntax(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) -> CallStep {
         match &mut self.state {
             MistralParserState::Lead | MistralParserState::Item | MistralParserState::Next
                 if is_space(c) =>
@@ -84,11 +89,11 @@ impl MistralToolParser {
             MistralParserState::Lead if c == '[' => self.go(MistralParserState::Item),
             MistralParserState::Lead => {
                 self.state = MistralParserState::Name(String::new());
-                self.syntax(c, to, out)
+                self.syntax(c, emitter, out)
             }
             MistralParserState::Item if c == '{' => {
                 let mut object = Box::new(CallObject::new(None, self.unparsed.from));
-                object.push(c, to, out);
+                object.push(c, emitter, out);
                 self.go(MistralParserState::Object(object))
             }
             MistralParserState::Next if c == ',' => self.go(MistralParserState::Item),
@@ -96,21 +101,21 @@ impl MistralToolParser {
                 self.state = MistralParserState::Text;
                 CallStep::Done
             }
-            MistralParserState::Object(object) => match object.push(c, to, out) {
+            MistralParserState::Object(object) => match object.push(c, emitter, out) {
                 CallStep::Done => {
                     (self.state, self.unparsed.from) = (MistralParserState::Next, out.bytes_read);
                     CallStep::Done
                 }
                 step => step,
             },
-            MistralParserState::Arguments(arguments) => match arguments.push(c, to, out) {
+            MistralParserState::Arguments(arguments) => match arguments.push(c, emitter, out) {
                 CallStep::Done => {
                     self.state = MistralParserState::Text;
                     CallStep::Done
                 }
                 step => step,
             },
-            MistralParserState::Name(_) | MistralParserState::Id(_) => self.head(c, to, out),
+            MistralParserState::Name(_) | MistralParserState::Id(_) => self.head(c, emitter, out),
             MistralParserState::Text | MistralParserState::Item | MistralParserState::Next => {
                 CallStep::Invalid
             }
@@ -123,7 +128,12 @@ impl MistralToolParser {
     }
 
     /// Parses a name, optionally a call id, up to the arguments.
-    fn head(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+    fn head(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) -> CallStep {
         let (name, in_name) = match &mut self.state {
             MistralParserState::Name(name) => (name, true),
             MistralParserState::Id(name) => (name, false),
@@ -133,20 +143,20 @@ impl MistralToolParser {
             return CallStep::Invalid;
         }
         if c == '{' && self.scanner.is_empty() && in_name && !name.is_empty() {
-            to.begin(name, self.unparsed.from, out);
+            emitter.begin(name, self.unparsed.from, out);
             let mut arguments = BareArguments::default();
-            arguments.push(c, to, out);
+            arguments.push(c, emitter, out);
             return self.go(MistralParserState::Arguments(arguments));
         }
-        let mut fits = true;
+        let mut is_valid = true;
         let found = self.scanner.push(c, &[CALL_ID, ARGS], |c| {
-            fits &= c.is_ascii_alphanumeric() || "_-.".contains(c);
+            is_valid &= c.is_ascii_alphanumeric() || "_-.".contains(c);
             if in_name {
                 name.push(c);
             }
         });
         match found {
-            _ if !fits => CallStep::Invalid,
+            _ if !is_valid => CallStep::Invalid,
             None => CallStep::Continues,
             Some(_) if name.is_empty() => CallStep::Invalid,
             Some(0) if in_name => {
@@ -155,7 +165,7 @@ impl MistralToolParser {
             }
             Some(0) => CallStep::Invalid,
             Some(_) => {
-                to.begin(name, self.unparsed.from, out);
+                emitter.begin(name, self.unparsed.from, out);
                 self.go(MistralParserState::Arguments(BareArguments::default()))
             }
         }

@@ -94,12 +94,14 @@ impl ToolCallSyntax {
     pub fn grammar<'a>(
         self,
         tools: impl IntoIterator<Item = &'a ToolDefinition>,
-        several: bool,
+        multiple: bool,
         tokenizer: &Tokenizer,
     ) -> String {
-        call_grammar::lark_grammar(self, tools, several, |mark| match tokenizer.token_id(mark) {
-            Some(id) if tokenizer.is_special(id) => format!("<[{id}]>"),
-            _ => call_grammar::text(mark),
+        call_grammar::lark_grammar(self, tools, multiple, |marker| {
+            match tokenizer.token_id(marker) {
+                Some(id) if tokenizer.is_special(id) => format!("<[{id}]>"),
+                _ => call_grammar::text(marker),
+            }
         })
     }
 
@@ -137,7 +139,7 @@ impl ToolCallParser {
         tools: &Arc<[ToolDefinition]>,
         calls_max: u32,
     ) -> Self {
-        let machine = match syntax {
+        let family_parser = match syntax {
             ToolCallSyntax::Hermes => FamilyToolParser::Hermes(HermesToolParser::default()),
             ToolCallSyntax::Qwen3Coder => {
                 FamilyToolParser::Coder(Qwen3CoderToolParser::new(Arc::clone(tools)))
@@ -152,7 +154,7 @@ impl ToolCallParser {
                 FamilyToolParser::DeepSeek(DeepSeekToolParser::new(false))
             }
         };
-        Self { family_parser: machine, emitter: ToolCallEmitter::new(calls_max) }
+        Self { family_parser, emitter: ToolCallEmitter::new(calls_max) }
     }
 
     /// Number of calls emitted and complete.
@@ -163,26 +165,26 @@ impl ToolCallParser {
     /// Takes the next character of content.
     #[inline]
     pub(super) fn push(&mut self, c: char, out: &mut PieceSink<'_>) {
-        let to = &mut self.emitter;
+        let emitter = &mut self.emitter;
         match &mut self.family_parser {
-            FamilyToolParser::Hermes(machine) => machine.push(c, to, out),
-            FamilyToolParser::Coder(machine) => machine.push(c, to, out),
-            FamilyToolParser::Llama(machine) => machine.push(c, to, out),
-            FamilyToolParser::Mistral(machine) => machine.push(c, to, out),
-            FamilyToolParser::DeepSeek(machine) => machine.push(c, to, out),
+            FamilyToolParser::Hermes(parser) => parser.push(c, emitter, out),
+            FamilyToolParser::Coder(parser) => parser.push(c, emitter, out),
+            FamilyToolParser::Llama(parser) => parser.push(c, emitter, out),
+            FamilyToolParser::Mistral(parser) => parser.push(c, emitter, out),
+            FamilyToolParser::DeepSeek(parser) => parser.push(c, emitter, out),
         }
     }
 
     /// Ends the output.
     pub(super) fn finish(&mut self, out: &mut PieceSink<'_>) {
-        let to = &mut self.emitter;
+        let emitter = &mut self.emitter;
         match &mut self.family_parser {
-            FamilyToolParser::Hermes(machine) => machine.finish(to, out),
-            FamilyToolParser::Coder(machine) => machine.finish(to, out),
-            FamilyToolParser::Llama(machine) => machine.finish(to, out),
-            FamilyToolParser::Mistral(machine) => machine.finish(to, out),
-            FamilyToolParser::DeepSeek(machine) => machine.finish(to, out),
+            FamilyToolParser::Hermes(parser) => parser.finish(emitter, out),
+            FamilyToolParser::Coder(parser) => parser.finish(emitter, out),
+            FamilyToolParser::Llama(parser) => parser.finish(emitter, out),
+            FamilyToolParser::Mistral(parser) => parser.finish(emitter, out),
+            FamilyToolParser::DeepSeek(parser) => parser.finish(emitter, out),
         }
-        to.finish(out);
+        emitter.finish(out);
     }
 }

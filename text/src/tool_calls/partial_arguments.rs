@@ -8,34 +8,34 @@ use serde_json::{Map, Value};
 ///
 /// Anthropic's clients parse partial tool input in the same way (jiter's `partial_mode`, in Python's
 /// `anthropic` 2.12).
-pub fn partial_arguments(cut: &str) -> Map<String, Value> {
-    let whole = &cut[..complete_prefix_bytes(cut)];
+pub fn partial_arguments(truncated: &str) -> Map<String, Value> {
+    let complete = &truncated[..complete_prefix_bytes(truncated)];
     let mut json = JsonScanner::default();
-    for c in whole.chars() {
+    for c in complete.chars() {
         json.push(c);
     }
-    let text: String = whole.chars().chain(json.closings()).collect();
+    let text: String = complete.chars().chain(json.closings()).collect();
     serde_json::from_str(&text).unwrap_or_default()
 }
 
 /// Returns the length in bytes of the longest prefix that misses only the ends of containers.
-fn complete_prefix_bytes(cut: &str) -> usize {
-    let (mut json, mut whole) = (JsonScanner::default(), 0);
-    for (at, c) in cut.char_indices() {
+fn complete_prefix_bytes(truncated: &str) -> usize {
+    let (mut json, mut complete) = (JsonScanner::default(), 0);
+    for (at, c) in truncated.char_indices() {
         let number = json.number();
         let scan = json.push(c);
         // A number ends only at the next character that is not part of it.
         if number == Some(true) && json.number().is_none() {
-            whole = at;
+            complete = at;
         }
         if scan == ScanStep::Done || scan == ScanStep::Continues && json.may_close() {
-            whole = at + c.len_utf8();
+            complete = at + c.len_utf8();
         }
         if scan != ScanStep::Continues {
-            return whole;
+            return complete;
         }
     }
-    if json.number() == Some(true) { cut.len() } else { whole }
+    if json.number() == Some(true) { truncated.len() } else { complete }
 }
 
 #[cfg(test)]
@@ -44,8 +44,8 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn complete_members_are_kept() {
-        for (cut, expected) in [
+    fn complete_members_are_parsed() {
+        for (truncated, expected) in [
             ("", json!({})),
             ("{", json!({})),
             ("{\"a", json!({})),
@@ -65,7 +65,7 @@ mod tests {
             ("{\"a\": \"é\"}", json!({"a": "é"})),
             ("none", json!({})),
         ] {
-            assert_eq!(Value::Object(partial_arguments(cut)), expected, "{cut}");
+            assert_eq!(Value::Object(partial_arguments(truncated)), expected, "{truncated}");
         }
     }
 }

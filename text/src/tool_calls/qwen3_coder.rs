@@ -51,77 +51,79 @@ pub(super) struct Qwen3CoderToolParser {
 
 impl Qwen3CoderToolParser {
     pub(super) fn new(tools: Arc<[ToolDefinition]>) -> Self {
-        let (held, state) = (MarkerScanner::default(), Qwen3CoderParserState::Text);
-        let (schemas, tool, raw) = (ToolSchemas::new(tools), None, UnparsedSyntax::default());
+        let (scanner, state) = (MarkerScanner::default(), Qwen3CoderParserState::Text);
+        let (schemas, tool, unparsed) = (ToolSchemas::new(tools), None, UnparsedSyntax::default());
         let (has_parameters, closing) = (false, false);
-        Self { schemas, scanner: held, state, tool, has_parameters, closing, unparsed: raw }
+        Self { schemas, scanner, state, tool, has_parameters, closing, unparsed }
     }
 
-    pub(super) fn push(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         if matches!(self.state, Qwen3CoderParserState::Text) {
-            return self.text(c, to, out);
+            return self.text(c, emitter, out);
         }
-        let step = match self.syntax(c, to, out) {
+        let step = match self.syntax(c, emitter, out) {
             false => CallStep::Invalid,
             true if matches!(self.state, Qwen3CoderParserState::Text) => CallStep::Done,
             true => CallStep::Continues,
         };
-        if !self.unparsed.apply_step(c, step, to) {
-            self.reject_call(to, out);
-            self.text(c, to, out);
+        if !self.unparsed.apply_step(c, step, emitter) {
+            self.reject_call(emitter, out);
+            self.text(c, emitter, out);
         }
     }
 
-    pub(super) fn finish(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    pub(super) fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         if matches!(self.state, Qwen3CoderParserState::Text) {
-            self.scanner.finish(|c| to.content(c, out));
+            self.scanner.finish(|c| emitter.content(c, out));
         } else {
-            self.reject_call(to, out);
+            self.reject_call(emitter, out);
         }
     }
 
-    fn text(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let closing = &mut self.closing;
         let found = self.scanner.push(c, &[OPEN, FUNCTION, CLOSE], |c| {
             *closing &= c.is_whitespace();
-            to.content(c, out);
+            emitter.content(c, out);
         });
         match found {
-            Some(0) => self.start(OPEN, Qwen3CoderParserState::Lead, to, out),
-            Some(1) => self.start(FUNCTION, Qwen3CoderParserState::Name(String::new()), to, out),
+            Some(0) => self.start(OPEN, Qwen3CoderParserState::Lead, emitter, out),
+            Some(1) => {
+                self.start(FUNCTION, Qwen3CoderParserState::Name(String::new()), emitter, out)
+            }
             Some(_) if std::mem::take(&mut self.closing) => {}
-            Some(_) => CLOSE.chars().for_each(|c| to.content(c, out)),
+            Some(_) => CLOSE.chars().for_each(|c| emitter.content(c, out)),
             None => {}
         }
     }
 
     fn start(
         &mut self,
-        mark: &str,
+        marker: &str,
         state: Qwen3CoderParserState,
-        to: &mut ToolCallEmitter,
+        emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
     ) {
         (self.state, self.closing) = (state, false);
-        self.unparsed.open(mark, to, out);
+        self.unparsed.open(marker, emitter, out);
     }
 
-    fn reject_call(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        self.unparsed.reject_call(to, out);
+    fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        self.unparsed.reject_call(emitter, out);
         (self.scanner, self.state) = (MarkerScanner::default(), Qwen3CoderParserState::Text);
     }
 
     /// Parses a character inside a call; returns false if it is invalid there.
-    fn syntax(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
+    fn syntax(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
         match &mut self.state {
             Qwen3CoderParserState::Text => false,
             Qwen3CoderParserState::Lead => {
-                let mut fits = true;
-                let found = self.scanner.push(c, &[FUNCTION], |c| fits &= is_space(c));
+                let mut is_valid = true;
+                let found = self.scanner.push(c, &[FUNCTION], |c| is_valid &= is_space(c));
                 if found.is_some() {
                     self.state = Qwen3CoderParserState::Name(String::new());
                 }
-                fits && self.unparsed.len() <= NAME_MAX
+                is_valid && self.unparsed.len() <= NAME_MAX
             }
             Qwen3CoderParserState::Name(name) if c == '>' => {
                 let name = name.trim();
@@ -130,69 +132,75 @@ impl Qwen3CoderToolParser {
                 }
                 self.tool = self.schemas.tool(name);
                 self.has_parameters = false;
-                to.begin(name, self.unparsed.from, out);
-                to.arguments("{", out);
+                emitter.begin(name, self.unparsed.from, out);
+                emitter.arguments("{", out);
                 self.state = Qwen3CoderParserState::Between;
                 true
             }
             Qwen3CoderParserState::Key(key) if c == '>' => {
                 let key = std::mem::take(key);
-                self.value(key.trim(), to, out);
+                self.value(key.trim(), emitter, out);
                 true
             }
             Qwen3CoderParserState::Name(name) | Qwen3CoderParserState::Key(name) => {
                 name.push(c);
                 name.len() <= NAME_MAX && c != '<' && c != '\n'
             }
-            Qwen3CoderParserState::Between => self.between(c, to, out),
-            Qwen3CoderParserState::Value(_) => self.in_value(c, to, out),
+            Qwen3CoderParserState::Between => self.between(c, emitter, out),
+            Qwen3CoderParserState::Value(_) => self.in_value(c, emitter, out),
         }
     }
 
-    fn between(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
-        let mut fits = true;
-        let found = self.scanner.push(c, &[PARAMETER, FUNCTION_END], |c| fits &= is_space(c));
+    fn between(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
+        let mut is_valid = true;
+        let found = self.scanner.push(c, &[PARAMETER, FUNCTION_END], |c| is_valid &= is_space(c));
         match found {
             Some(0) => self.state = Qwen3CoderParserState::Key(String::new()),
-            Some(_) => self.end(to, out),
+            Some(_) => self.end(emitter, out),
             None => {}
         }
-        fits
+        is_valid
     }
 
     /// Begins a parameter: emits its key and prepares its value.
-    fn value(&mut self, key: &str, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+    fn value(&mut self, key: &str, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let comma = if std::mem::replace(&mut self.has_parameters, true) { ", " } else { "" };
-        to.arguments(comma, out);
-        to.arguments(&quoted(key), out);
-        to.arguments(": ", out);
+        emitter.arguments(comma, out);
+        emitter.arguments(&quoted(key), out);
+        emitter.arguments(": ", out);
         self.state =
             Qwen3CoderParserState::Value(CoercedValue::new(self.schemas.types(self.tool, key)));
     }
 
-    fn in_value(&mut self, c: char, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> bool {
+    fn in_value(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut PieceSink<'_>,
+    ) -> bool {
         const END_MARKERS: [&str; 4] = [PARAMETER_END, PARAMETER, FUNCTION_END, CLOSE];
         let Qwen3CoderParserState::Value(value) = &mut self.state else { return false };
-        let mut fits = true;
-        let found =
-            self.scanner.push(c, &END_MARKERS, |c| fits &= value.push(c, |s| to.arguments(s, out)));
-        let Some(found) = found else { return fits };
-        value.finish(|s| to.arguments(s, out));
+        let mut is_valid = true;
+        let found = self
+            .scanner
+            .push(c, &END_MARKERS, |c| is_valid &= value.push(c, |s| emitter.arguments(s, out)));
+        let Some(found) = found else { return is_valid };
+        value.finish(|s| emitter.arguments(s, out));
         match found {
             0 => self.state = Qwen3CoderParserState::Between,
             1 => self.state = Qwen3CoderParserState::Key(String::new()),
-            2 => self.end(to, out),
+            2 => self.end(emitter, out),
             _ => {
-                self.end(to, out);
+                self.end(emitter, out);
                 self.closing = false;
             }
         }
         true
     }
 
-    fn end(&mut self, to: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
-        to.arguments("}", out);
-        to.end(out);
+    fn end(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
+        emitter.arguments("}", out);
+        emitter.end(out);
         (self.state, self.closing) = (Qwen3CoderParserState::Text, true);
     }
 }

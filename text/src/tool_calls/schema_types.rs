@@ -40,10 +40,10 @@ impl SchemaTypes {
 
     /// Adds the types that `schema` allows; `root` is the target of its references.
     fn add(&mut self, root: &Json, schema: &Json, left: &mut u32) {
-        let Some(fewer) = left.checked_sub(1) else { return };
-        *left = fewer;
-        let place = schema["$ref"].as_str().and_then(|text| text.strip_prefix('#'));
-        if let Some(target) = place.and_then(|place| root.pointer(place)) {
+        let Some(remaining) = left.checked_sub(1) else { return };
+        *left = remaining;
+        let pointer = schema["$ref"].as_str().and_then(|text| text.strip_prefix('#'));
+        if let Some(target) = pointer.and_then(|pointer| root.pointer(pointer)) {
             self.add(root, target, left);
         }
         match &schema["type"] {
@@ -83,14 +83,15 @@ impl SchemaTypes {
 
     /// Parses `text` as a value of these types.
     fn read(self, text: &str) -> Json {
-        let word = text.trim();
-        let is = |name: &str| word.eq_ignore_ascii_case(name);
+        let trimmed = text.trim();
+        let is = |name: &str| trimmed.eq_ignore_ascii_case(name);
         let value = if self.null && (is("null") || is("none")) {
             Some(Json::Null)
         } else if self.boolean && (is("true") || is("false")) {
             Some(Json::Bool(is("true")))
-        } else if word.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '[' | '{')) {
-            serde_json::from_str(word).ok().filter(|value| match value {
+        } else if trimmed.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '[' | '{'))
+        {
+            serde_json::from_str(trimmed).ok().filter(|value| match value {
                 Json::Number(n) => self.number || self.integer && !n.is_f64(),
                 _ => self.compound,
             })
@@ -126,17 +127,17 @@ impl ToolSchemas {
 
     /// Returns the types of a member of a tool's arguments; an unknown function takes strings.
     pub(super) fn types(&mut self, tool: Option<usize>, key: &str) -> SchemaTypes {
-        let Some(place) = tool else { return SchemaTypes::text() };
-        let known = self.by_member.entry(place).or_default();
-        if let Some(types) = known.get(key) {
+        let Some(index) = tool else { return SchemaTypes::text() };
+        let cache = self.by_member.entry(index).or_default();
+        if let Some(types) = cache.get(key) {
             return *types;
         }
-        let schema = &self.tools[place].parameters;
+        let schema = &self.tools[index].parameters;
         let types = SchemaTypes::of(schema, key);
         // Members that are not in the schema are resolved quickly and may have any name, so they are not
         // cached.
         if schema["properties"].get(key).is_some() {
-            known.insert(key.to_owned(), types);
+            cache.insert(key.to_owned(), types);
         }
         types
     }

@@ -17,7 +17,7 @@ pub(super) fn prepare(
     serving: &Arc<ServingContext>,
     mut fields: RequestFields,
     headers: &HeaderFields,
-    ticket: AdmissionPermit,
+    permit: AdmissionPermit,
 ) -> Result<PreparedRequest<ChatCompletionReply>, ApiError> {
     let request = ChatCompletionRequest::take(
         &mut fields,
@@ -27,26 +27,19 @@ pub(super) fn prepare(
     let include_reasoning = fields.bool("include_reasoning")?.unwrap_or(true);
     let ignored = ignored_fields(app, &fields)?;
     let logprobs = request.logprobs.is_some();
-    let started = start(app, serving, request, headers, ticket)?;
-    let StartedGeneration {
-        generation,
-        model,
-        request_id,
-        params,
-        prompt,
-        echo,
-        tool_call_ids: names,
-    } = started;
-    let spelling = params.token_format(&app.options);
+    let started = start(app, serving, request, headers, permit)?;
+    let StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids } =
+        started;
+    let token_format = params.token_format(&app.options);
     let reply = ChatCompletionReply {
         head: ReplyHead::new("chatcmpl", &request_id, model, serving),
-        tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), spelling },
+        tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), token_format },
         logprobs,
         prompt_logprobs: params.prompt_logprobs.is_some(),
         echo,
         prompt_ids: params.return_token_ids.then_some(prompt),
         stream_options: params.effective_stream_options(&app.options),
-        tool_call_ids: names,
+        tool_call_ids,
         reasoning: include_reasoning.then_some(app.options.reasoning_field),
     };
     Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })

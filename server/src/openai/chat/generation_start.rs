@@ -13,6 +13,7 @@ use crate::openai::params::CompletionParams;
 use crate::openai::submit::{
     EndpointParams, detokenizer, reject_if_too_long, start_generation, text_error, truncate,
 };
+use crate::openai::thinking_budget::{OutputStart, RequestedThinkingBudget};
 use crate::request_ids::ToolCallIds;
 use engine::AdmissionPermit;
 use grammar::{GrammarSpec, OutputConstraint};
@@ -20,11 +21,11 @@ use protocol::Token;
 use std::sync::Arc;
 use text::{
     ChatInput, OutputParser, ReasoningFamily, ReasoningStart, RenderedChat, TextError,
-    ToolCallIdFormat, ToolCallSyntax,
+    ToolCallIdFormat, ToolCallRules, ToolCallSyntax,
 };
 
 /// Number of bytes at the end of a prompt that determine whether the output starts inside reasoning.
-const OPENING_BYTES: usize = 64;
+const PROMPT_TAIL_BYTES: usize = 64;
 
 /// Submitted generation of a conversation.
 pub(crate) struct StartedGeneration {
@@ -49,7 +50,7 @@ pub(crate) struct RenderedPrompt {
     /// Token ids of the prompt.
     pub ids: Vec<Token>,
     /// Last bytes of the prompt's text.
-    opening: String,
+    prompt_tail: String,
 }
 
 /// Renders, tokenises and submits a conversation.
@@ -60,7 +61,7 @@ pub(crate) fn start(
     serving: &Arc<ServingContext>,
     request: ChatCompletionRequest,
     headers: &HeaderFields,
-    mut ticket: AdmissionPermit,
+    mut permit: AdmissionPermit,
 ) -> Result<StartedGeneration, ApiError> {
     let ChatCompletionRequest { mut params, mut input, tools, .. } = request;
     let ChatCompletionRequest { logprobs, thinking, add_special_tokens, prompt_field, .. } =
@@ -68,10 +69,10 @@ pub(crate) fn start(
     let model = serving.check_model(params.model.as_deref())?;
     params.replica = headers.replica(params.replica, serving.field_bounds.replicas)?;
     let request_id = headers.request_id(&mut params, &app.id_generator);
-    let calls = serving.parsers.tool_call_syntax.filter(|_| tools.parses_tool_calls());
+    let call_syntax = serving.parsers.tool_call_syntax.filter(|_| tools.parses_tool_calls());
 
-    let held = tools.definitions.iter().map(|tool| heap_bytes(&tool.parameters)).sum();
-    reserve(app, &mut ticket, held, "tools")?;
+    let required_bytes = tools.definitions.iter().map(|tool| heap_bytes(&tool.parameters)).sum();
+    reserve(app, &mut permit, required_bytes, "tools")?;
     let last = last_assistant_text(&input.messages);
     let echo = if params.echo { last.to_owned() } else { String::new() };
     let continued = input.continue_final_message.then(|| last.to_owned());
@@ -79,42 +80,36 @@ pub(crate) fn start(
     let rendered = template(serving, input, prompt_field)?;
     reject_if_too_long(serving, &rendered.text, params.truncate, prompt_field)?;
     let prompt = tokenise(serving, &rendered, add_special_tokens, prompt_field)?;
-    let RenderedPrompt { mut ids, opening } = prompt;
+    let RenderedPrompt { mut ids, prompt_tail } = prompt;
     truncate(&mut ids, params.truncate);
-    let reasoning = reasoning_start(serving, continued.as_deref(), &opening);
+    let reasoning = reasoning_start(serving, continued.as_deref(), &prompt_tail);
     params.constraint = constraint(serving, params.constraint.take(), &tools, reasoning)?;
-    let most = if tools.parallel { u32::MAX } else { 1 };
-    let parser =
-        OutputParser::new(reasoning, calls.map(|syntax| (syntax, &tools.definitions, most)));
-    let kept = serving.parsers.visible_special(calls.is_some());
-    let reader = || (&parser, detokenizer(serving, &params, Some(&kept)));
-    let begins = (reasoning, continued.as_deref());
-    let thinking = thinking.map(|asked| asked.activate(serving, &params, begins, reader()));
-    let thinking = thinking.transpose()?.flatten();
+    let max_calls = if tools.parallel { u32::MAX } else { 1 };
+    let call_rules = |syntax| ToolCallRules { syntax, tools: &tools.definitions, max_calls };
+    let parser = OutputParser::new(reasoning, call_syntax.map(call_rules));
+    let visible_special = serving.parsers.visible_special(call_syntax.is_some());
+    let output_start = OutputStart { reasoning, continued: continued.as_deref() };
+    let activate = |budget: RequestedThinkingBudget| {
+        let detokenizer = detokenizer(serving, &params, Some(&visible_special));
+        budget.activate(serving, &params, output_start, &parser, detokenizer)
+    };
+    let thinking = thinking.map(activate).transpose()?.flatten();
     let extra = EndpointParams {
         logprobs,
         prompt_logprobs: params.prompt_logprobs,
-        max_tokens_default: serving.sampling_defaults.max_tokens,
+        max_tokens_default: None,
         prompt_field,
-        parser: Some((&parser, &kept)),
+        parser: Some((&parser, &visible_special)),
         thinking: thinking.as_ref(),
     };
     let prompts = [ids];
-    let generation = start_generation(app, serving, &params, &prompts, extra, ticket)?;
+    let generation = start_generation(app, serving, &params, &prompts, extra, permit)?;
     let [prompt] = prompts;
-    let names = ToolCallIds::new(
+    let tool_call_ids = ToolCallIds::new(
         app.id_generator.next_u64(),
-        calls.map_or(ToolCallIdFormat::Long, ToolCallSyntax::id_format),
+        call_syntax.map_or(ToolCallIdFormat::Long, ToolCallSyntax::id_format),
     );
-    Ok(StartedGeneration {
-        generation,
-        model,
-        request_id,
-        params,
-        prompt,
-        echo,
-        tool_call_ids: names,
-    })
+    Ok(StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids })
 }
 
 /// Returns the output constraint: that of the request, or a grammar of tool calls; it starts after the
@@ -123,13 +118,13 @@ pub(crate) fn start(
 /// Errors: 400 if a forced call is combined with another constraint, or without a tool-call parser.
 fn constraint(
     serving: &ServingContext,
-    asked: Option<Arc<OutputConstraint>>,
+    requested: Option<Arc<OutputConstraint>>,
     tools: &RequestTools,
-    beginning: Option<ReasoningStart>,
+    reasoning_start: Option<ReasoningStart>,
 ) -> Result<Option<Arc<OutputConstraint>>, ApiError> {
     const FIELD: &str = "tool_choice";
-    let constraint = match (asked, tools.must_call()) {
-        (asked, false) => asked,
+    let constraint = match (requested, tools.must_call()) {
+        (requested, false) => requested,
         (Some(other), true) => {
             let message = format!("a call cannot be forced together with {}", other.param);
             return Err(ApiError::invalid(FIELD, message));
@@ -144,27 +139,27 @@ fn constraint(
             Some(Arc::new(OutputConstraint::new(GrammarSpec::Lark(grammar), FIELD)))
         }
     };
-    let thinks = match beginning {
+    let has_reasoning = match reasoning_start {
         Some(ReasoningStart::Inside) => true,
         Some(ReasoningStart::AtMarker) => serving.parsers.opens_reasoning,
         Some(ReasoningStart::After) | None => false,
     };
-    let behind = |it: Arc<OutputConstraint>| {
-        Arc::unwrap_or_clone(it).start_after(ReasoningFamily::END_MARKER).into()
+    let after_reasoning = |constraint: Arc<OutputConstraint>| {
+        Arc::unwrap_or_clone(constraint).start_after(ReasoningFamily::END_MARKER).into()
     };
-    Ok(if thinks { constraint.map(behind) } else { constraint })
+    Ok(if has_reasoning { constraint.map(after_reasoning) } else { constraint })
 }
 
 /// Returns the reasoning state at the start of the output, if there is a reasoning parser.
 fn reasoning_start(
     serving: &ServingContext,
     continued: Option<&str>,
-    opening: &str,
+    prompt_tail: &str,
 ) -> Option<ReasoningStart> {
     let reasoning = serving.parsers.reasoning?;
     Some(match continued {
         Some(message) => reasoning.start_after_message(message),
-        None => reasoning.start_after_prompt(opening),
+        None => reasoning.start_after_prompt(prompt_tail),
     })
 }
 
@@ -189,7 +184,7 @@ fn template(
         input.kwargs.entry(name.clone()).or_insert_with(|| value.clone());
     }
     if let Some(template) = input.template.take() {
-        return render_own(serving, template, input, field);
+        return render_request_template(serving, template, input, field);
     }
     let Some(template) = serving.template.as_ref() else {
         let message = "the model has no chat template; use /v1/completions";
@@ -199,7 +194,7 @@ fn template(
 }
 
 /// Renders with the chat template of the request, if these are allowed.
-fn render_own(
+fn render_request_template(
     serving: &ServingContext,
     template: String,
     input: ChatInput,
@@ -211,9 +206,9 @@ fn render_own(
         return Err(ApiError::unsupported(FIELD, message));
     };
     templates.render(template, input, &serving.tokenizer).map_err(|error| {
-        let at_fault =
+        let param =
             if matches!(error, TextError::InvalidRequestTemplate(_)) { FIELD } else { field };
-        text_error(&error, at_fault)
+        text_error(&error, param)
     })
 }
 
@@ -231,6 +226,6 @@ fn tokenise(
         ids.insert(0, bos);
     }
     let text = &rendered.text;
-    let from = text.floor_char_boundary(text.len().saturating_sub(OPENING_BYTES));
-    Ok(RenderedPrompt { ids, opening: text[from..].to_owned() })
+    let from = text.floor_char_boundary(text.len().saturating_sub(PROMPT_TAIL_BYTES));
+    Ok(RenderedPrompt { ids, prompt_tail: text[from..].to_owned() })
 }

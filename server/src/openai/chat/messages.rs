@@ -44,8 +44,8 @@ const REASONING_EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high",
 pub(crate) fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
     let template = fields.string("chat_template", TEMPLATE_BYTES_MAX)?;
     let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
-    let asked = fields.bool("add_generation_prompt")?;
-    if continue_final_message && asked == Some(true) {
+    let requested = fields.bool("add_generation_prompt")?;
+    if continue_final_message && requested == Some(true) {
         let message = "add_generation_prompt and continue_final_message exclude each other";
         return Err(ApiError::invalid("continue_final_message", message));
     }
@@ -54,7 +54,7 @@ pub(crate) fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
         messages: messages(fields)?,
         tools: Value::Null,
         documents: documents(fields)?,
-        add_generation_prompt: asked.unwrap_or(!continue_final_message),
+        add_generation_prompt: requested.unwrap_or(!continue_final_message),
         continue_final_message,
         kwargs: kwargs(fields)?,
     })
@@ -69,8 +69,8 @@ pub(crate) fn last_assistant_text(messages: &Value) -> &str {
 
 fn messages(fields: &mut RequestFields) -> Result<Value, ApiError> {
     let list = list(fields, "messages")?;
-    let one = |(index, value)| message(format!("messages[{index}]"), value);
-    list.into_iter().enumerate().map(one).collect()
+    let one_message = |(index, value)| message(format!("messages[{index}]"), value);
+    list.into_iter().enumerate().map(one_message).collect()
 }
 
 /// Takes the list of messages, unparsed.
@@ -211,9 +211,11 @@ fn documents(fields: &mut RequestFields) -> Result<Value, ApiError> {
     match fields.take("documents") {
         None => Ok(Value::Null),
         Some(JsonValue::List(list)) if list.len() <= DOCUMENTS_MAX => {
-            if let Some(odd) = list.iter().position(|item| !matches!(item, JsonValue::Object(_))) {
-                let path = format!("documents[{odd}]");
-                return Err(wrong_type(path, "an object", &list[odd]));
+            if let Some(invalid) =
+                list.iter().position(|item| !matches!(item, JsonValue::Object(_)))
+            {
+                let path = format!("documents[{invalid}]");
+                return Err(wrong_type(path, "an object", &list[invalid]));
             }
             Ok(JsonValue::List(list).into_value())
         }

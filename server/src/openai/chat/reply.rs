@@ -9,9 +9,9 @@ use crate::openai::assistant_message::{AssistantMessage, ToolCall};
 use crate::openai::collect::{CollectedChoice, collect, put_end};
 use crate::openai::endpoint::{CompletionEndpoint, HeaderFields, PreparedRequest, ReplyHead};
 use crate::openai::generation::RequestGeneration;
-use crate::openai::logprobs::{ListForm, TokenNames};
+use crate::openai::logprobs::{LogprobsFormat, TokenNames};
 use crate::openai::params::StreamOptions;
-use crate::openai::reply_parts::{KeptLogprobs, ReplyParts};
+use crate::openai::reply_parts::{BufferedLogprobs, ReplyParts};
 use crate::openai::usage::UsageInfo;
 use crate::request_fields::RequestFields;
 use crate::request_ids::ToolCallIds;
@@ -50,9 +50,9 @@ impl CompletionEndpoint for ChatCompletionReply {
         serving: &Arc<ServingContext>,
         fields: RequestFields,
         headers: &HeaderFields,
-        ticket: AdmissionPermit,
+        permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
-        convert::prepare(app, serving, fields, headers, ticket)
+        convert::prepare(app, serving, fields, headers, permit)
     }
 
     fn stream_writer(self) -> ChatChunkWriter {
@@ -60,24 +60,24 @@ impl CompletionEndpoint for ChatCompletionReply {
     }
 
     async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
-        let (wholes, generation) = collect(generation).await?;
-        let reply = self.parts(wholes, &generation.usage());
-        Ok(reply.into_body(generation.into_held()))
+        let (choices, generation) = collect(generation).await?;
+        let reply = self.parts(choices, &generation.usage());
+        Ok(reply.into_body(generation.into_memory_reservation()))
     }
 }
 
 impl ChatCompletionReply {
-    fn parts(self, mut wholes: Vec<CollectedChoice>, usage: &UsageInfo) -> ReplyParts {
+    fn parts(self, mut choices: Vec<CollectedChoice>, usage: &UsageInfo) -> ReplyParts {
         // All choices have the same prompt.
-        let prompt = wholes.first_mut().map(|whole| mem::take(&mut whole.prompt_logprobs));
+        let prompt = choices.first_mut().map(|choice| mem::take(&mut choice.prompt_logprobs));
         let mut reply = ReplyParts::new(self.tokens.clone());
         self.head.open("chat.completion", &mut reply.text);
         reply.text.put_slice(b",\"choices\":[");
-        for (index, whole) in (0..).zip(wholes) {
+        for (index, choice) in (0..).zip(choices) {
             if index > 0 {
                 reply.text.put_u8(b',');
             }
-            self.add_choice(index, whole, &mut reply);
+            self.add_choice(index, choice, &mut reply);
         }
         reply.text.put_slice(b"],\"usage\":");
         usage.write(&mut reply.text);
@@ -87,24 +87,24 @@ impl ChatCompletionReply {
         if self.prompt_logprobs {
             reply.text.put_slice(b",\"prompt_logprobs\":");
             let prompt = prompt.unwrap_or_default();
-            let kept = KeptLogprobs { prompt, ..KeptLogprobs::default() };
-            reply.list(ListForm::Prompt, &Arc::new(kept));
+            let buffered = BufferedLogprobs { prompt, ..BufferedLogprobs::default() };
+            reply.list(LogprobsFormat::Prompt, &Arc::new(buffered));
         }
         reply.text.put_u8(b'}');
         reply
     }
 
-    fn add_choice(&self, index: u32, whole: CollectedChoice, reply: &mut ReplyParts) {
-        let message = self.message(AssistantMessage::of(&whole, index, &self.tool_call_ids));
-        let CollectedChoice { logprobs, tokens, end, .. } = whole;
+    fn add_choice(&self, index: u32, choice: CollectedChoice, reply: &mut ReplyParts) {
+        let message = self.message(AssistantMessage::of(&choice, index, &self.tool_call_ids));
+        let CollectedChoice { logprobs, tokens, end, .. } = choice;
         // Writing to memory cannot fail.
         let _ = write!(
             (&mut reply.text).writer(),
             "{{\"index\":{index},\"message\":{message},\"logprobs\":"
         );
         if self.logprobs {
-            let kept = KeptLogprobs { output: logprobs, ..KeptLogprobs::default() };
-            reply.list(ListForm::Chat, &Arc::new(kept));
+            let buffered = BufferedLogprobs { output: logprobs, ..BufferedLogprobs::default() };
+            reply.list(LogprobsFormat::Chat, &Arc::new(buffered));
         } else {
             reply.text.put_slice(b"null");
         }
@@ -119,8 +119,8 @@ impl ChatCompletionReply {
     fn message(&self, message: AssistantMessage) -> Value {
         let AssistantMessage { reasoning, content, calls } = message;
         let content = self.echo.clone() + &content;
-        let speaks = !content.is_empty() || calls.is_empty() && reasoning.is_empty();
-        let mut value = json!({"role": "assistant", "content": speaks.then_some(content)});
+        let has_content = !content.is_empty() || calls.is_empty() && reasoning.is_empty();
+        let mut value = json!({"role": "assistant", "content": has_content.then_some(content)});
         let fields = self.reasoning.map_or(&[][..], ReasoningField::names);
         for field in fields.iter().filter(|_| !reasoning.is_empty()) {
             value[*field] = Value::from(reasoning.as_str());
@@ -144,8 +144,8 @@ mod tests {
     use crate::openai::logprobs::{ChoiceLogprobs, TokenFormat};
     use text::{OutputPieces, ToolCallIdFormat};
 
-    fn wholes(top: usize) -> Vec<CollectedChoice> {
-        let whole = |end| CollectedChoice {
+    fn outputs(top: usize) -> Vec<CollectedChoice> {
+        let output = |end| CollectedChoice {
             text: String::new(),
             pieces: OutputPieces::default(),
             tokens: vec![7, 300],
@@ -154,11 +154,11 @@ mod tests {
             end,
         };
         [ChoiceFinish::Length, ChoiceFinish::Stop(StopMatch::Text("\u{8}".to_owned()))]
-            .map(whole)
+            .map(output)
             .into()
     }
 
-    fn reply(spelling: TokenFormat, all: bool) -> ChatCompletionReply {
+    fn reply(token_format: TokenFormat, all: bool) -> ChatCompletionReply {
         let head = ReplyHead {
             id: "chatcmpl-1".to_owned(),
             created: 1,
@@ -167,7 +167,7 @@ mod tests {
         };
         ChatCompletionReply {
             head,
-            tokens: names(spelling),
+            tokens: names(token_format),
             logprobs: true,
             prompt_logprobs: all,
             echo: "said\n".to_owned(),
@@ -179,33 +179,33 @@ mod tests {
     }
 
     /// Builds the expected choice as a JSON value.
-    fn choice(reply: &ChatCompletionReply, index: usize, whole: &CollectedChoice) -> Value {
-        let logprobs = ChoiceLogprobs { output: &whole.logprobs, ..ChoiceLogprobs::default() };
+    fn choice(reply: &ChatCompletionReply, index: usize, output: &CollectedChoice) -> Value {
+        let logprobs = ChoiceLogprobs { output: &output.logprobs, ..ChoiceLogprobs::default() };
         let mut choice = json!({
             "index": index,
             "message": {"role": "assistant", "content": "said\n"},
             "logprobs": chat(&reply.tokens, logprobs),
-            "finish_reason": whole.end.name(),
+            "finish_reason": output.end.name(),
             "stop_reason": if index == 1 { json!("\u{8}") } else { Value::Null },
         });
         if reply.prompt_ids.is_some() {
-            choice["token_ids"] = json!(whole.tokens);
+            choice["token_ids"] = json!(output.tokens);
         }
         choice
     }
 
     #[test]
-    fn replies_read_as_if_they_were_built_as_values() {
+    fn reply_text_equals_serialised_values() {
         let usage = UsageInfo { prompt_tokens: 6, completion_tokens: 6, ..UsageInfo::default() };
-        for (spelling, all, top) in [
+        for (token_format, all, top) in [
             (TokenFormat::Text, false, 0),
             (TokenFormat::Text, true, 1),
             (TokenFormat::Id, true, 20),
         ] {
-            let reply = reply(spelling, all);
-            let wholes = wholes(top);
+            let reply = reply(token_format, all);
+            let outputs = outputs(top);
             let choices: Vec<Value> =
-                wholes.iter().enumerate().map(|(i, whole)| choice(&reply, i, whole)).collect();
+                outputs.iter().enumerate().map(|(i, output)| choice(&reply, i, output)).collect();
             let mut value = json!({
                 "id": "chatcmpl-1",
                 "object": "chat.completion",
@@ -216,12 +216,13 @@ mod tests {
                 "usage": {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12},
             });
             if all {
-                let of_prompt = &wholes[0].prompt_logprobs;
-                let of_prompt = ChoiceLogprobs { prompt: of_prompt, ..ChoiceLogprobs::default() };
+                let prompt_logprobs = &outputs[0].prompt_logprobs;
+                let prompt_logprobs =
+                    ChoiceLogprobs { prompt: prompt_logprobs, ..ChoiceLogprobs::default() };
                 value["prompt_token_ids"] = json!([1, 2]);
-                value["prompt_logprobs"] = prompt(&reply.tokens, of_prompt);
+                value["prompt_logprobs"] = prompt(&reply.tokens, prompt_logprobs);
             }
-            assert_eq!(reply.parts(wholes, &usage).into_text(500), value.to_string());
+            assert_eq!(reply.parts(outputs, &usage).into_text(500), value.to_string());
         }
     }
 }

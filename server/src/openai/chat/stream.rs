@@ -5,7 +5,7 @@ use super::reply::ChatCompletionReply;
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::chunk_frame::ChunkFrame;
 use crate::openai::generation::RequestGeneration;
-use crate::openai::logprobs::{ChoiceLogprobs, ListForm, ListWriter};
+use crate::openai::logprobs::{ChoiceLogprobs, ListWriter, LogprobsFormat};
 use crate::openai::usage::UsageInfo;
 use crate::sse::{ChunkWriter, escape, write_end};
 use bytes::{BufMut, BytesMut};
@@ -26,7 +26,12 @@ impl ChatChunkWriter {
     }
 
     /// Writes the role chunk, once per choice, with the echoed message if there is one.
-    fn begin(&mut self, choice: u32, all: &RequestGeneration, out: &mut BytesMut) {
+    fn write_role_chunk(
+        &mut self,
+        choice: u32,
+        generation: &RequestGeneration,
+        out: &mut BytesMut,
+    ) {
         if !self.frame.is_first_chunk(choice as usize) {
             return;
         }
@@ -37,7 +42,7 @@ impl ChatChunkWriter {
         if let Some(ids) = &self.reply.prompt_ids {
             let _ = write!(out.writer(), ",\"prompt_token_ids\":{}", json!(ids));
         }
-        self.frame.close(all, out);
+        self.frame.close(generation, out);
     }
 
     /// Whether a piece is sent in a chunk. Chunks of a malformed call that have been sent cannot be
@@ -101,16 +106,16 @@ impl ChunkWriter for ChatChunkWriter {
         &mut self,
         choice: u32,
         delta: &ChoiceDelta,
-        all: &RequestGeneration,
+        generation: &RequestGeneration,
         out: &mut BytesMut,
     ) {
-        self.begin(choice, all, out);
+        self.write_role_chunk(choice, generation, out);
         let reply = &self.reply;
         let ids = reply.prompt_ids.is_some() && !delta.tokens.is_empty();
         let with_logprobs = reply.logprobs && !delta.logprobs.is_empty();
         let mut shown = delta.pieces.iter().filter(|piece| self.is_streamed(piece)).peekable();
-        let says = shown.peek().is_some() || delta.has_textless_token || delta.end.is_some();
-        if !says && !ids && !with_logprobs {
+        let has_content = shown.peek().is_some() || delta.has_textless_token || delta.end.is_some();
+        if !has_content && !ids && !with_logprobs {
             return;
         }
         // Token ids and log-probabilities of all pieces are sent with the last piece.
@@ -121,7 +126,7 @@ impl ChunkWriter for ChatChunkWriter {
             out.put_slice(b"},\"logprobs\":null");
             write_end(None, out);
             out.put_slice(b"}]");
-            self.frame.close(all, out);
+            self.frame.close(generation, out);
             piece = shown.next();
         }
         self.open(choice, out);
@@ -131,7 +136,7 @@ impl ChunkWriter for ChatChunkWriter {
         out.put_slice(b"},\"logprobs\":");
         if with_logprobs {
             let output = ChoiceLogprobs { output: &delta.logprobs, ..ChoiceLogprobs::default() };
-            ListWriter::new(ListForm::Chat, 0).write(&reply.tokens, output, out);
+            ListWriter::new(LogprobsFormat::Chat, 0).write(&reply.tokens, output, out);
         } else {
             out.put_slice(b"null");
         }
@@ -140,7 +145,7 @@ impl ChunkWriter for ChatChunkWriter {
             let _ = write!(out.writer(), ",\"token_ids\":{}", json!(delta.tokens));
         }
         out.put_slice(b"}]");
-        self.frame.close(all, out);
+        self.frame.close(generation, out);
     }
 
     fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {

@@ -54,10 +54,10 @@ impl RequestTools {
                 }
             }
         }
-        let (defined, shown) = tools(fields)?;
+        let (definitions, template_value) = tools(fields)?;
         let choice = choice(fields)?;
         let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        let tools = Self { definitions: defined.into(), template_value: shown, choice, parallel };
+        let tools = Self { definitions: definitions.into(), template_value, choice, parallel };
         tools.check("tool_choice")?;
         Ok(tools)
     }
@@ -95,13 +95,13 @@ impl RequestTools {
     /// Rejects schemas with the `x-guidance` key, which sets options of the grammar compiler: one of them
     /// would widen the grammar.
     pub(crate) fn check_schemas(&self) -> Result<(), ApiError> {
-        let odd = |tool: &ToolDefinition| {
+        let has_guidance = |tool: &ToolDefinition| {
             let schema = &tool.parameters;
             let mut properties = schema["properties"].as_object().into_iter().flatten();
             schema.get("x-guidance").is_some()
                 || properties.any(|(_, property)| property.get("x-guidance").is_some())
         };
-        match self.definitions.iter().position(odd) {
+        match self.definitions.iter().position(has_guidance) {
             None => Ok(()),
             Some(index) => {
                 let message = "its schema must not have the keyword x-guidance";
@@ -205,8 +205,8 @@ fn tools(fields: &mut RequestFields) -> Result<(Vec<ToolDefinition>, Value), Api
         check_unique(&tools, &tool.name, inner.path("name"))?;
         tools.push(tool);
     }
-    let shown = if values.is_empty() { Value::Null } else { Value::Array(values) };
-    Ok((tools, shown))
+    let template_value = if values.is_empty() { Value::Null } else { Value::Array(values) };
+    Ok((tools, template_value))
 }
 
 /// Checks the type of a tool: only `function` is supported.
@@ -223,7 +223,7 @@ fn choice(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
     let path = fields.path("tool_choice");
     let value = match fields.take("tool_choice") {
         None => return Ok(ToolChoice::Auto),
-        Some(JsonValue::Str(word)) => return choice_from_keyword(&word, path),
+        Some(JsonValue::Str(keyword)) => return choice_from_keyword(&keyword, path),
         Some(value) => value,
     };
     let mut choice = RequestFields::of(path, value)?;
@@ -236,8 +236,8 @@ fn choice(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
 }
 
 /// Parses `none`, `auto` or `required`.
-pub(crate) fn choice_from_keyword(word: &str, path: String) -> Result<ToolChoice, ApiError> {
-    match word {
+pub(crate) fn choice_from_keyword(keyword: &str, path: String) -> Result<ToolChoice, ApiError> {
+    match keyword {
         "none" => Ok(ToolChoice::None),
         "auto" => Ok(ToolChoice::Auto),
         "required" => Ok(ToolChoice::Required),

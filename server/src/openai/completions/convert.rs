@@ -27,7 +27,7 @@ pub(super) fn prepare(
     serving: &Arc<ServingContext>,
     mut fields: RequestFields,
     headers: &HeaderFields,
-    ticket: AdmissionPermit,
+    permit: AdmissionPermit,
 ) -> Result<PreparedRequest<CompletionReply>, ApiError> {
     let request =
         CompletionRequest::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults)?;
@@ -40,20 +40,20 @@ pub(super) fn prepare(
     let prompts = encode(serving, &request.prompts, request.add_special_tokens, params.truncate)?;
     let echoes = echoes(serving, &request.prompts, &prompts, &params);
     // An echoed prompt has log-probabilities if the output has.
-    let of_echo = request.logprobs.filter(|_| params.echo);
+    let echo_logprobs = request.logprobs.filter(|_| params.echo);
     let extra = EndpointParams {
         thinking: None,
         logprobs: request.logprobs,
-        prompt_logprobs: params.prompt_logprobs.max(of_echo),
+        prompt_logprobs: params.prompt_logprobs.max(echo_logprobs),
         max_tokens_default: Some(MAX_TOKENS_DEFAULT),
         prompt_field: FIELD,
         parser: None,
     };
-    let generation = start_generation(app, serving, &params, &prompts, extra, ticket)?;
-    let spelling = params.token_format(&app.options);
+    let generation = start_generation(app, serving, &params, &prompts, extra, permit)?;
+    let token_format = params.token_format(&app.options);
     let reply = CompletionReply {
         head: ReplyHead::new("cmpl", &request_id, model, serving),
-        tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), spelling },
+        tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), token_format },
         logprobs: request.logprobs.is_some(),
         prompt_logprobs: params.prompt_logprobs.is_some(),
         echo: params.echo,
@@ -70,18 +70,18 @@ fn encode(
     serving: &ServingContext,
     prompts: &[CompletionPrompt],
     add_special_tokens: bool,
-    cut: Option<PromptTruncation>,
+    truncation: Option<PromptTruncation>,
 ) -> Result<Vec<Vec<Token>>, ApiError> {
     let ids = |prompt: &CompletionPrompt| {
         let mut ids = match prompt {
             CompletionPrompt::Ids(ids) => ids.clone(),
             CompletionPrompt::Text(text) => {
-                reject_if_too_long(serving, text, cut, FIELD)?;
+                reject_if_too_long(serving, text, truncation, FIELD)?;
                 let encoded = serving.tokenizer.encode(text, add_special_tokens);
                 encoded.map_err(|error| text_error(&error, FIELD))?
             }
         };
-        truncate(&mut ids, cut);
+        truncate(&mut ids, truncation);
         Ok(ids)
     };
     prompts.iter().map(ids).collect()
@@ -90,7 +90,7 @@ fn encode(
 /// Returns the prompts to echo, if echo or prompt ids were requested.
 fn echoes(
     serving: &ServingContext,
-    asked: &[CompletionPrompt],
+    prompts: &[CompletionPrompt],
     ids: &[Vec<Token>],
     params: &CompletionParams,
 ) -> Vec<EchoedPrompt> {
@@ -101,6 +101,6 @@ fn echoes(
         },
         ids: ids.as_slice().into(),
     };
-    let repeats = params.echo || params.return_token_ids;
-    asked.iter().zip(ids).filter(|_| repeats).map(echo).collect()
+    let is_needed = params.echo || params.return_token_ids;
+    prompts.iter().zip(ids).filter(|_| is_needed).map(echo).collect()
 }

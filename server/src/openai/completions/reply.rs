@@ -8,9 +8,9 @@ use crate::openai::chunk_frame::ChunkFrame;
 use crate::openai::collect::{CollectedChoice, collect, put_end};
 use crate::openai::endpoint::{CompletionEndpoint, HeaderFields, PreparedRequest, ReplyHead};
 use crate::openai::generation::RequestGeneration;
-use crate::openai::logprobs::{ChoiceLogprobs, ListForm, ListWriter, TokenNames};
+use crate::openai::logprobs::{ChoiceLogprobs, ListWriter, LogprobsFormat, TokenNames};
 use crate::openai::params::StreamOptions;
-use crate::openai::reply_parts::{KeptLogprobs, ReplyParts};
+use crate::openai::reply_parts::{BufferedLogprobs, ReplyParts};
 use crate::openai::usage::UsageInfo;
 use crate::request_fields::RequestFields;
 use crate::sse::{ChunkWriter, escape, write_end};
@@ -51,9 +51,9 @@ impl CompletionEndpoint for CompletionReply {
         serving: &Arc<ServingContext>,
         fields: RequestFields,
         headers: &HeaderFields,
-        ticket: AdmissionPermit,
+        permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
-        convert::prepare(app, serving, fields, headers, ticket)
+        convert::prepare(app, serving, fields, headers, permit)
     }
 
     fn stream_writer(self) -> CompletionChunkWriter {
@@ -61,46 +61,46 @@ impl CompletionEndpoint for CompletionReply {
     }
 
     async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
-        let (wholes, generation) = collect(generation).await?;
-        let reply = self.parts(wholes, &generation.usage());
-        Ok(reply.into_body(generation.into_held()))
+        let (choices, generation) = collect(generation).await?;
+        let reply = self.parts(choices, &generation.usage());
+        Ok(reply.into_body(generation.into_memory_reservation()))
     }
 }
 
 impl CompletionReply {
-    fn parts(self, wholes: Vec<CollectedChoice>, usage: &UsageInfo) -> ReplyParts {
+    fn parts(self, choices: Vec<CollectedChoice>, usage: &UsageInfo) -> ReplyParts {
         let mut reply = ReplyParts::new(self.tokens.clone());
         self.head.open("text_completion", &mut reply.text);
         reply.text.put_slice(b",\"usage\":");
         usage.write(&mut reply.text);
         reply.text.put_slice(b",\"choices\":[");
-        for (index, whole) in wholes.into_iter().enumerate() {
+        for (index, choice) in choices.into_iter().enumerate() {
             if index > 0 {
                 reply.text.put_u8(b',');
             }
-            self.add_choice(index, whole, &mut reply);
+            self.add_choice(index, choice, &mut reply);
         }
         reply.text.put_slice(b"]}");
         reply
     }
 
-    fn add_choice(&self, index: usize, whole: CollectedChoice, reply: &mut ReplyParts) {
+    fn add_choice(&self, index: usize, choice: CollectedChoice, reply: &mut ReplyParts) {
         let CollectedChoice {
             text, tokens, logprobs: output, prompt_logprobs: prompt, end, ..
-        } = whole;
+        } = choice;
         let echo = self.echoes.get(index / self.n);
-        let repeated = echo.filter(|_| self.echo);
-        let text = repeated.map_or("", |echo| &echo.text).to_owned() + &text;
+        let echoed_prompt = echo.filter(|_| self.echo);
+        let text = echoed_prompt.map_or("", |echo| &echo.text).to_owned() + &text;
         // Writing to memory cannot fail.
         let _ = write!(
             (&mut reply.text).writer(),
             "{{\"index\":{index},\"text\":{},\"logprobs\":",
             json!(text)
         );
-        let echoed = repeated.map(|echo| Arc::clone(&echo.ids)).unwrap_or_default();
-        let kept = Arc::new(KeptLogprobs { echoed, prompt, output });
+        let echoed = echoed_prompt.map(|echo| Arc::clone(&echo.ids)).unwrap_or_default();
+        let buffered = Arc::new(BufferedLogprobs { echoed, prompt, output });
         if self.logprobs {
-            reply.list(ListForm::Text, &kept);
+            reply.list(LogprobsFormat::Text, &buffered);
         } else {
             reply.text.put_slice(b"null");
         }
@@ -114,7 +114,7 @@ impl CompletionReply {
         }
         if self.prompt_logprobs {
             reply.text.put_slice(b",\"prompt_logprobs\":");
-            reply.list(ListForm::Prompt, &kept);
+            reply.list(LogprobsFormat::Prompt, &buffered);
         }
         reply.text.put_u8(b'}');
     }
@@ -148,20 +148,20 @@ impl ChunkWriter for CompletionChunkWriter {
         &mut self,
         choice: u32,
         delta: &ChoiceDelta,
-        all: &RequestGeneration,
+        generation: &RequestGeneration,
         out: &mut BytesMut,
     ) {
         let index = choice as usize;
-        let begins = self.is_first_delta(index);
+        let is_first = self.is_first_delta(index);
         let reply = &self.reply;
-        let echo = reply.echoes.get(index / reply.n).filter(|_| begins);
+        let echo = reply.echoes.get(index / reply.n).filter(|_| is_first);
         let echoed = echo.filter(|_| reply.echo).map_or("", |echo| echo.text.as_str());
         let ids = reply.return_token_ids && (!delta.tokens.is_empty() || echo.is_some());
         let with_echo = echo.is_some_and(|_| reply.echo);
         let with_logprobs = reply.logprobs && (with_echo || !delta.logprobs.is_empty());
         let ends = delta.has_textless_token || delta.end.is_some();
-        let says = !delta.text.is_empty() || !echoed.is_empty() || ends;
-        if !says && !ids && !with_logprobs {
+        let has_content = !delta.text.is_empty() || !echoed.is_empty() || ends;
+        if !has_content && !ids && !with_logprobs {
             return;
         }
         self.frame.open(choice, out);
@@ -171,8 +171,8 @@ impl ChunkWriter for CompletionChunkWriter {
         out.put_slice(b"\",\"logprobs\":");
         if with_logprobs {
             let echoed = echo.filter(|_| reply.echo).map_or(&[][..], |e| &e.ids);
-            let (prompt, output) = (all.prompt_logprobs(index), &delta.logprobs[..]);
-            let lists = ListWriter::new(ListForm::Text, self.shown_chars[index]);
+            let (prompt, output) = (generation.prompt_logprobs(index), &delta.logprobs[..]);
+            let lists = ListWriter::new(LogprobsFormat::Text, self.shown_chars[index]);
             let logprobs = ChoiceLogprobs { echoed, prompt, output };
             self.shown_chars[index] = lists.write(&reply.tokens, logprobs, out);
         } else {
@@ -186,7 +186,7 @@ impl ChunkWriter for CompletionChunkWriter {
             }
         }
         out.put_slice(b"}]");
-        self.frame.close(all, out);
+        self.frame.close(generation, out);
     }
 
     fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
@@ -205,14 +205,14 @@ mod tests {
 
     const PROMPT: usize = 4;
 
-    fn wholes(top: usize) -> Vec<CollectedChoice> {
+    fn outputs(top: usize) -> Vec<CollectedChoice> {
         let ends = [
             ChoiceFinish::Length,
             ChoiceFinish::Stop(StopMatch::Eos),
             ChoiceFinish::Stop(StopMatch::Id(300)),
             ChoiceFinish::Stop(StopMatch::Text("\u{8}\"é".to_owned())),
         ];
-        let whole = |end| CollectedChoice {
+        let output = |end| CollectedChoice {
             text: "a \"text\"\n\u{c}".to_owned(),
             pieces: OutputPieces::default(),
             tokens: vec![7, 300],
@@ -220,10 +220,10 @@ mod tests {
             prompt_logprobs: entries(PROMPT - 1, top),
             end,
         };
-        ends.into_iter().map(whole).collect()
+        ends.into_iter().map(output).collect()
     }
 
-    fn reply(spelling: TokenFormat, all: bool) -> CompletionReply {
+    fn reply(token_format: TokenFormat, all: bool) -> CompletionReply {
         let echo =
             |text: &str| EchoedPrompt { text: text.to_owned(), ids: (40..).take(PROMPT).collect() };
         let head = ReplyHead {
@@ -234,7 +234,7 @@ mod tests {
         };
         CompletionReply {
             head,
-            tokens: names(spelling),
+            tokens: names(token_format),
             logprobs: true,
             prompt_logprobs: all,
             echo: all,
@@ -246,27 +246,27 @@ mod tests {
     }
 
     /// Builds the expected choice as a JSON value.
-    fn choice(reply: &CompletionReply, index: usize, whole: &CollectedChoice) -> Value {
+    fn choice(reply: &CompletionReply, index: usize, output: &CollectedChoice) -> Value {
         let echo = reply.echoes.get(index / 2);
         let logprobs = ChoiceLogprobs {
             echoed: echo.map_or(&[][..], |echo| &echo.ids),
-            prompt: &whole.prompt_logprobs,
-            output: &whole.logprobs,
+            prompt: &output.prompt_logprobs,
+            output: &output.logprobs,
         };
         let mut choice = json!({
             "index": index,
-            "text": echo.map_or("", |echo| &echo.text).to_owned() + &whole.text,
+            "text": echo.map_or("", |echo| &echo.text).to_owned() + &output.text,
             "logprobs": text(&reply.tokens, logprobs),
-            "finish_reason": whole.end.name(),
+            "finish_reason": output.end.name(),
             "stop_reason": Value::Null,
         });
-        match &whole.end {
+        match &output.end {
             ChoiceFinish::Stop(StopMatch::Id(id)) => choice["stop_reason"] = json!(id),
             ChoiceFinish::Stop(StopMatch::Text(text)) => choice["stop_reason"] = json!(text),
             _ => {}
         }
         if let Some(echo) = echo {
-            choice["token_ids"] = json!(whole.tokens);
+            choice["token_ids"] = json!(output.tokens);
             choice["prompt_token_ids"] = json!(*echo.ids);
             choice["prompt_logprobs"] = prompt(&reply.tokens, logprobs);
         }
@@ -274,18 +274,18 @@ mod tests {
     }
 
     #[test]
-    fn replies_read_as_if_they_were_built_as_values() {
+    fn reply_text_equals_serialised_values() {
         let usage = UsageInfo { prompt_tokens: 8, completion_tokens: 8, ..UsageInfo::default() };
-        for (spelling, all, top) in [
+        for (token_format, all, top) in [
             (TokenFormat::Text, false, 0),
             (TokenFormat::Text, false, 20),
             (TokenFormat::Text, true, 1),
             (TokenFormat::Id, true, 20),
         ] {
-            let reply = reply(spelling, all);
-            let wholes = wholes(top);
+            let reply = reply(token_format, all);
+            let outputs = outputs(top);
             let choices: Vec<Value> =
-                wholes.iter().enumerate().map(|(i, whole)| choice(&reply, i, whole)).collect();
+                outputs.iter().enumerate().map(|(i, output)| choice(&reply, i, output)).collect();
             let value = json!({
                 "id": reply.head.id,
                 "object": "text_completion",
@@ -295,14 +295,14 @@ mod tests {
                 "usage": {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16},
                 "choices": choices,
             });
-            assert_eq!(reply.parts(wholes, &usage).into_text(500), value.to_string());
+            assert_eq!(reply.parts(outputs, &usage).into_text(500), value.to_string());
         }
     }
 
     #[test]
-    fn without_logprobs_they_are_null() {
+    fn logprobs_are_null_if_not_requested() {
         let reply = CompletionReply { logprobs: false, ..reply(TokenFormat::Text, false) };
-        let text = reply.parts(wholes(1), &UsageInfo::default()).into_text(500);
+        let text = reply.parts(outputs(1), &UsageInfo::default()).into_text(500);
         let value: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["choices"][3]["logprobs"], Value::Null);
         assert_eq!(value.to_string(), text);

@@ -78,7 +78,7 @@ fn prompts(
                 let message = format!("must hold 1 to {PROMPTS_MAX} prompts, got {}", list.len());
                 return Err(ApiError::invalid("prompt", message));
             }
-            let one = |(index, value)| {
+            let one_prompt = |(index, value)| {
                 let path = format!("prompt[{index}]");
                 match value {
                     JsonValue::Str(text) if text.is_empty() => {
@@ -90,7 +90,7 @@ fn prompts(
                 }
             };
             let prompts: Vec<CompletionPrompt> =
-                list.into_iter().enumerate().map(one).collect::<Result<_, _>>()?;
+                list.into_iter().enumerate().map(one_prompt).collect::<Result<_, _>>()?;
             let texts = prompts.iter().filter(|p| matches!(p, CompletionPrompt::Text(_))).count();
             if texts != 0 && texts != prompts.len() {
                 let message = "must be all strings or all lists of ids";
