@@ -41,7 +41,7 @@ pub(crate) async fn reset_prefix_cache(
     match timeout(REPLY_TIMEOUT, reply).await {
         Ok(Ok(success)) => Ok(Reply(json!({"success": success}))),
         Ok(Err(_)) | Err(_) => {
-            Err(ApiError::unavailable("engine_unavailable", "the engine does not answer", 10))
+            Err(ApiError::unavailable("engine_unavailable", "the engine timed out", 10))
         }
     }
 }
@@ -61,7 +61,7 @@ fn reset_running(query: &str) -> Result<bool, ApiError> {
             "reset_running_requests" => restart = on,
             "reset_external" if !on => {}
             "reset_external" => {
-                let message = "no KV blocks are kept outside this server";
+                let message = "there is no external KV cache";
                 return Err(ApiError::unsupported(name, message));
             }
             _ => return Err(ApiError::unsupported(name, "unknown parameter")),
@@ -123,7 +123,9 @@ fn requested_ids(fields: &mut RequestFields) -> Result<Option<Vec<String>>, ApiE
     let list = fields.strings("request_ids", REQUEST_ID_BYTES_MAX, REQUEST_IDS_MAX)?;
     match (all, one, list) {
         (true, None, None) => Ok(None),
-        (true, ..) => Err(ApiError::invalid("abort_all", "give names or abort_all, not both")),
+        (true, ..) => {
+            Err(ApiError::invalid("abort_all", "give request ids or abort_all, not both"))
+        }
         (false, Some(name), None) if name.is_empty() => {
             Err(ApiError::invalid("request_id", "is empty; abort_all: true means every request"))
         }

@@ -128,6 +128,6 @@ mod tests {
         assert_eq!(text("n", "must be an integer, got 0"), "n: must be an integer, got 0");
         assert_eq!(text("n", "3 prompts with n = 9"), "3 prompts with n = 9");
         assert_eq!(text("stop[0]", "must have 1 byte"), "stop[0]: must have 1 byte");
-        assert_eq!(text("", "the body broke off"), "the body broke off");
+        assert_eq!(text("", "the request body is incomplete"), "the request body is incomplete");
     }
 }

@@ -246,7 +246,7 @@ impl ServingContext {
         // The name may be as long as the request body.
         let shown: String = requested.chars().take(MODEL_NAME_SHOWN).collect();
         let message =
-            format!("the model {shown:?} is not served here; GET /v1/models lists those that are");
+            format!("the model {shown:?} is not served; GET /v1/models lists the served models");
         let error = ApiError::new(StatusCode::NOT_FOUND, "unknown_model", message);
         Err(ApiError { param: Some("model".to_owned()), ..error })
     }

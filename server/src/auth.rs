@@ -100,13 +100,17 @@ impl CallerIdentity {
 
 impl fmt::Debug for CallerIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Caller(key)" } else { "Caller(anyone)" })
+        f.write_str(if self.0.is_some() {
+            "CallerIdentity(key)"
+        } else {
+            "CallerIdentity(anonymous)"
+        })
     }
 }
 
 impl fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Keys({} of clients, {} of operators)", self.clients.len(), self.admins.len())
+        write!(f, "ApiKeys({} client, {} admin)", self.clients.len(), self.admins.len())
     }
 }
 
@@ -192,14 +196,14 @@ impl RouteGuard {
 }
 
 const KEY_REQUIRED_MESSAGE: &str =
-    "this server needs a key: send Authorization: Bearer KEY or x-api-key: KEY";
+    "this server requires an API key: send Authorization: Bearer KEY or x-api-key: KEY";
 
 fn require_key(headers: &HeaderMap, is_valid: impl Fn(&str) -> bool) -> Result<(), ApiError> {
     let error = |reason, message| Err(ApiError::new(StatusCode::UNAUTHORIZED, reason, message));
     match presented_key(headers) {
         None => error("missing_key", KEY_REQUIRED_MESSAGE),
         Some(key) if is_valid(key) => Ok(()),
-        Some(_) => error("wrong_key", "the key is not one of this server's"),
+        Some(_) => error("wrong_key", "the API key is not valid"),
     }
 }
 
@@ -230,7 +234,7 @@ mod tests {
         ] {
             assert_eq!((keys.is_valid_key(key), keys.is_admin(key)), (valid, admin), "{key}");
         }
-        assert_eq!(format!("{keys:?}"), "Keys(2 of clients, 1 of operators)");
+        assert_eq!(format!("{keys:?}"), "ApiKeys(2 client, 1 admin)");
     }
 
     #[test]

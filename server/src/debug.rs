@@ -47,8 +47,7 @@ pub(crate) async fn experts(State(app): State<Arc<AppState>>) -> Result<Json<Val
 /// The scheduler thread only copies the hashes, between two steps and for one caller at a time.
 pub(crate) async fn kv(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
-    let timed_out =
-        || ApiError::unavailable("engine_unavailable", "the scheduler does not answer", 10);
+    let timed_out = || ApiError::unavailable("engine_unavailable", "the scheduler timed out", 10);
     let listing_guard =
         timeout(REPLY_TIMEOUT, app.kv_listing.lock()).await.map_err(|_| timed_out())?;
     let Ok(Ok(cached_blocks)) = timeout(REPLY_TIMEOUT, serving.client.cached_blocks()).await else {

@@ -69,7 +69,7 @@ fn find_in_tail(written: &[u8]) -> Option<HyperErrorReply> {
 fn api_error(status: &str) -> Option<ApiError> {
     match status {
         "400" => {
-            let message = "this is not the head of an HTTP request";
+            let message = "the request head is not valid HTTP";
             Some(ApiError::bad_request("invalid_value", "", message))
         }
         // A request target that is too long is reported like a head that is too long.

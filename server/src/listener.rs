@@ -110,7 +110,7 @@ async fn serve(
 ) {
     // Without TCP_NODELAY, small writes wait for acknowledgements: 60 times fewer replies a second.
     if let Err(error) = stream.set_nodelay(true) {
-        return tracing::debug!(%error, "no TCP_NODELAY: the peer is gone");
+        return tracing::debug!(%error, "cannot set TCP_NODELAY: the peer has disconnected");
     }
     connection::serve(stream, app, router, access, deadlines, stop).await;
 }

@@ -36,7 +36,7 @@ impl LoadsQuery {
                 "include" => query.steps = steps_included(value)?,
                 "dp_rank" => {
                     let rank = value.parse();
-                    let invalid = |_| ApiError::invalid("dp_rank", "must be the rank of a replica");
+                    let invalid = |_| ApiError::invalid("dp_rank", "must be a replica rank");
                     query.dp_rank = Some(rank.map_err(invalid)?);
                 }
                 _ => return Err(ApiError::unsupported(name, "unknown parameter")),
@@ -54,7 +54,7 @@ fn steps_included(sections: &str) -> Result<bool, ApiError> {
             "core" => {}
             "steps" | "all" => include_steps = true,
             _ => {
-                let message = "sections are core, steps and all, with commas between them";
+                let message = "must be a comma-separated list of core, steps and all";
                 return Err(ApiError::invalid("include", message));
             }
         }
@@ -122,7 +122,7 @@ pub(crate) async fn loads(
         }
     };
     if loads.is_empty() && query.dp_rank.is_some() {
-        let message = format!("ranks of replicas are 0 to {}", replicas.saturating_sub(1));
+        let message = format!("replica ranks are 0 to {}", replicas.saturating_sub(1));
         return Err(ApiError::invalid("dp_rank", message));
     }
     Ok(Json(LoadsResponse {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) async fn page(State(app): State<Arc<AppState>>) -> Result<Response<Body>, ApiError> {
     let serving = app.serving()?;
     let page = serving.metrics.render(&serving.client.replica_stats()).map_err(|error| {
-        tracing::error!(%error, "the page of metrics cannot be written");
+        tracing::error!(%error, "the metrics cannot be rendered");
         ApiError::internal()
     })?;
     let mut response = Response::new(Body::from(page));

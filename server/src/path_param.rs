@@ -12,7 +12,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathParam {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let part = Path::<String>::from_request_parts(parts, state).await;
-        let rejection = |_| ApiError::invalid("", "the path, percent-decoded, is not UTF-8");
+        let rejection = |_| ApiError::invalid("", "the percent-decoded path is not UTF-8");
         part.map(|Path(part)| Self(part)).map_err(rejection)
     }
 }

@@ -32,7 +32,7 @@ pub(crate) async fn ready(State(app): State<Arc<AppState>>) -> Result<(), ApiErr
             Err(restarting(app.health.start_failure(), retry_s))
         }
         Health::Unavailable => {
-            Err(ApiError::unavailable("engine_unavailable", "no replica serves", 10))
+            Err(ApiError::unavailable("engine_unavailable", "no replica is available", 10))
         }
     }
 }
@@ -51,7 +51,7 @@ fn restarting(failure: Option<StartFailure>, retry_s: u32) -> ApiError {
 }
 
 fn stalled() -> ApiError {
-    ApiError::unavailable("engine_unavailable", "a step is past its deadline", 10)
+    ApiError::unavailable("engine_unavailable", "an engine step exceeded its deadline", 10)
 }
 
 /// Returns the version of this server.

@@ -27,7 +27,7 @@ pub(crate) async fn stop(State(app): State<Arc<AppState>>) -> Result<Json<Value>
 
 async fn set_profiling(app: &AppState, on: bool) -> Result<Json<Value>, ApiError> {
     if !app.options.profile {
-        let message = "this server records no traces: start it with --profile DIR";
+        let message = "profiling is disabled: start the server with --profile DIR";
         return Err(ApiError::new(StatusCode::NOT_FOUND, "profiling_off", message));
     }
     let mut replies = app.serving()?.client.profile(on);
@@ -41,7 +41,7 @@ async fn set_profiling(app: &AppState, on: bool) -> Result<Json<Value>, ApiError
     match timeout(REPLY_TIMEOUT, all).await {
         Ok(statuses) if !statuses.is_empty() => merged_reply(on, statuses),
         Ok(_) | Err(_) => {
-            Err(ApiError::unavailable("engine_unavailable", "the executor does not answer", 10))
+            Err(ApiError::unavailable("engine_unavailable", "the executor timed out", 10))
         }
     }
 }
@@ -56,7 +56,7 @@ fn merged_reply(on: bool, statuses: Vec<ProfilerStatus>) -> Result<Json<Value>, 
             ProfilerStatus::Started(path) => files.push(file_name(&path)),
             ProfilerStatus::Stopped(path) => files.extend(path.as_deref().map(file_name)),
             ProfilerStatus::Failed(error) => {
-                tracing::error!(error, on, "the trace cannot be switched");
+                tracing::error!(error, on, "profiling cannot be started or stopped");
                 return Err(ApiError::internal());
             }
         }

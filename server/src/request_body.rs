@@ -77,7 +77,7 @@ async fn collect(
     let mut first: Option<Bytes> = None;
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let incomplete = |_| ApiError::invalid("", "the body broke off");
+        let incomplete = |_| ApiError::invalid("", "the request body is incomplete");
         let Ok(data) = frame.map_err(incomplete)?.into_data() else { continue };
         let length = first.as_ref().map_or(0, Bytes::len).max(rest.len()) + data.len();
         if length > bytes_max {

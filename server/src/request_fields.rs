@@ -135,7 +135,7 @@ impl RequestFields {
     pub fn take_alias(&mut self, name: &str, alias: &str) -> Result<Option<JsonValue>, ApiError> {
         match (self.take(name), self.take(alias)) {
             (Some(_), Some(_)) => {
-                let message = format!("`{alias}` means `{name}`: give only one of them");
+                let message = format!("`{alias}` is an alias of `{name}`: give only one of them");
                 Err(ApiError::invalid(self.path(alias), message))
             }
             (value, None) | (None, value) => Ok(value),
@@ -174,7 +174,7 @@ impl RequestFields {
         self.record_lookup(name, || FieldKind::Int(range.clone()));
         let (low, high) = (*range.start(), *range.end());
         let expected = match (low, high) {
-            (i64::MIN, i64::MAX) => "an integer of 64 bits".to_owned(),
+            (i64::MIN, i64::MAX) => "a 64-bit integer".to_owned(),
             (low, i64::MAX) => format!("an integer of at least {low}"),
             _ => format!("an integer from {low} to {high}"),
         };

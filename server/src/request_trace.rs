@@ -192,7 +192,12 @@ impl RequestTraceWriter {
         if lines > 0 {
             (self.reported, self.reported_at) = (dropped, Some(Instant::now()));
             let error = self.error.take();
-            tracing::warn!(lines, in_all = dropped, ?error, "lines of --trace-requests were lost");
+            tracing::warn!(
+                lines,
+                in_all = dropped,
+                ?error,
+                "lines of --trace-requests were dropped"
+            );
         }
     }
 }
@@ -327,12 +332,12 @@ mod tests {
         // A pipe buffers 64 KiB of it.
         tracer.write(json!(rest));
         let short = Duration::from_millis(50);
-        assert!(!tracer.flush(short), "the disk has stopped");
+        assert!(!tracer.flush(short), "the disk is stalled");
         (0..=LINES_QUEUED_MAX).for_each(|_| tracer.write(json!(0)));
-        assert!(!tracer.flush(short), "nor is there a place to wait in");
+        assert!(!tracer.flush(short), "the queue is full");
 
         let reader = std::thread::spawn(move || disk.read_to_end(&mut Vec::new()));
-        assert!(!tracer.flush(Duration::from_mins(1)), "a line found no place");
+        assert!(!tracer.flush(Duration::from_mins(1)), "a line was dropped");
         drop((tracer, end));
         assert!(reader.join().unwrap().unwrap() > rest.len());
     }

@@ -122,13 +122,13 @@ fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
 }
 
 fn method_not_allowed() -> ApiError {
-    let message = "this route does not take this method";
+    let message = "this route does not support this method";
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
 /// 404: no route has this path, or the caller may not use it.
 pub fn unknown_route() -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "unknown_route", "there is no such route")
+    ApiError::new(StatusCode::NOT_FOUND, "unknown_route", "no route has this path")
 }
 
 impl HttpRoute {

@@ -108,7 +108,7 @@ fn client_message(error: &serde_json::Error) -> String {
     {
         return text;
     }
-    tracing::debug!(%error, "a parser's text that is not shown");
+    tracing::debug!(%error, "parser message hidden from the client");
     format!("line {} column {}", error.line(), error.column())
 }
 
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     fn rejection(body: &str) -> (Option<String>, String) {
-        let error = JsonValue::parse(body.as_bytes()).expect_err("must be refused");
+        let error = JsonValue::parse(body.as_bytes()).expect_err("must be rejected");
         (error.param, error.message)
     }
 

@@ -20,27 +20,27 @@ pub const UNSUPPORTED_ROUTES: &[UnsupportedRoutes] = &[
     UnsupportedRoutes {
         paths: &["/v1/embeddings", "/pooling", "/classify"],
         access: RouteAccess::Key,
-        reason: "models generate text here: no embeddings, no classes",
+        reason: "only text generation is supported, not embeddings or classification",
     },
     UnsupportedRoutes {
         paths: &["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"],
         access: RouteAccess::Key,
-        reason: "models generate text here: nothing is scored or ranked",
+        reason: "only text generation is supported, not scoring or reranking",
     },
     UnsupportedRoutes {
         paths: &["/generate", "/inference/v1/generate"],
         access: RouteAccess::Key,
-        reason: "token ids go to /v1/completions as `prompt` and come back with `return_token_ids`",
+        reason: "send token ids to /v1/completions as `prompt`, and get them with `return_token_ids`",
     },
     UnsupportedRoutes {
         paths: &["/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused"],
         access: RouteAccess::Admin,
-        reason: "the engine is always awake: weights and KV cache stay where they are",
+        reason: "sleep and pause are not supported: weights and KV cache stay in memory",
     },
     UnsupportedRoutes {
         paths: &["/v1/load_lora_adapter", "/v1/unload_lora_adapter"],
         access: RouteAccess::Admin,
-        reason: "adapters are not loaded",
+        reason: "LoRA adapters are not supported",
     },
 ];
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum TextLoadError {
     /// A required file is missing.
-    #[error("{}: missing; a model folder needs it", .0.display())]
+    #[error("{}: missing; a model folder requires it", .0.display())]
     Missing(PathBuf),
     /// A file exists but cannot be read.
     #[error("{}: {source}", path.display())]
@@ -31,13 +31,13 @@ pub enum TextLoadError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum TextError {
     /// The template called `raise_exception`; its message is meant for the user.
-    #[error("the chat template refuses these messages: {0}")]
+    #[error("the chat template raised an exception: {0}")]
     TemplateException(String),
     /// The template failed on these messages; details belong in the log only.
     #[error("the chat template cannot render these messages")]
     Template(String),
     /// The template in the request is invalid; details belong in the log only.
-    #[error("this is no chat template")]
+    #[error("invalid chat template")]
     InvalidRequestTemplate(String),
     /// The template exceeded its fuel, a number of instructions.
     #[error("rendering the chat template took more than {0} instructions")]
@@ -58,7 +58,7 @@ pub enum TextError {
     #[error("no process can be started to render the chat template: try again later")]
     NoTemplateProcess(String),
     /// The final message is absent from the rendered text, so that it cannot be continued.
-    #[error("the chat template drops the final message, so it cannot be continued")]
+    #[error("the chat template omits the final message, so it cannot be continued")]
     NothingToContinue,
     /// The text cannot be split, and tokenising it as a whole would exceed the memory limit for all texts.
     #[error(

@@ -123,7 +123,7 @@ impl DecoderRules {
         let steps = match decoder["type"].as_str() {
             Some("Sequence") => decoder["decoders"].as_array().cloned().unwrap_or_default(),
             Some(_) => vec![decoder.clone()],
-            None => return Err("decoder: absent; how ids become text is unknown".to_owned()),
+            None => return Err("decoder: missing; it is required to detokenize".to_owned()),
         };
         let mut fused = false;
         for step in &steps {
@@ -148,7 +148,10 @@ impl DecoderRules {
                 let size = |name: &str| step[name].as_u64().unwrap_or(0) as usize;
                 let spaces = text("content").as_deref() == Some(" ");
                 if !*fused || !spaces || size("stop") != 0 {
-                    return Err("decoder Strip: only leading spaces of the whole text".to_owned());
+                    return Err(
+                        "decoder Strip: only leading spaces of the whole text are supported"
+                            .to_owned(),
+                    );
                 }
                 self.leading = LeadingSpace::StripText(size("start"));
             }
@@ -162,8 +165,8 @@ impl DecoderRules {
             }
             other => {
                 return Err(format!(
-                    "decoder {other}: not supported; ByteLevel, ByteFallback, Fuse, Metaspace, \
-                     Replace, Strip are"
+                    "decoder {other}: not supported; supported: ByteLevel, ByteFallback, Fuse, \
+                     Metaspace, Replace, Strip"
                 ));
             }
         }

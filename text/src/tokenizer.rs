@@ -378,7 +378,7 @@ fn read_by_library(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
 fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     let added = inner.encode("", true).map_err(|e| e.to_string())?;
     match added.get_ids().iter().find(|&&id| inner.id_to_token(id).is_none()) {
-        Some(id) => Err(format!("the post-processor adds id {id}, which is no token")),
+        Some(id) => Err(format!("the post-processor adds id {id}, which is not in the vocabulary")),
         None => Ok(()),
     }
 }

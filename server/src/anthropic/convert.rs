@@ -101,7 +101,7 @@ impl AnthropicTurns {
                 self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
             }
             (Some(_), _) => {
-                let message = "blocks of this kind are not served here";
+                let message = "content blocks of this type are not supported";
                 return Err(ApiError::bad_request("unsupported_content", path, message));
             }
             (None, _) => return Err(ApiError::invalid(path, "is missing")),

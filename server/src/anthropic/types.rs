@@ -135,7 +135,7 @@ fn thinking(
         (Some("enabled" | "adaptive"), budget) => Ok((Some(true), budget)),
         (Some("disabled"), None) => Ok((Some(false), None)),
         (Some("disabled"), Some(_)) => {
-            Err(ApiError::invalid(BUDGET, "has no meaning where thinking is disabled"))
+            Err(ApiError::invalid(BUDGET, "does not apply if thinking is disabled"))
         }
         _ => Err(ApiError::invalid("thinking.type", "must be enabled, adaptive or disabled")),
     }
@@ -149,7 +149,7 @@ fn take_tools(fields: &mut RequestFields) -> Result<RequestTools, ApiError> {
         match item.string("type", 64)?.as_deref() {
             None | Some("custom") => {}
             Some(_) => {
-                let message = "only tools of the client are served";
+                let message = "only client tools are supported";
                 return Err(ApiError::unsupported(item.path("type"), message));
             }
         }

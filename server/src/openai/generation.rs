@@ -166,10 +166,10 @@ impl RequestGeneration {
         if self.choices[index].has_ended() {
             self.unfinished -= 1;
             if let Some(end) = delta.end.as_ref().filter(|end| end.is_row_error()) {
-                self.span.in_scope(|| tracing::warn!(choice = index, ?end, "an output failed"));
+                self.span.in_scope(|| tracing::warn!(choice = index, ?end, "a choice failed"));
             }
             if matches!(delta.end, Some(ChoiceFinish::Abort(AbortCause::Shutdown))) {
-                self.span.in_scope(|| tracing::info!(choice = index, "cut by the drain"));
+                self.span.in_scope(|| tracing::info!(choice = index, "aborted by the drain"));
             }
             if let (Some(trace), Some(end)) = (&mut self.trace, &delta.end) {
                 trace.end(index, end.name());
@@ -248,7 +248,7 @@ impl RequestGeneration {
 impl Drop for RequestGeneration {
     fn drop(&mut self) {
         if !self.has_ended() {
-            self.span.in_scope(|| tracing::debug!(status = 499, "the client left"));
+            self.span.in_scope(|| tracing::debug!(status = 499, "the client disconnected"));
         }
     }
 }
@@ -300,13 +300,13 @@ pub(crate) fn engine_error(code: RequestError) -> ApiError {
         RequestError::RowFailed(RowError::AllMasked) => ApiError::bad_request(
             "no_token_allowed",
             "",
-            "no token is allowed where the output stands: the request's rules (allowed_token_ids, bad_words, min_tokens, \
-             logit_bias, a grammar) exclude each other, or its grammar costs too much to follow",
+            "no token is allowed at this position: the request's constraints (allowed_token_ids, bad_words, min_tokens, \
+             logit_bias, a grammar) exclude each other, or the grammar exceeds its cost limit",
         ),
         RequestError::RowFailed(RowError::NonFiniteLogits) => ApiError::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "nan_logits",
-            "the model produced no usable probabilities for this request",
+            "the model produced non-finite logits for this request",
         ),
         // An overdue grammar bitmask never ends a constrained request.
         RequestError::BadOutput | RequestError::RowFailed(RowError::MaskOverdue) => {

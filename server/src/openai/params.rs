@@ -204,7 +204,7 @@ impl CompletionParams {
     ) -> Result<(), ApiError> {
         let Some(constraint) = constraint else { return Ok(()) };
         if self.constraint.is_some() {
-            let message = "is one constraint too many: the request has another one";
+            let message = "the request already has another constraint";
             return Err(ApiError::invalid(constraint.param, message));
         }
         self.constraint = Some(Arc::new(constraint));
@@ -222,7 +222,7 @@ impl CompletionParams {
         match checks.into_iter().find(|(_, unsupported)| *unsupported) {
             None => Ok(()),
             Some((name, _)) => {
-                Err(ApiError::unsupported(name, "has no place in this kind of reply"))
+                Err(ApiError::unsupported(name, "is not supported by this endpoint"))
             }
         }
     }
@@ -283,7 +283,7 @@ fn sampling(
     let repetition = fields.float("repetition_penalty", 0.0..=f32::MAX, true)?;
     let allowed = ids(fields, "allowed_token_ids", bounds.vocab_size as usize, bounds)?;
     if allowed.as_ref().is_some_and(Vec::is_empty) {
-        let message = "must name at least one id";
+        let message = "must contain at least one id";
         return Err(ApiError::invalid("allowed_token_ids", message));
     }
     Ok(SamplingParams {
@@ -357,7 +357,9 @@ fn logit_bias(
     // "7" and "07" are different keys of the same token id.
     match biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         None => Ok(biases),
-        Some(pair) => Err(ApiError::invalid("logit_bias", format!("token id {} twice", pair[0].0))),
+        Some(pair) => {
+            Err(ApiError::invalid("logit_bias", format!("duplicate token id {}", pair[0].0)))
+        }
     }
 }
 
@@ -441,8 +443,7 @@ fn priority(fields: &mut RequestFields, bounds: &FieldBounds) -> Result<i32, Api
     let priority = fields.int("priority", range)?.unwrap_or(0) as i32;
     if priority != 0 && !bounds.priorities {
         let message = format!(
-            "priority {priority} needs a server started with --scheduling-policy priority; this one serves first \
-             come, first served"
+            "priority {priority} needs --scheduling-policy priority; this server uses fcfs"
         );
         return Err(ApiError::invalid("priority", message));
     }

@@ -33,7 +33,7 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<Option<OutputConstraint
     let mut found = found.into_iter().flatten();
     match (found.next(), found.next()) {
         (Some(first), Some(second)) => {
-            let message = format!("{} constrains the output already", first.param);
+            let message = format!("the output is already constrained by {}", first.param);
             Err(ApiError::invalid(second.param, message))
         }
         (first, _) => Ok(first),
@@ -155,7 +155,7 @@ impl JsonOptions {
         match option {
             None => Ok(()),
             Some(name) => {
-                Err(ApiError::invalid(keys.path(name), format!("has no meaning with {key}")))
+                Err(ApiError::invalid(keys.path(name), format!("does not apply to {key}")))
             }
         }
     }
@@ -167,7 +167,7 @@ fn choice(keys: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     let Some(value) = keys.take("choice") else { return Ok(None) };
     let texts = string_list(&path, value, TEXT_BYTES_MAX, CHOICES_MAX)?;
     if texts.is_empty() {
-        return Err(ApiError::invalid(path, "must name at least one text"));
+        return Err(ApiError::invalid(path, "must contain at least one string"));
     }
     Ok(Some(texts))
 }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     fn rejected(body: &str) -> (String, &'static str) {
-        let error = take_from(body).expect_err("must be refused");
+        let error = take_from(body).expect_err("must be rejected");
         (error.param.unwrap_or_default(), error.reason)
     }
 

@@ -53,8 +53,10 @@ pub(crate) fn start_generation(
 ) -> Result<RequestGeneration, ApiError> {
     let n = params.n as usize;
     if prompts.len() * n > CHOICES_MAX {
-        let message =
-            format!("{} prompts with n = {n} make more than {CHOICES_MAX} choices", prompts.len());
+        let message = format!(
+            "{} prompts with n = {n} exceed the limit of {CHOICES_MAX} choices",
+            prompts.len()
+        );
         return Err(ApiError::invalid("n", message));
     }
     check_queue(prompts.len() * n, &permit)?;
@@ -119,7 +121,7 @@ fn check_queue(choices: usize, permit: &AdmissionPermit) -> Result<(), ApiError>
     if choices as u64 <= cap {
         return Ok(());
     }
-    let message = format!("prompts × n is {choices} choices, the server queues {cap} at most");
+    let message = format!("prompts × n is {choices} choices, the server queues at most {cap}");
     Err(ApiError::invalid("n", message))
 }
 
@@ -183,7 +185,7 @@ fn submit_constrained(
                     // Bug of the library: its message is only logged.
                     tracing::warn!(param, detail, "the grammar compiler failed");
                 } else {
-                    tracing::debug!(param, %error, "the grammar was refused");
+                    tracing::debug!(param, %error, "the grammar was rejected");
                 }
             });
             deferred.reject(&rejection_of(&error, param));
@@ -297,7 +299,7 @@ fn max_tokens(
         let min_tokens = params.sampling.min_tokens;
         if min_tokens > max_tokens {
             let message =
-                format!("min_tokens is {min_tokens}, the output has {max_tokens} tokens at most");
+                format!("min_tokens is {min_tokens}, the output has at most {max_tokens} tokens");
             return Err(ApiError::invalid("min_tokens", message));
         }
         return Ok(max_tokens);
@@ -347,7 +349,7 @@ pub(crate) fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>)
 /// Converts an error of the text layer to 400, or to 429 if its memory is in use by other requests; details
 /// are logged.
 pub(crate) fn text_error(error: &TextError, param: &str) -> ApiError {
-    tracing::debug!(?error, "text refused");
+    tracing::debug!(?error, "text rejected");
     match error {
         TextError::MemoryBusy { .. }
         | TextError::NoTemplateProcess(_)

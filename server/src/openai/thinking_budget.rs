@@ -70,7 +70,7 @@ impl RequestedThinkingBudget {
     ) -> Result<Option<ActiveThinkingBudget>, ApiError> {
         let Self { tokens, param } = self;
         let Some(reasoning) = start.reasoning else {
-            let message = "needs a model whose reasoning is told apart (--reasoning-parser)";
+            let message = "needs --reasoning-parser";
             return Err(ApiError::unsupported(param, message));
         };
         let Some(reader) = parser.reasoning_reader(detokenizer) else { return Ok(None) };
@@ -133,14 +133,16 @@ fn check_end_marker(
 ) -> Result<(), ApiError> {
     let (tokenizer, end) = (&serving.tokenizer, ReasoningFamily::END_MARKER);
     if !tokenizer.decode(end_marker, false).contains(end) {
-        let message = format!("this model's tokenizer cannot write {end}");
+        let message = format!("this model's tokenizer cannot encode {end}");
         return Err(ApiError::unsupported(param, message));
     }
     // Grammars match the text of an output, and a special token has no text.
     match &params.constraint {
         Some(constraint) if end_marker.iter().any(|&id| tokenizer.is_special(id)) => {
-            let message =
-                format!("{end} is no text for {}, which begins behind it", constraint.param);
+            let message = format!(
+                "{end} has no text, but the constraint {} starts after it",
+                constraint.param
+            );
             Err(ApiError::unsupported(param, message))
         }
         _ => Ok(()),

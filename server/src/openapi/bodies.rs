@@ -79,7 +79,7 @@ fn field_lookups(
         return Vec::new();
     };
     if let Err(error) = read(&mut fields) {
-        tracing::error!(?error, "a form of the OpenAPI document is refused by its own reader");
+        tracing::error!(?error, "a body of the OpenAPI document fails its own validation");
     }
     fields.into_lookups()
 }

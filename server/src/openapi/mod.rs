@@ -42,8 +42,8 @@ pub fn document() -> Value {
         "info": {
             "title": "Hadron",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "The OpenAI API, and what operators need. null means absent everywhere. \
-                            Unknown fields are named in the reply header X-Hadron-Ignored-Fields.",
+            "description": "OpenAI-compatible API and admin routes. A null value means that the field is absent. \
+                            Unknown fields are listed in the reply header X-Hadron-Ignored-Fields.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{}, {"bearer": []}, {"key": []}],
@@ -66,7 +66,7 @@ fn operation(route: &HttpRoute) -> Value {
         "responses": {
             "200": replies::reply(doc.reply),
             "default": {
-                "description": "A refusal or a failure",
+                "description": "Error",
                 "content": {"application/json": {"schema": error_schema(route.path)}},
             },
         },

@@ -38,63 +38,61 @@ pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
     use OperationReply::{AnyJson, Empty, Json, JsonOrEvents, Text};
     match path {
         "/v1/chat/completions" => operation_doc(
-            "Goes on with a conversation",
+            "Creates a chat completion",
             Some("ChatRequest"),
             JsonOrEvents("ChatCompletion"),
         ),
         "/v1/completions" => operation_doc(
-            "Goes on with a text",
+            "Creates a text completion",
             Some("CompletionRequest"),
             JsonOrEvents("TextCompletion"),
         ),
-        "/v1/models" => operation_doc("Lists the served names", None, Json("ModelList")),
-        "/v1/models/{*name}" => operation_doc("One served name", None, Json("Model")),
+        "/v1/models" => operation_doc("Lists the served models", None, Json("ModelList")),
+        "/v1/models/{*name}" => operation_doc("Returns a served model", None, Json("Model")),
         "/tokenize" | "/v1/tokenize" => {
-            operation_doc("Text or messages to token ids", Some("TokenizeRequest"), Json("Tokens"))
+            operation_doc("Tokenizes text or messages", Some("TokenizeRequest"), Json("Tokens"))
         }
         "/detokenize" | "/v1/detokenize" => {
-            operation_doc("Token ids to text", Some("DetokenizeRequest"), Json("Text"))
+            operation_doc("Detokenizes token ids", Some("DetokenizeRequest"), Json("Text"))
         }
         "/tokenizer_info" => {
-            operation_doc("The tokenizer's configuration, if it is shown", None, AnyJson)
+            operation_doc("Returns the tokenizer configuration, if it is enabled", None, AnyJson)
         }
-        "/livez" | "/live" => {
-            operation_doc("Whether the process should be left alive", None, Empty)
-        }
-        "/readyz" | "/ready" | "/health" | "/ping" => {
-            operation_doc("Whether new requests should be sent here", None, Empty)
-        }
-        "/version" => operation_doc("The version of the server", None, Json("Version")),
-        "/load" => operation_doc("Requests in flight", None, Json("Load")),
-        "/server_info" => operation_doc("The configuration in force", None, AnyJson),
+        "/livez" | "/live" => operation_doc("Liveness probe", None, Empty),
+        "/readyz" | "/ready" | "/health" | "/ping" => operation_doc("Readiness probe", None, Empty),
+        "/version" => operation_doc("Returns the server version", None, Json("Version")),
+        "/load" => operation_doc("Returns the number of requests in flight", None, Json("Load")),
+        "/server_info" => operation_doc("Returns the configuration in force", None, AnyJson),
         "/openapi.json" => operation_doc("This document", None, AnyJson),
         "/reset_prefix_cache" | "/flush_cache" => {
-            operation_doc("Forgets cached prefixes (operators)", None, Json("Success"))
+            operation_doc("Resets the prefix cache (admin)", None, Json("Success"))
         }
         "/abort_request" | "/abort_requests" => {
-            operation_doc("Takes requests back (operators)", Some("AbortRequest"), Json("Aborted"))
+            operation_doc("Aborts requests (admin)", Some("AbortRequest"), Json("Aborted"))
         }
         "/start_profile" | "/stop_profile" => {
-            operation_doc("Begins or completes a trace of steps", None, AnyJson)
+            operation_doc("Starts or stops profiling", None, AnyJson)
         }
         "/metrics" => operation_doc("Metrics for Prometheus", None, Text("text/plain")),
-        "/" => operation_doc("The status page", None, Text("text/html")),
+        "/" => operation_doc("Status page", None, Text("text/html")),
         "/v1/responses" => {
             operation_doc("OpenAI's Responses API", Some("AnyObject"), JsonOrEvents("AnyObject"))
         }
-        "/v1/responses/{id}" => operation_doc("A stored response, or its end", None, AnyJson),
-        "/v1/responses/{id}/cancel" => operation_doc("Takes a response back", None, AnyJson),
+        "/v1/responses/{id}" => {
+            operation_doc("Returns or deletes a stored response", None, AnyJson)
+        }
+        "/v1/responses/{id}/cancel" => operation_doc("Cancels a response", None, AnyJson),
         "/v1/messages" => {
             operation_doc("Anthropic's Messages API", Some("AnyObject"), JsonOrEvents("AnyObject"))
         }
         "/v1/messages/count_tokens" => {
-            operation_doc("Tokens of messages", Some("AnyObject"), AnyJson)
+            operation_doc("Counts the tokens of messages", Some("AnyObject"), AnyJson)
         }
-        "/v1/loads" | "/loads" => operation_doc("Load of each replica", None, AnyJson),
-        "/kv_event_sources" => operation_doc("Where KV events are published", None, AnyJson),
-        "/debug/experts" => operation_doc("Tokens by expert (operators)", None, AnyJson),
-        "/debug/kv" => operation_doc("Resident KV blocks (operators)", None, AnyJson),
-        "/debug/steps" => operation_doc("The last steps (operators)", None, AnyJson),
+        "/v1/loads" | "/loads" => operation_doc("Returns the load of each replica", None, AnyJson),
+        "/kv_event_sources" => operation_doc("Lists the KV event publishers", None, AnyJson),
+        "/debug/experts" => operation_doc("Returns the tokens per expert (admin)", None, AnyJson),
+        "/debug/kv" => operation_doc("Returns the cached KV blocks (admin)", None, AnyJson),
+        "/debug/steps" => operation_doc("Returns the latest steps (admin)", None, AnyJson),
         _ => operation_doc("", None, AnyJson),
     }
 }

@@ -11,7 +11,7 @@ pub(super) fn reply(reply: OperationReply) -> Value {
             json!({"description": "OK", "content": {"application/json": of(name)}})
         }
         OperationReply::JsonOrEvents(name) => json!({
-            "description": "OK; with stream: true events of the API that the route speaks",
+            "description": "OK; with stream: true, SSE events of the route's API",
             "content": {
                 "application/json": of(name),
                 "text/event-stream": {"schema": server_sent_event()},

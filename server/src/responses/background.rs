@@ -29,7 +29,7 @@ pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Respons
     let background_task = task.abort_handle();
     if !app.responses.put_in_progress(owner, &id, body.clone(), background_task) {
         // `stored` is dropped here, so the task ends, and its request with it.
-        let message = "the response would be too large to be kept: send it without background";
+        let message = "the response is too large to be stored: send it without background";
         return Err(ApiError::invalid("background", message));
     }
     // The task holds the receiver: the channel is closed only if the task has ended.

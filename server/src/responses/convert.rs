@@ -34,7 +34,7 @@ impl<'a> ResponseTurns<'a> {
                 })
             }
             Some(JsonValue::List(list)) => {
-                let message = format!("must hold 1 to {MESSAGES_MAX} items, got {}", list.len());
+                let message = format!("must have 1 to {MESSAGES_MAX} items, got {}", list.len());
                 Err(ApiError::invalid("input", message))
             }
             Some(other) => {
@@ -56,7 +56,7 @@ impl<'a> ResponseTurns<'a> {
             }
             Some("reasoning") => self.reasoning(&mut item),
             Some(_) => {
-                let message = "items of this kind are not served";
+                let message = "items of this type are not supported";
                 Err(ApiError::bad_request("unsupported_content", path, message))
             }
         }

@@ -77,6 +77,6 @@ pub(crate) async fn cancel(
 }
 
 fn not_found() -> ApiError {
-    let message = "no response of this id is kept: it was never stored, or had to make room";
+    let message = "no response with this id is stored: it was never stored, or was evicted";
     ApiError::new(StatusCode::NOT_FOUND, "unknown_response", message)
 }

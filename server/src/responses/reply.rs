@@ -169,7 +169,7 @@ impl CompletionEndpoint for ResponsesReply {
         let ignored = ignored_fields(app, &fields)?;
         let ResponsesRequest { request, history, echoed_fields, store, background } = parsed;
         if background && request.params.stream {
-            let message = "a response that is made in the background is not streamed";
+            let message = "background responses cannot be streamed";
             return Err(ApiError::unsupported("stream", message));
         }
         let started = start(app, serving, request, headers, permit)?;

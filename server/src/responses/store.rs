@@ -111,7 +111,7 @@ impl ResponseStore {
             let result = match entry.background_task.take() {
                 None if status_of(&entry.body).as_deref() == Some("cancelled") => Ok(()),
                 None => {
-                    let message = "only a response that is made in the background can be cancelled";
+                    let message = "only background responses can be cancelled";
                     Err(ApiError::bad_request("invalid_value", "response_id", message))
                 }
                 Some(background_task) => {
@@ -233,7 +233,7 @@ mod tests {
         assert!(store.body(ANONYMOUS, "e").is_none() && store.body(ANONYMOUS, "d").is_some());
         assert!(store.remove(ANONYMOUS, "d") && !store.remove(ANONYMOUS, "d"));
         assert_eq!(store.cancel(ANONYMOUS, "a").unwrap().unwrap_err().status, 400);
-        assert!(store.cancel(ANONYMOUS, "nobody").is_none());
+        assert!(store.cancel(ANONYMOUS, "unknown").is_none());
     }
 
     #[tokio::test]
@@ -250,7 +250,7 @@ mod tests {
         store.finish("first", half.clone(), &history);
         store.put(ANONYMOUS, "d", half.clone(), &history);
         store.put(ANONYMOUS, "e", half.clone(), &history);
-        assert!(store.body(ANONYMOUS, "first").is_none(), "what has been made makes room");
+        assert!(store.body(ANONYMOUS, "first").is_none(), "a finished response is evicted");
         assert!(!store.put_in_progress(ANONYMOUS, "large", "x".repeat(STORE_BYTES), second));
     }
 }

@@ -96,7 +96,7 @@ pub(super) fn take(
 
 /// 404: the response given by `field` is not stored.
 fn previous_response_not_found(field: &str) -> ApiError {
-    let message = "no response of this id is kept: it was never stored, or had to make room";
+    let message = "no response with this id is stored: it was never stored, or was evicted";
     let error = ApiError::new(axum::http::StatusCode::NOT_FOUND, "unknown_response", message);
     ApiError { param: Some(field.to_owned()), ..error }
 }
@@ -109,16 +109,13 @@ fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
         }
     }
     if fields.int("top_logprobs", 0..=20)?.unwrap_or(0) != 0 {
-        let message = "log-probabilities are served by /v1/chat/completions";
+        let message = "log-probabilities are supported by /v1/chat/completions only";
         return Err(ApiError::unsupported("top_logprobs", message));
     }
     for name in fields.strings("include", 256, 16)?.unwrap_or_default() {
         // Reasoning is returned unencrypted, so there is nothing to encrypt.
         if name != "reasoning.encrypted_content" {
-            return Err(ApiError::unsupported(
-                "include",
-                "asks for what this server does not have",
-            ));
+            return Err(ApiError::unsupported("include", "value is not supported"));
         }
     }
     match fields.string("truncation", 64)?.as_deref() {
@@ -138,7 +135,7 @@ fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
 fn background(fields: &mut RequestFields, store: bool) -> Result<bool, ApiError> {
     let background = fields.bool("background")?.unwrap_or(false);
     if background && !store {
-        return Err(ApiError::invalid("background", "needs store: the answer is fetched later"));
+        return Err(ApiError::invalid("background", "needs store: the response is fetched later"));
     }
     Ok(background)
 }
@@ -180,7 +177,7 @@ fn kwargs(
             match reasoning.string(name, 64)?.as_deref() {
                 None | Some("auto") => {}
                 Some(_) => {
-                    let message = "reasoning is shown as it is, not summarised";
+                    let message = "reasoning summaries are not supported";
                     return Err(ApiError::unsupported(reasoning.path(name), message));
                 }
             }

@@ -262,7 +262,10 @@ fn overlong_prompts_are_rejected_without_tokenizing() {
         let error = reply.json()["error"].clone();
         let message = error["message"].as_str().unwrap();
         assert!(message.contains("the prompt has at least "), "{message}");
-        assert!(message.ends_with(" tokens, the model takes less than 4096"), "{message}");
+        assert!(
+            message.ends_with(" tokens, it must be shorter than the context length of 4096"),
+            "{message}"
+        );
         assert_eq!(error["param"], field);
     }
     let reply = client.post("/v1/messages", &json!({"messages": user, "max_tokens": 8}));

@@ -39,7 +39,7 @@ fn request_templates_run_within_memory_and_processor_limits() {
         (doubled(24, busy), "more than 5 s"),
         (itself.to_owned(), "cannot render these messages"),
         ("{% for %}".to_owned(), "no chat template"),
-        ("{{ raise_exception('no') }}".to_owned(), "refuses these messages: no"),
+        ("{{ raise_exception('no') }}".to_owned(), "raised an exception: no"),
     ] {
         let (status, reply) = post(&process, &template);
         let message = reply["error"]["message"].as_str().unwrap_or_default();

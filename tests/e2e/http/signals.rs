@@ -169,7 +169,7 @@ fn full_disk_drops_whole_trace_lines_and_logs_the_count() {
     assert!((2..=4).contains(&written), "{written}");
     let lost = REQUESTS - written;
     let said = process.stderr_text();
-    assert!(said.contains("lines of --trace-requests were lost"), "{said}");
+    assert!(said.contains("lines of --trace-requests were dropped"), "{said}");
     assert!(said.contains(&format!("in_all={lost} ")), "{lost}: {said}");
     assert!(said.contains(&format!("lines of --trace-requests are missing lost={lost}")), "{said}");
 }
@@ -182,7 +182,7 @@ fn full_trace_disk_is_reported_with_numbers() {
     let mut process = process;
     process.exits_within(TIMEOUT);
     let said = process.stderr_text();
-    assert!(said.contains("lines of --trace-requests were lost lines="), "{said}");
+    assert!(said.contains("lines of --trace-requests were dropped lines="), "{said}");
     assert!(said.contains(" in_all=2 "), "{said}");
     assert!(said.contains("are missing lost=2"), "{said}");
 }

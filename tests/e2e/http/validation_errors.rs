@@ -321,10 +321,10 @@ fn routes_models_and_strictness() {
         let text = reply["error"]["message"].as_str().unwrap_or_default();
         assert!(text.contains(words), "{words}: {reply}");
     };
-    says(&body, "the model \"gpt-4\" is not served here");
+    says(&body, "the model \"gpt-4\" is not served");
     says(&json!({"prompt": "a", "stop": [1]}), "stop[0]: must be a string, not an integer");
     says(&json!({"prompt": "a", "stop": 1}), "stop: must be a string or a list of strings, not an");
-    says(&json!({"prompt": "a", "priority": -7}), "priority -7 needs a server started with");
+    says(&json!({"prompt": "a", "priority": -7}), "priority -7 needs --scheduling-policy");
     let body = json!({"prompt": "a", "frobnicate": 1});
     check(&post(at, "/v1/completions", &body), 400, &json!("frobnicate"), FIELD, "strict");
     check(

@@ -44,7 +44,7 @@ impl SpecialTokens {
         let kwargs = Value::Object(std::mem::take(&mut input.kwargs));
         let values = [&input.messages, &input.tools, &input.documents, &kwargs];
         let [sentinel, end] = unused_characters(&values)
-            .ok_or_else(|| TextError::Template("no character left for a mark".to_owned()))?;
+            .ok_or_else(|| TextError::Template("no unused character for a sentinel".to_owned()))?;
         if input.continue_final_message {
             let text = last_text(&mut input.messages).ok_or(TextError::NothingToContinue)?;
             // The space after the end character shows whether the template trims its messages.

@@ -190,7 +190,7 @@ impl io::Write for CappedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + bytes.len() > self.max {
             self.full = true;
-            return Err(io::Error::other("output cap"));
+            return Err(io::Error::other("output limit"));
         }
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())

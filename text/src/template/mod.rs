@@ -86,7 +86,7 @@ impl ChatTemplate {
         for TemplateSource { name, text, path } in sources {
             let invalid = |reason: String| TextLoadError::Invalid { path: path.clone(), reason };
             if text.len() > TEMPLATE_BYTES_MAX {
-                return Err(invalid(format!("chat template beyond {TEMPLATE_BYTES_MAX} bytes")));
+                return Err(invalid(format!("chat template exceeds {TEMPLATE_BYTES_MAX} bytes")));
             }
             let added = engine.add(name, &text);
             added.map_err(|reason| invalid(format!("chat template: {reason}")))?;

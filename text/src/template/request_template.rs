@@ -120,7 +120,7 @@ impl TemplateProcess {
             Ok(None) | Err(LinkError::Io(io::ErrorKind::WouldBlock)) => {
                 tracing::warn!(
                     seconds = TEMPLATE_TIME.as_secs(),
-                    "a template of a request is not done"
+                    "rendering the chat template of a request timed out"
                 );
                 Err(TextError::TemplateTime(TEMPLATE_TIME.as_secs()))
             }
@@ -137,7 +137,7 @@ impl TemplateProcess {
             Ok(status) if is(&status, Signal::XCPU) => TextError::TemplateTime(TEMPLATE_CPU_S),
             // Rust aborts if an allocation fails.
             Ok(status) if is(&status, Signal::ABORT) => TextError::TemplateMemory(memory_bytes),
-            Ok(status) => TextError::Template(format!("its process ended: {status}")),
+            Ok(status) => TextError::Template(format!("the worker process exited: {status}")),
             Err(error) => TextError::Template(error.to_string()),
         }
     }

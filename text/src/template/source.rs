@@ -71,7 +71,7 @@ impl TemplateSource {
                     Err(invalid("no template is named default"))
                 }
             }
-            _ => Err(invalid("neither text nor a list")),
+            _ => Err(invalid("must be a string or a list")),
         }
     }
 }

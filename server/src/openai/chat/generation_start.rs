@@ -126,12 +126,12 @@ fn constraint(
     let constraint = match (requested, tools.must_call()) {
         (requested, false) => requested,
         (Some(other), true) => {
-            let message = format!("a call cannot be forced together with {}", other.param);
+            let message = format!("a forced tool call cannot be combined with {}", other.param);
             return Err(ApiError::invalid(FIELD, message));
         }
         (None, true) => {
             let Some(syntax) = serving.parsers.tool_call_syntax else {
-                let message = "needs a server with --tool-call-parser";
+                let message = "needs --tool-call-parser";
                 return Err(ApiError::unsupported(FIELD, message));
             };
             tools.check_schemas()?;
@@ -202,7 +202,7 @@ fn render_request_template(
 ) -> Result<RenderedChat, ApiError> {
     const FIELD: &str = "chat_template";
     let Some(templates) = &serving.request_templates else {
-        let message = "needs a server started with --trust-request-chat-template";
+        let message = "needs --trust-request-chat-template";
         return Err(ApiError::unsupported(FIELD, message));
     };
     templates.render(template, input, &serving.tokenizer).map_err(|error| {

@@ -46,7 +46,7 @@ pub(crate) fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
     let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
     let requested = fields.bool("add_generation_prompt")?;
     if continue_final_message && requested == Some(true) {
-        let message = "add_generation_prompt and continue_final_message exclude each other";
+        let message = "add_generation_prompt and continue_final_message are mutually exclusive";
         return Err(ApiError::invalid("continue_final_message", message));
     }
     Ok(ChatInput {
@@ -78,7 +78,7 @@ pub(crate) fn list(fields: &mut RequestFields, name: &str) -> Result<Vec<JsonVal
     match fields.required(name)? {
         JsonValue::List(list) if (1..=MESSAGES_MAX).contains(&list.len()) => Ok(list),
         JsonValue::List(list) => {
-            let message = format!("must hold 1 to {MESSAGES_MAX} entries, got {}", list.len());
+            let message = format!("must have 1 to {MESSAGES_MAX} entries, got {}", list.len());
             Err(ApiError::invalid(fields.path(name), message))
         }
         other => Err(wrong_type(fields.path(name), "a list of objects", &other)),
@@ -93,11 +93,11 @@ fn message(path: String, value: JsonValue) -> Result<Value, ApiError> {
         return Err(ApiError::invalid(role_path, "is missing"));
     };
     if role == "function" {
-        let message = "is not served any more; send the result as role tool";
+        let message = "is no longer supported; send the result as role tool";
         return Err(ApiError::unsupported(role_path, message));
     }
     if fields.take("function_call").is_some() {
-        let message = "is not served any more; use tool_calls";
+        let message = "is no longer supported; use tool_calls";
         return Err(ApiError::unsupported(fields.path("function_call"), message));
     }
     let calls = calls(&mut fields, &role)?;
@@ -201,7 +201,7 @@ fn part(path: String, value: JsonValue, kinds: &[&str]) -> Result<String, ApiErr
     let mut fields = RequestFields::of(path, value)?;
     let kind = fields.required_string("type")?;
     if !kinds.contains(&kind.as_str()) {
-        let message = "only parts of text are served";
+        let message = "only text parts are supported";
         return Err(ApiError::bad_request("unsupported_content", fields.path("type"), message));
     }
     fields.required_string("text")

@@ -49,7 +49,7 @@ impl RequestTools {
                 Some(JsonValue::List(list)) if list.is_empty() => {}
                 Some(JsonValue::Str(choice)) if choice == "none" || choice == "auto" => {}
                 Some(_) => {
-                    let message = format!("is not served any more; use {new}");
+                    let message = format!("is no longer supported; use {new}");
                     return Err(ApiError::unsupported(fields.path(old), message));
                 }
             }
@@ -67,11 +67,11 @@ impl RequestTools {
         match &self.choice {
             ToolChoice::None | ToolChoice::Auto => Ok(()),
             _ if self.definitions.is_empty() => {
-                let message = "asks for a call, but there are no tools";
+                let message = "requires a tool call, but tools is empty";
                 Err(ApiError::invalid(field, message))
             }
             ToolChoice::Named(name) if !self.definitions.iter().any(|tool| tool.name == *name) => {
-                let message = "names a function that is not among the tools";
+                let message = "names a function that is not in tools";
                 Err(ApiError::invalid(field, message))
             }
             ToolChoice::Required | ToolChoice::Named(_) => Ok(()),
@@ -137,7 +137,7 @@ pub(crate) fn check_unique(
     path: String,
 ) -> Result<(), ApiError> {
     if tools.iter().any(|tool| tool.name == name) {
-        return Err(ApiError::invalid(path, "two tools have this name"));
+        return Err(ApiError::invalid(path, "duplicate tool name"));
     }
     Ok(())
 }
@@ -214,7 +214,7 @@ pub(crate) fn check_kind(fields: &mut RequestFields) -> Result<(), ApiError> {
     let path = fields.path("type");
     match fields.string("type", 64)?.as_deref() {
         Some("function") => Ok(()),
-        Some(_) => Err(ApiError::unsupported(path, "only functions are served")),
+        Some(_) => Err(ApiError::unsupported(path, "only functions are supported")),
         None => Err(ApiError::invalid(path, "is missing")),
     }
 }

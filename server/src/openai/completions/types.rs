@@ -37,7 +37,7 @@ impl CompletionRequest {
     ) -> Result<Self, ApiError> {
         let mut params = CompletionParams::take(fields, bounds, defaults)?;
         if fields.take("thinking_token_budget").is_some() {
-            let message = "only chats tell reasoning apart";
+            let message = "reasoning is parsed for chat only";
             return Err(ApiError::unsupported("thinking_token_budget", message));
         }
         let prompts = prompts(fields, bounds)?;
@@ -75,7 +75,7 @@ fn prompts(
         }
         Some(JsonValue::List(list)) => {
             if list.is_empty() || list.len() > PROMPTS_MAX {
-                let message = format!("must hold 1 to {PROMPTS_MAX} prompts, got {}", list.len());
+                let message = format!("must have 1 to {PROMPTS_MAX} prompts, got {}", list.len());
                 return Err(ApiError::invalid("prompt", message));
             }
             let one_prompt = |(index, value)| {
