@@ -13,32 +13,32 @@ pub(super) const SECRET_FLAGS: &[&str] = &["api-key", "admin-key"];
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Access")]
 pub struct AccessArgs {
-    /// A key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; repeatable
+    /// API key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; repeatable
     #[arg(long, value_name = "KEY")]
     pub api_key: Vec<String>,
-    /// A file of such keys, one a line; empty lines and those that begin with # are left out
+    /// File with API keys, one per line; empty lines and lines that start with # are ignored
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// The key of operators: opens the admin routes, and all others; repeatable
+    /// Admin key, valid for the admin routes and all other routes; repeatable
     #[arg(long, value_name = "KEY")]
     pub admin_key: Vec<String>,
-    /// An address of its own on which the admin routes answer, without --admin-key to any client
+    /// Separate listen address for the admin routes; without --admin-key every client may use them there
     #[arg(long, value_name = "HOST:PORT")]
     pub admin_listen: Option<String>,
-    /// Ask scrapers of /metrics for a key, too
+    /// Require an API key for /metrics
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub metrics_require_key: bool,
-    /// Sites whose pages may call this server from a browser: * for all, or a JSON list as vLLM takes
+    /// Allowed CORS origins: * for all, or a JSON list as in vLLM
     #[arg(long, value_parser = json_strings, value_name = "JSON")]
     pub allowed_origins: Option<StringListArg>,
-    /// Methods that pages of those sites may use; * for all
+    /// Allowed CORS methods; * for all
     #[arg(long, value_parser = json_strings, value_name = "JSON")]
     pub allowed_methods: Option<StringListArg>,
-    /// Headers that pages of those sites may send; * for all
+    /// Allowed CORS headers; * for all
     #[arg(long, value_parser = json_strings, value_name = "JSON")]
     pub allowed_headers: Option<StringListArg>,
-    /// Let pages of those sites send cookies and keys that the browser holds
+    /// Allow CORS requests with credentials
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub allow_credentials: bool,
@@ -68,7 +68,7 @@ impl AccessArgs {
             keys.extend(read_key_file(path)?);
         }
         if keys.iter().any(|key| self.admin_key.contains(key)) {
-            return rejected("--admin-key: clients must not have the same key");
+            return rejected("--admin-key: must differ from all client keys");
         }
         Ok(keys)
     }
@@ -86,12 +86,10 @@ impl AccessArgs {
             *key = key.trim().to_owned();
         }
         if self.api_key.iter().chain(&self.admin_key).any(String::is_empty) {
-            return rejected("--api-key, --admin-key: a key may not be empty");
+            return rejected("--api-key, --admin-key: a key must not be empty");
         }
         if self.metrics_require_key && self.api_key.is_empty() && self.api_key_file.is_none() {
-            return rejected(
-                "--metrics-require-key: there is no key to ask for: give --api-key or --api-key-file",
-            );
+            return rejected("--metrics-require-key: needs --api-key or --api-key-file");
         }
         let all = |list: &Option<StringListArg>| {
             list.as_ref().is_some_and(|l| l.0.iter().any(|o| o == "*"))
@@ -99,14 +97,14 @@ impl AccessArgs {
         let lists = [&self.allowed_origins, &self.allowed_methods, &self.allowed_headers];
         if self.allow_credentials && lists.into_iter().any(all) {
             return rejected(
-                "--allow-credentials: browsers refuse it together with *: name the sites",
+                "--allow-credentials: browsers reject it together with *; list the origins",
             );
         }
         if self.allowed_origins.is_none()
             && (self.allow_credentials || lists[1..].iter().any(|l| l.is_some()))
         {
             return rejected(
-                "--allowed-methods, --allowed-headers, --allow-credentials: say for whom with --allowed-origins",
+                "--allowed-methods, --allowed-headers, --allow-credentials: need --allowed-origins",
             );
         }
         Ok(())
@@ -114,12 +112,12 @@ impl AccessArgs {
 }
 
 fn read_key_file(path: &Path) -> Result<Vec<String>, CommandLineError> {
-    let told = |cause: &dyn std::fmt::Display| {
+    let error_of = |cause: &dyn std::fmt::Display| {
         CommandLineError::Rejected(format!("--api-key-file {}: {cause}", path.display()))
     };
-    let text = std::fs::read_to_string(path).map_err(|error| told(&error))?;
+    let text = std::fs::read_to_string(path).map_err(|error| error_of(&error))?;
     let lines =
         text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let keys: Vec<String> = lines.map(str::to_owned).collect();
-    if keys.is_empty() { Err(told(&"holds no key")) } else { Ok(keys) }
+    if keys.is_empty() { Err(error_of(&"contains no key")) } else { Ok(keys) }
 }

@@ -79,18 +79,18 @@ pub(super) fn normalise(
     };
     let flags = FlagTable::new(serve);
     let mut notes = Vec::new();
-    let typed = flags.rewrite(&argv[2..], &mut notes)?;
+    let command_line_words = flags.rewrite(&argv[2..], &mut notes)?;
     let mut words: Vec<String> = argv[..2].to_vec();
-    if let Some(path) = value_of(&typed, "--config") {
+    if let Some(path) = value_of(&command_line_words, "--config") {
         let path = Path::new(&path);
-        let listed = flags.rewrite(&file::argv_of_file(path)?, &mut notes)?;
-        words.extend(flags.without_overridden(listed, &typed, path)?);
+        let file_words = flags.rewrite(&file::argv_of_file(path)?, &mut notes)?;
+        words.extend(flags.without_overridden(file_words, &command_line_words, path)?);
     }
-    let names_swallow = typed.iter().any(|word| word == "--served-model-name");
-    words.extend(typed);
+    let served_names_variadic = command_line_words.iter().any(|word| word == "--served-model-name");
+    words.extend(command_line_words);
     notes.sort_unstable();
     notes.dedup();
-    Ok(RewrittenArgv { argv: words, notes, served_names_variadic: names_swallow })
+    Ok(RewrittenArgv { argv: words, notes, served_names_variadic })
 }
 
 /// Flags of `serve` by spelling.
@@ -137,9 +137,9 @@ impl FlagTable {
                 continue;
             };
             let (name, value) = name.split_once('=').map_or((name, None), |(n, v)| (n, Some(v)));
-            let bare = name.strip_prefix("no-").unwrap_or(name);
+            let positive_name = name.strip_prefix("no-").unwrap_or(name);
             if let Some(flag) =
-                INERT_FLAGS.iter().find(|flag| flag.name == name || flag.name == bare)
+                INERT_FLAGS.iter().find(|flag| flag.name == name || flag.name == positive_name)
             {
                 let value = match value {
                     None if flag.takes_value() => {
@@ -150,23 +150,27 @@ impl FlagTable {
                 if let Some(value) = value.filter(|value| !flag.is_inert_with(value)) {
                     return rejected(format!("--{name} {value} is not supported: {}", flag.reason));
                 }
-                notes.push(format!("--{name} changes nothing: {}", flag.reason));
+                notes.push(format!("--{name} has no effect: {}", flag.reason));
                 continue;
             }
-            if let Some(because) = unsupported_reason(name).filter(|_| value != Some("false")) {
-                let given = value.or_else(|| words.peek().map(|next| next.as_str()));
-                if let Some(given) = given.filter(|given| is_no_op_value(name, given)) {
-                    notes.push(format!("--{name} {given} changes nothing: it is so anyway"));
+            if let Some(reason) = unsupported_reason(name).filter(|_| value != Some("false")) {
+                let value_arg = value.or_else(|| words.peek().map(|next| next.as_str()));
+                if let Some(value_arg) =
+                    value_arg.filter(|value_arg| is_no_op_value(name, value_arg))
+                {
+                    notes.push(format!(
+                        "--{name} {value_arg} has no effect: it is the built-in behaviour"
+                    ));
                     if value.is_none() {
                         words.next();
                     }
                     continue;
                 }
-                return rejected(format!("--{name} is not supported: {because}"));
+                return rejected(format!("--{name} is not supported: {reason}"));
             }
             // An unsupported feature may be switched off.
-            if let Some(because) = unsupported_reason(bare) {
-                notes.push(format!("--{name} changes nothing: {because}"));
+            if let Some(reason) = unsupported_reason(positive_name) {
+                notes.push(format!("--{name} has no effect: {reason}"));
                 continue;
             }
             out.push(word);
@@ -176,8 +180,8 @@ impl FlagTable {
 
     /// Rewrites `--no-X` as `--X=false` for a boolean X.
     fn rewrite_negation(&self, word: &str) -> String {
-        let known = word.strip_prefix("--no-").and_then(|name| self.names.get(name));
-        match known.filter(|name| self.booleans.contains(*name)) {
+        let long_name = word.strip_prefix("--no-").and_then(|name| self.names.get(name));
+        match long_name.filter(|name| self.booleans.contains(*name)) {
             Some(name) => format!("--{name}=false"),
             None => word.to_owned(),
         }
@@ -194,25 +198,25 @@ impl FlagTable {
     /// `--name=value`.
     fn without_overridden(
         &self,
-        listed: Vec<String>,
-        typed: &[String],
+        file_words: Vec<String>,
+        command_line_words: &[String],
         path: &Path,
     ) -> Result<Vec<String>, CommandLineError> {
-        let mut typed: BTreeSet<&str> =
-            typed.iter().filter_map(|word| self.flag_name(word)).collect();
-        typed.insert("config");
-        let mut kept = Vec::new();
-        for word in listed {
+        let mut overridden: BTreeSet<&str> =
+            command_line_words.iter().filter_map(|word| self.flag_name(word)).collect();
+        overridden.insert("config");
+        let mut remaining = Vec::new();
+        for word in file_words {
             match self.flag_name(&word) {
-                Some(name) if typed.contains(name) => {}
-                Some(_) => kept.push(word),
+                Some(name) if overridden.contains(name) => {}
+                Some(_) => remaining.push(word),
                 None => {
                     let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
                     return rejected(format!("{}: {name} is not a flag of serve", path.display()));
                 }
             }
         }
-        Ok(kept)
+        Ok(remaining)
     }
 }
 
@@ -227,8 +231,8 @@ fn canonical_spelling(word: &str) -> String {
     if let Some(level) = level {
         return format!("--optimization-level={level}");
     }
-    let to = REWRITES.iter().find(|(from, _)| *from == name).map(|(_, to)| (*to).to_owned());
-    let name = to.unwrap_or(name);
+    let rewritten = REWRITES.iter().find(|(from, _)| *from == name).map(|(_, to)| (*to).to_owned());
+    let name = rewritten.unwrap_or(name);
     match value {
         Some(value) => format!("{name}={value}"),
         None => name,
@@ -238,9 +242,9 @@ fn canonical_spelling(word: &str) -> String {
 /// Returns the replacement of a switch of `SWITCH_REWRITES`.
 fn switch_rewrite(name: &str, value: Option<&str>) -> Option<&'static str> {
     let name = name.strip_prefix("--")?;
-    let bare = name.strip_prefix("no-").unwrap_or(name);
-    let (_, on, off) = SWITCH_REWRITES.iter().find(|(switch, ..)| *switch == bare)?;
-    match (name == bare, value) {
+    let positive_name = name.strip_prefix("no-").unwrap_or(name);
+    let (_, on, off) = SWITCH_REWRITES.iter().find(|(switch, ..)| *switch == positive_name)?;
+    match (name == positive_name, value) {
         (true, None | Some("true")) => Some(on),
         (true, Some("false")) | (false, None) => Some(off),
         _ => None,

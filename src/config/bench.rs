@@ -12,15 +12,15 @@ use super::{ClientArgs, DeviceArg, DtypeArg};
 /// Benchmark to run.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchCommand {
-    /// Load on any OpenAI server: latencies, throughput
+    /// Load test of an OpenAI-compatible server: latencies, throughput
     Serve(LoadArgs),
-    /// The scheduler alone, on a device that takes no time
+    /// Scheduler benchmark with a simulated device
     Step(StepArgs),
-    /// Single operations of a device: time, memory bandwidth, arithmetic rate
+    /// Benchmark of single ops of a device: time, memory bandwidth, FLOP rate
     Ops(OpsArgs),
-    /// Two result files side by side
+    /// Compare two result files
     Compare(CompareArgs),
-    /// A trace of --profile in numbers: steps, gaps between them, parts of a step
+    /// Summarise a trace of --profile: step times, gaps between steps, time per kernel family
     Trace(TraceArgs),
 }
 
@@ -30,49 +30,50 @@ pub struct LoadArgs {
     /// Server options.
     #[command(flatten)]
     pub client: ClientArgs,
-    /// Which API to use
+    /// API endpoint of the requests
     #[arg(long, default_value = "completions")]
     pub endpoint: LoadEndpoint,
-    /// What prompts are made of
+    /// Content of prompts
     #[arg(long, default_value = "ids")]
     pub prompts: PromptKind,
-    /// Tokens of a prompt
+    /// Tokens per prompt
     #[arg(long, aliases = ["isl", "random-input-len"], default_value_t = 1024,
           value_name = "TOKENS")]
     pub input_len: usize,
-    /// Tokens of an answer
+    /// Tokens per output
     #[arg(long, aliases = ["osl", "random-output-len"], default_value_t = 128,
           value_name = "TOKENS")]
     pub output_len: u32,
-    /// First tokens of a prompt that all prompts share
+    /// Prefix length that all prompts share
     #[arg(long, alias = "shared", default_value_t = 0, value_name = "TOKENS")]
     pub shared_prefix: usize,
-    /// Requests in flight, one run for each value
+    /// Concurrent requests, one run per value
     #[arg(long, aliases = ["conc", "max-concurrency"], value_delimiter = ',',
           default_values_t = [1, 8, 64], value_name = "LIST")]
     pub concurrency: Vec<usize>,
-    /// Requests of a run [default: four times its concurrency, at least 4]
+    /// Requests per run [default: four times the concurrency, at least 4]
     #[arg(long, value_name = "COUNT")]
     pub num_prompts: Option<usize>,
-    /// Requests sent per second, at random (Poisson); without it as fast as answers come
+    /// Request rate with Poisson arrivals [default: limited by the concurrency only]
     #[arg(long, value_name = "PER_SECOND")]
     pub request_rate: Option<f64>,
-    /// Let answers end early instead of ignoring the end of text
+    /// Stop at end-of-text tokens instead of ignoring them
     #[arg(long)]
     pub stop_at_eos: bool,
-    /// Ids of random prompts lie below this [default: the tokenizer's, else 1000]
+    /// Vocabulary size for random token ids [default: of the tokenizer or of the server's model folder, else
+    /// 500]
     #[arg(long, alias = "vocab", value_name = "COUNT")]
     pub vocab_size: Option<u32>,
-    /// Folder of the tokenizer, for text prompts of an exact length
+    /// Tokenizer folder, for text prompts of an exact length
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
-    /// Another seed is another set of prompts and arrival times
+    /// Random seed of prompts and arrival times
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Requests sent before the clock starts
+    /// Warm-up requests before the measurement
     #[arg(long, default_value_t = 0, value_name = "COUNT")]
     pub warmup: usize,
-    /// Write results here as JSON
+    /// Write results to this file as JSON
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
@@ -91,27 +92,27 @@ pub enum LoadEndpoint {
 pub enum PromptKind {
     /// Token ids
     Ids,
-    /// Text, of an exact length where --tokenizer is given
+    /// Text, of an exact length if --tokenizer is given
     Text,
 }
 
 /// `hadron bench step`.
 #[derive(Debug, Clone, Args)]
 pub struct StepArgs {
-    /// Requests running, one run for each value
+    /// Running requests, one run per value
     #[arg(long, value_delimiter = ',', default_values_t = [1, 256, 1024, 10_000],
           value_name = "LIST")]
     pub running: Vec<u32>,
-    /// Tokens of each prompt
+    /// Tokens per prompt
     #[arg(long, alias = "isl", default_value_t = 128, value_name = "TOKENS")]
     pub input_len: u32,
-    /// Steps measured at each
+    /// Measured steps per run
     #[arg(long, default_value_t = 1000, value_name = "COUNT")]
     pub steps: u32,
     /// Tokens per KV block
     #[arg(long, default_value_t = 16, value_name = "TOKENS")]
     pub block_size: u32,
-    /// Write results here as JSON
+    /// Write results to this file as JSON
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
@@ -119,42 +120,41 @@ pub struct StepArgs {
 /// `hadron bench ops`.
 #[derive(Debug, Clone, Args)]
 pub struct OpsArgs {
-    /// A model folder or a hub id whose shapes are used; its weights are not read [default: the shapes of
-    /// Qwen3-0.6B]
+    /// Model folder or hub id that provides the shapes; weights are not read [default: Qwen3-0.6B]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
-    /// What to compute on; auto takes a GPU if there is one, else the CPU
+    /// Device; auto selects a GPU if there is one, else the CPU
     #[arg(long, default_value = "auto")]
     pub device: DeviceArg,
-    /// Device libraries by path, as for hadron serve
+    /// Paths of device libraries, as for hadron serve
     #[arg(long, hide = true, value_parser = parse_device_libraries, value_name = DEVICE_LIBRARIES_SYNTAX)]
     pub device_libraries: Option<DeviceLibraries>,
-    /// Index of the GPU
+    /// GPU index
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
     pub device_id: u32,
-    /// Threads of the CPU backend [default: the physical cores]
+    /// Threads of the CPU backend [default: number of physical cores]
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<u32>,
-    /// Type of the weights and activations; auto takes what config.json says
+    /// Data type of weights and activations; auto selects that of config.json
     #[arg(long, default_value = "auto")]
     pub dtype: DtypeArg,
-    /// Tokens per launch, one measurement for each value; the rows of a decode step, or one prompt
+    /// Tokens per launch, one measurement per value: rows of a decode step, or one prompt
     #[arg(long, alias = "batch-size", value_delimiter = ',', default_values_t = [1, 8, 64, 512],
           value_name = "LIST")]
     pub tokens: Vec<u32>,
-    /// Keys that each row of a decode step attends to
+    /// Context length of each row of a decode step
     #[arg(long, default_value_t = 1024, value_name = "TOKENS")]
     pub context: u32,
     /// Tokens per KV block
     #[arg(long, default_value_t = 16, value_name = "TOKENS")]
     pub block_size: u32,
-    /// Timed runs of each op; the table has their median and their fastest
+    /// Measured runs per op; the table shows the median and the fastest
     #[arg(long, default_value_t = 7, value_name = "COUNT")]
     pub repeats: u32,
-    /// Ops to time, by name [default: all that the model has]
+    /// Ops to measure, by name [default: all ops of the model]
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub only: Vec<String>,
-    /// Write results here as JSON
+    /// Write results to this file as JSON
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
@@ -162,11 +162,11 @@ pub struct OpsArgs {
 /// `hadron bench compare`.
 #[derive(Debug, Clone, Args)]
 pub struct CompareArgs {
-    /// Results to compare with
+    /// Baseline results
     pub before: PathBuf,
-    /// Results to judge
+    /// New results
     pub after: PathBuf,
-    /// Exit with 1 if a figure is worse by more than this many percent
+    /// Exit with 1 if a metric is worse by more than this percentage
     #[arg(long, value_name = "PERCENT")]
     pub fail_above: Option<f64>,
 }
@@ -174,6 +174,6 @@ pub struct CompareArgs {
 /// `hadron bench trace`.
 #[derive(Debug, Clone, Args)]
 pub struct TraceArgs {
-    /// A file that hadron serve --profile DIR wrote
+    /// Trace file written by hadron serve --profile DIR
     pub file: PathBuf,
 }

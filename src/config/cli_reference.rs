@@ -15,11 +15,11 @@ pub fn reference_path() -> &'static str {
 /// Returns the content of the page.
 pub fn reference() -> String {
     let mut out = String::from(
-        "# Command line\n\nTL;DR: `hadron serve MODEL` serves a folder or a hub id on \
-         127.0.0.1:8000. This page is generated from the flag table; a test keeps it so.\n\n\
-         Names may be written with dashes or underscores. `--no-X` switches a boolean off. Order \
+        "# Command line\n\nTL;DR: `hadron serve MODEL` serves a model folder or a hub id on \
+         127.0.0.1:8000. This page is generated from the flag table; a test checks it.\n\n\
+         Names may be written with dashes or underscores. `--no-X` disables a boolean flag. Order \
          of precedence: flag, `--config FILE.toml` (same names), environment, default. Exit codes: \
-         0 clean stop, 1 configuration or start-up failure, 2 usage, 3 fatal at run time.\n",
+         0 clean shutdown, 1 configuration or start-up failure, 2 usage error, 3 fatal error at run time.\n",
     );
     let mut root = CliArgs::command();
     root.build();
@@ -45,11 +45,11 @@ fn command_section(out: &mut String, parent: &str, command: &Command) {
     let positionals = command.get_positionals();
     let flags = command.get_opts().filter(|flag| !matches!(flag.get_id().as_str(), "help"));
     for (index, arg) in positionals.chain(flags).filter(|arg| !arg.is_hide_set()).enumerate() {
-        let here = arg.get_help_heading().unwrap_or_default();
-        if index == 0 || (heading != Some(here) && arg.get_long().is_some()) {
-            let title = if here.is_empty() { String::new() } else { format!("**{here}**\n\n") };
+        let group = arg.get_help_heading().unwrap_or_default();
+        if index == 0 || (heading != Some(group) && arg.get_long().is_some()) {
+            let title = if group.is_empty() { String::new() } else { format!("**{group}**\n\n") };
             let _infallible = writeln!(out, "\n{title}| flag | default | meaning |\n|---|---|---|");
-            heading = Some(here);
+            heading = Some(group);
         }
         flag_row(out, arg);
     }
@@ -87,38 +87,36 @@ fn flag_row(out: &mut String, arg: &Arg) {
 fn environment_section(out: &mut String) {
     out.push_str(
         "\n## Environment\n\n| variable | meaning |\n|---|---|\n\
-         | `HF_HOME`, `HF_HUB_CACHE` | where downloads are kept |\n\
-         | `HF_ENDPOINT` | the hub, in place of https://huggingface.co |\n\
-         | `HF_TOKEN` | the hub's token (else the file `token` in `HF_HOME`) |\n\
-         | `HF_HUB_OFFLINE` | 1: use what the cache holds and ask nobody |\n\
-         | `HADRON_API_KEY`, `VLLM_API_KEY` | key of clients and, without `--api-key`, of the server |\n\
-         | `HADRON_CLUSTER_SECRET` | what all nodes of a server know, without `--cluster-secret-file` |\n\
+         | `HF_HOME`, `HF_HUB_CACHE` | cache folder of downloads |\n\
+         | `HF_ENDPOINT` | URL of the hub, instead of https://huggingface.co |\n\
+         | `HF_TOKEN` | access token of the hub (else the file `token` in `HF_HOME`) |\n\
+         | `HF_HUB_OFFLINE` | 1: use cached files only, without requests to the hub |\n\
+         | `HADRON_API_KEY`, `VLLM_API_KEY` | API key of clients and, without `--api-key`, of the server |\n\
+         | `HADRON_CLUSTER_SECRET` | cluster secret, without `--cluster-secret-file` |\n\
          | `LWS_*`, `SLURM_*`, `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, \
-         `RANK`, `GROUP_RANK` | how many nodes there are, which one this is and where node 0 is, unless flags say \
+         `RANK`, `GROUP_RANK` | number of nodes, index of this node and address of node 0, unless set by flags \
          (`docs/operations.md`) |\n\
-         | `XDG_CACHE_HOME` | compiled kernels are kept in its folder `hadron` (default `~/.cache`) |\n\
-         | `RUST_LOG` | filter of the log |\n",
+         | `XDG_CACHE_HOME` | compiled kernels are cached in its folder `hadron` (default `~/.cache`) |\n\
+         | `RUST_LOG` | log filter |\n",
     );
 }
 
 fn compat_flags_section(out: &mut String) {
-    out.push_str("\n## Flags of other engines\n\nAccepted by `serve`, changing nothing:\n\n");
-    out.push_str("| flag | because |\n|---|---|\n");
+    out.push_str("\n## Flags of other engines\n\nAccepted by `serve` without effect:\n\n");
+    out.push_str("| flag | reason |\n|---|---|\n");
     for flag in INERT_FLAGS {
         let _infallible = writeln!(out, "| `--{}` | {} |", flag.name, flag.reason);
     }
-    out.push_str("\nAccepted with these values, which ask for what is so anyway, and refused with others:\n\n");
+    out.push_str("\nAccepted with these values, which are the built-in behaviour, and rejected with others:\n\n");
     out.push_str("| flag | values |\n|---|---|\n");
     for (flag, values) in NO_OP_VALUES {
         let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
         let _infallible = writeln!(out, "| `--{flag}` | {} |", values.join(", "));
     }
-    out.push_str(
-        "\nRefused, with the reason; to switch one off that is off anyway changes nothing:\n\n",
-    );
-    out.push_str("| flags | because |\n|---|---|\n");
-    for refused in UNSUPPORTED_FLAGS {
-        let names: Vec<String> = refused.names().map(|name| format!("`--{name}`")).collect();
-        let _infallible = writeln!(out, "| {} | {} |", names.join(", "), refused.reason);
+    out.push_str("\nRejected with the reason; disabling one of them has no effect:\n\n");
+    out.push_str("| flags | reason |\n|---|---|\n");
+    for entry in UNSUPPORTED_FLAGS {
+        let names: Vec<String> = entry.names().map(|name| format!("`--{name}`")).collect();
+        let _infallible = writeln!(out, "| {} | {} |", names.join(", "), entry.reason);
     }
 }

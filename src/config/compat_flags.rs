@@ -18,8 +18,8 @@ enum InertFlagValue {
     OneOf(&'static [&'static str]),
 }
 
-const fn inert_flag(name: &'static str, takes: InertFlagValue, because: &'static str) -> InertFlag {
-    InertFlag { name, value: takes, reason: because }
+const fn inert_flag(name: &'static str, value: InertFlagValue, reason: &'static str) -> InertFlag {
+    InertFlag { name, value, reason }
 }
 
 impl InertFlag {
@@ -41,46 +41,42 @@ pub(super) const INERT_FLAGS: &[InertFlag] = &[
     inert_flag(
         "trust-remote-code",
         InertFlagValue::Nothing,
-        "no code from a model folder is ever executed",
+        "code from a model folder is never executed",
     ),
     inert_flag("enable-auto-tool-choice", InertFlagValue::Nothing, "always on"),
     inert_flag("enable-chunked-prefill", InertFlagValue::Nothing, "always on"),
     inert_flag(
         "disable-log-requests",
         InertFlagValue::Nothing,
-        "requests are not logged unless traced",
+        "requests are logged by --trace-requests only",
     ),
     inert_flag(
         "enable-log-requests",
         InertFlagValue::Nothing,
-        "requests are not logged unless traced",
+        "requests are logged by --trace-requests only",
     ),
     inert_flag("disable-log-stats", InertFlagValue::Nothing, "statistics are not logged"),
-    inert_flag("api-server-count", InertFlagValue::Anything, "one process answers all connections"),
+    inert_flag("api-server-count", InertFlagValue::Anything, "one process serves all connections"),
     inert_flag("async-scheduling", InertFlagValue::Nothing, "always on"),
     inert_flag(
         "distributed-executor-backend",
         InertFlagValue::OneOf(&["mp", "uni"]),
-        "executors are processes of this server, or a thread of it",
+        "executors are processes or a thread of this server",
     ),
-    inert_flag("uvicorn-log-level", InertFlagValue::Anything, "there is no uvicorn"),
-    inert_flag("disable-uvicorn-access-log", InertFlagValue::Nothing, "there is no uvicorn"),
+    inert_flag("uvicorn-log-level", InertFlagValue::Anything, "uvicorn is not used"),
+    inert_flag("disable-uvicorn-access-log", InertFlagValue::Nothing, "uvicorn is not used"),
     inert_flag("timeout-keep-alive", InertFlagValue::Anything, "idle connections close after 60 s"),
     inert_flag("level", InertFlagValue::Anything, "there are no compilation levels"),
     inert_flag("optimization-level", InertFlagValue::Anything, "there are no compilation levels"),
     inert_flag(
         "disable-access-log-for-endpoints",
         InertFlagValue::Anything,
-        "requests are not logged unless traced",
+        "requests are logged by --trace-requests only",
     ),
     inert_flag("enable-request-id-headers", InertFlagValue::Nothing, "always on"),
     inert_flag("enable-server-load-tracking", InertFlagValue::Nothing, "always on"),
-    inert_flag("language-model-only", InertFlagValue::Nothing, "models read text only"),
-    inert_flag(
-        "use-tqdm-on-load",
-        InertFlagValue::Nothing,
-        "progress is shown wherever there is a terminal",
-    ),
+    inert_flag("language-model-only", InertFlagValue::Nothing, "only text models are supported"),
+    inert_flag("use-tqdm-on-load", InertFlagValue::Nothing, "progress is shown on terminals"),
 ];
 
 /// Flags of a feature that this release does not have.
@@ -99,9 +95,8 @@ impl UnsupportedFlags {
 
 /// Returns the reason why a flag is rejected, if it is.
 pub(super) fn unsupported_reason(name: &str) -> Option<&'static str> {
-    let refused =
-        UNSUPPORTED_FLAGS.iter().find(|refused| refused.names().any(|refused| refused == name));
-    refused.map(|refused| refused.reason)
+    let entry = UNSUPPORTED_FLAGS.iter().find(|entry| entry.names().any(|flag| flag == name));
+    entry.map(|entry| entry.reason)
 }
 
 /// Values of unsupported flags that request the built-in behaviour: manifests often spell out defaults.
@@ -137,24 +132,24 @@ pub(super) fn is_no_op_value(name: &str, value: &str) -> bool {
     NO_OP_VALUES.iter().any(|(flag, values)| *flag == name && values.contains(&value))
 }
 
-const fn unsupported(because: &'static str, names: &'static str) -> UnsupportedFlags {
-    UnsupportedFlags { reason: because, names }
+const fn unsupported(reason: &'static str, names: &'static str) -> UnsupportedFlags {
+    UnsupportedFlags { reason, names }
 }
 
 /// Unsupported flags with the reason of their rejection.
 pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
     unsupported(
-        "weights are served as the checkpoint stores them",
+        "weights keep the quantisation of the checkpoint",
         "quantization online-quant-config quantization-config allow-deprecated-quantization",
     ),
     unsupported(
-        "tokens come to experts in the way that moves fewer bytes: to all ranks, or to those alone \
-         that hold their experts",
+        "the expert-parallel dispatch is selected by the number of bytes: all-gather, or all-to-all to \
+         the ranks of the selected experts",
         "all2all-backend",
     ),
     unsupported(
-        "replicas are spread evenly over the nodes of --nnodes, and one scheduler on node 0 serves them all; the \
-         nodes meet at --master-addr and --master-port",
+        "replicas are distributed evenly over the nodes of --nnodes with one scheduler on node 0; the \
+         rendezvous address is --master-addr and --master-port",
         "data-parallel-rank data-parallel-backend data-parallel-hybrid-lb \
          data-parallel-external-lb data-parallel-multi-port-external-lb data-parallel-supervisor-port \
          dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s \
@@ -162,67 +157,67 @@ pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
          ray-workers-use-nsight",
     ),
     unsupported(
-        "nodes wait for each other as --startup-timeout says, and give each other up after 5 s without a sign of life",
+        "nodes wait for each other for --startup-timeout; their heartbeat timeout is 5 s",
         "distributed-timeout-seconds cpu-distributed-timeout-seconds",
     ),
     unsupported(
-        "how ranks load and share a model follows from their number",
+        "loading and sharding are derived from the number of ranks",
         "disable-nccl-for-dp-synchronization enable-nccl-comm-suspend enable-ep-weight-filter \
          enable-batch-sharded-sampling enable-hc-sp max-parallel-loading-workers",
     ),
     unsupported(
-        "the executor is restarted as --step-deadline says, in no other way",
+        "executors are restarted after --step-deadline only",
         "enable-fault-tolerance fault-tolerance-config watchdog-config",
     ),
     unsupported(
-        "KV blocks are not moved between servers",
+        "KV blocks are not transferred between servers",
         "kv-transfer-config kv-offloading-backend kv-offloading-size ec-transfer-config ec-manager-config \
          enable-scale-out",
     ),
     unsupported(
-        "experts stay where they are loaded; --expert-placement says where that is",
+        "expert placement is static, set by --expert-placement",
         "enable-eplb eplb-config expert-placement-strategy",
     ),
     unsupported(
-        "batches are not overlapped in pairs",
+        "batches are not split into overlapped micro-batches",
         "enable-tbo enable-dbo dbo-decode-token-threshold dbo-prefill-token-threshold ubatch-size",
     ),
     unsupported(
-        "adapters are not loaded",
+        "LoRA adapters are not supported",
         "enable-lora lora-modules max-loras max-lora-rank max-cpu-loras max-lora-cls-labels lora-dtype \
          lora-target-modules fully-sharded-loras default-mm-loras enable-mixed-moe-lora-format \
          enable-moe-shared-loras enable-tower-connector-lora specialize-active-lora",
     ),
-    unsupported("layers are not split over devices", "pipeline-parallel-size"),
+    unsupported("pipeline parallelism is not supported", "pipeline-parallel-size"),
     unsupported(
-        "one context is not split over devices",
+        "context parallelism is not supported",
         "decode-context-parallel-size prefill-context-parallel-size dcp-comm-backend \
          dcp-kv-cache-interleave-size dcp-q-replicate cp-kv-cache-interleave-size",
     ),
-    unsupported("--speculative-config names the model that drafts", "spec-model"),
+    unsupported("--speculative-config names the draft model", "spec-model"),
     unsupported(
-        "drafts are counted over all requests, as vllm:spec_decode_*",
+        "draft tokens are counted over all requests, as vllm:spec_decode_*",
         "per-request-spec-decode-metrics",
     ),
     unsupported(
-        "kernels are this server's own and chosen by device and shape",
+        "kernels are built in and selected by device and shape",
         "attention-backend attention-config moe-backend linear-backend kernel-config ir-op-priority \
          enable-flashinfer-autotune disable-cascade-attn monokernel use-fp64-gumbel \
          sparse-indexer-topk-backend",
     ),
     unsupported(
-        "models are not compiled by PyTorch",
+        "torch.compile is not used",
         "compilation-config jit-monitor-mode jit-monitor-verbose performance-mode",
     ),
     unsupported(
-        "no served model has recurrent state",
+        "models with recurrent state are not supported",
         "state-checkpoint-interval-tokens mamba-backend mamba-block-size mamba-cache-dtype \
          mamba-cache-mode mamba-cache-philox-rounds mamba-ssm-cache-dtype mamba-ssu-algorithm \
          enable-mamba-cache-stochastic-rounding enable-mamba-shared-prefix-checkpoint gdn-prefill-backend \
          kda-prefill-backend kda-decode-backend use-replayssm replayssm-buffer-len",
     ),
     unsupported(
-        "models read text only",
+        "only text models are supported",
         "limit-mm-per-prompt enable-mm-embeds skip-mm-profiling interleave-mm-strings media-io-kwargs \
          mm-processor-kwargs mm-processor-cache-gb mm-processor-cache-type mm-processor-device \
          mm-shm-cache-max-object-size-mb mm-tensor-ipc mm-ipc-gpu-memory-gb mm-hasher-algorithm \
@@ -232,29 +227,29 @@ pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
          disable-chunked-mm-input allowed-local-media-path allowed-media-domains trust-request-mm-kwargs",
     ),
     unsupported(
-        "models generate text",
+        "only text generation is supported",
         "task runner convert pooler-config diffusion-config enable-flash-late-interaction",
     ),
     unsupported("prompts are text or token ids", "enable-prompt-embeds skip-tokenizer-init"),
-    unsupported("tokenizer.json is read by the one library there is", "tokenizer-mode"),
-    unsupported("--revision is that of the whole folder", "tokenizer-revision"),
+    unsupported("tokenizer.json is read by the tokenizers library only", "tokenizer-mode"),
+    unsupported("--revision applies to the whole repository", "tokenizer-revision"),
     unsupported(
-        "config.json is read by what is built in; --hf-overrides changes members",
+        "config.json is parsed by built-in code; --hf-overrides overrides members",
         "hf-config-path config-format model-impl engram-config",
     ),
     unsupported(
-        "code from elsewhere is never loaded",
+        "external code is never loaded",
         "code-revision model-class-overrides tool-parser-plugin reasoning-parser-plugin \
          io-processor-plugin logits-processors middleware scheduler-cls worker-cls worker-extension-cls",
     ),
     unsupported("the hub's token comes from HF_TOKEN, or the file token in HF_HOME", "hf-token"),
     unsupported(
-        "tensor files are always mapped",
+        "weight files are always memory-mapped",
         "no-mmap safetensors-load-strategy safetensors-prefetch-block-size \
          safetensors-prefetch-num-threads model-loader-extra-config ignore-patterns pt-load-map-location",
     ),
     unsupported(
-        "weights stay where they are loaded",
+        "weights are not offloaded or transferred",
         "cpu-offload-gb cpu-offload-params offload-backend offload-params offload-group-size \
          offload-num-in-group offload-prefetch-step enable-sleep-mode sleep-mode-backend \
          sleep-mode-offload-cudagraph sleep-preserve-parameter-names enable-cumem-allocator \
@@ -262,82 +257,82 @@ pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
     ),
     unsupported("preempted requests are recomputed, not swapped", "swap-space"),
     unsupported(
-        "threads are placed by the system",
+        "threads are scheduled by the system",
         "numa-bind numa-bind-cpus numa-bind-nodes renderer-num-workers",
     ),
     unsupported(
-        "a step is shaped by --max-num-batched-tokens, --max-num-seqs and --long-prefill-token-threshold alone",
+        "steps are limited by --max-num-batched-tokens, --max-num-seqs and --long-prefill-token-threshold only",
         "max-num-active-seqs max-num-scheduled-tokens prefill-schedule-interval \
          long-prefill-token-threshold-adaptive scheduler-reserve-full-isl watermark watermark-config",
     ),
     unsupported(
-        "blocks are hashed, kept and shared in the one way that KV-event consumers know",
+        "hashing, retention and sharing of KV blocks are fixed, as KV-event consumers expect",
         "prefix-caching-hash-algo prefix-cache-retention-interval prefix-match-unit \
          disable-hybrid-kv-cache-manager disable-sliding-window kv-sharing-fast-prefill \
          swa-bounded-replay kv-cache-dtype-skip-layers",
     ),
     unsupported(
-        "tokens are sent as they come; a request may ask for stream_interval",
+        "each token is streamed immediately; requests may set stream_interval",
         "stream-interval",
     ),
     unsupported(
-        "templates get the text of a message as one string, and the roles of its requests",
+        "templates receive the content of a message as one string, with the roles of the request",
         "chat-template-content-format response-role",
     ),
     unsupported(
-        "it follows from the request and the template",
+        "derived from the request and the template",
         "reasoning-effort-map reasoning-config tool-strict-level anthropic-disabled-thinking-effort \
          exclude-tools-when-tool-choice-none",
     ),
-    unsupported("tools run at the client", "tool-server"),
+    unsupported("tools run on the client", "tool-server"),
     unsupported(
         "sampling defaults are those of generation_config.json, or none",
         "override-generation-config",
     ),
-    unsupported("log-probabilities are those of the raw logits", "logprobs-mode"),
+    unsupported("log-probabilities are computed from raw logits", "logprobs-mode"),
     unsupported(
-        "llguidance is the one there is",
+        "the only backend is llguidance",
         "guided-decoding-backend structured-outputs-config",
     ),
     unsupported(
-        "replies hold what docs/openapi.json says",
+        "reply fields are those of docs/openapi.json",
         "enable-per-request-metrics fingerprint-mode fingerprint-value return-sampling-mask \
          enable-return-routed-experts aux-output-config",
     ),
     unsupported(
-        "there is no such route",
+        "the route is not supported",
         "cohere-format cohere-is-reasoning-model tokens-only \
          enable-offline-docs",
     ),
-    unsupported("/openapi.json is always there", "disable-fastapi-docs"),
-    unsupported("requests come over HTTP/1.1 and TCP", "grpc grpc-port uds"),
+    unsupported("/openapi.json is always enabled", "disable-fastapi-docs"),
+    unsupported("only HTTP/1.1 over TCP is supported", "grpc grpc-port uds"),
     unsupported("paths are not rewritten", "root-path"),
     unsupported(
-        "a head may have 64 fields and 64 KiB",
+        "request heads are limited to 64 fields and 64 KiB",
         "h11-max-header-count h11-max-incomplete-event-size",
     ),
     unsupported(
-        "TLS ends in front of the server",
+        "TLS is not supported; use a TLS proxy",
         "ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs ssl-ciphers enable-ssl-refresh",
     ),
     unsupported(
-        "RUST_LOG and --log-format shape the log",
+        "the log is configured by RUST_LOG and --log-format",
         "log-level log-config-file logging-config aggregate-engine-logging",
     ),
     unsupported(
-        "the log holds no prompts and no outputs; --trace-requests writes a line for each request",
+        "the log contains no prompts and no outputs; --trace-requests writes a line per request",
         "enable-log-outputs enable-log-deltas max-log-len log-error-stack \
          enable-logging-iteration-details",
     ),
     unsupported("metrics have vLLM's names", "metrics-sglang"),
-    unsupported("no metric is hidden", "show-hidden-metrics-for-version"),
-    unsupported("hadron:graph_replays counts them", "cudagraph-metrics"),
-    unsupported("floating-point work per step is not estimated", "enable-mfu-metrics"),
+    unsupported("all metrics are visible", "show-hidden-metrics-for-version"),
+    unsupported("graph replays are counted by hadron:graph_replays", "cudagraph-metrics"),
+    unsupported("FLOPs per step are not estimated", "enable-mfu-metrics"),
     unsupported(
-        "spans are not exported; --profile records steps",
+        "traces are not exported; --profile records steps",
         "otlp-traces-endpoint collect-detailed-traces profiler-config enable-layerwise-nvtx-tracing \
          enable-trace-replay",
     ),
     unsupported("HADRON_* and VLLM_* variables are not checked", "fail-on-environ-validation"),
-    unsupported("there is nothing it would be passed on to", "additional-config"),
+    unsupported("there is no platform-specific configuration", "additional-config"),
 ];

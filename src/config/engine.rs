@@ -13,107 +13,110 @@ use super::{CommandLineError, DtypeArg, rejected};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// What to compute on; auto takes a GPU if there is one that can be opened, else the CPU
+    /// Device; auto selects a GPU if one can be opened, else the CPU
     #[arg(long, default_value = "auto")]
     pub device: DeviceArg,
-    /// Device libraries by path, in place of the system's: driver, run-time compiler, BLAS, lanes of a wave
-    /// if they emulate a GPU, RCCL or NCCL
+    /// Paths of device libraries instead of the system's: driver, run-time compiler, BLAS, warp size if they
+    /// emulate a GPU, RCCL or NCCL
     #[arg(long, hide = true, value_parser = parse_device_libraries, value_name = DEVICE_LIBRARIES_SYNTAX)]
     pub device_libraries: Option<DeviceLibraries>,
-    /// Threads of the CPU backend [default: the physical cores]
+    /// Threads of the CPU backend [default: number of physical cores]
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<usize>,
     /// Tokens per KV block
     #[arg(long, alias = "page-size", default_value_t = 16, value_name = "TOKENS")]
     pub block_size: u32,
-    /// Bytes of the KV cache [default: the lesser of 4 GiB and a quarter of the free memory]
+    /// Bytes of the KV cache [default on the CPU: the lesser of 4 GiB and a quarter of the free memory; on a
+    /// GPU: from --gpu-memory-utilization]
     #[arg(long, value_name = "BYTES")]
     pub kv_cache_memory_bytes: Option<ByteSize>,
-    /// Blocks of the KV cache, exactly; overrules every other size
+    /// Exact number of KV blocks; overrides every other size
     #[arg(long, value_name = "BLOCKS")]
     pub num_gpu_blocks_override: Option<u32>,
-    /// Share of a GPU's memory to use; changes nothing on the CPU, whose KV cache is sized in bytes
+    /// Fraction of a GPU's memory to use; has no effect on the CPU, where the KV cache is sized in bytes
     #[arg(long, aliases = ["mem-fraction-static", "device-memory-utilization"], default_value_t = 0.90,
           value_name = "FRACTION")]
     pub gpu_memory_utilization: f64,
-    /// Type of the KV cache; auto takes the activations', fp8 is a byte a value
+    /// Data type of the KV cache; auto selects that of the activations, fp8 uses one byte per value
     #[arg(long, default_value = "auto")]
     pub kv_cache_dtype: KvCacheDtypeArg,
-    /// Share the KV blocks of equal prompt prefixes
+    /// Share KV blocks of equal prompt prefixes
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enable_prefix_caching: bool,
-    /// Requests computed at a time, per replica
+    /// Maximum running requests per replica
     #[arg(long, alias = "max-running-requests", default_value_t = 512, value_name = "COUNT")]
     pub max_num_seqs: u32,
-    /// Tokens of one step [default: 512 on the CPU, 8192 on a GPU]
+    /// Maximum tokens of a step [default: 512 on the CPU, 8192 on a GPU]
     #[arg(long, alias = "chunked-prefill-size", value_parser = tokens, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<u32>,
-    /// Longest prefill chunk; 0 leaves it to the step's budget
+    /// Maximum tokens of a prefill chunk; 0 = limited by the step only
     #[arg(long, default_value_t = 0, value_name = "TOKENS")]
     pub long_prefill_token_threshold: u32,
-    /// Requests in flight before new ones are refused [default: max-num-seqs + 1024 per replica]
+    /// Waiting and running requests beyond which new ones are rejected [default: max-num-seqs + 1024 per
+    /// replica]
     #[arg(long, alias = "max-queued-requests", value_name = "COUNT")]
     pub max_num_queued_reqs: Option<u32>,
-    /// Prompt tokens waiting for prefill before new requests are refused [default: no limit]
+    /// Prompt tokens waiting for prefill beyond which new requests are rejected [default: no limit]
     #[arg(long, value_parser = tokens, value_name = "TOKENS")]
     pub max_num_queued_tokens: Option<u32>,
-    /// Bytes of requests that are read or queued, and of what they hold, before new ones are refused
+    /// Memory of received and queued requests beyond which new ones are rejected
     #[arg(long, default_value = "1GiB", value_name = "BYTES")]
     pub max_queued_bytes: ByteSize,
-    /// Memory for tokenising texts that cannot be tokenised in parts, all of them together
+    /// Memory limit for tokenizing texts that cannot be tokenized in parts, over all requests
     #[arg(long, default_value = "1536MiB", value_name = "BYTES")]
     pub max_text_memory: ByteSize,
-    /// HTTP status of a refusal for load
+    /// HTTP status of requests rejected under overload
     #[arg(long, default_value = "429", value_name = "STATUS")]
     pub admission_status: OverloadStatus,
-    /// Order of service
+    /// Scheduling order of waiting requests
     #[arg(long, default_value = "fcfs")]
     pub scheduling_policy: SchedulingPolicyArg,
-    /// Capture no graphs (the CPU never does)
+    /// Disable graph capture (the CPU captures no graphs)
     #[arg(long, alias = "disable-cuda-graph", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value_t = false,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enforce_eager: bool,
-    /// Row counts of the decode steps that a GPU captures as graphs [default: those that suit --max-num-seqs]
+    /// Row counts of the decode steps captured as CUDA/HIP graphs [default: derived from --max-num-seqs]
     #[arg(long, alias = "cuda-graph-bs", num_args = 1.., value_delimiter = ',', value_name = "ROWS")]
     pub cudagraph_capture_sizes: Vec<u32>,
-    /// Most rows of a captured decode step
+    /// Maximum rows of a captured decode step
     #[arg(long, alias = "cuda-graph-max-bs", value_name = "ROWS")]
     pub max_cudagraph_capture_size: Option<u32>,
-    /// GPUs of the executors, one each, by their places among the visible ones [default: the first ones]
+    /// GPU indices of the executors, one each, among the visible GPUs [default: the first ones]
     #[arg(long, num_args = 1.., value_delimiter = ',', value_name = "INDEX")]
     pub device_ids: Vec<u32>,
-    /// Let a step hold decodes and prefill chunks together; off only for comparison
+    /// Mix decode rows and prefill chunks in one step; disable for comparison only
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub mixed: bool,
-    /// Where the executor runs; on a GPU always in a process of its own
+    /// Placement of the executor; on a GPU it is always a separate process
     #[arg(long, default_value = "embedded")]
     pub executor: ExecutorPlacementArg,
-    /// A step is late after this long [default: the greater of 5 s and ten times the expectation]
+    /// Time after which a step is overdue [default: the greater of 5 s and ten times its expected duration]
     #[arg(long, alias = "watchdog-timeout", value_name = "SECONDS")]
     pub step_deadline: Option<DurationArg>,
-    /// Record the executor's steps as traces in this folder, from ready on; see /start_profile
+    /// Write traces of the executors' steps to this folder once the server is ready; see /start_profile
     #[arg(long, value_name = "DIR")]
     pub profile: Option<PathBuf>,
-    /// An executor that is not ready after this long has failed
+    /// Timeout of an executor's start
     #[arg(long, default_value = "600s", value_name = "SECONDS")]
     pub startup_timeout: DurationArg,
-    /// Times within ten minutes that executors of a replica may fail while they serve and are started again; once more
+    /// Failures of a replica's serving executors within ten minutes that are followed by a restart; one more
     /// ends the server
     #[arg(long, default_value_t = 3, value_name = "COUNT")]
     pub max_executor_restarts: u32,
-    /// Pause after a restart that fails before the executors are ready; it doubles with each further one
+    /// First back-off after a restart that fails before the executors are ready; doubles with each further
+    /// failure
     #[arg(long, default_value = "500ms", value_name = "SECONDS")]
     pub restart_backoff: DurationArg,
-    /// Longest pause between restarts that fail
+    /// Maximum back-off between failed restarts
     #[arg(long, default_value = "30s", value_name = "SECONDS")]
     pub restart_backoff_max: DurationArg,
-    /// How long restarts that fail are repeated, three times at least, before the server ends
+    /// Time for which failed restarts are repeated, at least three times, before the server ends
     #[arg(long, default_value = "300s", value_name = "SECONDS")]
     pub restart_give_up: DurationArg,
-    /// Seed of synthetic weights
+    /// Random seed of synthetic weights
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 }
@@ -122,35 +125,36 @@ pub struct EngineArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Parallelism")]
 pub struct ParallelArgs {
-    /// Executors that share each layer (short: -tp)
+    /// Tensor-parallel size (short: -tp)
     #[arg(long, aliases = ["tp", "tp-size"], default_value_t = 1, value_name = "SIZE")]
     pub tensor_parallel_size: u16,
-    /// Replicas, each with a KV cache of its own (short: -dp)
+    /// Data-parallel size: number of replicas, each with its own KV cache (short: -dp)
     #[arg(long, alias = "dp", default_value_t = 1, value_name = "SIZE")]
     pub data_parallel_size: u16,
-    /// Hold each expert whole, on one of all executors, instead of in parts on those that share a layer; replicas then
-    /// step together and share the experts
+    /// Expert parallelism: store each expert whole on one of all ranks instead of a slice on every
+    /// tensor-parallel rank; replicas then run their steps together and share the experts
     #[arg(long, alias = "ep", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value_t = false,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enable_expert_parallel: bool,
-    /// The same, with the number of executors, which must be that of all ranks
+    /// Expert-parallel size; enables expert parallelism and must equal the number of ranks
     #[arg(long, value_name = "SIZE")]
     pub ep_size: Option<u32>,
-    /// File of the expert at each place of each layer, hot ones at several: {"physical_to_logical_map": [[..], ..]}, places in
-    /// equal runs by rank; "trivial" = each once, in order
+    /// Expert placement file (EPLB map): {"physical_to_logical_map": [[..], ..]}, the expert of each physical
+    /// slot per layer, slots split evenly over the ranks, hot experts in several slots; "trivial" = each
+    /// expert once, in order
     #[arg(long, alias = "init-expert-location", value_name = "FILE")]
     pub expert_placement: Option<PathBuf>,
-    /// Make each executor a replica, so that only experts are shared: --tensor-parallel-size counts as
-    /// --data-parallel-size
+    /// Data-parallel attention: each rank is a replica and only experts are shared; --tensor-parallel-size
+    /// counts as --data-parallel-size
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enable_dp_attention: bool,
-    /// Leave all sums of GPUs to RCCL or NCCL; otherwise small ones go through memory that the GPUs share
+    /// Use RCCL or NCCL for all all-reduces; by default small ones use a one-shot all-reduce over peer memory
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub disable_custom_all_reduce: bool,
-    /// How a request finds its replica
+    /// Load-balancing policy between replicas
     #[arg(long, alias = "load-balance-method", default_value = "prefix")]
     pub dp_load_balance: LoadBalancePolicy,
 }
@@ -158,9 +162,9 @@ pub struct ParallelArgs {
 /// Device backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
-    /// The best this build and this machine have
+    /// GPU if there is one, else the CPU
     Auto,
-    /// The embedded backend
+    /// CPU backend
     Cpu,
     /// AMD GPUs
     #[value(alias = "hip")]
@@ -172,7 +176,7 @@ pub enum DeviceArg {
 /// Data type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtypeArg {
-    /// As the activations
+    /// Data type of the activations
     Auto,
     /// 16 bits
     #[value(alias = "bfloat16")]
@@ -216,15 +220,15 @@ pub enum SchedulingPolicyArg {
 /// Load-balancing policy between replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadBalancePolicy {
-    /// Fewest requests
+    /// Replica with the fewest requests
     #[value(name = "least_requests", alias = "least-requests")]
     LeastRequests,
-    /// Fewest tokens
+    /// Replica with the fewest tokens
     #[value(name = "least_tokens", alias = "least-tokens")]
     LeastTokens,
-    /// Fewest tokens to compute, cached ones not counted
+    /// Replica with the fewest tokens to compute, without prefix hits
     Prefix,
-    /// Each in turn
+    /// Round robin
     #[value(name = "round_robin", alias = "round-robin")]
     RoundRobin,
 }
@@ -232,32 +236,27 @@ pub enum LoadBalancePolicy {
 /// Placement of the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ExecutorPlacementArg {
-    /// A thread of the server
+    /// Thread of the server
     Embedded,
-    /// A process of its own
+    /// Separate process
     Process,
 }
 
 /// Syntax of `--device-libraries`.
-pub(super) const DEVICE_LIBRARIES_SYNTAX: &str = "DRIVER[,COMPILER[,BLAS[,WAVE[,COLLECTIVES]]]]";
+pub(super) const DEVICE_LIBRARIES_SYNTAX: &str =
+    "DRIVER[,COMPILER[,BLAS[,WARP_SIZE[,COLLECTIVES]]]]";
 
-/// Parses [`DEVICE_LIBRARIES_SYNTAX`]. An empty item means that the library is absent; `WAVE` is the warp
+/// Parses [`DEVICE_LIBRARIES_SYNTAX`]. An empty item means that the library is absent; `WARP_SIZE` is the warp
 /// size of libraries that emulate a GPU.
 pub(super) fn parse_device_libraries(text: &str) -> Result<DeviceLibraries, String> {
-    let places: Vec<&str> = text.split(',').collect();
-    let place = |at: usize| places.get(at).copied().filter(|place| !place.is_empty());
-    let path = |at: usize| place(at).map(PathBuf::from);
-    let wave = place(3).map(str::parse::<u32>).transpose();
-    match (path(0), wave, places.len()) {
-        (Some(driver), Ok(emulated_wave), 1..=5) => {
+    let items: Vec<&str> = text.split(',').collect();
+    let item = |index: usize| items.get(index).copied().filter(|item| !item.is_empty());
+    let path = |index: usize| item(index).map(PathBuf::from);
+    let warp_size = item(3).map(str::parse::<u32>).transpose();
+    match (path(0), warp_size, items.len()) {
+        (Some(driver), Ok(emulated_warp_size), 1..=5) => {
             let (compiler, blas, collectives) = (path(1), path(2), path(4));
-            Ok(DeviceLibraries {
-                driver,
-                compiler,
-                blas,
-                emulated_warp_size: emulated_wave,
-                collectives,
-            })
+            Ok(DeviceLibraries { driver, compiler, blas, emulated_warp_size, collectives })
         }
         _ => Err(format!("not {DEVICE_LIBRARIES_SYNTAX}")),
     }
@@ -270,7 +269,7 @@ const GPU_TOKENS_PER_STEP: u32 = 8192;
 
 /// Error message: a bfloat16 KV cache for a model with another dtype.
 pub(crate) const BF16_KV_CACHE_MISMATCH: &str = "--kv-cache-dtype bf16: a KV cache \
-     that is not fp8 has the activations' type, which is another here; say --dtype bfloat16";
+     without fp8 has the data type of the activations, which is not bfloat16; use --dtype bfloat16";
 
 impl EngineArgs {
     /// Returns the tokens of one step: `--max-num-batched-tokens`, or the device's default.
@@ -300,8 +299,8 @@ impl EngineArgs {
 
     /// Rejects invalid values.
     pub(super) fn check(&self, dtype: DtypeArg) -> Result<(), CommandLineError> {
-        let other = matches!(dtype, DtypeArg::Float32 | DtypeArg::Float16);
-        if self.kv_cache_dtype == KvCacheDtypeArg::Bf16 && other {
+        let is_not_bf16 = matches!(dtype, DtypeArg::Float32 | DtypeArg::Float16);
+        if self.kv_cache_dtype == KvCacheDtypeArg::Bf16 && is_not_bf16 {
             return rejected(BF16_KV_CACHE_MISMATCH);
         }
         self.check_graphs()?;
@@ -325,9 +324,9 @@ impl EngineArgs {
         }
         let backoff = RESTART_BACKOFF_MIN..=self.restart_backoff_max.0;
         if !backoff.contains(&self.restart_backoff.0) {
-            let Self { restart_backoff: first, restart_backoff_max: most, .. } = self;
+            let Self { restart_backoff: first, restart_backoff_max: max, .. } = self;
             return rejected(format!(
-                "--restart-backoff {first}: at least 10ms and at most --restart-backoff-max, which is {most}"
+                "--restart-backoff {first}: at least 10ms and at most --restart-backoff-max, which is {max}"
             ));
         }
         if !(self.gpu_memory_utilization > 0.0 && self.gpu_memory_utilization <= 1.0) {
@@ -344,17 +343,17 @@ impl EngineArgs {
             );
         }
         let largest = sizes.iter().max();
-        if let (Some(most), Some(&largest)) = (self.max_cudagraph_capture_size, largest)
-            && most != largest
+        if let (Some(max), Some(&largest)) = (self.max_cudagraph_capture_size, largest)
+            && max != largest
         {
             return rejected(format!(
-                "--max-cudagraph-capture-size {most}: --cudagraph-capture-sizes go up to {largest}; name one of the two"
+                "--max-cudagraph-capture-size {max}: the largest of --cudagraph-capture-sizes is {largest}; use one of the two flags"
             ));
         }
         let mut ids = self.device_ids.clone();
         ids.sort_unstable();
         match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(twice) => rejected(format!("--device-ids: {} is there twice", twice[0])),
+            Some(twice) => rejected(format!("--device-ids: {} is given twice", twice[0])),
             None => Ok(()),
         }
     }
@@ -390,7 +389,7 @@ impl ParallelArgs {
         if self.enable_dp_attention && tp > 1 && dp > 1 {
             return rejected(format!(
                 "--enable-dp-attention with --tensor-parallel-size {tp} and --data-parallel-size {dp}: \
-                 {world} executors would each be a replica; say --data-parallel-size alone"
+                 {world} executors would each be a replica; use --data-parallel-size only"
             ));
         }
         if let Some(size) = self.ep_size {
@@ -405,7 +404,7 @@ impl ParallelArgs {
             if !self.enable_expert_parallel {
                 return rejected(format!(
                     "--enable-dp-attention with {world} ranks: needs --enable-expert-parallel, \
-                     experts are all that they share"
+                     only experts are shared"
                 ));
             }
             (self.tensor_parallel_size, self.data_parallel_size) = (1, world as u16);
@@ -418,7 +417,7 @@ impl ParallelArgs {
         self.expert_placement.take_if(|file| file.as_os_str() == "trivial");
         if self.expert_placement.is_some() && !(self.enable_expert_parallel && world > 1) {
             return rejected(
-                "--expert-placement: experts lie whole on one of several executors only with \
+                "--expert-placement: experts are placed whole on one of several executors only with \
                  --enable-expert-parallel and a size above 1",
             );
         }

@@ -7,13 +7,13 @@ use super::LogFormat;
 /// `hadron executor`. Standard input is the link to the server, which sends all other settings.
 #[derive(Debug, Clone, Args)]
 pub struct ExecutorArgs {
-    /// Rank in the world
+    /// Rank of the executor
     #[arg(long)]
     pub rank: u16,
-    /// Generation of the executor group
+    /// Epoch of the executor group
     #[arg(long)]
     pub epoch: u64,
-    /// Form of the log's lines
+    /// Format of log lines
     #[arg(long, default_value = "human")]
     pub log_format: LogFormat,
 }

@@ -8,11 +8,11 @@ use super::{CommandLineError, rejected};
 
 /// Converts the file into command-line words, each `--name=value`.
 pub(super) fn argv_of_file(path: &Path) -> Result<Vec<String>, CommandLineError> {
-    let named = |error: &dyn std::fmt::Display| {
+    let error_of = |error: &dyn std::fmt::Display| {
         CommandLineError::Rejected(format!("{}: {error}", path.display()))
     };
-    let text = std::fs::read_to_string(path).map_err(|e| named(&e))?;
-    let table: Table = text.parse().map_err(|e: toml::de::Error| named(&e))?;
+    let text = std::fs::read_to_string(path).map_err(|e| error_of(&e))?;
+    let table: Table = text.parse().map_err(|e: toml::de::Error| error_of(&e))?;
     let mut words = Vec::new();
     for (name, value) in &table {
         match value {
@@ -39,7 +39,7 @@ fn argv_of_flag(name: &str, value: &Value, path: &Path) -> Result<String, Comman
             Err(error) => return rejected(format!("{}: {name}: {error}", path.display())),
         },
         Value::Array(_) | Value::Datetime(_) => {
-            return rejected(format!("{}: {name}: not a flag's value", path.display()));
+            return rejected(format!("{}: {name}: not a valid flag value", path.display()));
         }
     };
     Ok(format!("--{name}={value}"))

@@ -8,22 +8,22 @@ use super::access::SECRET_FLAGS;
 
 /// Returns every flag of `serve` with its value, given or default; for keys, only their number.
 pub(super) fn serve_flag_values(matches: &ArgMatches) -> Map<String, Value> {
-    let Some(given) = matches.subcommand_matches("serve") else { return Map::new() };
+    let Some(serve_matches) = matches.subcommand_matches("serve") else { return Map::new() };
     let command = CliArgs::command();
     let Some(serve) = command.find_subcommand("serve") else { return Map::new() };
     let flags = serve.get_arguments().filter(|flag| !flag.is_hide_set());
-    let named = flags.filter_map(|flag| Some((flag.get_long()?, flag.get_id().as_str())));
-    let shown = named.filter_map(|(name, id)| {
-        let words: Vec<Value> =
-            given.get_raw(id)?.map(|word| value(&word.to_string_lossy())).collect();
-        let value = match words.as_slice() {
-            _ if SECRET_FLAGS.contains(&name) => Value::from(words.len()),
+    let flag_names = flags.filter_map(|flag| Some((flag.get_long()?, flag.get_id().as_str())));
+    let values = flag_names.filter_map(|(name, id)| {
+        let raw_values: Vec<Value> =
+            serve_matches.get_raw(id)?.map(|word| value(&word.to_string_lossy())).collect();
+        let value = match raw_values.as_slice() {
+            _ if SECRET_FLAGS.contains(&name) => Value::from(raw_values.len()),
             [one] => one.clone(),
-            _ => Value::from(words),
+            _ => Value::from(raw_values),
         };
         Some((name.to_owned(), value))
     });
-    shown.collect()
+    values.collect()
 }
 
 /// Converts a word into a JSON number or boolean, else into a string.

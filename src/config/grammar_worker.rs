@@ -7,7 +7,7 @@ use super::LogFormat;
 /// `hadron grammar-worker`. Receives the vocabulary and grammars through standard input.
 #[derive(Debug, Clone, Args)]
 pub struct GrammarWorkerArgs {
-    /// Form of the log's lines
+    /// Format of log lines
     #[arg(long, default_value = "human")]
     pub log_format: LogFormat,
 }

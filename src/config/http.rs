@@ -11,16 +11,16 @@ use text::{ReasoningFamily, ToolCallSyntax};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub struct HttpArgs {
-    /// Address to listen on; beyond loopback a key is advised
+    /// Listen address; use --api-key for addresses other than loopback
     #[arg(long, default_value = "127.0.0.1")]
     pub host: String,
-    /// Port to listen on; 0 takes a free one and prints it
+    /// Listen port; 0 selects a free port and prints it
     #[arg(long, alias = "server-port", default_value_t = 8000)]
     pub port: u16,
-    /// Comment on idle streams after this long; 0 = never
+    /// Interval of SSE keep-alive comments on idle streams; 0 = never
     #[arg(long, default_value = "15s", value_name = "SECONDS")]
     pub sse_keep_alive_interval: DurationArg,
-    /// On SIGTERM, streams may run on for this long
+    /// Time that running streams get after SIGTERM
     #[arg(long, default_value = "30s", value_name = "SECONDS")]
     pub shutdown_timeout: DurationArg,
 }
@@ -29,33 +29,33 @@ pub struct HttpArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Replies")]
 pub struct ReplyArgs {
-    /// Chat template to use instead of the model's: a file, or the template itself
+    /// Chat template instead of the model's: a file, or the template itself
     #[arg(long, value_name = "FILE_OR_TEXT")]
     pub chat_template: Option<String>,
-    /// Template variables that requests may override
+    /// Default template variables, which requests may override
     #[arg(long, value_parser = json_object, value_name = "JSON")]
     pub default_chat_template_kwargs: Option<Map<String, Value>>,
-    /// Take `chat_template` of requests: only from clients that are trusted like the operator
+    /// Accept `chat_template` in requests; only for clients that are trusted like the operator
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub trust_request_chat_template: bool,
-    /// Answer GET /tokenizer_info with the tokenizer's configuration and the chat template
+    /// Enable GET /tokenizer_info, which returns the tokenizer's configuration and the chat template
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enable_tokenizer_info_endpoint: bool,
-    /// Sampling defaults: auto takes the model's generation_config.json, none the API's
+    /// Source of sampling defaults: auto = the model's generation_config.json, none = the defaults of the API
     #[arg(long, default_value = "auto", value_name = "auto|none")]
     generation_config: String,
-    /// Tool-call syntax of the model: auto takes the template's or the architecture's, none reads no calls
+    /// Tool-call parser: auto = selected by chat template or architecture, none = tool calls are not parsed
     #[arg(long, default_value = "auto", value_name = "NAME")]
     pub tool_call_parser: String,
-    /// Reasoning syntax of the model: auto takes the template's or the architecture's, none tells none apart
+    /// Reasoning parser: auto = selected by chat template or architecture, none = reasoning is not parsed
     #[arg(long, default_value = "auto", value_name = "NAME")]
     pub reasoning_parser: String,
-    /// Fields that show reasoning
+    /// Reply fields that contain reasoning
     #[arg(long, default_value = "both", value_name = "NAME")]
     pub reasoning_field: ReasoningFieldArg,
-    /// Most logprobs a request may ask for; -1 = the vocabulary, on a GPU its 1024 likeliest ids
+    /// Maximum logprobs of a request; -1 = the whole vocabulary, on a GPU the top 1024 ids
     #[arg(long, default_value_t = 20, allow_negative_numbers = true, value_name = "COUNT")]
     pub max_logprobs: i64,
     /// Write tokens in logprobs as `token_id:N`
@@ -70,11 +70,11 @@ pub struct ReplyArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enable_prompt_tokens_details: bool,
-    /// Refuse unknown request fields instead of naming them in a header
+    /// Reject unknown request fields instead of listing them in a response header
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub strict_fields: bool,
-    /// `owned_by` of the model card; gateways read it as the dialect
+    /// `owned_by` of the model card; gateways use it to detect the API dialect
     #[arg(long, default_value = "vllm", value_name = "NAME")]
     pub owned_by: String,
 }
@@ -82,11 +82,11 @@ pub struct ReplyArgs {
 /// Reply fields that contain reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReasoningFieldArg {
-    /// Both of the following
+    /// Both fields
     Both,
-    /// The name of today
+    /// Current name
     Reasoning,
-    /// The older name
+    /// Older name
     #[value(name = "reasoning_content", alias = "reasoning-content")]
     ReasoningContent,
 }
@@ -109,7 +109,7 @@ impl ReplyArgs {
     pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if !matches!(self.generation_config.as_str(), "auto" | "none" | "vllm") {
             return rejected(format!(
-                "--generation-config {}: auto or none (a folder of its own is not read)",
+                "--generation-config {}: auto or none (a folder is not supported)",
                 self.generation_config
             ));
         }

@@ -17,11 +17,11 @@ const IDLE_HEARTBEAT_MAX_S: f64 = 86_400.0;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "KV events")]
 pub struct KvEventsArgs {
-    /// Publish what enters and leaves the prefix index over ZMQ, e.g.
-    /// {"enable_kv_cache_events": true, "replay_endpoint": "tcp://127.0.0.1:5558"}; see docs/kv-events.md
+    /// Publish changes of the prefix index over ZMQ, e.g. {"enable_kv_cache_events": true, "replay_endpoint":
+    /// "tcp://127.0.0.1:5558"}; see docs/kv-events.md
     #[arg(long, value_parser = config, value_name = "JSON")]
     kv_events_config: Option<KvEventsObject>,
-    /// Encoding of events: map as of vLLM 0.24, array as before it
+    /// Encoding of events: map as of vLLM 0.24, array as in earlier versions
     #[arg(long, value_name = "FORMAT")]
     kv_events_format: Option<KvEventFormatArg>,
 }
@@ -37,7 +37,7 @@ impl KvEventsArgs {
     pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if self.kv_events_format.is_some() && self.enabled().is_none() {
             return rejected(
-                "--kv-events-format: nothing is published without \
+                "--kv-events-format: events are disabled without \
                  --kv-events-config '{\"enable_kv_cache_events\": true}'",
             );
         }
@@ -103,7 +103,7 @@ impl From<BindModeText> for BindMode {
 enum KvEventFormatArg {
     /// Maps, as of vLLM 0.24
     Map,
-    /// Arrays whose first element is the tag, as before it
+    /// Arrays with the tag as first element, as before vLLM 0.24
     Array,
 }
 
@@ -179,9 +179,9 @@ impl KvEventsObject {
     }
 
     fn check(&self) -> Result<(), String> {
-        let batches = |name: &str, value: usize, least: usize| {
-            let right = (least..=BATCHES_MAX).contains(&value);
-            if right { Ok(()) } else { Err(format!("{name} {value}: {least} to {BATCHES_MAX}")) }
+        let batches = |name: &str, value: usize, min: usize| {
+            let in_range = (min..=BATCHES_MAX).contains(&value);
+            if in_range { Ok(()) } else { Err(format!("{name} {value}: {min} to {BATCHES_MAX}")) }
         };
         batches("buffer_steps", self.buffer_steps, 0)?;
         batches("max_queue_size", self.max_queue_size, 1)?;
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn invalid_keys_are_named() {
-        for (keys, named) in [
+        for (keys, expected) in [
             (r#"{"enable_kv_events": true}"#, "enable_kv_events"),
             (r#"{"publisher": "nats"}"#, "nats"),
             (r#"{"buffer_steps": -1}"#, "-1"),
@@ -281,8 +281,8 @@ mod tests {
             ("[]", "not a JSON object"),
             ("enabled", "not a JSON object"),
         ] {
-            let told = config(keys).unwrap_err();
-            assert!(told.contains(named), "{keys}: {told}");
+            let error = config(keys).unwrap_err();
+            assert!(error.contains(expected), "{keys}: {error}");
         }
     }
 }

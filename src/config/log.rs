@@ -10,13 +10,13 @@ use super::{CommandLineError, rejected};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Logs")]
 pub struct LogArgs {
-    /// Form of the log's lines on stderr; RUST_LOG filters them
+    /// Format of log lines on stderr; RUST_LOG filters them
     #[arg(long, default_value = "human")]
     pub log_format: LogFormat,
-    /// A file that gets one JSON line for each finished request
+    /// File to which one JSON line per finished request is written
     #[arg(long, alias = "request-log", value_name = "FILE")]
     pub trace_requests: Option<PathBuf>,
-    /// The lines hold the ids of prompts and outputs, too
+    /// Include token ids of prompts and outputs in the --trace-requests file
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub trace_prompts: bool,
@@ -25,9 +25,9 @@ pub struct LogArgs {
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For eyes
+    /// Text
     Human,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 

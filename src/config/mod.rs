@@ -76,24 +76,24 @@ struct CliArgs {
 /// Subcommands. Each is implemented as a function `run(args) -> anyhow::Result<ExitCode>` in another module.
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
-    /// Serve a model, on this machine or together with others
+    /// Serve a model on one or several nodes
     Serve(Box<ServeArgs>),
-    /// Measure: a server, the scheduler; compare two results; read a trace
+    /// Benchmark a server, the scheduler or single ops; compare results; summarise a trace
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Check answers: task suites, golden fixtures, log-probabilities, two servers
+    /// Check outputs: task suites, golden fixtures, log-probabilities, equality of two servers
     #[command(subcommand)]
     Eval(EvalCommand),
-    /// Read KV events: print, verify, write down
+    /// Subscribe to KV events: print, verify, store
     #[command(subcommand)]
     Events(EventsCommand),
-    /// One executor of a server; started by it
+    /// One executor of a server; started by the server
     #[command(hide = true)]
     Executor(ExecutorArgs),
-    /// Tries grammars for a server; started by it
+    /// Dry runs of grammars for a server; started by the server
     #[command(hide = true)]
     GrammarWorker(GrammarWorkerArgs),
-    /// Renders the chat template of one request for a server; started by it
+    /// Renders the chat template of one request for a server; started by the server
     #[command(hide = true)]
     TemplateWorker,
     /// Write a checkpoint of deterministic random weights, with a tokenizer
@@ -136,10 +136,10 @@ pub struct ServeArgs {
     /// Log and request trace.
     #[command(flatten)]
     pub log: LogArgs,
-    /// Read flags from a TOML file; those on the command line win
+    /// Read flags from a TOML file; flags on the command line take precedence
     #[arg(long, value_name = "FILE.toml", help_heading = "Configuration")]
     pub config: Option<std::path::PathBuf>,
-    /// Every flag by name and its value, given or default; keys are not shown
+    /// All flags by name with their values, given or default; keys are redacted
     #[arg(skip)]
     pub flags: Map<String, Value>,
 }
@@ -147,14 +147,15 @@ pub struct ServeArgs {
 /// `hadron synth CONFIG OUT`.
 #[derive(Debug, Clone, Args)]
 pub struct SynthArgs {
-    /// The config.json of a supported architecture, or a folder that holds one
+    /// config.json of a supported architecture, or a folder with one
     pub config: std::path::PathBuf,
-    /// The folder to write; must not exist, or be empty
+    /// Output folder; must not exist, or be empty
     pub out: std::path::PathBuf,
-    /// Another seed is another set of weights
+    /// Random seed of the weights
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Type of the weights; auto is bfloat16, and the values are the same in all. config.json names float16 where it is that
+    /// Data type of the weights; auto = bfloat16. The values are equal in all types; only float16 is recorded
+    /// in config.json
     #[arg(long, default_value = "auto")]
     pub dtype: DtypeArg,
 }

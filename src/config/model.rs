@@ -10,31 +10,32 @@ use super::{CommandLineError, rejected};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// A model folder or a hub id; without it the demo model is served
+    /// Model folder or hub id [default: the embedded demo model]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
-    /// The same as MODEL
+    /// Alternative to the positional MODEL
     #[arg(long = "model", alias = "model-path", value_name = "MODEL")]
     model_flag: Option<String>,
-    /// Branch, tag or commit of a hub id
+    /// Branch, tag or commit of the hub repository
     #[arg(long)]
     pub revision: Option<String>,
-    /// Folder or hub id of the tokenizer, if it is not the model's own
+    /// Tokenizer folder or hub id, if it differs from the model's
     #[arg(long)]
     pub tokenizer: Option<String>,
-    /// Names the API answers to; the first is the one it reports. Takes all that follow: MODEL goes first
+    /// Model names accepted by the API; responses report the first. Consumes all arguments after it, so put
+    /// MODEL before it
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub served_model_name: Vec<String>,
-    /// Members to replace in config.json
+    /// Values that override members of config.json
     #[arg(long, value_parser = json_object, value_name = "JSON")]
     pub hf_overrides: Option<Map<String, Value>>,
-    /// Type of the weights and activations; auto takes what config.json says
+    /// Data type of weights and activations; auto selects that of config.json
     #[arg(long, default_value = "auto")]
     pub dtype: DtypeArg,
-    /// Where weights come from; synth generates them in place from config.json
+    /// Weights format; synth generates random weights from config.json
     #[arg(long, default_value = "auto")]
     pub load_format: LoadFormatArg,
-    /// Longest prompt plus output in tokens; auto is what config.json says, or less where the KV cache holds less
+    /// Maximum tokens of prompt plus output; auto = that of config.json, or less if the KV cache is smaller
     #[arg(
         long,
         alias = "context-length",
@@ -43,7 +44,7 @@ pub struct ModelArgs {
         value_name = "TOKENS"
     )]
     pub max_model_len: MaxModelLenArg,
-    /// Where downloads are kept [default: the hub's cache folder]
+    /// Download folder [default: the hub's cache folder]
     #[arg(long, value_name = "DIR")]
     pub download_dir: Option<std::path::PathBuf>,
 }
@@ -51,15 +52,15 @@ pub struct ModelArgs {
 /// Data type of weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DtypeArg {
-    /// As config.json says
+    /// Data type of config.json
     Auto,
-    /// The usual type of published weights
+    /// bfloat16
     #[value(alias = "bf16")]
     Bfloat16,
-    /// Half precision: three more bits of mantissa than bfloat16, and nothing beyond 65504
+    /// Half precision: three more mantissa bits than bfloat16, maximum 65504
     #[value(alias = "fp16", alias = "half")]
     Float16,
-    /// The exact reference
+    /// Single precision, the reference
     #[value(alias = "fp32", alias = "float")]
     Float32,
 }
@@ -77,23 +78,23 @@ pub enum LoadFormatArg {
 }
 
 impl ModelArgs {
-    /// Merges MODEL with `--model` and rejects invalid values. `names_swallow`: `--served-model-name` was
+    /// Merges MODEL with `--model` and rejects invalid values. `served_names_variadic`: `--served-model-name` was
     /// given in the form that takes all arguments after it.
-    pub(super) fn resolve(&mut self, names_swallow: bool) -> Result<(), CommandLineError> {
+    pub(super) fn resolve(&mut self, served_names_variadic: bool) -> Result<(), CommandLineError> {
         if let Some(flag) = self.model_flag.take() {
             match &self.model {
                 Some(model) if *model != flag => {
-                    return rejected(format!("two models are named: {model} and --model {flag}"));
+                    return rejected(format!("two models are given: {model} and --model {flag}"));
                 }
                 _ => self.model = Some(flag),
             }
         }
-        if self.model.is_none() && names_swallow {
+        if self.model.is_none() && served_names_variadic {
             self.check_served_names()?;
         }
         if let Some(tokens @ 0..2) = self.max_model_len.tokens() {
             return rejected(format!(
-                "--max-model-len {tokens}: at least 2, a token to read and one to write"
+                "--max-model-len {tokens}: at least 2, one prompt token and one output token"
             ));
         }
         Ok(())
@@ -103,15 +104,15 @@ impl ModelArgs {
     /// served under that name.
     fn check_served_names(&self) -> Result<(), CommandLineError> {
         let names = &self.served_model_name;
-        let swallowed = match names.as_slice() {
+        let possible_model = match names.as_slice() {
             [] => None,
             [one] => Some(one).filter(|name| std::path::Path::new(name).exists()),
             [.., last] => Some(last),
         };
-        match swallowed {
+        match possible_model {
             Some(last) => rejected(format!(
-                "--served-model-name {}: is {last} the model? No MODEL is named; put it in front of \
-                 the flag, or say --model {last}",
+                "--served-model-name {}: is {last} the model? No MODEL is given; put it before \
+                 the flag, or use --model {last}",
                 names.join(" ")
             )),
             None => Ok(()),

@@ -29,15 +29,16 @@ const DRAFT_TOKENS_DEFAULT: u8 = 1;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculationArgs {
-    /// Guess tokens and verify several at once, e.g. {"method": "mtp", "num_speculative_tokens": 1} or {"method": "ngram",
+    /// Speculative decoding, e.g. {"method": "mtp", "num_speculative_tokens": 1} or {"method": "ngram",
     /// "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     #[arg(long, value_parser = config, value_name = "JSON")]
     speculative_config: Option<SpeculativeConfigJson>,
-    /// Who guesses: none; ngram, which looks for the newest tokens earlier in the request; or mtp, the model's own draft
-    /// layer. A model of its own (draft_model) or an EAGLE-3 layer (eagle3) does by --speculative-config, which names it
+    /// Speculative method: none; ngram (prompt lookup); or mtp, the model's own MTP (NextN) module. A draft
+    /// model (draft_model) or an EAGLE-3 head (eagle3) is selected with --speculative-config, which names its
+    /// checkpoint
     #[arg(long, alias = "method", default_value = "none")]
     spec_method: String,
-    /// Guesses of a step [default: 1]
+    /// Draft tokens per step [default: 1]
     #[arg(long, alias = "num-speculative-tokens", value_name = "COUNT")]
     spec_tokens: Option<u8>,
 }
@@ -75,30 +76,29 @@ impl SpeculationArgs {
 
     /// Rejects unsupported methods and conflicting flags.
     pub(super) fn check(&self) -> Result<(), CommandLineError> {
-        let named = self.spec_method != "none";
-        if self.speculative_config.is_some() && (named || self.spec_tokens.is_some()) {
-            return rejected(
-                "--speculative-config says all that --spec-method and --spec-tokens do",
-            );
+        let has_method = self.spec_method != "none";
+        if self.speculative_config.is_some() && (has_method || self.spec_tokens.is_some()) {
+            return rejected("--speculative-config: excludes --spec-method and --spec-tokens");
         }
-        if !named && self.spec_tokens.is_some() {
-            return rejected("--spec-tokens: nothing is guessed without --spec-method");
+        if !has_method && self.spec_tokens.is_some() {
+            return rejected("--spec-tokens: needs --spec-method");
         }
         let method = check_method(&self.spec_method);
         if needs_draft_checkpoint(&self.spec_method) {
             return rejected(format!(
-                "--spec-method {}: --speculative-config names the model",
+                "--spec-method {}: use --speculative-config, which names the model",
                 self.spec_method
             ));
         }
-        if named && let Err(error) = method {
+        if has_method && let Err(error) = method {
             return rejected(format!("--spec-method {error}"));
         }
-        let most = draft_tokens_max(&self.spec_method);
+        let max_tokens = draft_tokens_max(&self.spec_method);
         match self.spec_tokens {
-            Some(count) if !(1..=most).contains(&count) => {
-                rejected(format!("--spec-tokens {count}: 1 to {most} by {}", self.spec_method))
-            }
+            Some(count) if !(1..=max_tokens).contains(&count) => rejected(format!(
+                "--spec-tokens {count}: 1 to {max_tokens} for {}",
+                self.spec_method
+            )),
             _ => Ok(()),
         }
     }
@@ -120,7 +120,7 @@ struct SpeculativeConfigJson {
 impl SpeculativeConfigJson {
     fn speculation(&self) -> SpeculativeConfig {
         let (min, max) = self.prompt_lookup_range();
-        let drafter = match self.method.as_str() {
+        let method = match self.method.as_str() {
             MTP => SpeculativeMethod::Mtp,
             DRAFT_MODEL => SpeculativeMethod::DraftModel,
             EAGLE3 => SpeculativeMethod::Eagle3,
@@ -128,7 +128,7 @@ impl SpeculativeConfigJson {
         };
         SpeculativeConfig {
             draft_tokens: self.num_speculative_tokens,
-            method: drafter,
+            method,
             acceptance: self.acceptance(),
         }
     }
@@ -153,7 +153,7 @@ impl SpeculativeConfigJson {
                 Err("rejection_sample_method synthetic needs synthetic_acceptance_rate".to_owned())
             }
             (None | Some(STRICT), Some(_)) => {
-                Err("synthetic_acceptance_rate: of rejection_sample_method synthetic".to_owned())
+                Err("synthetic_acceptance_rate: needs rejection_sample_method synthetic".to_owned())
             }
             (Some(other), _) => {
                 Err(format!("rejection_sample_method {other}: {STRICT} or {SYNTHETIC}"))
@@ -170,26 +170,27 @@ impl SpeculativeConfigJson {
 
     fn check(&self) -> Result<(), String> {
         check_method(&self.method).map_err(|error| format!("method {error}"))?;
-        let (count, most) = (self.num_speculative_tokens, draft_tokens_max(&self.method));
-        if !(1..=most).contains(&count) {
-            return Err(format!("num_speculative_tokens {count}: 1 to {most} by {}", self.method));
+        let (count, max_tokens) = (self.num_speculative_tokens, draft_tokens_max(&self.method));
+        if !(1..=max_tokens).contains(&count) {
+            return Err(format!(
+                "num_speculative_tokens {count}: 1 to {max_tokens} for {}",
+                self.method
+            ));
         }
         self.check_acceptance()?;
         if needs_draft_checkpoint(&self.method) != self.model.is_some() {
-            return Err(format!(
-                "model: methods {DRAFT_MODEL} and {EAGLE3} need it, and no other has one"
-            ));
+            return Err(format!("model: required for methods {DRAFT_MODEL} and {EAGLE3} only"));
         }
         if self.method != NGRAM {
             if self.prompt_lookup_min.or(self.prompt_lookup_max).is_some() {
-                return Err("prompt_lookup_min, prompt_lookup_max: of method ngram".to_owned());
+                return Err("prompt_lookup_min, prompt_lookup_max: method ngram only".to_owned());
             }
             return Ok(());
         }
         let (min, max) = self.prompt_lookup_range();
         if min == 0 || min > max || max > PROMPT_LOOKUP_LIMIT {
             return Err(format!(
-                "prompt_lookup_min {min}, prompt_lookup_max {max}: 1 to {PROMPT_LOOKUP_LIMIT}, in this order"
+                "prompt_lookup_min {min}, prompt_lookup_max {max}: 1 to {PROMPT_LOOKUP_LIMIT}, min at most max"
             ));
         }
         Ok(())
@@ -200,7 +201,7 @@ fn check_method(method: &str) -> Result<(), String> {
     if [NGRAM, MTP, DRAFT_MODEL, EAGLE3].contains(&method) {
         return Ok(());
     }
-    Err(format!("{method}: this release speculates by {NGRAM}, {MTP}, {DRAFT_MODEL} and {EAGLE3}"))
+    Err(format!("{method}: supported methods are {NGRAM}, {MTP}, {DRAFT_MODEL} and {EAGLE3}"))
 }
 
 /// Whether the method needs a draft checkpoint.
@@ -226,9 +227,9 @@ fn config(text: &str) -> Result<SpeculativeConfigJson, String> {
 mod tests {
     use super::*;
 
-    fn ngram(drafts: u8, min: u8, max: u8) -> SpeculativeConfig {
+    fn ngram(draft_tokens: u8, min: u8, max: u8) -> SpeculativeConfig {
         SpeculativeConfig {
-            draft_tokens: drafts,
+            draft_tokens,
             method: SpeculativeMethod::Ngram { lookup_min: min, lookup_max: max },
             acceptance: DraftAcceptance::Exact,
         }
@@ -254,55 +255,58 @@ mod tests {
         assert_eq!(args(None, "ngram", Some(4)).speculation(), Some(ngram(4, 5, 5)));
         assert_eq!(args(None, "ngram", None).speculation(), Some(ngram(1, 5, 5)));
         assert_eq!(args(None, "none", None).speculation(), None);
-        let layer = |drafts, acceptance| {
-            Some(SpeculativeConfig {
-                draft_tokens: drafts,
-                method: SpeculativeMethod::Mtp,
-                acceptance,
-            })
+        let mtp_config = |draft_tokens, acceptance| {
+            Some(SpeculativeConfig { draft_tokens, method: SpeculativeMethod::Mtp, acceptance })
         };
-        let mtp = |drafts| layer(drafts, DraftAcceptance::Exact);
+        let mtp = |draft_tokens| mtp_config(draft_tokens, DraftAcceptance::Exact);
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 4}"#;
         assert_eq!(args(Some(keys), "none", None).speculation(), mtp(4));
         assert_eq!(args(None, "mtp", None).speculation(), mtp(1));
         let keys = r#"{"method": "draft_model", "num_speculative_tokens": 5, "model": "small"}"#;
-        let by_model = args(Some(keys), "none", None);
-        let how = SpeculativeConfig {
+        let draft_model_args = args(Some(keys), "none", None);
+        let expected = SpeculativeConfig {
             draft_tokens: 5,
             method: SpeculativeMethod::DraftModel,
             acceptance: DraftAcceptance::Exact,
         };
-        assert_eq!((by_model.speculation(), by_model.draft_model()), (Some(how), Some("small")));
+        assert_eq!(
+            (draft_model_args.speculation(), draft_model_args.draft_model()),
+            (Some(expected), Some("small"))
+        );
         let keys = r#"{"method": "eagle3", "num_speculative_tokens": 4, "model": "layer"}"#;
-        let by_layer = args(Some(keys), "none", None);
-        let how = SpeculativeConfig { draft_tokens: 4, method: SpeculativeMethod::Eagle3, ..how };
-        assert_eq!((by_layer.speculation(), by_layer.draft_model()), (Some(how), Some("layer")));
+        let eagle3_args = args(Some(keys), "none", None);
+        let expected =
+            SpeculativeConfig { draft_tokens: 4, method: SpeculativeMethod::Eagle3, ..expected };
+        assert_eq!(
+            (eagle3_args.speculation(), eagle3_args.draft_model()),
+            (Some(expected), Some("layer"))
+        );
         let keys = r#"{"method": "mtp", "num_speculative_tokens": 3, "rejection_sample_method": "#;
         assert_eq!(read(&format!(r#"{keys}"strict"}}"#)), mtp(3).unwrap());
         let keys = format!(r#"{keys}"synthetic", "synthetic_acceptance_rate": 0.85}}"#);
         let synthetic = DraftAcceptance::Synthetic { per_mille: 850 };
-        assert_eq!(args(Some(&keys), "none", None).speculation(), layer(3, synthetic));
+        assert_eq!(args(Some(&keys), "none", None).speculation(), mtp_config(3, synthetic));
     }
 
     #[test]
     fn invalid_keys_are_named() {
-        for (keys, named) in [
+        for (keys, expected) in [
             (r#"{"num_speculative_tokens": 4}"#, "method"),
             (r#"{"method": "ngram"}"#, "num_speculative_tokens"),
-            (r#"{"method": "eagle", "num_speculative_tokens": 1}"#, "method eagle: this release"),
+            (r#"{"method": "eagle", "num_speculative_tokens": 1}"#, "method eagle: supported"),
             (
                 r#"{"method": "mtp", "num_speculative_tokens": 5}"#,
                 "num_speculative_tokens 5: 1 to 4",
             ),
             (
                 r#"{"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 5}"#,
-                "prompt_lookup_max: of method ngram",
+                "prompt_lookup_max: method ngram",
             ),
-            (r#"{"method": "draft_model", "num_speculative_tokens": 1}"#, "eagle3 need it"),
-            (r#"{"method": "eagle3", "num_speculative_tokens": 1}"#, "eagle3 need it"),
+            (r#"{"method": "draft_model", "num_speculative_tokens": 1}"#, "eagle3 only"),
+            (r#"{"method": "eagle3", "num_speculative_tokens": 1}"#, "eagle3 only"),
             (
                 r#"{"method": "eagle3", "num_speculative_tokens": 5, "model": "m"}"#,
-                "num_speculative_tokens 5: 1 to 4 by eagle3",
+                "num_speculative_tokens 5: 1 to 4 for eagle3",
             ),
             (r#"{"method": "ngram", "num_speculative_tokens": 0}"#, "num_speculative_tokens 0"),
             (r#"{"method": "ngram", "num_speculative_tokens": 17}"#, "num_speculative_tokens 17"),
@@ -326,7 +330,7 @@ mod tests {
             ),
             (
                 r#"{"method": "mtp", "num_speculative_tokens": 1, "synthetic_acceptance_rate": 0.5}"#,
-                "of rejection_sample_method synthetic",
+                "needs rejection_sample_method synthetic",
             ),
             (
                 r#"{"method": "mtp", "num_speculative_tokens": 1, "rejection_sample_method": "synthetic",
@@ -335,21 +339,21 @@ mod tests {
             ),
             ("ngram", "not a JSON object"),
         ] {
-            let told = config(keys).unwrap_err();
-            assert!(told.contains(named), "{keys}: {told}");
+            let error = config(keys).unwrap_err();
+            assert!(error.contains(expected), "{keys}: {error}");
         }
         let object = r#"{"method": "ngram", "num_speculative_tokens": 4}"#;
-        for (args, named) in [
-            (args(Some(object), "ngram", None), "says all"),
-            (args(None, "none", Some(2)), "without --spec-method"),
-            (args(None, "eagle", None), "--spec-method eagle: this release"),
-            (args(None, "draft_model", Some(1)), "--speculative-config names the model"),
-            (args(None, "eagle3", Some(1)), "--spec-method eagle3: --speculative-config names"),
+        for (args, expected) in [
+            (args(Some(object), "ngram", None), "excludes"),
+            (args(None, "none", Some(2)), "needs --spec-method"),
+            (args(None, "eagle", None), "--spec-method eagle: supported"),
+            (args(None, "draft_model", Some(1)), "use --speculative-config"),
+            (args(None, "eagle3", Some(1)), "--spec-method eagle3: use --speculative-config"),
             (args(None, "ngram", Some(40)), "--spec-tokens 40"),
-            (args(None, "mtp", Some(5)), "--spec-tokens 5: 1 to 4 by mtp"),
+            (args(None, "mtp", Some(5)), "--spec-tokens 5: 1 to 4 for mtp"),
         ] {
-            let told = args.check().unwrap_err().to_string();
-            assert!(told.contains(named), "{told}");
+            let error = args.check().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

@@ -102,7 +102,7 @@ fn short_names_and_switches_of_other_engines_are_read() {
 fn every_vllm_flag_is_supported_or_explained() {
     let command = CliArgs::command();
     let serve = command.find_subcommand("serve").unwrap();
-    let ours: Vec<String> = serve
+    let supported: Vec<String> = serve
         .get_arguments()
         .flat_map(|flag| {
             let names = flag.get_all_aliases().unwrap_or_default();
@@ -111,27 +111,27 @@ fn every_vllm_flag_is_supported_or_explained() {
         .collect();
     let inert = |name: &str| compat_flags::INERT_FLAGS.iter().any(|flag| flag.name == name);
     for name in include_str!("../../tests/data/vllm_flags.txt").lines().skip(1) {
-        let places = [ours.iter().any(|own| own == name), inert(name)];
-        let places = places.iter().filter(|is| **is).count();
-        let refused = compat_flags::unsupported_reason(name).map_or(0, |_| 1);
-        assert_eq!(places + refused, 1, "--{name}");
+        let is_unsupported = compat_flags::unsupported_reason(name).is_some();
+        let kinds = [supported.iter().any(|flag| flag == name), inert(name), is_unsupported];
+        assert_eq!(kinds.iter().filter(|is_kind| **is_kind).count(), 1, "--{name}");
     }
-    let mut refused: Vec<&str> = compat_flags::UNSUPPORTED_FLAGS
+    let mut unsupported: Vec<&str> = compat_flags::UNSUPPORTED_FLAGS
         .iter()
         .flat_map(compat_flags::UnsupportedFlags::names)
         .collect();
-    let count = refused.len();
-    refused.sort_unstable();
-    refused.dedup();
-    assert_eq!(refused.len(), count, "no flag has two reasons");
-    assert!(refused.iter().all(|name| !ours.iter().any(|own| own == name) && !inert(name)));
+    let count = unsupported.len();
+    unsupported.sort_unstable();
+    unsupported.dedup();
+    assert_eq!(unsupported.len(), count, "no flag has two reasons");
+    let is_supported = |name: &str| supported.iter().any(|flag| flag == name);
+    assert!(unsupported.iter().all(|name| !is_supported(name) && !inert(name)));
 }
 
 #[test]
 fn missing_features_may_be_disabled() {
     for line in ["M --no-enable-lora", "M --enable-lora=false", "M --no_enable_eplb"] {
         let notes = run(&format!("serve {line}")).unwrap().notes;
-        assert!(notes.len() == 1 && notes[0].contains("changes nothing"), "{line}: {notes:?}");
+        assert!(notes.len() == 1 && notes[0].contains("has no effect"), "{line}: {notes:?}");
     }
     assert_eq!(error("serve M --enable-lora").0, 1);
     assert_eq!(error("serve M --enable-lora=true").0, 1);
@@ -142,12 +142,15 @@ fn unsupported_flags_accept_no_op_values() {
     for (flag, values) in compat_flags::NO_OP_VALUES {
         assert!(
             compat_flags::unsupported_reason(flag).is_some(),
-            "--{flag} is not refused with any value"
+            "--{flag} is not rejected with other values"
         );
         for value in *values {
             for line in [format!("--{flag} {value} M"), format!("M --{flag}={value}")] {
-                let ready = run(&format!("serve {line}")).unwrap();
-                assert!(ready.notes.len() == 1 && ready.notes[0].contains(value), "{line}");
+                let invocation = run(&format!("serve {line}")).unwrap();
+                assert!(
+                    invocation.notes.len() == 1 && invocation.notes[0].contains(value),
+                    "{line}"
+                );
                 assert_eq!(serve(&line).model.model.as_deref(), Some("M"), "{line}");
             }
         }
@@ -163,17 +166,20 @@ fn unsupported_flags_accept_no_op_values() {
 fn inert_flags_reject_values_with_an_effect() {
     for line in ["M --distributed-executor-backend mp", "M --distributed_executor_backend=uni"] {
         let notes = run(&format!("serve {line}")).unwrap().notes;
-        assert!(notes.len() == 1 && notes[0].contains("changes nothing"), "{line}: {notes:?}");
+        assert!(notes.len() == 1 && notes[0].contains("has no effect"), "{line}: {notes:?}");
     }
-    let (code, told) = error("serve M --distributed-executor-backend ray");
-    assert!(code == 1 && told.contains("--distributed-executor-backend ray is not"), "{told}");
+    let (code, message) = error("serve M --distributed-executor-backend ray");
+    assert!(
+        code == 1 && message.contains("--distributed-executor-backend ray is not"),
+        "{message}"
+    );
 }
 
 #[test]
 fn an_unknown_flag_is_a_usage_error() {
     assert_eq!(error("serve M --no-such-flag").0, 2);
-    let (_, told) = error("serve M --max-num-seq 4");
-    assert!(told.contains("--max-num-seqs"), "the nearest name is told: {told}");
+    let (_, message) = error("serve M --max-num-seq 4");
+    assert!(message.contains("--max-num-seqs"), "the nearest name is suggested: {message}");
     assert_eq!(error("serve M --max-num-seqs x").0, 2);
     assert_eq!(error("fly").0, 2);
     assert_eq!(error("bench serve --nope").0, 2);
@@ -186,54 +192,54 @@ fn an_unknown_flag_is_a_usage_error() {
 fn unsupported_values_are_rejected_with_reason() {
     for (line, reason) in [
         ("M --quantization fp8", "--quantization is not supported: weights"),
-        ("M --kv-events-format array", "nothing is published"),
+        ("M --kv-events-format array", "events are disabled"),
         ("M -pp 2", "--pipeline-parallel-size is not supported"),
         ("M --nnodes 2", "--nnodes 2 with --data-parallel-size 1 and --tensor-parallel-size 1"),
         ("M -n 2 -dp 2", "2 nodes need a common secret: --cluster-secret-file FILE"),
-        ("M -n 2 -dp 2 --ep", "ranks on several nodes cannot step together yet"),
+        ("M -n 2 -dp 2 --ep", "ranks on several nodes cannot run steps together yet"),
         (
             "M -n 2 -dp 2 --ep --enable-dp-attention",
-            "ranks on several nodes cannot step together yet",
+            "ranks on several nodes cannot run steps together yet",
         ),
-        ("M -n 2 -tp 2 --ep-size 2", "ranks on several nodes cannot step together yet"),
+        ("M -n 2 -tp 2 --ep-size 2", "ranks on several nodes cannot run steps together yet"),
         ("M -r 1", "--node-rank 1: with --nnodes 1 only rank 0 exists"),
-        ("M --headless", "the only node is the one that answers"),
+        ("M --headless", "the only node runs the HTTP server"),
         ("M -tp 0", "--tensor-parallel-size 0"),
         ("M -tp 16 -dp 17", "272 executors, one machine runs at most 256"),
         ("M -tp 2 --enable-dp-attention", "--enable-dp-attention with 2 ranks"),
-        ("M -tp 2 -dp 2 --ep --enable-dp-attention", "say --data-parallel-size alone"),
+        ("M -tp 2 -dp 2 --ep --enable-dp-attention", "use --data-parallel-size only"),
         ("M -tp 2 --expert-placement f", "only with --enable-expert-parallel and a size above 1"),
         (
             "M --ep --init-expert-location f",
-            "--expert-placement: experts lie whole on one of several",
+            "--expert-placement: experts are placed whole on one of several",
         ),
         ("M -tp 2 --ep-size 3", "must equal the number of ranks, 2"),
         ("M -dpl 2", "--data-parallel-size-local 2 of --data-parallel-size 1: each node"),
         ("M -dp 4 -dpl 0", "--data-parallel-size-local 0 of --data-parallel-size 4"),
         ("M -dp 4 -dpl 2", "2 nodes need a common secret"),
-        ("M -dp 4 -dpl 2 -n 4", "--nnodes 4, but --data-parallel-size-local says 2"),
-        ("M -dp 4 -dpr 2", "--data-parallel-start-rank 2: say with --data-parallel-size-local"),
-        ("M -dp 4 -dpl 2 -dpr 1", "begin at multiples of 2"),
-        ("M -dp 4 -dpl 2 -dpr 4", "begin at multiples of 2"),
-        ("M -dp 4 -dpl 2 -dpr 2 -r 0", "--node-rank 0, but --data-parallel-start-rank says 1"),
-        ("M -dpb ray", "--data-parallel-backend is not supported: replicas are spread evenly"),
-        ("M --master-addr 10.0.0.1", "--master-addr: of no use to one node alone"),
-        ("M -dpa 10.0.0.1", "--master-addr: of no use to one node alone"),
-        ("M --cluster-secret-file f", "--cluster-secret-file: of no use to one node alone"),
+        ("M -dp 4 -dpl 2 -n 4", "--nnodes 4, but --data-parallel-size-local is 2"),
+        ("M -dp 4 -dpr 2", "--data-parallel-start-rank 2: needs --data-parallel-size-local"),
+        ("M -dp 4 -dpl 2 -dpr 1", "start at multiples of 2"),
+        ("M -dp 4 -dpl 2 -dpr 4", "start at multiples of 2"),
+        ("M -dp 4 -dpl 2 -dpr 2 -r 0", "--node-rank 0, but --data-parallel-start-rank is 1"),
+        ("M -dpb ray", "--data-parallel-backend is not supported: replicas are distributed evenly"),
+        ("M --master-addr 10.0.0.1", "--master-addr: has no effect on a single node"),
+        ("M -dpa 10.0.0.1", "--master-addr: has no effect on a single node"),
+        ("M --cluster-secret-file f", "--cluster-secret-file: has no effect on a single node"),
         ("M -q fp8", "--quantization is not supported"),
-        ("M --uds /tmp/socket", "HTTP/1.1 and TCP"),
-        ("M --attention-backend FLASHINFER", "this server's own"),
+        ("M --uds /tmp/socket", "HTTP/1.1 over TCP"),
+        ("M --attention-backend FLASHINFER", "built in and selected"),
         ("M --cudagraph-capture-sizes 4,0", "at least 1"),
         ("M --restart-backoff 0", "--restart-backoff 0s: at least 10ms"),
         ("M --restart-backoff 31", "at most --restart-backoff-max, which is 30s"),
-        ("M --cudagraph-capture-sizes 4 8 --max-cudagraph-capture-size 4", "go up to 8"),
-        ("M --device-ids 1,2,1", "1 is there twice"),
+        ("M --cudagraph-capture-sizes 4 8 --max-cudagraph-capture-size 4", "capture-sizes is 8"),
+        ("M --device-ids 1,2,1", "1 is given twice"),
         ("M --kv-cache-dtype bf16 --dtype float32", "--dtype bfloat16"),
         ("M --kv-cache-dtype bf16 --dtype half", "--dtype bfloat16"),
-        ("M --no_mmap", "always mapped"),
+        ("M --no_mmap", "always memory-mapped"),
         (
             "M --spec-method eagle",
-            "--spec-method eagle: this release speculates by ngram, mtp, draft_model and eagle3",
+            "--spec-method eagle: supported methods are ngram, mtp, draft_model and eagle3",
         ),
         ("M --spec-method ngram --spec-tokens 99", "--spec-tokens 99: 1 to 16"),
         ("M --tool-call-parser pythonic", "hermes, qwen3_coder, qwen3_xml, llama3_json, mistral"),
@@ -242,8 +248,8 @@ fn unsupported_values_are_rejected_with_reason() {
         ("M --block-size 7", "--block-size 7: an even number"),
         ("M --max-model-len 1", "at least 2"),
         ("M --ep-size 8", "--ep-size 8"),
-        ("M --metrics-require-key", "no key to ask for"),
-        ("M --metrics-require-key --admin-key k", "no key to ask for"),
+        ("M --metrics-require-key", "needs --api-key"),
+        ("M --metrics-require-key --admin-key k", "needs --api-key"),
     ] {
         let (code, text) = error(&format!("serve {line}"));
         assert_eq!(code, 1, "{line}: {text}");
@@ -265,15 +271,15 @@ fn sizes_have_the_spellings_of_other_engines() {
         ("M -dp 4 --ep-size 4 --enable-dp-attention", (1, 4), true),
     ] {
         let args = serve(line).parallel;
-        let asked = (args.tensor_parallel_size, args.data_parallel_size);
-        assert_eq!((asked, args.enable_expert_parallel), (sizes, experts), "{line}");
+        let parsed = (args.tensor_parallel_size, args.data_parallel_size);
+        assert_eq!((parsed, args.enable_expert_parallel), (sizes, experts), "{line}");
     }
     let placement = serve("M -dp 2 --load-balance-method round_robin").parallel.dp_load_balance;
     assert_eq!(placement, LoadBalancePolicy::RoundRobin);
 }
 
 #[test]
-fn histogram_bounds_are_checked_before_anything_starts() {
+fn invalid_histogram_bounds_are_a_usage_error() {
     let args =
         serve(r#"M --custom_histogram_buckets {"request_latency":[1,2]} --metrics-aggregate"#);
     assert!(args.metrics.metrics_aggregate && args.metrics.custom_histogram_buckets.is_some());
@@ -283,18 +289,21 @@ fn histogram_bounds_are_checked_before_anything_starts() {
 
 #[test]
 fn block_lifetimes_are_sampled_on_request() {
-    let share = |line: &str| serve(line).metrics.block_lifetime_sample_rate();
-    assert_eq!(share("M"), None);
+    let sample_rate = |line: &str| serve(line).metrics.block_lifetime_sample_rate();
+    assert_eq!(sample_rate("M"), None);
     assert_eq!(
-        share("M --kv-cache-metrics-sample 0.5"),
+        sample_rate("M --kv-cache-metrics-sample 0.5"),
         SampleRate::new(0.5),
-        "else it would say nothing"
+        "a sample rate implies --kv-cache-metrics"
     );
-    assert_eq!(share("M --kv-cache-metrics-sample 0.5 --no-kv-cache-metrics"), None);
-    assert_eq!(share("M --kv-cache-metrics"), SampleRate::new(0.01));
+    assert_eq!(sample_rate("M --kv-cache-metrics-sample 0.5 --no-kv-cache-metrics"), None);
+    assert_eq!(sample_rate("M --kv-cache-metrics"), SampleRate::new(0.01));
     let all = "M --kv_cache_metrics --kv-cache-metrics-sample=1 --custom-histogram-buckets";
-    assert_eq!(share(&format!(r#"{all} {{"kv_cache_residency":[1,60]}}"#)), SampleRate::new(1.0));
-    assert_eq!(share("M --kv-cache-metrics --no-kv-cache-metrics"), None);
+    assert_eq!(
+        sample_rate(&format!(r#"{all} {{"kv_cache_residency":[1,60]}}"#)),
+        SampleRate::new(1.0)
+    );
+    assert_eq!(sample_rate("M --kv-cache-metrics --no-kv-cache-metrics"), None);
     for wrong in ["0", "1.01", "-1", "nan", "half"] {
         let (code, text) = error(&format!("serve M --kv-cache-metrics-sample={wrong}"));
         assert!(code == 2 && text.contains("above 0 and at most 1"), "{wrong}: {text}");
@@ -311,12 +320,16 @@ fn model_argument_is_not_a_served_name() {
         format!("--port 9 --served-model-name one two {dir} --seed 3"),
     ] {
         let (code, text) = error(&format!("serve {line}"));
-        assert!(code == 1 && text.contains("No MODEL is named"), "{line}: {text}");
+        assert!(code == 1 && text.contains("No MODEL is given"), "{line}: {text}");
     }
     let names = |line: &str| serve(line).model.served_model_name;
     assert_eq!(names("M --served-model-name a b --port 1"), ["a", "b"]);
     assert_eq!(names("--served-model-name a b --model M"), ["a", "b"]);
-    assert_eq!(names("--served-model-name tiny"), ["tiny"], "the demo may have another name");
+    assert_eq!(
+        names("--served-model-name tiny"),
+        ["tiny"],
+        "the demo model may be served under another name"
+    );
     let args = serve("--api-key k M --api-key l");
     assert_eq!(args.model.model.as_deref(), Some("M"));
     assert_eq!(args.access.api_key, ["k", "l"]);
@@ -351,7 +364,7 @@ fn a_device_may_be_named_with_its_libraries() {
         matches!(worker, CliCommand::GrammarWorker(args) if args.log_format == LogFormat::Json)
     );
     for hidden in ["hadron executor", "hadron grammar-worker"] {
-        assert!(!reference().contains(hidden), "nobody types it");
+        assert!(!reference().contains(hidden), "internal commands are not documented");
     }
 }
 
@@ -382,15 +395,19 @@ fn command_line_overrides_config_file() {
 
     std::fs::write(&path, "served-model-name = [\"a\", \"b\"]").unwrap();
     let args = serve(&format!("--config {}", path.display()));
-    assert_eq!(args.model.served_model_name, ["a", "b"], "of the demo: nothing follows them");
+    assert_eq!(
+        args.model.served_model_name,
+        ["a", "b"],
+        "names from the file apply to the demo model"
+    );
 
     for (text, reason) in
         [("nope = 1", "nope"), ("port = [", "serve.toml"), ("port = 99999", "99999")]
     {
         std::fs::write(&path, text).unwrap();
-        let (code, told) = error(&format!("serve M --config {}", path.display()));
-        assert!(code == 1 || code == 2, "{told}");
-        assert!(told.contains(reason), "{told}");
+        let (code, message) = error(&format!("serve M --config {}", path.display()));
+        assert!(code == 1 || code == 2, "{message}");
+        assert!(message.contains(reason), "{message}");
     }
     assert!(error("serve --config /no/such.toml").1.contains("/no/such.toml"));
 }
@@ -414,7 +431,7 @@ fn api_key_may_come_from_the_environment() {
 fn nodes_have_the_spellings_of_other_engines() {
     let cluster = |line: &str| {
         let args = serve(&format!("M -dp 2 --cluster-secret-file /s {line}"));
-        let cluster = args.nodes.cluster().unwrap_or_else(|| panic!("{line}: alone"));
+        let cluster = args.nodes.cluster().unwrap_or_else(|| panic!("{line}: no cluster"));
         (cluster.nodes, cluster.node, cluster.host.clone(), cluster.port)
     };
     let at = |node: u16, host: &str, port: u16| (2, node, host.to_owned(), port);

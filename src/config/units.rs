@@ -97,7 +97,7 @@ impl FromStr for MaxModelLenArg {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "auto" | "-1" => Ok(Self::Auto),
-            text => tokens(text).map(Self::Tokens).map_err(|told| told + ", nor auto"),
+            text => tokens(text).map(Self::Tokens).map_err(|error| error + ", nor auto"),
         }
     }
 }
@@ -139,6 +139,6 @@ mod tests {
             ["auto", "-1"].map(str::parse),
             [Ok(MaxModelLenArg::Auto), Ok(MaxModelLenArg::Auto)]
         );
-        assert!("-2".parse::<MaxModelLenArg>().is_err_and(|told| told.contains("nor auto")));
+        assert!("-2".parse::<MaxModelLenArg>().is_err_and(|error| error.contains("nor auto")));
     }
 }

@@ -6,7 +6,7 @@ use super::slurm_hostlist;
 use crate::config::{CommandLineError, rejected};
 
 /// Names of all variables that are read.
-const NAMES: &[&str] = &[
+const VARIABLES: &[&str] = &[
     "LWS_GROUP_SIZE",
     "LWS_WORKER_INDEX",
     "LWS_LEADER_ADDRESS",
@@ -39,7 +39,11 @@ const NAMES: &[&str] = &[
 pub struct ClusterVariables(BTreeMap<&'static str, String>);
 
 /// Name and value of a numeric variable.
-pub(super) type EnvNumber = (&'static str, u16);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct EnvNumber {
+    pub(super) name: &'static str,
+    pub(super) value: u16,
+}
 
 /// Node layout from the variables of a launcher.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,7 +61,7 @@ pub(super) struct NodeLayout {
 impl ClusterVariables {
     /// Reads the variables through `text`.
     pub fn read(text: impl Fn(&str) -> Option<String>) -> Self {
-        Self(NAMES.iter().filter_map(|name| Some((*name, text(name)?))).collect())
+        Self(VARIABLES.iter().filter_map(|name| Some((*name, text(name)?))).collect())
     }
 
     fn text(&self, name: &str) -> Option<&str> {
@@ -71,8 +75,8 @@ impl ClusterVariables {
             return Ok(None);
         };
         match text.trim().parse() {
-            Ok(number) => Ok(Some((name, number))),
-            Err(_) => rejected(format!("{name} is {text:?}: not a number of nodes or tasks")),
+            Ok(value) => Ok(Some(EnvNumber { name, value })),
+            Err(_) => rejected(format!("{name} is {text:?}, not a number of nodes or tasks")),
         }
     }
 
@@ -80,8 +84,8 @@ impl ClusterVariables {
     pub(super) fn node_layout(&self) -> Result<NodeLayout, CommandLineError> {
         let systems = [Self::lws, Self::slurm, Self::mpi, Self::torchrun];
         for system in systems {
-            if let Some(place) = system(self)? {
-                return Ok(place);
+            if let Some(layout) = system(self)? {
+                return Ok(layout);
             }
         }
         Ok(NodeLayout {
@@ -106,7 +110,7 @@ impl ClusterVariables {
         let tasks = self.number(&["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])?;
         check_one_server_per_node(
             nodes,
-            tasks.filter(|(_, tasks)| *tasks > nodes.1),
+            tasks.filter(|tasks| tasks.value > nodes.value),
             "srun --ntasks-per-node=1",
         )?;
         let node = self.number(&["SLURM_NODEID"])?;
@@ -116,9 +120,11 @@ impl ClusterVariables {
             Some((name, list, Err(error))) => {
                 return rejected(format!("{name} is {list:?}: {error}"));
             }
-            Some((name, list, Ok(hosts))) if hosts.len() != usize::from(nodes.1) => {
-                let (count, (of, nodes)) = (hosts.len(), nodes);
-                return rejected(format!("{name} is {list:?}, {count} hosts, but {of} is {nodes}"));
+            Some((name, list, Ok(hosts))) if hosts.len() != usize::from(nodes.value) => {
+                let (count, EnvNumber { name: nodes_name, value }) = (hosts.len(), nodes);
+                return rejected(format!(
+                    "{name} is {list:?}, {count} hosts, but {nodes_name} is {value}"
+                ));
             }
             Some((.., Ok(hosts))) => hosts.into_iter().next(),
             None => None,
@@ -133,11 +139,11 @@ impl ClusterVariables {
         if nodes.is_none() && node.is_none() {
             return Ok(None);
         }
-        if let Some(nodes) = nodes.filter(|(_, nodes)| *nodes > 1) {
-            let here = self.number(&["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"])?;
+        if let Some(nodes) = nodes.filter(|nodes| nodes.value > 1) {
+            let local_size = self.number(&["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"])?;
             check_one_server_per_node(
                 nodes,
-                here.filter(|(_, here)| *here > 1),
+                local_size.filter(|size| size.value > 1),
                 "mpirun --map-by ppr:1:node",
             )?;
         }
@@ -148,27 +154,29 @@ impl ClusterVariables {
     /// torchrun, and Kubernetes operators that set the variables of torchrun.
     fn torchrun(&self) -> Result<Option<NodeLayout>, CommandLineError> {
         let world = self.number(&["WORLD_SIZE"])?;
-        let (grouped, here) = (self.number(&["GROUP_RANK"])?, self.number(&["LOCAL_WORLD_SIZE"])?);
-        let (nodes, node) = match (grouped, world) {
-            (Some(node), Some((name, world))) => {
-                let per_node = here.map_or(1, |(_, here)| here.max(1));
+        let (group_rank, local_size) =
+            (self.number(&["GROUP_RANK"])?, self.number(&["LOCAL_WORLD_SIZE"])?);
+        let (nodes, node) = match (group_rank, world) {
+            (Some(node), Some(world)) => {
+                let per_node = local_size.map_or(1, |size| size.value.max(1));
                 let nodes = self.number(&["GROUP_WORLD_SIZE"])?;
-                (nodes.unwrap_or((name, world / per_node)), Some(node))
+                let world_nodes = EnvNumber { value: world.value / per_node, ..world };
+                (nodes.unwrap_or(world_nodes), Some(node))
             }
             (None, Some(world)) => (world, self.number(&["RANK"])?),
             (_, None) => return Ok(None),
         };
-        if nodes.1 > 1 {
+        if nodes.value > 1 {
             check_one_server_per_node(
                 nodes,
-                here.filter(|(_, here)| *here > 1),
+                local_size.filter(|size| size.value > 1),
                 "torchrun --nproc-per-node 1",
             )?;
         }
         // torchrun itself may listen on `MASTER_PORT`.
-        let taken = self.text("TORCHELASTIC_USE_AGENT_STORE") == Some("True");
-        let port = self.number(&["MASTER_PORT"])?.map(|(_, port)| port);
-        let port = port.and_then(|port| port.checked_add(u16::from(taken)));
+        let port_in_use = self.text("TORCHELASTIC_USE_AGENT_STORE") == Some("True");
+        let port = self.number(&["MASTER_PORT"])?.map(|port| port.value);
+        let port = port.and_then(|port| port.checked_add(u16::from(port_in_use)));
         let host = self.text("MASTER_ADDR").map(str::to_owned);
         Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port }))
     }
@@ -178,15 +186,16 @@ impl ClusterVariables {
 fn check_one_server_per_node(
     nodes: EnvNumber,
     too_many: Option<EnvNumber>,
-    instead: &str,
+    advice: &str,
 ) -> Result<(), CommandLineError> {
-    let (Some((name, count)), (_, nodes)) = (too_many, nodes) else { return Ok(()) };
+    let Some(EnvNumber { name, value: count }) = too_many else { return Ok(()) };
+    let nodes = nodes.value;
     if nodes < 2 {
         return Ok(());
     }
     rejected(format!(
         "{name} is {count}, on {nodes} nodes: hadron serve starts the executors of a node itself, \
-         so it runs once on each: {instead}"
+         so it must run once per node: {advice}"
     ))
 }
 
@@ -196,7 +205,7 @@ mod tests {
 
     fn node_layout(variables: &[(&str, &str)]) -> Result<NodeLayout, String> {
         let text = |name: &str| {
-            let found = variables.iter().find(|(known, _)| *known == name);
+            let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, text)| (*text).to_owned())
         };
         ClusterVariables::read(text).node_layout().map_err(|error| error.to_string())
@@ -213,7 +222,7 @@ mod tests {
 
     fn resolved_layout(variables: &[(&str, &str)]) -> (u16, u16, String, Option<u16>) {
         let NodeLayout { nodes, node, host, port } = node_layout(variables).unwrap();
-        (nodes.unwrap().1, node.unwrap().1, host.unwrap_or_default(), port)
+        (nodes.unwrap().value, node.unwrap().value, host.unwrap_or_default(), port)
     }
 
     #[test]
@@ -299,7 +308,7 @@ mod tests {
                 &[("SLURM_NNODES", "2"), ("SLURM_JOB_NODELIST", "n[1-3]")],
                 "3 hosts, but SLURM_NNODES is 2",
             ),
-            (&[("SLURM_NNODES", "2"), ("SLURM_JOB_NODELIST", "n[1")], "not closed"),
+            (&[("SLURM_NNODES", "2"), ("SLURM_JOB_NODELIST", "n[1")], "unmatched opening"),
         ] {
             let error = node_layout(variables).unwrap_err();
             assert!(error.contains(reason), "{variables:?}: {error}");
@@ -307,6 +316,9 @@ mod tests {
         // On one node, the number of tasks is irrelevant.
         let one =
             [("WORLD_SIZE", "1"), ("RANK", "0"), ("SLURM_NNODES", "1"), ("SLURM_NTASKS", "8")];
-        assert_eq!(node_layout(&one).unwrap().nodes, Some(("SLURM_NNODES", 1)));
+        assert_eq!(
+            node_layout(&one).unwrap().nodes,
+            Some(EnvNumber { name: "SLURM_NNODES", value: 1 })
+        );
     }
 }

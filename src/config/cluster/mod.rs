@@ -27,32 +27,35 @@ const MASTER_PORT_DEFAULT: u16 = 29_500;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Nodes")]
 pub struct NodeArgs {
-    /// Nodes that serve together (short: -n) [default: what the cluster's variables say, else 1]
+    /// Number of nodes (short: -n) [default: from the launcher's environment, else 1]
     #[arg(long, value_name = "COUNT")]
     nnodes: Option<u16>,
-    /// Which of them this is (short: -r); 0 schedules and answers [default: what the cluster's variables say, else 0]
+    /// Index of this node (short: -r); node 0 runs the scheduler and the HTTP server [default: from the
+    /// launcher's environment, else 0]
     #[arg(long, value_name = "INDEX")]
     node_rank: Option<u16>,
-    /// Replicas of each node: another way to say how many nodes there are (short: -dpl)
+    /// Replicas per node; alternative to --nnodes (short: -dpl)
     #[arg(long, value_name = "COUNT")]
     data_parallel_size_local: Option<u16>,
-    /// The first replica of this node: another way to say which one it is (short: -dpr)
+    /// First replica of this node; alternative to --node-rank (short: -dpr)
     #[arg(long, value_name = "INDEX")]
     data_parallel_start_rank: Option<u16>,
-    /// Where node 0 listens for the others (short: -dpa) [default: what the cluster's variables say, else 127.0.0.1]
+    /// Address of node 0 for the other nodes (short: -dpa) [default: from the launcher's environment, else
+    /// 127.0.0.1]
     #[arg(long, alias = "data-parallel-address", value_name = "HOST")]
     master_addr: Option<String>,
-    /// Its port for them (short: -dpp) [default: what the cluster's variables say, else 29500]
+    /// Port of node 0 for the other nodes (short: -dpp) [default: from the launcher's environment, else
+    /// 29500]
     #[arg(long, alias = "data-parallel-rpc-port", value_name = "PORT")]
     master_port: Option<u16>,
-    /// Both in one
+    /// Address and port of node 0 in one flag
     #[arg(long, alias = "nccl-init-addr", value_name = "HOST:PORT")]
     dist_init_addr: Option<String>,
-    /// Answer no HTTP: so does every node but 0, with or without it
+    /// Run without an HTTP server; implied on every node but node 0
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
     headless: bool,
-    /// A file with the secret that all nodes know, and nobody else
+    /// File with the cluster secret shared by all nodes
     #[arg(long, value_name = "FILE")]
     cluster_secret_file: Option<PathBuf>,
     /// Resolved cluster configuration; `None` = a single node.
@@ -88,33 +91,33 @@ impl NodeArgs {
     ) -> Result<(), CommandLineError> {
         self.resolve_data_parallel_layout(parallel.data_parallel_size)?;
         // `--nnodes 1` overrides the variables of a launcher.
-        let place = match self.nnodes {
+        let layout = match self.nnodes {
             Some(1) => launcher_env::NodeLayout::default(),
             _ => environment.cluster.node_layout()?,
         };
-        let nodes = reconcile("--nnodes", self.nnodes, place.nodes)?.unwrap_or(1);
+        let nodes = reconcile("--nnodes", self.nnodes, layout.nodes)?.unwrap_or(1);
         if nodes < 2 {
-            let told = self.nnodes.is_some() || place.nodes.is_some();
-            return self.check_single_node(nodes, told);
+            let is_explicit = self.nnodes.is_some() || layout.nodes.is_some();
+            return self.check_single_node(nodes, is_explicit);
         }
-        let node = reconcile("--node-rank", self.node_rank, place.node)?.unwrap_or(0);
+        let node = reconcile("--node-rank", self.node_rank, layout.node)?.unwrap_or(0);
         if node >= nodes {
             return rejected(format!(
-                "--node-rank {node}: of {nodes} nodes the last is {}",
+                "--node-rank {node}: the last of {nodes} nodes is {}",
                 nodes - 1
             ));
         }
         if self.headless && node == 0 {
-            return rejected("--headless: node 0 is the one that answers");
+            return rejected("--headless: node 0 runs the HTTP server");
         }
-        let (host, port) = self.address(place.host, place.port)?;
-        check_replica_placement(nodes, parallel, place.nodes)?;
+        let (host, port) = self.address(layout.host, layout.port)?;
+        check_replica_placement(nodes, parallel, layout.nodes)?;
         if self.cluster_secret_file.is_none() && environment.cluster_secret.is_none() {
-            let whence = place.nodes.map_or(String::new(), |(name, _)| {
-                format!(" ({name}; --nnodes 1 serves on this one alone)")
+            let source = layout.nodes.map_or(String::new(), |nodes| {
+                format!(" ({}; --nnodes 1 serves on this node only)", nodes.name)
             });
             return rejected(format!(
-                "{nodes} nodes{whence} need a common secret: --cluster-secret-file FILE or \
+                "{nodes} nodes{source} need a common secret: --cluster-secret-file FILE or \
                  {SECRET_VARIABLE}"
             ));
         }
@@ -128,25 +131,25 @@ impl NodeArgs {
             return match self.data_parallel_start_rank {
                 None => Ok(()),
                 Some(start) => rejected(format!(
-                    "--data-parallel-start-rank {start}: say with --data-parallel-size-local how many replicas a node has"
+                    "--data-parallel-start-rank {start}: needs --data-parallel-size-local"
                 )),
             };
         };
         if local == 0 || !replicas.is_multiple_of(local) {
             return rejected(format!(
-                "--data-parallel-size-local {local} of --data-parallel-size {replicas}: each node, 0 too, has as many \
-                 replicas as the others"
+                "--data-parallel-size-local {local} of --data-parallel-size {replicas}: each node, including \
+                 node 0, has an equal number of replicas"
             ));
         }
-        let nodes = Some(("--data-parallel-size-local", replicas / local));
+        let nodes = Some(EnvNumber { name: "--data-parallel-size-local", value: replicas / local });
         self.nnodes = reconcile("--nnodes", self.nnodes, nodes)?;
         let Some(start) = self.data_parallel_start_rank else { return Ok(()) };
         if start >= replicas || !start.is_multiple_of(local) {
             return rejected(format!(
-                "--data-parallel-start-rank {start}: nodes with {local} of {replicas} replicas begin at multiples of {local}"
+                "--data-parallel-start-rank {start}: nodes with {local} of {replicas} replicas start at multiples of {local}"
             ));
         }
-        let node = Some(("--data-parallel-start-rank", start / local));
+        let node = Some(EnvNumber { name: "--data-parallel-start-rank", value: start / local });
         self.node_rank = reconcile("--node-rank", self.node_rank, node)?;
         Ok(())
     }
@@ -162,19 +165,17 @@ impl NodeArgs {
         flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
     }
 
-    /// Checks the flags of a single node. `told`: a flag or variable states the number of nodes.
-    fn check_single_node(&self, nodes: u16, told: bool) -> Result<(), CommandLineError> {
-        if let Some(flag) = self.multi_node_flag().filter(|_| !told) {
-            return rejected(format!(
-                "{flag}: of no use to one node alone, and nothing says that there are more; --nnodes does"
-            ));
+    /// Checks the flags of a single node. `is_explicit`: a flag or variable states the number of nodes.
+    fn check_single_node(&self, nodes: u16, is_explicit: bool) -> Result<(), CommandLineError> {
+        if let Some(flag) = self.multi_node_flag().filter(|_| !is_explicit) {
+            return rejected(format!("{flag}: has no effect on a single node; set --nnodes"));
         }
         match self.node_rank {
             _ if nodes == 0 => rejected("--nnodes 0: at least 1"),
             Some(node) if node > 0 => {
                 rejected(format!("--node-rank {node}: with --nnodes 1 only rank 0 exists"))
             }
-            _ if self.headless => rejected("--headless: the only node is the one that answers"),
+            _ if self.headless => rejected("--headless: the only node runs the HTTP server"),
             _ => Ok(()),
         }
     }
@@ -191,7 +192,7 @@ impl NodeArgs {
             return Ok((host, self.master_port.or(port).unwrap_or(MASTER_PORT_DEFAULT)));
         };
         if self.master_addr.is_some() || self.master_port.is_some() {
-            return rejected("--dist-init-addr says what --master-addr and --master-port say");
+            return rejected("--dist-init-addr: excludes --master-addr and --master-port");
         }
         let bare = both.strip_prefix("tcp://").unwrap_or(both);
         let parts = bare.rsplit_once(':').and_then(|(host, port)| {
@@ -210,13 +211,13 @@ impl NodeArgs {
 fn reconcile(
     flag: &str,
     given: Option<u16>,
-    said: Option<EnvNumber>,
+    variable: Option<EnvNumber>,
 ) -> Result<Option<u16>, CommandLineError> {
-    match (given, said) {
-        (Some(given), Some((name, said))) if given != said => {
-            rejected(format!("{flag} {given}, but {name} says {said}"))
+    match (given, variable) {
+        (Some(given), Some(EnvNumber { name, value })) if given != value => {
+            rejected(format!("{flag} {given}, but {name} is {value}"))
         }
-        (given, said) => Ok(given.or(said.map(|(_, said)| said))),
+        (given, variable) => Ok(given.or(variable.map(|variable| variable.value))),
     }
 }
 
@@ -224,15 +225,15 @@ fn reconcile(
 fn check_replica_placement(
     nodes: u16,
     parallel: &ParallelArgs,
-    whence: Option<EnvNumber>,
+    nodes_variable: Option<EnvNumber>,
 ) -> Result<(), CommandLineError> {
     let (tp, dp) = (parallel.tensor_parallel_size, parallel.data_parallel_size);
-    let source = whence.map_or("--nnodes", |(name, _)| name);
+    let source = nodes_variable.map_or("--nnodes", |variable| variable.name);
     if parallel.enable_expert_parallel || parallel.enable_dp_attention {
         return rejected(format!(
             "{source} {nodes} with --enable-expert-parallel or --enable-dp-attention: ranks on several nodes \
-             cannot step together yet. Without these flags each replica holds all experts; with them one \
-             node serves"
+             cannot run steps together yet. Without these flags each replica holds all experts; with them \
+             only one node is supported"
         ));
     }
     if dp.is_multiple_of(nodes) {
@@ -240,9 +241,9 @@ fn check_replica_placement(
     }
     let more = dp.next_multiple_of(nodes);
     rejected(format!(
-        "{source} {nodes} with --data-parallel-size {dp} and --tensor-parallel-size {tp}: a replica lies on one \
-         node, and each node has as many as the others; tensor-parallel ranks on several nodes are not \
-         supported. --data-parallel-size {more} would do"
+        "{source} {nodes} with --data-parallel-size {dp} and --tensor-parallel-size {tp}: a replica runs on one \
+         node, and each node has an equal number of replicas; tensor-parallel ranks on several nodes are not \
+         supported. Use --data-parallel-size {more}"
     ))
 }
 
@@ -263,7 +264,7 @@ mod tests {
 
     fn environment(variables: &[(&str, &str)]) -> ProcessEnvironment {
         let text = |name: &str| {
-            let found = variables.iter().find(|(known, _)| *known == name);
+            let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, text)| (*text).to_owned())
         };
         let cluster_secret = Some(ClusterSecret::new("0123456789abcdef"));
@@ -279,8 +280,8 @@ mod tests {
         dp: u16,
         variables: &[(&str, &str)],
     ) -> Result<Option<ClusterConfig>, String> {
-        let settled = args.resolve(&parallel(2, dp), &environment(variables));
-        settled.map(|()| args.cluster).map_err(|error| error.to_string())
+        let result = args.resolve(&parallel(2, dp), &environment(variables));
+        result.map(|()| args.cluster).map_err(|error| error.to_string())
     }
 
     fn cluster(nodes: u16, node: u16, host: &str, port: u16) -> ClusterConfig {
@@ -299,14 +300,15 @@ mod tests {
             Some(cluster(2, 1, "n1", MASTER_PORT_DEFAULT))
         );
         let alone = NodeArgs { nnodes: Some(1), ..none() };
-        assert_eq!(resolve(alone, 1, SLURM).unwrap(), None, "in the middle of a job");
+        assert_eq!(resolve(alone, 1, SLURM).unwrap(), None, "--nnodes 1 overrides the job");
         let two = || NodeArgs { nnodes: Some(2), ..none() };
         assert_eq!(
             resolve(two(), 2, &[]).unwrap(),
             Some(cluster(2, 0, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT))
         );
-        let told = NodeArgs { master_addr: Some("m".to_owned()), master_port: Some(7), ..two() };
-        assert_eq!(resolve(told, 4, SLURM).unwrap(), Some(cluster(2, 1, "m", 7)));
+        let explicit =
+            NodeArgs { master_addr: Some("m".to_owned()), master_port: Some(7), ..two() };
+        assert_eq!(resolve(explicit, 4, SLURM).unwrap(), Some(cluster(2, 1, "m", 7)));
         for (text, host) in [("10.0.0.1:5000", "10.0.0.1"), ("tcp://[fe80::1]:5000", "fe80::1")] {
             let args = NodeArgs { dist_init_addr: Some(text.to_owned()), ..two() };
             assert_eq!(resolve(args, 2, &[]).unwrap(), Some(cluster(2, 0, host, 5_000)));
@@ -317,16 +319,20 @@ mod tests {
             ..none()
         };
         let second = Some(cluster(2, 1, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT));
-        assert_eq!(resolve(local(Some(2), Some(2)), 4, &[]).unwrap(), second, "in vLLM's words");
+        assert_eq!(resolve(local(Some(2), Some(2)), 4, &[]).unwrap(), second, "vLLM's flags");
         let first = Some(cluster(4, 0, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT));
         assert_eq!(resolve(local(Some(1), None), 4, &[]).unwrap(), first);
-        assert_eq!(resolve(local(Some(4), Some(0)), 4, SLURM).unwrap(), None, "all of them here");
+        assert_eq!(
+            resolve(local(Some(4), Some(0)), 4, SLURM).unwrap(),
+            None,
+            "all replicas on this node"
+        );
         assert_eq!(
             resolve(local(Some(2), None), 4, SLURM).unwrap(),
             Some(cluster(2, 1, "n1", MASTER_PORT_DEFAULT))
         );
         let alone = NodeArgs { nnodes: Some(1), master_addr: Some("m".to_owned()), ..none() };
-        assert_eq!(resolve(alone, 1, &[]).unwrap(), None, "a script that counts to one");
+        assert_eq!(resolve(alone, 1, &[]).unwrap(), None, "explicitly one node");
         let last = NodeArgs { node_rank: Some(1), headless: true, ..two() };
         assert_eq!(
             resolve(last, 2, &[]).unwrap(),
@@ -344,25 +350,20 @@ mod tests {
         };
         let bare = |text: &str| NodeArgs { dist_init_addr: Some(text.to_owned()), ..two() };
         for (args, dp, variables, reason) in [
-            (
-                NodeArgs { nnodes: Some(4), ..two() },
-                4,
-                SLURM,
-                "--nnodes 4, but SLURM_NNODES says 2",
-            ),
+            (NodeArgs { nnodes: Some(4), ..two() }, 4, SLURM, "--nnodes 4, but SLURM_NNODES is 2"),
             (
                 NodeArgs { node_rank: Some(0), ..two() },
                 2,
                 SLURM,
-                "--node-rank 0, but SLURM_NODEID says 1",
+                "--node-rank 0, but SLURM_NODEID is 1",
             ),
-            (NodeArgs { node_rank: Some(2), ..two() }, 2, &[], "of 2 nodes the last is 1"),
-            (NodeArgs { headless: true, ..two() }, 2, &[], "node 0 is the one that answers"),
+            (NodeArgs { node_rank: Some(2), ..two() }, 2, &[], "the last of 2 nodes is 1"),
+            (NodeArgs { headless: true, ..two() }, 2, &[], "node 0 runs the HTTP server"),
             (NodeArgs { nnodes: Some(0), ..two() }, 2, &[], "--nnodes 0"),
-            (two(), 3, &[], "--data-parallel-size 4 would do"),
+            (two(), 3, &[], "Use --data-parallel-size 4"),
             (two(), 1, &[], "--nnodes 2 with --data-parallel-size 1 and --tensor-parallel-size 2"),
             (NodeArgs::default(), 1, SLURM, "SLURM_NNODES 2 with --data-parallel-size 1"),
-            (addresses, 2, &[], "says what --master-addr"),
+            (addresses, 2, &[], "excludes --master-addr"),
             (bare("nowhere"), 2, &[], "--dist-init-addr nowhere: not HOST:PORT"),
             (bare(":1"), 2, &[], "not HOST:PORT"),
         ] {

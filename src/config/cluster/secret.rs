@@ -15,21 +15,21 @@ const SECRET_BYTES_MIN: usize = 16;
 
 /// Reads the secret from a file.
 pub(super) fn read_secret(path: &Path) -> Result<ClusterSecret, CommandLineError> {
-    let place = format!("--cluster-secret-file {}", path.display());
+    let source = format!("--cluster-secret-file {}", path.display());
     match std::fs::read_to_string(path) {
-        Ok(text) => check_secret(ClusterSecret::new(&text), &place),
-        Err(error) => rejected(format!("{place}: {error}")),
+        Ok(text) => check_secret(ClusterSecret::new(&text), &source),
+        Err(error) => rejected(format!("{source}: {error}")),
     }
 }
 
 /// Returns the secret if it is long enough.
 pub(super) fn check_secret(
     secret: ClusterSecret,
-    place: &str,
+    source: &str,
 ) -> Result<ClusterSecret, CommandLineError> {
     match secret.bytes().len() {
         bytes if bytes < SECRET_BYTES_MIN => {
-            rejected(format!("{place}: {bytes} bytes, a secret has at least {SECRET_BYTES_MIN}"))
+            rejected(format!("{source}: {bytes} bytes, a secret needs at least {SECRET_BYTES_MIN}"))
         }
         _ => Ok(secret),
     }
@@ -46,10 +46,10 @@ mod tests {
         std::fs::write(&path, "  0123456789abcdef\n").unwrap();
         let secret = read_secret(&path).unwrap();
         assert_eq!(secret.bytes(), b"0123456789abcdef");
-        assert_eq!(format!("{secret:?}"), "Secret(..)");
+        assert_eq!(format!("{secret:?}"), "ClusterSecret(..)");
         std::fs::write(&path, "0123456789abcde\n").unwrap();
         let short = read_secret(&path).unwrap_err().to_string();
-        assert!(short.ends_with("15 bytes, a secret has at least 16"), "{short}");
+        assert!(short.ends_with("15 bytes, a secret needs at least 16"), "{short}");
         std::fs::remove_file(&path).unwrap();
         assert!(read_secret(&path).unwrap_err().to_string().contains("--cluster-secret-file"));
     }

@@ -7,14 +7,14 @@ const HOSTS_MAX: usize = 65_536;
 ///
 /// Errors: a message about the malformed list.
 pub(super) fn hosts(list: &str) -> Result<Vec<String>, String> {
-    let mut all = Vec::new();
+    let mut hosts = Vec::new();
     for item in items(list)? {
-        expand(item, "", &mut all)?;
+        expand(item, "", &mut hosts)?;
     }
-    if all.is_empty() {
+    if hosts.is_empty() {
         return Err("no host".to_owned());
     }
-    Ok(all)
+    Ok(hosts)
 }
 
 /// Splits a list at the commas outside brackets.
@@ -22,9 +22,9 @@ fn items(list: &str) -> Result<Vec<&str>, String> {
     let (mut items, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, byte) in list.bytes().enumerate() {
         match byte {
-            b'[' if inside => return Err("a bracket in brackets".to_owned()),
+            b'[' if inside => return Err("nested brackets".to_owned()),
             b'[' => inside = true,
-            b']' if !inside => return Err("a bracket that was not opened".to_owned()),
+            b']' if !inside => return Err("unmatched closing bracket".to_owned()),
             b']' => inside = false,
             b',' if !inside => {
                 items.push(&list[start..at]);
@@ -34,37 +34,37 @@ fn items(list: &str) -> Result<Vec<&str>, String> {
         }
     }
     if inside {
-        return Err("a bracket that is not closed".to_owned());
+        return Err("unmatched opening bracket".to_owned());
     }
     items.push(&list[start..]);
     Ok(items.into_iter().map(str::trim).filter(|item| !item.is_empty()).collect())
 }
 
-/// Expands one item and adds its hosts, each with `prefix`, to `all`.
-fn expand(item: &str, prefix: &str, all: &mut Vec<String>) -> Result<(), String> {
+/// Expands one item and adds its hosts, each with `prefix`, to `hosts`.
+fn expand(item: &str, prefix: &str, hosts: &mut Vec<String>) -> Result<(), String> {
     let Some((before, rest)) = item.split_once('[') else {
-        if all.len() >= HOSTS_MAX {
+        if hosts.len() >= HOSTS_MAX {
             return Err(format!("more than {HOSTS_MAX} hosts"));
         }
-        all.push(format!("{prefix}{item}"));
+        hosts.push(format!("{prefix}{item}"));
         return Ok(());
     };
-    let (ranges, behind) = rest.split_once(']').unwrap_or((rest, ""));
+    let (ranges, suffix) = rest.split_once(']').unwrap_or((rest, ""));
     for range in ranges.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let number = |text: &str| {
             let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
             let number = digits.then(|| text.parse::<u32>().ok()).flatten();
-            number.ok_or_else(|| format!("{range:?} is no range of numbers"))
+            number.ok_or_else(|| format!("{range:?} is not a range of numbers"))
         };
         let (from, to) = (number(first)?, number(last)?);
         if to < from || (to - from) as usize >= HOSTS_MAX {
-            return Err(format!("{range:?} is no range of numbers"));
+            return Err(format!("{range:?} is not a range of numbers"));
         }
         for value in from..=to {
             // Zero-pad to the width of the first number of the range.
             let name = format!("{prefix}{before}{value:0width$}", width = first.len());
-            expand(behind, &name, all)?;
+            expand(suffix, &name, hosts)?;
         }
     }
     Ok(())
@@ -96,14 +96,14 @@ mod tests {
         for (list, reason) in [
             ("", "no host"),
             (",", "no host"),
-            ("n[1-2", "not closed"),
-            ("n1]", "not opened"),
-            ("n[[1]]", "a bracket in brackets"),
-            ("n[]", "\"\" is no range"),
-            ("n[a-b]", "\"a-b\" is no range"),
-            ("n[3-1]", "\"3-1\" is no range"),
-            ("n[1-99999999999]", "is no range"),
-            ("n[0-65536]", "is no range"),
+            ("n[1-2", "unmatched opening"),
+            ("n1]", "unmatched closing"),
+            ("n[[1]]", "nested brackets"),
+            ("n[]", "\"\" is not a range"),
+            ("n[a-b]", "\"a-b\" is not a range"),
+            ("n[3-1]", "\"3-1\" is not a range"),
+            ("n[1-99999999999]", "is not a range"),
+            ("n[0-65536]", "is not a range"),
             ("n[0-999][0-999]", "more than 65536 hosts"),
         ] {
             let error = hosts(list).unwrap_err();

@@ -191,7 +191,7 @@ fn api_keys_are_read_from_a_file() {
     };
     refused("No such file");
     std::fs::write(&file, "# nobody yet\n\n").unwrap();
-    refused("holds no key");
+    refused("contains no key");
     std::fs::write(&file, "# ours\nfirst\n\n  second  \n").unwrap();
     let process = ServerProcess::start(&["--api-key-file", path, "--threads", "1"]);
     for (key, status) in [("first", 200), ("second", 200), ("# ours", 401), ("third", 401)] {
