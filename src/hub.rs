@@ -15,7 +15,7 @@ use crate::config::ProcessEnvironment;
 use crate::progress::{ProgressReporter, ProgressUnit};
 
 /// Maximum number of attempts of a transfer.
-const ATTEMPTS: u32 = 5;
+const ATTEMPTS_MAX: u32 = 5;
 
 /// Configuration files, downloaded if the repository has them.
 const CONFIG_FILES: &[&str] = &["config.json", "generation_config.json"];
@@ -103,7 +103,7 @@ pub enum HubError {
         reason: String,
     },
     /// Offline mode is set, and the cache is incomplete.
-    #[error("{id}: not in the cache at {cache}, and HF_HUB_OFFLINE forbids asking the hub")]
+    #[error("{id}: not in the cache at {cache}, and HF_HUB_OFFLINE disables requests to the hub")]
     Offline {
         /// Hub id.
         id: String,
@@ -149,7 +149,7 @@ impl HubOptions {
 pub fn resolve(
     model: &str,
     revision: Option<&str>,
-    wanted: HubFileSet,
+    file_set: HubFileSet,
     environment: &ProcessEnvironment,
     download_dir: Option<&Path>,
 ) -> Result<PathBuf, HubError> {
@@ -159,15 +159,16 @@ pub fn resolve(
     if model.starts_with(['.', '/', '~']) || model.matches('/').count() > 1 {
         return Err(HubError::FolderMissing(model.to_owned()));
     }
-    let plain = |part: &str| {
+    let is_plain = |part: &str| {
         !part.is_empty()
             && !part.starts_with('.')
             && part.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
     };
-    if !model.split('/').all(plain) || Path::new(model).exists() {
+    if !model.split('/').all(is_plain) || Path::new(model).exists() {
         return Err(HubError::InvalidId(model.to_owned()));
     }
-    HubRepository::new(model, revision, HubOptions::new(environment, download_dir)?)?.fetch(wanted)
+    HubRepository::new(model, revision, HubOptions::new(environment, download_dir)?)?
+        .fetch(file_set)
 }
 
 /// Repository of the hub at one revision.
@@ -191,7 +192,7 @@ impl HubRepository {
         let revision = revision.unwrap_or("main").to_owned();
         let api = api.map_err(|error| HubError::Transfer {
             id: id.to_owned(),
-            file: "the hub".to_owned(),
+            file: "hub".to_owned(),
             reason: error.to_string(),
         })?;
         Ok(Self { id: id.to_owned(), revision, options, api, cache })
@@ -201,18 +202,18 @@ impl HubRepository {
         Repo::with_revision(self.id.clone(), RepoType::Model, revision.to_owned())
     }
 
-    fn fetch(&self, wanted: HubFileSet) -> Result<PathBuf, HubError> {
+    fn fetch(&self, file_set: HubFileSet) -> Result<PathBuf, HubError> {
         if self.options.offline {
-            return self.cached(wanted);
+            return self.cached(file_set);
         }
         let info =
             self.with_retries("file list", || self.api.repo(self.repo(&self.revision)).info())?;
-        let offered: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
+        let available: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
         // All files come from one commit, even if the branch changes meanwhile.
         let pinned = self.api.repo(self.repo(&info.sha));
-        let mut files = self.small_files(wanted, &offered)?;
-        if wanted.has_weights() {
-            files.extend(self.weight_files(&pinned, &offered)?);
+        let mut files = self.small_files(file_set, &available)?;
+        if file_set.has_weights() {
+            files.extend(self.weight_files(&pinned, &available)?);
         }
         for file in &files {
             self.download(&pinned, file)?;
@@ -224,32 +225,32 @@ impl HubRepository {
 
     fn small_files(
         &self,
-        wanted: HubFileSet,
-        offered: &BTreeSet<String>,
+        file_set: HubFileSet,
+        available: &BTreeSet<String>,
     ) -> Result<Vec<String>, HubError> {
-        let (mut names, mut needed) = (Vec::new(), Vec::new());
-        if wanted.has_text() {
+        let (mut names, mut required) = (Vec::new(), Vec::new());
+        if file_set.has_text() {
             names.extend(TEXT_FILES);
-            needed.push("tokenizer.json");
+            required.push("tokenizer.json");
         }
-        if wanted != HubFileSet::Tokenizer {
+        if file_set != HubFileSet::Tokenizer {
             names.extend(CONFIG_FILES);
-            needed.push("config.json");
+            required.push("config.json");
         }
-        if let Some(file) = needed.into_iter().find(|file| !offered.contains(*file)) {
+        if let Some(file) = required.into_iter().find(|file| !available.contains(*file)) {
             return Err(HubError::FileMissing { id: self.id.clone(), file: file.to_owned() });
         }
-        Ok(names.into_iter().filter(|n| offered.contains(*n)).map(str::to_owned).collect())
+        Ok(names.into_iter().filter(|n| available.contains(*n)).map(str::to_owned).collect())
     }
 
     /// Returns the shards in the index, or the single weights file; other tensor files are not read.
     fn weight_files(
         &self,
         repo: &ApiRepo,
-        offered: &BTreeSet<String>,
+        available: &BTreeSet<String>,
     ) -> Result<Vec<String>, HubError> {
-        if !offered.contains(INDEX_FILE) {
-            if offered.contains(SINGLE_WEIGHTS_FILE) {
+        if !available.contains(INDEX_FILE) {
+            if available.contains(SINGLE_WEIGHTS_FILE) {
                 return Ok(vec![SINGLE_WEIGHTS_FILE.to_owned()]);
             }
             let file = SINGLE_WEIGHTS_FILE.to_owned();
@@ -258,7 +259,7 @@ impl HubRepository {
         let path = self.download(repo, INDEX_FILE)?;
         let bytes = std::fs::read(path).map_err(|e| self.transfer_error(INDEX_FILE, &e))?;
         let shards = shards(&bytes).map_err(|reason| self.transfer_error(INDEX_FILE, &reason))?;
-        match shards.iter().find(|shard| !offered.contains(*shard)) {
+        match shards.iter().find(|shard| !available.contains(*shard)) {
             Some(shard) => Err(HubError::FileMissing { id: self.id.clone(), file: shard.clone() }),
             None => Ok(shards.into_iter().collect()),
         }
@@ -268,9 +269,9 @@ impl HubRepository {
     fn download(&self, repo: &ApiRepo, file: &str) -> Result<PathBuf, HubError> {
         self.with_retries(file, || {
             let metadata = self.api.metadata(&repo.url(file))?;
-            let here = self.cache.repo(self.repo(metadata.commit_hash()));
-            let blob = here.blob_path(metadata.etag());
-            let pointer = here.pointer_path(metadata.commit_hash()).join(file);
+            let cached_repo = self.cache.repo(self.repo(metadata.commit_hash()));
+            let blob = cached_repo.blob_path(metadata.etag());
+            let pointer = cached_repo.pointer_path(metadata.commit_hash()).join(file);
             let size = metadata.size() as u64;
             let complete = |path: &Path| path.metadata().is_ok_and(|m| m.len() == size);
             if complete(&pointer) {
@@ -292,13 +293,13 @@ impl HubRepository {
         })
     }
 
-    /// Runs `work` until it succeeds, fails permanently, or has failed `ATTEMPTS` times.
+    /// Runs `work` until it succeeds, fails permanently, or has failed `ATTEMPTS_MAX` times.
     fn with_retries<T>(
         &self,
         what: &str,
         work: impl Fn() -> Result<T, ApiError>,
     ) -> Result<T, HubError> {
-        let mut tried = 1;
+        let mut attempt = 1;
         loop {
             let error = match work() {
                 Ok(value) => return Ok(value),
@@ -318,28 +319,29 @@ impl HubRepository {
                 Some(status) if status < 500 && status != 408 && status != 429 => {
                     return Err(self.transfer_error(what, &format!("status {status}")));
                 }
-                _ if tried == ATTEMPTS => return Err(self.transfer_error(what, &error)),
-                _ => tracing::warn!("{}: {what}: {error}; trying again", self.id),
+                _ if attempt == ATTEMPTS_MAX => return Err(self.transfer_error(what, &error)),
+                _ => tracing::warn!("{}: {what}: {error}; retrying", self.id),
             }
-            std::thread::sleep(Duration::from_millis(250 << tried));
-            tried += 1;
+            std::thread::sleep(Duration::from_millis(250 << attempt));
+            attempt += 1;
         }
     }
 
     /// Returns the folder of an earlier download, if it is complete.
-    fn cached(&self, wanted: HubFileSet) -> Result<PathBuf, HubError> {
-        let here = self.cache.repo(self.repo(&self.revision));
-        let folder = |file: &str| here.get(file).and_then(|path| Some(path.parent()?.to_owned()));
-        let absent = || HubError::Offline {
+    fn cached(&self, file_set: HubFileSet) -> Result<PathBuf, HubError> {
+        let cached_repo = self.cache.repo(self.repo(&self.revision));
+        let folder_of =
+            |file: &str| cached_repo.get(file).and_then(|path| Some(path.parent()?.to_owned()));
+        let incomplete = || HubError::Offline {
             id: self.id.clone(),
             cache: self.options.cache.display().to_string(),
         };
-        let first = if wanted.has_text() { "tokenizer.json" } else { "config.json" };
-        let dir = folder(first).ok_or_else(absent)?;
-        if wanted != HubFileSet::Tokenizer {
-            folder("config.json").ok_or_else(absent)?;
+        let first = if file_set.has_text() { "tokenizer.json" } else { "config.json" };
+        let dir = folder_of(first).ok_or_else(incomplete)?;
+        if file_set != HubFileSet::Tokenizer {
+            folder_of("config.json").ok_or_else(incomplete)?;
         }
-        if wanted.has_weights() {
+        if file_set.has_weights() {
             let index = std::fs::read(dir.join(INDEX_FILE)).ok();
             let files = match index {
                 Some(bytes) => {
@@ -348,7 +350,7 @@ impl HubRepository {
                 None => BTreeSet::from([SINGLE_WEIGHTS_FILE.to_owned()]),
             };
             if !files.iter().all(|file| dir.join(file).exists()) {
-                return Err(absent());
+                return Err(incomplete());
             }
         }
         Ok(dir)

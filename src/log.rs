@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Bytes that a writable pipe accepts without blocking (POSIX, `PIPE_BUF`).
-const PIECE_BYTES: usize = 4_096;
+const CHUNK_BYTES: usize = 4_096;
 /// Timeout for a reader in milliseconds, unless it has blocked the previous line.
-const READER_WAIT_MS: i64 = 20;
+const READER_TIMEOUT_MS: i64 = 20;
 
 /// Log writer on stderr; clones share its state.
 #[derive(Debug, Clone, Default)]
@@ -34,29 +34,30 @@ struct LogWriterState {
 impl LogWriterState {
     /// Writes or drops one line. Returns the number of lines dropped before it, if it was written.
     fn write_or_drop(&mut self, line: &[u8], stderr: &mut StderrLock<'_>) -> u64 {
-        let end: &[u8] = if self.last_line_truncated { b"\n" } else { b"" };
-        let mut begun = false;
-        let done = [end, line].into_iter().flat_map(|part| part.chunks(PIECE_BYTES)).all(|piece| {
-            let written = self.has_room(stderr) && stderr.write_all(piece).is_ok();
-            begun |= written;
-            written
-        });
-        self.last_line_dropped = !done;
-        if done {
+        let separator: &[u8] = if self.last_line_truncated { b"\n" } else { b"" };
+        let mut partially_written = false;
+        let is_complete =
+            [separator, line].into_iter().flat_map(|part| part.chunks(CHUNK_BYTES)).all(|chunk| {
+                let written = self.is_writable(stderr) && stderr.write_all(chunk).is_ok();
+                partially_written |= written;
+                written
+            });
+        self.last_line_dropped = !is_complete;
+        if is_complete {
             self.last_line_truncated = false;
             return std::mem::take(&mut self.dropped_lines);
         }
-        self.last_line_truncated |= begun;
+        self.last_line_truncated |= partially_written;
         self.dropped_lines += 1;
         0
     }
 
     /// Whether a write would not block: it succeeds or fails immediately.
-    fn has_room(&self, stderr: &StderrLock<'_>) -> bool {
-        let patience_ms = if self.last_line_dropped { 0 } else { READER_WAIT_MS };
-        let patience = Timespec { tv_sec: 0, tv_nsec: patience_ms * 1_000_000 };
-        let mut watched = [PollFd::new(stderr, PollFlags::OUT)];
-        poll(&mut watched, Some(&patience)).is_ok_and(|ready| ready > 0)
+    fn is_writable(&self, stderr: &StderrLock<'_>) -> bool {
+        let timeout_ms = if self.last_line_dropped { 0 } else { READER_TIMEOUT_MS };
+        let timeout = Timespec { tv_sec: 0, tv_nsec: timeout_ms * 1_000_000 };
+        let mut poll_fds = [PollFd::new(stderr, PollFlags::OUT)];
+        poll(&mut poll_fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
     }
 }
 
@@ -73,10 +74,10 @@ impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         // Hold the stderr lock from the poll to the write, so that no other thread fills the pipe in between.
-        let lost = state.write_or_drop(line, &mut io::stderr().lock());
+        let dropped = state.write_or_drop(line, &mut io::stderr().lock());
         drop(state);
-        if lost > 0 {
-            tracing::warn!(lines = lost, "nobody took these lines of the log: they are lost");
+        if dropped > 0 {
+            tracing::warn!(lines = dropped, "log lines were dropped");
         }
         Ok(line.len())
     }
@@ -87,24 +88,24 @@ impl Write for LogWriter {
 }
 
 /// Crates of the server that a filter for `hadron` also covers.
-const FRONT_CRATES: [&str; 5] = ["grammar", "text", "metrics", "engine", "server"];
+const SERVER_CRATES: [&str; 5] = ["grammar", "text", "metrics", "engine", "server"];
 
 /// Expands a log filter: `hadron=LEVEL` covers all crates of the server, and `hadron::CRATE=LEVEL` covers
 /// one. Directives of the original filter come last, so they take precedence.
-pub fn cover_front_crates(filter: &str) -> String {
+pub fn expand_hadron_filter(filter: &str) -> String {
     let mut directives = Vec::new();
     for directive in filter.split(',') {
         let target = directive.find(['=', '[']).unwrap_or(directive.len());
         let (target, level) = directive.split_at(target);
         let path = match target.trim().strip_prefix("hadron") {
             Some("") => {
-                directives.extend(FRONT_CRATES.map(|name| format!("{name}{level}")));
+                directives.extend(SERVER_CRATES.map(|name| format!("{name}{level}")));
                 continue;
             }
             Some(path) => path.strip_prefix("::").unwrap_or_default(),
             None => continue,
         };
-        if path.split("::").next().is_some_and(|name| FRONT_CRATES.contains(&name)) {
+        if path.split("::").next().is_some_and(|name| SERVER_CRATES.contains(&name)) {
             directives.push(format!("{path}{level}"));
         }
     }
@@ -151,18 +152,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_of_hadron_cover_the_crates_of_the_server() {
-        assert_eq!(cover_front_crates("info"), "info");
+    fn hadron_filters_cover_all_server_crates() {
+        assert_eq!(expand_hadron_filter("info"), "info");
         assert_eq!(
-            cover_front_crates("info,hadron=debug"),
+            expand_hadron_filter("info,hadron=debug"),
             "grammar=debug,text=debug,metrics=debug,engine=debug,server=debug,info,hadron=debug"
         );
         assert_eq!(
-            cover_front_crates("hadron::server::sse[request]=trace,hadron::launcher=warn"),
+            expand_hadron_filter("hadron::server::sse[request]=trace,hadron::launcher=warn"),
             "server::sse[request]=trace,hadron::server::sse[request]=trace,hadron::launcher=warn"
         );
         for other in ["hadron_x=debug", "executor=debug", ""] {
-            assert_eq!(cover_front_crates(other), other);
+            assert_eq!(expand_hadron_filter(other), other);
         }
     }
 }

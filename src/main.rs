@@ -1,7 +1,7 @@
 //! Entry point: parses the command line and runs one subcommand.
 
 use hadron::config::{self, CliCommand, CliInvocation, CommandLineError, LogFormat};
-use hadron::log::{LogWriter, cover_front_crates};
+use hadron::log::{LogWriter, expand_hadron_filter};
 use hadron::{bench, eval, events, launcher, synth};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ const LOG_FILTER: &str = "info";
 /// Installs the log subscriber, which writes to stderr.
 fn start_log(format: LogFormat, filter: &str) {
     let log = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(cover_front_crates(filter)))
+        .with_env_filter(EnvFilter::new(expand_hadron_filter(filter)))
         .with_writer(LogWriter::default());
     match format {
         LogFormat::Human => log.with_ansi(std::io::stderr().is_terminal()).init(),

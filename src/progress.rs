@@ -101,16 +101,16 @@ impl ProgressReporter {
                 let (done, elapsed) = (bar.position(), bar.elapsed());
                 bar.finish_and_clear();
                 // A closed stderr must not stop the operation.
-                let _ignored = writeln!(std::io::stderr(), "{}", self.end(done, elapsed));
+                let _ignored = writeln!(std::io::stderr(), "{}", self.summary(done, elapsed));
             }
             ProgressSink::Lines(lines) => {
                 let Ok(lines) = lines.lock() else { return };
-                tracing::info!("{}", self.end(lines.done, lines.started.elapsed()));
+                tracing::info!("{}", self.summary(lines.done, lines.started.elapsed()));
             }
         }
     }
 
-    fn end(&self, done: u64, elapsed: Duration) -> String {
+    fn summary(&self, done: u64, elapsed: Duration) -> String {
         let seconds = elapsed.as_secs_f64();
         format!("{}: {} in {seconds:.1} s", self.label, self.amount(done))
     }

@@ -31,7 +31,7 @@ const LEVEL_KEYS: &[&str] = &["concurrency", "running", "op", "tokens"];
 pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
     let (before, after) = (read(&args.before)?, read(&args.after)?);
     if before["kind"] != after["kind"] {
-        bail!("the files measure different things: {} and {}", before["kind"], after["kind"]);
+        bail!("the files are of different benchmarks: {} and {}", before["kind"], after["kind"]);
     }
     if before["settings"] != after["settings"] {
         tracing::warn!("settings differ: {} and {}", before["settings"], after["settings"]);
@@ -39,17 +39,17 @@ pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
     let mut rows = Vec::new();
     let mut worst = f64::NEG_INFINITY;
     for level in levels(&before) {
-        let same = |other: &&Value| LEVEL_KEYS.iter().all(|key| other[key] == level[key]);
-        let Some(other) = levels(&after).iter().find(same) else { continue };
+        let is_same_level = |other: &&Value| LEVEL_KEYS.iter().all(|key| other[key] == level[key]);
+        let Some(other) = levels(&after).iter().find(is_same_level) else { continue };
         for row in compare_level(level, other) {
             worst = worst.max(row.worse_percent);
             rows.push(row.cells(&level_name(level)));
         }
     }
     if rows.is_empty() {
-        bail!("the files have no level in common");
+        bail!("the files have no common level");
     }
-    report::print_table(&["level", "figure", "before", "after", "change"], &rows)?;
+    report::print_table(&["level", "metric", "before", "after", "change"], &rows)?;
     let failed = args.fail_above.is_some_and(|limit| worst > limit);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -77,12 +77,12 @@ impl MetricComparison {
 
 /// Compares the metrics that both levels contain. A metric that was 0 before is skipped.
 fn compare_level(before: &Value, after: &Value) -> Vec<MetricComparison> {
-    let pair = |&(figure, more_is_better): &(&'static str, bool)| {
-        let value = |level: &Value| level.pointer(figure).and_then(Value::as_f64);
+    let pair = |&(metric, higher_is_better): &(&'static str, bool)| {
+        let value = |level: &Value| level.pointer(metric).and_then(Value::as_f64);
         let (before, after) = (value(before)?, value(after)?);
         let change = (after / before - 1.0) * 100.0;
-        let worse_percent = if more_is_better { -change } else { change };
-        (before > 0.0).then_some(MetricComparison { metric: figure, before, after, worse_percent })
+        let worse_percent = if higher_is_better { -change } else { change };
+        (before > 0.0).then_some(MetricComparison { metric, before, after, worse_percent })
     };
     COMPARED_METRICS.iter().filter_map(pair).collect()
 }
@@ -114,8 +114,8 @@ mod tests {
     fn regression_sign_follows_metric_direction() {
         let level = |rate: f64, ttft: f64| json!({"concurrency": 8, "output_tok_s": rate, "ttft_ms": {"p50": ttft, "p99": 0.0}});
         let pairs = compare_level(&level(100.0, 10.0), &level(90.0, 12.0));
-        let worse: Vec<i64> = pairs.iter().map(|p| p.worse_percent.round() as i64).collect();
-        assert_eq!(worse, [10, 20]);
+        let regressions: Vec<i64> = pairs.iter().map(|p| p.worse_percent.round() as i64).collect();
+        assert_eq!(regressions, [10, 20]);
         assert_eq!(level_name(&level(1.0, 1.0)), "concurrency 8");
         assert_eq!(level_name(&json!({"op": "o_proj", "tokens": 8})), "op o_proj, tokens 8");
     }

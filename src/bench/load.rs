@@ -49,7 +49,7 @@ async fn measure(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<Ex
         let bodies: Vec<Bytes> = (0..count).map(|i| prompts.body(concurrency, i)).collect();
         let arrivals = args.request_rate.map(|rate| arrival_times(args.seed, rate, count));
         let (samples, errors) = load.run(bodies, arrivals).await;
-        levels.push(LoadLevelReport::of(concurrency, args.request_rate, &samples, &errors));
+        levels.push(LoadLevelReport::new(concurrency, args.request_rate, &samples, &errors));
     }
     print(&levels)?;
     let settings = json!({
@@ -67,14 +67,14 @@ async fn measure(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<Ex
 
 /// Send time of each request relative to the start: a Poisson process.
 fn arrival_times(seed: u64, rate: f64, count: usize) -> Vec<Duration> {
-    let mut random = SplitMix64::new(seed, ARRIVAL_STREAM);
+    let mut rng = SplitMix64::new(seed, ARRIVAL_STREAM);
     let mut at = 0.0;
-    let draw = |_| {
+    let next_arrival = |_| {
         let now = at;
-        at += random.exponential() / rate;
+        at += rng.exponential() / rate;
         Duration::from_secs_f64(now)
     };
-    (0..count).map(draw).collect()
+    (0..count).map(next_arrival).collect()
 }
 
 /// Load generator of one concurrency level.
@@ -96,14 +96,14 @@ impl LoadGenerator<'_> {
         }
         let label = format!("concurrency {}", self.concurrency);
         let progress = ProgressReporter::new(&label, bodies.len() as u64, ProgressUnit::Items);
-        let seats = Arc::new(Semaphore::new(self.concurrency));
+        let permits = Arc::new(Semaphore::new(self.concurrency));
         let start = tokio::time::Instant::now();
         let mut running = JoinSet::new();
         let (mut samples, mut errors) = (Vec::new(), Vec::new());
-        let mut take =
-            |answer: Result<Result<RequestSample, ClientError>, tokio::task::JoinError>| {
+        let mut record =
+            |result: Result<Result<RequestSample, ClientError>, tokio::task::JoinError>| {
                 progress.add(1);
-                match answer {
+                match result {
                     Ok(Ok(sample)) => samples.push(sample),
                     Ok(Err(error)) => errors.push(error.to_string()),
                     Err(error) => errors.push(error.to_string()),
@@ -113,18 +113,18 @@ impl LoadGenerator<'_> {
             if let Some(arrivals) = &arrivals {
                 tokio::time::sleep_until(start + arrivals[index]).await;
             }
-            let seat = Arc::clone(&seats).acquire_owned().await;
+            let permit = Arc::clone(&permits).acquire_owned().await;
             let (client, path) = (Arc::clone(self.client), self.path);
             running.spawn(async move {
-                let _seat = seat; // Dropped when the response is complete.
+                let _permit = permit; // Dropped when the response is complete.
                 send_request(&client, path, body).await
             });
-            while let Some(answer) = running.try_join_next() {
-                take(answer);
+            while let Some(result) = running.try_join_next() {
+                record(result);
             }
         }
-        while let Some(answer) = running.join_next().await {
-            take(answer);
+        while let Some(result) = running.join_next().await {
+            record(result);
         }
         progress.finish();
         (samples, errors)
@@ -193,7 +193,7 @@ async fn send_request(
             continue;
         }
         let chunk: StreamedChunk = serde_json::from_slice(event.data)
-            .map_err(|e| ClientError::Reply(format!("an event: {e}")))?;
+            .map_err(|e| ClientError::Reply(format!("invalid event: {e}")))?;
         if let Some(error) = chunk.error {
             return Err(ClientError::Reply(error.to_string()));
         }
@@ -208,7 +208,7 @@ async fn send_request(
         last = event.at;
     }
     let Some(first) = first.filter(|_| done) else {
-        return Err(ClientError::Reply("the stream ended early".to_owned()));
+        return Err(ClientError::Reply("the stream ended before [DONE]".to_owned()));
     };
     let cached = |usage: &StreamedUsage| usage.prompt_tokens_details.as_ref()?.cached_tokens;
     Ok(RequestSample {
@@ -262,7 +262,7 @@ fn print(levels: &[LoadLevelReport]) -> Result<()> {
     for level in levels.iter().filter(|level| level.errors > 0) {
         let error = level.first_error.as_deref().unwrap_or("unknown");
         tracing::error!(
-            "concurrency {}: {} requests failed, the first: {error}",
+            "concurrency {}: {} requests failed, first error: {error}",
             level.concurrency,
             level.errors
         );

@@ -47,17 +47,18 @@ pub(super) fn run(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<Ex
     let model = model(args, environment)?;
     let name = args.model.as_deref().unwrap_or(DEFAULT_NAME);
     if model.quantization.is_some() {
-        tracing::warn!("{name} is quantised; its shapes are timed with weights that are not");
+        tracing::warn!("{name} is quantised; its shapes are measured with unquantised weights");
     }
     let config = bench_config(args, environment, model);
     let dtype = config.dtype;
     let kind = config.device;
-    let bench = OpBench::open(config)
-        .with_context(|| format!("cannot open the device ({kind:?}); --device names another"))?;
+    let bench = OpBench::open(config).with_context(|| {
+        format!("cannot open the device ({kind:?}); select another one with --device")
+    })?;
     let mut levels = Vec::new();
     bench.run(&mut |timing| {
-        tracing::debug!(op = timing.op, tokens = timing.tokens, "timed");
-        levels.push(OpLevel::of(timing));
+        tracing::debug!(op = timing.op, tokens = timing.tokens, "op measured");
+        levels.push(OpLevel::from_timing(timing));
     })?;
     if levels.is_empty() {
         bail!("{name} has none of the ops of --only");
@@ -73,7 +74,7 @@ pub(super) fn run(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<Ex
         "block_size": args.block_size,
         "repeats": args.repeats,
     });
-    tracing::info!(%device, model = name, ?dtype, "ops timed");
+    tracing::info!(%device, model = name, ?dtype, "ops measured");
     report::write(args.output.as_deref(), &report::result("ops", &settings, &levels))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -87,7 +88,7 @@ fn check(args: &OpsArgs) -> Result<()> {
         bail!("--block-size {}: an even number of tokens", args.block_size);
     }
     match args.only.iter().find(|name| !BENCH_OP_NAMES.contains(&name.as_str())) {
-        Some(name) => bail!("--only {name}: no such op; there are {}", BENCH_OP_NAMES.join(", ")),
+        Some(name) => bail!("--only {name}: unknown op; known ops: {}", BENCH_OP_NAMES.join(", ")),
         None => Ok(()),
     }
 }
@@ -139,11 +140,11 @@ fn bench_config(
 }
 
 impl OpLevel {
-    fn of(timing: OpTiming) -> Self {
+    fn from_timing(timing: OpTiming) -> Self {
         let OpTiming { op, tokens, shape, bytes, flops, seconds } = timing;
         let fastest_us = seconds.iter().copied().fold(f64::INFINITY, f64::min) * 1e6;
         // `LatencySummary` multiplies its input by 1,000. Seconds times 1,000 give microseconds.
-        let time_us = LatencySummary::of(seconds.into_iter().map(|s| s * 1e3).collect());
+        let time_us = LatencySummary::from_seconds(seconds.into_iter().map(|s| s * 1e3).collect());
         let per_s = |count: u64| count as f64 / time_us.p50 / 1e3;
         let (gb_per_s, gflop_per_s) = (per_s(bytes), per_s(flops));
         Self { op, tokens, shape, bytes, flops, gb_per_s, gflop_per_s, time_us, fastest_us }
@@ -181,7 +182,7 @@ mod tests {
             flops: 12_000_000,
             seconds: vec![0.002, 0.001, 0.004],
         };
-        let level = OpLevel::of(timing);
+        let level = OpLevel::from_timing(timing);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");
         close(level.time_us.p50, 2000.0);
         close(level.fastest_us, 1000.0);

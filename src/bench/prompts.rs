@@ -25,8 +25,8 @@ pub(super) struct PromptGenerator<'a> {
     args: &'a LoadArgs,
     model: String,
     tokenizer: Option<Tokenizer>,
-    low: u32,
-    high: u32,
+    id_min: u32,
+    id_max: u32,
     shared: Vec<Token>,
 }
 
@@ -48,13 +48,16 @@ impl<'a> PromptGenerator<'a> {
             Some(dir) => Some(Tokenizer::load(dir).context("--tokenizer")?),
             None => None,
         };
-        let known = tokenizer.as_ref().map(|t| t.vocab_size() as u32);
-        let high =
-            args.vocab_size.or(known).or_else(|| vocab_size(card)).unwrap_or(VOCAB_SIZE_FALLBACK);
-        let low = RANDOM_ID_MIN.min(high / 2);
-        let mut random = SplitMix64::new(args.seed, SHARED_PREFIX_STREAM);
-        let shared = (0..args.shared_prefix).map(|_| random.uniform(low, high)).collect();
-        Ok(Self { args, model, tokenizer, low, high, shared })
+        let tokenizer_vocab_size = tokenizer.as_ref().map(|t| t.vocab_size() as u32);
+        let id_max = args
+            .vocab_size
+            .or(tokenizer_vocab_size)
+            .or_else(|| vocab_size(card))
+            .unwrap_or(VOCAB_SIZE_FALLBACK);
+        let id_min = RANDOM_ID_MIN.min(id_max / 2);
+        let mut rng = SplitMix64::new(args.seed, SHARED_PREFIX_STREAM);
+        let shared = (0..args.shared_prefix).map(|_| rng.uniform(id_min, id_max)).collect();
+        Ok(Self { args, model, tokenizer, id_min, id_max, shared })
     }
 
     /// Returns the path of the endpoint.
@@ -67,10 +70,10 @@ impl<'a> PromptGenerator<'a> {
 
     /// Returns the body of request `index` at a concurrency level.
     pub(super) fn body(&self, level: usize, index: usize) -> Bytes {
-        let mut random = SplitMix64::new(self.args.seed, (level as u64) << 32 | index as u64);
+        let mut rng = SplitMix64::new(self.args.seed, (level as u64) << 32 | index as u64);
         let mut ids = self.shared.clone();
         let rest = self.args.input_len - ids.len();
-        ids.extend((0..rest).map(|_| random.uniform(self.low, self.high)));
+        ids.extend((0..rest).map(|_| rng.uniform(self.id_min, self.id_max)));
         let mut body = json!({
             "model": self.model,
             "max_tokens": self.args.output_len,

@@ -39,9 +39,9 @@ mod tests {
 
     #[test]
     fn draws_stay_in_range_and_gaps_have_the_right_mean() {
-        let mut random = SplitMix64::new(1, 2);
-        assert!((0..1000).all(|_| (5..9).contains(&random.uniform(5, 9))));
-        let mean = (0..100_000).map(|_| random.exponential()).sum::<f64>() / 1e5;
+        let mut rng = SplitMix64::new(1, 2);
+        assert!((0..1000).all(|_| (5..9).contains(&rng.uniform(5, 9))));
+        let mean = (0..100_000).map(|_| rng.exponential()).sum::<f64>() / 1e5;
         assert!((mean - 1.0).abs() < 0.02, "{mean}");
         assert_ne!(SplitMix64::new(1, 2).next(), SplitMix64::new(1, 3).next());
     }

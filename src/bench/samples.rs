@@ -56,7 +56,7 @@ pub(super) struct LoadLevelReport {
 
 impl LatencySummary {
     /// Summarises values in seconds, in any order; all zero if there are none.
-    pub(super) fn of(mut seconds: Vec<f64>) -> Self {
+    pub(super) fn from_seconds(mut seconds: Vec<f64>) -> Self {
         seconds.sort_unstable_by(f64::total_cmp);
         let n = seconds.len();
         let at = |p: f64| seconds.get(((p * n as f64) as usize).min(n.max(1) - 1));
@@ -73,24 +73,25 @@ impl LatencySummary {
 
 impl LoadLevelReport {
     /// Summarises one level.
-    pub(super) fn of(
+    pub(super) fn new(
         concurrency: usize,
         request_rate: Option<f64>,
         samples: &[RequestSample],
         errors: &[String],
     ) -> Self {
         let seconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64();
-        let each =
-            |f: &dyn Fn(&RequestSample) -> f64| LatencySummary::of(samples.iter().map(f).collect());
+        let each = |f: &dyn Fn(&RequestSample) -> f64| {
+            LatencySummary::from_seconds(samples.iter().map(f).collect())
+        };
         let sum = |f: &dyn Fn(&RequestSample) -> u64| samples.iter().map(f).sum::<u64>();
-        let begin = samples.iter().map(|s| s.sent).min();
+        let start = samples.iter().map(|s| s.sent).min();
         let end = samples.iter().map(|s| s.last).max();
-        let duration_s = begin.zip(end).map_or(0.0, |(begin, end)| seconds(begin, end));
+        let duration_s = start.zip(end).map_or(0.0, |(start, end)| seconds(start, end));
         let per_s = |count: u64| if duration_s > 0.0 { count as f64 / duration_s } else { 0.0 };
         let (prompt_tokens, output_tokens) = (sum(&|s| s.prompt_tokens), sum(&|s| s.output_tokens));
         // TPOT is undefined for a single token.
-        let several = samples.iter().filter(|s| s.output_tokens > 1);
-        let tpot = several.map(|s| seconds(s.first, s.last) / (s.output_tokens - 1) as f64);
+        let multi_token = samples.iter().filter(|s| s.output_tokens > 1);
+        let tpot = multi_token.map(|s| seconds(s.first, s.last) / (s.output_tokens - 1) as f64);
         Self {
             concurrency,
             request_rate,
@@ -105,8 +106,8 @@ impl LoadLevelReport {
             output_tok_s: per_s(output_tokens),
             total_tok_s: per_s(prompt_tokens + output_tokens),
             ttft_ms: each(&|s| seconds(s.sent, s.first)),
-            tpot_ms: LatencySummary::of(tpot.collect()),
-            itl_ms: LatencySummary::of(
+            tpot_ms: LatencySummary::from_seconds(tpot.collect()),
+            itl_ms: LatencySummary::from_seconds(
                 samples.iter().flat_map(|s| s.gaps.iter().map(|&g| f64::from(g))).collect(),
             ),
             e2e_ms: each(&|s| seconds(s.sent, s.last)),
@@ -133,7 +134,7 @@ mod tests {
             gaps: vec![0.1],
         };
         let samples = [sample(0, 100, 300, 3), sample(50, 250, 1050, 5), sample(60, 70, 70, 1)];
-        let level = LoadLevelReport::of(2, None, &samples, &["x".to_owned()]);
+        let level = LoadLevelReport::new(2, None, &samples, &["x".to_owned()]);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} {b}");
         close(level.duration_s, 1.05);
         close(level.output_tok_s, 9.0 / 1.05);
@@ -143,7 +144,7 @@ mod tests {
         close(level.tpot_ms.mean, 150.0);
         close(level.e2e_ms.p99, 1000.0);
         assert_eq!((level.requests, level.errors), (3, 1));
-        let none = LoadLevelReport::of(1, None, &[], &[]);
+        let none = LoadLevelReport::new(1, None, &[], &[]);
         close(none.output_tok_s, 0.0);
         close(none.ttft_ms.p99, 0.0);
     }

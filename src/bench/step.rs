@@ -66,15 +66,15 @@ pub(super) fn run(args: &StepArgs) -> Result<ExitCode> {
 fn measure(args: &StepArgs, running: u32) -> Result<StepLevelReport> {
     let mut bench = SchedulerStepBench::new(args, running)?;
     let mut seconds = Vec::with_capacity(args.steps as usize);
-    let mut warm = 0;
+    let mut warmup_steps = 0;
     while seconds.len() < args.steps as usize {
         let (rows, elapsed) = bench.step()?;
         let decoding = rows == running as usize;
         if !decoding {
             continue;
         }
-        if warm < WARMUP_STEPS {
-            warm += 1;
+        if warmup_steps < WARMUP_STEPS {
+            warmup_steps += 1;
             continue;
         }
         seconds.push(elapsed);
@@ -82,7 +82,7 @@ fn measure(args: &StepArgs, running: u32) -> Result<StepLevelReport> {
     let total: f64 = seconds.iter().sum();
     let steps = seconds.len();
     // `LatencySummary` multiplies its input by 1,000. Seconds times 1,000 give microseconds.
-    let step_us = LatencySummary::of(seconds.into_iter().map(|s| s * 1e3).collect());
+    let step_us = LatencySummary::from_seconds(seconds.into_iter().map(|s| s * 1e3).collect());
     Ok(StepLevelReport {
         running,
         steps,
@@ -94,7 +94,7 @@ fn measure(args: &StepArgs, running: u32) -> Result<StepLevelReport> {
 
 /// Scheduler with a simulated device that returns outputs immediately.
 struct SchedulerStepBench {
-    engine: Scheduler,
+    scheduler: Scheduler,
     inbox: Vec<SchedulerEvent>,
     effects: Vec<SchedulerEffect>,
     now_ms: u64,
@@ -115,8 +115,8 @@ impl SchedulerStepBench {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: args.block_size, groups: vec![group] };
         let blocks = u64::from(running) * u64::from(length.div_ceil(args.block_size) + 1);
-        let blocks = u32::try_from(blocks).context("too many blocks; fewer --steps")?;
-        let engine =
+        let blocks = u32::try_from(blocks).context("too many blocks; reduce --steps")?;
+        let scheduler =
             Scheduler::new(SchedulerConfig::new(limits, KvConfig::new(spec, blocks, [1, 2])))?;
         let submit = |index: u32| {
             // Prompts differ at the first token, so no block is shared.
@@ -137,7 +137,7 @@ impl SchedulerStepBench {
             }))
         };
         let inbox = (0..running).map(submit).collect();
-        Ok(Self { engine, inbox, effects: Vec::new(), now_ms: 0 })
+        Ok(Self { scheduler, inbox, effects: Vec::new(), now_ms: 0 })
     }
 
     /// Runs one step. Returns the number of its rows if all of them decode, else 0, and the duration of its
@@ -145,7 +145,7 @@ impl SchedulerStepBench {
     fn step(&mut self) -> Result<(usize, f64)> {
         self.now_ms += 1;
         let start = Instant::now();
-        self.engine.tick(self.now_ms, &mut self.inbox, &mut self.effects);
+        self.scheduler.tick(self.now_ms, &mut self.inbox, &mut self.effects);
         let elapsed = start.elapsed().as_secs_f64();
         let mut rows = None;
         for effect in self.effects.drain(..) {
@@ -156,7 +156,7 @@ impl SchedulerStepBench {
                     .push(SchedulerEvent::StepOutput { replica, output: simulated_output(&batch) });
             }
         }
-        Ok((rows.context("the engine has nothing to run")?, elapsed))
+        Ok((rows.context("the scheduler sent no batch")?, elapsed))
     }
 }
 

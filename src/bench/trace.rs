@@ -21,18 +21,18 @@ use crate::config::TraceArgs;
 
 /// Prints the tables of one trace.
 pub(super) fn run(args: &TraceArgs) -> Result<ExitCode> {
-    let kinds = read(&args.file).with_context(|| args.file.display().to_string())?;
-    if kinds.is_empty() {
-        bail!("{}: no step is recorded", args.file.display());
+    let classes = read(&args.file).with_context(|| args.file.display().to_string())?;
+    if classes.is_empty() {
+        bail!("{}: the trace contains no step", args.file.display());
     }
     print_table(
         &["step", "steps", "rows", "tokens", "ms", "gaps", "gap us", "gap of step"],
-        &kinds.iter().map(|(kind, sums)| sums.row(&kind.to_string())).collect::<Vec<_>>(),
+        &classes.iter().map(|(class, totals)| totals.row(&class.to_string())).collect::<Vec<_>>(),
     )?;
-    for (kind, sums) in kinds.iter().filter(|(_, sums)| sums.timed_steps.steps > 0) {
-        let marked = &sums.timed_steps;
-        writeln!(stdout(), "\n{kind}: {} steps marked launch by launch", marked.steps)?;
-        print_table(&["part", "launches", "ms", "share"], &marked.rows())?;
+    for (class, totals) in classes.iter().filter(|(_, totals)| totals.timed_steps.steps > 0) {
+        let timed = &totals.timed_steps;
+        writeln!(stdout(), "\n{class}: {} steps with timestamps per launch", timed.steps)?;
+        print_table(&["family", "launches", "ms", "share"], &timed.rows())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -59,7 +59,8 @@ struct TraceEventArgs<'a> {
     fresh: u32,
     tokens: u32,
     graph: Option<u32>,
-    marked: bool,
+    #[serde(rename = "marked")]
+    has_launch_timestamps: bool,
     #[serde(borrow)]
     family: Cow<'a, str>,
 }
@@ -76,11 +77,11 @@ enum StepClass {
 }
 
 impl StepClass {
-    fn of(facts: &TraceEventArgs<'_>) -> Self {
-        match facts.graph {
+    fn from_args(args: &TraceEventArgs<'_>) -> Self {
+        match args.graph {
             Some(rows) => Self::Replay(rows),
-            None if facts.tokens == facts.rows => Self::Decode(facts.rows.next_power_of_two()),
-            None => Self::Mixed(facts.tokens.next_power_of_two()),
+            None if args.tokens == args.rows => Self::Decode(args.rows.next_power_of_two()),
+            None => Self::Mixed(args.tokens.next_power_of_two()),
         }
     }
 }
@@ -124,12 +125,12 @@ struct KernelFamilyTotals {
 struct PreviousStep {
     step: u64,
     end_us: f64,
-    marked: bool,
+    has_launch_timestamps: bool,
 }
 
 fn read(path: &Path) -> Result<BTreeMap<StepClass, StepClassTotals>> {
-    let mut kinds: BTreeMap<StepClass, StepClassTotals> = BTreeMap::new();
-    let (mut kind, mut former) = (None, None);
+    let mut classes: BTreeMap<StepClass, StepClassTotals> = BTreeMap::new();
+    let (mut class, mut previous) = (None, None);
     for (n, line) in (1..).zip(BufReader::new(File::open(path)?).lines()) {
         let line = line?;
         let text = line.trim_end().trim_end_matches(',');
@@ -138,48 +139,53 @@ fn read(path: &Path) -> Result<BTreeMap<StepClass, StepClassTotals>> {
         }
         let event: ChromeTraceEvent<'_> =
             serde_json::from_str(text).with_context(|| format!("line {n}"))?;
-        match (event.cat.as_ref(), kind) {
+        match (event.cat.as_ref(), class) {
             ("step", _) => {
-                let of = StepClass::of(&event.args);
-                kinds.entry(of).or_default().add(&event, former);
-                let (step, marked) = (event.args.step, event.args.marked);
-                former = Some(PreviousStep { step, end_us: event.ts + event.dur, marked });
-                kind = Some(of);
+                let step_class = StepClass::from_args(&event.args);
+                classes.entry(step_class).or_default().add(&event, previous);
+                let TraceEventArgs { step, has_launch_timestamps, .. } = event.args;
+                let end_us = event.ts + event.dur;
+                previous = Some(PreviousStep { step, end_us, has_launch_timestamps });
+                class = Some(step_class);
             }
-            ("kernel", Some(of)) => kinds.entry(of).or_default().timed_steps.add(&event),
+            ("kernel", Some(step_class)) => {
+                classes.entry(step_class).or_default().timed_steps.add(&event)
+            }
             _ => {}
         }
     }
-    Ok(kinds)
+    Ok(classes)
 }
 
 impl StepClassTotals {
-    fn add(&mut self, event: &ChromeTraceEvent<'_>, former: Option<PreviousStep>) {
-        let facts = &event.args;
-        if facts.marked {
+    fn add(&mut self, event: &ChromeTraceEvent<'_>, previous: Option<PreviousStep>) {
+        let args = &event.args;
+        if args.has_launch_timestamps {
             self.timed_steps.steps += 1;
             self.timed_steps.us += event.dur;
             return;
         }
         self.steps += 1;
-        self.rows += u64::from(facts.rows);
-        self.tokens += u64::from(facts.tokens);
+        self.rows += u64::from(args.rows);
+        self.tokens += u64::from(args.tokens);
         self.us += event.dur;
-        let next = |former: &PreviousStep| former.step + 1 == facts.step && !former.marked;
-        if let Some(former) = former.filter(next)
-            && facts.fresh < facts.rows
+        let is_next = |previous: &PreviousStep| {
+            previous.step + 1 == args.step && !previous.has_launch_timestamps
+        };
+        if let Some(previous) = previous.filter(is_next)
+            && args.fresh < args.rows
         {
             self.gaps += 1;
-            self.gap_us += event.ts - former.end_us;
+            self.gap_us += event.ts - previous.end_us;
             self.gap_steps_us += event.dur;
         }
     }
 
-    fn row(&self, kind: &str) -> Vec<String> {
-        let mean = |sum: f64, of: u32| sum / f64::from(of.max(1));
+    fn row(&self, class: &str) -> Vec<String> {
+        let mean = |sum: f64, count: u32| sum / f64::from(count.max(1));
         let gap = |text: String| if self.gaps > 0 { text } else { "-".to_owned() };
         vec![
-            kind.to_owned(),
+            class.to_owned(),
             self.steps.to_string(),
             format!("{:.1}", mean(self.rows as f64, self.steps)),
             format!("{:.1}", mean(self.tokens as f64, self.steps)),
@@ -208,13 +214,13 @@ impl KernelFamilyTotals {
             let ms = format!("{:.3}", us / steps / 1e3);
             vec![name.to_owned(), launches, ms, format!("{:.1} %", 100.0 * us / self.us)]
         };
-        let mut parts: Vec<_> = self.families.iter().collect();
-        parts.sort_by(|(_, a), (_, b)| b.1.total_cmp(&a.1));
-        let known: f64 = parts.iter().map(|(_, (_, us))| us).sum();
-        let between = (self.us - known).max(0.0); // Timestamps are rounded.
-        let rest = [row("between them", None, between), row("all", None, self.us)];
-        let parts = parts.iter().map(|(name, (n, us))| row(name, Some(*n), *us));
-        parts.chain(rest).collect()
+        let mut families: Vec<_> = self.families.iter().collect();
+        families.sort_by(|(_, a), (_, b)| b.1.total_cmp(&a.1));
+        let attributed_us: f64 = families.iter().map(|(_, (_, us))| us).sum();
+        let between_us = (self.us - attributed_us).max(0.0); // Timestamps are rounded.
+        let rest = [row("between launches", None, between_us), row("all", None, self.us)];
+        let families = families.iter().map(|(name, (n, us))| row(name, Some(*n), *us));
+        families.chain(rest).collect()
     }
 }
 
@@ -237,7 +243,7 @@ mod tests {
             step(200, 49, &format!(r#""step":2,{one}"#)), // 100.5 after the previous step.
             step(260, 49, &format!(r#""step":3,{one}"#)), // 10.5
             step(320, 149, &format!(r#""step":4,{one},"marked":true"#)),
-            r#"{"name":"gemm","cat":"kernel","ts":320.000,"dur":100.000,"args":{"family":"products"}}"#.to_owned(),
+            r#"{"name":"gemm","cat":"kernel","ts":320.000,"dur":100.000,"args":{"family":"linear layers"}}"#.to_owned(),
             r#"{"name":"silu","cat":"kernel","ts":420.000,"dur":20.000,"args":{"family":"elementwise"}}"#.to_owned(),
             step(500, 49, &format!(r#""step":5,{one}"#)), // After a step with launch timestamps.
             step(560, 49, &format!(r#""step":7,{one}"#)), // Step 6 is missing.
@@ -246,27 +252,29 @@ mod tests {
         let path = std::env::temp_dir().join(format!("hadron-trace-{}.json", std::process::id()));
         std::fs::write(&path, format!("{{\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n")))
             .unwrap();
-        let kinds = read(&path).unwrap();
+        let classes = read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let rows: Vec<String> =
-            kinds.iter().map(|(kind, sums)| sums.row(&kind.to_string()).join(" | ")).collect();
+        let rows: Vec<String> = classes
+            .iter()
+            .map(|(class, totals)| totals.row(&class.to_string()).join(" | "))
+            .collect();
         let expected = [
             "replay of 1 rows | 5 | 1.0 | 1.0 | 0.050 | 2 | 55.5 | 112.12 %",
             "prefill, <= 8 tokens | 1 | 1.0 | 8.0 | 0.100 | 0 | - | -",
         ];
         assert_eq!(rows, expected);
-        let parts: Vec<String> = kinds[&StepClass::Replay(1)]
+        let families: Vec<String> = classes[&StepClass::Replay(1)]
             .timed_steps
             .rows()
             .iter()
             .map(|row| row.join(" | "))
             .collect();
         let expected = [
-            "products | 1.0 | 0.100 | 66.9 %",
+            "linear layers | 1.0 | 0.100 | 66.9 %",
             "elementwise | 1.0 | 0.020 | 13.4 %",
-            "between them | - | 0.029 | 19.7 %",
+            "between launches | - | 0.029 | 19.7 %",
             "all | - | 0.149 | 100.0 %",
         ];
-        assert_eq!(parts, expected);
+        assert_eq!(families, expected);
     }
 }

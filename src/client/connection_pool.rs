@@ -42,11 +42,11 @@ where
     F: Future<Output = T>,
 {
     let counted = |item| {
-        let answer = work(item);
+        let result = work(item);
         async move {
-            let answer = answer.await;
+            let result = result.await;
             progress.add(1);
-            answer
+            result
         }
     };
     stream::iter(items).map(counted).buffered(concurrency.max(1)).collect().await

@@ -70,14 +70,14 @@ impl OpenAiClient {
         args: &ClientArgs,
         environment: &ProcessEnvironment,
     ) -> Result<Self, ClientError> {
-        let bad = |why| ClientError::Url(base_url.to_owned(), why);
+        let invalid = |reason| ClientError::Url(base_url.to_owned(), reason);
         let rest = base_url.strip_prefix("http://").ok_or_else(|| {
-            bad("only http:// is spoken here; put a TLS proxy on loopback in front of https")
+            invalid("only http:// is supported; use a TLS proxy on loopback for https")
         })?;
         let rest = rest.trim_end_matches('/');
         let (authority, prefix) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
         if authority.is_empty() {
-            return Err(bad("no host"));
+            return Err(invalid("no host"));
         }
         let port = authority.rsplit_once(':').is_some_and(|(_, p)| p.parse::<u16>().is_ok());
         let authority = if port { authority.to_owned() } else { format!("{authority}:80") };
@@ -91,14 +91,14 @@ impl OpenAiClient {
         })
     }
 
-    /// Returns the model to request: `named`, or the first served model.
-    pub async fn model(&self, named: Option<&str>) -> Result<String, ClientError> {
-        if let Some(name) = named {
+    /// Returns the model to request: `name`, or the first served model.
+    pub async fn model(&self, name: Option<&str>) -> Result<String, ClientError> {
+        if let Some(name) = name {
             return Ok(name.to_owned());
         }
         let card = self.first_model_card().await?;
         let id = card["id"].as_str().map(str::to_owned);
-        id.ok_or_else(|| ClientError::Reply("/v1/models names no model".to_owned()))
+        id.ok_or_else(|| ClientError::Reply("/v1/models lists no model".to_owned()))
     }
 
     /// Returns the first entry of `/v1/models`.
@@ -201,7 +201,7 @@ impl OpenAiClient {
                 match self.exchange(&mut connection, request.clone()).await {
                     // The server closed the connection before it sent a response.
                     Err(ClientError::Connection(_)) => break,
-                    answer => return Ok((answer?, connection)),
+                    response => return Ok((response?, connection)),
                 }
             }
         }
@@ -216,7 +216,7 @@ impl OpenAiClient {
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, ClientError> {
         match tokio::time::timeout(self.timeout, connection.send_request(request)).await {
-            Ok(answer) => answer.map_err(|e| ClientError::Connection(e.to_string())),
+            Ok(response) => response.map_err(|e| ClientError::Connection(e.to_string())),
             Err(_) => Err(ClientError::Timeout(self.timeout)),
         }
     }
@@ -226,8 +226,8 @@ impl OpenAiClient {
             |e: &dyn std::fmt::Display| ClientError::Connection(format!("{}: {e}", self.authority));
         let stream = TcpStream::connect(&self.authority).await.map_err(|e| failed(&e))?;
         stream.set_nodelay(true).map_err(|e| failed(&e))?;
-        let shaken = http1::handshake(TokioIo::new(stream)).await;
-        let (sender, connection) = shaken.map_err(|e| failed(&e))?;
+        let handshake = http1::handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.map_err(|e| failed(&e))?;
         // The task ends with the connection; the sender reports its error.
         tokio::spawn(async move {
             let _reported = connection.await;

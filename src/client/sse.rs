@@ -90,7 +90,9 @@ impl<'a> SseEventStream<'a> {
         self.searched -= self.read;
         self.read = 0;
         if self.buffer.len() > SSE_EVENT_BYTES_MAX {
-            return Err(ClientError::Reply(format!("an event beyond {SSE_EVENT_BYTES_MAX} bytes")));
+            return Err(ClientError::Reply(format!(
+                "an event exceeds {SSE_EVENT_BYTES_MAX} bytes"
+            )));
         }
         let frame = tokio::time::timeout(self.timeout, self.body.frame()).await;
         match frame.map_err(|_| ClientError::Timeout(self.timeout))? {

@@ -73,11 +73,11 @@ fn reply(status: u16, body: &str) -> Vec<u8> {
 async fn events(url: &str) -> Result<Vec<String>, ClientError> {
     let client = client(url, "5s");
     let mut stream = client.post_stream("/v1/x", Bytes::from("{}")).await?;
-    let mut seen = Vec::new();
+    let mut texts = Vec::new();
     while let Some(event) = stream.next().await? {
-        seen.push(String::from_utf8_lossy(event.data).into_owned());
+        texts.push(String::from_utf8_lossy(event.data).into_owned());
     }
-    Ok(seen)
+    Ok(texts)
 }
 
 #[tokio::test]
@@ -103,14 +103,14 @@ async fn truncated_stream_is_an_error() {
 async fn error_responses_carry_status_and_message() {
     let (url, _) = server(vec![reply(400, r#"{"error":{"message":"bad top_k"}}"#)], false);
     let client = client(&url, "5s");
-    let told = client.post("/v1/x", &json!({})).await.unwrap_err().to_string();
-    assert_eq!(told, "status 400: bad top_k");
-    let told = client.post_stream("/v1/x", Bytes::new()).await.unwrap_err().to_string();
-    assert_eq!(told, "status 400: bad top_k");
-    let refused = reply(400, r#"{"error":{"message":"below 0","param":"top_p"}}"#);
-    let (url, _) = server(vec![refused], false);
-    let told = self::client(&url, "5s").post("/v1/x", &json!({})).await.unwrap_err().to_string();
-    assert_eq!(told, "status 400: below 0 (param: top_p)");
+    let error = client.post("/v1/x", &json!({})).await.unwrap_err().to_string();
+    assert_eq!(error, "status 400: bad top_k");
+    let error = client.post_stream("/v1/x", Bytes::new()).await.unwrap_err().to_string();
+    assert_eq!(error, "status 400: bad top_k");
+    let error_reply = reply(400, r#"{"error":{"message":"below 0","param":"top_p"}}"#);
+    let (url, _) = server(vec![error_reply], false);
+    let error = self::client(&url, "5s").post("/v1/x", &json!({})).await.unwrap_err().to_string();
+    assert_eq!(error, "status 400: below 0 (param: top_p)");
 }
 
 #[tokio::test]
@@ -129,8 +129,8 @@ async fn connections_are_reused_and_stale_ones_replaced() {
 #[tokio::test]
 async fn idle_response_times_out() {
     let (url, _) = server(vec![b"HTTP/1.1 200 X\r\ncontent-length: 9\r\n\r\n".to_vec()], false);
-    let told = client(&url, "50ms").post("/v1/x", &json!({})).await;
-    assert!(matches!(told, Err(ClientError::Timeout(_))));
+    let result = client(&url, "50ms").post("/v1/x", &json!({})).await;
+    assert!(matches!(result, Err(ClientError::Timeout(_))));
 }
 
 #[test]

@@ -23,7 +23,7 @@ impl LogprobAgreement {
     ///
     /// Errors: the two lines have different tokens.
     pub(super) fn add(&mut self, line: &ScoredTokens, reference: &ScoredTokens) -> Result<()> {
-        ensure!(line.tokens == reference.tokens, "the reference is of other tokens");
+        ensure!(line.tokens == reference.tokens, "the reference has different tokens");
         for (ours, theirs) in line.logprobs.iter().zip(&reference.logprobs) {
             let delta = (ours - theirs).abs();
             self.delta_sum += delta;
@@ -49,9 +49,9 @@ impl LogprobAgreement {
 pub(super) fn read(path: &Path) -> Result<Vec<ScoredTokens>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let lines = text.lines().enumerate().map(|(index, line)| {
-        let place = || format!("{} line {}", path.display(), index + 1);
-        let line: Value = serde_json::from_str(line).with_context(place)?;
-        scored(&line).with_context(place)
+        let location = || format!("{} line {}", path.display(), index + 1);
+        let line: Value = serde_json::from_str(line).with_context(location)?;
+        scored(&line).with_context(location)
     });
     lines.collect()
 }
@@ -66,7 +66,7 @@ fn scored(line: &Value) -> Result<ScoredTokens> {
     let (tokens, top, logprobs) = (scored.tokens.len(), scored.top.len(), scored.logprobs.len());
     ensure!(
         top == logprobs && logprobs + 1 == tokens,
-        "{tokens} tokens with {logprobs} token_logprobs and {top} top"
+        "{tokens} tokens, but {logprobs} token_logprobs and {top} top"
     );
     Ok(scored)
 }
@@ -99,13 +99,13 @@ mod tests {
         let path = dir.path().join("reference.jsonl");
         let written = line(&[5, 6], &[-1.0, -2.0]);
         std::fs::write(&path, format!("{}\n", written.json(0))).unwrap();
-        let [back] = &read(&path).unwrap()[..] else { panic!("one line") };
+        let [parsed] = &read(&path).unwrap()[..] else { panic!("one line") };
         assert_eq!(
-            (&back.tokens, &back.top, &back.logprobs),
+            (&parsed.tokens, &parsed.top, &parsed.logprobs),
             (&written.tokens, &written.top, &written.logprobs)
         );
         std::fs::write(&path, r#"{"tokens": [1, 2], "token_logprobs": [], "top": []}"#).unwrap();
-        let refused = format!("{:#}", read(&path).unwrap_err());
-        assert!(refused.contains("line 1") && refused.contains("0 token_logprobs"), "{refused}");
+        let error = format!("{:#}", read(&path).unwrap_err());
+        assert!(error.contains("line 1") && error.contains("0 token_logprobs"), "{error}");
     }
 }

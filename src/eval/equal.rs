@@ -23,24 +23,25 @@ struct ServerOutput {
 /// Sends all prompts to both servers. Returns false if an output differs.
 pub(super) async fn run(args: &EqualArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let questions = read(&args.data, args.limit)?;
-    let one = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
-    let other = OpenAiClient::new(&args.other_url, &args.client, environment)?;
-    let first = complete_all(&one, args, questions.clone(), args.concurrency).await?;
-    let second = complete_all(&other, args, questions.clone(), args.other_concurrency).await?;
+    let first_client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
+    let second_client = OpenAiClient::new(&args.other_url, &args.client, environment)?;
+    let first = complete_all(&first_client, args, questions.clone(), args.concurrency).await?;
+    let second =
+        complete_all(&second_client, args, questions.clone(), args.other_concurrency).await?;
 
     let mut out = std::io::stdout().lock();
-    let mut differ = 0;
+    let mut differences = 0;
     for (question, (a, b)) in questions.iter().zip(first.iter().zip(&second)) {
         let Some(difference) = difference(a, b) else { continue };
-        differ += 1;
-        if differ <= SHOWN_MAX {
+        differences += 1;
+        if differences <= SHOWN_MAX {
             writeln!(out, "question {}: {difference}", question.id)?;
         }
     }
-    let ids = first.iter().chain(&second).all(|said| said.ids.is_some());
-    let what = if ids { "token ids and text" } else { "text" };
-    writeln!(out, "{} of {} alike ({what})", questions.len() - differ, questions.len())?;
-    Ok(differ == 0)
+    let ids = first.iter().chain(&second).all(|output| output.ids.is_some());
+    let compared = if ids { "token ids and text" } else { "text" };
+    writeln!(out, "{} of {} equal ({compared})", questions.len() - differences, questions.len())?;
+    Ok(differences == 0)
 }
 
 async fn complete_all(
@@ -57,9 +58,9 @@ async fn complete_all(
         let reply = client.post(path, &body).await;
         parse_output(&reply.with_context(|| format!("question {}", question.id))?)
     };
-    let answers = run_limited(questions, concurrency, &progress, work).await;
+    let outputs = run_limited(questions, concurrency, &progress, work).await;
     progress.finish();
-    answers.into_iter().collect()
+    outputs.into_iter().collect()
 }
 
 fn parse_output(reply: &Value) -> Result<ServerOutput> {
@@ -87,12 +88,14 @@ mod tests {
 
     #[test]
     fn ids_decide_where_both_report_them() {
-        let said = |text: &str, ids: Option<Vec<u64>>| ServerOutput { text: text.to_owned(), ids };
-        assert_eq!(difference(&said("a", Some(vec![1])), &said("b", Some(vec![1]))), None);
-        let parted = difference(&said("a", Some(vec![1, 2])), &said("a", Some(vec![1, 3])));
-        assert_eq!(parted.unwrap(), "token 1 is Some(2) and Some(3)");
-        assert!(difference(&said("a", None), &said("b", Some(vec![]))).is_some());
+        let output =
+            |text: &str, ids: Option<Vec<u64>>| ServerOutput { text: text.to_owned(), ids };
+        assert_eq!(difference(&output("a", Some(vec![1])), &output("b", Some(vec![1]))), None);
+        let difference_text =
+            difference(&output("a", Some(vec![1, 2])), &output("a", Some(vec![1, 3])));
+        assert_eq!(difference_text.unwrap(), "token 1 is Some(2) and Some(3)");
+        assert!(difference(&output("a", None), &output("b", Some(vec![]))).is_some());
         let reply = json!({"choices": [{"text": "x", "token_ids": [4]}]});
-        assert_eq!(super::parse_output(&reply).unwrap(), said("x", Some(vec![4])));
+        assert_eq!(super::parse_output(&reply).unwrap(), output("x", Some(vec![4])));
     }
 }

@@ -48,7 +48,7 @@ impl EvalFixture {
     fn parse(bytes: &[u8]) -> Result<Self> {
         let (length, rest) = bytes.split_first_chunk().context("no header")?;
         let length = usize::try_from(u64::from_le_bytes(*length))?;
-        ensure!(length <= rest.len(), "the header of {length} bytes is cut short");
+        ensure!(length <= rest.len(), "the header of {length} bytes is truncated");
         let (header, data) = rest.split_at(length);
         let header: Map<String, Value> = serde_json::from_slice(header).context("header")?;
         let golden = header.get("__metadata__").and_then(|m| m["golden"].as_str());
@@ -85,10 +85,10 @@ fn tensor<'a>(
     let entry: SafetensorsEntry =
         serde_json::from_value(entry.clone()).with_context(|| name.to_owned())?;
     let [from, to] = entry.data_offsets;
-    let bytes = data.get(from..to).with_context(|| format!("{name}: beyond the file"))?;
+    let bytes = data.get(from..to).with_context(|| format!("{name}: the data exceed the file"))?;
     let (elements, rest) = bytes.as_chunks::<4>();
     let expected: Option<usize> = entry.shape.iter().try_fold(1_usize, |n, &d| n.checked_mul(d));
-    ensure!(entry.dtype == dtype, "{name}: {} where {dtype} is expected", entry.dtype);
+    ensure!(entry.dtype == dtype, "{name}: dtype {}, expected {dtype}", entry.dtype);
     ensure!(rest.is_empty() && expected == Some(elements.len()), "{name}: wrong size");
     Ok((entry.shape, elements))
 }

@@ -47,30 +47,42 @@ pub(super) async fn run(args: &GoldenArgs, environment: &ProcessEnvironment) -> 
     let reply = client.post("/v1/completions", &body).await;
     let reply = reply.map_err(|error| match error {
         ClientError::Status { status: 400, message } => anyhow::anyhow!(
-            "{message}; serve the fixture's own model (--write-model) with --max-logprobs {TOP_K}"
+            "{message}; serve the model of the fixture (--write-model) with --max-logprobs {TOP_K}"
         ),
         other => other.into(),
     })?;
     let positions = reply["choices"][0]["prompt_logprobs"].as_array();
     let positions = positions.context("no prompt_logprobs in the reply")?;
-    ensure!(positions.len() == fixture.tokens.len(), "one entry per prompt token is expected");
-    let mut found = LogprobDifferences::default();
+    ensure!(
+        positions.len() == fixture.tokens.len(),
+        "prompt_logprobs must have one entry per prompt token"
+    );
+    let mut differences = LogprobDifferences::default();
     for (at, position) in positions.iter().enumerate().skip(1) {
-        found.add(&fixture.logprobs(at - 1), &entries(position)?);
+        differences.add(&fixture.logprobs(at - 1), &entries(position)?);
     }
-    found.print()?;
-    Ok(found.mean() <= args.mean_max
-        && found.p99() <= args.p99_max
-        && found.regret <= args.regret_max)
+    differences.print()?;
+    Ok(differences.mean() <= args.mean_max
+        && differences.p99() <= args.p99_max
+        && differences.regret <= args.regret_max)
 }
 
-/// Parses the entries that a server reports for a position: token id, log-probability, rank.
-fn entries(position: &Value) -> Result<Vec<(usize, f64, u64)>> {
-    let listed = position.as_object().context("a position without entries")?;
+/// Entry of a position in `prompt_logprobs`.
+#[derive(Debug, Clone, Copy)]
+struct PositionEntry {
+    id: usize,
+    logprob: f64,
+    rank: u64,
+}
+
+/// Parses the entries that a server reports for a position.
+fn entries(position: &Value) -> Result<Vec<PositionEntry>> {
+    let ids = position.as_object().context("a position has no entries")?;
     let entry = |(id, entry): (&String, &Value)| {
-        Some((id.parse().ok()?, entry["logprob"].as_f64()?, entry["rank"].as_u64()?))
+        let (logprob, rank) = (entry["logprob"].as_f64()?, entry["rank"].as_u64()?);
+        Some(PositionEntry { id: id.parse().ok()?, logprob, rank })
     };
-    listed.iter().map(entry).collect::<Option<_>>().context("a malformed prompt_logprobs entry")
+    ids.iter().map(entry).collect::<Option<_>>().context("a malformed prompt_logprobs entry")
 }
 
 /// Accumulated differences.
@@ -84,14 +96,14 @@ struct LogprobDifferences {
 
 impl LogprobDifferences {
     /// Adds a position: log-probabilities of all ids from the reference, and the entries of the server.
-    fn add(&mut self, reference: &[f64], served: &[(usize, f64, u64)]) {
+    fn add(&mut self, reference: &[f64], served: &[PositionEntry]) {
         let mut order: Vec<usize> = (0..reference.len()).collect();
         order.sort_by(|&a, &b| reference[b].total_cmp(&reference[a]));
         let top = &order[..TOP_K.min(order.len())];
-        let compared = served.iter().filter(|(id, ..)| top.contains(id));
-        self.differences.extend(compared.map(|&(id, logprob, _)| (reference[id] - logprob).abs()));
-        let best = served.iter().find(|&&(id, _, rank)| rank == 1 && id < reference.len());
-        if let Some(&(id, ..)) = best {
+        let compared = served.iter().filter(|entry| top.contains(&entry.id));
+        self.differences.extend(compared.map(|entry| (reference[entry.id] - entry.logprob).abs()));
+        let best = served.iter().find(|entry| entry.rank == 1 && entry.id < reference.len());
+        if let Some(&PositionEntry { id, .. }) = best {
             self.regret = self.regret.max(reference[order[0]] - reference[id]);
             self.top1_mismatches += usize::from(id != order[0]);
         }
@@ -114,7 +126,7 @@ impl LogprobDifferences {
         writeln!(
             std::io::stdout(),
             "{} positions, {} log-probabilities: difference mean {:.2e}, p99 {:.2e}, max {max:.2e}; \
-             regret {:.2e}; another best token at {}",
+             regret {:.2e}; different top-1 token at {}",
             self.positions,
             self.differences.len(),
             self.mean(),
@@ -132,14 +144,15 @@ mod tests {
 
     #[test]
     fn logprob_differences_and_regret_are_measured() {
-        let mut found = LogprobDifferences::default();
+        let mut differences = LogprobDifferences::default();
+        let entry = |id, logprob, rank| PositionEntry { id, logprob, rank };
         let reference = [0.5_f64.ln(), 0.3_f64.ln(), 0.2_f64.ln()];
-        found.add(&reference, &[(0, 0.5_f64.ln(), 1), (1, 0.3_f64.ln() + 0.1, 2)]);
-        assert_eq!((found.differences.len(), found.top1_mismatches), (2, 0));
-        assert!((found.mean() - 0.05).abs() < 1e-9 && (found.p99() - 0.1).abs() < 1e-9);
-        found.add(&reference, &[(2, 0.2_f64.ln(), 1)]);
-        assert_eq!(found.top1_mismatches, 1);
-        assert!((found.regret - 2.5_f64.ln()).abs() < 1e-9);
+        differences.add(&reference, &[entry(0, 0.5_f64.ln(), 1), entry(1, 0.3_f64.ln() + 0.1, 2)]);
+        assert_eq!((differences.differences.len(), differences.top1_mismatches), (2, 0));
+        assert!((differences.mean() - 0.05).abs() < 1e-9 && (differences.p99() - 0.1).abs() < 1e-9);
+        differences.add(&reference, &[entry(2, 0.2_f64.ln(), 1)]);
+        assert_eq!(differences.top1_mismatches, 1);
+        assert!((differences.regret - 2.5_f64.ln()).abs() < 1e-9);
         // The check fails if nothing was compared.
         assert!(LogprobDifferences::default().p99().is_infinite());
     }

@@ -42,10 +42,10 @@ impl ScoredTokens {
 pub(super) async fn run(args: &LogprobsArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let lines = read_ids(&args.data)?;
     ensure!(!lines.is_empty(), "{}: no lines", args.data.display());
-    let share = |share: f64| (0.0..=1.0).contains(&share);
-    ensure!(args.top_share_min.is_none_or(share), "--top-share-min: from 0 to 1");
-    let sensible = |delta: f64| delta.is_finite() && delta >= 0.0;
-    ensure!(args.mean_delta_max.is_none_or(sensible), "--mean-delta-max: a number from 0 on");
+    let is_share = |share: f64| (0.0..=1.0).contains(&share);
+    ensure!(args.top_share_min.is_none_or(is_share), "--top-share-min: from 0 to 1");
+    let is_valid_delta = |delta: f64| delta.is_finite() && delta >= 0.0;
+    ensure!(args.mean_delta_max.is_none_or(is_valid_delta), "--mean-delta-max: at least 0");
     let reference = args.reference.as_deref().map(agreement::read).transpose()?;
     let client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
     let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
@@ -54,8 +54,8 @@ pub(super) async fn run(args: &LogprobsArgs, environment: &ProcessEnvironment) -
         let scored = scored(&client, &model, ids).await;
         scored.with_context(|| format!("line {}", index + 1))
     };
-    let numbered = lines.into_iter().enumerate().collect();
-    let scored = run_limited(numbered, args.concurrency, &progress, score).await;
+    let indexed_lines = lines.into_iter().enumerate().collect();
+    let scored = run_limited(indexed_lines, args.concurrency, &progress, score).await;
     progress.finish();
     let scored = scored.into_iter().collect::<Result<Vec<_>>>()?;
     write(args, &scored)?;
@@ -89,28 +89,28 @@ fn agrees(
     scored: &[ScoredTokens],
     reference: &[ScoredTokens],
 ) -> Result<bool> {
-    let (lines, others) = (scored.len(), reference.len());
-    ensure!(lines == others, "--data has {lines} lines, --reference {others}");
+    let (lines, reference_lines) = (scored.len(), reference.len());
+    ensure!(lines == reference_lines, "--data has {lines} lines, --reference {reference_lines}");
     let mut agreement = LogprobAgreement::default();
     for (index, (line, reference)) in scored.iter().zip(reference).enumerate() {
         agreement.add(line, reference).with_context(|| format!("line {}", index + 1))?;
     }
     let (mean, top) = (agreement.delta_mean(), agreement.top_share());
     tracing::info!(
-        "{} tokens: mean difference {mean:.6}, largest {:.6}; the most likely id is the same at {:.2} %",
+        "{} tokens: mean difference {mean:.6}, maximum {:.6}; equal most likely id at {:.2} % of the positions",
         agreement.tokens,
         agreement.delta_max,
         100.0 * top
     );
-    let far = args.mean_delta_max.filter(|&most| mean > most);
-    let other = args.top_share_min.filter(|&least| top < least);
-    if let Some(most) = far {
-        tracing::error!("mean difference {mean:.6} is above --mean-delta-max {most}");
+    let exceeded_max = args.mean_delta_max.filter(|&max| mean > max);
+    let missed_min = args.top_share_min.filter(|&min| top < min);
+    if let Some(max) = exceeded_max {
+        tracing::error!("mean difference {mean:.6} is above --mean-delta-max {max}");
     }
-    if let Some(least) = other {
-        tracing::error!("share of equal ids {top:.4} is below --top-share-min {least}");
+    if let Some(min) = missed_min {
+        tracing::error!("share of equal most likely ids {top:.4} is below --top-share-min {min}");
     }
-    Ok(far.is_none() && other.is_none())
+    Ok(exceeded_max.is_none() && missed_min.is_none())
 }
 
 async fn scored(client: &OpenAiClient, model: &str, tokens: Vec<Token>) -> Result<ScoredTokens> {
@@ -124,26 +124,26 @@ async fn scored(client: &OpenAiClient, model: &str, tokens: Vec<Token>) -> Resul
         "return_tokens_as_token_ids": true,
     });
     let reply = client.post("/v1/completions", &body).await?;
-    let listed = &reply["choices"][0]["logprobs"];
+    let lists = &reply["choices"][0]["logprobs"];
     let entries = |name: &str| -> Result<Vec<Value>> {
-        let entries = listed[name].as_array().with_context(|| format!("no {name} in the reply"))?;
+        let entries = lists[name].as_array().with_context(|| format!("no {name} in the reply"))?;
         // Servers that cannot score without generating append generated tokens.
         Ok(entries.iter().take(tokens.len()).skip(1).cloned().collect())
     };
     let logprobs: Option<Vec<f64>> = entries("token_logprobs")?.iter().map(Value::as_f64).collect();
     let top: Option<Vec<Token>> = entries("top_logprobs")?.iter().map(most_likely).collect();
-    let whole = |count: usize| count + 1 == tokens.len();
-    let logprobs = logprobs.filter(|listed| whole(listed.len()));
-    let top = top.filter(|listed| whole(listed.len()));
-    let missing = "the reply does not hold one entry per token";
-    let (logprobs, top) = (logprobs.context(missing)?, top.context(missing)?);
+    let is_complete = |count: usize| count + 1 == tokens.len();
+    let logprobs = logprobs.filter(|list| is_complete(list.len()));
+    let top = top.filter(|list| is_complete(list.len()));
+    let missing_entries = "the reply does not have one entry per token";
+    let (logprobs, top) = (logprobs.context(missing_entries)?, top.context(missing_entries)?);
     Ok(ScoredTokens { tokens, top, logprobs })
 }
 
 /// Returns the id with the largest log-probability in the list of a position. The list may also contain the
 /// scored token.
-fn most_likely(listed: &Value) -> Option<Token> {
-    let entries = listed.as_object()?.iter();
+fn most_likely(candidates: &Value) -> Option<Token> {
+    let entries = candidates.as_object()?.iter();
     let by_logprob = |(_, a): &(_, &Value), (_, b): &(_, &Value)| {
         a.as_f64().unwrap_or(f64::MIN).total_cmp(&b.as_f64().unwrap_or(f64::MIN))
     };

@@ -45,7 +45,7 @@ impl EvalQuestion {
 pub(super) fn text_of(reply: &Value) -> Result<&str> {
     let choice = &reply["choices"][0];
     let text = choice["message"]["content"].as_str().or_else(|| choice["text"].as_str());
-    text.with_context(|| format!("a reply without text: {reply}"))
+    text.with_context(|| format!("the reply has no text: {reply}"))
 }
 
 /// Held-out questions of the demo model.
@@ -55,7 +55,7 @@ const DEMO: &str = include_str!("../../tests/data/demo/questions.jsonl");
 pub(super) fn read_or_demo(path: Option<&Path>, limit: Option<usize>) -> Result<Vec<EvalQuestion>> {
     match path {
         Some(path) => read(path, limit),
-        None => questions(Path::new("the demo's questions"), DEMO, limit),
+        None => questions(Path::new("demo questions"), DEMO, limit),
     }
 }
 
@@ -67,12 +67,12 @@ pub(super) fn read(path: &Path, limit: Option<usize>) -> Result<Vec<EvalQuestion
 fn questions(path: &Path, text: &str, limit: Option<usize>) -> Result<Vec<EvalQuestion>> {
     let questions =
         lines(path, text)?.into_iter().take(limit.unwrap_or(usize::MAX)).map(|(number, line)| {
-            let named = || format!("{} line {number}", path.display());
+            let location = || format!("{} line {number}", path.display());
             // A list of ids is a prompt as well.
             let line = if line.is_array() { json!({ "prompt": line }) } else { line };
-            let question: EvalQuestion = serde_json::from_value(line).with_context(named)?;
+            let question: EvalQuestion = serde_json::from_value(line).with_context(location)?;
             if question.messages.is_none() && question.prompt.is_none() {
-                bail!("{}: neither messages nor prompt", named());
+                bail!("{}: neither messages nor prompt", location());
             }
             Ok(question)
         });
@@ -90,7 +90,7 @@ pub(super) fn read_ids(path: &Path) -> Result<Vec<Vec<Token>>> {
         let ids: Vec<Token> = serde_json::from_value(list)
             .with_context(|| format!("{} line {number}: not token ids", path.display()))?;
         if ids.len() < 2 {
-            bail!("{} line {number}: fewer than 2 ids score nothing", path.display());
+            bail!("{} line {number}: at least 2 ids are needed", path.display());
         }
         Ok(ids)
     });
@@ -138,9 +138,10 @@ mod tests {
 
     #[test]
     fn a_bad_line_is_named() {
-        for (text, told) in [("{}", "line 1: neither"), ("\n{", "line 2"), ("", "no questions")] {
+        for (text, expected) in [("{}", "line 1: neither"), ("\n{", "line 2"), ("", "no questions")]
+        {
             let error = format!("{:#}", read(file(text).path(), None).unwrap_err());
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
         assert!(read_ids(file("[1]").path()).is_err());
     }

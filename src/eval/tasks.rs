@@ -19,7 +19,7 @@ const SHOWN_MAX: usize = 3;
 struct EvalAnswer {
     question: EvalQuestion,
     output: String,
-    right: bool,
+    is_correct: bool,
     reply: Value,
 }
 
@@ -32,14 +32,14 @@ pub(super) async fn run(args: &TasksArgs, environment: &ProcessEnvironment) -> R
     let client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
     let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
     let progress = ProgressReporter::new("questions", questions.len() as u64, ProgressUnit::Items);
-    let ask = async |question: EvalQuestion| {
+    let ask_question = async |question: EvalQuestion| {
         let (path, body) = question.request(&model, args.max_tokens);
-        let reply = client.post(path, &body).await.with_context(|| named(&question))?;
-        let given = text_of(&reply)?.trim().to_owned();
-        let right = question.answer.as_deref().map(str::trim) == Some(&given);
-        anyhow::Ok(EvalAnswer { question, output: given, right, reply })
+        let reply = client.post(path, &body).await.with_context(|| question_label(&question))?;
+        let output = text_of(&reply)?.trim().to_owned();
+        let is_correct = question.answer.as_deref().map(str::trim) == Some(&output);
+        anyhow::Ok(EvalAnswer { question, output, is_correct, reply })
     };
-    let answers = run_limited(questions, args.concurrency, &progress, ask).await;
+    let answers = run_limited(questions, args.concurrency, &progress, ask_question).await;
     progress.finish();
     let answers: Vec<EvalAnswer> = answers.into_iter().collect::<Result<_>>()?;
     let score = print(&answers)?;
@@ -47,10 +47,10 @@ pub(super) async fn run(args: &TasksArgs, environment: &ProcessEnvironment) -> R
         let text = serde_json::to_string_pretty(&report(&answers, score, args))? + "\n";
         std::fs::write(path, text).with_context(|| path.display().to_string())?;
     }
-    Ok(args.min_score.is_none_or(|least| score >= least))
+    Ok(args.min_score.is_none_or(|min| score >= min))
 }
 
-fn named(question: &EvalQuestion) -> String {
+fn question_label(question: &EvalQuestion) -> String {
     format!("question {}", question.id)
 }
 
@@ -58,28 +58,33 @@ fn named(question: &EvalQuestion) -> String {
 fn by_kind(answers: &[EvalAnswer]) -> BTreeMap<&str, (usize, usize)> {
     let mut kinds = BTreeMap::new();
     for answer in answers {
-        let (right, all) = kinds.entry(answer.question.kind.as_str()).or_insert((0, 0));
-        *right += usize::from(answer.right);
+        let (correct, all) = kinds.entry(answer.question.kind.as_str()).or_insert((0, 0));
+        *correct += usize::from(answer.is_correct);
         *all += 1;
     }
     kinds
 }
 
-fn share(right: usize, all: usize) -> f64 {
-    right as f64 / all.max(1) as f64
+fn share(correct: usize, all: usize) -> f64 {
+    correct as f64 / all.max(1) as f64
 }
 
 /// Prints the score of each category and returns the total score.
 fn print(answers: &[EvalAnswer]) -> Result<f64> {
     let mut out = std::io::stdout().lock();
-    for answer in answers.iter().filter(|answer| !answer.right).take(SHOWN_MAX) {
+    for answer in answers.iter().filter(|answer| !answer.is_correct).take(SHOWN_MAX) {
         let expected = answer.question.answer.as_deref().unwrap_or_default();
-        writeln!(out, "{}: {expected:?} expected, {:?}", named(&answer.question), answer.output)?;
+        writeln!(
+            out,
+            "{}: expected {expected:?}, got {:?}",
+            question_label(&answer.question),
+            answer.output
+        )?;
     }
     let mut total = (0, 0);
-    for (kind, (right, all)) in by_kind(answers) {
-        writeln!(out, "{kind:12} {right:5} of {all:5}  {:6.2} %", share(right, all) * 100.0)?;
-        total = (total.0 + right, total.1 + all);
+    for (kind, (correct, all)) in by_kind(answers) {
+        writeln!(out, "{kind:12} {correct:5} of {all:5}  {:6.2} %", share(correct, all) * 100.0)?;
+        total = (total.0 + correct, total.1 + all);
     }
     let score = share(total.0, total.1);
     writeln!(out, "{:12} {:5} of {:5}  {:6.2} %", "total", total.0, total.1, score * 100.0)?;
@@ -91,8 +96,8 @@ fn report(answers: &[EvalAnswer], score: f64, args: &TasksArgs) -> Value {
         let counts = answers.iter().filter_map(|answer| answer.reply.pointer(path)?.as_u64());
         counts.sum::<u64>()
     };
-    let kinds = by_kind(answers).into_iter().map(|(kind, (right, all))| {
-        (kind.to_owned(), json!({"right": right, "all": all, "score": share(right, all)}))
+    let kinds = by_kind(answers).into_iter().map(|(kind, (correct, all))| {
+        (kind.to_owned(), json!({"right": correct, "all": all, "score": share(correct, all)}))
     });
     let each = answers.iter().map(|answer| {
         json!({
@@ -100,7 +105,7 @@ fn report(answers: &[EvalAnswer], score: f64, args: &TasksArgs) -> Value {
             "kind": answer.question.kind,
             "expected": answer.question.answer,
             "given": answer.output,
-            "right": answer.right,
+            "right": answer.is_correct,
             "finish_reason": answer.reply["choices"][0]["finish_reason"],
         })
     });

@@ -25,20 +25,20 @@ pub(super) fn run(args: &CheckArgs, environment: &ProcessEnvironment) -> Result<
         subscribe.from.get_or_insert(0);
     }
     let mut subscriber = EventSubscriber::open(&subscribe, &addresses, Some(args.duration.0))?;
-    let mut record = StreamCheck::default();
-    while let Some(news) = subscriber.next()? {
-        record.record(news);
+    let mut check = StreamCheck::default();
+    while let Some(event) = subscriber.next()? {
+        check.add_event(event);
     }
     if subscriber.replays() {
-        record.compare(&subscriber)?;
+        check.compare(&subscriber)?;
     }
     if let Some(path) = &args.blocks {
-        let hashes: BTreeSet<String> = record.blocks.hashes().map(ToString::to_string).collect();
+        let hashes: BTreeSet<String> = check.blocks.hashes().map(ToString::to_string).collect();
         let text: String = hashes.into_iter().map(|hash| hash + "\n").collect();
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    write!(std::io::stdout(), "{}", record.report())?;
-    Ok(if record.violations_total == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    write!(std::io::stdout(), "{}", check.report())?;
+    Ok(if check.violations_total == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// State of the check.
@@ -71,9 +71,9 @@ impl StreamCheck {
         }
     }
 
-    fn record(&mut self, news: SubscriptionEvent) {
-        match news {
-            SubscriptionEvent::Batch(batch) => self.record_batch(batch),
+    fn add_event(&mut self, event: SubscriptionEvent) {
+        match event {
+            SubscriptionEvent::Batch(batch) => self.add_batch(batch),
             SubscriptionEvent::Gap { from, to, replayed } => {
                 self.gaps += 1;
                 if replayed == 0 {
@@ -83,13 +83,13 @@ impl StreamCheck {
             }
             SubscriptionEvent::Restart { seq } => {
                 self.restarts += 1;
-                self.add_violation(format!("the sequence went back to {seq}"));
+                self.add_violation(format!("the sequence restarted at {seq}"));
             }
             SubscriptionEvent::Malformed(text) => self.add_violation(text),
         }
     }
 
-    fn record_batch(&mut self, batch: RawKvEventBatch) {
+    fn add_batch(&mut self, batch: RawKvEventBatch) {
         let RawKvEventBatch { seq, payload, replayed, .. } = batch;
         self.batches += 1;
         self.replayed += u64::from(replayed);
@@ -120,9 +120,9 @@ impl StreamCheck {
             }
             DecodedKvEvent::AllBlocksCleared => self.cleared += 1,
         }
-        let mut broken: Vec<KvEventViolation> = Vec::new();
-        self.blocks.apply(event, &mut broken);
-        for violation in broken {
+        let mut violations: Vec<KvEventViolation> = Vec::new();
+        self.blocks.apply(event, &mut violations);
+        for violation in violations {
             self.add_violation(format!("batch {seq}: {violation}"));
         }
     }
@@ -135,24 +135,31 @@ impl StreamCheck {
                 let Some(live) = self.live.get(&batch.seq) else { continue };
                 self.compared += 1;
                 if *live != batch.payload {
-                    self.add_violation(format!("batch {} is replayed with other bytes", batch.seq));
+                    self.add_violation(format!(
+                        "the replay of batch {} has different bytes",
+                        batch.seq
+                    ));
                 }
             }
         }
-        let (mut anew, mut broken, mut last) = (SubscriberBlocks::default(), Vec::new(), None);
+        let (mut replayed_blocks, mut violations, mut last) =
+            (SubscriberBlocks::default(), Vec::new(), None);
         for batch in subscriber.replay(0)? {
             last = Some(batch.seq);
             let events = decode(&batch.payload).map(|payload| payload.events).unwrap_or_default();
             for event in &events {
-                anew.apply(event, &mut broken);
+                replayed_blocks.apply(event, &mut violations);
             }
         }
-        let set = |resident: &SubscriberBlocks| resident.hashes().cloned().collect::<BTreeSet<_>>();
+        let set = |blocks: &SubscriberBlocks| blocks.hashes().cloned().collect::<BTreeSet<_>>();
         // Batches published after the last received one explain a difference.
-        if last == Some(self.last) && self.blocks.is_complete() && set(&anew) != set(&self.blocks) {
-            let (own, other) = (self.blocks.len(), anew.len());
+        if last == Some(self.last)
+            && self.blocks.is_complete()
+            && set(&replayed_blocks) != set(&self.blocks)
+        {
+            let (live, replayed) = (self.blocks.len(), replayed_blocks.len());
             self.add_violation(format!(
-                "the set has {own} blocks, one built from a replay {other}"
+                "the live set has {live} blocks, the replayed set {replayed}"
             ));
         }
         Ok(())
@@ -160,46 +167,43 @@ impl StreamCheck {
 
     fn report(&self) -> String {
         let Self {
-            batches,
-            replayed,
-            idle_batches: beats,
-            stored,
-            removed,
-            cleared,
-            gaps,
-            missing,
-            ..
+            batches, replayed, idle_batches, stored, removed, cleared, gaps, missing, ..
         } = self;
         let mut text = String::new();
-        let span = self.first.map_or_else(
-            || "no batch came".to_owned(),
-            |first| format!("{first} to {}", self.last),
-        );
-        let whole =
-            if self.blocks.is_complete() { "" } else { " (joined late: older ones are unknown)" };
+        let range = self
+            .first
+            .map_or_else(|| "no batch".to_owned(), |first| format!("{first} to {}", self.last));
+        let completeness = if self.blocks.is_complete() {
+            ""
+        } else {
+            " (subscribed late: older blocks are unknown)"
+        };
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "batches    {batches}, {replayed} of them replayed, {beats} empty");
         let _ = writeln!(
             text,
-            "sequence   {span}; {gaps} gaps, {missing} batches missing, {} restarts",
+            "batches    {batches}, {replayed} of them replayed, {idle_batches} empty"
+        );
+        let _ = writeln!(
+            text,
+            "sequence   {range}; {gaps} gaps, {missing} batches missing, {} restarts",
             self.restarts
         );
         let _ = writeln!(
             text,
-            "blocks     {stored} stored, {removed} removed, {cleared} clears; {} in the set{whole}",
+            "blocks     {stored} stored, {removed} removed, {cleared} clears; {} in the set{completeness}",
             self.blocks.len()
         );
         let _ = writeln!(
             text,
-            "replay     {} live batches came again, compared byte for byte",
+            "replay     {} live batches compared byte for byte with their replay",
             self.compared
         );
-        for fault in &self.violations {
-            let _ = writeln!(text, "FAULT      {fault}");
+        for violation in &self.violations {
+            let _ = writeln!(text, "FAULT      {violation}");
         }
-        let unseen = self.violations_total - self.violations.len() as u64;
-        if unseen > 0 {
-            let _ = writeln!(text, "FAULT      and {unseen} more");
+        let omitted = self.violations_total - self.violations.len() as u64;
+        if omitted > 0 {
+            let _ = writeln!(text, "FAULT      and {omitted} more");
         }
         let verdict = if self.violations_total == 0 { "ok" } else { "FAILED" };
         let _ = writeln!(text, "{verdict}");

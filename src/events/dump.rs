@@ -20,8 +20,8 @@ pub(super) fn run(args: &DumpArgs, environment: &ProcessEnvironment) -> Result<E
     let file = File::create(&args.output).with_context(|| format!("cannot write {path}"))?;
     let mut out = BufWriter::new(file);
     let (mut batches, mut missing) = (0_u64, 0_u64);
-    while let Some(news) = subscriber.next()? {
-        match news {
+    while let Some(event) = subscriber.next()? {
+        match event {
             SubscriptionEvent::Batch(batch) => {
                 write_array_len(&mut out, 3)?;
                 write_bin(&mut out, &batch.topic)?;

@@ -34,15 +34,15 @@ pub(super) fn resolve(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let sources = runtime
         .block_on(client.get("/kv_event_sources"))
-        .with_context(|| format!("{}: name an ENDPOINT, or a server with --url", args.url))?;
+        .with_context(|| format!("{}: give an ENDPOINT, or a server with --url", args.url))?;
     let Some(source) = sources.get(args.dp_rank.to_string()) else {
         bail!("{}: replica {} publishes no KV events (--kv-events-config)", args.url, args.dp_rank);
     };
     let address = |name: &str| source[name].as_str().map(reachable);
     // vLLM reports no `bind` field; its publishers bind.
-    let listens = source["bind"] != false;
-    let Some(publish) = address("endpoint").filter(|_| listens) else {
-        bail!("{}: its publisher connects to {}; listen there", args.url, source["endpoint"]);
+    let binds = source["bind"] != false;
+    let Some(publish) = address("endpoint").filter(|_| binds) else {
+        bail!("{}: the publisher connects to {}; subscribe there", args.url, source["endpoint"]);
     };
     Ok(PublisherEndpoints {
         publish,

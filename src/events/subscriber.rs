@@ -48,12 +48,12 @@ pub(super) struct EventSubscriber {
     context: Context,
     live: Socket,
     replay: Option<String>,
-    follower: SequenceNumberTracker,
+    sequence: SequenceNumberTracker,
     /// Last replayed sequence number. Live batches up to it are duplicates, until a live batch after it
     /// arrives.
     replayed_to: Option<u64>,
     pending: VecDeque<SubscriptionEvent>,
-    left: Option<u64>,
+    batches_left: Option<u64>,
     deadline: Option<Instant>,
 }
 
@@ -72,17 +72,17 @@ impl EventSubscriber {
             context,
             live,
             replay: addresses.replay.clone(),
-            follower: SequenceNumberTracker::default(),
+            sequence: SequenceNumberTracker::default(),
             replayed_to: None,
             pending: VecDeque::new(),
-            left: args.batches,
+            batches_left: args.batches,
             deadline: duration.map(|duration| Instant::now() + duration),
         };
         if let Some(from) = args.from {
             if subscriber.replay.is_none() {
                 return Err(anyhow!("--from {from}: the publisher has no replay endpoint"));
             }
-            subscriber.follower = SequenceNumberTracker::at(from);
+            subscriber.sequence = SequenceNumberTracker::at(from);
             subscriber.fill(from)?;
         }
         Ok(subscriber)
@@ -91,7 +91,7 @@ impl EventSubscriber {
     /// Returns the next event; `None` after `--batches` batches or at the deadline.
     pub(super) fn next(&mut self) -> Result<Option<SubscriptionEvent>> {
         while self.pending.is_empty() {
-            if self.left == Some(0) {
+            if self.batches_left == Some(0) {
                 return Ok(None);
             }
             let wait_ms = match self.deadline {
@@ -106,14 +106,14 @@ impl EventSubscriber {
                 self.receive(frames)?;
             }
         }
-        let news = self.pending.pop_front();
-        if let (Some(SubscriptionEvent::Batch(_)), Some(left)) = (&news, &mut self.left) {
+        let event = self.pending.pop_front();
+        if let (Some(SubscriptionEvent::Batch(_)), Some(left)) = (&event, &mut self.batches_left) {
             if *left == 0 {
                 return Ok(None);
             }
             *left -= 1;
         }
-        Ok(news)
+        Ok(event)
     }
 
     fn receive(&mut self, frames: Vec<Vec<u8>>) -> Result<()> {
@@ -124,16 +124,16 @@ impl EventSubscriber {
                 return Ok(());
             }
         };
-        match self.follower.check(batch.seq) {
+        match self.sequence.check(batch.seq) {
             BatchArrival::Next => self.replayed_to = None,
             BatchArrival::Duplicate if self.replayed_to.is_some_and(|to| batch.seq <= to) => {
                 return Ok(());
             }
             BatchArrival::Duplicate => {
                 self.pending.push_back(SubscriptionEvent::Restart { seq: batch.seq });
-                self.follower = SequenceNumberTracker::at(0);
+                self.sequence = SequenceNumberTracker::at(0);
                 self.fill(0)?;
-                if self.follower.check(batch.seq) == BatchArrival::Duplicate {
+                if self.sequence.check(batch.seq) == BatchArrival::Duplicate {
                     return Ok(()); // The replay contained it.
                 }
             }
@@ -143,16 +143,16 @@ impl EventSubscriber {
                     to: batch.seq - 1,
                     replayed: 0,
                 });
-                let at = self.pending.len() - 1;
-                let brought = self.fill(from)?;
-                self.pending[at] =
-                    SubscriptionEvent::Gap { from, to: batch.seq - 1, replayed: brought };
-                if self.follower.check(batch.seq) == BatchArrival::Duplicate {
+                let gap_index = self.pending.len() - 1;
+                let replayed = self.fill(from)?;
+                self.pending[gap_index] =
+                    SubscriptionEvent::Gap { from, to: batch.seq - 1, replayed };
+                if self.sequence.check(batch.seq) == BatchArrival::Duplicate {
                     return Ok(()); // The replay contained it.
                 }
             }
         }
-        self.follower.advance(batch.seq);
+        self.sequence.advance(batch.seq);
         self.pending.push_back(SubscriptionEvent::Batch(batch));
         Ok(())
     }
@@ -161,13 +161,13 @@ impl EventSubscriber {
     /// endpoint.
     fn fill(&mut self, from: u64) -> Result<u64> {
         let batches = self.replay(from)?;
-        let brought = batches.len() as u64;
+        let replayed = batches.len() as u64;
         for batch in batches {
-            self.follower.advance(batch.seq);
+            self.sequence.advance(batch.seq);
             self.replayed_to = Some(batch.seq);
             self.pending.push_back(SubscriptionEvent::Batch(batch));
         }
-        Ok(brought)
+        Ok(replayed)
     }
 
     /// Returns the batches of a replay from a sequence number.
@@ -182,7 +182,7 @@ impl EventSubscriber {
             let mut frames =
                 dealer.recv_multipart(0).with_context(|| format!("no replay from {endpoint}"))?;
             if frames.first().is_none_or(|delimiter| !delimiter.is_empty()) {
-                return Err(anyhow!("{endpoint}: a reply without its delimiter"));
+                return Err(anyhow!("{endpoint}: the reply has no delimiter frame"));
             }
             frames.remove(0);
             let batch = batch(frames, true).map_err(|text| anyhow!("{endpoint}: {text}"))?;
@@ -209,7 +209,7 @@ fn connect(context: &Context, kind: zmq::SocketType, endpoint: &str) -> Result<S
     };
     open().map_err(|error: zmq::Error| match error {
         zmq::Error::EINVAL | zmq::Error::EPROTONOSUPPORT => {
-            anyhow!("{endpoint} is no endpoint such as tcp://127.0.0.1:5557 or ipc://PATH")
+            anyhow!("{endpoint} is not an endpoint such as tcp://127.0.0.1:5557 or ipc://PATH")
         }
         error => anyhow!("{endpoint}: {error}"),
     })
@@ -219,10 +219,10 @@ fn connect(context: &Context, kind: zmq::SocketType, endpoint: &str) -> Result<S
 fn batch(frames: Vec<Vec<u8>>, replayed: bool) -> Result<RawKvEventBatch, String> {
     let count = frames.len();
     let [topic, seq, payload] =
-        <[Vec<u8>; 3]>::try_from(frames).map_err(|_| format!("{count} frames instead of 3"))?;
+        <[Vec<u8>; 3]>::try_from(frames).map_err(|_| format!("{count} frames, expected 3"))?;
     let bytes = seq.len();
     let seq = <[u8; 8]>::try_from(seq)
-        .map_err(|_| format!("a sequence number of {bytes} bytes instead of 8"))?;
+        .map_err(|_| format!("a sequence number of {bytes} bytes, expected 8"))?;
     Ok(RawKvEventBatch { topic, seq: u64::from_be_bytes(seq), payload, replayed })
 }
 
@@ -232,11 +232,11 @@ mod tests {
 
     #[test]
     fn frames_are_counted_and_measured() {
-        let of = |frames: &[&[u8]]| batch(frames.iter().map(|f| f.to_vec()).collect(), false);
-        assert_eq!(of(&[b"t", &7_u64.to_be_bytes(), b"p"]).map(|b| b.seq), Ok(7));
-        assert_eq!(of(&[b"t", b"p"]), Err("2 frames instead of 3".to_owned()));
-        let told = of(&[b"t", b"7", b"p"]);
-        assert_eq!(told, Err("a sequence number of 1 bytes instead of 8".to_owned()));
+        let parsed = |frames: &[&[u8]]| batch(frames.iter().map(|f| f.to_vec()).collect(), false);
+        assert_eq!(parsed(&[b"t", &7_u64.to_be_bytes(), b"p"]).map(|b| b.seq), Ok(7));
+        assert_eq!(parsed(&[b"t", b"p"]), Err("2 frames, expected 3".to_owned()));
+        let result = parsed(&[b"t", b"7", b"p"]);
+        assert_eq!(result, Err("a sequence number of 1 bytes, expected 8".to_owned()));
     }
 
     #[test]
@@ -247,24 +247,24 @@ mod tests {
             context,
             live,
             replay: None,
-            follower: SequenceNumberTracker::at(11),
+            sequence: SequenceNumberTracker::at(11),
             replayed_to: Some(10),
             pending: VecDeque::new(),
-            left: None,
+            batches_left: None,
             deadline: None,
         };
-        let mut hear = |seq: u64| -> Vec<String> {
+        let mut receive = |seq: u64| -> Vec<String> {
             let frames = vec![Vec::new(), seq.to_be_bytes().to_vec(), Vec::new()];
             subscriber.receive(frames).unwrap();
-            let told = |news| match news {
+            let describe = |event| match event {
                 SubscriptionEvent::Batch(batch) => format!("batch {}", batch.seq),
                 other => format!("{other:?}"),
             };
-            subscriber.pending.drain(..).map(told).collect()
+            subscriber.pending.drain(..).map(describe).collect()
         };
-        assert_eq!(hear(10), Vec::<String>::new());
-        assert_eq!(hear(11), ["batch 11"]);
-        assert_eq!(hear(0), ["Restart { seq: 0 }", "batch 0"]);
-        assert_eq!(hear(1), ["batch 1"]);
+        assert_eq!(receive(10), Vec::<String>::new());
+        assert_eq!(receive(11), ["batch 11"]);
+        assert_eq!(receive(0), ["Restart { seq: 0 }", "batch 0"]);
+        assert_eq!(receive(1), ["batch 1"]);
     }
 }

@@ -21,8 +21,8 @@ pub(super) fn run(args: &TailArgs, environment: &ProcessEnvironment) -> Result<E
         writeln!(out, "{}", table::HEADER)?;
         out.flush()?;
     }
-    while let Some(news) = subscriber.next()? {
-        let text = if args.json { json_lines(&news) } else { rows(&news) };
+    while let Some(event) = subscriber.next()? {
+        let text = if args.json { json_lines(&event) } else { rows(&event) };
         if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
             break; // Closed pipe, such as `| head`.
         }
@@ -30,15 +30,15 @@ pub(super) fn run(args: &TailArgs, environment: &ProcessEnvironment) -> Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-fn rows(news: &SubscriptionEvent) -> String {
-    match news {
+fn rows(event: &SubscriptionEvent) -> String {
+    match event {
         SubscriptionEvent::Batch(batch) => batch_rows(batch),
         SubscriptionEvent::Gap { from, to, replayed } => {
             let missing = to - from + 1;
             format!("-- gap: {missing} batches missing from {from} on, {replayed} replayed\n")
         }
         SubscriptionEvent::Restart { seq } => {
-            format!("-- the sequence went back to {seq}: a restart\n")
+            format!("-- the sequence restarted at {seq}\n")
         }
         SubscriptionEvent::Malformed(text) => format!("-- not a batch: {text}\n"),
     }
@@ -56,8 +56,8 @@ fn batch_rows(batch: &RawKvEventBatch) -> String {
     }
 }
 
-fn json_lines(news: &SubscriptionEvent) -> String {
-    let value = match news {
+fn json_lines(event: &SubscriptionEvent) -> String {
+    let value = match event {
         SubscriptionEvent::Batch(batch) => {
             let topic = String::from_utf8_lossy(&batch.topic);
             let (seq, replayed) = (batch.seq, batch.replayed);

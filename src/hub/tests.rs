@@ -73,9 +73,9 @@ impl MockHub {
             return head(status, "content-length: 0");
         }
         if path.starts_with("/api/models/") {
-            let known =
+            let is_known =
                 ["main", SHA, "v1"].iter().any(|r| path.ends_with(&format!("/revision/{r}")));
-            if !known || !path.contains("/models/owner/name/") {
+            if !is_known || !path.contains("/models/owner/name/") {
                 return head(404, "content-length: 0");
             }
             let siblings: Vec<_> =
@@ -128,7 +128,7 @@ impl MockHub {
         &self,
         dir: &Path,
         revision: Option<&str>,
-        wanted: HubFileSet,
+        file_set: HubFileSet,
         offline: bool,
     ) -> Result<PathBuf, HubError> {
         let environment = ProcessEnvironment {
@@ -138,7 +138,7 @@ impl MockHub {
             hub_offline: offline,
             ..ProcessEnvironment::default()
         };
-        resolve("owner/name", revision, wanted, &environment, None)
+        resolve("owner/name", revision, file_set, &environment, None)
     }
 }
 
@@ -280,14 +280,15 @@ fn http_errors_name_the_requested_file() {
 #[test]
 fn invalid_ids_are_never_requested() {
     let environment = ProcessEnvironment::default();
-    let ask = |model| resolve(model, None, HubFileSet::Everything, &environment, None).unwrap_err();
+    let error_of =
+        |model| resolve(model, None, HubFileSet::Everything, &environment, None).unwrap_err();
     for path in ["./none", "/no/such", "a/b/c", "~/x"] {
-        assert!(matches!(ask(path), HubError::FolderMissing(_)), "{path}");
+        assert!(matches!(error_of(path), HubError::FolderMissing(_)), "{path}");
     }
     for name in ["a b", "owner/", "a/..", "own?er/x", "Cargo.toml"] {
-        assert!(matches!(ask(name), HubError::InvalidId(_)), "{name}");
+        assert!(matches!(error_of(name), HubError::InvalidId(_)), "{name}");
     }
-    assert!(matches!(ask("owner/name"), HubError::CacheFolderUnknown));
+    assert!(matches!(error_of("owner/name"), HubError::CacheFolderUnknown));
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
     let found = resolve(path, None, HubFileSet::Everything, &environment, None).unwrap();

@@ -15,8 +15,9 @@ pub(super) const OWN_BINARY: &str = "/proc/self/exe";
 ///
 /// Errors: standard input is not a socket: `hadron ROLE` was not started by a server.
 pub(super) fn link_to_server(role: &str) -> Result<LinkSocket> {
-    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot bind to the server")?;
-    link_on_stdin().with_context(|| format!("hadron {role} is started by hadron serve"))
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .context("cannot set the parent-death signal")?;
+    link_on_stdin().with_context(|| format!("hadron {role} must be started by hadron serve"))
 }
 
 /// Returns the socket on standard input and replaces standard input with `/dev/null`, so that children of

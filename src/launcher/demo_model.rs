@@ -43,7 +43,7 @@ pub struct UnpackError {
 fn advice(kind: io::ErrorKind) -> &'static str {
     match kind {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "free space there, or set TMPDIR to a folder on a disk with room"
+            "free space there, or set TMPDIR to a folder on another disk"
         }
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             "create the folder, or set TMPDIR to one that exists"
@@ -75,8 +75,8 @@ impl UnpackedDemo {
         };
         let random = RandomState::new().hash_one(std::process::id());
         let dir = parent.join(format!("hadron-demo-{random:016x}"));
-        let made = DirBuilder::new().mode(0o700).create(&dir);
-        made.map_err(|source| failed(&dir, source))?;
+        let created = DirBuilder::new().mode(0o700).create(&dir);
+        created.map_err(|source| failed(&dir, source))?;
         let unpacked = Self { dir };
         for (name, bytes) in FILES {
             let path = unpacked.dir.join(name);
@@ -108,10 +108,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("missing");
         let error = UnpackedDemo::in_parent(&missing).unwrap_err();
-        let said = error.to_string();
-        assert!(said.contains(&*missing.to_string_lossy()), "{said}");
-        assert!(said.contains("No such file or directory"), "{said}");
-        assert!(said.ends_with("create the folder, or set TMPDIR to one that exists"), "{said}");
+        let message = error.to_string();
+        assert!(message.contains(&*missing.to_string_lossy()), "{message}");
+        assert!(message.contains("No such file or directory"), "{message}");
+        assert!(
+            message.ends_with("create the folder, or set TMPDIR to one that exists"),
+            "{message}"
+        );
 
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();

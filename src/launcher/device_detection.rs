@@ -9,6 +9,6 @@ const DEVICE_FILES: &[(&str, DeviceArg)] =
 
 /// Returns the backend to try. Whether the GPU is usable is known only after an executor has opened it.
 pub fn detect() -> DeviceArg {
-    let there = DEVICE_FILES.iter().find(|(node, _)| Path::new(node).exists());
-    there.map_or(DeviceArg::Cpu, |(_, kind)| *kind)
+    let found = DEVICE_FILES.iter().find(|(path, _)| Path::new(path).exists());
+    found.map_or(DeviceArg::Cpu, |(_, kind)| *kind)
 }

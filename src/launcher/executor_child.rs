@@ -51,7 +51,7 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
     let stream = link_to_server("executor")?;
     tracing::debug!(rank = args.rank, epoch = args.epoch, "executor process");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (endings, ended) = unbounded_channel();
+    let (exit_tx, exit_rx) = unbounded_channel();
     runtime.block_on(async {
         // Terminals and supervisors send signals to the whole process group; the server handles them.
         let signals = [
@@ -60,35 +60,35 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
             signal(SignalKind::quit())?,
         ];
         let _harmless = HarmlessSignals::catch()?;
-        let told = Arc::new(AtomicBool::new(false));
-        start(stream, Epoch(args.epoch), endings, Arc::clone(&told))?;
-        Ok(wait_for_exit(ended, signals, &told).await)
+        let shutdown_requested = Arc::new(AtomicBool::new(false));
+        start(stream, Epoch(args.epoch), exit_tx, Arc::clone(&shutdown_requested))?;
+        Ok(wait_for_exit(exit_rx, signals, &shutdown_requested).await)
     })
 }
 
 /// Reads the settings and starts the threads.
 ///
-/// `told` becomes true when the server has sent `Shutdown`.
+/// `shutdown_requested` becomes true when the server has sent `Shutdown`.
 fn start(
     stream: LinkSocket,
     epoch: Epoch,
-    endings: UnboundedSender<ChildExit>,
-    told: Arc<AtomicBool>,
+    exit_tx: UnboundedSender<ChildExit>,
+    shutdown_requested: Arc<AtomicBool>,
 ) -> Result<()> {
-    let watched = stream.try_clone()?;
+    let watched_link = stream.try_clone()?;
     let writer = FrameWriter::new(stream.try_clone()?, epoch);
     let mut reader = FrameReader::<_, ExecutorSettings>::new(stream, epoch);
     let Some(settings) = reader.recv(SETTINGS_WAIT)? else {
         bail!("no settings from the server within {} s", SETTINGS_WAIT.as_secs());
     };
     let config = config(settings)?;
-    let closed = endings.clone();
+    let closed = exit_tx.clone();
     thread::Builder::new().name("link-watch".to_owned()).spawn(move || {
-        wait_for_hangup(&watched);
+        wait_for_hangup(&watched_link);
         let _ = closed.send(ChildExit::LinkClosed); // The receiver may have been dropped at the end of the process.
     })?;
     let (to_server, outbox) = sync_channel(OUTBOX_MESSAGES);
-    let out = thread::Builder::new().name("link-out".to_owned()).spawn(move || {
+    let writer_thread = thread::Builder::new().name("link-out".to_owned()).spawn(move || {
         run_writer(
             outbox,
             writer,
@@ -101,13 +101,14 @@ fn start(
     thread::Builder::new().name("executor".to_owned()).spawn(move || {
         let failed = Arc::new(AtomicBool::new(false));
         let sender = ObservedLink { link: to_server, observed: Arc::clone(&failed) };
-        let receiver = ObservedLink { link: reader.with_message_type(), observed: told };
+        let receiver =
+            ObservedLink { link: reader.with_message_type(), observed: shutdown_requested };
         executor::run(config, LinkHalves { sender, receiver });
-        if let Ok(Err(error)) = out.join() {
-            tracing::error!(%error, "cannot write to the server");
+        if let Ok(Err(error)) = writer_thread.join() {
+            tracing::error!(%error, "writing to the server failed");
         }
         let code = if failed.load(Ordering::Relaxed) { EXIT_CODE_FATAL } else { 0 };
-        let _ = endings.send(ChildExit::Stopped(ExitCode::from(code)));
+        let _ = exit_tx.send(ChildExit::Stopped(ExitCode::from(code)));
     })?;
     Ok(())
 }
@@ -115,8 +116,7 @@ fn start(
 /// Reads the model folder and returns the configuration of the executor.
 fn config(settings: ExecutorSettings) -> Result<ExecutorConfig> {
     let overrides = settings.config_overrides.as_deref().map(serde_json::from_str).transpose();
-    let overrides: Option<Map<String, Value>> =
-        overrides.context("the replaced members of config.json")?;
+    let overrides: Option<Map<String, Value>> = overrides.context("config overrides")?;
     let model = ModelConfig::from_dir_with(&settings.model_dir, &overrides.unwrap_or_default())?;
     let draft_dir = settings.draft_model_dir.as_deref();
     let draft = draft_dir.map(ModelConfig::from_dir).transpose()?;
@@ -127,8 +127,8 @@ fn config(settings: ExecutorSettings) -> Result<ExecutorConfig> {
 /// Returns when the peer has closed the link.
 fn wait_for_hangup(link: &LinkSocket) {
     loop {
-        let mut watched = [PollFd::new(link, PollFlags::RDHUP)];
-        match poll(&mut watched, None) {
+        let mut poll_fds = [PollFd::new(link, PollFlags::RDHUP)];
+        match poll(&mut poll_fds, None) {
             Err(rustix::io::Errno::INTR) => {}
             Ok(_) | Err(_) => return,
         }
@@ -137,9 +137,9 @@ fn wait_for_hangup(link: &LinkSocket) {
 
 /// Waits for the end of the executor. After the link has closed, waits for at most `STEP_GRACE_PERIOD`.
 async fn wait_for_exit(
-    mut ended: UnboundedReceiver<ChildExit>,
+    mut exit_rx: UnboundedReceiver<ChildExit>,
     [mut interrupt, mut terminate, mut quit]: [tokio::signal::unix::Signal; 3],
-    told: &AtomicBool,
+    shutdown_requested: &AtomicBool,
 ) -> ExitCode {
     let mut deadline = None;
     loop {
@@ -150,7 +150,7 @@ async fn wait_for_exit(
             }
         };
         tokio::select! {
-            ending = ended.recv() => match ending {
+            exit = exit_rx.recv() => match exit {
                 Some(ChildExit::Stopped(code)) => return code,
                 Some(ChildExit::LinkClosed) => deadline = Some(Instant::now() + STEP_GRACE_PERIOD),
                 None => return ExitCode::from(EXIT_CODE_FATAL),
@@ -159,10 +159,10 @@ async fn wait_for_exit(
             _ = interrupt.recv() => {}
             _ = quit.recv() => {}
             _ = terminate.recv() => {
-                if told.load(Ordering::Relaxed) {
+                if shutdown_requested.load(Ordering::Relaxed) {
                     return ExitCode::from(EXIT_CODE_FATAL);
                 }
-                tracing::info!("SIGTERM: the server decides when to stop");
+                tracing::info!("SIGTERM ignored: the server stops its executors");
             }
         }
     }

@@ -4,7 +4,7 @@ use super::child_process::{OWN_BINARY, link_to_server};
 use super::signals::HarmlessSignals;
 use crate::config::{LogFormat, SECRET_VARIABLE};
 use anyhow::{Context, Result};
-use grammar::serve_trials;
+use grammar::serve_dry_runs;
 use grammar::worker_process::WorkerProgram;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,14 +26,14 @@ pub fn run() -> Result<ExitCode> {
     let link = link_to_server(ROLE)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Terminals and supervisors send signals to the whole process group; the server handles them.
-    let inside = runtime.enter();
+    let runtime_guard = runtime.enter();
     let _ignored = [
         signal(SignalKind::interrupt())?,
         signal(SignalKind::terminate())?,
         signal(SignalKind::quit())?,
     ];
     let _harmless = HarmlessSignals::catch()?;
-    drop(inside);
-    serve_trials(link).context("cannot try grammars")?;
+    drop(runtime_guard);
+    serve_dry_runs(link).context("grammar worker failed")?;
     Ok(ExitCode::SUCCESS)
 }

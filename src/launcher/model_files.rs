@@ -19,7 +19,7 @@ pub struct ModelFiles {
     /// Model folder.
     pub dir: PathBuf,
     /// Folder of the tokenizer.
-    pub text_dir: PathBuf,
+    pub tokenizer_dir: PathBuf,
     /// Model configuration.
     pub config: ModelConfig,
     /// Format of the weights.
@@ -54,19 +54,19 @@ impl ModelFiles {
     /// Locates the files, downloads or unpacks them if necessary, and reads `config.json`.
     pub fn resolve(args: &ServeArgs, environment: &ProcessEnvironment) -> Result<Self> {
         let model = &args.model;
-        let fetch = |name: &str, wanted| {
+        let fetch = |name: &str, file_set| {
             let (revision, cache) = (model.revision.as_deref(), model.download_dir.as_deref());
-            hub::resolve(name, revision, wanted, environment, cache)
+            hub::resolve(name, revision, file_set, environment, cache)
         };
         let (name, dir, unpacked) = if let Some(name) = &model.model {
             let synth = model.load_format == LoadFormatArg::Synth;
-            let wanted = if synth { HubFileSet::WithoutWeights } else { HubFileSet::Everything };
-            (name.clone(), fetch(name, wanted)?, None)
+            let file_set = if synth { HubFileSet::WithoutWeights } else { HubFileSet::Everything };
+            (name.clone(), fetch(name, file_set)?, None)
         } else {
             let unpacked = demo_model::UnpackedDemo::new()?;
             (demo_model::NAME.to_owned(), unpacked.dir().to_owned(), Some(unpacked))
         };
-        let text_dir = match &model.tokenizer {
+        let tokenizer_dir = match &model.tokenizer {
             Some(name) => fetch(name, HubFileSet::Tokenizer)?,
             None => dir.clone(),
         };
@@ -85,7 +85,7 @@ impl ModelFiles {
         Ok(Self {
             name,
             dir,
-            text_dir,
+            tokenizer_dir,
             config,
             source,
             manifest,
@@ -97,11 +97,12 @@ impl ModelFiles {
 
     /// Reads the tokenizer and compiles the chat template.
     pub fn load_text(&self, args: &ServeArgs) -> Result<TextAssets> {
-        let tokenizer = Tokenizer::load(&self.text_dir)?;
+        let tokenizer = Tokenizer::load(&self.tokenizer_dir)?;
         let tokenizer = tokenizer.with_memory(args.engine.max_text_memory.0);
         let output_bytes_max = settings::prompt_bytes_max(self.max_model_len);
-        let chosen = args.reply.chat_template.as_deref();
-        let template = ChatTemplate::load(&self.text_dir, chosen, &tokenizer, output_bytes_max)?;
+        let template_arg = args.reply.chat_template.as_deref();
+        let template =
+            ChatTemplate::load(&self.tokenizer_dir, template_arg, &tokenizer, output_bytes_max)?;
         Ok(TextAssets { tokenizer, template })
     }
 
@@ -113,10 +114,10 @@ impl ModelFiles {
         }
     }
 
-    /// Returns the compute dtype for `asked`: `auto` is the dtype of the checkpoint, or bfloat16 if the
+    /// Returns the compute dtype for `requested`: `auto` is the dtype of the checkpoint, or bfloat16 if the
     /// checkpoint has none.
-    pub fn dtype(&self, asked: DtypeArg) -> executor::ModelDtype {
-        match (asked, self.config.dtype) {
+    pub fn dtype(&self, requested: DtypeArg) -> executor::ModelDtype {
+        match (requested, self.config.dtype) {
             (DtypeArg::Float32, _) | (DtypeArg::Auto, Some(CheckpointDType::F32)) => {
                 executor::ModelDtype::Float32
             }
@@ -143,17 +144,19 @@ impl ModelFiles {
 }
 
 /// Returns the maximum length of prompt plus output: the requested value, else the model's.
-fn max_model_len(asked: Option<u32>, config: &ModelConfig) -> Result<u32> {
+fn max_model_len(requested: Option<u32>, config: &ModelConfig) -> Result<u32> {
     let longest = u32::try_from(config.context_max()).unwrap_or(u32::MAX);
     if longest < 2 {
-        bail!("max_position_embeddings of config.json is {longest}: nothing can be generated");
+        bail!(
+            "max_position_embeddings of config.json is {longest}: the model cannot generate tokens"
+        );
     }
-    match asked {
-        Some(asked) if asked > longest => bail!(
-            "--max-model-len {asked}: the model was made for {longest} tokens \
+    match requested {
+        Some(requested) if requested > longest => bail!(
+            "--max-model-len {requested}: the model supports {longest} tokens \
              (max_position_embeddings and rope_scaling of config.json; --hf-overrides replaces them)"
         ),
-        asked => Ok(asked.unwrap_or(longest)),
+        requested => Ok(requested.unwrap_or(longest)),
     }
 }
 
@@ -168,8 +171,8 @@ mod tests {
         let longest = config.context_max() as u32;
         assert_eq!(max_model_len(None, &config).unwrap(), longest);
         assert_eq!(max_model_len(Some(longest), &config).unwrap(), longest);
-        let refused = max_model_len(Some(longest + 1), &config).unwrap_err().to_string();
-        assert!(refused.contains(&format!("--max-model-len {}", longest + 1)), "{refused}");
-        assert!(refused.contains(&format!("{longest} tokens")), "{refused}");
+        let error = max_model_len(Some(longest + 1), &config).unwrap_err().to_string();
+        assert!(error.contains(&format!("--max-model-len {}", longest + 1)), "{error}");
+        assert!(error.contains(&format!("{longest} tokens")), "{error}");
     }
 }

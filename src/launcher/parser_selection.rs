@@ -13,7 +13,7 @@ pub(super) fn select_parsers(
     tokenizer: &Tokenizer,
 ) -> OutputParsers {
     let mentions = |text: &str| template.is_some_and(|template| template.mentions(text));
-    let calls = match args.tool_call_parser.as_str() {
+    let tool_calls = match args.tool_call_parser.as_str() {
         "auto" => Some(tool_call_syntax(architecture, mentions)),
         name => parser_by_name(ToolCallSyntax::NAMES, name),
     };
@@ -21,16 +21,16 @@ pub(super) fn select_parsers(
         "auto" => reasoning_family(architecture, mentions),
         name => parser_by_name(ReasoningFamily::NAMES, name),
     };
-    tracing::info!(?calls, ?reasoning, "parsers of outputs");
+    tracing::info!(calls = ?tool_calls, ?reasoning, "output parsers selected");
     // Templates with this switch belong to models that reason unless it is off.
-    let mut parsers = OutputParsers::new(calls, reasoning, tokenizer);
+    let mut parsers = OutputParsers::new(tool_calls, reasoning, tokenizer);
     parsers.opens_reasoning = mentions("enable_thinking");
     parsers
 }
 
 /// Returns a parser by name. The command line has rejected unknown names, so a missing name is `none`.
 fn parser_by_name<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
-    names.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    names.iter().find(|(candidate, _)| *candidate == name).map(|(_, value)| *value)
 }
 
 fn tool_call_syntax(
@@ -83,15 +83,15 @@ mod tests {
 
     #[test]
     fn chat_template_overrides_architecture_parser() {
-        let calls =
+        let tool_calls =
             |architecture, text: &'static str| tool_call_syntax(architecture, |s| text.contains(s));
-        assert_eq!(calls(ModelArchitecture::Qwen3, ""), ToolCallSyntax::Hermes);
+        assert_eq!(tool_calls(ModelArchitecture::Qwen3, ""), ToolCallSyntax::Hermes);
         let coder = "<tool_call>\n<function=example>";
-        assert_eq!(calls(ModelArchitecture::Qwen3Moe, coder), ToolCallSyntax::Qwen3Coder);
-        assert_eq!(calls(ModelArchitecture::Llama, ""), ToolCallSyntax::Llama3Json);
-        assert_eq!(calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::Hermes);
+        assert_eq!(tool_calls(ModelArchitecture::Qwen3Moe, coder), ToolCallSyntax::Qwen3Coder);
+        assert_eq!(tool_calls(ModelArchitecture::Llama, ""), ToolCallSyntax::Llama3Json);
+        assert_eq!(tool_calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::Hermes);
         let distilled = "<｜tool▁calls▁begin｜>\n```json";
-        assert_eq!(calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DeepSeekV3);
+        assert_eq!(tool_calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DeepSeekV3);
         let reasoning = |architecture, text: &'static str| {
             reasoning_family(architecture, |s: &str| text.contains(s))
         };

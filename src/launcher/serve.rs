@@ -65,48 +65,49 @@ fn serve(
     environment: &ProcessEnvironment,
     runtime: &Runtime,
 ) -> Result<ExitCode> {
-    let began = Instant::now();
+    let started_at = Instant::now();
     let health = Arc::new(HealthState::default());
     let app = Arc::new(AppState::new(settings::options(args)?, Arc::clone(&health)));
     {
-        let _inside = runtime.enter();
+        let _runtime_guard = runtime.enter();
         let tracer = app.options.tracer.clone();
         signals::handle_harmless_signals(move || tracer.iter().for_each(RequestTracer::reopen))
-            .context("cannot watch for signals")?;
+            .context("cannot install signal handlers")?;
     }
     let connections = ConnectionLimiter::new(settings::connections_max());
     let address = listeners::open_public(args, runtime, &app, &connections)?;
     listeners::open_admin(args, runtime, &app, &connections)?;
     let open = |cluster| NodeListener::open(cluster, args.nodes.secret(environment)?);
-    let door = args.nodes.cluster().map(open).transpose()?;
+    let node_listener = args.nodes.cluster().map(open).transpose()?;
 
     let files = ModelFiles::resolve(args, environment)?;
-    let bound = bind_kv_events(args, &files, environment)?;
-    let (sender, notices) = channel();
+    let bound_publishers = bind_kv_events(args, &files, environment)?;
+    let (sender, events) = channel();
     {
-        let _inside = runtime.enter();
+        let _runtime_guard = runtime.enter();
         let sender = sender.clone();
         signals::forward(move |number| sender.send(SupervisorEvent::Signal(number)).is_ok())
-            .context("cannot watch for signals")?;
+            .context("cannot install signal handlers")?;
     }
-    let others = door.map(|door| admit_nodes(door, args, &files)).transpose()?;
-    let configured = began.elapsed();
-    let Some(started) = start(args.clone(), &files, environment, others, &notices)? else {
+    let remote_nodes =
+        node_listener.map(|listener| accept_nodes(listener, args, &files)).transpose()?;
+    let configuration_time = started_at.elapsed();
+    let Some(started) = start(args.clone(), &files, environment, remote_nodes, &events)? else {
         return Ok(ExitCode::SUCCESS);
     };
-    let StartedModel { args, world, links, startup: up, text } = started;
+    let StartedModel { args, world, links, startup, text } = started;
     let args = &args;
-    let (engine, max_model_len) = engine(args, &files, &up)?;
-    let limits = engine.limits().clone();
-    let fixed = args.engine.step_deadline.map(|seconds| seconds.0);
-    let deadline = StepDeadline::new(fixed, up.memory.step_cost);
+    let (scheduler, max_model_len) = scheduler(args, &files, &startup)?;
+    let limits = scheduler.limits().clone();
+    let fixed_deadline = args.engine.step_deadline.map(|seconds| seconds.0);
+    let deadline = StepDeadline::new(fixed_deadline, startup.memory.step_cost);
     let admission = settings::admission(&args.engine, args.parallel.data_parallel_size);
-    let metrics = metrics(args, &files, &up, &engine, max_model_len)?;
+    let metrics = metrics(args, &files, &startup, &scheduler, max_model_len)?;
     let observers = EngineObservers { health, metrics: Arc::clone(&metrics) };
-    let (kv_events, publishers) = start_kv_events(bound, &up, &metrics)?;
-    let deciding = EngineParts { engine, kv_events };
+    let (kv_events, publishers) = start_kv_events(bound_publishers, &startup, &metrics)?;
+    let parts = EngineParts { engine: scheduler, kv_events };
     let host = EngineHost::start(
-        deciding,
+        parts,
         links,
         admission,
         deadline,
@@ -114,15 +115,15 @@ fn serve(
         sender.clone(),
         runtime.handle(),
     )
-    .context("cannot start the scheduler's thread")?;
+    .context("cannot start the scheduler thread")?;
 
     let logprobs_max = world.settings().max_logprobs;
     let bounds =
         settings::field_bounds(args, max_model_len, files.config.vocab as u32, logprobs_max);
-    metrics.executors.started(&up.phases, configured, began.elapsed());
-    let of_serving = (&host, Arc::clone(&metrics));
-    let mut serving = serving(args, &files, &up, text, bounds, of_serving)?;
-    serving.info = server_info::server_info(args, world.settings(), &serving, &up, &limits);
+    metrics.executors.started(&startup.phases, configuration_time, started_at.elapsed());
+    let mut serving =
+        serving_context(args, &files, &startup, text, bounds, &host, Arc::clone(&metrics))?;
+    serving.info = server_info::server_info(args, world.settings(), &serving, &startup, &limits);
     serving.kv_event_sources = publishers.iter().map(|p| Arc::clone(p.source())).collect();
     app.set_serving(serving);
     if let Ok(serving) = app.serving() {
@@ -130,36 +131,42 @@ fn serve(
     }
     // An executor thread is never restarted, so it needs no unpacked demo model any more.
     let files = settings::uses_executor_processes(args).then_some(files);
-    let front = ServerFrontend { app: &app, connections: &connections, runtime: runtime.handle() };
-    let supervised = SupervisorState::new(world, notices, sender, metrics);
-    let code = front.serve(host, supervised, args.http.shutdown_timeout.0);
+    let frontend =
+        ServerFrontend { app: &app, connections: &connections, runtime: runtime.handle() };
+    let supervisor = SupervisorState::new(world, events, sender, metrics);
+    let code = frontend.serve(host, supervisor, args.http.shutdown_timeout.0);
     publishers.into_iter().for_each(KvEventPublisher::finish);
     drop(files);
     Ok(code)
 }
 
 /// Accepts the other nodes of the cluster, if they meet the requirements.
-fn admit_nodes(door: NodeListener, args: &ServeArgs, files: &ModelFiles) -> Result<RemoteNodes> {
-    let cluster = args.nodes.cluster().context("a node that serves alone")?.clone();
+fn accept_nodes(
+    listener: NodeListener,
+    args: &ServeArgs,
+    files: &ModelFiles,
+) -> Result<RemoteNodes> {
+    let cluster = args.nodes.cluster().context("the server has a single node")?.clone();
     let (parallel, manifest) = (settings::parallel(args), files.manifest);
     let expected = ClusterRequirements { nodes: cluster.nodes, parallel, manifest };
     let registry = Arc::new(NodeRegistry::new(expected));
-    door.start(&registry).context("cannot start a thread for other nodes")?;
+    listener.start(&registry).context("cannot start the node listener thread")?;
     Ok(RemoteNodes { cluster, registry })
 }
 
 /// Starts the KV-event publishers.
 fn start_kv_events(
-    bound: Vec<BoundPublisher>,
-    up: &StartupReport,
+    publishers: Vec<BoundPublisher>,
+    startup: &StartupReport,
     metrics: &ServerMetrics,
 ) -> Result<(Vec<KvEventFeed>, Vec<KvEventPublisher>)> {
-    let (spec, blocks) = (&up.memory.kv_spec, up.ready.kv_blocks);
-    let start =
-        |(bound, figures): (BoundPublisher, _)| bound.start(spec, blocks, Arc::clone(figures));
+    let (spec, blocks) = (&startup.memory.kv_spec, startup.ready.kv_blocks);
+    let start = |(publisher, counters): (BoundPublisher, _)| {
+        publisher.start(spec, blocks, Arc::clone(counters))
+    };
     let started: std::io::Result<Vec<_>> =
-        bound.into_iter().zip(&metrics.kv_events).map(start).collect();
-    Ok(started.context("cannot start a thread for KV events")?.into_iter().unzip())
+        publishers.into_iter().zip(&metrics.kv_events).map(start).collect();
+    Ok(started.context("cannot start a KV-event publisher thread")?.into_iter().unzip())
 }
 
 /// Opens the sockets of the KV-event publishers, one per replica, if KV events are enabled.
@@ -170,16 +177,16 @@ fn bind_kv_events(
 ) -> Result<Vec<BoundPublisher>> {
     let Some(config) = args.kv_events.enabled() else { return Ok(Vec::new()) };
     if !args.engine.enable_prefix_caching {
-        tracing::warn!("KV events are on, but without prefix caching there is nothing to announce");
+        tracing::warn!("KV events are enabled, but without prefix caching there are none");
     }
-    let words = |rank| TopicFields {
+    let topic_fields = |rank| TopicFields {
         pod: environment.pod_name.clone().unwrap_or_default(),
         model: files.served_names(args).into_iter().next().unwrap_or_default(),
         rank,
         epoch: 0, // Set when the socket is opened.
     };
     (0..args.parallel.data_parallel_size)
-        .map(|rank| BoundPublisher::open(&config, words(rank)).context("--kv-events-config"))
+        .map(|rank| BoundPublisher::open(&config, topic_fields(rank)).context("--kv-events-config"))
         .collect()
 }
 
@@ -199,45 +206,46 @@ fn start(
     mut args: ServeArgs,
     files: &ModelFiles,
     environment: &ProcessEnvironment,
-    others: Option<RemoteNodes>,
-    notices: &Receiver<SupervisorEvent>,
+    remote_nodes: Option<RemoteNodes>,
+    events: &Receiver<SupervisorEvent>,
 ) -> Result<Option<StartedModel>> {
     let auto = args.engine.device == DeviceArg::Auto;
     if auto {
         args.engine.device = device_detection::detect();
     }
     settings::check_world(&args, files)?;
-    let (mut world, mut links) = start_executors(&args, files, environment, others)?;
+    let (mut world, mut links) = start_executors(&args, files, environment, remote_nodes)?;
     let text = files.load_text(&args)?;
-    let mut up = wait_until_ready(&mut world, &mut links, notices);
-    if let Err(error) = &up
+    let mut startup = wait_until_ready(&mut world, &mut links, events);
+    if let Err(error) = &startup
         && auto
         && settings::parallel(&args).world_size() == 1
         && args.engine.device != DeviceArg::Cpu
         && error.is_device_error()
     {
-        tracing::warn!(%error, "the GPU cannot be used: computing on the CPU");
+        tracing::warn!(%error, "the GPU is not usable; falling back to the CPU");
         args.engine.device = DeviceArg::Cpu;
         (world, links) = start_executors(&args, files, environment, None)?;
-        up = wait_until_ready(&mut world, &mut links, notices);
+        startup = wait_until_ready(&mut world, &mut links, events);
     }
-    match up {
-        Ok(up) => Ok(Some(StartedModel { args, world, links, startup: up, text })),
+    match startup {
+        Ok(startup) => Ok(Some(StartedModel { args, world, links, startup, text })),
         Err(StartError::Interrupted(_)) => Ok(None),
         Err(error) => Err(anyhow!(error).context(files.name.clone())),
     }
 }
 
 /// Builds the context that request handlers need to serve the model.
-fn serving(
+fn serving_context(
     args: &ServeArgs,
     files: &ModelFiles,
-    up: &StartupReport,
+    startup: &StartupReport,
     text: TextAssets,
     bounds: FieldBounds,
-    (host, metrics): (&EngineHost, Arc<ServerMetrics>),
+    host: &EngineHost,
+    metrics: Arc<ServerMetrics>,
 ) -> Result<ServingContext> {
-    let block_tokens = up.memory.kv_spec.block_tokens;
+    let block_tokens = startup.memory.kv_spec.block_tokens;
     let architecture = files.config.architecture;
     let parsers = parser_selection::select_parsers(
         &args.reply,
@@ -246,14 +254,18 @@ fn serving(
         &text.tokenizer,
     );
     let tokenizer = Arc::new(text.tokenizer);
-    let tokens = Arc::clone(&tokenizer);
+    let vocabulary_tokenizer = Arc::clone(&tokenizer);
     let timings = Arc::clone(&host.grammar_timings);
-    let trials = grammar_worker::program(args.log.log_format);
-    let grammars = GrammarCompilePool::start(move || tokens.grammar_vocabulary(), &trials, timings)
-        .context("cannot start the threads that compile grammars")?;
+    let grammar_program = grammar_worker::program(args.log.log_format);
+    let grammars = GrammarCompilePool::start(
+        move || vocabulary_tokenizer.grammar_vocabulary(),
+        &grammar_program,
+        timings,
+    )
+    .context("cannot start the grammar compile threads")?;
     let prompt_bytes_max = settings::prompt_bytes_max(bounds.max_model_len);
-    let trusted = args.reply.trust_request_chat_template;
-    let program = trusted.then(template_worker::program);
+    let trusts_templates = args.reply.trust_request_chat_template;
+    let program = trusts_templates.then(template_worker::program);
     let request_templates = program
         .map(|program| RequestTemplates::new(program, &tokenizer, prompt_bytes_max))
         .transpose()?;
@@ -267,7 +279,7 @@ fn serving(
             names: files.served_names(args),
             root: files.name.clone(),
             created: unix_time(),
-            fingerprint: files.fingerprint(&args.model, &up.weights)?,
+            fingerprint: files.fingerprint(&args.model, &startup.weights)?,
         },
         sampling_defaults: settings::sampling_defaults(&args.reply, &files.config.generation),
         template_defaults: args.reply.default_chat_template_kwargs.clone().unwrap_or_default(),
@@ -275,7 +287,7 @@ fn serving(
         body_bytes_max: settings::body_bytes_max(bounds.max_model_len),
         field_bounds: bounds,
         block_tokens: if args.engine.enable_prefix_caching { block_tokens } else { 0 },
-        pool_tokens: u64::from(up.ready.kv_blocks) * u64::from(block_tokens),
+        pool_tokens: u64::from(startup.ready.kv_blocks) * u64::from(block_tokens),
         metrics,
         kv_event_sources: Vec::new(),
         info: serde_json::Value::Null,
@@ -286,8 +298,8 @@ fn serving(
 fn metrics(
     args: &ServeArgs,
     files: &ModelFiles,
-    up: &StartupReport,
-    engine: &Scheduler,
+    startup: &StartupReport,
+    scheduler: &Scheduler,
     max_model_len: u32,
 ) -> Result<Arc<ServerMetrics>> {
     let name = files.served_names(args).into_iter().next().unwrap_or_default();
@@ -295,12 +307,12 @@ fn metrics(
     let config = MetricsConfig { experts, ..settings::metrics(args, name, max_model_len) };
     let metrics = ServerMetrics::new(&config)?;
     metrics.set_kv_cache(KvCacheInfo {
-        block_tokens: up.memory.kv_spec.block_tokens,
-        blocks: up.ready.kv_blocks,
+        block_tokens: startup.memory.kv_spec.block_tokens,
+        blocks: startup.ready.kv_blocks,
         dtype: args.engine.kv_cache_dtype.name().to_owned(),
         memory_utilization: args.engine.gpu_memory_utilization,
         prefix_caching: args.engine.enable_prefix_caching,
-        max_num_seqs: engine.limits().max_num_seqs,
+        max_num_seqs: scheduler.limits().max_num_seqs,
     })?;
     Ok(metrics)
 }
@@ -310,7 +322,7 @@ fn start_executors(
     args: &ServeArgs,
     files: &ModelFiles,
     environment: &ProcessEnvironment,
-    others: Option<RemoteNodes>,
+    remote_nodes: Option<RemoteNodes>,
 ) -> Result<(ExecutorWorld, Vec<ExecutorLink>)> {
     let config = settings::executor(args, files, environment)?;
     let lifetime = ExecutorLaunchOptions {
@@ -318,7 +330,8 @@ fn start_executors(
         program: executor_program::program(args.log.log_format),
     };
     let jitter_seed = RandomState::new().hash_one(0);
-    let mut world = ExecutorWorld::new(&config, lifetime, start_policy(args, jitter_seed), others);
+    let mut world =
+        ExecutorWorld::new(&config, lifetime, start_policy(args, jitter_seed), remote_nodes);
     let links = world.start(FIRST_EPOCH)?;
     Ok((world, links))
 }
@@ -327,28 +340,28 @@ fn start_executors(
 fn wait_until_ready(
     world: &mut ExecutorWorld,
     links: &mut Vec<ExecutorLink>,
-    notices: &Receiver<SupervisorEvent>,
+    events: &Receiver<SupervisorEvent>,
 ) -> Result<StartupReport, StartError> {
     let mut shown: Option<(StartupPhase, ProgressReporter)> = None;
     // Before the engine runs, signals are the only events.
-    let stop = || match notices.try_recv() {
+    let stop = || match events.try_recv() {
         Ok(SupervisorEvent::Signal(number)) => Some(number),
         _ => None,
     };
-    let up = world.bring_up(links, stop, |phase, done, total| {
-        if shown.as_ref().is_none_or(|(of, _)| *of != phase)
-            && let Some((_, over)) = shown.replace((phase, new_progress(phase, total)))
+    let startup = world.bring_up(links, stop, |phase, done, total| {
+        if shown.as_ref().is_none_or(|(shown_phase, _)| *shown_phase != phase)
+            && let Some((_, previous)) = shown.replace((phase, new_progress(phase, total)))
         {
-            over.finish();
+            previous.finish();
         }
         if let Some((_, progress)) = &shown {
             progress.set(done, total);
         }
     });
-    if let Some((_, progress)) = shown.filter(|_| up.is_ok()) {
+    if let Some((_, progress)) = shown.filter(|_| startup.is_ok()) {
         progress.finish();
     }
-    up
+    startup
 }
 
 fn new_progress(phase: StartupPhase, total: u64) -> ProgressReporter {
@@ -364,16 +377,20 @@ fn new_progress(phase: StartupPhase, total: u64) -> ProgressReporter {
 
 /// Creates the scheduler. Returns it with the maximum request length: the requested value, or what fits the
 /// KV cache.
-fn engine(args: &ServeArgs, files: &ModelFiles, up: &StartupReport) -> Result<(Scheduler, u32)> {
+fn scheduler(
+    args: &ServeArgs,
+    files: &ModelFiles,
+    startup: &StartupReport,
+) -> Result<(Scheduler, u32)> {
     if let Some(rate) = settings::synthetic_acceptance(args) {
         tracing::warn!(
             rate,
-            "benchmark mode: chance decides which drafts stand, and answers mean nothing"
+            "benchmark mode: draft tokens are accepted at random, and outputs are meaningless"
         );
     }
     let random = RandomState::new();
     let keys = [random.hash_one(0), random.hash_one(1)];
-    let mut kv = KvConfig::new(up.memory.kv_spec.clone(), up.ready.kv_blocks, keys);
+    let mut kv = KvConfig::new(startup.memory.kv_spec.clone(), startup.ready.kv_blocks, keys);
     kv.caching = args.engine.enable_prefix_caching;
     kv.events = args.kv_events.enabled().is_some();
     kv.lifetime_sample = args.metrics.block_lifetime_sample_rate();
@@ -386,25 +403,25 @@ fn engine(args: &ServeArgs, files: &ModelFiles, up: &StartupReport) -> Result<(S
         config.replicas = replicas;
         config.lockstep = settings::parallel(args).lockstep();
         // Without captured graphs, prefill chunks do not slow down other steps.
-        config.prefill_gate = !up.ready.capture_sizes.is_empty();
-        config.capture_sizes.clone_from(&up.ready.capture_sizes);
+        config.prefill_gate = !startup.ready.capture_sizes.is_empty();
+        config.capture_sizes.clone_from(&startup.ready.capture_sizes);
         config.routing = settings::routing(args.parallel.dp_load_balance);
         Scheduler::new(config)
     };
-    let asked = files.max_model_len;
-    match build(asked) {
-        Ok(engine) => Ok((engine, asked)),
-        Err(SchedulerConfigError::PoolTooSmall { tokens_in_pool: fits, .. })
+    let requested = files.max_model_len;
+    match build(requested) {
+        Ok(scheduler) => Ok((scheduler, requested)),
+        Err(SchedulerConfigError::PoolTooSmall { tokens_in_pool, .. })
             if args.model.max_model_len == MaxModelLenArg::Auto =>
         {
-            let fits = u32::try_from(fits).unwrap_or(u32::MAX).min(asked);
+            let max_model_len = u32::try_from(tokens_in_pool).unwrap_or(u32::MAX).min(requested);
             tracing::warn!(
-                max_model_len = fits,
-                of_model = asked,
-                "the KV cache holds less than the model's longest request; \
-                 --kv-cache-memory-bytes makes it larger"
+                max_model_len,
+                of_model = requested,
+                "the KV cache is smaller than the model's maximum request length; \
+                 increase --kv-cache-memory-bytes"
             );
-            Ok((build(fits)?, fits))
+            Ok((build(max_model_len)?, max_model_len))
         }
         Err(error) => bail!(error),
     }
@@ -432,10 +449,10 @@ fn ready_message(serving: &ServingContext, address: SocketAddr) -> String {
         ("/v1/completions", r#"{"prompt":"Once upon a time"}"#.to_owned())
     };
     let name = serving.card.names.first().map_or("", String::as_str);
-    let (most, pool) = (serving.field_bounds.max_model_len, serving.pool_tokens);
+    let (max_model_len, pool_tokens) = (serving.field_bounds.max_model_len, serving.pool_tokens);
     format!(
-        "hadron {} serves {name} on http://{address} (up to {most} tokens a request, \
-         {pool} in the KV cache)\ntry:\n  curl http://{address}{path} \
+        "hadron {} serves {name} on http://{address} (up to {max_model_len} tokens per request, \
+         {pool_tokens} tokens in the KV cache)\ntry:\n  curl http://{address}{path} \
          -H 'Content-Type: application/json' -d '{body}'",
         env!("CARGO_PKG_VERSION"),
     )

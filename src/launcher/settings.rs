@@ -40,7 +40,7 @@ pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
         clients.iter().map(String::as_str),
         access.admin_key.iter().map(String::as_str),
     );
-    let usual = ServerOptions::default();
+    let defaults = ServerOptions::default();
     Ok(ServerOptions {
         api_keys: keys,
         admin_listener: access.admin_listen.is_some(),
@@ -65,12 +65,10 @@ pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
         owned_by: reply.owned_by.clone(),
         profile: args.engine.profile.is_some(),
         starting: match args.nodes.cluster() {
-            Some(_) => {
-                "the nodes are meeting or load the model; the log names those that are missing"
-            }
-            None => usual.starting,
+            Some(_) => "waiting for other nodes or loading the model; the log names missing nodes",
+            None => defaults.starting,
         },
-        ..usual
+        ..defaults
     })
 }
 
@@ -97,7 +95,9 @@ fn cors(access: &AccessArgs) -> Result<Option<CorsConfig>> {
         credentials: access.allow_credentials,
     };
     if let Err(name) = cors.layer() {
-        bail!("--allowed-origins, --allowed-methods, --allowed-headers: {name} is not one");
+        bail!(
+            "--allowed-origins, --allowed-methods, --allowed-headers: {name} is not valid in an HTTP header"
+        );
     }
     Ok(Some(cors))
 }
@@ -167,13 +167,13 @@ pub fn limits(
     let tokens_per_step = engine.tokens_per_step();
     // Decode rows alone must not fill a step. With an explicit token budget, the scheduler reports the
     // conflict instead.
-    let seats = match engine.max_num_batched_tokens {
+    let max_num_seqs = match engine.max_num_batched_tokens {
         None => engine.max_num_seqs.min(tokens_per_step - 1),
         Some(_) => engine.max_num_seqs,
     };
     SchedulerLimits {
         tokens_per_step,
-        max_num_seqs: seats,
+        max_num_seqs,
         tokens_per_chunk: engine.tokens_per_chunk(),
         // Admission control counts running requests as well, so the queue itself never rejects a request.
         max_waiting_requests: engine.requests_in_flight_max(replicas),
@@ -189,26 +189,26 @@ pub fn limits_with_draft_tokens(
     limits: SchedulerLimits,
     speculation: Option<SpeculativeConfig>,
 ) -> SchedulerLimits {
-    let Some(SpeculativeConfig { draft_tokens: drafts, method: drafter, .. }) = speculation else {
+    let Some(SpeculativeConfig { draft_tokens, method, .. }) = speculation else {
         return limits;
     };
-    match drafter {
+    match method {
         // The n-gram proposer reads tokens on the host, so a step waits for the output of the step before it.
         SpeculativeMethod::Ngram { .. } => SchedulerLimits {
-            draft_tokens: drafts,
+            draft_tokens,
             needs_token_history: true,
             steps_in_flight: 1,
             ..limits
         },
         SpeculativeMethod::Mtp | SpeculativeMethod::DraftModel | SpeculativeMethod::Eagle3 => {
-            SchedulerLimits { draft_tokens: drafts, ..limits }
+            SchedulerLimits { draft_tokens, ..limits }
         }
     }
 }
 
 /// Returns the routing policy of requests to replicas.
-pub fn routing(placement: LoadBalancePolicy) -> RoutingPolicy {
-    match placement {
+pub fn routing(policy: LoadBalancePolicy) -> RoutingPolicy {
+    match policy {
         LoadBalancePolicy::LeastRequests => RoutingPolicy::LeastRequests,
         LoadBalancePolicy::LeastTokens => RoutingPolicy::LeastTokens,
         LoadBalancePolicy::Prefix => RoutingPolicy::Prefix,
@@ -228,7 +228,7 @@ pub fn field_bounds(
     FieldBounds {
         vocab_size,
         max_model_len,
-        logprobs_max: Some(logprobs_max).filter(|most| *most < vocab_size),
+        logprobs_max: Some(logprobs_max).filter(|max| *max < vocab_size),
         replicas: args.parallel.data_parallel_size,
         priorities: args.engine.scheduling_policy == SchedulingPolicyArg::Priority,
     }
@@ -254,8 +254,8 @@ pub fn connections_max() -> u32 {
     let text = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Max open files"));
     let soft = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u32>().ok());
-    let most = soft.map_or(CONNECTIONS_DEFAULT, |n| n.saturating_sub(DESCRIPTORS_RESERVED));
-    most.clamp(16, 1 << 20)
+    let max = soft.map_or(CONNECTIONS_DEFAULT, |n| n.saturating_sub(DESCRIPTORS_RESERVED));
+    max.clamp(16, 1 << 20)
 }
 
 /// Returns the format of the weights.
@@ -299,33 +299,32 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
         && device(args.engine.device) != DeviceKind::Cpu
     {
         bail!(
-            "--nnodes {} on {:?}: executors of several nodes compute on CPUs so far: --device cpu",
+            "--nnodes {} on {:?}: executors on several nodes are supported on CPUs only: --device cpu",
             cluster.nodes,
             args.engine.device
         );
     }
     if let (Some(cluster), Some(_)) = (args.nodes.cluster(), draft) {
         let flag = args.speculation.flag_in_error();
-        bail!("{flag}: what drafts lies on one node so far, not on {}", cluster.nodes);
+        bail!("{flag}: draft checkpoints are supported on one node only, not on {}", cluster.nodes);
     }
     if let Some(draft) = draft {
         let checked = executor::check_draft_world(parallel, draft);
-        checked.with_context(|| {
-            format!("{}: the model that drafts", args.speculation.flag_in_error())
-        })?;
+        checked.with_context(|| format!("{}: draft model", args.speculation.flag_in_error()))?;
     }
-    let how = args.speculation.speculation();
-    let drafting = how.is_some_and(|how| how.method == SpeculativeMethod::Mtp);
-    let model = &ModelConfig { load_mtp: drafting, ..model.clone() };
-    let placed = placement(args)?;
-    let checked = executor::check_world(parallel, model, placed.as_ref());
+    let speculation = args.speculation.speculation();
+    let load_mtp =
+        speculation.is_some_and(|speculation| speculation.method == SpeculativeMethod::Mtp);
+    let model = &ModelConfig { load_mtp, ..model.clone() };
+    let expert_placement = expert_placement(args)?;
+    let checked = executor::check_world(parallel, model, expert_placement.as_ref());
     checked.with_context(|| {
         let file = args.parallel.expert_placement.as_ref();
-        let placed =
+        let placement_flag =
             file.map_or(String::new(), |file| format!(", --expert-placement {}", file.display()));
-        format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placed}")
+        format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placement_flag}")
     })?;
-    let checked = executor::check_speculation(how, model, draft);
+    let checked = executor::check_speculation(speculation, model, draft);
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag_in_error()))
 }
 
@@ -344,23 +343,23 @@ struct ExpertPlacementFile {
 /// Reads the expert placement, if a file is given.
 ///
 /// Errors: the file cannot be read or parsed.
-fn placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
+fn expert_placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
     let Some(file) = &args.parallel.expert_placement else { return Ok(None) };
-    let named = || format!("--expert-placement {}", file.display());
-    let text = fs::read_to_string(file).with_context(named)?;
+    let location = || format!("--expert-placement {}", file.display());
+    let text = fs::read_to_string(file).with_context(location)?;
     let ExpertPlacementFile { physical_to_logical_map } =
-        serde_json::from_str(&text).with_context(named)?;
+        serde_json::from_str(&text).with_context(location)?;
     let layer = |(layer, experts): (usize, Vec<serde_json::Number>)| -> Result<Vec<u16>> {
-        let number = |(place, number): (usize, &serde_json::Number)| {
+        let number = |(slot, number): (usize, &serde_json::Number)| {
             let expert = number.as_u64().and_then(|expert| u16::try_from(expert).ok());
             expert.with_context(|| {
-                format!("layer {layer}: place {place} is for {number}, not for an expert")
+                format!("layer {layer}: slot {slot} has {number}, which is not an expert id")
             })
         };
         experts.iter().enumerate().map(number).collect()
     };
     let layers: Result<_> = physical_to_logical_map.into_iter().enumerate().map(layer).collect();
-    Ok(Some(ExpertPlacement { layers: layers.with_context(named)? }))
+    Ok(Some(ExpertPlacement { layers: layers.with_context(location)? }))
 }
 
 /// Returns the number of threads per CPU rank, and of host threads per GPU rank: ranks of one machine share
@@ -436,7 +435,7 @@ pub fn executor(
         rank: Rank(0),
         parallel: parallel(args),
         ranks_on_host: host_ranks(args),
-        expert_placement: placement(args)?,
+        expert_placement: expert_placement(args)?,
         rendezvous: None,
         one_shot_all_reduce: !args.parallel.disable_custom_all_reduce,
     };
@@ -460,28 +459,28 @@ fn gpu_indices(args: &ServeArgs) -> Result<Vec<u32>> {
     match (ids.len(), device(args.engine.device)) {
         (0, _) => {}
         (_, DeviceKind::Cpu) => bail!("--device-ids: the executors run on the CPU"),
-        (named, _) if named != ranks => {
-            bail!("--device-ids names {named} GPUs, for {ranks} executors with one each")
+        (count, _) if count != ranks => {
+            bail!("--device-ids lists {count} GPUs, but {ranks} executors need one each")
         }
         _ => {}
     }
     Ok(ids.clone())
 }
 
-/// Returns the maximum number of log-probabilities that a request may ask for; `asked` −1 = as many as
+/// Returns the maximum number of log-probabilities that a request may ask for; `requested` −1 = as many as
 /// possible.
-fn logprobs_max(device: DeviceKind, asked: i64, vocab: u32) -> Result<u32> {
-    let most = match device {
+fn logprobs_max(device: DeviceKind, requested: i64, vocab: u32) -> Result<u32> {
+    let max = match device {
         DeviceKind::Cpu => vocab,
         DeviceKind::Rocm | DeviceKind::Cuda => vocab.min(GPU_LOGPROBS_MAX),
     };
-    if asked > i64::from(most) && most < vocab {
+    if requested > i64::from(max) && max < vocab {
         bail!(
-            "--max-logprobs {asked}: a GPU lists at most {most} of the {vocab} ids of the \
-             vocabulary for a token; -1 takes as many"
+            "--max-logprobs {requested}: a GPU reports at most {max} of the {vocab} ids of the \
+             vocabulary per token; -1 selects this maximum"
         );
     }
-    Ok(u32::try_from(asked).unwrap_or(most).min(most))
+    Ok(u32::try_from(requested).unwrap_or(max).min(max))
 }
 
 #[cfg(test)]
@@ -490,15 +489,20 @@ mod tests {
 
     #[test]
     fn gpu_logprobs_are_capped_below_the_vocabulary() {
-        let most = |device, asked| logprobs_max(device, asked, 151_936).map_err(|e| e.to_string());
-        assert_eq!(most(DeviceKind::Cpu, -1), Ok(151_936));
-        assert_eq!(most(DeviceKind::Cpu, 200_000), Ok(151_936));
-        assert_eq!((most(DeviceKind::Cuda, 20), most(DeviceKind::Rocm, 0)), (Ok(20), Ok(0)));
-        assert_eq!(most(DeviceKind::Cuda, -1), Ok(1024));
-        let refused = most(DeviceKind::Rocm, 2000).unwrap_err();
+        let max =
+            |device, requested| logprobs_max(device, requested, 151_936).map_err(|e| e.to_string());
+        assert_eq!(max(DeviceKind::Cpu, -1), Ok(151_936));
+        assert_eq!(max(DeviceKind::Cpu, 200_000), Ok(151_936));
+        assert_eq!((max(DeviceKind::Cuda, 20), max(DeviceKind::Rocm, 0)), (Ok(20), Ok(0)));
+        assert_eq!(max(DeviceKind::Cuda, -1), Ok(1024));
+        let error = max(DeviceKind::Rocm, 2000).unwrap_err();
         for part in ["--max-logprobs 2000", "at most 1024", "151936 ids"] {
-            assert!(refused.contains(part), "{refused}");
+            assert!(error.contains(part), "{error}");
         }
-        assert_eq!(logprobs_max(DeviceKind::Cuda, 2000, 300).ok(), Some(300), "no id is missing");
+        assert_eq!(
+            logprobs_max(DeviceKind::Cuda, 2000, 300).ok(),
+            Some(300),
+            "the whole vocabulary is reported"
+        );
     }
 }

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 /// Poll interval of a drain.
-const POLL: Duration = Duration::from_millis(10);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Timeout for flushing streams that were ended.
-const FLUSH: Duration = Duration::from_millis(1_500);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// Timeout for flushing `--trace-requests`, and its minimum after a drain that used its whole timeout: a slow
 /// disk must not keep the server alive.
-const TRACE_WAIT: Duration = Duration::from_secs(5);
-const TRACE_WAIT_MIN: Duration = Duration::from_millis(200);
+const TRACE_TIMEOUT: Duration = Duration::from_secs(5);
+const TRACE_TIMEOUT_MIN: Duration = Duration::from_millis(200);
 /// Timeout for the executor's last step, and its minimum after a drain that used its whole timeout.
-const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
-const EXECUTOR_WAIT_MIN: Duration = Duration::from_millis(300);
+const EXECUTOR_TIMEOUT: Duration = Duration::from_secs(5);
+const EXECUTOR_TIMEOUT_MIN: Duration = Duration::from_millis(300);
 /// Exit code after a failure at run time.
 pub const EXIT_CODE_FATAL: u8 = 3;
 
@@ -40,14 +40,14 @@ impl ServerFrontend<'_> {
     pub fn serve(
         &self,
         host: EngineHost,
-        mut supervised: SupervisorState,
+        mut supervisor: SupervisorState,
         timeout: Duration,
     ) -> ExitCode {
-        match supervise(&self.app.health, &host, &mut supervised) {
+        match supervise(&self.app.health, &host, &mut supervisor) {
             ServiceEnd::Signal(number) => {
                 // Without executors, streams cannot make progress.
-                let timeout = if supervised.serves() { timeout } else { Duration::ZERO };
-                self.drain(number, timeout, host, supervised)
+                let timeout = if supervisor.serves() { timeout } else { Duration::ZERO };
+                self.drain(number, timeout, host, supervisor)
             }
             ServiceEnd::Failed(text) => self.fail(&text),
         }
@@ -59,24 +59,28 @@ impl ServerFrontend<'_> {
         signal: i32,
         timeout: Duration,
         host: EngineHost,
-        mut supervised: SupervisorState,
+        mut supervisor: SupervisorState,
     ) -> ExitCode {
         tracing::info!(signal, "draining");
         self.app.health.set_draining();
         let deadline = Instant::now() + timeout;
-        let busy =
+        let is_busy =
             || host.client.requests_in_flight() > 0 || host.client.admission().requests() > 0;
-        while busy() && Instant::now() < deadline {
-            match supervised.events.recv_timeout(POLL) {
+        while is_busy() && Instant::now() < deadline {
+            match supervisor.events.recv_timeout(DRAIN_POLL_INTERVAL) {
                 Ok(SupervisorEvent::Signal(number)) => return second_signal_exit_code(number),
                 Ok(SupervisorEvent::EngineFailed(text)) => return self.fail(&text),
                 // Executors are not restarted during a drain. Requests that no other replica takes over
                 // cannot continue.
                 Ok(SupervisorEvent::ExecutorsFailed { replica, cause, .. }) => {
-                    let replica_lost = replica.0;
-                    tracing::error!(replica_lost, cause, "executors were lost during the drain");
-                    supervised.set_serving(replica, false);
-                    if !supervised.serves() {
+                    let failed_replica = replica.0;
+                    tracing::error!(
+                        replica_lost = failed_replica,
+                        cause,
+                        "executors failed during the drain"
+                    );
+                    supervisor.set_serving(replica, false);
+                    if !supervisor.serves() {
                         break;
                     }
                 }
@@ -85,22 +89,26 @@ impl ServerFrontend<'_> {
                 | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
         }
-        let cut = host.client.close(&FinishReason::Abort(AbortCause::Shutdown));
-        if cut > 0 {
-            tracing::warn!(outputs = cut, ?timeout, "the drain ends outputs that are not complete");
+        let aborted = host.client.close(&FinishReason::Abort(AbortCause::Shutdown));
+        if aborted > 0 {
+            tracing::warn!(
+                outputs = aborted,
+                ?timeout,
+                "drain timeout: incomplete outputs are aborted"
+            );
         }
         if !self.close() {
-            tracing::warn!("some connections did not take their last bytes");
+            tracing::warn!("some connections could not be flushed in time");
         }
-        if let Ok(SupervisorEvent::Signal(number)) = supervised.events.try_recv() {
+        if let Ok(SupervisorEvent::Signal(number)) = supervisor.events.try_recv() {
             return second_signal_exit_code(number);
         }
         self.write_trace(deadline);
         log_totals(&host.client.replica_stats());
         host.stop();
         // A drain that used its whole timeout leaves the executor the minimum.
-        let left = deadline.saturating_duration_since(Instant::now());
-        supervised.shut_down(left.clamp(EXECUTOR_WAIT_MIN, EXECUTOR_WAIT));
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        supervisor.shut_down(remaining.clamp(EXECUTOR_TIMEOUT_MIN, EXECUTOR_TIMEOUT));
         ExitCode::SUCCESS
     }
 
@@ -108,29 +116,32 @@ impl ServerFrontend<'_> {
     fn fail(&self, text: &str) -> ExitCode {
         tracing::error!(text, "fatal");
         self.close();
-        self.write_trace(Instant::now() + TRACE_WAIT);
+        self.write_trace(Instant::now() + TRACE_TIMEOUT);
         ExitCode::from(EXIT_CODE_FATAL)
     }
 
     /// Writes the trace lines of finished requests, until `deadline` or a little longer.
     fn write_trace(&self, deadline: Instant) {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let remaining = deadline.saturating_duration_since(Instant::now());
         let Some(tracer) = &self.app.options.tracer else { return };
-        if !tracer.flush(left.clamp(TRACE_WAIT_MIN, TRACE_WAIT)) {
-            tracing::warn!(lost = tracer.dropped_lines(), "lines of --trace-requests are missing");
+        if !tracer.flush(remaining.clamp(TRACE_TIMEOUT_MIN, TRACE_TIMEOUT)) {
+            tracing::warn!(
+                lost = tracer.dropped_lines(),
+                "the --trace-requests file is incomplete"
+            );
         }
     }
 
     /// Closes the connections. Returns whether all were flushed in time.
     fn close(&self) -> bool {
-        let closing = async { tokio::time::timeout(FLUSH, self.connections.close()).await };
+        let closing = async { tokio::time::timeout(FLUSH_TIMEOUT, self.connections.close()).await };
         self.runtime.block_on(closing).is_ok()
     }
 }
 
 /// Logs the totals over the lifetime of the process.
 fn log_totals(replicas: &[StepStats]) {
-    let sum = |of: fn(&StepStats) -> u64| replicas.iter().map(of).sum::<u64>();
+    let sum = |field: fn(&StepStats) -> u64| replicas.iter().map(field).sum::<u64>();
     tracing::info!(
         steps = sum(|stats| stats.steps_total),
         prompt_tokens = sum(|stats| stats.prompt_tokens_total),
@@ -143,6 +154,6 @@ fn log_totals(replicas: &[StepStats]) {
 
 /// Returns the exit code after a second signal.
 pub(super) fn second_signal_exit_code(number: i32) -> ExitCode {
-    tracing::warn!(signal = number, "second signal: stopping at once");
+    tracing::warn!(signal = number, "second signal: stopping immediately");
     ExitCode::from(128_u8.saturating_add(number as u8))
 }

@@ -6,9 +6,9 @@ use rustix::process::Signal as UnixSignal;
 use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Forwards the numbers of SIGTERM, SIGINT and SIGQUIT to `tell` until it returns false. Must be called
+/// Forwards the numbers of SIGTERM, SIGINT and SIGQUIT to `callback` until it returns false. Must be called
 /// inside a runtime.
-pub fn forward(tell: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
+pub fn forward(callback: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut quit = signal(SignalKind::quit())?;
@@ -19,7 +19,7 @@ pub fn forward(tell: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
                 _ = interrupt.recv() => SignalKind::interrupt(),
                 _ = quit.recv() => SignalKind::quit(),
             };
-            if !tell(kind.as_raw_value()) {
+            if !callback(kind.as_raw_value()) {
                 return;
             }
         }
@@ -87,7 +87,7 @@ pub fn handle_harmless_signals(reopen: impl Fn() + Send + 'static) -> io::Result
                     reopen();
                 }
                 HarmlessSignal::Ignored(number) => {
-                    tracing::info!(signal = number, "this signal does nothing");
+                    tracing::info!(signal = number, "signal ignored");
                 }
             }
         }
@@ -99,9 +99,9 @@ pub fn handle_harmless_signals(reopen: impl Fn() + Send + 'static) -> io::Result
 fn reopen_log(log: Option<&LogFile>) {
     match log.map(LogFile::reopen) {
         Some(Err(error)) => {
-            tracing::warn!(%error, "the log cannot be opened again: it goes on in the former file");
+            tracing::warn!(%error, "cannot reopen the log file; continuing with the old file");
         }
-        Some(Ok(())) => tracing::info!("the log was opened again"),
+        Some(Ok(())) => tracing::info!("log file reopened"),
         None => {}
     }
 }

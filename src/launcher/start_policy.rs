@@ -7,9 +7,9 @@ use protocol::DeviceKind;
 use std::time::Duration;
 
 /// Timeout for the hello message of an executor.
-const HELLO_WAIT: Duration = Duration::from_secs(30);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout for progress during a start on a GPU.
-const STALL_WAIT: Duration = Duration::from_mins(1);
+const STALL_TIMEOUT: Duration = Duration::from_mins(1);
 /// Time window in which failures of serving executors are counted.
 const SERVICE_WINDOW: Duration = Duration::from_mins(10);
 
@@ -31,8 +31,8 @@ pub(super) fn start_policy(args: &ServeArgs, jitter_seed: u64) -> StartPolicy {
 fn start_timeouts(args: &ServeArgs) -> StartTimeouts {
     let on_cpu = settings::device(args.engine.device) == DeviceKind::Cpu;
     StartTimeouts {
-        hello: HELLO_WAIT,
-        stall: (!on_cpu).then_some(STALL_WAIT),
+        hello: HELLO_TIMEOUT,
+        stall: (!on_cpu).then_some(STALL_TIMEOUT),
         total: args.engine.startup_timeout.0,
     }
 }

@@ -21,8 +21,8 @@ pub fn run(
 ) -> Result<ExitCode> {
     let secret = args.nodes.secret(environment)?;
     {
-        let _inside = runtime.enter();
-        signals::handle_harmless_signals(|| {}).context("cannot watch for signals")?;
+        let _runtime_guard = runtime.enter();
+        signals::handle_harmless_signals(|| {}).context("cannot install signal handlers")?;
     }
     let mut args = args.clone();
     if args.engine.device == DeviceArg::Auto {
@@ -31,12 +31,12 @@ pub fn run(
     let files = ModelFiles::resolve(&args, environment)?;
     settings::check_world(&args, &files)?;
     let config = settings::executor(&args, &files, environment)?;
-    let (sender, notices) = channel();
+    let (sender, events) = channel();
     {
-        let _inside = runtime.enter();
+        let _runtime_guard = runtime.enter();
         let sender = sender.clone();
         signals::forward(move |number| sender.send(WorkerNodeEvent::Signal(number)).is_ok())
-            .context("cannot watch for signals")?;
+            .context("cannot install signal handlers")?;
     }
     let program = executor_program::program(args.log.log_format);
     let setup = WorkerNodeSetup {
@@ -46,10 +46,10 @@ pub fn run(
         launch_options: ExecutorLaunchOptions { as_processes: true, program },
         startup_timeout: args.engine.startup_timeout.0,
     };
-    let Some(mut node) = WorkerNode::join(setup, sender, &notices)? else {
+    let Some(mut node) = WorkerNode::join(setup, sender, &events)? else {
         return Ok(ExitCode::SUCCESS); // A shutdown signal arrived.
     };
-    Ok(match node.serve(&notices, args.http.shutdown_timeout.0) {
+    Ok(match node.serve(&events, args.http.shutdown_timeout.0) {
         WorkerNodeExit::Left => ExitCode::SUCCESS,
         WorkerNodeExit::SecondSignal(number) => second_signal_exit_code(number),
         WorkerNodeExit::Disconnected => ExitCode::from(EXIT_CODE_FATAL),

@@ -55,7 +55,7 @@ fn bench_ops_rejects_unknown_ops_by_name() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && said.contains(words), "{args:?}: {said}");
     };
-    says(&["--only", "o_prog"], "no such op; there are embedding");
+    says(&["--only", "o_prog"], "unknown op; known ops: embedding");
     says(&["--only", "experts"], "has none of the ops");
     says(&["--tokens", "0"], "at least 1");
     says(&["--block-size", "3"], "an even number");

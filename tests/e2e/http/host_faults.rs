@@ -104,7 +104,7 @@ fn blocked_log_pipe_delays_nothing_and_counts_drops() {
     });
     server.assert_full_lifecycle();
     let said = log.join().unwrap();
-    let told = said.lines().find(|line| line.contains("they are lost")).unwrap_or_else(|| {
+    let told = said.lines().find(|line| line.contains("log lines were dropped")).unwrap_or_else(|| {
         panic!("{}", said.trim_start_matches('.'));
     });
     let lines = told.split_once("lines=").and_then(|(_, n)| n.split_whitespace().next());

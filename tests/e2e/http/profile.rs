@@ -121,7 +121,7 @@ fn print_tables(file: &Path) {
         let row: Vec<String> = row.into_iter().filter(|cell| !cell.is_empty()).collect();
         row[1].parse::<usize>().unwrap_or(0)
     });
-    let marked = said.lines().filter(|line| line.ends_with("steps marked launch by launch"));
+    let marked = said.lines().filter(|line| line.ends_with("steps with timestamps per launch"));
     let marked = marked.map(|line| line.split(' ').rev().nth(5).unwrap().parse::<usize>().unwrap());
     assert_eq!(counted.sum::<usize>() + marked.sum::<usize>(), 2 * TOKENS, "{said}");
     for word in ["decode, <= 1 rows", "prefill, <= ", "gap of step", "forward", "sampling"] {

@@ -133,7 +133,7 @@ fn demo_serves_and_drain_ends_streams_properly() {
     assert!(rest.contains("curl http://"), "a line to try: {rest}");
     // The stream may have finished in time.
     let was_cut = text.contains("\"reason\":\"draining\"");
-    let says = rest.contains("the drain ends outputs that are not complete outputs=1");
+    let says = rest.contains("drain timeout: incomplete outputs are aborted outputs=1");
     assert_eq!(says, was_cut, "{rest}");
 }
 

@@ -138,12 +138,12 @@ fn sighup_reopens_moved_log_files() {
     complete(server.at, 2);
     wait_until(TIMEOUT, "lines", || lines(&trace).len() == 3);
     assert_eq!(lines(&moved(&trace)).len(), 3);
-    assert!(fs::read_to_string(&log).unwrap().contains("the log was opened again"));
-    assert!(!fs::read_to_string(moved(&log)).unwrap().contains("opened again"));
+    assert!(fs::read_to_string(&log).unwrap().contains("log file reopened"));
+    assert!(!fs::read_to_string(moved(&log)).unwrap().contains("reopened"));
     // Executor output goes through the server.
     send(children_as("executor", server.child.id())[0], "-KILL");
     wait_until(TIMEOUT, "the executor's return", || {
-        fs::read_to_string(&log).unwrap().contains("executor is back")
+        fs::read_to_string(&log).unwrap().contains("executors restarted")
     });
     send(server.child.id(), "-TERM");
     wait_until(TIMEOUT, "the last word", || fs::read_to_string(&log).unwrap().contains("drained"));
@@ -171,7 +171,7 @@ fn full_disk_drops_whole_trace_lines_and_logs_the_count() {
     let said = process.stderr_text();
     assert!(said.contains("lines of --trace-requests were dropped"), "{said}");
     assert!(said.contains(&format!("in_all={lost} ")), "{lost}: {said}");
-    assert!(said.contains(&format!("lines of --trace-requests are missing lost={lost}")), "{said}");
+    assert!(said.contains(&format!("the --trace-requests file is incomplete lost={lost}")), "{said}");
 }
 
 #[test]
@@ -184,5 +184,5 @@ fn full_trace_disk_is_reported_with_numbers() {
     let said = process.stderr_text();
     assert!(said.contains("lines of --trace-requests were dropped lines="), "{said}");
     assert!(said.contains(" in_all=2 "), "{said}");
-    assert!(said.contains("are missing lost=2"), "{said}");
+    assert!(said.contains("file is incomplete lost=2"), "{said}");
 }
