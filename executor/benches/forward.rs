@@ -33,7 +33,7 @@ fn main() {
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     let threads = args.next().and_then(|arg| arg.parse().ok());
     let only = args.next();
-    let wanted = |name: &str| only.as_ref().is_none_or(|only| only == name);
+    let is_selected = |name: &str| only.as_ref().is_none_or(|only| only == name);
     let config = ExecutorConfig {
         model: ModelConfig::from_json(Path::new("config.json"), QWEN3_0_6B).unwrap(),
         manifest: 0,
@@ -82,21 +82,21 @@ fn main() {
         "| step | ms p50 | best | inputs | forward | sample | tok/s | floor | of floor | tok/s mean |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
-    if wanted("prefill 512") {
+    if is_selected("prefill 512") {
         let steps = (0..3).map(|_| bench.prefill(512)).collect();
         report("prefill 512", 512.0, 470.0, steps);
     }
-    let drawn = SamplingParams { temperature: 1.0, ..SamplingParams::greedy() };
-    let nucleus = SamplingParams { top_p: 0.9, ..drawn.clone() };
+    let random = SamplingParams { temperature: 1.0, ..SamplingParams::greedy() };
+    let nucleus = SamplingParams { top_p: 0.9, ..random.clone() };
     for (name, rows, floor, sampling) in [
         ("decode 1", 1, 31.0, SamplingParams::greedy()),
         ("decode 8", 8, 222.0, SamplingParams::greedy()),
         ("decode 16", 16, 295.0, SamplingParams::greedy()),
         ("decode 32", 32, 333.0, SamplingParams::greedy()),
-        ("decode 32, temperature 1", 32, 333.0, drawn),
+        ("decode 32, temperature 1", 32, 333.0, random),
         ("decode 32, top-p 0.9", 32, 333.0, nucleus),
     ] {
-        if wanted(name) {
+        if is_selected(name) {
             report(name, f64::from(rows), floor, bench.decode(rows, &sampling));
         }
     }
@@ -131,11 +131,11 @@ impl CpuForwardBench {
     /// Runs a step; returns its total nanoseconds, its timing and the sampled tokens.
     fn step(&mut self, rows: Vec<BatchRow>) -> (u64, StepTiming, Vec<Token>) {
         self.step = self.step.next();
-        let bucket = DispatchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() };
+        let dispatch = DispatchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() };
         let batch = Batch {
             step: self.step,
             epoch: Epoch(0),
-            dispatch: bucket,
+            dispatch,
             moe_tokens: 0,
             draft_rows: 0,
             rows,
@@ -154,17 +154,17 @@ impl CpuForwardBench {
 
     /// Runs decode steps of `rows` requests from a short prompt to a context just below 50 tokens.
     fn decode(&mut self, rows: u32, sampling: &SamplingParams) -> Vec<(u64, StepTiming)> {
-        let first = (0..rows).map(|seat| first_row(seat, PROMPT, sampling)).collect();
+        let first = (0..rows).map(|seq_slot| first_row(seq_slot, PROMPT, sampling)).collect();
         let (_, _, mut tokens) = self.step(first);
         let mut steps = Vec::new();
         for start in PROMPT..49 {
-            let next = (0..).zip(&tokens).map(|(seat, token)| BatchRow {
+            let next = (0..).zip(&tokens).map(|(seq_slot, token)| BatchRow {
                 start,
                 len: 1,
                 input: RowInput::Tokens(vec![*token].into()),
                 table_updates: ThinVec::new(),
                 seq_init: None,
-                ..first_row(seat, 1, sampling)
+                ..first_row(seq_slot, 1, sampling)
             });
             let (ns, timing, sampled) = self.step(next.collect());
             tokens = sampled;
@@ -175,9 +175,9 @@ impl CpuForwardBench {
 }
 
 /// First row of a request, which initialises its sequence slot, with a block table for 512 tokens.
-fn first_row(seat: u32, len: u32, sampling: &SamplingParams) -> BatchRow {
-    let blocks = (seat * TABLE..(seat + 1) * TABLE).map(BlockId).collect();
-    let key = u64::from(seat);
+fn first_row(seq_slot: u32, len: u32, sampling: &SamplingParams) -> BatchRow {
+    let blocks = (seq_slot * TABLE..(seq_slot + 1) * TABLE).map(BlockId).collect();
+    let key = u64::from(seq_slot);
     let init = SequenceInit {
         sampling: sampling.clone(),
         rng_key: key,
@@ -187,13 +187,13 @@ fn first_row(seat: u32, len: u32, sampling: &SamplingParams) -> BatchRow {
     BatchRow {
         request: RequestId(key),
         epoch: 1,
-        seq_slot: SequenceSlot(seat),
+        seq_slot: SequenceSlot(seq_slot),
         start: 0,
         len,
         drafts: 0,
         samples: true,
         masked: false,
-        input: RowInput::Tokens((0..len).map(|i| (seat * 977 + i * 131) % 151_936).collect()),
+        input: RowInput::Tokens((0..len).map(|i| (seq_slot * 977 + i * 131) % 151_936).collect()),
         table_updates: vec![BlockTableUpdate { group: 0, first_entry: 0, blocks }].into(),
         next_token: None,
         seq_init: Some(Box::new(init)),

@@ -114,9 +114,9 @@ impl GpuBenchModel {
         let (expert, experts, choices) = self.experts;
         let all = rows * tokens;
         // Expected number of experts with at least one token, for uniform routing.
-        let touched = experts * (1.0 - (1.0 - choices / experts.max(1.0)).powf(all));
-        let bytes =
-            2.0 * (self.dense + expert * touched) + self.kv_bytes * rows * (context + tokens);
+        let active_experts = experts * (1.0 - (1.0 - choices / experts.max(1.0)).powf(all));
+        let bytes = 2.0 * (self.dense + expert * active_experts)
+            + self.kv_bytes * rows * (context + tokens);
         let head = 151_936.0 * (all - rows) * 2.0; // Logits are computed for the last token of a row only.
         let keys = context + f64::midpoint(tokens, 1.0);
         let flop = 2.0 * all * (self.dense + expert * choices) - head + self.attention * all * keys;
@@ -187,14 +187,14 @@ impl GpuForwardBench {
     fn submit(&mut self, rows: Vec<BatchRow>) -> SubmittedStep {
         self.step = self.step.next();
         let decode = rows.iter().all(|row| row.len == 1);
-        let bucket = match self.graphs.iter().find(|&&graph| graph as usize >= rows.len()) {
+        let dispatch = match self.graphs.iter().find(|&&graph| graph as usize >= rows.len()) {
             Some(&rows) if decode => DispatchMode::Graph { rows, width: 1 },
             _ => DispatchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() },
         };
         let batch = Batch {
             step: self.step,
             epoch: Epoch(0),
-            dispatch: bucket,
+            dispatch,
             moe_tokens: 0,
             draft_rows: 0,
             rows,
@@ -218,24 +218,24 @@ impl GpuForwardBench {
     /// Times decode steps of `rows` requests after their prompts; the next step is submitted before the
     /// current one is finished.
     fn decode(&mut self, rows: u32) {
-        let seats: Vec<u32> = (0..rows).collect();
-        for seats in seats.chunks(8) {
-            self.submit(seats.iter().copied().map(first_row).collect()).finish().unwrap();
+        let seq_slots: Vec<u32> = (0..rows).collect();
+        for seq_slots in seq_slots.chunks(8) {
+            self.submit(seq_slots.iter().copied().map(first_row).collect()).finish().unwrap();
         }
-        let first: Vec<BatchRow> = (0..rows).map(|seat| next_row(seat, 0, None)).collect();
-        let mut flying = VecDeque::from([self.submit(first)]);
+        let first: Vec<BatchRow> = (0..rows).map(|seq_slot| next_row(seq_slot, 0, None)).collect();
+        let mut in_flight = VecDeque::from([self.submit(first)]);
         let mut started = Instant::now();
         for i in 1..STEPS {
             if i == 9 {
                 started = Instant::now(); // Clocks and pipeline have settled.
             }
-            let next = (0..rows).map(|seat| next_row(seat, i, Some(self.step))).collect();
+            let next = (0..rows).map(|seq_slot| next_row(seq_slot, i, Some(self.step))).collect();
             let submitted = self.submit(next);
-            flying.push_back(submitted);
-            flying.pop_front().unwrap().finish().unwrap();
+            in_flight.push_back(submitted);
+            in_flight.pop_front().unwrap().finish().unwrap();
         }
         let ms = started.elapsed().as_secs_f64() * 1e3 / f64::from(STEPS - 9);
-        flying.pop_front().unwrap().finish().unwrap();
+        in_flight.pop_front().unwrap().finish().unwrap();
         report(
             &format!("decode {rows}"),
             ms,
@@ -251,36 +251,38 @@ fn report(name: &str, ms: f64, tokens: u32, floor_ms: f64) {
 }
 
 /// First row of a request, which initialises its sequence slot, with a block table for prompt and output.
-fn first_row(seat: u32) -> BatchRow {
+fn first_row(seq_slot: u32) -> BatchRow {
     let blocks =
-        (0..TABLE).map(|i| BlockId((seat * TABLE + i) * 229 % (SEQ_SLOTS * TABLE))).collect();
+        (0..TABLE).map(|i| BlockId((seq_slot * TABLE + i) * 229 % (SEQ_SLOTS * TABLE))).collect();
     let init = SequenceInit {
         sampling: SamplingParams::greedy(),
-        rng_key: u64::from(seat),
+        rng_key: u64::from(seq_slot),
         prompt_len: PROMPT,
         token_history: Vec::new(),
     };
     BatchRow {
-        request: RequestId(u64::from(seat)),
+        request: RequestId(u64::from(seq_slot)),
         epoch: 1,
-        seq_slot: SequenceSlot(seat),
+        seq_slot: SequenceSlot(seq_slot),
         start: 0,
         len: PROMPT,
         drafts: 0,
         samples: true,
         masked: false,
-        input: RowInput::Tokens((0..PROMPT).map(|i| (seat * 977 + i * 131) % 151_936).collect()),
+        input: RowInput::Tokens(
+            (0..PROMPT).map(|i| (seq_slot * 977 + i * 131) % 151_936).collect(),
+        ),
         table_updates: vec![BlockTableUpdate { group: 0, first_entry: 0, blocks }].into(),
         next_token: None,
         seq_init: Some(Box::new(init)),
     }
 }
 
-fn next_row(seat: u32, i: u32, sampled_at: Option<StepId>) -> BatchRow {
+fn next_row(seq_slot: u32, i: u32, sampled_at: Option<StepId>) -> BatchRow {
     let input = match sampled_at {
         Some(step) => RowInput::SampledAt { step, draft_slack: 0 },
         None => RowInput::Tokens([1].into_iter().collect()),
     };
     let (start, tables) = (PROMPT + i, ThinVec::new());
-    BatchRow { start, len: 1, input, table_updates: tables, seq_init: None, ..first_row(seat) }
+    BatchRow { start, len: 1, input, table_updates: tables, seq_init: None, ..first_row(seq_slot) }
 }

@@ -28,47 +28,48 @@ impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
 
     /// Returns the next command that is no bitmask; `None` = a bitmask arrived, or the wait timed out.
     pub(crate) fn next(&mut self) -> Result<Option<ExecutorCommand>, LinkError> {
-        if let Some(order) = self.deferred.pop_front() {
-            return Ok(Some(order));
+        if let Some(command) = self.deferred.pop_front() {
+            return Ok(Some(command));
         }
         match self.link.recv(RECEIVE_TIMEOUT)? {
             Some(ExecutorCommand::Bitmask(mask)) => {
                 self.early_bitmasks.push(mask);
                 Ok(None)
             }
-            order => Ok(order),
+            command => Ok(command),
         }
     }
 
     /// Appends the received bitmasks of `step` to `rows`. Bitmasks of earlier steps are dropped.
     fn take(&mut self, step: StepId, rows: &mut Vec<BitmaskRow>) {
         self.early_bitmasks.retain(|mask| mask.step >= step);
-        let (own, later) =
+        let (current, later) =
             std::mem::take(&mut self.early_bitmasks).into_iter().partition(|m| m.step == step);
-        let own: Vec<GrammarBitmask> = own;
+        let current: Vec<GrammarBitmask> = current;
         self.early_bitmasks = later;
-        rows.extend(own.into_iter().flat_map(|mask| mask.rows));
+        rows.extend(current.into_iter().flat_map(|mask| mask.rows));
     }
 }
 
 impl<R: MessageReceiver<Message = ExecutorCommand>> TokenBitmaskSource for CommandInbox<'_, R> {
     fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
-        let since = Instant::now();
-        let mut got = Vec::with_capacity(rows);
+        let started = Instant::now();
+        let mut received = Vec::with_capacity(rows);
         loop {
-            self.take(step, &mut got);
-            if got.len() >= rows {
-                return Ok(got);
+            self.take(step, &mut received);
+            if received.len() >= rows {
+                return Ok(received);
             }
-            let waited = since.elapsed();
-            let Some(left) = BITMASK_TIMEOUT.checked_sub(waited).filter(|left| !left.is_zero())
+            let waited = started.elapsed();
+            let Some(remaining) =
+                BITMASK_TIMEOUT.checked_sub(waited).filter(|remaining| !remaining.is_zero())
             else {
-                let (step, got, waited_ms) = (step.0, got.len(), waited.as_millis());
-                return Err(TokenBitmaskError::Timeout { step, rows, got, waited_ms }.into());
+                let (step, received, waited_ms) = (step.0, received.len(), waited.as_millis());
+                return Err(TokenBitmaskError::Timeout { step, rows, received, waited_ms }.into());
             };
-            match self.link.recv(left).map_err(ExecutorError::Link)? {
+            match self.link.recv(remaining).map_err(ExecutorError::Link)? {
                 Some(ExecutorCommand::Bitmask(mask)) => self.early_bitmasks.push(mask),
-                Some(order) => self.deferred.push_back(order),
+                Some(command) => self.deferred.push_back(command),
                 None => {}
             }
         }
@@ -90,24 +91,24 @@ mod tests {
         let (ours, theirs) = in_process_pair::<ExecutorCommand, ()>(8);
         let sender = ours.sender;
         let mut receiver = theirs.receiver;
-        for order in [
+        for command in [
             bitmask(6, 9),
             bitmask(7, 0),
             ExecutorCommand::Profile { enabled: true },
             bitmask(8, 3),
         ] {
-            sender.send(order).unwrap();
+            sender.send(command).unwrap();
         }
         sender.send(ExecutorCommand::Shutdown).unwrap();
         sender.send(bitmask(7, 1)).unwrap();
-        let mut orders = CommandInbox::new(&mut receiver);
-        let got = orders.wait(StepId(7), 2).unwrap();
-        assert_eq!(got.iter().map(|mask| mask.row).collect::<Vec<_>>(), [0, 1]);
-        assert_eq!(orders.wait(StepId(8), 1).unwrap()[0].bitmask, [3]);
-        assert_eq!(orders.next(), Ok(Some(ExecutorCommand::Profile { enabled: true })));
-        assert_eq!(orders.next(), Ok(Some(ExecutorCommand::Shutdown)));
+        let mut inbox = CommandInbox::new(&mut receiver);
+        let bitmasks = inbox.wait(StepId(7), 2).unwrap();
+        assert_eq!(bitmasks.iter().map(|mask| mask.row).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(inbox.wait(StepId(8), 1).unwrap()[0].bitmask, [3]);
+        assert_eq!(inbox.next(), Ok(Some(ExecutorCommand::Profile { enabled: true })));
+        assert_eq!(inbox.next(), Ok(Some(ExecutorCommand::Shutdown)));
         drop(sender);
-        let gone = orders.wait(StepId(9), 1);
-        assert!(matches!(gone, Err(ExecutorError::Link(LinkError::Closed))), "{gone:?}");
+        let closed = inbox.wait(StepId(9), 1);
+        assert!(matches!(closed, Err(ExecutorError::Link(LinkError::Closed))), "{closed:?}");
     }
 }

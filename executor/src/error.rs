@@ -29,7 +29,7 @@ pub enum ExecutorError {
     #[error(transparent)]
     Link(protocol::link::LinkError),
     /// A batch was submitted before the KV cache was allocated.
-    #[error("the KV cache has no size yet")]
+    #[error("the KV cache is not allocated yet")]
     KvCacheNotSized,
     /// A single request of the configured length does not fit.
     #[error(
@@ -64,7 +64,7 @@ pub enum ExecutorError {
     /// Weights and activations leave no memory for a KV cache.
     #[error(
         "no memory is left for the KV cache: {free} of {total} bytes are free and \
-         --gpu-memory-utilization is {utilization}; at least {sufficient:.2} would do"
+         --gpu-memory-utilization is {utilization}; at least {sufficient:.2} is needed"
     )]
     NoKvMemory {
         /// Total bytes of the device.
@@ -99,7 +99,7 @@ pub enum ExecutorError {
     TracingDisabled,
     /// MLA with a KV cache type other than the model's type.
     #[error(
-        "--kv-cache-dtype fp8: latent attention has a KV cache in the model's own type only, which is auto"
+        "--kv-cache-dtype fp8 is not supported with MLA: the KV cache has the type of the model (auto)"
     )]
     MlaKvDtype,
     /// Draft tokens of this configuration cannot be proposed or verified.
@@ -109,7 +109,7 @@ pub enum ExecutorError {
     #[error(transparent)]
     TokenBitmask(#[from] TokenBitmaskError),
     /// A batch contradicts itself, or the settings of the start.
-    #[error("impossible batch: {0}")]
+    #[error("invalid batch: {0}")]
     Batch(#[from] BatchError),
 }
 
@@ -117,24 +117,24 @@ pub enum ExecutorError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenBitmaskError {
     /// The bitmasks do not cover the masked rows of the step.
-    #[error("step {step} has {rows} masked rows and got masks of {got}")]
+    #[error("step {step} has {rows} masked rows and received {received} grammar bitmasks")]
     Missing {
         /// The step.
         step: u64,
         /// Number of masked rows.
         rows: usize,
         /// Number of masked rows with a bitmask.
-        got: usize,
+        received: usize,
     },
     /// The bitmasks did not arrive before the timeout.
-    #[error("step {step} has {got} of {rows} masks after {waited_ms} ms")]
+    #[error("step {step} received {received} of {rows} grammar bitmasks within {waited_ms} ms")]
     Timeout {
         /// The step.
         step: u64,
         /// Number of masked rows.
         rows: usize,
         /// Number of bitmasks that arrived.
-        got: usize,
+        received: usize,
         /// Time waited, in milliseconds.
         waited_ms: u128,
     },
@@ -144,7 +144,7 @@ pub enum TokenBitmaskError {
 /// in the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// More tokens or rows than a step may have.
+    /// More tokens than a step may have.
     #[error("{tokens} tokens, at most {limit} per step")]
     TooManyTokens {
         /// Tokens of the batch.
@@ -152,9 +152,17 @@ pub enum BatchError {
         /// Tokens a step may have.
         limit: usize,
     },
+    /// More rows than a step may have.
+    #[error("{rows} rows, at most {limit} per step")]
+    TooManyRows {
+        /// Rows of the batch.
+        rows: usize,
+        /// Rows a step may have.
+        limit: usize,
+    },
     /// `Batch::moe_tokens` is less than the tokens of this replica, or more than a step may have.
     #[error(
-        "room for {capacity} tokens of each replica, this one brings {tokens} and a step has at most {limit}"
+        "moe_tokens is {capacity}: at least the {tokens} tokens of this replica, at most {limit}"
     )]
     MoeTokenBudget {
         /// Tokens that MoE layers are padded to.
@@ -167,7 +175,7 @@ pub enum BatchError {
     /// `Batch::draft_rows` is less than the drafting rows of this replica, or more than the rows that a step
     /// may have.
     #[error(
-        "room for drafts behind {capacity} rows of each replica, this one has {rows} and a step at most {limit}"
+        "draft_rows is {capacity}: at least the {rows} drafting rows of this replica, at most {limit}"
     )]
     DraftRowBudget {
         /// Rows that draft passes are padded to.
@@ -178,17 +186,17 @@ pub enum BatchError {
         limit: usize,
     },
     /// The length of a row differs from its number of token ids, or is 0.
-    #[error("request {} forwards {len} tokens, {given} are given", request.0)]
+    #[error("request {} has a row of {len} tokens with {token_ids} token ids", request.0)]
     Length {
         /// Request of the row.
         request: RequestId,
         /// Length of the row.
         len: u32,
         /// Number of token ids.
-        given: usize,
+        token_ids: usize,
     },
     /// A token id outside the vocabulary.
-    #[error("request {} has token {token}, the vocabulary ends at {limit}", request.0)]
+    #[error("request {} has token id {token}, the vocabulary has {limit} ids", request.0)]
     Vocabulary {
         /// Request of the row.
         request: RequestId,
@@ -198,7 +206,7 @@ pub enum BatchError {
         limit: usize,
     },
     /// More draft tokens than configured.
-    #[error("request {} is to verify {drafts} drafts, at most {limit} are made", request.0)]
+    #[error("request {} has {drafts} draft tokens, at most {limit} are configured", request.0)]
     TooManyDrafts {
         /// Request of the row.
         request: RequestId,
@@ -208,7 +216,7 @@ pub enum BatchError {
         limit: u8,
     },
     /// The row refers to a token that its sequence slot did not sample.
-    #[error("request {} refers to a token of step {step} that its seat does not hold", request.0)]
+    #[error("request {} refers to a token of step {step} that its sequence slot did not sample", request.0)]
     NotSampled {
         /// Request of the row.
         request: RequestId,
@@ -216,7 +224,7 @@ pub enum BatchError {
         step: u64,
     },
     /// The sequence slot does not exist.
-    #[error("seat {} of {limit}", seq_slot.0)]
+    #[error("sequence slot {} is out of range: there are {limit}", seq_slot.0)]
     NoSequenceSlot {
         /// The sequence slot.
         seq_slot: SequenceSlot,
@@ -224,7 +232,7 @@ pub enum BatchError {
         limit: usize,
     },
     /// The sequence slot is assigned to another request or epoch.
-    #[error("request {} does not sit on seat {}", request.0, seq_slot.0)]
+    #[error("request {} is not assigned to sequence slot {}", request.0, seq_slot.0)]
     SlotOwnerMismatch {
         /// Request of the row.
         request: RequestId,
@@ -232,13 +240,13 @@ pub enum BatchError {
         seq_slot: SequenceSlot,
     },
     /// A block table update leaves a gap, is too long, or names another KV cache group.
-    #[error("the table update of request {} does not fit its table", request.0)]
+    #[error("the block table update of request {} does not fit its block table", request.0)]
     InvalidTableUpdate {
         /// Request of the row.
         request: RequestId,
     },
     /// The executor has no hidden state of the token before the row, which draft passes need.
-    #[error("request {} goes on at position {position}, inside a block that others have filled", request.0)]
+    #[error("request {} starts at position {position}: the hidden state before it is not available", request.0)]
     MissingHiddenState {
         /// Request of the row.
         request: RequestId,
@@ -246,7 +254,7 @@ pub enum BatchError {
         position: u32,
     },
     /// The block table does not cover the row.
-    #[error("request {} writes position {position}, its table has {entries} entries", request.0)]
+    #[error("request {} writes position {position}, its block table has {entries} entries", request.0)]
     TableTooShort {
         /// Request of the row.
         request: RequestId,
@@ -256,7 +264,7 @@ pub enum BatchError {
         entries: usize,
     },
     /// The block does not exist.
-    #[error("block {block} of {limit}")]
+    #[error("block {block} is out of range: the pool has {limit}")]
     Block {
         /// The block.
         block: u32,

@@ -3,7 +3,7 @@
 use crate::expert_load_report::ExpertLoadReporter;
 use crate::model_context::ModelContext;
 use crate::open_device::OpenedDevice;
-use crate::spec_decode::DraftModel;
+use crate::spec_decode::{self, ProposerModel};
 use crate::step::{
     self, CapturePlan, NoTokenBitmasks, PendingStep, StepGraphs, StepLimits, StepState,
     StepStateSize, TokenBitmaskSource,
@@ -15,7 +15,8 @@ use crate::{
 };
 use models::sharding::{ParallelRanks, UnevenSplit};
 use models::{
-    LoadedModel, ModelLoadError, ModelLoadOptions, kv_layout, kv_spec, load_eagle3, load_model,
+    ForwardError, LoadedModel, ModelLoadError, ModelLoadOptions, kv_layout, kv_spec, load_eagle3,
+    load_model,
 };
 use ops::{DType, Ops, RowBounds, StepShape};
 use protocol::{
@@ -60,7 +61,7 @@ impl Executor {
     ) -> Result<Self, ExecutorError> {
         let settings = &config.settings;
         config.model.load_mtp =
-            settings.speculative.is_some_and(|how| how.method == SpeculativeMethod::Mtp);
+            settings.speculative.is_some_and(|config| config.method == SpeculativeMethod::Mtp);
         let placement = settings.expert_placement.as_ref();
         check_world(settings.parallel, &config.model, placement)?;
         if let Some(draft) = &config.draft {
@@ -72,14 +73,14 @@ impl Executor {
         let [tp, dp] = ranks::groups(settings, backend.gpu(), progress)?;
         let dtype = open_device::dtype(settings);
         let kv_dtype = open_device::kv_dtype(settings, dtype);
-        let latent = |model: &models::ModelConfig| model.mla.is_some();
-        let latents = latent(&config.model) || config.draft.as_ref().is_some_and(latent);
-        if latents && kv_dtype != dtype {
+        let uses_mla = |model: &models::ModelConfig| model.mla.is_some();
+        let any_mla = uses_mla(&config.model) || config.draft.as_ref().is_some_and(uses_mla);
+        if any_mla && kv_dtype != dtype {
             return Err(ExecutorError::MlaKvDtype);
         }
         let ops = Ops::new(backend, dtype)?;
         progress(PhaseProgress { phase: StartupPhase::Load, done: 0, total: 0 }); // The total is reported during the load.
-        let mut loading = ModelLoader {
+        let mut loader = ModelLoader {
             ops: &ops,
             settings,
             ranks,
@@ -92,41 +93,37 @@ impl Executor {
         };
         let target = &config.model;
         let LoadedModel { model, mtp } =
-            loading.load(placement, |options| load_model(&settings.model_dir, target, options))?;
-        let digest = std::mem::take(&mut loading.digest);
+            loader.load(placement, |options| load_model(&settings.model_dir, target, options))?;
+        let digest = std::mem::take(&mut loader.digest);
         let draft = config.draft.as_ref().zip(settings.draft_model_dir.as_deref());
         let draft = draft.map(|(draft, dir)| {
-            loading.load(None, |options| match draft.eagle {
-                Some(_) => {
-                    load_eagle3(dir, (draft, target), options).map(Box::new).map(DraftModel::Eagle3)
-                }
+            loader.load(None, |options| match draft.eagle {
+                Some(_) => load_eagle3(dir, draft, target, options)
+                    .map(Box::new)
+                    .map(ProposerModel::Eagle3),
                 None => load_model(dir, draft, options)
-                    .map(|loaded| DraftModel::Standalone(loaded.model)),
+                    .map(|loaded| ProposerModel::DraftModel(loaded.model)),
             })
         });
-        let draft = draft.transpose()?;
-        let weights = digest.with_draft(loading.digest);
+        let proposer = draft.transpose()?.or_else(|| mtp.map(ProposerModel::Mtp));
+        if proposer.is_none() && spec_decode::runs_on_device(settings.speculative) {
+            return Err(ForwardError::NoMtpModule.into());
+        }
+        let weights = digest.with_draft(loader.digest);
         ops.device().finish_loading();
         let spec = combined_kv_spec(&config, kv_dtype, &ranks)?;
         let rank = config.settings.rank.0;
         let folder = config.settings.profile_dir.clone();
         let tracer = folder.map(|folder| StepTracer::new(ops.device(), folder, rank));
         let tracer = tracer.transpose()?;
-        let part = ranks.vocab_shard(config.model.vocab);
+        let vocab_shard = ranks.vocab_shard(config.model.vocab);
         // All ranks of a replica route to the same experts: only the rank that reports outputs counts them.
-        let counts = ranks::reports_outputs(settings);
-        let reports = if counts { ExpertLoadReporter::new(&ops, &config.model)? } else { None };
-        let engine = ModelContext {
-            ops,
-            model,
-            mtp,
-            draft,
-            tp,
-            dp,
-            vocab_shard: part,
-            expert_load_reporter: reports,
-        };
-        Ok(Self { config, model: engine, ranks, spec, weights, state: None, tracer })
+        let counts_experts = ranks::reports_outputs(settings);
+        let expert_load_reporter =
+            if counts_experts { ExpertLoadReporter::new(&ops, &config.model)? } else { None };
+        let model_context =
+            ModelContext { ops, model, proposer, tp, dp, vocab_shard, expert_load_reporter };
+        Ok(Self { config, model: model_context, ranks, spec, weights, state: None, tracer })
     }
 
     /// Returns digests of the loaded weights, including the draft model's.
@@ -154,7 +151,7 @@ impl Executor {
         }
         let (phase, total) = (StartupPhase::WarmUp, passes.len() as u64);
         progress(PhaseProgress { phase, done: 0, total });
-        let pace = warm_up::measure(
+        let step_cost = warm_up::measure(
             &passes,
             block_tokens,
             gpu,
@@ -164,7 +161,7 @@ impl Executor {
         let blocks = self.blocks(&state)?;
         drop(state);
         kv_sizing::check(blocks, block_tokens, self.config.settings.kv_tokens_min)?;
-        Ok(WarmUpReport { kv_spec: self.spec.clone(), kv_blocks: blocks, step_cost: pace })
+        Ok(WarmUpReport { kv_spec: self.spec.clone(), kv_blocks: blocks, step_cost })
     }
 
     /// Allocates the KV cache and all other state that steps change; former contents are lost.
@@ -177,12 +174,13 @@ impl Executor {
         kv_sizing::check(blocks, settings.block_tokens, settings.kv_tokens_min)?;
         self.state = None;
         let mut state = self.state(blocks)?;
-        let (wanted, shapes) = (self.capture_plan(), self.graph_shapes());
+        let (plan, shapes) = (self.capture_plan(), self.graph_shapes());
         let (phase, total) = (StartupPhase::Capture, shapes.len() as u64);
         if total > 0 {
-            let tell = |done| progress(PhaseProgress { phase, done, total });
+            let report_progress = |done| progress(PhaseProgress { phase, done, total });
             let (device, tracer) = (&mut state.device, self.tracer.as_ref());
-            state.graphs = StepGraphs::capture(&self.model, device, &wanted, &shapes, tracer, tell);
+            state.graphs =
+                StepGraphs::capture(&self.model, device, &plan, &shapes, tracer, report_progress);
         }
         let graph_rows = state.graphs.rows();
         self.model.ops.device().freeze_autotuning();
@@ -244,8 +242,8 @@ impl Executor {
     /// State that tests of draft tokens inspect.
     #[cfg(test)]
     pub(crate) fn draft_state(&self) -> (&ops::KvPool, &ops::DraftBuffers, &ModelContext) {
-        let (kv, made) = self.state.as_ref().expect("it is sized").draft_state();
-        (kv, made.expect("it drafts by its layer"), &self.model)
+        let (kv, draft_buffers) = self.state.as_ref().expect("KV cache is allocated").draft_state();
+        (kv, draft_buffers.expect("the proposer runs on the device"), &self.model)
     }
 
     /// KV blocks that fit on this rank, measured while everything else is allocated.
@@ -267,12 +265,12 @@ impl Executor {
             }
             return Ok(blocks);
         }
-        let kinds = self.model.full_logits_variants().len() << u32::from(self.tracer.is_some());
+        let variants = self.model.full_logits_variants().len() << u32::from(self.tracer.is_some());
         let gpu = kv_sizing::GpuMemoryBudget {
             total: memory.total_bytes,
             free: memory.free_bytes + state.kv_bytes(),
             utilization: self.config.settings.memory_utilization,
-            graphs: (self.graph_shapes().len() * kinds) as u64,
+            graphs: (self.graph_shapes().len() * variants) as u64,
         };
         gpu.blocks(kv, block_bytes)
     }
@@ -280,8 +278,8 @@ impl Executor {
     /// Top log-probabilities that a token can report.
     fn max_top_logprobs(&self) -> usize {
         let gpu = self.model.ops.device().captures_graphs();
-        let most = if gpu { GPU_LOGPROBS_MAX } else { u32::MAX };
-        (self.config.settings.max_logprobs.min(most) as usize).min(self.config.model.vocab)
+        let limit = if gpu { GPU_LOGPROBS_MAX } else { u32::MAX };
+        (self.config.settings.max_logprobs.min(limit) as usize).min(self.config.model.vocab)
     }
 
     /// Logits rows sampled at a time.
@@ -292,7 +290,7 @@ impl Executor {
 
     /// Tokens of a decode row with all its draft tokens.
     fn tokens_per_row(&self) -> u32 {
-        1 + self.config.settings.speculative.map_or(0, |how| u32::from(how.draft_tokens))
+        1 + self.config.settings.speculative.map_or(0, |config| u32::from(config.draft_tokens))
     }
 
     /// One-token rows of the widest decode step, draft tokens included.
@@ -304,15 +302,17 @@ impl Executor {
     /// Shapes to precompile in a dry run: warm-up passes, steps to capture, and steps that neither covers.
     /// The dry run allocates the memory that such steps need.
     fn precompile_shapes(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
-        let (questions, width) = (self.max_logits_rows(), self.tokens_per_row() as usize);
-        let pass = |lens: &Vec<u32>| precompile::precompile_shape(lens, questions, width);
+        let (logits_rows, rows_per_request) =
+            (self.max_logits_rows(), self.tokens_per_row() as usize);
+        let pass =
+            |lens: &Vec<u32>| precompile::precompile_shape(lens, logits_rows, rows_per_request);
         let graphs = self.graph_shapes();
-        let few =
+        let small_batches =
             (1..=SMALL_BATCH_ROWS.min(self.rows_max())).map(|rows| pass(&vec![1; rows as usize]));
         let passes = self
             .longest_prefill_shape(passes)
             .into_iter()
-            .chain(few)
+            .chain(small_batches)
             .chain(passes.iter().map(pass));
         passes.chain(graphs).chain([self.widest_decode_shape()]).collect()
     }
@@ -346,15 +346,17 @@ impl Executor {
         if !self.model.ops.device().captures_graphs() {
             return CapturePlan::default();
         }
-        let width = self.tokens_per_row();
-        let most = (self.rows_max() as usize).min(self.max_logits_rows()) / width as usize;
-        let rows = step::row_counts_to_capture(&settings.graph_capture, most);
+        let tokens_per_row = self.tokens_per_row();
+        let max_rows =
+            (self.rows_max() as usize).min(self.max_logits_rows()) / tokens_per_row as usize;
+        let rows = step::row_counts_to_capture(&settings.graph_capture, max_rows);
         // N-gram lookup often proposes no draft tokens, so capture rows without them too. Replicas in
         // lockstep replay the graph that fits all of them.
-        let looks_up =
-            |how: SpeculativeConfig| matches!(how.method, SpeculativeMethod::Ngram { .. });
-        let fewer = settings.speculative.is_some_and(looks_up) && !settings.parallel.lockstep();
-        CapturePlan { rows, tokens_per_row: width, also_without_drafts: fewer }
+        let is_ngram =
+            |config: SpeculativeConfig| matches!(config.method, SpeculativeMethod::Ngram { .. });
+        let also_without_drafts =
+            settings.speculative.is_some_and(is_ngram) && !settings.parallel.lockstep();
+        CapturePlan { rows, tokens_per_row, also_without_drafts }
     }
 
     fn state(&self, blocks: u32) -> Result<StepState, ExecutorError> {
@@ -363,8 +365,9 @@ impl Executor {
         let (device, longest) = (self.model.ops.device(), *max_model_len as usize);
         let dtype = open_device::kv_dtype(&self.config.settings, self.model.ops.dtype());
         let layout = |model: &models::ModelConfig| {
-            let (size, order) = ((blocks as usize, *block_tokens as usize), device.kv_order());
-            kv_layout(model, dtype, size, order, &self.ranks).map_err(uneven_heads_error)
+            let (blocks, block_tokens) = (blocks as usize, *block_tokens as usize);
+            kv_layout(model, dtype, blocks, block_tokens, device.kv_order(), &self.ranks)
+                .map_err(uneven_heads_error)
         };
         let kv = layout(model)?;
         let draft_kv = draft.as_ref().map(layout).transpose()?;
@@ -376,17 +379,10 @@ impl Executor {
             vocab: model.vocab,
             hidden: draft.as_ref().map_or(model, |draft| draft).hidden,
             speculation: self.config.settings.speculative,
-            one_token_rows: device.captures_graphs(),
+            split_decode_rows: device.captures_graphs(),
         };
-        let (questions, top) = (self.max_logits_rows(), self.max_top_logprobs());
-        let size = StepStateSize {
-            kv,
-            draft_kv,
-            limits,
-            longest,
-            logits_rows: questions,
-            top_logprobs: top,
-        };
+        let (logits_rows, top) = (self.max_logits_rows(), self.max_top_logprobs());
+        let size = StepStateSize { kv, draft_kv, limits, longest, logits_rows, top_logprobs: top };
         StepState::new(&self.model.ops, self.config.settings.epoch, size)
     }
 }
@@ -452,9 +448,9 @@ fn combined_kv_spec(
         kv_spec(model, dtype, config.settings.block_tokens, ranks).map_err(uneven_heads_error)
     };
     let mut spec = of(&config.model)?;
-    let drafts = config.draft.as_ref().map(of).transpose()?;
-    if let (Some(group), Some(drafts)) = (spec.groups.first_mut(), drafts) {
-        group.bytes_per_block += drafts.bytes_per_block();
+    let draft_spec = config.draft.as_ref().map(of).transpose()?;
+    if let (Some(group), Some(draft_spec)) = (spec.groups.first_mut(), draft_spec) {
+        group.bytes_per_block += draft_spec.bytes_per_block();
     }
     Ok(spec)
 }
@@ -496,13 +492,13 @@ impl SubmittedStep {
 
 impl std::fmt::Debug for TraceHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Trace").field("path", &self.path()).finish_non_exhaustive()
+        f.debug_struct("TraceHandle").field("path", &self.path()).finish_non_exhaustive()
     }
 }
 
 impl std::fmt::Debug for SubmittedStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Submitted").finish_non_exhaustive()
+        f.debug_struct("SubmittedStep").finish_non_exhaustive()
     }
 }
 

@@ -26,23 +26,25 @@ impl GpuMemoryBudget {
     /// Errors: `NoKvMemory` with the utilization that would hold one block, if no memory is left.
     pub(crate) fn blocks(&self, size: KvCacheSize, block_bytes: u64) -> Result<u32, ExecutorError> {
         let used = self.total - self.free.min(self.total);
-        let aside = self.graphs * GRAPH_BYTES + (self.total as f64 * SAFETY_FRACTION) as u64;
+        let reserved = self.graphs * GRAPH_BYTES + (self.total as f64 * SAFETY_FRACTION) as u64;
         let budget = (self.total as f64 * self.utilization) as u64;
-        let left = budget.saturating_sub(used + aside).min(self.free.saturating_sub(aside));
-        let wanted = match size {
+        let available =
+            budget.saturating_sub(used + reserved).min(self.free.saturating_sub(reserved));
+        let requested = match size {
             KvCacheSize::Auto => {
-                return self.require_blocks(left / block_bytes.max(1), used + aside + block_bytes);
+                return self
+                    .require_blocks(available / block_bytes.max(1), used + reserved + block_bytes);
             }
             KvCacheSize::Bytes(bytes) => bytes / block_bytes.max(1),
             KvCacheSize::Blocks(blocks) => u64::from(blocks),
         };
-        let most = self.free.saturating_sub(aside) / block_bytes.max(1);
-        if wanted > most {
+        let max_blocks = self.free.saturating_sub(reserved) / block_bytes.max(1);
+        if requested > max_blocks {
             let (needed, free) =
-                (wanted.saturating_mul(block_bytes), self.free - aside.min(self.free));
+                (requested.saturating_mul(block_bytes), self.free - reserved.min(self.free));
             return Err(ExecutorError::KvTooLarge { needed, free, total: self.total });
         }
-        self.require_blocks(wanted, used + aside + block_bytes)
+        self.require_blocks(requested, used + reserved + block_bytes)
     }
 
     fn require_blocks(&self, blocks: u64, needed: u64) -> Result<u32, ExecutorError> {
@@ -127,7 +129,7 @@ mod tests {
         assert!(error.contains(&(79 * GIB).to_string()), "{error}");
         let full = GpuMemoryBudget { utilization: 0.2, ..gpu };
         let error = full.blocks(KvCacheSize::Auto, GIB).unwrap_err().to_string();
-        assert!(error.contains("0.23"), "20 used, 2 aside, 1 block: {error}");
+        assert!(error.contains("0.23"), "20 used, 2 reserved, 1 block: {error}");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use crate::clock::ns;
 use crate::expert_load_report::ExpertLoadReporter;
-use crate::spec_decode::DraftModel;
+use crate::spec_decode::ProposerModel;
 use collectives::{CollectiveOp, CollectiveTime, ParallelGroup};
-use models::{ExpertExchange, ExpertLoad, ForwardContext, Model, MtpModel};
+use models::{ExpertExchange, ExpertLoad, ForwardContext, Model};
 use ops::{BatchView, KvPool, Ops, VocabParallelSupport, VocabShard};
 use protocol::CollectiveTiming;
 
@@ -12,10 +12,8 @@ use protocol::CollectiveTiming;
 pub(crate) struct ModelContext {
     pub(crate) ops: Ops,
     pub(crate) model: Box<dyn Model>,
-    /// MTP module of the model, if it is the proposer.
-    pub(crate) mtp: Option<Box<dyn MtpModel>>,
-    /// Draft model or EAGLE-3 layer, if it is the proposer.
-    pub(crate) draft: Option<DraftModel>,
+    /// Model of the proposer, if it runs on the device.
+    pub(crate) proposer: Option<ProposerModel>,
     pub(crate) tp: ParallelGroup,
     pub(crate) dp: ParallelGroup,
     /// Vocabulary shard of this rank's logits.
@@ -49,26 +47,26 @@ impl ModelContext {
         batch: &'a BatchView,
     ) -> ForwardContext<'a> {
         let Self { ops, tp, dp, .. } = self;
-        let (dp_rows, exchange) = (0, ExpertExchange::AllGather);
-        let (asked, taps, load, probe) = (None, None, None, None);
+        let (dp_rows, expert_exchange) = (0, ExpertExchange::AllGather);
+        let (logits_indices, aux_hidden_states, expert_load, probe) = (None, None, None, None);
         ForwardContext {
             ops,
             tp,
             dp,
             dp_rows,
-            expert_exchange: exchange,
+            expert_exchange,
             kv,
             batch,
-            logits_indices: asked,
-            aux_hidden_states: taps,
-            expert_load: load,
+            logits_indices,
+            aux_hidden_states,
+            expert_load,
             probe,
         }
     }
 
     /// Expert load counters, if this rank counts.
     pub(crate) fn expert_load(&self) -> Option<&ExpertLoad> {
-        self.expert_load_reporter.as_ref().map(|reports| &reports.load)
+        self.expert_load_reporter.as_ref().map(|reporter| &reporter.load)
     }
 
     /// Returns and resets the times of the collectives of the last step.
@@ -79,7 +77,7 @@ impl ModelContext {
                 CollectiveOp::AllReduce => timing.tp_all_reduce_ns = ns(time),
                 CollectiveOp::AllGather => timing.tp_all_gather_ns = ns(time),
                 other => {
-                    debug_assert!(false, "{} of a replica has no place in reports", other.name());
+                    debug_assert!(false, "{} in a TP group is not reported", other.name());
                 }
             }
         }
@@ -90,7 +88,7 @@ impl ModelContext {
                 CollectiveOp::AllToAll => timing.dp_all_to_all_ns = ns(time),
                 CollectiveOp::ReduceScatter => timing.dp_reduce_scatter_ns = ns(time),
                 other => {
-                    debug_assert!(false, "{} of replicas has no place in reports", other.name());
+                    debug_assert!(false, "{} in a DP group is not reported", other.name());
                 }
             }
         }

@@ -9,19 +9,19 @@ use protocol::StepTiming;
 
 /// Launches a step of each shape in a dry run. `progress` gets the number of compiled modules and the total.
 pub(crate) fn precompile(
-    engine: &ModelContext,
+    model: &ModelContext,
     device: &mut DeviceState,
     shapes: impl IntoIterator<Item = StepShape>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ExecutorError> {
-    let driver = engine.ops.device();
+    let driver = model.ops.device();
     driver.begin_dry_run();
     let rows_max = device.drafts.as_ref().map(DraftBuffers::rows);
     let mut launch = |shape: StepShape| {
-        let drafting = rows_max.map(|most| most.min(shape.bounds.decode_rows));
-        engine.full_logits_variants().iter().try_for_each(|&whole_rows| {
-            let launch = StepLaunch::of_all(shape, whole_rows, drafting, engine);
-            device.launch(engine, launch, &mut StepTiming::default(), &mut None).map(drop)
+        let drafting = rows_max.map(|rows| rows.min(shape.bounds.decode_rows));
+        model.full_logits_variants().iter().try_for_each(|&full_logits| {
+            let launch = StepLaunch::uniform(shape, full_logits, drafting, model);
+            device.launch(model, launch, &mut StepTiming::default(), &mut None).map(drop)
         })
     };
     let launched = shapes.into_iter().try_for_each(&mut launch);
@@ -29,11 +29,16 @@ pub(crate) fn precompile(
     launched
 }
 
-/// Shape of a step with rows of lengths `lens` and at most `questions` logits rows; up to `successive`
-/// one-token rows may belong to the same request.
-pub(crate) fn precompile_shape(lens: &[u32], questions: usize, successive: usize) -> StepShape {
+/// Shape of a step with rows of lengths `lens` and at most `logits_rows` logits rows; up to
+/// `rows_per_request` one-token rows may belong to the same request.
+pub(crate) fn precompile_shape(
+    lens: &[u32],
+    logits_rows: usize,
+    rows_per_request: usize,
+) -> StepShape {
     let rows = lens.len();
-    let bounds = RowBounds::of(lens.iter().map(|&len| (len as usize, len as usize)), successive);
+    let bounds =
+        RowBounds::of(lens.iter().map(|&len| (len as usize, len as usize)), rows_per_request);
     let tokens = lens.iter().sum::<u32>() as usize;
-    StepShape { tokens, rows, logits_rows: rows.min(questions), bounds }
+    StepShape { tokens, rows, logits_rows: rows.min(logits_rows), bounds }
 }

@@ -47,7 +47,7 @@ impl fmt::Display for RankCalls {
         write!(f, "{} rank {}: ", self.axis, self.rank.0)?;
         match self.calls.last() {
             Some(call) => write!(f, "{call}, {:?}", call.state),
-            None => write!(f, "nothing yet"),
+            None => write!(f, "no call yet"),
         }
     }
 }
@@ -82,8 +82,8 @@ mod tests {
 
     #[test]
     fn report_lines_are_bounded() {
-        let told = lines((1..=1_024).map(|n| call(n, n, CallState::Done)).collect());
-        assert_eq!(told.len(), 128);
-        assert!(told.iter().all(|line| line.len() < 512), "{told:?}");
+        let report = lines((1..=1_024).map(|n| call(n, n, CallState::Done)).collect());
+        assert_eq!(report.len(), 128);
+        assert!(report.iter().all(|line| line.len() < 512), "{report:?}");
     }
 }

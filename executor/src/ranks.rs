@@ -16,7 +16,7 @@ use crate::{ExecutorError, PhaseProgress};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorldError {
     /// The world has no ranks, or the rank is not in it.
-    #[error("rank {rank} is none of {tp_size} x {dp_size} ranks")]
+    #[error("rank {rank} is outside the world of {tp_size} x {dp_size} ranks")]
     Rank {
         /// The rank.
         rank: u16,
@@ -26,18 +26,18 @@ pub enum WorldError {
         dp_size: u16,
     },
     /// Expert parallelism for a model without experts.
-    #[error("expert parallelism was asked for, but the model has no experts")]
+    #[error("expert parallelism is enabled, but the model has no experts")]
     NoExperts,
     /// The checkpoint is a draft model, not a target model.
     #[error(
-        "{architecture} drafts for another model, which --speculative-config does not name: it names what drafts"
+        "{architecture} is a draft model: set it as `model` in --speculative-config of its target model"
     )]
     DraftModelOnly {
         /// Architecture of the checkpoint.
         architecture: &'static str,
     },
     /// No rendezvous memory is configured for several ranks.
-    #[error("{ranks} ranks that share layers need shared memory to meet in")]
+    #[error("{ranks} ranks of communication groups need rendezvous memory")]
     NoRendezvous {
         /// Number of ranks in the groups of this rank.
         ranks: u16,
@@ -52,16 +52,16 @@ pub fn check_world(
     model: &ModelConfig,
     placement: Option<&ExpertPlacement>,
 ) -> Result<(), ExecutorError> {
-    let ParallelConfig { tp_size, dp_size, expert_parallel: experts } = parallel;
-    let refused = |error: WorldError| Err(error.into());
+    let ParallelConfig { tp_size, dp_size, expert_parallel } = parallel;
+    let reject = |error: WorldError| Err(error.into());
     if tp_size == 0 || dp_size == 0 {
-        return refused(WorldError::Rank { rank: 0, tp_size, dp_size });
+        return reject(WorldError::Rank { rank: 0, tp_size, dp_size });
     }
     if model.eagle.is_some() {
-        return refused(WorldError::DraftModelOnly { architecture: model.architecture.name() });
+        return reject(WorldError::DraftModelOnly { architecture: model.architecture.name() });
     }
-    if experts && model.moe.is_none() {
-        return refused(WorldError::NoExperts);
+    if expert_parallel && model.moe.is_none() {
+        return reject(WorldError::NoExperts);
     }
     Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }
@@ -75,20 +75,20 @@ pub fn check_draft_world(
     if draft.eagle.is_some() {
         return Ok(check_split(draft, &ranks(parallel, Rank(0))?, None)?);
     }
-    let experts = parallel.expert_parallel && draft.moe.is_some();
-    check_world(ParallelConfig { expert_parallel: experts, ..parallel }, draft, None)
+    let expert_parallel = parallel.expert_parallel && draft.moe.is_some();
+    check_world(ParallelConfig { expert_parallel, ..parallel }, draft, None)
 }
 
 /// Returns the TP and EP ranks of a global rank.
 pub(crate) fn ranks(parallel: ParallelConfig, rank: Rank) -> Result<ParallelRanks, WorldError> {
-    let ParallelConfig { tp_size, dp_size, expert_parallel: experts } = parallel;
+    let ParallelConfig { tp_size, dp_size, expert_parallel } = parallel;
     if rank.0 >= parallel.world_size() {
         return Err(WorldError::Rank { rank: rank.0, tp_size, dp_size });
     }
     let tp = ParallelRank { rank: usize::from(rank.0 % tp_size), size: usize::from(tp_size) };
     let world =
         ParallelRank { rank: usize::from(rank.0), size: usize::from(parallel.world_size()) };
-    Ok(ParallelRanks { tp, ep: if experts { world } else { ParallelRank::SINGLE } })
+    Ok(ParallelRanks { tp, ep: if expert_parallel { world } else { ParallelRank::SINGLE } })
 }
 
 /// Whether this rank reports the outputs of its replica; the other ranks only send `StepDone`.
@@ -106,30 +106,32 @@ pub(crate) fn groups(
     let (parallel, rank) = (settings.parallel, settings.rank);
     let ParallelRanks { tp, .. } = ranks(parallel, rank)?;
     let replica = usize::from(rank.0 / parallel.tp_size);
-    let all = ParallelRank { rank: replica, size: parallel.dp_size.into() };
-    let dp = if parallel.lockstep() { all } else { ParallelRank::SINGLE };
+    let dp_rank = ParallelRank { rank: replica, size: parallel.dp_size.into() };
+    let dp = if parallel.lockstep() { dp_rank } else { ParallelRank::SINGLE };
     if tp.size == 1 && dp.size == 1 {
         return Ok([ParallelGroup::single(), ParallelGroup::single()]);
     }
     let phase = StartupPhase::Join;
     progress(PhaseProgress { phase, done: 0, total: 1 });
-    let no_meeting = WorldError::NoRendezvous { ranks: (tp.size * dp.size) as u16 };
-    let path = settings.rendezvous.as_deref().ok_or(no_meeting)?;
-    let meeting = collectives::SharedMemoryRendezvous::open(path, &sizes(parallel))?;
-    let join =
-        |group: usize, part: ParallelRank, sums: bool| -> Result<ParallelGroup, CollectiveError> {
-            if part.size == 1 {
-                return Ok(ParallelGroup::single());
-            }
-            let shared = meeting.join(group, part.rank)?;
-            Ok(ParallelGroup::new(match gpu {
-                Some(gpu) => Box::new(join_device_group(shared, gpu, sums)?),
-                None => Box::new(shared),
-            }))
-        };
-    let across = usize::from(parallel.dp_size) + tp.rank;
+    let no_rendezvous = WorldError::NoRendezvous { ranks: (tp.size * dp.size) as u16 };
+    let path = settings.rendezvous.as_deref().ok_or(no_rendezvous)?;
+    let rendezvous = collectives::SharedMemoryRendezvous::open(path, &sizes(parallel))?;
+    let join = |group: usize,
+                member: ParallelRank,
+                one_shot_all_reduce: bool|
+     -> Result<ParallelGroup, CollectiveError> {
+        if member.size == 1 {
+            return Ok(ParallelGroup::single());
+        }
+        let shared = rendezvous.join(group, member.rank)?;
+        Ok(ParallelGroup::new(match gpu {
+            Some(gpu) => Box::new(join_device_group(shared, gpu, one_shot_all_reduce)?),
+            None => Box::new(shared),
+        }))
+    };
+    let dp_group = usize::from(parallel.dp_size) + tp.rank;
     // The DP group needs no all-reduce: expert outputs are summed by reduce-scatter.
-    let joined = [join(replica, tp, settings.one_shot_all_reduce)?, join(across, dp, false)?];
+    let joined = [join(replica, tp, settings.one_shot_all_reduce)?, join(dp_group, dp, false)?];
     progress(PhaseProgress { phase, done: 1, total: 1 });
     Ok(joined)
 }
@@ -137,14 +139,14 @@ pub(crate) fn groups(
 fn join_device_group(
     shared: SharedMemoryGroup,
     gpu: &Arc<GpuBackend>,
-    one_shot_sums: bool,
+    one_shot_all_reduce: bool,
 ) -> Result<DeviceGroup, CollectiveError> {
-    if !one_shot_sums {
+    if !one_shot_all_reduce {
         return DeviceGroup::join_with_one_shot_limit(shared, gpu, 0);
     }
     let group = DeviceGroup::join(shared, gpu)?;
     if let Some(error) = group.peer_access_error() {
-        tracing::warn!(%error, "small sums of ranks go the slower way, through the library");
+        tracing::warn!(%error, "one-shot all-reduce is disabled: small all-reduces use the collectives library");
     }
     Ok(group)
 }
@@ -212,19 +214,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_of_a_replica_come_one_after_the_other() {
+    fn tp_ranks_of_a_replica_are_consecutive() {
         let parallel = ParallelConfig { tp_size: 2, dp_size: 3, expert_parallel: false };
-        let place = |rank| ranks(parallel, Rank(rank)).unwrap();
-        assert_eq!(place(3).tp, ParallelRank { rank: 1, size: 2 });
-        assert_eq!(place(4).tp, ParallelRank { rank: 0, size: 2 });
-        assert_eq!(place(4).ep, ParallelRank::SINGLE);
+        let ranks_of = |rank| ranks(parallel, Rank(rank)).unwrap();
+        assert_eq!(ranks_of(3).tp, ParallelRank { rank: 1, size: 2 });
+        assert_eq!(ranks_of(4).tp, ParallelRank { rank: 0, size: 2 });
+        assert_eq!(ranks_of(4).ep, ParallelRank::SINGLE);
         let error = ranks(parallel, Rank(6)).unwrap_err().to_string();
-        assert_eq!(error, "rank 6 is none of 2 x 3 ranks");
+        assert_eq!(error, "rank 6 is outside the world of 2 x 3 ranks");
         assert_eq!(sizes(parallel), [2, 2, 2]);
         assert_eq!(sizes(ParallelConfig { dp_size: 1, expert_parallel: true, ..parallel }), [2]);
-        let spread = ParallelConfig { expert_parallel: true, ..parallel };
-        assert_eq!(sizes(spread), [2, 2, 2, 3, 3]);
-        let ParallelRanks { tp, ep } = ranks(spread, Rank(3)).unwrap();
+        let ep_config = ParallelConfig { expert_parallel: true, ..parallel };
+        assert_eq!(sizes(ep_config), [2, 2, 2, 3, 3]);
+        let ParallelRanks { tp, ep } = ranks(ep_config, Rank(3)).unwrap();
         assert_eq!(
             (tp, ep),
             (ParallelRank { rank: 1, size: 2 }, ParallelRank { rank: 3, size: 6 })

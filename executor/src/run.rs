@@ -37,28 +37,28 @@ where
     L: MessageLink<SentMessage = ExecutorEvent, ReceivedMessage = ExecutorCommand>,
 {
     let (sender, mut receiver) = link.split();
-    let (outbox, waiting) = sync_channel(OUTBOX_CAPACITY);
-    let speaks = ranks::reports_outputs(&config.settings);
-    let Ok(answers) = thread::Builder::new()
-        .name("answers".to_owned())
-        .spawn(move || run_reply_thread(sender, &waiting, speaks))
+    let (outbox, outbox_receiver) = sync_channel(OUTBOX_CAPACITY);
+    let reports_outputs = ranks::reports_outputs(&config.settings);
+    let Ok(reply_thread) = thread::Builder::new()
+        .name("replies".to_owned())
+        .spawn(move || run_reply_thread(sender, &outbox_receiver, reports_outputs))
     else {
-        tracing::error!("the system gives no thread to answer with"); // The link closes, which the peer detects.
+        tracing::error!("cannot start the reply thread"); // The link closes, which the peer detects.
         return;
     };
     let step = Cell::new(None);
-    let ending = catch(|| serve(config, &mut receiver, &outbox, &step));
-    if let Err(ServeExit::Failed(text)) = ending {
+    let result = catch(|| serve(config, &mut receiver, &outbox, &step));
+    if let Err(ServeExit::Failed(text)) = result {
         report_fault(&outbox, step.get(), text);
     }
     drop(outbox);
     // The reply thread ends after the last message, or when the peer is gone; a panic in it was reported as a
     // fault.
-    let _ = answers.join();
+    let _ = reply_thread.join();
 }
 
 /// Outgoing messages, in order.
-#[allow(clippy::large_enum_variant, reason = "a handful exist at a time")]
+#[allow(clippy::large_enum_variant, reason = "few messages exist at a time")]
 enum OutboxMessage {
     Message(ExecutorEvent),
     Step(StepId, SubmittedStep),
@@ -95,31 +95,33 @@ fn report_fault(outbox: &SyncSender<OutboxMessage>, step: Option<StepId>, text: 
 }
 
 /// Sends messages in order, and the results of steps when the device finishes them: outputs if this rank
-/// reports for its replica (`speaks`), `StepDone` otherwise.
+/// reports for its replica (`reports_outputs`), `StepDone` otherwise.
 fn run_reply_thread<S: MessageSender<Message = ExecutorEvent>>(
     mut link: S,
-    waiting: &Receiver<OutboxMessage>,
-    speaks: bool,
+    outbox_receiver: &Receiver<OutboxMessage>,
+    reports_outputs: bool,
 ) {
-    let mut traces = ActiveTrace(None);
-    send_replies(&mut link, waiting, &mut traces, speaks);
-    if let ProfilerStatus::Failed(error) = traces.replace(None) {
-        tracing::warn!(error, "the last trace is not complete");
+    let mut active_trace = ActiveTrace(None);
+    send_replies(&mut link, outbox_receiver, &mut active_trace, reports_outputs);
+    if let ProfilerStatus::Failed(error) = active_trace.replace(None) {
+        tracing::warn!(error, "the last trace is incomplete");
     }
 }
 
 fn send_replies<S: MessageSender<Message = ExecutorEvent>>(
     link: &mut S,
-    waiting: &Receiver<OutboxMessage>,
-    traces: &mut ActiveTrace,
-    speaks: bool,
+    outbox_receiver: &Receiver<OutboxMessage>,
+    active_trace: &mut ActiveTrace,
+    reports_outputs: bool,
 ) {
-    for outgoing in waiting {
+    for outgoing in outbox_receiver {
         let (step, message) = match outgoing {
             OutboxMessage::Message(message) => (None, Ok(message)),
-            OutboxMessage::Step(step, submitted) => (Some(step), finish(submitted, speaks)),
-            OutboxMessage::Trace(next, asked) => match traces.replace(next) {
-                profiled if asked => (None, Ok(ExecutorEvent::ProfilerStatus(profiled))),
+            OutboxMessage::Step(step, submitted) => {
+                (Some(step), finish(submitted, reports_outputs))
+            }
+            OutboxMessage::Trace(next, reply_requested) => match active_trace.replace(next) {
+                status if reply_requested => (None, Ok(ExecutorEvent::ProfilerStatus(status))),
                 _ => continue,
             },
         };
@@ -140,31 +142,31 @@ struct ActiveTrace(Option<TraceHandle>);
 impl ActiveTrace {
     /// Closes the trace, whose last step is finished, and switches to the next one.
     fn replace(&mut self, next: Option<TraceHandle>) -> ProfilerStatus {
-        let former = std::mem::replace(&mut self.0, next);
-        let closed = former.as_ref().map_or(Ok(()), TraceHandle::close);
+        let previous = std::mem::replace(&mut self.0, next);
+        let closed = previous.as_ref().map_or(Ok(()), TraceHandle::close);
         let name = |trace: &TraceHandle| trace.path().display().to_string();
         match (&self.0, closed) {
             (Some(next), _) => ProfilerStatus::Started(name(next)),
             (None, Ok(())) => {
-                let left = former.as_ref().filter(|trace| trace.path().exists());
-                ProfilerStatus::Stopped(left.map(name))
+                let written = previous.as_ref().filter(|trace| trace.path().exists());
+                ProfilerStatus::Stopped(written.map(name))
             }
             (None, Err(error)) => ProfilerStatus::Failed(error.to_string()),
         }
     }
 }
 
-fn finish(submitted: SubmittedStep, speaks: bool) -> Result<ExecutorEvent, String> {
+fn finish(submitted: SubmittedStep, reports_outputs: bool) -> Result<ExecutorEvent, String> {
     let mut output = None;
-    let ending = catch(|| {
+    let result = catch(|| {
         output = Some(submitted.finish()?);
         Ok(())
     });
-    match (ending, output) {
+    match (result, output) {
         (Err(ServeExit::Failed(text)), _) => Err(text),
-        (_, Some(output)) if speaks => Ok(ExecutorEvent::StepOutput(output)),
+        (_, Some(output)) if reports_outputs => Ok(ExecutorEvent::StepOutput(output)),
         (_, Some(output)) => Ok(done(&output)),
-        (_, None) => Err("a step ended without a result".to_owned()),
+        (_, None) => Err("a step ended without an output".to_owned()),
     }
 }
 
@@ -183,24 +185,25 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
 ) -> Result<(), ServeExit> {
     let epoch = config.settings.epoch;
     // Profile commands to a predecessor are unknown here: after a restart tracing waits for the next command.
-    let traces = config.settings.profile_dir.is_some() && epoch.0 <= FIRST_EPOCH;
+    let traces_from_start = config.settings.profile_dir.is_some() && epoch.0 <= FIRST_EPOCH;
     send(outbox, ExecutorEvent::Hello(hello(&config)))?;
-    let mut reports = PhaseProgressReporter { outbox, last: None, closed: false };
-    let mut executor = Executor::load(config, &mut |progress| reports.send(progress))?;
+    let mut progress_reporter = PhaseProgressReporter { outbox, last: None, closed: false };
+    let mut executor = Executor::load(config, &mut |progress| progress_reporter.send(progress))?;
     send(outbox, ExecutorEvent::WeightsLoaded(executor.weights_digest()))?;
-    let memory = executor.warm_up(&mut |progress| reports.send(progress))?;
-    if reports.closed {
+    let warm_up_report = executor.warm_up(&mut |progress| progress_reporter.send(progress))?;
+    if progress_reporter.closed {
         return Err(ServeExit::Closed);
     }
-    send(outbox, ExecutorEvent::WarmUpDone(memory))?;
-    let mut orders = CommandInbox::new(link);
+    send(outbox, ExecutorEvent::WarmUpDone(warm_up_report))?;
+    let mut commands = CommandInbox::new(link);
     loop {
-        match orders.next().map_err(ExecutorError::Link)? {
+        match commands.next().map_err(ExecutorError::Link)? {
             None | Some(ExecutorCommand::Bitmask(_)) => {}
             Some(ExecutorCommand::Shutdown) => return Ok(()),
             Some(ExecutorCommand::AllocateKv { blocks }) => {
-                let ready = executor.size_kv(blocks, &mut |progress| reports.send(progress))?;
-                if traces {
+                let ready =
+                    executor.size_kv(blocks, &mut |progress| progress_reporter.send(progress))?;
+                if traces_from_start {
                     let trace = executor.begin_trace()?;
                     outbox
                         .send(OutboxMessage::Trace(Some(trace), false))
@@ -208,8 +211,8 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
                 }
                 send(outbox, ExecutorEvent::Ready(ready))?;
             }
-            Some(ExecutorCommand::Profile { enabled: on }) => {
-                let outgoing = profile(&mut executor, on);
+            Some(ExecutorCommand::Profile { enabled }) => {
+                let outgoing = profile(&mut executor, enabled);
                 outbox.send(outgoing).map_err(|_| ServeExit::Closed)?;
             }
             Some(ExecutorCommand::Batch(batch)) if batch.epoch != epoch => {
@@ -221,7 +224,7 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
             }
             Some(ExecutorCommand::Batch(batch)) => {
                 step.set(Some(batch.step));
-                let submitted = executor.submit_with_bitmasks(&batch, &mut orders)?;
+                let submitted = executor.submit_with_bitmasks(&batch, &mut commands)?;
                 let outgoing = OutboxMessage::Step(batch.step, submitted);
                 outbox.send(outgoing).map_err(|_| ServeExit::Closed)?;
                 step.set(None);
@@ -231,8 +234,8 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
 }
 
 /// Starts a trace, or ends the current one; an unwritable folder does not stop the executor.
-fn profile(executor: &mut Executor, on: bool) -> OutboxMessage {
-    if !on {
+fn profile(executor: &mut Executor, enabled: bool) -> OutboxMessage {
+    if !enabled {
         executor.end_trace();
         return OutboxMessage::Trace(None, true);
     }
@@ -287,5 +290,6 @@ impl PhaseProgressReporter<'_> {
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no panic message")
 }

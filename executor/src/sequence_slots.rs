@@ -37,7 +37,7 @@ pub(crate) struct HostSequenceState {
     owner: Option<SlotOwner>,
     /// Sampling parameters of the request, and their device form.
     pub(crate) sampling: SamplingParams,
-    rules: SequenceSamplingParams,
+    params: SequenceSamplingParams,
     /// Length of the prompt: positions from here on are output.
     pub(crate) prompt_len: u32,
     /// The newest step that sampled a token for this slot.
@@ -61,12 +61,13 @@ pub(crate) struct BlockTableChange {
 }
 
 impl HostSequenceSlots {
-    /// Creates `seats` empty sequence slots for block tables of up to `width` blocks from a pool of `blocks`.
-    pub(crate) fn new(seats: u32, width: usize, blocks: u32) -> Self {
+    /// Creates `seq_slots` empty sequence slots for block tables of up to `width` blocks from a pool of
+    /// `blocks`.
+    pub(crate) fn new(seq_slots: u32, width: usize, blocks: u32) -> Self {
         let empty = || HostSequenceState {
             owner: None,
             sampling: SamplingParams::greedy(),
-            rules: SequenceSamplingParams::default(),
+            params: SequenceSamplingParams::default(),
             prompt_len: 0,
             sampled_at: None,
             host_drafts: Vec::new(),
@@ -74,21 +75,21 @@ impl HostSequenceSlots {
             masked: false,
             table_len: 0,
         };
-        Self { states: (0..seats).map(|_| empty()).collect(), table_width: width, blocks }
+        Self { states: (0..seq_slots).map(|_| empty()).collect(), table_width: width, blocks }
     }
 
     /// Updates the sequence slot of a row: its owner and the length of the block table.
     pub(crate) fn update(&mut self, row: &BatchRow) -> Result<BlockTableChange, BatchError> {
-        let (seat, limit) = (row.seq_slot, self.states.len());
+        let (seq_slot, limit) = (row.seq_slot, self.states.len());
         let state = self
             .states
-            .get_mut(seat.0 as usize)
-            .ok_or(BatchError::NoSequenceSlot { seq_slot: seat, limit })?;
+            .get_mut(seq_slot.0 as usize)
+            .ok_or(BatchError::NoSequenceSlot { seq_slot, limit })?;
         if let Some(init) = &row.seq_init {
             state.assign(SlotOwner::of(row), init);
         }
         if state.owner != Some(SlotOwner::of(row)) {
-            return Err(BatchError::SlotOwnerMismatch { request: row.request, seq_slot: seat });
+            return Err(BatchError::SlotOwnerMismatch { request: row.request, seq_slot });
         }
         state.host_drafts.clear();
         state.device_drafts = 0;
@@ -111,8 +112,8 @@ impl HostSequenceSlots {
     }
 
     /// Returns the state of a sequence slot that `update` has accepted.
-    pub(crate) fn get(&self, seat: SequenceSlot) -> &HostSequenceState {
-        &self.states[seat.0 as usize]
+    pub(crate) fn get(&self, seq_slot: SequenceSlot) -> &HostSequenceState {
+        &self.states[seq_slot.0 as usize]
     }
 
     /// Records that `step` samples a token for `row`. With draft tokens, only the device's slot has the
@@ -129,15 +130,20 @@ impl HostSequenceSlots {
     }
 
     /// Stages the end of a grammar bitmask: only the request's own sampling parameters limit the slot again.
-    pub(crate) fn unmask(&mut self, seat: SequenceSlot, vocab: usize, stage: &mut StagingBuffer) {
-        let state = &mut self.states[seat.0 as usize];
+    pub(crate) fn unmask(
+        &mut self,
+        seq_slot: SequenceSlot,
+        vocab: usize,
+        stage: &mut StagingBuffer,
+    ) {
+        let state = &mut self.states[seq_slot.0 as usize];
         state.masked = false;
         let mask_at = stage_allowed_mask(&state.sampling, vocab, stage);
-        let (seat, rules) = (seat.0 as i32, state.rules);
+        let (seq_slot, params) = (seq_slot.0 as i32, state.params);
         stage.inits.push(StageSequenceInit {
-            seq_slot: seat,
+            seq_slot,
             mask_at,
-            params: rules,
+            params,
             ..StageSequenceInit::default()
         });
     }
@@ -160,7 +166,7 @@ impl HostSequenceSlots {
                 history_len: drafts.len() as i32,
                 mask_at: -1,
                 reserved: [0; 3],
-                params: state.rules,
+                params: state.params,
             });
             stage.push_words(drafts.iter().map(|&id| id as i32));
         }
@@ -191,7 +197,7 @@ impl HostSequenceState {
     fn assign(&mut self, owner: SlotOwner, init: &SequenceInit) {
         self.owner = Some(owner);
         self.sampling.clone_from(&init.sampling);
-        self.rules = sampling_params(init);
+        self.params = sampling_params(init);
         self.prompt_len = init.prompt_len;
         self.sampled_at = None;
         self.masked = false;
@@ -209,13 +215,13 @@ impl HostSequenceState {
     }
 
     /// Whether the newest token of the slot is the one that `step` sampled.
-    pub(crate) fn holds_token_of(&self, step: StepId) -> bool {
+    pub(crate) fn has_token_of(&self, step: StepId) -> bool {
         self.sampled_at == Some(step)
     }
 
-    /// Stages the edits of single logits for a token at position `least` or later: bad words, stop ids before
-    /// `min_tokens`, and the logit bias. Returns the index of the first edit and the number of edits.
-    pub(crate) fn stage_edits(&self, least: u32, stage: &mut StagingBuffer) -> (i32, i32) {
+    /// Stages the edits of single logits for a token at position `min_position` or later: bad words, stop ids
+    /// before `min_tokens`, and the logit bias. Returns the index of the first edit and the number of edits.
+    pub(crate) fn stage_edits(&self, min_position: u32, stage: &mut StagingBuffer) -> (i32, i32) {
         let first = stage.edits.len();
         let masked = |id: Token| StageEdit { id, value: f32::NEG_INFINITY, ..StageEdit::default() };
         for word in &self.sampling.bad_words {
@@ -223,11 +229,11 @@ impl HostSequenceState {
             let when_at = stage.push_words(start.iter().map(|&id| id as i32));
             stage.edits.push(StageEdit { when_at, when_len: start.len() as i32, ..masked(end) });
         }
-        let may_stop = self.prompt_len.saturating_add(self.sampling.min_tokens);
-        if least < may_stop {
-            let when_at = may_stop.min(i32::MAX as u32) as i32; // The device has the exact position.
-            let early = |&id| StageEdit { when_at, when_len: -1, ..masked(id) };
-            stage.edits.extend(self.sampling.stop_token_ids.iter().map(early));
+        let first_stop_position = self.prompt_len.saturating_add(self.sampling.min_tokens);
+        if min_position < first_stop_position {
+            let when_at = first_stop_position.min(i32::MAX as u32) as i32; // The device has the exact position.
+            let banned = |&id| StageEdit { when_at, when_len: -1, ..masked(id) };
+            stage.edits.extend(self.sampling.stop_token_ids.iter().map(banned));
         }
         let bias = self.sampling.logit_bias.iter();
         stage.edits.extend(bias.map(|&(id, value)| StageEdit {
@@ -246,7 +252,7 @@ pub(crate) fn bitmask_words(vocab: usize) -> usize {
 
 /// Stages the device's part of a sequence slot.
 pub(crate) fn stage_init(
-    seat: SequenceSlot,
+    seq_slot: SequenceSlot,
     init: &SequenceInit,
     vocab: usize,
     stage: &mut StagingBuffer,
@@ -255,7 +261,7 @@ pub(crate) fn stage_init(
     let mask_at = stage_allowed_mask(sampling, vocab, stage);
     let history = if sampling.needs_token_history() { &init.token_history[..] } else { &[] };
     stage.inits.push(StageSequenceInit {
-        seq_slot: seat.0 as i32,
+        seq_slot: seq_slot.0 as i32,
         history_at: stage.words.len() as i32,
         history_from: 0,
         history_len: history.len() as i32,
@@ -268,25 +274,25 @@ pub(crate) fn stage_init(
 
 /// Stages the bitmask of a slot's next token: the ids of `mask` that the request's own parameters allow.
 pub(crate) fn stage_bitmask(
-    seat: SequenceSlot,
+    seq_slot: SequenceSlot,
     state: &HostSequenceState,
     mask: &[u32],
     vocab: usize,
     stage: &mut StagingBuffer,
 ) {
-    let own = allowed_mask(&state.sampling, vocab);
+    let allowed = allowed_mask(&state.sampling, vocab);
     let word = |i: usize| {
-        let own = own.as_ref().map_or(u32::MAX, |own| own[i]);
-        (mask.get(i).copied().unwrap_or(0) & own) as i32
+        let allowed = allowed.as_ref().map_or(u32::MAX, |allowed| allowed[i]);
+        (mask.get(i).copied().unwrap_or(0) & allowed) as i32
     };
     let mask_at = stage.push_words((0..bitmask_words(vocab)).map(word));
-    let rules =
-        SequenceSamplingParams { flags: state.rules.flags | ops::RULE_MASKED, ..state.rules };
-    let seat = seat.0 as i32;
+    let params =
+        SequenceSamplingParams { flags: state.params.flags | ops::RULE_MASKED, ..state.params };
+    let seq_slot = seq_slot.0 as i32;
     stage.inits.push(StageSequenceInit {
-        seq_slot: seat,
+        seq_slot,
         mask_at,
-        params: rules,
+        params,
         ..StageSequenceInit::default()
     });
 }

@@ -15,17 +15,17 @@ const TOKENS_MAX: u32 = 512;
 pub(crate) fn warm_up_passes(
     settings: &ExecutorSettings,
     rows_per_slice: usize,
-    whole_budget: bool,
+    full_budget: bool,
 ) -> [Vec<u32>; 3] {
-    let seats = settings.max_num_seqs;
-    let all = u64::from(seats) * u64::from(settings.max_model_len);
-    let most = if whole_budget { u32::MAX } else { TOKENS_MAX };
-    let tokens = all.min(u64::from(settings.tokens_per_step.min(most))) as u32;
-    let whole = tokens / settings.max_model_len;
-    let rest = tokens % settings.max_model_len;
-    let mut prefill = vec![settings.max_model_len; whole as usize];
-    prefill.extend((rest > 0).then_some(rest));
-    let decodes = seats.min(tokens).min(rows_per_slice as u32);
+    let max_num_seqs = settings.max_num_seqs;
+    let all = u64::from(max_num_seqs) * u64::from(settings.max_model_len);
+    let max_tokens = if full_budget { u32::MAX } else { TOKENS_MAX };
+    let tokens = all.min(u64::from(settings.tokens_per_step.min(max_tokens))) as u32;
+    let full_rows = tokens / settings.max_model_len;
+    let remainder = tokens % settings.max_model_len;
+    let mut prefill = vec![settings.max_model_len; full_rows as usize];
+    prefill.extend((remainder > 0).then_some(remainder));
+    let decodes = max_num_seqs.min(tokens).min(rows_per_slice as u32);
     [prefill, vec![1; decodes as usize], vec![1]]
 }
 
@@ -36,11 +36,11 @@ pub(crate) fn blocks(passes: &[Vec<u32>], block_tokens: u32) -> u32 {
 }
 
 /// Runs each pass through `step` and returns the cost model of steps. The first run of a pass may autotune
-/// and fill caches: with `again` a second run is measured.
+/// and fill caches: with `measure_second_run` a second run is measured.
 pub(crate) fn measure(
     passes: &[Vec<u32>],
     block_tokens: u32,
-    again: bool,
+    measure_second_run: bool,
     mut step: impl FnMut(&Batch) -> Result<StepOutput, ExecutorError>,
     mut done: impl FnMut(u64),
 ) -> Result<StepCost, ExecutorError> {
@@ -48,7 +48,7 @@ pub(crate) fn measure(
     let mut id = StepId(0);
     for (i, lens) in (1..).zip(passes) {
         let mut ns = 0;
-        for _ in 0..=u32::from(again) {
+        for _ in 0..=u32::from(measure_second_run) {
             id = id.next();
             let batch = batch(lens, block_tokens, id);
             let started = Instant::now();
@@ -64,12 +64,13 @@ pub(crate) fn measure(
 /// Line through the passes of fewest and most tokens, raised until it bounds all passes from above.
 fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
     let tokens = |(tokens, _): &&(u32, u64)| *tokens;
-    let (few, many) = (measured.iter().min_by_key(tokens), measured.iter().max_by_key(tokens));
-    let per_token_ns = few
-        .zip(many)
-        .map_or(0, |(few, many)| many.1.saturating_sub(few.1) / u64::from((many.0 - few.0).max(1)));
-    let rest = |(tokens, ns): &(u32, u64)| ns.saturating_sub(per_token_ns * u64::from(*tokens));
-    StepCost { fixed_ns: measured.iter().map(rest).max().unwrap_or(0), per_token_ns }
+    let (smallest, largest) =
+        (measured.iter().min_by_key(tokens), measured.iter().max_by_key(tokens));
+    let per_token_ns = smallest.zip(largest).map_or(0, |(smallest, largest)| {
+        largest.1.saturating_sub(smallest.1) / u64::from((largest.0 - smallest.0).max(1))
+    });
+    let fixed = |(tokens, ns): &(u32, u64)| ns.saturating_sub(per_token_ns * u64::from(*tokens));
+    StepCost { fixed_ns: measured.iter().map(fixed).max().unwrap_or(0), per_token_ns }
 }
 
 /// One row per length; every row samples with all parameters that cost time.
@@ -81,11 +82,11 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
         ..SamplingParams::greedy()
     };
     let mut next_block = 0;
-    let row = |(seat, &len): (u32, &u32)| {
+    let row = |(seq_slot, &len): (u32, &u32)| {
         let end = next_block + len.div_ceil(block_tokens);
         let blocks = (next_block..end).map(BlockId).collect();
         next_block = end;
-        let key = u64::from(seat);
+        let key = u64::from(seq_slot);
         let init = SequenceInit {
             sampling: sampling.clone(),
             rng_key: key,
@@ -95,7 +96,7 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
         BatchRow {
             request: RequestId(key),
             epoch: step.0 as u32,
-            seq_slot: SequenceSlot(seat),
+            seq_slot: SequenceSlot(seq_slot),
             start: 0,
             len,
             drafts: 0,
@@ -109,16 +110,9 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     };
     let rows = (0..).zip(lens).map(row).collect();
     let tokens = lens.iter().sum();
-    let bucket = DispatchMode::Eager { tokens };
+    let dispatch = DispatchMode::Eager { tokens };
     // The passes of all ranks are the same.
-    Batch {
-        step,
-        epoch: Epoch::default(),
-        dispatch: bucket,
-        moe_tokens: tokens,
-        draft_rows: 0,
-        rows,
-    }
+    Batch { step, epoch: Epoch::default(), dispatch, moe_tokens: tokens, draft_rows: 0, rows }
 }
 
 #[cfg(test)]
@@ -126,10 +120,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fit_covers_every_pass() {
+    fn step_cost_covers_every_pass() {
         // 2 ms and 0.01 ms per token; decodes of 512 rows take 4 ms more than that.
-        let pace = fit_step_cost(&[(8192, 83_920_000), (512, 11_120_000), (1, 2_010_000)]);
-        assert_eq!(pace, StepCost { fixed_ns: 6_000_000, per_token_ns: 10_000 });
+        let step_cost = fit_step_cost(&[(8192, 83_920_000), (512, 11_120_000), (1, 2_010_000)]);
+        assert_eq!(step_cost, StepCost { fixed_ns: 6_000_000, per_token_ns: 10_000 });
         // A first pass that is slower than the long one gives no cost per token.
         assert_eq!(
             fit_step_cost(&[(64, 5_000), (1, 9_000)]),

@@ -3,7 +3,7 @@
 
 #[path = "invariance/scheduler_harness.rs"]
 #[allow(dead_code, reason = "shared with the invariance tests")]
-mod player;
+mod scheduler_harness;
 
 use executor::{ExecutorConfig, KvCacheSize, ModelDtype, RankRendezvous, run};
 use protocol::link::{
@@ -26,7 +26,7 @@ fn start(config: ExecutorConfig) -> (LinkPeer, JoinHandle<()>) {
 }
 
 fn next(peer: &mut LinkPeer) -> ExecutorEvent {
-    peer.recv(Duration::from_mins(1)).unwrap().expect("an answer within a minute")
+    peer.recv(Duration::from_mins(1)).unwrap().expect("a message within a minute")
 }
 
 /// Receives up to the first message that is no progress report.
@@ -81,12 +81,12 @@ fn batch(step: u64, epoch: u64, block: u32) -> ExecutorCommand {
         next_token: None,
         seq_init: Some(Box::new(init)),
     };
-    let bucket = DispatchMode::Eager { tokens: 3 };
+    let dispatch = DispatchMode::Eager { tokens: 3 };
     let (step, epoch) = (StepId(step), Epoch(epoch));
     ExecutorCommand::Batch(Batch {
         step,
         epoch,
-        dispatch: bucket,
+        dispatch,
         moe_tokens: 0,
         draft_rows: 0,
         rows: vec![row],
@@ -95,7 +95,7 @@ fn batch(step: u64, epoch: u64, block: u32) -> ExecutorCommand {
 
 #[test]
 fn starts_serves_and_exits_on_command() {
-    let (mut peer, thread) = start(player::config(ModelDtype::Float32, 1));
+    let (mut peer, thread) = start(scheduler_harness::config(ModelDtype::Float32, 1));
     ready(&mut peer);
     peer.send(batch(4, 0, 2)).unwrap(); // An older epoch: no reply.
     peer.send(batch(5, 1, 2)).unwrap();
@@ -108,12 +108,15 @@ fn starts_serves_and_exits_on_command() {
 }
 
 #[test]
-fn an_impossible_batch_is_a_fault_that_names_the_step() {
-    let (mut peer, thread) = start(player::config(ModelDtype::Float32, 1));
+fn invalid_batch_is_reported_as_fault_with_step() {
+    let (mut peer, thread) = start(scheduler_harness::config(ModelDtype::Float32, 1));
     ready(&mut peer);
     peer.send(batch(7, 1, 99)).unwrap();
     let ExecutorEvent::Fault { step, text } = next(&mut peer) else { panic!("no fault") };
-    assert_eq!((step, text.as_str()), (Some(StepId(7)), "impossible batch: block 99 of 20"));
+    assert_eq!(
+        (step, text.as_str()),
+        (Some(StepId(7)), "invalid batch: block 99 is out of range: the pool has 20")
+    );
     assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
     thread.join().unwrap();
 }
@@ -132,11 +135,12 @@ impl<R: MessageReceiver<Message = ExecutorCommand>> MessageReceiver for Panickin
 }
 
 #[test]
-fn a_panic_is_a_fault_and_the_end() {
+fn panic_is_reported_as_fault() {
     let (mut peer, theirs) = in_process_pair(64);
     let (sender, receiver) = theirs.split();
     let broken = LinkHalves { sender, receiver: PanickingReceiver(receiver) };
-    let thread = std::thread::spawn(|| run(player::config(ModelDtype::Float32, 1), broken));
+    let thread =
+        std::thread::spawn(|| run(scheduler_harness::config(ModelDtype::Float32, 1), broken));
     ready(&mut peer);
     peer.send(batch(7, 1, 0)).unwrap();
     let ExecutorEvent::Fault { text, .. } = next(&mut peer) else { panic!("no fault") };
@@ -146,13 +150,13 @@ fn a_panic_is_a_fault_and_the_end() {
 }
 
 #[test]
-fn a_start_that_cannot_succeed_is_a_fault() {
-    let mut small = player::config(ModelDtype::Float32, 1);
+fn failed_start_is_reported_as_fault() {
+    let mut small = scheduler_harness::config(ModelDtype::Float32, 1);
     small.settings.kv_cache_size = KvCacheSize::Blocks(3);
-    let mut missing = player::config(ModelDtype::Float32, 1);
+    let mut missing = scheduler_harness::config(ModelDtype::Float32, 1);
     missing.settings.model_dir = "/nonexistent/model".into();
     missing.settings.synth_seed = None;
-    let mut traced = player::config(ModelDtype::Float32, 1);
+    let mut traced = scheduler_harness::config(ModelDtype::Float32, 1);
     traced.settings.profile_dir = Some("/dev/null/traces".into());
     for (config, expected) in
         [(small, "at most 48 fits"), (missing, "/nonexistent/model"), (traced, "/dev/null/traces")]
@@ -168,14 +172,16 @@ fn a_start_that_cannot_succeed_is_a_fault() {
 
 /// Weights digests that an executor with this seed reports between loading and warm-up.
 fn loaded(seed: u64) -> WeightsDigest {
-    let mut config = player::config(ModelDtype::Float32, 1);
+    let mut config = scheduler_harness::config(ModelDtype::Float32, 1);
     config.settings.synth_seed = Some(seed);
     let (mut peer, thread) = start(config);
     let mut loaded = None;
     let digest = loop {
         match next(&mut peer) {
             ExecutorEvent::WeightsLoaded(digest) => loaded = Some(digest),
-            ExecutorEvent::WarmUpDone(_) => break loaded.expect("it has said what it loaded"),
+            ExecutorEvent::WarmUpDone(_) => {
+                break loaded.expect("WeightsLoaded is sent before WarmUpDone");
+            }
             ExecutorEvent::Fault { text, .. } => panic!("{text}"),
             _ => {}
         }
@@ -186,7 +192,7 @@ fn loaded(seed: u64) -> WeightsDigest {
 }
 
 #[test]
-fn every_start_reports_the_digests_of_its_weights() {
+fn startup_reports_weights_digests() {
     let first = loaded(3);
     assert_eq!(loaded(3), first);
     let other = loaded(4);
@@ -195,9 +201,10 @@ fn every_start_reports_the_digests_of_its_weights() {
 
 /// Starts the ranks of a replica; also returns their rendezvous.
 fn start_ranks(size: u16) -> (RankRendezvous, Vec<(LinkPeer, JoinHandle<()>)>) {
-    let mut config = player::shared(player::config(ModelDtype::Float32, 1), size, false);
-    let meeting = RankRendezvous::new(config.settings.parallel).unwrap();
-    config.settings.rendezvous = Some(meeting.path().to_owned());
+    let mut config =
+        scheduler_harness::shared(scheduler_harness::config(ModelDtype::Float32, 1), size, false);
+    let rendezvous = RankRendezvous::new(config.settings.parallel).unwrap();
+    config.settings.rendezvous = Some(rendezvous.path().to_owned());
     let rank = |rank| {
         config.settings.rank = Rank(rank);
         start(config.clone())
@@ -206,12 +213,12 @@ fn start_ranks(size: u16) -> (RankRendezvous, Vec<(LinkPeer, JoinHandle<()>)>) {
     for (peer, _) in &mut ranks {
         ready(peer);
     }
-    (meeting, ranks)
+    (rendezvous, ranks)
 }
 
 #[test]
 fn only_one_rank_reports_outputs() {
-    let (meeting, mut ranks) = start_ranks(2);
+    let (rendezvous, mut ranks) = start_ranks(2);
     for (peer, _) in &mut ranks {
         peer.send(batch(5, 1, 2)).unwrap();
     }
@@ -221,7 +228,7 @@ fn only_one_rank_reports_outputs() {
     let ExecutorEvent::StepDone { step: StepId(5), duration_ns: 1.. } = second else {
         panic!("{second:?}")
     };
-    let calls: Vec<_> = meeting.calls().iter().map(|rank| rank.calls.len()).collect();
+    let calls: Vec<_> = rendezvous.calls().iter().map(|rank| rank.calls.len()).collect();
     assert!(calls[0] > 0 && calls[0] == calls[1], "{calls:?}");
     for (mut peer, thread) in ranks {
         peer.send(ExecutorCommand::Shutdown).unwrap();
@@ -230,16 +237,16 @@ fn only_one_rank_reports_outputs() {
 }
 
 #[test]
-fn a_rank_that_fails_ends_those_that_wait_for_it() {
-    let (meeting, mut ranks) = start_ranks(2);
+fn failed_rank_fails_waiting_ranks() {
+    let (rendezvous, mut ranks) = start_ranks(2);
     ranks[0].0.send(batch(7, 1, 2)).unwrap();
     ranks[1].0.send(batch(7, 1, 99)).unwrap();
     let ExecutorEvent::Fault { text, .. } = next(&mut ranks[1].0) else { panic!("no fault") };
-    assert_eq!(text, "impossible batch: block 99 of 20");
+    assert_eq!(text, "invalid batch: block 99 is out of range: the pool has 20");
     let ExecutorEvent::Fault { step, text } = next(&mut ranks[0].0) else { panic!("no fault") };
     assert_eq!((step, text.as_str()), (Some(StepId(7)), "rank 1 left the group"));
-    let behind = meeting.calls().iter().map(ToString::to_string).collect::<Vec<_>>();
-    assert!(behind[0].contains("Failed") && behind[1].contains("Done"), "{behind:?}");
+    let calls = rendezvous.calls().iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert!(calls[0].contains("Failed") && calls[1].contains("Done"), "{calls:?}");
     for (_, thread) in ranks {
         thread.join().unwrap();
     }
@@ -249,7 +256,7 @@ fn a_rank_that_fails_ends_those_that_wait_for_it() {
 fn profile(peer: &mut LinkPeer, on: bool) -> ProfilerStatus {
     peer.send(ExecutorCommand::Profile { enabled: on }).unwrap();
     let ExecutorEvent::ProfilerStatus(profiled) = next(peer) else {
-        panic!("no word of the trace")
+        panic!("no ProfilerStatus reply")
     };
     profiled
 }
@@ -257,7 +264,7 @@ fn profile(peer: &mut LinkPeer, on: bool) -> ProfilerStatus {
 #[test]
 fn traces_are_switched_between_steps() {
     let folder = std::env::temp_dir().join(format!("hadron-link-{}", std::process::id()));
-    let mut config = player::config(ModelDtype::Float32, 1);
+    let mut config = scheduler_harness::config(ModelDtype::Float32, 1);
     config.settings.profile_dir = Some(folder.clone());
     let (mut peer, thread) = start(config);
     ready(&mut peer);
@@ -270,7 +277,7 @@ fn traces_are_switched_between_steps() {
     assert_eq!(profile(&mut peer, false), ProfilerStatus::Stopped(Some(path(2))));
     assert_eq!(profile(&mut peer, false), ProfilerStatus::Stopped(None));
     let steps = |n| std::fs::read_to_string(path(n)).unwrap().matches("\"cat\":\"step\"").count();
-    assert_eq!((steps(1), steps(2)), (1, 1), "from ready on");
+    assert_eq!((steps(1), steps(2)), (1, 1), "traced from the start");
     assert_eq!(profile(&mut peer, true), ProfilerStatus::Started(path(3)));
     assert_eq!(profile(&mut peer, false), ProfilerStatus::Stopped(None));
     assert!(!Path::new(&path(3)).exists(), "a trace without a step leaves no file");
@@ -278,7 +285,7 @@ fn traces_are_switched_between_steps() {
     thread.join().unwrap();
     std::fs::remove_dir_all(folder).unwrap();
 
-    let (mut peer, thread) = start(player::config(ModelDtype::Float32, 1));
+    let (mut peer, thread) = start(scheduler_harness::config(ModelDtype::Float32, 1));
     ready(&mut peer);
     let ProfilerStatus::Failed(text) = profile(&mut peer, true) else { panic!("no folder") };
     assert!(text.contains("--profile"), "{text}");
@@ -288,11 +295,11 @@ fn traces_are_switched_between_steps() {
 
 #[test]
 fn peer_disconnect_ends_the_executor() {
-    let (mut peer, thread) = start(player::config(ModelDtype::Float32, 1));
+    let (mut peer, thread) = start(scheduler_harness::config(ModelDtype::Float32, 1));
     ready(&mut peer);
     drop(peer);
     thread.join().unwrap();
-    let (peer, thread) = start(player::config(ModelDtype::Float32, 1));
+    let (peer, thread) = start(scheduler_harness::config(ModelDtype::Float32, 1));
     drop(peer); // During the load.
     thread.join().unwrap();
 }

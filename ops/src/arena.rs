@@ -15,7 +15,7 @@ use crate::OpError;
 
 const MIN_CLASS_BYTES: usize = 4096;
 /// A free buffer of more than this many times the needed size class is not used: larger results need it.
-const SPARE_MAX: usize = 64;
+const MAX_OVERSIZE_FACTOR: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct BufferArena {
@@ -28,14 +28,14 @@ impl BufferArena {
     pub(crate) fn take(&self, device: &KernelBackend, bytes: usize) -> Result<Buffer, OpError> {
         let class = size_class(bytes);
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let fitting = free.range_mut(class..=class * SPARE_MAX);
-        match fitting.into_iter().find_map(|(_, buffers)| buffers.pop()) {
+        let candidates = free.range_mut(class..=class * MAX_OVERSIZE_FACTOR);
+        match candidates.into_iter().find_map(|(_, buffers)| buffers.pop()) {
             Some(buffer) => Ok(buffer),
             None => Ok(device.alloc(class)?),
         }
     }
 
-    fn give_back(&self, buffer: Buffer) {
+    fn release(&self, buffer: Buffer) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.entry(size_class(buffer.bytes())).or_default().push(buffer);
     }
@@ -56,23 +56,23 @@ pub(crate) struct TensorStorage {
 }
 
 impl TensorStorage {
-    pub(crate) fn new(buffer: Buffer, home: Option<Arc<BufferArena>>) -> Self {
-        Self { buffer: Some(buffer), arena: home }
+    pub(crate) fn new(buffer: Buffer, arena: Option<Arc<BufferArena>>) -> Self {
+        Self { buffer: Some(buffer), arena }
     }
 
     pub(crate) fn buffer(&self) -> &Buffer {
-        self.buffer.as_ref().expect("storage holds its buffer until it is dropped")
+        self.buffer.as_ref().expect("storage has its buffer until it is dropped")
     }
 
     pub(crate) fn buffer_mut(&mut self) -> &mut Buffer {
-        self.buffer.as_mut().expect("storage holds its buffer until it is dropped")
+        self.buffer.as_mut().expect("storage has its buffer until it is dropped")
     }
 }
 
 impl Drop for TensorStorage {
     fn drop(&mut self) {
-        if let (Some(buffer), Some(home)) = (self.buffer.take(), &self.arena) {
-            home.give_back(buffer);
+        if let (Some(buffer), Some(arena)) = (self.buffer.take(), &self.arena) {
+            arena.release(buffer);
         }
     }
 }
@@ -82,25 +82,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_smaller_step_allocates_nothing() {
+    fn smaller_step_allocates_no_buffer() {
         let device = kernels::cpu::CpuBackend::new(device::CpuConfig::default()).unwrap().into();
         let arena = BufferArena::default();
         let take = |bytes| arena.take(&device, bytes).unwrap();
         let sizes = [1 << 20, 3 << 20, 1 << 20];
         for buffer in sizes.map(take) {
-            arena.give_back(buffer);
+            arena.release(buffer);
         }
         let smaller = sizes.map(|bytes| take(bytes / 16));
         assert_eq!(smaller.each_ref().map(Buffer::bytes), [1 << 20, 1 << 20, 3 << 20]);
-        assert_eq!(take(1 << 20).bytes(), 1 << 20, "all are in use: a new one");
+        assert_eq!(take(1 << 20).bytes(), 1 << 20, "all buffers are in use: a new one");
         for buffer in smaller {
-            arena.give_back(buffer);
+            arena.release(buffer);
         }
-        assert_eq!(take(8_000).bytes(), 8_192, "too small to keep a megabyte from others");
+        assert_eq!(take(8_000).bytes(), 8_192, "a buffer of 1 MiB exceeds the oversize factor");
     }
 
     #[test]
-    fn classes_hold_and_waste_at_most_a_quarter() {
+    fn size_classes_waste_at_most_a_quarter() {
         for bytes in (1..200_000).step_by(37) {
             let class = size_class(bytes);
             assert!(

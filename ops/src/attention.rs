@@ -43,6 +43,8 @@ pub struct AttentionShape {
     pub layer: usize,
     /// Softmax scale of the scores, usually `D^-½`.
     pub scale: f32,
+    /// Positions before it are masked and must have no queries; 0 = none.
+    pub first_position: usize,
 }
 
 impl Ops {
@@ -75,18 +77,19 @@ impl Ops {
         self.launch_order.interrupt();
         let args = qk_rope(qkv, weights, shape, batch)?;
         let (rows, layout) = (batch.attention_metadata()?, kv.head_layout("rope_attention")?);
-        if !fuses_rope_attention(&self.device, &args, &rows, layout) {
+        let fused = fuses_rope_attention(&self.device, &args, &rows, layout);
+        if shape.first_position > 0 || !fused {
             let q = self.qk_norm_rope_kv_write(qkv, weights, shape, kv, batch)?;
-            return self.paged_attention(&q, (shape, 0), kv, batch);
+            return self.paged_attention(&q, shape, kv, batch);
         }
         let mut o = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
-        let (s, out, pool) = (&self.stream, o.mat_mut()?, (&mut *kv.write(), layout));
+        let (s, out) = (&self.stream, o.mat_mut()?);
         self.device.launch(
             s,
             RopeAttention {
                 o: out,
-                pool: pool.0,
-                layout: pool.1,
+                pool: &mut kv.write(),
+                layout,
                 qk: &args,
                 rows: &rows,
                 scale: shape.scale,
@@ -117,12 +120,11 @@ impl Ops {
     }
 
     /// `o = softmax(scale q kᵀ) v` over the keys at or before each query: `q`, `o [T, N D]`. Query head `h`
-    /// reads KV head `h K / N` (GQA). Keys are read from the pool, the step's own included. Positions before
-    /// `first` are masked and must have no queries.
+    /// reads KV head `h K / N` (GQA). Keys are read from the pool, the step's own included.
     pub fn paged_attention(
         &self,
         q: &Tensor,
-        (shape, first): (&AttentionShape, usize),
+        shape: &AttentionShape,
         kv: &KvPool,
         batch: &BatchView,
     ) -> Result<Tensor, OpError> {
@@ -133,7 +135,7 @@ impl Ops {
             heads: shape.heads,
             layer: shape.layer,
             scale: shape.scale,
-            first_position: first,
+            first_position: shape.first_position,
         };
         let (s, out, layout) = (&self.stream, o.mat_mut()?, kv.head_layout("paged_attention")?);
         self.device.launch(s, PagedAttention { o: out, pool: &kv.read(), layout, args: &args })?;

@@ -89,8 +89,10 @@ impl DraftBuffers {
     pub fn prepare_pass(
         &mut self,
         ops: &Ops,
-        (step, seats): (&StepBuffers, &DeviceSequenceSlots),
-        (rows, pass): (usize, usize),
+        step: &StepBuffers,
+        seq_slots: &DeviceSequenceSlots,
+        rows: usize,
+        pass: usize,
     ) -> Result<(), OpError> {
         let mut to = DraftPassArrays {
             ids: self.ids.mat_mut()?,
@@ -101,7 +103,7 @@ impl DraftBuffers {
             row_seq_slots: self.row_seq_slots.mat_mut()?,
         };
         let (ids, positions) = (step.ids.mat()?, step.positions.mat()?);
-        let (drafts, tables) = (self.drafts.mat()?, seats.tables.mat()?);
+        let (drafts, tables) = (self.drafts.mat()?, seq_slots.tables.mat()?);
         let block_tokens = step.size.block_tokens;
         let pass = DraftPass { pass, rows, ids, positions, drafts, tables, block_tokens };
         Ok(ops.device.launch(
@@ -114,11 +116,11 @@ impl DraftBuffers {
     /// ids `[rows]`.
     pub fn view(
         &self,
-        seats: &DeviceSequenceSlots,
+        seq_slots: &DeviceSequenceSlots,
         rows: usize,
         longest: usize,
     ) -> Result<(BatchView, Tensor), OpError> {
-        let tables = &seats.tables;
+        let tables = &seq_slots.tables;
         let batch = BatchView {
             positions: self.positions.narrow(&[rows])?,
             slots: self.slots.narrow(&[rows])?,
@@ -140,18 +142,7 @@ impl DraftBuffers {
         rows: usize,
     ) -> Result<Tensor, OpError> {
         let mut y = ops.scratch(ops.dtype(), &[rows, self.size.hidden])?;
-        let from = (None, &self.states()?);
-        ops.device.launch(
-            &ops.stream,
-            DraftInputGather {
-                stage: step.staged()?.0,
-                positions: step.staged()?.1,
-                rows,
-                y: y.mat_mut()?,
-                hidden: from.0,
-                states: from.1,
-            },
-        )?;
+        self.gather_states(ops, step, rows, None, &mut y)?;
         Ok(y)
     }
 
@@ -161,76 +152,76 @@ impl DraftBuffers {
         &mut self,
         ops: &Ops,
         step: &StepBuffers,
-        (hidden, rows): (&Tensor, usize),
+        hidden: &Tensor,
+        rows: usize,
     ) -> Result<Tensor, OpError> {
         let mut y = ops.scratch(ops.dtype(), hidden.shape())?;
-        let from = (Some(hidden.mat()?), &self.states()?);
-        ops.device.launch(
-            &ops.stream,
-            DraftInputGather {
-                stage: step.staged()?.0,
-                positions: step.staged()?.1,
-                rows,
-                y: y.mat_mut()?,
-                hidden: from.0,
-                states: from.1,
-            },
-        )?;
+        self.gather_states(ops, step, rows, Some(hidden), &mut y)?;
         Ok(y)
+    }
+
+    /// Gathers hidden states to `y`: of the token before each token of a step, whose own states are `hidden`,
+    /// or, without `hidden`, those that the first pass starts from.
+    fn gather_states(
+        &mut self,
+        ops: &Ops,
+        step: &StepBuffers,
+        rows: usize,
+        hidden: Option<&Tensor>,
+        y: &mut Tensor,
+    ) -> Result<(), OpError> {
+        let (stage, positions) = step.staged()?;
+        let hidden = hidden.map(Tensor::mat).transpose()?;
+        let (y, states) = (y.mat_mut()?, &self.states()?);
+        let op = DraftInputGather { stage, positions, rows, y, hidden, states };
+        Ok(ops.device.launch(&ops.stream, op)?)
     }
 
     /// Stores the hidden states that later steps start from, out of `hidden [T, H]` of a step of `rows` rows.
     pub fn store_states(
         &mut self,
         ops: &Ops,
-        (step, seats): (&StepBuffers, &DeviceSequenceSlots),
-        (hidden, rows): (&Tensor, usize),
+        step: &StepBuffers,
+        seq_slots: &DeviceSequenceSlots,
+        hidden: &Tensor,
+        rows: usize,
     ) -> Result<(), OpError> {
-        let tables = (seats.tables.mat()?, step.size.block_tokens);
-        let hidden = (hidden.mat()?, rows);
+        let (stage, positions) = step.staged()?;
         let mut states = self.states()?;
         Ok(ops.device.launch(
             &ops.stream,
             DraftStateStore {
-                stage: step.staged()?.0,
-                positions: step.staged()?.1,
+                stage,
+                positions,
                 states: &mut states,
-                hidden: hidden.0,
-                rows: hidden.1,
-                tables: tables.0,
-                block_tokens: tables.1,
+                hidden: hidden.mat()?,
+                rows,
+                tables: seq_slots.tables.mat()?,
+                block_tokens: step.size.block_tokens,
             },
         )?)
     }
 
     /// Chooses the draft tokens of a pass: the most probable id after each of the states `hidden [rows, H]`.
-    /// `logits` computes this rank's logits f32 `[n, part.cols]` of some rows at a time; `gather` all-gathers
-    /// the candidates of all ranks.
+    /// `logits` computes this rank's logits f32 `[n, shard.cols]` of some rows at a time; `gather`
+    /// all-gathers the candidates of all ranks.
     pub fn choose_tokens<E: From<OpError>>(
         &mut self,
         ops: &Ops,
-        (hidden, pass): (&Tensor, usize),
-        (part, gather): (&VocabShard, &mut GatherFn<'_>),
+        hidden: &Tensor,
+        pass: usize,
+        shard: &VocabShard,
+        gather: &mut GatherFn<'_>,
         mut logits: impl FnMut(&Tensor) -> Result<Tensor, E>,
     ) -> Result<(), E> {
         let rows = hidden.rows();
         let mut choose = |first: usize, logits: &Tensor| {
-            let (s, place, logits) = (&ops.stream, (pass, first), logits.mat()?);
-            let drafts = self.drafts.mat_mut()?;
-            match part.ranks {
-                1 => ops
-                    .device
-                    .launch(s, DraftArgmax { drafts, pass: place.0, first: place.1, logits })?,
+            let (s, logits, drafts) = (&ops.stream, logits.mat()?, self.drafts.mat_mut()?);
+            match shard.ranks {
+                1 => ops.device.launch(s, DraftArgmax { drafts, pass, first, logits })?,
                 _ => ops.device.launch(
                     s,
-                    VocabParallelDraftArgmax {
-                        drafts,
-                        pass: place.0,
-                        first: place.1,
-                        logits,
-                        shard: part,
-                        gather,
-                    },
+                    VocabParallelDraftArgmax { drafts, pass, first, logits, shard, gather },
                 )?,
             }
             Ok::<_, OpError>(())
@@ -248,41 +239,35 @@ impl DraftBuffers {
         Ok(())
     }
 
-    /// Maps the first `rows` draft tokens of a pass by `names`, i32 `[1, V]`, for a draft module with a
+    /// Maps the first `rows` draft tokens of a pass by `target_ids`, i32 `[1, V]`, for a draft module with a
     /// vocabulary of its own (EAGLE-3).
     pub fn map_ids(
         &mut self,
         ops: &Ops,
-        (rows, pass): (usize, usize),
-        names: &Tensor,
+        rows: usize,
+        pass: usize,
+        target_ids: &Tensor,
     ) -> Result<(), OpError> {
         let drafts = self.drafts.mat_mut()?;
-        Ok(ops
-            .device
-            .launch(&ops.stream, DraftIdMap { drafts, pass, count: rows, ids: names.mat()? })?)
+        Ok(ops.device.launch(
+            &ops.stream,
+            DraftIdMap { drafts, pass, count: rows, ids: target_ids.mat()? },
+        )?)
     }
 
     /// Inserts the draft tokens of the first `rows` rows into a prepared step, and into the token histories.
     pub fn insert(
         &self,
         ops: &Ops,
-        (step, seats): (&mut StepBuffers, &mut DeviceSequenceSlots),
+        step: &mut StepBuffers,
+        seq_slots: &mut DeviceSequenceSlots,
         rows: usize,
     ) -> Result<(), OpError> {
         let StepBuffers { ids, stage, positions, .. } = step;
-        let to = (ids.mat_mut()?, seats.history.mat_mut()?);
-        let (step, drafts) = ((stage.mat()?, positions.mat()?), self.drafts.mat()?);
-        Ok(ops.device.launch(
-            &ops.stream,
-            DraftInsertion {
-                stage: step.0,
-                positions: step.1,
-                rows,
-                ids: to.0,
-                history: to.1,
-                drafts,
-            },
-        )?)
+        let (ids, history) = (ids.mat_mut()?, seq_slots.history.mat_mut()?);
+        let (stage, positions, drafts) = (stage.mat()?, positions.mat()?, self.drafts.mat()?);
+        let op = DraftInsertion { stage, positions, rows, ids, history, drafts };
+        Ok(ops.device.launch(&ops.stream, op)?)
     }
 
     /// Maximum number of rows of a step.
@@ -311,10 +296,11 @@ impl DraftBuffers {
     }
 
     fn states(&mut self) -> Result<DraftHiddenStates<'_>, OpError> {
-        let (held, firsts) = (self.slot_states.mat_mut()?, self.first_positions.mat_mut()?);
+        let (slot_states, first_positions) =
+            (self.slot_states.mat_mut()?, self.first_positions.mat_mut()?);
         Ok(DraftHiddenStates {
-            slot_states: held,
-            first_positions: firsts,
+            slot_states,
+            first_positions,
             states_per_slot: self.size.states_per_slot(),
             boundary_states: self.boundary_states.mat_mut()?,
         })

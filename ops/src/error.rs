@@ -2,7 +2,7 @@
 
 use device::{DType, DeviceError};
 
-/// An op was called with arguments that do not fit, or the device failed.
+/// An op was called with invalid arguments, or the device failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
     /// Shapes contradict each other.
@@ -17,8 +17,8 @@ pub enum OpError {
         /// The expected shape or size.
         expected: Vec<usize>,
     },
-    /// An element type that the op does not take.
-    #[error("{op} does not take {dtype:?} as {what}")]
+    /// An element type that the op does not support.
+    #[error("{op} does not support {dtype:?} as {what}")]
     Dtype {
         /// The op.
         op: &'static str,
@@ -28,7 +28,7 @@ pub enum OpError {
         dtype: DType,
     },
     /// The device has no kernels for activations of a type.
-    #[error("{device} does not compute in {dtype:?}")]
+    #[error("{device} does not support activations in {dtype:?}")]
     Activations {
         /// The device.
         device: String,
@@ -44,7 +44,7 @@ pub enum OpError {
         stores: &'static str,
     },
     /// A tensor was to be written while another tensor shares its memory.
-    #[error("a tensor that is shared cannot be written")]
+    #[error("a shared tensor cannot be written")]
     Shared,
     /// The device rejected the call or failed.
     #[error(transparent)]

@@ -36,19 +36,20 @@ pub struct ExpertLoadDownload {
     copy: CopyInFlight,
     layers: usize,
     experts: usize,
-    home: Sender<PinnedBuffer>,
+    memory_return: Sender<PinnedBuffer>,
 }
 
 impl ExpertLoadCounters {
     /// Allocates counts for `experts` experts in each of `layers` layers.
     pub fn new(ops: &Ops, layers: usize, experts: usize) -> Result<Self, OpError> {
-        let (home, memory) = channel();
+        let (memory_return, memory) = channel();
         for _ in 0..IN_FLIGHT {
             // The send cannot fail: the receiver is in the same struct.
-            let _ = home.send(ops.device.alloc_pinned(layers * experts * size_of::<u32>())?);
+            let _ =
+                memory_return.send(ops.device.alloc_pinned(layers * experts * size_of::<u32>())?);
         }
         let tokens = RefCell::new(ops.zeros(DType::I32, &[layers, experts])?);
-        Ok(Self { tokens, memory: (home, memory) })
+        Ok(Self { tokens, memory: (memory_return, memory) })
     }
 
     /// Starts a copy of the counts to the host, in stream order, and resets them after it. `None` = the
@@ -59,7 +60,7 @@ impl ExpertLoadCounters {
         let (layers, experts, bytes) = (tokens.rows(), tokens.cols(), tokens.len() * 4);
         let copy = ops.device.start_download(&ops.stream, tokens.buffer(), memory, bytes)?;
         ops.device.zero(&ops.stream, tokens.buffer_mut()?)?;
-        Ok(Some(ExpertLoadDownload { copy, layers, experts, home: self.memory.0.clone() }))
+        Ok(Some(ExpertLoadDownload { copy, layers, experts, memory_return: self.memory.0.clone() }))
     }
 }
 
@@ -70,19 +71,20 @@ impl ExpertLoadDownload {
         let words = memory.bytes().as_chunks::<4>().0[..self.layers * self.experts].iter();
         let tokens = words.map(|word| u32::from_ne_bytes(*word)).enumerate();
         let of = |(at, tokens)| (at / self.experts, at % self.experts, tokens);
-        let counted = tokens.filter(|(_, tokens)| *tokens > 0).map(of).collect();
-        let _ = self.home.send(memory); // Fails if the counters were dropped; the memory is then not needed.
-        Ok(counted)
+        let counts = tokens.filter(|(_, tokens)| *tokens > 0).map(of).collect();
+        // Fails if the counters were dropped; the memory is then not needed.
+        let _ = self.memory_return.send(memory);
+        Ok(counts)
     }
 }
 
 impl LayerLoadCounter<'_> {
     /// Runs `work` with the counts of the layer, if counting is on.
     pub(crate) fn with<T>(
-        counting: Option<Self>,
+        counter: Option<Self>,
         work: impl FnOnce(Option<&mut ExpertLoadArgs<'_>>) -> Result<T, OpError>,
     ) -> Result<T, OpError> {
-        let Some(Self { counts, layer, slots }) = counting else { return work(None) };
+        let Some(Self { counts, layer, slots }) = counter else { return work(None) };
         let slots = slots.map(Tensor::mat).transpose()?;
         let mut tokens = counts.tokens.borrow_mut();
         work(Some(&mut ExpertLoadArgs { tokens: tokens.mat_mut()?, layer, slots }))

@@ -21,7 +21,7 @@ pub struct NormWeight<'a> {
 #[derive(Debug)]
 pub enum GatedActivation {
     /// Gate columns, then up columns: `[T, 2 I]`.
-    Halves(Tensor),
+    GateUp(Tensor),
     /// `[T, I]`
     Product(Tensor),
 }
@@ -41,9 +41,9 @@ impl Ops {
         if !self.linear_plan(x.rows(), w).is_fused() {
             return self.linear(&self.rms_norm(x, norm.weight, norm.eps)?, w);
         }
-        let around =
+        let fusion =
             LinearFusion { norm: Some((norm.weight.mat()?, norm.eps)), ..LinearFusion::default() };
-        self.launch_fused_linear(x, w, around, w.outputs())
+        self.launch_fused_linear(x, w, fusion, w.outputs())
     }
 
     /// `y = silu(gate) · up` of `norm(x) Wᵀ + bias`: `x [T, K]`, `norm [K]`, `W [2 I, K]`, `y [T, I]`.
@@ -100,7 +100,8 @@ impl Ops {
         Ok(None)
     }
 
-    /// `y = norm(x += delta) Wᵀ + bias`: `x`, `delta [T, K]`, `norm [K]`, `y [T, N]`. See [`Ops::add_rms_norm`].
+    /// `y = norm(x += delta) Wᵀ + bias`: `x`, `delta [T, K]`, `norm [K]`, `y [T, N]`. See
+    /// [`Ops::add_rms_norm`].
     pub fn add_norm_linear(
         &self,
         x: &mut Tensor,
@@ -133,7 +134,7 @@ impl Ops {
         down: &PackedLinear,
     ) -> Result<GatedActivation, OpError> {
         if self.linear_plan(x.rows(), down).has_prologue() {
-            return Ok(GatedActivation::Halves(self.norm_linear(x, norm, gate_up)?));
+            return Ok(GatedActivation::GateUp(self.norm_linear(x, norm, gate_up)?));
         }
         Ok(GatedActivation::Product(self.norm_linear_silu_mul(x, norm, gate_up)?))
     }
@@ -149,7 +150,7 @@ impl Ops {
     ) -> Result<GatedActivation, OpError> {
         let rows = x.rows();
         if self.linear_plan(rows, down).has_prologue() {
-            return Ok(GatedActivation::Halves(self.add_norm_linear(x, delta, norm, gate_up)?));
+            return Ok(GatedActivation::GateUp(self.add_norm_linear(x, delta, norm, gate_up)?));
         }
         if self.linear_plan(rows, gate_up).has_prologue() {
             return Ok(GatedActivation::Product(
@@ -168,7 +169,7 @@ impl Ops {
         down: &PackedLinear,
     ) -> Result<GatedActivation, OpError> {
         if self.linear_plan(h.rows(), down).has_prologue() {
-            return Ok(GatedActivation::Halves(self.linear(h, gate_up)?));
+            return Ok(GatedActivation::GateUp(self.linear(h, gate_up)?));
         }
         Ok(GatedActivation::Product(self.linear_silu_mul(h, gate_up)?))
     }
@@ -176,7 +177,7 @@ impl Ops {
     /// `y = (silu(gate) · up) Wᵀ + bias`: `y [T, N]`.
     pub fn gated_linear(&self, h: &GatedActivation, w: &PackedLinear) -> Result<Tensor, OpError> {
         match h {
-            GatedActivation::Halves(halves) => self.silu_mul_linear(halves, w),
+            GatedActivation::GateUp(gate_up) => self.silu_mul_linear(gate_up, w),
             GatedActivation::Product(h) => self.linear(h, w),
         }
     }
@@ -189,22 +190,22 @@ impl Ops {
         w: &PackedLinear,
     ) -> Result<Option<Tensor>, OpError> {
         match h {
-            GatedActivation::Halves(halves) => self.silu_mul_linear(halves, w).map(Some),
+            GatedActivation::GateUp(gate_up) => self.silu_mul_linear(gate_up, w).map(Some),
             GatedActivation::Product(h) => self.linear_add(x, h, w),
         }
     }
 
     fn launch_with_prologue(
         &self,
-        before: LinearPrologue<'_>,
+        prologue: LinearPrologue<'_>,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
-        let mut y = self.scratch(self.dtype(), &[before.rows(), w.outputs()])?;
+        let mut y = self.scratch(self.dtype(), &[prologue.rows(), w.outputs()])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
         self.device.launch(
             &self.stream,
-            PrologueLinear { y: y.mat_mut()?, prologue: before, weight: &w.weight, bias },
+            PrologueLinear { y: y.mat_mut()?, prologue, weight: &w.weight, bias },
         )?;
         Ok(y)
     }
@@ -213,17 +214,17 @@ impl Ops {
         &self,
         x: &Tensor,
         w: &PackedLinear,
-        around: LinearFusion<'_>,
+        fusion: LinearFusion<'_>,
         outputs: usize,
     ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[x.rows(), outputs])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
-        let next = self.launch_order.launch(w, around.silu_mul);
+        let next = self.launch_order.launch(w, fusion.silu_mul);
         let prefetch = next.as_ref().map(NextWeights::hint);
-        let around = LinearFusion { bias, prefetch, ..around };
+        let fusion = LinearFusion { bias, prefetch, ..fusion };
         let (s, out) = (&self.stream, y.mat_mut()?);
         self.device
-            .launch(s, FusedLinear { y: out, x: x.mat()?, weight: &w.weight, fusion: &around })?;
+            .launch(s, FusedLinear { y: out, x: x.mat()?, weight: &w.weight, fusion: &fusion })?;
         Ok(y)
     }
 }

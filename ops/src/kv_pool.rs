@@ -93,7 +93,7 @@ impl KvPool {
     pub(crate) fn head_layout(&self, op: &'static str) -> Result<&KvLayout, OpError> {
         match &self.layout {
             PoolLayout::Heads(layout) => Ok(layout),
-            PoolLayout::Mla(_) => Err(OpError::Pool { op, stores: "latents" }),
+            PoolLayout::Mla(_) => Err(OpError::Pool { op, stores: "compressed KV (MLA)" }),
         }
     }
 
@@ -114,12 +114,12 @@ impl KvPool {
 
     /// Reads compressed KV and rotary key of one slot as f32, for comparison in tests.
     pub fn read_mla_row(&self, ops: &Ops, layer: usize, slot: usize) -> Result<Vec<f32>, OpError> {
-        let layout = self.mla_layout("read_latent")?;
+        let layout = self.mla_layout("read_mla_row")?;
         for (what, got, limit) in [("layer", layer, layout.layers), ("slot", slot, layout.slots())]
         {
             if got >= limit {
                 let (got, expected) = (vec![got], vec![limit]);
-                return Err(OpError::Shape { op: "read_latent", what, got, expected });
+                return Err(OpError::Shape { op: "read_mla_row", what, got, expected });
             }
         }
         let size = layout.dtype.bytes();

@@ -78,11 +78,11 @@ impl SharedExpertPlan {
         separate: impl IntoIterator<Item = DType>,
         exchanges: bool,
     ) -> Self {
-        let few = tokens <= FUSED_SHARED_EXPERT_TOKENS;
-        if fusable && (few || !on_gpu) {
+        let is_small_batch = tokens <= FUSED_SHARED_EXPERT_TOKENS;
+        if fusable && (is_small_batch || !on_gpu) {
             return Self::Fused;
         }
-        let overlaps = |dtype| on_gpu && (!few || dtype == DType::F8E4M3);
+        let overlaps = |dtype| on_gpu && (!is_small_batch || dtype == DType::F8E4M3);
         if !exchanges && separate.into_iter().all(overlaps) {
             Self::SecondaryStream
         } else {

@@ -50,7 +50,7 @@ pub use kernels::{
 pub use kv_pool::{KvPool, PoolLayout};
 pub use launch_plan::SharedExpertPlan;
 pub use mla::{MlaWeights, PackedMlaHeads};
-pub use moe::{ExpertRouting, PackedExperts, RouterRule};
+pub use moe::{ExpertRouting, ExpertsPerToken, PackedExperts, RouterRule};
 pub use moe_dispatch::MoeDispatch;
 pub use secondary_stream::SecondaryStream;
 pub use sequence_slots::DeviceSequenceSlots;

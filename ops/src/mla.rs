@@ -65,43 +65,47 @@ impl Ops {
     pub fn pack_mla_heads(
         &self,
         kv_b: &HostMat<'_>,
-        (keys, values): (usize, usize),
+        qk_nope_head_dim: usize,
+        v_head_dim: usize,
     ) -> Result<PackedMlaHeads, OpError> {
-        let heads = kv_b.rows() / (keys + values).max(1);
-        check_size("pack_mla_heads", "rows", kv_b.rows(), heads * (keys + values))?;
+        let head_rows = qk_nope_head_dim + v_head_dim;
+        let heads = kv_b.rows() / head_rows.max(1);
+        check_size("pack_mla_heads", "rows", kv_b.rows(), heads * head_rows)?;
         let rows = |from: usize, count: usize| {
-            let of_head = |head| vec![kv_b.row_range(head * (keys + values) + from, count)];
+            let of_head = |head| vec![kv_b.row_range(head * head_rows + from, count)];
             (0..heads).map(of_head).collect::<Vec<_>>()
         };
         let pack =
             |matrices: &[Vec<HostMat<'_>>]| self.device.pack_mla_heads(matrices, self.dtype());
-        let key_rows = rows(0, keys);
-        let key_transposed = if self.dtype() == DType::F32 {
+        let key_rows = rows(0, qk_nope_head_dim);
+        let w_uk_t = if self.dtype() == DType::F32 {
             None
         } else {
-            let turned: Vec<Vec<u8>> = key_rows.iter().map(|key| transposed(&key[0])).collect();
-            let view = |bytes| HostMat::new(bytes, DType::F32, kv_b.cols(), keys);
-            let views = turned.iter().map(|bytes| Ok(vec![view(bytes)?]));
+            let transposed: Vec<Vec<u8>> =
+                key_rows.iter().map(|w_uk| transpose(&w_uk[0])).collect();
+            let view = |bytes| HostMat::new(bytes, DType::F32, kv_b.cols(), qk_nope_head_dim);
+            let views = transposed.iter().map(|bytes| Ok(vec![view(bytes)?]));
             Some(pack(&views.collect::<Result<Vec<_>, OpError>>()?)?)
         };
-        let (key, value) = (pack(&key_rows)?, pack(&rows(keys, values))?);
-        Ok(PackedMlaHeads { w_uk: key, w_uk_t: key_transposed, w_uv: value })
+        let (w_uk, w_uv) = (pack(&key_rows)?, pack(&rows(qk_nope_head_dim, v_head_dim))?);
+        Ok(PackedMlaHeads { w_uk, w_uk_t, w_uv })
     }
 
     /// MLA of queries `q [T, N (M + P)]` over compressed KV. `kv [T, C + P]` of the step's own tokens is
-    /// normed, rotated and written to the pool by slot (−1: not written). Positions before `first` are masked
-    /// and must have no queries. Returns `[T, N V]`.
+    /// normed, rotated and written to the pool by slot (−1: not written). Returns `[T, N V]`.
     pub fn mla_attention(
         &self,
         mut q: Tensor,
         kv: &Tensor,
         weights: &MlaWeights<'_>,
-        (shape, first): (&AttentionShape, usize),
-        (pool, batch): (&KvPool, &BatchView),
+        shape: &AttentionShape,
+        pool: &KvPool,
+        batch: &BatchView,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let (layout, heads) = (pool.mla_layout("mla_attention")?, weights.heads);
-        self.mla_kv_write(&mut q, kv, weights, (shape.heads, shape.layer), (pool, batch))?;
+        let write = mla_kv_write_args(kv, weights, batch, shape.heads, shape.layer)?;
+        self.mla_kv_write(&mut q, pool, &write)?;
         let s = &self.stream;
         let mut o = self.scratch(q.dtype(), &[q.rows(), shape.heads * heads.w_uv.n()])?;
         let args = MlaAttentionArgs {
@@ -114,7 +118,7 @@ impl Ops {
             },
             layer: shape.layer,
             scale: shape.scale,
-            first_position: first,
+            first_position: shape.first_position,
         };
         self.device
             .launch(s, MlaAttention { o: o.mat_mut()?, pool: &pool.read(), layout, args: &args })?;
@@ -127,44 +131,52 @@ impl Ops {
         kv: &Tensor,
         weights: &MlaWeights<'_>,
         layer: usize,
-        (pool, batch): (&KvPool, &BatchView),
+        pool: &KvPool,
+        batch: &BatchView,
     ) -> Result<(), OpError> {
-        let rotary = pool.mla_layout("keep_latents")?.rope_dim;
+        let rope_dim = pool.mla_layout("mla_write_kv_only")?.rope_dim;
         // The kernel rotates queries too: give it scratch queries of one head.
-        let mut nobody = self.scratch(kv.dtype(), &[kv.rows(), rotary])?;
-        self.mla_kv_write(&mut nobody, kv, weights, (1, layer), (pool, batch))
+        let mut scratch_q = self.scratch(kv.dtype(), &[kv.rows(), rope_dim])?;
+        let write = mla_kv_write_args(kv, weights, batch, 1, layer)?;
+        self.mla_kv_write(&mut scratch_q, pool, &write)
     }
 
-    /// Rotates `q` of `heads` heads in place, and writes `kv`, normed and rotated, to a layer of the pool.
+    /// Rotates `q` in place, and writes compressed KV, normed and rotated, to a layer of the pool.
     fn mla_kv_write(
         &self,
         q: &mut Tensor,
-        kv: &Tensor,
-        weights: &MlaWeights<'_>,
-        (heads, layer): (usize, usize),
-        (pool, batch): (&KvPool, &BatchView),
+        pool: &KvPool,
+        args: &MlaKvWriteArgs<'_>,
     ) -> Result<(), OpError> {
-        let layout = pool.mla_layout("mla_kv_write")?;
-        let MlaWeights { norm, eps, rope, .. } = weights;
-        let own = MlaKvWriteArgs {
-            kv: kv.mat()?,
-            norm: norm.mat()?,
-            eps: *eps,
-            rope: RopeCosSin { cos: rope.cos.mat()?, sin: rope.sin.mat()? },
-            positions: batch.positions.mat()?,
-            slots: batch.slots.mat()?,
-            heads,
-            layer,
-        };
-        let q = q.mat_mut()?;
-        Ok(self
-            .device
-            .launch(&self.stream, MlaKvWrite { q, pool: &mut pool.write(), layout, args: &own })?)
+        let (q, layout) = (q.mat_mut()?, pool.mla_layout("mla_kv_write")?);
+        let op = MlaKvWrite { q, pool: &mut pool.write(), layout, args };
+        Ok(self.device.launch(&self.stream, op)?)
     }
 }
 
-/// `[n, k]` to `[k, n]` in f32, little endian.
-fn transposed(x: &HostMat<'_>) -> Vec<u8> {
+/// Arguments of the KV write of a batch, whose queries have `heads` heads, to layer `layer` of the pool.
+fn mla_kv_write_args<'a>(
+    kv: &'a Tensor,
+    weights: &MlaWeights<'a>,
+    batch: &'a BatchView,
+    heads: usize,
+    layer: usize,
+) -> Result<MlaKvWriteArgs<'a>, OpError> {
+    let MlaWeights { norm, eps, rope, .. } = weights;
+    Ok(MlaKvWriteArgs {
+        kv: kv.mat()?,
+        norm: norm.mat()?,
+        eps: *eps,
+        rope: RopeCosSin { cos: rope.cos.mat()?, sin: rope.sin.mat()? },
+        positions: batch.positions.mat()?,
+        slots: batch.slots.mat()?,
+        heads,
+        layer,
+    })
+}
+
+/// Returns `x [n, k]` as `[k, n]` in f32, little endian.
+fn transpose(x: &HostMat<'_>) -> Vec<u8> {
     let (n, k) = (x.rows(), x.cols());
     let (mut row, mut bytes) = (vec![0f32; k], vec![0; n * k * 4]);
     for r in 0..n {

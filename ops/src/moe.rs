@@ -19,6 +19,23 @@ pub struct ExpertRouting {
     pub weights: Tensor,
 }
 
+/// Number of experts of each token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertsPerToken {
+    /// Routed experts that the router selects.
+    pub top_k: usize,
+    /// Fused shared experts, whose indices follow those of the routed experts.
+    pub shared: usize,
+}
+
+impl ExpertsPerToken {
+    /// `top_k` routed experts, and no fused shared experts.
+    #[must_use]
+    pub fn routed(top_k: usize) -> Self {
+        Self { top_k, shared: 0 }
+    }
+}
+
 /// How a router's logits select experts and weights. See [`kernels::RouterRuleArgs`].
 #[derive(Debug)]
 pub struct RouterRule {
@@ -65,8 +82,8 @@ impl PackedExperts {
     /// Adds a second copy of the shared experts: gate-up and down projections as one MLP of any linear
     /// layers.
     #[must_use]
-    pub fn with_separate_shared(self, apart: [PackedLinear; 2]) -> Self {
-        Self { separate_shared: Some(apart), ..self }
+    pub fn with_separate_shared(self, separate: [PackedLinear; 2]) -> Self {
+        Self { separate_shared: Some(separate), ..self }
     }
 
     /// Number of shared experts.
@@ -81,8 +98,8 @@ impl PackedExperts {
     #[must_use]
     pub fn shared_linears(&self) -> Option<Vec<[PackedLinear; 2]>> {
         let linear = |weight| PackedLinear::new(weight, None);
-        if let Some(apart) = &self.separate_shared {
-            return Some(vec![apart.clone()]);
+        if let Some(separate) = &self.separate_shared {
+            return Some(vec![separate.clone()]);
         }
         let of = |i| Some([self.gate_up.matrix(i)?, self.down.matrix(i)?].map(linear));
         (self.len() - self.shared..self.len()).map(of).collect()
@@ -113,18 +130,20 @@ impl PackedExperts {
     /// Bytes of the weights on the device.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let apart = self.separate_shared.iter().flatten().map(PackedLinear::bytes).sum::<usize>();
-        self.gate_up.bytes() + self.down.bytes() + apart
+        let separate =
+            self.separate_shared.iter().flatten().map(PackedLinear::bytes).sum::<usize>();
+        self.gate_up.bytes() + self.down.bytes() + separate
     }
 }
 
 impl Ops {
-    /// Packs experts, the first of which has index `first` in the layer; the model has the same number in
-    /// each of `layers` layers. For each expert, `gate_up` holds parts that stack to `[2 I, H]`, gate rows
+    /// Packs experts, the first of which has index `first_expert` in the layer; the model has the same number
+    /// in each of `layers` layers. For each expert, `gate_up` holds parts that stack to `[2 I, H]`, gate rows
     /// first, and `down` one matrix `[H, I]`.
     pub fn pack_experts(
         &self,
-        (first, layers): (usize, usize),
+        first_expert: usize,
+        layers: usize,
         gate_up: &[Vec<HostMat<'_>>],
         down: &[Vec<HostMat<'_>>],
     ) -> Result<PackedExperts, OpError> {
@@ -134,7 +153,7 @@ impl Ops {
         check_size("pack_experts", "down projections", down.len(), gate_up.len())?;
         check_size("pack_experts", "outputs of gate_up", gate_up.n(), 2 * down.k())?;
         check_size("pack_experts", "outputs of down", down.n(), gate_up.k())?;
-        Ok(PackedExperts { first, gate_up, down, shared: 0, separate_shared: None })
+        Ok(PackedExperts { first: first_expert, gate_up, down, shared: 0, separate_shared: None })
     }
 
     /// Whether shared experts are packed with the routed experts of these projections, as in
@@ -165,16 +184,17 @@ impl Ops {
         SharedExpertPlan::new(on_gpu, tokens, experts.shared > 0, separate, exchanges)
     }
 
-    /// Routes each token by `rule` to its `k` best experts, best first, then to the `shared` experts, whose
-    /// indices follow the router's: `logits` f32 `[T, E]`. `counting` counts the routed tokens.
+    /// Routes each token by `rule` to its top-k experts, best first, then to the fused shared experts:
+    /// `logits` f32 `[T, E]`. `counter` counts the routed tokens.
     pub fn moe_route(
         &self,
         logits: &Tensor,
-        (k, shared): (usize, usize),
+        per_token: ExpertsPerToken,
         rule: &RouterRule,
-        counting: Option<LayerLoadCounter<'_>>,
+        counter: Option<LayerLoadCounter<'_>>,
     ) -> Result<ExpertRouting, OpError> {
-        let shape = [logits.rows(), k + shared];
+        let ExpertsPerToken { top_k, shared } = per_token;
+        let shape = [logits.rows(), top_k + shared];
         let mut experts = self.scratch(DType::I32, &shape)?;
         let mut weights = self.scratch(DType::F32, &shape)?;
         let (s, logits) = (&self.stream, logits.mat()?);
@@ -182,30 +202,19 @@ impl Ops {
         let RouterRule { score, bias, groups, renormalise, scale } = rule;
         let (groups, renormalise, scale) = (*groups, *renormalise, *scale);
         let bias = bias.as_ref().map(Tensor::mat).transpose()?;
-        LayerLoadCounter::with(counting, |count| {
+        LayerLoadCounter::with(counter, |load| {
             if rule.is_plain() {
-                let scores = RouterLogits { logits, top_k: k, renormalise, shared };
+                let router = RouterLogits { logits, top_k, renormalise, shared };
                 return Ok(self.device.launch(
                     s,
-                    SoftmaxRouting {
-                        experts: out,
-                        weights: out_weights,
-                        router: &scores,
-                        load: count,
-                    },
+                    SoftmaxRouting { experts: out, weights: out_weights, router: &router, load },
                 )?);
             }
             let rule =
                 kernels::RouterRuleArgs { score: *score, bias, groups, renormalise, scale, shared };
             Ok(self.device.launch(
                 s,
-                RuleRouting {
-                    experts: out,
-                    weights: out_weights,
-                    logits,
-                    rule: &rule,
-                    load: count,
-                },
+                RuleRouting { experts: out, weights: out_weights, logits, rule: &rule, load },
             )?)
         })?;
         Ok(ExpertRouting { experts, weights })
@@ -216,32 +225,39 @@ impl Ops {
         &self,
         x: &Tensor,
         logits: &Tensor,
-        (k, shared): (usize, usize),
+        per_token: ExpertsPerToken,
         rule: &RouterRule,
         experts: &PackedExperts,
-        counting: Option<LayerLoadCounter<'_>>,
+        counter: Option<LayerLoadCounter<'_>>,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
-        let router =
-            RouterLogits { logits: logits.mat()?, top_k: k, renormalise: rule.renormalise, shared };
-        let held = experts.on_rank();
-        if rule.is_plain() && RoutedExpertMlp::supports(&self.device, &router, &held) {
+        let ExpertsPerToken { top_k, shared } = per_token;
+        let renormalise = rule.renormalise;
+        let router = RouterLogits { logits: logits.mat()?, top_k, renormalise, shared };
+        let rank_experts = experts.on_rank();
+        if rule.is_plain() && RoutedExpertMlp::supports(&self.device, &router, &rank_experts) {
             let mut y = self.scratch(x.dtype(), x.shape())?;
             let (s, out, x) = (&self.stream, y.mat_mut()?, x.mat()?);
-            LayerLoadCounter::with(counting, |load| {
-                let op = RoutedExpertMlp { y: out, x, router: &router, experts: &held, load };
+            LayerLoadCounter::with(counter, |load| {
+                let op =
+                    RoutedExpertMlp { y: out, x, router: &router, experts: &rank_experts, load };
                 Ok(self.device.launch(s, op)?)
             })?;
             return Ok(y);
         }
-        self.moe_mlp(x, &self.moe_route(logits, (k, shared), rule, counting)?, experts)
+        self.moe_mlp(x, &self.moe_route(logits, per_token, rule, counter)?, experts)
     }
 
-    /// Uploads the EPLB map `places [E, 1 + most]`, row-major: number of copies of each expert, then their
-    /// physical experts.
-    pub fn upload_placement(&self, places: &[i32], cols: usize) -> Result<Tensor, OpError> {
-        let mut tensor = self.zeros(DType::I32, &[places.len() / cols.max(1), cols])?;
-        let bytes: Vec<u8> = places.iter().flat_map(|place| place.to_le_bytes()).collect();
+    /// Uploads the EPLB map `physical_experts [E, 1 + max copies]`, row-major: number of copies of each
+    /// expert, then their physical experts.
+    pub fn upload_placement(
+        &self,
+        physical_experts: &[i32],
+        cols: usize,
+    ) -> Result<Tensor, OpError> {
+        let mut tensor = self.zeros(DType::I32, &[physical_experts.len() / cols.max(1), cols])?;
+        let bytes: Vec<u8> =
+            physical_experts.iter().flat_map(|expert| expert.to_le_bytes()).collect();
         self.device.upload(tensor.buffer_mut()?, 0, &bytes)?;
         Ok(tensor)
     }
@@ -251,8 +267,9 @@ impl Ops {
     pub fn eplb_map_experts(
         &self,
         routing: &mut ExpertRouting,
-        (positions, tokens): (&Tensor, Option<&Tensor>),
-        places: &Tensor,
+        positions: &Tensor,
+        tokens: Option<&Tensor>,
+        physical_experts: &Tensor,
     ) -> Result<(), OpError> {
         let (s, experts) = (&self.stream, routing.experts.mat_mut()?);
         let tokens = tokens.map(Tensor::mat).transpose()?;
@@ -262,7 +279,7 @@ impl Ops {
                 experts,
                 positions: positions.mat()?,
                 tokens,
-                placement: places.mat()?,
+                placement: physical_experts.mat()?,
             },
         )?)
     }

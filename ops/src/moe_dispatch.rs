@@ -26,42 +26,49 @@ impl MoeDispatch {
 }
 
 impl Ops {
-    /// Computes which tokens go to which rank of `spread`; waits for the device, because the host needs the
+    /// Computes which tokens go to which rank of `layout`; waits for the device, because the host needs the
     /// counts.
     pub fn moe_dispatch(
         &self,
         routing: &ExpertRouting,
-        spread: &ExpertParallelLayout,
+        layout: &ExpertParallelLayout,
     ) -> Result<MoeDispatch, OpError> {
-        let (t, size) = (routing.experts.rows(), spread.ranks);
+        let (t, size) = (routing.experts.rows(), layout.ranks);
         let mut tokens = self.scratch(DType::I32, &[size * t])?;
-        let mut places = self.scratch(DType::I32, &[t, size])?;
+        let mut row_of_token = self.scratch(DType::I32, &[t, size])?;
         let mut counts = self.scratch(DType::I32, &[size])?;
-        let out = (tokens.mat_mut()?, places.mat_mut()?, counts.mat_mut()?);
+        let (tokens_out, rows_out) = (tokens.mat_mut()?, row_of_token.mat_mut()?);
+        let counts_out = counts.mat_mut()?;
         let (s, experts) = (&self.stream, routing.experts.mat()?);
         self.device.launch(
             s,
-            TokenDispatch { tokens: out.0, token_rows: out.1, counts: out.2, experts, layout: spread },
+            TokenDispatch {
+                tokens: tokens_out,
+                token_rows: rows_out,
+                counts: counts_out,
+                experts,
+                layout,
+            },
         )?;
         let mut bytes = vec![0; size * DType::I32.bytes()];
         self.device.download(s, counts.buffer(), 0, &mut bytes)?;
         let count = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes) as usize;
         Ok(MoeDispatch {
             tokens,
-            row_of_token: places,
+            row_of_token,
             counts: bytes.as_chunks().0.iter().map(count).collect(),
         })
     }
 
-    /// Gathers the rows of `x [T, C]` in send order, `[n, C]`, in memory that holds `room` rows.
+    /// Gathers the rows of `x [T, C]` in send order, `[n, C]`, in memory that holds `capacity_rows` rows.
     pub fn dispatch_rows(
         &self,
         x: &Tensor,
         dispatch: &MoeDispatch,
-        room: usize,
+        capacity_rows: usize,
     ) -> Result<Tensor, OpError> {
         let rows = dispatch.counts.iter().sum();
-        let mut y = self.scratch_in(room, x.dtype(), &[rows, x.cols()])?;
+        let mut y = self.scratch_with_capacity(capacity_rows, x.dtype(), &[rows, x.cols()])?;
         let tokens = dispatch.tokens.narrow(&[rows])?;
         self.device.launch(
             &self.stream,
@@ -70,15 +77,15 @@ impl Ops {
         Ok(y)
     }
 
-    /// Allocates a result like [`Ops::scratch`] in memory for `room` rows, so that steps with other numbers
-    /// of rows reuse it.
-    pub fn scratch_in(
+    /// Allocates a result like [`Ops::scratch`] in memory for `capacity_rows` rows, so that steps with other
+    /// numbers of rows reuse it.
+    pub fn scratch_with_capacity(
         &self,
-        room: usize,
+        capacity_rows: usize,
         dtype: DType,
         shape: &[usize; 2],
     ) -> Result<Tensor, OpError> {
-        self.scratch(dtype, &[room.max(shape[0]), shape[1]])?.first_rows(shape[0])
+        self.scratch(dtype, &[capacity_rows.max(shape[0]), shape[1]])?.first_rows(shape[0])
     }
 
     /// Sums the ranks' results of each token, `x [n, H]` in send order, in the order of ranks in f32:

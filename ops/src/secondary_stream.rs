@@ -13,7 +13,7 @@ use crate::{OpError, Ops};
 /// They run after everything launched on the main stream before, and may read only memory that is not written
 /// until they are joined.
 #[derive(Debug)]
-#[must_use = "what is not joined may never be ready"]
+#[must_use = "results are undefined until the stream is joined"]
 pub struct SecondaryStream {
     ops: Ops,
     /// `None`: launches go to the main stream.

@@ -19,20 +19,20 @@ pub struct DeviceSequenceSlots {
 }
 
 impl DeviceSequenceSlots {
-    /// Allocates `seats` zeroed sequence slots for requests of up to `longest` tokens with block tables of
-    /// `width` blocks.
+    /// Allocates `seq_slots` zeroed sequence slots for requests of up to `max_len` tokens with block tables
+    /// of `width` blocks.
     pub fn new(
         ops: &Ops,
-        seats: usize,
+        seq_slots: usize,
         width: usize,
-        longest: usize,
+        max_len: usize,
         vocab: usize,
     ) -> Result<Self, OpError> {
-        let zeros = |cols: usize| ops.zeros(DType::I32, &[seats, cols]);
+        let zeros = |cols: usize| ops.zeros(DType::I32, &[seq_slots, cols]);
         Ok(Self {
             latest: zeros(size_of::<LatestToken>() / 4)?,
             tables: zeros(width)?,
-            history: zeros(longest)?,
+            history: zeros(max_len)?,
             masks: zeros(vocab.div_ceil(32))?,
             params: zeros(size_of::<SequenceSamplingParams>() / 4)?,
         })

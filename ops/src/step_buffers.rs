@@ -18,6 +18,9 @@ use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, Tensor};
 /// Number of 32-bit words of a `SampledToken`.
 const SAMPLE_WORDS: usize = size_of::<SampledToken>() / 4;
 
+// `StepBuffers::view` takes the first row of `row_facts` as sequence slots.
+const _: () = assert!(RowFact::SequenceSlot as usize == 0);
+
 /// Upper bounds of all steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSize {
@@ -103,7 +106,7 @@ impl StepBuffers {
     pub fn prepare(
         &mut self,
         ops: &Ops,
-        seats: &mut DeviceSequenceSlots,
+        seq_slots: &mut DeviceSequenceSlots,
         shape: StepShape,
     ) -> Result<(), OpError> {
         let stage = view(&self.stage, shape)?;
@@ -121,7 +124,7 @@ impl StepBuffers {
             s,
             StepPreparation {
                 stage: &stage,
-                slots: &mut seats.arrays()?,
+                slots: &mut seq_slots.arrays()?,
                 step: &mut step,
                 block_tokens,
             },
@@ -132,18 +135,18 @@ impl StepBuffers {
     /// Returns the inputs of a forward pass over a prepared step: its batch, and the token ids `[T]`.
     pub fn view(
         &self,
-        seats: &DeviceSequenceSlots,
+        seq_slots: &DeviceSequenceSlots,
         shape: StepShape,
     ) -> Result<(BatchView, Tensor), OpError> {
         let StepShape { tokens, rows, .. } = shape;
-        let tables = &seats.tables;
+        let tables = &seq_slots.tables;
         let batch = BatchView {
             positions: self.positions.narrow(&[tokens])?,
             slots: self.slots.narrow(&[tokens])?,
             cu_q: self.cu_q.narrow(&[rows + 1])?,
             context_lens: self.context_lens.narrow(&[rows])?,
             block_tables: tables.narrow(tables.shape())?,
-            table_rows: Some(self.row_facts.narrow(&[rows])?), // `RowFact::SequenceSlot` is the first.
+            table_rows: Some(self.row_facts.narrow(&[rows])?), // Row `RowFact::SequenceSlot`.
             row_facts: Some(self.row_facts.narrow(self.row_facts.shape())?),
             bounds: shape.bounds,
         };
@@ -159,45 +162,45 @@ impl StepBuffers {
     pub fn sample(
         &mut self,
         ops: &Ops,
-        seats: &mut DeviceSequenceSlots,
+        seq_slots: &mut DeviceSequenceSlots,
         logits: &Tensor,
     ) -> Result<(), OpError> {
-        let (stage, laid, mut answers) = self.sampler_inputs(logits.rows())?;
-        let (s, logits, asked) = (&ops.stream, logits.mat()?, (&stage, &laid));
+        let (stage, prepared, mut outputs) = self.sampler_inputs(logits.rows())?;
         ops.device.launch(
-            s,
+            &ops.stream,
             RowSampling {
-                logits,
-                stage: asked.0,
-                prepared: asked.1,
-                slots: &mut seats.arrays()?,
-                outputs: &mut answers,
+                logits: logits.mat()?,
+                stage: &stage,
+                prepared: &prepared,
+                slots: &mut seq_slots.arrays()?,
+                outputs: &mut outputs,
             },
         )?;
         Ok(())
     }
 
-    /// Samples from vocab-parallel logits: each rank has a shard of the vocabulary, f32 `[n, part.cols]`;
+    /// Samples from vocab-parallel logits: each rank has a `shard` of the vocabulary, f32
+    /// `[n, shard.cols]`;
     /// `gather` all-gathers the candidates of all ranks. The logits rows must be supported as the device's
     /// `vocab_parallel_support` states.
     pub fn sample_vocab_parallel(
         &mut self,
         ops: &Ops,
-        seats: &mut DeviceSequenceSlots,
-        (logits, part): (&Tensor, &VocabShard),
+        seq_slots: &mut DeviceSequenceSlots,
+        logits: &Tensor,
+        shard: &VocabShard,
         gather: &mut GatherFn<'_>,
     ) -> Result<(), OpError> {
-        let (stage, laid, mut answers) = self.sampler_inputs(logits.rows())?;
-        let (s, logits, mut seats) = (&ops.stream, (logits.mat()?, part), seats.arrays()?);
+        let (stage, prepared, mut outputs) = self.sampler_inputs(logits.rows())?;
         ops.device.launch(
-            s,
+            &ops.stream,
             VocabParallelSampling {
-                logits: logits.0,
-                shard: logits.1,
+                logits: logits.mat()?,
+                shard,
                 stage: &stage,
-                prepared: &laid,
-                slots: &mut seats,
-                outputs: &mut answers,
+                prepared: &prepared,
+                slots: &mut seq_slots.arrays()?,
+                outputs: &mut outputs,
                 gather,
             },
         )?;
@@ -212,13 +215,13 @@ impl StepBuffers {
     ) -> Result<(StageView<'_>, PreparedStep<'_>, SamplerOutputArrays<'_>), OpError> {
         let stage = view(&self.stage, StepShape { logits_rows: n, ..StepShape::default() })?;
         let (ids, positions) = (self.ids.mat()?, self.positions.mat()?);
-        let laid = PreparedStep { ids, positions, verification: self.size.verification };
-        let answers = SamplerOutputArrays {
+        let prepared = PreparedStep { ids, positions, verification: self.size.verification };
+        let outputs = SamplerOutputArrays {
             sampled: self.sampled.mat_mut()?,
             top_ids: self.top_ids.mat_mut()?,
             top_logprobs: self.top_logprobs.mat_mut()?,
         };
-        Ok((stage, laid, answers))
+        Ok((stage, prepared, outputs))
     }
 
     /// Returns the stage of a prepared step, and the positions of its tokens, i32 `[1, T]`.
@@ -236,14 +239,14 @@ impl StepBuffers {
         })
     }
 
-    /// Starts the copy of the first `questions` sampled tokens to the host, and of their top
-    /// log-probabilities if `tops`.
+    /// Starts the copy of the first `logits_rows` sampled tokens to the host, and of their top
+    /// log-probabilities if `with_top_logprobs`.
     pub fn download(
         &self,
         ops: &Ops,
         memory: SamplerOutputMemory,
-        questions: usize,
-        tops: bool,
+        logits_rows: usize,
+        with_top_logprobs: bool,
     ) -> Result<SamplerOutputsInFlight, OpError> {
         let start = |from: &Tensor, to: PinnedBuffer, rows: usize| {
             let bytes = rows * from.cols() * 4;
@@ -251,14 +254,18 @@ impl StepBuffers {
                 .start_download(&ops.stream, from.buffer(), to, bytes)
                 .map(OutputTransfer::InFlight)
         };
-        let list = |from: &Tensor, to: PinnedBuffer| {
-            if tops { start(from, to, questions) } else { Ok(OutputTransfer::Idle(to)) }
+        let start_top = |from: &Tensor, to: PinnedBuffer| {
+            if with_top_logprobs {
+                start(from, to, logits_rows)
+            } else {
+                Ok(OutputTransfer::Idle(to))
+            }
         };
-        let top_ids = list(&self.top_ids, memory.top_ids)?;
-        let top_logprobs = list(&self.top_logprobs, memory.top_logprobs)?;
-        let answers = start(&self.sampled, memory.sampled, questions)?;
-        let sizes = SamplerOutputSizes { logits_rows: questions, top: self.size.top_logprobs };
-        Ok(SamplerOutputsInFlight { sizes, sampled: answers, top_ids, top_logprobs })
+        let top_ids = start_top(&self.top_ids, memory.top_ids)?;
+        let top_logprobs = start_top(&self.top_logprobs, memory.top_logprobs)?;
+        let sampled = start(&self.sampled, memory.sampled, logits_rows)?;
+        let sizes = SamplerOutputSizes { logits_rows, top: self.size.top_logprobs };
+        Ok(SamplerOutputsInFlight { sizes, sampled, top_ids, top_logprobs })
     }
 }
 
@@ -356,6 +363,6 @@ impl SamplerOutputs {
 
 /// Views a stage tensor as kernels read it.
 fn view(stage: &Tensor, shape: StepShape) -> Result<StageView<'_>, OpError> {
-    let StepShape { tokens, rows, logits_rows: questions, .. } = shape;
-    Ok(StageView { bytes: stage.mat()?, rows, tokens, logits_rows: questions })
+    let StepShape { tokens, rows, logits_rows, .. } = shape;
+    Ok(StageView { bytes: stage.mat()?, rows, tokens, logits_rows })
 }

@@ -57,7 +57,7 @@ fn stacked_parts_and_slices_are_one_matrix() {
 }
 
 #[test]
-fn a_tied_head_is_its_own_embedding() {
+fn tied_head_serves_as_embedding() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let ops = ops(dtype);
         let table = numbers(50, 16, 5);
@@ -87,12 +87,12 @@ fn results_reuse_memory_in_the_same_order() {
     let (a, b) = step();
     assert!([first.0, first.1].contains(&a) && [first.0, first.1].contains(&b));
     let (again, later) = (step(), step());
-    assert_eq!(again, later, "equal steps get equal memory");
+    assert_eq!(again, later, "equal steps get equal addresses");
 }
 
 /// One request of `len` tokens in blocks 2, 0, 1, ..; in chunks of one token, in larger chunks and at once.
 #[test]
-fn attention_over_a_pool_is_the_same_in_any_chunks() {
+fn paged_attention_is_independent_of_chunking() {
     let (heads, kv_heads, dim, len) = (4, 2, 16, 40usize);
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let ops = ops(dtype);
@@ -114,7 +114,7 @@ fn attention_over_a_pool_is_the_same_in_any_chunks() {
             rope: &rope,
             kv_scales: [1.0; 2],
         };
-        let shape = AttentionShape { heads, layer: 0, scale: 0.25 };
+        let shape = AttentionShape { heads, layer: 0, scale: 0.25, first_position: 0 };
         let width = (heads + 2 * kv_heads) * dim;
         let qkv = numbers(len, width, 6);
         let slot = |p: usize| ([2, 0, 1][p / 16] * 16 + p % 16) as i64;
@@ -135,7 +135,7 @@ fn attention_over_a_pool_is_the_same_in_any_chunks() {
                 let x = &qkv[from * width..to * width];
                 let x = ops.floats(x, dtype, &[to - from, width]).unwrap();
                 let q = ops.qk_norm_rope_kv_write(&x, &weights, &shape, &pool, &batch).unwrap();
-                let o = ops.paged_attention(&q, (&shape, 0), &pool, &batch).unwrap();
+                let o = ops.paged_attention(&q, &shape, &pool, &batch).unwrap();
                 out.extend(ops.read_f32(&o).unwrap());
             }
             // Value of the last token, second head, as stored in the pool.
@@ -152,7 +152,7 @@ fn attention_over_a_pool_is_the_same_in_any_chunks() {
 }
 
 #[test]
-fn wrong_shapes_are_refused_with_their_numbers() {
+fn shape_errors_report_sizes() {
     let ops = ops(DType::F32);
     let weights = bytes(&numbers(4, 6, 7));
     let linear = ops.pack_linear(&[host(&weights, 4, 6)], None).unwrap();
@@ -161,14 +161,14 @@ fn wrong_shapes_are_refused_with_their_numbers() {
     assert_eq!(error.to_string(), "linear: inputs is [5], expected [6]");
     assert!(matches!(ops.pack_linear(&[], Some(&[1.0])), Err(OpError::Shape { .. })));
     let gate_up = [vec![host(&weights, 4, 6)]];
-    assert!(ops.pack_experts((0, 1), &gate_up, &gate_up).is_err());
+    assert!(ops.pack_experts(0, 1, &gate_up, &gate_up).is_err());
     let error = Ops::new(ops.device().clone(), DType::F8E4M3).unwrap_err().to_string();
-    assert_eq!(error, format!("{} does not compute in F8E4M3", ops.device().name()));
+    assert_eq!(error, format!("{} does not support activations in F8E4M3", ops.device().name()));
 }
 
 /// Two rows of logits, two sequence slots: the second row contains a NaN.
 #[test]
-fn sampling_is_row_by_row() {
+fn logits_rows_are_sampled_independently() {
     let ops = ops(DType::F32);
     let size = StepSize {
         tokens: 4,
@@ -180,41 +180,41 @@ fn sampling_is_row_by_row() {
         verification: DraftVerification::NoDrafts,
     };
     let mut buffers = StepBuffers::new(&ops, size).unwrap();
-    let mut seats = DeviceSequenceSlots::new(&ops, 2, 1, 16, 3).unwrap();
+    let mut seq_slots = DeviceSequenceSlots::new(&ops, 2, 1, 16, 3).unwrap();
     let mut stage = StagingBuffer::default();
-    for seat in 0..2 {
-        let rules = SequenceSamplingParams {
+    for seq_slot in 0..2 {
+        let params = SequenceSamplingParams {
             top_p: 1.0,
             repetition: 1.0,
             ..SequenceSamplingParams::default()
         };
         stage.inits.push(StageSequenceInit {
-            seq_slot: seat,
+            seq_slot,
             mask_at: -1,
-            params: rules,
+            params,
             ..StageSequenceInit::default()
         });
-        let question = StageLogitsRow {
-            token: seat,
-            seq_slot: seat,
+        let logits_row = StageLogitsRow {
+            token: seq_slot,
+            seq_slot,
             known_token: -1,
             top: -1,
             ..Default::default()
         };
-        stage.logits_rows.push(question);
+        stage.logits_rows.push(logits_row);
     }
     stage.logits_rows[0].top = 2;
     let shape = StepShape { logits_rows: 2, ..StepShape::default() };
     let memory = ops.device().alloc_pinned(size.stage_bytes).unwrap();
     buffers.upload(&ops, &stage, memory).unwrap().wait().unwrap();
-    buffers.prepare(&ops, &mut seats, shape).unwrap();
+    buffers.prepare(&ops, &mut seq_slots, shape).unwrap();
     let l = [0.0, 2.0, 1.0, f32::NAN, 0.0, 0.0];
     let logits = ops.floats(&l, DType::F32, &[2, 3]).unwrap();
-    buffers.sample(&ops, &mut seats, &logits).unwrap();
+    buffers.sample(&ops, &mut seq_slots, &logits).unwrap();
     let memory = buffers.output_memory(&ops).unwrap();
-    let answers = buffers.download(&ops, memory, 2, true).unwrap().wait().unwrap();
-    let found: Vec<_> = answers.iter().collect();
-    assert_eq!((found[0].token, found[0].status, found[0].rank), (1, SAMPLE_OK, 1));
-    assert_eq!(found[1].status, SAMPLE_NON_FINITE);
-    assert_eq!(answers.top(0, 2).map(|(id, _)| id).collect::<Vec<_>>(), [1, 2]);
+    let outputs = buffers.download(&ops, memory, 2, true).unwrap().wait().unwrap();
+    let sampled: Vec<_> = outputs.iter().collect();
+    assert_eq!((sampled[0].token, sampled[0].status, sampled[0].rank), (1, SAMPLE_OK, 1));
+    assert_eq!(sampled[1].status, SAMPLE_NON_FINITE);
+    assert_eq!(outputs.top(0, 2).map(|(id, _)| id).collect::<Vec<_>>(), [1, 2]);
 }

@@ -49,7 +49,7 @@ impl AttentionBench {
             rope: rope_table(ops, positions, model.rotary() / 2)?,
             qk_norm,
             eps: model.rms_eps,
-            shape: AttentionShape { heads, layer: 0, scale },
+            shape: AttentionShape { heads, layer: 0, scale, first_position: 0 },
             qkv_width: (heads + 2 * kv_heads) * head_dim,
             query_width: heads * head_dim,
         };
@@ -102,7 +102,7 @@ struct RowBytes {
 /// Times the ops between the projections of attention.
 pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let ops = ["rope_kv_write", "attention_decode", "rope_attention_decode", "attention_prefill"];
-    if !ops.iter().any(|op| runner.wants(op)) {
+    if !ops.iter().any(|op| runner.is_selected(op)) {
         return Ok(());
     }
     let bench = AttentionBench::new(runner)?;
@@ -130,14 +130,14 @@ fn time_paged_decode(
     let (weights, shape, kv) = (bench.weights(), &bench.shape, &bench.kv);
     let case = |op, shape, cost| OpCase { op, tokens, shape, cost, copies: batches.len() };
     let write = bench.write_cost(tokens, element);
-    if runner.wants("rope_kv_write") {
+    if runner.is_selected("rope_kv_write") {
         let sizes = format!("[{tokens}, {}]", bench.qkv_width);
         runner.time(case("rope_kv_write", sizes, write), &mut |i| {
             ops.qk_norm_rope_kv_write(&qkv, &weights, shape, kv, batch(i)).map(drop)
         })?;
     }
     time_attention(runner, bench, "attention_decode", rows)?;
-    if runner.wants("rope_attention_decode") {
+    if runner.is_selected("rope_attention_decode") {
         let attention = bench.attention_cost(rows, element);
         let cost = OpCost { bytes: attention.bytes + write.bytes, flops: attention.flops };
         runner.time(case("rope_attention_decode", sizes(rows), cost), &mut |i| {
@@ -154,7 +154,7 @@ fn time_attention(
     op: &'static str,
     rows: RowShape,
 ) -> Result<(), ExecutorError> {
-    if !runner.wants(op) {
+    if !runner.is_selected(op) {
         return Ok(());
     }
     let (ops, tokens) = (runner.ops(), rows.tokens());
@@ -164,7 +164,7 @@ fn time_attention(
     let case = OpCase { op, tokens, shape: sizes(rows), cost, copies: batches.len() };
     runner.time(case, &mut |i| {
         let batch = &batches[i % batches.len()];
-        ops.paged_attention(&q, (&bench.shape, 0), &bench.kv, batch).map(drop)
+        ops.paged_attention(&q, &bench.shape, &bench.kv, batch).map(drop)
     })
 }
 

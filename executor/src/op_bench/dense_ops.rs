@@ -77,7 +77,7 @@ impl LinearOp {
 
 /// Times a linear layer with random weights at every number of tokens.
 pub(super) fn time_linear(runner: &mut OpRunner<'_>, op: &LinearOp) -> Result<(), ExecutorError> {
-    if !runner.wants(op.op) {
+    if !runner.is_selected(op.op) {
         return Ok(());
     }
     let (ops, size) = (runner.ops(), MatrixSize { rows: op.outputs, cols: op.inputs });
@@ -119,20 +119,20 @@ pub(super) fn time_before_attention(runner: &mut OpRunner<'_>) -> Result<(), Exe
     let (hidden, layers) = (model.hidden, model.layers);
     time_embedding(runner)?;
     time_norms(runner, hidden)?;
-    let Some(latent) = model.mla else {
+    let Some(mla) = model.mla else {
         let heads = model.heads + 2 * model.kv_heads;
         let qkv = LinearOp::plain("qkv_proj", hidden, heads * model.head_dim, layers);
         return time_linear(runner, &qkv);
     };
-    let queries = model.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim);
-    match latent.q_lora_rank {
+    let queries = model.heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim);
+    match mla.q_lora_rank {
         None => time_linear(runner, &LinearOp::plain("q_proj", hidden, queries, layers))?,
         Some(width) => {
             time_linear(runner, &LinearOp::plain("q_a_proj", hidden, width, layers))?;
             time_linear(runner, &LinearOp::plain("q_b_proj", width, queries, layers))?;
         }
     }
-    let key_value = latent.kv_lora_rank + latent.qk_rope_head_dim;
+    let key_value = mla.kv_lora_rank + mla.qk_rope_head_dim;
     time_linear(runner, &LinearOp::plain("kv_a_proj", hidden, key_value, layers))
 }
 
@@ -140,8 +140,8 @@ pub(super) fn time_before_attention(runner: &mut OpRunner<'_>) -> Result<(), Exe
 pub(super) fn time_after_attention(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let (hidden, layers) = (model.hidden, model.layers);
-    let attended = model.heads * model.value_dim();
-    time_linear(runner, &LinearOp::plain("o_proj", attended, hidden, layers))?;
+    let value_width = model.heads * model.value_dim();
+    time_linear(runner, &LinearOp::plain("o_proj", value_width, hidden, layers))?;
     let dense = (0..layers).filter(|&layer| model.moe_at(layer).is_none()).count();
     if dense == 0 {
         return Ok(());
@@ -165,7 +165,7 @@ pub(super) fn time_lm_head(runner: &mut OpRunner<'_>) -> Result<(), ExecutorErro
 
 /// Times the gather of embedding rows by token id; a tied table is the packed LM head.
 fn time_embedding(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
-    if !runner.wants("embedding") {
+    if !runner.is_selected("embedding") {
         return Ok(());
     }
     let (ops, element, model) = (runner.ops(), runner.element_bytes(), &runner.config().model);
@@ -201,10 +201,10 @@ fn time_norms(runner: &mut OpRunner<'_>, hidden: usize) -> Result<(), ExecutorEr
             copies: 1,
         };
         let (mut x, delta) = (activations(ops, tokens, hidden)?, activations(ops, tokens, hidden)?);
-        if runner.wants("rms_norm") {
+        if runner.is_selected("rms_norm") {
             runner.time(case("rms_norm", 2), &mut |_| ops.rms_norm(&x, &weight, eps).map(drop))?;
         }
-        if runner.wants("add_rms_norm") {
+        if runner.is_selected("add_rms_norm") {
             runner.time(case("add_rms_norm", 4), &mut |_| {
                 ops.add_rms_norm(&mut x, &delta, &weight, eps).map(drop)
             })?;
@@ -214,7 +214,7 @@ fn time_norms(runner: &mut OpRunner<'_>, hidden: usize) -> Result<(), ExecutorEr
 }
 
 fn time_silu_mul(runner: &mut OpRunner<'_>, inner: usize) -> Result<(), ExecutorError> {
-    if !runner.wants("silu_mul") {
+    if !runner.is_selected("silu_mul") {
         return Ok(());
     }
     let ops = runner.ops();

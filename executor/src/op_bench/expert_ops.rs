@@ -7,7 +7,7 @@ use super::random_weights::{ExpertSize, MatrixSize, RandomWeights, activations, 
 use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
 use models::config::MoeConfig;
-use ops::{DType, PackedExperts, RouterRule};
+use ops::{DType, ExpertsPerToken, PackedExperts, RouterRule};
 
 /// Times the router, top-k routing, routed experts and shared experts.
 pub(super) fn time(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
@@ -37,26 +37,28 @@ fn rule(runner: &OpRunner<'_>, moe: &MoeConfig) -> Result<RouterRule, ExecutorEr
 }
 
 fn time_route(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
-    if !runner.wants("route_top_k") {
+    if !runner.is_selected("route_top_k") {
         return Ok(());
     }
     let (ops, rule, top_k) = (runner.ops(), rule(runner, moe)?, moe.top_k);
+    let per_token = ExpertsPerToken::routed(top_k);
     for tokens in runner.token_counts() {
         let logits = floats(ops, DType::F32, tokens, moe.experts)?;
         let bytes = tokens * (moe.experts * 4 + top_k * 8);
         let shape = format!("[{tokens}, {}], {top_k} each", moe.experts);
         let cost = OpCost { bytes: bytes as u64, flops: 0 };
         let case = OpCase { op: "route_top_k", tokens, shape, cost, copies: 1 };
-        runner.time(case, &mut |_| ops.moe_route(&logits, (top_k, 0), &rule, None).map(drop))?;
+        runner.time(case, &mut |_| ops.moe_route(&logits, per_token, &rule, None).map(drop))?;
     }
     Ok(())
 }
 
 fn time_experts(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
-    if !runner.wants("experts") {
+    if !runner.is_selected("experts") {
         return Ok(());
     }
     let (ops, rule, model) = (runner.ops(), rule(runner, moe)?, &runner.config().model);
+    let per_token = ExpertsPerToken::routed(moe.top_k);
     let (hidden, layers) = (model.hidden, model.sparse_layers());
     let size = ExpertSize { experts: moe.experts, hidden, intermediate: moe.intermediate, layers };
     let random = RandomWeights::new(MatrixSize { rows: 2 * moe.intermediate, cols: hidden });
@@ -75,7 +77,7 @@ fn time_experts(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), Execut
         let case = OpCase { op: "experts", tokens, shape, cost, copies: weights.len() };
         runner.time(case, &mut |i| {
             let experts = &weights[i % weights.len()];
-            ops.moe(&x, &logits, (moe.top_k, 0), &rule, experts, None).map(drop)
+            ops.moe(&x, &logits, per_token, &rule, experts, None).map(drop)
         })?;
     }
     Ok(())
@@ -93,8 +95,8 @@ struct LayerSize {
 
 /// Counts the weights of the expected number of experts that random routing reaches, inputs and outputs.
 fn experts_cost(moe: &MoeConfig, tokens: usize, layer: &LayerSize) -> OpCost {
-    let untouched = (1.0 - moe.top_k as f64 / moe.experts as f64).powi(tokens as i32);
-    let weights = layer.weight_bytes as f64 * (1.0 - untouched);
+    let unreached = (1.0 - moe.top_k as f64 / moe.experts as f64).powi(tokens as i32);
+    let weights = layer.weight_bytes as f64 * (1.0 - unreached);
     OpCost {
         bytes: weights as u64 + (2 * tokens * layer.hidden * layer.element) as u64,
         flops: (6 * tokens * moe.top_k * layer.hidden * moe.intermediate) as u64,

@@ -66,9 +66,9 @@ impl PoolSize {
         shape: RowShape,
     ) -> Result<Vec<BatchView>, ExecutorError> {
         let bytes = shape.rows * shape.context * self.token_bytes;
-        let wanted = (ROTATED_BYTES / bytes.max(1)).clamp(1, BATCHES_MAX);
+        let rotated_batches = (ROTATED_BYTES / bytes.max(1)).clamp(1, BATCHES_MAX);
         let blocks = shape.rows * shape.context.div_ceil(self.block_tokens);
-        let count = wanted.min((self.blocks / blocks).max(1));
+        let count = rotated_batches.min((self.blocks / blocks).max(1));
         let batch = |i: usize| Ok(BatchView::new(ops, &self.inputs(shape, i * blocks))?);
         (0..count).map(batch).collect()
     }
@@ -84,10 +84,10 @@ impl PoolSize {
             (start + position % self.block_tokens) as i64
         };
         let of_row = |row| positions.clone().map(move |position| (row, position));
-        let places: Vec<_> = (0..rows).flat_map(of_row).collect();
+        let positions_of_rows: Vec<_> = (0..rows).flat_map(of_row).collect();
         BatchInputs {
-            positions: places.iter().map(|&(_, position)| position as i32).collect(),
-            slots: places.iter().map(|&(row, position)| slot(row, position)).collect(),
+            positions: positions_of_rows.iter().map(|&(_, position)| position as i32).collect(),
+            slots: positions_of_rows.iter().map(|&(row, position)| slot(row, position)).collect(),
             cu_q: (0..=rows).map(|row| (row * new_tokens) as i32).collect(),
             context_lens: vec![context as i32; rows],
             block_tables: (0..rows)
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decode_rows_have_blocks_of_their_own() {
+    fn decode_rows_have_separate_blocks() {
         let pool = PoolSize { blocks: 8, block_tokens: 4, token_bytes: 2 };
         let shape = RowShape { rows: 2, new_tokens: 1, context: 6 };
         let inputs = pool.inputs(shape, 4);
@@ -163,6 +163,6 @@ mod tests {
         let tiny = PoolSize::new(largest, 16, 2);
         assert_eq!(tiny.slots(), POOL_SLOTS_MAX);
         let wide = PoolSize::new(RowShape { rows: 1, new_tokens: 1, context: 4096 }, 16, 1 << 20);
-        assert_eq!(wide.blocks, 256, "one row fits whatever it takes");
+        assert_eq!(wide.blocks, 256, "one row fits, however large");
     }
 }

@@ -26,41 +26,40 @@ struct MlaBench {
 }
 
 impl MlaBench {
-    fn new(runner: &OpRunner<'_>, latent: MlaConfig) -> Result<Self, ExecutorError> {
+    fn new(runner: &OpRunner<'_>, mla: MlaConfig) -> Result<Self, ExecutorError> {
         let (ops, config) = (runner.ops(), runner.config());
         let model = &config.model;
         ops.check_mla(ops.dtype())?;
         let tokens = runner.token_counts().max().unwrap_or(1);
         let context = (config.context as usize).max(tokens);
         let longest = RowShape { rows: tokens, new_tokens: 1, context };
-        let token_bytes = (latent.kv_lora_rank + latent.qk_rope_head_dim) * runner.element_bytes();
+        let token_bytes = (mla.kv_lora_rank + mla.qk_rope_head_dim) * runner.element_bytes();
         let pool = PoolSize::new(longest, config.block_tokens as usize, token_bytes);
         let layout = MlaKvLayout {
             layers: 1,
             blocks: pool.blocks,
             block_tokens: pool.block_tokens,
-            kv_lora_rank: latent.kv_lora_rank,
-            rope_dim: latent.qk_rope_head_dim,
+            kv_lora_rank: mla.kv_lora_rank,
+            rope_dim: mla.qk_rope_head_dim,
             dtype: ops.dtype(),
         };
-        let rows = model.heads * (latent.qk_nope_head_dim + latent.v_head_dim);
-        let kv_b = MatrixSize { rows, cols: latent.kv_lora_rank };
-        let random = RandomWeights::whole(kv_b);
-        let widths = (latent.qk_nope_head_dim, latent.v_head_dim);
+        let rows = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim);
+        let kv_b = MatrixSize { rows, cols: mla.kv_lora_rank };
+        let random = RandomWeights::for_matrix(kv_b);
         let scale = (model.head_dim as f32).powf(-0.5);
         let bench = Self {
             pool,
             kv: KvPool::new(ops, layout)?,
-            rope: rope_table(
-                ops,
-                context.max(pool.fill_tokens()) + 1,
-                latent.qk_rope_head_dim / 2,
-            )?,
-            norm: norm(ops, latent.kv_lora_rank)?,
+            rope: rope_table(ops, context.max(pool.fill_tokens()) + 1, mla.qk_rope_head_dim / 2)?,
+            norm: norm(ops, mla.kv_lora_rank)?,
             eps: model.rms_eps,
-            heads: ops.pack_mla_heads(&random.matrix(kv_b)?, widths)?,
-            shape: AttentionShape { heads: model.heads, layer: 0, scale },
-            mla: latent,
+            heads: ops.pack_mla_heads(
+                &random.matrix(kv_b)?,
+                mla.qk_nope_head_dim,
+                mla.v_head_dim,
+            )?,
+            shape: AttentionShape { heads: model.heads, layer: 0, scale, first_position: 0 },
+            mla,
         };
         bench.fill(ops)?;
         Ok(bench)
@@ -69,7 +68,7 @@ impl MlaBench {
     fn fill(&self, ops: &Ops) -> Result<(), ExecutorError> {
         self.pool.fill(ops, &mut |batch| {
             let kv = activations(ops, batch.tokens(), self.kv_width())?;
-            ops.mla_write_kv_only(&kv, &self.weights(), 0, (&self.kv, batch))
+            ops.mla_write_kv_only(&kv, &self.weights(), 0, &self.kv, batch)
         })
     }
 
@@ -112,11 +111,11 @@ impl MlaBench {
 }
 
 /// Times MLA of decode and prefill steps, including the KV write.
-pub(super) fn time(runner: &mut OpRunner<'_>, latent: &MlaConfig) -> Result<(), ExecutorError> {
-    if !["mla_decode", "mla_prefill"].iter().any(|op| runner.wants(op)) {
+pub(super) fn time(runner: &mut OpRunner<'_>, mla: &MlaConfig) -> Result<(), ExecutorError> {
+    if !["mla_decode", "mla_prefill"].iter().any(|op| runner.is_selected(op)) {
         return Ok(());
     }
-    let bench = MlaBench::new(runner, *latent)?;
+    let bench = MlaBench::new(runner, *mla)?;
     let context = runner.config().context as usize;
     for tokens in runner.token_counts() {
         let rows = RowShape { rows: tokens, new_tokens: 1, context };
@@ -135,7 +134,7 @@ fn time_attention(
     op: &'static str,
     rows: RowShape,
 ) -> Result<(), ExecutorError> {
-    if !runner.wants(op) {
+    if !runner.is_selected(op) {
         return Ok(());
     }
     let (ops, tokens) = (runner.ops(), rows.tokens());
@@ -149,7 +148,7 @@ fn time_attention(
     runner.time(case, &mut |i| {
         let (batch, query) = (&batches[i % batches.len()], [tokens, bench.query_width()]);
         let q = ops.scratch(ops.dtype(), &query)?;
-        let (weights, shape) = (bench.weights(), (&bench.shape, 0));
-        ops.mla_attention(q, &kv, &weights, shape, (&bench.kv, batch)).map(drop)
+        let (weights, shape) = (bench.weights(), &bench.shape);
+        ops.mla_attention(q, &kv, &weights, shape, &bench.kv, batch).map(drop)
     })
 }

@@ -137,7 +137,7 @@ impl OpBench {
         let mut runner = OpRunner { bench: self, report };
         dense_ops::time_before_attention(&mut runner)?;
         match self.config.model.mla {
-            Some(latent) => mla_ops::time(&mut runner, &latent)?,
+            Some(mla) => mla_ops::time(&mut runner, &mla)?,
             None => attention_ops::time(&mut runner)?,
         }
         dense_ops::time_after_attention(&mut runner)?;
@@ -187,7 +187,7 @@ impl<'a> OpRunner<'a> {
     }
 
     /// Whether an op is selected.
-    fn wants(&self, op: &str) -> bool {
+    fn is_selected(&self, op: &str) -> bool {
         let only = &self.bench.config.only;
         only.is_empty() || only.iter().any(|name| name == op)
     }

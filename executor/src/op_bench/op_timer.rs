@@ -63,8 +63,8 @@ impl OpTimer {
 
 /// Rounds of a timed run, given the seconds of one round.
 fn rounds(round_seconds: f64, copies: usize) -> usize {
-    let wanted = (RUN_SECONDS / round_seconds.max(1e-9)).ceil() as usize;
-    wanted.min(RUN_LAUNCHES_MAX / copies).max(1)
+    let needed = (RUN_SECONDS / round_seconds.max(1e-9)).ceil() as usize;
+    needed.min(RUN_LAUNCHES_MAX / copies).max(1)
 }
 
 fn run(

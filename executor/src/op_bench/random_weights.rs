@@ -40,7 +40,7 @@ impl RandomWeights {
     }
 
     /// Draws every value of one matrix.
-    pub(super) fn whole(size: MatrixSize) -> Self {
+    pub(super) fn for_matrix(size: MatrixSize) -> Self {
         Self::draw(size.rows * size.cols)
     }
 
@@ -75,7 +75,7 @@ impl RandomWeights {
         Ok(ops.upload(&self.parts(size)?, ops.dtype())?)
     }
 
-    /// Returns the matrix for which [`RandomWeights::whole`] drew the values.
+    /// Returns the matrix for which [`RandomWeights::for_matrix`] drew the values.
     pub(super) fn matrix(&self, size: MatrixSize) -> Result<HostMat<'_>, ExecutorError> {
         Ok(HostMat::new(&self.bytes, DType::BF16, size.rows, size.cols)?)
     }
@@ -93,7 +93,7 @@ impl RandomWeights {
         };
         let gate_up = matrices(2 * intermediate, hidden)?;
         let down = matrices(hidden, intermediate)?;
-        Ok(ops.pack_experts((0, layers), &gate_up, &down)?)
+        Ok(ops.pack_experts(0, layers, &gate_up, &down)?)
     }
 }
 

@@ -13,10 +13,11 @@ pub(crate) struct DeviceProposer {
 }
 
 impl DeviceProposer {
-    /// Creates a proposer for `seq_slots` sequence slots and blocks of `block_tokens` tokens. `keeps_states`:
-    /// hidden states are stored, as MTP and EAGLE-3 need them; a draft model starts from tokens alone.
-    pub(crate) fn new(seq_slots: usize, block_tokens: usize, keeps_states: bool) -> Self {
-        Self { states: DraftStateTracker::new(seq_slots, block_tokens, keeps_states) }
+    /// Creates a proposer for `seq_slots` sequence slots and blocks of `block_tokens` tokens.
+    /// `stores_states`: hidden states are stored, as MTP and EAGLE-3 need them; a draft model starts from
+    /// tokens alone.
+    pub(crate) fn new(seq_slots: usize, block_tokens: usize, stores_states: bool) -> Self {
+        Self { states: DraftStateTracker::new(seq_slots, block_tokens, stores_states) }
     }
 }
 
@@ -32,9 +33,9 @@ impl Proposer for DeviceProposer {
     fn stage(
         &mut self,
         row: &BatchRow,
-        place: StagedRow,
+        staged_row: StagedRow,
         staging: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
-        self.states.stage(row, place, staging)
+        self.states.stage(row, staged_row, staging)
     }
 }

@@ -1,5 +1,5 @@
-//! What a proposer computes on the device in a step: draft tokens before the forward pass of the target model, and after it the
-//! keys and values that later draft tokens attend to.
+//! What a proposer computes on the device in a step: draft tokens before the forward pass of the target
+//! model, and after it the keys and values that later draft tokens attend to.
 
 use super::DraftRowCounts;
 use crate::ExecutorError;
@@ -11,64 +11,23 @@ use models::{
 };
 use ops::{BatchView, DraftBuffers, KvPool, MatMut, MatRef, Tensor, VocabShard};
 
-/// A draft model with weights and a KV pool of its own.
-pub(crate) enum DraftModel {
-    /// A separate decoder model.
-    Standalone(Box<dyn Model>),
-    /// An EAGLE-3 layer, which starts from auxiliary hidden states of the target model.
+/// A model that proposes draft tokens on the device.
+pub(crate) enum ProposerModel {
+    /// The MTP module of the target model, which shares the target model's KV pool.
+    Mtp(Box<dyn MtpModel>),
+    /// A separate decoder model, with its own KV pool.
+    DraftModel(Box<dyn Model>),
+    /// An EAGLE-3 layer, which starts from auxiliary hidden states of the target model, with its own KV pool.
     Eagle3(Box<Eagle3Model>),
 }
 
-impl DraftModel {
-    /// Auxiliary hidden states that the draft model reads from a forward pass of the target model, if any.
+impl ProposerModel {
+    /// Auxiliary hidden states that the proposer reads from a forward pass of the target model, if any.
     pub(crate) fn aux_hidden_states(&self) -> Option<AuxHiddenStates<'_>> {
         match self {
-            Self::Standalone(_) => None,
+            Self::Mtp(_) | Self::DraftModel(_) => None,
             Self::Eagle3(eagle) => Some(eagle.aux_hidden_states()),
         }
-    }
-}
-
-/// A model that proposes draft tokens, one token per row and pass.
-trait DraftPasses {
-    /// Runs a pass over the newest tokens `ids [R]` of rows; `before`: hidden states `[R, H]` of the tokens
-    /// before them, if [`reads_hidden_states`](Self::reads_hidden_states).
-    fn propose(
-        &self,
-        f: &ForwardContext<'_>,
-        ids: &Tensor,
-        before: Option<Tensor>,
-    ) -> Result<DraftPassOutput, ForwardError>;
-
-    /// Writes the KV of the tokens `ids [T]` of a step; `before`: hidden states `[T, H]` of the tokens before them, if
-    /// [`reads_hidden_states`](Self::reads_hidden_states).
-    fn observe(
-        &self,
-        f: &ForwardContext<'_>,
-        ids: &Tensor,
-        before: Option<&Tensor>,
-    ) -> Result<(), ForwardError>;
-
-    /// Logits of this rank's vocabulary shard, f32 `[n, V of this rank]`, of `hidden [n, H]`.
-    fn shard_logits(&self, f: &ForwardContext<'_>, hidden: &Tensor)
-    -> Result<Tensor, ForwardError>;
-
-    /// KV pool of the draft passes.
-    fn kv(&self) -> &KvPool;
-
-    /// Whether passes start from hidden states of the target model.
-    fn reads_hidden_states(&self) -> bool {
-        true
-    }
-
-    /// Whether passes may run experts that replicas share: all replicas then run the same number of passes.
-    fn shares_experts(&self) -> bool {
-        true
-    }
-
-    /// The vocabulary of draft tokens, if it is not the target model's.
-    fn draft_vocab(&self) -> Option<DraftVocab<'_>> {
-        None
     }
 }
 
@@ -81,156 +40,88 @@ struct DraftVocab<'a> {
     target_ids: Option<&'a Tensor>,
 }
 
-/// The MTP module of the target model, which shares the target model's KV pool.
-struct MtpPasses<'a> {
-    module: &'a dyn MtpModel,
-    model: &'a dyn Model,
+/// Passes of a proposer, with one token per row and pass.
+#[derive(Clone, Copy)]
+struct DraftPasses<'a> {
+    proposer: &'a ProposerModel,
+    target: &'a dyn Model,
+    /// KV pool of the passes.
     kv: &'a KvPool,
 }
 
-impl DraftPasses for MtpPasses<'_> {
+impl DraftPasses<'_> {
+    /// Runs a pass over the newest tokens `ids [R]` of rows; `previous`: hidden states `[R, H]` of the tokens
+    /// before them, if [`reads_hidden_states`](Self::reads_hidden_states).
     fn propose(
-        &self,
+        self,
         f: &ForwardContext<'_>,
         ids: &Tensor,
-        before: Option<Tensor>,
+        previous: Option<Tensor>,
     ) -> Result<DraftPassOutput, ForwardError> {
-        let before = before.ok_or(ForwardError::NoHiddenStates)?;
-        Ok(DraftPassOutput { hidden: self.module.forward(f, ids, &before)?, next_hidden: None })
+        let states = || previous.ok_or(ForwardError::NoHiddenStates);
+        let hidden = match self.proposer {
+            ProposerModel::Mtp(module) => module.forward(f, ids, &states()?)?,
+            ProposerModel::DraftModel(model) => model.forward(f, ids)?,
+            ProposerModel::Eagle3(eagle) => return eagle.draft(f, self.target, ids, states()?),
+        };
+        Ok(DraftPassOutput { hidden, next_hidden: None })
     }
 
+    /// Writes the KV of the tokens `ids [T]` of a step; `previous`: hidden states `[T, H]` of the tokens
+    /// before them, if [`reads_hidden_states`](Self::reads_hidden_states).
     fn observe(
-        &self,
+        self,
         f: &ForwardContext<'_>,
         ids: &Tensor,
-        before: Option<&Tensor>,
+        previous: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        self.module.write_kv_only(f, ids, before.ok_or(ForwardError::NoHiddenStates)?)
-    }
-
-    fn shard_logits(
-        &self,
-        f: &ForwardContext<'_>,
-        hidden: &Tensor,
-    ) -> Result<Tensor, ForwardError> {
-        self.model.shard_logits(f, hidden)
-    }
-
-    fn kv(&self) -> &KvPool {
-        self.kv
-    }
-}
-
-/// A separate decoder model, with its own KV pool.
-struct DraftModelPasses<'a> {
-    model: &'a dyn Model,
-    kv: &'a KvPool,
-}
-
-impl DraftPasses for DraftModelPasses<'_> {
-    fn propose(
-        &self,
-        f: &ForwardContext<'_>,
-        ids: &Tensor,
-        _: Option<Tensor>,
-    ) -> Result<DraftPassOutput, ForwardError> {
-        Ok(DraftPassOutput { hidden: self.model.forward(f, ids)?, next_hidden: None })
-    }
-
-    fn observe(
-        &self,
-        f: &ForwardContext<'_>,
-        ids: &Tensor,
-        _: Option<&Tensor>,
-    ) -> Result<(), ForwardError> {
-        self.model.forward(f, ids).map(drop) // Only the KV write is needed.
-    }
-
-    fn shard_logits(
-        &self,
-        f: &ForwardContext<'_>,
-        hidden: &Tensor,
-    ) -> Result<Tensor, ForwardError> {
-        self.model.shard_logits(f, hidden)
-    }
-
-    fn kv(&self) -> &KvPool {
-        self.kv
-    }
-
-    fn reads_hidden_states(&self) -> bool {
-        false
-    }
-}
-
-/// An EAGLE-3 layer, with its own KV pool.
-struct Eagle3Passes<'a> {
-    eagle: &'a Eagle3Model,
-    model: &'a dyn Model,
-    kv: &'a KvPool,
-}
-
-impl DraftPasses for Eagle3Passes<'_> {
-    fn propose(
-        &self,
-        f: &ForwardContext<'_>,
-        ids: &Tensor,
-        before: Option<Tensor>,
-    ) -> Result<DraftPassOutput, ForwardError> {
-        self.eagle.draft(f, (self.model, ids), before.ok_or(ForwardError::NoHiddenStates)?)
-    }
-
-    fn observe(
-        &self,
-        f: &ForwardContext<'_>,
-        ids: &Tensor,
-        before: Option<&Tensor>,
-    ) -> Result<(), ForwardError> {
-        let before = before.ok_or(ForwardError::NoHiddenStates)?;
-        self.eagle.write_kv_only(f, (self.model, ids), before)
-    }
-
-    fn shard_logits(
-        &self,
-        f: &ForwardContext<'_>,
-        hidden: &Tensor,
-    ) -> Result<Tensor, ForwardError> {
-        self.eagle.shard_logits(f, hidden)
-    }
-
-    fn kv(&self) -> &KvPool {
-        self.kv
-    }
-
-    fn shares_experts(&self) -> bool {
-        false
-    }
-
-    fn draft_vocab(&self) -> Option<DraftVocab<'_>> {
-        let (shard, target_ids) = (self.eagle.vocab_shard(), self.eagle.draft_to_target());
-        Some(DraftVocab { shard, target_ids })
-    }
-}
-
-/// Selects the draft passes of the model's proposer.
-///
-/// Errors: neither a draft model nor an MTP module was loaded.
-fn passes_of<'a>(
-    context: &'a ModelContext,
-    kv: &'a KvPool,
-    draft_kv: Option<&'a KvPool>,
-) -> Result<Box<dyn DraftPasses + 'a>, ForwardError> {
-    let model = context.model.as_ref();
-    match (&context.draft, draft_kv) {
-        (Some(DraftModel::Standalone(model)), Some(kv)) => {
-            Ok(Box::new(DraftModelPasses { model: model.as_ref(), kv }))
+        let states = || previous.ok_or(ForwardError::NoHiddenStates);
+        match self.proposer {
+            ProposerModel::Mtp(module) => module.write_kv_only(f, ids, states()?),
+            // Only the KV write is needed.
+            ProposerModel::DraftModel(model) => model.forward(f, ids).map(drop),
+            ProposerModel::Eagle3(eagle) => eagle.write_kv_only(f, self.target, ids, states()?),
         }
-        (Some(DraftModel::Eagle3(eagle)), Some(kv)) => {
-            Ok(Box::new(Eagle3Passes { eagle, model, kv }))
+    }
+
+    /// Logits of this rank's vocabulary shard, f32 `[n, V of this rank]`, of `hidden [n, H]`.
+    fn shard_logits(self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
+        match self.proposer {
+            ProposerModel::Mtp(_) => self.target.shard_logits(f, hidden),
+            ProposerModel::DraftModel(model) => model.shard_logits(f, hidden),
+            ProposerModel::Eagle3(eagle) => eagle.shard_logits(f, hidden),
         }
-        _ => {
-            let module = context.mtp.as_deref().ok_or(ForwardError::NoMtpModule)?;
-            Ok(Box::new(MtpPasses { module, model, kv }))
+    }
+
+    /// Whether passes start from hidden states of the target model.
+    fn reads_hidden_states(self) -> bool {
+        !matches!(self.proposer, ProposerModel::DraftModel(_))
+    }
+
+    /// Whether passes may run experts that replicas share: all replicas then run the same number of passes.
+    fn shares_experts(self) -> bool {
+        !matches!(self.proposer, ProposerModel::Eagle3(_))
+    }
+}
+
+impl ModelContext {
+    /// Passes of the proposer, if there is one; `draft_kv`: its own KV pool, if it has one.
+    fn draft_passes<'a>(
+        &'a self,
+        kv: &'a KvPool,
+        draft_kv: Option<&'a KvPool>,
+    ) -> Option<DraftPasses<'a>> {
+        let proposer = self.proposer.as_ref()?;
+        Some(DraftPasses { proposer, target: self.model.as_ref(), kv: draft_kv.unwrap_or(kv) })
+    }
+
+    /// Vocabulary of the proposer's draft tokens: EAGLE-3 may have one of its own.
+    fn draft_vocab(&self) -> DraftVocab<'_> {
+        match &self.proposer {
+            Some(ProposerModel::Eagle3(eagle)) => {
+                DraftVocab { shard: eagle.vocab_shard(), target_ids: eagle.draft_to_target() }
+            }
+            _ => DraftVocab { shard: &self.vocab_shard, target_ids: None },
         }
     }
 }
@@ -264,29 +155,30 @@ impl DeviceState {
         launch: &StepLaunch,
     ) -> Result<(), ExecutorError> {
         let Self { kv, draft_kv, seq_slots, buffers, drafts } = self;
-        let (Some(made), Some(DraftRowCounts { drafting, dp_rows, .. })) = (drafts, launch.drafts)
+        let (Some(draft_buffers), Some(DraftRowCounts { drafting, dp_rows, .. })) =
+            (drafts, launch.drafts)
         else {
             return Ok(());
         };
-        let passes = passes_of(context, kv, draft_kv.as_ref())?;
+        let Some(passes) = context.draft_passes(kv, draft_kv.as_ref()) else { return Ok(()) };
         if drafting == 0 && (dp_rows == 0 || !passes.shares_experts()) {
             return Ok(());
         }
         let (ops, longest) = (&context.ops, launch.shape.bounds.max_context_len);
         let exchange = PassExchange { dp_rows, experts: launch.expert_exchange };
-        let states = || made.pass_input_states(ops, buffers, drafting); // [R, H]
-        let mut before = passes.reads_hidden_states().then(states).transpose()?;
-        for pass in 0..made.passes() {
-            made.prepare_pass(ops, (buffers, seq_slots), (drafting, pass))?;
-            let (batch, ids) = made.view(seq_slots, drafting, longest)?;
-            let f = pass_context(context, passes.kv(), &batch, exchange);
-            let DraftPassOutput { hidden, next_hidden } = passes.propose(&f, &ids, before)?; // [R, H]
+        let states = || draft_buffers.pass_input_states(ops, buffers, drafting); // [R, H]
+        let mut previous = passes.reads_hidden_states().then(states).transpose()?;
+        for pass in 0..draft_buffers.passes() {
+            draft_buffers.prepare_pass(ops, buffers, seq_slots, drafting, pass)?;
+            let (batch, ids) = draft_buffers.view(seq_slots, drafting, longest)?;
+            let f = pass_context(context, passes.kv, &batch, exchange);
+            let DraftPassOutput { hidden, next_hidden } = passes.propose(&f, &ids, previous)?; // [R, H]
             if drafting > 0 {
-                choose_drafts(made, context, passes.as_ref(), &f, &hidden, pass)?;
+                choose_drafts(draft_buffers, context, passes, &f, &hidden, pass)?;
             }
-            before = Some(next_hidden.unwrap_or(hidden));
+            previous = Some(next_hidden.unwrap_or(hidden));
         }
-        Ok(made.insert(ops, (buffers, seq_slots), drafting)?)
+        Ok(draft_buffers.insert(ops, buffers, seq_slots, drafting)?)
     }
 
     /// Lets the proposer observe the tokens of a step with `rows` rows, and stores the hidden states that
@@ -300,15 +192,15 @@ impl DeviceState {
         states: &Tensor,
     ) -> Result<(), ExecutorError> {
         let Self { kv, draft_kv, seq_slots, buffers, drafts } = self;
-        let (Some(made), shape) = (drafts.as_mut(), launch.shape) else { return Ok(()) };
-        let passes = passes_of(context, kv, draft_kv.as_ref())?;
+        let (Some(draft_buffers), shape) = (drafts.as_mut(), launch.shape) else { return Ok(()) };
+        let Some(passes) = context.draft_passes(kv, draft_kv.as_ref()) else { return Ok(()) };
         let ops = &context.ops;
         if !passes.reads_hidden_states() {
             if shape.tokens > 0 || launch.dp_rows > 0 {
                 let (batch, ids) = buffers.view(seq_slots, shape)?;
                 let (dp_rows, experts) = (launch.dp_rows, launch.expert_exchange);
                 let exchange = PassExchange { dp_rows, experts };
-                let f = pass_context(context, passes.kv(), &batch, exchange);
+                let f = pass_context(context, passes.kv, &batch, exchange);
                 passes.observe(&f, &ids, None)?;
             }
             return Ok(());
@@ -316,40 +208,39 @@ impl DeviceState {
         if shape.tokens == 0 {
             return Ok(());
         }
-        let before = made.previous_states(ops, buffers, (states, rows))?; // [T, H]
+        let previous = draft_buffers.previous_states(ops, buffers, states, rows)?; // [T, H]
         let (batch, ids) = buffers.view(seq_slots, shape)?;
         let exchange = PassExchange { dp_rows: 0, experts: ExpertExchange::AllGather };
-        let f = pass_context(context, passes.kv(), &batch, exchange);
-        passes.observe(&f, &ids, Some(&before))?;
+        let f = pass_context(context, passes.kv, &batch, exchange);
+        passes.observe(&f, &ids, Some(&previous))?;
         drop((batch, ids));
-        Ok(made.store_states(ops, (buffers, seq_slots), (states, rows))?)
+        Ok(draft_buffers.store_states(ops, buffers, seq_slots, states, rows)?)
     }
 }
 
 /// Chooses the draft tokens of a pass from the hidden states of its rows, `hidden [R, H]`, together with the
 /// ranks of the other vocabulary shards.
 fn choose_drafts(
-    made: &mut DraftBuffers,
+    draft_buffers: &mut DraftBuffers,
     context: &ModelContext,
-    passes: &dyn DraftPasses,
+    passes: DraftPasses<'_>,
     f: &ForwardContext<'_>,
     hidden: &Tensor,
     pass: usize,
 ) -> Result<(), ExecutorError> {
-    let ModelContext { ops, tp, vocab_shard, .. } = context;
+    let ModelContext { ops, tp, .. } = context;
     let mut gathered = Ok(());
-    let mut gather = |own: MatRef<'_>, all: MatMut<'_>| {
-        gathered = tp.all_gather(ops.stream(), own, all);
+    let mut gather = |local: MatRef<'_>, all: MatMut<'_>| {
+        gathered = tp.all_gather(ops.stream(), local, all);
         gathered.is_ok()
     };
-    let same = DraftVocab { shard: vocab_shard, target_ids: None };
-    let vocab = passes.draft_vocab().unwrap_or(same);
+    let vocab = context.draft_vocab();
     let logits = |hidden: &Tensor| Ok::<_, ExecutorError>(passes.shard_logits(f, hidden)?);
-    let chosen = made.choose_tokens(ops, (hidden, pass), (vocab.shard, &mut gather), logits);
+    let chosen = draft_buffers.choose_tokens(ops, hidden, pass, vocab.shard, &mut gather, logits);
     gathered?; // More specific than the error of the choice.
     chosen?;
     match vocab.target_ids {
-        Some(ids) => Ok(made.map_ids(ops, (hidden.rows(), pass), ids)?),
+        Some(ids) => Ok(draft_buffers.map_ids(ops, hidden.rows(), pass, ids)?),
         None => Ok(()),
     }
 }

@@ -23,7 +23,7 @@ use protocol::BatchRow;
 pub(crate) struct DraftStateTracker {
     block_tokens: usize,
     /// Whether hidden states are stored: a draft model starts from tokens alone.
-    slot_states: bool,
+    stores_states: bool,
     carry_over: Vec<CarryOverState>,
 }
 
@@ -62,25 +62,25 @@ pub(crate) struct DraftRowCounts {
 }
 
 impl DraftStateTracker {
-    /// Creates a tracker for `seats` sequence slots and blocks of `block_tokens` tokens.
-    pub(crate) fn new(seats: usize, block_tokens: usize, states: bool) -> Self {
+    /// Creates a tracker for `seq_slots` sequence slots and blocks of `block_tokens` tokens.
+    pub(crate) fn new(seq_slots: usize, block_tokens: usize, states: bool) -> Self {
         Self {
             block_tokens,
-            slot_states: states,
-            carry_over: (0..seats).map(|_| CarryOverState::default()).collect(),
+            stores_states: states,
+            carry_over: (0..seq_slots).map(|_| CarryOverState::default()).collect(),
         }
     }
 
     /// Applies the block table updates of rows whose sequence slots are up to date.
     pub(crate) fn update_tables(&mut self, rows: &[BatchRow]) {
         for row in rows {
-            let seat = &mut self.carry_over[row.seq_slot.0 as usize];
+            let carry_over = &mut self.carry_over[row.seq_slot.0 as usize];
             if row.seq_init.is_some() {
-                *seat = CarryOverState::default();
+                *carry_over = CarryOverState::default();
             }
             for update in &row.table_updates {
-                seat.table.truncate(update.first_entry as usize);
-                seat.table.extend(update.blocks.iter().map(|block| block.0 as i32));
+                carry_over.table.truncate(update.first_entry as usize);
+                carry_over.table.extend(update.blocks.iter().map(|block| block.0 as i32));
             }
         }
     }
@@ -93,7 +93,7 @@ impl DraftStateTracker {
         StagedRow { token, device_drafts: drafts }: StagedRow,
         stage: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
-        let (held, edge) = match self.preceding_state(row)? {
+        let (in_slot, boundary_block) = match self.preceding_state(row)? {
             PrecedingState::Zeros => (0, -1),
             PrecedingState::InSlot => (1, -1),
             PrecedingState::AtBlockBoundary(block) => (0, block),
@@ -103,14 +103,14 @@ impl DraftStateTracker {
             len: row.len as i32,
             token: token as i32,
             drafts: drafts.into(),
-            state_in_slot: held,
-            boundary_block: edge,
+            state_in_slot: in_slot,
+            boundary_block,
             reserved: [0; 2],
         });
         let newest = (row.start + row.len) as usize - 1;
-        let seat = &mut self.carry_over[row.seq_slot.0 as usize];
-        seat.first_position = newest.saturating_sub(1);
-        seat.state_count = newest - seat.first_position
+        let carry_over = &mut self.carry_over[row.seq_slot.0 as usize];
+        carry_over.first_position = newest.saturating_sub(1);
+        carry_over.state_count = newest - carry_over.first_position
             + 1
             + usize::from(drafts)
             + row.input.draft_slack() as usize;
@@ -118,14 +118,17 @@ impl DraftStateTracker {
     }
 
     fn preceding_state(&self, row: &BatchRow) -> Result<PrecedingState, BatchError> {
-        let seat = &self.carry_over[row.seq_slot.0 as usize];
-        let before = (row.start as usize).checked_sub(1).filter(|_| self.slot_states);
+        let carry_over = &self.carry_over[row.seq_slot.0 as usize];
+        let before = (row.start as usize).checked_sub(1).filter(|_| self.stores_states);
         let Some(last) = before else { return Ok(PrecedingState::Zeros) };
-        if last.checked_sub(seat.first_position).is_some_and(|place| place < seat.state_count) {
+        if last
+            .checked_sub(carry_over.first_position)
+            .is_some_and(|offset| offset < carry_over.state_count)
+        {
             return Ok(PrecedingState::InSlot);
         }
-        let at_edge = (last + 1).is_multiple_of(self.block_tokens);
-        let block = seat.table.get(last / self.block_tokens).filter(|_| at_edge);
+        let at_boundary = (last + 1).is_multiple_of(self.block_tokens);
+        let block = carry_over.table.get(last / self.block_tokens).filter(|_| at_boundary);
         let (request, position) = (row.request, row.start);
         block
             .map(|&block| PrecedingState::AtBlockBoundary(block))

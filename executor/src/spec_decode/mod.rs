@@ -1,5 +1,5 @@
-//! Speculative decoding: draft tokens of a step, proposed by n-gram lookup on the host, or by an MTP module, a draft model
-//! or EAGLE-3 on the device, and verified by the target model's own pass.
+//! Speculative decoding: draft tokens of a step, proposed by n-gram lookup on the host, or by an MTP module,
+//! a draft model or EAGLE-3 on the device, and verified by the target model's own pass.
 //!
 //! A [`Proposer`] works at two points of a step: before rows are staged, where it proposes tokens or
 //! announces that the device proposes them, and after the step, where it observes the emitted tokens. The
@@ -19,7 +19,7 @@ use ops::{DraftBufferSize, DraftVerification, StagingBuffer};
 use protocol::{BatchRow, DraftAcceptance, SpeculativeConfig, SpeculativeMethod, Token};
 
 pub(crate) use device_proposer::DeviceProposer;
-pub(crate) use draft_passes::DraftModel;
+pub(crate) use draft_passes::ProposerModel;
 pub(crate) use draft_states::DraftRowCounts;
 pub(crate) use ngram::{EmittedTokenSender, NgramProposer};
 pub use validation::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_speculation};
@@ -46,10 +46,10 @@ pub(crate) trait Proposer: Send {
     fn stage(
         &mut self,
         row: &BatchRow,
-        place: StagedRow,
+        staged_row: StagedRow,
         staging: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
-        let _ = (row, place, staging);
+        let _ = (row, staged_row, staging);
         Ok(())
     }
 }
@@ -89,19 +89,24 @@ impl ProposerSetup {
         if let Some(ngram) = NgramProposer::new(config, limits.rows) {
             return Self { proposer: Some(Box::new(ngram)), buffers: None };
         }
-        let keeps_states = config.method != SpeculativeMethod::DraftModel;
+        let stores_states = config.method != SpeculativeMethod::DraftModel;
         let size = DraftBufferSize {
             rows: limits.rows,
             passes: config.draft_tokens.into(),
             seq_slots: limits.rows,
-            hidden: if keeps_states { limits.hidden } else { 1 },
+            hidden: if stores_states { limits.hidden } else { 1 },
             blocks,
             logits: logits_rows,
         };
         let block_tokens = limits.block_tokens as usize;
-        let proposer = DeviceProposer::new(limits.rows, block_tokens, keeps_states);
+        let proposer = DeviceProposer::new(limits.rows, block_tokens, stores_states);
         Self { proposer: Some(Box::new(proposer)), buffers: Some(size) }
     }
+}
+
+/// Whether the configured proposer runs on the device.
+pub(crate) fn runs_on_device(config: Option<SpeculativeConfig>) -> bool {
+    config.is_some_and(|config| !matches!(config.method, SpeculativeMethod::Ngram { .. }))
 }
 
 /// How the sampler verifies draft tokens.

@@ -24,7 +24,7 @@ pub(crate) struct NgramProposer {
 #[derive(Default)]
 struct TokenHistory {
     owner: Option<SlotOwner>,
-    known: Vec<Token>,
+    tokens: Vec<Token>,
 }
 
 /// Tokens emitted by the rows of a step.
@@ -40,7 +40,7 @@ struct EmittedRow {
 
 /// Sends the tokens that a step has emitted, once when dropped; none if the step failed.
 pub(crate) struct EmittedTokenSender {
-    to: Sender<EmittedTokens>,
+    sender: Sender<EmittedTokens>,
     rows: Vec<SamplingRow>,
     updates: EmittedTokens,
 }
@@ -56,16 +56,15 @@ struct SamplingRow {
 
 impl NgramProposer {
     /// Creates the proposer; `None`: another method is configured.
-    pub(crate) fn new(speculation: SpeculativeConfig, seats: usize) -> Option<Self> {
-        let SpeculativeConfig { draft_tokens: drafts, method: drafter, .. } = speculation;
-        let protocol::SpeculativeMethod::Ngram { lookup_min: min, lookup_max: max } = drafter
-        else {
+    pub(crate) fn new(speculation: SpeculativeConfig, seq_slots: usize) -> Option<Self> {
+        let SpeculativeConfig { draft_tokens: drafts, method, .. } = speculation;
+        let protocol::SpeculativeMethod::Ngram { lookup_min: min, lookup_max: max } = method else {
             return None;
         };
         Some(Self {
             matcher: NgramMatcher { min: min.max(1).into(), max: max.max(min).max(1).into() },
             max_drafts: drafts.into(),
-            histories: (0..seats).map(|_| TokenHistory::default()).collect(),
+            histories: (0..seq_slots).map(|_| TokenHistory::default()).collect(),
             updates: channel(),
             pending_updates: 0,
         })
@@ -78,15 +77,15 @@ impl Proposer for NgramProposer {
         let history = &mut self.histories[row.seq_slot.0 as usize];
         if let Some(init) = &row.seq_init {
             history.owner = Some(SlotOwner::of(row));
-            history.known.clone_from(&init.token_history);
+            history.tokens.clone_from(&init.token_history);
         }
-        let most = self.max_drafts.min(row.drafts.into());
+        let max_drafts = self.max_drafts.min(row.drafts.into());
         let from_host = matches!(row.input, RowInput::Tokens(_));
-        let complete = history.known.len() == row.start as usize + row.len as usize;
-        if most == 0 || !from_host || !complete {
+        let complete = history.tokens.len() == row.start as usize + row.len as usize;
+        if max_drafts == 0 || !from_host || !complete {
             return Proposal::Tokens(&[]);
         }
-        Proposal::Tokens(self.matcher.propose(&history.known, most))
+        Proposal::Tokens(self.matcher.propose(&history.tokens, max_drafts))
     }
 
     /// Receives emitted tokens; waits for all pending steps if one of these rows verifies draft tokens.
@@ -100,7 +99,7 @@ impl Proposer for NgramProposer {
             for EmittedRow { slot, owner, tokens } in emitted {
                 let history = &mut self.histories[slot.0 as usize];
                 if history.owner == Some(owner) {
-                    history.known.extend_from_slice(&tokens);
+                    history.tokens.extend_from_slice(&tokens);
                 }
             }
         }
@@ -115,8 +114,8 @@ impl Proposer for NgramProposer {
             owner: SlotOwner::of(row),
         });
         let rows = sampling.collect();
-        let (to, updates) = (self.updates.0.clone(), EmittedTokens::default());
-        Some(EmittedTokenSender { to, rows, updates })
+        let (sender, updates) = (self.updates.0.clone(), EmittedTokens::default());
+        Some(EmittedTokenSender { sender, rows, updates })
     }
 }
 
@@ -134,7 +133,7 @@ impl EmittedTokenSender {
 impl Drop for EmittedTokenSender {
     fn drop(&mut self) {
         // Fails if the proposer is gone.
-        let _ = self.to.send(std::mem::take(&mut self.updates));
+        let _ = self.sender.send(std::mem::take(&mut self.updates));
     }
 }
 
@@ -176,69 +175,82 @@ mod tests {
             },
             1,
         )
-        .expect("it looks tokens up")
+        .expect("the method is n-gram lookup")
     }
 
-    fn history_update(speaker: &mut EmittedTokenSender, ids: &[Token]) {
-        speaker.record_outputs(&[RowOutput { sampled_tokens: ids.into(), ..RowOutput::default() }]);
+    fn history_update(emitted_sender: &mut EmittedTokenSender, ids: &[Token]) {
+        emitted_sender
+            .record_outputs(&[RowOutput { sampled_tokens: ids.into(), ..RowOutput::default() }]);
     }
 
     #[test]
     fn drafts_follow_token_history() {
-        let mut drafter = ngram_proposer();
+        let mut proposer = ngram_proposer();
         let prompt = first(&[5, 6, 7, 5]);
-        assert_eq!(drafter.propose(&prompt), Proposal::Tokens(&[]), "the row has room for none");
-        history_update(&mut drafter.observe_outputs(&[prompt]).unwrap(), &[6]);
+        assert_eq!(
+            proposer.propose(&prompt),
+            Proposal::Tokens(&[]),
+            "the row verifies no draft tokens"
+        );
+        history_update(&mut proposer.observe_outputs(&[prompt]).unwrap(), &[6]);
         let next = row(4, &[6], 2);
-        drafter.observe(std::slice::from_ref(&next));
-        assert_eq!(drafter.propose(&next), Proposal::Tokens(&[7, 5]), "two of three");
-        history_update(&mut drafter.observe_outputs(&[next]).unwrap(), &[7, 9]);
+        proposer.observe(std::slice::from_ref(&next));
+        assert_eq!(
+            proposer.propose(&next),
+            Proposal::Tokens(&[7, 5]),
+            "the row verifies two drafts"
+        );
+        history_update(&mut proposer.observe_outputs(&[next]).unwrap(), &[7, 9]);
         let next = row(6, &[9], 3);
-        drafter.observe(std::slice::from_ref(&next));
-        assert_eq!(drafter.propose(&next), Proposal::Tokens(&[]), "9 is new");
+        proposer.observe(std::slice::from_ref(&next));
+        assert_eq!(proposer.propose(&next), Proposal::Tokens(&[]), "9 has no earlier occurrence");
     }
 
     #[test]
     fn step_waits_for_outputs_only_when_drafting() {
-        let mut drafter = ngram_proposer();
-        let mut speaker = drafter.observe_outputs(&[first(&[5, 6, 7, 5])]).unwrap();
-        drafter.propose(&first(&[5, 6, 7, 5]));
+        let mut proposer = ngram_proposer();
+        let mut emitted_sender = proposer.observe_outputs(&[first(&[5, 6, 7, 5])]).unwrap();
+        proposer.propose(&first(&[5, 6, 7, 5]));
         let next = row(4, &[6], 0);
-        drafter.observe(std::slice::from_ref(&next));
-        assert_eq!(drafter.pending_updates, 1);
-        history_update(&mut speaker, &[6]);
+        proposer.observe(std::slice::from_ref(&next));
+        assert_eq!(proposer.pending_updates, 1);
+        history_update(&mut emitted_sender, &[6]);
         let next = row(4, &[6], 3);
-        let answers = std::thread::spawn(move || drop(speaker));
-        drafter.observe(std::slice::from_ref(&next));
-        assert_eq!(drafter.propose(&next), Proposal::Tokens(&[7, 5, 6]));
-        answers.join().expect("it only drops");
+        let sender_thread = std::thread::spawn(move || drop(emitted_sender));
+        proposer.observe(std::slice::from_ref(&next));
+        assert_eq!(proposer.propose(&next), Proposal::Tokens(&[7, 5, 6]));
+        sender_thread.join().expect("the thread only drops the sender");
     }
 
     #[test]
     fn incomplete_history_yields_no_drafts() {
-        let mut drafter = ngram_proposer();
-        drafter.propose(&first(&[]));
-        assert_eq!(drafter.propose(&row(4, &[6], 3)), Proposal::Tokens(&[]), "no history came");
-        drafter.propose(&first(&[5, 6, 7, 5]));
-        assert_eq!(drafter.propose(&row(4, &[6], 3)), Proposal::Tokens(&[]), "6 was never heard");
-        drop(drafter.observe_outputs(&[first(&[5, 6, 7, 5])]).unwrap());
+        let mut proposer = ngram_proposer();
+        proposer.propose(&first(&[]));
+        assert_eq!(proposer.propose(&row(4, &[6], 3)), Proposal::Tokens(&[]), "no history");
+        proposer.propose(&first(&[5, 6, 7, 5]));
+        assert_eq!(
+            proposer.propose(&row(4, &[6], 3)),
+            Proposal::Tokens(&[]),
+            "the output 6 was not received"
+        );
+        drop(proposer.observe_outputs(&[first(&[5, 6, 7, 5])]).unwrap());
         let step = RowInput::SampledAt { step: protocol::StepId(1), draft_slack: 0 };
         assert_eq!(
-            drafter.propose(&BatchRow { input: step, ..row(3, &[5], 3) }),
+            proposer.propose(&BatchRow { input: step, ..row(3, &[5], 3) }),
             Proposal::Tokens(&[])
         );
-        assert_eq!(drafter.propose(&row(3, &[5], 3)), Proposal::Tokens(&[6, 7, 5]));
+        assert_eq!(proposer.propose(&row(3, &[5], 3)), Proposal::Tokens(&[6, 7, 5]));
         let other = BatchRow { request: RequestId(2), ..first(&[1, 2, 1]) };
-        let mut late = drafter.observe_outputs(&[row(3, &[5], 0)]).unwrap();
-        history_update(&mut late, &[6]);
-        drop(late);
-        drafter.propose(&other);
+        let mut late_sender = proposer.observe_outputs(&[row(3, &[5], 0)]).unwrap();
+        history_update(&mut late_sender, &[6]);
+        drop(late_sender);
+        proposer.propose(&other);
         let next = BatchRow { request: RequestId(2), ..row(2, &[1], 3) };
-        drafter.observe(std::slice::from_ref(&next));
+        proposer.observe(std::slice::from_ref(&next));
         assert_eq!(
-            drafter.propose(&next),
+            proposer.propose(&next),
             Proposal::Tokens(&[2, 1]),
-            "another request's answer came late"
+            "late output of another request"
         );
     }
 }

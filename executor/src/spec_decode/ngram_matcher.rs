@@ -16,22 +16,22 @@ pub(crate) struct NgramMatcher {
 }
 
 impl NgramMatcher {
-    /// Returns up to `most` draft tokens after `known`: the continuation of the longest match of the newest
-    /// tokens. Among matches of equal length, the newest one with `most` tokens after it is used, else the
-    /// oldest one.
-    pub(crate) fn propose(self, known: &[Token], most: usize) -> &[Token] {
-        let mut found = (0, known.len()); // Length of the match, and the index after its end.
-        for end in (1..known.len()).rev() {
-            let same = self.matching_suffix_len(&known[..end], known);
-            let more = same == found.0 && known.len() - found.1 < most;
-            if same >= self.min && (same > found.0 || more) {
-                found = (same, end);
+    /// Returns up to `max_drafts` draft tokens after `tokens`: the continuation of the longest match of the
+    /// newest tokens. Among matches of equal length, the newest one with `max_drafts` tokens after it is
+    /// used, else the oldest one.
+    pub(crate) fn propose(self, tokens: &[Token], max_drafts: usize) -> &[Token] {
+        let mut found = (0, tokens.len()); // Length of the match, and the index after its end.
+        for end in (1..tokens.len()).rev() {
+            let length = self.matching_suffix_len(&tokens[..end], tokens);
+            let more = length == found.0 && tokens.len() - found.1 < max_drafts;
+            if length >= self.min && (length > found.0 || more) {
+                found = (length, end);
             }
-            if found.0 == self.max && known.len() - found.1 >= most {
+            if found.0 == self.max && tokens.len() - found.1 >= max_drafts {
                 break; // No better match exists.
             }
         }
-        &known[found.1..known.len().min(found.1 + most)]
+        &tokens[found.1..tokens.len().min(found.1 + max_drafts)]
     }
 
     /// Returns the length of the common suffix of both, up to `max`.
@@ -50,10 +50,10 @@ mod tests {
     #[test]
     fn continuation_of_longest_match_is_proposed() {
         // `7 8` occurs twice before, `6 7 8` once.
-        let known = [6, 7, 8, 1, 2, 7, 8, 3, 4, 6, 7, 8];
-        assert_eq!(NGRAM.propose(&known, 3), [1, 2, 7]);
-        assert_eq!(NGRAM.propose(&known[1..], 3), [3, 4, 6], "of equal ones the newest");
-        assert_eq!(NGRAM.propose(&known, 0), [0; 0]);
+        let tokens = [6, 7, 8, 1, 2, 7, 8, 3, 4, 6, 7, 8];
+        assert_eq!(NGRAM.propose(&tokens, 3), [1, 2, 7]);
+        assert_eq!(NGRAM.propose(&tokens[1..], 3), [3, 4, 6], "the newest of equal matches");
+        assert_eq!(NGRAM.propose(&tokens, 0), [0; 0]);
     }
 
     #[test]
@@ -68,17 +68,17 @@ mod tests {
     #[test]
     fn match_length_is_bounded() {
         // The older `2 3 4 5` has a longer common suffix, but four tokens are enough.
-        let known = [1, 2, 3, 4, 5, 8, 9, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5];
-        assert_eq!(NGRAM.propose(&known, 2), [6, 1]);
+        let tokens = [1, 2, 3, 4, 5, 8, 9, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5];
+        assert_eq!(NGRAM.propose(&tokens, 2), [6, 1]);
     }
 
     #[test]
-    fn repeating_loop_proposes_known_tokens() {
-        let known = [9, 1, 2, 1, 2, 1, 2];
-        assert_eq!(NGRAM.propose(&known, 2), [1, 2]);
-        assert_eq!(NGRAM.propose(&known, 4), [1, 2], "the end is near everywhere");
-        let known = [7; 12];
-        assert_eq!(NGRAM.propose(&known, 3), [7; 3]);
+    fn repeating_loop_proposes_earlier_tokens() {
+        let tokens = [9, 1, 2, 1, 2, 1, 2];
+        assert_eq!(NGRAM.propose(&tokens, 2), [1, 2]);
+        assert_eq!(NGRAM.propose(&tokens, 4), [1, 2], "no match has four tokens after it");
+        let tokens = [7; 12];
+        assert_eq!(NGRAM.propose(&tokens, 3), [7; 3]);
     }
 
     #[test]
@@ -90,20 +90,24 @@ mod tests {
         };
         for _ in 0..3000 {
             let ids = 2 + draw(4);
-            let known: Vec<Token> = (0..draw(40)).map(|_| draw(ids)).collect();
+            let tokens: Vec<Token> = (0..draw(40)).map(|_| draw(ids)).collect();
             let min = 1 + draw(3) as usize;
             let ngram = NgramMatcher { min, max: min + draw(3) as usize };
-            let most = 1 + draw(5) as usize;
+            let max_drafts = 1 + draw(5) as usize;
             let end_of = |len: usize| {
-                let suffix = &known[known.len().checked_sub(len)?..];
-                let ends = (len..known.len()).filter(|&end| &known[end - len..end] == suffix);
+                let suffix = &tokens[tokens.len().checked_sub(len)?..];
+                let ends = (len..tokens.len()).filter(|&end| &tokens[end - len..end] == suffix);
                 let ends: Vec<usize> = ends.collect();
-                let enough = ends.iter().rev().find(|&&end| known.len() - end >= most);
+                let enough = ends.iter().rev().find(|&&end| tokens.len() - end >= max_drafts);
                 enough.or(ends.first()).copied()
             };
-            let end = (ngram.min..=ngram.max).rev().find_map(end_of).unwrap_or(known.len());
-            let right = &known[end..known.len().min(end + most)];
-            assert_eq!(ngram.propose(&known, most), right, "{known:?}, {ngram:?}, {most}");
+            let end = (ngram.min..=ngram.max).rev().find_map(end_of).unwrap_or(tokens.len());
+            let expected = &tokens[end..tokens.len().min(end + max_drafts)];
+            assert_eq!(
+                ngram.propose(&tokens, max_drafts),
+                expected,
+                "{tokens:?}, {ngram:?}, {max_drafts}"
+            );
         }
     }
 }

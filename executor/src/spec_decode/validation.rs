@@ -13,7 +13,9 @@ pub const MODEL_DRAFTS_MAX: u8 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpeculationError {
     /// The number of draft tokens is outside the range of an MTP module or EAGLE-3 layer.
-    #[error("num_speculative_tokens {drafts}: a draft layer makes 1 to {MTP_DRAFTS_MAX}")]
+    #[error(
+        "num_speculative_tokens {drafts}: an MTP module or EAGLE-3 layer supports 1 to {MTP_DRAFTS_MAX}"
+    )]
     TooManyDrafts {
         /// Configured number of draft tokens.
         drafts: u8,
@@ -29,19 +31,17 @@ pub enum SpeculationError {
         layers: usize,
     },
     /// The number of draft tokens is outside the range of a draft model.
-    #[error(
-        "num_speculative_tokens {drafts}: a model drafts 1 to {MODEL_DRAFTS_MAX} tokens for another"
-    )]
+    #[error("num_speculative_tokens {drafts}: a draft model supports 1 to {MODEL_DRAFTS_MAX}")]
     TooManyModelDrafts {
         /// Configured number of draft tokens.
         drafts: u8,
     },
     /// No draft model is configured.
-    #[error("method draft_model needs a model")]
+    #[error("method draft_model needs field `model`")]
     NoDraftModel,
     /// Draft model and target model have vocabularies of different sizes.
     #[error(
-        "field `vocab_size` of the model that drafts: it has {draft} ids, the model {model}, and drafts must be ids of the model"
+        "field `vocab_size` of the draft model is {draft}, that of the target model is {model}: they must be equal"
     )]
     Vocabulary {
         /// Vocabulary size of the draft model.
@@ -50,14 +50,16 @@ pub enum SpeculationError {
         model: usize,
     },
     /// No draft model is configured, or it is no EAGLE-3 checkpoint.
-    #[error("method eagle3 needs a model whose field `architectures` is LlamaForCausalLMEagle3")]
+    #[error(
+        "method eagle3 needs a draft model whose field `architectures` is LlamaForCausalLMEagle3"
+    )]
     NoEagleCheckpoint,
     /// An EAGLE-3 checkpoint is configured as a draft model.
-    #[error("method draft_model: a model of LlamaForCausalLMEagle3 drafts by method eagle3")]
+    #[error("method draft_model: a draft model of LlamaForCausalLMEagle3 needs method eagle3")]
     UnexpectedEagleCheckpoint,
     /// The EAGLE-3 checkpoint was trained for a target model of another hidden size.
     #[error(
-        "field `{field}` of the model that drafts: its states have {draft} channels, those of the model {model} (hidden_size)"
+        "field `{field}` of the draft model is {draft}, hidden_size of the target model is {model}: they must be equal"
     )]
     HiddenSize {
         /// Field of the draft configuration that has the size.
@@ -69,7 +71,7 @@ pub enum SpeculationError {
     },
     /// The EAGLE-3 checkpoint was trained for a target model with more layers.
     #[error(
-        "field `eagle_aux_hidden_state_layer_ids` of the model that drafts: what enters layer {layer}, of a model of {layers} layers"
+        "field `eagle_aux_hidden_state_layer_ids` of the draft model: input of layer {layer}, the target model has {layers} layers"
     )]
     AuxLayer {
         /// Layer whose input the EAGLE-3 layer reads.
@@ -87,10 +89,10 @@ pub fn check_speculation(
     model: &ModelConfig,
     draft: Option<&ModelConfig>,
 ) -> Result<(), SpeculationError> {
-    let Some(SpeculativeConfig { draft_tokens: drafts, method: drafter, .. }) = speculation else {
+    let Some(SpeculativeConfig { draft_tokens: drafts, method, .. }) = speculation else {
         return Ok(());
     };
-    match drafter {
+    match method {
         SpeculativeMethod::Ngram { .. } => Ok(()),
         SpeculativeMethod::Mtp => check_mtp(drafts, model),
         SpeculativeMethod::DraftModel => check_draft_model(drafts, model, draft),
@@ -106,8 +108,8 @@ fn check_eagle3(
     if !(1..=MTP_DRAFTS_MAX).contains(&drafts) {
         return Err(SpeculationError::TooManyDrafts { drafts });
     }
-    let both = draft.and_then(|draft| Some((draft, draft.eagle?)));
-    let (draft, eagle) = both.ok_or(SpeculationError::NoEagleCheckpoint)?;
+    let with_eagle = draft.and_then(|draft| Some((draft, draft.eagle?)));
+    let (draft, eagle) = with_eagle.ok_or(SpeculationError::NoEagleCheckpoint)?;
     check_vocabulary(draft, model)?;
     if eagle.target_hidden != model.hidden {
         let stated = eagle.target_hidden != draft.hidden;

@@ -18,7 +18,7 @@ pub struct NoTokenBitmasks;
 
 impl TokenBitmaskSource for NoTokenBitmasks {
     fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
-        Err(TokenBitmaskError::Missing { step: step.0, rows, got: 0 }.into())
+        Err(TokenBitmaskError::Missing { step: step.0, rows, received: 0 }.into())
     }
 }
 
@@ -41,13 +41,14 @@ impl StepBitmasks {
         if rows == 0 {
             return Ok(Self::default());
         }
-        let got = masks.wait(step, rows)?;
+        let received = masks.wait(step, rows)?;
         let by_row: BTreeMap<usize, BitmaskRow> =
-            got.into_iter().map(|mask| (mask.row as usize, mask)).collect();
+            received.into_iter().map(|mask| (mask.row as usize, mask)).collect();
         match masked().find(|row| !by_row.contains_key(row)) {
             None => Ok(Self { by_row }),
             Some(_) => {
-                Err(TokenBitmaskError::Missing { step: step.0, rows, got: by_row.len() }.into())
+                Err(TokenBitmaskError::Missing { step: step.0, rows, received: by_row.len() }
+                    .into())
             }
         }
     }

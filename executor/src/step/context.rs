@@ -7,6 +7,7 @@ use super::pending::PendingStep;
 use crate::model_context::ModelContext;
 use ops::Tensor;
 use protocol::Batch;
+use std::ops::Range;
 
 /// One step from its batch to its launches.
 pub(super) struct StepContext<'a> {
@@ -18,6 +19,8 @@ pub(super) struct StepContext<'a> {
     pub(super) logits_rows: Vec<LogitsRow>,
     /// Number of logits rows sampled with the forward pass; 0 if the step waits for bitmasks. Set by `stage`.
     pub(super) first_slice: usize,
+    /// Logits rows of the last slice. Set by `sample`.
+    pub(super) last_slice: Range<usize>,
     /// Whether sampling needs full rows of logits where ranks share the LM head. Set by `stage`.
     pub(super) full_logits: bool,
     /// The captured graph that serves the step. Set by `forward`.
@@ -39,6 +42,7 @@ impl<'a> StepContext<'a> {
             batch,
             logits_rows: Vec::new(),
             first_slice: 0,
+            last_slice: 0..0,
             full_logits: false,
             graph: None,
             hidden: None,

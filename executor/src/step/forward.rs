@@ -42,17 +42,17 @@ impl StepState {
     fn matching_graph(&self, context: &StepContext<'_>) -> Option<GraphKey> {
         let (batch, stage) = (context.batch, &self.staging.stage);
         let DispatchMode::Graph { rows, width } = batch.dispatch else { return None };
-        let (most, tokens) = (rows * width, stage.tokens.max(context.first_slice) as u32);
-        let fits = stage.rows.len() == stage.tokens && tokens <= most;
+        let (max_rows, tokens) = (rows * width, stage.tokens.max(context.first_slice) as u32);
+        let fits = stage.rows.len() == stage.tokens && tokens <= max_rows;
         if !fits || batch.rows.len() > rows as usize {
             return None;
         }
         // Replicas in lockstep replay the same graph, and a proposer on the device has rows of its own; any
         // other step replays the smallest graph that fits its rows.
         let exact = context.model.dp.size() > 1 || self.device.drafts.is_some();
-        let least = if exact { most } else { tokens };
+        let min_rows = if exact { max_rows } else { tokens };
         let longest = row_bounds(stage, &self.size.limits).max_context_len;
-        self.graphs.size(context.full_logits, least..=most, longest)
+        self.graphs.smallest_key(context.full_logits, min_rows..=max_rows, longest)
     }
 
     /// Replays the captured graph of the step, if there is one.
@@ -126,6 +126,6 @@ fn expert_exchange(dispatch: DispatchMode) -> ExpertExchange {
 /// Bounds of the rows of a stage, in which rows of one token come first.
 fn row_bounds(stage: &StagingBuffer, limits: &StepLimits) -> RowBounds {
     let lengths = |row: &StageRow| (row.len as usize, (row.start + row.len) as usize);
-    let successive = if limits.one_token_rows { limits.tokens_per_row() } else { 1 };
-    RowBounds::of(stage.rows.iter().map(lengths), successive)
+    let rows_per_request = if limits.split_decode_rows { limits.tokens_per_row() } else { 1 };
+    RowBounds::of(stage.rows.iter().map(lengths), rows_per_request)
 }

@@ -64,33 +64,33 @@ pub(crate) struct StepGraph {
     pub(crate) instrumented: Option<(CapturedGraph, Arc<[DeviceSpan]>)>,
 }
 
-/// Rows to capture for steps of up to `most` rows, ascending.
-pub(crate) fn row_counts_to_capture(capture: &GraphCapture, most: usize) -> Vec<u32> {
-    let (rows, most) = match capture {
+/// Rows to capture for steps of up to `max_rows` rows, ascending.
+pub(crate) fn row_counts_to_capture(capture: &GraphCapture, max_rows: usize) -> Vec<u32> {
+    let (rows, max_rows) = match capture {
         GraphCapture::Disabled => (&[][..], 0),
-        GraphCapture::DefaultSizes { max_size: rows_max } => {
-            (&ROWS[..], rows_max.map_or(most, |max| most.min(max as usize)))
+        GraphCapture::DefaultSizes { max_size } => {
+            (&ROWS[..], max_size.map_or(max_rows, |max| max_rows.min(max as usize)))
         }
-        GraphCapture::Sizes(rows) => (&rows[..], most),
+        GraphCapture::Sizes(rows) => (&rows[..], max_rows),
     };
-    let fitting = rows.iter().copied().filter(|&rows| (1..=most).contains(&(rows as usize)));
+    let fitting = rows.iter().copied().filter(|&rows| (1..=max_rows).contains(&(rows as usize)));
     fitting.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 impl StepGraphs {
     /// Returns the smallest graph for one of these row counts and contexts of up to `context` keys.
-    pub(crate) fn size(
+    pub(crate) fn smallest_key(
         &self,
-        whole_rows: bool,
+        full_logits: bool,
         rows: RangeInclusive<u32>,
         context: usize,
     ) -> Option<GraphKey> {
-        smallest_fitting(&self.by_key, whole_rows, rows, context)
+        smallest_fitting(&self.by_key, full_logits, rows, context)
     }
 
-    /// Returns the graph of a key that `size` returned.
-    pub(crate) fn get(&self, size: GraphKey) -> Option<&StepGraph> {
-        self.by_key.get(&size)
+    /// Returns the graph of a key that `smallest_key` returned.
+    pub(crate) fn get(&self, key: GraphKey) -> Option<&StepGraph> {
+        self.by_key.get(&key)
     }
 
     /// Returns the row counts of batches that have a graph, ascending.
@@ -101,52 +101,52 @@ impl StepGraphs {
     /// Captures a step of each of `shapes`, the largest first. A shape that cannot be captured is left out,
     /// and its steps are launched eagerly.
     pub(crate) fn capture(
-        engine: &ModelContext,
+        model: &ModelContext,
         device: &mut DeviceState,
-        wanted: &CapturePlan,
+        plan: &CapturePlan,
         shapes: &[StepShape],
         tracer: Option<&StepTracer>,
         mut done: impl FnMut(u64),
     ) -> Self {
-        let mut by_size = BTreeMap::new();
+        let mut by_key = BTreeMap::new();
         for (i, &shape) in (1..).zip(shapes.iter().rev()) {
             let (rows, context) = (shape.rows as u32, shape.bounds.max_context_len);
             let drafting =
-                device.drafts.is_some().then(|| shape.rows / wanted.tokens_per_row as usize);
-            for &whole_rows in engine.full_logits_variants() {
-                let launch = StepLaunch::of_all(shape, whole_rows, drafting, engine);
-                let size = GraphKey { full_logits: whole_rows, rows, context };
-                match capture_step(engine, device, launch, tracer) {
-                    Ok(recording) => drop(by_size.insert(size, recording)),
+                device.drafts.is_some().then(|| shape.rows / plan.tokens_per_row as usize);
+            for &full_logits in model.full_logits_variants() {
+                let launch = StepLaunch::uniform(shape, full_logits, drafting, model);
+                let key = GraphKey { full_logits, rows, context };
+                match capture_step(model, device, launch, tracer) {
+                    Ok(graph) => drop(by_key.insert(key, graph)),
                     Err(error) => {
-                        tracing::warn!(rows, %error, "no graph for steps of so many rows");
+                        tracing::warn!(rows, %error, "no captured graph for steps of this number of rows");
                     }
                 }
             }
             done(i);
         }
-        let recorded =
-            |&rows: &u32| by_size.keys().any(|size| size.rows == rows * wanted.tokens_per_row);
-        let rows = wanted.rows.iter().copied().filter(recorded).collect();
-        Self { by_key: by_size, rows }
+        let is_captured =
+            |&rows: &u32| by_key.keys().any(|key| key.rows == rows * plan.tokens_per_row);
+        let rows = plan.rows.iter().copied().filter(is_captured).collect();
+        Self { by_key, rows }
     }
 }
 
 fn smallest_fitting<R>(
-    by_size: &BTreeMap<GraphKey, R>,
-    whole_rows: bool,
+    by_key: &BTreeMap<GraphKey, R>,
+    full_logits: bool,
     rows: RangeInclusive<u32>,
     context: usize,
 ) -> Option<GraphKey> {
-    let from = GraphKey { full_logits: whole_rows, rows: *rows.start(), context: 0 };
-    let to = GraphKey { full_logits: whole_rows, rows: *rows.end(), context: usize::MAX };
-    by_size.range(from..=to).map(|(size, _)| *size).find(|size| size.context >= context)
+    let from = GraphKey { full_logits, rows: *rows.start(), context: 0 };
+    let to = GraphKey { full_logits, rows: *rows.end(), context: usize::MAX };
+    by_key.range(from..=to).map(|(key, _)| *key).find(|key| key.context >= context)
 }
 
-/// Shape of a step of `rows` one-token rows with up to `longest` keys, of which up to `successive` may belong
-/// to the same request.
-pub(crate) fn graph_shape(rows: usize, successive: usize, longest: usize) -> StepShape {
-    let bounds = RowBounds::of(std::iter::repeat_n((1, longest), rows), successive);
+/// Shape of a step of `rows` one-token rows with up to `longest` keys, of which up to `rows_per_request` may
+/// belong to the same request.
+pub(crate) fn graph_shape(rows: usize, rows_per_request: usize, longest: usize) -> StepShape {
+    let bounds = RowBounds::of(std::iter::repeat_n((1, longest), rows), rows_per_request);
     StepShape { tokens: rows, rows, logits_rows: rows, bounds }
 }
 
@@ -161,9 +161,9 @@ impl CapturePlan {
                 .chain([longest])
                 .map(move |longest| graph_shape(rows, self.tokens_per_row as usize, longest))
         };
-        let fewer = self.rows.iter().filter(|_| self.also_without_drafts).copied();
+        let without_drafts = self.rows.iter().filter(|_| self.also_without_drafts).copied();
         let all = self.rows.iter().map(|rows| rows * self.tokens_per_row);
-        let rows: BTreeSet<u32> = all.chain(fewer).collect();
+        let rows: BTreeSet<u32> = all.chain(without_drafts).collect();
         rows.into_iter().flat_map(|rows| of_rows(rows as usize)).collect()
     }
 }
@@ -171,43 +171,43 @@ impl CapturePlan {
 /// Runs a step of padding, so that all its memory is allocated, then captures it. Two runs: only the second
 /// run starts from the arena state that a previous run left, as every later step does.
 fn capture_step(
-    engine: &ModelContext,
+    model: &ModelContext,
     device: &mut DeviceState,
     launch: StepLaunch,
     tracer: Option<&StepTracer>,
 ) -> Result<StepGraph, ExecutorError> {
     for _ in 0..2 {
-        device.launch(engine, launch, &mut StepTiming::default(), &mut None)?;
-        engine.ops.device().synchronize(engine.ops.stream())?;
+        device.launch(model, launch, &mut StepTiming::default(), &mut None)?;
+        model.ops.device().synchronize(model.ops.stream())?;
     }
-    let (graph, calls) = capture_launches(engine, device, launch, &mut None)?;
-    let mut laps = tracer.map(|tracer| tracer.span_recorder(&engine.ops));
-    if laps.is_none() {
+    let (graph, calls) = capture_launches(model, device, launch, &mut None)?;
+    let mut recorder = tracer.map(|tracer| tracer.span_recorder(&model.ops));
+    if recorder.is_none() {
         return Ok(StepGraph { graph, collectives: calls, instrumented: None });
     }
-    let marked = match capture_launches(engine, device, launch, &mut laps) {
-        Ok((marked, _)) => laps.map(|laps| (marked, laps.finish())),
+    let instrumented = match capture_launches(model, device, launch, &mut recorder) {
+        Ok((instrumented, _)) => recorder.map(|recorder| (instrumented, recorder.finish())),
         Err(error) => {
-            tracing::warn!(rows = launch.shape.rows, %error, "traces show such steps only as a whole");
+            tracing::warn!(rows = launch.shape.rows, %error, "traces of these steps have no spans");
             None
         }
     };
-    Ok(StepGraph { graph, collectives: calls, instrumented: marked })
+    Ok(StepGraph { graph, collectives: calls, instrumented })
 }
 
 fn capture_launches(
-    engine: &ModelContext,
+    model: &ModelContext,
     device: &mut DeviceState,
     launch: StepLaunch,
-    laps: &mut Option<SpanRecorder>,
+    recorder: &mut Option<SpanRecorder>,
 ) -> Result<(CapturedGraph, CapturedCollectives), ExecutorError> {
-    let (driver, stream) = (engine.ops.device(), engine.ops.stream());
+    let (driver, stream) = (model.ops.device(), model.ops.stream());
     driver.begin_capture(stream)?;
-    let groups = [&engine.tp, &engine.dp];
+    let groups = [&model.tp, &model.dp];
     for group in groups {
         group.begin_capture();
     }
-    let launched = device.launch(engine, launch, &mut StepTiming::default(), laps);
+    let launched = device.launch(model, launch, &mut StepTiming::default(), recorder);
     let graph = driver.end_capture(stream);
     let calls = groups.map(ParallelGroup::end_capture);
     for group in groups {
@@ -223,15 +223,13 @@ mod tests {
 
     #[test]
     fn single_row_graph_captured_for_short_contexts() {
-        let sizes = |rows: &[u32], width, fewer, longest| -> Vec<(usize, usize)> {
-            let shapes = CapturePlan {
-                rows: rows.to_vec(),
-                tokens_per_row: width,
-                also_without_drafts: fewer,
-            }
-            .shapes(longest);
-            shapes.iter().map(|shape| (shape.rows, shape.bounds.max_context_len)).collect()
-        };
+        let sizes =
+            |rows: &[u32], tokens_per_row, also_without_drafts, longest| -> Vec<(usize, usize)> {
+                let shapes =
+                    CapturePlan { rows: rows.to_vec(), tokens_per_row, also_without_drafts }
+                        .shapes(longest);
+                shapes.iter().map(|shape| (shape.rows, shape.bounds.max_context_len)).collect()
+            };
         assert_eq!(sizes(&[1, 2], 1, false, 4096), [(1, 2048), (1, 4096), (2, 4096)]);
         assert_eq!(sizes(&[1, 4], 1, false, 2048), [(1, 2048), (4, 2048)]);
         assert_eq!(sizes(&[1, 2], 3, false, 512), [(3, 512), (6, 512)]);
@@ -241,31 +239,34 @@ mod tests {
     #[test]
     fn graph_serves_no_longer_context() {
         let sizes = [(1, 2048), (1, 4096), (2, 4096), (6, 4096)];
-        let of_both = sizes.iter().flat_map(|&(rows, context)| {
+        let graphs = sizes.iter().flat_map(|&(rows, context)| {
             // The smallest graph with full logits is missing.
-            let size = |whole_rows| (GraphKey { full_logits: whole_rows, rows, context }, ());
-            [false, true].map(size).into_iter().take(1 + usize::from(context > 2048))
+            let key = |full_logits| (GraphKey { full_logits, rows, context }, ());
+            [false, true].map(key).into_iter().take(1 + usize::from(context > 2048))
         });
-        let by_size = of_both.collect();
-        let size = |whole_rows, rows, context| {
-            smallest_fitting(&by_size, whole_rows, rows, context)
-                .map(|size| (size.rows, size.context))
+        let by_key = graphs.collect();
+        let key = |full_logits, rows, context| {
+            smallest_fitting(&by_key, full_logits, rows, context).map(|key| (key.rows, key.context))
         };
-        let found = |rows, context| size(false, rows, context);
-        assert_eq!(size(true, 1..=1, 1), Some((1, 4096)), "not the one of parts");
+        let found = |rows, context| key(false, rows, context);
+        assert_eq!(
+            key(true, 1..=1, 1),
+            Some((1, 4096)),
+            "not the graph with vocab-parallel logits"
+        );
         let one = [1, 2048, 2049, 4096].map(|c| found(1..=1, c));
         assert_eq!(one, [(1, 2048), (1, 2048), (1, 4096), (1, 4096)].map(Some));
         assert_eq!((found(1..=1, 4097), found(2..=2, 5)), (None, Some((2, 4096))));
         assert_eq!((found(3..=6, 5), found(3..=5, 5)), (Some((6, 4096)), None));
-        assert_eq!(found(1..=6, 3000), Some((1, 4096)), "the fewest rows");
+        assert_eq!(found(1..=6, 3000), Some((1, 4096)), "the graph with the fewest rows");
     }
 
     #[test]
     fn row_counts_fit_the_step() {
-        let usual = GraphCapture::default();
-        assert_eq!(row_counts_to_capture(&usual, 5), [1, 2, 4]);
-        assert_eq!(row_counts_to_capture(&usual, 1000).last(), Some(&512));
-        assert_eq!(row_counts_to_capture(&usual, 0), [0; 0]);
+        let default_sizes = GraphCapture::default();
+        assert_eq!(row_counts_to_capture(&default_sizes, 5), [1, 2, 4]);
+        assert_eq!(row_counts_to_capture(&default_sizes, 1000).last(), Some(&512));
+        assert_eq!(row_counts_to_capture(&default_sizes, 0), [0; 0]);
         assert_eq!(
             row_counts_to_capture(&GraphCapture::DefaultSizes { max_size: Some(9) }, 1000),
             [1, 2, 4, 8]

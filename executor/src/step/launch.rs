@@ -4,7 +4,7 @@
 use crate::ExecutorError;
 use crate::clock::ns_since;
 use crate::model_context::ModelContext;
-use crate::spec_decode::{DraftModel, DraftRowCounts};
+use crate::spec_decode::{DraftRowCounts, ProposerModel};
 use crate::trace::{SpanRecorder, TraceScope};
 use models::{AuxHiddenStates, ExpertExchange, ForwardContext};
 use ops::{DType, DraftBuffers, KvPool, MatMut, MatRef, StepBuffers, StepShape, Tensor};
@@ -30,21 +30,21 @@ pub(crate) struct StepLaunch {
 impl StepLaunch {
     /// A step of the same size on all ranks. `drafting`: number of rows with draft tokens, if a proposer runs
     /// on the device.
-    pub(crate) fn of_all(
+    pub(crate) fn uniform(
         shape: StepShape,
         full_logits: bool,
         drafting: Option<usize>,
-        engine: &ModelContext,
+        context: &ModelContext,
     ) -> Self {
-        let of_all = |rows| if engine.dp.size() > 1 { rows } else { 0 };
-        let of_rows = |rows| DraftRowCounts { rows, drafting: rows, dp_rows: of_all(rows) };
+        let padded = |rows| if context.dp.size() > 1 { rows } else { 0 };
+        let draft_rows = |rows| DraftRowCounts { rows, drafting: rows, dp_rows: padded(rows) };
         Self {
             shape,
-            dp_rows: of_all(shape.tokens),
+            dp_rows: padded(shape.tokens),
             expert_exchange: ExpertExchange::AllGather,
             logits_rows_only: samples_subset(&shape) && drafting.is_none(),
             full_logits,
-            drafts: drafting.map(of_rows),
+            drafts: drafting.map(draft_rows),
         }
     }
 }
@@ -63,64 +63,60 @@ impl DeviceState {
     /// Launches a whole step from an uploaded stage, laid out as `launch` states. Returns the hidden states.
     pub(crate) fn launch(
         &mut self,
-        engine: &ModelContext,
+        context: &ModelContext,
         launch: StepLaunch,
         timing: &mut StepTiming,
-        laps: &mut Option<SpanRecorder>,
+        recorder: &mut Option<SpanRecorder>,
     ) -> Result<Tensor, ExecutorError> {
         let started = Instant::now();
-        let ModelContext { ops, model, .. } = engine;
-        let StepLaunch {
-            shape,
-            dp_rows,
-            expert_exchange: exchange,
-            logits_rows_only: asked_only,
-            full_logits: whole_rows,
-            drafts,
-        } = launch;
-        SpanRecorder::record_scope(laps, TraceScope::Prepare, || {
+        let ModelContext { ops, model, .. } = context;
+        let StepLaunch { shape, dp_rows, expert_exchange, logits_rows_only, full_logits, drafts } =
+            launch;
+        SpanRecorder::record_scope(recorder, TraceScope::Prepare, || {
             Ok(self.buffers.prepare(ops, &mut self.seq_slots, shape)?)
         })?;
         if drafts.is_some() {
-            SpanRecorder::record_scope(laps, TraceScope::Draft, || {
-                self.propose_drafts(engine, &launch)
+            SpanRecorder::record_scope(recorder, TraceScope::Draft, || {
+                self.propose_drafts(context, &launch)
             })?;
         }
         let (batch, ids) = self.buffers.view(&self.seq_slots, shape)?;
-        let (kv, load) = (&self.kv, engine.expert_load());
-        let tokens = self.buffers.logits_indices(shape.logits_rows)?;
-        let asked = asked_only.then_some(&tokens);
-        let watching = engine.draft.as_ref().and_then(DraftModel::aux_hidden_states);
-        let taps = watching.as_ref();
+        let (kv, expert_load) = (&self.kv, context.expert_load());
+        let sample_positions = self.buffers.logits_indices(shape.logits_rows)?;
+        let logits_indices = logits_rows_only.then_some(&sample_positions);
+        let aux_hidden_states =
+            context.proposer.as_ref().and_then(ProposerModel::aux_hidden_states);
+        let aux = aux_hidden_states.as_ref();
         let f = ForwardContext {
             dp_rows,
-            expert_exchange: exchange,
-            logits_indices: asked,
-            aux_hidden_states: taps,
-            expert_load: load,
-            ..engine.forward_context(kv, &batch)
+            expert_exchange,
+            logits_indices,
+            aux_hidden_states: aux,
+            expert_load,
+            ..context.forward_context(kv, &batch)
         };
-        let hidden =
-            SpanRecorder::record_scope(laps, TraceScope::Forward, || Ok(model.forward(&f, &ids)?))?; // [T or n, H]
+        let hidden = SpanRecorder::record_scope(recorder, TraceScope::Forward, || {
+            Ok(model.forward(&f, &ids)?)
+        })?; // [T or n, H]
         if shape.logits_rows > 0 {
-            let head = || match asked {
+            let head = || match logits_indices {
                 Some(_) => Ok(model.shard_logits(&f, &hidden)?),
-                None => Ok(model.shard_logits(&f, &ops.gather_rows(&hidden, &tokens)?)?),
+                None => Ok(model.shard_logits(&f, &ops.gather_rows(&hidden, &sample_positions)?)?),
             };
-            let logits = SpanRecorder::record_scope(laps, TraceScope::LmHead, head)?; // [n, V of this rank]
-            drop((batch, ids, tokens));
+            let logits = SpanRecorder::record_scope(recorder, TraceScope::LmHead, head)?; // [n, V of this rank]
+            drop((batch, ids, sample_positions));
             timing.forward_ns += ns_since(started);
-            let sample = || self.sample(engine, &logits, whole_rows, timing);
-            SpanRecorder::record_scope(laps, TraceScope::Sampling, sample)?;
+            let sample = || self.sample(context, &logits, full_logits, timing);
+            SpanRecorder::record_scope(recorder, TraceScope::Sampling, sample)?;
         } else {
-            drop((batch, ids, tokens));
+            drop((batch, ids, sample_positions));
             timing.forward_ns += ns_since(started);
         }
         if let Some(DraftRowCounts { rows, .. }) = drafts {
-            let states = watching.and_then(AuxHiddenStates::states);
+            let states = aux_hidden_states.and_then(AuxHiddenStates::states);
             let states = states.as_ref().unwrap_or(&hidden);
-            let keep = || self.observe_tokens(engine, &launch, rows, states);
-            SpanRecorder::record_scope(laps, TraceScope::Draft, keep)?;
+            let observe = || self.observe_tokens(context, &launch, rows, states);
+            SpanRecorder::record_scope(recorder, TraceScope::Draft, observe)?;
         }
         Ok(hidden)
     }
@@ -128,54 +124,56 @@ impl DeviceState {
     /// Samples the `n` logits rows of an uploaded stage.
     pub(crate) fn sample_slice(
         &mut self,
-        engine: &ModelContext,
+        context: &ModelContext,
         hidden: &Tensor,
         n: usize,
         full_logits: bool,
         timing: &mut StepTiming,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
-        let ModelContext { ops, model, .. } = engine;
+        let ModelContext { ops, model, .. } = context;
         let shape = StepShape { logits_rows: n, ..StepShape::default() };
         self.buffers.prepare(ops, &mut self.seq_slots, shape)?;
         let (batch, _) = self.buffers.view(&self.seq_slots, shape)?;
         let f = ForwardContext {
-            expert_load: engine.expert_load(),
-            ..engine.forward_context(&self.kv, &batch)
+            expert_load: context.expert_load(),
+            ..context.forward_context(&self.kv, &batch)
         };
-        let asked = self.buffers.logits_indices(n)?;
-        let wanted = ops.gather_rows(hidden, &asked)?; // [n, H]
-        let logits = model.shard_logits(&f, &wanted)?; // [n, V of this rank]
-        drop((batch, asked));
+        let sample_positions = self.buffers.logits_indices(n)?;
+        let sampled_hidden = ops.gather_rows(hidden, &sample_positions)?; // [n, H]
+        let logits = model.shard_logits(&f, &sampled_hidden)?; // [n, V of this rank]
+        drop((batch, sample_positions));
         timing.forward_ns += ns_since(started);
-        self.sample(engine, &logits, full_logits, timing)
+        self.sample(context, &logits, full_logits, timing)
     }
 
     /// Samples tokens from this rank's vocabulary shard of logits: vocab-parallel, or from full rows with
     /// `full_logits`.
     fn sample(
         &mut self,
-        engine: &ModelContext,
+        context: &ModelContext,
         logits: &Tensor,
         full_logits: bool,
         timing: &mut StepTiming,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
-        let ModelContext { ops, tp, vocab_shard: part, .. } = engine;
-        let Self { buffers, seq_slots: seats, .. } = self;
+        let ModelContext { ops, tp, vocab_shard, .. } = context;
+        let Self { buffers, seq_slots, .. } = self;
         if tp.size() == 1 {
-            buffers.sample(ops, seats, logits)?;
+            buffers.sample(ops, seq_slots, logits)?;
         } else if full_logits {
-            let mut whole = ops.scratch(DType::F32, &[logits.rows(), part.vocab])?;
-            tp.all_gather(ops.stream(), logits.mat()?, whole.mat_mut()?)?;
-            buffers.sample(ops, seats, &whole)?;
+            let mut gathered_logits =
+                ops.scratch(DType::F32, &[logits.rows(), vocab_shard.vocab])?;
+            tp.all_gather(ops.stream(), logits.mat()?, gathered_logits.mat_mut()?)?;
+            buffers.sample(ops, seq_slots, &gathered_logits)?;
         } else {
             let mut gathered = Ok(());
-            let mut gather = |own: MatRef<'_>, all: MatMut<'_>| {
-                gathered = tp.all_gather(ops.stream(), own, all);
+            let mut gather = |local: MatRef<'_>, all: MatMut<'_>| {
+                gathered = tp.all_gather(ops.stream(), local, all);
                 gathered.is_ok()
             };
-            let sampled = buffers.sample_vocab_parallel(ops, seats, (logits, part), &mut gather);
+            let sampled =
+                buffers.sample_vocab_parallel(ops, seq_slots, logits, vocab_shard, &mut gather);
             gathered?; // More specific than the sampler's error.
             sampled?;
         }

@@ -24,7 +24,7 @@ pub(crate) struct StepLimits {
     /// Speculative decoding, if configured.
     pub(crate) speculation: Option<SpeculativeConfig>,
     /// Whether rows with draft tokens are laid out as rows of one token each, as captured graphs need them.
-    pub(crate) one_token_rows: bool,
+    pub(crate) split_decode_rows: bool,
 }
 
 impl StepLimits {
@@ -45,7 +45,7 @@ impl StepLimits {
 
     /// Maximum number of rows that a step is laid out in.
     pub(crate) fn stage_rows(&self) -> usize {
-        if self.one_token_rows {
+        if self.split_decode_rows {
             (self.rows * self.tokens_per_row()).min(self.tokens.max(self.rows))
         } else {
             self.rows
@@ -53,22 +53,25 @@ impl StepLimits {
     }
 
     /// Rejects a batch with more tokens or rows than a step may have. In a lockstep group
-    /// (`computed_together`), also rejects a batch whose `moe_tokens` or `draft_rows` are less than its
+    /// (`lockstep`), also rejects a batch whose `moe_tokens` or `draft_rows` are less than its
     /// tokens or drafting rows, or exceed the limits.
-    pub(crate) fn check(&self, batch: &Batch, computed_together: bool) -> Result<(), BatchError> {
-        let most = |row: &BatchRow| row.len as usize + usize::from(row.drafts);
-        let tokens = batch.rows.iter().map(most).sum();
-        if tokens > self.tokens || batch.rows.len() > self.rows {
+    pub(crate) fn check(&self, batch: &Batch, lockstep: bool) -> Result<(), BatchError> {
+        let row_tokens = |row: &BatchRow| row.len as usize + usize::from(row.drafts);
+        let tokens = batch.rows.iter().map(row_tokens).sum();
+        if tokens > self.tokens {
             return Err(BatchError::TooManyTokens { tokens, limit: self.tokens });
         }
-        let room = batch.moe_tokens as usize;
-        if computed_together && !(tokens.max(1)..=self.tokens).contains(&room) {
-            return Err(BatchError::MoeTokenBudget { capacity: room, tokens, limit: self.tokens });
+        if batch.rows.len() > self.rows {
+            return Err(BatchError::TooManyRows { rows: batch.rows.len(), limit: self.rows });
+        }
+        let capacity = batch.moe_tokens as usize;
+        if lockstep && !(tokens.max(1)..=self.tokens).contains(&capacity) {
+            return Err(BatchError::MoeTokenBudget { capacity, tokens, limit: self.tokens });
         }
         let drafting = batch.rows.iter().rposition(|row| row.drafts > 0).map_or(0, |last| last + 1);
-        let (rows, room) = (drafting as u32, batch.draft_rows);
-        if computed_together && (rows > room || room as usize > self.rows) {
-            return Err(BatchError::DraftRowBudget { capacity: room, rows, limit: self.rows });
+        let (rows, capacity) = (drafting as u32, batch.draft_rows);
+        if lockstep && (rows > capacity || capacity as usize > self.rows) {
+            return Err(BatchError::DraftRowBudget { capacity, rows, limit: self.rows });
         }
         Ok(())
     }
@@ -78,28 +81,27 @@ impl StepLimits {
         &self,
         row: &BatchRow,
         change: BlockTableChange,
-        seats: &HostSequenceSlots,
+        slots: &HostSequenceSlots,
         stage: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
-        self.check_row(row, seats)?;
-        let seat = seats.get(row.seq_slot);
+        self.check_row(row, slots)?;
+        let state = slots.get(row.seq_slot);
         let ids = match &row.input {
             RowInput::Tokens(ids) => {
-                let to_come = std::iter::repeat_n(&0, seat.device_drafts.into());
+                let placeholders = std::iter::repeat_n(&0, state.device_drafts.into());
                 stage.push_words(
-                    ids.iter().chain(&seat.host_drafts).chain(to_come).map(|&id| id as i32),
+                    ids.iter().chain(&state.host_drafts).chain(placeholders).map(|&id| id as i32),
                 )
             }
             RowInput::SampledAt { .. } => -1,
         };
         let (table_from, table_len) = (change.from as i32, change.blocks.len() as i32);
         let table_at = stage.push_words(change.blocks);
-        let drafts = seat.drafts();
-        let parts = if self.one_token_rows && row.len == 1 { 1 + drafts } else { 1 };
-        let len = row.len + drafts + 1 - parts;
-        for i in 0..parts as i32 {
-            // Each part computes its KV slots from the block table by itself, whichever part stores the
-            // table.
+        let drafts = state.drafts();
+        let staged_rows = if self.split_decode_rows && row.len == 1 { 1 + drafts } else { 1 };
+        let len = row.len + drafts + 1 - staged_rows;
+        for i in 0..staged_rows as i32 {
+            // Each staged row computes its KV slots from the block table, whichever of them stores the table.
             stage.rows.push(StageRow {
                 seq_slot: row.seq_slot.0 as i32,
                 start: (row.start + row.input.draft_slack()) as i32 + i,
@@ -116,31 +118,31 @@ impl StepLimits {
         Ok(())
     }
 
-    fn check_row(&self, row: &BatchRow, seats: &HostSequenceSlots) -> Result<(), BatchError> {
-        let (request, seat) = (row.request, seats.get(row.seq_slot));
+    fn check_row(&self, row: &BatchRow, slots: &HostSequenceSlots) -> Result<(), BatchError> {
+        let (request, state) = (row.request, slots.get(row.seq_slot));
         let limit = self.speculation.map_or(0, |speculation| speculation.draft_tokens);
         if row.drafts > limit {
             return Err(BatchError::TooManyDrafts { request, drafts: row.drafts, limit });
         }
-        let given = match &row.input {
+        let token_ids = match &row.input {
             RowInput::Tokens(ids) => {
                 let limit = self.vocab;
-                let known = |token: Token| (token as usize) < limit;
-                let mut all = ids.iter().chain(&seat.host_drafts);
-                if let Some(&token) = all.find(|&&token| !known(token)) {
+                let in_vocab = |token: Token| (token as usize) < limit;
+                let mut all = ids.iter().chain(&state.host_drafts);
+                if let Some(&token) = all.find(|&&token| !in_vocab(token)) {
                     return Err(BatchError::Vocabulary { request, token, limit });
                 }
                 ids.len()
             }
-            RowInput::SampledAt { step, .. } if seat.holds_token_of(*step) => 1,
+            RowInput::SampledAt { step, .. } if state.has_token_of(*step) => 1,
             RowInput::SampledAt { step, .. } => {
                 return Err(BatchError::NotSampled { request, step: step.0 });
             }
         };
-        if given != row.len as usize || given == 0 {
-            return Err(BatchError::Length { request, len: row.len, given });
+        if token_ids != row.len as usize || token_ids == 0 {
+            return Err(BatchError::Length { request, len: row.len, token_ids });
         }
-        let entries = seat.table_len();
+        let entries = state.table_len();
         let last = row.start + row.input.draft_slack() + row.len + u32::from(row.drafts) - 1;
         if (last / self.block_tokens) as usize >= entries {
             // First position without an entry.

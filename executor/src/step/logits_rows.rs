@@ -25,7 +25,7 @@ const TOP_LOGPROBS_BYTES: usize = 64 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LogitsRow {
     /// Row of the batch.
-    row: usize,
+    batch_row: usize,
     /// Token of the step whose hidden state is read.
     token: u32,
     /// Position of the sampled token if no draft token of steps in flight is accepted.
@@ -47,49 +47,50 @@ const GPU_SLICE_BYTES: usize = 512 << 20;
 pub(crate) fn logits_rows_per_slice(vocab: usize, top: usize, gpu: bool) -> usize {
     let bytes = if gpu { GPU_SLICE_BYTES } else { CPU_SLICE_BYTES };
     let logits = bytes / (vocab * size_of::<f32>()).max(1);
-    let lists = TOP_LOGPROBS_BYTES / (top * (size_of::<f32>() + size_of::<Token>())).max(1);
-    logits.min(lists).max(1)
+    let top_rows = TOP_LOGPROBS_BYTES / (top * (size_of::<f32>() + size_of::<Token>())).max(1);
+    logits.min(top_rows).max(1)
 }
 
 /// Collects all logits rows of a batch: sample positions first, in row order, then prompt positions. The
 /// number of top log-probabilities is limited to `top_max`.
 pub(crate) fn collect_logits_rows(
     batch: &Batch,
-    seats: &HostSequenceSlots,
+    slots: &HostSequenceSlots,
     top_max: usize,
     found: &mut Vec<LogitsRow>,
 ) {
     found.clear();
-    let cut = |top: Option<u32>| top.map(|top| top.min(top_max as u32));
+    let limit = |top: Option<u32>| top.map(|top| top.min(top_max as u32));
     let mut first = 0;
     for (r, row) in batch.rows.iter().enumerate() {
-        let seat = seats.get(row.seq_slot);
+        let state = slots.get(row.seq_slot);
         if row.samples {
-            let top = cut(seat.sampling.logprobs);
-            let (token, least) = (first + row.len - 1, row.start + row.len);
-            let drafts = seat.drafts();
+            let top = limit(state.sampling.logprobs);
+            let (token, min_position) = (first + row.len - 1, row.start + row.len);
+            let drafts = state.drafts();
             found.extend((0..=drafts).map(|i| {
-                let (token, least, place, draft) = (token + i, least + i, i as u8, i < drafts);
+                let (token, min_position, draft_index, has_draft) =
+                    (token + i, min_position + i, i as u8, i < drafts);
                 LogitsRow {
-                    row: r,
+                    batch_row: r,
                     token,
-                    min_position: least,
+                    min_position,
                     known_token: None,
-                    draft_index: place,
-                    has_draft: draft,
+                    draft_index,
+                    has_draft,
                     top_logprobs: top,
                 }
             }));
         }
-        first += row.len + seat.drafts();
+        first += row.len + state.drafts();
     }
     first = 0;
     for (r, row) in batch.rows.iter().enumerate() {
-        let seat = seats.get(row.seq_slot);
-        if let Some(top) = cut(seat.sampling.prompt_logprobs) {
-            found.extend(prompt_logprob_rows(r, row, first, seat, top));
+        let state = slots.get(row.seq_slot);
+        if let Some(top) = limit(state.sampling.prompt_logprobs) {
+            found.extend(prompt_logprob_rows(r, row, first, state, top));
         }
-        first += row.len + seat.drafts();
+        first += row.len + state.drafts();
     }
 }
 
@@ -98,7 +99,7 @@ fn prompt_logprob_rows<'a>(
     r: usize,
     row: &'a BatchRow,
     first: u32,
-    seat: &HostSequenceState,
+    state: &HostSequenceState,
     top: u32,
 ) -> impl Iterator<Item = LogitsRow> + 'a {
     let ids = match &row.input {
@@ -106,48 +107,48 @@ fn prompt_logprob_rows<'a>(
         RowInput::SampledAt { .. } => &[], // Output tokens are never scored.
     };
     let successors = ids.iter().skip(1).copied().chain(row.next_token);
-    let in_prompt = seat.prompt_len.saturating_sub(row.start + 1) as usize;
-    let question = move |(i, known): (u32, Token)| {
-        let (token, least) = (first + i, row.start + i + 1);
-        let (place, draft, known, top) = (0, false, Some(known), Some(top));
+    let in_prompt = state.prompt_len.saturating_sub(row.start + 1) as usize;
+    let logits_row = move |(i, known_token): (u32, Token)| {
+        let (token, min_position) = (first + i, row.start + i + 1);
+        let (draft_index, has_draft, known_token, top) = (0, false, Some(known_token), Some(top));
         LogitsRow {
-            row: r,
+            batch_row: r,
             token,
-            min_position: least,
-            known_token: known,
-            draft_index: place,
-            has_draft: draft,
+            min_position,
+            known_token,
+            draft_index,
+            has_draft,
             top_logprobs: top,
         }
     };
-    (0..).zip(successors.take(in_prompt)).map(question)
+    (0..).zip(successors.take(in_prompt)).map(logits_row)
 }
 
 /// Stages a slice of logits rows with the edits of their logits and the bitmasks of their rows.
 pub(crate) fn stage_logits_rows(
     slice: &[LogitsRow],
     batch: &Batch,
-    seats: &HostSequenceSlots,
+    slots: &HostSequenceSlots,
     masks: &StepBitmasks,
     vocab: usize,
     stage: &mut StagingBuffer,
 ) {
-    for question in slice {
-        let seat = batch.rows[question.row].seq_slot;
-        if let (None, Some(mask)) = (question.known_token, masks.of(question.row)) {
-            sequence_slots::stage_bitmask(seat, seats.get(seat), mask, vocab, stage);
+    for row in slice {
+        let seq_slot = batch.rows[row.batch_row].seq_slot;
+        if let (None, Some(mask)) = (row.known_token, masks.of(row.batch_row)) {
+            sequence_slots::stage_bitmask(seq_slot, slots.get(seq_slot), mask, vocab, stage);
         }
-        let (edits_at, edits) = match question.known_token {
-            None => seats.get(seat).stage_edits(question.min_position, stage),
+        let (edits_at, edits) = match row.known_token {
+            None => slots.get(seq_slot).stage_edits(row.min_position, stage),
             Some(_) => (0, 0),
         };
         stage.logits_rows.push(StageLogitsRow {
-            token: question.token as i32,
-            seq_slot: seat.0 as i32,
-            draft_index: question.draft_index.into(),
-            has_draft: question.has_draft.into(),
-            known_token: question.known_token.map_or(-1, |id| id as i32),
-            top: question.top_logprobs.map_or(-1, |top| top as i32),
+            token: row.token as i32,
+            seq_slot: seq_slot.0 as i32,
+            draft_index: row.draft_index.into(),
+            has_draft: row.has_draft.into(),
+            known_token: row.known_token.map_or(-1, |id| id as i32),
+            top: row.top_logprobs.map_or(-1, |top| top as i32),
             edits_at,
             edits,
         });
@@ -156,69 +157,70 @@ pub(crate) fn stage_logits_rows(
 
 /// Whether any logits row needs sampling that the device does not support on vocab-parallel logits.
 pub(crate) fn needs_full_logits(
-    questions: &[LogitsRow],
+    logits_rows: &[LogitsRow],
     batch: &Batch,
-    seats: &HostSequenceSlots,
+    slots: &HostSequenceSlots,
     vocab: usize,
-    answered: VocabParallelSupport,
+    support: VocabParallelSupport,
 ) -> bool {
-    let most = match answered {
+    let max_top_k = match support {
         VocabParallelSupport::AllRules => return false,
         VocabParallelSupport::Unsupported => return true,
-        VocabParallelSupport::TopK(most) => most,
+        VocabParallelSupport::TopK(max_top_k) => max_top_k,
     };
-    questions.iter().any(|question| {
-        let sampling = &seats.get(batch.rows[question.row].seq_slot).sampling;
-        question.known_token.is_some()
-            || question.top_logprobs.is_some()
-            || !fits_vocab_parallel(sampling, vocab, most)
+    logits_rows.iter().any(|row| {
+        let sampling = &slots.get(batch.rows[row.batch_row].seq_slot).sampling;
+        row.known_token.is_some()
+            || row.top_logprobs.is_some()
+            || !fits_vocab_parallel(sampling, vocab, max_top_k)
     })
 }
 
-/// Whether sampling is greedy, Gumbel-max over all ids, or has a `top_k` of at most `most`.
-fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, most: usize) -> bool {
+/// Whether sampling is greedy, Gumbel-max over all ids, or has a `top_k` of at most `max_top_k`.
+fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, max_top_k: usize) -> bool {
     let top_k = sampling.top_k as usize;
     if sampling.temperature < GREEDY_BELOW {
         true
     } else if (1..vocab).contains(&top_k) {
-        top_k <= most
+        top_k <= max_top_k
     } else {
         sampling.top_p >= 1.0 && sampling.min_p <= 0.0
     }
 }
 
 /// Removes the sample positions of rows whose bitmask is overdue.
-pub(crate) fn drop_overdue(questions: &mut Vec<LogitsRow>, masks: &StepBitmasks) {
-    questions.retain(|question| question.known_token.is_some() || !masks.is_overdue(question.row));
+pub(crate) fn drop_overdue(logits_rows: &mut Vec<LogitsRow>, masks: &StepBitmasks) {
+    logits_rows.retain(|row| row.known_token.is_some() || !masks.is_overdue(row.batch_row));
 }
 
 /// Whether any logits row reports top log-probabilities.
-pub(crate) fn wants_top_logprobs(slice: &[LogitsRow]) -> bool {
-    slice.iter().any(|question| question.top_logprobs.is_some_and(|top| top > 0))
+pub(crate) fn needs_top_logprobs(slice: &[LogitsRow]) -> bool {
+    slice.iter().any(|row| row.top_logprobs.is_some_and(|top| top > 0))
 }
 
 /// Writes the sampled tokens of a slice to the output of its rows.
-pub(crate) fn write_outputs(slice: &[LogitsRow], answers: &SamplerOutputs, rows: &mut [RowOutput]) {
-    for (q, (question, answer)) in slice.iter().zip(answers.iter()).enumerate() {
-        let output = &mut rows[question.row];
-        let reached = question.known_token.is_some() || question.draft_index == output.accepted;
-        if output.error.is_some() || !reached {
+pub(crate) fn write_outputs(slice: &[LogitsRow], outputs: &SamplerOutputs, rows: &mut [RowOutput]) {
+    for (q, (logits_row, sampled)) in slice.iter().zip(outputs.iter()).enumerate() {
+        let output = &mut rows[logits_row.batch_row];
+        let is_valid =
+            logits_row.known_token.is_some() || logits_row.draft_index == output.accepted;
+        if output.error.is_some() || !is_valid {
             continue; // Positions after a rejected draft token have no meaning.
         }
-        match error_of(&answer) {
+        match error_of(&sampled) {
             // As without drafts: the tokens before the error are emitted, and the next step runs into the
             // error.
-            Some(_) if output.accepted > 0 && question.known_token.is_none() => {
+            Some(_) if output.accepted > 0 && logits_row.known_token.is_none() => {
                 output.accepted -= 1;
             }
             Some(error) => *output = RowOutput { error: Some(error), ..RowOutput::default() },
-            None => write_output(question, q, &answer, answers, output),
+            None => write_output(logits_row, q, &sampled, outputs, output),
         }
     }
 }
 
-fn error_of(answer: &SampledToken) -> Option<RowError> {
-    match answer.status {
+fn error_of(sampled: &SampledToken) -> Option<RowError> {
+    match sampled.status {
         ops::SAMPLE_OK | ops::SAMPLE_DRAFT_ACCEPTED => None,
         ops::SAMPLE_ALL_MASKED => Some(RowError::AllMasked),
         _ => Some(RowError::NonFiniteLogits),
@@ -226,34 +228,34 @@ fn error_of(answer: &SampledToken) -> Option<RowError> {
 }
 
 fn write_output(
-    question: &LogitsRow,
+    logits_row: &LogitsRow,
     q: usize,
-    answer: &SampledToken,
-    answers: &SamplerOutputs,
+    sampled: &SampledToken,
+    outputs: &SamplerOutputs,
     output: &mut RowOutput,
 ) {
-    let (token, right) = (answer.token as Token, answer.status == ops::SAMPLE_DRAFT_ACCEPTED);
-    let logprobs = question.top_logprobs.map(|top| TokenLogprobs {
+    let (token, accepted) = (sampled.token as Token, sampled.status == ops::SAMPLE_DRAFT_ACCEPTED);
+    let logprobs = logits_row.top_logprobs.map(|top| TokenLogprobs {
         token,
-        logprob: answer.logprob,
-        rank: answer.rank,
-        top_logprobs: answers.top(q, top as usize).collect(),
+        logprob: sampled.logprob,
+        rank: sampled.rank,
+        top_logprobs: outputs.top(q, top as usize).collect(),
     });
-    if question.known_token.is_some() {
+    if logits_row.known_token.is_some() {
         output.prompt_logprobs.extend(logprobs);
     } else {
         output.sampled_tokens.push(token);
-        output.accepted += u8::from(right);
+        output.accepted += u8::from(accepted);
         output.logprobs.extend(logprobs);
     }
 }
 
 /// Bytes of a stage for the largest step, with `words` words.
-pub(crate) fn stage_bytes(limits: &StepLimits, questions: usize, words: usize) -> usize {
+pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize) -> usize {
     let row = size_of::<ops::StageRow>() + ops::RowFact::COUNT * size_of::<i32>();
     let records = limits.stage_rows() * row
         + limits.rows * (size_of::<ops::StageSequenceInit>() + size_of::<ops::DraftRow>())
-        + questions * size_of::<StageLogitsRow>()
+        + logits_rows * size_of::<StageLogitsRow>()
         + edits_max(limits) * size_of::<ops::StageEdit>();
     let regions = 8 * 64;
     size_of::<ops::StageHeader>() + regions + records + words * size_of::<i32>()
@@ -270,18 +272,20 @@ mod tests {
 
     #[test]
     fn vocab_parallel_covers_small_cutoffs() {
-        let drawn = SamplingParams { temperature: 0.7, ..SamplingParams::greedy() };
-        let top_k = |top_k| SamplingParams { top_k, ..drawn.clone() };
+        let random = SamplingParams { temperature: 0.7, ..SamplingParams::greedy() };
+        let top_k = |top_k| SamplingParams { top_k, ..random.clone() };
         let found = |sampling: &SamplingParams| fits_vocab_parallel(sampling, 1000, 64);
-        let cut = |sampling: SamplingParams| SamplingParams { top_p: 0.9, min_p: 0.1, ..sampling };
-        for sampling in [drawn.clone(), top_k(1), top_k(64), cut(top_k(64)), top_k(1000)] {
+        let with_cutoffs =
+            |sampling: SamplingParams| SamplingParams { top_p: 0.9, min_p: 0.1, ..sampling };
+        for sampling in [random.clone(), top_k(1), top_k(64), with_cutoffs(top_k(64)), top_k(1000)]
+        {
             assert!(found(&sampling), "{sampling:?}");
         }
-        let top_p = SamplingParams { top_p: 0.9, ..drawn.clone() };
-        let min_p = SamplingParams { min_p: 0.1, ..drawn.clone() };
-        for sampling in [top_p, min_p, top_k(65), cut(top_k(1000))] {
+        let top_p = SamplingParams { top_p: 0.9, ..random.clone() };
+        let min_p = SamplingParams { min_p: 0.1, ..random.clone() };
+        for sampling in [top_p, min_p, top_k(65), with_cutoffs(top_k(1000))] {
             assert!(!found(&sampling), "{sampling:?}");
-            assert!(found(&SamplingParams { temperature: 0.0, ..sampling }), "the likeliest");
+            assert!(found(&SamplingParams { temperature: 0.0, ..sampling }), "greedy sampling");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! One step of a batch, as a pipeline over a [`StepContext`]: [stage](stage) the inputs, [forward](forward) pass,
-//! [sample](sample), [answer](pending).
+//! One step of a batch, as a pipeline over a [`StepContext`]: [stage](stage) the inputs, [forward](forward)
+//! pass, [sample](sample), [copy of the outputs](pending).
 //!
 //! A step is submitted and finished separately: between the two the device computes, and the next step may be
 //! submitted. The stage of a step is one copy to the device, its sampled tokens are one copy back.
@@ -141,6 +141,6 @@ impl StepState {
         }
         self.forward(&mut context, tracer)?;
         self.sample(&mut context, masks)?;
-        self.answer(context)
+        self.start_output_copy(context)
     }
 }

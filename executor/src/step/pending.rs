@@ -59,23 +59,24 @@ impl OutputMemoryPool {
         self.receiver.recv().expect("the sender is in the same struct")
     }
 
-    pub(super) fn give_back(&self, memory: SamplerOutputMemory) {
+    pub(super) fn release(&self, memory: SamplerOutputMemory) {
         let _ = self.sender.send(memory); // The receiver is alive.
     }
 }
 
 impl StepState {
     /// Starts the copy of the last slice of sampled tokens, and records what was launched.
-    pub(super) fn answer(
+    pub(super) fn start_output_copy(
         &mut self,
         context: StepContext<'_>,
     ) -> Result<PendingStep, ExecutorError> {
-        let StepContext { model, logits_rows, first_slice, graph, slices, mut pending, .. } =
+        let StepContext { model, logits_rows, last_slice, graph, slices, mut pending, .. } =
             context;
-        let last = &logits_rows[first_slice..];
-        let lists = logits_rows::wants_top_logprobs(last);
+        let last = &logits_rows[last_slice];
+        let with_top_logprobs = logits_rows::needs_top_logprobs(last);
         let (ops, memory) = (&model.ops, self.output_memory.take());
-        pending.outputs = Some(self.device.buffers.download(ops, memory, last.len(), lists)?);
+        pending.outputs =
+            Some(self.device.buffers.download(ops, memory, last.len(), with_top_logprobs)?);
         pending.logits_rows.extend_from_slice(last);
         if let Some(trace) = &mut pending.trace {
             trace.submitted(*ops.stream(), slices)?;
@@ -93,8 +94,12 @@ impl StepState {
 
 impl PendingStep {
     /// Creates the pending step of `batch`, which starts now. The memory of its outputs is returned to
-    /// `home`.
-    pub(crate) fn new(batch: &Batch, epoch: Epoch, home: Sender<SamplerOutputMemory>) -> Self {
+    /// `memory_return`.
+    pub(crate) fn new(
+        batch: &Batch,
+        epoch: Epoch,
+        memory_return: Sender<SamplerOutputMemory>,
+    ) -> Self {
         Self {
             step: batch.step,
             epoch,
@@ -103,7 +108,7 @@ impl PendingStep {
             overdue_rows: Vec::new(),
             emitted_tokens: None,
             outputs: None,
-            memory_return: home,
+            memory_return,
             launched: Vec::new(),
             timing: StepTiming::default(),
             experts: None,
@@ -114,24 +119,24 @@ impl PendingStep {
 
     /// Waits for the device and returns the output of the step.
     pub(crate) fn finish(mut self) -> Result<StepOutput, ExecutorError> {
-        if let Some(answers) = self.outputs.take() {
-            let waiting = Instant::now();
-            let answers = answers.wait();
-            let waited = Instant::now();
+        if let Some(outputs) = self.outputs.take() {
+            let wait_start = Instant::now();
+            let outputs = outputs.wait();
+            let wait_end = Instant::now();
             self.launched.iter().try_for_each(LaunchCheckpoint::finish)?; // More specific than the device's error.
-            let answers = answers?;
-            logits_rows::write_outputs(&self.logits_rows, &answers, &mut self.rows);
+            let outputs = outputs?;
+            logits_rows::write_outputs(&self.logits_rows, &outputs, &mut self.rows);
             if let Some(trace) = self.trace.take() {
-                trace.finish(waiting, waited); // Before the memory is returned: see `trace::STEP_EVENT_SLOTS`.
+                trace.finish(wait_start, wait_end); // Before the memory is returned: see `trace::STEP_EVENT_SLOTS`.
             }
             // The send fails if the executor is gone, which then needs no memory.
-            let _ = self.memory_return.send(answers.into_memory());
+            let _ = self.memory_return.send(outputs.into_memory());
         }
         for &row in &self.overdue_rows {
             self.rows[row].error.get_or_insert(RowError::MaskOverdue);
         }
-        if let Some(speaker) = &mut self.emitted_tokens {
-            speaker.record_outputs(&self.rows);
+        if let Some(emitted_tokens) = &mut self.emitted_tokens {
+            emitted_tokens.record_outputs(&self.rows);
         }
         let mut timing = self.timing;
         let elapsed = ns_since(self.started);

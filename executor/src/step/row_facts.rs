@@ -3,12 +3,12 @@
 use ops::RowFact;
 use protocol::BatchRow;
 
-/// Returns the facts about staged row `part` of a batch row, which is staged as one row, or as one row per
-/// token.
-pub(super) fn row_facts(row: &BatchRow, part: u32) -> [i32; RowFact::COUNT] {
+/// Returns the facts about staged row `token_index` of a batch row, which is staged as one row, or as one row
+/// per token.
+pub(super) fn row_facts(row: &BatchRow, token_index: u32) -> [i32; RowFact::COUNT] {
     RowFact::ALL.map(|fact| match fact {
         RowFact::SequenceSlot => row.seq_slot.0 as i32,
-        RowFact::ContinuesSequence => i32::from(row.start > 0 || part > 0),
+        RowFact::ContinuesSequence => i32::from(row.start > 0 || token_index > 0),
     })
 }
 

@@ -28,7 +28,7 @@ impl StepState {
             slice = slice.end..slice.end + staged;
             context.slices += 1;
         }
-        context.first_slice = slice.start;
+        context.last_slice = slice.start..all;
         Ok(())
     }
 
@@ -39,13 +39,17 @@ impl StepState {
         slice: std::ops::Range<usize>,
     ) -> Result<(), ExecutorError> {
         let rows = &context.logits_rows[slice];
-        let lists = logits_rows::wants_top_logprobs(rows);
+        let with_top_logprobs = logits_rows::needs_top_logprobs(rows);
         let memory = self.output_memory.take();
-        let outputs =
-            self.device.buffers.download(&context.model.ops, memory, rows.len(), lists)?;
+        let outputs = self.device.buffers.download(
+            &context.model.ops,
+            memory,
+            rows.len(),
+            with_top_logprobs,
+        )?;
         let outputs = outputs.wait()?;
         logits_rows::write_outputs(rows, &outputs, &mut context.pending.rows);
-        self.output_memory.give_back(outputs.into_memory());
+        self.output_memory.release(outputs.into_memory());
         Ok(())
     }
 
@@ -75,9 +79,9 @@ impl StepState {
     ) -> usize {
         let limits = &self.size.limits;
         let (edits_max, words_max) = (logits_rows::edits_max(limits), self.staging.words_max);
-        let most = rows.len().min(self.size.logits_rows);
+        let max_rows = rows.len().min(self.size.logits_rows);
         let stage = &mut self.staging.stage;
-        for (n, row) in rows[..most].iter().enumerate() {
+        for (n, row) in rows[..max_rows].iter().enumerate() {
             let (edits, words, inits) = (stage.edits.len(), stage.words.len(), stage.inits.len());
             let one = std::slice::from_ref(row);
             let (slots, vocab) = (&self.seq_slots, limits.vocab);
@@ -91,6 +95,6 @@ impl StepState {
                 return n;
             }
         }
-        most
+        max_rows
     }
 }

@@ -97,9 +97,9 @@ impl StepState {
             return Ok(());
         }
         // Words of the history and the bitmask of one request.
-        let heavy = self.size.longest + vocab.div_ceil(32);
+        let request_words = self.size.longest + vocab.div_ceil(32);
         let stage = &self.staging.stage;
-        if stage.words.len() > 3 * heavy || stage.inits.len() >= self.size.limits.rows {
+        if stage.words.len() > 3 * request_words || stage.inits.len() >= self.size.limits.rows {
             self.flush(model)?;
         }
         let stage = &mut self.staging.stage;

@@ -33,7 +33,7 @@ impl StagingQueue {
     ) -> Result<(), ExecutorError> {
         let memory = match self.free.pop() {
             Some(memory) => memory,
-            None => self.uploads.pop_front().expect("each is free or in flight").wait()?,
+            None => self.uploads.pop_front().expect("each buffer is free or in flight").wait()?,
         };
         self.uploads.push_back(buffers.upload(ops, &self.stage, memory)?);
         Ok(())

@@ -12,21 +12,21 @@ const FAMILIES: &[(&str, &str)] = &[
     ("mla_gather_kv", "attention prefill"),
     ("mla_prefill", "attention prefill"),
     ("mla_decode", "attention decode"),
-    ("mla_head_gemm", "queries to latents, means to values"),
+    ("mla_head_gemm", "MLA W_UK and W_UV"),
     ("mla_plain", "attention"),
-    ("mla_kv_write", "rotation and KV write"),
+    ("mla_kv_write", "RoPE and KV write"),
     ("embed", "embedding"),
     ("copy_rows", "embedding"),
     ("rms_norm", "norms"),
     ("add_rms_norm", "norms"),
-    ("qk_", "rotation and KV write"),
+    ("qk_", "RoPE and KV write"),
     ("fp8_quantize_rows", "quantisation"),
     ("scale_rows_to_f16", "quantisation"),
-    ("fp8", "products"),
-    ("gemm", "products"),
-    ("linear", "products"),
-    ("library_product", "products"),
-    ("cast_rows", "products"),
+    ("fp8", "linear layers"),
+    ("gemm", "linear layers"),
+    ("linear", "linear layers"),
+    ("blaslt_gemm", "linear layers"),
+    ("cast_rows", "linear layers"),
     ("moe", "experts"),
     ("eplb_map_experts", "experts"),
     ("one_shot_all_reduce", "collectives"),
@@ -36,12 +36,12 @@ const FAMILIES: &[(&str, &str)] = &[
 ];
 
 /// Returns the family of a span. A span outside the layers has its scope as family.
-pub(super) fn family(lap: &DeviceSpan) -> &'static str {
-    let Some(kernel) = lap.kernel.filter(|_| lap.scope == TraceScope::Forward) else {
-        return lap.scope.name();
+pub(super) fn family(span: &DeviceSpan) -> &'static str {
+    let Some(kernel) = span.kernel.filter(|_| span.scope == TraceScope::Forward) else {
+        return span.scope.name();
     };
-    let known = FAMILIES.iter().find(|(beginning, _)| kernel.starts_with(beginning));
-    known.map_or("other", |(_, family)| family)
+    let entry = FAMILIES.iter().find(|(prefix, _)| kernel.starts_with(prefix));
+    entry.map_or("other", |(_, family)| family)
 }
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn every_kernel_has_a_family() {
         let csrc = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/csrc");
-        let beside = [
+        let outside_layers = [
             "draft_",
             "gather_draft_inputs",
             "insert_drafts",
@@ -71,18 +71,21 @@ mod tests {
             let exported = text.split("EXPORT(").skip(1).filter_map(|rest| rest.split_once(')'));
             for (kernel, _) in exported {
                 kernels += 1;
-                let begins = |beginning: &str| kernel.starts_with(beginning);
-                let known = FAMILIES.iter().any(|(beginning, _)| begins(beginning));
-                assert!(known || beside.into_iter().any(begins), "{kernel} has no family");
+                let begins = |prefix: &str| kernel.starts_with(prefix);
+                let has_family = FAMILIES.iter().any(|(prefix, _)| begins(prefix));
+                assert!(
+                    has_family || outside_layers.into_iter().any(begins),
+                    "{kernel} has no family"
+                );
             }
         }
         assert!(kernels > 50, "{kernels} kernels");
     }
 
     #[test]
-    fn kernels_have_families_in_the_layers_only() {
+    fn only_layer_kernels_have_families() {
         let of = |scope, kernel| family(&DeviceSpan { scope, kernel });
-        assert_eq!(of(TraceScope::Forward, Some("gemm_small_m")), "products");
+        assert_eq!(of(TraceScope::Forward, Some("gemm_small_m")), "linear layers");
         assert_eq!(of(TraceScope::LmHead, Some("gemm_small_m")), "head");
         assert_eq!(of(TraceScope::Forward, Some("attention_prefill")), "attention prefill");
         assert_eq!(of(TraceScope::Forward, Some("attention_decode")), "attention decode");

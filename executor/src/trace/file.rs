@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_closed_after_every_write() {
+    fn file_parses_after_every_write() {
         let folder = folder("closed");
         let mut file = ChromeTraceFile::create(&folder, 3, "{}", 1 << 20).unwrap();
         let read = |file: &ChromeTraceFile| fs::read_to_string(file.path()).unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_grow_for_ever() {
+    fn file_size_is_bounded() {
         let folder = folder("bounded");
         let mut file = ChromeTraceFile::create(&folder, 0, "{}", 4_000).unwrap();
         let taken = (0..1_000).filter(|n| file.push(&format!("{{\"n\":{n}}}")).unwrap()).count();

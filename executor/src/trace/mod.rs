@@ -51,7 +51,7 @@ pub(crate) struct StepTracer {
     span_events_free: Arc<AtomicBool>,
     session: Option<Arc<TraceSession>>,
     /// Number of steps so far, by the rows of their captured graph.
-    kinds: HashMap<Option<u32>, u32>,
+    step_counts: HashMap<Option<u32>, u32>,
     next_slot: usize,
 }
 
@@ -74,7 +74,7 @@ impl StepTracer {
             timestamps: device.alloc_timestamps(FIRST_SPAN_EVENT + SPANS_MAX)?,
             span_events_free: Arc::new(AtomicBool::new(true)),
             session: None,
-            kinds: HashMap::new(),
+            step_counts: HashMap::new(),
             next_slot: 0,
         })
     }
@@ -85,7 +85,7 @@ impl StepTracer {
         self.timestamps.wait(ORIGIN_EVENT)?;
         let session =
             Arc::new(TraceSession::begin(&self.folder, self.rank, Arc::clone(&self.timestamps))?);
-        self.kinds.clear();
+        self.step_counts.clear();
         self.session = Some(Arc::clone(&session));
         Ok(session)
     }
@@ -102,25 +102,25 @@ impl StepTracer {
 
     /// Starts the trace of a step that is about to be launched; `None` if no trace is recorded.
     ///
-    /// `can_mark`: whether the step is launched eagerly, or its captured graph has event timestamps.
+    /// `can_instrument`: whether the step is launched eagerly, or its captured graph has event timestamps.
     pub(crate) fn step(
         &mut self,
         ops: &Ops,
         facts: StepFacts,
-        can_mark: bool,
+        can_instrument: bool,
         staged: Instant,
     ) -> Result<Option<StepTrace>, ExecutorError> {
         let Some(session) = self.session.as_ref().filter(|session| session.records()) else {
             return Ok(None);
         };
-        let count = self.kinds.entry(facts.graph).or_default();
-        let turn = can_mark && *count % INSTRUMENT_EVERY == INSTRUMENTED_STEP;
-        let token = turn.then(|| SpanLease::take(&self.span_events_free)).flatten();
+        let count = self.step_counts.entry(facts.graph).or_default();
+        let is_due = can_instrument && *count % INSTRUMENT_EVERY == INSTRUMENTED_STEP;
+        let lease = is_due.then(|| SpanLease::take(&self.span_events_free)).flatten();
         *count += 1;
         self.next_slot = (self.next_slot + 1) % STEP_EVENT_SLOTS;
         let start = 1 + 2 * self.next_slot;
         self.timestamps.record(ops.stream(), start)?;
-        Ok(Some(StepTrace::new(Arc::clone(session), facts, start, token, staged)))
+        Ok(Some(StepTrace::new(Arc::clone(session), facts, start, lease, staged)))
     }
 }
 

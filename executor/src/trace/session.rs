@@ -52,7 +52,7 @@ impl TraceSession {
     pub(super) fn begin(
         folder: &Path,
         rank: u16,
-        marks: Arc<dyn EventTimestamps>,
+        timestamps: Arc<dyn EventTimestamps>,
     ) -> Result<Self, ExecutorError> {
         let origin = Instant::now();
         let failed = |error: io::Error| {
@@ -66,20 +66,21 @@ impl TraceSession {
         );
         let file = ChromeTraceFile::create(folder, rank, &head, FILE_BYTES_MAX).map_err(failed)?;
         let path = file.path().to_owned();
-        let (steps, waiting) = sync_channel(WAITING_MAX);
+        let (steps, receiver) = sync_channel(WAITING_MAX);
         let (done, written) = sync_channel(1);
         let (over, dropped) = (Arc::default(), Arc::default());
-        let (ended, left_out) = (Arc::clone(&over), Arc::clone(&dropped));
-        let writer = ChromeTraceWriter { file, rank, steps: 0, over: ended, dropped: left_out };
+        let (writer_over, writer_dropped) = (Arc::clone(&over), Arc::clone(&dropped));
+        let writer =
+            ChromeTraceWriter { file, rank, steps: 0, over: writer_over, dropped: writer_dropped };
         let thread = thread::Builder::new().name("trace".to_owned());
         let run = move || {
-            let _ = done.send(writer.run(&waiting)); // Fails if the session was dropped without `close`.
+            let _ = done.send(writer.run(&receiver)); // Fails if the session was dropped without `close`.
         };
         thread.spawn(run).map_err(failed)?;
         tracing::info!(file = %path.display(), "recording a trace");
         Ok(Self {
             path,
-            timestamps: marks,
+            timestamps,
             origin,
             clock: Mutex::new(DeviceClock { origin_event: ORIGIN_EVENT, ns: 0 }),
             steps: Mutex::new(Some(steps)),
@@ -136,7 +137,7 @@ impl TraceSession {
     /// Ends the trace after a device error.
     pub(super) fn abandon(&self, error: &DeviceError) {
         if !self.over.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "the trace ends: marks cannot be read");
+            tracing::warn!(%error, "the trace ends: event timestamps cannot be read");
         }
     }
 
@@ -177,7 +178,7 @@ impl ChromeTraceWriter {
         });
         if let Err(error) = &written {
             self.over.store(true, Ordering::Relaxed);
-            tracing::warn!(%error, file = %self.file.path().display(), "the trace ends");
+            tracing::warn!(%error, file = %self.file.path().display(), "the trace ends: write failed");
         }
         written
     }
@@ -200,7 +201,7 @@ impl ChromeTraceWriter {
         }
         let dropped = self.dropped.load(Ordering::Relaxed);
         if dropped > 0 {
-            tracing::warn!(dropped, "steps that the trace had no time to write");
+            tracing::warn!(dropped, "steps were dropped from the trace: the writer was too slow");
         }
         self.file.flush()
     }
@@ -215,7 +216,7 @@ impl ChromeTraceWriter {
         } else {
             self.over.store(true, Ordering::Relaxed);
             let file = self.file.path().display();
-            tracing::warn!(%file, bytes = FILE_BYTES_MAX, "the trace is full: no more is recorded");
+            tracing::warn!(%file, bytes = FILE_BYTES_MAX, "the trace file is full: later steps are not recorded");
         }
         Ok(())
     }

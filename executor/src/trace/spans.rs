@@ -61,32 +61,34 @@ pub(crate) struct SpanRecorder {
 }
 
 impl SpanRecorder {
-    pub(super) fn new(ops: &Ops, marks: Arc<dyn EventTimestamps>) -> Self {
+    pub(super) fn new(ops: &Ops, timestamps: Arc<dyn EventTimestamps>) -> Self {
         // The first span of every step is its upload.
-        let passed = vec![DeviceSpan { scope: TraceScope::Upload, kernel: None }];
-        Self {
-            device: ops.device().clone(),
-            stream: *ops.stream(),
-            timestamps: marks,
-            spans: passed,
-        }
+        let spans = vec![DeviceSpan { scope: TraceScope::Upload, kernel: None }];
+        Self { device: ops.device().clone(), stream: *ops.stream(), timestamps, spans }
     }
 
-    /// Launches `work` as a scope of the step, with event timestamps if `laps` is set.
+    /// Launches `work` as a scope of the step, with event timestamps if `recorder` is set.
     pub(crate) fn record_scope<T>(
-        laps: &mut Option<Self>,
+        recorder: &mut Option<Self>,
         scope: TraceScope,
         work: impl FnOnce() -> Result<T, ExecutorError>,
     ) -> Result<T, ExecutorError> {
-        let Some(laps) = laps else { return work() };
-        laps.device.begin_kernel_timestamps(&laps.timestamps, FIRST_SPAN_EVENT + laps.spans.len());
+        let Some(recorder) = recorder else { return work() };
+        recorder
+            .device
+            .begin_kernel_timestamps(&recorder.timestamps, FIRST_SPAN_EVENT + recorder.spans.len());
         let done = work();
-        let kernels = laps.device.end_kernel_timestamps();
-        if kernels.is_empty() && FIRST_SPAN_EVENT + laps.spans.len() < laps.timestamps.len() {
-            laps.timestamps.record(&laps.stream, FIRST_SPAN_EVENT + laps.spans.len())?;
-            laps.spans.push(DeviceSpan { scope, kernel: None });
+        let kernels = recorder.device.end_kernel_timestamps();
+        if kernels.is_empty() && FIRST_SPAN_EVENT + recorder.spans.len() < recorder.timestamps.len()
+        {
+            recorder
+                .timestamps
+                .record(&recorder.stream, FIRST_SPAN_EVENT + recorder.spans.len())?;
+            recorder.spans.push(DeviceSpan { scope, kernel: None });
         }
-        laps.spans.extend(kernels.into_iter().map(|name| DeviceSpan { scope, kernel: Some(name) }));
+        recorder
+            .spans
+            .extend(kernels.into_iter().map(|name| DeviceSpan { scope, kernel: Some(name) }));
         done
     }
 

@@ -13,7 +13,7 @@ use super::{DeviceSpan, FIRST_SPAN_EVENT, SpanLease, SpanRecorder, TraceScope, T
 
 /// Tracks of the file, per rank: two host threads and the device.
 const SUBMIT: u32 = 1;
-const ANSWER: u32 = 2;
+const REPLY: u32 = 2;
 const DEVICE: u32 = 3;
 
 /// Identity and size of a step.
@@ -22,7 +22,7 @@ pub(crate) struct StepFacts {
     step: StepId,
     rows: usize,
     /// Number of rows that initialise their sequence slot: no step has computed them in their epoch.
-    fresh: usize,
+    newly_assigned: usize,
     tokens: u32,
     /// Rows of the captured graph that is replayed; `None` = launched eagerly.
     pub(super) graph: Option<u32>,
@@ -33,7 +33,7 @@ impl StepFacts {
         Self {
             step: batch.step,
             rows: batch.rows.len(),
-            fresh: batch.rows.iter().filter(|row| row.seq_init.is_some()).count(),
+            newly_assigned: batch.rows.iter().filter(|row| row.seq_init.is_some()).count(),
             tokens: batch.rows.iter().map(|row| row.len).sum(),
             graph,
         }
@@ -46,7 +46,7 @@ pub(crate) struct StepTrace {
     facts: StepFacts,
     /// Event timestamp at the start of the step; the next one is at its end.
     start: usize,
-    token: Option<SpanLease>,
+    lease: Option<SpanLease>,
     spans: Option<Arc<[DeviceSpan]>>,
     /// Whether the time after the last span is the download.
     downloads: bool,
@@ -60,17 +60,17 @@ impl StepTrace {
         session: Arc<TraceSession>,
         facts: StepFacts,
         start: usize,
-        token: Option<SpanLease>,
+        lease: Option<SpanLease>,
         staged: Instant,
     ) -> Self {
         let now = Instant::now();
-        let (laps, downloads, launched, submitted) = (None, true, now, now);
-        Self { session, facts, start, token, spans: laps, downloads, staged, launched, submitted }
+        let (spans, downloads, launched, submitted) = (None, true, now, now);
+        Self { session, facts, start, lease, spans, downloads, staged, launched, submitted }
     }
 
     /// Whether this step has the event timestamps inside a step.
     pub(crate) fn is_instrumented(&self) -> bool {
-        self.token.is_some()
+        self.lease.is_some()
     }
 
     /// Records the end of the upload.
@@ -87,8 +87,8 @@ impl StepTrace {
     }
 
     /// Sets the spans of the step, launched or replayed.
-    pub(crate) fn set_spans(&mut self, laps: Arc<[DeviceSpan]>) {
-        self.spans = Some(laps);
+    pub(crate) fn set_spans(&mut self, spans: Arc<[DeviceSpan]>) {
+        self.spans = Some(spans);
     }
 
     /// Records that everything is launched. `slices`: number of downloads of sampled tokens.
@@ -99,11 +99,11 @@ impl StepTrace {
         Ok(())
     }
 
-    /// Completes the trace: the outputs were waited for from `waiting` to `waited`, and then read. Called in
-    /// step order.
-    pub(crate) fn finish(self, waiting: Instant, waited: Instant) {
-        let answered = Instant::now();
-        match self.read([waiting, waited, answered]) {
+    /// Completes the trace: the outputs were waited for from `wait_start` to `wait_end`, and then read.
+    /// Called in step order.
+    pub(crate) fn finish(self, wait_start: Instant, wait_end: Instant) {
+        let read_end = Instant::now();
+        match self.read([wait_start, wait_end, read_end]) {
             Ok(record) => self.session.record(record),
             Err(error) => self.session.abandon(&error),
         }
@@ -111,22 +111,22 @@ impl StepTrace {
 
     fn read(
         &self,
-        [waiting, waited, answered]: [Instant; 3],
+        [wait_start, wait_end, read_end]: [Instant; 3],
     ) -> Result<StepTraceRecord, DeviceError> {
         let host = |at| self.session.host_ns(at);
         let device = self.session.device_ns(self.start, self.start + 1)?;
         let mut ends = Vec::new();
-        let laps = self.spans.iter().flat_map(|laps| laps.iter());
-        for (i, lap) in laps.enumerate() {
+        let spans = self.spans.iter().flat_map(|spans| spans.iter());
+        for (i, span) in spans.enumerate() {
             let ns = self.session.timestamps().elapsed_ns(self.start, FIRST_SPAN_EVENT + i)?;
-            ends.push((*lap, device.0 + ns));
+            ends.push((*span, device.0 + ns));
         }
         if self.downloads && !ends.is_empty() {
             ends.push((DeviceSpan { scope: TraceScope::Download, kernel: None }, device.1));
         }
         let submit = [self.staged, self.launched, self.submitted].map(host);
-        let answer = [waiting, waited, answered].map(host);
-        Ok(StepTraceRecord { facts: self.facts, submit, answer, device, spans: ends })
+        let reply = [wait_start, wait_end, read_end].map(host);
+        Ok(StepTraceRecord { facts: self.facts, submit, reply, device, spans: ends })
     }
 }
 
@@ -136,7 +136,7 @@ pub(super) struct StepTraceRecord {
     /// Start of staging, start of launching, end of launching.
     submit: [i64; 3],
     /// Start of waiting, end of waiting, end of reading the outputs.
-    answer: [i64; 3],
+    reply: [i64; 3],
     device: (i64, i64),
     /// Spans and their ends; the first starts with the step.
     spans: Vec<(DeviceSpan, i64)>,
@@ -154,11 +154,11 @@ impl StepTraceRecord {
     /// Formats the events of the step, separated by commas and line ends.
     pub(super) fn events(&self, rank: u16) -> String {
         let mut out = String::with_capacity(1024 + 160 * self.spans.len());
-        let StepFacts { step, rows, fresh, tokens, graph } = self.facts;
+        let StepFacts { step, rows, newly_assigned, tokens, graph } = self.facts;
         let graph = graph.map_or_else(|| "null".to_owned(), |rows| rows.to_string());
-        let marked = !self.spans.is_empty();
+        let instrumented = !self.spans.is_empty();
         let args = format!(
-            r#""step":{},"rows":{rows},"fresh":{fresh},"tokens":{tokens},"graph":{graph},"marked":{marked}"#,
+            r#""step":{},"rows":{rows},"fresh":{newly_assigned},"tokens":{tokens},"graph":{graph},"marked":{instrumented}"#,
             step.0
         );
         let name = format!("step {}", step.0);
@@ -172,20 +172,22 @@ impl StepTraceRecord {
         put(&name, "host", SUBMIT, (staged, submitted), &args);
         put("stage", "host", SUBMIT, (staged, launched), "");
         put("submit", "host", SUBMIT, (launched, submitted), "");
-        let [waiting, waited, answered] = self.answer;
-        put(&name, "host", ANSWER, (waiting, answered), &args);
-        put("wait", "host", ANSWER, (waiting, waited), "");
-        put("answer", "host", ANSWER, (waited, answered), "");
+        let [wait_start, wait_end, read_end] = self.reply;
+        put(&name, "host", REPLY, (wait_start, read_end), &args);
+        put("wait", "host", REPLY, (wait_start, wait_end), "");
+        put("answer", "host", REPLY, (wait_end, read_end), "");
         put(&name, "step", DEVICE, self.device, &args);
         let mut from = self.device.0;
-        for laps in self.spans.chunk_by(|a, b| a.0.scope == b.0.scope) {
-            let (Some((first, _)), Some(&(_, to))) = (laps.first(), laps.last()) else { continue };
+        for spans in self.spans.chunk_by(|a, b| a.0.scope == b.0.scope) {
+            let (Some((first, _)), Some(&(_, to))) = (spans.first(), spans.last()) else {
+                continue;
+            };
             if first.kernel.is_some() {
                 put(first.scope.name(), "scope", DEVICE, (from, to), "");
             }
-            for (lap, end) in laps {
-                let family = format!(r#""family":"{}""#, family(lap));
-                let name = lap.kernel.unwrap_or(lap.scope.name());
+            for (span, end) in spans {
+                let family = format!(r#""family":"{}""#, family(span));
+                let name = span.kernel.unwrap_or(span.scope.name());
                 put(name, "kernel", DEVICE, (from, *end), &family);
                 from = *end;
             }
@@ -218,7 +220,7 @@ pub(super) fn names(rank: u16) -> [String; 4] {
     [
         named("process_name", 0, &format!("hadron rank {rank}")),
         named("thread_name", SUBMIT, "host: submit"),
-        named("thread_name", ANSWER, "host: answer"),
+        named("thread_name", REPLY, "host: answer"),
         named("thread_name", DEVICE, "device"),
     ]
 }
@@ -228,19 +230,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_a_tree_of_spans() {
-        let lap = |scope, kernel, ns| (DeviceSpan { scope, kernel }, ns);
-        let facts = StepFacts { step: StepId(7), rows: 2, fresh: 1, tokens: 9, graph: Some(4) };
+    fn step_events_form_a_tree() {
+        let span = |scope, kernel, ns| (DeviceSpan { scope, kernel }, ns);
+        let facts =
+            StepFacts { step: StepId(7), rows: 2, newly_assigned: 1, tokens: 9, graph: Some(4) };
         let record = StepTraceRecord {
             facts,
             submit: [1_000, 2_500, 4_000],
-            answer: [4_100, 9_000, 9_200],
+            reply: [4_100, 9_000, 9_200],
             device: (2_600, 8_900),
             spans: vec![
-                lap(TraceScope::Upload, None, 3_000),
-                lap(TraceScope::Forward, Some("rms_norm"), 4_000),
-                lap(TraceScope::Forward, Some("gemm_small_m"), 6_001),
-                lap(TraceScope::Download, None, 8_900),
+                span(TraceScope::Upload, None, 3_000),
+                span(TraceScope::Forward, Some("rms_norm"), 4_000),
+                span(TraceScope::Forward, Some("gemm_small_m"), 6_001),
+                span(TraceScope::Download, None, 8_900),
             ],
         };
         let events = record.events(0);
@@ -254,7 +257,7 @@ mod tests {
             r#"{"name":"upload","cat":"kernel","ph":"X","ts":2.600,"dur":0.400,"pid":0,"tid":3,"args":{"family":"upload"}}"#.to_owned(),
             r#"{"name":"forward","cat":"scope","ph":"X","ts":3.000,"dur":3.001,"pid":0,"tid":3,"args":{}}"#.to_owned(),
             r#"{"name":"rms_norm","cat":"kernel","ph":"X","ts":3.000,"dur":1.000,"pid":0,"tid":3,"args":{"family":"norms"}}"#.to_owned(),
-            r#"{"name":"gemm_small_m","cat":"kernel","ph":"X","ts":4.000,"dur":2.001,"pid":0,"tid":3,"args":{"family":"products"}}"#.to_owned(),
+            r#"{"name":"gemm_small_m","cat":"kernel","ph":"X","ts":4.000,"dur":2.001,"pid":0,"tid":3,"args":{"family":"linear layers"}}"#.to_owned(),
         ];
         assert_eq!(&lines[6..11], &expected[..]);
     }

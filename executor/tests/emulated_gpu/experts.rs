@@ -1,10 +1,10 @@
 //! Expert load counted on a GPU equals the CPU's, eager and replayed; and shared experts, which every token
 //! is routed to.
 
-use crate::player::{
+use crate::ranks::join_device_group;
+use crate::scheduler_harness::{
     SchedulerHarness, ScriptedRequest, mla_model, moe_model, shared, with_expert_placement,
 };
-use crate::ranks::join_device_group;
 use crate::{
     GeneratedTokens, assert_close, assert_near, fp8_model, on_emulator, play, warp_sizes,
     with_few_slots,
@@ -30,27 +30,28 @@ fn add(totals: &mut ExpertTokenTotals, counts: &[ExpertTokenCount]) {
 
 /// Runs three prompts, decode steps of three rows, then a prompt; also returns the decode steps with a
 /// report.
-fn expert_token_totals(player: &mut SchedulerHarness) -> (ExpertTokenTotals, Vec<usize>) {
+fn expert_token_totals(harness: &mut SchedulerHarness) -> (ExpertTokenTotals, Vec<usize>) {
     let mut totals = ExpertTokenTotals::new();
-    let job = |id: u64| ScriptedRequest::new(id, 5 + 3 * id as usize, SamplingParams::greedy());
-    let mut jobs: Vec<ScriptedRequest> = (0..3).map(job).collect();
-    for job in &mut jobs {
-        let len = job.prompt_len;
-        add(&mut totals, &player.step(&mut [(job, len)]).expert_tokens);
+    let request = |id: u64| ScriptedRequest::new(id, 5 + 3 * id as usize, SamplingParams::greedy());
+    let mut requests: Vec<ScriptedRequest> = (0..3).map(request).collect();
+    for request in &mut requests {
+        let len = request.prompt_len;
+        add(&mut totals, &harness.step(&mut [(request, len)]).expert_tokens);
     }
     let mut reports = Vec::new();
     for step in 1..=STEPS {
-        let output = player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
+        let output =
+            harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
         add(&mut totals, &output.expert_tokens);
         reports.extend((!output.expert_tokens.is_empty()).then_some(step));
     }
-    let mut last = job(3);
+    let mut last = request(3);
     let len = last.prompt_len;
-    add(&mut totals, &player.step(&mut [(&mut last, len)]).expert_tokens);
+    add(&mut totals, &harness.step(&mut [(&mut last, len)]).expert_tokens);
     (totals, reports)
 }
 
-fn alone(config: ExecutorConfig) -> SchedulerHarness {
+fn cpu_harness(config: ExecutorConfig) -> SchedulerHarness {
     SchedulerHarness::with(with_few_slots(config))
 }
 
@@ -62,45 +63,47 @@ fn harness_capturing_rows(mut config: ExecutorConfig, rows: u32) -> SchedulerHar
 
 #[test]
 fn expert_load_matches_the_cpu() {
-    for (wave, config) in
+    for (warp_size, config) in
         [(64, moe_model(ModelDtype::Float32)), (32, mla_model(ModelDtype::Float32))]
     {
-        let (expected, of_each_step) = expert_token_totals(&mut alone(config.clone()));
+        let (expected, of_each_step) = expert_token_totals(&mut cpu_harness(config.clone()));
         assert_eq!(of_each_step, (1..=STEPS).collect::<Vec<_>>());
-        if wave == 64 {
+        if warp_size == 64 {
             let launched = expert_token_totals(&mut SchedulerHarness::with(on_emulator(
-                wave,
+                warp_size,
                 config.clone(),
                 true,
             )));
             assert_eq!(launched, (expected.clone(), of_each_step), "launched");
         }
         // Three rows are replayed as four; the fourth is padding.
-        let replayed =
-            expert_token_totals(&mut harness_capturing_rows(on_emulator(wave, config, false), 4));
-        assert_eq!(replayed, (expected, vec![16]), "replayed, wave {wave}");
+        let replayed = expert_token_totals(&mut harness_capturing_rows(
+            on_emulator(warp_size, config, false),
+            4,
+        ));
+        assert_eq!(replayed, (expected, vec![16]), "replayed, warp size {warp_size}");
     }
 }
 
 /// The first rank counts for all ranks, by logical expert, wherever the experts are placed.
 #[test]
 fn expert_load_is_counted_once_across_ranks() {
-    let (expected, _) = expert_token_totals(&mut alone(moe_model(ModelDtype::Float32)));
+    let (expected, _) = expert_token_totals(&mut cpu_harness(moe_model(ModelDtype::Float32)));
     let config = with_expert_placement(shared(moe_model(ModelDtype::Float32), 2, true));
-    let mut player = harness_capturing_rows(join_device_group("counts", 32, config, false), 4);
-    assert_eq!(expert_token_totals(&mut player), (expected, vec![16]));
+    let mut harness = harness_capturing_rows(join_device_group("counts", 32, config, false), 4);
+    assert_eq!(expert_token_totals(&mut harness), (expected, vec![16]));
 }
 
 /// Single rows are routed inside the expert kernel, which counts them.
 #[test]
 fn expert_load_counts_single_row_steps() {
     let config = crate::moe_model(ModelDtype::Bfloat16);
-    let mut player = harness_capturing_rows(on_emulator(32, config, false), 1);
-    let mut job = ScriptedRequest::new(1, 9, SamplingParams::greedy());
+    let mut harness = harness_capturing_rows(on_emulator(32, config, false), 1);
+    let mut request = ScriptedRequest::new(1, 9, SamplingParams::greedy());
     let mut totals = ExpertTokenTotals::new();
-    add(&mut totals, &player.step(&mut [(&mut job, 9)]).expert_tokens);
+    add(&mut totals, &harness.step(&mut [(&mut request, 9)]).expert_tokens);
     for _ in 0..16 {
-        add(&mut totals, &player.step(&mut [(&mut job, 1)]).expert_tokens);
+        add(&mut totals, &harness.step(&mut [(&mut request, 1)]).expert_tokens);
     }
     let of = |layer| totals.range((layer, 0)..(layer + 1, 0)).map(|(_, tokens)| tokens).sum();
     // The last layer computes only the sample position of a prompt; each token is routed to two experts.
@@ -111,14 +114,11 @@ fn expert_load_counts_single_row_steps() {
 /// A DeepSeek-V2 model with two shared experts of intermediate size `width` and eight routed ones; its router
 /// is plain softmax.
 pub(crate) fn shared_expert_model(dtype: ModelDtype, width: usize) -> ExecutorConfig {
-    shared_expert_model_of_size(dtype, (64, width))
+    shared_expert_model_of_size(dtype, 64, width)
 }
 
-/// A model with shared experts and of hidden size `hidden`.
-fn shared_expert_model_of_size(
-    dtype: ModelDtype,
-    (hidden, width): (usize, usize),
-) -> ExecutorConfig {
+/// A model with two shared experts of intermediate size `width`, and of hidden size `hidden`.
+fn shared_expert_model_of_size(dtype: ModelDtype, hidden: usize, width: usize) -> ExecutorConfig {
     let text = format!(
         r#"{{
         "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 384,
@@ -136,17 +136,17 @@ fn shared_expert_model_of_size(
 
 /// Checks shared experts that are fused with the routed ones and, in steps of many rows, overlapped with
 /// them.
-fn fused_and_overlapped_shared_experts(wave: u32, expected: &[GeneratedTokens]) {
-    let player = |eager| {
+fn fused_and_overlapped_shared_experts(warp_size: u32, expected: &[GeneratedTokens]) {
+    let harness = |eager| {
         SchedulerHarness::with(on_emulator(
-            wave,
+            warp_size,
             shared_expert_model(ModelDtype::Float32, 64),
             eager,
         ))
     };
-    let launched = play(&mut player(true));
-    assert_close(&launched, expected, &format!("wave {wave}"));
-    assert_eq!(play(&mut player(false)), launched, "wave {wave}: a recording changes no bit");
+    let launched = play(&mut harness(true));
+    assert_close(&launched, expected, &format!("warp size {warp_size}"));
+    assert_eq!(play(&mut harness(false)), launched, "warp size {warp_size}: replay equals eager");
 }
 
 #[test]
@@ -162,14 +162,14 @@ fn lazily_run_streams() {
 
 /// Checks shared experts that are overlapped with the routed ones in every step, eager and replayed.
 fn streamed_in_fp8() {
-    let fp8 = |dtype| fp8_model(shared_expert_model_of_size(dtype, (128, 128)), KvCacheDtype::Auto);
+    let fp8 = |dtype| fp8_model(shared_expert_model_of_size(dtype, 128, 128), KvCacheDtype::Auto);
     let exact = play(&mut SchedulerHarness::with(with_few_slots(fp8(ModelDtype::Float32))));
-    let player = |eager| SchedulerHarness::with(on_emulator(32, fp8(ModelDtype::Bfloat16), eager));
-    let launched = play(&mut player(true));
-    assert_near(&launched, &exact, "fp8, wave 32");
-    let mut replaying = player(false);
+    let harness = |eager| SchedulerHarness::with(on_emulator(32, fp8(ModelDtype::Bfloat16), eager));
+    let launched = play(&mut harness(true));
+    assert_near(&launched, &exact, "fp8, warp size 32");
+    let mut replaying = harness(false);
     assert_eq!(replaying.graphs, [1, 2, 4, 8]);
-    assert_eq!(play(&mut replaying), launched, "fp8: a recording changes no bit");
+    assert_eq!(play(&mut replaying), launched, "fp8: replay equals eager");
 }
 
 /// On emulated GPUs that run a stream only when it is waited for: the secondary stream as late as possible,
@@ -185,8 +185,8 @@ fn secondary_stream_is_joined() {
             .env("HIPEMU_LAZY", lazy)
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+        let stdout = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && stdout.contains("1 passed"), "{stdout}");
     }
 }
 
@@ -200,17 +200,17 @@ fn shared_experts_match_the_cpu() {
         ModelDtype::Float32,
         64,
     ))));
-    for wave in warp_sizes() {
-        fused_and_overlapped_shared_experts(wave, &expected);
+    for warp_size in warp_sizes() {
+        fused_and_overlapped_shared_experts(warp_size, &expected);
     }
     for (what, whole) in [("in parts", false), ("whole", true)] {
-        let world = |eager| {
-            let world = shared(shared_expert_model(ModelDtype::Float32, 64), 2, whole);
-            SchedulerHarness::with(join_device_group("sharing", 64, world, eager))
+        let harness = |eager| {
+            let config = shared(shared_expert_model(ModelDtype::Float32, 64), 2, whole);
+            SchedulerHarness::with(join_device_group("sharing", 64, config, eager))
         };
-        let launched = play(&mut world(true));
+        let launched = play(&mut harness(true));
         assert_close(&launched, &expected, what);
-        assert_eq!(play(&mut world(false)), launched, "{what}: a recording changes no bit");
+        assert_eq!(play(&mut harness(false)), launched, "{what}: replay equals eager");
     }
 }
 
@@ -225,17 +225,17 @@ fn shared_experts_in_half_precision_stay_near() {
         ModelDtype::Float32,
         64,
     ))));
-    for wave in warp_sizes() {
-        let player = |eager| {
+    for warp_size in warp_sizes() {
+        let harness = |eager| {
             SchedulerHarness::with(on_emulator(
-                wave,
+                warp_size,
                 shared_expert_model(ModelDtype::Bfloat16, 64),
                 eager,
             ))
         };
-        let launched = play(&mut player(true));
-        assert_near(&launched, &exact, &format!("bf16, wave {wave}"));
-        assert_eq!(play(&mut player(false)), launched, "bf16, wave {wave}");
+        let launched = play(&mut harness(true));
+        assert_near(&launched, &exact, &format!("bf16, warp size {warp_size}"));
+        assert_eq!(play(&mut harness(false)), launched, "bf16, warp size {warp_size}");
     }
     let fp8 = |dtype| fp8_model(shared_expert_model(dtype, 128), KvCacheDtype::Auto);
     let exact = play(&mut SchedulerHarness::with(with_few_slots(fp8(ModelDtype::Float32))));

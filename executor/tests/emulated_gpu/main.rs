@@ -11,19 +11,19 @@ mod emulated_gpu;
 mod experts;
 mod memory;
 mod op_bench;
+mod ranks;
 #[path = "../invariance/scheduler_harness.rs"]
 #[allow(dead_code, reason = "shared with the invariance tests")]
-mod player;
-mod ranks;
+mod scheduler_harness;
 mod trace;
 
 use executor::{Executor, ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
 use models::config::{ModelConfig, QuantizationConfig, ScaleGrid};
-use player::{SchedulerHarness, ScriptedRequest, config};
 use protocol::{
     DeviceKind, DeviceLibraries, ExecutorSettings, GraphCapture, SamplingParams, Token,
     TokenLogprobs,
 };
+use scheduler_harness::{SchedulerHarness, ScriptedRequest, config};
 use std::path::Path;
 
 /// Tolerance of the mean difference of log-probabilities if every input of a layer is rounded to fp8.
@@ -40,7 +40,7 @@ fn warp_sizes() -> Vec<u32> {
 
 /// Whether this run includes the longest tests of turn `turn` (0 or 1): all turns without `HADRON_CURSOR`,
 /// else the turn that it selects.
-#[allow(clippy::disallowed_methods, reason = "the gate says which tests take their turn")]
+#[allow(clippy::disallowed_methods, reason = "CI selects the tests of a run")]
 fn is_selected_by_cursor(turn: u64) -> bool {
     let cursor = std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().unwrap());
     cursor == 0 || cursor % 2 == turn
@@ -60,16 +60,16 @@ fn with_few_slots(config: ExecutorConfig) -> ExecutorConfig {
     ExecutorConfig { settings, ..config }
 }
 
-fn gpu_config(wave: u32, dtype: ModelDtype, enforce_eager: bool) -> ExecutorConfig {
-    on_emulator(wave, config(dtype, 2), enforce_eager)
+fn gpu_config(warp_size: u32, dtype: ModelDtype, enforce_eager: bool) -> ExecutorConfig {
+    on_emulator(warp_size, config(dtype, 2), enforce_eager)
 }
 
-fn on_emulator(wave: u32, config: ExecutorConfig, enforce_eager: bool) -> ExecutorConfig {
+fn on_emulator(warp_size: u32, config: ExecutorConfig, enforce_eager: bool) -> ExecutorConfig {
     let libraries = DeviceLibraries {
         driver: emulated_gpu::library(),
         compiler: None,
         blas: None,
-        emulated_warp_size: Some(wave),
+        emulated_warp_size: Some(warp_size),
         collectives: None,
     };
     let cache = emulated_gpu::kernel_cache();
@@ -124,7 +124,7 @@ fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
 
 /// One model of each kind.
 fn models(dtype: ModelDtype) -> [(&'static str, ExecutorConfig); 3] {
-    [("dense", config(dtype, 2)), ("experts", moe_model(dtype)), ("latents", mla_model(dtype))]
+    [("dense", config(dtype, 2)), ("experts", moe_model(dtype)), ("mla", mla_model(dtype))]
 }
 
 /// Greedy sampling, and all rules at once.
@@ -147,41 +147,42 @@ fn rules() -> [SamplingParams; 2] {
 type GeneratedTokens = (Vec<Token>, Vec<TokenLogprobs>);
 
 /// Runs six requests with both rule sets in chunks in the same batches; one is preempted.
-fn play(player: &mut SchedulerHarness) -> Vec<GeneratedTokens> {
-    play_masked(player, &[])
+fn play(harness: &mut SchedulerHarness) -> Vec<GeneratedTokens> {
+    play_masked(harness, &[])
 }
 
 /// Runs the requests, some of them with grammar bitmasks.
-fn play_masked(player: &mut SchedulerHarness, masked: &[usize]) -> Vec<GeneratedTokens> {
-    let mut jobs: Vec<ScriptedRequest> = (0..6)
+fn play_masked(harness: &mut SchedulerHarness, masked: &[usize]) -> Vec<GeneratedTokens> {
+    let mut requests: Vec<ScriptedRequest> = (0..6)
         .map(|id| ScriptedRequest::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone()))
         .collect();
-    for &job in masked {
-        jobs[job].masked = true;
+    for &request in masked {
+        requests[request].masked = true;
     }
-    let chunks =
-        |jobs: &[ScriptedRequest]| jobs.iter().map(|job| job.want().min(10)).collect::<Vec<_>>();
+    let chunks = |requests: &[ScriptedRequest]| {
+        requests.iter().map(|request| request.remaining().min(10)).collect::<Vec<_>>()
+    };
     for turn in 0..8 {
-        let lens = chunks(&jobs);
-        let mut rows: Vec<(&mut ScriptedRequest, usize)> = jobs.iter_mut().zip(lens).collect();
+        let lens = chunks(&requests);
+        let mut rows: Vec<(&mut ScriptedRequest, usize)> = requests.iter_mut().zip(lens).collect();
         rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
-        player.step(&mut rows);
+        harness.step(&mut rows);
         if turn == 5 {
-            let blocks = jobs[2].preempt(7);
-            player.free(blocks);
+            let blocks = requests[2].preempt(7);
+            harness.free(blocks);
         }
     }
-    while jobs.iter().any(|job| job.want() > 1) {
-        let lens = chunks(&jobs);
-        let mut rows: Vec<(&mut ScriptedRequest, usize)> = jobs.iter_mut().zip(lens).collect();
+    while requests.iter().any(|request| request.remaining() > 1) {
+        let lens = chunks(&requests);
+        let mut rows: Vec<(&mut ScriptedRequest, usize)> = requests.iter_mut().zip(lens).collect();
         rows.sort_by_key(|(_, len)| *len > 1);
-        player.step(&mut rows);
+        harness.step(&mut rows);
     }
     for _ in 0..6 {
-        player.from_device = true; // Rows refer to the step instead of carrying the token.
-        player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
+        harness.from_device = true; // Rows refer to the step instead of carrying the token.
+        harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
     }
-    jobs.iter().map(ScriptedRequest::output).collect()
+    requests.iter().map(ScriptedRequest::output).collect()
 }
 
 fn assert_close(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &str) {
@@ -222,16 +223,16 @@ fn eager_and_replayed_tokens_match_the_cpu() {
         [("dense", config(ModelDtype::Float32, 2)), ("experts", moe_model(ModelDtype::Float32))]
     {
         let expected = play(&mut SchedulerHarness::with(with_few_slots(of.clone())));
-        for wave in warp_sizes() {
-            let player = |eager| SchedulerHarness::with(on_emulator(wave, of.clone(), eager));
-            let launched = play(&mut player(true));
-            assert_close(&launched, &expected, &format!("{what}, wave {wave}"));
-            let mut replaying = player(false);
+        for warp_size in warp_sizes() {
+            let harness = |eager| SchedulerHarness::with(on_emulator(warp_size, of.clone(), eager));
+            let launched = play(&mut harness(true));
+            assert_close(&launched, &expected, &format!("{what}, warp size {warp_size}"));
+            let mut replaying = harness(false);
             assert_eq!(replaying.graphs, [1, 2, 4, 8]);
             assert_eq!(
                 play(&mut replaying),
                 launched,
-                "{what}, wave {wave}: a recording changes no bit"
+                "{what}, warp size {warp_size}: replay equals eager"
             );
         }
     }
@@ -241,13 +242,17 @@ fn eager_and_replayed_tokens_match_the_cpu() {
 fn mla_models_run_and_replay() {
     let expected =
         play(&mut SchedulerHarness::with(with_few_slots(mla_model(ModelDtype::Float32))));
-    for wave in warp_sizes() {
-        let player = |eager| {
-            SchedulerHarness::with(on_emulator(wave, mla_model(ModelDtype::Float32), eager))
+    for warp_size in warp_sizes() {
+        let harness = |eager| {
+            SchedulerHarness::with(on_emulator(warp_size, mla_model(ModelDtype::Float32), eager))
         };
-        let launched = play(&mut player(true));
-        assert_close(&launched, &expected, &format!("wave {wave}"));
-        assert_eq!(play(&mut player(false)), launched, "wave {wave}: a recording changes no bit");
+        let launched = play(&mut harness(true));
+        assert_close(&launched, &expected, &format!("warp size {warp_size}"));
+        assert_eq!(
+            play(&mut harness(false)),
+            launched,
+            "warp size {warp_size}: replay equals eager"
+        );
     }
 }
 
@@ -264,8 +269,8 @@ fn configured_row_counts_are_captured_and_gpu_opened() {
         play(&mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))));
     assert_close(&play(&mut named), &expected, "rows of 3 and 6 replayed");
     let missing = Executor::load(of(GraphCapture::Disabled, vec![1]), &mut |_| {}).err().unwrap();
-    let told = missing.to_string();
-    assert!(told.contains("no device 1:") && told.contains("finds 1"), "{told}");
+    let error = missing.to_string();
+    assert!(error.contains("no device 1:") && error.contains("finds 1"), "{error}");
 }
 
 /// Steps with masked rows are launched eagerly, other steps are replayed; both rule sets are combined with
@@ -279,12 +284,12 @@ fn masked_rows_match_the_cpu() {
     );
     let free = play(&mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))));
     assert!(expected[0] == free[0] && expected[1] != free[1] && expected[2] != free[2]);
-    for wave in warp_sizes() {
+    for warp_size in warp_sizes() {
         let found = play_masked(
-            &mut SchedulerHarness::with(gpu_config(wave, ModelDtype::Float32, false)),
+            &mut SchedulerHarness::with(gpu_config(warp_size, ModelDtype::Float32, false)),
             &masked,
         );
-        assert_close(&found, &expected, &format!("wave {wave}"));
+        assert_close(&found, &expected, &format!("warp size {warp_size}"));
     }
 }
 
@@ -293,25 +298,26 @@ fn masked_rows_match_the_cpu() {
 #[test]
 fn bitmask_limits_a_single_token() {
     let ended = |config: ExecutorConfig, preempted: bool| {
-        let mut player = SchedulerHarness::with(config);
-        let mut jobs = [0, 1].map(|id| ScriptedRequest::new(id, 9, rules()[id as usize].clone()));
-        for job in &mut jobs {
-            job.masked = true;
-            player.finish(job, 9, 14);
-            job.masked = false;
+        let mut harness = SchedulerHarness::with(config);
+        let mut requests =
+            [0, 1].map(|id| ScriptedRequest::new(id, 9, rules()[id as usize].clone()));
+        for request in &mut requests {
+            request.masked = true;
+            harness.finish(request, 9, 14);
+            request.masked = false;
             if preempted {
-                let blocks = job.preempt(7);
-                player.free(blocks);
+                let blocks = request.preempt(7);
+                harness.free(blocks);
             }
-            player.finish(job, 14, 26);
+            harness.finish(request, 14, 26);
         }
-        jobs.map(|job| job.output())
+        requests.map(|request| request.output())
     };
     let expected = ended(with_few_slots(config(ModelDtype::Float32, 2)), true);
     assert_close(&ended(with_few_slots(config(ModelDtype::Float32, 2)), false), &expected, "cpu");
-    for wave in warp_sizes() {
-        let found = ended(gpu_config(wave, ModelDtype::Float32, false), false);
-        assert_close(&found, &expected, &format!("wave {wave}"));
+    for warp_size in warp_sizes() {
+        let found = ended(gpu_config(warp_size, ModelDtype::Float32, false), false);
+        assert_close(&found, &expected, &format!("warp size {warp_size}"));
     }
 }
 
@@ -323,25 +329,28 @@ fn overdue_bitmasks_delay_rows_without_changes() {
         &mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))),
         &masked,
     );
-    let late = |config| {
-        let mut player = SchedulerHarness::with(config);
-        player.overdue_bitmasks = true;
-        play_masked(&mut player, &masked)
+    let with_overdue = |config| {
+        let mut harness = SchedulerHarness::with(config);
+        harness.overdue_bitmasks = true;
+        play_masked(&mut harness, &masked)
     };
     let check = |found: &[GeneratedTokens], what: &str| {
         let lens: Vec<_> = found.iter().map(|(tokens, _)| tokens.len()).collect();
         for (i, (len, (tokens, _))) in lens.iter().zip(&expected).enumerate() {
             assert!(*len > 2 && (*len < tokens.len()) == masked.contains(&i), "{what}: {lens:?}");
         }
-        let begun = |((tokens, told), len): (&GeneratedTokens, &usize)| {
-            (tokens[..*len].to_vec(), told[..*len].to_vec())
+        let prefix = |((tokens, logprobs), len): (&GeneratedTokens, &usize)| {
+            (tokens[..*len].to_vec(), logprobs[..*len].to_vec())
         };
-        let expected: Vec<GeneratedTokens> = expected.iter().zip(&lens).map(begun).collect();
+        let expected: Vec<GeneratedTokens> = expected.iter().zip(&lens).map(prefix).collect();
         assert_close(found, &expected, what);
     };
-    check(&late(with_few_slots(config(ModelDtype::Float32, 2))), "cpu");
-    for wave in warp_sizes() {
-        check(&late(gpu_config(wave, ModelDtype::Float32, false)), &format!("wave {wave}"));
+    check(&with_overdue(with_few_slots(config(ModelDtype::Float32, 2))), "cpu");
+    for warp_size in warp_sizes() {
+        check(
+            &with_overdue(gpu_config(warp_size, ModelDtype::Float32, false)),
+            &format!("warp size {warp_size}"),
+        );
     }
 }
 
@@ -351,9 +360,13 @@ fn bf16_replay_equals_eager() {
         return;
     }
     for (what, of) in models(ModelDtype::Bfloat16) {
-        for wave in warp_sizes() {
-            let player = |eager| SchedulerHarness::with(on_emulator(wave, of.clone(), eager));
-            assert_eq!(play(&mut player(false)), play(&mut player(true)), "{what}, wave {wave}");
+        for warp_size in warp_sizes() {
+            let harness = |eager| SchedulerHarness::with(on_emulator(warp_size, of.clone(), eager));
+            assert_eq!(
+                play(&mut harness(false)),
+                play(&mut harness(true)),
+                "{what}, warp size {warp_size}"
+            );
         }
     }
 }
@@ -368,11 +381,11 @@ fn f16_replay_equals_eager_and_is_near_f32() {
         models(ModelDtype::Float16).into_iter().zip(models(ModelDtype::Float32))
     {
         let exact = play(&mut SchedulerHarness::with(with_few_slots(exact)));
-        for wave in warp_sizes() {
-            let player = |eager| SchedulerHarness::with(on_emulator(wave, of.clone(), eager));
-            let launched = play(&mut player(true));
-            assert_eq!(play(&mut player(false)), launched, "{what}, wave {wave}");
-            assert_within(&launched, &exact, HALF_NEAR, &format!("{what}, wave {wave}"));
+        for warp_size in warp_sizes() {
+            let harness = |eager| SchedulerHarness::with(on_emulator(warp_size, of.clone(), eager));
+            let launched = play(&mut harness(true));
+            assert_eq!(play(&mut harness(false)), launched, "{what}, warp size {warp_size}");
+            assert_within(&launched, &exact, HALF_NEAR, &format!("{what}, warp size {warp_size}"));
         }
     }
 }
@@ -401,14 +414,14 @@ fn check_fp8(what: &str, of: impl Fn(ModelDtype) -> ExecutorConfig) {
     let bf16_config = || fp8_model(of(ModelDtype::Bfloat16), KvCacheDtype::Fp8);
     let expected = play(&mut SchedulerHarness::with(with_few_slots(f32_config())));
     let near = play(&mut SchedulerHarness::with(with_few_slots(bf16_config())));
-    for wave in warp_sizes() {
-        let multiplied_out = on_emulator(wave, f32_config(), true);
+    for warp_size in warp_sizes() {
+        let multiplied_out = on_emulator(warp_size, f32_config(), true);
         let found = play(&mut SchedulerHarness::with(multiplied_out));
-        assert_close(&found, &expected, &format!("{what}, wave {wave}"));
-        let player = |eager| SchedulerHarness::with(on_emulator(wave, bf16_config(), eager));
-        let launched = play(&mut player(true));
-        let replayed = play(&mut player(false));
-        assert_eq!(replayed, launched, "{what}, wave {wave}: a recording changes no bit");
-        assert_near(&launched, &near, &format!("{what}, wave {wave}"));
+        assert_close(&found, &expected, &format!("{what}, warp size {warp_size}"));
+        let harness = |eager| SchedulerHarness::with(on_emulator(warp_size, bf16_config(), eager));
+        let launched = play(&mut harness(true));
+        let replayed = play(&mut harness(false));
+        assert_eq!(replayed, launched, "{what}, warp size {warp_size}: replay equals eager");
+        assert_near(&launched, &near, &format!("{what}, warp size {warp_size}"));
     }
 }

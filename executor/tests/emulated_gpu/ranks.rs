@@ -1,7 +1,7 @@
 //! TP and DP ranks on GPUs: the tokens of a single rank, eager and replayed, and the collectives of their
 //! steps.
 
-use crate::player::{
+use crate::scheduler_harness::{
     LockstepGroup, SchedulerHarness, ScriptedRequest, config, moe_model, shared,
     with_expert_placement,
 };
@@ -21,15 +21,15 @@ const STEPS: usize = 24;
 
 /// Ranks of one world, each on an emulated GPU; tests that run in parallel use separate worlds.
 pub(crate) fn join_device_group(
-    world: &str,
-    wave: u32,
+    group: &str,
+    warp_size: u32,
     config: ExecutorConfig,
     enforce_eager: bool,
 ) -> ExecutorConfig {
-    let mut config = on_emulator(wave, config, enforce_eager);
+    let mut config = on_emulator(warp_size, config, enforce_eager);
     let ranks = usize::from(config.settings.parallel.world_size());
-    (1..ranks).for_each(|rank| drop(emulated_gpu::library_of(world, rank)));
-    config.settings.libraries.as_mut().unwrap().driver = emulated_gpu::library_of(world, 0);
+    (1..ranks).for_each(|rank| drop(emulated_gpu::library_of(group, rank)));
+    config.settings.libraries.as_mut().unwrap().driver = emulated_gpu::library_of(group, 0);
     config.settings.gpus = vec![0; ranks];
     config
 }
@@ -38,8 +38,8 @@ pub(crate) fn join_device_group(
 fn tp_ranks_match_single_rank_eager_and_replayed() {
     let dense = |dtype| shared(config(dtype, 2), 2, false);
     let split = |dtype| shared(moe_model(dtype), 2, false);
-    let spread = |dtype| shared(moe_model(dtype), 2, true);
-    let alone = |config: ExecutorConfig| ExecutorConfig {
+    let expert_parallel = |dtype| shared(moe_model(dtype), 2, true);
+    let single_rank = |config: ExecutorConfig| ExecutorConfig {
         settings: protocol::ExecutorSettings {
             parallel: ParallelConfig::default(),
             expert_placement: None,
@@ -47,23 +47,24 @@ fn tp_ranks_match_single_rank_eager_and_replayed() {
         },
         ..config
     };
-    let worlds = [
+    let configs = [
         ("dense", 64, dense(ModelDtype::Float32)),
         ("experts in parts", 32, split(ModelDtype::Float32)),
-        ("experts whole", 64, spread(ModelDtype::Float32)),
-        ("experts placed", 32, with_expert_placement(spread(ModelDtype::Float32))),
+        ("experts whole", 64, expert_parallel(ModelDtype::Float32)),
+        ("experts placed", 32, with_expert_placement(expert_parallel(ModelDtype::Float32))),
     ];
-    for (what, wave, world) in worlds {
-        let expected = play(&mut SchedulerHarness::with(with_few_slots(alone(world.clone()))));
+    for (what, warp_size, config) in configs {
+        let expected =
+            play(&mut SchedulerHarness::with(with_few_slots(single_rank(config.clone()))));
         let launched = play(&mut SchedulerHarness::with(join_device_group(
             "replica",
-            wave,
-            world.clone(),
+            warp_size,
+            config.clone(),
             true,
         )));
         assert_close(&launched, &expected, what);
         let mut replaying =
-            SchedulerHarness::with(join_device_group("replica", wave, world, false));
+            SchedulerHarness::with(join_device_group("replica", warp_size, config, false));
         assert_eq!(replaying.graphs, [1, 2, 4, 8], "{what}");
         assert_eq!(play(&mut replaying), launched, "{what}");
     }
@@ -71,15 +72,15 @@ fn tp_ranks_match_single_rank_eager_and_replayed() {
 
 /// Sampling parameters that are sampled vocab-parallel, and a last set that needs full rows of logits.
 fn sampling_variants() -> [SamplingParams; 6] {
-    let drawn = |temperature| SamplingParams { temperature, ..SamplingParams::greedy() };
+    let random = |temperature| SamplingParams { temperature, ..SamplingParams::greedy() };
     let strict = SamplingParams { logprobs: None, ..rules()[1].clone() };
     [
         SamplingParams::greedy(),
-        drawn(0.8),
-        SamplingParams { top_k: 5, top_p: 0.9, ..drawn(1.0) },
+        random(0.8),
+        SamplingParams { top_k: 5, top_p: 0.9, ..random(1.0) },
         SamplingParams { temperature: 1.3, top_k: 24, min_p: 0.05, ..strict.clone() },
         strict,
-        SamplingParams { top_p: 0.8, ..drawn(1.0) },
+        SamplingParams { top_p: 0.8, ..random(1.0) },
     ]
 }
 
@@ -87,8 +88,8 @@ fn sampling_variants() -> [SamplingParams; 6] {
 type GatheredShape = Option<(DType, u32, u32)>;
 
 /// Shape of the newest all-gather.
-fn gathered_shapes(player: &SchedulerHarness) -> GatheredShape {
-    let calls = player.lockstep.rendezvous.calls();
+fn gathered_shapes(harness: &SchedulerHarness) -> GatheredShape {
+    let calls = harness.lockstep.rendezvous.calls();
     let of_first = &calls.first()?.calls;
     let gather = of_first.iter().rfind(|call| call.op == CollectiveOp::AllGather)?;
     Some((gather.dtype, gather.rows, gather.cols))
@@ -96,62 +97,64 @@ fn gathered_shapes(player: &SchedulerHarness) -> GatheredShape {
 
 /// Outputs of all requests, and the all-gather of a decode step of the first five, of all six, and of five
 /// with one masked row.
-fn sample(player: &mut SchedulerHarness) -> (Vec<GeneratedTokens>, [GatheredShape; 3]) {
-    let job = |(id, sampling): (u64, SamplingParams)| {
+fn sample(harness: &mut SchedulerHarness) -> (Vec<GeneratedTokens>, [GatheredShape; 3]) {
+    let request = |(id, sampling): (u64, SamplingParams)| {
         ScriptedRequest::new(id, 4 + 3 * id as usize, sampling)
     };
-    let mut jobs: Vec<ScriptedRequest> = (0..).zip(sampling_variants()).map(job).collect();
-    let decode = |player: &mut SchedulerHarness, jobs: &mut [ScriptedRequest], steps: usize| {
+    let mut requests: Vec<ScriptedRequest> = (0..).zip(sampling_variants()).map(request).collect();
+    let decode = |harness: &mut SchedulerHarness,
+                  requests: &mut [ScriptedRequest],
+                  steps: usize| {
         for step in 0..steps {
-            player.from_device = step > 0;
-            player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
+            harness.from_device = step > 0;
+            harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
         }
-        player.from_device = false;
-        gathered_shapes(player)
+        harness.from_device = false;
+        gathered_shapes(harness)
     };
     let mut found = [None; 3];
-    for job in &mut jobs[..5] {
-        let len = job.prompt_len;
-        player.step(&mut [(job, len)]);
+    for request in &mut requests[..5] {
+        let len = request.prompt_len;
+        harness.step(&mut [(request, len)]);
     }
-    found[0] = decode(player, &mut jobs[..5], 4);
-    let len = jobs[5].prompt_len;
-    player.step(&mut [(&mut jobs[5], len)]);
-    found[1] = decode(player, &mut jobs, 3);
-    jobs[0].masked = true;
-    found[2] = decode(player, &mut jobs[..5], 2);
-    (jobs.iter().map(ScriptedRequest::output).collect(), found)
+    found[0] = decode(harness, &mut requests[..5], 4);
+    let len = requests[5].prompt_len;
+    harness.step(&mut [(&mut requests[5], len)]);
+    found[1] = decode(harness, &mut requests, 3);
+    requests[0].masked = true;
+    found[2] = decode(harness, &mut requests[..5], 2);
+    (requests.iter().map(ScriptedRequest::output).collect(), found)
 }
 
 #[test]
 fn vocab_parallel_sampling_matches_single_rank() {
     let (expected, _) =
         sample(&mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))));
-    for (wave, enforce_eager) in [(64, true), (32, false)] {
-        let world = shared(config(ModelDtype::Float32, 2), 2, false);
-        let mut world = join_device_group("parts", wave, world, enforce_eager);
+    for (warp_size, enforce_eager) in [(64, true), (32, false)] {
+        let config = shared(config(ModelDtype::Float32, 2), 2, false);
+        let mut config = join_device_group("parts", warp_size, config, enforce_eager);
         if !enforce_eager {
-            world.settings.graph_capture = GraphCapture::Sizes(vec![8]);
+            config.settings.graph_capture = GraphCapture::Sizes(vec![8]);
         }
-        let mut player = SchedulerHarness::with(world);
-        let (found, brought) = sample(&mut player);
-        assert_eq!(found, expected, "wave {wave}");
+        let mut harness = SchedulerHarness::with(config);
+        let (found, gathered) = sample(&mut harness);
+        assert_eq!(found, expected, "warp size {warp_size}");
         // Of 192 ids 24 are candidates: 52 words per row, or all 192. Five or six rows are replayed as eight;
         // masked steps are launched eagerly.
         let rows = if enforce_eager { [5, 6] } else { [8, 8] };
         let in_parts = |rows: u32| Some((DType::I32, 1, 52 * rows));
         let whole = Some((DType::F32, rows[1], 192));
-        assert_eq!(brought, [in_parts(rows[0]), whole, in_parts(5)], "wave {wave}");
+        assert_eq!(gathered, [in_parts(rows[0]), whole, in_parts(5)], "warp size {warp_size}");
     }
 }
 
 #[test]
 fn library_all_reduce_gives_the_same_tokens() {
-    let mut world =
+    let mut config =
         join_device_group("sums", 64, shared(config(ModelDtype::Float32, 2), 2, false), true);
-    let found = play(&mut SchedulerHarness::with(world.clone()));
-    world.settings.one_shot_all_reduce = false;
-    assert_eq!(play(&mut SchedulerHarness::with(world)), found);
+    let found = play(&mut SchedulerHarness::with(config.clone()));
+    config.settings.one_shot_all_reduce = false;
+    assert_eq!(play(&mut SchedulerHarness::with(config)), found);
 }
 
 /// Sums in f16 round per addition, in the one-shot all-reduce and in the library.
@@ -162,91 +165,102 @@ fn tp_in_f16_stays_near_f32() {
     }
     let expected =
         play(&mut SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 2))));
-    let mut world =
+    let mut config =
         join_device_group("halves", 32, shared(config(ModelDtype::Float16, 2), 2, false), false);
-    let replayed = play(&mut SchedulerHarness::with(world.clone()));
-    assert_within(&replayed, &expected, HALF_NEAR, "one shot");
-    world.settings.one_shot_all_reduce = false;
-    let launched = play(&mut SchedulerHarness::with(world));
-    assert_within(&launched, &expected, HALF_NEAR, "by the library");
+    let replayed = play(&mut SchedulerHarness::with(config.clone()));
+    assert_within(&replayed, &expected, HALF_NEAR, "one-shot all-reduce");
+    config.settings.one_shot_all_reduce = false;
+    let launched = play(&mut SchedulerHarness::with(config));
+    assert_within(&launched, &expected, HALF_NEAR, "library all-reduce");
 }
 
 /// Runs the requests of one replica; odd replicas run them one after the other and are idle at first.
-fn play_replica(player: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTokens> {
-    let job = |i: u16| {
+fn play_replica(harness: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTokens> {
+    let request = |i: u16| {
         let sampling = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
         let id = u64::from(1 + replica * 7 + i);
         ScriptedRequest::new(id, 9 + usize::from(5 * i + 3 * replica), sampling)
             .in_slot(u32::from(i))
     };
-    let mut jobs: Vec<ScriptedRequest> = (0..2).map(job).collect();
+    let mut requests: Vec<ScriptedRequest> = (0..2).map(request).collect();
     for step in 0..STEPS {
         let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
         let idle = replica % 2 == 1 && step < 3;
-        for job in jobs.iter_mut().filter(|job| !idle && job.tokens.len() < job.prompt_len + 4) {
+        for request in requests
+            .iter_mut()
+            .filter(|request| !idle && request.tokens.len() < request.prompt_len + 4)
+        {
             if replica.is_multiple_of(2) || rows.is_empty() {
-                let len = job.want().min(1 + (step * 11) % 30);
-                rows.push((job, len));
+                let len = request.remaining().min(1 + (step * 11) % 30);
+                rows.push((request, len));
             }
         }
         rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
-        player.step(&mut rows);
+        harness.step(&mut rows);
     }
-    assert!(jobs.iter().all(|job| job.tokens.len() == job.prompt_len + 4), "too few steps");
-    jobs.iter().map(ScriptedRequest::output).collect()
+    assert!(
+        requests.iter().all(|request| request.tokens.len() == request.prompt_len + 4),
+        "too few steps"
+    );
+    requests.iter().map(ScriptedRequest::output).collect()
 }
 
 #[test]
 fn expert_parallel_replicas_match_single_replica() {
-    let mut world = moe_model(ModelDtype::Float32);
-    let alone = |replica| {
+    let mut config = moe_model(ModelDtype::Float32);
+    let single_rank = |replica| {
         play_replica(
             &mut SchedulerHarness::with(with_few_slots(moe_model(ModelDtype::Float32))),
             replica,
         )
     };
-    world.settings.parallel = ParallelConfig { tp_size: 1, dp_size: 2, expert_parallel: true };
-    for (wave, enforce_eager) in [(64, true), (32, false)] {
-        let config = join_device_group("replicas", wave, world.clone(), enforce_eager);
-        let pact = Arc::new(LockstepGroup::new(&config));
+    config.settings.parallel = ParallelConfig { tp_size: 1, dp_size: 2, expert_parallel: true };
+    for (warp_size, enforce_eager) in [(64, true), (32, false)] {
+        let config = join_device_group("replicas", warp_size, config.clone(), enforce_eager);
+        let lockstep = Arc::new(LockstepGroup::new(&config));
         let start = |replica| {
-            let (config, pact) = (config.clone(), Arc::clone(&pact));
+            let (config, lockstep) = (config.clone(), Arc::clone(&lockstep));
             thread::spawn(move || {
-                let mut player = SchedulerHarness::of_replica(config, replica, Arc::clone(&pact));
-                let found = play_replica(&mut player, replica);
-                pact.agree(0); // A rank that leaves fails the group: wait until all have finished their last step.
+                let mut harness =
+                    SchedulerHarness::of_replica(config, replica, Arc::clone(&lockstep));
+                let found = play_replica(&mut harness, replica);
+                lockstep.agree(0); // A rank that leaves fails the group: wait until all have finished their last step.
                 found
             })
         };
         let replicas = [start(0), start(1)];
         for (replica, found) in (0..).zip(replicas) {
             let found = found.join().unwrap();
-            assert_close(&found, &alone(replica), &format!("replica {replica}, wave {wave}"));
+            assert_close(
+                &found,
+                &single_rank(replica),
+                &format!("replica {replica}, warp size {warp_size}"),
+            );
         }
         // Replayed steps have fixed sizes; all other steps send tokens to the ranks of their experts by
         // all-to-all.
         let calls: Vec<_> =
-            pact.rendezvous.calls().into_iter().flat_map(|rank| rank.calls).collect();
+            lockstep.rendezvous.calls().into_iter().flat_map(|rank| rank.calls).collect();
         let called = |operation| calls.iter().any(|call| call.op == operation);
-        assert!(called(CollectiveOp::AllToAll), "wave {wave}");
-        assert_eq!(called(CollectiveOp::ReduceScatter), !enforce_eager, "wave {wave}");
+        assert!(called(CollectiveOp::AllToAll), "warp size {warp_size}");
+        assert_eq!(called(CollectiveOp::ReduceScatter), !enforce_eager, "warp size {warp_size}");
     }
 }
 
 /// The call history of each rank can be read from outside, including replayed steps.
 #[test]
 fn captured_collectives_are_reported_by_each_replay() {
-    let mut player = SchedulerHarness::with(join_device_group(
+    let mut harness = SchedulerHarness::with(join_device_group(
         "calls",
         64,
         shared(config(ModelDtype::Float32, 2), 2, false),
         false,
     ));
-    let mut job = ScriptedRequest::new(1, 9, SamplingParams::greedy());
-    player.step(&mut [(&mut job, 9)]);
-    let before = player.lockstep.rendezvous.calls()[0].calls.last().unwrap().sequence;
-    player.step(&mut [(&mut job, 1)]);
-    for rank in player.lockstep.rendezvous.calls() {
+    let mut request = ScriptedRequest::new(1, 9, SamplingParams::greedy());
+    harness.step(&mut [(&mut request, 9)]);
+    let before = harness.lockstep.rendezvous.calls()[0].calls.last().unwrap().sequence;
+    harness.step(&mut [(&mut request, 1)]);
+    for rank in harness.lockstep.rendezvous.calls() {
         let calls: Vec<_> = rank.calls.iter().filter(|call| call.sequence > before).collect();
         let gathers = calls.iter().filter(|call| call.op == CollectiveOp::AllGather).count();
         // The embedding, two of each of three layers, and the logits.

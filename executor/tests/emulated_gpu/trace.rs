@@ -1,6 +1,6 @@
 //! Traces of a whole executor: on the CPU, and on the emulated GPU, eager and replayed.
 
-use super::player::{SchedulerHarness, ScriptedRequest, config};
+use super::scheduler_harness::{SchedulerHarness, ScriptedRequest, config};
 use super::{gpu_config, with_few_slots};
 use executor::{ExecutorConfig, ModelDtype};
 use protocol::{ExecutorSettings, SamplingParams};
@@ -25,13 +25,13 @@ fn traced(config: ExecutorConfig, name: &str) -> SchedulerHarness {
 }
 
 /// Runs a prompt in two chunks, then decodes. Returns the number of steps.
-fn play(player: &mut SchedulerHarness, id: u64, decodes: usize) -> usize {
-    let mut job = ScriptedRequest::new(id, 24, SamplingParams::greedy());
+fn play(harness: &mut SchedulerHarness, id: u64, decodes: usize) -> usize {
+    let mut request = ScriptedRequest::new(id, 24, SamplingParams::greedy());
     for len in [20, 4].into_iter().chain(std::iter::repeat_n(1, decodes)) {
-        player.step(&mut [(&mut job, len)]);
+        harness.step(&mut [(&mut request, len)]);
     }
-    let blocks = job.preempt(0);
-    player.free(blocks);
+    let blocks = request.preempt(0);
+    harness.free(blocks);
     2 + decodes
 }
 
@@ -88,15 +88,15 @@ fn check(path: &Path, steps: usize) -> Vec<(Option<u64>, BTreeSet<String>)> {
     assert_eq!(found.len(), steps, "steps on the device");
     for pair in found.windows(2) {
         assert_eq!(pair[1]["args"]["step"], pair[0]["args"]["step"].as_u64().unwrap() + 1);
-        assert!(span(pair[1]).0 >= span(pair[0]).1 - ROUNDING_US, "one after the other");
+        assert!(span(pair[1]).0 >= span(pair[0]).1 - ROUNDING_US, "device steps do not overlap");
     }
     let host = of(&events, "host");
     for name in ["stage", "submit", "wait", "answer"] {
         assert_eq!(host.iter().filter(|event| event["name"] == name).count(), steps, "{name}");
     }
     check_nesting(&events);
-    let marked = found.into_iter().filter(|step| step["args"]["marked"] == true);
-    marked.map(|step| (step["args"]["graph"].as_u64(), families(&events, step))).collect()
+    let instrumented = found.into_iter().filter(|step| step["args"]["marked"] == true);
+    instrumented.map(|step| (step["args"]["graph"].as_u64(), families(&events, step))).collect()
 }
 
 fn set(names: &[&str]) -> BTreeSet<String> {
@@ -105,29 +105,33 @@ fn set(names: &[&str]) -> BTreeSet<String> {
 
 #[test]
 fn cpu_trace_shows_step_stages() {
-    let mut player = traced(with_few_slots(config(ModelDtype::Float32, 2)), "cpu");
-    play(&mut player, 1, 2); // Nothing is recorded yet.
-    let trace = player.executor.begin_trace().unwrap();
-    let steps = play(&mut player, 2, 18);
+    let mut harness = traced(with_few_slots(config(ModelDtype::Float32, 2)), "cpu");
+    play(&mut harness, 1, 2); // Nothing is recorded yet.
+    let trace = harness.executor.begin_trace().unwrap();
+    let steps = play(&mut harness, 2, 18);
     std::thread::sleep(Duration::from_millis(600));
-    assert_eq!(of(&events(trace.path()), "step").len(), steps, "on disk before the end");
-    player.executor.end_trace();
-    play(&mut player, 3, 1);
+    assert_eq!(
+        of(&events(trace.path()), "step").len(),
+        steps,
+        "steps are on disk before the trace ends"
+    );
+    harness.executor.end_trace();
+    play(&mut harness, 3, 1);
     trace.close().unwrap();
-    let marked = check(trace.path(), steps);
+    let instrumented = check(trace.path(), steps);
     let parts = set(&["upload", "prepare", "forward", "head", "sampling", "download"]);
-    assert_eq!(marked, [(None, parts)], "the second step, where the prompt ends");
-    let next = player.executor.begin_trace().unwrap();
+    assert_eq!(instrumented, [(None, parts)], "the second step, where the prompt ends");
+    let next = harness.executor.begin_trace().unwrap();
     assert_ne!(next.path(), trace.path());
-    let steps = play(&mut player, 4, 1);
+    let steps = play(&mut harness, 4, 1);
     next.close().unwrap();
     check(next.path(), steps);
 }
 
 #[test]
-fn an_executor_without_a_folder_records_nothing() {
-    let mut player = SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 1)));
-    let error = player.executor.begin_trace().unwrap_err().to_string();
+fn trace_without_folder_is_rejected() {
+    let mut harness = SchedulerHarness::with(with_few_slots(config(ModelDtype::Float32, 1)));
+    let error = harness.executor.begin_trace().unwrap_err().to_string();
     assert!(error.contains("--profile"), "{error}");
     let mut unwritable = traced(with_few_slots(config(ModelDtype::Float32, 1)), "unwritable");
     std::fs::write(folder("unwritable"), "a file").unwrap();
@@ -137,14 +141,16 @@ fn an_executor_without_a_folder_records_nothing() {
 
 #[test]
 fn gpu_trace_shows_kernels_eager_and_replayed() {
-    let mut player = traced(gpu_config(64, ModelDtype::Bfloat16, false), "gpu");
-    let trace = player.executor.begin_trace().unwrap();
-    let steps = play(&mut player, 1, 3);
+    let mut harness = traced(gpu_config(64, ModelDtype::Bfloat16, false), "gpu");
+    let trace = harness.executor.begin_trace().unwrap();
+    let steps = play(&mut harness, 1, 3);
     trace.close().unwrap();
-    let marked = check(trace.path(), steps);
-    let layers = ["embedding", "norms", "products", "rotation and KV write"];
+    let instrumented = check(trace.path(), steps);
+    let layers = ["embedding", "norms", "linear layers", "RoPE and KV write"];
     let around = ["upload", "prepare", "download"];
-    let [(None, launched), (Some(1), replayed)] = &marked[..] else { panic!("{marked:?}") };
+    let [(None, launched), (Some(1), replayed)] = &instrumented[..] else {
+        panic!("{instrumented:?}")
+    };
     let has = |families: &BTreeSet<String>, names: &[&str]| {
         for name in names {
             assert!(families.contains(*name), "{name} is not in {families:?}");
@@ -154,7 +160,7 @@ fn gpu_trace_shows_kernels_eager_and_replayed() {
     has(launched, &layers);
     has(launched, &around);
     has(launched, &["attention prefill", "head", "sampling"]);
-    has(replayed, &["embedding", "products", "rotation and KV write"]);
+    has(replayed, &["embedding", "linear layers", "RoPE and KV write"]);
     has(replayed, &around);
     has(replayed, &["attention decode", "head", "sampling"]);
 }

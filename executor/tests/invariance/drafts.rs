@@ -4,49 +4,49 @@
 use crate::scheduler_harness::{
     BLOCK, SchedulerHarness, ScriptedRequest, config, mla_model, mtp_drafting, shared, speculating,
 };
-use crate::{PROMPT, TOTAL, name, rules, worlds};
+use crate::{PROMPT, TOTAL, configs, name, rules};
 use executor::{ExecutorConfig, ModelDtype};
 use protocol::{DraftAcceptance, RowError, SamplingParams, Token, TokenLogprobs};
 
 /// A request with a repetitive prompt, so that n-gram lookup proposes draft tokens.
-pub(crate) fn job(id: u64, sampling: &SamplingParams, drafts: u8) -> ScriptedRequest {
-    let mut job = ScriptedRequest::new(id, PROMPT, sampling.clone());
-    job.tokens =
+pub(crate) fn request(id: u64, sampling: &SamplingParams, drafts: u8) -> ScriptedRequest {
+    let mut request = ScriptedRequest::new(id, PROMPT, sampling.clone());
+    request.tokens =
         (0..PROMPT as u64).map(|i| (i * i % (5 + id % 7) + 20 + id % 3) as Token).collect();
-    job.drafts = drafts;
-    job
+    request.drafts = drafts;
+    request
 }
 
 /// Generated tokens up to the compared length: the last row may emit more.
-pub(crate) fn expected_tokens(job: &ScriptedRequest) -> (Vec<Token>, Vec<TokenLogprobs>) {
-    let (mut tokens, mut logprobs) = job.output();
+pub(crate) fn expected_tokens(request: &ScriptedRequest) -> (Vec<Token>, Vec<TokenLogprobs>) {
+    let (mut tokens, mut logprobs) = request.output();
     tokens.truncate(TOTAL - PROMPT);
     logprobs.truncate(TOTAL - PROMPT);
     (tokens, logprobs)
 }
 
 #[test]
-fn any_number_of_drafts_changes_nothing() {
+fn draft_count_does_not_change_outputs() {
     let (mut drafted, mut accepted) = (0, 0);
-    for world in worlds() {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(speculating(world, 4));
+    for config in configs() {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(speculating(config, 4));
         for sampling in rules() {
-            let mut plain = job(3, &sampling, 0);
-            player.finish(&mut plain, PROMPT, TOTAL);
+            let mut plain = request(3, &sampling, 0);
+            harness.finish(&mut plain, PROMPT, TOTAL);
             for drafts in 1..=4 {
-                let mut job = job(3, &sampling, drafts);
-                player.finish(&mut job, 16, TOTAL);
+                let mut request = request(3, &sampling, drafts);
+                harness.finish(&mut request, 16, TOTAL);
                 assert_eq!(
-                    expected_tokens(&job),
+                    expected_tokens(&request),
                     expected_tokens(&plain),
                     "{name}, {drafts} drafts, {sampling:?}"
                 );
-                drafted += job.drafted;
-                accepted += job.accepted;
-                player.free(job.table);
+                drafted += request.drafted;
+                accepted += request.accepted;
+                harness.free(request.table);
             }
-            player.free(plain.table);
+            harness.free(plain.table);
         }
     }
     println!("{accepted} of {drafted} drafts accepted");
@@ -54,61 +54,61 @@ fn any_number_of_drafts_changes_nothing() {
 }
 
 #[test]
-fn drafts_go_on_after_preemptions_and_behind_prefix_hits() {
-    for world in worlds() {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(speculating(world, 3));
+fn drafts_continue_after_preemption_and_prefix_hits() {
+    for config in configs() {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(speculating(config, 3));
         for sampling in rules() {
-            let mut plain = job(3, &sampling, 0);
-            player.finish(&mut plain, PROMPT, TOTAL);
+            let mut plain = request(3, &sampling, 0);
+            harness.finish(&mut plain, PROMPT, TOTAL);
             for at in [PROMPT + 1, PROMPT + 7] {
-                let mut job = job(3, &sampling, 3);
-                player.finish(&mut job, 16, at);
-                let blocks = job.preempt(30);
-                player.free(blocks);
-                player.finish(&mut job, 33, TOTAL);
+                let mut request = request(3, &sampling, 3);
+                harness.finish(&mut request, 16, at);
+                let blocks = request.preempt(30);
+                harness.free(blocks);
+                harness.finish(&mut request, 33, TOTAL);
                 assert_eq!(
-                    expected_tokens(&job),
+                    expected_tokens(&request),
                     expected_tokens(&plain),
                     "{name}, preempted at {at}, {sampling:?}"
                 );
-                player.free(job.table);
+                harness.free(request.table);
             }
-            let mut hit = job(3, &sampling, 3).in_slot(8);
+            let mut hit = request(3, &sampling, 3).in_slot(8);
             hit.table = plain.table[..2].to_vec();
             hit.computed = 2 * BLOCK;
-            player.finish(&mut hit, PROMPT, TOTAL);
+            harness.finish(&mut hit, PROMPT, TOTAL);
             assert_eq!(
                 expected_tokens(&hit),
                 expected_tokens(&plain),
-                "{name}, behind a hit, {sampling:?}"
+                "{name}, after a prefix hit, {sampling:?}"
             );
-            player.free(hit.table.split_off(2));
-            player.free(plain.table);
+            harness.free(hit.table.split_off(2));
+            harness.free(plain.table);
         }
     }
 }
 
 #[test]
-fn batch_mates_with_and_without_drafts_change_nothing() {
-    for world in worlds() {
-        let name = name(&world);
+fn mixed_draft_batches_do_not_change_outputs() {
+    for config in configs() {
+        let name = name(&config);
         let rules = rules();
-        let mut player = SchedulerHarness::with(speculating(world, 4));
-        let jobs = |drafts: fn(u64) -> u8| -> Vec<ScriptedRequest> {
-            let one = |i| job(100 + i, &rules[i as usize % 4], drafts(i)).in_slot(i as u32);
+        let mut harness = SchedulerHarness::with(speculating(config, 4));
+        let requests = |drafts: fn(u64) -> u8| -> Vec<ScriptedRequest> {
+            let one = |i| request(100 + i, &rules[i as usize % 4], drafts(i)).in_slot(i as u32);
             (0..12).map(one).collect()
         };
-        let (mut plain, mut mixed) = (jobs(|_| 0), jobs(|i| (i % 5) as u8));
-        player.finish_all(&mut plain, TOTAL);
-        for job in &mut plain {
-            player.free(std::mem::take(&mut job.table));
+        let (mut plain, mut mixed) = (requests(|_| 0), requests(|i| (i % 5) as u8));
+        harness.finish_all(&mut plain, TOTAL);
+        for request in &mut plain {
+            harness.free(std::mem::take(&mut request.table));
         }
-        player.finish_all(&mut mixed, TOTAL);
+        harness.finish_all(&mut mixed, TOTAL);
         for (i, (plain, mixed)) in plain.iter().zip(&mixed).enumerate() {
             assert_eq!(expected_tokens(mixed), expected_tokens(plain), "{name}, request {i}");
         }
-        assert!(mixed.iter().any(|job| job.drafted > 0));
+        assert!(mixed.iter().any(|request| request.drafted > 0));
     }
 }
 
@@ -117,22 +117,22 @@ fn batch_mates_with_and_without_drafts_change_nothing() {
 fn max_drafts_change_nothing_with_mla() {
     let mut drafted = 0;
     for dtype in crate::DTYPES {
-        let mut player = SchedulerHarness::with(speculating(mla_model(dtype), 16));
+        let mut harness = SchedulerHarness::with(speculating(mla_model(dtype), 16));
         for sampling in rules() {
-            let mut plain = job(3, &sampling, 0);
-            player.finish(&mut plain, PROMPT, TOTAL);
+            let mut plain = request(3, &sampling, 0);
+            harness.finish(&mut plain, PROMPT, TOTAL);
             for drafts in [1, 4, 15, 16] {
-                let mut job = job(3, &sampling, drafts);
-                player.finish(&mut job, PROMPT, TOTAL);
+                let mut request = request(3, &sampling, drafts);
+                harness.finish(&mut request, PROMPT, TOTAL);
                 assert_eq!(
-                    expected_tokens(&job),
+                    expected_tokens(&request),
                     expected_tokens(&plain),
                     "{dtype:?}, {drafts} drafts, {sampling:?}"
                 );
-                drafted = drafted.max(job.drafted);
-                player.free(job.table);
+                drafted = drafted.max(request.drafted);
+                harness.free(request.table);
             }
-            player.free(plain.table);
+            harness.free(plain.table);
         }
     }
     assert!(drafted > 16, "{drafted} drafts");
@@ -143,20 +143,20 @@ fn tokens_before_error(drafts: u8) -> Vec<Token> {
     let (allowed, bad_words) = (Some(vec![5]), vec![vec![5, 5, 5]]);
     let sampling =
         SamplingParams { allowed_token_ids: allowed, bad_words, ..SamplingParams::greedy() };
-    let mut player = SchedulerHarness::with(speculating(config(ModelDtype::Float32, 1), 4));
-    let mut job = ScriptedRequest::new(3, PROMPT, sampling);
-    job.tokens[..8].fill(5);
-    job.tokens[PROMPT - 1] = 9;
-    job.drafts = drafts;
+    let mut harness = SchedulerHarness::with(speculating(config(ModelDtype::Float32, 1), 4));
+    let mut request = ScriptedRequest::new(3, PROMPT, sampling);
+    request.tokens[..8].fill(5);
+    request.tokens[PROMPT - 1] = 9;
+    request.drafts = drafts;
     loop {
-        let want = job.want();
-        let (rows, output) = player.try_step(&mut [(&mut job, want)]);
+        let remaining = request.remaining();
+        let (rows, output) = harness.try_step(&mut [(&mut request, remaining)]);
         let result = &output.rows[0];
         match result.error {
-            None => job.learn(&rows[0], result),
+            None => request.apply_output(&rows[0], result),
             Some(error) => {
                 assert_eq!((error, result.sampled_tokens.len()), (RowError::AllMasked, 0));
-                return job.output().0;
+                return request.output().0;
             }
         }
     }
@@ -175,13 +175,13 @@ fn synthetic_acceptance_rate_is_met() {
     let chance = |mut config: ExecutorConfig, per_mille| {
         let how = config.settings.speculative.as_mut().unwrap();
         how.acceptance = DraftAcceptance::Synthetic { per_mille };
-        let mut player = SchedulerHarness::with(config);
+        let mut harness = SchedulerHarness::with(config);
         let mut found = [0; 2];
         for id in 0..6 {
-            let mut job = job(id, &rules()[0], 1);
-            player.finish(&mut job, PROMPT, PROMPT + 100);
-            found = [found[0] + job.drafted, found[1] + job.accepted];
-            player.free(job.table);
+            let mut request = request(id, &rules()[0], 1);
+            harness.finish(&mut request, PROMPT, PROMPT + 100);
+            found = [found[0] + request.drafted, found[1] + request.accepted];
+            harness.free(request.table);
         }
         found
     };

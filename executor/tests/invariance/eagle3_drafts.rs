@@ -1,6 +1,6 @@
 //! Draft tokens of an EAGLE-3 layer do not change outputs, and do not depend on the batch.
 
-use crate::drafts::{expected_tokens, job};
+use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
     BLOCK, SchedulerHarness, ScriptedRequest, config, eagle, eagle_drafting, mla_model, moe_model,
     shared,
@@ -26,13 +26,13 @@ fn smaller_hidden_model() -> ModelConfig {
 }
 
 /// One rank and several, with models of several kinds.
-fn worlds(drafts: u8) -> Vec<ExecutorConfig> {
+fn configs(drafts: u8) -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float32};
     let by = |config, eagle| eagle_drafting(config, eagle, drafts);
-    let normed = variant(|e| (e.aux_norms, e.carries_normed_state) = (true, true));
+    let normed = variant(|e| (e.fc_norm, e.norm_output) = (true, true));
     vec![
         by(config(Float32, 2), eagle()),
-        by(config(Bfloat16, 2), variant(|e| e.normed_residual = true)),
+        by(config(Bfloat16, 2), variant(|e| e.norm_before_residual = true)),
         by(shared(config(Float32, 1), 2, false), variant(|e| e.aux_layers = Some([0, 1, 3]))),
         by(shared(moe_model(Float32), 2, true), normed),
         by(moe_model(Float32), smaller_hidden_model()),
@@ -41,32 +41,36 @@ fn worlds(drafts: u8) -> Vec<ExecutorConfig> {
 }
 
 fn in_f32(drafts: u8) -> impl Iterator<Item = ExecutorConfig> {
-    worlds(drafts).into_iter().filter(|world| world.settings.dtype == ModelDtype::Float32)
+    configs(drafts).into_iter().filter(|config| config.settings.dtype == ModelDtype::Float32)
 }
 
 #[test]
-fn any_number_of_drafts_changes_nothing() {
+fn draft_count_does_not_change_outputs() {
     let (mut drafted, mut accepted) = (0, 0);
-    for world in worlds(4) {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(world);
+    for config in configs(4) {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
-            let mut plain = job(3, &sampling, 0);
-            player.finish(&mut plain, PROMPT, TOTAL);
+            let mut plain = request(3, &sampling, 0);
+            harness.finish(&mut plain, PROMPT, TOTAL);
             for drafts in 1..=4 {
-                let mut job = job(3, &sampling, drafts);
-                player.finish(&mut job, PROMPT, TOTAL);
+                let mut request = request(3, &sampling, drafts);
+                harness.finish(&mut request, PROMPT, TOTAL);
                 assert_eq!(
-                    expected_tokens(&job),
+                    expected_tokens(&request),
                     expected_tokens(&plain),
                     "{name}, {drafts} drafts, {sampling:?}"
                 );
-                assert!(job.drafted >= TOTAL - PROMPT - 2 - job.accepted, "{}", job.drafted);
-                drafted += job.drafted;
-                accepted += job.accepted;
-                player.free(job.table);
+                assert!(
+                    request.drafted >= TOTAL - PROMPT - 2 - request.accepted,
+                    "{}",
+                    request.drafted
+                );
+                drafted += request.drafted;
+                accepted += request.accepted;
+                harness.free(request.table);
             }
-            player.free(plain.table);
+            harness.free(plain.table);
         }
     }
     println!("{accepted} of {drafted} drafts accepted");
@@ -76,18 +80,21 @@ fn any_number_of_drafts_changes_nothing() {
 /// Outputs equal those of a model without speculation.
 #[test]
 fn collecting_aux_hidden_states_changes_nothing() {
-    for world in worlds(2) {
-        let name = name(&world);
-        let play = |world: ExecutorConfig, drafts| {
-            let mut player = SchedulerHarness::with(world);
-            let mut job = job(3, &rules()[1], drafts);
-            player.finish(&mut job, 16, TOTAL);
-            expected_tokens(&job)
+    for config in configs(2) {
+        let name = name(&config);
+        let play = |config: ExecutorConfig, drafts| {
+            let mut harness = SchedulerHarness::with(config);
+            let mut request = request(3, &rules()[1], drafts);
+            harness.finish(&mut request, 16, TOTAL);
+            expected_tokens(&request)
         };
-        let mut alone = world.clone();
-        (alone.settings.speculative, alone.settings.draft_model_dir, alone.draft) =
-            (None, None, None);
-        assert_eq!(play(world, 2), play(alone, 0), "{name}");
+        let mut without_drafts = config.clone();
+        (
+            without_drafts.settings.speculative,
+            without_drafts.settings.draft_model_dir,
+            without_drafts.draft,
+        ) = (None, None, None);
+        assert_eq!(play(config, 2), play(without_drafts, 0), "{name}");
     }
 }
 
@@ -95,21 +102,21 @@ fn collecting_aux_hidden_states_changes_nothing() {
 /// a row in flight.
 #[test]
 fn async_steps_draft_and_sample_the_same() {
-    for world in in_f32(4) {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(world);
-        let jobs = |drafts: u8| -> Vec<_> {
-            let one = |(i, rules)| job(i, rules, drafts.min(1 + i as u8)).in_slot(i as u32);
+    for config in in_f32(4) {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(config);
+        let requests = |drafts: u8| -> Vec<_> {
+            let one = |(i, rules)| request(i, rules, drafts.min(1 + i as u8)).in_slot(i as u32);
             (0..).zip(&rules()).map(one).collect()
         };
-        let mut plain = jobs(0);
-        player.finish_all(&mut plain, TOTAL);
+        let mut plain = requests(0);
+        harness.finish_all(&mut plain, TOTAL);
         for preempted_at in [None, Some(PROMPT + 5)] {
-            let (mut ahead, mut left) = (jobs(4), preempted_at);
-            player.finish_async(&mut ahead, TOTAL, |player, jobs, _| {
-                if left.take_if(|at| jobs[2].tokens.len() >= *at).is_some() {
-                    let blocks = jobs[2].preempt(30);
-                    player.free(blocks);
+            let (mut ahead, mut left) = (requests(4), preempted_at);
+            harness.finish_async(&mut ahead, TOTAL, |harness, requests, _| {
+                if left.take_if(|at| requests[2].tokens.len() >= *at).is_some() {
+                    let blocks = requests[2].preempt(30);
+                    harness.free(blocks);
                 }
             });
             assert_eq!(left, None);
@@ -120,48 +127,54 @@ fn async_steps_draft_and_sample_the_same() {
                     "{name}, preempted at {preempted_at:?}"
                 );
                 assert!(ahead.drafted > 0, "{name}");
-                player.free(std::mem::take(&mut ahead.table));
+                harness.free(std::mem::take(&mut ahead.table));
             }
         }
-        for job in plain {
-            player.free(job.table);
+        for request in plain {
+            harness.free(request.table);
         }
     }
 }
 
 #[test]
 fn eagle3_drafts_unchanged_by_chunks_preemption_prefix_hits() {
-    for world in in_f32(3) {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(world);
+    for config in in_f32(3) {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
-            let mut whole = job(3, &sampling, 3);
-            player.finish(&mut whole, PROMPT, TOTAL);
-            let of = |job: &ScriptedRequest| (expected_tokens(job), job.drafted, job.accepted);
+            let mut uninterrupted = request(3, &sampling, 3);
+            harness.finish(&mut uninterrupted, PROMPT, TOTAL);
+            let of = |request: &ScriptedRequest| {
+                (expected_tokens(request), request.drafted, request.accepted)
+            };
             for chunk in [1, 7, 33] {
-                let mut job = job(3, &sampling, 3).in_slot(17);
-                player.finish(&mut job, chunk, TOTAL);
-                assert_eq!(of(&job), of(&whole), "{name}, chunks of {chunk}, {sampling:?}");
-                player.free(job.table);
+                let mut request = request(3, &sampling, 3).in_slot(17);
+                harness.finish(&mut request, chunk, TOTAL);
+                assert_eq!(
+                    of(&request),
+                    of(&uninterrupted),
+                    "{name}, chunks of {chunk}, {sampling:?}"
+                );
+                harness.free(request.table);
             }
-            let mut job = job(3, &sampling, 3);
-            player.finish(&mut job, 16, PROMPT + 7);
-            let blocks = job.preempt(30);
-            player.free(blocks);
-            player.finish(&mut job, 33, TOTAL);
+            let mut request = request(3, &sampling, 3);
+            harness.finish(&mut request, 16, PROMPT + 7);
+            let blocks = request.preempt(30);
+            harness.free(blocks);
+            harness.finish(&mut request, 33, TOTAL);
             assert_eq!(
-                expected_tokens(&job),
-                expected_tokens(&whole),
+                expected_tokens(&request),
+                expected_tokens(&uninterrupted),
                 "{name}, preempted, {sampling:?}"
             );
-            player.free(job.table);
-            let mut hit = crate::drafts::job(3, &sampling, 3).in_slot(8);
-            hit.table = whole.table[..2].to_vec();
+            harness.free(request.table);
+            let mut hit = crate::drafts::request(3, &sampling, 3).in_slot(8);
+            hit.table = uninterrupted.table[..2].to_vec();
             hit.computed = 2 * BLOCK;
-            player.finish(&mut hit, PROMPT, TOTAL);
-            assert_eq!(of(&hit), of(&whole), "{name}, behind a hit, {sampling:?}");
-            player.free(hit.table.split_off(2));
-            player.free(whole.table);
+            harness.finish(&mut hit, PROMPT, TOTAL);
+            assert_eq!(of(&hit), of(&uninterrupted), "{name}, after a prefix hit, {sampling:?}");
+            harness.free(hit.table.split_off(2));
+            harness.free(uninterrupted.table);
         }
     }
 }
@@ -179,12 +192,12 @@ fn block_size_includes_the_eagle3_layer() {
 
 #[test]
 fn mismatched_eagle3_config_is_rejected_by_field() {
-    let refused = |config: ExecutorConfig| match Executor::load(config, &mut |_| {}) {
+    let rejection = |config: ExecutorConfig| match Executor::load(config, &mut |_| {}) {
         Err(ExecutorError::Speculation(error)) => error,
         other => panic!("{other:?}"),
     };
     let model = || config(ModelDtype::Float32, 1);
-    let by = |eagle| refused(eagle_drafting(model(), eagle, 2));
+    let by = |eagle| rejection(eagle_drafting(model(), eagle, 2));
     let error = by(ModelConfig { vocab: 400, ..eagle() });
     assert_eq!(error, SpeculationError::Vocabulary { draft: 400, model: 384 });
     assert!(error.to_string().contains("vocab_size"), "{error}");
@@ -196,17 +209,19 @@ fn mismatched_eagle3_config_is_rejected_by_field() {
     assert_eq!(deep, SpeculationError::AuxLayer { layer: 4, layers: 3 });
     assert_eq!(by(model().model), SpeculationError::NoEagleCheckpoint);
     let none = ExecutorConfig { draft: None, ..eagle_drafting(model(), eagle(), 2) };
-    assert_eq!(refused(none), SpeculationError::NoEagleCheckpoint);
-    let mut many = eagle_drafting(model(), eagle(), 2);
-    many.settings.speculative =
-        Some(SpeculativeConfig { draft_tokens: 5, ..many.settings.speculative.unwrap() });
-    assert_eq!(refused(many), SpeculationError::TooManyDrafts { drafts: 5 });
+    assert_eq!(rejection(none), SpeculationError::NoEagleCheckpoint);
+    let mut too_many_drafts = eagle_drafting(model(), eagle(), 2);
+    too_many_drafts.settings.speculative = Some(SpeculativeConfig {
+        draft_tokens: 5,
+        ..too_many_drafts.settings.speculative.unwrap()
+    });
+    assert_eq!(rejection(too_many_drafts), SpeculationError::TooManyDrafts { drafts: 5 });
     let mut other = crate::scheduler_harness::model_drafting(model(), eagle(), 2);
-    assert_eq!(refused(other.clone()), SpeculationError::UnexpectedEagleCheckpoint);
+    assert_eq!(rejection(other.clone()), SpeculationError::UnexpectedEagleCheckpoint);
     (other.model, other.settings.speculative) = (eagle(), None);
     other.draft = None;
     let error = Executor::load(other, &mut |_| {}).unwrap_err().to_string();
-    assert!(error.contains("LlamaForCausalLMEagle3 drafts for another model"), "{error}");
+    assert!(error.contains("LlamaForCausalLMEagle3 is a draft model"), "{error}");
     let odd = ModelConfig { heads: 3, kv_heads: 3, ..eagle() };
     let split = Executor::load(eagle_drafting(shared(model(), 2, false), odd, 2), &mut |_| {});
     let error = split.unwrap_err().to_string();

@@ -30,7 +30,7 @@ const LOGPROB_TOLERANCE: f32 = 2e-4;
 
 /// Configurations under test: one rank; two ranks with one KV head each; four ranks that replicate the two KV
 /// heads; experts split (TP), expert parallel (EP), and with an expert placement.
-fn worlds() -> Vec<ExecutorConfig> {
+fn configs() -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float16, Float32};
     vec![
         config(Float32, 2),
@@ -53,8 +53,8 @@ fn name(config: &ExecutorConfig) -> String {
 /// Sampling parameters with history, cutoffs, random sampling and log-probabilities.
 fn rules() -> Vec<SamplingParams> {
     let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
-    let drawn = SamplingParams { temperature: 1.0, ..greedy.clone() };
-    let cut = SamplingParams { top_p: 0.8, top_k: 40, min_p: 0.01, ..drawn.clone() };
+    let random = SamplingParams { temperature: 1.0, ..greedy.clone() };
+    let with_cutoffs = SamplingParams { top_p: 0.8, top_k: 40, min_p: 0.01, ..random.clone() };
     let penalised = SamplingParams {
         repetition_penalty: 1.3,
         frequency_penalty: 0.4,
@@ -63,20 +63,20 @@ fn rules() -> Vec<SamplingParams> {
         logit_bias: vec![(11, 2.5)],
         min_tokens: 9,
         stop_token_ids: vec![1, 2, 3],
-        ..drawn.clone()
+        ..random.clone()
     };
-    vec![greedy, drawn, cut, penalised]
+    vec![greedy, random, with_cutoffs, penalised]
 }
 
-fn alone(
-    player: &mut SchedulerHarness,
+fn run_single(
+    harness: &mut SchedulerHarness,
     sampling: &SamplingParams,
 ) -> (Vec<Token>, Vec<TokenLogprobs>) {
-    let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone());
-    player.finish(&mut job, PROMPT, TOTAL);
-    let output = job.output();
+    let mut request = ScriptedRequest::new(3, PROMPT, sampling.clone());
+    harness.finish(&mut request, PROMPT, TOTAL);
+    let output = request.output();
     assert_eq!((output.0.len(), output.1.len()), (TOTAL - PROMPT, TOTAL - PROMPT));
-    player.free(job.table);
+    harness.free(request.table);
     output
 }
 
@@ -90,28 +90,28 @@ fn close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs]) -> bool {
 
 #[test]
 fn chunks_preemption_and_slots_change_nothing() {
-    for world in worlds() {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(world);
+    for config in configs() {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
-            let expected = alone(&mut player, &sampling);
+            let expected = run_single(&mut harness, &sampling);
             for chunk in [1, 7, 16, 64] {
-                let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone()).in_slot(17);
-                player.finish(&mut job, chunk, TOTAL);
-                assert_eq!(job.output(), expected, "{name}, chunks of {chunk}, {sampling:?}");
-                player.free(job.table);
+                let mut request = ScriptedRequest::new(3, PROMPT, sampling.clone()).in_slot(17);
+                harness.finish(&mut request, chunk, TOTAL);
+                assert_eq!(request.output(), expected, "{name}, chunks of {chunk}, {sampling:?}");
+                harness.free(request.table);
             }
             for at in [PROMPT + 1, PROMPT + 9, TOTAL - 1] {
-                let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone());
-                player.finish(&mut job, 16, at);
-                let blocks = job.preempt(30);
+                let mut request = ScriptedRequest::new(3, PROMPT, sampling.clone());
+                harness.finish(&mut request, 16, at);
+                let blocks = request.preempt(30);
                 let mut other = ScriptedRequest::new(9, 60, sampling.clone()); // Overwrites the released blocks.
-                player.free(blocks);
-                player.finish(&mut other, 60, 70);
-                player.finish(&mut job, 33, TOTAL);
-                assert_eq!(job.output(), expected, "{name}, preempted at {at}, {sampling:?}");
-                player.free(job.table);
-                player.free(other.table);
+                harness.free(blocks);
+                harness.finish(&mut other, 60, 70);
+                harness.finish(&mut request, 33, TOTAL);
+                assert_eq!(request.output(), expected, "{name}, preempted at {at}, {sampling:?}");
+                harness.free(request.table);
+                harness.free(other.table);
             }
         }
     }
@@ -119,13 +119,13 @@ fn chunks_preemption_and_slots_change_nothing() {
 
 #[test]
 fn batch_mates_change_nothing() {
-    for world in worlds() {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(world);
+    for config in configs() {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(config);
         let rules = rules();
-        let expected: Vec<_> = rules.iter().map(|s| alone(&mut player, s)).collect();
+        let expected: Vec<_> = rules.iter().map(|s| run_single(&mut harness, s)).collect();
         for (which, expected) in expected.iter().enumerate() {
-            let mut jobs: Vec<ScriptedRequest> = (0..32)
+            let mut requests: Vec<ScriptedRequest> = (0..32)
                 .map(|i| {
                     if i == 13 {
                         return ScriptedRequest::new(3, PROMPT, rules[which].clone()).in_slot(39);
@@ -135,32 +135,32 @@ fn batch_mates_change_nothing() {
                         .in_slot(i as u32)
                 })
                 .collect();
-            player.finish_all(&mut jobs, TOTAL);
-            assert_eq!(&jobs[13].output(), expected, "{name}, {:?}", rules[which]);
-            for job in jobs {
-                player.free(job.table);
+            harness.finish_all(&mut requests, TOTAL);
+            assert_eq!(&requests[13].output(), expected, "{name}, {:?}", rules[which]);
+            for request in requests {
+                harness.free(request.table);
             }
         }
     }
 }
 
 #[test]
-fn a_prefix_hit_changes_nothing() {
-    for world in worlds() {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(world);
+fn prefix_hit_changes_nothing() {
+    for config in configs() {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
             let mut first = ScriptedRequest::new(3, PROMPT, sampling.clone());
-            player.finish(&mut first, PROMPT, TOTAL);
+            harness.finish(&mut first, PROMPT, TOTAL);
             for blocks in 1..=PROMPT / BLOCK {
-                let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone()).in_slot(8);
-                job.table = first.table[..blocks].to_vec();
-                job.computed = blocks * BLOCK;
-                player.finish(&mut job, PROMPT, TOTAL);
-                assert_eq!(job.output(), first.output(), "{name}, {blocks} blocks shared");
-                player.free(job.table.split_off(blocks));
+                let mut request = ScriptedRequest::new(3, PROMPT, sampling.clone()).in_slot(8);
+                request.table = first.table[..blocks].to_vec();
+                request.computed = blocks * BLOCK;
+                harness.finish(&mut request, PROMPT, TOTAL);
+                assert_eq!(request.output(), first.output(), "{name}, {blocks} blocks shared");
+                harness.free(request.table.split_off(blocks));
             }
-            player.free(first.table);
+            harness.free(first.table);
         }
     }
 }
@@ -171,7 +171,11 @@ fn threads_change_nothing() {
         let mut one = SchedulerHarness::new(dtype, 1);
         let mut three = SchedulerHarness::new(dtype, 3);
         for sampling in rules() {
-            assert_eq!(alone(&mut one, &sampling), alone(&mut three, &sampling), "{dtype:?}");
+            assert_eq!(
+                run_single(&mut one, &sampling),
+                run_single(&mut three, &sampling),
+                "{dtype:?}"
+            );
         }
     }
 }
@@ -182,15 +186,21 @@ fn tp_ranks_in_f32_match_single_rank() {
         (config(ModelDtype::Float32, 1), vec![(2, false), (4, false)]),
         (moe_model(ModelDtype::Float32), vec![(2, false), (4, false), (2, true), (4, true)]),
     ];
-    for (model, worlds) in cases {
+    for (model, configs) in cases {
         let mut one = SchedulerHarness::with(model.clone());
-        let expected: Vec<_> = rules().iter().map(|rule| alone(&mut one, rule)).collect();
-        for (size, spread) in worlds {
-            let mut ranks = SchedulerHarness::with(shared(model.clone(), size, spread));
+        let expected: Vec<_> = rules().iter().map(|rule| run_single(&mut one, rule)).collect();
+        for (size, expert_parallel) in configs {
+            let mut ranks = SchedulerHarness::with(shared(model.clone(), size, expert_parallel));
             for (rule, (tokens, logprobs)) in rules().iter().zip(&expected) {
-                let found = alone(&mut ranks, rule);
-                assert_eq!(&found.0, tokens, "{size} ranks, spread: {spread}, {rule:?}");
-                assert!(close(&found.1, logprobs), "{size} ranks, spread: {spread}, {rule:?}");
+                let found = run_single(&mut ranks, rule);
+                assert_eq!(
+                    &found.0, tokens,
+                    "{size} ranks, expert parallel: {expert_parallel}, {rule:?}"
+                );
+                assert!(
+                    close(&found.1, logprobs),
+                    "{size} ranks, expert parallel: {expert_parallel}, {rule:?}"
+                );
             }
         }
     }
@@ -199,43 +209,43 @@ fn tp_ranks_in_f32_match_single_rank() {
 #[test]
 fn overdue_bitmasks_are_the_same_on_all_ranks() {
     let play = |size| {
-        let mut player =
+        let mut harness =
             SchedulerHarness::with(shared(config(ModelDtype::Float32, 1), size, false));
-        player.overdue_bitmasks = true;
-        let mut job = ScriptedRequest::new(3, PROMPT, rules()[1].clone());
-        job.masked = true;
-        player.finish(&mut job, 16, TOTAL);
-        job.output().0
+        harness.overdue_bitmasks = true;
+        let mut request = ScriptedRequest::new(3, PROMPT, rules()[1].clone());
+        request.masked = true;
+        harness.finish(&mut request, 16, TOTAL);
+        request.output().0
     };
     assert_eq!(play(1), play(2));
 }
 
 #[test]
-fn ranks_share_the_bytes_of_a_cache() {
+fn tp_ranks_split_kv_cache_bytes() {
     let memory = |config: ExecutorConfig| {
         Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block()
     };
     let of = |size: u16, rank: u16| {
         let mut config = shared(config(ModelDtype::Float32, 1), size, false);
-        let meeting = RankRendezvous::new(config.settings.parallel).unwrap();
-        config.settings.rendezvous = Some(meeting.path().to_owned());
+        let rendezvous = RankRendezvous::new(config.settings.parallel).unwrap();
+        config.settings.rendezvous = Some(rendezvous.path().to_owned());
         config.settings.rank = Rank(rank);
         memory(config)
     };
-    let whole = of(1, 0);
-    assert_eq!([of(2, 0), of(2, 1)], [whole / 2; 2]);
-    assert_eq!(of(4, 3), whole / 2, "two ranks hold the same head");
+    let single_rank = of(1, 0);
+    assert_eq!([of(2, 0), of(2, 1)], [single_rank / 2; 2]);
+    assert_eq!(of(4, 3), single_rank / 2, "two ranks hold the same head");
 }
 
 #[test]
 fn invalid_parallel_sizes_are_rejected() {
-    let refused = |config: ExecutorConfig| {
-        Executor::load(config, &mut |_| {}).expect_err("a refusal").to_string()
+    let rejection = |config: ExecutorConfig| {
+        Executor::load(config, &mut |_| {}).expect_err("the configuration is invalid").to_string()
     };
     let with = |parallel| {
         let mut config = config(ModelDtype::Float32, 1);
         config.settings.parallel = parallel;
-        refused(config)
+        rejection(config)
     };
     let parallel =
         |tp_size, dp_size, experts| ParallelConfig { tp_size, dp_size, expert_parallel: experts };
@@ -244,33 +254,39 @@ fn invalid_parallel_sizes_are_rejected() {
     assert!(three.contains("the nearest number that works is 2"), "{three}");
     let dense = with(parallel(2, 1, true));
     assert!(dense.contains("the model has no experts"), "{dense}");
-    let alone = with(parallel(2, 1, false));
-    assert!(alone.contains("2 ranks that share layers need shared memory"), "{alone}");
-    let nobody = with(parallel(0, 1, false));
-    assert!(nobody.contains("rank 0 is none of 0 x 1 ranks"), "{nobody}");
-    let mut spread = moe_model(ModelDtype::Float32);
-    spread.settings.parallel = parallel(1, 3, true);
-    let text = refused(spread.clone());
+    let two_ranks = with(parallel(2, 1, false));
+    assert!(
+        two_ranks.contains("2 ranks of communication groups need rendezvous memory"),
+        "{two_ranks}"
+    );
+    let no_ranks = with(parallel(0, 1, false));
+    assert!(no_ranks.contains("rank 0 is outside the world of 0 x 1 ranks"), "{no_ranks}");
+    let mut expert_parallel = moe_model(ModelDtype::Float32);
+    expert_parallel.settings.parallel = parallel(1, 3, true);
+    let text = rejection(expert_parallel.clone());
     assert!(text.contains("num_experts 8 cannot be split over 3 ranks"), "{text}");
-    spread.settings.parallel = parallel(1, 2, true);
-    let text = refused(spread.clone());
-    assert!(text.contains("2 ranks that share layers need shared memory"), "{text}");
+    expert_parallel.settings.parallel = parallel(1, 2, true);
+    let text = rejection(expert_parallel.clone());
+    assert!(text.contains("2 ranks of communication groups need rendezvous memory"), "{text}");
     let mut wrong = with_expert_placement(shared(moe_model(ModelDtype::Float32), 2, true));
     wrong.settings.expert_placement.as_mut().unwrap().layers[2][4] = 6;
-    let text = refused(wrong);
-    assert!(text.contains("layer 2: expert 4 has no place"), "{text}");
-    let text = refused(with_expert_placement(moe_model(ModelDtype::Float32)));
-    assert!(text.contains("a placement of experts needs several ranks"), "{text}");
+    let text = rejection(wrong);
+    assert!(text.contains("layer 2: expert 4 has no physical expert"), "{text}");
+    let text = rejection(with_expert_placement(moe_model(ModelDtype::Float32)));
+    assert!(
+        text.contains("an expert placement needs expert parallelism over several ranks"),
+        "{text}"
+    );
 }
 
 #[test]
-fn tokens_still_on_the_device_equal_tokens_from_the_host() {
-    let mut player = SchedulerHarness::new(ModelDtype::Float32, 2);
+fn device_tokens_equal_host_tokens() {
+    let mut harness = SchedulerHarness::new(ModelDtype::Float32, 2);
     for sampling in rules() {
-        let expected = alone(&mut player, &sampling);
-        player.from_device = true;
-        assert_eq!(alone(&mut player, &sampling), expected);
-        player.from_device = false;
+        let expected = run_single(&mut harness, &sampling);
+        harness.from_device = true;
+        assert_eq!(run_single(&mut harness, &sampling), expected);
+        harness.from_device = false;
     }
 }
 
@@ -278,31 +294,31 @@ fn tokens_still_on_the_device_equal_tokens_from_the_host() {
 fn prompt_logprobs_cover_each_position_once_in_any_chunking() {
     let sampling =
         SamplingParams { prompt_logprobs: Some(2), logprobs: Some(2), ..SamplingParams::greedy() };
-    let mut player = SchedulerHarness::new(ModelDtype::Float32, 2);
+    let mut harness = SchedulerHarness::new(ModelDtype::Float32, 2);
     let mut score = |chunk| {
-        let mut job = ScriptedRequest::new(3, PROMPT, sampling.clone());
-        player.finish(&mut job, chunk, PROMPT + 4);
-        player.free(std::mem::take(&mut job.table));
-        (job.prompt_logprobs.clone(), job.tokens.clone(), job.output())
+        let mut request = ScriptedRequest::new(3, PROMPT, sampling.clone());
+        harness.finish(&mut request, chunk, PROMPT + 4);
+        harness.free(std::mem::take(&mut request.table));
+        (request.prompt_logprobs.clone(), request.tokens.clone(), request.output())
     };
-    let (whole, tokens, output) = score(PROMPT);
-    assert_eq!(whole.len(), PROMPT - 1);
-    for (i, entry) in whole.iter().enumerate() {
+    let (in_one_chunk, tokens, output) = score(PROMPT);
+    assert_eq!(in_one_chunk.len(), PROMPT - 1);
+    for (i, entry) in in_one_chunk.iter().enumerate() {
         assert_eq!(entry.token, tokens[i + 1]);
         assert_eq!(entry.top_logprobs.len(), 2);
         let place = entry.top_logprobs.iter().position(|&(token, _)| token == entry.token);
         assert_eq!(place.map(|p| p as u32 + 1), (entry.rank <= 2).then_some(entry.rank));
     }
     for chunk in [1, 7, 16] {
-        assert_eq!(score(chunk), (whole.clone(), tokens.clone(), output.clone()), "{chunk}");
+        assert_eq!(score(chunk), (in_one_chunk.clone(), tokens.clone(), output.clone()), "{chunk}");
     }
 }
 
 #[test]
 fn full_logprobs_sum_to_one() {
     let sampling = SamplingParams { logprobs: Some(u32::MAX), ..SamplingParams::greedy() };
-    let mut player = SchedulerHarness::new(ModelDtype::Float32, 1);
-    let (tokens, logprobs) = alone(&mut player, &sampling);
+    let mut harness = SchedulerHarness::new(ModelDtype::Float32, 1);
+    let (tokens, logprobs) = run_single(&mut harness, &sampling);
     for (token, entry) in tokens.iter().zip(&logprobs) {
         assert_eq!(entry.top_logprobs.len(), VOCAB as usize);
         assert_eq!((entry.rank, entry.top_logprobs[0]), (1, (*token, entry.logprob)));
@@ -312,14 +328,14 @@ fn full_logprobs_sum_to_one() {
 }
 
 #[test]
-fn masking_everything_fails_the_row_alone() {
+fn fully_masked_row_fails_alone() {
     let nothing =
         SamplingParams { allowed_token_ids: Some(Vec::new()), ..SamplingParams::greedy() };
-    let mut player = SchedulerHarness::new(ModelDtype::Float32, 1);
-    let expected = alone(&mut player, &rules()[0]);
+    let mut harness = SchedulerHarness::new(ModelDtype::Float32, 1);
+    let expected = run_single(&mut harness, &rules()[0]);
     let (mut good, mut bad) =
         (ScriptedRequest::new(3, PROMPT, rules()[0].clone()), ScriptedRequest::new(4, 9, nothing));
-    let (_, output) = player.try_step(&mut [(&mut bad, 9), (&mut good, PROMPT)]);
+    let (_, output) = harness.try_step(&mut [(&mut bad, 9), (&mut good, PROMPT)]);
     assert_eq!(output.rows[0].error, Some(RowError::AllMasked));
     assert!(output.rows[0].sampled_tokens.is_empty());
     assert_eq!((output.rows[1].error, output.rows[1].sampled_tokens[0]), (None, expected.0[0]));
@@ -327,18 +343,18 @@ fn masking_everything_fails_the_row_alone() {
 
 #[test]
 fn empty_step_completes() {
-    let mut player = SchedulerHarness::new(ModelDtype::Float32, 1);
-    assert!(player.step(&mut []).rows.is_empty());
+    let mut harness = SchedulerHarness::new(ModelDtype::Float32, 1);
+    assert!(harness.step(&mut []).rows.is_empty());
 }
 
 #[test]
-fn batches_before_the_cache_has_a_size_are_refused() {
+fn batch_before_kv_allocation_is_rejected() {
     let mut executor = Executor::load(config(ModelDtype::Float32, 1), &mut |_| {}).unwrap();
-    let bucket = DispatchMode::Eager { tokens: 0 };
+    let dispatch = DispatchMode::Eager { tokens: 0 };
     let batch = Batch {
         step: StepId(1),
         epoch: Epoch(1),
-        dispatch: bucket,
+        dispatch,
         moe_tokens: 0,
         draft_rows: 0,
         rows: Vec::new(),

@@ -1,6 +1,6 @@
 //! Draft tokens of a draft model: outputs do not change, and an identical draft model is always accepted.
 
-use crate::drafts::{expected_tokens, job};
+use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
     BLOCK, SchedulerHarness, config, mla_model, model_drafting, moe_model, shared,
 };
@@ -16,7 +16,7 @@ fn small() -> ModelConfig {
 }
 
 /// One rank and several, with models of several kinds.
-fn worlds(drafts: u8) -> Vec<ExecutorConfig> {
+fn configs(drafts: u8) -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float32};
     let by_small = |config| model_drafting(config, small(), drafts);
     vec![
@@ -29,25 +29,29 @@ fn worlds(drafts: u8) -> Vec<ExecutorConfig> {
 }
 
 #[test]
-fn drafts_of_another_model_change_nothing() {
-    for world in worlds(4) {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(world);
+fn draft_model_does_not_change_outputs() {
+    for config in configs(4) {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
-            let mut plain = job(3, &sampling, 0);
-            player.finish(&mut plain, PROMPT, TOTAL);
+            let mut plain = request(3, &sampling, 0);
+            harness.finish(&mut plain, PROMPT, TOTAL);
             for drafts in [1, 4] {
-                let mut job = job(3, &sampling, drafts);
-                player.finish(&mut job, 16, TOTAL);
+                let mut request = request(3, &sampling, drafts);
+                harness.finish(&mut request, 16, TOTAL);
                 assert_eq!(
-                    expected_tokens(&job),
+                    expected_tokens(&request),
                     expected_tokens(&plain),
                     "{name}, {drafts} drafts, {sampling:?}"
                 );
-                assert!(job.drafted >= TOTAL - PROMPT - 2 - job.accepted, "{}", job.drafted);
-                player.free(job.table);
+                assert!(
+                    request.drafted >= TOTAL - PROMPT - 2 - request.accepted,
+                    "{}",
+                    request.drafted
+                );
+                harness.free(request.table);
             }
-            player.free(plain.table);
+            harness.free(plain.table);
         }
     }
 }
@@ -57,34 +61,35 @@ fn drafts_of_another_model_change_nothing() {
 #[test]
 fn drafts_of_the_same_model_are_always_accepted() {
     let model = config(ModelDtype::Float32, 1);
-    let alike = model_drafting(model.clone(), model.model.clone(), 3);
-    for world in [alike.clone(), shared(alike, 2, false)] {
-        let mut player = SchedulerHarness::with(world);
+    let same_model = model_drafting(model.clone(), model.model.clone(), 3);
+    for config in [same_model.clone(), shared(same_model, 2, false)] {
+        let mut harness = SchedulerHarness::with(config);
         let greedy = &rules()[0];
-        let mut first = job(3, greedy, 3);
-        player.finish(&mut first, 7, TOTAL);
+        let mut first = request(3, greedy, 3);
+        harness.finish(&mut first, 7, TOTAL);
         assert!(first.drafted > 12 && first.accepted == first.drafted, "{}", first.drafted);
-        let mut again = job(3, greedy, 3);
-        player.finish(&mut again, 16, PROMPT + 5);
-        let blocks = again.preempt(30);
-        let mut other = job(9, greedy, 0); // Overwrites the released blocks.
-        player.free(blocks);
-        player.finish(&mut other, 60, TOTAL);
-        player.finish(&mut again, 33, TOTAL);
+        let mut resumed = request(3, greedy, 3);
+        harness.finish(&mut resumed, 16, PROMPT + 5);
+        let blocks = resumed.preempt(30);
+        let mut other = request(9, greedy, 0); // Overwrites the released blocks.
+        harness.free(blocks);
+        harness.finish(&mut other, 60, TOTAL);
+        harness.finish(&mut resumed, 33, TOTAL);
         assert!(
-            again.accepted == again.drafted && expected_tokens(&again) == expected_tokens(&first),
+            resumed.accepted == resumed.drafted
+                && expected_tokens(&resumed) == expected_tokens(&first),
             "{}",
-            again.accepted
+            resumed.accepted
         );
-        let mut hit = job(3, greedy, 2).in_slot(8);
+        let mut hit = request(3, greedy, 2).in_slot(8);
         hit.table = first.table[..2].to_vec();
         hit.computed = 2 * BLOCK;
-        let mut plain = job(11, greedy, 0).in_slot(9);
+        let mut plain = request(11, greedy, 0).in_slot(9);
         while hit.tokens.len() < TOTAL {
-            let (own, others) = (hit.want(), plain.want().min(5));
+            let (own, others) = (hit.remaining(), plain.remaining().min(5));
             let mut rows = [(&mut plain, others), (&mut hit, own)];
             rows.sort_by_key(|(_, len)| *len > 1);
-            player.step(&mut rows);
+            harness.step(&mut rows);
         }
         assert!(
             hit.accepted == hit.drafted && expected_tokens(&hit) == expected_tokens(&first),
@@ -98,14 +103,14 @@ fn drafts_of_the_same_model_are_always_accepted() {
 #[test]
 fn all_drafts_are_accepted_in_async_steps() {
     let model = config(ModelDtype::Float32, 1);
-    let alike = model_drafting(model.clone(), model.model.clone(), 3);
-    for world in [alike.clone(), shared(alike, 2, false)] {
-        let mut player = SchedulerHarness::with(world);
+    let same_model = model_drafting(model.clone(), model.model.clone(), 3);
+    for config in [same_model.clone(), shared(same_model, 2, false)] {
+        let mut harness = SchedulerHarness::with(config);
         let greedy = &rules()[0];
-        let jobs = |drafts| [3, 5, 9].map(|id| job(id, greedy, drafts).in_slot(id as u32));
-        let (mut plain, mut ahead) = (jobs(0), jobs(3));
-        player.finish_all(&mut plain, TOTAL);
-        player.finish_async(&mut ahead, TOTAL, |_, _, _| {});
+        let requests = |drafts| [3, 5, 9].map(|id| request(id, greedy, drafts).in_slot(id as u32));
+        let (mut plain, mut ahead) = (requests(0), requests(3));
+        harness.finish_all(&mut plain, TOTAL);
+        harness.finish_async(&mut ahead, TOTAL, |_, _, _| {});
         for (ahead, plain) in ahead.iter().zip(&plain) {
             assert!(ahead.drafted > 12 && ahead.accepted == ahead.drafted, "{}", ahead.drafted);
             assert_eq!(expected_tokens(ahead), expected_tokens(plain));
@@ -124,16 +129,16 @@ fn block_size_includes_both_models() {
 
 #[test]
 fn incompatible_draft_model_is_rejected() {
-    let refused = |config: ExecutorConfig| match Executor::load(config, &mut |_| {}) {
+    let rejection = |config: ExecutorConfig| match Executor::load(config, &mut |_| {}) {
         Err(ExecutorError::Speculation(error)) => error,
         other => panic!("{other:?}"),
     };
     let model = || config(ModelDtype::Float32, 1);
     let other = ModelConfig { vocab: 400, ..small() };
     let expected = SpeculationError::Vocabulary { draft: 400, model: 384 };
-    assert_eq!(refused(model_drafting(model(), other, 1)), expected);
+    assert_eq!(rejection(model_drafting(model(), other, 1)), expected);
     let expected = SpeculationError::TooManyModelDrafts { drafts: 17 };
-    assert_eq!(refused(model_drafting(model(), small(), 17)), expected);
+    assert_eq!(rejection(model_drafting(model(), small(), 17)), expected);
     let none = ExecutorConfig { draft: None, ..model_drafting(model(), small(), 1) };
-    assert_eq!(refused(none), SpeculationError::NoDraftModel);
+    assert_eq!(rejection(none), SpeculationError::NoDraftModel);
 }

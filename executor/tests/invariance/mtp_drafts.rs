@@ -1,6 +1,6 @@
 //! Draft tokens of an MTP module do not change outputs, and do not depend on the batch.
 
-use crate::drafts::{expected_tokens, job};
+use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
     BLOCK, SchedulerHarness, ScriptedRequest, moe_model, mtp_drafting, shared, speculating,
     with_all_experts_placed, with_expert_placement,
@@ -11,7 +11,7 @@ use protocol::SpeculativeConfig;
 
 /// One rank; two ranks that split heads and experts; two EP ranks, with experts in order or with an expert
 /// placement, of the MTP module too, or of the other layers only.
-fn worlds(drafts: u8) -> [ExecutorConfig; 6] {
+fn configs(drafts: u8) -> [ExecutorConfig; 6] {
     use ModelDtype::{Bfloat16, Float32};
     [
         mtp_drafting(Float32, drafts),
@@ -24,29 +24,33 @@ fn worlds(drafts: u8) -> [ExecutorConfig; 6] {
 }
 
 #[test]
-fn any_number_of_drafts_changes_nothing() {
+fn draft_count_does_not_change_outputs() {
     let (mut drafted, mut accepted) = (0, 0);
-    for world in worlds(4) {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(world);
+    for config in configs(4) {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
-            let mut plain = job(3, &sampling, 0);
-            player.finish(&mut plain, PROMPT, TOTAL);
+            let mut plain = request(3, &sampling, 0);
+            harness.finish(&mut plain, PROMPT, TOTAL);
             for drafts in 1..=4 {
-                let mut job = job(3, &sampling, drafts);
-                player.finish(&mut job, PROMPT, TOTAL);
+                let mut request = request(3, &sampling, drafts);
+                harness.finish(&mut request, PROMPT, TOTAL);
                 assert_eq!(
-                    expected_tokens(&job),
+                    expected_tokens(&request),
                     expected_tokens(&plain),
                     "{name}, {drafts} drafts, {sampling:?}"
                 );
                 // The first output token has no draft tokens, and no row drafts beyond its maximum.
-                assert!(job.drafted >= TOTAL - PROMPT - 2 - job.accepted, "{}", job.drafted);
-                drafted += job.drafted;
-                accepted += job.accepted;
-                player.free(job.table);
+                assert!(
+                    request.drafted >= TOTAL - PROMPT - 2 - request.accepted,
+                    "{}",
+                    request.drafted
+                );
+                drafted += request.drafted;
+                accepted += request.accepted;
+                harness.free(request.table);
             }
-            player.free(plain.table);
+            harness.free(plain.table);
         }
     }
     println!("{accepted} of {drafted} drafts accepted");
@@ -57,24 +61,24 @@ fn any_number_of_drafts_changes_nothing() {
 /// are the same. One request is preempted with a row in flight.
 #[test]
 fn async_steps_draft_and_sample_the_same() {
-    for world in worlds(4) {
-        let (name, exact) = (name(&world), world.settings.dtype == ModelDtype::Float32);
-        let mut player = SchedulerHarness::with(world);
-        let jobs = |drafts: u8| -> Vec<_> {
-            let one = |(i, rules)| job(i, rules, drafts.min(1 + i as u8)).in_slot(i as u32);
+    for config in configs(4) {
+        let (name, exact) = (name(&config), config.settings.dtype == ModelDtype::Float32);
+        let mut harness = SchedulerHarness::with(config);
+        let requests = |drafts: u8| -> Vec<_> {
+            let one = |(i, rules)| request(i, rules, drafts.min(1 + i as u8)).in_slot(i as u32);
             (0..).zip(&rules()).map(one).collect()
         };
-        let mut plain = jobs(0);
-        player.finish_all(&mut plain, TOTAL);
-        let mut waited = jobs(4);
-        player.finish_all(&mut waited, TOTAL);
+        let mut plain = requests(0);
+        harness.finish_all(&mut plain, TOTAL);
+        let mut waited = requests(4);
+        harness.finish_all(&mut waited, TOTAL);
         // In 16-bit types, recomputation in other chunks may give other tokens.
         for preempted_at in [None, Some(PROMPT + 5).filter(|_| exact)] {
-            let (mut ahead, mut left) = (jobs(4), preempted_at);
-            player.finish_async(&mut ahead, TOTAL, |player, jobs, _| {
-                if left.take_if(|at| jobs[2].tokens.len() >= *at).is_some() {
-                    let blocks = jobs[2].preempt(30);
-                    player.free(blocks);
+            let (mut ahead, mut left) = (requests(4), preempted_at);
+            harness.finish_async(&mut ahead, TOTAL, |harness, requests, _| {
+                if left.take_if(|at| requests[2].tokens.len() >= *at).is_some() {
+                    let blocks = requests[2].preempt(30);
+                    harness.free(blocks);
                 }
             });
             assert_eq!(left, None);
@@ -84,97 +88,106 @@ fn async_steps_draft_and_sample_the_same() {
                     expected_tokens(plain),
                     "{name}, preempted at {preempted_at:?}"
                 );
-                let counts = |job: &ScriptedRequest| [job.drafted, job.accepted];
+                let counts = |request: &ScriptedRequest| [request.drafted, request.accepted];
                 let more = counts(ahead).iter().zip(counts(waited)).all(|(a, b)| *a >= b);
                 // One more row may be in flight at the end.
                 assert!(ahead.drafted > 0 && (more || preempted_at.is_some()), "{name}");
-                player.free(std::mem::take(&mut ahead.table));
+                harness.free(std::mem::take(&mut ahead.table));
             }
         }
-        waited.into_iter().chain(plain).for_each(|job| player.free(job.table));
+        waited.into_iter().chain(plain).for_each(|request| harness.free(request.table));
     }
 }
 
 /// A row with an overdue bitmask is forwarded again, with its last token only.
 #[test]
 fn overdue_bitmasks_change_nothing_with_mtp() {
-    let play = |world: ExecutorConfig, late| {
-        let mut player = SchedulerHarness::with(world);
-        player.overdue_bitmasks = late;
-        let mut job = job(3, &rules()[1], 0);
-        job.masked = true;
-        player.finish(&mut job, 7, TOTAL);
-        expected_tokens(&job)
+    let play = |config: ExecutorConfig, overdue| {
+        let mut harness = SchedulerHarness::with(config);
+        harness.overdue_bitmasks = overdue;
+        let mut request = request(3, &rules()[1], 0);
+        request.masked = true;
+        harness.finish(&mut request, 7, TOTAL);
+        expected_tokens(&request)
     };
-    for world in worlds(2).into_iter().filter(|world| world.settings.dtype == ModelDtype::Float32) {
-        assert_eq!(play(world.clone(), true), play(world, false));
+    for config in
+        configs(2).into_iter().filter(|config| config.settings.dtype == ModelDtype::Float32)
+    {
+        assert_eq!(play(config.clone(), true), play(config, false));
     }
 }
 
 #[test]
 fn mtp_drafts_unchanged_by_chunks_preemption_prefix_hits() {
-    for world in worlds(3).into_iter().filter(|world| world.settings.dtype == ModelDtype::Float32) {
-        let name = name(&world);
-        let mut player = SchedulerHarness::with(world);
+    for config in
+        configs(3).into_iter().filter(|config| config.settings.dtype == ModelDtype::Float32)
+    {
+        let name = name(&config);
+        let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
-            let mut whole = job(3, &sampling, 3);
-            player.finish(&mut whole, PROMPT, TOTAL);
-            let expected = (expected_tokens(&whole), whole.drafted, whole.accepted);
+            let mut uninterrupted = request(3, &sampling, 3);
+            harness.finish(&mut uninterrupted, PROMPT, TOTAL);
+            let expected =
+                (expected_tokens(&uninterrupted), uninterrupted.drafted, uninterrupted.accepted);
             for chunk in [1, 7, 16, 33] {
-                let mut job = job(3, &sampling, 3).in_slot(17);
-                player.finish(&mut job, chunk, TOTAL);
-                let found = (expected_tokens(&job), job.drafted, job.accepted);
+                let mut request = request(3, &sampling, 3).in_slot(17);
+                harness.finish(&mut request, chunk, TOTAL);
+                let found = (expected_tokens(&request), request.drafted, request.accepted);
                 assert_eq!(found, expected, "{name}, chunks of {chunk}, {sampling:?}");
-                player.free(job.table);
+                harness.free(request.table);
             }
             for at in [PROMPT + 1, PROMPT + 7] {
-                let mut job = job(3, &sampling, 3);
-                player.finish(&mut job, 16, at);
-                let blocks = job.preempt(30);
-                player.free(blocks);
-                player.finish(&mut job, 33, TOTAL);
+                let mut request = request(3, &sampling, 3);
+                harness.finish(&mut request, 16, at);
+                let blocks = request.preempt(30);
+                harness.free(blocks);
+                harness.finish(&mut request, 33, TOTAL);
                 assert_eq!(
-                    expected_tokens(&job),
+                    expected_tokens(&request),
                     expected.0,
                     "{name}, preempted at {at}, {sampling:?}"
                 );
-                player.free(job.table);
+                harness.free(request.table);
             }
-            let mut hit = job(3, &sampling, 3).in_slot(8);
-            hit.table = whole.table[..2].to_vec();
+            let mut hit = request(3, &sampling, 3).in_slot(8);
+            hit.table = uninterrupted.table[..2].to_vec();
             hit.computed = 2 * BLOCK;
-            player.finish(&mut hit, PROMPT, TOTAL);
+            harness.finish(&mut hit, PROMPT, TOTAL);
             let found = (expected_tokens(&hit), hit.drafted, hit.accepted);
-            assert_eq!(found, expected, "{name}, behind a hit, {sampling:?}");
-            player.free(hit.table.split_off(2));
-            player.free(whole.table);
+            assert_eq!(found, expected, "{name}, after a prefix hit, {sampling:?}");
+            harness.free(hit.table.split_off(2));
+            harness.free(uninterrupted.table);
         }
     }
 }
 
 #[test]
-fn batch_mates_with_and_without_drafts_change_nothing() {
-    for world in worlds(4).into_iter().filter(|world| world.settings.dtype == ModelDtype::Float32) {
-        let name = name(&world);
+fn mixed_draft_batches_do_not_change_outputs() {
+    for config in
+        configs(4).into_iter().filter(|config| config.settings.dtype == ModelDtype::Float32)
+    {
+        let name = name(&config);
         let rules = rules();
-        let mut player = SchedulerHarness::with(world);
-        let mut jobs = [0, 1].map(|drafts| {
+        let mut harness = SchedulerHarness::with(config);
+        let mut requests = [0, 1].map(|drafts| {
             let one = |i: u64| {
-                job(100 + i, &rules[i as usize % 4], drafts * (i % 5) as u8).in_slot(i as u32)
+                request(100 + i, &rules[i as usize % 4], drafts * (i % 5) as u8).in_slot(i as u32)
             };
             (0..12).map(one).collect::<Vec<_>>()
         });
-        for jobs in &mut jobs {
-            player.finish_all(jobs, TOTAL);
-            for job in jobs {
-                player.free(std::mem::take(&mut job.table));
+        for requests in &mut requests {
+            harness.finish_all(requests, TOTAL);
+            for request in requests {
+                harness.free(std::mem::take(&mut request.table));
             }
         }
-        let [plain, mixed] = jobs;
+        let [plain, mixed] = requests;
         for (i, (plain, mixed)) in plain.iter().zip(&mixed).enumerate() {
             assert_eq!(expected_tokens(mixed), expected_tokens(plain), "{name}, request {i}");
         }
-        assert!(mixed.iter().filter(|job| job.drafts > 0).all(|job| job.drafted > 0));
+        assert!(
+            mixed.iter().filter(|request| request.drafts > 0).all(|request| request.drafted > 0)
+        );
     }
 }
 
@@ -193,21 +206,23 @@ fn block_size_includes_the_mtp_module() {
 #[test]
 fn model_without_mtp_module_is_rejected() {
     let config = || mtp_drafting(ModelDtype::Float32, 2);
-    let refused = |config: ExecutorConfig| match Executor::load(config, &mut |_| {}) {
+    let rejection = |config: ExecutorConfig| match Executor::load(config, &mut |_| {}) {
         Err(ExecutorError::Speculation(error)) => error,
         other => panic!("{other:?}"),
     };
-    let mut many = config();
-    many.settings.speculative =
-        Some(SpeculativeConfig { draft_tokens: 5, ..many.settings.speculative.unwrap() });
-    assert_eq!(refused(many), SpeculationError::TooManyDrafts { drafts: 5 });
+    let mut too_many_drafts = config();
+    too_many_drafts.settings.speculative = Some(SpeculativeConfig {
+        draft_tokens: 5,
+        ..too_many_drafts.settings.speculative.unwrap()
+    });
+    assert_eq!(rejection(too_many_drafts), SpeculationError::TooManyDrafts { drafts: 5 });
     for layers in [0, 2] {
         let mut other = config();
         other.model.mtp_layers = layers;
         let architecture = "DeepseekV3ForCausalLM";
-        assert_eq!(refused(other), SpeculationError::MtpModules { architecture, layers });
+        assert_eq!(rejection(other), SpeculationError::MtpModules { architecture, layers });
     }
     let mut qwen = speculating(moe_model(ModelDtype::Float32), 2);
     qwen.settings.speculative = config().settings.speculative;
-    assert!(refused(qwen).to_string().contains("num_nextn_predict_layers"));
+    assert!(rejection(qwen).to_string().contains("num_nextn_predict_layers"));
 }

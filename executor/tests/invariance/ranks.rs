@@ -53,7 +53,7 @@ prop_compose! {
 }
 
 /// Random sampling parameters, the same in every run.
-fn drawn(count: usize) -> Vec<SamplingParams> {
+fn random(count: usize) -> Vec<SamplingParams> {
     let mut runner = TestRunner::deterministic();
     (0..count)
         .map(|i| match i % 3 {
@@ -66,13 +66,16 @@ fn drawn(count: usize) -> Vec<SamplingParams> {
 type PromptScoredOutput = (Vec<Token>, Vec<TokenLogprobs>, Vec<TokenLogprobs>);
 
 fn play(ranks: u16, requests: &[SamplingParams]) -> Vec<PromptScoredOutput> {
-    let mut player = SchedulerHarness::with(wide(ranks));
-    let job = |(i, sampling): (u64, &SamplingParams)| {
+    let mut harness = SchedulerHarness::with(wide(ranks));
+    let request = |(i, sampling): (u64, &SamplingParams)| {
         ScriptedRequest::new(i, 5 + (i as usize * 13) % 30, sampling.clone()).in_slot(i as u32)
     };
-    let mut jobs: Vec<ScriptedRequest> = (0..).zip(requests).map(job).collect();
-    player.finish_all(&mut jobs, TOTAL);
-    jobs.into_iter().map(|job| (job.tokens, job.logprobs, job.prompt_logprobs)).collect()
+    let mut requests: Vec<ScriptedRequest> = (0..).zip(requests).map(request).collect();
+    harness.finish_all(&mut requests, TOTAL);
+    requests
+        .into_iter()
+        .map(|request| (request.tokens, request.logprobs, request.prompt_logprobs))
+        .collect()
 }
 
 fn assert_close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs], what: &str) {
@@ -90,7 +93,7 @@ fn assert_close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs], what: &str) {
 
 #[test]
 fn ranks_match_single_rank_for_all_sampling_params() {
-    let requests = drawn(40);
+    let requests = random(40);
     let expected = play(1, &requests);
     for ranks in [2, 4] {
         let found = play(ranks, &requests);
@@ -105,16 +108,16 @@ fn ranks_match_single_rank_for_all_sampling_params() {
 
 /// Words per rank of each all-gather in one decode step of `rows` requests.
 fn gathered(ranks: u16, rows: u64, sampling: &SamplingParams) -> Vec<u32> {
-    let mut player = SchedulerHarness::with(wide(ranks));
-    let mut jobs: Vec<ScriptedRequest> = (0..rows)
+    let mut harness = SchedulerHarness::with(wide(ranks));
+    let mut requests: Vec<ScriptedRequest> = (0..rows)
         .map(|i| ScriptedRequest::new(i, PROMPT, sampling.clone()).in_slot(i as u32))
         .collect();
     let prompts: Vec<(&mut ScriptedRequest, usize)> =
-        jobs.iter_mut().map(|job| (job, PROMPT)).collect();
-    player.step(&mut { prompts });
-    let seen = player.lockstep.rendezvous.calls()[0].calls.len();
-    player.step(&mut jobs.iter_mut().map(|job| (job, 1)).collect::<Vec<_>>());
-    let calls = &player.lockstep.rendezvous.calls()[0].calls[seen..];
+        requests.iter_mut().map(|request| (request, PROMPT)).collect();
+    harness.step(&mut { prompts });
+    let seen = harness.lockstep.rendezvous.calls()[0].calls.len();
+    harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
+    let calls = &harness.lockstep.rendezvous.calls()[0].calls[seen..];
     let gathers = calls.iter().filter(|call| call.op == CollectiveOp::AllGather);
     gathers.map(|call| call.rows * call.cols).collect()
 }
@@ -122,13 +125,13 @@ fn gathered(ranks: u16, rows: u64, sampling: &SamplingParams) -> Vec<u32> {
 #[test]
 fn step_gathers_only_what_sampling_needs() {
     let greedy = SamplingParams::greedy();
-    let drawn = SamplingParams { temperature: 1.0, ..greedy.clone() };
-    let top_k = SamplingParams { top_k: 20, top_p: 0.9, ..drawn.clone() };
-    let scored = SamplingParams { logprobs: Some(5), ..drawn.clone() };
+    let random = SamplingParams { temperature: 1.0, ..greedy.clone() };
+    let top_k = SamplingParams { top_k: 20, top_p: 0.9, ..random.clone() };
+    let scored = SamplingParams { logprobs: Some(5), ..random.clone() };
     for ranks in [2, 4] {
         assert_eq!(gathered(ranks, 1, &greedy), [3]);
         assert_eq!(gathered(ranks, 8, &greedy), [24]);
-        assert_eq!(gathered(ranks, 8, &drawn), [24]);
+        assert_eq!(gathered(ranks, 8, &random), [24]);
         assert_eq!(gathered(ranks, 8, &top_k), [8 * 41]);
         assert_eq!(gathered(ranks, 8, &scored), [8 * 17, 8]);
     }
@@ -137,32 +140,32 @@ fn step_gathers_only_what_sampling_needs() {
 #[test]
 fn expert_placement_changes_no_token() {
     let play = |config| {
-        let mut player = SchedulerHarness::with(config);
-        let mut job = ScriptedRequest::new(
+        let mut harness = SchedulerHarness::with(config);
+        let mut request = ScriptedRequest::new(
             3,
             PROMPT,
             SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() },
         );
-        player.finish(&mut job, 16, PROMPT + 20);
-        job.output()
+        harness.finish(&mut request, 16, PROMPT + 20);
+        request.output()
     };
     let one = play(moe_model(ModelDtype::Float32));
-    let spread = play(shared(moe_model(ModelDtype::Float32), 2, true));
+    let expert_parallel = play(shared(moe_model(ModelDtype::Float32), 2, true));
     let ranks = play(with_expert_placement(shared(moe_model(ModelDtype::Float32), 2, true)));
-    for found in [&spread, &ranks] {
+    for found in [&expert_parallel, &ranks] {
         assert_eq!(found.0, one.0);
-        assert_close(&found.1, &one.1, "experts in places");
+        assert_close(&found.1, &one.1, "expert placement");
     }
     assert_eq!(
-        ranks.1, spread.1,
+        ranks.1, expert_parallel.1,
         "a token has two experts: their sum is the same either way round"
     );
 }
 
 /// Bytes of weights that a rank of this configuration reads.
 fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
-    let meeting = RankRendezvous::new(config.settings.parallel).unwrap();
-    config.settings.rendezvous = Some(meeting.path().to_owned());
+    let rendezvous = RankRendezvous::new(config.settings.parallel).unwrap();
+    config.settings.rendezvous = Some(rendezvous.path().to_owned());
     config.settings.rank = Rank(rank);
     let mut bytes = 0;
     let progress = &mut |progress: executor::PhaseProgress| {
@@ -176,27 +179,28 @@ fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
 
 #[test]
 fn ranks_load_the_experts_placed_on_them() {
-    let spread = shared(moe_model(ModelDtype::Float32), 2, true);
-    let moe = spread.model.moe.as_ref().unwrap();
-    let expert = (3 * spread.model.hidden * moe.intermediate * size_of::<u16>()) as u64; // Synthetic weights are bf16.
+    let expert_parallel = shared(moe_model(ModelDtype::Float32), 2, true);
+    let moe = expert_parallel.model.moe.as_ref().unwrap();
+    // Synthetic weights are bf16.
+    let expert = (3 * expert_parallel.model.hidden * moe.intermediate * size_of::<u16>()) as u64;
     for rank in [0, 1] {
-        let (usual, placed) = (
-            weight_bytes(spread.clone(), rank),
-            weight_bytes(with_expert_placement(spread.clone()), rank),
+        let (in_order, placed) = (
+            weight_bytes(expert_parallel.clone(), rank),
+            weight_bytes(with_expert_placement(expert_parallel.clone()), rank),
         );
-        assert_eq!(placed, usual + 2 * expert, "rank {rank}: 6 of layer 1 instead of 4");
+        assert_eq!(placed, in_order + 2 * expert, "rank {rank}: 6 of layer 1 instead of 4");
     }
 }
 
 #[test]
 fn expert_load_is_counted_once_with_replicated_experts() {
-    let counted = |ranks: u16, spread: bool| {
+    let counted = |ranks: u16, expert_parallel: bool| {
         let config = moe_model(ModelDtype::Float32);
-        let config = if ranks == 1 { config } else { shared(config, ranks, spread) };
-        let mut player = SchedulerHarness::with(config);
-        let mut job = ScriptedRequest::new(3, PROMPT, SamplingParams::greedy());
-        let prompt = player.step(&mut [(&mut job, PROMPT)]).expert_tokens;
-        let decode = player.step(&mut [(&mut job, 1)]).expert_tokens;
+        let config = if ranks == 1 { config } else { shared(config, ranks, expert_parallel) };
+        let mut harness = SchedulerHarness::with(config);
+        let mut request = ScriptedRequest::new(3, PROMPT, SamplingParams::greedy());
+        let prompt = harness.step(&mut [(&mut request, PROMPT)]).expert_tokens;
+        let decode = harness.step(&mut [(&mut request, 1)]).expert_tokens;
         (prompt, decode)
     };
     let (prompt, decode) = counted(1, false);
@@ -211,8 +215,12 @@ fn expert_load_is_counted_once_with_replicated_experts() {
     let order: Vec<(u16, u16)> = prompt.iter().map(|c| (c.layer, c.expert)).collect();
     assert!(order.is_sorted() && prompt.iter().all(|c| c.layer > 0 && c.expert < 8));
     assert!(decode.iter().all(|c| c.tokens == 1), "a token goes to different experts: {decode:?}");
-    for (ranks, spread) in [(2, false), (2, true), (4, true)] {
+    for (ranks, expert_parallel) in [(2, false), (2, true), (4, true)] {
         // Counts are by logical expert, wherever the experts are placed.
-        assert_eq!(counted(ranks, spread), (prompt.clone(), decode.clone()), "{ranks} ranks");
+        assert_eq!(
+            counted(ranks, expert_parallel),
+            (prompt.clone(), decode.clone()),
+            "{ranks} ranks"
+        );
     }
 }

@@ -27,73 +27,79 @@ const EXPECTED_TOKENS: usize = 10;
 
 /// The requests of a replica: odd replicas run them one after the other and are idle at first; even replicas
 /// run two at a time.
-fn jobs(replica: u16, drafts: u8) -> Vec<ScriptedRequest> {
-    let job = |i: u16| {
+fn requests(replica: u16, drafts: u8) -> Vec<ScriptedRequest> {
+    let request = |i: u16| {
         let id = u64::from(1 + replica * 7 + i);
         let rules = rules();
-        let mut job = ScriptedRequest::new(
+        let mut request = ScriptedRequest::new(
             id,
             20 + usize::from(9 * i + 3 * replica),
             rules[id as usize % rules.len()].clone(),
         );
-        job.drafts = drafts;
-        job
+        request.drafts = drafts;
+        request
     };
-    (0..2).map(job).collect()
+    (0..2).map(request).collect()
 }
 
 /// Runs the requests of a replica in the steps of its group, and returns their outputs.
-fn play(player: &mut SchedulerHarness, replica: u16) -> Vec<ReplicaOutput> {
-    play_drafting(player, replica, 0).0
+fn play(harness: &mut SchedulerHarness, replica: u16) -> Vec<ReplicaOutput> {
+    play_drafting(harness, replica, 0).0
 }
 
 /// Runs the requests with draft tokens; also returns the numbers of proposed and accepted draft tokens.
 fn play_drafting(
-    player: &mut SchedulerHarness,
+    harness: &mut SchedulerHarness,
     replica: u16,
     drafts: u8,
 ) -> (Vec<ReplicaOutput>, [usize; 2]) {
-    let mut jobs = jobs(replica, drafts);
+    let mut requests = requests(replica, drafts);
     for step in 0..STEPS {
         let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
         let idle = replica % 2 == 1 && step < 5;
-        for job in jobs
+        for request in requests
             .iter_mut()
-            .filter(|job| !idle && job.tokens.len() < job.prompt_len + EXPECTED_TOKENS)
+            .filter(|request| !idle && request.tokens.len() < request.prompt_len + EXPECTED_TOKENS)
         {
             if replica.is_multiple_of(2) || rows.is_empty() {
-                let len = job.want().min(1 + (step * 11) % 30);
-                rows.push((job, len));
+                let len = request.remaining().min(1 + (step * 11) % 30);
+                rows.push((request, len));
             }
         }
         rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
-        let output = player.step(&mut rows);
+        let output = harness.step(&mut rows);
         assert!(!rows.is_empty() || output.rows.is_empty());
     }
     assert!(
-        jobs.iter().all(|job| job.tokens.len() >= job.prompt_len + EXPECTED_TOKENS),
+        requests.iter().all(|request| request.tokens.len() >= request.prompt_len + EXPECTED_TOKENS),
         "too few steps"
     );
-    let said = |job: &ScriptedRequest| {
-        let (mut tokens, mut logprobs) = job.output();
+    let output = |request: &ScriptedRequest| {
+        let (mut tokens, mut logprobs) = request.output();
         tokens.truncate(EXPECTED_TOKENS); // The last row may emit more.
         logprobs.truncate(EXPECTED_TOKENS);
         (tokens, logprobs)
     };
-    let count = |of: fn(&ScriptedRequest) -> usize| jobs.iter().map(of).sum();
-    (jobs.iter().map(said).collect(), [count(|job| job.drafted), count(|job| job.accepted)])
+    let count = |of: fn(&ScriptedRequest) -> usize| requests.iter().map(of).sum();
+    (
+        requests.iter().map(output).collect(),
+        [count(|request| request.drafted), count(|request| request.accepted)],
+    )
 }
 
 /// Outputs of each replica of a group.
-fn together(config: &ExecutorConfig) -> Vec<Vec<ReplicaOutput>> {
-    together_by(config, &Arc::new(LockstepGroup::new(config)))
+fn run_replicas(config: &ExecutorConfig) -> Vec<Vec<ReplicaOutput>> {
+    run_replicas_in(config, &Arc::new(LockstepGroup::new(config)))
 }
 
-fn together_by(config: &ExecutorConfig, pact: &Arc<LockstepGroup>) -> Vec<Vec<ReplicaOutput>> {
+fn run_replicas_in(
+    config: &ExecutorConfig,
+    lockstep: &Arc<LockstepGroup>,
+) -> Vec<Vec<ReplicaOutput>> {
     let replica = |replica| {
-        let (config, pact) = (config.clone(), Arc::clone(pact));
+        let (config, lockstep) = (config.clone(), Arc::clone(lockstep));
         thread::spawn(move || {
-            play(&mut SchedulerHarness::of_replica(config, replica, pact), replica)
+            play(&mut SchedulerHarness::of_replica(config, replica, lockstep), replica)
         })
     };
     let replicas: Vec<_> = (0..config.settings.parallel.dp_size).map(replica).collect();
@@ -102,14 +108,14 @@ fn together_by(config: &ExecutorConfig, pact: &Arc<LockstepGroup>) -> Vec<Vec<Re
 
 /// Collectives by which ranks exchanged rows with experts, and the bytes sent between ranks.
 fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
-    let pact = Arc::new(LockstepGroup::new(config));
-    together_by(config, &pact);
+    let lockstep = Arc::new(LockstepGroup::new(config));
+    run_replicas_in(config, &lockstep);
     let (mut operations, mut bytes) = (Vec::new(), 0);
     let size = u64::from(config.settings.parallel.dp_size);
-    let ranks = pact.rendezvous.calls();
+    let ranks = lockstep.rendezvous.calls();
     for (rank, call) in ranks.iter().flat_map(|rank| rank.calls.iter().map(move |c| (rank, c))) {
         assert!(rank.axis == "dp" && call.state == CallState::Done, "{call}");
-        assert!(rank.calls.len() < collectives::CALL_HISTORY_LEN, "all calls are remembered");
+        assert!(rank.calls.len() < collectives::CALL_HISTORY_LEN, "the history has all calls");
         let (rows, row) = (u64::from(call.rows), u64::from(call.cols) * call.dtype.bytes() as u64);
         bytes += match call.op {
             CollectiveOp::AllToAll if rank.rank.0 == 0 => rows * row, // `rows` is the total of all ranks: count it once.
@@ -151,7 +157,7 @@ fn all_to_all_is_used_for_few_target_ranks() {
 
 #[test]
 fn expert_parallel_replicas_match_single_replica() {
-    let alone =
+    let run_single =
         |replica| play(&mut SchedulerHarness::with(moe_model(ModelDtype::Float32)), replica);
     let of = |tp_size, dp_size| model(ModelDtype::Float32, tp_size, dp_size);
     for config in [
@@ -162,9 +168,9 @@ fn expert_parallel_replicas_match_single_replica() {
         with_expert_placement(of(2, 2)),
     ] {
         let dp_size = config.settings.parallel.dp_size;
-        let found = together(&config);
+        let found = run_replicas(&config);
         for (replica, found) in (0..dp_size).zip(&found) {
-            for ((tokens, logprobs), (own, own_logprobs)) in alone(replica).iter().zip(found) {
+            for ((tokens, logprobs), (own, own_logprobs)) in run_single(replica).iter().zip(found) {
                 assert_eq!(tokens, own, "replica {replica} of {dp_size}");
                 assert!(close(logprobs, own_logprobs), "replica {replica}");
             }
@@ -175,9 +181,9 @@ fn expert_parallel_replicas_match_single_replica() {
 /// Replicas run draft passes together, including replicas without drafting rows: draft tokens equal those of
 /// one rank, and outputs do not change.
 #[test]
-fn replicas_draft_together() {
+fn replicas_run_draft_passes_in_lockstep() {
     const DRAFTS: u8 = 3;
-    for (tp_size, dp_size, drafter) in [(1, 2, true), (2, 2, true), (1, 4, true), (1, 2, false)] {
+    for (tp_size, dp_size, method) in [(1, 2, true), (2, 2, true), (1, 4, true), (1, 2, false)] {
         let of = |layer: bool| {
             if layer {
                 mtp_drafting(ModelDtype::Float32, DRAFTS)
@@ -185,14 +191,14 @@ fn replicas_draft_together() {
                 speculating(moe_model(ModelDtype::Float32), DRAFTS)
             }
         };
-        let mut config = of(drafter);
+        let mut config = of(method);
         config.settings.parallel = ParallelConfig { tp_size, dp_size, expert_parallel: true };
-        let pact = Arc::new(LockstepGroup::new(&config));
+        let lockstep = Arc::new(LockstepGroup::new(&config));
         let start = |replica| {
-            let (config, pact) = (config.clone(), Arc::clone(&pact));
+            let (config, lockstep) = (config.clone(), Arc::clone(&lockstep));
             let play = move || {
-                let mut player = SchedulerHarness::of_replica(config, replica, pact);
-                play_drafting(&mut player, replica, DRAFTS)
+                let mut harness = SchedulerHarness::of_replica(config, replica, lockstep);
+                play_drafting(&mut harness, replica, DRAFTS)
             };
             thread::spawn(play)
         };
@@ -200,14 +206,14 @@ fn replicas_draft_together() {
         for (replica, found) in (0..).zip(replicas) {
             let (found, counted) = found.join().unwrap();
             let name = format!("replica {replica} of {dp_size}, {tp_size} ranks each");
-            let plain = play(&mut SchedulerHarness::with(of(drafter)), replica);
+            let plain = play(&mut SchedulerHarness::with(of(method)), replica);
             for ((tokens, logprobs), (own, own_logprobs)) in plain.iter().zip(&found) {
                 assert_eq!(tokens, own, "{name}");
                 assert!(close(logprobs, own_logprobs), "{name}");
             }
-            let alone = play_drafting(&mut SchedulerHarness::with(of(drafter)), replica, DRAFTS);
-            assert_eq!(alone.1, counted, "{name}");
-            assert!(!drafter || counted[0] > 10, "{name}: {counted:?}");
+            let single = play_drafting(&mut SchedulerHarness::with(of(method)), replica, DRAFTS);
+            assert_eq!(single.1, counted, "{name}");
+            assert!(!method || counted[0] > 10, "{name}: {counted:?}");
         }
     }
 }
@@ -217,16 +223,16 @@ fn replicas_draft_together() {
 fn other_replicas_change_no_bit() {
     for dtype in crate::DTYPES {
         let config = model(dtype, 1, 2);
-        let pact = Arc::new(LockstepGroup::new(&config));
+        let lockstep = Arc::new(LockstepGroup::new(&config));
         let idle = {
-            let (config, pact) = (config.clone(), Arc::clone(&pact));
+            let (config, lockstep) = (config.clone(), Arc::clone(&lockstep));
             thread::spawn(move || {
-                let mut player = SchedulerHarness::of_replica(config, 1, pact);
-                (0..STEPS).for_each(|_| drop(player.step(&mut [])));
+                let mut harness = SchedulerHarness::of_replica(config, 1, lockstep);
+                (0..STEPS).for_each(|_| drop(harness.step(&mut [])));
             })
         };
-        let lonely = play(&mut SchedulerHarness::of_replica(config.clone(), 0, pact), 0);
+        let single = play(&mut SchedulerHarness::of_replica(config.clone(), 0, lockstep), 0);
         idle.join().unwrap();
-        assert_eq!(together(&config)[0], lonely, "{dtype:?}");
+        assert_eq!(run_replicas(&config)[0], single, "{dtype:?}");
     }
 }

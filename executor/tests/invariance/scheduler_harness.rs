@@ -68,10 +68,10 @@ pub(crate) fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
 
 /// Adds n-gram speculation with up to `drafts` draft tokens per row.
 pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorConfig {
-    let drafter = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
+    let method = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
     config.settings.speculative = Some(SpeculativeConfig {
         draft_tokens: drafts,
-        method: drafter,
+        method,
         acceptance: DraftAcceptance::Exact,
     });
     config
@@ -95,9 +95,9 @@ pub(crate) fn model_drafting(
     draft: ModelConfig,
     drafts: u8,
 ) -> ExecutorConfig {
-    let (drafter, acceptance) = (SpeculativeMethod::DraftModel, DraftAcceptance::Exact);
+    let (method, acceptance) = (SpeculativeMethod::DraftModel, DraftAcceptance::Exact);
     config.settings.speculative =
-        Some(SpeculativeConfig { draft_tokens: drafts, method: drafter, acceptance });
+        Some(SpeculativeConfig { draft_tokens: drafts, method, acceptance });
     (config.settings.draft_model_dir, config.draft) = (Some(PathBuf::new()), Some(draft));
     config
 }
@@ -122,9 +122,9 @@ pub(crate) fn eagle_drafting(
     drafts: u8,
 ) -> ExecutorConfig {
     let mut config = model_drafting(config, eagle, drafts);
-    let (drafter, acceptance) = (SpeculativeMethod::Eagle3, DraftAcceptance::Exact);
+    let (method, acceptance) = (SpeculativeMethod::Eagle3, DraftAcceptance::Exact);
     config.settings.speculative =
-        Some(SpeculativeConfig { draft_tokens: drafts, method: drafter, acceptance });
+        Some(SpeculativeConfig { draft_tokens: drafts, method, acceptance });
     config
 }
 
@@ -207,7 +207,7 @@ pub(crate) struct ScriptedRequest {
     epoch: u32,
     seq_slot: u32,
     sent: usize,
-    fresh: bool,
+    needs_init: bool,
     sampled_at: Option<StepId>,
     /// Sums over rows in flight: tokens without draft tokens, sampling rows, draft tokens.
     in_flight: [usize; 3],
@@ -234,14 +234,14 @@ impl ScriptedRequest {
             epoch: 1,
             seq_slot: (id % 40) as u32,
             sent: 0,
-            fresh: true,
+            needs_init: true,
             sampled_at: None,
             in_flight: [0; 3],
         }
     }
 
-    pub(crate) fn in_slot(mut self, seat: u32) -> Self {
-        self.seq_slot = seat;
+    pub(crate) fn in_slot(mut self, seq_slot: u32) -> Self {
+        self.seq_slot = seq_slot;
         self
     }
 
@@ -250,11 +250,11 @@ impl ScriptedRequest {
         (self.tokens[self.prompt_len..].to_vec(), self.logprobs.clone())
     }
 
-    /// Preempts the request: releases its blocks and moves it to slot `seat`; everything is recomputed.
-    pub(crate) fn preempt(&mut self, seat: u32) -> Vec<BlockId> {
+    /// Preempts the request: releases its blocks and moves it to slot `seq_slot`; everything is recomputed.
+    pub(crate) fn preempt(&mut self, seq_slot: u32) -> Vec<BlockId> {
         self.epoch += 1;
-        self.seq_slot = seat;
-        self.fresh = true;
+        self.seq_slot = seq_slot;
+        self.needs_init = true;
         (self.computed, self.sent, self.sampled_at, self.in_flight) = (0, 0, None, [0; 3]);
         std::mem::take(&mut self.table)
     }
@@ -268,7 +268,7 @@ impl ScriptedRequest {
     }
 
     /// Applies the output of a row.
-    pub(crate) fn learn(&mut self, row: &BatchRow, result: &RowOutput) {
+    pub(crate) fn apply_output(&mut self, row: &BatchRow, result: &RowOutput) {
         assert_eq!(result.error, None);
         let accepted = usize::from(result.accepted);
         assert_eq!(result.sampled_tokens.len(), usize::from(row.samples) + accepted);
@@ -283,7 +283,7 @@ impl ScriptedRequest {
     }
 
     /// Number of known tokens, plus the minimum that rows in flight will sample.
-    fn known(&self) -> usize {
+    fn expected_len(&self) -> usize {
         self.tokens.len() + self.in_flight[1]
     }
 
@@ -292,8 +292,8 @@ impl ScriptedRequest {
         self.computed + self.in_flight[0]
     }
 
-    pub(crate) fn want(&self) -> usize {
-        self.known() - self.start()
+    pub(crate) fn remaining(&self) -> usize {
+        self.expected_len() - self.start()
     }
 
     /// Whether the bitmask allows `id`; it allows half of the ids.
@@ -363,34 +363,34 @@ impl FollowerRank {
 pub(crate) struct LockstepGroup {
     parallel: ParallelConfig,
     pub(crate) rendezvous: RankRendezvous,
-    turn: Barrier,
-    most: AtomicU32,
+    barrier: Barrier,
+    max: AtomicU32,
 }
 
 impl LockstepGroup {
     /// Creates the group of the configured replicas.
     pub(crate) fn new(config: &ExecutorConfig) -> Self {
         let parallel = config.settings.parallel;
-        let (meeting, turn) =
+        let (rendezvous, barrier) =
             (RankRendezvous::new(parallel).unwrap(), Barrier::new(parallel.dp_size.into()));
-        Self { parallel, rendezvous: meeting, turn, most: AtomicU32::new(0) }
+        Self { parallel, rendezvous, barrier, max: AtomicU32::new(0) }
     }
 
     /// Returns the maximum of all replicas' values, at least 1, once all replicas have called it.
-    pub(crate) fn agree(&self, own: u32) -> u32 {
-        self.agree_from(own).max(1) // The scheduler never sends a step without tokens in any replica; this harness does.
+    pub(crate) fn agree(&self, value: u32) -> u32 {
+        self.agree_from(value).max(1) // The scheduler never sends a step without tokens in any replica; this harness does.
     }
 
     /// Returns the maximum of all replicas' values, possibly 0, once all replicas have called it.
-    fn agree_from(&self, own: u32) -> u32 {
-        self.most.fetch_max(own, SeqCst);
-        self.turn.wait();
-        let most = self.most.load(SeqCst);
-        if self.turn.wait().is_leader() {
-            self.most.store(0, SeqCst);
+    fn agree_from(&self, value: u32) -> u32 {
+        self.max.fetch_max(value, SeqCst);
+        self.barrier.wait();
+        let max = self.max.load(SeqCst);
+        if self.barrier.wait().is_leader() {
+            self.max.store(0, SeqCst);
         }
-        self.turn.wait();
-        most
+        self.barrier.wait();
+        max
     }
 }
 
@@ -418,23 +418,23 @@ impl SchedulerHarness {
     }
 
     pub(crate) fn with(config: ExecutorConfig) -> Self {
-        let pact = Arc::new(LockstepGroup::new(&config));
-        Self::of_replica(config, 0, pact)
+        let lockstep = Arc::new(LockstepGroup::new(&config));
+        Self::of_replica(config, 0, lockstep)
     }
 
     /// Creates one of the replicas of a lockstep group.
     pub(crate) fn of_replica(
         mut config: ExecutorConfig,
         replica: u16,
-        pact: Arc<LockstepGroup>,
+        lockstep: Arc<LockstepGroup>,
     ) -> Self {
         let KvCacheSize::Blocks(blocks) = config.settings.kv_cache_size else {
-            panic!("a number of blocks")
+            panic!("kv_cache_size is not a number of blocks")
         };
-        config.settings.rendezvous = Some(pact.rendezvous.path().to_owned());
+        config.settings.rendezvous = Some(lockstep.rendezvous.path().to_owned());
         let width = 1 + config.settings.speculative.map_or(0, |how| u32::from(how.draft_tokens));
         let follow = |rank| FollowerRank::start(config.clone(), Rank(rank), blocks);
-        let tp_size = pact.parallel.tp_size;
+        let tp_size = lockstep.parallel.tp_size;
         let first = replica * tp_size;
         let followers = (first + 1..first + tp_size).map(follow).collect();
         take_rank(&mut config, Rank(first));
@@ -445,7 +445,7 @@ impl SchedulerHarness {
         Self {
             executor,
             followers,
-            lockstep: pact,
+            lockstep,
             free,
             step: StepId(0),
             from_device: false,
@@ -459,38 +459,39 @@ impl SchedulerHarness {
         self.free.extend(blocks);
     }
 
-    /// Runs one step with the next `len` tokens of each job, and applies its output.
-    pub(crate) fn step(&mut self, jobs: &mut [(&mut ScriptedRequest, usize)]) -> StepOutput {
-        let (rows, output) = self.try_step(jobs);
-        for (((job, _), row), result) in jobs.iter_mut().zip(&rows).zip(&output.rows) {
+    /// Runs one step with the next `len` tokens of each request, and applies its output.
+    pub(crate) fn step(&mut self, requests: &mut [(&mut ScriptedRequest, usize)]) -> StepOutput {
+        let (rows, output) = self.try_step(requests);
+        for (((request, _), row), result) in requests.iter_mut().zip(&rows).zip(&output.rows) {
             if row.masked && self.is_bitmask_overdue() {
                 assert_eq!(
                     (result.error, result.sampled_tokens.len()),
                     (Some(RowError::MaskOverdue), 0)
                 );
-                job.computed += row.len as usize - 1;
-                job.prompt_logprobs.extend(result.prompt_logprobs.clone());
-                job.sampled_at = None;
+                request.computed += row.len as usize - 1;
+                request.prompt_logprobs.extend(result.prompt_logprobs.clone());
+                request.sampled_at = None;
                 continue;
             }
-            job.learn(row, result);
+            request.apply_output(row, result);
         }
         output
     }
 
-    /// Runs one step without applying its output to the jobs.
+    /// Runs one step without applying its output to the requests.
     pub(crate) fn try_step(
         &mut self,
-        jobs: &mut [(&mut ScriptedRequest, usize)],
+        requests: &mut [(&mut ScriptedRequest, usize)],
     ) -> (Vec<BatchRow>, StepOutput) {
-        let (batch, submitted) = self.submit(jobs);
+        let (batch, submitted) = self.submit(requests);
         self.complete_oldest(batch, submitted)
     }
 
     /// Submits a step.
-    fn submit(&mut self, jobs: &mut [(&mut ScriptedRequest, usize)]) -> (Batch, SubmittedStep) {
+    fn submit(&mut self, requests: &mut [(&mut ScriptedRequest, usize)]) -> (Batch, SubmittedStep) {
         self.step = self.step.next();
-        let rows: Vec<BatchRow> = jobs.iter_mut().map(|(job, len)| self.row(job, *len)).collect();
+        let rows: Vec<BatchRow> =
+            requests.iter_mut().map(|(request, len)| self.row(request, *len)).collect();
         // Replicas in lockstep replay the same graph.
         let most_rows = self.lockstep.agree(rows.len() as u32);
         let tokens = |row: &BatchRow| row.len + u32::from(row.drafts);
@@ -499,19 +500,19 @@ impl SchedulerHarness {
         let drafting =
             rows.iter().rposition(|row| row.drafts > 0).map_or(0, |last| last as u32 + 1);
         let most_drafting = self.lockstep.agree_from(drafting);
-        let recorded = self.graphs.iter().find(|&&graph| graph >= most_rows && longest == 1);
+        let captured = self.graphs.iter().find(|&&graph| graph >= most_rows && longest == 1);
         let width = self.tokens_per_row;
-        let (bucket, moe_tokens, draft_rows) = match recorded {
+        let (dispatch, moe_tokens, draft_rows) = match captured {
             Some(&rows) => (DispatchMode::Graph { rows, width }, rows * width, rows),
             None => (DispatchMode::Eager { tokens: most_tokens }, most_tokens, most_drafting),
         };
         let (step, epoch) = (self.step, Epoch(1));
-        let batch = Batch { step, epoch, dispatch: bucket, moe_tokens, draft_rows, rows };
-        let masked = (0..).zip(jobs.iter().zip(&batch.rows)).filter(|(_, (_, row))| row.masked);
-        let late = self.is_bitmask_overdue();
-        let masks = masked.map(|(row, ((job, _), _))| {
-            let allowed = if late { Vec::new() } else { job.mask() };
-            BitmaskRow { row, bitmask: allowed, overdue: late }
+        let batch = Batch { step, epoch, dispatch, moe_tokens, draft_rows, rows };
+        let masked = (0..).zip(requests.iter().zip(&batch.rows)).filter(|(_, (_, row))| row.masked);
+        let overdue = self.is_bitmask_overdue();
+        let masks = masked.map(|(row, ((request, _), _))| {
+            let allowed = if overdue { Vec::new() } else { request.mask() };
+            BitmaskRow { row, bitmask: allowed, overdue }
         });
         let masks: Vec<BitmaskRow> = masks.collect();
         for follower in &self.followers {
@@ -543,118 +544,122 @@ impl SchedulerHarness {
         self.overdue_bitmasks && !self.step.0.is_multiple_of(2)
     }
 
-    fn row(&mut self, job: &mut ScriptedRequest, len: usize) -> BatchRow {
-        let (start, end, slack) = (job.start(), job.start() + len, job.in_flight[2]);
+    fn row(&mut self, request: &mut ScriptedRequest, len: usize) -> BatchRow {
+        let (start, end, slack) = (request.start(), request.start() + len, request.in_flight[2]);
         // The first row of an epoch has no sampled token to draft from.
-        let drafts = if len == 1 && job.sampled_at.is_some() { job.drafts } else { 0 };
-        while job.table.len() * BLOCK < end + slack + usize::from(drafts) {
-            job.table.push(self.free.pop().unwrap());
+        let drafts = if len == 1 && request.sampled_at.is_some() { request.drafts } else { 0 };
+        while request.table.len() * BLOCK < end + slack + usize::from(drafts) {
+            request.table.push(self.free.pop().unwrap());
         }
         let update = BlockTableUpdate {
             group: 0,
-            first_entry: job.sent as u32,
-            blocks: job.table[job.sent..].into(),
+            first_entry: request.sent as u32,
+            blocks: request.table[request.sent..].into(),
         };
-        job.sent = job.table.len();
-        let reads = job.sampling.needs_token_history() || job.drafts > 0;
-        let init = std::mem::take(&mut job.fresh).then(|| SequenceInit {
-            sampling: job.sampling.clone(),
-            rng_key: job.key,
-            prompt_len: job.prompt_len as u32,
-            token_history: if reads { job.tokens.clone() } else { Vec::new() },
+        request.sent = request.table.len();
+        let reads = request.sampling.needs_token_history() || request.drafts > 0;
+        let init = std::mem::take(&mut request.needs_init).then(|| SequenceInit {
+            sampling: request.sampling.clone(),
+            rng_key: request.key,
+            prompt_len: request.prompt_len as u32,
+            token_history: if reads { request.tokens.clone() } else { Vec::new() },
         });
-        let unseen = end > job.tokens.len();
-        let from_device = unseen || self.from_device && len == 1 && !job.masked;
-        let samples = end == job.known();
-        let input = match job.sampled_at {
+        let is_on_device_only = end > request.tokens.len();
+        let from_device = is_on_device_only || self.from_device && len == 1 && !request.masked;
+        let samples = end == request.expected_len();
+        let input = match request.sampled_at {
             Some(step) if from_device => RowInput::SampledAt { step, draft_slack: slack as u16 },
-            _ => RowInput::Tokens(job.tokens[start..end].to_vec().into()),
+            _ => RowInput::Tokens(request.tokens[start..end].to_vec().into()),
         };
-        job.sampled_at = samples.then_some(self.step);
+        request.sampled_at = samples.then_some(self.step);
         BatchRow {
-            request: RequestId(job.id),
-            epoch: job.epoch,
-            seq_slot: SequenceSlot(job.seq_slot),
+            request: RequestId(request.id),
+            epoch: request.epoch,
+            seq_slot: SequenceSlot(request.seq_slot),
             start: start as u32,
             len: len as u32,
             drafts,
             samples,
-            masked: job.masked && samples,
+            masked: request.masked && samples,
             input,
             table_updates: if update.blocks.is_empty() {
                 ThinVec::new()
             } else {
                 vec![update].into()
             },
-            next_token: job.tokens.get(end).copied(),
+            next_token: request.tokens.get(end).copied(),
             seq_init: init.map(Box::new),
         }
     }
 
     /// Computes all known tokens in chunks of `chunk`, then decodes to `total` tokens.
-    pub(crate) fn finish(&mut self, job: &mut ScriptedRequest, chunk: usize, total: usize) {
-        while job.tokens.len() < total {
-            let len = job.want().min(chunk);
-            self.step(&mut [(job, len)]);
+    pub(crate) fn finish(&mut self, request: &mut ScriptedRequest, chunk: usize, total: usize) {
+        while request.tokens.len() < total {
+            let len = request.remaining().min(chunk);
+            self.step(&mut [(request, len)]);
         }
     }
 
-    /// Runs many jobs at once to `total` tokens; each step takes a different chunk of each.
-    pub(crate) fn finish_all(&mut self, jobs: &mut [ScriptedRequest], total: usize) {
+    /// Runs many requests at once to `total` tokens; each step takes a different chunk of each.
+    pub(crate) fn finish_all(&mut self, requests: &mut [ScriptedRequest], total: usize) {
         for turn in 0.. {
             let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
-            for (i, job) in jobs.iter_mut().enumerate().filter(|(_, job)| job.tokens.len() < total)
+            for (i, request) in
+                requests.iter_mut().enumerate().filter(|(_, request)| request.tokens.len() < total)
             {
-                let len = job.want().min(1 + (i * 5 + turn * 11) % 30);
-                rows.push((job, len));
+                let len = request.remaining().min(1 + (i * 5 + turn * 11) % 30);
+                rows.push((request, len));
             }
             if rows.is_empty() {
                 return;
             }
-            rows.sort_by_key(|(job, len)| (*len > 1, job.id)); // Decode rows come first.
+            rows.sort_by_key(|(request, len)| (*len > 1, request.id)); // Decode rows come first.
             self.step(&mut rows);
         }
     }
 
-    /// Runs many jobs with two steps in flight: each step is submitted before the previous one is finished,
-    /// and `meddle` may change the jobs in between.
+    /// Runs many requests with two steps in flight: each step is submitted before the previous one is
+    /// finished, and `between_steps` may change the requests in between.
     pub(crate) fn finish_async(
         &mut self,
-        jobs: &mut [ScriptedRequest],
+        requests: &mut [ScriptedRequest],
         total: usize,
-        mut meddle: impl FnMut(&mut Self, &mut [ScriptedRequest], usize),
+        mut between_steps: impl FnMut(&mut Self, &mut [ScriptedRequest], usize),
     ) {
         let mut ahead: Option<(Vec<usize>, Batch, SubmittedStep)> = None;
         for turn in 0.. {
             let mut rows: Vec<(usize, &mut ScriptedRequest, usize)> = Vec::new();
-            for (i, job) in jobs.iter_mut().enumerate() {
-                let len = job.want().min(1 + (i * 5 + turn * 11) % 30);
-                if job.known() < total && len > 0 {
-                    rows.push((i, job, len));
+            for (i, request) in requests.iter_mut().enumerate() {
+                let len = request.remaining().min(1 + (i * 5 + turn * 11) % 30);
+                if request.expected_len() < total && len > 0 {
+                    rows.push((i, request, len));
                 }
             }
             rows.sort_by_key(|(i, _, len)| (*len > 1, *i)); // Decode rows come first.
-            let places: Vec<usize> = rows.iter().map(|(i, ..)| *i).collect();
-            let mut rows: Vec<_> = rows.into_iter().map(|(_, job, len)| (job, len)).collect();
+            let indices: Vec<usize> = rows.iter().map(|(i, ..)| *i).collect();
+            let mut rows: Vec<_> =
+                rows.into_iter().map(|(_, request, len)| (request, len)).collect();
             let next = (!rows.is_empty()).then(|| self.submit(&mut rows));
             let sent = next.iter().flat_map(|(batch, _)| &batch.rows);
-            rows.iter_mut().zip(sent).for_each(|((job, _), row)| job.set_in_flight(row, false));
-            meddle(self, jobs, turn);
+            rows.iter_mut()
+                .zip(sent)
+                .for_each(|((request, _), row)| request.set_in_flight(row, false));
+            between_steps(self, requests, turn);
             let over = ahead.is_none() && next.is_none();
-            if let Some((places, batch, submitted)) = ahead {
+            if let Some((indices, batch, submitted)) = ahead {
                 let (rows, output) = self.complete_oldest(batch, submitted);
-                for ((place, row), result) in places.into_iter().zip(&rows).zip(&output.rows) {
-                    let job = &mut jobs[place];
-                    if row.epoch == job.epoch {
-                        job.set_in_flight(row, true);
-                        job.learn(row, result);
+                for ((index, row), result) in indices.into_iter().zip(&rows).zip(&output.rows) {
+                    let request = &mut requests[index];
+                    if row.epoch == request.epoch {
+                        request.set_in_flight(row, true);
+                        request.apply_output(row, result);
                     }
                 }
             }
             if over {
                 return;
             }
-            ahead = next.map(|(batch, submitted)| (places, batch, submitted));
+            ahead = next.map(|(batch, submitted)| (indices, batch, submitted));
         }
     }
 }

@@ -158,7 +158,10 @@ fn out_of_memory_at_graph_capture_falls_back_to_eager() {
     assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
     let said = process.stderr_text();
     println!("{said}");
-    assert!(said.contains("no graph for steps of so many rows"), "some are left out");
+    assert!(
+        said.contains("no captured graph for steps of this number of rows"),
+        "some are left out"
+    );
 }
 
 /// Memory in use according to `nvidia-smi` in MiB.

@@ -69,5 +69,5 @@ fn unsupported_mla_kv_cache_dtype_is_rejected() {
     let output = run_to_end(&mut command(&flags));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("--kv-cache-dtype fp8: latent attention"), "{said}");
+    assert!(said.contains("--kv-cache-dtype fp8 is not supported with MLA"), "{said}");
 }

@@ -405,12 +405,12 @@ fn mismatched_eagle3_config_is_rejected_by_field() {
     );
     refused(json!({"target_hidden_size": 96}), &by(2), "field `target_hidden_size`");
     let deep = json!({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 6]}});
-    refused(deep, &by(2), "what enters layer 7, of a model of 6 layers");
+    refused(deep, &by(2), "input of layer 7, the target model has 6 layers");
     let other = |layer: &str| eagle3(layer, 2).replace("eagle3", "draft_model");
-    refused(json!({}), &other, "drafts by method eagle3");
+    refused(json!({}), &other, "needs method eagle3");
     let both = eagle3_models(&json!({}));
     let layer = both[1].path().join("model").to_str().unwrap().to_owned();
     let output = run_to_end(&mut command(&[&layer, "--port", "0"]));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("LlamaForCausalLMEagle3 drafts for another model"), "{said}");
+    assert!(said.contains("LlamaForCausalLMEagle3 is a draft model"), "{said}");
 }

@@ -1,7 +1,7 @@
 //! Bits of the draft KV and states, and draft tokens against a reference.
 
 use crate::executor::Executor;
-use crate::spec_decode::DraftModel;
+use crate::spec_decode::ProposerModel;
 use crate::{ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
 use models::sharding::ParallelRanks;
 use models::{AuxHiddenStates, ForwardContext, ModelConfig, kv_layout};
@@ -104,13 +104,13 @@ fn tokens() -> Vec<Token> {
 struct TeacherForcedRequest {
     seq_slot: u32,
     table: Vec<BlockId>,
-    fresh: bool,
+    needs_init: bool,
 }
 
 impl TeacherForcedRequest {
-    fn new(seat: u32, first_block: u32) -> Self {
+    fn new(seq_slot: u32, first_block: u32) -> Self {
         let table = (first_block..first_block + 8).map(|i| BlockId(i * 37 % BLOCKS)).collect();
-        Self { seq_slot: seat, table, fresh: true }
+        Self { seq_slot, table, needs_init: true }
     }
 
     /// Row of `len` tokens from `start` on; it samples, so that draft tokens are verified.
@@ -119,7 +119,7 @@ impl TeacherForcedRequest {
             BlockTableUpdate { group: 0, first_entry: 0, blocks: self.table.clone().into() };
         let sampling = SamplingParams::greedy();
         let init = SequenceInit { sampling, rng_key: 0, prompt_len: 1, token_history: vec![] };
-        let first = std::mem::take(&mut self.fresh);
+        let first = std::mem::take(&mut self.needs_init);
         BatchRow {
             request: RequestId(self.seq_slot.into()),
             epoch: 1,
@@ -144,34 +144,33 @@ impl TeacherForcedRequest {
 fn step(executor: &mut Executor, id: &mut u64, rows: Vec<BatchRow>) -> Vec<u8> {
     *id += 1;
     let tokens = rows.iter().map(|row| row.len + u32::from(row.drafts)).sum();
-    let (bucket, epoch) = (DispatchMode::Eager { tokens }, Epoch(1));
-    let batch = Batch {
-        step: StepId(*id),
-        epoch,
-        dispatch: bucket,
-        moe_tokens: tokens,
-        draft_rows: 0,
-        rows,
-    };
+    let (dispatch, epoch) = (DispatchMode::Eager { tokens }, Epoch(1));
+    let batch =
+        Batch { step: StepId(*id), epoch, dispatch, moe_tokens: tokens, draft_rows: 0, rows };
     let output = executor.step(&batch).unwrap();
     output.rows.iter().map(|row| row.drafted).collect()
 }
 
 /// Draft KV of a request, except of its first token, and its block-boundary states.
-fn written_kv(executor: &Executor, told: &TeacherForcedRequest, positions: usize) -> Vec<Vec<f32>> {
-    let (kv, made, engine) = executor.draft_state();
+fn written_kv(
+    executor: &Executor,
+    request: &TeacherForcedRequest,
+    positions: usize,
+) -> Vec<Vec<f32>> {
+    let (kv, draft_buffers, context) = executor.draft_state();
     let row = |p| {
-        if engine.draft.is_none() {
-            return kv.read_mla_row(&engine.ops, MTP_LAYER, told.slot(p)).unwrap();
+        if matches!(context.proposer, Some(ProposerModel::Mtp(_))) {
+            return kv.read_mla_row(&context.ops, MTP_LAYER, request.slot(p)).unwrap();
         }
-        let head = |head| kv.read_slot(&engine.ops, 0, told.slot(p), head).unwrap();
+        let head = |head| kv.read_slot(&context.ops, 0, request.slot(p), head).unwrap();
         let [a, b] = [0, 1].map(head);
         [a.0, a.1, b.0, b.1].concat()
     };
-    let edges = made.read_boundary_states(&engine.ops).unwrap();
-    let width = edges.len() / BLOCKS as usize;
-    let edge = |b: usize| edges[told.table[b].0 as usize * width..][..width].to_vec();
-    (1..positions).map(row).chain((0..positions / BLOCK).map(edge)).collect()
+    let boundary_states = draft_buffers.read_boundary_states(&context.ops).unwrap();
+    let width = boundary_states.len() / BLOCKS as usize;
+    let boundary_state =
+        |b: usize| boundary_states[request.table[b].0 as usize * width..][..width].to_vec();
+    (1..positions).map(row).chain((0..positions / BLOCK).map(boundary_state)).collect()
 }
 
 #[test]
@@ -183,52 +182,52 @@ fn check_kv_is_batch_invariant(kind: ProposerKind) {
     let tokens = tokens();
     let mut executor = executor(kind);
     let mut id = 0;
-    let mut whole = TeacherForcedRequest::new(0, 0);
-    step(&mut executor, &mut id, vec![whole.row(&tokens, 0, 100, 0)]);
-    let expected = written_kv(&executor, &whole, 100);
+    let mut uninterrupted = TeacherForcedRequest::new(0, 0);
+    step(&mut executor, &mut id, vec![uninterrupted.row(&tokens, 0, 100, 0)]);
+    let expected = written_kv(&executor, &uninterrupted, 100);
     assert!(expected.iter().all(|row| row.iter().any(|x| *x != 0.0)));
     for chunk in [1, 7, 16, 33] {
-        let mut told = TeacherForcedRequest::new(1, 8);
+        let mut request = TeacherForcedRequest::new(1, 8);
         for start in (0..100).step_by(chunk) {
-            let row = told.row(&tokens, start, chunk.min(100 - start), 0);
+            let row = request.row(&tokens, start, chunk.min(100 - start), 0);
             step(&mut executor, &mut id, vec![row]);
         }
-        assert!(written_kv(&executor, &told, 100) == expected, "chunks of {chunk}");
+        assert!(written_kv(&executor, &request, 100) == expected, "chunks of {chunk}");
     }
     // Forward the last token of each row again, as after an overdue bitmask.
-    let mut late = TeacherForcedRequest::new(1, 8);
+    let mut overdue = TeacherForcedRequest::new(1, 8);
     for (start, len) in [(0, 1), (1, 1), (2, 14), (16, 1), (17, 15), (32, 30), (62, 38)] {
         for (start, len) in [(start, len), (start + len - 1, 1), (start + len - 1, 1)] {
-            step(&mut executor, &mut id, vec![late.row(&tokens, start, len, 0)]);
+            step(&mut executor, &mut id, vec![overdue.row(&tokens, start, len, 0)]);
         }
     }
-    assert!(written_kv(&executor, &late, 100) == expected, "again");
+    assert!(written_kv(&executor, &overdue, 100) == expected, "recomputed tokens");
     // After a prefix hit on blocks that another request filled in one chunk.
     let mut hit = TeacherForcedRequest::new(2, 16);
-    hit.table[..3].copy_from_slice(&whole.table[..3]);
+    hit.table[..3].copy_from_slice(&uninterrupted.table[..3]);
     step(&mut executor, &mut id, vec![hit.row(&tokens, 48, 30, 0)]);
     step(&mut executor, &mut id, vec![hit.row(&tokens, 78, 22, 0)]);
-    assert!(written_kv(&executor, &hit, 100) == expected, "behind a hit");
+    assert!(written_kv(&executor, &hit, 100) == expected, "after a prefix hit");
     // Another request overwrites the blocks; then the request is recomputed in them.
     let others: Vec<Token> = tokens.iter().rev().copied().collect();
     let mut other = TeacherForcedRequest::new(3, 8);
     step(&mut executor, &mut id, vec![other.row(&others, 0, 100, 0)]);
     assert!(written_kv(&executor, &other, 100) != expected);
-    let mut again = TeacherForcedRequest::new(1, 8);
-    step(&mut executor, &mut id, vec![again.row(&tokens, 0, 64, 0)]);
+    let mut recomputed = TeacherForcedRequest::new(1, 8);
+    step(&mut executor, &mut id, vec![recomputed.row(&tokens, 0, 64, 0)]);
     // Token by token, with draft tokens after each, nearly all of them wrong.
     for start in 64..100 {
-        let drafted = step(&mut executor, &mut id, vec![again.row(&tokens, start, 1, 4)]);
+        let drafted = step(&mut executor, &mut id, vec![recomputed.row(&tokens, start, 1, 4)]);
         assert_eq!(drafted, [4], "at {start}");
     }
-    assert!(written_kv(&executor, &again, 100) == expected, "with drafts");
+    assert!(written_kv(&executor, &recomputed, 100) == expected, "with drafts");
 }
 
 /// Draft tokens of a row of the last step.
 fn proposed_drafts(executor: &Executor, row: usize) -> Vec<Token> {
-    let (_, made, engine) = executor.draft_state();
-    let drafts = made.read_drafts(&engine.ops).unwrap();
-    drafts.chunks(made.rows()).map(|of_pass| of_pass[row]).collect()
+    let (_, draft_buffers, context) = executor.draft_state();
+    let drafts = draft_buffers.read_drafts(&context.ops).unwrap();
+    drafts.chunks(draft_buffers.rows()).map(|of_pass| of_pass[row]).collect()
 }
 
 #[test]
@@ -240,21 +239,22 @@ fn check_kv_after_accepted_drafts(kind: ProposerKind) {
     let mut executor = executor(kind);
     let (mut id, mut tokens) = (0, tokens());
     tokens.truncate(40);
-    let mut told = TeacherForcedRequest::new(0, 0);
-    step(&mut executor, &mut id, vec![told.row(&tokens, 0, 39, 0)]);
+    let mut request = TeacherForcedRequest::new(0, 0);
+    step(&mut executor, &mut id, vec![request.row(&tokens, 0, 39, 0)]);
     // From 0 to 4 accepted draft tokens, across several block boundaries.
     for accepted in (0..=4).cycle().take(20) {
-        let rows = vec![told.row(&tokens, tokens.len() - 1, 1, 4)];
+        let rows = vec![request.row(&tokens, tokens.len() - 1, 1, 4)];
         assert_eq!(step(&mut executor, &mut id, rows), [4]);
         tokens.extend(&proposed_drafts(&executor, 0)[..accepted]);
         tokens.push((tokens.len() as Token * 11 + 5) % 64);
     }
     let last = tokens.len() - 1;
-    step(&mut executor, &mut id, vec![told.row(&tokens, last, 1, 0)]);
-    let mut whole = TeacherForcedRequest::new(1, 8);
-    step(&mut executor, &mut id, vec![whole.row(&tokens, 0, tokens.len(), 0)]);
+    step(&mut executor, &mut id, vec![request.row(&tokens, last, 1, 0)]);
+    let mut uninterrupted = TeacherForcedRequest::new(1, 8);
+    step(&mut executor, &mut id, vec![uninterrupted.row(&tokens, 0, tokens.len(), 0)]);
     assert!(
-        written_kv(&executor, &told, tokens.len()) == written_kv(&executor, &whole, tokens.len())
+        written_kv(&executor, &request, tokens.len())
+            == written_kv(&executor, &uninterrupted, tokens.len())
     );
 }
 
@@ -278,11 +278,11 @@ fn reference_drafts(
     tokens: &[Token],
     at: usize,
 ) -> Vec<Token> {
-    let (_, _, engine) = executor.draft_state();
-    let ops = &engine.ops;
+    let (_, _, context) = executor.draft_state();
+    let ops = &context.ops;
     let pool = |model: &ModelConfig| {
-        let (size, order) = ((8, BLOCK), ops.device().kv_order());
-        let layout = kv_layout(model, DType::F32, size, order, &ParallelRanks::SINGLE).unwrap();
+        let (order, ranks) = (ops.device().kv_order(), ParallelRanks::SINGLE);
+        let layout = kv_layout(model, DType::F32, 8, BLOCK, order, &ranks).unwrap();
         KvPool::new(ops, layout).unwrap()
     };
     let config = config(kind);
@@ -292,35 +292,40 @@ fn reference_drafts(
     let ids =
         |ids: &[Token]| ops.ids(&ids.iter().map(|&id| id as i32).collect::<Vec<_>>()).unwrap();
     let batch = view(ops, 0, at);
-    let taps = engine.draft.as_ref().and_then(DraftModel::aux_hidden_states);
+    let aux = context.proposer.as_ref().and_then(ProposerModel::aux_hidden_states);
     let f =
-        ForwardContext { aux_hidden_states: taps.as_ref(), ..engine.forward_context(&kv, &batch) };
-    let states = engine.model.forward(&f, &ids(&tokens[..at])).unwrap();
-    let states = ops.read_f32(&taps.and_then(AuxHiddenStates::states).unwrap_or(states)).unwrap();
+        ForwardContext { aux_hidden_states: aux.as_ref(), ..context.forward_context(&kv, &batch) };
+    let states = context.model.forward(&f, &ids(&tokens[..at])).unwrap();
+    let states = ops.read_f32(&aux.and_then(AuxHiddenStates::states).unwrap_or(states)).unwrap();
     let width = states.len() / at;
-    let (mut start, mut before, mut behind) = (1, states, tokens[1..=at].to_vec());
+    let (mut start, mut previous_states, mut next_tokens) = (1, states, tokens[1..=at].to_vec());
     let mut drafts = Vec::new();
     for _ in 0..4 {
-        let batch = view(ops, start, behind.len());
-        let f = engine.forward_context(draft_kv, &batch);
-        let states = ops.floats(&before, ops.dtype(), &[behind.len(), width]).unwrap();
-        let (model, ids) = (engine.model.as_ref(), ids(&behind));
-        let (states, logits) = if let Some(DraftModel::Eagle3(eagle)) = &engine.draft {
-            let made = eagle.draft(&f, (model, &ids), states).unwrap();
-            let logits = eagle.logits(&f, &made.hidden).unwrap();
-            (made.next_hidden.unwrap(), logits)
-        } else {
-            let made = engine.mtp.as_ref().unwrap().forward(&f, &ids, &states).unwrap();
-            let logits = model.logits(&f, &made).unwrap();
-            (made, logits)
+        let batch = view(ops, start, next_tokens.len());
+        let f = context.forward_context(draft_kv, &batch);
+        let states =
+            ops.floats(&previous_states, ops.dtype(), &[next_tokens.len(), width]).unwrap();
+        let (model, ids) = (context.model.as_ref(), ids(&next_tokens));
+        let (states, logits) = match context.proposer.as_ref().unwrap() {
+            ProposerModel::Eagle3(eagle) => {
+                let output = eagle.draft(&f, model, &ids, states).unwrap();
+                let logits = eagle.logits(&f, &output.hidden).unwrap();
+                (output.next_hidden.unwrap(), logits)
+            }
+            ProposerModel::Mtp(module) => {
+                let hidden = module.forward(&f, &ids, &states).unwrap();
+                let logits = model.logits(&f, &hidden).unwrap();
+                (hidden, logits)
+            }
+            ProposerModel::DraftModel(_) => unreachable!("not under test"),
         };
-        start += behind.len();
+        start += next_tokens.len();
         let all = ops.read_f32(&logits).unwrap();
         let best = argmax(&all[all.len() - logits.cols()..]);
         drafts.push(if kind == ProposerKind::Eagle3 { best * 64 / 48 } else { best });
         let states = ops.read_f32(&states).unwrap();
-        before = states[states.len() - width..].to_vec();
-        behind = vec![drafts[drafts.len() - 1]];
+        previous_states = states[states.len() - width..].to_vec();
+        next_tokens = vec![drafts[drafts.len() - 1]];
     }
     drafts
 }
@@ -341,12 +346,12 @@ fn check_drafts_match_reference(kind: ProposerKind) {
     let mut executor = executor(kind);
     let mut id = 0;
     for at in [1, 2, 15, 16, 17, 47, 70] {
-        let mut told = TeacherForcedRequest::new(0, 0);
-        step(&mut executor, &mut id, vec![told.row(&tokens, 0, at, 0)]);
-        let row = told.row(&tokens, at, 1, 4);
+        let mut request = TeacherForcedRequest::new(0, 0);
+        step(&mut executor, &mut id, vec![request.row(&tokens, 0, at, 0)]);
+        let row = request.row(&tokens, at, 1, 4);
         assert_eq!(step(&mut executor, &mut id, vec![row]), [4]);
         let expected = reference_drafts(&executor, kind, &tokens, at);
-        assert_eq!(proposed_drafts(&executor, 0), expected, "behind token {at}");
+        assert_eq!(proposed_drafts(&executor, 0), expected, "after token {at}");
     }
 }
 
@@ -355,15 +360,9 @@ fn check_drafts_match_reference(kind: ProposerKind) {
 fn row_without_preceding_state_is_rejected() {
     let mut executor = executor(ProposerKind::Mtp);
     let row = TeacherForcedRequest::new(0, 0).row(&tokens(), 17, 5, 0);
-    let (step, bucket) = (StepId(1), DispatchMode::Eager { tokens: 5 });
-    let batch = Batch {
-        step,
-        epoch: Epoch(1),
-        dispatch: bucket,
-        moe_tokens: 5,
-        draft_rows: 0,
-        rows: vec![row],
-    };
+    let (step, dispatch) = (StepId(1), DispatchMode::Eager { tokens: 5 });
+    let batch =
+        Batch { step, epoch: Epoch(1), dispatch, moe_tokens: 5, draft_rows: 0, rows: vec![row] };
     let error = executor.step(&batch).unwrap_err().to_string();
     assert!(error.contains("position 17"), "{error}");
 }
