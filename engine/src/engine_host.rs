@@ -117,7 +117,7 @@ impl EngineHost {
             if let Err(error) = spawn_readers(replica, receivers, &self.inbox) {
                 let (sender, failure) =
                     (ExecutorId { replica, epoch, rank: 0 }, ExecutorFailure::Exited);
-                let cause = format!("nobody can listen to the executor: {error}");
+                let cause = format!("cannot start the reader threads of the executors: {error}");
                 self.inbox.push(EngineMessage::ExecutorFailed { sender, failure, cause });
             }
         }
@@ -145,8 +145,8 @@ fn mask_workers(
     let inbox = Arc::clone(inbox);
     MaskWorkers::start(timings, move |request, event| {
         inbox.push(EngineMessage::Event(match event {
-            MaskEvent::Ready { outputs, ahead } => {
-                SchedulerEvent::MaskReady { request, output_tokens: outputs, wait_for_next: ahead }
+            MaskEvent::Ready { output_tokens, wait_for_next } => {
+                SchedulerEvent::MaskReady { request, output_tokens, wait_for_next }
             }
             MaskEvent::Done => SchedulerEvent::MasksDone { request },
         }));

@@ -256,7 +256,7 @@ impl EngineLoop {
         &mut self.replica_handles[usize::from(replica.0)]
     }
 
-    /// Handles a heartbeat of an executor: checks whether the oldest step of its replica is late.
+    /// Handles a heartbeat of an executor: checks whether the oldest step of its replica is overdue.
     fn on_heartbeat(&mut self, sender: ExecutorId, now_ms: u64) {
         self.record_heartbeat(sender);
         let replica_handle = &mut self.replica_handles[usize::from(sender.replica.0)];
@@ -277,7 +277,7 @@ impl EngineLoop {
         if unfinished.is_empty() {
             return String::new();
         }
-        format!("; late of other replicas: rank {}", unfinished.join(", rank "))
+        format!("; stragglers of other replicas: rank {}", unfinished.join(", rank "))
     }
 
     /// Marks the executors of a replica, and of its lockstep group, as failed. Only the first failure is

@@ -165,14 +165,14 @@ impl ReplicaHandle {
     fn cause(&self, overdue: &StepTimeout) -> String {
         let StepTimeout { step, after_ms, limit_ms } = overdue;
         let mut cause = format!(
-            "step {} is not answered after {after_ms} ms, its deadline is {limit_ms} ms",
+            "step {} has not completed after {after_ms} ms, its deadline is {limit_ms} ms",
             step.0
         );
         if self.ranks.len() > 1 {
             let stragglers: Vec<String> =
                 self.unfinished().map(|rank| rank.0.to_string()).collect();
             // Writing to a string cannot fail.
-            let _ = write!(cause, "; late: rank {}", stragglers.join(", rank "));
+            let _ = write!(cause, "; stragglers: rank {}", stragglers.join(", rank "));
         }
         cause
     }
@@ -219,8 +219,8 @@ mod tests {
             "reported already"
         );
         assert_eq!(replica_handle.oldest_step(), Some((1_000, 70)));
-        let cause = "step 1 is not answered after 1071 ms, its deadline is 70 ms; \
-                     late: rank 4, rank 6";
+        let cause = "step 1 has not completed after 1071 ms, its deadline is 70 ms; \
+                     stragglers: rank 4, rank 6";
         assert_eq!(replica_handle.on_heartbeat(2, 2_071).cause.as_deref(), Some(cause));
     }
 

@@ -196,7 +196,9 @@ pub fn supervise(
             Ok(Some(SupervisorEvent::StartFinished { replica, epoch, outcome: Err(failed) })) => {
                 state.start_failed(health, host, replica, epoch, &failed);
             }
-            Err(_) => return ServiceEnd::Failed("nobody watches this process any more".to_owned()),
+            Err(_) => {
+                return ServiceEnd::Failed("the event queue of the supervisor is closed".to_owned());
+            }
         }
     }
 }

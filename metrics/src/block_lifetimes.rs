@@ -18,9 +18,9 @@ impl BlockLifetimeMetrics {
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         let histogram = |name, help| f.histogram_of_replicas(name, help, HistogramFamily::KvCacheResidency);
         Ok(Self {
-            lifetime: histogram("vllm:kv_block_lifetime_seconds", "Time from when a sampled KV block was taken to its eviction. Only with --kv-cache-metrics, like the other two.")?,
-            idle: histogram("vllm:kv_block_idle_before_evict_seconds", "Of that, the time since it was last found, or taken if it never was.")?,
-            gap: histogram("vllm:kv_block_reuse_gap_seconds", "Times between the last four uses of a sampled KV block, told at its eviction.")?,
+            lifetime: histogram("vllm:kv_block_lifetime_seconds", "Lifetime of a sampled KV block, from allocation to eviction.")?,
+            idle: histogram("vllm:kv_block_idle_before_evict_seconds", "Time from the last prefix hit of a sampled KV block (or its allocation, if it had none) to its eviction.")?,
+            gap: histogram("vllm:kv_block_reuse_gap_seconds", "Time gaps between the last four accesses of a sampled KV block, observed at its eviction.")?,
         })
     }
 

@@ -5,9 +5,9 @@ use super::metric_registrar::{MetricRegistrar, PerEngine};
 use prometheus::{Error, Histogram};
 use protocol::{CollectiveTiming, Replica};
 
-const COLLECTIVE_SECONDS_HELP: &str = "Time of a step that the executor which answers spent in collectives with others: group tp are \
-     the ranks of its replica, dp the replicas that share experts with it. On CPUs the lateness of others is included; \
-     on GPUs it is the host's time to hand the calls over, and none for recorded steps.";
+const COLLECTIVE_SECONDS_HELP: &str = "Time that rank 0 of a replica spent in collectives per step: group tp = \
+     the ranks of the replica, dp = the replicas that share experts. On CPUs it includes waiting for stragglers; \
+     on GPUs it is the host time of the launches, and graph replays are not observed.";
 
 /// Labels (`op`, `group`) of a series, and the time it shows of a step.
 type CollectiveTimingSeries = ([&'static str; 2], fn(&CollectiveTiming) -> u64);

@@ -32,12 +32,12 @@ impl ExecutorLifecycleMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         Ok(Self {
-            restarts: f.counters_of_replicas("hadron:executor_restarts_total", "Times that the executors of a replica were lost and started again, by the cause.", "cause", CAUSES)?.map(PerEngine::from),
-            failed_starts: f.counters_of_replicas("hadron:executor_start_failures_total", "Restarts of the executors of a replica that failed before these were ready, by the cause; weights_changed: the weights are not those of the first start.", "cause", StartFailure::ALL.map(StartFailure::name))?.map(PerEngine::from),
-            stragglers: f.counter_of_ranks("hadron:late_rank_total", "Steps that a rank had not answered by their deadline.")?,
-            up: f.gauge_of_ranks("hadron:executor_up", "1 while the executor of a rank is there.")?,
-            heartbeat: f.gauge_of_ranks("hadron:heartbeat_age_seconds", "Time since the executor of a rank gave a sign of life; of one in this process, since the scheduler's thread did.")?,
-            startup: f.gauges("hadron:startup_seconds", "Time of each part of the start; ready is the whole of it. Only ranks that share a model join others (comm).", "phase", PHASES)?,
+            restarts: f.counters_of_replicas("hadron:executor_restarts_total", "Failures of the executors of a replica, each followed by a restart, by cause.", "cause", CAUSES)?.map(PerEngine::from),
+            failed_starts: f.counters_of_replicas("hadron:executor_start_failures_total", "Failed restarts of the executors of a replica, by cause; weights_changed: the weights differ from those of the first start.", "cause", StartFailure::ALL.map(StartFailure::name))?.map(PerEngine::from),
+            stragglers: f.counter_of_ranks("hadron:late_rank_total", "Steps that a rank (straggler) had not completed by their deadline.")?,
+            up: f.gauge_of_ranks("hadron:executor_up", "1 while the executor of a rank is running.")?,
+            heartbeat: f.gauge_of_ranks("hadron:heartbeat_age_seconds", "Time since the last heartbeat of the executor of a rank; for an executor in this process, of the scheduler thread.")?,
+            startup: f.gauges("hadron:startup_seconds", "Duration of each startup phase; ready = the whole start. comm (joining the other ranks) is 0 for a single rank.", "phase", PHASES)?,
             start: Instant::now(),
             last_heartbeat_ms: (0..f.replicas() * f.tp_size()).map(|_| AtomicU64::new(0)).collect(),
             tp_size: usize::from(f.tp_size()),

@@ -33,12 +33,12 @@ struct ExpertLayerSeries {
     max_over_mean: Vec<Gauge>,
 }
 
-const TOKENS_HELP: &str = "Tokens that the experts of a layer got; one token counts once for each of its experts. The last \
-     layer computes no tokens of a prompt but those whose results are asked for.";
-const HOTTEST_HELP: &str = "Of these those of the expert that got most, in each step anew; on GPUs, which tell of up to 16 \
-     recorded steps together, in those together.";
-const LOAD_HELP: &str = "Tokens of the expert of a layer that got most, over the mean of its experts, all since the start: 1 = \
-     even, 0 = none yet. Each replica's first rank counts.";
+const TOKENS_HELP: &str = "Tokens routed to the experts of a layer; a token counts once for each of its experts. The last \
+     layer computes only the prompt tokens with requested logits.";
+const HOTTEST_HELP: &str = "Tokens routed to the most loaded expert of a layer in each step, summed; on GPUs, counts cover up to 16 \
+     graph replays and the most loaded expert is that of all of them.";
+const LOAD_HELP: &str = "Tokens of the most loaded expert of a layer, divided by the mean over its experts, since the start: 1 = \
+     balanced, 0 = no tokens yet. Counted by the first rank of each replica.";
 
 impl ExpertMetrics {
     /// `experts`: number of experts per layer, 0 for dense layers.

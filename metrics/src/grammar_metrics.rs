@@ -20,9 +20,9 @@ impl GrammarMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>, timings: &Arc<GrammarTimings>) -> Result<Self, Error> {
         let of = |name, help, children| TimingCollector::new(f.model(), name, help, (Arc::clone(timings), children));
-        f.add_collector(of("hadron:grammar_compile_seconds", "Time to compile a grammar, by whether it could be used; one that is kept already takes none.", vec![("ok", |t| &t.compiled), ("error", |t| &t.rejected)])?)?;
-        f.add_collector(of("hadron:grammar_mask_seconds", "Time to make one mask of allowed tokens.", vec![("ok", |t| &t.masks)])?)?;
-        Ok(Self { masks_failed: f.counter("hadron:grammar_masks_failed_total", "Masks that could not be made: their requests ended with an error.")?, masks_overdue: f.counter("hadron:grammar_masks_late_total", "Masks that steps did not wait for: their rows were forwarded again.")? })
+        f.add_collector(of("hadron:grammar_compile_seconds", "Time to compile a grammar, by result; cached grammars are not observed.", vec![("ok", |t| &t.compiled), ("error", |t| &t.rejected)])?)?;
+        f.add_collector(of("hadron:grammar_mask_seconds", "Time to compute one grammar bitmask.", vec![("ok", |t| &t.masks)])?)?;
+        Ok(Self { masks_failed: f.counter("hadron:grammar_masks_failed_total", "Grammar bitmasks that could not be computed; their requests ended with an error.")?, masks_overdue: f.counter("hadron:grammar_masks_late_total", "Overdue grammar bitmasks: their steps did not wait, and the rows ran again in a later step.")? })
     }
 
     pub(super) fn update(&self, timings: &GrammarTimings) {

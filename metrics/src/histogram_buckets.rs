@@ -94,7 +94,7 @@ pub enum CustomBucketsError {
     #[error("not a JSON object of number lists: {0}")]
     Json(String),
     /// The family name is not known.
-    #[error("unknown bucket family {family:?}; there are {}", known_families())]
+    #[error("unknown bucket family {family:?}; valid families: {}", known_families())]
     Unknown {
         /// Rejected name.
         family: String,

@@ -36,20 +36,20 @@ pub struct HttpMetrics {
 impl HttpMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
-        let requests = f.open_counters("hadron:http_requests_total", "Replies whose head was sent, by route and status.", &["model_name", "route", "code"])?;
+        let requests = f.open_counters("hadron:http_requests_total", "Responses with a sent head, by route and status code.", &["model_name", "route", "code"])?;
         for route in ROUTES {
             requests.with_label_values(&[f.model(), route, "200"]);
         }
-        let ignored = f.open_counters("hadron:ignored_fields_total", "Request fields that nobody read.", &["model_name"])?;
-        let rejections = f.open_counters("hadron:admission_rejections_total", "Requests refused for load or for the server's state, by the reason.", &["model_name", "reason"])?;
-        let vllm = f.open_counters("vllm:admission_rejections_total", "Requests refused for load, by the limit.", &["model_name", "reason"])?;
+        let ignored = f.open_counters("hadron:ignored_fields_total", "Request fields that were ignored.", &["model_name"])?;
+        let rejections = f.open_counters("hadron:admission_rejections_total", "Requests rejected because of load or server state, by reason.", &["model_name", "reason"])?;
+        let vllm = f.open_counters("vllm:admission_rejections_total", "Requests rejected because of load, by limit.", &["model_name", "reason"])?;
         let of = |family: &IntCounterVec, reason| (reason, family.with_label_values(&[f.model(), reason]));
         Ok(Self {
-            open_streams: f.gauge("hadron:http_open_streams", "Streamed replies whose body is not complete.")?,
+            open_streams: f.gauge("hadron:http_open_streams", "Open response streams.")?,
             ignored_fields: ignored.with_label_values(&[f.model()]),
             rejections: REJECTION_REASONS.map(|reason| of(&rejections, reason)).into(),
             vllm_rejections: VLLM_REJECTION_REASONS.map(|reason| of(&vllm, reason)).into(),
-            tokenize: f.histograms("hadron:tokenize_seconds", "Time to read a body: JSON, template, tokenizer, hashes.", HistogramFamily::WorkSeconds, ("result", ["ok", "error"]))?,
+            tokenize: f.histograms("hadron:tokenize_seconds", "Time to process a request body: JSON parsing, chat template, tokenization, block hashes.", HistogramFamily::WorkSeconds, ("result", ["ok", "error"]))?,
             model: f.model().to_owned(),
             requests,
         })

@@ -51,14 +51,14 @@ pub fn reference_page() -> Result<String, prometheus::Error> {
         max_num_seqs: 1,
     })?;
     let mut page = String::from(
-        "# Metrics\n\nTL;DR: `GET /metrics` answers in Prometheus' text format 0.0.4. Names, labels and buckets \
-         are vLLM's where vLLM has them; `hadron:` marks what it lacks. This page is generated from the \
-         series; a test keeps it so.\n\n\
-         Every series exists from the start, except those of `hadron:http_requests_total`, which are born \
-         with the first reply of a route and status. `hadron:expert_*` are there for models with \
-         experts, `hadron:collective_seconds` where executors share a model (`dp` where replicas share its experts), \
-         `vllm:kv_block_*` with `--kv-cache-metrics`. Counters never fall while the server lives. \
-         Histograms have `_bucket`, `_sum` and `_count`; `request_*_tokens` end at the longest request.\n",
+        "# Metrics\n\nTL;DR: `GET /metrics` returns Prometheus text format 0.0.4. Names, labels and buckets \
+         are vLLM's where vLLM has them; the prefix `hadron:` marks additional metrics. This page is generated from the \
+         registered series; a test checks that it is current.\n\n\
+         Every series exists from the start, except those of `hadron:http_requests_total`, which are created \
+         with the first response of a route and status code. `hadron:expert_*` exist for models with \
+         experts, `hadron:collective_seconds` with several ranks (`dp`: if replicas share experts), \
+         `vllm:kv_block_*` with `--kv-cache-metrics`. Counters never decrease while the server runs. \
+         Histograms have `_bucket`, `_sum` and `_count`; buckets of `request_*_tokens` end at the maximum model length.\n",
     );
     for prefix in ["vllm:", "hadron:", "process_"] {
         let title = prefix.trim_end_matches([':', '_']);

@@ -19,7 +19,7 @@ impl QueueMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         Ok(Self {
-            age: f.gauge_of_replicas("hadron:queue_age_seconds", "Time since the request was submitted that is next to get a seat, 0 if none waits; of several replicas in one series, the longest.")?,
+            age: f.gauge_of_replicas("hadron:queue_age_seconds", "Queue time of the request at the head of the queue, 0 if the queue is empty; maximum over the replicas of a series.")?,
             start: Instant::now(),
             submitted_ms: (0..f.replicas()).map(|_| AtomicU64::new(0)).collect(),
         })

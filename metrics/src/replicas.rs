@@ -25,23 +25,23 @@ pub(super) struct ReplicaMetrics {
 impl ReplicaMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>, config: &MetricsConfig) -> Result<Self, Error> {
-        let [capacity, deferred] = f.gauges_of_replicas("vllm:num_requests_waiting_by_reason", "Requests without a seat, by the reason.", "reason", ["capacity", "deferred"])?;
-        let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of requests that got a seat, by where their KV came from.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
-        let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by which.", "source", ["local_cache_hit", "external_kv_transfer"])?;
-        let [free, cached, used, reserved] = f.gauges_of_replicas("hadron:kv_blocks", "KV blocks by state; reserved ones are vacant or cached too.", "state", ["vacant", "cached", "used", "reserved"])?;
+        let [capacity, deferred] = f.gauges_of_replicas("vllm:num_requests_waiting_by_reason", "Waiting requests, by reason.", "reason", ["capacity", "deferred"])?;
+        let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of scheduled requests, by the source of their KV.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
+        let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by cache.", "source", ["local_cache_hit", "external_kv_transfer"])?;
+        let [free, cached, used, reserved] = f.gauges_of_replicas("hadron:kv_blocks", "KV blocks by state: vacant (free), cached, used; reserved blocks are also counted as vacant or cached.", "state", ["vacant", "cached", "used", "reserved"])?;
         let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
             (f.counter_of_replicas("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.", None)?, |s| s.prefix_queries_total),
             (f.counter_of_replicas("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.", None)?, |s| s.prefix_hits_total),
-            (f.counter_of_replicas("vllm:num_preemptions_total", "Requests whose blocks were taken back.", None)?, |s| s.preemptions_total),
-            (f.counter_of_replicas("vllm:prompt_tokens_total", "Prompt tokens of requests that got a seat.", None)?, |s| s.prompt_tokens_total),
-            (f.counter_of_replicas("vllm:prompt_tokens_cached_total", "Of these, tokens found in the prefix cache.", None)?, |s| s.prompt_tokens_cached_total),
-            (f.counter_of_replicas("vllm:generation_tokens_total", "Tokens produced.", None)?, |s| s.generated_tokens_total),
+            (f.counter_of_replicas("vllm:num_preemptions_total", "Preempted requests.", None)?, |s| s.preemptions_total),
+            (f.counter_of_replicas("vllm:prompt_tokens_total", "Prompt tokens of scheduled requests.", None)?, |s| s.prompt_tokens_total),
+            (f.counter_of_replicas("vllm:prompt_tokens_cached_total", "Prompt tokens of scheduled requests that were found in the prefix cache.", None)?, |s| s.prompt_tokens_cached_total),
+            (f.counter_of_replicas("vllm:generation_tokens_total", "Generated tokens.", None)?, |s| s.generated_tokens_total),
             (computed, |s| s.prompt_tokens_total - s.prompt_tokens_cached_total),
             (hit, |s| s.prompt_tokens_cached_total),
             (cached_hit, |s| s.prompt_tokens_cached_total),
         ];
         let gauges: Vec<(PerReplica<Gauge>, ReplicaGaugeFn)> = vec![
-            (f.gauge_of_replicas("vllm:num_requests_running", "Requests with a seat.")?, |s| f64::from(s.running)),
+            (f.gauge_of_replicas("vllm:num_requests_running", "Running requests.")?, |s| f64::from(s.running)),
             (capacity, |s| f64::from(s.waiting)),
             (free, |s| f64::from(s.blocks.free)),
             (cached, |s| f64::from(s.blocks.cached)),
@@ -52,11 +52,11 @@ impl ReplicaMetrics {
         counters.extend(spec_decode_counters(f, config.draft_tokens_max)?);
         let synthetic = f.gauge(
             "hadron:spec_decode_synthetic_acceptance_rate",
-            "Share of drafts that stand by chance, for a benchmark; 0 = drafts are verified.",
+            "Synthetic acceptance rate of draft tokens in benchmarks; 0 = draft tokens are verified.",
         )?;
         synthetic.set(config.synthetic_acceptance);
-        let usage = f.gauge_of_replicas("vllm:kv_cache_usage_perc", "Share of the KV blocks that requests hold, 0 to 1.")?;
-        let waiting = f.gauge_of_replicas("vllm:num_requests_waiting", "Requests without a seat, for whatever reason.")?;
+        let usage = f.gauge_of_replicas("vllm:kv_cache_usage_perc", "KV cache usage: share of the KV blocks that requests use, 0 to 1.")?;
+        let waiting = f.gauge_of_replicas("vllm:num_requests_waiting", "Waiting requests.")?;
         Ok(Self { counters, gauges, usage, waiting, deferred })
     }
 
@@ -90,8 +90,8 @@ impl ReplicaMetrics {
 #[rustfmt::skip] // A table.
 fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
     let [exited, heartbeat_timeout, step_timeout, fault] = CAUSES;
-    let recovered = f.counters_of_replicas("hadron:requests_recovered_total", "Running requests that outlived the loss of their executors, by its cause.", "cause", CAUSES)?;
-    let recomputed = f.counters_of_replicas("hadron:tokens_recomputed_total", "Tokens computed again, after a loss by its cause, a preemption, or a reset of the prefix cache.", "cause", [exited, heartbeat_timeout, step_timeout, fault, "preemption", "reset"])?;
+    let recovered = f.counters_of_replicas("hadron:requests_recovered_total", "Running requests that were recovered after an executor failure, by cause.", "cause", CAUSES)?;
+    let recomputed = f.counters_of_replicas("hadron:tokens_recomputed_total", "Tokens recomputed after an executor failure (by cause), a preemption, or a reset of the prefix cache.", "cause", [exited, heartbeat_timeout, step_timeout, fault, "preemption", "reset"])?;
     let requests: [ReplicaCounterFn; 4] = [
         |s| s.requests_recovered_total.exited,
         |s| s.requests_recovered_total.heartbeat_timeout,
@@ -113,14 +113,14 @@ fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCoun
 #[rustfmt::skip] // A table.
 fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
     let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
-        (f.counter_of_replicas("vllm:spec_decode_num_drafts_total", "Drafts: rows whose next tokens were guessed.", None)?, |s| s.drafts_total.draft_rows),
-        (f.counter_of_replicas("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens.", None)?, |s| s.drafts_total.draft_tokens),
-        (f.counter_of_replicas("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were right.", None)?, |s| s.drafts_total.accepted_per_position.iter().sum()),
+        (f.counter_of_replicas("vllm:spec_decode_num_drafts_total", "Drafts: rows with draft tokens.", None)?, |s| s.drafts_total.draft_rows),
+        (f.counter_of_replicas("vllm:spec_decode_num_draft_tokens_total", "Draft tokens.", None)?, |s| s.drafts_total.draft_tokens),
+        (f.counter_of_replicas("vllm:spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", None)?, |s| s.drafts_total.accepted_per_position.iter().sum()),
     ];
     let positions = usize::from(drafts).clamp(1, DRAFT_TOKENS_MAX);
     let names: Vec<String> = (0..positions).map(|position| position.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let by_position = f.counters_by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Drafted tokens that were right, by their place in the draft.", "position", &names)?;
+    let by_position = f.counters_by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Accepted draft tokens, by position in the draft.", "position", &names)?;
     counters.extend(by_position.iter().map(|series| series.iter().cloned().collect()).zip(ACCEPTED_BY_POSITION));
     Ok(counters)
 }
@@ -147,7 +147,7 @@ pub(super) fn describe_cache(f: &MetricRegistrar<'_>, info: &KvCacheInfo) -> Res
     let python = |yes: bool| if yes { "True" } else { "False" };
     f.info_of_replicas(
         "vllm:cache_config_info",
-        "What the KV cache is like.",
+        "Configuration of the KV cache.",
         &[
             ("block_size", &info.block_tokens.to_string()),
             ("num_gpu_blocks", &info.blocks.to_string()),

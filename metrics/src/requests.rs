@@ -41,23 +41,23 @@ impl RequestMetrics {
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         use HistogramFamily::{InterTokenLatency, ParamsN, Preemptions, RequestLatency, TimeToFirstToken, Tokens};
         Ok(Self {
-            first_token: f.histogram_of_replicas("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", TimeToFirstToken)?,
-            inter_token_latency: f.histogram_of_replicas("vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a request.", InterTokenLatency)?,
-            per_token: f.histogram_of_replicas("vllm:request_time_per_output_token_seconds", "Mean time per token after the first, of a request that ended.", InterTokenLatency)?,
-            latency: f.histogram_of_replicas("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", RequestLatency)?,
-            queue: f.histogram_of_replicas("vllm:request_queue_time_seconds", "Time a request waited for a seat.", RequestLatency)?,
-            inference: f.histogram_of_replicas("vllm:request_inference_time_seconds", "From a request's seat to its last token.", RequestLatency)?,
-            prefill: f.histogram_of_replicas("vllm:request_prefill_time_seconds", "From a request's seat to its first token.", RequestLatency)?,
-            decode: f.histogram_of_replicas("vllm:request_decode_time_seconds", "From a request's first token to its last.", RequestLatency)?,
+            first_token: f.histogram_of_replicas("vllm:time_to_first_token_seconds", "Time from the arrival of a request to its first token.", TimeToFirstToken)?,
+            inter_token_latency: f.histogram_of_replicas("vllm:inter_token_latency_seconds", "Time between two deliveries of tokens of a request.", InterTokenLatency)?,
+            per_token: f.histogram_of_replicas("vllm:request_time_per_output_token_seconds", "Mean time per output token after the first one, of a finished request.", InterTokenLatency)?,
+            latency: f.histogram_of_replicas("vllm:e2e_request_latency_seconds", "Time from the arrival of a request to its end.", RequestLatency)?,
+            queue: f.histogram_of_replicas("vllm:request_queue_time_seconds", "Queue time of a request, until it is first scheduled.", RequestLatency)?,
+            inference: f.histogram_of_replicas("vllm:request_inference_time_seconds", "Time from the first scheduling of a request to its last token.", RequestLatency)?,
+            prefill: f.histogram_of_replicas("vllm:request_prefill_time_seconds", "Time from the first scheduling of a request to its first token.", RequestLatency)?,
+            decode: f.histogram_of_replicas("vllm:request_decode_time_seconds", "Time from the first token of a request to its last token.", RequestLatency)?,
             prompt_tokens: f.histogram_of_replicas("vllm:request_prompt_tokens", "Prompt tokens of a request.", Tokens)?,
-            generation_tokens: f.histogram_of_replicas("vllm:request_generation_tokens", "Tokens a request produced.", Tokens)?,
-            max_generation_tokens: f.histogram_of_replicas("vllm:request_max_num_generation_tokens", "Most tokens that one of a prompt's choices produced.", Tokens)?,
-            max_tokens: f.histogram_of_replicas("vllm:request_params_max_tokens", "Tokens a request might have produced.", Tokens)?,
-            n: f.histogram_of_replicas("vllm:request_params_n", "Choices asked for per prompt.", ParamsN)?,
-            preemptions: f.histogram_of_replicas("vllm:request_num_preemptions", "Times a request was preempted.", Preemptions)?,
+            generation_tokens: f.histogram_of_replicas("vllm:request_generation_tokens", "Generated tokens of a request.", Tokens)?,
+            max_generation_tokens: f.histogram_of_replicas("vllm:request_max_num_generation_tokens", "Maximum number of generated tokens of the choices of a prompt.", Tokens)?,
+            max_tokens: f.histogram_of_replicas("vllm:request_params_max_tokens", "max_tokens of a request.", Tokens)?,
+            n: f.histogram_of_replicas("vllm:request_params_n", "Requested choices (n) per prompt.", ParamsN)?,
+            preemptions: f.histogram_of_replicas("vllm:request_num_preemptions", "Preemptions of a request.", Preemptions)?,
             computed_tokens: f.histogram_of_replicas("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the prefix cache.", Tokens)?,
-            finished: f.counters_of_replicas("vllm:request_success_total", "Requests that ended, by the reason.", "finished_reason", FINISH_REASONS)?.map(PerEngine::from),
-            corrupted: f.counter_of_replicas("vllm:corrupted_requests_total", "Requests whose logits were not numbers.", None)?.into(),
+            finished: f.counters_of_replicas("vllm:request_success_total", "Finished requests, by reason.", "finished_reason", FINISH_REASONS)?.map(PerEngine::from),
+            corrupted: f.counter_of_replicas("vllm:corrupted_requests_total", "Requests with NaN or infinite logits.", None)?.into(),
         })
     }
 

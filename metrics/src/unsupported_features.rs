@@ -13,19 +13,19 @@ impl UnsupportedFeatureMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         for (name, help) in [
-            ("vllm:external_prefix_cache_queries_total", "Tokens looked up in caches of other servers: none are asked."),
-            ("vllm:external_prefix_cache_hits_total", "Tokens found there."),
-            ("vllm:mm_cache_queries_total", "Media looked up in a cache: models read text only."),
-            ("vllm:mm_cache_hits_total", "Media found there."),
+            ("vllm:external_prefix_cache_queries_total", "Tokens looked up in external prefix caches: not supported, always 0."),
+            ("vllm:external_prefix_cache_hits_total", "Tokens found in external prefix caches: not supported, always 0."),
+            ("vllm:mm_cache_queries_total", "Multi-modal inputs looked up in a cache: not supported, always 0."),
+            ("vllm:mm_cache_hits_total", "Multi-modal inputs found in a cache: not supported, always 0."),
         ] {
             f.counter_of_replicas(name, help, None)?;
         }
-        let [awake, _, _] = f.gauges_of_replicas("vllm:engine_sleep_state", "1 for the state the engine is in; it is always awake.", "sleep_state", ["awake", "weights_offloaded", "discard_all"])?;
+        let [awake, _, _] = f.gauges_of_replicas("vllm:engine_sleep_state", "1 for the sleep state of the engine; always awake.", "sleep_state", ["awake", "weights_offloaded", "discard_all"])?;
         for gauge in &awake {
             gauge.set(1.0);
         }
         let labels = [("max_lora", "0"), ("waiting_lora_adapters", ""), ("running_lora_adapters", "")];
-        Ok(Self { adapters: f.info("vllm:lora_requests_info", "Adapters in use, as of the time that is the value: none are loaded.", &labels)? })
+        Ok(Self { adapters: f.info("vllm:lora_requests_info", "LoRA adapters in use: not supported, always none. The value is the current Unix time.", &labels)? })
     }
 
     pub(super) fn update(&self) {

@@ -121,7 +121,7 @@ impl StartedGroup {
             Self::Local(links) => Ok(links),
             Self::Remote(pending_start) => {
                 let cancelled = || {
-                    let cause = "nobody waits for it any more".to_owned();
+                    let cause = "the start was cancelled".to_owned();
                     StartError::Exited { phase: "start", cause }
                 };
                 let link = pending_start.link(None, || false)?.ok_or_else(cancelled)?;
@@ -304,7 +304,7 @@ impl ExecutorWorld {
             });
             let took_ms = began.elapsed().as_millis() as u64;
             if outcome.is_ok() {
-                tracing::info!(replica = replica.0, took_ms, "executor is back");
+                tracing::info!(replica = replica.0, took_ms, "executors restarted");
             }
             let failed = |error: StartError| StartFailureReport {
                 failure: error.failure(),

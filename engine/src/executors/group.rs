@@ -88,7 +88,7 @@ impl ExecutorGroup {
         self.config.settings.epoch = epoch;
         if !self.launch_options.as_processes {
             let (link, thread) =
-                start_thread(self.config.clone()).context("cannot start the executor's thread")?;
+                start_thread(self.config.clone()).context("cannot start the executor thread")?;
             self.thread = Some(thread);
             return Ok(vec![link]);
         }
@@ -162,7 +162,8 @@ impl ExecutorGroup {
             let rendezvous =
                 self.rendezvous.as_ref().map(|rendezvous| rendezvous.path().to_owned());
             let stream = dial(rank, rendezvous)?;
-            let link = LinkSocket::from(stream.try_clone().context("no descriptor is left")?);
+            let link =
+                LinkSocket::from(stream.try_clone().context("no file descriptor is available")?);
             let program = &self.launch_options.program;
             let process = ExecutorProcess::spawn(rank, epoch, program, stream.into(), link)
                 .context("cannot start the executor")?;
@@ -225,7 +226,7 @@ impl ExecutorGroup {
         }
         for process in self.current.drain(..) {
             if process.wait(KILL_WAIT).is_none() {
-                tracing::error!("{process} does not die");
+                tracing::error!("{process} did not exit after SIGKILL");
             }
         }
         self.rendezvous = None;

@@ -39,7 +39,7 @@ fn forward_messages(
                 None => continue,
                 Some(process) => {
                     let seconds = HEARTBEAT_TIMEOUT.as_secs();
-                    let cause = format!("{process} gave no sign of life for {seconds} s");
+                    let cause = format!("{process} sent no heartbeat for {seconds} s");
                     return (ExecutorFailure::HeartbeatTimeout, cause);
                 }
             },

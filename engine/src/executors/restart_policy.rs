@@ -51,7 +51,7 @@ pub struct NextStart {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestartsExhausted {
     /// Too many failures in service.
-    #[error("lost {failures} times in {} minutes, the last time because {cause}", window.as_secs() / 60)]
+    #[error("executors failed {failures} times in {} minutes; last cause: {cause}", window.as_secs() / 60)]
     InService {
         /// Number of failures in service within the window, including the last one.
         failures: usize,
@@ -61,7 +61,7 @@ pub enum RestartsExhausted {
         cause: String,
     },
     /// The executors do not become ready.
-    #[error("{failures} restarts failed within {:.1} s, the last one because {cause}", elapsed.as_secs_f64())]
+    #[error("{failures} restarts failed within {:.1} s; last cause: {cause}", elapsed.as_secs_f64())]
     Starting {
         /// Number of consecutive failed starts.
         failures: u32,
@@ -220,7 +220,7 @@ mod tests {
         let error = history.failed(InService, seconds(2), "it exited again").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "lost 4 times in 10 minutes, the last time because it exited again"
+            "executors failed 4 times in 10 minutes; last cause: it exited again"
         );
     }
 
@@ -231,7 +231,11 @@ mod tests {
         for now in [0, 300, 600] {
             assert!(at(&mut history, now).is_ok());
         }
-        assert_eq!(at(&mut history, 601).unwrap().attempt, 3, "the first one is forgotten");
+        assert_eq!(
+            at(&mut history, 601).unwrap().attempt,
+            3,
+            "the first failure has left the window"
+        );
         assert!(at(&mut history, 602).is_err());
     }
 
@@ -265,7 +269,7 @@ mod tests {
             assert!((12..40).contains(&starts.len()), "{seed}: {starts:?}");
             let last = *starts.last().unwrap();
             assert!(seconds(299) < last && last < seconds(303), "{seed}: {last:?}");
-            assert!(why.ends_with(", the last one because no such file"), "{why}");
+            assert!(why.ends_with("; last cause: no such file"), "{why}");
         }
     }
 

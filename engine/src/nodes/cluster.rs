@@ -41,6 +41,6 @@ impl ClusterSecret {
 
 impl fmt::Debug for ClusterSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
+        f.write_str("ClusterSecret(..)")
     }
 }

@@ -18,7 +18,7 @@ pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
     /// Node 0 does not accept connections, possibly because it is still starting.
-    #[error("node 0 at {address} does not answer: {error}")]
+    #[error("node 0 at {address} is unreachable: {error}")]
     Unreachable {
         /// Address of node 0.
         address: String,
@@ -96,7 +96,7 @@ impl NodeDialer {
     }
 
     fn open_stream(&self) -> io::Result<TcpStream> {
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
         for address in (self.host.as_str(), self.port).to_socket_addrs()? {
             match TcpStream::connect_timeout(&address, CONNECT_TIME) {
                 Ok(stream) => {
@@ -155,7 +155,7 @@ mod tests {
         });
         let error =
             dialer.connect_with_retries(&NodeEvent::Heartbeat, LONG).unwrap_err().to_string();
-        assert!(error.ends_with("does not know the secret"), "{error}");
+        assert!(error.ends_with("does not have the cluster secret"), "{error}");
         let (rejected, listener) = server.join().unwrap();
         assert!(rejected && listener.accept().is_err(), "retried");
     }

@@ -22,13 +22,13 @@ const UNAUTHENTICATED_BYTES_MAX: usize = 512;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
     /// The peer does not have the secret.
-    #[error("the other end does not know the secret")]
+    #[error("the peer does not have the cluster secret")]
     WrongSecret,
     /// The peer sent a message that is not valid at this point of the handshake.
-    #[error("the other end does not keep to the handshake")]
+    #[error("unexpected message during the handshake")]
     OutOfOrder,
     /// The peer was too slow.
-    #[error("nothing was said for too long")]
+    #[error("the handshake timed out")]
     TimedOut,
     /// The peer closed the connection, or uses another protocol or another version.
     #[error(transparent)]
@@ -164,7 +164,7 @@ mod tests {
             let error = introduce(&stream, &theirs, join(), TIME).unwrap_err();
             assert!(matches!(error, HandshakeError::WrongSecret), "{error}");
         });
-        assert_eq!(result.unwrap_err(), "the other end does not know the secret");
+        assert_eq!(result.unwrap_err(), "the peer does not have the cluster secret");
         // An impostor of node 0 cannot produce a valid welcome.
         let (client, server) = connected();
         let impostor = thread::spawn(move || {
@@ -182,7 +182,7 @@ mod tests {
     fn unauthenticated_peers_are_bounded_in_time_and_bytes() {
         let short = Duration::from_secs(1);
         let no_bytes = admitted(short, |mut stream| drop(stream.read_to_end(&mut Vec::new())));
-        assert_eq!(no_bytes.unwrap_err(), "nothing was said for too long");
+        assert_eq!(no_bytes.unwrap_err(), "the handshake timed out");
         let trickle = admitted(short, |mut stream| {
             // Single bytes do not extend the deadline: a complete header, which would be rejected, arrives
             // too late.
@@ -193,7 +193,7 @@ mod tests {
                 thread::sleep(Duration::from_millis(200));
             }
         });
-        assert_eq!(trickle.unwrap_err(), "nothing was said for too long");
+        assert_eq!(trickle.unwrap_err(), "the handshake timed out");
         let error_for = |bytes: Vec<u8>| {
             admitted(TIME, move |mut stream| drop(stream.write_all(&bytes))).unwrap_err()
         };
@@ -238,6 +238,6 @@ mod tests {
             let mut to = FrameWriter::new(stream, EPOCH);
             to.send(NodeHandshake::Welcome { proof: [0; 32] }).unwrap();
         });
-        assert_eq!(result.unwrap_err(), "the other end does not keep to the handshake");
+        assert_eq!(result.unwrap_err(), "unexpected message during the handshake");
     }
 }

@@ -33,15 +33,15 @@ impl NodeListener {
     pub fn open(cluster: &ClusterConfig, secret: ClusterSecret) -> Result<Self> {
         let ClusterConfig { host, port, nodes, .. } = cluster;
         let listener = TcpListener::bind((host.as_str(), *port)).with_context(|| {
-            format!("cannot listen for {} other nodes on {host}:{port}, which --master-addr says is here", nodes - 1)
+            format!("cannot listen for {} other nodes on {host}:{port} (--master-addr)", nodes - 1)
         })?;
         let address = listener.local_addr().context("the socket has no address")?;
         let named = host.parse::<IpAddr>().is_ok() || host == "localhost";
         if address.ip().is_loopback() && !named {
             tracing::warn!(
                 %address,
-                "{host} is this machine's loopback address here: other machines cannot connect. \
-                 --master-addr takes an address that they reach"
+                "{host} resolves to a loopback address: other machines cannot connect. \
+                 --master-addr must be an address that they can reach"
             );
         }
         Ok(Self { listener, address, secret })
@@ -95,7 +95,7 @@ impl NodeAcceptor {
             match admitted {
                 Ok(NodeEvent::Join(info)) => registry.join(&info, stream),
                 Ok(NodeEvent::Link(offer)) => registry.accept_link(offer, stream),
-                Ok(_) => tracing::warn!("a node said nothing of what it wants"),
+                Ok(_) => tracing::warn!("node sent neither a join request nor an executor link"),
                 Err(error) => log_rejection(&error, &stream, &log_limiter),
             }
         };
@@ -108,9 +108,9 @@ impl NodeAcceptor {
 fn log_rejection(error: &HandshakeError, stream: &TcpStream, log_limiter: &LogRateLimiter) {
     let peer = stream.peer_addr().ok();
     if error.is_not_a_node() {
-        return tracing::debug!(?peer, %error, "no node");
+        return tracing::debug!(?peer, %error, "connection is not from a node");
     }
     if let Some(suppressed) = log_limiter.allow(Instant::now()) {
-        tracing::warn!(?peer, %error, suppressed, "a node was not let in");
+        tracing::warn!(?peer, %error, suppressed, "node connection rejected");
     }
 }

@@ -46,16 +46,16 @@ impl ClusterRequirements {
             Err(format!("node {node} has {what} {theirs}, node 0 {ours}"))
         };
         let sizes = |p: ParallelConfig| {
-            let experts = if p.expert_parallel { ", whole experts" } else { "" };
+            let experts = if p.expert_parallel { ", expert-parallel" } else { "" };
             format!("tensor-parallel {}, data-parallel {}{experts}", p.tp_size, p.dp_size)
         };
         let digest = |of: u64| format!("{of:016x}");
         same("build", info.build.clone(), env!("CARGO_PKG_VERSION").to_owned())?;
         same("--nnodes", info.nodes.to_string(), self.nodes.to_string())?;
-        same("the sizes", sizes(info.parallel), sizes(self.parallel))?;
+        same("parallel sizes", sizes(info.parallel), sizes(self.parallel))?;
         same("model digest", digest(info.model_digest), digest(self.manifest))?;
         if node == 0 || node >= self.nodes {
-            return Err(format!("node {node} is none of the {} others", self.nodes - 1));
+            return Err(format!("node {node} is not in the range 1 to {}", self.nodes - 1));
         }
         Ok(())
     }
@@ -117,15 +117,15 @@ impl NodeRegistry {
         let session = match self.admit(node, &stream) {
             Ok(Ok(session)) => session,
             Ok(Err(reason)) => return reject(&stream, reason),
-            Err(error) => return tracing::warn!(node, %error, "a node could not be let in"),
+            Err(error) => return tracing::warn!(node, %error, "cannot admit a node"),
         };
-        tracing::info!(node, "node is here");
+        tracing::info!(node, "node joined");
         let cause = self.read_events(stream);
         let leaving = self.disconnected(node, session, &cause);
         if leaving {
             tracing::info!(node, "node has left");
         } else {
-            tracing::warn!(node, cause, "node is lost");
+            tracing::warn!(node, cause, "node failed");
         }
     }
 
@@ -140,10 +140,10 @@ impl NodeRegistry {
         let waited = self.changed.wait_timeout_while(self.lock(), PREDECESSOR_WAIT, is_connected);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if state.shutting_down {
-            return Ok(Err("it is ending".to_owned())); // A node admitted now would miss the order to leave.
+            return Ok(Err("node 0 is shutting down".to_owned())); // A node admitted now would miss the order to leave.
         }
         if is_connected(&mut state) {
-            return Ok(Err(format!("node {node} is here already")));
+            return Ok(Err(format!("node {node} is already connected")));
         }
         let (commands, outbox) = sync_channel(OUTBOX_MESSAGES);
         let heartbeat =
@@ -175,10 +175,10 @@ impl NodeRegistry {
                     self.executor_exited(rank, epoch, &description);
                 }
                 Ok(Some(NodeEvent::Join(_) | NodeEvent::Link(_))) => {
-                    return "it said again who it is".to_owned();
+                    return "unexpected join request or executor link".to_owned();
                 }
                 Ok(None) => {
-                    return format!("no sign of life for {} s", HEARTBEAT_TIMEOUT.as_secs());
+                    return format!("no heartbeat for {} s", HEARTBEAT_TIMEOUT.as_secs());
                 }
                 Err(error) => return error.to_string(),
             }
@@ -213,7 +213,7 @@ impl NodeRegistry {
             let _ = node.stream.shutdown(Shutdown::Both);
         }
         for issued in state.issued_orders().filter(|issued| issued.session == session) {
-            let description = format!("the node is lost: {cause}");
+            let description = format!("the node failed: {cause}");
             issued.executors.iter().for_each(|executor| executor.set_exit(&description));
             issued.close();
         }
@@ -231,7 +231,7 @@ impl NodeRegistry {
             order.issued.as_ref().is_some_and(|issued| issued.ticket == ticket)
         };
         let Some(order) = state.orders.values_mut().find(ordered) else {
-            return tracing::debug!(rank = rank.0, "a link that nobody waits for");
+            return tracing::debug!(rank = rank.0, "unexpected executor link");
         };
         let (node, local_rank) = (order.node, order.ranks.iter().position(|own| *own == rank));
         let (Some(issued), Some(local_rank)) = (&mut order.issued, local_rank) else { return };
@@ -313,14 +313,14 @@ impl NodeRegistry {
         let any_connected = |state: &mut NodeRegistryState| state.nodes.iter().any(Option::is_some);
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, any_connected);
         if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
-            tracing::warn!("not every node has left in time");
+            tracing::warn!("not all nodes have disconnected in time");
         }
     }
 }
 
 /// Informs a node that it is rejected.
 fn reject(stream: &TcpStream, reason: String) {
-    tracing::warn!(text = reason, "a node was refused");
+    tracing::warn!(text = reason, "node rejected");
     // The node may have disconnected.
     let _ = FrameWriter::new(stream, EPOCH).send(NodeCommand::Rejected { reason });
 }
@@ -380,7 +380,7 @@ mod tests {
             loop {
                 match self.commands.recv(LONG).unwrap() {
                     Some(NodeCommand::Heartbeat) => {}
-                    other => return other.expect("an order"),
+                    other => return other.expect("a command"),
                 }
             }
         }
@@ -410,7 +410,7 @@ mod tests {
         let NodeCommand::Start { replica: Replica(1), epoch: Epoch(received), ticket } =
             node.next()
         else {
-            panic!("no start")
+            panic!("no start command")
         };
         assert_eq!(received, epoch);
         ticket
@@ -436,9 +436,9 @@ mod tests {
         registry.accept_link(offer(second, 1), server);
         let (duplicate, server) = connected();
         registry.accept_link(offer(second, 1), server);
-        assert!(is_closed(duplicate), "there is one already");
+        assert!(is_closed(duplicate), "the rank is linked already");
         let OrderProgress::Linked(links) = registry.advance_order(Replica(1)) else {
-            panic!("not there")
+            panic!("not linked")
         };
         assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
 
@@ -453,8 +453,8 @@ mod tests {
         assert_eq!(rejoined.next(), NodeCommand::Leave);
         drop(rejoined);
         registry.wait_until_disconnected(LONG);
-        let ending = NodeCommand::Rejected { reason: "it is ending".to_owned() };
-        assert_eq!(join(&registry, member()).next(), ending, "there is nothing to join");
+        let ending = NodeCommand::Rejected { reason: "node 0 is shutting down".to_owned() };
+        assert_eq!(join(&registry, member()).next(), ending, "rejected during shutdown");
         assert!(matches!(registry.advance_order(Replica(1)), OrderProgress::NodeDisconnected));
     }
 
@@ -466,7 +466,10 @@ mod tests {
         let mut second = join(&registry, member());
         registry.shut_down_nodes();
         assert_eq!(first.next(), NodeCommand::Leave);
-        assert_eq!(second.next(), NodeCommand::Rejected { reason: "it is ending".to_owned() });
+        assert_eq!(
+            second.next(),
+            NodeCommand::Rejected { reason: "node 0 is shutting down".to_owned() }
+        );
     }
 
     #[test]
@@ -494,14 +497,17 @@ mod tests {
         let parallel = ParallelConfig { tp_size: 2, ..EXPECTED.parallel };
         for (info, expected) in [
             (NodeInfo { nodes: 3, ..member() }, "node 1 has --nnodes 3, node 0 2"),
-            (NodeInfo { node: 2, ..member() }, "node 2 is none of the 1 others"),
-            (NodeInfo { node: 0, ..member() }, "node 0 is none of the 1 others"),
-            (NodeInfo { parallel, ..member() }, "has the sizes tensor-parallel 2, data-parallel 2"),
+            (NodeInfo { node: 2, ..member() }, "node 2 is not in the range 1 to 1"),
+            (NodeInfo { node: 0, ..member() }, "node 0 is not in the range 1 to 1"),
+            (
+                NodeInfo { parallel, ..member() },
+                "has parallel sizes tensor-parallel 2, data-parallel 2",
+            ),
             (NodeInfo { build: "0.0.9".to_owned(), ..member() }, "node 1 has build 0.0.9"),
             (NodeInfo { model_digest: 8, ..member() }, "model digest 0000000000000008"),
         ] {
             let NodeCommand::Rejected { reason } = join(&registry, info).next() else {
-                panic!("let in")
+                panic!("admitted")
             };
             assert!(reason.contains(expected), "{reason}");
         }

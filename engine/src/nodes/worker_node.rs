@@ -122,11 +122,11 @@ fn join(
 /// Returns the connection once node 0 accepts this node.
 fn await_acceptance(stream: TcpStream) -> Result<NodeZeroConnection> {
     let mut commands = FrameReader::with_body_limit(stream.try_clone()?, EPOCH, BODY_BYTES_MAX);
-    match commands.recv(ACCEPT_WAIT).context("node 0 hung up")? {
+    match commands.recv(ACCEPT_WAIT).context("node 0 closed the connection")? {
         Some(NodeCommand::Accepted) => Ok(NodeZeroConnection { stream, commands }),
-        Some(NodeCommand::Rejected { reason }) => bail!("node 0 refuses this node: {reason}"),
-        Some(_) => bail!("node 0 does not keep to the handshake"),
-        None => bail!("node 0 did not answer within {} s", ACCEPT_WAIT.as_secs()),
+        Some(NodeCommand::Rejected { reason }) => bail!("node 0 rejected this node: {reason}"),
+        Some(_) => bail!("unexpected message from node 0 before it accepted this node"),
+        None => bail!("node 0 did not accept this node within {} s", ACCEPT_WAIT.as_secs()),
     }
 }
 
@@ -150,7 +150,7 @@ fn connect(
                 Ok(Some(NodeCommand::Heartbeat)) => continue,
                 Ok(Some(command)) => WorkerNodeEvent::NodeZeroCommand(command),
                 Ok(None) => WorkerNodeEvent::Disconnected(format!(
-                    "no sign of life for {} s",
+                    "no heartbeat for {} s",
                     HEARTBEAT_TIMEOUT.as_secs()
                 )),
                 Err(error) => WorkerNodeEvent::Disconnected(error.to_string()),
@@ -209,7 +209,7 @@ impl WorkerNode {
         events: &Receiver<WorkerNodeEvent>,
         timeout: Duration,
     ) -> WorkerNodeExit {
-        tracing::info!(node = self.node, "joined; node 0 orders, and answers clients");
+        tracing::info!(node = self.node, "joined; node 0 schedules and serves clients");
         let mut drain_deadline: Option<Instant> = None;
         loop {
             let time_left = drain_deadline
@@ -223,7 +223,7 @@ impl WorkerNode {
                     self.start(replica, epoch, ticket);
                 }
                 Ok(WorkerNodeEvent::NodeZeroCommand(NodeCommand::Leave)) => {
-                    tracing::info!("node 0 has ended the service");
+                    tracing::info!("node 0 has shut down");
                     self.shut_down_executors();
                     return WorkerNodeExit::Left;
                 }
@@ -231,16 +231,16 @@ impl WorkerNode {
                     return WorkerNodeExit::SecondSignal(number);
                 }
                 Ok(WorkerNodeEvent::Signal(number)) => {
-                    tracing::info!(number, "going on until node 0 has drained");
+                    tracing::info!(number, "waiting until node 0 has drained");
                     drain_deadline = Some(Instant::now() + timeout);
                 }
                 Ok(WorkerNodeEvent::Disconnected(cause)) => {
-                    tracing::error!(cause, "node 0 is gone: ending");
+                    tracing::error!(cause, "connection to node 0 failed: exiting");
                     self.groups.values_mut().for_each(ExecutorGroup::kill);
                     return WorkerNodeExit::Disconnected;
                 }
                 Err(RecvTimeoutError::Timeout) if drain_deadline.is_some() => {
-                    tracing::warn!("node 0 goes on without this node");
+                    tracing::warn!("node 0 did not shut down in time: leaving");
                     return WorkerNodeExit::Left;
                 }
                 // All other messages are not commands during service.
@@ -272,13 +272,13 @@ impl WorkerNode {
         let started = group.start_linked(epoch, dial).and_then(|started| {
             started.into_iter().try_for_each(|(rank, process)| {
                 report_exit(rank, epoch, process, self.node_zero.clone())
-                    .context("no thread is left")
+                    .context("no thread is available")
             })
         });
         if let Err(error) = started {
             group.kill();
             let text = format!("{error:#}");
-            tracing::error!(text, "executors cannot be started");
+            tracing::error!(text, "cannot start the executors");
             // If the queue is closed, the connection to node 0 has failed.
             let _ = self.node_zero.send(NodeEvent::StartFailed { ticket, reason: text });
         }

@@ -79,7 +79,7 @@ pub enum StartError {
     #[error("stopped by signal {0} while starting")]
     Interrupted(i32),
     /// The operating system provides no thread or file descriptor.
-    #[error("cannot listen to the executors: {0}")]
+    #[error("cannot start the reader threads of the executors: {0}")]
     Threads(#[from] std::io::Error),
 }
 
@@ -88,7 +88,7 @@ pub enum StartError {
 pub enum WeightsChange {
     /// Found before loading: `config.json`, or names, sizes, headers or samples of the weight files differ.
     #[error(
-        "the model folder has the model digest {theirs:016x}, but {ours:016x} as this process has read it"
+        "the model folder's digest is {theirs:016x}, but was {ours:016x} when this process started"
     )]
     Folder {
         /// Digest computed by the executor.

@@ -238,12 +238,12 @@ mod tests {
 
     #[test]
     fn every_startup_failure_is_distinguished() {
-        assert_eq!(start(|_| {}), "the executor exited (while: say hello)");
+        assert_eq!(start(|_| {}), "the executor exited (while: send hello)");
         let no_messages = |link: InProcessLink<ExecutorEvent, ExecutorCommand>| {
             std::thread::sleep(Duration::from_millis(600));
             drop(link);
         };
-        assert_eq!(start(no_messages), "no progress for 0 s (while: say hello)");
+        assert_eq!(start(no_messages), "no progress for 0 s (while: send hello)");
         let hello_with = |change: fn(&mut ExecutorHello)| {
             move |mut link: InProcessLink<ExecutorEvent, ExecutorCommand>| {
                 let mut hello = hello();
@@ -267,8 +267,8 @@ mod tests {
         assert_eq!(
             text,
             format!(
-                "weights_changed: the model folder has the model digest 00000000000000ff, \
-                 but {ours} as this process has read it"
+                "weights_changed: the model folder's digest is 00000000000000ff, \
+                 but was {ours} when this process started"
             )
         );
     }
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn block_count_is_chosen_by_the_server() {
-        let phases = "say hello, open device, load weights, compile kernels, warm up, \
+        let phases = "send hello, open device, load weights, compile kernels, warm up, \
                       allocate the KV cache";
         assert_eq!(
             start_all(vec![executor_with_blocks(0, 90, Duration::ZERO)]),
@@ -305,7 +305,7 @@ mod tests {
             executor_with_blocks(0, 90, Duration::ZERO),
             executor_with_blocks(1, 7, slow),
         ]);
-        assert!(text.starts_with("7 blocks after say hello, "), "{text}");
+        assert!(text.starts_with("7 blocks after send hello, "), "{text}");
         let stuck = Duration::from_millis(600);
         let text = start_all(vec![
             executor_with_blocks(0, 90, Duration::ZERO),
@@ -341,7 +341,9 @@ mod tests {
             }
         });
         assert!(
-            text.starts_with("the executor measured before it had loaded its weights"),
+            text.starts_with(
+                "the executor sent its warm-up report before the digests of its weights"
+            ),
             "{text}"
         );
     }

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 /// Phase before the executor's hello.
-const HELLO: &str = "say hello";
+const HELLO: &str = "send hello";
 /// Phase after the executor received the number of KV blocks.
 const ALLOCATE: &str = "allocate the KV cache";
 
@@ -119,7 +119,7 @@ impl StartupBarrier {
                 ExecutorEvent::WeightsLoaded(digest) => self.check_weights(index, digest)?,
                 ExecutorEvent::WarmUpDone(memory) => {
                     if !self.ranks[index].loaded {
-                        let cause = "the executor measured before it had loaded its weights";
+                        let cause = "the executor sent its warm-up report before the digests of its weights";
                         return Err(self.ranks[index].exited(cause.to_owned()));
                     }
                     self.ranks[index].memory = Some(memory);
@@ -180,7 +180,7 @@ impl StartupBarrier {
         }
         for commands in &self.commands {
             let sent = commands.send(ExecutorCommand::AllocateKv { blocks });
-            sent.map_err(|_| self.ranks[index].exited("the executor is gone".to_owned()))?;
+            sent.map_err(|_| self.ranks[index].exited("the executor has exited".to_owned()))?;
         }
         Ok(())
     }
@@ -208,7 +208,7 @@ impl StartupBarrier {
     ) -> Result<Option<StartupReport>, StartError> {
         let rank = &mut self.ranks[index];
         if rank.memory.is_none() {
-            return Err(rank.exited("the executor is ready before it measured".to_owned()));
+            return Err(rank.exited("the executor sent READY before its warm-up report".to_owned()));
         }
         rank.enter_phase("ready");
         rank.ready = Some(ready);

@@ -14,7 +14,7 @@ pub struct WeightsBaseline {
 
 /// Conflict of digests: two ranks, or two starts of one rank, loaded different bytes where they must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the digest of {part} is {theirs:016x}, but {ours:016x} as rank {} has loaded them", other.0)]
+#[error("the digest of {part} is {theirs:016x}, but rank {} has {ours:016x}", other.0)]
 pub struct DigestConflict {
     /// Part of the weights that differs.
     pub part: DigestPart,
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(
             conflict.to_string(),
             "the digest of the weights of this tensor-parallel rank is 0000000000000004, \
-             but 0000000000000002 as rank 0 has loaded them"
+             but rank 0 has 0000000000000002"
         );
         let experts = [(0, first), (2, digest(1, 2, 9))];
         assert_eq!(admitted(false, &experts).unwrap_err().part, DigestPart::Experts);

@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(
             backlog.bytes,
             2 * (size_of::<AnnouncedBlock>() as u64 + 4),
-            "each once, with its token"
+            "each block once, with its token"
         );
         backlog.add(&KvEvent::Cleared);
         assert_eq!(backlog.bytes, 0);

@@ -32,7 +32,7 @@ impl ReplayPace {
         if now.duration_since(self.since) < STEP_TIME {
             return Ok(());
         }
-        Err(PeerError::TimedOut { what: "a replay was not taken", after: STEP_TIME })
+        Err(PeerError::TimedOut { what: "a replay was not received", after: STEP_TIME })
     }
 }
 
@@ -49,6 +49,6 @@ mod tests {
         assert!(pace.check(at(179), 1_000 + STEP_BYTES).is_ok());
         assert!(pace.check(at(358), 1_000 + STEP_BYTES + 1).is_ok());
         let error = pace.check(at(359), 2 * STEP_BYTES).unwrap_err();
-        assert_eq!(error.to_string(), "a replay was not taken after 180 s");
+        assert_eq!(error.to_string(), "a replay was not received after 180 s");
     }
 }

@@ -140,7 +140,7 @@ impl ReplaySocket {
             if let Some(SnapshotDeadline { at, after }) = response.deadline
                 && now >= at
             {
-                return Err(PeerError::TimedOut { what: "a snapshot was not taken", after });
+                return Err(PeerError::TimedOut { what: "a snapshot was not received", after });
             }
             if response.deadline.is_none() && context.journal.needs_snapshot(&response.replay) {
                 // The replay continues with a snapshot after the batch that is being sent.

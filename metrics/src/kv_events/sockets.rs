@@ -72,7 +72,7 @@ fn bind(key: &'static str, at: &str) -> Result<BoundSocket, SocketError> {
     let listener = opened.map_err(|cause| SocketError::Open { endpoint: at.to_owned(), cause })?;
     if endpoint::is_public(at) {
         let endpoint = at;
-        tracing::warn!(endpoint, "anyone who can reach this address reads users' tokens");
+        tracing::warn!(endpoint, "anyone who can reach this address can read the users' token ids");
     }
     let endpoint = listener.endpoint().unwrap_or_else(|| at.to_owned());
     Ok(BoundSocket { listener, endpoint })

@@ -24,13 +24,13 @@ struct SubscriberBlock {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KvEventViolation {
     /// A block was stored twice without a removal in between.
-    #[error("block {0} is stored, and was stored already")]
+    #[error("block {0} is stored twice")]
     StoredTwice(ExternalBlockHash),
     /// A block was removed without having been stored.
-    #[error("block {0} is removed, but was not stored")]
+    #[error("block {0} is removed but was not stored")]
     RemovedUnknown(ExternalBlockHash),
     /// A block was stored before its parent.
-    #[error("block {child} is stored, but not its parent {parent}")]
+    #[error("block {child} is stored before its parent {parent}")]
     ParentUnknown {
         /// Hash of the block.
         child: ExternalBlockHash,
@@ -38,7 +38,7 @@ pub enum KvEventViolation {
         parent: ExternalBlockHash,
     },
     /// A block was removed before its children.
-    #[error("block {hash} is removed before {children} blocks that follow it")]
+    #[error("block {hash} is removed before its {children} children")]
     RemovedBeforeChildren {
         /// Hash of the block.
         hash: ExternalBlockHash,
@@ -46,7 +46,7 @@ pub enum KvEventViolation {
         children: u32,
     },
     /// The number of token ids is neither 0 nor that of the blocks' tokens.
-    #[error("{blocks} blocks of {block_size} tokens come with {tokens} token ids")]
+    #[error("{blocks} blocks of {block_size} tokens have {tokens} token ids")]
     TokenCount {
         /// Number of blocks in the event.
         blocks: usize,
@@ -191,10 +191,10 @@ mod tests {
         let valid = apply_all(&[clear.clone(), stored(None, &[1, 2]), removed(&[2, 1])]);
         assert_eq!(valid, (0, Vec::new()));
         for (events, expected) in [
-            (vec![stored(None, &[1]), stored(None, &[1])], "stored already"),
+            (vec![stored(None, &[1]), stored(None, &[1])], "stored twice"),
             (vec![removed(&[1])], "was not stored"),
-            (vec![stored(Some(9), &[1])], "not its parent"),
-            (vec![stored(None, &[1, 2]), removed(&[1])], "before 1 blocks"),
+            (vec![stored(Some(9), &[1])], "before its parent"),
+            (vec![stored(None, &[1, 2]), removed(&[1])], "before its 1 children"),
             (vec![stored(None, &[0])], "is 0"),
         ] {
             let whole: Vec<DecodedKvEvent> =
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(
             apply_all(&[removed(&[1]), stored(Some(9), &[3])]),
             (1, Vec::new()),
-            "a late joiner"
+            "a subscriber without a snapshot"
         );
     }
 }

@@ -72,12 +72,12 @@ for n in 1 2 3; do
     wait "${asking[n - 1]}" || fail "request $n was lost"
     [ "$(<"$work/answer$n")" = "$alone" ] || fail "a token of request $n was changed or repeated: $(<"$work/answer$n")"
 done
-echo "three requests under way ended with the same ids, after $(($(now_ms) - cut)) ms; $(grep -c 'restarting\|lost\|gave up' "$work/node0.log") lines of node 0 tell of the loss"
+echo "three requests under way ended with the same ids, after $(($(now_ms) - cut)) ms; $(grep -c 'restarting\|node failed' "$work/node0.log") lines of node 0 tell of the loss"
 within 5 "node 0 serves on" ready 8000
 ip -n hadron0 link set link0 up
 serve 1 & node1=$!
 back=$(now_ms)
-within 30 "node 1 joins again" sh -c "grep -q 'executor is back' '$work/node0.log'"
+within 30 "node 1 joins again" sh -c "grep -q 'executors restarted' '$work/node0.log'"
 [ "$(ids 8000 1)" = "$alone" ] || fail "the host that came back says something else"
 echo "link back: node 1 serves again after $(($(now_ms) - back)) ms"
 kill -TERM $node0

@@ -108,7 +108,7 @@ fn corrupt_or_stalled_node_link_loses_no_answer() {
             }
             assert_eq!(complete_on_replica(at, 1, 20), short, "once it is back");
         } else {
-            zero.wait_for_log("no sign of life for 5 s");
+            zero.wait_for_log("no heartbeat for 5 s");
             assert_eq!(complete_on_replica(at, 0, 20), short, "node 0 serves on");
             assert_eq!(one.exits().code(), Some(3), "{}", one.log());
             proxy.set(LinkFault::None);

@@ -220,7 +220,7 @@ fn two_nodes_match_one_and_survive_remote_executor_kill() {
 
     // SIGTERM to the other node alone does not end it while node 0 runs.
     one.signal("TERM");
-    one.wait_for_log("going on until node 0 has drained");
+    one.wait_for_log("waiting until node 0 has drained");
     assert_eq!(complete_on_replica(at, 1, 20), complete_on_replica(at, 0, 20));
     zero.signal("TERM");
     assert_eq!(zero.exits().code(), Some(0), "{}", zero.log());
@@ -241,7 +241,7 @@ fn requests_of_a_dead_node_move_or_wait() {
     let pinned = stream_of(at, &on_replica(1, TOKENS, true));
     let executor = one.executor();
     one.signal("KILL");
-    zero.wait_for_log("node is lost");
+    zero.wait_for_log("node failed");
     assert!(is_ready(at), "node 0 serves on");
     wait_until(TIMEOUT, "the end of its executor", || !is_running(executor));
     for stream in free {
@@ -261,7 +261,7 @@ fn requests_of_a_dead_node_move_or_wait() {
     let left = again.executor();
     zero.signal("KILL");
     assert_eq!(again.exits().code(), Some(3), "{}", again.log());
-    again.wait_for_log("node 0 is gone");
+    again.wait_for_log("connection to node 0 failed");
     wait_until(TIMEOUT, "the end of its executor", || !is_running(left));
     assert!(zero.exits().code().is_none());
 }
@@ -332,7 +332,7 @@ fn slurm_job_serves_on_all_nodes() {
     assert_eq!(reply["usage"]["completion_tokens"], 20, "{reply}");
     job.signal("TERM");
     job.exits();
-    for words in ["drained", "node 0 has ended the service"] {
+    for words in ["drained", "node 0 has shut down"] {
         job.wait_for_log(words);
     }
 }
@@ -392,23 +392,23 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
         encode(&NodeHandshake::Denied, Epoch(0), &mut denied).unwrap();
         assert!(rest(guess).ends_with(&denied));
     }
-    let told = zero.log().matches("a node was not let in").count();
+    let told = zero.log().matches("node connection rejected").count();
     assert!((1..30).contains(&told), "{told} lines: {}", zero.log());
 
     let mut wrong = NodeProcess::with_secret(&place, 1, &[], "another secret of the tests");
     assert_eq!(wrong.exits().code(), Some(1), "{}", wrong.log());
-    wrong.wait_for_log("the other end does not know the secret");
+    wrong.wait_for_log("the peer does not have the cluster secret");
     for (flags, reason) in [
         (
             &["-dp", "4"][..],
-            "node 1 has the sizes tensor-parallel 1, data-parallel 4, node 0 tensor-parallel 1, data-parallel 2",
+            "node 1 has parallel sizes tensor-parallel 1, data-parallel 4, node 0 tensor-parallel 1, data-parallel 2",
         ),
         (&["--nnodes", "3", "-dp", "3"], "node 1 has --nnodes 3, node 0 2"),
         (&["--load-format", "synth"], "node 1 has model digest"),
     ] {
         let mut other = NodeProcess::start(&place, 1, flags);
         assert_eq!(other.exits().code(), Some(1), "{}", other.log());
-        other.wait_for_log("node 0 refuses this node: ");
+        other.wait_for_log("node 0 rejected this node: ");
         other.wait_for_log(reason);
     }
     let one = NodeProcess::start(&place, 1, &[]);
@@ -417,7 +417,7 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
     // A second node with a rank that is taken does not affect the first.
     let mut second = NodeProcess::start(&place, 1, &[]);
     assert_eq!(second.exits().code(), Some(1), "{}", second.log());
-    second.wait_for_log("node 1 is here already");
+    second.wait_for_log("node 1 is already connected");
     assert_eq!(complete_on_replica(at, 1, 20), complete_on_replica(at, 0, 20));
     drop(one);
 }
@@ -427,7 +427,7 @@ fn missing_or_mismatched_node_zero_fails_startup() {
     let place = ClusterAddress::new();
     let mut absent = NodeProcess::start(&place, 1, &["--startup-timeout", "300ms"]);
     assert_eq!(absent.exits().code(), Some(1));
-    absent.wait_for_log("does not answer: ");
+    absent.wait_for_log("is unreachable: ");
     absent.wait_for_log("--startup-timeout sets this bound");
 
     let listener = TcpListener::bind(format!("{}:{}", place.host, place.port)).unwrap();

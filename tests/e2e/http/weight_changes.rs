@@ -143,7 +143,7 @@ fn swapped_weights_fail_by_name_and_change_no_token() {
     let checkpoint = SwappableCheckpoint::new();
     let (dir, other, bit) =
         (checkpoint.dir(), checkpoint.other_bytes(), checkpoint.one_bit_changed());
-    let folder = "weights_changed: the model folder has the model digest ";
+    let folder = "weights_changed: the model folder's digest is ";
     assert_named_failure(&checkpoint, &[], &dir, &other, folder);
     let loaded = "weights_changed: the digest of the weights ";
     assert_named_failure(&checkpoint, &[], &dir, &bit, loaded);
@@ -260,7 +260,7 @@ fn nodes_with_different_weights_never_serve_together() {
     // Other weights are rejected before they are loaded.
     let mut one = NodeProcess::start(&place, 1, &[checkpoint.other_dir().to_str().unwrap()]);
     assert_eq!(one.exits().code(), Some(1), "{}", one.log());
-    one.wait_for_log("node 0 refuses this node: node 1 has model digest ");
+    one.wait_for_log("node 0 rejected this node: node 1 has model digest ");
     // A bit outside the digest samples is detected when the weights are loaded.
     same.put(&same.one_bit_changed());
     let _one = NodeProcess::start(&place, 1, &[&same.name()]);

@@ -83,7 +83,7 @@ fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<(Instant, 
 fn parse(line: &str) -> Option<(u16, GroupEvent)> {
     let news = if line.contains(": restarting replica=") {
         GroupEvent::Failed
-    } else if line.contains(": executor is back replica=") {
+    } else if line.contains(": executors restarted replica=") {
         GroupEvent::Restored
     } else {
         return None;

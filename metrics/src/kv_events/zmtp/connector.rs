@@ -35,7 +35,9 @@ impl CollectorConnector {
                     thread::sleep(backoff);
                     match address.connect() {
                         Ok(stream) => break stream,
-                        Err(error) => tracing::debug!(%error, "KV events: the collector is away"),
+                        Err(error) => {
+                            tracing::debug!(%error, "KV events: the collector is not reachable")
+                        }
                     }
                     if requests_rx.try_recv() == Err(TryRecvError::Disconnected) {
                         return;

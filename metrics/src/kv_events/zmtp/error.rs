@@ -34,7 +34,7 @@ pub(crate) enum PeerError {
     #[error("a snapshot cannot be encoded: {0}")]
     Encode(io::Error),
     /// The limit of concurrent snapshots is reached.
-    #[error("{0} replies made for single peers are being sent already")]
+    #[error("{0} snapshots are being sent already")]
     NoCapacity(usize),
 }
 
