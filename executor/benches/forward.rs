@@ -127,9 +127,17 @@ struct CpuForwardBench {
     step: StepId,
 }
 
+/// A finished step.
+struct ForwardBenchStep {
+    /// Total nanoseconds.
+    ns: u64,
+    timing: StepTiming,
+    /// Sampled tokens.
+    tokens: Vec<Token>,
+}
+
 impl CpuForwardBench {
-    /// Runs a step; returns its total nanoseconds, its timing and the sampled tokens.
-    fn step(&mut self, rows: Vec<BatchRow>) -> (u64, StepTiming, Vec<Token>) {
+    fn step(&mut self, rows: Vec<BatchRow>) -> ForwardBenchStep {
         self.step = self.step.next();
         let dispatch = DispatchMode::Eager { tokens: rows.iter().map(|row| row.len).sum() };
         let batch = Batch {
@@ -143,19 +151,20 @@ impl CpuForwardBench {
         let started = Instant::now();
         let output = self.executor.step(&batch).unwrap();
         let ns = started.elapsed().as_nanos() as u64;
-        (ns, output.timing, output.rows.iter().map(|row| row.sampled_tokens[0]).collect())
+        let tokens = output.rows.iter().map(|row| row.sampled_tokens[0]).collect();
+        ForwardBenchStep { ns, timing: output.timing, tokens }
     }
 
     fn prefill(&mut self, len: u32) -> (u64, StepTiming) {
         let row = first_row(0, len, &SamplingParams::greedy());
-        let (ns, timing, _) = self.step(vec![row]);
+        let ForwardBenchStep { ns, timing, .. } = self.step(vec![row]);
         (ns, timing)
     }
 
     /// Runs decode steps of `rows` requests from a short prompt to a context just below 50 tokens.
     fn decode(&mut self, rows: u32, sampling: &SamplingParams) -> Vec<(u64, StepTiming)> {
         let first = (0..rows).map(|seq_slot| first_row(seq_slot, PROMPT, sampling)).collect();
-        let (_, _, mut tokens) = self.step(first);
+        let mut tokens = self.step(first).tokens;
         let mut steps = Vec::new();
         for start in PROMPT..49 {
             let next = (0..).zip(&tokens).map(|(seq_slot, token)| BatchRow {
@@ -166,9 +175,9 @@ impl CpuForwardBench {
                 seq_init: None,
                 ..first_row(seq_slot, 1, sampling)
             });
-            let (ns, timing, sampled) = self.step(next.collect());
-            tokens = sampled;
-            steps.push((ns, timing));
+            let step = self.step(next.collect());
+            tokens = step.tokens;
+            steps.push((step.ns, step.timing));
         }
         steps
     }

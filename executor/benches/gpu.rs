@@ -43,7 +43,7 @@ fn main() {
     let memory = executor.warm_up(&mut |_| {}).unwrap();
     println!("warm after {:.2} s, {} blocks", started.elapsed().as_secs_f64(), memory.kv_blocks);
     let graphs = executor.size_kv(SEQ_SLOTS * TABLE, &mut |_| {}).unwrap().capture_sizes;
-    println!("ready after {:.2} s, recorded {graphs:?}", started.elapsed().as_secs_f64());
+    println!("ready after {:.2} s, captured {graphs:?}", started.elapsed().as_secs_f64());
     let mut bench = GpuForwardBench { executor, model: shape, graphs, step: StepId(0) };
     println!("| step | ms | tok/s | floor ms | of floor |");
     println!("|---|---:|---:|---:|---:|");
@@ -62,12 +62,20 @@ struct GpuBenchModel {
     json: String,
     /// Parameters read by every step, without the embedding table.
     dense: f64,
-    /// Parameters of one expert over all layers; number of experts; experts per token.
-    experts: (f64, f64, f64),
+    experts: GpuBenchExperts,
     /// Bytes of keys and values per token.
     kv_bytes: f64,
     /// FLOPs of attention per query and key.
     attention: f64,
+}
+
+/// Experts of a model; all zero for a dense model.
+#[derive(Clone, Copy, Default)]
+struct GpuBenchExperts {
+    /// Parameters of one expert over all layers.
+    parameters: f64,
+    count: f64,
+    top_k: f64,
 }
 
 impl GpuBenchModel {
@@ -101,7 +109,11 @@ impl GpuBenchModel {
         Self {
             json,
             dense: attention + mlp + 151_936.0 * h,
-            experts: if moe { (l * 3.0 * h * 768.0, 128.0, 8.0) } else { (0.0, 0.0, 0.0) },
+            experts: if moe {
+                GpuBenchExperts { parameters: l * 3.0 * h * 768.0, count: 128.0, top_k: 8.0 }
+            } else {
+                GpuBenchExperts::default()
+            },
             kv_bytes: l * k * 128.0 * 2.0 * 2.0,
             attention: l * n * 128.0 * 4.0,
         }
@@ -111,15 +123,15 @@ impl GpuBenchModel {
     /// tokens.
     fn floor_ms(&self, rows: u32, tokens: u32, context: u32) -> f64 {
         let (rows, tokens, context) = (f64::from(rows), f64::from(tokens), f64::from(context));
-        let (expert, experts, choices) = self.experts;
+        let GpuBenchExperts { parameters: expert, count: experts, top_k } = self.experts;
         let all = rows * tokens;
         // Expected number of experts with at least one token, for uniform routing.
-        let active_experts = experts * (1.0 - (1.0 - choices / experts.max(1.0)).powf(all));
+        let active_experts = experts * (1.0 - (1.0 - top_k / experts.max(1.0)).powf(all));
         let bytes = 2.0 * (self.dense + expert * active_experts)
             + self.kv_bytes * rows * (context + tokens);
         let head = 151_936.0 * (all - rows) * 2.0; // Logits are computed for the last token of a row only.
         let keys = context + f64::midpoint(tokens, 1.0);
-        let flop = 2.0 * all * (self.dense + expert * choices) - head + self.attention * all * keys;
+        let flop = 2.0 * all * (self.dense + expert * top_k) - head + self.attention * all * keys;
         1e3 * (bytes / BYTES_PER_S).max(flop / FLOP_PER_S)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::ExecutorError;
 use models::{ExpertLoad, ModelConfig};
-use ops::{ExpertLoadDownload, Ops};
+use ops::{ExpertLoadDownload, ExpertLoadEntry, Ops};
 use protocol::ExpertTokenCount;
 use std::cell::Cell;
 
@@ -47,11 +47,11 @@ impl ExpertLoadReporter {
 impl ExpertLoadReport {
     /// Waits for the download.
     pub(crate) fn wait(self) -> Result<Vec<ExpertTokenCount>, ExecutorError> {
-        let tokens = |(layer, expert, tokens)| ExpertTokenCount {
-            layer: layer as u16,
-            expert: expert as u16,
-            tokens,
+        let count = |entry: ExpertLoadEntry| ExpertTokenCount {
+            layer: entry.layer as u16,
+            expert: entry.expert as u16,
+            tokens: entry.tokens,
         };
-        Ok(self.0.wait()?.into_iter().map(tokens).collect())
+        Ok(self.0.wait()?.into_iter().map(count).collect())
     }
 }

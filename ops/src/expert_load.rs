@@ -39,6 +39,17 @@ pub struct ExpertLoadDownload {
     memory_return: Sender<PinnedBuffer>,
 }
 
+/// Number of tokens that were routed to an expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertLoadEntry {
+    /// Index of the layer.
+    pub layer: usize,
+    /// Index of the expert in the layer.
+    pub expert: usize,
+    /// Number of tokens.
+    pub tokens: u32,
+}
+
 impl ExpertLoadCounters {
     /// Allocates counts for `experts` experts in each of `layers` layers.
     pub fn new(ops: &Ops, layers: usize, experts: usize) -> Result<Self, OpError> {
@@ -65,13 +76,17 @@ impl ExpertLoadCounters {
 }
 
 impl ExpertLoadDownload {
-    /// Waits for the copy; returns layer, expert and number of tokens of all experts with tokens, in order.
-    pub fn wait(self) -> Result<Vec<(usize, usize, u32)>, OpError> {
+    /// Waits for the copy; returns all experts with tokens, in order.
+    pub fn wait(self) -> Result<Vec<ExpertLoadEntry>, OpError> {
         let memory = self.copy.wait()?;
         let words = memory.bytes().as_chunks::<4>().0[..self.layers * self.experts].iter();
         let tokens = words.map(|word| u32::from_ne_bytes(*word)).enumerate();
-        let of = |(at, tokens)| (at / self.experts, at % self.experts, tokens);
-        let counts = tokens.filter(|(_, tokens)| *tokens > 0).map(of).collect();
+        let entry = |(i, tokens)| ExpertLoadEntry {
+            layer: i / self.experts,
+            expert: i % self.experts,
+            tokens,
+        };
+        let counts = tokens.filter(|(_, tokens)| *tokens > 0).map(entry).collect();
         // Fails if the counters were dropped; the memory is then not needed.
         let _ = self.memory_return.send(memory);
         Ok(counts)

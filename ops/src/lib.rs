@@ -35,7 +35,7 @@ pub use device::{
 };
 pub use draft_buffers::{DraftBufferSize, DraftBuffers};
 pub use error::OpError;
-pub use expert_load::{ExpertLoadCounters, ExpertLoadDownload, LayerLoadCounter};
+pub use expert_load::{ExpertLoadCounters, ExpertLoadDownload, ExpertLoadEntry, LayerLoadCounter};
 pub use fused_linear::{GatedActivation, NormWeight};
 pub use kernels::step::{
     DraftRow, DraftVerification, RULE_HISTORY, RULE_MASKED, RowFact, SAMPLE_ALL_MASKED,

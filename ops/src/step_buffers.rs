@@ -165,7 +165,7 @@ impl StepBuffers {
         seq_slots: &mut DeviceSequenceSlots,
         logits: &Tensor,
     ) -> Result<(), OpError> {
-        let (stage, prepared, mut outputs) = self.sampler_inputs(logits.rows())?;
+        let SamplerArgs { stage, prepared, mut outputs } = self.sampler_args(logits.rows())?;
         ops.device.launch(
             &ops.stream,
             RowSampling {
@@ -191,7 +191,7 @@ impl StepBuffers {
         shard: &VocabShard,
         gather: &mut GatherFn<'_>,
     ) -> Result<(), OpError> {
-        let (stage, prepared, mut outputs) = self.sampler_inputs(logits.rows())?;
+        let SamplerArgs { stage, prepared, mut outputs } = self.sampler_args(logits.rows())?;
         ops.device.launch(
             &ops.stream,
             VocabParallelSampling {
@@ -207,12 +207,8 @@ impl StepBuffers {
         Ok(())
     }
 
-    /// Returns the first `n` staged logits rows, the step that they belong to, and the arrays for the sampler
-    /// outputs.
-    fn sampler_inputs(
-        &mut self,
-        n: usize,
-    ) -> Result<(StageView<'_>, PreparedStep<'_>, SamplerOutputArrays<'_>), OpError> {
+    /// Returns the sampler arguments of the first `n` staged logits rows.
+    fn sampler_args(&mut self, n: usize) -> Result<SamplerArgs<'_>, OpError> {
         let stage = view(&self.stage, StepShape { logits_rows: n, ..StepShape::default() })?;
         let (ids, positions) = (self.ids.mat()?, self.positions.mat()?);
         let prepared = PreparedStep { ids, positions, verification: self.size.verification };
@@ -221,7 +217,7 @@ impl StepBuffers {
             top_ids: self.top_ids.mat_mut()?,
             top_logprobs: self.top_logprobs.mat_mut()?,
         };
-        Ok((stage, prepared, outputs))
+        Ok(SamplerArgs { stage, prepared, outputs })
     }
 
     /// Returns the stage of a prepared step, and the positions of its tokens, i32 `[1, T]`.
@@ -267,6 +263,13 @@ impl StepBuffers {
         let sizes = SamplerOutputSizes { logits_rows, top: self.size.top_logprobs };
         Ok(SamplerOutputsInFlight { sizes, sampled, top_ids, top_logprobs })
     }
+}
+
+/// Arguments of the sampler besides logits and sequence slots.
+struct SamplerArgs<'a> {
+    stage: StageView<'a>,
+    prepared: PreparedStep<'a>,
+    outputs: SamplerOutputArrays<'a>,
 }
 
 /// Host memory for the sampler outputs of one step.
