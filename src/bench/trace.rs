@@ -149,7 +149,7 @@ fn read(path: &Path) -> Result<BTreeMap<StepClass, StepClassTotals>> {
                 class = Some(step_class);
             }
             ("kernel", Some(step_class)) => {
-                classes.entry(step_class).or_default().timed_steps.add(&event)
+                classes.entry(step_class).or_default().timed_steps.add(&event);
             }
             _ => {}
         }

@@ -104,7 +104,10 @@ fn slow_grammar_worker_is_killed_and_replaced() {
         let (reply, took) = complete_in_background(server.address, attack).join().unwrap();
         let (status, reason, message) = rejection(&reply);
         assert_eq!((status, reason.as_str()), (429, Some("grammars_overloaded")), "{message}");
-        assert!(message.contains("the dry run of the grammar got 0 ms of processor time"), "{message}");
+        assert!(
+            message.contains("the dry run of the grammar got 0 ms of processor time"),
+            "{message}"
+        );
         assert_eq!(reply.header("retry-after"), Some("10"));
         assert!(took < REJECTED_WITHIN, "{took:?}");
         let left = || trials_now.iter().filter(|pid| exists(**pid));
@@ -146,7 +149,8 @@ fn endless_grammars_leave_no_running_process() {
     for attack in attacks.collect::<Vec<_>>() {
         let (status, reason, message) = rejection(&attack.join().unwrap());
         let told = (status, reason.as_str().unwrap());
-        let starved = told == (429, "grammars_overloaded") && message.contains("the machine is overloaded");
+        let starved =
+            told == (429, "grammars_overloaded") && message.contains("the machine is overloaded");
         assert!(told == (400, "invalid_grammar") || starved, "{told:?}: {message}");
     }
     assert_eq!(complete_with_grammar(address, 1).status, 200);
