@@ -89,7 +89,7 @@ impl Qwen3CoderToolParser {
         match found {
             Some(0) => self.start(OPEN, Qwen3CoderParserState::Lead, emitter, out),
             Some(1) => {
-                self.start(FUNCTION, Qwen3CoderParserState::Name(String::new()), emitter, out)
+                self.start(FUNCTION, Qwen3CoderParserState::Name(String::new()), emitter, out);
             }
             Some(_) if std::mem::take(&mut self.closing) => {}
             Some(_) => CLOSE.chars().for_each(|c| emitter.content(c, out)),
