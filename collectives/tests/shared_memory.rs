@@ -568,7 +568,7 @@ fn ranks_and_shared_memory_files_are_validated() {
     let _rank = rendezvous.join(0, 1).unwrap();
     assert_eq!(rendezvous.join(0, 1).unwrap_err(), CollectiveError::RankTaken { rank: 1 });
     let larger = SharedMemoryRendezvous::open(rendezvous.path(), &[3]).unwrap_err().to_string();
-    assert!(larger.contains("are needed"), "{larger}");
+    assert!(larger.contains("are required"), "{larger}");
     let smaller = SharedMemoryRendezvous::open(rendezvous.path(), &[1]).unwrap_err().to_string();
     assert!(smaller.contains("not the shared memory of groups of [1] ranks"), "{smaller}");
     let missing = SharedMemoryRendezvous::open("/nowhere".as_ref(), &[2]).unwrap_err();
