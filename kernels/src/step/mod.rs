@@ -16,6 +16,10 @@ pub(crate) use staging::StageReader;
 pub use staging::StagingBuffer;
 
 /// A record that host and device share.
+///
+/// # Safety
+/// Implementors are `repr(C)` structs of 32- and 64-bit numbers, or such numbers, without padding; every bit
+/// pattern is a value.
 pub unsafe trait StageRecord: Copy + Send + Sync + 'static {}
 
 macro_rules! records {
