@@ -343,9 +343,9 @@ impl GpuCommunicator {
         self.copy(s, own.as_mut_ptr(), to, copy_bytes)
     }
 
-    /// Sends the first `send_rows[0]` rows of `x` to rank 0, the next `send_rows[1]` rows to rank 1, and so on; `y`
-    /// starts with the received rows in rank order, `receive_rows[r]` rows of rank `r`. The counts are consistent
-    /// on all ranks.
+    /// Sends the first `send_rows[0]` rows of `x` to rank 0, the next `send_rows[1]` rows to rank 1, and so
+    /// on; `y` starts with the received rows in rank order, `receive_rows[r]` rows of rank `r`. The counts
+    /// are consistent on all ranks.
     pub fn all_to_all(
         &self,
         s: &DeviceStream,

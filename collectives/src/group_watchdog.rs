@@ -137,8 +137,8 @@ impl GroupWatchdog {
             let failure = catch_unwind(AssertUnwindSafe(first_failure))
                 .unwrap_or(Some(CollectiveError::WatchdogPanicked));
             let Some(error) = failure else { return };
-            // The failure is published to this rank and to its peers before the device continues, so that no rank
-            // uses the results of an aborted collective.
+            // The failure is published to this rank and to its peers before the device continues, so that no
+            // rank uses the results of an aborted collective.
             let error = watched.fail(error);
             abort_group(watched.memory.words(), &watched.layout, watched.rank, &error);
             if let Some(peers) = &peers {

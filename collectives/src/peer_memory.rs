@@ -138,8 +138,8 @@ impl PeerMemory {
         self.device.upload(&mut self.launch_counters, 0, &launches.to_le_bytes())
     }
 
-    /// Opens the memory of all ranks. `handles` has the handles of all ranks, in rank order. Returns the addresses for
-    /// kernels of this device.
+    /// Opens the memory of all ranks. `handles` has the handles of all ranks, in rank order. Returns the
+    /// addresses for kernels of this device.
     ///
     /// Errors: wrong number of handles; a rank without peer memory; no peer access between the devices.
     pub fn open_peers(&mut self, handles: &[PeerMemoryHandle]) -> Result<PeerView, DeviceError> {

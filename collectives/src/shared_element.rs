@@ -142,7 +142,8 @@ impl MatrixChunk {
     }
 }
 
-/// Splits a matrix into chunks of up to `slot_words` words: whole rows if a row fits, otherwise parts of rows.
+/// Splits a matrix into chunks of up to `slot_words` words: whole rows if a row fits, otherwise parts of
+/// rows.
 pub(crate) fn split_into_chunks<T: SharedElement>(
     rows: usize,
     cols: usize,

@@ -104,8 +104,8 @@ impl Eagle3Model {
         AuxHiddenStates { eagle: self, combined: RefCell::default() }
     }
 
-    /// Computes a draft pass from token ids `[R]`, none at position 0, and the hidden states `previous [R, H]`
-    /// of the tokens before them.
+    /// Computes a draft pass from token ids `[R]`, none at position 0, and the hidden states
+    /// `previous [R, H]` of the tokens before them.
     pub fn draft(
         &self,
         f: &ForwardContext<'_>,

@@ -46,8 +46,8 @@ pub const REDUCE_SUM: c_int = 0;
 #[repr(C)]
 pub struct NcclUniqueId(pub [u8; 128]);
 
-/// Configuration of a communicator: the first fields of `ncclConfig_t`. `size` is their size in bytes; all later
-/// fields have the library's defaults.
+/// Configuration of a communicator: the first fields of `ncclConfig_t`. `size` is their size in bytes; all
+/// later fields have the library's defaults.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct NcclConfig {

@@ -1,4 +1,4 @@
-//! Dimensions of multi-head config attention (MLA).
+//! Dimensions of multi-head latent attention (MLA).
 
 use super::json_fields::JsonFields;
 use super::parse_config::WIDTH_LIMIT;

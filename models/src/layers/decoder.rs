@@ -29,8 +29,8 @@ pub(crate) trait DecoderLayer: Sized {
         i: usize,
     ) -> Result<Self, ModelLoadError>;
 
-    /// Updates the residual stream `[T, H]`. After attention, the stream contains only the tokens `logits_indices`,
-    /// i32 `[n]`, if given.
+    /// Updates the residual stream `[T, H]`. After attention, the stream contains only the tokens
+    /// `logits_indices`, i32 `[n]`, if given.
     fn forward(
         &self,
         f: &ForwardContext<'_>,

@@ -39,8 +39,8 @@ fn uses_all_to_all(f: &ForwardContext<'_>, top_k: usize, experts_per_rank: usize
     }
 }
 
-/// Expected share of tokens that are routed to at least one of `experts_per_rank` experts, for uniform routing to `top_k`
-/// of `all` experts.
+/// Expected share of tokens that are routed to at least one of `experts_per_rank` experts, for uniform
+/// routing to `top_k` of `all` experts.
 fn rank_share(top_k: usize, experts_per_rank: usize, all: usize) -> f64 {
     let misses =
         |i: usize| (all - experts_per_rank).saturating_sub(i) as f64 / (all - i).max(1) as f64;

@@ -7,8 +7,8 @@ use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{AttentionShape, MlaWeights, PackedLinear, PackedMlaHeads, Tensor};
 
 /// `x += o(softmax(q · kᵀ · scale) · v)` of the normed stream `h`. The cache row of a token is
-/// `[norm(c) | rope(k_pe)]`, with `[c | k_pe] = kv_a_proj h`; the key of a head is `[W_UK c | k_pe]`, its value
-/// `W_UV c`. All TP ranks have the same rows; heads are split over the ranks. `N` heads, `M`
+/// `[norm(c) | rope(k_pe)]`, with `[c | k_pe] = kv_a_proj h`; the key of a head is `[W_UK c | k_pe]`, its
+/// value `W_UV c`. All TP ranks have the same rows; heads are split over the ranks. `N` heads, `M`
 /// qk_nope_head_dim, `P` qk_rope_head_dim, `C` kv_lora_rank, `V` v_head_dim.
 #[derive(Debug)]
 pub(crate) struct MlaAttentionLayer {

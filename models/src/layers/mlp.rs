@@ -23,7 +23,8 @@ impl GatedMlp {
         x: &mut ResidualStream,
         norm: &RmsNormLayer,
     ) -> Result<(), ForwardError> {
-        let h = self.gate_up_proj.forward_gated(f, x, norm, &self.down_proj)?; // [T, I] or [T, 2 I], see `GatedActivation`
+        // [T, I], or [T, 2 I] for `GatedActivation::GateUp`.
+        let h = self.gate_up_proj.forward_gated(f, x, norm, &self.down_proj)?;
         self.down_proj.add_gated_to(f, x, &h) // [T, H]; all-reduced over f.tp
     }
 }

@@ -90,7 +90,8 @@ impl WeightStore<'_> {
 }
 
 impl<'a> Weights<'a> {
-    /// Checks that every weight of the table can be split over the ranks; reads only samples of the checkpoint.
+    /// Checks that every weight of the table can be split over the ranks; reads only samples of the
+    /// checkpoint.
     pub(crate) fn new(
         config: &'a ModelConfig,
         source: WeightSource,
