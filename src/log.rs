@@ -94,7 +94,16 @@ const SERVER_CRATES: [&str; 5] = ["grammar", "text", "metrics", "engine", "serve
 /// one. Directives of the original filter come last, so they take precedence.
 pub fn expand_hadron_filter(filter: &str) -> String {
     let mut directives = Vec::new();
-    for directive in filter.split(',') {
+    let mut depth = 0_usize;
+    let outside_fields = |c: char| {
+        depth = match c {
+            '[' | '{' => depth + 1,
+            ']' | '}' => depth.saturating_sub(1),
+            _ => depth,
+        };
+        c == ',' && depth == 0
+    };
+    for directive in filter.split(outside_fields) {
         let target = directive.find(['=', '[']).unwrap_or(directive.len());
         let (target, level) = directive.split_at(target);
         let path = match target.trim().strip_prefix("hadron") {
@@ -161,6 +170,12 @@ mod tests {
         assert_eq!(
             expand_hadron_filter("hadron::server::sse[request]=trace,hadron::launcher=warn"),
             "server::sse[request]=trace,hadron::server::sse[request]=trace,hadron::launcher=warn"
+        );
+        assert_eq!(
+            expand_hadron_filter("hadron[request{id=1,hadron=x}]=trace"),
+            "grammar[request{id=1,hadron=x}]=trace,text[request{id=1,hadron=x}]=trace,\
+             metrics[request{id=1,hadron=x}]=trace,engine[request{id=1,hadron=x}]=trace,\
+             server[request{id=1,hadron=x}]=trace,hadron[request{id=1,hadron=x}]=trace"
         );
         for other in ["hadron_x=debug", "executor=debug", ""] {
             assert_eq!(expand_hadron_filter(other), other);
