@@ -19,9 +19,9 @@ pub(super) struct GrammarMetrics {
 impl GrammarMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>, timings: &Arc<GrammarTimings>) -> Result<Self, Error> {
-        let of = |name, help, children| TimingCollector::new(f.model(), name, help, (Arc::clone(timings), children));
-        f.add_collector(of("hadron:grammar_compile_seconds", "Time to compile a grammar, by result; cached grammars are not observed.", vec![("ok", |t| &t.compiled), ("error", |t| &t.rejected)])?)?;
-        f.add_collector(of("hadron:grammar_mask_seconds", "Time to compute one grammar bitmask.", vec![("ok", |t| &t.masks)])?)?;
+        let of = |name, help, series| TimingCollector::new(f.model(), name, help, Arc::clone(timings), series);
+        f.add_collector(of("hadron:grammar_compile_seconds", "Time to compile a grammar, by result; cached grammars are not observed.", vec![TimingSeries { result: "ok", histogram: |t| &t.compiled }, TimingSeries { result: "error", histogram: |t| &t.rejected }])?)?;
+        f.add_collector(of("hadron:grammar_mask_seconds", "Time to compute one grammar bitmask.", vec![TimingSeries { result: "ok", histogram: |t| &t.masks }])?)?;
         Ok(Self { masks_failed: f.counter("hadron:grammar_masks_failed_total", "Grammar bitmasks that could not be computed; their requests ended with an error.")?, masks_overdue: f.counter("hadron:grammar_masks_late_total", "Overdue grammar bitmasks: their steps did not wait, and the rows ran again in a later step.")? })
     }
 
@@ -31,8 +31,12 @@ impl GrammarMetrics {
     }
 }
 
-/// Value of the label `result`, and the histogram it shows.
-type TimingLabel = (&'static str, fn(&GrammarTimings) -> &DurationHistogram);
+/// Series of a collector.
+struct TimingSeries {
+    /// Value of the label `result`.
+    result: &'static str,
+    histogram: fn(&GrammarTimings) -> &DurationHistogram,
+}
 
 /// Collector of histograms stored in `GrammarTimings`.
 struct TimingCollector {
@@ -40,7 +44,7 @@ struct TimingCollector {
     help: &'static str,
     model: String,
     timings: Arc<GrammarTimings>,
-    children: Vec<TimingLabel>,
+    series: Vec<TimingSeries>,
 }
 
 impl TimingCollector {
@@ -48,23 +52,25 @@ impl TimingCollector {
         model: &str,
         name: &str,
         help: &'static str,
-        (timings, children): (Arc<GrammarTimings>, Vec<TimingLabel>),
+        timings: Arc<GrammarTimings>,
+        series: Vec<TimingSeries>,
     ) -> Result<Self, Error> {
         let labels = ["model_name", "engine", "result"].map(str::to_owned).to_vec();
         let desc = Desc::new(name.to_owned(), help.to_owned(), labels, HashMap::new())?;
-        Ok(Self { desc, help, model: model.to_owned(), timings, children })
+        Ok(Self { desc, help, model: model.to_owned(), timings, series })
     }
 
-    fn metric(&self, (result, of): &TimingLabel) -> Metric {
+    fn metric(&self, series: &TimingSeries) -> Metric {
         let pair = |(name, value): (&str, &str)| {
             let mut pair = LabelPair::default();
             pair.set_name(name.to_owned());
             pair.set_value(value.to_owned());
             pair
         };
-        let labels = [("engine", "0"), ("model_name", self.model.as_str()), ("result", *result)];
+        let labels =
+            [("engine", "0"), ("model_name", self.model.as_str()), ("result", series.result)];
         let mut metric = Metric::from_label(labels.map(pair).to_vec());
-        metric.set_histogram(histogram(of(&self.timings)));
+        metric.set_histogram(histogram((series.histogram)(&self.timings)));
         metric
     }
 }
@@ -79,7 +85,7 @@ impl Collector for TimingCollector {
         family.set_name(self.desc.fq_name.clone());
         family.set_help(self.help.to_owned());
         family.set_field_type(MetricType::HISTOGRAM);
-        family.set_metric(self.children.iter().map(|child| self.metric(child)).collect());
+        family.set_metric(self.series.iter().map(|series| self.metric(series)).collect());
         vec![family]
     }
 }

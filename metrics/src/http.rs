@@ -49,7 +49,7 @@ impl HttpMetrics {
             ignored_fields: ignored.with_label_values(&[f.model()]),
             rejections: REJECTION_REASONS.map(|reason| of(&rejections, reason)).into(),
             vllm_rejections: VLLM_REJECTION_REASONS.map(|reason| of(&vllm, reason)).into(),
-            tokenize: f.histograms("hadron:tokenize_seconds", "Time to process a request body: JSON parsing, chat template, tokenization, block hashes.", HistogramFamily::WorkSeconds, ("result", ["ok", "error"]))?,
+            tokenize: f.histograms("hadron:tokenize_seconds", "Time to process a request body: JSON parsing, chat template, tokenization, block hashes.", HistogramFamily::WorkSeconds, "result", ["ok", "error"])?,
             model: f.model().to_owned(),
             requests,
         })

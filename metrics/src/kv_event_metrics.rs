@@ -20,12 +20,12 @@ impl KvEventMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         let counters: Vec<(Vec<IntCounter>, PublisherCounterFn)> = vec![
-            (f.counter_of_replicas("hadron:kv_events_batches_total", "Batches of KV events published.", None)?, |counters| &counters.batches),
-            (f.counter_of_replicas("hadron:kv_events_published_total", "KV events published.", None)?, |counters| &counters.events),
-            (f.counter_of_replicas("hadron:kv_events_dropped_total", "Batches of KV events dropped because the queue was full.", None)?, |counters| &counters.dropped),
-            (f.counter_of_replicas("hadron:kv_events_replays_total", "Replays of KV events served.", None)?, |counters| &counters.replays),
-            (f.counter_of_replicas("hadron:kv_events_snapshots_total", "Snapshots of the prefix index published.", None)?, |counters| &counters.snapshots),
-            (f.counter_of_replicas("hadron:kv_events_replayed_total", "Batches of KV events and snapshots sent for replays.", None)?, |counters| &counters.replayed),
+            (f.counter_of_replicas("hadron:kv_events_batches_total", "Batches of KV events published.")?, |counters| &counters.batches),
+            (f.counter_of_replicas("hadron:kv_events_published_total", "KV events published.")?, |counters| &counters.events),
+            (f.counter_of_replicas("hadron:kv_events_dropped_total", "Batches of KV events dropped because the queue was full.")?, |counters| &counters.dropped),
+            (f.counter_of_replicas("hadron:kv_events_replays_total", "Replays of KV events served.")?, |counters| &counters.replays),
+            (f.counter_of_replicas("hadron:kv_events_snapshots_total", "Snapshots of the prefix index published.")?, |counters| &counters.snapshots),
+            (f.counter_of_replicas("hadron:kv_events_replayed_total", "Batches of KV events and snapshots sent for replays.")?, |counters| &counters.replayed),
         ];
         let queue_depth = f.gauge_of_replicas("hadron:kv_events_queue_depth", "Batches of KV events queued for publication.")?;
         let seq = f.gauge_of_replicas("hadron:kv_events_seq", "Sequence number of the last published batch of KV events; maximum over the replicas of a series.")?;

@@ -78,16 +78,14 @@ impl<'a> MetricRegistrar<'a> {
         Ok(self.add(family)?.with_label_values(&[self.model, "0"]))
     }
 
-    /// Registers a counter per replica, with one further label if `more` is set.
+    /// Registers a counter per replica.
     pub(super) fn counter_of_replicas(
         &self,
         name: &str,
         help: &str,
-        more: Option<(&str, &str)>,
     ) -> Result<Vec<IntCounter>, Error> {
-        let labels = Self::labels(more.map(|(label, _)| label));
-        let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
-        Ok(self.children(more, |values| family.with_label_values(values)))
+        let family = self.add(IntCounterVec::new(Opts::new(name, help), &Self::labels(None))?)?;
+        Ok(self.children(None, |values| family.with_label_values(values)))
     }
 
     /// Registers a counter per replica and label value; returns one vector per value.
@@ -100,9 +98,8 @@ impl<'a> MetricRegistrar<'a> {
     ) -> Result<[Vec<IntCounter>; N], Error> {
         let labels = Self::labels(Some(label));
         let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
-        Ok(values.map(|value| {
-            self.children(Some((label, value)), |values| family.with_label_values(values))
-        }))
+        Ok(values
+            .map(|value| self.children(Some(value), |values| family.with_label_values(values))))
     }
 
     /// Registers a counter per replica and value of a model-dependent label; returns one entry per value, in
@@ -117,7 +114,7 @@ impl<'a> MetricRegistrar<'a> {
         let labels = Self::labels(Some(label));
         let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
         let of = |value: &&str| {
-            self.children(Some((label, *value)), |values| family.with_label_values(values)).into()
+            self.children(Some(*value), |values| family.with_label_values(values)).into()
         };
         Ok(values.iter().map(of).collect())
     }
@@ -138,9 +135,8 @@ impl<'a> MetricRegistrar<'a> {
     ) -> Result<[Vec<Gauge>; N], Error> {
         let labels = Self::labels(Some(label));
         let family = self.add(GaugeVec::new(Opts::new(name, help), &labels)?)?;
-        Ok(values.map(|value| {
-            self.children(Some((label, value)), |values| family.with_label_values(values))
-        }))
+        Ok(values
+            .map(|value| self.children(Some(value), |values| family.with_label_values(values))))
     }
 
     /// Registers a gauge of the engine per value of one further label.
@@ -289,12 +285,12 @@ impl<'a> MetricRegistrar<'a> {
         name: &str,
         help: &str,
         family: HistogramFamily,
-        (label, values): (&str, [&str; N]),
+        label: &str,
+        values: [&str; N],
     ) -> Result<[PerEngine<Histogram>; N], Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
         let family = self.add(HistogramVec::new(opts, &Self::labels(Some(label)))?)?;
-        let of =
-            |value| self.children(Some((label, value)), |values| family.with_label_values(values));
+        let of = |value| self.children(Some(value), |values| family.with_label_values(values));
         Ok(values.map(|value| PerEngine(of(value))))
     }
 
@@ -324,7 +320,8 @@ impl<'a> MetricRegistrar<'a> {
         name: &str,
         help: &str,
         family: HistogramFamily,
-        (label, values): (&str, [&str; N]),
+        label: &str,
+        values: [&str; N],
     ) -> Result<[Histogram; N], Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
         let labels = ["model_name", "engine", label];
@@ -332,14 +329,14 @@ impl<'a> MetricRegistrar<'a> {
         Ok(values.map(|value| family.with_label_values(&[self.model, "0", value])))
     }
 
-    fn labels(more: Option<&str>) -> Vec<&str> {
-        ["model_name", "engine"].into_iter().chain(more).collect()
+    fn labels(additional: Option<&str>) -> Vec<&str> {
+        ["model_name", "engine"].into_iter().chain(additional).collect()
     }
 
-    fn children<T>(&self, more: Option<(&str, &str)>, child: impl Fn(&[&str]) -> T) -> Vec<T> {
+    /// Creates one child of a family per engine; `additional` is the value of a further label.
+    fn children<T>(&self, additional: Option<&str>, child: impl Fn(&[&str]) -> T) -> Vec<T> {
         let values = |engine: &'_ String| {
-            let more = more.map(|(_, value)| value);
-            let values: Vec<&str> = [self.model, engine].into_iter().chain(more).collect();
+            let values: Vec<&str> = [self.model, engine].into_iter().chain(additional).collect();
             child(&values)
         };
         self.engines.iter().map(values).collect()

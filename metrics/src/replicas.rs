@@ -30,12 +30,12 @@ impl ReplicaMetrics {
         let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by cache.", "source", ["local_cache_hit", "external_kv_transfer"])?;
         let [free, cached, used, reserved] = f.gauges_of_replicas("hadron:kv_blocks", "KV blocks by state: vacant (free), cached, used; reserved blocks are also counted as vacant or cached.", "state", ["vacant", "cached", "used", "reserved"])?;
         let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
-            (f.counter_of_replicas("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.", None)?, |s| s.prefix_queries_total),
-            (f.counter_of_replicas("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.", None)?, |s| s.prefix_hits_total),
-            (f.counter_of_replicas("vllm:num_preemptions_total", "Preempted requests.", None)?, |s| s.preemptions_total),
-            (f.counter_of_replicas("vllm:prompt_tokens_total", "Prompt tokens of scheduled requests.", None)?, |s| s.prompt_tokens_total),
-            (f.counter_of_replicas("vllm:prompt_tokens_cached_total", "Prompt tokens of scheduled requests that were found in the prefix cache.", None)?, |s| s.prompt_tokens_cached_total),
-            (f.counter_of_replicas("vllm:generation_tokens_total", "Generated tokens.", None)?, |s| s.generated_tokens_total),
+            (f.counter_of_replicas("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.")?, |s| s.prefix_queries_total),
+            (f.counter_of_replicas("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.")?, |s| s.prefix_hits_total),
+            (f.counter_of_replicas("vllm:num_preemptions_total", "Preempted requests.")?, |s| s.preemptions_total),
+            (f.counter_of_replicas("vllm:prompt_tokens_total", "Prompt tokens of scheduled requests.")?, |s| s.prompt_tokens_total),
+            (f.counter_of_replicas("vllm:prompt_tokens_cached_total", "Prompt tokens of scheduled requests that were found in the prefix cache.")?, |s| s.prompt_tokens_cached_total),
+            (f.counter_of_replicas("vllm:generation_tokens_total", "Generated tokens.")?, |s| s.generated_tokens_total),
             (computed, |s| s.prompt_tokens_total - s.prompt_tokens_cached_total),
             (hit, |s| s.prompt_tokens_cached_total),
             (cached_hit, |s| s.prompt_tokens_cached_total),
@@ -113,9 +113,9 @@ fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCoun
 #[rustfmt::skip] // A table.
 fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
     let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
-        (f.counter_of_replicas("vllm:spec_decode_num_drafts_total", "Drafts: rows with draft tokens.", None)?, |s| s.drafts_total.draft_rows),
-        (f.counter_of_replicas("vllm:spec_decode_num_draft_tokens_total", "Draft tokens.", None)?, |s| s.drafts_total.draft_tokens),
-        (f.counter_of_replicas("vllm:spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", None)?, |s| s.drafts_total.accepted_per_position.iter().sum()),
+        (f.counter_of_replicas("vllm:spec_decode_num_drafts_total", "Drafts: rows with draft tokens.")?, |s| s.drafts_total.draft_rows),
+        (f.counter_of_replicas("vllm:spec_decode_num_draft_tokens_total", "Draft tokens.")?, |s| s.drafts_total.draft_tokens),
+        (f.counter_of_replicas("vllm:spec_decode_num_accepted_tokens_total", "Accepted draft tokens.")?, |s| s.drafts_total.accepted_per_position.iter().sum()),
     ];
     let positions = usize::from(drafts).clamp(1, DRAFT_TOKENS_MAX);
     let names: Vec<String> = (0..positions).map(|position| position.to_string()).collect();

@@ -57,7 +57,7 @@ impl RequestMetrics {
             preemptions: f.histogram_of_replicas("vllm:request_num_preemptions", "Preemptions of a request.", Preemptions)?,
             computed_tokens: f.histogram_of_replicas("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the prefix cache.", Tokens)?,
             finished: f.counters_of_replicas("vllm:request_success_total", "Finished requests, by reason.", "finished_reason", FINISH_REASONS)?.map(PerEngine::from),
-            corrupted: f.counter_of_replicas("vllm:corrupted_requests_total", "Requests with NaN or infinite logits.", None)?.into(),
+            corrupted: f.counter_of_replicas("vllm:corrupted_requests_total", "Requests with NaN or infinite logits.")?.into(),
         })
     }
 

@@ -47,13 +47,13 @@ impl StepMetrics {
     #[rustfmt::skip] // A table.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         Ok(Self {
-            phases: f.histograms_of_replicas("hadron:step_seconds", "Duration of each phase of a step.", HistogramFamily::StepSeconds, ("phase", PHASES))?,
-            rows: f.histograms_of_replicas("hadron:step_rows", "Rows of a step, by kind.", HistogramFamily::StepRows, ("kind", ["decode", "prefill"]))?,
+            phases: f.histograms_of_replicas("hadron:step_seconds", "Duration of each phase of a step.", HistogramFamily::StepSeconds, "phase", PHASES)?,
+            rows: f.histograms_of_replicas("hadron:step_rows", "Rows of a step, by kind.", HistogramFamily::StepRows, "kind", ["decode", "prefill"])?,
             tokens: f.histogram_of_replicas("vllm:iteration_tokens_total", "Tokens of a step: prompt tokens and generated tokens.", HistogramFamily::IterationTokens)?,
             cpu: f.seconds("hadron:scheduler_cpu_seconds_total", "CPU time of the scheduler thread.")?,
             idle: f.seconds("hadron:scheduler_idle_seconds_total", "Time that the scheduler thread was idle.")?,
-            replays: f.counter_of_replicas("hadron:graph_replays_total", "Steps that replayed a captured graph.", None)?.into(),
-            eager: f.counter_of_replicas("hadron:eager_steps_total", "Eager steps, which replay no captured graph.", None)?.into(),
+            replays: f.counter_of_replicas("hadron:graph_replays_total", "Steps that replayed a captured graph.")?.into(),
+            eager: f.counter_of_replicas("hadron:eager_steps_total", "Eager steps, which replay no captured graph.")?.into(),
             throughput: (0..f.replicas()).map(|_| AtomicU64::new(0)).collect(),
             ring: StepRing::default(),
         })

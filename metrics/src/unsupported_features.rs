@@ -18,7 +18,7 @@ impl UnsupportedFeatureMetrics {
             ("vllm:mm_cache_queries_total", "Multi-modal inputs looked up in a cache: not supported, always 0."),
             ("vllm:mm_cache_hits_total", "Multi-modal inputs found in a cache: not supported, always 0."),
         ] {
-            f.counter_of_replicas(name, help, None)?;
+            f.counter_of_replicas(name, help)?;
         }
         let [awake, _, _] = f.gauges_of_replicas("vllm:engine_sleep_state", "1 for the sleep state of the engine; always awake.", "sleep_state", ["awake", "weights_offloaded", "discard_all"])?;
         for gauge in &awake {

@@ -4,10 +4,17 @@ use super::backlog::{CoalescedChanges, EventBacklog};
 use protocol::{BlockHash, ExtraKey, KvEvent, Token};
 use std::collections::HashMap;
 
+/// Block hash and KV cache group, which identify a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct BlockHashWithGroupId {
+    pub(super) group_id: u8,
+    pub(super) hash: BlockHash,
+}
+
 /// Set of blocks known to a subscriber that has missed no event.
 #[derive(Debug, Default)]
 pub struct AnnouncedBlocks {
-    blocks: HashMap<(u8, BlockHash), AnnouncedBlock>,
+    blocks: HashMap<BlockHashWithGroupId, AnnouncedBlock>,
     /// Number of blocks stored so far; orders blocks so that parents precede children.
     stored: u64,
     stores_token_ids: bool,
@@ -66,13 +73,13 @@ impl AnnouncedBlocks {
         match event {
             KvEvent::Cleared => self.blocks.clear(),
             KvEvent::Removed { hashes, group } => {
-                for hash in hashes {
-                    self.blocks.remove(&(*group, *hash));
+                for &hash in hashes {
+                    self.blocks.remove(&BlockHashWithGroupId { group_id: *group, hash });
                 }
             }
             KvEvent::Stored { group, .. } => {
                 for (hash, block) in AnnouncedBlock::blocks_of(event, self.stored) {
-                    self.store((*group, hash), block);
+                    self.store(BlockHashWithGroupId { group_id: *group, hash }, block);
                 }
             }
         }
@@ -92,7 +99,7 @@ impl AnnouncedBlocks {
         }
     }
 
-    fn store(&mut self, key: (u8, BlockHash), mut block: AnnouncedBlock) {
+    fn store(&mut self, key: BlockHashWithGroupId, mut block: AnnouncedBlock) {
         self.stored = block.order + 1;
         if !self.stores_token_ids {
             block.tokens = Box::default();
@@ -116,10 +123,10 @@ impl AnnouncedBlocks {
             self.blocks.iter().map(|(key, block)| (block.order, key, block)).collect();
         blocks.sort_unstable_by_key(|(order, ..)| *order);
         let mut events = vec![KvEvent::Cleared];
-        for (_, &(in_group, hash), block) in blocks {
+        for (_, &BlockHashWithGroupId { group_id, hash }, block) in blocks {
             if let Some(KvEvent::Stored { hashes, tokens, extra_keys, group, .. }) =
                 events.last_mut()
-                && *group == in_group
+                && *group == group_id
                 && hashes.last().copied() == block.parent
             {
                 hashes.push(hash);
@@ -132,7 +139,7 @@ impl AnnouncedBlocks {
                 parent: block.parent,
                 tokens: block.tokens.to_vec(),
                 extra_keys: vec![block.extra.clone()],
-                group: in_group,
+                group: group_id,
             });
         }
         events

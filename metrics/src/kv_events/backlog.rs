@@ -4,8 +4,8 @@
 //! blocks that were removed since, and cached blocks that were not announced. A step only adds its own
 //! events, so its cost does not depend on the number of cached blocks.
 
-use super::announced_blocks::AnnouncedBlock;
-use protocol::{BlockHash, KvEvent};
+use super::announced_blocks::{AnnouncedBlock, BlockHashWithGroupId};
+use protocol::KvEvent;
 use std::collections::HashMap;
 
 /// Difference between the announced and the cached blocks.
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 pub struct EventBacklog {
     /// Whether a clear precedes all other changes.
     cleared: bool,
-    blocks: HashMap<(u8, BlockHash), BacklogEntry>,
+    blocks: HashMap<BlockHashWithGroupId, BacklogEntry>,
     /// Memory usage of the stored blocks, in bytes.
     bytes: u64,
     /// Number of changes so far; gives their order.
@@ -35,9 +35,9 @@ pub(super) struct CoalescedChanges {
     /// Whether a clear comes first.
     pub(super) cleared: bool,
     /// Removed blocks.
-    pub(super) removed: Vec<(u8, BlockHash)>,
+    pub(super) removed: Vec<BlockHashWithGroupId>,
     /// Stored blocks.
-    pub(super) stored: Vec<((u8, BlockHash), AnnouncedBlock)>,
+    pub(super) stored: Vec<(BlockHashWithGroupId, AnnouncedBlock)>,
 }
 
 impl EventBacklog {
@@ -57,15 +57,16 @@ impl EventBacklog {
                 self.bytes = 0;
             }
             KvEvent::Removed { hashes, group } => {
-                for hash in hashes {
-                    self.remove((*group, *hash));
+                for &hash in hashes {
+                    self.remove(BlockHashWithGroupId { group_id: *group, hash });
                 }
             }
             KvEvent::Stored { group, .. } => {
                 for (hash, block) in AnnouncedBlock::blocks_of(event, self.changes) {
                     self.changes = block.order + 1;
                     self.bytes += block.bytes();
-                    let entry = self.blocks.entry((*group, hash)).or_default();
+                    let key = BlockHashWithGroupId { group_id: *group, hash };
+                    let entry = self.blocks.entry(key).or_default();
                     let previous = entry.stored.replace(Box::new(block));
                     self.bytes -= previous.map_or(0, |block| block.bytes());
                 }
@@ -73,7 +74,7 @@ impl EventBacklog {
         }
     }
 
-    fn remove(&mut self, key: (u8, BlockHash)) {
+    fn remove(&mut self, key: BlockHashWithGroupId) {
         let order = self.changes;
         self.changes += 1;
         let entry = self.blocks.entry(key).or_default();
@@ -88,7 +89,7 @@ impl EventBacklog {
 
     /// Memory usage in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        let entry_bytes = size_of::<((u8, BlockHash), BacklogEntry)>();
+        let entry_bytes = size_of::<(BlockHashWithGroupId, BacklogEntry)>();
         self.bytes + (self.blocks.capacity() * entry_bytes) as u64
     }
 
@@ -119,6 +120,7 @@ impl EventBacklog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use protocol::BlockHash;
 
     fn stored(parent: Option<u64>, hashes: &[u64]) -> KvEvent {
         KvEvent::Stored {
@@ -145,8 +147,8 @@ mod tests {
         }
         let CoalescedChanges { cleared, removed, stored } = backlog.coalesce();
         let parent = |block: &AnnouncedBlock| block.parent.map(|parent| parent.0);
-        let stored = stored.iter().map(|((_, hash), block)| (hash.0, parent(block))).collect();
-        (cleared, removed.iter().map(|(_, hash)| hash.0).collect(), stored)
+        let stored = stored.iter().map(|(key, block)| (key.hash.0, parent(block))).collect();
+        (cleared, removed.iter().map(|key| key.hash.0).collect(), stored)
     }
 
     #[test]

@@ -3,8 +3,15 @@
 use super::decode::{BlockRemoved, BlockStored, DecodedKvEvent, ExternalBlockHash};
 use std::collections::HashMap;
 
-/// Storage medium, KV cache group and hash of a block.
-type SubscriberBlockKey = (Option<String>, u32, ExternalBlockHash);
+/// Identity of a block.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct SubscriberBlockKey {
+    /// Storage medium.
+    medium: Option<String>,
+    /// KV cache group.
+    group_idx: u32,
+    hash: ExternalBlockHash,
+}
 
 /// Blocks that have been stored and not removed by events.
 #[derive(Debug, Clone, Default)]
@@ -90,7 +97,7 @@ impl SubscriberBlocks {
 
     /// Hashes of the set, in no particular order.
     pub fn hashes(&self) -> impl Iterator<Item = &ExternalBlockHash> {
-        self.blocks.keys().map(|(_, _, hash)| hash)
+        self.blocks.keys().map(|key| &key.hash)
     }
 
     fn store(&mut self, stored: &BlockStored, violations: &mut Vec<KvEventViolation>) {
@@ -99,8 +106,10 @@ impl SubscriberBlocks {
             let block_size = stored.block_size;
             violations.push(KvEventViolation::TokenCount { blocks, block_size, tokens });
         }
-        let key = |hash: &ExternalBlockHash| {
-            (stored.medium.clone(), stored.group_idx.unwrap_or(0), hash.clone())
+        let key = |hash: &ExternalBlockHash| SubscriberBlockKey {
+            medium: stored.medium.clone(),
+            group_idx: stored.group_idx.unwrap_or(0),
+            hash: hash.clone(),
         };
         let mut parent = stored.parent_block_hash.clone();
         for hash in &stored.block_hashes {
@@ -125,8 +134,10 @@ impl SubscriberBlocks {
     }
 
     fn remove(&mut self, removed: &BlockRemoved, violations: &mut Vec<KvEventViolation>) {
-        let key = |hash: &ExternalBlockHash| {
-            (removed.medium.clone(), removed.group_idx.unwrap_or(0), hash.clone())
+        let key = |hash: &ExternalBlockHash| SubscriberBlockKey {
+            medium: removed.medium.clone(),
+            group_idx: removed.group_idx.unwrap_or(0),
+            hash: hash.clone(),
         };
         for hash in &removed.block_hashes {
             let Some(block) = self.blocks.remove(&key(hash)) else {
