@@ -78,7 +78,7 @@ impl ExecutorLifecycleMetrics {
             let part = match *name {
                 "join the other ranks" => comm,
                 "allocate the KV cache" => kv,
-                "compile kernels" | "warm up" | "capture steps" => graphs,
+                "compile kernels" | "warm up" | "capture graphs" => graphs,
                 _ => load,
             };
             part.add(took.as_secs_f64());

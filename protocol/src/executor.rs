@@ -174,7 +174,7 @@ impl StartupPhase {
             Self::Compile => "compile kernels",
             Self::Load => "load weights",
             Self::WarmUp => "warm up",
-            Self::Capture => "capture steps",
+            Self::Capture => "capture graphs",
             Self::Join => "join the other ranks",
         }
     }

@@ -36,7 +36,7 @@ impl CollectorConnector {
                     match address.connect() {
                         Ok(stream) => break stream,
                         Err(error) => {
-                            tracing::debug!(%error, "KV events: the collector is not reachable")
+                            tracing::debug!(%error, "KV events: the collector is not reachable");
                         }
                     }
                     if requests_rx.try_recv() == Err(TryRecvError::Disconnected) {
