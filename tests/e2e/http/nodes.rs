@@ -274,7 +274,7 @@ fn heartbeat_timeout_disconnects_both_nodes() {
     // A stopped node is equivalent to a partition; its executor still runs and must not continue alone.
     let executor = one.executor();
     one.signal("STOP");
-    zero.wait_for_log("no sign of life for 5 s");
+    zero.wait_for_log("no heartbeat for 5 s");
     wait_until(TIMEOUT, "the end of its executor", || !is_running(executor));
     assert!(is_ready(at));
     assert_eq!(complete_text(at, 20), short, "on node 0");
@@ -285,7 +285,7 @@ fn heartbeat_timeout_disconnects_both_nodes() {
     assert_eq!(complete_on_replica(at, 1, 20), short, "once it is back");
     zero.signal("STOP");
     assert_eq!(again.exits().code(), Some(3), "{}", again.log());
-    again.wait_for_log("no sign of life for 5 s");
+    again.wait_for_log("no heartbeat for 5 s");
     zero.signal("CONT");
     // After its scheduler was paused, node 0 reports unready until it has checked its executors.
     wait_until(TIMEOUT, "node 0", || is_ready(at));
