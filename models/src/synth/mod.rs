@@ -5,6 +5,6 @@ mod tokenizer;
 mod values;
 mod write;
 
-pub(crate) use values::DraftVocab;
+pub(crate) use values::SynthDraftVocab;
 pub use values::{SynthValues, ValueGenerator};
 pub use write::{SynthDType, SynthError, SynthOptions, write};

@@ -20,7 +20,7 @@ pub enum SynthValues {
     Bias,
     /// `1 + k / 128` with `k` from −8 to 7.
     Norm,
-    /// Integers: offsets from draft ids to target ids, spread evenly over the vocabulary, see [`DraftVocab`].
+    /// Integers: offsets from draft ids to target ids, spread evenly over the vocabulary, see [`SynthDraftVocab`].
     Offsets,
     /// Scales of an fp8 linear layer with elements `x` rounded to e4m3: `2^(e − 1)` to `2^(e + 2)`.
     Scale,
@@ -77,14 +77,14 @@ impl ValueGenerator {
 
 /// Draft vocabulary with draft ids spread evenly over the target ids.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DraftVocab {
+pub(crate) struct SynthDraftVocab {
     /// Number of draft ids.
     pub(crate) draft_ids: usize,
     /// Number of target ids.
     pub(crate) target_ids: usize,
 }
 
-impl DraftVocab {
+impl SynthDraftVocab {
     /// Offset from draft id `i` to its target id.
     pub(crate) fn offset(self, i: u64) -> i64 {
         (i * self.target_ids as u64 / self.draft_ids.max(1) as u64 - i) as i64

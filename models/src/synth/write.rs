@@ -1,7 +1,7 @@
 //! Writer of synthetic checkpoints that this loader and `from_pretrained` of transformers can read.
 
 use super::tokenizer::SynthTokenizer;
-use super::values::{DraftVocab, SynthValues, ValueGenerator};
+use super::values::{SynthDraftVocab, SynthValues, ValueGenerator};
 use crate::config::CheckpointDType;
 use crate::weight_table::{TensorSpec, mtp_copies, tensors};
 use crate::{ModelConfig, ModelConfigError};
@@ -153,9 +153,9 @@ enum SynthElement {
     F16,
     E4m3,
     /// Offsets from draft ids to target ids.
-    Offsets(DraftVocab),
+    Offsets(SynthDraftVocab),
     /// Flag per target id: whether it is the target of a draft id.
-    DraftableFlags(DraftVocab),
+    DraftableFlags(SynthDraftVocab),
 }
 
 /// All tensors of a checkpoint, including the copies in MTP modules.
@@ -163,7 +163,7 @@ fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor>
     let mut specs = tensors(config);
     specs.retain(|spec| !spec.optional);
     let flags = specs.iter().find(|spec| spec.values == SynthValues::Offsets).map(|spec| {
-        let draft_vocab = DraftVocab { draft_ids: spec.elements(), target_ids: config.vocab };
+        let draft_vocab = SynthDraftVocab { draft_ids: spec.elements(), target_ids: config.vocab };
         let element = SynthElement::DraftableFlags(draft_vocab);
         let generator = ValueGenerator::new(TARGET_TO_DRAFT, options.seed, SynthValues::Offsets, 1);
         SynthTensor {
@@ -201,7 +201,7 @@ fn stored(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> Vec<SynthT
     }
     let element = match options.dtype {
         _ if spec.values == SynthValues::Offsets => {
-            SynthElement::Offsets(DraftVocab { draft_ids: spec.elements(), target_ids: vocab })
+            SynthElement::Offsets(SynthDraftVocab { draft_ids: spec.elements(), target_ids: vocab })
         }
         SynthDType::F32 => SynthElement::F32,
         SynthDType::BF16 => SynthElement::BF16,

@@ -7,7 +7,7 @@ use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
 use super::tensor_plan::{LocatedWeight, locate};
 use crate::sharding::WeightSlice;
-use crate::synth::{DraftVocab, SynthValues, ValueGenerator};
+use crate::synth::{SynthDraftVocab, SynthValues, ValueGenerator};
 use crate::weight_table::{MIDLAYER, TensorSpec};
 use crate::{ModelConfig, ModelLoadError, TensorFault};
 use half::bf16;
@@ -97,7 +97,7 @@ impl WeightSource {
     ) -> Result<Vec<i64>, ModelLoadError> {
         let count = spec.elements();
         let Self::Files { checkpoint, located } = self else {
-            let draft_vocab = DraftVocab { draft_ids: count, target_ids: ids };
+            let draft_vocab = SynthDraftVocab { draft_ids: count, target_ids: ids };
             return Ok((0..count as u64).map(|i| draft_vocab.offset(i)).collect());
         };
         let location = located.get(&spec.name);
