@@ -66,13 +66,14 @@ struct CivilDate {
 impl CivilDate {
     fn new(seconds: i64) -> Self {
         let days = seconds.div_euclid(86_400);
-        let (year, month, day) = civil(days);
-        let first = (0..366).find(|days_back| civil(days - days_back) == (year, 1, 1)).unwrap_or(0);
+        let YearMonthDay { year, month, day } = year_month_day(days);
+        let new_year = YearMonthDay { year, month: 1, day: 1 };
+        let first = (0..366).find(|days_back| year_month_day(days - days_back) == new_year);
         Self {
             year,
             month,
             day,
-            year_day: first + 1,
+            year_day: first.unwrap_or(0) + 1,
             week_day: (days + 4).rem_euclid(7) as usize, // 1970-01-01 was a Thursday.
             second: seconds.rem_euclid(86_400),
         }
@@ -130,8 +131,16 @@ impl CivilDate {
     }
 }
 
-/// Converts days since 1970-01-01 to year, month and day.
-fn civil(days: i64) -> (i64, usize, i64) {
+/// Year, month and day of the proleptic Gregorian calendar; months and days from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct YearMonthDay {
+    year: i64,
+    month: usize,
+    day: i64,
+}
+
+/// Converts days since 1970-01-01 to a date.
+fn year_month_day(days: i64) -> YearMonthDay {
     let shifted = days + 719_468; // Days since 0000-03-01.
     let era = shifted.div_euclid(146_097);
     let of_era = shifted.rem_euclid(146_097);
@@ -140,7 +149,8 @@ fn civil(days: i64) -> (i64, usize, i64) {
     let shifted_month = (5 * of_year + 2) / 153; // Month counted from March.
     let day = of_year - (153 * shifted_month + 2) / 5 + 1;
     let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    (year + era * 400 + i64::from(month <= 2), month as usize, day)
+    let year = year + era * 400 + i64::from(month <= 2);
+    YearMonthDay { year, month: month as usize, day }
 }
 
 #[cfg(test)]
