@@ -2,10 +2,10 @@
 //!
 //! `UPDATE_EXPECT=1 cargo test --test tidy models_page` writes the page.
 
+use expect_test::expect_file;
 use models::ModelArchitecture;
 use models::support::{ArchitectureSupport, AttentionKind};
 use std::fmt::Write as _;
-use std::path::Path;
 
 const INTRODUCTION: &str = "# Models
 
@@ -102,13 +102,7 @@ fn page() -> String {
 
 #[test]
 fn models_page_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/models.md");
-    let page = page();
-    if std::env::var_os("UPDATE_EXPECT").is_some() {
-        std::fs::write(&path, &page).unwrap();
-    }
-    let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(committed, page, "UPDATE_EXPECT=1 cargo test --test tidy models_page writes it");
+    expect_file!["../../docs/models.md"].assert_eq(&page());
 }
 
 #[test]
