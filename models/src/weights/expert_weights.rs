@@ -22,7 +22,7 @@ pub(super) struct ExpertMatrices<'a> {
 
 impl Weights<'_> {
     /// Loads this rank's experts of layer `layer`: `experts.{e}.{gate,up}_proj` stacked, and
-    /// `experts.{e}.down_proj`. If [`Weights::can_fuse_shared`] and the device allow it, `shared_experts` are
+    /// `experts.{e}.down_proj`. If `Weights::can_fuse_shared` and the device allow it, `shared_experts` are
     /// fused after them, and are also packed as an MLP of their own if the device cannot compute fused shared
     /// experts separately.
     pub fn experts(&self, layer: usize, moe: &MoeConfig) -> Result<PackedExperts, ModelLoadError> {
