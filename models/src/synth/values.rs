@@ -20,7 +20,7 @@ pub enum SynthValues {
     Bias,
     /// `1 + k / 128` with `k` from −8 to 7.
     Norm,
-    /// Integers: offsets from draft ids to target ids, spread evenly over the vocabulary, see [`SynthDraftVocab`].
+    /// Integers: offsets from draft ids to target ids, spread evenly over the vocabulary, see `SynthDraftVocab`.
     Offsets,
     /// Scales of an fp8 linear layer with elements `x` rounded to e4m3: `2^(e − 1)` to `2^(e + 2)`.
     Scale,
