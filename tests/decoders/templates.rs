@@ -18,7 +18,7 @@ fn tokenizer() -> &'static Tokenizer {
 }
 
 /// Whether a namespace is assigned into itself. Rendering one aborts the process, which `catch_unwind` cannot
-/// prevent: `docs/lessons/library_calls_that_look_harmless.md`.
+/// prevent: `docs/lessons/panics_while_formatting_library_results.md`.
 fn contains_itself(text: &str) -> bool {
     let tags = text.split("{%").skip(1);
     let mut sets =
