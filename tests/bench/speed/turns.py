@@ -213,7 +213,7 @@ def main():
     commits = {side: json.loads((build / "about.json").read_text()) for side, build in builds.items()}
     lines, worse = judged(rounds, arguments.within)
     page = "\n".join([
-        f"{time.strftime('%Y-%m-%d')}, {about_machine(arguments.kind)}; {len(rounds)} rounds in turn; "
+        f"{time.strftime('%Y-%m-%d')}, {about_machine(arguments.kind)}; {len(rounds)} alternating rounds; "
         + "; ".join(f"{side}: {about['commit']} ({about['profile']})" for side, about in commits.items()), "",
         "| figure | unit | old | new | new / old | range | better |", "|---|---|---:|---:|---:|---:|---|", *lines])
     print(page)

@@ -66,8 +66,8 @@ impl KillDrillReport {
     pub(super) fn check(&self) {
         let answers = total_results(self.server_runs());
         let wrong = (answers.failed, answers.wrong_tokens, answers.hung);
-        assert_eq!(wrong, (0, 0, 0), "lost, changed, hung: {:#?}", answers.descriptions);
-        assert!(answers.correct > 0, "nobody has asked");
+        assert_eq!(wrong, (0, 0, 0), "failed, wrong tokens, hung: {:#?}", answers.descriptions);
+        assert!(answers.correct > 0, "no request was answered");
         let orphans =
             self.server_runs().map(|life| life.orphans_exited_after).max().unwrap_or_default();
         assert!(orphans <= ORPHAN_TIME_MAX, "an executor outlived its server by {orphans:?}");
@@ -118,13 +118,13 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, lives: &[&ServerRun]) -> fmt::Res
 impl fmt::Display for KillDrillReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let each = |what: &str| format!("{what} p50 | p99 | max |");
-        let times = ["killed: seen", "stopped: seen", "back"].map(each).join(" ");
+        let times = ["kill to detection", "stop to detection", "recovery"].map(each).join(" ");
         writeln!(f, "{:.0} s, times in ms:", self.duration.as_secs_f64())?;
         write!(
             f,
-            "| world | servers | kills | stops | answers | tokens | lost | changed | hung | "
+            "| topology | servers | kills | stops | answers | tokens | failed | wrong tokens | hung | "
         )?;
-        writeln!(f, "{times} last executor after its server |")?;
+        writeln!(f, "{times} last executor exit after its server |")?;
         writeln!(f, "|---|{}", "--:|".repeat(18))?;
         for (world, lives) in &self.by_topology {
             row(f, world.name(), &lives.iter().collect::<Vec<_>>())?;
