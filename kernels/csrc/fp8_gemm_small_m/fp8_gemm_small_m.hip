@@ -22,7 +22,7 @@
 // halves.
 // Dynamic shared memory: see share.h or strips.h.
 //
-// Roofline: N K bytes over memory bandwidth; see KERNELS.md for measured numbers.
+// Roofline: N K bytes over memory bandwidth. Measured: tests/bench/results/h200/kernels.md.
 #include "dev.h"
 #ifndef NORM
 #  define NORM 0

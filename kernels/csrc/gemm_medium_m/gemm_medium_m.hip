@@ -21,7 +21,7 @@
 // half of that if GATED.
 // Dynamic shared memory: see `divide` (gemm_medium_m/ring.h), for at least two stages.
 //
-// Roofline: N K 2 bytes over memory bandwidth; see KERNELS.md for measured numbers.
+// Roofline: N K 2 bytes over memory bandwidth. Measured: tests/bench/results/h200/kernels.md.
 #include "dev.h"
 #include "dev/strip.h"
 #ifndef GATED
