@@ -9,29 +9,29 @@ namespace emu {
 __thread Lane* self;
 
 // Offset of dynamic shared memory from a multiple of 1024: the minimum alignment that kernels may rely on.
-static const size_t BEHIND_1024 = 16;
+static const size_t DYNAMIC_OFFSET = 16;
 
 static Thread& running() { return *static_cast<Thread*>(self); }
-void meet_wave(u32 site, Combine combine, Exchange& e) { running().block->meet_wave(site, combine, e); }
-void meet_block() { running().block->meet_block(); }
+void wave_sync(u32 site, Combine combine, Exchange& e) { running().block->wave_sync(site, combine, e); }
+void block_sync() { running().block->block_sync(); }
 void pause() { running().block->pause(); }
-void moved() { running().block->moved(); }
+void note_progress() { running().block->note_progress(); }
 void cluster_arrive(u32 size) {
     Thread& me = running();
-    Seat& mine = me.block->seat(size, me.bid->x % size);
+    ClusterBlockState& mine = me.block->cluster_state(size, me.bid->x % size);
     mine.dynamic.store(me.dynamic, std::memory_order_relaxed);
     released(&mine); // ThreadSanitizer does not instrument this library, so atomics here order nothing for it.
     mine.arrived.fetch_add(1, std::memory_order_acq_rel);
 }
 void cluster_wait(u32 size) {
     for (u32 rank = 0; rank < size; ++rank) {
-        Seat& seat = running().block->seat(size, rank);
-        while (seat.arrived.load(std::memory_order_acquire) < running().bdim) pause();
-        acquired(&seat);
+        ClusterBlockState& cluster_state = running().block->cluster_state(size, rank);
+        while (cluster_state.arrived.load(std::memory_order_acquire) < running().bdim) pause();
+        acquired(&cluster_state);
     }
 }
 u8* peer_dynamic(u32 size, u32 rank) {
-    return running().block->seat(size, rank).dynamic.load(std::memory_order_relaxed);
+    return running().block->cluster_state(size, rank).dynamic.load(std::memory_order_relaxed);
 }
 void* shared_array(const void* key, size_t bytes, size_t alignment) {
     return running().block->shared_array(key, bytes, alignment);
@@ -74,13 +74,13 @@ void Block::begin(const Grid& g, u64 index) {
     // Exactly the requested number of bytes, so that AddressSanitizer detects the first byte out of bounds.
     // Every block has the same offset from a multiple of 1024, because blocks of a cluster address each
     // other's memory by offsets from the start.
-    if (dynamic_bytes != g.launch->shared_bytes || !room) {
+    if (dynamic_bytes != g.launch->shared_bytes || !dynamic_memory) {
         dynamic_bytes = g.launch->shared_bytes;
         void* fresh = nullptr;
-        if (posix_memalign(&fresh, 1024, BEHIND_1024 + dynamic_bytes)) abort();
-        room.reset((u8*)fresh);
+        if (posix_memalign(&fresh, 1024, DYNAMIC_OFFSET + dynamic_bytes)) abort();
+        dynamic_memory.reset((u8*)fresh);
     }
-    u8* dynamic = room.get() + BEHIND_1024;
+    u8* dynamic = dynamic_memory.get() + DYNAMIC_OFFSET;
     memset(dynamic, 0xff, dynamic_bytes);
     for (u32 w = 0; w < wave_count; ++w) {
         WaveRun& wave = *waves[w];
@@ -89,8 +89,8 @@ void Block::begin(const Grid& g, u64 index) {
         wave.arrived = 0;
         memset(wave.states, (int)State::READY, sizeof wave.states);
         if (wave.lanes < g.wave) memset((void*)wave.exchange, 0xff, sizeof wave.exchange);
-        const bool back = order == Order::LAST_AHEAD;
-        for (u32 i = 0; i < wave.lanes; ++i) wave.order[i] = (u8)(back ? wave.lanes - 1 - i : i);
+        const bool reversed = order == Order::LAST_AHEAD;
+        for (u32 i = 0; i < wave.lanes; ++i) wave.order[i] = (u8)(reversed ? wave.lanes - 1 - i : i);
         arrange(wave);
     }
     for (u32 i = 0; i < count; ++i) {
@@ -169,7 +169,7 @@ void Block::thread_main() {
     }
 }
 
-void Block::meet_wave(u32 site, Combine combine, Exchange& e) {
+void Block::wave_sync(u32 site, Combine combine, Exchange& e) {
     Thread& me = current();
     WaveRun& w = wave_of(me);
     if (w.arrived == 0) w.site = site;
@@ -201,7 +201,7 @@ void Block::wait(State state) {
     leave(me, next_ready(w, w.position + 1), false);
 }
 
-void Block::meet_block() {
+void Block::block_sync() {
     // Alternates between the orders of two barriers: a wave at the next barrier must not be taken for one at
     // this barrier.
     void* order = barrier_orders + (current().barriers++ & 1);
@@ -213,11 +213,11 @@ void Block::meet_block() {
 void Block::pause() { wait(State::PAUSED); }
 
 // Cluster state of block `rank` of the cluster of this block.
-Seat& Block::seat(u32 size, u32 rank) {
+ClusterBlockState& Block::cluster_state(u32 size, u32 rank) {
     const Dim& grid_size = grid.launch->grid;
     if (grid_size.x % size != 0) broken("clusters do not divide the grid");
     const u64 row = (u64)bid.z * grid_size.y + bid.y;
-    return grid.seats[row * grid_size.x + bid.x / size * size + rank];
+    return grid.cluster_states[row * grid_size.x + bid.x / size * size + rank];
 }
 
 void* Block::shared_array(const void* key, size_t bytes, size_t alignment) {

@@ -23,7 +23,7 @@ enum class Order : u8 {
 };
 
 // Cluster state of a block: number of threads that have arrived, and its dynamic shared memory.
-struct Seat { std::atomic<u32> arrived{0}; std::atomic<u8*> dynamic{nullptr}; };
+struct ClusterBlockState { std::atomic<u32> arrived{0}; std::atomic<u8*> dynamic{nullptr}; };
 
 // State shared by all blocks of a launch.
 struct Grid {
@@ -33,8 +33,8 @@ struct Grid {
     void* args;
     const char* name;
     u64 seed;               // seed % 4 is the Order; seeds >= 4 also shuffle lanes
-    Seat* seats;            // one per block
-    std::atomic<u64>* moves;  // number of block ends and barrier completions so far
+    ClusterBlockState* cluster_states;  // one per block
+    std::atomic<u64>* progress;  // number of block ends and barrier completions so far
 };
 
 struct Block;
@@ -61,11 +61,11 @@ struct Block {
     // Runs until all threads are done, or all remaining threads wait for other blocks, or a rule is violated.
     Outcome run();
 
-    void meet_wave(u32 site, Combine combine, Exchange& e);
-    void meet_block();
+    void wave_sync(u32 site, Combine combine, Exchange& e);
+    void block_sync();
     void pause();
-    void moved() { grid.moves->fetch_add(1, std::memory_order_relaxed); }
-    Seat& seat(u32 size, u32 rank);
+    void note_progress() { grid.progress->fetch_add(1, std::memory_order_relaxed); }
+    ClusterBlockState& cluster_state(u32 size, u32 rank);
     void* shared_array(const void* key, size_t bytes, size_t alignment);
     [[noreturn]] void broken(const char* rule);
     void thread_main();
@@ -101,7 +101,7 @@ private:
     std::vector<Thread> threads;
     std::vector<std::unique_ptr<WaveRun>> waves;
     std::vector<Array> arrays;
-    std::unique_ptr<u8, Free> room;  // allocation of dynamic shared memory
+    std::unique_ptr<u8, Free> dynamic_memory;  // allocation of dynamic shared memory
     size_t dynamic_bytes = 0;
     char barrier_orders[2];
     Fiber host;

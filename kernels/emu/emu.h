@@ -27,7 +27,7 @@ template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
     u32 bits;
     memcpy(&bits, &v, 4);
     exchange().word[lane] = bits;
-    Exchange& e = meet(site, [](Exchange& all) {
+    Exchange& e = wave_collective(site, [](Exchange& all) {
         T values[WARP_SIZE];
         for (u32 i = 0; i < WARP_SIZE; ++i) {
             const u32 word = (u32)all.word[i];
@@ -53,7 +53,7 @@ template <class Layout, u32 M, u32 N, u32 K, class T> void tile_product(float* c
     for (u32 i = 0; i < Layout::NA; ++i) mine.a[Layout::a_row(i) * K + Layout::a_k(i)] = f32(a[i]);
     for (u32 i = 0; i < Layout::NB; ++i) mine.b[Layout::b_k(i) * N + Layout::b_col(i)] = f32(b[i]);
     for (u32 i = 0; i < Layout::NC; ++i) mine.c[Layout::c_row(i) * N + Layout::c_col(i)] = c[i];
-    Exchange& e = meet(site, [](Exchange& all) {
+    Exchange& e = wave_collective(site, [](Exchange& all) {
         for (u32 row = 0; row < M; ++row)
             for (u32 k = 0; k < K; ++k)
                 for (u32 col = 0; col < N; ++col) all.c[row * N + col] += all.a[row * K + k] * all.b[k * N + col];
@@ -113,15 +113,15 @@ DEV u32 gdim_x() { return emu::self->grid->x; }
 DEV u32 gdim_y() { return emu::self->grid->y; }
 DEV u32 gdim_z() { return emu::self->grid->z; }
 
-DEV void sync() { emu::meet_block(); }
-DEV void warp_sync(u32 site = __builtin_LINE()) { emu::meet(site, nullptr); }
+DEV void sync() { emu::block_sync(); }
+DEV void warp_sync(u32 site = __builtin_LINE()) { emu::wave_collective(site, nullptr); }
 DEV u32 shfl_u32(u32 v, u32 from DEV_SITE) {
     emu::exchange().word[lane()] = v;
-    return (u32)emu::meet(site, nullptr).word[from % WARP_SIZE];
+    return (u32)emu::wave_collective(site, nullptr).word[from % WARP_SIZE];
 }
 DEV u64 warp_ballot(bool p DEV_SITE) {
     emu::exchange().word[lane()] = p;
-    const emu::Exchange& e = emu::meet(site, nullptr);
+    const emu::Exchange& e = emu::wave_collective(site, nullptr);
     u64 mask = 0;
     for (u32 i = 0; i < emu::self->wave->lanes; ++i) mask |= (e.word[i] & 1) << i;
     return mask;

@@ -38,7 +38,7 @@ asm(".text\n.globl emu_switch\n.type emu_switch,@function\nemu_switch:\n sub sp,
 namespace emu {
 
 static std::mutex lock;
-static std::vector<char*> at_rest;
+static std::vector<char*> free_list;
 
 static char* map_stack() {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -55,18 +55,18 @@ static char* map_stack() {
 void fiber_open(Fiber& f) {
     f.stack_bytes = STACK_BYTES;
     std::lock_guard<std::mutex> guard(lock);
-    if (at_rest.empty()) {
+    if (free_list.empty()) {
         f.stack = map_stack();
     } else {
-        f.stack = at_rest.back();
-        at_rest.pop_back();
+        f.stack = free_list.back();
+        free_list.pop_back();
     }
 }
 
 void fiber_close(Fiber& f) {
     if (f.tsan) __tsan_destroy_fiber(f.tsan);
     std::lock_guard<std::mutex> guard(lock);
-    at_rest.push_back(f.stack);
+    free_list.push_back(f.stack);
     f = Fiber{};
 }
 

@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 static const u64 THREADS_WORTH_SHARING = 4096;
 
 static std::mutex lock;
-static std::vector<std::unique_ptr<Block>> at_rest;
+static std::vector<std::unique_ptr<Block>> free_blocks;
 static std::string failure;
 
 const char* last_failure() { return failure.c_str(); }
@@ -25,14 +25,15 @@ const char* last_failure() { return failure.c_str(); }
 namespace {
 
 // Progress timeout of a host thread with waiting blocks.
-struct Patience {
-    u64 seen = 0;
-    Clock::time_point since = Clock::now();
+struct ProgressTimeout {
+    u64 last_progress = 0;
+    Clock::time_point last_change = Clock::now();
 
-    bool lasts(u64 moves) {
-        if (moves == seen) return Clock::now() - since < std::chrono::milliseconds(settings().patience_ms);
-        seen = moves;
-        since = Clock::now();
+    bool pending(u64 progress) {
+        const auto limit = std::chrono::milliseconds(settings().progress_timeout_ms);
+        if (progress == last_progress) return Clock::now() - last_change < limit;
+        last_progress = progress;
+        last_change = Clock::now();
         return true;
     }
 };
@@ -42,18 +43,18 @@ struct Run {
     u64 blocks;
     std::atomic<u64> next{0};
     std::atomic<bool> broken{false};
-    std::atomic<u64> moves{0};
+    std::atomic<u64> progress{0};
 
     std::unique_ptr<Block> take() {
         std::lock_guard<std::mutex> guard(lock);
-        if (at_rest.empty()) return std::make_unique<Block>();
-        auto block = std::move(at_rest.back());
-        at_rest.pop_back();
+        if (free_blocks.empty()) return std::make_unique<Block>();
+        auto block = std::move(free_blocks.back());
+        free_blocks.pop_back();
         return block;
     }
     void put(std::unique_ptr<Block> block) {
         std::lock_guard<std::mutex> guard(lock);
-        at_rest.push_back(std::move(block));
+        free_blocks.push_back(std::move(block));
     }
     void fail(const std::string& text) {
         if (broken.exchange(true)) return;
@@ -63,9 +64,9 @@ struct Run {
     }
 
     // Resumes `block`; moves it to `waiting` if it waits for other blocks.
-    void go_on(std::unique_ptr<Block> block, std::deque<std::unique_ptr<Block>>& waiting) {
+    void resume(std::unique_ptr<Block> block, std::deque<std::unique_ptr<Block>>& waiting) {
         switch (block->run()) {
-            case Outcome::FINISHED: block->moved(); put(std::move(block)); break;
+            case Outcome::FINISHED: block->note_progress(); put(std::move(block)); break;
             case Outcome::WAITING: waiting.push_back(std::move(block)); break;
             case Outcome::BROKEN: fail(block->failure); break;
         }
@@ -73,18 +74,18 @@ struct Run {
 
     void work() {
         std::deque<std::unique_ptr<Block>> waiting;
-        Patience patience;
+        ProgressTimeout timeout;
         while (!broken) {
             const u64 index = next++;
             if (index < blocks) {
                 auto block = take();
                 block->begin(grid, index);
-                go_on(std::move(block), waiting);
+                resume(std::move(block), waiting);
             } else if (!waiting.empty()) {
                 auto block = std::move(waiting.front());
                 waiting.pop_front();
-                go_on(std::move(block), waiting);
-                if (!patience.lasts(moves)) fail(std::string("kernel ") + grid.name + ": waits for what no thread does");
+                resume(std::move(block), waiting);
+                if (!timeout.pending(progress)) fail(std::string("kernel ") + grid.name + ": no progress: deadlock");
                 std::this_thread::yield();
             } else {
                 break;
@@ -98,14 +99,14 @@ struct Run {
 bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const char* name) {
     Run run;
     run.blocks = (u64)launch.grid.x * launch.grid.y * launch.grid.z;
-    const std::unique_ptr<Seat[]> seats(new Seat[run.blocks]);
-    run.grid = {&launch, wave, entry, args, name, settings().seed, seats.get(), &run.moves};
-    u64 helpers = run.blocks * launch.threads < THREADS_WORTH_SHARING ? 1 : settings().threads;
-    if (races_watched()) helpers = 1;  // One host thread orders the blocks; races within a block are checked.
-    std::vector<std::thread> others;
-    for (u64 i = 1; i < std::min(helpers, run.blocks); ++i) others.emplace_back([&run] { run.work(); });
+    const std::unique_ptr<ClusterBlockState[]> cluster_states(new ClusterBlockState[run.blocks]);
+    run.grid = {&launch, wave, entry, args, name, settings().seed, cluster_states.get(), &run.progress};
+    u64 host_threads = run.blocks * launch.threads < THREADS_WORTH_SHARING ? 1 : settings().threads;
+    if (races_watched()) host_threads = 1;  // One host thread orders the blocks; races within a block are checked.
+    std::vector<std::thread> workers;
+    for (u64 i = 1; i < std::min(host_threads, run.blocks); ++i) workers.emplace_back([&run] { run.work(); });
     run.work();
-    for (std::thread& t : others) t.join();
+    for (std::thread& t : workers) t.join();
     return !run.broken;
 }
 

@@ -43,7 +43,7 @@ struct Capture {
     int mode;                   // 0 global, 1 thread-local, 2 relaxed
     bool invalid = false;
     std::set<Stream*> joined;   // streams other than the origin
-    std::set<Stream*> loose;    // streams with work that the origin has not waited for
+    std::set<Stream*> unjoined; // streams with work that the origin has not waited for
 };
 
 struct Stream {
@@ -52,14 +52,14 @@ struct Stream {
 };
 
 // One record of an event: passes when the queue reaches it.
-struct Mark {
+struct EventRecord {
     Stream* stream;
-    bool passed = false;
+    bool completed = false;
     double time_ms = 0;
 };
 struct Event {
     unsigned flags;
-    std::shared_ptr<Mark> mark;     // null: never recorded
+    std::shared_ptr<EventRecord> record;  // null: never recorded
     Capture* capture = nullptr;     // recorded during a capture
 };
 
@@ -73,7 +73,7 @@ struct Device {
     std::map<uintptr_t, size_t> pinned;     // host allocations by address
     std::set<void*> peers;                  // contexts of other devices with peer access enabled
     size_t bytes_used = 0;
-    int lost = OK;                          // result code of all calls after a failed launch
+    int failure_code = OK;                  // result code of all calls after a failed launch
 };
 Device& device();
 // Maximum shared memory per block of a kernel with `wave` lanes per wave, in bytes.
@@ -83,11 +83,11 @@ typedef std::lock_guard<std::recursive_mutex> Guard;
 // Queues work on a stream (null: the default stream), or records it into the stream's capture.
 int put(Stream* s, Work work);
 // Runs the stream's queued work, up to and including `until` if given.
-void drain(Stream* s, const Mark* until = nullptr);
+void drain(Stream* s, const EventRecord* until = nullptr);
 void drain_all();
 // Result code of a call that is not allowed while the calling thread captures; invalidates the capture, as on
 // hardware.
-int refuse_while_capturing();
+int reject_while_capturing();
 // Whether device memory [p, p + bytes) is within one allocation.
 bool is_device(const void* p, size_t bytes);
 bool is_pinned(const void* p, size_t bytes);

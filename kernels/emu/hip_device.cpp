@@ -49,11 +49,11 @@ HIP int hipCtxEnablePeerAccess(void* context, unsigned flags) {
 }
 HIP int hipDeviceSynchronize() {
     Guard guard(device().lock);
-    if (int code = refuse_while_capturing()) return code;
+    if (int code = reject_while_capturing()) return code;
     drain_all();
-    return device().lost;
+    return device().failure_code;
 }
-HIP int hipGetLastError() { return device().lost; }
+HIP int hipGetLastError() { return device().failure_code; }
 
 HIP int hipDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {

@@ -8,7 +8,7 @@ using namespace emu;
 
 namespace emu {
 
-int refuse_while_capturing() {
+int reject_while_capturing() {
     const auto me = std::this_thread::get_id();
     int code = OK;
     for (Capture* c : device().captures) {
@@ -38,7 +38,7 @@ HIP int hipStreamEndCapture(Stream* s, Graph** out) {
     if (!s || !s->capture || s->capture->origin != s) return CAPTURE_UNMATCHED;
     Capture* c = s->capture;
     if (c->mode != 2 && c->thread != std::this_thread::get_id()) return CAPTURE_WRONG_THREAD;
-    int code = c->invalid ? CAPTURE_INVALIDATED : !c->loose.empty() ? CAPTURE_UNJOINED : OK;
+    int code = c->invalid ? CAPTURE_INVALIDATED : !c->unjoined.empty() ? CAPTURE_UNJOINED : OK;
     s->capture = nullptr;
     for (Stream* joined : c->joined) joined->capture = nullptr;
     d.captures.erase(c);
@@ -72,7 +72,7 @@ HIP int hipGraphLaunch(Graph* executable, Stream* s) {
     auto work = std::make_shared<std::vector<Work>>(executable->work);
     return put(s, [work] {
         for (Work& w : *work)
-            if (!device().lost) w();
+            if (!device().failure_code) w();
     });
 }
 

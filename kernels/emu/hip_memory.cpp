@@ -38,8 +38,8 @@ bool is_pinned(const void* p, size_t bytes) {
 HIP int hipMalloc(void** out, size_t bytes) {
     Device& d = device();
     Guard guard(d.lock);
-    if (d.lost) return d.lost;
-    if (int code = refuse_while_capturing()) return code;
+    if (d.failure_code) return d.failure_code;
+    if (int code = reject_while_capturing()) return code;
     *out = nullptr;
     if (bytes == 0) return OK;
     if (bytes > settings().memory_bytes - d.bytes_used) return OUT_OF_MEMORY;
@@ -57,7 +57,7 @@ HIP int hipFree(void* p) {
     Device& d = device();
     Guard guard(d.lock);
     if (!p) return OK;
-    if (int code = refuse_while_capturing()) return code;
+    if (int code = reject_while_capturing()) return code;
     auto found = d.memory.find((uintptr_t)p);
     if (found == d.memory.end()) return INVALID_VALUE;
     drain_all();  // Freeing waits for the device.
@@ -78,8 +78,8 @@ HIP int hipExtMallocWithFlags(void** out, size_t bytes, unsigned flags) {
     if (flags != 3) return flags ? NOT_SUPPORTED : hipMalloc(out, bytes);
     Device& d = device();
     Guard guard(d.lock);
-    if (d.lost) return d.lost;
-    if (int code = refuse_while_capturing()) return code;
+    if (d.failure_code) return d.failure_code;
+    if (int code = reject_while_capturing()) return code;
     *out = nullptr;
     if (bytes == 0) return OK;
     if (bytes > settings().memory_bytes - d.bytes_used) return OUT_OF_MEMORY;
@@ -137,7 +137,7 @@ HIP int hipIpcOpenMemHandle(void** out, IpcHandle handle, unsigned flags) {
 HIP int hipHostMalloc(void** out, size_t bytes, unsigned) {
     Device& d = device();
     Guard guard(d.lock);
-    if (int code = refuse_while_capturing()) return code;
+    if (int code = reject_while_capturing()) return code;
     if (posix_memalign(out, 4096, bytes ? bytes : 1)) return OUT_OF_MEMORY;
     memset(*out, 0xff, bytes < POISON_LIMIT_BYTES ? bytes : 0);
     d.pinned[(uintptr_t)*out] = bytes;
@@ -148,7 +148,7 @@ HIP int hipHostFree(void* p) {
     Device& d = device();
     Guard guard(d.lock);
     if (!p) return OK;
-    if (int code = refuse_while_capturing()) return code;
+    if (int code = reject_while_capturing()) return code;
     if (!d.pinned.erase((uintptr_t)p)) return INVALID_VALUE;
     drain_all();
     free(p);
@@ -160,7 +160,7 @@ HIP int hipMemGetInfo(size_t* available, size_t* total) {
     Guard guard(d.lock);
     *total = settings().memory_bytes;
     *available = *total - d.bytes_used;
-    return d.lost;
+    return d.failure_code;
 }
 
 HIP int hipMemcpyHtoDAsync(void* to, const void* from, size_t bytes, Stream* s) {
@@ -168,8 +168,8 @@ HIP int hipMemcpyHtoDAsync(void* to, const void* from, size_t bytes, Stream* s) 
     if (!is_device(to, bytes)) return INVALID_VALUE;
     // Pageable memory is read before the call returns, pinned memory when the copy executes.
     if (!(s && s->capture) && !is_pinned(from, bytes) && settings().lazy) {
-        auto taken = std::make_shared<std::vector<u8>>((const u8*)from, (const u8*)from + bytes);
-        return put(s, [=] { memcpy(to, taken->data(), bytes); });
+        auto copied = std::make_shared<std::vector<u8>>((const u8*)from, (const u8*)from + bytes);
+        return put(s, [=] { memcpy(to, copied->data(), bytes); });
     }
     return put(s, [=] { memcpy(to, from, bytes); });
 }

@@ -72,7 +72,7 @@ HIP int hipDeviceGetAttribute(int* value, int attribute, int device);
 HIP int hipModuleLoadData(Module** out, const void* image) {
     Guard guard(device().lock);
     *out = nullptr;
-    if (int code = refuse_while_capturing()) return code;
+    if (int code = reject_while_capturing()) return code;
     const size_t bytes = image_bytes((const u8*)image);
     if (bytes == 0) return INVALID_IMAGE;
     auto module = std::make_unique<Module>();
@@ -103,9 +103,9 @@ HIP int hipModuleGetFunction(Function** out, Module* module, const char* name) {
     if (!symbol) return NOT_FOUND;
     auto function = std::make_unique<Function>();
     function->entry = (bool (*)(const Launch*))symbol;
-    Launch ask{};
-    ask.sizes = &function->sizes;
-    function->entry(&ask);
+    Launch query{};
+    query.sizes = &function->sizes;
+    function->entry(&query);
     *out = function.get();
     module->functions.push_back(std::move(function));
     return OK;
@@ -137,7 +137,7 @@ HIP int hipModuleLaunchKernel(Function* f, u32 gx, u32 gy, u32 gz, u32 bx, u32 b
     return put(s, [=] {
         Launch l = launch;
         l.args = owned->addresses.data();
-        if (!f->entry(&l)) device().lost = LAUNCH_FAILURE;
+        if (!f->entry(&l)) device().failure_code = LAUNCH_FAILURE;
     });
 }
 

@@ -12,25 +12,25 @@ static Stream* const default_stream = new Stream;
 
 int put(Stream* s, Work work) {
     Device& d = device();
-    if (d.lost) return d.lost;
+    if (d.failure_code) return d.failure_code;
     if (!s) s = default_stream;
     if (Capture* c = s->capture) {
         if (c->invalid) return CAPTURE_INVALIDATED;
         c->graph->work.push_back(std::move(work));
-        if (s != c->origin) c->loose.insert(s);
+        if (s != c->origin) c->unjoined.insert(s);
         return OK;
     }
     s->queue.push_back(std::move(work));
     if (!settings().lazy) drain(s);
-    return d.lost;
+    return d.failure_code;
 }
 
-void drain(Stream* s, const Mark* until) {
+void drain(Stream* s, const EventRecord* until) {
     if (!s) s = default_stream;
-    while (!s->queue.empty() && !(until && until->passed)) {
+    while (!s->queue.empty() && !(until && until->completed)) {
         Work work = std::move(s->queue.front());
         s->queue.pop_front();
-        if (!device().lost) work();
+        if (!device().failure_code) work();
     }
 }
 
@@ -48,7 +48,7 @@ static void step(Stream* s) {
     if (s->queue.empty()) return;
     Work work = std::move(s->queue.front());
     s->queue.pop_front();
-    if (!device().lost) work();
+    if (!device().failure_code) work();
 }
 
 // Runs the queue of `s`, interleaved with one item of every other stream, as far as these do not wait for
@@ -64,8 +64,8 @@ static void drain_in_turn(Stream* s) {
 }
 
 // Waits for an event record on any stream.
-static void wait_for(const std::shared_ptr<Mark>& mark) {
-    if (mark && !mark->passed) drain(mark->stream, mark.get());
+static void wait_for(const std::shared_ptr<EventRecord>& record) {
+    if (record && !record->completed) drain(record->stream, record.get());
 }
 
 }  // namespace emu
@@ -94,7 +94,7 @@ HIP int hipStreamSynchronize(Stream* s) {
         return CAPTURE_UNSUPPORTED;
     }
     drain_in_turn(s);
-    return device().lost;
+    return device().failure_code;
 }
 
 HIP int hipStreamQuery(Stream* s) {
@@ -107,7 +107,7 @@ HIP int hipStreamQuery(Stream* s) {
         drain(s);  // Ready at the next query.
         return NOT_READY;
     }
-    return device().lost;
+    return device().failure_code;
 }
 
 HIP int hipStreamWaitEvent(Stream* s, Event* e, unsigned) {
@@ -117,7 +117,7 @@ HIP int hipStreamWaitEvent(Stream* s, Event* e, unsigned) {
         if (s && s->capture && s->capture != c) return CAPTURE_ISOLATION;
         if (!s) return CAPTURE_UNSUPPORTED;
         if (s == c->origin) {
-            c->loose.erase(e->mark->stream);
+            c->unjoined.erase(e->record->stream);
         } else if (!s->capture) {
             s->capture = c;
             c->joined.insert(s);
@@ -128,8 +128,8 @@ HIP int hipStreamWaitEvent(Stream* s, Event* e, unsigned) {
         s->capture->invalid = true;
         return CAPTURE_ISOLATION;
     }
-    if (!e->mark) return OK;
-    return put(s, [mark = e->mark] { wait_for(mark); });
+    if (!e->record) return OK;
+    return put(s, [record = e->record] { wait_for(record); });
 }
 
 HIP int hipEventCreateWithFlags(Event** out, unsigned flags) {
@@ -146,13 +146,13 @@ HIP int hipEventRecord(Event* e, Stream* s) {
     Guard guard(device().lock);
     if (!e) return INVALID_HANDLE;
     e->capture = s ? s->capture : nullptr;
-    auto mark = std::make_shared<Mark>();
-    mark->stream = s;
-    e->mark = mark;
+    auto record = std::make_shared<EventRecord>();
+    record->stream = s;
+    e->record = record;
     if (e->capture) return e->capture->invalid ? CAPTURE_INVALIDATED : OK;
-    return put(s, [mark] {
-        mark->time_ms = now_ms();
-        mark->passed = true;
+    return put(s, [record] {
+        record->time_ms = now_ms();
+        record->completed = true;
     });
 }
 
@@ -163,9 +163,9 @@ HIP int hipEventRecordWithFlags(Event* e, Stream* s, unsigned flags) {
     if (!s || !s->capture || flags == 0) return hipEventRecord(e, s);
     e->capture = nullptr;
     return put(s, [e] {
-        e->mark = std::make_shared<Mark>();
-        e->mark->time_ms = now_ms();
-        e->mark->passed = true;
+        e->record = std::make_shared<EventRecord>();
+        e->record->time_ms = now_ms();
+        e->record->completed = true;
     });
 }
 
@@ -173,9 +173,9 @@ HIP int hipEventQuery(Event* e) {
     Guard guard(device().lock);
     if (!e) return INVALID_HANDLE;
     if (e->capture) return CAPTURE_UNSUPPORTED;
-    if (!e->mark || e->mark->passed) return device().lost;
-    wait_for(e->mark);  // Passed at the next query.
-    return device().lost ? device().lost : (int)NOT_READY;
+    if (!e->record || e->record->completed) return device().failure_code;
+    wait_for(e->record);  // Passed at the next query.
+    return device().failure_code ? device().failure_code : (int)NOT_READY;
 }
 
 HIP int hipEventSynchronize(Event* e) {
@@ -185,14 +185,14 @@ HIP int hipEventSynchronize(Event* e) {
         e->capture->invalid = true;
         return CAPTURE_UNSUPPORTED;
     }
-    wait_for(e->mark);
-    return device().lost;
+    wait_for(e->record);
+    return device().failure_code;
 }
 
 HIP int hipEventElapsedTime(float* ms, Event* from, Event* to) {
     Guard guard(device().lock);
-    if (!from || !to || !from->mark || !to->mark || ((from->flags | to->flags) & 2)) return INVALID_HANDLE;
-    if (!from->mark->passed || !to->mark->passed) return NOT_READY;
-    *ms = (float)(to->mark->time_ms - from->mark->time_ms);
-    return device().lost;
+    if (!from || !to || !from->record || !to->record || ((from->flags | to->flags) & 2)) return INVALID_HANDLE;
+    if (!from->record->completed || !to->record->completed) return NOT_READY;
+    *ms = (float)(to->record->time_ms - from->record->time_ms);
+    return device().failure_code;
 }

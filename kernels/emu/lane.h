@@ -53,13 +53,13 @@ typedef void (*Combine)(Exchange&);
 
 // Waits for the other lanes of the wave at collective `site`; the last lane to arrive runs `combine` (if any)
 // for all.
-void meet_wave(u32 site, Combine combine, Exchange& e);
+void wave_sync(u32 site, Combine combine, Exchange& e);
 // Waits for the other threads of the block.
-void meet_block();
+void block_sync();
 // Yields: this thread waits for memory to change.
 void pause();
 // Reports progress that other threads of the launch wait for, which resets the progress timeout.
-void moved();
+void note_progress();
 // Clusters are runs of consecutive blocks along x. cluster_arrive: this thread, of a block with dynamic
 // shared memory at self->dynamic, has arrived. cluster_wait: waits until every thread of the `size` blocks of
 // this cluster has arrived. After that, peer_dynamic returns the start of the dynamic shared memory of block
@@ -80,10 +80,10 @@ inline Exchange& exchange() {
     Lane& l = *self;
     return l.wave->exchange[l.turn];
 }
-inline Exchange& meet(u32 site, Combine combine) {
+inline Exchange& wave_collective(u32 site, Combine combine) {
     Exchange& e = exchange();
     self->turn ^= 1;
-    meet_wave(site, combine, e);
+    wave_sync(site, combine, e);
     return e;
 }
 

@@ -30,44 +30,44 @@ enum Type : int { I32 = 2, I64 = 4, F16 = 6, F32 = 7, BF16 = 9 };
 struct UniqueId { u8 bytes[128]; };
 
 const size_t SLOT_BYTES = 64 << 10;
-const size_t BOX_BYTES = 16 << 10;
+const size_t MAILBOX_BYTES = 16 << 10;
 
-struct Seat {
+struct RankSlots {
     alignas(64) std::atomic<u64> rounds;
     u8 slots[2][SLOT_BYTES];
 };
-struct Room {
+struct CommMemory {
     alignas(64) std::atomic<int> joined;
-    Seat seats[1];
+    RankSlots ranks[1];
 };
 
 // Mailbox from one rank to another, one piece at a time; full if `sent` > `taken`.
-struct Box {
+struct Mailbox {
     alignas(64) std::atomic<u64> sent;
     alignas(64) std::atomic<u64> taken;
     size_t bytes;
-    u8 piece[BOX_BYTES];
+    u8 piece[MAILBOX_BYTES];
 };
 
 struct Comm {
     int size, rank;
-    Room* room;
+    CommMemory* memory;
     char path[64];
     u64 rounds = 0;
     std::atomic<bool> aborted{false};
 
     // The mailboxes follow the slots of the ranks in memory.
-    Box& box(int from, int to) const { return ((Box*)(room->seats + size))[from * size + to]; }
+    Mailbox& mailbox(int from, int to) const { return ((Mailbox*)(memory->ranks + size))[from * size + to]; }
 
-    u8* slot(int of) const { return room->seats[of].slots[rounds % 2]; }
+    u8* slot(int of) const { return memory->ranks[of].slots[rounds % 2]; }
 
     // Contributes `bytes` and waits for the other ranks; false: aborted.
     bool round(const void* mine, size_t bytes) {
         ++rounds;
         if (bytes) memcpy(slot(rank), mine, bytes);
-        room->seats[rank].rounds.store(rounds, std::memory_order_release);
+        memory->ranks[rank].rounds.store(rounds, std::memory_order_release);
         for (int of = 0; of < size; ++of)
-            while (room->seats[of].rounds.load(std::memory_order_acquire) < rounds) {
+            while (memory->ranks[of].rounds.load(std::memory_order_acquire) < rounds) {
                 if (aborted) return false;
                 usleep(20);
             }
@@ -84,7 +84,7 @@ size_t bytes_of(int type) {
     }
 }
 
-bool adds(int type) { return type == F32 || type == BF16 || type == F16; }
+bool can_reduce(int type) { return type == F32 || type == BF16 || type == F16; }
 
 float of_f16(u16 bits) {
     const int exponent = bits >> 10 & 31, digits = bits & 1023;
@@ -170,31 +170,32 @@ void exchange(Comm* c, std::vector<Transfer> transfers) {
     size_t open = 0;
     for (const Transfer& t : transfers) open += t.bytes > 0;
     while (open && !c->aborted) {
-        bool moved = false;
-        std::set<std::pair<bool, int>> ways;
+        bool progress = false;
+        std::set<std::pair<bool, int>> directions;
         for (Transfer& t : transfers) {
-            if (t.done == t.bytes || !ways.insert({t.out, t.peer}).second) continue;
-            Box& box = t.out ? c->box(c->rank, t.peer) : c->box(t.peer, c->rank);
-            const u64 sent = box.sent.load(std::memory_order_acquire), taken = box.taken.load(std::memory_order_acquire);
+            if (t.done == t.bytes || !directions.insert({t.out, t.peer}).second) continue;
+            Mailbox& mailbox = t.out ? c->mailbox(c->rank, t.peer) : c->mailbox(t.peer, c->rank);
+            const u64 sent = mailbox.sent.load(std::memory_order_acquire);
+            const u64 taken = mailbox.taken.load(std::memory_order_acquire);
             if (t.out != (sent == taken)) continue;
-            const size_t bytes = std::min(t.bytes - t.done, BOX_BYTES);
+            const size_t bytes = std::min(t.bytes - t.done, MAILBOX_BYTES);
             if (t.out) {
-                memcpy(box.piece, t.at + t.done, bytes);
-                box.bytes = bytes;
-                box.sent.store(sent + 1, std::memory_order_release);
+                memcpy(mailbox.piece, t.at + t.done, bytes);
+                mailbox.bytes = bytes;
+                mailbox.sent.store(sent + 1, std::memory_order_release);
             } else {
-                if (box.bytes != bytes) {
-                    fprintf(stderr, "rccl: rank %d sends %zu bytes, rank %d expects %zu\n", t.peer, box.bytes, c->rank, bytes);
+                if (mailbox.bytes != bytes) {
+                    fprintf(stderr, "rccl: rank %d sends %zu bytes, rank %d expects %zu\n", t.peer, mailbox.bytes, c->rank, bytes);
                     abort();
                 }
-                memcpy(t.at + t.done, box.piece, bytes);
-                box.taken.store(taken + 1, std::memory_order_release);
+                memcpy(t.at + t.done, mailbox.piece, bytes);
+                mailbox.taken.store(taken + 1, std::memory_order_release);
             }
             t.done += bytes;
             open -= t.done == t.bytes;
-            moved = true;
+            progress = true;
         }
-        if (!moved) usleep(20);
+        if (!progress) usleep(20);
     }
 }
 
@@ -238,7 +239,7 @@ HIP int ncclCommInitRankConfig(Comm** out, int size, UniqueId id, int rank, cons
     u64 name;
     memcpy(&name, id.bytes, 8);
     snprintf(c->path, sizeof c->path, "/dev/shm/hipemu-rccl-%016llx", (unsigned long long)name);
-    const size_t bytes = sizeof(Room) + (size_t)(size - 1) * sizeof(Seat) + (size_t)size * size * sizeof(Box);
+    const size_t bytes = sizeof(CommMemory) + (size_t)(size - 1) * sizeof(RankSlots) + (size_t)size * size * sizeof(Mailbox);
     const int file = open(c->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     void* at = MAP_FAILED;
     if (file >= 0 && ftruncate(file, (off_t)bytes) == 0)
@@ -248,28 +249,28 @@ HIP int ncclCommInitRankConfig(Comm** out, int size, UniqueId id, int rank, cons
         delete c;
         return SYSTEM_ERROR;
     }
-    c->room = (Room*)at;
-    if (c->room->joined.fetch_add(1) + 1 == size) unlink(c->path);
+    c->memory = (CommMemory*)at;
+    if (c->memory->joined.fetch_add(1) + 1 == size) unlink(c->path);
     *out = c;
     return IN_PROGRESS;
 }
 
 HIP int ncclCommGetAsyncError(Comm* c, int* code) {
-    *code = c->room->joined < c->size ? IN_PROGRESS : SUCCESS;
+    *code = c->memory->joined < c->size ? IN_PROGRESS : SUCCESS;
     return SUCCESS;
 }
 
 // The communicator is not freed: captured graphs and calls of other threads may still refer to it.
 HIP int ncclCommAbort(Comm* c) {
     c->aborted = true;
-    if (c->room->joined < c->size) unlink(c->path);
+    if (c->memory->joined < c->size) unlink(c->path);
     return SUCCESS;
 }
 HIP int ncclCommFinalize(Comm*) { return SUCCESS; }
 HIP int ncclCommDestroy(Comm* c) { return ncclCommAbort(c); }
 
 HIP int ncclAllReduce(const u8* from, u8* to, size_t count, int type, int op, Comm* c, Stream* s) {
-    if (!adds(type) || op != 0) return INVALID_ARGUMENT;
+    if (!can_reduce(type) || op != 0) return INVALID_ARGUMENT;
     return put_work(c, s, [=] { sum(c, from, to, count, type); });
 }
 
@@ -285,7 +286,7 @@ HIP int ncclAllGather(const u8* from, u8* to, size_t count, int type, Comm* c, S
 }
 
 HIP int ncclReduceScatter(const u8* from, u8* to, size_t count, int type, int op, Comm* c, Stream* s) {
-    if (!adds(type) || op != 0) return INVALID_ARGUMENT;
+    if (!can_reduce(type) || op != 0) return INVALID_ARGUMENT;
     const size_t own = count * bytes_of(type);
     return put_work(c, s, [=] {
         std::vector<u8> sums(own * c->size);

@@ -26,7 +26,7 @@ static Settings read() {
     Settings s;
     s.seed = number("HIPEMU_SEED", 0);
     s.threads = (u32)number("HIPEMU_THREADS", std::max(1u, std::thread::hardware_concurrency()));
-    s.patience_ms = number("HIPEMU_PATIENCE_MS", 10000);
+    s.progress_timeout_ms = number("HIPEMU_PROGRESS_TIMEOUT_MS", 10000);
     s.wave = (u32)number("HIPEMU_WAVE", 64);
     s.gfx = (u32)strtoul(text("HIPEMU_GFX", "0"), nullptr, 16);
     s.devices = (u32)number("HIPEMU_DEVICES", 1);

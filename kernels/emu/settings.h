@@ -7,7 +7,7 @@ namespace emu {
 struct Settings {
     u64 seed;               // HIPEMU_SEED, 0: execution order of waves and lanes, see Order; settable by hipemuSetSeed
     u32 threads;            // HIPEMU_THREADS, number of cores: host threads for the blocks of a large launch
-    u64 patience_ms;        // HIPEMU_PATIENCE_MS, 10000: a launch without a finished block or barrier for this time fails
+    u64 progress_timeout_ms; // HIPEMU_PROGRESS_TIMEOUT_MS, 10000: a launch fails if no block or barrier finishes for this time
     u32 wave;               // HIPEMU_WAVE, 64: wave size reported by the device; a kernel's own is its -DWARP_SIZE
     u32 gfx;                // HIPEMU_GFX, none: 90a, 942 or 950; kernels are compiled for that branch
     u32 devices;            // HIPEMU_DEVICES, 1

@@ -27,7 +27,7 @@ DEV void barrier_settle(Barrier* b) {
     if (__atomic_load_n(&b->bytes, __ATOMIC_ACQUIRE)) return;
     if (!__atomic_compare_exchange_n(&b->left, &none, b->need, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return;
     __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
-    emu::moved();
+    emu::note_progress();
 }
 // Barrier of some_sync: `bytes` counts the threads that have arrived.
 DEV Barrier* some_barrier() { SHARED(Barrier, b, 1); return b; }
@@ -63,7 +63,7 @@ template <u32 ID> DEV void some_sync(u32 threads) {
     if (__atomic_add_fetch(&b->bytes, 1, __ATOMIC_ACQ_REL) == (i32)threads) {
         __atomic_store_n(&b->bytes, 0, __ATOMIC_RELEASE);
         __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
-        return emu::moved();
+        return emu::note_progress();
     }
     while (__atomic_load_n(&b->phase, __ATOMIC_ACQUIRE) == phase) pause();
 }

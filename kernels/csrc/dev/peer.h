@@ -51,7 +51,7 @@ DEV u32 load_host(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 DEV void fence_peers() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 // The wait for another device has no bound, so the emulator must not report it as a hung launch.
 DEV void peer_pause() {
-    emu::moved();
+    emu::note_progress();
     emu::pause();
 }
 #endif

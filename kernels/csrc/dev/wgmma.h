@@ -73,7 +73,7 @@ template <u32 N, class A, class B> DEV void own_products(float (&c)[N / 2], cons
         }
 }
 template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], KMajor a, B b, bool add DEV_SITE) {
-    emu::meet(site, nullptr);
+    emu::wave_collective(site, nullptr);
     const KMajor mine = further(a, (warp_id() & 3) * 16 * 128);
     own_products<N>(c, [&](u32 row, u32 k) { return panel_element(mine, k, row); }, b, add);
 }
@@ -83,13 +83,13 @@ template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], const u32 (&a)[4], B
         const u32 row = (lane() >> 2) + (i >> 1 & 1) * 8, k = (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8;
         mine.a[row * 16 + k] = i & 1 ? high_half(a[i / 2]) : low_half(a[i / 2]);
     }
-    const emu::Exchange& all = emu::meet(site, nullptr);
+    const emu::Exchange& all = emu::wave_collective(site, nullptr);
     own_products<N>(c, [&](u32 row, u32 k) { return all.a[row * 16 + k]; }, b, add);
 }
 DEV void wgmma_fence() {}
 DEV void wgmma_commit() {}
 // Returns after the WGMMAs of every lane are complete.
-template <u32 N> DEV void wgmma_wait(u32 site = __builtin_LINE()) { emu::meet(site, nullptr); }
+template <u32 N> DEV void wgmma_wait(u32 site = __builtin_LINE()) { emu::wave_collective(site, nullptr); }
 template <u32 N> DEV void wgmma_hold(float (&)[N]) {}
 DEV void shared_fence() {}
 template <u32 N> DEV void more_registers() {}

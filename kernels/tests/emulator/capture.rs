@@ -100,7 +100,7 @@ fn waiting_or_allocating_invalidates_a_capture() {
 }
 
 #[test]
-fn a_thread_may_allocate_while_another_captures_for_itself() {
+fn thread_local_capture_lets_other_threads_allocate() {
     let gpu = EmulatedGpu::open();
     for (mode, expected) in [(1, code::SUCCESS), (0, code::CAPTURE_UNSUPPORTED)] {
         gpu.begin_capture(mode);
@@ -117,19 +117,19 @@ fn a_thread_may_allocate_while_another_captures_for_itself() {
 
 /// Forks to a second stream by an event, and joins it again if `join`.
 fn fork(gpu: &EmulatedGpu, join: bool) -> Result<DriverPtr, DriverStatus> {
-    let (mut side, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let (mut secondary, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
     let a = gpu.upload(&[1u8; 16]);
     gpu.begin_capture(1);
     // SAFETY: writable out pointers, live handles, memory of 16 bytes.
     unsafe {
         let d = &gpu.driver;
-        assert_eq!((d.stream_create)(&raw mut side, 1), 0);
+        assert_eq!((d.stream_create)(&raw mut secondary, 1), 0);
         assert_eq!((d.event_create)(&raw mut event, 2), 0);
         assert_eq!((d.event_record)(event, gpu.stream), 0);
-        assert_eq!((d.stream_wait)(side, event, 0), 0);
-        assert_eq!((d.fill)(a.at, 7, 16, side), 0);
+        assert_eq!((d.stream_wait)(secondary, event, 0), 0);
+        assert_eq!((d.fill)(a.at, 7, 16, secondary), 0);
         if join {
-            assert_eq!((d.event_record)(event, side), 0);
+            assert_eq!((d.event_record)(event, secondary), 0);
             assert_eq!((d.stream_wait)(gpu.stream, event, 0), 0);
         }
     }
@@ -150,7 +150,7 @@ fn capture_includes_waiting_streams_and_requires_join() {
 
 #[test]
 #[ignore = "run by lazy_streams_run_only_when_waited_for"]
-fn lazily_run_streams() {
+fn lazy_streams() {
     let gpu = EmulatedGpu::open();
     let mut pinned: DriverPtr = std::ptr::null_mut();
     let memory = gpu.upload(&[5u8; 64]);
@@ -163,7 +163,7 @@ fn lazily_run_streams() {
         assert_eq!((d.copy_to_host)(pinned, memory.at, 64, gpu.stream), 0);
         assert_eq!((d.event_record)(event, gpu.stream), 0);
         assert_eq!((d.fill)(memory.at, 6, 64, gpu.stream), 0);
-        assert_eq!(pinned.cast::<u8>().read(), 0xff, "read before it was there");
+        assert_eq!(pinned.cast::<u8>().read(), 0xff, "read before the copy");
         assert_eq!((d.event_synchronize)(event), 0);
         assert_eq!(pinned.cast::<u8>().read(), 5);
     }
@@ -172,8 +172,5 @@ fn lazily_run_streams() {
 
 #[test]
 fn lazy_streams_run_only_when_waited_for() {
-    child_process::passed(&child_process::run(
-        "capture::lazily_run_streams",
-        &[("HIPEMU_LAZY", "1")],
-    ));
+    child_process::passed(&child_process::run("capture::lazy_streams", &[("HIPEMU_LAZY", "1")]));
 }

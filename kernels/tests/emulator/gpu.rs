@@ -146,7 +146,7 @@ impl EmulatedGpu {
         args: &[KernelArg],
     ) -> DriverStatus {
         let mut args = args.to_vec();
-        let mut places: Vec<DriverPtr> = args.iter_mut().map(KernelArg::place).collect();
+        let mut addresses: Vec<DriverPtr> = args.iter_mut().map(KernelArg::address).collect();
         let LaunchShape(blocks, threads, shared) = shape;
         let (launch, null) = (self.driver.launch, std::ptr::null_mut());
         // SAFETY: the tests pass the arguments that their kernels take.
@@ -161,7 +161,7 @@ impl EmulatedGpu {
                 1,
                 shared,
                 self.stream,
-                places.as_mut_ptr(),
+                addresses.as_mut_ptr(),
                 null,
             )
         }
@@ -216,7 +216,7 @@ impl EmulatedGpu {
 }
 
 impl KernelArg {
-    fn place(&mut self) -> DriverPtr {
+    fn address(&mut self) -> DriverPtr {
         match self {
             Self::At(memory) => (&raw mut memory.at).cast(),
             Self::U32(value) => (&raw mut *value).cast(),

@@ -75,7 +75,7 @@ const COLS: usize = 777;
 
 /// Replaces `from`, which must occur exactly once in `text`.
 pub(crate) fn inject_bug(text: &str, from: &str, to: &str) -> String {
-    assert_eq!(text.matches(from).count(), 1, "the place to plant a bug in has moved: {from}");
+    assert_eq!(text.matches(from).count(), 1, "no unique match to inject the bug at: {from}");
     text.replace(from, to)
 }
 
@@ -146,9 +146,11 @@ fn a_missing_barrier_before_a_merge_is_caught() {
 }
 
 /// Launches a kernel that violates a rule, in a child process, and returns the child's output.
-fn broken(name: &str) -> String {
-    let output =
-        child_process::run(&format!("injected_bugs::{name}"), &[("HIPEMU_PATIENCE_MS", "300")]);
+fn rule_violation(name: &str) -> String {
+    let output = child_process::run(
+        &format!("injected_bugs::{name}"),
+        &[("HIPEMU_PROGRESS_TIMEOUT_MS", "300")],
+    );
     child_process::passed(&output);
     child_process::text(&output)
 }
@@ -173,7 +175,7 @@ fn divergent_collective() {
 
 #[test]
 fn a_divergent_collective_is_caught() {
-    let text = broken("divergent_collective");
+    let text = rule_violation("divergent_collective");
     assert!(text.contains("kernel row_sum, block (0,0,0)"), "{text}");
     assert!(text.contains("wave collective after lanes of the wave returned"), "{text}");
 }
@@ -188,7 +190,7 @@ fn different_collectives() {
 
 #[test]
 fn divergent_lanes_in_collectives_are_caught() {
-    let text = broken("different_collectives");
+    let text = rule_violation("different_collectives");
     assert!(text.contains("lanes of one wave are at different collectives"), "{text}");
 }
 
@@ -205,7 +207,7 @@ fn return_before_barrier() {
 
 #[test]
 fn a_return_before_a_barrier_is_caught() {
-    let text = broken("return_before_barrier");
+    let text = rule_violation("return_before_barrier");
     assert!(text.contains("block barrier after threads of the block returned"), "{text}");
 }
 
@@ -225,13 +227,13 @@ fn tile_not_aligned() {
 
 #[test]
 fn a_tile_that_is_not_aligned_is_caught() {
-    let text = broken("tile_not_aligned");
+    let text = rule_violation("tile_not_aligned");
     assert!(text.contains("rows of a tile are not aligned to 16 bytes"), "{text}");
 }
 
 #[test]
-#[ignore = "run by endless_wait_is_caught"]
-fn endless_wait() {
+#[ignore = "run by deadlock_is_caught"]
+fn deadlock() {
     let gpu = EmulatedGpu::open();
     let token = gpu.upload(&[77u32]);
     let kernel = gpu.kernel(ROWS, &[], "hand_on");
@@ -239,7 +241,7 @@ fn endless_wait() {
 }
 
 #[test]
-#[ignore = "run by long_wait_is_not_reported_as_endless"]
+#[ignore = "run by long_wait_is_not_a_deadlock"]
 fn long_wait() {
     let gpu = EmulatedGpu::open();
     let turns = gpu.upload(&[0u32; 2]);
@@ -249,14 +251,15 @@ fn long_wait() {
 }
 
 #[test]
-fn long_wait_is_not_reported_as_endless() {
+fn long_wait_is_not_a_deadlock() {
     // With a zero progress timeout every check of the waiting blocks must find progress.
-    let output = child_process::run("injected_bugs::long_wait", &[("HIPEMU_PATIENCE_MS", "0")]);
+    let output =
+        child_process::run("injected_bugs::long_wait", &[("HIPEMU_PROGRESS_TIMEOUT_MS", "0")]);
     child_process::passed(&output);
 }
 
 #[test]
-fn endless_wait_is_caught() {
-    let text = broken("endless_wait");
-    assert!(text.contains("waits for what no thread does"), "{text}");
+fn deadlock_is_caught() {
+    let text = rule_violation("deadlock");
+    assert!(text.contains("no progress: deadlock"), "{text}");
 }

@@ -1,7 +1,7 @@
 //! Tests of the emulated GPU: correct kernels give correct results in every order of lanes and waves,
 //! injected bugs are detected, and the driver's rules (memory, capture, replay) are those of hardware.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
 #[path = "../emulated_gpu/mod.rs"]
 mod emulated_gpu;

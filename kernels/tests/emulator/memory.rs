@@ -10,7 +10,7 @@ const INVALID_VALUE: i32 = 1;
 const INVALID_CONFIGURATION: i32 = 9;
 
 #[test]
-fn fresh_memory_is_nan_and_copies_stay_inside() {
+fn fresh_memory_is_nan_and_copies_are_checked() {
     let gpu = EmulatedGpu::open();
     let memory = gpu.alloc(64);
     assert!(gpu.download::<f32>(memory).iter().all(|v| v.is_nan()));
@@ -56,7 +56,7 @@ fn memory_runs_out_at_the_configured_size() {
 }
 
 #[test]
-fn launches_beyond_the_device_or_the_kernel_are_refused() {
+fn launches_over_the_limits_are_rejected() {
     let gpu = EmulatedGpu::open();
     let kernel = gpu.kernel(ROWS, &[], "count_threads"); // Compiled for at most 256 threads.
     let count = gpu.upload(&[0u32; 3]);
@@ -72,7 +72,7 @@ fn launches_beyond_the_device_or_the_kernel_are_refused() {
 }
 
 #[test]
-#[ignore = "run by a_machine_may_have_no_device"]
+#[ignore = "run by zero_devices_return_no_device"]
 fn no_device() {
     let gpu_count = || {
         let library = crate::emulated_gpu::library();
@@ -86,6 +86,6 @@ fn no_device() {
 }
 
 #[test]
-fn a_machine_may_have_no_device() {
+fn zero_devices_return_no_device() {
     child_process::passed(&child_process::run("memory::no_device", &[("HIPEMU_DEVICES", "0")]));
 }

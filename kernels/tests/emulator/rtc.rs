@@ -18,13 +18,12 @@ EXPORT(options)
 "#;
 
 #[test]
-fn a_mistake_is_reported_by_file_and_line() {
+fn compile_errors_name_file_and_line() {
     let gpu = EmulatedGpu::open();
-    let source =
-        "#include \"dev.h\"\n\nKERNEL(64) wrong(u32* out) { out[0] = nothing_of_this_name; }\n";
+    let source = "#include \"dev.h\"\n\nKERNEL(64) wrong(u32* out) { out[0] = undefined_name; }\n";
     let log = gpu.try_compile(source, &[], |_, text| text.to_owned()).unwrap_err();
     assert!(log.starts_with("test/test.hip:"), "{log}");
-    assert!(log.contains("test/test.hip:3:") && log.contains("nothing_of_this_name"), "{log}");
+    assert!(log.contains("test/test.hip:3:") && log.contains("undefined_name"), "{log}");
 }
 
 #[test]
@@ -48,7 +47,7 @@ fn vendor_options_are_accepted_and_defines_apply() {
 }
 
 #[test]
-fn modules_of_one_source_do_not_mix() {
+fn modules_of_one_source_are_independent() {
     let gpu = EmulatedGpu::open();
     let kernels =
         ["-DWARP_SIZE=64", "-DWARP_SIZE=32"].map(|w| gpu.kernel(OPTIONS, &[w], "options"));
@@ -69,7 +68,7 @@ fn invalid_image_or_kernel_is_rejected() {
         assert_eq!((gpu.driver.module_load)(&raw mut out, junk.as_ptr().cast()), 200);
         let image = gpu.try_compile(ROWS, &[], |_, text| text.to_owned()).unwrap();
         let module = gpu.load(&image);
-        assert_eq!((gpu.driver.module_function)(&raw mut out, module, c"nobody".as_ptr()), 500);
+        assert_eq!((gpu.driver.module_function)(&raw mut out, module, c"missing".as_ptr()), 500);
         assert_eq!((gpu.driver.module_unload)(module), 0);
     }
 }

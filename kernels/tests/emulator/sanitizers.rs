@@ -17,9 +17,9 @@ fn run(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Option<std::process
 /// Asserts that the sanitizer ended the child with this report.
 fn caught(name: &str, sanitizer: KernelSanitizer, seed: u64, report: &str) {
     let Some(output) = run(name, sanitizer, seed) else { return };
-    let said = text(&output);
-    assert_eq!(output.status.code(), Some(66), "{said}");
-    assert!(said.contains(report), "{said}");
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(66), "{text}");
+    assert!(text.contains(report), "{text}");
 }
 
 #[test]
