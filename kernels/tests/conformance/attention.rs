@@ -27,15 +27,38 @@ struct AttentionConformanceCase {
     rope: (Vec<f32>, Vec<f32>),
 }
 
+/// Query heads, KV heads and channels per head.
+#[derive(Debug, Clone, Copy)]
+struct HeadCounts {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+impl HeadCounts {
+    const fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self { heads, kv_heads, head_dim }
+    }
+}
+
+/// Tokens `from..to` of a request.
+#[derive(Clone, Copy)]
+struct RequestChunk {
+    request: usize,
+    from: usize,
+    to: usize,
+}
+
 const EPS: f32 = 1e-6;
 
 impl AttentionConformanceCase {
     fn new<T: RealElement>(
         seed: u64,
-        (heads, kv_heads, head_dim): (usize, usize, usize),
+        counts: HeadCounts,
         block_tokens: usize,
         lens: &[usize],
     ) -> Self {
+        let HeadCounts { heads, kv_heads, head_dim } = counts;
         let mut numbers = SeededNumbers::new(seed);
         let width = (heads + 2 * kv_heads) * head_dim;
         let needed: usize = lens.iter().map(|len| len.div_ceil(block_tokens)).sum();
@@ -145,17 +168,17 @@ impl AttentionConformanceCase {
         device.alloc(self.layout.bytes()).unwrap()
     }
 
-    /// Runs chunks `(request, from, to)` as one step of layer 1; returns `[T, N D]`.
+    /// Runs chunks as one step of layer 1; returns `[T, N D]`.
     fn step<T: RealElement>(
         &self,
         device: &CpuBackend,
         pool: &mut Buffer,
-        chunks: &[(usize, usize, usize)],
+        chunks: &[RequestChunk],
     ) -> Vec<T> {
         let (mut qkv, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
         let (mut cu_q, mut context_lens, mut tables) = (vec![0], Vec::new(), Vec::new());
         let widest = self.requests.iter().map(|r| r.1.len()).max().unwrap();
-        for &(request, from, to) in chunks {
+        for &RequestChunk { request, from, to } in chunks {
             let (projections, table) = &self.requests[request];
             qkv.extend(cast::<T>(&projections[from * self.width()..to * self.width()]));
             positions.extend(from as i32..to as i32);
@@ -213,11 +236,13 @@ impl AttentionConformanceCase {
         o
     }
 
-    fn whole(&self) -> Vec<(usize, usize, usize)> {
+    /// One chunk per request with all its tokens.
+    fn whole_requests(&self) -> Vec<RequestChunk> {
         let bs = self.layout.block_tokens;
         let len = |i: usize| self.requests[i].0.len() / self.width();
-        let chunks: Vec<_> = (0..self.requests.len()).map(|i| (i, 0, len(i))).collect();
-        assert!(chunks.iter().all(|c| c.2.div_ceil(bs) == self.requests[c.0].1.len()));
+        let whole = |request| RequestChunk { request, from: 0, to: len(request) };
+        let chunks: Vec<_> = (0..self.requests.len()).map(whole).collect();
+        assert!(chunks.iter().all(|c| c.to.div_ceil(bs) == self.requests[c.request].1.len()));
         chunks
     }
 }
@@ -231,15 +256,15 @@ fn rope(rotary: usize) -> (Vec<f32>, Vec<f32>) {
 }
 
 fn check<T: RealElement>(case: &AttentionConformanceCase, what: &str) {
-    let mut chunks = case.whole();
-    for (_, from, _) in &mut chunks {
-        *from = case.first_position; // No query is before the first visible position.
+    let mut chunks = case.whole_requests();
+    for chunk in &mut chunks {
+        chunk.from = case.first_position; // No query is before the first visible position.
     }
     let expected: Vec<f64> = chunks
         .iter()
-        .flat_map(|&(i, from, to)| {
-            let keys = case.keys::<T>(i);
-            (from..to).flat_map(move |p| case.expected::<T>(i, p, &keys))
+        .flat_map(|&RequestChunk { request, from, to }| {
+            let keys = case.keys::<T>(request);
+            (from..to).flat_map(move |p| case.expected::<T>(request, p, &keys))
         })
         .collect();
     for device in devices(2) {
@@ -251,8 +276,8 @@ fn check<T: RealElement>(case: &AttentionConformanceCase, what: &str) {
 
 /// An MTP module has no entry at a request's first position.
 #[test]
-fn the_first_position_is_left_out() {
-    for heads in [(4, 2, 64), (2, 1, 80)] {
+fn attention_skips_masked_first_position() {
+    for heads in [HeadCounts::new(4, 2, 64), HeadCounts::new(2, 1, 80)] {
         let lens = &[2usize, 17, 70, 130][..];
         check::<f32>(
             &AttentionConformanceCase {
@@ -285,8 +310,10 @@ fn agrees_with_the_formula() {
         ((3, 1, 16), 2, &[7]),
         ((2, 1, 32), 6, &[31]),
     ];
-    for (seed, (heads, block_tokens, lens)) in shapes.into_iter().enumerate() {
-        let what = format!("{heads:?} blocks of {block_tokens}");
+    for (seed, ((heads, kv_heads, head_dim), block_tokens, lens)) in shapes.into_iter().enumerate()
+    {
+        let heads = HeadCounts { heads, kv_heads, head_dim };
+        let what = format!("{heads:?}, blocks of {block_tokens}");
         check::<f32>(
             &AttentionConformanceCase::new::<f32>(seed as u64, heads, block_tokens, lens),
             &what,
@@ -303,20 +330,16 @@ fn agrees_with_the_formula() {
 }
 
 /// A whole prefill, chunks, decode, and mixed batches give the same bits for every token.
-fn check_invariance<T: RealElement>(
-    heads: (usize, usize, usize),
-    block_tokens: usize,
-    isa: CpuIsa,
-) {
+fn check_invariance<T: RealElement>(heads: HeadCounts, block_tokens: usize, isa: CpuIsa) {
     let lens = [150usize, 37, 65];
     let case = AttentionConformanceCase::new::<T>(4, heads, block_tokens, &lens);
     let reference = device(1, isa);
     let mut expected = Vec::new();
-    for chunk in case.whole() {
+    for chunk in case.whole_requests() {
         let mut pool = case.pool(&reference);
         expected.push(case.step::<T>(&reference, &mut pool, &[chunk]));
     }
-    let width = heads.0 * heads.2;
+    let width = heads.heads * heads.head_dim;
     let token = |i: usize, p: usize| &expected[i][p * width..(p + 1) * width];
     for threads in [1, 2, 3] {
         let device = device(threads, isa);
@@ -325,16 +348,19 @@ fn check_invariance<T: RealElement>(
             let mut done = [0; 3];
             while done.iter().zip(&lens).any(|(d, l)| d < l) {
                 let next = (0..3).filter(|&i| done[i] < lens[i]);
-                let chunks: Vec<_> =
-                    next.map(|i| (i, done[i], lens[i].min(done[i] + chunk_len))).collect();
+                let chunk = |request: usize| {
+                    let from = done[request];
+                    RequestChunk { request, from, to: lens[request].min(from + chunk_len) }
+                };
+                let chunks: Vec<_> = next.map(chunk).collect();
                 let got = case.step::<T>(&device, &mut pool, &chunks);
                 let tokens =
-                    chunks.iter().flat_map(|&(i, from, to)| (from..to).map(move |p| (i, p)));
+                    chunks.iter().flat_map(|c| (c.from..c.to).map(move |p| (c.request, p)));
                 for ((i, p), got) in tokens.zip(got.chunks_exact(width)) {
                     assert_eq!(got, token(i, p), "token {p} of {i}, chunks of {chunk_len}");
                 }
-                for (i, _, to) in chunks {
-                    done[i] = to;
+                for chunk in chunks {
+                    done[chunk.request] = chunk.to;
                 }
             }
         }
@@ -344,26 +370,27 @@ fn check_invariance<T: RealElement>(
 #[test]
 fn a_token_does_not_depend_on_chunks_batch_or_threads() {
     for isa in CpuIsa::ALL.into_iter().filter(|isa| isa.available()) {
-        check_invariance::<f32>((4, 2, 64), 16, isa);
-        check_invariance::<bf16>((4, 2, 64), 16, isa);
-        check_invariance::<f16>((4, 2, 64), 16, isa);
-        check_invariance::<bf16>((3, 1, 32), 6, isa);
-        check_invariance::<f16>((3, 1, 32), 6, isa);
+        check_invariance::<f32>(HeadCounts::new(4, 2, 64), 16, isa);
+        check_invariance::<bf16>(HeadCounts::new(4, 2, 64), 16, isa);
+        check_invariance::<f16>(HeadCounts::new(4, 2, 64), 16, isa);
+        check_invariance::<bf16>(HeadCounts::new(3, 1, 32), 6, isa);
+        check_invariance::<f16>(HeadCounts::new(3, 1, 32), 6, isa);
     }
 }
 
 /// NaN left in a block by its previous request must not leak into a request.
 fn check_stale<T: RealElement>() {
     for device in devices(2) {
-        let case = AttentionConformanceCase::new::<T>(2, (4, 2, 64), 16, &[21]);
-        let clean = case.step::<T>(&device, &mut case.pool(&device), &[(0, 0, 21)]);
+        let case = AttentionConformanceCase::new::<T>(2, HeadCounts::new(4, 2, 64), 16, &[21]);
+        let whole = case.whole_requests();
+        let clean = case.step::<T>(&device, &mut case.pool(&device), &whole);
         let mut pool = case.pool(&device);
         let poison: Vec<u8> =
             std::iter::repeat_n(stored(T::of(f32::NAN)), case.layout.bytes() / T::DTYPE.bytes())
                 .flatten()
                 .collect();
         device.upload(&mut pool, 0, &poison).unwrap();
-        assert_eq!(case.step::<T>(&device, &mut pool, &[(0, 0, 21)]), clean);
+        assert_eq!(case.step::<T>(&device, &mut pool, &whole), clean);
     }
 }
 
@@ -376,16 +403,21 @@ fn stale_blocks_do_not_poison() {
 
 /// Keys and values that are exact in fp8 give the same bits as in the activation type.
 fn check_fp8<T: RealElement>(block_tokens: usize) {
-    let mut case = AttentionConformanceCase::new::<T>(1, (4, 2, 32), block_tokens, &[1, 70, 19]);
+    let mut case = AttentionConformanceCase::new::<T>(
+        1,
+        HeadCounts::new(4, 2, 32),
+        block_tokens,
+        &[1, 70, 19],
+    );
     let eighths = |x: &mut f32| *x = (*x * 8.0).round() / 8.0;
     case.requests.iter_mut().flat_map(|(qkv, _)| qkv).for_each(eighths);
     case.rope.0.fill(1.0);
     case.rope.1.fill(0.0);
     for device in devices(2) {
         case.layout.dtype = T::DTYPE;
-        let same = case.step::<T>(&device, &mut case.pool(&device), &case.whole());
+        let same = case.step::<T>(&device, &mut case.pool(&device), &case.whole_requests());
         case.layout.dtype = device::DType::F8E4M3;
-        let fp8 = case.step::<T>(&device, &mut case.pool(&device), &case.whole());
+        let fp8 = case.step::<T>(&device, &mut case.pool(&device), &case.whole_requests());
         assert_eq!(fp8, same, "{:?} on {:?}", T::DTYPE, device.isa());
     }
 }
@@ -458,9 +490,9 @@ impl<T: RealElement> SlotWriteCase<T> {
             for (head, d) in (0..2).flat_map(|head| (0..16).map(move |d| (head, d))) {
                 let key = self.layout.key_tile(1, block, head) + self.layout.key(row, d);
                 let value = self.layout.value_tile(1, block, head) + self.layout.value(row, d);
-                for (place, head) in [(key, 2 + head), (value, 4 + head)] {
+                for (offset, head) in [(key, 2 + head), (value, 4 + head)] {
                     let x = self.qkv[t * Self::WIDTH + head * 16 + d];
-                    pool[place * size..][..size].copy_from_slice(&stored(x));
+                    pool[offset * size..][..size].copy_from_slice(&stored(x));
                 }
             }
         }
@@ -481,8 +513,8 @@ fn check_slots<T: RealElement>() {
     let device = device(2, CpuIsa::detect());
     let case = SlotWriteCase::<T>::new();
     let mut pool = device.alloc(case.layout.bytes()).unwrap();
-    let marks = SeededNumbers::new(9).floats(case.layout.bytes() / T::DTYPE.bytes());
-    let mut expected: Vec<u8> = cast::<T>(&marks).into_iter().flat_map(stored).collect();
+    let sentinels = SeededNumbers::new(9).floats(case.layout.bytes() / T::DTYPE.bytes());
+    let mut expected: Vec<u8> = cast::<T>(&sentinels).into_iter().flat_map(stored).collect();
     device.upload(&mut pool, 0, &expected).unwrap();
     let mut got = vec![0; expected.len()];
     case.store(&device, &mut pool, [-1; 4]).unwrap();

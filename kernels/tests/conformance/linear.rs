@@ -62,7 +62,7 @@ fn agrees_with_the_formula() {
         (25, 200, 18),
         (31, 129, 300),
         (50, 33, 514),
-        (14, 40, 2048), // Rows that conflict in cache, so that they are padded apart.
+        (14, 40, 2048), // Rows that conflict in cache, so that they are padded.
     ] {
         check::<f32>(rows, n, k);
         check::<bf16>(rows, n, k);
@@ -81,18 +81,18 @@ fn check_invariance<T: RealElement>() {
     for threads in 1..=3 {
         for (i, device) in devices(threads).iter().enumerate() {
             let packed = device.pack(&[host(&w, n, k)], T::DTYPE).unwrap();
-            let alone: Vec<T> = (0..most)
+            let single_rows: Vec<T> = (0..most)
                 .flat_map(|r| run(device, &x[r * k..(r + 1) * k], &packed, None, 1))
                 .collect();
             for rows in 1..=most {
                 let y = run(device, &x[..rows * k], &packed, None, rows);
-                assert_eq!(y, alone[..rows * n], "{rows} rows, {:?}", device.isa());
+                assert_eq!(y, single_rows[..rows * n], "{rows} rows, {:?}", device.isa());
                 let tail = run(device, &x[(most - rows) * k..], &packed, None, rows);
-                assert_eq!(tail, alone[(most - rows) * n..]);
+                assert_eq!(tail, single_rows[(most - rows) * n..]);
             }
             match reference.get(i) {
-                Some(first) => assert_eq!(&alone, first, "{threads} threads"),
-                None => reference.push(alone),
+                Some(first) => assert_eq!(&single_rows, first, "{threads} threads"),
+                None => reference.push(single_rows),
             }
         }
     }

@@ -23,8 +23,8 @@ const BLOCK_TOKENS: usize = 6;
 /// Number of queries of a row if positions before `first` are invisible; 0 if it would have a query at one of
 /// them.
 fn queries(row: usize, first: usize) -> usize {
-    let (questions, context) = ROWS[row];
-    if context - questions < first { 0 } else { questions }
+    let (row_queries, context) = ROWS[row];
+    if context - row_queries < first { 0 } else { row_queries }
 }
 
 /// Inputs, all exact in bf16 and f16.
@@ -44,24 +44,24 @@ struct MlaConformanceCase {
 
 impl MlaConformanceCase {
     fn new(seed: u64, sizes: [usize; 5]) -> Self {
-        let [heads, latent, turned, unturned, value] = sizes;
+        let [heads, kv_lora_rank, rope_dim, nope_dim, value_dim] = sizes;
         let mut numbers = SeededNumbers::new(seed);
         let mut of = |width: usize| -> Vec<Vec<f32>> {
             ROWS.iter().map(|(_, context)| numbers.floats(context * width)).collect()
         };
-        let (kv, q) = (of(latent + turned), of(heads * (unturned + turned)));
+        let (kv, q) = (of(kv_lora_rank + rope_dim), of(heads * (nope_dim + rope_dim)));
         let mut free: Vec<i32> = (0..Self::blocks() as i32).collect();
         let mut take = || free.swap_remove(numbers.below(free.len()));
         let tables = ROWS
             .iter()
             .map(|(_, context)| (0..context.div_ceil(BLOCK_TOKENS)).map(|_| take()).collect())
             .collect();
-        let half = POSITIONS * turned / 2;
-        let norm = numbers.floats(latent).iter().map(|w| 1.0 + w / 4.0).collect();
+        let half = POSITIONS * rope_dim / 2;
+        let norm = numbers.floats(kv_lora_rank).iter().map(|w| 1.0 + w / 4.0).collect();
         let (cos, sin) = (numbers.floats(half), numbers.floats(half));
         let mut matrices =
-            |n: usize| (0..heads).map(|_| numbers.floats(n * latent)).collect::<Vec<_>>();
-        let (keys, values) = (matrices(unturned), matrices(value));
+            |n: usize| (0..heads).map(|_| numbers.floats(n * kv_lora_rank)).collect::<Vec<_>>();
+        let (keys, values) = (matrices(nope_dim), matrices(value_dim));
         Self { sizes, kv, q, tables, norm, cos, sin, keys, values }
     }
 
@@ -81,48 +81,48 @@ impl MlaConformanceCase {
 
     /// Pool row of a position.
     fn written_kv<T: RealElement>(&self, row: usize, position: usize) -> Vec<f64> {
-        let (latent, width) = (self.sizes[1], self.sizes[1] + self.sizes[2]);
+        let (kv_lora_rank, width) = (self.sizes[1], self.sizes[1] + self.sizes[2]);
         let raw = &self.kv[row][position * width..][..width];
         let mut x: Vec<f64> = raw.iter().map(|x| f64::from(*x)).collect();
-        let mean = x[..latent].iter().map(|x| x * x).sum::<f64>() / latent as f64;
+        let mean = x[..kv_lora_rank].iter().map(|x| x * x).sum::<f64>() / kv_lora_rank as f64;
         let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
         for (x, w) in x.iter_mut().zip(&self.norm) {
             *x = round::<T>(round::<T>(*x * scale) * round::<T>(f64::from(*w)));
         }
-        self.rope::<T>(&mut x[latent..], position);
+        self.rope::<T>(&mut x[kv_lora_rank..], position);
         x
     }
 
     /// Outputs of all queries of a row: `[queries][N V]`.
     fn expected<T: RealElement>(&self, row: usize, first: usize) -> Vec<f64> {
-        let [heads, latent, turned, unturned, value] = self.sizes;
-        let (questions, context) = (queries(row, first), ROWS[row].1);
-        let kept: Vec<Vec<f64>> = (0..context).map(|p| self.written_kv::<T>(row, p)).collect();
+        let [heads, kv_lora_rank, rope_dim, nope_dim, value_dim] = self.sizes;
+        let (row_queries, context) = (queries(row, first), ROWS[row].1);
+        let kv_rows: Vec<Vec<f64>> = (0..context).map(|p| self.written_kv::<T>(row, p)).collect();
         let product = |w: &[f32], x: &[f64]| -> Vec<f64> {
             let row = |w: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
-            w.chunks(latent).map(row).collect()
+            w.chunks(kv_lora_rank).map(row).collect()
         };
-        let made = |w: &[f32]| -> Vec<Vec<f64>> {
-            kept.iter().map(|x| product(w, &x[..latent])).collect()
+        let per_position = |w: &[f32]| -> Vec<Vec<f64>> {
+            kv_rows.iter().map(|x| product(w, &x[..kv_lora_rank])).collect()
         };
-        let mut out = vec![0.0; questions * heads * value];
+        let mut out = vec![0.0; row_queries * heads * value_dim];
         for head in 0..heads {
-            let (keys, values) = (made(&self.keys[head]), made(&self.values[head]));
-            for question in 0..questions {
-                let position = context - questions + question;
-                let width = unturned + turned;
+            let (keys, values) = (per_position(&self.keys[head]), per_position(&self.values[head]));
+            for query in 0..row_queries {
+                let position = context - row_queries + query;
+                let width = nope_dim + rope_dim;
                 let q = &self.q[row][position * heads * width + head * width..][..width];
                 let mut q: Vec<f64> = q.iter().map(|x| f64::from(*x)).collect();
-                self.rope::<T>(&mut q[unturned..], position);
+                self.rope::<T>(&mut q[nope_dim..], position);
                 let score = |p: usize| -> f64 {
-                    let key = keys[p].iter().chain(&kept[p][latent..]);
+                    let key = keys[p].iter().chain(&kv_rows[p][kv_lora_rank..]);
                     key.zip(&q).map(|(k, q)| k * q).sum::<f64>() * f64::from(SCALE)
                 };
                 let weights: Vec<f64> = (first..=position).map(score).collect();
                 let largest = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = weights.iter().map(|s| (s - largest).exp()).collect();
                 let total: f64 = weights.iter().sum();
-                let y = &mut out[question * heads * value + head * value..][..value];
+                let y = &mut out[query * heads * value_dim + head * value_dim..][..value_dim];
                 for (weight, values) in weights.iter().zip(&values[first..]) {
                     for (y, v) in y.iter_mut().zip(values) {
                         *y += weight / total * v;
@@ -135,29 +135,30 @@ impl MlaConformanceCase {
 
     /// Runs the kernels: stores the whole context of every row, then runs attention for the last queries of
     /// all rows in one call.
-    fn found<T: RealElement>(
+    fn outputs<T: RealElement>(
         &self,
         device: &CpuBackend,
         absorbs: bool,
         first: usize,
     ) -> Vec<Vec<T>> {
-        self.try_found(device, absorbs, (first, first)).unwrap()
+        self.try_outputs(device, absorbs, first, first).unwrap()
     }
 
-    /// Runs `found` with queries chosen as if positions before `as_if` were invisible.
-    fn try_found<T: RealElement>(
+    /// Runs `outputs` with queries chosen as if positions before `query_first` were invisible.
+    fn try_outputs<T: RealElement>(
         &self,
         device: &CpuBackend,
         absorbs: bool,
-        (first, as_if): (usize, usize),
+        first: usize,
+        query_first: usize,
     ) -> Result<Vec<Vec<T>>, DeviceError> {
-        let [heads, latent, turned, unturned, value] = self.sizes;
+        let [heads, kv_lora_rank, rope_dim, nope_dim, value_dim] = self.sizes;
         let layout = MlaKvLayout {
             layers: 2,
             blocks: Self::blocks(),
             block_tokens: BLOCK_TOKENS,
-            kv_lora_rank: latent,
-            rope_dim: turned,
+            kv_lora_rank,
+            rope_dim,
             dtype: T::DTYPE,
         };
         let mut pool = device.alloc(layout.bytes()).unwrap();
@@ -165,16 +166,17 @@ impl MlaConformanceCase {
         device.upload(&mut pool, 0, &vec![0xff; layout.bytes()]).unwrap();
         let (mut q, mut cu_q) = (Vec::<T>::new(), vec![0i32]);
         for (row, (_, context)) in ROWS.into_iter().enumerate() {
-            let questions = queries(row, as_if);
-            let turned_q = self.store::<T>(device, (&mut pool, &layout), row);
-            q.extend(&turned_q[(context - questions) * heads * (unturned + turned)..]);
-            cu_q.push(cu_q[row] + questions as i32);
+            let row_queries = queries(row, query_first);
+            let rotated_q = self.store::<T>(device, &mut pool, &layout, row);
+            q.extend(&rotated_q[(context - row_queries) * heads * (nope_dim + rope_dim)..]);
+            cu_q.push(cu_q[row] + row_queries as i32);
         }
         let group = |all: &[Vec<f32>], n: usize, k: usize| pack::<T>(device, all, n, k);
-        let across: Vec<Vec<f32>> = self.keys.iter().map(|w| transposed(w, latent)).collect();
-        let key = group(&self.keys, unturned, latent);
-        let key_transposed = absorbs.then(|| group(&across, latent, unturned));
-        let values = group(&self.values, value, latent);
+        let transposed_keys: Vec<Vec<f32>> =
+            self.keys.iter().map(|w| transposed(w, kv_lora_rank)).collect();
+        let key = group(&self.keys, nope_dim, kv_lora_rank);
+        let key_transposed = absorbs.then(|| group(&transposed_keys, kv_lora_rank, nope_dim));
+        let values = group(&self.values, value_dim, kv_lora_rank);
         let width = self.tables.iter().map(Vec::len).max().unwrap();
         let padded = |table: &Vec<i32>| {
             table.iter().copied().chain(std::iter::repeat(-1)).take(width).collect::<Vec<_>>()
@@ -190,18 +192,19 @@ impl MlaConformanceCase {
             bounds: RowBounds::of_any(tokens, ROWS.len(), width * BLOCK_TOKENS),
         };
         let args = MlaAttentionArgs {
-            q: MatRef::of(&q, tokens, heads * (unturned + turned)).unwrap(),
+            q: MatRef::of(&q, tokens, heads * (nope_dim + rope_dim)).unwrap(),
             rows,
             heads: MlaHeadWeights { w_uk: &key, w_uk_t: key_transposed.as_ref(), w_uv: &values },
             layer: 1,
             scale: SCALE,
             first_position: first,
         };
-        let mut out = vec![T::of(f32::NAN); tokens * heads * value];
-        let o = MatMut::of(&mut out, tokens, heads * value).unwrap();
+        let mut out = vec![T::of(f32::NAN); tokens * heads * value_dim];
+        let o = MatMut::of(&mut out, tokens, heads * value_dim).unwrap();
         device.launch(&S, MlaAttention { o, pool: &pool, layout: &layout, args: &args })?;
         let of_row = |row: usize| {
-            out[cu_q[row] as usize * heads * value..cu_q[row + 1] as usize * heads * value].to_vec()
+            let width = heads * value_dim;
+            out[cu_q[row] as usize * width..cu_q[row + 1] as usize * width].to_vec()
         };
         Ok((0..ROWS.len()).map(of_row).collect())
     }
@@ -210,10 +213,11 @@ impl MlaConformanceCase {
     fn store<T: RealElement>(
         &self,
         device: &CpuBackend,
-        (pool, layout): (&mut device::Buffer, &MlaKvLayout),
+        pool: &mut device::Buffer,
+        layout: &MlaKvLayout,
         row: usize,
     ) -> Vec<T> {
-        let [heads, latent, turned, unturned, _] = self.sizes;
+        let [heads, kv_lora_rank, rope_dim, nope_dim, _] = self.sizes;
         let context = ROWS[row].1;
         let (kv, mut q) = (cast::<T>(&self.kv[row]), cast::<T>(&self.q[row]));
         let positions: Vec<i32> = (0..context as i32).collect();
@@ -223,14 +227,14 @@ impl MlaConformanceCase {
         };
         let slots: Vec<i64> = (0..context).map(slot).collect();
         let norm = cast::<T>(&self.norm);
-        let width = heads * (unturned + turned);
+        let width = heads * (nope_dim + rope_dim);
         let args = MlaKvWriteArgs {
-            kv: MatRef::of(&kv, context, latent + turned).unwrap(),
-            norm: MatRef::of(&norm, 1, latent).unwrap(),
+            kv: MatRef::of(&kv, context, kv_lora_rank + rope_dim).unwrap(),
+            norm: MatRef::of(&norm, 1, kv_lora_rank).unwrap(),
             eps: EPS,
             rope: RopeCosSin {
-                cos: MatRef::of(&self.cos, POSITIONS, turned / 2).unwrap(),
-                sin: MatRef::of(&self.sin, POSITIONS, turned / 2).unwrap(),
+                cos: MatRef::of(&self.cos, POSITIONS, rope_dim / 2).unwrap(),
+                sin: MatRef::of(&self.sin, POSITIONS, rope_dim / 2).unwrap(),
             },
             positions: MatRef::of(&positions, 1, context).unwrap(),
             slots: MatRef::of(&slots, 1, context).unwrap(),
@@ -266,8 +270,8 @@ fn check<T: RealElement>(absorbs: bool, tolerance: f64) {
             let rows = 0..ROWS.len();
             let expected: Vec<Vec<f64>> = rows.map(|row| case.expected::<T>(row, first)).collect();
             for device in devices(3) {
-                for (row, found) in case.found::<T>(&device, absorbs, first).iter().enumerate() {
-                    let off = error(found, &expected[row]);
+                for (row, output) in case.outputs::<T>(&device, absorbs, first).iter().enumerate() {
+                    let off = error(output, &expected[row]);
                     let what = (device.name(), sizes, ROWS[row], absorbs, first);
                     assert!(off <= tolerance, "{what:?}: {off}");
                 }
@@ -295,7 +299,7 @@ fn absorbed_mla_matches_the_formula() {
 fn mla_skips_queries_before_the_first_position() {
     assert_eq!((0..ROWS.len()).map(|row| queries(row, 1)).collect::<Vec<_>>(), [1, 16, 0, 17, 70]);
     let case = MlaConformanceCase::new(1, SIZES[0]);
-    let error = case.try_found::<f32>(&devices(1)[0], false, (1, 0)).unwrap_err().to_string();
+    let error = case.try_outputs::<f32>(&devices(1)[0], false, 1, 0).unwrap_err().to_string();
     assert!(error.contains("first position"), "{error}");
 }
 

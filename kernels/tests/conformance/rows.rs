@@ -159,7 +159,7 @@ fn lookups_copy_rows() {
 }
 
 #[test]
-fn gathers_copy_rows_and_refuse_others() {
+fn row_gather_rejects_rows_out_of_range() {
     let x: Vec<f32> = (0..12).map(|i| i as f32).collect();
     let mut y = [0.0f32; 9];
     for device in devices(1) {
@@ -225,7 +225,7 @@ fn expert_groups_are_chosen_before_experts() {
         scale: 1.0,
         shared: 0,
     };
-    let groups = |kept, by| Some(ExpertGroups { count: 3, topk_group: kept, score: by });
+    let groups = |topk_group, score| Some(ExpertGroups { count: 3, topk_group, score });
     let two = GroupScore::Top2Sum;
     let corrected = Some(MatRef::of(&bias, 1, 6).unwrap());
     let shared = scores.iter().sum::<f32>();
@@ -324,22 +324,17 @@ fn expert_groups_are_chosen_before_experts() {
 #[test]
 fn tokens_choose_expert_replicas_by_position() {
     // Three replicas of expert 0, one of expert 1, two of expert 2.
-    let places = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
+    let placement = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
     let positions = [0, 1, 2, 3, 7];
     for device in devices(2) {
         let mut experts = [0, 2, 0, 2, 0, 1, 2, 0, 0, 2];
-        let (places, at) =
-            (MatRef::of(&places, 3, 4).unwrap(), MatRef::of(&positions, 1, 5).unwrap());
+        let (placement, at) =
+            (MatRef::of(&placement, 3, 4).unwrap(), MatRef::of(&positions, 1, 5).unwrap());
         let chosen = MatMut::of(&mut experts, 5, 2).unwrap();
         device
             .launch(
                 &S,
-                ExpertPlacementLookup {
-                    experts: chosen,
-                    positions: at,
-                    tokens: None,
-                    placement: places,
-                },
+                ExpertPlacementLookup { experts: chosen, positions: at, tokens: None, placement },
             )
             .unwrap();
         assert_eq!(experts, [0, 1, 4, 3, 5, 2, 3, 0, 4, 3]);
@@ -354,7 +349,7 @@ fn tokens_choose_expert_replicas_by_position() {
                     experts: chosen,
                     positions: at,
                     tokens: tokens(2),
-                    placement: places,
+                    placement,
                 },
             )
             .unwrap();
@@ -369,7 +364,7 @@ fn tokens_choose_expert_replicas_by_position() {
                     experts: chosen,
                     positions: one,
                     tokens: tokens(1),
-                    placement: places,
+                    placement,
                 },
             )
             .unwrap_err();
@@ -385,7 +380,7 @@ fn tokens_choose_expert_replicas_by_position() {
                         experts: chosen,
                         positions: at,
                         tokens: None,
-                        placement: places,
+                        placement,
                     },
                 )
                 .unwrap_err()
@@ -401,40 +396,41 @@ fn tokens_choose_expert_replicas_by_position() {
 #[test]
 fn tokens_are_dispatched_once_per_target_rank() {
     // Two experts per rank; of six ranks, 1, 3 and 5 exchange tokens; the other ranks have the same tokens.
-    let spread =
+    let layout =
         ExpertParallelLayout { experts_per_rank: 2, ranks: 3, rank_stride: 2, rank_offset: 1 };
     // Ranks of the experts: 0 and 1, 3 and 3, 5 and 1, none, none and 5, out of range.
     let experts = [1, 2, 6, 7, 11, 3, -1, 4, -1, 10, 12, 99];
     for device in devices(2) {
         let mut tokens = [-7; 18];
-        let (mut places, mut counts) = ([-7; 18], [-7; 3]);
-        let mut dispatch = |experts: &[i32], t: usize, room: usize| {
-            let tokens = MatMut::of(&mut tokens[..room], 1, room).unwrap();
-            let places = MatMut::of(&mut places[..3 * t], t, 3).unwrap();
+        let (mut token_rows, mut counts) = ([-7; 18], [-7; 3]);
+        let mut dispatch = |experts: &[i32], t: usize, capacity: usize| {
+            let tokens = MatMut::of(&mut tokens[..capacity], 1, capacity).unwrap();
+            let token_rows = MatMut::of(&mut token_rows[..3 * t], t, 3).unwrap();
             let counts = MatMut::of(&mut counts, 1, 3).unwrap();
             let experts = MatRef::of(experts, t, 2).unwrap();
-            device.launch(&S, TokenDispatch { tokens, token_rows: places, counts, experts, layout: &spread })
+            device
+                .launch(&S, TokenDispatch { tokens, token_rows, counts, experts, layout: &layout })
         };
         dispatch(&experts, 6, 18).unwrap();
-        let few = dispatch(&experts, 6, 17).unwrap_err().to_string();
-        assert!(few.contains("tokens") && few.contains("17"), "{few}");
+        let error = dispatch(&experts, 6, 17).unwrap_err().to_string();
+        assert!(error.contains("tokens") && error.contains("17"), "{error}");
         assert_eq!(counts, [2, 1, 2]);
         assert_eq!(tokens[..5], [0, 2, 1, 2, 4]);
         let expected = [0, -1, -1, -1, 2, -1, 1, -1, 3, -1, -1, -1, -1, -1, 4, -1, -1, -1];
-        assert_eq!(places, expected);
-        let (mut tokens, mut places, mut counts) = ([-7; 0], [-7; 0], [-7; 3]);
-        let none = MatMut::of(&mut tokens, 1, 0).unwrap();
-        let (nowhere, zero) = (MatMut::of(&mut places, 0, 3), MatMut::of(&mut counts, 1, 3));
-        let nobody = MatRef::of(&[0_i32; 0], 0, 2).unwrap();
+        assert_eq!(token_rows, expected);
+        let (mut tokens, mut token_rows, mut counts) = ([-7; 0], [-7; 0], [-7; 3]);
+        let no_tokens = MatMut::of(&mut tokens, 1, 0).unwrap();
+        let (no_rows, zero) = (MatMut::of(&mut token_rows, 0, 3), MatMut::of(&mut counts, 1, 3));
+        let no_experts = MatRef::of(&[0_i32; 0], 0, 2).unwrap();
         device
             .launch(
                 &S,
                 TokenDispatch {
-                    tokens: none,
-                    token_rows: nowhere.unwrap(),
+                    tokens: no_tokens,
+                    token_rows: no_rows.unwrap(),
                     counts: zero.unwrap(),
-                    experts: nobody,
-                    layout: &spread,
+                    experts: no_experts,
+                    layout: &layout,
                 },
             )
             .unwrap();
@@ -445,24 +441,24 @@ fn tokens_are_dispatched_once_per_target_rank() {
 fn combine_sums<T: RealElement>() {
     let (rows, cols, sums) = (7, 45, 5);
     let x = cast::<T>(&SeededNumbers::new(3).floats(rows * cols));
-    let places = [0, -1, 6, -1, -1, -1, 3, 3, -1, -1, 5, 4, 2, 1, 0];
+    let token_rows = [0, -1, 6, -1, -1, -1, 3, 3, -1, -1, 5, 4, 2, 1, 0];
     let expected: Vec<T> = (0..sums * cols)
         .map(|i| {
-            let named = places[i / cols * 3..][..3].iter().filter(|&&row| row >= 0);
+            let named = token_rows[i / cols * 3..][..3].iter().filter(|&&row| row >= 0);
             T::of(named.fold(0.0, |sum, &row| sum + x[row as usize * cols + i % cols].value()))
         })
         .collect();
     for device in devices(2) {
         let mut y = vec![T::of(9.0); sums * cols];
-        let mut sum = |places: &[i32]| {
-            let (x, places) = (MatRef::of(&x, rows, cols), MatRef::of(places, sums, 3));
+        let mut sum = |token_rows: &[i32]| {
+            let (x, token_rows) = (MatRef::of(&x, rows, cols), MatRef::of(token_rows, sums, 3));
             let y = MatMut::of(&mut y, sums, cols).unwrap();
-            device.launch(&S, MoeCombine { y, x: x.unwrap(), token_rows: places.unwrap() })
+            device.launch(&S, MoeCombine { y, x: x.unwrap(), token_rows: token_rows.unwrap() })
         };
-        sum(&places).unwrap();
-        let beyond = places.map(|row| if row == 6 { 7 } else { row });
-        let refused = sum(&beyond).unwrap_err().to_string();
-        assert!(refused.contains("moe_combine_ranks") && refused.contains('7'), "{refused}");
+        sum(&token_rows).unwrap();
+        let beyond = token_rows.map(|row| if row == 6 { 7 } else { row });
+        let error = sum(&beyond).unwrap_err().to_string();
+        assert!(error.contains("moe_combine_ranks") && error.contains('7'), "{error}");
         assert_eq!(y, expected);
     }
 }
@@ -537,8 +533,8 @@ fn experts<T: RealElement>() {
         for t in 0..tokens {
             let own = t * k..(t + 1) * k;
             let row = &x[t * hidden..(t + 1) * hidden];
-            let alone = run(1, row, &chosen[own.clone()], &weights[own]);
-            assert_eq!(alone, y[t * hidden..(t + 1) * hidden]);
+            let single_row = run(1, row, &chosen[own.clone()], &weights[own]);
+            assert_eq!(single_row, y[t * hidden..(t + 1) * hidden]);
         }
     }
 }

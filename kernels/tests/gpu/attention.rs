@@ -42,23 +42,24 @@ impl PagedAttentionCase {
         let blocks = rows.iter().map(|r| used(r.1)).sum::<usize>() + 2;
         let order = KvOrder::RowMajor;
         let gpu = KvLayout { layers: 2, blocks, block_tokens, kv_heads, head_dim, dtype, order };
-        let layouts = [gpu, KvLayout { order: KvOrder::LaneInterleaved, dtype: on_cpu(dtype), ..gpu }];
+        let layouts =
+            [gpu, KvLayout { order: KvOrder::LaneInterleaved, dtype: on_cpu(dtype), ..gpu }];
         let width = rows.iter().map(|r| used(r.1)).max().unwrap_or(0) + 1;
         let mut free: Vec<i32> = (0..blocks as i32).collect();
         let mut take = |numbers: &mut RandomNumbers, n: usize| free.swap_remove(numbers.below(n));
-        let mut seats: Vec<i32> = (0..(rows.len() + SLOTS_FREE) as i32).collect();
-        for i in (1..seats.len()).rev() {
-            seats.swap(i, numbers.below(i + 1));
+        let mut seq_slots: Vec<i32> = (0..(rows.len() + SLOTS_FREE) as i32).collect();
+        for i in (1..seq_slots.len()).rev() {
+            seq_slots.swap(i, numbers.below(i + 1));
         }
-        let mut tables = vec![-7; seats.len() * width]; // Never read beyond a context.
-        seats.truncate(rows.len());
+        let mut tables = vec![-7; seq_slots.len() * width]; // Never read beyond a context.
+        seq_slots.truncate(rows.len());
         // NaN everywhere, as left by previous requests.
         let stale = vec![f32::NAN; gpu.bytes() / dtype.bytes()];
         let mut values = [stale.clone(), stale];
         let mut left = blocks;
-        for (row, seat) in rows.iter().zip(&seats) {
+        for (row, seq_slot) in rows.iter().zip(&seq_slots) {
             for position in 0..row.1 {
-                let entry = *seat as usize * width + position / block_tokens;
+                let entry = *seq_slot as usize * width + position / block_tokens;
                 if position % block_tokens == 0 {
                     tables[entry] = take(numbers, left);
                     left -= 1;
@@ -77,25 +78,24 @@ impl PagedAttentionCase {
             [pair.gpu.alloc(gpu.bytes()).unwrap(), pair.cpu.alloc(layouts[1].bytes()).unwrap()];
         pair.gpu.upload(&mut pools[0], 0, &bytes(&values[0], dtype)).unwrap();
         pair.cpu.upload(&mut pools[1], 0, &bytes(&values[1], on_cpu(dtype))).unwrap();
-        let (rows, first, successive) = (rows.to_vec(), 0, 1);
         Self {
             heads,
-            first_position: first,
+            first_position: 0,
             layouts,
             pools,
-            rows,
+            rows: rows.to_vec(),
             tables,
-            seq_slots: seats,
+            seq_slots,
             width,
-            max_rows_per_request: successive,
+            max_rows_per_request: 1,
         }
     }
 
     /// Replaces each row by `tokens` one-token rows of the same request.
-    fn one_by_one(&mut self, tokens: &[usize]) {
+    fn split_into_single_tokens(&mut self, tokens: &[usize]) {
         let requests = self.rows.iter().zip(&self.seq_slots).zip(tokens);
-        let each = requests.flat_map(|((row, seat), &tokens)| {
-            (0..tokens).map(move |i| ((1, (row.1 + i + 1).saturating_sub(tokens)), *seat))
+        let each = requests.flat_map(|((row, seq_slot), &tokens)| {
+            (0..tokens).map(move |i| ((1, (row.1 + i + 1).saturating_sub(tokens)), *seq_slot))
         });
         (self.rows, self.seq_slots) = each.unzip();
         self.max_rows_per_request = *tokens.iter().max().unwrap();
@@ -119,7 +119,7 @@ impl PagedAttentionCase {
         let cu_q = pair.put(&cu_q, 1, rows + 1);
         let contexts = pair.put(&contexts, 1, rows);
         let tables = pair.put(&self.tables, self.tables.len() / self.width, self.width);
-        let seats = pair.put(&self.seq_slots, 1, rows);
+        let seq_slots = pair.put(&self.seq_slots, 1, rows);
         let bounds = RowBounds::of(self.rows.iter().copied(), self.max_rows_per_request);
         let mut o = pair.poisoned(self.layouts[0].dtype, q.gpu().rows(), q.gpu().cols());
         let views: [fn(&TwinMatrix) -> MatRef<'_>; 2] = [TwinMatrix::gpu, TwinMatrix::cpu];
@@ -130,12 +130,19 @@ impl PagedAttentionCase {
                 cu_q: view(&cu_q),
                 context_lens: view(&contexts),
                 block_tables: view(&tables),
-                table_rows: Some(view(&seats)),
+                table_rows: Some(view(&seq_slots)),
                 bounds,
             };
             let scale = (self.layouts[0].head_dim as f32).powf(-0.5);
             let (heads, first_position) = (self.heads, self.first_position);
-            let args = PagedAttentionArgs { q: view(q), rows: step, heads, layer: 1, scale, first_position };
+            let args = PagedAttentionArgs {
+                q: view(q),
+                rows: step,
+                heads,
+                layer: 1,
+                scale,
+                first_position,
+            };
             let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
             let pool = (&self.pools[at], &self.layouts[at]);
             devices[at]
@@ -155,7 +162,7 @@ fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
 }
 
 pub(crate) fn check(pair: &DevicePair, heads: HeadShape, dtype: DType, rows: &[(usize, usize)]) {
-    check_from(pair, heads, dtype, (rows, 0));
+    check_from(pair, heads, dtype, rows, 0);
 }
 
 /// Compares GPU and CPU with positions before `first` masked.
@@ -163,11 +170,12 @@ fn check_from(
     pair: &DevicePair,
     heads: HeadShape,
     dtype: DType,
-    (rows, first): (&[(usize, usize)], usize),
+    rows: &[(usize, usize)],
+    first_position: usize,
 ) {
     let mut numbers = pair.numbers(heads.0 as u64);
     let case = PagedAttentionCase {
-        first_position: first,
+        first_position,
         ..PagedAttentionCase::new(pair, &mut numbers, heads, dtype, rows)
     };
     let q = case.queries(pair, &mut numbers);
@@ -211,16 +219,16 @@ fn any_number_of_tokens() {
 
 /// An MTP module has no entry at a request's first position.
 #[test]
-fn the_first_position_is_left_out() {
+fn attention_skips_masked_first_position() {
     use DType::{BF16, F32};
     for pair in &pairs() {
         let decodes = [(1, 2), (1, 17), (1, 300), (1, 16), (1, 33), (1, 1000)];
         for rows in [&decodes[..], &decodes[..3]] {
-            check_from(pair, (4, 2, 128, 16), BF16, (rows, 1));
-            check_from(pair, (16, 1, 64, 32), BF16, (rows, 1));
-            check_from(pair, (4, 2, 48, 6), F32, (rows, 1));
+            check_from(pair, (4, 2, 128, 16), BF16, rows, 1);
+            check_from(pair, (16, 1, 64, 32), BF16, rows, 1);
+            check_from(pair, (4, 2, 48, 6), F32, rows, 1);
         }
-        check_from(pair, (4, 2, 64, 16), BF16, (&[(1, 5), (7, 20)], 1));
+        check_from(pair, (4, 2, 64, 16), BF16, &[(1, 5), (7, 20)], 1);
     }
 }
 
@@ -235,7 +243,7 @@ fn decodes_of_many_rows_agree_with_the_cpu() {
 
 /// A query of a prompt gives the same bits alone and in a batch, and with its row whole or chunked.
 #[test]
-fn chunked_prefill_has_one_result() {
+fn chunked_prefill_matches_whole_prefill_bitwise() {
     let heads = (6, 2, 64, 16);
     let width = heads.0 * heads.2;
     for pair in &pairs() {
@@ -245,16 +253,16 @@ fn chunked_prefill_has_one_result() {
         let tokens: usize = rows.iter().map(|r| r.0).sum();
         let values = numbers.reals::<bf16>(tokens * width);
         let [all, _] = pair.read_floats(&case.run(pair, &pair.put(&values, tokens, width), false));
-        let (seats, mut begin) = (case.seq_slots.clone(), 0);
-        for ((tokens, context), seat) in rows.into_iter().zip(seats) {
+        let (seq_slots, mut begin) = (case.seq_slots.clone(), 0);
+        for ((tokens, context), seq_slot) in rows.into_iter().zip(seq_slots) {
             for (from, to) in [(0, tokens), (0, 2), (2, tokens)] {
                 let (n, at) = (to - from, (begin + from) * width);
-                (case.rows, case.seq_slots) = (vec![(n, context - tokens + to)], vec![seat]);
+                (case.rows, case.seq_slots) = (vec![(n, context - tokens + to)], vec![seq_slot]);
                 let q = pair.put(&values[at..at + n * width], n, width);
-                let [alone, _] = pair.read_floats(&case.run(pair, &q, false));
+                let [single_row, _] = pair.read_floats(&case.run(pair, &q, false));
                 // A single token is a decode, which sums in another order.
                 if n > 1 {
-                    assert_eq!(alone, all[at..at + n * width], "{from} to {to} of {tokens}");
+                    assert_eq!(single_row, all[at..at + n * width], "{from} to {to} of {tokens}");
                 }
             }
             begin += tokens;
@@ -283,14 +291,14 @@ fn rows_without_keys_are_zero() {
 
 /// A decode gives the same bits in small batches, and in large batches, whatever the grid.
 #[test]
-fn a_decode_has_one_result_in_every_batch() {
+fn decodes_are_batch_invariant() {
     let heads = (4, 2, 64, 16);
     let few = [(1, 290), (1, 3), (1, 131), (1, 64)];
     let many =
         [(1, 900), (1, 3), (1, 449), (1, 64), (1, 1350), (1, 131), (1, 448), (1, 2), (1, 30)];
     for pair in &pairs() {
-        among_others(pair, heads, &few, 1);
-        among_others(pair, heads, &many, 5);
+        check_batch_invariance(pair, heads, &few, 1);
+        check_batch_invariance(pair, heads, &many, 5);
     }
 }
 
@@ -308,8 +316,8 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
         ] {
             let mut numbers = pair.numbers(6);
             let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, dtype, &requests);
-            case.one_by_one(&tokens);
-            let (rows, seats, width) =
+            case.split_into_single_tokens(&tokens);
+            let (rows, seq_slots, width) =
                 (case.rows.clone(), case.seq_slots.clone(), heads.0 * heads.2);
             let values = numbers.reals::<bf16>(rows.len() * width);
             let q = pair.put(&values, rows.len(), width);
@@ -319,33 +327,38 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
             let [all, _] = pair.read_floats(&all);
             // The same number of rows, so that splits have equal length, in an order that separates the
             // tokens of each request.
-            let turned: Vec<usize> = (0..rows.len()).map(|i| i * 8 % rows.len()).collect();
-            (case.rows, case.seq_slots) = turned.iter().map(|&i| (rows[i], seats[i])).unzip();
+            let permuted: Vec<usize> = (0..rows.len()).map(|i| i * 8 % rows.len()).collect();
+            (case.rows, case.seq_slots) = permuted.iter().map(|&i| (rows[i], seq_slots[i])).unzip();
             let values: Vec<bf16> =
-                turned.iter().flat_map(|&i| values[i * width..][..width].to_vec()).collect();
+                permuted.iter().flat_map(|&i| values[i * width..][..width].to_vec()).collect();
             let q = pair.put(&values, rows.len(), width);
-            let [apart, _] = pair.read_floats(&case.run(pair, &q, false));
-            for (apart, i) in apart.chunks(width).zip(turned) {
-                assert_eq!(apart, &all[i * width..][..width], "{what}: row {i}");
+            let [reordered, _] = pair.read_floats(&case.run(pair, &q, false));
+            for (row, i) in reordered.chunks(width).zip(permuted) {
+                assert_eq!(row, &all[i * width..][..width], "{what}: row {i}");
             }
         }
     }
 }
 
 /// Rows give the same bits all at once and `part` rows at a time.
-fn among_others(pair: &DevicePair, heads: HeadShape, rows: &[(usize, usize)], part: usize) {
+fn check_batch_invariance(
+    pair: &DevicePair,
+    heads: HeadShape,
+    rows: &[(usize, usize)],
+    part: usize,
+) {
     let mut numbers = pair.numbers(4);
     let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, DType::BF16, rows);
     let width = heads.0 * heads.2;
     let values = numbers.reals::<bf16>(rows.len() * width);
     let q = pair.put(&values, rows.len(), width);
     let [all, _] = pair.read_floats(&case.run(pair, &q, false));
-    let seats = case.seq_slots.clone();
+    let seq_slots = case.seq_slots.clone();
     for from in 0..=rows.len() - part {
         let to = from + part;
-        (case.rows, case.seq_slots) = (rows[from..to].to_vec(), seats[from..to].to_vec());
+        (case.rows, case.seq_slots) = (rows[from..to].to_vec(), seq_slots[from..to].to_vec());
         let q = pair.put(&values[from * width..to * width], part, width);
-        let [apart, _] = pair.read_floats(&case.run(pair, &q, false));
-        assert_eq!(apart, all[from * width..to * width], "rows {from} to {to}");
+        let [separate_rows, _] = pair.read_floats(&case.run(pair, &q, false));
+        assert_eq!(separate_rows, all[from * width..to * width], "rows {from} to {to}");
     }
 }

@@ -29,7 +29,7 @@ fn device() -> GpuBackend {
 }
 
 /// Checks a GEMM of this size for every combination of types, with and without a bias.
-fn check(pair: &DevicePair, (rows, n, k): (usize, usize, usize)) {
+fn check(pair: &DevicePair, rows: usize, n: usize, k: usize) {
     const F: DType = DType::F32;
     const B: DType = DType::BF16;
     for (types, with_bias) in [
@@ -65,7 +65,7 @@ fn blas_gemm_agrees_with_the_cpu() {
     assert!(pair.gpu.name().contains("with a BLASLt library"), "{}", pair.gpu.name());
     // Rows: within a bucket, at its end, odd (which requires its own plan in the mock library), in an
     // unsupported bucket, in f32 beyond routers; 8 outputs are never supported.
-    for size in [
+    for (rows, n, k) in [
         (18, 24, 40),
         (32, 33, 18),
         (35, 16, 64),
@@ -75,12 +75,12 @@ fn blas_gemm_agrees_with_the_cpu() {
         (100, 8, 24),
         (98, 8, 24),
     ] {
-        check(&pair, size);
+        check(&pair, rows, n, k);
     }
     // Sizes first seen while serving, after autotuning is frozen: near one that was tuned, and with untuned
     // weight shapes.
     pair.gpu.freeze_autotuning();
-    for size in [(50, 24, 40), (41, 16, 64), (18, 28, 44)] {
-        check(&pair, size);
+    for (rows, n, k) in [(50, 24, 40), (41, 16, 64), (18, 28, 44)] {
+        check(&pair, rows, n, k);
     }
 }

@@ -88,7 +88,7 @@ fn graphs_replay() {
 
 /// Operations that would invalidate a capture are rejected, and the capture remains valid.
 #[test]
-fn capture_refuses_what_would_break_it() {
+fn unsafe_calls_during_capture_are_rejected() {
     for pair in &pairs() {
         let mut x = pair.put(&[1f32; FLOATS], 1, FLOATS);
         let mut y = pair.poisoned(DType::F32, 1, FLOATS);
@@ -96,7 +96,7 @@ fn capture_refuses_what_would_break_it() {
         let host = pinned(pair, 3.0);
         let mut bytes = vec![0; 4];
         pair.gpu.begin_capture(&S).unwrap();
-        let refused = [
+        let errors = [
             pair.gpu.alloc(4).err(),
             pair.gpu.alloc_pinned(4).err(),
             pair.gpu.upload(&mut x.gpu, 0, &[0; 4]).err(),
@@ -107,14 +107,14 @@ fn capture_refuses_what_would_break_it() {
         ];
         add(pair, &mut y, x.gpu(), x.gpu());
         let graph = pair.gpu.end_capture(&S).unwrap();
-        for error in refused {
-            let error = error.expect("refused").to_string();
+        for error in errors {
+            let error = error.expect("rejected").to_string();
             assert!(error.ends_with("is not allowed during graph capture"), "{error}");
         }
         pair.gpu.upload(&mut x.gpu, 0, &bytes_of(&[4f32; FLOATS])).unwrap();
         pair.gpu.replay(&S, &graph).unwrap();
         assert_eq!(gpu_floats(pair, &y), [8.0; FLOATS]);
-        assert!(pair.gpu.end_capture(&S).is_err(), "no capture is under way");
+        assert!(pair.gpu.end_capture(&S).is_err(), "no active capture");
     }
 }
 
@@ -127,12 +127,12 @@ fn memory_dropped_in_a_capture_is_freed_after_it() {
         let mut y = pair.poisoned(DType::F32, 1, FLOATS);
         add(pair, &mut y, x.gpu(), x.gpu());
         let large = pair.gpu.alloc(64 << 20).unwrap();
-        let held = pair.gpu.mem_info().free_bytes;
+        let free_bytes = pair.gpu.mem_info().free_bytes;
         pair.gpu.begin_capture(&S).unwrap();
         drop(large);
         add(pair, &mut y, x.gpu(), x.gpu());
         pair.gpu.end_capture(&S).unwrap();
-        assert!(pair.gpu.mem_info().free_bytes >= held + (60 << 20));
+        assert!(pair.gpu.mem_info().free_bytes >= free_bytes + (60 << 20));
     }
 }
 
@@ -161,37 +161,41 @@ fn timestamps_separate_launches() {
     for pair in &pairs() {
         let x = pair.put(&[1f32; FLOATS], 1, FLOATS);
         let mut y = pair.poisoned(DType::F32, 1, FLOATS);
-        let marks = pair.gpu.alloc_timestamps(4).unwrap();
+        let timestamps = pair.gpu.alloc_timestamps(4).unwrap();
         let in_order = |order: &[usize]| {
-            marks.wait(order[order.len() - 1]).unwrap();
-            let ns = order.windows(2).map(|pair| marks.elapsed_ns(pair[0], pair[1]).unwrap());
+            timestamps.wait(order[order.len() - 1]).unwrap();
+            let ns = order.windows(2).map(|pair| timestamps.elapsed_ns(pair[0], pair[1]).unwrap());
             assert!(ns.clone().all(|ns| ns >= 0), "{:?}", ns.collect::<Vec<_>>());
         };
-        marks.record(&S, 0).unwrap();
-        pair.gpu.begin_kernel_timestamps(&marks, 1);
+        timestamps.record(&S, 0).unwrap();
+        pair.gpu.begin_kernel_timestamps(&timestamps, 1);
         add(pair, &mut y, x.gpu(), x.gpu());
         add(pair, &mut y, x.gpu(), x.gpu());
         let names = pair.gpu.end_kernel_timestamps();
         assert!(names.len() == 2 && names[0] == names[1], "{names:?}");
         add(pair, &mut y, x.gpu(), x.gpu());
         in_order(&[0, 1, 2]);
-        pair.gpu.begin_kernel_timestamps(&marks, 3);
+        pair.gpu.begin_kernel_timestamps(&timestamps, 3);
         add(pair, &mut y, x.gpu(), x.gpu());
         add(pair, &mut y, x.gpu(), x.gpu());
-        assert_eq!(pair.gpu.end_kernel_timestamps().len(), 1, "as many as there are marks");
+        assert_eq!(
+            pair.gpu.end_kernel_timestamps().len(),
+            1,
+            "limited by the number of timestamps"
+        );
 
         pair.gpu.begin_capture(&S).unwrap();
-        pair.gpu.begin_kernel_timestamps(&marks, 1);
+        pair.gpu.begin_kernel_timestamps(&timestamps, 1);
         add(pair, &mut y, x.gpu(), x.gpu());
         assert_eq!(pair.gpu.end_kernel_timestamps().len(), 1);
         let graph = pair.gpu.end_capture(&S).unwrap();
         for _ in 0..2 {
-            marks.record(&S, 0).unwrap();
+            timestamps.record(&S, 0).unwrap();
             pair.gpu.replay(&S, &graph).unwrap();
-            marks.record(&S, 2).unwrap();
+            timestamps.record(&S, 2).unwrap();
             in_order(&[0, 1, 2]);
         }
-        assert!(marks.record(&S, 4).is_err() && marks.elapsed_ns(0, 4).is_err());
+        assert!(timestamps.record(&S, 4).is_err() && timestamps.elapsed_ns(0, 4).is_err());
         pair.gpu.synchronize(&S).unwrap();
     }
 }

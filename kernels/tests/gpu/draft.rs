@@ -18,18 +18,18 @@ const BLOCK_TOKENS: usize = 4;
 const BLOCKS: usize = SEQ_SLOTS * WIDTH;
 const PASSES: usize = 3;
 const DEPTH: usize = PASSES + 2;
-const LONGEST: usize = 24;
+const MAX_LEN: usize = 24;
 
 /// A row of one token with two drafts and its previous hidden state in its sequence slot; a row at position
 /// 0; a chunk that follows a block of another request; a row of one token with the maximum number of drafts,
 /// across the end of a block; a row without drafts.
 fn rows() -> [DraftRow; 5] {
-    let row = |seat, len, drafts, held, edge| DraftRow {
-        seq_slot: seat,
+    let row = |seq_slot, len, drafts, state_in_slot, boundary_block| DraftRow {
+        seq_slot,
         len,
         drafts,
-        state_in_slot: held,
-        boundary_block: edge,
+        state_in_slot,
+        boundary_block,
         ..DraftRow::default()
     };
     let mut rows = [
@@ -63,7 +63,7 @@ fn tokens() -> usize {
     rows().iter().map(|row| (row.len + row.drafts) as usize).sum()
 }
 
-fn staged() -> Vec<i32> {
+fn stage_words() -> Vec<i32> {
     let stage = StagingBuffer { drafts: rows().to_vec(), ..StagingBuffer::default() };
     let mut bytes = vec![0; stage.bytes()];
     stage.write(&mut bytes);
@@ -71,7 +71,7 @@ fn staged() -> Vec<i32> {
 }
 
 /// Records contain 64-bit numbers, so the words must have the alignment of a device buffer.
-fn on_cpu(words: &[i32]) -> Buffer {
+fn aligned_buffer(words: &[i32]) -> Buffer {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut buffer = oracle().alloc(bytes.len()).unwrap();
     oracle().upload(&mut buffer, 0, &bytes).unwrap();
@@ -95,8 +95,8 @@ fn device_and_host<T: PlainElement>(
     data: &[(&[T], usize)],
     run: impl Fn(&KernelBackend, device::MatRef<'_>, Vec<MatMut<'_>>),
 ) -> Vec<Vec<T>> {
-    let words = staged();
-    let buffer = on_cpu(&words);
+    let words = stage_words();
+    let buffer = aligned_buffer(&words);
     let mut expected: Vec<Vec<T>> = data.iter().map(|(x, _)| x.to_vec()).collect();
     let mats = expected.iter_mut().zip(data);
     let mats = mats.map(|(x, (_, cols))| {
@@ -130,15 +130,17 @@ fn draft_pass_layout_matches_the_cpu() {
             let poison = vec![-7; count + 1];
             let mut data = [(&ids[..], ids.len()), (&drafts, count), (&tables, WIDTH)].to_vec();
             data.push((&step_positions, ids.len()));
-            let made = [(&poison[..], poison.len()); 5];
-            let left =
-                device_and_host(&device, &[&data[..], &made].concat(), |of, stage, mut mats| {
-                    let [row_seats, context_lens, cu_q, positions, to_ids] =
+            let outputs = [(&poison[..], poison.len()); 5];
+            let left = device_and_host(
+                &device,
+                &[&data[..], &outputs].concat(),
+                |backend, stage, mut mats| {
+                    let [row_seq_slots, context_lens, cu_q, positions, to_ids] =
                         [0; 5].map(|_| mats.pop().unwrap());
                     let [ids, drafts, tables, at] = [0, 1, 2, 3].map(|i| mats[i].as_ref());
                     let mut on_host = vec![-7i64; count];
                     let mut on_device = DeviceArray::row(&device, &on_host);
-                    let cpu = of.name() == oracle().name();
+                    let cpu = backend.name() == oracle().name();
                     let slots_of = if cpu {
                         MatMut::of(&mut on_host, 1, count).unwrap()
                     } else {
@@ -150,7 +152,7 @@ fn draft_pass_layout_matches_the_cpu() {
                         slots: slots_of,
                         cu_q,
                         context_lens,
-                        row_seq_slots: row_seats,
+                        row_seq_slots,
                     };
                     let pass = DraftPass {
                         pass,
@@ -161,10 +163,12 @@ fn draft_pass_layout_matches_the_cpu() {
                         tables,
                         block_tokens: BLOCK_TOKENS,
                     };
-                    of.launch(&S, DraftPassPreparation { stage, arrays: &mut to, pass: &pass })
+                    backend
+                        .launch(&S, DraftPassPreparation { stage, arrays: &mut to, pass: &pass })
                         .unwrap();
                     slots.borrow_mut().push(if cpu { on_host } else { on_device.read(&device) });
-                });
+                },
+            );
             let slots = slots.into_inner();
             assert_eq!(slots[0], slots[1], "{}, pass {pass}", device.arch());
             let real = |r: usize| r < rows && crate::draft::rows()[r].drafts as usize > pass;
@@ -176,85 +180,91 @@ fn draft_pass_layout_matches_the_cpu() {
     }
 }
 
-fn states_are_copied<T: PlainElement>(
+fn check_state_copies<T: PlainElement>(
     of: impl Fn(&mut RandomNumbers, usize) -> Vec<T>,
     hidden: usize,
 ) {
     let mut numbers = RandomNumbers::fresh(hidden as u64);
     let mut states = |n: usize| of(&mut numbers, n * hidden);
-    let (held, edges, own) = (states(SEQ_SLOTS * DEPTH), states(BLOCKS), states(tokens()));
+    let (slot_states, boundary_states, hidden_states) =
+        (states(SEQ_SLOTS * DEPTH), states(BLOCKS), states(tokens()));
     let poison = states(tokens());
     let rows = rows().len();
     for device in devices() {
-        let data = [(&held[..], hidden), (&edges, hidden), (&own, hidden), (&poison, hidden)];
-        for of_rows in [true, false] {
-            device_and_host(&device, &data, |of, stage, mut mats| {
-                let (y, own) = (mats.pop().unwrap(), mats.pop().unwrap());
-                let (edges, held) = (mats.pop().unwrap(), mats.pop().unwrap());
-                with_words(of, &device, |[positions, firsts, _]| {
+        let data = [
+            (&slot_states[..], hidden),
+            (&boundary_states, hidden),
+            (&hidden_states, hidden),
+            (&poison, hidden),
+        ];
+        for from_slots_only in [true, false] {
+            device_and_host(&device, &data, |backend, stage, mut mats| {
+                let (y, hidden_states) = (mats.pop().unwrap(), mats.pop().unwrap());
+                let (boundary_states, slot_states) = (mats.pop().unwrap(), mats.pop().unwrap());
+                with_words(backend, &device, |[positions, first_positions, _]| {
                     let states = DraftHiddenStates {
-                        slot_states: held,
-                        first_positions: firsts,
+                        slot_states,
+                        first_positions,
                         states_per_slot: DEPTH,
-                        boundary_states: edges,
+                        boundary_states,
                     };
-                    let from = (Some(own.as_ref()).filter(|_| !of_rows), &states);
-                    of.launch(
-                        &S,
-                        DraftInputGather {
-                            stage,
-                            positions: positions.as_ref(),
-                            rows,
-                            y,
-                            hidden: from.0,
-                            states: from.1,
-                        },
-                    )
-                    .unwrap();
+                    let hidden = Some(hidden_states.as_ref()).filter(|_| !from_slots_only);
+                    backend
+                        .launch(
+                            &S,
+                            DraftInputGather {
+                                stage,
+                                positions: positions.as_ref(),
+                                rows,
+                                y,
+                                hidden,
+                                states: &states,
+                            },
+                        )
+                        .unwrap();
                 });
             });
         }
-        let left = device_and_host(&device, &data[..3], |of, stage, mut mats| {
-            let own = mats.pop().unwrap();
-            let (edges, held) = (mats.pop().unwrap(), mats.pop().unwrap());
-            let firsts = with_words(of, &device, |[positions, firsts, tables]| {
+        let left = device_and_host(&device, &data[..3], |backend, stage, mut mats| {
+            let hidden_states = mats.pop().unwrap();
+            let (boundary_states, slot_states) = (mats.pop().unwrap(), mats.pop().unwrap());
+            let firsts = with_words(backend, &device, |[positions, first_positions, tables]| {
                 let mut states = DraftHiddenStates {
-                    slot_states: held,
-                    first_positions: firsts,
+                    slot_states,
+                    first_positions,
                     states_per_slot: DEPTH,
-                    boundary_states: edges,
+                    boundary_states,
                 };
-                let (own, tables) = ((own.as_ref(), rows), (tables.as_ref(), BLOCK_TOKENS));
-                let step = (stage, positions.as_ref());
-                of.launch(
-                    &S,
-                    DraftStateStore {
-                        stage: step.0,
-                        positions: step.1,
-                        states: &mut states,
-                        hidden: own.0,
-                        rows: own.1,
-                        tables: tables.0,
-                        block_tokens: tables.1,
-                    },
-                )
-                .unwrap();
+                backend
+                    .launch(
+                        &S,
+                        DraftStateStore {
+                            stage,
+                            positions: positions.as_ref(),
+                            states: &mut states,
+                            hidden: hidden_states.as_ref(),
+                            rows,
+                            tables: tables.as_ref(),
+                            block_tokens: BLOCK_TOKENS,
+                        },
+                    )
+                    .unwrap();
             });
-            assert_eq!(firsts, [0, 5, 13, 14, 8], "{}", of.name());
+            assert_eq!(firsts, [0, 5, 13, 14, 8], "{}", backend.name());
         });
-        assert!(left[0] != held && left[1] != edges);
+        assert!(left[0] != slot_states && left[1] != boundary_states);
     }
 }
 
 /// Calls `run` with the step's positions, the slots' first positions and their block tables, on the backend
-/// `of`, and returns the first positions afterwards.
+/// `backend`, and returns the first positions afterwards.
 fn with_words(
-    of: &KernelBackend,
+    backend: &KernelBackend,
     device: &GpuBackend,
     run: impl FnOnce([MatMut<'_>; 3]),
 ) -> Vec<i32> {
     let words = [(positions(), 1), (FIRSTS.to_vec(), 1), (tables(), SEQ_SLOTS)];
-    if of.name() == oracle().name() {
+    if backend.name() == oracle().name() {
         let mut words = words;
         run(words.each_mut().map(|(x, rows)| {
             let cols = x.len() / *rows;
@@ -271,8 +281,8 @@ fn with_words(
 
 #[test]
 fn draft_states_match_the_cpu() {
-    states_are_copied(RandomNumbers::reals::<f32>, 24);
-    states_are_copied(RandomNumbers::reals::<bf16>, 13);
+    check_state_copies(RandomNumbers::reals::<f32>, 24);
+    check_state_copies(RandomNumbers::reals::<bf16>, 13);
 }
 
 #[test]
@@ -287,14 +297,15 @@ fn argmax_ids_become_drafts() {
             let mut host_logits = logits.clone();
             let host_logits = MatMut::of(&mut host_logits, rows, vocab).unwrap();
             let drafts = vec![-3; 2 * 7];
-            let left = device_and_host(&device, &[(&drafts, 7)], |of, _, mut mats| {
-                let cpu = of.name() == oracle().name();
+            let left = device_and_host(&device, &[(&drafts, 7)], |backend, _, mut mats| {
+                let cpu = backend.name() == oracle().name();
                 let logits = if cpu { host_logits.as_ref() } else { device_logits.mat() };
-                of.launch(
-                    &S,
-                    DraftArgmax { drafts: mats.pop().unwrap(), pass: 1, first: 2, logits },
-                )
-                .unwrap();
+                backend
+                    .launch(
+                        &S,
+                        DraftArgmax { drafts: mats.pop().unwrap(), pass: 1, first: 2, logits },
+                    )
+                    .unwrap();
             });
             assert_eq!(left[0][..10], [[-3; 9].to_vec(), vec![vocab as i32 / 3]].concat());
             assert!(left[0][9 + rows..].iter().all(|&id| id == -3));
@@ -312,56 +323,55 @@ fn vocab_parallel_draft_argmax_matches_full_rows() {
     let mut logits: Vec<f32> = numbers.reals(rows * vocab);
     (logits[vocab - 1], logits[70]) = (9.0, 9.0); // The maximum occurs twice, in two shards; the lower id wins.
     (logits[vocab + 120], logits[2 * vocab], logits[3 * vocab + 79]) = (9.0, 9.0, 9.0);
-    let part = |rank: usize| {
+    let shard = |rank: usize| {
         let first = (rank * cols).min(vocab);
         let ids = cols.min(vocab - first);
         VocabShard { first_id: first, ids, cols, vocab, ranks: RANKS }
     };
-    let of_rank = |part: &VocabShard| -> Vec<f32> {
-        let padding = cols - part.ids;
-        let rows = logits.chunks(vocab).map(|row| &row[part.first_id..][..part.ids]);
+    let shard_logits = |shard: &VocabShard| -> Vec<f32> {
+        let padding = cols - shard.ids;
+        let rows = logits.chunks(vocab).map(|row| &row[shard.first_id..][..shard.ids]);
         // Columns after the shard's ids are padding, not logits.
         rows.flat_map(|row| row.iter().copied().chain(vec![99.0; padding])).collect()
     };
     for device in devices() {
         let zero = DeviceArray::row(&device, &[0]);
-        let chosen = |rank: usize, gather: &mut GatherFn<'_>| {
-            let (part, mut drafts) = (part(rank), DeviceArray::of(&device, &[-3; 14], 2, 7));
-            let logits = DeviceArray::of(&device, &of_rank(&part), rows, cols);
-            let (to, logits) = (drafts.mat_mut(), (logits.mat(), &part));
-            let chosen = device.launch(
+        let argmax = |rank: usize, gather: &mut GatherFn<'_>| {
+            let (shard, mut drafts) = (shard(rank), DeviceArray::of(&device, &[-3; 14], 2, 7));
+            let logits = DeviceArray::of(&device, &shard_logits(&shard), rows, cols);
+            let result = device.launch(
                 &S,
                 VocabParallelDraftArgmax {
-                    drafts: to,
+                    drafts: drafts.mat_mut(),
                     pass: 1,
                     first: 2,
-                    logits: logits.0,
-                    shard: logits.1,
+                    logits: logits.mat(),
+                    shard: &shard,
                     gather,
                 },
             );
-            (chosen, drafts.read(&device))
+            (result, drafts.read(&device))
         };
-        let mut told = Vec::new();
+        let mut exchanged = Vec::new();
         for rank in 0..RANKS {
-            let (gone, _) = chosen(rank, &mut |own, _| {
+            let (result, _) = argmax(rank, &mut |own, _| {
                 let mut words = DeviceArray::<i32>::poisoned(&device, 1, own.cols());
                 device
                     .launch(&S, RowGather { y: words.mat_mut(), x: own, rows: zero.mat() })
                     .unwrap();
-                told.extend(words.read(&device));
+                exchanged.extend(words.read(&device));
                 false
             });
-            assert!(matches!(gone, Err(DeviceError::PeerRanksFailed)), "{gone:?}");
+            assert!(matches!(result, Err(DeviceError::PeerRanksFailed)), "{result:?}");
         }
-        let all = DeviceArray::row(&device, &told);
+        let all = DeviceArray::row(&device, &exchanged);
         for rank in 0..RANKS {
-            let (of_all, drafts) = chosen(rank, &mut |own, to| {
-                assert_eq!((own.cols(), to.cols()), (2 * rows, told.len()));
+            let (result, drafts) = argmax(rank, &mut |own, to| {
+                assert_eq!((own.cols(), to.cols()), (2 * rows, exchanged.len()));
                 device.launch(&S, RowGather { y: to, x: all.mat(), rows: zero.mat() }).unwrap();
                 true
             });
-            of_all.unwrap();
+            result.unwrap();
             assert_eq!(drafts[9..13], [70, 120, 0, 79], "{}", device.arch());
             assert!(drafts[..9].iter().chain(&drafts[13..]).all(|&id| id == -3));
         }
@@ -371,64 +381,66 @@ fn vocab_parallel_draft_argmax_matches_full_rows() {
 #[test]
 fn draft_ids_are_mapped_to_target_ids() {
     let mut numbers = RandomNumbers::fresh(11);
-    let (drafts, names) =
+    let (drafts, target_ids) =
         (tokens_below(&mut numbers, 3 * 300, 50), tokens_below(&mut numbers, 50, 9000));
     for device in devices() {
-        let data = [(&drafts[..], 300), (&names[..], 50)];
-        let left = device_and_host(&device, &data, |of, _, mut mats| {
-            let names = mats.pop().unwrap();
-            of.launch(
-                &S,
-                DraftIdMap {
-                    drafts: mats.pop().unwrap(),
-                    pass: 1,
-                    count: 290,
-                    ids: names.as_ref(),
-                },
-            )
-            .unwrap();
+        let data = [(&drafts[..], 300), (&target_ids[..], 50)];
+        let left = device_and_host(&device, &data, |backend, _, mut mats| {
+            let target_ids = mats.pop().unwrap();
+            backend
+                .launch(
+                    &S,
+                    DraftIdMap {
+                        drafts: mats.pop().unwrap(),
+                        pass: 1,
+                        count: 290,
+                        ids: target_ids.as_ref(),
+                    },
+                )
+                .unwrap();
         });
-        for (i, (named, draft)) in left[0].iter().zip(&drafts).enumerate() {
-            let expected = if (300..590).contains(&i) { names[*draft as usize] } else { *draft };
-            assert_eq!(*named, expected, "{i}");
+        for (i, (mapped, draft)) in left[0].iter().zip(&drafts).enumerate() {
+            let expected =
+                if (300..590).contains(&i) { target_ids[*draft as usize] } else { *draft };
+            assert_eq!(*mapped, expected, "{i}");
         }
     }
 }
 
 #[test]
-fn drafts_become_ids_and_history() {
+fn drafts_are_inserted_into_ids_and_history() {
     let mut numbers = RandomNumbers::fresh(9);
     let rows = rows().len();
     let ids = tokens_below(&mut numbers, tokens(), 900);
-    let history = tokens_below(&mut numbers, SEQ_SLOTS * LONGEST, 900);
+    let history = tokens_below(&mut numbers, SEQ_SLOTS * MAX_LEN, 900);
     let drafts = tokens_below(&mut numbers, PASSES * 8, 900);
     for device in devices() {
         let positions = positions();
         let data = [
             (&ids[..], ids.len()),
-            (&history, LONGEST),
+            (&history, MAX_LEN),
             (&drafts, 8),
             (&positions, positions.len()),
         ];
-        let left = device_and_host(&device, &data, |of, stage, mut mats| {
+        let left = device_and_host(&device, &data, |backend, stage, mut mats| {
             let [positions, drafts, history, ids] = [0; 4].map(|_| mats.pop().unwrap());
-            let step = (stage, positions.as_ref());
-            of.launch(
-                &S,
-                DraftInsertion {
-                    stage: step.0,
-                    positions: step.1,
-                    rows,
-                    ids,
-                    history,
-                    drafts: drafts.as_ref(),
-                },
-            )
-            .unwrap();
+            backend
+                .launch(
+                    &S,
+                    DraftInsertion {
+                        stage,
+                        positions: positions.as_ref(),
+                        rows,
+                        ids,
+                        history,
+                        drafts: drafts.as_ref(),
+                    },
+                )
+                .unwrap();
         });
         let row = crate::draft::rows()[3];
         let at = (row.token + row.len) as usize;
         assert_eq!(left[0][at..at + 3], [3, 11, 19].map(|i| drafts[i]));
-        assert_eq!(left[1][LONGEST + 7..LONGEST + 10], [3, 11, 19].map(|i| drafts[i]));
+        assert_eq!(left[1][MAX_LEN + 7..MAX_LEN + 10], [3, 11, 19].map(|i| drafts[i]));
     }
 }

@@ -14,7 +14,7 @@ type ExpertLayerSpec = (&'static str, [usize; 4], DType);
 const LAYERS: [ExpertLayerSpec; 5] = [
     ("Qwen3-30B-A3B", [2048, 768, 128, 8], DType::BF16),
     ("Qwen3-30B-A3B", [2048, 768, 128, 8], DType::F8E4M3),
-    ("V3 of 8 ranks", [7168, 256, 256, 8], DType::F8E4M3),
+    ("V3, EP 8", [7168, 256, 256, 8], DType::F8E4M3),
     ("V3, 32 experts", [7168, 2048, 32, 1], DType::F8E4M3),
     ("V3", [7168, 2048, 256, 8], DType::F8E4M3),
 ];

@@ -22,23 +22,20 @@ fn sums_round_to_nearest_even() {
     let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
     for pair in &f16_pairs() {
         let mut numbers = pair.numbers(1);
-        let mut others = vec![f16::ZERO; all.len()];
+        let mut rhs = vec![f16::ZERO; all.len()];
         for _ in 0..3 {
-            let sums: Vec<f16> = all
-                .iter()
-                .zip(&others)
-                .map(|(a, b)| f16::from_f32(a.to_f32() + b.to_f32()))
-                .collect();
-            let (a, b) = (pair.put(&all, 64, 1024), pair.put(&others, 64, 1024));
+            let sums: Vec<f16> =
+                all.iter().zip(&rhs).map(|(a, b)| f16::from_f32(a.to_f32() + b.to_f32())).collect();
+            let (a, b) = (pair.put(&all, 64, 1024), pair.put(&rhs, 64, 1024));
             let mut y = pair.poisoned(F16, 64, 1024);
             pair.gpu.launch(&S, TensorAdd { y: y.gpu_mut(), a: a.gpu(), b: b.gpu() }).unwrap();
             for ((got, sum), (a, b)) in
-                pair.read_gpu::<f16>(&y).iter().zip(&sums).zip(all.iter().zip(&others))
+                pair.read_gpu::<f16>(&y).iter().zip(&sums).zip(all.iter().zip(&rhs))
             {
                 let same = got.to_bits() == sum.to_bits() || (got.is_nan() && sum.is_nan());
                 assert!(same, "{a:e} + {b:e} is {got:e}, not {sum:e}");
             }
-            others.fill_with(|| f16::from_bits(numbers.bits() as u16));
+            rhs.fill_with(|| f16::from_bits(numbers.bits() as u16));
         }
     }
 }
@@ -87,7 +84,7 @@ fn row_kernels_agree_with_the_cpu() {
 fn products_agree_with_the_cpu() {
     let router = [F16, DType::F32, DType::F32];
     for pair in &f16_pairs() {
-        for (shape, types) in [
+        for ((m, n, k), types) in [
             ((3, 100, 1032), [F16; 3]),
             ((9, 40, 2592), [F16, F16, DType::F32]),
             ((17, 130, 40), [F16; 3]),
@@ -95,11 +92,11 @@ fn products_agree_with_the_cpu() {
             ((6, 30, 34), [F16; 3]),
             ((6, 30, 34), router),
         ] {
-            linear::check_product(pair, shape, types, shape.0 != 17);
+            linear::check_product(pair, m, n, k, types, m != 17);
         }
         linear::check_fused_linear(pair, 72, 264, &[1, 16]);
         if linear::streams(pair) {
-            linear::check_product(pair, (64, 80, 1152), [F16; 3], false);
+            linear::check_product(pair, 64, 80, 1152, [F16; 3], false);
             linear::check_fused_linear(pair, 48, 512, &[17]);
         }
         if gemm_large_m::has_kernel(pair) {
@@ -128,8 +125,8 @@ fn attention_agrees_with_the_cpu() {
 #[test]
 fn mla_agrees_with_the_cpu() {
     for pair in &f16_pairs() {
-        mla::check(pair, [2, 96, 16, 24, 40, 16], (SHORT, 2), F16);
-        mla::check(pair, [17, 128, 32, 32, 48, 32], (LONG, 4), F16);
+        mla::check(pair, [2, 96, 16, 24, 40, 16], SHORT, 2, F16);
+        mla::check(pair, [17, 128, 32, 32, 48, 32], LONG, 4, F16);
         mla_prefill::check(pair, [1, 128, 64, 64, 64, 16], &[(1, 40), (257, 300)], F16);
     }
 }
@@ -153,17 +150,17 @@ fn experts_agree_with_the_cpu() {
 #[test]
 fn products_with_fp8_weights_agree_with_the_cpu() {
     for pair in &f16_pairs() {
-        fp8::check_neighbours(pair, 3, (112, 192), ScaleGranularity::Blocks);
-        fp8::check_neighbours(pair, 16, (16, 1024), ScaleGranularity::Channels);
-        fp8::check_many::<f16>(pair, 17, (48, 64), ScaleGranularity::Channels);
-        fp8::check_many::<f16>(pair, 70, (80, 320), ScaleGranularity::Blocks);
+        fp8::check_small_m(pair, 3, 112, 192, ScaleGranularity::Blocks);
+        fp8::check_small_m(pair, 16, 16, 1024, ScaleGranularity::Channels);
+        fp8::check_large_m::<f16>(pair, 17, 48, 64, ScaleGranularity::Channels);
+        fp8::check_large_m::<f16>(pair, 70, 80, 320, ScaleGranularity::Blocks);
     }
 }
 
 /// A kernel for one 16-bit type would misinterpret the bits of the other type.
 #[test]
-fn the_other_type_is_refused() {
-    let refuses = |pair: &DevicePair, other: DType| {
+fn other_half_dtype_is_rejected() {
+    let check_rejected = |pair: &DevicePair, other: DType| {
         let x = pair.zeros(other, 2, 64);
         let mut y = pair.zeros(other, 2, 64);
         let bytes = bytes_of(&[0f32; 64 * 64]);
@@ -192,14 +189,14 @@ fn the_other_type_is_refused() {
                 .err(),
         ];
         for error in errors {
-            let error = error.expect("refused").to_string();
+            let error = error.expect("rejected").to_string();
             assert!(error.contains(&format!("{other:?}")), "{error}");
         }
     };
     for pair in &pairs() {
-        refuses(pair, F16);
+        check_rejected(pair, F16);
     }
     for pair in &f16_pairs() {
-        refuses(pair, DType::BF16);
+        check_rejected(pair, DType::BF16);
     }
 }

@@ -32,10 +32,11 @@ impl Fp8Weights {
         &mut self.bytes
     }
 
-    /// Random weights; sums of `k` products with numbers around 1 stay near 1.
+    /// Random weights; sums of `k` products with numbers fusion 1 stay near 1.
     pub(crate) fn new(
         numbers: &mut RandomNumbers,
-        (n, k): (usize, usize),
+        n: usize,
+        k: usize,
         grid: ScaleGranularity,
     ) -> Self {
         let each = if grid == ScaleGranularity::Blocks { [128, 128] } else { [1, k] };
@@ -69,25 +70,26 @@ const SHAPES: [(usize, usize); 4] = [(48, 64), (112, 192), (272, 576), (16, 1024
 #[test]
 fn fp8_fused_linear_matches_separate_kernels() {
     for pair in &pairs() {
-        for (i, shape) in SHAPES.into_iter().enumerate() {
+        for (i, (n, k)) in SHAPES.into_iter().enumerate() {
             for grid in [ScaleGranularity::Blocks, ScaleGranularity::Channels] {
                 let m = [1, 3, 5, 16][i];
-                check_neighbours(pair, m, shape, grid);
+                check_small_m(pair, m, n, k, grid);
             }
         }
     }
 }
 
-pub(crate) fn check_neighbours(
+pub(crate) fn check_small_m(
     pair: &DevicePair,
     m: usize,
-    (n, k): (usize, usize),
+    n: usize,
+    k: usize,
     grid: ScaleGranularity,
 ) {
     let (eps, half) = (1e-6, pair.gpu.half_dtype());
     let what = |name: &str| format!("{name} of {m} x {n} x {k} {grid:?}");
     let mut numbers = pair.numbers((n * k + m) as u64);
-    let [w, w_cpu] = Fp8Weights::new(&mut numbers, (n, k), grid).pack(pair);
+    let [w, w_cpu] = Fp8Weights::new(&mut numbers, n, k, grid).pack(pair);
     let x = pair.random(&mut numbers, half, m, k);
     let norm = pair.random(&mut numbers, half, 1, k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
@@ -125,19 +127,19 @@ pub(crate) fn check_neighbours(
         )
         .unwrap();
     let with_norm = LinearFusion { norm: Some((norm.gpu(), eps)), ..LinearFusion::default() };
-    let around = LinearFusion { bias: Some(bias.gpu()), ..with_norm };
+    let fusion = LinearFusion { bias: Some(bias.gpu()), ..with_norm };
     pair.gpu
-        .launch(&S, FusedLinear { y: both.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+        .launch(&S, FusedLinear { y: both.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
         .unwrap();
     pair.check(&what("norm"), &both, tolerance(half));
 
     let mut gated = pair.poisoned(half, m, n / 2);
     pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
     // A prefetch hint of the next weights does not change results.
-    let ahead = Some(PrefetchHint { weight: &w, silu_mul: m.is_multiple_of(2) });
-    let around = LinearFusion { silu_mul: true, prefetch: ahead, ..around };
+    let prefetch = Some(PrefetchHint { weight: &w, silu_mul: m.is_multiple_of(2) });
+    let fusion = LinearFusion { silu_mul: true, prefetch, ..fusion };
     pair.gpu
-        .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+        .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
         .unwrap();
     pair.check(&what("silu_mul"), &gated, 2.0 * tolerance(half));
 
@@ -147,9 +149,9 @@ pub(crate) fn check_neighbours(
         .launch(&S, Linear { y: both.cpu_mut(), x: x.cpu(), weight: &w_cpu, bias: None })
         .unwrap();
     pair.cpu.launch(&S, TensorAdd { y: sum.cpu_mut(), a: stream.cpu(), b: both.cpu() }).unwrap();
-    let around = LinearFusion { add: true, prefetch: ahead, ..LinearFusion::default() };
+    let fusion = LinearFusion { add: true, prefetch, ..LinearFusion::default() };
     pair.gpu
-        .launch(&S, FusedLinear { y: stream.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+        .launch(&S, FusedLinear { y: stream.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
         .unwrap();
     std::mem::swap(&mut stream.gpu, &mut sum.gpu);
     pair.check(&what("add"), &sum, tolerance(half));
@@ -161,9 +163,9 @@ fn stacks_keep_the_scales_of_their_parts() {
     for pair in &pairs() {
         let mut numbers = pair.numbers(7);
         let k = 320;
-        let made =
-            [136, 72, 200].map(|n| Fp8Weights::new(&mut numbers, (n, k), ScaleGranularity::Blocks));
-        let parts = [made[0].mat(), made[1].mat(), made[2].mat().row_range(64, 120)];
+        let matrices =
+            [136, 72, 200].map(|n| Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks));
+        let parts = [matrices[0].mat(), matrices[1].mat(), matrices[2].mat().row_range(64, 120)];
         let w = pair.gpu.pack(&parts, DType::BF16).unwrap();
         assert_eq!(w.dtype(), DType::F8E4M3);
         let w_cpu = pair.cpu.pack(&parts, DType::BF16).unwrap();
@@ -180,27 +182,28 @@ fn stacks_keep_the_scales_of_their_parts() {
 #[test]
 fn fp8_gemm_uses_quantized_inputs() {
     for pair in &pairs() {
-        for (m, shape, grid) in [
+        for (m, (n, k), grid) in [
             (17, (48, 64), ScaleGranularity::Channels),
             (20, (144, 192), ScaleGranularity::Blocks),
             (70, (80, 320), ScaleGranularity::Blocks),
             (33, (130, 448), ScaleGranularity::Channels),
             (48, (256, 256), ScaleGranularity::Blocks),
         ] {
-            check_many::<bf16>(pair, m, shape, grid);
+            check_large_m::<bf16>(pair, m, n, k, grid);
         }
     }
 }
 
-pub(crate) fn check_many<T: GpuRealElement>(
+pub(crate) fn check_large_m<T: GpuRealElement>(
     pair: &DevicePair,
     m: usize,
-    (n, k): (usize, usize),
+    n: usize,
+    k: usize,
     grid: ScaleGranularity,
 ) {
     let mut numbers = pair.numbers((m * n + k) as u64);
-    let made = Fp8Weights::new(&mut numbers, (n, k), grid);
-    let [w, _] = made.pack(pair);
+    let stored = Fp8Weights::new(&mut numbers, n, k, grid);
+    let [w, _] = stored.pack(pair);
     let values: Vec<T> = numbers.reals(m * k);
     let x = pair.put(&values, m, k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
@@ -214,7 +217,7 @@ pub(crate) fn check_many<T: GpuRealElement>(
         values.chunks(k).flat_map(|row| row.chunks(each)).flat_map(quantize_rows).collect();
     let mut rows = vec![vec![0.0; k]; n];
     for (r, row) in rows.iter_mut().enumerate() {
-        made.mat().read_row(r, row);
+        stored.mat().read_row(r, row);
     }
     let sum = |x: &[f32], w: &[f32]| -> f64 {
         x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
@@ -238,24 +241,24 @@ pub(crate) fn quantize_rows<T: GpuRealElement>(group: &[T]) -> Vec<f32> {
 
 /// Alone, in small batches and in large batches of the same kernel: the same bits.
 #[test]
-fn a_row_has_one_result_in_every_batch() {
+fn fp8_linear_rows_are_batch_invariant() {
     for pair in &pairs() {
-        for (shape, grid, normed) in [
+        for ((n, k), grid, normed) in [
             ((48, 1088), ScaleGranularity::Blocks, false),
             ((48, 1088), ScaleGranularity::Blocks, true),
             ((24, 2560), ScaleGranularity::Channels, true),
         ] {
-            check_rows(pair, shape, grid, normed);
+            check_rows(pair, n, k, grid, normed);
         }
     }
 }
 
-fn check_rows(pair: &DevicePair, (n, k): (usize, usize), grid: ScaleGranularity, normed: bool) {
+fn check_rows(pair: &DevicePair, n: usize, k: usize, grid: ScaleGranularity, normed: bool) {
     let (rows, eps) = (40, 1e-6);
     let mut numbers = pair.numbers(2);
     let values = numbers.reals::<bf16>(rows * k);
     let norm = pair.random(&mut numbers, DType::BF16, 1, k);
-    let [w, _] = Fp8Weights::new(&mut numbers, (n, k), grid).pack(pair);
+    let [w, _] = Fp8Weights::new(&mut numbers, n, k, grid).pack(pair);
     let product = |from: usize, m: usize| {
         let x = pair.put(&values[from * k..(from + m) * k], m, k);
         let mut y = pair.poisoned(DType::F32, m, n);
@@ -265,22 +268,22 @@ fn check_rows(pair: &DevicePair, (n, k): (usize, usize), grid: ScaleGranularity,
                 .unwrap();
         } else {
             let norm = normed.then(|| (norm.gpu(), eps));
-            let around = LinearFusion { norm, ..LinearFusion::default() };
+            let fusion = LinearFusion { norm, ..LinearFusion::default() };
             pair.gpu
-                .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+                .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
                 .unwrap();
         }
         pair.read::<f32>(&y)[0].clone()
     };
     if FusedLinear::supports(&pair.backends()[0], 16, DType::BF16, &w) {
-        let few = product(0, 16);
+        let small_batch = product(0, 16);
         for (from, m) in [(0, 1), (7, 1), (15, 1), (3, 2), (5, 9)] {
-            let same = product(from, m) == few[from * n..(from + m) * n];
+            let same = product(from, m) == small_batch[from * n..(from + m) * n];
             assert!(same, "{m} rows from {from} of {n} x {k} {grid:?}");
         }
     }
-    let many = product(0, rows);
-    let same = product(5, 24) == many[5 * n..29 * n];
+    let large_batch = product(0, rows);
+    let same = product(5, 24) == large_batch[5 * n..29 * n];
     // The BLAS library's algorithms depend on the number of rows.
     assert!(same || pair.gpu.name().contains("with a matrix"), "24 rows of {n} x {k} {grid:?}");
 }
@@ -294,17 +297,17 @@ fn fp8_prologue_quantizes_inputs() {
             check_silu_before(pair, m, k);
         }
         let mut numbers = pair.numbers(3);
-        let not_taken = [
+        let unsupported = [
             ((32, 192), ScaleGranularity::Blocks, 40),
             ((32, 256), ScaleGranularity::Channels, 40),
         ];
-        for (shape, grid, rows) in
-            not_taken.into_iter().chain([((32, 256), ScaleGranularity::Blocks, 16)])
+        for ((n, k), grid, rows) in
+            unsupported.into_iter().chain([((32, 256), ScaleGranularity::Blocks, 16)])
         {
-            let [w, _] = Fp8Weights::new(&mut numbers, shape, grid).pack(pair);
+            let [w, _] = Fp8Weights::new(&mut numbers, n, k, grid).pack(pair);
             assert!(
                 !PrologueLinear::supports(&pair.backends()[0], rows, DType::BF16, &w),
-                "{shape:?} {grid:?} {rows}"
+                "{rows} x {n} x {k} {grid:?}"
             );
         }
     }
@@ -313,7 +316,7 @@ fn fp8_prologue_quantizes_inputs() {
 pub(crate) fn check_norm_before(pair: &DevicePair, m: usize, k: usize) {
     let (n, eps, bf16) = (32, 1e-6, DType::BF16);
     let mut numbers = pair.numbers((m * k) as u64);
-    let [w, _] = Fp8Weights::new(&mut numbers, (n, k), ScaleGranularity::Blocks).pack(pair);
+    let [w, _] = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks).pack(pair);
     assert!(PrologueLinear::supports(&pair.backends()[0], m, bf16, &w), "{m} x {k}");
     let (x, delta) = (pair.random(&mut numbers, bf16, m, k), pair.random(&mut numbers, bf16, m, k));
     let norm = pair.random(&mut numbers, bf16, 1, k);
@@ -353,7 +356,7 @@ pub(crate) fn check_norm_before(pair: &DevicePair, m: usize, k: usize) {
 pub(crate) fn check_silu_before(pair: &DevicePair, m: usize, k: usize) {
     let (n, bf16) = (32, DType::BF16);
     let mut numbers = pair.numbers((m + k) as u64);
-    let [w, _] = Fp8Weights::new(&mut numbers, (n, k), ScaleGranularity::Blocks).pack(pair);
+    let [w, _] = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks).pack(pair);
     let halves = pair.random(&mut numbers, bf16, m, 2 * k);
     let mut gated = pair.poisoned(bf16, m, k);
     let (mut expected, mut y) = (pair.poisoned(bf16, m, n), pair.poisoned(bf16, m, n));

@@ -62,9 +62,9 @@ pub(crate) fn check(pair: &DevicePair, k: usize) {
 
     let mut gated = pair.poisoned(half, ROWS, w.n() / 2);
     pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
-    let around = LinearFusion { silu_mul: true, ..LinearFusion::default() };
+    let fusion = LinearFusion { silu_mul: true, ..LinearFusion::default() };
     pair.gpu
-        .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+        .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
         .unwrap();
     pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(half));
 }
@@ -79,9 +79,9 @@ fn gemm_large_m_rows_are_batch_invariant() {
         let product = |from: usize| {
             let x: TwinMatrix = pair.put(&values[from * k..(from + ROWS) * k], ROWS, k);
             let mut y = pair.poisoned(DType::BF16, ROWS, w.n() / 2);
-            let around = LinearFusion { silu_mul: true, ..LinearFusion::default() };
+            let fusion = LinearFusion { silu_mul: true, ..LinearFusion::default() };
             pair.gpu
-                .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+                .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
                 .unwrap();
             pair.read::<device::bf16>(&y)[0].clone()
         };
@@ -104,12 +104,12 @@ fn gemm_large_m_rejects_other_fusions() {
         let x = pair.random(&mut numbers, DType::BF16, ROWS, k);
         let bias = pair.random(&mut numbers, DType::F32, 1, w.n());
         let mut y = pair.poisoned(DType::BF16, ROWS, w.n());
-        for around in [
+        for fusion in [
             LinearFusion { bias: Some(bias.gpu()), ..LinearFusion::default() },
             LinearFusion { add: true, ..LinearFusion::default() },
         ] {
             pair.gpu
-                .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+                .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
                 .unwrap_err();
         }
     }

@@ -38,8 +38,8 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
     pair.cpu.upload(&mut pools[1], 0, &stale).unwrap();
 
     let table: Vec<i32> = (0..blocks).map(|b| ((b * 7 + 3) % blocks) as i32).collect();
-    let place = |t: usize| table[t / block_tokens] as usize * block_tokens + t % block_tokens;
-    let slots: Vec<i64> = (0..TOKENS).map(|t| place(t) as i64).collect();
+    let slot = |t: usize| table[t / block_tokens] as usize * block_tokens + t % block_tokens;
+    let slots: Vec<i64> = (0..TOKENS).map(|t| slot(t) as i64).collect();
     let positions: Vec<i32> = (0..TOKENS as i32).collect();
     let (width, half) = ((query_heads + 2 * kv_heads) * head_dim, head_dim / 2);
     let qkv = pair.random(&mut numbers, dtype, TOKENS, width);
@@ -53,14 +53,14 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
         *end += row.0 as i32;
         Some(*end)
     }));
-    let asked = ends[count] as usize;
+    let queries = ends[count] as usize;
     let lens: Vec<i32> = each.iter().map(|row| row.1 as i32).collect();
     let rows = [
         pair.put(&ends, 1, count + 1),
         pair.put(&lens, 1, count),
         pair.put(&table.repeat(count), count, blocks),
     ];
-    let mut o = pair.poisoned(dtype, asked, query_heads * head_dim);
+    let mut o = pair.poisoned(dtype, queries, query_heads * head_dim);
     for at in 0..2 {
         let view: fn(&TwinMatrix) -> MatRef<'_> = [TwinMatrix::gpu, TwinMatrix::cpu][at];
         let device = &pair.backends()[at];
@@ -102,9 +102,15 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
             },
         };
         let scale = SCALES[0] * (head_dim as f32).powf(-0.5);
-        let q = view(&q).rows_from(TOKENS - asked, asked);
-        let args =
-            PagedAttentionArgs { q, rows: step, heads: query_heads, layer: 1, scale, first_position: 0 };
+        let q = view(&q).rows_from(TOKENS - queries, queries);
+        let args = PagedAttentionArgs {
+            q,
+            rows: step,
+            heads: query_heads,
+            layer: 1,
+            scale,
+            first_position: 0,
+        };
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
         device
             .launch(

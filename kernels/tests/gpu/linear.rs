@@ -15,7 +15,9 @@ fn weights(numbers: &mut RandomNumbers, n: usize, k: usize) -> Vec<f32> {
 
 pub(crate) fn check_product(
     pair: &DevicePair,
-    (m, n, k): (usize, usize, usize),
+    m: usize,
+    n: usize,
+    k: usize,
     types: [DType; 3],
     bias: bool,
 ) {
@@ -37,7 +39,7 @@ pub(crate) fn check_product(
 fn linear_agrees_with_the_cpu() {
     use DType::{BF16, F32};
     for pair in &pairs() {
-        for shape in [
+        for (m, n, k) in [
             (1, 40, 64),
             (3, 100, 1032),
             (16, 24, 2056),
@@ -46,14 +48,14 @@ fn linear_agrees_with_the_cpu() {
             (17, 130, 40),
             (100, 72, 96),
         ] {
-            check_product(pair, shape, [BF16; 3], shape.0 == 3);
-            check_product(pair, shape, [BF16, BF16, F32], shape.0 != 3);
+            check_product(pair, m, n, k, [BF16; 3], m == 3);
+            check_product(pair, m, n, k, [BF16, BF16, F32], m != 3);
         }
         // Routers, f32 models, and rows of a length that is no multiple of 16 bytes.
-        for shape in [(1, 128, 200), (6, 30, 34), (70, 515, 18)] {
-            check_product(pair, shape, [BF16, F32, F32], false);
-            check_product(pair, shape, [F32; 3], true);
-            check_product(pair, shape, [BF16; 3], true);
+        for (m, n, k) in [(1, 128, 200), (6, 30, 34), (70, 515, 18)] {
+            check_product(pair, m, n, k, [BF16, F32, F32], false);
+            check_product(pair, m, n, k, [F32; 3], true);
+            check_product(pair, m, n, k, [BF16; 3], true);
         }
     }
 }
@@ -76,9 +78,9 @@ fn fused_linear_matches_separate_kernels() {
 fn gemm_medium_m_agrees_with_the_cpu() {
     use DType::{BF16, F32};
     for pair in pairs().iter().filter(|pair| streams(pair)) {
-        for shape in [(17, 48, 128), (64, 80, 1152), (100, 48, 512), (33, 720, 64)] {
-            check_product(pair, shape, [BF16; 3], shape.0 != 64);
-            check_product(pair, shape, [BF16, BF16, F32], shape.0 == 64);
+        for (m, n, k) in [(17, 48, 128), (64, 80, 1152), (100, 48, 512), (33, 720, 64)] {
+            check_product(pair, m, n, k, [BF16; 3], m != 64);
+            check_product(pair, m, n, k, [BF16, BF16, F32], m == 64);
         }
         check_fused_linear(pair, 48, 512, &[17, 70]);
         check_fused_linear(pair, 112, 192, &[64]);
@@ -122,17 +124,17 @@ pub(crate) fn check_fused_linear(
                 },
             )
             .unwrap();
-        let around = LinearFusion { bias: Some(bias.gpu()), ..with_norm };
+        let fusion = LinearFusion { bias: Some(bias.gpu()), ..with_norm };
         pair.gpu
-            .launch(&S, FusedLinear { y: both.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+            .launch(&S, FusedLinear { y: both.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
             .unwrap();
         pair.check("norm", &both, tolerance(half));
 
         let mut gated = pair.poisoned(half, m, n / 2);
         pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
-        let around = LinearFusion { silu_mul: true, ..around };
+        let fusion = LinearFusion { silu_mul: true, ..fusion };
         pair.gpu
-            .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+            .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
             .unwrap();
         pair.check("silu_mul", &gated, 2.0 * tolerance(half));
 
@@ -144,11 +146,11 @@ pub(crate) fn check_fused_linear(
         pair.cpu
             .launch(&S, TensorAdd { y: sum.cpu_mut(), a: stream.cpu(), b: both.cpu() })
             .unwrap();
-        let around = LinearFusion { add: true, ..LinearFusion::default() };
+        let fusion = LinearFusion { add: true, ..LinearFusion::default() };
         pair.gpu
             .launch(
                 &S,
-                FusedLinear { y: stream.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around },
+                FusedLinear { y: stream.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion },
             )
             .unwrap();
         std::mem::swap(&mut stream.gpu, &mut sum.gpu);
@@ -159,14 +161,14 @@ pub(crate) fn check_fused_linear(
 
 /// Alone, in small and in large batches: the same bits, with or without a fused norm.
 #[test]
-fn a_row_has_one_result_in_every_batch() {
+fn linear_rows_are_batch_invariant() {
     for pair in &pairs() {
         let few = [(0, 1), (7, 1), (15, 1), (3, 2), (5, 9)];
-        check_rows(pair, (48, 1160), false, 16, &few);
-        check_rows(pair, (24, 2592), false, 16, &few);
-        check_rows(pair, (24, 2592), true, 16, &few);
+        check_rows(pair, 48, 1160, false, 16, &few);
+        check_rows(pair, 24, 2592, false, 16, &few);
+        check_rows(pair, 24, 2592, true, 16, &few);
         if streams(pair) {
-            check_rows(pair, (48, 576), false, 100, &[(0, 17), (13, 64), (1, 99)]);
+            check_rows(pair, 48, 576, false, 100, &[(0, 17), (13, 64), (1, 99)]);
         }
     }
 }
@@ -174,7 +176,8 @@ fn a_row_has_one_result_in_every_batch() {
 /// `parts`: first row and number of rows of each part.
 fn check_rows(
     pair: &DevicePair,
-    (n, k): (usize, usize),
+    n: usize,
+    k: usize,
     normed: bool,
     rows: usize,
     parts: &[(usize, usize)],
@@ -191,9 +194,9 @@ fn check_rows(
     let product = |from: usize, m: usize| {
         let x = pair.put(&values[from * k..(from + m) * k], m, k);
         let mut y = pair.poisoned(DType::F32, m, n);
-        let around = LinearFusion { norm, ..LinearFusion::default() };
+        let fusion = LinearFusion { norm, ..LinearFusion::default() };
         pair.gpu
-            .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+            .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
             .unwrap();
         pair.read::<f32>(&y)[0].clone()
     };

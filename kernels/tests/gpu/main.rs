@@ -9,12 +9,9 @@
 //! emulator.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
-#![allow(clippy::print_stdout, reason = "figures, and what a failure is repeated with")]
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests are told by the environment which GPU to take"
-)]
-#![allow(dead_code, reason = "files of cases use their part of the support")]
+#![allow(clippy::print_stdout, reason = "measurements, and the seed of a failed test")]
+#![allow(clippy::disallowed_methods, reason = "the environment selects the GPU under test")]
+#![allow(dead_code, reason = "each module uses a part of the support code")]
 
 mod device_pair;
 #[path = "../emulated_gpu/mod.rs"]

@@ -92,30 +92,65 @@ fn products(pair: &DevicePair, n: usize, k: usize, rows: &[usize]) {
 #[ignore = "measures a GPU: `just gpu-speed`"]
 fn drafts_speed() {
     for pair in &pairs() {
-        for heads in [(16, 8), (32, 8), (32, 4)] {
+        for (heads, kv_heads) in [(16, 8), (32, 8), (32, 4)] {
             for (requests, tokens) in [(1, 2), (1, 4), (16, 4), (64, 2), (64, 4), (64, 5)] {
-                for together in [1, tokens] {
-                    attend(pair, heads, (requests, tokens, together), 1, 1160);
+                for max_rows_per_request in [1, tokens] {
+                    let workload = AttentionWorkload {
+                        heads,
+                        kv_heads,
+                        requests,
+                        rows_per_request: tokens,
+                        max_rows_per_request,
+                        q: 1,
+                        context: 1160,
+                    };
+                    measure_attention(pair, &workload);
                 }
             }
         }
     }
 }
 
-/// Rows of one token, or one row of many tokens.
-fn attention(pair: &DevicePair, heads: (usize, usize), rows: usize, q: usize, context: usize) {
-    attend(pair, heads, (rows, 1, 1), q, context);
+/// A step of attention with the heads of Qwen3-0.6B, 8B or 30B-A3B.
+struct AttentionWorkload {
+    heads: usize,
+    kv_heads: usize,
+    requests: usize,
+    /// Rows of `q` tokens per request.
+    rows_per_request: usize,
+    /// Rows per request in the launch's metadata.
+    max_rows_per_request: usize,
+    q: usize,
+    context: usize,
 }
 
-/// Heads of Qwen3-0.6B, 8B and 30B-A3B; `tokens` rows of `q` tokens per request; the launch's metadata has
-/// `together` rows per request.
-fn attend(
+/// One row per request.
+fn attention(
     pair: &DevicePair,
-    (heads, kv_heads): (usize, usize),
-    (requests, tokens, together): (usize, usize, usize),
+    heads: usize,
+    kv_heads: usize,
+    requests: usize,
     q: usize,
     context: usize,
 ) {
+    let (rows_per_request, max_rows_per_request) = (1, 1);
+    measure_attention(
+        pair,
+        &AttentionWorkload {
+            heads,
+            kv_heads,
+            requests,
+            rows_per_request,
+            max_rows_per_request,
+            q,
+            context,
+        },
+    );
+}
+
+fn measure_attention(pair: &DevicePair, workload: &AttentionWorkload) {
+    let &AttentionWorkload { heads, kv_heads, requests, q, context, .. } = workload;
+    let (tokens, together) = (workload.rows_per_request, workload.max_rows_per_request);
     let rows = requests * tokens;
     let (dim, block_tokens, layers) = (128, 16, 2);
     let width = (context + tokens - 1).div_ceil(block_tokens);
@@ -130,12 +165,12 @@ fn attend(
     let cu_q = pair.put(&(0..=rows).map(|r| (r * q) as i32).collect::<Vec<_>>(), 1, rows + 1);
     let by_row = |of: &dyn Fn(usize) -> usize| (0..rows).map(|r| of(r) as i32).collect::<Vec<_>>();
     let contexts = pair.put(&by_row(&|r| context + r % tokens), 1, rows);
-    let seats = pair.put(&by_row(&|r| r / tokens), 1, rows);
+    let seq_slots = pair.put(&by_row(&|r| r / tokens), 1, rows);
     let tables: Vec<i32> = (0..blocks as i32).map(|i| (i * 7919) % blocks as i32).collect();
     let tables = pair.put(&tables, requests, width);
     let bounds = RowBounds::of(std::iter::repeat_n((q, context + tokens - 1), rows), together);
     let (context_lens, block_tables) = (contexts.gpu(), tables.gpu());
-    let table_rows = Some(seats.gpu());
+    let table_rows = Some(seq_slots.gpu());
     let step =
         AttentionMetadata { cu_q: cu_q.gpu(), context_lens, block_tables, table_rows, bounds };
     let time = microseconds(pair, 8, |i| {
@@ -156,25 +191,25 @@ fn attend(
     });
     let seen = q * (2 * context - q + 1) / 2;
     let tflops = (4 * rows * seen * heads * dim) as f64 / time / 1e6;
-    let of_request = format!("{tokens} tokens, {together} together");
-    let of_request = if tokens == 1 { format!("{q}") } else { of_request };
-    let what = format!("{heads}/{kv_heads}, {requests} x {of_request} at {context}");
+    let per_request = format!("{tokens} tokens, {together} together");
+    let per_request = if tokens == 1 { format!("{q}") } else { per_request };
+    let what = format!("{heads}/{kv_heads}, {requests} x {per_request} at {context}");
     let what = format!("attention {what}, {tflops:.0} TFLOP/s");
     report(&what, time, requests * context * kv_heads * dim * 4);
 }
 
 fn decodes(pair: &DevicePair) {
-    for heads in [(16, 8), (32, 8), (32, 4)] {
+    for (heads, kv_heads) in [(16, 8), (32, 8), (32, 4)] {
         for (rows, context) in [(1, 1024), (1, 16_384), (64, 1152), (256, 1152)] {
-            attention(pair, heads, rows, 1, context);
+            attention(pair, heads, kv_heads, rows, 1, context);
         }
     }
 }
 
 fn prefills(pair: &DevicePair) {
-    for heads in [(16, 8), (32, 8)] {
+    for (heads, kv_heads) in [(16, 8), (32, 8)] {
         for (rows, q, context) in [(1, 1024, 1024), (8, 1024, 1024), (1, 2048, 16_384)] {
-            attention(pair, heads, rows, q, context);
+            attention(pair, heads, kv_heads, rows, q, context);
         }
     }
 }

@@ -18,32 +18,51 @@ pub(crate) const SHORT: MlaRows<'static> = &[(1, 75), (1, 1), (5, 70), (3, 3)];
 /// Some rows of several splits, one row without keys.
 pub(crate) const LONG: MlaRows<'static> = &[(1, 600), (1, 257), (1, 0), (1, 16), (3, 130)];
 
-pub(crate) fn check(pair: &DevicePair, sizes: MlaSizes, asked: (MlaRows<'_>, usize), dtype: DType) {
-    check_from(pair, sizes, asked, dtype, 0);
+/// The rows of one step.
+pub(crate) struct MlaStepRows<'a> {
+    pub(crate) rows: MlaRows<'a>,
+    /// Leading rows with one query each.
+    pub(crate) decode_rows: usize,
+    /// First visible position.
+    pub(crate) first_position: usize,
+    /// Sequence slot of each row.
+    pub(crate) seq_slots: &'a [i32],
+    pub(crate) max_rows_per_request: usize,
+}
+
+pub(crate) fn check(
+    pair: &DevicePair,
+    sizes: MlaSizes,
+    rows: MlaRows<'_>,
+    decode_rows: usize,
+    dtype: DType,
+) {
+    check_from(pair, sizes, rows, decode_rows, dtype, 0);
 }
 
 /// Compares GPU and CPU with positions before `first` masked.
 fn check_from(
     pair: &DevicePair,
     sizes: MlaSizes,
-    asked: (MlaRows<'_>, usize),
+    rows: MlaRows<'_>,
+    decode_rows: usize,
     dtype: DType,
-    first: usize,
+    first_position: usize,
 ) {
-    let seats: Vec<i32> = (0..asked.0.len() as i32).collect();
-    check_of(pair, sizes, asked, dtype, (first, &seats, 1));
+    let seq_slots: Vec<i32> = (0..rows.len() as i32).collect();
+    let step = MlaStepRows {
+        rows,
+        decode_rows,
+        first_position,
+        seq_slots: &seq_slots,
+        max_rows_per_request: 1,
+    };
+    check_step(pair, sizes, dtype, &step);
 }
 
-/// Compares GPU and CPU for rows in these sequence slots, up to `rows.2` rows per request; same results as
-/// for rows processed separately.
-fn check_of(
-    pair: &DevicePair,
-    sizes: MlaSizes,
-    asked: (MlaRows<'_>, usize),
-    dtype: DType,
-    rows: (usize, &[i32], usize),
-) {
-    let mut case = MlaCase::drawn(pair, sizes, asked, dtype, rows);
+/// Compares GPU and CPU; same results as for rows processed separately.
+fn check_step(pair: &DevicePair, sizes: MlaSizes, dtype: DType, step: &MlaStepRows<'_>) {
+    let mut case = MlaCase::random(pair, sizes, dtype, step);
     case.run();
     case.check();
 }
@@ -51,28 +70,28 @@ fn check_of(
 #[test]
 fn mla_attention_agrees_with_the_cpu() {
     for pair in &pairs() {
-        check(pair, [3, 32, 8, 16, 16, 6], (SHORT, 0), DType::F32);
+        check(pair, [3, 32, 8, 16, 16, 6], SHORT, 0, DType::F32);
         // Shapes that the fast kernels do not support.
-        check(pair, [2, 96, 16, 24, 40, 16], (SHORT, 2), DType::BF16);
+        check(pair, [2, 96, 16, 24, 40, 16], SHORT, 2, DType::BF16);
     }
 }
 
 #[test]
 fn mla_on_tensor_cores_agrees_with_the_cpu() {
     for pair in &pairs() {
-        check(pair, [2, 512, 64, 128, 128, 16], (SHORT, 2), DType::BF16);
-        check(pair, [17, 128, 32, 32, 48, 32], (LONG, 4), DType::BF16);
+        check(pair, [2, 512, 64, 128, 128, 16], SHORT, 2, DType::BF16);
+        check(pair, [17, 128, 32, 32, 48, 32], LONG, 4, DType::BF16);
     }
 }
 
 #[test]
-fn unseen_positions_change_nothing() {
+fn mla_ignores_masked_first_position() {
     let short: MlaRows<'_> = &[(1, 75), (1, 2), (1, 0), (5, 70), (3, 4)];
     let long: MlaRows<'_> = &[(1, 600), (1, 257), (1, 0), (1, 2), (3, 130)];
     for pair in &pairs() {
-        check_from(pair, [3, 32, 8, 16, 16, 6], (short, 0), DType::F32, 1);
-        check_from(pair, [2, 96, 16, 24, 40, 16], (short, 3), DType::BF16, 1);
-        check_from(pair, [17, 128, 32, 32, 48, 32], (long, 4), DType::BF16, 1);
+        check_from(pair, [3, 32, 8, 16, 16, 6], short, 0, DType::F32, 1);
+        check_from(pair, [2, 96, 16, 24, 40, 16], short, 3, DType::BF16, 1);
+        check_from(pair, [17, 128, 32, 32, 48, 32], long, 4, DType::BF16, 1);
     }
 }
 
@@ -85,14 +104,20 @@ fn successive_rows_match_single_rows() {
     let many = (0..18).map(|i| (40 + i..42 + i, i as i32));
     let many: Vec<_> = many.chain([(1023..1026, 19)]).collect();
     for pair in &pairs() {
-        let check = |sizes, requests: &[(Range<usize>, i32)], successive| {
-            let rows = |(contexts, seat): &(Range<usize>, i32)| {
-                let seat = *seat;
-                contexts.clone().map(move |context| ((1, context), seat))
+        let check = |sizes, requests: &[(Range<usize>, i32)], max_rows_per_request| {
+            let rows = |(contexts, seq_slot): &(Range<usize>, i32)| {
+                let seq_slot = *seq_slot;
+                contexts.clone().map(move |context| ((1, context), seq_slot))
             };
-            let (rows, seats): (Vec<_>, Vec<_>) = requests.iter().flat_map(rows).unzip();
-            let asked = (&rows[..], rows.len());
-            check_of(pair, sizes, asked, DType::BF16, (0, &seats, successive));
+            let (rows, seq_slots): (Vec<_>, Vec<_>) = requests.iter().flat_map(rows).unzip();
+            let step = MlaStepRows {
+                rows: &rows,
+                decode_rows: rows.len(),
+                first_position: 0,
+                seq_slots: &seq_slots,
+                max_rows_per_request,
+            };
+            check_step(pair, sizes, DType::BF16, &step);
         };
         check([17, 128, 32, 32, 48, 32], &few, 5);
         check([16, 128, 64, 32, 16, 16], &few, 4);
@@ -113,10 +138,10 @@ fn mla_decode_wgmma_agrees_with_the_cpu() {
     let context = |i: usize| if i < 32 { 1 + i * 37 % 32 * 40 } else { 0 };
     let padded: Vec<_> = (0..38).map(|i| (1, context(i))).collect();
     for pair in &pairs() {
-        check(pair, [70, 128, 64, 32, 16, 16], (LONG, 4), DType::BF16);
-        check(pair, [5, 256, 64, 32, 32, 48], (SHORT, 0), DType::BF16);
-        check(pair, [3, 128, 128, 32, 16, 32], (&many, many.len()), DType::BF16);
-        check(pair, [66, 128, 64, 32, 16, 16], (&many, many.len()), DType::BF16);
-        check(pair, [3, 128, 64, 32, 16, 16], (&padded, padded.len()), DType::BF16);
+        check(pair, [70, 128, 64, 32, 16, 16], LONG, 4, DType::BF16);
+        check(pair, [5, 256, 64, 32, 32, 48], SHORT, 0, DType::BF16);
+        check(pair, [3, 128, 128, 32, 16, 32], &many, many.len(), DType::BF16);
+        check(pair, [66, 128, 64, 32, 16, 16], &many, many.len(), DType::BF16);
+        check(pair, [3, 128, 64, 32, 16, 16], &padded, padded.len(), DType::BF16);
     }
 }

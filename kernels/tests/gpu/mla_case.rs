@@ -7,7 +7,7 @@ use kernels::{
 };
 
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, rounded, tolerance};
-use crate::mla::{MlaRows, MlaSizes};
+use crate::mla::{MlaRows, MlaSizes, MlaStepRows};
 use crate::support::{RandomNumbers, S, error};
 
 /// Rows over one context, which has the length of the longest row's context, and all heads.
@@ -15,7 +15,7 @@ pub(crate) struct MlaCase<'a> {
     pair: &'a DevicePair,
     sizes: MlaSizes,
     dtype: DType,
-    query_sets: MlaRows<'a>,
+    rows: MlaRows<'a>,
     /// Layouts of the pools on the GPU and on the CPU.
     layouts: [MlaKvLayout; 2],
     kv_inputs: MlaKvInputs,
@@ -68,58 +68,37 @@ struct MlaResults {
     /// Result of rows processed separately, on the GPU.
     separate_rows: TwinMatrix,
     /// Result of the first row alone, on the GPU.
-    single_rows: TwinMatrix,
+    single_row: TwinMatrix,
 }
 
 impl<'a> MlaCase<'a> {
-    /// Rows of requests in these sequence slots, up to `successive` rows each, which attend to positions from
-    /// `first` on.
-    pub(crate) fn drawn(
+    /// Random weights, contexts and queries.
+    pub(crate) fn random(
         pair: &'a DevicePair,
         sizes: MlaSizes,
-        (asking, decode_rows): (MlaRows<'a>, usize),
         dtype: DType,
-        (first, seats, successive): (usize, &[i32], usize),
+        step: &MlaStepRows<'a>,
     ) -> Self {
-        let [heads, latent, rotary, unturned, value, block_tokens] = sizes;
-        let tokens = asking.iter().map(|row| row.1).max().unwrap();
-        let numbers = &mut pair.numbers((heads * latent) as u64);
+        let [heads, kv_lora_rank, rope_dim, nope_dim, value_dim, block_tokens] = sizes;
+        let tokens = step.rows.iter().map(|row| row.1).max().unwrap();
+        let numbers = &mut pair.numbers((heads * kv_lora_rank) as u64);
         let blocks = tokens.div_ceil(block_tokens) + 1;
-        let layout = MlaKvLayout {
-            layers: 2,
-            blocks,
-            block_tokens,
-            kv_lora_rank: latent,
-            rope_dim: rotary,
-            dtype,
-        };
+        let layout = MlaKvLayout { layers: 2, blocks, block_tokens, kv_lora_rank, rope_dim, dtype };
         let table: Vec<i32> = (0..blocks).map(|b| ((b * 7919 + 3) % blocks) as i32).collect();
-        let latents = MlaKvInputs::drawn(pair, numbers, &layout, (tokens, &table));
-        let q = pair.random(numbers, dtype, tokens + 1, heads * (unturned + rotary));
+        let kv_inputs = MlaKvInputs::random(pair, numbers, &layout, tokens, &table);
+        let q = pair.random(numbers, dtype, tokens + 1, heads * (nope_dim + rope_dim));
         let mut weights = |n: usize| -> Vec<Vec<u8>> {
             let mut real = || rounded(numbers.float() / 8.0, dtype).to_le_bytes();
-            (0..heads).map(|_| (0..n * latent).flat_map(|_| real()).collect()).collect()
+            (0..heads).map(|_| (0..n * kv_lora_rank).flat_map(|_| real()).collect()).collect()
         };
-        let weights = MlaHeadMatrices { w_uk: weights(unturned), w_uv: weights(value) };
-        let exact = RowBounds::of(asking.iter().copied(), successive);
-        let bounds = RowBounds { decode_rows, max_query_len: 5, ..exact };
-        let asked = MlaQueries::of(pair, q, asking, (&table, seats), (bounds, first));
-        let queries = asked.queries();
-        let [o, apart, alone] =
-            [queries, queries, 1].map(|rows| pair.poisoned(dtype, rows, heads * value));
-        let results = MlaResults { o, separate_rows: apart, single_rows: alone };
+        let weights = MlaHeadMatrices { w_uk: weights(nope_dim), w_uv: weights(value_dim) };
+        let queries = MlaQueries::new(pair, q, step, &table);
+        let count = queries.count();
+        let [o, separate_rows, single_row] =
+            [count, count, 1].map(|rows| pair.poisoned(dtype, rows, heads * value_dim));
+        let results = MlaResults { o, separate_rows, single_row };
         let layouts = [layout, MlaKvLayout { dtype: on_cpu(dtype), ..layout }];
-        Self {
-            pair,
-            sizes,
-            dtype,
-            query_sets: asking,
-            layouts,
-            kv_inputs: latents,
-            weights,
-            queries: asked,
-            results,
-        }
+        Self { pair, sizes, dtype, rows: step.rows, layouts, kv_inputs, weights, queries, results }
     }
 
     /// Computes all rows on both devices, and on the GPU also each row separately, and the first row alone.
@@ -127,12 +106,14 @@ impl<'a> MlaCase<'a> {
         let (pair, [gpu, cpu]) = (self.pair, self.layouts);
         let backends = pair.backends();
         let (pool, packed) =
-            self.written(&backends[0], (TwinMatrix::gpu, TwinMatrix::gpu_mut), &gpu);
+            self.write_pool(&backends[0], TwinMatrix::gpu, TwinMatrix::gpu_mut, &gpu);
         let all = self.queries.args(TwinMatrix::gpu, packed.heads(gpu.dtype));
-        let MlaResults { o, separate_rows: apart, single_rows: alone } = &mut self.results;
-        for (out, args) in
-            [(&mut *o, all), (apart, one_by_one(&all)), (alone, first_row_only(&all))]
-        {
+        let MlaResults { o, separate_rows, single_row } = &mut self.results;
+        for (out, args) in [
+            (&mut *o, all),
+            (separate_rows, rows_separately(&all)),
+            (single_row, first_row_only(&all)),
+        ] {
             pair.gpu
                 .launch(
                     &S,
@@ -141,7 +122,7 @@ impl<'a> MlaCase<'a> {
                 .unwrap();
         }
         let (pool, packed) =
-            self.written(&backends[1], (TwinMatrix::cpu, TwinMatrix::cpu_mut), &cpu);
+            self.write_pool(&backends[1], TwinMatrix::cpu, TwinMatrix::cpu_mut, &cpu);
         let all = self.queries.args(TwinMatrix::cpu, packed.heads(cpu.dtype));
         let o = self.results.o.cpu_mut();
         pair.cpu.launch(&S, MlaAttention { o, pool: &pool, layout: &cpu, args: &all }).unwrap();
@@ -149,10 +130,11 @@ impl<'a> MlaCase<'a> {
 
     /// Returns a device's pool with all positions written, and its packed weights; applies RoPE to the
     /// queries.
-    fn written(
+    fn write_pool(
         &mut self,
         device: &KernelBackend,
-        (view, view_mut): (TwinView, TwinViewMut),
+        view: TwinView,
+        view_mut: TwinViewMut,
         layout: &MlaKvLayout,
     ) -> (Buffer, PackedMlaWeights) {
         let mut pool = device.alloc(layout.bytes()).unwrap();
@@ -168,25 +150,29 @@ impl<'a> MlaCase<'a> {
     /// Fails if the devices' results differ, or those of the GPU's separate runs.
     pub(crate) fn check(&self) {
         let Self { pair, sizes, dtype, .. } = self;
-        let [heads, _, rotary, _, value, _] = *sizes;
+        let [heads, _, rope_dim, _, value_dim, _] = *sizes;
         let what = format!("{sizes:?} {dtype:?}");
         pair.check(&format!("{what} queries"), &self.queries.q, tolerance(*dtype));
         let [got, expected] = pair.read_floats(&self.results.o);
-        let [alone, _] = pair.read_floats(&self.results.single_rows);
-        let [apart, _] = pair.read_floats(&self.results.separate_rows);
+        let [single_row, _] = pair.read_floats(&self.results.single_row);
+        let [separate_rows, _] = pair.read_floats(&self.results.separate_rows);
         // WGMMA kernels (warps of 32 lanes) choose split lengths by all rows of the step.
-        let in_groups =
-            pair.gpu.warp_size() == 32 && *dtype != DType::F32 && rotary.is_multiple_of(64);
-        let differ = [error(&apart, &got), error(&alone, &got[..heads * value])];
-        let most = if in_groups { tolerance(*dtype) } else { 0.0 };
+        let uses_wgmma =
+            pair.gpu.warp_size() == 32 && *dtype != DType::F32 && rope_dim.is_multiple_of(64);
+        let differences =
+            [error(&separate_rows, &got), error(&single_row, &got[..heads * value_dim])];
+        let max_difference = if uses_wgmma { tolerance(*dtype) } else { 0.0 };
         assert!(
-            differ.iter().all(|by| *by <= most),
-            "{what}: one by one, the first alone: {differ:?}"
+            differences.iter().all(|difference| *difference <= max_difference),
+            "{what}: separate rows, single first row: {differences:?}"
         );
         let ends = self.queries.ends.windows(2);
-        for (own, row) in ends.zip(self.query_sets).filter(|(_, row)| row.1 == 0) {
-            let own = own[0] as usize * heads * value..own[1] as usize * heads * value;
-            assert!(got[own].iter().all(|y| *y == 0.0), "{what}: {row:?} sees nothing");
+        for (own, row) in ends.zip(self.rows).filter(|(_, row)| row.1 == 0) {
+            let own = own[0] as usize * heads * value_dim..own[1] as usize * heads * value_dim;
+            assert!(
+                got[own].iter().all(|y| *y == 0.0),
+                "{what}: {row:?} has no keys, but a non-zero output"
+            );
         }
         // In f32, and for long rows, the CPU uses the non-absorbed form and rounds keys and values.
         let error = error(&got, &expected);
@@ -199,25 +185,25 @@ type TwinViewMut = fn(&mut TwinMatrix) -> MatMut<'_>;
 
 impl MlaKvInputs {
     /// Inputs of `tokens` tokens in the blocks of `table`.
-    fn drawn(
+    fn random(
         pair: &DevicePair,
         numbers: &mut RandomNumbers,
         layout: &MlaKvLayout,
-        (tokens, table): (usize, &[i32]),
+        tokens: usize,
+        table: &[i32],
     ) -> Self {
-        let MlaKvLayout { kv_lora_rank: latent, rope_dim: rotary, block_tokens, dtype, .. } =
-            *layout;
-        let place = |t: usize| table[t / block_tokens] as usize * block_tokens + t % block_tokens;
-        let slots: Vec<i64> = (0..tokens).map(|t| place(t) as i64).chain([-1]).collect();
-        let written = slots.len();
-        let positions: Vec<i32> = (0..written as i32).collect();
+        let MlaKvLayout { kv_lora_rank, rope_dim, block_tokens, dtype, .. } = *layout;
+        let slot = |t: usize| table[t / block_tokens] as usize * block_tokens + t % block_tokens;
+        let slots: Vec<i64> = (0..tokens).map(|t| slot(t) as i64).chain([-1]).collect();
+        let rows = slots.len();
+        let positions: Vec<i32> = (0..rows as i32).collect();
         Self {
-            slots: pair.put(&slots, 1, written),
-            positions: pair.put(&positions, 1, written),
-            kv: pair.random(numbers, dtype, written, latent + rotary),
-            norm: pair.random(numbers, dtype, 1, latent),
-            cos: pair.random(numbers, DType::F32, written, rotary / 2),
-            sin: pair.random(numbers, DType::F32, written, rotary / 2),
+            slots: pair.put(&slots, 1, rows),
+            positions: pair.put(&positions, 1, rows),
+            kv: pair.random(numbers, dtype, rows, kv_lora_rank + rope_dim),
+            norm: pair.random(numbers, dtype, 1, kv_lora_rank),
+            cos: pair.random(numbers, DType::F32, rows, rope_dim / 2),
+            sin: pair.random(numbers, DType::F32, rows, rope_dim / 2),
         }
     }
 
@@ -237,17 +223,18 @@ impl MlaKvInputs {
 
 impl MlaHeadMatrices {
     fn packed(&self, device: &KernelBackend, sizes: &MlaSizes, dtype: DType) -> PackedMlaWeights {
-        let [_, latent, _, unturned, value, _] = *sizes;
-        let turned: Vec<Vec<u8>> = self.w_uk.iter().map(|key| transposed(key, latent)).collect();
+        let [_, kv_lora_rank, _, nope_dim, value_dim, _] = *sizes;
+        let w_uk_t: Vec<Vec<u8>> =
+            self.w_uk.iter().map(|key| transposed(key, kv_lora_rank)).collect();
         let pack = |all: &[Vec<u8>], n: usize, k: usize| {
             let view = |bytes| vec![HostMat::new(bytes, DType::F32, n, k).unwrap()];
             let views: Vec<_> = all.iter().map(|bytes| view(bytes)).collect();
             device.pack_mla_heads(&views, dtype).unwrap()
         };
         PackedMlaWeights {
-            w_uk: pack(&self.w_uk, unturned, latent),
-            w_uk_t: pack(&turned, latent, unturned),
-            w_uv: pack(&self.w_uv, value, latent),
+            w_uk: pack(&self.w_uk, nope_dim, kv_lora_rank),
+            w_uk_t: pack(&w_uk_t, kv_lora_rank, nope_dim),
+            w_uv: pack(&self.w_uv, value_dim, kv_lora_rank),
         }
     }
 }
@@ -266,38 +253,34 @@ fn transposed(x: &[u8], k: usize) -> Vec<u8> {
 }
 
 impl MlaQueries {
-    fn of(
-        pair: &DevicePair,
-        q: TwinMatrix,
-        asking: MlaRows<'_>,
-        (table, seats): (&[i32], &[i32]),
-        (bounds, first): (RowBounds, usize),
-    ) -> Self {
-        let rows = asking.len();
+    fn new(pair: &DevicePair, q: TwinMatrix, step: &MlaStepRows<'_>, table: &[i32]) -> Self {
+        let rows = step.rows.len();
+        let exact = RowBounds::of(step.rows.iter().copied(), step.max_rows_per_request);
+        let bounds = RowBounds { decode_rows: step.decode_rows, max_query_len: 5, ..exact };
         let mut ends = vec![0i32];
-        for (queries, _) in asking {
+        for (queries, _) in step.rows {
             ends.push(ends[ends.len() - 1] + *queries as i32);
         }
-        let lens: Vec<i32> = asking.iter().map(|row| row.1 as i32).collect();
+        let lens: Vec<i32> = step.rows.iter().map(|row| row.1 as i32).collect();
         Self {
             q,
             cu_q: pair.put(&ends, 1, rows + 1),
             context_lens: pair.put(&lens, 1, rows),
             block_tables: pair.put(&table.repeat(rows), rows, table.len()),
-            seq_slots: pair.put(seats, 1, seats.len()),
+            seq_slots: pair.put(step.seq_slots, 1, step.seq_slots.len()),
             ends,
             bounds,
-            first_position: first,
+            first_position: step.first_position,
         }
     }
 
     /// Number of queries of all rows.
-    fn queries(&self) -> usize {
+    fn count(&self) -> usize {
         self.ends[self.ends.len() - 1] as usize
     }
 
     fn args<'a>(&'a self, view: TwinView, heads: MlaHeadWeights<'a>) -> MlaAttentionArgs<'a> {
-        let (q, queries) = (view(&self.q), self.queries());
+        let (q, queries) = (view(&self.q), self.count());
         MlaAttentionArgs {
             q: q.rows_from(q.rows() - queries, queries),
             rows: AttentionMetadata {
@@ -316,7 +299,7 @@ impl MlaQueries {
 }
 
 /// The arguments with every row processed separately.
-fn one_by_one<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
+fn rows_separately<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
     let bounds = RowBounds { max_rows_per_request: 1, ..all.rows.bounds };
     MlaAttentionArgs { rows: AttentionMetadata { bounds, ..all.rows }, ..*all }
 }
@@ -328,7 +311,7 @@ fn first_row_only<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
     let rows = AttentionMetadata {
         cu_q: all.rows.cu_q.columns(0, 2),
         context_lens: all.rows.context_lens.columns(0, 1),
-        table_rows: all.rows.table_rows.map(|seats| seats.columns(0, 1)),
+        table_rows: all.rows.table_rows.map(|slots| slots.columns(0, 1)),
         bounds: RowBounds { decode_rows, mla_decode_tokens: 1, ..bounds },
         ..all.rows
     };

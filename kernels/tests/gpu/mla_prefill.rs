@@ -54,16 +54,16 @@ impl<'a> MlaPrefillCase<'a> {
         rows: MlaPrefillRows<'a>,
         dtype: DType,
     ) -> Self {
-        let [heads, latent, rotary, unturned, value, block_tokens] = sizes;
+        let [heads, kv_lora_rank, rope_dim, nope_dim, value_dim, block_tokens] = sizes;
         let tokens: usize = rows.iter().map(|row| row.0).sum();
         let blocks: usize = rows.iter().map(|row| row.1.div_ceil(block_tokens)).sum();
         let mut weights = |n: usize| -> Vec<f32> {
             let one = |x: f32| rounded(x / 8.0, dtype);
-            numbers.reals::<f32>(heads * n * latent).into_iter().map(one).collect()
+            numbers.reals::<f32>(heads * n * kv_lora_rank).into_iter().map(one).collect()
         };
-        let (keys, values) = (weights(unturned), weights(value));
-        let pool = numbers.reals((blocks + 1) * block_tokens * (latent + rotary));
-        let q = numbers.reals(tokens * heads * (unturned + rotary));
+        let (keys, values) = (weights(nope_dim), weights(value_dim));
+        let pool = numbers.reals((blocks + 1) * block_tokens * (kv_lora_rank + rope_dim));
+        let q = numbers.reals(tokens * heads * (nope_dim + rope_dim));
         Self { sizes, rows, dtype, pool, q, keys, values }
     }
 
@@ -79,15 +79,15 @@ impl<'a> MlaPrefillCase<'a> {
     }
 
     /// The pool, with NaN after each row's context, as left by previous requests.
-    fn stored(&self, pair: &DevicePair) -> TwinMatrix {
-        let [_, latent, rotary, .., block_tokens] = self.sizes;
-        let (width, mut pool) = (latent + rotary, self.pool.clone());
+    fn pool_matrix(&self, pair: &DevicePair) -> TwinMatrix {
+        let [_, kv_lora_rank, rope_dim, .., block_tokens] = self.sizes;
+        let (width, mut pool) = (kv_lora_rank + rope_dim, self.pool.clone());
         pool[..block_tokens * width].fill(f32::NAN);
         for (row, table) in self.rows.iter().zip(self.tables()) {
-            let kept = row.1 % block_tokens;
-            if let Some(&last) = table.last().filter(|_| kept != 0) {
+            let used_rows = row.1 % block_tokens;
+            if let Some(&last) = table.last().filter(|_| used_rows != 0) {
                 let first = last as usize * block_tokens;
-                pool[(first + kept) * width..(first + block_tokens) * width].fill(f32::NAN);
+                pool[(first + used_rows) * width..(first + block_tokens) * width].fill(f32::NAN);
             }
         }
         pair.put_as(self.dtype, &pool, pool.len() / width, width)
@@ -95,8 +95,8 @@ impl<'a> MlaPrefillCase<'a> {
 }
 
 /// Packed weights on a device: W_UK, W_UK transposed, W_UV.
-fn heads_of(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -> [PackedGroup; 3] {
-    let [heads, latent, _, unturned, value, _] = case.sizes;
+fn pack_heads(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -> [PackedGroup; 3] {
+    let [heads, kv_lora_rank, _, nope_dim, value_dim, _] = case.sizes;
     let pack = |all: &[f32], n: usize, k: usize| {
         let bytes: Vec<Vec<u8>> = all.chunks_exact(n * k).map(bytes_of).collect();
         let view = |bytes| vec![HostMat::new(bytes, DType::F32, n, k).unwrap()];
@@ -104,14 +104,15 @@ fn heads_of(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -> 
         assert_eq!(views.len(), heads);
         device.pack_mla_heads(&views, dtype).unwrap()
     };
-    let turn = |key: &[f32]| -> Vec<f32> {
-        (0..latent).flat_map(|c| key.iter().skip(c).step_by(latent).copied()).collect()
+    let transpose = |key: &[f32]| -> Vec<f32> {
+        (0..kv_lora_rank).flat_map(|c| key.iter().skip(c).step_by(kv_lora_rank).copied()).collect()
     };
-    let turned: Vec<f32> = case.keys.chunks_exact(unturned * latent).flat_map(turn).collect();
+    let transposed: Vec<f32> =
+        case.keys.chunks_exact(nope_dim * kv_lora_rank).flat_map(transpose).collect();
     [
-        pack(&case.keys, unturned, latent),
-        pack(&turned, latent, unturned),
-        pack(&case.values, value, latent),
+        pack(&case.keys, nope_dim, kv_lora_rank),
+        pack(&transposed, kv_lora_rank, nope_dim),
+        pack(&case.values, value_dim, kv_lora_rank),
     ]
 }
 
@@ -122,15 +123,15 @@ fn outputs(
     of: Range<usize>,
     with_cpu: bool,
 ) -> [Vec<f32>; 2] {
-    let [heads, latent, rotary, unturned, value, block_tokens] = case.sizes;
-    let (rows, query) = (&case.rows[of.clone()], heads * (unturned + rotary));
+    let [heads, kv_lora_rank, rope_dim, nope_dim, value_dim, block_tokens] = case.sizes;
+    let (rows, query) = (&case.rows[of.clone()], heads * (nope_dim + rope_dim));
     let ends: Vec<i32> = std::iter::once(0)
         .chain(rows.iter().scan(0, |end, row| {
             *end += row.0 as i32;
             Some(*end)
         }))
         .collect();
-    let asked = ends[rows.len()] as usize;
+    let query_count = ends[rows.len()] as usize;
     let before: usize = case.rows[..of.start].iter().map(|row| row.0).sum();
     let tables = case.tables();
     let width = tables.iter().map(Vec::len).max().unwrap().max(1);
@@ -140,40 +141,33 @@ fn outputs(
         row
     };
     let tables: Vec<i32> = tables.iter().flat_map(table).collect();
-    let seats: Vec<i32> = of.map(|row| row as i32).collect();
+    let seq_slots: Vec<i32> = of.map(|row| row as i32).collect();
     let lens: Vec<i32> = rows.iter().map(|row| row.1 as i32).collect();
-    let pool = case.stored(pair);
-    let q = &case.q[before * query..][..asked * query];
-    let q = pair.put_as(case.dtype, q, asked, query);
-    let staged = [
+    let pool = case.pool_matrix(pair);
+    let q = &case.q[before * query..][..query_count * query];
+    let q = pair.put_as(case.dtype, q, query_count, query);
+    let metadata = [
         pair.put(&ends, 1, ends.len()),
         pair.put(&lens, 1, lens.len()),
         pair.put(&tables, tables.len() / width, width),
-        pair.put(&seats, 1, seats.len()),
+        pair.put(&seq_slots, 1, seq_slots.len()),
     ];
-    let mut o = pair.poisoned(case.dtype, asked, heads * value);
+    let mut o = pair.poisoned(case.dtype, query_count, heads * value_dim);
     let layers = 1;
-    let blocks = case.pool.len() / (block_tokens * (latent + rotary));
+    let blocks = case.pool.len() / (block_tokens * (kv_lora_rank + rope_dim));
     for at in 0..=usize::from(with_cpu) {
         let dtype = [case.dtype, on_cpu(case.dtype)][at];
         let view: fn(&TwinMatrix) -> device::MatRef<'_> = [TwinMatrix::gpu, TwinMatrix::cpu][at];
         let device = &pair.backends()[at];
-        let layout = MlaKvLayout {
-            layers,
-            blocks,
-            block_tokens,
-            kv_lora_rank: latent,
-            rope_dim: rotary,
-            dtype,
-        };
-        let [key, transposed, values] = heads_of(case, device, dtype);
+        let layout = MlaKvLayout { layers, blocks, block_tokens, kv_lora_rank, rope_dim, dtype };
+        let [key, transposed, values] = pack_heads(case, device, dtype);
         let args = MlaAttentionArgs {
             q: view(&q),
             rows: AttentionMetadata {
-                cu_q: view(&staged[0]),
-                context_lens: view(&staged[1]),
-                block_tables: view(&staged[2]),
-                table_rows: Some(view(&staged[3])),
+                cu_q: view(&metadata[0]),
+                context_lens: view(&metadata[1]),
+                block_tables: view(&metadata[2]),
+                table_rows: Some(view(&metadata[3])),
                 bounds: RowBounds::of(rows.iter().copied(), 1),
             },
             heads: MlaHeadWeights {
@@ -208,8 +202,8 @@ pub(crate) fn check(
         at = own.end;
         let error = error(&got[own.clone()], &expected[own.clone()]);
         assert!(error <= 3.0 * tolerance(dtype), "{what}: {tokens} at {context}: {error}");
-        let [alone, _] = outputs(pair, &case, i..i + 1, false);
-        assert!(alone == got[own], "{what}: {tokens} at {context} alone have other bits");
+        let [single_row, _] = outputs(pair, &case, i..i + 1, false);
+        assert!(single_row == got[own], "{what}: {tokens} at {context}: single row differs");
     }
 }
 
@@ -237,14 +231,14 @@ fn mla_prefill_windows_change_no_bit() {
     // All at once; two heads, then the third; one head at a time in windows of several steps; in windows of
     // one step.
     let all_bytes = [1 << 28, 1 << 20, 700 << 10, 1];
-    let ways = all_bytes.map(|bytes| with_bytes(Some(bytes)));
-    for i in 0..ways[0].len() {
-        let numbers = || ways[0][i].numbers(1);
+    let pairs_by_limit = all_bytes.map(|bytes| with_bytes(Some(bytes)));
+    for i in 0..pairs_by_limit[0].len() {
+        let numbers = || pairs_by_limit[0][i].numbers(1);
         let case = || MlaPrefillCase::new(numbers(), sizes, MIXED, DType::BF16);
-        let [whole, _] = outputs(&ways[0][i], &case(), 0..MIXED.len(), false);
-        for (way, bytes) in ways.iter().zip(all_bytes).skip(1) {
-            let [cut, _] = outputs(&way[i], &case(), 0..MIXED.len(), false);
-            assert!(cut == whole, "{bytes} bytes at a time: other bits");
+        let [whole, _] = outputs(&pairs_by_limit[0][i], &case(), 0..MIXED.len(), false);
+        for (pairs, bytes) in pairs_by_limit.iter().zip(all_bytes).skip(1) {
+            let [windowed, _] = outputs(&pairs[i], &case(), 0..MIXED.len(), false);
+            assert!(windowed == whole, "{bytes} bytes per window: other bits");
         }
     }
 }
@@ -252,17 +246,17 @@ fn mla_prefill_windows_change_no_bit() {
 /// Distinguishes the forms by their bits: non-absorbed rounds keys and values, absorbed does not.
 #[test]
 fn mla_prefill_starts_at_its_token_threshold() {
-    let (made, taken) = (pairs(), with_bytes(None));
-    for (made, taken) in made.iter().zip(&taken) {
+    let (non_absorbed, absorbed) = (pairs(), with_bytes(None));
+    for (non_absorbed, absorbed) in non_absorbed.iter().zip(&absorbed) {
         let sizes = [2, 128, 64, 64, 64, 16];
-        let case = || MlaPrefillCase::new(made.numbers(2), sizes, MIXED, DType::BF16);
-        let [made, _] = outputs(made, &case(), 0..MIXED.len(), false);
-        let [taken, _] = outputs(taken, &case(), 0..MIXED.len(), false);
+        let case = || MlaPrefillCase::new(non_absorbed.numbers(2), sizes, MIXED, DType::BF16);
+        let [non_absorbed, _] = outputs(non_absorbed, &case(), 0..MIXED.len(), false);
+        let [absorbed, _] = outputs(absorbed, &case(), 0..MIXED.len(), false);
         let mut at = 0;
         for (tokens, context) in MIXED {
             let own = at..at + tokens * sizes[0] * sizes[4];
             at = own.end;
-            let equal = made[own.clone()] == taken[own];
+            let equal = non_absorbed[own.clone()] == absorbed[own];
             let short = *tokens < LONG || *context == 0;
             assert_eq!(equal, short, "{tokens} tokens at {context}");
         }

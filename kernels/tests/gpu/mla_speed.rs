@@ -38,11 +38,11 @@ fn mla_decode_speed() {
                 (64, 1, 64),
                 (256, 1, 1200),
             ] {
-                attention(pair, heads, (rows, q), context, "");
+                attention(pair, heads, rows, q, context, "");
             }
-            for (rows, asked) in [(32, 32), (64, 64), (256, 256), (132, 256)] {
-                for spread in [ContextSpread::Even, ContextSpread::Log] {
-                    mixed(pair, heads, (rows, asked), spread);
+            for (rows, captured_rows) in [(32, 32), (64, 64), (256, 256), (132, 256)] {
+                for lengths in [ContextDistribution::Uniform, ContextDistribution::LogUniform] {
+                    mixed(pair, heads, rows, captured_rows, lengths);
                 }
             }
             // Rows with draft tokens: each as a separate request, and processed together.
@@ -56,7 +56,7 @@ fn mla_decode_speed() {
                 (64, 5, 1088),
             ] {
                 for together in [1, tokens] {
-                    drafts(pair, heads, (requests, tokens, together), context);
+                    drafts(pair, heads, requests, tokens, together, context);
                 }
             }
         }
@@ -67,7 +67,7 @@ fn mla_decode_speed() {
 #[test]
 #[ignore = "measures a GPU: `just gpu-speed`"]
 fn mla_prefill_speed() {
-    for (made, taken) in pairs().iter().zip(&with_bytes(None)) {
+    for (non_absorbed, absorbed) in pairs().iter().zip(&with_bytes(None)) {
         for heads in [16, 128] {
             for (rows, q, context) in [
                 (1, 128, 128),
@@ -82,8 +82,8 @@ fn mla_prefill_speed() {
                 (1, 2048, 8192),
                 (1, 2048, 32_768),
             ] {
-                attention(made, heads, (rows, q), context, ", keys made");
-                attention(taken, heads, (rows, q), context, ", queries taken");
+                attention(non_absorbed, heads, rows, q, context, ", non-absorbed");
+                attention(absorbed, heads, rows, q, context, ", absorbed");
             }
         }
     }
@@ -100,78 +100,82 @@ fn heads_of(pair: &DevicePair, heads: usize, n: usize, k: usize) -> PackedGroup 
 fn drafts(
     pair: &DevicePair,
     heads: usize,
-    (requests, tokens, together): (usize, usize, usize),
+    requests: usize,
+    tokens: usize,
+    together: usize,
     context: usize,
 ) {
     let rows = requests * tokens;
     let contexts = (0..rows).map(|row| (context + row % tokens) as i32).collect();
-    let seats = (0..rows).map(|row| (row / tokens) as i32).collect();
+    let seq_slots = (0..rows).map(|row| (row / tokens) as i32).collect();
     let what = format!("{requests} requests of {tokens} tokens, {together} together");
-    let asked = MlaWorkload {
+    let workload = MlaWorkload {
         requests,
         q: 1,
         contexts,
-        seq_slots: seats,
+        seq_slots,
         rows_per_request: together,
         label: what,
     };
-    measure(pair, heads, &asked, context + tokens);
+    measure(pair, heads, &workload, context + tokens);
 }
 
 /// Distribution of context lengths.
 #[derive(Debug, Clone, Copy)]
-enum ContextSpread {
+enum ContextDistribution {
     /// Uniform up to 8,192 keys.
-    Even,
+    Uniform,
     /// Log-uniform from 16 to 32,768 keys.
-    Log,
+    LogUniform,
 }
 
-/// `rows` one-token rows with different context lengths, in any order, in a graph captured for `recorded`
-/// rows.
-fn mixed(pair: &DevicePair, heads: usize, (rows, recorded): (usize, usize), spread: ContextSpread) {
+/// `rows` one-token rows with different context lengths, in any order, in a graph captured for
+/// `captured_rows` rows.
+fn mixed(
+    pair: &DevicePair,
+    heads: usize,
+    rows: usize,
+    captured_rows: usize,
+    lengths: ContextDistribution,
+) {
     let context = |i: usize| {
         let part = ((i * 37 % rows) as f64 + 0.5) / rows as f64;
-        let keys = match spread {
-            ContextSpread::Even => 8192.0 * part,
-            ContextSpread::Log => 16.0 * (part * 11.0).exp2(),
+        let keys = match lengths {
+            ContextDistribution::Uniform => 8192.0 * part,
+            ContextDistribution::LogUniform => 16.0 * (part * 11.0).exp2(),
         };
         keys.ceil() as i32
     };
-    let contexts: Vec<i32> = (0..recorded).map(|i| if i < rows { context(i) } else { 0 }).collect();
-    let seats = (0..recorded as i32).collect();
-    let longest = *contexts.iter().max().expect("there are rows") as usize;
-    let what = format!("{rows} of {recorded} x 1, {spread:?}");
-    let asked = MlaWorkload {
-        requests: recorded,
+    let contexts: Vec<i32> =
+        (0..captured_rows).map(|i| if i < rows { context(i) } else { 0 }).collect();
+    let seq_slots = (0..captured_rows as i32).collect();
+    let longest = *contexts.iter().max().expect("at least one row") as usize;
+    let what = format!("{rows} of {captured_rows} x 1, {lengths:?}");
+    let workload = MlaWorkload {
+        requests: captured_rows,
         q: 1,
         contexts,
-        seq_slots: seats,
+        seq_slots,
         rows_per_request: 1,
         label: what,
     };
-    measure(pair, heads, &asked, longest);
+    measure(pair, heads, &workload, longest);
 }
 
-/// `rows` rows of `q` tokens; `how` is the label.
+/// `rows` rows of `q` tokens; `label` is appended to the report.
 fn attention(
     pair: &DevicePair,
     heads: usize,
-    (rows, q): (usize, usize),
+    rows: usize,
+    q: usize,
     context: usize,
-    how: &'static str,
+    label: &'static str,
 ) {
-    let (contexts, seats) = (vec![context as i32; rows], (0..rows as i32).collect());
-    let what = format!("{rows} x {q}{how}");
-    let asked = MlaWorkload {
-        requests: rows,
-        q,
-        contexts,
-        seq_slots: seats,
-        rows_per_request: 1,
-        label: what,
-    };
-    measure(pair, heads, &asked, context);
+    let (contexts, seq_slots) = (vec![context as i32; rows], (0..rows as i32).collect());
+    let what = format!("{rows} x {q}{label}");
+    let workload =
+        MlaWorkload { requests: rows, q, contexts, seq_slots, rows_per_request: 1, label: what };
+    measure(pair, heads, &workload, context);
 }
 
 /// Rows of `q` tokens each, of `requests` requests.
@@ -184,18 +188,17 @@ struct MlaWorkload {
     label: String,
 }
 
-fn measure(pair: &DevicePair, heads: usize, asked: &MlaWorkload, context: usize) {
-    let (q, rows) = (asked.q, asked.contexts.len());
+fn measure(pair: &DevicePair, heads: usize, workload: &MlaWorkload, context: usize) {
+    let (q, rows) = (workload.q, workload.contexts.len());
     let (block_tokens, dtype) = (16, DType::BF16);
     let width = context.div_ceil(block_tokens);
-    let blocks = (asked.requests * width).min(MAX_BLOCKS);
-    let (latent, rotary) = (KV_LORA_RANK, ROPE_DIM);
+    let blocks = (workload.requests * width).min(MAX_BLOCKS);
     let layout = MlaKvLayout {
         layers: LAYERS,
         blocks,
         block_tokens,
-        kv_lora_rank: latent,
-        rope_dim: rotary,
+        kv_lora_rank: KV_LORA_RANK,
+        rope_dim: ROPE_DIM,
         dtype,
     };
     let mut pool = pair.gpu.alloc(layout.bytes()).unwrap();
@@ -207,17 +210,17 @@ fn measure(pair: &DevicePair, heads: usize, asked: &MlaWorkload, context: usize)
     let queries = pair.random(&mut pair.numbers(3), dtype, rows * q, heads * (NOPE_DIM + ROPE_DIM));
     let mut o = pair.poisoned(dtype, rows * q, heads * NOPE_DIM);
     let cu_q = pair.put(&(0..=rows).map(|r| (r * q) as i32).collect::<Vec<_>>(), 1, rows + 1);
-    let (contexts, seats) =
-        (pair.put(&asked.contexts, 1, rows), pair.put(&asked.seq_slots, 1, rows));
-    let places = asked.requests * width;
-    let tables: Vec<i32> = (0..places).map(|i| (i * 7919 % blocks) as i32).collect();
-    let tables = pair.put(&tables, asked.requests, width);
-    let bounds = RowBounds::of(std::iter::repeat_n((q, context), rows), asked.rows_per_request);
+    let (contexts, seq_slots) =
+        (pair.put(&workload.contexts, 1, rows), pair.put(&workload.seq_slots, 1, rows));
+    let entries = workload.requests * width;
+    let tables: Vec<i32> = (0..entries).map(|i| (i * 7919 % blocks) as i32).collect();
+    let tables = pair.put(&tables, workload.requests, width);
+    let bounds = RowBounds::of(std::iter::repeat_n((q, context), rows), workload.rows_per_request);
     let step = AttentionMetadata {
         cu_q: cu_q.gpu(),
         context_lens: contexts.gpu(),
         block_tables: tables.gpu(),
-        table_rows: Some(seats.gpu()),
+        table_rows: Some(seq_slots.gpu()),
         bounds,
     };
     let [key, value] = [0; 2].map(|_| heads_of(pair, heads, NOPE_DIM, KV_LORA_RANK));
@@ -233,7 +236,7 @@ fn measure(pair: &DevicePair, heads: usize, asked: &MlaWorkload, context: usize)
     };
     let time = microseconds(pair, 8, |i| launch(i, &mut o));
     let seen = |context: i32| q * (2 * context as usize + 1).saturating_sub(q) / 2;
-    let seen: usize = asked.contexts.iter().map(|context| seen(*context)).sum();
+    let seen: usize = workload.contexts.iter().map(|context| seen(*context)).sum();
     // Operations of the form used: few queries use the absorbed form, many the non-absorbed form.
     let channels = if q < RowBounds::MLA_PREFILL_TOKENS {
         2 * KV_LORA_RANK + ROPE_DIM
@@ -241,41 +244,41 @@ fn measure(pair: &DevicePair, heads: usize, asked: &MlaWorkload, context: usize)
         2 * NOPE_DIM + ROPE_DIM
     };
     let tflops = |time: f64| (2 * seen * heads * channels) as f64 / time / 1e6;
-    let keys: usize = asked.contexts.iter().map(|context| *context as usize).sum();
-    let bytes = keys * asked.requests / rows * (KV_LORA_RANK + ROPE_DIM) * 2;
+    let keys: usize = workload.contexts.iter().map(|context| *context as usize).sum();
+    let bytes = keys * workload.requests / rows * (KV_LORA_RANK + ROPE_DIM) * 2;
     let all = tflops(time);
     report(
-        &format!("latents, {heads} heads, {} at {context}, {all:.0} TFLOP/s", asked.label),
+        &format!("MLA, {heads} heads, {} at {context}, {all:.0} TFLOP/s", workload.label),
         time,
         bytes,
     );
     if q > 1 {
         return; // Several launches, for groups of heads.
     }
-    let (name, alone) = longest(pair, |i| launch(i, &mut o));
-    let rate = tflops(alone);
-    report(&format!("  {name} alone, {rate:.0} TFLOP/s"), alone, bytes);
+    let (name, kernel_time) = slowest_kernel(pair, |i| launch(i, &mut o));
+    let rate = tflops(kernel_time);
+    report(&format!("  {name} alone, {rate:.0} TFLOP/s"), kernel_time, bytes);
 }
 
 /// The slowest kernel of a call, and its median time, by GPU event timestamps before and after it. Pauses
 /// first and makes few calls, because recent computation lowers the clock.
-fn longest(pair: &DevicePair, mut call: impl FnMut(usize)) -> (&'static str, f64) {
+fn slowest_kernel(pair: &DevicePair, mut call: impl FnMut(usize)) -> (&'static str, f64) {
     const CALLS: usize = 9;
     std::thread::sleep(Duration::from_millis(200));
-    let marks = pair.gpu.alloc_timestamps(2 + 8 * CALLS).unwrap();
-    marks.record(&S, 0).unwrap();
-    pair.gpu.begin_kernel_timestamps(&marks, 1);
+    let timestamps = pair.gpu.alloc_timestamps(2 + 8 * CALLS).unwrap();
+    timestamps.record(&S, 0).unwrap();
+    pair.gpu.begin_kernel_timestamps(&timestamps, 1);
     (0..CALLS).for_each(&mut call);
     let names = pair.gpu.end_kernel_timestamps();
     pair.gpu.synchronize(&S).unwrap();
     let mut times: BTreeMap<&'static str, Vec<i64>> = BTreeMap::new();
     for (i, name) in names.into_iter().enumerate() {
-        times.entry(name).or_default().push(marks.elapsed_ns(i, i + 1).unwrap());
+        times.entry(name).or_default().push(timestamps.elapsed_ns(i, i + 1).unwrap());
     }
     let median = |(name, mut times): (_, Vec<i64>)| {
         times.sort_unstable();
         (name, times[times.len() / 2] as f64 / 1e3)
     };
     let medians = times.into_iter().map(median);
-    medians.max_by(|a, b| a.1.total_cmp(&b.1)).expect("something is launched")
+    medians.max_by(|a, b| a.1.total_cmp(&b.1)).expect("at least one launch")
 }

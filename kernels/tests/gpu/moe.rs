@@ -125,11 +125,11 @@ fn any_number_of_tokens() {
 
 /// All tokens choose the same experts, or none of this rank.
 #[test]
-fn crowded_and_idle_experts() {
+fn hot_and_idle_experts_match_the_cpu() {
     for pair in &pairs() {
-        let few = [([1, 2], 70), ([1, 0], 40), ([0, 0], 40), ([0, 0], 3)];
-        let some = [([1, 59], 130), ([0, 30], 130), ([0, 0], 130)];
-        for (choices, tokens) in few.into_iter().chain(some) {
+        let small_batches = [([1, 2], 70), ([1, 0], 40), ([0, 0], 40), ([0, 0], 3)];
+        let large_batches = [([1, 59], 130), ([0, 30], 130), ([0, 0], 130)];
+        for (choices, tokens) in small_batches.into_iter().chain(large_batches) {
             let (sizes, mut numbers) = ((64, 64, 60, 2), pair.numbers(3));
             let mut case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
             case.chosen = choices.repeat(tokens);
@@ -192,8 +192,8 @@ fn group_member_equals_separate_matrix() {
             assert!(group.matrix(3).is_none());
             let Some(third) = third else { continue };
             drop(group); // The member keeps the group's memory alive.
-            let alone = pair.gpu.pack(&parts[2], dtype).unwrap();
-            let [of_group, own] = [&*third, &alone].map(|w| {
+            let separate = pair.gpu.pack(&parts[2], dtype).unwrap();
+            let [of_group, own] = [&*third, &separate].map(|w| {
                 let mut y = pair.poisoned(dtype, rows, n);
                 pair.gpu
                     .launch(&S, Linear { y: y.gpu_mut(), x: x.gpu(), weight: w, bias: None })
@@ -232,7 +232,7 @@ fn fused_routing_changes_no_bit() {
             .unwrap();
         [case.chosen, _] = pair.read::<i32>(&chosen);
         [case.weights, _] = pair.read::<f32>(&weights);
-        let [apart, _] = pair.read_floats(&case.run(pair, &x, 0));
+        let [separate, _] = pair.read_floats(&case.run(pair, &x, 0));
         let mut y = pair.poisoned(DType::BF16, tokens, hidden);
         let (gate_up, down) = (&case.gate_up[0], &case.down[0]);
         let experts = ExpertWeights { first_expert: case.first, gate_up, down };
@@ -246,8 +246,8 @@ fn fused_routing_changes_no_bit() {
             let op =
                 RoutedExpertMlp { y: y.gpu_mut(), x, router: &scores, experts: &experts, load: to };
             pair.gpu.launch(&S, op).unwrap();
-            let [inside, _] = pair.read_floats(&y);
-            assert_eq!(inside, apart, "{tokens} tokens");
+            let [fused, _] = pair.read_floats(&y);
+            assert_eq!(fused, separate, "{tokens} tokens");
             let chosen = &case.chosen[..top_k];
             let expected = |e| 3 + i32::from(chosen.contains(&(e as i32)));
             let expected: Vec<i32> = (0..count).map(expected).collect();
@@ -258,7 +258,7 @@ fn fused_routing_changes_no_bit() {
 
 /// More choices than one block sorts, few of them for this rank.
 #[test]
-fn choices_are_aligned_in_parts() {
+fn large_expert_alignment_uses_several_blocks() {
     for pair in &pairs() {
         let (sizes, tokens, mut numbers) = ((64, 64, 5, 4), 1100, pair.numbers(5));
         let mut case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
@@ -269,24 +269,28 @@ fn choices_are_aligned_in_parts() {
             }
         }
         let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.0);
-        pair.check("choices in parts", &case.run(pair, &x, 0), 2.0 * tolerance(DType::BF16));
+        pair.check(
+            "alignment in several blocks",
+            &case.run(pair, &x, 0),
+            2.0 * tolerance(DType::BF16),
+        );
     }
 }
 
 /// Alone or in a batch: the same bits. Very large batches use another kernel, to which this applies
 /// separately.
 #[test]
-fn a_token_has_one_result_in_every_batch() {
+fn moe_tokens_are_batch_invariant() {
     for pair in &pairs() {
-        one_result(pair, (72, 40, 5, 2), 6, 1);
-        one_result(pair, (128, 64, 20, 8), 9, 1);
-        one_result(pair, (64, 64, 17, 4), 32, 17);
-        one_result(pair, (64, 64, 3, 2), 80, 70);
+        check_batch_invariance(pair, (72, 40, 5, 2), 6, 1);
+        check_batch_invariance(pair, (128, 64, 20, 8), 9, 1);
+        check_batch_invariance(pair, (64, 64, 17, 4), 32, 17);
+        check_batch_invariance(pair, (64, 64, 3, 2), 80, 70);
     }
 }
 
 /// `tokens` tokens together, and every sampled run of `some` of them.
-fn one_result(pair: &DevicePair, sizes: MoeSizes, tokens: usize, some: usize) {
+fn check_batch_invariance(pair: &DevicePair, sizes: MoeSizes, tokens: usize, some: usize) {
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);
     let case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
@@ -295,7 +299,7 @@ fn one_result(pair: &DevicePair, sizes: MoeSizes, tokens: usize, some: usize) {
     for first in (0..=tokens - some).step_by(some.div_ceil(8)) {
         let own = first * hidden..(first + some) * hidden;
         let x = pair.put(&values[own.clone()], some, hidden);
-        let [alone, _] = pair.read_floats(&case.run(pair, &x, first));
-        assert_eq!(alone, all[own], "{some} tokens from {first}");
+        let [part, _] = pair.read_floats(&case.run(pair, &x, first));
+        assert_eq!(part, all[own], "{some} tokens from {first}");
     }
 }

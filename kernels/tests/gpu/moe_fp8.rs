@@ -55,8 +55,8 @@ impl MoeFp8Case {
         let (_, _, count, top_k) = sizes;
         let (gate_up, down) = projections(&stored);
         let half = pair.gpu.half_dtype();
-        let kept = pair.backends()[0].experts_dtype(&gate_up, &down, MANY_LAYERS, half);
-        assert_eq!(kept, DType::F8E4M3, "{sizes:?}");
+        let packed_dtype = pair.backends()[0].experts_dtype(&gate_up, &down, MANY_LAYERS, half);
+        assert_eq!(packed_dtype, DType::F8E4M3, "{sizes:?}");
         let widened = on_cpu(half);
         assert_eq!(
             pair.backends()[1].experts_dtype(&gate_up, &down, MANY_LAYERS, widened),
@@ -64,7 +64,10 @@ impl MoeFp8Case {
         );
         let pack = |matrices: &[Vec<HostMat<'_>>], gated| {
             let gpu = pair.gpu.pack_group(matrices, DType::F8E4M3, gated).unwrap();
-            assert!(gpu.bytes() < 3 * gpu.len() * gpu.n() * gpu.k() / 2, "scales beside bytes");
+            assert!(
+                gpu.bytes() < 3 * gpu.len() * gpu.n() * gpu.k() / 2,
+                "fp8 values and scales only"
+            );
             [gpu, pair.cpu.pack_group(matrices, widened, gated).unwrap()]
         };
         let (gate_up, down) = (pack(&gate_up, true), pack(&down, false));
@@ -167,9 +170,10 @@ pub(crate) fn stored(
     numbers: &mut RandomNumbers,
     (hidden, inner, count, _): MoeFp8Sizes,
 ) -> Vec<[Fp8Weights; 3]> {
-    let mut made = |n: usize, k: usize| Fp8Weights::new(numbers, (n, k), ScaleGranularity::Blocks);
+    let mut random_weights =
+        |n: usize, k: usize| Fp8Weights::new(numbers, n, k, ScaleGranularity::Blocks);
     let shapes = [(inner, hidden), (inner, hidden), (hidden, inner)];
-    (FIRST..count).map(|_| shapes.map(|(n, k)| made(n, k))).collect()
+    (FIRST..count).map(|_| shapes.map(|(n, k)| random_weights(n, k))).collect()
 }
 
 /// Weights in the form that loaders pass to `pack`.
@@ -262,18 +266,18 @@ fn check_quantized<T: GpuRealElement>(
 
 /// All tokens choose the same experts, or none of this rank.
 #[test]
-fn crowded_and_idle_experts() {
+fn hot_and_idle_fp8_experts_match_references() {
     for pair in &pairs() {
         // Up to eight choices per expert use the small-M kernel: with 20 tokens there are two segments of one
         // expert.
-        for (choices, tokens, few) in
+        for (choices, tokens, small_m) in
             [([1, 2], 70, false), ([1, 0], 50, false), ([0, 0], 50, false), ([3, 0], 20, true)]
         {
             let (sizes, mut numbers) = ((64, 64, 10, 2), pair.numbers(3));
             let mut case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
             case.chosen = choices.repeat(tokens);
             let what = format!("{tokens} tokens of {choices:?}");
-            if few {
+            if small_m {
                 let x = pair.random(&mut numbers, BF16, tokens, sizes.0);
                 pair.check(&what, &case.run(pair, &x, 0, true), 2.0 * tolerance(BF16));
             } else {
@@ -300,10 +304,10 @@ fn shared_expert_is_a_separate_matrix() {
                 weights.copy_from_slice(&[0.5, 1.0]);
             }
             let y = case.run(pair, &x, 0, true);
-            pair.check(&format!("{tokens} tokens, among"), &y, 2.0 * tolerance(BF16));
+            pair.check(&format!("{tokens} tokens, in the group"), &y, 2.0 * tolerance(BF16));
             let last = |group: &PackedGroup| group.matrix(group.len() - 1).unwrap();
             let (gate_up, down) = (last(&case.gate_up[0]), last(&case.down[0]));
-            let mut apart = pair.poisoned(BF16, tokens, hidden);
+            let mut separate = pair.poisoned(BF16, tokens, hidden);
             let mut between = pair.poisoned(BF16, tokens, inner);
             let gated = LinearFusion { silu_mul: true, ..LinearFusion::default() };
             pair.gpu
@@ -320,27 +324,32 @@ fn shared_expert_is_a_separate_matrix() {
             pair.gpu
                 .launch(
                     &S,
-                    Linear { y: apart.gpu_mut(), x: between.gpu(), weight: &down, bias: None },
+                    Linear { y: separate.gpu_mut(), x: between.gpu(), weight: &down, bias: None },
                 )
                 .unwrap();
             let mut y = y;
-            std::mem::swap(&mut apart.gpu, &mut y.gpu);
-            pair.check(&format!("{tokens} tokens, by itself"), &y, 2.0 * tolerance(BF16));
+            std::mem::swap(&mut separate.gpu, &mut y.gpu);
+            pair.check(&format!("{tokens} tokens, separate"), &y, 2.0 * tolerance(BF16));
         }
     }
 }
 
 /// Alone or in a batch: the same bits, if the same kernel is used.
 #[test]
-fn a_token_has_one_result_in_every_batch() {
+fn fp8_moe_tokens_are_batch_invariant() {
     for pair in &pairs() {
-        one_result(pair, (192, 64, 5, 2), 6, 1);
-        one_result(pair, (64, 128, 3, 2), 40, 30);
+        check_batch_invariance(pair, (192, 64, 5, 2), 6, 1);
+        check_batch_invariance(pair, (64, 128, 3, 2), 40, 30);
     }
 }
 
 /// `tokens` tokens together, and every sampled run of `some` of them.
-pub(crate) fn one_result(pair: &DevicePair, sizes: MoeFp8Sizes, tokens: usize, some: usize) {
+pub(crate) fn check_batch_invariance(
+    pair: &DevicePair,
+    sizes: MoeFp8Sizes,
+    tokens: usize,
+    some: usize,
+) {
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);
     let case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
@@ -350,8 +359,8 @@ pub(crate) fn one_result(pair: &DevicePair, sizes: MoeFp8Sizes, tokens: usize, s
     for first in (0..=tokens - some).step_by(some.div_ceil(6)) {
         let own = first * hidden..(first + some) * hidden;
         let x = pair.put(&values[own.clone()], some, hidden);
-        let [alone, _] = pair.read_floats(&case.run(pair, &x, first, false));
-        assert_eq!(alone, all[own], "{some} tokens from {first}");
+        let [part, _] = pair.read_floats(&case.run(pair, &x, first, false));
+        assert_eq!(part, all[own], "{some} tokens from {first}");
     }
 }
 
@@ -365,8 +374,12 @@ fn unsupported_scales_are_dequantized() {
             (64, 64, ScaleGranularity::Channels),
             (64, 68, ScaleGranularity::Blocks),
         ] {
-            let mut made = |n: usize, k: usize| Fp8Weights::new(&mut numbers, (n, k), grid);
-            let stored = [[made(inner, hidden), made(inner, hidden), made(hidden, inner)]];
+            let mut random_weights = |n: usize, k: usize| Fp8Weights::new(&mut numbers, n, k, grid);
+            let stored = [[
+                random_weights(inner, hidden),
+                random_weights(inner, hidden),
+                random_weights(hidden, inner),
+            ]];
             let (gate_up, down) = projections(&stored);
             let what = format!("{hidden} x {inner} {grid:?}");
             assert_eq!(
@@ -376,10 +389,10 @@ fn unsupported_scales_are_dequantized() {
             );
             let floats = pair.backends()[0].experts_dtype(&down, &down, MANY_LAYERS, DType::F32);
             assert_eq!(floats, DType::F32, "{what}");
-            let refused = [&gate_up, &down]
+            let rejected = [&gate_up, &down]
                 .into_iter()
                 .any(|group| pair.gpu.pack_group(group, DType::F8E4M3, false).is_err());
-            assert!(refused, "{what}");
+            assert!(rejected, "{what}");
         }
     }
 }
@@ -389,19 +402,26 @@ fn unsupported_scales_are_dequantized() {
 fn fp8_experts_dequantize_when_only_bf16_streams_and_fits() {
     for pair in &pairs() {
         let mut numbers = pair.numbers(5);
-        let mut made =
-            |n: usize, k: usize| Fp8Weights::new(&mut numbers, (n, k), ScaleGranularity::Blocks);
+        let mut random_weights =
+            |n: usize, k: usize| Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks);
         for (hidden, inner) in [(128, 192), (192, 128), (256, 128)] {
-            let stored = [[made(inner, hidden), made(inner, hidden), made(hidden, inner)]];
+            let stored = [[
+                random_weights(inner, hidden),
+                random_weights(inner, hidden),
+                random_weights(hidden, inner),
+            ]];
             let (gate_up, down) = projections(&stored);
             let dtype = |layers| pair.backends()[0].experts_dtype(&gate_up, &down, layers, BF16);
             let layer_bytes = 3 * hidden * inner * 2;
-            let room = pair.gpu.mem_info().total_bytes as usize / 2 / layer_bytes;
+            let max_layers = pair.gpu.mem_info().total_bytes as usize / 2 / layer_bytes;
             let streams =
                 pair.gpu.warp_size() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch());
             let whole = hidden % 128 + inner % 128 == 0;
-            let few = if streams && !whole { BF16 } else { DType::F8E4M3 };
-            assert_eq!([dtype(1), dtype(room), dtype(room + 1)], [few, few, DType::F8E4M3]);
+            let fitting = if streams && !whole { BF16 } else { DType::F8E4M3 };
+            assert_eq!(
+                [dtype(1), dtype(max_layers), dtype(max_layers + 1)],
+                [fitting, fitting, DType::F8E4M3]
+            );
         }
     }
 }

@@ -5,7 +5,7 @@ use device::DType;
 use kernels::{RoutedExpertMlp, RouterLogits};
 
 use crate::device_pair::{DevicePair, pairs, tolerance};
-use crate::moe_fp8::{MoeFp8Case, MoeFp8Sizes, check_small_m, one_result, stored};
+use crate::moe_fp8::{MoeFp8Case, MoeFp8Sizes, check_batch_invariance, check_small_m, stored};
 use crate::support::{RandomNumbers, S};
 
 /// Bits of NaN, without the sign.
@@ -29,10 +29,10 @@ fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
 
 /// Alone or in a batch: the same bits, if the same kernel is used.
 #[test]
-fn a_token_has_one_result_in_every_batch() {
+fn fp8_tma_tokens_are_batch_invariant() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
-        one_result(pair, (256, 128, 5, 2), 6, 1);
-        one_result(pair, (128, 256, 3, 2), 100, 70);
+        check_batch_invariance(pair, (256, 128, 5, 2), 6, 1);
+        check_batch_invariance(pair, (128, 256, 3, 2), 100, 70);
     }
 }
 
@@ -56,9 +56,9 @@ fn fused_routing_changes_no_bit() {
             let op = RoutedExpertMlp { y: out, x: x_gpu, router: &scores, experts, load: None };
             pair.gpu.launch(&S, op).unwrap();
             case.route(pair, &scores, tokens);
-            let [apart, _] = pair.read_floats(&case.run(pair, &x, 0, false));
-            let [inside, _] = pair.read_floats(&y);
-            assert_eq!(inside, apart, "{tokens} tokens of {top_k}");
+            let [separate, _] = pair.read_floats(&case.run(pair, &x, 0, false));
+            let [fused, _] = pair.read_floats(&y);
+            assert_eq!(fused, separate, "{tokens} tokens of {top_k}");
         }
     }
 }
@@ -67,7 +67,8 @@ fn fused_routing_changes_no_bit() {
 fn with_bits(
     pair: &DevicePair,
     numbers: &mut RandomNumbers,
-    (sizes, tokens): (MoeFp8Sizes, usize),
+    sizes: MoeFp8Sizes,
+    tokens: usize,
     of: impl Fn(usize) -> Option<u8>,
 ) -> MoeFp8Case {
     let mut stored = stored(numbers, sizes);
@@ -92,7 +93,7 @@ fn every_number_is_exact() {
                 let sign = (at / 3 % 2) as u8 * 0x80;
                 Some(if bits < NAN { bits | sign } else { (bits - NAN) | 0x80 })
             };
-            let case = with_bits(pair, &mut numbers, (sizes, tokens), number);
+            let case = with_bits(pair, &mut numbers, sizes, tokens, number);
             let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
             let y = case.run(pair, &x, 0, true);
             pair.check(&format!("{tokens} tokens"), &y, 2.0 * tolerance(DType::BF16));
@@ -106,8 +107,8 @@ fn nan_stays_nan() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
         for (tokens, nan) in [(4, NAN), (80, NAN | 0x80)] {
             let (sizes, mut numbers) = ((128, 128, 3, 1), pair.numbers(9));
-            let none = |at: usize| (at == 77).then_some(nan);
-            let case = with_bits(pair, &mut numbers, (sizes, tokens), none);
+            let one_nan = |at: usize| (at == 77).then_some(nan);
+            let case = with_bits(pair, &mut numbers, sizes, tokens, one_nan);
             let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
             let [y, _] = pair.read_floats(&case.run(pair, &x, 0, false));
             for (t, row) in y.chunks(sizes.0).enumerate() {

@@ -58,8 +58,8 @@ fn routing_agrees_with_the_cpu() {
             let choices = counted.iter().sum::<i32>() - before.iter().sum::<i32>();
             assert_eq!(choices as usize, (tokens - tokens / 3) * top_k);
             for (chosen, shares) in experts.chunks(k).zip(weights.chunks(k)) {
-                let behind = count as i32..(count + shared) as i32;
-                assert!(chosen[top_k..].iter().copied().eq(behind));
+                let shared_experts = count as i32..(count + shared) as i32;
+                assert!(chosen[top_k..].iter().copied().eq(shared_experts));
                 assert!(shares[top_k..].iter().all(|share| *share == 1.0));
             }
             for device in devices() {
@@ -122,7 +122,7 @@ fn non_finite_logits_route_to_existing_experts() {
 /// on rounding.
 fn clear_logits(numbers: &mut RandomNumbers, bias: &[f32], groups: usize) -> Vec<f32> {
     const GAP: f32 = 1e-5;
-    let apart = |mut values: Vec<f32>| {
+    let separated = |mut values: Vec<f32>| {
         values.sort_by(f32::total_cmp);
         values.windows(2).all(|pair| pair[1] - pair[0] > GAP)
     };
@@ -137,7 +137,7 @@ fn clear_logits(numbers: &mut RandomNumbers, bias: &[f32], groups: usize) -> Vec
             best.iter().rev().take(2).sum::<f32>()
         };
         let scores = choices.chunks(bias.len() / groups).map(of_group).collect();
-        if apart(choices.clone()) && apart(scores) && apart(logits.clone()) {
+        if separated(choices.clone()) && separated(scores) && separated(logits.clone()) {
             return logits;
         }
     }
@@ -160,10 +160,11 @@ fn any_rule_agrees_with_the_cpu() {
             (RouterScore::Sigmoid, GroupScore::Top2Sum, true, false),
             (RouterScore::Softmax, GroupScore::Largest, false, false),
         ] {
-            let kept = groups.div_ceil(2);
+            let topk_group = groups.div_ceil(2);
             let groups =
-                (groups > 1).then_some(ExpertGroups { count: groups, topk_group: kept, score: by });
-            let rule = RouterRuleArgs { score, bias: None, groups, renormalise, scale: 2.5, shared };
+                (groups > 1).then_some(ExpertGroups { count: groups, topk_group, score: by });
+            let rule =
+                RouterRuleArgs { score, bias: None, groups, renormalise, scale: 2.5, shared };
             let (mut experts, mut weights) = (vec![0i32; tokens * k], vec![0f32; tokens * k]);
             let chosen = MatMut::of(&mut experts, tokens, k).unwrap();
             let shares = MatMut::of(&mut weights, tokens, k).unwrap();

@@ -78,7 +78,7 @@ fn norms_agree_with_the_cpu() {
 }
 
 #[test]
-fn a_row_has_one_result_in_every_batch() {
+fn norm_rows_are_batch_invariant() {
     let (rows, cols) = (7, 1024);
     let mut numbers = RandomNumbers::fresh(5);
     let (x, w) = (numbers.reals::<bf16>(rows * cols), numbers.reals::<bf16>(cols));

@@ -121,16 +121,16 @@ fn rotations<T: GpuRealElement>(case: &QkRopeCase) {
             slots: slots.mat(),
             ..args
         };
-        let mut turned = DeviceArray::<T>::poisoned(&device, TOKENS, width);
+        let mut rotated = DeviceArray::<T>::poisoned(&device, TOKENS, width);
         let kv = (&mut pool.buffer, &rows);
         device
             .launch(
                 &S,
-                QkNormRopeKvWrite { q: turned.mat_mut(), pool: kv.0, layout: kv.1, args: &args },
+                QkNormRopeKvWrite { q: rotated.mat_mut(), pool: kv.0, layout: kv.1, args: &args },
             )
             .unwrap();
         let name = format!("{} D {} rotary {}", device.name(), case.head_dim, case.rotary);
-        assert!(error(&turned.read(&device), &q) < tolerance::<T>(), "{name}");
+        assert!(error(&rotated.read(&device), &q) < tolerance::<T>(), "{name}");
         let got = in_order(&pool.read(&device), &rows);
         assert!(error(&got, &stored) < tolerance::<T>(), "{name}");
         let untouched = |x: &[T]| x.iter().map(|x| x.value() == 0.0).collect::<Vec<_>>();

@@ -81,8 +81,8 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
         }
     }
 
-    /// Row `r` alone, with the block tables of all rows.
-    fn alone(&self, r: usize) -> Self {
+    /// Only row `r`, with the block tables of all rows.
+    fn single_row(&self, r: usize) -> Self {
         let columns = self.qkv.len() / self.contexts.len();
         Self {
             heads: self.heads,
@@ -103,24 +103,24 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
         *self.contexts.iter().max().unwrap()
     }
 
-    /// Outputs, and the pool afterwards, from one fused launch for contexts up to `one`, or from two
+    /// Outputs, and the pool afterwards, from one fused launch for contexts up to `fused_limit`, or from two
     /// launches.
-    fn run(&self, device: &GpuBackend, one: Option<usize>) -> (Vec<T>, Vec<T>) {
+    fn run(&self, device: &GpuBackend, fused_limit: Option<usize>) -> (Vec<T>, Vec<T>) {
         let (heads, kv_heads, dim, _) = self.heads;
         let rows = self.contexts.len();
         let mut pool = DeviceArray::of(device, &self.pool, 1, self.pool.len());
         let qkv = DeviceArray::of(device, &self.qkv, rows, (heads + 2 * kv_heads) * dim);
         let norms = self.norms.as_ref().map(|n| n.each_ref().map(|n| DeviceArray::row(device, n)));
         let positions = self.angles.len() / (dim / 2);
-        let turn = |f: fn(f32) -> f32| self.angles.iter().map(|a| f(*a)).collect::<Vec<_>>();
-        let cos = DeviceArray::of(device, &turn(f32::cos), positions, dim / 2);
-        let sin = DeviceArray::of(device, &turn(f32::sin), positions, dim / 2);
+        let table = |f: fn(f32) -> f32| self.angles.iter().map(|a| f(*a)).collect::<Vec<_>>();
+        let cos = DeviceArray::of(device, &table(f32::cos), positions, dim / 2);
+        let sin = DeviceArray::of(device, &table(f32::sin), positions, dim / 2);
         let position: Vec<i32> = self.contexts.iter().map(|c| c.saturating_sub(1) as i32).collect();
         let position = DeviceArray::row(device, &position);
         let slots = DeviceArray::row(device, &self.slots);
         let cu_q = DeviceArray::row(device, &(0..=rows as i32).collect::<Vec<_>>());
         let contexts: Vec<i32> = self.contexts.iter().map(|c| *c as i32).collect();
-        let longest_context = one.unwrap_or(self.longest());
+        let longest_context = fused_limit.unwrap_or(self.longest());
         let contexts = DeviceArray::row(device, &contexts);
         let tables = DeviceArray::of(device, &self.tables, rows, self.width);
         let qk = QkNormRopeArgs {
@@ -144,7 +144,7 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
         };
         let mut o = DeviceArray::<T>::poisoned(device, rows, heads * dim);
         let kv = (&mut pool.buffer, &self.layout);
-        if one.is_some() {
+        if fused_limit.is_some() {
             device
                 .launch(
                     &S,
@@ -203,21 +203,21 @@ pub(crate) fn check<T: GpuRealElement>(
 ) {
     let case = RopeAttentionCase::<T>::new(heads, contexts, normed);
     let what = format!("{} {heads:?} {contexts:?}", device.name());
-    let (o_apart, pool_apart) = case.run(device, None);
+    let (o_separate, pool_separate) = case.run(device, None);
     // The launch for short contexts, and the one for any context.
     for longest in [case.longest(), RowBounds::SHORT_CONTEXT + 1] {
         let what = format!("{what} of up to {longest}");
         let (o, pool) = case.run(device, Some(longest));
         assert!(o.iter().all(|x| x.value().is_finite()), "{what}");
-        assert!(bits(&pool) == bits(&pool_apart), "{what}: pool");
+        assert!(bits(&pool) == bits(&pool_separate), "{what}: pool");
         for (r, &context) in contexts.iter().enumerate() {
-            let (lone, _) = case.alone(r).run(device, Some(longest));
-            let row = r * lone.len()..(r + 1) * lone.len();
-            assert!(bits(&lone) == bits(&o[row.clone()]), "{what}: row {r} alone");
-            let (one, two) = (&o[row.clone()], &o_apart[row]);
-            assert!(context > WHOLE || bits(one) == bits(two), "{what}: row {r} in one launch");
-            let off = error(one, two);
-            assert!(off < tolerance::<T>(), "{what}: row {r} in one launch is {off} off");
+            let (single_row, _) = case.single_row(r).run(device, Some(longest));
+            let row = r * single_row.len()..(r + 1) * single_row.len();
+            assert!(bits(&single_row) == bits(&o[row.clone()]), "{what}: single row {r}");
+            let (fused, separate) = (&o[row.clone()], &o_separate[row]);
+            assert!(context > WHOLE || bits(fused) == bits(separate), "{what}: row {r}, fused");
+            let off = error(fused, separate);
+            assert!(off < tolerance::<T>(), "{what}: row {r}, fused: error {off}");
         }
     }
 }

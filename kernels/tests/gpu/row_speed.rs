@@ -51,8 +51,8 @@ fn row_speed() {
             rotations(device, rows);
             routes(device, rows);
         }
-        for questions in [1, 8, 64, 256] {
-            sampling_times(device, questions);
+        for logits_rows in [1, 8, 64, 256] {
+            sampling_times(device, logits_rows);
         }
     }
 }
@@ -159,16 +159,16 @@ fn routes(device: &GpuBackend, rows: usize) {
     report("moe_route_softmax 128, 8", rows, time, rows * count * 4);
 }
 
-fn sampling_times(device: &GpuBackend, questions: usize) {
+fn sampling_times(device: &GpuBackend, logits_rows: usize) {
     let mut numbers = RandomNumbers::new(5);
     let peaked =
         |n: &mut RandomNumbers| if n.below(1000) == 0 { 18.0 * n.unit() } else { 4.0 * n.float() };
     let row: Vec<f32> = (0..VOCABULARY).map(|_| peaked(&mut numbers)).collect();
-    let logits = DeviceArray::of(device, &row.repeat(questions), questions, VOCABULARY);
+    let logits = DeviceArray::of(device, &row.repeat(logits_rows), logits_rows, VOCABULARY);
     let off =
         SequenceSamplingParams { top_p: 1.0, repetition: 1.0, ..SequenceSamplingParams::default() };
     let drawn = SequenceSamplingParams { temperature: 1.0, ..off };
-    for (name, rules, top) in [
+    for (name, params, top) in [
         ("greedy", off, -1),
         ("greedy, 20 logprobs", off, 20),
         ("temperature", drawn, -1),
@@ -177,53 +177,53 @@ fn sampling_times(device: &GpuBackend, questions: usize) {
         ("top_k 2000", SequenceSamplingParams { top_k: 2000, ..drawn }, -1),
         ("min_p 0.05", SequenceSamplingParams { min_p: 0.05, ..drawn }, -1),
     ] {
-        let time = sampling_time(device, &logits, questions, rules, top);
-        report(name, questions, time, questions * VOCABULARY * 4);
+        let time = sampling_time(device, &logits, logits_rows, params, top);
+        report(name, logits_rows, time, logits_rows * VOCABULARY * 4);
     }
 }
 
 fn sampling_time(
     device: &GpuBackend,
     logits: &DeviceArray<f32>,
-    questions: usize,
-    rules: SequenceSamplingParams,
+    logits_rows: usize,
+    params: SequenceSamplingParams,
     top: i32,
 ) -> f64 {
     let mut stage = StagingBuffer::default();
-    for q in 0..questions as i32 {
-        let question = StageLogitsRow {
+    for q in 0..logits_rows as i32 {
+        let logits_row = StageLogitsRow {
             token: q,
             seq_slot: q,
             known_token: -1,
             top,
             ..StageLogitsRow::default()
         };
-        stage.logits_rows.push(question);
+        stage.logits_rows.push(logits_row);
     }
     let mut bytes = vec![0; stage.bytes()];
     stage.write(&mut bytes);
     let words: Vec<i32> = bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect();
     let words = DeviceArray::row(device, &words);
-    let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, logits_rows: questions };
-    let record: Vec<i32> = (0..questions as u32)
+    let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, logits_rows };
+    let record: Vec<i32> = (0..logits_rows as u32)
         .flat_map(|key| {
-            let [t, p, m] = [rules.temperature, rules.top_p, rules.min_p].map(f32::to_bits);
+            let [t, p, m] = [params.temperature, params.top_p, params.min_p].map(f32::to_bits);
             let one = 1f32.to_bits();
-            [t, p, m, rules.top_k as u32, one, 0, 0, 0, key, 7, 0, 0].map(u32::cast_signed)
+            [t, p, m, params.top_k as u32, one, 0, 0, 0, key, 7, 0, 0].map(u32::cast_signed)
         })
         .collect();
-    let mut records = DeviceArray::of(device, &record, questions, 12);
-    let mut newest = DeviceArray::<i32>::poisoned(device, questions, 3);
-    let ids: Vec<i32> = (0..questions as i32).collect();
+    let mut records = DeviceArray::of(device, &record, logits_rows, 12);
+    let mut newest = DeviceArray::<i32>::poisoned(device, logits_rows, 3);
+    let ids: Vec<i32> = (0..logits_rows as i32).collect();
     let ids = DeviceArray::row(device, &ids);
-    let mut tables = DeviceArray::<i32>::poisoned(device, questions, 1);
-    let mut history = DeviceArray::<i32>::poisoned(device, questions, 1);
-    let mut masks = DeviceArray::<i32>::poisoned(device, questions, VOCABULARY.div_ceil(32));
-    let mut answers = DeviceArray::<i32>::poisoned(device, questions, 4);
-    let mut top_ids = DeviceArray::<i32>::poisoned(device, questions, 20);
-    let mut top_logprobs = DeviceArray::<f32>::poisoned(device, questions, 20);
+    let mut tables = DeviceArray::<i32>::poisoned(device, logits_rows, 1);
+    let mut history = DeviceArray::<i32>::poisoned(device, logits_rows, 1);
+    let mut masks = DeviceArray::<i32>::poisoned(device, logits_rows, VOCABULARY.div_ceil(32));
+    let mut sampled = DeviceArray::<i32>::poisoned(device, logits_rows, 4);
+    let mut top_ids = DeviceArray::<i32>::poisoned(device, logits_rows, 20);
+    let mut top_logprobs = DeviceArray::<f32>::poisoned(device, logits_rows, 20);
     microseconds(device, || {
-        let mut seats = SequenceSlotArrays {
+        let mut slot_arrays = SequenceSlotArrays {
             latest: newest.mat_mut(),
             tables: tables.mat_mut(),
             history: history.mat_mut(),
@@ -231,11 +231,11 @@ fn sampling_time(
             params: records.mat_mut(),
         };
         let mut out = SamplerOutputArrays {
-            sampled: answers.mat_mut(),
+            sampled: sampled.mat_mut(),
             top_ids: top_ids.mat_mut(),
             top_logprobs: top_logprobs.mat_mut(),
         };
-        let laid = PreparedStep {
+        let prepared = PreparedStep {
             ids: ids.mat(),
             positions: ids.mat(),
             verification: DraftVerification::NoDrafts,
@@ -246,8 +246,8 @@ fn sampling_time(
                 RowSampling {
                     logits: logits.mat(),
                     stage: &view,
-                    prepared: &laid,
-                    slots: &mut seats,
+                    prepared: &prepared,
+                    slots: &mut slot_arrays,
                     outputs: &mut out,
                 },
             )

@@ -25,19 +25,12 @@ struct StreamSums<'a> {
 
 impl<'a> StreamSums<'a> {
     fn new(pair: &'a DevicePair) -> Self {
-        let side = pair.gpu.secondary_stream().expect("nothing is marked");
-        let [before, aside, meanwhile, behind] =
+        let secondary_stream =
+            pair.gpu.secondary_stream().expect("no kernel timestamps are active");
+        let [before_fork, on_secondary, concurrent, after_join] =
             [(); 4].map(|()| pair.poisoned(DType::F32, 1, FLOATS));
         let x = pair.put(&[1f32; FLOATS], 1, FLOATS);
-        Self {
-            pair,
-            secondary_stream: side,
-            x,
-            before_fork: before,
-            on_secondary: aside,
-            concurrent: meanwhile,
-            after_join: behind,
-        }
+        Self { pair, secondary_stream, x, before_fork, on_secondary, concurrent, after_join }
     }
 
     /// Computes seven times x, with four of the additions on the secondary stream.
@@ -81,7 +74,7 @@ impl<'a> StreamSums<'a> {
     }
 }
 
-fn order(pair: &DevicePair) {
+fn check_fork_and_join(pair: &DevicePair) {
     let mut sums = StreamSums::new(pair);
     for value in [1.0, 3.0] {
         sums.set(value);
@@ -98,15 +91,15 @@ fn order(pair: &DevicePair) {
 
 #[test]
 fn secondary_stream_is_ordered_by_fork_and_join() {
-    pairs().iter().for_each(order);
+    pairs().iter().for_each(check_fork_and_join);
 }
 
 #[test]
 #[ignore = "run by independent_streams_run_in_any_order"]
-fn lazily_run_streams() {
+fn lazy_streams() {
     for pair in &pairs() {
-        order(pair);
-        scratch(pair);
+        check_fork_and_join(pair);
+        check_scratch(pair);
     }
 }
 
@@ -119,12 +112,12 @@ fn independent_streams_run_in_any_order() {
     }
     for lazy in ["1", "2"] {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", "secondary_stream::lazily_run_streams"])
+            .args(["--ignored", "--exact", "--nocapture", "secondary_stream::lazy_streams"])
             .env("HIPEMU_LAZY", lazy)
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+        let output = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && output.contains("1 passed"), "{output}");
     }
 }
 
@@ -146,11 +139,11 @@ fn unjoined_capture_fails() {
 #[test]
 fn no_secondary_stream_while_timestamping() {
     for pair in &pairs() {
-        let marks = pair.gpu.alloc_timestamps(2).unwrap();
-        pair.gpu.begin_kernel_timestamps(&marks, 0);
+        let timestamps = pair.gpu.alloc_timestamps(2).unwrap();
+        pair.gpu.begin_kernel_timestamps(&timestamps, 0);
         assert_eq!(pair.gpu.secondary_stream(), None);
         assert!(pair.gpu.end_kernel_timestamps().is_empty());
-        assert!(pair.gpu.secondary_stream().is_some_and(|side| side != S));
+        assert!(pair.gpu.secondary_stream().is_some_and(|stream| stream != S));
     }
 }
 
@@ -159,50 +152,50 @@ const N: usize = 256;
 const K: usize = 1024;
 
 /// Norms leave rows in scratch memory for the following GEMM; two concurrent streams must not share it.
-fn scratch(pair: &DevicePair) {
+fn check_scratch(pair: &DevicePair) {
     let (gpu, half) = (&pair.gpu, pair.gpu.half_dtype());
     let [w, _] = pair.pack(&pair.numbers(1).reals::<f32>(N * K), N, K, half);
     if !FusedLinear::supports(&Arc::clone(gpu).into(), ROWS, half, &w) {
         return; // GEMMs with the norm in a separate launch.
     }
     let norm = pair.put_as(half, &[1.0; K], 1, K);
-    let around = LinearFusion { norm: Some((norm.gpu(), 1e-6)), ..LinearFusion::default() };
-    let streams = [S, gpu.secondary_stream().expect("nothing is marked")];
+    let fusion = LinearFusion { norm: Some((norm.gpu(), 1e-6)), ..LinearFusion::default() };
+    let streams = [S, gpu.secondary_stream().expect("no kernel timestamps are active")];
     let xs =
         [2, 3].map(|salt| pair.put_as(half, &pair.numbers(salt).reals::<f32>(ROWS * K), ROWS, K));
     let outputs = || [(); 2].map(|()| pair.poisoned(half, ROWS, N));
-    let (mut alone, mut both) = (outputs(), outputs());
+    let (mut sequential, mut overlapped) = (outputs(), outputs());
     let product = |s: &DeviceStream, y: &mut TwinMatrix, x: &TwinMatrix| {
-        gpu.launch(s, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &around })
+        gpu.launch(s, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
             .unwrap();
     };
-    for (s, (y, x)) in streams.iter().zip(alone.iter_mut().zip(&xs)) {
+    for (s, (y, x)) in streams.iter().zip(sequential.iter_mut().zip(&xs)) {
         product(s, y, x);
         gpu.synchronize(s).unwrap();
     }
     for _ in 0..20 {
         gpu.stream_wait(&streams[1], &S).unwrap();
-        for (s, (y, x)) in streams.iter().zip(both.iter_mut().zip(&xs)) {
+        for (s, (y, x)) in streams.iter().zip(overlapped.iter_mut().zip(&xs)) {
             product(s, y, x);
         }
         gpu.stream_wait(&S, &streams[1]).unwrap();
         gpu.synchronize(&S).unwrap();
-        for (alone, both) in alone.iter().zip(&both) {
-            assert_eq!(pair.read_gpu::<bf16>(both), pair.read_gpu::<bf16>(alone));
+        for (expected, got) in sequential.iter().zip(&overlapped) {
+            assert_eq!(pair.read_gpu::<bf16>(got), pair.read_gpu::<bf16>(expected));
         }
     }
 }
 
 #[test]
 fn streams_share_no_scratch_memory() {
-    pairs().iter().for_each(scratch);
+    pairs().iter().for_each(check_scratch);
 }
 
 #[test]
 fn fp8_tma_experts_need_warpgroups() {
     for pair in &pairs() {
         let (gpu, half) = (&pair.gpu, pair.gpu.half_dtype());
-        let takes = |dtype: DType, scaled: bool| {
+        let supports = |dtype: DType, scaled: bool| {
             let (bytes, scales) = (vec![0u8; 256 * 128 * 2], vec![1f32; 2]);
             let mat = |n: usize, k: usize| {
                 let mat = HostMat::new(&bytes[..n * k * dtype.bytes()], dtype, n, k).unwrap();
@@ -212,8 +205,8 @@ fn fp8_tma_experts_need_warpgroups() {
             let (gate_up, down) = ([vec![mat(128, 128), mat(128, 128)]], [vec![mat(128, 128)]]);
             pair.backends()[0].has_fp8_tma_experts(&gate_up, &down, 1, half)
         };
-        assert!(!takes(DType::BF16, false));
+        assert!(!supports(DType::BF16, false));
         let streams = gpu.arch() == "sm_90a" || (gpu.arch() == "emulated" && gpu.warp_size() == 32);
-        assert_eq!(takes(DType::F8E4M3, true), streams);
+        assert_eq!(supports(DType::F8E4M3, true), streams);
     }
 }

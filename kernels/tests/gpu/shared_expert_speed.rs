@@ -36,7 +36,7 @@ const LAYERS: [SharedExpertLayer; 3] = [
         dtype: DType::BF16,
     },
     SharedExpertLayer {
-        name: "V3 of 8 ranks",
+        name: "V3, EP 8",
         hidden: 7168,
         inner: 256,
         routed: 256,
@@ -137,7 +137,7 @@ impl SharedExpertLayer {
         let mut between = pair.poisoned(half, tokens, inner);
         let mut logits = pair.poisoned(DType::F32, tokens, self.routed);
         let experts = ExpertWeights { first_expert: 0, gate_up: &w.gate_up, down: &w.down };
-        let [among, alone] = [true, false].map(|with| self.routes(pair, tokens, with));
+        let [fused, routed_only] = [true, false].map(|with| self.routes(pair, tokens, with));
         let [gate_up, down] = &w.separate;
         let gated = LinearFusion { silu_mul: true, ..LinearFusion::default() };
         let gpu = &pair.gpu;
@@ -164,18 +164,18 @@ impl SharedExpertLayer {
             gpu.launch(s, Linear { y: own.gpu_mut(), x: between.gpu(), weight: down, bias: None })
                 .unwrap();
         };
-        let side = gpu.secondary_stream().expect("no launch is marked");
+        let secondary = gpu.secondary_stream().expect("no kernel timestamps are active");
         let times = [
             SharedExpertPlacement::Fused,
             SharedExpertPlacement::Sequential,
             SharedExpertPlacement::Overlapped,
         ]
-        .map(|way| {
+        .map(|placement| {
             let [chosen, weights] =
-                if way == SharedExpertPlacement::Fused { &among } else { &alone };
+                if placement == SharedExpertPlacement::Fused { &fused } else { &routed_only };
             microseconds(pair, 8, |_| {
-                if way == SharedExpertPlacement::Overlapped {
-                    gpu.stream_wait(&side, &S).unwrap();
+                if placement == SharedExpertPlacement::Overlapped {
+                    gpu.stream_wait(&secondary, &S).unwrap();
                 }
                 gpu.launch(
                     &S,
@@ -188,20 +188,20 @@ impl SharedExpertLayer {
                     ExpertMlp { y: y.gpu_mut(), x: x.gpu(), routes: &routes, experts: &experts },
                 )
                 .unwrap();
-                match way {
+                match placement {
                     SharedExpertPlacement::Fused => return,
                     SharedExpertPlacement::Sequential => shared(&S, &mut own),
                     SharedExpertPlacement::Overlapped => {
-                        shared(&side, &mut own);
-                        gpu.stream_wait(&S, &side).unwrap();
+                        shared(&secondary, &mut own);
+                        gpu.stream_wait(&S, &secondary).unwrap();
                     }
                 }
                 gpu.launch(&S, TensorAdd { y: sum.gpu_mut(), a: y.gpu(), b: own.gpu() }).unwrap();
             })
         });
-        let [chosen, _] = pair.read::<i32>(&among[0]);
-        let busy: std::collections::BTreeSet<i32> = chosen.into_iter().collect();
-        (times, busy.len() * 3 * self.hidden * self.inner * self.dtype.bytes())
+        let [chosen, _] = pair.read::<i32>(&fused[0]);
+        let active_experts: std::collections::BTreeSet<i32> = chosen.into_iter().collect();
+        (times, active_experts.len() * 3 * self.hidden * self.inner * self.dtype.bytes())
     }
 }
 
@@ -213,14 +213,14 @@ fn shared_expert_speed() {
             let weights = layer.pack(pair);
             for tokens in [1, 2, 4, 8, 16, 32, 64, 256, 2048] {
                 let (times, bytes) = layer.times(pair, &weights, tokens);
-                let lies_among = layer.dtype == DType::BF16 || pair.gpu.arch() != "sm_90a";
-                let joins = lies_among && tokens <= 16; // As in `ops::SharedExpertPlan`.
-                let best = if joins {
+                let fusible = layer.dtype == DType::BF16 || pair.gpu.arch() != "sm_90a";
+                let fuses = fusible && tokens <= 16; // As in `ops::SharedExpertPlan`.
+                let best = if fuses {
                     SharedExpertPlacement::Fused
                 } else {
                     SharedExpertPlacement::Overlapped
                 };
-                for (way, time) in [
+                for (placement, time) in [
                     SharedExpertPlacement::Fused,
                     SharedExpertPlacement::Sequential,
                     SharedExpertPlacement::Overlapped,
@@ -228,9 +228,9 @@ fn shared_expert_speed() {
                 .into_iter()
                 .zip(times)
                 {
-                    let chosen = if way == best { ", chosen" } else { "" };
+                    let chosen = if placement == best { ", chosen" } else { "" };
                     let name = layer.name;
-                    report(&format!("{name}, {tokens} tokens, {way:?}{chosen}"), time, bytes);
+                    report(&format!("{name}, {tokens} tokens, {placement:?}{chosen}"), time, bytes);
                 }
             }
         }

@@ -12,7 +12,7 @@ use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices, oracl
 
 const SEQ_SLOTS: usize = 6;
 const WIDTH: usize = 9;
-const LONGEST: usize = 40;
+const MAX_LEN: usize = 40;
 const MASK_WORDS: usize = 5;
 const PARAM_WORDS: usize = 12;
 const BLOCK_TOKENS: usize = 4;
@@ -26,21 +26,21 @@ struct StepTestArrays {
     facts: Vec<i32>,
 }
 
-const SLOT_COLS: [usize; 5] = [3, WIDTH, LONGEST, MASK_WORDS, PARAM_WORDS];
+const SLOT_COLS: [usize; 5] = [3, WIDTH, MAX_LEN, MASK_WORDS, PARAM_WORDS];
 
 /// Random sequence slots; step arrays of `-1`, the poison value.
 fn step_arrays(
     numbers: &mut RandomNumbers,
     rows: usize,
     tokens: usize,
-    questions: usize,
+    logits_rows: usize,
 ) -> StepTestArrays {
-    let mut seat =
+    let slot_array =
         |i: usize| (0..SEQ_SLOTS * SLOT_COLS[i]).map(|_| numbers.below(99) as i32).collect();
-    let seats = [seat(0), seat(1), seat(2), seat(3), seat(4)];
-    let step = [tokens, tokens, rows + 1, rows, questions].map(|n| vec![-1; n]);
+    let slot_arrays = [0, 1, 2, 3, 4].map(slot_array);
+    let step = [tokens, tokens, rows + 1, rows, logits_rows].map(|n| vec![-1; n]);
     let facts = vec![-1; RowFact::COUNT * rows];
-    StepTestArrays { seq_slots: seats, step, slots: vec![-1; tokens], facts }
+    StepTestArrays { seq_slots: slot_arrays, step, slots: vec![-1; tokens], facts }
 }
 
 /// A step of `real` rows; the first is longer than one block of threads processes at once if `long`.
@@ -57,10 +57,10 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
         let table_len = numbers.below(4) as i32;
         let table_at = stage.push_words((0..table_len).map(|i| 500 + 10 * r as i32 + i));
         let table_from = (start / BLOCK_TOKENS).min(WIDTH - table_len as usize) as i32;
-        let (seat, start, len, token) =
+        let (seq_slot, start, len, token) =
             ((SEQ_SLOTS - 1 - r) as i32, start as i32, len as i32, stage.tokens as i32);
         stage.rows.push(StageRow {
-            seq_slot: seat,
+            seq_slot,
             start,
             len,
             token,
@@ -73,16 +73,16 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
         stage.tokens += len as usize;
         stage.logits_rows.push(StageLogitsRow {
             token: token + len - 1,
-            seq_slot: seat,
+            seq_slot,
             ..StageLogitsRow::default()
         });
     }
     if init {
-        for (seat, mask) in [(2, true), (5, false)] {
+        for (seq_slot, mask) in [(2, true), (5, false)] {
             let history_at = stage.push_words((0..7).map(|i| 70 + i));
             let mask_at =
                 if mask { stage.push_words((0..MASK_WORDS as i32).map(|i| i * 3)) } else { -1 };
-            let rules = SequenceSamplingParams {
+            let params = SequenceSamplingParams {
                 temperature: 0.5,
                 key: 1 << 40 | 7,
                 prompt_len: 3,
@@ -91,13 +91,13 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
             let (history_from, history_len) = (4, 7);
             let reserved = [0; 3];
             stage.inits.push(StageSequenceInit {
-                seq_slot: seat,
+                seq_slot,
                 history_at,
                 history_from,
                 history_len,
                 mask_at,
                 reserved,
-                params: rules,
+                params,
             });
         }
     }
@@ -111,42 +111,42 @@ fn words_of(stage: &StagingBuffer) -> Vec<i32> {
     bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect()
 }
 
-fn on_cpu(mut world: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTestArrays {
-    let [rows, tokens, questions] = sizes;
+fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTestArrays {
+    let [rows, tokens, logits_rows] = sizes;
     // Records contain 64-bit numbers, so the words must have the alignment of a device buffer.
     let mut aligned = oracle_buffer(words);
     let bytes = aligned.mat_mut(device::DType::I32, 1, words.len()).unwrap();
-    let view = StageView { bytes: bytes.as_ref(), rows, tokens, logits_rows: questions };
-    let [newest, tables, history, masks, rules] = &mut world.seq_slots;
-    let mut seats = SequenceSlotArrays {
+    let view = StageView { bytes: bytes.as_ref(), rows, tokens, logits_rows };
+    let [newest, tables, history, masks, params] = &mut arrays.seq_slots;
+    let mut slot_arrays = SequenceSlotArrays {
         latest: MatMut::of(newest, SEQ_SLOTS, 3).unwrap(),
         tables: MatMut::of(tables, SEQ_SLOTS, WIDTH).unwrap(),
-        history: MatMut::of(history, SEQ_SLOTS, LONGEST).unwrap(),
+        history: MatMut::of(history, SEQ_SLOTS, MAX_LEN).unwrap(),
         masks: MatMut::of(masks, SEQ_SLOTS, MASK_WORDS).unwrap(),
-        params: MatMut::of(rules, SEQ_SLOTS, PARAM_WORDS).unwrap(),
+        params: MatMut::of(params, SEQ_SLOTS, PARAM_WORDS).unwrap(),
     };
-    let [ids, positions, cu_q, context_lens, question_tokens] = &mut world.step;
+    let [ids, positions, cu_q, context_lens, logits_indices] = &mut arrays.step;
     let mut step = StepArrays {
         ids: MatMut::of(ids, 1, tokens).unwrap(),
         positions: MatMut::of(positions, 1, tokens).unwrap(),
-        slots: MatMut::of(&mut world.slots, 1, tokens).unwrap(),
+        slots: MatMut::of(&mut arrays.slots, 1, tokens).unwrap(),
         cu_q: MatMut::of(cu_q, 1, rows + 1).unwrap(),
         context_lens: MatMut::of(context_lens, 1, rows).unwrap(),
-        logits_indices: MatMut::of(question_tokens, 1, questions).unwrap(),
-        row_facts: MatMut::of(&mut world.facts, RowFact::COUNT, rows).unwrap(),
+        logits_indices: MatMut::of(logits_indices, 1, logits_rows).unwrap(),
+        row_facts: MatMut::of(&mut arrays.facts, RowFact::COUNT, rows).unwrap(),
     };
     oracle()
         .launch(
             &S,
             StepPreparation {
                 stage: &view,
-                slots: &mut seats,
+                slots: &mut slot_arrays,
                 step: &mut step,
                 block_tokens: BLOCK_TOKENS,
             },
         )
         .unwrap();
-    world
+    arrays
 }
 
 fn oracle_buffer(words: &[i32]) -> device::Buffer {
@@ -160,21 +160,23 @@ fn oracle_buffer(words: &[i32]) -> device::Buffer {
 
 fn on_device(
     device: &GpuBackend,
-    world: &StepTestArrays,
+    arrays: &StepTestArrays,
     words: &[i32],
     sizes: [usize; 3],
 ) -> StepTestArrays {
-    let [rows, tokens, questions] = sizes;
+    let [rows, tokens, logits_rows] = sizes;
     let words = DeviceArray::row(device, words);
-    let view = StageView { bytes: words.mat(), rows, tokens, logits_rows: questions };
-    let seat = |i: usize| DeviceArray::of(device, &world.seq_slots[i], SEQ_SLOTS, SLOT_COLS[i]);
-    let mut seat_arrays = [seat(0), seat(1), seat(2), seat(3), seat(4)];
-    let mut step_arrays = world.step.each_ref().map(|x| DeviceArray::row(device, x));
-    let mut slots = DeviceArray::row(device, &world.slots);
-    let mut facts = DeviceArray::of(device, &world.facts, RowFact::COUNT, rows);
-    let [newest, tables, history, masks, rules] = seat_arrays.each_mut().map(DeviceArray::mat_mut);
-    let mut seats = SequenceSlotArrays { latest: newest, tables, history, masks, params: rules };
-    let [ids, positions, cu_q, context_lens, question_tokens] =
+    let view = StageView { bytes: words.mat(), rows, tokens, logits_rows };
+    let slot_array =
+        |i: usize| DeviceArray::of(device, &arrays.seq_slots[i], SEQ_SLOTS, SLOT_COLS[i]);
+    let mut device_slots = [0, 1, 2, 3, 4].map(slot_array);
+    let mut step_arrays = arrays.step.each_ref().map(|x| DeviceArray::row(device, x));
+    let mut slots = DeviceArray::row(device, &arrays.slots);
+    let mut facts = DeviceArray::of(device, &arrays.facts, RowFact::COUNT, rows);
+    let [newest, tables, history, masks, params] =
+        device_slots.each_mut().map(DeviceArray::mat_mut);
+    let mut slot_arrays = SequenceSlotArrays { latest: newest, tables, history, masks, params };
+    let [ids, positions, cu_q, context_lens, logits_indices] =
         step_arrays.each_mut().map(DeviceArray::mat_mut);
     let mut step = StepArrays {
         ids,
@@ -182,7 +184,7 @@ fn on_device(
         slots: slots.mat_mut(),
         cu_q,
         context_lens,
-        logits_indices: question_tokens,
+        logits_indices,
         row_facts: facts.mat_mut(),
     };
     device
@@ -190,14 +192,14 @@ fn on_device(
             &S,
             StepPreparation {
                 stage: &view,
-                slots: &mut seats,
+                slots: &mut slot_arrays,
                 step: &mut step,
                 block_tokens: BLOCK_TOKENS,
             },
         )
         .unwrap();
     StepTestArrays {
-        seq_slots: seat_arrays.each_ref().map(|x| x.read(device)),
+        seq_slots: device_slots.each_ref().map(|x| x.read(device)),
         step: step_arrays.each_ref().map(|x| x.read(device)),
         slots: slots.read(device),
         facts: facts.read(device),
@@ -224,7 +226,7 @@ fn prepared_step_matches_the_cpu() {
 
 /// A prompt long enough for several thread blocks, staged with its block-table entries.
 #[test]
-fn long_rows_are_prepared_by_many_blocks() {
+fn long_prompts_are_prepared_by_several_blocks() {
     let (tokens, block_tokens) = (5000_usize, 16_usize);
     let mut stage = StagingBuffer::default();
     let table_len = tokens.div_ceil(block_tokens);
@@ -244,15 +246,14 @@ fn long_rows_are_prepared_by_many_blocks() {
         let words = DeviceArray::row(&device, &words);
         let view = StageView { bytes: words.mat(), rows: 1, tokens, logits_rows: 0 };
         let poisoned = |n| DeviceArray::<i32>::poisoned(&device, 1, n);
-        let mut seat_arrays = [3, table_len + 3, 4, 1, PARAM_WORDS].map(poisoned);
+        let mut device_slots = [3, table_len + 3, 4, 1, PARAM_WORDS].map(poisoned);
         let mut step_arrays = [tokens, tokens, 2, 1, 1].map(poisoned);
         let mut slots = DeviceArray::<i64>::poisoned(&device, 1, tokens);
         let mut facts = DeviceArray::<i32>::poisoned(&device, RowFact::COUNT, 1);
-        let [newest, tables, history, masks, rules] =
-            seat_arrays.each_mut().map(DeviceArray::mat_mut);
-        let mut seats =
-            SequenceSlotArrays { latest: newest, tables, history, masks, params: rules };
-        let [ids, positions, cu_q, context_lens, question_tokens] =
+        let [newest, tables, history, masks, params] =
+            device_slots.each_mut().map(DeviceArray::mat_mut);
+        let mut slot_arrays = SequenceSlotArrays { latest: newest, tables, history, masks, params };
+        let [ids, positions, cu_q, context_lens, logits_indices] =
             step_arrays.each_mut().map(DeviceArray::mat_mut);
         let mut step = StepArrays {
             ids,
@@ -260,13 +261,18 @@ fn long_rows_are_prepared_by_many_blocks() {
             slots: slots.mat_mut(),
             cu_q,
             context_lens,
-            logits_indices: question_tokens,
+            logits_indices,
             row_facts: facts.mat_mut(),
         };
         device
             .launch(
                 &S,
-                StepPreparation { stage: &view, slots: &mut seats, step: &mut step, block_tokens },
+                StepPreparation {
+                    stage: &view,
+                    slots: &mut slot_arrays,
+                    step: &mut step,
+                    block_tokens,
+                },
             )
             .unwrap();
         let expected =
@@ -274,7 +280,7 @@ fn long_rows_are_prepared_by_many_blocks() {
         assert_eq!(slots.read(&device), (0..tokens).map(expected).collect::<Vec<_>>());
         assert_eq!(step_arrays[0].read(&device)[4999], 4999 * 7);
         assert_eq!(step_arrays[2].read(&device), [0, tokens as i32]);
-        let table = seat_arrays[1].read(&device);
+        let table = device_slots[1].read(&device);
         assert_eq!((table[table_len - 1], table[table_len]), (1000 - table_len as i32 + 1, -1));
     }
 }

@@ -60,7 +60,7 @@ fn real(vendor: &str) -> GpuConfig {
             blas: None,
             collectives: None,
         },
-        _ => panic!("HADRON_GPU={vendor} is none of cuda, cuda-alone and rocm"),
+        _ => panic!("HADRON_GPU={vendor} is not cuda, cuda-alone or rocm"),
     };
     let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
     let folders = std::env::split_paths(&folders).collect();
