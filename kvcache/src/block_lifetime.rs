@@ -17,17 +17,17 @@ impl SampleRate {
     /// Returns `None` unless `fraction` is above 0 and at most 1.
     #[must_use]
     pub fn new(fraction: f64) -> Option<Self> {
-        let numbers = fraction * 2.0_f64.powi(64);
-        (fraction > 0.0 && fraction <= 1.0).then_some(Self { threshold: numbers as u64 })
+        let threshold = fraction * 2.0_f64.powi(64);
+        (fraction > 0.0 && fraction <= 1.0).then_some(Self { threshold: threshold as u64 })
     }
 
-    /// Returns whether the `turn`th allocation is sampled. A hash of the counter replaces a random number and
-    /// is as evenly distributed.
+    /// Returns whether allocation number `allocation` is sampled. A hash of the counter replaces a random
+    /// number and is as evenly distributed.
     ///
     /// The hash is the finalizer of `SplitMix64` (Steele, Lea, Flood, "Fast splittable pseudorandom number
     /// generators", OOPSLA 2014).
-    fn is_sampled(self, turn: u64) -> bool {
-        let z = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    fn is_sampled(self, allocation: u64) -> bool {
+        let z = allocation.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) <= self.threshold
@@ -56,8 +56,8 @@ struct SampledBlock {
 
 impl SampledBlock {
     fn finish(&self, now_ms: u64) -> BlockLifetime {
-        let kept = self.uses.saturating_sub(TRACKED_USES)..self.uses;
-        let last: Vec<u64> = kept.map(|use_| self.uses_ms[use_ % TRACKED_USES]).collect();
+        let recorded = self.uses.saturating_sub(TRACKED_USES)..self.uses;
+        let last: Vec<u64> = recorded.map(|use_| self.uses_ms[use_ % TRACKED_USES]).collect();
         BlockLifetime {
             lifetime_ms: now_ms - self.allocated_ms,
             idle_ms: now_ms - last.last().unwrap_or(&self.allocated_ms),
@@ -78,9 +78,9 @@ pub(crate) struct LifetimeSampler {
 }
 
 impl LifetimeSampler {
-    pub(crate) fn new(share: SampleRate, blocks: u32) -> Self {
-        let followed = vec![None; blocks as usize];
-        Self { rate: share, now_ms: 0, allocations: 0, sampled: followed, finished: Vec::new() }
+    pub(crate) fn new(rate: SampleRate, blocks: u32) -> Self {
+        let sampled = vec![None; blocks as usize];
+        Self { rate, now_ms: 0, allocations: 0, sampled, finished: Vec::new() }
     }
 
     /// Sets the current time; earlier times are ignored.
@@ -91,24 +91,23 @@ impl LifetimeSampler {
     pub(crate) fn on_allocated(&mut self, block: u32) {
         self.allocations += 1;
         if self.rate.is_sampled(self.allocations) {
-            let taken_ms = self.now_ms;
-            let followed =
-                SampledBlock { allocated_ms: taken_ms, uses_ms: [0; TRACKED_USES], uses: 0 };
-            self.sampled[block as usize] = Some(Box::new(followed));
+            let allocated_ms = self.now_ms;
+            let sample = SampledBlock { allocated_ms, uses_ms: [0; TRACKED_USES], uses: 0 };
+            self.sampled[block as usize] = Some(Box::new(sample));
         }
     }
 
     #[inline]
     pub(crate) fn on_used(&mut self, block: u32) {
-        if let Some(followed) = &mut self.sampled[block as usize] {
-            followed.uses_ms[followed.uses % TRACKED_USES] = self.now_ms;
-            followed.uses += 1;
+        if let Some(sample) = &mut self.sampled[block as usize] {
+            sample.uses_ms[sample.uses % TRACKED_USES] = self.now_ms;
+            sample.uses += 1;
         }
     }
 
     pub(crate) fn on_evicted(&mut self, block: u32) {
-        if let Some(followed) = self.sampled[block as usize].take() {
-            self.finished.push(followed.finish(self.now_ms));
+        if let Some(sample) = self.sampled[block as usize].take() {
+            self.finished.push(sample.finish(self.now_ms));
         }
     }
 
@@ -126,9 +125,9 @@ impl LifetimeSampler {
     }
 
     /// Panics if a free block is sampled.
-    pub(crate) fn check(&self, vacant: impl Fn(u32) -> bool) {
-        for (block, followed) in (0..).zip(&self.sampled) {
-            assert!(followed.is_none() || !vacant(block), "vacant block {block} is followed");
+    pub(crate) fn check(&self, is_free: impl Fn(u32) -> bool) {
+        for (block, sample) in (0..).zip(&self.sampled) {
+            assert!(sample.is_none() || !is_free(block), "vacant block {block} is followed");
         }
     }
 }
@@ -141,64 +140,68 @@ mod tests {
     fn sample_rate_is_in_zero_to_one() {
         assert_eq!([0.0, -0.1, 1.001, f64::NAN].map(SampleRate::new), [None; 4]);
         let all = SampleRate::new(1.0).unwrap();
-        assert!((0..10_000).all(|turn| all.is_sampled(turn)));
+        assert!((0..10_000).all(|allocation| all.is_sampled(allocation)));
         for fraction in [0.5, 0.01, 0.001] {
-            let share = SampleRate::new(fraction).unwrap();
-            let held = (1..=1_000_000).filter(|&turn| share.is_sampled(turn)).count() as f64;
+            let rate = SampleRate::new(fraction).unwrap();
+            let count =
+                (1..=1_000_000).filter(|&allocation| rate.is_sampled(allocation)).count() as f64;
             let expected = 1e6 * fraction;
             let sigma = (expected * (1.0 - fraction)).sqrt();
-            assert!((held - expected).abs() < 4.0 * sigma, "{held} of {expected}");
+            assert!((count - expected).abs() < 4.0 * sigma, "{count} of {expected}");
         }
         // In requests of a hundred blocks, every position is sampled about equally often.
-        let share = SampleRate::new(0.1).unwrap();
-        let of_place =
-            |place| (0..1_000).filter(|n: &u64| share.is_sampled(100 * n + place)).count();
-        assert!((0..100).map(of_place).all(|held| (50..=150).contains(&held)));
+        let rate = SampleRate::new(0.1).unwrap();
+        let at_position =
+            |position| (0..1_000).filter(|n: &u64| rate.is_sampled(100 * n + position)).count();
+        assert!((0..100).map(at_position).all(|count| (50..=150).contains(&count)));
     }
 
     /// First outputs of `SplitMix64` with seed 0.
     #[test]
     fn sampling_uses_the_splitmix64_finalizer() {
-        let numbers = [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f];
-        for (turn, greatest) in (1..).zip(numbers) {
-            assert!(SampleRate { threshold: greatest }.is_sampled(turn));
-            assert!(!SampleRate { threshold: greatest - 1 }.is_sampled(turn), "{turn}");
+        let hashes = [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f];
+        for (allocation, threshold) in (1..).zip(hashes) {
+            assert!(SampleRate { threshold }.is_sampled(allocation));
+            assert!(
+                !SampleRate { threshold: threshold - 1 }.is_sampled(allocation),
+                "{allocation}"
+            );
         }
     }
 
     #[test]
     fn block_lifetime_reports_idle_time_and_reuse_gaps() {
-        let mut residency = LifetimeSampler::new(SampleRate::new(1.0).unwrap(), 2);
-        residency.set_time(100);
-        residency.on_allocated(0);
-        residency.on_allocated(1);
+        let mut sampler = LifetimeSampler::new(SampleRate::new(1.0).unwrap(), 2);
+        sampler.set_time(100);
+        sampler.on_allocated(0);
+        sampler.on_allocated(1);
         for now_ms in [110, 130, 170, 250, 410] {
-            residency.set_time(now_ms);
-            residency.on_used(0);
+            sampler.set_time(now_ms);
+            sampler.on_used(0);
         }
-        residency.set_time(400); // Earlier times are ignored.
-        residency.on_used(0);
-        residency.set_time(1_000);
-        residency.on_evicted(1);
-        residency.on_evicted(0);
-        residency.on_evicted(0); // Already evicted.
+        sampler.set_time(400); // Earlier times are ignored.
+        sampler.on_used(0);
+        sampler.set_time(1_000);
+        sampler.on_evicted(1);
+        sampler.on_evicted(0);
+        sampler.on_evicted(0); // Already evicted.
         let never_used =
             BlockLifetime { lifetime_ms: 900, idle_ms: 900, reuse_gaps_ms: Vec::new() };
         let used =
             BlockLifetime { lifetime_ms: 900, idle_ms: 590, reuse_gaps_ms: vec![80, 160, 0] };
-        assert_eq!(residency.take_lifetimes(), [never_used, used]);
-        assert!(!residency.has_lifetimes());
-        residency.on_allocated(0);
-        residency.forget(0);
-        residency.on_evicted(0);
-        assert!(!residency.has_lifetimes(), "one that became vacant was not evicted");
+        assert_eq!(sampler.take_lifetimes(), [never_used, used]);
+        assert!(!sampler.has_lifetimes());
+        sampler.on_allocated(0);
+        sampler.forget(0);
+        sampler.on_evicted(0);
+        assert!(!sampler.has_lifetimes(), "one that became vacant was not evicted");
     }
 
     #[test]
     #[should_panic(expected = "vacant block 1 is followed")]
     fn check_detects_a_sampled_free_block() {
-        let mut residency = LifetimeSampler::new(SampleRate::new(1.0).unwrap(), 2);
-        residency.on_allocated(1);
-        residency.check(|_| true);
+        let mut sampler = LifetimeSampler::new(SampleRate::new(1.0).unwrap(), 2);
+        sampler.on_allocated(1);
+        sampler.check(|_| true);
     }
 }

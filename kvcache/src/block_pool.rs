@@ -67,14 +67,14 @@ impl BlockPool {
         self.ref_counts[block as usize] += 1;
     }
 
-    /// Removes a reference. The last reference makes the block cached (if `findable`) or free.
-    pub(crate) fn release(&mut self, block: u32, findable: bool) {
+    /// Removes a reference. The last reference makes the block cached (if `indexed`) or free.
+    pub(crate) fn release(&mut self, block: u32, indexed: bool) {
         let refs = &mut self.ref_counts[block as usize];
         *refs = refs.checked_sub(1).expect("a released block has a holder");
         if *refs > 0 {
             return;
         }
-        if findable {
+        if indexed {
             self.cached.push_newest(block);
         } else {
             self.free.insert(block);
@@ -90,14 +90,14 @@ impl BlockPool {
 
     /// Panics unless `refs` are the reference counts, every block is in exactly one state, and the cached
     /// blocks are exactly the unreferenced indexed blocks.
-    pub(crate) fn check(&self, refs: &[u32], findable: impl Fn(u32) -> bool) {
+    pub(crate) fn check(&self, refs: &[u32], is_indexed: impl Fn(u32) -> bool) {
         assert_eq!(self.ref_counts, refs, "reference counts differ from what the tables hold");
         for block in 0..self.blocks() {
-            let places = [self.free.contains(block), self.cached.contains(block)];
+            let states = [self.free.contains(block), self.cached.contains(block)];
             let idle = self.ref_count(block) == 0;
             assert_eq!(
-                places,
-                [idle && !findable(block), idle && findable(block)],
+                states,
+                [idle && !is_indexed(block), idle && is_indexed(block)],
                 "block {block}"
             );
         }
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "reference counts differ")]
-    fn check_detects_a_referenced_block_without_holder() {
+    fn check_detects_a_referenced_block_without_table() {
         let mut pool = BlockPool::new(2);
         pool.allocate();
         pool.check(&[0, 0], |_| false);

@@ -91,7 +91,7 @@ impl KvCache {
     pub fn new(config: &KvConfig) -> Result<Self, KvConfigError> {
         config.validate()?;
         let (blocks, block_tokens) = (config.blocks, config.spec.block_tokens);
-        let sampled = config.lifetime_sample.filter(|_| config.caching);
+        let lifetime_sample = config.lifetime_sample.filter(|_| config.caching);
         Ok(Self {
             pool: BlockPool::new(blocks),
             index: PrefixIndex::new(blocks, config.guard_key[0]),
@@ -102,7 +102,8 @@ impl KvCache {
             record_events: config.events,
             events: Vec::new(),
             published_blocks: 0,
-            lifetime_sampler: sampled.map(|share| Box::new(LifetimeSampler::new(share, blocks))),
+            lifetime_sampler: lifetime_sample
+                .map(|rate| Box::new(LifetimeSampler::new(rate, blocks))),
         })
     }
 
@@ -132,10 +133,10 @@ impl KvCache {
 
     /// Returns the number of blocks by state.
     pub fn counts(&self) -> BlockCounts {
-        let (pool, vacant, cached) =
+        let (pool, free, cached) =
             (self.pool.blocks(), self.pool.free_count(), self.pool.cached_count());
-        let in_use = pool.checked_sub(vacant + cached).expect("free blocks are part of the pool");
-        BlockCounts { pool, free: vacant, cached, in_use }
+        let in_use = pool.checked_sub(free + cached).expect("free blocks are part of the pool");
+        BlockCounts { pool, free, cached, in_use }
     }
 
     /// Iterates over unreferenced indexed blocks, in order of eviction.
@@ -177,12 +178,12 @@ impl KvCache {
         content: SequenceContent<'_>,
         found: &mut Vec<BlockId>,
     ) -> PrefixHit {
-        let longest = (content.tokens.len() as u32).saturating_sub(1) / self.block_tokens;
+        let blocks_max = (content.tokens.len() as u32).saturating_sub(1) / self.block_tokens;
         let mut hit = PrefixHit::default();
         if !self.caching {
             return hit;
         }
-        for key in content.block_keys.iter().take(longest as usize) {
+        for key in content.block_keys.iter().take(blocks_max as usize) {
             let Some(block) = self.index.get(key.hash) else { break };
             if !self.matches_block(block, hit.blocks, content) {
                 break;
@@ -196,21 +197,22 @@ impl KvCache {
 
     /// Returns whether indexed `block` is block `index` of `content`, beyond the equal hash.
     fn matches_block(&self, block: u32, index: u32, content: SequenceContent<'_>) -> bool {
-        let label =
+        let metadata =
             self.block_metadata[block as usize].as_ref().expect("an indexed block has a label");
-        label.key.guard == content.block_keys[index as usize].guard
+        metadata.key.guard == content.block_keys[index as usize].guard
             && self.tokens_of_block(block) == self.tokens_of_content(content, index)
-            && self.same_extra_keys(label, index, content)
+            && self.same_extra_keys(metadata, index, content)
     }
 
     fn same_extra_keys(
         &self,
-        label: &BlockMetadata,
+        metadata: &BlockMetadata,
         index: u32,
         content: SequenceContent<'_>,
     ) -> bool {
-        let (own, other) = (label.extra.as_deref(), content.extra_keys.map(Arc::as_ref));
-        ExtraKeys::same_in_block(own, other, index, self.block_tokens)
+        let (block_keys, content_keys) =
+            (metadata.extra.as_deref(), content.extra_keys.map(Arc::as_ref));
+        ExtraKeys::same_in_block(block_keys, content_keys, index, self.block_tokens)
     }
 
     fn tokens_of_block(&self, block: u32) -> &[Token] {
@@ -229,9 +231,9 @@ impl KvCache {
             self.pool.pin(block.0);
             table.blocks.push(block);
         }
-        if let Some(residency) = &mut self.lifetime_sampler {
+        if let Some(sampler) = &mut self.lifetime_sampler {
             for block in found {
-                residency.on_used(block.0);
+                sampler.on_used(block.0);
             }
         }
     }
@@ -244,26 +246,27 @@ impl KvCache {
             if evicted {
                 self.evict(block);
             }
-            if let Some(residency) = &mut self.lifetime_sampler {
-                residency.on_allocated(block);
+            if let Some(sampler) = &mut self.lifetime_sampler {
+                sampler.on_allocated(block);
             }
             table.blocks.push(BlockId(block));
         }
     }
 
     fn evict(&mut self, block: u32) {
-        let label = self.block_metadata[block as usize].take().expect("a cached block has a label");
-        self.index.remove(label.key.hash, block);
-        if let Some(residency) = &mut self.lifetime_sampler {
-            residency.on_evicted(block);
+        let metadata =
+            self.block_metadata[block as usize].take().expect("a cached block has a label");
+        self.index.remove(metadata.key.hash, block);
+        if let Some(sampler) = &mut self.lifetime_sampler {
+            sampler.on_evicted(block);
         }
         if !self.record_events {
             return;
         }
         match self.events.last_mut() {
-            Some(KvEvent::Removed { hashes, .. }) => hashes.push(label.key.hash),
+            Some(KvEvent::Removed { hashes, .. }) => hashes.push(metadata.key.hash),
             _ => self.events.push(KvEvent::Removed {
-                hashes: vec![label.key.hash],
+                hashes: vec![metadata.key.hash],
                 group: FULL_ATTENTION_GROUP,
             }),
         }
@@ -278,18 +281,18 @@ impl KvCache {
         content: SequenceContent<'_>,
     ) -> PublishOutcome {
         let key = content.block_keys[index as usize];
-        let own = table.blocks[index as usize].0;
+        let allocated = table.blocks[index as usize].0;
         let parent = (index > 0).then(|| content.block_keys[index as usize - 1].hash);
         if index > 0 && !self.is_indexed(table.blocks[index as usize - 1]) {
             return PublishOutcome::Rejected;
         }
         match self.index.get(key.hash) {
-            Some(found) if found == own => PublishOutcome::Stored,
+            Some(found) if found == allocated => PublishOutcome::Stored,
             Some(found) if self.matches_block(found, index, content) => {
                 self.pool.pin(found);
-                self.release(own);
-                if let Some(residency) = &mut self.lifetime_sampler {
-                    residency.on_used(found);
+                self.release(allocated);
+                if let Some(sampler) = &mut self.lifetime_sampler {
+                    sampler.on_used(found);
                 }
                 table.blocks[index as usize] = BlockId(found);
                 PublishOutcome::Deduplicated
@@ -297,7 +300,7 @@ impl KvCache {
             Some(_) => PublishOutcome::Rejected,
             None => {
                 self.insert_in_index(
-                    own,
+                    allocated,
                     BlockMetadata { key, parent, extra: content.extra_keys.cloned() },
                     index,
                     content,
@@ -314,7 +317,7 @@ impl KvCache {
     fn insert_in_index(
         &mut self,
         block: u32,
-        label: BlockMetadata,
+        metadata: BlockMetadata,
         index: u32,
         content: SequenceContent<'_>,
     ) {
@@ -326,29 +329,29 @@ impl KvCache {
         );
         let ids = self.tokens_of_content(content, index);
         if self.record_events {
-            self.record_stored_event(&label, index, ids);
+            self.record_stored_event(&metadata, index, ids);
         }
         let first = block as usize * self.block_tokens as usize;
         self.cached_tokens[first..first + ids.len()].copy_from_slice(ids);
-        self.index.insert(label.key.hash, block);
-        self.block_metadata[block as usize] = Some(label);
+        self.index.insert(metadata.key.hash, block);
+        self.block_metadata[block as usize] = Some(metadata);
         self.published_blocks += 1;
     }
 
     /// Appends a block to the last event if it continues that run of blocks, or starts a new event.
-    fn record_stored_event(&mut self, label: &BlockMetadata, index: u32, ids: &[Token]) {
-        let extra = label.extra.as_ref().map_or_else(Vec::new, |extra| extra.for_block(index));
+    fn record_stored_event(&mut self, metadata: &BlockMetadata, index: u32, ids: &[Token]) {
+        let extra = metadata.extra.as_ref().map_or_else(Vec::new, |extra| extra.for_block(index));
         if let Some(KvEvent::Stored { hashes, tokens, extra_keys, .. }) = self.events.last_mut()
-            && hashes.last().copied() == label.parent
+            && hashes.last().copied() == metadata.parent
         {
-            hashes.push(label.key.hash);
+            hashes.push(metadata.key.hash);
             tokens.extend(ids);
             extra_keys.push(extra);
             return;
         }
         self.events.push(KvEvent::Stored {
-            hashes: vec![label.key.hash],
-            parent: label.parent,
+            hashes: vec![metadata.key.hash],
+            parent: metadata.parent,
             tokens: ids.to_vec(),
             extra_keys: vec![extra],
             group: FULL_ATTENTION_GROUP,
@@ -356,12 +359,12 @@ impl KvCache {
     }
 
     fn release(&mut self, block: u32) {
-        let findable = self.block_metadata[block as usize].is_some();
-        self.pool.release(block, findable);
-        if let Some(residency) = self.lifetime_sampler.as_mut().filter(|_| !findable)
+        let indexed = self.block_metadata[block as usize].is_some();
+        self.pool.release(block, indexed);
+        if let Some(sampler) = self.lifetime_sampler.as_mut().filter(|_| !indexed)
             && self.pool.ref_count(block) == 0
         {
-            residency.forget(block);
+            sampler.forget(block);
         }
     }
 
@@ -375,9 +378,9 @@ impl KvCache {
     /// Clears the prefix index. Tables keep their blocks.
     pub fn clear(&mut self) {
         self.index.clear();
-        self.block_metadata.iter_mut().for_each(|label| *label = None);
-        if let Some(residency) = &mut self.lifetime_sampler {
-            self.pool.evictable().for_each(|block| residency.forget(block));
+        self.block_metadata.iter_mut().for_each(|metadata| *metadata = None);
+        if let Some(sampler) = &mut self.lifetime_sampler {
+            self.pool.evictable().for_each(|block| sampler.forget(block));
         }
         self.pool.free_all_cached();
         if self.record_events {
@@ -399,20 +402,20 @@ impl KvCache {
     /// Sets the current time in milliseconds since an arbitrary origin; it affects block lifetimes only.
     #[inline]
     pub fn set_time(&mut self, now_ms: u64) {
-        if let Some(residency) = &mut self.lifetime_sampler {
-            residency.set_time(now_ms);
+        if let Some(sampler) = &mut self.lifetime_sampler {
+            sampler.set_time(now_ms);
         }
     }
 
     /// Returns whether `take_lifetimes` would return lifetimes.
     #[inline]
     pub fn has_lifetimes(&self) -> bool {
-        self.lifetime_sampler.as_ref().is_some_and(|residency| residency.has_lifetimes())
+        self.lifetime_sampler.as_ref().is_some_and(|sampler| sampler.has_lifetimes())
     }
 
     /// Returns the lifetimes of sampled blocks evicted since the last call, in order.
     pub fn take_lifetimes(&mut self) -> Vec<BlockLifetime> {
-        self.lifetime_sampler.as_mut().map_or_else(Vec::new, |residency| residency.take_lifetimes())
+        self.lifetime_sampler.as_mut().map_or_else(Vec::new, |sampler| sampler.take_lifetimes())
     }
 
     /// Recomputes all state from `tables`, which must be all tables; panics on a difference.
@@ -423,16 +426,16 @@ impl KvCache {
         }
         self.pool.check(&refs, |block| self.is_indexed(BlockId(block)));
         for (hash, block) in self.index.iter() {
-            let label = self.block_metadata[block as usize].as_ref();
-            let label = label.unwrap_or_else(|| panic!("indexed block {block} has no label"));
-            assert_eq!(label.key.hash, hash, "block {block} is indexed under another hash");
-            let parent = label.parent;
+            let metadata = self.block_metadata[block as usize].as_ref();
+            let metadata = metadata.unwrap_or_else(|| panic!("indexed block {block} has no label"));
+            assert_eq!(metadata.key.hash, hash, "block {block} is indexed under another hash");
+            let parent = metadata.parent;
             assert!(parent.is_none_or(|p| self.index.get(p).is_some()), "{block} has no parent");
         }
-        if let Some(residency) = &self.lifetime_sampler {
-            residency.check(|block| refs[block as usize] == 0 && !self.is_indexed(BlockId(block)));
+        if let Some(sampler) = &self.lifetime_sampler {
+            sampler.check(|block| refs[block as usize] == 0 && !self.is_indexed(BlockId(block)));
         }
-        let labelled = self.block_metadata.iter().flatten().count();
-        assert_eq!(labelled, self.index.len(), "labels and index differ");
+        let with_metadata = self.block_metadata.iter().flatten().count();
+        assert_eq!(with_metadata, self.index.len(), "labels and index differ");
     }
 }

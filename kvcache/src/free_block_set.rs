@@ -83,22 +83,22 @@ mod tests {
 
     #[test]
     fn free_block_set_agrees_with_btreeset() {
-        let mut vacant = FreeBlockSet::full(5000);
+        let mut free_set = FreeBlockSet::full(5000);
         let mut model: BTreeSet<u32> = (0..5000).collect();
-        let mut taken = Vec::new();
+        let mut allocated = Vec::new();
         let mut random = 1_u64;
         for _ in 0..20_000 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            if random >> 63 == 0 || taken.is_empty() {
-                let lowest = vacant.pop_lowest();
+            if random >> 63 == 0 || allocated.is_empty() {
+                let lowest = free_set.pop_lowest();
                 assert_eq!(lowest, model.pop_first());
-                taken.extend(lowest);
+                allocated.extend(lowest);
             } else {
-                let block = taken.swap_remove((random >> 33) as usize % taken.len());
-                vacant.insert(block);
+                let block = allocated.swap_remove((random >> 33) as usize % allocated.len());
+                free_set.insert(block);
                 model.insert(block);
             }
-            assert_eq!(vacant.count() as usize, model.len());
+            assert_eq!(free_set.count() as usize, model.len());
         }
     }
 }

@@ -23,13 +23,13 @@ impl PrefixIndex {
     }
 
     pub(crate) fn insert(&mut self, hash: BlockHash, block: u32) {
-        let former = self.blocks.insert(hash, block);
-        assert_eq!(former, None, "hash {hash:?} of block {block} is taken");
+        let previous = self.blocks.insert(hash, block);
+        assert_eq!(previous, None, "hash {hash:?} of block {block} is taken");
     }
 
     pub(crate) fn remove(&mut self, hash: BlockHash, block: u32) {
-        let former = self.blocks.remove(&hash);
-        assert_eq!(former, Some(block), "hash {hash:?} does not lead to its block");
+        let previous = self.blocks.remove(&hash);
+        assert_eq!(previous, Some(block), "hash {hash:?} does not lead to its block");
     }
 
     pub(crate) fn clear(&mut self) {
@@ -87,9 +87,9 @@ mod tests {
 
     #[test]
     fn hash_table_positions_depend_on_the_secret() {
-        let places =
+        let positions =
             |secret| [1_u64, 2, 1 << 63].map(|hash| KeyedHasherBuilder { secret }.hash_one(hash));
-        let [first, second] = [places(1), places(2)];
+        let [first, second] = [positions(1), positions(2)];
         assert!(first[0] != first[1] && first[0] != first[2] && first[1] != first[2]);
         assert_ne!(first, second, "nobody who does not know the secret can make them meet");
     }

@@ -16,8 +16,8 @@ const BLOCKS: u32 = 12;
 fn config(hash_bits: u8) -> KvConfig {
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
-    let residency = SampleRate::new(1.0);
-    KvConfig { hash_bits, lifetime_sample: residency, ..KvConfig::new(spec, BLOCKS, [7, 8]) }
+    let lifetime_sample = SampleRate::new(1.0);
+    KvConfig { hash_bits, lifetime_sample, ..KvConfig::new(spec, BLOCKS, [7, 8]) }
 }
 
 /// Everything that the KV of a block depends on.
@@ -67,8 +67,8 @@ impl ReferenceCache {
         let block = self.free.pop_first().unwrap_or_else(|| {
             let oldest = self.cached.remove(0);
             self.indexed.retain(|_, &mut block| block != oldest);
-            let life = self.block_uses.remove(&oldest).expect("a cached block was taken once");
-            self.lifetimes.push(expected_lifetime(&life, self.now_ms));
+            let times = self.block_uses.remove(&oldest).expect("a cached block was taken once");
+            self.lifetimes.push(expected_lifetime(&times, self.now_ms));
             oldest
         });
         self.block_uses.insert(block, vec![self.now_ms]);
@@ -98,14 +98,14 @@ impl ReferenceCache {
 }
 
 /// Computes the expected lifetime from all times of a block.
-fn expected_lifetime(life: &[u64], now_ms: u64) -> BlockLifetime {
-    let uses = &life[1..];
+fn expected_lifetime(times: &[u64], now_ms: u64) -> BlockLifetime {
+    let uses = &times[1..];
     let gaps: Vec<u64> = uses.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let kept = gaps.len().saturating_sub(3);
+    let first = gaps.len().saturating_sub(3);
     BlockLifetime {
-        lifetime_ms: now_ms - life[0],
-        idle_ms: now_ms - life[life.len() - 1],
-        reuse_gaps_ms: gaps[kept..].to_vec(),
+        lifetime_ms: now_ms - times[0],
+        idle_ms: now_ms - times[times.len() - 1],
+        reuse_gaps_ms: gaps[first..].to_vec(),
     }
 }
 
@@ -184,7 +184,7 @@ impl CacheComparison {
             }
             CacheOp::Publish(..) | CacheOp::Free(_) => {}
         }
-        self.follow_events();
+        self.check_events();
         assert_eq!(self.kv.has_lifetimes(), !self.reference.lifetimes.is_empty());
         assert_eq!(self.kv.take_lifetimes(), std::mem::take(&mut self.reference.lifetimes));
         self.compare();
@@ -202,10 +202,11 @@ impl CacheComparison {
             let expected = self.reference.indexed.get(&holder.prefix(i as u32 + 1));
             assert_eq!(expected, Some(&block), "a hit holds another prefix");
         }
-        let longest = (holder.tokens.len() as u32 - 1) / BLOCK_TOKENS;
-        let known = |&blocks: &u32| self.reference.indexed.contains_key(&holder.prefix(blocks));
+        let blocks_max = (holder.tokens.len() as u32 - 1) / BLOCK_TOKENS;
+        let is_indexed =
+            |&blocks: &u32| self.reference.indexed.contains_key(&holder.prefix(blocks));
         if self.exact {
-            assert_eq!(hit.blocks, (1..=longest).take_while(known).count() as u32);
+            assert_eq!(hit.blocks, (1..=blocks_max).take_while(is_indexed).count() as u32);
         }
         let idle = found.iter().filter(|block| self.reference.cached.contains(&block.0)).count();
         assert_eq!(hit.evictable, idle as u32);
@@ -219,8 +220,8 @@ impl CacheComparison {
         self.kv.pin(&mut holder.table, &found);
         let fresh: Vec<u32> = (hit.blocks..blocks).map(|_| self.reference.allocate()).collect();
         self.kv.allocate(&mut holder.table, blocks - hit.blocks);
-        let taken = holder.table.blocks()[hit.blocks as usize..].iter().map(|block| block.0);
-        assert!(taken.eq(fresh), "other blocks were taken than the vacant lowest and the LRU");
+        let allocated = holder.table.blocks()[hit.blocks as usize..].iter().map(|block| block.0);
+        assert!(allocated.eq(fresh), "other blocks were taken than the vacant lowest and the LRU");
         holder.published = hit.blocks;
         self.holders.push(holder);
     }
@@ -232,9 +233,9 @@ impl CacheComparison {
             return;
         }
         let index = holder.published;
-        let own = holder.table.blocks()[index as usize].0;
+        let block = holder.table.blocks()[index as usize].0;
         let prefix = holder.prefix(index + 1);
-        let parent_is_findable = index == 0 || {
+        let parent_is_indexed = index == 0 || {
             let parent = holder.table.blocks()[index as usize - 1].0;
             self.reference.indexed.values().any(|&block| block == parent)
         };
@@ -244,20 +245,20 @@ impl CacheComparison {
             extra_keys: holder.extra.as_ref(),
         };
         let outcome = self.kv.publish(&mut holder.table, index, content);
-        let known = self.reference.indexed.get(&prefix).copied();
+        let indexed = self.reference.indexed.get(&prefix).copied();
         match outcome {
             PublishOutcome::Stored => {
-                assert!(parent_is_findable && known.is_none());
-                self.reference.indexed.insert(prefix, own);
+                assert!(parent_is_indexed && indexed.is_none());
+                self.reference.indexed.insert(prefix, block);
             }
             PublishOutcome::Deduplicated => {
-                let known = known.expect("only an equal block is adopted");
-                assert_eq!(holder.table.blocks()[index as usize].0, known);
-                self.reference.pin(known);
-                self.reference.release(own);
+                let indexed = indexed.expect("only an equal block is adopted");
+                assert_eq!(holder.table.blocks()[index as usize].0, indexed);
+                self.reference.pin(indexed);
+                self.reference.release(block);
             }
             PublishOutcome::Rejected => {
-                assert!(!parent_is_findable || !self.exact, "refused without a reason");
+                assert!(!parent_is_indexed || !self.exact, "refused without a reason");
                 holder.publishing = false;
                 return;
             }
@@ -265,10 +266,10 @@ impl CacheComparison {
         holder.published += 1;
     }
 
-    fn follow_events(&mut self) {
-        let told = self.kv.has_events();
+    fn check_events(&mut self) {
+        let has_events = self.kv.has_events();
         let events = self.kv.take_events();
-        assert_eq!((told, self.kv.has_events()), (!events.is_empty(), false));
+        assert_eq!((has_events, self.kv.has_events()), (!events.is_empty(), false));
         for event in events {
             match event {
                 KvEvent::Stored { hashes, parent, tokens, extra_keys, .. } => {
@@ -280,8 +281,8 @@ impl CacheComparison {
                     }
                 }
                 KvEvent::Removed { hashes, .. } => {
-                    let known = hashes.iter().all(|hash| self.event_index.remove(hash));
-                    assert!(known, "removed without being stored");
+                    let all_stored = hashes.iter().all(|hash| self.event_index.remove(hash));
+                    assert!(all_stored, "removed without being stored");
                 }
                 KvEvent::Cleared => self.event_index.clear(),
             }
@@ -291,11 +292,11 @@ impl CacheComparison {
     fn compare(&self) {
         self.kv.check(self.holders.iter().map(|holder| &holder.table));
         let counts = self.kv.counts();
-        let (vacant, cached) = (self.reference.free.len(), self.reference.cached.len());
-        assert_eq!((counts.free as usize, counts.cached as usize), (vacant, cached));
-        let findable: BTreeSet<u32> = self.reference.indexed.values().copied().collect();
+        let (free, cached) = (self.reference.free.len(), self.reference.cached.len());
+        assert_eq!((counts.free as usize, counts.cached as usize), (free, cached));
+        let indexed: BTreeSet<u32> = self.reference.indexed.values().copied().collect();
         let found = (0..BLOCKS).filter(|&block| self.kv.is_cached(BlockId(block)));
-        assert!(found.eq(findable), "other blocks can be found");
+        assert!(found.eq(indexed), "other blocks can be found");
         assert_eq!(self.event_index.len(), self.reference.indexed.len(), "events and index differ");
     }
 }
@@ -323,15 +324,15 @@ proptest! {
     }
 }
 
-/// Runs `ops` on four blocks and renders the result: `vacant | cached`, least recently used first.
+/// Runs `ops` on four blocks and renders the result: `free | cached`, least recently used first.
 fn check(ops: &[&str], expected: &Expect) {
     let mut config = config(64);
     config.blocks = 4;
     let mut kv = KvCache::new(&config).expect("a valid configuration");
     let mut tables: BTreeMap<char, BlockTable> = BTreeMap::new();
     for op in ops {
-        let (verb, who) = op.split_once(' ').expect("`verb name`");
-        let name = who.chars().next().expect("a name");
+        let (verb, block_name) = op.split_once(' ').expect("`verb name`");
+        let name = block_name.chars().next().expect("a name");
         let tokens = vec![u32::from(name); BLOCK_TOKENS as usize + 1];
         let mut keys = Vec::new();
         config.block_hasher().extend_keys(&mut keys, &tokens, None);
@@ -349,13 +350,13 @@ fn check(ops: &[&str], expected: &Expect) {
             verb => panic!("unknown verb {verb}"),
         }
     }
-    let held = tables.iter().flat_map(|(name, table)| {
+    let references = tables.iter().flat_map(|(name, table)| {
         table.blocks().iter().map(move |block| format!("{name}={}", block.0))
     });
-    let held: Vec<String> = held.collect();
+    let references: Vec<String> = references.collect();
     let cached: Vec<String> = kv.evictable_blocks().map(|block| block.0.to_string()).collect();
-    let vacant = kv.counts().free;
-    let text = format!("{} | vacant {vacant} | cached {}", held.join(" "), cached.join(" "));
+    let free = kv.counts().free;
+    let text = format!("{} | vacant {free} | cached {}", references.join(" "), cached.join(" "));
     expected.assert_eq(text.trim());
 }
 
@@ -415,10 +416,10 @@ fn publishing_stops_at_an_unindexed_parent() {
 
 #[test]
 fn lifetimes_are_sampled_only_for_cached_blocks() {
-    let run = |residency, caching| {
-        let config = KvConfig { caching, lifetime_sample: residency, ..config(64) };
+    let run = |lifetime_sample, caching| {
+        let config = KvConfig { caching, lifetime_sample, ..config(64) };
         let mut kv = KvCache::new(&config).expect("a valid configuration");
-        let mut stays = 0;
+        let mut lifetimes = 0;
         for n in 0..1_000 {
             let tokens = vec![n; BLOCK_TOKENS as usize];
             let mut keys = Vec::new();
@@ -430,9 +431,9 @@ fn lifetimes_are_sampled_only_for_cached_blocks() {
                 assert_eq!(kv.publish(&mut table, 0, content), PublishOutcome::Stored);
             }
             kv.free(&mut table);
-            stays += kv.take_lifetimes().len();
+            lifetimes += kv.take_lifetimes().len();
         }
-        stays
+        lifetimes
     };
     assert_eq!((run(None, true), run(SampleRate::new(1.0), false)), (0, 0));
     let evicted = 1_000 - BLOCKS as usize;
@@ -447,14 +448,14 @@ fn prefix_hit_requires_equal_extra_keys() {
     let config = config(64);
     let mut kv = KvCache::new(&config).expect("a valid configuration");
     let tokens = [1; BLOCK_TOKENS as usize + 1];
-    let [own, other] = ["own", "other"].map(|salt| ExtraKeys::salted(Some(salt.to_owned())));
+    let [salt, other_salt] = ["own", "other"].map(|salt| ExtraKeys::salted(Some(salt.to_owned())));
     let mut keys = Vec::new();
-    config.block_hasher().extend_keys(&mut keys, &tokens, own.as_deref());
+    config.block_hasher().extend_keys(&mut keys, &tokens, salt.as_deref());
     let content = |extra| SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: extra };
     let mut table = BlockTable::default();
     kv.allocate(&mut table, 1);
-    assert_eq!(kv.publish(&mut table, 0, content(own.as_ref())), PublishOutcome::Stored);
-    let hits = [own.as_ref(), other.as_ref(), None]
+    assert_eq!(kv.publish(&mut table, 0, content(salt.as_ref())), PublishOutcome::Stored);
+    let hits = [salt.as_ref(), other_salt.as_ref(), None]
         .map(|extra| kv.match_prefix(content(extra), &mut Vec::new()).blocks);
     assert_eq!(hits, [1, 0, 0]);
 }

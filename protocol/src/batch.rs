@@ -97,7 +97,7 @@ impl RowInput {
     pub fn draft_slack(&self) -> u32 {
         match self {
             Self::Tokens(_) => 0,
-            Self::SampledAt { draft_slack: slack, .. } => (*slack).into(),
+            Self::SampledAt { draft_slack, .. } => (*draft_slack).into(),
         }
     }
 }

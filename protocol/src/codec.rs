@@ -128,7 +128,7 @@ impl WireMessage for ExecutorCommand {
             Self::AllocateKv { blocks } => encode_body(kind, &(blocks,), out),
             Self::Batch(batch) => encode_body(kind, batch, out),
             Self::Bitmask(mask) => encode_body(kind, mask, out),
-            Self::Profile { enabled: on } => encode_body(kind, &(on,), out),
+            Self::Profile { enabled } => encode_body(kind, &(enabled,), out),
             Self::Shutdown => Ok(()),
         }
     }
@@ -140,7 +140,7 @@ impl WireMessage for ExecutorCommand {
             }
             kind::BATCH => decode_body(kind, body).map(Self::Batch),
             kind::GRAMMAR_BITMASK => decode_body(kind, body).map(Self::Bitmask),
-            kind::PROFILE => decode_body(kind, body).map(|(on,)| Self::Profile { enabled: on }),
+            kind::PROFILE => decode_body(kind, body).map(|(enabled,)| Self::Profile { enabled }),
             kind::SHUTDOWN => expect_end(kind, body, Self::Shutdown),
             other => Err(CodecError::UnknownKind(other)),
         }
@@ -169,11 +169,11 @@ impl WireMessage for ExecutorEvent {
             Self::Hello(hello) => encode_body(kind, hello, out),
             Self::Progress { phase, done, total } => encode_body(kind, &(phase, done, total), out),
             Self::WeightsLoaded(digest) => encode_body(kind, digest, out),
-            Self::WarmUpDone(memory) => encode_body(kind, memory, out),
+            Self::WarmUpDone(report) => encode_body(kind, report, out),
             Self::Ready(ready) => encode_body(kind, ready, out),
             Self::StepOutput(output) => encode_body(kind, output, out),
-            Self::StepDone { step, duration_ns: ns } => encode_body(kind, &(step, ns), out),
-            Self::ProfilerStatus(profiled) => encode_body(kind, profiled, out),
+            Self::StepDone { step, duration_ns } => encode_body(kind, &(step, duration_ns), out),
+            Self::ProfilerStatus(status) => encode_body(kind, status, out),
             Self::Fault { step, text } => encode_body(kind, &(step, text), out),
             Self::Heartbeat => Ok(()),
         }
@@ -191,9 +191,8 @@ impl WireMessage for ExecutorEvent {
             kind::WARM_UP_DONE => decode_body(kind, body).map(Self::WarmUpDone),
             kind::READY => decode_body(kind, body).map(Self::Ready),
             kind::STEP_OUTPUT => decode_body(kind, body).map(Self::StepOutput),
-            kind::STEP_DONE => {
-                decode_body(kind, body).map(|(step, ns)| Self::StepDone { step, duration_ns: ns })
-            }
+            kind::STEP_DONE => decode_body(kind, body)
+                .map(|(step, duration_ns)| Self::StepDone { step, duration_ns }),
             kind::PROFILER_STATUS => decode_body(kind, body).map(Self::ProfilerStatus),
             kind::FAULT => decode_body(kind, body).map(|(step, text)| Self::Fault { step, text }),
             kind::HEARTBEAT => expect_end(kind, body, Self::Heartbeat),
@@ -249,7 +248,7 @@ impl WireMessage for NodeCommand {
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
         let kind = self.kind();
         match self {
-            Self::Rejected { reason: text } => encode_body(kind, &(text,), out),
+            Self::Rejected { reason } => encode_body(kind, &(reason,), out),
             Self::Start { replica, epoch, ticket } => {
                 encode_body(kind, &(replica, epoch, ticket), out)
             }
@@ -260,9 +259,7 @@ impl WireMessage for NodeCommand {
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
         match kind {
             kind::ACCEPTED => expect_end(kind, body, Self::Accepted),
-            kind::REJECTED => {
-                decode_body(kind, body).map(|(text,)| Self::Rejected { reason: text })
-            }
+            kind::REJECTED => decode_body(kind, body).map(|(reason,)| Self::Rejected { reason }),
             kind::START => decode_body(kind, body).map(|(replica, epoch, ticket)| Self::Start {
                 replica,
                 epoch,
@@ -289,11 +286,11 @@ impl WireMessage for NodeEvent {
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
         let kind = self.kind();
         match self {
-            Self::Join(member) => encode_body(kind, member, out),
+            Self::Join(node_info) => encode_body(kind, node_info, out),
             Self::Link(offer) => encode_body(kind, offer, out),
-            Self::StartFailed { ticket, reason: text } => encode_body(kind, &(ticket, text), out),
-            Self::ExecutorExited { rank, epoch, description: text } => {
-                encode_body(kind, &(rank, epoch, text), out)
+            Self::StartFailed { ticket, reason } => encode_body(kind, &(ticket, reason), out),
+            Self::ExecutorExited { rank, epoch, description } => {
+                encode_body(kind, &(rank, epoch, description), out)
             }
             Self::Heartbeat => Ok(()),
         }
@@ -303,10 +300,12 @@ impl WireMessage for NodeEvent {
         match kind {
             kind::JOIN => decode_body(kind, body).map(Self::Join),
             kind::LINK => decode_body(kind, body).map(Self::Link),
-            kind::START_FAILED => decode_body(kind, body)
-                .map(|(ticket, text)| Self::StartFailed { ticket, reason: text }),
-            kind::EXECUTOR_EXITED => decode_body(kind, body)
-                .map(|(rank, epoch, text)| Self::ExecutorExited { rank, epoch, description: text }),
+            kind::START_FAILED => {
+                decode_body(kind, body).map(|(ticket, reason)| Self::StartFailed { ticket, reason })
+            }
+            kind::EXECUTOR_EXITED => decode_body(kind, body).map(|(rank, epoch, description)| {
+                Self::ExecutorExited { rank, epoch, description }
+            }),
             kind::NODE_HEARTBEAT => expect_end(kind, body, Self::Heartbeat),
             other => Err(CodecError::UnknownKind(other)),
         }

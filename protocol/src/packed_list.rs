@@ -69,8 +69,8 @@ impl PackedItem for ExpertTokenCount {
     }
 
     fn read(bytes: &[u8]) -> Self {
-        let place = u32::read(&bytes[..4]);
-        let (layer, expert) = ((place >> 16) as u16, place as u16);
+        let index = u32::read(&bytes[..4]);
+        let (layer, expert) = ((index >> 16) as u16, index as u16);
         Self { layer, expert, tokens: u32::read(&bytes[4..]) }
     }
 }

@@ -64,7 +64,7 @@ struct StepBenchTimes {
 fn main() {
     let strict = std::env::args().any(|arg| arg == "--bar");
     // A number on the command line selects one total size, for use with a profiler.
-    let only: Option<u32> = std::env::args().find_map(|arg| arg.parse().ok());
+    let selected: Option<u32> = std::env::args().find_map(|arg| arg.parse().ok());
     println!(
         "| running | steps in flight | median | p99 | p99 / median | longest | ns per request | bar |"
     );
@@ -73,7 +73,7 @@ fn main() {
     for depth in [1, 2] {
         for (ranks, running, bar_us) in CASES {
             let case = StepBenchCase { ranks, running, depth, bar_us };
-            if only.is_some_and(|only| only != case.total_requests()) {
+            if selected.is_some_and(|selected| selected != case.total_requests()) {
                 continue;
             }
             let times = measure(&case);
@@ -118,18 +118,18 @@ fn print_row(case: &StepBenchCase, times: &StepBenchTimes) {
 fn measure(case: &StepBenchCase) -> StepBenchTimes {
     let steps = if case.total_requests() >= 8_000 { STEPS / 2 } else { STEPS } as u32;
     let length = PROMPT + 4 * steps;
-    let mut engine = engine(case, length);
+    let mut scheduler = scheduler(case, length);
     let mut inbox = Vec::new();
     for id in 0..case.total_requests() {
         // Lengths differ, as in real traffic, so that steps allocate blocks at different times.
         let prompt = PROMPT - id * 7 % BLOCK_TOKENS;
         let rank = Replica((id % u32::from(case.ranks)) as u16);
-        inbox.push(submit(&engine, u64::from(id), (prompt, length - prompt), rank));
+        inbox.push(submit(&scheduler, u64::from(id), (prompt, length - prompt), rank));
     }
     let mut effects = Vec::new();
     // Prefill, then decode some steps so that buffers reach their size.
-    while engine.limits().max_num_seqs > 0 {
-        engine.tick(0, &mut inbox, &mut effects);
+    while scheduler.limits().max_num_seqs > 0 {
+        scheduler.tick(0, &mut inbox, &mut effects);
         let rows = complete_steps(&mut effects, &mut inbox);
         if rows == case.running as usize * inbox.len() {
             break;
@@ -138,31 +138,31 @@ fn measure(case: &StepBenchCase) -> StepBenchTimes {
     let mut times = Vec::new();
     for step in 0..steps + 50 {
         let started = Instant::now();
-        engine.tick(0, &mut inbox, &mut effects);
-        let took = started.elapsed();
+        scheduler.tick(0, &mut inbox, &mut effects);
+        let elapsed = started.elapsed();
         let rows = complete_steps(&mut effects, &mut inbox);
         assert!(rows > 0, "the engine ran dry");
         // Two steps in flight may complete in one tick: count each, and the parts of all ranks as one step.
-        let answered = (inbox.len() as u32 / u32::from(case.ranks)).max(1);
+        let completed = (inbox.len() as u32 / u32::from(case.ranks)).max(1);
         if step >= 50 {
-            times.push(took / answered);
+            times.push(elapsed / completed);
         }
     }
     times.sort();
-    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
-    StepBenchTimes { median: at(0.5), p99: at(0.99), longest: at(1.0) }
+    let percentile = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+    StepBenchTimes { median: percentile(0.5), p99: percentile(0.99), longest: percentile(1.0) }
 }
 
 /// Returns the time that a very long prompt adds to the tick that receives it.
 fn longest_prompt_submit() -> Duration {
     let case = StepBenchCase { ranks: 1, running: 256, depth: 1, bar_us: 0.0 };
-    let mut engine = engine(&case, 140_000);
+    let mut scheduler = scheduler(&case, 140_000);
     let mut effects = Vec::new();
     let mut worst = Duration::ZERO;
     for id in 0..10 {
-        let mut inbox = vec![submit(&engine, id, (131_072, 16), Replica(0))];
+        let mut inbox = vec![submit(&scheduler, id, (131_072, 16), Replica(0))];
         let started = Instant::now();
-        engine.tick(0, &mut inbox, &mut effects);
+        scheduler.tick(0, &mut inbox, &mut effects);
         worst = worst.max(started.elapsed());
         effects.clear();
     }
@@ -173,30 +173,30 @@ fn longest_prompt_submit() -> Duration {
 /// request: the median of a hundred runs.
 fn longest_single_request_tick(blocks: u32) -> Duration {
     let case = StepBenchCase { ranks: 1, running: 1, depth: 1, bar_us: 0.0 };
-    let mut engine = engine_with_blocks(&case, 100, blocks);
+    let mut scheduler = scheduler_with_blocks(&case, 100, blocks);
     let mut effects = Vec::new();
     let mut longest = Vec::new();
     for id in 0..100 {
-        let mut longest_of_it = Duration::ZERO;
-        let mut inbox = vec![submit(&engine, id, (PROMPT, 8), Replica(0))];
+        let mut longest_tick = Duration::ZERO;
+        let mut inbox = vec![submit(&scheduler, id, (PROMPT, 8), Replica(0))];
         while !inbox.is_empty() {
             let started = Instant::now();
-            engine.tick(0, &mut inbox, &mut effects);
-            longest_of_it = longest_of_it.max(started.elapsed());
+            scheduler.tick(0, &mut inbox, &mut effects);
+            longest_tick = longest_tick.max(started.elapsed());
             complete_steps(&mut effects, &mut inbox);
         }
-        assert!(engine.is_idle(), "a request has ended");
-        longest.push(longest_of_it);
+        assert!(scheduler.is_idle(), "a request has ended");
+        longest.push(longest_tick);
     }
     longest.sort();
     longest[longest.len() / 2]
 }
 
-fn engine(case: &StepBenchCase, length: u32) -> Scheduler {
-    engine_with_blocks(case, length, (case.running + 1) * length.div_ceil(BLOCK_TOKENS))
+fn scheduler(case: &StepBenchCase, length: u32) -> Scheduler {
+    scheduler_with_blocks(case, length, (case.running + 1) * length.div_ceil(BLOCK_TOKENS))
 }
 
-fn engine_with_blocks(case: &StepBenchCase, length: u32, blocks: u32) -> Scheduler {
+fn scheduler_with_blocks(case: &StepBenchCase, length: u32, blocks: u32) -> Scheduler {
     let mut limits = SchedulerLimits::cpu(length, VOCAB);
     limits.tokens_per_step = (case.running + 1).max(8_192);
     limits.max_num_seqs = case.running;
@@ -211,13 +211,13 @@ fn engine_with_blocks(case: &StepBenchCase, length: u32, blocks: u32) -> Schedul
 }
 
 fn submit(
-    engine: &Scheduler,
+    scheduler: &Scheduler,
     id: u64,
     (prompt, max_tokens): (u32, u32),
     rank: Replica,
 ) -> SchedulerEvent {
     let tokens: Vec<Token> = (0..prompt).map(|i| (id as u32 * 7_919 + i * 31) % VOCAB).collect();
-    let keys = engine.hasher().hash_prompt(&tokens, None);
+    let block_keys = scheduler.hasher().hash_prompt(&tokens, None);
     SchedulerEvent::Submit(Box::new(RequestSubmission {
         id: RequestId(id),
         tokens,
@@ -230,7 +230,7 @@ fn submit(
         priority: 0,
         extra_keys: None,
         replica: Some(rank),
-        block_keys: keys,
+        block_keys,
     }))
 }
 
@@ -251,8 +251,8 @@ fn complete_steps(effects: &mut Vec<SchedulerEffect>, inbox: &mut Vec<SchedulerE
 fn step_output(batch: &Batch) -> StepOutput {
     let row = |(i, row): (usize, &protocol::BatchRow)| {
         let token = (batch.step.0 as u32 * 13 + i as u32 * 7) % (VOCAB - 1);
-        let emitted = if row.samples { TokenVec::one(token) } else { TokenVec::new() };
-        RowOutput { sampled_tokens: emitted, ..RowOutput::default() }
+        let sampled_tokens = if row.samples { TokenVec::one(token) } else { TokenVec::new() };
+        RowOutput { sampled_tokens, ..RowOutput::default() }
     };
     let rows = batch.rows.iter().enumerate().map(row).collect();
     StepOutput {

@@ -59,7 +59,7 @@ fn queue_is_full(
     if backlog.requests >= cap {
         return Some(RejectReason::QueueFull { waiting: backlog.requests, cap });
     }
-    let (asked, cap) = (submit.tokens.len() as u64, config.limits.max_waiting_tokens);
-    let full = backlog.tokens + asked > cap;
-    full.then_some(RejectReason::QueueTokensFull { waiting: backlog.tokens, requested: asked, cap })
+    let (requested, cap) = (submit.tokens.len() as u64, config.limits.max_waiting_tokens);
+    let full = backlog.tokens + requested > cap;
+    full.then_some(RejectReason::QueueTokensFull { waiting: backlog.tokens, requested, cap })
 }

@@ -13,39 +13,40 @@ use protocol::{RowError, RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
 use std::mem::take;
 
 /// Applies `output`, which must belong to the oldest step in flight. Token events are appended to `events`,
-/// slots of finished requests to `ended`.
+/// slots of finished requests to `finished`.
 pub(crate) fn apply(
     state: &mut SchedulingState,
     kv: &mut KvCache,
     limits: &SchedulerLimits,
     mut output: StepOutput,
     events: &mut Vec<TokenEvent>,
-    ended: &mut Vec<SlabSlot>,
+    finished: &mut Vec<SlabSlot>,
 ) {
-    let expected = state.steps_in_flight.front().map(|flight| (flight.step, flight.rows.len()));
+    let expected =
+        state.steps_in_flight.front().map(|scheduled| (scheduled.step, scheduled.rows.len()));
     if expected != Some((output.step, output.rows.len())) {
         state.totals.outputs_dropped += 1;
         return;
     }
-    let Some(flight) = state.steps_in_flight.pop_front() else { return };
+    let Some(scheduled) = state.steps_in_flight.pop_front() else { return };
     state.totals.steps += 1;
-    let first_ended = ended.len();
-    for (row, result) in flight.rows.iter().zip(&mut output.rows) {
+    let first_finished = finished.len();
+    for (row, result) in scheduled.rows.iter().zip(&mut output.rows) {
         let live = |r: &&mut Request| r.id == row.request && r.epoch == row.epoch;
         let Some(request) = state.requests.get_mut(row.slot).filter(live) else {
             state.totals.rows_dropped += 1;
             continue;
         };
-        let known = request.len;
+        let len_before = request.len;
         let (totals, row_result) = (&mut state.totals, (row, result));
         let finish = apply_row(request, kv, &state.hasher, limits, row_result, totals, events);
-        state.totals.generated_tokens += u64::from(request.len - known);
+        state.totals.generated_tokens += u64::from(request.len - len_before);
         if finish {
-            ended.push(row.slot);
+            finished.push(row.slot);
         }
     }
-    state.recycle_rows(flight.rows);
-    for &slot in &ended[first_ended..] {
+    state.recycle_rows(scheduled.rows);
+    for &slot in &finished[first_finished..] {
         state.release(slot, kv);
     }
 }
@@ -65,8 +66,8 @@ fn apply_row(
         request.pending_samples -= 1;
         request.draft_slack -= u16::from(row.drafts);
     }
-    let late = is_mask_overdue(request, row, result);
-    if let Some(code) = row_error(row, result, limits.vocab_size).filter(|_| !late) {
+    let mask_overdue = is_mask_overdue(request, row, result);
+    if let Some(code) = row_error(row, result, limits.vocab_size).filter(|_| !mask_overdue) {
         request.push_event(events).finish_reason = Some(FinishReason::Error(code));
         return true;
     }
@@ -75,34 +76,34 @@ fn apply_row(
     totals.drafts.add(result.drafted, result.accepted);
     request.computed_tokens += u32::from(result.accepted);
     request.committed_kv_len += row.len + u32::from(result.accepted);
-    if late {
+    if mask_overdue {
         recompute_last_token(request);
     }
-    let (taken, finish) = commit_tokens(request, &result.sampled_tokens);
+    let (committed, finish) = commit_tokens(request, &result.sampled_tokens);
     publish_full_blocks(request, kv, hasher, request.committed_kv_len);
     let prompt_logprobs =
         undelivered_prompt_logprobs(request, start, take(&mut result.prompt_logprobs));
-    if taken == 0 && prompt_logprobs.is_empty() && finish.is_none() {
+    if committed == 0 && prompt_logprobs.is_empty() && finish.is_none() {
         return false;
     }
-    result.logprobs.truncate(taken);
+    result.logprobs.truncate(committed);
     let event = request.push_event(events);
-    event.tokens.extend(result.sampled_tokens[..taken].iter().copied());
+    event.tokens.extend(result.sampled_tokens[..committed].iter().copied());
     event.logprobs = take(&mut result.logprobs);
     event.prompt_logprobs = prompt_logprobs;
-    let ended = finish.is_some();
-    if ended {
+    let is_finished = finish.is_some();
+    if is_finished {
         event.finish_reason = finish;
     }
-    ended
+    is_finished
 }
 
 /// Returns whether the row ran its forward pass but did not sample because its grammar bitmask was overdue.
 fn is_mask_overdue(request: &Request, row: &ScheduledRow, result: &RowOutput) -> bool {
-    let silent = result.sampled_tokens.is_empty() && (result.drafted, result.accepted) == (0, 0);
+    let no_output = result.sampled_tokens.is_empty() && (result.drafted, result.accepted) == (0, 0);
     result.error == Some(RowError::MaskOverdue)
         && row.samples
-        && silent
+        && no_output
         && request.mask_state.is_masked()
 }
 
@@ -121,11 +122,11 @@ fn row_error(row: &ScheduledRow, result: &RowOutput, vocab_size: u32) -> Option<
         return Some(RequestError::RowFailed(error));
     }
     let expected = if row.samples { usize::from(result.accepted) + 1 } else { 0 };
-    let right = result.sampled_tokens.len() == expected
+    let valid = result.sampled_tokens.len() == expected
         && result.accepted <= result.drafted
         && result.drafted <= row.drafts
         && result.sampled_tokens.iter().all(|&token| token < vocab_size);
-    (!right).then_some(RequestError::BadOutput)
+    (!valid).then_some(RequestError::BadOutput)
 }
 
 /// Commits emitted tokens up to the first one that finishes the request. Returns the number of committed
@@ -157,11 +158,12 @@ fn undelivered_prompt_logprobs(
         return entries;
     }
     let cold = &mut request.cold_fields;
-    let in_prompt = (cold.prompt_len - 1).saturating_sub(start) as usize;
-    let seen = cold.prompt_logprobs_sent.saturating_sub(start + 1) as usize;
-    let unseen: ThinVec<_> = entries.into_iter().take(in_prompt).skip(seen).collect();
-    cold.prompt_logprobs_sent += unseen.len() as u32;
-    unseen
+    let prompt_entries = (cold.prompt_len - 1).saturating_sub(start) as usize;
+    let delivered = cold.prompt_logprobs_sent.saturating_sub(start + 1) as usize;
+    let undelivered: ThinVec<_> =
+        entries.into_iter().take(prompt_entries).skip(delivered).collect();
+    cold.prompt_logprobs_sent += undelivered.len() as u32;
+    undelivered
 }
 
 #[cfg(test)]
@@ -192,16 +194,16 @@ mod tests {
             drafts: 2,
             samples,
         };
-        let late = RowOutput { error: Some(RowError::MaskOverdue), ..RowOutput::default() };
-        assert!(is_mask_overdue(&request, &row(true), &late));
-        assert!(!is_mask_overdue(&request, &row(false), &late));
+        let mask_overdue = RowOutput { error: Some(RowError::MaskOverdue), ..RowOutput::default() };
+        assert!(is_mask_overdue(&request, &row(true), &mask_overdue));
+        assert!(!is_mask_overdue(&request, &row(false), &mask_overdue));
         assert!(!is_mask_overdue(&request, &row(true), &RowOutput::default()));
-        for said in [
-            RowOutput { drafted: 1, ..late.clone() },
-            RowOutput { accepted: 1, ..late.clone() },
-            RowOutput { sampled_tokens: TokenVec::one(7), ..late.clone() },
+        for output in [
+            RowOutput { drafted: 1, ..mask_overdue.clone() },
+            RowOutput { accepted: 1, ..mask_overdue.clone() },
+            RowOutput { sampled_tokens: TokenVec::one(7), ..mask_overdue.clone() },
         ] {
-            assert!(!is_mask_overdue(&request, &row(true), &said), "{said:?}");
+            assert!(!is_mask_overdue(&request, &row(true), &output), "{output:?}");
         }
     }
 
@@ -210,16 +212,17 @@ mod tests {
     fn prompt_logprobs_are_delivered_once() {
         let mut request = request(9);
         let entries = |positions: Range<u32>| -> ThinVec<TokenLogprobs> {
-            let of =
+            let token_logprobs =
                 |token| TokenLogprobs { token, logprob: -1.0, rank: 1, top_logprobs: Vec::new() };
-            positions.map(of).collect()
+            positions.map(token_logprobs).collect()
         };
-        let mut told = |start, end| -> Vec<Token> {
-            let unseen = undelivered_prompt_logprobs(&mut request, start, entries(start + 1..end));
-            unseen.iter().map(|entry| entry.token).collect()
+        let mut deliver = |start, end| -> Vec<Token> {
+            let undelivered =
+                undelivered_prompt_logprobs(&mut request, start, entries(start + 1..end));
+            undelivered.iter().map(|entry| entry.token).collect()
         };
-        assert_eq!(told(0, 5), [1, 2, 3, 4]);
-        assert_eq!(told(2, 12), [5, 6, 7, 8]);
-        assert!(told(0, 9).is_empty());
+        assert_eq!(deliver(0, 5), [1, 2, 3, 4]);
+        assert_eq!(deliver(2, 12), [5, 6, 7, 8]);
+        assert!(deliver(0, 9).is_empty());
     }
 }

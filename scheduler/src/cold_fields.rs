@@ -52,7 +52,7 @@ impl ColdFields {
     pub(crate) fn new(submit: RequestSubmission, arrival: u64, now_ms: u64) -> Self {
         let mut tokens = submit.tokens;
         tokens.reserve_exact(submit.max_tokens.min(OUTPUT_TOKENS_RESERVED) as usize);
-        let asked = RequestParams {
+        let params = RequestParams {
             sampling: submit.sampling,
             rng_key: submit.rng_key,
             first_masked_position: submit
@@ -73,13 +73,13 @@ impl ColdFields {
             queue_key: QueueKey { priority: submit.priority, arrival },
             prompt_logprobs_sent: 1,
             eos_count: submit.eos_ids.len() as u32,
-            params: asked,
+            params,
         }
     }
 
     /// Returns the block table, and the content of its full blocks.
     pub(crate) fn block_table_and_content(&mut self) -> (&mut BlockTable, SequenceContent<'_>) {
-        let Self { tokens, block_table: table, block_keys: keys, extra_keys: extra, .. } = self;
-        (table, SequenceContent { tokens, block_keys: keys, extra_keys: extra.as_ref() })
+        let Self { tokens, block_table, block_keys, extra_keys, .. } = self;
+        (block_table, SequenceContent { tokens, block_keys, extra_keys: extra_keys.as_ref() })
     }
 }

@@ -16,7 +16,7 @@ use protocol::{
 /// Executes `plan` except for its rows, which `write_batch_rows` writes.
 pub(crate) fn commit(state: &mut SchedulingState, kv: &mut KvCache, plan: &StepPlan, now_ms: u64) {
     preempt(state, kv, plan);
-    for_each_admission(plan, |admission, found| pin_hit(state, kv, admission, found));
+    for_each_admission(plan, |admission, hit_blocks| pin_hit(state, kv, admission, hit_blocks));
     grow_running(state, kv, &plan.rows);
     for_each_admission(plan, |admission, _| allocate_admission(state, kv, admission));
     admit(state, kv, plan, now_ms);
@@ -40,11 +40,11 @@ fn preempt(state: &mut SchedulingState, kv: &mut KvCache, plan: &StepPlan) {
 
 /// Calls `f` with each admission and the blocks of its prefix hit.
 fn for_each_admission(plan: &StepPlan, mut f: impl FnMut(PlannedAdmission, &[BlockId])) {
-    let mut hits = plan.hits.as_slice();
+    let mut blocks = plan.hits.as_slice();
     for &admission in &plan.admit {
-        let (found, rest) = hits.split_at(admission.hit_blocks as usize);
-        f(admission, found);
-        hits = rest;
+        let (hit_blocks, rest) = blocks.split_at(admission.hit_blocks as usize);
+        f(admission, hit_blocks);
+        blocks = rest;
     }
 }
 
@@ -53,10 +53,10 @@ fn pin_hit(
     state: &mut SchedulingState,
     kv: &mut KvCache,
     admission: PlannedAdmission,
-    found: &[BlockId],
+    hit_blocks: &[BlockId],
 ) {
     let table = state.take_spare_block_table();
-    state.requests[admission.slot].pin_blocks(table, found, kv);
+    state.requests[admission.slot].pin_blocks(table, hit_blocks, kv);
 }
 
 /// Allocates the blocks that an admission needs in addition to its prefix hit.
@@ -70,9 +70,9 @@ fn allocate_admission(state: &mut SchedulingState, kv: &mut KvCache, admission: 
 fn grow_running(state: &mut SchedulingState, kv: &mut KvCache, rows: &[PlannedRow]) {
     for row in rows.iter().filter(|row| row.new_blocks > 0) {
         let request = &mut state.requests[row.slot];
-        let own = row.new_blocks.min(request.reserved_blocks);
-        request.reserved_blocks -= own;
-        state.reserved_blocks -= own;
+        let from_reserve = row.new_blocks.min(request.reserved_blocks);
+        request.reserved_blocks -= from_reserve;
+        state.reserved_blocks -= from_reserve;
         request.allocate_blocks(row.new_blocks, kv);
     }
 }
@@ -80,14 +80,14 @@ fn grow_running(state: &mut SchedulingState, kv: &mut KvCache, rows: &[PlannedRo
 /// Moves admitted requests to the running queue and assigns sequence slots. Their blocks are already
 /// allocated.
 fn admit(state: &mut SchedulingState, kv: &KvCache, plan: &StepPlan, now_ms: u64) {
-    for &PlannedAdmission { slot, hit_blocks: hits, reserved_blocks: reserve } in &plan.admit {
-        let seat = state.take_sequence_slot();
+    for &PlannedAdmission { slot, hit_blocks, reserved_blocks } in &plan.admit {
+        let seq_slot = state.take_sequence_slot();
         let request = &mut state.requests[slot];
-        let cached = hits * kv.block_tokens();
-        request.seq_slot = Some(seat);
-        request.reserved_blocks = reserve;
+        let cached = hit_blocks * kv.block_tokens();
+        request.seq_slot = Some(seq_slot);
+        request.reserved_blocks = reserved_blocks;
         (request.computed_tokens, request.committed_kv_len, request.published_blocks) =
-            (cached, cached, hits);
+            (cached, cached, hit_blocks);
         request.may_publish = kv.is_caching();
         let cold = &mut *request.cold_fields;
         if cold.params.first_admission.is_none() {
@@ -98,14 +98,14 @@ fn admit(state: &mut SchedulingState, kv: &KvCache, plan: &StepPlan, now_ms: u64
             state.totals.prompt_tokens += u64::from(cold.prompt_len);
             state.totals.prompt_tokens_cached += u64::from(cached_tokens);
         }
-        if let Some((why, computed)) = cold.params.last_requeue.take() {
-            state.totals.recomputed_tokens.add(why, computed.saturating_sub(cached));
+        if let Some((reason, computed)) = cold.params.last_requeue.take() {
+            state.totals.recomputed_tokens.add(reason, computed.saturating_sub(cached));
         }
         if kv.is_caching() {
             state.totals.prefix_queries += u64::from(request.len);
             state.totals.prefix_hits += u64::from(cached);
         }
-        state.reserved_blocks += reserve;
+        state.reserved_blocks += reserved_blocks;
         state.waiting_tokens -= u64::from(request.len);
         let key = cold.queue_key;
         state.waiting.remove(key);
@@ -119,19 +119,23 @@ pub(crate) fn write_batch_rows(
     state: &mut SchedulingState,
     kv: &KvCache,
     planned: &[PlannedRow],
-    histories: bool,
+    needs_token_history: bool,
 ) -> Vec<BatchRow> {
     let step = state.step.next();
-    let mut flying = state.take_spare_row_buffer();
-    flying.reserve(planned.len());
+    let mut rows_in_flight = state.take_spare_row_buffer();
+    rows_in_flight.reserve(planned.len());
     let rows = planned.iter().map(|plan| {
         let request = &mut state.requests[plan.slot];
-        let covered = u64::from(request.block_count) * u64::from(kv.block_tokens());
+        let table_positions = u64::from(request.block_count) * u64::from(kv.block_tokens());
         let end = u64::from(plan.start + plan.len) + u64::from(request.draft_slack);
         let end = end + u64::from(plan.drafts);
-        assert!(end <= covered, "{:?} writes up to {end}, its table covers {covered}", request.id);
+        assert!(
+            end <= table_positions,
+            "{:?} writes up to {end}, its table covers {table_positions}",
+            request.id
+        );
         let samples = request.samples_at(plan.start + plan.len);
-        flying.push(ScheduledRow {
+        rows_in_flight.push(ScheduledRow {
             slot: plan.slot,
             request: request.id,
             epoch: request.epoch,
@@ -139,11 +143,11 @@ pub(crate) fn write_batch_rows(
             drafts: plan.drafts,
             samples,
         });
-        write_row(request, plan, samples, step, histories)
+        write_row(request, plan, samples, step, needs_token_history)
     });
     let rows = rows.collect();
     state.step = step;
-    state.steps_in_flight.push_back(ScheduledStep { step, rows: flying });
+    state.steps_in_flight.push_back(ScheduledStep { step, rows: rows_in_flight });
     rows
 }
 
@@ -156,7 +160,7 @@ fn write_row(
     plan: &PlannedRow,
     samples: bool,
     step: StepId,
-    histories: bool,
+    needs_token_history: bool,
 ) -> BatchRow {
     assert_eq!(plan.start, request.computed_tokens, "{:?} was planned from elsewhere", request.id);
     let end = plan.start + plan.len;
@@ -170,11 +174,11 @@ fn write_row(
         request.draft_slack += u16::from(plan.drafts);
         request.last_sampling_step = step;
     }
-    let init = std::mem::take(&mut request.first_row_of_epoch)
-        .then(|| Box::new(sequence_init(request, histories)));
-    let tables = block_table_updates(request);
-    let seat = request.seq_slot.expect("a running request has a seat");
-    let next = (end < request.len).then(|| request.tokens()[end as usize]);
+    let seq_init = std::mem::take(&mut request.first_row_of_epoch)
+        .then(|| Box::new(sequence_init(request, needs_token_history)));
+    let table_updates = block_table_updates(request);
+    let seq_slot = request.seq_slot.expect("a running request has a seat");
+    let next_token = (end < request.len).then(|| request.tokens()[end as usize]);
     let input = if plan.start + 1 == request.len {
         RowInput::Tokens(TokenVec::one(request.last_token()))
     } else if end <= request.len {
@@ -187,16 +191,16 @@ fn write_row(
     BatchRow {
         request: request.id,
         epoch: request.epoch,
-        seq_slot: seat,
+        seq_slot,
         start: plan.start,
         len: plan.len,
         drafts: plan.drafts,
         samples,
         masked: samples && request.mask_state.is_masked(),
         input,
-        table_updates: tables,
-        next_token: next,
-        seq_init: init,
+        table_updates,
+        next_token,
+        seq_init,
     }
 }
 
@@ -211,14 +215,14 @@ fn block_table_updates(request: &mut Request) -> ThinVec<BlockTableUpdate> {
     ThinVec::from([BlockTableUpdate { group: 0, first_entry: from, blocks }])
 }
 
-fn sequence_init(request: &mut Request, histories: bool) -> SequenceInit {
+fn sequence_init(request: &mut Request, needs_token_history: bool) -> SequenceInit {
     request.flush_tail();
-    let asked = &request.cold_fields.params;
-    let reads = histories || asked.sampling.needs_token_history();
-    let history = if reads { request.tokens() } else { &[] };
+    let params = &request.cold_fields.params;
+    let needs_history = needs_token_history || params.sampling.needs_token_history();
+    let history = if needs_history { request.tokens() } else { &[] };
     SequenceInit {
-        sampling: asked.sampling.clone(),
-        rng_key: asked.rng_key,
+        sampling: params.sampling.clone(),
+        rng_key: params.rng_key,
         prompt_len: request.cold_fields.prompt_len,
         token_history: history.to_vec(),
     }

@@ -60,12 +60,12 @@ impl SchedulerConfig {
         }
         self.kv.validate()?;
         let (blocks, max_model_len) = (self.kv.blocks, limits.max_model_len);
-        let fits = u64::from(blocks) * u64::from(block_tokens);
-        if fits < u64::from(max_model_len) {
+        let tokens_in_pool = u64::from(blocks) * u64::from(block_tokens);
+        if tokens_in_pool < u64::from(max_model_len) {
             return Err(SchedulerConfigError::PoolTooSmall {
                 blocks,
                 block_tokens,
-                tokens_in_pool: fits,
+                tokens_in_pool,
                 max_model_len,
             });
         }
@@ -134,7 +134,7 @@ mod tests {
         let mut config =
             SchedulerConfig::new(SchedulerLimits::cpu(32, 100), KvConfig::new(spec, 8, [1, 2]));
         change(&mut config);
-        config.validate().err().map(|error| error.to_string())
+        config.validate().err().map(|e| e.to_string())
     }
 
     #[test]
@@ -142,15 +142,15 @@ mod tests {
         assert_eq!(validation_error(|_| {}), None, "32 tokens fit exactly");
         assert_eq!(validation_error(|config| config.limits.steps_in_flight = 4), None);
         assert_eq!(validation_error(|config| config.limits.tokens_per_chunk = Some(4)), None);
-        let said = validation_error(|config| config.limits.steps_in_flight = 5).expect("too many");
-        assert_eq!(said, "steps_in_flight is 5, must be between 1 and 4");
-        let said =
+        let error = validation_error(|config| config.limits.steps_in_flight = 5).expect("too many");
+        assert_eq!(error, "steps_in_flight is 5, must be between 1 and 4");
+        let error =
             validation_error(|config| config.limits.tokens_per_chunk = Some(3)).expect("too few");
-        assert!(said.starts_with("tokens_per_chunk is 3, must be between 4 and"), "{said}");
-        let said = validation_error(|config| config.limits.max_model_len = 33).expect("too long");
-        assert!(said.starts_with("8 KV blocks of 4 tokens hold 32 tokens"), "{said}");
-        let said =
+        assert!(error.starts_with("tokens_per_chunk is 3, must be between 4 and"), "{error}");
+        let error = validation_error(|config| config.limits.max_model_len = 33).expect("too long");
+        assert!(error.starts_with("8 KV blocks of 4 tokens hold 32 tokens"), "{error}");
+        let error =
             validation_error(|config| config.kv.hash_bits = 0).expect("the cache would refuse it");
-        assert_eq!(said, KvConfigError::HashBits { bits: 0 }.to_string());
+        assert_eq!(error, KvConfigError::HashBits { bits: 0 }.to_string());
     }
 }

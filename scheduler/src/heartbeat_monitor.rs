@@ -39,12 +39,12 @@ mod tests {
 
     #[test]
     fn failure_needs_timeout_and_grace_period() {
-        let mut silence = HeartbeatMonitor::default();
-        assert_eq!(silence.timeout(), HEARTBEAT_TIMEOUT);
-        assert!(!silence.on_timeout(), "this process may have been paused");
-        assert_eq!(silence.timeout(), HEARTBEAT_GRACE_PERIOD);
-        silence.on_heartbeat();
-        assert_eq!(silence.timeout(), HEARTBEAT_TIMEOUT);
-        assert!(!silence.on_timeout() && silence.on_timeout());
+        let mut monitor = HeartbeatMonitor::default();
+        assert_eq!(monitor.timeout(), HEARTBEAT_TIMEOUT);
+        assert!(!monitor.on_timeout(), "this process may have been paused");
+        assert_eq!(monitor.timeout(), HEARTBEAT_GRACE_PERIOD);
+        monitor.on_heartbeat();
+        assert_eq!(monitor.timeout(), HEARTBEAT_TIMEOUT);
+        assert!(!monitor.on_timeout() && monitor.on_timeout());
     }
 }

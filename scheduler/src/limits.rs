@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn decode_rows_never_fill_a_step() {
-        for (tokens_per_step, requests_running, drafts, expected) in [
+        for (tokens_per_step, max_num_seqs, draft_tokens, expected) in [
             (512, 512, 0, 511),
             (512, 100, 0, 100),
             (100, 64, 4, 19),
@@ -84,8 +84,8 @@ mod tests {
         ] {
             let limits = SchedulerLimits {
                 tokens_per_step,
-                max_num_seqs: requests_running,
-                draft_tokens: drafts,
+                max_num_seqs,
+                draft_tokens,
                 ..SchedulerLimits::cpu(8, 100)
             };
             assert_eq!(limits.seq_slot_count(), expected, "{limits:?}");

@@ -83,11 +83,11 @@ impl MaskState {
         };
     }
 
-    /// Updates the state after `MaskReady`; `ahead`: later rows wait for their bitmasks too.
-    pub(crate) fn on_ready(&mut self, ahead: bool) {
+    /// Updates the state after `MaskReady`; `wait_for_next`: later rows wait for their bitmasks too.
+    pub(crate) fn on_ready(&mut self, wait_for_next: bool) {
         *self = match *self {
             Self::Unmasked | Self::NotStarted | Self::LastInFlight => *self,
-            _ if ahead => Self::AheadReady,
+            _ if wait_for_next => Self::AheadReady,
             _ => Self::InStepReady,
         };
     }
@@ -99,51 +99,54 @@ mod tests {
 
     #[test]
     fn overdue_mask_is_awaited_in_either_event_order() {
-        let mut masking = MaskState::new(Some(0));
-        masking.on_overdue();
-        assert!(masking.is_waiting());
-        masking.on_ready(true);
-        assert!(!masking.is_waiting());
-        masking.on_token_committed();
-        assert!(masking.is_waiting(), "slow ones are made ahead");
-        masking.on_ready(false);
-        masking.on_token_committed();
-        assert!(!masking.is_waiting(), "and no longer than they are slow");
+        let mut mask_state = MaskState::new(Some(0));
+        mask_state.on_overdue();
+        assert!(mask_state.is_waiting());
+        mask_state.on_ready(true);
+        assert!(!mask_state.is_waiting());
+        mask_state.on_token_committed();
+        assert!(mask_state.is_waiting(), "slow ones are made ahead");
+        mask_state.on_ready(false);
+        mask_state.on_token_committed();
+        assert!(!mask_state.is_waiting(), "and no longer than they are slow");
 
-        let mut masking = MaskState::new(Some(0));
-        masking.on_ready(false);
-        masking.on_overdue();
-        assert!(!masking.is_waiting(), "nobody would say again that it is there");
-        masking.on_token_committed();
-        assert!(!masking.is_waiting(), "nor of the next one");
+        let mut mask_state = MaskState::new(Some(0));
+        mask_state.on_ready(false);
+        mask_state.on_overdue();
+        assert!(!mask_state.is_waiting(), "nobody would say again that it is there");
+        mask_state.on_token_committed();
+        assert!(!mask_state.is_waiting(), "nor of the next one");
     }
 
     #[test]
     fn unmasked_requests_never_wait() {
         for from in [None, Some(3)] {
-            let mut masking = MaskState::new(from);
-            masking.on_overdue();
-            masking.on_ready(true);
-            masking.on_token_committed();
-            assert!(!masking.is_masked() && !masking.is_waiting());
+            let mut mask_state = MaskState::new(from);
+            mask_state.on_overdue();
+            mask_state.on_ready(true);
+            mask_state.on_token_committed();
+            assert!(!mask_state.is_masked() && !mask_state.is_waiting());
         }
     }
 
     #[test]
     fn masks_end_after_the_row_in_flight() {
-        let mut masking = MaskState::new(Some(0));
-        masking.on_overdue();
-        masking.end();
-        assert!(masking.is_masked() && !masking.is_waiting(), "a row in flight may be masked");
-        masking.on_ready(true);
-        masking.on_token_committed();
-        assert_eq!(masking, MaskState::Unmasked);
-        let mut masking = MaskState::new(Some(0));
-        masking.end();
-        masking.on_overdue();
-        assert_eq!(masking, MaskState::Unmasked, "the row is planned again without one");
-        let mut masking = MaskState::new(Some(9));
-        masking.end();
-        assert_eq!(masking, MaskState::Unmasked, "they never began");
+        let mut mask_state = MaskState::new(Some(0));
+        mask_state.on_overdue();
+        mask_state.end();
+        assert!(
+            mask_state.is_masked() && !mask_state.is_waiting(),
+            "a row in flight may be masked"
+        );
+        mask_state.on_ready(true);
+        mask_state.on_token_committed();
+        assert_eq!(mask_state, MaskState::Unmasked);
+        let mut mask_state = MaskState::new(Some(0));
+        mask_state.end();
+        mask_state.on_overdue();
+        assert_eq!(mask_state, MaskState::Unmasked, "the row is planned again without one");
+        let mut mask_state = MaskState::new(Some(9));
+        mask_state.end();
+        assert_eq!(mask_state, MaskState::Unmasked, "they never began");
     }
 }

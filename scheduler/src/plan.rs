@@ -77,7 +77,7 @@ impl StepPlan {
     }
 
     /// Removes the rows of passes 2 and 3, because the lockstep group delays prefill.
-    pub(crate) fn hold_prefill(&mut self) {
+    pub(crate) fn delay_prefill(&mut self) {
         self.rows.truncate(self.decode_rows);
         self.admit.clear();
         self.hits.clear();
@@ -96,7 +96,8 @@ impl StepPlan {
     }
 }
 
-/// Number of references to each block by the plan's victims. A shared block is freed by its last holder.
+/// Number of references to each block by the plan's victims. A shared block is freed with its last
+/// reference.
 #[derive(Debug, Default)]
 struct VictimBlocks {
     ref_counts: Vec<u32>,
@@ -150,9 +151,9 @@ pub(crate) fn plan(
     };
     if limits.mixed_batches {
         planner.decode();
-        let others = std::mem::take(&mut planner.plan.non_decoding);
-        planner.continue_prefills(others.iter().copied());
-        planner.plan.non_decoding = others;
+        let non_decoding = std::mem::take(&mut planner.plan.non_decoding);
+        planner.continue_prefills(non_decoding.iter().copied());
+        planner.plan.non_decoding = non_decoding;
         planner.admit();
     } else {
         planner.continue_prefills(0..state.running.len());
@@ -181,28 +182,28 @@ impl StepPlanner<'_> {
     /// Pass 1: one token and its draft tokens for every decoding request.
     fn decode(&mut self) {
         let state = self.state;
-        let mut has_room = true;
-        for (place, slot) in state.running.slots().enumerate() {
+        let mut has_capacity = true;
+        for (index, slot) in state.running.slots().enumerate() {
             let request = &state.requests[slot];
             if !request.can_decode() {
-                self.plan.non_decoding.push(place);
-            } else if has_room && !self.is_victim(place, request) {
-                has_room = self.budget > 0 && self.decode_one(place, slot, request);
+                self.plan.non_decoding.push(index);
+            } else if has_capacity && !self.is_victim(index, request) {
+                has_capacity = self.budget > 0 && self.decode_one(index, slot, request);
             }
         }
         self.plan.decode_rows = self.plan.rows.len();
     }
 
     /// Plans one decode row. Returns false if the request must yield to requests of higher priority.
-    fn decode_one(&mut self, place: usize, slot: SlabSlot, request: &Request) -> bool {
-        let Some(row) = self.fit_decode(place, slot, request) else {
+    fn decode_one(&mut self, index: usize, slot: SlabSlot, request: &Request) -> bool {
+        let Some(row) = self.fit_decode(index, slot, request) else {
             if !request.non_preemptible {
-                self.add_victim(place);
+                self.add_victim(index);
             }
             return false;
         };
-        let own = row.new_blocks.min(request.reserved_blocks);
-        self.blocks_left -= row.new_blocks - own;
+        let from_reserve = row.new_blocks.min(request.reserved_blocks);
+        self.blocks_left -= row.new_blocks - from_reserve;
         self.budget -= 1 + u32::from(row.drafts);
         self.plan.rows.push(row);
         true
@@ -212,27 +213,27 @@ impl StepPlanner<'_> {
     /// `None` if it still does not fit.
     fn fit_decode(
         &mut self,
-        place: usize,
+        index: usize,
         slot: SlabSlot,
         request: &Request,
     ) -> Option<PlannedRow> {
-        let row = |drafts: u32, grow| {
+        let row = |drafts: u32, new_blocks| {
             let (start, drafts) = (request.computed_tokens, drafts as u8);
-            PlannedRow { slot, start, len: 1, drafts, new_blocks: grow }
+            PlannedRow { slot, start, len: 1, drafts, new_blocks }
         };
         let drafts = self.draft_count(request);
-        let grow = self.blocks_to_grow(request, drafts);
-        if grow <= self.blocks_left + request.reserved_blocks {
-            return Some(row(drafts, grow));
+        let new_blocks = self.blocks_to_grow(request, drafts);
+        if new_blocks <= self.blocks_left + request.reserved_blocks {
+            return Some(row(drafts, new_blocks));
         }
-        let grow = self.blocks_to_grow(request, 0);
-        while grow > self.blocks_left + request.reserved_blocks {
-            let victim = (place + 1..self.victims_from).rev().find(|&other| {
+        let new_blocks = self.blocks_to_grow(request, 0);
+        while new_blocks > self.blocks_left + request.reserved_blocks {
+            let victim = (index + 1..self.victims_from).rev().find(|&other| {
                 !self.state.requests[self.state.running.get(other)].non_preemptible
             })?;
             self.add_victim(victim);
         }
-        Some(row(0, grow))
+        Some(row(0, new_blocks))
     }
 
     /// Returns the number of draft tokens of a decode row. It is 0 before the sequence slot has sampled in
@@ -241,10 +242,10 @@ impl StepPlanner<'_> {
         if !request.slot_has_drafts || request.mask_state.is_masked() {
             return 0;
         }
-        let last = request.limit.min(request.first_masked_position());
-        let slack = u32::from(request.draft_slack);
-        let room = last.saturating_sub(request.known_len() + slack + 1);
-        u32::from(self.limits.draft_tokens).min(room).min(self.budget - 1)
+        let last_position = request.limit.min(request.first_masked_position());
+        let draft_slack = u32::from(request.draft_slack);
+        let positions_left = last_position.saturating_sub(request.known_len() + draft_slack + 1);
+        u32::from(self.limits.draft_tokens).min(positions_left).min(self.budget - 1)
     }
 
     /// Returns the number of blocks by which a decode row grows its table: enough even if every draft token
@@ -254,33 +255,33 @@ impl StepPlanner<'_> {
         self.kv.blocks_for(positions).saturating_sub(request.block_count)
     }
 
-    fn is_victim(&self, place: usize, request: &Request) -> bool {
-        place >= self.victims_from && !request.non_preemptible
+    fn is_victim(&self, index: usize, request: &Request) -> bool {
+        index >= self.victims_from && !request.non_preemptible
     }
 
-    fn add_victim(&mut self, place: usize) {
-        let slot = self.state.running.get(place);
+    fn add_victim(&mut self, index: usize) {
+        let slot = self.state.running.get(index);
         self.blocks_left += self.plan.victim_blocks.add_victim(&self.state.requests[slot], self.kv);
         self.plan.preempt.push(slot);
-        self.victims_from = place;
+        self.victims_from = index;
     }
 
-    /// Pass 2: a chunk for every running request with several uncomputed tokens, among those at `places`. Its
+    /// Pass 2: a chunk for every running request with several uncomputed tokens, among those at `indices`. Its
     /// blocks were allocated at admission.
-    fn continue_prefills(&mut self, places: impl Iterator<Item = usize>) {
+    fn continue_prefills(&mut self, indices: impl Iterator<Item = usize>) {
         let state = self.state;
-        for place in places {
-            let slot = state.running.get(place);
+        for index in indices {
+            let slot = state.running.get(index);
             let request = &state.requests[slot];
-            if !request.continues_prefill() || self.is_victim(place, request) {
+            if !request.continues_prefill() || self.is_victim(index, request) {
                 continue;
             }
-            let (start, want) = (request.computed_tokens, request.uncomputed_tokens());
-            let len = self.chunk_len(start, want);
+            let (start, uncomputed) = (request.computed_tokens, request.uncomputed_tokens());
+            let len = self.chunk_len(start, uncomputed);
             if len == 0 {
                 break;
             }
-            self.add_chunk(slot, start, want, len);
+            self.add_chunk(slot, start, uncomputed, len);
         }
     }
 
@@ -291,16 +292,16 @@ impl StepPlanner<'_> {
             return;
         }
         let state = self.state;
-        let mut seats_left = state.free_slot_count();
+        let mut free_slots = state.free_slot_count();
         for slot in state.waiting.slots() {
-            if seats_left == 0 || self.budget == 0 {
+            if free_slots == 0 || self.budget == 0 {
                 break;
             }
             let request = &state.requests[slot];
             if !self.admit_one(slot, request) {
                 break;
             }
-            seats_left -= 1;
+            free_slots -= 1;
         }
     }
 
@@ -312,10 +313,10 @@ impl StepPlanner<'_> {
         if head.is_none_or(|slot| self.state.requests[slot].id != blocked.request) {
             return false;
         }
-        let published = self.kv.published_blocks() - blocked.published_blocks;
-        let least = u64::from(blocked.needed_blocks.saturating_sub(blocked.evictable_hits))
-            .saturating_sub(published);
-        u64::from(self.kv.available_blocks()) < least
+        let published_blocks = self.kv.published_blocks() - blocked.published_blocks;
+        let needed_min = u64::from(blocked.needed_blocks.saturating_sub(blocked.evictable_hits))
+            .saturating_sub(published_blocks);
+        u64::from(self.kv.available_blocks()) < needed_min
     }
 
     fn admit_one(&mut self, slot: SlabSlot, request: &Request) -> bool {
@@ -326,22 +327,23 @@ impl StepPlanner<'_> {
             kvcache::PrefixHit::default()
         };
         let len = request.len;
-        let now = self.kv.blocks_for(len);
-        let whole = if request.non_preemptible { self.kv.blocks_for(request.limit) } else { now };
-        let need = whole - hit.blocks + hit.evictable;
+        let known_blocks = self.kv.blocks_for(len);
+        let total_blocks =
+            if request.non_preemptible { self.kv.blocks_for(request.limit) } else { known_blocks };
+        let needed_blocks = total_blocks - hit.blocks + hit.evictable;
         let start = hit.blocks * self.kv.block_tokens();
-        let fits = need + self.admission_headroom() <= self.blocks_left;
+        let fits = needed_blocks + self.admission_headroom() <= self.blocks_left;
         let chunk = if fits { self.chunk_len(start, len - start) } else { 0 };
         if chunk == 0 {
             self.plan.hits.truncate(first_hit);
         }
         if !fits {
-            let (request, published) = (request.id, self.kv.published_blocks());
+            let (request, published_blocks) = (request.id, self.kv.published_blocks());
             let blocked = BlockedHead {
                 request,
-                needed_blocks: need,
+                needed_blocks,
                 evictable_hits: hit.evictable,
-                published_blocks: published,
+                published_blocks,
             };
             // Admissions of this plan change the result of the next lookup, so remember only the queue head.
             self.plan.blocked_head = self.plan.admit.is_empty().then_some(blocked);
@@ -349,11 +351,11 @@ impl StepPlanner<'_> {
         if chunk == 0 {
             return false;
         }
-        self.blocks_left -= need;
+        self.blocks_left -= needed_blocks;
         self.plan.admit.push(PlannedAdmission {
             slot,
             hit_blocks: hit.blocks,
-            reserved_blocks: whole - now,
+            reserved_blocks: total_blocks - known_blocks,
         });
         self.add_chunk(slot, start, len - start, chunk);
         true
@@ -366,18 +368,18 @@ impl StepPlanner<'_> {
         running.min(self.kv.counts().pool / 20)
     }
 
-    fn add_chunk(&mut self, slot: SlabSlot, start: u32, want: u32, len: u32) {
+    fn add_chunk(&mut self, slot: SlabSlot, start: u32, uncomputed: u32, len: u32) {
         self.budget = self.budget.saturating_sub(len);
-        self.plan.pending_prefill_tokens += u64::from(want);
+        self.plan.pending_prefill_tokens += u64::from(uncomputed);
         self.plan.rows.push(PlannedRow { slot, start, len, drafts: 0, new_blocks: 0 });
     }
 
-    fn chunk_len(&self, start: u32, want: u32) -> u32 {
+    fn chunk_len(&self, start: u32, uncomputed: u32) -> u32 {
         let has_prefill = self.plan.rows.len() > self.plan.decode_rows;
         let cap = self.budget.min(self.limits.tokens_per_chunk.unwrap_or(u32::MAX));
         align_chunk(
             start,
-            want,
+            uncomputed,
             cap,
             self.limits.chunk_quantum(self.kv.block_tokens()),
             has_prefill,
@@ -385,15 +387,15 @@ impl StepPlanner<'_> {
     }
 }
 
-/// Returns the length of the next prefill chunk `[start, start + len)` of a request with `want` uncomputed
-/// tokens, at most `cap`.
+/// Returns the length of the next prefill chunk `[start, start + len)`, at most `cap`, of a request of which
+/// `uncomputed` tokens are uncomputed.
 ///
 /// The chunk takes all tokens if they fit. Otherwise its *end* is aligned to `quantum`, and with it the next
 /// start. A chunk that would not reach the next multiple is postponed, unless the step has no other prefill:
 /// decode rows must never starve it.
-fn align_chunk(start: u32, want: u32, cap: u32, quantum: u32, step_has_prefill: bool) -> u32 {
-    if want <= cap {
-        return want;
+fn align_chunk(start: u32, uncomputed: u32, cap: u32, quantum: u32, step_has_prefill: bool) -> u32 {
+    if uncomputed <= cap {
+        return uncomputed;
     }
     let end = (start + cap) / quantum * quantum;
     if end > start {

@@ -1,4 +1,4 @@
-//! Plans as one-line tables: `settings | run .. | wait .. | cache ..`, each part optional.
+//! Plans as one-line tables: `settings | run .. | wait .. | cache ..`, each section optional.
 //!
 //! `a 8/9` is request `a` with 8 of 9 tokens computed; `b=a 0/9` has the tokens of `a`; `a! ..` is
 //! non-preemptible, with blocks up to its limit (8 more tokens) reserved. Running requests hold the blocks of
@@ -32,29 +32,30 @@ struct ScenarioRequest {
     non_preemptible: bool,
 }
 
-fn tokens(like: u8, count: u32) -> Vec<Token> {
-    (0..count).map(|i| u32::from(like) * 1_000 + i).collect()
+fn tokens(token_source: u8, count: u32) -> Vec<Token> {
+    (0..count).map(|i| u32::from(token_source) * 1_000 + i).collect()
 }
 
 fn parse_request(text: &str) -> ScenarioRequest {
-    let (who, numbers) = text.trim().split_once(' ').expect("`name numbers`");
-    let (computed, known) = numbers.split_once('/').unwrap_or(("0", numbers));
+    let (label, numbers) = text.trim().split_once(' ').expect("`name numbers`");
+    let (computed, known_len) = numbers.split_once('/').unwrap_or(("0", numbers));
     let number = |text: &str| text.parse().expect("a number");
-    let name = who.as_bytes()[0];
-    let like = who.split_once('=').map_or(name, |(_, like)| like.as_bytes()[0]);
-    let guarded = who.contains('!');
+    let name = label.as_bytes()[0];
+    let token_source =
+        label.split_once('=').map_or(name, |(_, token_source)| token_source.as_bytes()[0]);
+    let non_preemptible = label.contains('!');
     ScenarioRequest {
         name,
-        same_tokens_as: like,
+        same_tokens_as: token_source,
         computed: number(computed),
-        known_len: number(known),
-        non_preemptible: guarded,
+        known_len: number(known_len),
+        non_preemptible,
     }
 }
 
 fn parse_section<'a>(text: &'a str, name: &str) -> impl Iterator<Item = ScenarioRequest> + use<'a> {
-    let part = text.split('|').find_map(|part| part.trim().strip_prefix(name));
-    part.unwrap_or("").split(',').filter(|entry| !entry.trim().is_empty()).map(parse_request)
+    let section = text.split('|').find_map(|section| section.trim().strip_prefix(name));
+    section.unwrap_or("").split(',').filter(|entry| !entry.trim().is_empty()).map(parse_request)
 }
 
 fn parse_setting(text: &str, name: &str) -> Option<u32> {
@@ -68,40 +69,41 @@ fn scenario(text: &str) -> PlanScenario {
     let mut limits = SchedulerLimits::cpu(10_000, u32::MAX);
     limits.tokens_per_step = parse_setting(text, "step=").unwrap_or(64);
     limits.tokens_per_chunk = parse_setting(text, "chunk=");
-    limits.max_num_seqs = parse_setting(text, "seats=").unwrap_or(16);
+    limits.max_num_seqs = parse_setting(text, "slots=").unwrap_or(16);
     limits.draft_tokens = parse_setting(text, "drafts=").unwrap_or(0) as u8;
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens, groups: vec![group] };
-    let held: u32 = parse_section(text, "run").map(|r| blocks_held(&r, block_tokens)).sum();
+    let blocks_in_use: u32 =
+        parse_section(text, "run").map(|r| running_blocks(&r, block_tokens)).sum();
     let cached: u32 = parse_section(text, "cache").map(|c| c.known_len / block_tokens).sum();
-    let blocks = held + cached + parse_setting(text, "free=").unwrap_or(100);
+    let blocks = blocks_in_use + cached + parse_setting(text, "free=").unwrap_or(100);
     let config = KvConfig::new(spec, blocks, [1, 2]);
-    let mut scene = PlanScenario {
+    let mut scenario = PlanScenario {
         state: SchedulingState::new(Replica(0), limits.max_num_seqs, config.block_hasher()),
         kv: KvCache::new(&config).unwrap(),
         limits,
         parked_blocks: BlockTable::default(),
     };
-    let config = SchedulerConfig::new(scene.limits.clone(), config);
+    let config = SchedulerConfig::new(scenario.limits.clone(), config);
     for cached in parse_section(text, "cache") {
         let mut table =
-            scene.fill(&tokens(cached.same_tokens_as, cached.known_len), cached.known_len);
-        scene.kv.free(&mut table);
+            scenario.fill(&tokens(cached.same_tokens_as, cached.known_len), cached.known_len);
+        scenario.kv.free(&mut table);
     }
     for (arrival, entry) in parse_section(text, "run").enumerate() {
-        scene.run(&entry, arrival as u64, &config);
+        scenario.run(&entry, arrival as u64, &config);
     }
-    let saved = scene.kv.available_blocks() - (blocks - held);
-    scene.kv.allocate(&mut scene.parked_blocks, saved);
+    let saved = scenario.kv.available_blocks() - (blocks - blocks_in_use);
+    scenario.kv.allocate(&mut scenario.parked_blocks, saved);
     for (arrival, entry) in parse_section(text, "wait").enumerate() {
         let request = request(&entry, 100 + arrival as u64, &config);
-        scene.state.enqueue(request);
+        scenario.state.enqueue(request);
     }
-    scene
+    scenario
 }
 
 /// Returns the number of blocks of a running request: its known length, or the computed length of a decode.
-fn blocks_held(entry: &ScenarioRequest, block_tokens: u32) -> u32 {
+fn running_blocks(entry: &ScenarioRequest, block_tokens: u32) -> u32 {
     let decodes = entry.known_len - entry.computed == 1;
     let positions = if decodes { entry.computed } else { entry.known_len };
     positions.div_ceil(block_tokens)
@@ -133,7 +135,7 @@ impl PlanScenario {
 
     fn run(&mut self, entry: &ScenarioRequest, arrival: u64, config: &SchedulerConfig) {
         let mut request = request(entry, arrival, config);
-        let blocks = blocks_held(entry, self.kv.block_tokens());
+        let blocks = running_blocks(entry, self.kv.block_tokens());
         let positions = (blocks * self.kv.block_tokens()).min(entry.known_len) as usize;
         let table = self.fill(&request.tokens()[..positions], entry.computed);
         request.pin_blocks(table, &[], &mut self.kv);
@@ -180,9 +182,9 @@ impl PlanScenario {
 
 #[allow(clippy::needless_pass_by_value, reason = "reads best at the call")]
 fn check(text: &str, expected: Expect) {
-    let scene = scenario(text);
-    let plan = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
-    expected.assert_eq(&scene.render(&plan));
+    let scenario = scenario(text);
+    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    expected.assert_eq(&scenario.render(&plan));
 }
 
 #[test]
@@ -249,8 +251,8 @@ fn non_preemptible_requests_own_their_reserved_blocks() {
 fn chunks_and_sequence_slots_share_one_budget() {
     // Two tokens would be left for `b`, less than the quantum in a step with other prefill, so `b` waits.
     check("step=18 chunk=16 | wait a 0/40, b 0/4", expect!["run a[0,16) admit a"]);
-    check("seats=1 | run a 3/4 | wait b 0/4", expect!["run a[3,4)"]);
-    check("seats=1 | wait a 0/4, b 0/4", expect!["run a[0,4) admit a"]);
+    check("slots=1 | run a 3/4 | wait b 0/4", expect!["run a[3,4)"]);
+    check("slots=1 | wait a 0/4, b 0/4", expect!["run a[0,4) admit a"]);
     check("step=64 | wait a 0/200, b 0/4", expect!["run a[0,64) admit a"]);
     // A chunk with an unaligned end is postponed unless the step has decode rows only.
     check("step=100 | run a 64/200, b 0/100", expect!["run a[64,128)"]);
@@ -315,26 +317,29 @@ fn chunk_alignment_table() {
 #[test]
 fn blocked_head_is_not_looked_up_again_without_change() {
     // Five blocks were published before the head was blocked; `x` grows by one of the three free blocks.
-    let mut scene = scenario("free=3 | run x 20/21 | wait a 0/20"); // `x` grows by one of them.
-    let first = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
-    commit(&mut scene.state, &mut scene.kv, &first, 0);
-    assert_eq!(scene.state.blocked_head.map(|b| (b.needed_blocks, b.evictable_hits)), Some((5, 0)));
-    let again = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
+    let mut scenario = scenario("free=3 | run x 20/21 | wait a 0/20"); // `x` grows by one of them.
+    let first = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    commit(&mut scenario.state, &mut scenario.kv, &first, 0);
+    assert_eq!(
+        scenario.state.blocked_head.map(|b| (b.needed_blocks, b.evictable_hits)),
+        Some((5, 0))
+    );
+    let again = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
     assert!(again.blocked_head.is_none(), "two free blocks cannot be enough for five");
     // Blocks published since then may be hits that other requests reference: a lookup is useful.
     let mut tables: Vec<BlockTable> = Vec::new();
-    for like in [b'p', b'q'] {
-        tables.push(scene.fill(&tokens(like, 4), 4));
+    for token_source in [b'p', b'q'] {
+        tables.push(scenario.fill(&tokens(token_source, 4), 4));
     }
-    let again = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
+    let again = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
     assert!(again.blocked_head.is_none(), "none free, two published: three are missing still");
 }
 
 #[test]
 fn decode_only_plan_has_no_chunk() {
     let has_chunk = |text| {
-        let scene = scenario(text);
-        plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default()).has_chunk()
+        let scenario = scenario(text);
+        plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default()).has_chunk()
     };
     assert!(!has_chunk("drafts=2 | run a 8/9, b 3/4"));
     assert!(has_chunk("| run a 8/9, b 2/4"));
@@ -357,17 +362,18 @@ fn draft_rows_end_at_the_last_row_with_drafts() {
 
 #[test]
 fn pending_prefill_counts_tokens_beyond_the_step() {
-    let scene = scenario("step=16 | run a 8/9, b 4/12 | wait c 0/40 | cache c 8");
-    let plan = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
-    assert_eq!(scene.render(&plan), "run a[8,9) b[4,12) c[8,12) admit c");
+    let scenario = scenario("step=16 | run a 8/9, b 4/12 | wait c 0/40 | cache c 8");
+    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    assert_eq!(scenario.render(&plan), "run a[8,9) b[4,12) c[8,12) admit c");
     assert_eq!(plan.pending_prefill_tokens, 8 + 32);
 }
 
 #[test]
 fn continued_prefill_is_partial() {
     let has_partial = |text| {
-        let scene = scenario(text);
-        plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default()).has_partial_prefill()
+        let scenario = scenario(text);
+        plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default())
+            .has_partial_prefill()
     };
     assert!(!has_partial("| run a 8/9 | wait b 0/4"));
     assert!(has_partial("| run a 8/9, b 2/4"));
@@ -375,8 +381,8 @@ fn continued_prefill_is_partial() {
 
 #[test]
 fn non_preemptible_admission_reserves_its_growth() {
-    let scene = scenario("free=9 | wait a! 0/4");
-    let plan = plan(&scene.state, &scene.kv, &scene.limits, StepPlan::default());
+    let scenario = scenario("free=9 | wait a! 0/4");
+    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
     assert_eq!(
         plan.admit.iter().map(|admission| admission.reserved_blocks).collect::<Vec<_>>(),
         [2]

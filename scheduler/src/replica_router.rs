@@ -51,9 +51,9 @@ impl ReplicaRouter {
         if let Some(pinned) = submit.replica {
             return pinned;
         }
-        let (turn, count) = (self.next_replica, candidates.len());
-        let from_turn = (0..count).map(|i| (turn + i) % count);
-        let best = from_turn.min_by_key(|&i| {
+        let (first, count) = (self.next_replica, candidates.len());
+        let rotated = (0..count).map(|i| (first + i) % count);
+        let best = rotated.min_by_key(|&i| {
             let candidate = &candidates[i];
             (!candidate.ready, self.cost(submit, routing, candidate))
         });
@@ -79,12 +79,10 @@ impl ReplicaRouter {
 
     fn uncached_tokens(&mut self, submit: &RequestSubmission, kv: &KvCache) -> u64 {
         self.hit_blocks.clear();
-        let (tokens, keys, extra) =
+        let (tokens, block_keys, extra_keys) =
             (&submit.tokens, &submit.block_keys, submit.extra_keys.as_ref());
-        let hit = kv.match_prefix(
-            SequenceContent { tokens, block_keys: keys, extra_keys: extra },
-            &mut self.hit_blocks,
-        );
+        let hit = kv
+            .match_prefix(SequenceContent { tokens, block_keys, extra_keys }, &mut self.hit_blocks);
         submit.tokens.len() as u64 - u64::from(hit.blocks * kv.block_tokens())
     }
 }
@@ -112,13 +110,9 @@ mod tests {
         let mut kv = KvCache::new(config).unwrap();
         let mut table = BlockTable::default();
         kv.allocate(&mut table, blocks);
-        let (tokens, keys) = (&submit.tokens[..], &submit.block_keys[..]);
+        let (tokens, block_keys) = (&submit.tokens[..], &submit.block_keys[..]);
         (0..blocks).for_each(|index| {
-            kv.publish(
-                &mut table,
-                index,
-                SequenceContent { tokens, block_keys: keys, extra_keys: None },
-            );
+            kv.publish(&mut table, index, SequenceContent { tokens, block_keys, extra_keys: None });
         });
         kv.free(&mut table);
         kv
@@ -127,10 +121,10 @@ mod tests {
     #[test]
     fn cheapest_ready_replica_is_chosen() {
         let config = config();
-        let asked = submit(41, &config);
+        let request = submit(41, &config);
         // Outstanding requests, outstanding tokens, and cached blocks of the prompt.
         let replicas = [(2, 100, 0), (1, 300, 0), (9, 110, 9)];
-        let caches = replicas.map(|(_, _, blocks)| cache(&config, &asked, blocks));
+        let caches = replicas.map(|(_, _, blocks)| cache(&config, &request, blocks));
         let chosen = |routing, ready: [bool; 3]| {
             let candidate = |i: usize| {
                 let (requests, tokens, _) = replicas[i];
@@ -141,7 +135,7 @@ mod tests {
                 }
             };
             let candidates: Vec<_> = (0..3).map(candidate).collect();
-            ReplicaRouter::default().route(&asked, routing, &candidates).0
+            ReplicaRouter::default().route(&request, routing, &candidates).0
         };
         let all = [true; 3];
         assert_eq!(chosen(RoutingPolicy::Prefix, all), 2, "100 + 41, 300 + 41, 110 + 41 - 36");
@@ -159,15 +153,15 @@ mod tests {
     #[test]
     fn cached_tokens_offset_outstanding_tokens() {
         let config = config();
-        let asked = submit(41, &config);
-        let caches = [0, 9].map(|blocks| cache(&config, &asked, blocks));
+        let request = submit(41, &config);
+        let caches = [0, 9].map(|blocks| cache(&config, &request, blocks));
         let chosen = |tokens| {
             let loads = [ReplicaLoad::default(), ReplicaLoad { requests: 1, tokens }];
             let candidates = loads.iter().zip(&caches);
             let candidates =
                 candidates.map(|(&load, kv)| ReplicaCandidate { ready: true, load, kv });
             let candidates: Vec<_> = candidates.collect();
-            ReplicaRouter::default().route(&asked, RoutingPolicy::Prefix, &candidates).0
+            ReplicaRouter::default().route(&request, RoutingPolicy::Prefix, &candidates).0
         };
         assert_eq!(chosen(35), 1, "41 of an idle one, 35 + 41 - 36");
         assert_eq!(chosen(37), 0, "41, 37 + 41 - 36");
@@ -176,13 +170,13 @@ mod tests {
     #[test]
     fn equal_replicas_take_turns() {
         let config = config();
-        let asked = submit(9, &config);
-        let kv = cache(&config, &asked, 0);
+        let request = submit(9, &config);
+        let kv = cache(&config, &request, 0);
         let mut load = [ReplicaLoad::default(); 3];
-        let mut placer = ReplicaRouter::default();
+        let mut router = ReplicaRouter::default();
         let mut next = |load: &[ReplicaLoad; 3], routing| {
             let candidate = |&load: &ReplicaLoad| ReplicaCandidate { ready: true, load, kv: &kv };
-            placer.route(&asked, routing, &load.iter().map(candidate).collect::<Vec<_>>()).0
+            router.route(&request, routing, &load.iter().map(candidate).collect::<Vec<_>>()).0
         };
         let turns: Vec<_> = (0..4).map(|_| next(&load, RoutingPolicy::RoundRobin)).collect();
         assert_eq!(turns, [0, 1, 2, 0]);

@@ -33,9 +33,9 @@ impl ReplicaState {
         replica: Replica,
         config: &SchedulerConfig,
     ) -> Result<Self, SchedulerConfigError> {
-        let seats = config.limits.seq_slot_count();
+        let seq_slots = config.limits.seq_slot_count();
         Ok(Self {
-            state: SchedulingState::new(replica, seats, config.kv.block_hasher()),
+            state: SchedulingState::new(replica, seq_slots, config.kv.block_hasher()),
             kv: KvCache::new(&config.kv)?,
             epoch: Epoch(1),
             failed_at_ms: None,
@@ -66,11 +66,11 @@ impl ReplicaState {
 
     /// Discards executor state: running requests are requeued and recomputed from their committed tokens, and
     /// outputs of the previous epoch are dropped.
-    pub(crate) fn on_executor_failure(&mut self, now_ms: u64, loss: ExecutorFailure) {
-        self.state.totals.requests_recovered.add(loss, self.state.running.len() as u64);
-        self.requeue_running(RequeueReason::ExecutorFailure(loss));
-        while let Some(flight) = self.state.steps_in_flight.pop_front() {
-            self.state.recycle_rows(flight.rows);
+    pub(crate) fn on_executor_failure(&mut self, now_ms: u64, failure: ExecutorFailure) {
+        self.state.totals.requests_recovered.add(failure, self.state.running.len() as u64);
+        self.requeue_running(RequeueReason::ExecutorFailure(failure));
+        while let Some(scheduled) = self.state.steps_in_flight.pop_front() {
+            self.state.recycle_rows(scheduled.rows);
         }
         self.kv.clear();
         self.epoch = self.epoch.next();
@@ -79,13 +79,13 @@ impl ReplicaState {
     }
 
     /// Requeues every running request and frees its blocks.
-    pub(crate) fn requeue_running(&mut self, why: RequeueReason) {
+    pub(crate) fn requeue_running(&mut self, reason: RequeueReason) {
         let running: Vec<_> = self.state.running.slots().collect();
         self.state.running.retain(|_| false);
         // In reverse order, so that the lowest sequence slots are reused first and blocks are freed tail
         // first.
         for slot in running.into_iter().rev() {
-            self.state.requeue(slot, &mut self.kv, why);
+            self.state.requeue(slot, &mut self.kv, reason);
         }
         self.state.blocked_head = None;
     }
@@ -95,13 +95,13 @@ impl ReplicaState {
         &mut self,
         kv: &KvConfig,
         blocks: u32,
-        graph_rows: Vec<u32>,
+        capture_sizes: Vec<u32>,
     ) {
         if blocks != self.kv.counts().pool && blocks > 0 {
             let kv = KvConfig { blocks, ..kv.clone() };
             self.kv = KvCache::new(&kv).expect("a pool like the first one, of another size");
         }
-        self.capture_sizes = graph_rows;
+        self.capture_sizes = capture_sizes;
         self.failed_at_ms = None;
         self.stats_changed = true;
     }
@@ -109,7 +109,7 @@ impl ReplicaState {
     /// Returns current statistics.
     pub(crate) fn stats(&self, replica: Replica) -> StepStats {
         let (state, totals, counts) = (&self.state, self.state.totals, self.kv.counts());
-        let next = state.waiting.slots().next();
+        let queue_head = state.waiting.slots().next();
         StepStats {
             replica,
             executors_ready: self.is_ready(),
@@ -118,7 +118,7 @@ impl ReplicaState {
             running: state.running.len() as u32,
             waiting: state.waiting.len() as u32,
             waiting_tokens: state.waiting_tokens,
-            head_submitted_ms: next
+            head_submitted_ms: queue_head
                 .map(|slot| state.requests[slot].cold_fields.params.submitted_ms),
             blocks: BlockStats {
                 pool: counts.pool,
@@ -158,13 +158,13 @@ mod tests {
         let spec = KvSpec { block_tokens: 4, groups: vec![group] };
         let config =
             SchedulerConfig::new(SchedulerLimits::cpu(8, 100), KvConfig::new(spec, 8, [1, 2]));
-        let mut domain = ReplicaState::new(Replica(0), &config).unwrap();
+        let mut replica = ReplicaState::new(Replica(0), &config).unwrap();
         for (blocks, pool) in [(8, 8), (3, 3), (0, 3), (9, 9)] {
-            domain.on_executor_failure(0, ExecutorFailure::Exited);
-            assert!(!domain.is_ready());
-            domain.on_executors_restored(&config.kv, blocks, Vec::new());
-            assert!(domain.is_ready());
-            assert_eq!(domain.kv.counts().pool, pool, "0: nothing was said of it");
+            replica.on_executor_failure(0, ExecutorFailure::Exited);
+            assert!(!replica.is_ready());
+            replica.on_executors_restored(&config.kv, blocks, Vec::new());
+            assert!(replica.is_ready());
+            assert_eq!(replica.kv.counts().pool, pool, "0: nothing was said of it");
         }
     }
 }

@@ -82,8 +82,8 @@ impl Request {
     ) -> Self {
         let (id, len) = (submit.id, submit.tokens.len() as u32);
         let limit = len.saturating_add(submit.max_tokens).min(config.limits.max_model_len);
-        let masking = MaskState::new(submit.first_masked_token);
-        let stops = submit.eos_ids.iter().chain(&submit.stop_ids).copied().collect();
+        let mask_state = MaskState::new(submit.first_masked_token);
+        let stop_ids = submit.eos_ids.iter().chain(&submit.stop_ids).copied().collect();
         let mut tail = [0; TAIL_TOKENS];
         for (position, &token) in submit.tokens.iter().enumerate().rev().take(TAIL_TOKENS) {
             tail[position % TAIL_TOKENS] = token;
@@ -91,7 +91,7 @@ impl Request {
         Self {
             id,
             cold_fields: Box::new(ColdFields::new(submit, arrival, now_ms)),
-            stop_ids: stops,
+            stop_ids,
             last_sampling_step: StepId(0),
             epoch: 0,
             seq_slot: None,
@@ -112,7 +112,7 @@ impl Request {
             first_row_of_epoch: true,
             may_publish: true,
             non_preemptible: false,
-            mask_state: masking,
+            mask_state,
             first_event_sent: false,
         }
     }
@@ -142,11 +142,11 @@ impl Request {
     /// Flushes the tail unless all tokens below `position` are in the token vector.
     pub(crate) fn flush_tail_below(&mut self, position: u32) {
         let tail = &self.tail;
-        let gathered = self.cold_fields.tokens.len();
-        if gathered < position as usize {
+        let flushed = self.cold_fields.tokens.len();
+        if flushed < position as usize {
             self.cold_fields
                 .tokens
-                .extend((gathered..self.len as usize).map(|p| tail[p % TAIL_TOKENS]));
+                .extend((flushed..self.len as usize).map(|p| tail[p % TAIL_TOKENS]));
         }
     }
 
@@ -170,8 +170,8 @@ impl Request {
     /// Returns why a committed `token` ends the request, or `None`.
     #[inline]
     pub(crate) fn stop_reason(&self, token: Token) -> Option<StopReason> {
-        let place = self.stop_ids.iter().position(|&id| id == token)?;
-        let is_eos = place < self.cold_fields.eos_count as usize;
+        let index = self.stop_ids.iter().position(|&id| id == token)?;
+        let is_eos = index < self.cold_fields.eos_count as usize;
         Some(if is_eos { StopReason::Eos(token) } else { StopReason::StopToken(token) })
     }
 
@@ -179,10 +179,10 @@ impl Request {
     pub(crate) fn pin_blocks(
         &mut self,
         mut table: BlockTable,
-        found: &[BlockId],
+        hit_blocks: &[BlockId],
         kv: &mut KvCache,
     ) {
-        kv.pin(&mut table, found);
+        kv.pin(&mut table, hit_blocks);
         self.block_count = table.len();
         self.cold_fields.block_table = table;
     }
@@ -203,8 +203,8 @@ impl Request {
 
     /// Computes missing keys of full blocks.
     pub(crate) fn extend_block_keys(&mut self, hasher: &BlockHasher) {
-        let ColdFields { block_keys: keys, tokens, extra_keys: extra, .. } = &mut *self.cold_fields;
-        hasher.extend_keys(keys, tokens, extra.as_deref());
+        let ColdFields { block_keys, tokens, extra_keys, .. } = &mut *self.cold_fields;
+        hasher.extend_keys(block_keys, tokens, extra_keys.as_deref());
     }
 
     /// Returns the number of committed tokens plus tokens pending in rows in flight.
@@ -274,8 +274,8 @@ impl Request {
     }
 
     pub(crate) fn content(&self) -> SequenceContent<'_> {
-        let ColdFields { block_keys: keys, extra_keys: extra, .. } = &*self.cold_fields;
-        SequenceContent { tokens: self.tokens(), block_keys: keys, extra_keys: extra.as_ref() }
+        let ColdFields { block_keys, extra_keys, .. } = &*self.cold_fields;
+        SequenceContent { tokens: self.tokens(), block_keys, extra_keys: extra_keys.as_ref() }
     }
 
     /// Appends an event of this request for the caller to fill in. The first event carries admission data.
@@ -298,12 +298,12 @@ impl Request {
     pub(crate) fn check(&self) {
         let ColdFields { tokens, block_table: table, .. } = &*self.cold_fields;
         assert_eq!(self.block_count, table.len(), "blocks of {:?} miscounted", self.id);
-        let gathered = tokens.len();
+        let flushed = tokens.len();
         assert!(
-            (gathered..=gathered + TAIL_TOKENS).contains(&(self.len as usize)),
+            (flushed..=flushed + TAIL_TOKENS).contains(&(self.len as usize)),
             "tokens are lost"
         );
-        let newest = (self.len as usize).saturating_sub(TAIL_TOKENS)..gathered;
+        let newest = (self.len as usize).saturating_sub(TAIL_TOKENS)..flushed;
         let same = newest.into_iter().all(|p| self.tail[p % TAIL_TOKENS] == tokens[p]);
         assert!(same, "the newest tokens of {:?} differ", self.id);
     }

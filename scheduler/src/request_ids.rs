@@ -20,12 +20,12 @@ pub fn assign_request_ids(submits: &mut [RequestSubmission], first: u64, hasher:
     }
 }
 
-/// Returns the ids of all requests in flight with a client id that matches `is_meant`.
+/// Returns the ids of all requests in flight with a client id for which `matches` returns true.
 pub fn request_ids_by_client_id<N: AsRef<str>>(
     in_flight: impl Iterator<Item = (RequestId, N)>,
-    is_meant: impl Fn(&str) -> bool,
+    matches: impl Fn(&str) -> bool,
 ) -> Vec<RequestId> {
-    in_flight.filter(|(_, name)| is_meant(name.as_ref())).map(|(id, _)| id).collect()
+    in_flight.filter(|(_, name)| matches(name.as_ref())).map(|(id, _)| id).collect()
 }
 
 #[cfg(test)]
@@ -61,14 +61,14 @@ mod tests {
         assign_request_ids(&mut two, 8, &hasher);
         assert_eq!(two.each_ref().map(|submit| submit.id), [RequestId(8), RequestId(9)]);
         assert!(two[0].block_keys.len() == 1 && two[0].block_keys == two[1].block_keys);
-        let mut apart = [submit(&[5, 6, 7]), submit(&[6, 6, 7])];
-        assign_request_ids(&mut apart, 10, &hasher);
-        assert_eq!(apart[0].block_keys, two[0].block_keys);
-        assert_ne!(apart[1].block_keys, two[0].block_keys);
+        let mut different = [submit(&[5, 6, 7]), submit(&[6, 6, 7])];
+        assign_request_ids(&mut different, 10, &hasher);
+        assert_eq!(different[0].block_keys, two[0].block_keys);
+        assert_ne!(different[1].block_keys, two[0].block_keys);
         let in_flight = || [(RequestId(8), "3"), (RequestId(9), "3"), (RequestId(10), "4")];
-        let meant =
+        let matching =
             |name: &str| request_ids_by_client_id(in_flight().into_iter(), |other| other == name);
-        assert_eq!(meant("3"), [RequestId(8), RequestId(9)]);
-        assert_eq!(meant("8"), []);
+        assert_eq!(matching("3"), [RequestId(8), RequestId(9)]);
+        assert_eq!(matching("8"), []);
     }
 }

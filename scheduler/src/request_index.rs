@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn request_ids_hash_to_distinct_values() {
         let hasher = BuildHasherDefault::<RequestIdHasher>::default();
-        let places = [1, 2, 1 << 63].map(|id| hasher.hash_one(RequestId(id)));
-        assert!(places[0] != places[1] && places[0] != places[2] && places[1] != places[2]);
+        let hashes = [1, 2, 1 << 63].map(|id| hasher.hash_one(RequestId(id)));
+        assert!(hashes[0] != hashes[1] && hashes[0] != hashes[2] && hashes[1] != hashes[2]);
     }
 }

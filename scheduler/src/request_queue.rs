@@ -30,15 +30,15 @@ impl RequestQueue {
     /// Inserts by key: O(1) at the end, where new arrivals of equal priority go.
     pub(crate) fn insert(&mut self, key: QueueKey, slot: SlabSlot) {
         let at_end = self.keys.back().is_none_or(|&last| last < key);
-        let place = if at_end { self.len() } else { self.keys.partition_point(|&k| k < key) };
-        self.keys.insert(place, key);
-        self.slots.insert(place, slot);
+        let index = if at_end { self.len() } else { self.keys.partition_point(|&k| k < key) };
+        self.keys.insert(index, key);
+        self.slots.insert(index, slot);
     }
 
     pub(crate) fn remove(&mut self, key: QueueKey) {
-        let place = self.keys.binary_search(&key).expect("a request is in the line it left");
-        self.keys.remove(place);
-        self.slots.remove(place);
+        let index = self.keys.binary_search(&key).expect("a request is in the line it left");
+        self.keys.remove(index);
+        self.slots.remove(index);
     }
 
     /// Keeps the entries for which `keep` returns true, in one pass.
@@ -49,8 +49,8 @@ impl RequestQueue {
     }
 
     #[inline]
-    pub(crate) fn get(&self, place: usize) -> SlabSlot {
-        self.slots[place]
+    pub(crate) fn get(&self, index: usize) -> SlabSlot {
+        self.slots[index]
     }
 
     /// Iterates over keys and slots in service order.
@@ -69,17 +69,17 @@ mod tests {
 
     #[test]
     fn request_queue_is_in_service_order() {
-        let mut line = RequestQueue::default();
-        assert!(line.is_empty());
+        let mut queue = RequestQueue::default();
+        assert!(queue.is_empty());
         let key = |priority, arrival| QueueKey { priority, arrival };
         for (slot, key) in (0..).zip([key(0, 1), key(0, 2), key(-1, 3), key(0, 4), key(-1, 5)]) {
-            line.insert(key, SlabSlot(slot));
+            queue.insert(key, SlabSlot(slot));
         }
-        line.remove(key(0, 2));
-        let found: Vec<_> = line.iter().map(|(key, slot)| (key.arrival, slot.0)).collect();
+        queue.remove(key(0, 2));
+        let found: Vec<_> = queue.iter().map(|(key, slot)| (key.arrival, slot.0)).collect();
         assert_eq!(found, [(3, 2), (5, 4), (1, 0), (4, 3)]);
-        line.retain(|slot| slot.0 != 4);
-        assert!(line.iter().map(|(_, slot)| slot).eq(line.slots()), "keys go with their slots");
-        assert_eq!((line.len(), line.is_empty(), line.get(1)), (3, false, SlabSlot(0)));
+        queue.retain(|slot| slot.0 != 4);
+        assert!(queue.iter().map(|(_, slot)| slot).eq(queue.slots()), "keys go with their slots");
+        assert_eq!((queue.len(), queue.is_empty(), queue.get(1)), (3, false, SlabSlot(0)));
     }
 }

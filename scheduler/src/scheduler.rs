@@ -33,7 +33,7 @@ pub struct Scheduler {
     now_ms: u64,
     /// Token events of this tick that were not emitted yet.
     token_events: Vec<TokenEvent>,
-    ended: Vec<SlabSlot>,
+    finished: Vec<SlabSlot>,
     was_idle: bool,
 }
 
@@ -43,25 +43,29 @@ impl Scheduler {
     /// Errors: a limit out of range, or a pool that cannot hold one request of `max_model_len`.
     pub fn new(mut config: SchedulerConfig) -> Result<Self, SchedulerConfigError> {
         config.validate()?;
-        let seats = config.limits.seq_slot_count();
-        if seats < config.limits.max_num_seqs {
-            let (asked, tokens) = (config.limits.max_num_seqs, config.limits.tokens_per_step);
-            tracing::warn!(asked, seats, tokens, "fewer seats: decodes must not fill a step");
+        let seq_slots = config.limits.seq_slot_count();
+        if seq_slots < config.limits.max_num_seqs {
+            let (requested, tokens) = (config.limits.max_num_seqs, config.limits.tokens_per_step);
+            tracing::warn!(
+                asked = requested,
+                seats = seq_slots,
+                tokens,
+                "fewer seats: decodes must not fill a step"
+            );
         }
-        config.limits.max_num_seqs = seats;
-        let domains =
-            (0..config.replicas).map(|replica| ReplicaState::new(Replica(replica), &config));
-        let domains = domains.collect::<Result<Vec<_>, _>>()?;
+        config.limits.max_num_seqs = seq_slots;
+        let replicas = (0..config.replicas).map(|index| ReplicaState::new(Replica(index), &config));
+        let replicas = replicas.collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             config,
-            replicas: domains,
+            replicas,
             request_index: RequestIndex::default(),
             router: ReplicaRouter::default(),
             prefill_gate: PrefillGate::default(),
             arrivals: 0,
             now_ms: 0,
             token_events: Vec::new(),
-            ended: Vec::new(),
+            finished: Vec::new(),
             was_idle: true,
         })
     }
@@ -93,7 +97,7 @@ impl Scheduler {
 
     /// Returns whether no request is live and no step is in flight.
     pub fn is_idle(&self) -> bool {
-        self.replicas.iter().all(|domain| domain.state.is_idle())
+        self.replicas.iter().all(|replica| replica.state.is_idle())
     }
 
     /// Drains `inbox`, plans steps, and appends the resulting effects to `effects`.
@@ -108,23 +112,23 @@ impl Scheduler {
         self.tick_timed(now_ms, inbox, effects, &mut ());
     }
 
-    /// Runs `tick` and reports the end of each phase to the timer `laps`.
+    /// Runs `tick` and reports the end of each phase to the timer `phase_timer`.
     pub fn tick_timed(
         &mut self,
         now_ms: u64,
         inbox: &mut Vec<SchedulerEvent>,
         effects: &mut Vec<SchedulerEffect>,
-        laps: &mut dyn TickTimer,
+        phase_timer: &mut dyn TickTimer,
     ) {
         self.now_ms = self.now_ms.max(now_ms);
-        self.replicas.iter_mut().for_each(|domain| domain.kv.set_time(self.now_ms));
+        self.replicas.iter_mut().for_each(|replica| replica.kv.set_time(self.now_ms));
         for event in inbox.drain(..) {
             self.handle_event(event, effects);
         }
         self.fail_expired_requests();
-        laps.phase_done(TickPhase::Apply);
+        phase_timer.phase_done(TickPhase::Apply);
         for group in self.groups() {
-            while self.step(group.clone(), effects, laps) {}
+            while self.step(group.clone(), effects, phase_timer) {}
         }
         self.emit_effects(effects);
         let idle = self.is_idle();
@@ -140,30 +144,30 @@ impl Scheduler {
             SchedulerEvent::Abort { request, cause } => self.abort(request, cause),
             SchedulerEvent::Control(ControlCommand::ClearPrefixCache {
                 op_id,
-                requeue_running: restart,
+                requeue_running,
             }) => {
-                let done = self.clear_prefix_cache(restart);
+                let done = self.clear_prefix_cache(requeue_running);
                 effects.push(SchedulerEffect::ControlDone { op_id, succeeded: done });
             }
             SchedulerEvent::StepOutput { replica, output } => self.handle_output(replica, output),
-            SchedulerEvent::ExecutorsFailed { replica, failure: loss } => {
-                self.handle_executor_failure(replica, loss);
+            SchedulerEvent::ExecutorsFailed { replica, failure } => {
+                self.handle_executor_failure(replica, failure);
             }
-            SchedulerEvent::ExecutorsReady { replica, blocks, capture_sizes: graph_rows } => {
-                self.handle_executors_ready(replica, blocks, graph_rows, effects);
+            SchedulerEvent::ExecutorsReady { replica, blocks, capture_sizes } => {
+                self.handle_executors_ready(replica, blocks, capture_sizes, effects);
             }
-            SchedulerEvent::MaskReady { request, output_tokens: outputs, wait_for_next: ahead } => {
-                self.mask_ready(request, outputs, ahead);
+            SchedulerEvent::MaskReady { request, output_tokens, wait_for_next } => {
+                self.mask_ready(request, output_tokens, wait_for_next);
             }
             SchedulerEvent::MasksDone { request } => self.masks_done(request),
         }
     }
 
-    fn mask_ready(&mut self, id: RequestId, outputs: u32, ahead: bool) {
+    fn mask_ready(&mut self, id: RequestId, output_tokens: u32, wait_for_next: bool) {
         let Some(&RequestLocation { replica, slot }) = self.request_index.get(&id) else { return };
         let request = &mut self.replicas[replica].state.requests[slot];
-        if request.len - request.cold_fields.prompt_len == outputs {
-            request.mask_state.on_ready(ahead);
+        if request.len - request.cold_fields.prompt_len == output_tokens {
+            request.mask_state.on_ready(wait_for_next);
         }
     }
 
@@ -175,26 +179,26 @@ impl Scheduler {
 
     /// Clears the prefix cache of every replica. Returns false if requests hold blocks and must not be
     /// requeued.
-    fn clear_prefix_cache(&mut self, restart: bool) -> bool {
-        let held = self.replicas.iter().any(|domain| domain.kv.counts().in_use > 0);
-        if held && !restart {
+    fn clear_prefix_cache(&mut self, requeue_running: bool) -> bool {
+        let in_use = self.replicas.iter().any(|replica| replica.kv.counts().in_use > 0);
+        if in_use && !requeue_running {
             return false;
         }
-        for domain in &mut self.replicas {
-            domain.requeue_running(RequeueReason::Reset);
-            domain.kv.clear();
-            domain.stats_changed = true;
+        for replica in &mut self.replicas {
+            replica.requeue_running(RequeueReason::Reset);
+            replica.kv.clear();
+            replica.stats_changed = true;
         }
         true
     }
 
     fn submit(&mut self, submit: RequestSubmission) {
-        let taken = self.request_index.contains_key(&submit.id);
-        assert!(!taken, "request ids are unique, {:?} is live", submit.id);
-        if let Some(refusal) = self.reject_reason(&submit) {
+        let is_duplicate = self.request_index.contains_key(&submit.id);
+        assert!(!is_duplicate, "request ids are unique, {:?} is live", submit.id);
+        if let Some(reason) = self.reject_reason(&submit) {
             let request = submit.id;
             self.token_events
-                .push(TokenEvent::finished(request, FinishReason::Rejected(Box::new(refusal))));
+                .push(TokenEvent::finished(request, FinishReason::Rejected(Box::new(reason))));
             return;
         }
         let replica = self.route(&submit);
@@ -204,7 +208,7 @@ impl Scheduler {
     }
 
     fn reject_reason(&self, submit: &RequestSubmission) -> Option<RejectReason> {
-        let pools = self.replicas.iter().map(|domain| domain.kv.counts().pool);
+        let pools = self.replicas.iter().map(|replica| replica.kv.counts().pool);
         let backlog = QueueBacklog {
             requests: self.replicas.iter().map(|d| d.state.waiting.len() as u32).sum(),
             tokens: self.replicas.iter().map(|d| d.state.waiting_tokens).sum(),
@@ -223,14 +227,14 @@ impl Scheduler {
 
     /// Adds a request without blocks to a replica's waiting queue.
     fn enqueue(&mut self, replica: usize, mut request: Request) {
-        let domain = &mut self.replicas[replica];
+        let target = &mut self.replicas[replica];
         if self.config.kv.caching {
-            request.extend_block_keys(&domain.state.hasher);
+            request.extend_block_keys(&target.state.hasher);
         }
-        domain.load.charge(request.cold_fields.params.load_tokens);
-        domain.stats_changed = true;
+        target.load.charge(request.cold_fields.params.load_tokens);
+        target.stats_changed = true;
         let id = request.id;
-        let slot = domain.state.enqueue(request);
+        let slot = target.state.enqueue(request);
         self.request_index.insert(id, RequestLocation { replica, slot });
     }
 
@@ -246,8 +250,7 @@ impl Scheduler {
 
     fn finish_request(&mut self, id: RequestId, finish: FinishReason) {
         let Some(&RequestLocation { replica, slot }) = self.request_index.get(&id) else { return };
-        let ReplicaState { state, kv, load, stats_changed: changed, .. } =
-            &mut self.replicas[replica];
+        let ReplicaState { state, kv, load, stats_changed, .. } = &mut self.replicas[replica];
         let request = &state.requests[slot];
         let key = request.cold_fields.queue_key;
         if request.seq_slot.is_some() {
@@ -259,32 +262,33 @@ impl Scheduler {
         }
         let mut request = state.requests.remove(slot);
         load.release(request.cold_fields.params.load_tokens);
-        *changed = true;
+        *stats_changed = true;
         self.request_index.remove(&id);
         request.push_event(&mut self.token_events).finish_reason = Some(finish);
     }
 
     fn handle_output(&mut self, replica: Replica, output: StepOutput) {
-        let domain = &mut self.replicas[usize::from(replica.0)];
-        domain.stats_changed = true;
-        if output.epoch != domain.epoch || !domain.is_ready() {
-            domain.state.totals.outputs_dropped += 1;
+        let index = usize::from(replica.0);
+        let replica = &mut self.replicas[index];
+        replica.stats_changed = true;
+        if output.epoch != replica.epoch || !replica.is_ready() {
+            replica.state.totals.outputs_dropped += 1;
             return;
         }
-        domain.timing = output.timing;
-        let ReplicaState { state, kv, .. } = domain;
-        apply(state, kv, &self.config.limits, output, &mut self.token_events, &mut self.ended);
-        if !self.ended.is_empty() {
-            self.remove_finished(usize::from(replica.0));
+        replica.timing = output.timing;
+        let ReplicaState { state, kv, .. } = replica;
+        apply(state, kv, &self.config.limits, output, &mut self.token_events, &mut self.finished);
+        if !self.finished.is_empty() {
+            self.remove_finished(index);
         }
-        let domain = &self.replicas[usize::from(replica.0)];
-        domain.state.check_counters(&domain.kv, self.config.limits.max_num_seqs);
+        let replica = &self.replicas[index];
+        replica.state.check_counters(&replica.kv, self.config.limits.max_num_seqs);
     }
 
     /// Removes the requests that `apply` finished; their blocks and sequence slots are already free.
     fn remove_finished(&mut self, replica: usize) {
         let ReplicaState { state, load, .. } = &mut self.replicas[replica];
-        for slot in self.ended.drain(..) {
+        for slot in self.finished.drain(..) {
             let request = state.requests.remove(slot);
             load.release(request.cold_fields.params.load_tokens);
             self.request_index.remove(&request.id);
@@ -295,10 +299,10 @@ impl Scheduler {
 
     /// Handles an executor failure. In lockstep the whole group fails. Waiting requests of independent
     /// replicas migrate to ready replicas.
-    fn handle_executor_failure(&mut self, replica: Replica, loss: ExecutorFailure) {
+    fn handle_executor_failure(&mut self, replica: Replica, failure: ExecutorFailure) {
         let replica = usize::from(replica.0);
-        for lost in self.group_of(replica) {
-            self.replicas[lost].on_executor_failure(self.now_ms, loss);
+        for failed in self.group_of(replica) {
+            self.replicas[failed].on_executor_failure(self.now_ms, failure);
         }
         self.migrate_queue(replica);
     }
@@ -321,17 +325,17 @@ impl Scheduler {
     fn migrate_request(&mut self, from: usize, slot: SlabSlot) -> bool {
         let request = &self.replicas[from].state.requests[slot];
         let (limit, pinned) = (request.limit, request.cold_fields.params.pinned_to_replica);
-        let holds =
+        let can_host =
             |&i: &usize| i != from && self.replicas[i].is_ready() && self.pool_can_hold(i, limit);
-        let refuges = (0..self.replicas.len()).filter(holds);
-        let least = refuges.min_by_key(|&i| (self.replicas[i].load.tokens, i));
-        let Some(to) = least.filter(|_| !pinned) else { return false };
-        let ReplicaState { state, load, stats_changed: changed, .. } = &mut self.replicas[from];
+        let targets = (0..self.replicas.len()).filter(can_host);
+        let least_loaded = targets.min_by_key(|&i| (self.replicas[i].load.tokens, i));
+        let Some(to) = least_loaded.filter(|_| !pinned) else { return false };
+        let ReplicaState { state, load, stats_changed, .. } = &mut self.replicas[from];
         let request = state.requests.remove(slot);
         state.waiting.remove(request.cold_fields.queue_key);
         state.waiting_tokens -= u64::from(request.len);
         load.release(request.cold_fields.params.load_tokens);
-        *changed = true;
+        *stats_changed = true;
         self.enqueue(to, request);
         true
     }
@@ -348,17 +352,17 @@ impl Scheduler {
         &mut self,
         replica: Replica,
         blocks: u32,
-        graph_rows: Vec<u32>,
+        capture_sizes: Vec<u32>,
         effects: &mut Vec<SchedulerEffect>,
     ) {
-        let domain = &mut self.replicas[usize::from(replica.0)];
-        if domain.is_ready() {
+        let index = usize::from(replica.0);
+        let restored = &mut self.replicas[index];
+        if restored.is_ready() {
             return;
         }
-        flush_kv_events(replica, domain, effects);
-        domain.on_executors_restored(&self.config.kv, blocks, graph_rows);
-        domain.kv.set_time(self.now_ms);
-        let index = usize::from(replica.0);
+        flush_kv_events(replica, restored, effects);
+        restored.on_executors_restored(&self.config.kv, blocks, capture_sizes);
+        restored.kv.set_time(self.now_ms);
         let state = &self.replicas[index].state;
         let waiting = state.waiting.slots().map(|slot| (slot, &state.requests[slot]));
         let too_large = waiting.filter(|(_, request)| !self.pool_can_hold(index, request.limit));
@@ -368,22 +372,22 @@ impl Scheduler {
                 self.finish_request(id, FinishReason::Error(RequestError::ReplicaUnavailable));
             }
         }
-        for lost in 0..self.replicas.len() {
-            self.migrate_queue(lost);
+        for failed in 0..self.replicas.len() {
+            self.migrate_queue(failed);
         }
     }
 
     /// Fails the waiting requests of replicas that have been failed for longer than the failure timeout.
     fn fail_expired_requests(&mut self) {
         let timeout = self.config.limits.failure_timeout_ms;
-        for replica in 0..self.replicas.len() {
-            let domain = &self.replicas[replica];
+        for index in 0..self.replicas.len() {
+            let replica = &self.replicas[index];
             let expired = |since: u64| self.now_ms.saturating_sub(since) >= timeout;
-            if !domain.failed_at_ms.is_some_and(expired) || domain.state.waiting.is_empty() {
+            if !replica.failed_at_ms.is_some_and(expired) || replica.state.waiting.is_empty() {
                 continue;
             }
-            let waiting = domain.state.waiting.slots();
-            let ids: Vec<_> = waiting.map(|slot| domain.state.requests[slot].id).collect();
+            let waiting = replica.state.waiting.slots();
+            let ids: Vec<_> = waiting.map(|slot| replica.state.requests[slot].id).collect();
             for id in ids {
                 self.finish_request(id, FinishReason::Error(RequestError::ReplicaUnavailable));
             }
@@ -406,58 +410,59 @@ impl Scheduler {
         &mut self,
         group: Range<usize>,
         effects: &mut Vec<SchedulerEffect>,
-        laps: &mut dyn TickTimer,
+        phase_timer: &mut dyn TickTimer,
     ) -> bool {
         let limits = &self.config.limits;
-        let domains = &mut self.replicas[group.clone()];
-        let room =
+        let replicas = &mut self.replicas[group.clone()];
+        let has_capacity =
             |d: &ReplicaState| d.state.steps_in_flight.len() < limits.steps_in_flight as usize;
-        if !domains.iter().all(|domain| domain.is_ready() && room(domain)) {
+        if !replicas.iter().all(|replica| replica.is_ready() && has_capacity(replica)) {
             return false;
         }
-        for domain in &mut *domains {
-            let recycled = std::mem::take(&mut domain.plan);
-            domain.plan = plan(&domain.state, &domain.kv, limits, recycled);
+        for replica in &mut *replicas {
+            let recycled = std::mem::take(&mut replica.plan);
+            replica.plan = plan(&replica.state, &replica.kv, limits, recycled);
         }
         if self.config.lockstep && self.config.prefill_gate {
-            lockstep::hold_prefill(&mut self.prefill_gate, domains, limits);
+            lockstep::delay_prefill(&mut self.prefill_gate, replicas, limits);
         }
-        laps.phase_done(TickPhase::Plan);
-        let sends = domains.iter().any(|domain| !domain.plan.rows.is_empty());
+        phase_timer.phase_done(TickPhase::Plan);
+        let has_rows = replicas.iter().any(|replica| !replica.plan.rows.is_empty());
         // Preemptions without a row to run: the freed blocks may allow an admission.
-        let again = sends || domains.iter().any(|domain| !domain.plan.preempt.is_empty());
-        let BatchHeaders { dispatch: bucket, moe_tokens, draft_rows } =
-            lockstep::batch_headers(domains, limits);
-        let shared = |count: u32| if self.config.lockstep { count } else { 0 };
-        let (moe_tokens, draft_rows) = (shared(moe_tokens), shared(draft_rows));
-        for (i, domain) in group.zip(domains) {
-            let ReplicaState { state, kv, plan, .. } = domain;
+        let may_continue =
+            has_rows || replicas.iter().any(|replica| !replica.plan.preempt.is_empty());
+        let BatchHeaders { dispatch, moe_tokens, draft_rows } =
+            lockstep::batch_headers(replicas, limits);
+        let lockstep_only = |count: u32| if self.config.lockstep { count } else { 0 };
+        let (moe_tokens, draft_rows) = (lockstep_only(moe_tokens), lockstep_only(draft_rows));
+        for (i, replica) in group.zip(replicas) {
+            let ReplicaState { state, kv, plan, .. } = replica;
             commit(state, kv, plan, self.now_ms);
-            if sends {
+            if has_rows {
                 let rows =
                     write_batch_rows(state, kv, &plan.rows, self.config.limits.needs_token_history);
-                domain.record_step();
-                let (step, epoch) = (domain.state.step, domain.epoch);
-                let batch = Batch { step, epoch, dispatch: bucket, moe_tokens, draft_rows, rows };
+                replica.record_step();
+                let (step, epoch) = (replica.state.step, replica.epoch);
+                let batch = Batch { step, epoch, dispatch, moe_tokens, draft_rows, rows };
                 effects.push(SchedulerEffect::SendBatch { replica: Replica(i as u16), batch });
             }
         }
-        laps.phase_done(TickPhase::Commit);
-        again
+        phase_timer.phase_done(TickPhase::Commit);
+        may_continue
     }
 
     /// Emits the token events, prefix index changes and statistics of this tick.
     fn emit_effects(&mut self, effects: &mut Vec<SchedulerEffect>) {
         if !self.token_events.is_empty() {
             let capacity = self.token_events.len();
-            let news = std::mem::replace(&mut self.token_events, Vec::with_capacity(capacity));
-            effects.push(SchedulerEffect::TokenEvents(news));
+            let events = std::mem::replace(&mut self.token_events, Vec::with_capacity(capacity));
+            effects.push(SchedulerEffect::TokenEvents(events));
         }
-        for (i, domain) in self.replicas.iter_mut().enumerate() {
-            let replica = Replica(i as u16);
-            flush_kv_events(replica, domain, effects);
-            if std::mem::take(&mut domain.stats_changed) {
-                effects.push(SchedulerEffect::Stats(domain.stats(replica)));
+        for (i, replica) in self.replicas.iter_mut().enumerate() {
+            let id = Replica(i as u16);
+            flush_kv_events(id, replica, effects);
+            if std::mem::take(&mut replica.stats_changed) {
+                effects.push(SchedulerEffect::Stats(replica.stats(id)));
             }
         }
     }
@@ -470,8 +475,8 @@ impl Scheduler {
     /// Recomputes every counter and reference count from its owners; panics on a difference. Visits every
     /// block of every pool.
     pub fn check(&self) {
-        for domain in &self.replicas {
-            domain.kv.check(domain.state.block_tables());
+        for replica in &self.replicas {
+            replica.kv.check(replica.state.block_tables());
         }
         self.check_requests();
     }
@@ -480,40 +485,34 @@ impl Scheduler {
     /// blocks, because it runs in the tick that becomes idle and delays the next request.
     fn check_requests(&self) {
         let mut live = 0;
-        for (replica, domain) in self.replicas.iter().enumerate() {
-            domain.state.check(&domain.kv, self.config.limits.max_num_seqs);
+        for (index, replica) in self.replicas.iter().enumerate() {
+            replica.state.check(&replica.kv, self.config.limits.max_num_seqs);
             let mut load = ReplicaLoad::default();
-            for (slot, request) in domain.state.requests.iter() {
-                let place = self.request_index.get(&request.id);
+            for (slot, request) in replica.state.requests.iter() {
+                let location = self.request_index.get(&request.id);
                 assert_eq!(
-                    place,
-                    Some(&RequestLocation { replica, slot }),
+                    location,
+                    Some(&RequestLocation { replica: index, slot }),
                     "{:?} is lost",
                     request.id
                 );
                 load.charge(request.cold_fields.params.load_tokens);
                 live += 1;
             }
-            assert_eq!(load, domain.load, "load of replica {replica} miscounted");
+            assert_eq!(load, replica.load, "load of replica {index} miscounted");
         }
         assert_eq!(live, self.request_index.len(), "a request that ended is still known");
     }
 }
 
 /// Emits the changes of a replica's prefix index, and the lifetimes of evicted blocks.
-fn flush_kv_events(
-    replica: Replica,
-    domain: &mut ReplicaState,
-    effects: &mut Vec<SchedulerEffect>,
-) {
-    if domain.kv.has_events() {
-        effects.push(SchedulerEffect::KvEvents { replica, events: domain.kv.take_events() });
+fn flush_kv_events(replica: Replica, state: &mut ReplicaState, effects: &mut Vec<SchedulerEffect>) {
+    if state.kv.has_events() {
+        effects.push(SchedulerEffect::KvEvents { replica, events: state.kv.take_events() });
     }
-    if domain.kv.has_lifetimes() {
-        effects.push(SchedulerEffect::BlocksEvicted {
-            replica,
-            lifetimes: domain.kv.take_lifetimes(),
-        });
+    if state.kv.has_lifetimes() {
+        effects
+            .push(SchedulerEffect::BlocksEvicted { replica, lifetimes: state.kv.take_lifetimes() });
     }
 }
 

@@ -13,12 +13,12 @@ fn scheduler() -> Scheduler {
     let limits = SchedulerLimits { max_num_seqs: 1, ..SchedulerLimits::cpu(32, 100) };
     let config = SchedulerConfig::new(limits, KvConfig::new(spec, 16, [1, 2]));
     let hasher = config.kv.block_hasher();
-    let mut engine = Scheduler::new(config).unwrap();
+    let mut scheduler = Scheduler::new(config).unwrap();
     let submit = |id| {
         SchedulerEvent::Submit(Box::new(RequestSubmission::greedy(id, (0..9).collect(), &hasher)))
     };
-    engine.tick(0, &mut vec![submit(1), submit(2)], &mut Vec::new());
-    engine
+    scheduler.tick(0, &mut vec![submit(1), submit(2)], &mut Vec::new());
+    scheduler
 }
 
 /// Returns the panic message of `f`, if it panics.
@@ -28,14 +28,14 @@ fn panic_of(f: impl FnOnce()) -> Option<String> {
     text.or_else(|| payload.downcast_ref().cloned())
 }
 
-fn running(engine: &mut Scheduler) -> &mut Request {
-    let state = &mut engine.replicas[0].state;
+fn running(scheduler: &mut Scheduler) -> &mut Request {
+    let state = &mut scheduler.replicas[0].state;
     let slot = state.running.get(0);
     &mut state.requests[slot]
 }
 
-fn waiting(engine: &mut Scheduler) -> &mut Request {
-    let state = &mut engine.replicas[0].state;
+fn waiting(scheduler: &mut Scheduler) -> &mut Request {
+    let state = &mut scheduler.replicas[0].state;
     let slot = state.waiting.get(0);
     &mut state.requests[slot]
 }
@@ -45,42 +45,52 @@ fn check_detects_inconsistent_counters() {
     assert_eq!(panic_of(|| scheduler().check()), None);
     type StateCorruption = fn(&mut Scheduler);
     let cases: [(&str, StateCorruption); 9] = [
-        ("reference counts differ", |engine| {
-            engine.replicas[0].kv.allocate(&mut BlockTable::default(), 1);
+        ("reference counts differ", |scheduler| {
+            scheduler.replicas[0].kv.allocate(&mut BlockTable::default(), 1);
         }),
-        ("reserved blocks are not free", |engine| engine.replicas[0].state.reserved_blocks = 100),
-        ("reserved blocks miscounted", |engine| engine.replicas[0].state.reserved_blocks = 1),
-        ("waiting tokens miscounted", |engine| engine.replicas[0].state.waiting_tokens += 1),
-        ("a waiting request holds", |engine| waiting(engine).seq_slot = Some(SequenceSlot(0))),
-        ("rows in flight of", |engine| running(engine).rows_in_flight += 1),
-        ("blocks of", |engine| running(engine).block_count += 1),
-        ("load of replica 0 miscounted", |engine| engine.replicas[0].load.charge(1)),
-        ("is lost", |engine| engine.request_index.clear()),
+        ("reserved blocks are not free", |scheduler| {
+            scheduler.replicas[0].state.reserved_blocks = 100;
+        }),
+        ("reserved blocks miscounted", |scheduler| scheduler.replicas[0].state.reserved_blocks = 1),
+        ("waiting tokens miscounted", |scheduler| scheduler.replicas[0].state.waiting_tokens += 1),
+        ("a waiting request holds", |scheduler| {
+            waiting(scheduler).seq_slot = Some(SequenceSlot(0));
+        }),
+        ("rows in flight of", |scheduler| running(scheduler).rows_in_flight += 1),
+        ("blocks of", |scheduler| running(scheduler).block_count += 1),
+        ("load of replica 0 miscounted", |scheduler| scheduler.replicas[0].load.charge(1)),
+        ("is lost", |scheduler| scheduler.request_index.clear()),
     ];
-    for (said, spoil) in cases {
-        let mut engine = scheduler();
-        spoil(&mut engine);
-        let noticed = panic_of(|| engine.check());
-        assert!(noticed.as_ref().is_some_and(|text| text.contains(said)), "{said}: {noticed:?}");
+    for (expected, corrupt) in cases {
+        let mut scheduler = scheduler();
+        corrupt(&mut scheduler);
+        let message = panic_of(|| scheduler.check());
+        assert!(
+            message.as_ref().is_some_and(|text| text.contains(expected)),
+            "{expected}: {message:?}"
+        );
     }
 }
 
 #[test]
 fn scheduler_checks_itself_once_when_it_becomes_idle() {
-    let mut engine = scheduler();
+    let mut scheduler = scheduler();
     let abort = |id| SchedulerEvent::Abort {
         request: RequestId(id),
         cause: AbortCause::ClientDisconnected,
     };
-    let tick = |engine: &mut Scheduler, mut inbox| {
-        panic_of(|| engine.tick(0, &mut inbox, &mut Vec::new()))
+    let tick = |scheduler: &mut Scheduler, mut inbox| {
+        panic_of(|| scheduler.tick(0, &mut inbox, &mut Vec::new()))
     };
-    engine.replicas[0].load.charge(1);
-    assert_eq!(tick(&mut engine, vec![abort(1)]), None, "the other runs");
-    assert_eq!(tick(&mut engine, vec![abort(2)]), None, "steps are under way");
-    let gone =
+    scheduler.replicas[0].load.charge(1);
+    assert_eq!(tick(&mut scheduler, vec![abort(1)]), None, "the other runs");
+    assert_eq!(tick(&mut scheduler, vec![abort(2)]), None, "steps are under way");
+    let executors_failed =
         SchedulerEvent::ExecutorsFailed { replica: Replica(0), failure: ExecutorFailure::Exited };
-    assert!(tick(&mut engine, vec![gone]).is_some_and(|text| text.contains("load of replica 0")));
-    engine.was_idle = true;
-    assert_eq!(tick(&mut engine, Vec::new()), None, "nobody waits for the same check again");
+    assert!(
+        tick(&mut scheduler, vec![executors_failed])
+            .is_some_and(|text| text.contains("load of replica 0"))
+    );
+    scheduler.was_idle = true;
+    assert_eq!(tick(&mut scheduler, Vec::new()), None, "nobody waits for the same check again");
 }

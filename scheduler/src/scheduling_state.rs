@@ -88,7 +88,7 @@ pub(crate) struct ReplicaTotals {
 }
 
 impl SchedulingState {
-    pub(crate) fn new(replica: Replica, seats: u32, hasher: BlockHasher) -> Self {
+    pub(crate) fn new(replica: Replica, seq_slots: u32, hasher: BlockHasher) -> Self {
         Self {
             replica,
             requests: RequestSlab::new(),
@@ -101,7 +101,7 @@ impl SchedulingState {
             blocked_head: None,
             hasher,
             totals: ReplicaTotals::default(),
-            free_seq_slots: (0..seats).map(Reverse).collect(),
+            free_seq_slots: (0..seq_slots).map(Reverse).collect(),
             spare_row_buffers: Vec::new(),
             spare_block_tables: Vec::new(),
         }
@@ -131,15 +131,15 @@ impl SchedulingState {
         self.spare_block_tables.push(request.free_blocks(kv));
         self.reserved_blocks -= request.reserved_blocks;
         request.reserved_blocks = 0;
-        let seat = request.seq_slot.take().expect("a running request has a seat");
-        self.free_seq_slots.push(Reverse(seat.0));
+        let seq_slot = request.seq_slot.take().expect("a running request has a seat");
+        self.free_seq_slots.push(Reverse(seq_slot.0));
     }
 
     /// Moves a running request back to the waiting queue, to be recomputed.
-    pub(crate) fn requeue(&mut self, slot: SlabSlot, kv: &mut KvCache, why: RequeueReason) {
+    pub(crate) fn requeue(&mut self, slot: SlabSlot, kv: &mut KvCache, reason: RequeueReason) {
         self.release(slot, kv);
         let request = &mut self.requests[slot];
-        request.cold_fields.params.last_requeue = Some((why, request.computed_tokens));
+        request.cold_fields.params.last_requeue = Some((reason, request.computed_tokens));
         request.restart();
         request.flush_tail();
         if kv.is_caching() {
@@ -168,11 +168,18 @@ impl SchedulingState {
     }
 
     /// Checks the sums of blocks and sequence slots; cheap enough for every step.
-    pub(crate) fn check_counters(&self, kv: &KvCache, seats: u32) {
-        let free = kv.counts();
-        assert!(self.reserved_blocks <= free.free + free.cached, "reserved blocks are not free");
+    pub(crate) fn check_counters(&self, kv: &KvCache, seq_slots: u32) {
+        let counts = kv.counts();
+        assert!(
+            self.reserved_blocks <= counts.free + counts.cached,
+            "reserved blocks are not free"
+        );
         let running = self.running.len() as u32;
-        assert_eq!(running + self.free_slot_count(), seats, "running requests and seats differ");
+        assert_eq!(
+            running + self.free_slot_count(),
+            seq_slots,
+            "running requests and seats differ"
+        );
     }
 
     /// Returns the block tables of all requests: together they hold every block in use.
@@ -181,37 +188,37 @@ impl SchedulingState {
     }
 
     /// Recomputes every counter of requests and sequence slots from its owners; panics on a difference.
-    pub(crate) fn check(&self, kv: &KvCache, seats: u32) {
-        self.check_counters(kv, seats);
+    pub(crate) fn check(&self, kv: &KvCache, seq_slots: u32) {
+        self.check_counters(kv, seq_slots);
         self.check_queues();
         self.check_in_flight();
         let reserved: u32 = self.requests.iter().map(|(_, r)| r.reserved_blocks).sum();
         assert_eq!(reserved, self.reserved_blocks, "reserved blocks miscounted");
-        let seats_taken = self.running.slots().filter_map(|slot| self.requests[slot].seq_slot);
-        let mut taken: Vec<u32> = seats_taken.map(|seat| seat.0).collect();
-        taken.extend(self.free_seq_slots.iter().map(|seat| seat.0));
-        taken.sort_unstable();
-        assert!(taken.iter().copied().eq(0..seats), "a seat is lost or shared");
+        let slots_in_use = self.running.slots().filter_map(|slot| self.requests[slot].seq_slot);
+        let mut slots: Vec<u32> = slots_in_use.map(|seq_slot| seq_slot.0).collect();
+        slots.extend(self.free_seq_slots.iter().map(|seq_slot| seq_slot.0));
+        slots.sort_unstable();
+        assert!(slots.iter().copied().eq(0..seq_slots), "a seat is lost or shared");
         if self.is_idle() {
             assert_eq!(kv.counts().in_use, 0, "an idle engine holds blocks");
         }
     }
 
     fn check_queues(&self) {
-        let lines = [&self.waiting, &self.running];
-        assert_eq!(lines.map(RequestQueue::len).iter().sum::<usize>(), self.requests.len());
+        let queues = [&self.waiting, &self.running];
+        assert_eq!(queues.map(RequestQueue::len).iter().sum::<usize>(), self.requests.len());
         let mut waiting_tokens = 0;
-        for line in lines {
-            let keys: Vec<_> = line.iter().map(|(key, _)| key).collect();
+        for queue in queues {
+            let keys: Vec<_> = queue.iter().map(|(key, _)| key).collect();
             assert!(keys.is_sorted_by(|a, b| a < b), "a line is out of order");
-            let same =
-                line.iter().all(|(key, slot)| self.requests[slot].cold_fields.queue_key == key);
-            assert!(same, "a line leads to the wrong request");
+            let keys_match =
+                queue.iter().all(|(key, slot)| self.requests[slot].cold_fields.queue_key == key);
+            assert!(keys_match, "a line leads to the wrong request");
         }
         for request in self.waiting.slots().map(|slot| &self.requests[slot]) {
             waiting_tokens += request.tokens().len() as u64;
-            let holds_nothing = request.block_count == 0 && request.seq_slot.is_none();
-            assert!(holds_nothing, "a waiting request holds blocks or a seat");
+            let is_empty = request.block_count == 0 && request.seq_slot.is_none();
+            assert!(is_empty, "a waiting request holds blocks or a seat");
             assert_eq!((request.computed_tokens, request.rows_in_flight), (0, 0));
         }
         assert_eq!(waiting_tokens, self.waiting_tokens, "waiting tokens miscounted");
@@ -220,17 +227,17 @@ impl SchedulingState {
     fn check_in_flight(&self) {
         for (slot, request) in self.requests.iter() {
             request.check();
-            let (mut rows, mut promised, mut slack) = (0, 0, 0);
-            for row in self.steps_in_flight.iter().flat_map(|flight| &flight.rows) {
+            let (mut rows, mut pending, mut draft_slack) = (0, 0, 0);
+            for row in self.steps_in_flight.iter().flat_map(|scheduled| &scheduled.rows) {
                 let live = row.slot == slot && row.request == request.id;
                 if live && row.epoch == request.epoch {
                     rows += 1;
-                    promised += u8::from(row.samples);
-                    slack += u16::from(row.drafts);
+                    pending += u8::from(row.samples);
+                    draft_slack += u16::from(row.drafts);
                 }
             }
             let counted = (request.rows_in_flight, request.pending_samples, request.draft_slack);
-            assert_eq!(counted, (rows, promised, slack), "rows in flight of {:?}", request.id);
+            assert_eq!(counted, (rows, pending, draft_slack), "rows in flight of {:?}", request.id);
         }
     }
 }

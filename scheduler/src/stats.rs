@@ -75,8 +75,8 @@ impl SpecDecodeStats {
     pub(crate) fn add(&mut self, drafted: u8, accepted: u8) {
         self.draft_rows += u64::from(drafted > 0);
         self.draft_tokens += u64::from(drafted);
-        for place in &mut self.accepted_per_position[..usize::from(accepted)] {
-            *place += 1;
+        for count in &mut self.accepted_per_position[..usize::from(accepted)] {
+            *count += 1;
         }
     }
 }
@@ -95,8 +95,8 @@ pub struct FailureCounts {
 }
 
 impl FailureCounts {
-    pub(crate) fn add(&mut self, loss: ExecutorFailure, count: u64) {
-        let total = match loss {
+    pub(crate) fn add(&mut self, failure: ExecutorFailure, count: u64) {
+        let total = match failure {
             ExecutorFailure::Exited => &mut self.exited,
             ExecutorFailure::HeartbeatTimeout => &mut self.heartbeat_timeout,
             ExecutorFailure::StepTimeout => &mut self.step_timeout,
@@ -129,12 +129,12 @@ pub struct RecomputedTokens {
 }
 
 impl RecomputedTokens {
-    pub(crate) fn add(&mut self, why: RequeueReason, tokens: u32) {
+    pub(crate) fn add(&mut self, reason: RequeueReason, tokens: u32) {
         let tokens = u64::from(tokens);
-        match why {
+        match reason {
             RequeueReason::Preemption => self.preemption += tokens,
             RequeueReason::Reset => self.reset += tokens,
-            RequeueReason::ExecutorFailure(loss) => self.executor_failure.add(loss, tokens),
+            RequeueReason::ExecutorFailure(failure) => self.executor_failure.add(failure, tokens),
         }
     }
 }
@@ -160,11 +160,11 @@ mod tests {
 
     #[test]
     fn only_rows_with_drafts_are_counted() {
-        let mut drafted = SpecDecodeStats::default();
-        for (made, accepted) in [(0, 0), (3, 2), (1, 0)] {
-            drafted.add(made, accepted);
+        let mut stats = SpecDecodeStats::default();
+        for (drafted, accepted) in [(0, 0), (3, 2), (1, 0)] {
+            stats.add(drafted, accepted);
         }
-        assert_eq!((drafted.draft_rows, drafted.draft_tokens), (2, 4));
-        assert_eq!(drafted.accepted_per_position[..3], [1, 1, 0]);
+        assert_eq!((stats.draft_rows, stats.draft_tokens), (2, 4));
+        assert_eq!(stats.accepted_per_position[..3], [1, 1, 0]);
     }
 }

@@ -53,10 +53,10 @@ pub struct StepDeadline {
 }
 
 impl StepDeadline {
-    /// Creates deadlines for an executor with cost `pace`, or the fixed deadline `fixed`.
-    pub fn new(fixed: Option<Duration>, pace: StepCost) -> Self {
-        let step_ns = (pace.fixed_ns as f64).max(STEP_COST_MIN_NS);
-        let token_ns = (pace.per_token_ns as f64).max(step_ns / TOKENS_PER_FIXED_COST_MAX);
+    /// Creates deadlines for an executor with cost `step_cost`, or the fixed deadline `fixed`.
+    pub fn new(fixed: Option<Duration>, step_cost: StepCost) -> Self {
+        let step_ns = (step_cost.fixed_ns as f64).max(STEP_COST_MIN_NS);
+        let token_ns = (step_cost.per_token_ns as f64).max(step_ns / TOKENS_PER_FIXED_COST_MAX);
         Self {
             fixed_deadline: fixed,
             costs_ns: [step_ns, token_ns, token_ns / CONTEXT_PER_TOKEN_COST],
@@ -75,16 +75,20 @@ impl StepDeadline {
     }
 
     /// Corrects the costs by the observed time of a step.
-    pub fn observe(&mut self, work: StepWork, took: Duration) {
+    pub fn observe(&mut self, work: StepWork, step_time: Duration) {
         let terms = self.cost_terms(work);
         let expected: f64 = terms.iter().sum();
-        let difference = (took.as_nanos() as f64 - expected).min(expected.max(STEP_COST_MIN_NS));
-        let by = difference * if difference > 0.0 { RISE_RATE } else { FALL_RATE };
-        let counts = |term: &f64| *term >= LEARNING_SHARE_MIN * expected;
-        let squares: f64 = terms.iter().filter(|term| counts(term)).map(|term| term * term).sum();
-        for (cost, term) in self.costs_ns.iter_mut().zip(terms).filter(|(_, term)| counts(term)) {
-            // A term changes by its share of `by`, and its unit cost in proportion.
-            *cost += *cost * by * term / squares;
+        let difference =
+            (step_time.as_nanos() as f64 - expected).min(expected.max(STEP_COST_MIN_NS));
+        let correction = difference * if difference > 0.0 { RISE_RATE } else { FALL_RATE };
+        let is_corrected = |term: &f64| *term >= LEARNING_SHARE_MIN * expected;
+        let squares: f64 =
+            terms.iter().filter(|term| is_corrected(term)).map(|term| term * term).sum();
+        for (cost, term) in
+            self.costs_ns.iter_mut().zip(terms).filter(|(_, term)| is_corrected(term))
+        {
+            // A term changes by its share of `correction`, and its unit cost in proportion.
+            *cost += *cost * correction * term / squares;
         }
     }
 
@@ -105,8 +109,8 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn deadline_for(fixed_ms: u64, token_us: u64) -> StepDeadline {
-        let pace = StepCost { fixed_ns: fixed_ms * MS, per_token_ns: token_us * 1_000 };
-        StepDeadline::new(None, pace)
+        let step_cost = StepCost { fixed_ns: fixed_ms * MS, per_token_ns: token_us * 1_000 };
+        StepDeadline::new(None, step_cost)
     }
 
     fn tokens(tokens: u64) -> StepWork {
@@ -122,9 +126,9 @@ mod tests {
         deadline.limit(tokens(count)).as_millis() as u64
     }
 
-    fn observe_steps(deadline: &mut StepDeadline, steps: u32, count: u64, took_ms: u64) {
+    fn observe_steps(deadline: &mut StepDeadline, steps: u32, count: u64, step_time_ms: u64) {
         for _ in 0..steps {
-            deadline.observe(tokens(count), Duration::from_millis(took_ms));
+            deadline.observe(tokens(count), Duration::from_millis(step_time_ms));
         }
     }
 

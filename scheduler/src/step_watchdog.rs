@@ -11,7 +11,7 @@ const MASK_WAIT_TOLERANCE: Duration = Duration::from_millis(1);
 
 /// Minimum distance of two heartbeats that count. Heartbeats are sent every second; those queued during a
 /// pause of this process are read at once.
-const HEARTBEATS_APART_MS: u64 = 500;
+const HEARTBEAT_DISTANCE_MIN_MS: u64 = 500;
 
 /// Minimum distance of two polls that counts as a pause. The caller polls several times a second.
 const PAUSE_MIN_MS: u64 = 1_000;
@@ -73,8 +73,8 @@ pub struct StepWatchdog {
 impl StepWatchdog {
     /// Creates a watchdog for a replica of `ranks` ranks with no step in flight.
     pub fn new(ranks: usize, deadline: StepDeadline) -> Self {
-        let seats = (0..ranks).map(|_| RankProgress::default()).collect();
-        Self { ranks: seats, deadline, steps: VecDeque::new(), polled_ms: 0 }
+        let ranks = (0..ranks).map(|_| RankProgress::default()).collect();
+        Self { ranks, deadline, steps: VecDeque::new(), polled_ms: 0 }
     }
 
     /// Detects pauses of this process; called several times a second. After a pause, a step may not have left
@@ -83,9 +83,9 @@ impl StepWatchdog {
         let pause_ms = now_ms.saturating_sub(self.polled_ms);
         self.polled_ms = now_ms;
         if pause_ms >= PAUSE_MIN_MS {
-            for sent in &mut self.steps {
-                sent.started_ms = now_ms.min(sent.started_ms + pause_ms - POLL_INTERVAL_MS);
-                sent.paused = true;
+            for watched in &mut self.steps {
+                watched.started_ms = now_ms.min(watched.started_ms + pause_ms - POLL_INTERVAL_MS);
+                watched.paused = true;
             }
         }
     }
@@ -93,8 +93,8 @@ impl StepWatchdog {
     /// Discards all steps in flight after an executor failure.
     pub fn on_executor_failure(&mut self) {
         self.steps.clear();
-        for seat in &mut self.ranks {
-            seat.overdue = None;
+        for progress in &mut self.ranks {
+            progress.overdue = None;
         }
     }
 
@@ -122,15 +122,16 @@ impl StepWatchdog {
     /// Records an answered step and corrects the expected step time.
     pub fn step_answered(&mut self, step: StepId, now_ms: u64) {
         self.rank_done(0, step);
-        while let Some(first) = self.steps.pop_front_if(|sent| sent.step <= step) {
-            let took = Duration::from_millis(now_ms.saturating_sub(first.started_ms));
-            let expected = self.deadline.expected(first.work);
+        while let Some(oldest) = self.steps.pop_front_if(|watched| watched.step <= step) {
+            let step_time = Duration::from_millis(now_ms.saturating_sub(oldest.started_ms));
+            let expected = self.deadline.expected(oldest.work);
             // A wait for grammar bitmasks must not lengthen the next deadline. The wait is short, so a step
             // that took much longer than expected was slow itself.
-            let waited = first.masked && took < expected + expected / 4 + MASK_WAIT_TOLERANCE;
-            let most = if waited { expected } else { took };
-            if !first.paused {
-                self.deadline.observe(first.work, took.min(most));
+            let mask_wait =
+                oldest.masked && step_time < expected + expected / 4 + MASK_WAIT_TOLERANCE;
+            let counted = if mask_wait { expected } else { step_time };
+            if !oldest.paused {
+                self.deadline.observe(oldest.work, step_time.min(counted));
             }
             // Executors start a step after its predecessor.
             if let Some(next) = self.steps.front_mut() {
@@ -141,64 +142,66 @@ impl StepWatchdog {
 
     /// Records that a rank finished a step.
     pub fn rank_done(&mut self, rank: u16, step: StepId) {
-        if let Some(seat) = self.ranks.get_mut(usize::from(rank)) {
-            seat.last_done = seat.last_done.max(step);
+        if let Some(progress) = self.ranks.get_mut(usize::from(rank)) {
+            progress.last_done = progress.last_done.max(step);
         }
     }
 
     /// Returns the start time and the deadline of the oldest step in flight, in milliseconds.
     pub fn oldest_step(&self) -> Option<(u64, u64)> {
-        let first = self.steps.front()?;
-        Some((first.started_ms, self.deadline.limit(first.work).as_millis() as u64))
+        let oldest = self.steps.front()?;
+        Some((oldest.started_ms, self.deadline.limit(oldest.work).as_millis() as u64))
     }
 
     /// Records a heartbeat of a rank. A step times out only if it was overdue at two heartbeats of a rank
-    /// that were read at different times: if the reader of the link was paused, the answer may be queued
+    /// that were read at different times: if the reader of the link was paused, the output may be queued
     /// after the first heartbeat.
     pub fn on_heartbeat(&mut self, rank: u16, now_ms: u64) -> StragglerReport {
-        let Some(seat) = self.ranks.get_mut(usize::from(rank)) else {
+        let Some(progress) = self.ranks.get_mut(usize::from(rank)) else {
             return StragglerReport::default();
         };
-        let overdue = self.steps.front().filter(|first| {
-            let limit_ms = self.deadline.limit(first.work).as_millis();
-            u128::from(now_ms.saturating_sub(first.started_ms)) > limit_ms
+        let overdue = self.steps.front().filter(|oldest| {
+            let limit_ms = self.deadline.limit(oldest.work).as_millis();
+            u128::from(now_ms.saturating_sub(oldest.started_ms)) > limit_ms
         });
-        let Some(first) = overdue else {
-            seat.overdue = None;
+        let Some(oldest) = overdue else {
+            progress.overdue = None;
             return StragglerReport::default();
         };
-        if let Some((step, since_ms)) = seat.overdue
-            && step == first.step
+        if let Some((step, since_ms)) = progress.overdue
+            && step == oldest.step
         {
-            let apart = now_ms.saturating_sub(since_ms) >= HEARTBEATS_APART_MS;
+            let at_later_time = now_ms.saturating_sub(since_ms) >= HEARTBEAT_DISTANCE_MIN_MS;
             return StragglerReport {
                 stragglers: Vec::new(),
-                timeout: apart.then(|| self.step_timeout(first, now_ms)),
+                timeout: at_later_time.then(|| self.step_timeout(oldest, now_ms)),
             };
         }
-        seat.overdue = Some((first.step, now_ms));
+        progress.overdue = Some((oldest.step, now_ms));
         // Stragglers are reported once, at the first heartbeat at which the step is overdue.
-        let is_late =
-            |seat: &&RankProgress| seat.overdue.is_some_and(|(step, _)| step == first.step);
-        let found = self.ranks.iter().filter(is_late).count() == 1;
-        let ranks = if found { self.ranks_without(first.step).collect() } else { Vec::new() };
+        let is_overdue = |progress: &&RankProgress| {
+            progress.overdue.is_some_and(|(step, _)| step == oldest.step)
+        };
+        let is_first_report = self.ranks.iter().filter(is_overdue).count() == 1;
+        let ranks =
+            if is_first_report { self.ranks_without(oldest.step).collect() } else { Vec::new() };
         StragglerReport { stragglers: ranks, timeout: None }
     }
 
     /// Returns the ranks that have not finished the oldest step in flight.
     pub fn stragglers(&self) -> impl Iterator<Item = u16> {
-        self.steps.front().into_iter().flat_map(|first| self.ranks_without(first.step))
+        self.steps.front().into_iter().flat_map(|oldest| self.ranks_without(oldest.step))
     }
 
     /// Returns the ranks that have not finished `step`; all ranks if each waits for the others.
     fn ranks_without(&self, step: StepId) -> impl Iterator<Item = u16> {
-        let seats = (0..).zip(&self.ranks);
-        seats.filter(move |(_, seat)| seat.last_done < step).map(|(rank, _)| rank)
+        let ranks = (0..).zip(&self.ranks);
+        ranks.filter(move |(_, progress)| progress.last_done < step).map(|(rank, _)| rank)
     }
 
-    fn step_timeout(&self, first: &WatchedStep, now_ms: u64) -> StepTimeout {
-        let limit_ms = self.deadline.limit(first.work).as_millis() as u64;
-        StepTimeout { step: first.step, after_ms: now_ms - first.started_ms, limit_ms }
+    fn step_timeout(&self, oldest: &WatchedStep, now_ms: u64) -> StepTimeout {
+        let limit_ms = self.deadline.limit(oldest.work).as_millis() as u64;
+        StepTimeout { step: oldest.step, after_ms: now_ms - oldest.started_ms, limit_ms }
     }
 }
 
@@ -222,8 +225,8 @@ mod tests {
         steps.step_sent(StepId(1), WORK, false, 1_000);
         assert_eq!(steps.on_heartbeat(0, 1_070), StragglerReport::default());
         steps.rank_done(1, StepId(1));
-        let late = StragglerReport { stragglers: vec![0, 2], timeout: None };
-        assert_eq!(steps.on_heartbeat(2, 1_071), late, "by the word of any rank");
+        let report = StragglerReport { stragglers: vec![0, 2], timeout: None };
+        assert_eq!(steps.on_heartbeat(2, 1_071), report, "by the word of any rank");
         assert_eq!(steps.on_heartbeat(0, 1_072), StragglerReport::default(), "that is known");
         let overdue = Some(StepTimeout { step: StepId(1), after_ms: 571, limit_ms: 70 });
         assert_eq!(steps.on_heartbeat(2, 1_570).timeout, None);
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn step_held_up_by_a_pause_gets_its_full_time() {
+    fn step_sent_in_a_pause_gets_its_full_time() {
         let mut steps = three_ranks();
         steps.poll(100);
         steps.step_sent(StepId(1), WORK, false, 100);
@@ -270,22 +273,26 @@ mod tests {
         let fixed = Some(Duration::from_secs(5));
         let mut steps = StepWatchdog::new(1, StepDeadline::new(fixed, StepCost::default()));
         steps.step_sent(StepId(1), WORK, false, 0);
-        let lost = (1..100).map(|turn| turn * 1_500).find(|&now_ms| {
+        let timed_out_ms = (1..100).map(|poll| poll * 1_500).find(|&now_ms| {
             steps.poll(now_ms);
             steps.on_heartbeat(0, now_ms).timeout.is_some()
         });
-        assert_eq!(lost, Some(33_000), "twenty turns of a quarter of a second, and a second look");
+        assert_eq!(
+            timed_out_ms,
+            Some(33_000),
+            "twenty turns of a quarter of a second, and a second look"
+        );
     }
 
     #[test]
     fn paused_steps_do_not_change_the_deadline() {
         let mut steps = StepWatchdog::new(1, StepDeadline::new(None, STEP_COST));
         steps.step_sent(StepId(1), WORK, false, 0);
-        let told = steps.expected_wait();
+        let expected = steps.expected_wait();
         steps.poll(9_000);
         steps.step_answered(StepId(1), 9_000);
         steps.step_sent(StepId(2), WORK, false, 9_000);
-        assert_eq!(steps.expected_wait(), told);
+        assert_eq!(steps.expected_wait(), expected);
     }
 
     #[test]
@@ -310,17 +317,17 @@ mod tests {
 
     #[test]
     fn mask_wait_does_not_lengthen_the_next_deadline() {
-        let expected_after = |masked: bool, took_ms: u64| {
+        let expected_after = |masked: bool, step_time_ms: u64| {
             let mut steps = StepWatchdog::new(1, StepDeadline::new(None, STEP_COST));
             steps.step_sent(StepId(1), WORK, masked, 0);
-            steps.step_answered(StepId(1), took_ms);
-            steps.step_sent(StepId(2), WORK, masked, took_ms);
+            steps.step_answered(StepId(1), step_time_ms);
+            steps.step_sent(StepId(2), WORK, masked, step_time_ms);
             steps.expected_wait()
         };
-        let told = Duration::from_nanos(STEP_COST.fixed_ns + STEP_COST.per_token_ns);
-        assert!(expected_after(false, 10) > told);
-        assert_eq!(expected_after(true, 10), told, "as the pace was said to be");
+        let expected = Duration::from_nanos(STEP_COST.fixed_ns + STEP_COST.per_token_ns);
+        assert!(expected_after(false, 10) > expected);
+        assert_eq!(expected_after(true, 10), expected, "as the pace was said to be");
         assert_eq!(expected_after(true, 14), expected_after(false, 14), "slow by itself");
-        assert!(expected_after(true, 4) < told);
+        assert!(expected_after(true, 4) < expected);
     }
 }

@@ -14,7 +14,7 @@ pub enum TickPhase {
 /// Receives the end of each phase; the time since the previous phase ended belongs to it.
 pub trait TickTimer {
     /// Called at the end of a phase.
-    fn phase_done(&mut self, part: TickPhase);
+    fn phase_done(&mut self, phase: TickPhase);
 }
 
 /// A timer that ignores all calls.

@@ -61,32 +61,32 @@ struct WalkDevice {
 impl WalkDevice {
     fn run(&mut self, batch: &Batch, random: &mut WalkRng) {
         let rows = batch.rows.iter().map(|row| self.run_row(row, random)).collect();
-        let (timing, experts) = (StepTiming::default(), Vec::new());
+        let (timing, expert_tokens) = (StepTiming::default(), Vec::new());
         let (step, epoch) = (batch.step, batch.epoch);
-        self.outputs.push_back(StepOutput { step, epoch, rows, timing, expert_tokens: experts });
+        self.outputs.push_back(StepOutput { step, epoch, rows, timing, expert_tokens });
     }
 
     fn run_row(&mut self, row: &BatchRow, random: &mut WalkRng) -> RowOutput {
-        let seat = self.seq_slots.entry(row.seq_slot.0).or_default();
+        let slot_state = self.seq_slots.entry(row.seq_slot.0).or_default();
         if row.seq_init.is_some() {
-            *seat = WalkSlotState::default();
+            *slot_state = WalkSlotState::default();
         }
         for update in &row.table_updates {
-            seat.table.truncate(update.first_entry as usize);
+            slot_state.table.truncate(update.first_entry as usize);
             assert_eq!(
-                seat.table.len(),
+                slot_state.table.len(),
                 update.first_entry as usize,
                 "a table update leaves a gap"
             );
-            seat.table.extend(&update.blocks);
+            slot_state.table.extend(&update.blocks);
         }
         let (start, tokens) = match &row.input {
             RowInput::Tokens(tokens) => (row.start, tokens.clone()),
-            RowInput::SampledAt { .. } => (seat.next, TokenVec::one(seat.last)),
+            RowInput::SampledAt { .. } => (slot_state.next, TokenVec::one(slot_state.last)),
         };
         let furthest = row.start + row.input.draft_slack();
         assert!((row.start..=furthest).contains(&start), "{start} {} {furthest}", row.start);
-        let (table, block_tokens) = (seat.table.clone(), self.block_tokens);
+        let (table, block_tokens) = (slot_state.table.clone(), self.block_tokens);
         let slot = |p: u32| {
             (table[(p / block_tokens) as usize].0 * block_tokens + p % block_tokens) as usize
         };
@@ -120,8 +120,8 @@ impl WalkDevice {
             result.accepted += 1;
             prefix.push(token);
         }
-        let seat = self.seq_slots.get_mut(&row.seq_slot.0).expect("made above");
-        (seat.next, seat.last) = (
+        let slot_state = self.seq_slots.get_mut(&row.seq_slot.0).expect("made above");
+        (slot_state.next, slot_state.last) = (
             end + u32::from(result.accepted),
             result.sampled_tokens[result.sampled_tokens.len() - 1],
         );
@@ -130,7 +130,7 @@ impl WalkDevice {
 }
 
 struct WalkWorld {
-    engine: Scheduler,
+    scheduler: Scheduler,
     rng: WalkRng,
     devices: Vec<WalkDevice>,
     inbox: Vec<SchedulerEvent>,
@@ -141,8 +141,9 @@ struct WalkWorld {
 fn config(random: &mut WalkRng) -> SchedulerConfig {
     let block_tokens = random.pick(&[1, 2, 3, 4, 8, 16]);
     let max_model_len: u32 = random.pick(&[40, 80]);
-    let least = max_model_len.div_ceil(block_tokens);
-    let blocks = random.pick(&[least, least + 1, 2 * least, 4 * least, 30 * least]);
+    let blocks_min = max_model_len.div_ceil(block_tokens);
+    let blocks =
+        random.pick(&[blocks_min, blocks_min + 1, 2 * blocks_min, 4 * blocks_min, 30 * blocks_min]);
     let mut limits = SchedulerLimits::cpu(max_model_len, VOCAB);
     limits.tokens_per_step = random.pick(&[1, 2, 5, 16, 40, 100, 300]);
     limits.max_num_seqs = random.pick(&[1, 3, 8, 20]);
@@ -174,12 +175,19 @@ impl WalkWorld {
             outputs: VecDeque::new(),
         };
         let devices = (0..config.replicas).map(device).collect();
-        let engine = Scheduler::new(config.clone()).expect("drawn within limits");
-        Self { engine, rng: random, devices, inbox: Vec::new(), received: BTreeMap::new(), config }
+        let scheduler = Scheduler::new(config.clone()).expect("drawn within limits");
+        Self {
+            scheduler,
+            rng: random,
+            devices,
+            inbox: Vec::new(),
+            received: BTreeMap::new(),
+            config,
+        }
     }
 
     fn submit(&mut self, id: u64, tokens: Vec<Token>, max_tokens: u32, stop_ids: Vec<Token>) {
-        let keys = self.engine.hasher().hash_prompt(&tokens, None);
+        let block_keys = self.scheduler.hasher().hash_prompt(&tokens, None);
         let submit = RequestSubmission {
             id: RequestId(id),
             tokens,
@@ -192,7 +200,7 @@ impl WalkWorld {
             priority: 0,
             extra_keys: None,
             replica: None,
-            block_keys: keys,
+            block_keys,
         };
         self.received.insert(RequestId(id), (Vec::new(), None));
         self.inbox.push(SchedulerEvent::Submit(Box::new(submit)));
@@ -200,7 +208,7 @@ impl WalkWorld {
 
     fn tick(&mut self) {
         let mut effects = Vec::new();
-        self.engine.tick(0, &mut self.inbox, &mut effects);
+        self.scheduler.tick(0, &mut self.inbox, &mut effects);
         for effect in effects {
             match effect {
                 SchedulerEffect::SendBatch { replica, batch } => {
@@ -217,7 +225,7 @@ impl WalkWorld {
                 | SchedulerEffect::ControlDone { .. } => {}
             }
         }
-        self.engine.check();
+        self.scheduler.check();
     }
 
     fn check_and_run(&mut self, replica: Replica, batch: &Batch) {
@@ -264,41 +272,42 @@ fn walk(seed: u64) {
     let mut world = WalkWorld::new(seed);
     let max_model_len = world.config.limits.max_model_len;
     let shared: Vec<Token> = (0..60).map(|_| world.rng.draw(0, VOCAB)).collect();
-    let mut asked = Vec::new();
-    let mut to_come = world.rng.draw(1, 25);
+    let mut requests = Vec::new();
+    let mut remaining = world.rng.draw(1, 25);
     let aborts = world.rng.pick(&[0, 0, 20]);
     for round in 0.. {
         assert!(round < 100_000, "no progress");
-        while to_come > 0 && world.rng.draw(0, 4) == 0 {
-            to_come -= 1;
+        while remaining > 0 && world.rng.draw(0, 4) == 0 {
+            remaining -= 1;
             let len = world.rng.draw(1, max_model_len);
             let common = world.rng.draw(0, len + 1).min(60);
             let mut prompt = shared[..common as usize].to_vec();
             prompt.extend((common..len).map(|_| world.rng.draw(0, VOCAB)));
             let max_tokens = world.rng.draw(0, max_model_len - len + 1);
             let stop_ids = vec![world.rng.draw(0, 2 * VOCAB)];
-            world.submit(asked.len() as u64, prompt.clone(), max_tokens, stop_ids.clone());
-            asked.push((prompt, max_tokens, stop_ids));
+            world.submit(requests.len() as u64, prompt.clone(), max_tokens, stop_ids.clone());
+            requests.push((prompt, max_tokens, stop_ids));
         }
-        let mut taken_back = None;
-        if aborts > 0 && world.rng.draw(0, aborts) == 0 && !asked.is_empty() {
-            let request = RequestId(u64::from(world.rng.draw(0, asked.len() as u32)));
+        let mut aborted = None;
+        if aborts > 0 && world.rng.draw(0, aborts) == 0 && !requests.is_empty() {
+            let request = RequestId(u64::from(world.rng.draw(0, requests.len() as u32)));
             world
                 .inbox
                 .push(SchedulerEvent::Abort { request, cause: AbortCause::ClientDisconnected });
-            taken_back = Some(request);
+            aborted = Some(request);
         }
-        let answered = world.rng.draw(0, 3) > 0 && world.complete_oldest_step();
-        let silent = world.devices.iter().all(|device| device.outputs.is_empty());
+        let completed = world.rng.draw(0, 3) > 0 && world.complete_oldest_step();
+        let devices_idle = world.devices.iter().all(|device| device.outputs.is_empty());
         let had_events = !world.inbox.is_empty();
         world.tick();
-        let ended = taken_back.is_none_or(|request| world.received[&request].1.is_some());
-        assert!(ended, "{taken_back:?} outlives its abort");
-        if to_come == 0 && !answered && silent && !had_events && world.engine.is_idle() {
+        let ended = aborted.is_none_or(|request| world.received[&request].1.is_some());
+        assert!(ended, "{aborted:?} outlives its abort");
+        if remaining == 0 && !completed && devices_idle && !had_events && world.scheduler.is_idle()
+        {
             break;
         }
     }
-    for (i, (prompt, max_tokens, stop_ids)) in asked.iter().enumerate() {
+    for (i, (prompt, max_tokens, stop_ids)) in requests.iter().enumerate() {
         let (tokens, finish) = &world.received[&RequestId(i as u64)];
         let expected = tokens_alone(prompt, *max_tokens, stop_ids);
         match finish {

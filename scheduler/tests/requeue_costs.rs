@@ -14,7 +14,7 @@ const BLOCK_TOKENS: u32 = 4;
 
 /// A scheduler, the last batch of each replica, its statistics, and the result of the last control command.
 struct RequeueHarness {
-    engine: Scheduler,
+    scheduler: Scheduler,
     sent: Vec<Option<Batch>>,
     stats: Vec<StepStats>,
     control_succeeded: Option<bool>,
@@ -26,16 +26,16 @@ impl RequeueHarness {
         let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
         let limits = SchedulerLimits { steps_in_flight: 1, ..SchedulerLimits::cpu(64, 100) };
         let config = SchedulerConfig::new(limits, KvConfig::new(spec, blocks, [1, 2]));
-        let engine =
+        let scheduler =
             Scheduler::new(SchedulerConfig { replicas, ..config }).expect("a valid configuration");
-        let several = usize::from(replicas);
-        let (sent, stats) = (vec![None; several], vec![StepStats::default(); several]);
-        Self { engine, sent, stats, control_succeeded: None }
+        let count = usize::from(replicas);
+        let (sent, stats) = (vec![None; count], vec![StepStats::default(); count]);
+        Self { scheduler, sent, stats, control_succeeded: None }
     }
 
     fn tick(&mut self, event: SchedulerEvent) {
         let mut effects = Vec::new();
-        self.engine.tick(0, &mut vec![event], &mut effects);
+        self.scheduler.tick(0, &mut vec![event], &mut effects);
         for effect in effects {
             match effect {
                 SchedulerEffect::SendBatch { replica, batch } => {
@@ -61,7 +61,7 @@ impl RequeueHarness {
     /// Submits a request with an output that is constrained from token `masked_from` on.
     fn submit_masked(&mut self, id: u64, tokens: u32, masked_from: Option<u32>) {
         let tokens: Vec<Token> = (0..tokens).map(|i| id as u32 * 30 + i).collect();
-        let keys = self.engine.hasher().hash_prompt(&tokens, None);
+        let block_keys = self.scheduler.hasher().hash_prompt(&tokens, None);
         self.tick(SchedulerEvent::Submit(Box::new(RequestSubmission {
             id: RequestId(id),
             tokens,
@@ -74,7 +74,7 @@ impl RequeueHarness {
             priority: 0,
             extra_keys: None,
             replica: None,
-            block_keys: keys,
+            block_keys,
         })));
     }
 
@@ -94,16 +94,16 @@ impl RequeueHarness {
     }
 
     /// Clears the prefix cache. Returns whether it was cleared.
-    fn clear(&mut self, restart: bool) -> bool {
+    fn clear(&mut self, requeue_running: bool) -> bool {
         self.tick(SchedulerEvent::Control(ControlCommand::ClearPrefixCache {
             op_id: 1,
-            requeue_running: restart,
+            requeue_running,
         }));
         self.control_succeeded.take().expect("a control operation is answered at once")
     }
 
-    fn fail_executors(&mut self, replica: u16, loss: ExecutorFailure) {
-        self.tick(SchedulerEvent::ExecutorsFailed { replica: Replica(replica), failure: loss });
+    fn fail_executors(&mut self, replica: u16, failure: ExecutorFailure) {
+        self.tick(SchedulerEvent::ExecutorsFailed { replica: Replica(replica), failure });
     }
 
     fn failure_costs(&self, replica: usize) -> (FailureCounts, RecomputedTokens) {
@@ -114,161 +114,165 @@ impl RequeueHarness {
 
 #[test]
 fn failure_and_recompute_are_counted_on_their_replicas() {
-    let mut bench = RequeueHarness::new(2, 16);
-    bench.submit(1, 6);
-    bench.complete_step(0); // Its prompt and one output token are computed or in flight.
-    bench.complete_step(0);
-    bench.fail_executors(0, ExecutorFailure::HeartbeatTimeout);
+    let mut harness = RequeueHarness::new(2, 16);
+    harness.submit(1, 6);
+    harness.complete_step(0); // Its prompt and one output token are computed or in flight.
+    harness.complete_step(0);
+    harness.fail_executors(0, ExecutorFailure::HeartbeatTimeout);
     let recovered = FailureCounts { heartbeat_timeout: 1, ..FailureCounts::default() };
-    assert_eq!(bench.failure_costs(0), (recovered, RecomputedTokens::default()));
-    let lost = FailureCounts { heartbeat_timeout: 8, ..FailureCounts::default() };
-    let recomputed = RecomputedTokens { executor_failure: lost, ..RecomputedTokens::default() };
+    assert_eq!(harness.failure_costs(0), (recovered, RecomputedTokens::default()));
+    let failure_counts = FailureCounts { heartbeat_timeout: 8, ..FailureCounts::default() };
+    let recomputed =
+        RecomputedTokens { executor_failure: failure_counts, ..RecomputedTokens::default() };
     assert_eq!(
-        bench.failure_costs(1),
+        harness.failure_costs(1),
         (FailureCounts::default(), recomputed),
         "the other replica does it"
     );
     // The second failure has another cause and no replica is left: the request waits for restored executors.
-    bench.fail_executors(1, ExecutorFailure::ReportedFault);
+    harness.fail_executors(1, ExecutorFailure::ReportedFault);
     let recovered = FailureCounts { reported_fault: 1, ..FailureCounts::default() };
-    assert_eq!(bench.failure_costs(1), (recovered, recomputed));
+    assert_eq!(harness.failure_costs(1), (recovered, recomputed));
     let ready = SchedulerEvent::ExecutorsReady {
         replica: Replica(1),
         blocks: 16,
         capture_sizes: Vec::new(),
     };
-    bench.tick(ready);
-    let lost = FailureCounts { reported_fault: 8, ..lost };
+    harness.tick(ready);
+    let failure_counts = FailureCounts { reported_fault: 8, ..failure_counts };
     assert_eq!(
-        bench.failure_costs(1),
-        (recovered, RecomputedTokens { executor_failure: lost, ..recomputed })
+        harness.failure_costs(1),
+        (recovered, RecomputedTokens { executor_failure: failure_counts, ..recomputed })
     );
 }
 
 #[test]
 fn preemptions_and_resets_are_not_counted_as_failures() {
-    let mut bench = RequeueHarness::new(1, 16);
-    bench.submit(1, 6);
-    bench.complete_step(0);
-    assert!(bench.clear(true));
-    bench.complete_step(0); // An output of the old epoch: there is room for a step again.
-    let (recovered, recomputed) = bench.failure_costs(0);
+    let mut harness = RequeueHarness::new(1, 16);
+    harness.submit(1, 6);
+    harness.complete_step(0);
+    assert!(harness.clear(true));
+    harness.complete_step(0); // An output of the old epoch: there is room for a step again.
+    let (recovered, recomputed) = harness.failure_costs(0);
     assert_eq!(recovered, FailureCounts::default());
     assert_eq!(recomputed, RecomputedTokens { reset: 7, ..RecomputedTokens::default() });
 
     // Two requests outgrow the pool: one is preempted, and its published blocks are evicted.
-    let mut bench = RequeueHarness::new(1, 16);
-    bench.submit(1, 30);
-    bench.submit(2, 30);
-    while bench.stats[0].preemptions_total == 0 {
-        bench.complete_step(0);
+    let mut harness = RequeueHarness::new(1, 16);
+    harness.submit(1, 30);
+    harness.submit(2, 30);
+    while harness.stats[0].preemptions_total == 0 {
+        harness.complete_step(0);
     }
-    while bench.stats[0].tokens_recomputed_total == RecomputedTokens::default() {
-        bench.complete_step(0);
+    while harness.stats[0].tokens_recomputed_total == RecomputedTokens::default() {
+        harness.complete_step(0);
     }
-    let (recovered, recomputed) = bench.failure_costs(0);
+    let (recovered, recomputed) = harness.failure_costs(0);
     assert_eq!(recovered, FailureCounts::default());
-    let RecomputedTokens { preemption, reset, executor_failure: loss } = recomputed;
-    assert!(preemption > 0 && (reset, loss) == (0, FailureCounts::default()), "{recomputed:?}");
+    let RecomputedTokens { preemption, reset, executor_failure: failure_counts } = recomputed;
+    assert!(
+        preemption > 0 && (reset, failure_counts) == (0, FailureCounts::default()),
+        "{recomputed:?}"
+    );
 }
 
 #[test]
 fn output_for_an_aborted_request_is_dropped_and_counted() {
-    let mut bench = RequeueHarness::new(1, 16);
-    bench.submit(1, 6);
-    bench.submit(2, 6);
-    bench.tick(SchedulerEvent::Abort {
+    let mut harness = RequeueHarness::new(1, 16);
+    harness.submit(1, 6);
+    harness.submit(2, 6);
+    harness.tick(SchedulerEvent::Abort {
         request: RequestId(1),
         cause: AbortCause::ClientDisconnected,
     });
-    bench.complete_step(0);
-    bench.complete_step(0);
-    assert_eq!(bench.stats[0].rows_dropped_total, 1);
+    harness.complete_step(0);
+    harness.complete_step(0);
+    assert_eq!(harness.stats[0].rows_dropped_total, 1);
 }
 
 #[test]
 fn output_of_an_old_epoch_is_dropped_and_counted() {
-    let mut bench = RequeueHarness::new(1, 16);
-    bench.submit(1, 6);
-    let mut batch = bench.sent[0].clone().expect("a step is under way");
+    let mut harness = RequeueHarness::new(1, 16);
+    harness.submit(1, 6);
+    let mut batch = harness.sent[0].clone().expect("a step is under way");
     batch.epoch.0 += 1; // All other fields are as expected.
-    let awaited = bench.sent[0].replace(batch);
-    bench.complete_step(0);
-    assert_eq!(bench.stats[0].outputs_dropped_total, 1);
-    bench.sent[0] = awaited;
-    bench.complete_step(0);
-    assert_eq!(bench.stats[0].outputs_dropped_total, 1);
+    let original = harness.sent[0].replace(batch);
+    harness.complete_step(0);
+    assert_eq!(harness.stats[0].outputs_dropped_total, 1);
+    harness.sent[0] = original;
+    harness.complete_step(0);
+    assert_eq!(harness.stats[0].outputs_dropped_total, 1);
 }
 
 #[test]
 fn clearing_the_prefix_cache_needs_idle_blocks_or_requeue() {
-    let mut bench = RequeueHarness::new(1, 16);
-    bench.submit(1, 6);
-    bench.complete_step(0);
-    assert!(!bench.clear(false), "its blocks are held");
-    assert_eq!((bench.stats[0].running, bench.stats[0].prefix_queries_total), (1, 6));
-    bench.tick(SchedulerEvent::Abort {
+    let mut harness = RequeueHarness::new(1, 16);
+    harness.submit(1, 6);
+    harness.complete_step(0);
+    assert!(!harness.clear(false), "its blocks are held");
+    assert_eq!((harness.stats[0].running, harness.stats[0].prefix_queries_total), (1, 6));
+    harness.tick(SchedulerEvent::Abort {
         request: RequestId(1),
         cause: AbortCause::ClientDisconnected,
     });
-    assert_eq!(bench.stats[0].blocks.cached, 1);
-    assert!(bench.clear(false), "what nobody holds is only forgotten");
-    assert_eq!(bench.stats[0].blocks.cached, 0);
+    assert_eq!(harness.stats[0].blocks.cached, 1);
+    assert!(harness.clear(false), "what nobody holds is only forgotten");
+    assert_eq!(harness.stats[0].blocks.cached, 0);
 }
 
 #[test]
 fn stats_report_last_step_and_totals() {
-    let mut bench = RequeueHarness::new(1, 16);
-    assert!(bench.engine.is_idle());
-    bench.submit(1, 6);
-    for (answered, tokens) in [(0, 6), (1, 1), (2, 1)] {
-        let stats = &bench.stats[0];
+    let mut harness = RequeueHarness::new(1, 16);
+    assert!(harness.scheduler.is_idle());
+    harness.submit(1, 6);
+    for (steps, tokens) in [(0, 6), (1, 1), (2, 1)] {
+        let stats = &harness.stats[0];
         assert_eq!(
             (stats.last_step_rows, stats.last_step_tokens, stats.steps_total),
-            (1, tokens, answered)
+            (1, tokens, steps)
         );
-        assert_eq!(bench.engine.stats(Replica(0)), *stats, "who asks is told the same");
-        assert!(!bench.engine.is_idle());
-        bench.complete_step(0);
+        assert_eq!(harness.scheduler.stats(Replica(0)), *stats, "who asks is told the same");
+        assert!(!harness.scheduler.is_idle());
+        harness.complete_step(0);
     }
-    bench.tick(SchedulerEvent::Abort {
+    harness.tick(SchedulerEvent::Abort {
         request: RequestId(1),
         cause: AbortCause::ClientDisconnected,
     });
-    assert!(!bench.engine.is_idle(), "its last step is under way");
-    bench.complete_step(0);
-    assert!(bench.engine.is_idle());
+    assert!(!harness.scheduler.is_idle(), "its last step is under way");
+    harness.complete_step(0);
+    assert!(harness.scheduler.is_idle());
 }
 
 #[test]
 fn rows_are_masked_until_masks_are_done() {
-    let mut bench = RequeueHarness::new(1, 16);
-    bench.submit_masked(1, 6, Some(1));
+    let mut harness = RequeueHarness::new(1, 16);
+    harness.submit_masked(1, 6, Some(1));
     let mut masked = Vec::new();
     for step in 0..5 {
-        masked.push(bench.sent[0].as_ref().expect("a step is under way").rows[0].masked);
+        masked.push(harness.sent[0].as_ref().expect("a step is under way").rows[0].masked);
         if step == 2 {
-            bench.tick(SchedulerEvent::MasksDone { request: RequestId(1) });
+            harness.tick(SchedulerEvent::MasksDone { request: RequestId(1) });
         }
-        bench.complete_step(0);
+        harness.complete_step(0);
     }
     assert_eq!(masked, [false, true, true, false, false], "the third was under way");
 }
 
 #[test]
 fn restored_replica_takes_no_queued_requests() {
-    let mut bench = RequeueHarness::new(2, 16);
-    bench.fail_executors(0, ExecutorFailure::Exited);
-    bench.submit(1, 6);
-    bench.submit(2, 6); // Waits for the step in flight.
+    let mut harness = RequeueHarness::new(2, 16);
+    harness.fail_executors(0, ExecutorFailure::Exited);
+    harness.submit(1, 6);
+    harness.submit(2, 6); // Waits for the step in flight.
     let ready = SchedulerEvent::ExecutorsReady {
         replica: Replica(0),
         blocks: 16,
         capture_sizes: Vec::new(),
     };
-    bench.tick(ready);
-    assert_eq!((bench.stats[1].running, bench.stats[1].waiting), (1, 1));
-    assert!(bench.sent[0].is_none());
+    harness.tick(ready);
+    assert_eq!((harness.stats[1].running, harness.stats[1].waiting), (1, 1));
+    assert!(harness.sent[0].is_none());
 }
 
 #[test]
@@ -278,8 +282,10 @@ fn lockstep_replicas_fail_together_and_others_alone() {
         let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
         let config =
             SchedulerConfig::new(SchedulerLimits::cpu(64, 100), KvConfig::new(spec, 16, [1, 2]));
-        let engine = Scheduler::new(SchedulerConfig { replicas: 2, lockstep, ..config }).unwrap();
-        let group: Vec<u16> = engine.lockstep_group(Replica(1)).map(|replica| replica.0).collect();
+        let scheduler =
+            Scheduler::new(SchedulerConfig { replicas: 2, lockstep, ..config }).unwrap();
+        let group: Vec<u16> =
+            scheduler.lockstep_group(Replica(1)).map(|replica| replica.0).collect();
         assert_eq!(group, expected);
     }
 }

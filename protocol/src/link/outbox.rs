@@ -22,14 +22,14 @@ const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 pub fn run_writer<S: MessageSender>(
     mut outbox: Receiver<S::Message>,
     mut link: S,
-    beat: Option<&HeartbeatConfig<S::Message>>,
+    heartbeat: Option<&HeartbeatConfig<S::Message>>,
 ) -> Result<(), LinkError> {
-    let wait = beat.map_or(IDLE_TIMEOUT, |beat| beat.interval);
+    let wait = heartbeat.map_or(IDLE_TIMEOUT, |heartbeat| heartbeat.interval);
     loop {
         let message = match MessageReceiver::recv(&mut outbox, wait) {
             Ok(Some(message)) => message,
-            Ok(None) => match beat {
-                Some(beat) => (beat.message)(),
+            Ok(None) => match heartbeat {
+                Some(heartbeat) => (heartbeat.message)(),
                 None => continue,
             },
             Err(_) => return Ok(()),

@@ -132,13 +132,13 @@ mod tests {
     #[test]
     fn closing_one_handle_closes_all_clones() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = LinkSocket::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-        let mut far = LinkSocket::from(listener.accept().unwrap().0);
-        let mut other = near.try_clone().unwrap();
+        let local = LinkSocket::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let mut remote = LinkSocket::from(listener.accept().unwrap().0);
+        let mut other = local.try_clone().unwrap();
         other.write_all(b"last").unwrap();
-        near.close();
+        local.close();
         let mut read = Vec::new();
-        far.read_to_end(&mut read).unwrap();
+        remote.read_to_end(&mut read).unwrap();
         assert_eq!(read, b"last", "what was sent still arrives");
         assert!(other.write(b"more").is_err());
     }

@@ -135,15 +135,7 @@ impl<R, M> FrameReader<R, M> {
     /// Returns a reader on this stream, with all buffered bytes, for messages of another type.
     pub fn with_message_type<N>(self) -> FrameReader<R, N> {
         let Self {
-            stream,
-            epoch,
-            buffer,
-            start,
-            end,
-            timeout,
-            stale_frames: stale,
-            body_bytes_max,
-            ..
+            stream, epoch, buffer, start, end, timeout, stale_frames, body_bytes_max, ..
         } = self;
         let messages = PhantomData;
         FrameReader {
@@ -153,7 +145,7 @@ impl<R, M> FrameReader<R, M> {
             start,
             end,
             timeout,
-            stale_frames: stale,
+            stale_frames,
             body_bytes_max,
             messages,
         }
@@ -189,9 +181,9 @@ impl<R, M> FrameReader<R, M> {
             None => 0,
         };
         // Doubling bounds the number of copies of a long body; at least half of the buffer is filled by then.
-        let room = missing.min(self.end).max(READ_CHUNK_BYTES);
-        if self.buffer.len() < self.end + room {
-            self.buffer.resize(self.end + room, 0);
+        let read_bytes = missing.min(self.end).max(READ_CHUNK_BYTES);
+        if self.buffer.len() < self.end + read_bytes {
+            self.buffer.resize(self.end + read_bytes, 0);
         }
         Ok(())
     }
@@ -201,8 +193,8 @@ impl<R: Read, M: WireMessage> FrameReader<R, M> {
     /// Returns the next complete message in the buffer.
     fn next_buffered_message(&mut self) -> Result<Option<M>, LinkError> {
         loop {
-            let held = &self.buffer[self.start..self.end];
-            let next = frame::decode_with_limit::<M>(held, self.body_bytes_max)?;
+            let buffered = &self.buffer[self.start..self.end];
+            let next = frame::decode_with_limit::<M>(buffered, self.body_bytes_max)?;
             let Some((message, theirs, bytes)) = next else { return Ok(None) };
             let ours = self.epoch;
             self.start += bytes;

@@ -24,8 +24,8 @@ fn assert_round_trip<M: WireMessage + PartialEq + std::fmt::Debug>(
     cut: usize,
 ) {
     let bytes = frame(message, Epoch(epoch));
-    let (back, back_epoch, length) = decode::<M>(&bytes).unwrap().expect("a whole frame");
-    assert_eq!((&back, back_epoch, length), (message, Epoch(epoch), bytes.len()));
+    let (decoded, decoded_epoch, length) = decode::<M>(&bytes).unwrap().expect("a whole frame");
+    assert_eq!((&decoded, decoded_epoch, length), (message, Epoch(epoch), bytes.len()));
     let cut = cut % bytes.len();
     assert!(decode::<M>(&bytes[..cut]).unwrap().is_none(), "cut at {cut} of {}", bytes.len());
     let two = [&bytes[..], &bytes[..cut]].concat();
@@ -87,12 +87,12 @@ proptest! {
         let at = at % bytes.len();
         bytes[at] ^= change;
         // A larger length field only makes the frame incomplete.
-        let noticed = match decode::<ExecutorCommand>(&bytes) {
+        let detected = match decode::<ExecutorCommand>(&bytes) {
             Err(_) => true,
             Ok(None) => (16..20).contains(&at),
             Ok(Some(_)) => false,
         };
-        prop_assert!(noticed, "byte {} of {}", at, bytes.len());
+        prop_assert!(detected, "byte {} of {}", at, bytes.len());
     }
 
     #[test]
@@ -113,8 +113,8 @@ proptest! {
         for mut body in [body_of(&m), body_of(&b), body_of(&n)] {
             for (at, byte) in &changes {
                 let length = body.len().max(1);
-                if let Some(place) = body.get_mut(at % length) {
-                    *place = *byte;
+                if let Some(byte_at) = body.get_mut(at % length) {
+                    *byte_at = *byte;
                 }
             }
             decode_body_as_every_kind(&body);

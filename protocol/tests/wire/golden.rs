@@ -79,7 +79,7 @@ fn batch_bytes() {
 
 #[test]
 fn bitmask_bytes() {
-    let mask = GrammarBitmask {
+    let bitmask = GrammarBitmask {
         step: StepId(7),
         rows: vec![
             BitmaskRow { row: 0, bitmask: vec![0x8000_0001, 2], overdue: false },
@@ -87,7 +87,7 @@ fn bitmask_bytes() {
         ],
     };
     check(
-        &ExecutorCommand::Bitmask(mask),
+        &ExecutorCommand::Bitmask(bitmask),
         &expect![[r#"
             4844524e0d000600020000000000000015000000aa63ce97
             9207929300c4080100008002000000c29303c400c3"#]],
@@ -186,13 +186,13 @@ fn startup_event_bytes() {
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
     let spec = KvSpec { block_tokens: 16, groups: vec![group] };
-    let memory = WarmUpReport {
+    let report = WarmUpReport {
         kv_spec: spec,
         kv_blocks: 500,
         step_cost: StepCost { fixed_ns: 300, per_token_ns: 12 },
     };
     check(
-        &ExecutorEvent::WarmUpDone(memory),
+        &ExecutorEvent::WarmUpDone(report),
         &expect![[r#"
             4844524e0d001300020000000000000018000000fab12b31
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
@@ -204,9 +204,9 @@ fn startup_event_bytes() {
             4844524e0d0016000200000000000000070000005417859f
             9207a4676f6e65"#]],
     );
-    let profiled = ProfilerStatus::Started("/t/rank0-1.json".to_owned());
+    let status = ProfilerStatus::Started("/t/rank0-1.json".to_owned());
     check(
-        &ExecutorEvent::ProfilerStatus(profiled),
+        &ExecutorEvent::ProfilerStatus(status),
         &expect![[r#"
             4844524e0d001800020000000000000019000000f5076123
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
@@ -299,9 +299,9 @@ fn node_message_bytes() {
     check(&NodeHandshake::Denied, &expect!["4844524e0d002e00020000000000000000000000be75de5f"]);
     let parallel = ParallelConfig { tp_size: 1, dp_size: 2, expert_parallel: false };
     let build = "0.1.0".to_owned();
-    let member = NodeInfo { node: 1, nodes: 2, parallel, build, model_digest: 7 };
+    let node_info = NodeInfo { node: 1, nodes: 2, parallel, build, model_digest: 7 };
     check(
-        &NodeEvent::Join(member),
+        &NodeEvent::Join(node_info),
         &expect![[r#"
             4844524e0d00290002000000000000000e0000003105350d
             950102930102c2a5302e312e3007"#]],

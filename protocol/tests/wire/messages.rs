@@ -86,21 +86,21 @@ fn row() -> impl Strategy<Value = BatchRow> {
 }
 
 fn batch() -> impl Strategy<Value = Batch> {
-    let bucket = prop_oneof![
+    let dispatch = prop_oneof![
         (any::<u32>(), any::<u32>()).prop_map(|(rows, width)| DispatchMode::Graph { rows, width }),
         any::<u32>().prop_map(|tokens| DispatchMode::Eager { tokens }),
     ];
-    let header = (any::<u64>(), any::<u64>(), bucket, any::<u32>(), any::<u32>());
-    (header, vec(row(), 0..5)).prop_map(|((step, epoch, bucket, moe_tokens, draft_rows), rows)| {
-        Batch {
+    let header = (any::<u64>(), any::<u64>(), dispatch, any::<u32>(), any::<u32>());
+    (header, vec(row(), 0..5)).prop_map(
+        |((step, epoch, dispatch, moe_tokens, draft_rows), rows)| Batch {
             step: StepId(step),
             epoch: Epoch(epoch),
-            dispatch: bucket,
+            dispatch,
             moe_tokens,
             draft_rows,
             rows,
-        }
-    })
+        },
+    )
 }
 
 fn logprobs() -> impl Strategy<Value = Vec<TokenLogprobs>> {
@@ -123,8 +123,8 @@ fn output() -> impl Strategy<Value = StepOutput> {
         Just(RowError::MaskOverdue)
     ];
     let row = (ids(), any::<[u8; 2]>(), of(error), logprobs(), logprobs()).prop_map(
-        |(emitted, [drafted, accepted], error, logprobs, prompt_logprobs)| RowOutput {
-            sampled_tokens: emitted.into(),
+        |(sampled_tokens, [drafted, accepted], error, logprobs, prompt_logprobs)| RowOutput {
+            sampled_tokens: sampled_tokens.into(),
             drafted,
             accepted,
             error,
@@ -132,9 +132,13 @@ fn output() -> impl Strategy<Value = StepOutput> {
             prompt_logprobs: prompt_logprobs.into(),
         },
     );
-    let got = any::<(u16, u16, u32)>();
-    let got = got.prop_map(|(layer, expert, tokens)| ExpertTokenCount { layer, expert, tokens });
-    let parts = (any::<u64>(), any::<u64>(), vec(row, 0..5), vec(got, 0..20));
+    let expert_tokens = any::<(u16, u16, u32)>();
+    let expert_tokens = expert_tokens.prop_map(|(layer, expert, tokens)| ExpertTokenCount {
+        layer,
+        expert,
+        tokens,
+    });
+    let parts = (any::<u64>(), any::<u64>(), vec(row, 0..5), vec(expert_tokens, 0..20));
     parts.prop_map(|(step, ns, rows, experts)| StepOutput {
         step: StepId(step),
         epoch: Epoch(ns >> 40),
@@ -170,7 +174,7 @@ pub(crate) fn executor_command() -> impl Strategy<Value = ExecutorCommand> {
     prop_oneof![
         any::<u32>().prop_map(|blocks| ExecutorCommand::AllocateKv { blocks }),
         batch().prop_map(ExecutorCommand::Batch),
-        any::<bool>().prop_map(|on| ExecutorCommand::Profile { enabled: on }),
+        any::<bool>().prop_map(|enabled| ExecutorCommand::Profile { enabled }),
         Just(ExecutorCommand::Shutdown),
     ]
 }
@@ -185,14 +189,14 @@ pub(crate) fn executor_event() -> impl Strategy<Value = ExecutorEvent> {
         StartupPhase::Capture,
         StartupPhase::Join,
     ];
-    let hello = (any::<u16>(), any::<u64>(), ".{0,20}").prop_map(|(rank, manifest, device)| {
+    let hello = (any::<u16>(), any::<u64>(), ".{0,20}").prop_map(|(rank, model_digest, device)| {
         ExecutorHello {
             version: rank ^ 5,
             rank: Rank(rank),
-            epoch: Epoch(manifest >> 3),
+            epoch: Epoch(model_digest >> 3),
             device,
             build: "0.1.0".to_owned(),
-            model_digest: manifest,
+            model_digest,
         }
     });
     prop_oneof![
@@ -238,19 +242,19 @@ pub(crate) fn settings() -> impl Strategy<Value = ExecutorSettings> {
         any::<u32>().prop_map(KvCacheSize::Blocks),
     ];
     let libraries = of((path, of(path), of(path)));
-    let places = (path, of(".{0,30}"), libraries, of(path));
+    let paths = (path, of(".{0,30}"), libraries, of(path));
     let choices = (prop::sample::select(devices.to_vec()), kv, of(any::<u64>()), any::<bool>());
-    (places, choices, of(any::<u32>()), any::<[u32; 6]>()).prop_map(
+    (paths, choices, of(any::<u32>()), any::<[u32; 6]>()).prop_map(
         |(
-            (dir, overrides, libraries, cache),
+            (model_dir, config_overrides, libraries, kernel_cache),
             (device, kv, synth_seed, eager),
             threads,
             numbers,
         )| {
             ExecutorSettings {
-                model_dir: dir.into(),
+                model_dir: model_dir.into(),
                 draft_model_dir: eager.then(|| "/drafts".into()),
-                config_overrides: overrides,
+                config_overrides,
                 synth_seed,
                 device,
                 libraries: libraries.map(|(driver, compiler, blas)| DeviceLibraries {
@@ -260,7 +264,7 @@ pub(crate) fn settings() -> impl Strategy<Value = ExecutorSettings> {
                     emulated_warp_size: eager.then_some(64),
                     collectives: eager.then(|| "libnccl.so.2".into()),
                 }),
-                kernel_cache: cache.map(Into::into),
+                kernel_cache: kernel_cache.map(Into::into),
                 dtype: if eager { ModelDtype::Float16 } else { ModelDtype::Float32 },
                 kv_cache_dtype: if eager { KvCacheDtype::Fp8 } else { KvCacheDtype::Auto },
                 threads,
@@ -336,27 +340,20 @@ pub(crate) fn node_command() -> impl Strategy<Value = NodeCommand> {
 }
 
 pub(crate) fn node_event() -> impl Strategy<Value = NodeEvent> {
-    let member = (any::<[u16; 4]>(), any::<bool>(), "[0-9.]{1,9}", any::<u64>()).prop_map(
-        |([node, nodes, tp_size, dp_size], experts, build, manifest)| {
-            let parallel = ParallelConfig { tp_size, dp_size, expert_parallel: experts };
-            NodeEvent::Join(NodeInfo { node, nodes, parallel, build, model_digest: manifest })
+    let node_info = (any::<[u16; 4]>(), any::<bool>(), "[0-9.]{1,9}", any::<u64>()).prop_map(
+        |([node, nodes, tp_size, dp_size], expert_parallel, build, model_digest)| {
+            let parallel = ParallelConfig { tp_size, dp_size, expert_parallel };
+            NodeEvent::Join(NodeInfo { node, nodes, parallel, build, model_digest })
         },
     );
     let offer = (any::<u64>(), any::<u16>(), settings()).prop_map(|(ticket, rank, settings)| {
-        let ExecutorSettings {
-            model_dir: dir,
-            libraries,
-            kernel_cache,
-            threads,
-            rendezvous: meeting,
-            ..
-        } = settings;
-        let host =
-            HostSettings { model_dir: dir, libraries, kernel_cache, threads, rendezvous: meeting };
+        let ExecutorSettings { model_dir, libraries, kernel_cache, threads, rendezvous, .. } =
+            settings;
+        let host = HostSettings { model_dir, libraries, kernel_cache, threads, rendezvous };
         NodeEvent::Link(ExecutorLinkOffer { ticket, rank: Rank(rank), host })
     });
     prop_oneof![
-        member,
+        node_info,
         offer,
         (any::<u64>(), ".{0,40}")
             .prop_map(|(ticket, text)| NodeEvent::StartFailed { ticket, reason: text }),

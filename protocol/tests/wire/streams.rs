@@ -29,55 +29,58 @@ fn progress(done: u64) -> ExecutorEvent {
 
 #[test]
 fn both_directions_work_and_close_is_seen_at_once() {
-    let (mut near, mut far) = link_pair();
-    assert_eq!(near.recv(Duration::ZERO), Ok(None));
-    near.send(ExecutorCommand::AllocateKv { blocks: 5 }).unwrap();
-    near.send(ExecutorCommand::Shutdown).unwrap();
-    assert_eq!(far.recv(LONG_TIMEOUT), Ok(Some(ExecutorCommand::AllocateKv { blocks: 5 })));
-    far.send(progress(1)).unwrap();
-    assert_eq!(near.recv(LONG_TIMEOUT), Ok(Some(progress(1))));
-    let start = Instant::now();
-    assert_eq!(near.recv(Duration::from_millis(30)), Ok(None));
-    assert!(start.elapsed() >= Duration::from_millis(25));
-    drop(near);
+    let (mut scheduler_end, mut executor_end) = link_pair();
+    assert_eq!(scheduler_end.recv(Duration::ZERO), Ok(None));
+    scheduler_end.send(ExecutorCommand::AllocateKv { blocks: 5 }).unwrap();
+    scheduler_end.send(ExecutorCommand::Shutdown).unwrap();
     assert_eq!(
-        far.recv(LONG_TIMEOUT),
+        executor_end.recv(LONG_TIMEOUT),
+        Ok(Some(ExecutorCommand::AllocateKv { blocks: 5 }))
+    );
+    executor_end.send(progress(1)).unwrap();
+    assert_eq!(scheduler_end.recv(LONG_TIMEOUT), Ok(Some(progress(1))));
+    let start = Instant::now();
+    assert_eq!(scheduler_end.recv(Duration::from_millis(30)), Ok(None));
+    assert!(start.elapsed() >= Duration::from_millis(25));
+    drop(scheduler_end);
+    assert_eq!(
+        executor_end.recv(LONG_TIMEOUT),
         Ok(Some(ExecutorCommand::Shutdown)),
         "what was sent still arrives"
     );
-    assert_eq!(far.recv(LONG_TIMEOUT), Err(LinkError::Closed));
-    assert_eq!(far.send(progress(2)), Err(LinkError::Closed));
+    assert_eq!(executor_end.recv(LONG_TIMEOUT), Err(LinkError::Closed));
+    assert_eq!(executor_end.send(progress(2)), Err(LinkError::Closed));
 }
 
 #[test]
 fn link_halves_work_on_separate_threads() {
     const COUNT: u64 = 5_000;
-    let (near, far) = link_pair();
-    let (mut near_out, mut near_in) = near.split();
-    let (mut far_out, mut far_in) = far.split();
+    let (scheduler_end, executor_end) = link_pair();
+    let (mut scheduler_sender, mut scheduler_receiver) = scheduler_end.split();
+    let (mut executor_sender, mut executor_receiver) = executor_end.split();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for blocks in 0..COUNT as u32 {
-                near_out.send(ExecutorCommand::AllocateKv { blocks }).unwrap();
+                scheduler_sender.send(ExecutorCommand::AllocateKv { blocks }).unwrap();
             }
-            near_out // Kept open until all messages are read.
+            scheduler_sender // Kept open until all messages are read.
         });
         scope.spawn(move || {
             for done in 0..COUNT {
-                far_out.send(progress(done)).unwrap();
+                executor_sender.send(progress(done)).unwrap();
             }
-            far_out
+            executor_sender
         });
         scope.spawn(move || {
             for blocks in 0..COUNT as u32 {
                 assert_eq!(
-                    far_in.recv(LONG_TIMEOUT),
+                    executor_receiver.recv(LONG_TIMEOUT),
                     Ok(Some(ExecutorCommand::AllocateKv { blocks }))
                 );
             }
         });
         for done in 0..COUNT {
-            assert_eq!(near_in.recv(LONG_TIMEOUT), Ok(Some(progress(done))));
+            assert_eq!(scheduler_receiver.recv(LONG_TIMEOUT), Ok(Some(progress(done))));
         }
     });
 }
@@ -113,8 +116,8 @@ fn older_epochs_are_dropped_and_newer_rejected() {
     let mut bytes = Vec::new();
     encode(&ExecutorCommand::Shutdown, Epoch(5), &mut bytes).unwrap();
     let mut reader = FrameReader::<_, ExecutorCommand>::new(Cursor::new(bytes), Epoch(4));
-    let ahead = FrameError::Epoch { theirs: Epoch(5), ours: Epoch(4) };
-    assert_eq!(reader.receive(), Err(LinkError::Frame(ahead)));
+    let newer = FrameError::Epoch { theirs: Epoch(5), ours: Epoch(4) };
+    assert_eq!(reader.receive(), Err(LinkError::Frame(newer)));
 }
 
 /// Yields `head`, then 10 bytes per read; records the largest buffer passed to a read.
@@ -142,11 +145,11 @@ fn oversized_length_field_allocates_nothing() {
     let mut head = Vec::new();
     encode(&ExecutorCommand::Shutdown, Epoch(1), &mut head).unwrap();
     head[16..20].copy_from_slice(&(1_u32 << 30).to_le_bytes());
-    let mut liar =
+    let mut stream =
         OversizedLengthStream { head: Cursor::new(head), left: 5_000, largest_buffer: 0 };
-    let mut reader = FrameReader::<_, ExecutorCommand>::new(&mut liar, Epoch(1));
+    let mut reader = FrameReader::<_, ExecutorCommand>::new(&mut stream, Epoch(1));
     assert_eq!(reader.receive(), Err(LinkError::Closed));
-    assert!(liar.largest_buffer <= 128 << 10, "{} bytes at once", liar.largest_buffer);
+    assert!(stream.largest_buffer <= 128 << 10, "{} bytes at once", stream.largest_buffer);
 }
 
 #[test]
@@ -165,24 +168,24 @@ fn bodies_over_the_limit_are_rejected_by_header() {
 
 #[test]
 fn writer_keeps_order_and_sends_heartbeats() {
-    let (near, far) = link_pair();
-    let (_, mut inbox) = near.split();
-    let (out, _) = far.split();
-    let (sender, outbox) = sync_channel(4);
-    let beat = HeartbeatConfig {
+    let (scheduler_end, executor_end) = link_pair();
+    let (_, mut inbox) = scheduler_end.split();
+    let (sender, _) = executor_end.split();
+    let (queue, outbox) = sync_channel(4);
+    let heartbeat = HeartbeatConfig {
         interval: Duration::from_millis(20),
         message: || ExecutorEvent::Heartbeat,
     };
-    let writer = std::thread::spawn(move || run_writer(outbox, out, Some(&beat)));
+    let writer = std::thread::spawn(move || run_writer(outbox, sender, Some(&heartbeat)));
     for done in 0..10 {
-        sender.send(progress(done)).unwrap();
+        queue.send(progress(done)).unwrap();
     }
     for done in 0..10 {
         assert_eq!(inbox.recv(LONG_TIMEOUT), Ok(Some(progress(done))));
     }
     assert_eq!(inbox.recv(LONG_TIMEOUT), Ok(Some(ExecutorEvent::Heartbeat)));
     assert_eq!(inbox.recv(LONG_TIMEOUT), Ok(Some(ExecutorEvent::Heartbeat)));
-    drop(sender);
+    drop(queue);
     assert_eq!(writer.join().unwrap(), Ok(()));
 }
 
@@ -190,13 +193,13 @@ fn writer_keeps_order_and_sends_heartbeats() {
 struct SplitStream {
     bytes: Cursor<Vec<u8>>,
     lengths: Vec<usize>,
-    turn: usize,
+    reads: usize,
 }
 
 impl Read for SplitStream {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        self.turn += 1;
-        let length = self.lengths[self.turn % self.lengths.len()];
+        self.reads += 1;
+        let length = self.lengths[self.reads % self.lengths.len()];
         if length == 0 {
             return Err(std::io::ErrorKind::WouldBlock.into());
         }
@@ -219,12 +222,12 @@ proptest! {
             writer.send(message.clone()).unwrap();
         }
         let bytes = Cursor::new(writer.into_stream());
-        let pieces = SplitStream { bytes, lengths, turn: 0 };
-        let mut reader = FrameReader::<_, ExecutorCommand>::new(pieces, Epoch(1));
-        let mut arrived = Vec::new();
+        let stream = SplitStream { bytes, lengths, reads: 0 };
+        let mut reader = FrameReader::<_, ExecutorCommand>::new(stream, Epoch(1));
+        let mut received = Vec::new();
         loop {
             match reader.receive() {
-                Ok(Some(message)) => arrived.push(message),
+                Ok(Some(message)) => received.push(message),
                 Ok(None) => {}
                 Err(error) => {
                     prop_assert_eq!(error, LinkError::Closed);
@@ -232,6 +235,6 @@ proptest! {
                 }
             }
         }
-        prop_assert_eq!(arrived, messages);
+        prop_assert_eq!(received, messages);
     }
 }
