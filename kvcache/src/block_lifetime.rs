@@ -127,7 +127,7 @@ impl LifetimeSampler {
     /// Panics if a free block is sampled.
     pub(crate) fn check(&self, is_free: impl Fn(u32) -> bool) {
         for (block, sample) in (0..).zip(&self.sampled) {
-            assert!(sample.is_none() || !is_free(block), "vacant block {block} is followed");
+            assert!(sample.is_none() || !is_free(block), "free block {block} is sampled");
         }
     }
 }
@@ -194,11 +194,11 @@ mod tests {
         sampler.on_allocated(0);
         sampler.forget(0);
         sampler.on_evicted(0);
-        assert!(!sampler.has_lifetimes(), "one that became vacant was not evicted");
+        assert!(!sampler.has_lifetimes(), "freeing is not an eviction");
     }
 
     #[test]
-    #[should_panic(expected = "vacant block 1 is followed")]
+    #[should_panic(expected = "free block 1 is sampled")]
     fn check_detects_a_sampled_free_block() {
         let mut sampler = LifetimeSampler::new(SampleRate::new(1.0).unwrap(), 2);
         sampler.on_allocated(1);

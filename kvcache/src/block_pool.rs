@@ -52,9 +52,12 @@ impl BlockPool {
     pub(crate) fn allocate(&mut self) -> AllocatedBlock {
         let (block, evicted) = match self.free.pop_lowest() {
             Some(block) => (block, false),
-            None => (self.cached.pop_oldest().expect("the plan counted its free blocks"), true),
+            None => (
+                self.cached.pop_oldest().expect("the caller checked that a block is available"),
+                true,
+            ),
         };
-        assert_eq!(self.ref_count(block), 0, "free block {block} is held");
+        assert_eq!(self.ref_count(block), 0, "free block {block} is referenced");
         self.ref_counts[block as usize] = 1;
         AllocatedBlock { block, evicted }
     }
@@ -70,7 +73,7 @@ impl BlockPool {
     /// Removes a reference. The last reference makes the block cached (if `indexed`) or free.
     pub(crate) fn release(&mut self, block: u32, indexed: bool) {
         let refs = &mut self.ref_counts[block as usize];
-        *refs = refs.checked_sub(1).expect("a released block has a holder");
+        *refs = refs.checked_sub(1).expect("a released block is referenced");
         if *refs > 0 {
             return;
         }
@@ -91,14 +94,14 @@ impl BlockPool {
     /// Panics unless `refs` are the reference counts, every block is in exactly one state, and the cached
     /// blocks are exactly the unreferenced indexed blocks.
     pub(crate) fn check(&self, refs: &[u32], is_indexed: impl Fn(u32) -> bool) {
-        assert_eq!(self.ref_counts, refs, "reference counts differ from what the tables hold");
+        assert_eq!(self.ref_counts, refs, "reference counts differ from the block tables");
         for block in 0..self.blocks() {
             let states = [self.free.contains(block), self.cached.contains(block)];
             let idle = self.ref_count(block) == 0;
             assert_eq!(
                 states,
                 [idle && !is_indexed(block), idle && is_indexed(block)],
-                "block {block}"
+                "state of block {block}"
             );
         }
         assert_eq!(self.evictable().count(), self.cached.count() as usize);
@@ -106,7 +109,7 @@ impl BlockPool {
         assert_eq!(
             free,
             (self.free_count() + self.cached_count()) as usize,
-            "free blocks miscounted"
+            "unreferenced blocks miscounted"
         );
     }
 }
@@ -124,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "block 0")]
+    #[should_panic(expected = "state of block 0")]
     fn check_detects_a_cached_block_in_the_free_set() {
         BlockPool::new(2).check(&[0, 0], |block| block == 0);
     }

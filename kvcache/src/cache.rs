@@ -135,7 +135,8 @@ impl KvCache {
     pub fn counts(&self) -> BlockCounts {
         let (pool, free, cached) =
             (self.pool.blocks(), self.pool.free_count(), self.pool.cached_count());
-        let in_use = pool.checked_sub(free + cached).expect("free blocks are part of the pool");
+        let in_use =
+            pool.checked_sub(free + cached).expect("free and cached blocks are part of the pool");
         BlockCounts { pool, free, cached, in_use }
     }
 
@@ -198,7 +199,7 @@ impl KvCache {
     /// Returns whether indexed `block` is block `index` of `content`, beyond the equal hash.
     fn matches_block(&self, block: u32, index: u32, content: SequenceContent<'_>) -> bool {
         let metadata =
-            self.block_metadata[block as usize].as_ref().expect("an indexed block has a label");
+            self.block_metadata[block as usize].as_ref().expect("an indexed block has metadata");
         metadata.key.guard == content.block_keys[index as usize].guard
             && self.tokens_of_block(block) == self.tokens_of_content(content, index)
             && self.same_extra_keys(metadata, index, content)
@@ -255,7 +256,7 @@ impl KvCache {
 
     fn evict(&mut self, block: u32) {
         let metadata =
-            self.block_metadata[block as usize].take().expect("a cached block has a label");
+            self.block_metadata[block as usize].take().expect("a cached block has metadata");
         self.index.remove(metadata.key.hash, block);
         if let Some(sampler) = &mut self.lifetime_sampler {
             sampler.on_evicted(block);
@@ -325,7 +326,7 @@ impl KvCache {
         assert_eq!(
             self.pool.ref_count(block),
             1,
-            "block {block} was written by one of several holders"
+            "published block {block} is referenced by several tables"
         );
         let ids = self.tokens_of_content(content, index);
         if self.record_events {
@@ -427,15 +428,19 @@ impl KvCache {
         self.pool.check(&refs, |block| self.is_indexed(BlockId(block)));
         for (hash, block) in self.index.iter() {
             let metadata = self.block_metadata[block as usize].as_ref();
-            let metadata = metadata.unwrap_or_else(|| panic!("indexed block {block} has no label"));
+            let metadata =
+                metadata.unwrap_or_else(|| panic!("indexed block {block} has no metadata"));
             assert_eq!(metadata.key.hash, hash, "block {block} is indexed under another hash");
             let parent = metadata.parent;
-            assert!(parent.is_none_or(|p| self.index.get(p).is_some()), "{block} has no parent");
+            assert!(
+                parent.is_none_or(|p| self.index.get(p).is_some()),
+                "the parent of block {block} is not indexed"
+            );
         }
         if let Some(sampler) = &self.lifetime_sampler {
             sampler.check(|block| refs[block as usize] == 0 && !self.is_indexed(BlockId(block)));
         }
         let with_metadata = self.block_metadata.iter().flatten().count();
-        assert_eq!(with_metadata, self.index.len(), "labels and index differ");
+        assert_eq!(with_metadata, self.index.len(), "metadata and prefix index differ");
     }
 }

@@ -70,7 +70,7 @@ pub enum KvConfigError {
     #[error("the KV pool has no blocks")]
     NoBlocks,
     /// A block has no tokens.
-    #[error("a KV block of {block_tokens} tokens cannot hold anything")]
+    #[error("block_tokens is {block_tokens}, must be at least 1")]
     NoBlockTokens {
         /// Configured tokens per block.
         block_tokens: u32,

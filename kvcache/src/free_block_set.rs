@@ -39,7 +39,7 @@ impl FreeBlockSet {
     }
 
     pub(crate) fn insert(&mut self, block: u32) {
-        assert!(!self.contains(block), "block {block} is vacant already");
+        assert!(!self.contains(block), "block {block} is already free");
         self.count += 1;
         let mut bit = block as usize;
         for level in &mut self.levels {

@@ -237,16 +237,16 @@ mod tests {
         let again = salted.clone();
         assert!(same(&salted, Some(&again), 0));
         assert!(!same(&salted, Some(&plain), 0) && !same(&salted, None, 0));
-        assert!(same(&salted, Some(&plain), 1), "a salt is a key of the first block");
+        assert!(same(&salted, Some(&plain), 1), "a salt is an extra key of the first block only");
         assert!(!same(&tuned, Some(&plain), 0) && !same(&tuned, Some(&plain), 1));
         let item = MediaItem { digest: [7; 16], start: 2, len: 6 };
         let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
         let depends = [0, 1, 2].map(|index| !same(&media, None, index));
-        assert_eq!(depends, [true, true, false], "tokens 2 to 7 are of two blocks");
+        assert_eq!(depends, [true, true, false], "tokens 2 to 7 are in blocks 0 and 1");
         let item = MediaItem { digest: [7; 16], start: 4, len: 4 };
         let media = ExtraKeys { media: vec![item], ..ExtraKeys::default() };
         let depends = [0, 1, 2].map(|index| !same(&media, None, index));
-        assert_eq!(depends, [false, true, false], "tokens 4 to 7 are of the second");
+        assert_eq!(depends, [false, true, false], "tokens 4 to 7 are in block 1");
     }
 
     #[test]

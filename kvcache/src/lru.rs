@@ -34,7 +34,7 @@ impl LruList {
     }
 
     pub(crate) fn push_newest(&mut self, block: u32) {
-        assert!(!self.contains(block), "block {block} is cached already");
+        assert!(!self.contains(block), "block {block} is already cached");
         self.links[block as usize] = LruLinks { older: self.newest, newer: END, linked: true };
         match self.newest {
             END => self.oldest = block,

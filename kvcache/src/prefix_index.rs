@@ -24,12 +24,12 @@ impl PrefixIndex {
 
     pub(crate) fn insert(&mut self, hash: BlockHash, block: u32) {
         let previous = self.blocks.insert(hash, block);
-        assert_eq!(previous, None, "hash {hash:?} of block {block} is taken");
+        assert_eq!(previous, None, "hash {hash:?} of block {block} is already indexed");
     }
 
     pub(crate) fn remove(&mut self, hash: BlockHash, block: u32) {
         let previous = self.blocks.remove(&hash);
-        assert_eq!(previous, Some(block), "hash {hash:?} does not lead to its block");
+        assert_eq!(previous, Some(block), "hash {hash:?} maps to another block");
     }
 
     pub(crate) fn clear(&mut self) {
@@ -91,6 +91,6 @@ mod tests {
             |secret| [1_u64, 2, 1 << 63].map(|hash| KeyedHasherBuilder { secret }.hash_one(hash));
         let [first, second] = [positions(1), positions(2)];
         assert!(first[0] != first[1] && first[0] != first[2] && first[1] != first[2]);
-        assert_ne!(first, second, "nobody who does not know the secret can make them meet");
+        assert_ne!(first, second, "clients cannot choose colliding hashes");
     }
 }

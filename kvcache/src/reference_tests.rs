@@ -67,7 +67,7 @@ impl ReferenceCache {
         let block = self.free.pop_first().unwrap_or_else(|| {
             let oldest = self.cached.remove(0);
             self.indexed.retain(|_, &mut block| block != oldest);
-            let times = self.block_uses.remove(&oldest).expect("a cached block was taken once");
+            let times = self.block_uses.remove(&oldest).expect("a cached block was allocated");
             self.lifetimes.push(expected_lifetime(&times, self.now_ms));
             oldest
         });
@@ -78,12 +78,15 @@ impl ReferenceCache {
 
     fn pin(&mut self, block: u32) {
         self.cached.retain(|&other| other != block);
-        self.block_uses.get_mut(&block).expect("claimed while it is findable").push(self.now_ms);
+        self.block_uses
+            .get_mut(&block)
+            .expect("a pinned block is in use or cached")
+            .push(self.now_ms);
         *self.refs.entry(block).or_default() += 1;
     }
 
     fn release(&mut self, block: u32) {
-        let refs = self.refs.get_mut(&block).expect("held");
+        let refs = self.refs.get_mut(&block).expect("a released block is referenced");
         *refs -= 1;
         if *refs > 0 {
             return;
@@ -200,7 +203,7 @@ impl CacheComparison {
         let hit = self.kv.match_prefix(holder.content(), &mut found);
         for (i, &BlockId(block)) in found.iter().enumerate() {
             let expected = self.reference.indexed.get(&holder.prefix(i as u32 + 1));
-            assert_eq!(expected, Some(&block), "a hit holds another prefix");
+            assert_eq!(expected, Some(&block), "a hit block has another prefix");
         }
         let blocks_max = (holder.tokens.len() as u32 - 1) / BLOCK_TOKENS;
         let is_indexed =
@@ -221,7 +224,7 @@ impl CacheComparison {
         let fresh: Vec<u32> = (hit.blocks..blocks).map(|_| self.reference.allocate()).collect();
         self.kv.allocate(&mut holder.table, blocks - hit.blocks);
         let allocated = holder.table.blocks()[hit.blocks as usize..].iter().map(|block| block.0);
-        assert!(allocated.eq(fresh), "other blocks were taken than the vacant lowest and the LRU");
+        assert!(allocated.eq(fresh), "allocated blocks are not the lowest free and the LRU blocks");
         holder.published = hit.blocks;
         self.holders.push(holder);
     }
@@ -252,13 +255,13 @@ impl CacheComparison {
                 self.reference.indexed.insert(prefix, block);
             }
             PublishOutcome::Deduplicated => {
-                let indexed = indexed.expect("only an equal block is adopted");
+                let indexed = indexed.expect("only an equal block is deduplicated");
                 assert_eq!(holder.table.blocks()[index as usize].0, indexed);
                 self.reference.pin(indexed);
                 self.reference.release(block);
             }
             PublishOutcome::Rejected => {
-                assert!(!parent_is_indexed || !self.exact, "refused without a reason");
+                assert!(!parent_is_indexed || !self.exact, "rejected without a reason");
                 holder.publishing = false;
                 return;
             }
@@ -296,7 +299,7 @@ impl CacheComparison {
         assert_eq!((counts.free as usize, counts.cached as usize), (free, cached));
         let indexed: BTreeSet<u32> = self.reference.indexed.values().copied().collect();
         let found = (0..BLOCKS).filter(|&block| self.kv.is_cached(BlockId(block)));
-        assert!(found.eq(indexed), "other blocks can be found");
+        assert!(found.eq(indexed), "indexed blocks differ");
         assert_eq!(self.event_index.len(), self.reference.indexed.len(), "events and index differ");
     }
 }
@@ -339,7 +342,7 @@ fn check(ops: &[&str], expected: &Expect) {
         let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
         let table = tables.entry(name).or_default();
         match verb {
-            "take" => kv.allocate(table, 1),
+            "allocate" => kv.allocate(table, 1),
             "publish" => assert_eq!(kv.publish(table, 0, content), PublishOutcome::Stored),
             "free" => kv.free(table),
             "hit" => {
@@ -356,24 +359,27 @@ fn check(ops: &[&str], expected: &Expect) {
     let references: Vec<String> = references.collect();
     let cached: Vec<String> = kv.evictable_blocks().map(|block| block.0.to_string()).collect();
     let free = kv.counts().free;
-    let text = format!("{} | vacant {free} | cached {}", references.join(" "), cached.join(" "));
+    let text = format!("{} | free {free} | cached {}", references.join(" "), cached.join(" "));
     expected.assert_eq(text.trim());
 }
 
 #[test]
 fn lru_eviction_order() {
     // Free blocks are allocated first, lowest id first; a block freed without a hash becomes free again.
-    check(&["take a", "take b", "free a", "take c"], &expect!["b=1 c=0 | vacant 2 | cached"]);
+    check(
+        &["allocate a", "allocate b", "free a", "allocate c"],
+        &expect!["b=1 c=0 | free 2 | cached"],
+    );
     // An indexed block is cached when freed, and not evicted while a free block is available.
-    let ab = ["take a", "publish a", "take b", "publish b", "free a", "free b"];
-    check(&ab, &expect!["| vacant 2 | cached 0 1"]);
-    check(&[&ab[..], &["take c"]].concat(), &expect!["c=2 | vacant 1 | cached 0 1"]);
+    let ab = ["allocate a", "publish a", "allocate b", "publish b", "free a", "free b"];
+    check(&ab, &expect!["| free 2 | cached 0 1"]);
+    check(&[&ab[..], &["allocate c"]].concat(), &expect!["c=2 | free 1 | cached 0 1"]);
     // A hit block leaves the LRU list, and returns as the most recently used one.
-    check(&[&ab[..], &["hit a"]].concat(), &expect!["a=0 | vacant 2 | cached 1"]);
-    check(&[&ab[..], &["hit a", "free a"]].concat(), &expect!["| vacant 2 | cached 1 0"]);
+    check(&[&ab[..], &["hit a"]].concat(), &expect!["a=0 | free 2 | cached 1"]);
+    check(&[&ab[..], &["hit a", "free a"]].concat(), &expect!["| free 2 | cached 1 0"]);
     // Then the least recently used block is evicted.
-    let full = [&ab[..], &["hit a", "free a", "take c", "take c", "take d"]].concat();
-    check(&full, &expect!["c=2 c=3 d=1 | vacant 0 | cached 0"]);
+    let full = [&ab[..], &["hit a", "free a", "allocate c", "allocate c", "allocate d"]].concat();
+    check(&full, &expect!["c=2 c=3 d=1 | free 0 | cached 0"]);
 }
 
 #[test]
@@ -387,7 +393,11 @@ fn tables_are_evicted_leaf_first() {
     let mut table = BlockTable::default();
     kv.allocate(&mut table, 3);
     for index in [0, 1, 0, 2] {
-        assert_eq!(kv.publish(&mut table, index, content), PublishOutcome::Stored, "once or again");
+        assert_eq!(
+            kv.publish(&mut table, index, content),
+            PublishOutcome::Stored,
+            "also when repeated"
+        );
     }
     assert_eq!((kv.published_blocks(), table.is_empty()), (3, false));
     kv.free(&mut table);
@@ -410,7 +420,11 @@ fn publishing_stops_at_an_unindexed_parent() {
     kv.allocate(&mut table, 2);
     assert_eq!(kv.publish(&mut table, 0, content), PublishOutcome::Stored);
     kv.clear();
-    assert_eq!(kv.publish(&mut table, 1, content), PublishOutcome::Rejected, "a false root");
+    assert_eq!(
+        kv.publish(&mut table, 1, content),
+        PublishOutcome::Rejected,
+        "the parent is not indexed"
+    );
     kv.check([&table].into_iter());
 }
 

@@ -48,7 +48,7 @@ pub enum CodecError {
         detail: String,
     },
     /// The body is longer than the value.
-    #[error("message kind {kind} has {left} bytes behind its end")]
+    #[error("message kind {kind} has {left} trailing bytes")]
     Trailing {
         /// Message kind.
         kind: u16,
@@ -56,7 +56,7 @@ pub enum CodecError {
         left: usize,
     },
     /// The message kind is not sent in this direction.
-    #[error("message kind {0} is unknown here")]
+    #[error("message kind {0} is not valid in this direction")]
     UnknownKind(u16),
 }
 

@@ -26,10 +26,10 @@ const CHECKSUMMED_BYTES: usize = 20;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The bytes do not start with the magic number.
-    #[error("not a frame: it begins with {0:02x?}")]
+    #[error("not a frame: magic number {0:02x?}")]
     Magic([u8; 4]),
     /// The peer has a different protocol version.
-    #[error("the peer speaks protocol {theirs}, this process {ours}")]
+    #[error("the peer has protocol version {theirs}, this process has {ours}")]
     Version {
         /// Version of the peer.
         theirs: u16,
@@ -37,7 +37,7 @@ pub enum FrameError {
         ours: u16,
     },
     /// The body is longer than the limit.
-    #[error("a body of {bytes} bytes, at most {limit}")]
+    #[error("a body of {bytes} bytes exceeds the limit of {limit}")]
     TooLong {
         /// Length in the header, or length of the message to be sent, in bytes.
         bytes: usize,
@@ -45,7 +45,7 @@ pub enum FrameError {
         limit: usize,
     },
     /// The checksum does not match: the bytes were corrupted.
-    #[error("checksum {computed:08x}, the frame says {stored:08x}")]
+    #[error("checksum mismatch: computed {computed:08x}, header {stored:08x}")]
     Checksum {
         /// Checksum in the header.
         stored: u32,
@@ -53,7 +53,7 @@ pub enum FrameError {
         computed: u32,
     },
     /// The frame has a newer epoch than this end.
-    #[error("a frame of group epoch {}, this end is of {}", theirs.0, ours.0)]
+    #[error("the frame has epoch {}, this end has epoch {}", theirs.0, ours.0)]
     Epoch {
         /// Epoch in the header.
         theirs: Epoch,

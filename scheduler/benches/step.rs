@@ -66,7 +66,7 @@ fn main() {
     // A number on the command line selects one total size, for use with a profiler.
     let selected: Option<u32> = std::env::args().find_map(|arg| arg.parse().ok());
     println!(
-        "| running | steps in flight | median | p99 | p99 / median | longest | ns per request | bar |"
+        "| running | steps in flight | median | p99 | p99 / median | longest | ns per request | limit |"
     );
     println!("|--:|--:|--:|--:|--:|--:|--:|--:|");
     let mut slow = Vec::new();
@@ -91,7 +91,7 @@ fn main() {
     );
     let longest = longest_single_request_tick(MANY_BLOCKS);
     println!(
-        "A request alone in a pool of {MANY_BLOCKS} blocks: its longest tick takes {longest:?}."
+        "A single request in a pool of {MANY_BLOCKS} blocks: its longest tick takes {longest:?}."
     );
     if longest > Duration::from_millis(1) {
         slow.push(1);
@@ -141,8 +141,8 @@ fn measure(case: &StepBenchCase) -> StepBenchTimes {
         scheduler.tick(0, &mut inbox, &mut effects);
         let elapsed = started.elapsed();
         let rows = complete_steps(&mut effects, &mut inbox);
-        assert!(rows > 0, "the engine ran dry");
-        // Two steps in flight may complete in one tick: count each, and the parts of all ranks as one step.
+        assert!(rows > 0, "no rows are scheduled");
+        // Two steps in flight may complete in one tick: count each, and the batches of all ranks as one step.
         let completed = (inbox.len() as u32 / u32::from(case.ranks)).max(1);
         if step >= 50 {
             times.push(elapsed / completed);
@@ -185,7 +185,7 @@ fn longest_single_request_tick(blocks: u32) -> Duration {
             longest_tick = longest_tick.max(started.elapsed());
             complete_steps(&mut effects, &mut inbox);
         }
-        assert!(scheduler.is_idle(), "a request has ended");
+        assert!(scheduler.is_idle(), "the request has finished");
         longest.push(longest_tick);
     }
     longest.sort();
@@ -207,7 +207,7 @@ fn scheduler_with_blocks(case: &StepBenchCase, length: u32, blocks: u32) -> Sche
     kv.events = false;
     let mut config = SchedulerConfig::new(limits, kv);
     (config.replicas, config.lockstep) = (case.ranks, case.ranks > 1);
-    Scheduler::new(config).expect("limits are in range")
+    Scheduler::new(config).expect("a valid configuration")
 }
 
 fn submit(

@@ -131,7 +131,7 @@ pub(crate) fn write_batch_rows(
         let end = end + u64::from(plan.drafts);
         assert!(
             end <= table_positions,
-            "{:?} writes up to {end}, its table covers {table_positions}",
+            "{:?} writes up to position {end}, its block table covers {table_positions} positions",
             request.id
         );
         let samples = request.samples_at(plan.start + plan.len);
@@ -162,7 +162,11 @@ fn write_row(
     step: StepId,
     needs_token_history: bool,
 ) -> BatchRow {
-    assert_eq!(plan.start, request.computed_tokens, "{:?} was planned from elsewhere", request.id);
+    assert_eq!(
+        plan.start, request.computed_tokens,
+        "the row of {:?} does not start at its computed tokens",
+        request.id
+    );
     let end = plan.start + plan.len;
     let sampled_at = request.last_sampling_step;
     let draft_slack = request.draft_slack;
@@ -177,7 +181,7 @@ fn write_row(
     let seq_init = std::mem::take(&mut request.first_row_of_epoch)
         .then(|| Box::new(sequence_init(request, needs_token_history)));
     let table_updates = block_table_updates(request);
-    let seq_slot = request.seq_slot.expect("a running request has a seat");
+    let seq_slot = request.seq_slot.expect("a running request has a sequence slot");
     let next_token = (end < request.len).then(|| request.tokens()[end as usize]);
     let input = if plan.start + 1 == request.len {
         RowInput::Tokens(TokenVec::one(request.last_token()))
@@ -185,7 +189,7 @@ fn write_row(
         request.flush_tail();
         RowInput::Tokens(request.tokens()[plan.start as usize..end as usize].into())
     } else {
-        assert_eq!(plan.len, 1, "only the last known token can still be on the device");
+        assert_eq!(plan.len, 1, "a pending token is forwarded alone");
         RowInput::SampledAt { step: sampled_at, draft_slack }
     };
     BatchRow {

@@ -45,12 +45,12 @@ impl SchedulerConfig {
         let tokens_per_chunk = limits.tokens_per_chunk.unwrap_or(block_tokens);
         for (name, value, min, max) in [
             ("tokens_per_step", limits.tokens_per_step, 1, u32::MAX),
-            ("requests_running", limits.max_num_seqs, 1, u32::MAX),
+            ("max_num_seqs", limits.max_num_seqs, 1, u32::MAX),
             ("tokens_per_chunk", tokens_per_chunk, block_tokens, u32::MAX),
             ("steps_in_flight", limits.steps_in_flight, 1, STEPS_IN_FLIGHT_MAX),
             ("max_model_len", limits.max_model_len, 1, 1 << 30),
             ("vocab_size", limits.vocab_size, 1, u32::MAX),
-            ("drafts", limits.draft_tokens.into(), 0, DRAFT_TOKENS_MAX as u32),
+            ("draft_tokens", limits.draft_tokens.into(), 0, DRAFT_TOKENS_MAX as u32),
             ("replicas", u32::from(self.replicas), 1, u32::from(u16::MAX)),
         ] {
             if !(min..=max).contains(&value) {
@@ -142,15 +142,17 @@ mod tests {
         assert_eq!(validation_error(|_| {}), None, "32 tokens fit exactly");
         assert_eq!(validation_error(|config| config.limits.steps_in_flight = 4), None);
         assert_eq!(validation_error(|config| config.limits.tokens_per_chunk = Some(4)), None);
-        let error = validation_error(|config| config.limits.steps_in_flight = 5).expect("too many");
+        let error = validation_error(|config| config.limits.steps_in_flight = 5)
+            .expect("above the maximum");
         assert_eq!(error, "steps_in_flight is 5, must be between 1 and 4");
-        let error =
-            validation_error(|config| config.limits.tokens_per_chunk = Some(3)).expect("too few");
+        let error = validation_error(|config| config.limits.tokens_per_chunk = Some(3))
+            .expect("below the minimum");
         assert!(error.starts_with("tokens_per_chunk is 3, must be between 4 and"), "{error}");
-        let error = validation_error(|config| config.limits.max_model_len = 33).expect("too long");
+        let error = validation_error(|config| config.limits.max_model_len = 33)
+            .expect("larger than the pool");
         assert!(error.starts_with("8 KV blocks of 4 tokens hold 32 tokens"), "{error}");
         let error =
-            validation_error(|config| config.kv.hash_bits = 0).expect("the cache would refuse it");
+            validation_error(|config| config.kv.hash_bits = 0).expect("hash_bits is invalid");
         assert_eq!(error, KvConfigError::HashBits { bits: 0 }.to_string());
     }
 }

@@ -185,7 +185,7 @@ mod tests {
         has_partial_prefill: false,
     };
 
-    /// Returns whether a started gate that was held for `delayed` steps opens on `input`.
+    /// Returns whether a started gate that delayed prefill for `delayed` steps opens on `input`.
     fn gate_opens(delayed: u32, input: PrefillGateInput) -> bool {
         PrefillGate { started: true, delayed_steps: delayed, ..PrefillGate::default() }
             .allows_prefill(&input)
@@ -195,36 +195,33 @@ mod tests {
     fn prefill_gate_decision_table() {
         assert!(PrefillGate::default().allows_prefill(&DELAYED_INPUT), "first step");
         let plenty = PrefillGateInput { pending_prefill_tokens: 400, ..DELAYED_INPUT };
-        assert!(
-            !gate_opens(0, plenty),
-            "some ranks have no prefill, the others more than a step of it"
-        );
+        assert!(!gate_opens(0, plenty), "two ranks have no prefill, the others fill a step");
         assert!(
             gate_opens(0, PrefillGateInput { ranks_with_prefill: 0, ..DELAYED_INPUT }),
-            "nothing to hold"
+            "no prefill"
         );
         assert!(
             gate_opens(0, PrefillGateInput { decode_rows: 0, ..DELAYED_INPUT }),
-            "nothing else to run"
+            "no decode rows"
         );
         assert!(
             gate_opens(0, PrefillGateInput { kv_usage: 0.9, ..DELAYED_INPUT }),
-            "blocks run out"
+            "KV usage is at the limit"
         );
         assert!(
             !gate_opens(199, DELAYED_INPUT) && gate_opens(200, DELAYED_INPUT),
-            "held long enough"
+            "delayed for the maximum number of steps"
         );
         let partial = PrefillGateInput { has_partial_prefill: true, ..DELAYED_INPUT };
         assert!(
             !gate_opens(99, partial) && gate_opens(100, partial),
-            "a started prompt waits less"
+            "partially prefilled prompts have a lower maximum"
         );
         let all = PrefillGateInput { ranks_with_prefill: 4, ..DELAYED_INPUT };
-        assert!(!gate_opens(0, all), "all ranks, little work");
+        assert!(!gate_opens(0, all), "all ranks have prefill, below the token budget");
         assert!(
             gate_opens(0, PrefillGateInput { pending_prefill_tokens: 360, ..all }),
-            "all ranks, nine tenths full"
+            "all ranks have prefill, 90 % of the token budget"
         );
     }
 
@@ -233,11 +230,11 @@ mod tests {
         let all = PrefillGateInput { ranks_with_prefill: 4, ..DELAYED_INPUT };
         let mut gate = PrefillGate { started: true, ..PrefillGate::default() };
         let delayed = (0..100).take_while(|_| !gate.allows_prefill(&all)).count();
-        assert_eq!(delayed, 10, "one step of growth, then ten without, the last of which fires");
+        assert_eq!(delayed, 10, "one step with growth, nine without; the tenth opens the gate");
         assert_eq!(
             gate,
             PrefillGate { started: true, ..PrefillGate::default() },
-            "a fire resets the gate"
+            "opening resets the gate"
         );
     }
 
@@ -270,13 +267,10 @@ mod tests {
         assert_eq!(
             input.pending_prefill_tokens,
             u64::from(limits.tokens_per_step) + 100,
-            "no more than a step each"
+            "at most one step per rank"
         );
         assert_eq!(input.kv_usage, 0.75, "6 of 8 blocks");
-        assert!(
-            input.has_partial_prefill,
-            "a row of the first rank is neither a decode nor admitted now"
-        );
+        assert!(input.has_partial_prefill, "the first rank continues a prefill");
         replicas[0].plan.decode_rows = 2;
         assert!(!gate_input(&replicas, &limits).has_partial_prefill);
     }
@@ -297,8 +291,8 @@ mod tests {
         let both = gate_input(&replicas([(1, 2), (0, 1)]), &SchedulerLimits::cpu(8, 100));
         assert_eq!((both.ranks_with_prefill, both.decode_rows), (2, 1));
         let started = PrefillGate { started: true, ..PrefillGate::default() };
-        assert_eq!(rows(started, [(1, 2), (1, 1)]), (vec![1, 1], 1), "held");
-        assert_eq!(rows(PrefillGate::default(), [(1, 2), (1, 1)]), (vec![2, 1], 0), "fires");
+        assert_eq!(rows(started, [(1, 2), (1, 1)]), (vec![1, 1], 1), "delayed");
+        assert_eq!(rows(PrefillGate::default(), [(1, 2), (1, 1)]), (vec![2, 1], 0), "opens");
         assert_eq!(rows(started, [(0, 0), (0, 0)]), (vec![0, 0], 0), "no rank has rows");
     }
 
@@ -312,7 +306,11 @@ mod tests {
         assert_eq!(of([3, 3, 0], false, 1), (graph(4, 1), 4, 0));
         assert_eq!(of([3, 40, 0], true, 1), (DispatchMode::Eager { tokens: 40 }, 40, 0));
         assert_eq!(of([9, 9, 0], false, 1), (DispatchMode::Eager { tokens: 9 }, 9, 0));
-        assert_eq!(of([3, 5, 2], false, 3), (graph(4, 3), 12, 4), "a recording drafts for all");
+        assert_eq!(
+            of([3, 5, 2], false, 3),
+            (graph(4, 3), 12, 4),
+            "a captured graph drafts for all rows"
+        );
         assert_eq!(of([3, 3, 0], false, 3), (graph(4, 3), 12, 4));
         assert_eq!(of([3, 45, 2], true, 3), (DispatchMode::Eager { tokens: 45 }, 45, 2));
     }

@@ -105,17 +105,17 @@ mod tests {
         mask_state.on_ready(true);
         assert!(!mask_state.is_waiting());
         mask_state.on_token_committed();
-        assert!(mask_state.is_waiting(), "slow ones are made ahead");
+        assert!(mask_state.is_waiting(), "rows wait while bitmasks are slow");
         mask_state.on_ready(false);
         mask_state.on_token_committed();
-        assert!(!mask_state.is_waiting(), "and no longer than they are slow");
+        assert!(!mask_state.is_waiting(), "rows stop waiting when bitmasks are fast again");
 
         let mut mask_state = MaskState::new(Some(0));
         mask_state.on_ready(false);
         mask_state.on_overdue();
-        assert!(!mask_state.is_waiting(), "nobody would say again that it is there");
+        assert!(!mask_state.is_waiting(), "`MaskReady` is not repeated");
         mask_state.on_token_committed();
-        assert!(!mask_state.is_waiting(), "nor of the next one");
+        assert!(!mask_state.is_waiting(), "no `MaskReady` is expected for the next bitmask");
     }
 
     #[test]
@@ -144,9 +144,9 @@ mod tests {
         let mut mask_state = MaskState::new(Some(0));
         mask_state.end();
         mask_state.on_overdue();
-        assert_eq!(mask_state, MaskState::Unmasked, "the row is planned again without one");
+        assert_eq!(mask_state, MaskState::Unmasked, "the row is planned again without a bitmask");
         let mut mask_state = MaskState::new(Some(9));
         mask_state.end();
-        assert_eq!(mask_state, MaskState::Unmasked, "they never began");
+        assert_eq!(mask_state, MaskState::Unmasked, "masking has not started");
     }
 }

@@ -180,7 +180,7 @@ impl PlanScenario {
     }
 }
 
-#[allow(clippy::needless_pass_by_value, reason = "reads best at the call")]
+#[allow(clippy::needless_pass_by_value, reason = "calls are shorter with a value")]
 fn check(text: &str, expected: Expect) {
     let scenario = scenario(text);
     let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
@@ -310,7 +310,10 @@ fn chunk_alignment_table() {
         (128, 1, 1, true, 1),
     ] {
         let len = align_chunk(start, want, cap, quantum, has_prefill);
-        assert_eq!(len, expected, "start {start} want {want} cap {cap} has_prefill {has_prefill}");
+        assert_eq!(
+            len, expected,
+            "start {start} uncomputed {want} cap {cap} has_prefill {has_prefill}"
+        );
     }
 }
 
@@ -325,14 +328,14 @@ fn blocked_head_is_not_looked_up_again_without_change() {
         Some((5, 0))
     );
     let again = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
-    assert!(again.blocked_head.is_none(), "two free blocks cannot be enough for five");
+    assert!(again.blocked_head.is_none(), "two free blocks are fewer than the five needed");
     // Blocks published since then may be hits that other requests reference: a lookup is useful.
     let mut tables: Vec<BlockTable> = Vec::new();
     for token_source in [b'p', b'q'] {
         tables.push(scenario.fill(&tokens(token_source, 4), 4));
     }
     let again = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
-    assert!(again.blocked_head.is_none(), "none free, two published: three are missing still");
+    assert!(again.blocked_head.is_none(), "no free block, two published: three are missing");
 }
 
 #[test]

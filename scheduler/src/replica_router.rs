@@ -57,7 +57,7 @@ impl ReplicaRouter {
             let candidate = &candidates[i];
             (!candidate.ready, self.cost(submit, routing, candidate))
         });
-        let best = best.expect("an engine has replicas");
+        let best = best.expect("the number of replicas is at least 1");
         self.next_replica = best + 1;
         Replica(best as u16)
     }
@@ -142,11 +142,15 @@ mod tests {
         assert_eq!(chosen(RoutingPolicy::LeastTokens, all), 1, "1,124, 812 and 4,718");
         assert_eq!(chosen(RoutingPolicy::LeastRequests, all), 1);
         assert_eq!(chosen(RoutingPolicy::RoundRobin, all), 0);
-        assert_eq!(chosen(RoutingPolicy::LeastTokens, [true, false, true]), 0, "one is lost");
+        assert_eq!(
+            chosen(RoutingPolicy::LeastTokens, [true, false, true]),
+            0,
+            "replica 1 has failed"
+        );
         assert_eq!(
             chosen(RoutingPolicy::Prefix, [false; 3]),
             2,
-            "all are lost: the cheapest waits"
+            "all have failed: the lowest cost wins"
         );
     }
 
@@ -163,8 +167,8 @@ mod tests {
             let candidates: Vec<_> = candidates.collect();
             ReplicaRouter::default().route(&request, RoutingPolicy::Prefix, &candidates).0
         };
-        assert_eq!(chosen(35), 1, "41 of an idle one, 35 + 41 - 36");
-        assert_eq!(chosen(37), 0, "41, 37 + 41 - 36");
+        assert_eq!(chosen(35), 1, "41 on the idle replica, 35 + 41 - 36 on the other");
+        assert_eq!(chosen(37), 0, "41 on the idle replica, 37 + 41 - 36 on the other");
     }
 
     #[test]
@@ -181,7 +185,7 @@ mod tests {
         let turns: Vec<_> = (0..4).map(|_| next(&load, RoutingPolicy::RoundRobin)).collect();
         assert_eq!(turns, [0, 1, 2, 0]);
         load[1].charge(40);
-        assert_eq!(next(&load, RoutingPolicy::Prefix), 2, "its turn, but it is busy");
+        assert_eq!(next(&load, RoutingPolicy::Prefix), 2, "replica 1 is next, but it has load");
         load[1].release(40);
         assert_eq!(
             [next(&load, RoutingPolicy::Prefix), next(&load, RoutingPolicy::Prefix)],

@@ -99,7 +99,7 @@ impl ReplicaState {
     ) {
         if blocks != self.kv.counts().pool && blocks > 0 {
             let kv = KvConfig { blocks, ..kv.clone() };
-            self.kv = KvCache::new(&kv).expect("a pool like the first one, of another size");
+            self.kv = KvCache::new(&kv).expect("the configuration is valid for any pool size");
         }
         self.capture_sizes = capture_sizes;
         self.failed_at_ms = None;
@@ -164,7 +164,7 @@ mod tests {
             assert!(!replica.is_ready());
             replica.on_executors_restored(&config.kv, blocks, Vec::new());
             assert!(replica.is_ready());
-            assert_eq!(replica.kv.counts().pool, pool, "0: nothing was said of it");
+            assert_eq!(replica.kv.counts().pool, pool, "0 keeps the pool size");
         }
     }
 }

@@ -155,7 +155,7 @@ impl Request {
         assert_eq!(
             self.cold_fields.tokens.len() as u32,
             self.len,
-            "tokens of {:?} are scattered",
+            "tokens of {:?} are not flushed",
             self.id
         );
         &self.cold_fields.tokens
@@ -301,11 +301,11 @@ impl Request {
         let flushed = tokens.len();
         assert!(
             (flushed..=flushed + TAIL_TOKENS).contains(&(self.len as usize)),
-            "tokens are lost"
+            "tokens are missing from the tail"
         );
         let newest = (self.len as usize).saturating_sub(TAIL_TOKENS)..flushed;
         let same = newest.into_iter().all(|p| self.tail[p % TAIL_TOKENS] == tokens[p]);
-        assert!(same, "the newest tokens of {:?} differ", self.id);
+        assert!(same, "the newest tokens of {:?} differ from the tail", self.id);
     }
 
     /// Starts a new epoch: results of rows in flight are dropped, and everything is recomputed from committed

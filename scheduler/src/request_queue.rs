@@ -36,7 +36,7 @@ impl RequestQueue {
     }
 
     pub(crate) fn remove(&mut self, key: QueueKey) {
-        let index = self.keys.binary_search(&key).expect("a request is in the line it left");
+        let index = self.keys.binary_search(&key).expect("a removed request is in the queue");
         self.keys.remove(index);
         self.slots.remove(index);
     }
@@ -79,7 +79,10 @@ mod tests {
         let found: Vec<_> = queue.iter().map(|(key, slot)| (key.arrival, slot.0)).collect();
         assert_eq!(found, [(3, 2), (5, 4), (1, 0), (4, 3)]);
         queue.retain(|slot| slot.0 != 4);
-        assert!(queue.iter().map(|(_, slot)| slot).eq(queue.slots()), "keys go with their slots");
+        assert!(
+            queue.iter().map(|(_, slot)| slot).eq(queue.slots()),
+            "keys and slots stay in step"
+        );
         assert_eq!((queue.len(), queue.is_empty(), queue.get(1)), (3, false, SlabSlot(0)));
     }
 }

@@ -50,7 +50,7 @@ impl Scheduler {
                 asked = requested,
                 seats = seq_slots,
                 tokens,
-                "fewer seats: decodes must not fill a step"
+                "max_num_seqs is reduced: decode rows must not fill the token budget of a step"
             );
         }
         config.limits.max_num_seqs = seq_slots;
@@ -194,7 +194,7 @@ impl Scheduler {
 
     fn submit(&mut self, submit: RequestSubmission) {
         let is_duplicate = self.request_index.contains_key(&submit.id);
-        assert!(!is_duplicate, "request ids are unique, {:?} is live", submit.id);
+        assert!(!is_duplicate, "request id {:?} is already in use", submit.id);
         if let Some(reason) = self.reject_reason(&submit) {
             let request = submit.id;
             self.token_events
@@ -493,7 +493,7 @@ impl Scheduler {
                 assert_eq!(
                     location,
                     Some(&RequestLocation { replica: index, slot }),
-                    "{:?} is lost",
+                    "{:?} is not in the request index",
                     request.id
                 );
                 load.charge(request.cold_fields.params.load_tokens);
@@ -501,7 +501,7 @@ impl Scheduler {
             }
             assert_eq!(load, replica.load, "load of replica {index} miscounted");
         }
-        assert_eq!(live, self.request_index.len(), "a request that ended is still known");
+        assert_eq!(live, self.request_index.len(), "a finished request is still indexed");
     }
 }
 

@@ -59,7 +59,7 @@ fn check_detects_inconsistent_counters() {
         ("rows in flight of", |scheduler| running(scheduler).rows_in_flight += 1),
         ("blocks of", |scheduler| running(scheduler).block_count += 1),
         ("load of replica 0 miscounted", |scheduler| scheduler.replicas[0].load.charge(1)),
-        ("is lost", |scheduler| scheduler.request_index.clear()),
+        ("is not in the request index", |scheduler| scheduler.request_index.clear()),
     ];
     for (expected, corrupt) in cases {
         let mut scheduler = scheduler();
@@ -83,8 +83,8 @@ fn scheduler_checks_itself_once_when_it_becomes_idle() {
         panic_of(|| scheduler.tick(0, &mut inbox, &mut Vec::new()))
     };
     scheduler.replicas[0].load.charge(1);
-    assert_eq!(tick(&mut scheduler, vec![abort(1)]), None, "the other runs");
-    assert_eq!(tick(&mut scheduler, vec![abort(2)]), None, "steps are under way");
+    assert_eq!(tick(&mut scheduler, vec![abort(1)]), None, "the other request runs");
+    assert_eq!(tick(&mut scheduler, vec![abort(2)]), None, "a step is in flight");
     let executors_failed =
         SchedulerEvent::ExecutorsFailed { replica: Replica(0), failure: ExecutorFailure::Exited };
     assert!(
@@ -92,5 +92,5 @@ fn scheduler_checks_itself_once_when_it_becomes_idle() {
             .is_some_and(|text| text.contains("load of replica 0"))
     );
     scheduler.was_idle = true;
-    assert_eq!(tick(&mut scheduler, Vec::new()), None, "nobody waits for the same check again");
+    assert_eq!(tick(&mut scheduler, Vec::new()), None, "the check is not repeated");
 }

@@ -112,7 +112,7 @@ impl SchedulingState {
     }
 
     pub(crate) fn take_sequence_slot(&mut self) -> SequenceSlot {
-        SequenceSlot(self.free_seq_slots.pop().expect("the plan counted its seats").0)
+        SequenceSlot(self.free_seq_slots.pop().expect("the plan counted the free sequence slots").0)
     }
 
     /// Adds a request to the waiting queue.
@@ -131,7 +131,7 @@ impl SchedulingState {
         self.spare_block_tables.push(request.free_blocks(kv));
         self.reserved_blocks -= request.reserved_blocks;
         request.reserved_blocks = 0;
-        let seq_slot = request.seq_slot.take().expect("a running request has a seat");
+        let seq_slot = request.seq_slot.take().expect("a running request has a sequence slot");
         self.free_seq_slots.push(Reverse(seq_slot.0));
     }
 
@@ -178,7 +178,7 @@ impl SchedulingState {
         assert_eq!(
             running + self.free_slot_count(),
             seq_slots,
-            "running requests and seats differ"
+            "running requests and free slots differ from the number of sequence slots"
         );
     }
 
@@ -198,9 +198,12 @@ impl SchedulingState {
         let mut slots: Vec<u32> = slots_in_use.map(|seq_slot| seq_slot.0).collect();
         slots.extend(self.free_seq_slots.iter().map(|seq_slot| seq_slot.0));
         slots.sort_unstable();
-        assert!(slots.iter().copied().eq(0..seq_slots), "a seat is lost or shared");
+        assert!(
+            slots.iter().copied().eq(0..seq_slots),
+            "a sequence slot is missing or assigned twice"
+        );
         if self.is_idle() {
-            assert_eq!(kv.counts().in_use, 0, "an idle engine holds blocks");
+            assert_eq!(kv.counts().in_use, 0, "an idle replica has blocks in use");
         }
     }
 
@@ -210,15 +213,15 @@ impl SchedulingState {
         let mut waiting_tokens = 0;
         for queue in queues {
             let keys: Vec<_> = queue.iter().map(|(key, _)| key).collect();
-            assert!(keys.is_sorted_by(|a, b| a < b), "a line is out of order");
+            assert!(keys.is_sorted_by(|a, b| a < b), "a queue is out of order");
             let keys_match =
                 queue.iter().all(|(key, slot)| self.requests[slot].cold_fields.queue_key == key);
-            assert!(keys_match, "a line leads to the wrong request");
+            assert!(keys_match, "a queue entry refers to the wrong request");
         }
         for request in self.waiting.slots().map(|slot| &self.requests[slot]) {
             waiting_tokens += request.tokens().len() as u64;
             let is_empty = request.block_count == 0 && request.seq_slot.is_none();
-            assert!(is_empty, "a waiting request holds blocks or a seat");
+            assert!(is_empty, "a waiting request holds blocks or a sequence slot");
             assert_eq!((request.computed_tokens, request.rows_in_flight), (0, 0));
         }
         assert_eq!(waiting_tokens, self.waiting_tokens, "waiting tokens miscounted");

@@ -27,7 +27,7 @@ impl<T> RequestSlab<T> {
 
     pub(crate) fn remove(&mut self, slot: SlabSlot) -> T {
         self.free.push(slot);
-        self.slots[slot.0 as usize].take().expect("a slot is emptied once")
+        self.slots[slot.0 as usize].take().expect("a removed slot is occupied")
     }
 
     #[inline]

@@ -147,7 +147,10 @@ mod tests {
         let mut deadline = deadline_for(1_000, 0);
         observe_steps(&mut deadline, 1, 1, 3_000);
         let once = ms(&deadline, 1);
-        assert!((12_500..12_600).contains(&once), "of 2 s more, 1 s counts, and a quarter of that");
+        assert!(
+            (12_500..12_600).contains(&once),
+            "of an excess of 2 s, 1 s counts, and a quarter of it is added"
+        );
         observe_steps(&mut deadline, 40, 1, 3_000);
         assert!((29_900..=30_000).contains(&ms(&deadline, 1)), "{deadline:?}");
         observe_steps(&mut deadline, 1, 1, 1_000);
@@ -169,7 +172,7 @@ mod tests {
     fn pause_in_a_small_step_does_not_raise_large_deadlines() {
         let mut gpu = deadline_for(2, 10);
         observe_steps(&mut gpu, 3, 1, 4_000);
-        assert_eq!(ms(&gpu, 8_192), 5_000, "a time per token would make it days");
+        assert_eq!(ms(&gpu, 8_192), 5_000, "the time of a pause is not attributed to tokens");
     }
 
     #[test]

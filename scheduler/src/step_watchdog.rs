@@ -226,8 +226,12 @@ mod tests {
         assert_eq!(steps.on_heartbeat(0, 1_070), StragglerReport::default());
         steps.rank_done(1, StepId(1));
         let report = StragglerReport { stragglers: vec![0, 2], timeout: None };
-        assert_eq!(steps.on_heartbeat(2, 1_071), report, "by the word of any rank");
-        assert_eq!(steps.on_heartbeat(0, 1_072), StragglerReport::default(), "that is known");
+        assert_eq!(steps.on_heartbeat(2, 1_071), report, "reported at the heartbeat of any rank");
+        assert_eq!(
+            steps.on_heartbeat(0, 1_072),
+            StragglerReport::default(),
+            "stragglers are reported once"
+        );
         let overdue = Some(StepTimeout { step: StepId(1), after_ms: 571, limit_ms: 70 });
         assert_eq!(steps.on_heartbeat(2, 1_570).timeout, None);
         assert_eq!(steps.on_heartbeat(2, 1_571).timeout, overdue);
@@ -243,7 +247,10 @@ mod tests {
             assert_eq!(steps.on_heartbeat(0, 8_000).timeout, None);
         }
         assert_eq!(steps.on_heartbeat(0, 8_499).timeout, None);
-        assert!(steps.on_heartbeat(0, 9_000).timeout.is_some(), "but then it is lost");
+        assert!(
+            steps.on_heartbeat(0, 9_000).timeout.is_some(),
+            "the second heartbeat at a later time"
+        );
     }
 
     #[test]
@@ -253,19 +260,22 @@ mod tests {
         steps.step_sent(StepId(1), WORK, false, 100);
         steps.step_sent(StepId(2), WORK, false, 100);
         steps.poll(1_099);
-        assert_eq!(steps.oldest_step(), Some((100, 70)), "that was no pause");
+        assert_eq!(steps.oldest_step(), Some((100, 70)), "shorter than a pause");
         steps.poll(9_099);
         assert_eq!(
             steps.oldest_step(),
             Some((7_850, 70)),
-            "a second of its time, and a turn, were no pause"
+            "999 ms and one poll interval count as step time"
         );
         steps.step_sent(StepId(3), WORK, false, 9_099);
         steps.step_answered(StepId(2), 9_099);
         steps.poll(17_099);
-        assert_eq!(steps.oldest_step(), Some((16_849, 70)), "it may have left just now");
+        assert_eq!(steps.oldest_step(), Some((16_849, 70)), "its full time starts after the pause");
         assert_eq!(steps.on_heartbeat(0, 17_099).stragglers, [0, 1, 2]);
-        assert!(steps.on_heartbeat(0, 17_599).timeout.is_some(), "but then it is lost");
+        assert!(
+            steps.on_heartbeat(0, 17_599).timeout.is_some(),
+            "the second heartbeat at a later time"
+        );
     }
 
     #[test]
@@ -280,7 +290,7 @@ mod tests {
         assert_eq!(
             timed_out_ms,
             Some(33_000),
-            "twenty turns of a quarter of a second, and a second look"
+            "poll intervals of 250 ms count, up to 5 s, and a second heartbeat"
         );
     }
 
@@ -305,9 +315,9 @@ mod tests {
         assert_eq!(
             steps.on_heartbeat(0, 150),
             StragglerReport::default(),
-            "step 2 began with the answer"
+            "step 2 starts when step 1 is answered"
         );
-        assert_eq!(steps.on_heartbeat(0, 171).timeout, None, "late for the first time");
+        assert_eq!(steps.on_heartbeat(0, 171).timeout, None, "first overdue heartbeat");
         steps.on_executor_failure();
         assert_eq!(
             (steps.on_heartbeat(0, 9_000), steps.oldest_step()),
@@ -326,8 +336,12 @@ mod tests {
         };
         let expected = Duration::from_nanos(STEP_COST.fixed_ns + STEP_COST.per_token_ns);
         assert!(expected_after(false, 10) > expected);
-        assert_eq!(expected_after(true, 10), expected, "as the pace was said to be");
-        assert_eq!(expected_after(true, 14), expected_after(false, 14), "slow by itself");
+        assert_eq!(expected_after(true, 10), expected, "the initial step cost");
+        assert_eq!(
+            expected_after(true, 14),
+            expected_after(false, 14),
+            "slow even without the mask wait"
+        );
         assert!(expected_after(true, 4) < expected);
     }
 }

@@ -74,7 +74,9 @@ pub enum RejectReason {
         vocab_size: u32,
     },
     /// The prompt leaves no room for an output token.
-    #[error("the prompt has {prompt_len} tokens, the model takes less than {max_model_len}")]
+    #[error(
+        "the prompt has {prompt_len} tokens, it must be shorter than the context length of {max_model_len}"
+    )]
     PromptTooLong {
         /// Prompt tokens.
         prompt_len: u64,
@@ -83,8 +85,8 @@ pub enum RejectReason {
     },
     /// Prompt and output together exceed `max_model_len`.
     #[error(
-        "{prompt_len} prompt tokens and max_tokens {max_tokens} exceed the model's {max_model_len} \
-         tokens"
+        "{prompt_len} prompt tokens and max_tokens {max_tokens} exceed the context length of \
+         {max_model_len}"
     )]
     TotalTooLong {
         /// Prompt tokens.
@@ -141,7 +143,7 @@ pub enum RejectReason {
         message: String,
     },
     /// The named replica does not exist.
-    #[error("replica {replica} does not exist, there are {replicas}")]
+    #[error("replica {replica} does not exist, the number of replicas is {replicas}")]
     UnknownReplica {
         /// Requested replica.
         replica: u16,

@@ -98,8 +98,8 @@ impl WalkDevice {
         }
         let end = start + row.len;
         let read = |position: u32| {
-            let (at, token) = self.slots[slot(position)].expect("a slot was written");
-            assert_eq!(at, position, "a slot holds another position");
+            let (at, token) = self.slots[slot(position)].expect("the KV slot was written");
+            assert_eq!(at, position, "the KV slot holds another position");
             token
         };
         let mut prefix: Vec<Token> = (0..end).map(read).collect();
@@ -120,7 +120,7 @@ impl WalkDevice {
             result.accepted += 1;
             prefix.push(token);
         }
-        let slot_state = self.seq_slots.get_mut(&row.seq_slot.0).expect("made above");
+        let slot_state = self.seq_slots.get_mut(&row.seq_slot.0).expect("inserted above");
         (slot_state.next, slot_state.last) = (
             end + u32::from(result.accepted),
             result.sampled_tokens[result.sampled_tokens.len() - 1],
@@ -175,7 +175,7 @@ impl WalkWorld {
             outputs: VecDeque::new(),
         };
         let devices = (0..config.replicas).map(device).collect();
-        let scheduler = Scheduler::new(config.clone()).expect("drawn within limits");
+        let scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
         Self {
             scheduler,
             rng: random,
@@ -235,8 +235,9 @@ impl WalkWorld {
     }
 
     fn take_token_event(&mut self, event: TokenEvent) {
-        let (tokens, finish) = self.received.get_mut(&event.request).expect("news of a request");
-        assert_eq!(*finish, None, "news after the end of {:?}", event.request);
+        let (tokens, finish) =
+            self.received.get_mut(&event.request).expect("an event of a known request");
+        assert_eq!(*finish, None, "an event after the finish of {:?}", event.request);
         tokens.extend(event.tokens);
         *finish = event.finish_reason;
         assert!(event.preemptions <= 4);
@@ -250,7 +251,7 @@ impl WalkWorld {
             return false;
         }
         let replica = self.rng.pick(&waiting);
-        let output = self.devices[replica].outputs.pop_front().expect("picked");
+        let output = self.devices[replica].outputs.pop_front().expect("the device has an output");
         self.inbox.push(SchedulerEvent::StepOutput { replica: Replica(replica as u16), output });
         true
     }
@@ -301,7 +302,7 @@ fn walk(seed: u64) {
         let had_events = !world.inbox.is_empty();
         world.tick();
         let ended = aborted.is_none_or(|request| world.received[&request].1.is_some());
-        assert!(ended, "{aborted:?} outlives its abort");
+        assert!(ended, "{aborted:?} is live after its abort");
         if remaining == 0 && !completed && devices_idle && !had_events && world.scheduler.is_idle()
         {
             break;
@@ -315,7 +316,7 @@ fn walk(seed: u64) {
             Some(FinishReason::Stop(_) | FinishReason::Length) => {
                 assert_eq!(*tokens, expected, "request {i}");
             }
-            other => panic!("request {i} ended as {other:?}"),
+            other => panic!("request {i} finished as {other:?}"),
         }
     }
 }

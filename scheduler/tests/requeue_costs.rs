@@ -80,7 +80,7 @@ impl RequeueHarness {
 
     /// Completes the last step of a replica: one token for every row that samples.
     fn complete_step(&mut self, replica: u16) {
-        let batch = self.sent[usize::from(replica)].take().expect("a step is under way");
+        let batch = self.sent[usize::from(replica)].take().expect("a step is in flight");
         let mut rows = vec![RowOutput::default(); batch.rows.len()];
         for (output, row) in rows.iter_mut().zip(&batch.rows) {
             if row.samples {
@@ -99,7 +99,7 @@ impl RequeueHarness {
             op_id: 1,
             requeue_running,
         }));
-        self.control_succeeded.take().expect("a control operation is answered at once")
+        self.control_succeeded.take().expect("a control command completes in its tick")
     }
 
     fn fail_executors(&mut self, replica: u16, failure: ExecutorFailure) {
@@ -127,7 +127,7 @@ fn failure_and_recompute_are_counted_on_their_replicas() {
     assert_eq!(
         harness.failure_costs(1),
         (FailureCounts::default(), recomputed),
-        "the other replica does it"
+        "replica 1 recomputes"
     );
     // The second failure has another cause and no replica is left: the request waits for restored executors.
     harness.fail_executors(1, ExecutorFailure::ReportedFault);
@@ -152,7 +152,7 @@ fn preemptions_and_resets_are_not_counted_as_failures() {
     harness.submit(1, 6);
     harness.complete_step(0);
     assert!(harness.clear(true));
-    harness.complete_step(0); // An output of the old epoch: there is room for a step again.
+    harness.complete_step(0); // An output of the old epoch: another step may be in flight.
     let (recovered, recomputed) = harness.failure_costs(0);
     assert_eq!(recovered, FailureCounts::default());
     assert_eq!(recomputed, RecomputedTokens { reset: 7, ..RecomputedTokens::default() });
@@ -194,7 +194,7 @@ fn output_for_an_aborted_request_is_dropped_and_counted() {
 fn output_of_an_old_epoch_is_dropped_and_counted() {
     let mut harness = RequeueHarness::new(1, 16);
     harness.submit(1, 6);
-    let mut batch = harness.sent[0].clone().expect("a step is under way");
+    let mut batch = harness.sent[0].clone().expect("a step is in flight");
     batch.epoch.0 += 1; // All other fields are as expected.
     let original = harness.sent[0].replace(batch);
     harness.complete_step(0);
@@ -209,14 +209,14 @@ fn clearing_the_prefix_cache_needs_idle_blocks_or_requeue() {
     let mut harness = RequeueHarness::new(1, 16);
     harness.submit(1, 6);
     harness.complete_step(0);
-    assert!(!harness.clear(false), "its blocks are held");
+    assert!(!harness.clear(false), "its blocks are in use");
     assert_eq!((harness.stats[0].running, harness.stats[0].prefix_queries_total), (1, 6));
     harness.tick(SchedulerEvent::Abort {
         request: RequestId(1),
         cause: AbortCause::ClientDisconnected,
     });
     assert_eq!(harness.stats[0].blocks.cached, 1);
-    assert!(harness.clear(false), "what nobody holds is only forgotten");
+    assert!(harness.clear(false), "unreferenced blocks need no requeue");
     assert_eq!(harness.stats[0].blocks.cached, 0);
 }
 
@@ -231,7 +231,7 @@ fn stats_report_last_step_and_totals() {
             (stats.last_step_rows, stats.last_step_tokens, stats.steps_total),
             (1, tokens, steps)
         );
-        assert_eq!(harness.scheduler.stats(Replica(0)), *stats, "who asks is told the same");
+        assert_eq!(harness.scheduler.stats(Replica(0)), *stats, "equal to the emitted snapshot");
         assert!(!harness.scheduler.is_idle());
         harness.complete_step(0);
     }
@@ -239,7 +239,7 @@ fn stats_report_last_step_and_totals() {
         request: RequestId(1),
         cause: AbortCause::ClientDisconnected,
     });
-    assert!(!harness.scheduler.is_idle(), "its last step is under way");
+    assert!(!harness.scheduler.is_idle(), "its last step is in flight");
     harness.complete_step(0);
     assert!(harness.scheduler.is_idle());
 }
@@ -250,13 +250,13 @@ fn rows_are_masked_until_masks_are_done() {
     harness.submit_masked(1, 6, Some(1));
     let mut masked = Vec::new();
     for step in 0..5 {
-        masked.push(harness.sent[0].as_ref().expect("a step is under way").rows[0].masked);
+        masked.push(harness.sent[0].as_ref().expect("a step is in flight").rows[0].masked);
         if step == 2 {
             harness.tick(SchedulerEvent::MasksDone { request: RequestId(1) });
         }
         harness.complete_step(0);
     }
-    assert_eq!(masked, [false, true, true, false, false], "the third was under way");
+    assert_eq!(masked, [false, true, true, false, false], "the third row was in flight");
 }
 
 #[test]

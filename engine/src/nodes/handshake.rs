@@ -205,14 +205,14 @@ mod tests {
             [&b"HDRN"[..], &numbers, &bytes.to_le_bytes(), &[0; 4]].concat()
         };
         let long = error_for(header(PROTOCOL_VERSION, 513));
-        assert_eq!(long, "a body of 513 bytes, at most 512");
+        assert_eq!(long, "a body of 513 bytes exceeds the limit of 512");
         // The complete body arrives in one read.
         let whole = error_for([header(PROTOCOL_VERSION, 513), vec![0; 513]].concat());
         assert_eq!(whole, long);
         let old_version = error_for(header(1, 0));
         assert_eq!(
             old_version,
-            format!("the peer speaks protocol 1, this process {PROTOCOL_VERSION}")
+            format!("the peer has protocol version 1, this process has {PROTOCOL_VERSION}")
         );
     }
 

@@ -126,7 +126,7 @@ mod tests {
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         assert!(matches!(LinkSocket::from_fd(tcp.into()), Ok(LinkSocket::Tcp(_))));
         assert!(LinkSocket::from_fd(File::open("/dev/null").unwrap().into()).is_err());
-        assert!(LinkSocket::from_fd(listener.into()).is_err(), "nobody is at its other end");
+        assert!(LinkSocket::from_fd(listener.into()).is_err(), "a listener has no peer");
     }
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
         local.close();
         let mut read = Vec::new();
         remote.read_to_end(&mut read).unwrap();
-        assert_eq!(read, b"last", "what was sent still arrives");
+        assert_eq!(read, b"last", "sent data is still delivered");
         assert!(other.write(b"more").is_err());
     }
 }

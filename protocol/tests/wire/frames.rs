@@ -24,7 +24,7 @@ fn assert_round_trip<M: WireMessage + PartialEq + std::fmt::Debug>(
     cut: usize,
 ) {
     let bytes = frame(message, Epoch(epoch));
-    let (decoded, decoded_epoch, length) = decode::<M>(&bytes).unwrap().expect("a whole frame");
+    let (decoded, decoded_epoch, length) = decode::<M>(&bytes).unwrap().expect("a complete frame");
     assert_eq!((&decoded, decoded_epoch, length), (message, Epoch(epoch), bytes.len()));
     let cut = cut % bytes.len();
     assert!(decode::<M>(&bytes[..cut]).unwrap().is_none(), "cut at {cut} of {}", bytes.len());
@@ -148,7 +148,7 @@ fn each_frame_defect_has_its_own_error() {
     assert_eq!(
         decode::<ExecutorEvent>(&good).unwrap_err(),
         FrameError::Body(CodecError::UnknownKind(2)),
-        "a message of the other direction"
+        "a message kind of the other direction"
     );
     let trailing = ExecutorCommand::decode(4, &[0]).unwrap_err();
     assert_eq!(trailing, CodecError::Trailing { kind: 4, left: 1 });

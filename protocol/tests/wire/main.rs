@@ -1,6 +1,6 @@
 //! Wire format: bytes, frames, streams.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
 mod frames;

@@ -46,7 +46,7 @@ fn both_directions_work_and_close_is_seen_at_once() {
     assert_eq!(
         executor_end.recv(LONG_TIMEOUT),
         Ok(Some(ExecutorCommand::Shutdown)),
-        "what was sent still arrives"
+        "sent messages are still delivered"
     );
     assert_eq!(executor_end.recv(LONG_TIMEOUT), Err(LinkError::Closed));
     assert_eq!(executor_end.send(progress(2)), Err(LinkError::Closed));

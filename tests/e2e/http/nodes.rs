@@ -79,14 +79,14 @@ impl NodeProcess {
         command.process_group(0);
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        let said = Arc::new(Mutex::new(String::new()));
-        let log = Arc::clone(&said);
+        let text = Arc::new(Mutex::new(String::new()));
+        let log = Arc::clone(&text);
         std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
                 log.lock().unwrap().push_str(&(line + "\n"));
             }
         });
-        Self { child, log: said }
+        Self { child, log: text }
     }
 
     /// Both nodes, and the HTTP address of node 0.
@@ -111,8 +111,8 @@ impl NodeProcess {
     /// HTTP address, once the node is ready.
     pub(crate) fn address(&self) -> SocketAddr {
         self.wait_for_log(" on http://");
-        let said = self.log();
-        let rest = said.split_once(" on http://").unwrap().1;
+        let text = self.log();
+        let rest = text.split_once(" on http://").unwrap().1;
         rest.split(' ').next().unwrap().parse().unwrap()
     }
 
@@ -378,7 +378,7 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
         b"HDRN\x01\x00\x22\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00";
     former.write_all(frame).unwrap();
     rest(former);
-    zero.wait_for_log("the peer speaks protocol 1, this process ");
+    zero.wait_for_log("the peer has protocol version 1, this process has ");
 
     // Repeated failed authentication does not flood the log.
     for _ in 0..30 {
@@ -436,7 +436,7 @@ fn missing_or_mismatched_node_zero_fails_startup() {
     let header = [&b"HDRN\x04\x00\x21\x00"[..], &[0; 16]].concat();
     stream.write_all(&header).unwrap();
     assert_eq!(one.exits().code(), Some(1));
-    one.wait_for_log("the peer speaks protocol 4, this process ");
+    one.wait_for_log("the peer has protocol version 4, this process has ");
 
     drop((stream, listener));
     let mut waits = NodeProcess::start(&place, 0, &["--startup-timeout", "1s"]);
