@@ -118,13 +118,10 @@ fn step_cost_with_a_stalled_publisher() {
         Arc::clone(&figures),
     );
 
-    println!("| flush | steps | p50 | worst |\n|---|--:|--:|--:|");
-    report("while there is room", flushes(&mut cache, &mut feed, QUEUE));
-    report("that finds the queue full first", flushes(&mut cache, &mut feed, 1));
-    report(
-        "while the publisher stands still",
-        flushes(&mut cache, &mut feed, STEPS_TO_REPLACE_ALL),
-    );
+    println!("| flush | steps | p50 | max |\n|---|--:|--:|--:|");
+    report("while the queue has room", flushes(&mut cache, &mut feed, QUEUE));
+    report("first flush with a full queue", flushes(&mut cache, &mut feed, 1));
+    report("while the publisher is stalled", flushes(&mut cache, &mut feed, STEPS_TO_REPLACE_ALL));
     let mut publish = || {
         let mut longest = Duration::ZERO;
         for changes in changes.try_iter() {
@@ -138,7 +135,7 @@ fn step_cost_with_a_stalled_publisher() {
         (longest, journal.blocks())
     };
     publish();
-    report("that hands over what is owed", flushes(&mut cache, &mut feed, 1));
+    report("after the stall: hands over the backlog", flushes(&mut cache, &mut feed, 1));
     let (everything, told) = publish();
     assert_eq!(told, BLOCKS as usize, "blocks that a subscriber knows");
     println!("the batch of everything, on the publisher's thread: {everything:?}");

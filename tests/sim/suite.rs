@@ -178,7 +178,7 @@ fn explore_seeds() {
         failing += harvest.failures.len();
     }
     let (took, computed) = (start.elapsed().as_secs_f64(), processor_seconds());
-    println!("{failing} failing; {took:.1} s, {computed:.1} s of processors");
+    println!("{failing} failing; {took:.1} s, {computed:.1} CPU s");
     assert_eq!(failing, 0, "seeds fail");
 }
 

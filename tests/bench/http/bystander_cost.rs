@@ -51,7 +51,7 @@ struct BystanderResult {
 fn slow_readers_and_scrapes_do_not_slow_steps() {
     println!("{STREAMS} streams, steps of {} ms on the device", STEP.as_millis());
     println!(
-        "| round | bystanders | steps | p50 | p99 | scrapes | p50 | p99 | probes | p50 | p99 |"
+        "| round | background clients | steps | p50 | p99 | scrapes | p50 | p99 | probes | p50 | p99 |"
     );
     println!("|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|");
     let mut p99s = [Vec::new(), Vec::new()];

@@ -112,10 +112,13 @@ fn cache_hit_timing_does_not_leak_across_salts() {
     let allowed = DEVIATIONS / (6.0 * rounds as f64).sqrt();
     let [of_hits, of_others, of_cold] = [&hits, &others, &cold].map(|times| median(times));
     println!(
-        "{rounds} rounds, prompts of {PROMPT_TOKENS} tokens; medians: {of_hits:.2?} under the salt that it is cached under, \
-         {of_others:.2?} under another, {of_cold:.2?} of one that nobody sent; area under the curve, against the last: \
-         {across:.3} across salts (0.5 ± {allowed:.3} tells nothing), {within:.3} within one"
+        "{rounds} rounds, prompts of {PROMPT_TOKENS} tokens; medians: {of_hits:.2?} under the salt of the cached prompt, \
+         {of_others:.2?} under a new salt, {of_cold:.2?} for a new prompt; area under the ROC curve, against new prompts: \
+         {across:.3} across salts (0.5 ± {allowed:.3}: indistinguishable), {within:.3} within one salt"
     );
-    assert!((across - 0.5).abs() < allowed, "{across}: times tell what others have cached");
-    assert!(within > DISTINGUISHABLE_AREA, "{within}: too much noise to tell anything");
+    assert!(
+        (across - 0.5).abs() < allowed,
+        "{across}: times reveal the cached prompts of another salt"
+    );
+    assert!(within > DISTINGUISHABLE_AREA, "{within}: too much noise to distinguish a hit");
 }

@@ -24,13 +24,13 @@ const GROWTH_MAX: u64 = 64;
 
 /// Moments at which a client disconnects.
 const DISCONNECT_MOMENTS: [&str; 7] = [
-    "in the head",
+    "in the head of the request",
     "in the body",
-    "behind it",
-    "soon after",
-    "behind the first bytes",
-    "behind some bytes",
-    "tired of waiting",
+    "directly after the request",
+    "up to 5 ms later",
+    "after the first bytes of the reply",
+    "after more bytes",
+    "after 20 ms without bytes",
 ];
 /// The client timed out waiting for bytes.
 const TIMED_OUT_MOMENT: usize = 6;
@@ -159,7 +159,7 @@ fn blocks_are_freed_for_100k_disconnecting_clients() {
     let forgotten = end.elapsed();
     std::thread::sleep(CLOSED);
     let (after, still_open) = (resident_bytes(), descriptors());
-    println!("{CLIENTS} clients left in {seconds:.1} s; idle {forgotten:?} behind the last");
+    println!("{CLIENTS} clients disconnected in {seconds:.1} s; idle {forgotten:?} after the last");
     for (at, name) in DISCONNECT_MOMENTS.iter().enumerate() {
         println!("  {} {name}", first[at] + second[at]);
     }
@@ -201,7 +201,7 @@ fn time_from_disconnect_to_free_blocks() {
     times.sort_unstable();
     let [p50, p99, max] = [WATCHED / 2, WATCHED * 99 / 100, WATCHED - 1].map(|at| times[at]);
     println!(
-        "{WATCHED} clients left streams of steps of {STEP:?}: no block in use after {p50:?} (p50), {p99:?} (p99), {max:?} \
+        "{WATCHED} clients disconnected from streams of steps of {STEP:?}: no block in use after {p50:?} (p50), {p99:?} (p99), {max:?} \
          (max)"
     );
 }

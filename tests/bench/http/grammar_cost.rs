@@ -119,7 +119,7 @@ fn loads() -> Vec<ConstrainedLoad> {
 fn costly_grammars_do_not_slow_other_streams() {
     println!("{STREAMS} streams, steps of {} ms on the device, {ROUNDS} rounds", STEP.as_millis());
     println!(
-        "| round | beside | steps | p50 | p99 | p99 against nobody | masks late | answers/s |"
+        "| round | load | steps | p50 | p99 | p99 against no load | masks overdue | answers/s |"
     );
     println!("|--:|---|--:|--:|--:|--:|--:|--:|");
     let besides = loads();
@@ -141,9 +141,9 @@ fn costly_grammars_do_not_slow_other_streams() {
             let ratios = changes.iter().map(|ratios| ratios[which]).collect();
             (median(ratios) - 1.0) * 100.0
         });
-        println!("{name}: median change of a round {quiet:+.1} % against nobody");
+        println!("{name}: median change of a round {quiet:+.1} % against no load");
         if *status == "400" {
-            println!("  and {without:+.1} % against the same requests, unread");
+            println!("  and {without:+.1} % against the same requests, rejected early");
         }
     }
 }
@@ -202,7 +202,7 @@ fn measure(
     done.store(true, Ordering::Relaxed);
     clients.join().unwrap();
     let change = (p99 / quiet.unwrap_or(p99) - 1.0) * 100.0;
-    let beside = beside.map_or("nobody", |beside| beside.name.as_str());
+    let beside = beside.map_or("none", |beside| beside.name.as_str());
     println!(
         "| {round} | {beside} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} | {answers_per_s:.1} |"
     );

@@ -25,7 +25,7 @@ const KINDS: [(&str, usize); 5] = [
     ("100 KB", 100 << 10),
     ("1 MB", 1 << 20),
     ("2 KB", 2 << 10),
-    ("1 MB and 24 KB behind it", 24 << 10),
+    ("1 MB and 24 KB more", 24 << 10),
 ];
 /// Kinds that are drawn at random; the other two follow a megabyte prompt.
 const RANDOM_KINDS: [usize; 4] = [0, 1, MEGABYTE, MEGABYTE];

@@ -49,7 +49,7 @@ const KINDS: &[ReplyKind] = &[
 #[ignore = "a measurement: `just http-speed`"]
 fn tokens_per_second() {
     println!("{STREAMS} streams x {TOKENS} tokens; each token is an event");
-    println!("| what | tokens/s | events/s | bytes/event | events/read | p50 first token |");
+    println!("| case | tokens/s | events/s | bytes/event | events/read | p50 first token |");
     println!("|---|---:|---:|---:|---:|---:|");
     for round in 0..3 {
         for kind in KINDS {
@@ -83,7 +83,7 @@ fn measure(kind: &ReplyKind, round: u32) {
     let event_bytes = counts.bytes / counts.events;
     for per_write in [1, (counts.events / counts.reads).max(1)] {
         let counts = socket_ceiling::run(STREAMS, TOKENS, event_bytes, per_write);
-        report(&format!("bare sockets, {per_write} a write"), &counts, TOKENS * STREAMS);
+        report(&format!("bare sockets, {per_write} per write"), &counts, TOKENS * STREAMS);
     }
 }
 

@@ -174,7 +174,7 @@ def run(binary, log, events, requests):
             indexer.close()
             if late:
                 late.close()
-    print(f"{events or 'map'}: {traffic.compared} requests, {traffic.cached} cached tokens, all as foretold")
+    print(f"{events or 'map'}: {traffic.compared} requests, {traffic.cached} cached tokens, all as predicted")
 
 
 def run_replicas(binary, log, events, requests, replicas):
@@ -189,7 +189,7 @@ def run_replicas(binary, log, events, requests, replicas):
             traffic.compare(server, indexer, requests, "replicas", replicas)
         finally:
             indexer.close()
-    print(f"{replicas} replicas: {traffic.compared} requests, {traffic.cached} cached tokens, all as foretold")
+    print(f"{replicas} replicas: {traffic.compared} requests, {traffic.cached} cached tokens, all as predicted")
 
 
 def main(binary, log_path):

@@ -53,6 +53,6 @@ while cases < wanted and passed:
 after_ms = sorted(good_ms() for _ in range(20))
 p95 = lambda times: times[int(len(times) * 0.95)]
 print(f"{cases} cases in {time.monotonic() - begun:.0f} s; resident KiB after each run {resident}; "
-      f"a good request, median and p95: before {before_ms[10]:.1f} and {p95(before_ms):.1f} ms, "
+      f"a valid request, median and p95: before {before_ms[10]:.1f} and {p95(before_ms):.1f} ms, "
       f"after {after_ms[10]:.1f} and {p95(after_ms):.1f} ms")
 sys.exit(0 if passed else 1)

@@ -51,35 +51,35 @@ serve() { # node; run in its own shell, which becomes the server
 
 echo "== two namespaces"
 serve 0 & node0=$!
-(HADRON_CLUSTER_SECRET=ffffffffffffffffffffffffffffffff; serve 1) && fail "a wrong secret was taken"
-grep -q secret "$work/node1.log" || fail "nobody says that the secret is wrong"
-echo "a wrong secret is refused: $(grep -m1 -o '[^:]*secret.*' "$work/node1.log")"
+(HADRON_CLUSTER_SECRET=ffffffffffffffffffffffffffffffff; serve 1) && fail "a wrong secret was accepted"
+grep -q secret "$work/node1.log" || fail "the log of node 1 does not name the wrong secret"
+echo "a wrong secret is rejected: $(grep -m1 -o '[^:]*secret.*' "$work/node1.log")"
 serve 1 & node1=$!
 within 30 "the start of two nodes" ready 8000
-alone=$(ids 8000 0) || fail "node 0 refuses: $(on 0 curl -s "http://${hosts[0]}:8000/v1/models")"
-[ "$(ids 8000 1)" = "$alone" ] || fail "the other host says something else"
-echo "both hosts answer, with the same $(jq length <<<"$alone") ids"
+alone=$(ids 8000 0) || fail "node 0 rejects requests: $(on 0 curl -s "http://${hosts[0]}:8000/v1/models")"
+[ "$(ids 8000 1)" = "$alone" ] || fail "node 1 generates other ids"
+echo "both hosts answer with the same $(jq length <<<"$alone") ids"
 
 # One file each: jq's output is longer than one write, and outputs of requests that end together would mix.
 for n in 1 2 3; do ids 8000 "" >"$work/answer$n" & asking+=($!); done
 sleep 0.3
 ip -n hadron0 link set link0 down
 cut=$(now_ms)
-within 15 "node 1 gives up" sh -c "! kill -0 $node1"
+within 15 "the exit of node 1" sh -c "! kill -0 $node1"
 wait $node1 && fail "node 1 ended with 0" || code=$?
-echo "link cut: node 1 has ended after $(($(now_ms) - cut)) ms, with code $code"
+echo "link down: node 1 exited after $(($(now_ms) - cut)) ms with code $code"
 for n in 1 2 3; do
-    wait "${asking[n - 1]}" || fail "request $n was lost"
+    wait "${asking[n - 1]}" || fail "request $n failed"
     [ "$(<"$work/answer$n")" = "$alone" ] || fail "a token of request $n was changed or repeated: $(<"$work/answer$n")"
 done
-echo "three requests under way ended with the same ids, after $(($(now_ms) - cut)) ms; $(grep -c 'restarting\|node failed' "$work/node0.log") lines of node 0 tell of the loss"
-within 5 "node 0 serves on" ready 8000
+echo "three requests in flight ended with the same ids after $(($(now_ms) - cut)) ms; node 0 logged $(grep -c 'restarting\|node failed' "$work/node0.log") lines of the failure"
+within 5 "node 0 continues to serve" ready 8000
 ip -n hadron0 link set link0 up
 serve 1 & node1=$!
 back=$(now_ms)
 within 30 "node 1 joins again" sh -c "grep -q 'executors restarted' '$work/node0.log'"
-[ "$(ids 8000 1)" = "$alone" ] || fail "the host that came back says something else"
-echo "link back: node 1 serves again after $(($(now_ms) - back)) ms"
+[ "$(ids 8000 1)" = "$alone" ] || fail "the restored node generates other ids"
+echo "link up: node 1 serves again after $(($(now_ms) - back)) ms"
 kill -TERM $node0
 wait $node0 || fail "node 0 ended with $?"
 within 10 "node 1 ends with node 0" sh -c "! kill -0 $node1"
@@ -122,10 +122,10 @@ within 30 "the nodes of Slurm are idle" sh -c "ip netns exec hadron0 sinfo -h -o
 echo key >"$work/keys"; chmod 600 "$work/keys"
 job=$(HADRON_KEYS=$work/keys on 0 sbatch --parsable --output="$work/job.log" "$repo/deploy/slurm/hadron.sbatch" --device cpu --threads 1 --dtype float32)
 within 60 "the job serves" on 0 curl -sf "http://${hosts[0]}:8000/readyz"
-[ "$(ids 8000 0 -H 'Authorization: Bearer key')" = "$alone" ] || fail "node 0 of the job says something else"
-[ "$(ids 8000 1 -H 'Authorization: Bearer key')" = "$alone" ] || fail "node 1 of the job says something else"
+[ "$(ids 8000 0 -H 'Authorization: Bearer key')" = "$alone" ] || fail "node 0 of the job generates other ids"
+[ "$(ids 8000 1 -H 'Authorization: Bearer key')" = "$alone" ] || fail "node 1 of the job generates other ids"
 echo "job $job runs on $(ip netns exec hadron0 squeue -h -o %N -j "$job"): both nodes answer with the same ids"
 on 0 scancel "$job"
 within 40 "the job ends" sh -c "! ip netns exec hadron0 squeue -h -j $job | grep -q ."
-within 5 "nothing of the job is left" sh -c "! (ip netns pids hadron0; ip netns pids hadron1) | xargs ps -o args= -p | grep -q 'hadron serve\|hadron executor'"
-echo "cancelled: nothing of it is left"
+within 5 "the end of all processes of the job" sh -c "! (ip netns pids hadron0; ip netns pids hadron1) | xargs ps -o args= -p | grep -q 'hadron serve\|hadron executor'"
+echo "cancelled: no process of the job is left"

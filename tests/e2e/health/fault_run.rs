@@ -47,10 +47,10 @@ impl ObservedFault {
     }
 }
 
-const EXECUTORS_KILLED: &str = "executors die";
-const SERVER_STOPPED: &str = "the server stands still";
-const SERVER_TERMINATED: &str = "the server is told to end";
-const SERVER_KILLED: &str = "the server dies";
+const EXECUTORS_KILLED: &str = "executors killed";
+const SERVER_STOPPED: &str = "server stopped";
+const SERVER_TERMINATED: &str = "server terminated";
+const SERVER_KILLED: &str = "server killed";
 
 fn serves(look: &ProbeSample) -> bool {
     (look.live, look.ready, look.health) == (Some(200), Some(200), Some(200))

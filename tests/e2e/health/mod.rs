@@ -36,7 +36,7 @@ impl ProbeReport {
     /// Prints a table; returns descriptions of untrue probes and of faults not reported within `bound`.
     fn judge(&self, bound: Duration) -> Vec<String> {
         println!(
-            "| fault | count | told after p50 | p99 | max ms | well again told after p50 | p99 | max ms | untrue |"
+            "| fault | count | detected after p50 | p99 | max ms | recovery detected after p50 | p99 | max ms | false probes |"
         );
         println!("|---|--:|--:|--:|--:|--:|--:|--:|--:|");
         let mut untrue = Vec::new();
