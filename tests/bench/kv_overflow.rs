@@ -110,12 +110,12 @@ fn step_cost_with_a_stalled_publisher() {
     let (near, _far) = UnixStream::pair().unwrap();
     near.set_nonblocking(true).unwrap();
     let bell = PublisherWaker::new(near, Arc::new(AtomicBool::new(false)));
-    let figures = Arc::new(PublisherCounters::default());
+    let counters = Arc::new(PublisherCounters::default());
     let (mut feed, changes) = KvEventFeed::new(
         FeedLimits { batches: QUEUE, bytes: u64::MAX },
         BLOCKS,
         bell,
-        Arc::clone(&figures),
+        Arc::clone(&counters),
     );
 
     println!("| flush | steps | p50 | max |\n|---|--:|--:|--:|");
@@ -125,7 +125,7 @@ fn step_cost_with_a_stalled_publisher() {
     let mut publish = || {
         let mut longest = Duration::ZERO;
         for changes in changes.try_iter() {
-            figures.record_dequeued(&changes);
+            counters.record_dequeued(&changes);
             let (took, _) = timed(|| match changes {
                 KvEventChanges::Step(ts, events) => journal.append(ts, &events),
                 KvEventChanges::Backlog(ts, arrears) => journal.append_backlog(ts, *arrears),

@@ -10,40 +10,59 @@ use text::{
 const BYTES: usize = 1 << 20;
 const ROUNDS: usize = 5;
 
-/// Start of an output, and the string that it then repeats.
-const HOSTILE: &[(&str, &str)] = &[
-    ("", "plain words and no marks at all. "),
-    ("", "<tool_call>"),
-    ("", "<tool_cal"),
-    ("", "<tool_call>{\"name\": \"time\", \"arguments\": {"),
-    ("", "<tool_call>{\"name\": \"time\"}</tool_call>"),
-    ("<tool_call>{\"name\": \"time\", \"arguments\": {\"a\": \"", "endless "),
-    ("<tool_call>{\"name\": \"time\", \"arguments\": {\"a\": [", "[],"),
-    ("<tool_call>{\"name\": \"time\", \"arguments\": {\"a\": ", "["),
-    ("<tool_call>{\"arguments\": {\"a\": \"", "\\u00e9"),
-    ("<tool_call>", " "),
-    ("", "{\"name\": \"time\", \"parameters\": {}};"),
-    ("{\"name\": \"time\", \"parameters\": {\"a\": \"", "endless "),
-    ("", "[TOOL_CALLS]"),
-    ("", "[TOOL_CALL"),
-    ("", "[TOOL_CALLS]time{}"),
-    ("", "[TOOL_CALLS]time[CALL_ID]a[ARGS]{"),
-    ("[TOOL_CALLS][", "{\"name\": \"time\", \"arguments\": {}},"),
-    ("", "<function=time><parameter=a>"),
-    ("<function=time>", "<parameter=a>"),
-    ("<function=time>", "<parameter=city>\n\n"),
-    ("<function=time><parameter=days>", "1"),
-    ("<function=time><parameter=city>", "</paramete"),
-    ("", "<function=time></function>"),
-    ("", "<｜tool▁calls▁begin｜>"),
-    ("", "<｜tool▁call▁begin｜>"),
-    ("", "<｜tool▁call▁begin"),
-    ("", "<｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
-    ("", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{}\n```<｜tool▁call▁end｜>"),
-    ("<｜tool▁call▁begin｜>time<｜tool▁sep｜>", "{\"a\":"),
-    ("", "</thin"),
-    ("", "<think>"),
-    ("", " "),
+/// An output that costs a parser more than usual.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct HostileOutput {
+    begin: &'static str,
+    /// Repeated after `begin` up to the wanted length.
+    unit: &'static str,
+}
+
+const HOSTILE: &[HostileOutput] = &[
+    HostileOutput { begin: "", unit: "plain words and no marks at all. " },
+    HostileOutput { begin: "", unit: "<tool_call>" },
+    HostileOutput { begin: "", unit: "<tool_cal" },
+    HostileOutput { begin: "", unit: "<tool_call>{\"name\": \"time\", \"arguments\": {" },
+    HostileOutput { begin: "", unit: "<tool_call>{\"name\": \"time\"}</tool_call>" },
+    HostileOutput {
+        begin: "<tool_call>{\"name\": \"time\", \"arguments\": {\"a\": \"",
+        unit: "endless ",
+    },
+    HostileOutput {
+        begin: "<tool_call>{\"name\": \"time\", \"arguments\": {\"a\": [",
+        unit: "[],",
+    },
+    HostileOutput { begin: "<tool_call>{\"name\": \"time\", \"arguments\": {\"a\": ", unit: "[" },
+    HostileOutput { begin: "<tool_call>{\"arguments\": {\"a\": \"", unit: "\\u00e9" },
+    HostileOutput { begin: "<tool_call>", unit: " " },
+    HostileOutput { begin: "", unit: "{\"name\": \"time\", \"parameters\": {}};" },
+    HostileOutput { begin: "{\"name\": \"time\", \"parameters\": {\"a\": \"", unit: "endless " },
+    HostileOutput { begin: "", unit: "[TOOL_CALLS]" },
+    HostileOutput { begin: "", unit: "[TOOL_CALL" },
+    HostileOutput { begin: "", unit: "[TOOL_CALLS]time{}" },
+    HostileOutput { begin: "", unit: "[TOOL_CALLS]time[CALL_ID]a[ARGS]{" },
+    HostileOutput { begin: "[TOOL_CALLS][", unit: "{\"name\": \"time\", \"arguments\": {}}," },
+    HostileOutput { begin: "", unit: "<function=time><parameter=a>" },
+    HostileOutput { begin: "<function=time>", unit: "<parameter=a>" },
+    HostileOutput { begin: "<function=time>", unit: "<parameter=city>\n\n" },
+    HostileOutput { begin: "<function=time><parameter=days>", unit: "1" },
+    HostileOutput { begin: "<function=time><parameter=city>", unit: "</paramete" },
+    HostileOutput { begin: "", unit: "<function=time></function>" },
+    HostileOutput { begin: "", unit: "<｜tool▁calls▁begin｜>" },
+    HostileOutput { begin: "", unit: "<｜tool▁call▁begin｜>" },
+    HostileOutput { begin: "", unit: "<｜tool▁call▁begin" },
+    HostileOutput {
+        begin: "",
+        unit: "<｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+    },
+    HostileOutput {
+        begin: "",
+        unit: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{}\n```<｜tool▁call▁end｜>",
+    },
+    HostileOutput { begin: "<｜tool▁call▁begin｜>time<｜tool▁sep｜>", unit: "{\"a\":" },
+    HostileOutput { begin: "", unit: "</thin" },
+    HostileOutput { begin: "", unit: "<think>" },
+    HostileOutput { begin: "", unit: " " },
 ];
 
 const SYNTAXES: [ToolCallSyntax; 6] = [
@@ -66,23 +85,24 @@ fn hostile_outputs_parse_in_linear_time() {
     println!("|---|---:|---:|---:|---|");
     for syntax in SYNTAXES {
         let slowest = |whole: bool| {
-            HOSTILE.iter().map(|output| (took(syntax, output, BYTES, whole), output)).max()
+            HOSTILE.iter().map(|output| (parse_time(syntax, output, BYTES, whole), output)).max()
         };
         let (at_once, output) = slowest(true).unwrap();
         let (by_char, _) = slowest(false).unwrap();
-        let growth = at_once.as_secs_f64() / took(syntax, output, BYTES / 4, true).as_secs_f64();
-        let [at_once, by_char] = [at_once, by_char].map(|took| took.as_secs_f64() * 1e3);
-        let (begins, unit) = output;
+        let growth =
+            at_once.as_secs_f64() / parse_time(syntax, output, BYTES / 4, true).as_secs_f64();
+        let [at_once, by_char] = [at_once, by_char].map(|time| time.as_secs_f64() * 1e3);
+        let HostileOutput { begin, unit } = output;
         println!(
-            "| {syntax:?} | {at_once:.1} | {by_char:.1} | {growth:.1} | `{begins}` and `{unit:?}` for ever |"
+            "| {syntax:?} | {at_once:.1} | {by_char:.1} | {growth:.1} | `{begin}` and `{unit:?}` repeated |"
         );
     }
 }
 
 /// Minimum time over some rounds of one parser for one output, with the reasoning parser.
-fn took(
+fn parse_time(
     syntax: ToolCallSyntax,
-    (begins, unit): &(&str, &str),
+    output: &HostileOutput,
     bytes: usize,
     whole: bool,
 ) -> Duration {
@@ -90,7 +110,8 @@ fn took(
         "city": {"type": "string"}, "days": {"type": "integer"}, "a": {"type": "array"}}});
     let tools: Arc<[ToolDefinition]> =
         [ToolDefinition { name: "time".to_owned(), parameters }].into();
-    let text = format!("{begins}{}", unit.repeat(bytes.div_ceil(unit.len())));
+    let HostileOutput { begin, unit } = output;
+    let text = format!("{begin}{}", unit.repeat(bytes.div_ceil(unit.len())));
     let round = |_| {
         let calls = Some(ToolCallRules { syntax, tools: &tools, max_calls: u32::MAX });
         let mut parser = OutputParser::new(Some(ReasoningStart::AtMarker), calls);

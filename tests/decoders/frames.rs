@@ -14,8 +14,8 @@ pub(crate) fn run(data: &[u8]) {
 
 /// Decodes the data as a frame, and as kind and body of a frame: random data has no valid checksum.
 fn check_message_type<M: WireMessage>(data: &[u8]) {
-    if let Ok(Some((_, _, used))) = decode::<M>(data) {
-        assert!(used <= data.len());
+    if let Ok(Some(frame)) = decode::<M>(data) {
+        assert!(frame.frame_bytes <= data.len());
     }
     let Some((&kind, body)) = data.split_first() else { return };
     let Ok(message) = M::decode(u16::from(kind), body) else { return };

@@ -4,7 +4,7 @@
 //! `replay` runs the committed corpus and random mutations of it at every `cargo test`; `just fuzz SECONDS`
 //! (`fuzz/`) runs libFuzzer, guided by coverage, for some seconds at every change.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "counts are shown even where they pass")]
 
 mod configs;

@@ -71,26 +71,26 @@ const DICTIONARY: &[&str] = &[
 ];
 
 /// A mutation of one or two inputs.
-fn mutate(chance: &mut MutationRng, corpus: &[Vec<u8>]) -> Vec<u8> {
-    let mut bytes = corpus[chance.below(corpus.len())].clone();
-    for _ in 0..=chance.below(4) {
-        let (at, to) = (chance.below(bytes.len()), chance.below(bytes.len()));
+fn mutate(rng: &mut MutationRng, corpus: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = corpus[rng.below(corpus.len())].clone();
+    for _ in 0..=rng.below(4) {
+        let (at, to) = (rng.below(bytes.len()), rng.below(bytes.len()));
         let (from, to) = (at.min(to), at.max(to));
-        match chance.below(7) {
-            0 if !bytes.is_empty() => bytes[at] ^= 1 << chance.below(8),
-            1 if !bytes.is_empty() => bytes[at] = chance.next() as u8,
+        match rng.below(7) {
+            0 if !bytes.is_empty() => bytes[at] ^= 1 << rng.below(8),
+            1 if !bytes.is_empty() => bytes[at] = rng.next() as u8,
             2 => drop(bytes.drain(from..to)),
             3 => {
                 let part = bytes[from..to].to_vec();
                 bytes.splice(at..at, part);
             }
             4 => {
-                let other = &corpus[chance.below(corpus.len())];
-                let begin = chance.below(other.len());
+                let other = &corpus[rng.below(corpus.len())];
+                let begin = rng.below(other.len());
                 bytes.splice(from..to, other[begin..].iter().copied());
             }
             5 => bytes.truncate(at),
-            _ => drop(bytes.splice(at..at, DICTIONARY[chance.below(DICTIONARY.len())].bytes())),
+            _ => drop(bytes.splice(at..at, DICTIONARY[rng.below(DICTIONARY.len())].bytes())),
         }
         bytes.truncate(BYTES_MAX);
     }
@@ -136,9 +136,9 @@ fn replay_and_mutate(name: &str, mutations: usize) {
         run_input(target, file, bytes);
     }
     let corpus: Vec<Vec<u8>> = files.into_values().collect();
-    let (mut chance, start, mut done) = (MutationRng(7), Instant::now(), 0);
+    let (mut rng, start, mut done) = (MutationRng(7), Instant::now(), 0);
     while done < mutations && start.elapsed() < TIME_MAX {
-        run_input(target, "a mutation", &mutate(&mut chance, &corpus));
+        run_input(target, "a mutation", &mutate(&mut rng, &corpus));
         done += 1;
     }
     println!("{name}: {} files, {done} mutations in {:?}", corpus.len(), start.elapsed());
@@ -151,9 +151,9 @@ fn replay_and_mutate(name: &str, mutations: usize) {
 #[ignore = "as long as asked for: `just decoders TARGET COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "what to do comes from `just`")]
 fn unbounded_mutations() {
-    let said = |name: &str| std::env::var(name).ok();
-    let number = |name: &str| said(name).map(|text| text.parse::<u64>().unwrap());
-    let name = said("HADRON_DECODERS_TARGET").unwrap();
+    let env_var = |name: &str| std::env::var(name).ok();
+    let number = |name: &str| env_var(name).map(|text| text.parse::<u64>().unwrap());
+    let name = env_var("HADRON_DECODERS_TARGET").unwrap();
     let target = TARGETS.into_iter().find(|(target, _)| *target == name).unwrap();
     let count = number("HADRON_DECODERS_COUNT").unwrap_or(1_000_000);
     let seed = number("HADRON_DECODERS_SEED").unwrap_or(8);
@@ -161,10 +161,10 @@ fn unbounded_mutations() {
         .iter()
         .flat_map(|folder| files(folder, &name).into_values())
         .collect();
-    let (mut chance, start) = (MutationRng(seed), Instant::now());
+    let (mut rng, start) = (MutationRng(seed), Instant::now());
     let mut slowest = Duration::ZERO;
     for _ in 0..count {
-        let bytes = mutate(&mut chance, &corpus);
+        let bytes = mutate(&mut rng, &corpus);
         let since = Instant::now();
         run_input(target, "a mutation", &bytes);
         slowest = slowest.max(since.elapsed());

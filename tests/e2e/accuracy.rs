@@ -139,23 +139,23 @@ fn accuracy_is_the_same_in_every_configuration() {
     let server = AccuracyServer::start("");
     let all = server.score(64, ALL_QUESTIONS);
     assert!(all >= 475, "{all} of 500 is below 95 %");
-    let alone = server.score(1, count);
+    let baseline = server.score(1, count);
     assert!(total(&server.stop(), "prefix_hits") > 0, "the questions share prefixes");
 
     let (uncached, log) = run("--no-enable-prefix-caching", 64, count);
-    assert_eq!(uncached, alone);
+    assert_eq!(uncached, baseline);
     assert_eq!(total(&log, "prefix_hits"), 0);
 
     let (squeezed, log) = run("--num-gpu-blocks-override 44 --max-model-len 700", 64, count);
-    assert_eq!(squeezed, alone);
+    assert_eq!(squeezed, baseline);
     assert!(total(&log, "preemptions") > 0, "a pool of 44 blocks must preempt");
 
     for flags in ["", "--max-num-batched-tokens 16", "--max-num-batched-tokens 4096"] {
-        assert_eq!(run(flags, 64, count).0, alone, "{flags:?}");
+        assert_eq!(run(flags, 64, count).0, baseline, "{flags:?}");
     }
 
     let (exact, _) = run("--dtype float32", 64, count);
-    assert_eq!(exact, alone);
+    assert_eq!(exact, baseline);
 
     let (shared, _) = run("--dtype float32 --tensor-parallel-size 2 --threads 1", 64, count);
     assert_eq!(shared, exact);

@@ -28,19 +28,19 @@ fn accuracy_is_the_same_with_mla_experts_ranks_and_mtp() {
     let score = |flags: &str, count: u32| run(&format!("{DEMO} {flags}"), 64, count).0;
     let all = score("--dtype float32", ALL_QUESTIONS);
     assert!(all >= 475, "{all} of 500 is below 95 %");
-    let alone = if count == ALL_QUESTIONS { all } else { score("--dtype float32", count) };
+    let baseline = if count == ALL_QUESTIONS { all } else { score("--dtype float32", count) };
     let ranks = "--dtype float32 --threads 1 --enable-expert-parallel";
     for shared in ["--tensor-parallel-size 2", "--data-parallel-size 2"] {
-        assert_eq!(score(&format!("{ranks} {shared}"), count), alone, "{shared}");
+        assert_eq!(score(&format!("{ranks} {shared}"), count), baseline, "{shared}");
     }
     let rounded = score("", count);
     assert!(rounded * 100 >= count * 95, "{rounded} of {count} in bf16");
 
-    let single = acceptance_percent("--spec-tokens 1", alone, count);
+    let single = acceptance_percent("--spec-tokens 1", baseline, count);
     assert!(single >= ACCEPTED_MIN, "{single:.1} % of single drafts");
     acceptance_percent(
         "--spec-tokens 4 --num-gpu-blocks-override 44 --max-model-len 700",
-        alone,
+        baseline,
         count,
     );
 }

@@ -52,8 +52,8 @@ fn bench_ops_rejects_unknown_ops_by_name() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");
     let says = |args: &[&str], words: &str| {
         let output = bench(&[&["ops", demo.to_str().unwrap(), "--device", "cpu"], args].concat());
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && said.contains(words), "{args:?}: {said}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && text.contains(words), "{args:?}: {text}");
     };
     says(&["--only", "o_prog"], "unknown op; known ops: embedding");
     says(&["--only", "experts"], "has none of the ops");

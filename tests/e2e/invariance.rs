@@ -121,7 +121,8 @@ pub(crate) fn compile(forms: impl IntoIterator<Item = GrammarSpec>) -> Vec<Compi
     let tokenizer = Arc::new(Tokenizer::load(&folder()).unwrap());
     let timings = Arc::new(GrammarTimings::default());
     let vocabulary = move || tokenizer.grammar_vocabulary();
-    let grammars = GrammarCompilePool::start(vocabulary, &test_server::trials(), timings).unwrap();
+    let grammars =
+        GrammarCompilePool::start(vocabulary, &test_server::grammar_worker(), timings).unwrap();
     let compile = |form| {
         let (told, compiled) = channel();
         grammars
@@ -299,8 +300,8 @@ impl RunOutputs {
 #[test]
 fn scheduler_decisions_change_no_output_bit() {
     let grammar = grammar();
-    let alone = run(SEQUENTIAL, &grammar);
-    assert_eq!(alone.outputs.len() as u64, REQUESTS);
+    let baseline = run(SEQUENTIAL, &grammar);
+    assert_eq!(baseline.outputs.len() as u64, REQUESTS);
     let together = EngineSetting { requests_running: 32, ..SEQUENTIAL };
     let cramped = EngineSetting { tokens_per_step: 48, blocks: 40, caching: true, ..together };
     let ahead = EngineSetting { uses_draft_model: true, steps_in_flight: 2, ..together };
@@ -333,6 +334,6 @@ fn scheduler_decisions_change_no_output_bit() {
             "{name}: {:?}",
             ran.drafts
         );
-        assert_eq!(ran.outputs, alone.outputs, "{name}");
+        assert_eq!(ran.outputs, baseline.outputs, "{name}");
     }
 }

@@ -1,6 +1,6 @@
 //! End-to-end tests: the server over real sockets.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "scores are shown even where they pass")]
 
 #[path = "../support/child_watchdog.rs"]

@@ -36,41 +36,41 @@ impl SchemaRng {
 }
 
 /// A schema of at most `depth` levels.
-fn schema(dice: &mut SchemaRng, depth: u32) -> Value {
+fn schema(request_rng: &mut SchemaRng, depth: u32) -> Value {
     let kinds = if depth == 0 { 7 } else { 11 };
-    match dice.roll(kinds) {
+    match request_rng.roll(kinds) {
         0 => json!({"type": "boolean"}),
         1 => json!({"type": (["null", "boolean"])}),
-        2 => integer(dice),
-        3 => number(dice),
-        4 | 5 => string(dice),
-        6 => literals(dice),
-        7 | 8 => object(dice, depth),
-        9 => array(dice, depth),
-        _ => json!({"anyOf": [schema(dice, depth - 1), schema(dice, depth - 1)]}),
+        2 => integer(request_rng),
+        3 => number(request_rng),
+        4 | 5 => string(request_rng),
+        6 => literals(request_rng),
+        7 | 8 => object(request_rng, depth),
+        9 => array(request_rng, depth),
+        _ => json!({"anyOf": [schema(request_rng, depth - 1), schema(request_rng, depth - 1)]}),
     }
 }
 
-fn integer(dice: &mut SchemaRng) -> Value {
-    let low = dice.within(-2_000, 2_000);
-    let high = low + dice.within(0, 5_000);
-    match dice.roll(4) {
+fn integer(request_rng: &mut SchemaRng) -> Value {
+    let low = request_rng.within(-2_000, 2_000);
+    let high = low + request_rng.within(0, 5_000);
+    match request_rng.roll(4) {
         0 => json!({"type": "integer", "minimum": low, "maximum": high}),
         1 => json!({"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": high + 2}),
         2 => {
-            json!({"type": "integer", "minimum": 0, "maximum": 900, "multipleOf": dice.within(2, 9)})
+            json!({"type": "integer", "minimum": 0, "maximum": 900, "multipleOf": request_rng.within(2, 9)})
         }
         _ => json!({"type": "integer", "minimum": low}),
     }
 }
 
 /// Bounded: a number of a thousand digits is valid, but the validator cannot parse it.
-fn number(dice: &mut SchemaRng) -> Value {
-    let low = dice.within(-9_000, 9_000) as f64 / 8.0;
-    json!({"type": "number", "minimum": low, "maximum": low + dice.within(1, 900) as f64 / 4.0})
+fn number(request_rng: &mut SchemaRng) -> Value {
+    let low = request_rng.within(-9_000, 9_000) as f64 / 8.0;
+    json!({"type": "number", "minimum": low, "maximum": low + request_rng.within(1, 900) as f64 / 4.0})
 }
 
-fn string(dice: &mut SchemaRng) -> Value {
+fn string(request_rng: &mut SchemaRng) -> Value {
     const PATTERNS: [&str; 6] = [
         "^[a-z]{2,6}$",
         "^(foo|bar)-[0-9]+x$",
@@ -81,16 +81,18 @@ fn string(dice: &mut SchemaRng) -> Value {
     ];
     // Without date formats: the grammar ignores leap years and leap seconds, the validator does not.
     const FORMATS: [&str; 3] = ["uuid", "ipv4", "ipv6"];
-    let least = dice.within(0, 6);
-    match dice.roll(4) {
-        0 => json!({"type": "string", "minLength": least, "maxLength": least + dice.within(0, 20)}),
+    let least = request_rng.within(0, 6);
+    match request_rng.roll(4) {
+        0 => {
+            json!({"type": "string", "minLength": least, "maxLength": least + request_rng.within(0, 20)})
+        }
         1 => json!({"type": "string", "maxLength": 12}),
-        2 => json!({"type": "string", "pattern": PATTERNS[dice.roll(6) as usize]}),
-        _ => json!({"type": "string", "format": FORMATS[dice.roll(3) as usize]}),
+        2 => json!({"type": "string", "pattern": PATTERNS[request_rng.roll(6) as usize]}),
+        _ => json!({"type": "string", "format": FORMATS[request_rng.roll(3) as usize]}),
     }
 }
 
-fn literals(dice: &mut SchemaRng) -> Value {
+fn literals(request_rng: &mut SchemaRng) -> Value {
     let all = [
         json!("a \"b\""),
         json!(17),
@@ -100,45 +102,46 @@ fn literals(dice: &mut SchemaRng) -> Value {
         json!(true),
         json!([1, {"x": []}]),
     ];
-    let first = dice.roll(4) as usize;
-    match dice.roll(2) {
+    let first = request_rng.roll(4) as usize;
+    match request_rng.roll(2) {
         0 => json!({"const": all[first]}),
         _ => json!({"enum": all[first..first + 3]}),
     }
 }
 
-fn object(dice: &mut SchemaRng, depth: u32) -> Value {
+fn object(request_rng: &mut SchemaRng, depth: u32) -> Value {
     let mut properties = Map::new();
     let mut required = Vec::new();
-    for name in ["id", "name of it", "größe", "a\"b"].into_iter().take(dice.roll(5) as usize) {
-        properties.insert(name.to_owned(), schema(dice, depth - 1));
-        if dice.roll(3) > 0 {
+    for name in ["id", "name of it", "größe", "a\"b"].into_iter().take(request_rng.roll(5) as usize)
+    {
+        properties.insert(name.to_owned(), schema(request_rng, depth - 1));
+        if request_rng.roll(3) > 0 {
             required.push(name);
         }
     }
     let mut object = json!({"type": "object", "properties": properties, "required": required});
-    object["additionalProperties"] = match dice.roll(4) {
+    object["additionalProperties"] = match request_rng.roll(4) {
         0 => json!({"type": "integer", "minimum": 0, "maximum": 99}),
         _ => json!(false),
     };
     object
 }
 
-fn array(dice: &mut SchemaRng, depth: u32) -> Value {
-    let least = dice.within(0, 3);
-    let mut array = json!({"type": "array", "items": schema(dice, depth - 1), "minItems": least,
-        "maxItems": least + dice.within(0, 3)});
-    if dice.roll(4) == 0 {
-        array["prefixItems"] = json!([schema(dice, 0)]);
+fn array(request_rng: &mut SchemaRng, depth: u32) -> Value {
+    let least = request_rng.within(0, 3);
+    let mut array = json!({"type": "array", "items": schema(request_rng, depth - 1), "minItems": least,
+        "maxItems": least + request_rng.within(0, 3)});
+    if request_rng.roll(4) == 0 {
+        array["prefixItems"] = json!([schema(request_rng, 0)]);
         array["maxItems"] = json!(least + 3);
     }
     array
 }
 
 /// The root schema of a seed; some have definitions, one of them is recursive.
-fn root_schema(dice: &mut SchemaRng) -> Value {
-    let inner = schema(dice, 3);
-    match dice.roll(6) {
+fn root_schema(request_rng: &mut SchemaRng) -> Value {
+    let inner = schema(request_rng, 3);
+    match request_rng.roll(6) {
         0 => json!({"$ref": "#/$defs/it", "$defs": {"it": inner}}),
         1 => {
             json!({"type": "object", "required": ["value"], "additionalProperties": false, "properties": {
@@ -187,20 +190,22 @@ fn complete(client: &mut HttpClient, seed: u64, score: &SchemaCounts) {
         std::thread::sleep(Duration::from_millis(500));
         reply = client.post("/v1/completions", &body);
     }
-    let said = reply.json();
+    let message = reply.json();
     if reply.status == 400 {
-        println!("seed {seed}: {} for {schema}", said["error"]["message"]);
+        println!("seed {seed}: {} for {schema}", message["error"]["message"]);
         score.rejected.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    assert_eq!(reply.status, 200, "seed {seed}: {said} for {schema}");
-    score.tokens.fetch_add(said["usage"]["completion_tokens"].as_u64().unwrap(), Ordering::Relaxed);
-    let text = said["choices"][0]["text"].as_str().unwrap();
-    if said["choices"][0]["finish_reason"] == "length" {
+    assert_eq!(reply.status, 200, "seed {seed}: {message} for {schema}");
+    score
+        .tokens
+        .fetch_add(message["usage"]["completion_tokens"].as_u64().unwrap(), Ordering::Relaxed);
+    let text = message["choices"][0]["text"].as_str().unwrap();
+    if message["choices"][0]["finish_reason"] == "length" {
         score.truncated.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    assert_eq!(said["choices"][0]["finish_reason"], "stop", "seed {seed}: {said}");
+    assert_eq!(message["choices"][0]["finish_reason"], "stop", "seed {seed}: {message}");
     let value: Value = serde_json::from_str(text)
         .unwrap_or_else(|e| panic!("seed {seed}: {e} in {text:?} for {schema}"));
     let judge = jsonschema::options().should_validate_formats(true).build(&schema).unwrap();

@@ -195,8 +195,8 @@ fn short_soak_leaves_no_resources() {
 #[ignore = "an hour or a day: `just soak HOURS`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn long_soak() {
-    let said = std::env::var("HADRON_SOAK_HOURS").ok();
-    let hours = said.map_or(1.0, |text| text.parse::<f64>().unwrap());
+    let message = std::env::var("HADRON_SOAK_HOURS").ok();
+    let hours = message.map_or(1.0, |text| text.parse::<f64>().unwrap());
     let every = Duration::from_secs_f64((hours * 60.0).clamp(4.0, 60.0));
     let soak = run(Duration::from_secs_f64(hours * 3600.0), every);
     let resident = slope(&soak.samples, |s| s.resident_kib as f64);

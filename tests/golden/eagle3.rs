@@ -23,7 +23,7 @@ const TOLERANCE: f32 = 1e-4;
 
 /// An EAGLE-3 layer of the harness's model, with its own KV pool.
 struct Eagle3Harness<'a, 'b> {
-    replay: &'b ModelHarness<'a>,
+    harness: &'b ModelHarness<'a>,
     eagle: Eagle3Model,
     kv: KvPool,
 }
@@ -40,19 +40,19 @@ fn rename_tensors(file: &Path) {
     let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     let header = std::str::from_utf8(header).unwrap().replace("midlayer.", "layers.0.");
-    let spelled = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
-    fs::write(file, spelled).unwrap();
+    let renamed = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
+    fs::write(file, renamed).unwrap();
 }
 
 impl<'a, 'b> Eagle3Harness<'a, 'b> {
     /// Writes the fixture's checkpoint and loads it; `newer` uses the naming of newer checkpoints.
     fn load(
-        replay: &'b ModelHarness<'a>,
+        harness: &'b ModelHarness<'a>,
         fixture: &DraftFixture,
         target: &str,
         newer: bool,
     ) -> Self {
-        let (dir, place) = (tempfile::tempdir().unwrap(), replay.rank_context);
+        let (dir, rank_context) = (tempfile::tempdir().unwrap(), harness.rank_context);
         let (source, out) = (dir.path().join("source.json"), dir.path().join("layer"));
         fs::write(&source, &fixture.config).unwrap();
         let (seed, dtype) = (fixture.seed, SynthDType::F32);
@@ -64,8 +64,8 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         let config = ModelConfig::from_dir(&out).unwrap();
         let target = ModelConfig::from_json(Path::new("config.json"), target).unwrap();
         let options = ModelLoadOptions {
-            ops: &replay.ops,
-            ranks: place.ranks,
+            ops: &harness.ops,
+            ranks: rank_context.ranks,
             placement: None,
             format: WeightsFormat::Safetensors,
             kv_dtype: DType::F32,
@@ -75,65 +75,66 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
             digest: &mut protocol::WeightsDigest::default(),
         };
         let eagle = load_eagle3(&out, &config, &target, options).unwrap();
-        let order = replay.ops.device().kv_order();
+        let order = harness.ops.device().kv_order();
         let layout =
-            kv_layout(&config, DType::F32, BLOCKS, BLOCK_TOKENS, order, &place.ranks).unwrap();
-        Self { replay, eagle, kv: KvPool::new(&replay.ops, layout).unwrap() }
+            kv_layout(&config, DType::F32, BLOCKS, BLOCK_TOKENS, order, &rank_context.ranks)
+                .unwrap();
+        Self { harness, eagle, kv: KvPool::new(&harness.ops, layout).unwrap() }
     }
 
     /// Auxiliary hidden states of a row's tokens.
     fn states(&self, row: &SequenceRow) -> Vec<Vec<f32>> {
-        let Self { replay, eagle, .. } = self;
-        let taps = eagle.aux_hidden_states();
-        replay.with(&[row], |f, ids| {
-            let f = models::ForwardContext { aux_hidden_states: Some(&taps), ..*f };
-            replay.model.forward(&f, ids).unwrap()
+        let Self { harness, eagle, .. } = self;
+        let aux_states = eagle.aux_hidden_states();
+        harness.with(&[row], |f, ids| {
+            let f = models::ForwardContext { aux_hidden_states: Some(&aux_states), ..*f };
+            harness.model.forward(&f, ids).unwrap()
         });
-        matrix(&replay.ops, &taps.states().unwrap()).unwrap()
+        matrix(&harness.ops, &aux_states.states().unwrap()).unwrap()
     }
 
     /// Runs a draft pass over a row's tokens, given the hidden states of the tokens before them.
     fn draft(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Eagle3Pass {
-        let Self { replay, eagle, kv } = self;
+        let Self { harness, eagle, kv } = self;
         let mut states = Vec::new();
-        let logits = replay.with_pool(kv, &[row], |f, ids| {
-            let before = replay.tensor(before);
-            let made = eagle.draft(f, replay.model.as_ref(), ids, before).unwrap();
-            let DraftPassOutput { hidden, next_hidden: carried } = made;
-            states = matrix(&replay.ops, carried.as_ref().unwrap_or(&hidden)).unwrap();
+        let logits = harness.with_pool(kv, &[row], |f, ids| {
+            let before = harness.tensor(before);
+            let output = eagle.draft(f, harness.model.as_ref(), ids, before).unwrap();
+            let DraftPassOutput { hidden, next_hidden } = output;
+            states = matrix(&harness.ops, next_hidden.as_ref().unwrap_or(&hidden)).unwrap();
             eagle.logits(f, &hidden).unwrap()
         });
         Eagle3Pass { logits, next_states: states }
     }
 
     fn write_kv(&self, row: &SequenceRow, before: &[Vec<f32>]) {
-        let Self { replay, eagle, kv } = self;
-        replay.with_pool(kv, &[row], |f, ids| {
-            let before = replay.tensor(before);
-            eagle.write_kv_only(f, replay.model.as_ref(), ids, &before).unwrap();
+        let Self { harness, eagle, kv } = self;
+        harness.with_pool(kv, &[row], |f, ids| {
+            let before = harness.tensor(before);
+            eagle.write_kv_only(f, harness.model.as_ref(), ids, &before).unwrap();
             before
         });
     }
 
     /// Target-vocabulary id of the most likely draft token.
     fn top_draft_id(&self, logits: &[f32]) -> i32 {
-        let names = self.eagle.draft_to_target().unwrap();
-        self.replay.ops.read_f32(names).unwrap()[top(logits)] as i32
+        let target_ids = self.eagle.draft_to_target().unwrap();
+        self.harness.ops.read_f32(target_ids).unwrap()[top(logits)] as i32
     }
 }
 
-fn matches_reference(place: &RankContext, fixture: &DraftFixture, newer: bool) {
+fn matches_reference(rank_context: &RankContext, fixture: &DraftFixture, newer: bool) {
     let base = GoldenFixture::read(&fixture.model);
-    let mut replay = ModelHarness::load(place, &base, DType::F32);
-    let [row, again, hidden] = [0; 3].map(|_| SequenceRow::new(&mut replay, &base.tokens));
-    let layer = Eagle3Harness::load(&replay, fixture, &base.config, newer);
+    let mut harness = ModelHarness::load(rank_context, &base, DType::F32);
+    let [row, again, hidden] = [0; 3].map(|_| SequenceRow::new(&mut harness, &base.tokens));
+    let layer = Eagle3Harness::load(&harness, fixture, &base.config, newer);
     let states = layer.states(&row);
     assert!(
-        replay.hidden(&hidden) == replay.hidden(&row),
-        "a model that is watched computes the same"
+        harness.hidden(&hidden) == harness.hidden(&row),
+        "reading auxiliary hidden states changes the results"
     );
-    let (behind, before) = (row.part(1, states.len() - 1), &states[..states.len() - 1]);
-    let all = layer.draft(&behind, before).logits;
+    let (shifted, before) = (row.part(1, states.len() - 1), &states[..states.len() - 1]);
+    let all = layer.draft(&shifted, before).logits;
     let tokens: Vec<i32> = all.iter().map(|logits| layer.top_draft_id(logits)).collect();
     assert_eq!(tokens, fixture.tokens);
     let worst = difference(&all[all.len() - fixture.logits.len()..], &fixture.logits);
@@ -154,15 +155,15 @@ fn matches_reference(place: &RankContext, fixture: &DraftFixture, newer: bool) {
     // Chains of draft tokens: their KV entries do not affect later chains.
     for (at, chain) in &fixture.chains {
         let mut row = again.clone();
-        let mut made = layer.draft(&row.part(1, *at), &states[..*at]);
+        let mut pass = layer.draft(&row.part(1, *at), &states[..*at]);
         for (i, expected) in chain.iter().enumerate() {
-            let last = made.logits.len() - 1;
-            let guess = layer.top_draft_id(&made.logits[last]);
-            assert_eq!(guess, *expected, "draft {i} behind {at}");
-            let place = at + 1 + i;
-            row.tokens.resize(row.tokens.len().max(place + 1), 0);
-            row.tokens[place] = guess;
-            made = layer.draft(&row.part(place, 1), &made.next_states[last..]);
+            let last = pass.logits.len() - 1;
+            let draft_token = layer.top_draft_id(&pass.logits[last]);
+            assert_eq!(draft_token, *expected, "draft {i} after {at}");
+            let position = at + 1 + i;
+            row.tokens.resize(row.tokens.len().max(position + 1), 0);
+            row.tokens[position] = draft_token;
+            pass = layer.draft(&row.part(position, 1), &pass.next_states[last..]);
         }
     }
 }
@@ -174,12 +175,12 @@ fn eagle3_logits_match_the_reference() {
     }
     for name in NAMES {
         let fixture = DraftFixture::read(name);
-        matches_reference(&RankContext::alone(), &fixture, false);
-        matches_reference(&RankContext::alone(), &fixture, true);
+        matches_reference(&RankContext::single(), &fixture, false);
+        matches_reference(&RankContext::single(), &fixture, true);
     }
     // The fixture with head counts divisible by 2.
     let [dense, _] = NAMES.map(DraftFixture::read);
-    run_ranks(2, ShardingMode::TensorParallel, HalfDtype::BF16, |place| {
-        matches_reference(place, &dense, false);
+    run_ranks(2, ShardingMode::TensorParallel, HalfDtype::BF16, |rank_context| {
+        matches_reference(rank_context, &dense, false);
     });
 }

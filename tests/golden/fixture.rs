@@ -78,7 +78,7 @@ impl GoldenFixture {
         let width = tensor("logits").shape[1];
         let hidden = tensor("hidden");
         let drafts = header.get("draft_tokens").is_some();
-        let [_, taps, channels] = hidden.shape[..] else { panic!("hidden is [L, t, H]") };
+        let [_, positions, channels] = hidden.shape[..] else { panic!("hidden is [L, t, H]") };
         Self {
             config: about["config"].as_str().unwrap().to_owned(),
             seed: about["seed"].as_u64().unwrap(),
@@ -86,7 +86,10 @@ impl GoldenFixture {
             fp8_gate: ToleranceGate::read(&about["fp8_gate"]),
             tokens: ids("tokens"),
             logits: rows(&floats("logits"), width),
-            hidden: floats("hidden").chunks(taps * channels).map(|l| rows(l, channels)).collect(),
+            hidden: floats("hidden")
+                .chunks(positions * channels)
+                .map(|l| rows(l, channels))
+                .collect(),
             routes: if header.get("routes").is_some() { tensor("routes").routes() } else { vec![] },
             prompts: ids("prompts").into_iter().map(|n| n as usize).collect(),
             greedy: rows(&ids("greedy"), tensor("greedy").shape[1]),
@@ -123,14 +126,14 @@ impl DraftFixture {
         let tensor = |name: &str| FixtureTensor::read(&header[name], data);
         let ids = |name: &str| tensor(name).words(i32::from_le_bytes);
         let (logits, chains) = (tensor("draft_logits"), tensor("chains"));
-        let behind = ids("chained_behind").into_iter().map(|at| at as usize);
+        let starts = ids("chained_behind").into_iter().map(|at| at as usize);
         Self {
             model: about["model"].as_str().unwrap().to_owned(),
             config: about["config"].as_str().unwrap().to_owned(),
             seed: about["seed"].as_u64().unwrap(),
             tokens: ids("draft_tokens"),
             logits: rows(&logits.words(f32::from_le_bytes), logits.shape[1]),
-            chains: behind.zip(rows(&ids("chains"), chains.shape[1])).collect(),
+            chains: starts.zip(rows(&ids("chains"), chains.shape[1])).collect(),
         }
     }
 }

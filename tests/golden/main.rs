@@ -4,9 +4,9 @@
 //! logits must equal the fixture's within 2e-4, every argmax, expert and greedy token must be equal, and
 //! chunking, batching and prefix hits must not change a bit. `generate.py` makes the fixtures.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::print_stdout, reason = "differences are shown even where they pass")]
-#![allow(clippy::disallowed_methods, reason = "a variable names the GPU to replay on")]
+#![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
+#![allow(clippy::print_stdout, reason = "prints differences also if they pass")]
+#![allow(clippy::disallowed_methods, reason = "an environment variable selects the GPU")]
 
 mod eagle3;
 mod fixture;
@@ -46,17 +46,17 @@ macro_rules! cases {
             #[test]
             fn matches_transformers() {
                 let fixture = super::GoldenFixture::read($file);
-                super::matches_transformers(&super::RankContext::alone(), &fixture);
+                super::matches_transformers(&super::RankContext::single(), &fixture);
             }
             #[test]
             fn chunking_and_prefix_hits_are_bit_exact() {
                 let fixture = super::GoldenFixture::read($file);
-                super::chunking_and_prefix_hits_are_bit_exact(&super::RankContext::alone(), &fixture);
+                super::chunking_and_prefix_hits_are_bit_exact(&super::RankContext::single(), &fixture);
             }
             #[test]
             fn greedy_tokens_are_batch_invariant() {
                 let fixture = super::GoldenFixture::read($file);
-                super::greedy_tokens_are_batch_invariant(&super::RankContext::alone(), &fixture);
+                super::greedy_tokens_are_batch_invariant(&super::RankContext::single(), &fixture);
             }
             #[test]
             fn parallel_ranks_match_one_rank() {
@@ -66,7 +66,7 @@ macro_rules! cases {
             fn bf16_is_close_and_invariant() {
                 let fixture = super::GoldenFixture::read($file);
                 super::half_is_close_and_invariant(
-                    &super::RankContext::alone(),
+                    &super::RankContext::single(),
                     &fixture,
                     super::DType::BF16,
                 );
@@ -75,7 +75,7 @@ macro_rules! cases {
             fn f16_is_close_and_invariant() {
                 let fixture = super::GoldenFixture::read($file);
                 super::half_is_close_and_invariant(
-                    &super::RankContext::alone(),
+                    &super::RankContext::single(),
                     &fixture,
                     super::DType::F16,
                 );
@@ -120,11 +120,11 @@ fn every_fixture_has_its_tests() {
 }
 
 /// Prefill of every prompt length, with the trace probe: logits, hidden states, experts.
-fn matches_transformers(place: &RankContext, fixture: &GoldenFixture) {
-    let mut replay = ModelHarness::load(place, fixture, DType::F32);
+fn matches_transformers(rank_context: &RankContext, fixture: &GoldenFixture) {
+    let mut harness = ModelHarness::load(rank_context, fixture, DType::F32);
     for &length in &fixture.prompts {
-        let row = SequenceRow::new(&mut replay, &fixture.tokens[..length]);
-        let seen = replay.run_traced(&row);
+        let row = SequenceRow::new(&mut harness, &fixture.tokens[..length]);
+        let seen = harness.run_traced(&row);
         let worst = difference(&seen.logits, &fixture.logits[..length]);
         assert!(worst <= LOGIT_TOLERANCE, "{length} tokens: logits differ by {worst}");
         for (t, (ours, theirs)) in seen.logits.iter().zip(&fixture.logits).enumerate() {
@@ -152,53 +152,53 @@ fn check_hidden(fixture: &GoldenFixture, hidden: &[Vec<Vec<f32>>]) {
 }
 
 /// Bit-exact: chunks of every size, decode after prefill, and a prefix hit in another row's blocks.
-fn chunking_and_prefix_hits_are_bit_exact(place: &RankContext, fixture: &GoldenFixture) {
-    let mut replay = ModelHarness::load(place, fixture, DType::F32);
-    let whole = SequenceRow::new(&mut replay, &fixture.tokens);
-    let expected = replay.run(&[&whole]);
+fn chunking_and_prefix_hits_are_bit_exact(rank_context: &RankContext, fixture: &GoldenFixture) {
+    let mut harness = ModelHarness::load(rank_context, fixture, DType::F32);
+    let whole = SequenceRow::new(&mut harness, &fixture.tokens);
+    let expected = harness.run(&[&whole]);
     for size in [1, 7, 16, 64] {
-        let row = SequenceRow::new(&mut replay, &fixture.tokens);
-        assert!(chunks(&mut replay, &row, size) == expected, "chunks of {size}");
+        let row = SequenceRow::new(&mut harness, &fixture.tokens);
+        assert!(chunks(&mut harness, &row, size) == expected, "chunks of {size}");
     }
-    let row = SequenceRow::new(&mut replay, &fixture.tokens);
-    let mut logits = replay.run(&[&row.part(0, 65)]);
+    let row = SequenceRow::new(&mut harness, &fixture.tokens);
+    let mut logits = harness.run(&[&row.part(0, 65)]);
     for t in 65..fixture.tokens.len() {
-        logits.extend(replay.run(&[&row.part(t, 1)]));
+        logits.extend(harness.run(&[&row.part(t, 1)]));
     }
     assert!(logits == expected, "prefill of 65, then decode");
     for start in [16, 64, 144] {
-        let hit = SequenceRow::sharing(&mut replay, &whole, start);
+        let hit = SequenceRow::sharing(&mut harness, &whole, start);
         let rest = fixture.tokens.len() - start;
-        let logits = replay.run(&[&hit.part(start, rest)]);
-        assert!(logits == expected[start..], "prefix of {start} tokens found");
+        let logits = harness.run(&[&hit.part(start, rest)]);
+        assert!(logits == expected[start..], "prefix hit of {start} tokens");
     }
-    let (first, second) = (SequenceRow::new(&mut replay, &fixture.tokens), row.part(65, 30));
+    let (first, second) = (SequenceRow::new(&mut harness, &fixture.tokens), row.part(65, 30));
     let last = fixture.tokens.len() - 1;
-    let asked = replay.run_rows(&[&first, &second], &[last as i32, 0, last as i32 + 30, 64]);
-    let wanted: Vec<_> = [last, 0, 94, 64].map(|token| expected[token].clone()).into();
-    assert!(asked == wanted, "logits of a few tokens");
-    let synth = ModelHarness::synth(place, fixture, DType::F32).run(&[&whole]);
-    assert!(synth == expected, "weights made in place");
+    let selected = harness.run_rows(&[&first, &second], &[last as i32, 0, last as i32 + 30, 64]);
+    let expected_rows: Vec<_> = [last, 0, 94, 64].map(|token| expected[token].clone()).into();
+    assert!(selected == expected_rows, "logits of selected tokens");
+    let synth = ModelHarness::synth(rank_context, fixture, DType::F32).run(&[&whole]);
+    assert!(synth == expected, "weights synthesised in memory");
 }
 
 /// All prompts decode together for 64 steps while another sequence is prefilled in the same batches.
-fn greedy_tokens_are_batch_invariant(place: &RankContext, fixture: &GoldenFixture) {
-    let mut replay = ModelHarness::load(place, fixture, DType::F32);
-    let other = SequenceRow::new(&mut replay, &fixture.tokens);
-    let alone = replay.run(&[&other]);
-    let beside = SequenceRow::new(&mut replay, &fixture.tokens);
+fn greedy_tokens_are_batch_invariant(rank_context: &RankContext, fixture: &GoldenFixture) {
+    let mut harness = ModelHarness::load(rank_context, fixture, DType::F32);
+    let other = SequenceRow::new(&mut harness, &fixture.tokens);
+    let separate = harness.run(&[&other]);
+    let concurrent = SequenceRow::new(&mut harness, &fixture.tokens);
     let mut rows: Vec<SequenceRow> = fixture
         .prompts
         .iter()
-        .map(|n| SequenceRow::new(&mut replay, &fixture.tokens[..*n]))
+        .map(|n| SequenceRow::new(&mut harness, &fixture.tokens[..*n]))
         .collect();
     let mut parts: Vec<SequenceRow> =
         rows.iter().map(|row| row.part(0, row.tokens.len())).collect();
     let mut found = vec![Vec::new(); rows.len()];
     for step in 0..fixture.greedy[0].len() {
-        let chunk = (step * 3 < fixture.tokens.len()).then(|| beside.part(step * 3, 3));
+        let chunk = (step * 3 < fixture.tokens.len()).then(|| concurrent.part(step * 3, 3));
         let batch: Vec<&SequenceRow> = parts.iter().chain(&chunk).collect();
-        let logits = replay.run(&batch);
+        let logits = harness.run(&batch);
         let mut from = 0;
         for (row, (part, found)) in rows.iter_mut().zip(parts.iter_mut().zip(&mut found)) {
             from += part.len;
@@ -208,8 +208,8 @@ fn greedy_tokens_are_batch_invariant(place: &RankContext, fixture: &GoldenFixtur
             *part = row.part(row.tokens.len() - 1, 1);
         }
         if let Some(chunk) = chunk {
-            let expected = &alone[chunk.start..chunk.start + chunk.len];
-            assert!(logits[from..] == *expected, "step {step}: a neighbour changed a bit");
+            let expected = &separate[chunk.start..chunk.start + chunk.len];
+            assert!(logits[from..] == *expected, "step {step}: a row depends on its batch");
         }
     }
     assert_eq!(found, fixture.greedy);
@@ -217,32 +217,32 @@ fn greedy_tokens_are_batch_invariant(place: &RankContext, fixture: &GoldenFixtur
 
 /// Whether results depend on the number of rows: GPUs use other kernels for few rows than for many, with sums
 /// that differ in the last bits of 16-bit types.
-fn few_rows_differ(dtype: DType) -> bool {
+fn depends_on_row_count(dtype: DType) -> bool {
     dtype != DType::F32 && model_harness::on_a_gpu()
 }
 
 /// 16-bit types round, but their results still depend on the sequence only.
-fn half_is_close_and_invariant(place: &RankContext, fixture: &GoldenFixture, dtype: DType) {
-    let mut replay = ModelHarness::load(place, fixture, dtype);
-    let whole = SequenceRow::new(&mut replay, &fixture.tokens);
-    let expected = replay.run(&[&whole]);
-    let row = SequenceRow::new(&mut replay, &fixture.tokens);
-    let chunked = chunks(&mut replay, &row, 7);
-    let latent = fixture.uses_mla();
-    assert!(chunked == expected || latent || few_rows_differ(dtype), "chunks of 7");
-    let tipped = place.is_shared() || model_harness::on_a_gpu() || latent;
-    let found = if tipped && !fixture.routes.is_empty() {
-        let routes = replay.run_traced(&whole).routes;
+fn half_is_close_and_invariant(rank_context: &RankContext, fixture: &GoldenFixture, dtype: DType) {
+    let mut harness = ModelHarness::load(rank_context, fixture, dtype);
+    let whole = SequenceRow::new(&mut harness, &fixture.tokens);
+    let expected = harness.run(&[&whole]);
+    let row = SequenceRow::new(&mut harness, &fixture.tokens);
+    let chunked = chunks(&mut harness, &row, 7);
+    let uses_mla = fixture.uses_mla();
+    assert!(chunked == expected || uses_mla || depends_on_row_count(dtype), "chunks of 7");
+    let routes_may_differ = rank_context.is_shared() || model_harness::on_a_gpu() || uses_mla;
+    let found = if routes_may_differ && !fixture.routes.is_empty() {
+        let routes = harness.run_traced(&whole).routes;
         closeness_where_routes_agree(fixture, &expected, &routes)
     } else {
         closeness(&expected, &fixture.logits)
     };
     check_half(fixture, &found, dtype);
-    if latent {
+    if uses_mla {
         // MLA: short chunks use the absorbed form, longer ones compute keys from the compressed KV.
-        let seen = traced_chunks(&mut replay, &row, 7);
-        assert!(seen.logits == chunked, "watched and not");
-        assert!(chunks(&mut replay, &row, 1) == chunked, "chunks of 1 and of 7");
+        let seen = traced_chunks(&mut harness, &row, 7);
+        assert!(seen.logits == chunked, "the trace probe changes results");
+        assert!(chunks(&mut harness, &row, 1) == chunked, "chunks of 1 and of 7");
         let found = closeness_where_routes_agree(fixture, &chunked, &seen.routes);
         check_half(fixture, &found, dtype);
     }
@@ -273,12 +273,12 @@ fn closeness_where_routes_agree(
 ) -> LogprobCloseness {
     let agree =
         |t: &usize| routes.iter().zip(&fixture.routes).all(|(ours, f32)| ours[*t] == f32[*t]);
-    let kept: Vec<usize> = (0..logits.len()).filter(agree).collect();
-    println!("the same experts at {} of {} positions", kept.len(), logits.len());
+    let positions: Vec<usize> = (0..logits.len()).filter(agree).collect();
+    println!("same experts at {} of {} positions", positions.len(), logits.len());
     let least = device_gate(fixture).same_experts * logits.len() as f64;
-    assert!(kept.len() as f64 >= least, "{} positions of {}", kept.len(), logits.len());
+    assert!(positions.len() as f64 >= least, "{} positions of {}", positions.len(), logits.len());
     let rows =
-        |all: &[Vec<f32>]| -> Vec<Vec<f32>> { kept.iter().map(|&t| all[t].clone()).collect() };
+        |all: &[Vec<f32>]| -> Vec<Vec<f32>> { positions.iter().map(|&t| all[t].clone()).collect() };
     closeness(&rows(logits), &rows(&fixture.logits))
 }
 
@@ -317,24 +317,24 @@ fn parallel_ranks_match_one_rank(name: &str) {
             continue;
         }
         let split = check_split(&config, &RankContext::ranks(0, size, sharing), None);
-        let refused = UNSUPPORTED_SHARDINGS.contains(&(name, size, sharing));
-        assert_eq!(split.is_err(), refused, "{name}, {size} ranks, {sharing:?}: {split:?}");
-        if refused || !model_harness::has_ranks(size) {
+        let unsupported = UNSUPPORTED_SHARDINGS.contains(&(name, size, sharing));
+        assert_eq!(split.is_err(), unsupported, "{name}, {size} ranks, {sharing:?}: {split:?}");
+        if unsupported || !model_harness::has_ranks(size) {
             continue;
         }
-        let bits = run_ranks(size, sharing, HalfDtype::BF16, |place| {
-            matches_transformers(place, &fixture);
-            chunking_and_prefix_hits_are_bit_exact(place, &fixture);
-            greedy_tokens_are_batch_invariant(place, &fixture);
-            half_is_close_and_invariant(place, &fixture, DType::BF16);
+        let bits = run_ranks(size, sharing, HalfDtype::BF16, |rank_context| {
+            matches_transformers(rank_context, &fixture);
+            chunking_and_prefix_hits_are_bit_exact(rank_context, &fixture);
+            greedy_tokens_are_batch_invariant(rank_context, &fixture);
+            half_is_close_and_invariant(rank_context, &fixture, DType::BF16);
         });
-        run_ranks(size, sharing, HalfDtype::F16, |place| {
-            half_is_close_and_invariant(place, &fixture, DType::F16);
+        run_ranks(size, sharing, HalfDtype::F16, |rank_context| {
+            half_is_close_and_invariant(rank_context, &fixture, DType::F16);
         });
         match (size, sharing) {
             (2, ShardingMode::AttentionReplicas) => gathered = Some(bits),
             (2, ShardingMode::AllToAllReplicas) => {
-                assert_eq!(Some(bits), gathered, "{name}: gathered or sent");
+                assert_eq!(Some(bits), gathered, "{name}: all-gather and all-to-all differ");
             }
             _ => {}
         }
@@ -347,12 +347,12 @@ fn fp8_kv_cache_is_close_and_invariant() {
     for name in ["llama-untied", "qwen3-d128-gqa4", "qwen3-fp8-blocks", "qwen3-fp8-channels"] {
         let fixture = GoldenFixture::read(name);
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let place = RankContext::alone();
-            let mut replay = ModelHarness::with_fp8_cache(&place, &fixture, dtype);
-            let whole = SequenceRow::new(&mut replay, &fixture.tokens);
-            let expected = replay.run(&[&whole]);
-            let row = SequenceRow::new(&mut replay, &fixture.tokens);
-            let chunked = chunks(&mut replay, &row, 7);
+            let rank_context = RankContext::single();
+            let mut harness = ModelHarness::with_fp8_cache(&rank_context, &fixture, dtype);
+            let whole = SequenceRow::new(&mut harness, &fixture.tokens);
+            let expected = harness.run(&[&whole]);
+            let row = SequenceRow::new(&mut harness, &fixture.tokens);
+            let chunked = chunks(&mut harness, &row, 7);
             assert!(
                 chunked == expected || model_harness::on_a_gpu(),
                 "{name} {dtype:?}: chunks of 7"
@@ -391,14 +391,14 @@ fn unusual_sizes_are_invariant() {
         });
         let tokens: Vec<i32> = (0..40).map(|i| i * 7 % vocab).collect();
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let place = RankContext::alone();
-            let mut replay = ModelHarness::of(&place, &config.to_string(), 3, dtype);
-            let whole = SequenceRow::new(&mut replay, &tokens);
-            let expected = replay.run(&[&whole]);
+            let rank_context = RankContext::single();
+            let mut harness = ModelHarness::of(&rank_context, &config.to_string(), 3, dtype);
+            let whole = SequenceRow::new(&mut harness, &tokens);
+            let expected = harness.run(&[&whole]);
             assert!(expected.iter().flatten().all(|x| x.is_finite()), "{config} {dtype:?}");
-            let row = SequenceRow::new(&mut replay, &tokens);
-            let equal = chunks(&mut replay, &row, 3) == expected;
-            assert!(equal || few_rows_differ(dtype), "{config} {dtype:?}");
+            let row = SequenceRow::new(&mut harness, &tokens);
+            let equal = chunks(&mut harness, &row, 3) == expected;
+            assert!(equal || depends_on_row_count(dtype), "{config} {dtype:?}");
         }
     }
 }

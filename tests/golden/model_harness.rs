@@ -42,8 +42,8 @@ pub(crate) struct RankContext {
     tp: ParallelGroup,
     dp: ParallelGroup,
     exchange: ExpertExchange,
-    /// Maximum number of tokens of any other rank in a step, where ranks may differ.
-    max_tokens_of_others: Cell<usize>,
+    /// Maximum number of tokens of any rank in a step, if ranks may differ.
+    max_tokens_of_any_rank: Cell<usize>,
     logits_hash: Cell<u64>,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct ForwardTrace {
 
 impl RankContext {
     /// A single rank.
-    pub(crate) fn alone() -> Self {
+    pub(crate) fn single() -> Self {
         Self::new(
             ParallelRanks::SINGLE,
             None,
@@ -113,7 +113,7 @@ impl RankContext {
             tp,
             dp,
             exchange,
-            max_tokens_of_others: Cell::default(),
+            max_tokens_of_any_rank: Cell::default(),
             logits_hash: Cell::default(),
         }
     }
@@ -148,8 +148,8 @@ impl RankContext {
     }
 
     /// Sets the maximum number of tokens that any rank has in the following steps.
-    pub(crate) fn set_max_tokens_of_others(&self, tokens: usize) {
-        self.max_tokens_of_others.set(tokens);
+    pub(crate) fn set_max_tokens_of_any_rank(&self, tokens: usize) {
+        self.max_tokens_of_any_rank.set(tokens);
     }
 
     /// Whether the model is shared by several ranks.
@@ -174,12 +174,12 @@ pub(crate) fn run_ranks(
     half: HalfDtype,
     work: impl Fn(&RankContext) + Sync,
 ) -> u64 {
-    let seen = run_ranks_each(size, sharing, half, |place| {
-        work(place);
-        place.logits_hash.get()
+    let hashes = run_ranks_each(size, sharing, half, |rank_context| {
+        work(rank_context);
+        rank_context.logits_hash.get()
     });
-    assert!(seen.iter().all(|&bits| bits == seen[0] && bits != 0), "ranks differ: {seen:x?}");
-    seen[0]
+    assert!(hashes.iter().all(|&hash| hash == hashes[0] && hash != 0), "ranks differ: {hashes:x?}");
+    hashes[0]
 }
 
 /// Runs `work` on each of `size` ranks in parallel and returns their results. A GPU backend supports one
@@ -190,12 +190,13 @@ pub(crate) fn run_ranks_each<T: Send>(
     half: HalfDtype,
     work: impl Fn(&RankContext) -> T + Sync,
 ) -> Vec<T> {
-    let meeting = SharedMemoryRendezvous::create(&[size]).unwrap();
-    let staying = AtomicUsize::new(size);
+    let rendezvous = SharedMemoryRendezvous::create(&[size]).unwrap();
+    let ranks_running = AtomicUsize::new(size);
     let run = |rank| {
-        let place = join(&meeting, RankContext::ranks(rank, size, sharing), sharing, half);
-        let _last = WaitForPeers(&staying);
-        work(&place)
+        let rank_context =
+            join(&rendezvous, RankContext::ranks(rank, size, sharing), sharing, half);
+        let _last = WaitForPeers(&ranks_running);
+        work(&rank_context)
     };
     let run = &run;
     thread::scope(|scope| {
@@ -206,22 +207,28 @@ pub(crate) fn run_ranks_each<T: Send>(
 
 /// Joins the group of ranks.
 fn join(
-    meeting: &SharedMemoryRendezvous,
+    rendezvous: &SharedMemoryRendezvous,
     ranks: ParallelRanks,
     sharing: ShardingMode,
     half: HalfDtype,
 ) -> RankContext {
     let rank = ranks.tp.rank.max(ranks.ep.rank);
     let gpu = gpu(rank, half);
-    let shared = meeting.join(0, rank).unwrap();
-    let sums = matches!(sharing, ShardingMode::TensorParallel | ShardingMode::ExpertParallel);
+    let shared = rendezvous.join(0, rank).unwrap();
+    let uses_all_reduce =
+        matches!(sharing, ShardingMode::TensorParallel | ShardingMode::ExpertParallel);
     let group = ParallelGroup::new(match &gpu {
         None => Box::new(shared),
-        Some(gpu) if sums => Box::new(DeviceGroup::join(shared, gpu).unwrap()),
-        Some(gpu) => Box::new(DeviceGroup::join_with_one_shot_limit(shared, gpu, 0).unwrap()),
+        Some(gpu) if uses_all_reduce => Box::new(DeviceGroup::join(shared, gpu).unwrap()),
+        Some(gpu) => {
+            Box::new(DeviceGroup::join_with_custom_all_reduce_limit(shared, gpu, 0).unwrap())
+        }
     });
-    let groups =
-        if sums { [group, ParallelGroup::single()] } else { [ParallelGroup::single(), group] };
+    let groups = if uses_all_reduce {
+        [group, ParallelGroup::single()]
+    } else {
+        [ParallelGroup::single(), group]
+    };
     let exchange = match sharing {
         ShardingMode::AllToAllReplicas => ExpertExchange::AllToAll,
         ShardingMode::TensorParallel
@@ -246,13 +253,17 @@ impl Drop for WaitForPeers<'_> {
 
 impl<'a> ModelHarness<'a> {
     /// Writes the fixture's checkpoint in several files and loads it.
-    pub(crate) fn load(place: &'a RankContext, fixture: &GoldenFixture, dtype: DType) -> Self {
-        Self::load_with(place, fixture, dtype, false)
+    pub(crate) fn load(
+        rank_context: &'a RankContext,
+        fixture: &GoldenFixture,
+        dtype: DType,
+    ) -> Self {
+        Self::load_with(rank_context, fixture, dtype, false)
     }
 
     /// Writes and loads the checkpoint, with the MTP module if `drafting`.
     pub(crate) fn load_with(
-        place: &'a RankContext,
+        rank_context: &'a RankContext,
         fixture: &GoldenFixture,
         dtype: DType,
         drafting: bool,
@@ -269,53 +280,57 @@ impl<'a> ModelHarness<'a> {
         let out = dir.path().join("model");
         synth::write(&source, &out, &options, &mut |_, _| ()).unwrap();
         let config = ModelConfig { load_mtp: drafting, ..ModelConfig::from_dir(&out).unwrap() };
-        Self::new(place, &out, &config, [dtype; 2], WeightsFormat::Safetensors)
+        Self::new(rank_context, &out, &config, [dtype; 2], WeightsFormat::Safetensors)
     }
 
     /// Synthesises the fixture's weights in memory.
-    pub(crate) fn synth(place: &'a RankContext, fixture: &GoldenFixture, dtype: DType) -> Self {
-        Self::of(place, &fixture.config, fixture.seed, dtype)
+    pub(crate) fn synth(
+        rank_context: &'a RankContext,
+        fixture: &GoldenFixture,
+        dtype: DType,
+    ) -> Self {
+        Self::of(rank_context, &fixture.config, fixture.seed, dtype)
     }
 
     /// Any configuration with weights synthesised in memory.
-    pub(crate) fn of(place: &'a RankContext, config: &str, seed: u64, dtype: DType) -> Self {
-        let nowhere = Path::new("config.json");
-        let config = ModelConfig::from_json(nowhere, config).unwrap();
-        Self::new(place, nowhere, &config, [dtype; 2], WeightsFormat::Synth { seed })
+    pub(crate) fn of(rank_context: &'a RankContext, config: &str, seed: u64, dtype: DType) -> Self {
+        let path = Path::new("config.json");
+        let config = ModelConfig::from_json(path, config).unwrap();
+        Self::new(rank_context, path, &config, [dtype; 2], WeightsFormat::Synth { seed })
     }
 
     /// Weights synthesised in memory, and a KV cache in fp8.
     pub(crate) fn with_fp8_cache(
-        place: &'a RankContext,
+        rank_context: &'a RankContext,
         fixture: &GoldenFixture,
         dtype: DType,
     ) -> Self {
-        let nowhere = Path::new("config.json");
-        let config = ModelConfig::from_json(nowhere, &fixture.config).unwrap();
+        let path = Path::new("config.json");
+        let config = ModelConfig::from_json(path, &fixture.config).unwrap();
         let format = WeightsFormat::Synth { seed: fixture.seed };
-        Self::new(place, nowhere, &config, [dtype, DType::F8E4M3], format)
+        Self::new(rank_context, path, &config, [dtype, DType::F8E4M3], format)
     }
 
     /// Loads a model with the given types of activations and KV cache.
     fn new(
-        place: &'a RankContext,
+        rank_context: &'a RankContext,
         dir: &Path,
         config: &ModelConfig,
         [dtype, kv_dtype]: [DType; 2],
         format: WeightsFormat,
     ) -> Self {
-        let ops = Ops::new(place.device(dtype), dtype).unwrap();
+        let ops = Ops::new(rank_context.device(dtype), dtype).unwrap();
         let progress = RefCell::new((0, 0));
-        let mut tell = |done, total| *progress.borrow_mut() = (done, total);
+        let mut on_progress = |done, total| *progress.borrow_mut() = (done, total);
         let options = ModelLoadOptions {
             ops: &ops,
-            ranks: place.ranks,
+            ranks: rank_context.ranks,
             placement: None,
             format,
             kv_dtype,
             max_positions: POSITIONS,
             threads: 2,
-            progress: &mut tell,
+            progress: &mut on_progress,
             digest: &mut protocol::WeightsDigest::default(),
         };
         let LoadedModel { model, mtp } = load_model(dir, config, options).unwrap();
@@ -323,12 +338,14 @@ impl<'a> ModelHarness<'a> {
         assert!(done == total && total > 0, "{done} of {total} bytes loaded");
         let order = ops.device().kv_order();
         let layout =
-            models::kv_layout(config, kv_dtype, BLOCKS, BLOCK_TOKENS, order, &place.ranks).unwrap();
-        let spec = models::kv_spec(config, kv_dtype, BLOCK_TOKENS as u32, &place.ranks).unwrap();
+            models::kv_layout(config, kv_dtype, BLOCKS, BLOCK_TOKENS, order, &rank_context.ranks)
+                .unwrap();
+        let spec =
+            models::kv_spec(config, kv_dtype, BLOCK_TOKENS as u32, &rank_context.ranks).unwrap();
         let bytes = layout.bytes_per_block() + config.boundary_state_channels() * kv_dtype.bytes();
         assert_eq!(spec.bytes_per_block(), bytes as u64);
         let kv = KvPool::new(&ops, layout).unwrap();
-        Self { rank_context: place, ops, model, mtp, kv, blocks_used: 0 }
+        Self { rank_context, ops, model, mtp, kv, blocks_used: 0 }
     }
 
     /// Logits of every token of every row, in order.
@@ -336,9 +353,9 @@ impl<'a> ModelHarness<'a> {
         self.forward(rows, None, None)
     }
 
-    /// Logits of the tokens at the indices `asked`, in this order.
-    pub(crate) fn run_rows(&mut self, rows: &[&SequenceRow], asked: &[i32]) -> Vec<Vec<f32>> {
-        self.forward(rows, Some(asked), None)
+    /// Logits of the tokens at `indices`, in this order.
+    pub(crate) fn run_rows(&mut self, rows: &[&SequenceRow], indices: &[i32]) -> Vec<Vec<f32>> {
+        self.forward(rows, Some(indices), None)
     }
 
     /// As [`ModelHarness::run`] for one row, with all intermediate results.
@@ -355,12 +372,12 @@ impl<'a> ModelHarness<'a> {
     fn forward(
         &self,
         rows: &[&SequenceRow],
-        asked: Option<&[i32]>,
+        indices: Option<&[i32]>,
         probe: Option<&dyn ForwardProbe>,
     ) -> Vec<Vec<f32>> {
-        let asked = asked.map(|tokens| self.ops.ids(tokens).unwrap());
+        let indices = indices.map(|tokens| self.ops.ids(tokens).unwrap());
         self.with(rows, |f, ids| {
-            let f = ForwardContext { logits_indices: asked.as_ref(), probe, ..*f };
+            let f = ForwardContext { logits_indices: indices.as_ref(), probe, ..*f };
             let hidden = self.model.forward(&f, ids).unwrap();
             self.model.logits(&f, &hidden).unwrap()
         })
@@ -385,9 +402,8 @@ impl<'a> ModelHarness<'a> {
         let (ids, inputs) = inputs(rows);
         let batch = BatchView::new(&self.ops, &inputs).unwrap();
         let RankContext { tp, dp, exchange, .. } = self.rank_context;
-        let dp_rows = batch.tokens().max(self.rank_context.max_tokens_of_others.get());
+        let dp_rows = batch.tokens().max(self.rank_context.max_tokens_of_any_rank.get());
         let (ops, exchange, batch) = (&self.ops, *exchange, &batch);
-        let (asked, taps, load, probe) = (None, None, None, None);
         let f = ForwardContext {
             ops,
             tp,
@@ -396,15 +412,15 @@ impl<'a> ModelHarness<'a> {
             expert_exchange: exchange,
             kv,
             batch,
-            logits_indices: asked,
-            aux_hidden_states: taps,
-            expert_load: load,
-            probe,
+            logits_indices: None,
+            aux_hidden_states: None,
+            expert_load: None,
+            probe: None,
         };
-        let made = run(&f, &self.ops.ids(&ids).unwrap());
-        let made = matrix(&self.ops, &made).unwrap();
-        self.rank_context.hash_logits(&made);
-        made
+        let output = run(&f, &self.ops.ids(&ids).unwrap());
+        let output = matrix(&self.ops, &output).unwrap();
+        self.rank_context.hash_logits(&output);
+        output
     }
 
     /// Hidden states of a row's tokens.
@@ -413,7 +429,7 @@ impl<'a> ModelHarness<'a> {
     }
 
     /// MTP logits at a row's tokens, given the hidden states of the tokens before them.
-    pub(crate) fn drafts(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    pub(crate) fn mtp_logits(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Vec<Vec<f32>> {
         self.with(&[row], |f, ids| {
             let hidden = self.mtp.as_ref().unwrap().forward(f, ids, &self.tensor(before)).unwrap();
             self.model.logits(f, &hidden).unwrap()
@@ -421,7 +437,7 @@ impl<'a> ModelHarness<'a> {
     }
 
     /// MTP logits, and the experts of the MTP module in ascending order, `[T][k]`.
-    pub(crate) fn traced_drafts(
+    pub(crate) fn traced_mtp_logits(
         &self,
         row: &SequenceRow,
         before: &[Vec<f32>],
@@ -481,7 +497,7 @@ fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => GpuLibraries::Cuda,
         Ok("rocm") => GpuLibraries::Rocm,
-        Ok(other) => panic!("HADRON_GPU={other} is neither cuda nor rocm"),
+        Ok(other) => panic!("HADRON_GPU={other} is not cuda or rocm"),
         Err(_) => return None,
     };
     let cache_dir = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"));
@@ -492,15 +508,15 @@ fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
 
 impl SequenceRow {
     /// A whole sequence in its own blocks, with room to grow.
-    pub(crate) fn new(replay: &mut ModelHarness<'_>, tokens: &[i32]) -> Self {
-        let blocks = replay.take_blocks((tokens.len() + 64).div_ceil(BLOCK_TOKENS));
+    pub(crate) fn new(harness: &mut ModelHarness<'_>, tokens: &[i32]) -> Self {
+        let blocks = harness.take_blocks((tokens.len() + 64).div_ceil(BLOCK_TOKENS));
         Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), blocks }
     }
 
     /// A row with the tokens of `other`: the first `cached` in the blocks of `other`, the rest in its own
     /// blocks.
-    pub(crate) fn sharing(replay: &mut ModelHarness<'_>, other: &Self, cached: usize) -> Self {
-        let mut row = Self::new(replay, &other.tokens);
+    pub(crate) fn sharing(harness: &mut ModelHarness<'_>, other: &Self, cached: usize) -> Self {
+        let mut row = Self::new(harness, &other.tokens);
         let shared = cached / BLOCK_TOKENS;
         row.blocks[..shared].copy_from_slice(&other.blocks[..shared]);
         row
@@ -565,27 +581,27 @@ pub(crate) fn matrix(ops: &Ops, x: &Tensor) -> Result<Vec<Vec<f32>>, OpError> {
 
 /// Logits of a row computed in chunks of `size`.
 pub(crate) fn chunks(
-    replay: &mut ModelHarness<'_>,
+    harness: &mut ModelHarness<'_>,
     row: &SequenceRow,
     size: usize,
 ) -> Vec<Vec<f32>> {
     let starts = (row.start..row.start + row.len).step_by(size);
     let part = |start| row.part(start, size.min(row.start + row.len - start));
-    starts.flat_map(|start| replay.run(&[&part(start)])).collect()
+    starts.flat_map(|start| harness.run(&[&part(start)])).collect()
 }
 
 /// Logits of a row computed in chunks of `size`, with all intermediate results but the residual stream.
 pub(crate) fn traced_chunks(
-    replay: &mut ModelHarness<'_>,
+    harness: &mut ModelHarness<'_>,
     row: &SequenceRow,
     size: usize,
 ) -> ForwardTrace {
     let mut all = ForwardTrace { logits: Vec::new(), hidden: Vec::new(), routes: Vec::new() };
     for start in (row.start..row.start + row.len).step_by(size) {
-        let seen = replay.run_traced(&row.part(start, size.min(row.start + row.len - start)));
-        all.logits.extend(seen.logits);
-        all.routes.resize_with(seen.routes.len(), Vec::new);
-        for (all, routes) in all.routes.iter_mut().zip(seen.routes) {
+        let trace = harness.run_traced(&row.part(start, size.min(row.start + row.len - start)));
+        all.logits.extend(trace.logits);
+        all.routes.resize_with(trace.routes.len(), Vec::new);
+        for (all, routes) in all.routes.iter_mut().zip(trace.routes) {
             all.extend(routes);
         }
     }
@@ -608,7 +624,7 @@ pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 
 /// Differences of log-probabilities from a reference.
 #[derive(Debug)]
-#[allow(dead_code, reason = "printed whole")]
+#[allow(dead_code, reason = "printed by Debug")]
 pub(crate) struct LogprobCloseness {
     /// Mean absolute difference over the reference's most likely ids.
     pub(crate) mean: f32,

@@ -16,36 +16,39 @@ const TOLERANCE: f32 = 1e-4;
 
 /// Draft logits of a sequence, for each token but the first.
 fn all_drafts(
-    replay: &mut ModelHarness<'_>,
+    harness: &mut ModelHarness<'_>,
     fixture: &GoldenFixture,
 ) -> (SequenceRow, Vec<Vec<f32>>, Vec<Vec<f32>>) {
-    let row = SequenceRow::new(replay, &fixture.tokens);
-    let mut before = replay.hidden(&row);
+    let row = SequenceRow::new(harness, &fixture.tokens);
+    let mut before = harness.hidden(&row);
     before.pop();
-    let logits = replay.drafts(&row.part(1, before.len()), &before);
+    let logits = harness.mtp_logits(&row.part(1, before.len()), &before);
     (row, before, logits)
 }
 
-fn matches_reference(place: &RankContext, fixture: &GoldenFixture) {
-    let mut replay = ModelHarness::load_with(place, fixture, DType::F32, true);
-    let (_, before, logits) = all_drafts(&mut replay, fixture);
+fn matches_reference(rank_context: &RankContext, fixture: &GoldenFixture) {
+    let mut harness = ModelHarness::load_with(rank_context, fixture, DType::F32, true);
+    let (_, before, logits) = all_drafts(&mut harness, fixture);
     let tokens: Vec<i32> = logits.iter().map(|logits| top(logits) as i32).collect();
     assert_eq!(tokens, fixture.draft_tokens);
-    let theirs = &fixture.draft_logits;
-    let worst = difference(&logits[logits.len() - theirs.len()..], theirs);
+    let expected = &fixture.draft_logits;
+    let worst = difference(&logits[logits.len() - expected.len()..], expected);
     assert!(worst <= TOLERANCE, "logits differ by {worst}");
 
     // Bit-exact for any chunking: draft passes and KV-only writes alternate.
-    let row = SequenceRow::new(&mut replay, &fixture.tokens);
-    let hidden = replay.hidden(&row);
-    replay.write_draft_kv(&row.part(0, 1), &[vec![0.0; hidden[0].len()]]);
-    assert!(hidden[..before.len()] == before, "the draft layer changed the model");
+    let row = SequenceRow::new(&mut harness, &fixture.tokens);
+    let hidden = harness.hidden(&row);
+    harness.write_draft_kv(&row.part(0, 1), &[vec![0.0; hidden[0].len()]]);
+    assert!(hidden[..before.len()] == before, "the MTP module changes the model's hidden states");
     for (start, end) in [(1, 8), (8, 24), (24, 25), (25, 89), (89, before.len() + 1)] {
         let (part, before) = (row.part(start, end - start), &before[start - 1..end - 1]);
         if start % 2 == 0 {
-            replay.write_draft_kv(&part, before);
+            harness.write_draft_kv(&part, before);
         } else {
-            assert!(replay.drafts(&part, before) == logits[start - 1..end - 1], "{start}..{end}");
+            assert!(
+                harness.mtp_logits(&part, before) == logits[start - 1..end - 1],
+                "{start}..{end}"
+            );
         }
     }
 }
@@ -56,13 +59,15 @@ fn mtp_logits_match_the_reference() {
         return; // On GPUs, MTP modules are compared with the CPU in executor/tests/emulated_gpu.
     }
     let fixture = GoldenFixture::read(NAME);
-    matches_reference(&RankContext::alone(), &fixture);
+    matches_reference(&RankContext::single(), &fixture);
     for (size, sharing) in [
         (2, ShardingMode::TensorParallel),
         (4, ShardingMode::TensorParallel),
         (2, ShardingMode::ExpertParallel),
     ] {
-        run_ranks(size, sharing, HalfDtype::BF16, |place| matches_reference(place, &fixture));
+        run_ranks(size, sharing, HalfDtype::BF16, |rank_context| {
+            matches_reference(rank_context, &fixture);
+        });
     }
 }
 
@@ -70,16 +75,16 @@ fn mtp_logits_match_the_reference() {
 type RoutedExperts = Vec<Vec<Vec<i32>>>;
 
 /// Logits and experts of the fixture's drafts, computed in one pass and one by one.
-fn both_ways(
-    place: &RankContext,
+fn batched_and_single(
+    rank_context: &RankContext,
     fixture: &GoldenFixture,
     dtype: DType,
 ) -> [(Vec<Vec<f32>>, RoutedExperts); 2] {
-    let mut replay = ModelHarness::load_with(place, fixture, dtype, true);
-    let (row, before, _) = all_drafts(&mut replay, fixture);
-    let main = replay.run_traced(&row).routes;
-    let many = replay.traced_drafts(&row.part(1, before.len()), &before);
-    let one = |t: usize| replay.traced_drafts(&row.part(t, 1), &before[t - 1..t]);
+    let mut harness = ModelHarness::load_with(rank_context, fixture, dtype, true);
+    let (row, before, _) = all_drafts(&mut harness, fixture);
+    let main = harness.run_traced(&row).routes;
+    let many = harness.traced_mtp_logits(&row.part(1, before.len()), &before);
+    let one = |t: usize| harness.traced_mtp_logits(&row.part(t, 1), &before[t - 1..t]);
     let few: (Vec<_>, Vec<_>) = (1..=before.len()).map(one).unzip();
     [many, (few.0.concat(), few.1.concat())].map(|(mut logits, own)| {
         let first = own.len() - fixture.draft_logits.len();
@@ -98,15 +103,16 @@ fn mtp_logits_in_bf16_are_close() {
         return;
     }
     let fixture = GoldenFixture::read(NAME);
-    let place = RankContext::alone();
-    let [(_, exact), _] = both_ways(&place, &fixture, DType::F32);
-    for (logits, routes) in both_ways(&place, &fixture, DType::BF16) {
-        let kept: Vec<usize> = (0..exact.len()).filter(|&t| routes[t] == exact[t]).collect();
-        println!("the same experts at {} of {} drafts", kept.len(), exact.len());
+    let rank_context = RankContext::single();
+    let [(_, exact), _] = batched_and_single(&rank_context, &fixture, DType::F32);
+    for (logits, routes) in batched_and_single(&rank_context, &fixture, DType::BF16) {
+        let positions: Vec<usize> = (0..exact.len()).filter(|&t| routes[t] == exact[t]).collect();
+        println!("same experts at {} of {} drafts", positions.len(), exact.len());
         let least = fixture.bf16_gate.same_experts * exact.len() as f64;
-        assert!(kept.len() as f64 >= least, "{} drafts of {}", kept.len(), exact.len());
-        let rows =
-            |of: &[Vec<f32>]| -> Vec<Vec<f32>> { kept.iter().map(|&t| of[t].clone()).collect() };
+        assert!(positions.len() as f64 >= least, "{} drafts of {}", positions.len(), exact.len());
+        let rows = |of: &[Vec<f32>]| -> Vec<Vec<f32>> {
+            positions.iter().map(|&t| of[t].clone()).collect()
+        };
         check_half(&fixture, &closeness(&rows(&logits), &rows(&fixture.draft_logits)), DType::BF16);
     }
 }

@@ -30,19 +30,23 @@ fn replicas(
     sharing: ShardingMode,
     dtype: DType,
 ) -> Vec<Vec<LogitRows>> {
-    run_ranks_each(size, sharing, HalfDtype::BF16, |place| {
-        let mut replay = ModelHarness::load(place, fixture, dtype);
-        let row = SequenceRow::new(&mut replay, &fixture.tokens);
-        let turn = |turn: &[StepTokens; 4]| {
-            let most = turn[..size].iter().flatten().map(|(from, to)| to - from).max();
-            place.set_max_tokens_of_others(most.unwrap_or(0));
-            let own = turn[place.replica()].map(|(from, to)| row.part(from, to - from));
+    run_ranks_each(size, sharing, HalfDtype::BF16, |rank_context| {
+        let mut harness = ModelHarness::load(rank_context, fixture, dtype);
+        let row = SequenceRow::new(&mut harness, &fixture.tokens);
+        let run_step = |step: &[StepTokens; 4]| {
+            let most = step[..size].iter().flatten().map(|(from, to)| to - from).max();
+            rank_context.set_max_tokens_of_any_rank(most.unwrap_or(0));
+            let own = step[rank_context.replica()].map(|(from, to)| row.part(from, to - from));
             let rows: Vec<&SequenceRow> = own.iter().collect();
-            let asked: Vec<i32> =
+            let indices: Vec<i32> =
                 (0..rows.iter().map(|row| row.len as i32).sum()).step_by(3).collect();
-            [replay.run(&rows), replay.run_rows(&rows, &asked)]
+            [harness.run(&rows), harness.run_rows(&rows, &indices)]
         };
-        STEPS.iter().filter(|all| all[..size].iter().any(Option::is_some)).flat_map(turn).collect()
+        STEPS
+            .iter()
+            .filter(|all| all[..size].iter().any(Option::is_some))
+            .flat_map(run_step)
+            .collect()
     })
 }
 
@@ -50,25 +54,32 @@ fn replicas(
 fn uneven_and_idle_replicas_match_one_device() {
     for name in ["qwen3_moe-plain-tied", "deepseek_v3-groups-yarn"] {
         let fixture = GoldenFixture::read(name);
-        let alone = RankContext::alone();
-        let mut replay = ModelHarness::load(&alone, &fixture, DType::F32);
-        let row = SequenceRow::new(&mut replay, &fixture.tokens);
-        let expected = replay.run(&[&row]);
+        let single = RankContext::single();
+        let mut harness = ModelHarness::load(&single, &fixture, DType::F32);
+        let row = SequenceRow::new(&mut harness, &fixture.tokens);
+        let expected = harness.run(&[&row]);
         for size in [2, 4].into_iter().filter(|&size| model_harness::has_ranks(size)) {
-            let sent = replicas(&fixture, size, ShardingMode::AllToAllReplicas, DType::F32);
+            let all_to_all = replicas(&fixture, size, ShardingMode::AllToAllReplicas, DType::F32);
             let gathered = replicas(&fixture, size, ShardingMode::AttentionReplicas, DType::F32);
-            assert!(sent == gathered, "{name}, {size} replicas: gathered or sent");
-            for (replica, found) in sent.iter().enumerate() {
-                for (turn, found) in STEPS.iter().zip(found.chunks(2)) {
-                    let (from, to) = turn[replica].unwrap_or_default();
+            assert!(
+                all_to_all == gathered,
+                "{name}, {size} replicas: all-gather and all-to-all differ"
+            );
+            for (replica, found) in all_to_all.iter().enumerate() {
+                for (step, found) in STEPS.iter().zip(found.chunks(2)) {
+                    let (from, to) = step[replica].unwrap_or_default();
                     check(&found[0], &expected[from..to]);
-                    let asked: LogitRows = expected[from..to].iter().step_by(3).cloned().collect();
-                    check(&found[1], &asked);
+                    let selected: LogitRows =
+                        expected[from..to].iter().step_by(3).cloned().collect();
+                    check(&found[1], &selected);
                 }
             }
-            let sent = replicas(&fixture, size, ShardingMode::AllToAllReplicas, DType::BF16);
+            let all_to_all = replicas(&fixture, size, ShardingMode::AllToAllReplicas, DType::BF16);
             let gathered = replicas(&fixture, size, ShardingMode::AttentionReplicas, DType::BF16);
-            assert!(sent == gathered, "{name}, {size} replicas in bf16: gathered or sent");
+            assert!(
+                all_to_all == gathered,
+                "{name}, {size} replicas in bf16: all-gather and all-to-all differ"
+            );
         }
     }
 }
@@ -77,7 +88,7 @@ fn check(found: &[Vec<f32>], expected: &[Vec<f32>]) {
     assert_eq!(found.len(), expected.len());
     let worst = difference(found, expected);
     assert!(worst <= LOGIT_TOLERANCE, "logits differ by {worst}");
-    assert!(found.iter().zip(expected).all(|(a, b)| top(a) == top(b)), "another token");
+    assert!(found.iter().zip(expected).all(|(a, b)| top(a) == top(b)), "argmax differs");
 }
 
 /// In some layer every token of a step is routed to one of the ranks, which has all of the work.
@@ -88,29 +99,33 @@ fn all_tokens_may_route_to_one_rank() {
     let config = ModelConfig::from_json("config.json".as_ref(), &fixture.config).unwrap();
     let experts = config.moe.as_ref().unwrap().experts;
     for size in [2, 4].into_iter().filter(|&size| model_harness::has_ranks(size)) {
-        let holder = |expert: &i32| *expert as usize / (experts / size);
-        let alone = RankContext::alone();
-        let mut replay = ModelHarness::load(&alone, &fixture, DType::F32);
-        let crowds = |replay: &mut ModelHarness<'_>, token: i32| {
-            let row = SequenceRow::new(replay, &[token]);
-            let seen = replay.run_traced(&row);
-            let one = |chosen: &[i32]| chosen.iter().all(|e| holder(e) == holder(&chosen[0]));
-            seen.routes.iter().any(|layer| one(&layer[0])).then_some(seen.logits)
+        let owner = |expert: &i32| *expert as usize / (experts / size);
+        let single = RankContext::single();
+        let mut harness = ModelHarness::load(&single, &fixture, DType::F32);
+        let routes_to_one_rank = |harness: &mut ModelHarness<'_>, token: i32| {
+            let row = SequenceRow::new(harness, &[token]);
+            let trace = harness.run_traced(&row);
+            let one = |chosen: &[i32]| chosen.iter().all(|e| owner(e) == owner(&chosen[0]));
+            trace.routes.iter().any(|layer| one(&layer[0])).then_some(trace.logits)
         };
-        let found = (0..20).find_map(|token| Some((token, crowds(&mut replay, token)?)));
-        let (token, expected) = found.expect("a token whose experts lie together");
+        let found =
+            (0..20).find_map(|token| Some((token, routes_to_one_rank(&mut harness, token)?)));
+        let (token, expected) = found.expect("a token with all its experts on one rank");
         let run = |sharing| {
-            run_ranks_each(size, sharing, HalfDtype::BF16, |place| {
-                let mut replay = ModelHarness::load(place, &fixture, DType::F32);
+            run_ranks_each(size, sharing, HalfDtype::BF16, |rank_context| {
+                let mut harness = ModelHarness::load(rank_context, &fixture, DType::F32);
                 let rows: Vec<SequenceRow> =
-                    (0..TOKENS).map(|_| SequenceRow::new(&mut replay, &[token])).collect();
-                replay.run(&rows.iter().collect::<Vec<_>>())
+                    (0..TOKENS).map(|_| SequenceRow::new(&mut harness, &[token])).collect();
+                harness.run(&rows.iter().collect::<Vec<_>>())
             })
         };
-        let sent = run(ShardingMode::AllToAllReplicas);
-        assert!(sent == run(ShardingMode::AttentionReplicas), "{size} replicas: gathered or sent");
+        let all_to_all = run(ShardingMode::AllToAllReplicas);
+        assert!(
+            all_to_all == run(ShardingMode::AttentionReplicas),
+            "{size} replicas: all-gather and all-to-all differ"
+        );
         let all = vec![expected[0].clone(); TOKENS];
-        for found in &sent {
+        for found in &all_to_all {
             check(found, &all);
         }
     }

@@ -18,6 +18,15 @@ pub(crate) struct BatchChecker {
     block_readers: Vec<u16>,
 }
 
+/// Lengths of a row's request, in tokens.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowLimits {
+    /// Maximum length of prompt and output.
+    pub(crate) max_len: u32,
+    /// End position (exclusive) of the tokens that are ever forwarded.
+    pub(crate) forwarded_len: u32,
+}
+
 impl BatchChecker {
     /// Clears the state of the old executors when new ones start; step ids continue.
     pub(crate) fn reset(&mut self) {
@@ -25,15 +34,14 @@ impl BatchChecker {
         self.in_flight = 0;
     }
 
-    /// Checks a batch and records it. `limit_of` returns the maximum length of a request and the end position
-    /// (exclusive) of the tokens it ever forwards.
+    /// Checks a batch and records it. `limits_of` returns the limits of the row's request.
     pub(crate) fn check(
         &mut self,
         batch: &Batch,
-        setup: &SimConfig,
-        limit_of: impl Fn(&BatchRow) -> (u32, u32),
+        config: &SimConfig,
+        limits_of: impl Fn(&BatchRow) -> RowLimits,
     ) -> CheckResult {
-        let limits = &setup.scheduler.limits;
+        let limits = &config.scheduler.limits;
         let step = batch.step.0;
         ensure!("I16", step > self.last_step, "step {step} follows step {}", self.last_step);
         self.last_step = step;
@@ -44,34 +52,35 @@ impl BatchChecker {
         let rows = batch.rows.len() as u32;
         ensure!("I8", tokens <= limits.tokens_per_step, "step {step} forwards {tokens} tokens");
         ensure!("I8", rows <= limits.max_num_seqs, "step {step} has {rows} rows");
-        check_dispatch(batch, tokens, setup)?;
+        check_dispatch(batch, tokens, config)?;
         for row in &batch.rows {
-            self.check_row(row, setup, limit_of(row))?;
+            self.check_row(row, config, limits_of(row))?;
         }
-        check_chunks(batch, setup)?;
-        self.check_writers(batch, setup)
+        check_chunks(batch, config)?;
+        self.check_writers(batch, config)
     }
 
-    fn check_row(
-        &mut self,
-        row: &BatchRow,
-        setup: &SimConfig,
-        (limit, last): (u32, u32),
-    ) -> CheckResult {
-        let (id, size) = (row.request.0, setup.block_tokens());
-        let (seat, seats) = (row.seq_slot.0, setup.scheduler.limits.max_num_seqs);
-        ensure!("I8", seat < seats, "request {id} sits on seat {seat} of {seats}");
+    fn check_row(&mut self, row: &BatchRow, config: &SimConfig, limits: RowLimits) -> CheckResult {
+        let RowLimits { max_len: limit, forwarded_len: last } = limits;
+        let (id, size) = (row.request.0, config.block_tokens());
+        let (seq_slot, slots) = (row.seq_slot.0, config.scheduler.limits.max_num_seqs);
+        ensure!("I8", seq_slot < slots, "request {id} uses sequence slot {seq_slot} of {slots}");
         ensure!("I8", row.len > 0, "request {id} has an empty row");
         let end = row.start + row.input.draft_slack() + row.len + u32::from(row.drafts);
-        ensure!("I8", end <= last, "request {id} [{}, {end}) passes its end {last}", row.start);
-        let longest = setup.scheduler.limits.tokens_per_chunk.unwrap_or(u32::MAX);
+        ensure!("I8", end <= last, "request {id} [{}, {end}) exceeds its limit {last}", row.start);
+        let longest = config.scheduler.limits.tokens_per_chunk.unwrap_or(u32::MAX);
         ensure!("I8", row.len <= longest, "request {id} has a chunk of {}", row.len);
         let device_fed = matches!(row.input, RowInput::SampledAt { .. });
-        ensure!("I7", !device_fed || row.len == 1, "request {id}: {} ids from the seat", row.len);
-        if self.block_tables.len() <= seat as usize {
-            self.block_tables.resize_with(seat as usize + 1, Vec::new);
+        ensure!(
+            "I7",
+            !device_fed || row.len == 1,
+            "request {id}: {} ids from the sequence slot",
+            row.len
+        );
+        if self.block_tables.len() <= seq_slot as usize {
+            self.block_tables.resize_with(seq_slot as usize + 1, Vec::new);
         }
-        let table = &mut self.block_tables[seat as usize];
+        let table = &mut self.block_tables[seq_slot as usize];
         if row.seq_init.is_some() {
             table.clear();
         }
@@ -80,26 +89,26 @@ impl BatchChecker {
             table.extend_from_slice(&update.blocks);
         }
         let (least, most) = (end.div_ceil(size), limit.div_ceil(size));
-        let held = table.len() as u32;
+        let blocks = table.len() as u32;
         ensure!(
             "I7",
-            (least..=most).contains(&held),
-            "request {id} [{}, {end}) of {limit}: {held} blocks, expected {least} to {most}",
+            (least..=most).contains(&blocks),
+            "request {id} [{}, {end}) of {limit}: {blocks} blocks, expected {least} to {most}",
             row.start
         );
         Ok(())
     }
 
     /// Checks that a block written in this step occurs once, in one block table only.
-    fn check_writers(&mut self, batch: &Batch, setup: &SimConfig) -> CheckResult {
+    fn check_writers(&mut self, batch: &Batch, config: &SimConfig) -> CheckResult {
         self.block_readers.clear();
-        self.block_readers.resize(setup.scheduler.kv.blocks as usize, 0); // Pools only shrink.
+        self.block_readers.resize(config.scheduler.kv.blocks as usize, 0); // Pools only shrink.
         for row in &batch.rows {
             for block in &self.block_tables[row.seq_slot.0 as usize] {
                 self.block_readers[block.0 as usize] += 1;
             }
         }
-        let size = setup.block_tokens();
+        let size = config.block_tokens();
         for row in &batch.rows {
             let table = &self.block_tables[row.seq_slot.0 as usize];
             let furthest = row.start + row.input.draft_slack();
@@ -110,7 +119,7 @@ impl BatchChecker {
                 ensure!(
                     "I3",
                     readers == 1,
-                    "request {} writes block {}, which {readers} tables hold",
+                    "request {} writes block {}, which is in {readers} block tables",
                     row.request.0,
                     block.0
                 );
@@ -123,8 +132,8 @@ impl BatchChecker {
 /// Checks that a chunk that does not reach the end of the known tokens ends on a multiple of the quantum.
 /// Only the first prefill of a step may be shorter than the quantum, and only if it does not reach the next
 /// multiple.
-fn check_chunks(batch: &Batch, setup: &SimConfig) -> CheckResult {
-    let quantum = setup.scheduler.limits.chunk_quantum(setup.block_tokens());
+fn check_chunks(batch: &Batch, config: &SimConfig) -> CheckResult {
+    let quantum = config.scheduler.limits.chunk_quantum(config.block_tokens());
     let mut has_prefill = false;
     for row in &batch.rows {
         let (id, start, end) = (row.request.0, row.start, row.start + row.len);
@@ -139,25 +148,25 @@ fn check_chunks(batch: &Batch, setup: &SimConfig) -> CheckResult {
     let step = batch.step.0;
     ensure!(
         "A6",
-        !mixes || setup.scheduler.limits.mixed_batches,
+        !mixes || config.scheduler.limits.mixed_batches,
         "step {step} mixes decodes and prefill"
     );
     Ok(())
 }
 
 /// Checks that the bucket of the captured graph is large enough for the batch.
-fn check_dispatch(batch: &Batch, tokens: u32, setup: &SimConfig) -> CheckResult {
+fn check_dispatch(batch: &Batch, tokens: u32, config: &SimConfig) -> CheckResult {
     let (step, rows) = (batch.step.0, batch.rows.len() as u32);
     match batch.dispatch {
-        DispatchMode::Eager { tokens: told } => {
-            let right = told == tokens || setup.scheduler.lockstep && told > tokens;
-            ensure!("I8", right, "step {step}: bucket of {told} for {tokens} tokens");
+        DispatchMode::Eager { tokens: bucket } => {
+            let valid = bucket == tokens || config.scheduler.lockstep && bucket > tokens;
+            ensure!("I8", valid, "step {step}: bucket of {bucket} for {tokens} tokens");
         }
-        DispatchMode::Graph { rows: room, width } => {
-            let known = setup.scheduler.capture_sizes.contains(&room);
-            let thin = |row: &BatchRow| row.len == 1 && u32::from(row.drafts) < width;
-            let fits = rows <= room && batch.rows.iter().all(thin);
-            ensure!("I8", known && fits, "step {step}: {:?}, {rows} rows", batch.dispatch);
+        DispatchMode::Graph { rows: bucket, width } => {
+            let captured = config.scheduler.capture_sizes.contains(&bucket);
+            let decode = |row: &BatchRow| row.len == 1 && u32::from(row.drafts) < width;
+            let fits = rows <= bucket && batch.rows.iter().all(decode);
+            ensure!("I8", captured && fits, "step {step}: {:?}, {rows} rows", batch.dispatch);
         }
     }
     Ok(())
@@ -165,15 +174,15 @@ fn check_dispatch(batch: &Batch, tokens: u32, setup: &SimConfig) -> CheckResult 
 
 /// Checks the batches of one lockstep tick: every group step has a batch for every rank, with one dispatch
 /// mode and one padded token count of the MoE layers.
-pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], setup: &SimConfig) -> CheckResult {
+pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], config: &SimConfig) -> CheckResult {
     let mut steps: BTreeMap<u64, Vec<&Batch>> = BTreeMap::new();
     for (_, batch) in batches {
         steps.entry(batch.step.0).or_default().push(batch);
     }
     for (step, group) in steps {
         let ranks = group.len();
-        let all = ranks == usize::from(setup.scheduler.replicas);
-        ensure!("A25", all, "group step {step} has {ranks} of {} ranks", setup.scheduler.replicas);
+        let all = ranks == usize::from(config.scheduler.replicas);
+        ensure!("A25", all, "group step {step} has {ranks} of {} ranks", config.scheduler.replicas);
         let first = group[0];
         let tokens = |b: &&Batch| b.rows.iter().map(|r| r.len + u32::from(r.drafts)).sum::<u32>();
         let padded = group.iter().map(tokens).max().unwrap_or(0);
@@ -195,8 +204,8 @@ pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], setup: &SimConfig) -> 
             let (drafts, agreed) = (batch.draft_rows, batch.draft_rows == first.draft_rows);
             let fits = agreed && drafts as usize >= drafting;
             ensure!("A25", fits, "group step {step}: {drafting} of {drafts} rows draft");
-            let (ours, theirs) = (batch.epoch, first.epoch);
-            ensure!("A25", ours == theirs, "group step {step}: of {ours:?} and {theirs:?}");
+            let (epoch, expected) = (batch.epoch, first.epoch);
+            ensure!("A25", epoch == expected, "group step {step}: {epoch:?} and {expected:?}");
             ensure!("A25", moe >= padded && moe == first.moe_tokens, "group step {step}: {moe}");
             if let DispatchMode::Eager { tokens } = batch.dispatch {
                 ensure!("A25", tokens == padded, "group step {step}: {:?}", batch.dispatch);

@@ -65,8 +65,8 @@ pub(crate) struct SimClient {
 
 impl SimClient {
     /// A client that has not sent its request yet.
-    pub(crate) fn new(submit: RequestSubmission, setup: &SimConfig) -> Self {
-        let vocab = setup.scheduler.limits.vocab_size;
+    pub(crate) fn new(submit: RequestSubmission, config: &SimConfig) -> Self {
+        let vocab = config.scheduler.limits.vocab_size;
         Self {
             oracle: oracle(&submit, vocab),
             client_id: submit.id.0.to_string(),
@@ -108,7 +108,7 @@ impl SimClient {
     pub(crate) fn take_token_event(
         &mut self,
         event: &TokenEvent,
-        setup: &SimConfig,
+        config: &SimConfig,
     ) -> CheckResult {
         let id = self.id().0;
         ensure!(
@@ -118,55 +118,72 @@ impl SimClient {
             self.stage
         );
         if let Some(FirstAdmission { cached_tokens: cached, .. }) = event.first_admission {
-            ensure!("I9", !self.admitted, "request {id} is told twice that it runs: {event:?}");
+            ensure!("I9", !self.admitted, "request {id} is admitted twice: {event:?}");
             self.admitted = true;
             let most = self.submit.tokens.len() as u32;
             ensure!("I13", cached < most, "request {id}: {cached} of {most} prompt ids cached");
-            ensure!("I13", cached % setup.block_tokens() == 0, "request {id}: {cached} cached");
+            ensure!("I13", cached % config.block_tokens() == 0, "request {id}: {cached} cached");
         }
-        let silent = event.tokens.is_empty() && event.prompt_logprobs.is_empty();
-        ensure!("I9", self.admitted || silent, "request {id} speaks before it runs: {event:?}");
+        let no_output = event.tokens.is_empty() && event.prompt_logprobs.is_empty();
+        ensure!(
+            "I9",
+            self.admitted || no_output,
+            "request {id} has output before its admission: {event:?}"
+        );
         ensure!("I11", event.preemptions <= 4, "request {id}: {} preemptions", event.preemptions);
-        ensure!("I10", event.preemptions >= self.preemptions, "request {id}: preemptions shrink");
+        ensure!("I10", event.preemptions >= self.preemptions, "request {id}: preemptions decrease");
         self.preemptions = event.preemptions;
-        self.check_tokens(event, setup)?;
+        self.check_tokens(event, config)?;
         self.prompt_logprobs.extend_from_slice(&event.prompt_logprobs);
         let most = self.submit.max_tokens;
-        let over = self.last_stop.is_some() || most > 0 && self.delivered == most;
+        let complete = self.last_stop.is_some() || most > 0 && self.delivered == most;
         match &event.finish_reason {
             None => {
-                ensure!("I9", !over, "request {id} has all its tokens, but no end: {event:?}");
-                ensure!("I10", !is_empty(event), "request {id}: news without content: {event:?}");
+                ensure!(
+                    "I9",
+                    !complete,
+                    "request {id} has all its tokens, but no finish reason: {event:?}"
+                );
+                ensure!("I10", !is_empty(event), "request {id}: empty event: {event:?}");
                 Ok(())
             }
             Some(finish) => {
                 self.stage = ClientStage::Done;
-                self.check_finish(finish, setup)
+                self.check_finish(finish, config)
             }
         }
     }
 
     /// Checks that each token is the oracle's next one and that no token follows the end of the output.
-    fn check_tokens(&mut self, event: &TokenEvent, setup: &SimConfig) -> CheckResult {
+    fn check_tokens(&mut self, event: &TokenEvent, config: &SimConfig) -> CheckResult {
         let (id, submit) = (self.submit.id.0, &self.submit);
         let wanted = submit.sampling.logprobs;
-        let told = event.logprobs.len();
+        let reported = event.logprobs.len();
         let expected = wanted.map_or(0, |_| event.tokens.len());
-        ensure!("I10", told == expected, "request {id}: {told} logprobs, expected {expected}");
+        ensure!(
+            "I10",
+            reported == expected,
+            "request {id}: {reported} logprobs, expected {expected}"
+        );
         for (i, &token) in event.tokens.iter().enumerate() {
-            let over = self.last_stop.is_some() || self.delivered >= submit.max_tokens;
-            ensure!("I9", !over, "request {id}: token {token} behind its end: {event:?}");
+            let complete = self.last_stop.is_some() || self.delivered >= submit.max_tokens;
+            ensure!("I9", !complete, "request {id}: token {token} after its last token: {event:?}");
             let context = self.oracle.context();
-            let right = self.oracle.next();
+            let expected = self.oracle.next();
             ensure!(
                 "I13",
-                right == Some(token),
-                "request {id}: token {} is {token}, alone it is {right:?}",
+                expected == Some(token),
+                "request {id}: token {} is {token}, expected {expected:?}",
                 self.delivered
             );
             if let Some(top) = wanted {
-                let right = logprobs(context, token, top, setup.scheduler.limits.vocab_size);
-                ensure!("I13", event.logprobs[i] == right, "request {id}: {:?}", event.logprobs[i]);
+                let expected = logprobs(context, token, top, config.scheduler.limits.vocab_size);
+                ensure!(
+                    "I13",
+                    event.logprobs[i] == expected,
+                    "request {id}: {:?}",
+                    event.logprobs[i]
+                );
             }
             self.delivered += 1;
             self.known_tokens.push(token);
@@ -180,66 +197,80 @@ impl SimClient {
     }
 
     /// Checks that the finish reason is the expected one.
-    fn check_finish(&mut self, finish: &FinishReason, setup: &SimConfig) -> CheckResult {
-        let (id, delivered, excuses) = (self.id().0, self.delivered, self.allowed);
-        let right = match finish {
+    fn check_finish(&mut self, finish: &FinishReason, config: &SimConfig) -> CheckResult {
+        let (id, delivered, allowed) = (self.id().0, self.delivered, self.allowed);
+        let valid = match finish {
             FinishReason::Stop(StopReason::StopString) => {
-                excuses.aborted == Some(AbortCause::StopString)
+                allowed.aborted == Some(AbortCause::StopString)
             }
             FinishReason::Abort(AbortCause::StopString)
             | FinishReason::Error(RequestError::RowFailed(RowError::MaskOverdue)) => false,
-            FinishReason::Abort(cause) => excuses.aborted == Some(*cause),
+            FinishReason::Abort(cause) => allowed.aborted == Some(*cause),
             FinishReason::Stop(reason) => self.last_stop == Some(*reason),
             FinishReason::Length => self.last_stop.is_none() && delivered == self.submit.max_tokens,
             FinishReason::Error(RequestError::RowFailed(RowError::NonFiniteLogits)) => {
-                excuses.row_failed
+                allowed.row_failed
             }
             FinishReason::Error(RequestError::RowFailed(RowError::AllMasked)) => {
                 self.oracle.next().is_none()
             }
-            FinishReason::Error(RequestError::BadOutput) => excuses.bad_output,
-            FinishReason::Error(RequestError::ReplicaUnavailable) => excuses.unavailable,
-            FinishReason::Rejected(refusal) => {
-                delivered == 0 && self.is_valid_rejection(refusal, setup)
+            FinishReason::Error(RequestError::BadOutput) => allowed.bad_output,
+            FinishReason::Error(RequestError::ReplicaUnavailable) => allowed.unavailable,
+            FinishReason::Rejected(reason) => {
+                delivered == 0 && self.is_valid_rejection(reason, config)
             }
         };
         let last = self.last_stop;
         ensure!(
             "I9",
-            right,
-            "request {id} ends {finish:?}: {delivered} tokens, {last:?}, {excuses:?}"
+            valid,
+            "request {id} ends with {finish:?}: {delivered} tokens, {last:?}, {allowed:?}"
         );
-        let whole = matches!(finish, FinishReason::Length)
+        let complete = matches!(finish, FinishReason::Length)
             || matches!(finish, FinishReason::Stop(StopReason::Eos(_) | StopReason::StopToken(_)));
-        if whole { self.check_prompt_logprobs(setup) } else { Ok(()) }
+        if complete { self.check_prompt_logprobs(config) } else { Ok(()) }
     }
 
     /// Checks that every prompt position after the first was scored once and in order, if prompt
     /// log-probabilities were requested.
-    fn check_prompt_logprobs(&self, setup: &SimConfig) -> CheckResult {
+    fn check_prompt_logprobs(&self, config: &SimConfig) -> CheckResult {
         let (id, tokens) = (self.id().0, &self.submit.tokens);
         let Some(top) = self.submit.sampling.prompt_logprobs else {
-            ensure!("I13", self.prompt_logprobs.is_empty(), "request {id}: scores not asked for");
+            ensure!(
+                "I13",
+                self.prompt_logprobs.is_empty(),
+                "request {id}: prompt logprobs were not requested"
+            );
             return Ok(());
         };
-        let vocab = setup.scheduler.limits.vocab_size;
+        let vocab = config.scheduler.limits.vocab_size;
         let mut context = fold(EMPTY, entry(EMPTY, tokens[0]));
-        let (told, asked) = (self.prompt_logprobs.len(), tokens.len() - 1);
-        ensure!("I13", told == asked, "request {id}: {told} of {asked} prompt ids scored");
-        for (position, (&token, told)) in tokens[1..].iter().zip(&self.prompt_logprobs).enumerate()
+        let (scored, expected) = (self.prompt_logprobs.len(), tokens.len() - 1);
+        ensure!(
+            "I13",
+            scored == expected,
+            "request {id}: {scored} of {expected} prompt ids scored"
+        );
+        for (position, (&token, reported)) in
+            tokens[1..].iter().zip(&self.prompt_logprobs).enumerate()
         {
-            let right = logprobs(context, token, top, vocab);
-            ensure!("I13", *told == right, "request {id}: score of position {}", position + 1);
+            let expected = logprobs(context, token, top, vocab);
+            ensure!(
+                "I13",
+                *reported == expected,
+                "request {id}: logprobs of position {}",
+                position + 1
+            );
             context = fold(context, entry(context, token));
         }
         Ok(())
     }
 
     /// Whether the reason of a rejection is true.
-    fn is_valid_rejection(&self, refusal: &RejectReason, setup: &SimConfig) -> bool {
-        let (submit, limits) = (&self.submit, &setup.scheduler.limits);
+    fn is_valid_rejection(&self, reason: &RejectReason, config: &SimConfig) -> bool {
+        let (submit, limits) = (&self.submit, &config.scheduler.limits);
         let (prompt, longest) = (submit.tokens.len() as u64, limits.max_model_len);
-        match refusal {
+        match reason {
             RejectReason::EmptyPrompt => prompt == 0,
             RejectReason::UnknownToken { token, .. } => {
                 *token >= limits.vocab_size && submit.tokens.contains(token)
@@ -252,8 +283,10 @@ impl SimClient {
             RejectReason::QueueFull { waiting, cap } => {
                 waiting >= cap && *cap == limits.max_waiting_requests
             }
-            RejectReason::QueueTokensFull { waiting, requested: asked, cap } => {
-                waiting + asked > *cap && *cap == limits.max_waiting_tokens && *asked == prompt
+            RejectReason::QueueTokensFull { waiting, requested, cap } => {
+                waiting + requested > *cap
+                    && *cap == limits.max_waiting_tokens
+                    && *requested == prompt
             }
             RejectReason::UnknownReplica { replica, replicas } => replica >= replicas,
             // Rejections by the admission control of the engine's client, which the simulator does not
@@ -265,14 +298,14 @@ impl SimClient {
     }
 
     /// Whether the scheduler must reject this request in every case.
-    pub(crate) fn must_be_rejected(&self, setup: &SimConfig) -> bool {
-        let (submit, limits) = (&self.submit, &setup.scheduler.limits);
+    pub(crate) fn must_be_rejected(&self, config: &SimConfig) -> bool {
+        let (submit, limits) = (&self.submit, &config.scheduler.limits);
         let prompt = submit.tokens.len() as u32;
         prompt == 0
             || prompt >= limits.max_model_len
             || self.limit() > limits.max_model_len
             || submit.tokens.iter().any(|&t| t >= limits.vocab_size)
-            || submit.replica.is_some_and(|r| r.0 >= setup.scheduler.replicas)
+            || submit.replica.is_some_and(|r| r.0 >= config.scheduler.replicas)
     }
 }
 

@@ -11,9 +11,9 @@ use scheduler::{AbortCause, SchedulerEvent, assign_request_ids};
 impl SimWorld {
     /// Draws the clients, their arrival times, and the abort times of some of them.
     pub(crate) fn draw_clients(&mut self) {
-        let asked = request_generator::draw_requests(&self.config, &mut self.rng);
+        let requests = request_generator::draw_requests(&self.config, &mut self.rng);
         let mut last_ms = 0;
-        for (index, (at_ms, submit)) in asked.into_iter().enumerate() {
+        for (index, (at_ms, submit)) in requests.into_iter().enumerate() {
             self.clients.push(SimClient::new(submit, &self.config));
             self.events.add(at_ms, SimEvent::Arrive(index));
             last_ms = at_ms;
@@ -38,19 +38,19 @@ impl SimWorld {
     pub(crate) fn arrive(&mut self, index: usize) {
         let client = &mut self.clients[index];
         client.stage = ClientStage::Live;
-        let (mut submit, name) = (client.submit.clone(), client.client_id.clone());
+        let (mut submit, client_id) = (client.submit.clone(), client.client_id.clone());
         // The submitting thread usually computes the block keys; some submitters leave that to the engine.
         let first = submit.id.0;
         let hasher = self.scheduler.hasher();
         assign_request_ids(std::slice::from_mut(&mut submit), first, &hasher);
         if self.fault_injector.injects(InjectedFault::ClientIdUsedAsRequestId) {
-            submit.id = name.parse().map_or(submit.id, RequestId);
+            submit.id = client_id.parse().map_or(submit.id, RequestId);
         }
         if self.rng.chance_per_mille(200) {
             submit.block_keys.clear();
         }
         self.counts.requests += 1;
-        self.counts.shared_client_ids += u64::from(self.clients_with_id(&name).len() > 1);
+        self.counts.shared_client_ids += u64::from(self.clients_with_id(&client_id).len() > 1);
         let (prompt, max_tokens) = (submit.tokens.len() as u64, u64::from(submit.max_tokens));
         self.trace.record(self.now_ms, "submit", &[submit.id.0, prompt, max_tokens]);
         self.inbox.push(SchedulerEvent::Submit(Box::new(submit)));

@@ -16,22 +16,22 @@ const SHARED_ID_DISTANCE: u64 = 4;
 
 impl SimWorld {
     /// Draws the client ids of all requests.
-    pub(crate) fn assign_client_ids(&mut self, chance: &mut SimRng) {
+    pub(crate) fn assign_client_ids(&mut self, rng: &mut SimRng) {
         for index in 1..self.clients.len() {
-            if chance.chance_per_mille(self.config.load.shared_client_ids) {
-                let before = 1 + chance.below(SHARED_ID_DISTANCE) as usize;
+            if rng.chance_per_mille(self.config.load.shared_client_ids) {
+                let distance = 1 + rng.below(SHARED_ID_DISTANCE) as usize;
                 self.clients[index].client_id =
-                    self.clients[index.saturating_sub(before)].client_id.clone();
+                    self.clients[index.saturating_sub(distance)].client_id.clone();
             }
         }
     }
 
     /// Live clients with a client id.
-    pub(crate) fn clients_with_id(&self, name: &str) -> Vec<usize> {
-        let bears =
-            |client: &SimClient| client.stage == ClientStage::Live && client.client_id == name;
+    pub(crate) fn clients_with_id(&self, client_id: &str) -> Vec<usize> {
+        let has_id =
+            |client: &SimClient| client.stage == ClientStage::Live && client.client_id == client_id;
         let clients = self.clients.iter().enumerate();
-        clients.filter(|(_, client)| bears(client)).map(|(index, _)| index).collect()
+        clients.filter(|(_, client)| has_id(client)).map(|(index, _)| index).collect()
     }
 
     /// With a drawn probability an operator aborts a client id. Returns the clients with requests that must
@@ -46,27 +46,32 @@ impl SimWorld {
             return Vec::new();
         }
         let at = self.rng.below(count as u64) as usize;
-        let name = live().nth(at).map(|client| client.client_id.clone()).unwrap_or_default();
+        let client_id = live().nth(at).map(|client| client.client_id.clone()).unwrap_or_default();
         let in_flight = live().map(|client| (client.id(), client.client_id.as_str()));
-        let mut meant: Vec<RequestId> = request_ids_by_client_id(in_flight, |other| other == name);
-        if self.fault_injector.injects(InjectedFault::AbortByNameMissesDuplicate) {
-            meant.truncate(1);
+        let mut aborted: Vec<RequestId> =
+            request_ids_by_client_id(in_flight, |other| other == client_id);
+        if self.fault_injector.injects(InjectedFault::AbortByClientIdMissesDuplicate) {
+            aborted.truncate(1);
         }
-        let bearers = self.clients_with_id(&name);
-        self.counts.aborts_by_client_id += u64::from(bearers.len() > 1);
-        for request in meant {
+        let clients_with_id = self.clients_with_id(&client_id);
+        self.counts.aborts_by_client_id += u64::from(clients_with_id.len() > 1);
+        for request in aborted {
             self.abort(request.0 as usize - 1, AbortCause::Operator);
         }
-        bearers
+        clients_with_id
     }
 
     /// F34: checks that an abort by client id ended every request with that id.
-    pub(crate) fn check_abort_by_client_id(&self, bearers: &[usize]) -> CheckResult {
-        for &index in bearers {
+    pub(crate) fn check_abort_by_client_id(&self, clients_with_id: &[usize]) -> CheckResult {
+        for &index in clients_with_id {
             let client = &self.clients[index];
-            let (id, name, over) =
+            let (id, client_id, done) =
                 (client.id().0, &client.client_id, client.stage == ClientStage::Done);
-            ensure!("F34", over, "request {id}, called {name}, lives on though its name was meant");
+            ensure!(
+                "F34",
+                done,
+                "request {id} with the aborted client id {client_id} has not ended"
+            );
         }
         Ok(())
     }

@@ -10,19 +10,18 @@ use protocol::{
 const PROMPT: [Token; 5] = [3, 1, 4, 1, 5];
 
 fn device(drafts: u8) -> HashModel {
-    let reading = SlotAccess::ReadWrite;
     HashModel::new(HashModelConfig {
         blocks: 8,
         block_tokens: 2,
         vocab: 50,
         drafts,
-        slot_access: reading,
+        slot_access: SlotAccess::ReadWrite,
     })
 }
 
 fn oracle(count: usize) -> Vec<Token> {
-    let voice = HashSampler::new(50, SamplingParams::greedy(), 7, 5);
-    HashOracle::new(voice, &PROMPT).take(count).collect()
+    let sampler = HashSampler::new(50, SamplingParams::greedy(), 7, 5);
+    HashOracle::new(sampler, &PROMPT).take(count).collect()
 }
 
 fn row(start: u32, input: RowInput, table: &[u32]) -> BatchRow {
@@ -71,25 +70,25 @@ fn chunked_prefill_and_decode_match_the_oracle() {
     let (mut device, table) = (device(0), [6, 2, 5, 1]);
     let first = row(0, RowInput::Tokens(PROMPT[..3].to_vec().into()), &table);
     assert!(step(&mut device, 1, first).unwrap().sampled_tokens.is_empty());
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let second = row(3, RowInput::Tokens(PROMPT[3..].to_vec().into()), &table);
-    said.extend(step(&mut device, 2, second).unwrap().sampled_tokens);
+    output.extend(step(&mut device, 2, second).unwrap().sampled_tokens);
     for n in 3..6 {
         let decode =
             row(2 + n as u32, RowInput::SampledAt { step: StepId(n - 1), draft_slack: 0 }, &table);
-        said.extend(step(&mut device, n, decode).unwrap().sampled_tokens);
+        output.extend(step(&mut device, n, decode).unwrap().sampled_tokens);
     }
-    assert_eq!(said, oracle(4));
+    assert_eq!(output, oracle(4));
 }
 
 #[test]
 fn verify_rows_match_plain_decoding() {
     let (mut device, table) = (device(3), [6, 2, 5, 1, 0, 3, 4, 7]);
-    let mut said =
+    let mut first =
         step(&mut device, 1, row(0, RowInput::Tokens(PROMPT.to_vec().into()), &table)).unwrap();
-    let (mut said, mut accepted) = (std::mem::take(&mut said.sampled_tokens), 0);
+    let (mut tokens, mut accepted) = (std::mem::take(&mut first.sampled_tokens), 0);
     for n in 2.. {
-        let start = 5 + said.len() as u32 - 1;
+        let start = 5 + tokens.len() as u32 - 1;
         if start + 4 > 8 * 2 {
             break; // The block table has no room for another row.
         }
@@ -99,24 +98,30 @@ fn verify_rows_match_plain_decoding() {
         let output = step(&mut device, n, verify).unwrap();
         assert_eq!(output.sampled_tokens.len(), 1 + usize::from(output.accepted));
         accepted += output.accepted;
-        said.extend(output.sampled_tokens);
+        tokens.extend(output.sampled_tokens);
     }
     assert!(accepted > 0);
-    assert_eq!(said, oracle(said.len()));
+    assert_eq!(tokens, oracle(tokens.len()));
 }
 
 #[test]
 fn corrupt_blocks_change_the_tokens() {
-    let right = oracle(1);
+    let expected = oracle(1);
     let whole = || RowInput::Tokens(PROMPT.to_vec().into());
-    assert_eq!(step(&mut device(0), 1, row(0, whole(), &[0, 1, 2])).unwrap().sampled_tokens, right);
-    assert_ne!(step(&mut device(0), 1, row(0, whole(), &[0, 0, 2])).unwrap().sampled_tokens, right);
+    assert_eq!(
+        step(&mut device(0), 1, row(0, whole(), &[0, 1, 2])).unwrap().sampled_tokens,
+        expected
+    );
+    assert_ne!(
+        step(&mut device(0), 1, row(0, whole(), &[0, 0, 2])).unwrap().sampled_tokens,
+        expected
+    );
 
     let mut poisoned = device(0);
     step(&mut poisoned, 1, row(0, RowInput::Tokens(PROMPT[..4].to_vec().into()), &[0, 1])).unwrap();
     poisoned.poison(BlockId(1));
     let last = row(4, RowInput::Tokens(PROMPT[4..].to_vec().into()), &[0, 1, 2]);
-    assert_ne!(step(&mut poisoned, 2, last).unwrap().sampled_tokens, right);
+    assert_ne!(step(&mut poisoned, 2, last).unwrap().sampled_tokens, expected);
 }
 
 #[test]

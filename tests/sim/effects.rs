@@ -1,7 +1,7 @@
 //! Applies the scheduler's effects to the simulated world and checks each of them: KV events go to the
 //! subscribers, tokens to the clients, batches to the executors.
 
-use crate::batch_checks::check_lockstep;
+use crate::batch_checks::{RowLimits, check_lockstep};
 use crate::client::ClientStage;
 use crate::hash_model::text::HashGrammar;
 use crate::invariant::{CheckResult, InvariantViolation, ensure};
@@ -46,12 +46,12 @@ impl SimWorld {
                     let numbers = [u64::from(replica.0), events.len() as u64];
                     self.trace.record(self.now_ms, "kv", &numbers);
                 }
-                SchedulerEffect::TokenEvents(news) => {
-                    news.iter().try_for_each(|event| self.deliver_token_event(event))?;
+                SchedulerEffect::TokenEvents(events) => {
+                    events.iter().try_for_each(|event| self.deliver_token_event(event))?;
                 }
                 SchedulerEffect::SendBatch { replica, batch } => self.send_batch(replica, batch)?,
-                SchedulerEffect::BlocksEvicted { replica, lifetimes: stays } => {
-                    self.record_evictions(replica, &stays)?;
+                SchedulerEffect::BlocksEvicted { replica, lifetimes } => {
+                    self.record_evictions(replica, &lifetimes)?;
                 }
                 SchedulerEffect::Stats(stats) => self.check_stats(stats)?,
                 SchedulerEffect::ControlDone { op_id, succeeded: done } => {
@@ -59,14 +59,14 @@ impl SimWorld {
                 }
             }
         }
-        self.replicas.iter_mut().for_each(|site| site.mirror.end_tick());
+        self.replicas.iter_mut().for_each(|replica_state| replica_state.mirror.end_tick());
         self.check_lifetimes()
     }
 
     fn deliver_token_event(&mut self, event: &TokenEvent) -> CheckResult {
         let index = (event.request.0 as usize).wrapping_sub(1);
         let known = index < self.clients.len();
-        ensure!("I9", known, "news of request {}, which nobody asked", event.request.0);
+        ensure!("I9", known, "event of unknown request {}", event.request.0);
         let finish = event.finish_reason.as_ref().map_or(0, |_| 1);
         let numbers = [event.request.0, event.tokens.len() as u64, finish];
         self.trace.record(self.now_ms, "tokens", &numbers);
@@ -101,15 +101,19 @@ impl SimWorld {
         let numbers = [u64::from(replica.0), step, rows];
         self.trace.record(self.now_ms, "batch", &numbers);
         for row in &batch.rows {
-            let (request, seat) = (row.request.0, row.seq_slot.0);
-            let numbers = [request, seat.into(), row.start.into(), row.len.into()];
+            let (request, seq_slot) = (row.request.0, row.seq_slot.0);
+            let numbers = [request, seq_slot.into(), row.start.into(), row.len.into()];
             self.trace.record(self.now_ms, "row", &numbers);
             let blocks = row.table_updates.iter().flat_map(|update| &update.blocks);
             self.trace.mix_into_hash(blocks.map(|block| block.0.into()));
             self.trace.line(|| trace_format::format_row(row));
         }
-        let site = &mut self.replicas[index];
-        ensure!("I16", site.failed_at_ms.is_none(), "step {step} is sent to dead replica {index}");
+        let replica_state = &mut self.replicas[index];
+        ensure!(
+            "I16",
+            replica_state.failed_at_ms.is_none(),
+            "step {step} is sent to failed replica {index}"
+        );
         ensure!("I16", batch.epoch == epoch, "step {step} of {:?}, now {epoch:?}", batch.epoch);
         let clients = &self.clients;
         for row in &batch.rows {
@@ -120,17 +124,17 @@ impl SimWorld {
             ensure!("F38", wanted == replica, "request {id} runs on {replica:?}, not {wanted:?}");
             let init =
                 row.seq_init.as_ref().filter(|_| self.config.scheduler.limits.needs_token_history);
-            let told = init.is_none_or(|init| init.token_history == client.known_tokens);
+            let complete = init.is_none_or(|init| init.token_history == client.known_tokens);
             ensure!(
                 "I7",
-                told,
-                "request {id}: its seat begins with {:?}",
+                complete,
+                "request {id}: its sequence slot starts with history {:?}",
                 init.map(|i| &i.token_history)
             );
         }
-        site.batch_checker.check(&batch, &self.config, |row| {
+        replica_state.batch_checker.check(&batch, &self.config, |row| {
             let client = &clients[row.request.0 as usize - 1];
-            (client.limit(), client.forwarded_limit())
+            RowLimits { max_len: client.limit(), forwarded_len: client.forwarded_limit() }
         })?;
         self.check_service_order(index, &batch)?;
         self.check_prefix_hits(index, &batch)?;
@@ -158,11 +162,11 @@ impl SimWorld {
                 masked_range(&client.submit).filter(|_| row.samples).unwrap_or(u32::MAX..u32::MAX);
             // After the end of the masked range, all-ones masks are built until the scheduler has been
             // notified.
-            let right =
+            let valid =
                 if row.masked { outputs >= limited.start } else { !limited.contains(&outputs) };
             ensure!(
                 "I21",
-                right,
+                valid,
                 "request {id}: masked {} at {outputs} of {limited:?}",
                 row.masked
             );
@@ -171,8 +175,12 @@ impl SimWorld {
             }
             let seen = !matches!(row.input, RowInput::SampledAt { .. }) && row.drafts == 0;
             let known = client.known_tokens.len() as u32;
-            ensure!("I21", seen, "request {id} is masked behind a token that nobody knows");
-            ensure!("I21", row.start + row.len == known, "request {id} is masked out of place");
+            ensure!("I21", seen, "request {id} is masked after an unknown token");
+            ensure!(
+                "I21",
+                row.start + row.len == known,
+                "request {id} is masked at a wrong position"
+            );
             let vocab = self.config.scheduler.limits.vocab_size;
             let mut grammar = HashGrammar::new(client.submit.rng_key, vocab);
             client.known_tokens[prompt_len..].iter().for_each(|&token| grammar.observe(token));
@@ -189,32 +197,32 @@ impl SimWorld {
     }
 
     /// I22: checks that the reported lifetimes of evicted blocks are consistent.
-    fn record_evictions(&mut self, replica: Replica, stays: &[BlockLifetime]) -> CheckResult {
-        for stay in stays {
-            let BlockLifetime { lifetime_ms, idle_ms, reuse_gaps_ms: gaps_ms } = stay;
+    fn record_evictions(&mut self, replica: Replica, lifetimes: &[BlockLifetime]) -> CheckResult {
+        for lifetime in lifetimes {
+            let BlockLifetime { lifetime_ms, idle_ms, reuse_gaps_ms: gaps_ms } = lifetime;
             let within = idle_ms + gaps_ms.iter().sum::<u64>();
-            ensure!("I22", within <= *lifetime_ms && gaps_ms.len() <= 3, "{stay:?}");
-            ensure!("I22", *lifetime_ms <= self.now_ms, "{stay:?} at {}", self.now_ms);
+            ensure!("I22", within <= *lifetime_ms && gaps_ms.len() <= 3, "{lifetime:?}");
+            ensure!("I22", *lifetime_ms <= self.now_ms, "{lifetime:?} at {}", self.now_ms);
         }
-        self.replicas[usize::from(replica.0)].lifetimes += stays.len() as u64;
-        self.trace.record(self.now_ms, "evicted", &[u64::from(replica.0), stays.len() as u64]);
+        self.replicas[usize::from(replica.0)].lifetimes += lifetimes.len() as u64;
+        self.trace.record(self.now_ms, "evicted", &[u64::from(replica.0), lifetimes.len() as u64]);
         Ok(())
     }
 
     /// I22: a lifetime is reported for every eviction if all blocks are sampled, for none if no block is.
     fn check_lifetimes(&self) -> CheckResult {
-        let share = self.config.scheduler.kv.lifetime_sample;
-        for (replica, site) in self.replicas.iter().enumerate() {
-            let (stays, removed) = (site.lifetimes, site.mirror.removed);
-            let right = match share {
-                None => stays == 0,
-                all if all == SampleRate::new(1.0) => stays == removed,
-                Some(_) => stays <= removed,
+        let sample_rate = self.config.scheduler.kv.lifetime_sample;
+        for (replica, replica_state) in self.replicas.iter().enumerate() {
+            let (lifetimes, removed) = (replica_state.lifetimes, replica_state.mirror.removed);
+            let valid = match sample_rate {
+                None => lifetimes == 0,
+                all if all == SampleRate::new(1.0) => lifetimes == removed,
+                Some(_) => lifetimes <= removed,
             };
             ensure!(
                 "I22",
-                right,
-                "replica {replica}: {stays} stays, {removed} evicted of {share:?}"
+                valid,
+                "replica {replica}: {lifetimes} lifetimes, {removed} evictions, rate {sample_rate:?}"
             );
         }
         Ok(())
@@ -226,10 +234,14 @@ impl SimWorld {
         let sum = blocks.free + blocks.cached + blocks.in_use;
         ensure!("I1", sum == blocks.pool, "{blocks:?}");
         ensure!("I1", blocks.reserved <= blocks.free + blocks.cached, "{blocks:?}");
-        let (running, seats) = (stats.running, limits.max_num_seqs);
-        ensure!("I8", running <= seats, "{running} requests on {seats} seats");
-        let site = &mut self.replicas[usize::from(stats.replica.0)];
-        let before = &site.stats;
+        let (running, max_num_seqs) = (stats.running, limits.max_num_seqs);
+        ensure!(
+            "I8",
+            running <= max_num_seqs,
+            "{running} requests in {max_num_seqs} sequence slots"
+        );
+        let replica_state = &mut self.replicas[usize::from(stats.replica.0)];
+        let before = &replica_state.stats;
         let grows = stats.steps_total >= before.steps_total
             && stats.preemptions_total >= before.preemptions_total
             && stats.generated_tokens_total >= before.generated_tokens_total
@@ -240,9 +252,9 @@ impl SimWorld {
         // A draft token is accepted only if all draft tokens before it are.
         let falling = drafts.accepted_per_position.is_sorted_by(|a, b| a >= b);
         let most = drafts.draft_rows * u64::from(limits.draft_tokens);
-        let right = falling && accepted <= drafts.draft_tokens && drafts.draft_tokens <= most;
-        ensure!("I10", right, "{drafts:?} with up to {} drafts a row", limits.draft_tokens);
-        site.stats = stats;
+        let valid = falling && accepted <= drafts.draft_tokens && drafts.draft_tokens <= most;
+        ensure!("I10", valid, "{drafts:?} with up to {} draft tokens per row", limits.draft_tokens);
+        replica_state.stats = stats;
         Ok(())
     }
 }

@@ -62,9 +62,9 @@ pub(crate) struct SimExecutor {
 
 impl SimExecutor {
     /// Fresh executors with an empty pool.
-    pub(crate) fn new(epoch: Epoch, blocks: u32, setup: &SimConfig) -> Self {
-        let (kv, limits) = (&setup.scheduler.kv, &setup.scheduler.limits);
-        let shape = HashModelConfig {
+    pub(crate) fn new(epoch: Epoch, blocks: u32, config: &SimConfig) -> Self {
+        let (kv, limits) = (&config.scheduler.kv, &config.scheduler.limits);
+        let model_config = HashModelConfig {
             blocks,
             block_tokens: kv.spec.block_tokens,
             vocab: limits.vocab_size,
@@ -80,18 +80,18 @@ impl SimExecutor {
             hang: None,
             last_message_ms: 0,
             last_step: StepId(0),
-            model: HashModel::new(shape),
+            model: HashModel::new(model_config),
             queue: VecDeque::new(),
             last_arrival_ms: 0,
         }
     }
 
     /// Queues a batch and its grammar bitmasks; they arrive at `arrives_ms`, but not before earlier messages.
-    pub(crate) fn send(&mut self, batch: Batch, masks: Vec<BitmaskRow>, arrives_ms: u64) {
+    pub(crate) fn send(&mut self, batch: Batch, bitmasks: Vec<BitmaskRow>, arrives_ms: u64) {
         self.last_arrival_ms = self.last_arrival_ms.max(arrives_ms);
         self.queue.push_back(SimExecutorMessage::Batch {
             batch,
-            bitmasks: masks,
+            bitmasks,
             arrives_ms: self.last_arrival_ms,
         });
     }
@@ -130,15 +130,14 @@ impl SimExecutor {
     ) -> Result<Option<CompletedStep>, InvalidBatch> {
         self.busy = false;
         let _ = self.next_start_ms(0);
-        let Some(SimExecutorMessage::Batch { batch, bitmasks: masks, .. }) = self.queue.pop_front()
-        else {
+        let Some(SimExecutorMessage::Batch { batch, bitmasks, .. }) = self.queue.pop_front() else {
             return Ok(None);
         };
         self.last_step = batch.step;
         if batch.epoch != self.epoch {
             return Ok(None);
         }
-        let output = self.model.run_with(&batch, &masks, fails)?;
+        let output = self.model.run_with(&batch, &bitmasks, fails)?;
         let filled = self.model.filled().iter().map(|f| (f.row as usize, f.context)).collect();
         Ok(Some(CompletedStep {
             output,

@@ -12,7 +12,9 @@ use scheduler::SchedulerEvent;
 impl SimWorld {
     /// The executor runs the step that is due; with a drawn probability it hangs.
     pub(crate) fn step_done(&mut self, replica: usize) -> CheckResult {
-        let hangs = |site: &SimReplica| site.executor.as_ref().is_some_and(|it| it.hang.is_some());
+        let hangs = |replica_state: &SimReplica| {
+            replica_state.executor.as_ref().is_some_and(|it| it.hang.is_some())
+        };
         if hangs(&self.replicas[replica]) {
             return Ok(());
         }
@@ -70,8 +72,11 @@ impl SimWorld {
     fn waits_for_peers(&self, replica: usize) -> bool {
         let step = |executor: &SimExecutor| executor.newest_begun_step(self.now_ms);
         let own = self.replicas[replica].executor.as_ref().map(step);
-        let others = self.replicas.iter().filter_map(|site| site.executor.as_ref().map(step));
-        self.config.coupled_steps && others.min() < own
+        let steps = self
+            .replicas
+            .iter()
+            .filter_map(|replica_state| replica_state.executor.as_ref().map(step));
+        self.config.coupled_steps && steps.min() < own
     }
 
     /// Runs the batch at the head of a replica's queue; rows fail at `rate`.
@@ -80,8 +85,8 @@ impl SimWorld {
         replica: usize,
         rate: u32,
     ) -> Result<Option<CompletedStep>, InvariantViolation> {
-        let luck = if rate > 0 { self.rng.next_u64() } else { 0 };
-        let draw = move |row: &BatchRow| avalanche(luck ^ row.request.0) % 1000;
+        let bits = if rate > 0 { self.rng.next_u64() } else { 0 };
+        let draw = move |row: &BatchRow| avalanche(bits ^ row.request.0) % 1000;
         let fails = move |row: &BatchRow| {
             (draw(row) < u64::from(rate)).then_some(RowError::NonFiniteLogits)
         };
@@ -99,7 +104,7 @@ impl SimWorld {
             let garbled = rate > 0 && draw(row) >= 1000 - u64::from(rate);
             if garbled && output.error.is_none() {
                 client.allowed.bad_output = true;
-                corrupt_output(row, output, luck, self.config.scheduler.limits.vocab_size);
+                corrupt_output(row, output, bits, self.config.scheduler.limits.vocab_size);
                 ran.filled_blocks.retain(|(row, _)| *row != index);
             }
             let failed = output.error.is_some_and(|error| error != RowError::MaskOverdue);
@@ -116,8 +121,8 @@ impl SimWorld {
     pub(crate) fn start_next_step(&mut self, replica: usize) {
         let (step_ms, stall) = (self.config.load.step_ms, self.config.faults.slow_step);
         let now_ms = self.now_ms;
-        let site = &mut self.replicas[replica];
-        let Some(executor) = &mut site.executor else { return };
+        let replica_state = &mut self.replicas[replica];
+        let Some(executor) = &mut replica_state.executor else { return };
         if executor.hang.is_some() {
             return;
         }
@@ -128,7 +133,7 @@ impl SimWorld {
         if self.rng.chance_per_mille(stall) {
             end_ms += self.rng.below(3000);
         }
-        let incarnation = site.incarnation;
+        let incarnation = replica_state.incarnation;
         self.events.add(end_ms, SimEvent::StepDone { replica, incarnation });
     }
 
@@ -137,7 +142,7 @@ impl SimWorld {
         self.crashes_left = self.crashes_left.saturating_sub(1);
         self.counts.crashes += 1;
         let seen_ms = self.now_ms + self.rng.below(50);
-        let back_ms = seen_ms + 1 + self.rng.below(700);
+        let restored_ms = seen_ms + 1 + self.rng.below(700);
         self.trace.record(self.now_ms, "crash", &[replica as u64]);
         let incarnation = self.replicas[replica].incarnation + 1;
         self.events.add(seen_ms, SimEvent::ExecutorsFailed { replica, incarnation });
@@ -146,23 +151,24 @@ impl SimWorld {
             let again_ms = seen_ms + self.rng.below(2);
             self.events.add(again_ms, SimEvent::ExecutorsFailed { replica, incarnation });
         }
-        self.replace_executors(replica, seen_ms, back_ms)
+        self.replace_executors(replica, seen_ms, restored_ms)
     }
 
     /// Removes the executors of a replica (in lockstep those of all ranks); the failure reaches the engine at
-    /// `seen_ms`, and replacements are ready from `back_ms` on.
+    /// `seen_ms`, and replacements are ready from `restored_ms` on.
     pub(crate) fn replace_executors(
         &mut self,
         replica: usize,
         seen_ms: u64,
-        back_ms: u64,
+        restored_ms: u64,
     ) -> CheckResult {
         for replica in self.group_of(&[replica]) {
-            let late_ms = self.rng.below(30);
+            let offset_ms = self.rng.below(30);
             let link = self.replicas[replica].incarnation;
             let incarnation = link + 1;
             self.replicas[replica].incarnation = incarnation;
-            self.events.add(back_ms + late_ms, SimEvent::ExecutorsReady { replica, incarnation });
+            self.events
+                .add(restored_ms + offset_ms, SimEvent::ExecutorsReady { replica, incarnation });
             self.queue_stale_replies(replica, link)?;
             self.replicas[replica].executor = None;
         }
@@ -202,7 +208,7 @@ impl SimWorld {
     /// A restored executor fails again, unless its group is complete or the fault phase has ended.
     pub(crate) fn fail_again(&mut self, replica: usize, incarnation: u32) -> CheckResult {
         let same = self.replicas[replica].incarnation == incarnation;
-        let complete = self.replicas.iter().all(|site| site.executor.is_some());
+        let complete = self.replicas.iter().all(|replica_state| replica_state.executor.is_some());
         if !same || complete || self.crashes_left == 0 || self.config.faults.fail_again == 0 {
             return Ok(());
         }
@@ -213,8 +219,8 @@ impl SimWorld {
     /// Replies to steps that a crashed executor had queued may still arrive, at any later time.
     pub(crate) fn queue_stale_replies(&mut self, replica: usize, link: u32) -> CheckResult {
         let rate = self.config.faults.stale_reply;
-        let answers = |executor: &SimExecutor| executor.has_work() && executor.hang.is_none();
-        while self.replicas[replica].executor.as_ref().is_some_and(answers) {
+        let can_reply = |executor: &SimExecutor| executor.has_work() && executor.hang.is_none();
+        while self.replicas[replica].executor.as_ref().is_some_and(can_reply) {
             let ran = self.execute(replica, 0)?;
             let Some(CompletedStep { output, .. }) =
                 ran.filter(|_| self.rng.chance_per_mille(rate))
@@ -243,18 +249,22 @@ impl SimWorld {
         if !reply.repeated {
             self.message_arrives(replica, reply.incarnation);
         }
-        self.signals.push(ExecutorSignal::StepAnswered { replica, step: reply.output.step });
-        let lost = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
-        let lost_now = self.group_of(&lost).contains(&replica);
-        let site = &mut self.replicas[replica];
+        self.signals.push(ExecutorSignal::StepOutputArrived { replica, step: reply.output.step });
+        let failed = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
+        let fails_now = self.group_of(&failed).contains(&replica);
+        let replica_state = &mut self.replicas[replica];
         let epoch = self.scheduler.epoch(Replica(replica as u16));
-        let stale = reply.repeated || lost_now || reply.output.epoch != epoch;
+        let stale = reply.repeated || fails_now || reply.output.epoch != epoch;
         if stale {
-            site.stale_outputs += 1;
+            replica_state.stale_outputs += 1;
             self.counts.stale_outputs += 1;
         } else {
-            site.batch_checker.in_flight = site.batch_checker.in_flight.saturating_sub(1);
-            reply.filled_blocks.iter().for_each(|&(_, context)| site.mirror.mark_computed(context));
+            replica_state.batch_checker.in_flight =
+                replica_state.batch_checker.in_flight.saturating_sub(1);
+            reply
+                .filled_blocks
+                .iter()
+                .for_each(|&(_, context)| replica_state.mirror.mark_computed(context));
         }
         let numbers = [replica as u64, reply.output.step.0, reply.output.epoch.0, u64::from(stale)];
         self.trace.record(self.now_ms, "output", &numbers);
@@ -285,13 +295,13 @@ impl SimWorld {
 
 /// Makes a row's output impossible: an id outside the vocabulary, one token too many, or more accepted draft
 /// tokens than the row had.
-fn corrupt_output(row: &BatchRow, output: &mut RowOutput, luck: u64, vocab_size: Token) {
-    match (luck % 3, output.sampled_tokens.first_mut()) {
+fn corrupt_output(row: &BatchRow, output: &mut RowOutput, bits: u64, vocab_size: Token) {
+    match (bits % 3, output.sampled_tokens.first_mut()) {
         (0, Some(first)) => *first = vocab_size,
         (1, Some(_)) => {
-            let made_up = row.drafts + 1 - output.accepted;
-            output.accepted += made_up;
-            output.sampled_tokens.extend((0..made_up).map(|_| 0));
+            let extra = row.drafts + 1 - output.accepted;
+            output.accepted += extra;
+            output.sampled_tokens.extend((0..extra).map(|_| 0));
         }
         _ => output.sampled_tokens.push(0),
     }

@@ -28,7 +28,7 @@ const IDLE_HEARTBEATS_MAX: usize = 100;
 #[derive(Debug)]
 pub(crate) enum ExecutorSignal {
     /// A step output arrived.
-    StepAnswered { replica: usize, step: StepId },
+    StepOutputArrived { replica: usize, step: StepId },
     /// The executors of an incarnation sent a heartbeat.
     Heartbeat { replica: usize, incarnation: u32 },
 }
@@ -49,12 +49,11 @@ pub(crate) struct SimExecutorWatch {
 
 impl Default for SimExecutorWatch {
     fn default() -> Self {
-        let steps = StepWatchdog::new(1, StepDeadline::new(None, StepCost::default()));
-        let (begun, silence) = (VecDeque::new(), HeartbeatMonitor::default());
+        let step_watchdog = StepWatchdog::new(1, StepDeadline::new(None, StepCost::default()));
         Self {
-            step_watchdog: steps,
-            steps_begun: begun,
-            heartbeat_monitor: silence,
+            step_watchdog,
+            steps_begun: VecDeque::new(),
+            heartbeat_monitor: HeartbeatMonitor::default(),
             wait_until_ms: 0,
             unread: false,
         }
@@ -106,49 +105,47 @@ impl SimWorld {
         if !self.config.watch_heartbeats {
             return;
         }
-        let (now_ms, site) = (self.now_ms, &mut self.replicas[replica]);
-        let life = site.incarnation;
-        site.watch.unread = false;
-        site.watch.message_read(now_ms);
-        self.events
-            .add(site.watch.wait_until_ms, SimEvent::CheckHeartbeat { replica, incarnation: life });
+        let (now_ms, replica_state) = (self.now_ms, &mut self.replicas[replica]);
+        let incarnation = replica_state.incarnation;
+        replica_state.watch.unread = false;
+        replica_state.watch.message_read(now_ms);
         self.events.add(
-            now_ms + HEARTBEAT_INTERVAL_MS,
-            SimEvent::HeartbeatDue { replica, incarnation: life },
+            replica_state.watch.wait_until_ms,
+            SimEvent::CheckHeartbeat { replica, incarnation },
         );
+        self.events
+            .add(now_ms + HEARTBEAT_INTERVAL_MS, SimEvent::HeartbeatDue { replica, incarnation });
     }
 
     /// Sends a heartbeat if the executor has sent no message within the interval.
-    pub(crate) fn heartbeat_due(&mut self, replica: usize, life: u32) {
+    pub(crate) fn heartbeat_due(&mut self, replica: usize, incarnation: u32) {
         self.idle_heartbeats += 1;
         let delay_ms = self.link_delay_ms();
         let (now_ms, over) = (self.now_ms, self.is_over());
-        let site = &mut self.replicas[replica];
-        let lives = site.incarnation == life && !over;
-        let Some(executor) = site.executor.as_mut().filter(|_| lives) else { return };
+        let replica_state = &mut self.replicas[replica];
+        let current = replica_state.incarnation == incarnation && !over;
+        let Some(executor) = replica_state.executor.as_mut().filter(|_| current) else { return };
         if executor.hang.is_some_and(|(hang, _)| hang == HangKind::NoHeartbeat) {
             return;
         }
         if now_ms >= executor.last_message_ms + HEARTBEAT_INTERVAL_MS {
             executor.last_message_ms = now_ms;
             executor.last_reply_ms = executor.last_reply_ms.max(now_ms + delay_ms);
-            self.events.add(
-                executor.last_reply_ms,
-                SimEvent::HeartbeatArrives { replica, incarnation: life },
-            );
+            self.events
+                .add(executor.last_reply_ms, SimEvent::HeartbeatArrives { replica, incarnation });
         }
         self.events.add(
             executor.last_message_ms + HEARTBEAT_INTERVAL_MS,
-            SimEvent::HeartbeatDue { replica, incarnation: life },
+            SimEvent::HeartbeatDue { replica, incarnation },
         );
     }
 
     /// A heartbeat reaches the scheduler's side.
-    pub(crate) fn heartbeat_arrives(&mut self, replica: usize, life: u32) {
-        if !self.is_link_broken(replica, life) {
-            self.trace.record(self.now_ms, "alive", &[replica as u64]);
-            self.message_arrives(replica, life);
-            self.signals.push(ExecutorSignal::Heartbeat { replica, incarnation: life });
+    pub(crate) fn heartbeat_arrives(&mut self, replica: usize, incarnation: u32) {
+        if !self.is_link_broken(replica, incarnation) {
+            self.trace.record(self.now_ms, "heartbeat", &[replica as u64]);
+            self.message_arrives(replica, incarnation);
+            self.signals.push(ExecutorSignal::Heartbeat { replica, incarnation });
         }
     }
 
@@ -158,58 +155,59 @@ impl SimWorld {
         if !what.is_heartbeat_check() {
             self.idle_heartbeats = 0;
         }
-        let life = match &what {
+        let sender = match &what {
             SimEvent::Reply { replica, reply } => Some((*replica, reply.incarnation)),
-            SimEvent::HeartbeatArrives { replica, incarnation: life } => Some((*replica, *life)),
+            SimEvent::HeartbeatArrives { replica, incarnation } => Some((*replica, *incarnation)),
             _ => None,
         };
-        let (Some(at_ms), Some((replica, life))) = (self.message_read_ms(), life) else {
+        let (Some(at_ms), Some((replica, incarnation))) = (self.message_read_ms(), sender) else {
             return Some(what);
         };
-        self.message_arrives(replica, life);
+        self.message_arrives(replica, incarnation);
         self.events.add(at_ms, what);
         None
     }
 
     /// Records a message from the executors of an incarnation; paused link readers find it when they resume.
-    pub(crate) fn message_arrives(&mut self, replica: usize, life: u32) {
+    pub(crate) fn message_arrives(&mut self, replica: usize, incarnation: u32) {
         let (now_ms, reads) = (self.now_ms, self.link_readers_run());
-        let site = &mut self.replicas[replica];
-        if site.announced_incarnation == life {
+        let replica_state = &mut self.replicas[replica];
+        if replica_state.announced_incarnation == incarnation {
             if reads {
-                site.watch.message_read(now_ms);
+                replica_state.watch.message_read(now_ms);
             } else {
-                site.watch.unread = true;
+                replica_state.watch.unread = true;
             }
         }
     }
 
     /// Checks whether the link reader's wait has timed out.
-    pub(crate) fn check_heartbeat(&mut self, replica: usize, life: u32) -> CheckResult {
-        if self.replicas[replica].incarnation != life || self.is_over() {
+    pub(crate) fn check_heartbeat(&mut self, replica: usize, incarnation: u32) -> CheckResult {
+        if self.replicas[replica].incarnation != incarnation || self.is_over() {
             return Ok(());
         }
         if let Some(until_ms) = self.link_readers_resume_ms() {
-            self.events.add(until_ms, SimEvent::CheckHeartbeat { replica, incarnation: life });
+            self.events.add(until_ms, SimEvent::CheckHeartbeat { replica, incarnation });
             return Ok(());
         }
         if self.now_ms >= self.replicas[replica].watch.wait_until_ms {
             self.heartbeat_missing(replica)?;
         }
         let at_ms = self.replicas[replica].watch.wait_until_ms.max(self.now_ms + 1);
-        self.events.add(at_ms, SimEvent::CheckHeartbeat { replica, incarnation: life });
+        self.events.add(at_ms, SimEvent::CheckHeartbeat { replica, incarnation });
         Ok(())
     }
 
     /// No message was readable when the heartbeat timeout expired.
     fn heartbeat_missing(&mut self, replica: usize) -> CheckResult {
         let (now_ms, hangs) = (self.now_ms, self.group_hangs(replica));
-        let impatient = self.fault_injector.injects(InjectedFault::PauseCountsAsHeartbeatTimeout);
-        let vigil = &mut self.replicas[replica].watch;
-        if vigil.heartbeat_monitor.on_timeout() || impatient {
+        let no_grace_period =
+            self.fault_injector.injects(InjectedFault::PauseCountsAsHeartbeatTimeout);
+        let watch = &mut self.replicas[replica].watch;
+        if watch.heartbeat_monitor.on_timeout() || no_grace_period {
             return self.fail_executors(replica, ExecutorFailure::HeartbeatTimeout);
         }
-        vigil.restart_wait(now_ms);
+        watch.restart_wait(now_ms);
         self.counts.false_suspicions += u64::from(!hangs);
         Ok(())
     }
@@ -220,13 +218,13 @@ impl SimWorld {
         let now_ms = self.now_ms;
         for replica in 0..self.replicas.len() {
             let clock_first = self.rng.chance_per_mille(500);
-            let vigil = &self.replicas[replica].watch;
-            if vigil.wait_until_ms <= now_ms && (clock_first || !vigil.unread) {
+            let watch = &self.replicas[replica].watch;
+            if watch.wait_until_ms <= now_ms && (clock_first || !watch.unread) {
                 self.heartbeat_missing(replica)?;
             }
-            let vigil = &mut self.replicas[replica].watch;
-            if std::mem::take(&mut vigil.unread) {
-                vigil.message_read(now_ms);
+            let watch = &mut self.replicas[replica].watch;
+            if std::mem::take(&mut watch.unread) {
+                watch.message_read(now_ms);
             }
         }
         Ok(())
@@ -238,18 +236,21 @@ impl SimWorld {
         self.poll_watchdogs();
         let now_ms = self.now_ms;
         let mut heartbeat_ms = vec![now_ms; self.replicas.len()];
-        for sign in std::mem::take(&mut self.signals) {
-            match sign {
-                ExecutorSignal::StepAnswered { replica, step } => {
+        for signal in std::mem::take(&mut self.signals) {
+            match signal {
+                ExecutorSignal::StepOutputArrived { replica, step } => {
                     self.replicas[replica].watch.step_answered(step, now_ms);
                 }
-                ExecutorSignal::Heartbeat { replica, incarnation: life } => {
+                ExecutorSignal::Heartbeat { replica, incarnation } => {
                     let hangs = self.group_hangs(replica);
-                    let site = &mut self.replicas[replica];
-                    if site.announced_incarnation != life || site.failed_at_ms.is_some() {
+                    let replica_state = &mut self.replicas[replica];
+                    if replica_state.announced_incarnation != incarnation
+                        || replica_state.failed_at_ms.is_some()
+                    {
                         continue; // Of an older incarnation.
                     }
-                    let lateness = site.watch.step_watchdog.on_heartbeat(0, heartbeat_ms[replica]);
+                    let lateness =
+                        replica_state.watch.step_watchdog.on_heartbeat(0, heartbeat_ms[replica]);
                     if self.fault_injector.injects(InjectedFault::QueuedHeartbeatsCountTwice) {
                         heartbeat_ms[replica] += HEARTBEAT_INTERVAL_MS;
                     }
@@ -272,48 +273,50 @@ impl SimWorld {
         if self.fault_injector.injects(InjectedFault::PauseCountsAsStepTime) {
             return;
         }
-        let stood = self.scheduler_resumed_ms > ticked_ms;
-        let from_ms = if stood { self.scheduler_resumed_ms } else { ticked_ms };
-        for site in self.replicas.iter_mut().filter(|_| self.config.watch_heartbeats) {
+        let was_paused = self.scheduler_resumed_ms > ticked_ms;
+        let from_ms = if was_paused { self.scheduler_resumed_ms } else { ticked_ms };
+        for replica_state in self.replicas.iter_mut().filter(|_| self.config.watch_heartbeats) {
             (from_ms..now_ms)
                 .step_by(SCHEDULER_POLL_MS)
-                .for_each(|ms| site.watch.step_watchdog.poll(ms));
-            site.watch.step_watchdog.poll(now_ms);
+                .for_each(|ms| replica_state.watch.step_watchdog.poll(ms));
+            replica_state.watch.step_watchdog.poll(now_ms);
         }
     }
 
     /// Declares executors failed and replaces them, unless their failure is already in the inbox.
-    fn fail_executors(&mut self, replica: usize, loss: ExecutorFailure) -> CheckResult {
-        let lost = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
-        let known = self.group_of(&lost).contains(&replica);
-        if known || self.replicas[replica].executor.is_none() {
+    fn fail_executors(&mut self, replica: usize, failure: ExecutorFailure) -> CheckResult {
+        let failed = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
+        let pending = self.group_of(&failed).contains(&replica);
+        if pending || self.replicas[replica].executor.is_none() {
             return Ok(());
         }
-        let guilty = if loss == ExecutorFailure::HeartbeatTimeout {
+        let justified = if failure == ExecutorFailure::HeartbeatTimeout {
             self.sends_no_heartbeat(replica)
         } else {
             self.group_hangs(replica)
         };
-        ensure!("F25", guilty, "replica {replica} is {loss:?}, but does its work, or beats");
-        match loss {
+        ensure!(
+            "F25",
+            justified,
+            "replica {replica}: {failure:?}, but it makes progress or sends heartbeats"
+        );
+        match failure {
             ExecutorFailure::HeartbeatTimeout => self.counts.heartbeat_timeouts += 1,
             _ => self.counts.step_timeouts += 1,
         }
-        let back_ms = self.now_ms + 1 + self.rng.below(700);
-        self.trace.record(self.now_ms, "given up", &[replica as u64]);
-        self.inbox.push(SchedulerEvent::ExecutorsFailed {
-            replica: Replica(replica as u16),
-            failure: loss,
-        });
-        self.replace_executors(replica, self.now_ms, back_ms)
+        let restored_ms = self.now_ms + 1 + self.rng.below(700);
+        self.trace.record(self.now_ms, "timeout", &[replica as u64]);
+        self.inbox
+            .push(SchedulerEvent::ExecutorsFailed { replica: Replica(replica as u16), failure });
+        self.replace_executors(replica, self.now_ms, restored_ms)
     }
 
     /// Whether a replica's executor sends no heartbeat.
     fn sends_no_heartbeat(&self, replica: usize) -> bool {
         let stopped =
             |executor: &SimExecutor| matches!(executor.hang, Some((HangKind::NoHeartbeat, _)));
-        let mute = |executor: &SimExecutor| stopped(executor) || executor.link_broken;
-        self.replicas[replica].executor.as_ref().is_none_or(mute)
+        let silent = |executor: &SimExecutor| stopped(executor) || executor.link_broken;
+        self.replicas[replica].executor.as_ref().is_none_or(silent)
     }
 
     /// Whether a hang or a broken link stops a replica's group.
@@ -342,29 +345,34 @@ impl SimWorld {
         if self.process_pause.is_some() || self.is_over() {
             return Ok(());
         }
-        let hang = |site: &SimReplica| site.executor.as_ref().and_then(|executor| executor.hang);
-        for (replica, site) in self.replicas.iter().enumerate() {
-            let Some((hang, since_ms)) = hang(site) else { continue };
+        let hang = |replica_state: &SimReplica| {
+            replica_state.executor.as_ref().and_then(|executor| executor.hang)
+        };
+        for (replica, replica_state) in self.replicas.iter().enumerate() {
+            let Some((hang, since_ms)) = hang(replica_state) else { continue };
             let since_ms = since_ms.max(self.resumed_ms);
             let within_ms = match hang {
                 HangKind::NoHeartbeat => {
                     Some(since_ms + (HEARTBEAT_TIMEOUT + HEARTBEAT_GRACE_PERIOD).as_millis() as u64)
                 }
                 HangKind::StepNeverEnds => {
-                    let begun =
-                        site.watch.steps_begun.front().zip(site.watch.step_watchdog.oldest_step());
+                    let begun = replica_state
+                        .watch
+                        .steps_begun
+                        .front()
+                        .zip(replica_state.watch.step_watchdog.oldest_step());
                     begun.map(|((_, at_ms), (_, limit_ms))| {
                         since_ms.max(*at_ms) + limit_ms + 2 * HEARTBEAT_INTERVAL_MS
                     })
                 }
             };
-            let late =
+            let overdue =
                 within_ms.is_some_and(|within_ms| self.now_ms > within_ms + DETECTION_SLACK_MS);
-            let (lasts_ms, stood) = (self.now_ms - since_ms, self.resumed_ms);
+            let (lasts_ms, resumed_ms) = (self.now_ms - since_ms, self.resumed_ms);
             ensure!(
                 "F10",
-                !late,
-                "{replica} hangs ({hang:?}) for {lasts_ms} ms, awake since {stood}"
+                !overdue,
+                "replica {replica} hangs ({hang:?}) for {lasts_ms} ms, engine resumed at {resumed_ms}"
             );
         }
         Ok(())
@@ -373,8 +381,10 @@ impl SimWorld {
     /// Whether all work is done, or no event but heartbeats has happened for so long that none will.
     fn is_over(&self) -> bool {
         let done = self.faults_ended && self.all_done() && self.scheduler.is_idle();
-        let waits =
-            self.replicas.iter().any(|site| site.watch.step_watchdog.oldest_step().is_some());
+        let waits = self
+            .replicas
+            .iter()
+            .any(|replica_state| replica_state.watch.step_watchdog.oldest_step().is_some());
         done && !waits || self.idle_heartbeats > IDLE_HEARTBEATS_MAX * self.replicas.len()
     }
 }

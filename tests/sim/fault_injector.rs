@@ -38,7 +38,7 @@ pub(crate) enum InjectedFault {
     /// A numeric client id becomes the request id.
     ClientIdUsedAsRequestId,
     /// An abort by client id ends only one of the requests that share it.
-    AbortByNameMissesDuplicate,
+    AbortByClientIdMissesDuplicate,
     /// A rank of a lockstep group without rows gets no batch.
     IdleRankGetsNoBatch,
     /// Each rank of a lockstep group pads its MoE layers to its own number of tokens.
@@ -62,7 +62,7 @@ impl InjectedFault {
         Self::PauseCountsAsStepTime,
         Self::QueuedHeartbeatsCountTwice,
         Self::ClientIdUsedAsRequestId,
-        Self::AbortByNameMissesDuplicate,
+        Self::AbortByClientIdMissesDuplicate,
     ];
 
     /// Faults of lockstep groups, which only worlds of groups can show.

@@ -17,33 +17,38 @@ impl SimWorld {
             ensure!(
                 "I12",
                 stage == ClientStage::Done,
-                "request {id} is {stage:?} and nothing happens"
+                "request {id} is {stage:?}, but no event is left"
             );
         }
-        ensure!("I6", self.scheduler.is_idle(), "all requests are done, the engine is not idle");
+        ensure!(
+            "I6",
+            self.scheduler.is_idle(),
+            "all requests are done, but the scheduler is not idle"
+        );
         self.scheduler.check();
         self.reconnect_subscribers()?;
-        for (index, site) in self.replicas.iter().enumerate() {
-            let stats = &site.stats;
-            let held = (stats.running, stats.waiting, stats.waiting_tokens, stats.steps_in_flight);
-            ensure!("I6", held == (0, 0, 0, 0), "replica {index} is idle with {stats:?}");
+        for (index, replica_state) in self.replicas.iter().enumerate() {
+            let stats = &replica_state.stats;
+            let in_use =
+                (stats.running, stats.waiting, stats.waiting_tokens, stats.steps_in_flight);
+            ensure!("I6", in_use == (0, 0, 0, 0), "replica {index} is idle with {stats:?}");
             let blocks = stats.blocks;
             ensure!("I6", blocks.in_use + blocks.reserved == 0, "replica {index}: {blocks:?}");
-            let (dropped, stale) = (stats.outputs_dropped_total, site.stale_outputs);
+            let (dropped, stale) = (stats.outputs_dropped_total, replica_state.stale_outputs);
             ensure!("I16", dropped == stale, "{stale} stale outputs, {dropped} dropped");
-            let known: BTreeSet<BlockHash> = site.mirror.hashes().collect();
+            let stored: BTreeSet<BlockHash> = replica_state.mirror.hashes().collect();
             let indexed = introspection::indexed_hashes(&self.scheduler, Replica(index as u16));
-            ensure!("I14", known == indexed, "replica {index}: {known:?}, index {indexed:?}");
+            ensure!("I14", stored == indexed, "replica {index}: {stored:?}, index {indexed:?}");
             let cached = blocks.cached as usize;
-            ensure!("I14", known.len() == cached, "{} announced, {cached} cached", known.len());
+            ensure!("I14", stored.len() == cached, "{} stored, {cached} cached", stored.len());
             self.counts.preemptions += stats.preemptions_total;
-            self.counts.stored += site.mirror.stored;
-            self.counts.removed += site.mirror.removed;
-            self.counts.lifetimes += site.lifetimes;
+            self.counts.stored += replica_state.mirror.stored;
+            self.counts.removed += replica_state.mirror.removed;
+            self.counts.lifetimes += replica_state.lifetimes;
         }
-        let told: u64 = self.clients.iter().map(|c| u64::from(c.delivered)).sum();
-        let made: u64 = self.replicas.iter().map(|s| s.stats.generated_tokens_total).sum();
-        ensure!("I9", told == made, "{made} tokens counted, {told} delivered");
+        let delivered: u64 = self.clients.iter().map(|c| u64::from(c.delivered)).sum();
+        let generated: u64 = self.replicas.iter().map(|s| s.stats.generated_tokens_total).sum();
+        ensure!("I9", delivered == generated, "{generated} tokens counted, {delivered} delivered");
         self.trace.record(self.now_ms, "end", &[self.counts.steps, self.counts.tokens]);
         Ok(())
     }

@@ -105,7 +105,7 @@ impl IndexMirror {
         extra: &[ExtraKey],
     ) -> CheckResult {
         ensure!("I15", hash.0 != 0, "hash 0");
-        ensure!("I14", !self.blocks.contains_key(&hash), "{hash:?} is announced twice");
+        ensure!("I14", !self.blocks.contains_key(&hash), "{hash:?} is stored twice");
         let (before, salt) = match parent {
             None => {
                 let salt = extra.iter().find_map(|key| match key {
@@ -115,18 +115,18 @@ impl IndexMirror {
                 (EMPTY, salt)
             }
             Some(parent) => {
-                let Some(known) = self.blocks.get_mut(&parent) else {
-                    ensure!("I4", false, "{hash:?} is announced without its parent {parent:?}");
+                let Some(block) = self.blocks.get_mut(&parent) else {
+                    ensure!("I4", false, "{hash:?} is stored without its parent {parent:?}");
                     return Ok(());
                 };
-                known.children += 1;
-                ensure!("I4", extra.is_empty(), "{hash:?} has a salt behind the first block");
-                (known.context, known.salt.clone())
+                block.children += 1;
+                ensure!("I4", extra.is_empty(), "{hash:?} has extra keys after the first block");
+                (block.context, block.salt.clone())
             }
         };
         let context = ids.iter().fold(before, |c, &id| fold(c, entry(c, id)));
         let computed = self.computed_contexts.contains(&context);
-        ensure!("I15", computed, "{hash:?} of {ids:?} is announced, but no output covers it");
+        ensure!("I15", computed, "{hash:?} of {ids:?} is stored, but no output covers it");
         self.cached_prefixes.insert((salt.clone(), context));
         self.blocks.insert(hash, MirroredBlock { context, salt, parent, children: 0 });
         self.stored += 1;
@@ -134,20 +134,20 @@ impl IndexMirror {
     }
 
     fn remove(&mut self, hash: BlockHash) -> CheckResult {
-        let Some(known) = self.blocks.remove(&hash) else {
-            ensure!("I14", false, "{hash:?} is removed, but was not there");
+        let Some(block) = self.blocks.remove(&hash) else {
+            ensure!("I14", false, "{hash:?} is removed, but was not stored");
             return Ok(());
         };
         ensure!(
             "I4",
-            known.children == 0,
+            block.children == 0,
             "{hash:?} is removed before {} children",
-            known.children
+            block.children
         );
-        if let Some(parent) = known.parent.and_then(|p| self.blocks.get_mut(&p)) {
+        if let Some(parent) = block.parent.and_then(|p| self.blocks.get_mut(&p)) {
             parent.children -= 1;
         }
-        let identity = (known.salt, known.context);
+        let identity = (block.salt, block.context);
         self.cached_prefixes.remove(&identity);
         self.removed_this_tick.insert(identity);
         self.removed += 1;

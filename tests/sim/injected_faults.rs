@@ -3,7 +3,7 @@
 //! Faults at the edges of the scheduler run with every `cargo test`; `just canary` prints which invariant broke.
 //! Mistakes inside the scheduler and the KV cache are patches in `tests/sim/mutants`: `just mutants`.
 
-#![allow(clippy::print_stdout, reason = "shows what was noticed, and when")]
+#![allow(clippy::print_stdout, reason = "prints the detected violation and its seed")]
 
 use crate::fault_injector::InjectedFault;
 use crate::seed_sweep::{SeedRun, sweep};
@@ -12,22 +12,22 @@ use crate::sim_config::GROUP_SEEDS_FROM;
 /// Seeds within which each fault must be found.
 const SEEDS: u64 = 1000;
 /// Maximum number of characters of a violated invariant that are printed.
-const NOTICED_CHARS: usize = 110;
+const VIOLATION_CHARS: usize = 110;
 
-/// Prints a line `name seed noticed`.
+/// Prints a line `name seed violation`.
 fn print_failure(name: &str, failure: &SeedRun) {
-    let noticed = failure.broken.as_ref().map(ToString::to_string).unwrap_or_default();
-    let noticed: String = noticed.replace('\n', " ").chars().take(NOTICED_CHARS).collect();
-    println!("{name:<30} {:>10}  {noticed}", failure.seed);
+    let violation = failure.violation.as_ref().map(ToString::to_string).unwrap_or_default();
+    let violation: String = violation.replace('\n', " ").chars().take(VIOLATION_CHARS).collect();
+    println!("{name:<30} {:>10}  {violation}", failure.seed);
 }
 
 /// Searches each fault in the worlds from seed `first` on.
 fn find_all(faults: &[InjectedFault], first: u64) {
     let mut missed = Vec::new();
-    println!("{:<30} {:>10}  first thing noticed", "injected fault", "seed");
+    println!("{:<30} {:>10}  first violation", "injected fault", "seed");
     for &fault in faults {
-        let harvest = sweep(first..first + SEEDS, Some(fault), true);
-        match harvest.failures.first() {
+        let result = sweep(first..first + SEEDS, Some(fault), true);
+        match result.failures.first() {
             Some(failure) => print_failure(&format!("{fault:?}"), failure),
             None => missed.push(fault),
         }

@@ -16,15 +16,15 @@ impl SimWorld {
     /// from now on are lost until the failure is detected.
     pub(crate) fn break_link(&mut self, replica: usize) -> CheckResult {
         self.counts.broken_links += 1;
-        let half = self.rng.chance_per_mille(self.config.faults.one_way_break);
-        self.trace.record(self.now_ms, "cut", &[replica as u64, half.into()]);
-        let site = &mut self.replicas[replica];
-        if !half {
-            site.broken_links.push(site.incarnation);
+        let one_way = self.rng.chance_per_mille(self.config.faults.one_way_break);
+        self.trace.record(self.now_ms, "link broken", &[replica as u64, one_way.into()]);
+        let replica_state = &mut self.replicas[replica];
+        if !one_way {
+            replica_state.broken_links.push(replica_state.incarnation);
             return self.crash(replica);
         }
         self.counts.one_way_breaks += 1;
-        let incarnation = site.incarnation;
+        let incarnation = replica_state.incarnation;
         let at_ms = self.now_ms + 1 + self.rng.below(LINK_FAILURE_SEEN_MS);
         self.events.add(at_ms, SimEvent::LinkFailureSeen { replica, incarnation });
         if let Some(executor) = &mut self.replicas[replica].executor {

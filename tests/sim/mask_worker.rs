@@ -29,14 +29,14 @@ impl SimWorld {
     /// Whether a step that has just been sent runs without a request's mask. The worker reports the mask as
     /// ready later, before or after the step's output arrives.
     pub(crate) fn mask_is_overdue(&mut self, request: RequestId) -> bool {
-        let late = self.rng.chance_per_mille(self.config.faults.overdue_mask);
+        let overdue = self.rng.chance_per_mille(self.config.faults.overdue_mask);
         let client = &mut self.clients[request.0 as usize - 1];
         let outputs = client.output_len();
-        let maker = &mut client.mask_worker;
-        if !late || maker.ready_for == Some(outputs) {
+        let worker = &mut client.mask_worker;
+        if !overdue || worker.ready_for == Some(outputs) {
             return false;
         }
-        (maker.works_ahead, maker.missed_step) = (true, true);
+        (worker.works_ahead, worker.missed_step) = (true, true);
         self.counts.overdue_masks += 1;
         self.begin_mask(request, outputs);
         true
@@ -66,8 +66,8 @@ impl SimWorld {
     }
 
     fn begin_mask(&mut self, request: RequestId, outputs: u32) {
-        let maker = &mut self.clients[request.0 as usize - 1].mask_worker;
-        if maker.working_on.replace(outputs) != Some(outputs) {
+        let worker = &mut self.clients[request.0 as usize - 1].mask_worker;
+        if worker.working_on.replace(outputs) != Some(outputs) {
             let at_ms = self.now_ms + self.rng.below(MASK_MS);
             self.events.add(at_ms, SimEvent::MaskReady { request, output_tokens: outputs });
         }
@@ -75,14 +75,14 @@ impl SimWorld {
 
     /// A mask is ready.
     pub(crate) fn mask_ready(&mut self, request: RequestId, outputs: u32) {
-        let calms_down = self.rng.chance_per_mille(200);
-        let maker = &mut self.clients[request.0 as usize - 1].mask_worker;
-        if maker.working_on != Some(outputs) {
+        let stops_ahead = self.rng.chance_per_mille(200);
+        let worker = &mut self.clients[request.0 as usize - 1].mask_worker;
+        if worker.working_on != Some(outputs) {
             return;
         }
-        maker.works_ahead = maker.missed_step || !calms_down;
-        (maker.missed_step, maker.working_on, maker.ready_for) = (false, None, Some(outputs));
-        let ahead = maker.works_ahead;
+        worker.works_ahead = worker.missed_step || !stops_ahead;
+        (worker.missed_step, worker.working_on, worker.ready_for) = (false, None, Some(outputs));
+        let ahead = worker.works_ahead;
         self.trace.record(self.now_ms, "mask", &[request.0, outputs.into(), ahead.into()]);
         self.inbox.push(SchedulerEvent::MaskReady {
             request,

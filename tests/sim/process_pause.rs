@@ -32,8 +32,8 @@ impl SimWorld {
         }
         self.pauses_left -= 1;
         let short = self.rng.chance_per_mille(200);
-        let lasts_ms = if short { (300, 5_000) } else { (5_000, 30_000) };
-        let lasts_ms = u64::from(self.rng.between(lasts_ms.0, lasts_ms.1));
+        let (least_ms, most_ms) = if short { (300, 5_000) } else { (5_000, 30_000) };
+        let lasts_ms = u64::from(self.rng.between(least_ms, most_ms));
         let (engine, readers) =
             self.rng.pick(&[(true, true), (true, true), (true, false), (false, true)]);
         let writers = engine && readers && self.rng.chance_per_mille(700);
@@ -42,7 +42,7 @@ impl SimWorld {
         self.counts.process_pauses += 1;
         self.trace.record(
             self.now_ms,
-            "stands",
+            "pause",
             &[lasts_ms, engine.into(), readers.into(), writers.into()],
         );
         self.events.add(until_ms, SimEvent::Wake);
@@ -55,7 +55,7 @@ impl SimWorld {
 
     /// If the scheduler's thread is paused, handles the events until the pause ends.
     pub(crate) fn run_process_pause(&mut self) -> CheckResult {
-        let engine = self.process_pause.filter(|standstill| standstill.engine);
+        let engine = self.process_pause.filter(|pause| pause.engine);
         let Some(ProcessPause { until_ms, .. }) = engine else { return Ok(()) };
         while let Some(next_ms) = self.events.next_ms().filter(|next_ms| *next_ms < until_ms) {
             self.now_ms = self.now_ms.max(next_ms);
@@ -69,7 +69,7 @@ impl SimWorld {
 
     /// Ends the pause if it is due.
     pub(crate) fn end_process_pause(&mut self) -> CheckResult {
-        let over = |standstill: &mut ProcessPause| standstill.until_ms <= self.now_ms;
+        let over = |pause: &mut ProcessPause| pause.until_ms <= self.now_ms;
         let Some(ProcessPause { readers, .. }) = self.process_pause.take_if(over) else {
             return Ok(());
         };
@@ -84,31 +84,27 @@ impl SimWorld {
 
     /// Time at which link readers resume, if they are paused.
     pub(crate) fn link_readers_resume_ms(&self) -> Option<u64> {
-        self.process_pause
-            .filter(|standstill| standstill.readers)
-            .map(|standstill| standstill.until_ms)
+        self.process_pause.filter(|pause| pause.readers).map(|pause| pause.until_ms)
     }
 
     /// Time at which a message sent now leaves the process.
     pub(crate) fn send_leaves_ms(&self) -> u64 {
-        let stuck = self.process_pause.filter(|standstill| standstill.writers);
-        stuck.map_or(self.now_ms, |standstill| standstill.until_ms)
+        let paused = self.process_pause.filter(|pause| pause.writers);
+        paused.map_or(self.now_ms, |pause| pause.until_ms)
     }
 
     /// Time at which an arriving message is read from its link, if the scheduler's thread runs but the link
     /// readers are paused.
     pub(crate) fn message_read_ms(&self) -> Option<u64> {
-        self.process_pause
-            .filter(|standstill| !standstill.engine)
-            .map(|standstill| standstill.until_ms)
+        self.process_pause.filter(|pause| !pause.engine).map(|pause| pause.until_ms)
     }
 
     /// Earliest start of replacements for failed executors while the paused engine has not processed the
     /// failure: the engine requests the replacement.
     pub(crate) fn replacement_ready_ms(&self, replica: usize) -> Option<u64> {
-        let lost = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
-        let waits = self.group_of(&lost).contains(&replica);
-        let engine = self.process_pause.filter(|standstill| standstill.engine && waits);
-        engine.map(|standstill| standstill.until_ms + 1)
+        let failed = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
+        let is_failed = self.group_of(&failed).contains(&replica);
+        let engine = self.process_pause.filter(|pause| pause.engine && is_failed);
+        engine.map(|pause| pause.until_ms + 1)
     }
 }

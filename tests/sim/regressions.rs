@@ -5,7 +5,7 @@ use crate::seed_sweep::run;
 /// Checks that a seed passes.
 fn assert_seed_passes(seed: u64) {
     let run = run(seed, None, false);
-    assert!(run.broken.is_none(), "seed {seed}: {:?}", run.broken);
+    assert!(run.violation.is_none(), "seed {seed}: {:?}", run.violation);
 }
 
 #[test]

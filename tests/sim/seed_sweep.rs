@@ -18,9 +18,9 @@ pub(crate) struct SeedRun {
     /// Hash of the trace.
     pub(crate) hash: u64,
     /// Event counts.
-    pub(crate) tally: SimCounts,
+    pub(crate) counts: SimCounts,
     /// The first broken invariant.
-    pub(crate) broken: Option<InvariantViolation>,
+    pub(crate) violation: Option<InvariantViolation>,
     /// Readable trace, if requested.
     pub(crate) lines: String,
 }
@@ -31,7 +31,7 @@ pub(crate) struct SweepResult {
     /// Number of seeds run, repetitions not counted.
     pub(crate) seeds: u64,
     /// Summed event counts.
-    pub(crate) tally: SimCounts,
+    pub(crate) counts: SimCounts,
     /// Failures, lowest seed first.
     pub(crate) failures: Vec<SeedRun>,
 }
@@ -48,12 +48,12 @@ pub(crate) fn run(seed: u64, fault: Option<InjectedFault>, readable: bool) -> Se
     let mut world = SimWorld::new(seed, fault, readable);
     let result = catch_unwind(AssertUnwindSafe(|| world.run()));
     let panic = PANIC.take().unwrap_or_default();
-    let broken = match result {
+    let violation = match result {
         Ok(result) => result.err(),
         Err(_) => Some(InvariantViolation { invariant: "an assertion", text: panic }),
     };
-    let (hash, tally) = (world.trace.hash(), world.counts);
-    SeedRun { seed, hash, tally, broken, lines: world.trace.into_lines() }
+    let (hash, counts) = (world.trace.hash(), world.counts);
+    SeedRun { seed, hash, counts, violation, lines: world.trace.into_lines() }
 }
 
 /// Runs a range of seeds on all cores until one fails or all have passed. Every hundredth seed runs twice and
@@ -64,7 +64,7 @@ pub(crate) fn sweep(
     stop_at_failure: bool,
 ) -> SweepResult {
     let (next, stop) = (AtomicU64::new(seeds.start), AtomicBool::new(false));
-    let harvest = Mutex::new(SweepResult::default());
+    let result = Mutex::new(SweepResult::default());
     let work = || {
         while !stop.load(Ordering::Relaxed) {
             let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -72,23 +72,23 @@ pub(crate) fn sweep(
                 break;
             }
             let mut this = run(seed, fault, false);
-            if seed.is_multiple_of(100) && this.broken.is_none() {
-                this.broken = check_determinism(&this, &run(seed, fault, false));
+            if seed.is_multiple_of(100) && this.violation.is_none() {
+                this.violation = check_determinism(&this, &run(seed, fault, false));
             }
-            let mut harvest = harvest.lock().expect("no thread panics with the lock");
-            harvest.seeds += 1;
-            harvest.tally += this.tally;
-            if this.broken.is_some() {
+            let mut result = result.lock().expect("no thread panics with the lock");
+            result.seeds += 1;
+            result.counts += this.counts;
+            if this.violation.is_some() {
                 stop.fetch_or(stop_at_failure, Ordering::Relaxed);
-                harvest.failures.push(this);
+                result.failures.push(this);
             }
         }
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| (0..cores).for_each(|_| drop(scope.spawn(work))));
-    let mut harvest = harvest.into_inner().expect("all threads have ended");
-    harvest.failures.sort_by_key(|run| run.seed);
-    harvest
+    let mut result = result.into_inner().expect("all threads have ended");
+    result.failures.sort_by_key(|run| run.seed);
+    result
 }
 
 /// I19: checks that two runs of a seed have the same trace hash.

@@ -22,14 +22,14 @@ impl SimWorld {
             .replicas
             .iter()
             .any(|s| s.mirror.has_prefix(&client.known_tokens, full, size, salt));
-        ensure!("A5", found, "request {}: not all of its {full} blocks are findable", index + 1);
+        ensure!("A5", found, "request {}: not all of its {full} blocks are cached", index + 1);
         Ok(())
     }
 
     /// I11: no request starts before an earlier one with equal or better priority on the same replica. The
     /// replica of a request is known if there is only one, or if the client selected it.
     pub(crate) fn check_service_order(&mut self, index: usize, batch: &Batch) -> CheckResult {
-        let here = |client: &SimClient| {
+        let on_replica = |client: &SimClient| {
             self.replicas.len() == 1
                 || client.submit.replica.is_some_and(|r| usize::from(r.0) == index)
         };
@@ -39,7 +39,7 @@ impl SimWorld {
             let first = (self.clients[at].submit.priority, at);
             let overtaken = self.clients.iter().enumerate().find(|(other, client)| {
                 let waits = client.stage == ClientStage::Live && !client.started;
-                waits && (client.submit.priority, *other) < first && here(client)
+                waits && (client.submit.priority, *other) < first && on_replica(client)
             });
             let overtaken = overtaken.map(|(_, client)| client.id().0);
             ensure!("I11", overtaken.is_none(), "request {} overtakes {overtaken:?}", at + 1);
@@ -61,19 +61,29 @@ impl SimWorld {
     /// F39: the queue of a failed replica moves to the remaining ones, except for pinned requests.
     pub(crate) fn check_queue_migration(&self) -> CheckResult {
         let kv = &self.config.scheduler.kv;
-        let refuge = |site: &SimReplica| site.failed_at_ms.is_none() && site.blocks == kv.blocks;
-        if self.config.scheduler.lockstep || !self.replicas.iter().any(refuge) {
+        let available = |replica_state: &SimReplica| {
+            replica_state.failed_at_ms.is_none() && replica_state.blocks == kv.blocks
+        };
+        if self.config.scheduler.lockstep || !self.replicas.iter().any(available) {
             return Ok(());
         }
-        let lost = self.replicas.iter().enumerate().filter(|(_, site)| site.failed_at_ms.is_some());
-        for (index, site) in lost {
+        let failed = self
+            .replicas
+            .iter()
+            .enumerate()
+            .filter(|(_, replica_state)| replica_state.failed_at_ms.is_some());
+        for (index, replica_state) in failed {
             let pinned = |client: &&SimClient| {
-                let here = client.submit.replica.is_some_and(|r| usize::from(r.0) == index);
-                client.stage == ClientStage::Live && here
+                let selected = client.submit.replica.is_some_and(|r| usize::from(r.0) == index);
+                client.stage == ClientStage::Live && selected
             };
             let pinned = self.clients.iter().filter(pinned).count() as u32;
-            let waiting = site.stats.waiting;
-            ensure!("F39", waiting <= pinned, "{waiting} wait for lost {index}, {pinned} pinned");
+            let waiting = replica_state.stats.waiting;
+            ensure!(
+                "F39",
+                waiting <= pinned,
+                "{waiting} wait for failed replica {index}, {pinned} pinned"
+            );
         }
         Ok(())
     }
@@ -81,16 +91,19 @@ impl SimWorld {
     /// Guarantee 1: no request waits for a failed replica longer than the configured timeout.
     pub(crate) fn check_failure_timeout(&self) -> CheckResult {
         let timeout_ms = self.config.scheduler.limits.failure_timeout_ms;
-        let gone = |at_ms: Option<u64>| at_ms.is_some_and(|at| self.now_ms - at >= timeout_ms);
-        for (index, _) in
-            self.replicas.iter().enumerate().filter(|(_, site)| gone(site.failed_at_ms))
+        let timed_out = |at_ms: Option<u64>| at_ms.is_some_and(|at| self.now_ms - at >= timeout_ms);
+        for (index, _) in self
+            .replicas
+            .iter()
+            .enumerate()
+            .filter(|(_, replica_state)| timed_out(replica_state.failed_at_ms))
         {
-            let here = |client: &&SimClient| {
+            let waits = |client: &&SimClient| {
                 let pinned = client.submit.replica.is_some_and(|r| usize::from(r.0) == index);
                 client.stage == ClientStage::Live && (pinned || self.replicas.len() == 1)
             };
-            let waiting = self.clients.iter().find(here).map(|client| client.id().0);
-            ensure!("F8", waiting.is_none(), "{waiting:?} still waits for lost replica {index}");
+            let waiting = self.clients.iter().find(waits).map(|client| client.id().0);
+            ensure!("F8", waiting.is_none(), "{waiting:?} still waits for failed replica {index}");
         }
         Ok(())
     }
@@ -109,7 +122,7 @@ impl SimWorld {
                 size,
                 salt,
             );
-            ensure!("I4", found, "request {id} starts at {start}, which nobody has announced");
+            ensure!("I4", found, "request {id} starts at {start}, but its prefix is not cached");
             self.counts.hits += 1;
         }
         Ok(())

@@ -104,104 +104,104 @@ pub(crate) struct FaultRates {
 }
 
 impl SimConfig {
-    /// Draws a world from `chance`.
-    pub(crate) fn draw(chance: &mut SimRng) -> Self {
-        let block_tokens = chance.pick(&[1, 1, 2, 3, 4, 4, 7, 8, 16, 16, 32, 64]);
-        let longest = if chance.chance_per_mille(30) { 2000 } else { 320 };
-        let max_model_len = chance.scaled(4, longest).min(block_tokens * 512);
+    /// Draws a world from `rng`.
+    pub(crate) fn draw(rng: &mut SimRng) -> Self {
+        let block_tokens = rng.pick(&[1, 1, 2, 3, 4, 4, 7, 8, 16, 16, 32, 64]);
+        let longest = if rng.chance_per_mille(30) { 2000 } else { 320 };
+        let max_model_len = rng.scaled(4, longest).min(block_tokens * 512);
         let least = max_model_len.div_ceil(block_tokens);
-        let blocks = match chance.below(6) {
+        let blocks = match rng.below(6) {
             0 => least,
             1 => least + 1,
             2 => least * 2,
-            3 | 4 => least + chance.between(0, least * 4),
+            3 | 4 => least + rng.between(0, least * 4),
             _ => least * 40,
         };
         let blocks = blocks.clamp(4, 512).max(least);
-        let vocab_size = chance.pick(&[2, 5, 30, 1000, 50_000]);
-        let tokens_per_step = chance.pick(&[1, 2, 3, 5, 16, 40, 64, 100, 300, 1024, 4096]);
+        let vocab_size = rng.pick(&[2, 5, 30, 1000, 50_000]);
+        let tokens_per_step = rng.pick(&[1, 2, 3, 5, 16, 40, 64, 100, 300, 1024, 4096]);
         let mut limits = SchedulerLimits::cpu(max_model_len, vocab_size);
         limits.tokens_per_step = tokens_per_step;
-        limits.max_num_seqs = chance.pick(&[1, 2, 3, 5, 8, 20, 64, 200]);
-        limits.steps_in_flight = chance.pick(&[1, 1, 2, 2, 2, 3]);
-        if chance.chance_per_mille(300) && block_tokens < max_model_len {
-            limits.tokens_per_chunk = Some(chance.between(block_tokens, max_model_len));
+        limits.max_num_seqs = rng.pick(&[1, 2, 3, 5, 8, 20, 64, 200]);
+        limits.steps_in_flight = rng.pick(&[1, 1, 2, 2, 2, 3]);
+        if rng.chance_per_mille(300) && block_tokens < max_model_len {
+            limits.tokens_per_chunk = Some(rng.between(block_tokens, max_model_len));
         }
-        if chance.chance_per_mille(150) {
-            limits.max_waiting_requests = chance.between(1, 12);
+        if rng.chance_per_mille(150) {
+            limits.max_waiting_requests = rng.between(1, 12);
         }
-        if chance.chance_per_mille(100) {
-            limits.max_waiting_tokens = u64::from(chance.between(max_model_len, max_model_len * 8));
+        if rng.chance_per_mille(100) {
+            limits.max_waiting_tokens = u64::from(rng.between(max_model_len, max_model_len * 8));
         }
-        limits.draft_tokens = chance.pick(&[0, 0, 3, 1, 2, 4]);
+        limits.draft_tokens = rng.pick(&[0, 0, 3, 1, 2, 4]);
         limits.needs_token_history = limits.draft_tokens == 3; // As for some proposers; not drawn.
-        limits.mixed_batches = !chance.chance_per_mille(100);
-        limits.failure_timeout_ms = if chance.chance_per_mille(200) { 300 } else { 1 << 40 };
-        let mut engine = SchedulerConfig::new(limits, kv_config(chance, block_tokens, blocks));
-        engine.replicas = chance.pick(&[1, 1, 1, 1, 2, 3, 4, 8]);
-        engine.lockstep = engine.replicas > 1 && chance.chance_per_mille(500);
-        engine.prefill_gate = chance.chance_per_mille(500);
-        engine.routing = chance.pick(&[
+        limits.mixed_batches = !rng.chance_per_mille(100);
+        limits.failure_timeout_ms = if rng.chance_per_mille(200) { 300 } else { 1 << 40 };
+        let mut engine = SchedulerConfig::new(limits, kv_config(rng, block_tokens, blocks));
+        engine.replicas = rng.pick(&[1, 1, 1, 1, 2, 3, 4, 8]);
+        engine.lockstep = engine.replicas > 1 && rng.chance_per_mille(500);
+        engine.prefill_gate = rng.chance_per_mille(500);
+        engine.routing = rng.pick(&[
             RoutingPolicy::Prefix,
             RoutingPolicy::Prefix,
             RoutingPolicy::LeastTokens,
             RoutingPolicy::LeastRequests,
             RoutingPolicy::RoundRobin,
         ]);
-        if chance.chance_per_mille(300) {
+        if rng.chance_per_mille(300) {
             engine.capture_sizes = vec![1, 2, 4, 8, 16];
         }
-        let load = SimLoad::draw(chance, &engine);
+        let load = SimLoad::draw(rng, &engine);
         Self {
             scheduler: engine,
             load,
-            faults: FaultRates::draw(chance),
+            faults: FaultRates::draw(rng),
             coupled_steps: false,
             watch_heartbeats: false,
         }
     }
 
     /// Draws a world of one group of ranks that step in lockstep and fail together.
-    pub(crate) fn draw_group(chance: &mut SimRng) -> Self {
-        let mut setup = Self::draw(chance);
-        setup.scheduler.replicas = chance.pick(&[2, 2, 3, 4, 5, 6, 7, 8, 8, 8]);
-        setup.scheduler.lockstep = true;
-        setup.coupled_steps = chance.chance_per_mille(500);
-        setup.load.requests *= 2;
-        setup.faults.crash = chance.pick(&[2, 10, 40]);
-        setup.faults.fail_again = chance.pick(&[0, 300, 1000]);
-        setup
+    pub(crate) fn draw_group(rng: &mut SimRng) -> Self {
+        let mut config = Self::draw(rng);
+        config.scheduler.replicas = rng.pick(&[2, 2, 3, 4, 5, 6, 7, 8, 8, 8]);
+        config.scheduler.lockstep = true;
+        config.coupled_steps = rng.chance_per_mille(500);
+        config.load.requests *= 2;
+        config.faults.crash = rng.pick(&[2, 10, 40]);
+        config.faults.fail_again = rng.pick(&[0, 300, 1000]);
+        config
     }
 
     /// Draws a world of either kind with slow and broken links and subscribers that disconnect.
-    pub(crate) fn draw_links(chance: &mut SimRng) -> Self {
-        let grouped = chance.chance_per_mille(400);
+    pub(crate) fn draw_links(rng: &mut SimRng) -> Self {
+        let grouped = rng.chance_per_mille(400);
         let draw = if grouped { Self::draw_group } else { Self::draw };
-        let mut setup = draw(chance);
-        setup.load.link_ms = chance.pick(&[0, 5, 40, 200]);
-        setup.faults.broken_link = chance.pick(&[10, 40, 100]);
-        setup.faults.one_way_break = chance.pick(&[0, 500, 1000]);
-        setup.faults.subscriber_disconnect = chance.pick(&[2, 20, 200]);
-        setup
+        let mut config = draw(rng);
+        config.load.link_ms = rng.pick(&[0, 5, 40, 200]);
+        config.faults.broken_link = rng.pick(&[10, 40, 100]);
+        config.faults.one_way_break = rng.pick(&[0, 500, 1000]);
+        config.faults.subscriber_disconnect = rng.pick(&[2, 20, 200]);
+        config
     }
 
     /// Draws settings that were added later from a separate stream, so that worlds without them stay
     /// unchanged.
-    pub(crate) fn draw_late_additions(&mut self, chance: &mut SimRng) {
-        self.load.shared_client_ids = chance.pick(&[0, 0, 100, 500]);
-        if chance.chance_per_mille(100) {
+    pub(crate) fn draw_late_additions(&mut self, rng: &mut SimRng) {
+        self.load.shared_client_ids = rng.pick(&[0, 0, 100, 500]);
+        if rng.chance_per_mille(100) {
             self.faults.abort_by_client_id = 40;
         }
-        if chance.chance_per_mille(200) {
+        if rng.chance_per_mille(200) {
             self.watch_heartbeats = true;
-            self.faults.process_pause = chance.pick(&[0, 10, 40, 100]);
-            self.faults.hang = chance.pick(&[0, 20, 60]);
-            if chance.chance_per_mille(400) {
+            self.faults.process_pause = rng.pick(&[0, 10, 40, 100]);
+            self.faults.hang = rng.pick(&[0, 20, 60]);
+            if rng.chance_per_mille(400) {
                 // Such steps are slow but do not hang; combined with a stall they would be detected as a
                 // hang.
                 (self.load.step_ms, self.faults.slow_step) = (2_500, 0);
                 self.load.gap_ms = 1_000;
-            } else if chance.chance_per_mille(300) {
+            } else if rng.chance_per_mille(300) {
                 self.load.gap_ms = 300;
             }
         }
@@ -218,13 +218,13 @@ impl SimConfig {
     }
 }
 
-fn kv_config(chance: &mut SimRng, block_tokens: u32, blocks: u32) -> KvConfig {
+fn kv_config(rng: &mut SimRng, block_tokens: u32, blocks: u32) -> KvConfig {
     use protocol::{KvGroup, KvKind, KvSpec};
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens, groups: vec![group] };
-    let mut kv = KvConfig::new(spec, blocks, [chance.next_u64(), chance.next_u64()]);
-    kv.caching = !chance.chance_per_mille(200);
-    kv.hash_bits = chance.pick(&[64, 64, 64, 16, 16, 8, 4]);
+    let mut kv = KvConfig::new(spec, blocks, [rng.next_u64(), rng.next_u64()]);
+    kv.caching = !rng.chance_per_mille(200);
+    kv.hash_bits = rng.pick(&[64, 64, 64, 16, 16, 8, 4]);
     kv.events = true;
     // Taken from the guard key, so that the draws of a seed stay unchanged.
     kv.lifetime_sample = SampleRate::new([1.0, 0.1, 0.0][(kv.guard_key[1] % 3) as usize]);
@@ -232,41 +232,40 @@ fn kv_config(chance: &mut SimRng, block_tokens: u32, blocks: u32) -> KvConfig {
 }
 
 impl SimLoad {
-    fn draw(chance: &mut SimRng, engine: &SchedulerConfig) -> Self {
+    fn draw(rng: &mut SimRng, engine: &SchedulerConfig) -> Self {
         let length = engine.limits.max_model_len;
         // About 4,000 tokens per world, so that a seed takes milliseconds.
         let requests = (8_000 / length.max(8)).clamp(6, 160);
-        let (prompt, answer) = match chance.below(2) {
-            0 => (length - 1, chance.scaled(1, length)),
-            _ => (chance.scaled(1, length - 1), length),
+        let (prompt, output) = match rng.below(2) {
+            0 => (length - 1, rng.scaled(1, length)),
+            _ => (rng.scaled(1, length - 1), length),
         };
         Self {
-            requests: chance.between(requests / 3, requests),
-            gap_ms: chance.pick(&[0, 0, 1, 3, 10, 50]),
-            shared: chance.pick(&[0, 300, 800]),
-            continued: chance.pick(&[0, 200, 500]),
+            requests: rng.between(requests / 3, requests),
+            gap_ms: rng.pick(&[0, 0, 1, 3, 10, 50]),
+            shared: rng.pick(&[0, 300, 800]),
+            continued: rng.pick(&[0, 200, 500]),
             // Bitmasks of large vocabularies would take most of a world's time.
             constrained: match engine.limits.vocab_size {
-                0..=1000 => chance.pick(&[0, 200, 700]),
+                0..=1000 => rng.pick(&[0, 200, 700]),
                 _ => 0,
             },
-            salts: chance.pick(&[0, 0, 1, 3]),
+            salts: rng.pick(&[0, 0, 1, 3]),
             shared_client_ids: 0,
-            priorities: chance.chance_per_mille(300),
-            output_len_max: answer,
+            priorities: rng.chance_per_mille(300),
+            output_len_max: output,
             prompt_len_max: prompt,
-            invalid_requests: chance.pick(&[0, 0, 50, 200]),
-            link_ms: chance.pick(&[0, 1, 5]),
-            step_ms: chance.pick(&[0, 1, 4]),
+            invalid_requests: rng.pick(&[0, 0, 50, 200]),
+            link_ms: rng.pick(&[0, 1, 5]),
+            step_ms: rng.pick(&[0, 1, 4]),
         }
     }
 }
 
 impl FaultRates {
     /// Each kind is disabled in half of the worlds; the other rates vary over an order of magnitude.
-    fn draw(chance: &mut SimRng) -> Self {
-        let mut rate =
-            |rates: &[u32]| if chance.chance_per_mille(500) { 0 } else { chance.pick(rates) };
+    fn draw(rng: &mut SimRng) -> Self {
+        let mut rate = |rates: &[u32]| if rng.chance_per_mille(500) { 0 } else { rng.pick(rates) };
         let crash = rate(&[2, 10, 40]);
         Self {
             abort: rate(&[30, 150, 500]),

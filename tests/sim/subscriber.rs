@@ -38,16 +38,15 @@ pub(crate) struct SimSubscriber {
 }
 
 impl SimSubscriber {
-    /// A subscriber that is connected from the start; the publisher keeps the last `room` batches.
-    pub(crate) fn new(room: usize) -> Self {
-        let (believes, kept) = (BTreeSet::new(), VecDeque::new());
+    /// A subscriber that is connected from the start; the publisher keeps the last `capacity` batches.
+    pub(crate) fn new(capacity: usize) -> Self {
         Self {
-            cached_hashes: believes,
+            cached_hashes: BTreeSet::new(),
             connected: true,
             batches_published: 0,
             batches_received: 0,
-            replay_buffer: kept,
-            replay_capacity: room,
+            replay_buffer: VecDeque::new(),
+            replay_capacity: capacity,
         }
     }
 
@@ -101,8 +100,8 @@ impl SimWorld {
     /// Adds a subscriber to each replica in worlds that have them.
     pub(crate) fn add_subscribers(&mut self) {
         if self.config.faults.subscriber_disconnect > 0 {
-            for site in &mut self.replicas {
-                site.subscriber = Some(SimSubscriber::new(self.rng.pick(&[0, 1, 4, 40])));
+            for replica_state in &mut self.replicas {
+                replica_state.subscriber = Some(SimSubscriber::new(self.rng.pick(&[0, 1, 4, 40])));
             }
         }
     }
@@ -111,9 +110,9 @@ impl SimWorld {
     pub(crate) fn churn_subscribers(&mut self) -> CheckResult {
         for replica in 0..self.replicas.len() {
             if self.rng.chance_per_mille(self.config.faults.subscriber_disconnect) {
-                let back = self.reconnect_subscriber(replica)?;
+                let connected = self.reconnect_subscriber(replica)?;
                 if let Some(subscriber) = &mut self.replicas[replica].subscriber {
-                    subscriber.connected = back;
+                    subscriber.connected = connected;
                 }
             }
         }
@@ -130,16 +129,20 @@ impl SimWorld {
     fn reconnect_subscriber(&mut self, replica: usize) -> Result<bool, InvariantViolation> {
         let Some(subscriber) = &mut self.replicas[replica].subscriber else { return Ok(false) };
         let index = introspection::indexed_hashes(&self.scheduler, Replica(replica as u16));
-        let was_away = !subscriber.connected;
-        if was_away {
+        let was_disconnected = !subscriber.connected;
+        if was_disconnected {
             match subscriber.reconnect(&index) {
                 CatchUpKind::FromReplay => self.counts.replays += 1,
                 CatchUpKind::FromSnapshot => self.counts.snapshots += 1,
             }
         }
-        let believes = &subscriber.cached_hashes;
-        ensure!("I14", *believes == index, "replica {replica}: {believes:?}, index {index:?}");
-        Ok(was_away)
+        let cached_hashes = &subscriber.cached_hashes;
+        ensure!(
+            "I14",
+            *cached_hashes == index,
+            "replica {replica}: {cached_hashes:?}, index {index:?}"
+        );
+        Ok(was_disconnected)
     }
 }
 
@@ -150,8 +153,8 @@ fn subscriber_misses_batches_outside_the_replay_buffer() {
         [KvEvent::Stored { hashes, parent: None, tokens, extra_keys, group: 0 }]
     };
     let index: BTreeSet<_> = (1..=3).map(BlockHash).collect();
-    for (room, caught) in [(2, CatchUpKind::FromReplay), (1, CatchUpKind::FromSnapshot)] {
-        let mut subscriber = SimSubscriber::new(room);
+    for (capacity, caught) in [(2, CatchUpKind::FromReplay), (1, CatchUpKind::FromSnapshot)] {
+        let mut subscriber = SimSubscriber::new(capacity);
         subscriber.publish(&stored(1));
         subscriber.connected = false;
         subscriber.publish(&stored(2));

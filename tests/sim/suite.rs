@@ -23,41 +23,41 @@ const MUTANT_SEEDS: u64 = 800;
 fn million_steps_keep_all_invariants() {
     let start = Instant::now();
     let first = first_seed(0, FRESH_SEEDS_FROM, SEEDS);
-    let harvest = sweep(first..first + SEEDS, None, true);
-    assert_no_failures(&harvest);
-    let tally = harvest.tally;
+    let result = sweep(first..first + SEEDS, None, true);
+    assert_no_failures(&result);
+    let counts = result.counts;
     println!(
-        "{} seeds from {first} in {:.1} s: {tally:?}",
-        harvest.seeds,
+        "{} seeds from {first} in {:.1} s: {counts:?}",
+        result.seeds,
         start.elapsed().as_secs_f64()
     );
-    assert!(harvest.seeds >= 500 && tally.steps >= 1_000_000, "{harvest:?}");
+    assert!(result.seeds >= 500 && counts.steps >= 1_000_000, "{result:?}");
     // The faults must have happened, or passing proves nothing.
     let happened = [
-        tally.preemptions,
-        tally.hits,
-        tally.removed,
-        tally.lifetimes,
-        tally.aborts,
-        tally.crashes,
-        tally.stale_outputs,
-        tally.failed_rows,
-        tally.masked_rows,
-        tally.overdue_masks,
-        tally.ended_masks,
-        tally.rejected,
-        tally.accepted,
-        tally.drafted - tally.accepted,
-        tally.shifted_rows,
-        tally.process_pauses,
-        tally.hangs,
-        tally.step_timeouts,
-        tally.heartbeat_timeouts,
-        tally.false_suspicions,
-        tally.shared_client_ids,
-        tally.aborts_by_client_id,
+        counts.preemptions,
+        counts.hits,
+        counts.removed,
+        counts.lifetimes,
+        counts.aborts,
+        counts.crashes,
+        counts.stale_outputs,
+        counts.failed_rows,
+        counts.masked_rows,
+        counts.overdue_masks,
+        counts.ended_masks,
+        counts.rejected,
+        counts.accepted,
+        counts.drafted - counts.accepted,
+        counts.shifted_rows,
+        counts.process_pauses,
+        counts.hangs,
+        counts.step_timeouts,
+        counts.heartbeat_timeouts,
+        counts.false_suspicions,
+        counts.shared_client_ids,
+        counts.aborts_by_client_id,
     ];
-    assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {tally:?}");
+    assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {counts:?}");
 }
 
 /// Lockstep groups of up to 8 ranks, with crashes, ranks that fail again before the others are restored,
@@ -66,25 +66,25 @@ fn million_steps_keep_all_invariants() {
 fn lockstep_groups_keep_all_invariants() {
     let start = Instant::now();
     let first = first_seed(GROUP_SEEDS_FROM, GROUP_SEEDS_FROM + FRESH_SEEDS_FROM, GROUP_SEEDS);
-    let harvest = sweep(first..first + GROUP_SEEDS, None, true);
-    assert_no_failures(&harvest);
-    let tally = harvest.tally;
+    let result = sweep(first..first + GROUP_SEEDS, None, true);
+    assert_no_failures(&result);
+    let counts = result.counts;
     println!(
-        "{} seeds from {first} in {:.1} s: {tally:?}",
-        harvest.seeds,
+        "{} seeds from {first} in {:.1} s: {counts:?}",
+        result.seeds,
         start.elapsed().as_secs_f64()
     );
-    assert!(tally.batches_of_eight >= 100_000, "{tally:?}");
+    assert!(counts.batches_of_eight >= 100_000, "{counts:?}");
     let happened = [
-        tally.idle_of_eight,
-        tally.crashes,
-        tally.repeated_failures,
-        tally.stale_outputs,
-        tally.preemptions,
-        tally.shifted_rows,
+        counts.idle_of_eight,
+        counts.crashes,
+        counts.repeated_failures,
+        counts.stale_outputs,
+        counts.preemptions,
+        counts.shifted_rows,
     ];
-    assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {tally:?}");
-    assert_heartbeat_faults_happened(&tally);
+    assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {counts:?}");
+    assert_heartbeat_faults_happened(&counts);
 }
 
 /// Links that lose messages in one or both directions before detection, and KV-event subscribers that
@@ -93,25 +93,25 @@ fn lockstep_groups_keep_all_invariants() {
 fn broken_links_and_subscribers_keep_all_invariants() {
     let start = Instant::now();
     let first = first_seed(LINK_SEEDS_FROM, LINK_SEEDS_FROM + FRESH_SEEDS_FROM, LINK_SEEDS);
-    let harvest = sweep(first..first + LINK_SEEDS, None, true);
-    assert_no_failures(&harvest);
-    let tally = harvest.tally;
+    let result = sweep(first..first + LINK_SEEDS, None, true);
+    assert_no_failures(&result);
+    let counts = result.counts;
     println!(
-        "{} seeds from {first} in {:.1} s: {tally:?}",
-        harvest.seeds,
+        "{} seeds from {first} in {:.1} s: {counts:?}",
+        result.seeds,
         start.elapsed().as_secs_f64()
     );
     let happened = [
-        tally.broken_links - tally.one_way_breaks,
-        tally.one_way_breaks,
-        tally.lost_frames,
-        tally.replays,
-        tally.snapshots,
-        tally.stale_outputs,
-        tally.preemptions,
+        counts.broken_links - counts.one_way_breaks,
+        counts.one_way_breaks,
+        counts.lost_frames,
+        counts.replays,
+        counts.snapshots,
+        counts.stale_outputs,
+        counts.preemptions,
     ];
-    assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {tally:?}");
-    assert_heartbeat_faults_happened(&tally);
+    assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {counts:?}");
+    assert_heartbeat_faults_happened(&counts);
 }
 
 /// A few seeds of each kind, within seconds: what mutation testing runs for each mutant.
@@ -124,22 +124,22 @@ fn mutant_seeds() {
 }
 
 /// Checks, for runs of few worlds, that some pauses, hangs, justified failures and false suspicions happened.
-fn assert_heartbeat_faults_happened(tally: &SimCounts) {
+fn assert_heartbeat_faults_happened(counts: &SimCounts) {
     let happened = [
-        tally.process_pauses,
-        tally.hangs,
-        tally.step_timeouts,
-        tally.heartbeat_timeouts,
-        tally.false_suspicions,
+        counts.process_pauses,
+        counts.hangs,
+        counts.step_timeouts,
+        counts.heartbeat_timeouts,
+        counts.false_suspicions,
     ];
-    assert!(happened.iter().all(|&count| count > 4), "too few to watch: {tally:?}");
+    assert!(happened.iter().all(|&count| count > 4), "too few to watch: {counts:?}");
 }
 
 /// Panics with the first failure.
-fn assert_no_failures(harvest: &SweepResult) {
-    if let Some(failure) = harvest.failures.first() {
-        let broken = failure.broken.as_ref().expect("a failure has a cause");
-        panic!("seed {}: {broken}\nreplay: just sim {}", failure.seed, failure.seed);
+fn assert_no_failures(result: &SweepResult) {
+    if let Some(failure) = result.failures.first() {
+        let violation = failure.violation.as_ref().expect("a failure has a cause");
+        panic!("seed {}: {violation}\nreplay: just sim {}", failure.seed, failure.seed);
     }
 }
 
@@ -150,9 +150,9 @@ fn replay_seed() {
     let seed = env_number("HADRON_SIM_SEED").expect("HADRON_SIM_SEED is a number");
     let run = run(seed, None, true);
     println!("{}", run.lines);
-    println!("seed {seed}: trace hash {:016x}, {:?}", run.hash, run.tally);
-    if let Some(broken) = run.broken {
-        panic!("seed {seed}: {broken}");
+    println!("seed {seed}: trace hash {:016x}, {:?}", run.hash, run.counts);
+    if let Some(violation) = run.violation {
+        panic!("seed {seed}: {violation}");
     }
 }
 
@@ -168,14 +168,14 @@ fn explore_seeds() {
     for (first, count) in [(0, count), (GROUP_SEEDS_FROM, count / 5), (LINK_SEEDS_FROM, count / 5)]
     {
         let seeds = first + from..first + from + count;
-        let harvest = sweep(seeds.clone(), None, false);
-        let (steps, tally) = (harvest.tally.steps, harvest.tally);
-        println!("seeds {seeds:?}: {} in {steps} steps: {tally:?}", harvest.seeds);
-        for failure in &harvest.failures {
-            let broken = failure.broken.as_ref().expect("a failure has a cause").to_string();
-            println!("seed {}: {}", failure.seed, broken.chars().take(300).collect::<String>());
+        let result = sweep(seeds.clone(), None, false);
+        let (steps, counts) = (result.counts.steps, result.counts);
+        println!("seeds {seeds:?}: {} in {steps} steps: {counts:?}", result.seeds);
+        for failure in &result.failures {
+            let violation = failure.violation.as_ref().expect("a failure has a cause").to_string();
+            println!("seed {}: {}", failure.seed, violation.chars().take(300).collect::<String>());
         }
-        failing += harvest.failures.len();
+        failing += result.failures.len();
     }
     let (took, computed) = (start.elapsed().as_secs_f64(), processor_seconds());
     println!("{failing} failing; {took:.1} s, {computed:.1} CPU s");

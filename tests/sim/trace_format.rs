@@ -6,10 +6,10 @@ use std::fmt::Write as _;
 
 /// One row of a batch, with its interval of positions.
 pub(crate) fn format_row(row: &BatchRow) -> String {
-    let BatchRow { request, epoch, seq_slot: seat, start, len, drafts, samples, .. } = row;
+    let BatchRow { request, epoch, seq_slot, start, len, drafts, samples, .. } = row;
     let end = start + len;
     let mut line =
-        format!("    row  request {}.{epoch} seat {} [{start}, {end})", request.0, seat.0);
+        format!("    row  request {}.{epoch} slot {} [{start}, {end})", request.0, seq_slot.0);
     if *drafts > 0 {
         let _ = write!(line, " +{drafts} drafts");
     }
@@ -18,8 +18,8 @@ pub(crate) fn format_row(row: &BatchRow) -> String {
         RowInput::Tokens(ids) => {
             let _ = write!(line, " ids {ids:?}");
         }
-        RowInput::SampledAt { step, draft_slack: slack } => {
-            let _ = write!(line, " id of step {}, slack {slack}", step.0);
+        RowInput::SampledAt { step, draft_slack } => {
+            let _ = write!(line, " id of step {}, draft slack {draft_slack}", step.0);
         }
     }
     for update in &row.table_updates {
@@ -34,9 +34,9 @@ pub(crate) fn format_row(row: &BatchRow) -> String {
 
 /// Formats a token event of a request.
 pub(crate) fn format_token_event(event: &TokenEvent) -> String {
-    let TokenEvent { request, tokens, preemptions, first_admission: first_run, .. } = event;
-    let mut line = format!("    news request {} {tokens:?}", request.0);
-    if let Some(FirstAdmission { cached_tokens: cached, .. }) = first_run {
+    let TokenEvent { request, tokens, preemptions, first_admission, .. } = event;
+    let mut line = format!("    tokens request {} {tokens:?}", request.0);
+    if let Some(FirstAdmission { cached_tokens: cached, .. }) = first_admission {
         let _ = write!(line, " cached {cached}");
     }
     if !event.prompt_logprobs.is_empty() {
@@ -59,7 +59,7 @@ pub(crate) fn format_kv_event(replica: u16, event: &KvEvent) -> String {
     match event {
         KvEvent::Stored { hashes, parent, tokens, .. } => {
             let parent = parent.map_or("none".to_owned(), |parent| format!("{:x}", parent.0));
-            format!("    r{replica} stored {:?} behind {parent}: {tokens:?}", short(hashes))
+            format!("    r{replica} stored {:?} after {parent}: {tokens:?}", short(hashes))
         }
         KvEvent::Removed { hashes, .. } => format!("    r{replica} removed {:?}", short(hashes)),
         KvEvent::Cleared => format!("    r{replica} cleared"),

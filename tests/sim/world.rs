@@ -157,28 +157,27 @@ pub(crate) struct SimWorld {
 impl SimWorld {
     /// The world of a seed before its first event.
     pub(crate) fn new(seed: u64, fault: Option<InjectedFault>, readable: bool) -> Self {
-        let mut chance = SimRng::new(seed);
+        let mut rng = SimRng::new(seed);
         let draw = match seed {
             LINK_SEEDS_FROM.. => SimConfig::draw_links,
             GROUP_SEEDS_FROM.. => SimConfig::draw_group,
             _ => SimConfig::draw,
         };
-        let mut setup = draw(&mut chance);
-        let mut later = SimRng::new(seed ^ LATE_DRAWS_STREAM);
-        setup.draw_late_additions(&mut later);
-        let engine =
-            Scheduler::new(setup.scheduler.clone()).expect("drawn configurations are valid");
+        let mut config = draw(&mut rng);
+        let mut late_rng = SimRng::new(seed ^ LATE_DRAWS_STREAM);
+        config.draw_late_additions(&mut late_rng);
+        let scheduler = Scheduler::new(config.scheduler.clone()).expect("a valid configuration");
         let mut trace = SimTrace::new(readable);
-        trace.line(|| format!("seed {seed}: {setup:#?}"));
+        trace.line(|| format!("seed {seed}: {config:#?}"));
         let mut world = Self {
-            crashes_left: setup.faults.max_crashes,
-            replicas: (0..setup.scheduler.replicas)
-                .map(|_| SimReplica::new(setup.scheduler.kv.blocks))
+            crashes_left: config.faults.max_crashes,
+            replicas: (0..config.scheduler.replicas)
+                .map(|_| SimReplica::new(config.scheduler.kv.blocks))
                 .collect(),
-            scheduler: engine,
+            scheduler,
             fault_injector: FaultInjector::new(fault),
-            config: setup,
-            rng: chance,
+            config,
+            rng,
             now_ms: 0,
             events: SimEventQueue::default(),
             clients: Vec::new(),
@@ -200,7 +199,7 @@ impl SimWorld {
         };
         world.add_subscribers();
         world.draw_clients();
-        world.assign_client_ids(&mut later);
+        world.assign_client_ids(&mut late_rng);
         for replica in 0..world.replicas.len() {
             world.start_executor(replica);
         }
@@ -226,7 +225,7 @@ impl SimWorld {
             self.tick()?;
             self.run_process_pause()?;
             let bound = self.step_bound();
-            ensure!("I12", self.counts.steps <= bound, "no end after {bound} steps");
+            ensure!("I12", self.counts.steps <= bound, "not finished after {bound} steps");
         }
         self.check_final_state()
     }
@@ -234,11 +233,11 @@ impl SimWorld {
     /// Starts executors for a replica, with the epoch that the scheduler expects.
     pub(crate) fn start_executor(&mut self, replica: usize) {
         let epoch = self.scheduler.epoch(Replica(replica as u16));
-        let site = &mut self.replicas[replica];
-        let executor = SimExecutor::new(epoch, site.blocks, &self.config);
-        site.executor = Some(executor);
-        site.batch_checker.reset();
-        site.free_blocks = vec![true; site.blocks as usize];
+        let replica_state = &mut self.replicas[replica];
+        let executor = SimExecutor::new(epoch, replica_state.blocks, &self.config);
+        replica_state.executor = Some(executor);
+        replica_state.batch_checker.reset();
+        replica_state.free_blocks = vec![true; replica_state.blocks as usize];
         self.watch_executors(replica);
     }
 
@@ -257,9 +256,9 @@ impl SimWorld {
                 // Of two failures only the later one is reported: executors restored in between must not
                 // count as failed.
                 if self.replicas[replica].incarnation == incarnation {
-                    self.trace.record(self.now_ms, "lost", &[replica as u64]);
-                    let (replica, loss) = (Replica(replica as u16), ExecutorFailure::Exited);
-                    self.inbox.push(SchedulerEvent::ExecutorsFailed { replica, failure: loss });
+                    self.trace.record(self.now_ms, "failed", &[replica as u64]);
+                    let (replica, failure) = (Replica(replica as u16), ExecutorFailure::Exited);
+                    self.inbox.push(SchedulerEvent::ExecutorsFailed { replica, failure });
                 }
             }
             SimEvent::ExecutorsReady { replica, incarnation } => {
@@ -275,14 +274,14 @@ impl SimWorld {
                     self.crash(replica)?;
                 }
             }
-            SimEvent::HeartbeatDue { replica, incarnation: life } => {
-                self.heartbeat_due(replica, life);
+            SimEvent::HeartbeatDue { replica, incarnation } => {
+                self.heartbeat_due(replica, incarnation);
             }
-            SimEvent::HeartbeatArrives { replica, incarnation: life } => {
-                self.heartbeat_arrives(replica, life);
+            SimEvent::HeartbeatArrives { replica, incarnation } => {
+                self.heartbeat_arrives(replica, incarnation);
             }
-            SimEvent::CheckHeartbeat { replica, incarnation: life } => {
-                self.check_heartbeat(replica, life)?;
+            SimEvent::CheckHeartbeat { replica, incarnation } => {
+                self.check_heartbeat(replica, incarnation)?;
             }
             SimEvent::Hang { replica } => self.hang_executors(replica),
             SimEvent::ClearPrefixCache => {
@@ -299,14 +298,14 @@ impl SimWorld {
                 self.mask_ready(request, outputs);
             }
             SimEvent::MasksDone { request } => {
-                self.trace.record(self.now_ms, "masks over", &[request.0]);
+                self.trace.record(self.now_ms, "masks done", &[request.0]);
                 self.inbox.push(SchedulerEvent::MasksDone { request });
             }
             SimEvent::Wake => {}
             SimEvent::EndFaults => {
                 self.config.faults = FaultRates::none();
                 self.faults_ended = true;
-                self.trace.record(self.now_ms, "heal", &[]);
+                self.trace.record(self.now_ms, "faults end", &[]);
                 if self.rng.chance_per_mille(100) {
                     self.abort_all();
                 }
@@ -319,46 +318,48 @@ impl SimWorld {
         if self.rng.chance_per_mille(self.config.faults.clear_prefix_cache) {
             self.handle_event(SimEvent::ClearPrefixCache)?;
         }
-        let bearers = self.abort_by_client_id();
+        let clients_with_id = self.abort_by_client_id();
         self.process_signals()?;
         let mut inbox = std::mem::take(&mut self.inbox);
         let aborted: Vec<usize> = aborted_live(&inbox, &self.clients);
-        let ReplicaChanges { failed: lost, restored: back, failed_again: relapsed } =
+        let ReplicaChanges { failed, restored, failed_again } =
             replica_changes(&inbox, self.config.scheduler.lockstep);
         let submitted = submitted(&inbox);
-        self.failure_in_tick = !lost.is_empty();
-        for replica in relapsed {
+        self.failure_in_tick = !failed.is_empty();
+        for replica in failed_again {
             self.replicas[replica].failed_at_ms = None; // Failed again, at this time.
         }
-        self.record_failures(&lost);
+        self.record_failures(&failed);
         self.counts.ticks += 1;
         let mut effects = std::mem::take(&mut self.effects);
         self.fault_injector.alter_inbox(&mut inbox, &self.scheduler);
         self.scheduler.tick(self.now_ms, &mut inbox, &mut effects);
         self.fault_injector.alter_effects(&mut effects);
         self.inbox = inbox;
-        for replica in back {
+        for replica in restored {
             self.replicas[replica].failed_at_ms = None;
             self.start_executor(replica);
             // It may have failed before the engine processed its start.
-            let site = &mut self.replicas[replica];
-            site.executor.take_if(|_| site.announced_incarnation != site.incarnation);
+            let replica_state = &mut self.replicas[replica];
+            replica_state
+                .executor
+                .take_if(|_| replica_state.announced_incarnation != replica_state.incarnation);
         }
         self.apply_effects(&mut effects)?;
         if self.rng.chance_per_mille(100) {
             self.scheduler.tick(self.now_ms, &mut Vec::new(), &mut effects);
             let sends =
                 effects.iter().any(|effect| matches!(effect, SchedulerEffect::SendBatch { .. }));
-            ensure!("I12", !sends, "a tick left work undone, the next one sends {effects:?}");
+            ensure!("I12", !sends, "the tick was incomplete: a second tick sends {effects:?}");
             effects.clear();
         }
         self.effects = effects;
         self.check_queue_migration()?;
-        for replica in self.group_of(&lost) {
+        for replica in self.group_of(&failed) {
             self.replicas[replica].mirror.clear_computed();
         }
         self.check_aborts_and_rejections(&aborted, &submitted)?;
-        self.check_abort_by_client_id(&bearers)?;
+        self.check_abort_by_client_id(&clients_with_id)?;
         self.churn_subscribers()?;
         self.check_queue_limits()?;
         self.check_failure_timeout()?;
@@ -374,40 +375,49 @@ impl SimWorld {
     fn check_aborts_and_rejections(&self, aborted: &[usize], submitted: &[usize]) -> CheckResult {
         for &index in aborted {
             let (id, stage) = (self.clients[index].id().0, self.clients[index].stage);
-            ensure!("I9", stage == ClientStage::Done, "request {id} was aborted, but lives on");
+            ensure!(
+                "I9",
+                stage == ClientStage::Done,
+                "request {id} was aborted, but has not ended"
+            );
         }
         for &index in submitted {
             let client = &self.clients[index];
-            let (id, refused) = (client.id().0, client.stage == ClientStage::Done);
-            let hopeless = client.must_be_rejected(&self.config);
-            ensure!("I9", refused || !hopeless, "request {id} can never be served, but lives");
+            let (id, rejected) = (client.id().0, client.stage == ClientStage::Done);
+            let must_be_rejected = client.must_be_rejected(&self.config);
+            ensure!(
+                "I9",
+                rejected || !must_be_rejected,
+                "request {id} must be rejected, but is live"
+            );
         }
         Ok(())
     }
 
     /// Records which replicas have failed and since when.
-    fn record_failures(&mut self, lost: &[usize]) {
+    fn record_failures(&mut self, failed: &[usize]) {
         let now_ms = self.now_ms;
-        for replica in self.group_of(lost) {
+        for replica in self.group_of(failed) {
             self.replicas[replica].failed_at_ms.get_or_insert(now_ms);
             self.replicas[replica].batch_checker.reset();
             self.replicas[replica].watch.on_executor_failure();
         }
         let timeout_ms = self.config.scheduler.limits.failure_timeout_ms;
-        let gone =
-            |site: &SimReplica| site.failed_at_ms.is_some_and(|at_ms| now_ms - at_ms >= timeout_ms);
-        if self.replicas.iter().any(gone) {
+        let timed_out = |replica_state: &SimReplica| {
+            replica_state.failed_at_ms.is_some_and(|at_ms| now_ms - at_ms >= timeout_ms)
+        };
+        if self.replicas.iter().any(timed_out) {
             for client in &mut self.clients {
                 client.allowed.unavailable |= client.stage == ClientStage::Live;
             }
         }
     }
 
-    pub(crate) fn group_of(&self, lost: &[usize]) -> Vec<usize> {
-        if self.config.scheduler.lockstep && !lost.is_empty() {
+    pub(crate) fn group_of(&self, failed: &[usize]) -> Vec<usize> {
+        if self.config.scheduler.lockstep && !failed.is_empty() {
             return (0..self.replicas.len()).collect();
         }
-        lost.to_vec()
+        failed.to_vec()
     }
 
     /// Whether every request has ended.
@@ -417,16 +427,16 @@ impl SimWorld {
 
     /// Poisons freed blocks after all messages sent so far.
     fn poison_freed(&mut self) {
-        for (replica, site) in self.replicas.iter_mut().enumerate() {
-            let Some(executor) = &mut site.executor else { continue };
+        for (replica, replica_state) in self.replicas.iter_mut().enumerate() {
+            let Some(executor) = &mut replica_state.executor else { continue };
             let mut freed = Vec::new();
-            for (block, was_vacant) in site.free_blocks.iter_mut().enumerate() {
+            for (block, was_free) in replica_state.free_blocks.iter_mut().enumerate() {
                 let block = BlockId(block as u32);
-                let vacant = is_free(&self.scheduler, Replica(replica as u16), block);
-                if vacant && !*was_vacant {
+                let free = is_free(&self.scheduler, Replica(replica as u16), block);
+                if free && !*was_free {
                     freed.push(block);
                 }
-                *was_vacant = vacant;
+                *was_free = free;
             }
             if !freed.is_empty() {
                 executor.free(freed);
@@ -439,9 +449,9 @@ impl SimWorld {
     fn step_bound(&self) -> u64 {
         let tokens: u64 = self.clients.iter().map(|c| u64::from(c.limit())).sum();
         // All requests start over at every second clearing of the cache.
-        let given_up = self.counts.step_timeouts + self.counts.heartbeat_timeouts;
-        let lives = 6 + self.counts.crashes + given_up + self.control_ops / 2;
-        tokens * lives * u64::from(self.config.scheduler.replicas)
+        let timeouts = self.counts.step_timeouts + self.counts.heartbeat_timeouts;
+        let incarnations = 6 + self.counts.crashes + timeouts + self.control_ops / 2;
+        tokens * incarnations * u64::from(self.config.scheduler.replicas)
             + self.counts.overdue_masks
             + 1000
     }
@@ -487,20 +497,21 @@ pub(crate) struct ReplicaChanges {
 
 /// State changes by replica; of replicas in lockstep (`lockstep`: all) the whole group fails.
 pub(crate) fn replica_changes(inbox: &[SchedulerEvent], lockstep: bool) -> ReplicaChanges {
-    let mut news = ReplicaChanges::default();
+    let mut changes = ReplicaChanges::default();
     for event in inbox {
         match event {
             SchedulerEvent::ExecutorsFailed { replica, .. } => {
-                let gone = usize::from(replica.0);
-                let relapsed = news.restored.extract_if(.., |replica| lockstep || *replica == gone);
-                news.failed_again.extend(relapsed);
-                news.failed.push(gone);
+                let failed = usize::from(replica.0);
+                let same_group = |restored: &mut usize| lockstep || *restored == failed;
+                let failed_again = changes.restored.extract_if(.., same_group);
+                changes.failed_again.extend(failed_again);
+                changes.failed.push(failed);
             }
             SchedulerEvent::ExecutorsReady { replica, .. } => {
-                news.restored.push(usize::from(replica.0));
+                changes.restored.push(usize::from(replica.0));
             }
             _ => {}
         }
     }
-    news
+    changes
 }

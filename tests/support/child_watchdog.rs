@@ -18,16 +18,16 @@ pub(crate) struct ChildWatchdog {
 
 impl ChildWatchdog {
     pub(crate) fn start(pid: u32, limit: Duration) -> Self {
-        let (over, waits) = channel();
+        let (stop_sender, stop_receiver) = channel();
         let thread = std::thread::spawn(move || {
-            let is_late = waits.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
-            if is_late {
+            let timed_out = stop_receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+            if timed_out {
                 // The process may just have exited.
                 let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
             }
-            is_late
+            timed_out
         });
-        Self { stop_sender: over, thread }
+        Self { stop_sender, thread }
     }
 
     /// Ends the watch; returns whether the process was killed.
@@ -48,8 +48,8 @@ pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Output {
     let child = command.spawn().unwrap();
     let watchdog = ChildWatchdog::start(child.id(), limit);
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!watchdog.stop(), "it did not end within {limit:?}: {command:?}: {said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!watchdog.stop(), "it did not end within {limit:?}: {command:?}: {text}");
     output
 }
 
@@ -59,7 +59,7 @@ fn hung_child_is_killed_and_named() {
     sleeps.arg("600");
     let run = || run_within(&mut sleeps, Duration::from_millis(50));
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
-    let said = panic.downcast_ref::<String>().unwrap();
-    assert!(said.contains("did not end within 50ms") && said.contains("sleep"), "{said}");
+    let text = panic.downcast_ref::<String>().unwrap();
+    assert!(text.contains("did not end within 50ms") && text.contains("sleep"), "{text}");
     assert!(run_within(&mut Command::new("true"), CHILD_TIMEOUT).status.success());
 }

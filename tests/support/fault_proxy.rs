@@ -33,7 +33,7 @@ struct FaultProxyState {
     fault: Mutex<LinkFault>,
     stopped: AtomicBool,
     /// Number of chunks or connections affected so far.
-    broken: AtomicU64,
+    affected: AtomicU64,
 }
 
 impl FaultProxyState {
@@ -58,8 +58,8 @@ impl FaultProxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let fault = Mutex::new(LinkFault::None);
-        let (over, broken) = (AtomicBool::new(false), AtomicU64::new(0));
-        let state = Arc::new(FaultProxyState { fault, stopped: over, broken });
+        let (stopped, affected) = (AtomicBool::new(false), AtomicU64::new(0));
+        let state = Arc::new(FaultProxyState { fault, stopped, affected });
         let own = Arc::clone(&state);
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
@@ -80,8 +80,8 @@ impl FaultProxy {
     }
 
     /// Number of chunks or connections affected so far.
-    pub(crate) fn broken(&self) -> u64 {
-        self.state.broken.load(Ordering::Relaxed)
+    pub(crate) fn affected(&self) -> u64 {
+        self.state.affected.load(Ordering::Relaxed)
     }
 }
 
@@ -98,9 +98,9 @@ fn join(client: &TcpStream, server: &TcpStream, state: &Arc<FaultProxyState>) {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
     }
-    let ends = || (client.try_clone().unwrap(), server.try_clone().unwrap());
+    let clones = || (client.try_clone().unwrap(), server.try_clone().unwrap());
     for to_server in [true, false] {
-        let ((client, server), state) = (ends(), Arc::clone(state));
+        let ((client, server), state) = (clones(), Arc::clone(state));
         std::thread::spawn(move || pump(&client, &server, to_server, &state));
     }
 }
@@ -108,12 +108,12 @@ fn join(client: &TcpStream, server: &TcpStream, state: &Arc<FaultProxyState>) {
 /// Forwards one direction until it ends.
 fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &FaultProxyState) {
     let (mut from, mut to) = if to_server { (client, server) } else { (server, client) };
-    let mut piece = [0; 4_096];
+    let mut buffer = [0; 4_096];
     loop {
         if state.stopped.load(Ordering::Relaxed) {
             break;
         }
-        let length = match from.read(&mut piece) {
+        let length = match from.read(&mut buffer) {
             Ok(0) => {
                 let _ = to.shutdown(Shutdown::Write);
                 return;
@@ -126,7 +126,7 @@ fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &FaultPr
             std::thread::sleep(Duration::from_millis(5));
         }
         let fault = state.fault();
-        state.broken.fetch_add(u64::from(fault != LinkFault::None), Ordering::Relaxed);
+        state.affected.fetch_add(u64::from(fault != LinkFault::None), Ordering::Relaxed);
         match fault {
             LinkFault::Reset => break,
             LinkFault::Delay(time) => std::thread::sleep(time),
@@ -137,10 +137,10 @@ fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &FaultPr
                     return;
                 }
             }
-            LinkFault::Corrupt if to_server && state.takes_corruption() => piece[length / 2] ^= 4,
+            LinkFault::Corrupt if to_server && state.takes_corruption() => buffer[length / 2] ^= 4,
             LinkFault::None | LinkFault::Stall | LinkFault::Corrupt => {}
         }
-        if to.write_all(&piece[..length]).is_err() {
+        if to.write_all(&buffer[..length]).is_err() {
             break;
         }
     }

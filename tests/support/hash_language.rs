@@ -158,16 +158,16 @@ pub(crate) struct HashOracle {
 
 impl HashOracle {
     /// An oracle that has read `prompt`.
-    pub(crate) fn new(mut voice: HashSampler, prompt: &[Token]) -> Self {
-        voice.observe(prompt);
+    pub(crate) fn new(mut sampler: HashSampler, prompt: &[Token]) -> Self {
+        sampler.observe(prompt);
         let context = prompt.iter().fold(EMPTY, |c, &id| fold(c, entry(c, id)));
-        Self { context, position: prompt.len() as u32, sampler: voice, grammar: None, masked: 0..0 }
+        Self { context, position: prompt.len() as u32, sampler, grammar: None, masked: 0..0 }
     }
 
     /// An oracle for a request with the output tokens `masked` restricted by the grammar of its key.
-    pub(crate) fn constrained(voice: HashSampler, prompt: &[Token], masked: Range<u32>) -> Self {
-        let grammar = Some(HashGrammar::new(voice.key, voice.vocab));
-        Self { grammar, masked, ..Self::new(voice, prompt) }
+    pub(crate) fn constrained(sampler: HashSampler, prompt: &[Token], masked: Range<u32>) -> Self {
+        let grammar = Some(HashGrammar::new(sampler.key, sampler.vocab));
+        Self { grammar, masked, ..Self::new(sampler, prompt) }
     }
 
     /// The context before the next token.

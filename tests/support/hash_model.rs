@@ -59,7 +59,7 @@ pub(crate) struct FilledBlock {
 }
 
 /// Result of one row before its failures are injected.
-type RowResult<T> = Result<T, InvalidBatch>;
+type CheckedRow<T> = Result<T, InvalidBatch>;
 
 /// State of one sequence slot.
 #[derive(Debug, Clone)]
@@ -85,37 +85,37 @@ struct ResolvedSpan {
 /// The simulated device.
 #[derive(Debug)]
 pub(crate) struct HashModel {
-    shape: HashModelConfig,
+    config: HashModelConfig,
     slots: Vec<u64>,
     sequence_slots: Vec<Option<HashSequenceState>>,
     filled: Vec<FilledBlock>,
     shifted_rows: u64,
     /// Output of every request, whatever its prompt.
-    pub(crate) script: Option<Vec<Token>>,
+    pub(crate) scripted_output: Option<Vec<Token>>,
 }
 
 impl HashModel {
     /// A device with KV slots that have never been written.
-    pub(crate) fn new(shape: HashModelConfig) -> Self {
-        let slots = match shape.slot_access {
+    pub(crate) fn new(config: HashModelConfig) -> Self {
+        let slots = match config.slot_access {
             SlotAccess::ReadWrite => {
-                vec![POISON; shape.blocks as usize * shape.block_tokens as usize]
+                vec![POISON; config.blocks as usize * config.block_tokens as usize]
             }
             SlotAccess::Untouched => Vec::new(),
         };
         Self {
-            shape,
+            config,
             slots,
             sequence_slots: Vec::new(),
             filled: Vec::new(),
             shifted_rows: 0,
-            script: None,
+            scripted_output: None,
         }
     }
 
     /// Makes the contents of a freed block unreadable. Call it in stream order.
     pub(crate) fn poison(&mut self, block: BlockId) {
-        let size = self.shape.block_tokens as usize;
+        let size = self.config.block_tokens as usize;
         let from = block.0 as usize * size;
         if let Some(slots) = self.slots.get_mut(from..from + size) {
             slots.fill(POISON);
@@ -134,7 +134,7 @@ impl HashModel {
     }
 
     /// Runs one step without masked rows.
-    pub(crate) fn run(&mut self, batch: &Batch) -> RowResult<StepOutput> {
+    pub(crate) fn run(&mut self, batch: &Batch) -> CheckedRow<StepOutput> {
         self.run_with(batch, &[], |_| None)
     }
 
@@ -145,7 +145,7 @@ impl HashModel {
         batch: &Batch,
         masks: &[BitmaskRow],
         fails: impl Fn(&BatchRow) -> Option<RowError>,
-    ) -> RowResult<StepOutput> {
+    ) -> CheckedRow<StepOutput> {
         let mut spans = Vec::with_capacity(batch.rows.len());
         let mut rows = vec![RowOutput::default(); batch.rows.len()];
         self.filled.clear();
@@ -155,7 +155,7 @@ impl HashModel {
             let span = self.span(row)?;
             self.shifted_rows += u64::from(span.start > row.start);
             output.error = fails(row);
-            if self.shape.slot_access == SlotAccess::ReadWrite {
+            if self.config.slot_access == SlotAccess::ReadWrite {
                 self.write(index as u32, row, &span, output)?;
             }
             spans.push(span);
@@ -173,14 +173,14 @@ impl HashModel {
             }
             match output.error {
                 Some(_) => {
-                    let drafts = self.shape.drafts;
+                    let drafts = self.config.drafts;
                     self.sequence_mut(row)?.invalidate_last(
                         batch.step,
                         span.start + row.len,
                         drafts,
                     );
                 }
-                None if row.samples => self.sample(batch.step, (row, mask), span, output)?,
+                None if row.samples => self.sample(batch.step, row, mask, span, output)?,
                 None => {}
             }
         }
@@ -201,30 +201,30 @@ impl HashModel {
     }
 
     /// Initialises a sequence slot for the first row of a request's epoch, and updates its block table.
-    fn start_sequence(&mut self, row: &BatchRow) -> RowResult<()> {
+    fn start_sequence(&mut self, row: &BatchRow) -> CheckedRow<()> {
         let index = row.seq_slot.0 as usize;
         if index >= self.sequence_slots.len() {
             self.sequence_slots.resize_with(index + 1, || None);
         }
         if let Some(init) = &row.seq_init {
-            let (sampling, vocab) = (init.sampling.clone(), self.shape.vocab);
-            let mut voice = HashSampler::new(vocab, sampling, init.rng_key, init.prompt_len);
-            voice.observe(&init.token_history);
+            let (sampling, vocab) = (init.sampling.clone(), self.config.vocab);
+            let mut sampler = HashSampler::new(vocab, sampling, init.rng_key, init.prompt_len);
+            sampler.observe(&init.token_history);
             self.sequence_slots[index] = Some(HashSequenceState {
                 request: row.request,
                 epoch: row.epoch,
-                sampler: voice,
+                sampler,
                 table: Vec::new(),
                 last: None,
                 next: 0,
                 drafts: None,
             });
         }
-        let blocks = self.shape.blocks;
-        let seat = self.sequence_mut(row)?;
+        let blocks = self.config.blocks;
+        let sequence = self.sequence_mut(row)?;
         for update in &row.table_updates {
             let from = update.first_entry as usize;
-            if update.group != 0 || from > seat.table.len() {
+            if update.group != 0 || from > sequence.table.len() {
                 return fail(row, format_args!("table update {update:?} leaves a hole"));
             }
             if update.blocks.iter().any(|b| b.0 >= blocks) {
@@ -233,38 +233,38 @@ impl HashModel {
                     format_args!("table update {update:?} leaves the pool of {blocks}"),
                 );
             }
-            seat.table.truncate(from);
-            seat.table.extend_from_slice(&update.blocks);
+            sequence.table.truncate(from);
+            sequence.table.extend_from_slice(&update.blocks);
         }
         Ok(())
     }
 
     /// Resolves the input ids of a row from the batch or from the sequence slot.
-    fn span(&mut self, row: &BatchRow) -> RowResult<ResolvedSpan> {
-        let seat = self.sequence_mut(row)?;
-        let (start, mut ids) = match (&row.input, seat.last) {
+    fn span(&mut self, row: &BatchRow) -> CheckedRow<ResolvedSpan> {
+        let sequence = self.sequence_mut(row)?;
+        let (start, mut ids) = match (&row.input, sequence.last) {
             (RowInput::Tokens(ids), _) if ids.len() == row.len as usize => {
                 (row.start, ids.to_vec())
             }
             (RowInput::SampledAt { step, .. }, Some((token, at)))
                 if at == *step && row.len == 1 =>
             {
-                (seat.next, vec![token])
+                (sequence.next, vec![token])
             }
             (input, last) => {
                 return fail(
                     row,
-                    format_args!("input {input:?} with seat {last:?}, len {}", row.len),
+                    format_args!("input {input:?} with slot state {last:?}, len {}", row.len),
                 );
             }
         };
         let slack = row.input.draft_slack();
         if !(row.start..=row.start + slack).contains(&start) {
-            return fail(row, format_args!("starts at {start}, its slack is {slack}"));
+            return fail(row, format_args!("starts at {start}, draft slack {slack}"));
         }
         if row.drafts > 0 {
-            let Some(drafts) = &seat.drafts else {
-                return fail(row, format_args!("{} drafts of an idle seat", row.drafts));
+            let Some(drafts) = &sequence.drafts else {
+                return fail(row, format_args!("{} draft tokens of an idle slot", row.drafts));
             };
             ids.extend(drafts.iter().take(row.drafts.into()));
         }
@@ -278,27 +278,30 @@ impl HashModel {
         row: &BatchRow,
         span: &ResolvedSpan,
         output: &mut RowOutput,
-    ) -> RowResult<()> {
-        let Self { shape, slots, sequence_slots: seats, filled, .. } = self;
-        let seat = sequence_of(seats, row)?;
-        let wanted = seat.sampler.sampling.prompt_logprobs;
+    ) -> CheckedRow<()> {
+        let Self { config, slots, sequence_slots, filled, .. } = self;
+        let sequence = sequence_of(sequence_slots, row)?;
+        let wanted = sequence.sampler.sampling.prompt_logprobs;
         let failed = output.error.is_some();
-        let mut context = read(slots, &seat.table, shape, span.start, row)?;
+        let mut context = read(slots, &sequence.table, config, span.start, row)?;
         for (i, &id) in span.ids.iter().enumerate() {
             let position = span.start + i as u32;
             let value = entry(context, id);
             context = fold(context, value);
-            let slot = slot(&seat.table, shape, position, row)?;
+            let slot = slot(&sequence.table, config, position, row)?;
             slots[slot] = if failed { POISON } else { value };
-            if (position + 1).is_multiple_of(shape.block_tokens) && !failed {
+            if (position + 1).is_multiple_of(config.block_tokens) && !failed {
                 filled.push(FilledBlock { row: index, end: position + 1, context });
             }
-            let of_prompt = position + 1 < seat.sampler.prompt_len;
+            let of_prompt = position + 1 < sequence.sampler.prompt_len;
             if let (Some(top), true, false) = (wanted, of_prompt, failed) {
                 let Some(next) = span.ids.get(i + 1).copied().or(row.next_token) else {
-                    return fail(row, format_args!("prompt id {} is not named", position + 1));
+                    return fail(
+                        row,
+                        format_args!("next token of prompt position {} is missing", position + 1),
+                    );
                 };
-                output.prompt_logprobs.push(text::logprobs(context, next, top, shape.vocab));
+                output.prompt_logprobs.push(text::logprobs(context, next, top, config.vocab));
             }
         }
         Ok(())
@@ -308,48 +311,51 @@ impl HashModel {
     fn sample(
         &mut self,
         step: StepId,
-        (row, mask): (&BatchRow, Option<&[u32]>),
+        row: &BatchRow,
+        mask: Option<&[u32]>,
         span: &ResolvedSpan,
         output: &mut RowOutput,
-    ) -> RowResult<()> {
-        let Self { shape, slots, sequence_slots: seats, script, .. } = self;
-        let seat = sequence_of_mut(seats, row)?;
+    ) -> CheckedRow<()> {
+        let Self { config, slots, sequence_slots, scripted_output, .. } = self;
+        let sequence = sequence_of_mut(sequence_slots, row)?;
         let first = span.start + row.len; // Position of the first token emitted.
-        let mut context = match shape.slot_access {
-            SlotAccess::ReadWrite => read(slots, &seat.table, shape, first, row)?,
-            SlotAccess::Untouched => avalanche(seat.sampler.key ^ avalanche(u64::from(first))),
+        let mut context = match config.slot_access {
+            SlotAccess::ReadWrite => read(slots, &sequence.table, config, first, row)?,
+            SlotAccess::Untouched => avalanche(sequence.sampler.key ^ avalanche(u64::from(first))),
         };
-        let wanted = seat.sampler.sampling.logprobs;
+        let wanted = sequence.sampler.sampling.logprobs;
         output.drafted = (span.ids.len() - row.len as usize) as u8;
         for i in 0..=usize::from(row.drafts) {
             let position = first + i as u32;
-            let said = position.saturating_sub(seat.sampler.prompt_len) as usize;
-            let scripted = script.as_ref().and_then(|script| script.get(said).copied());
+            let output_index = position.saturating_sub(sequence.sampler.prompt_len) as usize;
+            let scripted = scripted_output
+                .as_ref()
+                .and_then(|scripted_output| scripted_output.get(output_index).copied());
             let scripted = scripted.filter(|&id| mask.is_none_or(|mask| text::allows(mask, id)));
-            let Some(token) = scripted.or_else(|| seat.sampler.next(context, position, mask))
+            let Some(token) = scripted.or_else(|| sequence.sampler.next(context, position, mask))
             else {
                 *output = RowOutput { error: Some(RowError::AllMasked), ..RowOutput::default() };
-                seat.invalidate_last(step, position, shape.drafts);
+                sequence.invalidate_last(step, position, config.drafts);
                 return Ok(());
             };
             output.sampled_tokens.push(token);
-            output.logprobs.extend(wanted.map(|n| text::logprobs(context, token, n, shape.vocab)));
-            seat.sampler.observe(&[token]);
-            seat.last = Some((token, step));
-            seat.next = position;
+            output.logprobs.extend(wanted.map(|n| text::logprobs(context, token, n, config.vocab)));
+            sequence.sampler.observe(&[token]);
+            sequence.last = Some((token, step));
+            sequence.next = position;
             if span.ids.get(row.len as usize + i) != Some(&token) {
                 break;
             }
             output.accepted += 1;
-            let slot = slot(&seat.table, shape, position, row)?;
+            let slot = slot(&sequence.table, config, position, row)?;
             context = fold(context, slots.get(slot).copied().unwrap_or_default());
         }
-        seat.draft(context, shape.drafts);
+        sequence.draft(context, config.drafts);
         Ok(())
     }
 
     /// The sequence slot of a row, if it still belongs to the row's request and epoch.
-    fn sequence_mut(&mut self, row: &BatchRow) -> RowResult<&mut HashSequenceState> {
+    fn sequence_mut(&mut self, row: &BatchRow) -> CheckedRow<&mut HashSequenceState> {
         sequence_of_mut(&mut self.sequence_slots, row)
     }
 }
@@ -363,23 +369,27 @@ impl HashSequenceState {
     }
 
     /// Proposes draft tokens: usually right, wrong often enough to cause rejections. Sometimes proposes fewer
-    /// than `most`, as an n-gram proposer does without a match.
-    fn draft(&mut self, mut context: u64, most: u8) {
+    /// than `max_drafts`, as an n-gram proposer does without a match.
+    fn draft(&mut self, mut context: u64, max_drafts: u8) {
         let mut drafts = self.drafts.take().unwrap_or_default();
         drafts.clear();
-        let (mut token, mut voice) =
+        let (mut token, mut sampler) =
             (self.last.map_or(0, |(token, _)| token), self.sampler.clone());
-        let luck = avalanche(context ^ 2);
-        let count = if luck.is_multiple_of(4) { luck % (u64::from(most) + 1) } else { most.into() };
+        let bits = avalanche(context ^ 2);
+        let count = if bits.is_multiple_of(4) {
+            bits % (u64::from(max_drafts) + 1)
+        } else {
+            max_drafts.into()
+        };
         for i in 1..=count as u32 {
             context = fold(context, entry(context, token));
-            let Some(mut guess) = voice.next(context, self.next + i, None) else { break };
+            let Some(mut draft_token) = sampler.next(context, self.next + i, None) else { break };
             if avalanche(context ^ 1).is_multiple_of(3) {
-                guess = (guess + 1) % voice.vocab;
+                draft_token = (draft_token + 1) % sampler.vocab;
             }
-            voice.observe(&[guess]);
-            drafts.push(guess);
-            token = guess;
+            sampler.observe(&[draft_token]);
+            drafts.push(draft_token);
+            token = draft_token;
         }
         self.drafts = Some(drafts);
     }
@@ -389,11 +399,11 @@ impl HashSequenceState {
 fn read(
     slots: &[u64],
     table: &[BlockId],
-    shape: &HashModelConfig,
+    config: &HashModelConfig,
     end: u32,
     row: &BatchRow,
-) -> RowResult<u64> {
-    let size = shape.block_tokens as usize;
+) -> CheckedRow<u64> {
+    let size = config.block_tokens as usize;
     let mut left = end as usize;
     let mut context = EMPTY;
     for block in table {
@@ -401,9 +411,9 @@ fn read(
             break;
         }
         let from = block.0 as usize * size;
-        let here = left.min(size);
-        context = slots[from..from + here].iter().fold(context, |c, &e| fold(c, e));
-        left -= here;
+        let count = left.min(size);
+        context = slots[from..from + count].iter().fold(context, |c, &e| fold(c, e));
+        left -= count;
     }
     if left > 0 {
         return fail(
@@ -417,43 +427,50 @@ fn read(
 /// The KV slot of a position.
 fn slot(
     table: &[BlockId],
-    shape: &HashModelConfig,
+    config: &HashModelConfig,
     position: u32,
     row: &BatchRow,
-) -> RowResult<usize> {
-    let size = shape.block_tokens;
+) -> CheckedRow<usize> {
+    let size = config.block_tokens;
     match table.get((position / size) as usize) {
         Some(block) => Ok((block.0 * size + position % size) as usize),
-        None => fail(row, format_args!("position {position} lies past a table of {}", table.len())),
+        None => fail(
+            row,
+            format_args!("position {position} is outside a block table of {}", table.len()),
+        ),
     }
 }
 
 fn sequence_of<'a>(
-    seats: &'a [Option<HashSequenceState>],
+    sequence_slots: &'a [Option<HashSequenceState>],
     row: &BatchRow,
-) -> RowResult<&'a HashSequenceState> {
-    match seats.get(row.seq_slot.0 as usize).and_then(Option::as_ref) {
-        Some(seat) if (seat.request, seat.epoch) == (row.request, row.epoch) => Ok(seat),
-        other => fail(row, format_args!("seat holds {:?}", other.map(|s| (s.request, s.epoch)))),
+) -> CheckedRow<&'a HashSequenceState> {
+    match sequence_slots.get(row.seq_slot.0 as usize).and_then(Option::as_ref) {
+        Some(sequence) if (sequence.request, sequence.epoch) == (row.request, row.epoch) => {
+            Ok(sequence)
+        }
+        other => {
+            fail(row, format_args!("slot belongs to {:?}", other.map(|s| (s.request, s.epoch))))
+        }
     }
 }
 
 fn sequence_of_mut<'a>(
-    seats: &'a mut [Option<HashSequenceState>],
+    sequence_slots: &'a mut [Option<HashSequenceState>],
     row: &BatchRow,
-) -> RowResult<&'a mut HashSequenceState> {
-    sequence_of(seats, row)?;
-    seats
+) -> CheckedRow<&'a mut HashSequenceState> {
+    sequence_of(sequence_slots, row)?;
+    sequence_slots
         .get_mut(row.seq_slot.0 as usize)
         .and_then(Option::as_mut)
-        .ok_or_else(|| InvalidBatch("seat vanished".into()))
+        .ok_or_else(|| InvalidBatch("slot is free".into()))
 }
 
-fn fail<T>(row: &BatchRow, text: std::fmt::Arguments<'_>) -> RowResult<T> {
-    let BatchRow { request, epoch, seq_slot: seat, start, len, .. } = row;
+fn fail<T>(row: &BatchRow, text: std::fmt::Arguments<'_>) -> CheckedRow<T> {
+    let BatchRow { request, epoch, seq_slot, start, len, .. } = row;
     Err(InvalidBatch(format!(
-        "request {}.{epoch} seat {} [{start}, {start} + {len}): {text}",
-        request.0, seat.0
+        "request {}.{epoch} slot {} [{start}, {start} + {len}): {text}",
+        request.0, seq_slot.0
     )))
 }
 
@@ -486,7 +503,7 @@ pub(crate) mod thread {
 
         pub(crate) fn next(&mut self) -> Result<Option<ExecutorCommand>, LinkError> {
             match self.queued.pop_front() {
-                Some(order) => Ok(Some(order)),
+                Some(command) => Ok(Some(command)),
                 None => self.link.recv(Duration::from_hours(1)),
             }
         }
@@ -495,18 +512,18 @@ pub(crate) mod thread {
         pub(crate) fn masks(&mut self, batch: &Batch) -> Result<Vec<BitmaskRow>, LinkError> {
             let wanted = batch.rows.iter().filter(|row| row.masked).count();
             let mut rows = Vec::new();
-            let mut others = VecDeque::new();
+            let mut deferred = VecDeque::new();
             while rows.len() < wanted {
                 match self.next()? {
                     Some(ExecutorCommand::Bitmask(mask)) if mask.step == batch.step => {
                         rows.extend(mask.rows);
                     }
                     Some(ExecutorCommand::Bitmask(mask)) if mask.step < batch.step => {}
-                    other => others.extend(other),
+                    other => deferred.extend(other),
                 }
             }
-            others.append(&mut self.queued);
-            self.queued = others;
+            deferred.append(&mut self.queued);
+            self.queued = deferred;
             Ok(rows)
         }
     }
@@ -515,13 +532,13 @@ pub(crate) mod thread {
     ///
     /// Errors: `LinkError::Closed` if the scheduler disconnects without `Shutdown`.
     pub(crate) fn serve(
-        shape: HashModelConfig,
+        config: HashModelConfig,
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,
     ) -> Result<(), LinkError> {
         let mut link = MaskedCommandQueue::new(link);
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
-        let spec = KvSpec { block_tokens: shape.block_tokens, groups: vec![group] };
-        let blocks = shape.blocks;
+        let spec = KvSpec { block_tokens: config.block_tokens, groups: vec![group] };
+        let blocks = config.blocks;
         let device = "hash model".to_owned();
         let (build, manifest) = (String::new(), 0);
         let hello = ExecutorHello {
@@ -539,12 +556,12 @@ pub(crate) mod thread {
             kv_blocks: blocks,
             step_cost: StepCost::default(),
         }))?;
-        let mut model = HashModel::new(shape);
+        let mut model = HashModel::new(config);
         loop {
             match link.next()? {
                 None | Some(ExecutorCommand::Bitmask(_)) => {}
                 Some(ExecutorCommand::AllocateKv { blocks }) => {
-                    model = HashModel::new(HashModelConfig { blocks, ..shape });
+                    model = HashModel::new(HashModelConfig { blocks, ..config });
                     link.send(ExecutorEvent::Ready(ExecutorReady {
                         kv_blocks: blocks,
                         capture_sizes: Vec::new(),
@@ -554,8 +571,8 @@ pub(crate) mod thread {
                     let masks = link.masks(&batch)?;
                     let reply = match model.run_with(&batch, &masks, |_| None) {
                         Ok(output) => ExecutorEvent::StepOutput(output),
-                        Err(violation) => {
-                            ExecutorEvent::Fault { step: Some(batch.step), text: violation.0 }
+                        Err(invalid_batch) => {
+                            ExecutorEvent::Fault { step: Some(batch.step), text: invalid_batch.0 }
                         }
                     };
                     link.send(reply)?;

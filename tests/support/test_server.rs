@@ -74,14 +74,14 @@ pub(crate) struct ServerSetup {
     pub(crate) kv_events: Option<KvEventsConfig>,
     /// Sampling rate of the blocks with measured lifetimes.
     pub(crate) block_lifetimes: Option<SampleRate>,
-    pub(crate) trials: WorkerProgram,
+    pub(crate) grammar_worker: WorkerProgram,
     /// Whether requests may set a priority.
     pub(crate) priorities: bool,
     /// Whether the engine already has a request with the id that the first one will get; only a bug could
     /// cause that.
     pub(crate) submits_duplicate_id: bool,
     /// Output of every request, instead of the hash model's.
-    pub(crate) script: Option<&'static str>,
+    pub(crate) scripted_output: Option<&'static str>,
     pub(crate) parsers: (Option<ToolCallSyntax>, Option<ReasoningFamily>),
     /// Chat template instead of the tokenizer's own.
     pub(crate) template: Option<&'static str>,
@@ -116,10 +116,10 @@ impl Default for ServerSetup {
             model: None,
             kv_events: None,
             block_lifetimes: None,
-            trials: trials(),
+            grammar_worker: grammar_worker(),
             priorities: false,
             submits_duplicate_id: false,
-            script: None,
+            scripted_output: None,
             parsers: (None, None),
             template: None,
             trusts_request_templates: false,
@@ -145,13 +145,13 @@ pub(crate) const SECRET_VARIABLE: &str = "HADRON_CLUSTER_SECRET";
 pub(crate) const BLOCK_TOKENS: u32 = 16;
 
 /// This build's binary as the grammar worker.
-pub(crate) fn trials() -> WorkerProgram {
+pub(crate) fn grammar_worker() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
     WorkerProgram { path, args: vec!["grammar-worker".into()], secret_variable: SECRET_VARIABLE }
 }
 
 /// This build's binary as the template worker.
-fn templates() -> WorkerProgram {
+fn template_worker() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
     WorkerProgram { path, args: vec!["template-worker".into()], secret_variable: SECRET_VARIABLE }
 }
@@ -201,18 +201,14 @@ impl TestServer {
         let mut links: Vec<_> = (0..setup.replicas).map(|rank| device(setup, Rank(rank))).collect();
         let (notices, notices_out) = channel();
         let wait = Duration::from_secs(10);
-        let patience = StartTimeouts { hello: wait, stall: None, total: wait };
+        let timeouts = StartTimeouts { hello: wait, stall: None, total: wait };
         let expected = ExpectedExecutors { epoch: Epoch(1), manifest: 0 };
         let parallel = ParallelConfig { dp_size: setup.replicas, ..ParallelConfig::default() };
-        let start = ExecutorStartup {
-            timeouts: patience,
-            expected,
-            weights: WeightsBaseline::new(parallel),
-        };
-        let up = start.bring_up(&mut links, |b| b, || None, |_, _, _| {}).unwrap();
+        let start = ExecutorStartup { timeouts, expected, weights: WeightsBaseline::new(parallel) };
+        let startup = start.bring_up(&mut links, |b| b, || None, |_, _, _| {}).unwrap();
         self.supervisor_events = notices_out;
 
-        let kv = KvConfig::new(up.memory.kv_spec.clone(), up.ready.kv_blocks, [1, 2]);
+        let kv = KvConfig::new(startup.memory.kv_spec.clone(), startup.ready.kv_blocks, [1, 2]);
         let kv = KvConfig { lifetime_sample: setup.block_lifetimes, ..kv };
         let config = SchedulerConfig::new(limits(setup), kv);
         let mut engine =
@@ -220,34 +216,46 @@ impl TestServer {
         if setup.submits_duplicate_id {
             engine.tick(0, &mut vec![first_request()], &mut Vec::new());
         }
-        let deadline = StepDeadline::new(setup.step_deadline, up.memory.step_cost);
+        let deadline = StepDeadline::new(setup.step_deadline, startup.memory.step_cost);
         let metrics = metrics(setup);
         let health = Arc::clone(&self.app.health);
         let observers = EngineObservers { health, metrics: Arc::clone(&metrics) };
         let admission = setup.admission;
         let runtime = self.runtime.handle();
-        let publish = |(rank, figures): (u16, _)| {
+        let publish = |(rank, counters): (u16, _)| {
             let config = setup.kv_events.as_ref()?;
             let bound =
                 BoundPublisher::open(config, TopicFields { rank, ..TopicFields::default() })
                     .unwrap();
-            Some(bound.start(&up.memory.kv_spec, up.ready.kv_blocks, Arc::clone(figures)).unwrap())
+            Some(
+                bound
+                    .start(&startup.memory.kv_spec, startup.ready.kv_blocks, Arc::clone(counters))
+                    .unwrap(),
+            )
         };
         let (kv_events, publishers) = (0..).zip(&metrics.kv_events).filter_map(publish).unzip();
         self.publishers = publishers;
-        let deciding = EngineParts { engine, kv_events };
+        let engine_parts = EngineParts { engine, kv_events };
         let (calls, reasoning) = setup.parsers;
         let parsers = OutputParsers::new(calls, reasoning, &tokenizer);
-        let host =
-            EngineHost::start(deciding, links, admission, deadline, observers, notices, runtime)
-                .unwrap();
+        let host = EngineHost::start(
+            engine_parts,
+            links,
+            admission,
+            deadline,
+            observers,
+            notices,
+            runtime,
+        )
+        .unwrap();
         let tokenizer = Arc::new(tokenizer);
         let tokens = Arc::clone(&tokenizer);
         let timings = Arc::clone(&host.grammar_timings);
         let vocabulary = move || tokens.grammar_vocabulary();
-        let grammars = GrammarCompilePool::start(vocabulary, &setup.trials, timings).unwrap();
+        let grammars =
+            GrammarCompilePool::start(vocabulary, &setup.grammar_worker, timings).unwrap();
         let request_templates = setup.trusts_request_templates.then(|| {
-            RequestTemplates::new(templates(), &tokenizer, 4 * setup.body_bytes_max).unwrap()
+            RequestTemplates::new(template_worker(), &tokenizer, 4 * setup.body_bytes_max).unwrap()
         });
         self.app.set_serving(ServingContext {
             client: host.client.clone(),
@@ -282,8 +290,8 @@ impl TestServer {
             let stats = client.replica_stats();
             let admitted = client.admission().requests() + client.admission().prefill_tokens();
             let busy = |s: &StepStats| u64::from(s.blocks.in_use + s.running + s.waiting);
-            let held = stats.iter().map(busy).sum::<u64>() + client.requests_in_flight() as u64;
-            if admitted + held == 0 {
+            let in_use = stats.iter().map(busy).sum::<u64>() + client.requests_in_flight() as u64;
+            if admitted + in_use == 0 {
                 return;
             }
             assert!(start.elapsed() < within, "not idle: {admitted} admitted, {stats:?}");
@@ -367,11 +375,10 @@ fn bounds(setup: &ServerSetup) -> FieldBounds {
 /// Metrics of a server with this setup.
 fn metrics(setup: &ServerSetup) -> Arc<ServerMetrics> {
     let config = MetricsConfig::new("tiny", setup.max_model_len);
-    let (replicas, residency) = (setup.replicas, setup.block_lifetimes.is_some());
+    let (replicas, block_lifetimes) = (setup.replicas, setup.block_lifetimes.is_some());
     let metrics =
-        ServerMetrics::new(&MetricsConfig { replicas, block_lifetimes: residency, ..config })
-            .unwrap();
-    let facts = KvCacheInfo {
+        ServerMetrics::new(&MetricsConfig { replicas, block_lifetimes, ..config }).unwrap();
+    let kv_cache = KvCacheInfo {
         block_tokens: BLOCK_TOKENS,
         blocks: setup.blocks,
         dtype: "auto".to_owned(),
@@ -379,7 +386,7 @@ fn metrics(setup: &ServerSetup) -> Arc<ServerMetrics> {
         prefix_caching: true,
         max_num_seqs: setup.max_num_seqs,
     };
-    metrics.set_kv_cache(facts).unwrap();
+    metrics.set_kv_cache(kv_cache).unwrap();
     metrics
 }
 
@@ -452,15 +459,15 @@ fn hash_device(
     link.send(ExecutorEvent::Hello(hello)).unwrap();
     link.send(ExecutorEvent::WeightsLoaded(WeightsDigest::default())).unwrap();
     link.send(ExecutorEvent::WarmUpDone(memory)).unwrap();
-    let shape = HashModelConfig {
+    let config = HashModelConfig {
         blocks,
         block_tokens: BLOCK_TOKENS,
         vocab: small_tokenizer::VOCAB,
         drafts: 0,
         slot_access: setup.slot_access,
     };
-    let mut model = HashModel::new(shape);
-    model.script = setup.script.map(small_tokenizer::bytes_of);
+    let mut model = HashModel::new(config);
+    model.scripted_output = setup.scripted_output.map(small_tokenizer::bytes_of);
     while let Ok(message) = link.next() {
         let reply = match message {
             None | Some(ExecutorCommand::Bitmask(_)) => continue,
@@ -482,9 +489,9 @@ fn hash_device(
                 }
                 let Ok(masks) = link.masks(&batch) else { return };
                 match model.run_with(&batch, &masks, |_| setup.row_error) {
-                    _ if setup.fails_at == Some(batch.step.0) => fault("the device is gone"),
+                    _ if setup.fails_at == Some(batch.step.0) => fault("device lost"),
                     Ok(output) => ExecutorEvent::StepOutput(output),
-                    Err(violation) => fault(&violation.0),
+                    Err(invalid_batch) => fault(&invalid_batch.0),
                 }
             }
             Some(ExecutorCommand::Profile { enabled: true }) => {

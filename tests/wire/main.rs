@@ -1,7 +1,7 @@
 //! KV events: encoding, order, and the resulting index of a subscriber.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::print_stdout, reason = "measured times are shown even where they pass")]
+#![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
+#![allow(clippy::print_stdout, reason = "prints measured times also if tests pass")]
 
 #[path = "../support/kv_event_replay.rs"]
 mod kv_event_replay;

@@ -95,8 +95,8 @@ fn optional_keys_are_written_in_order_or_left_out() {
 
 #[test]
 fn token_ids_may_be_omitted() {
-    let silent = KvEventEncoder { token_ids: false, ..encoder(KvEventFormat::Map) };
-    let text = hex(&silent, stored());
+    let without_token_ids = KvEventEncoder { token_ids: false, ..encoder(KvEventFormat::Map) };
+    let text = hex(&without_token_ids, stored());
     assert!(text.contains("a9746f6b656e5f69647390aa626c6f636b5f73697a6504"), "{text}");
 }
 

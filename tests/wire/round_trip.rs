@@ -115,8 +115,8 @@ proptest! {
             entries.push(entry);
         }
         if start >= oldest || oldest == 10 {
-            let wanted: Vec<_> = live.into_iter().filter(|e| e.seq >= start.max(oldest)).collect();
-            prop_assert_eq!(entries, wanted);
+            let expected: Vec<_> = live.into_iter().filter(|e| e.seq >= start.max(oldest)).collect();
+            prop_assert_eq!(entries, expected);
             prop_assert!(!replay.is_snapshot);
         } else {
             prop_assert!(replay.is_snapshot);

@@ -28,7 +28,7 @@ struct ScheduleServer {
     held_tables: Vec<BlockTable>,
     feed: KvEventFeed,
     changes: Receiver<KvEventChanges>,
-    figures: Arc<PublisherCounters>,
+    counters: Arc<PublisherCounters>,
     journal: EventJournal,
 }
 
@@ -37,51 +37,51 @@ struct UnreadSockets(Vec<UnixStream>);
 
 impl ScheduleServer {
     fn start(
-        chance: &mut ScheduleRng,
+        rng: &mut ScheduleRng,
         clock: u64,
-        wires: &mut UnreadSockets,
+        sockets: &mut UnreadSockets,
     ) -> (Self, PublishedBatch) {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
-        let config = KvConfig::new(spec, 4 + chance.below(12), [1, 2]);
-        let figures = Arc::new(PublisherCounters::default());
+        let config = KvConfig::new(spec, 4 + rng.below(12), [1, 2]);
+        let counters = Arc::new(PublisherCounters::default());
         let (near, far) = UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
-        wires.0.push(far);
-        let bell = PublisherWaker::new(near, Arc::new(AtomicBool::new(false)));
+        sockets.0.push(far);
+        let waker = PublisherWaker::new(near, Arc::new(AtomicBool::new(false)));
         // Either limit may be the small one.
-        let batches = 1 + chance.below(4) as usize;
-        let bytes = if chance.one_in(2) { u64::MAX } else { u64::from(1 + chance.below(2_000)) };
-        let room = FeedLimits { batches, bytes };
-        let (feed, changes) = KvEventFeed::new(room, config.blocks, bell, Arc::clone(&figures));
-        let format = if chance.one_in(2) { KvEventFormat::Map } else { KvEventFormat::Array };
+        let batches = 1 + rng.below(4) as usize;
+        let bytes = if rng.one_in(2) { u64::MAX } else { u64::from(1 + rng.below(2_000)) };
+        let limits = FeedLimits { batches, bytes };
+        let (feed, changes) = KvEventFeed::new(limits, config.blocks, waker, Arc::clone(&counters));
+        let format = if rng.one_in(2) { KvEventFormat::Map } else { KvEventFormat::Array };
         let encoder = KvEventEncoder {
             format,
             rank: 0,
             block_tokens: BLOCK_TOKENS,
             medium: "GPU",
             kinds: vec!["full_attention"],
-            token_ids: !chance.one_in(8),
+            token_ids: !rng.one_in(8),
         };
-        let mut journal = EventJournal::new(encoder, clock, chance.below(12) as usize);
+        let mut journal = EventJournal::new(encoder, clock, rng.below(12) as usize);
         let first = journal.append(0.0, &[KvEvent::Cleared]).unwrap();
         let kv = KvCache::new(&config).unwrap();
         let hasher = config.block_hasher();
-        let server = Self { kv, hasher, held_tables: Vec::new(), feed, changes, figures, journal };
+        let server = Self { kv, hasher, held_tables: Vec::new(), feed, changes, counters, journal };
         (server, first)
     }
 
     /// One step: a change of the cache, which the feed publishes.
-    fn step(&mut self, chance: &mut ScheduleRng) {
-        match chance.below(12) {
+    fn step(&mut self, rng: &mut ScheduleRng) {
+        match rng.below(12) {
             0 => self.kv.clear(),
             1..=4 if !self.held_tables.is_empty() => {
-                let at = chance.below(self.held_tables.len() as u32) as usize;
+                let at = rng.below(self.held_tables.len() as u32) as usize;
                 let mut table = self.held_tables.swap_remove(at);
                 self.kv.free(&mut table);
             }
             5 => {}
-            _ => self.request(chance),
+            _ => self.request(rng),
         }
         if self.kv.has_events() {
             self.feed.add(self.kv.take_events());
@@ -90,10 +90,10 @@ impl ScheduleServer {
     }
 
     /// A prompt that shares prefixes with others, by few distinct tokens and two salts.
-    fn request(&mut self, chance: &mut ScheduleRng) {
-        let length = BLOCK_TOKENS + chance.below(9);
-        let tokens: Vec<Token> = (0..length).map(|_| chance.below(2)).collect();
-        let extra = ExtraKeys::salted(chance.one_in(3).then(|| "a".to_owned()));
+    fn request(&mut self, rng: &mut ScheduleRng) {
+        let length = BLOCK_TOKENS + rng.below(9);
+        let tokens: Vec<Token> = (0..length).map(|_| rng.below(2)).collect();
+        let extra = ExtraKeys::salted(rng.one_in(3).then(|| "a".to_owned()));
         let mut keys = Vec::new();
         self.hasher.extend_keys(&mut keys, &tokens, extra.as_deref());
         let content =
@@ -118,10 +118,10 @@ impl ScheduleServer {
     /// Runs the publisher's thread once.
     fn publish(&mut self, sent: &mut Vec<PublishedBatch>) {
         while let Ok(changes) = self.changes.try_recv() {
-            self.figures.record_dequeued(&changes);
+            self.counters.record_dequeued(&changes);
             let entry = match changes {
                 KvEventChanges::Step(ts, events) => self.journal.append(ts, &events),
-                KvEventChanges::Backlog(ts, arrears) => self.journal.append_backlog(ts, *arrears),
+                KvEventChanges::Backlog(ts, backlog) => self.journal.append_backlog(ts, *backlog),
             };
             sent.push(entry.unwrap());
         }
@@ -134,23 +134,25 @@ impl ScheduleServer {
 
 /// A subscriber on a connection that loses batches. It starts with a full replay, as routers do.
 struct ScheduleSubscriber {
-    follower: SequenceNumberTracker,
+    sequence_tracker: SequenceNumberTracker,
     cached_hashes: SubscriberBlocks,
-    wire: VecDeque<PublishedBatch>,
+    connection: VecDeque<PublishedBatch>,
     gaps: u32,
 }
 
 impl ScheduleSubscriber {
     /// Reads all batches on the connection. A gap is closed by a replay, which may be interrupted.
-    fn read(&mut self, server: &mut ScheduleServer, chance: &mut ScheduleRng, reliable: bool) {
-        while let Some(entry) = self.wire.pop_front() {
-            match self.follower.check(entry.seq) {
+    fn read(&mut self, server: &mut ScheduleServer, rng: &mut ScheduleRng, reliable: bool) {
+        while let Some(entry) = self.connection.pop_front() {
+            match self.sequence_tracker.check(entry.seq) {
                 BatchArrival::Duplicate => {}
                 BatchArrival::Next => self.take(&entry),
                 BatchArrival::Gap { from } => {
                     self.gaps += 1;
-                    self.catch_up(server, chance, reliable, from);
-                    if !reliable && self.follower.check(entry.seq) != BatchArrival::Duplicate {
+                    self.catch_up(server, rng, reliable, from);
+                    if !reliable
+                        && self.sequence_tracker.check(entry.seq) != BatchArrival::Duplicate
+                    {
                         return; // The next batch reveals the rest of the gap.
                     }
                 }
@@ -161,13 +163,13 @@ impl ScheduleSubscriber {
     fn catch_up(
         &mut self,
         server: &mut ScheduleServer,
-        chance: &mut ScheduleRng,
+        rng: &mut ScheduleRng,
         reliable: bool,
         from: u64,
     ) {
         let mut replay = server.journal.replay(1.0, from).unwrap();
         while let Some(entry) = server.journal.next_batch(1.0, &mut replay).unwrap() {
-            if !reliable && chance.one_in(6) {
+            if !reliable && rng.one_in(6) {
                 return;
             }
             self.take(&entry);
@@ -180,7 +182,7 @@ impl ScheduleSubscriber {
             self.cached_hashes.apply(&event, &mut broken);
         }
         assert_eq!(broken, [], "batch {}", entry.seq);
-        self.follower.advance(entry.seq);
+        self.sequence_tracker.advance(entry.seq);
     }
 }
 
@@ -193,79 +195,80 @@ struct ScheduleCounts {
     late_joins: u32,
 }
 
-fn schedule(seed: u64, met: &mut ScheduleCounts) {
-    let mut chance = ScheduleRng::new(seed);
-    let mut wires = UnreadSockets(Vec::new());
+fn schedule(seed: u64, counts: &mut ScheduleCounts) {
+    let mut rng = ScheduleRng::new(seed);
+    let mut sockets = UnreadSockets(Vec::new());
     let mut clock = 1_000;
-    let (mut server, first) = ScheduleServer::start(&mut chance, clock, &mut wires);
+    let (mut server, first) = ScheduleServer::start(&mut rng, clock, &mut sockets);
     let mut subscriber = ScheduleSubscriber {
-        follower: SequenceNumberTracker::at(0),
+        sequence_tracker: SequenceNumberTracker::at(0),
         cached_hashes: SubscriberBlocks::default(),
-        wire: VecDeque::new(),
+        connection: VecDeque::new(),
         gaps: 0,
     };
-    let joins_late = chance.one_in(3);
-    met.late_joins += u32::from(joins_late);
+    let joins_late = rng.one_in(3);
+    counts.late_joins += u32::from(joins_late);
     if !joins_late {
-        subscriber.wire.push_back(first);
+        subscriber.connection.push_back(first);
     }
-    let pace = 1 + chance.below(12); // Approximate number of steps between two runs of the publisher.
-    for step in 0..10 + chance.below(50) {
-        server.step(&mut chance);
+    let pace = 1 + rng.below(12); // Approximate number of steps between two runs of the publisher.
+    for step in 0..10 + rng.below(50) {
+        server.step(&mut rng);
         let mut sent = Vec::new();
-        if chance.one_in(pace) {
+        if rng.one_in(pace) {
             server.publish(&mut sent);
         }
-        if chance.one_in(60) {
-            clock = server.journal.last().unwrap() + 1 + u64::from(chance.below(1_000));
-            met.dropped += server.figures.dropped.load(Ordering::Relaxed);
-            let (restarted, first) = ScheduleServer::start(&mut chance, clock, &mut wires);
+        if rng.one_in(60) {
+            clock = server.journal.last().unwrap() + 1 + u64::from(rng.below(1_000));
+            counts.dropped += server.counters.dropped.load(Ordering::Relaxed);
+            let (restarted, first) = ScheduleServer::start(&mut rng, clock, &mut sockets);
             (server, sent) = (restarted, vec![first]);
-            met.restarts += 1;
+            counts.restarts += 1;
         }
         let connected = !(joins_late && step < 8);
-        sent.retain(|_| connected && !chance.one_in(5));
-        subscriber.wire.extend(sent);
-        if chance.one_in(2) {
-            subscriber.read(&mut server, &mut chance, false);
+        sent.retain(|_| connected && !rng.one_in(5));
+        subscriber.connection.extend(sent);
+        if rng.one_in(2) {
+            subscriber.read(&mut server, &mut rng, false);
         }
-        if chance.one_in(40) {
-            subscriber.wire.clear(); // The connection broke.
+        if rng.one_in(40) {
+            subscriber.connection.clear(); // The connection broke.
         }
     }
-    finish_schedule(&mut server, &mut subscriber, &mut chance, seed);
-    met.dropped += server.figures.dropped.load(Ordering::Relaxed);
-    met.gaps += subscriber.gaps;
+    finish_schedule(&mut server, &mut subscriber, &mut rng, seed);
+    counts.dropped += server.counters.dropped.load(Ordering::Relaxed);
+    counts.gaps += subscriber.gaps;
 }
 
 /// Publishes everything and one more batch: the subscriber's index must then equal the server's.
 fn finish_schedule(
     server: &mut ScheduleServer,
     subscriber: &mut ScheduleSubscriber,
-    chance: &mut ScheduleRng,
+    rng: &mut ScheduleRng,
     seed: u64,
 ) {
     let mut sent = Vec::new();
     server.publish(&mut sent);
     server.feed.flush();
     server.publish(&mut sent);
-    let beat = server.journal.append(2.0, &[]).unwrap();
-    subscriber.wire.push_back(beat);
-    subscriber.read(server, chance, true);
-    let known: BTreeSet<ExternalBlockHash> = subscriber.cached_hashes.hashes().cloned().collect();
-    assert_eq!(known, server.index(), "schedule {seed}");
-    assert_eq!(known.len(), server.journal.blocks(), "schedule {seed}");
+    let heartbeat = server.journal.append(2.0, &[]).unwrap();
+    subscriber.connection.push_back(heartbeat);
+    subscriber.read(server, rng, true);
+    let cached_hashes: BTreeSet<ExternalBlockHash> =
+        subscriber.cached_hashes.hashes().cloned().collect();
+    assert_eq!(cached_hashes, server.index(), "schedule {seed}");
+    assert_eq!(cached_hashes.len(), server.journal.blocks(), "schedule {seed}");
     server.kv.check(server.held_tables.iter());
 }
 
 #[test]
 fn subscriber_at_last_sequence_knows_the_index() {
-    let mut met = ScheduleCounts::default();
+    let mut counts = ScheduleCounts::default();
     for seed in 0..SCHEDULES {
-        schedule(seed, &mut met);
+        schedule(seed, &mut counts);
     }
-    let ScheduleCounts { dropped, gaps, restarts, late_joins: late } = met;
-    assert!(dropped > 1_000 && gaps > 10_000 && restarts > 1_000 && late > 1_000);
+    let ScheduleCounts { dropped, gaps, restarts, late_joins: joined_late } = counts;
+    assert!(dropped > 1_000 && gaps > 10_000 && restarts > 1_000 && joined_late > 1_000);
 }
 
 /// The backlog is sent as one batch, with a clear first, once half of the queue is free; until then the
@@ -273,36 +276,38 @@ fn subscriber_at_last_sequence_knows_the_index() {
 #[test]
 fn stalled_publisher_catches_up_in_one_batch() {
     for seed in 0..200 {
-        let mut chance = ScheduleRng::new(seed);
+        let mut rng = ScheduleRng::new(seed);
         let (mut server, first) =
-            ScheduleServer::start(&mut chance, 0, &mut UnreadSockets(Vec::new()));
+            ScheduleServer::start(&mut rng, 0, &mut UnreadSockets(Vec::new()));
         let mut subscriber = ScheduleSubscriber {
-            follower: SequenceNumberTracker::at(0),
+            sequence_tracker: SequenceNumberTracker::at(0),
             cached_hashes: SubscriberBlocks::default(),
-            wire: VecDeque::from([first]),
+            connection: VecDeque::from([first]),
             gaps: 0,
         };
-        for _ in 0..50 + chance.below(500) {
-            server.step(&mut chance);
+        for _ in 0..50 + rng.below(500) {
+            server.step(&mut rng);
         }
-        assert!(server.figures.dropped.load(Ordering::Relaxed) > 0, "schedule {seed}");
-        let (mut waited, mut owed) = (Vec::new(), Vec::new());
-        server.publish(&mut waited);
+        assert!(server.counters.dropped.load(Ordering::Relaxed) > 0, "schedule {seed}");
+        let (mut queued_batches, mut backlog_batches) = (Vec::new(), Vec::new());
+        server.publish(&mut queued_batches);
         server.feed.flush();
         let pool = server.kv.counts().pool as usize;
         for changes in server.changes.try_iter() {
-            let KvEventChanges::Backlog(ts, arrears) = changes else {
+            let KvEventChanges::Backlog(ts, backlog) = changes else {
                 panic!("schedule {seed}: a step")
             };
-            assert!(arrears.len() <= 2 * pool, "{} of {pool} blocks", arrears.len());
-            owed.push(server.journal.append_backlog(ts, *arrears).unwrap());
+            assert!(backlog.len() <= 2 * pool, "{} of {pool} blocks", backlog.len());
+            backlog_batches.push(server.journal.append_backlog(ts, *backlog).unwrap());
         }
-        let [told] = &owed[..] else { panic!("schedule {seed}: {} batches", owed.len()) };
-        assert_eq!(decode(&told.payload).unwrap().events[0], DecodedKvEvent::AllBlocksCleared);
-        subscriber.wire.extend(waited.into_iter().chain(owed));
-        subscriber.read(&mut server, &mut chance, true);
-        let known: BTreeSet<ExternalBlockHash> =
+        let [batch] = &backlog_batches[..] else {
+            panic!("schedule {seed}: {} batches", backlog_batches.len())
+        };
+        assert_eq!(decode(&batch.payload).unwrap().events[0], DecodedKvEvent::AllBlocksCleared);
+        subscriber.connection.extend(queued_batches.into_iter().chain(backlog_batches));
+        subscriber.read(&mut server, &mut rng, true);
+        let cached_hashes: BTreeSet<ExternalBlockHash> =
             subscriber.cached_hashes.hashes().cloned().collect();
-        assert_eq!((known, subscriber.gaps), (server.index(), 0), "schedule {seed}");
+        assert_eq!((cached_hashes, subscriber.gaps), (server.index(), 0), "schedule {seed}");
     }
 }

@@ -88,10 +88,10 @@ fn batches_have_three_frames_and_replays_equal_them() {
     assert_eq!((all[0].0, &all[1..]), (epoch, live.as_slice()));
     assert_eq!(replay(&publisher, epoch + 490), live[489..]);
     assert_eq!(replay(&publisher, epoch + 501), []);
-    let figures = &publisher.source().counters;
-    assert_eq!(figures.batches.load(Ordering::Relaxed), 501);
+    let counters = &publisher.source().counters;
+    assert_eq!(counters.batches.load(Ordering::Relaxed), 501);
     assert_eq!(
-        (figures.replays.load(Ordering::Relaxed), figures.errors.load(Ordering::Relaxed)),
+        (counters.replays.load(Ordering::Relaxed), counters.errors.load(Ordering::Relaxed)),
         (3, 0)
     );
     assert_eq!(publisher.source().describe()["last_seq"], epoch + 500);
@@ -124,12 +124,12 @@ fn idle_publisher_sends_heartbeats_and_ignores_garbage() {
     let context = Context::new();
     let (_feed, publisher) = start(&json!({"idle_beat_s": 0.02}));
     let subscriber = subscribe(&context, &publisher, "");
-    let mut follower = SequenceNumberTracker::default();
+    let mut sequence_tracker = SequenceNumberTracker::default();
     for _ in 0..5 {
         let frames = subscriber.recv_multipart(0).unwrap();
         let seq = u64::from_be_bytes(frames[1][..].try_into().unwrap());
-        assert_eq!(follower.check(seq), metrics::kv_events::BatchArrival::Next);
-        follower.advance(seq);
+        assert_eq!(sequence_tracker.check(seq), metrics::kv_events::BatchArrival::Next);
+        sequence_tracker.advance(seq);
         assert_eq!(decode(&frames[2]).unwrap().events, []);
     }
     let dealer = context.socket(zmq::DEALER).unwrap();
@@ -165,9 +165,9 @@ fn stuck_subscriber_loses_only_its_own_batches() {
         std::thread::sleep(Duration::from_micros(200));
     }
     wait_for_batches(&publisher, 2_001);
-    let figures = &publisher.source().counters;
+    let counters = &publisher.source().counters;
     assert_eq!(
-        (figures.dropped.load(Ordering::Relaxed), figures.errors.load(Ordering::Relaxed)),
+        (counters.dropped.load(Ordering::Relaxed), counters.errors.load(Ordering::Relaxed)),
         (0, 0)
     );
     assert!(slowest < Duration::from_secs(10), "a hand-over took {slowest:?}"); // On busy cores.
@@ -242,8 +242,8 @@ fn assert_receives_batches(
     publish_events(feed, stored(1));
     wait_for_batches(publisher, last + 1);
     subscriber.set_rcvtimeo(WAIT_MS).unwrap();
-    let wanted = publisher.source().counters.seq.load(Ordering::Relaxed).to_be_bytes();
-    while subscriber.recv_multipart(0).unwrap()[1] != wanted {}
+    let expected = publisher.source().counters.seq.load(Ordering::Relaxed).to_be_bytes();
+    while subscriber.recv_multipart(0).unwrap()[1] != expected {}
 }
 
 #[test]
@@ -313,8 +313,8 @@ fn address_in_use_error_names_the_address() {
     let (_feed, publisher) = start(&json!({}));
     let taken = publisher.source().endpoint.clone();
     let again = BoundPublisher::open(&config(&json!({"endpoint": taken})), TopicFields::default());
-    let told = again.err().unwrap().to_string();
-    assert!(told.contains(&taken) && told.contains("in use"), "{told}");
+    let error = again.err().unwrap().to_string();
+    assert!(error.contains(&taken) && error.contains("in use"), "{error}");
     let wrong = BoundPublisher::open(&config(&json!({"topic": "{nope}"})), TopicFields::default());
     assert!(wrong.err().unwrap().to_string().contains("{nope}"));
 }

@@ -22,18 +22,18 @@ const DEVIATIONS: f64 = 3.4;
 /// Minimum area of distinguishable times.
 const DISTINGUISHABLE_AREA: f64 = 0.9;
 
-fn prompt(chance: &mut SimRng) -> String {
+fn prompt(rng: &mut SimRng) -> String {
     let mut text = String::with_capacity(PROMPT_TOKENS);
     for _ in 0..WORDS {
         text.push(' ');
-        text.extend((0..WORD_LETTERS).map(|_| char::from(chance.pick(LETTERS))));
+        text.extend((0..WORD_LETTERS).map(|_| char::from(rng.pick(LETTERS))));
     }
     text
 }
 
 /// A new salt; all salts have the same length.
-fn salt(chance: &mut SimRng) -> String {
-    format!("{:016x}", chance.next_u64())
+fn salt(rng: &mut SimRng) -> String {
+    format!("{:016x}", rng.next_u64())
 }
 
 /// Time to first token, and number of cached prompt tokens.
@@ -82,16 +82,16 @@ fn roc_area_is_a_share_of_pairs() {
 fn measure(rounds: usize) -> [Vec<Duration>; 3] {
     let flags = ["--threads", "1", "--kv-cache-memory-bytes", "256MiB"];
     let process = LongPromptServer::start(&flags);
-    let (mut chance, mut client) = (SimRng::new(13), HttpClient::connect(process.address));
+    let (mut rng, mut client) = (SimRng::new(13), HttpClient::connect(process.address));
     let mut times: [Vec<Duration>; 3] = Default::default();
     for _ in 0..rounds {
-        let (cached, fresh) = (prompt(&mut chance), prompt(&mut chance));
-        let [owner, other, nobody] = [(); 3].map(|()| salt(&mut chance));
+        let (cached, fresh) = (prompt(&mut rng), prompt(&mut rng));
+        let [owner, other, nobody] = [(); 3].map(|()| salt(&mut rng));
         time_first_token(&mut client, &cached, &owner);
         let asked = [(&cached, owner), (&cached, other), (&fresh, nobody)];
         let mut left = vec![0, 1, 2];
         while !left.is_empty() {
-            let kind = left.swap_remove(chance.below(left.len() as u64) as usize);
+            let kind = left.swap_remove(rng.below(left.len() as u64) as usize);
             let (took, hit) = time_first_token(&mut client, asked[kind].0, &asked[kind].1);
             assert_eq!(hit > 0, kind == 0, "{hit} tokens cached");
             times[kind].push(took);
@@ -105,8 +105,8 @@ fn measure(rounds: usize) -> [Vec<Duration>; 3] {
 #[ignore = "a measurement: `just salts COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "the number comes from `just`")]
 fn cache_hit_timing_does_not_leak_across_salts() {
-    let said = std::env::var("HADRON_SALTS_COUNT").ok();
-    let rounds = said.map_or(300, |text| text.parse::<usize>().unwrap());
+    let message = std::env::var("HADRON_SALTS_COUNT").ok();
+    let rounds = message.map_or(300, |text| text.parse::<usize>().unwrap());
     let [hits, others, cold] = measure(rounds);
     let [across, within] = [&others, &hits].map(|times| roc_area(times, &cold));
     let allowed = DEVIATIONS / (6.0 * rounds as f64).sqrt();

@@ -67,28 +67,28 @@ fn connect(address: SocketAddr) -> TcpStream {
 }
 
 /// Runs one client; returns the moment at which it disconnected.
-fn disconnect(address: SocketAddr, dice: &mut DisconnectRng) -> usize {
-    let words = "once upon a time ".repeat(dice.below(40) as usize + 1);
-    let stream = dice.below(4) > 0;
-    let n = 1 + dice.below(2);
+fn disconnect(address: SocketAddr, request_rng: &mut DisconnectRng) -> usize {
+    let words = "once upon a time ".repeat(request_rng.below(40) as usize + 1);
+    let stream = request_rng.below(4) > 0;
+    let n = 1 + request_rng.below(2);
     let (head, body) = request(&words, &format!(r#""max_tokens":500,"n":{n},"stream":{stream}"#));
-    let moment = dice.below(TIMED_OUT_MOMENT as u64) as usize;
+    let moment = request_rng.below(TIMED_OUT_MOMENT as u64) as usize;
     let mut socket = connect(address);
     let _ = socket.set_read_timeout(Some(CLIENT_TIMEOUT));
-    let part = |text: &str, dice: &mut DisconnectRng| {
-        text[..dice.below(text.len() as u64) as usize].to_owned()
+    let part = |text: &str, request_rng: &mut DisconnectRng| {
+        text[..request_rng.below(text.len() as u64) as usize].to_owned()
     };
     let sent = match moment {
-        0 => part(&head, dice),
-        1 => head + &part(&body, dice),
+        0 => part(&head, request_rng),
+        1 => head + &part(&body, request_rng),
         _ => head + &body,
     };
     // The client ignores write errors: it disconnects anyway.
     let _ = socket.write_all(sent.as_bytes());
     if moment == 3 {
-        std::thread::sleep(Duration::from_micros(dice.below(5_000)));
+        std::thread::sleep(Duration::from_micros(request_rng.below(5_000)));
     }
-    let reads = [0, 0, 0, 0, 1, 1 + dice.below(8)][moment];
+    let reads = [0, 0, 0, 0, 1, 1 + request_rng.below(8)][moment];
     let mut buffer = [0_u8; 512];
     for _ in 0..reads {
         match socket.read(&mut buffer) {
@@ -112,10 +112,10 @@ fn complete(address: SocketAddr) -> String {
 }
 
 fn run_clients(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNECT_MOMENTS.len()] {
-    let mut dice = DisconnectRng(seed);
+    let mut request_rng = DisconnectRng(seed);
     let mut left = [0; DISCONNECT_MOMENTS.len()];
     for client in 0..CLIENTS / CLIENT_THREADS / 2 {
-        left[disconnect(address, &mut dice)] += 1;
+        left[disconnect(address, &mut request_rng)] += 1;
         if client % STAYING_ONE_IN == 0 {
             assert_eq!(complete(address), expected);
         }

@@ -126,10 +126,15 @@ fn costly_grammars_do_not_slow_other_streams() {
     let mut changes = vec![Vec::new(); besides.len()];
     for round in 0..ROUNDS {
         let quiet = measure(round, None, None).p99;
-        for (beside, changes) in besides.iter().zip(&mut changes) {
-            let with = measure(round, Some(beside), Some(quiet));
-            let without = if beside.status == "400" {
-                measure(round, Some(&beside.rejected_early(with.replies_per_s)), Some(quiet)).p99
+        for (concurrent_load, changes) in besides.iter().zip(&mut changes) {
+            let with = measure(round, Some(concurrent_load), Some(quiet));
+            let without = if concurrent_load.status == "400" {
+                measure(
+                    round,
+                    Some(&concurrent_load.rejected_early(with.replies_per_s)),
+                    Some(quiet),
+                )
+                .p99
             } else {
                 quiet
             };
@@ -157,7 +162,7 @@ struct GrammarCostResult {
 
 fn measure(
     round: usize,
-    beside: Option<&ConstrainedLoad>,
+    concurrent_load: Option<&ConstrainedLoad>,
     quiet: Option<f64>,
 ) -> GrammarCostResult {
     let wait = Duration::from_mins(5);
@@ -172,7 +177,7 @@ fn measure(
     let (address, done) = (server.address, Arc::new(AtomicBool::new(false)));
     let (answered, since) = (Arc::new(AtomicUsize::new(0)), Instant::now());
     let clients = {
-        let (done, beside) = (Arc::clone(&done), beside.cloned());
+        let (done, concurrent_load) = (Arc::clone(&done), concurrent_load.cloned());
         let answered = Arc::clone(&answered);
         std::thread::spawn(move || {
             let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -181,10 +186,16 @@ fn measure(
                 for _ in 0..STREAMS {
                     tokio::spawn(read(address, false));
                 }
-                for (client, beside) in
-                    std::iter::repeat_n(beside, CONSTRAINED).flatten().enumerate()
+                for (client, concurrent_load) in
+                    std::iter::repeat_n(concurrent_load, CONSTRAINED).flatten().enumerate()
                 {
-                    tokio::spawn(follow(address, beside, client, round, Arc::clone(&answered)));
+                    tokio::spawn(follow(
+                        address,
+                        concurrent_load,
+                        client,
+                        round,
+                        Arc::clone(&answered),
+                    ));
                 }
                 while !done.load(Ordering::Relaxed) {
                     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -202,9 +213,10 @@ fn measure(
     done.store(true, Ordering::Relaxed);
     clients.join().unwrap();
     let change = (p99 / quiet.unwrap_or(p99) - 1.0) * 100.0;
-    let beside = beside.map_or("none", |beside| beside.name.as_str());
+    let concurrent_load =
+        concurrent_load.map_or("none", |concurrent_load| concurrent_load.name.as_str());
     println!(
-        "| {round} | {beside} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} | {answers_per_s:.1} |"
+        "| {round} | {concurrent_load} | {steps} | {p50:.3} ms | {p99:.3} ms | {change:+.1} % | {late} | {answers_per_s:.1} |"
     );
     GrammarCostResult { p99, replies_per_s: answers_per_s }
 }
@@ -212,13 +224,13 @@ fn measure(
 /// Sends consecutive constrained requests and checks the status of each reply.
 async fn follow(
     address: SocketAddr,
-    beside: ConstrainedLoad,
+    concurrent_load: ConstrainedLoad,
     client: usize,
     round: usize,
     answered: Arc<AtomicUsize>,
 ) {
     let start = tokio::time::Instant::now();
-    let mut turn = beside.every.map(|every| {
+    let mut turn = concurrent_load.every.map(|every| {
         let first = start + every * client as u32 / CONSTRAINED as u32;
         tokio::time::interval_at(first, every)
     });
@@ -226,7 +238,7 @@ async fn follow(
         if let Some(turn) = &mut turn {
             turn.tick().await;
         }
-        let body = beside.body((round * CONSTRAINED + client) * 10_000 + n);
+        let body = concurrent_load.body((round * CONSTRAINED + client) * 10_000 + n);
         let head = format!(
             "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
             body.len()
@@ -239,7 +251,8 @@ async fn follow(
         let status = reply.get(9..12);
         // The plain streams may leave too little processor time for a dry run.
         let is_known = |status: &[u8]| {
-            status == beside.status.as_bytes() || beside.status == "400" && status == b"429"
+            status == concurrent_load.status.as_bytes()
+                || concurrent_load.status == "400" && status == b"429"
         };
         let expected = status.is_none_or(is_known);
         assert!(expected, "{}", String::from_utf8_lossy(&reply));

@@ -1,7 +1,7 @@
 //! Cost of a grammar's dry run: the first, which starts a worker process, and later ones; and the memory of
 //! the process. The vocabulary has a realistic size.
 
-use crate::test_server::trials;
+use crate::test_server::grammar_worker;
 use grammar::{
     GrammarCompilePool, GrammarSpec, GrammarTimings, GrammarVocabulary, JsonWhitespace,
     OutputConstraint,
@@ -80,7 +80,7 @@ fn memory() -> Vec<String> {
 #[ignore = "a measurement; run it alone"]
 fn latency_of_grammar_dry_runs() {
     let timings = Arc::new(GrammarTimings::default());
-    let grammars = GrammarCompilePool::start(vocabulary, &trials(), timings).unwrap();
+    let grammars = GrammarCompilePool::start(vocabulary, &grammar_worker(), timings).unwrap();
     println!("{TOKENS} tokens");
     println!("| grammar | first | p50 | p99 |");
     println!("|---|--:|--:|--:|");

@@ -74,13 +74,13 @@ impl LongPromptServer {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut said = Vec::new();
+        let mut text = Vec::new();
         let address = loop {
-            let Some(Ok(line)) = lines.next() else { panic!("no ready line: {said:?}") };
+            let Some(Ok(line)) = lines.next() else { panic!("no ready line: {text:?}") };
             if let Some((_, rest)) = line.split_once(" on http://") {
                 break rest.split(' ').next().unwrap().parse().unwrap();
             }
-            said.push(line);
+            text.push(line);
         };
         // The reason of an executor failure is in the log, and a pipe that is not read would block the
         // server.
@@ -133,11 +133,11 @@ fn model() -> tempfile::TempDir {
 }
 
 /// A unique text of up to `bytes` bytes, at most one piece shorter.
-fn prompt(chance: &mut SimRng, bytes: usize) -> String {
+fn prompt(rng: &mut SimRng, bytes: usize) -> String {
     let mut text = String::with_capacity(bytes);
     for _ in 0..bytes / PIECE_BYTES {
-        let word = WORDS.start + chance.below(WORDS.end - WORDS.start);
-        let mut letter = || char::from(b'a' + chance.below(26) as u8);
+        let word = WORDS.start + rng.below(WORDS.end - WORDS.start);
+        let mut letter = || char::from(b'a' + rng.below(26) as u8);
         let _ = write!(text, "<|t{word}|>{}{}", letter(), letter()); // Writing to a `String` cannot fail.
     }
     text
@@ -189,15 +189,15 @@ fn connect(address: SocketAddr) -> HttpClient {
 /// A client that sends one prompt after another.
 struct LongPromptClient<'a> {
     address: SocketAddr,
-    chance: SimRng,
+    rng: SimRng,
     seen: &'a LongPromptCounts,
 }
 
 impl LongPromptClient<'_> {
     fn run(&mut self, over: &AtomicBool) {
         while !over.load(Ordering::Relaxed) {
-            let kind = self.chance.pick(&RANDOM_KINDS);
-            let text = prompt(&mut self.chance, KINDS[kind].1);
+            let kind = self.rng.pick(&RANDOM_KINDS);
+            let text = prompt(&mut self.rng, KINDS[kind].1);
             self.send_prompt(kind, &text);
             if kind == MEGABYTE {
                 self.send_short_prompts(text);
@@ -208,10 +208,10 @@ impl LongPromptClient<'_> {
     /// Sends the prompts that follow a megabyte prompt.
     fn send_short_prompts(&mut self, mut text: String) {
         for _ in 0..SHORT_ONES {
-            let short = prompt(&mut self.chance, KINDS[SHORT].1);
+            let short = prompt(&mut self.rng, KINDS[SHORT].1);
             self.send_prompt(SHORT, &short);
         }
-        text += &prompt(&mut self.chance, KINDS[LONGER].1);
+        text += &prompt(&mut self.rng, KINDS[LONGER].1);
         self.send_prompt(LONGER, &text);
     }
 
@@ -393,7 +393,7 @@ fn run(
         let senders: Vec<_> = (0..CLIENTS)
             .map(|seed| {
                 scope.spawn(move || {
-                    LongPromptClient { address, chance: SimRng::new(seed), seen }.run(over);
+                    LongPromptClient { address, rng: SimRng::new(seed), seen }.run(over);
                 })
             })
             .collect();
@@ -418,8 +418,8 @@ fn run(
 #[ignore = "an hour: `just long-prompts MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn long_prompts_cause_no_false_step_timeout() {
-    let said = std::env::var("HADRON_LONG_PROMPTS_MINUTES").ok();
-    let minutes = said.map_or(60.0, |text| text.parse::<f64>().unwrap());
+    let message = std::env::var("HADRON_LONG_PROMPTS_MINUTES").ok();
+    let minutes = message.map_or(60.0, |text| text.parse::<f64>().unwrap());
     let folder = model();
     let path = folder.path().join("model");
     let apart =

@@ -32,8 +32,8 @@ struct StreamLength {
 /// One token per second for HADRON_STREAMS_MINUTES minutes; without it 40 tokens, two per second.
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn length() -> StreamLength {
-    let said = std::env::var("HADRON_STREAMS_MINUTES").ok();
-    match said.map_or(0, |text| text.parse::<u64>().unwrap()) {
+    let message = std::env::var("HADRON_STREAMS_MINUTES").ok();
+    match message.map_or(0, |text| text.parse::<u64>().unwrap()) {
         0 => StreamLength { tokens: 40, step_time: Duration::from_millis(500) },
         minutes => {
             StreamLength { tokens: 60 * minutes as usize, step_time: Duration::from_secs(1) }
@@ -90,12 +90,12 @@ fn ten_thousand_streams() {
     }
     let seconds = start.elapsed().as_secs_f64();
     let output = client.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
-    let told = said.lines().find_map(|line| line.split_once("COUNTS "));
-    let counts = told.unwrap_or_else(|| panic!("{said}")).1;
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    let told = text.lines().find_map(|line| line.split_once("COUNTS "));
+    let counts = told.unwrap_or_else(|| panic!("{text}")).1;
     let counts: Vec<usize> = counts.split(' ').map(|count| count.parse().unwrap()).collect();
-    let &[events, together] = counts.as_slice() else { panic!("{said}") };
+    let &[events, together] = counts.as_slice() else { panic!("{text}") };
     let each = (most - before) / STREAMS;
     println!(
         "{STREAMS} streams of {tokens} tokens, {together} open at once; {events} events in \

@@ -38,7 +38,7 @@ fn complete(client: &mut HttpClient, kind: usize) -> ([Value; 2], Duration) {
 }
 
 /// Runs the storm; returns the latencies and the number of changed outputs.
-fn run_storm(address: SocketAddr, alone: &[[Value; 2]]) -> (Vec<Duration>, usize) {
+fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, usize) {
     let (next, changed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let client = || {
         let (mut client, mut times) = (HttpClient::connect(address), Vec::new());
@@ -50,7 +50,7 @@ fn run_storm(address: SocketAddr, alone: &[[Value; 2]]) -> (Vec<Duration>, usize
             // Requests that are close in time are of different kinds.
             let kind = number * 37 % KINDS;
             let (told, took) = complete(&mut client, kind);
-            changed.fetch_add(usize::from(told != alone[kind]), Ordering::Relaxed);
+            changed.fetch_add(usize::from(told != baseline[kind]), Ordering::Relaxed);
             times.push(took);
         }
     };
@@ -71,11 +71,11 @@ fn storm_of_requests_over_a_tenth_of_the_cache() {
     let server =
         TestServer::start(&ServerSetup { blocks, max_model_len, ..ServerSetup::default() });
     let mut client = HttpClient::connect(server.address);
-    let alone: Vec<[Value; 2]> = (0..KINDS).map(|kind| complete(&mut client, kind).0).collect();
+    let baseline: Vec<[Value; 2]> = (0..KINDS).map(|kind| complete(&mut client, kind).0).collect();
     drop(client);
     let before = server.client().stats();
     let start = Instant::now();
-    let (mut times, changed) = run_storm(server.address, &alone);
+    let (mut times, changed) = run_storm(server.address, &baseline);
     let seconds = start.elapsed().as_secs_f64();
     server.wait_idle(IDLE_WITHIN);
     let after = server.client().stats();

@@ -8,27 +8,27 @@ use crate::rng::SimRng;
 const BURST: u64 = 40;
 
 /// A body of up to 40 MB, announced only or sent in full: one string, nested lists, or spaces.
-pub(super) fn huge(target: &AttackTarget, chance: &mut SimRng) {
-    let bytes = chance.scaled(1_000, 40_000_000) as usize;
-    let body = match chance.below(4) {
+pub(super) fn huge(target: &AttackTarget, rng: &mut SimRng) {
+    let bytes = rng.scaled(1_000, 40_000_000) as usize;
+    let body = match rng.below(4) {
         0 => format!("{{\"prompt\":\"{}\"}}", "a ".repeat(bytes / 2)),
         1 => format!("{{\"prompt\":{}", "[".repeat(bytes)),
         2 => format!("{{\"prompt\":[{}1]}}", "1,".repeat(bytes / 2)),
         _ => " ".repeat(bytes),
     };
-    let path = chance.pick(&["/v1/completions", "/v1/chat/completions", "/tokenize"]);
+    let path = rng.pick(&["/v1/completions", "/v1/chat/completions", "/tokenize"]);
     target.post("huge_bodies", path, body.as_bytes());
 }
 
 /// Mutated requests and near-invalid HTTP on one connection.
-pub(super) fn malformed(target: &AttackTarget, chance: &mut SimRng) {
-    let mut dice = MalformedRequestRng(chance.next_u64());
+pub(super) fn malformed(target: &AttackTarget, rng: &mut SimRng) {
+    let mut request_rng = MalformedRequestRng(rng.next_u64());
     let mut bytes = Vec::new();
-    if chance.chance_per_mille(300) {
-        bytes = garbage(&mut dice);
+    if rng.chance_per_mille(300) {
+        bytes = garbage(&mut request_rng);
     } else {
         for _ in 0..BURST {
-            request(&mut dice, &mut bytes);
+            request(&mut request_rng, &mut bytes);
         }
     }
     let mut counts = [0; 6];

@@ -6,11 +6,11 @@ use serde_json::json;
 use std::time::Duration;
 
 /// Streams that are closed before their first token, or after some.
-pub(super) fn leave(target: &AttackTarget, chance: &mut SimRng) {
-    for _ in 0..chance.between(1, 12) {
+pub(super) fn leave(target: &AttackTarget, rng: &mut SimRng) {
+    for _ in 0..rng.between(1, 12) {
         let Some(mut client) = target.connect() else { return };
-        let body = json!({"prompt": "leaving ".repeat(chance.between(1, 40) as usize),
-            "max_tokens": 300, "stream": chance.chance_per_mille(800), "ignore_eos": true, "n": chance.between(1, 4)});
+        let body = json!({"prompt": "leaving ".repeat(rng.between(1, 40) as usize),
+            "max_tokens": 300, "stream": rng.chance_per_mille(800), "ignore_eos": true, "n": rng.between(1, 4)});
         let text = body.to_string();
         let head = format!(
             "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
@@ -18,14 +18,14 @@ pub(super) fn leave(target: &AttackTarget, chance: &mut SimRng) {
             text.len()
         );
         let _ = client.send_raw(head.as_bytes()); // The outcome is irrelevant.
-        if chance.chance_per_mille(500) {
-            std::thread::sleep(Duration::from_millis(chance.below(60)));
+        if rng.chance_per_mille(500) {
+            std::thread::sleep(Duration::from_millis(rng.below(60)));
         }
     }
 }
 
 /// Streams that are not read while they are generated.
-pub(super) fn read_slowly(target: &AttackTarget, chance: &mut SimRng) {
+pub(super) fn read_slowly(target: &AttackTarget, rng: &mut SimRng) {
     let body = json!({"prompt": "slow", "max_tokens": 200, "stream": true, "ignore_eos": true,
         "logprobs": 5, "n": 4})
     .to_string();
@@ -38,7 +38,7 @@ pub(super) fn read_slowly(target: &AttackTarget, chance: &mut SimRng) {
     for client in &mut clients {
         let _ = client.send_raw(head.as_bytes()); // A rejection is permitted.
     }
-    std::thread::sleep(Duration::from_millis(300 + chance.below(700)));
+    std::thread::sleep(Duration::from_millis(300 + rng.below(700)));
     for client in &mut clients {
         if let Some(reply) = client.read_head() {
             target.check("slow_readers", &reply);

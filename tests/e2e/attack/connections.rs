@@ -9,11 +9,11 @@ use std::time::Duration;
 const CONNECTIONS: u64 = 12;
 
 /// Headers sent byte by byte that stop before their end.
-pub(super) fn slow_headers(target: &AttackTarget, chance: &mut SimRng) {
+pub(super) fn slow_headers(target: &AttackTarget, rng: &mut SimRng) {
     let head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Long: ";
     let clients = (0..CONNECTIONS).map_while(|_| target.connect());
     let mut clients: Vec<_> = clients.collect();
-    for byte in head.iter().take(10 + chance.below(30) as usize) {
+    for byte in head.iter().take(10 + rng.below(30) as usize) {
         for client in &mut clients {
             let _ = client.send_raw(&[*byte]); // The server may have closed it.
         }
@@ -22,8 +22,8 @@ pub(super) fn slow_headers(target: &AttackTarget, chance: &mut SimRng) {
 }
 
 /// Bodies with an announced length that are started and never completed.
-pub(super) fn slow_bodies(target: &AttackTarget, chance: &mut SimRng) {
-    let length = chance.scaled(10, 8_000_000);
+pub(super) fn slow_bodies(target: &AttackTarget, rng: &mut SimRng) {
+    let length = rng.scaled(10, 8_000_000);
     let head = format!(
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
          Content-Length: {length}\r\n\r\n{{\"prompt\": \""
@@ -32,7 +32,7 @@ pub(super) fn slow_bodies(target: &AttackTarget, chance: &mut SimRng) {
     for client in &mut clients {
         let _ = client.send_raw(head.as_bytes()); // The server may have closed it.
     }
-    for _ in 0..chance.below(10) {
+    for _ in 0..rng.below(10) {
         std::thread::sleep(Duration::from_millis(60));
         for client in &mut clients {
             let _ = client.send_raw(b"a");
@@ -41,7 +41,7 @@ pub(super) fn slow_bodies(target: &AttackTarget, chance: &mut SimRng) {
 }
 
 /// Connections that are opened and left idle, or shut down at any point of a request.
-pub(super) fn half_open(target: &AttackTarget, chance: &mut SimRng) {
+pub(super) fn half_open(target: &AttackTarget, rng: &mut SimRng) {
     let body = r#"{"prompt":"half","max_tokens":40,"ignore_eos":true,"stream":true}"#;
     let request = format!(
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
@@ -51,13 +51,13 @@ pub(super) fn half_open(target: &AttackTarget, chance: &mut SimRng) {
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
         let Some(mut client) = target.connect() else { return };
-        let end = chance.below(request.len() as u64 + 1) as usize;
+        let end = rng.below(request.len() as u64 + 1) as usize;
         let _ = client.send_raw(&request.as_bytes()[..end]); // The server may have closed it.
-        let how = chance.pick(&[Shutdown::Write, Shutdown::Read, Shutdown::Both]);
-        if chance.chance_per_mille(700) {
+        let how = rng.pick(&[Shutdown::Write, Shutdown::Read, Shutdown::Both]);
+        if rng.chance_per_mille(700) {
             let _ = client.reader.get_mut().shutdown(how); // May fail if it is closed already.
         }
         clients.push(client);
     }
-    std::thread::sleep(Duration::from_millis(200 + chance.below(300)));
+    std::thread::sleep(Duration::from_millis(200 + rng.below(300)));
 }

@@ -5,7 +5,7 @@ use crate::rng::SimRng;
 use serde_json::{Map, Value, json};
 
 /// Several fields with extreme values at the same time.
-pub(super) fn fields(target: &AttackTarget, chance: &mut SimRng) {
+pub(super) fn fields(target: &AttackTarget, rng: &mut SimRng) {
     let numbers = [
         json!(0),
         json!(1),
@@ -37,13 +37,13 @@ pub(super) fn fields(target: &AttackTarget, chance: &mut SimRng) {
         "data_parallel_rank",
     ];
     let mut body = Map::from_iter([("prompt".to_owned(), json!("extreme"))]);
-    for _ in 0..chance.between(1, 4) {
-        let value = numbers[chance.below(numbers.len() as u64) as usize].clone();
-        body.insert(chance.pick(&names).to_owned(), value);
+    for _ in 0..rng.between(1, 4) {
+        let value = numbers[rng.below(numbers.len() as u64) as usize].clone();
+        body.insert(rng.pick(&names).to_owned(), value);
     }
-    let many = chance.scaled(1, 2_000) as usize;
+    let many = rng.scaled(1, 2_000) as usize;
     let biases = |n: usize| (0..n).map(|i| (i.to_string(), json!(i % 200)));
-    let (name, value) = match chance.below(6) {
+    let (name, value) = match rng.below(6) {
         0 => ("logit_bias", Value::Object(biases(many).collect())),
         1 => ("stop", json!(vec!["x".repeat(many); 16])),
         2 => ("bad_words", json!(vec!["word"; many])),
@@ -58,11 +58,11 @@ pub(super) fn fields(target: &AttackTarget, chance: &mut SimRng) {
 }
 
 /// The maximum number of choices, prompts and log-probabilities of a request, and slightly more.
-pub(super) fn choices(target: &AttackTarget, chance: &mut SimRng) {
-    let n = chance.between(1, 17);
-    let prompts = chance.scaled(1, 20);
+pub(super) fn choices(target: &AttackTarget, rng: &mut SimRng) {
+    let n = rng.between(1, 17);
+    let prompts = rng.scaled(1, 20);
     let body = json!({"prompt": vec!["choices"; prompts as usize], "n": n, "best_of": n, "temperature": 1,
-        "max_tokens": chance.scaled(1, 60), "logprobs": chance.between(0, 20), "echo": chance.chance_per_mille(300),
+        "max_tokens": rng.scaled(1, 60), "logprobs": rng.between(0, 20), "echo": rng.chance_per_mille(300),
         "ignore_eos": true});
     target.post("many_choices", "/v1/completions", body.to_string().as_bytes());
 }

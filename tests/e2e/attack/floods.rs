@@ -5,9 +5,9 @@ use crate::rng::SimRng;
 use serde_json::json;
 
 /// Several concurrent requests to tokenise long texts.
-pub(super) fn tokenize(target: &AttackTarget, chance: &mut SimRng) {
-    let words = chance.scaled(10, 400_000) as usize;
-    let body = match chance.below(4) {
+pub(super) fn tokenize(target: &AttackTarget, rng: &mut SimRng) {
+    let words = rng.scaled(10, 400_000) as usize;
+    let body = match rng.below(4) {
         0 => json!({"prompt": "aZ9 ".repeat(words)}),
         1 => json!({"prompt": "\u{1f980}\u{200d}".repeat(words / 4)}),
         2 => json!({"messages": vec![json!({"role": "user", "content": "fox"}); words.min(4_000)]}),
@@ -25,10 +25,10 @@ pub(super) fn tokenize(target: &AttackTarget, chance: &mut SimRng) {
 }
 
 /// Repeated requests for metrics and other server pages on one connection.
-pub(super) fn metrics(target: &AttackTarget, chance: &mut SimRng) {
+pub(super) fn metrics(target: &AttackTarget, rng: &mut SimRng) {
     let Some(mut client) = target.connect() else { return };
-    for _ in 0..chance.between(1, 40) {
-        let path = chance.pick(&["/metrics", "/v1/models", "/load", "/version", "/openapi.json"]);
+    for _ in 0..rng.between(1, 40) {
+        let path = rng.pick(&["/metrics", "/v1/models", "/load", "/version", "/openapi.json"]);
         client.send("GET", path, "", b"");
         match client.read() {
             Some(reply) => target.check("metrics_floods", &reply),

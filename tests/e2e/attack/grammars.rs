@@ -17,10 +17,10 @@ fn nested(depth: usize) -> Value {
 }
 
 /// Grammars of every form.
-pub(super) fn schemas(target: &AttackTarget, chance: &mut SimRng) {
-    let n = chance.scaled(2, 2_000) as usize;
+pub(super) fn schemas(target: &AttackTarget, rng: &mut SimRng) {
+    let n = rng.scaled(2, 2_000) as usize;
     let open = |open: &str, close: &str| format!("{}a{}", open.repeat(n), close.repeat(n));
-    let constraint = match chance.below(8) {
+    let constraint = match rng.below(8) {
         0 => json!({"regex": open("(", ")")}),
         1 => json!({"regex": format!("({})*x{{1000}}", "a?".repeat(n))}),
         2 => json!({"regex": "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"}),
@@ -39,9 +39,9 @@ pub(super) fn schemas(target: &AttackTarget, chance: &mut SimRng) {
 }
 
 /// Many tools, or tools with parameters that are large schemas.
-pub(super) fn tools(target: &AttackTarget, chance: &mut SimRng) {
-    let count = chance.scaled(1, 140) as usize;
-    let depth = chance.scaled(1, 60) as usize;
+pub(super) fn tools(target: &AttackTarget, rng: &mut SimRng) {
+    let count = rng.scaled(1, 140) as usize;
+    let depth = rng.scaled(1, 60) as usize;
     let tool = |i: usize| {
         let parameters =
             if i == 0 { nested(depth) } else { json!({"type": "object", "properties": {}}) };
@@ -49,15 +49,15 @@ pub(super) fn tools(target: &AttackTarget, chance: &mut SimRng) {
             "description": "x".repeat(depth * 10)}})
     };
     let tools: Vec<Value> = (0..count).map(tool).collect();
-    let choice = chance.pick(&["auto", "required", "none"]);
+    let choice = rng.pick(&["auto", "required", "none"]);
     let body = json!({"messages": [{"role": "user", "content": "call"}], "max_tokens": 8,
         "tools": tools, "tool_choice": choice});
     send(target, "hostile_tools", "/v1/chat/completions", &body);
 }
 
 /// Templates with endless loops and recursion, doubling strings, self-reference, and errors.
-pub(super) fn templates(target: &AttackTarget, chance: &mut SimRng) {
-    let template = chance.pick(&[
+pub(super) fn templates(target: &AttackTarget, rng: &mut SimRng) {
+    let template = rng.pick(&[
         "{% for i in range(100000000) %}{{ i }}{% endfor %}",
         "{% for a in range(9999) %}{% for b in range(9999) %}{{ messages }}{% endfor %}{% endfor %}",
         "{% macro m(x) %}{{ m(x) }}{{ m(x) }}{% endmacro %}{{ m(1) }}",

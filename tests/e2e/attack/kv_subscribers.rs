@@ -49,10 +49,10 @@ fn subscription(topic: &[u8]) -> Vec<u8> {
 }
 
 /// Subscriptions to topics of several megabytes.
-pub(super) fn long_topics(target: &AttackTarget, chance: &mut SimRng) {
+pub(super) fn long_topics(target: &AttackTarget, rng: &mut SimRng) {
     let Some(mut stream) = peer(target.kv_events, "SUB") else { return };
-    for _ in 0..chance.between(1, 8) {
-        let topic = vec![b'x'; chance.scaled(1_000, TOPIC_BYTES) as usize];
+    for _ in 0..rng.between(1, 8) {
+        let topic = vec![b'x'; rng.scaled(1_000, TOPIC_BYTES) as usize];
         if stream.write_all(&subscription(&topic)).is_err() {
             return; // The server may close the connection.
         }
@@ -61,20 +61,20 @@ pub(super) fn long_topics(target: &AttackTarget, chance: &mut SimRng) {
 }
 
 /// Tens of thousands of topics on one connection.
-pub(super) fn many_topics(target: &AttackTarget, chance: &mut SimRng) {
+pub(super) fn many_topics(target: &AttackTarget, rng: &mut SimRng) {
     let Some(mut stream) = peer(target.kv_events, "SUB") else { return };
-    let start = chance.next_u64();
-    let topics = (0..u64::from(chance.scaled(100, 50_000)))
+    let start = rng.next_u64();
+    let topics = (0..u64::from(rng.scaled(100, 50_000)))
         .flat_map(|i| subscription(&start.wrapping_add(i * 7919).to_be_bytes()));
     let _ = stream.write_all(&topics.collect::<Vec<u8>>()); // May fail: the server may close it.
     std::thread::sleep(Duration::from_millis(200));
 }
 
 /// A frame that announces more bytes than any machine has, and is sent as far as the server reads.
-pub(super) fn endless_frames(target: &AttackTarget, chance: &mut SimRng) {
-    let (at, kind) = chance.pick(&[(target.kv_events, "SUB"), (target.kv_replay, "DEALER")]);
+pub(super) fn endless_frames(target: &AttackTarget, rng: &mut SimRng) {
+    let (at, kind) = rng.pick(&[(target.kv_events, "SUB"), (target.kv_replay, "DEALER")]);
     let Some(mut stream) = peer(at, kind) else { return };
-    let announced = chance.pick(&[u64::MAX >> 1, 1 << 40, 1 << 32, 100 << 20]);
+    let announced = rng.pick(&[u64::MAX >> 1, 1 << 40, 1 << 32, 100 << 20]);
     let mut head = vec![0x02];
     head.extend(announced.to_be_bytes());
     let (piece, began) = (vec![1; 1 << 16], Instant::now());
@@ -87,15 +87,15 @@ pub(super) fn endless_frames(target: &AttackTarget, chance: &mut SimRng) {
 }
 
 /// Replay requests with replies that are never read.
-pub(super) fn replay_flood(target: &AttackTarget, chance: &mut SimRng) {
+pub(super) fn replay_flood(target: &AttackTarget, rng: &mut SimRng) {
     let socket = Context::new().socket(zmq::DEALER).unwrap();
     socket.set_linger(0).unwrap();
     socket.set_sndtimeo(200).unwrap();
     socket.connect(&format!("tcp://{}", target.kv_replay)).unwrap();
-    for _ in 0..chance.scaled(1, 2_000) {
-        let start = chance.pick(&[0, 1, u64::MAX, u64::MAX / 2]).to_be_bytes();
+    for _ in 0..rng.scaled(1, 2_000) {
+        let start = rng.pick(&[0, 1, u64::MAX, u64::MAX / 2]).to_be_bytes();
         let frames: &[&[u8]] =
-            if chance.chance_per_mille(800) { &[b"", &start] } else { &[b"x", b"", &start] };
+            if rng.chance_per_mille(800) { &[b"", &start] } else { &[b"x", b"", &start] };
         if socket.send_multipart(frames, 0).is_err() {
             break;
         }

@@ -114,7 +114,7 @@ fn attack(
     first: &Mutex<Vec<&'static AttackKind>>,
     number: u64,
 ) -> BTreeMap<&'static str, u64> {
-    let mut chance = SimRng::new(plan.seed.wrapping_mul(1_000).wrapping_add(number));
+    let mut rng = SimRng::new(plan.seed.wrapping_mul(1_000).wrapping_add(number));
     let (kinds, until) = (plan.kinds(), Instant::now() + plan.time);
     let mut counts = BTreeMap::new();
     loop {
@@ -122,8 +122,8 @@ fn attack(
         if next.is_none() && Instant::now() >= until || !target.is_alive() {
             return counts;
         }
-        let kind = next.unwrap_or_else(|| chance.pick(&kinds));
-        (kind.attack)(target, &mut chance);
+        let kind = next.unwrap_or_else(|| rng.pick(&kinds));
+        (kind.attack)(target, &mut rng);
         *counts.entry(kind.name).or_default() += 1;
     }
 }
@@ -214,14 +214,14 @@ fn judge(report: &AttackReport) {
     let AttackReport {
         attacks,
         replies: answers,
-        rejected: refused,
+        rejected: error,
         probes,
         executors_starved: starved,
         ..
     } = report;
     println!("attacks: {attacks:?}");
     println!(
-        "known answers: {answers}, refused for load: {refused}; probes: {probes}; executors starved: {starved}"
+        "known answers: {answers}, refused for load: {error}; probes: {probes}; executors starved: {starved}"
     );
     assert!(
         report.violations.is_empty(),
@@ -245,12 +245,13 @@ fn short_attack_run_affects_no_bystander() {
 #[ignore = "an hour: `just attack MINUTES`"]
 #[expect(clippy::disallowed_methods, reason = "length, seed and kinds come from `just`")]
 fn long_attack_run() {
-    let said = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-    let minutes = said("HADRON_ATTACK_MINUTES").map_or(60.0, |text| text.parse::<f64>().unwrap());
+    let env_var = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let minutes =
+        env_var("HADRON_ATTACK_MINUTES").map_or(60.0, |text| text.parse::<f64>().unwrap());
     let plan = AttackPlan {
-        seed: said("HADRON_ATTACK_SEED").map_or(1, |text| text.parse().unwrap()),
+        seed: env_var("HADRON_ATTACK_SEED").map_or(1, |text| text.parse().unwrap()),
         time: Duration::from_secs_f64(minutes * 60.0),
-        kinds: said("HADRON_ATTACK_KINDS")
+        kinds: env_var("HADRON_ATTACK_KINDS")
             .map_or(Vec::new(), |text| text.split(',').map(str::to_owned).collect()),
     };
     judge(&run(&plan));

@@ -7,8 +7,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::time::Duration;
 
 /// Signals sent by a closing terminal, a log rotation or a window resize.
-pub(super) fn harmless(target: &AttackTarget, chance: &mut SimRng) {
-    let signal = chance.pick(&[
+pub(super) fn harmless(target: &AttackTarget, rng: &mut SimRng) {
+    let signal = rng.pick(&[
         Signal::HUP,
         Signal::USR1,
         Signal::USR2,

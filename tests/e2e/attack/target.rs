@@ -135,7 +135,7 @@ impl AttackTarget {
 
     /// Runs `lose`, which removes executors and waits for their replacements, unless another attack does so
     /// or the server would exit because of too many failures.
-    pub(super) fn with_executor_outage(&self, lose: impl FnOnce()) {
+    pub(super) fn with_executor_outage(&self, fail_executors: impl FnOnce()) {
         let Ok(mut losses) = self.executor_failures.try_lock() else {
             std::thread::sleep(Duration::from_millis(50));
             return;
@@ -147,7 +147,7 @@ impl AttackTarget {
         }
         losses.push(Instant::now());
         self.outages.fetch_add(1, Ordering::SeqCst);
-        lose();
+        fail_executors();
         *self.executors.lock().unwrap() = children_as("executor", self.pid);
         self.outages.fetch_add(1, Ordering::SeqCst);
     }

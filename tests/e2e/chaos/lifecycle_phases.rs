@@ -91,22 +91,22 @@ fn startup_error(signal: &str) -> String {
     let found = || children_as("executor", child.id()).first().copied();
     wait_until(TIMEOUT, "an executor", || found().is_some());
     send(found().unwrap(), signal);
-    let mut said = String::new();
+    let mut text = String::new();
     let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(!watchdog.stop(), "it ends by itself: {said}");
-    assert_eq!(child.wait().unwrap().code(), Some(1), "{said}");
-    said
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(!watchdog.stop(), "it ends by itself: {text}");
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{text}");
+    text
 }
 
 #[test]
 fn executor_killed_before_ready_fails_startup_by_name() {
-    let said = startup_error("-KILL");
-    assert!(said.contains("(while: "), "{said}");
+    let text = startup_error("-KILL");
+    assert!(text.contains("(while: "), "{text}");
 }
 
 #[test]
 fn executor_stopped_before_ready_fails_startup_by_name() {
-    let said = startup_error("-STOP");
-    assert!(said.contains("--startup-timeout"), "{said}");
+    let text = startup_error("-STOP");
+    assert!(text.contains("--startup-timeout"), "{text}");
 }

@@ -28,7 +28,7 @@ fn text_of(at: SocketAddr, body: &Value) -> String {
 }
 
 /// Everything received on a connection until it ends or is reset.
-fn rest_of(client: &mut HttpClient) -> String {
+fn read_to_end(client: &mut HttpClient) -> String {
     let mut all = Vec::new();
     let _ = client.reader.read_to_end(&mut all); // A reset is permitted.
     String::from_utf8_lossy(&all).into_owned()

@@ -1,6 +1,6 @@
 //! Random faults of a seed, for the requested minutes, over consecutive servers.
 
-use super::{EXECUTOR_PROCESS_FLAGS, body, rest_of, text_of};
+use super::{EXECUTOR_PROCESS_FLAGS, body, read_to_end, text_of};
 use crate::fault_proxy::{FaultProxy, LinkFault};
 use crate::http::executor_process::{children_as, is_ready, send, wait_until};
 use crate::http::server_process::ServerProcess;
@@ -41,7 +41,7 @@ fn goes_on(until: Instant, faults: u64) -> bool {
 
 /// One server: clients connected through a faulty proxy, a direct client with checked outputs, and one to
 /// three signals.
-fn run_server(chance: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
+fn run_server(rng: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
     let mut process =
         ServerProcess::start(&[EXECUTOR_PROCESS_FLAGS, &["--shutdown-timeout", "2s"]].concat());
     let at = process.address;
@@ -69,15 +69,15 @@ fn run_server(chance: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
                         "Connection: close\r\n",
                         body.as_bytes(),
                     );
-                    let _ = rest_of(&mut client); // Anything may arrive.
+                    let _ = read_to_end(&mut client); // Anything may arrive.
                 }
             });
         }
         let mut losses = 0;
         while goes_on(until, tally.faults) && losses < EXECUTOR_FAILURES_MAX {
-            std::thread::sleep(Duration::from_millis(50 + chance.below(400)));
-            let fault = match chance.below(6) {
-                0 => LinkFault::Delay(Duration::from_millis(1 + chance.below(30))),
+            std::thread::sleep(Duration::from_millis(50 + rng.below(400)));
+            let fault = match rng.below(6) {
+                0 => LinkFault::Delay(Duration::from_millis(1 + rng.below(30))),
                 1 => LinkFault::Stall,
                 2 => LinkFault::Reset,
                 3 => LinkFault::HalfClose,
@@ -86,8 +86,8 @@ fn run_server(chance: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
             };
             proxy.set(fault);
             tally.faults += u64::from(fault != LinkFault::None);
-            if chance.below(12) == 0 {
-                let stop = chance.below(4) == 0;
+            if rng.below(12) == 0 {
+                let stop = rng.below(4) == 0;
                 let executors = children_as("executor", process.id());
                 for pid in &executors {
                     send(*pid, if stop { "-STOP" } else { "-KILL" });
@@ -112,10 +112,10 @@ fn run_server(chance: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
 /// Injects random faults of a seed for `time`.
 fn run(seed: u64, time: Duration) -> ChaosCounts {
     println!("seed {seed}");
-    let (mut chance, mut tally) = (ChaosRng(seed), ChaosCounts::default());
+    let (mut rng, mut tally) = (ChaosRng(seed), ChaosCounts::default());
     let until = Instant::now() + time;
     while goes_on(until, tally.faults) {
-        run_server(&mut chance, until, &mut tally);
+        run_server(&mut rng, until, &mut tally);
         println!("{tally:?}");
     }
     tally
@@ -132,7 +132,7 @@ fn short_chaos_run_changes_no_answer() {
 #[ignore = "minutes: `just chaos MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn long_chaos_run() {
-    let said = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    let minutes = said("HADRON_CHAOS_MINUTES").unwrap_or(1);
-    run(said("HADRON_CHAOS_SEED").unwrap_or(1), Duration::from_mins(minutes));
+    let env_var = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let minutes = env_var("HADRON_CHAOS_MINUTES").unwrap_or(1);
+    run(env_var("HADRON_CHAOS_SEED").unwrap_or(1), Duration::from_mins(minutes));
 }

@@ -84,9 +84,9 @@ impl FaultyDriver {
 /// Path of the first of these libraries that the loader has, or the last name.
 fn library(names: &[&str]) -> String {
     let output = Command::new("sh").args(["-c", "ldconfig -p"]).output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
     let path = |name: &&str| {
-        let line = said.lines().find(|line| line.trim().starts_with(&format!("{name} ")))?;
+        let line = text.lines().find(|line| line.trim().starts_with(&format!("{name} ")))?;
         line.rsplit(" => ").next()
     };
     names.iter().find_map(path).unwrap_or(names[names.len() - 1]).to_owned()
@@ -113,9 +113,9 @@ fn fault_during_streams(fault: &str) {
     assert_eq!(complete_text(at, faults.tokens), expected);
     process.signal("TERM");
     assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
-    let said = process.stderr_text();
-    println!("{said}");
-    assert!(said.contains(&format!("faulty driver: {fault}")), "it had that fault");
+    let message = process.stderr_text();
+    println!("{message}");
+    assert!(message.contains(&format!("faulty driver: {fault}")), "it had that fault");
 }
 
 #[test]
@@ -136,11 +136,11 @@ fn device_out_of_memory_fails_startup_with_numbers() {
     let faults = FaultyDriver::new();
     faults.inject("full");
     let output = run_to_end(&mut faults.command(&["--num-gpu-blocks-override", "1024"]));
-    let said = String::from_utf8_lossy(&output.stderr);
-    println!("{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    println!("{text}");
     assert!(faults.was_injected("full"));
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("out of device memory") && said.contains(" free"));
+    assert!(text.contains("out of device memory") && text.contains(" free"));
 }
 
 #[test]
@@ -156,10 +156,10 @@ fn out_of_memory_at_graph_capture_falls_back_to_eager() {
     assert_eq!(complete_text(process.address, faults.tokens), expected);
     process.signal("TERM");
     assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
-    let said = process.stderr_text();
-    println!("{said}");
+    let text = process.stderr_text();
+    println!("{text}");
     assert!(
-        said.contains("no captured graph for steps of this number of rows"),
+        text.contains("no captured graph for steps of this number of rows"),
         "some are left out"
     );
 }

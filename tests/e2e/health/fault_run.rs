@@ -35,15 +35,15 @@ impl ObservedFault {
     /// Describes a fault that the probes did not report within `bound` or, if no other tests run, reported
     /// falsely.
     pub(super) fn violation(&self, bound: Duration) -> Option<String> {
-        let late = |told: Option<Duration>| told.is_none_or(|after| after > bound);
+        let late = |detected: Option<Duration>| detected.is_none_or(|after| after > bound);
         // On a busy machine a prober may miss a short fault.
-        let unnoticed =
+        let undetected =
             late(self.detected_after) && self.duration > bound.min(DETECTION_LIMIT * 3 / 2);
-        let still = self.kind != SERVER_TERMINATED
+        let still_reported = self.kind != SERVER_TERMINATED
             && self.kind != SERVER_KILLED
             && late(self.recovery_detected_after);
         let wrong = bound <= DETECTION_LIMIT && !self.false_probes.is_empty();
-        (unnoticed || still || wrong).then(|| format!("{self:?}"))
+        (undetected || still_reported || wrong).then(|| format!("{self:?}"))
     }
 }
 
@@ -52,28 +52,28 @@ const SERVER_STOPPED: &str = "server stopped";
 const SERVER_TERMINATED: &str = "server terminated";
 const SERVER_KILLED: &str = "server killed";
 
-fn serves(look: &ProbeSample) -> bool {
-    (look.live, look.ready, look.health) == (Some(200), Some(200), Some(200))
+fn serves(sample: &ProbeSample) -> bool {
+    (sample.live, sample.ready, sample.health) == (Some(200), Some(200), Some(200))
 }
 
 /// Starts a server and injects faults into it.
-pub(super) fn run_server(chance: &mut SimRng) -> Vec<ObservedFault> {
-    let ranks = chance.pick(&[ONE, TWO]);
+pub(super) fn run_server(rng: &mut SimRng) -> Vec<ObservedFault> {
+    let ranks = rng.pick(&[ONE, TWO]);
     let mut process = ServerProcess::start(&[ranks, EXACT].concat());
     let watch = HealthProber::start(process.address);
     let mut faults = Vec::new();
     for _ in 0..EXECUTOR_FAILURES_MAX {
         wait_until_healthy(&watch);
-        std::thread::sleep(Duration::from_millis(chance.below(200)));
+        std::thread::sleep(Duration::from_millis(rng.below(200)));
         let busy =
-            chance.chance_per_mille(500).then(|| stream_of(process.address, &body(1_000, true)));
-        faults.push(kill_executors(&process, &watch, chance));
+            rng.chance_per_mille(500).then(|| stream_of(process.address, &body(1_000, true)));
+        faults.push(kill_executors(&process, &watch, rng));
         drop(busy);
     }
     wait_until_healthy(&watch);
     faults.push(stop_server(&process, &watch));
     wait_until_healthy(&watch);
-    let end = if chance.chance_per_mille(500) { SERVER_TERMINATED } else { SERVER_KILLED };
+    let end = if rng.chance_per_mille(500) { SERVER_TERMINATED } else { SERVER_KILLED };
     faults.push(end_server(&mut process, &watch, end));
     faults
 }
@@ -81,59 +81,62 @@ pub(super) fn run_server(chance: &mut SimRng) -> Vec<ObservedFault> {
 /// Waits until all probes succeed.
 fn wait_until_healthy(watch: &HealthProber) {
     let from = Instant::now();
-    wait_until(TIMEOUT, "all is well", || watch.since(from).iter().any(serves));
+    wait_until(TIMEOUT, "all probes succeed", || watch.since(from).iter().any(serves));
 }
 
 /// Whether a probe reports a live server as dead: by its status, or by no reply for longer than a second.
-fn reports_dead(look: &ProbeSample, looks: &[ProbeSample]) -> bool {
-    let soon = look.from..look.from + DETECTION_LIMIT;
-    let answered = |other: &ProbeSample| other.live == Some(200) && soon.contains(&other.to);
-    look.live.map_or_else(|| !looks.iter().any(answered), |status| status != 200)
+fn reports_dead(sample: &ProbeSample, samples: &[ProbeSample]) -> bool {
+    let soon = sample.from..sample.from + DETECTION_LIMIT;
+    let replied = |other: &ProbeSample| other.live == Some(200) && soon.contains(&other.to);
+    sample.live.map_or_else(|| !samples.iter().any(replied), |status| status != 200)
 }
 
-fn after(since: Instant, look: Option<&ProbeSample>) -> Option<Duration> {
-    look.map(|look| look.to - since)
+fn time_until(since: Instant, sample: Option<&ProbeSample>) -> Option<Duration> {
+    sample.map(|sample| sample.to - since)
 }
 
 /// Kills one rank or all. A request sent at once shows by its completion when the replacements serve.
 fn kill_executors(
     process: &ServerProcess,
     watch: &HealthProber,
-    chance: &mut SimRng,
+    rng: &mut SimRng,
 ) -> ObservedFault {
     let ranks: Vec<u32> = ranks_of(process.id()).into_values().collect();
-    let victims = if chance.chance_per_mille(500) {
+    let killed = if rng.chance_per_mille(500) {
         ranks.clone()
     } else {
-        vec![ranks[chance.below(ranks.len() as u64) as usize]]
+        vec![ranks[rng.below(ranks.len() as u64) as usize]]
     };
     let since = Instant::now();
-    for pid in &victims {
+    for pid in &killed {
         // May have exited if the failure of another rank was detected first.
         let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL);
     }
-    wait_until(TIMEOUT, "an answer of others", || {
+    wait_until(TIMEOUT, "a reply from the replacements", || {
         let reply =
             post(process.address, "/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
         let now = ranks_of(process.id());
-        reply.status == 200 && !now.is_empty() && !now.values().any(|pid| victims.contains(pid))
+        reply.status == 200 && !now.is_empty() && !now.values().any(|pid| killed.contains(pid))
     });
-    let back = Instant::now();
-    wait_until(TIMEOUT, "the next look", || watch.since(back).iter().any(serves));
-    let looks = watch.since(since);
-    let told = looks.iter().find(|look| look.ready != Some(200));
-    let well = looks.iter().find(|look| look.from >= back && serves(look));
-    let wrong = looks.iter().filter(|look| {
-        let lost = look.from > since + DETECTION_LIMIT && look.to + DETECTION_LIMIT < back;
-        reports_dead(look, &looks) || lost && (look.ready == Some(200) || look.health == Some(200))
+    let recovered_at = Instant::now();
+    wait_until(TIMEOUT, "the next sample", || watch.since(recovered_at).iter().any(serves));
+    let samples = watch.since(since);
+    let detected = samples.iter().find(|sample| sample.ready != Some(200));
+    let recovered = samples.iter().find(|sample| sample.from >= recovered_at && serves(sample));
+    let wrong = samples.iter().filter(|sample| {
+        let failed =
+            sample.from > since + DETECTION_LIMIT && sample.to + DETECTION_LIMIT < recovered_at;
+        reports_dead(sample, &samples)
+            || failed && (sample.ready == Some(200) || sample.health == Some(200))
     });
     let wrong = wrong.copied().collect();
-    let (told, well_told) = (after(since, told), after(back, well));
+    let (detected_after, recovery_detected_after) =
+        (time_until(since, detected), time_until(recovered_at, recovered));
     ObservedFault {
         kind: EXECUTORS_KILLED,
-        detected_after: told,
-        duration: back - since,
-        recovery_detected_after: well_told,
+        detected_after,
+        duration: recovered_at - since,
+        recovery_detected_after,
         false_probes: wrong,
     }
 }
@@ -142,23 +145,24 @@ fn stop_server(process: &ServerProcess, watch: &HealthProber) -> ObservedFault {
     let since = Instant::now();
     process.signal("STOP");
     std::thread::sleep(2 * DETECTION_LIMIT);
-    let back = Instant::now();
+    let recovered_at = Instant::now();
     process.signal("CONT");
-    wait_until(TIMEOUT, "the next look", || watch.since(back).iter().any(serves));
-    let looks = watch.since(since);
-    let told = looks.iter().find(|look| look.live.is_none());
-    let well = looks.iter().find(|look| look.from >= back && serves(look));
-    let wrong = looks.iter().filter(|look| {
-        let answers = [look.live, look.ready, look.health].iter().any(Option::is_some);
-        look.from > since + DETECTION_LIMIT && look.to < back && answers
+    wait_until(TIMEOUT, "the next sample", || watch.since(recovered_at).iter().any(serves));
+    let samples = watch.since(since);
+    let detected = samples.iter().find(|sample| sample.live.is_none());
+    let recovered = samples.iter().find(|sample| sample.from >= recovered_at && serves(sample));
+    let wrong = samples.iter().filter(|sample| {
+        let replies = [sample.live, sample.ready, sample.health].iter().any(Option::is_some);
+        sample.from > since + DETECTION_LIMIT && sample.to < recovered_at && replies
     });
     let wrong = wrong.copied().collect();
-    let (told, well_told) = (after(since, told), after(back, well));
+    let (detected_after, recovery_detected_after) =
+        (time_until(since, detected), time_until(recovered_at, recovered));
     ObservedFault {
         kind: SERVER_STOPPED,
-        detected_after: told,
-        duration: back - since,
-        recovery_detected_after: well_told,
+        detected_after,
+        duration: recovered_at - since,
+        recovery_detected_after,
         false_probes: wrong,
     }
 }
@@ -173,24 +177,27 @@ fn end_server(
     let since = Instant::now();
     process.signal(if kind == SERVER_TERMINATED { "TERM" } else { "KILL" });
     process.exits_within(TIMEOUT);
-    let gone = Instant::now();
-    let silent = |look: &ProbeSample| (look.live, look.ready, look.health) == (None, None, None);
-    wait_until(TIMEOUT, "a look at nobody", || watch.since(gone).iter().any(silent));
-    let looks = watch.since(since);
-    let told = looks.iter().find(|look| look.ready != Some(200));
-    let wrong = looks.iter().filter(|look| {
-        let ready = look.ready == Some(200) || look.health == Some(200);
+    let exited_at = Instant::now();
+    let unreachable =
+        |sample: &ProbeSample| (sample.live, sample.ready, sample.health) == (None, None, None);
+    wait_until(TIMEOUT, "an unreachable server", || watch.since(exited_at).iter().any(unreachable));
+    let samples = watch.since(since);
+    let detected = samples.iter().find(|sample| sample.ready != Some(200));
+    let wrong = samples.iter().filter(|sample| {
+        let ready = sample.ready == Some(200) || sample.health == Some(200);
         let died = kind == SERVER_TERMINATED
-            && look.to < gone
-            && look.live.is_some_and(|status| status != 200);
-        look.from > since + DETECTION_LIMIT && ready || look.from > gone && !silent(look) || died
+            && sample.to < exited_at
+            && sample.live.is_some_and(|status| status != 200);
+        sample.from > since + DETECTION_LIMIT && ready
+            || sample.from > exited_at && !unreachable(sample)
+            || died
     });
     let wrong = wrong.copied().collect();
-    let lasted = gone - since + DETECTION_LIMIT; // The server is not restarted.
+    let duration = exited_at - since + DETECTION_LIMIT; // The server is not restarted.
     ObservedFault {
         kind,
-        detected_after: after(since, told),
-        duration: lasted,
+        detected_after: time_until(since, detected),
+        duration,
         recovery_detected_after: None,
         false_probes: wrong,
     }

@@ -45,9 +45,10 @@ impl ProbeReport {
                 .iter()
                 .filter_map(|fault| Some(format!("{kind}: {}", fault.violation(bound)?)))
                 .collect();
-            let told = quantiles(faults.iter().filter_map(|fault| fault.detected_after));
-            let well = quantiles(faults.iter().filter_map(|fault| fault.recovery_detected_after));
-            println!("| {kind} | {} | {told} | {well} | {} |", faults.len(), wrong.len());
+            let detected = quantiles(faults.iter().filter_map(|fault| fault.detected_after));
+            let recovered =
+                quantiles(faults.iter().filter_map(|fault| fault.recovery_detected_after));
+            println!("| {kind} | {} | {detected} | {recovered} | {} |", faults.len(), wrong.len());
             untrue.extend(wrong);
         }
         untrue
@@ -66,10 +67,10 @@ fn quantiles(times: impl Iterator<Item = Duration>) -> String {
 /// Runs consecutive servers until `faults` faults have happened.
 fn run(seed: u64, faults: usize) -> ProbeReport {
     println!("seed {seed}");
-    let (mut chance, mut report) = (SimRng::new(seed), ProbeReport::default());
+    let (mut rng, mut report) = (SimRng::new(seed), ProbeReport::default());
     let began = Instant::now();
     while report.count() < faults {
-        report.add(run_server(&mut chance));
+        report.add(run_server(&mut rng));
     }
     println!("{} faults in {:.0} s", report.count(), began.elapsed().as_secs_f64());
     report
@@ -86,8 +87,8 @@ fn probes_report_the_true_state() {
 #[ignore = "minutes: `just health`"]
 #[expect(clippy::disallowed_methods, reason = "count and seed come from `just`")]
 fn probes_stay_true_over_hundreds_of_faults() {
-    let said = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let faults = said("HADRON_HEALTH_FAULTS").unwrap_or(500) as usize;
-    let untrue = run(said("HADRON_HEALTH_SEED").unwrap_or(1), faults).judge(DETECTION_LIMIT);
+    let env_var = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let faults = env_var("HADRON_HEALTH_FAULTS").unwrap_or(500) as usize;
+    let untrue = run(env_var("HADRON_HEALTH_SEED").unwrap_or(1), faults).judge(DETECTION_LIMIT);
     assert!(untrue.is_empty(), "{untrue:#?}");
 }

@@ -31,24 +31,24 @@ pub(super) struct HealthProber {
 
 impl HealthProber {
     pub(super) fn start(at: SocketAddr) -> Self {
-        let (looks, over) =
+        let (samples, stopped) =
             (Arc::<Mutex<Vec<ProbeSample>>>::default(), Arc::new(AtomicBool::new(false)));
-        let (to, stop) = (Arc::clone(&looks), Arc::clone(&over));
+        let (to, stop) = (Arc::clone(&samples), Arc::clone(&stopped));
         let thread = std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 let from = Instant::now();
                 let [live, ready, health] = ["/livez", "/readyz", "/health"].map(|p| probe(at, p));
-                let look = ProbeSample { from, to: Instant::now(), live, ready, health };
-                to.lock().unwrap().push(look);
+                let sample = ProbeSample { from, to: Instant::now(), live, ready, health };
+                to.lock().unwrap().push(sample);
                 std::thread::sleep(PAUSE);
             }
         });
-        Self { samples: looks, stopped: over, thread: Some(thread) }
+        Self { samples, stopped, thread: Some(thread) }
     }
 
     /// Rounds that started at `from` or later.
     pub(super) fn since(&self, from: Instant) -> Vec<ProbeSample> {
-        self.samples.lock().unwrap().iter().filter(|look| look.from >= from).copied().collect()
+        self.samples.lock().unwrap().iter().filter(|sample| sample.from >= from).copied().collect()
     }
 }
 

@@ -90,14 +90,14 @@ fn restarted_request_has_the_same_output() {
     let server = TestServer::start(&setup(1));
     let at = server.address;
     let body = json!({"prompt": vec![67; 40], "max_tokens": 200, "ignore_eos": true, "seed": 9});
-    let alone = post(at, "/v1/completions", &body).json()["choices"].clone();
+    let baseline = post(at, "/v1/completions", &body).json()["choices"].clone();
     let resets = std::thread::spawn(move || {
         for _ in 0..12 {
             std::thread::sleep(Duration::from_millis(12));
             post_admin(at, "/reset_prefix_cache?reset_running_requests=true", &json!({}));
         }
     });
-    assert_eq!(post(at, "/v1/completions", &body).json()["choices"], alone);
+    assert_eq!(post(at, "/v1/completions", &body).json()["choices"], baseline);
     resets.join().unwrap();
     server.wait_idle(Duration::from_secs(2));
 }
@@ -259,7 +259,7 @@ fn leave_at_once(at: SocketAddr, number: u64) {
 }
 
 /// Completes one request, abandons many, then shuts the server down.
-fn come_and_go(at: SocketAddr, pid: &str) {
+fn abandon_then_stop(at: SocketAddr, pid: &str) {
     let body = json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true});
     assert_eq!(post(at, "/v1/completions", &body).status, 200);
     leave(at, "X-Request-Id: by-header\r\n", "by-body");
@@ -290,7 +290,7 @@ fn json_log_has_only_json_lines() {
             let at: SocketAddr = event["address"].as_str().unwrap().parse().unwrap();
             // Runs in parallel: a log that is not read loses lines.
             let pid = child.id().to_string();
-            clients = Some(std::thread::spawn(move || come_and_go(at, &pid)));
+            clients = Some(std::thread::spawn(move || abandon_then_stop(at, &pid)));
         }
     }
     assert!(!watchdog.stop(), "it ends by itself");
@@ -309,8 +309,8 @@ fn startup_failure_is_logged_in_json() {
     let args = ["/no/such/model", "--port", "0", "--log-format", "json"];
     let output = run_to_end(&mut command(&args));
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).unwrap();
-    let events: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let last = events.last().unwrap();
     assert_eq!((&last["level"], &last["message"]), (&json!("ERROR"), &json!("hadron failed")));
     assert!(last["cause"].as_str().unwrap().contains("/no/such/model"), "{last}");

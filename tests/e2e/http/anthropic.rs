@@ -12,7 +12,11 @@ const SCRIPT: &str = "<think>hm</think>I look.\n<tool_call>\n{\"name\": \"weathe
 
 fn start() -> TestServer {
     let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
-    TestServer::start(&ServerSetup { script: Some(SCRIPT), parsers, ..ServerSetup::default() })
+    TestServer::start(&ServerSetup {
+        scripted_output: Some(SCRIPT),
+        parsers,
+        ..ServerSetup::default()
+    })
 }
 
 fn body(extra: &Value) -> Value {
@@ -100,8 +104,11 @@ fn truncated_tool_use_is_equal_unary_and_streamed() {
     const SCRIPT: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": \
         {\"city\": \"Köln\", \"days\": [1, 2], \"note\": \"long\"}}\n</tool_call>";
     let parsers = (Some(ToolCallSyntax::Hermes), None);
-    let server =
-        TestServer::start(&ServerSetup { script: Some(SCRIPT), parsers, ..ServerSetup::default() });
+    let server = TestServer::start(&ServerSetup {
+        scripted_output: Some(SCRIPT),
+        parsers,
+        ..ServerSetup::default()
+    });
     let mut client = HttpClient::connect(server.address);
     // One token per byte.
     let max_tokens = SCRIPT.find("ng\"}}").unwrap();
@@ -123,8 +130,11 @@ fn blocks_reach_the_template() {
     const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\
         {{ m.reasoning_content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}\
         {% endfor %}{{ m.tool_call_id }}{% endfor %}{% if add_generation_prompt %}>{% endif %}";
-    let setup =
-        ServerSetup { script: Some("x"), template: Some(TEMPLATE), ..ServerSetup::default() };
+    let setup = ServerSetup {
+        scripted_output: Some("x"),
+        template: Some(TEMPLATE),
+        ..ServerSetup::default()
+    };
     let server = TestServer::start(&setup);
     let mut client = HttpClient::connect(server.address);
     let messages = json!([

@@ -183,15 +183,15 @@ fn api_keys_are_read_from_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys");
     let path = file.to_str().unwrap();
-    let refused = |because: &str| {
+    let rejected = |because: &str| {
         let output = run_to_end(&mut command(&["--port", "0", "--api-key-file", path]));
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(because) && said.contains("--api-key-file"), "{said}");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains(because) && text.contains("--api-key-file"), "{text}");
     };
-    refused("No such file");
+    rejected("No such file");
     std::fs::write(&file, "# nobody yet\n\n").unwrap();
-    refused("contains no key");
+    rejected("contains no key");
     std::fs::write(&file, "# ours\nfirst\n\n  second  \n").unwrap();
     let process = ServerProcess::start(&["--api-key-file", path, "--threads", "1"]);
     for (key, status) in [("first", 200), ("second", 200), ("# ours", 401), ("third", 401)] {
@@ -224,10 +224,10 @@ fn cors_is_allowed_only_where_configured() {
     assert_eq!(asked.status, 200);
     assert_eq!(asked.header("access-control-allow-origin"), Some("https://a.example"));
     assert!(asked.header("access-control-allow-headers").unwrap().contains("authorization"));
-    let refused = send(server.address, "GET", "/v1/models", origin);
-    assert_eq!(refused.status, 401);
+    let rejected = send(server.address, "GET", "/v1/models", origin);
+    assert_eq!(rejected.status, 401);
     assert_eq!(
-        refused.header("access-control-allow-origin"),
+        rejected.header("access-control-allow-origin"),
         Some("https://a.example"),
         "readable"
     );

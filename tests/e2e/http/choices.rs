@@ -40,7 +40,7 @@ fn complete(server: &TestServer, n: usize, stream: bool) -> Vec<Vec<u64>> {
 }
 
 /// Choices of a server with one sequence slot and a large cache: each runs alone.
-fn alone() -> Vec<Vec<u64>> {
+fn baseline() -> Vec<Vec<u64>> {
     let server = TestServer::start(&ServerSetup { max_num_seqs: 1, ..ServerSetup::default() });
     let choices = complete(&server, 16, false);
     assert!((1..16).all(|i| choices[i] != choices[0]), "every choice has its own random numbers");
@@ -49,7 +49,7 @@ fn alone() -> Vec<Vec<u64>> {
 
 /// Requests every number of choices, streamed and not, and compares with choices that ran alone.
 fn check_all(setup: &ServerSetup, counts: &[usize]) {
-    let expected = alone();
+    let expected = baseline();
     let server = TestServer::start(setup);
     for &n in counts {
         for stream in [false, true] {
@@ -85,7 +85,7 @@ fn choices_without_cached_prefix_fit_one_at_a_time() {
     several["prompt_logprobs"] = json!(0);
     let reply = post(server.address, "/v1/completions", &several);
     assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
-    assert!(token_ids(&reply, 5, false) == alone()[..5]);
+    assert!(token_ids(&reply, 5, false) == baseline()[..5]);
 }
 
 #[test]

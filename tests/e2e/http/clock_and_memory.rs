@@ -77,9 +77,9 @@ fn too_little_kv_memory_fails_startup_with_numbers() {
     let script = format!("ulimit -v 3000000; exec {binary} serve --port 0 --threads 1 {size}");
     for how in ["", " --executor process"] {
         let output = run_to_end(Command::new("sh").args(["-c", &(script.clone() + how)]));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains("out of memory: 42") && said.contains("KV cache"), "{said}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("out of memory: 42") && text.contains("KV cache"), "{text}");
     }
 }
 
@@ -115,13 +115,13 @@ fn server_out_of_memory_rejects_or_exits_with_message() {
     let first = complete_text(at, 20);
     limit_memory(process.id(), 32 << 20);
     let body = json!({"prompt": "x".repeat(7_000_000), "max_tokens": 1}).to_string();
-    let heard: Vec<Option<u16>> = std::thread::scope(|scope| {
+    let received: Vec<Option<u16>> = std::thread::scope(|scope| {
         let ask = || scope.spawn(|| send_large_body(at, body.as_bytes()));
         let asking: Vec<_> = (0..24).map(|_| ask()).collect();
         asking.into_iter().map(|one| one.join().unwrap()).collect()
     });
-    println!("{heard:?}");
-    assert!(heard.iter().flatten().all(|status| (400..500).contains(status) || *status == 503));
+    println!("{received:?}");
+    assert!(received.iter().flatten().all(|status| (400..500).contains(status) || *status == 503));
     // It may fail with this request, because the memory has not been released yet.
     let again = std::panic::catch_unwind(|| complete_text(at, 20));
     if let Ok(again) = again {
@@ -130,9 +130,9 @@ fn server_out_of_memory_rejects_or_exits_with_message() {
         assert_eq!(get(at, "/livez").status, 200);
     } else {
         let status = process.exits_within(TIMEOUT);
-        let said = process.stderr_text();
-        assert_eq!(status.signal(), ABORTED, "{said}");
-        assert!(said.contains("memory allocation of"), "{said}");
+        let text = process.stderr_text();
+        assert_eq!(status.signal(), ABORTED, "{text}");
+        assert!(text.contains("memory allocation of"), "{text}");
         let gone = || !fs::exists(format!("/proc/{left}")).unwrap() || is_zombie(left);
         wait_until(Duration::from_secs(2), "the executor's end", gone);
     }
@@ -148,11 +148,11 @@ fn scheduler_invariant_violation_aborts_the_process() {
         "http::clock_and_memory::invariant_violation_process",
     ]);
     let output = run_to_end(&mut again);
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert_eq!(output.status.signal(), ABORTED, "{said}");
-    assert!(said.contains("request ids are unique"), "{said}");
-    assert!(said.contains("the scheduler broke an invariant: aborting"), "{said}");
-    assert!(!said.contains("somebody was answered"), "{said}");
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert_eq!(output.status.signal(), ABORTED, "{text}");
+    assert!(text.contains("request ids are unique"), "{text}");
+    assert!(text.contains("the scheduler broke an invariant: aborting"), "{text}");
+    assert!(!text.contains("somebody was answered"), "{text}");
 }
 
 #[test]

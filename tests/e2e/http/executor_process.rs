@@ -77,21 +77,29 @@ pub(super) fn complete_text_of(address: SocketAddr, body: &Value) -> String {
     reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
 }
 
-/// A stream that has received its first tokens.
-pub(crate) fn stream(address: SocketAddr, tokens: u32) -> (HttpClient, String) {
+/// A streamed completion that has received its first tokens.
+pub(crate) struct StartedStream {
+    client: HttpClient,
+    /// Events received until now.
+    events: String,
+}
+
+/// Starts a streamed completion of the counting prompt.
+pub(crate) fn stream(address: SocketAddr, tokens: u32) -> StartedStream {
     stream_of(address, &body(tokens, true))
 }
 
-pub(crate) fn stream_of(address: SocketAddr, body: &Value) -> (HttpClient, String) {
+pub(crate) fn stream_of(address: SocketAddr, body: &Value) -> StartedStream {
     let mut client = HttpClient::connect(address);
     client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
     let first = client.read_chunk().unwrap();
-    (client, String::from_utf8(first).unwrap())
+    StartedStream { client, events: String::from_utf8(first).unwrap() }
 }
 
 /// The rest of a stream: its text and finish reason.
-pub(crate) fn finish((mut client, mut events): (HttpClient, String)) -> (String, Value) {
+pub(crate) fn finish(stream: StartedStream) -> (String, Value) {
+    let StartedStream { mut client, mut events } = stream;
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
         events += std::str::from_utf8(&chunk).unwrap();
     }
@@ -195,7 +203,7 @@ fn thinking_budget_survives_executor_restart() {
     };
     let expected = ask();
     assert!(
-        expected.0.as_str().is_some_and(|said| !said.is_empty()),
+        expected.0.as_str().is_some_and(|text| !text.is_empty()),
         "it has come to an end: {expected:?}"
     );
     let again = std::thread::spawn(ask);
@@ -283,12 +291,12 @@ fn executor_start_failure_is_named_and_exits_1() {
     ];
     for (args, cause) in cases {
         let output = run_to_end(&mut command(&[&["--port", "0"], *args].concat()));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
-        assert!(said.contains(cause) && said.contains("(while: "), "{args:?}: {said}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
+        assert!(text.contains(cause) && text.contains("(while: "), "{args:?}: {text}");
     }
     let mut by_hand = std::process::Command::new(env!("CARGO_BIN_EXE_hadron"));
     let output = run_to_end(by_hand.args(["executor", "--rank", "0", "--epoch", "1"]));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && said.contains("hadron serve"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && text.contains("hadron serve"), "{text}");
 }

@@ -61,9 +61,10 @@ fn steps(at: SocketAddr, replica: u16) -> f64 {
 #[test]
 fn expert_parallel_replicas_match_one_and_stay_lockstep() {
     let model = with_experts();
-    let alone = serve(&model, &[]);
-    let expected: Vec<Value> = (0..4).map(|which| ids(alone.address, body(which, 120))).collect();
-    drop(alone);
+    let baseline = serve(&model, &[]);
+    let expected: Vec<Value> =
+        (0..4).map(|which| ids(baseline.address, body(which, 120))).collect();
+    drop(baseline);
     for flags in [
         &["--data-parallel-size", "2", "--enable-expert-parallel"][..],
         &["-tp", "2", "-dp", "2", "--enable-expert-parallel"],

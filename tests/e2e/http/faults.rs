@@ -102,7 +102,7 @@ fn health_follows_startup_drain_and_stop() {
     std::thread::sleep(Duration::from_millis(300));
     server.client().close(&FinishReason::Abort(AbortCause::Shutdown));
     for (i, client) in streams.iter_mut().enumerate() {
-        let text = rest_of(client);
+        let text = read_to_end(client);
         assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
         let last = if i == 0 { "\"finish_reason\":\"length\"" } else { "\"reason\":\"draining\"" };
         assert!(text.contains(last), "{i}: {text}");
@@ -142,7 +142,7 @@ fn overdue_step_fails_every_probe_until_it_completes() {
 }
 
 /// The rest of a chunked body as text.
-fn rest_of(client: &mut HttpClient) -> String {
+fn read_to_end(client: &mut HttpClient) -> String {
     let mut body = Vec::new();
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
         body.extend(chunk);
@@ -163,7 +163,7 @@ fn device_failure_ends_every_request_with_an_error() {
         "",
         br#"{"prompt":"a","max_tokens":4000,"ignore_eos":true}"#,
     );
-    let text = rest_of(&mut streamed);
+    let text = read_to_end(&mut streamed);
     assert!(text.contains("engine_unavailable") && text.ends_with("data: [DONE]\n\n"), "{text}");
     let reply = unary.read().unwrap();
     let body: Value = reply.json();
@@ -189,7 +189,7 @@ fn idle_streams_get_keep_alive_comments() {
     let mut client = HttpClient::connect(server.address);
     client.send("POST", "/v1/completions", "", stream_body(1).as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
-    let text = rest_of(&mut client);
+    let text = read_to_end(&mut client);
     // Headers and keep-alive comments do not wait for the first token.
     assert!(text.starts_with(": keep-alive\n\n"), "{text}");
     assert!(text.ends_with("data: [DONE]\n\n"));

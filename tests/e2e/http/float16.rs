@@ -93,7 +93,7 @@ fn float16_with_another_kv_cache_dtype_is_rejected() {
     ];
     for (flags, reason) in cases {
         let output = run_to_end(&mut command(&[&[dir.to_str().unwrap()], flags].concat()));
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && said.contains(reason), "{flags:?}: {said}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && text.contains(reason), "{flags:?}: {text}");
     }
 }

@@ -91,8 +91,8 @@ fn server_with_workers() -> (ServerProcess, Vec<u32>) {
         assert_eq!(other.join().unwrap().0.status, 200);
         worker_pids(server.id()).len() == COMPILE_THREADS
     });
-    let trials = worker_pids(server.id());
-    (server, trials)
+    let workers = worker_pids(server.id());
+    (server, workers)
 }
 
 #[test]
@@ -155,8 +155,8 @@ fn endless_grammars_leave_no_running_process() {
     }
     assert_eq!(complete_with_grammar(address, 1).status, 200);
     wait_until(REJECTED_WITHIN, "processes have nothing to do", || {
-        let trials = worker_pids(server.id());
-        trials.len() == COMPILE_THREADS && trials.into_iter().all(|pid| state(pid) == Some('S'))
+        let workers = worker_pids(server.id());
+        workers.len() == COMPILE_THREADS && workers.into_iter().all(|pid| state(pid) == Some('S'))
     });
 }
 
@@ -184,7 +184,7 @@ fn with_worker(name: &str) -> TestServer {
     let path = std::env::current_exe().unwrap();
     let program =
         WorkerProgram { path, args: args.map(Into::into).into(), secret_variable: SECRET_VARIABLE };
-    TestServer::start(&ServerSetup { trials: program, ..ServerSetup::default() })
+    TestServer::start(&ServerSetup { grammar_worker: program, ..ServerSetup::default() })
 }
 
 #[test]
@@ -273,7 +273,8 @@ fn grammar_workers_ignore_signals_and_exit_with_server() {
 fn missing_grammar_worker_is_a_server_error() {
     let path = "/no/such/program".into();
     let program = WorkerProgram { path, args: Vec::new(), secret_variable: SECRET_VARIABLE };
-    let server = TestServer::start(&ServerSetup { trials: program, ..ServerSetup::default() });
+    let server =
+        TestServer::start(&ServerSetup { grammar_worker: program, ..ServerSetup::default() });
     for number in 0..2 {
         let reply = complete_with_grammar(server.address, number);
         let (status, reason, message) = rejection(&reply);

@@ -98,15 +98,16 @@ fn blocked_log_pipe_delays_nothing_and_counts_drops() {
     assert_eq!(complete_text(server.at, 20), first);
     // The log is read again, and reports the number of lost lines.
     let log = std::thread::spawn(move || {
-        let mut said = Vec::new();
-        reader.read_to_end(&mut said).unwrap();
-        String::from_utf8_lossy(&said).into_owned()
+        let mut text = Vec::new();
+        reader.read_to_end(&mut text).unwrap();
+        String::from_utf8_lossy(&text).into_owned()
     });
     server.assert_full_lifecycle();
-    let said = log.join().unwrap();
-    let told = said.lines().find(|line| line.contains("log lines were dropped")).unwrap_or_else(|| {
-        panic!("{}", said.trim_start_matches('.'));
-    });
+    let text = log.join().unwrap();
+    let told =
+        text.lines().find(|line| line.contains("log lines were dropped")).unwrap_or_else(|| {
+            panic!("{}", text.trim_start_matches('.'));
+        });
     let lines = told.split_once("lines=").and_then(|(_, n)| n.split_whitespace().next());
     assert!(lines.and_then(|n| n.parse::<u32>().ok()).is_some_and(|n| n >= 3), "{told}");
 }
@@ -262,9 +263,9 @@ fn handler_panic_fails_one_request() {
         client.send("GET", "/broken", "", b"");
         let reply = client.read().unwrap();
         assert_eq!(reply.status, 500);
-        let said = String::from_utf8(reply.body.clone()).unwrap();
+        let text = String::from_utf8(reply.body.clone()).unwrap();
         for leak in ["wrong", ".rs", "panic", "/"] {
-            assert!(!said.contains(leak), "{said}");
+            assert!(!text.contains(leak), "{text}");
         }
         let body = json!({"prompt": "a", "max_tokens": 2});
         assert_eq!(client.post("/v1/completions", &body).status, 200, "the connection lives on");
@@ -299,8 +300,8 @@ fn no_route_accepts_weights_or_kv() {
     );
     let flag = ["--kv-transfer-config", "{\"kv_connector\":\"x\"}"];
     let output = run_to_end(&mut command(&flag));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("--kv-transfer-config"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("--kv-transfer-config"), "{text}");
 }
 
 /// The demo model without a chat template, or with an invalid one.
@@ -331,7 +332,7 @@ fn missing_chat_template_is_allowed_and_broken_one_is_not() {
 
     let folder = demo_with(Some("{% for m in messages %}{{ m.content }}"));
     let output = run_to_end(&mut command(&[folder.path().to_str().unwrap(), "--port", "0"]));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("tokenizer_config.json") && said.contains("template"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("tokenizer_config.json") && text.contains("template"), "{text}");
 }

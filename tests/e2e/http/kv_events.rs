@@ -292,18 +292,18 @@ fn events_cli_follows_a_restart() {
     ask(server.address);
     let url = format!("http://{}", server.address);
     let tail = hadron(&["tail", "--url", &url, "--from", "0", "--duration", "500ms"]);
-    let said = String::from_utf8(tail.stdout).unwrap();
-    assert!(tail.status.success() && said.starts_with("TIME (UTC)"), "{said}");
-    assert!(said.contains("  cleared     all") && said.contains("  stored  "), "{said}");
-    assert!(said.contains("tenant-a"), "{said}");
+    let text = String::from_utf8(tail.stdout).unwrap();
+    assert!(tail.status.success() && text.starts_with("TIME (UTC)"), "{text}");
+    assert!(text.contains("  cleared     all") && text.contains("  stored  "), "{text}");
+    assert!(text.contains("tenant-a"), "{text}");
     let tail = hadron(&["tail", "--url", &url, "--from", "0", "--batches", "2", "--json"]);
     let lines = String::from_utf8(tail.stdout).unwrap();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines[0]["events"][0]["type"], "AllBlocksCleared");
     assert_eq!(lines[1]["events"][0]["block_size"], 16);
     let check = hadron(&["check", "--url", &url, "--duration", "500ms"]);
-    let said = String::from_utf8(check.stdout).unwrap();
-    assert!(check.status.success() && said.ends_with("ok\n"), "{said}");
+    let text = String::from_utf8(check.stdout).unwrap();
+    assert!(check.status.success() && text.ends_with("ok\n"), "{text}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("events");
     let file_name = file.to_str().unwrap();
@@ -366,8 +366,8 @@ fn invalid_publisher_config_fails_startup_by_name() {
     ] {
         let args = ["--port", "0", "--kv-events-config", &keys.to_string()];
         let output = run_to_end(&mut super::server_process::command(&args));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(cause), "{keys}: {said}");
-        assert!(said.contains("--kv-events-config"), "{keys}: {said}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(cause), "{keys}: {text}");
+        assert!(text.contains("--kv-events-config"), "{keys}: {text}");
     }
 }

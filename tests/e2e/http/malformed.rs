@@ -82,25 +82,25 @@ const ODD: &[&str] = &[
 ];
 
 /// A mutated body.
-fn mutate(dice: &mut MalformedRequestRng) -> Vec<u8> {
-    let mut body = dice.pick(BODIES).as_bytes().to_vec();
-    for _ in 0..=dice.below(3) {
-        let at = dice.below(body.len().max(1));
-        match dice.below(7) {
+fn mutate(request_rng: &mut MalformedRequestRng) -> Vec<u8> {
+    let mut body = request_rng.pick(BODIES).as_bytes().to_vec();
+    for _ in 0..=request_rng.below(3) {
+        let at = request_rng.below(body.len().max(1));
+        match request_rng.below(7) {
             0 => body.truncate(at),
             1 => {
                 if let Some(byte) = body.get_mut(at) {
-                    *byte = dice.next() as u8;
+                    *byte = request_rng.next() as u8;
                 }
             }
-            2 => body.insert(at.min(body.len()), *dice.pick(b"{}[]\",:\\0-\x00\xff")),
+            2 => body.insert(at.min(body.len()), *request_rng.pick(b"{}[]\",:\\0-\x00\xff")),
             3 => {
                 // Replaces one value by another.
                 let start = body[at.min(body.len())..].iter().position(|b| *b == b':');
                 if let Some(start) = start.map(|i| at + i + 1) {
                     let end = body[start..].iter().position(|b| b",}]".contains(b));
                     let end = end.map_or(body.len(), |i| start + i);
-                    body.splice(start..end, dice.pick(ODD).bytes());
+                    body.splice(start..end, request_rng.pick(ODD).bytes());
                 }
             }
             4 => {
@@ -108,24 +108,28 @@ fn mutate(dice: &mut MalformedRequestRng) -> Vec<u8> {
                 body.extend(tail);
             }
             5 => {
-                let len = 1 + dice.below(8);
+                let len = 1 + request_rng.below(8);
                 body.drain(at.min(body.len())..(at + len).min(body.len()));
             }
-            _ => body = (0..dice.below(60)).map(|_| dice.next() as u8).collect(),
+            _ => body = (0..request_rng.below(60)).map(|_| request_rng.next() as u8).collect(),
         }
     }
     body
 }
 
 /// A request with a complete body; the connection stays usable.
-pub(crate) fn request(dice: &mut MalformedRequestRng, out: &mut Vec<u8>) {
-    let method = if dice.below(20) == 0 {
-        *dice.pick(&["GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
+pub(crate) fn request(request_rng: &mut MalformedRequestRng, out: &mut Vec<u8>) {
+    let method = if request_rng.below(20) == 0 {
+        *request_rng.pick(&["GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
     } else {
         "POST"
     };
-    let path = if dice.below(12) == 0 { dice.pick(PATHS) } else { dice.pick(&PATHS[..4]) };
-    let extra = match dice.below(24) {
+    let path = if request_rng.below(12) == 0 {
+        request_rng.pick(PATHS)
+    } else {
+        request_rng.pick(&PATHS[..4])
+    };
+    let extra = match request_rng.below(24) {
         0 => "Content-Type: text/html\r\n",
         1 => "Content-Encoding: br\r\n",
         2 => "X-data-parallel-rank: -3\r\n",
@@ -133,7 +137,7 @@ pub(crate) fn request(dice: &mut MalformedRequestRng, out: &mut Vec<u8>) {
         4 => "Accept: \"\r\nCookie: a;b;;=\r\n",
         _ => "",
     };
-    let body = mutate(dice);
+    let body = mutate(request_rng);
     let head = format!(
         "{method} {path} HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {}\r\n\r\n",
         body.len()
@@ -143,7 +147,7 @@ pub(crate) fn request(dice: &mut MalformedRequestRng, out: &mut Vec<u8>) {
 }
 
 /// Bytes that are hardly valid HTTP.
-pub(crate) fn garbage(dice: &mut MalformedRequestRng) -> Vec<u8> {
+pub(crate) fn garbage(request_rng: &mut MalformedRequestRng) -> Vec<u8> {
     let heads: &[&[u8]] = &[
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
         b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
@@ -157,10 +161,10 @@ pub(crate) fn garbage(dice: &mut MalformedRequestRng) -> Vec<u8> {
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"prompt\":",
     ];
-    let mut bytes = dice.pick(heads).to_vec();
-    for _ in 0..dice.below(4) {
-        let at = dice.below(bytes.len());
-        bytes[at] = dice.next() as u8;
+    let mut bytes = request_rng.pick(heads).to_vec();
+    for _ in 0..request_rng.below(4) {
+        let at = request_rng.below(bytes.len());
+        bytes[at] = request_rng.next() as u8;
     }
     bytes
 }
@@ -237,8 +241,8 @@ fn malformed_requests_never_cause_5xx() {
         "--nocapture",
     ]);
     let child = run_within(&mut child, Duration::from_hours(2)); // By hand it may be a million.
-    let said = [child.stdout, child.stderr].concat();
-    println!("{}", String::from_utf8_lossy(&said));
+    let text = [child.stdout, child.stderr].concat();
+    println!("{}", String::from_utf8_lossy(&text));
     assert!(child.status.success(), "{}", child.status);
 }
 
@@ -246,27 +250,27 @@ fn malformed_requests_never_cause_5xx() {
 #[ignore = "started by the test above, and by `just malformed`"]
 #[allow(clippy::disallowed_methods, reason = "how many comes from `just`")]
 fn malformed_requests_process() {
-    let said = std::env::var("HADRON_MALFORMED_REQUESTS").ok();
-    send(said.map_or(REQUESTS, |text| text.parse().unwrap()));
+    let message = std::env::var("HADRON_MALFORMED_REQUESTS").ok();
+    send(message.map_or(REQUESTS, |text| text.parse().unwrap()));
 }
 
 fn send(requests: usize) {
     let server = TestServer::start(&ServerSetup::default());
     let good = json!({"prompt": "a good request", "max_tokens": 3, "seed": 1});
     let expected = post(server.address, "/v1/completions", &good).json()["choices"].clone();
-    let mut dice = MalformedRequestRng(first_seed(42, 1_000, 1));
+    let mut request_rng = MalformedRequestRng(first_seed(42, 1_000, 1));
     let mut counts = [0; 6];
     let (mut sent, mut warm) = (0, 0);
     let mut slowest = Duration::ZERO;
     let start = Instant::now();
     while sent < requests {
         let mut burst = Vec::new();
-        if dice.below(3) == 0 {
-            burst = garbage(&mut dice);
+        if request_rng.below(3) == 0 {
+            burst = garbage(&mut request_rng);
             sent += 1;
         } else {
             for _ in 0..BURST {
-                request(&mut dice, &mut burst);
+                request(&mut request_rng, &mut burst);
             }
             sent += BURST;
         }
@@ -274,7 +278,7 @@ fn send(requests: usize) {
         if sent >= requests / 4 && warm == 0 {
             warm = resident_kib();
         }
-        if dice.below(40) == 0 {
+        if request_rng.below(40) == 0 {
             let begun = Instant::now();
             let reply = post(server.address, "/v1/completions", &good).json();
             assert_eq!(reply["choices"], expected, "good traffic is served the same");

@@ -235,9 +235,9 @@ fn outputs_whose_logprobs_never_fit_are_refused() {
     let args = ["--max-queued-bytes", "1MiB", "--threads", "1", "--port", "0"];
     let process = ServerProcess::of(&mut super::server_process::command(&args));
     let body = |n: u32| json!({"prompt": "a", "logprobs": 20, "n": n, "max_tokens": 1_900});
-    let refused = send_body(&process, "/v1/completions", &body(2).to_string());
-    let error = &refused.json()["error"];
-    assert_eq!((refused.status, &error["param"]), (400, &json!("max_tokens")), "{error}");
+    let rejected = send_body(&process, "/v1/completions", &body(2).to_string());
+    let error = &rejected.json()["error"];
+    assert_eq!((rejected.status, &error["param"]), (400, &json!("max_tokens")), "{error}");
     assert!(error["message"].as_str().unwrap().contains("1048576"), "{error}");
     // Streamed outputs are not retained, and memory of sent replies is released.
     let mut streamed = body(2);

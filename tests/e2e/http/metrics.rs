@@ -201,10 +201,10 @@ fn rejections_and_unknown_paths_use_bounded_labels() {
     assert_eq!(page["hadron:http_requests_total{code=\"404\",route=\"unknown\"}"], 3.0);
     assert_eq!(page["hadron:http_requests_total{code=\"400\",route=\"unknown\"}"], 1.0);
     assert_eq!(page["hadron:http_requests_total{code=\"400\",route=\"/v1/completions\"}"], 1.0);
-    let refused = "admission_rejections_total{reason=\"max_num_queued_reqs\"}";
-    assert_eq!(page[&format!("hadron:{refused}")], 1.0);
+    let rejected = "admission_rejections_total{reason=\"max_num_queued_reqs\"}";
+    assert_eq!(page[&format!("hadron:{rejected}")], 1.0);
     // vLLM's metric has no engine label, and the model before the reason.
-    assert_eq!(page[&format!("vllm:{refused}").replace("{,", "{")], 1.0);
+    assert_eq!(page[&format!("vllm:{rejected}").replace("{,", "{")], 1.0);
     assert_eq!(page["hadron:tokenize_seconds_count{result=\"error\"}"], 1.0);
 }
 
@@ -301,7 +301,7 @@ fn debug_routes_list_steps_and_cached_blocks() {
     let options =
         ServerOptions { api_keys: ApiKeys::new([], ["root"]), ..ServerOptions::default() };
     let server = TestServer::start(&ServerSetup { options, ..ServerSetup::default() });
-    let look = |path: &str, headers: &str| {
+    let sample = |path: &str, headers: &str| {
         let mut client = HttpClient::connect(server.address);
         client.send("GET", path, headers, b"");
         client.read().unwrap()
@@ -310,17 +310,17 @@ fn debug_routes_list_steps_and_cached_blocks() {
     complete(server.address, &json!({"prompt": prompt, "max_tokens": 10, "ignore_eos": true}));
     server.wait_idle(Duration::from_secs(2));
     for path in ["/debug/steps", "/debug/kv"] {
-        assert_eq!(look(path, "").status, 404, "{path} is for operators");
+        assert_eq!(sample(path, "").status, 404, "{path} is for operators");
     }
     let key = "Authorization: Bearer root\r\n";
-    let steps = look("/debug/steps", key).json();
+    let steps = sample("/debug/steps", key).json();
     let steps = steps["steps"].as_array().unwrap();
     let sum = |field: &str| steps.iter().map(|s| s[field].as_u64().unwrap()).sum::<u64>();
     assert_eq!(sum("tokens"), 109, "the prompt, and each output token but the last");
     assert_eq!((sum("prefill_rows"), sum("decode_rows")), (1, 9));
     assert_eq!(sum("prompt_pairs"), 100 * 100, "rows of one token have none");
     assert!(steps.iter().all(|step| step["allowed_ms"].as_u64() >= Some(5_000)));
-    let kv = look("/debug/kv", key).json();
+    let kv = sample("/debug/kv", key).json();
     let replica = &kv["replicas"][0];
     let resident = replica["resident"].as_array().unwrap();
     assert_eq!((&replica["dp_rank"], &replica["block_size"]), (&json!(0), &json!(BLOCK_TOKENS)));

@@ -45,10 +45,10 @@ fn mla_model_is_invariant_to_ranks_and_cache_hits() {
     let folder = model.path().join("model").to_str().unwrap().to_owned();
     let sizes = ["--num-gpu-blocks-override", "256", "--max-num-batched-tokens", "48"];
     let serve = |flags: &[&str]| start(&[&[folder.as_str()], &sizes[..], flags].concat());
-    let alone = serve(&[]);
-    let expected: Vec<Value> = (0..3).map(|which| complete(alone.address, which).0).collect();
-    assert_eq!(complete(alone.address, 1), (expected[1].clone(), json!(64)));
-    drop(alone);
+    let baseline = serve(&[]);
+    let expected: Vec<Value> = (0..3).map(|which| complete(baseline.address, which).0).collect();
+    assert_eq!(complete(baseline.address, 1), (expected[1].clone(), json!(64)));
+    drop(baseline);
     for flags in [
         &["--tensor-parallel-size", "2"][..],
         &["--tensor-parallel-size", "2", "--enable-expert-parallel"],
@@ -67,7 +67,7 @@ fn unsupported_mla_kv_cache_dtype_is_rejected() {
     let folder = model.path().join("model");
     let flags = [folder.to_str().unwrap(), "--kv-cache-dtype", "fp8"];
     let output = run_to_end(&mut command(&flags));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("--kv-cache-dtype fp8 is not supported with MLA"), "{said}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("--kv-cache-dtype fp8 is not supported with MLA"), "{text}");
 }

@@ -50,13 +50,13 @@ fn nan_weights_fail_only_requests_that_use_them() {
     let expected = text(ask(5, 200));
     let hits = metric(at, HITS);
     std::thread::scope(|scope| {
-        let beside = scope.spawn(|| text(ask(5, 200)));
+        let concurrent_load = scope.spawn(|| text(ask(5, 200)));
         for _ in 0..8 {
             let reply = ask(BROKEN, 200);
             let reason = reply.json()["error"]["reason"].clone();
             assert_eq!((reply.status, reason), (500, json!("nan_logits")));
         }
-        assert_eq!(beside.join().unwrap(), expected, "who shares its steps");
+        assert_eq!(concurrent_load.join().unwrap(), expected, "who shares its steps");
     });
     assert_eq!(text(ask(5, 200)), expected, "and who comes later");
     assert_eq!(metric(at, HITS) - hits, 2.0 * 32.0, "two whole prompts were found, no broken one");

@@ -84,8 +84,8 @@ fn every_documented_field_is_accepted() {
                 with(&form, &name, Value::Null)
             };
             let reply = post(at, path, &absent);
-            let said = String::from_utf8_lossy(&reply.body);
-            assert_eq!(reply.status, 200, "{path} {name}: {said}");
+            let text = String::from_utf8_lossy(&reply.body);
+            assert_eq!(reply.status, 200, "{path} {name}: {text}");
             assert_eq!(reply.header(IGNORED), None, "{path} {name}: null");
             let set =
                 if is_field_known(at, path, &form, &name) { &mut known } else { &mut unknown };

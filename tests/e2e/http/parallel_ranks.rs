@@ -51,9 +51,9 @@ fn on_replica(rank: u16, tokens: u32, streamed: bool) -> Value {
 #[test]
 fn tp_ranks_match_one_rank_and_survive_a_kill() {
     const TOKENS: u32 = 600;
-    let alone = start(&[]);
-    let expected = complete_text(alone.address, TOKENS);
-    drop(alone);
+    let baseline = start(&[]);
+    let expected = complete_text(baseline.address, TOKENS);
+    drop(baseline);
     let mut process = start(&["--tensor-parallel-size", "2"]);
     let at = process.address;
     let former = ranks(&process);
@@ -232,29 +232,29 @@ fn expert_and_tensor_parallel_experts_are_equal() {
 fn bad_expert_placement_fails_startup_naming_the_layer() {
     let folder = with_experts();
     let [model, file] = ["model", "placement.json"].map(|name| folder.path().join(name));
-    let refused = |text: &str, cause: &str| {
+    let rejected = |text: &str, cause: &str| {
         fs::write(&file, text).unwrap();
         let [model, file] = [&model, &file].map(|path| path.to_str().unwrap());
         let flags = ["--port", "0", "-tp", "2", "--ep", "--expert-placement", file];
         let output = run_to_end(&mut command(&[&[model], &flags[..]].concat()));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains("--expert-placement") && said.contains(cause), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains("--expert-placement") && message.contains(cause), "{message}");
     };
     let map = |layers: Value| json!({"physical_to_logical_map": layers}).to_string();
     let order = [0, 1, 2, 3, 4, 5, 6, 7];
-    refused(
+    rejected(
         &map(json!([order, [0, 1, 2, 3, 4, 5, 6, 0]])),
         "layer 1: expert 7 has no physical expert",
     );
-    refused(&map(json!([order])), "the placement has 1 layers, the model 2");
-    refused(&map(json!([order, [8]])), "layer 1: 1 physical experts cannot be split over 2 ranks");
+    rejected(&map(json!([order])), "the placement has 1 layers, the model 2");
+    rejected(&map(json!([order, [8]])), "layer 1: 1 physical experts cannot be split over 2 ranks");
     let known = "unknown field `logical_count`, expected `physical_to_logical_map`";
-    refused(r#"{"logical_count": [[1]]}"#, known);
+    rejected(r#"{"logical_count": [[1]]}"#, known);
     let wrong = "layer 1: slot 2 has -3, which is not an expert id";
-    refused(&map(json!([order, [0, 1, -3, 3, 4, 5, 6, 7]])), wrong);
-    refused(&map(json!([["a"]])), "invalid type: string \"a\", expected a JSON number");
-    refused("", "EOF");
+    rejected(&map(json!([order, [0, 1, -3, 3, 4, 5, 6, 7]])), wrong);
+    rejected(&map(json!([["a"]])), "invalid type: string \"a\", expected a JSON number");
+    rejected("", "EOF");
 }
 
 #[test]
@@ -266,8 +266,8 @@ fn bad_parallel_sizes_fail_startup_with_numbers() {
     ];
     for (args, cause) in cases {
         let output = run_to_end(&mut command(&[&["--port", "0"], *args].concat()));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
-        assert!(said.contains(cause), "{args:?}: {said}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
+        assert!(text.contains(cause), "{args:?}: {text}");
     }
 }

@@ -113,18 +113,18 @@ fn traces_parse_after_stop_kill_and_term() {
 fn print_tables(file: &Path) {
     let mut hadron = Command::new(env!("CARGO_BIN_EXE_hadron"));
     let hadron = run_to_end(hadron.args(["bench", "trace"]).arg(file));
-    let said = String::from_utf8(hadron.stdout).unwrap();
-    assert!(hadron.status.success(), "{said}{}", String::from_utf8_lossy(&hadron.stderr));
+    let text = String::from_utf8(hadron.stdout).unwrap();
+    assert!(hadron.status.success(), "{text}{}", String::from_utf8_lossy(&hadron.stderr));
     let cells = |line: &str| line.split("  ").map(str::trim).map(str::to_owned).collect::<Vec<_>>();
-    let table = said.split("\n\n").next().unwrap().lines().map(cells);
+    let table = text.split("\n\n").next().unwrap().lines().map(cells);
     let counted = table.map(|row| {
         let row: Vec<String> = row.into_iter().filter(|cell| !cell.is_empty()).collect();
         row[1].parse::<usize>().unwrap_or(0)
     });
-    let marked = said.lines().filter(|line| line.ends_with("steps with timestamps per launch"));
+    let marked = text.lines().filter(|line| line.ends_with("steps with timestamps per launch"));
     let marked = marked.map(|line| line.split(' ').rev().nth(5).unwrap().parse::<usize>().unwrap());
-    assert_eq!(counted.sum::<usize>() + marked.sum::<usize>(), 2 * TOKENS, "{said}");
+    assert_eq!(counted.sum::<usize>() + marked.sum::<usize>(), 2 * TOKENS, "{text}");
     for word in ["decode, <= 1 rows", "prefill, <= ", "gap of step", "forward", "sampling"] {
-        assert!(said.contains(word), "{word}: {said}");
+        assert!(text.contains(word), "{word}: {text}");
     }
 }

@@ -58,7 +58,7 @@ fn data_parallel_rank_pins_the_replica() {
     };
     assert_eq!(pinned("0").status, 200, "although the other one has the prefix");
     assert_eq!(generated(&server), [5, 15]);
-    let refused = [
+    let rejected = [
         pinned("2"),
         post(server.address, "/v1/completions", &{
             let mut body: Value = serde_json::from_str(&body).unwrap();
@@ -66,7 +66,7 @@ fn data_parallel_rank_pins_the_replica() {
             body
         }),
     ];
-    for reply in refused {
+    for reply in rejected {
         let error = &reply.json()["error"];
         assert_eq!((reply.status, &error["param"]), (400, &json!("data_parallel_rank")), "{error}");
     }

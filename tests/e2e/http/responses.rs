@@ -13,7 +13,7 @@ const SCRIPT: &str = "<think>hm</think>I look.\n<tool_call>\n{\"name\": \"weathe
 
 fn setup(script: &'static str) -> ServerSetup {
     let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
-    ServerSetup { script: Some(script), parsers, ..ServerSetup::default() }
+    ServerSetup { scripted_output: Some(script), parsers, ..ServerSetup::default() }
 }
 
 fn body(extra: &Value) -> Value {
@@ -100,12 +100,12 @@ fn response_items_are_equal_unary_and_streamed() {
     assert_eq!(kinds, expected_kinds);
     let last = &streamed.last().unwrap()["response"];
     assert_eq!(without_ids(last["output"].clone()), expected);
-    let said: String = streamed
+    let message: String = streamed
         .iter()
         .filter(|e| e["type"] == "response.output_text.delta")
         .map(|e| e["delta"].as_str().unwrap())
         .collect();
-    assert_eq!(said, "I look.");
+    assert_eq!(message, "I look.");
     assert_eq!(get(&mut client, last["id"].as_str().unwrap()).json(), *last);
 
     let in_call = client.post(PATH, &body(&json!({"max_output_tokens": 85}))).json();

@@ -49,17 +49,17 @@ impl ServerProcess {
         let mut child = command.spawn().unwrap();
         let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut said = String::new();
+        let mut text = String::new();
         let address = loop {
             let mut line = String::new();
-            assert!(stderr.read_line(&mut line).unwrap() > 0, "no ready line: {said}");
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "no ready line: {text}");
             if let Some((_, rest)) = line.split_once(" on http://") {
                 break rest.split(' ').next().unwrap().parse().unwrap();
             }
-            said += &line;
+            text += &line;
         };
         watchdog.stop();
-        Self { child, stderr, stderr_text: said, address }
+        Self { child, stderr, stderr_text: text, address }
     }
 
     /// Everything on stderr, up to its end; only for a process that has exited.
@@ -106,7 +106,7 @@ fn endless(address: SocketAddr) -> HttpClient {
     client
 }
 
-fn rest_of(client: &mut HttpClient) -> String {
+fn read_to_end(client: &mut HttpClient) -> String {
     let mut text = Vec::new();
     let _ = client.reader.read_to_end(&mut text); // A reset is permitted.
     String::from_utf8_lossy(&text).into_owned()
@@ -125,7 +125,7 @@ fn demo_serves_and_drain_ends_streams_properly() {
         assert!(start.elapsed() < Duration::from_secs(2), "ready in its drain");
     }
     assert_eq!(get(process.address, "/livez").status, 200);
-    let text = rest_of(&mut stream);
+    let text = read_to_end(&mut stream);
     assert!(text.contains("data: [DONE]"), "{text}");
     assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
     let mut rest = String::new();
@@ -166,9 +166,9 @@ fn startup_errors_are_named_and_exit_1() {
     for (args, cause) in cases {
         let start = Instant::now();
         let output = run_to_end(&mut command(args));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
-        assert!(said.contains(cause), "{args:?}: {said}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
+        assert!(text.contains(cause), "{args:?}: {text}");
         assert!(start.elapsed() < Duration::from_mins(1), "{args:?}: {:?}", start.elapsed());
     }
 }
@@ -177,9 +177,9 @@ fn startup_errors_are_named_and_exit_1() {
 fn demo_unpack_failure_names_folder_and_tmpdir() {
     let folder = "/no/such/temporary/folder";
     let output = run_to_end(command(&["--port", "0"]).env("TMPDIR", folder));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
     for part in ["cannot unpack the demo model", folder, "No such file", "set TMPDIR"] {
-        assert!(said.contains(part), "no {part:?}: {said}");
+        assert!(text.contains(part), "no {part:?}: {text}");
     }
 }

@@ -82,13 +82,13 @@ impl FileLoggedServer {
         let child = command.spawn().unwrap();
         let start = Instant::now();
         let at = loop {
-            let said = fs::read_to_string(log).unwrap();
-            if let Some((_, rest)) = said.split_once(" on http://")
+            let text = fs::read_to_string(log).unwrap();
+            if let Some((_, rest)) = text.split_once(" on http://")
                 && let Some((address, _)) = rest.split_once(' ')
             {
                 break address.parse().unwrap();
             }
-            assert!(start.elapsed() < Duration::from_mins(1), "no ready line: {said}");
+            assert!(start.elapsed() < Duration::from_mins(1), "no ready line: {text}");
             std::thread::sleep(Duration::from_millis(20));
         };
         Self { child, at }
@@ -168,10 +168,13 @@ fn full_disk_drops_whole_trace_lines_and_logs_the_count() {
     let written = lines(&trace).len();
     assert!((2..=4).contains(&written), "{written}");
     let lost = REQUESTS - written;
-    let said = process.stderr_text();
-    assert!(said.contains("lines of --trace-requests were dropped"), "{said}");
-    assert!(said.contains(&format!("in_all={lost} ")), "{lost}: {said}");
-    assert!(said.contains(&format!("the --trace-requests file is incomplete lost={lost}")), "{said}");
+    let text = process.stderr_text();
+    assert!(text.contains("lines of --trace-requests were dropped"), "{text}");
+    assert!(text.contains(&format!("in_all={lost} ")), "{lost}: {text}");
+    assert!(
+        text.contains(&format!("the --trace-requests file is incomplete lost={lost}")),
+        "{text}"
+    );
 }
 
 #[test]
@@ -181,8 +184,8 @@ fn full_trace_disk_is_reported_with_numbers() {
     send(process.id(), "-TERM");
     let mut process = process;
     process.exits_within(TIMEOUT);
-    let said = process.stderr_text();
-    assert!(said.contains("lines of --trace-requests were dropped lines="), "{said}");
-    assert!(said.contains(" in_all=2 "), "{said}");
-    assert!(said.contains("file is incomplete lost=2"), "{said}");
+    let text = process.stderr_text();
+    assert!(text.contains("lines of --trace-requests were dropped lines="), "{text}");
+    assert!(text.contains(" in_all=2 "), "{text}");
+    assert!(text.contains("file is incomplete lost=2"), "{text}");
 }

@@ -322,9 +322,9 @@ fn models_without_usable_mtp_are_rejected_by_name() {
     ] {
         let flags = [&["--port", "0", "--speculative-config", config], flags].concat();
         let output = run_to_end(&mut command(&flags));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{flags:?}: {said}");
-        assert!(said.contains("--speculative-config") && said.contains(named), "{flags:?}: {said}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{flags:?}: {text}");
+        assert!(text.contains("--speculative-config") && text.contains(named), "{flags:?}: {text}");
     }
 }
 
@@ -385,32 +385,32 @@ fn eagle3_changes_no_output() {
 
 #[test]
 fn mismatched_eagle3_config_is_rejected_by_field() {
-    let refused = |members: Value, config: &dyn Fn(&str) -> String, named: &str| {
+    let rejected = |members: Value, config: &dyn Fn(&str) -> String, named: &str| {
         let both = eagle3_models(&members);
         let [model, layer] =
             both.each_ref().map(|dir| dir.path().join("model").to_str().unwrap().to_owned());
         let flags = [model.as_str(), "--port", "0", "--speculative-config", &config(&layer)];
         let output = run_to_end(&mut command(&flags));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(named), "{named}: {said}");
-        assert!(said.contains("--speculative-config"), "{said}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(named), "{named}: {text}");
+        assert!(text.contains("--speculative-config"), "{text}");
     };
     let by = |drafts| move |layer: &str| eagle3(layer, drafts);
-    refused(json!({}), &by(5), "num_speculative_tokens 5: 1 to 4 by eagle3");
-    refused(json!({"vocab_size": 300}), &by(2), "field `vocab_size`");
-    refused(
+    rejected(json!({}), &by(5), "num_speculative_tokens 5: 1 to 4 by eagle3");
+    rejected(json!({"vocab_size": 300}), &by(2), "field `vocab_size`");
+    rejected(
         json!({"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}),
         &by(2),
         "field `hidden_size`",
     );
-    refused(json!({"target_hidden_size": 96}), &by(2), "field `target_hidden_size`");
+    rejected(json!({"target_hidden_size": 96}), &by(2), "field `target_hidden_size`");
     let deep = json!({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 6]}});
-    refused(deep, &by(2), "input of layer 7, the target model has 6 layers");
+    rejected(deep, &by(2), "input of layer 7, the target model has 6 layers");
     let other = |layer: &str| eagle3(layer, 2).replace("eagle3", "draft_model");
-    refused(json!({}), &other, "needs method eagle3");
+    rejected(json!({}), &other, "needs method eagle3");
     let both = eagle3_models(&json!({}));
     let layer = both[1].path().join("model").to_str().unwrap().to_owned();
     let output = run_to_end(&mut command(&[&layer, "--port", "0"]));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("LlamaForCausalLMEagle3 is a draft model"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("LlamaForCausalLMEagle3 is a draft model"), "{text}");
 }

@@ -17,10 +17,10 @@ fn completion(extra: &Value) -> Value {
 /// Text and finish reason of the only choice.
 fn complete(server: &TestServer, extra: &Value) -> (String, String) {
     let reply = post(server.address, PATH, &completion(extra));
-    let said = String::from_utf8_lossy(&reply.body).into_owned();
-    assert_eq!(reply.status, 200, "{extra}: {said}");
+    let message = String::from_utf8_lossy(&reply.body).into_owned();
+    assert_eq!(reply.status, 200, "{extra}: {message}");
     let choice = &reply.json()["choices"][0];
-    let text = |name: &str| choice[name].as_str().unwrap_or_else(|| panic!("{said}")).to_owned();
+    let text = |name: &str| choice[name].as_str().unwrap_or_else(|| panic!("{message}")).to_owned();
     (text("text"), text("finish_reason"))
 }
 
@@ -196,12 +196,12 @@ fn hostile_grammar_is_rejected_fast_and_isolated() {
         let (outputs, status, reason, took) = attacker.join().unwrap();
         let shown: String = outputs.to_string().chars().take(80).collect();
         answered += u32::from(status != 429);
-        let refused = matches!(
+        let rejected = matches!(
             (status, reason.as_str()),
             // No worker within ten seconds, or no processor within three, because the machine is busy.
             (400, Some("invalid_grammar")) | (429, Some("grammars_overloaded"))
         );
-        assert!(status == 200 || refused, "{shown}: {status} {reason}");
+        assert!(status == 200 || rejected, "{shown}: {status} {reason}");
         assert!(took < Duration::from_secs(30), "{shown}: {status} after {took:?}");
     }
     assert!(answered >= 10, "{answered} had a turn and a processor");
@@ -225,7 +225,7 @@ fn multiples_with_many_places_are_followed() {
 #[test]
 fn grammar_errors_are_explained() {
     let server = TestServer::start(&ServerSetup::default());
-    let refused = |outputs: Value| {
+    let rejected = |outputs: Value| {
         let body = completion(&json!({"structured_outputs": outputs}));
         // A dry run without a processor gives 429 and is repeated.
         let mut replies = (0..20).map(|_| post(server.address, PATH, &body));
@@ -244,25 +244,25 @@ fn grammar_errors_are_explained() {
         ("exclusiveMaximum", json!(-1e300)),
         ("minLength", json!(0.5)),
     ] {
-        let (param, message) = refused(json!({"json": {"type": "number", keyword: value}}));
+        let (param, message) = rejected(json!({"json": {"type": "number", keyword: value}}));
         assert_eq!(param, "structured_outputs.json");
         assert!(message.contains(keyword), "{keyword} {value}: {message}");
         assert!(!leaks.iter().any(|leak| message.contains(leak)), "{message}");
     }
     // The library panics here: it splits a text inside a character.
     let odd = format!("a{}", "é".repeat(80));
-    let (_, message) = refused(json!({"json": {"type": "string", "pattern": [odd]}}));
+    let (_, message) = rejected(json!({"json": {"type": "string", "pattern": [odd]}}));
     // On a busy machine logging its backtrace takes longer than the dry-run timeout.
     let is_late = message.contains("longer than");
     assert!(is_late || message.ends_with("the grammar cannot be compiled"), "{message}");
     assert!(!leaks.iter().any(|leak| message.contains(leak)), "{message}");
-    let (param, message) = refused(json!({"regex": "(a"}));
+    let (param, message) = rejected(json!({"regex": "(a"}));
     assert_eq!(param, "structured_outputs.regex");
     assert!(message.contains(&param) && message.contains("unclosed group"), "{message}");
-    let (param, message) = refused(json!({"json": {}, "whitespace_pattern": "(a"}));
+    let (param, message) = rejected(json!({"json": {}, "whitespace_pattern": "(a"}));
     assert_eq!(param, "structured_outputs.whitespace_pattern");
     assert!(message.contains(&param) && message.contains("unclosed group"), "{message}");
-    let (param, message) = refused(json!({"json": {"$ref": "#"}}));
+    let (param, message) = rejected(json!({"json": {"$ref": "#"}}));
     assert_eq!(param, "structured_outputs.json");
     assert!(message.contains(&param) && !message.contains("NoExtension"), "{message}");
 }

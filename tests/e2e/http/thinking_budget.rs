@@ -18,7 +18,7 @@ const OPENS: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endf
 
 fn scripted(script: &'static str) -> ServerSetup {
     let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
-    ServerSetup { script: Some(script), parsers, ..ServerSetup::default() }
+    ServerSetup { scripted_output: Some(script), parsers, ..ServerSetup::default() }
 }
 
 /// A model that always starts with reasoning.
@@ -35,8 +35,8 @@ fn body(extra: &Value) -> Value {
 }
 
 fn parsed_reply(reply: &HttpReply) -> Value {
-    let said = String::from_utf8_lossy(&reply.body).into_owned();
-    assert_eq!(reply.status, 200, "{said}");
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    assert_eq!(reply.status, 200, "{text}");
     reply.json()
 }
 
@@ -155,8 +155,8 @@ fn grammar_begins_after_the_forced_marker() {
         let mut asked = body(&extra);
         asked["seed"] = json!(seed);
         let reply = parsed_reply(&post(server.address, CHAT, &asked));
-        let (thought, said) = parts(&reply);
-        assert!(said.len() == 4 && said.bytes().all(|b| b"xy".contains(&b)), "{reply}");
+        let (thought, text) = parts(&reply);
+        assert!(text.len() == 4 && text.bytes().all(|b| b"xy".contains(&b)), "{reply}");
         assert!(!thought.contains('\u{fffd}'), "no broken character: {thought}");
         assert!(
             (20..=23 + END_MARKER_TOKENS as u64).contains(&reasoning_tokens(&reply)),
@@ -195,9 +195,9 @@ fn thinking_budget_survives_preemption() {
             "temperature": 1, "return_token_ids": true}))
     };
     let ids = |reply: &Value| reply["choices"][0]["token_ids"].clone();
-    let alone = TestServer::start(&always_thinking_setup());
+    let baseline = TestServer::start(&always_thinking_setup());
     let expected: Vec<Value> =
-        (0..12).map(|i| ids(&parsed_reply(&post(alone.address, CHAT, &asked(i))))).collect();
+        (0..12).map(|i| ids(&parsed_reply(&post(baseline.address, CHAT, &asked(i))))).collect();
     let crowded = TestServer::start(&ServerSetup {
         blocks: 64,
         step_tokens: 64,

@@ -17,7 +17,7 @@ const TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}]{% endf
 
 fn setup(script: &'static str) -> ServerSetup {
     let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
-    ServerSetup { script: Some(script), parsers, ..ServerSetup::default() }
+    ServerSetup { scripted_output: Some(script), parsers, ..ServerSetup::default() }
 }
 
 fn tool(name: &str) -> Value {

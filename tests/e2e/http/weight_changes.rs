@@ -133,8 +133,8 @@ fn assert_named_failure(
     assert_eq!(end, "engine_unavailable");
     assert!(undisturbed.starts_with(&text), "tokens of other weights:\n{text}\n{undisturbed}");
     assert_eq!(process.exits_within(TIMEOUT).code(), Some(3));
-    let said = process.stderr_text();
-    assert!(said.contains(expected), "{said}");
+    let message = process.stderr_text();
+    assert!(message.contains(expected), "{message}");
     put(file, &whole);
 }
 

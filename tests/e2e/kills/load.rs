@@ -35,9 +35,9 @@ impl StreamResults {
         self.descriptions.extend(other.descriptions);
     }
 
-    fn count(&mut self, question: &KnownRequest, heard: &StreamEnd) {
-        let expected = &question.ids;
-        let told = match heard {
+    fn count(&mut self, request: &KnownRequest, received: &StreamEnd) {
+        let expected = &request.ids;
+        let description = match received {
             StreamEnd::Complete { ids, end } if ids == expected && end == "length" => {
                 self.correct += 1;
                 self.tokens += ids.len();
@@ -47,8 +47,8 @@ impl StreamResults {
                 let same = ids.iter().zip(expected).take_while(|(a, b)| a == b).count();
                 let cut = same == ids.len() && ids.len() < expected.len();
                 *(if cut { &mut self.failed } else { &mut self.wrong_tokens }) += 1;
-                let (heard, of) = (ids.len(), expected.len());
-                format!("{heard} of {of} tokens, the first {same} as they should be, then {end}")
+                let (received, of) = (ids.len(), expected.len());
+                format!("{received} of {of} tokens, the first {same} correct, then {end}")
             }
             StreamEnd::Truncated(how) => {
                 self.failed += 1;
@@ -56,10 +56,10 @@ impl StreamResults {
             }
             StreamEnd::Hung => {
                 self.hung += 1;
-                format!("silent for {STREAM_TIMEOUT:?}")
+                format!("no data for {STREAM_TIMEOUT:?}")
             }
         };
-        self.descriptions.push(told);
+        self.descriptions.push(description);
     }
 }
 
@@ -77,27 +77,27 @@ enum StreamEnd {
 /// Sends one request after another until stopped.
 pub(super) fn send_requests(
     at: SocketAddr,
-    questions: &[KnownRequest],
-    mut chance: KillDrillRng,
+    requests: &[KnownRequest],
+    mut rng: KillDrillRng,
     stop: &AtomicBool,
 ) -> StreamResults {
-    let mut answers = StreamResults::default();
+    let mut results = StreamResults::default();
     while !stop.load(Ordering::Relaxed) {
-        let question = &questions[chance.below(questions.len() as u64) as usize];
-        answers.count(question, &read_stream(at, question));
+        let request = &requests[rng.below(requests.len() as u64) as usize];
+        results.count(request, &read_stream(at, request));
     }
-    answers
+    results
 }
 
 /// Opens a stream and returns its connection.
-pub(super) fn open(at: SocketAddr, question: &KnownRequest) -> HttpClient {
+pub(super) fn open(at: SocketAddr, request: &KnownRequest) -> HttpClient {
     let mut client = HttpClient::connect(at);
-    client.send("POST", "/v1/completions", "", question.body.to_string().as_bytes());
+    client.send("POST", "/v1/completions", "", request.body.to_string().as_bytes());
     client
 }
 
-fn read_stream(at: SocketAddr, question: &KnownRequest) -> StreamEnd {
-    let mut client = open(at, question);
+fn read_stream(at: SocketAddr, request: &KnownRequest) -> StreamEnd {
+    let mut client = open(at, request);
     let (mut since, mut events) = (Instant::now(), Vec::new());
     let ended = |since: Instant| {
         if since.elapsed() + Duration::from_secs(1) > STREAM_TIMEOUT {

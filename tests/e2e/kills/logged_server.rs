@@ -38,14 +38,14 @@ impl LogWatchedServer {
         let mut child = command.env("RUST_LOG", "info").spawn().unwrap();
         let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut said = String::new();
+        let mut text = String::new();
         let address = loop {
             let mut line = String::new();
-            assert!(stderr.read_line(&mut line).unwrap() > 0, "no ready line: {said}");
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "no ready line: {text}");
             if let Some((_, rest)) = line.split_once(" on http://") {
                 break rest.split(' ').next().unwrap().parse().unwrap();
             }
-            said += &line;
+            text += &line;
         };
         watchdog.stop();
         let (to, from): (BTreeMap<_, _>, BTreeMap<_, _>) = groups
@@ -72,16 +72,16 @@ fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<(Instant, 
         if line.contains(" ERROR ") {
             println!("{line}");
         }
-        let Some((replica, news)) = parse(&line) else { continue };
+        let Some((replica, event)) = parse(&line) else { continue };
         if let Some(group) = groups.get(&replica) {
             // The drill of this group may have ended.
-            let _ = group.send((now, news));
+            let _ = group.send((now, event));
         }
     }
 }
 
 fn parse(line: &str) -> Option<(u16, GroupEvent)> {
-    let news = if line.contains(": restarting replica=") {
+    let event = if line.contains(": restarting replica=") {
         GroupEvent::Failed
     } else if line.contains(": executors restarted replica=") {
         GroupEvent::Restored
@@ -89,5 +89,5 @@ fn parse(line: &str) -> Option<(u16, GroupEvent)> {
         return None;
     };
     let (_, rest) = line.split_once(" replica=")?;
-    Some((rest.split(' ').next()?.parse().ok()?, news))
+    Some((rest.split(' ').next()?.parse().ok()?, event))
 }

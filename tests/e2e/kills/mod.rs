@@ -32,28 +32,29 @@ struct KillDrill {
 }
 
 impl KillDrill {
-    /// Runs servers with alternating topologies until the wanted number of signals is sent, one server per
-    /// lane at a time.
+    /// Runs servers with alternating topologies until the wanted number of signals is sent, up to
+    /// `concurrency` servers at a time.
     fn run(
-        (device, turns): (DrillDevice, &'static [DrillTopology]),
+        device: DrillDevice,
+        topologies: &'static [DrillTopology],
         seed: u64,
         wanted: SignalCounts,
-        lives: usize,
-        lanes: usize,
+        servers: usize,
+        concurrency: usize,
     ) -> KillDrillReport {
         println!("seed {seed}");
         let began = Instant::now();
         let drill = Self {
             seed,
-            topologies: turns,
+            topologies,
             models: DrillModels::prepare(device),
             next: AtomicUsize::new(0),
-            servers: lives,
+            servers,
             signals: wanted,
             report: Mutex::default(),
         };
         std::thread::scope(|scope| {
-            for _ in 0..lanes {
+            for _ in 0..concurrency {
                 scope.spawn(|| drill.run_servers());
             }
         });
@@ -68,13 +69,13 @@ impl KillDrill {
             if number >= self.servers || self.is_enough() {
                 return;
             }
-            let world = self.topologies[number % self.topologies.len()];
+            let topology = self.topologies[number % self.topologies.len()];
             let seed = self.seed ^ (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let chance = KillDrillRng::new(seed);
-            let told = server_run::run_server(&self.models, world, chance, self.signals);
+            let rng = KillDrillRng::new(seed);
+            let server_run = server_run::run_server(&self.models, topology, rng, self.signals);
             let mut report = self.report.lock().unwrap();
-            report.add(world, told);
-            println!("life {number}, {world:?}: {}", report.line());
+            report.add(topology, server_run);
+            println!("server {number}, {topology:?}: {}", report.line());
         }
     }
 
@@ -88,8 +89,9 @@ impl KillDrill {
 fn killed_and_hung_executors_lose_no_token() {
     let all = usize::MAX;
     let wanted = SignalCounts { kills: all, stops: all, stop_percent: 20, executor_failures: 2 };
-    let turns = DrillTopology::for_devices(2);
-    let report = KillDrill::run((DrillDevice::Cpu, turns), 16, wanted, turns.len(), turns.len());
+    let topologies = DrillTopology::for_devices(2);
+    let servers = topologies.len();
+    let report = KillDrill::run(DrillDevice::Cpu, topologies, 16, wanted, servers, servers);
     println!("{report}");
     report.check();
     let (kills, stops) = report.signals();
@@ -103,19 +105,19 @@ fn killed_and_hung_executors_lose_no_token() {
 #[allow(clippy::disallowed_methods, reason = "the seed of a replay and the GPUs come from `just`")]
 fn long_kill_drill() {
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    let said = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    let seed = said("HADRON_KILLS_SEED").unwrap_or_else(clock);
-    let kills = said("HADRON_KILLS").unwrap_or(200) as usize;
+    let env_var = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let seed = env_var("HADRON_KILLS_SEED").unwrap_or_else(clock);
+    let kills = env_var("HADRON_KILLS").unwrap_or(200) as usize;
     let wanted = SignalCounts { kills, stops: kills / 4, stop_percent: 22, executor_failures: 3 };
-    let turns = DrillTopology::for_devices(said("HADRON_GPU_RANKS").unwrap_or(2));
+    let topologies = DrillTopology::for_devices(env_var("HADRON_GPU_RANKS").unwrap_or(2));
     // On GPUs, concurrent servers would share the memory of the same devices.
-    let (device, lanes) = match std::env::var("HADRON_GPU").as_deref() {
+    let (device, concurrency) = match std::env::var("HADRON_GPU").as_deref() {
         Err(_) => (DrillDevice::Cpu, 2),
         Ok("cuda") => (DrillDevice::Cuda, 1),
         Ok("rocm") => (DrillDevice::Rocm, 1),
-        Ok(other) => panic!("HADRON_GPU={other} is neither cuda nor rocm"),
+        Ok(other) => panic!("HADRON_GPU={other} is not cuda or rocm"),
     };
-    let report = KillDrill::run((device, turns), seed, wanted, usize::MAX, lanes);
+    let report = KillDrill::run(device, topologies, seed, wanted, usize::MAX, concurrency);
     println!("{report}");
     report.check();
 }

@@ -17,7 +17,7 @@ pub(super) struct ObservedFailure {
     /// Number of processes that were sent the signal.
     pub(super) sent: usize,
     /// Time from the signal to the failure report.
-    pub(super) after: Duration,
+    pub(super) detected_after: Duration,
     pub(super) failed_at: Instant,
     /// Time from the failure to the restore, unless the replacements failed as well.
     pub(super) restored_after: Option<Duration>,
@@ -40,8 +40,8 @@ pub(super) struct KillDrillReport {
 }
 
 impl KillDrillReport {
-    pub(super) fn add(&mut self, world: DrillTopology, life: ServerRun) {
-        self.by_topology.entry(world).or_default().push(life);
+    pub(super) fn add(&mut self, topology: DrillTopology, server_run: ServerRun) {
+        self.by_topology.entry(topology).or_default().push(server_run);
     }
 
     fn server_runs(&self) -> impl Iterator<Item = &ServerRun> {
@@ -56,31 +56,38 @@ impl KillDrillReport {
     /// Progress line.
     pub(super) fn line(&self) -> String {
         let (kills, stops) = self.signals();
-        let answers = total_results(self.server_runs());
-        let wrong = answers.failed + answers.wrong_tokens + answers.hung;
-        format!("{kills} kills, {stops} stops, {} right, {wrong} wrong", answers.correct)
+        let results = total_results(self.server_runs());
+        let wrong = results.failed + results.wrong_tokens + results.hung;
+        format!("{kills} kills, {stops} stops, {} right, {wrong} wrong", results.correct)
     }
 
     /// Panics unless every client received every token once, and no executor outlived its server for too
     /// long.
     pub(super) fn check(&self) {
-        let answers = total_results(self.server_runs());
-        let wrong = (answers.failed, answers.wrong_tokens, answers.hung);
-        assert_eq!(wrong, (0, 0, 0), "failed, wrong tokens, hung: {:#?}", answers.descriptions);
-        assert!(answers.correct > 0, "no request was answered");
-        let orphans =
-            self.server_runs().map(|life| life.orphans_exited_after).max().unwrap_or_default();
+        let results = total_results(self.server_runs());
+        let wrong = (results.failed, results.wrong_tokens, results.hung);
+        assert_eq!(wrong, (0, 0, 0), "failed, wrong tokens, hung: {:#?}", results.descriptions);
+        assert!(results.correct > 0, "no request was answered");
+        let orphans = self
+            .server_runs()
+            .map(|server_run| server_run.orphans_exited_after)
+            .max()
+            .unwrap_or_default();
         assert!(orphans <= ORPHAN_TIME_MAX, "an executor outlived its server by {orphans:?}");
     }
 }
 
-fn sent<'a>(lives: impl Iterator<Item = &'a ServerRun>, signal: Signal) -> usize {
-    lives.flat_map(|life| &life.failures).filter(|seen| seen.signal == signal).map(|s| s.sent).sum()
+fn sent<'a>(server_runs: impl Iterator<Item = &'a ServerRun>, signal: Signal) -> usize {
+    server_runs
+        .flat_map(|server_run| &server_run.failures)
+        .filter(|seen| seen.signal == signal)
+        .map(|s| s.sent)
+        .sum()
 }
 
-fn total_results<'a>(lives: impl Iterator<Item = &'a ServerRun>) -> StreamResults {
+fn total_results<'a>(server_runs: impl Iterator<Item = &'a ServerRun>) -> StreamResults {
     let mut all = StreamResults::default();
-    lives.for_each(|life| all.add(life.results.clone()));
+    server_runs.for_each(|server_run| all.add(server_run.results.clone()));
     all
 }
 
@@ -95,24 +102,29 @@ fn quantiles(times: impl Iterator<Item = Duration>) -> String {
     }
 }
 
-fn row(f: &mut fmt::Formatter<'_>, name: &str, lives: &[&ServerRun]) -> fmt::Result {
-    let all = || lives.iter().copied();
-    let seen = |signal| all().flat_map(|life| &life.failures).filter(move |s| s.signal == signal);
-    let answers = total_results(all());
-    let StreamResults { correct: right, tokens, failed: lost, wrong_tokens: changed, hung, .. } =
-        answers;
+fn row(f: &mut fmt::Formatter<'_>, name: &str, server_runs: &[&ServerRun]) -> fmt::Result {
+    let all = || server_runs.iter().copied();
+    let seen = |signal| {
+        all().flat_map(|server_run| &server_run.failures).filter(move |s| s.signal == signal)
+    };
+    let results = total_results(all());
+    let StreamResults { correct, tokens, failed, wrong_tokens, hung, .. } = results;
     let (kills, stops) = (sent(all(), Signal::KILL), sent(all(), Signal::STOP));
-    let orphans =
-        all().map(|life| life.orphans_exited_after).max().unwrap_or_default().as_secs_f64();
-    write!(f, "| {name} | {} | {kills} | {stops} | {right} | {tokens} |", lives.len())?;
+    let orphans = all()
+        .map(|server_run| server_run.orphans_exited_after)
+        .max()
+        .unwrap_or_default()
+        .as_secs_f64();
+    write!(f, "| {name} | {} | {kills} | {stops} | {correct} | {tokens} |", server_runs.len())?;
     write!(
         f,
-        " {lost} | {changed} | {hung} | {} ",
-        quantiles(seen(Signal::KILL).map(|s| s.after))
+        " {failed} | {wrong_tokens} | {hung} | {} ",
+        quantiles(seen(Signal::KILL).map(|s| s.detected_after))
     )?;
-    write!(f, "{} ", quantiles(seen(Signal::STOP).map(|s| s.after)))?;
-    let back = all().flat_map(|life| &life.failures).filter_map(|seen| seen.restored_after);
-    writeln!(f, "{} {:.1} |", quantiles(back), orphans * 1e3)
+    write!(f, "{} ", quantiles(seen(Signal::STOP).map(|s| s.detected_after)))?;
+    let restored =
+        all().flat_map(|server_run| &server_run.failures).filter_map(|seen| seen.restored_after);
+    writeln!(f, "{} {:.1} |", quantiles(restored), orphans * 1e3)
 }
 
 impl fmt::Display for KillDrillReport {
@@ -126,8 +138,8 @@ impl fmt::Display for KillDrillReport {
         )?;
         writeln!(f, "{times} last executor exit after its server |")?;
         writeln!(f, "|---|{}", "--:|".repeat(18))?;
-        for (world, lives) in &self.by_topology {
-            row(f, world.name(), &lives.iter().collect::<Vec<_>>())?;
+        for (topology, server_runs) in &self.by_topology {
+            row(f, topology.name(), &server_runs.iter().collect::<Vec<_>>())?;
         }
         row(f, "all", &self.server_runs().collect::<Vec<_>>())
     }

@@ -33,50 +33,50 @@ struct TargetGroup<'a> {
     server: u32,
     ranks: &'a [u16],
     group_events: Receiver<(Instant, GroupEvent)>,
-    chance: KillDrillRng,
+    rng: KillDrillRng,
 }
 
 /// Starts a server under load, kills and stops its groups, and kills the server.
 pub(super) fn run_server(
-    worlds: &DrillModels,
-    world: DrillTopology,
-    mut chance: KillDrillRng,
+    models: &DrillModels,
+    topology: DrillTopology,
+    mut rng: KillDrillRng,
     wanted: SignalCounts,
 ) -> ServerRun {
-    let replicas = world.groups().iter().map(|(replica, _)| *replica);
-    let (server, mut news) = LogWatchedServer::start(&worlds.flags(world), replicas);
-    let (at, questions) = (server.address, worlds.requests(world));
+    let replicas = topology.groups().iter().map(|(replica, _)| *replica);
+    let (server, mut group_events) = LogWatchedServer::start(&models.flags(topology), replicas);
+    let (at, requests) = (server.address, models.requests(topology));
     let stop = AtomicBool::new(false);
-    let mut life = ServerRun::default();
+    let mut server_run = ServerRun::default();
     thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
-            .map(|_| KillDrillRng::new(chance.bits()))
-            .map(|chance| scope.spawn(|| send_requests(at, questions, chance, &stop)))
+            .map(|_| KillDrillRng::new(rng.bits()))
+            .map(|rng| scope.spawn(|| send_requests(at, requests, rng, &stop)))
             .collect();
-        let groups: Vec<_> = world
+        let groups: Vec<_> = topology
             .groups()
             .iter()
             .map(|(replica, ranks)| TargetGroup {
                 server: server.child.id(),
                 ranks,
-                group_events: news.remove(replica).unwrap(),
-                chance: KillDrillRng::new(chance.bits()),
+                group_events: group_events.remove(replica).unwrap(),
+                rng: KillDrillRng::new(rng.bits()),
             })
-            .map(|victims| scope.spawn(move || victims.fail_repeatedly(wanted)))
+            .map(|group| scope.spawn(move || group.fail_repeatedly(wanted)))
             .collect();
-        let suffered: Vec<_> = groups.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        let failures: Vec<_> = groups.into_iter().map(thread::ScopedJoinHandle::join).collect();
         stop.store(true, Ordering::Relaxed);
         for client in clients {
-            life.results.add(client.join().unwrap());
+            server_run.results.add(client.join().unwrap());
         }
-        for seen in suffered {
-            life.failures.extend(seen.unwrap());
+        for seen in failures {
+            server_run.failures.extend(seen.unwrap());
         }
     });
-    wait_until(TIMEOUT, "ready after all losses", || is_ready(at));
-    let _streams: Vec<_> = questions.iter().take(CLIENTS).map(|q| open(at, q)).collect();
-    life.orphans_exited_after = end(server, &mut chance);
-    life
+    wait_until(TIMEOUT, "ready after all failures", || is_ready(at));
+    let _streams: Vec<_> = requests.iter().take(CLIENTS).map(|request| open(at, request)).collect();
+    server_run.orphans_exited_after = end(server, &mut rng);
+    server_run
 }
 
 impl TargetGroup<'_> {
@@ -84,18 +84,18 @@ impl TargetGroup<'_> {
     fn fail_repeatedly(mut self, wanted: SignalCounts) -> Vec<ObservedFailure> {
         let mut seen: Vec<ObservedFailure> = Vec::new();
         while seen.len() < wanted.executor_failures {
-            thread::sleep(Duration::from_millis(self.chance.below(500)));
-            let stops = self.chance.percent(wanted.stop_percent);
+            thread::sleep(Duration::from_millis(self.rng.below(500)));
+            let stops = self.rng.percent(wanted.stop_percent);
             let signal = if stops { Signal::STOP } else { Signal::KILL };
             seen.push(self.fail_once(signal));
             // The replacements may be killed before they serve.
-            while seen.len() < wanted.executor_failures && self.chance.percent(15) {
-                thread::sleep(Duration::from_millis(self.chance.below(200)));
+            while seen.len() < wanted.executor_failures && self.rng.percent(15) {
+                thread::sleep(Duration::from_millis(self.rng.below(200)));
                 seen.push(self.fail_once(Signal::KILL));
             }
-            let lost = seen.last().unwrap().failed_at;
-            let back = self.wait_for(GroupEvent::Restored);
-            seen.last_mut().unwrap().restored_after = Some(back - lost);
+            let failed_at = seen.last().unwrap().failed_at;
+            let restored_at = self.wait_for(GroupEvent::Restored);
+            seen.last_mut().unwrap().restored_after = Some(restored_at - failed_at);
         }
         seen
     }
@@ -103,27 +103,29 @@ impl TargetGroup<'_> {
     /// Sends a signal to one rank, sometimes to all at once, and waits until the server has detected it.
     fn fail_once(&mut self, signal: Signal) -> ObservedFailure {
         let mut pids = Vec::new();
-        wait_until(TIMEOUT, "the ranks are there", || {
+        wait_until(TIMEOUT, "all ranks run", || {
             let ranks = ranks_of(self.server);
             pids = self.ranks.iter().filter_map(|rank| ranks.get(rank).copied()).collect();
             pids.len() == self.ranks.len()
         });
-        if pids.len() > 1 && !self.chance.percent(15) {
-            let one = self.chance.below(pids.len() as u64) as usize;
+        if pids.len() > 1 && !self.rng.percent(15) {
+            let one = self.rng.below(pids.len() as u64) as usize;
             pids = vec![pids[one]];
         }
         let since = Instant::now();
         let sent = pids.iter().filter(|pid| send(**pid, signal)).count();
-        let lost = self.wait_for(GroupEvent::Failed);
-        ObservedFailure { signal, sent, after: lost - since, failed_at: lost, restored_after: None }
+        let failed_at = self.wait_for(GroupEvent::Failed);
+        let detected_after = failed_at - since;
+        ObservedFailure { signal, sent, detected_after, failed_at, restored_after: None }
     }
 
     /// Time of the next such event.
     fn wait_for(&self, wanted: GroupEvent) -> Instant {
         loop {
-            let heard = self.group_events.recv_timeout(TIMEOUT);
-            let (at, news) = heard.unwrap_or_else(|_| panic!("no {wanted:?} within {TIMEOUT:?}"));
-            if news == wanted {
+            let received = self.group_events.recv_timeout(TIMEOUT);
+            let (at, event) =
+                received.unwrap_or_else(|_| panic!("no {wanted:?} within {TIMEOUT:?}"));
+            if event == wanted {
                 return at;
             }
         }
@@ -136,14 +138,14 @@ fn send(pid: u32, signal: Signal) -> bool {
 }
 
 /// Kills the server, sometimes while an executor is stopped. Returns the time by which executors outlived it.
-fn end(mut server: LogWatchedServer, chance: &mut KillDrillRng) -> Duration {
+fn end(mut server: LogWatchedServer, rng: &mut KillDrillRng) -> Duration {
     let executors: Vec<u32> = ranks_of(server.child.id()).into_values().collect();
-    assert!(!executors.is_empty(), "somebody computes");
-    if chance.percent(25) {
-        let one = chance.below(executors.len() as u64) as usize;
-        assert!(send(executors[one], Signal::STOP), "it is there");
+    assert!(!executors.is_empty(), "no executor runs");
+    if rng.percent(25) {
+        let one = rng.below(executors.len() as u64) as usize;
+        assert!(send(executors[one], Signal::STOP), "the executor exited early");
     }
     server.child.kill().unwrap();
-    let lives = |pid: &u32| fs::exists(format!("/proc/{pid}")).unwrap() && !is_zombie(*pid);
-    wait_until(TIMEOUT, "the end of all executors", || !executors.iter().any(lives))
+    let is_running = |pid: &u32| fs::exists(format!("/proc/{pid}")).unwrap() && !is_zombie(*pid);
+    wait_until(TIMEOUT, "the exit of all executors", || !executors.iter().any(is_running))
 }

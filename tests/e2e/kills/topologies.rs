@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// Length of the longest output in tokens.
 const TOKENS: u32 = 500;
 /// Number of distinct requests to a model.
-const QUESTIONS: u32 = 6;
+const REQUESTS: u32 = 6;
 const EXACT: &[&str] = &["--dtype", "float32"];
 
 /// Device of the executors.
@@ -56,7 +56,7 @@ impl DrillTopology {
         match devices {
             2 => Self::OF_TWO,
             4 => Self::OF_FOUR,
-            other => panic!("there are worlds for two and four devices, not for {other}"),
+            other => panic!("no topologies for {other} devices, only for two and four"),
         }
     }
 
@@ -120,38 +120,38 @@ impl DrillModels {
     /// Records the outputs of undisturbed servers.
     pub(super) fn prepare(device: DrillDevice) -> Self {
         let experts = with_experts();
-        let mut worlds = Self {
+        let mut models = Self {
             device,
             expert_model: experts,
             demo_requests: Vec::new(),
             expert_requests: Vec::new(),
         };
-        worlds.demo_requests = known_requests(&worlds.model_flags(DrillTopology::One));
-        worlds.expert_requests =
-            known_requests(&worlds.model_flags(DrillTopology::DpAttention2Experts2));
-        worlds
+        models.demo_requests = known_requests(&models.model_flags(DrillTopology::One));
+        models.expert_requests =
+            known_requests(&models.model_flags(DrillTopology::DpAttention2Experts2));
+        models
     }
 
-    pub(super) fn requests(&self, world: DrillTopology) -> &[KnownRequest] {
-        if world.has_experts() { &self.expert_requests } else { &self.demo_requests }
+    pub(super) fn requests(&self, topology: DrillTopology) -> &[KnownRequest] {
+        if topology.has_experts() { &self.expert_requests } else { &self.demo_requests }
     }
 
-    fn model_flags(&self, world: DrillTopology) -> Vec<String> {
+    fn model_flags(&self, topology: DrillTopology) -> Vec<String> {
         let folder = self.expert_model.path().join("model").to_str().unwrap().to_owned();
         let mut sizes = vec!["--max-model-len", "4096"];
         if self.device == DrillDevice::Cpu {
             sizes.extend(["--num-gpu-blocks-override", "1024"]);
         }
-        let model = world.has_experts().then_some(folder).into_iter();
-        let sizes = sizes.into_iter().filter(|_| world.has_experts());
+        let model = topology.has_experts().then_some(folder).into_iter();
+        let sizes = sizes.into_iter().filter(|_| topology.has_experts());
         let exact = EXACT.iter().chain(self.device.flags()).copied();
         model.chain(sizes.chain(exact).map(str::to_owned)).collect()
     }
 
     /// Arguments of `hadron serve`.
-    pub(super) fn flags(&self, world: DrillTopology) -> Vec<String> {
-        let mut flags = self.model_flags(world);
-        flags.extend(world.flags().iter().map(|&flag| flag.to_owned()));
+    pub(super) fn flags(&self, topology: DrillTopology) -> Vec<String> {
+        let mut flags = self.model_flags(topology);
+        flags.extend(topology.flags().iter().map(|&flag| flag.to_owned()));
         flags
     }
 }
@@ -160,17 +160,17 @@ impl DrillModels {
 fn known_requests(flags: &[String]) -> Vec<KnownRequest> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let server = ServerProcess::start(&flags);
-    let ask = |which: u32| {
-        let mut asked = body(TOKENS - which * 40, false);
+    let record = |which: u32| {
+        let mut request = body(TOKENS - which * 40, false);
         let ids: Vec<u32> =
             (0..8 + which * 11).map(|i| 3 + (i * i * 7 + which * 31) % 250).collect();
-        asked["prompt"] = json!(ids);
-        asked["temperature"] = json!(which % 2);
-        asked["return_token_ids"] = json!(true);
-        let reply = post(server.address, "/v1/completions", &asked).json();
+        request["prompt"] = json!(ids);
+        request["temperature"] = json!(which % 2);
+        request["return_token_ids"] = json!(true);
+        let reply = post(server.address, "/v1/completions", &request).json();
         let ids = serde_json::from_value(reply["choices"][0]["token_ids"].clone()).unwrap();
-        asked["stream"] = json!(true);
-        KnownRequest { body: asked, ids }
+        request["stream"] = json!(true);
+        KnownRequest { body: request, ids }
     };
-    (0..QUESTIONS).map(ask).collect()
+    (0..REQUESTS).map(record).collect()
 }

@@ -4,7 +4,7 @@ mod specs;
 
 use crate::hostile_grammars::{take_first, vocabulary};
 use crate::rng::SimRng;
-use crate::test_server::trials;
+use crate::test_server::grammar_worker;
 use grammar::{
     CompiledGrammar, GrammarCompilePool, GrammarError, GrammarSpec, GrammarTimings,
     OutputConstraint,
@@ -27,7 +27,7 @@ struct GrammarCompileHarness(GrammarCompilePool);
 impl GrammarCompileHarness {
     fn start() -> Self {
         let timings = Arc::new(GrammarTimings::default());
-        Self(GrammarCompilePool::start(vocabulary, &trials(), timings).unwrap())
+        Self(GrammarCompilePool::start(vocabulary, &grammar_worker(), timings).unwrap())
     }
 
     fn compile(&self, form: GrammarSpec) -> Result<CompiledGrammar, GrammarError> {

@@ -51,8 +51,8 @@ pub(super) fn specs() -> [GrammarSpec; 3] {
 }
 
 /// The requests of a seed, in order of arrival.
-pub(super) fn generate(chance: &mut SimRng, vocab: u32) -> Vec<GeneratedRequest> {
-    let mut on = || chance.chance_per_mille(500);
+pub(super) fn generate(rng: &mut SimRng, vocab: u32) -> Vec<GeneratedRequest> {
+    let mut on = || rng.chance_per_mille(500);
     let kinds = OptionKinds {
         sampling_cuts: on(),
         penalties: on(),
@@ -66,21 +66,21 @@ pub(super) fn generate(chance: &mut SimRng, vocab: u32) -> Vec<GeneratedRequest>
         priorities: on(),
         aborts: on(),
     };
-    let id = |chance: &mut SimRng| 3 + chance.below(u64::from(vocab) - 3) as Token;
+    let id = |rng: &mut SimRng| 3 + rng.below(u64::from(vocab) - 3) as Token;
     let bases: [Vec<Token>; 3] =
-        std::array::from_fn(|_| (0..PROMPT_MAX).map(|_| id(chance)).collect());
-    let (requests, gap) = (chance.between(6, 24), chance.pick(&[0, 1, 6]));
+        std::array::from_fn(|_| (0..PROMPT_MAX).map(|_| id(rng)).collect());
+    let (requests, gap) = (rng.between(6, 24), rng.pick(&[0, 1, 6]));
     let mut at_tick = 0;
     let mut asked = Vec::new();
     for number in 0..requests {
-        at_tick += chance.below(gap + 1);
-        let shared = chance.between(0, PROMPT_MAX - 1) as usize;
-        let mut tokens = chance.pick(&[&bases[0], &bases[1], &bases[2]])[..shared].to_vec();
-        tokens.extend((0..chance.scaled(1, 12)).map(|_| id(chance)));
-        let submit = submit(chance, kinds, RequestId(number.into()), tokens, vocab);
-        let grammar = submit.first_masked_token.map(|_| chance.below(3) as usize);
-        let leaves = kinds.aborts && chance.chance_per_mille(300);
-        let gone_at_tick = leaves.then(|| at_tick + chance.below(40));
+        at_tick += rng.below(gap + 1);
+        let shared = rng.between(0, PROMPT_MAX - 1) as usize;
+        let mut tokens = rng.pick(&[&bases[0], &bases[1], &bases[2]])[..shared].to_vec();
+        tokens.extend((0..rng.scaled(1, 12)).map(|_| id(rng)));
+        let submit = submit(rng, kinds, RequestId(number.into()), tokens, vocab);
+        let grammar = submit.first_masked_token.map(|_| rng.below(3) as usize);
+        let leaves = kinds.aborts && rng.chance_per_mille(300);
+        let gone_at_tick = leaves.then(|| at_tick + rng.below(40));
         asked.push(GeneratedRequest {
             submit,
             grammar,
@@ -92,79 +92,78 @@ pub(super) fn generate(chance: &mut SimRng, vocab: u32) -> Vec<GeneratedRequest>
 }
 
 fn submit(
-    chance: &mut SimRng,
+    rng: &mut SimRng,
     kinds: OptionKinds,
     id: RequestId,
     tokens: Vec<Token>,
     vocab: u32,
 ) -> RequestSubmission {
-    let masked = kinds.masks && chance.chance_per_mille(400);
-    let ends = masked || kinds.stop_conditions && chance.chance_per_mille(700);
+    let masked = kinds.masks && rng.chance_per_mille(400);
+    let ends = masked || kinds.stop_conditions && rng.chance_per_mille(700);
     let eos_ids = if ends { END_IDS.to_vec() } else { Vec::new() };
-    let stops = if kinds.stop_conditions { chance.between(0, 3) } else { 0 };
-    let stop_ids: Vec<Token> =
-        (0..stops).map(|_| chance.below(u64::from(vocab)) as Token).collect();
-    let mut sampling = sampling(chance, kinds, vocab);
+    let stops = if kinds.stop_conditions { rng.between(0, 3) } else { 0 };
+    let stop_ids: Vec<Token> = (0..stops).map(|_| rng.below(u64::from(vocab)) as Token).collect();
+    let mut sampling = sampling(rng, kinds, vocab);
     sampling.stop_token_ids = [&eos_ids[..], &stop_ids].concat();
-    let scores_only = kinds.prompt_logprobs && chance.chance_per_mille(100);
-    let max_tokens = if scores_only { 0 } else { chance.scaled(1, ANSWER_MAX) };
+    let scores_only = kinds.prompt_logprobs && rng.chance_per_mille(100);
+    let max_tokens = if scores_only { 0 } else { rng.scaled(1, ANSWER_MAX) };
     assert!(tokens.len() as u32 + max_tokens <= MAX_MODEL_LEN);
     RequestSubmission {
         id,
         tokens,
         max_tokens,
         sampling,
-        first_masked_token: masked.then(|| chance.pick(&[0, 0, 1, 5])),
-        rng_key: chance.next_u64(),
+        first_masked_token: masked.then(|| rng.pick(&[0, 0, 1, 5])),
+        rng_key: rng.next_u64(),
         eos_ids,
         stop_ids,
-        priority: if kinds.priorities { chance.pick(&[-3, 0, 0, 7]) } else { 0 },
+        priority: if kinds.priorities { rng.pick(&[-3, 0, 0, 7]) } else { 0 },
         extra_keys: ExtraKeys::salted(
-            (kinds.salts && chance.chance_per_mille(400)).then(|| "other".to_owned()),
+            (kinds.salts && rng.chance_per_mille(400)).then(|| "other".to_owned()),
         ),
         replica: None,
         block_keys: Vec::new(),
     }
 }
 
-fn sampling(chance: &mut SimRng, kinds: OptionKinds, vocab: u32) -> SamplingParams {
+fn sampling(rng: &mut SimRng, kinds: OptionKinds, vocab: u32) -> SamplingParams {
     let mut sampling = SamplingParams::greedy();
-    let id = |chance: &mut SimRng| chance.below(u64::from(vocab)) as Token;
-    if chance.chance_per_mille(600) {
-        sampling.temperature = chance.pick(&[0.3, 0.8, 1.0, 1.7]);
+    let id = |rng: &mut SimRng| rng.below(u64::from(vocab)) as Token;
+    if rng.chance_per_mille(600) {
+        sampling.temperature = rng.pick(&[0.3, 0.8, 1.0, 1.7]);
     }
     if kinds.sampling_cuts {
-        sampling.top_k = chance.pick(&[0, 1, 2, 20, 64, 10_000]);
-        sampling.top_p = chance.pick(&[1.0, 0.95, 0.5, 0.01]);
-        sampling.min_p = chance.pick(&[0.0, 0.0, 0.05, 0.9]);
+        sampling.top_k = rng.pick(&[0, 1, 2, 20, 64, 10_000]);
+        sampling.top_p = rng.pick(&[1.0, 0.95, 0.5, 0.01]);
+        sampling.min_p = rng.pick(&[0.0, 0.0, 0.05, 0.9]);
     }
     if kinds.penalties {
-        sampling.repetition_penalty = chance.pick(&[1.0, 1.2, 0.8]);
-        sampling.frequency_penalty = chance.pick(&[0.0, 0.4, -0.4]);
-        sampling.presence_penalty = chance.pick(&[0.0, 0.7, -0.7]);
+        sampling.repetition_penalty = rng.pick(&[1.0, 1.2, 0.8]);
+        sampling.frequency_penalty = rng.pick(&[0.0, 0.4, -0.4]);
+        sampling.presence_penalty = rng.pick(&[0.0, 0.7, -0.7]);
     }
     if kinds.bias {
-        let one = |chance: &mut SimRng| (id(chance), chance.pick(&[-100.0, -3.0, 3.0, 100.0]));
-        sampling.logit_bias = (0..chance.between(0, 4)).map(|_| one(chance)).collect();
+        let one = |rng: &mut SimRng| (id(rng), rng.pick(&[-100.0, -3.0, 3.0, 100.0]));
+        sampling.logit_bias = (0..rng.between(0, 4)).map(|_| one(rng)).collect();
         sampling.logit_bias.sort_unstable_by_key(|(id, _)| *id);
         sampling.logit_bias.dedup_by_key(|(id, _)| *id);
     }
-    if kinds.token_lists && chance.chance_per_mille(400) {
+    if kinds.token_lists && rng.chance_per_mille(400) {
         sampling.allowed_token_ids =
-            Some((0..vocab).filter(|_| chance.chance_per_mille(300)).collect());
+            Some((0..vocab).filter(|_| rng.chance_per_mille(300)).collect());
     }
-    if kinds.token_lists && chance.chance_per_mille(400) {
-        let length = chance.between(1, 3);
-        sampling.bad_words = (0..60).map(|_| (0..length).map(|_| id(chance)).collect()).collect();
+    if kinds.token_lists && rng.chance_per_mille(400) {
+        let length = rng.between(1, 3);
+        sampling.bad_words = (0..60).map(|_| (0..length).map(|_| id(rng)).collect()).collect();
     }
     if kinds.stop_conditions {
-        sampling.min_tokens = chance.pick(&[0, 0, 1, 9]);
+        sampling.min_tokens = rng.pick(&[0, 0, 1, 9]);
     }
-    if kinds.logprobs && chance.chance_per_mille(500) {
-        sampling.logprobs = Some(chance.pick(&[0, 1, 5, 20]));
+    if kinds.logprobs && rng.chance_per_mille(500) {
+        sampling.logprobs = Some(rng.pick(&[0, 1, 5, 20]));
     }
-    if kinds.prompt_logprobs && chance.chance_per_mille(300) {
-        sampling.prompt_logprobs = Some(chance.pick(&[0, 3]));
+    if kinds.prompt_logprobs && rng.chance_per_mille(300) {
+        sampling.prompt_logprobs = Some(rng.pick(&[0, 3]));
     }
     sampling
 }

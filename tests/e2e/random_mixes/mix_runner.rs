@@ -125,8 +125,8 @@ impl TokenBitmaskSource for MixMaskMaker<'_> {
             let session = self.session(request).expect("only who has a grammar is masked");
             let mask = if late { Some(Vec::new()) } else { session.mask() };
             let allowed = mask.unwrap_or_else(|| {
-                let (asked, heard) = (&self.requests[request.0 as usize], &self.outputs);
-                panic!("no mask behind {:?} of {asked:?}", heard.get(&request))
+                let (asked, received) = (&self.requests[request.0 as usize], &self.outputs);
+                panic!("no mask behind {:?} of {asked:?}", received.get(&request))
             });
             BitmaskRow { row, bitmask: allowed, overdue: late }
         };
@@ -138,7 +138,7 @@ impl TokenBitmaskSource for MixMaskMaker<'_> {
 struct MixRun<'a> {
     requests: &'a [GeneratedRequest],
     mix: &'a MixSetup,
-    chance: &'a mut SimRng,
+    rng: &'a mut SimRng,
     engine: Scheduler,
     executor: Option<Executor>,
     maker: MixMaskMaker<'a>,
@@ -157,7 +157,7 @@ pub(super) fn run(
     asked: &[GeneratedRequest],
     mix: &MixSetup,
     grammars: &[CompiledGrammar],
-    chance: &mut SimRng,
+    rng: &mut SimRng,
 ) -> (Vec<RequestOutput>, MixCounts) {
     let world = mix.setting;
     let limits = SchedulerLimits {
@@ -176,7 +176,7 @@ pub(super) fn run(
     let mut run = MixRun {
         requests: asked,
         mix,
-        chance,
+        rng,
         engine: Scheduler::new(SchedulerConfig::new(limits, kv)).unwrap(),
         executor: Some(first),
         maker: MixMaskMaker {
@@ -196,7 +196,7 @@ pub(super) fn run(
         assert!(tick < TICKS_MAX, "no end: {:?}", run.outputs);
         run.tick(tick);
         let last = asked.last().is_none_or(|asked| asked.at_tick <= tick);
-        if last && run.outputs.iter().all(|heard| heard.finish.is_some()) {
+        if last && run.outputs.iter().all(|received| received.finish.is_some()) {
             break;
         }
     }
@@ -220,7 +220,7 @@ impl MixRun<'_> {
         self.kill_and_restart(tick);
         while let Some(output) = self.step_outputs.pop_front() {
             self.inbox.push(SchedulerEvent::StepOutput { replica: Replica(0), output });
-            if self.chance.chance_per_mille(self.mix.faults.delayed_outputs) {
+            if self.rng.chance_per_mille(self.mix.faults.delayed_outputs) {
                 break;
             }
         }
@@ -293,22 +293,22 @@ impl MixRun<'_> {
     fn is_mask_overdue(&mut self, request: RequestId, tick: u64) -> bool {
         let outputs = self.outputs[request.0 as usize].tokens.len();
         let known = self.overdue_masks.get(&(request, outputs));
-        if known.is_none() && self.chance.chance_per_mille(self.mix.faults.overdue_masks) {
+        if known.is_none() && self.rng.chance_per_mille(self.mix.faults.overdue_masks) {
             self.counts.overdue_masks += 1;
-            self.overdue_masks.insert((request, outputs), tick + 1 + self.chance.below(4));
+            self.overdue_masks.insert((request, outputs), tick + 1 + self.rng.below(4));
             return true;
         }
         known.is_some_and(|made_at| *made_at > tick)
     }
 
     fn observe(&mut self, event: &TokenEvent) {
-        let heard = &mut self.outputs[event.request.0 as usize];
-        assert_eq!(heard.finish, None, "nothing follows an end: {event:?}");
-        self.maker.observe(event.request, heard.tokens.len(), &event.tokens);
-        heard.tokens.extend(&event.tokens);
-        heard.logprobs.extend(event.logprobs.iter().cloned());
-        heard.prompt_logprobs.extend(event.prompt_logprobs.iter().cloned());
-        heard.finish.clone_from(&event.finish_reason);
+        let received = &mut self.outputs[event.request.0 as usize];
+        assert_eq!(received.finish, None, "nothing follows an end: {event:?}");
+        self.maker.observe(event.request, received.tokens.len(), &event.tokens);
+        received.tokens.extend(&event.tokens);
+        received.logprobs.extend(event.logprobs.iter().cloned());
+        received.prompt_logprobs.extend(event.prompt_logprobs.iter().cloned());
+        received.finish.clone_from(&event.finish_reason);
         let cached = event.first_admission.map_or(0, |run| run.cached_tokens);
         let met = &mut self.counts;
         met.cached_tokens += u64::from(cached);

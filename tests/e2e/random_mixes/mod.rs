@@ -18,31 +18,31 @@ use scheduler::{AbortCause, FinishReason};
 const SEEDS: u64 = 8;
 
 /// The mix of a seed: engine limits and fault rates.
-fn random_mix(chance: &mut SimRng) -> MixSetup {
-    let drafts = chance.pick(&[0, 0, 1, 3]);
+fn random_mix(rng: &mut SimRng) -> MixSetup {
+    let drafts = rng.pick(&[0, 0, 1, 3]);
     let world = EngineSetting {
-        tokens_per_step: chance.pick(&[24, 40, 100, 512]),
-        requests_running: chance.pick(&[2, 8, 24]),
-        blocks: chance.pick(&[32, 33, 40, 400]),
-        caching: chance.chance_per_mille(700),
-        steps_in_flight: chance.pick(&[1, 2, 3]),
+        tokens_per_step: rng.pick(&[24, 40, 100, 512]),
+        requests_running: rng.pick(&[2, 8, 24]),
+        blocks: rng.pick(&[32, 33, 40, 400]),
+        caching: rng.chance_per_mille(700),
+        steps_in_flight: rng.pick(&[1, 2, 3]),
         drafts,
-        uses_draft_model: drafts > 0 && chance.chance_per_mille(500),
+        uses_draft_model: drafts > 0 && rng.chance_per_mille(500),
     };
     let faults = MixFaults {
-        overdue_masks: if chance.chance_per_mille(500) { chance.pick(&[50, 300]) } else { 0 },
-        delayed_outputs: if chance.chance_per_mille(500) { 500 } else { 0 },
-        dies_at_tick: chance.chance_per_mille(400).then(|| 5 + chance.below(40)),
+        overdue_masks: if rng.chance_per_mille(500) { rng.pick(&[50, 300]) } else { 0 },
+        delayed_outputs: if rng.chance_per_mille(500) { 500 } else { 0 },
+        dies_at_tick: rng.chance_per_mille(400).then(|| 5 + rng.below(40)),
     };
-    let tokens_per_chunk = chance.chance_per_mille(300).then(|| chance.pick(&[16, 33, 64]));
-    MixSetup { setting: world, tokens_per_chunk, mixed: !chance.chance_per_mille(150), faults }
+    let tokens_per_chunk = rng.chance_per_mille(300).then(|| rng.pick(&[16, 33, 64]));
+    MixSetup { setting: world, tokens_per_chunk, mixed: !rng.chance_per_mille(150), faults }
 }
 
 /// Runs the requests of a seed sequentially and in a mix, and compares the outputs.
 fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
-    let mut chance = SimRng::new(seed);
-    let asked = generate(&mut chance, model().vocab as u32);
-    let mix = random_mix(&mut chance);
+    let mut rng = SimRng::new(seed);
+    let asked = generate(&mut rng, model().vocab as u32);
+    let mix = random_mix(&mut rng);
     let calm = MixSetup {
         setting: SEQUENTIAL,
         tokens_per_chunk: None,
@@ -51,19 +51,19 @@ fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
     };
     let patient: Vec<GeneratedRequest> =
         asked.iter().map(|a| GeneratedRequest { disconnects_at_tick: None, ..a.clone() }).collect();
-    let (alone, _) = run(&patient, &calm, grammars, &mut chance);
-    let (together, met) = run(&asked, &mix, grammars, &mut chance);
-    for ((asked, alone), together) in asked.iter().zip(&alone).zip(&together) {
+    let (baseline, _) = run(&patient, &calm, grammars, &mut rng);
+    let (together, met) = run(&asked, &mix, grammars, &mut rng);
+    for ((asked, baseline), together) in asked.iter().zip(&baseline).zip(&together) {
         let same = match &together.finish {
             Some(FinishReason::Abort(AbortCause::ClientDisconnected)) => {
-                together.is_prefix_of(alone)
+                together.is_prefix_of(baseline)
             }
-            Some(FinishReason::Error(_)) => together.fails_identically(alone),
-            _ => together == alone,
+            Some(FinishReason::Error(_)) => together.fails_identically(baseline),
+            _ => together == baseline,
         };
         assert!(
             same,
-            "seed {seed}: {asked:?}\nalone {alone:#?}\nin {mix:?} {together:#?}\nreplay: just mixes {seed} 1"
+            "seed {seed}: {asked:?}\nalone {baseline:#?}\nin {mix:?} {together:#?}\nreplay: just mixes {seed} 1"
         );
     }
     met
@@ -113,9 +113,9 @@ fn output_is_independent_of_concurrent_requests() {
 #[ignore = "as long as asked for: `just mixes FROM COUNT`"]
 #[expect(clippy::disallowed_methods, reason = "the seeds come from `just`")]
 fn explore_random_mixes() {
-    let said = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let from = said("HADRON_MIXES_FROM").unwrap_or(SEEDS);
-    let count = said("HADRON_MIXES_COUNT").unwrap_or(100);
+    let env_var = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let from = env_var("HADRON_MIXES_FROM").unwrap_or(SEEDS);
+    let count = env_var("HADRON_MIXES_COUNT").unwrap_or(100);
     let grammars = compile(specs());
     let began = std::time::Instant::now();
     let mut met = MixCounts::default();

@@ -8,10 +8,17 @@ pub(super) type FieldChoices = Vec<Option<usize>>;
 /// A field index and the index of its value.
 type FieldChoice = (usize, Option<usize>);
 
+/// Values of one request field.
+#[derive(Clone, Copy)]
+pub(super) struct FieldSize {
+    pub(super) count: usize,
+    /// Whether every request has the field.
+    pub(super) is_required: bool,
+}
+
 /// Pairs that are still uncovered.
 pub(super) struct PairMatrix {
-    /// Number of values of each field, and whether it is required.
-    fields: Vec<(usize, bool)>,
+    fields: Vec<FieldSize>,
     open: BTreeSet<(FieldChoice, FieldChoice)>,
     /// Pairs for which rows were generated.
     tried: BTreeSet<(FieldChoice, FieldChoice)>,
@@ -19,7 +26,7 @@ pub(super) struct PairMatrix {
 }
 
 impl PairMatrix {
-    pub(super) fn new(fields: Vec<(usize, bool)>) -> Self {
+    pub(super) fn new(fields: Vec<FieldSize>) -> Self {
         let mut open = BTreeSet::new();
         for first in 0..fields.len() {
             for second in first + 1..fields.len() {
@@ -68,8 +75,8 @@ impl PairMatrix {
     }
 }
 
-fn values((count, needed): (usize, bool)) -> impl Iterator<Item = Option<usize>> {
-    (0..count).map(Some).chain((!needed).then_some(None))
+fn values(field: FieldSize) -> impl Iterator<Item = Option<usize>> {
+    (0..field.count).map(Some).chain((!field.is_required).then_some(None))
 }
 
 fn ordered(a: FieldChoice, b: FieldChoice) -> (FieldChoice, FieldChoice) {
@@ -78,7 +85,7 @@ fn ordered(a: FieldChoice, b: FieldChoice) -> (FieldChoice, FieldChoice) {
 
 #[test]
 fn greedy_rows_cover_all_pairs() {
-    let mut matrix = PairMatrix::new(vec![(3, false); 12]);
+    let mut matrix = PairMatrix::new(vec![FieldSize { count: 3, is_required: false }; 12]);
     let mut rows = 0;
     while let Some(row) = matrix.next() {
         matrix.cover(&row);

@@ -11,7 +11,7 @@ mod matrix;
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use fields::{FieldValues, chat, text};
-use matrix::{FieldChoices, PairMatrix};
+use matrix::{FieldChoices, FieldSize, PairMatrix};
 use serde_json::{Map, Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -55,11 +55,11 @@ fn rejected_field(reply: &HttpReply, sent: &Value) -> String {
 }
 
 fn check(reply: &HttpReply, sent: &Value) {
-    let said = String::from_utf8_lossy(&reply.body);
-    assert!(reply.status < 500, "{sent}: {said}");
-    assert!(!said.contains("panicked") && !said.contains("src/"), "{sent}: {said}");
+    let text = String::from_utf8_lossy(&reply.body);
+    assert!(reply.status < 500, "{sent}: {text}");
+    assert!(!text.contains("panicked") && !text.contains("src/"), "{sent}: {text}");
     if reply.status == 200 && sent["stream"] == true {
-        assert!(!reply.events().is_empty(), "{sent}: {said}");
+        assert!(!reply.events().is_empty(), "{sent}: {text}");
     }
 }
 
@@ -112,8 +112,8 @@ fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldCh
             }
             let reply = client.post(path, &body);
             check(&reply, &body);
-            let refused = (400..500).contains(&reply.status);
-            let blames = if refused { rejected_field(&reply, &body) } else { String::new() };
+            let rejected = (400..500).contains(&reply.status);
+            let blames = if rejected { rejected_field(&reply, &body) } else { String::new() };
             // With an invalid `max_tokens` the rejection may name `min_tokens`, which then exceeds the
             // maximum.
             let meets = blames == "min_tokens" && [*name, *other].contains(&"max_tokens");
@@ -144,7 +144,10 @@ fn every_parameter_pair_is_served_or_rejected_by_name() {
     let answer = || post(at, "/v1/completions", &question).json()["choices"].clone();
     let before = answer();
     for (path, fields) in [("/v1/completions", text()), ("/v1/chat/completions", chat())] {
-        let sizes = fields.iter().map(|field| (field.valid.len(), field.required)).collect();
+        let sizes = fields
+            .iter()
+            .map(|field| FieldSize { count: field.valid.len(), is_required: field.required })
+            .collect();
         let matrix = Mutex::new(PairMatrix::new(sizes));
         let lanes = std::thread::scope(|scope| {
             let lane = || scope.spawn(|| allowed(at, path, &fields, &matrix));
@@ -153,10 +156,10 @@ fn every_parameter_pair_is_served_or_rejected_by_name() {
         });
         let good: Vec<FieldChoices> =
             lanes.iter().flat_map(|tally| tally.valid_rows.clone()).collect();
-        let (answered, refused) =
+        let (answered, rejected) =
             lanes.iter().fold((0, 0), |(a, r), tally| (a + tally.served, r + tally.rejected));
         let (covered, pairs) = matrix.lock().unwrap().covered();
-        println!("{path}: {covered} of {pairs} pairs in {answered} answers, {refused} refusals");
+        println!("{path}: {covered} of {pairs} pairs in {answered} answers, {rejected} refusals");
         assert!(covered * 100 >= pairs * 95, "too many pairs contradict each other");
         let hostile = forbidden(at, path, &fields, &good);
         println!("{path}: {hostile} requests with values that are not allowed");
