@@ -74,8 +74,8 @@ fn manifests_match_server_flags_probes_and_timeouts() {
         let pod = pod(&documents[0]);
         let container = &pod["containers"][0];
         // Checks common to all manifests do not depend on the number of nodes.
-        let alone = [("LWS_GROUP_SIZE", "1".to_owned())];
-        let args = serve_in(&words(&container["args"]), &alone, name);
+        let leader_env = [("LWS_GROUP_SIZE", "1".to_owned())];
+        let args = serve_in(&words(&container["args"]), &leader_env, name);
         assert_eq!(args.http.host, "0.0.0.0", "{name}");
         assert!(args.access.api_key_file.is_some(), "{name}: open to the cluster without a key");
         let port = container["ports"][0]["containerPort"].as_u64().unwrap();
@@ -265,8 +265,8 @@ fn verify(text: &str, binary: &str) {
     std::fs::write(&unit, text.replace(binary, there.to_str().unwrap())).unwrap();
     let verified = Command::new("systemd-analyze").arg("verify").arg(&unit).output();
     let Ok(output) = verified else { return }; // `systemd-analyze` is not installed everywhere.
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let about: Vec<&str> = said.lines().filter(|line| line.contains("hadron.service")).collect();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    let about: Vec<&str> = message.lines().filter(|line| line.contains("hadron.service")).collect();
     assert!(about.is_empty(), "{about:?}");
 }
 

@@ -112,8 +112,8 @@ fn readme_figures_match_committed_results() {
         })
         .collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    let (_, figures) = readme.split_once("## Figures").unwrap();
-    let tables = figures.lines().filter(|line| line.starts_with('|')).count();
+    let (_, section) = readme.split_once("## Figures").unwrap();
+    let tables = section.lines().filter(|line| line.starts_with('|')).count();
     assert_eq!(tables, rows.len() + 4, "every table of figures is of the kind that is checked");
 }
 

@@ -1,7 +1,7 @@
 //! Checks the vocabulary of the code: names of types and tests, and idioms in comments. The bounds may only
 //! fall.
 
-use crate::source_tree::{SourceFile, rust_files};
+use crate::source_tree::{SourceFile, files_with, rust_files};
 use std::collections::BTreeMap;
 
 /// Maximum share of type definitions with a one-word name, in percent.
@@ -9,9 +9,7 @@ const ONE_WORD_PERCENT_MAX: f64 = 1.2;
 /// Maximum share of type definitions with the name of another definition, in percent.
 const SHARED_NAME_PERCENT_MAX: f64 = 0.1;
 /// Maximum number of idioms per thousand comment lines.
-const IDIOMS_PER_THOUSAND_MAX: f64 = 87.0;
-/// Maximum number of functions with an anonymous tuple as a parameter.
-const TUPLE_PARAMETERS_MAX: usize = 141;
+const IDIOMS_PER_THOUSAND_MAX: f64 = 0.2;
 /// Maximum length of a test's name in characters.
 const TEST_NAME_MAX: usize = 60;
 
@@ -31,6 +29,15 @@ const IDIOMS: &[&str] = &[
     "sign of life",
     "stands",
     "news",
+    "seat",
+    "seats",
+    "guess",
+    "guesses",
+    "guessed",
+    "everybody",
+    "anybody",
+    "latents",
+    "unturned",
 ];
 
 /// One-word names that are not nouns.
@@ -134,7 +141,7 @@ fn test_names_are_short() {
 #[test]
 fn comments_use_the_words_of_the_field() {
     let (mut lines, mut idioms) = (0, 0);
-    for file in rust_files() {
+    for file in files_with(&["rs", "h", "hip", "cpp"]) {
         for line in file.text.lines() {
             let Some((_, comment)) = line.split_once("//") else { continue };
             lines += 1;
@@ -180,12 +187,7 @@ fn parameters_have_names() {
         }
     }
     println!("{} functions take a tuple", found.len());
-    assert!(
-        found.len() <= TUPLE_PARAMETERS_MAX,
-        "{} functions take a tuple:\n  {}",
-        found.len(),
-        found.join("\n  ")
-    );
+    assert!(found.is_empty(), "{} functions take a tuple:\n  {}", found.len(), found.join("\n  "));
 }
 
 #[test]

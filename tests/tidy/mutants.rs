@@ -37,8 +37,8 @@ fn every_mutant_patch_still_applies() {
             .output()
             .expect("git is installed");
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            stale.push(format!("{}: {said}", name_of(&patch)));
+            let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            stale.push(format!("{}: {text}", name_of(&patch)));
         }
     }
     assert!(stale.is_empty(), "make these mistakes in today's code:\n  {}", stale.join("\n  "));

@@ -30,9 +30,9 @@ fn every_reliability_row_names_existing_tests() {
     let page = read_file("docs/reliability.md");
     let faults = (1..=52).map(|n| format!("F{n}"));
     let incidents = (1..=22).map(|n| n.to_string());
-    let figures = (1..=19).map(|n| format!("G{n}"));
+    let counters = (1..=19).map(|n| format!("G{n}"));
     let mut wrong = Vec::new();
-    for name in faults.chain(incidents).chain(figures) {
+    for name in faults.chain(incidents).chain(counters) {
         let [row] = &rows(&page, &name)[..] else {
             wrong.push(format!("{name}: not one row"));
             continue;

@@ -1,4 +1,4 @@
-//! The source tree as text: Rust files with their paths relative to the repository root.
+//! The source tree as text: source files with their paths relative to the repository root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,21 +23,26 @@ pub(crate) fn read_file(path: &str) -> String {
 
 /// Every Rust file outside build outputs, sorted by path.
 pub(crate) fn rust_files() -> Vec<SourceFile> {
+    files_with(&["rs"])
+}
+
+/// Every file with one of these extensions outside build outputs, sorted by path.
+pub(crate) fn files_with(extensions: &[&str]) -> Vec<SourceFile> {
     let mut found = Vec::new();
-    walk(&root(), &mut found);
+    walk(&root(), extensions, &mut found);
     found.sort_by(|a: &SourceFile, b| a.path.cmp(&b.path));
     found
 }
 
-fn walk(dir: &Path, found: &mut Vec<SourceFile>) {
+fn walk(dir: &Path, extensions: &[&str], found: &mut Vec<SourceFile>) {
     for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() {
             if !name.starts_with('.') && name != "target" && name != "data" {
-                walk(&path, found);
+                walk(&path, extensions, found);
             }
-        } else if path.extension().is_some_and(|e| e == "rs") {
+        } else if path.extension().is_some_and(|e| extensions.iter().any(|&wanted| e == wanted)) {
             let text = fs::read_to_string(&path).unwrap();
             let path = path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/");
             found.push(SourceFile { path, text });
