@@ -66,12 +66,12 @@ impl DeviceGroup {
         device: &Arc<GpuBackend>,
     ) -> Result<Self, CollectiveError> {
         let peers = shared.size().saturating_sub(1).max(1);
-        Self::join_with_one_shot_limit(shared, device, ONE_SHOT_MAX_BYTES / peers)
+        Self::join_with_custom_all_reduce_limit(shared, device, ONE_SHOT_MAX_BYTES / peers)
     }
 
     /// Joins the ranks of `shared` with one-shot all-reduces of up to `one_shot_bytes` bytes per matrix; 0
     /// disables them. All ranks pass the same limit.
-    pub fn join_with_one_shot_limit(
+    pub fn join_with_custom_all_reduce_limit(
         shared: SharedMemoryGroup,
         device: &Arc<GpuBackend>,
         one_shot_bytes: usize,

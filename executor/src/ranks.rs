@@ -142,7 +142,7 @@ fn join_device_group(
     one_shot_all_reduce: bool,
 ) -> Result<DeviceGroup, CollectiveError> {
     if !one_shot_all_reduce {
-        return DeviceGroup::join_with_one_shot_limit(shared, gpu, 0);
+        return DeviceGroup::join_with_custom_all_reduce_limit(shared, gpu, 0);
     }
     let group = DeviceGroup::join(shared, gpu)?;
     if let Some(error) = group.peer_access_error() {

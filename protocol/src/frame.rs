@@ -131,21 +131,31 @@ pub fn encode<M: WireMessage>(
     Ok(())
 }
 
-/// Decodes the message at the start of `bytes`, with its epoch and the length of its frame; `None` if the
-/// frame is incomplete.
+/// A decoded frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecodedFrame<M> {
+    /// Message of the body.
+    pub message: M,
+    /// Epoch of the executor group.
+    pub epoch: Epoch,
+    /// Bytes of the frame, header and body.
+    pub frame_bytes: usize,
+}
+
+/// Decodes the frame at the start of `bytes`; `None` if it is incomplete.
 ///
 /// Errors: the bytes are not a frame, the frame is corrupt, or the message is not an `M`.
-pub fn decode<M: WireMessage>(bytes: &[u8]) -> Result<Option<(M, Epoch, usize)>, FrameError> {
+pub fn decode<M: WireMessage>(bytes: &[u8]) -> Result<Option<DecodedFrame<M>>, FrameError> {
     decode_with_limit(bytes, BODY_BYTES_MAX)
 }
 
-/// Decodes a message as `decode` does; bodies longer than `limit` bytes are rejected.
+/// Decodes a frame as `decode` does; bodies longer than `limit` bytes are rejected.
 ///
 /// Errors: as `decode`.
 pub fn decode_with_limit<M: WireMessage>(
     bytes: &[u8],
     limit: usize,
-) -> Result<Option<(M, Epoch, usize)>, FrameError> {
+) -> Result<Option<DecodedFrame<M>>, FrameError> {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
     let header = FrameHeader::parse(header, limit)?;
     let frame_bytes = HEADER_BYTES + header.body_bytes;
@@ -155,7 +165,7 @@ pub fn decode_with_limit<M: WireMessage>(
         return Err(FrameError::Checksum { stored: header.checksum, computed });
     }
     let message = M::decode(header.kind, &frame[HEADER_BYTES..])?;
-    Ok(Some((message, header.epoch, frame_bytes)))
+    Ok(Some(DecodedFrame { message, epoch: header.epoch, frame_bytes }))
 }
 
 fn checksum(frame: &[u8]) -> u32 {

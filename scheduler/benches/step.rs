@@ -122,9 +122,9 @@ fn measure(case: &StepBenchCase) -> StepBenchTimes {
     let mut inbox = Vec::new();
     for id in 0..case.total_requests() {
         // Lengths differ, as in real traffic, so that steps allocate blocks at different times.
-        let prompt = PROMPT - id * 7 % BLOCK_TOKENS;
+        let prompt_len = PROMPT - id * 7 % BLOCK_TOKENS;
         let rank = Replica((id % u32::from(case.ranks)) as u16);
-        inbox.push(submit(&scheduler, u64::from(id), (prompt, length - prompt), rank));
+        inbox.push(submit(&scheduler, u64::from(id), prompt_len, length - prompt_len, rank));
     }
     let mut effects = Vec::new();
     // Prefill, then decode some steps so that buffers reach their size.
@@ -160,7 +160,7 @@ fn longest_prompt_submit() -> Duration {
     let mut effects = Vec::new();
     let mut worst = Duration::ZERO;
     for id in 0..10 {
-        let mut inbox = vec![submit(&scheduler, id, (131_072, 16), Replica(0))];
+        let mut inbox = vec![submit(&scheduler, id, 131_072, 16, Replica(0))];
         let started = Instant::now();
         scheduler.tick(0, &mut inbox, &mut effects);
         worst = worst.max(started.elapsed());
@@ -178,7 +178,7 @@ fn longest_single_request_tick(blocks: u32) -> Duration {
     let mut longest = Vec::new();
     for id in 0..100 {
         let mut longest_tick = Duration::ZERO;
-        let mut inbox = vec![submit(&scheduler, id, (PROMPT, 8), Replica(0))];
+        let mut inbox = vec![submit(&scheduler, id, PROMPT, 8, Replica(0))];
         while !inbox.is_empty() {
             let started = Instant::now();
             scheduler.tick(0, &mut inbox, &mut effects);
@@ -213,10 +213,12 @@ fn scheduler_with_blocks(case: &StepBenchCase, length: u32, blocks: u32) -> Sche
 fn submit(
     scheduler: &Scheduler,
     id: u64,
-    (prompt, max_tokens): (u32, u32),
+    prompt_len: u32,
+    max_tokens: u32,
     rank: Replica,
 ) -> SchedulerEvent {
-    let tokens: Vec<Token> = (0..prompt).map(|i| (id as u32 * 7_919 + i * 31) % VOCAB).collect();
+    let tokens: Vec<Token> =
+        (0..prompt_len).map(|i| (id as u32 * 7_919 + i * 31) % VOCAB).collect();
     let block_keys = scheduler.hasher().hash_prompt(&tokens, None);
     SchedulerEvent::Submit(Box::new(RequestSubmission {
         id: RequestId(id),

@@ -38,7 +38,8 @@ pub(crate) fn apply(
             continue;
         };
         let len_before = request.len;
-        let (totals, row_result) = (&mut state.totals, (row, result));
+        let row_result = RowResult { row, output: result };
+        let totals = &mut state.totals;
         let finish = apply_row(request, kv, &state.hasher, limits, row_result, totals, events);
         state.totals.generated_tokens += u64::from(request.len - len_before);
         if finish {
@@ -51,16 +52,23 @@ pub(crate) fn apply(
     }
 }
 
+/// A row of the step and its output.
+struct RowResult<'a> {
+    row: &'a ScheduledRow,
+    output: &'a mut RowOutput,
+}
+
 /// Applies one row result and moves logprobs out of it into an event. Returns whether the request finished.
 fn apply_row(
     request: &mut Request,
     kv: &mut KvCache,
     hasher: &kvcache::BlockHasher,
     limits: &SchedulerLimits,
-    (row, result): (&ScheduledRow, &mut RowOutput),
+    row_result: RowResult<'_>,
     totals: &mut ReplicaTotals,
     events: &mut Vec<TokenEvent>,
 ) -> bool {
+    let RowResult { row, output: result } = row_result;
     request.rows_in_flight -= 1;
     if row.samples {
         request.pending_samples -= 1;

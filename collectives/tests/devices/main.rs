@@ -94,7 +94,9 @@ fn ranks_with_one_shot_limit<T: Send>(
     one_shot_bytes: usize,
     work: impl Fn(DeviceRank) -> T + Sync,
 ) -> Vec<T> {
-    let join = |own, device: &_| DeviceGroup::join_with_one_shot_limit(own, device, one_shot_bytes);
+    let join = |own, device: &_| {
+        DeviceGroup::join_with_custom_all_reduce_limit(own, device, one_shot_bytes)
+    };
     ranks_of(world, 2, join, |rank: DeviceRank| {
         let has_one_shot = rank.group.uses_one_shot_all_reduce(1, 8, DType::BF16);
         assert_eq!(has_one_shot, one_shot_bytes > 0, "{:?}", rank.group.peer_access_error());

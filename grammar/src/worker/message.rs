@@ -96,13 +96,13 @@ mod tests {
     fn round_trip<M: WireMessage>(message: &M) -> M {
         let mut out = Vec::new();
         frame::encode(message, EPOCH, &mut out).unwrap();
-        let (decoded, epoch, bytes) = frame::decode(&out).unwrap().unwrap();
-        assert_eq!((epoch, bytes), (EPOCH, out.len()));
+        let decoded = frame::decode(&out).unwrap().unwrap();
+        assert_eq!((decoded.epoch, decoded.frame_bytes), (EPOCH, out.len()));
         assert!(
             frame::decode::<M>(&out[..out.len() - 1]).unwrap().is_none(),
             "the frame is incomplete"
         );
-        decoded
+        decoded.message
     }
 
     /// Returns a schema of maximum nesting depth.

@@ -6,7 +6,7 @@
 use super::{LinkError, LinkHalves, MessageReceiver, MessageSender};
 use crate::Epoch;
 use crate::codec::WireMessage;
-use crate::frame::{self, BODY_BYTES_MAX, FrameError, FrameHeader, HEADER_BYTES};
+use crate::frame::{self, BODY_BYTES_MAX, DecodedFrame, FrameError, FrameHeader, HEADER_BYTES};
 use std::io::{ErrorKind, Read, Write};
 use std::marker::PhantomData;
 use std::net::TcpStream;
@@ -195,9 +195,11 @@ impl<R: Read, M: WireMessage> FrameReader<R, M> {
         loop {
             let buffered = &self.buffer[self.start..self.end];
             let next = frame::decode_with_limit::<M>(buffered, self.body_bytes_max)?;
-            let Some((message, theirs, bytes)) = next else { return Ok(None) };
+            let Some(DecodedFrame { message, epoch: theirs, frame_bytes }) = next else {
+                return Ok(None);
+            };
             let ours = self.epoch;
-            self.start += bytes;
+            self.start += frame_bytes;
             match theirs.cmp(&ours) {
                 std::cmp::Ordering::Equal => return Ok(Some(message)),
                 std::cmp::Ordering::Less => self.stale_frames += 1,

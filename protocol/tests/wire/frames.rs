@@ -24,12 +24,13 @@ fn assert_round_trip<M: WireMessage + PartialEq + std::fmt::Debug>(
     cut: usize,
 ) {
     let bytes = frame(message, Epoch(epoch));
-    let (decoded, decoded_epoch, length) = decode::<M>(&bytes).unwrap().expect("a complete frame");
-    assert_eq!((&decoded, decoded_epoch, length), (message, Epoch(epoch), bytes.len()));
+    let decoded = decode::<M>(&bytes).unwrap().expect("a complete frame");
+    assert_eq!(&decoded.message, message);
+    assert_eq!((decoded.epoch, decoded.frame_bytes), (Epoch(epoch), bytes.len()));
     let cut = cut % bytes.len();
     assert!(decode::<M>(&bytes[..cut]).unwrap().is_none(), "cut at {cut} of {}", bytes.len());
     let two = [&bytes[..], &bytes[..cut]].concat();
-    assert_eq!(decode::<M>(&two).unwrap().map(|(_, _, length)| length), Some(bytes.len()));
+    assert_eq!(decode::<M>(&two).unwrap().map(|frame| frame.frame_bytes), Some(bytes.len()));
 }
 
 /// Decodes bytes as every message type; must not panic.
