@@ -197,7 +197,9 @@ pub fn supervise(
                 state.start_failed(health, host, replica, epoch, &failed);
             }
             Err(_) => {
-                return ServiceEnd::Failed("the event queue of the supervisor is closed".to_owned());
+                return ServiceEnd::Failed(
+                    "the event queue of the supervisor is closed".to_owned(),
+                );
             }
         }
     }
