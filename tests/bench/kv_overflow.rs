@@ -1,9 +1,9 @@
-//! Cost of KV events per step while the publisher is stalled: 200,000 cached blocks, and steps that each
-//! evict and store 32. All times are processor times.
+//! Processor time of KV events per step while the publisher is stalled, for a cache of 200,000 blocks and
+//! steps that each evict and store 32 blocks.
 //!
-//! The queue fills, overflows, and is empty again once the publisher resumes; each `flush` is timed. For
-//! comparison: the batch with the whole index on the publisher's thread, and the copy of all hashes that
-//! `/debug/kv` requests from the scheduler's thread.
+//! The publisher's queue fills, overflows, and is empty again once the publisher resumes; each `flush` is
+//! timed. Measured for comparison: the batch with the whole index, which the publisher's thread produces, and
+//! the copy of all block hashes, which the scheduler's thread makes for `/debug/kv`.
 
 use kvcache::{BlockHasher, BlockTable, KvCache, KvConfig, SequenceContent};
 use metrics::kv_events::KvEventFormat;
@@ -22,10 +22,10 @@ const BLOCKS: u32 = 200_000;
 const BLOCK_TOKENS: u32 = 16;
 const STEP_BLOCKS: u32 = 32;
 const QUEUE: usize = 1_000;
-/// Number of steps that replace every block.
+/// Number of steps after which every cached block has been evicted.
 const STEPS_TO_REPLACE_ALL: usize = (BLOCKS / STEP_BLOCKS) as usize;
 
-/// A cache in which every step is a new prompt.
+/// A full KV cache in which every step stores the blocks of a new prompt and evicts as many.
 struct EvictingCache {
     kv: KvCache,
     hasher: BlockHasher,
@@ -61,20 +61,20 @@ impl EvictingCache {
     }
 }
 
-/// Processor time of this thread so far; other load has no effect on it.
+/// Processor time that this thread has used so far; unlike wall-clock time it is not affected by other load.
 fn processor_time() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
 }
 
-/// Processor time of `work`, and its result.
+/// Processor time that `work` takes, and its result.
 pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     let start = processor_time();
     let result = work();
     (processor_time().saturating_sub(start), result)
 }
 
-/// Times of `steps` flushes.
+/// Processor times of `steps` consecutive calls of `flush`.
 fn flushes(cache: &mut EvictingCache, feed: &mut KvEventFeed, steps: usize) -> Vec<Duration> {
     let flush = |_| {
         cache.prompt();

@@ -1,5 +1,5 @@
-//! Cost of one page of `/metrics` without HTTP: gathering and formatting, in a process with 456 sockets. All
-//! times are processor times.
+//! Processor time of one page of `/metrics` without HTTP: gathering and formatting the series, in a process
+//! with 456 sockets.
 
 use crate::kv_overflow::timed;
 use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics, StepTimingRecord};

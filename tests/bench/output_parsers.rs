@@ -10,11 +10,11 @@ use text::{
 const BYTES: usize = 1 << 20;
 const ROUNDS: usize = 5;
 
-/// An output that costs a parser more than usual.
+/// A model output that takes a parser more time than usual outputs.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct HostileOutput {
     begin: &'static str,
-    /// Repeated after `begin` up to the wanted length.
+    /// Text that is repeated after `begin` up to the requested length.
     unit: &'static str,
 }
 
@@ -99,7 +99,8 @@ fn hostile_outputs_parse_in_linear_time() {
     }
 }
 
-/// Minimum time over some rounds of one parser for one output, with the reasoning parser.
+/// Minimum processor time of several runs of one tool-call parser, together with the reasoning parser, for
+/// one output.
 fn parse_time(
     syntax: ToolCallSyntax,
     output: &HostileOutput,
@@ -135,7 +136,7 @@ fn parse_time(
     (0..ROUNDS).map(round).min().unwrap()
 }
 
-/// Processor time of this thread so far.
+/// Processor time that this thread has used so far.
 fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())

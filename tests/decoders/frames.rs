@@ -1,4 +1,4 @@
-//! Frames of links between processes, and their bodies without the checksum.
+//! Fuzz target: frames of links between processes, and message bodies without the checksum.
 
 use protocol::codec::WireMessage;
 use protocol::frame::decode;
@@ -12,14 +12,15 @@ pub(crate) fn run(data: &[u8]) {
     check_message_type::<NodeHandshake>(data);
 }
 
-/// Decodes the data as a frame, and as kind and body of a frame: random data has no valid checksum.
+/// Decodes the data as a frame, then as message type and body of a frame, because random data has no valid
+/// checksum.
 fn check_message_type<M: WireMessage>(data: &[u8]) {
     if let Ok(Some(frame)) = decode::<M>(data) {
         assert!(frame.frame_bytes <= data.len());
     }
     let Some((&kind, body)) = data.split_first() else { return };
     let Ok(message) = M::decode(u16::from(kind), body) else { return };
-    // A decoded message can be encoded, and decoded again.
+    // A decoded message can be encoded, and the encoded message can be decoded.
     let mut written = Vec::new();
     message.encode(&mut written).unwrap();
     assert_eq!(message.kind(), u16::from(kind));

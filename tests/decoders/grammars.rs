@@ -1,4 +1,4 @@
-//! Grammars of requests, as in a dry run: the first byte selects the form.
+//! Fuzz target: grammars of requests, compiled as in a dry run; the first byte selects the kind of grammar.
 
 use grammar::{
     GrammarCompiler, GrammarSpec, GrammarVocabulary, JsonWhitespace, OutputConstraint,
@@ -35,8 +35,8 @@ pub(crate) fn run(data: &[u8]) {
         2 => GrammarSpec::Lark(text.to_owned()),
         _ => GrammarSpec::Choice(text.lines().map(str::to_owned).collect()),
     };
-    // Hangs are handled by the worker process of the dry run; panics of the library are validation errors in
-    // both.
+    // The server handles a hang in the dry run's worker process. A panic of the grammar library is a
+    // validation error both in the server and here.
     COMPILER.with(|compiler| {
         let compiler = compiler.get_or_init(compiler_of_bytes);
         let _ = compiler.dry_run(&OutputConstraint::new(form, "x"));

@@ -1,4 +1,4 @@
-//! Headers of safetensors files.
+//! Fuzz target: headers of safetensors files.
 
 use std::path::Path;
 

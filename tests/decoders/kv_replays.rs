@@ -1,15 +1,15 @@
-//! KV-event replay requests, as frames and as bytes of a connection, and the payloads of batches, which
-//! subscribers decode.
+//! Fuzz target: KV-event replay requests, as frames and as bytes of a connection, and the payloads of
+//! KV-event batches, which subscribers decode.
 
 use metrics::kv_events::{
     ReplayRequest, ReplayRequestReader, ZmtpFrameHead, ZmtpFrameReader, decode,
 };
 
-/// Maximum body size that the reader keeps.
+/// Maximum frame body in bytes that the frame reader stores.
 const BODY_BYTES_MAX: usize = 16;
 
 pub(crate) fn run(data: &[u8]) {
-    let _ = decode(data); // Errors are the usual result.
+    let _ = decode(data); // Most random data cannot be decoded, so errors are ignored.
     read_frames(data);
     // The first byte of each frame is its length, limited by the remaining bytes.
     let (mut frames, mut rest) = (Vec::new(), data);

@@ -1,5 +1,5 @@
-//! Fuzz targets for every decoder of untrusted bytes: one file per decoder. `run` may return errors, but must
-//! neither panic nor be inconsistent.
+//! Fuzz targets for every decoder of untrusted bytes, one file per decoder. Each has a function `run`, which
+//! decodes the data; the decoder may return errors, but must neither panic nor be inconsistent.
 //!
 //! `replay` runs the committed corpus and random mutations of it at every `cargo test`; `just fuzz SECONDS`
 //! (`fuzz/`) runs libFuzzer, guided by coverage, for some seconds at every change.

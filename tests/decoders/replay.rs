@@ -1,5 +1,5 @@
-//! Runs the committed corpora of `fuzz/corpus` and a bounded number of mutations of them, with a fixed seed,
-//! or with the requested number and seed (`just decoders TARGET COUNT SEED`).
+//! Runs the fuzz targets on the committed corpora of `fuzz/corpus` and on mutations of them: a bounded number
+//! with a fixed seed, or the requested number and seed (`just decoders TARGET COUNT SEED`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,12 +7,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Maximum time of one decoder, also on a loaded machine.
+/// Maximum time for the mutations of one fuzz target, also on a loaded machine.
 const TIME_MAX: Duration = Duration::from_secs(8);
 /// Maximum input size in bytes.
 const BYTES_MAX: usize = 16 << 10;
 
-/// splitmix64.
+/// Random number generator of the mutations: splitmix64.
 struct MutationRng(u64);
 
 impl MutationRng {
@@ -27,7 +27,7 @@ impl MutationRng {
     }
 }
 
-/// Strings that often break parsers.
+/// Strings that often break parsers; mutations insert them.
 const DICTIONARY: &[&str] = &[
     "0",
     "-1",
@@ -70,7 +70,7 @@ const DICTIONARY: &[&str] = &[
     "|",
 ];
 
-/// A mutation of one or two inputs.
+/// A mutated copy of one input, or of parts of two inputs.
 fn mutate(rng: &mut MutationRng, corpus: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = corpus[rng.below(corpus.len())].clone();
     for _ in 0..=rng.below(4) {
@@ -97,7 +97,7 @@ fn mutate(rng: &mut MutationRng, corpus: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// A fuzz target with the name of its corpus.
+/// Name of a fuzz target, which is also that of its corpus, and the function that decodes one input.
 type DecoderTarget = (&'static str, fn(&[u8]));
 
 const TARGETS: [DecoderTarget; 9] = [
@@ -112,7 +112,7 @@ const TARGETS: [DecoderTarget; 9] = [
     ("outputs", crate::outputs::run),
 ];
 
-/// Files of a folder by name; empty if the folder does not exist.
+/// Contents of a fuzz target's files in a folder, by file name; empty if the folder does not exist.
 fn files(folder: &str, target: &str) -> BTreeMap<String, Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(target);
     let read = |entry: fs::DirEntry| {
@@ -121,13 +121,13 @@ fn files(folder: &str, target: &str) -> BTreeMap<String, Vec<u8>> {
     fs::read_dir(folder).into_iter().flatten().map(|entry| read(entry.unwrap())).collect()
 }
 
-/// Runs one input, and prints it if the decoder panics.
+/// Runs a fuzz target on one input, and prints the input if the decoder panics.
 fn run_input((target, run): DecoderTarget, name: &str, bytes: &[u8]) {
     let done = catch_unwind(AssertUnwindSafe(|| run(bytes)));
     assert!(done.is_ok(), "{target}, {name}: {:?}", String::from_utf8_lossy(bytes));
 }
 
-/// Runs the corpus, then `mutations` mutations, or as many as the time limit permits.
+/// Runs a fuzz target on its corpus, then on `mutations` mutations, or on as many as the time limit permits.
 fn replay_and_mutate(name: &str, mutations: usize) {
     let target = TARGETS.into_iter().find(|(target, _)| *target == name).unwrap();
     let files = files("fuzz/corpus", name);
@@ -145,8 +145,8 @@ fn replay_and_mutate(name: &str, mutations: usize) {
     assert!(done >= 20, "{name} takes too long: {done} mutations");
 }
 
-/// Mutates one corpus and the inputs that libFuzzer has added to it: HADRON_DECODERS_TARGET,
-/// HADRON_DECODERS_COUNT, HADRON_DECODERS_SEED.
+/// Mutates the corpus of the fuzz target `HADRON_DECODERS_TARGET` and the inputs that libFuzzer has added to
+/// it, `HADRON_DECODERS_COUNT` times with the seed `HADRON_DECODERS_SEED`.
 #[test]
 #[ignore = "as long as asked for: `just decoders TARGET COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "what to do comes from `just`")]

@@ -1,4 +1,4 @@
-//! Bodies of completions and chats.
+//! Fuzz target: request bodies of completions and chat completions.
 
 use server::openai::{FieldBounds, SamplingDefaults};
 use server::openai::{chat, completions};

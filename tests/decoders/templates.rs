@@ -1,11 +1,11 @@
-//! Chat templates of model folders and of trusted requests.
+//! Fuzz target: chat templates of model folders and of trusted requests.
 
 use serde_json::json;
 use std::path::Path;
 use std::sync::OnceLock;
 use text::{ChatInput, ChatTemplate, TextError, Tokenizer};
 
-/// Maximum output size of a template in bytes.
+/// Maximum output of a rendered template in bytes.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
 fn tokenizer() -> &'static Tokenizer {
@@ -17,8 +17,8 @@ fn tokenizer() -> &'static Tokenizer {
     })
 }
 
-/// Whether a namespace is assigned into itself. Rendering one aborts the process, which `catch_unwind` cannot
-/// prevent: `docs/lessons/panics_while_formatting_library_results.md`.
+/// Whether a template assigns a Jinja namespace into itself. Rendering such a namespace aborts the process,
+/// which `catch_unwind` cannot prevent: `docs/lessons/panics_while_formatting_library_results.md`.
 fn contains_itself(text: &str) -> bool {
     let tags = text.split("{%").skip(1);
     let mut sets =

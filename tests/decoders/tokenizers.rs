@@ -1,4 +1,4 @@
-//! `tokenizer.json` of model folders.
+//! Fuzz target: `tokenizer.json` of a model folder.
 
 use std::path::Path;
 use text::Tokenizer;

@@ -1,8 +1,9 @@
-//! Accuracy test: exact-match score of the demo model through the real binary and HTTP.
+//! Accuracy test: number of questions that the demo model answers correctly (exact match), through the
+//! `hadron` binary and HTTP.
 //!
 //! Other requests in the batch, preemption, prefix hits and chunking must not change an output, so the score
-//! is equal in every configuration. Each server reports its totals at its end: a configuration that is meant
-//! to cause preemptions or prefix hits must have done so.
+//! is equal in every configuration. Each server logs its totals when it exits: a configuration that is meant
+//! to cause preemptions or prefix hits must report some.
 
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_within};
 use std::io::{BufRead, BufReader, Read};
@@ -12,13 +13,13 @@ use std::time::Duration;
 
 const HADRON: &str = env!("CARGO_BIN_EXE_hadron");
 const QUESTIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo/questions.jsonl");
-/// All questions.
+/// Total number of questions.
 pub(super) const ALL_QUESTIONS: u32 = 500;
-/// Number of questions of the default sample, every fifth; `HADRON_ACCURACY=all` (`just accuracy`) selects
-/// all.
+/// Number of questions of the default sample, which is every fifth question. `HADRON_ACCURACY=all` (`just
+/// accuracy`) selects all questions.
 pub(super) const SAMPLED_QUESTIONS: u32 = 100;
 
-/// Number of questions per configuration.
+/// Number of questions that each configuration is tested with.
 #[allow(clippy::disallowed_methods, reason = "`just accuracy` asks for all")]
 pub(super) fn compared() -> u32 {
     if std::env::var("HADRON_ACCURACY").is_ok_and(|value| value == "all") {
@@ -28,7 +29,7 @@ pub(super) fn compared() -> u32 {
     }
 }
 
-/// A file with `count` questions at equal distances.
+/// Path of a file with `count` questions, taken from the list of all questions at equal distances.
 fn questions(count: u32) -> PathBuf {
     if count == ALL_QUESTIONS {
         return PathBuf::from(QUESTIONS);
@@ -42,7 +43,7 @@ fn questions(count: u32) -> PathBuf {
     path
 }
 
-/// A server of a demo model on its own port.
+/// A `hadron serve` process of a demo model on its own port.
 pub(super) struct AccuracyServer {
     process: Child,
     stderr: BufReader<std::process::ChildStderr>,
@@ -108,13 +109,13 @@ impl AccuracyServer {
 
 impl Drop for AccuracyServer {
     fn drop(&mut self) {
-        // Already exited unless the test failed.
+        // The process has exited already unless the test has failed.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// A total from the server's last report.
+/// A total from the report that the server logs at its exit.
 fn total(log: &str, name: &str) -> u64 {
     let line = log
         .lines()
@@ -125,7 +126,7 @@ fn total(log: &str, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name} in {line}")).parse().unwrap()
 }
 
-/// Score and log of one configuration.
+/// Number of correctly answered questions, and the server's log, in one configuration.
 pub(super) fn run(flags: &str, concurrency: u32, count: u32) -> (u32, String) {
     let server = AccuracyServer::start(flags);
     let right = server.score(concurrency, count);

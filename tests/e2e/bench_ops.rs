@@ -1,4 +1,4 @@
-//! `hadron bench ops`: a printed table, and a file for `hadron bench compare`.
+//! Tests `hadron bench ops`: it prints a table and writes a file, which `hadron bench compare` reads.
 
 use serde_json::Value;
 use std::path::Path;

@@ -36,10 +36,10 @@ const PROBE_EVERY: Duration = Duration::from_millis(50);
 const SIP_BYTES: usize = 256;
 const SIP_PAUSE: Duration = Duration::from_millis(50);
 
-/// Times in nanoseconds.
+/// Step times or latencies in nanoseconds, collected by a client task.
 type SharedTimes = Arc<Mutex<Vec<u64>>>;
 
-/// Times of one run, in nanoseconds.
+/// Step times of the server, and latencies of `/metrics` and `/livez` requests, of one run in nanoseconds.
 struct BystanderResult {
     steps: Vec<u64>,
     scrapes: Vec<u64>,
@@ -90,7 +90,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Number of times, their median and 99th percentile in milliseconds.
+/// Number of samples in `times` (nanoseconds), and their median and 99th percentile in milliseconds.
 pub(super) fn spread(mut times: Vec<u64>) -> (usize, f64, f64) {
     times.sort_unstable();
     let last = times.len().saturating_sub(1) as f64;
@@ -122,7 +122,7 @@ fn measure(disturbed: bool) -> BystanderResult {
     while server.client().stats().running < STREAMS as u32 {
         std::thread::sleep(Duration::from_millis(10));
     }
-    std::thread::sleep(Duration::from_secs(1)); // All streams decode.
+    std::thread::sleep(Duration::from_secs(1)); // By now all streams decode.
     let steps = steps(&server);
     let running = server.client().stats().running as usize;
     assert_eq!(running, STREAMS, "streams ended while they were measured");
@@ -138,7 +138,8 @@ fn measure(disturbed: bool) -> BystanderResult {
     BystanderResult { steps, scrapes, probes }
 }
 
-/// Runs all clients on their own thread until `done`.
+/// Runs the streams, the `/livez` client and, if `disturbed`, the `/metrics` client on one thread until
+/// `done`.
 fn clients(
     address: SocketAddr,
     disturbed: bool,
@@ -161,7 +162,7 @@ fn clients(
     });
 }
 
-/// Collects the server's step records for the duration `MEASURED`.
+/// Step times in nanoseconds, from the server's step records over the duration `MEASURED`.
 pub(super) fn steps(server: &TestServer) -> Vec<u64> {
     let ring = &server.app.serving().unwrap().metrics.steps.ring;
     let first = ring.newest(1).last().map_or(0, |record| record.step);
@@ -186,7 +187,7 @@ pub(super) async fn read(address: SocketAddr, slow: bool) {
     socket.write_all(head.as_bytes()).await.unwrap();
     socket.write_all(body.as_bytes()).await.unwrap();
     let mut buffer = vec![0_u8; if slow { SIP_BYTES } else { 32 << 10 }];
-    // At the end the server closes first.
+    // At the end of a run the server closes the connection, so that a read returns 0 bytes or an error.
     while let Ok(1..) = socket.read(&mut buffer).await {
         if slow {
             tokio::time::sleep(SIP_PAUSE).await;

@@ -1,8 +1,9 @@
-//! Checks that the time to first token does not reveal one tenant's cached prefixes to another: a prompt
-//! under the salt it is cached under, the same prompt under an unused salt, and a prompt that was never sent.
+//! Checks that the time to first token does not reveal one tenant's cached prefixes to another. Measured are
+//! a cached prompt under its own `cache_salt`, the same prompt under an unused salt, and a prompt that was
+//! never sent.
 //!
-//! The last two must be indistinguishable. The first must be distinguishable, or the measurement proves
-//! nothing.
+//! The times of the last two kinds must be indistinguishable. The times of the first kind must be
+//! distinguishable from them, or the measurement proves nothing.
 
 use super::long_prompts::LongPromptServer;
 use crate::http_client::HttpClient;
@@ -12,14 +13,15 @@ use std::time::{Duration, Instant};
 
 /// Letters that the demo's tokenizer never merges, so that a prompt of `n` bytes has `n` tokens.
 const LETTERS: &[u8] = b"BCDEGJKLOQRSUVXYZ";
-/// Words of a prompt, each a space and its letters. The words are new to the server, because its tokenizer
-/// caches some.
+/// Number of words of a prompt; a word is a space and `WORD_LETTERS` letters. Words are random, because the
+/// server's tokenizer caches the tokens of words that it has seen.
 const WORDS: usize = 250;
 const WORD_LETTERS: usize = 5;
 const PROMPT_TOKENS: usize = WORDS * (1 + WORD_LETTERS);
-/// Maximum deviation of the area from 0.5 in standard deviations; chance exceeds it in one of 1,500 runs.
+/// Maximum deviation of the ROC area from 0.5, in standard deviations; chance exceeds it in one of 1,500
+/// runs.
 const DEVIATIONS: f64 = 3.4;
-/// Minimum area of distinguishable times.
+/// Minimum ROC area (or one minus it) at which two kinds of prompts count as distinguishable by their times.
 const DISTINGUISHABLE_AREA: f64 = 0.9;
 
 fn prompt(rng: &mut SimRng) -> String {
@@ -57,7 +59,8 @@ fn time_first_token(client: &mut HttpClient, prompt: &str, salt: &str) -> (Durat
     (took, usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap())
 }
 
-/// Share of pairs with a shorter first time: the area under the ROC curve of a classifier by time.
+/// Share of pairs in which the time from `first` is shorter: the area under the ROC curve of a classifier by
+/// time.
 fn roc_area(first: &[Duration], second: &[Duration]) -> f64 {
     let pairs = first.iter().flat_map(|a| second.iter().map(move |b| a.cmp(b)));
     let wins: f64 = pairs.map(|order| f64::from(1 - order as i8) / 2.0).sum();
@@ -78,7 +81,8 @@ fn roc_area_is_a_share_of_pairs() {
     assert_eq!(roc_area(&ms([1, 5, 5]), &ms([1, 5, 5])), 0.5);
 }
 
-/// Times of hits, of the same prompt under another salt, and of uncached prompts: one of each per round.
+/// Times to first token of prefix hits, of the same prompts under another salt, and of uncached prompts: one
+/// of each kind per round.
 fn measure(rounds: usize) -> [Vec<Duration>; 3] {
     let flags = ["--threads", "1", "--kv-cache-memory-bytes", "256MiB"];
     let process = LongPromptServer::start(&flags);
@@ -100,7 +104,7 @@ fn measure(rounds: usize) -> [Vec<Duration>; 3] {
     times
 }
 
-/// Runs HADRON_SALTS_COUNT rounds.
+/// Runs `HADRON_SALTS_COUNT` rounds of measurements.
 #[test]
 #[ignore = "a measurement: `just salts COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "the number comes from `just`")]

@@ -1,11 +1,12 @@
-//! A light client: one thread for all streams; events are counted by their separators.
+//! An SSE client with little overhead: one thread reads all streams, and events are counted by their
+//! separators.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Counts of what was read.
+/// Numbers of events, reads and bytes of all streams, the duration, and the median time to first token.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StreamCounts {
     pub(super) events: usize,
@@ -15,7 +16,7 @@ pub(super) struct StreamCounts {
     pub(super) first_p50: Duration,
 }
 
-/// Sends `request` on every connection and reads until each has seen `[DONE]` or its end.
+/// Sends `request` on `streams` connections and reads each until `[DONE]` or the end of the connection.
 pub(super) fn run(address: SocketAddr, request: &str, streams: usize) -> StreamCounts {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().unwrap();

@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 const CLIENTS: u64 = 100_000;
 /// Number of client threads.
 const CLIENT_THREADS: u64 = 8;
-/// In each thread, one of this many clients stays until its reply is complete.
+/// One of this many clients of a thread does not disconnect, but reads its reply to the end.
 const STAYING_ONE_IN: u64 = 250;
 /// Time for which a client waits for bytes before it disconnects.
 const CLIENT_TIMEOUT: Duration = Duration::from_millis(20);
-/// Maximum time until the server has released the last clients' resources.
+/// Maximum time from the last disconnect until the server has released all clients' resources.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
-/// Time until the last sockets are closed.
+/// Pause after which the kernel has closed the last sockets.
 const CLOSED: Duration = Duration::from_millis(500);
-/// Maximum memory growth per client in bytes: the allocator keeps some pages more or less.
+/// Maximum memory growth of the server per client in bytes. The allocator may retain some pages.
 const GROWTH_MAX: u64 = 64;
 
 /// Moments at which a client disconnects.
@@ -32,7 +32,7 @@ const DISCONNECT_MOMENTS: [&str; 7] = [
     "after more bytes",
     "after 20 ms without bytes",
 ];
-/// The client timed out waiting for bytes.
+/// Index in `DISCONNECT_MOMENTS` of a client that timed out while waiting for bytes.
 const TIMED_OUT_MOMENT: usize = 6;
 
 /// Random number generator: splitmix64.
@@ -53,7 +53,8 @@ fn request(prompt: &str, more: &str) -> (String, String) {
     (format!("{head}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"), body)
 }
 
-/// Connects; local ports become available again shortly after many connections have closed.
+/// Opens a connection. A failed attempt is repeated: local ports become available again soon after many
+/// connections have closed.
 fn connect(address: SocketAddr) -> TcpStream {
     loop {
         match TcpStream::connect(address) {
@@ -83,7 +84,7 @@ fn disconnect(address: SocketAddr, request_rng: &mut DisconnectRng) -> usize {
         1 => head + &part(&body, request_rng),
         _ => head + &body,
     };
-    // The client ignores write errors: it disconnects anyway.
+    // Write errors are ignored, because the client disconnects anyway.
     let _ = socket.write_all(sent.as_bytes());
     if moment == 3 {
         std::thread::sleep(Duration::from_micros(request_rng.below(5_000)));
@@ -123,7 +124,7 @@ fn run_clients(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNE
     left
 }
 
-/// Runs half of the clients on all threads at once; returns the number of disconnects by moment.
+/// Runs half of all clients, spread over all threads; returns the number of disconnects by moment.
 fn half(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNECT_MOMENTS.len()] {
     let counts: Vec<[u64; DISCONNECT_MOMENTS.len()]> = std::thread::scope(|scope| {
         let seeds = seed..seed + CLIENT_THREADS;
@@ -170,7 +171,7 @@ fn blocks_are_freed_for_100k_disconnecting_clients() {
     assert_eq!(complete(address), expected);
 }
 
-/// Number of streams measured, one after another.
+/// Number of streams whose disconnect is timed, one after another.
 const WATCHED: usize = 1_000;
 /// Step time of the device.
 const STEP: Duration = Duration::from_millis(10);

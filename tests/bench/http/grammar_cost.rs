@@ -1,7 +1,7 @@
-//! Cost of an expensive grammar for other requests: the steps of 64 plain streams alone, next to four clients
-//! with consecutive requests constrained by the grammar, next to four clients with a new, rejected grammar
-//! per request, and next to the same requests rejected before their grammar is processed. All cases alternate
-//! several times, so that other load of the machine affects all.
+//! Cost of an expensive grammar for other requests: the step times of 64 plain streams. They run alone, next
+//! to four clients with consecutive requests constrained by the grammar, next to four clients with a new,
+//! rejected grammar per request, and next to the same requests rejected before their grammar is processed.
+//! The four cases alternate several times, so that other load of the machine affects all of them.
 //!
 //! The step time is the server's own record: scheduling, hand-over and the time until the output arrives.
 
@@ -26,9 +26,10 @@ const ROUNDS: usize = 5;
 #[derive(Clone)]
 struct ConstrainedLoad {
     name: String,
-    /// Request body before and after the position of its number: formatting it costs a client nothing.
+    /// Parts of the request body before and after the grammar's number; joining them costs a client little
+    /// time.
     body: [String; 2],
-    /// Whether each request has a different grammar.
+    /// Whether each request has a different grammar, made distinct by a number.
     numbered: bool,
     /// Expected status of every reply.
     status: &'static str,
@@ -37,13 +38,14 @@ struct ConstrainedLoad {
 }
 
 impl ConstrainedLoad {
-    /// Requests with an accepted grammar.
+    /// A load of requests whose grammar is accepted.
     fn accepted(name: &str, grammar: &Value) -> Self {
         let body = [body(grammar), String::new()];
         Self { name: name.to_owned(), body, numbered: false, status: "200", every: None }
     }
 
-    /// Requests with a rejected grammar that contains a number in place of `NUMBER`.
+    /// A load of requests whose grammars are rejected; each grammar contains a different number in place of
+    /// `NUMBER`.
     fn rejected(name: &str, grammar: &Value) -> Self {
         let body = body(grammar);
         let (before, behind) = body.split_once(NUMBER).unwrap();
@@ -58,8 +60,8 @@ impl ConstrainedLoad {
         Self { name, every: Some(every), ..self.clone() }
     }
 
-    /// The same requests and rate, rejected while they are parsed because of an unknown field: their cost
-    /// without that of their grammars.
+    /// The same requests at this rate, but with an unknown field, so that parsing rejects them: the load
+    /// costs as much as the rejected one, less the processing of the grammars.
     fn rejected_early(&self, answers_per_s: f64) -> Self {
         let [before, behind] = &self.body;
         let field = "\"structured_outputs\":{";
@@ -153,7 +155,7 @@ fn costly_grammars_do_not_slow_other_streams() {
     }
 }
 
-/// Step times of the plain streams, and replies to the other clients.
+/// Step times of the plain streams, and the reply rate of the other clients.
 struct GrammarCostResult {
     /// 99th percentile of the step times in milliseconds.
     p99: f64,
@@ -206,7 +208,7 @@ fn measure(
     while server.client().stats().running < STREAMS as u32 {
         std::thread::sleep(Duration::from_millis(10));
     }
-    std::thread::sleep(Duration::from_secs(1)); // All streams decode.
+    std::thread::sleep(Duration::from_secs(1)); // By now all streams decode.
     let (steps, p50, p99) = spread(steps(&server));
     let answers_per_s = answered.load(Ordering::Relaxed) as f64 / since.elapsed().as_secs_f64();
     let late = server.app.serving().unwrap().metrics.grammar.masks_overdue.load(Ordering::Relaxed);
@@ -221,7 +223,7 @@ fn measure(
     GrammarCostResult { p99, replies_per_s: answers_per_s }
 }
 
-/// Sends consecutive constrained requests and checks the status of each reply.
+/// Runs one client of a load: sends constrained requests one after another and checks each reply's status.
 async fn follow(
     address: SocketAddr,
     concurrent_load: ConstrainedLoad,

@@ -1,5 +1,5 @@
-//! Cost of a grammar's dry run: the first, which starts a worker process, and later ones; and the memory of
-//! the process. The vocabulary has a realistic size.
+//! Time and memory of a grammar's dry run in a worker process: the first dry run, which starts the process,
+//! and later ones. The vocabulary has a realistic size.
 
 use crate::test_server::grammar_worker;
 use grammar::{
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const TOKENS: Token = 151_000;
 const ROUNDS: u32 = 200;
 
-/// All bytes, then words of two to nine letters, half of them after a space.
+/// A vocabulary of all single bytes, then words of two to nine letters, half of them after a space.
 fn vocabulary() -> GrammarVocabulary {
     let mut state = 1_u64;
     let mut draw = |sides: u64| {
@@ -34,7 +34,7 @@ fn vocabulary() -> GrammarVocabulary {
     GrammarVocabulary { tokens, special: vec![TOKENS], end_ids: vec![TOKENS], encode }
 }
 
-/// Grammars that are in no cache: each contains `number`.
+/// A grammar of the given kind that no cache contains: it includes `number`.
 fn form(kind: usize, number: u32) -> GrammarSpec {
     let json = |schema: Value| GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any };
     let name = format!("p{number}");
@@ -60,7 +60,7 @@ fn compile(grammars: &GrammarCompilePool, form: GrammarSpec) -> Duration {
     since.elapsed()
 }
 
-/// Memory of the child processes, from /proc.
+/// Resident memory of each child process, from `/proc`.
 fn memory() -> Vec<String> {
     let mine = std::process::id().to_string();
     let statuses = std::fs::read_dir("/proc").unwrap().flatten();

@@ -1,5 +1,6 @@
-//! Megabyte prompts for an hour, or for the requested minutes: their step times grow with the context, from
-//! milliseconds to several times the minimum step deadline, and no step may be classified as a hang.
+//! Sends megabyte prompts for an hour or for the requested number of minutes. Their step times grow with the
+//! context, from milliseconds to several times the minimum step deadline, and no step may be classified as a
+//! hang.
 //!
 //! The server is the real one, with its executor in a process that a step timeout would kill. Shorter prompts
 //! and a stream run at the same time as the long ones. Each megabyte prompt is followed by hundreds of short
@@ -27,19 +28,19 @@ const KINDS: [(&str, usize); 5] = [
     ("2 KB", 2 << 10),
     ("1 MB and 24 KB more", 24 << 10),
 ];
-/// Kinds that are drawn at random; the other two follow a megabyte prompt.
+/// Indices in `KINDS` of the prompts that are drawn at random; the other two kinds follow a megabyte prompt.
 const RANDOM_KINDS: [usize; 4] = [0, 1, MEGABYTE, MEGABYTE];
 const MEGABYTE: usize = 2;
 const SHORT: usize = 3;
 const LONGER: usize = 4;
 /// Number of short prompts after each megabyte prompt.
 const SHORT_ONES: usize = 300;
-/// Bytes and tokens of one piece: a word of the synthetic vocabulary and two letters.
+/// Bytes and tokens of one piece of a prompt: a word of the synthetic vocabulary and two letters.
 const PIECE_BYTES: usize = "<|t300|>ab".len();
 const PIECE_TOKENS: usize = 3;
-/// Words with three-digit ids, which follow the bytes and the special tokens.
+/// Ids of the words with three-digit ids, which follow the bytes and the special tokens in the vocabulary.
 const WORDS: std::ops::Range<u64> = 300..1_000;
-/// Context length of the model: the longest prompt and its output fit.
+/// Context length of the model, which the longest prompt and its output do not exceed.
 const CONTEXT: usize = 320 << 10;
 /// Token budget of a step: the last steps of a megabyte prompt take longer than the minimum deadline of five
 /// seconds.
@@ -50,24 +51,24 @@ const BLOCKS: &str = "98304";
 /// Number of clients; each sends one prompt after another.
 const CLIENTS: u64 = 2;
 const ANSWER_TOKENS: usize = 8;
-/// Tokens of each background stream: more than the number of steps while megabyte prompts are prefilled. A
-/// stream that starts meanwhile may wait until one of these prompts is finished.
+/// Output tokens of each background stream: more than the number of steps in which megabyte prompts are
+/// prefilled. A stream that starts during such a prefill may wait until it is finished.
 const STREAM_TOKENS: usize = 4_096;
-/// Interval between two reads of the server's records of 1,024 steps: short steps may be missed, long ones
-/// not.
+/// Interval between two reads of the server's step records, of which the server keeps 1,024. Records of short
+/// steps may be missed, those of long steps are not.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const REPORT_INTERVAL: Duration = Duration::from_mins(1);
-/// Timeout of a reply that waits for other megabyte prompts.
+/// Timeout of a reply; the request may wait until other megabyte prompts are finished.
 const ANSWER_TIMEOUT: Duration = Duration::from_hours(1);
 
-/// `hadron serve` on a free port.
+/// A `hadron serve` process on a free port.
 pub(super) struct LongPromptServer {
     child: Child,
     pub(super) address: SocketAddr,
 }
 
 impl LongPromptServer {
-    /// Starts the server and reads the ready line.
+    /// Starts the server and reads the log line that reports its address once it is ready.
     pub(super) fn start(args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
         command.arg("serve").args(args).args(["--port", "0"]).env("RUST_LOG", "warn");
@@ -82,8 +83,7 @@ impl LongPromptServer {
             }
             text.push(line);
         };
-        // The reason of an executor failure is in the log, and a pipe that is not read would block the
-        // server.
+        // The log contains the reason of an executor failure. An unread pipe would block the server.
         std::thread::spawn(move || {
             let lines = lines.map_while(Result::ok).filter(|line| line.contains(" WARN "));
             lines.for_each(|line| println!("server: {line}"));
@@ -107,13 +107,14 @@ impl LongPromptServer {
 
 impl Drop for LongPromptServer {
     fn drop(&mut self) {
-        // The process has exited already if the measurement failed.
+        // The process has exited already if the measurement has failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A model dominated by attention: its step time depends on the context more than that of any real model.
+/// A checkpoint of a model dominated by attention: its step time depends on the context more than that of any
+/// real model.
 fn model() -> tempfile::TempDir {
     let config = json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": WORDS.end,
@@ -143,14 +144,14 @@ fn prompt(rng: &mut SimRng, bytes: usize) -> String {
     text
 }
 
-/// Counts and times observed by the clients.
+/// Counts of completed requests, and the longest times, as observed by all clients.
 #[derive(Default)]
 struct LongPromptCounts {
     /// Completed prompts by kind.
     ended: [AtomicU64; KINDS.len()],
     streams: AtomicU64,
     wrong: AtomicU64,
-    /// The longest time between two events of a stream, and the longest time of a reply.
+    /// The longest time between two events of a stream, and the longest time from a request to its reply.
     longest: Mutex<[Duration; 2]>,
 }
 
@@ -186,7 +187,7 @@ fn connect(address: SocketAddr) -> HttpClient {
     client
 }
 
-/// A client that sends one prompt after another.
+/// A client that sends prompts of random kinds one after another.
 struct LongPromptClient<'a> {
     address: SocketAddr,
     rng: SimRng,
@@ -234,8 +235,8 @@ impl LongPromptClient<'_> {
     }
 }
 
-/// Whether the prompt was processed completely, was a prefix hit if required, and its output has the
-/// requested length.
+/// Whether a reply is complete: the whole prompt was processed, was a prefix hit if `is_cached`, and the
+/// output has the requested length.
 fn is_complete(reply: &HttpReply, prompt_tokens: usize, is_cached: bool) -> bool {
     if reply.status != 200 {
         return false;
@@ -253,7 +254,7 @@ fn read_streams(address: SocketAddr, over: &AtomicBool, seen: &LongPromptCounts)
     let mut number = 0_u64;
     while !over.load(Ordering::Relaxed) {
         number += 1;
-        // The letter is valid UTF-8 by itself: each token is an event.
+        // `logit_bias` forces a letter, which is valid UTF-8 by itself, so that each token is one event.
         let body = json!({"prompt": format!("{number} streams"), "max_tokens": STREAM_TOKENS, "ignore_eos": true,
             "logit_bias": {"97": 100}, "stream": true, "stream_options": {"include_usage": true}});
         let mut client = connect(address);
@@ -284,13 +285,13 @@ fn read_events(client: &mut HttpClient, seen: &LongPromptCounts) -> String {
     text
 }
 
-/// The server's record of one step.
+/// The server's timing record of one step.
 #[derive(Debug, Clone, Copy, Default)]
 struct ServerStep {
     number: u64,
     tokens: u64,
     took: Duration,
-    /// Deadline of the step.
+    /// Step deadline that the server set for this step.
     allowed: Duration,
 }
 
@@ -317,19 +318,19 @@ impl std::fmt::Display for ServerStep {
     }
 }
 
-/// Step records of a server.
+/// Summary of the step records that were read from a server.
 #[derive(Default)]
 struct ServerSteps {
     newest: u64,
     /// Number of step records read.
     seen: u64,
     longest: ServerStep,
-    /// The step with the smallest margin to its deadline.
+    /// The step that used the largest share of its deadline.
     nearest: ServerStep,
 }
 
 impl ServerSteps {
-    /// Reads the new records.
+    /// Reads the step records that are newer than the last one seen.
     fn poll(&mut self, address: SocketAddr) {
         let mut client = connect(address);
         client.send("GET", "/debug/steps", "Authorization: Bearer root\r\n", b"");
@@ -356,7 +357,7 @@ impl ServerSteps {
     }
 }
 
-/// Number of executor restarts and of late steps, from the metrics.
+/// Number of executor restarts and of steps past their deadline (`late_rank_total`), from the metrics.
 fn false_alarms(address: SocketAddr) -> f64 {
     let page = String::from_utf8(get(address, "/metrics").body).unwrap();
     let names = ["hadron:executor_restarts_total{", "hadron:late_rank_total{"];
@@ -380,7 +381,7 @@ fn memory(pids: &[u32]) -> String {
     format!("server and executor hold {} MiB", each.join(" and "))
 }
 
-/// Lets clients send for `time`, then waits for the requests in flight.
+/// Runs the clients for `time`, then waits until their requests in flight are finished.
 fn run(
     process: &LongPromptServer,
     time: Duration,
@@ -413,7 +414,7 @@ fn run(
     steps.poll(address);
 }
 
-/// Runs for HADRON_LONG_PROMPTS_MINUTES minutes.
+/// Runs for `HADRON_LONG_PROMPTS_MINUTES` minutes.
 #[test]
 #[ignore = "an hour: `just long-prompts MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]

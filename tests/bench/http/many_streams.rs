@@ -23,13 +23,14 @@ const STREAMS: usize = 10_000;
 /// Maximum resident memory per stream in bytes.
 const BYTES_MAX: usize = 50_000;
 
-/// Tokens of each stream, and the time between two of them.
+/// Number of tokens of each stream, and the interval between two tokens.
 struct StreamLength {
     tokens: usize,
     step_time: Duration,
 }
 
-/// One token per second for HADRON_STREAMS_MINUTES minutes; without it 40 tokens, two per second.
+/// One token per second for `HADRON_STREAMS_MINUTES` minutes; if the variable is unset, 40 tokens at two per
+/// second.
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn length() -> StreamLength {
     let message = std::env::var("HADRON_STREAMS_MINUTES").ok();
@@ -42,7 +43,7 @@ fn length() -> StreamLength {
 }
 
 fn setup(length: &StreamLength) -> ServerSetup {
-    // Blocks of prompt and output, and one partially filled block.
+    // Blocks of a stream's prompt and output, including one partially filled block.
     let blocks = (64 + length.tokens) as u32 / BLOCK_TOKENS + 1;
     ServerSetup {
         slot_access: SlotAccess::Untouched,
@@ -117,7 +118,8 @@ fn many_streams_client() {
     println!("COUNTS {events} {together}");
 }
 
-/// Returns the number of events read, and the number of streams that had started when the first one ended.
+/// Runs all streams. Returns the number of events read, and the number of streams that had started when the
+/// first one ended.
 fn run(address: SocketAddr) -> (usize, usize) {
     let tokens = length().tokens;
     let body = format!(
@@ -149,7 +151,7 @@ fn run(address: SocketAddr) -> (usize, usize) {
     })
 }
 
-/// Counts the events of one stream.
+/// Reads one stream to its end and returns the number of its events.
 async fn read(
     mut socket: TcpStream,
     request: &str,

@@ -1,7 +1,7 @@
-//! HTTP and SSE over a zero-time device, compared with bare sockets.
+//! Speed of HTTP and SSE over a device with step time zero, compared with bare sockets.
 //!
-//! Everything runs in this process, client included: scheduler, hash model, detokeniser, hyper. The client
-//! reads chunks and counts events; each token is one event.
+//! Everything runs in this process: scheduler, hash model, detokeniser, HTTP server (hyper) and client. The
+//! client reads chunks and counts events; each token is one event.
 
 mod bystander_cost;
 mod cache_salt_timing;
@@ -25,7 +25,7 @@ use std::time::Duration;
 const STREAMS: usize = 256;
 const TOKENS: usize = 3_000;
 
-/// One kind of reply.
+/// An endpoint with the request field that contains its prompt.
 struct ReplyKind {
     name: &'static str,
     path: &'static str,

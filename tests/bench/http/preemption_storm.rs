@@ -1,4 +1,5 @@
-//! Requests that need ten times the KV cache: preempted requests end with the output of an idle server.
+//! Requests that together need ten times the KV cache are preempted, and their outputs equal those of an idle
+//! server.
 
 use crate::http_client::HttpClient;
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
@@ -17,7 +18,7 @@ const PROMPT_TOKENS: usize = 100;
 const TOKENS: usize = 60;
 /// Cache demand of all clients relative to the cache size.
 const CACHE_OVERCOMMIT: usize = 10;
-/// Maximum time until all resources are released.
+/// Maximum time after the last reply until all blocks and sequence slots are released.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
 
 fn request(kind: usize) -> Value {
@@ -27,7 +28,7 @@ fn request(kind: usize) -> Value {
     json!({"prompt": prompt, "max_tokens": TOKENS, "ignore_eos": true, "temperature": heat, "seed": kind})
 }
 
-/// Text and usage of one reply, and its latency.
+/// Text and usage of one reply, and the latency of the request.
 fn complete(client: &mut HttpClient, kind: usize) -> ([Value; 2], Duration) {
     let since = Instant::now();
     let reply = client.post("/v1/completions", &request(kind));
@@ -37,7 +38,7 @@ fn complete(client: &mut HttpClient, kind: usize) -> ([Value; 2], Duration) {
     (told, since.elapsed())
 }
 
-/// Runs the storm; returns the latencies and the number of changed outputs.
+/// Sends all requests from all clients at once; returns the latencies and the number of changed outputs.
 fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, usize) {
     let (next, changed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let client = || {
@@ -47,7 +48,7 @@ fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, us
             if number >= REQUESTS {
                 return times;
             }
-            // Requests that are close in time are of different kinds.
+            // Consecutive requests are of different kinds.
             let kind = number * 37 % KINDS;
             let (told, took) = complete(&mut client, kind);
             changed.fetch_add(usize::from(told != baseline[kind]), Ordering::Relaxed);
@@ -66,7 +67,7 @@ fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, us
 fn storm_of_requests_over_a_tenth_of_the_cache() {
     let each = (PROMPT_TOKENS + TOKENS).div_ceil(BLOCK_TOKENS as usize);
     let blocks = (CLIENTS * each / CACHE_OVERCOMMIT) as u32;
-    // A single request fits, or none would be accepted.
+    // A context length that one request fits into; otherwise no request would be accepted.
     let max_model_len = (PROMPT_TOKENS + TOKENS + 1) as u32;
     let server =
         TestServer::start(&ServerSetup { blocks, max_model_len, ..ServerSetup::default() });

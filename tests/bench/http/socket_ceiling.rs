@@ -1,12 +1,12 @@
-//! Upper bound of two threads with loopback sockets: the same bytes without HTTP, text processing or
-//! scheduling.
+//! Throughput of two threads that exchange the same bytes over loopback sockets without HTTP, text processing
+//! or scheduling: the upper bound of what the server could reach.
 
 use super::client::{self, StreamCounts};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 
-/// Writes `events` events of `event_bytes` bytes on each of `streams` connections, `per_write` at a time,
-/// round-robin; the client is that of the measurement.
+/// Writes `events` events of `event_bytes` bytes on each of `streams` connections, `per_write` events at a
+/// time, round-robin; the client is the one that measures the server.
 pub(super) fn run(
     streams: usize,
     events: usize,

@@ -22,7 +22,7 @@ const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB";
 /// Message that subscribes to all topics.
 const SUBSCRIBE: &[u8] = b"\x00\x01\x01";
 
-/// Both subscribers, connected and subscribed.
+/// A libzmq subscriber and a bare TCP subscriber that are connected and subscribed but not read.
 pub(super) struct StuckSubscribers {
     library: Socket,
     bare: TcpStream,
@@ -39,7 +39,8 @@ impl StuckSubscribers {
         Self { library, bare: raw_subscriber(address) }
     }
 
-    /// Reads at last: both received batches, and the oldest one is still queued for the first subscriber.
+    /// Reads the first batch of both subscribers: both received batches, and the libzmq subscriber missed the
+    /// newest ones because its first batch was still queued.
     pub(super) fn assert_missed_batches(mut self, last_seq: u64) {
         self.library.set_rcvtimeo(10_000).unwrap();
         let frames = self.library.recv_multipart(0).expect("a batch");
@@ -56,7 +57,7 @@ fn raw_subscriber(address: SocketAddr) -> TcpStream {
     let runtime = builder.enable_all().build().unwrap();
     let socket = runtime.block_on(async {
         let socket = TcpSocket::new_v4().unwrap();
-        // Set before connecting, when the TCP window is negotiated.
+        // The buffer size is set before connecting, because the TCP window is negotiated then.
         socket.set_recv_buffer_size(BUFFER_BYTES).unwrap();
         socket.connect(address).await.unwrap()
     });
@@ -64,7 +65,7 @@ fn raw_subscriber(address: SocketAddr) -> TcpStream {
     socket.set_nonblocking(false).unwrap();
     socket.write_all(&GREETING).unwrap();
     socket.write_all(READY).unwrap();
-    // A peer that sends more before the other end is ready is treated as broken.
+    // The publisher treats a peer as broken that sends a subscription before the publisher has sent READY.
     let (mut greeting, mut head) = ([0; 64], [0; 2]);
     socket.read_exact(&mut greeting).unwrap();
     socket.read_exact(&mut head).unwrap();

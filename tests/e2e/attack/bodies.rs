@@ -4,10 +4,11 @@ use super::target::{AttackTarget, REPLY_TIMEOUT};
 use crate::http::malformed::{MalformedRequestRng, exchange, garbage, request};
 use crate::rng::SimRng;
 
-/// Requests on one connection.
+/// Number of requests on one connection.
 const BURST: u64 = 40;
 
-/// A body of up to 40 MB, announced only or sent in full: one string, nested lists, or spaces.
+/// Request bodies of up to 40 MB, of which only the length or all bytes are sent: one string, nested lists,
+/// or spaces.
 pub(super) fn huge(target: &AttackTarget, rng: &mut SimRng) {
     let bytes = rng.scaled(1_000, 40_000_000) as usize;
     let body = match rng.below(4) {
@@ -20,7 +21,7 @@ pub(super) fn huge(target: &AttackTarget, rng: &mut SimRng) {
     target.post("huge_bodies", path, body.as_bytes());
 }
 
-/// Mutated requests and near-invalid HTTP on one connection.
+/// Mutated requests and almost valid HTTP on one connection.
 pub(super) fn malformed(target: &AttackTarget, rng: &mut SimRng) {
     let mut request_rng = MalformedRequestRng(rng.next_u64());
     let mut bytes = Vec::new();
@@ -32,7 +33,7 @@ pub(super) fn malformed(target: &AttackTarget, rng: &mut SimRng) {
         }
     }
     let mut counts = [0; 6];
-    // `exchange` panics at a 5xx status and at a connection that hangs.
+    // `exchange` panics if it gets a 5xx status or if the connection hangs.
     let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         exchange(target.address, &bytes, REPLY_TIMEOUT, &mut counts);
     }));

@@ -1,4 +1,4 @@
-//! Requests with outputs recorded before the attacks.
+//! Clients that do not attack: their requests must get the outputs that were recorded before the attacks.
 
 use super::target::AttackTarget;
 use crate::http_client::{HttpClient, HttpReply};
@@ -7,13 +7,13 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Time before a request that was rejected for load is repeated.
+/// Pause before a request that was rejected because of load is sent again.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Timeout of a reply before the attacks, on a machine without free processors.
+/// Timeout of a reply before the attacks; the machine may be busy.
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Requests and their expected outputs.
+/// Requests together with their expected outputs.
 pub(super) struct KnownAnswers(Vec<KnownReply>);
 
 struct KnownReply {
@@ -51,7 +51,7 @@ fn requests() -> Vec<KnownReply> {
     asked.into_iter().map(known).collect()
 }
 
-/// Text of a reply without the parts that differ between equal replies: ids, times, cached-token counts.
+/// Text of a reply without ids, times and cached-token counts, which may differ between equal replies.
 fn text_of(reply: &HttpReply, streamed: bool) -> String {
     if !streamed {
         return reply.json()["choices"].to_string();

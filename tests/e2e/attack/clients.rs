@@ -1,11 +1,11 @@
-//! Clients that disconnect, and clients that read nothing.
+//! Attacks by clients that disconnect, or that do not read their streams.
 
 use super::target::AttackTarget;
 use crate::rng::SimRng;
 use serde_json::json;
 use std::time::Duration;
 
-/// Streams that are closed before their first token, or after some.
+/// Starts streams and closes their connections before the first token or after some tokens.
 pub(super) fn leave(target: &AttackTarget, rng: &mut SimRng) {
     for _ in 0..rng.between(1, 12) {
         let Some(mut client) = target.connect() else { return };
@@ -17,14 +17,14 @@ pub(super) fn leave(target: &AttackTarget, rng: &mut SimRng) {
              Content-Length: {}\r\n\r\n{text}",
             text.len()
         );
-        let _ = client.send_raw(head.as_bytes()); // The outcome is irrelevant.
+        let _ = client.send_raw(head.as_bytes()); // The server may have closed the connection.
         if rng.chance_per_mille(500) {
             std::thread::sleep(Duration::from_millis(rng.below(60)));
         }
     }
 }
 
-/// Streams that are not read while they are generated.
+/// Starts streams and does not read them while they are generated.
 pub(super) fn read_slowly(target: &AttackTarget, rng: &mut SimRng) {
     let body = json!({"prompt": "slow", "max_tokens": 200, "stream": true, "ignore_eos": true,
         "logprobs": 5, "n": 4})
@@ -36,7 +36,7 @@ pub(super) fn read_slowly(target: &AttackTarget, rng: &mut SimRng) {
     );
     let mut clients: Vec<_> = (0..6).map_while(|_| target.connect()).collect();
     for client in &mut clients {
-        let _ = client.send_raw(head.as_bytes()); // A rejection is permitted.
+        let _ = client.send_raw(head.as_bytes()); // The server may reject the request.
     }
     std::thread::sleep(Duration::from_millis(300 + rng.below(700)));
     for client in &mut clients {

@@ -1,16 +1,16 @@
-//! Executors that are killed or stopped.
+//! Attacks that kill or stop executor processes.
 
 use super::target::{AttackTarget, REPLY_TIMEOUT};
 use crate::http::executor_process::{children_as, is_ready, wait_until};
 use crate::rng::SimRng;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Kills the executor.
+/// Kills the executors with SIGKILL.
 pub(super) fn kill(target: &AttackTarget, _: &mut SimRng) {
     target.with_executor_outage(|| replace(target, Signal::KILL));
 }
 
-/// Stops the executor; the server detects the hang and replaces it.
+/// Stops the executors with SIGSTOP; the server detects the hang and replaces them.
 pub(super) fn stop(target: &AttackTarget, _: &mut SimRng) {
     target.with_executor_outage(|| replace(target, Signal::STOP));
 }
@@ -19,7 +19,7 @@ pub(super) fn stop(target: &AttackTarget, _: &mut SimRng) {
 fn replace(target: &AttackTarget, signal: Signal) {
     let executors = children_as("executor", target.pid);
     for pid in &executors {
-        let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), signal); // It may have exited.
+        let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), signal); // The process may have exited.
     }
     wait_until(REPLY_TIMEOUT, "another executor", || {
         let now = children_as("executor", target.pid);

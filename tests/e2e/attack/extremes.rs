@@ -1,10 +1,10 @@
-//! Request fields with values at and beyond their limits.
+//! Attacks by request fields with values at and beyond their limits.
 
 use super::target::AttackTarget;
 use crate::rng::SimRng;
 use serde_json::{Map, Value, json};
 
-/// Several fields with extreme values at the same time.
+/// Sends a request with several fields of extreme values at the same time.
 pub(super) fn fields(target: &AttackTarget, rng: &mut SimRng) {
     let numbers = [
         json!(0),
@@ -57,7 +57,7 @@ pub(super) fn fields(target: &AttackTarget, rng: &mut SimRng) {
     target.post("extreme_fields", "/v1/completions", body.as_bytes());
 }
 
-/// The maximum number of choices, prompts and log-probabilities of a request, and slightly more.
+/// Requests the maximum number of choices, prompts and log-probabilities, and slightly more.
 pub(super) fn choices(target: &AttackTarget, rng: &mut SimRng) {
     let n = rng.between(1, 17);
     let prompts = rng.scaled(1, 20);

@@ -1,10 +1,10 @@
-//! Many requests that are more expensive than their size suggests.
+//! Attacks by many requests that cost more than their size suggests.
 
 use super::target::AttackTarget;
 use crate::rng::SimRng;
 use serde_json::json;
 
-/// Several concurrent requests to tokenise long texts.
+/// Sends several concurrent requests to tokenise long texts.
 pub(super) fn tokenize(target: &AttackTarget, rng: &mut SimRng) {
     let words = rng.scaled(10, 400_000) as usize;
     let body = match rng.below(4) {
@@ -24,7 +24,7 @@ pub(super) fn tokenize(target: &AttackTarget, rng: &mut SimRng) {
     target.post("tokenize_floods", "/detokenize", body.as_bytes());
 }
 
-/// Repeated requests for metrics and other server pages on one connection.
+/// Requests metrics and other server pages repeatedly on one connection.
 pub(super) fn metrics(target: &AttackTarget, rng: &mut SimRng) {
     let Some(mut client) = target.connect() else { return };
     for _ in 0..rng.between(1, 40) {

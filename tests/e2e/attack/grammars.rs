@@ -1,4 +1,5 @@
-//! Schemas, regular expressions, tool definitions and chat templates that are as expensive as possible.
+//! Attacks by schemas, regular expressions, tool definitions and chat templates that are as expensive as
+//! possible.
 
 use super::target::AttackTarget;
 use crate::rng::SimRng;
@@ -8,7 +9,7 @@ fn send(target: &AttackTarget, kind: &str, path: &str, body: &Value) {
     target.post(kind, path, body.to_string().as_bytes());
 }
 
-/// A schema nested to `depth`.
+/// A JSON schema nested to `depth` levels.
 fn nested(depth: usize) -> Value {
     (0..depth).fold(
         json!({"type": "string"}),
@@ -16,7 +17,7 @@ fn nested(depth: usize) -> Value {
     )
 }
 
-/// Grammars of every form.
+/// Sends an expensive grammar of each kind.
 pub(super) fn schemas(target: &AttackTarget, rng: &mut SimRng) {
     let n = rng.scaled(2, 2_000) as usize;
     let open = |open: &str, close: &str| format!("{}a{}", open.repeat(n), close.repeat(n));
@@ -38,7 +39,7 @@ pub(super) fn schemas(target: &AttackTarget, rng: &mut SimRng) {
     send(target, "hostile_schemas", "/v1/completions", &body);
 }
 
-/// Many tools, or tools with parameters that are large schemas.
+/// Sends many tools, or tools whose parameters are large schemas.
 pub(super) fn tools(target: &AttackTarget, rng: &mut SimRng) {
     let count = rng.scaled(1, 140) as usize;
     let depth = rng.scaled(1, 60) as usize;
@@ -55,7 +56,7 @@ pub(super) fn tools(target: &AttackTarget, rng: &mut SimRng) {
     send(target, "hostile_tools", "/v1/chat/completions", &body);
 }
 
-/// Templates with endless loops and recursion, doubling strings, self-reference, and errors.
+/// Sends chat templates with endless loops, recursion, doubling strings, self-reference, and errors.
 pub(super) fn templates(target: &AttackTarget, rng: &mut SimRng) {
     let template = rng.pick(&[
         "{% for i in range(100000000) %}{{ i }}{% endfor %}",

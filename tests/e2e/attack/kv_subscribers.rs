@@ -1,4 +1,4 @@
-//! KV-event subscribers that send long topics, many topics, or endless frames.
+//! Attacks by KV-event subscribers that send long topics, many topics, or endless frames.
 
 use super::target::{AttackTarget, REPLY_TIMEOUT};
 use crate::rng::SimRng;
@@ -9,9 +9,9 @@ use zmq::Context;
 
 /// Maximum topic size in bytes.
 const TOPIC_BYTES: u32 = 4 << 20;
-/// Maximum number of bytes sent of an endless frame.
+/// Maximum number of bytes of an endless frame that are sent.
 const ENDLESS_BYTES: usize = 64 << 20;
-/// Maximum duration of sending an endless frame.
+/// Maximum time for which an endless frame is sent.
 const ENDLESS_TIME: Duration = Duration::from_secs(2);
 
 /// Greeting of a ZMTP 3.0 peer without security (rfc.zeromq.org/spec/23).
@@ -22,7 +22,7 @@ fn greeting() -> Vec<u8> {
     bytes
 }
 
-/// READY command with this socket type.
+/// READY command of a peer with socket type `kind`.
 fn ready(kind: &str) -> Vec<u8> {
     let mut body = b"\x05READY\x0bSocket-Type".to_vec();
     body.extend((kind.len() as u32).to_be_bytes());
@@ -30,7 +30,7 @@ fn ready(kind: &str) -> Vec<u8> {
     [vec![0x04, body.len() as u8], body].concat()
 }
 
-/// A connection with a completed greeting.
+/// A connection on which the ZMTP greeting and READY command of a peer have been sent.
 fn peer(at: SocketAddr, kind: &str) -> Option<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&at, REPLY_TIMEOUT).ok()?;
     stream.set_write_timeout(Some(Duration::from_secs(1))).ok()?;
@@ -38,8 +38,8 @@ fn peer(at: SocketAddr, kind: &str) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// A subscription as a ZMTP 3.0 message. With libzmq the client itself would store the topic in a trie as
-/// deep as the topic is long.
+/// A subscription to `topic` as a ZMTP 3.0 message. It is written to a bare socket, because a libzmq client
+/// would store the topic in a trie as deep as the topic is long.
 fn subscription(topic: &[u8]) -> Vec<u8> {
     let mut message = vec![0x02];
     message.extend((topic.len() as u64 + 1).to_be_bytes());
@@ -48,7 +48,7 @@ fn subscription(topic: &[u8]) -> Vec<u8> {
     message
 }
 
-/// Subscriptions to topics of several megabytes.
+/// Subscribes to topics of several megabytes.
 pub(super) fn long_topics(target: &AttackTarget, rng: &mut SimRng) {
     let Some(mut stream) = peer(target.kv_events, "SUB") else { return };
     for _ in 0..rng.between(1, 8) {
@@ -60,17 +60,17 @@ pub(super) fn long_topics(target: &AttackTarget, rng: &mut SimRng) {
     std::thread::sleep(Duration::from_millis(200));
 }
 
-/// Tens of thousands of topics on one connection.
+/// Subscribes to tens of thousands of topics on one connection.
 pub(super) fn many_topics(target: &AttackTarget, rng: &mut SimRng) {
     let Some(mut stream) = peer(target.kv_events, "SUB") else { return };
     let start = rng.next_u64();
     let topics = (0..u64::from(rng.scaled(100, 50_000)))
         .flat_map(|i| subscription(&start.wrapping_add(i * 7919).to_be_bytes()));
-    let _ = stream.write_all(&topics.collect::<Vec<u8>>()); // May fail: the server may close it.
+    let _ = stream.write_all(&topics.collect::<Vec<u8>>()); // The server may close the connection.
     std::thread::sleep(Duration::from_millis(200));
 }
 
-/// A frame that announces more bytes than any machine has, and is sent as far as the server reads.
+/// Sends a frame that announces more bytes than any machine has, for as many bytes as the server reads.
 pub(super) fn endless_frames(target: &AttackTarget, rng: &mut SimRng) {
     let (at, kind) = rng.pick(&[(target.kv_events, "SUB"), (target.kv_replay, "DEALER")]);
     let Some(mut stream) = peer(at, kind) else { return };
@@ -86,7 +86,7 @@ pub(super) fn endless_frames(target: &AttackTarget, rng: &mut SimRng) {
     }
 }
 
-/// Replay requests with replies that are never read.
+/// Sends replay requests and never reads the replies.
 pub(super) fn replay_flood(target: &AttackTarget, rng: &mut SimRng) {
     let socket = Context::new().socket(zmq::DEALER).unwrap();
     socket.set_linger(0).unwrap();

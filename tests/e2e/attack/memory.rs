@@ -1,26 +1,27 @@
-//! Resident memory of the server during a run, and open file descriptors after it.
+//! Checks the server's resident memory during a run of attacks, and its open file descriptors afterwards.
 
 use crate::soak::{ResourceSample, sample, slope};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Number of samples of a run.
+/// Number of memory samples of a run.
 const SAMPLES: u32 = 1_000;
-/// Number of samples in a window, of which the minimum counts: bodies in transfer are temporary, leaks are
-/// not.
+/// Number of samples in a window. Only the minimum of a window counts, because request bodies in transfer are
+/// temporary and leaks are not.
 const WINDOW: usize = 50;
-/// Maximum growth of the minimum in KiB per hour, after a warm-up of a quarter of the run. A leak of 1 KiB
-/// per request exceeds it.
+/// Maximum growth of the window minimum in KiB per hour, after a warm-up of a quarter of the run. A leak of
+/// 1 KiB per request exceeds it.
 const SLOPE_KIB_MAX: f64 = 256.0 * 1024.0;
 /// Maximum growth at any time in KiB: the bound of `docs/operations.md` with the limits of the attacked
 /// server, plus compiled grammars.
 const GROWTH_KIB_MAX: u64 = 1_280 << 10;
-/// Maximum number of file descriptors after a run beyond those at its start: executors and thread pools vary.
+/// Maximum number of file descriptors after a run in excess of those at its start; the number of executors
+/// and pool threads varies.
 const DESCRIPTORS_MORE: u64 = 16;
-/// Minimum duration for a meaningful slope.
+/// Minimum duration of a run for which the growth per hour is meaningful.
 const SLOPE_TIME_MIN: Duration = Duration::from_mins(20);
 
-/// Samples the memory of a server.
+/// Samples the resident memory of a server, and checks the samples at the end.
 pub(super) struct MemoryWatch {
     pid: u32,
     time: Duration,
@@ -33,32 +34,33 @@ impl MemoryWatch {
         Self { pid, time, began: Instant::now(), samples: Mutex::default() }
     }
 
-    /// Time between two samples.
+    /// Interval between two samples.
     pub(super) fn pause(&self) -> Duration {
         (self.time / SAMPLES).clamp(Duration::from_millis(50), Duration::from_secs(10))
     }
 
     pub(super) fn sample(&self) {
         let now = sample(&[self.pid], self.began.elapsed(), &Mutex::default());
-        // A server that has exited has no memory; that is detected elsewhere.
+        // A server that has exited has no resident memory; another check detects the exit.
         if now.resident_kib > 0 {
             self.samples.lock().unwrap().push(now);
         }
     }
 
-    /// Whether descriptors of connections have been closed.
+    /// Whether the server has closed the descriptors of disconnected clients: the number of open ones is
+    /// within the bound.
     pub(super) fn has_closed(&self) -> bool {
         self.open_descriptors().is_none()
     }
 
-    /// Describes open descriptors beyond those at the start, if there are too many.
+    /// Describes the file descriptors in excess of those at the start, if there are too many.
     pub(super) fn open_descriptors(&self) -> Option<String> {
         let first = self.samples.lock().unwrap().first()?.descriptors;
         let now = sample(&[self.pid], self.began.elapsed(), &Mutex::default()).descriptors;
         (now > first + DESCRIPTORS_MORE).then(|| format!("{now} descriptors are open, not {first}"))
     }
 
-    /// Describes memory growth beyond the bounds.
+    /// Describes memory growth that exceeds the bounds.
     pub(super) fn growth_violations(&self) -> Option<String> {
         let samples = self.samples.lock().unwrap();
         let (first, last) = (samples.first()?, samples.last()?);

@@ -1,9 +1,9 @@
-//! Attacks on a server over loopback: a random mix of the behaviour of hostile and broken clients, together
-//! with requests with known outputs.
+//! Attacks on a server over loopback: a random mix of hostile and broken clients. Other clients send requests
+//! with known outputs at the same time.
 //!
 //! `just attack MINUTES SEED KINDS` runs for the requested time; every test run takes some seconds. A run
-//! passes if memory does not grow, no request gets a 5xx status, all probes are true, and the known outputs
-//! do not change.
+//! passes if memory does not grow, no request gets a 5xx status, all health probes report the actual state,
+//! and the known outputs do not change.
 
 mod bodies;
 mod bystander;
@@ -39,10 +39,10 @@ const ATTACKERS: u64 = 4;
 const BYSTANDERS: u64 = 2;
 /// Address-space limit of the server and of each executor in KiB.
 const ADDRESS_SPACE_KIB: u64 = 6 << 20;
-/// Timeout of the server's shutdown.
+/// Maximum time for the server's shutdown.
 const END: Duration = Duration::from_mins(1);
 
-/// One kind of attack. A call runs one random attack of at most a few seconds.
+/// A named kind of attack with its function, which runs one random attack of at most a few seconds.
 struct AttackKind {
     name: &'static str,
     attack: fn(&AttackTarget, &mut SimRng),
@@ -72,7 +72,7 @@ const KINDS: &[AttackKind] = &[
     AttackKind { name: "executors_stopped", attack: executors::stop },
 ];
 
-/// Length, seed and kinds of a run.
+/// Duration, seed and attack kinds of a run.
 #[derive(Debug, Clone)]
 struct AttackPlan {
     seed: u64,
@@ -81,7 +81,7 @@ struct AttackPlan {
     kinds: Vec<String>,
 }
 
-/// Result of a run.
+/// Counts of a run, and its violations.
 #[derive(Debug)]
 struct AttackReport {
     /// Number of attacks by kind.
@@ -90,9 +90,9 @@ struct AttackReport {
     /// Number of requests with a known output that were rejected for load and repeated.
     rejected: u64,
     probes: u64,
-    /// Number of executors that were replaced because the machine had no processor for them.
+    /// Number of executors that were replaced because they got too little processor time.
     executors_starved: u64,
-    /// Descriptions of all violations.
+    /// Descriptions of all violated conditions.
     violations: Vec<String>,
 }
 
@@ -107,7 +107,8 @@ impl AttackPlan {
     }
 }
 
-/// One attacker: runs the kinds that no other attacker has run yet, then random kinds until the time is over.
+/// One attacker thread: runs the kinds that no other attacker has run yet, then random kinds until the time
+/// is over.
 fn attack(
     plan: &AttackPlan,
     target: &AttackTarget,
@@ -190,7 +191,7 @@ fn run(plan: &AttackPlan) -> AttackReport {
     }
 }
 
-/// Checks that the server keeps no resources for disconnected clients and shuts down on request.
+/// Checks that the server holds no resources of disconnected clients and that it exits on SIGTERM.
 fn end(process: &mut ServerProcess, target: &AttackTarget, memory: &MemoryWatch) {
     if !target.is_alive() {
         target.add_violation("the server has ended".to_owned());

@@ -1,4 +1,4 @@
-//! Probes during attacks: a server that serves must report so.
+//! Health probes during attacks: a server that serves must report that it is ready.
 
 use super::target::{AttackTarget, REPLY_TIMEOUT};
 use crate::http_client::HttpClient;
@@ -7,16 +7,16 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time between two rounds of probes.
+/// Pause between two rounds of probes.
 const PAUSE: Duration = Duration::from_millis(25);
-/// Maximum latency of a probe; the machine is shared with all attacks.
+/// Maximum latency of a probe; the attacks use the same machine.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Requests all probes repeatedly.
+/// Client that requests all health probes repeatedly during the attacks.
 pub(super) struct ProbeWatch;
 
 impl ProbeWatch {
-    /// Runs until the attacks are over; returns the number of replies.
+    /// Requests the probes until the attacks are over; returns the number of replies.
     pub(super) fn run(target: &AttackTarget, over: &AtomicBool) -> u64 {
         let mut answers = 0;
         while !over.load(Ordering::Relaxed) {
@@ -28,13 +28,14 @@ impl ProbeWatch {
         answers
     }
 
-    /// Whether a probe got a reply; records a violation if its status is untrue.
+    /// Requests one probe; returns whether it got a reply. Records a violation if the status contradicts the
+    /// server's state.
     fn probe(target: &AttackTarget, path: &str) -> bool {
         let (before, began) = (target.outage(), Instant::now());
         let status = status_of(target, path);
         let took = began.elapsed();
-        // A probe is checked only if no executor failed or was restored meanwhile: a step past its deadline
-        // makes all of them unready.
+        // The status is checked only if no executor failed or was restored meanwhile: a step past its
+        // deadline makes all probes report unready.
         let calm = before == target.outage() && !AttackTarget::is_outage(before);
         match status {
             Some(200) => {}
@@ -47,7 +48,8 @@ impl ProbeWatch {
         status.is_some()
     }
 
-    /// Whether an executor that no attack removed has failed: detected now, or once its replacement serves.
+    /// Whether an executor has failed without an attack on it: the failure is detected now, or once the
+    /// replacement serves.
     fn is_executor_outage(target: &AttackTarget, path: &str) -> bool {
         let since = Instant::now();
         while since.elapsed() < REPLY_TIMEOUT && target.is_alive() {

@@ -1,4 +1,4 @@
-//! Signals that must not end the server.
+//! Attacks by signals that must not end the server.
 
 use super::target::AttackTarget;
 use crate::http::executor_process::wait_until;
@@ -6,7 +6,7 @@ use crate::rng::SimRng;
 use rustix::process::{Pid, Signal, kill_process};
 use std::time::Duration;
 
-/// Signals sent by a closing terminal, a log rotation or a window resize.
+/// Sends signals of a closing terminal, a log rotation or a window resize.
 pub(super) fn harmless(target: &AttackTarget, rng: &mut SimRng) {
     let signal = rng.pick(&[
         Signal::HUP,
@@ -20,7 +20,7 @@ pub(super) fn harmless(target: &AttackTarget, rng: &mut SimRng) {
     if !target.is_alive() {
         return;
     }
-    let _ = kill_process(pid, signal); // It may have exited.
+    let _ = kill_process(pid, signal); // The process may have exited.
     std::thread::sleep(Duration::from_millis(100));
     if target.is_alive() {
         return;

@@ -8,16 +8,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Number of violations kept; one is enough to fail.
+/// Maximum number of stored violations; one is enough to fail a run.
 const VIOLATIONS_KEPT: usize = 20;
-/// Executor failures per ten minutes caused by attacks. A server survives one more, which is reserved for an
-/// executor starved of processor time.
+/// Maximum number of executor failures in `EXECUTOR_FAILURE_WINDOW` that attacks may cause. A server survives
+/// one more failure, which is reserved for an executor that gets too little processor time.
 const EXECUTOR_FAILURES_MAX: usize = 2;
 const EXECUTOR_FAILURE_WINDOW: Duration = Duration::from_mins(10);
 /// Timeout of a request or connection, also on a busy machine.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Addresses of a server and counters of a run.
+/// Addresses of the attacked server, and the counters and violations of a run.
 pub(super) struct AttackTarget {
     pub(super) address: SocketAddr,
     /// Addresses of the KV-event publisher and of its replay socket.
@@ -28,10 +28,10 @@ pub(super) struct AttackTarget {
     pub(super) rejected: AtomicU64,
     pub(super) probes: AtomicU64,
     pub(super) violations: Mutex<Vec<String>>,
-    /// Odd while executors are being replaced.
+    /// Twice the number of completed executor outages, plus 1 during an outage.
     outages: AtomicU64,
     executor_failures: Mutex<Vec<Instant>>,
-    /// Process ids of the executors last known to serve.
+    /// Process ids of the executors that served last.
     executors: Mutex<Vec<u32>>,
     /// Number of executors that were replaced without an attack.
     pub(super) starved: AtomicU64,
@@ -61,7 +61,7 @@ impl AttackTarget {
         }
     }
 
-    /// Records a violation.
+    /// Records a violation, which fails the run.
     pub(super) fn add_violation(&self, what: String) {
         println!("fault: {what}");
         let mut faults = self.violations.lock().unwrap();
@@ -70,14 +70,14 @@ impl AttackTarget {
         }
     }
 
-    /// Whether the server's process is running.
+    /// Whether the server process is running.
     pub(super) fn is_alive(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
         let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
         state.is_some_and(|state| state != "Z")
     }
 
-    /// A new connection; `None`, with a violation, if the server does not accept it.
+    /// Opens a connection; if the server does not accept it, records a violation and returns `None`.
     pub(super) fn connect(&self) -> Option<HttpClient> {
         let connected = TcpStream::connect_timeout(&self.address, REPLY_TIMEOUT);
         match connected {
@@ -89,14 +89,14 @@ impl AttackTarget {
             }
             Err(error) => {
                 self.add_violation(format!("no connection: {error}"));
-                // If the server has exited, this limits the number of attempts.
+                // If the server has exited, the pause limits the number of attempts.
                 std::thread::sleep(Duration::from_millis(200));
                 None
             }
         }
     }
 
-    /// Sends a request on a new connection; any status but 5xx is accepted, a missing reply is not.
+    /// Sends a request on a new connection. Any status but 5xx is accepted; a missing reply is a violation.
     pub(super) fn post(&self, kind: &str, path: &str, body: &[u8]) -> Option<HttpReply> {
         let mut client = self.connect()?;
         let head = format!(
@@ -104,7 +104,7 @@ impl AttackTarget {
              Content-Length: {}\r\n\r\n",
             body.len()
         );
-        // The server may reply and close before it has read the whole request.
+        // The server may reply and close the connection before it has read the whole request.
         let sent = client.send_raw(&[head.as_bytes(), body].concat());
         let reply = client.read();
         match &reply {
@@ -115,7 +115,7 @@ impl AttackTarget {
         reply
     }
 
-    /// Records a violation for a 5xx status.
+    /// Records a violation if the reply has a 5xx status.
     pub(super) fn check(&self, kind: &str, reply: &HttpReply) {
         if reply.status >= 500 {
             let text: String = String::from_utf8_lossy(&reply.body).chars().take(300).collect();
@@ -133,8 +133,8 @@ impl AttackTarget {
         number % 2 == 1
     }
 
-    /// Runs `lose`, which removes executors and waits for their replacements, unless another attack does so
-    /// or the server would exit because of too many failures.
+    /// Runs `fail_executors`, which ends executors and waits for their replacements. Skips it if another
+    /// attack does so now, or if the server would exit because of too many failures.
     pub(super) fn with_executor_outage(&self, fail_executors: impl FnOnce()) {
         let Ok(mut losses) = self.executor_failures.try_lock() else {
             std::thread::sleep(Duration::from_millis(50));
@@ -152,8 +152,8 @@ impl AttackTarget {
         self.outages.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether the executors have changed, or are missing, without an attack: the machine had no processor
-    /// for them. Probes that report unready are then true.
+    /// Whether executors have changed or are missing without an attack, because they got too little processor
+    /// time. Probes that report unready are then correct.
     pub(super) fn executors_changed(&self) -> bool {
         let now = children_as("executor", self.pid);
         let mut known = self.executors.lock().unwrap();

@@ -1,5 +1,5 @@
-//! An executor is killed or stopped in each phase: during start-up, as a replacement that is not ready yet,
-//! idle, in a prefill, in a decode step, in the drain.
+//! An executor is killed or stopped in each phase of its life: during start-up, as a replacement that is not
+//! ready yet, while idle, in a prefill, in a decode step, and in the drain.
 
 use super::{EXECUTOR_PROCESS_FLAGS, body, text_of};
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 const PHASES: [&str; 5] = ["idle", "prefill", "decode", "restart", "drain"];
-/// Start-up timeout, which a stopped executor uses up.
+/// Flags with a short start-up timeout; a stopped executor delays the start until it expires.
 const START_UP: &[&str] = &["--startup-timeout", "10s"];
 
 /// Sends `signal` to the executor in `phase` and checks the outputs.
@@ -31,7 +31,7 @@ fn executor_signalled(signal: &str, phase: &str) {
             send(found().unwrap(), signal);
         }
         "prefill" => {
-            // A different prompt, without a prefix hit.
+            // A different prompt, so that it is not a prefix hit.
             let mut other = long.clone();
             other["prompt"] = "dog ".repeat(480).into();
             let expected = text_of(at, &other);
@@ -49,8 +49,8 @@ fn executor_signalled(signal: &str, phase: &str) {
             send(former, signal);
             let (text, end) = finish(stream);
             if phase == "drain" && end == "draining" {
-                // A draining server starts no other executor: the output so far is correct, and the stream
-                // has a final event.
+                // A draining server does not start a new executor: the client gets the correct output so far
+                // and a final event.
                 assert!(expected_short.starts_with(&text), "{signal} in the drain: {text}");
             } else {
                 assert_eq!(end, "length", "{signal}, {phase}");
@@ -84,7 +84,7 @@ fn executor_stopped_in_any_phase_only_delays_requests() {
     });
 }
 
-/// Start-up error of a server with a first executor that gets `signal` before it is ready.
+/// The error that a server logs if its first executor gets `signal` before it is ready.
 fn startup_error(signal: &str) -> String {
     let mut child =
         command(&[EXECUTOR_PROCESS_FLAGS, START_UP, &["--port", "0"]].concat()).spawn().unwrap();
