@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use device::gpu::PeerView;
 use device::{Buffer, DType, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
 use kernels::gpu::GpuBackend;
-use kernels::{OneShotAllReduce, OneShotAllReduceNorm};
+use kernels::{AllReduceShape, OneShotAllReduce, OneShotAllReduceNorm};
 
 use crate::collective_call::CallShape;
 use crate::communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
@@ -120,7 +120,8 @@ impl DeviceGroup {
 
     /// Peer memory for a one-shot all-reduce of this shape; `None` if the all-reduce uses the library.
     fn one_shot_peers(&self, rows: usize, cols: usize, dtype: DType) -> Option<&PeerView> {
-        let fits = |peers: &&PeerView| OneShotAllReduce::fits(&self.gpu, peers, rows, cols, dtype);
+        let shape = AllReduceShape { rows, cols, dtype };
+        let fits = |peers: &&PeerView| OneShotAllReduce::fits(&self.gpu, peers, shape);
         self.peers.as_ref().map(|peers| &peers.view).filter(fits)
     }
 
@@ -235,7 +236,8 @@ impl CollectiveBackend for DeviceGroup {
 
     fn fuses_all_reduce_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
         self.peers.as_ref().is_some_and(|peers| {
-            OneShotAllReduceNorm::fits(&self.gpu, &peers.view, rows, cols, dtype)
+            let shape = AllReduceShape { rows, cols, dtype };
+            OneShotAllReduceNorm::fits(&self.gpu, &peers.view, shape)
         })
     }
 

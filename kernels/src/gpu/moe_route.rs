@@ -1,8 +1,9 @@
 //! Softmax top-k routing of tokens to experts.
 
-use device::gpu::{KernelLaunch, KernelSource};
+use device::gpu::{KernelFunction, KernelLaunch, KernelSource};
 use device::{
-    DType, DeviceError, DeviceStream, check_at_most, check_dense, check_dtype, check_size,
+    DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_dense, check_dtype,
+    check_size,
 };
 
 use super::expert_load::ExpertCounterPtrs;
@@ -14,6 +15,24 @@ static MOE_ROUTE: KernelSource = kernel_source!("moe_route/moe_route.hip");
 const KERNEL: &str = "moe_route_softmax";
 /// Maximum number of experts, limited by the shared memory of the kernel.
 const MAX_EXPERTS: usize = 1024;
+
+/// Launch of a routing kernel: a thread block per token, a thread per expert. `outputs` are the experts and
+/// the weights of each token, `[tokens, experts per token]`; `logits` are f32 `[tokens, experts]`.
+pub(super) fn route_launch(
+    gpu: &GpuBackend,
+    kernel: KernelFunction,
+    outputs: [&mut MatMut<'_>; 2],
+    logits: MatRef<'_>,
+) -> KernelLaunch {
+    let threads = logits.cols().next_multiple_of(gpu.warp_size() as usize) as u32;
+    let [experts, weights] = outputs;
+    KernelLaunch::new(kernel, [logits.rows() as u32, 1, 1], threads, 0)
+        .overlaps_predecessor()
+        .out(experts)
+        .out(weights)
+        .arg(logits)
+        .u32(logits.stride() as u32)
+}
 
 impl GpuKernel for SoftmaxRouting<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
@@ -32,14 +51,8 @@ impl GpuKernel for SoftmaxRouting<'_, '_> {
         check_at_most(KERNEL, "experts", count, MAX_EXPERTS)?;
         check_dense(KERNEL, "experts", experts.as_ref())?;
         check_dense(KERNEL, "weights", weights.as_ref())?;
-        let threads = count.next_multiple_of(gpu.warp_size() as usize) as u32;
         let kernel = gpu.kernel(&MOE_ROUTE, KERNEL, &[])?;
-        let launch = KernelLaunch::new(kernel, [logits.rows() as u32, 1, 1], threads, 0)
-            .overlaps_predecessor()
-            .out(&mut experts)
-            .out(&mut weights)
-            .arg(logits)
-            .u32(logits.stride() as u32)
+        let launch = route_launch(gpu, kernel, [&mut experts, &mut weights], logits)
             .u32(count as u32)
             .u32(k as u32)
             .u32(shared as u32)

@@ -5,7 +5,7 @@ use device::gpu::{KernelDefine, KernelLaunch, KernelSource, PeerView};
 use device::{DType, DeviceError, DeviceStream, MatRef, check_at_most, check_dtype, check_size};
 
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, OneShotAllReduce, OneShotAllReduceNorm};
+use crate::{AllReduceShape, GpuKernel, OneShotAllReduce, OneShotAllReduceNorm};
 
 static ONE_SHOT_ALL_REDUCE: KernelSource =
     kernel_source!("one_shot_all_reduce/one_shot_all_reduce.hip");
@@ -19,13 +19,8 @@ const EIGHTS_PER_THREAD: usize = 2;
 impl OneShotAllReduce<'_> {
     /// Whether the kernel supports a matrix of this shape; the result is the same on all ranks.
     #[must_use]
-    pub fn fits(
-        gpu: &GpuBackend,
-        peers: &PeerView,
-        rows: usize,
-        cols: usize,
-        dtype: DType,
-    ) -> bool {
+    pub fn fits(gpu: &GpuBackend, peers: &PeerView, shape: AllReduceShape) -> bool {
+        let AllReduceShape { rows, cols, dtype } = shape;
         let bytes = rows * cols * dtype.bytes();
         (dtype == DType::F32 || dtype == gpu.half_dtype())
             && (1..=peers.limit_bytes()).contains(&bytes)
@@ -36,16 +31,11 @@ impl OneShotAllReduceNorm<'_> {
     /// Whether the kernel with a fused norm supports a matrix of this shape; the result is the same on all
     /// ranks.
     #[must_use]
-    pub fn fits(
-        gpu: &GpuBackend,
-        peers: &PeerView,
-        rows: usize,
-        cols: usize,
-        dtype: DType,
-    ) -> bool {
+    pub fn fits(gpu: &GpuBackend, peers: &PeerView, shape: AllReduceShape) -> bool {
+        let cols = shape.cols;
         let in_registers = cols.is_multiple_of(EIGHT)
             && cols <= EIGHTS_PER_THREAD * EIGHT * gpu.norm_threads(cols) as usize;
-        in_registers && OneShotAllReduce::fits(gpu, peers, rows, cols, dtype)
+        in_registers && OneShotAllReduce::fits(gpu, peers, shape)
     }
 }
 

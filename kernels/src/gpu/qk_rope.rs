@@ -11,6 +11,18 @@ static QK_ROPE: KernelSource = kernel_source!("qk_rope/qk_rope.hip");
 const KERNEL: &str = "qk_norm_rope_kv_write";
 const THREADS: usize = 128;
 
+/// Appends the kernel arguments of the norms and of RoPE: projections, norm weights, tables, positions, slots.
+pub(super) fn rope_inputs(launch: KernelLaunch, args: &QkNormRopeArgs<'_>) -> KernelLaunch {
+    launch
+        .arg(args.qkv)
+        .arg_or_null(args.q_norm)
+        .arg_or_null(args.k_norm)
+        .arg(args.rope.cos)
+        .arg(args.rope.sin)
+        .arg(args.positions)
+        .arg(args.slots)
+}
+
 impl GpuKernel for QkNormRopeKvWrite<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         self.check()?;
@@ -30,14 +42,8 @@ impl GpuKernel for QkNormRopeKvWrite<'_> {
         let launch = KernelLaunch::new(kernel, [blocks, 1, 1], THREADS as u32, 0)
             .overlaps_predecessor()
             .out(&mut q)
-            .arg_ptr(layer)
-            .arg(args.qkv)
-            .arg_or_null(args.q_norm)
-            .arg_or_null(args.k_norm)
-            .arg(args.rope.cos)
-            .arg(args.rope.sin)
-            .arg(args.positions)
-            .arg(args.slots)
+            .arg_ptr(layer);
+        let launch = rope_inputs(launch, args)
             .u32(tokens as u32)
             .u32(args.heads as u32)
             .u32(layout.kv_heads as u32)

@@ -112,14 +112,7 @@ pub(super) fn sources(
     qk: &QkNormRopeArgs<'_>,
     rows: &AttentionMetadata<'_>,
 ) -> KernelLaunch {
-    launch
-        .arg(qk.qkv)
-        .arg_or_null(qk.q_norm)
-        .arg_or_null(qk.k_norm)
-        .arg(qk.rope.cos)
-        .arg(qk.rope.sin)
-        .arg(qk.positions)
-        .arg(qk.slots)
+    qk_rope::rope_inputs(launch, qk)
         .arg(rows.cu_q)
         .arg(rows.context_lens)
         .arg(rows.block_tables)

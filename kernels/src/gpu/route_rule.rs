@@ -1,12 +1,13 @@
 //! Routing of tokens to experts by a configurable rule (softmax or sigmoid scores, bias, expert groups).
 
-use device::gpu::{KernelLaunch, KernelSource};
+use device::gpu::KernelSource;
 use device::{
     DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_dense, check_dtype,
     check_size,
 };
 
 use super::expert_load::ExpertCounterPtrs;
+use super::moe_route::route_launch;
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, GroupScore, RouterRuleArgs, RouterScore, RuleRouting};
 
@@ -24,14 +25,8 @@ impl GpuKernel for RuleRouting<'_, '_> {
         let (k, count) = (experts.cols() - rule.shared, logits.cols());
         let (groups, topk_group, group_score) =
             rule.groups.map_or((0, 0, GroupScore::Largest), |g| (g.count, g.topk_group, g.score));
-        let threads = count.next_multiple_of(gpu.warp_size() as usize) as u32;
         let kernel = gpu.kernel(&MOE_ROUTE, KERNEL, &[])?;
-        let launch = KernelLaunch::new(kernel, [logits.rows() as u32, 1, 1], threads, 0)
-            .overlaps_predecessor()
-            .out(&mut experts)
-            .out(&mut weights)
-            .arg(logits)
-            .u32(logits.stride() as u32)
+        let launch = route_launch(gpu, kernel, [&mut experts, &mut weights], logits)
             .arg_or_null(rule.bias)
             .u32(count as u32)
             .u32(k as u32)

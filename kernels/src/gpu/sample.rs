@@ -45,6 +45,31 @@ pub(super) struct StagedStep<'a> {
     pub(super) prepared: &'a PreparedStep<'a>,
 }
 
+impl ShardLogits<'_> {
+    /// Appends the kernel arguments: vocabulary size, id range of the shard, strides of the logits and of the
+    /// edited logits in elements.
+    pub(super) fn args(self, launch: KernelLaunch, edited_stride: usize) -> KernelLaunch {
+        let Self { logits, shard } = self;
+        launch
+            .u32(shard.vocab as u32)
+            .u32(shard.first_id as u32)
+            .u32((shard.first_id + shard.ids) as u32)
+            .u32(logits.stride() as u32)
+            .u32(edited_stride as u32)
+    }
+}
+
+impl StagedStep<'_> {
+    /// Appends the kernel arguments: staged bytes, positions, sampling parameters.
+    pub(super) fn args(
+        self,
+        launch: KernelLaunch,
+        seq_slots: &SequenceSlotArrays<'_>,
+    ) -> KernelLaunch {
+        launch.arg(self.stage.bytes).arg(self.prepared.positions).arg(seq_slots.params.as_ref())
+    }
+}
+
 impl GpuBackend {
     /// Reads a vocabulary shard of the logits rows once, and leaves statistics per chunk and edited logits in
     /// scratch memory.
@@ -71,14 +96,11 @@ impl GpuBackend {
                 .arg(step.prepared.positions)
                 .arg(seq_slots.history.as_ref())
                 .arg(seq_slots.masks.as_ref())
-                .arg(seq_slots.params.as_ref())
-                .u32(shard.vocab as u32)
-                .u32(shard.first_id as u32)
-                .u32((shard.first_id + shard.ids) as u32)
-                .u32(logits.stride() as u32)
-                .u32(scratch.edited_stride as u32)
-                .u32(seq_slots.history.cols() as u32)
-                .u32(seq_slots.masks.cols() as u32);
+                .arg(seq_slots.params.as_ref());
+        let launch = rows
+            .args(launch, scratch.edited_stride)
+            .u32(seq_slots.history.cols() as u32)
+            .u32(seq_slots.masks.cols() as u32);
         // SAFETY: scratch memory has a record per chunk and an edited row per logits row; the host checked
         // the staged indices against the sequence slots.
         unsafe { launch.launch(self, s) }
@@ -103,10 +125,9 @@ impl GpuBackend {
             .out(&mut seq_slots.history)
             .arg_ptr(scratch.records)
             .arg_ptr(scratch.edited)
-            .arg(logits)
-            .arg(step.stage.bytes)
-            .arg(step.prepared.positions)
-            .arg(seq_slots.params.as_ref())
+            .arg(logits);
+        let launch = step
+            .args(launch, seq_slots)
             .u32(logits.cols() as u32)
             .u32(logits.stride() as u32)
             .u32(scratch.edited_stride as u32)

@@ -60,15 +60,9 @@ impl GpuBackend {
             .arg_ptr(scratch.rest)
             .arg_ptr(scratch.records)
             .arg_ptr(scratch.edited)
-            .arg(logits)
-            .arg(step.stage.bytes)
-            .arg(step.prepared.positions)
-            .arg(seq_slots.params.as_ref())
-            .u32(shard.vocab as u32)
-            .u32(shard.first_id as u32)
-            .u32((shard.first_id + shard.ids) as u32)
-            .u32(logits.stride() as u32)
-            .u32(scratch.edited_stride as u32)
+            .arg(logits);
+        let launch = rows
+            .args(step.args(launch, seq_slots), scratch.edited_stride)
             .u32(candidate_count(shard) as u32);
         // SAFETY: scratch memory has the results of the scan and room for the candidates.
         unsafe { launch.launch(self, s) }
@@ -91,10 +85,9 @@ impl GpuBackend {
             .out(&mut outputs.sampled)
             .out(&mut seq_slots.latest)
             .out(&mut seq_slots.history)
-            .arg_ptr(gathered_candidates)
-            .arg(step.stage.bytes)
-            .arg(step.prepared.positions)
-            .arg(seq_slots.params.as_ref())
+            .arg_ptr(gathered_candidates);
+        let launch = step
+            .args(launch, seq_slots)
             .u32(shard.vocab as u32)
             .u32(shard.ranks as u32)
             .u32(candidate_count(shard) as u32)

@@ -1,7 +1,18 @@
 //! One-shot (custom) all-reduces through memory that the GPUs of one host share; GPU only.
 
 use device::gpu::PeerView;
-use device::{MatMut, MatRef};
+use device::{DType, MatMut, MatRef};
+
+/// Size and element type of the matrix of an all-reduce.
+#[derive(Debug, Clone, Copy)]
+pub struct AllReduceShape {
+    /// Number of rows.
+    pub rows: usize,
+    /// Number of columns.
+    pub cols: usize,
+    /// Element type.
+    pub dtype: DType,
+}
 
 /// `x = Σ x` over the ranks. Rows are contiguous; [`fits`](Self::fits) gives the supported shapes.
 #[derive(Debug)]

@@ -29,6 +29,18 @@ pub(in super::super) struct QuantizedRows {
     bias: *mut u8,
 }
 
+/// Operands of `y = x Wᵀ + bias` with quantised x.
+pub(super) struct QuantizedLinear<'a> {
+    /// `[rows, N]`.
+    pub(super) y: MatMut<'a>,
+    /// `[rows, K]`.
+    pub(super) x: &'a QuantizedRows,
+    /// `[N, K]`, fp8.
+    pub(super) w: &'a PackedMatrix,
+    /// `[N]`.
+    pub(super) bias: Option<MatRef<'a>>,
+}
+
 impl GpuBackend {
     /// Computes `y = x Wᵀ + bias` for checked shapes.
     pub(in super::super) fn fp8_linear(
@@ -51,27 +63,25 @@ impl GpuBackend {
         let to = self.quantized_input_scratch(s, x.rows(), &y, w)?;
         let channels = weight_scales(w)?.rows == 1;
         self.quantize_rows(s, [to.x, to.scales], x, to.padded, channels)?;
-        self.fp8_gemm_quantized(s, y, &to, w, bias)
+        self.fp8_gemm_quantized(s, QuantizedLinear { y, x: &to, w, bias })
     }
 
     /// Computes `y = x Wᵀ + bias` for quantised x.
     pub(super) fn fp8_gemm_quantized(
         &self,
         s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: &QuantizedRows,
-        w: &PackedMatrix,
-        bias: Option<MatRef<'_>>,
+        mut op: QuantizedLinear<'_>,
     ) -> Result<(), DeviceError> {
-        let scales = weight_scales(w)?;
-        if let Some(scaling) = self.scaling(w, scales) {
-            match self.fp8_blaslt(s, y.reborrow(), x, w, scaling, bias) {
+        let scales = weight_scales(op.w)?;
+        if let Some(scaling) = self.scaling(op.w, scales) {
+            let attempt = QuantizedLinear { y: op.y.reborrow(), x: op.x, w: op.w, bias: op.bias };
+            match self.fp8_blaslt(s, attempt, scaling) {
                 // BLASLt does not support the GEMM, or the version is too old for these scales.
                 Err(DeviceError::Gpu(GpuError::Blas { .. })) => {}
                 result => return result,
             }
         }
-        self.fp8_gemm(s, y, x, w, bias)
+        self.fp8_gemm(s, op)
     }
 
     /// Returns the scaling mode of BLASLt for these scales; `None` if it does not support them.
@@ -139,12 +149,10 @@ impl GpuBackend {
     fn fp8_blaslt(
         &self,
         s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: &QuantizedRows,
-        w: &PackedMatrix,
+        op: QuantizedLinear<'_>,
         scaling: Fp8Scaling,
-        bias: Option<MatRef<'_>>,
     ) -> Result<(), DeviceError> {
+        let QuantizedLinear { mut y, x, w, bias } = op;
         let Some(blaslt) = self.blaslt() else {
             return Err(GpuError::NoKernel { kernel: KERNEL }.into());
         };
@@ -183,14 +191,8 @@ impl GpuBackend {
         self.copy_all(s, y, rows)
     }
 
-    fn fp8_gemm(
-        &self,
-        s: &DeviceStream,
-        mut y: MatMut<'_>,
-        x: &QuantizedRows,
-        w: &PackedMatrix,
-        bias: Option<MatRef<'_>>,
-    ) -> Result<(), DeviceError> {
+    fn fp8_gemm(&self, s: &DeviceStream, op: QuantizedLinear<'_>) -> Result<(), DeviceError> {
+        let QuantizedLinear { mut y, x, w, bias } = op;
         let scales = weight_scales(w)?;
         let channels = scales.rows == 1;
         let defines =

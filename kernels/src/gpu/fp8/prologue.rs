@@ -4,6 +4,7 @@
 use device::{DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
 
 use super::super::gemm::check_16_byte_rows;
+use super::gemm::QuantizedLinear;
 use super::{BLOCK, KERNEL};
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, LinearPrologue, PackedMatrix, PrologueLinear};
@@ -37,7 +38,7 @@ impl GpuKernel for PrologueLinear<'_> {
             }
             LinearPrologue::SiluMul(x) => gpu.silu_mul_fp8(s, &to, x)?,
         }
-        gpu.fp8_gemm_quantized(s, y, &to, w, bias)
+        gpu.fp8_gemm_quantized(s, QuantizedLinear { y, x: &to, w, bias })
     }
 }
 
