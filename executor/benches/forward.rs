@@ -1,8 +1,10 @@
-//! Speed of steps on the CPU: Qwen3-0.6B shape in bf16 with synthetic weights, without scheduler and server.
+//! Benchmark of executor steps on the CPU, without scheduler and server. The model has the shapes of
+//! Qwen3-0.6B in bf16 and synthetic weights.
 //!
-//! `cargo bench -p executor --bench forward -- [THREADS [CASE]]` prints tokens per second with the floor of
-//! two cores of the reference machine: 469 GFLOP/s of bf16 products, 37 GB/s of memory. Prefill is one
-//! row; a decode step has one token per row, with contexts below 50 tokens.
+//! `cargo bench -p executor --bench forward -- [THREADS [CASE]]` prints the tokens per second of each case
+//! and, in column `floor`, the limit that two cores of the reference machine set: 469 GFLOP/s of bf16 matrix
+//! products and 37 GB/s of memory bandwidth. Prefill is one row; a decode step has one token per row, with
+//! contexts below 50 tokens.
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
 
@@ -29,7 +31,7 @@ const TABLE: u32 = 512 / BLOCK;
 const PROMPT: u32 = 8;
 
 fn main() {
-    // Cargo passes `--bench`.
+    // Cargo passes the flag `--bench` to the benchmark executable.
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     let threads = args.next().and_then(|arg| arg.parse().ok());
     let only = args.next();
@@ -102,8 +104,8 @@ fn main() {
     }
 }
 
-/// Prints a line of the table for the median step. The last column is the rate of all steps together, as
-/// benchmarks report it that time a whole run.
+/// Prints a table line for the median step. The last column is the token rate over the total time of all
+/// steps, which is what benchmarks that time a whole run report.
 fn report(name: &str, tokens: f64, floor: f64, mut steps: Vec<(u64, StepTiming)>) {
     steps.sort_by_key(|(ns, _)| *ns);
     let (ns, timing) = steps[steps.len() / 2];
@@ -127,9 +129,9 @@ struct CpuForwardBench {
     step: StepId,
 }
 
-/// A finished step.
+/// Measured times and sampled tokens of a finished step.
 struct ForwardBenchStep {
-    /// Total nanoseconds.
+    /// Total time of the step in nanoseconds.
     ns: u64,
     timing: StepTiming,
     /// Sampled tokens.
@@ -161,7 +163,7 @@ impl CpuForwardBench {
         (ns, timing)
     }
 
-    /// Runs decode steps of `rows` requests from a short prompt to a context just below 50 tokens.
+    /// Runs decode steps of `rows` requests, from a short prompt up to a context just below 50 tokens.
     fn decode(&mut self, rows: u32, sampling: &SamplingParams) -> Vec<(u64, StepTiming)> {
         let first = (0..rows).map(|seq_slot| first_row(seq_slot, PROMPT, sampling)).collect();
         let mut tokens = self.step(first).tokens;
@@ -183,7 +185,7 @@ impl CpuForwardBench {
     }
 }
 
-/// First row of a request, which initialises its sequence slot, with a block table for 512 tokens.
+/// Returns the first row of a request. It initialises the sequence slot and has a block table for 512 tokens.
 fn first_row(seq_slot: u32, len: u32, sampling: &SamplingParams) -> BatchRow {
     let blocks = (seq_slot * TABLE..(seq_slot + 1) * TABLE).map(BlockId).collect();
     let key = u64::from(seq_slot);

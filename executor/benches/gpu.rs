@@ -1,9 +1,10 @@
-//! Speed of steps on a GPU: Qwen3 shapes in bf16 with synthetic weights, without scheduler and server.
+//! Benchmark of executor steps on a GPU, without scheduler and server. The models have the shapes of Qwen3 in
+//! bf16 and synthetic weights.
 //!
 //! `cargo bench -p executor --bench gpu -- cuda|rocm 0.6b|8b|30b-a3b [KERNEL_CACHE [graphs|eager [ROWS]]]`
-//! prints milliseconds per step, of all decodes or of decodes of ROWS rows, with the floor of an H200: 4.29
-//! TB/s for every byte that must be read, 790 TFLOP/s for every matrix product. Decode steps are submitted
-//! asynchronously, two in flight, as the scheduler does.
+//! prints milliseconds per step for decode steps of several row counts, or of ROWS rows only, with the lower
+//! bound of an H200: 4.29 TB/s for every byte that must be read and 790 TFLOP/s for every matrix product.
+//! Decode steps are submitted asynchronously, two in flight, as the scheduler does.
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
 
@@ -27,7 +28,7 @@ const BYTES_PER_S: f64 = 4.29e12;
 const FLOP_PER_S: f64 = 790e12;
 
 fn main() {
-    // Cargo passes `--bench`, and runs every bench of the package when none is named.
+    // Cargo passes the flag `--bench`, and runs every benchmark of the package when none is named.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let [device, model, rest @ ..] = &args[..] else {
         return println!(
@@ -57,22 +58,22 @@ fn main() {
     }
 }
 
-/// A model, and the minimum reads and FLOPs of its steps.
+/// A benchmark model: its `config.json`, and the sizes that bound the time of its steps from below.
 struct GpuBenchModel {
     json: String,
-    /// Parameters read by every step, without the embedding table.
+    /// Number of parameters that every step reads, without the embedding table and the routed experts.
     dense: f64,
     experts: GpuBenchExperts,
-    /// Bytes of keys and values per token.
+    /// Bytes of keys and values per token, over all layers.
     kv_bytes: f64,
-    /// FLOPs of attention per query and key.
+    /// FLOPs of attention per query-key pair, over all layers.
     attention: f64,
 }
 
-/// Experts of a model; all zero for a dense model.
+/// Numbers of routed experts of a benchmark model; all zero for a dense model.
 #[derive(Clone, Copy, Default)]
 struct GpuBenchExperts {
-    /// Parameters of one expert over all layers.
+    /// Number of parameters of one expert, over all layers.
     parameters: f64,
     count: f64,
     top_k: f64,
@@ -80,7 +81,7 @@ struct GpuBenchExperts {
 
 impl GpuBenchModel {
     fn named(name: &str) -> Self {
-        // hidden, MLP, layers, heads, KV heads, tied
+        // Hidden size, intermediate size, layers, query heads, KV heads, tied embeddings.
         let (h, i, l, n, k, tied) = match name {
             "0.6b" => (1024, 3072, 28, 16, 8, true),
             "8b" => (4096, 12288, 36, 32, 8, false),
@@ -119,8 +120,8 @@ impl GpuBenchModel {
         }
     }
 
-    /// Minimum milliseconds of a step of `rows` rows with `tokens` tokens each after `context` earlier
-    /// tokens.
+    /// Lower bound, in milliseconds, of the time of a step of `rows` rows with `tokens` new tokens each,
+    /// after `context` computed tokens per row.
     fn floor_ms(&self, rows: u32, tokens: u32, context: u32) -> f64 {
         let (rows, tokens, context) = (f64::from(rows), f64::from(tokens), f64::from(context));
         let GpuBenchExperts { parameters: expert, count: experts, top_k } = self.experts;
@@ -129,7 +130,7 @@ impl GpuBenchModel {
         let active_experts = experts * (1.0 - (1.0 - top_k / experts.max(1.0)).powf(all));
         let bytes = 2.0 * (self.dense + expert * active_experts)
             + self.kv_bytes * rows * (context + tokens);
-        let head = 151_936.0 * (all - rows) * 2.0; // Logits are computed for the last token of a row only.
+        let head = 151_936.0 * (all - rows) * 2.0; // Logits are computed for the last token of each row only.
         let keys = context + f64::midpoint(tokens, 1.0);
         let flop = 2.0 * all * (self.dense + expert * top_k) - head + self.attention * all * keys;
         1e3 * (bytes / BYTES_PER_S).max(flop / FLOP_PER_S)
@@ -214,7 +215,7 @@ impl GpuForwardBench {
         self.executor.submit(&batch).unwrap()
     }
 
-    /// Times prompts of `rows` requests in one step; reports the best of 4 runs.
+    /// Times the prefill of `rows` prompts in one step; reports the best of 4 runs.
     fn prefill(&mut self, rows: u32) {
         let mut best = f64::MAX;
         for _ in 0..4 {
@@ -227,8 +228,8 @@ impl GpuForwardBench {
         report(&name, best * 1e3, tokens, self.model.floor_ms(rows, PROMPT, 0));
     }
 
-    /// Times decode steps of `rows` requests after their prompts; the next step is submitted before the
-    /// current one is finished.
+    /// Times decode steps of `rows` requests after their prompts are computed. The next step is submitted
+    /// before the current one is finished.
     fn decode(&mut self, rows: u32) {
         let seq_slots: Vec<u32> = (0..rows).collect();
         for seq_slots in seq_slots.chunks(8) {
@@ -239,7 +240,7 @@ impl GpuForwardBench {
         let mut started = Instant::now();
         for i in 1..STEPS {
             if i == 9 {
-                started = Instant::now(); // Clocks and pipeline have settled.
+                started = Instant::now(); // Steps 1 to 8 are warm-up.
             }
             let next = (0..rows).map(|seq_slot| next_row(seq_slot, i, Some(self.step))).collect();
             let submitted = self.submit(next);
@@ -262,7 +263,8 @@ fn report(name: &str, ms: f64, tokens: u32, floor_ms: f64) {
     println!("| {name} | {ms:.3} | {speed:.0} | {floor_ms:.3} | {:.2} |", floor_ms / ms);
 }
 
-/// First row of a request, which initialises its sequence slot, with a block table for prompt and output.
+/// Returns the first row of a request. It initialises the sequence slot and has a block table for prompt and
+/// output.
 fn first_row(seq_slot: u32) -> BatchRow {
     let blocks =
         (0..TABLE).map(|i| BlockId((seq_slot * TABLE + i) * 229 % (SEQ_SLOTS * TABLE))).collect();

@@ -1,13 +1,13 @@
-//! Times in nanoseconds, as reported.
+//! Conversions of times to the nanoseconds that executors report.
 
 use std::time::{Duration, Instant};
 
-/// Nanoseconds since `start`.
+/// Returns the nanoseconds since `start`.
 pub(crate) fn ns_since(start: Instant) -> u64 {
     ns(start.elapsed())
 }
 
-/// `time` in nanoseconds, saturated.
+/// Returns `time` in nanoseconds, at most `u64::MAX`.
 pub(crate) fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

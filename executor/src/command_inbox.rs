@@ -1,4 +1,5 @@
-//! Commands of the scheduler, in order; grammar bitmasks may be read ahead of earlier commands.
+//! Receiver of the scheduler's commands. Commands are returned in order, except that a step that waits for
+//! grammar bitmasks receives them ahead of earlier commands.
 
 use crate::{ExecutorError, TokenBitmaskError, TokenBitmaskSource};
 use protocol::link::{LinkError, MessageReceiver};
@@ -6,18 +7,19 @@ use protocol::{BitmaskRow, ExecutorCommand, GrammarBitmask, StepId};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Timeout of a receive; it only bounds the effect of a lost wake-up.
+/// Maximum time to block in one receive call. The caller repeats the call, so the value only bounds how long
+/// a lost wake-up goes unnoticed.
 const RECEIVE_TIMEOUT: Duration = Duration::from_mins(1);
-/// Time after which a peer that sends neither bitmasks nor overdue notices has failed. The peer sends one of
-/// them for each masked row well within the deadline of its step.
+/// Time after which the peer is considered failed if it sends neither bitmasks nor overdue notices. A working
+/// peer sends one of the two for each masked row well within the deadline of its step.
 const BITMASK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Receiver of the scheduler's commands.
+/// Receives the scheduler's commands, and is the bitmask source of the steps.
 pub(crate) struct CommandInbox<'a, R> {
     link: &'a mut R,
-    /// Commands that arrived while a step waited for bitmasks.
+    /// Other commands that arrived while a step waited for bitmasks; they are returned later, in order.
     deferred: VecDeque<ExecutorCommand>,
-    /// Bitmasks of steps that have not waited for them yet.
+    /// Received bitmasks of steps that have not read them yet.
     early_bitmasks: Vec<GrammarBitmask>,
 }
 
@@ -26,7 +28,7 @@ impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
         Self { link, deferred: VecDeque::new(), early_bitmasks: Vec::new() }
     }
 
-    /// Returns the next command that is no bitmask; `None` = a bitmask arrived, or the wait timed out.
+    /// Returns the next command other than `Bitmask`; `None` = a bitmask arrived, or the receive timed out.
     pub(crate) fn next(&mut self) -> Result<Option<ExecutorCommand>, LinkError> {
         if let Some(command) = self.deferred.pop_front() {
             return Ok(Some(command));
@@ -40,7 +42,7 @@ impl<'a, R: MessageReceiver<Message = ExecutorCommand>> CommandInbox<'a, R> {
         }
     }
 
-    /// Appends the received bitmasks of `step` to `rows`. Bitmasks of earlier steps are dropped.
+    /// Moves the received bitmasks of `step` to the end of `rows`. Bitmasks of earlier steps are dropped.
     fn take(&mut self, step: StepId, rows: &mut Vec<BitmaskRow>) {
         self.early_bitmasks.retain(|mask| mask.step >= step);
         let (current, later) =

@@ -1,27 +1,28 @@
-//! Configuration of an executor.
+//! Configuration of an executor: the settings that the engine sends, and the parsed model configurations.
 
 use protocol::ExecutorSettings;
 
 pub use protocol::{KvCacheDtype, KvCacheSize, ModelDtype};
 
-/// Maximum number of top log-probabilities per token on a GPU: what the sampling kernel sorts in shared
-/// memory.
+/// Maximum number of top log-probabilities per token on a GPU: the sampling kernel sorts at most this number
+/// in shared memory.
 pub const GPU_LOGPROBS_MAX: u32 = 1024;
 
-/// Everything that an executor needs before its first message.
+/// Configuration from which an executor is started.
 #[derive(Debug, Clone)]
 pub struct ExecutorConfig {
-    /// Settings sent by the engine.
+    /// Settings that the engine sends to the executor.
     pub settings: ExecutorSettings,
-    /// Configuration of the target model, read from its folder.
+    /// Parsed `config.json` of the target model.
     pub model: models::ModelConfig,
-    /// Configuration of the draft model, if there is one.
+    /// Parsed `config.json` of the draft model; `None` = no draft model.
     pub draft: Option<models::ModelConfig>,
-    /// Digest of the model folders (`models::manifest`), which the engine compares with its own.
+    /// Digest of the files in the model folders (`models::manifest`). The engine compares it with its own
+    /// digest.
     pub manifest: u64,
 }
 
-/// Weights format of an executor with these settings.
+/// Returns the source of the weights: random values if a synthetic seed is set, safetensors files otherwise.
 pub fn source(settings: &ExecutorSettings) -> models::WeightsFormat {
     match settings.synth_seed {
         Some(seed) => models::WeightsFormat::Synth { seed },

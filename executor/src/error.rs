@@ -4,7 +4,7 @@ use protocol::{RequestId, SequenceSlot};
 
 use crate::{SpeculationError, WorldError};
 
-/// An executor failure. All are final.
+/// Failure of an executor. Every failure is final: the executor cannot be used after it.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     /// The checkpoint cannot be read or does not fit its configuration.
@@ -25,28 +25,29 @@ pub enum ExecutorError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] device::DeviceError),
-    /// The link broke; a peer that closes the link is no error.
+    /// The link failed. A peer that closes the link is a shutdown, not an error.
     #[error(transparent)]
     Link(protocol::link::LinkError),
     /// A batch was submitted before the KV cache was allocated.
     #[error("the KV cache is not allocated yet")]
     KvCacheNotSized,
-    /// A single request of the configured length does not fit.
+    /// The KV cache cannot store one request of the configured `--max-model-len`.
     #[error(
         "max_model_len {max_model_len} does not fit into {blocks} KV blocks of {block_tokens} tokens: \
          at most {longest} fits"
     )]
     KvTooSmall {
-        /// Blocks of the pool.
+        /// Number of blocks in the KV pool.
         blocks: u32,
-        /// Positions per block.
+        /// Number of positions per block.
         block_tokens: u32,
-        /// Longest request, as configured.
+        /// Minimum number of token positions of the KV cache (`ExecutorSettings::kv_tokens_min`).
         max_model_len: u32,
-        /// Longest request that fits.
+        /// Number of token positions of the KV cache.
         longest: u64,
     },
-    /// The automatic share of the host's free memory for the KV cache cannot hold a single request.
+    /// With `KvCacheSize::Auto` on a CPU, the KV cache takes a share of the host's free memory that is too small
+    /// for one request of `max_model_len` tokens.
     #[error(
         "{free} bytes of memory are free, of which the KV cache takes {taken}; a request of max_model_len \
          {max_model_len} needs {needed}: set --kv-cache-memory-bytes, or lower --max-model-len"
@@ -56,70 +57,70 @@ pub enum ExecutorError {
         free: u64,
         /// Bytes chosen for the KV cache.
         taken: u64,
-        /// Longest request, as configured.
+        /// Configured maximum number of tokens of a request.
         max_model_len: u32,
-        /// Bytes of KV cache that such a request needs.
+        /// Bytes of KV cache that a request of this length needs.
         needed: u64,
     },
-    /// Weights and activations leave no memory for a KV cache.
+    /// No device memory is left for a KV cache after weights and activations are allocated.
     #[error(
         "no memory is left for the KV cache: {free} of {total} bytes are free and \
          --gpu-memory-utilization is {utilization}; at least {sufficient:.2} is needed"
     )]
     NoKvMemory {
-        /// Total bytes of the device.
+        /// Total memory of the device in bytes.
         total: u64,
-        /// Free bytes.
+        /// Free memory of the device in bytes.
         free: u64,
-        /// Share of the total that may be used.
+        /// Configured share of the total memory that may be used.
         utilization: f64,
-        /// Share that would hold one block.
+        /// Share of the total memory with which one KV block would fit.
         sufficient: f64,
     },
     /// The requested KV cache does not fit on the device.
     #[error("a KV cache of {needed} bytes does not fit: {free} of {total} bytes are free")]
     KvTooLarge {
-        /// Requested bytes.
+        /// Requested size of the KV cache in bytes.
         needed: u64,
-        /// Free bytes.
+        /// Free memory of the device in bytes.
         free: u64,
-        /// Total bytes of the device.
+        /// Total memory of the device in bytes.
         total: u64,
     },
-    /// A trace cannot be written.
+    /// A trace file cannot be written.
     #[error("trace in {folder}: {error}")]
     Trace {
-        /// Folder of the trace.
+        /// Folder of the trace files.
         folder: String,
-        /// Error of the operating system.
+        /// Error text of the operating system.
         error: String,
     },
-    /// A trace was requested, but no folder is configured.
+    /// A trace was requested, but no trace folder is configured.
     #[error("no folder for traces is configured (--profile DIR)")]
     TracingDisabled,
-    /// MLA with a KV cache type other than the model's type.
+    /// The KV cache type differs from the model type, which MLA does not support.
     #[error(
         "--kv-cache-dtype fp8 is not supported with MLA: the KV cache has the type of the model (auto)"
     )]
     MlaKvDtype,
-    /// Draft tokens of this configuration cannot be proposed or verified.
+    /// The speculative decoding settings are not supported for this model.
     #[error(transparent)]
     Speculation(#[from] SpeculationError),
     /// Grammar bitmasks of masked rows are missing.
     #[error(transparent)]
     TokenBitmask(#[from] TokenBitmaskError),
-    /// A batch contradicts itself, or the settings of the start.
+    /// A batch is inconsistent, or exceeds the limits fixed at start-up.
     #[error("invalid batch: {0}")]
     Batch(#[from] BatchError),
 }
 
-/// Grammar bitmasks that a step did not get.
+/// Failure to receive the grammar bitmasks of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenBitmaskError {
     /// The bitmasks do not cover the masked rows of the step.
     #[error("step {step} has {rows} masked rows and received {received} grammar bitmasks")]
     Missing {
-        /// The step.
+        /// Id of the step.
         step: u64,
         /// Number of masked rows.
         rows: usize,
@@ -129,35 +130,35 @@ pub enum TokenBitmaskError {
     /// The bitmasks did not arrive before the timeout.
     #[error("step {step} received {received} of {rows} grammar bitmasks within {waited_ms} ms")]
     Timeout {
-        /// The step.
+        /// Id of the step.
         step: u64,
         /// Number of masked rows.
         rows: usize,
-        /// Number of bitmasks that arrived.
+        /// Number of masked rows with a bitmask that arrived.
         received: usize,
-        /// Time waited, in milliseconds.
+        /// Time that the step waited, in milliseconds.
         waited_ms: u128,
     },
 }
 
-/// A batch that cannot be run. The scheduler never sends such a batch: the error is a bug in the scheduler or
-/// in the executor.
+/// Reason why a batch cannot be run. The scheduler never sends such a batch, so each error is a bug in the
+/// scheduler or in the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// More tokens than a step may have.
+    /// The batch has more tokens than a step may have.
     #[error("{tokens} tokens, at most {limit} per step")]
     TooManyTokens {
-        /// Tokens of the batch.
+        /// Number of tokens in the batch.
         tokens: usize,
-        /// Tokens a step may have.
+        /// Maximum number of tokens per step.
         limit: usize,
     },
-    /// More rows than a step may have.
+    /// The batch has more rows than a step may have.
     #[error("{rows} rows, at most {limit} per step")]
     TooManyRows {
-        /// Rows of the batch.
+        /// Number of rows in the batch.
         rows: usize,
-        /// Rows a step may have.
+        /// Maximum number of rows per step.
         limit: usize,
     },
     /// `Batch::moe_tokens` is less than the tokens of this replica, or more than a step may have.
@@ -165,11 +166,11 @@ pub enum BatchError {
         "moe_tokens is {capacity}: at least the {tokens} tokens of this replica, at most {limit}"
     )]
     MoeTokenBudget {
-        /// Tokens that MoE layers are padded to.
+        /// Number of tokens that MoE layers are padded to (`Batch::moe_tokens`).
         capacity: usize,
-        /// Tokens of the batch.
+        /// Number of tokens in the batch.
         tokens: usize,
-        /// Tokens a step may have.
+        /// Maximum number of tokens per step.
         limit: usize,
     },
     /// `Batch::draft_rows` is less than the drafting rows of this replica, or more than the rows that a step
@@ -178,11 +179,11 @@ pub enum BatchError {
         "draft_rows is {capacity}: at least the {rows} drafting rows of this replica, at most {limit}"
     )]
     DraftRowBudget {
-        /// Rows that draft passes are padded to.
+        /// Number of rows that draft passes are padded to (`Batch::draft_rows`).
         capacity: u32,
-        /// Rows of the batch up to the last row with draft tokens.
+        /// Number of rows of the batch up to the last row with draft tokens.
         rows: u32,
-        /// Rows a step may have.
+        /// Maximum number of rows per step.
         limit: usize,
     },
     /// The length of a row differs from its number of token ids, or is 0.
@@ -190,27 +191,27 @@ pub enum BatchError {
     Length {
         /// Request of the row.
         request: RequestId,
-        /// Length of the row.
+        /// Number of tokens that the row states.
         len: u32,
-        /// Number of token ids.
+        /// Number of token ids that the row contains.
         token_ids: usize,
     },
-    /// A token id outside the vocabulary.
+    /// A token id is outside the vocabulary.
     #[error("request {} has token id {token}, the vocabulary has {limit} ids", request.0)]
     Vocabulary {
         /// Request of the row.
         request: RequestId,
-        /// The id.
+        /// Token id outside the vocabulary.
         token: u32,
         /// Size of the vocabulary.
         limit: usize,
     },
-    /// More draft tokens than configured.
+    /// A row has more draft tokens than configured.
     #[error("request {} has {drafts} draft tokens, at most {limit} are configured", request.0)]
     TooManyDrafts {
         /// Request of the row.
         request: RequestId,
-        /// Draft tokens of the row.
+        /// Number of draft tokens of the row.
         drafts: u8,
         /// Maximum number of draft tokens of a row.
         limit: u8,
@@ -220,13 +221,13 @@ pub enum BatchError {
     NotSampled {
         /// Request of the row.
         request: RequestId,
-        /// The step referred to.
+        /// Id of the step to which the row refers.
         step: u64,
     },
-    /// The sequence slot does not exist.
+    /// The sequence slot of a row does not exist.
     #[error("sequence slot {} is out of range: there are {limit}", seq_slot.0)]
     NoSequenceSlot {
-        /// The sequence slot.
+        /// Sequence slot of the row.
         seq_slot: SequenceSlot,
         /// Number of sequence slots.
         limit: usize,
@@ -239,13 +240,13 @@ pub enum BatchError {
         /// Sequence slot of the row.
         seq_slot: SequenceSlot,
     },
-    /// A block table update leaves a gap, is too long, or names another KV cache group.
+    /// A block table update leaves a gap, exceeds the maximum length, or is for an unknown KV cache group.
     #[error("the block table update of request {} does not fit its block table", request.0)]
     InvalidTableUpdate {
         /// Request of the row.
         request: RequestId,
     },
-    /// The executor has no hidden state of the token before the row, which draft passes need.
+    /// Draft passes need the hidden state of the token before the row, which the executor does not have.
     #[error("request {} starts at position {position}: the hidden state before it is not available", request.0)]
     MissingHiddenState {
         /// Request of the row.
@@ -253,22 +254,22 @@ pub enum BatchError {
         /// First position of the row.
         position: u32,
     },
-    /// The block table does not cover the row.
+    /// The block table does not cover all positions of the row.
     #[error("request {} writes position {position}, its block table has {entries} entries", request.0)]
     TableTooShort {
         /// Request of the row.
         request: RequestId,
-        /// First position without an entry.
+        /// First position of the row without a block table entry.
         position: u32,
-        /// Entries of the block table.
+        /// Number of entries in the block table.
         entries: usize,
     },
-    /// The block does not exist.
+    /// A block table update contains a block that is not in the pool.
     #[error("block {block} is out of range: the pool has {limit}")]
     Block {
-        /// The block.
+        /// Id of the block.
         block: u32,
-        /// Blocks of the pool.
+        /// Number of blocks in the pool.
         limit: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! `Executor`: a loaded model with its KV cache, driven by calls.
+//! `Executor`: a loaded model with its KV cache, which runs batches when its methods are called.
 
 use crate::expert_load_report::ExpertLoadReporter;
 use crate::model_context::ModelContext;
@@ -26,30 +26,31 @@ use protocol::{
 use std::path::Path;
 use std::sync::Arc;
 
-/// Rows up to which a GEMM kernel may be specialised for the exact number of rows.
+/// Maximum number of rows for which a GEMM kernel may be specialised for the exact number of rows.
 const SMALL_BATCH_ROWS: u32 = 16;
 
-/// Progress of a start-up phase.
+/// Progress of a start-up phase (load, warm-up, capture).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PhaseProgress {
-    /// The phase.
+    /// Start-up phase that the progress belongs to.
     pub phase: StartupPhase,
-    /// Finished units: bytes of weights, or passes.
+    /// Number of finished units: bytes of weights, or passes.
     pub done: u64,
-    /// Total units.
+    /// Total number of units; 0 while it is unknown.
     pub total: u64,
 }
 
-/// A model on a device. It computes steps after `size_kv` has allocated its KV cache.
+/// A loaded model on a device. It runs steps after `size_kv` has allocated its KV cache.
 pub struct Executor {
-    /// Declared before `model` to be dropped first: captured graphs refer to its collective groups.
+    /// Declared before `model` so that it is dropped first: captured graphs refer to the collective groups of
+    /// `model`.
     state: Option<StepState>,
     config: ExecutorConfig,
     model: ModelContext,
     ranks: ParallelRanks,
     spec: KvSpec,
     weights: WeightsDigest,
-    /// `None`: no folder for traces is configured.
+    /// Records traces of steps; `None` = no trace folder is configured.
     tracer: Option<StepTracer>,
 }
 
@@ -126,7 +127,7 @@ impl Executor {
         Ok(Self { config, model: model_context, ranks, spec, weights, state: None, tracer })
     }
 
-    /// Returns digests of the loaded weights, including the draft model's.
+    /// Returns digests of the loaded weights: of the target model, and of the draft model if there is one.
     #[must_use]
     pub fn weights_digest(&self) -> WeightsDigest {
         self.weights
@@ -164,7 +165,8 @@ impl Executor {
         Ok(WarmUpReport { kv_spec: self.spec.clone(), kv_blocks: blocks, step_cost })
     }
 
-    /// Allocates the KV cache and all other state that steps change; former contents are lost.
+    /// Allocates the KV cache and all other state that steps change. The contents of an earlier KV cache are
+    /// lost.
     pub fn size_kv(
         &mut self,
         blocks: u32,
@@ -188,16 +190,17 @@ impl Executor {
         Ok(ExecutorReady { kv_blocks: blocks, capture_sizes: graph_rows })
     }
 
-    /// Starts a new trace file for later steps; the current trace gets no more steps.
+    /// Starts a new trace file for the steps that are submitted from now on. A trace that was in progress
+    /// records no further steps.
     ///
-    /// Errors: no folder is configured, or the file cannot be created.
+    /// Errors: no trace folder is configured, or the file cannot be created.
     pub fn begin_trace(&mut self) -> Result<TraceHandle, ExecutorError> {
         let tracer = self.tracer.as_mut().ok_or(ExecutorError::TracingDisabled)?;
         Ok(TraceHandle(tracer.begin(&self.model.ops)?))
     }
 
-    /// Stops tracing of later steps. [`TraceHandle::close`] completes the file once the steps in flight are
-    /// finished.
+    /// Stops recording of steps that are submitted from now on. [`TraceHandle::close`] completes the file
+    /// once the steps in flight are finished.
     pub fn end_trace(&mut self) {
         if let Some(tracer) = &mut self.tracer {
             tracer.end();
@@ -211,8 +214,8 @@ impl Executor {
         self.submit_with_bitmasks(batch, &mut NoTokenBitmasks)
     }
 
-    /// [`Executor::submit`] for any batch. `masks` is read only if the batch has masked rows, while its
-    /// forward pass runs.
+    /// [`Executor::submit`] for a batch that may have masked rows. `masks` is read only if there are masked
+    /// rows, after the forward pass has been launched.
     pub fn submit_with_bitmasks(
         &mut self,
         batch: &Batch,
@@ -227,26 +230,27 @@ impl Executor {
         self.submit(batch)?.finish()
     }
 
-    /// Returns the free bytes of the device. Steps allocate none of them.
+    /// Returns the free memory of the device in bytes. Steps allocate no device memory.
     #[must_use]
     pub fn memory_free_bytes(&self) -> u64 {
         self.model.ops.mem_info().free_bytes
     }
 
-    /// Layout of the KV cache.
+    /// Returns the layout of the KV cache.
     #[must_use]
     pub fn kv_spec(&self) -> &KvSpec {
         &self.spec
     }
 
-    /// State that tests of draft tokens inspect.
+    /// Returns the draft KV pool, the draft buffers and the models, which tests of draft tokens inspect.
     #[cfg(test)]
     pub(crate) fn draft_state(&self) -> (&ops::KvPool, &ops::DraftBuffers, &ModelContext) {
         let (kv, draft_buffers) = self.state.as_ref().expect("KV cache is allocated").draft_state();
         (kv, draft_buffers.expect("the proposer runs on the device"), &self.model)
     }
 
-    /// KV blocks that fit on this rank, measured while everything else is allocated.
+    /// Returns the number of KV blocks that fit on this rank. It is measured while everything except the KV
+    /// cache is allocated.
     fn blocks(&self, state: &StepState) -> Result<u32, ExecutorError> {
         let memory = self.model.ops.mem_info();
         let (kv, block_bytes) = (self.config.settings.kv_cache_size, self.spec.bytes_per_block());
@@ -275,32 +279,33 @@ impl Executor {
         gpu.blocks(kv, block_bytes)
     }
 
-    /// Top log-probabilities that a token can report.
+    /// Maximum number of top log-probabilities per token: the configured value, limited by the sampler.
     fn max_top_logprobs(&self) -> usize {
         let gpu = self.model.ops.device().captures_graphs();
         let limit = if gpu { GPU_LOGPROBS_MAX } else { u32::MAX };
         (self.config.settings.max_logprobs.min(limit) as usize).min(self.config.model.vocab)
     }
 
-    /// Logits rows sampled at a time.
+    /// Maximum number of logits rows that are sampled at a time.
     fn max_logits_rows(&self) -> usize {
         let gpu = self.model.ops.device().captures_graphs();
         step::logits_rows_per_slice(self.config.model.vocab, self.max_top_logprobs(), gpu)
     }
 
-    /// Tokens of a decode row with all its draft tokens.
+    /// Number of tokens in a decode row with the maximum number of draft tokens.
     fn tokens_per_row(&self) -> u32 {
         1 + self.config.settings.speculative.map_or(0, |config| u32::from(config.draft_tokens))
     }
 
-    /// One-token rows of the widest decode step, draft tokens included.
+    /// Maximum number of one-token rows in a decode step. Draft tokens count as rows.
     fn rows_max(&self) -> u32 {
         let settings = &self.config.settings;
         settings.max_num_seqs.saturating_mul(self.tokens_per_row()).min(settings.tokens_per_step)
     }
 
-    /// Shapes to precompile in a dry run: warm-up passes, steps to capture, and steps that neither covers.
-    /// The dry run allocates the memory that such steps need.
+    /// Returns the step shapes to precompile in a dry run: warm-up passes, decode steps of up to
+    /// `SMALL_BATCH_ROWS` rows, the steps to capture, and the steps that need most memory for attention. The
+    /// dry run also allocates the memory of these steps.
     fn precompile_shapes(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
         let (logits_rows, rows_per_request) =
             (self.max_logits_rows(), self.tokens_per_row() as usize);
@@ -317,8 +322,8 @@ impl Executor {
         passes.chain(graphs).chain([self.widest_decode_shape()]).collect()
     }
 
-    /// The prefill of most tokens after the longest contexts, in rows of any length: it needs the most
-    /// attention memory of all steps but decodes.
+    /// Shape of the prefill step with most tokens and the longest contexts, in rows of any length. Of all
+    /// steps except decode steps, it needs most memory for attention.
     fn longest_prefill_shape(&self, passes: &[Vec<u32>]) -> Option<StepShape> {
         let settings = &self.config.settings;
         let tokens = passes.iter().map(|lens| lens.iter().sum::<u32>()).max()? as usize;
@@ -328,15 +333,15 @@ impl Executor {
         Some(StepShape { tokens, rows, logits_rows: rows.min(self.max_logits_rows()), bounds })
     }
 
-    /// The widest eager decode step with the longest contexts: it needs the most attention memory of all
-    /// decodes.
+    /// Shape of the eager decode step with most rows and the longest contexts. Of all decode steps, it needs
+    /// most memory for attention.
     fn widest_decode_shape(&self) -> StepShape {
         let (rows, longest) = (self.rows_max() as usize, self.config.settings.max_model_len);
         let shape = step::graph_shape(rows, self.tokens_per_row() as usize, longest as usize);
         StepShape { logits_rows: rows.min(self.max_logits_rows()), ..shape }
     }
 
-    /// Shapes of the steps to capture, fewest rows first.
+    /// Returns the shapes of the steps to capture, in ascending order of rows.
     fn graph_shapes(&self) -> Vec<StepShape> {
         self.capture_plan().shapes(self.config.settings.max_model_len as usize)
     }
@@ -350,8 +355,8 @@ impl Executor {
         let max_rows =
             (self.rows_max() as usize).min(self.max_logits_rows()) / tokens_per_row as usize;
         let rows = step::row_counts_to_capture(&settings.graph_capture, max_rows);
-        // N-gram lookup often proposes no draft tokens, so capture rows without them too. Replicas in
-        // lockstep replay the graph that fits all of them.
+        // N-gram lookup often proposes no draft tokens, so graphs without draft tokens are captured too.
+        // Replicas in lockstep must replay the same graph, so they capture graphs with draft tokens only.
         let is_ngram =
             |config: SpeculativeConfig| matches!(config.method, SpeculativeMethod::Ngram { .. });
         let also_without_drafts =
@@ -387,18 +392,19 @@ impl Executor {
     }
 }
 
-/// Loads models one after the other.
+/// Loads the target model, then the draft model, and reports the progress of both together.
 struct ModelLoader<'a> {
     ops: &'a Ops,
     settings: &'a ExecutorSettings,
     ranks: ParallelRanks,
     kv_dtype: DType,
     threads: usize,
-    /// Bytes of the model being loaded, and of all models loaded before.
+    /// Total bytes of the model that is being loaded.
     bytes_read: u64,
+    /// Total bytes of the models that were loaded before.
     bytes_before: u64,
     progress: &'a mut dyn FnMut(PhaseProgress),
-    /// Digest of the model being loaded.
+    /// Digest of the weights of the model that is being loaded.
     digest: WeightsDigest,
 }
 
@@ -438,7 +444,7 @@ impl ModelLoader<'_> {
     }
 }
 
-/// KV cache layout of the target model, with the draft model's KV cache in the same blocks.
+/// Returns the KV cache layout of the target model. Each block also stores the draft model's keys and values.
 fn combined_kv_spec(
     config: &ExecutorConfig,
     dtype: DType,
@@ -455,32 +461,32 @@ fn combined_kv_spec(
     Ok(spec)
 }
 
-/// Error for heads that cannot be split over the ranks.
+/// Returns the error for attention heads that cannot be split evenly over the ranks.
 fn uneven_heads_error(error: UnevenSplit) -> ExecutorError {
     ModelLoadError::Split { tensor: "k_proj".to_owned(), error }.into()
 }
 
-/// A trace in progress. May be closed on another thread.
+/// Handle of a trace in progress. The trace may be closed on another thread.
 #[derive(Clone)]
 pub struct TraceHandle(Arc<TraceSession>);
 
 impl TraceHandle {
-    /// Path of the trace file: Chrome's JSON, which parses at any time.
+    /// Path of the trace file. It contains Chrome's trace event JSON, and is valid JSON after every write.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Completes the file with the finished steps; later steps are left out. Without any step the file is
-    /// removed.
+    /// Completes the trace file with the steps that are finished; later steps are not recorded. A trace file
+    /// without steps is removed.
     ///
-    /// Errors: the file could not be written.
+    /// Errors: the trace file could not be written.
     pub fn close(&self) -> Result<(), ExecutorError> {
         self.0.close()
     }
 }
 
-/// A step in flight on the device. May be finished on another thread.
+/// A submitted step that is in flight on the device. It may be finished on another thread.
 pub struct SubmittedStep(PendingStep);
 
 impl SubmittedStep {

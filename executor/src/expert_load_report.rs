@@ -1,4 +1,4 @@
-//! Expert load reports: routed token counts, copied from the device into step outputs.
+//! Expert load reports: numbers of tokens routed to each expert, downloaded from the device for step outputs.
 
 use crate::ExecutorError;
 use models::{ExpertLoad, ModelConfig};
@@ -6,30 +6,31 @@ use ops::{ExpertLoadDownload, ExpertLoadEntry, Ops};
 use protocol::ExpertTokenCount;
 use std::cell::Cell;
 
-/// Replayed steps between two downloads of the counts: a download copies some tens of kilobytes after the
-/// step, which is noticeable in a replayed step and negligible in an eager one.
+/// Number of replayed steps per download of the counts. A download copies some tens of kilobytes after the
+/// step, which is noticeable in a replayed step and negligible in an eager step.
 const REPLAYS: u32 = 16;
 
-/// Expert load counters of the rank that counts for its replica.
+/// Expert load counters of a replica. Only one rank of each replica has them.
 #[derive(Debug)]
 pub(crate) struct ExpertLoadReporter {
     pub(crate) load: ExpertLoad,
-    /// Replays since the last report.
+    /// Number of replayed steps since the last report.
     replays: Cell<u32>,
 }
 
-/// A report whose download is in flight.
+/// An expert load report whose download from the device is in flight.
 #[derive(Debug)]
 pub(crate) struct ExpertLoadReport(ExpertLoadDownload);
 
 impl ExpertLoadReporter {
-    /// Creates the counters for a model; `None` = the model has no experts.
+    /// Creates the counters for the experts of a model; `None` = the model has no experts.
     pub(crate) fn new(ops: &Ops, config: &ModelConfig) -> Result<Option<Self>, ExecutorError> {
         let load = ExpertLoad::new(ops, config)?;
         Ok(load.map(|load| Self { load, replays: Cell::new(0) }))
     }
 
-    /// Starts a report after a step that was launched or `replayed`, if a report is due.
+    /// Starts a download after a step, if one is due: after every eager step, and after every `REPLAYS`
+    /// replayed steps.
     pub(crate) fn begin(
         &self,
         ops: &Ops,
@@ -45,7 +46,7 @@ impl ExpertLoadReporter {
 }
 
 impl ExpertLoadReport {
-    /// Waits for the download.
+    /// Waits for the download and returns the counts.
     pub(crate) fn wait(self) -> Result<Vec<ExpertTokenCount>, ExecutorError> {
         let count = |entry: ExpertLoadEntry| ExpertTokenCount {
             layer: entry.layer as u16,

@@ -1,29 +1,30 @@
-//! Number of KV blocks of this rank.
+//! Computes the number of KV blocks of this rank from the configured size and the free memory.
 
 use crate::{ExecutorError, KvCacheSize};
 
-/// Memory of a GPU after warm-up, in bytes.
+/// Memory of a GPU after the warm-up passes, in bytes, from which the KV cache size is computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GpuMemoryBudget {
     /// Total memory of the device.
     pub(crate) total: u64,
-    /// Free memory without a KV cache.
+    /// MiB.
     pub(crate) free: u64,
-    /// Fraction of the total to use, by all processes.
+    /// Fraction of the total memory that all processes together may use.
     pub(crate) utilization: f64,
-    /// Number of graphs that will be captured.
+    /// Number of graphs that will be captured after the KV cache is allocated.
     pub(crate) graphs: u64,
 }
 
-/// Bytes of a captured graph in the driver, launches and parameters; measured below 10 MiB.
+/// Bytes reserved for each captured graph: the driver stores its launches and parameters. Measured: less than
+/// 10 MiB.
 const GRAPH_BYTES: u64 = 16 << 20;
-/// Fraction of the total that stays free for allocations of the driver.
+/// Fraction of the total memory that stays free for allocations of the driver.
 const SAFETY_FRACTION: f64 = 0.02;
 
 impl GpuMemoryBudget {
-    /// Returns the number of blocks of `block_bytes` for the configured size.
+    /// Returns the number of blocks of `block_bytes` bytes for the configured size.
     ///
-    /// Errors: `NoKvMemory` with the utilization that would hold one block, if no memory is left.
+    /// Errors: `NoKvMemory` if no memory is left; it states the utilization with which one block would fit.
     pub(crate) fn blocks(&self, size: KvCacheSize, block_bytes: u64) -> Result<u32, ExecutorError> {
         let used = self.total - self.free.min(self.total);
         let reserved = self.graphs * GRAPH_BYTES + (self.total as f64 * SAFETY_FRACTION) as u64;
@@ -57,11 +58,11 @@ impl GpuMemoryBudget {
     }
 }
 
-/// Maximum bytes of the KV cache by default on the CPU, where it shares the host's memory.
+/// Maximum bytes of a KV cache of automatic size on the CPU, where it shares the host's memory.
 const AUTO_BYTES_MAX: u64 = 4 << 30;
 
-/// Returns the number of blocks of `block_bytes` for the configured size on a host with `free_bytes` free
-/// bytes, which `ranks` ranks share.
+/// Returns the number of blocks of `block_bytes` bytes for the configured size on a CPU. `ranks` ranks share
+/// the host, which has `free_bytes` bytes free.
 pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks: u64) -> u32 {
     let of_bytes = |bytes: u64| u32::try_from(bytes / block_bytes.max(1)).unwrap_or(u32::MAX);
     match size {
@@ -71,7 +72,7 @@ pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks
     }
 }
 
-/// Rejects a pool that cannot hold one request of the longest length.
+/// Rejects a KV pool that cannot hold one request of `max_model_len` tokens.
 pub(crate) fn check(
     blocks: u32,
     block_tokens: u32,
@@ -84,7 +85,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Rejects a pool of automatic size on a host with too little free memory for one request.
+/// Rejects a KV pool of automatic size if the host has too little free memory for one request.
 pub(crate) fn check_share(
     blocks: u32,
     block_bytes: u64,
@@ -122,7 +123,7 @@ mod tests {
     fn gpu_blocks_follow_memory_utilization() {
         const GIB: u64 = 1 << 30;
         let gpu = GpuMemoryBudget { total: 100 * GIB, free: 80 * GIB, utilization: 0.9, graphs: 0 };
-        // 90 - 20 used - 2 reserved.
+        // Of 100 GiB, 90 may be used; 20 are used and 2 are reserved.
         assert_eq!(gpu.blocks(KvCacheSize::Auto, GIB).unwrap(), 68);
         assert_eq!(gpu.blocks(KvCacheSize::Blocks(78), GIB).unwrap(), 78);
         let error = gpu.blocks(KvCacheSize::Bytes(79 * GIB), GIB).unwrap_err().to_string();

@@ -1,7 +1,8 @@
-//! Executor of one device: weights, KV cache, and the forward pass of a batch.
+//! Executor of one device: stores weights and KV cache, and runs the forward pass and the sampling of batches.
 //!
-//! [`run`] serves a scheduler over a link, [`Executor`] is the same without a link. An executor only executes
-//! batches: it has no scheduling policy, reference counts, prefix hashes, model names or text.
+//! [`run`] receives batches from a scheduler over a link; [`Executor`] runs batches without a link. An
+//! executor only executes batches: it has no scheduling policy, reference counts, prefix hashes, model names
+//! or text.
 
 #![forbid(unsafe_code)]
 

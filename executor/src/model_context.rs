@@ -1,4 +1,4 @@
-//! Immutable inputs of steps: models and communication groups.
+//! Models and communication groups of a rank, which steps read and never change.
 
 use crate::clock::ns;
 use crate::expert_load_report::ExpertLoadReporter;
@@ -8,22 +8,23 @@ use models::{ExpertExchange, ExpertLoad, ForwardContext, Model};
 use ops::{BatchView, KvPool, Ops, VocabParallelSupport, VocabShard};
 use protocol::CollectiveTiming;
 
-/// Weights and communication groups that a step computes with.
+/// Models and communication groups that every step computes with.
 pub(crate) struct ModelContext {
     pub(crate) ops: Ops,
     pub(crate) model: Box<dyn Model>,
-    /// Model of the proposer, if it runs on the device.
+    /// Model of the proposer (speculative decoding), if it runs on the device.
     pub(crate) proposer: Option<ProposerModel>,
     pub(crate) tp: ParallelGroup,
     pub(crate) dp: ParallelGroup,
-    /// Vocabulary shard of this rank's logits.
+    /// Vocabulary shard whose logits this rank computes.
     pub(crate) vocab_shard: VocabShard,
-    /// Expert load reporter, if this rank counts.
+    /// Expert load reporter, if this rank counts routed tokens for its replica.
     pub(crate) expert_load_reporter: Option<ExpertLoadReporter>,
 }
 
 impl ModelContext {
-    /// Sampling parameters that are supported without full rows of logits. A single rank has full rows.
+    /// Returns which sampling parameters the device supports on vocab-parallel logits. A single rank has full
+    /// rows of logits, so it supports all.
     pub(crate) fn vocab_parallel_support(&self) -> VocabParallelSupport {
         match self.tp.size() {
             1 => VocabParallelSupport::AllRules,
@@ -31,7 +32,8 @@ impl ModelContext {
         }
     }
 
-    /// Variants of `full_logits` that steps may need: each has captured graphs of its own.
+    /// Values of `full_logits` (whether full rows of logits are gathered) that steps may need. Graphs are
+    /// captured for each value.
     pub(crate) fn full_logits_variants(&self) -> &'static [bool] {
         match self.vocab_parallel_support() {
             VocabParallelSupport::AllRules => &[false],
@@ -40,7 +42,7 @@ impl ModelContext {
         }
     }
 
-    /// Context of a pass over a batch by one of the models, with all hidden states as output and no probe.
+    /// Context of a forward pass over `batch`. It returns the hidden states of all tokens and has no probe.
     pub(crate) fn forward_context<'a>(
         &'a self,
         kv: &'a KvPool,
@@ -64,12 +66,12 @@ impl ModelContext {
         }
     }
 
-    /// Expert load counters, if this rank counts.
+    /// Expert load counters, if this rank counts routed tokens.
     pub(crate) fn expert_load(&self) -> Option<&ExpertLoad> {
         self.expert_load_reporter.as_ref().map(|reporter| &reporter.load)
     }
 
-    /// Returns and resets the times of the collectives of the last step.
+    /// Returns the times of the collectives of the last step, and resets them.
     pub(crate) fn collective_timing(&self) -> CollectiveTiming {
         let mut timing = CollectiveTiming::default();
         for CollectiveTime { op: operation, time } in self.tp.take_times() {

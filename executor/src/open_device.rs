@@ -1,4 +1,4 @@
-//! Opening of the device of an executor.
+//! Opens the compute device of an executor, and maps configured element types to those of tensors.
 
 use std::path::PathBuf;
 use std::thread::available_parallelism;
@@ -13,31 +13,32 @@ use protocol::{DeviceKind, DeviceLibraries, ExecutorSettings, KvCacheDtype, Mode
 
 use crate::ExecutorError;
 
-/// The device of an executor.
+/// An opened device and the number of threads for it.
 pub(crate) struct OpenedDevice {
     pub(crate) backend: KernelBackend,
-    /// Threads that prepare weights for the device.
+    /// Number of threads that prepare weights for the device.
     pub(crate) threads: usize,
 }
 
-/// Device to open, and its options.
+/// The device to open, and its options.
 #[derive(Debug)]
 pub(crate) struct DeviceRequest<'a> {
     /// Kind of device.
     pub(crate) device: DeviceKind,
-    /// Driver libraries by path; `None` = those of the system.
+    /// Paths of the driver libraries; `None` = those that the system installs.
     pub(crate) libraries: Option<&'a DeviceLibraries>,
     /// Index of the GPU.
     pub(crate) gpu: usize,
-    /// Folder of compiled GPU kernels.
+    /// Folder in which compiled GPU kernels are cached.
     pub(crate) kernel_cache: Option<&'a PathBuf>,
-    /// Threads of the CPU device, or threads that prepare weights for a GPU; `None` = number of cores.
+    /// Number of threads of the CPU device, or of threads that prepare weights for a GPU; `None` = number of
+    /// cores.
     pub(crate) threads: Option<usize>,
-    /// Type of weights and activations.
+    /// Element type of weights and activations.
     pub(crate) dtype: ModelDtype,
 }
 
-/// Opens the device of a rank.
+/// Opens the device that the settings of a rank select.
 pub(crate) fn open(settings: &ExecutorSettings) -> Result<OpenedDevice, ExecutorError> {
     let rank = usize::from(settings.rank.0);
     let threads = match settings.device {
@@ -79,7 +80,8 @@ pub(crate) fn open_device(request: &DeviceRequest<'_>) -> Result<OpenedDevice, E
     Ok(OpenedDevice { backend: GpuBackend::open(&config)?.into(), threads })
 }
 
-/// Threads of this rank, 0 = one per core: by default the ranks of one host share its cores.
+/// Number of CPU threads of this rank; 0 = one per core. By default the ranks of a host share its cores
+/// equally.
 fn cpu_threads(settings: &ExecutorSettings) -> usize {
     match (settings.threads, usize::from(settings.ranks_on_host)) {
         (Some(threads), _) => threads as usize,
@@ -88,7 +90,7 @@ fn cpu_threads(settings: &ExecutorSettings) -> usize {
     }
 }
 
-/// The 16-bit type that kernels are compiled for.
+/// Returns the 16-bit type that the kernels are compiled for.
 fn half_dtype(dtype: ModelDtype) -> HalfDtype {
     match dtype {
         ModelDtype::Float16 => HalfDtype::F16,
@@ -106,7 +108,7 @@ fn named_libraries(api: GpuApi, named: &DeviceLibraries) -> GpuLibraries {
     }
 }
 
-/// Type of the KV cache of a model in `dtype`.
+/// Returns the element type of the KV cache of a model whose activations have type `dtype`.
 pub(crate) fn kv_dtype(settings: &ExecutorSettings, dtype: DType) -> DType {
     match settings.kv_cache_dtype {
         KvCacheDtype::Auto => dtype,
@@ -114,12 +116,12 @@ pub(crate) fn kv_dtype(settings: &ExecutorSettings, dtype: DType) -> DType {
     }
 }
 
-/// Type of weights and activations.
+/// Returns the element type of weights and activations.
 pub(crate) fn dtype(settings: &ExecutorSettings) -> DType {
     element_type(settings.dtype)
 }
 
-/// Element type of tensors for a configured model type.
+/// Returns the tensor element type of a configured model type.
 pub(crate) fn element_type(dtype: ModelDtype) -> DType {
     match dtype {
         ModelDtype::Bfloat16 => DType::BF16,

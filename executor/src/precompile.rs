@@ -1,5 +1,5 @@
-//! Dry run of later steps: their kernels are compiled in parallel, before the first step would
-//! compile them one by one.
+//! Dry run of the steps that will be run later. It compiles their kernels in parallel; without it, the first
+//! steps would compile them one by one.
 
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
@@ -7,7 +7,7 @@ use crate::step::{DeviceState, StepLaunch};
 use ops::{DraftBuffers, RowBounds, StepShape};
 use protocol::StepTiming;
 
-/// Launches a step of each shape in a dry run. `progress` gets the number of compiled modules and the total.
+/// Launches a step of each shape in a dry run. `progress` gets the numbers of compiled and of all modules.
 pub(crate) fn precompile(
     model: &ModelContext,
     device: &mut DeviceState,
@@ -29,7 +29,7 @@ pub(crate) fn precompile(
     launched
 }
 
-/// Shape of a step with rows of lengths `lens` and at most `logits_rows` logits rows; up to
+/// Shape of a step with rows of lengths `lens` and at most `logits_rows` logits rows. Up to
 /// `rows_per_request` one-token rows may belong to the same request.
 pub(crate) fn precompile_shape(
     lens: &[u32],

@@ -1,17 +1,17 @@
-//! The last collectives of a rank, as text.
+//! Call history of a rank: its newest collectives, formatted for logs.
 
 use std::fmt;
 
 use collectives::CollectiveCall;
 use protocol::Rank;
 
-/// Runs of equal calls per log line.
+/// Number of runs of equal calls per log line.
 const RUNS_PER_LINE: usize = 8;
 
-/// The last collectives of a rank in a group.
+/// Newest collectives of one rank in one communication group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankCalls {
-    /// `tp` or `dp`.
+    /// Kind of the communication group: `tp` or `dp`.
     pub axis: &'static str,
     /// Global rank.
     pub rank: Rank,
@@ -20,7 +20,7 @@ pub struct RankCalls {
 }
 
 impl RankCalls {
-    /// Formats all calls as lines of a few hundred bytes; successive calls that differ only by their sequence
+    /// Formats all calls as lines of a few hundred bytes. Successive calls that differ only in their sequence
     /// numbers are merged into one run.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! Parallel ranks of an executor, and their communication groups.
+//! Parallel ranks: checks of the parallel configuration, communication groups, and their rendezvous.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use protocol::{ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, StartupP
 use crate::rank_calls::RankCalls;
 use crate::{ExecutorError, PhaseProgress};
 
-/// A parallel configuration that cannot be served.
+/// Reason why a parallel configuration cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorldError {
-    /// The world has no ranks, or the rank is not in it.
+    /// The parallel configuration has no ranks, or the rank is not one of them.
     #[error("rank {rank} is outside the world of {tp_size} x {dp_size} ranks")]
     Rank {
-        /// The rank.
+        /// Global rank.
         rank: u16,
-        /// Tensor parallel ranks of a replica.
+        /// Number of tensor parallel ranks per replica.
         tp_size: u16,
-        /// Data parallel replicas.
+        /// Number of data parallel replicas.
         dp_size: u16,
     },
-    /// Expert parallelism for a model without experts.
+    /// Expert parallelism is enabled for a model without experts.
     #[error("expert parallelism is enabled, but the model has no experts")]
     NoExperts,
     /// The checkpoint is a draft model, not a target model.
@@ -36,15 +36,15 @@ pub enum WorldError {
         /// Architecture of the checkpoint.
         architecture: &'static str,
     },
-    /// No rendezvous memory is configured for several ranks.
+    /// Several ranks form communication groups, but no rendezvous memory is configured.
     #[error("{ranks} ranks of communication groups need rendezvous memory")]
     NoRendezvous {
-        /// Number of ranks in the groups of this rank.
+        /// Number of ranks in the communication groups of this rank.
         ranks: u16,
     },
 }
 
-/// Checks that a model can be served with a parallel configuration, before it is loaded.
+/// Checks that a model can be served with a parallel configuration. Called before the model is loaded.
 ///
 /// Errors: the conflict, with its numbers and the nearest valid ones.
 pub fn check_world(
@@ -66,8 +66,8 @@ pub fn check_world(
     Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }
 
-/// [`check_world`] for a draft model on the ranks of its target model; a draft model without experts ignores
-/// expert parallelism.
+/// Same as [`check_world`], for a draft model on the ranks of its target model. A draft model without experts
+/// ignores expert parallelism.
 pub fn check_draft_world(
     parallel: ParallelConfig,
     draft: &ModelConfig,
@@ -79,7 +79,7 @@ pub fn check_draft_world(
     check_world(ParallelConfig { expert_parallel, ..parallel }, draft, None)
 }
 
-/// Returns the TP and EP ranks of a global rank.
+/// Returns the tensor parallel and expert parallel ranks of a global rank.
 pub(crate) fn ranks(parallel: ParallelConfig, rank: Rank) -> Result<ParallelRanks, WorldError> {
     let ParallelConfig { tp_size, dp_size, expert_parallel } = parallel;
     if rank.0 >= parallel.world_size() {
@@ -91,13 +91,13 @@ pub(crate) fn ranks(parallel: ParallelConfig, rank: Rank) -> Result<ParallelRank
     Ok(ParallelRanks { tp, ep: if expert_parallel { world } else { ParallelRank::SINGLE } })
 }
 
-/// Whether this rank reports the outputs of its replica; the other ranks only send `StepDone`.
+/// Whether this rank reports the outputs of its replica. The other ranks send only `StepDone`.
 pub(crate) fn reports_outputs(settings: &ExecutorSettings) -> bool {
     settings.rank.0.is_multiple_of(settings.parallel.tp_size.max(1))
 }
 
-/// Joins the groups of a rank: the TP group of its replica, and the DP group of the same TP rank in all
-/// replicas, with which it shares experts.
+/// Joins the two communication groups of a rank: the TP group of its replica, and the DP group, which
+/// contains the ranks with the same TP rank of all replicas and shares their experts.
 pub(crate) fn groups(
     settings: &ExecutorSettings,
     gpu: Option<&Arc<GpuBackend>>,
@@ -151,8 +151,8 @@ fn join_device_group(
     Ok(group)
 }
 
-/// Sizes of all groups: the TP group of each replica, then, if replicas share experts, the DP group of each
-/// TP rank.
+/// Returns the sizes of all communication groups: the TP group of each replica, then, if replicas share
+/// experts, the DP group of each TP rank.
 fn sizes(parallel: ParallelConfig) -> Vec<usize> {
     let [tp_size, dp_size] = [parallel.tp_size, parallel.dp_size].map(usize::from);
     let mut sizes = vec![tp_size; dp_size];
@@ -162,8 +162,8 @@ fn sizes(parallel: ParallelConfig) -> Vec<usize> {
     sizes
 }
 
-/// Shared memory in which the ranks of a host rendezvous, held by the engine. Each generation of ranks needs
-/// a new one.
+/// Shared memory in which the ranks of a host form their communication groups. The engine owns it, and
+/// creates a new one each time it starts the ranks.
 #[derive(Debug)]
 pub struct RankRendezvous {
     memory: collectives::SharedMemoryRendezvous,
@@ -171,7 +171,7 @@ pub struct RankRendezvous {
 }
 
 impl RankRendezvous {
-    /// Creates the memory, before any rank has joined.
+    /// Creates the shared memory. Called before any rank is started.
     pub fn new(parallel: ParallelConfig) -> Result<Self, CollectiveError> {
         Ok(Self {
             memory: collectives::SharedMemoryRendezvous::create(&sizes(parallel))?,
@@ -179,19 +179,20 @@ impl RankRendezvous {
         })
     }
 
-    /// Value of `ExecutorSettings::rendezvous` of the ranks: valid for processes of this host while `self` is
-    /// alive.
+    /// Path of the shared memory, for the ranks' `ExecutorSettings::rendezvous`. It is valid for processes of
+    /// this host until `self` is dropped.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.memory.path()
     }
 
-    /// Makes all waits of ranks for other ranks fail.
+    /// Makes every wait of a rank for other ranks fail.
     pub fn abort(&self) {
         self.memory.abort();
     }
 
-    /// Returns the last collectives of every rank, in any state: their sequence numbers show the straggler.
+    /// Returns the newest collectives of every rank, finished or not: their sequence numbers show the
+    /// straggler.
     #[must_use]
     pub fn calls(&self) -> Vec<RankCalls> {
         let [tp_size, dp_size] = [self.parallel.tp_size, self.parallel.dp_size].map(usize::from);

@@ -1,6 +1,6 @@
-//! An executor on a link: start-up in the agreed order, then a reply to every batch.
+//! Runs an executor on a link: the start-up phases in the order of the protocol, then a reply to every batch.
 //!
-//! Any failure, a panic included, is reported as one `Fault` message and ends the executor; the engine
+//! Any failure, including a panic, is reported as one `Fault` message and ends the executor; the engine
 //! starts a new one. A closed link is a shutdown, not a failure.
 
 use crate::command_inbox::CommandInbox;
@@ -19,18 +19,19 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Progress is reported at most this often, so that a slow reader does not hold up the load.
+/// Minimum interval between progress reports, so that a slow receiver does not slow down the load.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Messages and steps that may be queued for the reply thread: more than a scheduler has in flight.
+/// Maximum number of messages and steps that are queued for the reply thread: more than a scheduler has in
+/// flight.
 const OUTBOX_CAPACITY: usize = 8;
 
-/// Epoch of an executor that has no predecessor.
+/// Epoch of the executors that the engine starts first; executors started after a failure have a later epoch.
 const FIRST_EPOCH: u64 = 1;
 
-/// Runs an executor on this thread until `Shutdown`, until the peer closes the link, or until it fails.
+/// Runs an executor on this thread until `Shutdown` arrives, the peer closes the link, or the executor fails.
 ///
-/// Steps are submitted on this thread and finished on a reply thread, so that the next step is launched
+/// Batches are submitted on this thread and finished on a reply thread, so that the next step is launched
 /// while the reply thread waits for the current one.
 pub fn run<L>(config: ExecutorConfig, link: L)
 where
@@ -52,21 +53,22 @@ where
         report_fault(&outbox, step.get(), text);
     }
     drop(outbox);
-    // The reply thread ends after the last message, or when the peer is gone; a panic in it was reported as a
-    // fault.
+    // The reply thread ends after the last message, or when the peer has closed the link. A panic of the
+    // reply thread has already been reported as a fault.
     let _ = reply_thread.join();
 }
 
-/// Outgoing messages, in order.
+/// An entry in the queue of the reply thread. Entries are processed in order.
 #[allow(clippy::large_enum_variant, reason = "few messages exist at a time")]
 enum OutboxMessage {
     Message(ExecutorEvent),
     Step(StepId, SubmittedStep),
-    /// Later steps go to this trace, or to none; the flag requests a `ProfilerStatus` reply.
+    /// Steps that follow in the queue are recorded in this trace (`None` = in no trace). The flag requests a
+    /// `ProfilerStatus` message.
     Trace(Option<TraceHandle>, bool),
 }
 
-/// Reason why serving ended.
+/// Reason why the executor stopped serving.
 enum ServeExit {
     Closed,
     Failed(String),
@@ -81,7 +83,7 @@ impl<E: Into<ExecutorError>> From<E> for ServeExit {
     }
 }
 
-/// Turns a panic into a failure.
+/// Converts a panic of `work` into `ServeExit::Failed`.
 fn catch(work: impl FnOnce() -> Result<(), ServeExit>) -> Result<(), ServeExit> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         Err(ServeExit::Failed(format!("panic: {}", panic_text(panic.as_ref()))))
@@ -90,12 +92,13 @@ fn catch(work: impl FnOnce() -> Result<(), ServeExit>) -> Result<(), ServeExit> 
 
 fn report_fault(outbox: &SyncSender<OutboxMessage>, step: Option<StepId>, text: String) {
     tracing::error!(step = step.map(|step| step.0), text, "executor fault");
-    // If the reply thread is gone, the peer is gone too, or the thread has reported a failure of its own.
+    // The send fails if the reply thread has ended: the peer has closed the link, or the thread has reported
+    // a failure of its own.
     let _ = outbox.send(OutboxMessage::Message(ExecutorEvent::Fault { step, text }));
 }
 
-/// Sends messages in order, and the results of steps when the device finishes them: outputs if this rank
-/// reports for its replica (`reports_outputs`), `StepDone` otherwise.
+/// Sends messages in order, and the result of each step when the device has finished it: the step output if
+/// this rank reports for its replica (`reports_outputs`), `StepDone` otherwise.
 fn run_reply_thread<S: MessageSender<Message = ExecutorEvent>>(
     mut link: S,
     outbox_receiver: &Receiver<OutboxMessage>,
@@ -131,16 +134,16 @@ fn send_replies<S: MessageSender<Message = ExecutorEvent>>(
             ExecutorEvent::Fault { step, text }
         });
         if link.send(message).is_err() || failed {
-            return; // The sender of the outbox detects the closed channel.
+            return; // The send of the next entry fails, which the main thread detects.
         }
     }
 }
 
-/// The trace that steps are recorded in, if any.
+/// Trace that the finished steps are recorded in; `None` = no trace.
 struct ActiveTrace(Option<TraceHandle>);
 
 impl ActiveTrace {
-    /// Closes the trace, whose last step is finished, and switches to the next one.
+    /// Closes the current trace, all steps of which are finished, and makes `next` the current trace.
     fn replace(&mut self, next: Option<TraceHandle>) -> ProfilerStatus {
         let previous = std::mem::replace(&mut self.0, next);
         let closed = previous.as_ref().map_or(Ok(()), TraceHandle::close);
@@ -170,7 +173,7 @@ fn finish(submitted: SubmittedStep, reports_outputs: bool) -> Result<ExecutorEve
     }
 }
 
-/// `StepDone` of a rank that does not report outputs.
+/// Returns the `StepDone` message for a rank that does not report outputs.
 fn done(output: &StepOutput) -> ExecutorEvent {
     let timing = &output.timing;
     let ns = timing.inputs_ns + timing.forward_ns + timing.sample_ns;
@@ -184,7 +187,8 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     step: &Cell<Option<StepId>>,
 ) -> Result<(), ServeExit> {
     let epoch = config.settings.epoch;
-    // Profile commands to a predecessor are unknown here: after a restart tracing waits for the next command.
+    // A restarted executor does not have the profile commands that its predecessor received, so it records no
+    // trace until the next command.
     let traces_from_start = config.settings.profile_dir.is_some() && epoch.0 <= FIRST_EPOCH;
     send(outbox, ExecutorEvent::Hello(hello(&config)))?;
     let mut progress_reporter = PhaseProgressReporter { outbox, last: None, closed: false };
@@ -233,7 +237,8 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     }
 }
 
-/// Starts a trace, or ends the current one; an unwritable folder does not stop the executor.
+/// Starts a trace, or ends the current one. If the trace folder is not writable, the error is reported and
+/// the executor continues.
 fn profile(executor: &mut Executor, enabled: bool) -> OutboxMessage {
     if !enabled {
         executor.end_trace();
@@ -269,7 +274,8 @@ fn send(outbox: &SyncSender<OutboxMessage>, message: ExecutorEvent) -> Result<()
     outbox.send(OutboxMessage::Message(message)).map_err(|_| ServeExit::Closed)
 }
 
-/// Sends rate-limited progress of every phase; a closed link is detected at the end of the phase.
+/// Sends progress reports of start-up phases at a limited rate. A closed link is detected at the end of a
+/// phase.
 struct PhaseProgressReporter<'a> {
     outbox: &'a SyncSender<OutboxMessage>,
     last: Option<(StartupPhase, Instant)>,

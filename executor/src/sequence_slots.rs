@@ -1,8 +1,8 @@
-//! State of running requests on the host: one sequence slot per request, and how a row changes it.
+//! Host state of running requests: one sequence slot per request, updated by the rows of each batch.
 //!
-//! The rest of a sequence slot (block table, sampling parameters, history, last token) is on the device,
-//! where the first row of a request's epoch initialises it. All of it can be restored by the scheduler, so an
-//! executor may fail at any time.
+//! The rest of a sequence slot (block table, sampling parameters, token history, last token) is on the
+//! device. The first row of a request in an epoch initialises it. The scheduler can restore all of this
+//! state, so an executor may fail at any time.
 
 use crate::BatchError;
 use ops::{SequenceSamplingParams, StageEdit, StageSequenceInit, StagingBuffer};
@@ -11,14 +11,14 @@ use protocol::{
     Token,
 };
 
-/// All sequence slots.
+/// Host state of all sequence slots.
 pub(crate) struct HostSequenceSlots {
     states: Vec<HostSequenceState>,
     table_width: usize,
     blocks: u32,
 }
 
-/// The request that holds a sequence slot, in one of its epochs.
+/// The request that a sequence slot is assigned to, in one of the request's epochs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotOwner {
     request: RequestId,
@@ -31,32 +31,32 @@ impl SlotOwner {
     }
 }
 
-/// State of one request.
+/// Host state of one sequence slot.
 pub(crate) struct HostSequenceState {
-    /// Request and epoch that the slot is assigned to; `None` before the first request.
+    /// Request and epoch that the slot is assigned to; `None` until the first request.
     owner: Option<SlotOwner>,
-    /// Sampling parameters of the request, and their device form.
+    /// Sampling parameters of the request.
     pub(crate) sampling: SamplingParams,
     params: SequenceSamplingParams,
-    /// Length of the prompt: positions from here on are output.
+    /// Number of prompt tokens; later positions are output tokens.
     pub(crate) prompt_len: u32,
-    /// The newest step that sampled a token for this slot.
+    /// Newest step that sampled a token for the slot.
     sampled_at: Option<StepId>,
-    /// Draft tokens of the current row that the host proposed.
+    /// Draft tokens of the current row that were proposed on the host.
     pub(crate) host_drafts: Vec<Token>,
-    /// Number of draft tokens of the current row that the device proposes instead.
+    /// Number of draft tokens of the current row that are proposed on the device.
     pub(crate) device_drafts: u8,
-    /// Whether the slot's bitmask on the device may be the grammar bitmask of an earlier step.
+    /// Whether the slot may have the grammar bitmask of an earlier step on the device.
     masked: bool,
     table_len: usize,
 }
 
-/// Entries of a block table that a row replaces.
+/// Change of a block table by one row: the entries from index `from` on are replaced.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlockTableChange {
-    /// First replaced entry.
+    /// Index of the first replaced entry.
     pub(crate) from: usize,
-    /// The new entries, up to the end of the table.
+    /// New entries, up to the end of the block table.
     pub(crate) blocks: Vec<i32>,
 }
 
@@ -78,7 +78,8 @@ impl HostSequenceSlots {
         Self { states: (0..seq_slots).map(|_| empty()).collect(), table_width: width, blocks }
     }
 
-    /// Updates the sequence slot of a row: its owner and the length of the block table.
+    /// Updates the owner and the block table length of the row's sequence slot. Returns the block table
+    /// change.
     pub(crate) fn update(&mut self, row: &BatchRow) -> Result<BlockTableChange, BatchError> {
         let (seq_slot, limit) = (row.seq_slot, self.states.len());
         let state = self
@@ -116,7 +117,7 @@ impl HostSequenceSlots {
         &self.states[seq_slot.0 as usize]
     }
 
-    /// Records that `step` samples a token for `row`. With draft tokens, only the device's slot has the
+    /// Records that `step` samples a token for `row`. If the row has draft tokens, only the device has the
     /// position of the newest token.
     pub(crate) fn mark_sampled(&mut self, row: &BatchRow, step: StepId) {
         let state = &mut self.states[row.seq_slot.0 as usize];
@@ -124,12 +125,14 @@ impl HostSequenceSlots {
         state.masked |= row.masked;
     }
 
-    /// Whether `row` samples without a bitmask while the slot may still have the bitmask of an earlier step.
+    /// Whether the slot of `row` must be unmasked: `row` samples without a bitmask, and the slot may have the
+    /// bitmask of an earlier step.
     pub(crate) fn clears_mask(&self, row: &BatchRow) -> bool {
         self.get(row.seq_slot).masked && row.samples && !row.masked
     }
 
-    /// Stages the end of a grammar bitmask: only the request's own sampling parameters limit the slot again.
+    /// Stages the removal of a slot's grammar bitmask, so that only the request's sampling parameters
+    /// restrict its tokens.
     pub(crate) fn unmask(
         &mut self,
         seq_slot: SequenceSlot,
@@ -148,8 +151,8 @@ impl HostSequenceSlots {
         });
     }
 
-    /// Sets the draft tokens of a row that `update` has accepted; penalties and other rules with history read
-    /// them too.
+    /// Sets and stages the draft tokens of a row that `update` has accepted. Sampling rules that depend on
+    /// earlier tokens, such as penalties, read the draft tokens as well.
     pub(crate) fn set_drafts(
         &mut self,
         row: &BatchRow,
@@ -174,14 +177,14 @@ impl HostSequenceSlots {
 }
 
 impl HostSequenceSlots {
-    /// Expects `row.drafts` draft tokens of the current row from the device.
+    /// Records that the device proposes `row.drafts` draft tokens for the current row.
     pub(crate) fn expect_device_drafts(&mut self, row: &BatchRow) {
         self.states[row.seq_slot.0 as usize].device_drafts = row.drafts;
     }
 }
 
 impl BlockTableChange {
-    /// Adds an update of the table's end; a later update replaces the entries that it overlaps.
+    /// Adds a block table update of the same row. It replaces the entries that it overlaps.
     fn add(&mut self, update: &BlockTableUpdate) {
         let from = update.first_entry as usize;
         if from < self.from {
@@ -204,7 +207,7 @@ impl HostSequenceState {
         self.table_len = 0;
     }
 
-    /// Number of draft tokens of the current row.
+    /// Number of draft tokens of the current row, proposed on the host or on the device.
     pub(crate) fn drafts(&self) -> u32 {
         self.host_drafts.len() as u32 + u32::from(self.device_drafts)
     }
@@ -219,8 +222,9 @@ impl HostSequenceState {
         self.sampled_at == Some(step)
     }
 
-    /// Stages the edits of single logits for a token at position `min_position` or later: bad words, stop ids
-    /// before `min_tokens`, and the logit bias. Returns the index of the first edit and the number of edits.
+    /// Stages the changes to single logits of a token at position `min_position` or later: bad words, stop
+    /// token ids before `min_tokens`, and logit bias. Returns the index of the first staged edit and the
+    /// number of edits.
     pub(crate) fn stage_edits(&self, min_position: u32, stage: &mut StagingBuffer) -> (i32, i32) {
         let first = stage.edits.len();
         let masked = |id: Token| StageEdit { id, value: f32::NEG_INFINITY, ..StageEdit::default() };
@@ -231,7 +235,7 @@ impl HostSequenceState {
         }
         let first_stop_position = self.prompt_len.saturating_add(self.sampling.min_tokens);
         if min_position < first_stop_position {
-            let when_at = first_stop_position.min(i32::MAX as u32) as i32; // The device has the exact position.
+            let when_at = first_stop_position.min(i32::MAX as u32) as i32; // The device checks the exact position.
             let banned = |&id| StageEdit { when_at, when_len: -1, ..masked(id) };
             stage.edits.extend(self.sampling.stop_token_ids.iter().map(banned));
         }
@@ -250,7 +254,7 @@ pub(crate) fn bitmask_words(vocab: usize) -> usize {
     vocab.div_ceil(32)
 }
 
-/// Stages the device's part of a sequence slot.
+/// Stages the initialisation of a sequence slot on the device.
 pub(crate) fn stage_init(
     seq_slot: SequenceSlot,
     init: &SequenceInit,
@@ -272,7 +276,8 @@ pub(crate) fn stage_init(
     stage.push_words(history.iter().map(|&id| id as i32));
 }
 
-/// Stages the bitmask of a slot's next token: the ids of `mask` that the request's own parameters allow.
+/// Stages the bitmask for a slot's next token: the ids that both `mask` and the request's sampling parameters
+/// allow.
 pub(crate) fn stage_bitmask(
     seq_slot: SequenceSlot,
     state: &HostSequenceState,
@@ -297,13 +302,13 @@ pub(crate) fn stage_bitmask(
     });
 }
 
-/// Stages the allowed ids of a request; returns the index of their words, -1 if all ids are allowed.
+/// Stages the allowed token ids of a request. Returns the index of their words, or -1 if all ids are allowed.
 fn stage_allowed_mask(sampling: &SamplingParams, vocab: usize, stage: &mut StagingBuffer) -> i32 {
     let allowed = allowed_mask(sampling, vocab);
     allowed.map_or(-1, |mask| stage.push_words(mask.into_iter().map(|word| word as i32)))
 }
 
-/// Returns the allowed ids of a request as a bitmask; `None` = all.
+/// Returns the allowed token ids of a request as a bitmask; `None` = all ids are allowed.
 fn allowed_mask(sampling: &SamplingParams, vocab: usize) -> Option<Vec<u32>> {
     let allowed = sampling.allowed_token_ids.as_ref()?;
     let mut mask = vec![0u32; bitmask_words(vocab)];

@@ -1,4 +1,4 @@
-//! RoPE, KV write and attention with GQA.
+//! Benchmark of the ops between the projections of GQA attention: RoPE, KV write and attention.
 //!
 //! Legend: T tokens, N query heads, K KV heads, D head size, C keys of a row.
 
@@ -8,7 +8,7 @@ use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
 use ops::{AttentionShape, BatchView, KvLayout, KvPool, Ops, QkRopeWeights, RopeTable, Tensor};
 
-/// State that all launches share.
+/// Inputs that all timed launches of the GQA ops share.
 struct AttentionBench {
     pool: PoolSize,
     kv: KvPool,
@@ -18,6 +18,7 @@ struct AttentionBench {
     shape: AttentionShape,
     /// Number of columns of queries, keys and values together.
     qkv_width: usize,
+    /// Number of columns of the queries.
     query_width: usize,
 }
 
@@ -75,31 +76,35 @@ impl AttentionBench {
         }
     }
 
-    /// Row bytes of queries, keys and values together, and of queries.
+    /// Returns the bytes of a row of activations, for `element` bytes per element.
     fn widths(&self, element: usize) -> RowBytes {
         RowBytes { qkv: self.qkv_width * element, query: self.query_width * element }
     }
 
-    /// Counts attention alone: reads queries and keys and values of the whole context, writes outputs.
+    /// Cost of attention alone: it reads the queries, and the keys and values of the whole context, and
+    /// writes the outputs.
     fn attention_cost(&self, rows: RowShape, element: usize) -> OpCost {
         let keys = rows.rows * rows.context * self.pool.token_bytes;
         let bytes = keys + 2 * rows.tokens() * self.widths(element).query;
         OpCost { bytes: bytes as u64, flops: (4 * rows.pairs() * self.query_width) as u64 }
     }
 
-    /// Counts the KV write: reads queries, keys and values; writes queries, and keys and values to the pool.
+    /// Cost of RoPE with KV write: it reads queries, keys and values; it writes the queries back, and the
+    /// keys and values to the KV pool.
     fn write_cost(&self, tokens: usize, element: usize) -> OpCost {
         OpCost { bytes: (2 * tokens * self.widths(element).qkv) as u64, flops: 0 }
     }
 }
 
-/// Bytes of rows of activations.
+/// Bytes of a row of activations.
 struct RowBytes {
+    /// Bytes of queries, keys and values together.
     qkv: usize,
+    /// Bytes of the queries.
     query: usize,
 }
 
-/// Times the ops between the projections of attention.
+/// Times the ops between the projections of GQA attention.
 pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let ops = ["rope_kv_write", "attention_decode", "rope_attention_decode", "attention_prefill"];
     if !ops.iter().any(|op| runner.is_selected(op)) {
@@ -147,7 +152,7 @@ fn time_paged_decode(
     Ok(())
 }
 
-/// Times paged attention over written blocks.
+/// Times paged attention over KV blocks that have been filled.
 fn time_attention(
     runner: &mut OpRunner<'_>,
     bench: &AttentionBench,
@@ -168,7 +173,7 @@ fn time_attention(
     })
 }
 
-/// Formats the sizes of a step.
+/// Formats the shape of a batch for the report: rows, new tokens per row, keys per row.
 pub(super) fn sizes(rows: RowShape) -> String {
     format!("{} x {} of {}", rows.rows, rows.new_tokens, rows.context)
 }

@@ -1,16 +1,17 @@
-//! Embedding, norms, projections, gated MLP and LM head.
+//! Benchmark of embedding, norms, linear layers (projections, gated MLP) and LM head.
 //!
-//! Legend: T tokens, H hidden, K inputs, N outputs, I intermediate size, V vocabulary.
+//! Legend: T tokens, H hidden size, K inputs, N outputs, I intermediate size, V vocabulary size.
 
 use super::random_weights::{MatrixSize, RandomWeights, activations, copies, norm};
 use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
 use ops::{EmbeddingTable, OpError, Ops, PackedLinear, Tensor};
 
-/// Maximum number of logits rows that are measured: a step computes logits of the last token of each row.
+/// Maximum number of logits rows that are measured. A step computes logits of the last token of each row
+/// only.
 pub(super) const LM_HEAD_TOKENS_MAX: usize = 512;
 
-/// Epilogue of a linear layer.
+/// Output of a linear layer, including its fused epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinearKind {
     /// `y = x Wᵀ`.
@@ -21,27 +22,27 @@ pub(super) enum LinearKind {
     Logits,
 }
 
-/// A linear layer to time.
+/// A linear layer of a model that the benchmark times.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LinearOp {
     pub(super) op: &'static str,
     pub(super) inputs: usize,
-    /// Number of outputs; of a gated layer gate and up together.
+    /// Number of outputs. A gated layer counts gate and up outputs together.
     pub(super) outputs: usize,
     pub(super) kind: LinearKind,
-    /// Number of layers of the model that have it.
+    /// Number of layers of the model that contain this linear layer.
     pub(super) layers: usize,
     /// Maximum number of tokens to measure.
     pub(super) tokens_max: usize,
 }
 
 impl LinearOp {
-    /// A linear layer without epilogue.
+    /// Creates a linear layer without epilogue.
     pub(super) fn plain(op: &'static str, inputs: usize, outputs: usize, layers: usize) -> Self {
         Self { op, inputs, outputs, kind: LinearKind::Plain, layers, tokens_max: usize::MAX }
     }
 
-    /// A gate and an up projection of `intermediate` outputs each.
+    /// Creates a fused gate and up projection with `intermediate` outputs each.
     pub(super) fn gated(
         op: &'static str,
         inputs: usize,
@@ -61,7 +62,8 @@ impl LinearOp {
         y.map(drop)
     }
 
-    /// Counts weights of `weight_bytes` bytes, inputs and outputs once each.
+    /// Cost of one launch: it reads the weights (`weight_bytes` bytes) and the inputs, and writes the
+    /// outputs, once each.
     fn cost(&self, tokens: usize, weight_bytes: usize, element: usize) -> OpCost {
         let output = match self.kind {
             LinearKind::Plain => self.outputs * element,
@@ -75,7 +77,7 @@ impl LinearOp {
     }
 }
 
-/// Times a linear layer with random weights at every number of tokens.
+/// Times a linear layer with random weights at every configured number of tokens.
 pub(super) fn time_linear(runner: &mut OpRunner<'_>, op: &LinearOp) -> Result<(), ExecutorError> {
     if !runner.is_selected(op.op) {
         return Ok(());
@@ -91,7 +93,7 @@ pub(super) fn time_linear(runner: &mut OpRunner<'_>, op: &LinearOp) -> Result<()
     time_packed(runner, op, &weights)
 }
 
-/// Times a linear layer with given weights at every number of tokens.
+/// Times a linear layer with the given copies of its weights at every configured number of tokens.
 fn time_packed(
     runner: &mut OpRunner<'_>,
     op: &LinearOp,
@@ -113,7 +115,7 @@ fn time_packed(
     Ok(())
 }
 
-/// Times embedding and norms, and the projections to queries, keys and values.
+/// Times the ops before attention: embedding, norms, and the projections to queries, keys and values.
 pub(super) fn time_before_attention(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let (hidden, layers) = (model.hidden, model.layers);
@@ -136,7 +138,7 @@ pub(super) fn time_before_attention(runner: &mut OpRunner<'_>) -> Result<(), Exe
     time_linear(runner, &LinearOp::plain("kv_a_proj", hidden, key_value, layers))
 }
 
-/// Times the output projection of attention, and the dense MLP if there is one.
+/// Times the ops after attention: its output projection, and the dense MLP if the model has one.
 pub(super) fn time_after_attention(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let (hidden, layers) = (model.hidden, model.layers);
@@ -163,7 +165,7 @@ pub(super) fn time_lm_head(runner: &mut OpRunner<'_>) -> Result<(), ExecutorErro
     time_linear(runner, &head)
 }
 
-/// Times the gather of embedding rows by token id; a tied table is the packed LM head.
+/// Times the gather of embedding rows by token id. Tied embeddings are gathered from the packed LM head.
 fn time_embedding(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     if !runner.is_selected("embedding") {
         return Ok(());

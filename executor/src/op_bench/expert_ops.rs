@@ -1,6 +1,6 @@
-//! Router and experts of an MoE layer.
+//! Benchmark of the router and the experts of an MoE layer.
 //!
-//! Legend: T tokens, H hidden, I intermediate size of an expert, E experts, k experts per token.
+//! Legend: T tokens, H hidden size, I intermediate size of an expert, E experts, k experts per token.
 
 use super::dense_ops::{LinearKind, LinearOp, time_linear};
 use super::random_weights::{ExpertSize, MatrixSize, RandomWeights, activations, copies, floats};
@@ -26,7 +26,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), Exe
     Ok(())
 }
 
-/// Router rule of the model, with a correction bias of zeros if it has one.
+/// Returns the router rule of the model. A correction bias, if the model has one, is all zeros.
 fn rule(runner: &OpRunner<'_>, moe: &MoeConfig) -> Result<RouterRule, ExecutorError> {
     let bias = moe
         .has_correction_bias
@@ -83,7 +83,7 @@ fn time_experts(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), Execut
     Ok(())
 }
 
-/// Sizes of an MoE layer.
+/// Sizes of an MoE layer from which its cost is computed.
 #[derive(Debug, Clone, Copy)]
 struct LayerSize {
     /// Bytes of the weights of all experts.
@@ -93,7 +93,8 @@ struct LayerSize {
     element: usize,
 }
 
-/// Counts the weights of the expected number of experts that random routing reaches, inputs and outputs.
+/// Cost of routed experts: it reads the inputs and the weights of the experts that have tokens (their
+/// expected number for random routing), and writes the outputs.
 fn experts_cost(moe: &MoeConfig, tokens: usize, layer: &LayerSize) -> OpCost {
     let unreached = (1.0 - moe.top_k as f64 / moe.experts as f64).powi(tokens as i32);
     let weights = layer.weight_bytes as f64 * (1.0 - unreached);

@@ -1,44 +1,44 @@
-//! Batches over a KV pool whose blocks are all written.
+//! Batches for the attention benchmarks, over a KV pool in which every slot has been written.
 
 use super::random_weights::ROTATED_BYTES;
 use crate::ExecutorError;
 use ops::{BatchInputs, BatchView, OpError, Ops, RopeTable};
 
-/// Maximum bytes of a pool.
+/// Maximum bytes of the KV pool of a benchmark.
 const POOL_BYTES_MAX: usize = 512 << 20;
-/// Maximum number of slots of a pool.
+/// Maximum number of token slots in the KV pool of a benchmark.
 const POOL_SLOTS_MAX: usize = 1 << 18;
-/// Maximum number of batches that launches of one shape rotate through.
+/// Maximum number of batches of one shape, over different blocks, that successive launches rotate through.
 const BATCHES_MAX: usize = 64;
-/// Number of tokens that are written to the pool at a time.
+/// Number of tokens that [`PoolSize::fill`] writes to the pool in one batch.
 const FILL_TOKENS: usize = 512;
 
-/// Rows of a step, all of the same shape.
+/// Shape of a batch whose rows all have the same length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RowShape {
     pub(super) rows: usize,
     /// New tokens of each row.
     pub(super) new_tokens: usize,
-    /// Keys of each row, including its new tokens.
+    /// Number of keys of each row, including its new tokens.
     pub(super) context: usize,
 }
 
-/// Size of a pool.
+/// Size of the KV pool of an attention benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PoolSize {
     pub(super) blocks: usize,
     pub(super) block_tokens: usize,
-    /// Bytes of a token in the pool.
+    /// Bytes of one token in the pool.
     pub(super) token_bytes: usize,
 }
 
 impl RowShape {
-    /// Number of tokens in a step.
+    /// Number of new tokens in the batch.
     pub(super) fn tokens(self) -> usize {
         self.rows * self.new_tokens
     }
 
-    /// Number of query-key pairs of causal attention.
+    /// Number of query-key pairs that causal attention computes.
     pub(super) fn pairs(self) -> usize {
         let before = self.context - self.new_tokens;
         self.rows * (self.new_tokens * before + self.new_tokens * (self.new_tokens + 1) / 2)
@@ -46,7 +46,8 @@ impl RowShape {
 }
 
 impl PoolSize {
-    /// Size of a pool for batches up to `largest` that exceeds caches, within the memory bounds.
+    /// Returns the size of a pool for batches of shapes up to `largest`. The pool exceeds the caches of the
+    /// device, within the bounds of memory.
     pub(super) fn new(largest: RowShape, block_tokens: usize, token_bytes: usize) -> Self {
         let rotated = BATCHES_MAX * largest.rows * largest.context.next_multiple_of(block_tokens);
         let slots = rotated.min(POOL_BYTES_MAX / token_bytes.max(1)).min(POOL_SLOTS_MAX);
@@ -58,8 +59,8 @@ impl PoolSize {
         self.blocks * self.block_tokens
     }
 
-    /// Returns batches of one shape over different blocks, as many as the launches rotate through. Batches
-    /// that need more blocks than the pool has use the same block for several rows.
+    /// Returns batches of one shape over different blocks; successive launches rotate through them. A batch
+    /// that needs more blocks than the pool has uses the same block for several rows.
     pub(super) fn batches(
         self,
         ops: &Ops,
@@ -73,7 +74,7 @@ impl PoolSize {
         (0..count).map(batch).collect()
     }
 
-    /// Inputs of a batch whose first block is `first`.
+    /// Returns the inputs of a batch whose first block is `first`.
     fn inputs(self, shape: RowShape, first: usize) -> BatchInputs {
         let RowShape { rows, new_tokens, context } = shape;
         let width = context.div_ceil(self.block_tokens);
@@ -96,8 +97,8 @@ impl PoolSize {
         }
     }
 
-    /// Calls `write` with batches that cover every slot: memory that was never written would be one page
-    /// of zeros, which stays in cache.
+    /// Calls `write` with batches that cover every slot of the pool. Reads of memory that was never written
+    /// would all hit one page of zeros, which stays in the cache, and so would be too fast.
     pub(super) fn fill(
         self,
         ops: &Ops,
@@ -114,13 +115,13 @@ impl PoolSize {
         Ok(())
     }
 
-    /// Number of tokens of the largest batch that [`PoolSize::fill`] makes.
+    /// Number of tokens in the largest batch that [`PoolSize::fill`] passes to `write`.
     pub(super) fn fill_tokens(self) -> usize {
         (FILL_TOKENS / self.block_tokens).max(1).min(self.blocks) * self.block_tokens
     }
 }
 
-/// RoPE table of `half` channel pairs for positions below `positions`.
+/// Returns a RoPE table of `half` channel pairs for the positions below `positions`.
 pub(super) fn rope_table(
     ops: &Ops,
     positions: usize,

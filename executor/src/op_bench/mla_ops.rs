@@ -1,4 +1,4 @@
-//! MLA: KV write, absorbed or non-absorbed attention over compressed KV.
+//! Benchmark of MLA: KV write, then absorbed (decode) or non-absorbed (prefill) attention over compressed KV.
 //!
 //! Legend: T tokens, N heads, C `kv_lora_rank`, P `qk_rope_head_dim`, M `qk_nope_head_dim`, V `v_head_dim`.
 
@@ -13,7 +13,7 @@ use ops::{
     Tensor,
 };
 
-/// State that all launches share.
+/// Inputs that all timed launches of MLA share.
 struct MlaBench {
     pool: PoolSize,
     kv: KvPool,
@@ -84,8 +84,8 @@ impl MlaBench {
         self.shape.heads * (self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim)
     }
 
-    /// Counts the multiplications of absorbed MLA for a decode step, and of non-absorbed MLA, which computes
-    /// keys and values of all heads, for a prefill.
+    /// Cost of a step. Decode steps count the multiplications of absorbed MLA; prefill steps count
+    /// non-absorbed MLA, which computes the keys and values of all heads.
     fn cost(&self, rows: RowShape, element: usize) -> OpCost {
         let MlaConfig {
             kv_lora_rank: c,
@@ -110,7 +110,7 @@ impl MlaBench {
     }
 }
 
-/// Times MLA of decode and prefill steps, including the KV write.
+/// Times MLA in decode and prefill steps, including the KV write.
 pub(super) fn time(runner: &mut OpRunner<'_>, mla: &MlaConfig) -> Result<(), ExecutorError> {
     if !["mla_decode", "mla_prefill"].iter().any(|op| runner.is_selected(op)) {
         return Ok(());
@@ -140,8 +140,8 @@ fn time_attention(
     let (ops, tokens) = (runner.ops(), rows.tokens());
     let batches: Vec<BatchView> = bench.pool.batches(ops, rows)?;
     let kv = activations(ops, tokens, bench.kv_width())?;
-    // Attention consumes its queries. Free a buffer with finite values, so that each launch takes it as
-    // its queries.
+    // `mla_attention` consumes its queries, which each launch allocates as scratch memory. Freeing a buffer
+    // of finite values of this size here makes each launch reuse it, so that its queries are finite.
     drop(activations(ops, tokens, bench.query_width())?);
     let cost = bench.cost(rows, runner.element_bytes());
     let case = OpCase { op, tokens, shape: sizes(rows), cost, copies: batches.len() };

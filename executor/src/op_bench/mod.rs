@@ -1,8 +1,8 @@
 //! Benchmark of single ops on one device: `hadron bench ops`.
 //!
-//! Every op is timed alone, with random inputs and weights in the shapes of a model configuration. A
-//! timed run holds many launches. Each launch reads the next of several copies of its weights or KV
-//! blocks, because a forward pass also finds them in memory and not in cache.
+//! Every op is timed alone, with random inputs and weights in the shapes of a model configuration. A timed
+//! run contains many launches. Each launch reads the next of several copies of its weights or KV blocks, so
+//! that it reads them from memory and not from a cache, as a forward pass does.
 
 mod attention_ops;
 mod dense_ops;
@@ -23,8 +23,8 @@ use std::path::PathBuf;
 
 /// Names of all ops that the benchmark can time, in the order in which it times them.
 ///
-/// Which of them a model has depends on its configuration: MLA ops exist for DeepSeek models, expert
-/// ops for mixture-of-experts models.
+/// The model configuration determines which of these ops a model has: MLA ops exist for DeepSeek models,
+/// expert ops for mixture-of-experts models.
 pub const BENCH_OP_NAMES: &[&str] = &[
     "embedding",
     "rms_norm",
@@ -57,48 +57,48 @@ pub const BENCH_OP_NAMES: &[&str] = &[
 pub struct OpBenchConfig {
     /// Kind of device.
     pub device: DeviceKind,
-    /// Driver libraries by path; `None` = those of the system.
+    /// Paths of the driver libraries; `None` = those that the system installs.
     pub libraries: Option<DeviceLibraries>,
     /// Index of the GPU.
     pub gpu: u32,
-    /// Folder of compiled GPU kernels.
+    /// Folder in which compiled GPU kernels are cached.
     pub kernel_cache: Option<PathBuf>,
-    /// Threads of the CPU device; `None` = one per physical core.
+    /// Number of threads of the CPU device; `None` = one per physical core.
     pub threads: Option<u32>,
-    /// Type of weights and activations.
+    /// Element type of weights and activations.
     pub dtype: ModelDtype,
-    /// Model whose shapes are used. Its weights are not read.
+    /// Configuration of the model whose shapes are used. Weights are not read.
     pub model: models::ModelConfig,
-    /// Tokens per launch, one measurement for each value.
+    /// Numbers of tokens per launch; each op is measured at each value.
     pub tokens: Vec<u32>,
-    /// Keys that each row of a decode step attends to.
+    /// Number of keys that each row of a decode step attends to.
     pub context: u32,
-    /// Tokens per KV block.
+    /// Number of tokens per KV block.
     pub block_tokens: u32,
-    /// Timed runs per measurement.
+    /// Number of timed runs per measurement.
     pub repeats: u32,
-    /// Ops to time; empty = all that the model has.
+    /// Names of the ops to time; empty = all ops that the model has.
     pub only: Vec<String>,
 }
 
-/// Time of one op in one shape.
+/// Measured times of one op in one shape, with the minimum work of a launch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpTiming {
     /// One of [`BENCH_OP_NAMES`].
     pub op: &'static str,
-    /// Tokens per launch.
+    /// Number of tokens per launch.
     pub tokens: u32,
-    /// Sizes of inputs and outputs as text.
+    /// Sizes of the inputs and outputs as text.
     pub shape: String,
     /// Minimum bytes that one launch must read and write: weights, inputs, keys and values, outputs.
     pub bytes: u64,
-    /// Floating-point operations of the matrix products of one launch.
+    /// Number of floating-point operations in the matrix products of one launch.
     pub flops: u64,
-    /// Seconds of one launch, one entry per timed run.
+    /// Seconds per launch, one entry per timed run.
     pub seconds: Vec<f64>,
 }
 
-/// A device that is ready to time ops.
+/// Benchmark on an opened device.
 #[derive(Debug)]
 pub struct OpBench {
     config: OpBenchConfig,
@@ -109,7 +109,7 @@ pub struct OpBench {
 impl OpBench {
     /// Opens the device.
     ///
-    /// Errors: the device cannot be opened or has no kernels for the type.
+    /// Errors: the device cannot be opened, or has no kernels for the configured element type.
     pub fn open(config: OpBenchConfig) -> Result<Self, ExecutorError> {
         let OpenedDevice { backend, .. } = open_device::open_device(&DeviceRequest {
             device: config.device,
@@ -130,7 +130,8 @@ impl OpBench {
         self.ops.device().name()
     }
 
-    /// Times every selected op that the model has. `report` gets each result as soon as it is measured.
+    /// Times every selected op that the model has, and passes each result to `report` as soon as it is
+    /// measured.
     ///
     /// Errors: all are final.
     pub fn run(&self, report: &mut dyn FnMut(OpTiming)) -> Result<(), ExecutorError> {
@@ -148,25 +149,27 @@ impl OpBench {
     }
 }
 
-/// Minimum work of one launch.
+/// Minimum work of one launch, for comparison with the limits of the device.
 #[derive(Debug, Clone, Copy, Default)]
 struct OpCost {
+    /// Bytes that must be read and written.
     bytes: u64,
+    /// Floating-point operations of the matrix products.
     flops: u64,
 }
 
-/// One op in one shape.
+/// One op in one shape, to be timed.
 #[derive(Debug)]
 struct OpCase {
     op: &'static str,
     tokens: usize,
     shape: String,
     cost: OpCost,
-    /// Launch `i` reads copy `i % copies` of weights or KV blocks.
+    /// Number of copies of the weights or KV blocks: launch `i` reads copy `i % copies`.
     copies: usize,
 }
 
-/// Times cases and reports them.
+/// Times ops and reports their times.
 struct OpRunner<'a> {
     bench: &'a OpBench,
     report: &'a mut dyn FnMut(OpTiming),
@@ -181,30 +184,31 @@ impl<'a> OpRunner<'a> {
         &self.bench.ops
     }
 
-    /// Bytes of an activation element.
+    /// Bytes of one activation element.
     fn element_bytes(&self) -> usize {
         self.bench.ops.dtype().bytes()
     }
 
-    /// Whether an op is selected.
+    /// Whether the configuration selects an op.
     fn is_selected(&self, op: &str) -> bool {
         let only = &self.bench.config.only;
         only.is_empty() || only.iter().any(|name| name == op)
     }
 
-    /// Token counts to measure.
+    /// Configured numbers of tokens per launch.
     fn token_counts(&self) -> impl Iterator<Item = usize> + use<> {
         self.bench.config.tokens.clone().into_iter().map(|tokens| tokens as usize)
     }
 
-    /// Times `launch`, which gets the index of the copy to read.
+    /// Times a case. `launch` gets the index of the copy of weights or KV blocks to read.
     fn time(
         &mut self,
         case: OpCase,
         launch: &mut dyn FnMut(usize) -> Result<(), OpError>,
     ) -> Result<(), ExecutorError> {
         let OpCase { op, tokens, shape, cost: OpCost { bytes, flops }, copies } = case;
-        // Copies would prefetch each other, as successive layers do.
+        // Without the interruption, each launch would prefetch the weights of the next one, as successive
+        // layers do.
         let mut launch_alone = |i| {
             self.bench.ops.interrupt_launch_order();
             launch(i)

@@ -1,4 +1,4 @@
-//! Time of a launch on the device's own clock.
+//! Measures the time of a launch with event timestamps of the device.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,12 +7,12 @@ use ops::{CapturedGraph, OpError, Ops};
 
 use crate::ExecutorError;
 
-/// Minimum seconds of a timed run, unless it would need too many launches.
+/// Minimum seconds of a timed run, unless it would need more than `RUN_LAUNCHES_MAX` launches.
 const RUN_SECONDS: f64 = 0.004;
-/// Maximum number of launches of a timed run; a captured graph holds all of them.
+/// Maximum number of launches in a timed run. A captured graph contains all launches of a run.
 const RUN_LAUNCHES_MAX: usize = 1024;
 
-/// Event timestamps around runs of launches.
+/// Times runs of launches with a pair of event timestamps.
 #[derive(Debug)]
 pub(super) struct OpTimer {
     timestamps: Arc<dyn device::EventTimestamps>,
@@ -24,8 +24,8 @@ impl OpTimer {
         Ok(Self { timestamps: ops.device().alloc_timestamps(2)?, repeats })
     }
 
-    /// Seconds of one launch, one entry per timed run. A GPU replays a captured graph, so that the host's
-    /// time for a launch is not counted.
+    /// Returns the seconds of one launch, one entry per timed run. On a GPU the launches are replayed as a
+    /// captured graph, so that the time the host needs for a launch is not counted.
     pub(super) fn time(
         &self,
         ops: &Ops,
@@ -33,7 +33,8 @@ impl OpTimer {
         launch: &mut dyn FnMut(usize) -> Result<(), OpError>,
     ) -> Result<Vec<f64>, ExecutorError> {
         let (device, stream) = (ops.device(), ops.stream());
-        // The first round compiles kernels and allocates memory, the second one is an estimate.
+        // The first round compiles kernels and allocates memory; the second round estimates the time of a
+        // launch.
         run(copies, 1, launch)?;
         device.synchronize(stream)?;
         let started = Instant::now();
@@ -61,7 +62,7 @@ impl OpTimer {
     }
 }
 
-/// Rounds of a timed run, given the seconds of one round.
+/// Number of rounds (one launch per copy) in a timed run, given the seconds of one round.
 fn rounds(round_seconds: f64, copies: usize) -> usize {
     let needed = (RUN_SECONDS / round_seconds.max(1e-9)).ceil() as usize;
     needed.min(RUN_LAUNCHES_MAX / copies).max(1)
@@ -75,7 +76,7 @@ fn run(
     (0..rounds).try_for_each(|_| (0..copies).try_for_each(&mut *launch))
 }
 
-/// Captures the launches of `launches`. The capture is ended even if a launch fails.
+/// Captures what `launches` launches. The capture is ended even if a launch fails.
 fn capture(
     ops: &Ops,
     launches: impl FnOnce() -> Result<(), OpError>,

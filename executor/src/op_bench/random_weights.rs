@@ -1,28 +1,28 @@
-//! Random weights and activations.
+//! Random weights and activations for the op benchmark.
 
 use crate::ExecutorError;
 use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLinear, Tensor, bf16};
 
-/// Bytes of weights or KV blocks that consecutive launches read before they return to the first
-/// copy: more than the size of any cache.
+/// Total bytes of the copies of weights or KV blocks that successive launches rotate through: more than the
+/// size of any cache, so that no copy is still cached when it is read again.
 pub(super) const ROTATED_BYTES: usize = 300_000_000;
-/// Number of values that are drawn; larger matrices repeat them row by row.
+/// Maximum number of random values that are drawn; larger matrices repeat them, row by row.
 const DRAWN_VALUES: usize = 8 << 20;
 
-/// A source of bf16 values between -0.5 and 0.5.
+/// Random bf16 values between -0.5 and 0.5, from which weights are taken.
 #[derive(Debug)]
 pub(super) struct RandomWeights {
     bytes: Vec<u8>,
 }
 
-/// Rows and columns of a matrix.
+/// Numbers of rows and columns of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MatrixSize {
     pub(super) rows: usize,
     pub(super) cols: usize,
 }
 
-/// Sizes of the experts of a layer.
+/// Sizes of the routed experts of an MoE layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ExpertSize {
     pub(super) experts: usize,
@@ -33,13 +33,13 @@ pub(super) struct ExpertSize {
 }
 
 impl RandomWeights {
-    /// Draws values for matrices of up to `largest`; the values of large matrices repeat.
+    /// Draws values for matrices of up to `largest` rows and columns. The values of large matrices repeat.
     pub(super) fn new(largest: MatrixSize) -> Self {
         let MatrixSize { rows, cols } = largest;
         Self::draw((rows * cols).min(DRAWN_VALUES.next_multiple_of(cols.max(1))))
     }
 
-    /// Draws every value of one matrix.
+    /// Draws a separate value for every element of one matrix.
     pub(super) fn for_matrix(size: MatrixSize) -> Self {
         Self::draw(size.rows * size.cols)
     }
@@ -50,7 +50,7 @@ impl RandomWeights {
         Self { bytes: bytes.collect() }
     }
 
-    /// Returns a matrix as parts to be stacked.
+    /// Returns a matrix as parts that are stacked by rows; each part repeats the drawn values.
     fn parts(&self, size: MatrixSize) -> Result<Vec<HostMat<'_>>, OpError> {
         let MatrixSize { rows, cols } = size;
         let drawn = (self.bytes.len() / 2 / cols.max(1)).max(1);
@@ -70,7 +70,7 @@ impl RandomWeights {
         Ok(ops.pack_linear(&self.parts(size)?, None)?)
     }
 
-    /// Uploads a row-major table, as for untied embeddings.
+    /// Uploads a row-major table, which is how untied embeddings are stored.
     pub(super) fn table(&self, ops: &Ops, size: MatrixSize) -> Result<Tensor, ExecutorError> {
         Ok(ops.upload(&self.parts(size)?, ops.dtype())?)
     }
@@ -97,29 +97,30 @@ impl RandomWeights {
     }
 }
 
-/// Random activations of the model's type.
+/// Returns random activations of the model's element type, `rows` x `cols`.
 pub(super) fn activations(ops: &Ops, rows: usize, cols: usize) -> Result<Tensor, OpError> {
     floats(ops, ops.dtype(), rows, cols)
 }
 
-/// Random floats of any type.
+/// Returns random values of any floating-point type, `rows` x `cols`.
 pub(super) fn floats(ops: &Ops, dtype: DType, rows: usize, cols: usize) -> Result<Tensor, OpError> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let values: Vec<f32> = (0..rows * cols).map(|_| next_value(&mut state)).collect();
     ops.floats(&values, dtype, &[rows, cols])
 }
 
-/// Weights of a norm: all ones.
+/// Returns the weights of a norm: all ones.
 pub(super) fn norm(ops: &Ops, width: usize) -> Result<Tensor, OpError> {
     ops.floats(&vec![1.0; width], ops.dtype(), &[width])
 }
 
-/// Number of copies of `bytes` bytes that the launches rotate through.
+/// Number of copies of a weight of `bytes` bytes that successive launches rotate through; at most one per
+/// layer.
 pub(super) fn copies(bytes: usize, layers: usize) -> usize {
     (ROTATED_BYTES / bytes.max(1)).clamp(1, layers.max(1))
 }
 
-/// The next value of an xorshift generator, between -0.5 and 0.5.
+/// Returns the next value of an xorshift generator, between -0.5 and 0.5.
 fn next_value(state: &mut u64) -> f32 {
     *state ^= *state << 13;
     *state ^= *state >> 7;

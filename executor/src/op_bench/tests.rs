@@ -1,4 +1,4 @@
-//! The benchmark over small models of each kind, on the CPU.
+//! Tests of the op benchmark with small models of each kind, on the CPU.
 
 use super::*;
 use std::collections::BTreeSet;

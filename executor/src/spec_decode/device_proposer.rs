@@ -1,4 +1,4 @@
-//! Draft tokens proposed on the device: by an MTP module, a draft model or EAGLE-3.
+//! Proposer for draft tokens from the device: by an MTP module, a draft model or an EAGLE-3 layer.
 
 use super::draft_states::DraftStateTracker;
 use super::{Proposal, Proposer, StagedRow};
@@ -6,16 +6,16 @@ use crate::BatchError;
 use ops::StagingBuffer;
 use protocol::BatchRow;
 
-/// Host side of a proposer on the device: which rows get draft tokens, and where the hidden state before each
-/// row is.
+/// Host part of a proposer on the device: selects the rows that get draft tokens, and tracks where the hidden
+/// state before each row is stored.
 pub(crate) struct DeviceProposer {
     states: DraftStateTracker,
 }
 
 impl DeviceProposer {
     /// Creates a proposer for `seq_slots` sequence slots and blocks of `block_tokens` tokens.
-    /// `stores_states`: hidden states are stored, as MTP and EAGLE-3 need them; a draft model starts from
-    /// tokens alone.
+    /// `stores_states`: hidden states of the target model are stored, which MTP and EAGLE-3 need; a draft
+    /// model reads tokens only.
     pub(crate) fn new(seq_slots: usize, block_tokens: usize, stores_states: bool) -> Self {
         Self { states: DraftStateTracker::new(seq_slots, block_tokens, stores_states) }
     }

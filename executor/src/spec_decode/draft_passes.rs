@@ -1,5 +1,7 @@
-//! What a proposer computes on the device in a step: draft tokens before the forward pass of the target
-//! model, and after it the keys and values that later draft tokens attend to.
+//! Passes of a proposer on the device. Passes before the forward pass of the target model propose draft
+//! tokens; the pass after it writes the keys and values that later draft tokens attend to.
+//!
+//! Legend: R rows, T tokens of the step, n logits rows, H hidden size, V vocabulary size.
 
 use super::DraftRowCounts;
 use crate::ExecutorError;
@@ -11,18 +13,18 @@ use models::{
 };
 use ops::{BatchView, DraftBuffers, KvPool, MatMut, MatRef, Tensor, VocabShard};
 
-/// A model that proposes draft tokens on the device.
+/// Model that proposes draft tokens on the device.
 pub(crate) enum ProposerModel {
     /// The MTP module of the target model, which shares the target model's KV pool.
     Mtp(Box<dyn MtpModel>),
-    /// A separate decoder model, with its own KV pool.
+    /// A separate decoder model with its own KV pool.
     DraftModel(Box<dyn Model>),
-    /// An EAGLE-3 layer, which starts from auxiliary hidden states of the target model, with its own KV pool.
+    /// An EAGLE-3 layer with its own KV pool. It reads auxiliary hidden states of the target model.
     Eagle3(Box<Eagle3Model>),
 }
 
 impl ProposerModel {
-    /// Auxiliary hidden states that the proposer reads from a forward pass of the target model, if any.
+    /// Returns which auxiliary hidden states of the target model's forward pass the proposer reads, if any.
     pub(crate) fn aux_hidden_states(&self) -> Option<AuxHiddenStates<'_>> {
         match self {
             Self::Mtp(_) | Self::DraftModel(_) => None,
@@ -31,27 +33,28 @@ impl ProposerModel {
     }
 }
 
-/// The vocabulary of draft tokens.
+/// Vocabulary from which draft tokens are chosen.
 #[derive(Clone, Copy)]
 struct DraftVocab<'a> {
     /// Vocabulary shard of this rank's draft logits.
     shard: &'a VocabShard,
-    /// Target token ids by draft token id (EAGLE-3's d2t); `None`: the ids are the same.
+    /// Target token id of each draft token id (EAGLE-3's d2t table); `None` = both vocabularies have the same
+    /// ids.
     target_ids: Option<&'a Tensor>,
 }
 
-/// Passes of a proposer, with one token per row and pass.
+/// Runs the passes of a proposer. A pass that proposes draft tokens has one token per row.
 #[derive(Clone, Copy)]
 struct DraftPasses<'a> {
     proposer: &'a ProposerModel,
     target: &'a dyn Model,
-    /// KV pool of the passes.
+    /// KV pool that the passes read and write.
     kv: &'a KvPool,
 }
 
 impl DraftPasses<'_> {
-    /// Runs a pass over the newest tokens `ids [R]` of rows; `previous`: hidden states `[R, H]` of the tokens
-    /// before them, if [`reads_hidden_states`](Self::reads_hidden_states).
+    /// Runs a pass over the newest token of each row, `ids [R]`. `previous`: hidden states `[R, H]` of the
+    /// tokens before them, if [`reads_hidden_states`](Self::reads_hidden_states).
     fn propose(
         self,
         f: &ForwardContext<'_>,
@@ -67,8 +70,8 @@ impl DraftPasses<'_> {
         Ok(DraftPassOutput { hidden, next_hidden: None })
     }
 
-    /// Writes the KV of the tokens `ids [T]` of a step; `previous`: hidden states `[T, H]` of the tokens
-    /// before them, if [`reads_hidden_states`](Self::reads_hidden_states).
+    /// Writes the keys and values of the step's tokens, `ids [T]`. `previous`: hidden states `[T, H]` of the
+    /// tokens before them, if [`reads_hidden_states`](Self::reads_hidden_states).
     fn observe(
         self,
         f: &ForwardContext<'_>,
@@ -78,13 +81,13 @@ impl DraftPasses<'_> {
         let states = || previous.ok_or(ForwardError::NoHiddenStates);
         match self.proposer {
             ProposerModel::Mtp(module) => module.write_kv_only(f, ids, states()?),
-            // Only the KV write is needed.
+            // The output is dropped: only the KV write is needed.
             ProposerModel::DraftModel(model) => model.forward(f, ids).map(drop),
             ProposerModel::Eagle3(eagle) => eagle.write_kv_only(f, self.target, ids, states()?),
         }
     }
 
-    /// Logits of this rank's vocabulary shard, f32 `[n, V of this rank]`, of `hidden [n, H]`.
+    /// Returns the logits of `hidden [n, H]` for this rank's vocabulary shard, f32 `[n, V of this rank]`.
     fn shard_logits(self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
         match self.proposer {
             ProposerModel::Mtp(_) => self.target.shard_logits(f, hidden),
@@ -93,19 +96,21 @@ impl DraftPasses<'_> {
         }
     }
 
-    /// Whether passes start from hidden states of the target model.
+    /// Whether passes read hidden states of the target model.
     fn reads_hidden_states(self) -> bool {
         !matches!(self.proposer, ProposerModel::DraftModel(_))
     }
 
-    /// Whether passes may run experts that replicas share: all replicas then run the same number of passes.
+    /// Whether passes may run experts that replicas share. In that case all replicas run the same number of
+    /// passes.
     fn shares_experts(self) -> bool {
         !matches!(self.proposer, ProposerModel::Eagle3(_))
     }
 }
 
 impl ModelContext {
-    /// Passes of the proposer, if there is one; `draft_kv`: its own KV pool, if it has one.
+    /// Returns the passes of the proposer, if there is one. `draft_kv`: KV pool of the proposer, if it has
+    /// its own.
     fn draft_passes<'a>(
         &'a self,
         kv: &'a KvPool,
@@ -115,7 +120,7 @@ impl ModelContext {
         Some(DraftPasses { proposer, target: self.model.as_ref(), kv: draft_kv.unwrap_or(kv) })
     }
 
-    /// Vocabulary of the proposer's draft tokens: EAGLE-3 may have one of its own.
+    /// Returns the vocabulary of the proposer's draft tokens. EAGLE-3 may have a vocabulary of its own.
     fn draft_vocab(&self) -> DraftVocab<'_> {
         match &self.proposer {
             Some(ProposerModel::Eagle3(eagle)) => {
@@ -126,16 +131,16 @@ impl ModelContext {
     }
 }
 
-/// How replicas compute a pass together (DP attention with expert parallel).
+/// Settings for a draft pass that replicas compute together (DP attention with expert parallelism).
 #[derive(Clone, Copy)]
 struct PassExchange {
-    /// Rows per replica that MoE layers are padded to.
+    /// Number of rows per replica that MoE layers are padded to.
     dp_rows: usize,
-    /// How tokens reach the experts of other replicas.
+    /// Collective by which tokens reach the experts of other replicas.
     experts: ExpertExchange,
 }
 
-/// Context of a pass over `batch`, without expert load counters and probe.
+/// Context of a draft pass over `batch`. It has no expert load counters and no probe.
 fn pass_context<'a>(
     context: &'a ModelContext,
     kv: &'a KvPool,
@@ -147,8 +152,8 @@ fn pass_context<'a>(
 }
 
 impl DeviceState {
-    /// Proposes the draft tokens of a prepared step, in as many passes as the maximum number of draft tokens
-    /// per row, and inserts them. All ranks run the same number of passes.
+    /// Proposes the draft tokens of a prepared step and inserts them. The number of passes is the maximum
+    /// number of draft tokens per row, so that all ranks run the same number.
     pub(crate) fn propose_drafts(
         &mut self,
         context: &ModelContext,
@@ -181,9 +186,9 @@ impl DeviceState {
         Ok(draft_buffers.insert(ops, buffers, seq_slots, drafting)?)
     }
 
-    /// Lets the proposer observe the tokens of a step with `rows` rows, and stores the hidden states that
-    /// later rows start from. `states [T, H]`: hidden states of the tokens, or the auxiliary hidden states
-    /// that the proposer reads instead.
+    /// Runs the pass over the tokens of a step with `rows` rows that writes the draft KV, and stores the
+    /// hidden states that later rows read. `states [T, H]`: hidden states of the tokens, or the auxiliary
+    /// hidden states if the proposer reads them instead.
     pub(crate) fn observe_tokens(
         &mut self,
         context: &ModelContext,
@@ -218,8 +223,8 @@ impl DeviceState {
     }
 }
 
-/// Chooses the draft tokens of a pass from the hidden states of its rows, `hidden [R, H]`, together with the
-/// ranks of the other vocabulary shards.
+/// Chooses the draft token of each row from the hidden states `hidden [R, H]` of a pass, together with the
+/// ranks that compute the other vocabulary shards.
 fn choose_drafts(
     draft_buffers: &mut DraftBuffers,
     context: &ModelContext,
@@ -237,7 +242,7 @@ fn choose_drafts(
     let vocab = context.draft_vocab();
     let logits = |hidden: &Tensor| Ok::<_, ExecutorError>(passes.shard_logits(f, hidden)?);
     let chosen = draft_buffers.choose_tokens(ops, hidden, pass, vocab.shard, &mut gather, logits);
-    gathered?; // More specific than the error of the choice.
+    gathered?; // The gather error is more specific than the error of `choose_tokens`.
     chosen?;
     match vocab.target_ids {
         Some(ids) => Ok(draft_buffers.map_ids(ops, hidden.rows(), pass, ids)?),

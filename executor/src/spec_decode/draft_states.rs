@@ -1,15 +1,15 @@
-//! Host state of draft tokens that the device proposes, by an MTP module (DeepSeek-V3, arXiv 2412.19437,
-//! section 2.2), an EAGLE-3 layer or a draft model: which rows get draft tokens, and, for MTP and EAGLE-3,
-//! where the hidden state before each row is. The states, the passes and their draft tokens stay on the
-//! device.
+//! Host state for draft tokens that are proposed on the device by an MTP module (DeepSeek-V3, arXiv
+//! 2412.19437, section 2.2), an EAGLE-3 layer or a draft model. It selects the rows that get draft tokens
+//! and, for MTP and EAGLE-3, tracks where the hidden state before each row is stored. The hidden states, the
+//! draft passes and the draft tokens stay on the device.
 //!
-//! The draft KV of position `p` is computed from token `p` and the hidden state of the token before it. Its
-//! bits do not depend on later tokens, so chunks, recomputed rows and rows after a prefix hit write the same
-//! KV as an uninterrupted run. The state before a row is one of the newest states of its sequence slot; after
-//! a prefix hit it is the block-boundary state of the last hit block, which is stored for each block. Draft
-//! passes are chained: from the second draft token on, the output of the previous pass replaces the hidden
-//! state. The KV of such passes is never read later: accepted tokens are forwarded, and their KV rewritten,
-//! before any later token attends to them.
+//! The draft KV of position `p` is computed from token `p` and the hidden state of the token before it. It
+//! does not depend on later tokens, so chunked, recomputed and prefix-hit rows write bit-identical draft KV
+//! to that of an uninterrupted run. The hidden state before a row is one of the newest states of its sequence
+//! slot; after a prefix hit it is the block-boundary state of the last hit block, which is stored for each
+//! block. Draft passes are chained: from the second draft token on, the output of the previous pass replaces
+//! the hidden state. The KV that chained passes write is never read later: accepted tokens are forwarded
+//! again, and their KV is rewritten, before any later token attends to them.
 
 #[cfg(test)]
 mod tests;
@@ -19,45 +19,46 @@ use crate::BatchError;
 use ops::{DraftRow, StagingBuffer};
 use protocol::BatchRow;
 
-/// Tracks which hidden states are on the device, by sequence slot and by block.
+/// Tracks which hidden states are stored on the device, per sequence slot and per block.
 pub(crate) struct DraftStateTracker {
     block_tokens: usize,
-    /// Whether hidden states are stored: a draft model starts from tokens alone.
+    /// Whether hidden states are stored. They are not for a draft model, which reads tokens only.
     stores_states: bool,
     carry_over: Vec<CarryOverState>,
 }
 
-/// Carry-over state that a request's next row starts from.
+/// Block table of a request, and the hidden states that its sequence slot stores for its next row.
 #[derive(Default)]
 struct CarryOverState {
     table: Vec<i32>,
-    /// Position of the first hidden state in the sequence slot.
+    /// Position of the first stored hidden state.
     first_position: usize,
-    /// Number of hidden states in the slot: of the newest token and its draft tokens, and of the token
-    /// before, if there is one, because a row with an overdue bitmask is forwarded again. With pending drafts
-    /// (`draft_slack`) an upper bound: only the device has the number of accepted draft tokens.
+    /// Number of stored hidden states: of the newest token, of its draft tokens, and of the token before it,
+    /// if there is one. The token before is needed because a row with an overdue bitmask is forwarded again.
+    /// While draft tokens are pending (`draft_slack`), the number is an upper bound: only the device has the
+    /// number of accepted draft tokens.
     state_count: usize,
 }
 
-/// Location of the hidden state before a row.
+/// Location of the hidden state of the token before a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PrecedingState {
-    /// None: zeros are used, and no position attends to the result.
+    /// No stored state: zeros are used, and no position attends to the result.
     Zeros,
-    /// In the sequence slot; the device has the positions of the slot's states.
+    /// In the sequence slot. The device has the positions of the states in the slot.
     InSlot,
-    /// The block-boundary state of this block.
+    /// The block-boundary state of the block with this index.
     AtBlockBoundary(i32),
 }
 
-/// Row counts of a step for the proposer on the device.
+/// Row counts of a step that determine the sizes of the draft passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DraftRowCounts {
-    /// Number of rows; in a captured graph its fixed number of rows.
+    /// Number of rows in the step. A captured graph has a fixed number of rows.
     pub(crate) rows: usize,
-    /// Number of leading rows that may have draft tokens; 0 disables proposals for the step.
+    /// Number of leading rows that may have draft tokens; 0 disables draft passes for the step.
     pub(crate) drafting: usize,
-    /// Number of drafting rows that each replica is padded to, if replicas share experts.
+    /// Number of drafting rows that each replica is padded to if replicas share experts; 0 otherwise.
     pub(crate) dp_rows: usize,
 }
 
@@ -71,7 +72,7 @@ impl DraftStateTracker {
         }
     }
 
-    /// Applies the block table updates of rows whose sequence slots are up to date.
+    /// Applies the block table updates of the rows, after their sequence slots have been updated.
     pub(crate) fn update_tables(&mut self, rows: &[BatchRow]) {
         for row in rows {
             let carry_over = &mut self.carry_over[row.seq_slot.0 as usize];
@@ -85,8 +86,9 @@ impl DraftStateTracker {
         }
     }
 
-    /// Stages the draft row of a row that `update_tables` has seen: `token` is the index of its first token
-    /// in the step, and it gets `device_drafts` draft tokens.
+    /// Stages the input of the draft passes for a row that `update_tables` has processed. `token` is the
+    /// index of the row's first token in the step; the device proposes `device_drafts` draft tokens for the
+    /// row.
     pub(crate) fn stage(
         &mut self,
         row: &BatchRow,

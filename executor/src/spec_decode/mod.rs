@@ -1,10 +1,9 @@
-//! Speculative decoding: draft tokens of a step, proposed by n-gram lookup on the host, or by an MTP module,
-//! a draft model or EAGLE-3 on the device, and verified by the target model's own pass.
+//! Speculative decoding. Draft tokens are proposed by n-gram lookup on the host, or on the device by an MTP
+//! module, a draft model or an EAGLE-3 layer. The forward pass of the target model verifies them.
 //!
-//! A [`Proposer`] works at two points of a step: before rows are staged, where it proposes tokens or
-//! announces that the device proposes them, and after the step, where it observes the emitted tokens. The
-//! passes on the device are in [`draft_passes`]; draft tokens are verified where they are sampled
-//! ([`verification`]).
+//! A [`Proposer`] is called at two points of a step. Before the rows are staged, it proposes draft tokens or
+//! states that the device proposes them; after the step, it reads the emitted tokens. The passes on the
+//! device are in [`draft_passes`]. The sampler verifies draft tokens ([`verification`]).
 
 mod device_proposer;
 mod draft_passes;
@@ -24,23 +23,23 @@ pub(crate) use draft_states::DraftRowCounts;
 pub(crate) use ngram::{EmittedTokenSender, NgramProposer};
 pub use validation::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_speculation};
 
-/// Proposes draft tokens for the rows of a step.
+/// Host part of a draft token proposer.
 pub(crate) trait Proposer: Send {
-    /// Proposes draft tokens for a row whose sequence slot is up to date.
+    /// Proposes draft tokens for a row. The sequence slot of the row has been updated.
     fn propose(&mut self, row: &BatchRow) -> Proposal<'_>;
 
-    /// Updates the proposer from rows whose sequence slots are up to date: tokens of earlier steps, block
-    /// tables.
+    /// Updates the proposer from the rows of a batch (tokens of earlier steps, block table updates). The
+    /// sequence slots of the rows have been updated.
     fn observe(&mut self, rows: &[BatchRow]);
 
-    /// Returns a sender for the tokens that a step with these rows emits, if the proposer reads emitted
-    /// tokens.
+    /// Returns a sender by which the step with these rows reports its emitted tokens; `None` = the proposer
+    /// does not read emitted tokens.
     fn observe_outputs(&mut self, rows: &[BatchRow]) -> Option<EmittedTokenSender> {
         let _ = rows;
         None
     }
 
-    /// Stages what the device needs to propose tokens for a row.
+    /// Stages the inputs that the device needs to propose draft tokens for a row.
     ///
     /// Errors: the hidden state before the row is not on the device.
     fn stage(
@@ -57,31 +56,31 @@ pub(crate) trait Proposer: Send {
 /// Draft tokens of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Proposal<'a> {
-    /// Draft tokens from the host, possibly none.
+    /// Draft tokens that were proposed on the host, possibly none.
     Tokens(&'a [Token]),
-    /// As many draft tokens as the row has room for, proposed on the device.
+    /// The device proposes the maximum number of draft tokens of the row (`BatchRow::drafts`).
     OnDevice,
 }
 
-/// Position of a staged row.
+/// Position of a staged row in its step, and its number of draft tokens from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StagedRow {
-    /// Index of its first token in the step.
+    /// Index of the row's first token in the step.
     pub(crate) token: usize,
     /// Number of draft tokens that the device proposes for the row.
     pub(crate) device_drafts: u8,
 }
 
-/// A proposer, and the size of its device memory.
+/// The configured proposer and the size of its device buffers.
 pub(crate) struct ProposerSetup {
     pub(crate) proposer: Option<Box<dyn Proposer>>,
-    /// `None`: nothing is proposed on the device.
+    /// `None` = the proposer does not run on the device.
     pub(crate) buffers: Option<DraftBufferSize>,
 }
 
 impl ProposerSetup {
-    /// Creates the proposer for steps up to `limits`, over a KV pool of `blocks` blocks; `logits_rows` rows
-    /// of logits are computed at a time.
+    /// Creates the configured proposer for steps within `limits`, over a KV pool of `blocks` blocks. At most
+    /// `logits_rows` rows of logits are computed at a time.
     pub(crate) fn new(limits: &StepLimits, blocks: usize, logits_rows: usize) -> Self {
         let Some(config) = limits.speculation else {
             return Self { proposer: None, buffers: None };
@@ -109,7 +108,7 @@ pub(crate) fn runs_on_device(config: Option<SpeculativeConfig>) -> bool {
     config.is_some_and(|config| !matches!(config.method, SpeculativeMethod::Ngram { .. }))
 }
 
-/// How the sampler verifies draft tokens.
+/// Returns the rule by which the sampler verifies draft tokens.
 pub(crate) fn verification(config: Option<SpeculativeConfig>) -> DraftVerification {
     config.map_or(DraftVerification::NoDrafts, |config| match config.acceptance {
         DraftAcceptance::Exact => DraftVerification::MatchSampled,

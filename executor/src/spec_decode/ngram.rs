@@ -1,8 +1,8 @@
-//! Draft tokens by n-gram lookup in the history of a request.
+//! Proposes draft tokens by n-gram lookup in the token history of a request.
 //!
-//! They are continuations of tokens that are on the host, so a step that verifies some waits for the outputs
-//! of the steps before it. Outputs are formed on another thread; all ranks of a replica receive the same
-//! outputs and propose the same tokens.
+//! Draft tokens continue tokens that the host has, so a step with draft tokens waits for the outputs of the
+//! steps before it. The reply thread forms these outputs. All ranks of a replica receive the same outputs, so
+//! they propose the same draft tokens.
 
 use super::ngram_matcher::NgramMatcher;
 use super::{Proposal, Proposer};
@@ -10,42 +10,42 @@ use crate::sequence_slots::SlotOwner;
 use protocol::{BatchRow, RowInput, RowOutput, SequenceSlot, SpeculativeConfig, Token, TokenVec};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Proposes the continuation of an earlier occurrence of a request's newest tokens.
+/// Proposes the tokens that followed an earlier occurrence of a request's newest tokens.
 pub(crate) struct NgramProposer {
     matcher: NgramMatcher,
     max_drafts: usize,
     histories: Vec<TokenHistory>,
     updates: (Sender<EmittedTokens>, Receiver<EmittedTokens>),
-    /// Steps whose outputs have not been received.
+    /// Number of steps with outputs that have not been received.
     pending_updates: usize,
 }
 
-/// Token history of a request.
+/// Token history of the request in a sequence slot.
 #[derive(Default)]
 struct TokenHistory {
     owner: Option<SlotOwner>,
     tokens: Vec<Token>,
 }
 
-/// Tokens emitted by the rows of a step.
+/// Tokens that the rows of a step have emitted.
 #[derive(Default)]
 struct EmittedTokens(Vec<EmittedRow>);
 
-/// Tokens emitted by a row.
+/// Tokens that one row has emitted.
 struct EmittedRow {
     slot: SequenceSlot,
     owner: SlotOwner,
     tokens: TokenVec,
 }
 
-/// Sends the tokens that a step has emitted, once when dropped; none if the step failed.
+/// Sends the emitted tokens of a step to the proposer when it is dropped; an empty list if the step failed.
 pub(crate) struct EmittedTokenSender {
     sender: Sender<EmittedTokens>,
     rows: Vec<SamplingRow>,
     updates: EmittedTokens,
 }
 
-/// A row that samples.
+/// A row of a batch that samples.
 #[derive(Clone, Copy)]
 struct SamplingRow {
     /// Index of the row in the batch.
@@ -55,7 +55,7 @@ struct SamplingRow {
 }
 
 impl NgramProposer {
-    /// Creates the proposer; `None`: another method is configured.
+    /// Creates the proposer; `None` = another method than n-gram lookup is configured.
     pub(crate) fn new(speculation: SpeculativeConfig, seq_slots: usize) -> Option<Self> {
         let SpeculativeConfig { draft_tokens: drafts, method, .. } = speculation;
         let protocol::SpeculativeMethod::Ngram { lookup_min: min, lookup_max: max } = method else {
@@ -72,7 +72,7 @@ impl NgramProposer {
 }
 
 impl Proposer for NgramProposer {
-    /// Proposes no tokens unless the host has the whole history of the row.
+    /// Proposes no tokens unless the host has all tokens before the row.
     fn propose(&mut self, row: &BatchRow) -> Proposal<'_> {
         let history = &mut self.histories[row.seq_slot.0 as usize];
         if let Some(init) = &row.seq_init {
@@ -88,7 +88,8 @@ impl Proposer for NgramProposer {
         Proposal::Tokens(self.matcher.propose(&history.tokens, max_drafts))
     }
 
-    /// Receives emitted tokens; waits for all pending steps if one of these rows verifies draft tokens.
+    /// Receives emitted tokens of earlier steps. If any row has draft tokens to verify, waits for all pending
+    /// steps.
     fn observe(&mut self, rows: &[BatchRow]) {
         let waits = rows.iter().any(|row| row.drafts > 0);
         while self.pending_updates > 0 {
@@ -120,7 +121,7 @@ impl Proposer for NgramProposer {
 }
 
 impl EmittedTokenSender {
-    /// Records the outputs of the step.
+    /// Sets the outputs of the step, which are sent on drop.
     pub(crate) fn record_outputs(&mut self, outputs: &[RowOutput]) {
         let emitted = |row: &SamplingRow| {
             let SamplingRow { index, slot, owner } = *row;
@@ -132,7 +133,7 @@ impl EmittedTokenSender {
 
 impl Drop for EmittedTokenSender {
     fn drop(&mut self) {
-        // Fails if the proposer is gone.
+        // The send fails if the proposer was dropped.
         let _ = self.sender.send(std::mem::take(&mut self.updates));
     }
 }

@@ -1,26 +1,26 @@
 //! N-gram lookup (prompt lookup decoding) in the tokens of a request.
 //!
-//! Source: Saxena, Prompt Lookup Decoding, 2023. The newest tokens of a request are searched for earlier in
-//! the request, and the tokens after that occurrence are the draft tokens. Needs no model pass, and works
-//! well where outputs repeat the prompt.
+//! Source: Saxena, Prompt Lookup Decoding, 2023. The matcher searches the request for an earlier occurrence
+//! of its newest tokens; the tokens after that occurrence are the draft tokens. No model pass is needed. The
+//! method works well if outputs repeat the prompt.
 
 use protocol::Token;
 
-/// Bounds of the n-gram length.
+/// Searches n-grams with lengths within these bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NgramMatcher {
-    /// Minimum length in tokens, 1 or more.
+    /// Minimum length of a match in tokens, at least 1.
     pub(crate) min: usize,
-    /// Maximum length in tokens; no more tokens are compared.
+    /// Maximum length of a match in tokens; longer common suffixes count as this length.
     pub(crate) max: usize,
 }
 
 impl NgramMatcher {
-    /// Returns up to `max_drafts` draft tokens after `tokens`: the continuation of the longest match of the
-    /// newest tokens. Among matches of equal length, the newest one with `max_drafts` tokens after it is
-    /// used, else the oldest one.
+    /// Returns up to `max_drafts` draft tokens that continue `tokens`: the tokens after the longest earlier
+    /// match of the newest tokens. Among matches of equal length, the newest one that `max_drafts` tokens
+    /// follow is used, or else the oldest one.
     pub(crate) fn propose(self, tokens: &[Token], max_drafts: usize) -> &[Token] {
-        let mut found = (0, tokens.len()); // Length of the match, and the index after its end.
+        let mut found = (0, tokens.len()); // Length of the best match, and the index after its end.
         for end in (1..tokens.len()).rev() {
             let length = self.matching_suffix_len(&tokens[..end], tokens);
             let more = length == found.0 && tokens.len() - found.1 < max_drafts;
@@ -28,13 +28,13 @@ impl NgramMatcher {
                 found = (length, end);
             }
             if found.0 == self.max && tokens.len() - found.1 >= max_drafts {
-                break; // No better match exists.
+                break; // No later iteration can find a better match.
             }
         }
         &tokens[found.1..tokens.len().min(found.1 + max_drafts)]
     }
 
-    /// Returns the length of the common suffix of both, up to `max`.
+    /// Returns the length of the common suffix of `a` and `b`, at most `max`.
     fn matching_suffix_len(self, a: &[Token], b: &[Token]) -> usize {
         let pairs = a.iter().rev().zip(b.iter().rev());
         pairs.take(self.max).take_while(|(a, b)| a == b).count()
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn continuation_of_longest_match_is_proposed() {
-        // `7 8` occurs twice before, `6 7 8` once.
+        // The suffix `7 8` occurs twice before, the suffix `6 7 8` once.
         let tokens = [6, 7, 8, 1, 2, 7, 8, 3, 4, 6, 7, 8];
         assert_eq!(NGRAM.propose(&tokens, 3), [1, 2, 7]);
         assert_eq!(NGRAM.propose(&tokens[1..], 3), [3, 4, 6], "the newest of equal matches");
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn match_length_is_bounded() {
-        // The older `2 3 4 5` has a longer common suffix, but four tokens are enough.
+        // The older occurrence of `2 3 4 5` has a longer common suffix, but at most four tokens are compared.
         let tokens = [1, 2, 3, 4, 5, 8, 9, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5];
         assert_eq!(NGRAM.propose(&tokens, 2), [6, 1]);
     }

@@ -1,4 +1,4 @@
-//! Validation of speculative decoding settings.
+//! Checks of the speculative decoding settings against the model configurations.
 
 use models::ModelConfig;
 use protocol::{SpeculativeConfig, SpeculativeMethod};
@@ -9,10 +9,10 @@ pub const MTP_DRAFTS_MAX: u8 = 4;
 /// Maximum number of draft tokens per row of a draft model.
 pub const MODEL_DRAFTS_MAX: u8 = 16;
 
-/// Speculative decoding settings that cannot be served.
+/// Reason why speculative decoding settings cannot be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpeculationError {
-    /// The number of draft tokens is outside the range of an MTP module or EAGLE-3 layer.
+    /// The number of draft tokens is outside the supported range of an MTP module or EAGLE-3 layer.
     #[error(
         "num_speculative_tokens {drafts}: an MTP module or EAGLE-3 layer supports 1 to {MTP_DRAFTS_MAX}"
     )]
@@ -20,26 +20,26 @@ pub enum SpeculationError {
         /// Configured number of draft tokens.
         drafts: u8,
     },
-    /// The checkpoint has no MTP module, or several.
+    /// The checkpoint does not have exactly one MTP module.
     #[error(
         "method mtp needs num_nextn_predict_layers 1 in config.json; {architecture} has {layers} here"
     )]
     MtpModules {
         /// Architecture of the model.
         architecture: &'static str,
-        /// MTP modules of the checkpoint.
+        /// Number of MTP modules in the checkpoint.
         layers: usize,
     },
-    /// The number of draft tokens is outside the range of a draft model.
+    /// The number of draft tokens is outside the supported range of a draft model.
     #[error("num_speculative_tokens {drafts}: a draft model supports 1 to {MODEL_DRAFTS_MAX}")]
     TooManyModelDrafts {
         /// Configured number of draft tokens.
         drafts: u8,
     },
-    /// No draft model is configured.
+    /// The method needs a draft model, but none is configured.
     #[error("method draft_model needs field `model`")]
     NoDraftModel,
-    /// Draft model and target model have vocabularies of different sizes.
+    /// Draft model and target model have different vocabulary sizes.
     #[error(
         "field `vocab_size` of the draft model is {draft}, that of the target model is {model}: they must be equal"
     )]
@@ -49,39 +49,40 @@ pub enum SpeculationError {
         /// Vocabulary size of the target model.
         model: usize,
     },
-    /// No draft model is configured, or it is no EAGLE-3 checkpoint.
+    /// The method is EAGLE-3, but no draft model is configured, or it is not an EAGLE-3 checkpoint.
     #[error(
         "method eagle3 needs a draft model whose field `architectures` is LlamaForCausalLMEagle3"
     )]
     NoEagleCheckpoint,
-    /// An EAGLE-3 checkpoint is configured as a draft model.
+    /// The method is `draft_model`, but the configured checkpoint is an EAGLE-3 layer.
     #[error("method draft_model: a draft model of LlamaForCausalLMEagle3 needs method eagle3")]
     UnexpectedEagleCheckpoint,
-    /// The EAGLE-3 checkpoint was trained for a target model of another hidden size.
+    /// The EAGLE-3 checkpoint was trained for a target model with another hidden size.
     #[error(
         "field `{field}` of the draft model is {draft}, hidden_size of the target model is {model}: they must be equal"
     )]
     HiddenSize {
-        /// Field of the draft configuration that has the size.
+        /// Field of the draft model's `config.json` that has the size.
         field: &'static str,
-        /// Channels of the hidden states that the EAGLE-3 layer reads.
+        /// Number of channels of the hidden states that the EAGLE-3 layer reads.
         draft: usize,
         /// Hidden size of the target model.
         model: usize,
     },
-    /// The EAGLE-3 checkpoint was trained for a target model with more layers.
+    /// The EAGLE-3 checkpoint reads the input of a layer that the target model does not have.
     #[error(
         "field `eagle_aux_hidden_state_layer_ids` of the draft model: input of layer {layer}, the target model has {layers} layers"
     )]
     AuxLayer {
-        /// Layer whose input the EAGLE-3 layer reads.
+        /// Index of the layer from which the EAGLE-3 layer reads the input.
         layer: usize,
-        /// Layers of the target model.
+        /// Number of layers of the target model.
         layers: usize,
     },
 }
 
-/// Checks that a model can be served with the speculative decoding settings, before it is loaded.
+/// Checks that a model can be served with the speculative decoding settings. Called before the model is
+/// loaded.
 ///
 /// Errors: the conflict.
 pub fn check_speculation(

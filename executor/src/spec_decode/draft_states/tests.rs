@@ -1,4 +1,4 @@
-//! Bits of the draft KV and states, and draft tokens against a reference.
+//! Compares draft KV, stored hidden states and draft tokens with a reference, bit by bit.
 
 use crate::executor::Executor;
 use crate::spec_decode::ProposerModel;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 const BLOCK: usize = 16;
 const BLOCKS: u32 = 64;
-/// Index of the MTP layer, in a model of three layers.
+/// Layer index of the MTP module in a target model of three layers.
 const MTP_LAYER: usize = 3;
 
 /// Proposer under test: an MTP module with MLA, or an EAGLE-3 layer with GQA.
@@ -27,7 +27,7 @@ enum ProposerKind {
 
 const KINDS: [ProposerKind; 2] = [ProposerKind::Mtp, ProposerKind::Eagle3];
 
-/// An EAGLE-3 layer with a draft vocabulary of 48 of the model's ids.
+/// EAGLE-3 layer with a draft vocabulary of 48 of the target model's 64 ids.
 const EAGLE: &str = r#"{
     "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 64, "draft_vocab_size": 48,
     "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -100,7 +100,7 @@ fn tokens() -> Vec<Token> {
     (0..100).map(|i| (i * i * 7 + i * 5 + 3) % 64).collect()
 }
 
-/// A request with given tokens: draft tokens are proposed and verified, and never become its tokens.
+/// A request whose tokens are given. Draft tokens are proposed and verified, but never become its tokens.
 struct TeacherForcedRequest {
     seq_slot: u32,
     table: Vec<BlockId>,
@@ -113,7 +113,8 @@ impl TeacherForcedRequest {
         Self { seq_slot, table, needs_init: true }
     }
 
-    /// Row of `len` tokens from `start` on; it samples, so that draft tokens are verified.
+    /// Returns a row of `len` tokens from position `start` on. The row samples, so that draft tokens are
+    /// verified.
     fn row(&mut self, tokens: &[Token], start: usize, len: usize, drafts: u8) -> BatchRow {
         let update =
             BlockTableUpdate { group: 0, first_entry: 0, blocks: self.table.clone().into() };
@@ -151,7 +152,7 @@ fn step(executor: &mut Executor, id: &mut u64, rows: Vec<BatchRow>) -> Vec<u8> {
     output.rows.iter().map(|row| row.drafted).collect()
 }
 
-/// Draft KV of a request, except of its first token, and its block-boundary states.
+/// Returns the draft KV of a request, except that of its first token, and its block-boundary states.
 fn written_kv(
     executor: &Executor,
     request: &TeacherForcedRequest,
@@ -202,20 +203,20 @@ fn check_kv_is_batch_invariant(kind: ProposerKind) {
         }
     }
     assert!(written_kv(&executor, &overdue, 100) == expected, "recomputed tokens");
-    // After a prefix hit on blocks that another request filled in one chunk.
+    // A request with a prefix hit on blocks that another request filled in one chunk.
     let mut hit = TeacherForcedRequest::new(2, 16);
     hit.table[..3].copy_from_slice(&uninterrupted.table[..3]);
     step(&mut executor, &mut id, vec![hit.row(&tokens, 48, 30, 0)]);
     step(&mut executor, &mut id, vec![hit.row(&tokens, 78, 22, 0)]);
     assert!(written_kv(&executor, &hit, 100) == expected, "after a prefix hit");
-    // Another request overwrites the blocks; then the request is recomputed in them.
+    // Another request overwrites the blocks of a request; then the request is recomputed in the same blocks.
     let others: Vec<Token> = tokens.iter().rev().copied().collect();
     let mut other = TeacherForcedRequest::new(3, 8);
     step(&mut executor, &mut id, vec![other.row(&others, 0, 100, 0)]);
     assert!(written_kv(&executor, &other, 100) != expected);
     let mut recomputed = TeacherForcedRequest::new(1, 8);
     step(&mut executor, &mut id, vec![recomputed.row(&tokens, 0, 64, 0)]);
-    // Token by token, with draft tokens after each, nearly all of them wrong.
+    // Decode token by token, with draft tokens after each token, nearly all of which are rejected.
     for start in 64..100 {
         let drafted = step(&mut executor, &mut id, vec![recomputed.row(&tokens, start, 1, 4)]);
         assert_eq!(drafted, [4], "at {start}");
@@ -223,7 +224,7 @@ fn check_kv_is_batch_invariant(kind: ProposerKind) {
     assert!(written_kv(&executor, &recomputed, 100) == expected, "with drafts");
 }
 
-/// Draft tokens of a row of the last step.
+/// Returns the draft tokens that the last step proposed for a row.
 fn proposed_drafts(executor: &Executor, row: usize) -> Vec<Token> {
     let (_, draft_buffers, context) = executor.draft_state();
     let drafts = draft_buffers.read_drafts(&context.ops).unwrap();
@@ -241,7 +242,7 @@ fn check_kv_after_accepted_drafts(kind: ProposerKind) {
     tokens.truncate(40);
     let mut request = TeacherForcedRequest::new(0, 0);
     step(&mut executor, &mut id, vec![request.row(&tokens, 0, 39, 0)]);
-    // From 0 to 4 accepted draft tokens, across several block boundaries.
+    // The number of accepted draft tokens varies from 0 to 4, across several block boundaries.
     for accepted in (0..=4).cycle().take(20) {
         let rows = vec![request.row(&tokens, tokens.len() - 1, 1, 4)];
         assert_eq!(step(&mut executor, &mut id, rows), [4]);
@@ -258,7 +259,8 @@ fn check_kv_after_accepted_drafts(kind: ProposerKind) {
     );
 }
 
-/// Batch of one sequence with tokens from `start` on, in the blocks of a separate pool, in order.
+/// Returns a batch of one sequence with tokens from position `start` on. Its blocks are the first blocks of a
+/// separate pool, in order.
 fn view(ops: &Ops, start: usize, len: usize) -> BatchView {
     let inputs = BatchInputs {
         positions: (start..start + len).map(|p| p as i32).collect(),
@@ -270,8 +272,8 @@ fn view(ops: &Ops, start: usize, len: usize) -> BatchView {
     BatchView::new(ops, &inputs).unwrap()
 }
 
-/// Reference draft tokens after token `at`, in separate pools: one pass over the whole sequence, then one per
-/// draft token.
+/// Computes reference draft tokens after the token at index `at` in separate KV pools: one pass over the
+/// whole sequence, then one pass per draft token.
 fn reference_drafts(
     executor: &Executor,
     kind: ProposerKind,
@@ -330,7 +332,7 @@ fn reference_drafts(
     drafts
 }
 
-/// Lowest id with the largest logit.
+/// Returns the lowest id with the largest logit.
 fn argmax(logits: &[f32]) -> Token {
     let larger = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
     (0..logits.len()).fold(0, larger) as Token
@@ -355,7 +357,7 @@ fn check_drafts_match_reference(kind: ProposerKind) {
     }
 }
 
-/// A row cannot start where the state before it is unknown.
+/// A row is rejected if the hidden state before it is not stored.
 #[test]
 fn row_without_preceding_state_is_rejected() {
     let mut executor = executor(ProposerKind::Mtp);
