@@ -1,4 +1,5 @@
-//! Applies a step output: commits tokens, publishes blocks, finishes requests.
+//! Applies the output of a step: commits sampled tokens, registers full blocks in the prefix cache and
+//! finishes requests.
 //!
 //! Row results of requests that finished or were preempted after the step was sent are dropped. An output
 //! that does not belong to the oldest step in flight is dropped as a whole and counted.
@@ -13,7 +14,7 @@ use protocol::{RowError, RowOutput, StepOutput, ThinVec, Token, TokenLogprobs};
 use std::mem::take;
 
 /// Applies `output`, which must belong to the oldest step in flight. Token events are appended to `events`,
-/// slots of finished requests to `finished`.
+/// and the slab slots of finished requests to `finished`.
 pub(crate) fn apply(
     state: &mut SchedulingState,
     kv: &mut KvCache,
@@ -52,7 +53,7 @@ pub(crate) fn apply(
     }
 }
 
-/// A row of the step and its output.
+/// A row as it was scheduled, and the output that the executor returned for it.
 struct RowResult<'a> {
     row: &'a ScheduledRow,
     output: &'a mut RowOutput,
@@ -79,7 +80,8 @@ fn apply_row(
         request.push_event(events).finish_reason = Some(FinishReason::Error(code));
         return true;
     }
-    // Accepted draft tokens of earlier steps shift the row: it starts at the KV length committed before it.
+    // Draft tokens that earlier steps accepted shift the start of this row, so the start is read from the
+    // committed KV length and not from the plan.
     let start = request.committed_kv_len;
     totals.drafts.add(result.drafted, result.accepted);
     request.computed_tokens += u32::from(result.accepted);
@@ -115,9 +117,9 @@ fn is_mask_overdue(request: &Request, row: &ScheduledRow, result: &RowOutput) ->
         && request.mask_state.is_masked()
 }
 
-/// Resets the last token of a row that was to sample to uncomputed, so that it is forwarded again when the
-/// grammar bitmask is ready. Rows of constrained requests wait for the previous token, so no later row is in
-/// flight.
+/// Marks the last token of the row as uncomputed, so that a later row forwards it again and samples when the
+/// grammar bitmask is ready. No later row of the request is in flight, because rows of constrained requests
+/// wait for the previous token.
 fn recompute_last_token(request: &mut Request) {
     request.mask_state.on_overdue();
     request.computed_tokens -= 1;
@@ -149,14 +151,15 @@ fn commit_tokens(request: &mut Request, emitted: &[Token]) -> (usize, Option<Fin
             return (i + 1, finish);
         }
     }
-    // A prompt that is only scored finishes when all its positions are computed. Other requests finish on the
-    // token that reaches the limit, before that token is forwarded.
+    // A request without output tokens (`max_tokens` 0) finishes when its whole prompt is computed. Other
+    // requests finish on the token that reaches the limit, before that token is forwarded.
     let scored = request.committed_kv_len >= request.limit;
     (emitted.len(), scored.then_some(FinishReason::Length))
 }
 
-/// Returns the prompt logprobs of a row that were not delivered before a preemption. The row starts at
-/// position `start`, so `entries[0]` belongs to position `start + 1`.
+/// Returns the prompt logprobs of a row that were not delivered yet. After a preemption, rows recompute
+/// positions whose logprobs were delivered. The row starts at position `start`, so `entries[0]` belongs to
+/// position `start + 1`.
 fn undelivered_prompt_logprobs(
     request: &mut Request,
     start: u32,
@@ -215,7 +218,8 @@ mod tests {
         }
     }
 
-    /// Rows that recompute delivered positions, and a row that extends past the prompt.
+    /// Checks rows that recompute positions whose logprobs were delivered, and a row that extends past the
+    /// prompt.
     #[test]
     fn prompt_logprobs_are_delivered_once() {
         let mut request = request(9);

@@ -7,11 +7,12 @@ use kvcache::{BlockKey, BlockTable, ExtraKeys, SequenceContent};
 use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 
-/// Output tokens for which capacity is allocated at submit; longer outputs grow the vector by doubling.
+/// Maximum number of output tokens for which the token vector reserves capacity when a request is submitted;
+/// longer outputs grow the vector by doubling.
 const OUTPUT_TOKENS_RESERVED: u32 = 1_024;
 
-/// Fields that most steps do not read. The order matters: filling a block reads the first four fields, which
-/// take two cache lines.
+/// Fields of a request that most steps do not read. `repr(C)` keeps the first four fields in two cache lines,
+/// because registering a full block in the prefix cache reads them.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct ColdFields {
@@ -30,7 +31,7 @@ pub(crate) struct ColdFields {
     pub(crate) params: RequestParams,
 }
 
-/// Request parameters and admission bookkeeping.
+/// Parameters of a request, and data on its last requeue and first admission.
 #[derive(Debug)]
 pub(crate) struct RequestParams {
     pub(crate) sampling: SamplingParams,
@@ -77,7 +78,8 @@ impl ColdFields {
         }
     }
 
-    /// Returns the block table, and the content of its full blocks.
+    /// Returns the block table, and the tokens and keys with which its full blocks are registered in the
+    /// prefix cache.
     pub(crate) fn block_table_and_content(&mut self) -> (&mut BlockTable, SequenceContent<'_>) {
         let Self { tokens, block_table, block_keys, extra_keys, .. } = self;
         (block_table, SequenceContent { tokens, block_keys, extra_keys: extra_keys.as_ref() })

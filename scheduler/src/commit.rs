@@ -48,7 +48,7 @@ fn for_each_admission(plan: &StepPlan, mut f: impl FnMut(PlannedAdmission, &[Blo
     }
 }
 
-/// Pins the prefix hit of an admission.
+/// Pins the cached blocks of an admission's prefix hit, so that later allocations cannot evict them.
 fn pin_hit(
     state: &mut SchedulingState,
     kv: &mut KvCache,
@@ -65,8 +65,8 @@ fn allocate_admission(state: &mut SchedulingState, kv: &mut KvCache, admission: 
     request.allocate_blocks(kv.blocks_for(request.len) - admission.hit_blocks, kv);
 }
 
-/// Allocates the blocks by which running requests grow. Non-preemptible requests use their reserved blocks
-/// first.
+/// Allocates the blocks that running requests need for their next rows. Non-preemptible requests use their
+/// reserved blocks first.
 fn grow_running(state: &mut SchedulingState, kv: &mut KvCache, rows: &[PlannedRow]) {
     for row in rows.iter().filter(|row| row.new_blocks > 0) {
         let request = &mut state.requests[row.slot];
@@ -113,8 +113,8 @@ fn admit(state: &mut SchedulingState, kv: &KvCache, plan: &StepPlan, now_ms: u64
     }
 }
 
-/// Writes the rows of the batch and advances the requests' cursors. The step is in flight afterwards, even if
-/// it has no rows.
+/// Writes the rows of the batch and advances the computed positions of their requests. Afterwards the step
+/// counts as in flight, even if it has no rows.
 pub(crate) fn write_batch_rows(
     state: &mut SchedulingState,
     kv: &KvCache,
@@ -151,9 +151,10 @@ pub(crate) fn write_batch_rows(
     rows
 }
 
-/// Writes one row of step `step` and advances the cursors of its request.
+/// Builds one batch row of step `step` and advances the computed position of its request.
 ///
-/// The row is built last, after everything that can panic, so that it is constructed directly in the batch.
+/// The `BatchRow` value is built last, after everything that can panic, so that the compiler constructs it
+/// directly in the batch.
 #[inline]
 fn write_row(
     request: &mut Request,

@@ -1,12 +1,12 @@
-//! Scheduler configuration.
+//! Configuration of the scheduler: replicas, limits, KV cache and routing.
 
 use crate::{DRAFT_TOKENS_MAX, SchedulerLimits};
 use kvcache::{KvConfig, KvConfigError};
 
-/// Maximum number of steps in flight: one per pipeline stage and one more.
+/// Maximum of `SchedulerLimits::steps_in_flight`.
 const STEPS_IN_FLIGHT_MAX: u32 = 4;
 
-/// Configuration of a `Scheduler`. Replicas are ready from the first tick.
+/// Configuration of a `Scheduler`. The scheduler treats all replicas as ready from its first tick on.
 #[derive(Debug, Clone)]
 pub struct SchedulerConfig {
     /// Limits of steps and queues.
@@ -17,7 +17,7 @@ pub struct SchedulerConfig {
     pub replicas: u16,
     /// Whether replicas share collectives and therefore step together.
     pub lockstep: bool,
-    /// Routing policy of submissions without a replica.
+    /// Policy that chooses the replica of submissions that name no replica.
     pub routing: RoutingPolicy,
     /// Lockstep only: delay prefill until enough ranks have prefill work.
     pub prefill_gate: bool,
@@ -26,7 +26,7 @@ pub struct SchedulerConfig {
 }
 
 impl SchedulerConfig {
-    /// Configuration of one replica with eager dispatch.
+    /// Returns the configuration of one replica without captured graphs.
     pub fn new(limits: SchedulerLimits, kv: KvConfig) -> Self {
         Self {
             limits,
@@ -73,17 +73,17 @@ impl SchedulerConfig {
     }
 }
 
-/// Routing policy of submissions that name no replica.
+/// Policy that chooses the replica of submissions that name no replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RoutingPolicy {
-    /// Lowest sum of outstanding tokens and uncached prompt tokens; ties rotate.
+    /// Chooses the replica with the lowest sum of outstanding tokens and uncached prompt tokens; ties rotate.
     #[default]
     Prefix,
-    /// Lowest sum of outstanding tokens and 512 tokens per outstanding request.
+    /// Chooses the replica with the lowest sum of outstanding tokens and 512 tokens per outstanding request.
     LeastTokens,
-    /// Lowest number of outstanding requests.
+    /// Chooses the replica with the lowest number of outstanding requests.
     LeastRequests,
-    /// Round robin.
+    /// Chooses the replicas in round-robin order.
     RoundRobin,
 }
 
@@ -96,7 +96,7 @@ pub enum SchedulerConfigError {
     /// A limit is outside its range.
     #[error("{name} is {value}, must be between {min} and {max}")]
     LimitOutOfRange {
-        /// Field of `SchedulerLimits` or `SchedulerConfig`.
+        /// Name of a field of `SchedulerLimits` or `SchedulerConfig`.
         name: &'static str,
         /// Configured value.
         value: u64,
@@ -117,7 +117,7 @@ pub enum SchedulerConfigError {
         block_tokens: u32,
         /// Number of tokens that fit into the pool.
         tokens_in_pool: u64,
-        /// Configured maximum length.
+        /// Configured maximum length of prompt plus output.
         max_model_len: u32,
     },
 }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use protocol::{KvGroup, KvKind, KvSpec};
 
-    /// Returns the validation error of a configuration of 8 blocks of 4 tokens after `change`.
+    /// Applies `change` to a valid configuration of 8 blocks of 4 tokens, and returns its validation error.
     fn validation_error(change: impl FnOnce(&mut SchedulerConfig)) -> Option<String> {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: 4, groups: vec![group] };

@@ -43,14 +43,15 @@ pub enum SchedulerEvent {
         /// Row counts of captured graphs, ascending.
         capture_sizes: Vec<u32>,
     },
-    /// The grammar bitmask of a request's next token is ready. The event is ignored if the output length
-    /// differs.
+    /// The grammar bitmask of a request's next token is ready. The event is ignored if the request has a
+    /// different number of output tokens.
     MaskReady {
         /// Constrained request.
         request: RequestId,
         /// Number of output tokens before the token that the bitmask constrains.
         output_tokens: u32,
-        /// Whether later bitmasks are slow too: each row then waits for its bitmask before it is planned.
+        /// Whether later bitmasks are expected to be slow too: each row is then planned only after its
+        /// bitmask is ready.
         wait_for_next: bool,
     },
     /// No later token of the request is constrained. Results of masked rows in flight are applied as usual.
@@ -97,23 +98,23 @@ pub enum SchedulerEffect {
         /// Batch to send.
         batch: Batch,
     },
-    /// Token events of requests, at most one list per applied output or inbox.
+    /// Token events of requests, at most one list per tick.
     TokenEvents(Vec<TokenEvent>),
     /// Changes of a replica's prefix index.
     KvEvents {
         /// Replica of the prefix index.
         replica: Replica,
-        /// Events in order.
+        /// Changes, in the order in which they were made.
         events: Vec<KvEvent>,
     },
-    /// Sampled blocks of a replica were evicted.
+    /// A replica evicted blocks that were chosen for lifetime sampling.
     BlocksEvicted {
         /// Replica that evicted the blocks.
         replica: Replica,
         /// Lifetimes of the evicted blocks, in order of eviction.
         lifetimes: Vec<BlockLifetime>,
     },
-    /// Statistics of a replica that changed in this tick.
+    /// Statistics of a replica; emitted only if they changed in this tick.
     Stats(StepStats),
     /// A control command is complete.
     ControlDone {

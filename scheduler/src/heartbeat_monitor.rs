@@ -1,17 +1,17 @@
-//! Heartbeat timeout of a peer that sends a heartbeat every second.
+//! Detects the failure of a peer that should send a heartbeat every second.
 
 use std::time::Duration;
 
 /// Time without a heartbeat after which the grace period starts.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time to wait after the timeout. If this process was paused, heartbeats sent meanwhile are already queued
-/// and are read at once.
+/// Further time without a heartbeat after which the peer has failed. It is short: if this process was paused,
+/// heartbeats sent during the pause are already queued and are read at once.
 pub const HEARTBEAT_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// State of the wait for the next heartbeat of one peer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeartbeatMonitor {
-    /// Whether the heartbeat timeout has expired once.
+    /// Whether the heartbeat timeout has expired since the last heartbeat.
     in_grace_period: bool,
 }
 

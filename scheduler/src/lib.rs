@@ -1,4 +1,5 @@
-//! Plans the next step of every replica.
+//! Scheduler: plans the batch rows, block allocations, admissions and preemptions of every replica's next
+//! step.
 //!
 //! `Scheduler::tick(now, inbox) -> effects` is the entry point. No I/O, clock, thread, random number or
 //! hash-map order affects a decision, so a recorded inbox replays to the same effects. Three further types

@@ -1,6 +1,6 @@
 //! Limits of a replica's steps and of the waiting queue, fixed at start.
 
-/// Limits of steps and of the waiting queue, in tokens, requests, steps and milliseconds.
+/// Limits that the scheduler enforces on steps, running requests and the waiting queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedulerLimits {
     /// Maximum number of tokens forwarded by one step of one replica, draft tokens included
@@ -11,7 +11,8 @@ pub struct SchedulerLimits {
     /// Maximum length of a prefill chunk in tokens (`--long-prefill-token-threshold`); `None` =
     /// `tokens_per_step`.
     pub tokens_per_chunk: Option<u32>,
-    /// Maximum number of steps sent and not answered, 1 to 4: 1 on the CPU, 2 on GPUs.
+    /// Maximum number of steps sent to the executors without an applied output, 1 to 4: 1 on the CPU, 2 on
+    /// GPUs.
     pub steps_in_flight: u32,
     /// Maximum length of prompt plus output of one request (`--max-model-len`).
     pub max_model_len: u32,

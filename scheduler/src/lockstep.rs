@@ -1,22 +1,25 @@
-//! Steps of replicas that share collectives: the group steps together, and all ranks get equal batch headers.
+//! Lockstep of replicas that share collectives: the group steps together, and all ranks get equal batch
+//! headers.
 //!
-//! Nothing is sent if no rank has rows. If any rank has rows, every rank gets a batch, which may be empty. No
-//! collective, clock or coordinator is involved.
+//! Nothing is sent if no rank has rows. If any rank has rows, every rank gets a batch, which may be empty.
+//! The scheduler decides this without a collective, a clock or a coordinator.
 
 use crate::SchedulerLimits;
 use crate::plan::StepPlan;
 use crate::replica_state::ReplicaState;
 use protocol::DispatchMode;
 
-/// KV usage from which prefill is never delayed: only finished requests free blocks.
+/// Share of KV blocks in use from which prefill is not delayed: while the pool is that full, waiting collects
+/// no more prefill work, because only finished requests free blocks for admissions.
 const KV_USAGE_FULL: f64 = 0.9;
-/// Minimum fill of the group's token budget for which a prefill step is run.
+/// Minimum share of the group's token budget that pending prefill tokens must fill before a prefill step is
+/// run.
 const BUDGET_FILL_MIN: f64 = 0.9;
 /// Number of group steps without growth of pending prefill tokens after which prefill is no longer delayed.
 const STALLED_STEPS: u32 = 10;
-/// Maximum number of group steps for which a partially prefilled prompt (first) or any prompt (second) is
-/// delayed.
+/// Maximum number of group steps for which a partially prefilled prompt is delayed.
 const DELAYED_STEPS_MAX_PARTIAL: u32 = 100;
+/// Maximum number of group steps for which any prompt is delayed.
 const DELAYED_STEPS_MAX: u32 = 200;
 
 /// Decides when a lockstep group prefills. A chunk on one rank makes every rank run eagerly, so chunks of
@@ -26,8 +29,9 @@ pub(crate) struct PrefillGate {
     started: bool,
     /// Number of consecutive group steps in which prefill was delayed.
     delayed_steps: u32,
-    /// Maximum of the pending prefill tokens, and group steps since it last grew.
+    /// Maximum of the pending prefill tokens since the gate last opened.
     pending_prefill_tokens: u64,
+    /// Number of group steps since the pending prefill tokens last exceeded that maximum.
     stalled_steps: u32,
 }
 
@@ -51,7 +55,7 @@ pub(crate) struct PrefillGateInput {
 }
 
 impl PrefillGate {
-    /// Returns whether the step runs all passes (`true`) or decode rows only.
+    /// Returns whether the step may contain prefill rows; otherwise it contains decode rows only.
     pub(crate) fn allows_prefill(&mut self, input: &PrefillGateInput) -> bool {
         let grown = input.pending_prefill_tokens > self.pending_prefill_tokens;
         self.stalled_steps = if grown { 0 } else { self.stalled_steps + 1 };
@@ -144,7 +148,7 @@ pub(crate) fn batch_headers(replicas: &[ReplicaState], limits: &SchedulerLimits)
 }
 
 /// Computes the headers from the maxima over all ranks: rows, tokens, and rows up to the last row with draft
-/// tokens.
+/// tokens. `width` is the number of tokens per row in a captured graph.
 fn headers_for(
     [rows, tokens, draft_rows]: [u32; 3],
     has_chunk: bool,

@@ -1,26 +1,28 @@
-//! Whether the next row of a request waits for its grammar bitmask.
+//! Decides whether the next row of a request waits for its grammar bitmask.
 //!
-//! A grammar bitmask is computed while the step that needs it runs. A bitmask that is overdue
-//! (`RowError::MaskOverdue`) delays that step briefly and must not delay the next: its row is planned again
-//! after `SchedulerEvent::MaskReady`, and so are later rows while bitmasks of the request are slow.
+//! A grammar bitmask is computed while the step that needs it runs. If it is overdue
+//! (`RowError::MaskOverdue`), it delays that step only briefly: the row samples nothing and is planned again
+//! after `SchedulerEvent::MaskReady`. While bitmasks of the request are slow, each later row is planned only
+//! after its bitmask is ready.
 //!
-//! Bitmasks may start in the middle of an output and end there (`SchedulerEvent::MasksDone`). Rows before the
-//! first and after the last masked row are planned ahead as usual.
+//! The constrained part of an output may start after the first token and end before the last one
+//! (`SchedulerEvent::MasksDone`). Rows before the first and after the last masked row are planned ahead as
+//! usual.
 
 /// State of the grammar bitmasks of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MaskState {
     /// The request is unconstrained.
     Unmasked,
-    /// Constrained later; `Request::commit` starts it at the first masked position.
+    /// No token is constrained yet; `Request::commit` starts masking at the first masked position.
     NotStarted,
     /// The next bitmask is computed while its step runs.
     InStep,
-    /// As `InStep`, and `MaskReady` arrived already, before the step reported the bitmask as overdue.
+    /// As `InStep`, but `MaskReady` arrived before the step could report the bitmask as overdue.
     InStepReady,
     /// The next row is planned only after its bitmask is ready.
     AwaitingMask,
-    /// Later rows wait for their bitmasks too, and the next bitmask is ready.
+    /// The next bitmask is ready; each later row is planned only after its bitmask is ready.
     AheadReady,
     /// The row in flight may be masked; later rows are unconstrained.
     LastInFlight,
@@ -77,13 +79,15 @@ impl MaskState {
             Self::Unmasked | Self::LastInFlight => Self::Unmasked,
             Self::NotStarted => Self::NotStarted,
             Self::InStep | Self::AwaitingMask => Self::AwaitingMask,
-            // Later bitmasks are not awaited: no `MaskReady` is expected for them.
+            // `MaskReady` of this bitmask has arrived, so the row is planned again at once. No `MaskReady` is
+            // expected for later bitmasks.
             Self::InStepReady => Self::InStepReady,
             Self::AheadReady => Self::AheadReady,
         };
     }
 
-    /// Updates the state after `MaskReady`; `wait_for_next`: later rows wait for their bitmasks too.
+    /// Updates the state after `MaskReady`; `wait_for_next`: each later row is planned only after its bitmask
+    /// is ready.
     pub(crate) fn on_ready(&mut self, wait_for_next: bool) {
         *self = match *self {
             Self::Unmasked | Self::NotStarted | Self::LastInFlight => *self,

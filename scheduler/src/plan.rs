@@ -1,8 +1,8 @@
 //! Plans the next step of one replica.
 //!
 //! Planning is pure: it reads state and cache and changes neither. It rejects nothing, because
-//! `admission_control.rs` rejected requests that can never fit. `commit` runs directly after it, so blocks
-//! counted here are still free there.
+//! `admission_control.rs` rejected requests that can never fit. `commit` executes the plan directly
+//! afterwards, so blocks that the plan counts as free are still free.
 
 use crate::SchedulerLimits;
 use crate::request::Request;
@@ -16,7 +16,7 @@ use protocol::BlockId;
 pub(crate) struct StepPlan {
     /// Rows in batch order.
     pub(crate) rows: Vec<PlannedRow>,
-    /// Number of rows of the first pass: `rows[..decode_rows]`.
+    /// Number of decode rows (pass 1 of `plan`), which are `rows[..decode_rows]`.
     pub(crate) decode_rows: usize,
     /// Admissions; their rows are the last rows of the plan, in this order.
     pub(crate) admit: Vec<PlannedAdmission>,
@@ -26,11 +26,12 @@ pub(crate) struct StepPlan {
     pub(crate) preempt: Vec<SlabSlot>,
     /// The queue head that cannot be admitted, if blocks are the reason.
     pub(crate) blocked_head: Option<BlockedHead>,
-    /// Uncomputed tokens of the requests of passes 2 and 3, including tokens beyond the chunks of this step.
+    /// Uncomputed tokens of the requests with prefill rows (passes 2 and 3 of `plan`), including tokens
+    /// beyond the chunks of this step.
     pub(crate) pending_prefill_tokens: u64,
-    /// Positions in the running queue of requests that do not decode: pass 2 considers only these.
+    /// Positions in the running queue of requests that do not decode: only these can have rows in pass 2.
     non_decoding: Vec<usize>,
-    /// Blocks that the victims reference.
+    /// Number of references to each block by the requests to preempt.
     victim_blocks: VictimBlocks,
 }
 
@@ -66,7 +67,7 @@ impl StepPlan {
         self.rows.iter().rposition(|row| row.drafts > 0).map_or(0, |last| last as u32 + 1)
     }
 
-    /// Returns whether a row forwards several known tokens.
+    /// Returns whether a row is a prefill chunk, which forwards several known tokens.
     pub(crate) fn has_chunk(&self) -> bool {
         self.rows.iter().any(|row| row.len > 1)
     }
@@ -96,8 +97,8 @@ impl StepPlan {
     }
 }
 
-/// Number of references to each block by the plan's victims. A shared block is freed with its last
-/// reference.
+/// Number of references to each block by victims, the requests to preempt. A shared block becomes free only
+/// if victims hold all its references.
 #[derive(Debug, Default)]
 struct VictimBlocks {
     ref_counts: Vec<u32>,
@@ -127,11 +128,11 @@ impl VictimBlocks {
 
 /// Plans the next step of one replica. The buffers of the old plan `plan` are reused.
 ///
-/// Three passes share one token budget: decode rows, then chunks of running requests, then admissions. Each
-/// pass is in queue order, and the passes define the row order. Decode rows that lack a block preempt
-/// requests of lower priority. A plan that preempts admits no request, because the victims' blocks would go
-/// to a younger request. Admission stops at the first request that does not fit: there is no bypass of the
-/// queue head.
+/// Three passes share one token budget: decode rows, then prefill chunks of running requests, then
+/// admissions. Each pass is in queue order, and the passes define the row order. Decode rows that lack a
+/// block preempt requests of lower priority. A plan that preempts admits no request, because the victims'
+/// blocks would go to a younger request. Admission stops at the first request that does not fit: no request
+/// bypasses the queue head.
 pub(crate) fn plan(
     state: &SchedulingState,
     kv: &KvCache,
@@ -179,7 +180,7 @@ struct StepPlanner<'a> {
 }
 
 impl StepPlanner<'_> {
-    /// Pass 1: one token and its draft tokens for every decoding request.
+    /// Pass 1: plans one token and its draft tokens for every decoding request.
     fn decode(&mut self) {
         let state = self.state;
         let mut has_capacity = true;
@@ -194,7 +195,8 @@ impl StepPlanner<'_> {
         self.plan.decode_rows = self.plan.rows.len();
     }
 
-    /// Plans one decode row. Returns false if the request must yield to requests of higher priority.
+    /// Plans one decode row. Returns false if blocks do not suffice; a preemptible request is then preempted
+    /// itself.
     fn decode_one(&mut self, index: usize, slot: SlabSlot, request: &Request) -> bool {
         let Some(row) = self.fit_decode(index, slot, request) else {
             if !request.non_preemptible {
@@ -209,8 +211,8 @@ impl StepPlanner<'_> {
         true
     }
 
-    /// Returns the row of a decode, after dropping draft tokens and preempting other requests if necessary;
-    /// `None` if it still does not fit.
+    /// Returns the decode row of a request, after dropping draft tokens and preempting other requests if
+    /// blocks do not suffice; `None` if the row still does not fit.
     fn fit_decode(
         &mut self,
         index: usize,
@@ -266,8 +268,8 @@ impl StepPlanner<'_> {
         self.victims_from = index;
     }
 
-    /// Pass 2: a chunk for every running request with several uncomputed tokens, among those at `indices`. Its
-    /// blocks were allocated at admission.
+    /// Pass 2: plans a prefill chunk for every running request at the queue positions `indices` that has
+    /// several uncomputed tokens. Its blocks were allocated at admission.
     fn continue_prefills(&mut self, indices: impl Iterator<Item = usize>) {
         let state = self.state;
         for index in indices {
@@ -305,8 +307,9 @@ impl StepPlanner<'_> {
         }
     }
 
-    /// Returns whether another prefix lookup for the queue head is useless. Since the last lookup its cost
-    /// can fall only by blocks published and by evictable hits that other requests pinned.
+    /// Returns whether the queue head still cannot be admitted, so that another prefix lookup is useless.
+    /// Since the last lookup, the number of blocks that it needs can have fallen only by blocks published
+    /// since then and by evictable hits that other requests have pinned.
     fn is_blocked(&self) -> bool {
         let Some(blocked) = self.state.blocked_head else { return false };
         let head = self.state.waiting.slots().next();
@@ -345,7 +348,8 @@ impl StepPlanner<'_> {
                 evictable_hits: hit.evictable,
                 published_blocks,
             };
-            // Admissions of this plan change the result of the next lookup, so remember only the queue head.
+            // Admissions of this plan change the result of the next lookup, so a blocked request is
+            // remembered only if it is the queue head.
             self.plan.blocked_head = self.plan.admit.is_empty().then_some(blocked);
         }
         if chunk == 0 {
@@ -390,9 +394,9 @@ impl StepPlanner<'_> {
 /// Returns the length of the next prefill chunk `[start, start + len)`, at most `cap`, of a request of which
 /// `uncomputed` tokens are uncomputed.
 ///
-/// The chunk takes all tokens if they fit. Otherwise its *end* is aligned to `quantum`, and with it the next
-/// start. A chunk that would not reach the next multiple is postponed, unless the step has no other prefill:
-/// decode rows must never starve it.
+/// The chunk contains all uncomputed tokens if they fit. Otherwise its *end* is aligned to `quantum`, and
+/// with it the start of the next chunk. A chunk that would not reach the next multiple is postponed, unless
+/// the step has no other prefill chunk: decode rows must never starve prefill.
 fn align_chunk(start: u32, uncomputed: u32, cap: u32, quantum: u32, step_has_prefill: bool) -> u32 {
     if uncomputed <= cap {
         return uncomputed;

@@ -1,9 +1,9 @@
-//! Plans as one-line tables: `settings | run .. | wait .. | cache ..`, each section optional.
+//! Tests of `plan`. A scenario is one line `settings | run .. | wait .. | cache ..`, each section optional.
 //!
 //! `a 8/9` is request `a` with 8 of 9 tokens computed; `b=a 0/9` has the tokens of `a`; `a! ..` is
 //! non-preemptible, with blocks up to its limit (8 more tokens) reserved. Running requests hold the blocks of
-//! a complete admission, and their computed full blocks are published. `cache a 8` leaves the first 8 tokens
-//! of `a` cached and unreferenced. `free` is the number of additional free blocks.
+//! a complete admission, and their computed full blocks are registered in the prefix cache. `cache a 8`
+//! leaves the first 8 tokens of `a` cached and unreferenced. `free` is the number of additional free blocks.
 
 use super::*;
 use crate::commit::{commit, write_batch_rows};
@@ -19,11 +19,12 @@ struct PlanScenario {
     state: SchedulingState,
     kv: KvCache,
     limits: SchedulerLimits,
-    /// Blocks saved by sharing: not referenced by a request of the scenario, and not free.
+    /// Holds the blocks that running requests save by sharing prefixes, so that the scenario's number of free
+    /// blocks is exact.
     parked_blocks: BlockTable,
 }
 
-/// A parsed request: name, token source, computed and known tokens, non-preemptible.
+/// A request parsed from a scenario: name, token source, computed and known tokens, non-preemptible.
 struct ScenarioRequest {
     name: u8,
     same_tokens_as: u8,
@@ -102,7 +103,8 @@ fn scenario(text: &str) -> PlanScenario {
     scenario
 }
 
-/// Returns the number of blocks of a running request: its known length, or the computed length of a decode.
+/// Returns the number of blocks that a running request holds: for its known length, or for its computed
+/// length if it decodes.
 fn running_blocks(entry: &ScenarioRequest, block_tokens: u32) -> u32 {
     let decodes = entry.known_len - entry.computed == 1;
     let positions = if decodes { entry.computed } else { entry.known_len };
@@ -120,7 +122,8 @@ fn request(entry: &ScenarioRequest, arrival: u64, config: &SchedulerConfig) -> R
 }
 
 impl PlanScenario {
-    /// Allocates a table and publishes its blocks below position `computed` with `tokens`.
+    /// Allocates a block table for `tokens` and registers its full blocks below position `computed` in the
+    /// prefix cache.
     fn fill(&mut self, tokens: &[Token], computed: u32) -> BlockTable {
         let mut keys = Vec::new();
         self.state.hasher.extend_keys(&mut keys, tokens, None);
@@ -193,12 +196,12 @@ fn decodes_come_first_and_in_order() {
     check("| run a 4/20, b 3/4 | wait c 0/4", expect!["run b[3,4) a[4,20) c[0,4) admit c"]);
     check("step=1 | run a 8/9, b 3/4", expect!["run a[8,9)"]);
     check("| run a 9/9, b 3/4", expect!["run b[3,4)"]); // `a` waits for its row in flight.
-    check("| run a 9/9, b 4/12", expect!["run b[4,12)"]); // Chunks do not wait with it.
+    check("| run a 9/9, b 4/12", expect!["run b[4,12)"]); // The chunk of `b` is planned although `a` waits.
 }
 
 #[test]
 fn unmasked_rows_are_planned_after_rows_in_flight() {
-    // Up to the limit of 17 tokens, or to the token at the first masked position.
+    // Rows are planned up to the limit of 17 tokens, or up to the row that samples the first masked token.
     for (masked_from, expected) in [(None, 8..16), (Some(12), 8..11), (Some(0), 8..9)] {
         let PlanScenario { mut state, mut kv, limits, .. } = scenario("| run a 8/9");
         let slot = state.running.get(0);
@@ -268,10 +271,11 @@ fn admission_stops_at_a_blocked_head() {
 
 #[test]
 fn admission_counts_evictable_hits_and_keeps_headroom() {
-    // Three blocks, two of them cached and unreferenced: these cost as much as free blocks.
+    // `a` needs three blocks. Two of them are cached and unreferenced: pinning them uses as many blocks as an
+    // allocation.
     check("free=1 | wait a 0/9 | cache a 8", expect!["run a[8,9) admit a"]);
     check("free=0 | wait a 0/9 | cache a 8", expect!["blocked"]);
-    // Two blocks referenced by another request cost nothing.
+    // Blocks that another request references cost nothing.
     check("free=1 | run a 8/8 | wait b=a 0/9", expect!["run b[8,9) admit b"]);
     check("free=0 | run a 8/8 | wait b=a 0/9", expect!["blocked"]);
     // 5 % of 40 blocks are 2, and the headroom is at most one block per running request: one.
@@ -320,7 +324,7 @@ fn chunk_alignment_table() {
 #[test]
 fn blocked_head_is_not_looked_up_again_without_change() {
     // Five blocks were published before the head was blocked; `x` grows by one of the three free blocks.
-    let mut scenario = scenario("free=3 | run x 20/21 | wait a 0/20"); // `x` grows by one of them.
+    let mut scenario = scenario("free=3 | run x 20/21 | wait a 0/20");
     let first = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
     commit(&mut scenario.state, &mut scenario.kv, &first, 0);
     assert_eq!(

@@ -1,12 +1,14 @@
-//! Publishes full blocks of a request in the prefix index, prompt and output blocks alike.
+//! Registers the full blocks of a request, prompt and output blocks alike, in the prefix cache.
 
 use crate::request::Request;
 use kvcache::{BlockHasher, KvCache, PublishOutcome};
 
-/// Publishes the full blocks of `request` below position `below`, in order and without gaps.
+/// Registers the full blocks of `request` below position `below` in the prefix cache, in order and without
+/// gaps.
 ///
-/// Publishing ends for this request where the parent is not indexed or a different block has the hash. A
-/// deduplicated block changes the block table, so entries from it on are sent to the executor again.
+/// Registration ends for this request at a block whose parent is not registered, or whose hash belongs to a
+/// different block. If the cache already holds an equal block, that block replaces the entry in the block
+/// table, so entries from it on are sent to the executor again.
 pub(crate) fn publish_full_blocks(
     request: &mut Request,
     kv: &mut KvCache,

@@ -1,10 +1,11 @@
-//! Chooses the replica of a submission. Load is charged once and released once per request.
+//! Chooses the replica of a submission, and counts the outstanding requests and tokens of each replica.
 
 use crate::{RequestSubmission, RoutingPolicy};
 use kvcache::{KvCache, SequenceContent};
 use protocol::{BlockId, Replica};
 
-/// Cost of an outstanding request in tokens, in addition to its own tokens.
+/// Cost of an outstanding request in tokens, in addition to its own tokens, under
+/// `RoutingPolicy::LeastTokens`.
 const TOKENS_PER_REQUEST: u64 = 512;
 
 /// Outstanding work of one replica.
@@ -33,7 +34,7 @@ pub(crate) struct ReplicaCandidate<'a> {
     pub(crate) kv: &'a KvCache,
 }
 
-/// Router state: the round-robin position and a scratch buffer.
+/// Router state: the round-robin position, and a scratch buffer for the blocks of prefix hits.
 #[derive(Debug, Default)]
 pub(crate) struct ReplicaRouter {
     next_replica: usize,
@@ -122,7 +123,7 @@ mod tests {
     fn cheapest_ready_replica_is_chosen() {
         let config = config();
         let request = submit(41, &config);
-        // Outstanding requests, outstanding tokens, and cached blocks of the prompt.
+        // Each entry has the outstanding requests, outstanding tokens, and cached blocks of the prompt.
         let replicas = [(2, 100, 0), (1, 300, 0), (9, 110, 9)];
         let caches = replicas.map(|(_, _, blocks)| cache(&config, &request, blocks));
         let chosen = |routing, ready: [bool; 3]| {

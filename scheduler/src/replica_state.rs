@@ -64,8 +64,8 @@ impl ReplicaState {
         self.stats_changed = true;
     }
 
-    /// Discards executor state: running requests are requeued and recomputed from their committed tokens, and
-    /// outputs of the previous epoch are dropped.
+    /// Handles an executor failure: running requests are requeued and recomputed from their committed tokens,
+    /// and outputs of the previous epoch are dropped.
     pub(crate) fn on_executor_failure(&mut self, now_ms: u64, failure: ExecutorFailure) {
         self.state.totals.requests_recovered.add(failure, self.state.running.len() as u64);
         self.requeue_running(RequeueReason::ExecutorFailure(failure));
@@ -82,8 +82,8 @@ impl ReplicaState {
     pub(crate) fn requeue_running(&mut self, reason: RequeueReason) {
         let running: Vec<_> = self.state.running.slots().collect();
         self.state.running.retain(|_| false);
-        // In reverse order, so that the lowest sequence slots are reused first and blocks are freed tail
-        // first.
+        // Requests are requeued in reverse order, so that the lowest sequence slots are reused first and the
+        // blocks of later requests are freed first.
         for slot in running.into_iter().rev() {
             self.state.requeue(slot, &mut self.kv, reason);
         }

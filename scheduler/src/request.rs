@@ -29,8 +29,8 @@ pub(crate) struct Request {
     /// Token ids that end the request: EOS ids first, then stop ids of the client. Every committed token is
     /// compared with them, so short lists are stored inline.
     stop_ids: TokenVec,
-    /// Last step sent in which the request samples; the executor holds a token that was not applied yet under
-    /// this step id.
+    /// Id of the last sent step in which the request samples. While the sampled token is not applied, the
+    /// next row refers to it by this id, because only the executor holds the token.
     pub(crate) last_sampling_step: StepId,
     /// Incremented by preemption and executor failure; results of other epochs are dropped.
     pub(crate) epoch: u32,
@@ -40,34 +40,37 @@ pub(crate) struct Request {
     pub(crate) len: u32,
     /// Length at which the request finishes: prompt plus `max_tokens`, at most `max_model_len`.
     pub(crate) limit: u32,
-    /// Positions written by rows sent; draft tokens of rows in flight are not counted.
+    /// Number of positions that sent rows forward; draft tokens of rows in flight are not counted.
     pub(crate) computed_tokens: u32,
-    /// Number of positions with KV that an applied output confirmed.
+    /// Number of leading positions whose KV an applied output has confirmed.
     pub(crate) committed_kv_len: u32,
-    /// Number of leading full blocks that are published.
+    /// Number of leading full blocks that are registered in the prefix cache.
     pub(crate) published_blocks: u32,
-    /// Number of block table entries, and of leading entries that were sent to the executor.
+    /// Number of block table entries.
     pub(crate) block_count: u32,
+    /// Number of leading block table entries that were sent to the executor.
     pub(crate) sent_blocks: u32,
     /// Free blocks reserved for the growth of this request.
     pub(crate) reserved_blocks: u32,
     /// Newest tokens: the token at position p is at index p modulo `TAIL_TOKENS`.
     tail: [Token; TAIL_TOKENS],
-    /// Rows in flight, number of rows in flight that sample, and the sum of their draft tokens.
+    /// Number of rows in flight.
     pub(crate) rows_in_flight: u8,
+    /// Number of rows in flight that sample.
     pub(crate) pending_samples: u8,
+    /// Sum of the draft tokens of rows in flight.
     pub(crate) draft_slack: u16,
     pub(crate) preemptions: u8,
     /// Whether the last row sent in this epoch samples, so that the sequence slot has draft tokens.
     pub(crate) slot_has_drafts: bool,
     /// Whether the next row is the first of its epoch.
     pub(crate) first_row_of_epoch: bool,
-    /// Whether further full blocks may be published.
+    /// Whether further full blocks may be registered in the prefix cache.
     pub(crate) may_publish: bool,
     pub(crate) non_preemptible: bool,
     /// State of the grammar bitmasks of the request.
     pub(crate) mask_state: MaskState,
-    /// Whether an event was sent; the first event carries admission data.
+    /// Whether a token event was emitted; the first event carries admission data.
     first_event_sent: bool,
 }
 
@@ -133,8 +136,8 @@ impl Request {
         }
     }
 
-    /// Copies the newest tokens from `tail` to the token vector. Required before `tokens`; waiting requests
-    /// are always flushed.
+    /// Copies the newest tokens from `tail` to the token vector. This is required before a call of `tokens`;
+    /// the tokens of waiting requests are always flushed.
     pub(crate) fn flush_tail(&mut self) {
         self.flush_tail_below(self.len);
     }
@@ -175,7 +178,8 @@ impl Request {
         Some(if is_eos { StopReason::Eos(token) } else { StopReason::StopToken(token) })
     }
 
-    /// Pins the blocks of a prefix hit in the table of a request without blocks.
+    /// Pins the blocks of a prefix hit, and makes `table`, which then lists them, the block table of the
+    /// request. The request must hold no blocks.
     pub(crate) fn pin_blocks(
         &mut self,
         mut table: BlockTable,
@@ -201,7 +205,7 @@ impl Request {
         table
     }
 
-    /// Computes missing keys of full blocks.
+    /// Computes the keys of full blocks that have no key yet.
     pub(crate) fn extend_block_keys(&mut self, hasher: &BlockHasher) {
         let ColdFields { block_keys, tokens, extra_keys, .. } = &mut *self.cold_fields;
         hasher.extend_keys(block_keys, tokens, extra_keys.as_deref());

@@ -1,4 +1,4 @@
-//! Location of each live request. Read at submit, abort and finish, never during a step.
+//! Index of live requests by request id. It is read at submit, abort and finish, never during a step.
 
 use crate::slab::SlabSlot;
 use protocol::RequestId;

@@ -1,9 +1,10 @@
-//! Requests in service order. The order is kept on insertion, so a step never sorts.
+//! Queue of requests in service order. The order is kept on insertion, so a step never sorts.
 
 use crate::slab::SlabSlot;
 use std::collections::VecDeque;
 
-/// Service order, smaller first. `arrival` is a counter of the scheduler, not a clock, so keys are unique.
+/// Sort key of a request queue: smaller keys are served first. `arrival` is a counter of the scheduler, not a
+/// clock, so keys are unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueKey {
     pub(crate) priority: i32,

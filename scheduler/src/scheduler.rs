@@ -1,4 +1,5 @@
-//! The scheduler: `tick(now, inbox) -> effects`. The only module that reads messages and time.
+//! The scheduler: `tick(now, inbox) -> effects`. It is the only module of the crate that reads messages and
+//! time.
 
 use crate::admission_control::{QueueBacklog, reject_reason};
 use crate::apply::apply;
@@ -80,7 +81,7 @@ impl Scheduler {
         &self.config.limits
     }
 
-    /// Returns the epoch of a replica's executor group; its outputs must carry it.
+    /// Returns the epoch of a replica's executor group; outputs of another epoch are dropped.
     pub fn epoch(&self, replica: Replica) -> Epoch {
         self.replicas[usize::from(replica.0)].epoch
     }
@@ -90,7 +91,7 @@ impl Scheduler {
         self.group_of(usize::from(replica.0)).map(|index| Replica(index as u16))
     }
 
-    /// Returns the KV cache of a replica, for checks and listings.
+    /// Returns the KV cache of a replica for reading.
     pub fn kv(&self, replica: Replica) -> &KvCache {
         &self.replicas[usize::from(replica.0)].kv
     }
@@ -428,7 +429,8 @@ impl Scheduler {
         }
         phase_timer.phase_done(TickPhase::Plan);
         let has_rows = replicas.iter().any(|replica| !replica.plan.rows.is_empty());
-        // Preemptions without a row to run: the freed blocks may allow an admission.
+        // If the plans preempt requests but have no rows, plan again: the freed blocks may allow an
+        // admission.
         let may_continue =
             has_rows || replicas.iter().any(|replica| !replica.plan.preempt.is_empty());
         let BatchHeaders { dispatch, moe_tokens, draft_rows } =
@@ -482,7 +484,7 @@ impl Scheduler {
     }
 
     /// Recomputes the counters of requests and sequence slots. Its cost does not depend on the number of
-    /// blocks, because it runs in the tick that becomes idle and delays the next request.
+    /// blocks: it runs in the tick in which the scheduler becomes idle, and delays requests that arrive then.
     fn check_requests(&self) {
         let mut live = 0;
         for (index, replica) in self.replicas.iter().enumerate() {

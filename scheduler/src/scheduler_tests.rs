@@ -1,4 +1,5 @@
-//! Checks that the simulator relies on must detect the states they exist for.
+//! Tests that `Scheduler::check` and the check of an idle scheduler detect inconsistent state; the simulator
+//! relies on both.
 
 use super::*;
 use crate::RequestSubmission;

@@ -24,9 +24,9 @@ pub(crate) struct SchedulingState {
     pub(crate) waiting_tokens: u64,
     /// Free blocks reserved for non-preemptible requests, summed over requests.
     pub(crate) reserved_blocks: u32,
-    /// Steps sent and not answered, oldest first.
+    /// Steps sent to the executors without an applied output, oldest first.
     pub(crate) steps_in_flight: VecDeque<ScheduledStep>,
-    /// Last step sent.
+    /// Id of the last step sent.
     pub(crate) step: StepId,
     /// The head of the waiting queue that was not admitted, if blocks were the reason.
     pub(crate) blocked_head: Option<BlockedHead>,
@@ -34,7 +34,7 @@ pub(crate) struct SchedulingState {
     pub(crate) totals: ReplicaTotals,
     /// Free sequence slots, lowest first.
     free_seq_slots: BinaryHeap<Reverse<u32>>,
-    /// Emptied buffers, reused so that a step does not allocate.
+    /// Emptied row buffers and block tables, reused so that a step does not allocate.
     spare_row_buffers: Vec<Vec<ScheduledRow>>,
     spare_block_tables: Vec<BlockTable>,
 }
@@ -57,20 +57,20 @@ pub(crate) struct ScheduledRow {
     pub(crate) samples: bool,
 }
 
-/// A waiting request that lacked blocks. Another lookup is useless until enough blocks may have become free
-/// or shared.
+/// The head of the waiting queue, if it was not admitted for lack of blocks. Its prefix lookup is not
+/// repeated until enough blocks may have become free or shared.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlockedHead {
     pub(crate) request: RequestId,
-    /// Number of free blocks it needed, evictable hits included.
+    /// Number of free blocks that the request needed, evictable hits included.
     pub(crate) needed_blocks: u32,
     /// Number of hit blocks that no request referenced: if another request pins them, they cost nothing.
     pub(crate) evictable_hits: u32,
-    /// `KvCache::published_blocks` at that time.
+    /// Value of `KvCache::published_blocks` when the request was not admitted.
     pub(crate) published_blocks: u64,
 }
 
-/// Monotonic counters.
+/// Monotonic counters of one replica, reported in `StepStats`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ReplicaTotals {
     pub(crate) steps: u64,
@@ -167,7 +167,7 @@ impl SchedulingState {
         self.requests.len() == 0 && self.steps_in_flight.is_empty()
     }
 
-    /// Checks the sums of blocks and sequence slots; cheap enough for every step.
+    /// Checks the sums of blocks and of sequence slots; cheap enough for every step.
     pub(crate) fn check_counters(&self, kv: &KvCache, seq_slots: u32) {
         let counts = kv.counts();
         assert!(

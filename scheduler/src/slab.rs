@@ -1,10 +1,10 @@
-//! Requests in dense slots: steps use an index instead of a hash lookup.
+//! Slab of requests: steps address a request by its index instead of a hash lookup.
 
 /// Index of a request in its replica's slab. Reused after the request finishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SlabSlot(pub(crate) u32);
 
-/// Values in reusable slots.
+/// Stores requests in slots that are reused after removal.
 #[derive(Debug)]
 pub(crate) struct RequestSlab<T> {
     slots: Vec<Option<T>>,

@@ -10,9 +10,9 @@ pub struct StepStats {
     pub replica: Replica,
     /// Whether the executors are ready.
     pub executors_ready: bool,
-    /// Last step sent.
+    /// Id of the last step sent.
     pub step: StepId,
-    /// Number of steps sent and not answered.
+    /// Number of steps sent to the executors without an applied output.
     pub steps_in_flight: u32,
     /// Number of running requests; each has a sequence slot.
     pub running: u32,
@@ -29,9 +29,9 @@ pub struct StepStats {
     pub last_step_rows: u32,
     /// Number of tokens forwarded by the last step sent.
     pub last_step_tokens: u32,
-    /// Executor time of the last applied output.
+    /// Timing that the executor reported in the last applied output.
     pub timing: StepTiming,
-    /// Number of steps answered.
+    /// Number of steps whose output was applied.
     pub steps_total: u64,
     /// Prompt tokens of requests admitted for the first time.
     pub prompt_tokens_total: u64,
@@ -84,13 +84,13 @@ impl SpecDecodeStats {
 /// A count per kind of executor failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FailureCounts {
-    /// The process or thread ended, or the link closed.
+    /// Count for executors whose process or thread ended or whose link closed.
     pub exited: u64,
-    /// No heartbeat arrived in time.
+    /// Count for executors without a heartbeat in time.
     pub heartbeat_timeout: u64,
-    /// A step exceeded its deadline.
+    /// Count for executors with a step that exceeded its deadline.
     pub step_timeout: u64,
-    /// The executor reported a failure.
+    /// Count for executors that reported a failure.
     pub reported_fault: u64,
 }
 
@@ -109,7 +109,7 @@ impl FailureCounts {
 /// Reason for which a running request was requeued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequeueReason {
-    /// Its blocks were needed by other requests.
+    /// Other requests needed its blocks.
     Preemption,
     /// The prefix cache was cleared with `requeue_running`.
     Reset,

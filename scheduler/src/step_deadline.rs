@@ -1,37 +1,41 @@
 //! Step deadline: a multiple of the expected step time, which is learned from earlier steps.
 //!
-//! The expected time has three terms, `fixed + per token · tokens + per pair · pairs`. Attention multiplies
-//! every prompt token with its context, and a prompt with a long cached prefix has long contexts from its
-//! first step on. The first two costs start as fitted to the executor's first passes, which have short
-//! contexts, with a lower bound; the cost of a pair starts as an estimate. Every answered step corrects the
-//! costs, upwards by a quarter of the difference, downwards by a 64th. Each term is corrected in proportion
-//! to the square of its share of the expected time; a term with a share below a 16th is not corrected,
-//! because a step carries little information about it, however often it occurs. A step time counts at most as
-//! twice its expected time: a pause of the machine has little bearing on later steps, and a pause in a step
-//! of one token has none on a step of thousands of tokens.
+//! The expected time has three terms, `fixed + per token · tokens + per pair · pairs`. A pair is a prompt
+//! token and a position of its context: attention multiplies them, and a prompt with a long cached prefix has
+//! long contexts from its first step on. The fixed cost and the cost per token start with values fitted to
+//! the executor's first passes, which have short contexts, with a lower bound; the cost per pair starts as an
+//! estimate.
+//!
+//! Every answered step corrects the costs, upwards by a quarter of the difference, downwards by a 64th. Each
+//! term is corrected in proportion to the square of its share of the expected time; a term with a share below
+//! a 16th is not corrected, because a step carries little information about it, however often it occurs. A
+//! step time counts at most as twice its expected time: a pause of the machine says little about later steps,
+//! and a pause in a step of one token says nothing about a step of thousands of tokens.
 
 use protocol::StepCost;
 use std::time::Duration;
 
 /// Minimum deadline, because machines pause.
 const DEADLINE_MIN: Duration = Duration::from_secs(5);
-/// Ratio of deadline to expected time. Contexts grow, and step times with them, before a step time is
-/// observed.
+/// Ratio of deadline to expected time. The margin covers contexts, and thus step times, that grow before a
+/// longer step time is observed.
 const DEADLINE_FACTOR: f64 = 10.0;
-/// Share of a difference by which the expected time is corrected, upwards and downwards.
+/// Share of the difference that is added to the expected time if a step took longer than expected.
 const RISE_RATE: f64 = 1.0 / 4.0;
+/// Share of the difference that is subtracted from the expected time if a step took less time than expected.
 const FALL_RATE: f64 = 1.0 / 64.0;
-/// Minimum step cost at start, and minimum excess that an observation may count; the expected time may be
-/// small at first.
+/// Minimum initial fixed cost of a step. It is also the minimum upper bound on the excess that one
+/// observation may count, because the expected time may be small at first.
 const STEP_COST_MIN_NS: f64 = 1e6;
-/// Maximum initial ratio of fixed cost to token cost: a cost of zero would never be corrected.
+/// Maximum initial ratio of the fixed cost to the cost per token. It keeps the cost per token above zero,
+/// because a cost of zero would never be corrected.
 const TOKENS_PER_FIXED_COST_MAX: f64 = 512.0;
 /// Context length at which attention initially costs as much as the rest of a token. By model sizes it is
-/// 5,000 (0.6B) to 27,000 (8B). With a lower estimate of the pair cost, the first long prompt would be
-/// attributed to the token cost.
+/// 5,000 (0.6B) to 27,000 (8B). With a lower estimate of the pair cost, the time of the first long prompt
+/// would be attributed to the token cost.
 const CONTEXT_PER_TOKEN_COST: f64 = 8_192.0;
 
-/// Minimum share of the expected time for which a term is corrected.
+/// Minimum share of the expected time that a term must have to be corrected.
 const LEARNING_SHARE_MIN: f64 = 1.0 / 16.0;
 
 /// Work of a step, which determines its time.
@@ -43,17 +47,18 @@ pub struct StepWork {
     pub attention_pairs: u64,
 }
 
-/// Expected time and deadline of steps.
+/// Expected time and deadline of steps, for one executor.
 #[derive(Debug, Clone, Copy)]
 pub struct StepDeadline {
-    /// Fixed deadline (`--step-deadline`).
+    /// Fixed deadline of every step (`--step-deadline`), if configured.
     fixed_deadline: Option<Duration>,
     /// Cost in nanoseconds per step, per token and per pair.
     costs_ns: [f64; 3],
 }
 
 impl StepDeadline {
-    /// Creates deadlines for an executor with cost `step_cost`, or the fixed deadline `fixed`.
+    /// Creates the deadlines of an executor with the measured cost `step_cost`. If `fixed` is given, it is
+    /// the deadline of every step.
     pub fn new(fixed: Option<Duration>, step_cost: StepCost) -> Self {
         let step_ns = (step_cost.fixed_ns as f64).max(STEP_COST_MIN_NS);
         let token_ns = (step_cost.per_token_ns as f64).max(step_ns / TOKENS_PER_FIXED_COST_MAX);
@@ -164,7 +169,7 @@ mod tests {
         let mut deadline = deadline_for(1_000, 10_000); // 100 tokens: 1 s fixed and 1 s for tokens.
         observe_steps(&mut deadline, 60, 100, 4_000);
         assert!((39_900..=40_000).contains(&ms(&deadline, 100)), "{deadline:?}");
-        let one = ms(&deadline, 1); // Its share of the excess, and a hundredth of the tokens' share.
+        let one = ms(&deadline, 1); // The fixed cost after its correction, and a hundredth of the token term.
         assert!((15_000..=25_000).contains(&one), "{one}");
     }
 
@@ -251,8 +256,8 @@ mod tests {
             let work = prompt(8_192, chunk * 8_192);
             deadline.observe(work, step_time(work));
         }
-        // Decode rows have no pairs although attention reads their contexts: each step is slower or faster
-        // than the last.
+        // Decode rows count no pairs although attention reads their contexts, so each step is slower or
+        // faster than expected.
         for _ in 0..100_000 {
             for (work, contexts) in
                 [(tokens(256), 256 * 8_192), (prompt(300, 300), 0), (tokens(16), 32_768)]

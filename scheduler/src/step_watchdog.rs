@@ -1,37 +1,37 @@
-//! Unanswered steps of a replica, their deadlines, and the ranks that have not finished them.
+//! Watches the steps in flight of a replica: their deadlines, and the ranks that have not finished them.
 
 use crate::step_deadline::{StepDeadline, StepWork};
 use protocol::StepId;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Tolerance for masked steps, in addition to a quarter of the expected time: the minimum wait for grammar
-/// bitmasks, and the sampling after it.
+/// A masked step counts as delayed by grammar bitmasks if it exceeds 5/4 of the expected time by less than
+/// this tolerance, which covers the minimum wait for bitmasks and the sampling after it.
 const MASK_WAIT_TOLERANCE: Duration = Duration::from_millis(1);
 
-/// Minimum distance of two heartbeats that count. Heartbeats are sent every second; those queued during a
+/// Minimum time between two heartbeats that count. Heartbeats are sent every second; those queued during a
 /// pause of this process are read at once.
 const HEARTBEAT_DISTANCE_MIN_MS: u64 = 500;
 
-/// Minimum distance of two polls that counts as a pause. The caller polls several times a second.
+/// Minimum time between two calls of `poll` that counts as a pause. The caller polls several times a second.
 const PAUSE_MIN_MS: u64 = 1_000;
 /// Part of a pause that still counts as step time, so that a hang is found even if every poll is slow.
 const POLL_INTERVAL_MS: u64 = 250;
 
-/// A step that was not answered.
+/// A step that was sent and whose output has not arrived.
 #[derive(Debug)]
 struct WatchedStep {
     step: StepId,
     /// Earliest time at which the executors could start the step.
     started_ms: u64,
-    /// Whether this process was paused meanwhile, so that the step time is unknown.
+    /// Whether this process was paused since the step was sent, so that the step time is unknown.
     paused: bool,
     work: StepWork,
     /// Whether some rows wait for grammar bitmasks.
     masked: bool,
 }
 
-/// Progress of one rank.
+/// Steps that one rank has finished or has reported as overdue.
 #[derive(Debug, Default)]
 struct RankProgress {
     /// Last step that the rank finished.
@@ -40,7 +40,7 @@ struct RankProgress {
     overdue: Option<(StepId, u64)>,
 }
 
-/// Result of a heartbeat.
+/// Result of `StepWatchdog::on_heartbeat`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct StragglerReport {
     /// Ranks that just became stragglers, by rank within the replica.
@@ -54,17 +54,19 @@ pub struct StragglerReport {
 pub struct StepTimeout {
     /// Step id.
     pub step: StepId,
-    /// Milliseconds since the step could start.
+    /// Milliseconds since the executors could start the step.
     pub after_ms: u64,
     /// Deadline of the step in milliseconds.
     pub limit_ms: u64,
 }
 
-/// Steps in flight, oldest first, and the progress of each rank.
+/// Detects steps that exceed their deadline, and the ranks that have not finished them.
 #[derive(Debug)]
 pub struct StepWatchdog {
+    /// Progress of the ranks, by rank within the replica.
     ranks: Vec<RankProgress>,
     deadline: StepDeadline,
+    /// Steps in flight, oldest first.
     steps: VecDeque<WatchedStep>,
     /// Time of the last poll.
     polled_ms: u64,
@@ -77,8 +79,8 @@ impl StepWatchdog {
         Self { ranks, deadline, steps: VecDeque::new(), polled_ms: 0 }
     }
 
-    /// Detects pauses of this process; called several times a second. After a pause, a step may not have left
-    /// this process yet, so the executors get its full time from now on.
+    /// Detects pauses of this process; called several times a second. After a pause, the step may not have
+    /// been written to the link yet, so the executors get its full time from now on.
     pub fn poll(&mut self, now_ms: u64) {
         let pause_ms = now_ms.saturating_sub(self.polled_ms);
         self.polled_ms = now_ms;
@@ -119,7 +121,7 @@ impl StepWatchdog {
         newest.min(expected)
     }
 
-    /// Records an answered step and corrects the expected step time.
+    /// Records the output of a step and corrects the expected step time.
     pub fn step_answered(&mut self, step: StepId, now_ms: u64) {
         self.rank_done(0, step);
         while let Some(oldest) = self.steps.pop_front_if(|watched| watched.step <= step) {
@@ -133,7 +135,7 @@ impl StepWatchdog {
             if !oldest.paused {
                 self.deadline.observe(oldest.work, step_time.min(counted));
             }
-            // Executors start a step after its predecessor.
+            // Executors start a step only after they have finished the previous one.
             if let Some(next) = self.steps.front_mut() {
                 next.started_ms = next.started_ms.max(now_ms);
             }
@@ -193,7 +195,8 @@ impl StepWatchdog {
         self.steps.front().into_iter().flat_map(|oldest| self.ranks_without(oldest.step))
     }
 
-    /// Returns the ranks that have not finished `step`; all ranks if each waits for the others.
+    /// Returns the ranks that have not finished `step`. These are all ranks if each of them waits in a
+    /// collective.
     fn ranks_without(&self, step: StepId) -> impl Iterator<Item = u16> {
         let ranks = (0..).zip(&self.ranks);
         ranks.filter(move |(_, progress)| progress.last_done < step).map(|(rank, _)| rank)
@@ -213,7 +216,7 @@ mod tests {
     const STEP_COST: StepCost = StepCost { fixed_ns: 8_000_000, per_token_ns: 20_000 };
     const WORK: StepWork = StepWork { tokens: 1, attention_pairs: 0 };
 
-    /// Three ranks with a deadline of 70 ms.
+    /// Creates a watchdog of three ranks with a fixed deadline of 70 ms.
     fn three_ranks() -> StepWatchdog {
         let fixed = Some(Duration::from_millis(70));
         StepWatchdog::new(3, StepDeadline::new(fixed, StepCost::default()))

@@ -4,10 +4,10 @@ use kvcache::{BlockKey, ExtraKeys};
 use protocol::{Replica, RequestId, SamplingParams, Token};
 use std::sync::Arc;
 
-/// One request: one choice of one prompt.
+/// A submitted request: one choice (`n`) of one prompt.
 #[derive(Debug, Clone)]
 pub struct RequestSubmission {
-    /// Unique for the life of the process.
+    /// Request id, unique for the life of the process.
     pub id: RequestId,
     /// Token ids of the prompt.
     pub tokens: Vec<Token>,
@@ -25,7 +25,7 @@ pub struct RequestSubmission {
     pub eos_ids: Vec<Token>,
     /// Stop token ids of the client, which end the request.
     pub stop_ids: Vec<Token>,
-    /// Priority: smaller is served first, equal priorities in order of arrival.
+    /// Priority: smaller values are served first, equal priorities in order of arrival.
     pub priority: i32,
     /// Extra keys of the request's block hashes (`ExtraKeys::salted`); `None` = none.
     pub extra_keys: Option<Arc<ExtraKeys>>,
@@ -73,7 +73,7 @@ pub enum RejectReason {
         /// Vocabulary size.
         vocab_size: u32,
     },
-    /// The prompt leaves no room for an output token.
+    /// The prompt is not shorter than the context length, so no output token fits.
     #[error(
         "the prompt has {prompt_len} tokens, it must be shorter than the context length of {max_model_len}"
     )]
@@ -104,7 +104,7 @@ pub enum RejectReason {
         /// Blocks in the pool.
         pool: u32,
     },
-    /// The waiting queue is full, by requests.
+    /// The waiting queue has its maximum number of requests.
     #[error("{waiting} requests are waiting, the limit is {cap}")]
     QueueFull {
         /// Number of waiting requests.
@@ -112,7 +112,7 @@ pub enum RejectReason {
         /// Configured limit.
         cap: u32,
     },
-    /// The waiting queue is full, by tokens.
+    /// The request would exceed the maximum number of tokens in the waiting queue.
     #[error("{waiting} tokens are waiting and {requested} more exceed the limit of {cap}")]
     QueueTokensFull {
         /// Tokens of waiting requests.
@@ -127,19 +127,20 @@ pub enum RejectReason {
     InvalidParameter {
         /// Invalid request field.
         param: String,
-        /// Message with numbers.
+        /// Error message with numbers.
         message: String,
     },
-    /// A prerequisite of the request is unavailable; the request is valid.
+    /// A prerequisite of the request (such as its grammar) is unavailable; the request itself is valid.
     #[error("{message}")]
     TemporarilyUnavailable {
-        /// Message.
+        /// Error message.
         message: String,
     },
-    /// A prerequisite of the request was rejected because its provider is overloaded or lacks resources.
+    /// The component that provides a prerequisite of the request (such as its grammar) is overloaded or lacks
+    /// resources.
     #[error("{message}")]
     Overloaded {
-        /// Message with numbers.
+        /// Error message with numbers.
         message: String,
     },
     /// The named replica does not exist.

@@ -11,7 +11,7 @@ pub enum TickPhase {
     Commit,
 }
 
-/// Receives the end of each phase; the time since the previous phase ended belongs to it.
+/// Is called at the end of each phase. A phase starts when the previous one ends.
 pub trait TickTimer {
     /// Called at the end of a phase.
     fn phase_done(&mut self, phase: TickPhase);

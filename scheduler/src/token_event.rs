@@ -10,15 +10,15 @@ pub struct TokenEvent {
     pub request: RequestId,
     /// New tokens in order; never repeated, not even after preemption or executor failure.
     pub tokens: TokenVec,
-    /// One entry per new token, if requested.
+    /// Logprobs of the new tokens, one entry per token, if requested.
     pub logprobs: ThinVec<TokenLogprobs>,
-    /// Entries of further prompt positions, in order from position 1 on, if requested.
+    /// Logprobs of further prompt positions, in order from position 1 on, if requested.
     pub prompt_logprobs: ThinVec<TokenLogprobs>,
     /// Data about the first admission; only in the first event.
     pub first_admission: Option<FirstAdmission>,
     /// Number of preemptions so far.
     pub preemptions: u32,
-    /// Set in the last event.
+    /// Reason for which the request finished; set only in the last event.
     pub finish_reason: Option<FinishReason>,
 }
 

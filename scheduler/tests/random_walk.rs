@@ -1,8 +1,8 @@
-//! Random walks of the scheduler with a device that reads tokens back through block tables.
+//! Random tests of the scheduler with a simulated device that reads tokens back through block tables.
 //!
 //! The device stores token ids in the KV slots that a batch names, and samples a hash of the whole prefix
-//! read back. An aliased, stale or misplaced block therefore yields a wrong token. Smaller than `tests/sim`
-//! and without executor faults: it runs within seconds.
+//! read back. An aliased, stale or misplaced block therefore yields a wrong token. The test is smaller than
+//! `tests/sim` and injects no executor faults, so it runs within seconds.
 
 use protocol::{
     Batch, BatchRow, BlockId, KvGroup, KvKind, KvSpec, Replica, RequestId, RowInput, RowOutput,
@@ -50,7 +50,7 @@ struct WalkSlotState {
     last: Token,
 }
 
-/// Executor of one replica: position and token per slot of its pool.
+/// Simulated executor of one replica. `slots` holds the position and the token of each KV slot of its pool.
 struct WalkDevice {
     block_tokens: u32,
     slots: Vec<Option<(u32, Token)>>,

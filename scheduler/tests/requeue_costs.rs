@@ -1,4 +1,4 @@
-//! Recomputed tokens are reported by cause (executor failure, preemption, reset) and by replica.
+//! Tests that recomputed tokens are counted by cause (executor failure, preemption, reset) and by replica.
 
 use protocol::{
     Batch, KvGroup, KvKind, KvSpec, Replica, RequestId, RowOutput, SamplingParams, StepOutput,
@@ -116,7 +116,7 @@ impl RequeueHarness {
 fn failure_and_recompute_are_counted_on_their_replicas() {
     let mut harness = RequeueHarness::new(2, 16);
     harness.submit(1, 6);
-    harness.complete_step(0); // Its prompt and one output token are computed or in flight.
+    harness.complete_step(0); // The prompt and one output token are computed or in flight.
     harness.complete_step(0);
     harness.fail_executors(0, ExecutorFailure::HeartbeatTimeout);
     let recovered = FailureCounts { heartbeat_timeout: 1, ..FailureCounts::default() };
@@ -152,7 +152,7 @@ fn preemptions_and_resets_are_not_counted_as_failures() {
     harness.submit(1, 6);
     harness.complete_step(0);
     assert!(harness.clear(true));
-    harness.complete_step(0); // An output of the old epoch: another step may be in flight.
+    harness.complete_step(0); // The step was sent in the old epoch of the request; its output allows another step.
     let (recovered, recomputed) = harness.failure_costs(0);
     assert_eq!(recovered, FailureCounts::default());
     assert_eq!(recomputed, RecomputedTokens { reset: 7, ..RecomputedTokens::default() });
