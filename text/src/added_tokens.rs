@@ -1,9 +1,9 @@
 //! Encodes text in which some occurrences of special tokens must remain plain text.
 //!
-//! The steps are those of `tokenizers` 0.22 (`AddedVocabulary::extract_and_normalize`): added tokens are
-//! extracted from the raw text, then from the normalised pieces, and the text between them is pre-tokenised
-//! and encoded. The one difference is a set of protected positions: a special token that would cover one is
-//! not extracted. Without protected positions the result equals the library's.
+//! The steps are those of Hugging Face `tokenizers` 0.22 (`AddedVocabulary::extract_and_normalize`): added
+//! tokens are extracted from the raw text, then from the normalised pieces, and the text between them is
+//! pre-tokenised and encoded. There is one difference: a special token that would cover a protected position
+//! is not extracted. Without protected positions the result equals that of `tokenizers`.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use protocol::Token;
@@ -14,7 +14,7 @@ use tokenizers::{
     PreTokenizedString, PreTokenizer as _, Result, Token as Piece,
 };
 
-/// Searchable added tokens of one tokenizer.
+/// Search automata over the added tokens of one tokenizer, and the strings of its special tokens.
 #[derive(Debug)]
 pub(super) struct AddedTokens {
     raw: AddedTokenFinder,
@@ -78,8 +78,9 @@ pub(super) fn pre_token_starts(pieces: &PreTokenizedString) -> Vec<usize> {
     splits.into_iter().map(|(_, (from, _), _)| from).collect()
 }
 
-/// Appends the ids of the pre-tokens that begin before byte `end` of the original text. The model's output is
-/// dropped per pre-token: kept for all of them, it would be the larger part of the memory of tokenisation.
+/// Appends the ids of the pre-tokens that begin before byte `end` of the original text. Each pre-token is
+/// encoded separately and the intermediate result is dropped at once: kept for all pre-tokens, these results
+/// would be the larger part of the memory of tokenisation.
 pub(super) fn append_ids(
     tokenizer: &tokenizers::Tokenizer,
     pieces: &PreTokenizedString,
@@ -100,7 +101,8 @@ pub(super) fn append_ids(
     Ok(())
 }
 
-/// Finds one class of added tokens: leftmost-longest match.
+/// Finds the added tokens that are matched before normalisation, or those matched after it. The leftmost
+/// match is used, and of several matches at one position the longest.
 #[derive(Debug)]
 struct AddedTokenFinder {
     automaton: AhoCorasick,
@@ -127,7 +129,8 @@ impl AddedTokenFinder {
         Ok(Self { automaton, tokens })
     }
 
-    /// Splits a piece at the tokens found in it; these carry their id.
+    /// Splits `piece` at the added tokens found in it. Each of them becomes a piece of its own with its token
+    /// id.
     fn split(&self, piece: &NormalizedString, protected_positions: &[usize]) -> Result<SplitText> {
         let text = piece.get();
         let mut splits = Vec::new();
@@ -141,7 +144,7 @@ impl AddedTokenFinder {
             let (id, token) = &self.tokens[found.pattern().as_usize()];
             let (mut from, mut to) = (found.start(), found.end());
             if token.special && covers_protected(piece, from, to, protected_positions) {
-                // Plain text; a token may still begin inside it.
+                // The match remains plain text; another token may still begin inside it.
                 search = from + text[from..].chars().next().map_or(1, char::len_utf8);
                 continue;
             }
@@ -171,8 +174,8 @@ impl AddedTokenFinder {
     }
 }
 
-/// Whether a protected position is inside `[from, to)` of a piece; `protected_positions` are positions in the
-/// original text.
+/// Whether a protected position is inside bytes `[from, to)` of `piece`; `protected_positions` are byte
+/// positions in the original text.
 fn covers_protected(
     piece: &NormalizedString,
     from: usize,
@@ -186,7 +189,7 @@ fn covers_protected(
     protected_positions.get(next).is_some_and(|&position| position < to)
 }
 
-/// Whether no letter, digit or underscore is adjacent to `[from, to)`.
+/// Whether no letter, digit or underscore is adjacent to bytes `[from, to)` of `text`.
 fn is_whole_word(text: &str, from: usize, to: usize) -> bool {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     !text[..from].ends_with(word) && !text[to..].starts_with(word)

@@ -1,12 +1,12 @@
-//! Incremental detokenizer: token ids to text, one id at a time.
+//! Incremental detokenizer: converts token ids to text, one id at a time.
 //!
 //! Each token costs time proportional to its own bytes. Emitted text is always valid UTF-8: an incomplete
 //! character is held back until the next token, and emitted as U+FFFD only once it is known to be invalid.
 //! `Tokenizer::decode` runs the same code, so deltas concatenate to its result exactly.
 //!
-//! Equal to the decoders of Hugging Face `tokenizers` 0.22 except for one case, which these can only decide
-//! at the end of a run: if a run of byte-fallback tokens is partly valid, its valid characters are emitted
-//! here, while `tokenizers` replaces every byte of the run.
+//! The text equals that of the decoders of Hugging Face `tokenizers` 0.22 except for one case, which they can
+//! decide only at the end of a run of byte-fallback tokens: if such a run is partly valid UTF-8, its valid
+//! characters are emitted here, while `tokenizers` replaces every byte of the run.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use protocol::Token;
 use super::token_table::{InvalidBytes, LeadingSpace, TokenKind};
 use super::tokenizer::Tokenizer;
 
-/// Detokenizer options.
+/// Options of a detokenizer.
 ///
 /// `spaces_between_special_tokens` has no field: none of the supported decoders puts spaces between tokens,
 /// so both of its values give the same text (as in vLLM with fast tokenizers).
@@ -23,19 +23,19 @@ use super::tokenizer::Tokenizer;
 pub struct DetokenizeOptions {
     /// Whether special tokens (EOS and the like) are omitted from the text.
     pub skip_special_tokens: bool,
-    /// Whether the ids continue a prompt, so that the rules for the start of a text (a stripped leading
-    /// space) do not apply.
+    /// Whether the text continues a prompt. Then the rules for the start of a text (a leading space is
+    /// stripped) do not apply.
     pub continues: bool,
 }
 
 impl Default for DetokenizeOptions {
-    /// Options of a completion: a continuation without special tokens.
+    /// Returns the options for generated text: special tokens are omitted, and the text continues a prompt.
     fn default() -> Self {
         Self { skip_special_tokens: true, continues: true }
     }
 }
 
-/// Detokenizer state between two tokens of one text.
+/// Detokenizer of one text, with the tokenizer that it uses.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
@@ -43,41 +43,42 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// Creates a detokenizer before its first id.
+    /// Creates a detokenizer for a new text.
     pub fn new(tokenizer: Arc<Tokenizer>, options: DetokenizeOptions) -> Self {
         Self { tokenizer, state: DetokenizerState::new(options) }
     }
 
-    /// Makes these special tokens visible despite `skip_special_tokens`.
+    /// Keeps the tokens `visible_special` in the text although `skip_special_tokens` is set.
     #[must_use]
     pub fn with_visible_special(mut self, visible_special: Arc<[Token]>) -> Self {
         self.state.visible_special = visible_special;
         self
     }
 
-    /// Takes the next id and appends the text that is final. Ids outside the vocabulary produce no text.
+    /// Processes the next token id and appends to `out` the text that can no longer change. Ids outside the
+    /// vocabulary produce no text.
     pub fn push(&mut self, token: Token, out: &mut String) {
         self.state.push(&self.tokenizer, token, out);
     }
 
-    /// Whether the bytes of an incomplete character are held back.
+    /// Whether the bytes of an incomplete UTF-8 character are held back.
     pub fn has_pending(&self) -> bool {
         !self.state.pending.is_empty()
     }
 
-    /// Ends the text: appends a replacement for an incomplete character, if any.
+    /// Ends the text: appends U+FFFD for an incomplete character, if any.
     pub fn finish(&mut self, out: &mut String) {
         self.state.finish(&self.tokenizer, out);
     }
 }
 
-/// Detokenizer state without the tokenizer.
+/// State of a detokenizer between two tokens; the tokenizer is passed to each call.
 #[derive(Debug, Clone)]
 pub(super) struct DetokenizerState {
     skip_special_tokens: bool,
-    /// Special tokens that are visible despite `skip_special_tokens`.
+    /// Special tokens that are kept in the text although `skip_special_tokens` is set.
     visible_special: Arc<[Token]>,
-    /// Whether this is the start of a text and no token has produced text yet.
+    /// Whether the rules for the start of a text apply: the text continues no prompt and is empty so far.
     at_start: bool,
     /// Number of leading spaces stripped so far.
     spaces_dropped: usize,
@@ -126,7 +127,7 @@ impl DetokenizerState {
         self.flush(tokenizer.token_table.invalid, out);
     }
 
-    /// Applies the rule for the start of a text to the next token's bytes.
+    /// Applies the rule for spaces at the start of a text to the bytes of the next token.
     fn strip_start(&mut self, leading: LeadingSpace, bytes: &[u8]) -> Vec<u8> {
         match leading {
             LeadingSpace::Keep => {
@@ -147,7 +148,8 @@ impl DetokenizerState {
         }
     }
 
-    /// Appends the valid part of `bytes`; an incomplete character at their end is added to `pending`.
+    /// Appends the valid UTF-8 of `bytes` to `out`; an incomplete character at their end is added to
+    /// `pending`.
     fn append_valid(&mut self, mut bytes: &[u8], invalid: InvalidBytes, out: &mut String) {
         loop {
             match std::str::from_utf8(bytes) {
@@ -157,7 +159,7 @@ impl DetokenizerState {
                 }
                 Err(error) => {
                     let (valid, rest) = bytes.split_at(error.valid_up_to());
-                    out.push_str(&String::from_utf8_lossy(valid)); // Valid UTF-8: borrowed, no replacement.
+                    out.push_str(&String::from_utf8_lossy(valid)); // Valid UTF-8: nothing is replaced.
                     let Some(broken) = error.error_len() else {
                         self.pending.extend_from_slice(rest);
                         return;
@@ -177,7 +179,7 @@ impl DetokenizerState {
     }
 }
 
-/// Appends the replacement of one invalid sequence of `bytes` bytes.
+/// Appends U+FFFD for one invalid sequence of `bytes` bytes, once or once per byte as `invalid` defines.
 fn replace(bytes: usize, invalid: InvalidBytes, out: &mut String) {
     let count = if invalid == InvalidBytes::PerByte { bytes } else { 1 };
     out.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, count));

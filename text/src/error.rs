@@ -1,9 +1,10 @@
-//! Errors of the text layer: of the model folder (at startup) or of a request (a 400).
+//! Errors of tokenizers and chat templates: of a model folder (at startup), or of a request (HTTP status
+//! 400).
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The model folder cannot be used; startup fails with this message.
+/// A model folder has no usable tokenizer or chat template; startup fails with this message.
 #[derive(Debug, thiserror::Error)]
 pub enum TextLoadError {
     /// A required file is missing.
@@ -22,45 +23,46 @@ pub enum TextLoadError {
     Invalid {
         /// Path of the file.
         path: PathBuf,
-        /// Reason, with names and numbers.
+        /// Cause, with the names and numbers concerned.
         reason: String,
     },
 }
 
-/// The text of a request cannot be tokenised; reported as 400.
+/// The text of a request cannot be rendered or tokenised; reported with HTTP status 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum TextError {
-    /// The template called `raise_exception`; its message is meant for the user.
+    /// The chat template called `raise_exception`, whose message is meant for the user.
     #[error("the chat template raised an exception: {0}")]
     TemplateException(String),
-    /// The template failed on these messages; details belong in the log only.
+    /// The chat template failed on the messages of the request; the details are only logged.
     #[error("the chat template cannot render these messages")]
     Template(String),
-    /// The template in the request is invalid; details belong in the log only.
+    /// The chat template in the request is invalid; the details are only logged.
     #[error("invalid chat template")]
     InvalidRequestTemplate(String),
-    /// The template exceeded its fuel, a number of instructions.
+    /// Rendering exceeded the maximum number of template instructions, which is given.
     #[error("rendering the chat template took more than {0} instructions")]
     TemplateFuelExhausted(u64),
-    /// The template's output exceeded the limit in bytes.
+    /// The rendered prompt exceeded its maximum size in bytes.
     #[error("the rendered prompt exceeds {0} bytes")]
     RenderedTooLong(usize),
-    /// The template of a request exceeded its memory limit in bytes.
+    /// A chat template sent in a request exceeded its memory limit in bytes.
     #[error("rendering the chat template takes more than {0} bytes of memory")]
     TemplateMemory(u64),
-    /// The template of a request exceeded its time limit in seconds.
+    /// A chat template sent in a request exceeded its time limit in seconds.
     #[error("rendering the chat template takes more than {0} s")]
     TemplateTime(u64),
-    /// Too many templates of requests, which may be slow, are being rendered; the number is given.
+    /// The maximum number of chat templates sent in requests, which is given, is already being rendered.
     #[error("{0} chat templates of requests are being rendered: try again later")]
     TemplatesBusy(u64),
-    /// No process could be started for the template of a request.
+    /// No worker process could be started for a chat template sent in a request.
     #[error("no process can be started to render the chat template: try again later")]
     NoTemplateProcess(String),
-    /// The final message is absent from the rendered text, so that it cannot be continued.
+    /// The message to be continued (`continue_final_message`) is absent from the rendered text.
     #[error("the chat template omits the final message, so it cannot be continued")]
     NothingToContinue,
-    /// The text cannot be split, and tokenising it as a whole would exceed the memory limit for all texts.
+    /// The text cannot be split into windows, and tokenising it as a whole would exceed the memory budget of
+    /// all texts.
     #[error(
         "{text_bytes} bytes of text without a change between letters, digits, spaces and punctuation take \
          {bytes} bytes of memory to tokenise, the limit is {limit}"
@@ -68,24 +70,24 @@ pub enum TextError {
     TooMuchMemory {
         /// Length of the text in bytes.
         text_bytes: usize,
-        /// Bytes of memory that tokenising it would take.
+        /// Bytes of memory that tokenising the text would take.
         bytes: u64,
-        /// Memory limit for all texts together, in bytes.
+        /// Memory budget of all texts together, in bytes.
         limit: u64,
     },
-    /// The memory limit for texts is reached by other requests.
+    /// The text waited too long for memory of the tokenisation budget that other texts use.
     #[error(
         "tokenising takes {bytes} bytes of memory, {used} of {limit} are in use: try again later"
     )]
     MemoryBusy {
         /// Bytes of memory that tokenising the text would take.
         bytes: u64,
-        /// Bytes of memory in use by other texts.
+        /// Bytes of the memory budget in use by other texts.
         used: u64,
-        /// Memory limit for all texts together, in bytes.
+        /// Memory budget of all texts together, in bytes.
         limit: u64,
     },
-    /// The tokenizer failed.
+    /// The `tokenizers` crate failed.
     #[error("the text cannot be tokenised")]
     Tokenizer(String),
 }

@@ -1,4 +1,4 @@
-//! Tokenizer vocabulary for the grammar engine.
+//! Converts the vocabulary of a tokenizer to the form that the grammar engine (llguidance) uses.
 
 use super::token_table::TokenKind;
 use super::tokenizer::Tokenizer;
@@ -7,7 +7,7 @@ use protocol::Token;
 use std::sync::Arc;
 
 impl Tokenizer {
-    /// Returns all tokens with their bytes, the special tokens, and the EOS tokens.
+    /// Returns the bytes of all tokens, the special tokens and the EOS tokens.
     pub fn grammar_vocabulary(self: &Arc<Self>) -> GrammarVocabulary {
         let ids = || 0..self.vocab_size() as Token;
         let bytes = |id: Token| match self.token_table.kind(id) {

@@ -1,5 +1,6 @@
-//! Conversion between text and token ids: tokenizer, chat template, detokenizer, stop strings. Lower layers
-//! use token ids only; every algorithm here is bounded and linear.
+//! Conversion between text and token ids: tokenizer, chat templates, detokenizer, stop strings, and parsers
+//! of reasoning and tool calls. Scheduler and executors use token ids only. Every algorithm here is linear
+//! and bounded.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,7 @@
 //! Splits a model's output into reasoning, content and tool calls while it is generated.
 //!
-//! The result does not depend on how the output is cut; time is linear; the text held back is bounded.
+//! The result does not depend on how the output is split into chunks. Parsing takes linear time, and the
+//! amount of text held back is bounded.
 
 use super::detokenizer::Detokenizer;
 use super::output_pieces::{OutputPieces, PieceSink};
@@ -12,22 +13,21 @@ use super::tool_calls::{ToolCallParser, ToolCallSyntax, ToolDefinition};
 use protocol::Token;
 use std::sync::Arc;
 
-/// Output parsers of a model.
+/// Reasoning and tool call parsers configured for a model (`--reasoning-parser`, `--tool-call-parser`).
 #[derive(Debug, Clone, Default)]
 pub struct OutputParsers {
-    /// Tool call syntax; `None` = calls are not parsed.
+    /// Syntax of the model's tool calls; `None` = tool calls are not parsed.
     pub tool_call_syntax: Option<ToolCallSyntax>,
-    /// Reasoning format; `None` = reasoning is not parsed.
+    /// Reasoning format of the model; `None` = reasoning is not parsed.
     pub reasoning: Option<ReasoningFamily>,
-    /// Whether the model writes the opening marker of the reasoning itself, unless the prompt closes the
-    /// reasoning.
+    /// Whether the model generates `<think>` itself, unless the prompt ends with `</think>`.
     pub opens_reasoning: bool,
     reasoning_markers: Arc<[Token]>,
     reasoning_and_call_markers: Arc<[Token]>,
 }
 
 impl OutputParsers {
-    /// Creates the parsers for a tokenizer.
+    /// Creates the output parsers of a model with this tokenizer.
     pub fn new(
         calls: Option<ToolCallSyntax>,
         reasoning: Option<ReasoningFamily>,
@@ -49,34 +49,35 @@ impl OutputParsers {
         }
     }
 
-    /// Returns the special tokens that the parser must see as text, with or without tool calls.
+    /// Returns the special tokens that the detokenizer must keep in the text because a parser needs them:
+    /// reasoning markers, and with `calls` the markers of tool calls too.
     pub fn visible_special(&self, calls: bool) -> Arc<[Token]> {
         Arc::clone(if calls { &self.reasoning_and_call_markers } else { &self.reasoning_markers })
     }
 }
 
-/// Tool calls that a parser looks for.
+/// Which tool calls the parser of one output recognises.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolCallRules<'a> {
-    /// Syntax of the calls.
+    /// Syntax of the tool calls.
     pub syntax: ToolCallSyntax,
-    /// Tools that may be called.
+    /// Tools that the model may call.
     pub tools: &'a Arc<[ToolDefinition]>,
-    /// Maximum number of calls; later ones are dropped.
+    /// Maximum number of tool calls; further ones are dropped.
     pub max_calls: u32,
 }
 
-/// Parser of one output.
+/// Splits one generated output into reasoning, content and tool calls.
 #[derive(Debug, Clone)]
 pub struct OutputParser {
     splitter: Option<ReasoningSplitter>,
     calls: Option<ToolCallParser>,
-    /// Number of bytes read.
+    /// Length in bytes of the output parsed so far.
     bytes_read: usize,
 }
 
 impl OutputParser {
-    /// Creates a parser before the first character. If both arguments are `None`, all text is content.
+    /// Creates a parser of a new output. If both arguments are `None`, all text is content.
     pub fn new(reasoning: Option<ReasoningStart>, calls: Option<ToolCallRules<'_>>) -> Self {
         let opening_marker = calls.and_then(|rules| rules.syntax.opening_marker());
         Self {
@@ -87,7 +88,7 @@ impl OutputParser {
         }
     }
 
-    /// Parses the next part of the output and appends the pieces that are final.
+    /// Parses the next chunk of the output and appends to `pieces` all pieces that can no longer change.
     pub fn push(&mut self, text: &str, pieces: &mut OutputPieces) {
         if self.splitter.is_none() && self.calls.is_none() {
             return PieceSink::new(pieces, self.bytes_read).text(text);
@@ -106,7 +107,7 @@ impl OutputParser {
         }
     }
 
-    /// Ends the output: appends the text held back.
+    /// Ends the output: appends the text held back to `pieces`.
     pub fn finish(&mut self, pieces: &mut OutputPieces) {
         let mut out = PieceSink::new(pieces, self.bytes_read);
         if let Some(splitter) = &mut self.splitter {
@@ -117,7 +118,7 @@ impl OutputParser {
         }
     }
 
-    /// Whether the output is inside reasoning.
+    /// Whether the output parsed so far ends inside the reasoning.
     pub fn is_reasoning(&self) -> bool {
         self.splitter.as_ref().is_some_and(ReasoningSplitter::is_inside)
     }
@@ -127,14 +128,14 @@ impl OutputParser {
         self.splitter.is_some()
     }
 
-    /// Returns a reader that tracks the reasoning by token; `None` = the reasoning has ended or is not
-    /// parsed.
+    /// Returns a tracker that finds the end of the reasoning token by token; `None` if the reasoning has
+    /// ended or is not parsed.
     pub fn reasoning_reader(&self, detokenizer: Detokenizer) -> Option<ReasoningReader> {
         let splitter = self.splitter.as_ref().filter(|splitter| !splitter.is_after())?;
         Some(ReasoningReader::new(detokenizer, splitter.clone()))
     }
 
-    /// Number of complete tool calls.
+    /// Returns the number of complete tool calls.
     pub fn complete_calls(&self) -> u32 {
         self.calls.as_ref().map_or(0, ToolCallParser::complete)
     }

@@ -1,59 +1,61 @@
-//! Pieces of a parsed output: reasoning, content and tool calls, in order.
+//! Pieces of a parsed output in order: parts of the reasoning, the content and the tool calls.
 
-/// One piece of an output.
+/// One piece of a parsed output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputPiece<'a> {
     /// Text between the reasoning markers.
     Reasoning(&'a str),
     /// Content for the user.
     Content(&'a str),
-    /// A tool call begins. Its arguments are emitted as they arrive, so the call cannot be retracted.
+    /// A tool call begins. Its arguments are emitted while they are generated, so the call cannot be
+    /// retracted.
     Call {
-        /// Index of the call, from 0.
+        /// Index of the tool call in the output, from 0.
         index: u32,
         /// Name of the function.
         name: &'a str,
         /// Byte offset in the output at which the call's syntax begins.
         from: usize,
     },
-    /// Next part of a call's arguments, which add up to a JSON object.
+    /// Next part of a tool call's arguments. The concatenated parts are a JSON object.
     Arguments {
-        /// Index of the call.
+        /// Index of the tool call.
         index: u32,
-        /// Part of the arguments.
+        /// Text of this part.
         text: &'a str,
     },
     /// A tool call is complete.
     End {
-        /// Index of the call.
+        /// Index of the tool call.
         index: u32,
     },
-    /// A tool call was truncated or is malformed: its syntax is content for consumers that have output
-    /// nothing of the call yet.
+    /// A tool call was truncated or is malformed. Consumers that have sent nothing of it yet (non-streaming
+    /// replies) return its syntax as content.
     Broken {
-        /// Index of the call.
+        /// Index of the tool call.
         index: u32,
-        /// Byte offset in the output after the call's syntax.
+        /// Byte offset in the output at which the call's syntax ends.
         to: usize,
     },
 }
 
-/// List of pieces in order; adjacent pieces of a kind are merged. The text of all pieces is in one buffer, so
-/// a list that is cleared and refilled allocates nothing.
+/// List of pieces in order, in which adjacent pieces of the same kind are merged. The text of all pieces is
+/// in one buffer, so a list that is cleared and refilled allocates nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OutputPieces {
     pieces: Vec<PlacedPiece>,
     text: String,
 }
 
-/// Piece with the start of its text in the buffer; the text ends where the next piece starts.
+/// Kind of a piece, and the offset at which its text starts in the buffer; it ends where that of the next
+/// piece starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PlacedPiece {
     kind: PieceKind,
     start: usize,
 }
 
-/// Piece without its text.
+/// Kind of a piece, with its fields other than the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PieceKind {
     Reasoning,
@@ -88,7 +90,7 @@ impl OutputPieces {
         self.pieces.iter().zip(ends).map(|(piece, end)| piece.read(&self.text[piece.start..end]))
     }
 
-    /// Appends `more`, merging adjacent pieces of a kind.
+    /// Appends the pieces of `more`, merging adjacent pieces of the same kind.
     pub fn append(&mut self, more: &Self) {
         for piece in more.iter() {
             let (kind, text) = piece.parts();
@@ -97,7 +99,7 @@ impl OutputPieces {
         }
     }
 
-    /// Continues the last piece if it is of this kind, else begins a new one.
+    /// Continues the last piece if it is of this kind, else appends an empty piece of this kind.
     #[inline]
     fn open_piece(&mut self, kind: PieceKind) {
         let continues =
@@ -135,11 +137,11 @@ impl<'a> OutputPiece<'a> {
     }
 }
 
-/// Output list of one push, and the parser's position in the output.
+/// Piece list to which a parser appends, and the parser's position in the output.
 #[derive(Debug)]
 pub(super) struct PieceSink<'a> {
     list: &'a mut OutputPieces,
-    /// Number of bytes of the output up to and including the current character.
+    /// Length in bytes of the output up to and including the character being parsed.
     pub(super) bytes_read: usize,
 }
 
@@ -161,7 +163,7 @@ impl<'a> PieceSink<'a> {
         self.list.text.push(c);
     }
 
-    /// Appends content that needs no parsing.
+    /// Appends `more` as content.
     pub(super) fn text(&mut self, more: &str) {
         self.add(PieceKind::Content, more);
     }

@@ -1,10 +1,11 @@
-//! Converts panics of libraries on data of model folders and requests to errors.
+//! Converts panics of third-party crates on data of model folders and requests to errors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs `work`, which calls `library` and leaves no partly modified state if it panics.
+/// Runs `work`, which calls the crate named `library`. `work` must leave no partly modified state if it
+/// panics.
 ///
-/// Errors: `work` panicked; the panic itself is in the log.
+/// Errors: `work` panicked; the panic message is in the log.
 pub(super) fn catch_panic<T>(library: &str, work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| format!("the {library} panicked"))
 }

@@ -1,8 +1,8 @@
-//! Token ids that a tokenizer's post-processor adds around every text.
+//! Token ids that the post-processor of a tokenizer adds around every text (BOS, EOS).
 
 use protocol::Token;
 
-/// Tokens that the post-processor adds before and after a text.
+/// Token ids that the post-processor adds before and after a text.
 #[derive(Debug)]
 pub(super) struct PostProcessorTokens {
     pub(super) before: Vec<Token>,
@@ -10,7 +10,7 @@ pub(super) struct PostProcessorTokens {
 }
 
 impl PostProcessorTokens {
-    /// Determines the tokens; `None` if the effect of the post-processor is unclear.
+    /// Determines the added tokens by encoding a probe text; `None` if they cannot be determined this way.
     pub(super) fn new(inner: &tokenizers::Tokenizer) -> Option<Self> {
         const PROBE: &str = "a";
         let ids = |special: bool| Some(inner.encode_fast(PROBE, special).ok()?.get_ids().to_vec());

@@ -1,5 +1,5 @@
-//! JSON formatted like Python's `json.dumps(ensure_ascii=False)`, which is what `tojson` means in chat
-//! templates: `", "` and `": "` as separators, no HTML escapes, key order preserved.
+//! Writes JSON like Python's `json.dumps(ensure_ascii=False)`, as the `tojson` filter of chat templates must:
+//! `", "` and `": "` as separators, no HTML escapes, key order preserved.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,8 @@ use minijinja::{Error, ErrorKind};
 
 use super::special_token_guard::may_be_sentinel;
 
-/// Maximum nesting depth; deeper values are an error, as in Python, instead of a stack overflow.
+/// Maximum nesting depth of containers; deeper values are an error (as in Python) instead of a stack
+/// overflow.
 const DEPTH_MAX: usize = 256;
 
 /// Implements the `tojson` filter with `indent`, `separators`, `sort_keys` and `ensure_ascii`.
@@ -104,7 +105,7 @@ impl PythonJsonWriter {
         Ok(())
     }
 
-    /// Writes the separator before an element at `depth`.
+    /// Writes the separator (comma and line break) before an element at nesting depth `depth`.
     fn separate(&self, first: bool, depth: usize, out: &mut String) {
         if !first {
             out.push_str(&self.comma);
@@ -149,7 +150,8 @@ impl PythonJsonWriter {
     }
 }
 
-/// Formats a float like Python's `repr`: shortest digits, an exponent below 1e-4 and from 1e16.
+/// Formats a float like Python's `repr`: the shortest digits that round-trip, with an exponent for values
+/// below 1e-4 and from 1e16.
 fn float(x: f64) -> String {
     if x.is_nan() {
         return "NaN".to_owned();

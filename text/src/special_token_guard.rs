@@ -1,17 +1,18 @@
-//! Prevents text of users from being encoded as special tokens.
+//! Prevents special token strings in user text from being encoded as special tokens.
 //!
-//! Before rendering, a sentinel is inserted before each character of a request string at which a special
-//! token begins, or which could complete one together with neighbouring text. Templates trim and compare
-//! strings, so sentinels are inserted only there: other strings render unchanged, and a request without
-//! special token text is rendered as if there were no guard. After rendering the sentinels are removed; their
-//! positions are the protected positions that the tokenizer respects.
+//! Before rendering, a sentinel character is inserted into the strings of the request before each character
+//! at which a special token begins, or which could complete one together with neighbouring text. Templates
+//! trim and compare strings, so sentinels are inserted only there: other strings render unchanged, and a
+//! request without special token text is rendered as if there were no guard. After rendering the sentinels
+//! are removed; their positions are the protected positions, which the tokenizer covers with no special
+//! token.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 
 use super::template::RenderedChat;
 
-/// Searchable special tokens of one tokenizer, for request strings.
+/// Search automaton over the special tokens of one tokenizer, which finds them in strings of requests.
 #[derive(Debug)]
 pub(super) struct SpecialTokenGuard {
     token_strings: Vec<String>,
@@ -32,7 +33,8 @@ impl SpecialTokenGuard {
         Ok(Self { token_strings, automaton })
     }
 
-    /// Inserts `sentinel` before each character to protect, in every string and key of `value`.
+    /// Inserts `sentinel` into every string and every object key of `value`, before each character to
+    /// protect.
     pub(super) fn insert_sentinels(&self, value: &mut Value, sentinel: char) {
         match value {
             Value::String(text) => {
@@ -87,24 +89,24 @@ impl SpecialTokenGuard {
     }
 }
 
-/// Whether `text` ends with a proper prefix of `token_string`.
+/// Whether `text`, whose last character is `last`, ends with a proper prefix of `token_string`.
 fn begins_inside(token_string: &str, last: char, text: &str) -> bool {
     let ends =
         token_string.char_indices().filter(|&(_, c)| c == last).map(|(at, c)| at + c.len_utf8());
     ends.filter(|&end| end < token_string.len()).any(|end| text.ends_with(&token_string[..end]))
 }
 
-/// Whether `text` starts with a proper suffix of `token_string`.
+/// Whether `text`, whose first character is `first`, starts with a proper suffix of `token_string`.
 fn ends_inside(token_string: &str, first: char, text: &str) -> bool {
     let starts = token_string.char_indices().filter(|&(at, c)| at > 0 && c == first);
     starts.into_iter().any(|(at, _)| text.starts_with(&token_string[at..]))
 }
 
-/// Candidates for sentinels: Unicode noncharacters, then private-use characters.
+/// Characters that may be chosen as sentinels: Unicode noncharacters, then private-use characters.
 const SENTINELS: [std::ops::RangeInclusive<char>; 2] =
     ['\u{fdd0}'..='\u{fdef}', '\u{f0000}'..='\u{fffff}'];
 
-/// Whether `c` may be a sentinel, which no filter may rewrite.
+/// Whether `c` may be chosen as a sentinel. Template filters must not rewrite such characters.
 pub(super) fn may_be_sentinel(c: char) -> bool {
     SENTINELS.iter().any(|range| range.contains(&c))
 }
@@ -128,7 +130,7 @@ fn contains(value: &Value, c: char) -> bool {
     }
 }
 
-/// Removes the sentinels and records their positions.
+/// Removes the sentinels from `text` and records their positions as protected positions.
 pub(super) fn remove_sentinels(text: String, sentinel: char) -> RenderedChat {
     if !text.contains(sentinel) {
         return RenderedChat { text, protected_positions: Vec::new() };

@@ -1,8 +1,8 @@
-//! Stop strings, matched on text as it is generated.
+//! Matches stop strings on text while it is generated.
 //!
-//! There is one Knuth-Morris-Pratt automaton per stop string, so each byte costs amortised constant time
-//! however the text is cut. The match that *ends* first wins (and among these the one that starts first),
-//! which is independent of how the text is cut into chunks.
+//! There is one Knuth-Morris-Pratt automaton per stop string, so each byte costs amortised constant time. The
+//! match that *ends* first is used, and of several matches with this end the one that starts first. So the
+//! result does not depend on how the text is split into chunks.
 
 use std::sync::Arc;
 
@@ -16,13 +16,14 @@ pub struct StopStrings {
 #[derive(Debug)]
 struct StopPattern {
     text: String,
-    /// `failure[i]`: length of the longest proper border of `text[..=i]`.
+    /// Failure function of Knuth-Morris-Pratt. `failure[i]`: length of the longest proper prefix of
+    /// `text[..=i]` that is also its suffix.
     failure: Vec<u32>,
 }
 
 impl StopStrings {
-    /// Compiles `stops`; empty strings are ignored. With `include` the stop string stays in the output
-    /// (`include_stop_str_in_output`), otherwise the output ends before it.
+    /// Compiles `stops`; empty strings are ignored. With `include` the matched stop string stays in the
+    /// output (`include_stop_str_in_output`), otherwise the output ends before it.
     pub fn new<S: AsRef<str>>(stops: &[S], include: bool) -> Self {
         let patterns =
             stops.iter().map(AsRef::as_ref).filter(|s| !s.is_empty()).map(StopPattern::new);
@@ -60,7 +61,8 @@ impl StopPattern {
         Self { text: text.to_owned(), failure }
     }
 
-    /// Returns the length matched after `byte`, given `matched` before it.
+    /// Returns the number of bytes of this stop string that are matched after `byte`, given `matched` before
+    /// it.
     fn step(&self, mut matched: usize, byte: u8) -> usize {
         let bytes = self.text.as_bytes();
         while matched > 0 && bytes[matched] != byte {
@@ -74,15 +76,15 @@ impl StopPattern {
 #[derive(Debug, Clone)]
 pub struct StopMatcher {
     set: StopStrings,
-    /// Number of bytes matched so far, per pattern; always less than the pattern's length.
+    /// Number of bytes matched so far, per stop string; always less than the length of the stop string.
     states: Vec<usize>,
-    /// Text read but not emitted: a proper prefix of some stop string.
+    /// Text read but not emitted, because it is a proper prefix of some stop string.
     held_back: String,
     done: bool,
 }
 
 impl StopMatcher {
-    /// Takes more text and appends to `out` the part that can no longer belong to a stop string.
+    /// Matches more text and appends to `out` the part that can no longer belong to a stop string.
     ///
     /// Returns the stop string that was matched, if any: the text ends there, the rest of `text` is dropped,
     /// and later calls append nothing.
@@ -108,15 +110,15 @@ impl StopMatcher {
         }
         self.held_back.push_str(text);
         let pending_len = self.states.iter().copied().max().unwrap_or(0);
-        // A match starts at a leading byte: a char boundary.
+        // A match starts at the first byte of a UTF-8 character, so this is a character boundary.
         let final_len = self.held_back.len() - pending_len;
         out.push_str(&self.held_back[..final_len]);
         self.held_back.drain(..final_len);
         None
     }
 
-    /// Takes text that must not stop the request (below `min_tokens`): it is emitted at once, and no later
-    /// match includes any of it.
+    /// Appends text in which stop strings are not matched (below `min_tokens`). It is emitted at once, and no
+    /// later match includes any of it.
     pub fn push_unmatched(&mut self, text: &str, out: &mut String) {
         if self.done {
             return;
@@ -127,7 +129,7 @@ impl StopMatcher {
         self.states.fill(0);
     }
 
-    /// Ends the text without a stop string: appends the text held back.
+    /// Ends the text without a stop string: appends the text held back to `out`.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held_back);
         self.held_back.clear();
@@ -139,7 +141,8 @@ impl StopMatcher {
         !self.held_back.is_empty()
     }
 
-    /// Feeds one byte to every pattern; of several matches that end here, the longest wins.
+    /// Advances the automaton of every stop string by one byte. Of several matches that end here, the longest
+    /// is used.
     fn step(&mut self, byte: u8) -> Option<usize> {
         let mut hit: Option<usize> = None;
         for (index, pattern) in self.set.patterns.iter().enumerate() {

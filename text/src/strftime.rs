@@ -1,6 +1,6 @@
-//! `strftime` for chat templates that print today's date. UTC, so that replies do not depend on
-//! the server's time zone. Civil dates after Howard Hinnant, "chrono-compatible low-level date
-//! algorithms".
+//! `strftime` for chat templates that print today's date. The time is UTC, so that replies do not depend on
+//! the server's time zone. Days are converted to dates by the algorithm of Howard Hinnant, "chrono-compatible
+//! low-level date algorithms".
 
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -34,7 +34,7 @@ pub fn strftime(format: &str, now: SystemTime) -> String {
             continue;
         }
         let mut directive = chars.next();
-        let no_padding = directive == Some('-'); // `%-d`: without the leading zero.
+        let no_padding = directive == Some('-'); // `%-d` formats the number without leading zeros.
         if no_padding {
             directive = chars.next();
         }
@@ -119,7 +119,8 @@ impl CivilDate {
         true
     }
 
-    /// Writes directives, each followed by its separator except the last one.
+    /// Appends the values of several directives; `parts` gives each directive with the separator that follows
+    /// it. The last separator is not written.
     fn expand(&self, parts: &[(char, char)], out: &mut String) -> bool {
         for (index, &(directive, separator)) in parts.iter().enumerate() {
             self.write(directive, false, out);
@@ -131,7 +132,7 @@ impl CivilDate {
     }
 }
 
-/// Year, month and day of the proleptic Gregorian calendar; months and days from 1.
+/// Date of the proleptic Gregorian calendar; months and days are counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct YearMonthDay {
     year: i64,

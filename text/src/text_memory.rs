@@ -1,16 +1,16 @@
-//! Memory budget for tokenisation: the tokenizer library allocates many times the size of a text.
+//! Memory budget for tokenisation: the `tokenizers` crate allocates many times the size of a text.
 
 use super::error::TextError;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Default memory budget for all texts together, in bytes.
+/// Default memory budget of all texts together, in bytes.
 pub const TEXT_MEMORY_DEFAULT: u64 = 1_536 << 20;
-/// Maximum wait of a text for memory in use by other texts.
+/// Maximum time that a text waits for memory in use by other texts.
 const MEMORY_WAIT: Duration = Duration::from_secs(30);
 
-/// Memory budget for tokenisation, in bytes. A text acquires its share before it is tokenised and releases it
-/// afterwards.
+/// Memory budget for tokenisation, in bytes. Before a text is tokenised, the memory that this takes is
+/// acquired from the budget; afterwards it is released.
 #[derive(Debug)]
 pub(super) struct TextMemory {
     limit: u64,
@@ -18,7 +18,7 @@ pub(super) struct TextMemory {
     released: Condvar,
 }
 
-/// Share of the budget; released when dropped.
+/// Memory acquired from the budget; dropping this value releases it.
 #[derive(Debug)]
 pub(super) struct MemoryShare<'a> {
     memory: &'a TextMemory,
@@ -30,15 +30,15 @@ impl TextMemory {
         Self { limit, used: Mutex::new(0), released: Condvar::new() }
     }
 
-    /// Total budget in bytes.
+    /// Returns the total budget in bytes.
     pub(super) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Acquires a share, waiting while other shares use too much. The caller must not hold another share
-    /// meanwhile.
+    /// Acquires `bytes` of the budget for a text of `text_bytes` bytes, and waits while too much is in use.
+    /// The caller must not hold another part of the budget, or two callers could wait for each other.
     ///
-    /// Errors: a text of `text_bytes` bytes needs more than the total budget, or the wait timed out.
+    /// Errors: `bytes` exceeds the total budget, or the wait timed out.
     pub(super) fn acquire(
         &self,
         bytes: u64,
@@ -47,7 +47,7 @@ impl TextMemory {
         self.acquire_within(bytes, text_bytes, MEMORY_WAIT)
     }
 
-    /// Acquires a share with a wait of at most `wait`.
+    /// Acquires `bytes` of the budget, and waits at most `wait` for them.
     pub(super) fn acquire_within(
         &self,
         bytes: u64,

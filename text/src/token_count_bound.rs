@@ -1,29 +1,29 @@
-//! Lower bound on the number of tokens of a text, from its bytes: a prompt that is too long is rejected
-//! before it costs tokenisation time.
+//! Lower bound on the number of tokens of a text, computed from its bytes: a prompt that is too long is
+//! rejected before it costs tokenisation time.
 //!
-//! If every byte of a text reaches the model (byte-level BPE, or BPE with byte fallback, and no earlier step
-//! drops or joins text), each byte is covered by one token. So the number of bytes of any class, divided by
-//! the maximum number of such bytes in one token, is at most the number of tokens. The largest bound of
-//! several classes is used: all bytes, letters and digits, and each byte value on its own. Long runs of
-//! spaces have tokens of their own and would make the first class alone a weak bound.
+//! If every byte of a text reaches the tokenizer's BPE model (byte-level, or with byte fallback; no earlier
+//! step drops or joins text), each byte is covered by one token. So the number of bytes of any class, divided
+//! by the maximum number of such bytes in one token, is at most the number of tokens. The largest bound of
+//! several classes is used: all bytes, letters and digits, and each byte value on its own. The class of all
+//! bytes alone would give a weak bound, because long runs of spaces have tokens of their own.
 
 use super::token_table::{InvalidBytes, TokenTable};
 use protocol::Token;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-/// Byte tables of one tokenizer.
+/// Maximum byte counts of the tokens of one tokenizer, from which the bound is computed.
 #[derive(Debug)]
 pub(super) struct TokenCountBound {
     /// Maximum number of bytes of each class in one token.
     max_per_token: ByteClassCounts,
-    /// Whether the normaliser composes characters (NFC), which changes and joins some.
+    /// Whether the normaliser composes characters (NFC), so that the counts change for some characters.
     composes: bool,
-    /// Bytes that are replaced by steps before the model.
+    /// Byte values that the normaliser or the pre-tokenizer replaces by others.
     replaced: Vec<u8>,
 }
 
-/// Byte counts by class.
+/// Numbers of bytes by class.
 #[derive(Debug, Clone)]
 struct ByteClassCounts {
     all: u32,
@@ -31,7 +31,7 @@ struct ByteClassCounts {
     by_value: [u32; 256],
 }
 
-/// Steps before the model in `tokenizer.json`, as far as they affect lengths.
+/// Effects on text length of the normaliser and pre-tokenizer in `tokenizer.json`.
 #[derive(Default)]
 struct PreModelSteps {
     composes: bool,
@@ -40,7 +40,7 @@ struct PreModelSteps {
 }
 
 impl TokenCountBound {
-    /// Creates the tables; `None` if no bound is certain for this tokenizer.
+    /// Computes the maximum counts; `None` if no bound is certain for this tokenizer.
     pub(super) fn new(
         json: &Value,
         tokens: &[Option<(String, bool)>],
@@ -52,7 +52,7 @@ impl TokenCountBound {
         steps.pre_tokenizer(&json["pre_tokenizer"])?;
         let byte_level = steps.byte_level && vocabulary.invalid == InvalidBytes::PerSequence;
         covers_every_byte(&json["model"], byte_level)?;
-        // An added token that absorbs surrounding spaces has no fixed length.
+        // An added token that absorbs surrounding spaces covers an unlimited number of bytes.
         if added.iter().any(|(_, token)| token.lstrip || token.rstrip) {
             return None;
         }
@@ -100,7 +100,7 @@ impl ByteClassCounts {
         Self { all: 0, alphanumeric: 0, by_value: [0; 256] }
     }
 
-    /// Raises the maxima to the counts of one token.
+    /// Raises the maximum counts to those of one token.
     fn raise(&mut self, token: &[u8]) {
         self.all = self.all.max(token.len() as u32);
         let alphanumeric = token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count() as u32;
@@ -112,7 +112,7 @@ impl ByteClassCounts {
 }
 
 impl PreModelSteps {
-    /// Reads a normaliser step; `None` if it may drop or shorten text.
+    /// Adds a step of the normaliser; `None` if the step may drop or shorten text.
     fn normalizer(&mut self, step: &Value) -> Option<()> {
         match step["type"].as_str() {
             None if step.is_null() => {}
@@ -129,7 +129,7 @@ impl PreModelSteps {
         Some(())
     }
 
-    /// Reads a pre-tokenizer step; `None` if it may drop or shorten text.
+    /// Adds a step of the pre-tokenizer; `None` if the step may drop or shorten text.
     fn pre_tokenizer(&mut self, step: &Value) -> Option<()> {
         match step["type"].as_str() {
             None if step.is_null() => {}
@@ -146,7 +146,7 @@ impl PreModelSteps {
     }
 }
 
-/// Returns `None` if the model may drop a byte, or encode several unknown bytes as one token.
+/// Returns `None` if the BPE model may drop a byte, or encode several unknown bytes as one token.
 fn covers_every_byte(model: &Value, byte_level: bool) -> Option<()> {
     let plain = |name: &str| model[name].as_str().unwrap_or_default().is_empty();
     let vocabulary = model["vocab"].as_object()?;
@@ -170,7 +170,7 @@ fn counts(bytes: &[u8]) -> [usize; 256] {
     counts
 }
 
-/// Counts the bytes of all characters that NFC leaves unchanged, whatever surrounds them.
+/// Counts by value the bytes of all characters that NFC leaves unchanged, whatever surrounds them.
 fn counts_of_stable(text: &str) -> [usize; 256] {
     let mut counts = [0; 256];
     let mut chars = text.chars().peekable();
@@ -184,8 +184,8 @@ fn counts_of_stable(text: &str) -> [usize; 256] {
     counts
 }
 
-/// Whether NFC leaves a character unchanged if the next character is of this kind too: starters that compose
-/// with no preceding character and that are their own composition. Covers only the blocks that most texts
+/// Whether NFC leaves `c` unchanged if the next character is of this kind too: `c` is a starter that composes
+/// with no preceding character and is its own composition. Covers only the Unicode blocks that most texts
 /// consist of (Unicode 16, `NFC_Quick_Check` and `Canonical_Combining_Class`).
 pub(super) fn is_stable(c: char) -> bool {
     matches!(c,

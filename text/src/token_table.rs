@@ -1,49 +1,49 @@
-//! Bytes of each token id, and the rules by which a sequence of ids becomes text.
+//! Bytes of each token id, and the rules by which a sequence of token ids becomes text.
 //!
-//! Read once from the tokenizer's decoder into flat tables, so that the detokenizer never calls the library.
-//! Two families cover the supported models: byte-level BPE, where every token is raw bytes, and
-//! SentencePiece, where a token is text with `▁` for a space or one byte `<0xNN>`. Any other decoder is
+//! The tables are built once from the `decoder` of `tokenizer.json`, so that the detokenizer never calls the
+//! `tokenizers` crate. Two families cover the supported models: byte-level BPE, where a token is raw bytes,
+//! and SentencePiece, where a token is text with `▁` for a space, or one byte `<0xNN>`. Any other decoder is
 //! rejected at startup instead of approximated.
 
 use protocol::Token;
 use serde_json::Value;
 
-/// Kind of a token: its contribution to the text.
+/// Kind of a token, which determines the text that it contributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenKind {
-    /// The id has no token (a gap, or padding of the embedding).
+    /// The id has no token (it is unused, or padding of the embedding matrix).
     Unassigned,
     /// Text or raw bytes.
     Plain,
-    /// One byte of a byte-fallback run.
+    /// One byte `<0xNN>` of a run of byte-fallback tokens.
     Byte,
-    /// Special token: omitted under `skip_special_tokens`.
+    /// Special token: omitted from the text under `skip_special_tokens`.
     Special,
 }
 
-/// Replacement of invalid bytes.
+/// Number of U+FFFD that replace invalid UTF-8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InvalidBytes {
-    /// One U+FFFD per maximal invalid sequence (byte-level decoders).
+    /// One U+FFFD per maximal invalid sequence, as byte-level decoders do.
     PerSequence,
-    /// One U+FFFD per byte (byte fallback).
+    /// One U+FFFD per invalid byte, as byte-fallback decoders do.
     PerByte,
 }
 
-/// Treatment of spaces at the start of the whole text.
+/// Which spaces are dropped at the start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LeadingSpace {
     Keep,
-    /// Up to this number of leading spaces of the text are dropped (`Strip` after `Fuse`).
+    /// Up to this number of spaces at the start of the text are dropped (decoder step `Strip` after `Fuse`).
     StripText(usize),
-    /// Every `▁` of the first token is dropped (`Metaspace`).
+    /// Every `▁` of the first token is dropped (decoder step `Metaspace`).
     StripToken,
 }
 
-/// Flat tables over all ids.
+/// Bytes and kind of every token id, in flat tables.
 #[derive(Debug)]
 pub(super) struct TokenTable {
-    /// The bytes of a token are `bytes[end_offsets[id - 1]..end_offsets[id]]`.
+    /// Bytes of all tokens; those of token `id` are `bytes[end_offsets[id - 1]..end_offsets[id]]`.
     bytes: Vec<u8>,
     end_offsets: Vec<u32>,
     kinds: Vec<TokenKind>,
@@ -52,8 +52,8 @@ pub(super) struct TokenTable {
 }
 
 impl TokenTable {
-    /// Builds the tables. `tokens[id]` is the token's spelling in the file and whether it is special;
-    /// `decoder` is the `decoder` member of `tokenizer.json`.
+    /// Builds the tables. `tokens[id]` is the token's spelling in `tokenizer.json` and whether it is special;
+    /// `decoder` is the `decoder` member of that file.
     pub(super) fn new(tokens: &[Option<(String, bool)>], decoder: &Value) -> Result<Self, String> {
         let rules = DecoderRules::read(decoder)?;
         let mut this = Self {
@@ -85,7 +85,7 @@ impl TokenTable {
         Ok(this)
     }
 
-    /// Number of ids; ids are in `[0, len)`.
+    /// Returns the number of ids; ids are in `[0, len)`.
     pub(super) fn len(&self) -> usize {
         self.kinds.len()
     }
@@ -94,7 +94,7 @@ impl TokenTable {
         self.kinds.get(token as usize).copied().unwrap_or(TokenKind::Unassigned)
     }
 
-    /// Bytes of a token; empty for an unassigned id.
+    /// Returns the bytes of a token; empty for an unassigned id.
     pub(super) fn bytes(&self, token: Token) -> &[u8] {
         let id = token as usize;
         let Some(&end) = self.end_offsets.get(id) else { return &[] };
@@ -103,11 +103,11 @@ impl TokenTable {
     }
 }
 
-/// Decoder of `tokenizer.json`, reduced to the rules that the tables need.
+/// Rules read from the `decoder` member of `tokenizer.json`.
 struct DecoderRules {
     byte_level: bool,
     byte_fallback: bool,
-    /// Replacements applied to each token, in order.
+    /// Replacements (pattern, content) applied to each token, in order.
     replace: Vec<(String, String)>,
     leading: LeadingSpace,
 }
@@ -173,14 +173,14 @@ impl DecoderRules {
         Ok(())
     }
 
-    /// Appends the bytes of `token` and returns whether it is one byte of a fallback run.
+    /// Appends the bytes of `token` and returns whether it is a byte-fallback token.
     fn append_token_bytes(&self, token: &str, bytes: &mut Vec<u8>) -> bool {
         if self.byte_level {
             let start = bytes.len();
             for c in token.chars() {
                 let Some(byte) = byte_of(c) else {
                     bytes.truncate(start);
-                    bytes.extend_from_slice(token.as_bytes()); // An added token, stored unencoded.
+                    bytes.extend_from_slice(token.as_bytes()); // An added token, stored as plain text.
                     return false;
                 };
                 bytes.push(byte);

@@ -1,4 +1,4 @@
-//! Tokenizer of a model folder (`tokenizer.json`), loaded once and shared.
+//! Tokenizer of a model folder (`tokenizer.json`), loaded once and shared by all requests.
 //!
 //! There are two ways to encode text: `encode` recognises special tokens anywhere in the text (raw completion
 //! prompts, as every OpenAI-compatible server does), `encode_rendered` only where the chat template placed
@@ -23,23 +23,24 @@ use super::token_count_bound::TokenCountBound;
 use super::token_table::{TokenKind, TokenTable};
 use super::tokenizer_windows::{WINDOW_BYTES, WindowCutRules};
 
-/// Maximum number of ids; larger vocabularies are rejected at load, because the tables are flat.
+/// Maximum vocabulary size; larger vocabularies are rejected at load, because tables have an entry per id.
 const VOCABULARY_MAX: usize = 1 << 22;
 
-/// Library name in panic errors. tokenizers 0.22 panics, among other cases, if a post-processor refers to an
-/// undefined token.
+/// Name of the `tokenizers` crate in panic errors. Version 0.22 panics, among other cases, if a
+/// post-processor refers to an undefined token.
 const LIBRARY_NAME: &str = "tokenizer library";
 
-/// Maximum memory of the library per byte of a text that it treats as one word, in bytes: measured by
-/// `tests/e2e/http/memory_amplification.rs`.
+/// Maximum bytes of memory that the `tokenizers` crate takes per byte of a text that it treats as one word,
+/// measured by `tests/e2e/http/memory_amplification.rs`.
 const BYTES_PER_WORD_BYTE: u64 = 176;
-/// Maximum memory of the library per byte of a text in which every byte may be a word, in bytes.
+/// Maximum bytes of memory that the `tokenizers` crate takes per byte of a text in which every byte may be a
+/// word.
 const BYTES_PER_TEXT_BYTE: u64 = 320;
 
-/// Growth factor of a window that cannot be cut.
+/// Factor by which a window grows if the text inside it cannot be cut.
 const WINDOW_GROWTH: usize = 4;
 
-/// Maximum number of EOS ids.
+/// Maximum number of EOS token ids.
 const EOS_MAX: usize = 64;
 
 /// Converts text to token ids and back, for one model.
@@ -48,20 +49,20 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     added_tokens: AddedTokens,
     pub(super) token_table: TokenTable,
-    /// Lower bound on token counts; absent if the bytes of a text allow no certain bound.
+    /// Lower bound on token counts; `None` if the tokenizer allows no certain bound.
     length_bound: Option<TokenCountBound>,
-    /// Cut rules for long texts; absent if long texts are tokenised as a whole.
+    /// Rules for cutting long texts into windows; `None` if long texts are tokenised as a whole.
     windows: Option<WindowCutRules>,
-    /// Tokens added around a text; absent if only the library can determine them.
+    /// Tokens added around a text; `None` if only the `tokenizers` crate can determine them.
     post_processor: Option<PostProcessorTokens>,
-    /// Memory in bytes that tokenisation takes per byte of a text that cannot be cut.
+    /// Bytes of memory that tokenisation takes per byte of a text that cannot be cut.
     bytes_per_byte: u64,
-    /// Memory budget for tokenising long texts.
+    /// Memory budget for texts that cannot be cut, and for chat templates sent in requests.
     memory: TextMemory,
-    /// Special tokens by role (`bos_token`, ...), as chat templates name them.
+    /// Special tokens (role, token string) under the roles that chat templates use, such as `bos_token`.
     special_tokens: Vec<(String, String)>,
     bos: Option<Token>,
-    /// `add_bos_token` of a Llama tokenizer class, which overrides the post-processor.
+    /// `add_bos_token` of a Llama tokenizer class: whether BOS is added, whatever the post-processor does.
     add_bos: Option<bool>,
     eos_ids: Vec<Token>,
     /// Contents of `tokenizer_config.json`; null if there is none.
@@ -69,10 +70,10 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json`, and from `tokenizer_config.json`, `generation_config.json` and `config.json`,
-    /// if they exist, the special tokens and the EOS ids.
+    /// Loads `tokenizer.json`, and the special tokens and EOS ids from `tokenizer_config.json`,
+    /// `generation_config.json` and `config.json`, if these exist.
     ///
-    /// Errors: naming the file and what is wrong in it.
+    /// Errors: the error names the file and what is wrong in it.
     pub fn load(dir: &Path) -> Result<Self, TextLoadError> {
         let path = dir.join("tokenizer.json");
         let bytes = read_file(&path)?.ok_or_else(|| TextLoadError::Missing(path.clone()))?;
@@ -127,7 +128,7 @@ impl Tokenizer {
         Self { memory: TextMemory::new(bytes), ..self }
     }
 
-    /// Memory budget shared by long texts and templates of requests.
+    /// Returns the memory budget shared by long texts and templates of requests.
     pub(super) fn memory(&self) -> &TextMemory {
         &self.memory
     }
@@ -135,7 +136,8 @@ impl Tokenizer {
     /// Encodes `text`, recognising special tokens in it; `add_special_tokens` also adds the tokens that the
     /// model expects around a text (usually BOS).
     ///
-    /// Errors: the library fails; the text needs more memory than the budget has, or than is free now.
+    /// Errors: the `tokenizers` crate fails; the text needs more memory than the total budget, or than
+    /// becomes free in time.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<Token>, TextError> {
         let mut ids = match &self.post_processor {
             Some(post_processor) if text.len() > WINDOW_BYTES => {
@@ -178,7 +180,7 @@ impl Tokenizer {
         Ok(encoding.map_err(|e| failed(&e))?.get_ids().to_vec())
     }
 
-    /// Appends the ids of a text, without the tokens added around it.
+    /// Appends the ids of `text` to `ids`, without the tokens that the post-processor adds around a text.
     fn encode_pieces(
         &self,
         text: &str,
@@ -196,8 +198,8 @@ impl Tokenizer {
         catch_panic(LIBRARY_NAME, encode).map_err(TextError::Tokenizer)?.map_err(|e| failed(&e))
     }
 
-    /// Appends the ids of a text, of which one window is tokenised at a time. A window that cannot be cut
-    /// grows, and acquires its share of the memory for long texts.
+    /// Appends the ids of `text` to `ids`, tokenising one window of it at a time. A window that cannot be cut
+    /// grows and then acquires memory from the budget for long texts.
     fn encode_windows(
         &self,
         rules: &WindowCutRules,
@@ -239,8 +241,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Acquires memory for tokenising `bytes` bytes at a time. Windows of the usual size need none, because
-    /// few are in use at a time.
+    /// Acquires memory for tokenising `bytes` bytes at a time. Windows of the usual size acquire none,
+    /// because only a few are tokenised at a time.
     fn memory_share_for(&self, bytes: usize) -> Result<Option<MemoryShare<'_>>, TextError> {
         if bytes <= WINDOW_BYTES {
             return Ok(None);
@@ -249,13 +251,13 @@ impl Tokenizer {
     }
 
     /// Returns a lower bound on the number of tokens of `text`, without tokenising it; 0 if no bound is
-    /// certain. Linear: 12 ms for 8 MiB, 60 ms if NFC composes and the text is not all ASCII.
+    /// certain. The time is linear: 12 ms for 8 MiB, 60 ms if NFC composes and the text is not all ASCII.
     pub fn min_token_count(&self, text: &str) -> usize {
         let bound = self.length_bound.as_ref().map_or(0, |bound| bound.tokens(text));
         bound.saturating_sub(1) // A BOS token spelt in the text may be removed.
     }
 
-    /// Decodes `ids` as a complete text.
+    /// Decodes `ids` to a complete text.
     pub fn decode(&self, ids: &[Token], skip_special_tokens: bool) -> String {
         let mut out = String::new();
         let mut state =
@@ -267,13 +269,13 @@ impl Tokenizer {
         out
     }
 
-    /// Bytes of a token; empty for an unassigned id.
+    /// Returns the bytes of a token; empty for an unassigned id.
     pub fn token_bytes(&self, token: Token) -> &[u8] {
         self.token_table.bytes(token)
     }
 
-    /// Text of a single token, as in log-probabilities, or `bytes:\xE2\x80` if its bytes are not valid UTF-8,
-    /// so that different tokens never look the same.
+    /// Returns the text of a single token as log-probabilities show it: if its bytes are not valid UTF-8,
+    /// they are written as `bytes:\xE2\x80`, so that different tokens have different texts.
     pub fn token_text(&self, token: Token) -> Cow<'_, str> {
         let bytes = self.token_bytes(token);
         if let Ok(text) = std::str::from_utf8(bytes) {
@@ -286,12 +288,12 @@ impl Tokenizer {
         Cow::Owned(text)
     }
 
-    /// Spelling of a token in the vocabulary file (`Ġhello`), if the id has one.
+    /// Returns the spelling of a token in `tokenizer.json` (`Ġhello`), if the id has one.
     pub fn token_string(&self, token: Token) -> Option<String> {
         self.inner.id_to_token(token)
     }
 
-    /// Id of a token spelt as in the vocabulary file.
+    /// Returns the id of the token that is spelt `token_string` in `tokenizer.json`.
     pub fn token_id(&self, token_string: &str) -> Option<Token> {
         self.inner.token_to_id(token_string)
     }
@@ -301,32 +303,34 @@ impl Tokenizer {
         self.token_table.kind(token) == TokenKind::Special
     }
 
-    /// Largest id plus one. The vocabulary of the model may be padded beyond it.
+    /// Returns the largest token id plus one. The embedding matrix of the model may have more rows.
     pub fn vocab_size(&self) -> usize {
         self.token_table.len()
     }
 
-    /// Contents of `tokenizer_config.json`; null if there is none.
+    /// Returns the contents of `tokenizer_config.json`; null if there is none.
     pub fn config(&self) -> &Value {
         &self.config
     }
 
-    /// EOS ids without duplicates: of the tokenizer first, then of the model's generation configuration.
+    /// Returns the EOS ids without duplicates: those of the tokenizer first, then those of the model's
+    /// generation configuration.
     pub fn eos_ids(&self) -> &[Token] {
         &self.eos_ids
     }
 
-    /// Id of the BOS token, if the model has one.
+    /// Returns the id of the BOS token, if the model has one.
     pub fn bos_id(&self) -> Option<Token> {
         self.bos
     }
 
-    /// Special tokens by role, as chat templates name them (`bos_token`, `eos_token`, ...).
+    /// Returns the special tokens (role, token string), under the roles that chat templates use (`bos_token`,
+    /// `eos_token`, ...).
     pub fn special_tokens(&self) -> &[(String, String)] {
         &self.special_tokens
     }
 
-    /// Special tokens as text, which text of users must not be encoded as.
+    /// Returns the strings of the special tokens. User text that contains one is not encoded as that token.
     pub(super) fn special_token_strings(&self) -> &[String] {
         self.added_tokens.special_token_strings()
     }
@@ -363,18 +367,20 @@ pub(super) fn read_json(path: &Path) -> Result<Option<Value>, TextLoadError> {
         .map_err(|e| TextLoadError::Invalid { path: path.to_owned(), reason: e.to_string() })
 }
 
-/// Loads the tokenizer with the library, and checks that it can encode a text.
+/// Loads the tokenizer with the `tokenizers` crate, and checks that it can encode a text.
 fn read_by_library(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     let mut inner =
         tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| format!("not a tokenizer: {e}"))?;
-    // Limits of the training set, not of the model: HF clears both before encoding a prompt.
+    // The file contains the truncation and padding of training; transformers clears both before encoding a
+    // prompt.
     inner.with_truncation(None).map_err(|e| e.to_string())?;
     inner.with_padding(None);
     check_added(&inner)?;
     Ok(inner)
 }
 
-/// Checks that the ids added to every text are tokens: a post-processor has ids of its own.
+/// Checks that the ids that the post-processor adds to every text are tokens: it refers to tokens by ids of
+/// its own.
 fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     let added = inner.encode("", true).map_err(|e| e.to_string())?;
     match added.get_ids().iter().find(|&&id| inner.id_to_token(id).is_none()) {
@@ -383,7 +389,7 @@ fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     }
 }
 
-/// Returns the spelling of each id, and whether it is special.
+/// Returns the spelling of each id in `tokenizer.json`, and whether the token is special.
 fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<(String, bool)>>, String> {
     let vocabulary = inner.get_vocab(true);
     let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
@@ -414,7 +420,7 @@ fn special_tokens(config: &Value) -> Vec<(String, String)> {
     tokens.collect()
 }
 
-/// Returns the tokenizer's EOS id, then the ids of `generation_config.json` and `config.json`.
+/// Returns the tokenizer's EOS id `own`, then the ids of `generation_config.json` and `config.json`.
 fn eos_ids(dir: &Path, own: Option<Token>) -> Result<Vec<Token>, TextLoadError> {
     let mut ids: Vec<Token> = own.into_iter().collect();
     for name in ["generation_config.json", "config.json"] {

@@ -1,25 +1,26 @@
-//! Cuts long texts so that their parts, tokenised one after the other, give the tokens of the whole text.
+//! Cuts long texts into windows that, tokenised one after the other, give the tokens of the whole text.
 //!
-//! The tokenizer library keeps over a hundred bytes per byte of a text until it is done; tokenising window by
-//! window limits this. A cut must be a border of two pre-tokens that no text after the window can move. The
-//! supported pre-tokenizers are alternatives of a few runs of characters; no run contains two of the classes
-//! letters, digits, white space and punctuation. Most patterns take at most three digits per pre-token. So a
-//! pre-token that begins before the cut is determined by the characters up to the `CHANGES_MIN`th change of
-//! class after it.
+//! The `tokenizers` crate keeps over a hundred bytes per byte of a text until it is done; tokenising window
+//! by window limits this. A cut must be a border of two pre-tokens that no text after the window can move.
+//! The patterns of the supported pre-tokenizers are alternatives of a few runs of characters; no run contains
+//! two of the classes letters, digits, white space and punctuation. Most patterns take at most three digits
+//! per pre-token. So a pre-token that begins before the cut is determined by the characters up to the
+//! `CHANGES_MIN`th change of class after it.
 
 use super::token_count_bound::is_stable;
 use protocol::Token;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-/// Bytes of a text that are tokenised at a time, if the text can be cut.
+/// Size of a window in bytes, if the text can be cut.
 pub(super) const WINDOW_BYTES: usize = 64 << 10;
-/// Number of class changes between a cut and the end of its window: more than any alternative has runs.
+/// Number of changes of character class between a cut and the end of its window; no alternative of a pattern
+/// has as many runs.
 const CHANGES_MIN: u32 = 16;
-/// Number of bytes between a cut and the end of its window, in addition to the longest added token.
+/// Minimum number of bytes between a cut and the end of its window, in addition to the longest added token.
 const MARGIN_BYTES: usize = 1 << 10;
 
-/// Supported pre-tokenizer patterns; the argument in the module documentation applies to them.
+/// Supported pre-tokenizer patterns, to which the argument in the module documentation applies.
 const KNOWN_PATTERNS: [&str; 8] = [
     // GPT-2.
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -27,28 +28,30 @@ const KNOWN_PATTERNS: [&str; 8] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     // Llama 3.
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    // DeepSeek V3, in three steps.
+    // DeepSeek V3, which splits in three steps.
     r"\p{N}{1,3}",
     "[一-龥\u{3040}-ゟ゠-ヿ]+",
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
     // Mistral's Tekken.
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n/]+|\s+(?!\S)|\s+",
-    // Pattern of the unit tests, of the same kind.
+    // Pattern of the unit tests, built from the same kind of alternatives.
     r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// Rules that determine where texts of one tokenizer are cut.
+/// Rules that determine where the texts of one tokenizer are cut into windows.
 #[derive(Debug)]
 pub(super) struct WindowCutRules {
-    /// Whether the normaliser composes characters (NFC): then it must leave both sides of a cut unchanged.
+    /// Whether the normaliser composes characters (NFC): then it must leave the characters on both sides of a
+    /// cut unchanged.
     composes: bool,
-    /// Whether no pattern takes more than three digits at a time.
+    /// Whether every pattern takes at most three digits per pre-token.
     bounded_digit_runs: bool,
     margin: usize,
 }
 
 impl WindowCutRules {
-    /// Reads the rules; `None` if the borders of this tokenizer's pre-tokens are not known for certain.
+    /// Determines the rules from `tokenizer.json`; `None` if the borders of this tokenizer's pre-tokens are
+    /// not known for certain.
     pub(super) fn new(json: &Value, added: &[(Token, AddedToken)]) -> Option<Self> {
         let composes = match json["normalizer"]["type"].as_str() {
             None if json["normalizer"].is_null() => false,
@@ -71,7 +74,8 @@ impl WindowCutRules {
         })
     }
 
-    /// Returns the last of the ascending byte positions `borders` of `window` at which the text can be cut.
+    /// Returns the last of the byte positions `borders` (ascending borders of pre-tokens) at which `window`
+    /// can be cut.
     pub(super) fn last_safe_cut(&self, window: &str, borders: &[usize]) -> Option<usize> {
         let last = stable_prefix_end(window, self.bounded_digit_runs)?
             .min(window.len().checked_sub(self.margin)?);
@@ -84,7 +88,7 @@ impl WindowCutRules {
     }
 }
 
-/// Whether the steps before the model are supported, without a space added before the text.
+/// Whether a pre-tokenizer step is supported: it splits by a known pattern and adds no space before the text.
 fn splits_by_known_patterns(step: &Value) -> bool {
     match step["type"].as_str() {
         Some("ByteLevel") => step["add_prefix_space"] == false,
@@ -105,17 +109,17 @@ fn splits_by_known_patterns(step: &Value) -> bool {
     }
 }
 
-/// Whether a step takes any number of digits as one pre-token.
+/// Whether a pre-tokenizer step takes any number of digits as one pre-token.
 fn takes_runs_of_digits(step: &Value) -> bool {
     match step["type"].as_str() {
-        // `ByteLevel` has GPT-2's pattern.
+        // `ByteLevel` splits by GPT-2's pattern.
         Some("ByteLevel") => step["use_regex"] != false,
         Some("Split") => step["pattern"]["Regex"].as_str().is_none_or(|it| it.contains(r"\p{N}+")),
         _ => step["pretokenizers"].as_array().is_none_or(|it| it.iter().any(takes_runs_of_digits)),
     }
 }
 
-/// Character classes; no run of a supported pattern contains two of them.
+/// Classes of characters: no run of a supported pre-tokenizer pattern contains characters of two classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CutCharacterClass {
     Letter,
@@ -124,7 +128,7 @@ enum CutCharacterClass {
     Punctuation,
 }
 
-/// Returns the class of a character if it is the same for all patterns.
+/// Returns the class of `c`; `None` if it is not the same for all patterns.
 fn class_of(c: char) -> Option<CutCharacterClass> {
     match c {
         'a'..='z' | 'A'..='Z' | '\u{4e00}'..='\u{9fa5}' | '\u{ac00}'..='\u{d7a3}' => {
@@ -132,7 +136,7 @@ fn class_of(c: char) -> Option<CutCharacterClass> {
         }
         '0'..='9' => Some(CutCharacterClass::Digit),
         ' ' | '\n' | '\r' | '\t' => Some(CutCharacterClass::Space),
-        // In one pattern, a run of line breaks and slashes ends a pre-token: `/` has no class.
+        // In one pattern, a pre-token can end with a run of line breaks and slashes, so `/` has no class.
         '!'..='.' | ':'..='@' | '\u{3001}' | '\u{3002}' | '\u{ff0c}' => {
             Some(CutCharacterClass::Punctuation)
         }
@@ -140,10 +144,10 @@ fn class_of(c: char) -> Option<CutCharacterClass> {
     }
 }
 
-/// Returns the byte after which a window has exactly enough changes of class. If `bounded_digit_runs` are taken at a
-/// time, a longer run of digits counts as a change.
+/// Returns the last byte position in `window` that is followed by `CHANGES_MIN` changes of character class.
+/// With `bounded_digit_runs`, four digits in a row count as a change too.
 fn stable_prefix_end(window: &str, bounded_digit_runs: bool) -> Option<usize> {
-    /// Maximum number of digits of a pre-token plus one.
+    /// Maximum number of digits in one pre-token, plus one.
     const DIGITS: u32 = 4;
     let (mut changes, mut class, mut digits) = (0, None, 0);
     for (at, c) in window.char_indices().rev() {

@@ -1,7 +1,8 @@
-//! Reasoning in a model's output: the text up to `</think>`.
+//! Reasoning in a model's output: the text that ends with `</think>`.
 //!
-//! If the prompt opens or closes the reasoning, that decides. Otherwise the output of models that always
-//! reason starts inside the reasoning, and that of other models if it begins with `<think>`.
+//! If the prompt ends with `<think>`, the output starts inside the reasoning; if it ends with `</think>`, the
+//! output has none. Otherwise the output of models that always reason starts inside the reasoning, and the
+//! output of other models contains reasoning if it begins with `<think>`.
 
 mod reader;
 mod splitter;
@@ -14,43 +15,45 @@ pub(super) const OPEN_MARKER: &str = "<think>";
 /// Marker that closes the reasoning.
 pub(super) const CLOSE_MARKER: &str = "</think>";
 
-/// Reasoning format of a model family.
+/// Reasoning format of a model family (`--reasoning-parser`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningFamily {
-    /// Reasons if the prompt ends with `<think>`, or if the output begins with it.
+    /// The output is reasoning if the prompt ends with `<think>`, or if the output begins with `<think>`.
     Qwen3,
-    /// Reasons unless the prompt closes the reasoning.
+    /// The output starts with reasoning unless the prompt ends with `</think>`.
     DeepSeekR1,
-    /// Reasons if the prompt opens the reasoning (`thinking` in `chat_template_kwargs`).
+    /// The output is reasoning if the prompt ends with `<think>` (`thinking` in `chat_template_kwargs`), or
+    /// if the output begins with `<think>`.
     DeepSeekV3,
 }
 
-/// Reasoning state at the start of an output.
+/// Whether an output starts inside its reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningStart {
-    /// Inside the reasoning; an opening marker may still follow.
+    /// The output starts inside the reasoning; `<think>` may still follow.
     Inside,
-    /// After the reasoning.
+    /// The output has no reasoning, because the prompt closes it.
     After,
-    /// Determined by the opening marker.
+    /// The output has reasoning if it begins with `<think>`.
     AtMarker,
 }
 
 impl ReasoningFamily {
-    /// Names of the formats on the command line.
+    /// Command-line names of the reasoning formats, as in vLLM.
     pub const NAMES: &[(&str, Self)] = &[
         ("qwen3", Self::Qwen3),
         ("deepseek_r1", Self::DeepSeekR1),
         ("deepseek_v3", Self::DeepSeekV3),
     ];
 
-    /// Markers that a tokenizer may have as special tokens.
+    /// Reasoning markers, each of which may be a special token of the tokenizer.
     pub const MARKERS: &[&str] = &[OPEN_MARKER, CLOSE_MARKER];
 
-    /// Marker after which the content begins.
+    /// Marker at the end of the reasoning; the content follows it.
     pub const END_MARKER: &str = CLOSE_MARKER;
 
-    /// Returns the reasoning state of an output after a prompt; `prompt_tail`: the end of the rendered text.
+    /// Returns the reasoning state at the start of an output; `prompt_tail` is the end of the rendered
+    /// prompt.
     pub fn start_after_prompt(self, prompt_tail: &str) -> ReasoningStart {
         let prompt_tail = prompt_tail.trim_end();
         if prompt_tail.ends_with(OPEN_MARKER) {
@@ -65,12 +68,12 @@ impl ReasoningFamily {
         }
     }
 
-    /// Returns the reasoning at the end of a message that is continued inside the reasoning.
+    /// Returns the text after the last `<think>` of a message that is to be continued inside its reasoning.
     pub fn trailing_reasoning(message: &str) -> &str {
         message.rfind(OPEN_MARKER).map_or("", |at| &message[at + OPEN_MARKER.len()..])
     }
 
-    /// Returns the reasoning state of an output that continues a message.
+    /// Returns the reasoning state at the start of an output that continues the assistant message `message`.
     pub fn start_after_message(self, message: &str) -> ReasoningStart {
         match (message.rfind(OPEN_MARKER), message.rfind(CLOSE_MARKER)) {
             (Some(open), close) if close.is_none_or(|close| close < open) => ReasoningStart::Inside,

@@ -1,11 +1,12 @@
-//! Finds the end of an output's reasoning for the thinking budget, with the parser that replies use.
+//! Finds the end of an output's reasoning for the thinking budget, with the parser that also splits the
+//! replies.
 
 use super::ReasoningSplitter;
 use crate::detokenizer::Detokenizer;
 use grammar::{ReasoningState, ReasoningTracker};
 use protocol::Token;
 
-/// Reads one output, token by token.
+/// Tracks token by token whether an output is inside its reasoning.
 #[derive(Debug, Clone)]
 pub struct ReasoningReader {
     detokenizer: Detokenizer,

@@ -1,11 +1,11 @@
-//! Splits reasoning from content, character by character.
+//! Splits an output into reasoning and content, character by character.
 
 use super::{CLOSE_MARKER, OPEN_MARKER, ReasoningStart};
 use crate::tool_calls::MarkerScanner;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SplitterState {
-    /// Only whitespace and a prefix of the opening marker so far.
+    /// The output is only whitespace and a prefix of `<think>` so far.
     Start {
         inside: bool,
     },
@@ -13,25 +13,25 @@ enum SplitterState {
     After,
 }
 
-/// Section that a character belongs to.
+/// Section of the output that a character belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OutputSection {
     Reasoning,
     Content,
 }
 
-/// State between two characters of one output.
+/// Splits one output; keeps the state between two characters.
 #[derive(Debug, Clone)]
 pub(crate) struct ReasoningSplitter {
     state: SplitterState,
     scanner: MarkerScanner,
     space: String,
-    /// Markers that end the reasoning: the closing marker, and optionally one that opens a tool call, which
-    /// some models write without closing the reasoning first.
+    /// Markers that end the reasoning: `</think>`, and optionally the marker that opens a tool call, which
+    /// some models generate without closing the reasoning first.
     end_markers: Vec<&'static str>,
 }
 
-/// Maximum number of whitespace bytes before an opening marker.
+/// Maximum number of whitespace bytes before `<think>`; an output with more has no opening marker.
 const SPACE_MAX: usize = 64;
 
 impl ReasoningSplitter {
@@ -45,18 +45,18 @@ impl ReasoningSplitter {
         Self { state, scanner: MarkerScanner::default(), space: String::new(), end_markers }
     }
 
-    /// Whether the output is inside reasoning, as far as is known.
+    /// Whether the output parsed so far ends inside the reasoning.
     pub(crate) fn is_inside(&self) -> bool {
         matches!(self.state, SplitterState::Inside | SplitterState::Start { inside: true })
     }
 
-    /// Whether all further text is content.
+    /// Whether the reasoning has ended: all further text is content.
     #[inline]
     pub(crate) fn is_after(&self) -> bool {
         self.state == SplitterState::After
     }
 
-    /// Takes the next character and emits the characters that are final.
+    /// Processes the next character and passes to `out` the characters whose section is final.
     pub(crate) fn push(&mut self, c: char, out: &mut dyn FnMut(OutputSection, char)) {
         match self.state {
             SplitterState::After => out(OutputSection::Content, c),
@@ -67,7 +67,7 @@ impl ReasoningSplitter {
                     return;
                 }
                 let mut text = String::new();
-                // Empty reasoning begins with its closing marker.
+                // The output of a model with empty reasoning begins with the closing marker.
                 let markers: &[&str] =
                     if inside { &[OPEN_MARKER, CLOSE_MARKER] } else { &[OPEN_MARKER] };
                 match self.scanner.push(c, markers, |c| text.push(c)) {
@@ -86,7 +86,7 @@ impl ReasoningSplitter {
         }
     }
 
-    /// Ends the output.
+    /// Ends the output: passes the text held back to `out`.
     pub(crate) fn finish(&mut self, out: &mut dyn FnMut(OutputSection, char)) {
         let section =
             if self.is_inside() { OutputSection::Reasoning } else { OutputSection::Content };
@@ -94,7 +94,7 @@ impl ReasoningSplitter {
         self.scanner.finish(|c| out(section, c));
     }
 
-    /// There is no opening marker: the text held back belongs to the first section.
+    /// Called when the output does not begin with `<think>`: the text held back belongs to the first section.
     fn resolve_start(
         &mut self,
         inside: bool,

@@ -1,4 +1,4 @@
-//! Worker process that renders the chat template of one request.
+//! Worker process that renders a chat template sent in a request.
 
 use super::engine::TemplateEngine;
 use super::message::{TemplateReply, TemplateRequest};
@@ -8,10 +8,10 @@ use protocol::link::{FrameReader, FrameWriter, LinkError, LinkSocket, MessageSen
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io;
 
-/// Renders the template received through `stream`, within limits of memory and CPU time: a template that
-/// exceeds one ends this process.
+/// Renders the chat template received through `stream`. A template that exceeds the limit of memory or CPU
+/// time ends this process.
 ///
-/// Errors: the limits cannot be set, or the link fails.
+/// Errors: the limits cannot be set, or reading from or writing to `stream` fails.
 pub fn serve(stream: LinkSocket) -> io::Result<()> {
     lower_priority();
     let cpu = Rlimit { current: Some(TEMPLATE_CPU_S), maximum: Some(TEMPLATE_CPU_S + 1) };

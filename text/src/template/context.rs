@@ -1,5 +1,6 @@
-//! Template variables of a conversation, and post-processing of the rendered text: special tokens typed by a
-//! user stay text, and a message to be continued stays open.
+//! Variables of a chat template for one conversation, and post-processing of the rendered text: special
+//! tokens typed by a user remain plain text, and a message to be continued is left without its end-of-turn
+//! text.
 
 use super::super::error::TextError;
 use super::super::special_token_guard::{SpecialTokenGuard, remove_sentinels, unused_characters};
@@ -8,22 +9,24 @@ use super::{ChatInput, RenderedChat};
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
 
-/// Special tokens of a tokenizer: template variables such as `bos_token`, and the guard for request strings.
+/// Special tokens of a tokenizer: template variables such as `bos_token`, and the guard that protects user
+/// text.
 #[derive(Debug)]
 pub(super) struct SpecialTokens {
     guard: SpecialTokenGuard,
     named: Vec<(String, String)>,
 }
 
-/// Variables of one rendering.
+/// Template variables of one conversation, and what is needed to post-process the rendered text.
 pub(super) struct TemplateContext {
     /// Variables by name.
     pub(super) variables: Map<String, Value>,
-    /// Whether tools are defined.
+    /// Whether the request defines tools.
     pub(super) has_tools: bool,
-    /// Character inserted before characters that must not become part of a special token.
+    /// Sentinel: character inserted before characters that must not become part of a special token.
     sentinel: char,
-    /// Character inserted at the end of the message to be continued.
+    /// Character inserted at the end of the message to be continued, so that its end is found in the rendered
+    /// text.
     continued: Option<char>,
 }
 
@@ -36,7 +39,7 @@ impl SpecialTokens {
         Ok(Self { guard, named: tokenizer.special_tokens().to_vec() })
     }
 
-    /// Builds the variables of a conversation, with sentinels where a user's text contains (part of) a
+    /// Builds the template variables of a conversation, with sentinels where user text contains (part of) a
     /// special token.
     ///
     /// Errors: there is no message to continue, or no unused character for a sentinel.
@@ -47,7 +50,8 @@ impl SpecialTokens {
             .ok_or_else(|| TextError::Template("no unused character for a sentinel".to_owned()))?;
         if input.continue_final_message {
             let text = last_text(&mut input.messages).ok_or(TextError::NothingToContinue)?;
-            // The space after the end character shows whether the template trims its messages.
+            // The space after the end character is missing in the rendered text if the template trims its
+            // messages.
             let _infallible = write!(text, "{end} ");
         }
         let mut variables = Map::new();
@@ -77,9 +81,10 @@ impl SpecialTokens {
 }
 
 impl TemplateContext {
-    /// Converts the template's output to the prompt.
+    /// Converts the rendered text to the prompt: cuts it at the end of the message to be continued, and
+    /// removes the sentinels.
     ///
-    /// Errors: the message to be continued is not in it.
+    /// Errors: the rendered text does not contain the message to be continued.
     pub(super) fn finish(&self, mut text: String) -> Result<RenderedChat, TextError> {
         if let Some(end) = self.continued {
             cut_at(&mut text, end)?;
@@ -88,7 +93,7 @@ impl TemplateContext {
     }
 }
 
-/// Returns the text to continue: the last message's content, or its last text part.
+/// Returns the text of the message to be continued: the content of the last message, or its last text part.
 fn last_text(messages: &mut Value) -> Option<&mut String> {
     match messages.as_array_mut()?.last_mut()?.get_mut("content")? {
         Value::String(text) => Some(text),
@@ -103,8 +108,9 @@ fn last_text(messages: &mut Value) -> Option<&mut String> {
     }
 }
 
-/// Cuts the text at the end of the continued message. A template that trims its messages has removed the
-/// space after the end character; then the message's own trailing whitespace is removed too.
+/// Cuts the rendered text at the end character of the message to be continued. If the space after that
+/// character is missing, the template trims its messages; then trailing whitespace of the message is removed
+/// too.
 fn cut_at(text: &mut String, end: char) -> Result<(), TextError> {
     let at = text.rfind(end).ok_or(TextError::NothingToContinue)?;
     let spaced = text[at + end.len_utf8()..].starts_with(' ');

@@ -1,5 +1,5 @@
-//! Chat template engine compatible with transformers: compiled templates, with limits on instructions and
-//! output.
+//! Chat template engine compatible with Hugging Face transformers: compiles templates, and renders them
+//! within limits on instructions and output bytes.
 
 use super::super::error::TextError;
 use super::super::panic_guard::catch_panic;
@@ -11,11 +11,11 @@ use serde_json::{Map, Value};
 use std::io;
 use std::time::SystemTime;
 
-/// Maximum number of instructions of one rendering.
+/// Maximum number of template instructions of one rendering.
 const FUEL: u64 = 500_000;
 
-/// Library name in panic errors. minijinja 2.24 panics when some templates reverse an empty string, and when
-/// it formats some errors; such a template fails like any other.
+/// Name of the minijinja crate in panic errors. minijinja 2.24 panics when some templates reverse an empty
+/// string, and when it formats some errors; a template that causes a panic fails with an ordinary error.
 const ENGINE_NAME: &str = "template engine";
 
 /// Maximum number of characters of a `raise_exception` message sent to a client: it may repeat the client's
@@ -38,7 +38,7 @@ impl TemplateEngine {
         Self { environment: environment(), output_bytes_max }
     }
 
-    /// Creates an engine with one template.
+    /// Creates an engine with the template `text`.
     ///
     /// Errors: `InvalidRequestTemplate` if it does not compile.
     pub(super) fn of_text(text: &str, output_bytes_max: usize) -> Result<Self, TextError> {
@@ -57,13 +57,13 @@ impl TemplateEngine {
             .and_then(|added| added)
     }
 
-    /// Source of the template for conversations without tools.
+    /// Returns the source of the template for conversations without tools.
     pub(super) fn source(&self) -> Option<String> {
         let template = self.environment.get_template(DEFAULT).ok()?;
         Some(template.source().to_owned())
     }
 
-    /// Whether one of the templates contains `text`.
+    /// Whether the source of one of the templates contains `text`.
     pub(super) fn mentions(&self, text: &str) -> bool {
         self.environment.templates().any(|(_, template)| template.source().contains(text))
     }
@@ -100,7 +100,8 @@ fn environment() -> Environment<'static> {
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_fuel(Some(FUEL));
-    // Debug errors would format all variables, which overflows the stack if a namespace contains itself.
+    // minijinja's debug errors would format all variables, which overflows the stack if a namespace contains
+    // itself.
     environment.set_debug(false);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -114,14 +115,14 @@ fn environment() -> Environment<'static> {
     environment
 }
 
-/// Maximum depth of containers that are formatted: the library uses stack for each level, and a namespace may
-/// contain itself.
+/// Maximum nesting depth of values that are formatted: minijinja uses stack for each level, and a Jinja
+/// namespace may contain itself.
 const DEPTH_MAX: usize = 256;
 
-/// Number of values visited before a container counts as too deep.
+/// Maximum number of values visited to determine the depth of one value; with more, it counts as too deep.
 const VALUES_VISITED_MAX: usize = 1 << 20;
 
-/// Whether no value inside is deeper than `levels`.
+/// Whether containers in `value` are nested at most `levels` deep.
 fn is_shallow(value: &Jinja, levels: usize, visits_left: &mut usize) -> bool {
     let is_map = value.kind() == ValueKind::Map;
     if !is_map && value.kind() != ValueKind::Seq {
@@ -137,7 +138,7 @@ fn is_shallow(value: &Jinja, levels: usize, visits_left: &mut usize) -> bool {
     })
 }
 
-/// Formats constants as Python does: `None`, `True`, `False`.
+/// Formats constants as Python does: `None`, `True` and `False`.
 fn python_formatter(
     out: &mut Output<'_>,
     state: &State<'_, '_>,
@@ -155,7 +156,7 @@ fn python_formatter(
     out.write_str(word).map_err(Error::from)
 }
 
-/// Message passed to `raise_exception`.
+/// Message that a template passed to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct RaisedException(String);
@@ -179,7 +180,7 @@ fn explain(error: &Error) -> TextError {
     TextError::Template(format!("{error:#}"))
 }
 
-/// Collects output up to a limit.
+/// Collects the rendered text; fails at the maximum size.
 struct CappedOutput {
     bytes: Vec<u8>,
     max: usize,
@@ -201,13 +202,13 @@ impl io::Write for CappedOutput {
     }
 }
 
-/// Replaces `{% generation %}`, which only marks text for training, by a block that always renders, which
-/// keeps the whitespace control of its tags.
+/// Replaces `{% generation %}`, which only selects text for training, by a block that is always rendered. The
+/// whitespace control of its tags is preserved.
 fn without_generation_tags(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(open) = rest.find("{%") {
-        // Search after the opening: in `{%}`, one `%` cannot belong to both delimiters.
+        // The search starts after `{%`: in `{%}`, one `%` cannot belong to both delimiters.
         let Some(length) = rest[open + 2..].find("%}") else { break };
         let close = open + 2 + length;
         let tag = &rest[open + 2..close];

@@ -1,4 +1,4 @@
-//! Messages between the server and the worker process that renders the chat template of one request.
+//! Messages between the server and the worker process that renders a chat template sent in a request.
 
 use super::super::error::TextError;
 use grammar::worker_process::{decode_message, encode_message};
@@ -6,11 +6,11 @@ use protocol::codec::{CodecError, WireMessage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Message kinds, distinct from those of executors and of grammars.
+/// Kinds of the messages; other links (executors, grammar workers) use other numbers.
 const TEMPLATE_REQUEST: u16 = 67;
 const TEMPLATE_REPLY: u16 = 68;
 
-/// Template to render once.
+/// Request to the worker process: one template to render.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct TemplateRequest {
     /// Source of the template.
@@ -19,11 +19,11 @@ pub(super) struct TemplateRequest {
     pub(super) variables: Map<String, Value>,
     /// Maximum size of the output in bytes.
     pub(super) output_bytes_max: usize,
-    /// Limit of the worker's address space in bytes.
+    /// Limit of the worker process's address space in bytes.
     pub(super) memory_bytes: u64,
 }
 
-/// Output of the template.
+/// Reply of the worker process: the rendered text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TemplateReply(pub(super) Result<String, TextError>);
 

@@ -1,4 +1,4 @@
-//! Chat template of a model folder, or of a request: renders messages to the text of the prompt.
+//! Chat template of a model folder or of a request: renders messages to the text of a prompt.
 //!
 //! Rendering follows `apply_chat_template` of transformers 5 (Jinja2 with `trim_blocks` and `lstrip_blocks`,
 //! `tojson` as Python writes JSON, `raise_exception`, `strftime_now`, loop controls, `{% generation %}`
@@ -27,31 +27,31 @@ use std::path::Path;
 /// Maximum size of a template file in bytes.
 pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
-/// Inputs of a chat template. All strings except `template` are treated as text of the user.
+/// Input of a chat template. All strings except `template` are treated as user text.
 #[derive(Debug, Clone, Default)]
 pub struct ChatInput {
-    /// Chat template of the request itself.
+    /// Chat template sent in the request; `None` = the template of the model.
     pub template: Option<String>,
-    /// Messages, an array of objects as in the request.
+    /// Messages: a JSON array of objects as in the request.
     pub messages: Value,
-    /// Tool definitions, or null.
+    /// Tool definitions as in the request, or null.
     pub tools: Value,
-    /// Documents, or null.
+    /// Documents (for retrieval-augmented generation) as in the request, or null.
     pub documents: Value,
     /// Whether the prompt ends with the opening of an assistant turn.
     pub add_generation_prompt: bool,
-    /// Whether the last message is left open, to be continued.
+    /// Whether the end of the last message is omitted, so that the model continues this message.
     pub continue_final_message: bool,
-    /// `chat_template_kwargs`, after the server's defaults.
+    /// `chat_template_kwargs` of the request, completed by the defaults of the server.
     pub kwargs: Map<String, Value>,
 }
 
-/// Text of a prompt, and the positions at which the user typed (part of) a special token.
+/// Text of a prompt, and the positions at which user text contains (part of) a special token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedChat {
     /// Text of the prompt.
     pub text: String,
-    /// Ascending byte positions that no special token may cover.
+    /// Ascending byte positions in `text` that no special token may cover.
     pub(super) protected_positions: Vec<usize>,
 }
 
@@ -63,8 +63,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles the template of `dir`, or `chosen` (`--chat-template`: a file, or the template itself).
-    /// `Ok(None)` if the model has none: chat requests are then rejected.
+    /// Compiles the template of the model folder `dir`, or `chosen` (value of `--chat-template`: the path of
+    /// a file, or the template itself). `Ok(None)` if there is no template: chat requests are then rejected.
     ///
     /// The template is read from `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`, in
     /// this order of precedence; a list of named templates is supported. Rendering stops at
@@ -98,7 +98,8 @@ impl ChatTemplate {
         Ok(Some(Self { engine, special_tokens: special }))
     }
 
-    /// Compiles a template in this process. It must be trusted: the memory of its strings is not limited.
+    /// Compiles the template `text` in this process. It must be trusted, because the memory that rendering
+    /// takes is not limited.
     ///
     /// Errors: the template is invalid.
     pub fn of_text(
@@ -111,17 +112,17 @@ impl ChatTemplate {
         Ok(Self { engine, special_tokens: special })
     }
 
-    /// Source of the template for conversations without tools.
+    /// Returns the source of the template for conversations without tools.
     pub fn source(&self) -> Option<String> {
         self.engine.source()
     }
 
-    /// Whether one of the model's templates contains `text`.
+    /// Whether the source of one of the model's templates contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
         self.engine.mentions(text)
     }
 
-    /// Renders one conversation.
+    /// Renders one conversation to a prompt.
     pub fn render(&self, input: ChatInput) -> Result<RenderedChat, TextError> {
         let context = self.special_tokens.context(input)?;
         context.finish(self.engine.render(context.has_tools, &context.variables)?)

@@ -1,8 +1,8 @@
-//! Chat templates sent in requests, if the operator allows them (`--trust-request-chat-template`).
+//! Renders chat templates sent in requests, if the operator allows them (`--trust-request-chat-template`).
 //!
-//! The template engine limits instructions and output, but a template can double a string with each
-//! instruction. So each such template is rendered by a worker process of its own (`hadron template-worker`),
-//! which the kernel ends at its limits.
+//! The template engine limits instructions and output, but a template can double the size of a string with
+//! each instruction. So each template of a request is rendered by a worker process of its own (`hadron
+//! template-worker`), which the kernel ends if it exceeds its limit of memory or CPU time.
 
 use super::context::SpecialTokens;
 use super::message::{TemplateReply, TemplateRequest};
@@ -19,31 +19,32 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Address space limit of a template in bytes; meanwhile its process reserves as much of `--max-text-memory`.
+/// Address space limit of one worker process in bytes. While it runs, as much of `--max-text-memory` is
+/// reserved.
 const TEMPLATE_MEMORY: u64 = 512 << 20;
-/// Maximum number of templates rendered at a time: each one blocks a thread of the text pool while its
+/// Maximum number of templates rendered at a time: each one blocks a thread of the text pool while its worker
 /// process runs.
 const TEMPLATES_MAX: u64 = 2;
-/// Maximum wait for other templates, and for memory in use by long texts.
+/// Maximum time that a request waits for other templates, and for memory in use by long texts.
 const SLOT_WAIT: Duration = Duration::from_secs(1);
-/// CPU time limit of a template, in seconds.
+/// CPU time limit of one worker process, in seconds.
 pub(super) const TEMPLATE_CPU_S: u64 = 5;
-/// Time without a reply after which the process is killed.
+/// Maximum time until the worker process replies; afterwards it is killed.
 const TEMPLATE_TIME: Duration = Duration::from_secs(30);
 
-/// Renders chat templates sent in requests.
+/// Renders chat templates sent in requests, each in a worker process.
 #[derive(Debug)]
 pub struct RequestTemplates {
     program: WorkerProgram,
     special_tokens: SpecialTokens,
     output_bytes_max: usize,
-    /// Semaphore: its unit is one template, not one byte.
+    /// Semaphore of `TEMPLATES_MAX` units; each template being rendered acquires one unit (not bytes).
     render_slots: TextMemory,
 }
 
 impl RequestTemplates {
-    /// Creates a renderer for prompts of `tokenizer` of at most `output_bytes_max` bytes; `program` is the
-    /// worker.
+    /// Creates a renderer of prompts for `tokenizer`, of at most `output_bytes_max` bytes. `program` is the
+    /// worker executable.
     ///
     /// Errors: the search automaton over the special tokens would be too large.
     pub fn new(
@@ -56,7 +57,7 @@ impl RequestTemplates {
         Ok(Self { program, special_tokens, output_bytes_max, render_slots })
     }
 
-    /// Renders a conversation with a template.
+    /// Renders a conversation with the template of its request.
     ///
     /// Errors: the template is invalid, fails, raises an exception or exceeds a limit, or no process or
     /// memory is available now.
@@ -84,7 +85,7 @@ impl RequestTemplates {
     }
 }
 
-/// Worker process. Dropping it kills the process and waits for its end.
+/// Worker process that renders one template. Dropping this value kills the process and waits for its end.
 struct TemplateProcess {
     child: Child,
     writer: FrameWriter<UnixStream, TemplateRequest>,
@@ -92,7 +93,7 @@ struct TemplateProcess {
 }
 
 impl TemplateProcess {
-    /// Starts the process. It ends with the calling thread.
+    /// Starts the worker process. The kernel ends it when the calling thread ends.
     ///
     /// Errors: no process or file descriptor is available.
     fn start(program: &WorkerProgram) -> io::Result<Self> {
@@ -107,7 +108,7 @@ impl TemplateProcess {
             .env(ARENA_RESERVE.0, ARENA_RESERVE.1)
             .stdin(Stdio::from(OwnedFd::from(child_socket)))
             .stdout(Stdio::null())
-            .stderr(Stdio::null()) // Discards the message of a failed allocation.
+            .stderr(Stdio::null()) // Discards the message that Rust prints if an allocation fails.
             .spawn()?;
         Ok(Self { child, writer, reader })
     }
@@ -128,14 +129,14 @@ impl TemplateProcess {
         }
     }
 
-    /// Returns the error for a process that ended without a reply.
+    /// Returns the error for a worker process that ended without a reply, from its exit status.
     fn cause_of_end(&mut self, memory_bytes: u64) -> TextError {
         use rustix::process::Signal;
         let is = |status: &ExitStatus, signal: Signal| status.signal() == Some(signal.as_raw());
-        let _ = self.child.kill(); // A process that has already ended keeps its status.
+        let _ = self.child.kill(); // If the process has already ended, its exit status is kept.
         match self.child.wait() {
             Ok(status) if is(&status, Signal::XCPU) => TextError::TemplateTime(TEMPLATE_CPU_S),
-            // Rust aborts if an allocation fails.
+            // Rust aborts the process if an allocation fails.
             Ok(status) if is(&status, Signal::ABORT) => TextError::TemplateMemory(memory_bytes),
             Ok(status) => TextError::Template(format!("the worker process exited: {status}")),
             Err(error) => TextError::Template(error.to_string()),
@@ -145,7 +146,7 @@ impl TemplateProcess {
 
 impl Drop for TemplateProcess {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // It may have ended by now.
+        let _ = self.child.kill(); // The process may have ended already, so an error is ignored.
         let _ = self.child.wait();
     }
 }

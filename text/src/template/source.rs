@@ -1,11 +1,11 @@
-//! Sources of the chat template of a model.
+//! Finds the sources of a model's chat template in its folder, or in `--chat-template`.
 
 use super::super::error::TextLoadError;
 use super::super::tokenizer::{read_file, read_json};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Template and the file it was read from.
+/// Source of a template, its name, and the file that it was read from.
 pub(super) struct TemplateSource {
     pub(super) name: String,
     pub(super) text: String,
@@ -13,7 +13,7 @@ pub(super) struct TemplateSource {
 }
 
 impl TemplateSource {
-    /// Reads `--chat-template`: an existing path, else the template itself.
+    /// Reads the value of `--chat-template`: the file at this path if it exists, else the template itself.
     pub(super) fn chosen(chosen: &str) -> Result<Self, TextLoadError> {
         let path = Path::new(chosen);
         let literal = chosen.contains(['{', '}', '\n']);
@@ -43,7 +43,8 @@ impl TemplateSource {
         Ok(Vec::new())
     }
 
-    /// Reads a string, or a list of `{"name", "template"}` that contains a default template.
+    /// Reads the `chat_template` member of a JSON file: a string, or a list of `{"name", "template"}` that
+    /// contains a default template.
     fn of_json(json: &Value, path: &Path) -> Result<Vec<Self>, TextLoadError> {
         let source = |name: &str, text: &str| Self {
             name: name.to_owned(),

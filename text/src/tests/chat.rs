@@ -1,4 +1,4 @@
-//! Tests of chat templates that use the features of published ones.
+//! Tests of chat templates with the template features that published models use.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn input(messages: Value) -> ChatInput {
     ChatInput { messages, add_generation_prompt: true, ..ChatInput::default() }
 }
 
-/// Renders `template` with one user message.
+/// Renders `template` for one user message.
 fn text_of(template: &str, content: &Value) -> String {
     let messages = json!([{"role": "user", "content": content}]);
     compile(template).1.render(input(messages)).unwrap().text
@@ -166,7 +166,7 @@ fn template_errors_and_limits_are_typed() {
     let long = "{% for a in range(5000) %}{{ messages[0].content }}{% endfor %}";
     assert_eq!(render(long), Err(TextError::RenderedTooLong(1 << 20)));
     assert!(matches!(render("{{ messages.nope.nope }}"), Err(TextError::Template(_))));
-    // Panics of the library are reported as template errors.
+    // Panics of minijinja are reported as template errors.
     let no_tag = ChatTemplate::of_text("{%}{% endif %}", &model().1, 1);
     assert!(matches!(no_tag, Err(TextError::InvalidRequestTemplate(_))));
     let reversed = render("{{ messages[0].content[0:0][::-1] }}");

@@ -1,4 +1,4 @@
-//! Tests against the `tokenizers` crate and against known renderings, with small tokenizers built here.
+//! Tests against the `tokenizers` crate and against expected renderings, with small tokenizers built here.
 
 mod chat;
 mod output_parsers;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::Tokenizer;
 
-/// Tokenizer files of a model folder.
+/// Contents of the tokenizer files of a model folder.
 #[derive(Debug, Clone)]
 pub(super) struct TokenizerFiles {
     /// Contents of `tokenizer.json`.
@@ -62,7 +62,7 @@ pub(super) fn byte_level() -> TokenizerFiles {
     TokenizerFiles { tokenizer, config }
 }
 
-/// SentencePiece BPE like Llama 2 and Mistral: `▁` for spaces, byte fallback, a BOS token.
+/// SentencePiece-style BPE like Llama 2 and Mistral: `▁` for spaces, byte fallback, a BOS token.
 pub(super) fn sentence_piece(metaspace: bool) -> TokenizerFiles {
     let mut vocab = serde_json::Map::new();
     for token in ["<unk>", "<s>", "</s>"] {
@@ -116,7 +116,7 @@ fn added(id: usize, content: &str, special: bool) -> Value {
         "normalized": false, "special": special})
 }
 
-/// Character of GPT-2's byte alphabet for a byte.
+/// Returns the character that GPT-2's byte alphabet uses for `byte`.
 fn letter(byte: u8) -> char {
     let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
@@ -130,7 +130,7 @@ pub(super) fn write(dir: &Path, name: &str, json: &Value) {
     std::fs::write(dir.join(name), serde_json::to_vec(json).unwrap()).unwrap();
 }
 
-/// Writes a model folder with a tokenizer, and loads it.
+/// Writes a model folder with these tokenizer files, and loads its tokenizer.
 pub(super) fn load(files: &TokenizerFiles) -> (tempfile::TempDir, Tokenizer) {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "tokenizer.json", &files.tokenizer);

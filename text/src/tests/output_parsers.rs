@@ -1,4 +1,5 @@
-//! Parsing of outputs of each family: independent of chunking, and linear in their length.
+//! Output parsers of each model family: results are independent of chunking, and time is linear in the length
+//! of the output.
 
 use crate::{
     OutputParser, OutputPiece, OutputPieces, ReasoningFamily, ReasoningStart, ToolCallRules,
@@ -26,7 +27,7 @@ fn parser(
     OutputParser::new(reasoning, Some(ToolCallRules { syntax, tools: &tools(), max_calls }))
 }
 
-/// Parses `text` in the given parts.
+/// Parses an output that is split into `parts`.
 fn run<'a>(mut parser: OutputParser, parts: impl IntoIterator<Item = &'a str>) -> OutputPieces {
     let (mut pieces, mut new) = (OutputPieces::default(), OutputPieces::default());
     for part in parts {
@@ -39,7 +40,7 @@ fn run<'a>(mut parser: OutputParser, parts: impl IntoIterator<Item = &'a str>) -
     pieces
 }
 
-/// Formats one line per piece.
+/// Formats the pieces, one per line.
 fn show(pieces: &OutputPieces, text: &str) -> String {
     let mut call_starts = Vec::new();
     let line = |piece: OutputPiece<'_>| match piece {
@@ -266,7 +267,7 @@ const ALL: [ToolCallSyntax; 6] = [
     ToolCallSyntax::DeepSeekV31,
 ];
 
-/// Fragments of every syntax, so that random sequences of them come close to calls.
+/// Fragments of every tool call syntax, so that random sequences of them are almost valid calls.
 const OUTPUT_FRAGMENTS: &[&str] = &[
     "<think>",
     "</think>",
@@ -310,7 +311,8 @@ const OUTPUT_FRAGMENTS: &[&str] = &[
     LONG_WORD,
 ];
 
-/// Placeholders for more spaces, and for a longer name, than a parser holds back.
+/// Placeholders in `OUTPUT_FRAGMENTS`: they are replaced by more spaces, and a longer name, than a parser
+/// holds back.
 const MANY_SPACES: &str = "\u{1}";
 const LONG_WORD: &str = "\u{2}";
 
@@ -340,8 +342,8 @@ proptest! {
     }
 }
 
-/// Checks that the arguments of a complete call are a JSON object, and that a broken call refers to its own
-/// text.
+/// Checks that the arguments of each complete call are a JSON object, and that a broken call refers to its
+/// own text in the output.
 fn check_calls(pieces: &OutputPieces, text: &str) -> Result<(), TestCaseError> {
     let mut open: Option<(u32, usize, String)> = None;
     for piece in pieces.iter() {
@@ -373,7 +375,7 @@ fn check_calls(pieces: &OutputPieces, text: &str) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Outputs that never become a call, whatever their length.
+/// Outputs that never become a tool call: the text held back stays bounded, whatever their length.
 #[test]
 fn held_back_output_is_bounded() {
     const HELD_BACK_MAX: usize = 256 << 10;
@@ -415,7 +417,7 @@ fn held_back_output_is_bounded() {
     }
 }
 
-/// The schema of a member is evaluated once, however often the member occurs.
+/// The schema of an argument is evaluated once, however often the argument occurs.
 #[test]
 fn long_tool_schema_is_read_once() {
     let values: Vec<String> = (0..100_000).map(|i| format!("v{i}")).collect();
@@ -474,8 +476,8 @@ fn megabyte_output_parses_fast_in_bounded_memory() {
             parser.push(&text, &mut pieces);
             parser.finish(&mut pieces);
             let took = processor_time().saturating_sub(start);
-            // `tests/bench/output_parsers.rs` measures a release build alone on its CPU; here a parser that
-            // is not linear would take minutes, in any build and under any load.
+            // `tests/bench/output_parsers.rs` measures a release build alone on its CPU. Here only a parser
+            // that is not linear takes longer than the limit, whatever the build and the load of the machine.
             assert!(took < Duration::from_secs(5), "{syntax:?} {unit:?} took {took:?}");
             worst = worst.max(took);
         }

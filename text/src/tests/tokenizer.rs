@@ -1,4 +1,4 @@
-//! Encoding, decoding and streaming must agree with the library.
+//! Encoding, decoding and streaming must give the results of the `tokenizers` crate.
 
 use models::synth::SynthOptions;
 use std::sync::{Arc, LazyLock};
@@ -11,7 +11,7 @@ use super::{TokenizerFiles, byte_level, load, sentence_piece, write};
 use crate::template::RenderedChat;
 use crate::{DetokenizeOptions, Detokenizer, TextLoadError, Tokenizer};
 
-/// Tokenizer of this crate and that of the library, for one family.
+/// Tokenizer of this crate and that of the `tokenizers` crate, loaded from the same files.
 struct TokenizerPair {
     tokenizer: Arc<Tokenizer>,
     reference: tokenizers::Tokenizer,
@@ -138,7 +138,7 @@ fn tokenizer_library_panic_error_names_the_file() {
     }
 }
 
-/// Generates text with merges, spaces, special tokens and bytes without a token.
+/// Generates text that contains merges, spaces, special tokens and bytes without a token.
 fn text() -> impl Strategy<Value = String> {
     let word = prop_oneof![
         4 => "[helow ]{0,6}",
@@ -170,8 +170,8 @@ proptest! {
         prop_assert_eq!(pair.tokenizer.decode(&ids, true), text);
     }
 
-    /// Random ids, so most byte sequences are invalid; with byte fallback the library replaces a run as a
-    /// whole, so runs are limited to one byte there.
+    /// Random ids, so most byte sequences are invalid UTF-8. With byte fallback the `tokenizers` crate
+    /// replaces a partly valid run as a whole, so there runs are limited to one byte.
     #[test]
     fn detokenizer_deltas_join_to_library_decoding(
         ids in prop::collection::vec(0_u32..275, 0..40),
@@ -216,7 +216,7 @@ fn long_text_has_a_large_token_count_bound() {
         let tokens = pair.encoded(&text).len();
         assert!((1_500..=tokens).contains(&lower_bound), "{lower_bound} of {tokens}");
     }
-    // Steps that join or drop text make every bound uncertain.
+    // Normaliser and pre-tokenizer steps that join or drop text make every lower bound uncertain.
     let files = byte_level();
     let with = |key: &str, value: serde_json::Value| {
         let mut files = files.clone();

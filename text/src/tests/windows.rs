@@ -1,4 +1,4 @@
-//! Long texts are tokenised window by window, with the same tokens as the whole text.
+//! Long texts are tokenised window by window, with the same tokens as if tokenised as a whole.
 
 use super::{TokenizerFiles, byte_level, load, sentence_piece};
 use crate::template::RenderedChat;
@@ -8,7 +8,7 @@ use protocol::Token;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Encodes the whole text with the library.
+/// Encodes the whole text with the `tokenizers` crate.
 fn expected(files: &TokenizerFiles, text: &str) -> Vec<Token> {
     let bytes = serde_json::to_vec(&files.tokenizer).unwrap();
     let mut library = tokenizers::Tokenizer::from_bytes(bytes).unwrap();
@@ -16,7 +16,7 @@ fn expected(files: &TokenizerFiles, text: &str) -> Vec<Token> {
     library.encode_fast(text, true).unwrap().get_ids().to_vec()
 }
 
-/// Byte-level tokenizer with other pre-tokenizer steps.
+/// Returns the byte-level tokenizer with `steps` as its pre-tokenizer.
 fn with_pre_tokenizer(steps: Value) -> TokenizerFiles {
     let mut files = byte_level();
     files.tokenizer["pre_tokenizer"] = steps;
@@ -31,7 +31,7 @@ fn byte_level_step(use_regex: bool) -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex})
 }
 
-/// Tokenizers of the supported families, as far as the steps before the model are concerned.
+/// Returns one tokenizer per supported combination of normaliser and pre-tokenizer.
 fn families() -> Vec<TokenizerFiles> {
     let of = |patterns: &[&str]| {
         let mut steps: Vec<Value> = patterns.iter().map(|pattern| split(pattern)).collect();
@@ -50,7 +50,7 @@ fn families() -> Vec<TokenizerFiles> {
     ]
 }
 
-/// Generates a text of `pieces` random pieces, including long runs and special tokens.
+/// Generates a text of `pieces` random pieces, including long runs of one character and special tokens.
 fn random_text(seed: u64, pieces: usize) -> String {
     const PIECES: [&str; 16] = [
         "hello world ",

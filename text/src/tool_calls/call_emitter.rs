@@ -1,25 +1,25 @@
-//! Output of the parsers of all families: content, and numbered calls.
+//! Emits content and numbered tool calls; the parsers of all families use it.
 //!
-//! Whitespace between content and a call, and between calls, belongs to neither and is dropped.
+//! Whitespace between content and a call, or between two calls, belongs to neither and is dropped.
 
 use crate::output_pieces::PieceSink;
 
-/// Maximum bytes of whitespace held back; a longer run is content.
+/// Maximum number of whitespace bytes held back; the rest of a longer run is emitted as content.
 const SPACE_MAX: usize = 256;
 
-/// Calls of one output so far.
+/// Emits the content and the tool calls of one output.
 #[derive(Debug, Clone)]
 pub(super) struct ToolCallEmitter {
-    /// Whitespace held back: it is content unless a call follows.
+    /// Whitespace held back: it is emitted as content unless a call follows.
     space: String,
-    /// Byte offset in the output at which the whitespace begins.
+    /// Byte offset in the output at which the whitespace held back begins.
     space_from: usize,
     /// Index of the next call.
     next: u32,
-    /// Maximum number of calls to emit; later ones are parsed and dropped.
+    /// Maximum number of calls to emit; further calls are parsed and dropped.
     calls_max: u32,
     open: bool,
-    /// Number of calls emitted and complete.
+    /// Number of calls that were emitted and are complete.
     complete: u32,
 }
 
@@ -29,12 +29,12 @@ impl ToolCallEmitter {
         Self { space, space_from, next: 0, calls_max, open: false, complete: 0 }
     }
 
-    /// Number of calls emitted and complete.
+    /// Returns the number of calls that were emitted and are complete.
     pub(super) fn complete(&self) -> u32 {
         self.complete
     }
 
-    /// Whether a call has begun and not ended.
+    /// Whether a call has begun and has not ended.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.open
@@ -54,9 +54,10 @@ impl ToolCallEmitter {
         out.content(c);
     }
 
-    /// Begins a call; its syntax began at byte `from`.
+    /// Begins a call whose syntax begins at byte `from` of the output.
     pub(super) fn begin(&mut self, name: &str, from: usize, out: &mut PieceSink<'_>) {
-        // Whitespace directly before the call belongs to it, in case the call turns out to be content.
+        // Whitespace directly before the call is counted as part of it, so that it is restored if the call
+        // turns out to be content.
         let adjoins = self.space_from + self.space.len() == from;
         let from = if adjoins { self.space_from } else { from };
         self.space.clear();
@@ -91,14 +92,14 @@ impl ToolCallEmitter {
         }
     }
 
-    /// Breaks off the open call, if there is one: it is invalid, and its syntax ends before byte `to`.
+    /// Ends the open call, if there is one, as malformed; its syntax ends before byte `to` of the output.
     pub(super) fn break_call(&mut self, to: usize, out: &mut PieceSink<'_>) {
         if std::mem::take(&mut self.open) && self.is_within_limit() {
             out.broken_call(self.next - 1, to);
         }
     }
 
-    /// Ends the output. Whitespace after a call is dropped.
+    /// Ends the output. Whitespace held back after a call is dropped.
     pub(super) fn finish(&mut self, out: &mut PieceSink<'_>) {
         self.break_call(out.bytes_read, out);
         if self.complete == 0 {

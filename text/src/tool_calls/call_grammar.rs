@@ -1,21 +1,22 @@
-//! Lark grammar of a family's calls: its markers, and JSON that matches each tool's schema.
+//! Builds the Lark grammar of a family's tool calls: the family's markers, and JSON that matches the schema
+//! of each tool.
 //!
-//! Each schema has a rule of its own, so that references inside it resolve.
+//! Each tool's schema is a rule of its own, so that `$ref` references are resolved inside it.
 
 use super::schema_types::SchemaTypes;
 use super::{ToolCallSyntax, ToolDefinition, deepseek, mistral};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
-/// Delimiters before, between and after the calls of an output.
+/// Text of the family's syntax before, between and after the calls of an output.
 struct CallDelimiters {
     open: String,
     between: String,
     close: String,
 }
 
-/// Builds the grammar of one call, or of several, of any of `tools`. `format_marker` formats a marker of the
-/// family: a special token has another form than text.
+/// Builds the grammar of one call, or with `multiple` of one or more calls, of any of `tools`.
+/// `format_marker` writes a marker of the family in Lark: a special token is written differently from text.
 pub(super) fn lark_grammar<'a>(
     syntax: ToolCallSyntax,
     tools: impl IntoIterator<Item = &'a ToolDefinition>,
@@ -31,7 +32,8 @@ pub(super) fn lark_grammar<'a>(
         let _ = writeln!(rules, "call_{index}: {call}");
     }
     let CallDelimiters { open, between, close } = delimiters(syntax, &format_marker);
-    // Llama's syntax has no end of a call that separates it from the following text.
+    // Llama's syntax has no marker at the end of a call, which could separate several calls from the text
+    // that follows.
     let more = if multiple && syntax != ToolCallSyntax::Llama3Json {
         format!("({between} call)*")
     } else {
@@ -64,7 +66,7 @@ fn delimiters(syntax: ToolCallSyntax, format_marker: impl Fn(&str) -> String) ->
     }
 }
 
-/// Builds the right side of a call's rule.
+/// Builds the right-hand side of the grammar rule of a call.
 fn call(
     syntax: ToolCallSyntax,
     index: usize,
@@ -112,7 +114,8 @@ fn call(
     }
 }
 
-/// Builds the right side of a Qwen3-Coder call's rule: each property of the schema in order.
+/// Builds the right-hand side of the grammar rule of a Qwen3-Coder call: each property of the schema in
+/// order.
 fn qwen3_coder_call(
     index: usize,
     tool: &ToolDefinition,
@@ -156,8 +159,8 @@ fn qwen3_coder_call(
     )
 }
 
-/// Returns a schema that allows only the whitespace that templates print in JSON: free whitespace would let a
-/// model generate any amount of it.
+/// Returns the schema with the restriction that JSON contains only the whitespace that chat templates print;
+/// otherwise a model could generate any amount of whitespace.
 fn with_python_whitespace(schema: &Value) -> Value {
     let mut object = schema.as_object().cloned().unwrap_or_default();
     let options =
@@ -166,13 +169,13 @@ fn with_python_whitespace(schema: &Value) -> Value {
     Value::Object(object)
 }
 
-/// Returns the values of an enumeration if all of them are strings.
+/// Returns the `enum` values of a property if all of them are strings.
 fn enum_strings(property: &Value) -> Option<Vec<&str>> {
     let list = property.get("enum")?.as_array().filter(|list| !list.is_empty())?;
     list.iter().map(Value::as_str).collect()
 }
 
-/// Returns a property's schema with the definitions that its references need.
+/// Returns the schema of a property, with the definitions of the whole schema that its references need.
 fn with_definitions(schema: &Value, property: &Value) -> Value {
     let mut object = Map::new();
     for key in ["$defs", "definitions"] {
@@ -184,7 +187,7 @@ fn with_definitions(schema: &Value, property: &Value) -> Value {
     Value::Object(object)
 }
 
-/// Formats text as a Lark string literal.
+/// Formats `text` as a Lark string literal.
 pub(super) fn text(text: &str) -> String {
     Value::from(text).to_string()
 }

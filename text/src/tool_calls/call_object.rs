@@ -1,19 +1,20 @@
-//! Parser of a call as a JSON object: `{"name": …, "arguments": {…}}`, with `parameters` as an alias.
+//! Parsers of a tool call written as a JSON object, `{"name": …, "arguments": {…}}` (`parameters` is an alias
+//! of `arguments`), and of an arguments object alone.
 //!
-//! Arguments are emitted as they arrive once the name is known. If they come before the name, they are held
-//! back until it is known.
+//! The arguments are emitted while they are generated once the name is known. If they come before the name,
+//! they are held back until it is known.
 
 use super::call_emitter::ToolCallEmitter;
 use super::json_scanner::{JsonScanner, ScanStep, is_space};
 use crate::output_pieces::PieceSink;
 use std::sync::Arc;
 
-/// Maximum bytes of a name in its JSON form.
+/// Maximum number of bytes of a function name in its JSON form.
 const NAME_MAX: usize = 512;
-/// Maximum bytes of arguments buffered before the name.
+/// Maximum number of bytes of arguments that are held back before the name.
 const BUFFERED_ARGUMENTS_MAX: usize = 64 << 10;
 
-/// Result of a character.
+/// State of a tool call after one more character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallStep {
     /// The call continues.
@@ -24,7 +25,7 @@ pub(super) enum CallStep {
     Invalid,
 }
 
-/// Names of the functions that may be called; `None` = any.
+/// Names of the functions that may be called; `None` = any function.
 pub(super) type FunctionNames = Option<Arc<[String]>>;
 
 #[derive(Debug, Clone)]
@@ -41,29 +42,29 @@ enum CallObjectState {
 enum CallMember {
     Name,
     Arguments,
-    /// `id`, `type`: read and dropped.
+    /// `id` and `type`, whose values are dropped.
     Other,
 }
 
-/// Parser state of a call object.
+/// Parser of one call object; keeps the state between two characters.
 #[derive(Debug, Clone)]
 pub(super) struct CallObject {
     names: FunctionNames,
     state: CallObjectState,
     member: CallMember,
     json: JsonScanner,
-    /// Text of the current key or name, in its JSON form.
+    /// JSON text of the current key or function name.
     token_text: String,
     has_name: bool,
     /// Whether arguments have been read.
     has_arguments: bool,
-    /// Arguments that came before the name.
+    /// Arguments that came before the name, held back.
     buffered_arguments: String,
     from: usize,
 }
 
 impl CallObject {
-    /// Creates a parser of a call that began at byte `from`.
+    /// Creates a parser of a call whose syntax begins at byte `from` of the output.
     pub(super) fn new(names: FunctionNames, from: usize) -> Self {
         Self {
             names,
@@ -78,7 +79,7 @@ impl CallObject {
         }
     }
 
-    /// Takes the next character.
+    /// Processes the next character.
     pub(super) fn push(
         &mut self,
         c: char,
@@ -148,7 +149,8 @@ impl CallObject {
                     return CallStep::Invalid;
                 }
                 if is_first {
-                    // Non-empty from now on; the following characters are passed on.
+                    // The text only shows that the value has begun; further characters of arguments are not
+                    // added to it.
                     self.token_text.push(c);
                 }
                 self.argument(c, emitter, out);
@@ -164,7 +166,8 @@ impl CallObject {
                 self.has_arguments |= self.member == CallMember::Arguments;
                 self.go(CallObjectState::Next)
             }
-            // A number is neither a name nor arguments; the character after it belongs to the object.
+            // A number is neither a name nor arguments; the character after the number belongs to the call
+            // object.
             ScanStep::EndedBefore if self.member == CallMember::Other => {
                 self.state = CallObjectState::Next;
                 self.push(c, emitter, out)
@@ -214,7 +217,8 @@ impl CallObject {
     }
 }
 
-/// Parser of arguments without a surrounding object: one JSON object, emitted as it arrives.
+/// Parser of the arguments of a call whose function name is not part of the JSON. The arguments are one JSON
+/// object, which is emitted while it is generated.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BareArguments {
     json: JsonScanner,
@@ -222,7 +226,8 @@ pub(super) struct BareArguments {
 }
 
 impl BareArguments {
-    /// Takes the next character; the call itself has begun. Leading whitespace is dropped.
+    /// Processes the next character; the call itself has already begun. Whitespace before the object is
+    /// dropped.
     pub(super) fn push(
         &mut self,
         c: char,

@@ -1,5 +1,5 @@
-//! DeepSeek: calls between markers of the family. V3 and R1 write a type, a name and fenced JSON; V3.1 writes
-//! a name and JSON.
+//! DeepSeek: tool calls between special tokens. V3 and R1 write a type, a function name and JSON in a code
+//! fence; V3.1 writes a function name and JSON.
 //!
 //! Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1.
 
@@ -16,30 +16,30 @@ pub(super) const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
 pub(super) const CALL_END: &str = "<｜tool▁call▁end｜>";
 pub(super) const SEPARATOR: &str = "<｜tool▁sep｜>";
 const FENCE: &str = "```json";
-/// Maximum bytes of syntax before the arguments.
+/// Maximum number of bytes between the opening marker of a call and its arguments.
 const HEAD_MAX: usize = 512;
 
 #[derive(Debug, Clone, Default)]
 enum DeepSeekParserState {
     #[default]
     Text,
-    /// Type (V3) or name (V3.1), up to the separator.
+    /// Type of the call (V3) or function name (V3.1), up to `SEPARATOR`.
     Head(String),
-    /// V3: the name, up to the fence.
+    /// V3: function name, up to the code fence.
     Name(String),
     Arguments(BareArguments),
 }
 
-/// Parser of DeepSeek's calls.
+/// Parser of tool calls in DeepSeek's syntax.
 #[derive(Debug, Clone)]
 pub(super) struct DeepSeekToolParser {
-    /// V3: arguments are fenced and follow a type.
+    /// V3: the call starts with a type, and its arguments are in a code fence.
     fenced: bool,
     scanner: MarkerScanner,
     state: DeepSeekParserState,
-    /// Whether the position is between the outer markers.
+    /// Whether the position is between `CALLS_BEGIN` and `CALLS_END`.
     inside: bool,
-    /// Whether a call has ended, but not its fence and its closing marker.
+    /// Whether the arguments of a call are complete, but its code fence or its `CALL_END` has not been read.
     closing: bool,
     unparsed: UnparsedSyntax,
 }
@@ -75,7 +75,7 @@ impl DeepSeekToolParser {
             DeepSeekParserState::Text => self.scanner.finish(|c| emitter.content(c, out)),
             _ => self.reject_call(emitter, out),
         }
-        // An outer marker without a call is content.
+        // `CALLS_BEGIN` without a call is content.
         self.unparsed.release(emitter, out);
     }
 

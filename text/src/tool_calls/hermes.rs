@@ -11,11 +11,11 @@ use crate::output_pieces::PieceSink;
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 
-/// Parser of Hermes calls.
+/// Parser of tool calls in Hermes syntax.
 #[derive(Debug, Clone, Default)]
 pub(super) struct HermesToolParser {
     scanner: MarkerScanner,
-    /// Whether a call has ended, but its closing marker has not been read.
+    /// Whether a call object is complete, but its `</tool_call>` has not been read.
     closing: bool,
     call: Option<CallObject>,
     unparsed: UnparsedSyntax,
@@ -39,7 +39,7 @@ impl HermesToolParser {
         self.reject_call(emitter, out);
     }
 
-    /// Rejects the call: the text read so far is content.
+    /// Rejects the current call as malformed: its text read so far becomes content.
     fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         self.call = None;
         self.unparsed.reject_call(emitter, out);

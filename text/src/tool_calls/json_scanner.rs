@@ -1,33 +1,33 @@
-//! Validates one JSON value character by character (RFC 8259). Keeps one flag per open container.
+//! Validates one JSON value character by character (RFC 8259). The memory is one flag per open container.
 
-/// Maximum nesting depth of containers, as in `serde_json`.
+/// Maximum nesting depth of objects and arrays, as in `serde_json`.
 const DEPTH_MAX: usize = 127;
 
-/// Result of a character.
+/// State of a JSON value after one more character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScanStep {
     /// The value continues.
     Continues,
-    /// The value ends with this character.
+    /// The value is complete with this character.
     Done,
-    /// The value (a number) ended before this character, which is not part of it.
+    /// The value, a number, ended before this character, which is not part of it.
     EndedBefore,
-    /// Not valid JSON.
+    /// The text is not valid JSON.
     Invalid,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum JsonScannerState {
-    /// Before a value; an array may also end here.
+    /// A value must follow. With `may_close` the array may also end here.
     Value {
         may_close: bool,
     },
-    /// Before a key; the object may also end here.
+    /// A key must follow. With `may_close` the object may also end here.
     Key {
         may_close: bool,
     },
     Colon,
-    /// After a value inside a container.
+    /// After a value inside an object or array: a comma or the closing bracket must follow.
     Next,
     Text {
         key: bool,
@@ -51,11 +51,11 @@ enum JsonScannerState {
     Exponent,
 }
 
-/// Scanner state of one value.
+/// Validator of one JSON value; keeps the state between two characters.
 #[derive(Debug, Clone)]
 pub(super) struct JsonScanner {
     state: JsonScannerState,
-    /// Open containers, outermost first; true = object.
+    /// Open containers, outermost first; true = object, false = array.
     open: Vec<bool>,
 }
 
@@ -66,7 +66,7 @@ impl Default for JsonScanner {
 }
 
 impl JsonScanner {
-    /// Takes the next character. Whitespace before the value is part of it.
+    /// Validates the next character. Whitespace before the value is part of the value.
     pub(super) fn push(&mut self, c: char) -> ScanStep {
         match self.state {
             JsonScannerState::Value { may_close } => self.value(c, may_close),
@@ -102,7 +102,8 @@ impl JsonScanner {
         }
     }
 
-    /// Whether only the ends of containers are missing: one has just begun, or a value inside one has ended.
+    /// Whether the value lacks only the ends of open containers: a container has just begun, or a value
+    /// inside it has ended.
     pub(super) fn may_close(&self) -> bool {
         match self.state {
             JsonScannerState::Value { may_close } | JsonScannerState::Key { may_close } => {
@@ -113,7 +114,7 @@ impl JsonScanner {
         }
     }
 
-    /// Inside a number: whether it may end here. `None` outside of numbers.
+    /// Returns whether the current number may end here; `None` if the position is not inside a number.
     pub(super) fn number(&self) -> Option<bool> {
         match self.state {
             JsonScannerState::Zero
@@ -128,7 +129,7 @@ impl JsonScanner {
         }
     }
 
-    /// Returns the closing brackets of the open containers, innermost first.
+    /// Returns the closing brackets that the open containers lack, innermost first.
     pub(super) fn closings(&self) -> impl Iterator<Item = char> {
         self.open.iter().rev().map(|object| if *object { '}' } else { ']' })
     }
@@ -222,7 +223,7 @@ impl JsonScanner {
         self.ended()
     }
 
-    /// Ends a value: the whole one, or one inside a container.
+    /// Handles the end of the whole value, or of a value inside a container.
     fn ended(&mut self) -> ScanStep {
         if self.open.is_empty() {
             return ScanStep::Done;

@@ -1,5 +1,6 @@
 //! Llama 3.1 and later: the whole output is a JSON object, or several separated by semicolons, optionally
-//! after `<|python_tag|>`. The syntax has no opening marker, so only calls of known functions are calls.
+//! after `<|python_tag|>`. The syntax has no opening marker, so an object is a call only if its function is
+//! known.
 //!
 //! Source: the chat templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-1B-Instruct.
 
@@ -14,17 +15,17 @@ pub(super) const TAG: &str = "<|python_tag|>";
 
 #[derive(Debug, Clone)]
 enum LlamaParserState {
-    /// Only whitespace so far, and possibly the tag.
+    /// The output is only whitespace so far, and possibly `<|python_tag|>`.
     Start {
         tagged: bool,
     },
     Call(Box<CallObject>),
-    /// After a call: a semicolon and another call, or text.
+    /// After a call: a semicolon and another call may follow, or content.
     Between,
     Text,
 }
 
-/// Parser of Llama's calls.
+/// Parser of tool calls in Llama's syntax.
 #[derive(Debug, Clone)]
 pub(super) struct LlamaToolParser {
     names: FunctionNames,
@@ -83,7 +84,7 @@ impl LlamaToolParser {
         }
     }
 
-    /// Holds back a character before a call, or between two calls.
+    /// Holds back a character before a call or between two calls, which may become content.
     fn hold_back(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         self.unparsed.push(c);
         if self.unparsed.is_full() {
@@ -105,7 +106,7 @@ impl LlamaToolParser {
         }
     }
 
-    /// Rejects the call: the text held back and the rest of the output are content.
+    /// Rejects the current call: the text held back and the rest of the output become content.
     fn reject_call(
         &mut self,
         c: Option<char>,

@@ -1,18 +1,18 @@
 //! Finds markers in text that arrives character by character. Text that may begin a marker is held back.
 
-/// Prefix of a marker that is held back; shorter than the longest marker.
+/// Finds markers, and holds back text that is a prefix of a marker.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MarkerScanner {
-    /// Marker that the text held back is a prefix of; it may be a prefix of other markers too.
+    /// Marker that the text held back is a prefix of; this text may be a prefix of other markers too.
     marker: &'static str,
     /// Number of bytes held back.
     len: usize,
 }
 
 impl MarkerScanner {
-    /// Takes a character. Returns the index of the marker that it completes, which is then dropped; else
-    /// passes every character that cannot begin a marker to `release`. No marker may be a prefix of another
-    /// one, and all begin with an ASCII character.
+    /// Processes the next character. If it completes a marker, drops the marker and returns its index; else
+    /// passes each character that cannot belong to a marker to `release`. No marker may be a prefix of
+    /// another one, and all must begin with an ASCII character.
     #[inline]
     pub(crate) fn push(
         &mut self,
@@ -57,7 +57,7 @@ impl MarkerScanner {
         })
     }
 
-    /// Ends the text: releases the text held back.
+    /// Ends the text: passes the text held back to `release`.
     pub(crate) fn finish(&mut self, release: impl FnMut(char)) {
         self.marker[..std::mem::take(&mut self.len)].chars().for_each(release);
     }
@@ -73,7 +73,8 @@ fn begins(marker: &str, c: char) -> bool {
     c.is_ascii() && marker.as_bytes().first() == Some(&(c as u8))
 }
 
-/// Whether `c` follows the prefix `end` of a marker. One byte is enough to reject most markers.
+/// Whether `marker` begins with the text `end` followed by `c`. Comparing one byte is enough to reject most
+/// markers.
 #[inline]
 fn continues(marker: &str, end: &str, c: char) -> bool {
     let first = c.encode_utf8(&mut [0; 4]).as_bytes()[0];

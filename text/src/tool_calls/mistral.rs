@@ -13,27 +13,27 @@ use crate::output_pieces::PieceSink;
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
 pub(super) const CALL_ID: &str = "[CALL_ID]";
 pub(super) const ARGS: &str = "[ARGS]";
-/// Maximum bytes of syntax before bare arguments.
+/// Maximum number of bytes between `[TOOL_CALLS]` and arguments that follow a name.
 const HEAD_MAX: usize = 512;
 
 #[derive(Debug, Clone, Default)]
 enum MistralParserState {
     #[default]
     Text,
-    /// After the marker.
+    /// After `[TOOL_CALLS]`: an array or a name must follow.
     Lead,
-    /// Inside the array, before an object.
+    /// Inside the array, before a call object.
     Item,
     Object(Box<CallObject>),
-    /// Inside the array, after an object.
+    /// Inside the array, after a call object.
     Next,
     Name(String),
-    /// Call id after the name; it is dropped.
+    /// Call id after the function name; the id is dropped.
     Id(String),
     Arguments(BareArguments),
 }
 
-/// Parser of Mistral's calls.
+/// Parser of tool calls in Mistral's syntax.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MistralToolParser {
     scanner: MarkerScanner,
@@ -73,7 +73,7 @@ impl MistralToolParser {
         (self.scanner, self.state) = (MarkerScanner::default(), MistralParserState::Text);
     }
 
-    /// Parses a character after the marker.
+    /// Parses a character after `[TOOL_CALLS]`.
     fn syntax(
         &mut self,
         c: char,
@@ -127,7 +127,7 @@ impl MistralToolParser {
         CallStep::Continues
     }
 
-    /// Parses a name, optionally a call id, up to the arguments.
+    /// Parses the function name and an optional call id, up to the arguments.
     fn head(
         &mut self,
         c: char,

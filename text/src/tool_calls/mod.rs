@@ -1,7 +1,9 @@
-//! Tool calls in a model's output: one hand-written parser per family, driven character by character.
+//! Parses tool calls in a model's output: one parser per model family, which processes one character at a
+//! time.
 //!
-//! A parser reads each character once and holds back a bounded amount of text, so its work is linear and
-//! independent of how the output is cut. Names follow vLLM. A malformed call remains content.
+//! A parser reads each character once and holds back a bounded amount of text, so its time is linear and its
+//! result does not depend on how the output is split. The parser names are those of vLLM. A malformed call
+//! becomes content.
 
 mod call_emitter;
 mod call_grammar;
@@ -31,24 +33,24 @@ use qwen3_coder::Qwen3CoderToolParser;
 use std::sync::Arc;
 pub use tool_definition::ToolDefinition;
 
-/// Tool call syntax of a model family.
+/// Tool call syntax of a model family (`--tool-call-parser`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolCallSyntax {
     /// `<tool_call>` around JSON: Hermes, Qwen2.5, Qwen3.
     Hermes,
     /// `<function=…>` and `<parameter=…>`: Qwen3-Coder.
     Qwen3Coder,
-    /// Bare JSON: Llama 3.
+    /// JSON without markers: Llama 3.
     Llama3Json,
     /// `[TOOL_CALLS]` and JSON: Mistral.
     Mistral,
-    /// Fenced JSON between markers: DeepSeek V3, R1.
+    /// JSON in a code fence, between special tokens: DeepSeek V3, R1.
     DeepSeekV3,
-    /// JSON between markers: DeepSeek V3.1.
+    /// JSON between special tokens: DeepSeek V3.1.
     DeepSeekV31,
 }
 
-/// Format of tool call ids.
+/// Format of the tool call ids in replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolCallIdFormat {
     /// `call_` and 24 alphanumeric characters.
@@ -58,7 +60,7 @@ pub enum ToolCallIdFormat {
 }
 
 impl ToolCallSyntax {
-    /// Names of the parsers on the command line.
+    /// Command-line names of the syntaxes.
     pub const NAMES: &[(&str, Self)] = &[
         ("hermes", Self::Hermes),
         ("qwen3_coder", Self::Qwen3Coder),
@@ -69,12 +71,13 @@ impl ToolCallSyntax {
         ("deepseek_v31", Self::DeepSeekV31),
     ];
 
-    /// Format of the call ids.
+    /// Returns the format of tool call ids that this family's templates accept.
     pub fn id_format(self) -> ToolCallIdFormat {
         if self == Self::Mistral { ToolCallIdFormat::Nine } else { ToolCallIdFormat::Long }
     }
 
-    /// Markers that a tokenizer may have as special tokens; their text must reach the parser.
+    /// Returns the markers that may be special tokens of a tokenizer; the detokenizer must keep their text
+    /// for the parser.
     pub fn special_markers(self) -> &'static [&'static str] {
         match self {
             Self::Hermes | Self::Qwen3Coder => &[hermes::OPEN, hermes::CLOSE],
@@ -90,7 +93,8 @@ impl ToolCallSyntax {
         }
     }
 
-    /// Builds the grammar, in llguidance's dialect of Lark, of one call or of several of any of `tools`.
+    /// Builds a grammar in llguidance's dialect of Lark: one call, or with `multiple` one or more calls, of
+    /// any of `tools`.
     pub fn grammar<'a>(
         self,
         tools: impl IntoIterator<Item = &'a ToolDefinition>,
@@ -105,7 +109,7 @@ impl ToolCallSyntax {
         })
     }
 
-    /// Marker that opens a call, if calls cannot begin without one.
+    /// Returns the marker that begins every call; `None` if the syntax has none.
     pub(super) fn opening_marker(self) -> Option<&'static str> {
         match self {
             Self::Hermes | Self::Qwen3Coder => Some(hermes::OPEN),
@@ -125,7 +129,7 @@ enum FamilyToolParser {
     DeepSeek(DeepSeekToolParser),
 }
 
-/// Parser of the tool calls of one output.
+/// Parser of the tool calls of one output, for the syntax of any family.
 #[derive(Debug, Clone)]
 pub(super) struct ToolCallParser {
     family_parser: FamilyToolParser,
@@ -133,7 +137,7 @@ pub(super) struct ToolCallParser {
 }
 
 impl ToolCallParser {
-    /// Creates a parser before the first character. Calls beyond `calls_max` are dropped.
+    /// Creates a parser of a new output. Calls beyond `calls_max` are dropped.
     pub(super) fn new(
         syntax: ToolCallSyntax,
         tools: &Arc<[ToolDefinition]>,
@@ -157,12 +161,12 @@ impl ToolCallParser {
         Self { family_parser, emitter: ToolCallEmitter::new(calls_max) }
     }
 
-    /// Number of calls emitted and complete.
+    /// Returns the number of calls that were emitted and are complete.
     pub(super) fn complete(&self) -> u32 {
         self.emitter.complete()
     }
 
-    /// Takes the next character of content.
+    /// Parses the next character of the output after its reasoning.
     #[inline]
     pub(super) fn push(&mut self, c: char, out: &mut PieceSink<'_>) {
         let emitter = &mut self.emitter;
@@ -175,7 +179,7 @@ impl ToolCallParser {
         }
     }
 
-    /// Ends the output.
+    /// Ends the output: emits the text held back.
     pub(super) fn finish(&mut self, out: &mut PieceSink<'_>) {
         let emitter = &mut self.emitter;
         match &mut self.family_parser {

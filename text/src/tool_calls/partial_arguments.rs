@@ -1,10 +1,10 @@
-//! Arguments of a truncated call, as far as they are complete.
+//! Parses the arguments of a truncated tool call, as far as they are complete.
 
 use super::json_scanner::{JsonScanner, ScanStep};
 use serde_json::{Map, Value};
 
-/// Parses the prefix of a JSON object. A member with an incomplete value is omitted; lists and objects inside
-/// it contain their complete values.
+/// Parses the prefix of a JSON object. A member with an incomplete string, number or constant is omitted; an
+/// incomplete list or object keeps the values that are complete.
 ///
 /// Anthropic's clients parse partial tool input in the same way (jiter's `partial_mode`, in Python's
 /// `anthropic` 2.12).
@@ -18,13 +18,13 @@ pub fn partial_arguments(truncated: &str) -> Map<String, Value> {
     serde_json::from_str(&text).unwrap_or_default()
 }
 
-/// Returns the length in bytes of the longest prefix that misses only the ends of containers.
+/// Returns the length in bytes of the longest prefix that lacks only the ends of open objects and lists.
 fn complete_prefix_bytes(truncated: &str) -> usize {
     let (mut json, mut complete) = (JsonScanner::default(), 0);
     for (at, c) in truncated.char_indices() {
         let number = json.number();
         let scan = json.push(c);
-        // A number ends only at the next character that is not part of it.
+        // A number is known to be complete only at the next character, which is not part of it.
         if number == Some(true) && json.number().is_none() {
             complete = at;
         }

@@ -1,7 +1,8 @@
-//! Qwen3-Coder: XML-like calls; values get the types of the tool's schema.
+//! Qwen3-Coder: XML-like tool calls. Argument values are converted to the types of the tool's schema.
 //!
-//! `<tool_call> <function=NAME> <parameter=KEY> value </parameter> … </function> </tool_call>`; the outer
-//! tags and `</parameter>` may be missing. Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct.
+//! `<tool_call> <function=NAME> <parameter=KEY> value </parameter> … </function> </tool_call>`; the
+//! `tool_call` tags and `</parameter>` may be missing. Source: the chat template of
+//! Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallStep;
@@ -18,33 +19,33 @@ const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
-/// Maximum bytes of a name.
+/// Maximum number of bytes of a function name or a parameter key.
 const NAME_MAX: usize = 256;
 
 #[derive(Debug, Clone, Default)]
 enum Qwen3CoderParserState {
     #[default]
     Text,
-    /// After the outer opening tag.
+    /// After `<tool_call>`: `<function=` must follow.
     Lead,
     Name(String),
-    /// Between parameters.
+    /// After the function name or a parameter: another parameter or the end of the call must follow.
     Between,
     Key(String),
     Value(CoercedValue),
 }
 
-/// Parser of Qwen3-Coder's calls.
+/// Parser of tool calls in Qwen3-Coder's syntax.
 #[derive(Debug, Clone)]
 pub(super) struct Qwen3CoderToolParser {
     schemas: ToolSchemas,
     scanner: MarkerScanner,
     state: Qwen3CoderParserState,
-    /// Index of the tool being called; `None` = no tool has this name.
+    /// Index of the tool being called; `None` = no tool has the name in the call.
     tool: Option<usize>,
-    /// Whether a parameter has been emitted.
+    /// Whether a parameter of the call has been emitted.
     has_parameters: bool,
-    /// Whether a call has ended, but its outer tag has not been closed.
+    /// Whether `</function>` has been read, but no `</tool_call>`.
     closing: bool,
     unparsed: UnparsedSyntax,
 }
@@ -162,7 +163,7 @@ impl Qwen3CoderToolParser {
         is_valid
     }
 
-    /// Begins a parameter: emits its key and prepares its value.
+    /// Begins a parameter: emits its key as JSON and prepares the parser of its value.
     fn value(&mut self, key: &str, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let comma = if std::mem::replace(&mut self.has_parameters, true) { ", " } else { "" };
         emitter.arguments(comma, out);

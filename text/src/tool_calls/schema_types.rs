@@ -1,18 +1,20 @@
-//! Converts values that a model writes as bare text to the types of the tool's schema.
+//! Converts argument values that a model writes as plain text (not JSON) to the types of the tool's schema.
 //!
-//! Text that cannot be parsed as its type becomes a string: the client gets the text of the model.
+//! Text that cannot be parsed as one of these types becomes a JSON string, so that the client receives the
+//! model's text.
 
 use super::tool_definition::ToolDefinition;
 use serde_json::Value as Json;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Maximum number of schemas and enumeration values visited for one member: references may be cyclic.
+/// Maximum number of schemas and `enum` values visited for one argument, because `$ref` references may be
+/// cyclic.
 const SCHEMAS_VISITED_MAX: u32 = 128;
-/// Maximum bytes of a value that is not a plain string; it is held back until its end.
+/// Maximum number of bytes of a value that is not a plain string; such a value is held back until its end.
 const BUFFER_MAX: usize = 64 << 10;
 
-/// Set of types that a value may have.
+/// Set of JSON types that a tool's schema allows for a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SchemaTypes {
     text: bool,
@@ -20,17 +22,17 @@ pub(super) struct SchemaTypes {
     number: bool,
     boolean: bool,
     null: bool,
-    /// Lists and objects.
+    /// Arrays and objects.
     compound: bool,
 }
 
 impl SchemaTypes {
-    /// Strings only.
+    /// Returns the set that contains strings only.
     pub(super) fn text() -> Self {
         Self { text: true, ..Self::default() }
     }
 
-    /// Returns the types of a member of an object's schema. A member without types in the schema is a string.
+    /// Returns the types of property `key` of an object schema; a property without types is a string.
     pub(super) fn of(schema: &Json, key: &str) -> Self {
         let mut types = Self::default();
         let mut left = SCHEMAS_VISITED_MAX;
@@ -38,7 +40,8 @@ impl SchemaTypes {
         if types == Self::default() { Self::text() } else { types }
     }
 
-    /// Adds the types that `schema` allows; `root` is the target of its references.
+    /// Adds the types that `schema` allows. `root` is the schema in which `$ref` references are resolved, and
+    /// `left` the number of schemas that may still be visited.
     fn add(&mut self, root: &Json, schema: &Json, left: &mut u32) {
         let Some(remaining) = left.checked_sub(1) else { return };
         *left = remaining;
@@ -81,7 +84,7 @@ impl SchemaTypes {
         }
     }
 
-    /// Parses `text` as a value of these types.
+    /// Parses `text` as a value of one of these types; if this fails, returns it as a string.
     fn read(self, text: &str) -> Json {
         let trimmed = text.trim();
         let is = |name: &str| trimmed.eq_ignore_ascii_case(name);
@@ -102,16 +105,17 @@ impl SchemaTypes {
     }
 }
 
-/// Formats text as a JSON string.
+/// Formats `text` as a JSON string.
 pub(super) fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
 
-/// Types of the members of each tool's arguments, determined once: a schema may be long and members frequent.
+/// Types of the arguments of each tool, determined once per argument: a schema may be long, and an argument
+/// may occur often.
 #[derive(Debug, Clone)]
 pub(super) struct ToolSchemas {
     tools: Arc<[ToolDefinition]>,
-    /// Types by tool index and member name.
+    /// Types by tool index and argument name.
     by_member: HashMap<usize, HashMap<String, SchemaTypes>>,
 }
 
@@ -120,12 +124,12 @@ impl ToolSchemas {
         Self { tools, by_member: HashMap::new() }
     }
 
-    /// Index of a function among the tools.
+    /// Returns the index of the tool with the name `function`.
     pub(super) fn tool(&self, function: &str) -> Option<usize> {
         self.tools.iter().position(|tool| tool.name == function)
     }
 
-    /// Returns the types of a member of a tool's arguments; an unknown function takes strings.
+    /// Returns the types of argument `key` of a tool; arguments of an unknown function are strings.
     pub(super) fn types(&mut self, tool: Option<usize>, key: &str) -> SchemaTypes {
         let Some(index) = tool else { return SchemaTypes::text() };
         let cache = self.by_member.entry(index).or_default();
@@ -134,8 +138,8 @@ impl ToolSchemas {
         }
         let schema = &self.tools[index].parameters;
         let types = SchemaTypes::of(schema, key);
-        // Members that are not in the schema are resolved quickly and may have any name, so they are not
-        // cached.
+        // Arguments that are not in the schema are resolved quickly and may have any name, so their types are
+        // not cached.
         if schema["properties"].get(key).is_some() {
             cache.insert(key.to_owned(), types);
         }
@@ -143,14 +147,14 @@ impl ToolSchemas {
     }
 }
 
-/// Value being parsed. Plain strings are emitted as they arrive.
+/// Parser of one argument value. Plain strings are emitted while they are generated.
 #[derive(Debug, Clone)]
 pub(super) struct CoercedValue {
     types: SchemaTypes,
     text: String,
     started: bool,
-    /// Whether the first character was read: a line break after the opening tag is syntax, and so is the last
-    /// line break.
+    /// Whether the first character was read. A line break directly after the opening tag is syntax and not
+    /// part of the value, and so is a line break directly before the closing tag.
     skipped: bool,
     line_break: bool,
 }
@@ -161,7 +165,7 @@ impl CoercedValue {
         Self { types, text, started: false, skipped: false, line_break: false }
     }
 
-    /// Takes a character; returns false if the value is too long.
+    /// Processes the next character; returns false if the value is too long.
     pub(super) fn push(&mut self, c: char, mut out: impl FnMut(&str)) -> bool {
         if !std::mem::replace(&mut self.skipped, true) && c == '\n' {
             return true;
@@ -175,7 +179,7 @@ impl CoercedValue {
         self.text.len() <= BUFFER_MAX
     }
 
-    /// Ends the value.
+    /// Ends the value: emits what has not been emitted yet.
     pub(super) fn finish(&mut self, mut out: impl FnMut(&str)) {
         if self.types != SchemaTypes::text() {
             return match self.types.read(&self.text) {

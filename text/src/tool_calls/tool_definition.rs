@@ -1,4 +1,4 @@
-//! Tool definitions, as parsers and grammars use them.
+//! Definition of a tool, as parsers and grammars of tool calls use it.
 
 use serde_json::Value;
 

@@ -1,22 +1,24 @@
-//! Syntax before a call's arguments, kept as read: it becomes content if the call turns out to be invalid.
+//! Text of a tool call before its arguments. It is kept unchanged, because it becomes content if the call is
+//! malformed.
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::CallStep;
 use crate::output_pieces::PieceSink;
 
-/// Maximum bytes of syntax before a call's arguments; longer syntax is content.
+/// Maximum number of bytes kept; longer text is emitted as content.
 const UNPARSED_MAX: usize = 128 << 10;
 
-/// Syntax read since a marker, until a call has begun.
+/// Text read since the opening marker of a call, until the call begins (`ToolCallEmitter::begin`).
 #[derive(Debug, Clone, Default)]
 pub(super) struct UnparsedSyntax {
     text: String,
-    /// Byte offset in the output at which the syntax begins.
+    /// Byte offset in the output at which the kept text begins.
     pub(super) from: usize,
 }
 
 impl UnparsedSyntax {
-    /// Records a marker: a call may follow. Syntax before the marker belongs to the same call.
+    /// Keeps the text of a marker after which a call may follow. Text kept before the marker belongs to the
+    /// same call.
     pub(super) fn open(
         &mut self,
         marker: &str,
@@ -30,7 +32,8 @@ impl UnparsedSyntax {
         self.text.push_str(marker);
     }
 
-    /// Applies the result `step` of the next character; returns false if the character is not part of a call.
+    /// Keeps or drops the text after the next character, whose parse state is `step`; returns false if the
+    /// character is not part of a call.
     pub(super) fn apply_step(
         &mut self,
         c: char,
@@ -46,7 +49,7 @@ impl UnparsedSyntax {
         true
     }
 
-    /// Appends syntax outside of any call.
+    /// Keeps a character that is outside of any call (between markers).
     pub(super) fn push(&mut self, c: char) {
         self.text.push(c);
     }
@@ -59,17 +62,17 @@ impl UnparsedSyntax {
         self.text.is_empty()
     }
 
-    /// Whether the limit is reached; further syntax is content.
+    /// Whether the limit is reached, so that further text is emitted as content.
     pub(super) fn is_full(&self) -> bool {
         self.text.len() >= UNPARSED_MAX
     }
 
-    /// Emits the syntax as content.
+    /// Emits the kept text as content.
     pub(super) fn release(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         self.text.drain(..).for_each(|c| emitter.content(c, out));
     }
 
-    /// Rejects the call: it is broken off if it has begun, else the text read so far is content.
+    /// Rejects the call: if it has begun, it is reported as malformed, else its text becomes content.
     pub(super) fn reject_call(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         emitter.break_call(out.bytes_read, out);
         self.release(emitter, out);
