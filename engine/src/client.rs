@@ -54,13 +54,14 @@ pub struct ExecutorId {
 /// Message to the scheduler thread.
 #[derive(Debug)]
 pub enum EngineMessage {
-    /// Event for `Scheduler::tick`.
+    /// Scheduler event, passed to the next `Scheduler::tick`.
     Event(SchedulerEvent),
-    /// Decoding guide of a constrained request; its `Submit` follows as the next message.
+    /// Decoding guide (grammar and thinking budget) of a request with constrained output. The `Submit` event
+    /// of the request is the next message.
     DecodingGuide {
         /// Request that the guide belongs to.
         request: RequestId,
-        /// Constraint on the tokens of the output.
+        /// Grammar and thinking budget of the request.
         guide: DecodingGuide,
     },
     /// An executor failed or its process ended.
@@ -78,7 +79,7 @@ pub enum EngineMessage {
         replica: Replica,
         /// Command queue of the executors.
         executor: SyncSender<ExecutorCommand>,
-        /// KV blocks and captured graphs of the executors.
+        /// Number of KV blocks and captured graph sizes of the executors.
         ready: ExecutorReady,
     },
     /// Starts or stops the profiler of all executors.
@@ -92,7 +93,7 @@ pub enum EngineMessage {
     ProfileReply(ExecutorId, ProfilerStatus),
     /// A rank other than the replica's rank 0 has finished a step.
     StepDone(ExecutorId, StepId),
-    /// Lists the blocks in the prefix indices.
+    /// Lists the cached blocks of all replicas.
     ListCachedBlocks {
         /// Receives the list, one entry per replica.
         reply: oneshot::Sender<Vec<CachedBlocks>>,
@@ -107,9 +108,10 @@ pub enum EngineMessage {
     },
     /// Heartbeat of an executor.
     Heartbeat(ExecutorId),
-    /// Executors will not be started again, for this reason.
+    /// Failed executors will not be started again, because the restart limits are exceeded. Carries the
+    /// cause.
     RestartsExhausted(String),
-    /// Stops the loop.
+    /// Stops the engine loop.
     Stop,
 }
 
@@ -120,7 +122,7 @@ struct RequestRoute {
     /// Index of the request in its stream.
     index: u32,
     times: RequestTimes,
-    /// Request id given by the client; need not be unique.
+    /// Request id given by the client; several requests can have the same one.
     client_id: Arc<str>,
 }
 
@@ -136,9 +138,10 @@ struct EngineClientState {
     hasher: PromptHasher,
     admission: Arc<AdmissionController>,
     next_id: AtomicU64,
-    /// Finish reason for all requests after `close`, including requests registered later.
+    /// Finish reason of `close`, with which requests that are registered later finish as well. `None` =
+    /// `close` was not called.
     closed: Mutex<Option<FinishReason>>,
-    /// Latest counters of each replica.
+    /// Latest step statistics of each replica.
     stats: Mutex<Vec<StepStats>>,
     metrics: Arc<ServerMetrics>,
 }
@@ -167,14 +170,14 @@ impl EngineClient {
         Self { state: Arc::new(shared) }
     }
 
-    /// Counters and limits of admission control.
+    /// Returns the admission controller of this client.
     pub fn admission(&self) -> &Arc<AdmissionController> {
         &self.state.admission
     }
 
-    /// Submits requests as one stream, `n` choices per prompt. Overwrites `submits[i].id` with a fresh id;
-    /// events of that request carry index `i`. Hashes the prompts on the calling thread, so call it where CPU
-    /// work is allowed.
+    /// Submits requests that share one event stream, `n` choices per prompt. Overwrites `submits[i].id` with
+    /// a fresh id; events of that request carry index `i`. Hashes the prompts on the calling thread, so call
+    /// it where CPU-bound work is allowed.
     ///
     /// `client_id`: request id given by the client, shared by all requests of the stream.
     pub fn submit(
@@ -329,17 +332,17 @@ impl EngineClient {
         receiver
     }
 
-    /// Counters of the first replica as of its last tick that changed them.
+    /// Returns the statistics of replica 0, as of the last tick that changed them.
     pub fn stats(&self) -> StepStats {
         self.replica_stats().into_iter().next().unwrap_or_default()
     }
 
-    /// Counters of every replica that has reported any.
+    /// Returns the latest statistics of every replica that has reported any.
     pub fn replica_stats(&self) -> Vec<StepStats> {
         lock(&self.state.stats).clone()
     }
 
-    /// Stores the counters of a replica.
+    /// Stores the latest statistics of a replica.
     pub fn set_stats(&self, stats: StepStats) {
         let mut all = lock(&self.state.stats);
         let index = usize::from(stats.replica.0);
@@ -349,7 +352,7 @@ impl EngineClient {
         all[index] = stats;
     }
 
-    /// Number of requests submitted and not finished.
+    /// Number of requests that were submitted and have not finished.
     pub fn requests_in_flight(&self) -> usize {
         self.state.inflight.len()
     }

@@ -18,16 +18,16 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use tokio::runtime::Handle;
 
-/// Observers of the engine's progress.
+/// Health state and metrics, which the engine updates while it runs.
 #[derive(Clone)]
 pub struct EngineObservers {
     /// Heartbeat of the scheduler thread and step progress.
     pub health: Arc<HealthState>,
-    /// Metrics.
+    /// Metrics of the server.
     pub metrics: Arc<ServerMetrics>,
 }
 
-/// Scheduler and its KV-event feeds.
+/// Scheduler of an engine that is about to start, and its KV-event feeds.
 pub struct EngineParts {
     /// The scheduler.
     pub engine: Scheduler,
@@ -35,9 +35,9 @@ pub struct EngineParts {
     pub kv_events: Vec<KvEventFeed>,
 }
 
-/// A running engine.
+/// Running engine: its client, and its scheduler thread with the message queue.
 pub struct EngineHost {
-    /// Handle to the engine.
+    /// Client through which requests are submitted.
     pub client: EngineClient,
     /// Timings of grammar compilation and of grammar bitmasks.
     pub grammar_timings: Arc<GrammarTimings>,
@@ -46,8 +46,8 @@ pub struct EngineHost {
 }
 
 impl EngineHost {
-    /// Starts the threads of an engine; its executors must be ready, and `links` are in the order of the
-    /// replicas.
+    /// Starts the threads of an engine. The executors must be ready; `links` has one link per replica, in the
+    /// order of the replicas.
     pub fn start(
         parts: EngineParts,
         links: Vec<ExecutorLink>,
@@ -93,8 +93,8 @@ impl EngineHost {
         Ok(Self { client, grammar_timings, inbox, scheduler: engine_loop.spawn()? })
     }
 
-    /// Attaches restarted executors of the replicas from `first` on; they are ready and of the engine's
-    /// current generation.
+    /// Attaches restarted executors. `links` has one link per replica, beginning with replica `first`; the
+    /// executors are ready and belong to the engine's current generation.
     pub fn restore_executors(
         &self,
         first: Replica,
@@ -137,7 +137,8 @@ impl EngineHost {
     }
 }
 
-/// Starts the grammar bitmask workers; the engine is notified of overdue bitmasks and of finished sessions.
+/// Starts the threads that compute grammar bitmasks. They notify the engine when a bitmask that no step waits
+/// for is ready, and when a request needs no more bitmasks.
 fn mask_workers(
     timings: &Arc<GrammarTimings>,
     inbox: &Arc<BatchInbox<EngineMessage>>,

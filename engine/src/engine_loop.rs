@@ -1,4 +1,4 @@
-//! Scheduler thread: drains the inbox, ticks the scheduler and applies the effects.
+//! Scheduler thread: receives messages from its inbox, ticks the scheduler and applies the resulting effects.
 //!
 //! Owns the scheduler. The thread sleeps while idle and wakes a few times per second for its heartbeat. A
 //! panic here means an inconsistent scheduler state: the process logs its counters and aborts.
@@ -27,23 +27,27 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// Heartbeat period of the scheduler thread: its longest sleep when idle. Replica handles treat a much longer
-/// gap as a pause of the process.
+/// Heartbeat period of the scheduler thread, which is its longest sleep when idle. If two heartbeats are much
+/// further apart, the process was paused, and replica handles extend the deadlines of their steps by the
+/// pause.
 const HEARTBEAT: Duration = Duration::from_millis(250);
-/// Event lists that may be queued for the fan-out before the engine blocks (backpressure).
+/// Capacity of the queue to the fan-out task, in lists of token events. While it is full, the scheduler
+/// thread blocks.
 pub(crate) const EVENT_LISTS_QUEUED_MAX: usize = 64;
-/// Event lists delivered before the fan-out yields to the streams.
+/// Maximum number of event lists that the fan-out task delivers before it yields to the tasks that read the
+/// streams.
 const EVENT_LISTS_PER_TURN: usize = 8;
 
-/// Event for the main thread.
+/// Event for the supervisor, which runs on the main thread.
 pub enum SupervisorEvent {
     /// The process received this signal.
     Signal(i32),
-    /// The executors of a replica have failed. The engine has detached them and awaits the next generation.
+    /// The executors of a replica have failed. The engine has detached them and continues with the next ones,
+    /// of generation `epoch`.
     ExecutorsFailed {
         /// Replica of the executors.
         replica: Replica,
-        /// Next generation.
+        /// Generation of the executors that will replace them.
         epoch: Epoch,
         /// Why the executors failed.
         cause: String,
@@ -54,8 +58,8 @@ pub enum SupervisorEvent {
         replica: Replica,
         /// Generation of the executors.
         epoch: Epoch,
-        /// Links to the executors, followed by the links to the other replicas of the lockstep group, and
-        /// what the executors allocated; or why the start failed.
+        /// On success: one link per replica of the lockstep group, that of `replica` first, and the KV blocks
+        /// and captured graphs of the executors. On failure: the reason.
         outcome: Result<(Vec<ExecutorLink>, ExecutorReady), StartFailureReport>,
     },
     /// No executor is left and none will be started; the engine has stopped.
@@ -83,24 +87,25 @@ pub(crate) struct EngineLoop {
     pub replica_handles: Vec<ReplicaHandle>,
     /// Whether failed executors can be restarted; true if they are processes.
     pub can_restart: bool,
-    /// Queue of token events for the fan-out.
+    /// Queue of token events for the fan-out task, which delivers them to the streams.
     pub token_events: mpsc::Sender<Vec<TokenEvent>>,
     /// Client, used to finish all requests when the engine fails.
     pub client: EngineClient,
-    /// Observers of the engine's progress.
+    /// Health state and metrics, which the loop updates.
     pub observers: EngineObservers,
     /// Workers that compute the grammar bitmasks of constrained requests.
     pub mask_workers: MaskWorkers,
-    /// Event queue of the main thread.
+    /// Event queue of the supervisor on the main thread.
     pub supervisor: std_mpsc::Sender<SupervisorEvent>,
 }
 
-/// State of one iteration of the loop.
+/// State of the loop that `EngineLoop` does not hold.
 struct EngineLoopState {
     /// Events for the next tick.
     events: Vec<SchedulerEvent>,
     step_clock: StepClock,
-    /// In a lockstep group: largest number of token-context pairs of each step of this tick.
+    /// For each step that this tick sends in a lockstep group: largest number of attention pairs (tokens
+    /// times context length) of any replica.
     max_pairs: Vec<(StepId, u64)>,
     /// Callers waiting for a prefix cache reset, in the order of their commands.
     pending_cache_resets: VecDeque<oneshot::Sender<bool>>,
@@ -159,8 +164,9 @@ impl EngineLoop {
             }
             let failures = self.collect_failures(&mut state);
             self.engine.tick_timed(now_ms, &mut state.events, &mut effects, &mut state.step_clock);
-            // Grammar bitmasks of a batch depend on tokens committed in the same tick, and their effects
-            // follow the batch: pass the committed tokens on first.
+            // The grammar bitmasks of a batch depend on tokens that the same tick commits, but the effects
+            // with these tokens follow the batch in the list. So pass all effects to the workers before the
+            // batch is sent.
             self.mask_workers.observe_effects(&effects);
             state.step_clock.tick_done(&effects);
             if self.engine.lockstep_group(Replica(0)).count() > 1 {
@@ -228,7 +234,7 @@ impl EngineLoop {
             EngineMessage::Heartbeat(sender) if self.is_current(sender) => {
                 self.on_heartbeat(sender, now_ms);
             }
-            // Messages of a previous generation.
+            // Ignore messages from executors of a previous generation.
             EngineMessage::ExecutorFailed { .. }
             | EngineMessage::ProfileReply(..)
             | EngineMessage::StepDone(..)
@@ -241,7 +247,7 @@ impl EngineLoop {
                     requeue_running: restart,
                 }));
             }
-            // The caller has dropped its receiver.
+            // Nothing to list: the caller has dropped its receiver.
             EngineMessage::ListCachedBlocks { reply } if reply.is_closed() => {}
             EngineMessage::ListCachedBlocks { reply } => drop(reply.send(self.cached_blocks())),
             EngineMessage::RestartsExhausted(cause) => {
@@ -256,7 +262,8 @@ impl EngineLoop {
         &mut self.replica_handles[usize::from(replica.0)]
     }
 
-    /// Handles a heartbeat of an executor: checks whether the oldest step of its replica is overdue.
+    /// Handles a heartbeat of an executor: checks whether the oldest step in flight of its replica is
+    /// overdue.
     fn on_heartbeat(&mut self, sender: ExecutorId, now_ms: u64) {
         self.record_heartbeat(sender);
         let replica_handle = &mut self.replica_handles[usize::from(sender.replica.0)];
@@ -268,7 +275,8 @@ impl EngineLoop {
         }
     }
 
-    /// Describes the ranks of the other replicas in the lockstep group that have not finished the step.
+    /// Describes the ranks of the other replicas in the lockstep group that have not finished their oldest
+    /// step in flight.
     fn stragglers_of_other_replicas(&self, replica: Replica) -> String {
         let peers = self.engine.lockstep_group(replica).filter(|peer| *peer != replica);
         let unfinished =
@@ -290,8 +298,8 @@ impl EngineLoop {
         }
     }
 
-    /// Records a heartbeat. Any message counts: a rank that finishes steps may be too busy to send
-    /// heartbeats.
+    /// Records a heartbeat of an executor. Any message of it counts: a rank that finishes steps may be too
+    /// busy to send heartbeats.
     fn record_heartbeat(&self, sender: ExecutorId) {
         let replica_handle = &self.replica_handles[usize::from(sender.replica.0)];
         let rank = replica_handle.ranks().nth(usize::from(sender.rank));
@@ -306,8 +314,8 @@ impl EngineLoop {
         replica_handle.is_up() && sender.epoch == self.engine.epoch(sender.replica)
     }
 
-    /// Detaches failed executors and returns their replicas with the causes. Their requests are recomputed,
-    /// by another replica or by the next generation of the same one.
+    /// Detaches failed executors and returns their replicas with the causes. The scheduler recomputes their
+    /// requests, on another replica or on the executors that replace them.
     fn collect_failures(&mut self, state: &mut EngineLoopState) -> Vec<(Replica, String)> {
         let mut failures = Vec::new();
         for replica in (0..self.replica_handles.len() as u16).map(Replica) {
@@ -372,7 +380,7 @@ impl EngineLoop {
                     block_lifetimes.evicted(replica, &lifetimes);
                 }
             }
-            // The caller may have dropped its receiver.
+            // Reports the outcome of a prefix cache reset; the caller may have dropped its receiver.
             SchedulerEffect::ControlDone { succeeded, .. } => {
                 state.pending_cache_resets.pop_front().map(|reply| reply.send(succeeded));
             }
@@ -408,14 +416,16 @@ impl EngineLoop {
         state.step_clock.batch_sent(replica, &summary, deadline, now_ms);
     }
 
-    /// Hands the changes that this tick made to the prefix indices to the KV-event publishers.
+    /// Passes the changes that this tick made to the prefix indices to the KV-event publishers.
     fn flush_kv_events(&mut self) {
         for feed in &mut self.kv_events {
             feed.flush();
         }
     }
 
-    /// Reports the step that the probes have to watch: the server is healthy while one replica is on time.
+    /// Reports a step to the health state, which checks its deadline. If every running replica has a step in
+    /// flight, it is the oldest step with the latest deadline, so the server is healthy while one replica is
+    /// on time. Otherwise no step is reported.
     fn report_steps(&self) {
         let live = || self.replica_handles.iter().filter(|handle| handle.is_up());
         let oldest_steps = live().map(ReplicaHandle::oldest_step).collect::<Option<Vec<_>>>();
@@ -429,7 +439,7 @@ impl EngineLoop {
         }
     }
 
-    /// Snapshot of all prefix indices.
+    /// Returns a snapshot of the prefix index of every replica.
     fn cached_blocks(&self) -> Vec<CachedBlocks> {
         let stats = self.client.replica_stats();
         let of = |stats: &StepStats| CachedBlocks::of(&self.engine, stats.replica, stats.blocks);
@@ -440,7 +450,7 @@ impl EngineLoop {
         self.replica_handles.iter().for_each(ReplicaHandle::stop);
     }
 
-    /// Finishes every request after a permanent failure of the executors; the process ends afterwards.
+    /// Finishes every request after a permanent failure of the executors. The process ends afterwards.
     fn fail(self, text: String) {
         self.observers.health.set_unavailable();
         self.client.close(&ENGINE_UNAVAILABLE);
@@ -449,7 +459,7 @@ impl EngineLoop {
     }
 }
 
-/// Delivers token events to the streams until the engine ends.
+/// Fan-out task: delivers token events to the streams until the engine ends.
 pub(crate) async fn fan_out(client: EngineClient, mut events_rx: mpsc::Receiver<Vec<TokenEvent>>) {
     let mut lists = Vec::with_capacity(EVENT_LISTS_PER_TURN);
     while events_rx.recv_many(&mut lists, EVENT_LISTS_PER_TURN).await > 0 {

@@ -1,4 +1,5 @@
-//! Health state for the probes, derived from heartbeats and step progress, never from output.
+//! Health state for the HTTP health probes, derived from heartbeats and step progress, never from generated
+//! output.
 //!
 //! Plain atomics: the scheduler thread never waits for a reader, and a read touches no other component.
 
@@ -12,7 +13,7 @@ const STALL_MS: u64 = 900;
 /// Expected restart time in seconds before one has been measured.
 const RESTART_S: u32 = 10;
 
-/// Health state of the server, read by the probes.
+/// Health state of the server, read by the HTTP health probes.
 #[derive(Debug)]
 pub struct HealthState {
     start: Instant,
@@ -34,7 +35,7 @@ pub struct HealthState {
 /// Health status of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerStatus {
-    /// Weights are being loaded.
+    /// Executors are starting, for example loading weights.
     Starting,
     /// Requests are served.
     Serving,
@@ -128,8 +129,8 @@ impl HealthState {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Records that the step sent at `sent_ms` is the one to watch, with a deadline of `deadline_ms` after
-    /// it.
+    /// Sets the step whose deadline `status` checks. It was sent at `sent_ms` and is overdue `deadline_ms`
+    /// milliseconds later.
     pub fn step_sent(&self, sent_ms: u64, deadline_ms: u64) {
         self.step_deadline_ms.store(deadline_ms, Ordering::Relaxed);
         self.step_sent_ms.store(sent_ms + 1, Ordering::Relaxed);
@@ -190,7 +191,7 @@ mod tests {
         assert_eq!(health.status(), ServerStatus::Serving);
         health.set_executors_failed(false);
         assert_eq!(health.status(), ServerStatus::Restarting);
-        health.set_started(); // Too late to have an effect.
+        health.set_started(); // Has no effect in this phase.
         assert_eq!(health.status(), ServerStatus::Restarting);
         assert_eq!(health.restart_s(), 10, "before the first restart");
         assert_eq!(health.start_failure(), None);

@@ -1,4 +1,4 @@
-//! Replica handle of the scheduler thread: command queue to the executors, steps in flight, and stragglers.
+//! Handle of the scheduler thread to one replica: command queue, steps in flight, stragglers.
 
 use super::executors::ExecutorLink;
 use protocol::{Batch, ExecutorCommand, ProfilerStatus, Rank, StepId};
@@ -9,19 +9,19 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 
-/// Handle to one rank of the replica.
+/// Handle to one rank of a replica.
 struct RankHandle {
     rank: Rank,
     /// Receivers of the rank's pending profiler replies, in the order of the commands.
     profile_replies: VecDeque<UnboundedSender<ProfilerStatus>>,
 }
 
-/// Outcome of a heartbeat.
+/// Outcome of handling a heartbeat of a rank.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct HeartbeatOutcome {
-    /// Ranks newly found to be overdue with their step (stragglers).
+    /// Stragglers: ranks whose step was found to be overdue by this heartbeat.
     pub(super) ranks: Vec<Rank>,
-    /// Cause, if the executors have timed out and must be failed.
+    /// Description of the timeout, if the executors must be marked as failed.
     pub(super) cause: Option<String>,
 }
 
@@ -79,7 +79,7 @@ impl ReplicaHandle {
         let masked = batch.rows.iter().any(|row| row.masked);
         let deadline = self.watchdog.step_sent(batch.step, work, masked, now_ms);
         if let Some(commands) = &self.commands {
-            // A failed executor is reported by its reader thread, with the cause.
+            // If the send fails, an executor has failed; its reader thread reports the cause.
             let _ = commands.send(ExecutorCommand::Batch(batch));
         }
         deadline
@@ -88,12 +88,12 @@ impl ReplicaHandle {
     /// Orders the executors to stop.
     pub(super) fn stop(&self) {
         if let Some(commands) = &self.commands {
-            // A failed executor needs no order to stop.
+            // If the send fails, an executor has failed and needs no order to stop.
             let _ = commands.send(ExecutorCommand::Shutdown);
         }
     }
 
-    /// Passes on a profiler command; each executor replies to the commands in order.
+    /// Sends a profiler command to all executors, which reply to such commands in order.
     pub(super) fn profile(&mut self, on: bool, replies: &UnboundedSender<ProfilerStatus>) {
         // Don't wait for space in a full queue: the command is dropped, and the caller sees its reply channel
         // close.
@@ -118,7 +118,8 @@ impl ReplicaHandle {
         }
     }
 
-    /// Records that the scheduler thread is running, which it does several times a second.
+    /// Records that the scheduler thread is running. It is called several times a second, so a long interval
+    /// between two calls means that the process was paused.
     pub(super) fn scheduler_awake(&mut self, now_ms: u64) {
         self.watchdog.poll(now_ms);
     }
@@ -139,7 +140,7 @@ impl ReplicaHandle {
         self.watchdog.rank_done(rank, step);
     }
 
-    /// Oldest step in flight: earliest start time and time limit, in milliseconds.
+    /// Returns the earliest start time and the time limit of the oldest step in flight, in milliseconds.
     pub(super) fn oldest_step(&self) -> Option<(u64, u64)> {
         self.watchdog.oldest_step()
     }
@@ -152,7 +153,7 @@ impl ReplicaHandle {
         HeartbeatOutcome { ranks, cause: overdue.map(|overdue| self.cause(&overdue)) }
     }
 
-    /// Ranks that have not finished the oldest step in flight.
+    /// Returns the ranks that have not finished the oldest step in flight.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = Rank> {
         self.watchdog.stragglers().map(|local_rank| self.rank(local_rank))
     }
@@ -185,7 +186,7 @@ mod tests {
     use protocol::link::in_process_pair;
     use protocol::{DispatchMode, Epoch, ExecutorEvent, StepCost};
 
-    /// Handle to the ranks 4 to 6, and the receiver of their commands.
+    /// Returns the handle of a replica with the ranks 4 to 6, and the receiver of its commands.
     fn handle() -> (ReplicaHandle, std::sync::mpsc::Receiver<ExecutorCommand>) {
         let (commands, sent) = std::sync::mpsc::sync_channel(8);
         let receivers = (4..7).map(|rank| {

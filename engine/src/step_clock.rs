@@ -13,7 +13,7 @@ const CPU_PERIOD: Duration = Duration::from_millis(100);
 /// Interval over which token throughput is averaged.
 const THROUGHPUT_PERIOD: Duration = Duration::from_secs(1);
 
-/// Step in flight.
+/// Step in flight, with its send time and the timings recorded so far.
 struct InFlightStep {
     sent: Instant,
     record: StepTimingRecord,
@@ -29,7 +29,7 @@ struct ReplicaClock {
     generated_before: u64,
 }
 
-/// Time spent in the phases of scheduler ticks.
+/// Time spent in each phase of scheduler ticks.
 #[derive(Default)]
 struct SchedulerTimes {
     apply: Duration,
@@ -42,9 +42,9 @@ pub(crate) struct StepClock {
     metrics: Arc<ServerMetrics>,
     /// Time of the last clock read.
     last: Instant,
-    /// Time of scheduler work since the last tick that sent a step.
+    /// Time spent in scheduler ticks since the last tick that sent a step.
     scheduler_times: SchedulerTimes,
-    /// Share of `scheduler_times` of each step sent by this tick.
+    /// Part of `scheduler_times` that is attributed to each step that this tick sends: an equal share.
     share: SchedulerTimes,
     cpu_read: Instant,
     throughput_since: Instant,
@@ -200,7 +200,7 @@ impl TickTimer for StepClock {
     }
 }
 
-/// Summary of a batch.
+/// Row and token counts of a batch, for metrics and step deadlines.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchSummary {
     /// Step of the batch.
@@ -233,8 +233,8 @@ impl BatchSummary {
     }
 }
 
-/// Largest number of pairs of any replica, for each step of a tick: a lockstep group takes as long as its
-/// busiest replica.
+/// Returns, for each step that a tick sends, the largest number of attention pairs of any replica: a lockstep
+/// group takes as long as its busiest replica.
 pub(crate) fn max_attention_pairs(effects: &[SchedulerEffect]) -> Vec<(StepId, u64)> {
     let mut max_pairs: Vec<(StepId, u64)> = Vec::new();
     for effect in effects {

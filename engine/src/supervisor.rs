@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub struct SupervisorState {
     /// Executor groups and their restart policy.
     pub world: ExecutorWorld,
-    /// Queue of events.
+    /// Queue of events for the supervisor.
     pub events: Receiver<SupervisorEvent>,
     /// Sender for threads that report to the supervisor.
     pub event_sender: Sender<SupervisorEvent>,
@@ -24,11 +24,11 @@ pub struct SupervisorState {
     serving: Vec<bool>,
     /// Class of the last failed start of each replica, until a start succeeds.
     start_failures: Vec<Option<StartFailure>>,
-    /// Starts that wait for their back-off.
+    /// Restarts that are delayed by their back-off.
     pending: Vec<PendingStart>,
 }
 
-/// Scheduled start of a replica's executors.
+/// Delayed restart of a replica's executors.
 struct PendingStart {
     due: Instant,
     replica: Replica,
@@ -61,7 +61,7 @@ impl SupervisorState {
     }
 
     /// Records the class of the last failed start of a replica and its group; `None` = the start succeeded.
-    /// Probes report it while no replica serves.
+    /// Health probes report the class while no replica serves.
     fn set_start_failure(
         &mut self,
         health: &HealthState,
@@ -74,7 +74,7 @@ impl SupervisorState {
         health.set_start_failure(self.start_failures.iter().flatten().next().copied());
     }
 
-    /// Next event; `None` = a start is due.
+    /// Waits for the next event; `None` = a delayed restart is due.
     fn next_event(&self) -> Result<Option<SupervisorEvent>, RecvTimeoutError> {
         let Some(due) = self.pending.iter().map(|pending| pending.due).min() else {
             return self.events.recv().map(Some).map_err(|_| RecvTimeoutError::Disconnected);
@@ -152,19 +152,19 @@ impl SupervisorState {
         }
     }
 
-    /// Stops the executors, which were ordered to stop before.
+    /// Waits for the end of the executors, which were ordered to stop before, and kills them after `timeout`.
     pub fn shut_down(&mut self, timeout: Duration) {
         let serving = &self.serving;
         self.world.shut_down(timeout, |replica| serving[usize::from(replica.0)]);
     }
 }
 
-/// Reason for the end of service.
+/// Reason why the server stops serving requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceEnd {
     /// The process received this signal.
     Signal(i32),
-    /// Nothing can be served any more; with the cause.
+    /// No replica can be served any more. Carries the cause.
     Failed(String),
 }
 

@@ -1,7 +1,8 @@
-//! Admission control: counters against limits, checked before and after tokenisation.
+//! Admission control: compares the load of all requests in flight with limits, before and after tokenisation.
 //!
-//! An [`AdmissionPermit`] holds the share of one HTTP request in the counters; dropping it releases the
-//! share, so no code path can leak. A request that was accepted is not rejected for load later.
+//! An [`AdmissionPermit`] holds the share of one HTTP request in the load counters. Dropping the permit
+//! subtracts its share, so no code path can leave it counted. A request that was accepted is not rejected for
+//! load later.
 
 use super::prefill_rate::PrefillRate;
 use grammar::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +11,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Limits over all requests in flight.
+/// Admission limits. Each applies to the sum over all requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionLimits {
     /// Maximum number of requests waiting or running (`--max-num-queued-reqs`).
@@ -22,20 +23,20 @@ pub struct AdmissionLimits {
     pub bytes: u64,
 }
 
-/// Limit that a request would have exceeded.
+/// Rejection of a request that would exceed an admission limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverloadRejection {
     /// Machine-readable name of the limit.
     pub reason: &'static str,
     /// Current value of the counter.
     pub current: u64,
-    /// Limit of the counter.
+    /// Value of the limit.
     pub cap: u64,
     /// Seconds after which the client should retry.
     pub retry_after_s: u32,
 }
 
-/// Counters and limits of requests in flight.
+/// Load counters of all requests in flight, and their limits.
 #[derive(Debug)]
 pub struct AdmissionController {
     limits: AdmissionLimits,
@@ -46,7 +47,7 @@ pub struct AdmissionController {
 }
 
 impl AdmissionController {
-    /// Creates the counters, all zero.
+    /// Creates a controller with all load counters at zero.
     pub fn new(limits: AdmissionLimits) -> Arc<Self> {
         Arc::new(Self {
             limits,
@@ -57,7 +58,7 @@ impl AdmissionController {
         })
     }
 
-    /// Returns a byte counter of zero for a body that is about to be read.
+    /// Returns a byte count of zero for a request body that is about to be read.
     pub fn queue_body(self: &Arc<Self>) -> QueuedBytes {
         QueuedBytes { admission: Arc::clone(self), bytes: 0 }
     }
@@ -106,13 +107,15 @@ impl AdmissionController {
         })
     }
 
-    /// Seconds to prefill the queued prompt tokens at the measured rate, from 1 to 60.
+    /// Returns the estimated time to prefill the queued prompt tokens at the measured rate, from 1 to 60
+    /// seconds.
     fn retry_after_s(&self) -> u32 {
         let seconds = lock(&self.rate).seconds_for(self.prefill_tokens());
         (seconds.ceil() as u32).clamp(1, 60)
     }
 
-    /// Removes prompt tokens from the counter; `prefilled`: whether they were computed.
+    /// Subtracts prompt tokens from the counter of queued prompt tokens. `prefilled` = they were prefilled;
+    /// otherwise their request ended before.
     fn leave_prefill(&self, tokens: u64, prefilled: bool) {
         let left = self.prefill_tokens.fetch_sub(tokens, Ordering::Relaxed) - tokens;
         let done = if prefilled { tokens } else { 0 };
@@ -120,8 +123,9 @@ impl AdmissionController {
     }
 }
 
-/// Bytes counted for one request: its body as it is received (many slow clients with large bodies are a load
-/// before the first request is complete) and the data derived from the body.
+/// Bytes that one HTTP request adds to the byte counter: its body, and the data derived from the body. The
+/// body is counted while it is received, because many slow clients with large bodies are a load before the
+/// first of their requests is complete.
 #[derive(Debug)]
 pub struct QueuedBytes {
     admission: Arc<AdmissionController>,
@@ -129,7 +133,7 @@ pub struct QueuedBytes {
 }
 
 impl QueuedBytes {
-    /// Counts received bytes.
+    /// Adds received bytes to the count.
     ///
     /// Errors: the limit of bytes is exceeded.
     pub fn grow(&mut self, bytes: u64) -> Result<(), OverloadRejection> {
@@ -146,7 +150,7 @@ impl Drop for QueuedBytes {
     }
 }
 
-/// Share of one HTTP request in the admission counters.
+/// Share of one HTTP request in the load counters.
 #[derive(Debug)]
 pub struct AdmissionPermit {
     admission: Arc<AdmissionController>,
@@ -157,7 +161,7 @@ pub struct AdmissionPermit {
 }
 
 impl AdmissionPermit {
-    /// Time at which the body was complete; request latency is measured from here.
+    /// Time at which the request body was complete; request latency is measured from this time.
     pub fn admitted_at(&self) -> Instant {
         self.admitted_at
     }
@@ -167,7 +171,8 @@ impl AdmissionPermit {
         self.admission.limits.requests
     }
 
-    /// Counts what tokenisation found: `requests` engine requests in total and their prompt tokens.
+    /// Adds the load that is known after tokenisation: the engine requests of the HTTP request (`requests` in
+    /// total) and their prompt tokens.
     ///
     /// Errors: the first limit that is exceeded.
     pub fn grow(&mut self, requests: u64, prefill_tokens: u64) -> Result<(), OverloadRejection> {
@@ -182,27 +187,28 @@ impl AdmissionPermit {
         Ok(())
     }
 
-    /// Counts memory that the request holds for its lifetime: token ids, parsed values, responses.
+    /// Adds memory that the request holds until it ends: token ids, parsed values, responses.
     ///
     /// Errors: the limit of bytes is exceeded.
     pub fn reserve_bytes(&mut self, bytes: u64) -> Result<(), OverloadRejection> {
         self.queued_bytes.grow(bytes)
     }
 
-    /// Moves the counted bytes out of the permit, for a response that holds memory until it is sent.
+    /// Returns the byte count and leaves zero in the permit, for a response that holds memory until it is
+    /// sent.
     pub(super) fn take_queued_bytes(&mut self) -> QueuedBytes {
         let empty = self.admission.queue_body();
         mem::replace(&mut self.queued_bytes, empty)
     }
 
-    /// Releases prompt tokens that have been `prefilled` or never will be.
+    /// Subtracts prompt tokens from the counter, because they were prefilled (`prefilled`) or never will be.
     pub(super) fn release_tokens(&mut self, tokens: u64, prefilled: bool) {
         let tokens = tokens.min(self.prefill_tokens);
         self.prefill_tokens -= tokens;
         self.admission.leave_prefill(tokens, prefilled);
     }
 
-    /// Releases one finished request.
+    /// Subtracts one finished request from the counter.
     pub(super) fn release_request(&mut self) {
         if self.requests > 0 {
             self.requests -= 1;

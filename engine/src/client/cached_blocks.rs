@@ -1,4 +1,4 @@
-//! Contents of a replica's prefix index.
+//! Snapshot of a replica's prefix index, which maps block hashes to cached KV blocks.
 
 use protocol::{BlockHash, Replica};
 use scheduler::{BlockStats, Scheduler};
@@ -6,7 +6,7 @@ use scheduler::{BlockStats, Scheduler};
 /// Snapshot of the prefix index of one replica.
 #[derive(Debug, Clone)]
 pub struct CachedBlocks {
-    /// Replica of the index.
+    /// Replica that owns the prefix index.
     pub replica: Replica,
     /// Tokens per block.
     pub block_tokens: u32,
@@ -17,7 +17,8 @@ pub struct CachedBlocks {
 }
 
 impl CachedBlocks {
-    /// Copies the hashes of `replica`. Only this copy must run between two steps.
+    /// Copies the block hashes of `replica`. The scheduler thread calls it between two steps; all further
+    /// processing happens on other threads.
     pub fn of(engine: &Scheduler, replica: Replica, blocks: BlockStats) -> Self {
         let kv = engine.kv(replica);
         let hashes = kv.indexed_hashes().collect();

@@ -7,7 +7,8 @@ use scheduler::{FinishReason, RejectReason, RequestSubmission, SchedulerEvent, T
 use std::mem;
 use std::sync::atomic::Ordering;
 
-/// Submissions that are held back. Dropping the value finishes them with `ENGINE_UNAVAILABLE`.
+/// Requests that are not submitted to the engine yet. Dropping the value finishes them with
+/// `ENGINE_UNAVAILABLE`.
 pub struct DeferredSubmit {
     client: EngineClient,
     submits: Vec<RequestSubmission>,
@@ -19,13 +20,13 @@ impl DeferredSubmit {
         Self { client, submits }
     }
 
-    /// Submits the requests that have not been aborted meanwhile.
+    /// Submits the requests that were not aborted while they were deferred, each with `guide`.
     pub fn release(mut self, guide: &DecodingGuide) {
         for submit in self.take() {
             let request = submit.id;
             let guided = EngineMessage::DecodingGuide { request, guide: guide.clone() };
-            // The map entry stays locked while the messages are queued: an abort either comes before and
-            // nothing is sent, or its message follows the `Submit`.
+            // The entry in `inflight` stays locked while the messages are queued. So an abort either removes
+            // the entry first, and nothing is queued, or its message follows the `Submit` message.
             if let Some(_route) = self.client.state.inflight.get(&request) {
                 let submit = EngineMessage::Event(SchedulerEvent::Submit(Box::new(submit)));
                 self.client.state.inbox.push_all([guided, submit]);
@@ -38,7 +39,7 @@ impl DeferredSubmit {
         self.end(&FinishReason::Rejected(Box::new(reason.clone())));
     }
 
-    /// Takes the submissions out and lowers the counter of deferred requests.
+    /// Moves the submissions out of `self` and subtracts them from the metric of deferred requests.
     fn take(&mut self) -> Vec<RequestSubmission> {
         let submits = mem::take(&mut self.submits);
         self.client.state.metrics.deferred.fetch_sub(submits.len() as u64, Ordering::Relaxed);

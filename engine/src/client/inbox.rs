@@ -1,4 +1,5 @@
-//! Queue with many producers and one consumer that drains it at once and sleeps while it is empty.
+//! Queue with many producers and one consumer, which receives all queued items at once and sleeps while the
+//! queue is empty.
 //!
 //! The queue has no limit of its own. In the engine's inbox, admission control bounds the messages of
 //! requests, and executors add only replies to steps in flight and periodic heartbeats.
@@ -7,7 +8,7 @@ use grammar::sync::{Condvar, Mutex, lock};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// Multi-producer queue that is drained as a whole.
+/// Multi-producer queue whose consumer receives all queued items at once.
 #[derive(Debug)]
 pub struct BatchInbox<T> {
     state: Mutex<BatchInboxState<T>>,
@@ -34,7 +35,7 @@ impl<T> BatchInbox<T> {
         self.push_all([item]);
     }
 
-    /// Appends items that the consumer receives in one drain.
+    /// Appends items; the consumer receives all of them in one call of `drain`.
     pub fn push_all(&self, items: impl IntoIterator<Item = T>) {
         let mut state = lock(&self.state);
         state.items.extend(items);

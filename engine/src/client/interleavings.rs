@@ -1,5 +1,6 @@
-//! Interleavings of handlers, the engine thread, the fan-out thread and operators, drawn by the Shuttle
-//! scheduler. Each stream must see exactly one end, whatever caused it, and no counter may leak.
+//! Concurrency tests of the engine client: the Shuttle scheduler draws random interleavings of request
+//! handlers, the engine thread, the fan-out thread and operator commands. Each request must finish exactly
+//! once, whatever the cause, and all counters must return to zero.
 //!
 //! Shuttle's map has one lock, so iteration sees a consistent snapshot; the real `DashMap` is iterated shard
 //! by shard.
@@ -23,7 +24,7 @@ const INTERLEAVINGS: usize = 3_000;
 /// `max_tokens` of a request that ends only when it is aborted.
 const ENDLESS: u32 = u32::MAX;
 
-/// Client and inbox without an engine.
+/// Engine client and its inbox, without an engine.
 struct ClientHarness {
     client: EngineClient,
     inbox: Arc<BatchInbox<EngineMessage>>,
@@ -73,7 +74,8 @@ impl ClientHarness {
         EngineThreads { engine, fan_out }
     }
 
-    /// Checks, after all clients have left, that no request is running and all counters are zero.
+    /// Checks, after all clients have dropped their streams, that no request is running and all counters are
+    /// zero.
     fn assert_empty(&self, threads: EngineThreads) {
         self.inbox.push(EngineMessage::Stop);
         assert_eq!(threads.engine.join().unwrap(), [], "requests running without a client");
@@ -109,12 +111,12 @@ fn submits(max_tokens: &[u32]) -> Vec<RequestSubmission> {
     max_tokens.iter().map(submit).collect()
 }
 
-/// Minimal engine: generates one token per turn for every running request.
+/// Minimal engine: generates one token per loop iteration for every running request.
 #[derive(Default)]
 struct FakeEngine {
     /// Tokens left to generate, by request.
     live: BTreeMap<RequestId, u32>,
-    /// Request of which the guide has arrived and the submission has not.
+    /// Request whose decoding guide has been received, but not its `Submit` event.
     guided: Option<RequestId>,
 }
 
@@ -127,7 +129,8 @@ impl FakeEngine {
     ) -> Vec<RequestId> {
         let mut messages = Vec::new();
         loop {
-            // Replaces an executor's reply: wakes the engine while requests are running.
+            // While requests are running, this message wakes the engine, as the step output of an executor
+            // would.
             if !self.live.is_empty() {
                 inbox.push(EngineMessage::RestartsExhausted("a step is done".to_owned()));
             }
@@ -197,12 +200,12 @@ fn read(mut stream: RequestEventStream, count: usize) -> Vec<(usize, FinishReaso
     seen.into_iter().map(|(tokens, end)| (tokens, end.unwrap())).collect()
 }
 
-/// Submits requests after their grammar was compiled.
+/// Submits deferred requests, as after their grammar was compiled.
 fn release(deferred: DeferredSubmit) {
     deferred.release(&DecodingGuide::default());
 }
 
-/// Reads one token or an end, then drops the stream.
+/// Reads the first events of a stream (tokens or an end), then drops the stream.
 fn drop_early(mut stream: RequestEventStream) {
     let mut events = Vec::new();
     block_on(poll_fn(|cx| stream.poll_events(cx, &mut events)));
@@ -275,7 +278,8 @@ fn deferred_submit_is_sent_once_or_finished() {
     );
 }
 
-/// Streams of endless requests, one of them deferred for a grammar; all must finish with `finish`.
+/// Starts two clients of endless requests, one of which is deferred for a grammar. All requests must finish
+/// with `finish`.
 fn endless(harness: &Arc<ClientHarness>, finish: &FinishReason) -> [thread::JoinHandle<()>; 2] {
     [false, true].map(|is_deferred| {
         let (harness, finish) = (Arc::clone(harness), finish.clone());
@@ -300,7 +304,7 @@ fn all_requests_finish_when_the_engine_stops() {
             let harness = Arc::new(ClientHarness::new());
             let threads = harness.start_threads();
             let clients = endless(&harness, &ENGINE_UNAVAILABLE);
-            // The engine stops with requests running, then all streams are finished, as `EngineLoop::fail`
+            // Stop the engine while requests are running, then finish all streams, as `EngineLoop::fail`
             // does.
             harness.inbox.push(EngineMessage::Stop);
             drop(threads.engine.join().unwrap());

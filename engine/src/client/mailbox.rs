@@ -1,4 +1,4 @@
-//! Event stream of one HTTP request: one or more engine requests, read by one task.
+//! Event stream of one HTTP request, which consists of one or more engine requests and is read by one task.
 
 use super::{AdmissionPermit, EngineClient, QueuedBytes};
 use grammar::sync::{Mutex, lock};
@@ -8,7 +8,8 @@ use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Events that their reader has not taken yet. Bounded by the `max_tokens` of the requests.
+/// Token events of one stream that its reader has not received yet. The `max_tokens` of its requests bound
+/// their number.
 #[derive(Debug, Default)]
 pub(super) struct StreamMailbox {
     state: Mutex<StreamMailboxState>,
@@ -41,7 +42,8 @@ struct StreamedRequest {
     live: bool,
 }
 
-/// Event stream of the requests of one HTTP request. Dropping it aborts the unfinished ones.
+/// Event stream of the engine requests of one HTTP request. Dropping the stream aborts its unfinished
+/// requests.
 pub struct RequestEventStream {
     client: EngineClient,
     mailbox: Arc<StreamMailbox>,
@@ -97,7 +99,7 @@ impl RequestEventStream {
         Poll::Ready(())
     }
 
-    /// Moves the bytes counted by the admission permit out of the stream.
+    /// Returns the byte count of the admission permit and leaves zero in the stream.
     pub fn take_queued_bytes(&mut self) -> QueuedBytes {
         self.permit.take_queued_bytes()
     }

@@ -1,15 +1,15 @@
-//! Prefill throughput: prompt tokens divided by the time during which prompts were queued. Idle time does not
-//! count.
+//! Prefill throughput: prefilled prompt tokens divided by the time during which prompts were queued. Time
+//! without queued prompts does not count.
 
 use std::time::{Duration, Instant};
 
-/// Queued time after which a measurement replaces the previous one.
+/// Measurement window: amount of queued time after which the measured rate replaces the previous one.
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Measured prefill throughput.
 #[derive(Debug, Default)]
 pub(super) struct PrefillRate {
-    /// Time up to which queued time has been counted; `None` = no prompt is queued.
+    /// Time until which `queued_time` is complete; `None` = no prompt is queued.
     counted_to: Option<Instant>,
     queued_time: Duration,
     tokens: u64,
@@ -23,7 +23,7 @@ impl PrefillRate {
         self.counted_to.get_or_insert(now);
     }
 
-    /// Records that `done` tokens were prefilled and `left` tokens are queued.
+    /// Records that `done` prompt tokens were prefilled and `left` prompt tokens remain queued.
     pub(super) fn record(&mut self, done: u64, left: u64, now: Instant) {
         let Some(before) = self.counted_to else { return };
         self.queued_time += now.saturating_duration_since(before);

@@ -1,5 +1,5 @@
-//! All executors of a server: started together, restarted group by group. A group is the executors of one
-//! replica, on this or another node, or of all replicas if these run in lockstep.
+//! All executors of a server: they are started together and restarted by group. A group is the executors of
+//! one replica, on this or another node, or of all replicas if these run in lockstep.
 
 use super::ExecutorLink;
 use super::group::{ExecutorGroup, ExecutorLaunchOptions};
@@ -21,51 +21,52 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Other nodes of the server.
+/// Other nodes of a multi-node server, which run replicas for this node.
 #[derive(Clone)]
 pub struct RemoteNodes {
-    /// Number of nodes and their replicas.
+    /// Multi-node configuration, which assigns replicas to nodes.
     pub cluster: ClusterConfig,
-    /// Connected nodes.
+    /// Registry of the connected nodes.
     pub registry: Arc<NodeRegistry>,
 }
 
-/// Timeouts of starts and rules for restarts.
+/// Start-up timeouts of executors and limits of their restarts.
 #[derive(Debug, Clone, Copy)]
 pub struct StartPolicy {
-    /// Timeouts of a start.
+    /// Start-up timeouts, of the first start and of restarts.
     pub timeouts: StartTimeouts,
-    /// Rules for restarting failed executors.
+    /// Limits and back-off of restarts after failures.
     pub restarts: RestartPolicy,
     /// Seed of the jitter of restart back-offs.
     pub jitter_seed: u64,
 }
 
-/// Executor groups of a server and the rules of their starts.
+/// All executor groups of a server: starts them, restarts failed ones and shuts them down.
 pub struct ExecutorWorld {
     groups: Vec<ReplicaGroup>,
     /// Restart history of each group.
     histories: Vec<RestartHistory>,
-    /// Origin of the times in `histories`.
+    /// Origin of the failure times in `histories`.
     created_at: Instant,
     remote_nodes: Option<RemoteNodes>,
     timeouts: StartTimeouts,
-    /// Starts ordered from other nodes that have not been awaited yet.
+    /// Starts that were ordered from other nodes and whose executor links have not been waited for yet.
     pending_remote_starts: Vec<PendingRemoteStart>,
-    /// Number of KV blocks of the first start; later starts use no more, so that announced limits remain
-    /// valid.
+    /// Number of KV blocks that each executor allocated in the first start. Restarted executors allocate no
+    /// more, so that limits reported to clients since then remain valid.
     blocks: Option<u32>,
-    /// Digests of the weights of the first start; a later start with other weights is rejected.
+    /// Digests of the weights that the first start loaded. A later start that loads other weights fails.
     weights: WeightsBaseline,
 }
 
-/// Executors that fail and restart together.
+/// Executor group: executors that fail and restart together, on this node or on another one.
 enum ReplicaGroup {
     Local(ExecutorGroup),
     Remote(RemoteGroup),
 }
 
-/// Executors that have been started; those of this node are linked.
+/// Result of starting a group: links to executors on this node, or a start on another node with pending
+/// links.
 enum StartedGroup {
     Local(Vec<ExecutorLink>),
     Remote(PendingRemoteStart),
@@ -115,7 +116,8 @@ impl ReplicaGroup {
 }
 
 impl StartedGroup {
-    /// Links to the executors; waits for the node of a remote group without a limit.
+    /// Returns the links to the executors. For a group on another node, waits for that node without a time
+    /// limit.
     fn links(self) -> Result<Vec<ExecutorLink>, StartError> {
         match self {
             Self::Local(links) => Ok(links),
@@ -132,7 +134,7 @@ impl StartedGroup {
 }
 
 impl ExecutorWorld {
-    /// Creates the groups of `config`; nothing is started.
+    /// Creates the executor groups of `config`, without starting executors.
     pub fn new(
         config: &ExecutorConfig,
         launch_options: ExecutorLaunchOptions,
@@ -154,7 +156,7 @@ impl ExecutorWorld {
                     first..first + group_size,
                     launch_options,
                 )),
-                // A `ClusterConfig` implies replicas that are not in lockstep.
+                // Replicas of a multi-node server are never in lockstep, so a remote group has one replica.
                 Some((node, registry)) => {
                     ReplicaGroup::Remote(RemoteGroup::new(config, Replica(first), node, registry))
                 }
@@ -178,7 +180,7 @@ impl ExecutorWorld {
         }
     }
 
-    /// Replicas that share an executor group with `replica`, including it.
+    /// Returns the replicas that share an executor group with `replica`, including `replica`.
     pub fn group_of(&self, replica: Replica) -> Range<u16> {
         self.groups[self.index_of(replica)].replicas()
     }
@@ -188,12 +190,12 @@ impl ExecutorWorld {
         self.groups.iter().position(contains).expect("every replica is in a group")
     }
 
-    /// Settings common to all executors, without rank and host-specific values.
+    /// Returns the settings common to all executors, without rank and host-specific values.
     pub fn settings(&self) -> &ExecutorSettings {
         self.groups[0].settings()
     }
 
-    /// Starts all groups as generation `epoch` and returns the links to the executors of this node, which
+    /// Starts all groups as generation `epoch` and returns the links to the executors on this node, which
     /// have the lowest replica numbers. Call it on the main thread.
     ///
     /// Errors: no process, thread or file descriptor is available.
@@ -208,9 +210,9 @@ impl ExecutorWorld {
         Ok(links)
     }
 
-    /// Waits until all executors are ready; each allocates the number of KV blocks that all of them can hold.
-    /// Appends the links of other nodes to `links`. `stop` returns a pending signal; `progress` receives the
-    /// startup progress of the first rank.
+    /// Waits until all executors are ready. Each executor allocates the number of KV blocks that all of them
+    /// can hold. Appends the links to executors on other nodes to `links`. `stop` returns the number of a
+    /// pending signal, if any; `progress` receives the startup progress of the first rank.
     pub fn bring_up(
         &mut self,
         links: &mut Vec<ExecutorLink>,
@@ -228,7 +230,7 @@ impl ExecutorWorld {
         Ok(report)
     }
 
-    /// Waits for the links to other nodes. Returns a pending signal, if any.
+    /// Waits for the links to executors on other nodes. Returns the number of a pending signal, if any.
     fn link_remote_nodes(
         &mut self,
         links: &mut Vec<ExecutorLink>,
@@ -258,9 +260,9 @@ impl ExecutorWorld {
     }
 
     /// Handles a failure of the executors of a replica and its group because of `cause`: kills the remaining
-    /// ones and returns when to restart them. Call it on the main thread.
+    /// executors of the group and returns when to restart them. Call it on the main thread.
     ///
-    /// Errors: they have failed too often, or for too long.
+    /// Errors: the executors have failed too often, or for too long.
     pub fn failed(
         &mut self,
         replica: Replica,
@@ -321,8 +323,9 @@ impl ExecutorWorld {
         thread.map(drop).map_err(|error| system(error.to_string()))
     }
 
-    /// Waits for executors that were ordered to stop, then kills them. Groups for which `is_up` is false are
-    /// still starting and are killed at once. Other nodes are ordered to leave and end their own executors.
+    /// Waits up to `timeout` for executors that were ordered to stop, then kills them. Groups for which
+    /// `is_up` is false are still starting and are killed at once. Other nodes are ordered to leave and end
+    /// their own executors.
     pub fn shut_down(&mut self, timeout: Duration, is_up: impl Fn(Replica) -> bool) {
         let deadline = Instant::now() + timeout;
         let time_left = || deadline.saturating_duration_since(Instant::now());

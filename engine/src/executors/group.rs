@@ -19,11 +19,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Capacity of a link between threads, in messages.
+/// Capacity in messages of the in-process link to an executor thread.
 const LINK_MESSAGES: usize = 32;
-/// Time for a killed process to exit; only a device driver can delay it.
+/// Maximum wait for a process to exit after SIGKILL; only a device driver can delay the exit.
 const KILL_WAIT: Duration = Duration::from_secs(5);
-/// Time between SIGTERM and SIGKILL.
+/// Wait between SIGTERM and SIGKILL.
 const TERM_WAIT: Duration = Duration::from_secs(2);
 
 /// Where executors run and how their processes are launched.
@@ -42,9 +42,10 @@ pub(crate) struct ExecutorGroup {
     launch_options: ExecutorLaunchOptions,
     /// Running processes, by rank.
     current: Vec<Arc<ExecutorProcess>>,
-    /// Shared memory through which the ranks find each other, if there are several.
+    /// Shared memory in which the ranks rendezvous to set up their collectives; `None` = there is only one
+    /// rank.
     rendezvous: Option<RankRendezvous>,
-    /// Disconnected once the executor thread of this process has ended.
+    /// Disconnected once the executor thread of this process has ended; `None` = the executors are processes.
     thread: Option<Receiver<Infallible>>,
 }
 
@@ -69,7 +70,7 @@ impl ExecutorGroup {
         &self.config.settings
     }
 
-    /// Digest of the model folder that the executors must confirm.
+    /// Digest of the model folder. Every executor must report an equal digest at start-up.
     pub(crate) fn manifest(&self) -> u64 {
         self.config.manifest
     }
@@ -104,7 +105,7 @@ impl ExecutorGroup {
         self.replicas().map(|replica| self.start_replica(replica, epoch)).collect()
     }
 
-    /// Creates the rendezvous of the ranks, if there are several.
+    /// Creates the rendezvous of the ranks, if the group has several ranks.
     fn create_rendezvous(&mut self) -> Result<()> {
         let has_several_ranks = self.ranks_of(self.replicas()).len() > 1;
         let new_rendezvous = || RankRendezvous::new(self.config.settings.parallel);
@@ -177,15 +178,15 @@ impl ExecutorGroup {
         self.current.iter().any(|process| process.wait(Duration::ZERO).is_some())
     }
 
-    /// Kills the remaining executors after a failure: their successors need the device memory, and ranks that
-    /// wait for a failed rank would block forever. Call it on the main thread.
+    /// Kills the remaining executors after a failure: the executors that replace them need the device memory,
+    /// and ranks that wait for a failed rank would block forever. Call it on the main thread.
     pub(crate) fn fence(&mut self) {
         self.log_collective_calls();
         self.kill();
     }
 
-    /// Logs the last collectives of each rank, which show the straggler. Call it before the processes are
-    /// killed.
+    /// Logs the last collectives of each rank, which show the rank that is late (the straggler). Call it
+    /// before the processes are killed.
     fn log_collective_calls(&self) {
         let own: Vec<Rank> = self.ranks_of(self.replicas()).collect();
         let calls = self.rendezvous.as_ref().map(RankRendezvous::calls).unwrap_or_default();
@@ -219,7 +220,7 @@ impl ExecutorGroup {
         self.kill();
     }
 
-    /// Kills the processes and waits for their exit: successors need the device memory.
+    /// Kills the processes and waits for their exit, because the next executors need the device memory.
     pub(crate) fn kill(&mut self) {
         for process in &self.current {
             process.signal(Signal::KILL);

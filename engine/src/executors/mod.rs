@@ -1,4 +1,5 @@
-//! Executors from the server's side: a thread, or one process per rank, on this or another node.
+//! Executors as the engine starts and supervises them: a thread, or one process per rank, on this or another
+//! node.
 //!
 //! A thread serves a CPU with one rank; it cannot survive a fault. Processes can fail and be restarted, so
 //! GPUs and multiple ranks always use processes. The ranks of one replica, or of all replicas in lockstep,
@@ -31,17 +32,17 @@ pub struct ExecutorLink {
     /// Command queue to all ranks. Its capacity exceeds the number of steps in flight, so a send never waits
     /// for a device.
     pub commands: SyncSender<ExecutorCommand>,
-    /// Receivers from each rank, in rank order.
+    /// Message receivers of the ranks, in rank order.
     pub receivers: Vec<ExecutorReceiver>,
 }
 
-/// Receiving side of an executor's link, with the identity of the executor.
+/// Receiving direction of the link to an executor, with the identity of the executor.
 pub struct ExecutorReceiver {
     /// Messages of the executor.
     pub messages: Box<dyn MessageReceiver<Message = ExecutorEvent> + Send>,
     /// Generation of the executor.
     pub epoch: Epoch,
-    /// Rank in the world.
+    /// World rank of the executor.
     pub rank: Rank,
     /// Process of the executor; `None` = a thread of this process.
     pub process: Option<Arc<dyn ExecutorProcessHandle>>,

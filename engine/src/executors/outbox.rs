@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-/// Capacity of the queue, in messages: more than the steps in flight and their grammar bitmasks.
+/// Capacity of the command queue, in messages: more than the steps in flight and their grammar bitmasks.
 const OUTBOX_MESSAGES: usize = 32;
 
-/// Streams to all ranks of a replica, written as one.
+/// Streams to all ranks of a replica. A write sends the same bytes to each of them.
 struct RankStreams(Vec<LinkSocket>);
 
 impl Write for RankStreams {
@@ -25,7 +25,7 @@ impl Write for RankStreams {
     }
 }
 
-/// Starts the writer thread for the ranks of generation `epoch`; returns its queue.
+/// Starts the writer thread for the ranks of generation `epoch`; returns its command queue.
 ///
 /// Errors: no thread or file descriptor is available.
 pub(crate) fn start(
@@ -66,7 +66,8 @@ mod tests {
             assert_eq!(reader.recv(WAIT), Ok(Some(ExecutorCommand::Profile { enabled: true })));
         }
         drop(readers.remove(1));
-        // The writer fails with the second message at the latest, and ends.
+        // A write to the closed stream fails with the second message at the latest; then the writer thread
+        // ends.
         while commands.send(ExecutorCommand::Shutdown).is_ok() {}
         drop(commands);
         let mut last = readers.remove(1);

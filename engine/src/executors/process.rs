@@ -1,4 +1,4 @@
-//! Executor process: start, supervision, termination.
+//! Executor processes: start, supervision and termination.
 
 use super::ExecutorProcessHandle;
 use protocol::link::{FrameReader, FrameWriter, LinkSocket, MessageSender};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Longest part of a log line that is forwarded at once, in bytes.
 const LOG_LINE_BYTES: u64 = 64 << 10;
-/// Time for a process to exit after its link was closed.
+/// Maximum wait for a process to exit after its link was closed.
 const EXIT_WAIT: Duration = Duration::from_secs(1);
 /// NCCL variable for NVLink multicast (NVLS), which executors disable: a process killed during its use can
 /// leave the NVSwitch in a state that only a reset clears.
@@ -25,11 +25,12 @@ const NVLINK_MULTICAST: &str = "NCCL_NVLS_ENABLE";
 /// Program of an executor process and the destination of its log.
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutorProgram {
-    /// Path of the binary, which is this build.
+    /// Path of the `hadron` executable, which is the running one.
     pub path: &'static str,
     /// Log format as a command-line value.
     pub log_format: &'static str,
-    /// Environment variable with a secret of the server; removed from the environment of the process.
+    /// Name of an environment variable with a secret of the server, which is removed from the environment of
+    /// the process.
     pub secret_variable: &'static str,
     /// Opens the log destination; each write is a whole line.
     pub open_log: fn() -> Box<dyn Write + Send>,
@@ -49,10 +50,10 @@ struct ProcessExit {
     exited: Condvar,
 }
 
-/// New process with both directions of its link.
+/// Started executor process and both directions of the link to it.
 pub(super) struct SpawnedExecutor {
     pub(super) process: ExecutorProcess,
-    /// Sending side; the settings have been sent.
+    /// Sending direction of the link; the executor settings have been sent over it.
     pub(super) sender: LinkSocket,
     pub(super) messages: FrameReader<LinkSocket, ExecutorEvent>,
 }
@@ -76,8 +77,8 @@ impl ExecutorProcess {
         Ok(SpawnedExecutor { process, sender, messages: FrameReader::new(ours, epoch) })
     }
 
-    /// Starts a process, as `start` does, with `stdin` as its link. `link` is another handle of that
-    /// connection and is closed when the process exits.
+    /// Starts a process, as `start` does, with `stdin` as its end of the link. `link` is another handle to
+    /// that connection and is closed when the process exits.
     pub(super) fn spawn(
         rank: Rank,
         epoch: Epoch,
@@ -108,7 +109,8 @@ impl ExecutorProcess {
         Ok(process)
     }
 
-    /// Waits up to `timeout` for the process to exit.
+    /// Waits up to `timeout` for the process to exit; returns its exit status, or `None` if it is still
+    /// running.
     pub(crate) fn wait(&self, timeout: Duration) -> Option<ExitStatus> {
         let status = self.exit.status.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.exit.exited.wait_timeout_while(status, timeout, |s| s.is_none());
@@ -143,15 +145,16 @@ impl Drop for ExecutorProcess {
     }
 }
 
-/// Starts the thread that reaps the child and reports its exit.
+/// Starts the thread that waits for the exit of the child, reports it and closes the link.
 fn watch_exit(mut child: Child, exit: Arc<ProcessExit>, link: LinkSocket) -> io::Result<()> {
     let waiter = thread::Builder::new().name("executor-wait".to_owned());
     let started = waiter.spawn(move || {
         let status = child.wait();
         *exit.status.lock().unwrap_or_else(PoisonError::into_inner) = status.ok();
         exit.exited.notify_all();
-        // Close the link even if another process still has the child's end open: no executor reads it. Data
-        // received before is still read, then the end of the stream.
+        // Close the link even if another process still holds the child's end open, because no executor reads
+        // from it any more. The reader thread still receives data that was sent before, then the end of the
+        // stream.
         link.close();
     });
     started.map(drop)

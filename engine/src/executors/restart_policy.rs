@@ -2,8 +2,8 @@
 //!
 //! Failures in service and failures before READY are counted separately. After a failure in service,
 //! executors restart at once; more than a limit of such failures within a time window end the server, because
-//! requests or a device bring executors down. Failed starts are retried with exponential back-off for some
-//! minutes, because weights may still be copied or a disk or device may be busy.
+//! then a request or a device causes the failures. Failed starts are retried with exponential back-off for
+//! some minutes, because weights may still be copied or a disk or device may be busy.
 //!
 //! The policy reads no clock and draws no random numbers: callers pass the time since an origin of their
 //! choice and a seed for the jitter.
@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Minimum number of consecutive failed starts before the server gives up, however long each start took.
+/// Minimum number of consecutive failed starts before restarts end, however long each start took.
 const FAILED_STARTS_MIN: u32 = 3;
 
 /// Limits and back-off of executor restarts.
@@ -25,7 +25,7 @@ pub struct RestartPolicy {
     pub backoff_first: Duration,
     /// Maximum back-off.
     pub backoff_max: Duration,
-    /// Time from the first failed start to the last retry.
+    /// Maximum time from the first failed start to the last retry.
     pub give_up_after: Duration,
 }
 
@@ -43,14 +43,15 @@ pub enum FailureStage {
 pub struct NextStart {
     /// Time to wait before the start.
     pub backoff: Duration,
-    /// Number of the attempt: counted failures in service, or consecutive failed starts.
+    /// Number of failures before this start: failures in service within the window, or consecutive failed
+    /// starts.
     pub attempt: u32,
 }
 
-/// Executors will not be restarted.
+/// Reason why executors will not be restarted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestartsExhausted {
-    /// Too many failures in service.
+    /// The executors failed too often in service.
     #[error("executors failed {failures} times in {} minutes; last cause: {cause}", window.as_secs() / 60)]
     InService {
         /// Number of failures in service within the window, including the last one.
@@ -72,11 +73,11 @@ pub enum RestartsExhausted {
     },
 }
 
-/// Failures of one group's executors.
+/// Failure history of one executor group, and the limits that apply to it.
 #[derive(Debug)]
 pub(super) struct RestartHistory {
     policy: RestartPolicy,
-    /// State of the jitter generator.
+    /// State of the pseudorandom generator of the jitter.
     jitter: u64,
     /// Times of failures in service, oldest first.
     in_service: VecDeque<Duration>,
@@ -111,7 +112,7 @@ impl RestartHistory {
         }
     }
 
-    /// Clears the failed starts once the executors are ready; failures in service still count.
+    /// Clears the failed starts once the executors are ready. Failures in service still count.
     pub(super) fn ready(&mut self) {
         self.failed_starts = None;
     }
@@ -193,8 +194,8 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    /// Start times of executors that never become ready and take `each` to fail, and the reason for giving
-    /// up.
+    /// Returns the times of the starts of executors that need `each` to fail and never become ready, and the
+    /// error that ends the restarts.
     fn start_times(policy: RestartPolicy, seed: u64, each: Duration) -> (Vec<Duration>, String) {
         let mut history = RestartHistory::new(policy, seed);
         let (mut now, mut starts) = (each, Vec::new());

@@ -16,7 +16,7 @@ pub struct ClusterConfig {
 }
 
 impl ClusterConfig {
-    /// Node of a replica: replicas are assigned in order, an equal number per node.
+    /// Returns the node of a replica. Replicas are assigned to nodes in order, an equal number per node.
     pub fn node_of(&self, replica: u16, replicas: u16) -> u16 {
         replica / (replicas / self.nodes).max(1)
     }

@@ -1,4 +1,4 @@
-//! Stream with a deadline for unauthenticated connections.
+//! Stream whose reads and writes share one deadline, used for unauthenticated connections.
 
 use protocol::link::TimeoutRead;
 use std::io::{self, ErrorKind, Read, Write};
@@ -12,8 +12,8 @@ pub(super) struct DeadlineStream<'a> {
 }
 
 impl<'a> DeadlineStream<'a> {
-    /// Creates a stream with a deadline `time` from now. Timeouts are set on the underlying stream and remain
-    /// until `clear_timeouts`.
+    /// Creates a stream with a deadline `time` from now. It sets timeouts on the underlying stream, which
+    /// remain set until `clear_timeouts`.
     pub(super) fn new(stream: &'a TcpStream, time: Duration) -> Self {
         Self { stream, deadline: Instant::now() + time }
     }
@@ -54,7 +54,7 @@ impl Write for DeadlineStream<'_> {
 }
 
 impl TimeoutRead for DeadlineStream<'_> {
-    /// Ignored: the deadline takes precedence.
+    /// Ignores the timeout, because the deadline takes precedence.
     fn set_timeout(&mut self, _timeout: Duration) -> io::Result<()> {
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Connect timeout for each address that node 0's name resolves to.
+/// Connect timeout for each address to which the host name of node 0 resolves.
 const CONNECT_TIME: Duration = Duration::from_secs(3);
 /// Time between two attempts to reach node 0.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -52,7 +52,7 @@ impl DialError {
     }
 }
 
-/// Address of node 0 and the secret for the handshake.
+/// Opens authenticated connections to node 0.
 #[derive(Debug, Clone)]
 pub(super) struct NodeDialer {
     host: String,
@@ -66,7 +66,8 @@ impl NodeDialer {
         Self { host: cluster.host.clone(), port: cluster.port, secret }
     }
 
-    /// Opens an authenticated connection for `purpose`; nothing has been read after the handshake.
+    /// Opens an authenticated connection for `purpose`. No bytes that follow the handshake have been read
+    /// from it.
     pub(super) fn connect(&self, purpose: NodeEvent) -> Result<TcpStream, DialError> {
         let address = || format!("{}:{}", self.host, self.port);
         let stream = self
@@ -77,8 +78,8 @@ impl NodeDialer {
         Ok(stream)
     }
 
-    /// Connects as `connect` does, with retries for up to `time`: node 0 closes connections while it has no
-    /// free slot.
+    /// Connects as `connect` does, with retries for up to `time`, because node 0 closes connections while it
+    /// has no free slot for unauthenticated ones.
     pub(super) fn connect_with_retries(
         &self,
         purpose: &NodeEvent,
@@ -134,7 +135,7 @@ mod tests {
         let (listener, dialer) = listener_and_dialer(ours);
         let server = thread::spawn(move || {
             drop(listener.accept().unwrap());
-            // A peer that closes after reading the response has not answered about the secret either.
+            // A peer that closes after it has read the response has neither accepted nor rejected the secret.
             let (stream, _) = listener.accept().unwrap();
             FrameWriter::new(&stream, EPOCH)
                 .send(NodeHandshake::Challenge { nonce: [0; 32] })

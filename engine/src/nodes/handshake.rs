@@ -1,7 +1,8 @@
 //! Handshake between nodes: challenge, response, welcome, then the purpose of the connection.
 //!
-//! The connecting node proves the secret first, so an unauthenticated peer learns nothing from node 0. Node 0
-//! reads at most a few hundred bytes from such a peer and waits for it no longer than the deadline.
+//! The connecting node proves first that it has the secret, so an unauthenticated peer learns nothing from
+//! node 0. Node 0 reads at most a few hundred bytes from such a peer and waits for it no longer than the
+//! deadline.
 
 use super::cluster::ClusterSecret;
 use super::deadline_stream::{DeadlineStream, clear_timeouts};
@@ -15,7 +16,8 @@ use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Longest message body of an unauthenticated peer, in bytes: a response has 64 bytes, encoded as numbers.
+/// Longest message body of an unauthenticated peer, in bytes. The longest message is a response of 64 bytes,
+/// each encoded as an integer.
 const UNAUTHENTICATED_BYTES_MAX: usize = 512;
 
 /// Why a handshake failed.
@@ -63,8 +65,8 @@ pub(super) fn admit(
     };
     let nonces = NoncePair { node_zero, worker_node };
     if !is_proof(secret, ProofSide::WorkerNode, &nonces, &proof) {
-        // A connection that is only closed would be retried, so report the denial. The peer may have closed
-        // already.
+        // Report the denial, because the other node would retry if the connection was only closed. The peer
+        // may have closed the connection already.
         let _ = to.send(NodeHandshake::Denied);
         return Err(HandshakeError::WrongSecret);
     }
@@ -138,7 +140,7 @@ mod tests {
         (client, listener.accept().unwrap().0)
     }
 
-    /// Result of `admit` for a peer that behaves as `peer`, within `time`.
+    /// Runs `admit` with the time limit `time` against a peer that behaves as `peer`; returns its result.
     fn admitted(
         time: Duration,
         peer: impl FnOnce(TcpStream) + Send + 'static,
@@ -184,8 +186,8 @@ mod tests {
         let no_bytes = admitted(short, |mut stream| drop(stream.read_to_end(&mut Vec::new())));
         assert_eq!(no_bytes.unwrap_err(), "the handshake timed out");
         let trickle = admitted(short, |mut stream| {
-            // Single bytes do not extend the deadline: a complete header, which would be rejected, arrives
-            // too late.
+            // Single bytes do not extend the deadline: the invalid header is complete only after the
+            // deadline, so the error is the timeout.
             for byte in b"HDRN".iter().cycle() {
                 if stream.write_all(&[*byte]).is_err() {
                     return;
@@ -206,7 +208,7 @@ mod tests {
         };
         let long = error_for(header(PROTOCOL_VERSION, 513));
         assert_eq!(long, "a body of 513 bytes exceeds the limit of 512");
-        // The complete body arrives in one read.
+        // The error is the same if the complete body arrives together with the header.
         let whole = error_for([header(PROTOCOL_VERSION, 513), vec![0; 513]].concat());
         assert_eq!(whole, long);
         let old_version = error_for(header(1, 0));

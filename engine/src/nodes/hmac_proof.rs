@@ -7,7 +7,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::Sha256;
 use std::io;
 
-/// Side that makes a proof; the proof of one side is not valid for the other.
+/// Side of the handshake that makes a proof. The proof of one side is not valid for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProofSide {
     /// Side that accepts the connection.
@@ -16,7 +16,7 @@ pub(super) enum ProofSide {
     WorkerNode,
 }
 
-/// Nonces of one connection.
+/// Nonces that both sides of a connection have sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NoncePair {
     /// Nonce of node 0.

@@ -2,10 +2,10 @@
 //! executors.
 //!
 //! Node 0 accepts connections (`node_listener.rs`), tracks connected nodes (`node_registry.rs`) and the
-//! starts it has ordered (`start_order.rs`). Every other node connects, proves the secret (`handshake.rs`)
-//! and executes the commands of node 0 (`worker_node.rs`). An order to start a replica is answered with one
-//! connection per rank; the executor inherits that connection and communicates with node 0 directly, as an
-//! executor on node 0 does. Executor processes never receive the secret.
+//! starts it has ordered (`start_order.rs`). Every other node connects, proves that it has the secret
+//! (`handshake.rs`) and executes the commands of node 0 (`worker_node.rs`). To an order to start a replica,
+//! it responds with one connection per rank. The executor inherits that connection and communicates with node
+//! 0 directly, as an executor on node 0 does. Executor processes never receive the secret.
 
 mod cluster;
 mod deadline_stream;
@@ -28,13 +28,13 @@ pub use worker_node::{WorkerNode, WorkerNodeEvent, WorkerNodeExit, WorkerNodeSet
 use protocol::Epoch;
 use std::time::Duration;
 
-/// Epoch of frames between nodes, which belong to no executor generation.
+/// Epoch in the frames of connections between nodes, which belong to no executor generation.
 const EPOCH: Epoch = Epoch(0);
 /// Time in which a connection must complete the handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// Longest body of a message between nodes, in bytes; executor links have a limit of their own.
+/// Longest body of a message between nodes, in bytes. Links to executors have a separate limit.
 const BODY_BYTES_MAX: usize = 64 << 10;
 /// Heartbeat interval between nodes.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Capacity of a node's outbox, in messages.
+/// Capacity in messages of the queue to a node.
 const OUTBOX_MESSAGES: usize = 64;

@@ -1,4 +1,5 @@
-//! Listening socket of node 0: peers that prove the secret are admitted, all other connections are closed.
+//! Listening socket of node 0: peers that prove the cluster secret are admitted, all other connections are
+//! closed.
 
 use super::HANDSHAKE_TIME;
 use super::handshake::{HandshakeError, admit};
@@ -14,12 +15,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Maximum number of unauthenticated connections. Further ones are closed, and nodes retry.
+/// Maximum number of unauthenticated connections. Node 0 closes further ones, and the nodes retry.
 const UNAUTHENTICATED_MAX: usize = 32;
-/// Pause after `accept` failed for lack of file descriptors.
+/// Pause after `accept` has failed because no file descriptor is available.
 const DESCRIPTORS_EXHAUSTED_WAIT: Duration = Duration::from_millis(50);
 
-/// Bound socket that does not accept connections yet.
+/// Listening socket of node 0, before it accepts connections.
 pub struct NodeListener {
     listener: TcpListener,
     address: SocketAddr,
@@ -72,7 +73,7 @@ impl NodeListener {
 struct NodeAcceptor {
     secret: ClusterSecret,
     registry: Arc<NodeRegistry>,
-    /// Counts the unauthenticated connections by its additional strong references.
+    /// Counts the unauthenticated connections: each has one strong reference, in addition to this one.
     unauthenticated: Arc<()>,
     /// Limits the log lines about rejected connections.
     log_limiter: Arc<LogRateLimiter>,

@@ -1,4 +1,4 @@
-//! Registry of connected nodes on node 0, and the messages exchanged with them.
+//! Registry of the nodes that are connected to node 0, and the messages exchanged with them.
 
 use super::remote_executor::RemoteExecutor;
 use super::start_order::{IssuedOrder, OrderProgress, PendingLink, StartOrder};
@@ -17,8 +17,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Maximum wait for the previous session of a node to time out: its connection may have been cut without a
-/// close.
+/// Maximum wait for the previous session of a node to end. If its connection was lost without a close, the
+/// session ends with the heartbeat timeout.
 const PREDECESSOR_WAIT: Duration =
     HEARTBEAT_TIMEOUT.saturating_add(HEARTBEAT_GRACE_PERIOD).saturating_add(Duration::from_secs(2));
 
@@ -61,7 +61,7 @@ impl ClusterRequirements {
     }
 }
 
-/// Registry of all other nodes, kept by node 0.
+/// Registry of all other nodes of the cluster, kept by node 0.
 pub struct NodeRegistry {
     expected: ClusterRequirements,
     state: Mutex<NodeRegistryState>,
@@ -79,7 +79,7 @@ struct NodeRegistryState {
     shutting_down: bool,
 }
 
-/// Connected node.
+/// Connected node. A session is one connection of a node.
 struct ConnectedNode {
     session: u64,
     commands: SyncSender<NodeCommand>,
@@ -93,7 +93,7 @@ impl NodeRegistry {
             nodes: (0..expected.nodes).map(|_| None).collect(),
             orders: BTreeMap::new(),
             sessions: 0,
-            tickets: RandomState::new().hash_one(0), // Differs from the tickets of a previous node 0.
+            tickets: RandomState::new().hash_one(0), // Random: differs from tickets of a previous node 0.
             shutting_down: false,
         };
         Self { expected, state: Mutex::new(state), changed: Condvar::new() }
@@ -152,7 +152,7 @@ impl NodeRegistry {
             // The reader thread detects the end of the connection.
             let _ = run_writer(outbox, writer, Some(&heartbeat));
         })?;
-        let _ = commands.try_send(NodeCommand::Accepted); // The new queue is empty, so it has room.
+        let _ = commands.try_send(NodeCommand::Accepted); // The new queue is empty and accepts the message.
         state.sessions += 1;
         let session = state.sessions;
         state.nodes[index] = Some(ConnectedNode { session, commands, stream });
@@ -223,7 +223,7 @@ impl NodeRegistry {
         leaving
     }
 
-    /// Stores the link of an executor if an order expects it; otherwise the link is closed.
+    /// Stores the link of an executor if a start order expects it; otherwise closes the link.
     pub(super) fn accept_link(&self, offer: ExecutorLinkOffer, stream: TcpStream) {
         let ExecutorLinkOffer { ticket, rank, host } = offer;
         let mut state = self.lock();
@@ -246,7 +246,7 @@ impl NodeRegistry {
         self.changed.notify_all();
     }
 
-    /// Orders a node to start the executors of a replica; closes the links of previous executors.
+    /// Orders a node to start the executors of a replica, and closes the links of their predecessors.
     pub(super) fn order_start(&self, replica: Replica, node: u16, epoch: Epoch, ranks: Vec<Rank>) {
         let order = StartOrder { node, epoch, ranks, issued: None };
         if let Some(StartOrder { issued: Some(previous), .. }) =
@@ -262,7 +262,8 @@ impl NodeRegistry {
         drop(self.changed.wait_timeout(self.lock(), time));
     }
 
-    /// Sends the start order to its node, unless that was done, and returns the progress of the order.
+    /// Sends the start order of a replica to its node, unless that session of the node has received it.
+    /// Returns the progress of the order.
     pub(super) fn advance_order(&self, replica: Replica) -> OrderProgress {
         let mut state = self.lock();
         let NodeRegistryState { nodes, orders, tickets, .. } = &mut *state;
@@ -276,7 +277,7 @@ impl NodeRegistry {
         if order.issue(node.session, &node.commands, replica, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
-        // Links of a previous session of the node are closed.
+        // The links that belong to a previous session of the node are closed.
         let current = order.issued.as_mut().filter(|issued| issued.session == node.session);
         let Some(issued) = current else { return OrderProgress::NodeDisconnected };
         if let Some(reason) = issued.failed.take() {
@@ -358,7 +359,7 @@ mod tests {
         (client, listener.accept().unwrap().0)
     }
 
-    /// A node's end of its connection.
+    /// Worker node's end of a connection to node 0.
     struct TestNodeConnection {
         stream: TcpStream,
         commands: FrameReader<TcpStream, NodeCommand>,
@@ -402,7 +403,7 @@ mod tests {
         matches!(stream.read(&mut [0]), Ok(0))
     }
 
-    /// Ticket of the order that a node receives for replica 1.
+    /// Issues the start order of replica 1; returns the ticket that the node receives.
     fn ticket(registry: &NodeRegistry, node: &mut TestNodeConnection, epoch: u64) -> u64 {
         while !matches!(registry.advance_order(Replica(1)), OrderProgress::Issued(_)) {
             registry.wait_for_change(Duration::from_millis(5));
@@ -442,7 +443,8 @@ mod tests {
         };
         assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
 
-        // The links are closed with the node's connection, and its next session receives the order again.
+        // The links are closed when the node's connection ends, and the next session of the node receives the
+        // order again.
         node.stream.shutdown(Shutdown::Both).unwrap();
         assert!(is_closed(client));
         order(3);
@@ -483,7 +485,7 @@ mod tests {
         registry.accept_link(offer(first, 1), server);
         node.stream.shutdown(Shutdown::Both).unwrap();
         registry.wait_until_disconnected(LONG);
-        // The next session, with a full queue that does not accept the order.
+        // In the next session of the node, the queue is full and does not accept the order.
         let (_client, stream) = connected();
         let (commands, outbox) = sync_channel(0);
         registry.lock().nodes[1] = Some(ConnectedNode { session: 9, commands, stream });

@@ -6,10 +6,11 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Time to wait for the exit report of the executor's node, which arrives at about the time the link closes.
+/// Maximum wait for the exit report from the executor's node, which arrives at about the time the link
+/// closes.
 const EXIT_REPORT_WAIT: Duration = Duration::from_secs(1);
 
-/// Executor process at the other end of a link from another node.
+/// Executor process on another node, which is linked to node 0.
 pub(super) struct RemoteExecutor {
     rank: Rank,
     node: u16,

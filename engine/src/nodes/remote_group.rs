@@ -1,4 +1,4 @@
-//! Executor group of a replica on another node: started there, linked to node 0.
+//! Executor group of a replica on another node: the node starts the executors, and they link to node 0.
 
 use super::node_registry::NodeRegistry;
 use super::start_order::{OrderProgress, PendingLink};
@@ -10,9 +10,9 @@ use protocol::{Epoch, ExecutorSettings, HostSettings, Rank, Replica};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Poll interval of waits.
+/// Poll interval while executor links are pending.
 const POLL: Duration = Duration::from_millis(100);
-/// Time from a start order to the links of all its executors.
+/// Maximum time from a start order to the links of all its executors.
 const LINK_WAIT: Duration = Duration::from_secs(30);
 
 /// Executor group of one replica on another node; can be started repeatedly.
@@ -23,7 +23,7 @@ pub(crate) struct RemoteGroup {
     registry: Arc<NodeRegistry>,
 }
 
-/// Start order with links that are pending.
+/// Start that was ordered from another node and whose executor links are pending.
 pub(crate) struct PendingRemoteStart {
     registry: Arc<NodeRegistry>,
     replica: Replica,
@@ -57,7 +57,8 @@ impl RemoteGroup {
         self.config.manifest
     }
 
-    /// Orders the executors of generation `epoch`; the links of previous executors are closed.
+    /// Orders the node to start the executors of generation `epoch`, and closes the links of their
+    /// predecessors.
     pub(crate) fn start(&mut self, epoch: Epoch) -> PendingRemoteStart {
         let settings = ExecutorSettings { epoch, ..self.config.settings.clone() };
         let first = self.replica.0 * settings.parallel.tp_size;
@@ -68,13 +69,13 @@ impl RemoteGroup {
         PendingRemoteStart { registry, replica: self.replica, node: self.node, settings }
     }
 
-    /// Closes the links of the executors, which end the executors.
+    /// Closes the links of the executors. An executor ends when its link is closed.
     pub(crate) fn close(&self) {
         self.registry.close(self.replica);
     }
 }
 
-/// Deadline for nodes to join, shared by all nodes regardless of the order of the waits.
+/// Deadline for all nodes to join, which does not depend on the order in which they are waited for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct JoinDeadline {
     pub(crate) since: Instant,
@@ -124,7 +125,8 @@ impl PendingRemoteStart {
     }
 }
 
-/// Waits for the links of a replica on another node, on the terms of `PendingRemoteStart::link`.
+/// Waits for the links of a replica on another node. `join_deadline` and `is_cancelled` are as in
+/// `PendingRemoteStart::link`.
 fn wait_for_links(
     registry: &NodeRegistry,
     replica: Replica,
@@ -174,7 +176,7 @@ mod tests {
         registry.order_start(Replica(2), 2, Epoch(1), vec![Rank(2)]);
         let limit = Duration::from_secs(1);
         let join_deadline = JoinDeadline { since: Instant::now(), limit };
-        // Let the first wait use up the whole limit.
+        // Wait until the join deadline has passed.
         while join_deadline.since.elapsed() <= limit {
             thread::sleep(POLL);
         }

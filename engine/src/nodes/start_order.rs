@@ -15,20 +15,20 @@ pub(super) struct StartOrder {
     pub(super) issued: Option<IssuedOrder>,
 }
 
-/// Order that was sent to a session of its node.
+/// State of a start order that was sent to its node in one session (connection) of the node.
 pub(super) struct IssuedOrder {
     pub(super) session: u64,
     pub(super) ticket: u64,
     pub(super) at: Instant,
-    /// Links by rank within the replica, until they are taken.
+    /// Executor links by rank within the replica; `None` = not received yet, or already used.
     pub(super) links: Vec<Option<PendingLink>>,
-    /// Handles to the streams of all links that have arrived, used to close them.
+    /// Handles to the streams of all received links, used to close them.
     pub(super) streams: Vec<TcpStream>,
     pub(super) executors: Vec<Arc<RemoteExecutor>>,
     pub(super) failed: Option<String>,
 }
 
-/// Link of an executor on another node, before it is used.
+/// Link to an executor on another node, before the executor settings are sent over it.
 pub(super) struct PendingLink {
     pub(super) rank: Rank,
     pub(super) stream: TcpStream,
@@ -40,17 +40,16 @@ pub(super) struct PendingLink {
 pub(super) enum OrderProgress {
     /// The node is not connected.
     NodeDisconnected,
-    /// The node starts the executors, since the given time.
+    /// The order was sent at the given time, and not all executors have linked to node 0 yet.
     Issued(Instant),
     /// The node reported that the start failed.
     Failed(String),
-    /// All links, in rank order.
+    /// All executors have linked to node 0; their links in rank order.
     Linked(Vec<PendingLink>),
 }
 
 impl StartOrder {
-    /// Sends the order to a session of its node, unless that session has received it. Returns whether it was
-    /// sent.
+    /// Sends the order, unless the node has received it in this session. Returns whether it was sent.
     pub(super) fn issue(
         &mut self,
         session: u64,

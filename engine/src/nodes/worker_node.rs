@@ -1,7 +1,9 @@
-//! Worker node (any node other than 0): joins node 0, starts executors on its orders and ends with it.
+//! Worker node (any node other than 0): joins node 0, starts executors on its orders, and ends when node 0
+//! ends.
 //!
 //! A worker node serves no clients. Its executors communicate with node 0 directly. When the heartbeat of
-//! node 0 times out, the executors end, because node 0 has failed them by then and continues without them.
+//! node 0 times out, the executors end, because node 0 has marked them as failed by then and continues
+//! without them.
 
 use super::cluster::{ClusterConfig, ClusterSecret};
 use super::dial::{NodeDialer, RETRY_INTERVAL};
@@ -23,26 +25,28 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_chann
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time for which a link is retried: longer than an unauthenticated connection can occupy a slot. Node 0
-/// waits longer, and this node handles no other commands meanwhile.
+/// Maximum time for which an executor link is retried. It exceeds the time for which an unauthenticated
+/// connection can occupy a slot of node 0, and node 0 waits longer than it for the link. This node handles no
+/// other commands during the retries.
 const LINK_TIME: Duration = Duration::from_secs(6);
 /// Interval of log lines about the wait for node 0.
 const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(15);
-/// Time for node 0 to accept this node: it may first wait for the previous session of this node to time out.
+/// Maximum wait until node 0 accepts this node. Node 0 may first wait for the previous session of this node
+/// to time out.
 const ACCEPT_WAIT: Duration = Duration::from_secs(15);
-/// Time for the executors' last step after node 0 ordered them to stop.
+/// Maximum wait for the last step of the executors after node 0 ordered them to stop.
 const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
-/// Timeout of waits that only an event ends; it bounds the effect of a missed wake-up.
+/// Timeout of waits that end with an event; it bounds the effect of a missed wake-up.
 const PROCESS_WAIT_MAX: Duration = Duration::from_hours(1);
 
-/// Event for the main thread.
+/// Event for the main thread of a worker node.
 #[derive(Debug)]
 pub enum WorkerNodeEvent {
     /// The process received this signal.
     Signal(i32),
     /// Command of node 0.
     NodeZeroCommand(NodeCommand),
-    /// The connection to node 0 failed, and how that was detected.
+    /// The connection to node 0 failed. Carries a description of the failure.
     Disconnected(String),
 }
 
@@ -57,17 +61,17 @@ pub enum WorkerNodeExit {
     Disconnected,
 }
 
-/// Everything needed to join a cluster.
+/// Configuration that a worker node needs to join a cluster.
 pub struct WorkerNodeSetup {
     /// Cluster configuration on this node.
     pub cluster: ClusterConfig,
     /// Shared secret of the cluster.
     pub secret: ClusterSecret,
-    /// Executor settings, without the values that node 0 and the rank add.
+    /// Executor settings, without the values that depend on node 0 and on the rank.
     pub config: ExecutorConfig,
     /// How executors are launched.
     pub launch_options: ExecutorLaunchOptions,
-    /// Time to wait for node 0.
+    /// Maximum wait for node 0 at start-up.
     pub startup_timeout: Duration,
 }
 
@@ -89,7 +93,8 @@ struct NodeZeroConnection {
     commands: FrameReader<TcpStream, NodeCommand>,
 }
 
-/// Connects to node 0, which may still be starting, and is accepted by it. `None` = a signal came first.
+/// Connects to node 0, which may still be starting, and waits until it accepts this node. `None` = a signal
+/// was received first.
 ///
 /// Errors: node 0 is not reachable in time, belongs to another cluster, or rejects this node.
 fn join(
@@ -119,7 +124,7 @@ fn join(
     }
 }
 
-/// Returns the connection once node 0 accepts this node.
+/// Waits until node 0 accepts this node; returns the connection.
 fn await_acceptance(stream: TcpStream) -> Result<NodeZeroConnection> {
     let mut commands = FrameReader::with_body_limit(stream.try_clone()?, EPOCH, BODY_BYTES_MAX);
     match commands.recv(ACCEPT_WAIT).context("node 0 closed the connection")? {
@@ -130,7 +135,7 @@ fn await_acceptance(stream: TcpStream) -> Result<NodeZeroConnection> {
     }
 }
 
-/// Starts the threads that read from and write to node 0; returns the outgoing queue.
+/// Starts the threads that read from and write to node 0; returns the queue of outgoing messages.
 fn connect(
     accepted: NodeZeroConnection,
     events: Sender<WorkerNodeEvent>,
@@ -164,7 +169,7 @@ fn connect(
     Ok(node_zero)
 }
 
-/// Worker node that has joined.
+/// Worker node that has joined a cluster.
 pub struct WorkerNode {
     node: u16,
     config: ExecutorConfig,
@@ -176,8 +181,8 @@ pub struct WorkerNode {
 }
 
 impl WorkerNode {
-    /// Connects to node 0, is accepted by it and starts the threads of the connection, which report to
-    /// `sender`. `None` = a signal came first.
+    /// Connects to node 0, waits until it accepts this node and starts the threads of the connection, which
+    /// send events to `sender`. `None` = a signal was received first.
     ///
     /// Errors: node 0 is not reachable in time, belongs to another cluster, or rejects this node.
     pub fn join(
@@ -202,8 +207,8 @@ impl WorkerNode {
         }))
     }
 
-    /// Executes the commands of node 0 until it orders this node to leave or its connection fails.
-    /// `timeout`: time to continue after a signal if node 0 does not end as well.
+    /// Executes the commands of node 0 until it orders this node to leave or its connection fails. `timeout`:
+    /// maximum time that this node continues after a signal, unless node 0 ends earlier.
     pub fn serve(
         &mut self,
         events: &Receiver<WorkerNodeEvent>,
@@ -243,14 +248,14 @@ impl WorkerNode {
                     tracing::warn!("node 0 did not shut down in time: leaving");
                     return WorkerNodeExit::Left;
                 }
-                // All other messages are not commands during service.
+                // Ignore all other messages, which are no commands during service.
                 Ok(WorkerNodeEvent::NodeZeroCommand(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return WorkerNodeExit::Disconnected,
             }
         }
     }
 
-    /// Starts the executors of a replica; replaces running ones.
+    /// Starts the executors of a replica; ends running executors of the replica first.
     fn start(&mut self, replica: Replica, epoch: Epoch, ticket: u64) {
         let (config, launch_options) = (&self.config, self.launch_options);
         let new_group =
@@ -284,7 +289,7 @@ impl WorkerNode {
         }
     }
 
-    /// Waits for the executors, which node 0 has ordered to stop, to end.
+    /// Waits for the end of the executors, which node 0 has ordered to stop.
     fn shut_down_executors(&mut self) {
         let deadline = Instant::now() + EXECUTOR_WAIT;
         for group in self.groups.values_mut() {

@@ -1,4 +1,4 @@
-//! Errors of an executor start, and their classes.
+//! Errors of an executor start, and the failure class of each.
 
 use super::weights_baseline::DigestConflict;
 use metrics::StartFailure;
@@ -24,7 +24,7 @@ pub enum StartError {
     Exited {
         /// Startup phase of the executor.
         phase: &'static str,
-        /// Executor, and how it exited.
+        /// Name of the executor, and how it exited.
         cause: String,
     },
     /// No executor made progress for too long.
@@ -37,7 +37,7 @@ pub enum StartError {
         /// Maximum time without progress.
         limit: Duration,
     },
-    /// The executors made progress, but the total time is over.
+    /// The executors made progress, but the maximum total time has passed.
     #[error("{executor}not ready after {} s (while: {phase}); --startup-timeout sets this bound", limit.as_secs())]
     Timeout {
         /// Executor with the oldest progress.
@@ -47,16 +47,17 @@ pub enum StartError {
         /// Maximum duration of a start.
         limit: Duration,
     },
-    /// An executor is of another build, or has another protocol, epoch or rank than expected.
+    /// An executor is of another Hadron version, or has another protocol version, epoch or rank than
+    /// expected.
     #[error("{executor}the executor has {what} {theirs}, this process {ours}")]
     Mismatch {
         /// Executor that differs.
         executor: ExecutorLabel,
         /// Property that differs.
         what: &'static str,
-        /// Value of the executor.
+        /// Value reported by the executor.
         theirs: String,
-        /// Value of this process.
+        /// Value expected by this process.
         ours: String,
     },
     /// An executor has loaded weights other than those of the first start or of another rank.
@@ -96,12 +97,12 @@ pub enum WeightsChange {
         /// Digest computed by this process at its start.
         ours: u64,
     },
-    /// Found in the loaded bytes.
+    /// Found after loading: the digests of the loaded weights conflict.
     #[error(transparent)]
     Loaded(#[from] DigestConflict),
 }
 
-/// Prefix of error texts that names an executor; empty if there is only one executor.
+/// Prefix of error texts that names an executor; empty if the server has only one executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExecutorLabel {
     /// Node of the executor; `None` = this node.
@@ -110,7 +111,7 @@ pub struct ExecutorLabel {
 }
 
 impl ExecutorLabel {
-    /// Label of any executor on another node.
+    /// Returns the label of an unspecified executor on another node.
     pub fn of_node(node: u16) -> Self {
         Self { node: Some(node), rank: None }
     }
@@ -128,7 +129,7 @@ impl fmt::Display for ExecutorLabel {
 }
 
 impl StartError {
-    /// Class of the failure.
+    /// Returns the failure class of this error.
     pub fn failure(&self) -> StartFailure {
         match self {
             Self::WeightsChanged { .. } => StartFailure::WeightsChanged,

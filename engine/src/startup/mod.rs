@@ -1,6 +1,6 @@
-//! Executor startup from the scheduler's side: hello, progress, warm-up report, KV allocation, ready.
+//! Executor start-up as the engine coordinates it: hello, progress, warm-up report, KV allocation, ready.
 //!
-//! All ranks start together: the number of KV blocks is the minimum over all ranks, and none serves before
+//! All ranks start together: the number of KV blocks is the minimum over all ranks, and no rank serves before
 //! all are ready. One thread per rank reads the startup messages.
 
 mod error;
@@ -22,10 +22,10 @@ use std::time::Duration;
 /// Poll interval for signals during startup.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Timeouts of a start.
+/// Start-up timeouts of executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartTimeouts {
-    /// Time until the executor's hello.
+    /// Maximum time until an executor sends its hello message.
     pub hello: Duration,
     /// Maximum time without progress; `None` = no limit, because a CPU may take minutes for one forward pass
     /// of a large model.
@@ -34,7 +34,7 @@ pub struct StartTimeouts {
     pub total: Duration,
 }
 
-/// Expected identity of the executors.
+/// Values that the hello messages of the executors must report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpectedExecutors {
     /// Executor generation.
@@ -43,25 +43,25 @@ pub struct ExpectedExecutors {
     pub manifest: u64,
 }
 
-/// Result of a start.
+/// Result of a successful start of executors.
 #[derive(Debug)]
 pub struct StartupReport {
-    /// Warm-up measurements: minimum number of KV blocks, slowest step cost.
+    /// Warm-up measurements over all executors: minimum number of KV blocks, maximum step costs.
     pub memory: WarmUpReport,
-    /// Allocated KV blocks and captured graphs that all executors have.
+    /// Number of allocated KV blocks, and sizes of the graphs that all executors have captured.
     pub ready: ExecutorReady,
-    /// Duration of each startup phase of the executor that was ready last.
+    /// Duration of each startup phase of the executor that became ready last.
     pub phases: Vec<(&'static str, Duration)>,
     /// Digests of the loaded weights, including those of previous starts.
     pub weights: WeightsBaseline,
 }
 
-/// Parameters of a start: timeouts, expected identity and weights.
+/// Parameters of an executor start: timeouts, expected hello values and weight digests.
 #[derive(Debug, Clone)]
 pub struct ExecutorStartup {
-    /// Timeouts.
+    /// Start-up timeouts.
     pub timeouts: StartTimeouts,
-    /// Expected identity of the executors.
+    /// Values that the hello messages of the executors must report.
     pub expected: ExpectedExecutors,
     /// Digests of the weights that previous starts have loaded.
     pub weights: WeightsBaseline,
@@ -69,8 +69,8 @@ pub struct ExecutorStartup {
 
 impl ExecutorStartup {
     /// Waits until all executors are ready. `size` chooses the number of KV blocks, given the number that
-    /// every executor can hold; `stop` returns a pending signal; `progress` receives the startup progress of
-    /// the first executor.
+    /// every executor can hold; `stop` returns the number of a pending signal, if any; `progress` receives
+    /// the startup progress of the first executor.
     pub fn bring_up(
         self,
         links: &mut [ExecutorLink],
@@ -108,7 +108,7 @@ impl ExecutorStartup {
     }
 }
 
-/// Startup message of an executor, by index, or the reason why its link failed.
+/// Index of an executor, with one of its startup messages or the reason why its link failed.
 type StartupMessage = (usize, Result<ExecutorEvent, String>);
 
 /// Forwards the startup messages of an executor until it is ready, its link fails or `is_done` is set.
@@ -156,12 +156,12 @@ mod tests {
 
     type FakeExecutorLink = InProcessLink<ExecutorEvent, ExecutorCommand>;
 
-    /// Result of a start with one executor that behaves as `peer`.
+    /// Starts one executor that behaves as `peer`; returns the outcome as text.
     fn start(peer: impl FnOnce(FakeExecutorLink) + Send + 'static) -> String {
         start_all(vec![Box::new(peer)])
     }
 
-    /// Result of a start with executors that behave as `peers`, each a replica of its own.
+    /// Starts executors that behave as `peers`, each of them a replica; returns the outcome as text.
     fn start_all(peers: Vec<Box<dyn FnOnce(FakeExecutorLink) + Send>>) -> String {
         let (mut links, mut threads) = (Vec::new(), Vec::new());
         for (peer, rank) in peers.into_iter().zip(0..) {

@@ -1,4 +1,4 @@
-//! Startup barrier: tracks the phase of each executor of a start and synchronises them.
+//! Startup barrier: tracks the startup phase of each executor and makes the executors wait for each other.
 
 use super::{
     ExecutorLabel, ExecutorStartup, ExpectedExecutors, POLL, StartError, StartTimeouts,
@@ -12,9 +12,9 @@ use protocol::{
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
-/// Phase before the executor's hello.
+/// Name of the startup phase that ends with the executor's hello message.
 const HELLO: &str = "send hello";
-/// Phase after the executor received the number of KV blocks.
+/// Name of the startup phase that begins when the executor receives the number of KV blocks.
 const ALLOCATE: &str = "allocate the KV cache";
 
 /// Startup state of one executor.
@@ -23,7 +23,7 @@ pub(super) struct ExecutorStartState {
     label: ExecutorLabel,
     phase: &'static str,
     entered: Instant,
-    /// Time of the last progress.
+    /// Time of the executor's last progress.
     progressed_at: Instant,
     finished_phases: Vec<(&'static str, Duration)>,
     /// Whether the executor has reported the digests of its weights.
@@ -59,7 +59,8 @@ impl ExecutorStartState {
         (self.phase, self.entered) = (phase, Instant::now());
     }
 
-    /// Whether the executor has work to do, rather than waiting for other ranks.
+    /// Whether the executor must make progress; if not, it is ready or waits for other ranks. `all_measured`:
+    /// all executors have reported their warm-up measurements.
     fn has_work(&self, all_measured: bool) -> bool {
         self.ready.is_none() && (self.memory.is_none() || all_measured)
     }
@@ -69,7 +70,7 @@ impl ExecutorStartState {
     }
 }
 
-/// Synchronises the executors of one start.
+/// Synchronises the executors that start together.
 pub(super) struct StartupBarrier {
     start: ExecutorStartup,
     started_at: Instant,
@@ -166,7 +167,8 @@ impl StartupBarrier {
         })
     }
 
-    /// Sends the number of KV blocks to all executors once all have reported their measurements.
+    /// Chooses the number of KV blocks and sends it to all executors, once all have reported their
+    /// measurements.
     fn size_if_measured(
         &mut self,
         index: usize,
@@ -185,7 +187,7 @@ impl StartupBarrier {
         Ok(())
     }
 
-    /// Measurements of all executors combined; `None` until all have reported.
+    /// Returns the combined warm-up measurements of all executors; `None` until all have reported.
     fn memory(&self) -> Option<WarmUpReport> {
         let all = self.ranks.iter().map(|rank| rank.memory.as_ref());
         let all = all.collect::<Option<Vec<&WarmUpReport>>>()?;
@@ -200,7 +202,7 @@ impl StartupBarrier {
         Some(WarmUpReport { kv_spec: first.kv_spec.clone(), kv_blocks, step_cost })
     }
 
-    /// Records that an executor is ready; returns the report after the last one.
+    /// Records that an executor is ready. Returns the report once all executors are ready.
     fn set_ready(
         &mut self,
         index: usize,
@@ -246,7 +248,7 @@ impl StartupBarrier {
         let working = || self.ranks.iter().filter(|rank| rank.has_work(all_measured));
         let Some(last) = working().min_by_key(|rank| rank.progressed_at) else { return Ok(()) };
         let (label, phase) = (last.label, last.phase);
-        // Ranks wait for each other, so the start has stalled only if none makes progress.
+        // Ranks wait for each other, so the start has stalled only if no rank makes progress.
         let idle = working().map(|rank| rank.progressed_at.elapsed()).min().unwrap_or_default();
         match stall.filter(|_| phase != HELLO) {
             Some(limit) if idle > limit => {
@@ -260,7 +262,7 @@ impl StartupBarrier {
     }
 }
 
-/// Checks that the hello comes from the expected executor.
+/// Checks that the hello message comes from the expected executor.
 fn check_hello(
     hello: &ExecutorHello,
     rank: &ExecutorStartState,

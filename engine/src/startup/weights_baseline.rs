@@ -1,4 +1,4 @@
-//! Weights of the first start, compared with those of later starts and other ranks.
+//! Digests of the weights that the first start loaded, compared with those of later starts and other ranks.
 
 use protocol::{ParallelConfig, Rank, WeightsDigest};
 use std::collections::BTreeMap;
@@ -20,13 +20,13 @@ pub struct DigestConflict {
     pub part: DigestPart,
     /// Digest of the rank that has just loaded its weights.
     pub theirs: u64,
-    /// Rank that it is compared with; the same rank if a previous start differs.
+    /// Rank whose digest is compared; the same rank if it conflicts with a previous start.
     pub other: Rank,
-    /// Digest of that rank.
+    /// Recorded digest of the rank `other`.
     pub ours: u64,
 }
 
-/// Field of [`WeightsDigest`].
+/// Field of [`WeightsDigest`] that conflicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestPart {
     /// `common`.
@@ -88,8 +88,8 @@ impl WeightsBaseline {
         Ok(())
     }
 
-    /// Hash of all loaded bytes. It depends on the sharding of the weights but not on the number of replicas,
-    /// unless the replicas share experts.
+    /// Returns a hash of all loaded bytes. It depends on the sharding of the weights but not on the number of
+    /// replicas, unless the replicas share experts.
     pub fn fingerprint(&self) -> u64 {
         let ParallelConfig { tp_size, dp_size, expert_parallel: experts } = self.parallel;
         let ranks = if experts { tp_size * dp_size } else { tp_size };
@@ -111,7 +111,8 @@ mod tests {
         WeightsDigest { common, sharded, experts }
     }
 
-    /// Result of loading the digests `loaded`, in order, by two replicas of two ranks.
+    /// Records the digests `loaded`, in order, in the baseline of two replicas of two ranks; returns its
+    /// fingerprint.
     fn admitted(experts: bool, loaded: &[(u16, WeightsDigest)]) -> Result<u64, DigestConflict> {
         let mut baseline = WeightsBaseline::new(ParallelConfig {
             tp_size: 2,
