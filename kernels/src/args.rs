@@ -1,42 +1,42 @@
-//! Argument structs of kernels with many arguments.
-//!
-//! Legend: `T` tokens, `R` rows, `N` query heads, `K` KV heads, `D` head size, `E` experts, `W` block table
-//! width, `S` block tables.
+//! Argument structs that several ops share: batch metadata of attention, RoPE tables, fusions of linear
+//! layers, MoE routes and expert weights.
 
 use device::{MatMut, MatRef};
 
 use crate::{PackedGroup, PackedMatrix};
 
-/// Assignment of the tokens of a step to rows, and the block tables of their keys.
+/// Batch metadata of attention: how the tokens of a step are divided into rows, and the KV blocks of each
+/// row. A row is a run of successive tokens of one request.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionMetadata<'a> {
-    /// Row `r` owns tokens `[cu_q[r], cu_q[r + 1])`; i32 `[R + 1]`.
+    /// Prefix sums of the row lengths: row `r` has tokens `[cu_q[r], cu_q[r + 1])`; i32 `[rows + 1]`.
     pub cu_q: MatRef<'a>,
-    /// Context length of row `r` in keys, its own tokens included; i32 `[R]`.
+    /// Context length of each row in keys, the tokens of the row included; i32 `[rows]`.
     pub context_lens: MatRef<'a>,
-    /// Block tables in order of position; i32 `[S, W]`. Entries after the end of a context are not read.
+    /// Block ids in order of position; i32 `[tables, blocks]`. Entries after the end of a context are not
+    /// read.
     pub block_tables: MatRef<'a>,
-    /// Row `r` reads block table `table_rows[r]`; i32 `[R]`. `None` = row `r` reads block table `r`.
+    /// Row `r` reads block table `table_rows[r]`; i32 `[rows]`. `None` = row `r` reads block table `r`.
     pub table_rows: Option<MatRef<'a>>,
-    /// Upper bounds on the rows, known to the host.
+    /// Upper bounds on the lengths of the rows, which the host computes without reading device memory.
     pub bounds: RowBounds,
 }
 
-/// Upper bounds on the rows of a step. They select kernels, split factors and grid sizes; of the results,
-/// only the rounding depends on them. A captured graph serves every step within the bounds that it was
-/// captured with. Tighter bounds only improve speed.
+/// Upper bounds on the rows of a step. The host selects kernels, split factors and grid sizes by them; of the
+/// results, only the rounding depends on them. A captured graph can be replayed for every step within the
+/// bounds that it was captured with. Tighter bounds only improve speed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RowBounds {
-    /// Number of leading rows with one token each, padding rows included.
+    /// Number of decode rows: rows with one token each, at the start of the batch, padding rows included.
     pub decode_rows: usize,
-    /// Maximum number of those rows that are successive tokens of one request: they share a block table, and
+    /// Maximum number of decode rows that are successive tokens of one request: they share a block table, and
     /// each row sees one key more than the row before. Below 2: no two rows belong to one request.
     pub max_rows_per_request: usize,
-    /// Maximum number of tokens of a row after the decode rows.
+    /// Maximum number of tokens of a row that is not a decode row.
     pub max_query_len: usize,
     /// Maximum context length of all rows, in keys.
     pub max_context_len: usize,
-    /// Number of tokens up to the end of the last row with fewer than
+    /// Number of tokens in the rows up to and including the last row with fewer than
     /// [`MLA_PREFILL_TOKENS`](Self::MLA_PREFILL_TOKENS) tokens: every later row is an MLA prefill row.
     pub mla_decode_tokens: usize,
     /// Sum of the context lengths of all MLA prefill rows, in keys.
@@ -44,8 +44,8 @@ pub struct RowBounds {
 }
 
 impl RowBounds {
-    /// Maximum context length, in tokens, for which a step of one row has a captured graph of its own:
-    /// attention splits the keys of short and long contexts differently.
+    /// Maximum context length, in tokens, of the separate graph that is captured for steps of one row with a
+    /// short context: attention splits the keys of short and long contexts differently.
     pub const SHORT_CONTEXT: usize = 2048;
     /// Minimum number of tokens of an MLA prefill row. On a GPU such a row uses non-absorbed MLA: keys and
     /// values of its whole context are up-projected from the compressed KV, which is less work than
@@ -54,8 +54,8 @@ impl RowBounds {
     /// `qk_nope_head_dim`, `V` = `v_head_dim`).
     pub const MLA_PREFILL_TOKENS: usize = 128;
 
-    /// Returns the exact bounds of rows given as (tokens, context length). Up to `max_rows_per_request` of
-    /// the leading one-token rows may belong to one request.
+    /// Returns the exact bounds of `rows`, given as pairs of token count and context length.
+    /// `max_rows_per_request` is the maximum number of decode rows of one request.
     #[must_use]
     pub fn of(rows: impl IntoIterator<Item = (usize, usize)>, max_rows_per_request: usize) -> Self {
         let mut bounds = Self { max_rows_per_request, ..Self::default() };
@@ -78,8 +78,8 @@ impl RowBounds {
         bounds
     }
 
-    /// Returns bounds that hold for any `rows` non-empty rows with `tokens` tokens in total and block tables
-    /// of `positions` positions.
+    /// Returns bounds that hold for any division of `tokens` tokens into `rows` non-empty rows, with block
+    /// tables that cover `positions` positions.
     #[must_use]
     pub fn of_any(tokens: usize, rows: usize, positions: usize) -> Self {
         let decode_rows = if tokens == rows { rows } else { 0 };
@@ -100,76 +100,78 @@ impl RowBounds {
     }
 }
 
-/// RoPE tables, half pairing (NeoX): channel `i` is rotated with channel `i + rotary / 2`.
+/// RoPE tables, half pairing (NeoX): channel `i` is rotated with channel `i + rotary / 2`, for `rotary`
+/// rotated channels.
 #[derive(Debug, Clone, Copy)]
 pub struct RopeCosSin<'a> {
-    /// Cosines by position; f32 `[P, rotary / 2]`.
+    /// Cosines by position; f32 `[positions, rotary / 2]`.
     pub cos: MatRef<'a>,
-    /// Sines by position; same shape.
+    /// Sines by position; f32 `[positions, rotary / 2]`.
     pub sin: MatRef<'a>,
 }
 
 /// Arguments of [`QkNormRopeKvWrite`](crate::QkNormRopeKvWrite).
 #[derive(Debug, Clone, Copy)]
 pub struct QkNormRopeArgs<'a> {
-    /// QKV projections `[T, (N + 2 K) D]`: query heads, key heads, value heads.
+    /// QKV projections `[tokens, (heads + 2 kv_heads) · head_dim]`: query heads, key heads, value heads.
     pub qkv: MatRef<'a>,
-    /// Weight `[D]` of the query norm; `None` = the model has no query norm.
+    /// Weight `[head_dim]` of the query norm; `None` = the model has no query norm.
     pub q_norm: Option<MatRef<'a>>,
-    /// Weight `[D]` of the key norm; `None` = the model has no key norm.
+    /// Weight `[head_dim]` of the key norm; `None` = the model has no key norm.
     pub k_norm: Option<MatRef<'a>>,
-    /// Added to the mean square of both norms.
+    /// Epsilon of both RMS norms, added to the mean square.
     pub eps: f32,
     /// RoPE tables by position.
     pub rope: RopeCosSin<'a>,
-    /// Position of each token; i32 `[T]`.
+    /// Position of each token; i32 `[tokens]`.
     pub positions: MatRef<'a>,
-    /// KV slot of each token, −1 stores nothing; i64 `[T]`.
+    /// KV slot of each token; i64 `[tokens]`. −1 = the key and value of the token are not stored.
     pub slots: MatRef<'a>,
     /// Number of query heads.
     pub heads: usize,
     /// Layer index in the KV pool.
     pub layer: usize,
-    /// Scales of keys and values: an fp8 KV pool stores each element divided by its scale. Other pools ignore
-    /// them.
+    /// Scales of keys and of values: an fp8 KV pool stores each element divided by its scale. KV pools of
+    /// other types ignore the scales.
     pub kv_scales: [f32; 2],
 }
 
 /// Arguments of [`PagedAttention`](crate::PagedAttention).
 #[derive(Debug, Clone, Copy)]
 pub struct PagedAttentionArgs<'a> {
-    /// Queries `[T, N D]`.
+    /// Queries `[tokens, heads · head_dim]`.
     pub q: MatRef<'a>,
-    /// Rows, context lengths and block tables.
+    /// Batch metadata: rows, context lengths and block tables.
     pub rows: AttentionMetadata<'a>,
     /// Number of query heads.
     pub heads: usize,
     /// Layer index in the KV pool.
     pub layer: usize,
-    /// Factor of the attention scores, usually `D^-½`.
+    /// Factor of the attention scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// First position that attention reads; no query is at an earlier position. 1 in an MTP module or EAGLE-3
     /// layer, which has no KV entry for position 0; otherwise 0.
     pub first_position: usize,
 }
 
-/// Ops that [`FusedLinear`](crate::FusedLinear) runs in the launch of the product. Results equal those of the
-/// separate kernels.
+/// Ops that [`FusedLinear`](crate::FusedLinear) runs in the same launch as the matrix product. Results equal
+/// those of the separate kernels.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LinearFusion<'a> {
-    /// Weight `[K]` and epsilon of an RMS norm of the input.
+    /// RMS norm of the input: its weight `[inputs]` and its epsilon.
     pub norm: Option<(MatRef<'a>, f32)>,
-    /// Bias added to the outputs; f32 `[N]`.
+    /// Bias added to the outputs; f32 `[outputs]`.
     pub bias: Option<MatRef<'a>>,
-    /// Epilogue `y [T, N / 2] = silu(gate) · up`; the first half of the outputs are the gates.
+    /// Epilogue `y = silu(gate) · up`, with `y [tokens, outputs / 2]`; the first half of the outputs are the
+    /// gates.
     pub silu_mul: bool,
-    /// `y += …` instead of `y = …`, for the residual stream.
+    /// Adds the product to `y` instead of overwriting `y`; used for the residual stream.
     pub add: bool,
-    /// Linear layer that reads its weights next: the device may prefetch part of them during this launch.
+    /// Linear layer that runs next: the device may prefetch part of its weights during this launch.
     pub prefetch: Option<PrefetchHint<'a>>,
 }
 
-/// Next linear layer, as a prefetch hint. Results do not depend on it.
+/// The linear layer that runs next, as a prefetch hint of [`LinearFusion`]. Results do not depend on it.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefetchHint<'a> {
     /// Weights of the next linear layer.
@@ -178,27 +180,27 @@ pub struct PrefetchHint<'a> {
     pub silu_mul: bool,
 }
 
-/// Prologue of [`PrologueLinear`](crate::PrologueLinear): computes the inputs of the product. Results equal
-/// those of the separate kernels.
+/// Prologue of [`PrologueLinear`](crate::PrologueLinear): the op that computes the input of the matrix
+/// product. Results equal those of the separate kernels.
 #[derive(Debug)]
 pub enum LinearPrologue<'a> {
-    /// `x += delta` on the residual stream `[T, K]`, then an RMS norm of `x` with weight `[K]`.
+    /// `x += delta` on the residual stream `[tokens, inputs]`, then an RMS norm of `x`.
     AddNorm {
         /// The residual stream.
         x: MatMut<'a>,
-        /// Summand of the residual stream, `[T, K]`.
+        /// Summand of the residual stream, `[tokens, inputs]`.
         delta: MatRef<'a>,
-        /// Weight of the norm.
+        /// Weight of the norm, `[inputs]`.
         norm: MatRef<'a>,
-        /// Added to the mean square.
+        /// Epsilon of the norm, added to the mean square.
         eps: f32,
     },
-    /// `silu(gate) · up` of `[T, 2 K]`, gate columns first.
+    /// `silu(gate) · up` of a matrix `[tokens, 2 inputs]`, gate columns first.
     SiluMul(MatRef<'a>),
 }
 
 impl LinearPrologue<'_> {
-    /// Number of rows of the product.
+    /// Number of rows (tokens) of the matrix product.
     #[must_use]
     pub fn rows(&self) -> usize {
         match self {
@@ -211,15 +213,15 @@ impl LinearPrologue<'_> {
 /// Selected experts of each token and their routing weights.
 #[derive(Debug, Clone, Copy)]
 pub struct TopKRoutes<'a> {
-    /// Expert indices of each token; i32 `[T, k]`.
+    /// Expert indices of each token; i32 `[tokens, top_k]`.
     pub experts: MatRef<'a>,
-    /// Routing weights of each token; f32 `[T, k]`.
+    /// Routing weights of each token; f32 `[tokens, top_k]`.
     pub weights: MatRef<'a>,
 }
 
 /// Distribution of experts over the `ranks` expert-parallel (EP) ranks of an all-to-all: rank `r` has the
-/// `experts_per_rank` experts from `(r · rank_stride + rank_offset) · experts_per_rank` on. Experts between
-/// these ranges belong to ranks that have the same tokens as this rank.
+/// `experts_per_rank` experts from index `(r · rank_stride + rank_offset) · experts_per_rank` on. Experts
+/// between these ranges belong to ranks that have the same tokens as this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertParallelLayout {
     /// Number of experts on each rank.
@@ -228,12 +230,12 @@ pub struct ExpertParallelLayout {
     pub ranks: usize,
     /// Number of ranks that have the same tokens.
     pub rank_stride: usize,
-    /// Index of this rank among the ranks with the same tokens.
+    /// Index of this rank among the ranks that have the same tokens.
     pub rank_offset: usize,
 }
 
 impl ExpertParallelLayout {
-    /// Returns the rank of the all-to-all that has an expert, if any of its ranks has it.
+    /// Returns the rank, among those of the all-to-all, that has `expert`; `None` if no such rank has it.
     #[must_use]
     pub fn rank_of(&self, expert: i32) -> Option<usize> {
         let owner = usize::try_from(expert).ok()? / self.experts_per_rank.max(1);
@@ -242,28 +244,29 @@ impl ExpertParallelLayout {
     }
 }
 
-/// Router logits and the number of experts per token.
+/// Router logits, and the settings of softmax routing.
 #[derive(Debug, Clone, Copy)]
 pub struct RouterLogits<'a> {
-    /// Logits before the softmax; f32 `[T, E]`.
+    /// Logits before the softmax; f32 `[tokens, experts]`.
     pub logits: MatRef<'a>,
     /// Number of routed experts per token.
     pub top_k: usize,
-    /// Whether a token's weights sum to 1.
+    /// Whether the routing weights of a token are divided by their sum, so that they sum to 1.
     pub renormalise: bool,
-    /// Number of shared experts, at indices `E..E + shared`: every token is routed to them in addition, with
-    /// weight 1.
+    /// Number of shared experts, whose indices follow those of the routed experts: every token is routed to
+    /// them in addition, with weight 1.
     pub shared: usize,
 }
 
 /// Weights of the experts on this rank.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertWeights<'a> {
-    /// Global index of the first expert; experts outside `[first_expert, first_expert + len)` are skipped.
+    /// Global index of the first expert of this rank. Experts outside `[first_expert, first_expert + len)`
+    /// are skipped, where `len` is the number of matrices in `gate_up`.
     pub first_expert: usize,
-    /// Gate and up projections `[2 I, H]`, gate rows first.
+    /// Gate and up projections `[2 intermediate_size, hidden_size]` of each expert, gate rows first.
     pub gate_up: &'a PackedGroup,
-    /// Down projections `[H, I]`.
+    /// Down projections `[hidden_size, intermediate_size]` of each expert.
     pub down: &'a PackedGroup,
 }
 

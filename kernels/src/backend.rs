@@ -1,4 +1,4 @@
-//! `KernelBackend`: a device with its kernels.
+//! `KernelBackend`: a device (CPU or GPU) and the kernels that run on it.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::{
     VocabShard,
 };
 
-/// A device with its kernels. Clones share the device. Dereferences to [`DeviceDriver`]: memory, streams and
-/// graphs.
+/// A device and its kernels. Clones share the device. Dereferences to [`DeviceDriver`], which allocates
+/// memory and manages streams and graphs.
 #[derive(Debug, Clone)]
 pub enum KernelBackend {
     /// The host processor.
@@ -58,7 +58,7 @@ impl Deref for KernelBackend {
 }
 
 impl KernelBackend {
-    /// Launches an op on `s`.
+    /// Launches an op on stream `s`.
     ///
     /// Errors: those of the op.
     pub fn launch<O: CpuKernel + GpuKernel>(
@@ -81,14 +81,14 @@ impl KernelBackend {
         }
     }
 
-    /// Frees the threads and the pinned memory of the weight loader. A later load allocates them again.
+    /// Frees the threads and the pinned memory of the GPU weight loader. The next load allocates them again.
     pub fn finish_loading(&self) {
         if let Self::Gpu(gpu) = self {
             gpu.finish_loading();
         }
     }
 
-    /// Whether activations, weights, keys and values may have type `dtype`.
+    /// Whether the kernels support activations, weights, keys and values of type `dtype`.
     #[must_use]
     pub fn supports_dtype(&self, dtype: DType) -> bool {
         match self {
@@ -106,7 +106,7 @@ impl KernelBackend {
         }
     }
 
-    /// Logits rows that vocab-parallel sampling supports on this device; equal on all ranks.
+    /// Logits rows that vocab-parallel sampling supports on this device; the result is equal on all ranks.
     #[must_use]
     pub fn vocab_parallel_support(&self, shard: &VocabShard) -> VocabParallelSupport {
         match self {
@@ -115,9 +115,9 @@ impl KernelBackend {
         }
     }
 
-    /// Packs the rows of `parts`, stacked, as a weight matrix for inputs of `dtype`: in `dtype`, or in fp8
-    /// with scales if the parts are fp8 and the device multiplies fp8. All parts have equal numbers of
-    /// columns.
+    /// Packs `parts` as one weight matrix, the rows of each part after those of the part before, for inputs
+    /// of `dtype`. The weights get type `dtype`, or fp8 with scales if the parts are fp8 and the device
+    /// multiplies fp8. All parts have equal numbers of columns.
     ///
     /// Errors: the numbers of columns differ, or allocation fails.
     pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
@@ -127,9 +127,10 @@ impl KernelBackend {
         }
     }
 
-    /// Packs matrices of one shape that are used together, each the stack of its parts, in `dtype` (the type
-    /// of their inputs, or fp8 if [`experts_dtype`](Self::experts_dtype) returns it). `gated`: the first half
-    /// of the outputs are gates of the second half.
+    /// Packs matrices of one shape that are used together (the experts of a layer). Each matrix is given as a
+    /// list of parts, whose rows are concatenated. `dtype` is the type of the inputs, or fp8 if
+    /// [`experts_dtype`](Self::experts_dtype) returns it. `gated`: the matrices are gate and up projections,
+    /// gate rows first.
     ///
     /// Errors: shapes differ, or allocation fails.
     pub fn pack_group(
@@ -158,9 +159,10 @@ impl KernelBackend {
         }
     }
 
-    /// Returns the type in which to pack experts with these projections in each of `layers` layers, for
-    /// inputs of `dtype`: fp8 if both projections are stored in fp8 with scales of a block shape that the
-    /// device multiplies, and `dtype` is not faster or does not fit in memory; otherwise `dtype`.
+    /// Returns the type in which to pack the experts of a model with `layers` MoE layers, given the gate-up
+    /// and down projections of one layer and inputs of `dtype`. The type is fp8 if both projections are
+    /// stored in fp8 with scales of a block shape that the device multiplies, and if `dtype` is not faster or
+    /// does not fit in memory; otherwise it is `dtype`.
     #[must_use]
     pub fn experts_dtype(
         &self,

@@ -1,4 +1,5 @@
-//! Host access to the rows of a step: lengths, block tables and slots that kernels read untyped.
+//! Host-side accessors of [`AttentionMetadata`]: token ranges, context lengths and block tables of rows. Used
+//! by the CPU backend, whose kernels read these arrays in host memory.
 
 use device::DeviceError;
 
@@ -17,7 +18,7 @@ impl AttentionMetadata<'_> {
         self.len() == 0
     }
 
-    /// Token range `[from, to)` of row `r`.
+    /// Token range `[from, to)` of row `r`, as indices of tokens in the step.
     pub(crate) fn tokens(&self, r: usize) -> (usize, usize) {
         let cu_q = self.cu_q.row::<i32>(0);
         (cu_q[r] as usize, cu_q[r + 1] as usize)
@@ -34,13 +35,13 @@ impl AttentionMetadata<'_> {
         self.block_tables.row::<i32>(table_row)
     }
 
-    /// Whether row `r` is padding: it has no key, only tokens.
+    /// Whether row `r` is padding: its context length is 0.
     pub(crate) fn is_padding(&self, r: usize) -> bool {
         self.context(r) == 0
     }
 
-    /// Rejects rows that overlap, exceed `tokens`, or have block ids outside a pool of `blocks` blocks of
-    /// `block_tokens` tokens.
+    /// Checks the arrays: rows must not overlap or exceed `tokens`, and block ids must be inside a KV pool of
+    /// `blocks` blocks of `block_tokens` tokens.
     pub(crate) fn check(
         &self,
         tokens: usize,

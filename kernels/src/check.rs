@@ -1,11 +1,11 @@
-//! Argument checks of the MoE ops that both backends share.
+//! Argument checks of MoE ops, shared by the CPU and GPU backends.
 
 use device::{DType, DeviceError, MatMut, MatRef, check_at_least, check_dtype, check_size};
 
 use crate::ExpertParallelLayout;
 
-/// Rejects arguments of `moe_dispatch` unless `tokens` has the capacity for each token on each
-/// rank of `layout`.
+/// Checks the types and sizes of the arguments of `moe_dispatch`. `tokens` must have an entry for every token
+/// on every rank of `layout`.
 pub(crate) fn check_dispatch(
     tokens: &MatMut<'_>,
     token_rows: &MatMut<'_>,
@@ -30,7 +30,8 @@ pub(crate) fn check_dispatch(
     check_size(KERNEL, "counts", counts.cols(), layout.ranks)
 }
 
-/// Rejects arguments of `eplb_map_experts` unless each row of `experts` has a position or a token index.
+/// Checks the types and sizes of the arguments of `eplb_map_experts`. Each row of `experts` must have a
+/// position, or an entry in `tokens` that selects its position.
 pub(crate) fn check_expert_map(
     experts: MatRef<'_>,
     positions: MatRef<'_>,
@@ -48,8 +49,8 @@ pub(crate) fn check_expert_map(
     check_size(KERNEL, "tokens", count, experts.rows())
 }
 
-/// Rejects arguments of `moe_combine_ranks` unless `token_rows` has a row for each row of `y`, and `y` has
-/// the columns of `x`.
+/// Checks the types and sizes of the arguments of `moe_combine_ranks`: `token_rows` has one row per row of
+/// `y`, and `y` has as many columns as `x`.
 pub(crate) fn check_combine(
     y: &MatMut<'_>,
     x: MatRef<'_>,

@@ -1,46 +1,49 @@
-//! Digests of weights: the wrapping sum of XXH3 64-bit hashes of the blocks of a matrix.
+//! Content digests of weights: the digest of a matrix is the wrapping sum of the XXH3 64-bit hashes of its
+//! blocks.
 //!
 //! The sum does not depend on the order of its terms, so threads hash the blocks of a large matrix in
 //! parallel, and callers add the digests of tensors in any order. The hash seed of a block combines the key
-//! of the tensor with the index of the block, so equal bytes in another place have another digest. The digest
-//! detects mistakes (a replaced file, a truncated copy), not forgeries.
+//! of its tensor with the index of the block, so equal bytes at another position have another digest. The
+//! digest detects mistakes (a replaced file, a truncated copy), not forgeries.
 
 use std::ops::Range;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
-/// Bytes of a block, rounded to whole rows: large enough that the cost of a seed is negligible, small enough
-/// that every thread gets a share.
+/// Size of a hashed block in bytes, rounded to whole rows: large enough that the cost of hash initialisation
+/// is negligible, small enough that every thread gets blocks.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Odd multiplier with evenly spread bits: consecutive blocks get unrelated seeds.
+/// Odd multiplier that derives the hash seed of a block from its index: its bits are evenly spread, so that
+/// consecutive blocks get unrelated seeds.
 const BLOCK_SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Rectangle of a row-major matrix that a rank loads, in bytes.
+/// The part of a row-major matrix that a rank loads and that is hashed: a range of rows and a byte range of
+/// each row.
 #[derive(Debug, Clone)]
 pub struct MatrixWindow<'a> {
     /// Bytes of the whole matrix.
     pub bytes: &'a [u8],
-    /// Bytes of a row of the matrix.
+    /// Bytes per row of the whole matrix.
     pub row_bytes: usize,
-    /// Row range of the window.
+    /// Rows inside the window.
     pub rows: Range<usize>,
-    /// Byte range of the window within each row.
+    /// Bytes inside the window, within each row.
     pub columns: Range<usize>,
 }
 
-/// Returns the digest of `bytes` under `seed`.
+/// Returns the XXH3 64-bit hash of `bytes` with `seed`.
 #[must_use]
 pub fn digest_bytes(bytes: &[u8], seed: u64) -> u64 {
     xxh3_64_with_seed(bytes, seed)
 }
 
 impl MatrixWindow<'_> {
-    /// Number of blocks in which the window is hashed; 0 for a window without rows.
+    /// Number of blocks into which the window is split for hashing; 0 for a window without rows.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.rows.len().div_ceil(self.block_rows())
     }
 
-    /// Returns the digest of the bytes of the window under `key`, which identifies the tensor.
+    /// Returns the digest of the bytes inside the window. `key` identifies the tensor.
     ///
     /// # Panics
     /// If the window is not inside the matrix.
@@ -49,11 +52,10 @@ impl MatrixWindow<'_> {
         self.digest_blocks(0..self.blocks(), key)
     }
 
-    /// Returns the share of `blocks` in the digest: the wrapping sum of the shares of all blocks is the
-    /// digest.
+    /// Returns the wrapping sum of the hashes of `blocks`. The wrapping sum over all blocks is the digest.
     ///
     /// # Panics
-    /// If the window is not inside the matrix, or has no such blocks.
+    /// If the window is not inside the matrix, or `blocks` exceeds its number of blocks.
     #[must_use]
     pub fn digest_blocks(&self, blocks: Range<usize>, key: u64) -> u64 {
         let block_rows = self.block_rows();

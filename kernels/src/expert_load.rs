@@ -1,22 +1,23 @@
-//! Expert load: counts of the tokens routed to each expert.
+//! Expert load statistics: the number of tokens routed to each expert.
 
 use device::{
     DType, DeviceError, MatMut, MatRef, check_at_least, check_dense, check_dtype, check_size,
 };
 
-/// Token counts by layer and expert, to which the selections of a router are added.
+/// Token counts by layer and expert. A router kernel adds the experts that it selects to them.
 #[derive(Debug)]
 pub struct ExpertLoadArgs<'a> {
-    /// Counts; i32 `[layers, E]`. They wrap around.
+    /// Token counts; i32 `[layers, experts]`. They wrap around on overflow.
     pub tokens: MatMut<'a>,
-    /// Layer of the router.
+    /// Index of the MoE layer of the router: the row of `tokens`.
     pub layer: usize,
-    /// KV slots; i64 `[1, T]`. A token with slot -1 is padding and is not counted. `None` = all tokens count.
+    /// KV slot of each token; i64 `[1, tokens]`. A token with slot −1 is padding and is not counted. `None` =
+    /// all tokens are counted.
     pub slots: Option<MatRef<'a>>,
 }
 
 impl ExpertLoadArgs<'_> {
-    /// Rejects shapes and types that do not fit the `logits [T, E]` of a router.
+    /// Checks that the shapes and types fit router logits `[tokens, experts]`.
     pub(crate) fn check(
         &self,
         kernel: &'static str,

@@ -1,28 +1,29 @@
-//! Weights in host memory, as stored in files.
+//! `HostMat`: a view of a weight matrix in host memory, as stored in a checkpoint file, with its
+//! dequantisation scales.
 
 use device::{DType, DeviceError, Fp8E4m3};
 
-/// Dequantisation scales of a quantised matrix: one scale for each block of `block_shape[0] ×
-/// block_shape[1]` elements; the weight is the element times its scale.
+/// Dequantisation scales of a quantised matrix: one scale per block of `block_shape[0] × block_shape[1]`
+/// elements. A weight is the stored element times the scale of its block.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HostScales<'a> {
     values: &'a [f32],
-    /// Number of scales in one row of blocks.
+    /// Number of scales per row of blocks.
     stride: usize,
     block_shape: [usize; 2],
-    /// Row and column of the first element in the stored matrix.
+    /// Row and column of the first element of this view in the stored matrix.
     origin: [usize; 2],
 }
 
 impl HostScales<'_> {
-    /// Numbers of rows and columns of a block, which shares a scale.
+    /// Number of rows and number of columns of a block that shares one scale.
     #[must_use]
     pub fn block_shape(&self) -> [usize; 2] {
         self.block_shape
     }
 
-    /// Row and column of the first element in the stored matrix: the block of that element may begin before
-    /// it.
+    /// Row and column of the first element of this view in the stored matrix. The scale block of that element
+    /// may begin before it.
     #[must_use]
     pub fn origin(&self) -> [usize; 2] {
         self.origin
@@ -40,7 +41,8 @@ impl HostScales<'_> {
     }
 }
 
-/// A matrix in host memory as stored in a file: little endian, any alignment, `stride` elements between rows.
+/// View of a matrix in host memory as stored in a file: little endian, any alignment. Rows are `stride`
+/// elements apart.
 #[derive(Debug, Clone, Copy)]
 pub struct HostMat<'a> {
     bytes: &'a [u8],
@@ -52,9 +54,9 @@ pub struct HostMat<'a> {
 }
 
 impl<'a> HostMat<'a> {
-    /// Views `rows * cols` contiguous elements.
+    /// Makes a view of `rows * cols` contiguous elements.
     ///
-    /// Errors: `bytes` has another length.
+    /// Errors: the length of `bytes` differs from the size of the matrix.
     pub fn new(
         bytes: &'a [u8],
         dtype: DType,
@@ -69,10 +71,10 @@ impl<'a> HostMat<'a> {
         Ok(Self { bytes, dtype, rows, cols, stride: cols, scales: None })
     }
 
-    /// Returns the matrix with dequantisation scales: row-major, one scale for each block of
+    /// Returns the matrix with dequantisation scales. `values` is row-major, one scale for each block of
     /// `block_shape[0]` rows and `block_shape[1]` columns; the last blocks may be smaller.
     ///
-    /// Errors: `values` has another length.
+    /// Errors: the length of `values` differs from the number of blocks.
     pub fn scaled(self, values: &'a [f32], block_shape: [usize; 2]) -> Result<Self, DeviceError> {
         let rows = self.rows.div_ceil(block_shape[0]);
         let stride = self.cols.div_ceil(block_shape[1]);
@@ -91,7 +93,7 @@ impl<'a> HostMat<'a> {
         })
     }
 
-    /// Scales of the elements; `None` = not quantised.
+    /// Dequantisation scales; `None` = the matrix is not quantised.
     #[must_use]
     pub fn scales(&self) -> Option<&HostScales<'a>> {
         self.scales.as_ref()
@@ -141,7 +143,7 @@ impl<'a> HostMat<'a> {
         self.scales.map(|s| HostScales { origin: [s.origin[0] + row, s.origin[1] + col], ..s })
     }
 
-    /// Returns all bytes if the rows are contiguous.
+    /// Returns the bytes of all rows if the rows are contiguous, otherwise `None`.
     pub(crate) fn contiguous_bytes(&self) -> Option<&'a [u8]> {
         let bytes = self.rows * self.cols * self.dtype.bytes();
         (self.stride == self.cols || self.rows <= 1).then(|| &self.bytes[..bytes])

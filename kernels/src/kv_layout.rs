@@ -1,23 +1,25 @@
 //! Memory layout of keys and values in the KV pool.
 //!
-//! The pool is `[layer][block][kv head][K tile | V tile]`. Within a tile of `B` tokens and head size `D`:
-//! bf16 keys `[D / 2][B][d % 2]` and values `[B / 2][D][t % 2]`, so that scores and outputs are paired dot
+//! The pool is `[layer][block][kv head][K tile | V tile]`. A tile has the keys or values of one block and KV
+//! head: `B` tokens and `D` channels; `t` is the index of a token and `d` that of a channel. On CPUs bf16
+//! keys are `[D / 2][B][d % 2]` and values `[B / 2][D][t % 2]`: scores and outputs are paired bf16 dot
 //! products over contiguous cache lines, with tokens (scores) or channels (outputs) along the SIMD lanes and
-//! no shuffles; f32 and f16 keys `[D][B]`, values `[B][D]`. GPUs store keys and values as `[B][D]`; so do all
-//! devices in fp8, where a stored element times the scale of the layer is the value.
+//! no shuffles. On CPUs f32 and f16 keys are `[D][B]` and values `[B][D]`. On GPUs keys and values are
+//! `[B][D]`. In fp8 they are `[B][D]` on all devices, and the value is the stored element times the scale of
+//! the layer.
 
 use device::{DType, DeviceError};
 
-/// Element order within a tile.
+/// Order of the elements within a key or value tile of the KV pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvOrder {
-    /// Layout of the CPU, as described in the module: for dot products along SIMD lanes.
+    /// Layout of the CPU, for dot products along SIMD lanes; see the documentation of the module.
     LaneInterleaved,
-    /// `[B][D]` for keys and values, for wide vector loads on GPUs.
+    /// `[block_tokens][head_dim]` for keys and values, for wide vector loads on GPUs.
     RowMajor,
 }
 
-/// Layout of a KV pool.
+/// Sizes and element type of a KV pool of grouped-query attention, and index functions into it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayout {
     /// Number of layers in the pool.
@@ -30,14 +32,14 @@ pub struct KvLayout {
     pub kv_heads: usize,
     /// Channels per head (head size); a multiple of 16.
     pub head_dim: usize,
-    /// f32, bf16 or f16, equal to the type of the activations; or fp8.
+    /// Element type: f32, bf16 or f16 (then equal to the type of the activations), or fp8.
     pub dtype: DType,
     /// Element order within a tile, fixed by the device.
     pub order: KvOrder,
 }
 
 impl KvLayout {
-    /// Rejects layouts that no kernel supports.
+    /// Returns an error for layouts that no kernel supports.
     pub fn check(&self) -> Result<(), DeviceError> {
         if !matches!(self.dtype, DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3) {
             let (kernel, what) = ("kv layout", "dtype");
@@ -55,7 +57,7 @@ impl KvLayout {
         multiple("head_dim", self.head_dim, 16)
     }
 
-    /// Rejects activation types that this pool does not support.
+    /// Returns an error for activation types that kernels do not support together with this pool.
     pub(crate) fn check_activations(
         &self,
         kernel: &'static str,
@@ -75,7 +77,7 @@ impl KvLayout {
         self.block_tokens * self.head_dim
     }
 
-    /// Bytes of one block over all layers.
+    /// Bytes of one KV block: keys and values of all layers and heads.
     #[must_use]
     pub const fn bytes_per_block(&self) -> usize {
         self.layers * self.kv_heads * 2 * self.tile() * self.dtype.bytes()
@@ -87,25 +89,26 @@ impl KvLayout {
         self.blocks * self.bytes_per_block()
     }
 
-    /// Number of token slots in the pool.
+    /// Number of token slots in the pool (blocks times tokens per block).
     #[must_use]
     pub const fn slots(&self) -> usize {
         self.blocks * self.block_tokens
     }
 
-    /// Element index of the key tile; the value tile follows it.
+    /// Index in the pool of the first element of a key tile; the value tile of the same block and head
+    /// follows it.
     #[must_use]
     pub const fn key_tile(&self, layer: usize, block: usize, head: usize) -> usize {
         ((layer * self.blocks + block) * self.kv_heads + head) * 2 * self.tile()
     }
 
-    /// Element index of the value tile.
+    /// Index in the pool of the first element of a value tile.
     #[must_use]
     pub const fn value_tile(&self, layer: usize, block: usize, head: usize) -> usize {
         self.key_tile(layer, block, head) + self.tile()
     }
 
-    /// Element index of token `t`, channel `d` in a key tile.
+    /// Index in a key tile of the element of token `t` and channel `d`.
     #[must_use]
     pub const fn key(&self, t: usize, d: usize) -> usize {
         match (self.order, self.dtype) {
@@ -115,7 +118,7 @@ impl KvLayout {
         }
     }
 
-    /// Element index of token `t`, channel `d` in a value tile.
+    /// Index in a value tile of the element of token `t` and channel `d`.
     #[must_use]
     pub const fn value(&self, t: usize, d: usize) -> usize {
         match (self.order, self.dtype) {

@@ -1,8 +1,9 @@
-//! Kernels: ops on devices, and the memory layouts of their operands. One of the crates with unsafe code.
+//! CPU and GPU kernels (ops), and the memory layouts of their operands. One of the crates with unsafe code.
 //!
-//! An op is a struct with its arguments (`src/op`); [`KernelBackend::launch`] runs one. The CPU backend is
-//! always built: it is the embedded default and the reference for the GPU backend. The crate is independent
-//! of requests, models and other ranks.
+//! An op is a struct that contains the arguments of one computation (`src/op`); [`KernelBackend::launch`]
+//! runs an op. The CPU backend is part of every build: it is the default of the embedded (in-process)
+//! executor, and GPU results are compared with its results. The crate does not depend on requests, models or
+//! other ranks.
 
 #![allow(clippy::cast_ptr_alignment, reason = "buffers are 64-byte aligned and views typed")]
 #![allow(

@@ -1,34 +1,34 @@
-//! Multi-head latent attention (MLA): keys and values of all heads from one compressed KV row per token
-//! (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+//! KV layout, weights and op arguments of multi-head latent attention (MLA): keys and values of all heads are
+//! up-projected from one compressed KV row per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 //!
-//! Legend: `T` tokens, `R` rows, `N` query heads, `C` `kv_lora_rank`, `P` `qk_rope_head_dim` (key channels
-//! with RoPE, shared by all heads), `M` `qk_nope_head_dim` (further key channels of each head), `V`
-//! `v_head_dim`.
+//! Dimensions have the names of the model configuration: `kv_lora_rank` (width of the compressed KV),
+//! `qk_rope_head_dim` (key channels with RoPE, shared by all heads), `qk_nope_head_dim` (further key channels
+//! of each head), `v_head_dim`.
 
 use device::{DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
 use crate::{AttentionMetadata, PackedGroup, RopeCosSin};
 
-/// Layout of a KV pool of compressed KV rows, `[layer][slot][C + P]`: the normed compressed KV, then the
-/// rotated key channels.
+/// Layout of the KV pool of MLA, `[layer][slot][kv_lora_rank + rope_dim]`: a row has the compressed KV after
+/// its RMS norm, then the key channels after RoPE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MlaKvLayout {
     /// Number of layers in the pool.
     pub layers: usize,
     /// Number of blocks in the pool.
     pub blocks: usize,
-    /// Token positions per block.
+    /// Number of token positions per block.
     pub block_tokens: usize,
-    /// `C`
+    /// Width of the compressed KV.
     pub kv_lora_rank: usize,
-    /// `P`; even.
+    /// Number of key channels with RoPE (`qk_rope_head_dim`); even.
     pub rope_dim: usize,
-    /// f32, bf16 or f16; equal to the type of the activations.
+    /// Element type: f32, bf16 or f16; equal to the type of the activations.
     pub dtype: DType,
 }
 
 impl MlaKvLayout {
-    /// Rejects layouts that no kernel supports.
+    /// Returns an error for layouts that no kernel supports.
     pub fn check(&self) -> Result<(), DeviceError> {
         if !matches!(self.dtype, DType::F32 | DType::BF16 | DType::F16) {
             let (kernel, what) = ("mla kv layout", "dtype");
@@ -42,13 +42,13 @@ impl MlaKvLayout {
         Ok(())
     }
 
-    /// Number of elements of a row, `C + P`.
+    /// Number of elements of a KV row, `kv_lora_rank + rope_dim`.
     #[must_use]
     pub const fn width(&self) -> usize {
         self.kv_lora_rank + self.rope_dim
     }
 
-    /// Bytes of one block over all layers.
+    /// Bytes of one KV block: the rows of all layers.
     #[must_use]
     pub const fn bytes_per_block(&self) -> usize {
         self.layers * self.block_tokens * self.width() * self.dtype.bytes()
@@ -60,13 +60,13 @@ impl MlaKvLayout {
         self.blocks * self.bytes_per_block()
     }
 
-    /// Number of token slots in the pool.
+    /// Number of token slots in the pool (blocks times tokens per block).
     #[must_use]
     pub const fn slots(&self) -> usize {
         self.blocks * self.block_tokens
     }
 
-    /// Element index of the row of a slot.
+    /// Index in the pool of the first element of the KV row of `slot`.
     #[must_use]
     pub const fn row(&self, layer: usize, slot: usize) -> usize {
         (layer * self.slots() + slot) * self.width()
@@ -76,18 +76,19 @@ impl MlaKvLayout {
 /// Arguments of [`MlaKvWrite`](crate::MlaKvWrite).
 #[derive(Debug, Clone, Copy)]
 pub struct MlaKvWriteArgs<'a> {
-    /// Compressed KV and key channels before norm and RoPE, `[T, C + P]`.
+    /// Output of the KV down-projection, `[tokens, kv_lora_rank + qk_rope_head_dim]`: compressed KV before
+    /// its norm and key channels before RoPE.
     pub kv: MatRef<'a>,
-    /// Weight `[C]` of the RMS norm of the compressed KV.
+    /// Weight `[kv_lora_rank]` of the RMS norm of the compressed KV.
     pub norm: MatRef<'a>,
-    /// Added to the mean square.
+    /// Epsilon of the norm, added to the mean square.
     pub eps: f32,
     /// RoPE tables by position, interleaved pairing: channel `2 i` is rotated with channel `2 i + 1`; f32
-    /// `[positions, P / 2]`.
+    /// `[positions, qk_rope_head_dim / 2]`.
     pub rope: RopeCosSin<'a>,
-    /// Position of each token; i32 `[T]`.
+    /// Position of each token; i32 `[tokens]`.
     pub positions: MatRef<'a>,
-    /// KV slot of each token, −1 stores nothing; i64 `[T]`.
+    /// KV slot of each token; i64 `[tokens]`. −1 = the KV row of the token is not stored.
     pub slots: MatRef<'a>,
     /// Number of query heads.
     pub heads: usize,
@@ -96,7 +97,7 @@ pub struct MlaKvWriteArgs<'a> {
 }
 
 impl MlaKvWriteArgs<'_> {
-    /// Rejects shapes and types that contradict each other; `q [T, N (M + P)]`.
+    /// Checks that shapes and types agree; `q` is `[tokens, heads · (qk_nope_head_dim + qk_rope_head_dim)]`.
     pub(crate) fn check_shapes(
         &self,
         q: &MatMut<'_>,
@@ -128,7 +129,7 @@ impl MlaKvWriteArgs<'_> {
 }
 
 impl MlaAttentionArgs<'_> {
-    /// Rejects shapes and types that contradict each other; `o [T, N V]`.
+    /// Checks that shapes and types agree; `o` is `[tokens, heads · v_head_dim]`.
     pub(crate) fn check_shapes(
         &self,
         o: &MatMut<'_>,
@@ -158,25 +159,29 @@ impl MlaAttentionArgs<'_> {
     }
 }
 
-/// Up-projections from compressed KV to the keys and values of each head.
+/// Up-projections of MLA from compressed KV to the keys and values of each head.
 #[derive(Debug, Clone, Copy)]
 pub struct MlaHeadWeights<'a> {
-    /// W_UK `[M, C]` of each head: compressed KV to the `qk_nope_head_dim` key channels.
+    /// W_UK `[qk_nope_head_dim, kv_lora_rank]` of each head: maps compressed KV to the key channels without
+    /// RoPE.
     pub w_uk: &'a PackedGroup,
-    /// W_UK transposed, `[C, M]`: queries to absorbed queries. `None` = MLA is always non-absorbed.
+    /// W_UK transposed, `[kv_lora_rank, qk_nope_head_dim]`: maps queries to absorbed queries. `None` = MLA is
+    /// always non-absorbed.
     pub w_uk_t: Option<&'a PackedGroup>,
-    /// W_UV `[V, C]` of each head: compressed KV, or its weighted mean, to values.
+    /// W_UV `[v_head_dim, kv_lora_rank]` of each head: maps compressed KV, or its attention-weighted mean, to
+    /// values.
     pub w_uv: &'a PackedGroup,
 }
 
 /// Arguments of [`MlaAttention`](crate::MlaAttention).
 #[derive(Debug, Clone, Copy)]
 pub struct MlaAttentionArgs<'a> {
-    /// Queries `[T, N (M + P)]`; the last `P` channels of each head are already rotated.
+    /// Queries `[tokens, heads · (qk_nope_head_dim + qk_rope_head_dim)]`, with RoPE already applied to the
+    /// last `qk_rope_head_dim` channels of each head.
     pub q: MatRef<'a>,
-    /// Rows, context lengths and block tables.
+    /// Batch metadata: rows, context lengths and block tables.
     pub rows: AttentionMetadata<'a>,
-    /// Up-projections of `N` heads.
+    /// Up-projections of each head.
     pub heads: MlaHeadWeights<'a>,
     /// Layer index in the KV pool.
     pub layer: usize,

@@ -1,4 +1,4 @@
-//! Weight matrices of one shape that are used together: the experts of a layer.
+//! `PackedGroup`: packed weight matrices of one shape that are used together, such as the experts of a layer.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -8,13 +8,14 @@ use device::{Buffer, BufferDeallocator, DType, DeviceError};
 use crate::{PackedMatrix, PackedScales};
 
 const KERNEL: &str = "pack_group";
-/// Alignment of buffers, in bytes.
+/// Alignment of device buffers, in bytes.
 const ALIGNMENT: usize = 64;
 
-/// `G` packed matrices `[N, K]`; made by [`KernelBackend::pack_group`](crate::KernelBackend::pack_group).
+/// Packed weight matrices of one shape `[outputs, inputs]`, made by
+/// [`KernelBackend::pack_group`](crate::KernelBackend::pack_group).
 ///
-/// The memory layout depends on the device: separate matrices (panels of the CPU do not span two matrices),
-/// or one stack of all rows, either row-major or in the tiled TMA layout.
+/// The memory layout depends on the device. CPUs store separate matrices, because a panel must not contain
+/// columns of two matrices. GPUs store one stack of all rows, either row-major or in the tiled TMA layout.
 #[derive(Debug)]
 pub struct PackedGroup {
     parts: Vec<Arc<PackedMatrix>>,
@@ -23,7 +24,7 @@ pub struct PackedGroup {
 }
 
 impl PackedGroup {
-    /// Makes a group of matrices that were packed one by one; all have one shape.
+    /// Makes a group of matrices that were packed one by one; returns an error if their shapes differ.
     pub(crate) fn from_separate(parts: Vec<PackedMatrix>) -> Result<Self, DeviceError> {
         if let Some(first) = parts.first() {
             for part in &parts {
@@ -35,13 +36,14 @@ impl PackedGroup {
         Ok(Self { len: parts.len(), parts, tma_packed: false })
     }
 
-    /// Makes a group of `len` matrices that were packed as one matrix of `len · N` rows.
+    /// Makes a group of `len` matrices that were packed as one matrix, the rows of each after those of the
+    /// one before.
     pub(crate) fn stacked(stack: PackedMatrix, len: usize) -> Result<Self, DeviceError> {
         check("rows of the stack", stack.n(), stack.n().next_multiple_of(len.max(1)))?;
         Ok(Self { parts: vec![Arc::new(stack)], len, tma_packed: false })
     }
 
-    /// Returns the group with its rows flagged as stored in the TMA layout.
+    /// Records that the rows of the group are stored in the TMA layout.
     pub(crate) fn into_tma_packed(self) -> Self {
         Self { tma_packed: true, ..self }
     }
@@ -63,13 +65,13 @@ impl PackedGroup {
         self.len == 0
     }
 
-    /// Number of outputs of each matrix.
+    /// Number of outputs (rows) of each matrix.
     #[must_use]
     pub fn n(&self) -> usize {
         self.parts.iter().map(|part| part.n()).sum::<usize>() / self.len.max(1)
     }
 
-    /// Number of inputs of each matrix.
+    /// Number of inputs (columns) of each matrix.
     #[must_use]
     pub fn k(&self) -> usize {
         self.parts.first().map_or(0, |part| part.k())
@@ -81,7 +83,7 @@ impl PackedGroup {
         self.parts.first().map_or(DType::F32, |part| part.dtype())
     }
 
-    /// Size in bytes.
+    /// Size of all matrices in bytes, scales included.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(|part| part.bytes()).sum()
@@ -96,8 +98,8 @@ impl PackedGroup {
         &self.parts[i]
     }
 
-    /// Returns matrix `i` as a matrix of its own that shares the memory of the group. `None` if the rows are
-    /// in the TMA layout, the matrix does not start at a multiple of the buffer alignment, or `i >= len`.
+    /// Returns matrix `i` as a separate matrix that shares the memory of the group. `None` if the rows are in
+    /// the TMA layout, the matrix does not start at a multiple of the buffer alignment, or `i >= len`.
     #[must_use]
     pub fn matrix(&self, i: usize) -> Option<Arc<PackedMatrix>> {
         if self.tma_packed || i >= self.len {
@@ -122,7 +124,7 @@ impl PackedGroup {
         Some(Arc::new(PackedMatrix { buffer, dtype, n, k, scales }))
     }
 
-    /// Scales of a stack of fp8 matrices.
+    /// Dequantisation scales of a stack of fp8 matrices; `None` for other types.
     pub(crate) fn scales(&self) -> Option<&PackedScales> {
         self.parts.first().and_then(|part| part.scales())
     }
@@ -133,13 +135,13 @@ impl PackedGroup {
     }
 }
 
-/// Keeps the stack alive for a matrix that shares its memory.
+/// Buffer deallocator of a matrix that shares the memory of a stack: it owns a reference to the stack.
 struct StackKeepalive(
     #[expect(dead_code, reason = "keeps the memory allocated")] Arc<PackedMatrix>,
 );
 
 impl BufferDeallocator for StackKeepalive {
-    /// Frees nothing: the stack frees its memory.
+    /// Does nothing: the memory is freed together with the stack.
     unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
 }
 
@@ -155,8 +157,8 @@ fn slice_buffer(
         return None;
     }
     let first = NonNull::new(buffer.as_ptr().cast_mut())?;
-    // SAFETY: inside the buffer, initialised, and aligned as checked; weights are only read, and
-    // `StackKeepalive` keeps them alive.
+    // SAFETY: the range is inside the buffer, initialised, and aligned as checked; weights are only read, and
+    // `StackKeepalive` keeps the memory allocated.
     Some(unsafe {
         Buffer::from_raw(first.add(from), bytes, Arc::new(StackKeepalive(stack.clone())))
     })

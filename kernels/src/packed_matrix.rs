@@ -1,24 +1,25 @@
-//! Weights in the memory layout that kernels read.
+//! Weight matrices in the memory layout that kernels read.
 //!
-//! `W [N, K]` is split into panels of 32 output columns (rows of `W`), each contiguous:
-//! f32: `[panel][k][32]`; bf16: `[panel][k / 2][32][k % 2]`, so that one 64-byte cache line has two
-//! consecutive inputs of 16 outputs: the operand of a paired bf16 dot product, and equally two f32 vectors
-//! after a shift and a mask; f16: as f32, widened when read. Outputs after `N` in the last panel are zero.
-//! One copy serves every instruction set, the matrix product and the embedding lookup.
+//! On CPUs a matrix of `N` outputs (rows) and `K` inputs (columns) is split into panels of 32 outputs, each
+//! contiguous in memory. A panel is `[k][32]` in f32 and f16, and `[k / 2][32][k % 2]` in bf16: a 64-byte
+//! cache line then has two consecutive inputs of 16 outputs, which is the operand of a paired bf16 dot
+//! product, or two f32 vectors after a shift and a mask. f16 is converted to f32 when it is read. Outputs
+//! after `N` in the last panel are zero. All instruction sets, the matrix product and the embedding lookup
+//! read this layout.
 
 use device::{Buffer, DType};
 
-/// Output columns of one panel.
+/// Number of outputs (rows of the weight matrix) in one panel of the CPU layout.
 pub const PANEL_COLUMNS: usize = 32;
 
-/// A packed weight matrix `[N, K]`; made by [`KernelBackend::pack`](crate::KernelBackend::pack).
+/// A packed weight matrix `[outputs, inputs]`, made by [`KernelBackend::pack`](crate::KernelBackend::pack).
 #[derive(Debug)]
 pub struct PackedMatrix {
     pub(crate) buffer: Buffer,
     pub(crate) dtype: DType,
     pub(crate) n: usize,
     pub(crate) k: usize,
-    /// Scales of an fp8 matrix.
+    /// Dequantisation scales, for an fp8 matrix.
     pub(crate) scales: Option<PackedScales>,
 }
 
@@ -26,8 +27,8 @@ pub struct PackedMatrix {
 #[derive(Debug)]
 pub struct PackedScales {
     pub(crate) buffer: Buffer,
-    /// Number of outputs per scale: 1 (the scale covers all inputs of the output), or several (128 inputs per
-    /// scale).
+    /// Number of outputs per scale. If 1, a scale covers all inputs of its output; if more, a scale covers
+    /// 128 inputs.
     pub(crate) rows: usize,
     /// Number of scales per row of scales.
     pub(crate) stride: usize,
@@ -58,19 +59,19 @@ impl PackedMatrix {
         self.buffer.bytes() + self.scales.as_ref().map_or(0, |s| s.buffer.bytes())
     }
 
-    /// Scales of an fp8 matrix.
+    /// Dequantisation scales of an fp8 matrix; `None` for other types.
     #[must_use]
     pub fn scales(&self) -> Option<&PackedScales> {
         self.scales.as_ref()
     }
 
-    /// Elements, in the layout of the device that the matrix was packed for.
+    /// Memory of the elements, in the layout of the device that the matrix was packed for.
     #[must_use]
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// Address of the first byte, on the device that the matrix was packed for.
+    /// Address of the first element, in the memory of the device that the matrix was packed for.
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.buffer.as_ptr()
     }
@@ -89,7 +90,7 @@ impl PackedMatrix {
         unsafe { self.buffer.as_ptr().add(index * self.panel_bytes()) }
     }
 
-    /// Element index of output `n`, input `k`.
+    /// Element index in `buffer` of the weight of output `n` and input `k`, in the CPU layout.
     pub(crate) fn index(&self, n: usize, k: usize) -> usize {
         let (panel, column) = (n / PANEL_COLUMNS * PANEL_COLUMNS * self.k, n % PANEL_COLUMNS);
         match self.dtype {

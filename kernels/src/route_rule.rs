@@ -1,28 +1,29 @@
-//! Routing rules of mixture-of-experts (MoE) routers: from logits to selected experts.
+//! Routing rules of mixture-of-experts (MoE) routers: how experts are selected from router logits.
 
 use device::{DType, DeviceError, MatMut, MatRef, check_at_least, check_dtype, check_size};
 
 const KERNEL: &str = "moe_route";
 
-/// Routing rule of a router. Routing weights are computed from the scores without `bias`.
+/// Routing rule of an MoE router. Routing weights are computed from the scores without `bias`.
 #[derive(Debug, Clone, Copy)]
 pub struct RouterRuleArgs<'a> {
-    /// Score function of the logits.
+    /// Function that maps logits to scores.
     pub score: RouterScore,
-    /// Score correction bias, added to the scores for the selection of experts only; f32 `[E]`.
+    /// Score correction bias (`e_score_correction_bias`), added to the scores for the selection of experts
+    /// only; f32 `[experts]`.
     pub bias: Option<MatRef<'a>>,
     /// Group-limited routing; `None` = experts are selected from all groups.
     pub groups: Option<ExpertGroups>,
     /// Whether the routing weights of a token are divided by their sum.
     pub renormalise: bool,
-    /// Routed scaling factor, multiplied onto the weights last.
+    /// Routed scaling factor: the weights are multiplied by it, after renormalisation.
     pub scale: f32,
-    /// Number of shared experts, at indices `E..E + shared`: every token is routed to them with weight 1, in
-    /// the last output columns.
+    /// Number of shared experts, whose indices follow those of the routed experts: every token is routed to
+    /// them with weight 1, in the last output columns.
     pub shared: usize,
 }
 
-/// Score function of a router.
+/// Function that maps router logits to scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouterScore {
     /// Softmax over all experts.
@@ -31,15 +32,15 @@ pub enum RouterScore {
     Sigmoid,
 }
 
-/// Group-limited routing: experts form groups of equal size; a token first selects groups, then experts
-/// inside them.
+/// Group-limited routing (DeepSeek): experts form groups of equal size; a token first selects groups, then
+/// experts inside the selected groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertGroups {
     /// Number of groups; divides the number of experts.
     pub count: usize,
     /// Number of groups selected per token.
     pub topk_group: usize,
-    /// Score function of groups.
+    /// How the score of a group is computed.
     pub score: GroupScore,
 }
 
@@ -53,8 +54,8 @@ pub enum GroupScore {
 }
 
 impl RouterRuleArgs<'_> {
-    /// Rejects shapes and types that contradict each other: `experts` i32 and `weights` f32
-    /// `[T, k + shared]`, `logits` f32 `[T, E]`.
+    /// Checks that shapes and types agree: `experts` i32 and `weights` f32 `[tokens, top_k + shared]`,
+    /// `logits` f32 `[tokens, experts]`.
     pub(crate) fn check(
         &self,
         experts: &MatMut<'_>,

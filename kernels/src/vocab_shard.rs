@@ -1,15 +1,17 @@
-//! The vocabulary shard of a rank, and the all-gather of vocab-parallel sampling.
+//! The vocabulary shard of a rank, and the types of vocab-parallel sampling: supported rows, and the
+//! all-gather.
 
 use device::{MatMut, MatRef};
 
-/// Token ids for which a rank computes logits in a vocab-parallel LM head.
+/// The range of token ids for which a rank computes logits in a vocab-parallel LM head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VocabShard {
     /// First token id of the shard; a multiple of 64 unless the shard is empty.
     pub first_id: usize,
     /// Number of token ids in the shard.
     pub ids: usize,
-    /// Logits columns on every rank: the ids of its shard, padded at the end of the vocabulary.
+    /// Number of logits columns, equal on every rank: the ids of the shard, plus padding columns at the end
+    /// of the vocabulary.
     pub cols: usize,
     /// Vocabulary size: number of token ids on all ranks.
     pub vocab: usize,
@@ -18,25 +20,25 @@ pub struct VocabShard {
 }
 
 impl VocabShard {
-    /// Shard of a single rank: the whole vocabulary.
+    /// Makes the shard of a single rank: the whole vocabulary.
     pub(crate) fn whole(vocab: usize) -> Self {
         Self { first_id: 0, ids: vocab, cols: vocab, vocab, ranks: 1 }
     }
 }
 
-/// Logits rows that a device samples vocab-parallel, without gathering whole rows first.
+/// Logits rows that a device can sample vocab-parallel, without gathering whole rows first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VocabParallelSupport {
-    /// None: whole rows are gathered before sampling.
+    /// No rows: whole rows are gathered before sampling.
     Unsupported,
-    /// Rows that sample a token without log-probabilities and have no filter, or top-k first, with at most
-    /// this `k`.
+    /// Rows that sample a token without log-probabilities and have no filter, or whose first filter is top-k
+    /// with a `k` of at most this value.
     TopK(usize),
     /// All rows.
     AllRules,
 }
 
-/// All-gather of the ranks along columns: concatenates `own [n, c]` of all ranks to `all [n, C]`. Columns
-/// from `r · c` on are those of rank `r`; columns after `C` are dropped. Returns `false` if another rank has
-/// failed.
+/// All-gather along columns: concatenates the local matrix `[rows, c]` of every rank (first argument) into a
+/// matrix `[rows, C]` (second argument). Columns from `r · c` on are those of rank `r`; columns after `C` are
+/// dropped. Returns `false` if another rank has failed.
 pub type GatherFn<'a> = dyn FnMut(MatRef<'_>, MatMut<'_>) -> bool + 'a;

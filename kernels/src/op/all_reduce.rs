@@ -1,4 +1,4 @@
-//! One-shot (custom) all-reduces through memory that the GPUs of one host share; GPU only.
+//! One-shot (custom) all-reduces through memory that the GPUs of one host can all access; GPU only.
 
 use device::gpu::PeerView;
 use device::{DType, MatMut, MatRef};
@@ -14,29 +14,29 @@ pub struct AllReduceShape {
     pub dtype: DType,
 }
 
-/// `x = Σ x` over the ranks. Rows are contiguous; [`fits`](Self::fits) gives the supported shapes.
+/// Sums `x` over the ranks. Rows must be contiguous; [`fits`](Self::fits) gives the supported shapes.
 #[derive(Debug)]
 pub struct OneShotAllReduce<'a> {
-    /// `[T, H]`, replaced in place.
+    /// Summand of this rank, replaced by the sum; `[tokens, hidden_size]`.
     pub x: MatMut<'a>,
-    /// Memory of all ranks.
+    /// Shared memory of all ranks, through which they exchange their summands.
     pub peers: &'a PeerView,
 }
 
-/// `x += Σ delta` over the ranks, then `y = rms_norm(x)`, rounded as by two separate ops.
-/// [`fits`](Self::fits) gives the supported shapes.
+/// Adds the sum of `delta` over the ranks to `x`, then computes `y = rms_norm(x)`, rounded as by two separate
+/// ops. [`fits`](Self::fits) gives the supported shapes.
 #[derive(Debug)]
 pub struct OneShotAllReduceNorm<'a> {
-    /// `[T, H]`
+    /// Output of the norm, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
-    /// Residual stream `[T, H]`, updated in place.
+    /// Residual stream `[tokens, hidden_size]`, updated in place.
     pub x: MatMut<'a>,
-    /// Summand of this rank, `[T, H]`.
+    /// Summand of this rank, `[tokens, hidden_size]`.
     pub delta: MatRef<'a>,
-    /// Weight of the norm, `[H]`.
+    /// Weight of the norm, `[hidden_size]`.
     pub weight: MatRef<'a>,
-    /// Added to the mean square.
+    /// Epsilon of the norm, added to the mean square.
     pub eps: f32,
-    /// Memory of all ranks.
+    /// Shared memory of all ranks, through which they exchange their summands.
     pub peers: &'a PeerView,
 }

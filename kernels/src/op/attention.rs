@@ -1,55 +1,55 @@
-//! Paged attention of grouped-query heads (GQA). Legend: T tokens, N query heads, D head size.
+//! Ops of grouped-query attention (GQA) with a paged KV pool.
 
 use device::{Buffer, DType, DeviceError, MatMut, check_dtype, check_size};
 
 use crate::{AttentionMetadata, KvLayout, PagedAttentionArgs, QkNormRopeArgs};
 
-/// `q = rope(norm(q))`; `rope(norm(k))` and `v` are written to the KV pool by slot.
+/// Computes `q = rope(norm(q))`, and writes `rope(norm(k))` and `v` to the KV pool at the slot of each token.
 #[derive(Debug)]
 pub struct QkNormRopeKvWrite<'a> {
-    /// `[T, N D]`
+    /// Queries after norm and RoPE, `[tokens, heads · head_dim]`.
     pub q: MatMut<'a>,
     /// KV pool.
     pub pool: &'a mut Buffer,
     /// Layout of `pool`.
     pub layout: &'a KvLayout,
-    /// Projections, norms, rotation and slots.
+    /// QKV projections, norm weights, RoPE tables and KV slots.
     pub args: &'a QkNormRopeArgs<'a>,
 }
 
 /// `o = softmax(scale q kᵀ) v` over the keys at or before the position of each query.
 #[derive(Debug)]
 pub struct PagedAttention<'a> {
-    /// `[T, N D]`
+    /// Attention output, `[tokens, heads · head_dim]`.
     pub o: MatMut<'a>,
     /// KV pool.
     pub pool: &'a Buffer,
     /// Layout of `pool`.
     pub layout: &'a KvLayout,
-    /// Queries, rows, tables and scale.
+    /// Queries, batch metadata and scale.
     pub args: &'a PagedAttentionArgs<'a>,
 }
 
-/// [`QkNormRopeKvWrite`], then [`PagedAttention`] of its queries, in one launch, for rows of one token each.
-/// GPU only; see [`RopeAttention::supports`].
+/// [`QkNormRopeKvWrite`], followed by [`PagedAttention`] of the resulting queries, in one launch, for rows of
+/// one token each. GPU only; [`RopeAttention::supports`] gives the supported shapes.
 #[derive(Debug)]
 pub struct RopeAttention<'a> {
-    /// `[T, N D]`
+    /// Attention output, `[tokens, heads · head_dim]`.
     pub o: MatMut<'a>,
     /// KV pool.
     pub pool: &'a mut Buffer,
     /// Layout of `pool`.
     pub layout: &'a KvLayout,
-    /// Projections, norms, rotation and slots.
+    /// QKV projections, norm weights, RoPE tables and KV slots.
     pub qk: &'a QkNormRopeArgs<'a>,
-    /// Rows of one token each.
+    /// Batch metadata of rows of one token each.
     pub rows: &'a AttentionMetadata<'a>,
-    /// Factor of the scores.
+    /// Factor of the attention scores.
     pub scale: f32,
 }
 
 impl QkNormRopeKvWrite<'_> {
-    /// Rejects shapes and types that contradict each other.
+    /// Checks that shapes and types agree.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         check_layer("qk_norm_rope_kv_write", self.pool, self.layout, self.args.layer)?;
         self.args.check("qk_norm_rope_kv_write", &self.q, self.layout)
@@ -57,7 +57,7 @@ impl QkNormRopeKvWrite<'_> {
 }
 
 impl PagedAttention<'_> {
-    /// Rejects shapes and types that contradict each other.
+    /// Checks that shapes and types agree.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         let (kernel, o, layout, args) = ("paged_attention", &self.o, self.layout, self.args);
         check_layer(kernel, self.pool, layout, args.layer)?;
@@ -79,7 +79,7 @@ impl PagedAttention<'_> {
 }
 
 impl QkNormRopeArgs<'_> {
-    /// Rejects shapes and types that contradict each other; the columns of `q` are those of all query heads.
+    /// Checks that shapes and types agree; `q` has the columns of all query heads.
     pub(crate) fn check(
         &self,
         kernel: &'static str,
@@ -114,7 +114,7 @@ impl QkNormRopeArgs<'_> {
     }
 }
 
-/// Rejects a layer index outside the pool, and a pool of too few bytes.
+/// Checks that the layer index is inside the KV pool and that `pool` is as large as its layout.
 pub(crate) fn check_layer(
     kernel: &'static str,
     pool: &Buffer,

@@ -1,73 +1,77 @@
-//! Embeddings, norms and elementwise ops. Legend: T tokens, H hidden size, V vocabulary, I intermediate size.
+//! Token embedding, RMS norms, elementwise ops and the gather of rows.
 
 use device::{DeviceError, MatMut, MatRef, check_dtype, check_size};
 
 use crate::PackedMatrix;
 
-/// `y[t] = table[ids[t] - first]`; zeros if `ids[t] - first` is outside the table (vocab-parallel embedding).
+/// Embedding lookup: `y[t] = table[ids[t] - first]`, or zeros if `ids[t] - first` is outside the table, which
+/// occurs in a vocab-parallel embedding.
 #[derive(Debug)]
 pub struct TokenEmbedding<'a> {
-    /// `[T, H]`
+    /// Embeddings, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
-    /// i32 `[T]`
+    /// Token ids, i32 `[tokens]`.
     pub ids: MatRef<'a>,
-    /// `[V, H]`
+    /// Embedding table of this rank, `[vocab_size, hidden_size]`.
     pub table: MatRef<'a>,
-    /// Id of the first row of `table`.
+    /// Token id of the first row of `table`.
     pub first: usize,
 }
 
-/// [`TokenEmbedding`] from a packed matrix: a tied embedding is stored once.
+/// [`TokenEmbedding`] from a packed matrix: an embedding that is tied to the LM head is stored only once,
+/// packed.
 #[derive(Debug)]
 pub struct PackedEmbedding<'a> {
-    /// `[T, H]`
+    /// Embeddings, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
-    /// i32 `[T]`
+    /// Token ids, i32 `[tokens]`.
     pub ids: MatRef<'a>,
-    /// `[V, H]`
+    /// Packed embedding table of this rank, `[vocab_size, hidden_size]`.
     pub table: &'a PackedMatrix,
-    /// Id of the first row of `table`.
+    /// Token id of the first row of `table`.
     pub first: usize,
 }
 
-/// `y = w · cast(x / sqrt(mean(x²) + eps))` (Zhang and Sennrich, 2019).
+/// RMS norm, `y = w · cast(x / sqrt(mean(x²) + eps))` (Zhang and Sennrich, 2019); `cast` rounds to the
+/// activation type.
 #[derive(Debug)]
 pub struct RmsNorm<'a> {
-    /// `[T, H]`
+    /// Output, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
-    /// `[T, H]`
+    /// Input, `[tokens, hidden_size]`.
     pub x: MatRef<'a>,
-    /// `[H]`
+    /// Weight, `[hidden_size]`.
     pub weight: MatRef<'a>,
-    /// Added to the mean square.
+    /// Epsilon, added to the mean square.
     pub eps: f32,
 }
 
-/// `x += delta; y = rms_norm(x)`: the residual stream is rounded once.
+/// Computes `x += delta`, then `y = rms_norm(x)`. The sum is rounded once, when it is stored to the residual
+/// stream.
 #[derive(Debug)]
 pub struct AddRmsNorm<'a> {
-    /// `[T, H]`
+    /// Output of the norm, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
-    /// Residual stream `[T, H]`, updated in place.
+    /// Residual stream `[tokens, hidden_size]`, updated in place.
     pub x: MatMut<'a>,
-    /// `[T, H]`
+    /// Summand, `[tokens, hidden_size]`.
     pub delta: MatRef<'a>,
-    /// `[H]`
+    /// Weight of the norm, `[hidden_size]`.
     pub weight: MatRef<'a>,
-    /// Added to the mean square.
+    /// Epsilon of the norm, added to the mean square.
     pub eps: f32,
 }
 
-/// `y = silu(gate) · up`
+/// Gated activation of an MLP, `y = silu(gate) · up`.
 #[derive(Debug)]
 pub struct SiluMul<'a> {
-    /// `[T, I]`
+    /// Output, `[tokens, intermediate_size]`.
     pub y: MatMut<'a>,
-    /// Gate columns, then up columns; `[T, 2 I]`
+    /// Input `[tokens, 2 intermediate_size]`: gate columns, then up columns.
     pub x: MatRef<'a>,
 }
 
-/// `y = a + b`, all of one shape.
+/// Elementwise sum `y = a + b` of matrices of one shape.
 #[derive(Debug)]
 pub struct TensorAdd<'a> {
     /// Output.
@@ -78,36 +82,36 @@ pub struct TensorAdd<'a> {
     pub b: MatRef<'a>,
 }
 
-/// `x = cap · tanh(x / cap)`, in place: soft-capping of attention logits and final logits (Gemma 2, arXiv
+/// Soft-capping of attention logits or final logits, `x = cap · tanh(x / cap)` in place (Gemma 2, arXiv
 /// 2408.00118, section 2). No served model uses it today.
 #[derive(Debug)]
 pub struct LogitSoftcap<'a> {
-    /// `[T, N]`
+    /// Logits `[tokens, columns]`, replaced in place.
     pub x: MatMut<'a>,
-    /// Bound of the results; not 0.
+    /// Bound on the absolute value of the results; not 0.
     pub cap: f32,
 }
 
-/// `y[i] = x[rows[i]]`
+/// Gather of rows: `y[i] = x[rows[i]]`.
 #[derive(Debug)]
 pub struct RowGather<'a> {
-    /// `[n, H]`
+    /// Gathered rows, `[gathered_rows, hidden_size]`.
     pub y: MatMut<'a>,
-    /// `[T, H]`
+    /// Source rows, `[tokens, hidden_size]`.
     pub x: MatRef<'a>,
-    /// i32 `[n]`
+    /// Row index in `x` of each row of `y`; i32 `[gathered_rows]`.
     pub rows: MatRef<'a>,
 }
 
 impl RmsNorm<'_> {
-    /// Rejects shapes and types that contradict each other.
+    /// Checks that shapes and types agree.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         check_norm(self.y.as_ref(), self.x, self.weight)
     }
 }
 
 impl AddRmsNorm<'_> {
-    /// Rejects shapes and types that contradict each other.
+    /// Checks that shapes and types agree.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         let (kernel, x, delta) = (RMS_NORM, self.x.as_ref(), self.delta);
         check_norm(self.y.as_ref(), x, self.weight)?;
@@ -118,7 +122,7 @@ impl AddRmsNorm<'_> {
 }
 
 impl SiluMul<'_> {
-    /// Rejects shapes and types that contradict each other.
+    /// Checks that shapes and types agree.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         let (kernel, y, x) = ("silu_mul", self.y.as_ref(), self.x);
         check_size(kernel, "rows", y.rows(), x.rows())?;
@@ -128,7 +132,7 @@ impl SiluMul<'_> {
 }
 
 impl TensorAdd<'_> {
-    /// Rejects shapes and types that contradict each other.
+    /// Checks that shapes and types agree.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         let (kernel, y) = ("add", self.y.as_ref());
         for (x, what) in [(self.a, "left"), (self.b, "right")] {

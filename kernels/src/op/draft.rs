@@ -1,119 +1,124 @@
-//! Forward passes of a draft model. Legend: T tokens, R rows, S sequence slots, W blocks of a block table, L
-//! tokens of a history.
+//! Ops before and after the forward passes of a draft model in speculative decoding: input preparation,
+//! hidden states, argmax and insertion of draft tokens.
 
 use device::{MatMut, MatRef};
 
 use crate::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
 use crate::{GatherFn, VocabShard};
 
-/// Prepares the inputs of pass `pass` of a draft model: the newest token of each row of the stage with more
-/// than `pass` draft tokens. Other rows are padding: no key, id 0, KV slot -1.
+/// Prepares the inputs of pass `pass` of a draft model, one token for each row of the step: the newest token
+/// of the row, known or drafted. Rows with at most `pass` draft tokens are padding: token id 0, context
+/// length 0 and KV slot −1.
 #[derive(Debug)]
 pub struct DraftPassPreparation<'a, 'b> {
     /// Staged inputs of the step.
     pub stage: MatRef<'a>,
-    /// Arrays of the pass.
+    /// Outputs: the input arrays of the pass.
     pub arrays: &'a mut DraftPassArrays<'b>,
-    /// Index, rows and inputs of the pass.
+    /// Index of the pass, number of rows, and the arrays that the pass reads.
     pub pass: &'a DraftPass<'a>,
 }
 
-/// Gathers the hidden state of the preceding token: for the first token of each of the first `rows` rows of a
-/// stage, or with `hidden` for all tokens of those rows.
+/// Gathers the hidden states that a draft model combines with its input tokens: the state of the token before
+/// each input token. Inputs are the first tokens of the first `rows` rows of a stage, or with `hidden` all
+/// tokens of these rows.
 #[derive(Debug)]
 pub struct DraftInputGather<'a> {
     /// Staged inputs of the step.
     pub stage: MatRef<'a>,
-    /// Positions of the tokens of the step; i32 `[1, T]`
+    /// Positions of the tokens of the step; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Rows of the stage.
+    /// Number of rows of the stage to process.
     pub rows: usize,
-    /// `[rows, H]`, or `[T, H]` with `hidden`.
+    /// Gathered hidden states: `[rows, hidden_size]`, or `[tokens, hidden_size]` with `hidden`.
     pub y: MatMut<'a>,
-    /// Hidden states of the step; `[T, H]`
+    /// Hidden states of the tokens of the step, `[tokens, hidden_size]`.
     pub hidden: Option<MatRef<'a>>,
-    /// Stored hidden states.
+    /// Hidden states stored by earlier steps.
     pub states: &'a DraftHiddenStates<'a>,
 }
 
-/// Stores hidden states of a step: those that the next step of each row begins with, and those at block
-/// boundaries.
+/// Stores hidden states of a step for later steps: those with which the next step of each row begins, and
+/// those of the last token of each full block.
 #[derive(Debug)]
 pub struct DraftStateStore<'a, 'b> {
     /// Staged inputs of the step.
     pub stage: MatRef<'a>,
-    /// Positions of the tokens of the step; i32 `[1, T]`
+    /// Positions of the tokens of the step; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Stored hidden states.
+    /// Arrays to which the hidden states are stored.
     pub states: &'a mut DraftHiddenStates<'b>,
-    /// Hidden states of the step; `[T, H]`
+    /// Hidden states of the tokens of the step, `[tokens, hidden_size]`.
     pub hidden: MatRef<'a>,
-    /// Rows of the stage.
+    /// Number of rows of the stage to process.
     pub rows: usize,
-    /// Block tables by sequence slot; i32 `[S, W]`
+    /// Block tables by sequence slot; i32 `[sequence_slots, blocks]`.
     pub tables: MatRef<'a>,
-    /// Tokens of a KV block.
+    /// Number of tokens per KV block.
     pub block_tokens: usize,
 }
 
-/// Writes `drafts[pass, first + i]`: the lowest id with the largest logit of row `i`.
+/// Selects draft tokens greedily: `drafts[pass, first + i]` becomes the lowest token id with the largest
+/// logit in row `i`.
 #[derive(Debug)]
 pub struct DraftArgmax<'a> {
-    /// i32 `[passes, R]`
+    /// Draft tokens; i32 `[passes, rows]`.
     pub drafts: MatMut<'a>,
-    /// Row of `drafts`.
+    /// Index of the pass: the row of `drafts` that is written.
     pub pass: usize,
-    /// First column of `drafts`.
+    /// First column of `drafts` that is written.
     pub first: usize,
-    /// f32 `[n, V]`
+    /// Logits; f32 `[logits_rows, vocab_size]`.
     pub logits: MatRef<'a>,
 }
 
-/// [`DraftArgmax`] where every rank has the logits of a vocabulary shard: the ranks gather one candidate per
-/// row, and all of them select the argmax of the whole row.
+/// [`DraftArgmax`] for a vocab-parallel LM head, where every rank has the logits of a vocabulary shard: the
+/// ranks gather one candidate per row, and all of them select the argmax of the whole row.
 ///
 /// Errors: [`DeviceError::PeerRanksFailed`](device::DeviceError::PeerRanksFailed) if `gather` fails.
 pub struct VocabParallelDraftArgmax<'a, 'b> {
-    /// i32 `[passes, R]`
+    /// Draft tokens; i32 `[passes, rows]`.
     pub drafts: MatMut<'a>,
-    /// Row of `drafts`.
+    /// Index of the pass: the row of `drafts` that is written.
     pub pass: usize,
-    /// First column of `drafts`.
+    /// First column of `drafts` that is written.
     pub first: usize,
-    /// Logits of this shard; f32 `[n, shard.cols]`
+    /// Logits of this shard; f32 `[logits_rows, shard.cols]`.
     pub logits: MatRef<'a>,
     /// Vocabulary shard of this rank.
     pub shard: &'a VocabShard,
-    /// All-gather of the ranks.
+    /// All-gather over the ranks.
     pub gather: &'a mut GatherFn<'b>,
 }
 
-/// Maps the first `count` draft token ids of a pass to token ids of the target model.
+/// Maps the first `count` draft tokens of a pass from ids of the draft vocabulary to ids of the target model;
+/// used if the draft model has a smaller vocabulary (EAGLE-3).
 #[derive(Debug)]
 pub struct DraftIdMap<'a> {
-    /// i32 `[passes, R]`
+    /// Draft tokens, replaced in place; i32 `[passes, rows]`.
     pub drafts: MatMut<'a>,
-    /// Row of `drafts`.
+    /// Index of the pass: the row of `drafts` that is mapped.
     pub pass: usize,
-    /// Number of draft tokens of the pass.
+    /// Number of draft tokens to map.
     pub count: usize,
-    /// Target token id by draft token id; i32 `[1, V]`
+    /// Target token id of each draft token id; i32 `[1, draft_vocab_size]`.
     pub ids: MatRef<'a>,
 }
 
-/// Inserts the draft tokens of the first `rows` rows of a stage after their known token ids.
+/// Inserts the draft tokens of the first `rows` rows of a stage into the inputs of the target model, after
+/// the known token ids of each row.
 #[derive(Debug)]
 pub struct DraftInsertion<'a> {
     /// Staged inputs of the step.
     pub stage: MatRef<'a>,
-    /// Positions of the tokens of the step; i32 `[1, T]`
+    /// Positions of the tokens of the step; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Rows of the stage.
+    /// Number of rows of the stage to process.
     pub rows: usize,
-    /// Token ids of the step; i32 `[1, T]`
+    /// Token ids of the step, which the target model verifies; i32 `[1, tokens]`.
     pub ids: MatMut<'a>,
-    /// Token ids by sequence slot; i32 `[S, L]`
+    /// Token ids of requests by position, for each sequence slot; i32 `[sequence_slots, max_len]`.
     pub history: MatMut<'a>,
-    /// i32 `[passes, R]`
+    /// Draft tokens; i32 `[passes, rows]`.
     pub drafts: MatRef<'a>,
 }

@@ -1,45 +1,46 @@
-//! Linear layers. Legend: T tokens, K inputs, N outputs.
+//! Linear layers with packed weights, without and with fused ops.
 
 use device::{MatMut, MatRef};
 
 use crate::{LinearFusion, LinearPrologue, PackedMatrix};
 
-/// `y = x Wᵀ + bias`
+/// Linear layer, `y = x Wᵀ + bias`.
 #[derive(Debug)]
 pub struct Linear<'a> {
-    /// f32 or the dtype of `x`; `[T, N]`
+    /// Output `[tokens, outputs]`, in f32 or the type of `x`.
     pub y: MatMut<'a>,
-    /// `[T, K]`
+    /// Input, `[tokens, inputs]`.
     pub x: MatRef<'a>,
-    /// `[N, K]`
+    /// Weights, `[outputs, inputs]`.
     pub weight: &'a PackedMatrix,
-    /// f32 `[N]`
+    /// Bias, f32 `[outputs]`.
     pub bias: Option<MatRef<'a>>,
 }
 
-/// [`Linear`] fused with the ops before and after it. GPU only; see [`FusedLinear::supports`].
+/// [`Linear`] fused with the ops before and after it. GPU only; [`FusedLinear::supports`] gives the supported
+/// shapes.
 #[derive(Debug)]
 pub struct FusedLinear<'a> {
-    /// `[T, N]`, or `[T, N / 2]` with `silu_mul`
+    /// Output `[tokens, outputs]`, or `[tokens, outputs / 2]` with `silu_mul`.
     pub y: MatMut<'a>,
-    /// `[T, K]`
+    /// Input, `[tokens, inputs]`.
     pub x: MatRef<'a>,
-    /// `[N, K]`
+    /// Weights, `[outputs, inputs]`.
     pub weight: &'a PackedMatrix,
-    /// Ops fused with the product.
+    /// Ops that are fused with the matrix product.
     pub fusion: &'a LinearFusion<'a>,
 }
 
-/// [`Linear`] on the output of `prologue`, which is not stored in the activation type. GPU only; see
-/// [`PrologueLinear::supports`].
+/// [`Linear`] on the output of `prologue`, which is not written to memory in the activation type. GPU only;
+/// [`PrologueLinear::supports`] gives the supported shapes.
 #[derive(Debug)]
 pub struct PrologueLinear<'a> {
-    /// `[T, N]`
+    /// Output, `[tokens, outputs]`.
     pub y: MatMut<'a>,
-    /// Op that computes the input `[T, K]`.
+    /// Op that computes the input `[tokens, inputs]`.
     pub prologue: LinearPrologue<'a>,
-    /// `[N, K]`
+    /// Weights, `[outputs, inputs]`.
     pub weight: &'a PackedMatrix,
-    /// f32 `[N]`
+    /// Bias, f32 `[outputs]`.
     pub bias: Option<MatRef<'a>>,
 }

@@ -1,21 +1,22 @@
-//! Multi-head latent attention (MLA). Legend: T tokens, N heads, C `kv_lora_rank`, M `qk_nope_head_dim`, P
-//! `qk_rope_head_dim`, V `v_head_dim`.
+//! Ops of multi-head latent attention (MLA). Dimensions have the names of the model configuration
+//! (`kv_lora_rank`, `qk_nope_head_dim`, `qk_rope_head_dim`, `v_head_dim`).
 
 use device::{Buffer, MatMut};
 
 use crate::{MlaAttentionArgs, MlaKvLayout, MlaKvWriteArgs};
 
-/// MLA prologue: writes `norm(c)` and the rotated key channels of `args.kv [T, C + P]` to the KV pool by
-/// slot, and rotates the last `P` channels of every head of `q` in place.
+/// MLA prologue: writes each row of `args.kv` to the KV pool at the slot of its token, after the RMS norm of
+/// the compressed KV and RoPE of the last `qk_rope_head_dim` channels. Applies RoPE to the last
+/// `qk_rope_head_dim` channels of every head of `q`.
 #[derive(Debug)]
 pub struct MlaKvWrite<'a> {
-    /// `[T, N (M + P)]`; the last `P` channels of each head are rotated in place.
+    /// Queries `[tokens, heads · (qk_nope_head_dim + qk_rope_head_dim)]`, changed in place.
     pub q: MatMut<'a>,
     /// KV pool.
     pub pool: &'a mut Buffer,
     /// Layout of `pool`.
     pub layout: &'a MlaKvLayout,
-    /// Compressed KV, norm, RoPE tables and slots.
+    /// Compressed KV, norm weight, RoPE tables and KV slots.
     pub args: &'a MlaKvWriteArgs<'a>,
 }
 
@@ -23,12 +24,12 @@ pub struct MlaKvWrite<'a> {
 /// the compressed KV in the pool (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 #[derive(Debug)]
 pub struct MlaAttention<'a> {
-    /// `[T, N V]`
+    /// Attention output, `[tokens, heads · v_head_dim]`.
     pub o: MatMut<'a>,
     /// KV pool.
     pub pool: &'a Buffer,
     /// Layout of `pool`.
     pub layout: &'a MlaKvLayout,
-    /// Queries, up-projections, rows, tables and scale.
+    /// Queries, up-projections, batch metadata and scale.
     pub args: &'a MlaAttentionArgs<'a>,
 }

@@ -1,11 +1,11 @@
-//! Ops: one struct per computation, with named arguments. `backend.launch(stream, op)` runs one.
+//! Ops: one struct per computation, with named arguments. `backend.launch(stream, op)` runs an op.
 //!
 //! Every output element is one sum in fixed order: the result of a row depends neither on other rows, nor on
-//! the prefill chunk of the row, nor on the number of threads. Sums, norms, softmax and rotations are f32; a
-//! result is rounded once, when it is stored.
+//! how its prompt was divided into prefill chunks, nor on the number of threads. Sums, norms, softmax and
+//! rotations are computed in f32; a result is rounded once, when it is stored.
 //!
-//! To add an op: its struct here, `impl CpuKernel` in `cpu/`, `impl GpuKernel` in `gpu/`, its device code in
-//! `csrc/`, and its caller in the crate `ops`.
+//! To add an op, write its struct here, `impl CpuKernel` in `cpu/`, `impl GpuKernel` in `gpu/`, its device
+//! code in `csrc/`, and the code in the crate `ops` that launches it.
 
 mod all_reduce;
 mod attention;
@@ -33,17 +33,17 @@ use device::{DeviceError, DeviceStream};
 use crate::cpu::CpuBackend;
 use crate::gpu::GpuBackend;
 
-/// An op on the CPU, which has completed when `run` returns.
+/// An op that the CPU backend can run. The op has completed when `run` returns.
 pub trait CpuKernel {
-    /// Checks the arguments, then computes.
+    /// Checks the arguments, then computes the op.
     ///
     /// Errors: shapes or types contradict each other, or the op does not exist on the CPU.
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError>;
 }
 
-/// An op on a GPU.
+/// An op that the GPU backend can launch.
 pub trait GpuKernel {
-    /// Checks the arguments, then launches on `s`.
+    /// Checks the arguments, then launches the op on stream `s`.
     ///
     /// Errors: shapes or types contradict each other, or the driver fails.
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError>;

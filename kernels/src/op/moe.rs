@@ -1,5 +1,4 @@
-//! MoE routers, expert MLPs and the dispatch of tokens to EP ranks. Legend: T tokens, E experts, k routed
-//! experts per token, H hidden size.
+//! MoE ops: routers, expert MLPs, EPLB lookup, and dispatch and combine of tokens over EP ranks.
 
 use device::{MatMut, MatRef};
 
@@ -7,108 +6,109 @@ use crate::{
     ExpertLoadArgs, ExpertParallelLayout, ExpertWeights, RouterLogits, RouterRuleArgs, TopKRoutes,
 };
 
-/// Softmax over the logits, then the `k` largest, the lower index first among equals, followed by the shared
-/// experts. The `k` selected experts are added to `load`.
+/// Routes tokens by softmax over the logits: the `top_k` experts with the largest scores, the lower index
+/// first among equals, followed by the shared experts. Adds the `top_k` selected experts to `load`.
 #[derive(Debug)]
 pub struct SoftmaxRouting<'a, 'b> {
-    /// i32 `[T, k + shared]`
+    /// Selected experts; i32 `[tokens, top_k + shared]`.
     pub experts: MatMut<'a>,
-    /// f32 `[T, k + shared]`
+    /// Routing weights; f32 `[tokens, top_k + shared]`.
     pub weights: MatMut<'a>,
-    /// Logits and number of experts per token.
+    /// Logits, and the settings of softmax routing.
     pub router: &'a RouterLogits<'a>,
-    /// Token counts by expert.
+    /// Token counts by expert; `None` = selected experts are not counted.
     pub load: Option<&'a mut ExpertLoadArgs<'b>>,
 }
 
-/// Experts of each token by any routing rule, best first, followed by the shared experts. The `k` selected
-/// experts are added to `load`.
+/// Routes tokens by any routing rule: the `top_k` experts with the largest scores, best first, followed by
+/// the shared experts. Adds the `top_k` selected experts to `load`.
 #[derive(Debug)]
 pub struct RuleRouting<'a, 'b> {
-    /// i32 `[T, k + shared]`
+    /// Selected experts; i32 `[tokens, top_k + shared]`.
     pub experts: MatMut<'a>,
-    /// f32 `[T, k + shared]`
+    /// Routing weights; f32 `[tokens, top_k + shared]`.
     pub weights: MatMut<'a>,
-    /// f32 `[T, E]`
+    /// Router logits; f32 `[tokens, experts]`.
     pub logits: MatRef<'a>,
-    /// Scores, groups and scaling.
+    /// Score function, expert groups and scaling of the routing weights.
     pub rule: &'a RouterRuleArgs<'a>,
-    /// Token counts by expert.
+    /// Token counts by expert; `None` = selected experts are not counted.
     pub load: Option<&'a mut ExpertLoadArgs<'b>>,
 }
 
-/// [`SoftmaxRouting`] and [`ExpertMlp`] in one launch, with the same results. GPU only; see
-/// [`RoutedExpertMlp::supports`].
+/// [`SoftmaxRouting`] and [`ExpertMlp`] in one launch, with equal results. GPU only;
+/// [`RoutedExpertMlp::supports`] gives the supported shapes.
 #[derive(Debug)]
 pub struct RoutedExpertMlp<'a, 'b> {
-    /// `[T, H]`
+    /// Output, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
-    /// `[T, H]`
+    /// Input, `[tokens, hidden_size]`.
     pub x: MatRef<'a>,
-    /// Logits and number of experts per token.
+    /// Logits, and the settings of softmax routing.
     pub router: &'a RouterLogits<'a>,
-    /// Experts of this rank.
+    /// Weights of the experts on this rank.
     pub experts: &'a ExpertWeights<'a>,
-    /// Token counts by expert.
+    /// Token counts by expert; `None` = selected experts are not counted.
     pub load: Option<&'a mut ExpertLoadArgs<'b>>,
 }
 
-/// Maps logical experts to physical experts by the EPLB map: a token takes one of the replicas of an expert
-/// by its position.
+/// Maps logical experts to physical experts by the EPLB map. If an expert has several replicas, the position
+/// of the token selects one of them.
 ///
-/// Errors on the CPU: a token or an expert does not exist. On GPUs such an expert becomes -1, which no rank
+/// Errors on the CPU: a token or an expert does not exist. On GPUs such an expert becomes −1, which no rank
 /// computes.
 #[derive(Debug)]
 pub struct ExpertPlacementLookup<'a> {
-    /// i32 `[T, k]`, replaced in place.
+    /// Selected experts, replaced in place: i32 `[rows, top_k]`.
     pub experts: MatMut<'a>,
-    /// Position of each token; i32 `[1, P]`
+    /// Position of each token; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Token index of each row, i32 `[1, T]`; `None` = row index.
+    /// Token index of each row of `experts`, i32 `[1, rows]`; `None` = row `t` belongs to token `t`.
     pub tokens: Option<MatRef<'a>>,
-    /// EPLB map; row `e` is the number of replicas of expert `e`, then their physical experts; i32.
+    /// EPLB map, i32: row `e` has the number of replicas of logical expert `e`, followed by the indices of
+    /// its physical experts.
     pub placement: MatRef<'a>,
 }
 
-/// Lists the tokens that each EP rank receives: each token with an expert on that rank, once. `tokens` has
-/// the tokens for rank 0 in ascending order, then those for rank 1, and so on; `counts` has the number of
-/// tokens per rank. `token_rows` has the index of each token's entry in `tokens` for each rank, or -1.
+/// Lists the tokens to send to each EP rank: each token that selected an expert of that rank, once. `tokens`
+/// has the tokens for rank 0 in ascending order, then those for rank 1, and so on; `counts` has the number of
+/// tokens per rank. `token_rows` has the index of each token's entry in `tokens` for each rank, or −1.
 #[derive(Debug)]
 pub struct TokenDispatch<'a> {
-    /// i32 `[1, ranks · T]`
+    /// Token indices, grouped by rank; i32 `[1, ranks · tokens]`.
     pub tokens: MatMut<'a>,
-    /// i32 `[T, ranks]`
+    /// Index in `tokens` by token and rank; i32 `[tokens, ranks]`.
     pub token_rows: MatMut<'a>,
-    /// i32 `[1, ranks]`
+    /// Number of tokens per rank; i32 `[1, ranks]`.
     pub counts: MatMut<'a>,
-    /// i32 `[T, k]`
+    /// Selected experts; i32 `[tokens, top_k]`.
     pub experts: MatRef<'a>,
-    /// Experts of each rank.
+    /// Distribution of experts over the EP ranks.
     pub layout: &'a ExpertParallelLayout,
 }
 
-/// Writes `y[t]`, the sum of the rows `token_rows[t]` of `x` in that order, in f32, rounded once; -1 adds
-/// nothing.
+/// Sums the expert outputs that the EP ranks returned: `y[t]` is the sum of the rows `token_rows[t]` of `x`
+/// in that order, in f32, rounded once; an entry −1 adds nothing.
 #[derive(Debug)]
 pub struct MoeCombine<'a> {
-    /// `[T, H]`
+    /// Combined outputs, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
-    /// `[n, H]`
+    /// Returned rows, `[returned_rows, hidden_size]`.
     pub x: MatRef<'a>,
-    /// i32 `[T, m]`
+    /// Row indices in `x` to sum for each token; i32 `[tokens, summands]`.
     pub token_rows: MatRef<'a>,
 }
 
-/// `y = Σ weight · down(silu(gate x) · up x)` over the experts of a token in ascending order, summed in f32.
-/// A GPU may round the output of each expert to bf16 for large numbers of tokens.
+/// Expert MLPs, `y = Σ weight · down(silu(gate x) · up x)` over the experts of a token in ascending order,
+/// summed in f32. A GPU may round the output of each expert to bf16 for large numbers of tokens.
 #[derive(Debug)]
 pub struct ExpertMlp<'a> {
-    /// `[T, H]`
+    /// Output, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
-    /// `[T, H]`
+    /// Input, `[tokens, hidden_size]`.
     pub x: MatRef<'a>,
-    /// Experts and weights of each token.
+    /// Selected experts and routing weights of each token.
     pub routes: &'a TopKRoutes<'a>,
-    /// Experts of this rank.
+    /// Weights of the experts on this rank.
     pub experts: &'a ExpertWeights<'a>,
 }

@@ -1,17 +1,18 @@
-//! Preparation of the inputs of a step on the device.
+//! Preparation of the inputs of a forward pass on the device, from the staged inputs of a step.
 
 use crate::step::{SequenceSlotArrays, StageView, StepArrays};
 
-/// Applies the updates of a stage to sequence slots and block tables, then computes token ids, positions, KV
-/// slots, context lengths and logits indices of the step. See [`crate::step`].
+/// Applies the updates in a stage to sequence slots and block tables, then computes the token ids, positions,
+/// KV slots, context lengths and logits indices of the step. The layout of a stage is described in
+/// [`crate::step`].
 #[derive(Debug)]
 pub struct StepPreparation<'a, 's, 't> {
     /// Staged inputs of the step.
     pub stage: &'a StageView<'a>,
-    /// Arrays by sequence slot.
+    /// State of requests by sequence slot.
     pub slots: &'a mut SequenceSlotArrays<'s>,
-    /// Arrays of the step.
+    /// Outputs: the input arrays of the forward pass.
     pub step: &'a mut StepArrays<'t>,
-    /// Number of tokens of a KV block.
+    /// Number of tokens per KV block.
     pub block_tokens: usize,
 }

@@ -1,4 +1,5 @@
-//! Shapes that fused ops support. The crate `ops` decides whether to launch a supported fused op.
+//! `supports` functions of fused ops: whether a device has a fused kernel for given shapes. The crate `ops`
+//! decides whether to launch a supported fused op.
 
 use device::DType;
 
@@ -8,7 +9,8 @@ use crate::{
 };
 
 impl FusedLinear<'_> {
-    /// Whether the op supports `rows` rows of `dtype`, with every fusion.
+    /// Whether the device supports this op for `rows` rows of type `dtype` and weights `w`, with every
+    /// fusion.
     #[must_use]
     pub fn supports(backend: &KernelBackend, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         match backend {
@@ -19,7 +21,8 @@ impl FusedLinear<'_> {
         }
     }
 
-    /// Whether the op supports `rows` rows of `dtype` with `silu_mul` and no other fusion.
+    /// Whether the device supports this op for `rows` rows of type `dtype` and weights `w`, with `silu_mul`
+    /// and no other fusion.
     #[must_use]
     pub fn supports_silu_mul(
         backend: &KernelBackend,
@@ -36,7 +39,7 @@ impl FusedLinear<'_> {
 }
 
 impl PrologueLinear<'_> {
-    /// Whether the op supports `rows` rows of `dtype`.
+    /// Whether the device supports this op for `rows` rows of type `dtype` and weights `w`.
     #[must_use]
     pub fn supports(backend: &KernelBackend, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         match backend {
@@ -47,7 +50,7 @@ impl PrologueLinear<'_> {
 }
 
 impl RopeAttention<'_> {
-    /// Whether the op supports these rows and this KV pool.
+    /// Whether the device supports this op for these rows and this KV layout.
     #[must_use]
     pub fn supports(
         backend: &KernelBackend,
@@ -63,7 +66,7 @@ impl RopeAttention<'_> {
 }
 
 impl RoutedExpertMlp<'_, '_> {
-    /// Whether the op supports these tokens and experts.
+    /// Whether the device supports this op for these tokens and experts.
     #[must_use]
     pub fn supports(
         backend: &KernelBackend,
@@ -78,8 +81,9 @@ impl RoutedExpertMlp<'_, '_> {
 }
 
 impl KernelBackend {
-    /// Whether expert MLPs with these projections, packed in [`experts_dtype`](Self::experts_dtype), run as a
-    /// grouped GEMM in fp8 with tiles loaded by the tensor memory accelerator (TMA).
+    /// Whether the GPU runs expert MLPs with these projections, packed in type
+    /// [`experts_dtype`](Self::experts_dtype), as an fp8 grouped GEMM with tiles loaded by the tensor memory
+    /// accelerator (TMA).
     #[must_use]
     pub fn has_fp8_tma_experts(
         &self,

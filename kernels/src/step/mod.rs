@@ -1,10 +1,8 @@
-//! Records of one step shared with the device: the inputs that the host stages, and the outputs.
+//! Data of one step that host and device share: the inputs that the host stages (a stage), the arrays on the
+//! device, and the outputs of the sampler.
 //!
-//! The device twin of every record is in `csrc/step/step.h`; a test compares sizes and offsets. A stage is
-//! one buffer, so that a step needs one copy to the device: a header, then seven regions.
-//!
-//! Legend: S sequence slots, W block table width, L maximum length of a request in tokens, V vocabulary size,
-//! T tokens, R rows, Q logits rows.
+//! A stage is one buffer, so that a step needs one copy to the device: a header, then seven regions of
+//! records. The C++ definition of every record is in `csrc/step/step.h`; a test compares sizes and offsets.
 
 mod row_facts;
 mod staging;
@@ -15,11 +13,11 @@ pub use row_facts::RowFact;
 pub(crate) use staging::StageReader;
 pub use staging::StagingBuffer;
 
-/// A record that host and device share.
+/// A record of a stage or of the sampler output, which host and device read and write.
 ///
 /// # Safety
-/// Implementors are `repr(C)` structs of 32- and 64-bit numbers, or such numbers, without padding; every bit
-/// pattern is a value.
+/// Implementors are `repr(C)` structs of 32- and 64-bit numbers, or such numbers, without padding;
+/// every bit pattern is a valid value.
 pub unsafe trait StageRecord: Copy + Send + Sync + 'static {}
 
 macro_rules! records {
@@ -42,7 +40,7 @@ records!(
     u32
 );
 
-/// Offsets of the regions of a stage, in bytes, and their numbers of records.
+/// Header of a stage: the offset of each region in bytes, and the number of records in it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct StageHeader {
@@ -72,9 +70,9 @@ pub struct StageHeader {
     pub drafts: u32,
     /// Offset of the draft rows region.
     pub drafts_at: u32,
-    /// Offset of the facts about rows, row by row.
+    /// Offset of the row facts region, which has the [`RowFact`]s of each row, one row after the other.
     pub facts_at: u32,
-    /// Number of words of facts per row.
+    /// Number of row facts (32-bit words) per row.
     pub facts_per_row: u32,
     /// Reserved; zero.
     pub reserved: u32,
@@ -86,22 +84,22 @@ pub struct StageHeader {
 pub struct StageRow {
     /// Sequence slot of the request.
     pub seq_slot: i32,
-    /// Position of the first token. If `ids` is negative, the upper bound of that position, which the device
-    /// computes from the latest token of the sequence slot.
+    /// Position of the first token. If `ids` is negative, the device computes this position from the latest
+    /// token of the sequence slot, and `start` is an upper bound.
     pub start: i32,
     /// Number of tokens.
     pub len: i32,
-    /// Index of the first token in the step.
+    /// Index of the first token of the row in the step.
     pub token: i32,
-    /// Index of the token ids in the words region. −1 − n = the row begins n positions after the latest token
-    /// of the sequence slot; the id of that token is the placeholder for all ids of the row until draft
-    /// tokens are inserted.
+    /// Index of the first token id in the words region. −1 − n = the row begins n positions after the latest
+    /// token of the sequence slot; all ids of the row are then the id of that token, until draft tokens are
+    /// inserted.
     pub ids: i32,
-    /// First replaced entry of the block table.
+    /// Index of the first block table entry that is replaced.
     pub table_from: i32,
-    /// Number of replaced entries.
+    /// Number of block table entries that are replaced.
     pub table_len: i32,
-    /// Index of the new entries in the words region.
+    /// Index of the new block table entries in the words region.
     pub table_at: i32,
 }
 
@@ -111,13 +109,13 @@ pub struct StageRow {
 pub struct StageSequenceInit {
     /// Sequence slot of the request.
     pub seq_slot: i32,
-    /// Index of the known token ids in the words region.
+    /// Index of the first known token id in the words region.
     pub history_at: i32,
     /// Position of the first known token id.
     pub history_from: i32,
     /// Number of known token ids.
     pub history_len: i32,
-    /// Index of the `ceil(V / 32)` mask words in the words region; −1 = no mask.
+    /// Index of the grammar bitmask, `ceil(vocab_size / 32)` words, in the words region; −1 = no mask.
     pub mask_at: i32,
     /// Reserved; zero.
     pub reserved: [i32; 3],
@@ -125,67 +123,72 @@ pub struct StageSequenceInit {
     pub params: SequenceSamplingParams,
 }
 
-/// Sampling request for the logits row of one token of the step.
+/// Request to sample or score a token from the logits row of one token of the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct StageLogitsRow {
-    /// Index in the step of the token that the logits row belongs to; the sample position is the next
-    /// position. −1 = padding, no token is sampled.
+    /// Index in the step of the token that the logits row belongs to. The sample position is the position
+    /// after that token. −1 = padding: no token is sampled.
     pub token: i32,
-    /// Sequence slot of the request, with its sampling rules.
+    /// Sequence slot of the request, which has the sampling parameters.
     pub seq_slot: i32,
-    /// Number of draft tokens before the sample position in its row; the sample counts only if all of them
-    /// are accepted.
+    /// Number of draft tokens of the row before the sample position. The sampled token is valid only if all
+    /// of them are accepted.
     pub draft_index: i32,
-    /// 1 = the next token of the step is the draft token at the sample position; 0 = no draft token to
-    /// verify.
+    /// 1 = the next token of the step is a draft token at the sample position, which is verified; 0 = there
+    /// is no such draft token.
     pub has_draft: i32,
-    /// Token to score, if only its log-probability is requested; −1 = sample a token.
+    /// Token to score, if only its log-probability is requested; −1 = a token is sampled.
     pub known_token: i32,
     /// Number of top log-probabilities to report in addition to that of the token; −1 = no log-probabilities.
     pub top: i32,
     /// Index of the first edit in the logit edits region.
     pub edits_at: i32,
-    /// Number of edits.
+    /// Number of edits in the logit edits region.
     pub edits: i32,
 }
 
-/// Logit edit of one token id, unconditional or conditional on preceding tokens or on the position.
+/// Change of the logit of one token id, either unconditional or conditional on the preceding tokens or on the
+/// position.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
 pub struct StageEdit {
-    /// Token id of the logit; ids outside the logits row are ignored.
+    /// Token id of the changed logit; ids outside the logits row are ignored.
     pub id: u32,
     /// Value added to the logit; −∞ masks the id.
     pub value: f32,
-    /// Index in the words region of the token ids that must directly precede the sample position.
+    /// If `when_len` is positive: index in the words region of the token ids that must directly precede the
+    /// sample position. If it is negative: the position below which the edit applies.
     pub when_at: i32,
-    /// Number of those token ids; 0 = always applies, negative = applies at positions below `when_at`.
+    /// Number of token ids that must precede the sample position; 0 = the edit always applies; negative = the
+    /// edit applies at positions below `when_at`.
     pub when_len: i32,
 }
 
-/// A row of the step as a draft model sees it: `len` known tokens, then `drafts` draft tokens.
+/// Input row of a draft model: `len` known tokens of a request, then `drafts` draft tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct DraftRow {
     /// Sequence slot of the request.
     pub seq_slot: i32,
-    /// Number of known tokens.
+    /// Number of known tokens in the row.
     pub len: i32,
-    /// Index of the first token in the step.
+    /// Index of the first token of the row in the step.
     pub token: i32,
     /// Number of draft tokens that the draft model proposes after the known tokens.
     pub drafts: i32,
-    /// 1 = the sequence slot has the hidden state of the token before the first token; 0 = it has not.
+    /// 1 = the sequence slot has the hidden state of the token before the first token of the row; 0 = it does
+    /// not.
     pub state_in_slot: i32,
-    /// Block with that hidden state as its block-boundary state, which takes precedence; −1 = not at a block
-    /// boundary, and with `state_in_slot` 0 the state is zeros.
+    /// Block whose boundary state is the hidden state of the token before the row; it takes precedence over
+    /// the state in the sequence slot. −1 = the row does not begin at a block boundary; if `state_in_slot` is
+    /// 0 as well, the preceding state is zeros.
     pub boundary_block: i32,
     /// Reserved; zero.
     pub reserved: [i32; 2],
 }
 
-/// The latest token of the request in a sequence slot, which no row has forwarded yet.
+/// The latest token of the request in a sequence slot: no forward pass has processed it yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct LatestToken {
@@ -193,7 +196,7 @@ pub struct LatestToken {
     pub token: i32,
     /// Position of the token.
     pub position: i32,
-    /// 1 if the token is an accepted draft token, so that the next logits row of the request counts as well.
+    /// 1 = the token is an accepted draft token, so that the next logits row of the request is valid as well.
     pub draft_accepted: i32,
 }
 
@@ -203,35 +206,35 @@ pub struct LatestToken {
 pub struct SequenceSamplingParams {
     /// Softmax temperature; below `1e-5` sampling is greedy.
     pub temperature: f32,
-    /// Top-p: cumulative probability kept; 1 = off.
+    /// Top-p: cumulative probability of the tokens that are kept; 1 = off.
     pub top_p: f32,
-    /// Min-p: minimum probability relative to the most likely id; 0 = off.
+    /// Min-p: minimum probability relative to that of the most likely token; 0 = off.
     pub min_p: f32,
-    /// Top-k: number of ids kept; 0 = off.
+    /// Top-k: number of most likely tokens that are kept; 0 = off.
     pub top_k: i32,
-    /// Repetition penalty: divides positive and multiplies negative logits of ids in the prompt or output;
-    /// 1 = off.
+    /// Repetition penalty: positive logits of tokens in the prompt or output are divided by it, negative
+    /// logits multiplied; 1 = off.
     pub repetition: f32,
-    /// Frequency penalty, subtracted per occurrence in the output.
+    /// Frequency penalty: subtracted from the logit of a token for each of its occurrences in the output.
     pub frequency: f32,
-    /// Presence penalty, subtracted once if the id occurs in the output.
+    /// Presence penalty: subtracted once from the logit of a token that occurs in the output.
     pub presence: f32,
-    /// Bits [`RULE_MASKED`] and [`RULE_HISTORY`].
+    /// Flags: bits [`RULE_MASKED`] and [`RULE_HISTORY`].
     pub flags: u32,
-    /// Philox key of the request.
+    /// Philox key of the request: the seed of its random numbers.
     pub key: u64,
-    /// Prompt length in tokens; later positions are output.
+    /// Prompt length in tokens; tokens at later positions are output.
     pub prompt_len: i32,
     /// Reserved; zero.
     pub reserved: i32,
 }
 
-/// Flag: ids with a clear bit in the grammar bitmask are masked.
+/// Flag: the request has a grammar bitmask, and token ids with a clear bit are masked.
 pub const RULE_MASKED: u32 = 1;
-/// Flag: a rule reads earlier token ids, so sampled tokens are appended to the history.
+/// Flag: a sampling rule reads earlier token ids, so sampled tokens are appended to the token history.
 pub const RULE_HISTORY: u32 = 2;
 
-/// Output of one logits row.
+/// Result of one logits row.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
 pub struct SampledToken {
@@ -241,81 +244,82 @@ pub struct SampledToken {
     pub status: u32,
     /// Log-probability of the token under the raw logits, if requested.
     pub logprob: f32,
-    /// Rank of the token among all ids, from 1, if requested.
+    /// Rank of the token among all token ids by logit, from 1, if requested.
     pub rank: u32,
 }
 
-/// A token was sampled or scored.
+/// Status: a token was sampled or scored.
 pub const SAMPLE_OK: u32 = 0;
-/// A logit is NaN or infinite.
+/// Status: a logit of the row is NaN or infinite.
 pub const SAMPLE_NON_FINITE: u32 = 1;
-/// The rules mask every id.
+/// Status: the sampling rules mask every token id.
 pub const SAMPLE_ALL_MASKED: u32 = 2;
-/// A token was sampled and its draft token is accepted: both are equal, or the synthetic acceptance rate
-/// accepts the draft token, which then replaces the sampled token.
+/// Status: a token was sampled and its draft token is accepted: both are equal, or the synthetic acceptance
+/// rate accepts the draft token, which then replaces the sampled token.
 pub const SAMPLE_DRAFT_ACCEPTED: u32 = 3;
 
-/// A stage on the device.
+/// A stage on the device, and the numbers of rows, tokens and logits rows to prepare from it.
 #[derive(Debug, Clone, Copy)]
 pub struct StageView<'a> {
-    /// Bytes of the stage as words, from the header on; i32 `[1, n]`.
+    /// Bytes of the stage as 32-bit words, beginning with the header; i32 `[1, words]`.
     pub bytes: MatRef<'a>,
-    /// Number of rows to prepare: those of the stage, or more if a captured graph has a fixed number. Rows
-    /// after those of the stage are padding: no token, no key.
+    /// Number of rows to prepare: those of the stage, or more for a captured graph with a fixed number of
+    /// rows. Rows after those of the stage are padding: they have no tokens and context length 0.
     pub rows: usize,
-    /// Number of tokens to prepare: those of the stage, or more for a captured graph. Padding tokens get
-    /// id 0, position 0 and KV slot −1.
+    /// Number of tokens to prepare: those of the stage, or more for a captured graph. Padding tokens get id
+    /// 0, position 0 and KV slot −1.
     pub tokens: usize,
     /// Number of logits rows to prepare: those of the stage, or more for a captured graph.
     pub logits_rows: usize,
 }
 
-/// State of requests on the device, by sequence slot.
+/// State of requests on the device, in arrays indexed by sequence slot.
 #[derive(Debug)]
 pub struct SequenceSlotArrays<'a> {
-    /// [`LatestToken`] records as words; i32 `[S, 3]`.
+    /// [`LatestToken`] records as 32-bit words; i32 `[sequence_slots, 3]`.
     pub latest: MatMut<'a>,
-    /// Block tables; i32 `[S, W]`.
+    /// Block tables; i32 `[sequence_slots, blocks]`.
     pub tables: MatMut<'a>,
-    /// Token ids by position, kept if a rule reads them; i32 `[S, L]`.
+    /// Token history: token ids by position, stored if a sampling rule reads them; i32 `[sequence_slots,
+    /// max_len]`.
     pub history: MatMut<'a>,
-    /// Grammar bitmasks: bit set = token id allowed; i32 `[S, ceil(V / 32)]`.
+    /// Grammar bitmasks (a set bit allows the token id); i32 `[sequence_slots, ceil(vocab_size / 32)]`.
     pub masks: MatMut<'a>,
-    /// [`SequenceSamplingParams`] records as words; i32 `[S, 12]`.
+    /// [`SequenceSamplingParams`] records as 32-bit words; i32 `[sequence_slots, 12]`.
     pub params: MatMut<'a>,
 }
 
 /// Inputs of a forward pass, written by [`StepPreparation`](crate::StepPreparation).
 #[derive(Debug)]
 pub struct StepArrays<'a> {
-    /// Token ids; i32 `[1, T]`.
+    /// Token ids; i32 `[1, tokens]`.
     pub ids: MatMut<'a>,
-    /// Positions; i32 `[1, T]`.
+    /// Position of each token; i32 `[1, tokens]`.
     pub positions: MatMut<'a>,
-    /// KV slots; i64 `[1, T]`; −1 stores nothing.
+    /// KV slot of each token; i64 `[1, tokens]`. −1 = keys and values of the token are not stored.
     pub slots: MatMut<'a>,
-    /// First token of each row, then the end of the last row; i32 `[1, R + 1]`.
+    /// Index of the first token of each row, then the end of the last row; i32 `[1, rows + 1]`.
     pub cu_q: MatMut<'a>,
-    /// Context length of each row in keys, its own tokens included; i32 `[1, R]`.
+    /// Context length of each row in keys, the tokens of the row included; i32 `[1, rows]`.
     pub context_lens: MatMut<'a>,
-    /// Token index of each logits row, 0 for padding; i32 `[1, Q]`.
+    /// Index of the token of each logits row, 0 for padding; i32 `[1, logits_rows]`.
     pub logits_indices: MatMut<'a>,
-    /// [`RowFact`]s of each row, 0 for padding; i32 `[facts, R]`.
+    /// [`RowFact`]s of each row, 0 for padding; i32 `[facts, rows]`.
     pub row_facts: MatMut<'a>,
 }
 
-/// Prepared inputs of the step that the sampler reads, and the verification of its draft tokens.
+/// Prepared inputs of the step that the sampler reads, and how draft tokens are verified.
 #[derive(Debug, Clone, Copy)]
 pub struct PreparedStep<'a> {
-    /// Token ids; i32 `[1, T]`.
+    /// Token ids; i32 `[1, tokens]`.
     pub ids: MatRef<'a>,
-    /// Positions; i32 `[1, T]`.
+    /// Position of each token; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
     /// Verification of draft tokens.
     pub verification: DraftVerification,
 }
 
-/// Verification of draft tokens: the rule that accepts or rejects them.
+/// Rule by which the draft tokens of a step are accepted or rejected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DraftVerification {
     /// The step has no draft tokens.
@@ -330,65 +334,67 @@ pub enum DraftVerification {
     },
 }
 
-/// Inputs of a forward pass of a draft model, written by
-/// [`DraftPassPreparation`](crate::DraftPassPreparation): a row of one token for each row of the step.
+/// Input arrays of one forward pass of a draft model, written by
+/// [`DraftPassPreparation`](crate::DraftPassPreparation). The batch has one row of one token for each row of
+/// the step.
 #[derive(Debug)]
 pub struct DraftPassArrays<'a> {
-    /// Token ids; i32 `[1, R]`.
+    /// Token ids; i32 `[1, rows]`.
     pub ids: MatMut<'a>,
-    /// Positions; i32 `[1, R]`.
+    /// Position of each token; i32 `[1, rows]`.
     pub positions: MatMut<'a>,
-    /// KV slots; i64 `[1, R]`; −1 stores nothing.
+    /// KV slot of each token; i64 `[1, rows]`. −1 = keys and values of the token are not stored.
     pub slots: MatMut<'a>,
-    /// First token of each row, then the end of the last row; i32 `[1, R + 1]`.
+    /// Index of the first token of each row, then the end of the last row; i32 `[1, rows + 1]`.
     pub cu_q: MatMut<'a>,
-    /// Context length of each row in keys, its own token included, 0 for padding; i32 `[1, R]`.
+    /// Context length of each row in keys, its token included, 0 for padding; i32 `[1, rows]`.
     pub context_lens: MatMut<'a>,
-    /// Sequence slot of each row; i32 `[1, R]`.
+    /// Sequence slot of each row; i32 `[1, rows]`.
     pub row_seq_slots: MatMut<'a>,
 }
 
-/// Arguments of a forward pass of a draft model.
+/// Arguments of the preparation of one forward pass of a draft model.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftPass<'a> {
-    /// Index of the pass, from 0.
+    /// Index of the pass within the step, from 0.
     pub pass: usize,
     /// Number of rows to prepare.
     pub rows: usize,
-    /// Token ids of the step; i32 `[1, T]`.
+    /// Token ids of the step; i32 `[1, tokens]`.
     pub ids: MatRef<'a>,
-    /// Positions of the step; i32 `[1, T]`.
+    /// Positions of the tokens of the step; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Draft tokens of the previous passes; i32 `[passes, R]`.
+    /// Draft tokens of the previous passes; i32 `[passes, rows]`.
     pub drafts: MatRef<'a>,
-    /// Block tables by sequence slot; i32 `[S, W]`.
+    /// Block tables by sequence slot; i32 `[sequence_slots, blocks]`.
     pub tables: MatRef<'a>,
-    /// Number of tokens of a KV block.
+    /// Number of tokens per KV block.
     pub block_tokens: usize,
 }
 
-/// Hidden states from which draft models continue, in the activation type. H channels.
+/// Stored hidden states that draft models take as input in later steps, in the activation type.
 #[derive(Debug)]
 pub struct DraftHiddenStates<'a> {
-    /// Hidden states of the newest tokens of each sequence slot, `[S · states_per_slot, H]`: of the token
-    /// before the newest known token (if any), of the newest known token, and of the draft tokens after it.
+    /// Hidden states of the newest tokens of each sequence slot, `[sequence_slots · states_per_slot,
+    /// hidden_size]`: of the token before the newest known token (if any), of the newest known token, and of
+    /// the draft tokens after it.
     pub slot_states: MatMut<'a>,
-    /// Position of the first hidden state of each sequence slot; i32 `[1, S]`.
+    /// Position of the first stored hidden state of each sequence slot; i32 `[1, sequence_slots]`.
     pub first_positions: MatMut<'a>,
     /// Maximum number of hidden states per sequence slot.
     pub states_per_slot: usize,
-    /// Hidden states at block boundaries, `[blocks, H]`: of the last token of each block.
+    /// Hidden state of the last token of each KV block, `[blocks, hidden_size]`.
     pub boundary_states: MatMut<'a>,
 }
 
-/// Outputs of the sampler, written by [`RowSampling`](crate::RowSampling).
+/// Output arrays of the sampler, written by [`RowSampling`](crate::RowSampling).
 #[derive(Debug)]
 pub struct SamplerOutputArrays<'a> {
-    /// [`SampledToken`] records as words; i32 `[Q, 4]`.
+    /// [`SampledToken`] records as 32-bit words; i32 `[logits_rows, 4]`.
     pub sampled: MatMut<'a>,
-    /// Top-k token ids in order, as many as requested; i32 `[Q, most]`.
+    /// Ids of the most likely tokens in descending order, as many as requested; i32 `[logits_rows, max_top]`.
     pub top_ids: MatMut<'a>,
-    /// Log-probabilities of `top_ids`; f32 `[Q, most]`.
+    /// Log-probabilities of `top_ids`; f32 `[logits_rows, max_top]`.
     pub top_logprobs: MatMut<'a>,
 }
 

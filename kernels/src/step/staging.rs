@@ -1,5 +1,5 @@
-//! The staged inputs of a step on the host: collected, written as one contiguous buffer, and read back by the
-//! CPU backend.
+//! The staged inputs of a step on the host: `StagingBuffer` collects them and writes them as one contiguous
+//! buffer, `StageReader` reads that buffer in the CPU backend.
 
 use device::{DeviceError, MatRef};
 
@@ -8,10 +8,10 @@ use super::{
     StageSequenceInit,
 };
 
-/// Alignment of regions, in bytes.
+/// Alignment of the regions of a stage, in bytes.
 const ALIGN: usize = 16;
 
-/// Staged inputs of one step, region by region. Cleared and refilled by every step.
+/// Staged inputs of one step, one vector per region. Every step clears and refills it.
 #[derive(Debug, Default)]
 pub struct StagingBuffer {
     /// The rows of the step.
@@ -20,20 +20,21 @@ pub struct StagingBuffer {
     pub logits_rows: Vec<StageLogitsRow>,
     /// Initialisations of sequence slots for new requests.
     pub inits: Vec<StageSequenceInit>,
-    /// Token ids, block ids, histories and masks.
+    /// 32-bit words that other records refer to by index: token ids, block ids, token histories and grammar
+    /// bitmasks.
     pub words: Vec<i32>,
-    /// Logit edits.
+    /// Conditional or unconditional changes of logits.
     pub edits: Vec<StageEdit>,
-    /// Rows of the step as draft models see them.
+    /// Input rows of draft models.
     pub drafts: Vec<DraftRow>,
-    /// Facts about the rows, row by row; missing facts are written as zeros.
+    /// [`RowFact`]s of each row, one row after the other; missing facts are written as zeros.
     pub facts: Vec<i32>,
     /// Number of tokens of the step.
     pub tokens: usize,
 }
 
 impl StagingBuffer {
-    /// Clears all regions and keeps their memory.
+    /// Empties all regions and keeps their allocations.
     pub fn clear(&mut self) {
         self.rows.clear();
         self.logits_rows.clear();
@@ -45,7 +46,7 @@ impl StagingBuffer {
         self.tokens = 0;
     }
 
-    /// Appends words and returns the index of the first.
+    /// Appends words to the words region and returns the index of the first.
     pub fn push_words(&mut self, words: impl IntoIterator<Item = i32>) -> i32 {
         let at = self.words.len() as i32;
         self.words.extend(words);
@@ -80,7 +81,7 @@ impl StagingBuffer {
         (header, end.next_multiple_of(ALIGN))
     }
 
-    /// Size of the written stage in bytes.
+    /// Size in bytes of the stage that `write` writes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.header().1
@@ -114,7 +115,7 @@ fn bytes_of<R: StageRecord>(records: &[R]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(records.as_ptr().cast(), size_of_val(records)) }
 }
 
-/// A stage as the CPU backend reads it.
+/// A stage as the CPU backend reads it: the records of each region.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StageReader<'a> {
     pub(crate) rows: &'a [StageRow],
@@ -123,13 +124,13 @@ pub(crate) struct StageReader<'a> {
     pub(crate) words: &'a [i32],
     pub(crate) edits: &'a [StageEdit],
     pub(crate) drafts: &'a [DraftRow],
-    /// `facts_per_row` words per row.
+    /// Row facts: `facts_per_row` words for each row.
     pub(crate) facts: &'a [i32],
     pub(crate) facts_per_row: usize,
 }
 
 impl<'a> StageReader<'a> {
-    /// Locates the regions of a stage; rejects regions that end after the buffer.
+    /// Locates the regions of a stage. Returns an error if a region ends after the buffer or is misaligned.
     pub(crate) fn new(stage: MatRef<'a>) -> Result<Self, DeviceError> {
         let words = stage.row::<i32>(0);
         let header: StageHeader = region(words, 0, 1)?[0];
@@ -145,8 +146,8 @@ impl<'a> StageReader<'a> {
         })
     }
 
-    /// Returns `len` words from index `at` on. A negative `at` counts as 0, a negative `len` returns no
-    /// words.
+    /// Returns `len` words of the words region from index `at` on. A negative `at` counts as 0; a negative
+    /// `len` returns no words.
     pub(crate) fn words(&self, at: i32, len: i32) -> Result<&'a [i32], DeviceError> {
         let (from, len) = (at.max(0) as usize, len.max(0) as usize);
         let limit = self.words.len();
@@ -169,7 +170,7 @@ fn region<R: StageRecord>(words: &[i32], at: u32, records: u32) -> Result<&[R], 
     }
     let first = words.as_ptr().wrapping_byte_add(at).cast::<R>();
     if !first.is_aligned() {
-        // Device buffers are aligned to 64 bytes; other buffers of words may be aligned to 4.
+        // Device buffers are aligned to 64 bytes; other buffers of 32-bit words may be aligned to only 4.
         let (kernel, what, expected) = ("stage", "address of a region modulo its alignment", 0);
         let got = first.addr() % align_of::<R>();
         return Err(DeviceError::Shape { kernel, what, got, expected });
@@ -207,7 +208,7 @@ mod tests {
             std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), size_of_val(&memory[..]))
         };
         assert_eq!(stage.write(bytes), stage.bytes());
-        // SAFETY: the words of `memory` as 32-bit words, twice as many.
+        // SAFETY: the 64-bit words of `memory` as 32-bit words, twice as many.
         let words: &[i32] =
             unsafe { std::slice::from_raw_parts(memory.as_ptr().cast(), memory.len() * 2) };
         let cols = words.len();
@@ -220,12 +221,12 @@ mod tests {
         assert!(read.words(2, 2).is_err());
         let truncated = &words[..(stage.bytes() - ALIGN) / 4];
         assert!(StageReader::new(MatRef::of(truncated, 1, truncated.len()).unwrap()).is_err());
-        // The stage shifted by four bytes: misaligned for records with 8-byte alignment.
+        // The stage shifted by four bytes: records with 8-byte alignment are misaligned.
         let shifted: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]
             .chunks_exact(2)
             .map(|pair| u64::from(pair[0] as u32) | u64::from(pair[1] as u32) << 32)
             .collect();
-        // SAFETY: plain words, without the first word.
+        // SAFETY: `shifted` without its first 32-bit word; every bit pattern is an i32.
         let shifted: &[i32] =
             unsafe { std::slice::from_raw_parts(shifted.as_ptr().cast::<i32>().add(1), cols - 2) };
         let error = StageReader::new(MatRef::of(shifted, 1, cols - 2).unwrap()).unwrap_err();
