@@ -6,9 +6,9 @@
 use crate::client::{
     BatchInbox, CachedBlocks, ENGINE_UNAVAILABLE, EngineClient, EngineMessage, ExecutorId,
 };
-use crate::engine_host::EngineObservers;
 use crate::executors::ExecutorLink;
 use crate::replica_handle::ReplicaHandle;
+use crate::running_engine::EngineObservers;
 use crate::step_clock::{BatchSummary, StepClock, max_attention_pairs};
 use grammar::MaskWorkers;
 use metrics::StartFailure;

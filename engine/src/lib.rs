@@ -1,6 +1,6 @@
 //! Engine: runs the scheduler thread of a server and supervises the executors.
 //!
-//! - [`EngineClient`] is the client side: submission, event streams, admission control. [`EngineHost`] runs
+//! - [`EngineClient`] is the client side: submission, event streams, admission control. [`RunningEngine`] runs
 //!   the engine for it: the scheduler thread (`engine_loop.rs`) drains its inbox, ticks and sends batches.
 //! - [`ExecutorWorld`] starts the executors of all replicas, as a thread, as processes or on other nodes
 //!   ([`nodes`]), and restarts failed ones. [`ExecutorStartup`] waits until started executors are ready.
@@ -11,13 +11,13 @@
 #![forbid(unsafe_code)]
 
 mod client;
-mod engine_host;
 mod engine_loop;
 mod executors;
 mod health;
 mod heartbeat_timeout;
 pub mod nodes;
 mod replica_handle;
+mod running_engine;
 mod startup;
 mod step_clock;
 mod supervisor;
@@ -27,13 +27,13 @@ pub use client::{
     DeferredSubmit, EngineClient, EngineMessage, ExecutorId, OverloadRejection, QueuedBytes,
     RequestEventStream,
 };
-pub use engine_host::{EngineHost, EngineObservers, EngineParts};
 pub use engine_loop::{StartFailureReport, SupervisorEvent};
 pub use executors::{
     ExecutorLaunchOptions, ExecutorLink, ExecutorProcessHandle, ExecutorProgram, ExecutorReceiver,
     ExecutorWorld, RemoteNodes, RestartPolicy, StartPolicy,
 };
 pub use health::{HealthState, ServerStatus};
+pub use running_engine::{EngineObservers, EngineParts, RunningEngine};
 pub use startup::{
     ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport, WeightsBaseline,
 };

@@ -1,8 +1,8 @@
 //! Supervisor on the main thread: waits for the end of the server and restarts failed executors.
 
-use super::engine_host::EngineHost;
 use super::engine_loop::{StartFailureReport, SupervisorEvent};
 use super::executors::{ExecutorWorld, FailureStage, NextStart};
+use super::running_engine::RunningEngine;
 use crate::health::HealthState;
 use metrics::{ServerMetrics, StartFailure};
 use protocol::{Epoch, Replica};
@@ -90,7 +90,7 @@ impl SupervisorState {
     /// or finishes all requests if the restarts are exhausted.
     fn executors_failed(
         &mut self,
-        host: &EngineHost,
+        host: &RunningEngine,
         replica: Replica,
         epoch: Epoch,
         stage: FailureStage,
@@ -120,7 +120,7 @@ impl SupervisorState {
     fn start_failed(
         &mut self,
         health: &HealthState,
-        host: &EngineHost,
+        host: &RunningEngine,
         replica: Replica,
         epoch: Epoch,
         failed: &StartFailureReport,
@@ -139,7 +139,7 @@ impl SupervisorState {
     }
 
     /// Starts the groups with an elapsed back-off.
-    fn start_due(&mut self, health: &HealthState, host: &EngineHost) {
+    fn start_due(&mut self, health: &HealthState, host: &RunningEngine) {
         let now = Instant::now();
         let (due, later) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| p.due <= now);
@@ -171,7 +171,7 @@ pub enum ServiceEnd {
 /// Waits for a signal or a permanent failure, and restarts failed executors meanwhile.
 pub fn supervise(
     health: &HealthState,
-    host: &EngineHost,
+    host: &RunningEngine,
     state: &mut SupervisorState,
 ) -> ServiceEnd {
     loop {

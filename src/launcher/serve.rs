@@ -18,8 +18,8 @@ use crate::progress::{ProgressReporter, ProgressUnit};
 use anyhow::{Context, Result, anyhow, bail};
 use engine::nodes::{ClusterRequirements, NodeListener, NodeRegistry};
 use engine::{
-    EngineHost, EngineObservers, EngineParts, ExecutorLaunchOptions, ExecutorLink, ExecutorWorld,
-    HealthState, RemoteNodes, StartError, StartupReport, SupervisorEvent, SupervisorState,
+    EngineObservers, EngineParts, ExecutorLaunchOptions, ExecutorLink, ExecutorWorld, HealthState,
+    RemoteNodes, RunningEngine, StartError, StartupReport, SupervisorEvent, SupervisorState,
 };
 use grammar::GrammarCompilePool;
 use metrics::kv_events::{BoundPublisher, KvEventFeed, KvEventPublisher, TopicFields};
@@ -106,7 +106,7 @@ fn serve(
     let observers = EngineObservers { health, metrics: Arc::clone(&metrics) };
     let (kv_events, publishers) = start_kv_events(bound_publishers, &startup, &metrics)?;
     let parts = EngineParts { engine: scheduler, kv_events };
-    let host = EngineHost::start(
+    let host = RunningEngine::start(
         parts,
         links,
         admission,
@@ -242,7 +242,7 @@ fn serving_context(
     startup: &StartupReport,
     text: TextAssets,
     bounds: FieldBounds,
-    host: &EngineHost,
+    host: &RunningEngine,
     metrics: Arc<ServerMetrics>,
 ) -> Result<ServingContext> {
     let block_tokens = startup.memory.kv_spec.block_tokens;

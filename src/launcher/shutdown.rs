@@ -1,6 +1,6 @@
 //! Shutdown of a server: drain, second signal, failed engine.
 
-use engine::{EngineHost, ServiceEnd, SupervisorEvent, SupervisorState, supervise};
+use engine::{RunningEngine, ServiceEnd, SupervisorEvent, SupervisorState, supervise};
 use scheduler::{AbortCause, FinishReason, StepStats};
 use server::AppState;
 use server::listener::ConnectionLimiter;
@@ -39,7 +39,7 @@ impl ServerFrontend<'_> {
     /// `timeout`: time that running streams get after a signal.
     pub fn serve(
         &self,
-        host: EngineHost,
+        host: RunningEngine,
         mut supervisor: SupervisorState,
         timeout: Duration,
     ) -> ExitCode {
@@ -58,7 +58,7 @@ impl ServerFrontend<'_> {
         &self,
         signal: i32,
         timeout: Duration,
-        host: EngineHost,
+        host: RunningEngine,
         mut supervisor: SupervisorState,
     ) -> ExitCode {
         tracing::info!(signal, "draining");

@@ -9,7 +9,7 @@ use super::small_tokenizer::{self, TokenizerAlphabet};
 use engine::HealthState;
 use engine::SupervisorEvent;
 use engine::{AdmissionLimits, EngineClient};
-use engine::{EngineHost, EngineObservers, EngineParts};
+use engine::{EngineObservers, EngineParts, RunningEngine};
 use engine::{ExecutorLink, ExecutorReceiver};
 use engine::{ExecutorStartup, ExpectedExecutors, StartTimeouts, WeightsBaseline};
 use executor::ExecutorConfig;
@@ -134,7 +134,7 @@ pub(crate) struct TestServer {
     pub(crate) connections: ConnectionLimiter,
     pub(crate) supervisor_events: Receiver<SupervisorEvent>,
     pub(crate) runtime: Runtime,
-    host: Option<EngineHost>,
+    host: Option<RunningEngine>,
     publishers: Vec<KvEventPublisher>,
 }
 
@@ -238,7 +238,7 @@ impl TestServer {
         let engine_parts = EngineParts { engine, kv_events };
         let (calls, reasoning) = setup.parsers;
         let parsers = OutputParsers::new(calls, reasoning, &tokenizer);
-        let host = EngineHost::start(
+        let host = RunningEngine::start(
             engine_parts,
             links,
             admission,

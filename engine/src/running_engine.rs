@@ -36,7 +36,7 @@ pub struct EngineParts {
 }
 
 /// Running engine: its client, and its scheduler thread with the message queue.
-pub struct EngineHost {
+pub struct RunningEngine {
     /// Client through which requests are submitted.
     pub client: EngineClient,
     /// Timings of grammar compilation and of grammar bitmasks.
@@ -45,7 +45,7 @@ pub struct EngineHost {
     scheduler: JoinHandle<()>,
 }
 
-impl EngineHost {
+impl RunningEngine {
     /// Starts the threads of an engine. The executors must be ready; `links` has one link per replica, in the
     /// order of the replicas.
     pub fn start(
