@@ -37,4 +37,4 @@ pub use running_engine::{EngineObservers, EngineParts, RunningEngine};
 pub use startup::{
     ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport, WeightsBaseline,
 };
-pub use supervisor::{ServiceEnd, SupervisorState, supervise};
+pub use supervisor::{ServiceEndReason, SupervisorState, supervise};

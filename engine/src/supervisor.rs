@@ -161,7 +161,7 @@ impl SupervisorState {
 
 /// Reason why the server stops serving requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ServiceEnd {
+pub enum ServiceEndReason {
     /// The process received this signal.
     Signal(i32),
     /// No replica can be served any more. Carries the cause.
@@ -173,13 +173,13 @@ pub fn supervise(
     health: &HealthState,
     host: &RunningEngine,
     state: &mut SupervisorState,
-) -> ServiceEnd {
+) -> ServiceEndReason {
     loop {
         state.start_due(health, host);
         match state.next_event() {
             Ok(None) => {}
-            Ok(Some(SupervisorEvent::Signal(number))) => return ServiceEnd::Signal(number),
-            Ok(Some(SupervisorEvent::EngineFailed(text))) => return ServiceEnd::Failed(text),
+            Ok(Some(SupervisorEvent::Signal(number))) => return ServiceEndReason::Signal(number),
+            Ok(Some(SupervisorEvent::EngineFailed(text))) => return ServiceEndReason::Failed(text),
             Ok(Some(SupervisorEvent::StartFinished {
                 replica,
                 outcome: Ok((links, ready)),
@@ -197,7 +197,7 @@ pub fn supervise(
                 state.start_failed(health, host, replica, epoch, &failed);
             }
             Err(_) => {
-                return ServiceEnd::Failed(
+                return ServiceEndReason::Failed(
                     "the event queue of the supervisor is closed".to_owned(),
                 );
             }

@@ -1,6 +1,6 @@
 //! Shutdown of a server: drain, second signal, failed engine.
 
-use engine::{RunningEngine, ServiceEnd, SupervisorEvent, SupervisorState, supervise};
+use engine::{RunningEngine, ServiceEndReason, SupervisorEvent, SupervisorState, supervise};
 use scheduler::{AbortCause, FinishReason, StepStats};
 use server::AppState;
 use server::listener::ConnectionLimiter;
@@ -44,12 +44,12 @@ impl ServerFrontend<'_> {
         timeout: Duration,
     ) -> ExitCode {
         match supervise(&self.app.health, &host, &mut supervisor) {
-            ServiceEnd::Signal(number) => {
+            ServiceEndReason::Signal(number) => {
                 // Without executors, streams cannot make progress.
                 let timeout = if supervisor.serves() { timeout } else { Duration::ZERO };
                 self.drain(number, timeout, host, supervisor)
             }
-            ServiceEnd::Failed(text) => self.fail(&text),
+            ServiceEndReason::Failed(text) => self.fail(&text),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use super::cluster::ClusterSecret;
 use super::deadline_stream::{DeadlineStream, clear_timeouts};
-use super::hmac_proof::{NoncePair, ProofSide, is_proof, nonce, prove};
+use super::hmac_proof::{HandshakeSide, NoncePair, is_proof, nonce, prove};
 use super::{BODY_BYTES_MAX, EPOCH};
 use protocol::codec::WireMessage;
 use protocol::frame::FrameError;
@@ -64,13 +64,13 @@ pub(super) fn admit(
         return Err(HandshakeError::OutOfOrder);
     };
     let nonces = NoncePair { node_zero, worker_node };
-    if !is_proof(secret, ProofSide::WorkerNode, &nonces, &proof) {
+    if !is_proof(secret, HandshakeSide::WorkerNode, &nonces, &proof) {
         // Report the denial, because the other node would retry if the connection was only closed. The peer
         // may have closed the connection already.
         let _ = to.send(NodeHandshake::Denied);
         return Err(HandshakeError::WrongSecret);
     }
-    to.send(NodeHandshake::Welcome { proof: prove(secret, ProofSide::NodeZero, &nonces) })?;
+    to.send(NodeHandshake::Welcome { proof: prove(secret, HandshakeSide::NodeZero, &nonces) })?;
     let mut from = from.with_message_type().set_body_limit(BODY_BYTES_MAX);
     let purpose = next(&mut from)?;
     clear_timeouts(stream)?;
@@ -92,7 +92,7 @@ pub(super) fn introduce(
         return Err(HandshakeError::OutOfOrder);
     };
     let nonces = NoncePair { node_zero, worker_node: nonce()? };
-    let proof = prove(secret, ProofSide::WorkerNode, &nonces);
+    let proof = prove(secret, HandshakeSide::WorkerNode, &nonces);
     to.send(NodeHandshake::Response { nonce: nonces.worker_node, proof })?;
     let proof = match next(&mut from)? {
         NodeHandshake::Welcome { proof } => proof,
@@ -101,7 +101,7 @@ pub(super) fn introduce(
             return Err(HandshakeError::OutOfOrder);
         }
     };
-    if !is_proof(secret, ProofSide::NodeZero, &nonces, &proof) {
+    if !is_proof(secret, HandshakeSide::NodeZero, &nonces, &proof) {
         return Err(HandshakeError::WrongSecret);
     }
     to.with_message_type().send(purpose)?;

@@ -9,7 +9,7 @@ use std::io;
 
 /// Side of the handshake that makes a proof. The proof of one side is not valid for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ProofSide {
+pub(super) enum HandshakeSide {
     /// Side that accepts the connection.
     NodeZero,
     /// Side that opens the connection.
@@ -38,27 +38,31 @@ pub(super) fn nonce() -> io::Result<HandshakeNonce> {
 }
 
 /// Computes the proof of one side.
-pub(super) fn prove(secret: &ClusterSecret, side: ProofSide, nonces: &NoncePair) -> HandshakeProof {
+pub(super) fn prove(
+    secret: &ClusterSecret,
+    side: HandshakeSide,
+    nonces: &NoncePair,
+) -> HandshakeProof {
     digest(secret, side, nonces).finalize().into_bytes().into()
 }
 
 /// Whether `proof` is the proof of `side`; compared in constant time.
 pub(super) fn is_proof(
     secret: &ClusterSecret,
-    side: ProofSide,
+    side: HandshakeSide,
     nonces: &NoncePair,
     proof: &HandshakeProof,
 ) -> bool {
     digest(secret, side, nonces).verify_slice(proof).is_ok()
 }
 
-fn digest(secret: &ClusterSecret, side: ProofSide, nonces: &NoncePair) -> Hmac<Sha256> {
+fn digest(secret: &ClusterSecret, side: HandshakeSide, nonces: &NoncePair) -> Hmac<Sha256> {
     #[allow(clippy::expect_used, reason = "HMAC takes keys of any length")]
     let mut digest =
         Hmac::<Sha256>::new_from_slice(secret.bytes()).expect("HMAC accepts a key of any length");
     digest.update(match side {
-        ProofSide::NodeZero => b"hadron cluster: node 0\0",
-        ProofSide::WorkerNode => b"hadron cluster: other node\0",
+        HandshakeSide::NodeZero => b"hadron cluster: node 0\0",
+        HandshakeSide::WorkerNode => b"hadron cluster: other node\0",
     });
     digest.update(&nonces.node_zero);
     digest.update(&nonces.worker_node);
@@ -77,7 +81,7 @@ mod tests {
     fn proof_matches_the_reference_hmac() {
         let secret = ClusterSecret::new("0123456789abcdef");
         let nonces = NoncePair { node_zero: [1; 32], worker_node: [2; 32] };
-        let proof = prove(&secret, ProofSide::NodeZero, &nonces);
+        let proof = prove(&secret, HandshakeSide::NodeZero, &nonces);
         let byte = |at: usize| u8::from_str_radix(&REFERENCE_HMAC[at..at + 2], 16).unwrap();
         let expected: Vec<u8> = (0..REFERENCE_HMAC.len()).step_by(2).map(byte).collect();
         assert_eq!(proof[..], expected);
@@ -88,18 +92,18 @@ mod tests {
         let secret = ClusterSecret::new("0123456789abcdef");
         let nonces = NoncePair { node_zero: nonce().unwrap(), worker_node: nonce().unwrap() };
         assert_ne!(nonces.node_zero, nonces.worker_node);
-        let proof = prove(&secret, ProofSide::WorkerNode, &nonces);
-        assert!(is_proof(&secret, ProofSide::WorkerNode, &nonces, &proof));
-        assert!(!is_proof(&secret, ProofSide::NodeZero, &nonces, &proof), "reflected proof");
+        let proof = prove(&secret, HandshakeSide::WorkerNode, &nonces);
+        assert!(is_proof(&secret, HandshakeSide::WorkerNode, &nonces, &proof));
+        assert!(!is_proof(&secret, HandshakeSide::NodeZero, &nonces, &proof), "reflected proof");
         assert!(!is_proof(
             &ClusterSecret::new("0123456789abcdeF"),
-            ProofSide::WorkerNode,
+            HandshakeSide::WorkerNode,
             &nonces,
             &proof
         ));
         let later = NoncePair { node_zero: [0; 32], ..nonces };
-        assert!(!is_proof(&secret, ProofSide::WorkerNode, &later, &proof), "replayed proof");
+        assert!(!is_proof(&secret, HandshakeSide::WorkerNode, &later, &proof), "replayed proof");
         let swapped = NoncePair { node_zero: nonces.worker_node, worker_node: nonces.node_zero };
-        assert!(!is_proof(&secret, ProofSide::WorkerNode, &swapped, &proof));
+        assert!(!is_proof(&secret, HandshakeSide::WorkerNode, &swapped, &proof));
     }
 }

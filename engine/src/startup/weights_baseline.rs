@@ -17,7 +17,7 @@ pub struct WeightsBaseline {
 #[error("the digest of {part} is {theirs:016x}, but rank {} has {ours:016x}", other.0)]
 pub struct DigestConflict {
     /// Part of the weights that differs.
-    pub part: DigestPart,
+    pub part: WeightsDigestPart,
     /// Digest of the rank that has just loaded its weights.
     pub theirs: u64,
     /// Rank whose digest is compared; the same rank if it conflicts with a previous start.
@@ -28,7 +28,7 @@ pub struct DigestConflict {
 
 /// Field of [`WeightsDigest`] that conflicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DigestPart {
+pub enum WeightsDigestPart {
     /// `common`.
     Common,
     /// `sharded`.
@@ -37,7 +37,7 @@ pub enum DigestPart {
     Experts,
 }
 
-impl fmt::Display for DigestPart {
+impl fmt::Display for WeightsDigestPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Common => "the weights that all ranks load",
@@ -76,14 +76,14 @@ impl WeightsBaseline {
         let same = |part, theirs, ours| {
             if theirs == ours { Ok(()) } else { Err(DigestConflict { part, theirs, other, ours }) }
         };
-        same(DigestPart::Common, digest.common, recorded.common)?;
+        same(WeightsDigestPart::Common, digest.common, recorded.common)?;
         let tp_size = self.parallel.tp_size.max(1);
         let same_tp_rank = rank.0 % tp_size == other.0 % tp_size;
         if same_tp_rank {
-            same(DigestPart::Sharded, digest.sharded, recorded.sharded)?;
+            same(WeightsDigestPart::Sharded, digest.sharded, recorded.sharded)?;
         }
         if if self.parallel.expert_parallel { rank == other } else { same_tp_rank } {
-            same(DigestPart::Experts, digest.experts, recorded.experts)?;
+            same(WeightsDigestPart::Experts, digest.experts, recorded.experts)?;
         }
         Ok(())
     }
@@ -132,20 +132,23 @@ mod tests {
         assert!(admitted(false, &all).is_ok());
         let swapped = [(0, first), (1, second), (2, second)];
         let conflict = admitted(false, &swapped).unwrap_err();
-        assert_eq!((conflict.part, conflict.other), (DigestPart::Sharded, Rank(0)));
+        assert_eq!((conflict.part, conflict.other), (WeightsDigestPart::Sharded, Rank(0)));
         assert_eq!(
             conflict.to_string(),
             "the digest of the weights of this tensor-parallel rank is 0000000000000004, \
              but rank 0 has 0000000000000002"
         );
         let experts = [(0, first), (2, digest(1, 2, 9))];
-        assert_eq!(admitted(false, &experts).unwrap_err().part, DigestPart::Experts);
+        assert_eq!(admitted(false, &experts).unwrap_err().part, WeightsDigestPart::Experts);
     }
 
     #[test]
     fn all_ranks_agree_on_common_weights() {
         let conflict = admitted(false, &[(0, digest(1, 2, 3)), (1, digest(9, 4, 5))]).unwrap_err();
-        assert_eq!((conflict.part, conflict.theirs, conflict.ours), (DigestPart::Common, 9, 1));
+        assert_eq!(
+            (conflict.part, conflict.theirs, conflict.ours),
+            (WeightsDigestPart::Common, 9, 1)
+        );
     }
 
     #[test]
@@ -154,7 +157,7 @@ mod tests {
         assert!(admitted(true, &all).is_ok());
         let again = [all[0], all[1], all[2], (2, digest(1, 2, 7))];
         let conflict = admitted(true, &again).unwrap_err();
-        assert_eq!((conflict.part, conflict.other), (DigestPart::Experts, Rank(2)));
+        assert_eq!((conflict.part, conflict.other), (WeightsDigestPart::Experts, Rank(2)));
     }
 
     #[test]
