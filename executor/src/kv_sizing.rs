@@ -7,7 +7,7 @@ use crate::{ExecutorError, KvCacheSize};
 pub(crate) struct GpuMemoryBudget {
     /// Total memory of the device.
     pub(crate) total: u64,
-    /// MiB.
+    /// Free memory before the KV cache is allocated.
     pub(crate) free: u64,
     /// Fraction of the total memory that all processes together may use.
     pub(crate) utilization: f64,

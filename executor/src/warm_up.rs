@@ -1,4 +1,4 @@
-//! Warm-up passes: they grow the arena to its high-water mark and measure the device.
+//! Warm-up passes: they allocate the arena memory of the largest steps and measure the cost of a step.
 
 use crate::ExecutorError;
 use protocol::{
@@ -7,11 +7,12 @@ use protocol::{
 };
 use std::time::Instant;
 
-/// Tokens of a pass at most on devices whose KV cache is not sized by its memory use: more would only delay
-/// the start.
+/// Maximum tokens of a pass on devices whose KV cache is not sized from the measured memory use (CPU). Longer
+/// passes would only delay the start.
 const TOKENS_MAX: u32 = 512;
 
-/// Lengths of the rows of each pass: the largest prefill, the widest decode, and a single row.
+/// Returns the row lengths of three passes: the largest prefill, the decode step with most rows, and a single
+/// one-token row.
 pub(crate) fn warm_up_passes(
     settings: &ExecutorSettings,
     rows_per_slice: usize,
@@ -35,8 +36,8 @@ pub(crate) fn blocks(passes: &[Vec<u32>], block_tokens: u32) -> u32 {
     passes.iter().map(of_pass).max().unwrap_or(0)
 }
 
-/// Runs each pass through `step` and returns the cost model of steps. The first run of a pass may autotune
-/// and fill caches: with `measure_second_run` a second run is measured.
+/// Runs each pass through `step` and fits the cost model of steps to the measured times. The first run of a
+/// pass may autotune kernels and fill caches; with `measure_second_run`, a second run is measured instead.
 pub(crate) fn measure(
     passes: &[Vec<u32>],
     block_tokens: u32,
@@ -61,7 +62,8 @@ pub(crate) fn measure(
     Ok(fit_step_cost(&measured))
 }
 
-/// Line through the passes of fewest and most tokens, raised until it bounds all passes from above.
+/// Returns the line through the measured passes with fewest and with most tokens, raised so that no measured
+/// pass takes longer than the line states.
 fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
     let tokens = |(tokens, _): &&(u32, u64)| *tokens;
     let (smallest, largest) =
@@ -73,7 +75,7 @@ fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
     StepCost { fixed_ns: measured.iter().map(fixed).max().unwrap_or(0), per_token_ns }
 }
 
-/// One row per length; every row samples with all parameters that cost time.
+/// Returns a batch with one row per length. Every row samples with all parameters that take time.
 fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     let sampling = SamplingParams {
         temperature: 1.0,
@@ -111,7 +113,7 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     let rows = (0..).zip(lens).map(row).collect();
     let tokens = lens.iter().sum();
     let dispatch = DispatchMode::Eager { tokens };
-    // The passes of all ranks are the same.
+    // All ranks run the same passes.
     Batch { step, epoch: Epoch::default(), dispatch, moe_tokens: tokens, draft_rows: 0, rows }
 }
 
@@ -121,10 +123,10 @@ mod tests {
 
     #[test]
     fn step_cost_covers_every_pass() {
-        // 2 ms and 0.01 ms per token; decodes of 512 rows take 4 ms more than that.
+        // The line is 2 ms plus 0.01 ms per token; the decode pass of 512 rows takes 4 ms more.
         let step_cost = fit_step_cost(&[(8192, 83_920_000), (512, 11_120_000), (1, 2_010_000)]);
         assert_eq!(step_cost, StepCost { fixed_ns: 6_000_000, per_token_ns: 10_000 });
-        // A first pass that is slower than the long one gives no cost per token.
+        // If the pass with fewest tokens is slower than the pass with most tokens, the cost per token is 0.
         assert_eq!(
             fit_step_cost(&[(64, 5_000), (1, 9_000)]),
             StepCost { fixed_ns: 9_000, per_token_ns: 0 }

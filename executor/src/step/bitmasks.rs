@@ -4,15 +4,15 @@ use crate::{ExecutorError, TokenBitmaskError};
 use protocol::{Batch, BitmaskRow, StepId};
 use std::collections::BTreeMap;
 
-/// Source of grammar bitmasks. A step reads it after the forward pass is launched.
+/// Source of the grammar bitmasks of steps. A step reads it after its forward pass has been launched.
 pub trait TokenBitmaskSource {
-    /// Waits for the bitmasks of a step until there are as many as it has masked rows.
+    /// Waits until `rows` bitmasks of a step have arrived, one per masked row, and returns them.
     ///
-    /// Errors: the peer is gone, or the bitmasks did not arrive before the timeout.
+    /// Errors: the peer closed the link, or the bitmasks did not arrive before the timeout.
     fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError>;
 }
 
-/// Source for executors without constrained requests.
+/// Bitmask source for executors that run only unconstrained requests: it has no bitmasks.
 #[derive(Debug, Clone, Copy)]
 pub struct NoTokenBitmasks;
 
@@ -22,7 +22,7 @@ impl TokenBitmaskSource for NoTokenBitmasks {
     }
 }
 
-/// Grammar bitmasks of one step, by row.
+/// Grammar bitmasks of one step, by row index.
 #[derive(Debug, Default)]
 pub(crate) struct StepBitmasks {
     by_row: BTreeMap<usize, BitmaskRow>,
@@ -31,7 +31,7 @@ pub(crate) struct StepBitmasks {
 impl StepBitmasks {
     /// Waits for the bitmasks of the masked rows of `batch`.
     ///
-    /// Errors: those of `TokenBitmaskSource::wait`, or a masked row without a bitmask.
+    /// Errors: an error of `TokenBitmaskSource::wait`, or a masked row did not get a bitmask.
     pub(crate) fn wait(
         batch: &Batch,
         masks: &mut dyn TokenBitmaskSource,
@@ -58,12 +58,12 @@ impl StepBitmasks {
         self.by_row.get(&row).map(|mask| mask.bitmask.as_slice())
     }
 
-    /// Whether a row's bitmask is overdue: the row then samples nothing.
+    /// Whether a row's bitmask is overdue. In that case the row samples no token.
     pub(crate) fn is_overdue(&self, row: usize) -> bool {
         self.by_row.get(&row).is_some_and(|mask| mask.overdue)
     }
 
-    /// Returns all rows with overdue bitmasks.
+    /// Returns the indices of all rows with overdue bitmasks.
     pub(crate) fn overdue_rows(&self) -> Vec<usize> {
         self.by_row.iter().filter(|(_, mask)| mask.overdue).map(|(row, _)| *row).collect()
     }

@@ -1,4 +1,4 @@
-//! State that the stages of one step pass on.
+//! `StepContext`: the state of one step that its pipeline stages pass on.
 
 use super::bitmasks::StepBitmasks;
 use super::graphs::GraphKey;
@@ -9,7 +9,7 @@ use ops::Tensor;
 use protocol::Batch;
 use std::ops::Range;
 
-/// One step from its batch to its launches.
+/// State of one step while it is staged and launched.
 pub(super) struct StepContext<'a> {
     /// Model that the step runs.
     pub(super) model: &'a ModelContext,
@@ -17,21 +17,24 @@ pub(super) struct StepContext<'a> {
     pub(super) batch: &'a Batch,
     /// Logits rows in the order in which they are sampled. Set by `stage`.
     pub(super) logits_rows: Vec<LogitsRow>,
-    /// Number of logits rows sampled with the forward pass; 0 if the step waits for bitmasks. Set by `stage`.
+    /// Number of logits rows that are sampled together with the forward pass; 0 if the step waits for
+    /// bitmasks. Set by `stage`.
     pub(super) first_slice: usize,
-    /// Logits rows of the last slice. Set by `sample`.
+    /// Range of the logits rows in the last slice. Set by `sample`.
     pub(super) last_slice: Range<usize>,
-    /// Whether sampling needs full rows of logits where ranks share the LM head. Set by `stage`.
+    /// Whether sampling needs full rows of logits, all-gathered from ranks that share the LM head. Set by
+    /// `stage`.
     pub(super) full_logits: bool,
-    /// The captured graph that serves the step. Set by `forward`.
+    /// Captured graph that the step replays; `None` = the step is launched eagerly. Set by `forward`.
     pub(super) graph: Option<GraphKey>,
-    /// Hidden states `[T or n, H]`; `None` if a graph was replayed. Set by `forward`.
+    /// Hidden states of all tokens, `[tokens, hidden_size]`, or only of the sample positions, `[logits rows,
+    /// hidden_size]`; `None` if a graph was replayed. Set by `forward`.
     pub(super) hidden: Option<Tensor>,
     /// Grammar bitmasks of the batch. Set by `sample`.
     pub(super) masks: StepBitmasks,
-    /// Number of slices of logits rows so far.
+    /// Number of slices of logits rows that have been sampled.
     pub(super) slices: usize,
-    /// The step's result.
+    /// The step in flight that the pipeline returns.
     pub(super) pending: PendingStep,
 }
 
@@ -52,13 +55,13 @@ impl<'a> StepContext<'a> {
         }
     }
 
-    /// Whether nothing is launched. Where other replicas wait for the experts of this one, a step without
-    /// rows is launched with 0 tokens.
+    /// Whether the step launches nothing. If other replicas wait for the experts of this replica, a step
+    /// without rows is launched with 0 tokens, and is not idle.
     pub(super) fn is_idle(&self) -> bool {
         self.batch.rows.is_empty() && self.model.dp.size() == 1
     }
 
-    /// Whether some row waits for a grammar bitmask.
+    /// Whether any row waits for a grammar bitmask.
     pub(super) fn is_masked(&self) -> bool {
         self.batch.rows.iter().any(|row| row.masked)
     }

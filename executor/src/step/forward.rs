@@ -1,4 +1,5 @@
-//! The forward pass of a step, and the first slice of its logits rows: a captured graph, or launch by launch.
+//! Launches the forward pass of a step with the first slice of its logits rows: replays a captured graph, or
+//! launches kernel by kernel.
 
 use super::StepState;
 use super::context::StepContext;
@@ -14,7 +15,7 @@ use protocol::{BatchRow, DispatchMode};
 use std::sync::Arc;
 
 impl StepState {
-    /// Uploads the stage and launches the forward pass with the first slice of logits rows.
+    /// Uploads the staged inputs, and launches the forward pass with the first slice of logits rows.
     pub(super) fn forward(
         &mut self,
         context: &mut StepContext<'_>,
@@ -37,8 +38,8 @@ impl StepState {
         if self.replay(context)? { Ok(()) } else { self.launch(context) }
     }
 
-    /// The captured graph for a step whose first slice of logits rows is staged; `None`: the step is launched
-    /// eagerly.
+    /// Returns the captured graph that fits a step, of which the first slice of logits rows is staged; `None`
+    /// = the step is launched eagerly.
     fn matching_graph(&self, context: &StepContext<'_>) -> Option<GraphKey> {
         let (batch, stage) = (context.batch, &self.staging.stage);
         let DispatchMode::Graph { rows, width } = batch.dispatch else { return None };
@@ -47,15 +48,15 @@ impl StepState {
         if !fits || batch.rows.len() > rows as usize {
             return None;
         }
-        // Replicas in lockstep replay the same graph, and a proposer on the device has rows of its own; any
-        // other step replays the smallest graph that fits its rows.
+        // Replicas in lockstep must replay the same graph, and a graph with a proposer on the device has a
+        // fixed number of draft rows. All other steps replay the smallest graph that fits their rows.
         let exact = context.model.dp.size() > 1 || self.device.drafts.is_some();
         let min_rows = if exact { max_rows } else { tokens };
         let longest = row_bounds(stage, &self.size.limits).max_context_len;
         self.graphs.smallest_key(context.full_logits, min_rows..=max_rows, longest)
     }
 
-    /// Replays the captured graph of the step, if there is one.
+    /// Replays the captured graph of the step, if there is one. Returns whether a graph was replayed.
     fn replay(&self, context: &mut StepContext<'_>) -> Result<bool, ExecutorError> {
         let Some(captured) = context.graph.and_then(|key| self.graphs.get(key)) else {
             return Ok(false);
@@ -104,7 +105,7 @@ impl StepState {
         Ok(())
     }
 
-    /// Row counts of the proposer on the device.
+    /// Returns the row counts for the proposer on the device.
     fn draft_rows(&self, context: &StepContext<'_>) -> DraftRowCounts {
         let batch = context.batch;
         let drafted = |row: &BatchRow| self.seq_slots.get(row.seq_slot).device_drafts > 0;
@@ -114,8 +115,9 @@ impl StepState {
     }
 }
 
-/// How tokens reach the experts of other replicas. Captured graphs have sizes that do not depend on routing,
-/// and ranks that launch eagerly what others replay exchange tokens as the graph does.
+/// Returns the collective by which tokens reach the experts of other replicas. Captured graphs have sizes
+/// that do not depend on routing. A rank that launches eagerly while others replay must use the collective of
+/// the graph.
 fn expert_exchange(dispatch: DispatchMode) -> ExpertExchange {
     match dispatch {
         DispatchMode::Graph { .. } => ExpertExchange::AllGather,
@@ -123,7 +125,7 @@ fn expert_exchange(dispatch: DispatchMode) -> ExpertExchange {
     }
 }
 
-/// Bounds of the rows of a stage, in which rows of one token come first.
+/// Returns bounds of the staged rows, in which one-token rows come first.
 fn row_bounds(stage: &StagingBuffer, limits: &StepLimits) -> RowBounds {
     let lengths = |row: &StageRow| (row.len as usize, (row.start + row.len) as usize);
     let rows_per_request = if limits.split_decode_rows { limits.tokens_per_row() } else { 1 };

@@ -1,11 +1,12 @@
-//! Captured graphs of decode steps: one per number of rows, replayed by every pure decode step, and a second
-//! one with event timestamps between its launches where traces may be taken. A single row has two graphs, for
-//! short contexts and for any. With vocab-parallel logits, each graph has a variant for steps that need full
-//! rows of logits: sizes of collectives are fixed in a graph. Rows with draft tokens are laid out as rows of
-//! one token each, so a graph of that many rows serves them.
+//! Captured graphs of decode steps. There is one graph per number of rows, which every pure decode step
+//! replays. If traces may be recorded, there is a second graph with event timestamps between its launches. A
+//! single row has two graphs: one for short contexts and one for any context. With vocab-parallel logits,
+//! each graph has a variant for steps that need full rows of logits, because sizes of collectives are fixed
+//! in a graph. Rows with draft tokens are laid out as rows of one token each, so they replay the graph with
+//! that number of rows.
 //!
-//! A graph has fixed addresses and a fixed number of rows; rows beyond those of its batch are padding that
-//! `prepare` lays out. Graphs are captured before the executor is ready.
+//! A graph has fixed addresses and a fixed number of rows. If the batch has fewer rows, `prepare` fills the
+//! rest with padding. Graphs are captured before the executor is ready.
 
 use super::launch::{DeviceState, StepLaunch};
 use crate::ExecutorError;
@@ -18,53 +19,54 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Default row counts of captured graphs, up to the rows of a step.
+/// Default row counts of captured graphs; counts above the maximum rows of a step are left out.
 const ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512];
 
-/// Captured graphs by the steps that they serve.
+/// All captured graphs of an executor, by the steps that replay them.
 #[derive(Debug, Default)]
 pub(crate) struct StepGraphs {
     by_key: BTreeMap<GraphKey, StepGraph>,
-    /// Row counts of batches that have a graph, ascending.
+    /// Row counts of batches for which a graph exists, ascending.
     rows: Vec<u32>,
 }
 
-/// Graphs to capture.
+/// Selection of the graphs to capture.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CapturePlan {
-    /// Row counts of batches, ascending.
+    /// Row counts of the batches to capture graphs for, ascending.
     pub(crate) rows: Vec<u32>,
-    /// Tokens of a row with all its draft tokens.
+    /// Number of tokens in a row with the maximum number of draft tokens.
     pub(crate) tokens_per_row: u32,
-    /// Whether to capture graphs for rows without draft tokens too, which have less work.
+    /// Whether graphs for rows without draft tokens are captured as well; these replay faster.
     pub(crate) also_without_drafts: bool,
 }
 
-/// Steps that a captured graph serves.
+/// Properties of the steps that a captured graph fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GraphKey {
-    /// Whether ranks all-gather full rows of logits.
+    /// Whether the ranks all-gather full rows of logits.
     full_logits: bool,
-    /// Rows, padding included.
+    /// Number of rows, including padding.
     pub(crate) rows: u32,
-    /// Maximum number of keys of a row.
+    /// Maximum number of keys that a row attends to.
     context: usize,
 }
 
-/// Collectives in a captured graph, of the TP group and of the DP group.
+/// Collectives in a captured graph: those of the TP group, then those of the DP group.
 pub(crate) type CapturedCollectives = [Vec<CollectiveCall>; 2];
 
-/// Captured graph of a step of one size.
+/// A captured graph of a step, with its collectives.
 #[derive(Debug)]
 pub(crate) struct StepGraph {
     pub(crate) graph: CapturedGraph,
-    /// Collectives in the graph.
+    /// Collectives that each replay of the graph runs.
     pub(crate) collectives: CapturedCollectives,
-    /// Variant with event timestamps between launches, and the spans that they end.
+    /// Variant of the graph with event timestamps between its launches, and the spans that end at these
+    /// timestamps.
     pub(crate) instrumented: Option<(CapturedGraph, Arc<[DeviceSpan]>)>,
 }
 
-/// Rows to capture for steps of up to `max_rows` rows, ascending.
+/// Returns the row counts to capture graphs for, ascending; steps have up to `max_rows` rows.
 pub(crate) fn row_counts_to_capture(capture: &GraphCapture, max_rows: usize) -> Vec<u32> {
     let (rows, max_rows) = match capture {
         GraphCapture::Disabled => (&[][..], 0),
@@ -78,7 +80,7 @@ pub(crate) fn row_counts_to_capture(capture: &GraphCapture, max_rows: usize) -> 
 }
 
 impl StepGraphs {
-    /// Returns the smallest graph for one of these row counts and contexts of up to `context` keys.
+    /// Returns the smallest graph with a row count in `rows` that supports contexts of `context` keys.
     pub(crate) fn smallest_key(
         &self,
         full_logits: bool,
@@ -88,18 +90,18 @@ impl StepGraphs {
         smallest_fitting(&self.by_key, full_logits, rows, context)
     }
 
-    /// Returns the graph of a key that `smallest_key` returned.
+    /// Returns the graph for a key that `smallest_key` returned.
     pub(crate) fn get(&self, key: GraphKey) -> Option<&StepGraph> {
         self.by_key.get(&key)
     }
 
-    /// Returns the row counts of batches that have a graph, ascending.
+    /// Returns the row counts of batches for which a graph exists, ascending.
     pub(crate) fn rows(&self) -> Vec<u32> {
         self.rows.clone()
     }
 
-    /// Captures a step of each of `shapes`, the largest first. A shape that cannot be captured is left out,
-    /// and its steps are launched eagerly.
+    /// Captures a step of each shape in `shapes`, the largest first. If a capture fails, the shape is left
+    /// out and its steps are launched eagerly.
     pub(crate) fn capture(
         model: &ModelContext,
         device: &mut DeviceState,
@@ -143,15 +145,15 @@ fn smallest_fitting<R>(
     by_key.range(from..=to).map(|(key, _)| *key).find(|key| key.context >= context)
 }
 
-/// Shape of a step of `rows` one-token rows with up to `longest` keys, of which up to `rows_per_request` may
-/// belong to the same request.
+/// Shape of a decode step of `rows` one-token rows with up to `longest` keys each. Up to `rows_per_request`
+/// rows may belong to the same request.
 pub(crate) fn graph_shape(rows: usize, rows_per_request: usize, longest: usize) -> StepShape {
     let bounds = RowBounds::of(std::iter::repeat_n((1, longest), rows), rows_per_request);
     StepShape { tokens: rows, rows, logits_rows: rows, bounds }
 }
 
 impl CapturePlan {
-    /// Returns the shapes to capture, with up to `longest` keys per row; fewest rows first.
+    /// Returns the shapes to capture, with up to `longest` keys per row, in ascending order of rows.
     pub(crate) fn shapes(&self, longest: usize) -> Vec<StepShape> {
         let short = longest > RowBounds::SHORT_CONTEXT;
         let of_rows = |rows: usize| {
@@ -168,8 +170,8 @@ impl CapturePlan {
     }
 }
 
-/// Runs a step of padding, so that all its memory is allocated, then captures it. Two runs: only the second
-/// run starts from the arena state that a previous run left, as every later step does.
+/// Runs a step of padding rows twice, so that all its memory is allocated, then captures it. The second run
+/// is needed because it starts from the arena state that an earlier run left, as every later step does.
 fn capture_step(
     model: &ModelContext,
     device: &mut DeviceState,
@@ -211,7 +213,7 @@ fn capture_launches(
     let graph = driver.end_capture(stream);
     let calls = groups.map(ParallelGroup::end_capture);
     for group in groups {
-        drop(group.take_times()); // Capture took the time, no step did.
+        drop(group.take_times()); // The times were measured during the capture, so they belong to no step.
     }
     launched?;
     Ok((graph?, calls))
@@ -240,7 +242,7 @@ mod tests {
     fn graph_serves_no_longer_context() {
         let sizes = [(1, 2048), (1, 4096), (2, 4096), (6, 4096)];
         let graphs = sizes.iter().flat_map(|&(rows, context)| {
-            // The smallest graph with full logits is missing.
+            // No graph with full logits exists for the smaller number of rows.
             let key = |full_logits| (GraphKey { full_logits, rows, context }, ());
             [false, true].map(key).into_iter().take(1 + usize::from(context > 2048))
         });

@@ -1,5 +1,7 @@
-//! Launches of a step: forward pass, LM head, sampler and draft passes, the same whether or not they are
-//! captured.
+//! Launches the kernels of a step: forward pass, LM head, sampler and draft passes. The launches are the same
+//! for eager steps and for capture.
+//!
+//! Legend: T tokens, n logits rows, H hidden size, V vocabulary size.
 
 use crate::ExecutorError;
 use crate::clock::ns_since;
@@ -11,25 +13,25 @@ use ops::{DType, DraftBuffers, KvPool, MatMut, MatRef, StepBuffers, StepShape, T
 use protocol::StepTiming;
 use std::time::Instant;
 
-/// Sizes and options of a step's launches.
+/// Sizes and options of the launches of one step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepLaunch {
     pub(crate) shape: StepShape,
-    /// Rows per replica that MoE layers are padded to in a lockstep group; unused otherwise.
+    /// Number of rows per replica that MoE layers are padded to in a lockstep group; unused without lockstep.
     pub(crate) dp_rows: usize,
-    /// How tokens reach the experts of other replicas.
+    /// Collective by which tokens reach the experts of other replicas.
     pub(crate) expert_exchange: ExpertExchange,
-    /// Whether only hidden states at sample positions are needed.
+    /// Whether the last layer computes hidden states of sample positions only.
     pub(crate) logits_rows_only: bool,
-    /// Whether ranks that share the LM head all-gather full rows of logits.
+    /// Whether ranks that share the LM head all-gather full rows of logits before sampling.
     pub(crate) full_logits: bool,
-    /// Row counts of the proposer on the device, if there is one.
+    /// Row counts for the proposer on the device, if there is one.
     pub(crate) drafts: Option<DraftRowCounts>,
 }
 
 impl StepLaunch {
-    /// A step of the same size on all ranks. `drafting`: number of rows with draft tokens, if a proposer runs
-    /// on the device.
+    /// Creates the launches of a step with the same size on all ranks. `drafting`: number of rows with draft
+    /// tokens, if a proposer runs on the device.
     pub(crate) fn uniform(
         shape: StepShape,
         full_logits: bool,
@@ -49,18 +51,19 @@ impl StepLaunch {
     }
 }
 
-/// Device state that steps change.
+/// Device memory that steps change: KV pools, sequence slots and buffers.
 pub(crate) struct DeviceState {
     pub(crate) kv: KvPool,
     pub(crate) draft_kv: Option<KvPool>,
     pub(crate) seq_slots: ops::DeviceSequenceSlots,
     pub(crate) buffers: StepBuffers,
-    /// Buffers of the MTP module, EAGLE-3 layer or draft model, if there is one.
+    /// Buffers of the proposer on the device (MTP module, EAGLE-3 layer or draft model), if there is one.
     pub(crate) drafts: Option<DraftBuffers>,
 }
 
 impl DeviceState {
-    /// Launches a whole step from an uploaded stage, laid out as `launch` states. Returns the hidden states.
+    /// Launches a step, the inputs of which have been uploaded with the layout of `launch`. Returns its
+    /// hidden states.
     pub(crate) fn launch(
         &mut self,
         context: &ModelContext,
@@ -121,7 +124,7 @@ impl DeviceState {
         Ok(hidden)
     }
 
-    /// Samples the `n` logits rows of an uploaded stage.
+    /// Samples `n` logits rows that have been staged and uploaded.
     pub(crate) fn sample_slice(
         &mut self,
         context: &ModelContext,
@@ -147,8 +150,8 @@ impl DeviceState {
         self.sample(context, &logits, full_logits, timing)
     }
 
-    /// Samples tokens from this rank's vocabulary shard of logits: vocab-parallel, or from full rows with
-    /// `full_logits`.
+    /// Samples tokens from this rank's vocabulary shard of the logits. With `full_logits`, the ranks gather
+    /// full rows of logits first; otherwise sampling is vocab-parallel.
     fn sample(
         &mut self,
         context: &ModelContext,
@@ -174,7 +177,7 @@ impl DeviceState {
             };
             let sampled =
                 buffers.sample_vocab_parallel(ops, seq_slots, logits, vocab_shard, &mut gather);
-            gathered?; // More specific than the sampler's error.
+            gathered?; // The gather error is more specific than the sampler's error.
             sampled?;
         }
         timing.sample_ns += ns_since(started);
@@ -182,7 +185,7 @@ impl DeviceState {
     }
 }
 
-/// Whether a step has tokens without logits row, and at least one logits row.
+/// Whether some tokens of a step have no logits row, while at least one token has one.
 pub(crate) fn samples_subset(shape: &StepShape) -> bool {
     (1..shape.tokens).contains(&shape.logits_rows)
 }

@@ -1,4 +1,4 @@
-//! Checks the rows of a batch and stages them.
+//! Limits of a step; checks the rows of a batch against them and stages the rows.
 
 use super::row_facts::row_facts;
 use crate::BatchError;
@@ -6,44 +6,44 @@ use crate::sequence_slots::{BlockTableChange, HostSequenceSlots};
 use ops::{StageRow, StagingBuffer};
 use protocol::{Batch, BatchRow, RowInput, SpeculativeConfig, Token};
 
-/// Bounds of a step, fixed at start.
+/// Limits of a step, fixed when the executor starts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepLimits {
-    /// Tokens per step.
+    /// Maximum number of tokens per step.
     pub(crate) tokens: usize,
-    /// Rows per step.
+    /// Maximum number of rows per step.
     pub(crate) rows: usize,
-    /// Positions per KV block.
+    /// Number of positions per KV block.
     pub(crate) block_tokens: u32,
-    /// Entries of the longest block table.
+    /// Maximum number of entries in a block table.
     pub(crate) table_width: usize,
-    /// Size of the vocabulary.
+    /// Number of token ids in the vocabulary.
     pub(crate) vocab: usize,
-    /// Channels of the hidden states that draft passes start from.
+    /// Number of channels of the hidden states that draft passes read.
     pub(crate) hidden: usize,
-    /// Speculative decoding, if configured.
+    /// Speculative decoding settings, if configured.
     pub(crate) speculation: Option<SpeculativeConfig>,
-    /// Whether rows with draft tokens are laid out as rows of one token each, as captured graphs need them.
+    /// Whether rows with draft tokens are laid out as several one-token rows, which captured graphs require.
     pub(crate) split_decode_rows: bool,
 }
 
 impl StepLimits {
-    /// Words of a stage: token ids and block tables of a step, or the history and bitmask of a few requests
-    /// that initialise a sequence slot, or the bitmasks of `logits_rows` logits rows. `longest`: tokens of
-    /// the longest request.
+    /// Maximum number of words that are staged at a time: the token ids and block tables of a step with a few
+    /// sequence slot initialisations (token history, bitmask), or the bitmasks of `logits_rows` logits rows.
+    /// `longest`: number of tokens of the longest request.
     pub(crate) fn stage_words(&self, longest: usize, logits_rows: usize) -> usize {
         let (tables, mask) = (self.rows * self.table_width, self.vocab.div_ceil(32));
-        let drafts = if self.speculation.is_some() { self.tokens } else { 0 }; // Staged as history too.
+        let drafts = if self.speculation.is_some() { self.tokens } else { 0 }; // Also staged as token history.
         let words = self.tokens + drafts + tables + 4 * (longest + mask);
         words.max(self.rows.min(logits_rows) * mask)
     }
 
-    /// Tokens of a decode row with all its draft tokens.
+    /// Number of tokens in a decode row with the maximum number of draft tokens.
     pub(crate) fn tokens_per_row(&self) -> usize {
         1 + self.speculation.map_or(0, |speculation| usize::from(speculation.draft_tokens))
     }
 
-    /// Maximum number of rows that a step is laid out in.
+    /// Maximum number of rows that are staged for a step.
     pub(crate) fn stage_rows(&self) -> usize {
         if self.split_decode_rows {
             (self.rows * self.tokens_per_row()).min(self.tokens.max(self.rows))
@@ -76,7 +76,7 @@ impl StepLimits {
         Ok(())
     }
 
-    /// Stages a row, whose block table change is `change`, and its draft tokens.
+    /// Stages a row and its draft tokens. `change` is the change of the row's block table.
     pub(crate) fn stage_row(
         &self,
         row: &BatchRow,
@@ -101,7 +101,8 @@ impl StepLimits {
         let staged_rows = if self.split_decode_rows && row.len == 1 { 1 + drafts } else { 1 };
         let len = row.len + drafts + 1 - staged_rows;
         for i in 0..staged_rows as i32 {
-            // Each staged row computes its KV slots from the block table, whichever of them stores the table.
+            // Each staged row computes its KV slots from the request's block table; any of them may carry the
+            // table change.
             stage.rows.push(StageRow {
                 seq_slot: row.seq_slot.0 as i32,
                 start: (row.start + row.input.draft_slack()) as i32 + i,
@@ -145,7 +146,7 @@ impl StepLimits {
         let entries = state.table_len();
         let last = row.start + row.input.draft_slack() + row.len + u32::from(row.drafts) - 1;
         if (last / self.block_tokens) as usize >= entries {
-            // First position without an entry.
+            // First position of the row without a block table entry.
             let position = row.start.max(entries as u32 * self.block_tokens);
             return Err(BatchError::TableTooShort { request, position, entries });
         }

@@ -1,11 +1,11 @@
-//! Logits rows of a batch (sample positions and scored prompt positions), and their sampled tokens in the
-//! output.
+//! Logits rows of a batch (sample positions and scored prompt positions): selection, staging, and conversion
+//! of the sampled tokens to row outputs.
 //!
-//! A row that samples has a logits row for its last token and for each of its draft tokens; a row with prompt
-//! log-probabilities has one for each of its tokens. A draft token is accepted if the token sampled at its
-//! position, as it would be without drafts, is the same id: the device decides that, and continues from there
-//! before the host receives the result. Logits are the largest result of a step, so they are computed in
-//! slices of bounded size.
+//! A row that samples has a logits row for its last token and for each of its draft tokens. A row with prompt
+//! log-probabilities has a logits row for each of its tokens. A draft token is accepted if it equals the
+//! token sampled at its position, which is the token that would be sampled without drafts. The device decides
+//! about acceptance and continues from the accepted tokens before the host receives them. Logits are the
+//! largest result of a step, so they are computed in slices of bounded size.
 
 use super::bitmasks::StepBitmasks;
 use super::limits::StepLimits;
@@ -16,34 +16,35 @@ use protocol::{
     Batch, BatchRow, RowError, RowInput, RowOutput, SamplingParams, Token, TokenLogprobs,
 };
 
-/// Bytes of a slice of logits on the CPU, where logits compete for its caches.
+/// Maximum bytes of logits in a slice on the CPU, where logits compete with other data for the caches.
 const CPU_SLICE_BYTES: usize = 64 << 20;
-/// Bytes of top log-probabilities in a slice.
+/// Maximum bytes of top log-probabilities in a slice.
 const TOP_LOGPROBS_BYTES: usize = 64 << 20;
 
-/// A row of logits: of one token of the step.
+/// One row of logits, which is computed from one token of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LogitsRow {
-    /// Row of the batch.
+    /// Index of its row in the batch.
     batch_row: usize,
-    /// Token of the step whose hidden state is read.
+    /// Index in the step of the token with the hidden state from which the logits are computed.
     token: u32,
-    /// Position of the sampled token if no draft token of steps in flight is accepted.
+    /// Position of the token to sample if no pending draft token of earlier steps is accepted.
     min_position: u32,
-    /// The token at that position, if known: a prompt position to be scored.
+    /// Token at that position if it is known, which means that a prompt position is scored.
     known_token: Option<Token>,
-    /// Number of preceding draft tokens of the row, all of which must be accepted.
+    /// Number of draft tokens of the row before this position. All of them must be accepted for the sampled
+    /// token to be valid.
     draft_index: u8,
-    /// Whether the step's next token is the draft token for this position.
+    /// Whether the next token of the step is the draft token for this position.
     has_draft: bool,
-    /// Number of top log-probabilities to report; `None` = no log-probabilities.
+    /// Number of top log-probabilities to report; `None` = no log-probabilities are reported.
     top_logprobs: Option<u32>,
 }
 
-/// Bytes of a slice of logits on a GPU, where a slice must hold the widest decode step.
+/// Maximum bytes of logits in a slice on a GPU. The largest decode step must fit in one slice.
 const GPU_SLICE_BYTES: usize = 512 << 20;
 
-/// Number of logits rows in a slice: each has `vocab` logits and `top` top log-probabilities.
+/// Maximum number of logits rows in a slice. Each row has `vocab` logits and `top` top log-probabilities.
 pub(crate) fn logits_rows_per_slice(vocab: usize, top: usize, gpu: bool) -> usize {
     let bytes = if gpu { GPU_SLICE_BYTES } else { CPU_SLICE_BYTES };
     let logits = bytes / (vocab * size_of::<f32>()).max(1);
@@ -51,8 +52,8 @@ pub(crate) fn logits_rows_per_slice(vocab: usize, top: usize, gpu: bool) -> usiz
     logits.min(top_rows).max(1)
 }
 
-/// Collects all logits rows of a batch: sample positions first, in row order, then prompt positions. The
-/// number of top log-probabilities is limited to `top_max`.
+/// Collects all logits rows of a batch: first sample positions in row order, then scored prompt positions. At
+/// most `top_max` top log-probabilities are reported per token.
 pub(crate) fn collect_logits_rows(
     batch: &Batch,
     slots: &HostSequenceSlots,
@@ -94,7 +95,8 @@ pub(crate) fn collect_logits_rows(
     }
 }
 
-/// Logits rows of the prompt positions `start + 1 ..` that the row's tokens predict.
+/// Returns the logits rows that score prompt positions from `start + 1` on, one for each token of the row
+/// that predicts a prompt token.
 fn prompt_logprob_rows<'a>(
     r: usize,
     row: &'a BatchRow,
@@ -124,7 +126,7 @@ fn prompt_logprob_rows<'a>(
     (0..).zip(successors.take(in_prompt)).map(logits_row)
 }
 
-/// Stages a slice of logits rows with the edits of their logits and the bitmasks of their rows.
+/// Stages a slice of logits rows with their logit edits and grammar bitmasks.
 pub(crate) fn stage_logits_rows(
     slice: &[LogitsRow],
     batch: &Batch,
@@ -155,7 +157,7 @@ pub(crate) fn stage_logits_rows(
     }
 }
 
-/// Whether any logits row needs sampling that the device does not support on vocab-parallel logits.
+/// Whether any logits row needs a sampling method that the device does not support on vocab-parallel logits.
 pub(crate) fn needs_full_logits(
     logits_rows: &[LogitsRow],
     batch: &Batch,
@@ -176,7 +178,7 @@ pub(crate) fn needs_full_logits(
     })
 }
 
-/// Whether sampling is greedy, Gumbel-max over all ids, or has a `top_k` of at most `max_top_k`.
+/// Whether sampling is greedy, random over all ids (Gumbel-max), or limited to at most `max_top_k` ids.
 fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, max_top_k: usize) -> bool {
     let top_k = sampling.top_k as usize;
     if sampling.temperature < GREEDY_BELOW {
@@ -188,7 +190,7 @@ fn fits_vocab_parallel(sampling: &SamplingParams, vocab: usize, max_top_k: usize
     }
 }
 
-/// Removes the sample positions of rows whose bitmask is overdue.
+/// Removes the sample positions of rows with overdue bitmasks.
 pub(crate) fn drop_overdue(logits_rows: &mut Vec<LogitsRow>, masks: &StepBitmasks) {
     logits_rows.retain(|row| row.known_token.is_some() || !masks.is_overdue(row.batch_row));
 }
@@ -198,18 +200,18 @@ pub(crate) fn needs_top_logprobs(slice: &[LogitsRow]) -> bool {
     slice.iter().any(|row| row.top_logprobs.is_some_and(|top| top > 0))
 }
 
-/// Writes the sampled tokens of a slice to the output of its rows.
+/// Writes the sampled tokens of a slice to the outputs of the batch rows.
 pub(crate) fn write_outputs(slice: &[LogitsRow], outputs: &SamplerOutputs, rows: &mut [RowOutput]) {
     for (q, (logits_row, sampled)) in slice.iter().zip(outputs.iter()).enumerate() {
         let output = &mut rows[logits_row.batch_row];
         let is_valid =
             logits_row.known_token.is_some() || logits_row.draft_index == output.accepted;
         if output.error.is_some() || !is_valid {
-            continue; // Positions after a rejected draft token have no meaning.
+            continue; // Tokens sampled after a rejected draft token are not valid.
         }
         match error_of(&sampled) {
-            // As without drafts: the tokens before the error are emitted, and the next step runs into the
-            // error.
+            // The tokens before the error are emitted, as they would be without drafts; the next step reports
+            // the error.
             Some(_) if output.accepted > 0 && logits_row.known_token.is_none() => {
                 output.accepted -= 1;
             }
@@ -250,7 +252,7 @@ fn write_output(
     }
 }
 
-/// Bytes of a stage for the largest step, with `words` words.
+/// Maximum bytes that are staged for a step with `words` words.
 pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize) -> usize {
     let row = size_of::<ops::StageRow>() + ops::RowFact::COUNT * size_of::<i32>();
     let records = limits.stage_rows() * row
@@ -261,7 +263,7 @@ pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize)
     size_of::<ops::StageHeader>() + regions + records + words * size_of::<i32>()
 }
 
-/// Maximum number of edits of one stage: one request may bias its whole vocabulary.
+/// Maximum number of logit edits that are staged at a time: one request may bias its whole vocabulary.
 pub(crate) fn edits_max(limits: &StepLimits) -> usize {
     limits.vocab.max(1 << 15)
 }

@@ -1,8 +1,8 @@
-//! One step of a batch, as a pipeline over a [`StepContext`]: [stage](stage) the inputs, [forward](forward)
-//! pass, [sample](sample), [copy of the outputs](pending).
+//! Runs one batch as a step. The pipeline over a [`StepContext`] [stages](stage) the inputs, launches the
+//! [forward](forward) pass, [samples](sample) tokens and starts the [copy of the outputs](pending).
 //!
-//! A step is submitted and finished separately: between the two the device computes, and the next step may be
-//! submitted. The stage of a step is one copy to the device, its sampled tokens are one copy back.
+//! A step is submitted and finished separately: in between, the device computes, and the next step may be
+//! submitted. The inputs of a step are one copy to the device; its sampled tokens are one copy to the host.
 
 mod bitmasks;
 mod context;
@@ -36,25 +36,26 @@ pub(crate) use limits::StepLimits;
 pub(crate) use logits_rows::logits_rows_per_slice;
 pub(crate) use pending::PendingStep;
 
-/// Steps whose inputs or outputs may be in flight at a time.
+/// Maximum number of steps with inputs or outputs in flight.
 pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 
-/// Sizes of all state that steps change.
+/// Sizes of the state that steps change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepStateSize {
     pub(crate) kv: PoolLayout,
-    /// KV pool of the draft model, for the same blocks.
+    /// Layout of the proposer's KV pool, which has the same blocks.
     pub(crate) draft_kv: Option<PoolLayout>,
     pub(crate) limits: StepLimits,
-    /// Tokens of the longest request.
+    /// Number of tokens of the longest request.
     pub(crate) longest: usize,
-    /// Logits rows sampled at a time.
+    /// Maximum number of logits rows that are sampled at a time.
     pub(crate) logits_rows: usize,
     /// Maximum number of top log-probabilities per token.
     pub(crate) top_logprobs: usize,
 }
 
-/// State that steps change: KV pool, sequence slots and staging memory, allocated when the KV cache is sized.
+/// State that steps change: KV pool, sequence slots and staging memory. It is allocated when the KV cache is
+/// sized.
 pub(crate) struct StepState {
     epoch: Epoch,
     size: StepStateSize,
@@ -64,7 +65,7 @@ pub(crate) struct StepState {
     staging: StagingQueue,
     output_memory: OutputMemoryPool,
     pub(crate) graphs: StepGraphs,
-    /// Memory of `StepContext`s, reused by every step.
+    /// Vectors of the step's `StepContext`, kept so that each step reuses their memory.
     table_changes: Vec<BlockTableChange>,
     logits_rows: Vec<LogitsRow>,
 }
@@ -110,22 +111,23 @@ impl StepState {
         })
     }
 
-    /// KV pool and device buffers of the proposer.
+    /// Returns the KV pool and the device buffers of the proposer.
     #[cfg(test)]
     pub(crate) fn draft_state(&self) -> (&KvPool, Option<&DraftBuffers>) {
         let DeviceState { kv, draft_kv, drafts, .. } = &self.device;
         (draft_kv.as_ref().unwrap_or(kv), drafts.as_ref())
     }
 
-    /// Bytes of the KV cache.
+    /// Total bytes of the KV pools.
     pub(crate) fn kv_bytes(&self) -> u64 {
         (self.size.kv.bytes() + self.size.draft_kv.map_or(0, |kv| kv.bytes())) as u64
     }
 
-    /// Launches a batch; [`PendingStep::finish`] returns its outputs. Grammar bitmasks are waited for after
-    /// the forward pass is launched; all logits rows of a masked batch are sampled after that.
+    /// Launches a batch; [`PendingStep::finish`] returns its output. If the batch has masked rows, the method
+    /// waits for their bitmasks after it has launched the forward pass, and then samples all logits rows.
     ///
-    /// Errors: the batch contradicts itself or the sequence slots, bitmasks are missing, or the device fails.
+    /// Errors: the batch is inconsistent or does not match the sequence slots, bitmasks are missing, or the
+    /// device fails.
     pub(crate) fn submit(
         &mut self,
         model: &ModelContext,

@@ -1,4 +1,4 @@
-//! A step in flight: the copy of its sampled tokens to the host, and the output that they become.
+//! A step in flight: the copy of its sampled tokens to the host, and their conversion to the step output.
 
 use super::context::StepContext;
 use super::logits_rows::{self, LogitsRow};
@@ -14,19 +14,20 @@ use protocol::{Batch, Epoch, RowError, RowOutput, StepId, StepOutput, StepTiming
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-/// A step in flight.
+/// A step that has been launched and not finished.
 pub(crate) struct PendingStep {
     step: StepId,
     epoch: Epoch,
     pub(crate) rows: Vec<RowOutput>,
     pub(crate) logits_rows: Vec<LogitsRow>,
-    /// Rows whose bitmasks are overdue.
+    /// Indices of the rows with overdue bitmasks.
     pub(crate) overdue_rows: Vec<usize>,
-    /// Sends the emitted tokens to the proposer, if it reads them.
+    /// Sends the emitted tokens to the proposer, if the proposer reads them.
     pub(crate) emitted_tokens: Option<EmittedTokenSender>,
     pub(crate) outputs: Option<SamplerOutputsInFlight>,
     memory_return: Sender<SamplerOutputMemory>,
-    /// Checkpoints of the collectives that the groups have launched up to this step.
+    /// Last collectives that the communication groups have launched up to this step, for the check that they
+    /// finished.
     pub(crate) launched: Vec<LaunchCheckpoint>,
     pub(crate) timing: StepTiming,
     pub(crate) experts: Option<ExpertLoadReport>,
@@ -34,7 +35,7 @@ pub(crate) struct PendingStep {
     pub(crate) trace: Option<StepTrace>,
 }
 
-/// Host memory for the outputs of steps: one more than steps may be in flight.
+/// Pool of host memory for step outputs. It has memory for one step more than may be in flight.
 pub(super) struct OutputMemoryPool {
     sender: Sender<SamplerOutputMemory>,
     receiver: Receiver<SamplerOutputMemory>,
@@ -44,28 +45,28 @@ impl OutputMemoryPool {
     pub(super) fn new(ops: &Ops, buffers: &StepBuffers) -> Result<Self, ExecutorError> {
         let (sender, receiver) = channel();
         for _ in 0..=STEPS_IN_FLIGHT {
-            let _ = sender.send(buffers.output_memory(ops)?); // The receiver is alive.
+            let _ = sender.send(buffers.output_memory(ops)?); // The receiver is in the same struct.
         }
         Ok(Self { sender, receiver })
     }
 
-    /// Sender that returns memory to the pool.
+    /// Returns a sender that returns memory to the pool.
     pub(super) fn sender(&self) -> Sender<SamplerOutputMemory> {
         self.sender.clone()
     }
 
-    /// Takes memory from the pool; waits until some is free.
+    /// Takes memory from the pool, and waits until some is free.
     pub(super) fn take(&self) -> SamplerOutputMemory {
         self.receiver.recv().expect("the sender is in the same struct")
     }
 
     pub(super) fn release(&self, memory: SamplerOutputMemory) {
-        let _ = self.sender.send(memory); // The receiver is alive.
+        let _ = self.sender.send(memory); // The receiver is in the same struct.
     }
 }
 
 impl StepState {
-    /// Starts the copy of the last slice of sampled tokens, and records what was launched.
+    /// Starts the copy of the last slice of sampled tokens to the host, and completes the pending step.
     pub(super) fn start_output_copy(
         &mut self,
         context: StepContext<'_>,
@@ -93,8 +94,8 @@ impl StepState {
 }
 
 impl PendingStep {
-    /// Creates the pending step of `batch`, which starts now. The memory of its outputs is returned to
-    /// `memory_return`.
+    /// Creates the pending step of `batch`, with the start time now. The memory of its outputs is returned
+    /// through `memory_return`.
     pub(crate) fn new(
         batch: &Batch,
         epoch: Epoch,
@@ -129,7 +130,7 @@ impl PendingStep {
             if let Some(trace) = self.trace.take() {
                 trace.finish(wait_start, wait_end); // Before the memory is returned: see `trace::STEP_EVENT_SLOTS`.
             }
-            // The send fails if the executor is gone, which then needs no memory.
+            // The send fails if the executor was dropped, which then needs no memory.
             let _ = self.memory_return.send(outputs.into_memory());
         }
         for &row in &self.overdue_rows {

@@ -1,10 +1,10 @@
-//! Facts about the rows of a batch, as kernels read them.
+//! Per-row values that kernels read, such as the sequence slot.
 
 use ops::RowFact;
 use protocol::BatchRow;
 
-/// Returns the facts about staged row `token_index` of a batch row, which is staged as one row, or as one row
-/// per token.
+/// Returns the values for staged row number `token_index` of a batch row. A batch row is staged as one row,
+/// or as one row per token.
 pub(super) fn row_facts(row: &BatchRow, token_index: u32) -> [i32; RowFact::COUNT] {
     RowFact::ALL.map(|fact| match fact {
         RowFact::SequenceSlot => row.seq_slot.0 as i32,

@@ -1,4 +1,4 @@
-//! Sampling of a step: slices of logits rows that were not sampled with the forward pass.
+//! Samples the logits rows of a step that were not sampled together with the forward pass.
 
 use super::StepState;
 use super::bitmasks::{StepBitmasks, TokenBitmaskSource};
@@ -8,8 +8,8 @@ use crate::ExecutorError;
 use protocol::Batch;
 
 impl StepState {
-    /// Waits for grammar bitmasks, then samples the remaining logits rows; waits for the results of all
-    /// slices but the last. The first slice is empty if sampling waits for bitmasks.
+    /// Waits for grammar bitmasks, then samples the remaining logits rows in slices, and waits for the
+    /// results of all slices but the last. If the step has masked rows, no logits rows were sampled before.
     pub(super) fn sample(
         &mut self,
         context: &mut StepContext<'_>,
@@ -32,7 +32,7 @@ impl StepState {
         Ok(())
     }
 
-    /// Waits for the sampled tokens of a slice that is not the last.
+    /// Waits for the sampled tokens of a slice that is not the last, and writes them to the outputs.
     fn read_slice(
         &mut self,
         context: &mut StepContext<'_>,
@@ -53,7 +53,7 @@ impl StepState {
         Ok(())
     }
 
-    /// Launches the slice of logits rows from `first` on, and returns its number of rows.
+    /// Stages and launches a slice of logits rows, starting at row `first`. Returns its number of rows.
     fn sample_slice(
         &mut self,
         context: &mut StepContext<'_>,
@@ -70,7 +70,7 @@ impl StepState {
         Ok(count)
     }
 
-    /// Stages as many logits rows as fit and returns their number.
+    /// Stages the first of the logits rows `rows`, up to the capacity of a slice, and returns their number.
     pub(super) fn stage_slice(
         &mut self,
         batch: &Batch,

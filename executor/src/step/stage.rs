@@ -1,4 +1,4 @@
-//! The stage of a step: its batch as inputs of the device.
+//! Stages a batch: converts it to the inputs that are copied to the device.
 
 use super::bitmasks::StepBitmasks;
 use super::context::StepContext;
@@ -12,7 +12,7 @@ use ops::StepShape;
 use protocol::{Batch, BatchRow};
 
 impl StepState {
-    /// Checks and stages the rows of the batch, its draft tokens, and the first slice of its logits rows.
+    /// Checks and stages the rows of the batch, their draft tokens, and the first slice of logits rows.
     pub(super) fn stage(&mut self, context: &mut StepContext<'_>) -> Result<(), ExecutorError> {
         let batch = context.batch;
         self.stage_rows(context.model, batch)?;
@@ -46,8 +46,8 @@ impl StepState {
         Ok(())
     }
 
-    /// Stages the rows, and the sequence slots that they initialise; uploads sequence slots early if the
-    /// stage is too full.
+    /// Stages the rows, and the sequence slots that they initialise. If the staging buffer is too full for a
+    /// sequence slot, the staged slots are uploaded early.
     fn stage_rows(&mut self, model: &ModelContext, batch: &Batch) -> Result<(), ExecutorError> {
         self.size.limits.check(batch, model.dp.size() > 1)?;
         self.staging.stage.clear();
@@ -78,7 +78,7 @@ impl StepState {
         Ok(())
     }
 
-    /// Stages the draft tokens of a row.
+    /// Stages or announces the draft tokens of a row.
     fn stage_drafts(&mut self, row: &BatchRow) {
         match self.proposer.as_mut().map(|proposer| proposer.propose(row)) {
             None => {}
@@ -89,14 +89,14 @@ impl StepState {
         }
     }
 
-    /// Stages the sequence slot of a row, if the row initialises it or its bitmask ends.
+    /// Stages the sequence slot of a row if the row initialises the slot or removes its bitmask.
     fn stage_slot(&mut self, model: &ModelContext, row: &BatchRow) -> Result<(), ExecutorError> {
         let vocab = self.size.limits.vocab;
         let clears_mask = self.seq_slots.clears_mask(row);
         if !clears_mask && row.seq_init.is_none() {
             return Ok(());
         }
-        // Words of the history and the bitmask of one request.
+        // Number of words for the token history and the bitmask of one request.
         let request_words = self.size.longest + vocab.div_ceil(32);
         let stage = &self.staging.stage;
         if stage.words.len() > 3 * request_words || stage.inits.len() >= self.size.limits.rows {
@@ -112,7 +112,7 @@ impl StepState {
         Ok(())
     }
 
-    /// Uploads what has been staged about sequence slots, before the step.
+    /// Uploads the sequence slots that have been staged, before the rest of the step is staged.
     fn flush(&mut self, model: &ModelContext) -> Result<(), ExecutorError> {
         self.staging.upload(&model.ops, &mut self.device.buffers)?;
         let device = &mut self.device;

@@ -1,14 +1,14 @@
-//! Staging memory: the stage of a step on the host, and its copies to the device.
+//! Staging memory: the inputs of a step on the host, and their copies to the device.
 
 use super::STEPS_IN_FLIGHT;
 use crate::ExecutorError;
 use ops::{CopyInFlight, Ops, PinnedBuffer, StagingBuffer, StepBuffers};
 use std::collections::VecDeque;
 
-/// The stage of the current step, and pinned memory for `STEPS_IN_FLIGHT` copies.
+/// Staging buffer of the current step, and pinned memory for `STEPS_IN_FLIGHT` copies to the device.
 pub(super) struct StagingQueue {
     pub(super) stage: StagingBuffer,
-    /// Maximum number of words of a stage.
+    /// Maximum number of words in the staging buffer.
     pub(super) words_max: usize,
     uploads: VecDeque<CopyInFlight>,
     free: Vec<PinnedBuffer>,
@@ -25,7 +25,7 @@ impl StagingQueue {
         Ok(Self { stage: StagingBuffer::default(), words_max, uploads: VecDeque::new(), free })
     }
 
-    /// Starts the copy of the stage to the device.
+    /// Starts the copy of the staging buffer to the device.
     pub(super) fn upload(
         &mut self,
         ops: &Ops,

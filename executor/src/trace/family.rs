@@ -1,9 +1,10 @@
-//! Kernel families by kernel name.
+//! Maps kernel names to the kernel families that traces show.
 
 use super::DeviceSpan;
 use super::spans::TraceScope;
 
-/// Kernel name prefixes and their families. A kernel without an entry is in family `other`.
+/// Kernel name prefixes and their families; the first matching prefix applies. Other kernels are in family
+/// `other`.
 const FAMILIES: &[(&str, &str)] = &[
     ("attention_prefill", "attention prefill"),
     ("attention_decode", "attention decode"),
@@ -35,7 +36,7 @@ const FAMILIES: &[(&str, &str)] = &[
     ("add_rows", "elementwise"),
 ];
 
-/// Returns the family of a span. A span outside the layers has its scope as family.
+/// Returns the family of a span. Outside the layers, the family is the name of the span's scope.
 pub(super) fn family(span: &DeviceSpan) -> &'static str {
     let Some(kernel) = span.kernel.filter(|_| span.scope == TraceScope::Forward) else {
         return span.scope.name();
@@ -50,7 +51,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// Kernels outside the layers need no family.
+    /// Kernels that run only outside the layers need no entry in `FAMILIES`.
     #[test]
     fn every_kernel_has_a_family() {
         let csrc = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/csrc");

@@ -1,26 +1,26 @@
-//! Trace file in Chrome's JSON trace event format, complete after every write.
+//! Trace file in Chrome's JSON trace event format. It is valid JSON after every write.
 //!
-//! Each write ends with the closing brackets, which the next write overwrites: however the process ends, the
-//! file parses, and only the last moments are missing.
+//! Each write ends with the closing brackets, which the next write overwrites. However the process ends, the
+//! file can be parsed, and only the last events are missing.
 
 use std::fs::{File, create_dir_all};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Closing brackets of the file.
+/// Closing brackets of the JSON file.
 const END: &str = "\n]}\n";
-/// Buffered bytes after which events are written.
+/// Number of buffered bytes after which events are written to the file.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Maximum number of files per folder and rank.
+/// Maximum number of trace files per folder and rank.
 const FILES_MAX: u32 = 100_000;
 
-/// A trace file in progress.
+/// A trace file that is being written.
 #[derive(Debug)]
 pub(super) struct ChromeTraceFile {
     file: File,
     path: PathBuf,
-    /// Offset of the closing brackets, in bytes.
+    /// Byte offset of the closing brackets in the file.
     at: u64,
     buffer: String,
     bytes_max: u64,
@@ -28,8 +28,8 @@ pub(super) struct ChromeTraceFile {
 }
 
 impl ChromeTraceFile {
-    /// Creates a new file in `folder`, and the folder if it does not exist; existing files are kept. `head`
-    /// is a JSON object of metadata of the trace.
+    /// Creates a new file in `folder`, and creates the folder if needed; existing files are not changed.
+    /// `head` is the trace metadata as a JSON object.
     pub(super) fn create(folder: &Path, rank: u16, head: &str, bytes_max: u64) -> io::Result<Self> {
         create_dir_all(folder)?;
         let (file, path) = first_free(folder, rank)?;
@@ -45,8 +45,8 @@ impl ChromeTraceFile {
         &self.path
     }
 
-    /// Appends an event, a JSON object. Returns false, without appending, if the file would exceed its
-    /// maximum length.
+    /// Appends an event, given as a JSON object. Returns false, without appending, if the file would exceed
+    /// its maximum size.
     pub(super) fn push(&mut self, event: &str) -> io::Result<bool> {
         let bytes = self.at + (self.buffer.len() + event.len() + END.len() + 2) as u64;
         if bytes > self.bytes_max {
@@ -61,7 +61,7 @@ impl ChromeTraceFile {
         Ok(true)
     }
 
-    /// Writes the buffered events.
+    /// Writes the buffered events to the file.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let written = self.buffer.len();
         self.buffer.push_str(END);
@@ -72,7 +72,7 @@ impl ChromeTraceFile {
     }
 }
 
-/// Creates the first `rankR-N.json` that does not exist.
+/// Creates the first file `rankR-N.json` (R = rank, N = 1, 2, ...) that does not exist.
 fn first_free(folder: &Path, rank: u16) -> io::Result<(File, PathBuf)> {
     for n in 1..=FILES_MAX {
         let path = folder.join(format!("rank{rank}-{n}.json"));

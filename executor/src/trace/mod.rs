@@ -1,9 +1,10 @@
-//! Traces of steps: time spent on the host and on the device, as a file for Perfetto.
+//! Traces of steps for Perfetto: time that steps take on the host and on the device.
 //!
-//! A step records a few host times and two device event timestamps. One step in `INSTRUMENT_EVERY` of its
-//! kind is instrumented: it has event timestamps between launches, which keep its kernels from overlapping
-//! and so make it slower; such steps are labelled. Timestamps are read after the step's outputs arrive; a
-//! separate thread writes the file. Without `ExecutorSettings::profile_dir` none of this exists.
+//! A step records a few host times and two device event timestamps. One step in `INSTRUMENT_EVERY` of the
+//! same row count is instrumented: it has event timestamps between launches. They keep kernels from
+//! overlapping, so the step is slower; the trace labels instrumented steps. Timestamps are read after the
+//! step's outputs have arrived; a separate thread writes the file. Without `ExecutorSettings::profile_dir`,
+//! nothing is recorded or allocated.
 
 mod family;
 mod file;
@@ -28,37 +29,40 @@ use ops::Ops;
 
 use crate::ExecutorError;
 
-/// One of this many steps of a kind is instrumented: it takes up to twice as long as other steps.
+/// One of this number of steps with the same row count is instrumented. An instrumented step takes up to
+/// twice the time of other steps.
 const INSTRUMENT_EVERY: u32 = 64;
-/// Index of the instrumented step among them: the first step of a kind may include autotuning.
+/// Index of the instrumented step among these steps. It is not 0, because the first step of a row count may
+/// include autotuning.
 const INSTRUMENTED_STEP: u32 = 1;
 /// Maximum number of spans of an instrumented step.
 const SPANS_MAX: usize = 4096;
-/// Pairs of event timestamps for whole steps. A step reads the end of its predecessor, and at most three
-/// steps are in flight, because each holds output memory.
+/// Number of pairs of event timestamps for whole steps. Reading a step also reads the end of the step before
+/// it, and at most three steps are in flight, because each has output memory.
 const STEP_EVENT_SLOTS: usize = 8;
-/// Event timestamp that a session's times count from.
+/// Index of the event timestamp from which the times of a trace are counted.
 const ORIGIN_EVENT: usize = 0;
-/// First event timestamp inside a step.
+/// Index of the first event timestamp inside a step.
 pub(crate) const FIRST_SPAN_EVENT: usize = 1 + 2 * STEP_EVENT_SLOTS;
 
-/// Traces the steps of one executor.
+/// Records traces of the steps of one executor.
 pub(crate) struct StepTracer {
     folder: PathBuf,
     rank: u16,
     timestamps: Arc<dyn EventTimestamps>,
-    /// Whether the event timestamps inside a step are free: they belong to one step at a time.
+    /// Whether the event timestamps inside a step are free. They are leased to one step at a time.
     span_events_free: Arc<AtomicBool>,
     session: Option<Arc<TraceSession>>,
-    /// Number of steps so far, by the rows of their captured graph.
+    /// Number of steps so far, by the row count of the captured graph (`None` = eager steps).
     step_counts: HashMap<Option<u32>, u32>,
     next_slot: usize,
 }
 
 impl StepTracer {
-    /// Allocates the event timestamps; no step is recorded yet.
+    /// Allocates the event timestamps. No trace is recorded yet.
     ///
-    /// Errors: the folder cannot be created, which is better reported before the first step.
+    /// Errors: the trace folder cannot be created. It is created here so that this error is reported at
+    /// start-up.
     pub(crate) fn new(
         device: &KernelBackend,
         folder: PathBuf,
@@ -79,7 +83,7 @@ impl StepTracer {
         })
     }
 
-    /// Records later steps in a new file.
+    /// Starts a new trace file for the steps that follow.
     pub(crate) fn begin(&mut self, ops: &Ops) -> Result<Arc<TraceSession>, ExecutorError> {
         self.timestamps.record(ops.stream(), ORIGIN_EVENT)?;
         self.timestamps.wait(ORIGIN_EVENT)?;
@@ -90,19 +94,20 @@ impl StepTracer {
         Ok(session)
     }
 
-    /// Stops recording of later steps. Steps in flight are still recorded.
+    /// Stops recording of the steps that follow. Steps in flight are still recorded.
     pub(crate) fn end(&mut self) {
         self.session = None;
     }
 
-    /// Creates a recorder for the spans of a step of `ops`.
+    /// Creates a recorder for the spans of a step that is captured.
     pub(crate) fn span_recorder(&self, ops: &Ops) -> SpanRecorder {
         SpanRecorder::new(ops, Arc::clone(&self.timestamps))
     }
 
-    /// Starts the trace of a step that is about to be launched; `None` if no trace is recorded.
+    /// Starts the trace of a step that is about to be launched; `None` = no trace is being recorded.
     ///
-    /// `can_instrument`: whether the step is launched eagerly, or its captured graph has event timestamps.
+    /// `can_instrument`: whether the step is launched eagerly, or its captured graph has an instrumented
+    /// variant.
     pub(crate) fn step(
         &mut self,
         ops: &Ops,
@@ -124,7 +129,7 @@ impl StepTracer {
     }
 }
 
-/// Exclusive use of the event timestamps inside a step, released when dropped.
+/// Lease of the event timestamps inside a step. They become free when the lease is dropped.
 #[derive(Debug)]
 pub(crate) struct SpanLease(Arc<AtomicBool>);
 

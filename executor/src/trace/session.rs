@@ -1,4 +1,4 @@
-//! One trace session: the clock of the device, and the writer thread.
+//! A trace session: one trace file with its writer thread, and the conversion of device times.
 
 use std::fs::remove_file;
 use std::path::{Path, PathBuf};
@@ -16,31 +16,31 @@ use super::step::StepTraceRecord;
 use super::{ORIGIN_EVENT, SpanRecorder};
 use crate::ExecutorError;
 
-/// Steps that may be queued for the writer; further steps are counted and dropped.
+/// Maximum number of steps that are queued for the writer thread; further steps are counted and dropped.
 const WAITING_MAX: usize = 64;
-/// Interval at which recorded steps are flushed to disk.
+/// Interval at which recorded steps are written to disk.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
-/// Maximum bytes of a file: viewers open no larger ones, and the disk must not fill up.
+/// Maximum bytes of a trace file. Trace viewers cannot open larger files, and the disk must not fill up.
 const FILE_BYTES_MAX: u64 = 1 << 30;
-/// Timeout of the last write.
+/// Maximum time that `close` waits for the writer thread.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
 
-/// A trace in progress.
+/// A trace in progress, shared by the steps that are recorded in it.
 pub(crate) struct TraceSession {
     path: PathBuf,
     timestamps: Arc<dyn EventTimestamps>,
-    /// Host time of the event timestamp `ORIGIN_EVENT`; all times count from it.
+    /// Host time of the event timestamp `ORIGIN_EVENT`. All times of the trace are relative to it.
     origin: Instant,
     clock: Mutex<DeviceClock>,
     steps: Mutex<Option<SyncSender<StepTraceRecord>>>,
     written: Mutex<Receiver<io::Result<()>>>,
-    /// Set when no more steps are recorded: the file is full, or cannot be written.
+    /// Whether recording has stopped, because the file is full or cannot be written.
     over: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
 }
 
-/// Event with a known device time: elapsed times are f32 milliseconds, which are exact only between close
-/// events.
+/// An event timestamp with a known device time. Elapsed times are f32 milliseconds, which are exact only
+/// between close events, so each step is measured from the previous one.
 #[derive(Debug, Clone, Copy)]
 struct DeviceClock {
     origin_event: usize,
@@ -48,7 +48,8 @@ struct DeviceClock {
 }
 
 impl TraceSession {
-    /// Creates a file in `folder` and starts its writer thread. `ORIGIN_EVENT` has just been recorded.
+    /// Creates a trace file in `folder` and starts its writer thread. The caller has just recorded
+    /// `ORIGIN_EVENT`.
     pub(super) fn begin(
         folder: &Path,
         rank: u16,
@@ -74,7 +75,7 @@ impl TraceSession {
             ChromeTraceWriter { file, rank, steps: 0, over: writer_over, dropped: writer_dropped };
         let thread = thread::Builder::new().name("trace".to_owned());
         let run = move || {
-            let _ = done.send(writer.run(&receiver)); // Fails if the session was dropped without `close`.
+            let _ = done.send(writer.run(&receiver)); // The send fails if the session was dropped without `close`.
         };
         thread.spawn(run).map_err(failed)?;
         tracing::info!(file = %path.display(), "recording a trace");
@@ -90,7 +91,7 @@ impl TraceSession {
         })
     }
 
-    /// Path of the file.
+    /// Path of the trace file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -100,22 +101,23 @@ impl TraceSession {
         !self.over.load(Ordering::Relaxed)
     }
 
-    /// Event timestamps of the steps.
+    /// Event timestamps of the device.
     pub(super) fn timestamps(&self) -> &dyn EventTimestamps {
         self.timestamps.as_ref()
     }
 
-    /// Creates a recorder for the spans of a step.
+    /// Creates a recorder for the spans of an instrumented step.
     pub(super) fn spans(&self, ops: &Ops) -> SpanRecorder {
         SpanRecorder::new(ops, Arc::clone(&self.timestamps))
     }
 
-    /// Host nanoseconds from the origin to `at`.
+    /// Returns the host time `at` in nanoseconds from the origin.
     pub(super) fn host_ns(&self, at: Instant) -> i64 {
         at.saturating_duration_since(self.origin).as_nanos() as i64
     }
 
-    /// Start and end of a step in device nanoseconds from the origin. Called in step order.
+    /// Returns the start and the end of a step in device nanoseconds from the origin. Must be called in step
+    /// order.
     pub(super) fn device_ns(&self, start: usize, end: usize) -> Result<(i64, i64), DeviceError> {
         self.timestamps.wait(end)?;
         let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,7 +127,8 @@ impl TraceSession {
         Ok((start_ns, end_ns))
     }
 
-    /// Queues a step for the writer, without blocking. If the queue is full, the step is counted and dropped.
+    /// Queues a step for the writer thread, without blocking. If the queue is full, the step is dropped and
+    /// counted.
     pub(super) fn record(&self, step: StepTraceRecord) {
         let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(steps) = steps.as_ref() else { return };
@@ -134,21 +137,21 @@ impl TraceSession {
         }
     }
 
-    /// Ends the trace after a device error.
+    /// Stops recording after a device error.
     pub(super) fn abandon(&self, error: &DeviceError) {
         if !self.over.swap(true, Ordering::Relaxed) {
             tracing::warn!(%error, "the trace ends: event timestamps cannot be read");
         }
     }
 
-    /// Completes the file, or removes it if it has no step. Steps that are recorded later are dropped.
+    /// Completes the file, or removes it if it contains no steps. Steps that are recorded later are dropped.
     ///
     /// Errors: the file could not be written.
     pub(crate) fn close(&self) -> Result<(), ExecutorError> {
         drop(self.steps.lock().unwrap_or_else(PoisonError::into_inner).take());
         let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let error = match written.recv_timeout(CLOSE_WAIT) {
-            // Already closed.
+            // The session has already been closed.
             Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Ok(Err(error)) => error.to_string(),
             Err(RecvTimeoutError::Timeout) => {
@@ -160,11 +163,11 @@ impl TraceSession {
     }
 }
 
-/// Writer thread of a session.
+/// Writes the steps of a session to its file, on the writer thread.
 struct ChromeTraceWriter {
     file: ChromeTraceFile,
     rank: u16,
-    /// Number of steps written.
+    /// Number of steps that have been written.
     steps: u64,
     over: Arc<AtomicBool>,
     dropped: Arc<AtomicU64>,
@@ -206,7 +209,7 @@ impl ChromeTraceWriter {
         self.file.flush()
     }
 
-    /// Writes a whole step, or nothing if the file is full.
+    /// Writes all events of a step, or none of them if the file is full.
     fn step(&mut self, step: &StepTraceRecord) -> io::Result<()> {
         if self.over.load(Ordering::Relaxed) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Spans of a step: the launches between two event timestamps.
+//! Spans of an instrumented step: the time between two successive event timestamps.
 
 use std::sync::Arc;
 
@@ -9,27 +9,27 @@ use ops::{DeviceStream, Ops};
 use super::FIRST_SPAN_EVENT;
 use crate::ExecutorError;
 
-/// A part of a step.
+/// Part of a step in the trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TraceScope {
     /// Copy of the step's inputs to the device.
     Upload,
-    /// Sequence slots, block tables, ids, positions and KV slots.
+    /// Preparation kernel: sequence slots, block tables, token ids, positions and KV slots.
     Prepare,
-    /// The layers.
+    /// Layers of the target model.
     Forward,
-    /// Draft passes, and the KV and states stored for later passes.
+    /// Draft passes, and the storage of the KV and hidden states that later draft passes read.
     Draft,
-    /// Logits at sample positions.
+    /// LM head: logits at the sample positions.
     LmHead,
-    /// Sampling from logits.
+    /// Sampling of tokens from the logits.
     Sampling,
     /// Copy of sampled tokens to the host.
     Download,
 }
 
 impl TraceScope {
-    /// Name in the trace.
+    /// Name of the scope in the trace file.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Upload => "upload",
@@ -43,16 +43,17 @@ impl TraceScope {
     }
 }
 
-/// A span that ends with one event timestamp.
+/// A span; it starts at the end of the previous span and ends at an event timestamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeviceSpan {
     /// Part of the step that the span belongs to.
     pub(crate) scope: TraceScope,
-    /// Name of the kernel; `None` if the device reports no kernels, and the span is the whole scope.
+    /// Name of the kernel; `None` if the device does not report kernel names, so that the span covers the
+    /// whole scope.
     pub(crate) kernel: Option<&'static str>,
 }
 
-/// Records event timestamps while a step is launched or captured.
+/// Records the event timestamps and spans of a step while it is launched or captured.
 pub(crate) struct SpanRecorder {
     device: KernelBackend,
     stream: DeviceStream,
@@ -62,12 +63,13 @@ pub(crate) struct SpanRecorder {
 
 impl SpanRecorder {
     pub(super) fn new(ops: &Ops, timestamps: Arc<dyn EventTimestamps>) -> Self {
-        // The first span of every step is its upload.
+        // The first span of every step is the upload of its inputs.
         let spans = vec![DeviceSpan { scope: TraceScope::Upload, kernel: None }];
         Self { device: ops.device().clone(), stream: *ops.stream(), timestamps, spans }
     }
 
-    /// Launches `work` as a scope of the step, with event timestamps if `recorder` is set.
+    /// Runs `work`, which launches the kernels of `scope`. If `recorder` is set, event timestamps are
+    /// recorded.
     pub(crate) fn record_scope<T>(
         recorder: &mut Option<Self>,
         scope: TraceScope,

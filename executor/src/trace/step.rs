@@ -1,4 +1,4 @@
-//! Trace of one step: times recorded while it runs, and its trace events.
+//! Trace of one step: the times that are recorded while it runs, and the trace events for the file.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use protocol::{Batch, StepId};
 use super::family::family;
 use super::{DeviceSpan, FIRST_SPAN_EVENT, SpanLease, SpanRecorder, TraceScope, TraceSession};
 
-/// Tracks of the file, per rank: two host threads and the device.
+/// Track numbers in the trace file, for each rank: two host threads and the device.
 const SUBMIT: u32 = 1;
 const REPLY: u32 = 2;
 const DEVICE: u32 = 3;
 
-/// Identity and size of a step.
+/// Id and size of a step, for the trace.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepFacts {
     step: StepId,
     rows: usize,
-    /// Number of rows that initialise their sequence slot: no step has computed them in their epoch.
+    /// Number of rows that initialise their sequence slot, which is the first step of a request in an epoch.
     newly_assigned: usize,
     tokens: u32,
-    /// Rows of the captured graph that is replayed; `None` = launched eagerly.
+    /// Number of rows of the captured graph that is replayed; `None` = the step is launched eagerly.
     pub(super) graph: Option<u32>,
 }
 
@@ -40,15 +40,15 @@ impl StepFacts {
     }
 }
 
-/// Trace of a step in flight.
+/// Trace of a step that is in flight.
 pub(crate) struct StepTrace {
     session: Arc<TraceSession>,
     facts: StepFacts,
-    /// Event timestamp at the start of the step; the next one is at its end.
+    /// Index of the event timestamp at the start of the step. The next index is the end of the step.
     start: usize,
     lease: Option<SpanLease>,
     spans: Option<Arc<[DeviceSpan]>>,
-    /// Whether the time after the last span is the download.
+    /// Whether the time after the last span is the download of the sampled tokens.
     downloads: bool,
     staged: Instant,
     launched: Instant,
@@ -68,12 +68,12 @@ impl StepTrace {
         Self { session, facts, start, lease, spans, downloads, staged, launched, submitted }
     }
 
-    /// Whether this step has the event timestamps inside a step.
+    /// Whether this step holds the lease of the event timestamps inside a step.
     pub(crate) fn is_instrumented(&self) -> bool {
         self.lease.is_some()
     }
 
-    /// Records the end of the upload.
+    /// Records the event timestamp at the end of the upload.
     pub(crate) fn uploaded(&self, s: DeviceStream) -> Result<(), DeviceError> {
         if !self.is_instrumented() {
             return Ok(());
@@ -81,17 +81,18 @@ impl StepTrace {
         self.session.timestamps().record(&s, FIRST_SPAN_EVENT)
     }
 
-    /// Creates a recorder for the spans of the launches.
+    /// Creates a recorder for the spans of this step's launches.
     pub(crate) fn span_recorder(&self, ops: &Ops) -> SpanRecorder {
         self.session.spans(ops)
     }
 
-    /// Sets the spans of the step, launched or replayed.
+    /// Sets the spans of the step after it was launched or replayed.
     pub(crate) fn set_spans(&mut self, spans: Arc<[DeviceSpan]>) {
         self.spans = Some(spans);
     }
 
-    /// Records that everything is launched. `slices`: number of downloads of sampled tokens.
+    /// Records that all kernels have been launched. `slices`: number of downloads of sampled tokens in the
+    /// step.
     pub(crate) fn submitted(&mut self, s: DeviceStream, slices: usize) -> Result<(), DeviceError> {
         self.session.timestamps().record(&s, self.start + 1)?;
         self.downloads = slices == 1;
@@ -99,8 +100,8 @@ impl StepTrace {
         Ok(())
     }
 
-    /// Completes the trace: the outputs were waited for from `wait_start` to `wait_end`, and then read.
-    /// Called in step order.
+    /// Completes the trace of the step. The host waited for the outputs from `wait_start` to `wait_end`, and
+    /// has read them since. Must be called in step order.
     pub(crate) fn finish(self, wait_start: Instant, wait_end: Instant) {
         let read_end = Instant::now();
         match self.read([wait_start, wait_end, read_end]) {
@@ -130,19 +131,19 @@ impl StepTrace {
     }
 }
 
-/// Trace record of a finished step. Times are nanoseconds from the session's origin.
+/// Trace of a finished step, for the writer thread. Times are nanoseconds from the session's origin.
 pub(super) struct StepTraceRecord {
     facts: StepFacts,
-    /// Start of staging, start of launching, end of launching.
+    /// Host times of the submit thread: start of staging, start of launching, end of launching.
     submit: [i64; 3],
-    /// Start of waiting, end of waiting, end of reading the outputs.
+    /// Host times of the reply thread: start of waiting, end of waiting, end of reading the outputs.
     reply: [i64; 3],
     device: (i64, i64),
-    /// Spans and their ends; the first starts with the step.
+    /// Spans with their end times. The first span starts with the step.
     spans: Vec<(DeviceSpan, i64)>,
 }
 
-/// A span as a trace event.
+/// A complete event (`"ph":"X"`) of the trace file.
 struct SpanEvent<'a> {
     name: &'a str,
     kind: &'a str,
@@ -199,7 +200,7 @@ impl StepTraceRecord {
 fn write_span(out: &mut String, rank: u16, span: &SpanEvent<'_>, args: &str) {
     let SpanEvent { name, kind, track, ns: (from, to) } = span;
     let (from, ns) = ((*from).max(0), (to - from).max(0));
-    // Writing to a string cannot fail.
+    // A write to a string cannot fail.
     let _ = write!(
         out,
         r#"{{"name":"{name}","cat":"{kind}","ph":"X","ts":{}.{:03},"dur":{}.{:03},"pid":{rank},"tid":{track},"args":{{{args}}}}}"#,
@@ -210,7 +211,7 @@ fn write_span(out: &mut String, rank: u16, span: &SpanEvent<'_>, args: &str) {
     );
 }
 
-/// Metadata events that name the process and the tracks.
+/// Returns the metadata events that name the process and the tracks.
 pub(super) fn names(rank: u16) -> [String; 4] {
     let named = |what: &str, track: u32, name: &str| {
         format!(
