@@ -1,9 +1,9 @@
 //! DeepSeek-V2, V3 and R1 (`DeepseekV2ForCausalLM`, `DeepseekV3ForCausalLM`), after transformers
 //! `modeling_deepseek_v2.py` and `modeling_deepseek_v3.py`.
 //!
-//! Multi-head latent attention (MLA); the first layers have a dense MLP, all others have experts, including
-//! shared experts. V2 routes by softmax, V3 by sigmoid with a correction bias; both may use group-limited
-//! routing. V3 has an MTP module. Goldens: `tests/data/golden/deepseek_v*`. Shapes: T tokens, H hidden.
+//! Attention is multi-head latent attention (MLA). The first layers have a dense MLP, all others have routed
+//! and shared experts. V2 routes by softmax, V3 by sigmoid with a correction bias; both may use group-limited
+//! routing. V3 has an MTP module. Reference outputs for tests: `tests/data/golden/deepseek_v*`.
 
 use crate::config::MlaConfig;
 use crate::layers::{
@@ -13,10 +13,10 @@ use crate::layers::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// DeepSeek model.
+/// DeepSeek-V2, V3 or R1 model.
 pub(crate) type DeepseekModel = DecoderModel<DeepseekLayer>;
 
-/// Decoder layer.
+/// Decoder layer of DeepSeek models: MLA, followed by a dense MLP or experts.
 #[derive(Debug)]
 pub(crate) struct DeepseekLayer {
     attn_norm: RmsNormLayer,
@@ -26,7 +26,7 @@ pub(crate) struct DeepseekLayer {
 }
 
 impl DecoderLayer for DeepseekLayer {
-    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`.
+    /// Computes `x += attn(attn_norm(x)); x += mlp(mlp_norm(x))`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,

@@ -1,9 +1,9 @@
 //! EAGLE-3 draft model of one layer (arXiv 2503.01840; `LlamaForCausalLMEagle3`).
 //!
 //! The first draft pass starts from the inputs of three layers of the target model, projected to one hidden
-//! state per token; later passes start from the previous pass. The draft vocabulary is a subset of the target
-//! vocabulary. As in an MTP module, keys and values at position `p` are made of token `p` and the hidden
-//! state of the token before it. Shapes: T tokens, H hidden, R rows.
+//! state per token; each later pass starts from the hidden state of the previous pass. The draft vocabulary
+//! is a subset of the target vocabulary. As in an MTP module, keys and values at position `p` are computed
+//! from the embedding of token `p` and the hidden state of token `p - 1`.
 
 use crate::config::Eagle3Config;
 use crate::layers::{
@@ -15,51 +15,55 @@ use crate::{ForwardContext, ForwardError, Model, ModelConfig, ModelLoadError, We
 use ops::{PackedLinear, Tensor, VocabShard};
 use std::cell::RefCell;
 
-/// EAGLE-3 draft model.
+/// EAGLE-3 draft model: its weights on this rank and its forward pass.
 #[derive(Debug)]
 pub struct Eagle3Model {
-    /// Target layers with inputs that are auxiliary hidden states, of the target model's hidden size.
+    /// Ids of the target model's layers whose inputs are the auxiliary hidden states.
     aux_layers: [usize; 3],
     fc_norms: Vec<RmsNormLayer>,
-    /// Columns of `fc` for each auxiliary hidden state.
+    /// Column blocks of the projection `fc`, one for each auxiliary hidden state.
     fc: Vec<PackedLinear>,
-    /// Embedding; `None` = that of the target model.
+    /// Embedding of the draft model; `None` = the embedding of the target model is used.
     embed: Option<VocabParallelEmbedding>,
     embedding_norm: RmsNormLayer,
     hidden_norm: RmsNormLayer,
-    /// Columns for the embedding, then columns for the hidden state.
+    /// Column blocks of the QKV projections: first the block for the token embedding, then the block for the
+    /// hidden state.
     qkv_proj: Vec<PackedLinear>,
     heads: GqaHeads,
     mlp_norm: RmsNormLayer,
     mlp: GatedMlp,
     norm: RmsNormLayer,
     lm_head: LmHead,
-    /// Shard of the draft vocabulary on this rank.
+    /// Range of the draft vocabulary on this rank.
     vocab_shard: VocabShard,
-    /// Target id of each draft id, i32 `[1, V]`; `None` if both ids are equal.
+    /// Target token id of each draft token id, i32 `[1, draft vocabulary]`; `None` if every draft id equals
+    /// its target id.
     draft_to_target: Option<Tensor>,
     shape: Eagle3Config,
 }
 
-/// Output of a draft pass, per row.
+/// Output of a draft pass: hidden states of its rows.
 #[derive(Debug)]
 pub struct DraftPassOutput {
-    /// Input of the LM head, `[R, H]`.
+    /// Hidden states after the final norm, which are the input of the LM head, `[rows, hidden size]`.
     pub hidden: Tensor,
-    /// Hidden state for the next draft pass, `[R, H]`; `None` = `hidden`.
+    /// Hidden states from which the next draft pass starts, `[rows, hidden size]`; `None` if they equal
+    /// `hidden`.
     pub next_hidden: Option<Tensor>,
 }
 
-/// Collects and projects the auxiliary hidden states during a forward pass of the target model.
+/// Collects the auxiliary hidden states during one forward pass of the target model, and projects them with
+/// `fc`.
 #[derive(Debug)]
 pub struct AuxHiddenStates<'a> {
     eagle: &'a Eagle3Model,
-    /// Sum of the projections collected so far.
+    /// Sum of the projections of the auxiliary hidden states that were collected so far.
     combined: RefCell<Option<Tensor>>,
 }
 
 impl Eagle3Model {
-    /// Loads the draft model of the target model `target`; weights are taken by name.
+    /// Loads the draft model for the target model `target`. Each weight is taken from `w` by its name.
     pub(crate) fn load(
         config: &ModelConfig,
         target: &ModelConfig,
@@ -104,8 +108,8 @@ impl Eagle3Model {
         AuxHiddenStates { eagle: self, combined: RefCell::default() }
     }
 
-    /// Computes a draft pass from token ids `[R]`, none at position 0, and the hidden states
-    /// `previous [R, H]` of the tokens before them.
+    /// Computes a draft pass: `ids [rows]` are token ids at positions above 0, and
+    /// `previous [rows, hidden size]` are the hidden states of the tokens before them.
     pub fn draft(
         &self,
         f: &ForwardContext<'_>,
@@ -124,8 +128,8 @@ impl Eagle3Model {
         Ok(DraftPassOutput { hidden, next_hidden })
     }
 
-    /// Writes keys and values of these tokens for later draft passes, and computes no more. The keys and
-    /// values at position 0 are never read.
+    /// Writes the draft model's keys and values of these tokens to the KV cache, for later draft passes;
+    /// computes no hidden states. Later draft passes never read the keys and values at position 0.
     pub fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
@@ -138,12 +142,13 @@ impl Eagle3Model {
         self.heads.write_kv(f, &qkv).map(drop)
     }
 
-    /// Logits of the whole draft vocabulary, f32 `[n, V]`, from `hidden [n, H]`, on every rank.
+    /// Computes the logits of the whole draft vocabulary, f32 `[rows, draft vocabulary]`, from `hidden [rows,
+    /// H]`, on every rank.
     pub fn logits(&self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError> {
         self.lm_head.full_logits(f, hidden)
     }
 
-    /// Logits of this rank's shard of the draft vocabulary.
+    /// Computes the logits of this rank's range of the draft vocabulary.
     pub fn shard_logits(
         &self,
         f: &ForwardContext<'_>,
@@ -152,19 +157,20 @@ impl Eagle3Model {
         self.lm_head.shard_logits(f, hidden)
     }
 
-    /// Shard of the draft vocabulary on this rank.
+    /// Range of the draft vocabulary on this rank.
     #[must_use]
     pub fn vocab_shard(&self) -> &VocabShard {
         &self.vocab_shard
     }
 
-    /// Target id of each draft id, i32 `[1, V]`; `None` if both ids are equal.
+    /// Target token id of each draft token id, i32 `[1, draft vocabulary]`; `None` if every draft id equals
+    /// its target id.
     #[must_use]
     pub fn draft_to_target(&self) -> Option<&Tensor> {
         self.draft_to_target.as_ref()
     }
 
-    /// Normed token embeddings, `[R, H]`.
+    /// Embeds token ids and applies the RMS norm of embeddings: `[rows, hidden size]`.
     fn embed_tokens(
         &self,
         f: &ForwardContext<'_>,
@@ -178,7 +184,8 @@ impl Eagle3Model {
         Ok(f.ops.rms_norm(&embedding, &self.embedding_norm.weight, self.embedding_norm.eps)?)
     }
 
-    /// Queries, keys and values `[R, (N + 2 K) D]` from embedding and hidden state.
+    /// Computes queries, keys and values `[rows, query, key and value channels]` from token embeddings and
+    /// hidden states.
     fn project_states(
         &self,
         f: &ForwardContext<'_>,
@@ -191,18 +198,18 @@ impl Eagle3Model {
 }
 
 impl AuxHiddenStates<'_> {
-    /// Projected states of all tokens, `[T, H]`, after the forward pass.
+    /// Returns the projected auxiliary hidden states after the forward pass, `[tokens, hidden size]`.
     #[must_use]
     pub fn states(self) -> Option<Tensor> {
         self.combined.into_inner()
     }
 
-    /// Whether the input of layer `layer` is collected.
+    /// Whether the input of the target model's layer `layer` is an auxiliary hidden state.
     pub(crate) fn collects_layer(&self, layer: usize) -> bool {
         self.eagle.aux_layers.contains(&layer)
     }
 
-    /// Adds the projection of the input `x [T, H of the target model]` of layer `layer`.
+    /// Adds the projection of `x [tokens, target hidden size]`, the input of layer `layer` of the target model.
     pub(crate) fn collect(
         &self,
         f: &ForwardContext<'_>,

@@ -1,10 +1,10 @@
-//! Errors of model loading. Every variant names the file, tensor or setting to check.
+//! Errors of loading a model. Every variant names the file, tensor or setting to check.
 
 use crate::ModelConfigError;
 use crate::sharding::UnevenSplit;
 use std::path::PathBuf;
 
-/// Checkpoint that cannot be served.
+/// Error of loading a checkpoint, or a checkpoint that cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelLoadError {
     /// The configuration is invalid.
@@ -23,7 +23,7 @@ pub enum ModelLoadError {
     NoWeights {
         /// Path of the folder.
         dir: PathBuf,
-        /// Other weights that were found.
+        /// Text about weights in other formats that the folder contains.
         hint: &'static str,
     },
     /// A weight file is inconsistent.
@@ -31,7 +31,7 @@ pub enum ModelLoadError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// Fault in the file.
+        /// Error in the file's header, data or index.
         fault: FileFault,
     },
     /// A tensor contradicts its file, the index or the configuration.
@@ -41,10 +41,10 @@ pub enum ModelLoadError {
         path: PathBuf,
         /// Name of the tensor.
         tensor: String,
-        /// Fault of the tensor.
+        /// Error in the tensor's metadata or values.
         fault: TensorFault,
     },
-    /// Stored tensors are unused, or weights are missing.
+    /// The checkpoint contains tensors that no weight uses, or lacks weights that the configuration requires.
     #[error("{dir}: weights do not match the configuration: {}", coverage(missing, unexpected))]
     Coverage {
         /// Path of the folder.
@@ -57,7 +57,7 @@ pub enum ModelLoadError {
     /// The expert placement is invalid.
     #[error(transparent)]
     Placement(#[from] crate::PlacementError),
-    /// The checkpoint is a draft model, which cannot be served alone.
+    /// The checkpoint is an EAGLE-3 draft model, which only runs together with a target model.
     #[error("{dir}: LlamaForCausalLMEagle3 is a draft model and cannot be served alone")]
     DraftModelOnly {
         /// Path of the folder.
@@ -68,7 +68,7 @@ pub enum ModelLoadError {
     Split {
         /// Name of the tensor.
         tensor: String,
-        /// Count and numbers of ranks.
+        /// Dimension, its size and the number of ranks.
         error: UnevenSplit,
     },
     /// A model reads a weight that the weight table does not have, or leaves one unread: a bug.
@@ -76,7 +76,7 @@ pub enum ModelLoadError {
     Table {
         /// Name of the weight.
         tensor: String,
-        /// Kind of the disagreement.
+        /// Description of the mismatch.
         what: &'static str,
     },
     /// The device rejected an operation.
@@ -89,16 +89,16 @@ pub enum ModelLoadError {
     },
 }
 
-/// Fault of a whole safetensors file or index.
+/// Error that concerns a whole safetensors file or a whole index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FileFault {
-    /// The file is shorter than a header length.
+    /// The file is shorter than the 8 bytes of the header length.
     #[error("{bytes} bytes are too short for a safetensors file")]
     Short {
         /// Size of the file in bytes.
         bytes: usize,
     },
-    /// The header exceeds the file or the limit of the format.
+    /// The header length exceeds the file, or the limit of the safetensors format.
     #[error("the header length is {stated} bytes, but the limit is {limit}")]
     HeaderLength {
         /// Header length that the file states, in bytes.
@@ -106,13 +106,13 @@ pub enum FileFault {
         /// Largest length that the size of the file and the format allow, in bytes.
         limit: u64,
     },
-    /// The header is not valid JSON of the format.
+    /// The header is not valid JSON, or not a header of the safetensors format.
     #[error("invalid header: {detail}")]
     Header {
         /// Position and reason of the parse error.
         detail: String,
     },
-    /// The data is longer or shorter than its tensors.
+    /// The data section is longer or shorter than the tensors in the header.
     #[error("tensors end at byte {end} of the data, but there are {bytes}")]
     End {
         /// End of the last tensor, as an offset in the data.
@@ -120,7 +120,7 @@ pub enum FileFault {
         /// Size of the data after the header, in bytes.
         bytes: u64,
     },
-    /// The index is not valid JSON of the format.
+    /// The index is not valid JSON, or not an index of the safetensors format.
     #[error("invalid index: {detail}")]
     Index {
         /// Position and reason of the parse error.
@@ -134,16 +134,16 @@ pub enum FileFault {
     },
 }
 
-/// Fault of one tensor.
+/// Error that concerns one tensor of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TensorFault {
-    /// The dtype is not a dtype of the format.
+    /// The header declares a dtype that the safetensors format does not have.
     #[error("dtype `{0}` is unknown")]
     UnknownDType(String),
     /// The dtype is not supported for weights.
     #[error("dtype {0} is not supported for weights; F32, BF16 and F16 are")]
     WrongDType(&'static str),
-    /// Offsets are in the wrong order or beyond the data.
+    /// The byte offsets are in the wrong order or beyond the data.
     #[error("bytes [{start}, {end}) are outside of the {bytes} bytes of data")]
     Offsets {
         /// Offset of the first byte.
@@ -153,7 +153,7 @@ pub enum TensorFault {
         /// Size of the data in bytes.
         bytes: u64,
     },
-    /// Offsets leave a gap after the previous tensor, or overlap it.
+    /// The byte offsets leave a gap after the previous tensor, or overlap it.
     #[error("starts at byte {start} of the data, but the tensor before it ends at {expected}")]
     Gap {
         /// Offset of the first byte.
@@ -161,22 +161,22 @@ pub enum TensorFault {
         /// Expected offset of the first byte.
         expected: u64,
     },
-    /// The size of the shape differs from the number of bytes.
+    /// The number of bytes differs from the size that shape and dtype require.
     #[error("shape {shape:?} of {dtype} does not match {bytes} bytes")]
     Size {
-        /// Stated shape.
+        /// Shape that the header declares.
         shape: Vec<u64>,
-        /// Stated dtype.
+        /// Dtype that the header declares.
         dtype: &'static str,
-        /// Number of bytes between the offsets.
+        /// Number of bytes between the offsets of the tensor.
         bytes: u64,
     },
-    /// The target id of a draft id is outside of the vocabulary.
+    /// The target token id of a draft token id is outside of the target vocabulary.
     #[error("target id {draft} {offset:+} of draft id {draft} is outside of the {ids} target ids")]
     Offset {
-        /// Draft id.
+        /// Draft token id.
         draft: usize,
-        /// Offset from draft id to target id.
+        /// Stored offset from the draft token id to the target token id.
         offset: i64,
         /// Size of the target vocabulary.
         ids: usize,
@@ -184,18 +184,18 @@ pub enum TensorFault {
     /// The dtype is not supported for offsets from draft ids to target ids.
     #[error("dtype {0} is not supported for draft id offsets; I64 is")]
     OffsetDType(&'static str),
-    /// The scale is not a finite number above 0.
+    /// The scale of the quantised KV cache is not a finite number above 0.
     #[error("scale {0} is not a finite number above 0")]
     Scale(String),
-    /// The shape differs from that of the configuration.
+    /// The stored shape differs from the shape that the configuration requires.
     #[error("shape {found:?}, but the configuration requires {expected:?}")]
     Shape {
         /// Stored shape.
         found: Vec<u64>,
-        /// Shape from the configuration.
+        /// Shape that the configuration requires.
         expected: Vec<u64>,
     },
-    /// The name is stored in two files.
+    /// Two files contain a tensor of this name.
     #[error("is also stored in {other}")]
     Duplicate {
         /// Path of the other file.
@@ -207,10 +207,10 @@ pub enum TensorFault {
     /// A file contains a tensor that the index does not assign to it.
     #[error("is in the file, but the index {0}")]
     NotInIndex(String),
-    /// Experts are stored both separately and fused.
+    /// An expert's weight is stored as its own tensor and in the fused tensor of all experts.
     #[error("contains the weight `{0}`, which is also stored separately")]
     StoredTwice(String),
-    /// The copy of a weight in an MTP module differs from the original.
+    /// A weight that an MTP module stores as a copy differs from the original.
     #[error("differs from `{0}`, of which it must be a copy")]
     Copy(&'static str),
     /// The stored LM head differs from the embedding that it is tied to.
@@ -218,7 +218,7 @@ pub enum TensorFault {
     TiedHead,
 }
 
-/// Formats both lists, truncated to fit a terminal.
+/// Formats the missing and the unexpected tensors, each list truncated to fit a terminal.
 fn coverage(missing: &[String], unexpected: &[String]) -> String {
     const LISTED_MAX: usize = 16;
     let list = |title: &str, names: &[String]| {

@@ -1,14 +1,14 @@
-//! Expert load: number of tokens per expert, counted by the routers.
+//! Expert load: device counters of the tokens that the routers send to each expert.
 
 use crate::ModelConfig;
 use ops::{ExpertLoadCounters, ExpertLoadDownload, LayerLoadCounter, OpError, Ops, Tensor};
 
-/// Number of tokens by layer and expert since the last `take`, in device memory.
+/// Number of tokens routed to each expert, by layer, since the last `take`; stored in device memory.
 #[derive(Debug)]
 pub struct ExpertLoad(ExpertLoadCounters);
 
 impl ExpertLoad {
-    /// Creates counters for the experts of a model; `None` if it has none.
+    /// Creates the counters for a model; returns `None` if the model has no experts.
     pub fn new(ops: &Ops, config: &ModelConfig) -> Result<Option<Self>, OpError> {
         let Some(moe) = &config.moe else { return Ok(None) };
         Ok(Some(Self(ExpertLoadCounters::new(ops, config.layers, moe.experts)?)))
@@ -19,7 +19,8 @@ impl ExpertLoad {
         self.0.take(ops)
     }
 
-    /// Counter for the router of a layer. Tokens with a KV slot of −1 in `slots`, i64 `[T]`, are padding.
+    /// Returns the counter for the router of layer `layer`. `slots` are the KV slots of the tokens, i64
+    /// `[tokens]`; a slot of −1 denotes padding, which is not counted.
     pub(crate) fn layer_counter<'a>(
         &'a self,
         layer: usize,

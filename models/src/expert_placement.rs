@@ -1,21 +1,22 @@
-//! Expert placement (EPLB map) from the operator: the physical experts of each layer, in equal consecutive
-//! ranges per rank. Hot experts may have several copies.
+//! Expert placement (EPLB map) that the operator supplies: for each layer, the logical expert of every
+//! physical expert. Each rank has an equal, consecutive range of the physical experts. Frequently selected
+//! experts may have several copies.
 //!
-//! The position of a token in its request selects the copy of an expert. The choice is independent of batch
-//! and chunking, and copies share the load evenly.
+//! If an expert has several copies, the position of a token in its request selects the copy. The selected
+//! copy does not depend on batch and chunking, and the copies receive equal numbers of tokens.
 //!
-//! Rows after those of the model's layers are for MTP modules; without such a row, each expert of an MTP
-//! module has one copy, in order.
+//! Rows after those of the model's layers are for MTP modules. Without such a row, each expert of an MTP
+//! module has one copy, in ascending order of experts.
 
 use crate::ModelConfig;
 use crate::sharding::ParallelRank;
 use protocol::ExpertPlacement;
 use std::ops::Range;
 
-/// Error of a placement that does not fit the model or its ranks.
+/// Error of an expert placement that does not fit the model or the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// There is no expert parallelism: every rank has a part of all experts.
+    /// The model runs without expert parallelism, so every rank has a part of all experts.
     #[error("an expert placement needs expert parallelism over several ranks")]
     NotExpertParallel,
     /// The placement has the wrong number of layers.
@@ -25,7 +26,7 @@ pub enum PlacementError {
         got: usize,
         /// Number of layers of the model.
         expected: usize,
-        /// Number of MTP modules, which may have rows as well.
+        /// Number of MTP modules of the model, for which the placement may have further rows.
         mtp_modules: usize,
     },
     /// The experts of an MTP module without a row cannot be split evenly over the ranks.
@@ -50,7 +51,7 @@ pub enum PlacementError {
         /// Number of ranks.
         ranks: usize,
     },
-    /// The model has no such expert.
+    /// The placement names an expert that the model does not have.
     #[error(
         "layer {layer}: physical expert {physical_expert} is a copy of expert {expert}, the model has {experts}"
     )]
@@ -59,12 +60,12 @@ pub enum PlacementError {
         layer: usize,
         /// Index of the physical expert, from 0.
         physical_expert: usize,
-        /// Logical expert assigned to it.
+        /// Logical expert that the placement assigns to the physical expert.
         expert: usize,
         /// Number of experts of the layer.
         experts: usize,
     },
-    /// An expert has no physical expert, so that its tokens could not be routed.
+    /// No physical expert is a copy of this expert, so its tokens could not be routed.
     #[error("layer {layer}: expert {expert} has no physical expert")]
     Missing {
         /// Index of the layer.
@@ -72,7 +73,7 @@ pub enum PlacementError {
         /// Logical expert.
         expert: usize,
     },
-    /// An expert has two copies on one rank, which is of no use.
+    /// An expert has two copies on one rank; the second copy would not balance any load.
     #[error("layer {layer}: expert {expert} has two copies on rank {rank}")]
     DuplicateCopy {
         /// Index of the layer.
@@ -84,13 +85,13 @@ pub enum PlacementError {
     },
 }
 
-/// Part of an error message about MTP modules.
+/// Text about rows for MTP modules, appended to an error message.
 fn mtp_hint(modules: usize) -> String {
     if modules == 0 { String::new() } else { format!(", and {modules} in MTP modules") }
 }
 
-/// Checks that every expert of every layer has a physical expert, and that all ranks have equally many. Rows
-/// of dense layers are ignored.
+/// Checks that every expert of every MoE layer has at least one physical expert, and that all ranks have
+/// equal numbers of physical experts. Rows of dense layers are ignored.
 pub fn check_placement(
     placement: &ExpertPlacement,
     config: &ModelConfig,
@@ -126,7 +127,7 @@ fn check_layer(
         return Err(PlacementError::Uneven { layer, physical_experts: row.len(), ranks });
     }
     let per_rank = row.len() / ranks;
-    let mut last_ranks = vec![None; experts]; // Last rank on which each expert was found.
+    let mut last_ranks = vec![None; experts]; // Last rank found with a copy of each expert.
     for (physical_expert, &expert) in row.iter().enumerate() {
         let (expert, rank) = (usize::from(expert), physical_expert / per_rank);
         let Some(last_rank) = last_ranks.get_mut(expert) else {
@@ -142,29 +143,30 @@ fn check_layer(
     }
 }
 
-/// Placement of one layer: logical expert of each physical expert.
+/// Expert placement of one layer: the logical expert of each physical expert.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerPlacement<'a>(&'a [u16]);
 
 impl<'a> LayerPlacement<'a> {
-    /// Returns the row of layer `layer` of a placement that has been checked, if there is one.
+    /// Returns the placement of layer `layer` from a checked placement; `None` if there is no placement, or
+    /// none for this layer.
     pub(crate) fn of_layer(placement: Option<&'a ExpertPlacement>, layer: usize) -> Option<Self> {
         placement?.layers.get(layer).map(|row| Self(row))
     }
 
-    /// Range of the physical experts of a rank.
+    /// Range of the physical experts on a rank.
     pub(crate) fn of_rank(self, rank: ParallelRank) -> Range<usize> {
         let per_rank = self.0.len() / rank.size;
         rank.rank * per_rank..(rank.rank + 1) * per_rank
     }
 
-    /// Logical experts of these physical experts.
+    /// Logical experts of a range of physical experts.
     pub(crate) fn experts(self, physical_experts: Range<usize>) -> Vec<usize> {
         self.0[physical_experts].iter().map(|&expert| usize::from(expert)).collect()
     }
 
-    /// Table with one row per logical expert: number of copies, then the physical experts, ascending, padded
-    /// with -1 to equal length. Returns the table and its number of columns.
+    /// Table with one row per logical expert: the number of its copies, then its physical experts, ascending,
+    /// padded with -1 to equal length. Returns the table and its number of columns.
     pub(crate) fn table(self, experts: usize) -> (Vec<i32>, usize) {
         let mut copies = vec![Vec::new(); experts];
         for (physical_expert, &expert) in (0_i32..).zip(self.0) {
@@ -186,7 +188,7 @@ mod tests {
     use crate::weight_table::tests::tiny;
 
     fn check(layers: Vec<Vec<u16>>, ranks: usize) -> String {
-        // 2 layers, the first of them dense, with 4 experts.
+        // The model has 2 layers: the first has a dense MLP, the second has 4 experts.
         let config = tiny("Qwen3MoeForCausalLM");
         let placement = ExpertPlacement { layers };
         check_placement(&placement, &config, ranks).map_or_else(|e| e.to_string(), |()| "ok".into())
@@ -240,7 +242,7 @@ mod tests {
         };
         assert_eq!(check(&config, layers + 2, 2), wrong_layers(layers + 2));
         assert_eq!(check(&config, layers - 1, 2), wrong_layers(layers - 1));
-        // The experts must divide among the ranks only if the MTP module is loaded.
+        // The number of ranks must divide the number of experts only if the MTP module is loaded.
         let ranks = usize::from(2 * experts);
         assert_eq!(check(&config, layers, ranks), Ok(()));
         config.load_mtp = true;

@@ -1,6 +1,7 @@
-//! Models: one file per architecture, composed of parallel layers; configurations, and loading of weights.
+//! Models: configurations, loading of weights, and forward passes. Each architecture has one file, which
+//! composes parallel layers.
 //!
-//! A model consists of formulas; it is independent of requests, of the owner of KV blocks and of GPU vendors.
+//! A model computes formulas only; it is independent of requests, of KV block allocation and of GPU vendors.
 //! [`ModelConfig`] defines the arithmetic, [`load_model`] loads the weights, [`Model`] computes.
 #![forbid(unsafe_code)]
 

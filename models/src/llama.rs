@@ -1,7 +1,7 @@
 //! Llama 2, 3 and 3.x (`LlamaForCausalLM`), after transformers `modeling_llama.py`.
 //!
-//! RoPE scaling is default, linear, llama3 or yarn; biases and tied heads follow the configuration.
-//! Goldens: `tests/data/golden/llama-*`. Shapes: T tokens, H hidden.
+//! RoPE scaling is default, linear, llama3 or yarn; the configuration decides whether projections have biases
+//! and whether the LM head is tied. Reference outputs for tests: `tests/data/golden/llama-*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RmsNormLayer,
@@ -10,10 +10,10 @@ use crate::layers::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// Llama model.
+/// Llama 2 or Llama 3 model.
 pub(crate) type LlamaModel = DecoderModel<LlamaLayer>;
 
-/// Decoder layer.
+/// Decoder layer of Llama: GQA, followed by a gated MLP.
 #[derive(Debug)]
 pub(crate) struct LlamaLayer {
     attn_norm: RmsNormLayer,
@@ -23,7 +23,7 @@ pub(crate) struct LlamaLayer {
 }
 
 impl DecoderLayer for LlamaLayer {
-    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`.
+    /// Computes `x += attn(attn_norm(x)); x += mlp(mlp_norm(x))`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,

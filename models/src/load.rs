@@ -1,4 +1,4 @@
-//! Loading of a model from a folder.
+//! Loading of target models and EAGLE-3 draft models from a model folder.
 
 use crate::config::ModelArchitecture;
 use crate::deepseek::DeepseekModel;
@@ -15,25 +15,26 @@ use ops::{DType, Ops};
 use protocol::{ExpertPlacement, WeightsDigest};
 use std::path::Path;
 
-/// Source of the weights.
+/// Source from which weights are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightsFormat {
-    /// Safetensors files of the folder.
+    /// Safetensors files in the model folder.
     Safetensors,
-    /// Hash function of synthetic checkpoints; the folder needs no weights.
+    /// Hash function that computes the values of synthetic checkpoints; the folder needs no weight files.
     Synth {
         /// Seed of all values.
         seed: u64,
     },
 }
 
-/// Options of model loading.
+/// Options of `load_model` and `load_eagle3`.
 pub struct ModelLoadOptions<'a> {
-    /// Ops of the device on which weights are stored; their dtype is the dtype of the model.
+    /// Ops of the device on which weights are stored; the dtype of the ops is the dtype of the model.
     pub ops: &'a Ops,
-    /// Position of this rank on the parallel axes, consistent with the groups of its forward passes.
+    /// Position of this rank in tensor and expert parallelism, consistent with the groups of its forward
+    /// passes.
     pub ranks: ParallelRanks,
-    /// Expert placement; `None` = one copy of each expert, in order.
+    /// Expert placement; `None` = each expert has one copy, in ascending order of experts.
     pub placement: Option<&'a ExpertPlacement>,
     /// Source of the weights.
     pub format: WeightsFormat,
@@ -41,11 +42,11 @@ pub struct ModelLoadOptions<'a> {
     pub kv_dtype: DType,
     /// Longest context that requests can use: number of positions of the RoPE tables.
     pub max_positions: usize,
-    /// Number of threads for synthetic values and digests.
+    /// Number of threads that compute synthetic values and digests.
     pub threads: usize,
-    /// Called with the number of bytes loaded so far and in total.
+    /// Called with the number of bytes loaded so far and the total number of bytes.
     pub progress: &'a mut dyn FnMut(u64, u64),
-    /// Digest to which the digests of all loaded bytes are added.
+    /// Sum to which the digests of all loaded bytes are added, so that ranks can compare their weights.
     pub digest: &'a mut WeightsDigest,
 }
 
@@ -59,7 +60,7 @@ impl std::fmt::Debug for ModelLoadOptions<'_> {
     }
 }
 
-/// Loads a rank's part of a model from a folder with an already parsed `config`.
+/// Loads a rank's part of a model from a folder; `config` is the parsed configuration of the folder.
 ///
 /// All names, shapes, dtypes and sizes are checked before the first weight is read.
 pub fn load_model(
@@ -107,7 +108,7 @@ pub fn load_eagle3(
     Ok(eagle)
 }
 
-/// Opens and checks the weights of a folder.
+/// Opens the weights of a folder, and checks names, shapes and the split over the ranks.
 fn weights<'a>(
     dir: &Path,
     config: &'a ModelConfig,

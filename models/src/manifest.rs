@@ -1,4 +1,4 @@
-//! Digest of a model folder, with which processes check that they serve the same model.
+//! Digest of a model folder. Processes compare it to check that they serve the same model.
 
 use crate::weights::weight_files;
 use crate::{ModelLoadError, WeightsFormat};
@@ -8,22 +8,22 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Number of leading bytes of a weight file that are hashed completely: names, dtypes, shapes and offsets of
-/// the tensors. A longer header is hashed up to this size.
+/// Number of bytes at the start of a weight file that are hashed completely. They contain the header with
+/// names, dtypes, shapes and offsets of the tensors; a longer header is hashed up to this size.
 const HEADER_BYTES: u64 = 16 << 20;
-/// Number of samples of a weight file, spread evenly over it.
+/// Number of samples that are hashed in a weight file, spread evenly over the file.
 const SAMPLES: u64 = 32;
-/// Size of a sample in bytes.
+/// Number of bytes of one sample.
 const SAMPLE_BYTES: u64 = 256;
 
 /// Digest of `config.json` and, if the weights are files, of the name, size, header and samples of each file.
 ///
-/// Reads a few kilobytes of each file before weights are loaded. Another checkpoint or an incomplete copy has
-/// another digest, but a difference of a few bytes may go undetected. [`protocol::WeightsDigest`] covers all
-/// bytes that are loaded. The digest guards against mistakes (two mounts, an unfinished download), not
-/// against forgery.
+/// Reads a few kilobytes of each file before weights are loaded. Another checkpoint or an incomplete copy
+/// changes the digest, but a difference of a few bytes may go undetected; [`protocol::WeightsDigest`] covers
+/// all bytes that are loaded. The digest detects mistakes (two mounts, an incomplete download), not
+/// manipulation.
 ///
-/// Errors: a file cannot be read, or there are no weights.
+/// Errors: a file cannot be read, or the folder has no weights.
 pub fn manifest(dir: &Path, format: WeightsFormat) -> Result<u64, ModelLoadError> {
     let path = dir.join("config.json");
     let config = fs::read(&path).map_err(|error| ModelLoadError::Io { path, error })?;
@@ -42,11 +42,11 @@ pub fn manifest(dir: &Path, format: WeightsFormat) -> Result<u64, ModelLoadError
     Ok(digest)
 }
 
-/// Digest of size, header and samples of a file, seeded with `seed`. The content is validated when it is
-/// loaded.
+/// Digest of the size, the header and the samples of a weight file, seeded with `seed`. The content is not
+/// validated here, but when it is loaded.
 fn file_digest(path: &Path, seed: u64) -> io::Result<u64> {
-    // Not mapped: a file that is truncated meanwhile is an error here; with a mapping it would kill the
-    // process.
+    // The file is read, not mapped: if the file is truncated in the meantime, a read returns an error,
+    // whereas an access to a mapping would end the process with SIGBUS.
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut digest = digest_bytes(&size.to_le_bytes(), seed);
@@ -122,7 +122,7 @@ mod tests {
             "last byte of the file"
         );
         assert_ne!(digest(&mut |bytes| bytes.truncate(1 << 19)), first, "truncated file");
-        // Sizes and headers are not validated by the digest.
+        // Files with invalid sizes and headers also have a digest, because it does not validate them.
         let stated = |length: u64| {
             move |bytes: &mut Vec<u8>| bytes[0..8].copy_from_slice(&length.to_le_bytes())
         };

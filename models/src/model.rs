@@ -1,4 +1,5 @@
-//! Interface of models: forward pass over a batch, and logits of some rows.
+//! Interface of models: traits for target models and MTP modules, inputs of a forward pass, and KV cache
+//! layout.
 
 use crate::config::MlaConfig;
 use crate::sharding::{ParallelRanks, UnevenSplit};
@@ -11,45 +12,46 @@ use ops::{
 use protocol::{KvGroup, KvKind, KvSpec};
 use std::fmt;
 
-/// Inputs of a forward pass. A forward pass uses no globals, no environment and no request.
+/// Inputs of a forward pass. A forward pass does not access global variables, the environment or requests.
 #[derive(Clone, Copy)]
 pub struct ForwardContext<'a> {
-    /// Ops on this rank's device.
+    /// Ops that compute on this rank's device.
     pub ops: &'a Ops,
-    /// Tensor-parallel group: ranks that share every layer.
+    /// Tensor-parallel group: the ranks over which every layer is split.
     pub tp: &'a ParallelGroup,
-    /// Data-parallel group: ranks of other replicas that share experts with this rank; apart from experts
-    /// they have the same part of the model, and tokens of their own.
+    /// Data-parallel group: the ranks of all replicas that share experts with this rank. These ranks have
+    /// equal parts of all other weights, but process different tokens.
     pub dp: &'a ParallelGroup,
-    /// Maximum number of rows per rank of `dp` in an expert exchange; no rank has more tokens.
+    /// Maximum number of tokens that any rank of `dp` has in this step; buffers of the all-gather have this
+    /// number of rows per rank.
     pub dp_rows: usize,
-    /// Exchange of tokens with experts on other ranks of `dp`.
+    /// Collective with which tokens are exchanged with experts on other ranks of `dp`.
     pub expert_exchange: ExpertExchange,
     /// KV cache of this rank.
     pub kv: &'a KvPool,
-    /// Positions, KV slots, lengths and block tables of the step.
+    /// Positions, KV slots, sequence lengths and block tables of the step's tokens.
     pub batch: &'a BatchView,
-    /// Indices of the tokens with requested hidden states, i32 `[n]`: the last layer drops all other tokens
-    /// after its attention. `None` = all tokens.
+    /// Indices of the tokens for which hidden states are requested, i32 `[rows]`: the last layer drops all
+    /// other tokens after its attention. `None` = hidden states of all tokens.
     pub logits_indices: Option<&'a Tensor>,
-    /// Collector of auxiliary hidden states for an EAGLE-3 proposer, if any.
+    /// Collector of auxiliary hidden states for an EAGLE-3 proposer; `None` if there is no such proposer.
     pub aux_hidden_states: Option<&'a AuxHiddenStates<'a>>,
-    /// Counters of the tokens routed to each expert, if any.
+    /// Counters of the tokens routed to each expert; `None` if they are not counted.
     pub expert_load: Option<&'a ExpertLoad>,
-    /// Probe of intermediate results, if any.
+    /// Probe that receives intermediate results; `None` in normal operation.
     pub probe: Option<&'a dyn ForwardProbe>,
 }
 
-/// Exchange of tokens with experts on other ranks. All ranks use the same exchange in a step.
+/// Method by which tokens are exchanged with experts on other ranks. All ranks use the same method in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertExchange {
-    /// All-gather of the tokens, reduce-scatter of the results. Sizes are independent of routing, so the
-    /// exchange can be captured into a graph.
+    /// All-gather of the tokens, then reduce-scatter of the results. Buffer sizes are independent of routing,
+    /// so the exchange can be captured into a GPU graph.
     AllGather,
-    /// All-to-all: each rank receives the tokens that are routed to its experts. The host exchanges the
-    /// counts first.
+    /// All-to-all: each rank receives only the tokens that are routed to its experts. Before the exchange,
+    /// the ranks exchange token counts through the host.
     AllToAll,
-    /// The exchange that moves fewer bytes for uniform routing.
+    /// The method that is expected to be faster if tokens are routed uniformly.
     Auto,
 }
 
@@ -60,38 +62,38 @@ impl fmt::Debug for ForwardContext<'_> {
     }
 }
 
-/// Observes intermediate results of a forward pass, for comparison with a reference. Outputs never depend on
-/// it.
+/// Receives intermediate results of a forward pass, for comparison with a reference. A probe never changes
+/// the outputs of the model.
 pub trait ForwardProbe {
-    /// Called with the residual stream `[T, H]` after layer `layer`.
+    /// Called with the residual stream `x [tokens, hidden size]` after layer `layer`.
     fn hidden(&self, ops: &Ops, layer: usize, x: &Tensor) -> Result<(), OpError>;
 
-    /// Called with the experts that the router of layer `layer` selected.
+    /// Called with the experts and weights that the router of layer `layer` selected.
     fn routes(&self, ops: &Ops, layer: usize, routing: &ExpertRouting) -> Result<(), OpError>;
 }
 
 /// Error of a forward pass.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
-    /// This rank's device failed, or a model has a bug.
+    /// An operation failed on this rank's device, or the model passed invalid arguments to it.
     #[error(transparent)]
     Op(#[from] OpError),
-    /// A collective failed.
+    /// A collective operation failed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
     /// Draft tokens were requested, but no MTP module was loaded.
     #[error("no MTP module was loaded")]
     NoMtpModule,
-    /// A draft pass that needs hidden states got none.
+    /// A draft pass of an EAGLE-3 model got no hidden states of the target model.
     #[error("a draft pass needs hidden states of the target model")]
     NoHiddenStates,
 }
 
-/// Model with the MTP module of the same checkpoint.
+/// Target model, with the MTP module of the same checkpoint if it is enabled.
 pub struct LoadedModel {
     /// Target model.
     pub model: Box<dyn Model>,
-    /// MTP module, if the configuration enables it.
+    /// MTP module; `None` unless `ModelConfig::load_mtp` is set.
     pub mtp: Option<Box<dyn MtpModel>>,
 }
 
@@ -101,10 +103,12 @@ impl fmt::Debug for LoadedModel {
     }
 }
 
-/// MTP (NextN) module: predicts the token after the next one. The model's LM head computes the logits.
+/// MTP (NextN) module: predicts the token after the next token. The LM head of the target model computes its
+/// logits.
 pub trait MtpModel: Send {
-    /// Computes hidden states `[T, H]` from token ids `[T]`, none at position 0, and the hidden states
-    /// `previous [T, H]` of the tokens before them. The results give the logits of the tokens that follow.
+    /// Computes hidden states `[tokens, hidden size]`. `ids [tokens]` are token ids at positions above 0, and
+    /// `previous [tokens, hidden size]` are the hidden states of the tokens before them. From the results,
+    /// the LM head computes the logits of the tokens that follow `ids`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -112,8 +116,8 @@ pub trait MtpModel: Send {
         previous: &Tensor,
     ) -> Result<Tensor, ForwardError>;
 
-    /// Writes keys and values of these tokens for later draft tokens, and computes no more. The keys and
-    /// values at position 0 are never read.
+    /// Writes keys and values of these tokens to the KV cache, for later draft tokens; computes no hidden
+    /// states. Keys and values at position 0 are never read.
     fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
@@ -122,28 +126,31 @@ pub trait MtpModel: Send {
     ) -> Result<(), ForwardError>;
 }
 
-/// Architecture with its weights.
+/// Target model: an architecture with its weights on this rank.
 pub trait Model: Send {
-    /// Computes the hidden states `[n, H]` after the final norm from token ids `[T]`: of the `n` tokens of
-    /// [`ForwardContext::logits_indices`], or of all tokens.
+    /// Computes the hidden states after the final norm, `[rows, hidden size]`, from token ids `[tokens]`. The
+    /// rows are the tokens of [`ForwardContext::logits_indices`], or all tokens.
     fn forward(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
-    /// Embeds token ids `[T]`: `[T, H]`, the input of the first layer.
+    /// Embeds token ids `[tokens]` to `[tokens, hidden size]`, the input of the first layer.
     fn embed(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError>;
 
-    /// Logits of the whole vocabulary, f32 `[n, V]`, from `hidden [n, H]`, on every rank.
+    /// Computes the logits of the whole vocabulary, f32 `[rows, vocabulary]`, from `hidden [rows, hidden
+    /// size]`, on every rank.
     fn logits(&self, f: &ForwardContext<'_>, hidden: &Tensor) -> Result<Tensor, ForwardError>;
 
-    /// Logits of this rank's shard of the vocabulary, as described by `ParallelRanks::vocab_shard`.
+    /// Computes the logits of this rank's shard of the vocabulary; `ParallelRanks::vocab_shard` describes the
+    /// columns.
     fn shard_logits(&self, f: &ForwardContext<'_>, hidden: &Tensor)
     -> Result<Tensor, ForwardError>;
 }
 
-/// KV cache of this model for the scheduler, with elements in `dtype`, on one rank of `ranks`.
+/// Returns the KV cache groups of this model for the scheduler, with elements of `dtype`, on one rank of
+/// `ranks`.
 ///
-/// Every supported layer caches keys and values of every position, or their compressed form: one group. A
-/// model with a proposer also needs the hidden state at each block boundary, which is counted here and stored
-/// outside of the pool.
+/// Every supported layer caches keys and values, or compressed KV, of every position, so the model has one
+/// group. A model with a proposer also stores the hidden state at each block boundary. The bytes of this
+/// hidden state are counted here, but it is stored outside of the KV pool.
 pub fn kv_spec(
     config: &ModelConfig,
     dtype: DType,
@@ -162,7 +169,8 @@ pub fn kv_spec(
     Ok(KvSpec { block_tokens, groups })
 }
 
-/// Layout of the KV pool, with `blocks` blocks of `block_tokens` tokens; `order` depends on the device.
+/// Returns the layout of the KV pool, with `blocks` blocks of `block_tokens` tokens; the device determines
+/// `order`.
 pub fn kv_layout(
     config: &ModelConfig,
     dtype: DType,

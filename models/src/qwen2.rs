@@ -1,11 +1,11 @@
 //! Qwen2 and Qwen2.5, including distilled models (`Qwen2ForCausalLM`), after transformers
 //! `modeling_qwen2.py`.
 //!
-//! Llama with biases on the query, key and value projections only.
-//! Goldens: `tests/data/golden/qwen2-*`.
+//! Qwen2 is Llama with biases on the query, key and value projections only. Reference outputs for tests:
+//! `tests/data/golden/qwen2-*`.
 
 use crate::layers::DecoderModel;
 use crate::llama;
 
-/// Qwen2 model.
+/// Qwen2 or Qwen2.5 model; its layers equal those of Llama.
 pub(crate) type Qwen2Model = DecoderModel<llama::LlamaLayer>;

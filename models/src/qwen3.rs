@@ -1,7 +1,7 @@
 //! Qwen3 dense (`Qwen3ForCausalLM`), after transformers `modeling_qwen3.py`.
 //!
 //! Queries and keys have an RMS norm per head before RoPE; `head_dim` is independent of the hidden size.
-//! Goldens: `tests/data/golden/qwen3-*`. Shapes: T tokens, H hidden.
+//! Reference outputs for tests: `tests/data/golden/qwen3-*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, GatedMlp, GqaAttention, QkNorm, ResidualStream, RmsNormLayer,
@@ -10,10 +10,10 @@ use crate::layers::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// Qwen3 model.
+/// Qwen3 model without experts.
 pub(crate) type Qwen3Model = DecoderModel<Qwen3Layer>;
 
-/// Decoder layer.
+/// Decoder layer of Qwen3: GQA with QK norm, followed by a gated MLP.
 #[derive(Debug)]
 pub(crate) struct Qwen3Layer {
     attn_norm: RmsNormLayer,
@@ -23,7 +23,7 @@ pub(crate) struct Qwen3Layer {
 }
 
 impl DecoderLayer for Qwen3Layer {
-    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`.
+    /// Computes `x += attn(attn_norm(x)); x += mlp(mlp_norm(x))`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -51,7 +51,7 @@ impl DecoderLayer for Qwen3Layer {
     }
 }
 
-/// Loads the attention of Qwen3, dense and MoE, with QK norm.
+/// Loads the attention of Qwen3 layers, with QK norm; dense and MoE models use the same attention.
 pub(crate) fn attention(
     config: &ModelConfig,
     w: &Weights<'_>,

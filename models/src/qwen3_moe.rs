@@ -1,8 +1,8 @@
 //! Qwen3 MoE (`Qwen3MoeForCausalLM`), after transformers `modeling_qwen3_moe.py`.
 //!
-//! Qwen3 with experts instead of a dense MLP in the layers that the configuration selects; the router's
-//! GEMM and softmax are f32 for every dtype. Goldens: `tests/data/golden/qwen3_moe-*`.
-//! Shapes: T tokens, H hidden.
+//! Qwen3 MoE is Qwen3 with experts instead of a dense MLP in the layers that the configuration selects. The
+//! router's GEMM and softmax are computed in f32 for every dtype. Reference outputs for tests:
+//! `tests/data/golden/qwen3_moe-*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, FeedForward, GqaAttention, ResidualStream, RmsNormLayer,
@@ -11,10 +11,10 @@ use crate::layers::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights, qwen3};
 use ops::Tensor;
 
-/// Qwen3 MoE model.
+/// Qwen3 model with experts.
 pub(crate) type Qwen3MoeModel = DecoderModel<Qwen3MoeLayer>;
 
-/// Decoder layer.
+/// Decoder layer of Qwen3 MoE: GQA with QK norm, followed by experts or a gated MLP.
 #[derive(Debug)]
 pub(crate) struct Qwen3MoeLayer {
     attn_norm: RmsNormLayer,
@@ -24,7 +24,7 @@ pub(crate) struct Qwen3MoeLayer {
 }
 
 impl DecoderLayer for Qwen3MoeLayer {
-    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`.
+    /// Computes `x += attn(attn_norm(x)); x += mlp(mlp_norm(x))`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,

@@ -1,55 +1,57 @@
-//! Sharding of weights over ranks, as data: the table in `weight_table.rs` has a [`ShardSpec`] per weight,
-//! and [`ShardSpec::slice`] computes the rows and columns that one rank reads.
+//! Sharding of weights over ranks. The table in `weight_table.rs` has a [`ShardSpec`] for each weight;
+//! [`ShardSpec::slice`] computes the rows and columns of the weight that one rank reads.
 //!
-//! Weights are stored `[outputs, inputs]`, so a split of the outputs (column parallel) splits
-//! stored rows. An uneven split is rejected; the error has the numbers.
+//! Weights are stored as `[outputs, inputs]`, so a split of the outputs (column parallel) splits the rows of
+//! the stored matrix. An uneven split is rejected with an error that contains the numbers.
 
 use crate::ModelConfig;
 use ops::VocabShard;
 use std::ops::Range;
 
-/// Sharding of one weight.
+/// Rule by which one weight is split over the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShardSpec {
     /// Every rank has the whole weight.
     Replicated,
-    /// Vocabulary rows (vocab parallel); the shards of the last ranks are padded with zero rows.
+    /// Rows of the vocabulary are split (vocab parallel); the shards of the last ranks are padded with zero
+    /// rows.
     VocabRows,
-    /// Outputs, split by attention head.
+    /// Outputs are split by attention head.
     Heads(HeadKind),
-    /// Outputs, in equal parts (column parallel).
+    /// Outputs are split into equal parts (column parallel).
     Cols,
-    /// Inputs, in equal parts that are multiples of the unit (row parallel); the products are all-reduced.
+    /// Inputs are split into equal parts that are multiples of the unit (row parallel); the partial products
+    /// are all-reduced.
     Rows(SplitUnit),
-    /// Only rank 0 has the weight: a bias that is added once, before the all-reduce.
+    /// Only rank 0 has the weight. Used for biases, which must be added once before the all-reduce.
     FirstRankOnly,
-    /// Outputs of one expert: a whole expert with expert parallelism, otherwise as `Cols`.
+    /// Outputs of an expert's weight: not split with expert parallelism, otherwise split as `Cols`.
     ExpertCols,
-    /// Inputs of one expert: a whole expert with expert parallelism, otherwise as `Rows`.
+    /// Inputs of an expert's weight: not split with expert parallelism, otherwise split as `Rows`.
     ExpertRows,
 }
 
-/// Heads that a projection computes.
+/// Kind of attention heads whose rows a projection computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadKind {
     /// Query heads.
     Query,
-    /// KV heads; replicated if there are fewer heads than ranks.
+    /// KV heads; with fewer heads than ranks, several ranks have the same head.
     KeyValue,
-    /// Key and value of each query head, computed from compressed KV (MLA).
+    /// Key and value of each query head, up-projected from compressed KV (MLA).
     MlaKvUp,
 }
 
-/// Unit that a split does not cut.
+/// Smallest unit of input channels that a row-parallel split keeps together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SplitUnit {
     /// One channel.
     Channel,
-    /// Value channels of a head.
+    /// All value channels of one head.
     Head,
 }
 
-/// Position on one parallel axis.
+/// Index of a rank on one parallel axis, and number of ranks on this axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParallelRank {
     /// Index of the rank, below `size`.
@@ -58,34 +60,34 @@ pub struct ParallelRank {
     pub size: usize,
 }
 
-/// Position of this rank on the axes that split weights.
+/// Index of this rank on each axis along which weights are split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParallelRanks {
-    /// Tensor parallel.
+    /// Tensor parallelism.
     pub tp: ParallelRank,
-    /// Expert parallel. Size 1: experts are split like dense weights. Otherwise whole experts are distributed
-    /// over all ranks of all replicas; the ranks of a replica are consecutive.
+    /// Expert parallelism. With size 1, experts are split like dense weights. Otherwise whole experts are
+    /// distributed over all ranks of all replicas; the ranks of one replica have consecutive indices.
     pub ep: ParallelRank,
 }
 
-/// Part of a stored matrix that a rank has; a vector is a matrix of one column.
+/// Part of a stored matrix that one rank reads; a vector is a matrix with one column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightSlice {
     /// Range of stored rows.
     pub rows: Range<usize>,
     /// Range of stored columns.
     pub cols: Range<usize>,
-    /// Number of zero rows after the stored rows.
+    /// Number of zero rows that are appended to the stored rows.
     pub padding: usize,
 }
 
-/// Error of a split that is not even.
+/// Error: a dimension cannot be split evenly over the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} {count} cannot be split over {ranks} ranks; the nearest number that works is {nearest}"
 )]
 pub struct UnevenSplit {
-    /// Dimension that is split.
+    /// Name of the dimension.
     pub what: &'static str,
     /// Size of the dimension.
     pub count: usize,
@@ -99,10 +101,10 @@ pub struct UnevenSplit {
 const VOCAB_UNIT: usize = 64;
 
 impl ParallelRank {
-    /// Single rank of an axis.
+    /// Only rank of an axis without parallelism.
     pub const SINGLE: Self = Self { rank: 0, size: 1 };
 
-    /// Range of this rank's share of `count` items, which must split evenly.
+    /// Range of the items that this rank has of `count` items; returns an error if they do not split evenly.
     pub fn share(self, what: &'static str, count: usize) -> Result<Range<usize>, UnevenSplit> {
         if !count.is_multiple_of(self.size) {
             let ranks = self.size;
@@ -116,15 +118,16 @@ impl ParallelRank {
 }
 
 impl ParallelRanks {
-    /// Position of a model on one device.
+    /// Ranks of a model that runs on one device.
     pub const SINGLE: Self = Self { tp: ParallelRank::SINGLE, ep: ParallelRank::SINGLE };
 
-    /// Range of the query heads on this rank.
+    /// Range of the query heads that this rank computes.
     pub fn query_heads(&self, config: &ModelConfig) -> Result<Range<usize>, UnevenSplit> {
         self.tp.share("num_attention_heads", config.heads)
     }
 
-    /// Range of the KV heads on this rank; with more ranks than heads, several ranks have the same head.
+    /// Range of the KV heads that this rank computes; with more ranks than heads, several ranks have the same
+    /// head.
     pub fn kv_heads(&self, config: &ModelConfig) -> Result<Range<usize>, UnevenSplit> {
         const WHAT: &str = "num_key_value_heads";
         let (heads, size) = (config.kv_heads, self.tp.size);
@@ -139,7 +142,7 @@ impl ParallelRanks {
         Ok(head..head + 1)
     }
 
-    /// Range of the vocabulary rows on this rank, and number of zero rows after them.
+    /// Range of the vocabulary rows on this rank, and number of zero rows that are appended to them.
     #[must_use]
     pub fn vocab(&self, vocab: usize) -> (Range<usize>, usize) {
         let ParallelRank { rank, size } = self.tp;
@@ -151,7 +154,7 @@ impl ParallelRanks {
         (start..end, per_rank - (end - start))
     }
 
-    /// Shard of the vocabulary on this rank, for vocab-parallel sampling.
+    /// Describes this rank's shard of the vocabulary for vocab-parallel sampling.
     #[must_use]
     pub fn vocab_shard(&self, vocab: usize) -> VocabShard {
         let (ids, padding) = self.vocab(vocab);
@@ -159,15 +162,16 @@ impl ParallelRanks {
         VocabShard { first_id: ids.start, ids: ids.len(), cols, vocab, ranks: self.tp.size }
     }
 
-    /// Range of the experts on this rank.
+    /// Range of the whole experts on this rank with expert parallelism.
     pub fn experts(&self, experts: usize) -> Result<Range<usize>, UnevenSplit> {
         self.ep.share("num_experts", experts)
     }
 }
 
 impl ShardSpec {
-    /// Returns the part of a stored `[rows, cols]` matrix that the rank at `ranks` has. With expert
-    /// parallelism, the result for an expert is the whole matrix; callers skip the experts of other ranks.
+    /// Returns the part of a stored `[rows, cols]` matrix that the rank at `ranks` reads. With expert
+    /// parallelism, the result for an expert's weight is the whole matrix; callers skip experts of other
+    /// ranks.
     pub fn slice(
         self,
         [rows, cols]: [usize; 2],
@@ -212,7 +216,7 @@ impl ShardSpec {
 }
 
 impl WeightSlice {
-    /// Number of elements read from the file.
+    /// Number of elements that are read from the stored matrix.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.rows.len() * self.cols.len()
@@ -228,9 +232,9 @@ mod tests {
         ParallelRanks { tp: ParallelRank { rank, size }, ep: ParallelRank::SINGLE }
     }
 
-    /// Shards of all ranks, formatted as row and column ranges.
+    /// Shards of all ranks, formatted as ranges of rows and columns.
     fn split(shard: ShardSpec, shape: [usize; 2], size: usize) -> String {
-        let config = tiny("Qwen3ForCausalLM"); // 4 query heads and 2 KV heads of 16 channels.
+        let config = tiny("Qwen3ForCausalLM"); // It has 4 query heads and 2 KV heads of 16 channels.
         let one = |rank| match shard.slice(shape, &config, &ranks(rank, size)) {
             Ok(WeightSlice { rows, cols, padding: 0 }) => format!("{rows:?}x{cols:?}"),
             Ok(WeightSlice { rows, cols, padding }) => format!("{rows:?}+{padding}x{cols:?}"),

@@ -1,8 +1,8 @@
-//! Support table of the architectures: the source of `docs/models.md`.
+//! Supported features of each architecture, from which `docs/models.md` is generated.
 
 use crate::ModelArchitecture;
 
-/// Attention of an architecture.
+/// Kind of attention that an architecture uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionKind {
     /// Grouped-query attention (multi-head and multi-query attention included).
@@ -11,26 +11,26 @@ pub enum AttentionKind {
     Mla,
 }
 
-/// What is served of one architecture.
+/// Features that are supported for one architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArchitectureSupport {
-    /// Attention of all layers.
+    /// Kind of attention in all layers.
     pub attention: AttentionKind,
     /// Whether layers may have experts, so that expert parallelism applies.
     pub has_experts: bool,
     /// Whether checkpoints may contain an MTP module, for `--spec-method mtp`.
     pub has_mtp: bool,
-    /// Whether the architecture is a proposer for another model, never served alone.
+    /// Whether the architecture is a draft model, which only runs together with a target model.
     pub is_draft_only: bool,
-    /// Whether FP8 checkpoints and FP8 KV caches are supported.
+    /// FP8 formats that are supported.
     pub formats: FormatSupport,
-    /// Published checkpoints of the architecture, for orientation.
+    /// Names of published checkpoints of the architecture, as examples.
     pub examples: &'static [&'static str],
-    /// Fields of `config.json` that are rejected, with the supported values.
+    /// Restrictions on fields of `config.json`: other values are rejected.
     pub limits: &'static [&'static str],
 }
 
-/// Formats of weights and KV cache, in addition to f32, bf16 and f16.
+/// Support of FP8 formats, in addition to the formats f32, bf16 and f16 that all architectures support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FormatSupport {
     /// FP8 e4m3 weights with dynamic activation scales.
@@ -62,7 +62,7 @@ const DEEPSEEK: ArchitectureSupport = ArchitectureSupport {
 };
 
 impl ModelArchitecture {
-    /// Support of the architecture.
+    /// Returns the features that are supported for the architecture.
     #[must_use]
     pub const fn support(self) -> ArchitectureSupport {
         match self {

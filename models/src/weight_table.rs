@@ -1,5 +1,6 @@
-//! Table of all weights: checkpoint name, shape, sharding, and values in a synthetic checkpoint.
-//! The loader, its coverage check and the synthetic checkpoints use no other source.
+//! Table of all weights of all supported architectures: name in the checkpoint, shape, sharding, and
+//! distribution of the values in a synthetic checkpoint. The loader, its coverage check and the writer of
+//! synthetic checkpoints use this table only.
 
 use crate::ModelConfig;
 use crate::config::ScaleGrid;
@@ -8,43 +9,46 @@ use crate::synth::SynthValues;
 
 pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Embedding of an EAGLE-3 checkpoint, which may use that of the target model instead.
+/// Name of the embedding in an EAGLE-3 checkpoint; a checkpoint without it uses the embedding of the target
+/// model.
 pub(crate) const EAGLE_EMBEDDING: &str = "embed_tokens.weight";
-/// Offset from each draft id to its target id; absent if the draft vocabulary is the whole target vocabulary.
+/// Name of the offsets from draft token ids to target token ids; absent if the draft vocabulary is the target
+/// vocabulary.
 pub(crate) const DRAFT_TO_TARGET: &str = "d2t";
-/// Prefix of the layer in an EAGLE-3 checkpoint, and the prefix in newer checkpoints.
+/// Name prefix of the decoder layer in EAGLE-3 checkpoints: older checkpoints, then newer checkpoints.
 pub(crate) const MIDLAYER: [&str; 2] = ["midlayer.", "layers.0."];
 
-/// Weight of a checkpoint.
+/// Metadata of one weight of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Name in the checkpoint; each expert has its own weights.
+    /// Name in the checkpoint. Each expert has its own entry, even if experts are stored fused.
     pub name: String,
-    /// Stored shape, from the configuration.
+    /// Shape of the whole weight, computed from the configuration.
     pub shape: Vec<usize>,
-    /// Sharding over ranks.
+    /// Rule by which the weight is split over the ranks.
     pub shard: ShardSpec,
-    /// Values in a synthetic checkpoint.
+    /// Distribution of the values in a synthetic checkpoint.
     pub values: SynthValues,
-    /// Scales, if the weight may be stored in fp8.
+    /// Scales of the weight; `None` if the weight cannot be stored in fp8.
     pub scales: Option<ScaleSpec>,
-    /// Whether a checkpoint may omit the weight; synthetic checkpoints omit it.
+    /// Whether a checkpoint may omit the weight. Synthetic checkpoints omit it.
     pub optional: bool,
 }
 
-/// Scales of a weight that may be stored in fp8.
+/// Metadata of the scales of a weight that may be stored in fp8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScaleSpec {
-    /// Name in the checkpoint.
+    /// Name of the scales in the checkpoint.
     pub name: String,
-    /// Elements per scale.
+    /// Group of weights that share one scale.
     pub grid: ScaleGrid,
-    /// Whether a synthetic checkpoint has the scales: the configuration does not exclude the weight.
+    /// Whether a synthetic checkpoint stores the weight in fp8 with these scales; false if the configuration
+    /// excludes the weight from quantisation.
     pub expected: bool,
 }
 
 impl TensorSpec {
-    /// Shape as rows and columns; a vector has one column.
+    /// Number of rows and columns of the weight; a vector has one column.
     #[must_use]
     pub fn matrix(&self) -> [usize; 2] {
         match self.shape[..] {
@@ -53,7 +57,7 @@ impl TensorSpec {
         }
     }
 
-    /// Rows and columns of the scales of this weight.
+    /// Number of rows and columns of the scales of this weight.
     #[must_use]
     pub fn scale_shape(&self, grid: ScaleGrid) -> [usize; 2] {
         let [rows, cols] = self.matrix();
@@ -61,7 +65,7 @@ impl TensorSpec {
         [rows.div_ceil(block[0]), cols.div_ceil(block[1])]
     }
 
-    /// Scales of the weight, if a synthetic checkpoint stores it in fp8.
+    /// Scales of the weight; `None` if synthetic checkpoints do not store the weight in fp8.
     #[must_use]
     pub fn quantized(&self) -> Option<&ScaleSpec> {
         self.scales.as_ref().filter(|scales| scales.expected)
@@ -74,58 +78,60 @@ impl TensorSpec {
     }
 }
 
-/// Dimension given by the configuration.
+/// Dimension of a weight's shape, computed from the configuration.
 #[derive(Debug, Clone, Copy)]
 enum ConfigDim {
     Vocab,
     Hidden,
-    /// Twice the hidden size.
+    /// Two times the hidden size.
     TwoHidden,
-    /// Input of the query, key and value projections.
+    /// Input channels of the query, key and value projections: the hidden size, or two times the hidden size
+    /// in EAGLE-3.
     AttentionInput,
     /// Hidden size of the target model.
     TargetHidden,
-    /// Three auxiliary hidden states.
+    /// Channels of three auxiliary hidden states.
     AuxStates,
-    /// Draft vocabulary.
+    /// Size of the draft vocabulary.
     DraftVocab,
-    /// All query heads.
+    /// Channels of all query heads.
     Query,
-    /// All key heads, or all value heads.
+    /// Channels of all key heads, or of all value heads.
     KeyValue,
-    /// One head.
+    /// Channels of one head.
     Head,
     Intermediate,
     Experts,
     ExpertIntermediate,
     SharedIntermediate,
-    /// Values of all query heads.
+    /// Value channels of all query heads.
     Value,
     QLoraRank,
     KvLoraRank,
-    /// Compressed KV, and the RoPE channels of a key.
+    /// Compressed KV channels and RoPE channels of the key.
     KvLoraRankPlusRope,
-    /// Output of `kv_b_proj`: key without RoPE and value of each head.
+    /// Output channels of `kv_b_proj`: key channels without RoPE and value channels of each head.
     MlaKvUp,
 }
 
-/// Scope of a name.
+/// Part of the model that has a weight. It determines the name prefix of the weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NameScope {
     Top,
-    /// `model.layers.{i}.`
+    /// Every decoder layer, prefix `model.layers.{i}.`
     Layer,
-    /// `model.layers.{i}.` of layers with a dense MLP.
+    /// Layers with a dense MLP, prefix `model.layers.{i}.`
     Dense,
-    /// `model.layers.{i}.` of layers with experts.
+    /// Layers with experts, prefix `model.layers.{i}.`
     Sparse,
-    /// `model.layers.{i}.mlp.experts.{e}.`
+    /// Every routed expert, prefix `model.layers.{i}.mlp.experts.{e}.`
     Expert,
-    /// `model.layers.{i}.` of an MTP module, in addition to the weights of a layer.
+    /// MTP modules, in addition to the weights of a decoder layer, prefix `model.layers.{i}.`
     Mtp,
-    /// Top level of an EAGLE-3 checkpoint.
+    /// EAGLE-3 draft model, without prefix.
     Eagle,
-    /// `midlayer.` of an EAGLE-3 checkpoint, in addition to the weights of a layer.
+    /// Decoder layer of an EAGLE-3 draft model, in addition to the weights of a Llama layer, prefix
+    /// `midlayer.`
     Midlayer,
 }
 
@@ -138,7 +144,8 @@ type WeightTableEntry = (
     fn(&ModelConfig) -> bool,
 );
 
-/// Weights of all supported families; the last field selects the configurations that have the weight.
+/// Weights of all supported architectures; the last field of an entry selects the configurations that have
+/// the weight.
 #[rustfmt::skip]
 const TABLE: &[WeightTableEntry] = &[
     (NameScope::Top, EMBEDDING, &[ConfigDim::Vocab, ConfigDim::Hidden], ShardSpec::VocabRows, SynthValues::Embedding, always),
@@ -208,8 +215,8 @@ fn has_fc_norm(config: &ModelConfig) -> bool {
     config.eagle.is_some_and(|eagle| eagle.fc_norm)
 }
 
-/// Whether an EAGLE-3 checkpoint may omit the weight: the target model has the same embedding, or all draft
-/// ids equal target ids.
+/// Whether an EAGLE-3 checkpoint may omit the weight: the embedding if the target model has an embedding of
+/// equal size, and the offsets if the draft vocabulary is as large as the target vocabulary.
 fn is_optional(config: &ModelConfig, name: &str) -> bool {
     let Some(eagle) = config.eagle else { return false };
     match name {
@@ -254,7 +261,7 @@ pub fn tensors(config: &ModelConfig) -> Vec<TensorSpec> {
     specs
 }
 
-/// Weights that MTP modules store a second time: name of the copy, and name of the original.
+/// Weights of which MTP modules store a copy: name of the copy, and name of the original.
 #[must_use]
 pub fn mtp_copies(config: &ModelConfig) -> Vec<(String, &'static str)> {
     let head = if config.tied { EMBEDDING } else { HEAD };
@@ -284,7 +291,7 @@ fn specs_in(
     })
 }
 
-/// Scales of linear layers, which may be quantised; the LM head and routers are never quantised.
+/// Scales of a weight that may be quantised: weights of linear layers, except the LM head and routers.
 fn scales(
     config: &ModelConfig,
     scope: NameScope,
@@ -296,8 +303,8 @@ fn scales(
     (scope != NameScope::Top && values == SynthValues::Linear).then(|| ScaleSpec {
         name: format!("{name}{}", quantization.suffix),
         grid: quantization.scales,
-        // Published fp8 checkpoints do not quantise `eh_proj` of an MTP module, without listing it as
-        // excluded.
+        // In published fp8 checkpoints, `eh_proj` of an MTP module is not quantised, although the
+        // configuration does not list it as excluded.
         expected: scope != NameScope::Mtp && !quantization.ignores(module),
     })
 }
@@ -336,7 +343,8 @@ pub(crate) mod tests {
     use serde_json::json;
     use std::path::Path;
 
-    /// JSON of a configuration of 2 layers: one dense, and one with experts if the architecture has experts.
+    /// JSON of a configuration with 2 layers: the first is dense; the second has experts if the architecture
+    /// has experts.
     pub(crate) fn tiny_json(architecture: &str) -> String {
         json!({
             "architectures": [architecture], "vocab_size": 272, "hidden_size": 32,

@@ -5,7 +5,7 @@ use super::*;
 use ops::GroupScore;
 use serde_json::{Value, json};
 
-/// Configuration of DeepSeek-V3, without fields that do not change the arithmetic.
+/// `config.json` of DeepSeek-V3, without the fields that do not change the arithmetic.
 const V3: &str = r#"{
         "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "bos_token_id": 0,
         "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu",
@@ -28,7 +28,7 @@ fn v3() -> Value {
     serde_json::from_str(V3).unwrap()
 }
 
-/// Configuration of DeepSeek-V2-Lite, as changes to V3.
+/// `config.json` of DeepSeek-V2-Lite: the fields that differ from `V3` are replaced.
 fn v2_lite() -> Value {
     let changes = json!({
         "architectures": ["DeepseekV2ForCausalLM"], "first_k_dense_replace": 1,
@@ -76,7 +76,8 @@ fn published_configs_are_read() {
     let RopeScaling::Yarn { attention_factor, all_dim_gain, .. } = config.rope.scaling else {
         panic!("{:?}", config.rope)
     };
-    // (128 + 64)^-1/2 times the square of `all_dim_gain` is 0.135234.
+    // The softmax scale of DeepSeek-V2-Lite is `192^-1/2 · all_dim_gain²` = 0.135234, where 192 = 128 + 64 is
+    // the head size.
     assert!((attention_factor - 1.0).abs() < 1e-12 && (all_dim_gain - 1.36889).abs() < 1e-5);
 
     let lite = parse(&v2_lite()).unwrap();
@@ -100,7 +101,7 @@ fn unsupported_deepseek_options_are_rejected() {
         (v3(), "num_key_value_heads", json!(8)),
         (v3(), "n_group", json!(7)),
         (v3(), "topk_group", json!(9)),
-        (v3(), "num_experts_per_tok", json!(129)), // Four groups have 128 experts.
+        (v3(), "num_experts_per_tok", json!(129)), // The four selected groups have 128 experts in total.
         (v3(), "qk_rope_head_dim", json!(63)),
         (v3(), "kv_lora_rank", Value::Null),
         (v2_lite(), "norm_topk_prob", json!(true)),

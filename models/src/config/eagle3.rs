@@ -1,32 +1,34 @@
-//! Configuration of EAGLE-3 draft models (arXiv 2503.01840), with the fields that vLLM and SGLang read.
+//! Parser of the `config.json` of EAGLE-3 draft models (arXiv 2503.01840): the fields that vLLM and SGLang
+//! read.
 
 use super::json_fields::JsonFields;
 use super::parse_config::{LAYER_LIMIT, VOCAB_LIMIT, WIDTH_LIMIT};
 use super::{ModelArchitecture, ModelConfigError};
 
-/// Settings of an EAGLE-3 draft model in addition to those of its Llama layer.
+/// Settings that an EAGLE-3 draft model has in addition to those of a Llama decoder layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Eagle3Config {
     /// Hidden size of the target model.
     pub target_hidden: usize,
     /// Size of the draft vocabulary; `ModelConfig::vocab` is the size of the target vocabulary.
     pub vocab: usize,
-    /// Target layers with inputs that are auxiliary hidden states, ascending; `None` = derived from the
-    /// number of layers. An id equal to the number of layers is the input of the final norm.
+    /// Ids of the target model's layers whose inputs are the auxiliary hidden states, ascending; `None` = the
+    /// default of `aux_layers_for`. An id equal to the number of layers selects the input of the final norm.
     pub aux_layers: Option<[usize; 3]>,
-    /// Whether each auxiliary hidden state has a norm of its own (`fc_norm`).
+    /// Whether each auxiliary hidden state has its own RMS norm before the projection `fc` (`fc_norm`).
     pub fc_norm: bool,
-    /// Whether the residual stream starts with the normed hidden state.
+    /// Whether the residual stream of the decoder layer starts with the hidden state after its RMS norm instead
+    /// of before.
     pub norm_before_residual: bool,
-    /// Whether the next draft pass starts from the normed output instead of the residual stream before the
-    /// final norm.
+    /// Whether the next draft pass takes the output of the final norm as its hidden state, instead of the
+    /// residual stream before the final norm.
     pub norm_output: bool,
 }
 
 const AUX_LAYERS_FIELD: &str = "eagle_aux_hidden_state_layer_ids";
 
 impl Eagle3Config {
-    /// Reads the settings of a draft model with hidden size `hidden`; `None` for other architectures.
+    /// Reads the settings of a draft model with hidden size `hidden`; returns `None` for other architectures.
     pub(super) fn read(
         fields: &JsonFields,
         architecture: ModelArchitecture,
@@ -54,7 +56,7 @@ impl Eagle3Config {
         }))
     }
 
-    /// Target layers with inputs that are auxiliary hidden states, in a target model of `layers` layers.
+    /// Ids of the layers whose inputs are the auxiliary hidden states, in a target model of `layers` layers.
     /// Default: layer 2, the middle layer, and the third layer from the end.
     #[must_use]
     pub fn aux_layers_for(&self, layers: usize) -> [usize; 3] {
@@ -64,7 +66,8 @@ impl Eagle3Config {
     }
 }
 
-/// Rejects unsupported variants.
+/// Rejects variants of EAGLE-3 that are not supported, such as several layers, a tied LM head or parallel
+/// drafting.
 fn reject_unsupported(fields: &JsonFields) -> Result<(), ModelConfigError> {
     const ONE_LAYER: &str = "an EAGLE-3 draft model has one layer";
     if fields.size("num_hidden_layers", LAYER_LIMIT)? != 1 {
@@ -101,8 +104,8 @@ fn reject_unsupported(fields: &JsonFields) -> Result<(), ModelConfigError> {
     Ok(())
 }
 
-/// Reads the layer ids: at the top level an id means the layer's input, as in vLLM; in `eagle_config`
-/// the layer's output, as in SGLang.
+/// Reads the ids of the auxiliary layers. An id at the top level selects the input of that layer, as in vLLM;
+/// an id in `eagle_config` selects the output of that layer, as in SGLang.
 fn aux_layers(fields: &JsonFields) -> Result<Option<[usize; 3]>, ModelConfigError> {
     let nested = fields.object("eagle_config")?;
     let (fields, offset) = match (fields.value(AUX_LAYERS_FIELD), &nested) {
@@ -117,13 +120,13 @@ fn aux_layers(fields: &JsonFields) -> Result<Option<[usize; 3]>, ModelConfigErro
         .map(|ids| ids.into_iter().map(|id| id as usize + offset).collect::<Vec<_>>())
         .and_then(|ids| ids.try_into().ok())
         .ok_or_else(invalid)?;
-    // The target model produces the states in ascending order of layers.
+    // The target model produces auxiliary hidden states in ascending order of layers, so the ids are sorted.
     ids.sort_unstable();
     if ids[0] == ids[1] || ids[1] == ids[2] { Err(invalid()) } else { Ok(Some(ids)) }
 }
 
 #[cfg(test)]
-#[allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
+#[allow(clippy::needless_pass_by_value)] // Tests pass JSON literals by value.
 mod tests {
     use crate::ModelConfig;
     use serde_json::{Value, json};

@@ -1,8 +1,9 @@
-//! Errors of `config.json`. Every variant names the file and the field.
+//! Errors of parsing `config.json` and `generation_config.json`. Every variant names the file; most also name
+//! the field.
 
 use std::path::PathBuf;
 
-/// Configuration that cannot be served.
+/// Error of reading a model configuration, or a configuration that is not supported.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelConfigError {
     /// The file cannot be read.
@@ -48,7 +49,7 @@ pub enum ModelConfigError {
         field: String,
         /// Expected value.
         expected: String,
-        /// JSON that was found.
+        /// Value that was found, as JSON.
         found: String,
     },
     /// The architecture is not supported.
@@ -61,16 +62,16 @@ pub enum ModelConfigError {
         /// Supported architectures.
         supported: String,
     },
-    /// A feature is not supported; without it the output would be wrong.
+    /// A field requests a feature that is not supported. Ignoring the field would change the output.
     #[error("{path}: field `{field}`: {found} is not supported: {why}")]
     Unsupported {
         /// Path of the file.
         path: PathBuf,
         /// Name of the field.
         field: String,
-        /// JSON that was found.
+        /// Value that was found, as JSON.
         found: String,
-        /// Reason, or what is supported instead.
+        /// Reason, or the values that are supported instead.
         why: String,
     },
     /// Two fields contradict each other.

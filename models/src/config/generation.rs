@@ -4,14 +4,15 @@ use super::ModelConfigError;
 use super::json_fields::JsonFields;
 use std::path::Path;
 
-/// Generation settings of a checkpoint; the file and all of its fields are optional.
+/// Sampling defaults and special tokens of a checkpoint, from `generation_config.json`; the file and all of
+/// its fields are optional.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationConfig {
-    /// EOS tokens; empty if the file has none.
+    /// EOS tokens; empty if the file has no `eos_token_id`.
     pub eos: Vec<u32>,
-    /// BOS token.
+    /// BOS token, if the file has one.
     pub bos: Option<u32>,
-    /// Recommended temperature. `do_sample` is not read.
+    /// Recommended temperature. The field `do_sample` is not read.
     pub temperature: Option<f32>,
     /// Recommended top-p.
     pub top_p: Option<f32>,

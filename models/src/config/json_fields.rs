@@ -1,16 +1,17 @@
-//! Typed access to JSON objects: a value is valid, absent, or an error that names file and field.
+//! Typed access to JSON objects: an accessor returns a valid value, "absent", or an error that names the file
+//! and the field.
 //!
-//! An explicit `null` counts as absent, as in published files.
+//! An explicit `null` counts as absent, because published configuration files contain such fields.
 
 use super::ModelConfigError;
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Size limit of a file in bytes, far above any published `config.json`.
+/// Size limit of a configuration file in bytes, far above the size of any published `config.json`.
 const FILE_LIMIT_BYTES: u64 = 16 << 20;
 
-/// JSON object with its file and its path inside the file.
+/// JSON object, with the path of its file and the path of the object inside the file for error messages.
 #[derive(Debug, Clone)]
 pub(crate) struct JsonFields {
     path: PathBuf,
@@ -152,7 +153,7 @@ impl JsonFields {
         }
     }
 
-    /// Creates the error for a valid value that is not supported.
+    /// Creates the error for a well-formed value that is not supported.
     pub(crate) fn unsupported(&self, field: &str, why: &str) -> ModelConfigError {
         let found = self.map.get(field).map_or_else(|| "its absence".to_owned(), excerpt);
         let (path, field) = (self.path.clone(), self.full(field));
@@ -176,7 +177,7 @@ impl JsonFields {
     }
 }
 
-/// JSON text, truncated to fit an error line.
+/// JSON text of a value, truncated so that an error message stays on one line.
 fn excerpt(value: &Value) -> String {
     const LIMIT_CHARS: usize = 80;
     let text = value.to_string();

@@ -1,10 +1,10 @@
-//! Dimensions of multi-head latent attention (MLA).
+//! Parser of the dimensions of multi-head latent attention (MLA) in `config.json`.
 
 use super::json_fields::JsonFields;
 use super::parse_config::WIDTH_LIMIT;
 use super::{MlaConfig, ModelArchitecture, ModelConfigError};
 
-/// Reads the MLA dimensions of the DeepSeek families; `None` for other architectures.
+/// Reads the MLA dimensions of DeepSeek models; returns `None` for other architectures.
 pub(super) fn mla(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -23,7 +23,8 @@ pub(super) fn mla(
         qk_rope_head_dim: size("qk_rope_head_dim")?,
         v_head_dim: size("v_head_dim")?,
     };
-    // RoPE rotates pairs of channels, and bf16 dot products take inputs in pairs.
+    // Dimensions must be even: RoPE rotates pairs of channels, and bf16 dot products read two elements at a
+    // time.
     for (field, got) in [
         ("kv_lora_rank", config.kv_lora_rank),
         ("qk_nope_head_dim", config.qk_nope_head_dim),

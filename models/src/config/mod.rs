@@ -1,7 +1,7 @@
-//! A model's `config.json` as typed values.
+//! Types and parser of a model's `config.json` and `generation_config.json`.
 //!
-//! Each field that changes the arithmetic is either supported or rejected with file and field name: a
-//! feature that is silently ignored would give fluent, wrong text.
+//! Each field that changes the arithmetic is either supported or rejected with an error that names the file
+//! and the field: if a feature were ignored silently, the model would generate fluent but wrong text.
 
 #[cfg(test)]
 mod deepseek_tests;
@@ -31,7 +31,7 @@ use std::path::Path;
 /// Settings that define the arithmetic of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Architecture, which selects the model file.
+    /// Architecture, which selects the implementation of the model.
     pub architecture: ModelArchitecture,
     /// Vocabulary size: number of rows of the embedding.
     pub vocab: usize,
@@ -43,17 +43,17 @@ pub struct ModelConfig {
     pub heads: usize,
     /// Number of KV heads, over all ranks; for MLA equal to the number of query heads.
     pub kv_heads: usize,
-    /// Number of channels of the query and key of a head.
+    /// Number of channels of a head's query and of its key.
     pub head_dim: usize,
-    /// Width of a dense MLP.
+    /// Intermediate size of a dense MLP.
     pub intermediate: usize,
     /// Epsilon of every RMS norm.
     pub rms_eps: f32,
-    /// Rotary embedding (RoPE).
+    /// Base frequency and scaling of the rotary embedding (RoPE).
     pub rope: RopeConfig,
     /// Longest context that the model was trained for (`max_position_embeddings`).
     pub max_positions: usize,
-    /// Whether LM head and embedding share their weights.
+    /// Whether the LM head and the embedding share one weight matrix (`tie_word_embeddings`).
     pub tied: bool,
     /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
@@ -61,71 +61,76 @@ pub struct ModelConfig {
     pub out_bias: bool,
     /// Whether the projections of a dense MLP have biases.
     pub mlp_bias: bool,
-    /// MLA dimensions, if the layers use MLA.
+    /// MLA dimensions; `None` if the layers use grouped-query attention.
     pub mla: Option<MlaConfig>,
     /// Number of MTP (NextN) modules in the checkpoint.
     pub mtp_layers: usize,
-    /// Whether MTP modules are loaded. Not a field of the file: set by the caller that loads the model.
+    /// Whether MTP modules are loaded. This is not a field of `config.json`: the code that loads the model
+    /// sets it.
     pub load_mtp: bool,
-    /// Settings of an EAGLE-3 draft model.
+    /// Settings of an EAGLE-3 draft model; `None` for other architectures.
     pub eagle: Option<Eagle3Config>,
     /// Settings of the MoE layers, if the model has experts.
     pub moe: Option<MoeConfig>,
-    /// Quantisation of linear layers.
+    /// Quantisation format of the linear layers; `None` if they are not quantised.
     pub quantization: Option<QuantizationConfig>,
-    /// Data type that the checkpoint declares.
+    /// Data type of the weights that `config.json` declares (`dtype` or `torch_dtype`).
     pub dtype: Option<CheckpointDType>,
     /// BOS token, if the model uses one.
     pub bos: Option<u32>,
     /// EOS tokens; `generation_config.json` overrides `config.json`.
     pub eos: Vec<u32>,
-    /// Sampling defaults of the checkpoint.
+    /// Sampling defaults from `generation_config.json`.
     pub generation: GenerationConfig,
 }
 
 /// Dimensions of multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, section 2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MlaConfig {
-    /// Number of channels of the compressed query; `None` if queries are not compressed.
+    /// Number of channels of the compressed query; `None` if queries are projected directly.
     pub q_lora_rank: Option<usize>,
-    /// Number of channels of the compressed KV.
+    /// Number of channels of the compressed KV of a token.
     pub kv_lora_rank: usize,
-    /// Number of channels of a head's key without RoPE.
+    /// Number of channels of a head's query and key that RoPE does not rotate.
     pub qk_nope_head_dim: usize,
-    /// Number of channels of the key with RoPE; shared by all heads.
+    /// Number of channels of a head's query that RoPE rotates, and of the rotated key, which all heads share.
     pub qk_rope_head_dim: usize,
     /// Number of channels of a head's value.
     pub v_head_dim: usize,
 }
 
-/// Settings of the MoE layers.
+/// Settings of the mixture-of-experts (MoE) layers: experts, router and the layers that have experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeConfig {
     /// Number of routed experts per layer.
     pub experts: usize,
-    /// Number of routed experts per token.
+    /// Number of routed experts that the router selects for each token.
     pub top_k: usize,
-    /// Width of one expert.
+    /// Intermediate size of one routed expert.
     pub intermediate: usize,
-    /// Total width of the shared experts of a layer, each as wide as a routed expert; 0 = none.
+    /// Sum of the intermediate sizes of a layer's shared experts, each of which is as wide as a routed
+    /// expert; 0 = the model has no shared experts.
     pub shared_intermediate: usize,
-    /// Scoring function of the router.
+    /// Function that turns router logits into scores: softmax or sigmoid.
     pub score: RouterScore,
-    /// Whether a bias is added to the scores for the selection of experts only (`e_score_correction_bias`).
+    /// Whether a bias is added to the scores when experts are selected (`e_score_correction_bias`). The bias
+    /// does not change the expert weights.
     pub has_correction_bias: bool,
-    /// Groups of experts that are selected before the experts (group-limited routing).
+    /// Groups of experts for group-limited routing: the router first selects groups, then experts within
+    /// these groups.
     pub expert_groups: Option<ExpertGroups>,
-    /// Whether the weights of a token's experts are scaled to sum to 1.
+    /// Whether the weights of a token's selected experts are scaled to sum to 1.
     pub norm_topk_prob: bool,
-    /// Factor of the expert weights (`routed_scaling_factor`).
+    /// Factor by which expert weights are multiplied (`routed_scaling_factor`).
     pub scale: f32,
-    /// Layer `i` has experts if `(i + 1) % sparse_step = 0` and it is not in `dense_layers`.
+    /// Layer `i` has experts if `sparse_step` divides `i + 1` and `dense_layers` does not contain `i`.
     pub sparse_step: usize,
-    /// Layers with a dense MLP, ascending.
+    /// Indices of layers that have a dense MLP although `sparse_step` selects them, ascending.
     pub dense_layers: Vec<usize>,
 }
 
-/// Supported architectures, by the name in `config.json`.
+/// Model architectures that are supported, identified by the name in the field `architectures` of
+/// `config.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelArchitecture {
     /// `LlamaForCausalLM`
@@ -142,11 +147,11 @@ pub enum ModelArchitecture {
     DeepseekV2,
     /// `DeepseekV3ForCausalLM`
     DeepseekV3,
-    /// `LlamaForCausalLMEagle3`, a draft model
+    /// `LlamaForCausalLMEagle3`: draft model of EAGLE-3
     LlamaEagle3,
 }
 
-/// Data type that a checkpoint may declare.
+/// Data type of the weights that `config.json` declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointDType {
     /// `float32`
@@ -158,12 +163,13 @@ pub enum CheckpointDType {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` and, if it exists, `generation_config.json` of a model folder.
+    /// Reads `config.json` of a model folder and, if the file exists, `generation_config.json`.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelConfigError> {
         Self::from_dir_with(dir, &Map::new())
     }
 
-    /// Reads a model folder as `from_dir` does, with some members of `config.json` added or replaced.
+    /// Reads a model folder as `from_dir` does, after adding or replacing the fields `overrides` of
+    /// `config.json`.
     pub fn from_dir_with(
         dir: &Path,
         overrides: &Map<String, Value>,
@@ -173,24 +179,24 @@ impl ModelConfig {
         parse_config::config(&fields.with(overrides), generation)
     }
 
-    /// Reads a single configuration file of any name, without `generation_config.json`.
+    /// Reads a single configuration file of any name; `generation_config.json` is not read.
     pub fn from_file(path: &Path) -> Result<Self, ModelConfigError> {
         parse_config::config(&json_fields::JsonFields::read(path)?, GenerationConfig::default())
     }
 
-    /// Parses the text of a `config.json`; `path` is for error messages.
+    /// Parses the text of a `config.json`; `path` is used in error messages only.
     pub fn from_json(path: &Path, text: &str) -> Result<Self, ModelConfigError> {
         let fields = json_fields::JsonFields::parse(path, text.as_bytes())?;
         parse_config::config(&fields, GenerationConfig::default())
     }
 
-    /// Whether queries and keys have an RMS norm per head.
+    /// Whether queries and keys have an RMS norm per head before RoPE.
     #[must_use]
     pub fn qk_norm(&self) -> bool {
         matches!(self.architecture, ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Moe)
     }
 
-    /// Number of channels of a head that RoPE rotates.
+    /// Number of channels of a head's query and key that RoPE rotates.
     #[must_use]
     pub fn rotary(&self) -> usize {
         self.mla.map_or(self.head_dim, |mla| mla.qk_rope_head_dim)
@@ -202,12 +208,12 @@ impl ModelConfig {
         self.mla.map_or(self.head_dim, |mla| mla.v_head_dim)
     }
 
-    /// Longest context of the rotary embedding, in tokens: `max_positions`, or, if RoPE scaling extends a
-    /// shorter range beyond it, the length of that range times the factor.
+    /// Longest context that the rotary embedding supports, in tokens. RoPE scaling extends the original
+    /// context length by a factor; the result is the maximum of this extended length and `max_positions`.
     #[must_use]
     pub fn context_max(&self) -> usize {
         let extended = match self.rope.scaling {
-            // Files with llama3 scaling state the extended length.
+            // With llama3 scaling, `max_position_embeddings` is the extended length already.
             RopeScaling::Default | RopeScaling::Llama3 { .. } => 0.0,
             RopeScaling::Linear { factor } => self.max_positions as f64 * factor,
             RopeScaling::Yarn { factor, original_positions, .. } => original_positions * factor,
@@ -223,20 +229,20 @@ impl ModelConfig {
         is_sparse.then_some(moe)
     }
 
-    /// Number of layers with a KV cache, including loaded MTP modules.
+    /// Number of layers with a KV cache: decoder layers and loaded MTP modules.
     #[must_use]
     pub fn kv_layers(&self) -> usize {
         self.layers + if self.load_mtp { self.mtp_layers } else { 0 }
     }
 
-    /// Number of channels of the block-boundary hidden state, from which a proposer continues; 0 without a
-    /// proposer.
+    /// Number of channels of the hidden state that is stored at each block boundary, so that a proposer can
+    /// continue after a prefix cache hit; 0 if the configuration has no proposer.
     #[must_use]
     pub fn boundary_state_channels(&self) -> usize {
         if self.load_mtp || self.eagle.is_some() { self.hidden } else { 0 }
     }
 
-    /// Number of layers with experts.
+    /// Number of decoder layers with experts.
     #[must_use]
     pub fn sparse_layers(&self) -> usize {
         (0..self.layers).filter(|&i| self.moe_at(i).is_some()).count()
@@ -264,7 +270,7 @@ impl ModelArchitecture {
         Self::LlamaEagle3,
     ];
 
-    /// Name in `config.json`.
+    /// Name of the architecture in the field `architectures` of `config.json`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

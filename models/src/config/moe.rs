@@ -1,4 +1,4 @@
-//! Settings of experts and routers.
+//! Parser of the MoE settings in `config.json`: experts, routers and group-limited routing.
 
 use super::json_fields::JsonFields;
 use super::parse_config::{LAYER_LIMIT, WIDTH_LIMIT};
@@ -7,7 +7,7 @@ use ops::{ExpertGroups, GroupScore, RouterScore};
 
 const EXPERT_LIMIT: u64 = 1 << 14;
 
-/// Reads the MoE settings; `None` for architectures without experts.
+/// Reads the MoE settings; returns `None` for architectures without experts.
 pub(super) fn moe(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -44,7 +44,7 @@ fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
     })
 }
 
-/// Reads the number of experts per token, which is at most `experts`.
+/// Reads the number of routed experts per token (`num_experts_per_tok`), which is at most `experts`.
 fn experts_per_token(fields: &JsonFields, experts: usize) -> Result<usize, ModelConfigError> {
     let top_k = fields.size("num_experts_per_tok", EXPERT_LIMIT)?;
     if top_k > experts {
@@ -54,8 +54,8 @@ fn experts_per_token(fields: &JsonFields, experts: usize) -> Result<usize, Model
     Ok(top_k)
 }
 
-/// Reads the settings of DeepSeek, after transformers `modeling_deepseek_v2.py` and
-/// `modeling_deepseek_v3.py`: the first layers are dense, all others have experts.
+/// Reads the MoE settings of DeepSeek models, as transformers `modeling_deepseek_v2.py` and
+/// `modeling_deepseek_v3.py` do: the first layers have a dense MLP, all others have experts.
 fn deepseek(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -107,7 +107,7 @@ fn deepseek(
     })
 }
 
-/// Reads the groups of experts; `None` if routing is not limited to some of the groups.
+/// Reads the expert groups of group-limited routing; returns `None` if the router selects from all experts.
 fn groups(
     fields: &JsonFields,
     v3: bool,

@@ -1,7 +1,8 @@
-//! Conversion of JSON fields to [`ModelConfig`], with the differences between architectures.
+//! Conversion of the JSON fields of `config.json` to [`ModelConfig`], including the differences between
+//! architectures.
 //!
-//! Size limits are far above every published model; they keep products of a few fields inside
-//! u64 for any input.
+//! The size limits of fields are far above the values of every published model, but low enough that products
+//! of a few fields do not overflow u64 for any input.
 
 use super::json_fields::JsonFields;
 use super::mla::mla;
@@ -17,7 +18,7 @@ pub(super) const VOCAB_LIMIT: u64 = 1 << 24;
 pub(super) const LAYER_LIMIT: u64 = 1 << 12;
 const POSITION_LIMIT: u64 = 1 << 24;
 
-/// Granularity of the number of channels per head in the layout of the KV pool.
+/// Number of channels per head must be a multiple of this number, because of the layout of the KV pool.
 const HEAD_UNIT: usize = 16;
 
 pub(super) fn config(
@@ -93,7 +94,7 @@ fn architecture(fields: &JsonFields) -> Result<ModelArchitecture, ModelConfigErr
     })
 }
 
-/// Rejects unsupported fields that change the arithmetic.
+/// Rejects fields that would change the arithmetic but are not supported for this architecture.
 fn reject_unsupported(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -120,7 +121,8 @@ fn reject_unsupported(
     Ok(())
 }
 
-/// Rejects sliding windows. A window is active exactly where transformers applies it.
+/// Rejects configurations with sliding window attention, under the conditions under which transformers
+/// applies a window.
 fn reject_sliding_windows(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -158,7 +160,7 @@ fn reject_sliding_windows(
     Ok(())
 }
 
-/// Reads the number of query heads, of KV heads, and of channels per head.
+/// Reads the number of query heads, the number of KV heads and the number of channels per head.
 fn gqa_heads(
     fields: &JsonFields,
     hidden: usize,
@@ -184,7 +186,8 @@ fn gqa_heads(
     Ok((heads, kv_heads, head_dim))
 }
 
-/// Reads the number of heads and of channels per head for MLA, where every query head has a key and a value.
+/// Reads the number of query heads, the number of KV heads and the number of channels per head for MLA, where
+/// every query head has its own key and value.
 fn mla_heads(
     fields: &JsonFields,
     mla: &MlaConfig,
@@ -200,7 +203,7 @@ fn mla_heads(
     Ok((heads, heads, mla.qk_nope_head_dim + mla.qk_rope_head_dim))
 }
 
-/// Reads the number of MTP modules.
+/// Reads the number of MTP modules in the checkpoint (`num_nextn_predict_layers`).
 fn mtp_layers(
     fields: &JsonFields,
     architecture: ModelArchitecture,
@@ -216,8 +219,8 @@ fn mtp_layers(
     }
 }
 
-/// Reads `dtype` (new) or `torch_dtype` (old). It is a default: weights are cast to the dtype of the
-/// computation.
+/// Reads the declared data type from `dtype` (new name) or `torch_dtype` (old name). It is the default data
+/// type of the computation; weights are cast to the data type of the computation.
 fn dtype(fields: &JsonFields) -> Result<Option<CheckpointDType>, ModelConfigError> {
     let field = if fields.value("dtype").is_some() { "dtype" } else { "torch_dtype" };
     match fields.text(field)? {

@@ -1,5 +1,6 @@
-//! Quantisation of linear layers: `quantization_config` of two families of checkpoints. The stored dtype
-//! decides whether a layer is quantised; the configuration defines the scales.
+//! Quantisation of linear layers: parser of `quantization_config` in the formats `fp8` and
+//! `compressed-tensors`. The stored dtype of a weight decides whether it is quantised; the configuration
+//! defines the scales.
 
 use super::ModelConfigError;
 use super::json_fields::JsonFields;
@@ -8,19 +9,19 @@ use regex::Regex;
 /// Number of rows and columns per scale in block-quantised checkpoints.
 const BLOCK: usize = 128;
 
-/// FP8 e4m3 weights with scales; activations are quantised dynamically.
+/// Format of FP8 e4m3 weights with scales; activations are quantised dynamically.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizationConfig {
-    /// Weights per scale.
+    /// Number of weights that share one scale: a block or an output channel.
     pub scales: ScaleGrid,
-    /// Suffix that turns the name of a weight into the name of its scales.
+    /// Suffix that is appended to the name of a weight to form the name of its scales.
     pub suffix: &'static str,
-    /// Modules that are not quantised, as listed in the file.
+    /// Modules that are excluded from quantisation, as listed in `quantization_config`.
     pub ignored: Vec<IgnoredModule>,
 }
 
-/// Module that is not quantised: a name, or, after `re:`, a regular expression that must match the beginning
-/// of the name (as Python's `re.match`).
+/// Entry in the list of modules that are not quantised: a module name, or `re:` followed by a regular
+/// expression that must match the beginning of the module name (as Python's `re.match`).
 #[derive(Debug, Clone)]
 pub struct IgnoredModule {
     entry: String,
@@ -28,7 +29,7 @@ pub struct IgnoredModule {
 }
 
 impl IgnoredModule {
-    /// Parses an entry of the list.
+    /// Parses an entry of the list of modules that are not quantised.
     ///
     /// Errors: the regular expression is invalid or uses look-around, which is not supported.
     pub fn new(entry: &str) -> Result<Self, regex::Error> {
@@ -36,7 +37,8 @@ impl IgnoredModule {
         Ok(Self { entry: entry.to_owned(), pattern: pattern.transpose()? })
     }
 
-    /// Whether the entry is the module `name`, a parent of it, or a suffix of it.
+    /// Whether the entry selects the module `name`: the entry equals the name, is a parent module, is a
+    /// suffix of the name, or is a regular expression that matches.
     fn matches(&self, name: &str) -> bool {
         match &self.pattern {
             Some(pattern) => pattern.is_match(name),
@@ -57,17 +59,18 @@ impl PartialEq for IgnoredModule {
 
 impl Eq for IgnoredModule {}
 
-/// Weights of a linear layer that share a scale.
+/// Group of weights of a linear layer that share one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleGrid {
-    /// Blocks of 128 × 128 weights; activations have a scale per token and 128 channels.
+    /// Blocks of 128 × 128 weights. Activations have one scale per token and group of 128 channels.
     Blocks,
-    /// One output channel; activations have a scale per token.
+    /// All weights of one output channel. Activations have one scale per token.
     Channels,
 }
 
 impl ScaleGrid {
-    /// Number of outputs and of inputs per scale, in a layer of `inputs` inputs.
+    /// Number of output channels and number of input channels that one scale covers, in a layer of `inputs`
+    /// input channels.
     #[must_use]
     pub fn block_shape(self, inputs: usize) -> [usize; 2] {
         match self {
@@ -78,7 +81,7 @@ impl ScaleGrid {
 }
 
 impl QuantizationConfig {
-    /// Reads `quantization_config`; rejects unsupported formats.
+    /// Reads `quantization_config`; returns an error for formats that are not supported.
     pub(super) fn read(fields: &JsonFields) -> Result<Option<Self>, ModelConfigError> {
         if fields.value("compression_config").is_some() {
             return Err(fields.unsupported("compression_config", "only quantization_config is"));
@@ -167,7 +170,7 @@ fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelCo
     Ok(QuantizationConfig { scales, suffix: "_scale", ignored: list(object, "ignore")? })
 }
 
-/// Rejects a text field that is present with a value other than `texts`.
+/// Rejects the field `field` if it is present and its value is not one of `texts`.
 fn expect_text(fields: &JsonFields, field: &str, texts: &[&str]) -> Result<(), ModelConfigError> {
     match fields.text(field)? {
         Some(text) if !texts.contains(&text) => {

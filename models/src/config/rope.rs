@@ -1,33 +1,35 @@
-//! RoPE settings, from `rope_parameters` (new) or `rope_theta` + `rope_scaling` (old).
+//! Parser of the RoPE settings: `rope_parameters` (new form), or `rope_theta` and `rope_scaling` (old form).
 //!
-//! Both forms are read as a map, so the type may be written as `type` or as `rope_type`.
-//! Rejected: dynamic and longrope scaling, partial rotation, and parameters per layer type.
+//! The scaling type may be written as `type` or as `rope_type` in both forms. Rejected are dynamic and
+//! longrope scaling, partial rotation, and parameters that differ between layer types.
 
 use super::ModelConfigError;
 use super::json_fields::JsonFields;
 
-/// Rotary embedding of queries and keys.
+/// Settings of the rotary embedding (RoPE) of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeConfig {
-    /// Base of the frequencies.
+    /// Base of the rotation frequencies (`rope_theta`).
     pub theta: f64,
-    /// Scaling to contexts longer than those of the original training.
+    /// Scaling of the frequencies for contexts longer than the context of the original training.
     pub scaling: RopeScaling,
 }
 
-/// Changes to the rotation frequencies `f`, with wavelength `w = 2π / f`.
+/// Method that changes the rotation frequencies `f` for longer contexts. The wavelength of a frequency is `2π
+/// / f` positions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.
     Default,
-    /// All frequencies are `f / factor`.
+    /// Linear scaling: every frequency is divided by `factor`.
     Linear {
         /// Divisor of every frequency.
         factor: f64,
     },
-    /// Long wavelengths are scaled, short ones are unchanged, and those between are interpolated.
+    /// Llama 3 scaling: frequencies with long wavelengths are divided by `factor`, those with short
+    /// wavelengths are unchanged, and frequencies between them are interpolated.
     Llama3 {
-        /// Divisor of the frequencies of long wavelengths.
+        /// Divisor of the frequencies with long wavelengths.
         factor: f64,
         /// Wavelengths above `original_positions / low_freq_factor` are long.
         low_freq_factor: f64,
@@ -36,26 +38,30 @@ pub enum RopeScaling {
         /// Context length of the original training.
         original_positions: f64,
     },
-    /// A ramp over channels from unchanged to scaled frequencies, and a factor on cosine and sine.
+    /// YaRN (arXiv 2309.00071): frequencies of the first channels are unchanged, those of the last channels
+    /// are divided by `factor`, with a linear ramp between; cosines and sines are multiplied by
+    /// `attention_factor`.
     Yarn {
         /// Divisor of low frequencies.
         factor: f64,
-        /// Number of rotations over the original context above which a channel is unchanged.
+        /// A channel that rotates more often than this over the original context is unchanged.
         beta_fast: f64,
-        /// Number of rotations over the original context below which a channel is scaled.
+        /// The frequency of a channel that rotates less often than this over the original context is divided
+        /// by `factor`.
         beta_slow: f64,
         /// Context length of the original training.
         original_positions: f64,
-        /// Factor on cosine and sine.
+        /// Factor by which cosines and sines are multiplied.
         attention_factor: f64,
-        /// Factor from `mscale_all_dim`; MLA multiplies its softmax scale by the square.
+        /// Factor derived from `mscale_all_dim`; MLA multiplies its softmax scale by the square of this
+        /// factor.
         all_dim_gain: f64,
-        /// Whether the ends of the ramp are rounded to whole channels.
+        /// Whether the first and the last channel of the ramp are rounded to whole channels.
         truncate: bool,
     },
 }
 
-/// Default base, as in transformers.
+/// Base of the rotation frequencies if the configuration has none, as in transformers.
 const DEFAULT_THETA: f64 = 10_000.0;
 
 impl RopeConfig {
@@ -146,7 +152,8 @@ fn reject_partial_rotary(fields: &JsonFields) -> Result<(), ModelConfigError> {
     }
 }
 
-/// Reads `original_max_position_embeddings`, which some files have outside of the map.
+/// Reads `original_max_position_embeddings`, which some files store at the top level instead of in the RoPE
+/// object.
 fn original_positions(
     fields: &JsonFields,
     map: &JsonFields,

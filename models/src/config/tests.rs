@@ -1,5 +1,5 @@
-//! Tests with published configurations, and with invalid variants of them.
-#![allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
+//! Tests of the parser with published configurations, and with unsupported or invalid variants of them.
+#![allow(clippy::needless_pass_by_value)] // Tests pass JSON literals by value.
 
 use super::*;
 
@@ -77,7 +77,7 @@ fn context_max_follows_rope_scaling() {
     let longest =
         |scaling| parse(&with(qwen3(), json!({"rope_scaling": scaling}))).unwrap().context_max();
     assert_eq!(longest(Value::Null), 40_960);
-    // As in Qwen3's model card: `max_position_embeddings` is not changed.
+    // As in Qwen3's model card, `max_position_embeddings` is not changed when YaRN is enabled.
     let yarn =
         json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
     assert_eq!(longest(yarn), 131_072);

@@ -1,4 +1,4 @@
-//! Common parts of all decoders: embedding, layers, final norm, LM head.
+//! Decoder model over the layers of one architecture: embedding, decoder layers, final norm and LM head.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
 };
 use ops::Tensor;
 
-/// Decoder with layers of one architecture.
+/// Decoder-only model whose layers have the type `L` of one architecture.
 #[derive(Debug)]
 pub(crate) struct DecoderModel<L> {
     embed: Arc<VocabParallelEmbedding>,
@@ -19,9 +19,9 @@ pub(crate) struct DecoderModel<L> {
     lm_head: LmHead,
 }
 
-/// Decoder layer, as defined by an architecture file.
+/// Decoder layer: attention and feed-forward part. Each architecture file implements this trait.
 pub(crate) trait DecoderLayer: Sized {
-    /// Loads layer `i` with the weights under `w`.
+    /// Loads layer `i`. Names in `w` are relative to the name prefix of this layer.
     fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -29,8 +29,8 @@ pub(crate) trait DecoderLayer: Sized {
         i: usize,
     ) -> Result<Self, ModelLoadError>;
 
-    /// Updates the residual stream `[T, H]`. After attention, the stream contains only the tokens
-    /// `logits_indices`, i32 `[n]`, if given.
+    /// Updates the residual stream `[tokens, hidden size]`. If `logits_indices`, i32 `[rows]`, are given, the
+    /// stream contains only these tokens after attention.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -38,7 +38,8 @@ pub(crate) trait DecoderLayer: Sized {
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError>;
 
-    /// Writes the KV of the stream `[T, H]` for later tokens; the stream is undefined afterwards.
+    /// Writes keys and values of the stream `[tokens, hidden size]` to the KV cache, for later tokens; the
+    /// content of the stream is undefined afterwards.
     fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
@@ -49,7 +50,7 @@ pub(crate) trait DecoderLayer: Sized {
 }
 
 impl<L: DecoderLayer + Send + 'static> DecoderModel<L> {
-    /// Loads the decoder, and its MTP module if the configuration enables it.
+    /// Loads the decoder, and its MTP module if `ModelConfig::load_mtp` is set.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -73,7 +74,7 @@ impl<L: DecoderLayer + Send + 'static> DecoderModel<L> {
 
 impl<L: DecoderLayer + Send> Model for DecoderModel<L> {
     fn forward(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
-        let mut x = ResidualStream::new(self.embed.forward(f, ids)?); // [T, H]
+        let mut x = ResidualStream::new(self.embed.forward(f, ids)?); // [tokens, hidden size]
         for (i, layer) in self.layers.iter().enumerate() {
             x.collect_aux_state(f, i)?;
             let last = i + 1 == self.layers.len();

@@ -1,14 +1,15 @@
-//! Token embedding and LM head, split over `f.tp` by rows of the vocabulary; one matrix if tied.
+//! Vocab-parallel token embedding and LM head: both are split over the ranks of `f.tp` by rows of the
+//! vocabulary. If the weights are tied, both share one matrix.
 
 use crate::weight_table::{EMBEDDING, HEAD};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{DType, EmbeddingTable, PackedLinear, Tensor};
 
-/// Vocab-parallel embedding: a rank gives zeros for ids outside of its shard.
+/// Vocab-parallel embedding: for ids outside of its shard, a rank contributes zeros to the all-reduce.
 #[derive(Debug)]
 pub(crate) struct VocabParallelEmbedding(EmbeddingTable);
 
-/// Vocab-parallel LM head.
+/// Vocab-parallel LM head: each rank computes the logits of its shard of the vocabulary.
 #[derive(Debug)]
 pub(crate) struct LmHead {
     /// Vocabulary rows of this rank, followed by zero rows as padding.
@@ -17,13 +18,13 @@ pub(crate) struct LmHead {
 }
 
 impl VocabParallelEmbedding {
-    /// Loads the matrix `name` of `vocab` rows.
+    /// Loads the embedding matrix `name` with `vocab` rows.
     pub(crate) fn load(w: &Weights<'_>, name: &str, vocab: usize) -> Result<Self, ModelLoadError> {
         let (rows, _) = w.ranks().vocab(vocab);
         Ok(Self(EmbeddingTable::from_rows(w.vocab_rows(name)?, rows.start)))
     }
 
-    /// Embeds token ids `[T]` to `[T, H]`.
+    /// Embeds token ids `[tokens]` to `[tokens, hidden size]`.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -36,7 +37,7 @@ impl VocabParallelEmbedding {
 }
 
 impl LmHead {
-    /// Loads embedding and LM head. Tied weights are stored once, packed for the head.
+    /// Loads embedding and LM head. Tied weights are stored once, in the layout that the LM head needs.
     pub(crate) fn load_with_embedding(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -51,12 +52,13 @@ impl LmHead {
         Ok((embedding, Self::load(w, HEAD, config.vocab)?))
     }
 
-    /// Loads the matrix `name` of `vocab` rows.
+    /// Loads the LM head matrix `name` with `vocab` rows.
     pub(crate) fn load(w: &Weights<'_>, name: &str, vocab: usize) -> Result<Self, ModelLoadError> {
         Ok(Self { head: w.vocab_linear(name)?, vocab })
     }
 
-    /// Logits f32 `[n, V of this rank]` of `hidden [n, H]`. On the last ranks, columns of padding follow; see
+    /// Computes the logits of this rank's shard of the vocabulary, f32 `[rows, ids of this rank]`, from
+    /// `hidden [rows, hidden size]`. On the last ranks, padding columns follow: see
     /// `ParallelRanks::vocab_shard`.
     pub(crate) fn shard_logits(
         &self,
@@ -66,8 +68,8 @@ impl LmHead {
         Ok(f.ops.linear_f32(hidden, &self.head)?)
     }
 
-    /// Logits f32 `[n, V]`, equal on all ranks. Columns of padding are dropped, so that no invalid id can be
-    /// sampled.
+    /// Computes the logits of the whole vocabulary, f32 `[rows, vocabulary]`, equal on all ranks. Padding
+    /// columns are dropped, so that no invalid token id can be sampled.
     pub(crate) fn full_logits(
         &self,
         f: &ForwardContext<'_>,
@@ -79,6 +81,6 @@ impl LmHead {
         }
         let mut all = f.ops.scratch(DType::F32, &[shard.rows(), self.vocab])?;
         f.tp.all_gather(f.ops.stream(), shard.mat()?, all.mat_mut()?)?;
-        Ok(all) // [n, V]
+        Ok(all) // [rows, vocabulary]
     }
 }

@@ -1,19 +1,20 @@
-//! Expert parallel across `f.dp`: exchange of tokens with the ranks of their experts, and return of the
-//! results.
+//! Expert parallelism across the ranks of `f.dp`: tokens are sent to the ranks of their experts, and the
+//! results of the experts are returned.
 
 use crate::{ExpertExchange, ForwardContext, ForwardError};
 use ops::{DType, ExpertParallelLayout, ExpertRouting, PackedExperts, Tensor};
 
-/// Largest share of ranks per token for which the all-to-all is used. At a share of 1 both exchanges move
-/// equally many bytes; the all-to-all also sorts tokens and exchanges counts, which pays off from 7/8 on.
+/// Largest expected share of tokens per rank for which the all-to-all is used. At a share of 1, both
+/// exchanges move equal numbers of bytes, but the all-to-all also sorts tokens and exchanges counts. This
+/// cost is only recovered if the share is at most 7/8.
 const ALL_TO_ALL_MAX_SHARE: f64 = 7.0 / 8.0;
 
-/// `Σ weight_e · expert_e(h)` over a token's experts on all ranks of `f.dp`, each of which has some experts:
-/// `h`, result `[T, H]`.
+/// Computes `Σ weight_e · expert_e(h)` over the experts of each token, for `h [tokens, hidden size]`. The
+/// experts are distributed over the ranks of `f.dp`. The result has the shape of `h`.
 ///
-/// Both exchanges add in f32 in rank order, starting with zero, and give the same bits, with two exceptions:
-/// a GPU's collective library adds in an order of its own, and in bf16 on a GPU the kernel depends on the
-/// number of rows.
+/// The all-gather and the all-to-all exchange both add in f32 in rank order, starting with zero, and give
+/// equal bits, with two exceptions: NCCL and RCCL add in an order of their own, and in bf16 on a GPU the
+/// kernel that is selected depends on the number of rows.
 pub(super) fn expert_parallel_mlp(
     f: &ForwardContext<'_>,
     h: &Tensor,
@@ -27,7 +28,7 @@ pub(super) fn expert_parallel_mlp(
     }
 }
 
-/// Whether the all-to-all is used. The result depends on values that are equal on all ranks only.
+/// Whether the all-to-all is used. The decision only depends on values that are equal on all ranks.
 fn uses_all_to_all(f: &ForwardContext<'_>, top_k: usize, experts_per_rank: usize) -> bool {
     match f.expert_exchange {
         ExpertExchange::AllGather => false,
@@ -48,7 +49,7 @@ fn rank_share(top_k: usize, experts_per_rank: usize, all: usize) -> f64 {
 }
 
 /// Gathers the rows of all ranks, computes this rank's experts on them, and reduce-scatters the results.
-/// Padding rows have no experts and cost nothing.
+/// Padding rows have no experts, so that no expert is computed for them.
 fn all_gather_experts(
     f: &ForwardContext<'_>,
     h: &Tensor,
@@ -62,14 +63,15 @@ fn all_gather_experts(
         Ok(all)
     };
     let routing = ExpertRouting { experts: gather(&own.experts)?, weights: gather(&own.weights)? };
-    let sums = f.ops.moe_mlp(&gather(h)?, &routing, experts)?; // [ranks · dp_rows, H]
+    let sums = f.ops.moe_mlp(&gather(h)?, &routing, experts)?; // [ranks · dp_rows, hidden size]
     let mut y = f.ops.scratch(h.dtype(), h.shape())?;
     f.dp.reduce_scatter(s, sums.mat()?, y.mat_mut()?)?;
     Ok(y)
 }
 
-/// Sends each row once to every rank that has one of its experts, computes the received rows, and returns the
-/// results. Memory use is that of `all_gather_experts`, independent of routing.
+/// Sends each row once to every rank that has one of its experts, computes this rank's experts on the
+/// received rows, and returns the results. Buffers have the size of those in `all_gather_experts`,
+/// independent of routing.
 fn all_to_all_experts(
     f: &ForwardContext<'_>,
     h: &Tensor,
@@ -87,7 +89,7 @@ fn all_to_all_experts(
     let dispatch = f.ops.moe_dispatch(own, &layout)?;
     let counts = f.dp.exchange_counts(dispatch.counts())?;
     let receive_buffer = |dtype: DType, cols| {
-        f.ops.scratch_with_capacity(capacity, dtype, &[counts.received_by(rank), cols]) // [n, C]
+        f.ops.scratch_with_capacity(capacity, dtype, &[counts.received_by(rank), cols]) // [received, cols]
     };
     let exchange = |x: &Tensor| -> Result<Tensor, ForwardError> {
         let mut received = receive_buffer(x.dtype(), x.cols())?;
@@ -97,11 +99,11 @@ fn all_to_all_experts(
     };
     let routing =
         ExpertRouting { experts: exchange(&own.experts)?, weights: exchange(&own.weights)? };
-    let sums = f.ops.moe_mlp(&exchange(h)?, &routing, experts)?; // [n, H]
+    let sums = f.ops.moe_mlp(&exchange(h)?, &routing, experts)?; // [received, hidden size]
     let shape = [counts.sent_by(rank), h.cols()];
     let mut returned = f.ops.scratch_with_capacity(capacity, h.dtype(), &shape)?;
     f.dp.all_to_all(s, sums.mat()?, returned.mat_mut()?, &counts.reversed())?;
-    Ok(f.ops.moe_combine_ranks(&returned, &dispatch)?) // [T, H]
+    Ok(f.ops.moe_combine_ranks(&returned, &dispatch)?) // [tokens, hidden size]
 }
 
 #[cfg(test)]

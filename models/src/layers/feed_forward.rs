@@ -1,10 +1,10 @@
-//! Feed-forward part of a layer, in model families with experts.
+//! Feed-forward part of a decoder layer, in model families with experts.
 
 use super::{GatedMlp, MoeMlp, ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// `x += mlp(norm(x))` with a dense MLP or experts, by layer.
+/// Feed-forward part `x += mlp(norm(x))` of a decoder layer: a dense MLP or a mixture of experts.
 #[derive(Debug)]
 pub(crate) enum FeedForward {
     Dense(GatedMlp),
@@ -12,7 +12,7 @@ pub(crate) enum FeedForward {
 }
 
 impl FeedForward {
-    /// Loads the feed-forward part of layer `i`.
+    /// Loads the feed-forward part of layer `i`; the configuration selects a dense MLP or experts.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -24,7 +24,8 @@ impl FeedForward {
         })
     }
 
-    /// Updates the stream, which contains the tokens `logits_indices`, i32 `[T]`, or all tokens.
+    /// Updates the residual stream, which contains the tokens `logits_indices`, i32 `[rows]`, or all tokens
+    /// if `None`.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,

@@ -6,38 +6,40 @@ use super::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{AttentionShape, DType, QkRopeWeights, Tensor};
 
-/// `x += o(softmax(rope(norm q) · rope(norm k)ᵀ / √D) · v)` of the normed stream; the inner `norm` is the QK
-/// norm, if the model has one.
+/// Attention part of a decoder layer: `x += o_proj(softmax(rope(q) · rope(k)ᵀ / √head_dim) · v)`, where `q`,
+/// `k` and `v` are projections of `norm(x)`. If the model has a QK norm, it is applied to `q` and `k` before
+/// RoPE.
 #[derive(Debug)]
 pub(crate) struct GqaAttention {
     qkv_proj: ColumnParallelLinear,
     heads: GqaHeads,
 }
 
-/// Attention after the QKV projection `[T, (N + 2 K) D]`.
+/// Part of GQA attention after the QKV projection: QK norm, RoPE, KV write, attention and output projection.
+/// The input is `[tokens, (query heads + 2 · KV heads) · head_dim]`.
 #[derive(Debug)]
 pub(crate) struct GqaHeads {
     norm: Option<QkNorm>,
     rope: RotaryEmbedding,
     shape: AttentionShape,
-    /// Divisors of stored keys and values. The softmax scale includes the divisor of keys, the output
-    /// projection that of values.
+    /// Factors by which stored fp8 keys and values are multiplied to get their values; 1 for other KV caches.
+    /// The softmax scale includes the factor of keys, the output projection the factor of values.
     kv_scales: [f32; 2],
     o_proj: RowParallelLinear,
 }
 
-/// QKV projections, in the order in which they are stacked.
+/// Names of the QKV projections, in the order in which their rows are stacked.
 pub(crate) const QKV_PROJECTIONS: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 
-/// Names under which checkpoints store the scales of a quantised KV cache.
+/// Names under which checkpoints may store the scales of an fp8 KV cache: for keys, then for values.
 const KV_CACHE_SCALES: [[&str; 3]; 2] =
     [["k_proj.k_scale", "attn.k_scale", "k_scale"], ["v_proj.v_scale", "attn.v_scale", "v_scale"]];
 
-/// RMS norms of queries and keys, per head.
+/// RMS norms that are applied to each head of queries and keys.
 #[derive(Debug)]
 pub(crate) struct QkNorm {
-    q: Tensor, // [D]
-    k: Tensor, // [D]
+    q: Tensor, // [head_dim]
+    k: Tensor, // [head_dim]
     eps: f32,
 }
 
@@ -48,7 +50,7 @@ impl QkNorm {
 }
 
 impl GqaAttention {
-    /// Loads the attention of a layer; `layer` is the index in the KV pool.
+    /// Loads the attention of a layer; `layer` is the index of the layer in the KV pool.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -60,7 +62,8 @@ impl GqaAttention {
         Ok(Self { qkv_proj, heads: GqaHeads::load(config, w, norm, rope, layer)? })
     }
 
-    /// Updates the stream; afterwards it contains only the tokens `logits_indices`, i32 `[n]`, if given.
+    /// Updates the residual stream. If `logits_indices`, i32 `[rows]`, are given, the stream contains only
+    /// these tokens afterwards.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -68,19 +71,20 @@ impl GqaAttention {
         norm: &RmsNormLayer,
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        let qkv = self.qkv_proj.forward(f, x, norm)?; // [T, (N + 2 K) D]
+        let qkv = self.qkv_proj.forward(f, x, norm)?; // [tokens, q + k + v channels]
         let (heads, weights) = (&self.heads, self.heads.weights());
-        let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape, f.kv, f.batch)?; // [T, N D]
+        let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape, f.kv, f.batch)?; // [tokens, q chans]
         if let Some(rows) = logits_indices {
-            x.retain_rows(f, rows)?; // [n, H]
-            o = f.ops.gather_rows(&o, rows)?; // [n, N D]
+            x.retain_rows(f, rows)?; // [rows, hidden size]
+            o = f.ops.gather_rows(&o, rows)?; // [rows, query channels]
         }
-        heads.o_proj.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
+        heads.o_proj.add_to(f, x, &o) // [tokens or rows, hidden size]; all-reduced over f.tp
     }
 }
 
 impl GqaHeads {
-    /// Loads norm, RoPE, shape and output projection; `layer` is the index in the KV pool.
+    /// Loads QK norm, RoPE tables, shape and output projection; `layer` is the index of the layer in the KV
+    /// pool.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -107,20 +111,21 @@ impl GqaHeads {
         })
     }
 
-    /// Attention of a draft model, which has no KV at position 0: attention starts at position 1.
+    /// Computes the attention of a draft model. A draft model has no KV at position 0, so attention starts at
+    /// position 1.
     pub(crate) fn forward_skipping_first(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         qkv: &Tensor,
     ) -> Result<(), ForwardError> {
-        let q = self.write_kv(f, qkv)?; // [T, N D]
+        let q = self.write_kv(f, qkv)?; // [tokens, query channels]
         let shape = AttentionShape { first_position: 1, ..self.shape };
-        let o = f.ops.paged_attention(&q, &shape, f.kv, f.batch)?; // [T, N D]
-        self.o_proj.add_to(f, x, &o) // [T, H]; all-reduced over f.tp
+        let o = f.ops.paged_attention(&q, &shape, f.kv, f.batch)?; // [tokens, query channels]
+        self.o_proj.add_to(f, x, &o) // [tokens, hidden size]; all-reduced over f.tp
     }
 
-    /// Writes keys and values to the KV cache and returns the queries `[T, N D]`.
+    /// Writes keys and values to the KV cache and returns the queries `[tokens, query channels]` after RoPE.
     pub(crate) fn write_kv(
         &self,
         f: &ForwardContext<'_>,

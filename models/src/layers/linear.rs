@@ -1,19 +1,21 @@
-//! Linear layers split over the ranks of `f.tp`.
+//! Tensor-parallel linear layers, split over the ranks of `f.tp`.
 
 use super::{ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 use ops::{GatedActivation, PackedLinear, Tensor};
 
-/// Column-parallel linear layer `W x + b`: each rank has a part of the outputs; no communication.
+/// Column-parallel linear layer `W x + b`: each rank computes a part of the output channels, without
+/// communication.
 #[derive(Debug)]
 pub(crate) struct ColumnParallelLinear(PackedLinear);
 
-/// Row-parallel linear layer `W x + b`: each rank has a part of the inputs; the products are all-reduced.
+/// Row-parallel linear layer `W x + b`: each rank has a part of the input channels; the partial products are
+/// all-reduced.
 #[derive(Debug)]
 pub(crate) struct RowParallelLinear(PackedLinear);
 
 impl ColumnParallelLinear {
-    /// Loads the projections `names`, stacked into one GEMM.
+    /// Loads the projections `names` with their rows stacked, so that one GEMM computes all of them.
     pub(crate) fn load(
         w: &Weights<'_>,
         names: &[&str],
@@ -22,7 +24,8 @@ impl ColumnParallelLinear {
         Ok(Self(w.linear(names, bias)?))
     }
 
-    /// `norm(x) Wᵀ + b`: from the stream `[T, inputs]` to `[T, outputs of this rank]`.
+    /// Computes `norm(x) Wᵀ + b`: from the residual stream `[tokens, inputs]` to `[tokens, outputs of this
+    /// rank]`.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -32,8 +35,8 @@ impl ColumnParallelLinear {
         x.normed_linear(f, norm, &self.0)
     }
 
-    /// `silu(gate) · up` of `norm(x) Wᵀ + b`, gate rows first, as the input of `down`: see
-    /// [`GatedActivation`].
+    /// Computes `silu(gate) · up`, where gate and up are the first and second half of `norm(x) Wᵀ + b`. The
+    /// result is the input of the layer `down`, in the form that [`GatedActivation`] describes.
     pub(crate) fn forward_gated(
         &self,
         f: &ForwardContext<'_>,
@@ -50,7 +53,7 @@ impl RowParallelLinear {
         Self::load_scaled(w, name, bias, 1.0)
     }
 
-    /// Loads a layer that computes `factor W x + b`.
+    /// Loads a layer that computes `factor · W x + b`.
     pub(crate) fn load_scaled(
         w: &Weights<'_>,
         name: &str,
@@ -60,7 +63,8 @@ impl RowParallelLinear {
         Ok(Self(w.linear_scaled(name, bias, factor)?))
     }
 
-    /// `x += W h + b`: `h [T, inputs of this rank]`; the stream `[T, outputs]` is equal on all ranks.
+    /// Computes `x += W h + b` for `h [tokens, inputs of this rank]`. The residual stream `x [tokens,
+    /// outputs]` is equal on all ranks.
     pub(crate) fn add_to(
         &self,
         f: &ForwardContext<'_>,
@@ -70,7 +74,7 @@ impl RowParallelLinear {
         x.add_linear(f, h, &self.0)
     }
 
-    /// `x += W (silu(gate) · up) + b` with the activation `h` of this rank.
+    /// Computes `x += W (silu(gate) · up) + b`, where `h` is this rank's output of `forward_gated`.
     pub(crate) fn add_gated_to(
         &self,
         f: &ForwardContext<'_>,

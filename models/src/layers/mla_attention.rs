@@ -1,15 +1,15 @@
-//! Causal multi-head latent attention (MLA) over compressed KV, one row per token (DeepSeek-V2, arXiv
-//! 2405.04434, section 2.1).
+//! Causal multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, section 2.1) over the paged KV
+//! cache, which stores one row of compressed KV per token.
 
 use super::{ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear};
 use crate::config::{MlaConfig, RopeScaling};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{AttentionShape, MlaWeights, PackedLinear, PackedMlaHeads, Tensor};
 
-/// `x += o(softmax(q · kᵀ · scale) · v)` of the normed stream `h`. The cache row of a token is
-/// `[norm(c) | rope(k_pe)]`, with `[c | k_pe] = kv_a_proj h`; the key of a head is `[W_UK c | k_pe]`, its
-/// value `W_UV c`. All TP ranks have the same rows; heads are split over the ranks. `N` heads, `M`
-/// qk_nope_head_dim, `P` qk_rope_head_dim, `C` kv_lora_rank, `V` v_head_dim.
+/// Attention part of a decoder layer: `x += o_proj(softmax(q · kᵀ · scale) · v)` with `h = norm(x)`. The
+/// cache row of a token is `[norm(c) | rope(k_pe)]`, where `[c | k_pe] = kv_a_proj h`, `c` has kv_lora_rank
+/// channels and `k_pe` has qk_rope_head_dim channels. The key of a head is `[W_UK norm(c) | rope(k_pe)]`, its
+/// value `W_UV norm(c)`. All ranks of `f.tp` have equal cache rows; heads are split over the ranks.
 #[derive(Debug)]
 pub(crate) struct MlaAttentionLayer {
     query: QueryProjection,
@@ -21,17 +21,17 @@ pub(crate) struct MlaAttentionLayer {
     o_proj: RowParallelLinear,
 }
 
-/// Query projection.
+/// Projection from hidden states to the queries of all heads of this rank.
 #[derive(Debug)]
 enum QueryProjection {
-    /// Computes `W h`.
+    /// `q_proj h`
     Direct(PackedLinear),
-    /// Computes `W_b norm(W_a h)`.
+    /// `q_b_proj norm(q_a_proj h)`, with a compressed query of q_lora_rank channels.
     LowRank { q_a_proj: PackedLinear, q_a_norm: RmsNormLayer, q_b_proj: PackedLinear },
 }
 
 impl MlaAttentionLayer {
-    /// Loads the attention of a layer; `layer` is the index in the KV pool.
+    /// Loads the attention of a layer; `layer` is the index of the layer in the KV pool.
     pub(crate) fn load(
         config: &ModelConfig,
         mla: &MlaConfig,
@@ -59,14 +59,15 @@ impl MlaAttentionLayer {
                 heads,
                 layer,
                 scale: softmax_scale(config),
-                // An MTP module has no KV of the first token: no hidden state precedes it.
+                // An MTP module has no KV at position 0, because no hidden state precedes the first token.
                 first_position: usize::from(layer >= config.layers),
             },
             o_proj: RowParallelLinear::load(w, "o_proj", false)?,
         })
     }
 
-    /// Updates the stream; afterwards it contains only the tokens `logits_indices`, i32 `[n]`, if given.
+    /// Updates the residual stream. If `logits_indices`, i32 `[rows]`, are given, the stream contains only
+    /// these tokens afterwards.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -74,32 +75,32 @@ impl MlaAttentionLayer {
         norm: &RmsNormLayer,
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        let h = x.normed(f, norm)?; // [T, H]
+        let h = x.normed(f, norm)?; // [tokens, hidden size]
         let q = match &self.query {
             QueryProjection::Direct(w) => f.ops.linear(&h, w)?,
             QueryProjection::LowRank { q_a_proj: a, q_a_norm: norm, q_b_proj: b } => {
                 let compressed = f.ops.rms_norm(&f.ops.linear(&h, a)?, &norm.weight, norm.eps)?;
                 f.ops.linear(&compressed, b)?
             }
-        }; // [T, N (M + P)]
-        let kv = f.ops.linear(&h, &self.kv_a_proj)?; // [T, C + P]
+        }; // [tokens, heads · head_dim]
+        let kv = f.ops.linear(&h, &self.kv_a_proj)?; // [tokens, compressed KV + RoPE]
         let (ops, weights) = (f.ops, self.weights());
         let mut o = ops.mla_attention(q, &kv, &weights, &self.shape, f.kv, f.batch)?;
         if let Some(rows) = logits_indices {
-            x.retain_rows(f, rows)?; // [n, H]
-            o = f.ops.gather_rows(&o, rows)?; // [n, N V]
+            x.retain_rows(f, rows)?; // [rows, hidden size]
+            o = f.ops.gather_rows(&o, rows)?; // [rows, heads · v_head_dim]
         }
-        self.o_proj.add_to(f, x, &o) // [T or n, H]; all-reduced over f.tp
+        self.o_proj.add_to(f, x, &o) // [tokens or rows, hidden size]; all-reduced over f.tp
     }
 
-    /// Writes the compressed KV to the cache for later tokens.
+    /// Writes the compressed KV of the stream's tokens to the KV cache, for later tokens.
     pub(crate) fn write_kv_only(
         &self,
         f: &ForwardContext<'_>,
         x: &mut ResidualStream,
         norm: &RmsNormLayer,
     ) -> Result<(), ForwardError> {
-        let kv = f.ops.linear(&x.normed(f, norm)?, &self.kv_a_proj)?; // [T, C + P]
+        let kv = f.ops.linear(&x.normed(f, norm)?, &self.kv_a_proj)?; // [tokens, compressed KV + RoPE]
         let (weights, layer) = (self.weights(), self.shape.layer);
         Ok(f.ops.mla_write_kv_only(&kv, &weights, layer, f.kv, f.batch)?)
     }
@@ -114,8 +115,8 @@ impl MlaAttentionLayer {
     }
 }
 
-/// `(M + P)^-½`, times the square of YaRN's factor from `mscale_all_dim` (transformers 5.23
-/// `modeling_deepseek_v3.py`, `yarn_apply_mscale`).
+/// Softmax scale: `(qk_nope_head_dim + qk_rope_head_dim)^-½`, times the square of YaRN's factor from
+/// `mscale_all_dim` (transformers 5.23 `modeling_deepseek_v3.py`, `yarn_apply_mscale`).
 fn softmax_scale(config: &ModelConfig) -> f32 {
     let gain = match config.rope.scaling {
         RopeScaling::Yarn { all_dim_gain, .. } => all_dim_gain,

@@ -1,9 +1,10 @@
-//! Dense MLP of all supported families.
+//! Dense gated MLP, used by all supported model families.
 
 use super::{ColumnParallelLinear, ResidualStream, RmsNormLayer, RowParallelLinear};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 
-/// `x += down_proj(silu(gate h) · up h)` with `h = norm(x)`.
+/// Dense feed-forward part of a decoder layer: `x += down_proj(silu(gate_proj h) · up_proj h)` with `h =
+/// norm(x)`.
 #[derive(Debug)]
 pub(crate) struct GatedMlp {
     gate_up_proj: ColumnParallelLinear,
@@ -23,8 +24,8 @@ impl GatedMlp {
         x: &mut ResidualStream,
         norm: &RmsNormLayer,
     ) -> Result<(), ForwardError> {
-        // [T, I], or [T, 2 I] for `GatedActivation::GateUp`.
+        // [tokens, intermediate size], or [tokens, 2 · intermediate size] for `GatedActivation::GateUp`.
         let h = self.gate_up_proj.forward_gated(f, x, norm, &self.down_proj)?;
-        self.down_proj.add_gated_to(f, x, &h) // [T, H]; all-reduced over f.tp
+        self.down_proj.add_gated_to(f, x, &h) // [tokens, hidden size]; all-reduced over f.tp
     }
 }

@@ -1,8 +1,8 @@
-//! Layers that models are composed of. A layer has its weights, its formula and its collectives; all other
-//! inputs are in `&ForwardContext`, its first argument.
+//! Layers of which models are composed. A layer contains its weights, its formula and its collectives; it
+//! gets all other inputs through `&ForwardContext`, the first argument of its functions.
 //!
-//! Legend: T tokens, H hidden, D head size, N and K query and KV heads on this rank, I width of an MLP on
-//! this rank, V vocabulary, E experts, n rows with requested logits.
+//! All shapes are those of one rank: with tensor parallelism, a rank has a part of the heads and of the
+//! intermediate channels of an MLP.
 
 mod decoder;
 mod embedding;

@@ -1,4 +1,4 @@
-//! Mixture of experts (MoE) with a router.
+//! Mixture of experts (MoE) with a router and shared experts.
 
 use super::expert_exchange::expert_parallel_mlp;
 use super::{ResidualStream, RmsNormLayer};
@@ -9,26 +9,26 @@ use ops::{
     SharedExpertPlan, Tensor,
 };
 
-/// `x += Σ weight_e · expert_e(h) + shared(h)` over the `top_k` experts that the router selects from
-/// `router h`, with `h = norm(x)`.
+/// Feed-forward part of a layer with experts: `x += Σ weight_e · expert_e(h) + shared(h)` with `h = norm(x)`.
+/// The sum is over the `top_k` experts that the router selects from the logits `router h`.
 ///
-/// Each rank has a part of all experts (tensor parallel), or some whole experts (expert parallel). All ranks
-/// of `f.tp` have the same tokens, so an all-reduce over `f.tp` completes the sum; ranks of `f.dp` exchange
-/// tokens first.
+/// With tensor parallelism, each rank has a part of every expert; with expert parallelism, each rank has some
+/// whole experts. All ranks of `f.tp` have the same tokens, so an all-reduce over `f.tp` completes the sum.
+/// Ranks of `f.dp` have different tokens and exchange them before the experts are computed.
 ///
-/// In tensor parallel, shared experts may be fused: they follow the routed experts, with weight 1. With
-/// expert parallel or an expert placement, shared experts are an MLP on the rank of the token, so that no
-/// rows are sent for them.
+/// With tensor parallelism, shared experts may be fused: they are stored after the routed experts and have
+/// weight 1. With expert parallelism or an expert placement, shared experts are a separate MLP that is
+/// computed on the rank of the token, so that no rows are sent for them.
 #[derive(Debug)]
 pub(crate) struct MoeMlp {
     router: PackedLinear,
     rule: RouterRule,
     experts: PackedExperts,
-    /// Shared experts as separate MLPs.
+    /// Shared experts as separate MLPs, used in steps in which fused shared experts would be slower.
     shared: Vec<SharedExpert>,
     top_k: usize,
     layer: usize,
-    /// Table of the copies of each expert, if there is an expert placement.
+    /// Physical experts of each logical expert, if there is an expert placement.
     placement: Option<Tensor>,
 }
 
@@ -55,7 +55,8 @@ impl MoeMlp {
         })
     }
 
-    /// Updates the stream, which contains the tokens `logits_indices`, i32 `[T]`, or all tokens.
+    /// Updates the residual stream, which contains the tokens `logits_indices`, i32 `[rows]`, or all tokens
+    /// if `None`.
     pub(crate) fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -63,11 +64,11 @@ impl MoeMlp {
         norm: &RmsNormLayer,
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
-        let h = x.normed(f, norm)?; // [T, H]
+        let h = x.normed(f, norm)?; // [tokens, hidden size]
         let plan = self.plan_shared_experts(f, h.rows());
         let stream = (plan == SharedExpertPlan::SecondaryStream).then(|| f.ops.secondary_stream());
         let stream = stream.transpose()?;
-        let logits = f.ops.linear_f32(&h, &self.router)?; // [T, E]
+        let logits = f.ops.linear_f32(&h, &self.router)?; // [tokens, experts]
         if let Some(probe) = f.probe {
             let chosen =
                 f.ops.moe_route(&logits, ExpertsPerToken::routed(self.top_k), &self.rule, None)?;
@@ -95,8 +96,8 @@ impl MoeMlp {
         f.ops.plan_shared_experts(tokens, &self.experts, gate_up, f.dp.size() > 1)
     }
 
-    /// Output of the routed experts, and of `shared` fused shared experts, for rows `h [T, H]` with router
-    /// logits `[T, E]`.
+    /// Computes the routed experts and `shared` fused shared experts, for rows `h [tokens, hidden size]` with
+    /// router logits `[tokens, experts]`.
     fn routed_experts(
         &self,
         f: &ForwardContext<'_>,
@@ -105,7 +106,7 @@ impl MoeMlp {
         shared: usize,
         logits_indices: Option<&Tensor>,
     ) -> Result<Tensor, ForwardError> {
-        // Steps with logits for a part of the tokens have no padding.
+        // A step that requests logits for some of its tokens has no padding tokens.
         let slots = logits_indices.is_none().then_some(&f.batch.slots);
         let counter = f.expert_load.map(|load| load.layer_counter(self.layer, slots));
         let per_token = ExpertsPerToken { top_k: self.top_k, shared };
@@ -131,7 +132,7 @@ fn router_rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouterRule, ModelL
     Ok(RouterRule { score, bias, groups, renormalise, scale })
 }
 
-/// Shared expert, or several shared experts as one MLP, split over `f.tp`.
+/// One shared expert, or several shared experts as one MLP, split over the ranks of `f.tp`.
 #[derive(Debug)]
 struct SharedExpert {
     gate_up_proj: PackedLinear,
@@ -144,7 +145,7 @@ impl SharedExpert {
         Ok(Self { gate_up_proj, down_proj: w.linear(&["down_proj"], false)? })
     }
 
-    /// Returns the shared experts that are fused after the routed experts.
+    /// Returns the shared experts that are fused after the routed experts in `experts`, as separate MLPs.
     fn from_fused(experts: &PackedExperts) -> Vec<Self> {
         let linears = experts.shared_linears().unwrap_or_default();
         linears
@@ -153,9 +154,9 @@ impl SharedExpert {
             .collect()
     }
 
-    /// This rank's partial sum: `h`, result `[T, H]`.
+    /// Computes this rank's partial sum for `h [tokens, hidden size]`; the result has the shape of `h`.
     fn forward(&self, ops: &Ops, h: &Tensor) -> Result<Tensor, ForwardError> {
-        let inner = ops.linear_silu_mul(h, &self.gate_up_proj)?; // [T, I]
+        let inner = ops.linear_silu_mul(h, &self.gate_up_proj)?; // [tokens, intermediate size]
         Ok(ops.linear(&inner, &self.down_proj)?)
     }
 }

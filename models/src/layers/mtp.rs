@@ -1,5 +1,5 @@
-//! Multi-token prediction (MTP, NextN): a layer after the last one that predicts one more token (DeepSeek-V3,
-//! arXiv 2412.19437, section 2.2).
+//! Multi-token prediction (MTP, NextN) module: a decoder layer after the last layer of the model that
+//! predicts one more token (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
 use std::sync::Arc;
 
@@ -7,21 +7,22 @@ use super::{DecoderLayer, ResidualStream, RmsNormLayer, RotaryEmbedding, VocabPa
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, MtpModel, Weights};
 use ops::{PackedLinear, Tensor};
 
-/// `norm(layer(W [norm_e(e); norm_h(h)]))` of a token's embedding `e` and the hidden state `h` of the token
-/// before it, both `[T, H]`. The LM head turns the result into the logits of the next token.
+/// MTP module: computes `norm(layer(W [embedding_norm(e); hidden_norm(h)]))`, where `e` is the embedding of a
+/// token and `h` the hidden state of the token before it, both `[tokens, hidden size]`. From the result, the
+/// LM head computes the logits of the next token.
 #[derive(Debug)]
 pub(crate) struct MtpModule<L> {
     embed: Arc<VocabParallelEmbedding>,
     embedding_norm: RmsNormLayer,
     hidden_norm: RmsNormLayer,
-    /// Columns of `W` for the embedding, then columns for the hidden state.
+    /// Column blocks of the projection `W`: the block for the embedding, then the block for the hidden state.
     eh_proj: Vec<PackedLinear>,
     layer: L,
     norm: RmsNormLayer,
 }
 
 impl<L: DecoderLayer> MtpModule<L> {
-    /// Loads the module as layer `i`, with the weights under `w`.
+    /// Loads the module as layer `i`. Names in `w` are relative to the name prefix of this layer.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,

@@ -1,12 +1,12 @@
-//! RMS norm with a weight.
+//! RMS norm with a learned weight per channel.
 
 use crate::{ModelLoadError, Weights};
 use ops::{NormWeight, Tensor};
 
-/// `w · cast(x / sqrt(mean(x²) + eps))`
+/// RMS norm: `weight · cast(x / sqrt(mean(x²) + eps))`, computed in f32 and cast before the multiplication.
 #[derive(Debug)]
 pub(crate) struct RmsNormLayer {
-    pub(crate) weight: Tensor, // [H]
+    pub(crate) weight: Tensor, // [channels]
     pub(crate) eps: f32,
 }
 

@@ -1,23 +1,24 @@
-//! Residual stream of a decoder. A delta stays pending until the next norm, which adds and normalises in one
-//! kernel; if the group supports it, the kernel includes the all-reduce.
+//! Residual stream of a decoder. The output of a layer stays pending until the next norm, so that one kernel
+//! adds it to the stream and normalises the sum. If the tensor-parallel group supports it, this kernel also
+//! computes the all-reduce.
 
 use super::RmsNormLayer;
 use crate::{ForwardContext, ForwardError};
 use collectives::AllReduceNormArgs;
 use ops::{GatedActivation, PackedLinear, Tensor};
 
-/// Residual stream `x + pending`, `[T, H]`.
+/// Residual stream `[tokens, hidden size]`: the value is `x + pending`.
 #[derive(Debug)]
 pub(crate) struct ResidualStream {
     x: Tensor,
     pending: Option<PendingDelta>,
 }
 
-/// Delta that has not been added yet.
+/// Output of a layer part that has not been added to the residual stream yet.
 #[derive(Debug)]
 struct PendingDelta {
     delta: Tensor,
-    /// Whether the delta is this rank's partial sum, to be all-reduced over `f.tp`.
+    /// Whether `delta` is this rank's partial sum, which must be all-reduced over `f.tp`.
     partial: bool,
 }
 
@@ -26,7 +27,7 @@ impl ResidualStream {
         Self { x, pending: None }
     }
 
-    /// Returns `norm(x)` after adding the pending delta to the stream.
+    /// Adds the pending delta to the stream and returns `norm(x)`.
     pub(crate) fn normed(
         &mut self,
         f: &ForwardContext<'_>,
@@ -51,7 +52,7 @@ impl ResidualStream {
         Ok(y)
     }
 
-    /// Returns `norm(x) Wᵀ + bias` after adding the pending delta to the stream.
+    /// Adds the pending delta to the stream and returns `norm(x) Wᵀ + bias`.
     pub(crate) fn normed_linear(
         &mut self,
         f: &ForwardContext<'_>,
@@ -70,8 +71,8 @@ impl ResidualStream {
         })
     }
 
-    /// Returns `silu(gate) · up` of `norm(x) Wᵀ + bias`, gate rows first, as the input of `down`, after
-    /// adding the pending delta to the stream.
+    /// Adds the pending delta to the stream and returns `silu(gate) · up`, where gate and up are the first
+    /// and second half of `norm(x) Wᵀ + bias`. The result is the input of the layer `down`.
     pub(crate) fn normed_gated(
         &mut self,
         f: &ForwardContext<'_>,
@@ -91,7 +92,7 @@ impl ResidualStream {
         })
     }
 
-    /// Computes `x += h Wᵀ + bias`, summed over the ranks of `f.tp`.
+    /// Computes `x += h Wᵀ + bias`; the products are summed over the ranks of `f.tp`.
     pub(crate) fn add_linear(
         &mut self,
         f: &ForwardContext<'_>,
@@ -106,7 +107,7 @@ impl ResidualStream {
         delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// Computes `x += (silu(gate) · up) Wᵀ + bias`, summed over the ranks of `f.tp`.
+    /// Computes `x += (silu(gate) · up) Wᵀ + bias`; the products are summed over the ranks of `f.tp`.
     pub(crate) fn add_gated_linear(
         &mut self,
         f: &ForwardContext<'_>,
@@ -121,8 +122,8 @@ impl ResidualStream {
         delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// Computes `x += delta`, summed over the ranks of `f.tp`; a norm must follow before the next delta. With
-    /// a probe, the sum is completed at once.
+    /// Computes `x += delta`, where `delta` is summed over the ranks of `f.tp`. The sum may stay pending; a
+    /// norm must follow before the next delta. With a probe, `delta` is all-reduced immediately.
     pub(crate) fn add_partial(
         &mut self,
         f: &ForwardContext<'_>,
@@ -138,7 +139,7 @@ impl ResidualStream {
         Ok(())
     }
 
-    /// Keeps only the rows `rows`, i32 `[n]`: `[n, H]`.
+    /// Removes all rows of the stream except `rows`, i32 `[rows]`.
     pub(crate) fn retain_rows(
         &mut self,
         f: &ForwardContext<'_>,
@@ -149,7 +150,8 @@ impl ResidualStream {
         Ok(())
     }
 
-    /// Passes the input of layer `layer` to the collector of auxiliary hidden states.
+    /// Passes the input of layer `layer` to the collector of auxiliary hidden states, if it collects this
+    /// layer.
     pub(crate) fn collect_aux_state(
         &mut self,
         f: &ForwardContext<'_>,
@@ -167,13 +169,14 @@ impl ResidualStream {
         aux.collect(f, layer, &f.ops.add(&self.x, delta)?)
     }
 
-    /// Returns the stream `[T, H]`. A norm must have been the last operation.
+    /// Returns the stream `[tokens, hidden size]`. The last operation must have been a norm, so that no delta
+    /// is pending.
     pub(crate) fn into_stream(self) -> Tensor {
         debug_assert!(self.pending.is_none(), "a delta is pending");
         self.x
     }
 
-    /// Passes the stream after layer `layer` to the probe.
+    /// Passes the stream after layer `layer` to the probe, if there is a probe.
     pub(crate) fn probe_layer(
         &self,
         f: &ForwardContext<'_>,

@@ -1,6 +1,8 @@
-//! Rotary embedding (RoPE): frequencies from the configuration, and tables of cosines and sines by position.
+//! Rotary embedding (RoPE): rotation frequencies from the configuration, and tables of cosines and sines by
+//! position.
 //!
-//! Computed in f32, as in transformers, so that angles at large positions agree to the last bits.
+//! Frequencies and tables are computed in f32, as in transformers, so that angles at large positions are
+//! equal to the last bits.
 
 use crate::config::{RopeConfig, RopeScaling};
 use crate::{ModelConfig, ModelLoadError, Weights};
@@ -8,14 +10,14 @@ use ops::RopeTable;
 use std::f64::consts::TAU;
 use std::sync::Arc;
 
-/// RoPE tables, shared by all layers.
+/// Table of cosines and sines by position, shared by all layers.
 #[derive(Debug, Clone)]
 pub(crate) struct RotaryEmbedding {
     pub(crate) table: Arc<RopeTable>,
 }
 
 impl RotaryEmbedding {
-    /// Creates the tables for all positions that a request can reach.
+    /// Creates the table for all positions that a request can reach.
     pub(crate) fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError> {
         let half = config.rotary() / 2;
         let frequencies = frequencies(&config.rope, config.rotary());
@@ -34,7 +36,7 @@ impl RotaryEmbedding {
     }
 }
 
-/// Frequency of each channel pair, in radians per position.
+/// Rotation frequency of each channel pair, in radians per position.
 fn frequencies(rope: &RopeConfig, rotary: usize) -> Vec<f32> {
     let channels = (0..rotary).step_by(2);
     let plain = channels.map(|i| 1.0 / (rope.theta as f32).powf(i as f32 / rotary as f32));
@@ -66,7 +68,8 @@ fn frequencies(rope: &RopeConfig, rotary: usize) -> Vec<f32> {
     }
 }
 
-/// Scales long wavelengths, keeps short ones, and interpolates between them.
+/// Scales the frequency `f` as Llama 3 does: divided by `factor` for long wavelengths, unchanged for short
+/// ones, interpolated between them.
 fn llama3(f: f32, factor: f32, low: f32, high: f32, original: f32) -> f32 {
     let wavelength = TAU as f32 / f;
     if wavelength < original / high {
@@ -101,7 +104,8 @@ mod tests {
             high_freq_factor: 4.0,
             original_positions: 128.0,
         });
-        // Wavelengths of 6, 63, 628 and 6283 positions; the limits are 32 and 128.
+        // The wavelengths are 6, 63, 628 and 6283 positions; the limits for short and long wavelengths are 32
+        // and 128.
         assert_eq!((llama[0], llama[2], llama[3]), (plain[0], plain[2] / 8.0, plain[3] / 8.0));
         assert!(plain[1] / 8.0 < llama[1] && llama[1] < plain[1]);
     }

@@ -1,5 +1,6 @@
-//! Synthetic checkpoints: weights are a hash of their name and index, exact in every float type, so that
-//! a model of any size can be written, loaded, sharded and compared without storing it.
+//! Synthetic checkpoints for tests and benchmarks. Each value is a hash of the weight's name and the
+//! element's index, and is exact in every float type. A model of any size can thus be loaded and sharded
+//! without weight files, and compared with a written checkpoint.
 
 mod tokenizer;
 mod values;

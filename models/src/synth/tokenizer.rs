@@ -1,14 +1,14 @@
 //! Tokenizer of synthetic checkpoints: every id decodes to a text that encodes to the id.
 //!
-//! Ids 0–255 are the bytes, followed by the special tokens of the family, followed by `<|t{id}|>` up to the
-//! size of the vocabulary. The latter are entries of the vocabulary that a pre-tokenizer pattern isolates:
-//! with as many added tokens, libraries take seconds to load. `tokenizer.json` is written as plain JSON,
-//! without a tokenizer library.
+//! Ids 0–255 are the bytes. The special tokens of the model family follow, then the tokens `<|t{id}|>` up to
+//! the size of the vocabulary. A pre-tokenizer pattern isolates the `<|t{id}|>` texts; they are not added
+//! tokens, because tokenizer libraries take seconds to load a large number of added tokens. `tokenizer.json`
+//! is written as plain JSON, without a tokenizer library.
 
 use crate::{ModelArchitecture, ModelConfig};
 use serde_json::{Map, Value, json};
 
-/// Special tokens of each family, in the order of their ids.
+/// Special tokens of each model family, in the order of their ids.
 const CHATML: &[&str] = &["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const LLAMA3: &[&str] = &[
     "<|begin_of_text|>",
@@ -38,12 +38,12 @@ const DEEPSEEK_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {% else %}{{ message['content'] }}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}";
 
-/// Tokens of a model family; the first special token has id 256.
+/// Special tokens and chat template of a model family; the first special token has id 256.
 pub(super) struct SynthTokenizer {
     special: &'static [&'static str],
     template: &'static str,
     bos: Option<&'static str>,
-    /// Tokens that end a text or a chat turn; their ids are in `generation_config.json`.
+    /// Tokens that end a text or a chat turn; their ids are written to `generation_config.json`.
     eos: &'static [&'static str],
 }
 
@@ -81,7 +81,7 @@ impl SynthTokenizer {
         }
     }
 
-    /// Smallest vocabulary with all bytes and special tokens.
+    /// Smallest vocabulary size that has ids for all bytes and special tokens.
     pub(super) fn min_vocab(&self) -> usize {
         BYTES + self.special.len()
     }
@@ -90,9 +90,10 @@ impl SynthTokenizer {
         self.special.iter().position(|s| *s == token).map(|i| BYTES + i)
     }
 
-    /// `tokenizer.json`: byte-level BPE without merges.
+    /// Content of `tokenizer.json`: byte-level BPE without merges.
     pub(super) fn tokenizer(&self, config: &ModelConfig) -> Value {
-        // Libraries assign new ids to added tokens that the vocabulary does not contain.
+        // The vocabulary contains the special tokens, because libraries assign new ids to added tokens that
+        // it lacks.
         let special = self.special.iter().map(|text| (*text).to_owned());
         let fillers = (self.min_vocab()..config.vocab).map(|id| format!("<|t{id}|>"));
         let texts = byte_alphabet().into_iter().map(String::from).chain(special).chain(fillers);
@@ -112,7 +113,7 @@ impl SynthTokenizer {
             "normalizer": null,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
             "post_processor": null, "decoder": byte_level,
-            // `ignore_merges`: a pre-token that the vocabulary contains is that token.
+            // With `ignore_merges`, a pre-token that is in the vocabulary becomes one token.
             "model": {"type": "BPE", "dropout": null, "unk_token": null,
                 "continuing_subword_prefix": null, "end_of_word_suffix": null,
                 "fuse_unk": false, "byte_fallback": false, "ignore_merges": true,
@@ -120,7 +121,7 @@ impl SynthTokenizer {
         })
     }
 
-    /// `tokenizer_config.json`.
+    /// Content of `tokenizer_config.json`.
     pub(super) fn tokenizer_config(&self, config: &ModelConfig) -> Value {
         json!({
             "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_positions,
@@ -129,7 +130,7 @@ impl SynthTokenizer {
         })
     }
 
-    /// `generation_config.json`.
+    /// Content of `generation_config.json`.
     pub(super) fn generation_config(&self) -> Value {
         let eos: Vec<_> = self.eos.iter().filter_map(|t| self.id(t)).collect();
         let mut value = json!({"eos_token_id": eos, "do_sample": false});
@@ -140,7 +141,7 @@ impl SynthTokenizer {
     }
 }
 
-/// Printable character of each byte in byte-level BPE.
+/// Printable character that represents each byte in byte-level BPE.
 fn byte_alphabet() -> [char; BYTES] {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut next = 256;

@@ -1,45 +1,47 @@
-//! Values of synthetic weights: a hash that computes any element of any tensor independently, in a few
+//! Values of synthetic weights: a hash function computes any element of any tensor independently, in a few
 //! instructions.
 //!
-//! `key = mix(fnv1a64(name) ⊕ seed)`, `u(i) = mix(key + (i + 1) · γ)` with `i` the row-major index in the
-//! whole tensor; `mix` is the finaliser of splitmix64. A weight is an odd multiple of 1/128 in (−1, 1) times
-//! a power of two, hence exact in bf16, f16 and f32.
+//! `key = mix(fnv1a64(name) ⊕ seed)` and `u(i) = mix(key + (i + 1) · γ)`, where `i` is the row-major index in
+//! the whole tensor and `mix` is the finaliser of splitmix64. The bits of `u(i)` select an odd multiple of
+//! 1/128 in (−1, 1). A weight is this number times a power of two, hence exact in bf16, f16 and f32.
 
 use ops::Fp8E4m3;
 
-/// Distribution of a tensor's values; `x` is an odd multiple of 1/128 in (−1, 1).
+/// Distribution of the values of a synthetic tensor. `x` is an odd multiple of 1/128 in (−1, 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SynthValues {
-    /// `x · 2^e` with the largest `e` such that `4^e · inputs ≤ 6`: a gain of about 1.
+    /// `x · 2^e` with the largest `e` such that `4^e · inputs ≤ 6`: the output has about the variance of the
+    /// input.
     Linear,
-    /// Four times as large as `Linear`, so that the selection of experts is distinct.
+    /// Four times the values of `Linear`, so that router logits of different experts differ clearly.
     Router,
-    /// `x`
+    /// `x`, unscaled.
     Embedding,
     /// `x / 16`
     Bias,
     /// `1 + k / 128` with `k` from −8 to 7.
     Norm,
-    /// Integers: offsets from draft ids to target ids, spread evenly over the vocabulary, see `SynthDraftVocab`.
+    /// Integers: offsets from draft token ids to target token ids, which are spread evenly over the
+    /// vocabulary; see `SynthDraftVocab`.
     Offsets,
-    /// Scales of an fp8 linear layer with elements `x` rounded to e4m3: `2^(e − 1)` to `2^(e + 2)`.
+    /// Scales from `2^(e − 1)` to `2^(e + 2)` of an fp8 linear layer, whose elements are `x` rounded to e4m3.
     Scale,
 }
 
-/// Generator of the values of one tensor.
+/// Generator that computes the values of one synthetic tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct ValueGenerator {
     key: u64,
     values: SynthValues,
     scale: f32,
-    /// e4m3 encoding of each level.
+    /// FP8 e4m3 encoding of each of the 128 possible values of `x`.
     e4m3: [u8; 128],
 }
 
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl ValueGenerator {
-    /// Creates the generator of the tensor `name` with rows of `inputs` elements.
+    /// Creates the generator of the tensor `name`, whose rows have `inputs` elements.
     #[must_use]
     pub fn new(name: &str, seed: u64, values: SynthValues, inputs: usize) -> Self {
         let exponent = match values {
@@ -53,7 +55,7 @@ impl ValueGenerator {
         Self { key: mix(fnv1a64(name) ^ seed), values, scale: 2f32.powi(exponent), e4m3 }
     }
 
-    /// Value of element `i`.
+    /// Value of the element with row-major index `i`.
     #[must_use]
     pub fn value(&self, i: u64) -> f32 {
         let u = self.word(i);
@@ -64,7 +66,7 @@ impl ValueGenerator {
         }
     }
 
-    /// Element `i` before scaling, rounded to fp8 e4m3.
+    /// Element `i` before scaling, as FP8 e4m3 encoding.
     #[must_use]
     pub fn e4m3(&self, i: u64) -> u8 {
         self.e4m3[(self.word(i) >> 57) as usize]
@@ -75,7 +77,7 @@ impl ValueGenerator {
     }
 }
 
-/// Draft vocabulary with draft ids spread evenly over the target ids.
+/// Draft vocabulary whose draft token ids are spread evenly over the target token ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SynthDraftVocab {
     /// Number of draft ids.
@@ -85,20 +87,20 @@ pub(crate) struct SynthDraftVocab {
 }
 
 impl SynthDraftVocab {
-    /// Offset from draft id `i` to its target id.
+    /// Offset from draft token id `i` to its target token id.
     pub(crate) fn offset(self, i: u64) -> i64 {
         (i * self.target_ids as u64 / self.draft_ids.max(1) as u64 - i) as i64
     }
 
-    /// Whether target id `id` is the target of a draft id.
+    /// Whether target token id `id` is the target of a draft token id.
     pub(crate) fn contains(self, id: u64) -> bool {
         let (draft_ids, target_ids) = (self.draft_ids as u64, self.target_ids.max(1) as u64);
-        let near = id * draft_ids / target_ids; // The draft id, or the one before it.
+        let near = id * draft_ids / target_ids; // The draft id with this target, or the draft id before it.
         (near..draft_ids.min(near + 2)).any(|i| i as i64 + self.offset(i) == id as i64)
     }
 }
 
-/// Level `i` of the 128 odd multiples of 1/128.
+/// Odd multiple of 1/128 with index `i`, of 128 in ascending order.
 fn level(i: u64) -> f32 {
     (2.0 * i as f32 - 127.0) / 128.0
 }

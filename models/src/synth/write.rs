@@ -1,4 +1,4 @@
-//! Writer of synthetic checkpoints that this loader and `from_pretrained` of transformers can read.
+//! Writer of synthetic checkpoints, which this crate and `from_pretrained` of transformers can read.
 
 use super::tokenizer::SynthTokenizer;
 use super::values::{SynthDraftVocab, SynthValues, ValueGenerator};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub enum SynthDType {
     /// `F32`
     F32,
-    /// `BF16`; values are exact in all three dtypes, hence equal.
+    /// `BF16`; all values are exact in F32, BF16 and F16, so the dtype does not change them.
     BF16,
     /// `F16`
     F16,
@@ -33,21 +33,22 @@ impl SynthDType {
     }
 }
 
-/// Options of the writer.
+/// Options for writing a synthetic checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct SynthOptions {
     /// Seed of all values.
     pub seed: u64,
-    /// Dtype of weights that the configuration does not quantise.
+    /// Dtype of weights that are not quantised in the configuration.
     pub dtype: SynthDType,
-    /// Maximum size of a weight file in bytes, unless a single tensor is larger; a single file has no index.
+    /// Maximum size of a weight file in bytes; a larger tensor gets a file of its own. A checkpoint with a
+    /// single file has no index.
     pub shard_bytes: u64,
 }
 
-/// Tensor with a flag per target id: whether it is the target id of a draft id. Inverse of the offsets; not
-/// loaded.
+/// Tensor with one flag per target token id: whether it is the target of a draft token id. EAGLE-3
+/// checkpoints store it in addition to the offsets `d2t`; Hadron does not load it.
 const TARGET_TO_DRAFT: &str = "t2d";
-/// Size of a weight file in bytes, as in published checkpoints.
+/// Default maximum size of a weight file in bytes, as in published checkpoints.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
 impl Default for SynthOptions {
@@ -56,7 +57,7 @@ impl Default for SynthOptions {
     }
 }
 
-/// Error of writing a synthetic checkpoint.
+/// Error while a synthetic checkpoint is written.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
     /// The configuration is invalid.
@@ -70,23 +71,23 @@ pub enum SynthError {
         /// Error of the operating system.
         error: io::Error,
     },
-    /// The vocabulary is too small for all bytes and special tokens.
+    /// The vocabulary of the configuration is too small for all bytes and special tokens.
     #[error(
         "{path}: field `vocab_size`: {found} ids are too few for a byte-level tokenizer; it needs {required}"
     )]
     Vocabulary {
-        /// Path of the configuration.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Size of the vocabulary.
+        /// Vocabulary size in the configuration.
         found: usize,
-        /// Smallest supported size.
+        /// Smallest vocabulary size that is supported.
         required: usize,
     },
 }
 
-/// Writes configuration, weights, tokenizer, chat template and generation configuration for `config_path` to
-/// the folder `out`, which is created if missing. `progress` is called with the bytes written and the total
-/// bytes.
+/// Writes a checkpoint with the configuration file `config_path` to the folder `out`: configuration, weights,
+/// tokenizer, chat template and generation configuration. The folder is created if it does not exist.
+/// `progress` is called with the number of bytes written so far and the total number of bytes.
 pub fn write(
     config_path: &Path,
     out: &Path,
@@ -96,7 +97,7 @@ pub fn write(
     let mut config = ModelConfig::from_file(config_path)?;
     config.load_mtp = config.mtp_layers > 0;
     if config.eagle.is_some() {
-        // A draft model uses the tokenizer of its target model.
+        // A draft model uses the tokenizer of its target model, so no tokenizer is written.
         io_error(out, fs::create_dir_all(out))?;
         write_config(config_path, &config, out, options.dtype)?;
         return write_weights(&all_tensors(&config, options), out, options, progress);
@@ -114,8 +115,8 @@ pub fn write(
     write_weights(&all_tensors(&config, options), out, options, progress)
 }
 
-/// Writes the configuration unchanged, unless its dtype contradicts the stored one with respect to float16: a
-/// declared float16 is the default dtype of the computation.
+/// Writes the configuration unchanged, unless only one of the declared and the stored dtype is float16. In
+/// that case the declared dtype is replaced, because a declared float16 selects float16 for the computation.
 fn write_config(
     from: &Path,
     config: &ModelConfig,
@@ -137,7 +138,7 @@ fn write_config(
     write_json(&path, &json)
 }
 
-/// Tensor to be written.
+/// Tensor of a synthetic checkpoint that is written to a weight file.
 struct SynthTensor {
     name: String,
     shape: Vec<usize>,
@@ -145,20 +146,20 @@ struct SynthTensor {
     generator: ValueGenerator,
 }
 
-/// Element type of a tensor.
+/// Type and encoding of the elements of a written tensor.
 #[derive(Clone, Copy)]
 enum SynthElement {
     F32,
     BF16,
     F16,
     E4m3,
-    /// Offsets from draft ids to target ids.
+    /// I64 offsets from draft token ids to target token ids.
     Offsets(SynthDraftVocab),
-    /// Flag per target id: whether it is the target of a draft id.
+    /// Flag per target token id: whether it is the target of a draft token id.
     DraftableFlags(SynthDraftVocab),
 }
 
-/// All tensors of a checkpoint, including the copies in MTP modules.
+/// All tensors that a checkpoint stores, including the copies in MTP modules.
 fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor> {
     let mut specs = tensors(config);
     specs.retain(|spec| !spec.optional);
@@ -183,7 +184,7 @@ fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor>
     weights.chain(copies).chain(flags).collect()
 }
 
-/// Tensor of a weight, and of its scales if it is quantised.
+/// Tensors that are stored for a weight: the weight, and its scales if it is quantised.
 fn stored(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> Vec<SynthTensor> {
     let [_, inputs] = spec.matrix();
     let tensor = |name: &str, shape, element, values| SynthTensor {
@@ -291,7 +292,7 @@ fn write_weights(
     write_json(&out.join("model.safetensors.index.json"), &index)
 }
 
-/// Splits the tensors into files of consecutive tensors.
+/// Splits the tensors into consecutive groups, one per weight file.
 fn shard_tensors(tensors: &[SynthTensor], shard_bytes: u64) -> Vec<&[SynthTensor]> {
     let mut files = Vec::new();
     let (mut start, mut size) = (0, 0);
@@ -319,7 +320,7 @@ fn write_header(to: &mut impl Write, tensors: &[SynthTensor]) -> io::Result<()> 
         start = end;
     }
     let mut text = serde_json::to_string(&header)?;
-    text += &" ".repeat(text.len().next_multiple_of(8) - text.len()); // Keeps the data aligned to 8 bytes.
+    text += &" ".repeat(text.len().next_multiple_of(8) - text.len()); // Spaces align the data to 8 bytes.
     to.write_all(&(text.len() as u64).to_le_bytes())?;
     to.write_all(text.as_bytes())
 }

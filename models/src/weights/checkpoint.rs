@@ -1,8 +1,8 @@
-//! Safetensors files of a model folder: opened, mapped, and checked against their index.
+//! Safetensors files of a model folder: opening, mapping into memory, and checking against the index.
 //!
-//! The folder is untrusted input: no pickle, no code, no file name outside of the folder. A symbolic link
-//! inside of the folder is followed, because download caches consist of links; its target is the user's
-//! choice.
+//! The folder is untrusted input: pickle files are not read, no code is executed, and file names in the index
+//! must not point outside of the folder. Symbolic links inside of the folder are followed, because download
+//! caches consist of links; the user is responsible for their targets.
 
 use super::header::{self, HeaderFault, StoredTensor};
 use crate::ModelLoadError;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Stored tensors of a folder.
+/// All tensors that the safetensors files of a folder store, with the mapped files.
 #[derive(Debug)]
 pub(crate) struct SafetensorsCheckpoint {
     pub(crate) dir: PathBuf,
@@ -31,7 +31,7 @@ struct CheckpointFile {
 }
 
 impl SafetensorsCheckpoint {
-    /// Maps the files and checks all headers; reads no weights.
+    /// Maps the files into memory and checks all headers; reads no weights.
     pub(crate) fn open(dir: &Path) -> Result<Self, ModelLoadError> {
         let mut checkpoint =
             Self { dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
@@ -51,7 +51,7 @@ impl SafetensorsCheckpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Replaces the prefix `from` of tensor names by `to`, except where the new name exists already.
+    /// Replaces the prefix `from` of tensor names by `to`, unless a tensor with the new name exists already.
     pub(crate) fn rename(&mut self, from: &str, to: &str) {
         let old: Vec<String> =
             self.tensors.keys().filter(|name| name.starts_with(from)).cloned().collect();
@@ -67,13 +67,13 @@ impl SafetensorsCheckpoint {
         self.tensors.get(name).map(|(_, stored)| stored)
     }
 
-    /// All bytes of a stored tensor.
+    /// All bytes of the stored tensor `name`.
     pub(crate) fn bytes(&self, name: &str) -> Option<&[u8]> {
         let (file, stored) = self.tensors.get(name)?;
         Some(&self.files[*file].map[stored.bytes.clone()])
     }
 
-    /// Creates an error about one stored tensor.
+    /// Creates an error about the stored tensor `name`, with the path of its file.
     pub(crate) fn fault(&self, name: &str, fault: TensorFault) -> ModelLoadError {
         let file = self.tensors.get(name).map(|(file, _)| &self.files[*file].path);
         let path = file.unwrap_or(&self.dir).clone();
@@ -126,7 +126,7 @@ impl SafetensorsCheckpoint {
     }
 }
 
-/// Tensors listed in the header of a safetensors file.
+/// Tensors that the header of a safetensors file lists; `path` is used in error messages.
 fn stored(path: &Path, file: &[u8]) -> Result<Vec<(String, StoredTensor)>, ModelLoadError> {
     header::parse(file).map_err(|fault| match fault {
         HeaderFault::File(fault) => ModelLoadError::File { path: path.to_owned(), fault },
@@ -136,7 +136,7 @@ fn stored(path: &Path, file: &[u8]) -> Result<Vec<(String, StoredTensor)>, Model
     })
 }
 
-/// Name and byte range of each tensor in a safetensors file; `path` is for errors.
+/// Name and byte range of each tensor in a safetensors file; `path` is used in error messages.
 ///
 /// Errors: the header is invalid or contradicts the size of the file.
 pub fn tensor_locations(
@@ -147,7 +147,7 @@ pub fn tensor_locations(
     Ok(stored(path, file)?.into_iter().map(location).collect())
 }
 
-/// Weight files of a folder, including its index; opens the index only.
+/// Paths of the weight files of a folder, including the index file. Only the index is opened.
 pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelLoadError> {
     let (index, single) = (dir.join(INDEX_FILE), dir.join(SINGLE_FILE));
     if index.exists() {
@@ -164,7 +164,7 @@ pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelLoadError> {
     }
 }
 
-/// Reads the index: file name by tensor name.
+/// Reads the index file: the file name of each tensor, by tensor name.
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelLoadError> {
     #[derive(serde::Deserialize)]
     struct WeightMapIndex {
@@ -184,7 +184,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelLoadError> {
     Ok(index.weight_map)
 }
 
-/// Text about other weight formats in a folder without safetensors.
+/// Text about weights in other formats, for the error message about a folder without safetensors files.
 fn weights_hint(dir: &Path) -> &'static str {
     let Ok(entries) = fs::read_dir(dir) else { return "; the folder cannot be listed" };
     let mut hint = "";

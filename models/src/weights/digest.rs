@@ -1,8 +1,9 @@
-//! Digest of the weights that a rank has loaded, computed by worker threads while the weights are packed and
+//! Digest of the weights that a rank has loaded. Worker threads compute it while the weights are packed and
 //! uploaded.
 //!
-//! Digests of tensors are added, so the order of loading does not matter. The sharding of a tensor selects
-//! the sum to which it is added: [`WeightsDigest`] defines which ranks must agree on each sum.
+//! The digests of tensors are summed, so the order of loading does not matter. The sharding of a tensor
+//! selects the sum to which its digest is added; [`WeightsDigest`] defines which ranks must have equal values
+//! of each sum.
 
 use super::ProgressFn;
 use super::checkpoint::SafetensorsCheckpoint;
@@ -14,22 +15,22 @@ use ops::{DType, digest_bytes};
 use protocol::WeightsDigest;
 use std::sync::Arc;
 
-/// Number of bytes at each end of a stored tensor that every rank samples, whichever part of the tensor it
+/// Number of bytes at both ends of a stored tensor that every rank hashes, independent of the part that it
 /// loads.
 const SAMPLE_BYTES: usize = 64;
 
-/// Observer of the loading of weights.
+/// Receives each weight that is loaded: reports progress and adds the weight to the digest.
 pub(crate) struct LoadObserver<'a> {
-    /// Called with the number of bytes loaded so far and in total.
+    /// Called with the number of bytes loaded so far and the total number of bytes.
     pub(crate) progress: ProgressFn<'a>,
     /// Digest to which the digests of all loaded bytes are added.
     pub(crate) digest: &'a mut WeightsDigest,
-    /// Threads that hash bytes of files.
+    /// Worker threads that hash bytes of weight files.
     workers: Option<DigestWorkers>,
 }
 
 impl<'a> LoadObserver<'a> {
-    /// Creates an observer with up to `threads` hashing threads.
+    /// Creates an observer with up to `threads` worker threads.
     pub(crate) fn new(
         progress: ProgressFn<'a>,
         digest: &'a mut WeightsDigest,
@@ -38,8 +39,8 @@ impl<'a> LoadObserver<'a> {
         Self { progress, digest, workers: Some(DigestWorkers::start(threads)) }
     }
 
-    /// Adds the digest of a rank's part of a weight, at once or by the worker threads.
-    /// `slice` is the rank's part of the whole weight.
+    /// Adds the digest of a rank's part of a weight: immediately for synthetic weights, by the worker threads
+    /// for files. `slice` is the range of the whole weight that the rank has.
     pub(super) fn add(
         &mut self,
         source: &WeightSource,
@@ -47,10 +48,11 @@ impl<'a> LoadObserver<'a> {
         slice: &WeightSlice,
         part: &HostShard<'_>,
     ) {
-        // Added in addition to the bytes, so that a part without bytes changes the digest.
+        // The key is added in addition to the hash of the bytes, so that a part without bytes also changes
+        // the digest.
         let key = part_key(spec, slice, part.dtype);
         match source {
-            // Name, shape, slice, distribution and seed determine all values.
+            // Name, shape, slice, distribution and seed determine all values of a synthetic weight.
             WeightSource::Synth { seed, .. } => {
                 let values = format!("{seed} {:?}", spec.values);
                 let values = digest_bytes(values.as_bytes(), key);
@@ -83,7 +85,7 @@ impl<'a> LoadObserver<'a> {
     }
 }
 
-/// Adds the digest of a rank's part of a weight.
+/// Adds the digest `part` of a rank's part of a weight to the sum that `shard` selects.
 pub(super) fn add_part(digest: &mut WeightsDigest, shard: ShardSpec, part: u64) {
     let sum = match shard {
         ShardSpec::Replicated => &mut digest.common,
@@ -97,21 +99,21 @@ pub(super) fn add_part(digest: &mut WeightsDigest, shard: ShardSpec, part: u64) 
     *sum = sum.wrapping_add(part);
 }
 
-/// Adds another digest, of the same or of other weights of the model.
+/// Adds the sums of `other`, which may be a digest of the same weights or of other weights of the model.
 pub(super) fn add_digest(sum: &mut WeightsDigest, other: WeightsDigest) {
     sum.common = sum.common.wrapping_add(other.common);
     sum.sharded = sum.sharded.wrapping_add(other.sharded);
     sum.experts = sum.experts.wrapping_add(other.experts);
 }
 
-/// Adds values that every rank reads completely, with the name of their tensor.
+/// Adds the hash of a tensor that every rank reads completely, with its name.
 pub(super) fn add_common(digest: &mut WeightsDigest, name: &str, bytes: &[u8]) {
     let key = digest_bytes(name.as_bytes(), 0);
     digest.common = digest.common.wrapping_add(digest_bytes(bytes, key));
 }
 
-/// Adds samples of all tensors of a checkpoint: name, dtype, shape, and the bytes at both ends. They detect
-/// ranks that read different files even if the ranks load no tensor in common.
+/// Adds samples of all tensors of a checkpoint: name, dtype, shape, and the bytes at both ends. The samples
+/// differ if ranks read different files, even if the ranks load no tensor in common.
 pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &SafetensorsCheckpoint) {
     for name in checkpoint.names() {
         let (Some(stored), Some(bytes)) = (checkpoint.get(name), checkpoint.bytes(name)) else {
@@ -124,7 +126,7 @@ pub(crate) fn add_samples(digest: &mut WeightsDigest, checkpoint: &SafetensorsCh
     }
 }
 
-/// Hash of a weight's name, dtype, shape, and of the rank's range in it.
+/// Hash of a weight's name, dtype and shape, and of the range of the weight that the rank loads.
 fn part_key(spec: &TensorSpec, slice: &WeightSlice, dtype: DType) -> u64 {
     let WeightSlice { rows, cols, .. } = slice;
     let key = format!("{} {dtype:?} {:?} {rows:?} {cols:?}", spec.name, spec.matrix());

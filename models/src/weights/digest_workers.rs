@@ -1,4 +1,4 @@
-//! Worker threads that hash weights of files while the weights are packed and uploaded.
+//! Worker threads that hash bytes of weight files while the weights are packed and uploaded.
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::digest::{add_digest, add_part};
@@ -10,33 +10,35 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// Maximum number of threads: more would compete for memory bandwidth with packing and uploading.
+/// Maximum number of threads: more threads would take memory bandwidth from packing and uploading.
 const THREADS_MAX: usize = 4;
-/// Number of blocks of a large matrix per job, so that all threads end at about the same time.
+/// Number of hash blocks in one job. A large matrix is split into several jobs, so that all threads end at
+/// about the same time.
 const BLOCKS_PER_JOB: usize = 16;
 
-/// Part of a stored tensor that a rank loads.
+/// Location of a part of a stored tensor that a rank loads and hashes.
 #[derive(Debug, Clone)]
 pub(super) struct PartBytes {
     /// Checkpoint that contains the bytes.
     pub(super) checkpoint: Arc<SafetensorsCheckpoint>,
     /// Name of the stored tensor.
     pub(super) stored: String,
-    /// Byte range of the matrix in the stored tensor.
+    /// Byte range in the stored tensor of the matrix that contains the part; a fused tensor has several
+    /// matrices.
     pub(super) matrix: Range<usize>,
     /// Number of bytes of a row of the matrix.
     pub(super) row_bytes: usize,
-    /// Rows of the part.
+    /// Rows of the matrix that belong to the part.
     pub(super) rows: Range<usize>,
-    /// Byte range of the part in each row.
+    /// Byte range in each of these rows that belongs to the part.
     pub(super) columns: Range<usize>,
 }
 
 impl PartBytes {
-    /// Returns the part as a window of its matrix.
+    /// Returns the part as a window of rows and columns in its matrix.
     ///
     /// # Panics
-    /// If the checkpoint has no such bytes.
+    /// Panics if the checkpoint does not contain the tensor or the byte range.
     fn window(&self) -> MatrixWindow<'_> {
         let stored = self.checkpoint.bytes(&self.stored).expect("the tensor has been located");
         MatrixWindow {
@@ -48,7 +50,7 @@ impl PartBytes {
     }
 }
 
-/// Blocks of a part to be hashed.
+/// Job of a worker thread: some hash blocks of one part of a weight.
 #[derive(Debug)]
 struct DigestJob {
     part: Arc<PartBytes>,
@@ -67,7 +69,7 @@ impl DigestJob {
     }
 }
 
-/// Queue of jobs that no thread has taken.
+/// Jobs that no worker thread has taken yet.
 #[derive(Debug, Default)]
 struct JobQueue {
     jobs: VecDeque<DigestJob>,
@@ -85,7 +87,7 @@ impl SharedQueue {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next job; `None` once the queue is closed and empty.
+    /// Waits for the next job; returns `None` once the queue is closed and empty.
     fn next(&self) -> Option<DigestJob> {
         let mut queue = self.lock();
         loop {
@@ -106,7 +108,7 @@ impl SharedQueue {
     }
 }
 
-/// Hashes parts of weights on its own threads. Dropping it discards the parts that are not hashed yet.
+/// Worker threads that hash parts of weights. Dropping the value discards parts that are not hashed yet.
 #[derive(Debug)]
 pub(super) struct DigestWorkers {
     shared: Arc<SharedQueue>,
@@ -114,7 +116,7 @@ pub(super) struct DigestWorkers {
 }
 
 impl DigestWorkers {
-    /// Starts up to `threads` threads. If no thread can be started, `finish` hashes all parts.
+    /// Starts up to `threads` worker threads. If no thread can be started, `finish` hashes all parts itself.
     pub(super) fn start(threads: usize) -> Self {
         let shared = Arc::new(SharedQueue::default());
         let start = |_| {
@@ -126,7 +128,7 @@ impl DigestWorkers {
         Self { shared, threads }
     }
 
-    /// Adds a part; its digest with key `key` is added to the sum of `shard`.
+    /// Adds a part to the queue. Its digest, with the key `key`, is added to the sum that `shard` selects.
     pub(super) fn add(&self, part: PartBytes, shard: ShardSpec, key: u64) {
         let part = Arc::new(part);
         let count = part.window().blocks();
@@ -142,7 +144,7 @@ impl DigestWorkers {
         self.shared.changed.notify_all();
     }
 
-    /// Waits for the threads and returns the digest of all parts.
+    /// Waits until all parts are hashed and returns the sum of their digests.
     pub(super) fn finish(mut self) -> WeightsDigest {
         self.close();
         let mut sum = self.shared.run_all();

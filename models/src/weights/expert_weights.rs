@@ -1,4 +1,5 @@
-//! Experts of a layer: routed experts of this rank, and shared experts fused after them where possible.
+//! Loading of a layer's experts: the routed experts on this rank, and the shared experts if they can be
+//! fused.
 
 use super::source::HostShard;
 use super::{WeightSource, WeightStore, Weights};
@@ -12,19 +13,19 @@ use protocol::ExpertPlacement;
 
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// Matrices of experts.
+/// Gate, up and down projections of several experts on the host.
 pub(super) struct ExpertMatrices<'a> {
-    /// Gate and up projections of each expert.
+    /// Stacked gate and up projections: for each expert, the list of matrices whose rows are stacked.
     pub(super) gate_up: Vec<Vec<HostMat<'a>>>,
-    /// Down projection of each expert.
+    /// Down projection: for each expert, the list of its matrices.
     pub(super) down: Vec<Vec<HostMat<'a>>>,
 }
 
 impl Weights<'_> {
-    /// Loads this rank's experts of layer `layer`: `experts.{e}.{gate,up}_proj` stacked, and
-    /// `experts.{e}.down_proj`. If `Weights::can_fuse_shared` and the device allow it, `shared_experts` are
-    /// fused after them, and are also packed as an MLP of their own if the device cannot compute fused shared
-    /// experts separately.
+    /// Loads this rank's routed experts of layer `layer`: `experts.{e}.gate_proj` and `up_proj` stacked, and
+    /// `experts.{e}.down_proj`. If `Weights::can_fuse_shared` and the device allow it, the shared experts are
+    /// packed after the routed experts. If the device cannot compute fused shared experts separately, they
+    /// are packed a second time as an MLP.
     pub fn experts(&self, layer: usize, moe: &MoeConfig) -> Result<PackedExperts, ModelLoadError> {
         let WeightStore { config, ranks, placement, .. } = &*self.store;
         let split_error = |error| self.split("experts.*", error);
@@ -64,9 +65,9 @@ impl Weights<'_> {
         Ok(packed)
     }
 
-    /// Whether shared experts may be fused after the routed experts: only if every rank has a part of every
-    /// expert. With expert parallelism, an expert placement or DP attention, shared experts are computed on
-    /// the rank of the token, and routing must not include them.
+    /// Whether shared experts may be fused after the routed experts. This requires that every rank has a part
+    /// of every expert. With expert parallelism, an expert placement or DP attention, shared experts are
+    /// computed on the rank of the token instead, without routing.
     fn can_fuse_shared(&self, moe: &MoeConfig) -> bool {
         let WeightStore { ranks, placement, source, untaken, .. } = &*self.store;
         let has_all_experts = ranks.ep.size == 1 && placement.is_none();
@@ -79,7 +80,8 @@ impl Weights<'_> {
         has_all_experts && moe.shared_experts() > 0 && PROJECTIONS.iter().all(is_alike)
     }
 
-    /// Table of the copies of each of `count` experts of a layer, if there is an expert placement.
+    /// Loads the table of the physical experts of each of a layer's `count` logical experts; `None` without
+    /// an expert placement.
     pub fn expert_placement(
         &self,
         layer: usize,
@@ -94,7 +96,7 @@ impl Weights<'_> {
     }
 }
 
-/// Packs routed experts, followed by `count` shared experts.
+/// Packs the routed experts, followed by `count` shared experts.
 fn pack_with_shared(
     ops: &Ops,
     first_expert: usize,
@@ -116,8 +118,8 @@ fn pack_with_shared(
     Ok(packed.with_separate_shared([gate_up, ops.pack_linear(&[down.matrix()?], None)?]))
 }
 
-/// Whether a projection of the shared experts is stored like that of a routed expert: both without fp8, or
-/// both in fp8 with block scales and no block that spans two shared experts.
+/// Whether shared and routed experts can be packed together for one projection: both without fp8, or both in
+/// fp8 with block scales where no block contains weights of two shared experts.
 pub(super) fn same_storage(
     source: &WeightSource,
     moe: &MoeConfig,
@@ -133,7 +135,8 @@ pub(super) fn same_storage(
     source.is_fp8(routed) && has_blocks && is_aligned
 }
 
-/// Matrices of gate, up and down projections; each projection contains `count` experts of equal width.
+/// Returns the gate, up and down projections as matrices. Each projection contains `count` experts of equal
+/// width.
 pub(super) fn matrices<'a>(
     parts: &'a [[HostShard<'_>; 3]],
     count: usize,
@@ -150,9 +153,9 @@ pub(super) fn matrices<'a>(
     Ok(all)
 }
 
-/// Experts of a layer on this rank, in the order of physical experts.
+/// Logical experts on this rank, in the order of their physical experts.
 pub(super) struct LocalExperts {
-    /// Index of the first physical expert.
+    /// Index of this rank's first physical expert.
     first: usize,
     pub(super) experts: Vec<usize>,
 }

@@ -1,19 +1,19 @@
 //! Parser for headers of safetensors files, which are untrusted input.
 //!
-//! `u64` little-endian header length, JSON, data. Tensors must tile the data exactly: start at 0, no
-//! gap, no overlap, end at the end of the file. All arithmetic is checked; allocations are bounded by
-//! the size of the file.
+//! A file consists of the header length (little-endian `u64`), the header as JSON, and the data. The tensors
+//! must fill the data exactly, without gap or overlap. All arithmetic is checked for overflow, and the size
+//! of the file bounds every allocation.
 
 use crate::error::{FileFault, TensorFault};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use std::fmt;
 use std::ops::Range;
 
-/// Largest header that the format allows.
+/// Largest header length that the safetensors format allows, in bytes.
 const HEADER_LIMIT_BYTES: u64 = 100_000_000;
 const METADATA: &str = "__metadata__";
 
-/// Dtype of the format.
+/// Dtype of a tensor in the safetensors format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StoredDType {
     F64,
@@ -30,23 +30,23 @@ pub(crate) enum StoredDType {
     Bool,
 }
 
-/// Tensor in a file.
+/// Dtype, shape and location of a tensor in a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredTensor {
     pub(crate) dtype: StoredDType,
     pub(crate) shape: Vec<u64>,
-    /// Byte range in the file.
+    /// Byte range of the tensor's data in the file.
     pub(crate) bytes: Range<usize>,
 }
 
-/// Fault of the file, or of one tensor in it.
+/// Error in the header: it concerns the whole file, or one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum HeaderFault {
     File(FileFault),
     Tensor(String, TensorFault),
 }
 
-/// Parses the header of a complete file; returns the tensors in the order of their bytes.
+/// Parses the header of a file. Returns the tensors in the order of their data.
 pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, HeaderFault> {
     let (json, data_start) = header_json(file).map_err(HeaderFault::File)?;
     let HeaderEntries(entries) = serde_json::from_slice(json)
@@ -158,7 +158,7 @@ impl StoredDType {
     }
 }
 
-/// Entries of the header in file order. In a map, a later entry would hide an earlier one of the same name.
+/// Tensors in the order of the header. A list is used instead of a map, so that a duplicate name is detected.
 struct HeaderEntries(Vec<(String, HeaderEntry)>);
 
 impl<'de> Deserialize<'de> for HeaderEntries {

@@ -1,8 +1,8 @@
-//! Weights of a model: located, checked, sliced for this rank, cast, and provided to layers by name.
+//! Loading of weights: they are located, checked, sliced for this rank, cast, and provided to layers by name.
 //!
-//! A layer calls `w.at("self_attn").linear(&["q_proj", "k_proj", "v_proj"], true)`, independent of the stored
-//! bytes and of the rank's slice. Each weight is taken exactly once; a weight that is not taken is an
-//! error at the end.
+//! A layer calls, for example, `w.at("self_attn").linear(&["q_proj", "k_proj", "v_proj"], true)`. The call
+//! does not depend on the stored format or on the rank's slice. Each weight must be taken exactly once;
+//! `finish` returns an error if a weight has not been taken.
 
 mod checkpoint;
 mod digest;
@@ -32,24 +32,24 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::rc::Rc;
 
-/// Callback with the number of bytes loaded so far and in total.
+/// Callback that gets the number of bytes loaded so far and the total number of bytes.
 pub type ProgressFn<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Weights under one name prefix.
+/// Access to the weights whose names have a common prefix.
 #[derive(Clone)]
 pub struct Weights<'a> {
     store: Rc<WeightStore<'a>>,
     path: String,
 }
 
-/// Device, rank and KV cache for which weights are loaded.
+/// Device, rank and KV cache settings for which weights are loaded.
 #[derive(Clone, Copy)]
 pub(crate) struct LoadTarget<'a> {
     /// Ops of the device on which weights are stored.
     pub(crate) ops: &'a Ops,
     /// Position of this rank on the parallel axes.
     pub(crate) ranks: ParallelRanks,
-    /// Expert placement; `None` = one copy of each expert, in order.
+    /// Expert placement; `None` = each expert has one copy, in ascending order of experts.
     pub(crate) placement: Option<&'a ExpertPlacement>,
     /// Dtype of the KV cache.
     pub(crate) kv_dtype: DType,
@@ -57,7 +57,7 @@ pub(crate) struct LoadTarget<'a> {
     pub(crate) positions: usize,
 }
 
-/// All weights of a model during loading.
+/// Weights of a model while it is loaded, including the set of weights that have not been taken yet.
 struct WeightStore<'a> {
     config: &'a ModelConfig,
     source: WeightSource,
@@ -73,7 +73,8 @@ struct WeightStore<'a> {
 }
 
 impl WeightStore<'_> {
-    /// Takes this rank's part of a weight that has not been taken yet.
+    /// Takes this rank's part of the weight `name`. Errors: the weight has been taken already, or is not in
+    /// the table.
     fn take(&self, name: &str) -> Result<HostShard<'_>, ModelLoadError> {
         let table = |what| ModelLoadError::Table { tensor: name.to_owned(), what };
         let spec = self.untaken.borrow_mut().remove(name);
@@ -90,8 +91,8 @@ impl WeightStore<'_> {
 }
 
 impl<'a> Weights<'a> {
-    /// Checks that every weight of the table can be split over the ranks; reads only samples of the
-    /// checkpoint.
+    /// Checks that every weight of the weight table can be split over the ranks. Of the checkpoint, only
+    /// samples for the digest are read.
     pub(crate) fn new(
         config: &'a ModelConfig,
         source: WeightSource,
@@ -129,7 +130,7 @@ impl<'a> Weights<'a> {
         Ok(Self { store: Rc::new(store), path: String::new() })
     }
 
-    /// Waits for the digests. Errors: a weight has not been taken.
+    /// Waits until the digest is complete. Errors: a weight has not been taken.
     pub(crate) fn finish(&self) -> Result<(), ModelLoadError> {
         if let Some(tensor) = self.store.untaken.borrow().keys().next() {
             return Err(ModelLoadError::Table { tensor: tensor.clone(), what: "was not read" });
@@ -138,18 +139,19 @@ impl<'a> Weights<'a> {
         Ok(())
     }
 
-    /// Returns the weights under `child`.
+    /// Returns access to the weights with the further name prefix `child`.
     #[must_use]
     pub fn at(&self, child: impl Display) -> Self {
         Self { store: self.store.clone(), path: self.name(child) }
     }
 
-    /// Takes the projections `names`, stacked, in the model's dtype, with their biases if `bias`.
+    /// Takes the projections `names` with their rows stacked, in the model's dtype, and their biases if
+    /// `bias` is true.
     pub fn linear(&self, names: &[&str], bias: bool) -> Result<PackedLinear, ModelLoadError> {
         self.stacked(names, bias, 1.0)
     }
 
-    /// Takes the projection `name`, with its weights multiplied by `factor`.
+    /// Takes the projection `name` and multiplies its weights by `factor`.
     pub fn linear_scaled(
         &self,
         name: &str,
@@ -159,8 +161,8 @@ impl<'a> Weights<'a> {
         self.stacked(&[name], bias, factor)
     }
 
-    /// Takes the projections `names`, stacked, as `parts` layers with equal ranges of the inputs; the sum of
-    /// the layers is the whole projection.
+    /// Takes the projections `names` with their rows stacked, split into `parts` layers with equal ranges of
+    /// input channels. The sum of the layers' outputs is the output of the whole projection.
     pub fn linear_stacked(
         &self,
         names: &[&str],
@@ -181,7 +183,7 @@ impl<'a> Weights<'a> {
         packed.map_err(|e| self.device(names.join("|"), e))
     }
 
-    /// Whether the checkpoint has the optional weight `name`; if not, the weight counts as taken.
+    /// Whether the checkpoint has the optional weight `name`. If not, the weight counts as taken.
     pub fn has(&self, name: &str) -> bool {
         let has =
             self.store.untaken.borrow().get(name).is_some_and(|spec| self.store.source.has(spec));
@@ -191,8 +193,8 @@ impl<'a> Weights<'a> {
         has
     }
 
-    /// Takes the target id of each draft id, i32 `[1, drafts]`; `name` stores the offsets from draft id to
-    /// target id. `None` = all target ids equal the draft ids.
+    /// Takes the target token id of each draft token id, i32 `[1, draft vocabulary]`. The tensor `name`
+    /// stores offsets from draft ids to target ids. Returns `None` if every target id equals its draft id.
     pub fn draft_to_target(&self, name: &str) -> Result<Option<Tensor>, ModelLoadError> {
         if !self.has(name) {
             return Ok(None);
@@ -225,19 +227,19 @@ impl<'a> Weights<'a> {
         }
         let pack = || -> Result<_, OpError> {
             let rows = parts.iter().map(HostShard::matrix).collect::<Result<Vec<_>, _>>()?;
-            // A bias that rank 0 adds for all ranks is absent on the other ranks.
+            // A bias that is added only on rank 0 is absent on the other ranks.
             let bias = (!biases.is_empty()).then_some(&biases[..]);
             self.store.ops.pack_linear(&rows, bias)
         };
         pack().map_err(|e| self.device(names.join("|"), e))
     }
 
-    /// Takes a vector in the model's dtype.
+    /// Takes the vector `name` in the model's dtype.
     pub fn vector(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         self.vector_as(name, self.store.ops.dtype())
     }
 
-    /// Takes a vector in f32, independent of the model's dtype.
+    /// Takes the vector `name` in f32, independent of the model's dtype.
     pub fn vector_f32(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         self.vector_as(name, DType::F32)
     }
@@ -254,20 +256,20 @@ impl<'a> Weights<'a> {
         upload().map_err(|e| self.device(name, e))
     }
 
-    /// Takes this rank's rows of the vocabulary matrix `name`, unpacked: an embedding table.
+    /// Takes this rank's rows of the vocabulary matrix `name`, not packed, for use as an embedding table.
     pub fn vocab_rows(&self, name: &str) -> Result<Tensor, ModelLoadError> {
         let (ops, part) = (self.store.ops, self.take(name)?);
         with_padding(&part, |rows| ops.upload(rows, ops.dtype())).map_err(|e| self.device(name, e))
     }
 
-    /// Takes this rank's rows of the vocabulary matrix `name`, packed: an LM head.
+    /// Takes this rank's rows of the vocabulary matrix `name`, packed for use as an LM head.
     pub fn vocab_linear(&self, name: &str) -> Result<PackedLinear, ModelLoadError> {
         let (ops, part) = (self.store.ops, self.take(name)?);
         with_padding(&part, |rows| ops.pack_linear(rows, None)).map_err(|e| self.device(name, e))
     }
 
-    /// Takes the up-projection of compressed KV for this rank's heads: per head, `keys` rows of W_UK, then
-    /// `values` rows of W_UV.
+    /// Takes the up-projection of compressed KV (`kv_b_proj`) for the heads of this rank: per head, `keys`
+    /// rows of W_UK, followed by `values` rows of W_UV.
     pub fn mla_heads(
         &self,
         name: &str,
@@ -279,7 +281,7 @@ impl<'a> Weights<'a> {
         pack().map_err(|e| self.device(name, e))
     }
 
-    /// Reads the scale stored under the first of `names` that exists.
+    /// Reads the scale that is stored under the first existing name of `names`.
     ///
     /// Errors: the scale is not a finite number above 0.
     pub fn scale(&self, names: &[&str]) -> Result<Option<f32>, ModelLoadError> {
@@ -298,7 +300,7 @@ impl<'a> Weights<'a> {
         self.store.kv_dtype
     }
 
-    /// Number of positions that a request can reach.
+    /// Number of positions that a request can reach, for which RoPE tables are created.
     #[must_use]
     pub fn positions(&self) -> usize {
         self.store.positions
@@ -316,12 +318,12 @@ impl<'a> Weights<'a> {
         self.store.ops
     }
 
-    /// Creates an error of the device about the weight `child`.
+    /// Creates an error about a device operation on the weight `child`.
     pub fn device(&self, child: impl Display, error: OpError) -> ModelLoadError {
         ModelLoadError::Device { tensor: self.name(child), error }
     }
 
-    /// Creates the error that the weight `child` does not split over the ranks.
+    /// Creates an error about the weight `child`, which cannot be split evenly over the ranks.
     pub fn split(&self, child: impl Display, error: UnevenSplit) -> ModelLoadError {
         ModelLoadError::Split { tensor: self.name(child), error }
     }
@@ -330,7 +332,7 @@ impl<'a> Weights<'a> {
         self.store.take(&self.name(child))
     }
 
-    /// Counts the weight as taken, because another rank loads it or the checkpoint omits it.
+    /// Counts the weight as taken. Used if only another rank loads it, or if the checkpoint omits it.
     fn skip(&self, child: impl Display) {
         self.store.untaken.borrow_mut().remove(&self.name(child));
     }
@@ -346,9 +348,10 @@ impl fmt::Debug for Weights<'_> {
     }
 }
 
-/// Checks that every weight of a model can be split over `ranks`, as far as the configuration determines it.
+/// Checks that every weight of a model can be split over `ranks`; uses the configuration only, not the
+/// checkpoint.
 ///
-/// Errors: the first weight that cannot be split, with the nearest number of TP ranks over which all weights
+/// Errors: a weight cannot be split. The error contains the nearest number of TP ranks over which all weights
 /// can be split.
 pub fn check_split(
     config: &ModelConfig,
@@ -367,8 +370,8 @@ pub fn check_split(
     let Some(error) = first_error(ranks) else { return Ok(()) };
     let ModelLoadError::Split { tensor, error } = error else { return Err(error) };
     let requested = ranks.tp.size;
-    // With expert parallelism, slices of experts do not depend on the number of TP ranks, so `ep` is
-    // unchanged.
+    // With expert parallelism, the slices of experts do not depend on the number of TP ranks, so `ep` is
+    // kept.
     let with_size = |size| ParallelRanks { tp: ParallelRank { rank: 0, size }, ..*ranks };
     let sizes = (1..=config.heads)
         .filter(|&size| size != requested && first_error(&with_size(size)).is_none());
@@ -376,7 +379,7 @@ pub fn check_split(
     Err(ModelLoadError::Split { tensor, error: UnevenSplit { nearest, ..error } })
 }
 
-/// Whether the weight belongs to an expert of another rank.
+/// Whether the weight belongs to an expert that is only on other ranks.
 fn belongs_to_other_rank(
     spec: &TensorSpec,
     config: &ModelConfig,
@@ -402,7 +405,8 @@ fn split(
     let split_error = |error| ModelLoadError::Split { tensor: spec.name.clone(), error };
     let slice = spec.shard.slice(spec.matrix(), config, ranks).map_err(split_error)?;
     let Some(scales) = spec.quantized() else { return Ok(slice) };
-    // A row-parallel split must not cut scale blocks: a scale is applied once to the products of its block.
+    // A row-parallel split must not cut scale blocks, because a kernel multiplies the partial sum of a block
+    // by its scale.
     let inputs = spec.matrix()[1];
     let [_, block] = scales.grid.block_shape(inputs);
     if slice.cols.len() < inputs && block < inputs {
@@ -416,7 +420,7 @@ fn split(
     Ok(slice)
 }
 
-/// Vocabulary rows of a rank, followed by zero rows as padding.
+/// Appends zero rows as padding to the vocabulary rows of a rank.
 fn with_padding<T>(
     part: &HostShard<'_>,
     load: impl FnOnce(&[HostMat<'_>]) -> Result<T, OpError>,

@@ -1,7 +1,7 @@
-//! Sources of weight values: files, or the hash function of `synth`.
+//! Sources of weight values: safetensors files, or the hash function of `synth`.
 //!
-//! Both return the slice of a weight that a rank needs, as bytes on the host.
-//! Files return borrowed bytes of the mapping, so that nothing is copied before packing.
+//! Both sources return the slice of a weight that a rank needs, as bytes on the host. Files return bytes of
+//! their memory mapping, so that nothing is copied before weights are packed.
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
@@ -18,16 +18,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-/// Source of the weights.
+/// Source from which the values of weights are read or computed.
 #[derive(Debug)]
 pub(crate) enum WeightSource {
-    /// Safetensors files of a folder.
+    /// Safetensors files of a model folder.
     Files {
         checkpoint: Arc<SafetensorsCheckpoint>,
-        /// Location of each weight of the table.
+        /// Location of each weight of the weight table in the files.
         located: BTreeMap<String, LocatedWeight>,
     },
-    /// Hash function of synthetic checkpoints, with this seed.
+    /// Hash function that computes the values of synthetic checkpoints, with this seed.
     Synth {
         seed: u64,
         /// Number of threads that compute values.
@@ -35,24 +35,24 @@ pub(crate) enum WeightSource {
     },
 }
 
-/// A rank's part of one weight, on the host.
+/// A rank's part of one weight, in host memory.
 #[derive(Debug)]
 pub(crate) struct HostShard<'a> {
     pub(super) bytes: Cow<'a, [u8]>,
     pub(super) dtype: DType,
-    /// Rows and columns of the matrix in `bytes`.
+    /// Number of rows and columns of the matrix whose elements are in `bytes`.
     pub(super) full_shape: [usize; 2],
-    /// Part of the matrix that the rank needs.
+    /// Range of the matrix that the rank needs.
     pub(super) slice: WeightSlice,
     /// Scales of the whole matrix, if the weight is quantised.
     pub(super) scales: Option<WeightScales>,
 }
 
-/// Scales of a weight.
+/// Dequantisation scales of a weight.
 #[derive(Debug)]
 pub(super) struct WeightScales {
     pub(super) values: Vec<f32>,
-    /// Rows and columns per scale.
+    /// Number of rows and columns of the weight that share one scale.
     block_shape: [usize; 2],
 }
 
@@ -71,7 +71,7 @@ impl WeightSource {
         Ok(Self::Files { checkpoint: Arc::new(checkpoint), located })
     }
 
-    /// Whether the source has the weight, which may be optional.
+    /// Whether the source has the weight. Optional weights may be missing.
     pub(crate) fn has(&self, spec: &TensorSpec) -> bool {
         match self {
             Self::Files { located, .. } => located.contains_key(&spec.name),
@@ -79,7 +79,7 @@ impl WeightSource {
         }
     }
 
-    /// Whether the weight is stored in fp8.
+    /// Whether the source stores the weight in fp8.
     pub(crate) fn is_fp8(&self, spec: &TensorSpec) -> bool {
         match self {
             Self::Files { located, .. } => located
@@ -89,7 +89,8 @@ impl WeightSource {
         }
     }
 
-    /// All values of a weight of [`SynthValues::Offsets`]: offsets from draft ids to target ids below `ids`.
+    /// Reads the offsets from draft token ids to target token ids, which must be below `ids` (a weight of
+    /// [`SynthValues::Offsets`]).
     pub(crate) fn offsets(
         &self,
         spec: &TensorSpec,
@@ -115,7 +116,7 @@ impl WeightSource {
         Ok(offsets)
     }
 
-    /// Number of bytes that are read for this slice of `spec`.
+    /// Number of bytes that are read to load this slice of the weight `spec`.
     pub(crate) fn bytes(&self, spec: &TensorSpec, slice: &WeightSlice) -> u64 {
         let size = match self {
             _ if !self.has(spec) => 0,
@@ -126,7 +127,7 @@ impl WeightSource {
         slice.elements() as u64 * size
     }
 
-    /// Returns a slice of one weight.
+    /// Returns a slice of one weight, in host memory.
     pub(crate) fn part(
         &self,
         spec: &TensorSpec,
@@ -147,7 +148,7 @@ impl WeightSource {
                     StoredDType::BF16 => DType::BF16,
                     StoredDType::F16 => DType::F16,
                     StoredDType::F8E4M3 => DType::F8E4M3,
-                    _ => return Err(missing), // `locate` rejects all other dtypes.
+                    _ => return Err(missing), // `locate` has rejected all other dtypes.
                 };
                 let bytes = Cow::Borrowed(&bytes[location.bytes.clone()]);
                 let scales = match (&location.scales, &spec.scales) {
@@ -165,7 +166,8 @@ impl WeightSource {
         }
     }
 
-    /// Reads the scale stored under the first of `names` that exists. Synthetic checkpoints have none.
+    /// Reads the scale that is stored under the first existing name of `names`. Synthetic checkpoints have no
+    /// such scale.
     ///
     /// Errors: the scale is not a finite number above 0, or its dtype is not a float.
     pub(crate) fn scale(&self, names: &[String]) -> Result<Option<f32>, ModelLoadError> {
@@ -183,7 +185,7 @@ impl WeightSource {
     }
 }
 
-/// All values of a stored float tensor, as f32.
+/// Values of a stored float tensor, converted to f32; `None` if it is not a float tensor.
 fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> Option<Vec<f32>> {
     let (stored, bytes) = (checkpoint.get(name)?, checkpoint.bytes(name)?);
     let dtype = match stored.dtype {
@@ -198,7 +200,7 @@ fn stored_values(checkpoint: &SafetensorsCheckpoint, name: &str) -> Option<Vec<f
 }
 
 impl HostShard<'_> {
-    /// The rank's rows and columns, without padding.
+    /// The rank's rows and columns of the matrix, without padding rows.
     pub(crate) fn matrix(&self) -> Result<HostMat<'_>, OpError> {
         let [rows, cols] = self.full_shape;
         let mut matrix = HostMat::new(&self.bytes, self.dtype, rows, cols)?;
@@ -209,12 +211,12 @@ impl HostShard<'_> {
         Ok(matrix.row_range(rows.start, rows.len()).column_range(cols.start, cols.len()))
     }
 
-    /// Returns the weight multiplied by `factor`.
+    /// Multiplies the weight by `factor`, by changing its scales.
     pub(crate) fn scaled(mut self, factor: f32) -> Self {
         match &mut self.scales {
             _ if factor.to_bits() == 1f32.to_bits() => {}
             Some(scales) => scales.values.iter_mut().for_each(|scale| *scale *= factor),
-            // One scale for the whole matrix.
+            // A weight without scales gets one scale for the whole matrix.
             none => {
                 let block_shape = self.full_shape.map(|n| n.max(1));
                 *none = Some(WeightScales { values: vec![factor], block_shape });
@@ -228,12 +230,12 @@ impl HostShard<'_> {
         self.dtype == DType::F8E4M3
     }
 
-    /// Number of zero rows after the rank's rows.
+    /// Number of zero rows that are appended to the rank's rows.
     pub(crate) fn padding(&self) -> usize {
         self.slice.padding
     }
 
-    /// The rank's part of a vector, as f32.
+    /// The rank's part of a vector, converted to f32.
     pub(crate) fn vector(&self) -> Result<Vec<f32>, OpError> {
         let matrix = self.matrix()?;
         let mut values = vec![0.0; matrix.rows()];
@@ -244,7 +246,7 @@ impl HostShard<'_> {
     }
 }
 
-/// Computes the slice only; bf16 represents the values exactly.
+/// Computes the values of a slice, as bf16, which represents them exactly.
 fn synth_part(
     spec: &TensorSpec,
     slice: &WeightSlice,
@@ -261,7 +263,7 @@ fn synth_part(
     HostShard { bytes: Cow::Owned(bytes), dtype: DType::BF16, full_shape, slice, scales: None }
 }
 
-/// Computes a whole quantised weight, because blocks of scales do not end at the bounds of slices.
+/// Computes all values of a quantised weight, because scale blocks may cross the bounds of slices.
 fn synth_fp8(
     spec: &TensorSpec,
     slice: WeightSlice,
@@ -281,7 +283,7 @@ fn synth_fp8(
     HostShard { bytes: Cow::Owned(bytes), dtype: DType::F8E4M3, full_shape, slice, scales }
 }
 
-/// Elements of a slice of a matrix with `inputs` columns, row by row.
+/// Computes the elements of a slice of a matrix with `inputs` columns, row by row.
 fn synth_bytes<const SIZE: usize>(
     inputs: usize,
     slice: &WeightSlice,

@@ -1,8 +1,7 @@
-//! Assignment of stored bytes to weights, made before any weight is read.
+//! Assignment of stored tensors to the weights of the weight table, before any weight is read.
 //!
-//! Coverage is exact in both directions: every stored tensor is used once or ignored by a rule of
-//! this file, and every weight of the table is assigned once. Otherwise the folder is rejected with
-//! a list.
+//! Every stored tensor must be used once or be ignored by a rule of this file, and every weight of the table
+//! must be assigned once. Otherwise the checkpoint is rejected with a list of missing and unexpected tensors.
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
@@ -13,28 +12,30 @@ use crate::{ModelConfig, ModelLoadError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Suffixes of stored tensors that models do not need.
+/// Name suffixes of stored tensors that are ignored, because models do not need them.
 const IGNORED_SUFFIXES: &[&str] = &[
-    ".rotary_emb.inv_freq", // Stored by old exports; derived from the configuration.
+    ".rotary_emb.inv_freq", // RoPE frequencies are computed from the configuration.
 ];
-/// Tensor of an EAGLE-3 checkpoint with a flag per target id: whether it is the target id of a draft id.
+/// Tensor of an EAGLE-3 checkpoint with one flag per target token id: whether it is the target of a draft
+/// token id. The tensor is ignored.
 const TARGET_TO_DRAFT: &str = "t2d";
-/// Suffixes of KV cache scales, which are read if the cache is quantised.
+/// Name suffixes of KV cache scales, which are read only if the KV cache is quantised.
 const KV_CACHE_SCALES: &[&str] = &[".k_scale", ".v_scale"];
 
-/// Location of one weight.
+/// Location of one weight in the stored tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LocatedWeight {
-    /// Name of the stored tensor.
+    /// Name of the stored tensor that contains the weight.
     pub(crate) stored: String,
     pub(crate) dtype: StoredDType,
-    /// Byte range in the stored tensor; the whole tensor unless experts are fused.
+    /// Byte range of the weight in the stored tensor: the whole tensor, or one expert of a fused tensor.
     pub(crate) bytes: Range<usize>,
     /// Name of the stored tensor with the scales, if the weight is quantised.
     pub(crate) scales: Option<String>,
 }
 
-/// Locates every weight. Errors: missing, unused or invalid tensors.
+/// Locates every weight of the table. Errors: weights are missing, stored tensors are unused, or tensors are
+/// invalid.
 pub(crate) fn locate(
     checkpoint: &SafetensorsCheckpoint,
     config: &ModelConfig,
@@ -94,7 +95,7 @@ pub(crate) fn locate(
     Err(ModelLoadError::Coverage { dir: checkpoint.dir.clone(), missing, unexpected })
 }
 
-/// Whether the tensor belongs to an MTP module that is not loaded.
+/// Whether the tensor belongs to an MTP module and `load_mtp` is not set.
 fn is_unloaded_mtp(name: &str, config: &ModelConfig) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
     let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
@@ -102,7 +103,8 @@ fn is_unloaded_mtp(name: &str, config: &ModelConfig) -> bool {
     layer.is_some_and(|layer| unloaded.contains(&layer))
 }
 
-/// Locates a weight stored under its own name. The stored dtype decides whether it is quantised.
+/// Locates a weight that is stored as its own tensor. The stored dtype decides whether the weight is
+/// quantised.
 fn locate_whole(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
@@ -118,18 +120,18 @@ fn locate_whole(
     Ok(LocatedWeight { stored: spec.name.clone(), dtype, bytes: 0..bytes, scales })
 }
 
-/// Dtypes that a stored tensor may have.
+/// Set of dtypes that a stored tensor may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AllowedDType {
     /// F32, BF16 or F16.
     Float,
     /// F32, BF16, F16 or FP8 e4m3.
     Fp8,
-    /// I64.
+    /// I64, for the offsets from draft token ids to target token ids.
     DraftToTarget,
 }
 
-/// Size in bytes and dtype of a stored tensor that must have `shape`.
+/// Checks dtype and shape of a stored tensor; returns its size in bytes and its dtype.
 fn check(
     checkpoint: &SafetensorsCheckpoint,
     name: &str,
@@ -158,7 +160,7 @@ fn check(
     Ok((stored.bytes.len(), stored.dtype))
 }
 
-/// Checks the scales of a weight. Scales per row may be stored with or without a dimension of size 1.
+/// Checks the scales of a weight. Scales per row may be stored as `[rows]` or `[rows, 1]`.
 fn check_scales(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
@@ -171,20 +173,21 @@ fn check_scales(
     check(checkpoint, name, &shape[..if flat { 1 } else { 2 }], AllowedDType::Float).map(drop)
 }
 
-/// Location of one expert's weight in a tensor with all experts of a layer.
+/// Location of one expert's weight in a fused tensor, which contains all experts of a layer.
 struct FusedExpertWeight {
     name: String,
     shape: [usize; 3],
     /// Index of the expert in the first dimension of the fused tensor.
     expert: usize,
-    /// First row in the matrix of the expert.
+    /// First row of the weight in the matrix of the expert.
     row: usize,
     rows: usize,
 }
 
 impl FusedExpertWeight {
-    /// Locates `..experts.{e}.{gate,up,down}_proj.weight` in `..experts.{gate_up,down}_proj`,
-    /// of shapes `[E, 2 I, H]`, gate rows first, and `[E, H, I]`.
+    /// Locates `..experts.{e}.{gate,up,down}_proj.weight` in the fused tensors of a layer:
+    /// `..experts.gate_up_proj [experts, 2 · intermediate size, hidden size]`, where gate rows precede up
+    /// rows, and `..experts.down_proj [experts, hidden size, intermediate size]`.
     fn of(spec: &TensorSpec, config: &ModelConfig) -> Option<Self> {
         let moe = config.moe.as_ref()?;
         let (layer, rest) = spec.name.split_once(".experts.")?;
@@ -211,7 +214,7 @@ impl FusedExpertWeight {
     }
 }
 
-/// Checks that a stored copy equals the original.
+/// Checks that the values of a stored copy equal those of the original.
 fn check_same(
     checkpoint: &SafetensorsCheckpoint,
     copy: &str,

@@ -1,5 +1,6 @@
-//! Broken checkpoints: each causes an error that names the file and the tensor, or loads the same weights.
-#![allow(clippy::needless_pass_by_value)] // Tables of values read better without borrows.
+//! Tests with modified checkpoints: each modification causes an error that names the file and the tensor, or
+//! does not change the loaded weights.
+#![allow(clippy::needless_pass_by_value)] // Tests pass closures and JSON literals by value.
 
 mod digest;
 mod eagle3;
@@ -54,13 +55,13 @@ impl CheckpointFolder {
         locate(&checkpoint, &self.config, &tensors(&self.config))
     }
 
-    /// Error of `locate`, with the folder's path replaced by `DIR`.
+    /// Error of `locate`; the path of the folder is replaced by `DIR`.
     fn error(&self) -> String {
         let text = self.locate().unwrap_err().to_string();
         text.replace(&self.path().display().to_string(), "DIR")
     }
 
-    /// Changes the stored tensors, given as (dtype, shape, bytes), and writes them back.
+    /// Applies `change` to the stored tensors (dtype, shape and bytes by name) and writes them back.
     fn edit(&self, change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>)) {
         let path = self.path().join(FILE);
         let bytes = fs::read(&path).unwrap();
@@ -90,7 +91,7 @@ impl CheckpointFolder {
     }
 }
 
-/// Changes the tensors of a tiny Qwen3 checkpoint and expects an error.
+/// Applies `change` to the tensors of a tiny Qwen3 checkpoint and expects the error `expected`.
 fn check(
     change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>),
     expected: Expect,
@@ -165,7 +166,7 @@ fn stored_tied_head_must_equal_the_embedding() {
     expect!["DIR/model.safetensors: tensor `lm_head.weight`: differs from the embedding, but tie_word_embeddings is true"].assert_eq(&folder.error());
 }
 
-/// Fuses the experts of layer 1 as in published fused checkpoints.
+/// Replaces the expert weights of layer 1 by fused tensors with all experts, as in published checkpoints.
 fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep_separate: bool) {
     let (mut gate_up, mut down) = (Vec::new(), Vec::new());
     for e in 0..4 {
@@ -200,12 +201,12 @@ fn fused_experts_load_equal_bytes() {
     expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.gate_up_proj`: contains the weight `model.layers.1.mlp.experts.0.gate_proj.weight`, which is also stored separately"].assert_eq(&folder.error());
 }
 
-/// Changes the index of a checkpoint with several files and expects an error.
+/// Applies `change` to the index of a checkpoint with several files and expects the error `expected`.
 fn check_index(change: impl FnOnce(&mut Value), expected: Expect) {
     let folder = CheckpointFolder::new("Qwen3ForCausalLM", 20_000);
     folder.locate().unwrap();
     folder.edit_index(change);
-    // The column depends on the order in which the test writes the keys.
+    // The column in the error depends on the order of keys in the index, so it is removed.
     let error = folder.error();
     expected.assert_eq(error.split(" column ").next().unwrap());
 }
@@ -292,7 +293,7 @@ fn every_truncation_is_an_error() {
     assert!(header::parse(&bytes).is_ok());
 }
 
-/// Names and locations of all weights, or `None` if the file is rejected.
+/// Names and locations of all weights; `None` if the header is rejected.
 fn outcome(file: &[u8], specs: &[TensorSpec]) -> Option<Vec<(String, StoredTensor)>> {
     let mut tensors = header::parse(file).ok()?;
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
@@ -339,7 +340,7 @@ fn mutated_header_is_rejected_or_equivalent() {
     assert!(equivalent < MUTATIONS / 10, "{equivalent} of {MUTATIONS} mutations are accepted");
 }
 
-/// A rank's part of one weight as f32 rows, without padding.
+/// A rank's part of one weight as f32 rows, without padding rows.
 fn part(
     source: &WeightSource,
     spec: &TensorSpec,
@@ -357,7 +358,7 @@ fn part(
     (0..matrix.rows()).map(row).collect()
 }
 
-/// Joins the parts of all ranks according to the sharding.
+/// Joins the parts of all ranks to the whole weight, according to its sharding.
 fn join(spec: &TensorSpec, parts: Vec<Vec<Vec<f32>>>) -> Vec<Vec<f32>> {
     match spec.shard {
         ShardSpec::Replicated => parts.into_iter().next().unwrap(),
@@ -369,7 +370,7 @@ fn join(spec: &TensorSpec, parts: Vec<Vec<Vec<f32>>>) -> Vec<Vec<f32>> {
             let mut rows = Vec::new();
             for part in parts {
                 if rows.len() < part.len() || !rows.ends_with(&part) {
-                    rows.extend(part); // A replicated KV head occurs once per rank.
+                    rows.extend(part); // A KV head on several ranks occurs several times.
                 }
             }
             rows

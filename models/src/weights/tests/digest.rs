@@ -1,4 +1,4 @@
-//! Digest of the weights that a rank loads.
+//! Tests of the digest of the weights that a rank loads.
 
 use super::{CheckpointFolder, FILE};
 use crate::sharding::{ParallelRank, ParallelRanks};
@@ -7,7 +7,8 @@ use crate::weights::{LoadObserver, WeightSource, digest, header, split};
 use protocol::WeightsDigest;
 use std::fs;
 
-/// Digest of all weights that a rank loads from a folder, tensor by tensor in the order of `sort`.
+/// Digest of all weights that a rank loads from a folder; tensors are loaded one by one in the order of
+/// `sort`.
 fn loaded_in_order(
     folder: &CheckpointFolder,
     ranks: &ParallelRanks,
@@ -47,7 +48,7 @@ fn order_and_threads_do_not_change_the_digest() {
     assert_eq!(loaded_in_order(&folder, &ParallelRanks::SINGLE, 1, |specs| specs.reverse()), first);
     let by_shape = |specs: &mut Vec<TensorSpec>| specs.sort_by_key(|spec| spec.shape.clone());
     assert_eq!(loaded_in_order(&folder, &ParallelRanks::SINGLE, 7, by_shape), first);
-    // A checkpoint with the same tensors in several files.
+    // The second checkpoint stores equal tensors in several files.
     assert_eq!(
         loaded(&CheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 14), &ParallelRanks::SINGLE),
         first
@@ -84,7 +85,7 @@ fn ranks_that_read_different_files_have_no_common_digest() {
         CheckpointFolder::new("Qwen3ForCausalLM", 1 << 30),
     );
     assert_eq!(loaded(&folder, &rank(0, 2)).common, loaded(&other, &rank(1, 2)).common);
-    // Only matrices change, as in a fine-tuned model; no matrix is loaded by two ranks.
+    // Only matrices are changed, as in a fine-tuned model. No matrix is loaded by two ranks.
     other.edit(|map| {
         for (_, (_, shape, bytes)) in map.iter_mut().filter(|(_, (_, shape, _))| shape.len() == 2) {
             assert!(shape.iter().product::<u64>() > 0);

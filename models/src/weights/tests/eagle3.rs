@@ -1,4 +1,4 @@
-//! EAGLE-3 draft models: optional weights, and offsets to invalid target ids.
+//! Tests of loading EAGLE-3 draft models: optional weights, and offsets to invalid target token ids.
 
 use super::*;
 use crate::error::TensorFault;
@@ -34,7 +34,7 @@ fn eagle3_drafts_map_to_target_ids() {
     let specs = tensors(&written.config);
     let spec = specs.iter().find(|spec| spec.name == DRAFT_TO_TARGET).unwrap();
     assert_eq!(synth.offsets(spec, 272).unwrap(), found);
-    // `t2d` is consistent with the offsets.
+    // The stored flags `t2d` are consistent with the offsets `d2t`.
     written.edit(|t| {
         let flagged: Vec<i64> =
             (0..).zip(&t["t2d"].2).filter(|(_, flag)| **flag == 1).map(|(id, _)| id).collect();
@@ -99,7 +99,7 @@ fn eagle3_may_omit_weights_of_the_target() {
     assert!(narrow.error().contains("1 missing: embed_tokens.weight"));
 }
 
-/// Newer checkpoints use the prefix `layers.0.` instead of `midlayer.`.
+/// Newer checkpoints have the name prefix `layers.0.` instead of `midlayer.`.
 #[test]
 fn eagle3_reads_both_spellings() {
     let folder = folder(json!({}));

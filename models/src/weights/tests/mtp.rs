@@ -1,5 +1,5 @@
-//! MTP modules: loaded only if drafting with MTP is enabled; their copies of weights must equal the
-//! originals.
+//! Tests of loading MTP modules: they are loaded only if `load_mtp` is set, and their copies of weights must
+//! equal the originals.
 
 use super::*;
 
@@ -33,8 +33,8 @@ fn mtp_module_is_read_only_when_drafting() {
     let found = folder(&json(), true).locate().unwrap();
     let mtp: Vec<&String> =
         found.keys().filter(|name| name.starts_with("model.layers.2.")).collect();
-    // 3 norms and `eh_proj`; 2 layer norms, 5 weights of attention; router, its bias, 3 shared, 12 of routed
-    // experts.
+    // The module has 3 norms and `eh_proj`; 2 norms of the layer; 5 weights of attention; the router and its
+    // bias; 3 weights of the shared expert; 12 weights of routed experts.
     assert_eq!(mtp.len(), 4 + 2 + 5 + 1 + 1 + 3 + 12, "{mtp:?}");
     assert_eq!(found.len(), plain.len() + mtp.len());
 
@@ -67,7 +67,7 @@ fn mtp_copies_must_equal_the_model() {
     assert!(absent.locate().is_ok(), "copies are optional");
 }
 
-/// Published fp8 checkpoints do not quantise `eh_proj`.
+/// In published fp8 checkpoints, `eh_proj` is not quantised.
 #[test]
 fn mtp_eh_proj_is_not_quantized() {
     let mut json = json();

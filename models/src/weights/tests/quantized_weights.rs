@@ -1,8 +1,8 @@
-//! FP8 checkpoints: quantised weights require their scales.
+//! Tests of loading FP8 checkpoints: quantised weights require scales.
 
 use super::*;
 
-/// Configuration of a tiny model with fp8 linear layers, with block scales or channel scales.
+/// Configuration of a tiny model with fp8 linear layers; `scales` selects block scales or channel scales.
 fn quantized_json(scales: Value) -> String {
     let mut config: Value = serde_json::from_str(&tiny_json("Qwen3ForCausalLM")).unwrap();
     config["hidden_size"] = json!(192);
@@ -52,7 +52,7 @@ fn mismatched_scales_and_undeclared_fp8_are_rejected() {
     );
 }
 
-/// Files and generated values agree, for the parts of all ranks.
+/// For the parts of all ranks, values read from files equal the values that the hash function computes.
 #[test]
 fn quantized_values_match_the_file() {
     let channels = json!({"quant_method": "compressed-tensors", "format": "float-quantized",

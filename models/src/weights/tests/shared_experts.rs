@@ -1,10 +1,10 @@
-//! Shared experts, sliced out of the MLP that checkpoints store.
+//! Tests of loading shared experts, which checkpoints store as one MLP of all shared experts.
 
 use super::super::expert_weights::{ExpertMatrices, matrices, same_storage};
 use super::super::source::HostShard;
 use super::*;
 
-/// Configuration of DeepSeek-V2 with one layer and two shared experts of `width` channels.
+/// Configuration of DeepSeek-V2 with one layer and two shared experts with an intermediate size of `width`.
 fn json(width: usize, scales: &Value) -> String {
     let mut config = json!({
         "architectures": ["DeepseekV2ForCausalLM"], "vocab_size": 272, "hidden_size": 192,
@@ -49,7 +49,8 @@ fn channels(matrices: &[ops::HostMat<'_>; 3]) -> ExpertChannels {
     gate.into_iter().zip(up).enumerate().map(channel).collect()
 }
 
-/// Every intermediate channel is in one expert of one rank, with its gate, up and down projection.
+/// Every intermediate channel belongs to one shared expert on one rank, with its gate row, up row and down
+/// column.
 #[test]
 fn shared_expert_shards_cover_the_mlp() {
     let cases = [(48, Value::Null, 1), (48, Value::Null, 2), (128, blocks("none"), 1)];
@@ -87,8 +88,8 @@ fn shared_expert_shards_cover_the_mlp() {
     }
 }
 
-/// In fp8, shared experts are split at the bounds of scale blocks; they stay separate if routed experts are
-/// stored in another way.
+/// In fp8, shared experts are split at the bounds of scale blocks. They are not fused if they are stored in
+/// another format than the routed experts.
 #[test]
 fn differently_stored_shared_experts_stay_separate() {
     let alike = |width: usize, scales: Value| {
