@@ -58,7 +58,7 @@ pub enum ModelLoadError {
     #[error(transparent)]
     Placement(#[from] crate::PlacementError),
     /// The checkpoint is an EAGLE-3 draft model, which only runs together with a target model.
-    #[error("{dir}: LlamaForCausalLMEagle3 is a draft model and cannot be served alone")]
+    #[error("{dir}: LlamaForCausalLMEagle3 is a draft model and requires a target model")]
     DraftModelOnly {
         /// Path of the folder.
         dir: PathBuf,
