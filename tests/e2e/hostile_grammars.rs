@@ -1,4 +1,5 @@
-//! Grammars designed to be expensive: each is rejected within its time limit, or harmless.
+//! Grammars designed to be expensive: each is rejected within its time limit, or its bitmasks are built fast
+//! enough.
 
 use crate::test_server::grammar_worker;
 use grammar::{
@@ -75,14 +76,15 @@ fn hostile_grammars_are_rejected_or_cheap_in_a_second() {
             }
             println!("accepted, {made} masks in {:?}", since.elapsed());
         }
-        // About one second on an idle machine.
+        // The grammar takes about one second on an idle machine.
         assert!(took < Duration::from_secs(30), "{shown}: {took:?}");
         assert!(since.elapsed() < Duration::from_mins(1), "{shown}: its masks are slow");
     }
     assert!(rejected >= 6, "only {rejected} are refused");
 }
 
-/// Advances by the first allowed id, unless it is the end-of-sequence token.
+/// Advances the session by the first id that `mask` allows; false if it allows only the end-of-sequence
+/// token.
 pub(crate) fn take_first(session: &mut GrammarSession, mask: &[u32]) -> bool {
     let first = (0..END).find(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1);
     session.advance(first.as_slice());

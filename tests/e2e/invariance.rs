@@ -1,5 +1,5 @@
-//! The real scheduler over the real executor on the demo model in f32: a request's tokens and
-//! log-probabilities are bit-identical whatever the scheduler decides.
+//! The real scheduler and executor on the demo model in f32: the tokens and log-probabilities of a request
+//! are bit-identical whatever the scheduler decides.
 
 use crate::test_server;
 use executor::{
@@ -28,17 +28,18 @@ const REQUESTS: u64 = 32;
 const MAX_TOKENS: u32 = 24;
 pub(crate) const MAX_MODEL_LEN: u32 = 512;
 const BLOCK: u32 = 16;
-/// Far more ticks than any setting needs.
+/// Maximum number of scheduler ticks of a run, far more than any setting needs.
 const TICKS_MAX: u32 = 20_000;
 
-/// How requests are run.
+/// Scheduler limits and speculative decoding of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EngineSetting {
     pub(crate) tokens_per_step: u32,
     pub(crate) requests_running: u32,
     pub(crate) blocks: u32,
     pub(crate) caching: bool,
-    /// Maximum number of steps in flight: input tokens of later steps are then taken from the device.
+    /// Maximum number of steps in flight. With more than one, later steps take their input tokens from the
+    /// device.
     pub(crate) steps_in_flight: u32,
     /// Maximum number of draft tokens per row.
     pub(crate) drafts: u8,
@@ -46,7 +47,7 @@ pub(crate) struct EngineSetting {
     pub(crate) uses_draft_model: bool,
 }
 
-/// Runs one request after the other.
+/// Runs one request after another.
 pub(crate) const SEQUENTIAL: EngineSetting = EngineSetting {
     tokens_per_step: 512,
     requests_running: 1,
@@ -64,7 +65,7 @@ struct RunOutputs {
     outputs: RequestOutputs,
     preemptions: u32,
     cached_tokens: u64,
-    /// Draft token statistics at the end.
+    /// Speculative-decoding statistics at the end of the run.
     drafts: SpecDecodeStats,
 }
 
@@ -76,7 +77,7 @@ fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/demo"))
 }
 
-/// Prompts of 20 to 300 tokens; those with equal `i % 4` share a prefix.
+/// Request number `i` with a prompt of 20 to 300 tokens; prompts with equal `i % 4` share a prefix.
 fn submit(engine: &Scheduler, i: u64, vocab: u32) -> RequestSubmission {
     let len = 20 + (i * 37) % 280;
     let id = |at: u64| {
@@ -110,7 +111,7 @@ fn is_constrained(request: RequestId) -> bool {
     request.0 % 4 == 1
 }
 
-/// A grammar without an end, over the demo's tokens.
+/// A grammar over the demo tokenizer's tokens whose outputs never have to end.
 fn grammar() -> CompiledGrammar {
     let form = GrammarSpec::Regex("([a-z]+|[0-9]{1,3})([ ,.] ?([a-z]+|[0-9]{1,3}))*".to_owned());
     compile([form]).remove(0)
@@ -172,7 +173,7 @@ impl TokenBitmaskSource for ConstrainedSessions<'_> {
     }
 }
 
-/// An executor with the demo model, for an epoch.
+/// An executor of the demo model for an epoch, with the limits of `world`.
 pub(crate) fn executor(world: EngineSetting, epoch: Epoch) -> Executor {
     let lookup = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
     let config = ExecutorConfig {
@@ -190,7 +191,7 @@ pub(crate) fn executor(world: EngineSetting, epoch: Epoch) -> Executor {
             kernel_cache: None,
             dtype: ModelDtype::Float32,
             kv_cache_dtype: executor::KvCacheDtype::Auto,
-            threads: Some(1), // Tests run in parallel.
+            threads: Some(1), // One thread, because tests run in parallel.
             block_tokens: BLOCK,
             max_model_len: MAX_MODEL_LEN,
             kv_tokens_min: MAX_MODEL_LEN,
@@ -281,7 +282,7 @@ fn run(world: EngineSetting, grammar: &CompiledGrammar) -> RunOutputs {
 }
 
 impl RunOutputs {
-    /// Records an event; returns whether it is the request's last.
+    /// Records a token event; returns whether it is the last one of its request.
     fn take(&mut self, event: TokenEvent) -> bool {
         self.cached_tokens += u64::from(event.first_admission.map_or(0, |run| run.cached_tokens));
         let (tokens, logprobs) = self.outputs.entry(event.request).or_default();

@@ -1,4 +1,4 @@
-//! End-to-end tests: the server over real sockets.
+//! End-to-end tests: the server over real sockets, and its executors and nodes as real processes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "scores are shown even where they pass")]

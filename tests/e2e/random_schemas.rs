@@ -1,5 +1,5 @@
 //! A thousand random JSON schemas on a model with random weights: every complete output is valid according to
-//! a validator that shares no code with the grammar engine.
+//! a validator that shares no code with the grammar library.
 
 use crate::http_client::HttpClient;
 use crate::test_server::{ServerSetup, TestServer};
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 const SCHEMAS: u64 = 1_000;
 const CONNECTIONS: u64 = 16;
 const TOKENS: u32 = 600;
-/// Maximum number of retries for one grammar on a busy machine, and for all grammars.
+/// Maximum number of retries of one request, and of all requests, when the machine is too busy for a dry run.
 const BUSY_RETRIES_MAX: u32 = 20;
 const BUSY_TOTAL_MAX: u64 = SCHEMAS / 4;
-/// Minimum number of outputs that must end by themselves.
+/// Minimum number of outputs that must end by themselves instead of at `max_tokens`.
 const COMPLETED_MIN: u64 = SCHEMAS * 9 / 10;
 
-/// Random numbers of a seed (splitmix64).
+/// Random number generator of the schemas: splitmix64.
 struct SchemaRng(u64);
 
 impl SchemaRng {
@@ -35,7 +35,7 @@ impl SchemaRng {
     }
 }
 
-/// A schema of at most `depth` levels.
+/// A random schema of at most `depth` levels.
 fn schema(request_rng: &mut SchemaRng, depth: u32) -> Value {
     let kinds = if depth == 0 { 7 } else { 11 };
     match request_rng.roll(kinds) {
@@ -64,7 +64,8 @@ fn integer(request_rng: &mut SchemaRng) -> Value {
     }
 }
 
-/// Bounded: a number of a thousand digits is valid, but the validator cannot parse it.
+/// A number schema. It is bounded, because a number of a thousand digits is valid but the validator cannot
+/// parse it.
 fn number(request_rng: &mut SchemaRng) -> Value {
     let low = request_rng.within(-9_000, 9_000) as f64 / 8.0;
     json!({"type": "number", "minimum": low, "maximum": low + request_rng.within(1, 900) as f64 / 4.0})
@@ -79,7 +80,8 @@ fn string(request_rng: &mut SchemaRng) -> Value {
         "^é?[ß-ü]{1,3}$",
         "[0-9]{2}$",
     ];
-    // Without date formats: the grammar ignores leap years and leap seconds, the validator does not.
+    // Date formats are excluded, because the grammar ignores leap years and leap seconds and the validator
+    // does not.
     const FORMATS: [&str; 3] = ["uuid", "ipv4", "ipv6"];
     let least = request_rng.within(0, 6);
     match request_rng.roll(4) {
@@ -138,7 +140,7 @@ fn array(request_rng: &mut SchemaRng, depth: u32) -> Value {
     array
 }
 
-/// The root schema of a seed; some have definitions, one of them is recursive.
+/// A random root schema; some have definitions, of which one is recursive.
 fn root_schema(request_rng: &mut SchemaRng) -> Value {
     let inner = schema(request_rng, 3);
     match request_rng.roll(6) {
@@ -170,7 +172,7 @@ struct SchemaCounts {
     completed: AtomicU64,
     truncated: AtomicU64,
     rejected: AtomicU64,
-    /// Number of replies that reported a machine too busy for a grammar.
+    /// Number of replies that reported a machine too busy for the grammar's dry run.
     busy: AtomicU64,
     tokens: AtomicU64,
 }
@@ -180,8 +182,8 @@ fn complete(client: &mut HttpClient, seed: u64, score: &SchemaCounts) {
     let body = json!({"prompt": "{", "max_tokens": TOKENS, "temperature": 1, "seed": seed, "structured_outputs":
         {"json": schema, "disable_any_whitespace": seed.is_multiple_of(2)}});
     let mut reply = client.post("/v1/completions", &body);
-    // Dry runs have a low priority: a busy machine may have too little time left, whether or not the reply
-    // reports that.
+    // Dry runs have a low priority. On a busy machine they may get too little time, as the reply states in
+    // status 429 or in the error message.
     for _ in 0..BUSY_RETRIES_MAX {
         if reply.status != 429 && !String::from_utf8_lossy(&reply.body).contains("took longer") {
             break;

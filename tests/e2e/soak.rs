@@ -1,8 +1,8 @@
-//! The soak test: mixed traffic for the requested time; memory, descriptors, latency and blocks must not
-//! grow.
+//! The soak test: mixed traffic for the requested time, over which memory, descriptors, latency and blocks in
+//! use must not grow.
 //!
-//! `just soak HOURS` prints slopes; every test run takes a few seconds and checks what is visible in that
-//! time.
+//! `just soak HOURS` prints growth rates; every test run takes a few seconds and checks the growth that is
+//! visible in that time.
 
 use crate::http::executor_process::children_as;
 use crate::http::server_process::ServerProcess;
@@ -28,7 +28,7 @@ pub(crate) struct ResourceSample {
     pub(crate) p99: Duration,
 }
 
-/// Results of a run.
+/// Resource samples of a run, and counts at its end.
 struct SoakReport {
     samples: Vec<ResourceSample>,
     requests: u64,
@@ -38,8 +38,8 @@ struct SoakReport {
     in_use_at_end: f64,
 }
 
-/// Sends the next request of one client: all kinds in turn, with unique numbers. Returns the latency of a
-/// unary reply.
+/// Sends the next request of one client. Kinds of requests alternate, and each has a unique number. Returns
+/// the latency of a unary reply.
 fn send_request(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Duration> {
     let prompt = format!("{number} What is {} plus {}?", number % 97, number % 89);
     let since = Instant::now();
@@ -60,7 +60,7 @@ fn send_request(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Dur
             json!({"prompt": prompt, "max_tokens": 12, "n": 3,
             "temperature": 1.2, "top_p": 0.9, "logprobs": 3, "cache_salt": number.to_string()}),
         ),
-        // A unique grammar each time: grammar caches are bounded.
+        // The grammar is unique, so it is compiled and cached; grammar caches are bounded.
         3 => send(
             "/v1/completions",
             json!({"prompt": prompt, "max_tokens": 16,
@@ -72,13 +72,13 @@ fn send_request(at: SocketAddr, number: u64, failures: &AtomicU64) -> Option<Dur
             None
         }
         5 | 6 => {
-            // Streams that are closed before their first token or after some.
+            // A stream that is closed before its first token or after some tokens.
             let mut client = HttpClient::connect(at);
             let body =
                 json!({"prompt": prompt, "max_tokens": 300, "stream": true, "ignore_eos": true});
             client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
             for _ in 0..number % 7 {
-                let _ = client.read_chunk(); // The stream is closed anyway.
+                let _ = client.read_chunk(); // The stream is closed anyway, so errors are ignored.
             }
             None
         }
@@ -105,7 +105,7 @@ pub(crate) fn sample(pids: &[u32], at: Duration, took: &Mutex<Vec<Duration>>) ->
     ResourceSample { at, resident_kib: pids.iter().map(resident).sum(), descriptors, p99 }
 }
 
-/// Blocks and requests in use without any client.
+/// Sum of the blocks in use and of the requests running or waiting, which is 0 without clients.
 pub(crate) fn in_use(at: SocketAddr) -> f64 {
     let page = String::from_utf8(get(at, "/metrics").body).unwrap();
     let held = ["hadron:kv_blocks{", "vllm:num_requests_running{", "vllm:num_requests_waiting{"];
@@ -155,7 +155,7 @@ fn run(time: Duration, every: Duration) -> SoakReport {
     SoakReport { samples, requests, failures, in_use_at_end: in_use(at) }
 }
 
-/// Least-squares slope over the last three quarters, in units per hour.
+/// Least-squares slope of `of` over the last three quarters of the samples, in units per hour.
 pub(crate) fn slope(samples: &[ResourceSample], of: impl Fn(&ResourceSample) -> f64) -> f64 {
     let late = &samples[samples.len() / 4..];
     let n = late.len() as f64;
@@ -184,13 +184,14 @@ fn short_soak_leaves_no_resources() {
     let soak = run(Duration::from_secs(8), Duration::from_secs(2));
     assert!(soak.requests > 50, "{}", soak.requests);
     assert_eq!((soak.failures, soak.in_use_at_end), (0, 0.0));
-    // One per connected client, one for the client that just left, and the process's own.
+    // One descriptor per connected client, one for a client that has just disconnected, and the process's
+    // own.
     let descriptors = soak.samples.iter().map(|s| s.descriptors);
     let (least, most) = (descriptors.clone().min().unwrap(), descriptors.max().unwrap());
     assert!(most - least <= 4 * CLIENTS, "{least} to {most} descriptors");
 }
 
-/// Runs for HADRON_SOAK_HOURS hours.
+/// Runs for `HADRON_SOAK_HOURS` hours.
 #[test]
 #[ignore = "an hour or a day: `just soak HOURS`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]

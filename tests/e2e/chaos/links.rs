@@ -1,4 +1,5 @@
-//! Links between clients and the server, and between nodes, that delay, stall, reset, half-close or corrupt.
+//! Faults of links between clients and the server, and between nodes: bytes are delayed, stalled or
+//! corrupted, and connections are reset or half-closed.
 
 use super::body;
 use crate::fault_proxy::{FaultProxy, LinkFault};
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Effect of each fault on a running stream.
+/// Applies a fault to a client's link while its stream runs: the client may get less output, but other
+/// clients and the server's resources are not affected.
 fn streams_through(fault: LinkFault) {
     let deadlines =
         ConnectionDeadlines { write: Duration::from_millis(600), ..ConnectionDeadlines::default() };
@@ -42,7 +44,8 @@ fn streams_through(fault: LinkFault) {
     let reply = post(server.address, "/v1/completions", &other).json();
     assert_eq!(reply["choices"][0]["text"], whole, "{fault:?}");
     if fault == LinkFault::Stall {
-        // Longer than the write timeout, in case the socket buffers are small.
+        // The pause is longer than the write timeout, because small socket buffers may block the server's
+        // writes.
         std::thread::sleep(Duration::from_secs(1));
         proxy.set(LinkFault::Reset);
     }
@@ -51,7 +54,7 @@ fn streams_through(fault: LinkFault) {
     if matches!(fault, LinkFault::Delay(_)) {
         assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     }
-    // Whatever its end, no resources of it remain in use.
+    // However the stream ended, the server holds no blocks or sequence slots for it.
     server.wait_idle(TIMEOUT);
     assert_eq!(get(server.address, "/readyz").status, 200);
 }
@@ -78,7 +81,7 @@ fn corrupted_requests_are_rejected_or_harmless() {
     for words in 0..40 {
         let mut client = HttpClient::connect(proxy.address);
         proxy.set(LinkFault::Corrupt);
-        // The corrupted bit is in the middle of the chunk, so its position varies.
+        // The proxy flips a bit in the middle of the chunk, so the position of the bit in the request varies.
         client.send("POST", "/v1/completions", "", body(words, 2, false).to_string().as_bytes());
         if let Some(reply) = client.read() {
             assert!(reply.status < 500, "{}", String::from_utf8_lossy(&reply.body));
@@ -96,7 +99,8 @@ fn corrupt_or_stalled_node_link_loses_no_answer() {
     let (zero, mut one) = (NodeProcess::start(&real, 0, &[]), NodeProcess::start(&through, 1, &[]));
     let at = zero.address();
     let short = complete_on_replica(at, 1, 20);
-    // A corrupted frame ends its link and everything that depends on it.
+    // A corrupted frame ends the link between the nodes; requests of node 1's replica then wait or move to
+    // node 0.
     for fault in [LinkFault::Corrupt, LinkFault::Stall] {
         proxy.set(fault);
         if fault == LinkFault::Corrupt {

@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 const EXECUTOR_PROCESS_FLAGS: &[&str] =
     &["--executor", "process", "--threads", "1", "--dtype", "float32"];
 
-/// A sampled request: one token more or less changes all following tokens.
+/// A sampled request: one lost or repeated token changes all later tokens.
 fn body(prompt_words: usize, tokens: u32, streamed: bool) -> Value {
     json!({"prompt": "fox ".repeat(prompt_words), "max_tokens": tokens, "seed": 7, "temperature": 1,
         "ignore_eos": true, "stream": streamed})
@@ -30,6 +30,6 @@ fn text_of(at: SocketAddr, body: &Value) -> String {
 /// Everything received on a connection until it ends or is reset.
 fn read_to_end(client: &mut HttpClient) -> String {
     let mut all = Vec::new();
-    let _ = client.reader.read_to_end(&mut all); // A reset is permitted.
+    let _ = client.reader.read_to_end(&mut all); // The connection may be reset.
     String::from_utf8_lossy(&all).into_owned()
 }

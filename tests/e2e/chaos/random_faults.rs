@@ -1,4 +1,4 @@
-//! Random faults of a seed, for the requested minutes, over consecutive servers.
+//! Injects random faults, drawn from a seed, into consecutive servers for the requested minutes.
 
 use super::{EXECUTOR_PROCESS_FLAGS, body, read_to_end, text_of};
 use crate::fault_proxy::{FaultProxy, LinkFault};
@@ -8,13 +8,13 @@ use crate::http_client::HttpClient;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Minimum number of faults, also on a loaded machine.
+/// Minimum number of faults that a run must inject, also on a loaded machine.
 const FAULTS_MIN: u64 = 6;
-/// Failures of a replica in ten minutes that a server survives.
+/// Number of executor failures of a replica in ten minutes that a server survives.
 const EXECUTOR_FAILURES_MAX: usize = 3;
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// splitmix64.
+/// Random number generator of the faults: splitmix64.
 struct ChaosRng(u64);
 
 impl ChaosRng {
@@ -25,7 +25,7 @@ impl ChaosRng {
     }
 }
 
-/// Event counts.
+/// Counts of servers, faults and replies in a run.
 #[derive(Debug, Default)]
 struct ChaosCounts {
     servers: u64,
@@ -39,8 +39,8 @@ fn goes_on(until: Instant, faults: u64) -> bool {
     Instant::now() < until || faults < FAULTS_MIN
 }
 
-/// One server: clients connected through a faulty proxy, a direct client with checked outputs, and one to
-/// three signals.
+/// Runs one server: some clients connect through a faulty proxy, one connects directly and has its outputs
+/// checked, and the executors get one to three signals.
 fn run_server(rng: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
     let mut process =
         ServerProcess::start(&[EXECUTOR_PROCESS_FLAGS, &["--shutdown-timeout", "2s"]].concat());
@@ -69,7 +69,7 @@ fn run_server(rng: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
                         "Connection: close\r\n",
                         body.as_bytes(),
                     );
-                    let _ = read_to_end(&mut client); // Anything may arrive.
+                    let _ = read_to_end(&mut client); // The proxy may have changed or cut the reply.
                 }
             });
         }
@@ -109,7 +109,7 @@ fn run_server(rng: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
     assert!(!process.stderr_text().contains("panicked"), "{}", process.stderr_text());
 }
 
-/// Injects random faults of a seed for `time`.
+/// Injects random faults, drawn from `seed`, for `time`.
 fn run(seed: u64, time: Duration) -> ChaosCounts {
     println!("seed {seed}");
     let (mut rng, mut tally) = (ChaosRng(seed), ChaosCounts::default());
@@ -127,7 +127,7 @@ fn short_chaos_run_changes_no_answer() {
     assert!(tally.replies.into_inner() > 0);
 }
 
-/// Runs for HADRON_CHAOS_MINUTES minutes.
+/// Runs for `HADRON_CHAOS_MINUTES` minutes.
 #[test]
 #[ignore = "minutes: `just chaos MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]

@@ -1,8 +1,8 @@
-//! Faults of the GPU itself: it hangs, fails, or is out of memory. A driver library that wraps the real one
-//! injects them on request.
+//! Faults of the GPU itself: it hangs, a driver call fails, or memory is exhausted. A driver library that
+//! wraps the real one injects these faults on request.
 //!
-//! Run by hand on the GPU that HADRON_GPU names: `cuda`, or `emulated=PATH` with an emulator's library, which
-//! tests everything but the last case.
+//! These tests are run manually on the GPU that `HADRON_GPU` names: `cuda`, or `emulated=PATH` with the path
+//! of an emulator's library, which supports all tests but the last one.
 
 use crate::child_watchdog::run_to_end;
 use crate::http::executor_process::{
@@ -14,19 +14,21 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A hung device is detected after the step deadline; this includes the start of its replacement.
+/// Timeout of a request during a fault. A hung device is detected after the step deadline, and a replacement
+/// is started then.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A folder with the driver library and the files that request faults.
+/// A folder with the wrapping driver library and the files that request faults, and the flags that select the
+/// library.
 struct FaultyDriver {
     folder: tempfile::TempDir,
     flags: Vec<String>,
-    /// Output length for which the device takes at least a second.
+    /// Output length in tokens that takes the device at least a second.
     tokens: u32,
 }
 
 impl FaultyDriver {
-    /// Compiles the driver library; a C compiler exists wherever this crate is linked.
+    /// Compiles the driver library. A C compiler is installed wherever this crate is linked.
     #[allow(clippy::disallowed_methods, reason = "the GPU comes from `just`")]
     fn new() -> Self {
         let gpu = std::env::var("HADRON_GPU").unwrap_or_else(|_| panic!("HADRON_GPU names none"));
@@ -42,20 +44,22 @@ impl FaultyDriver {
         let mut compiler = Command::new("cc");
         compiler.args(["-shared", "-fPIC", "-O1", &format!("-DREAL=\"{real}\""), "-o"]);
         compiler.arg(&at).arg(source).args((device == "cuda").then_some("-DCUDA"));
-        // Functions that the library does not define are resolved in the real one.
+        // Functions that the compiled library does not define are resolved in the real library, which is
+        // linked after it.
         let behind = Path::new(&real).parent().unwrap().display().to_string();
         compiler.arg("-Wl,--no-as-needed").arg(&real).arg(format!("-Wl,-rpath,{behind}"));
         assert!(compiler.status().unwrap().success());
         let mut libraries = vec![at.clone()];
         if device == "cuda" {
-            // The emulator's library contains all the libraries.
+            // The emulator's library also contains the emulated NVRTC and cuBLASLt; for CUDA, the real ones
+            // are named here.
             libraries.push(library(&["libnvrtc.so.13", "libnvrtc.so.12"]));
             libraries.push(library(&["libcublasLt.so.13", "libcublasLt.so.12"]));
         }
         let libraries = libraries.join(",");
         let mut flags = vec!["--device", device, "--device-libraries", &libraries];
         if device == "rocm" {
-            // The CPU computes every lane of an emulated GPU.
+            // An emulated GPU is slow, because the CPU computes all lanes, so steps must be small.
             flags.extend(["--max-num-batched-tokens", "16", "--max-num-seqs", "4"]);
         }
         let tokens = if device == "rocm" { 40 } else { 1_900 };
@@ -71,7 +75,7 @@ impl FaultyDriver {
         !self.folder.path().join(fault).exists()
     }
 
-    /// A server with an executor that uses this driver library.
+    /// Command of a server whose executor uses this driver library.
     fn command(&self, more: &[&str]) -> Command {
         const EXACT: &[&str] = &["--port", "0", "--executor", "process", "--dtype", "float32"];
         let flags: Vec<&str> = self.flags.iter().map(String::as_str).collect();
@@ -81,7 +85,7 @@ impl FaultyDriver {
     }
 }
 
-/// Path of the first of these libraries that the loader has, or the last name.
+/// Path of the first library in `names` that the dynamic loader finds, or the last name if it finds none.
 fn library(names: &[&str]) -> String {
     let output = Command::new("sh").args(["-c", "ldconfig -p"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -92,7 +96,7 @@ fn library(names: &[&str]) -> String {
     names.iter().find_map(path).unwrap_or(names[names.len() - 1]).to_owned()
 }
 
-/// Injects a fault while streams run; each must continue with unchanged tokens.
+/// Injects a fault while streams run; each stream must continue with unchanged tokens.
 fn fault_during_streams(fault: &str) {
     let faults = FaultyDriver::new();
     let mut process =
@@ -164,7 +168,7 @@ fn out_of_memory_at_graph_capture_falls_back_to_eager() {
     );
 }
 
-/// Memory in use according to `nvidia-smi` in MiB.
+/// GPU memory in use in MiB, as `nvidia-smi` reports it.
 fn memory_in_use() -> u64 {
     let query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
     let output = Command::new("nvidia-smi").args(query).output().unwrap();
@@ -175,7 +179,7 @@ fn memory_in_use() -> u64 {
 #[ignore = "needs a GPU: `just device-faults`"]
 fn killed_server_frees_device_memory() {
     let faults = FaultyDriver::new();
-    // The last process that used the GPU may still be exiting.
+    // The previous process that used the GPU may not have exited yet.
     wait_until(TIMEOUT, "a GPU that nobody uses", || memory_in_use() < 1_000);
     let before = memory_in_use();
     let process = ServerProcess::of(&mut faults.command(&["--gpu-memory-utilization", "0.5"]));

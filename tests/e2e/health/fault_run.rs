@@ -1,4 +1,4 @@
-//! One server: its executors are killed as often as it survives, it is paused, and shut down.
+//! Runs one server: its executors are killed as often as it survives, it is paused, and it is shut down.
 
 use super::DETECTION_LIMIT;
 use super::prober::{HealthProber, ProbeSample};
@@ -11,32 +11,33 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Failures of its executors in ten minutes that a server survives.
+/// Number of executor failures in ten minutes that a server survives.
 const EXECUTOR_FAILURES_MAX: usize = 3;
 const TIMEOUT: Duration = Duration::from_mins(1);
 const ONE: &[&str] = &["--executor", "process"];
 const TWO: &[&str] = &["-tp", "2"];
 const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32", "--shutdown-timeout", "2s"];
 
-/// A fault and the results of the probes.
+/// A fault and the times at which the probes reported its start and its end.
 #[derive(Debug)]
 pub(super) struct ObservedFault {
     pub(super) kind: &'static str,
     /// Time from the fault to the first probe that reported it.
     pub(super) detected_after: Option<Duration>,
-    /// Time from the fault to its end, and from its end to the first probe that reported that.
+    /// Time from the start of the fault to its end, and time from its end to the first probe that reported
+    /// the recovery.
     duration: Duration,
     pub(super) recovery_detected_after: Option<Duration>,
-    /// Probes that were untrue for longer than a second.
+    /// Samples in which a probe contradicted the server's state for longer than a second.
     false_probes: Vec<ProbeSample>,
 }
 
 impl ObservedFault {
-    /// Describes a fault that the probes did not report within `bound` or, if no other tests run, reported
-    /// falsely.
+    /// Describes the fault if the probes did not report it within `bound`, or if they were wrong while no
+    /// other tests ran.
     pub(super) fn violation(&self, bound: Duration) -> Option<String> {
         let late = |detected: Option<Duration>| detected.is_none_or(|after| after > bound);
-        // On a busy machine a prober may miss a short fault.
+        // On a busy machine the prober may miss a short fault.
         let undetected =
             late(self.detected_after) && self.duration > bound.min(DETECTION_LIMIT * 3 / 2);
         let still_reported = self.kind != SERVER_TERMINATED
@@ -95,7 +96,8 @@ fn time_until(since: Instant, sample: Option<&ProbeSample>) -> Option<Duration> 
     sample.map(|sample| sample.to - since)
 }
 
-/// Kills one rank or all. A request sent at once shows by its completion when the replacements serve.
+/// Kills one rank or all ranks. A request sent at once is completed once the replacements serve, which shows
+/// the end of the fault.
 fn kill_executors(
     process: &ServerProcess,
     watch: &HealthProber,
@@ -109,7 +111,7 @@ fn kill_executors(
     };
     let since = Instant::now();
     for pid in &killed {
-        // May have exited if the failure of another rank was detected first.
+        // The process may have exited already because the server detected the failure of another rank.
         let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL);
     }
     wait_until(TIMEOUT, "a reply from the replacements", || {
@@ -167,7 +169,8 @@ fn stop_server(process: &ServerProcess, watch: &HealthProber) -> ObservedFault {
     }
 }
 
-/// On SIGTERM: not ready, but alive until the exit, then unreachable. On SIGKILL: unreachable.
+/// Ends the server and checks the probes. After SIGTERM they must report not ready but alive until the exit,
+/// and be unreachable then; after SIGKILL they must be unreachable.
 fn end_server(
     process: &mut ServerProcess,
     watch: &HealthProber,
@@ -193,7 +196,8 @@ fn end_server(
             || died
     });
     let wrong = wrong.copied().collect();
-    let duration = exited_at - since + DETECTION_LIMIT; // The server is not restarted.
+    // No recovery follows, because the server is not restarted.
+    let duration = exited_at - since + DETECTION_LIMIT;
     ObservedFault {
         kind,
         detected_after: time_until(since, detected),

@@ -1,8 +1,8 @@
-//! Checks that probes are true: servers suffer faults of their machine and operator, an external prober
-//! requests all probes throughout, and the results are compared with the actual state.
+//! Checks that health probes report the actual state: faults are injected into servers, an external prober
+//! requests all probes throughout, and its results are compared with the state of the processes.
 //!
-//! The actual state is observed externally: a killed process is gone, and a completed request was served.
-//! `just health` runs five hundred faults, every test run a few.
+//! The actual state is observed from outside: a killed process has exited, and a completed request shows that
+//! the server serves. `just health` injects five hundred faults, every test run a few.
 
 mod fault_run;
 mod prober;
@@ -17,7 +17,7 @@ const DETECTION_LIMIT: Duration = Duration::from_secs(1);
 /// Time within which probes must report a fault while other tests run in parallel.
 const DETECTION_LIMIT_UNDER_LOAD: Duration = Duration::from_secs(10);
 
-/// Observed faults by kind.
+/// Observed faults by kind of fault.
 #[derive(Debug, Default)]
 struct ProbeReport(BTreeMap<&'static str, Vec<ObservedFault>>);
 
@@ -33,7 +33,8 @@ impl ProbeReport {
         self.0.values().map(Vec::len).sum()
     }
 
-    /// Prints a table; returns descriptions of untrue probes and of faults not reported within `bound`.
+    /// Prints a table; returns descriptions of wrong probes and of faults that were not reported within
+    /// `bound`.
     fn judge(&self, bound: Duration) -> Vec<String> {
         println!(
             "| fault | count | detected after p50 | p99 | max ms | recovery detected after p50 | p99 | max ms | false probes |"
@@ -55,7 +56,7 @@ impl ProbeReport {
     }
 }
 
-/// Median, 99th percentile (nearest rank) and maximum in milliseconds.
+/// Median, 99th percentile (nearest rank) and maximum of `times` in milliseconds, as text.
 fn quantiles(times: impl Iterator<Item = Duration>) -> String {
     let mut times: Vec<u128> = times.map(|time| time.as_millis()).collect();
     times.sort_unstable();
@@ -64,7 +65,7 @@ fn quantiles(times: impl Iterator<Item = Duration>) -> String {
     format!("{} | {} | {most}", rank(0.5), rank(0.99))
 }
 
-/// Runs consecutive servers until `faults` faults have happened.
+/// Runs consecutive servers until `faults` faults have been injected.
 fn run(seed: u64, faults: usize) -> ProbeReport {
     println!("seed {seed}");
     let (mut rng, mut report) = (SimRng::new(seed), ProbeReport::default());
@@ -82,7 +83,7 @@ fn probes_report_the_true_state() {
     assert!(untrue.is_empty(), "{untrue:#?}");
 }
 
-/// Runs `HADRON_HEALTH_FAULTS` faults.
+/// Injects `HADRON_HEALTH_FAULTS` faults.
 #[test]
 #[ignore = "minutes: `just health`"]
 #[expect(clippy::disallowed_methods, reason = "count and seed come from `just`")]

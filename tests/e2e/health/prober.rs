@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Timeout of a probe.
+/// Timeout of one probe request.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
-/// Time between two rounds of probes.
+/// Pause between two rounds of probes.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Probe results of one round.
+/// Results of all probes in one round.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ProbeSample {
     pub(super) from: Instant,
@@ -22,7 +22,7 @@ pub(super) struct ProbeSample {
     pub(super) health: Option<u16>,
 }
 
-/// Probes a server until dropped.
+/// Requests all probes of a server in rounds until dropped.
 pub(super) struct HealthProber {
     samples: Arc<Mutex<Vec<ProbeSample>>>,
     stopped: Arc<AtomicBool>,
@@ -46,7 +46,7 @@ impl HealthProber {
         Self { samples, stopped, thread: Some(thread) }
     }
 
-    /// Rounds that started at `from` or later.
+    /// Samples of rounds that started at `from` or later.
     pub(super) fn since(&self, from: Instant) -> Vec<ProbeSample> {
         self.samples.lock().unwrap().iter().filter(|sample| sample.from >= from).copied().collect()
     }
@@ -56,12 +56,12 @@ impl Drop for HealthProber {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // Its panic message is printed already.
+            let _ = thread.join(); // If the thread panicked, its message has been printed already.
         }
     }
 }
 
-/// Status of a probe; `None` if there is no reply.
+/// HTTP status of one probe; `None` if there is no reply.
 fn probe(at: SocketAddr, path: &str) -> Option<u16> {
     let mut stream = TcpStream::connect_timeout(&at, PROBE_TIMEOUT).ok()?;
     stream.set_read_timeout(Some(PROBE_TIMEOUT)).ok()?;

@@ -1,4 +1,4 @@
-//! Operator routes: clear the prefix cache, abort requests, trace requests, and JSON logs.
+//! Admin routes: clearing the prefix cache, aborting requests, tracing requests; and JSON logs.
 
 use super::server_process::{ServerProcess, command};
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_to_end};
@@ -39,7 +39,7 @@ fn endless(at: SocketAddr, id: &str) -> HttpClient {
     client
 }
 
-/// The rest of a stream, which must end regularly.
+/// Reads the rest of a stream, which must end with a final event.
 fn rest(client: &mut HttpClient) -> String {
     let mut body = Vec::new();
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
@@ -84,7 +84,7 @@ fn reset_prefix_cache_fails_while_blocks_are_in_use() {
     }
 }
 
-/// Restarting running requests changes no token.
+/// Running requests are restarted when the prefix cache is cleared, and their output is unchanged.
 #[test]
 fn restarted_request_has_the_same_output() {
     let server = TestServer::start(&setup(1));
@@ -228,7 +228,7 @@ fn every_request_writes_a_trace_line() {
     }
 }
 
-/// Requests many long outputs and disconnects; returns once the server has detected it.
+/// Requests many long outputs and disconnects; returns once the server has released the requests.
 fn leave(at: SocketAddr, headers: &str, name: &str) {
     let load = || get(at, "/load").json()["server_load"].as_u64();
     let body =
@@ -247,7 +247,7 @@ fn leave(at: SocketAddr, headers: &str, name: &str) {
     wait(0);
 }
 
-/// Number of clients that disconnect during prefill or soon after.
+/// Number of clients that disconnect while their request is prefilled, or soon after.
 const EARLY_DISCONNECTS: u64 = 300;
 
 /// Requests a long output and disconnects within two milliseconds.
@@ -258,7 +258,7 @@ fn leave_at_once(at: SocketAddr, number: u64) {
     std::thread::sleep(Duration::from_micros(number % 20 * 100));
 }
 
-/// Completes one request, abandons many, then shuts the server down.
+/// Completes one request, disconnects from many more, then shuts the server down with SIGTERM.
 fn abandon_then_stop(at: SocketAddr, pid: &str) {
     let body = json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true});
     assert_eq!(post(at, "/v1/completions", &body).status, 200);
@@ -288,7 +288,8 @@ fn json_log_has_only_json_lines() {
         left.extend((event["status"] == 499).then(|| event["span"]["id"].clone()));
         if event["message"] == "ready" {
             let at: SocketAddr = event["address"].as_str().unwrap().parse().unwrap();
-            // Runs in parallel: a log that is not read loses lines.
+            // The requests are sent from another thread, because the log must be read meanwhile: a full pipe
+            // loses lines.
             let pid = child.id().to_string();
             clients = Some(std::thread::spawn(move || abandon_then_stop(at, &pid)));
         }

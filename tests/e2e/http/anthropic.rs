@@ -1,4 +1,4 @@
-//! `/v1/messages`: the Anthropic API over the chat path.
+//! `/v1/messages`: the Anthropic API, served by the code of chat completions.
 
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
@@ -28,7 +28,7 @@ fn body(extra: &Value) -> Value {
     body
 }
 
-/// SSE events with their names.
+/// SSE events of a stream, each with its event name.
 fn events(reply: &HttpReply) -> Vec<(String, Value)> {
     let text = std::str::from_utf8(&reply.body).unwrap();
     let event = |block: &str| {
@@ -98,7 +98,7 @@ fn stops_lengths_and_counts() {
     );
 }
 
-/// The complete reply and the joined deltas of a stream have the same tool input.
+/// A unary reply and the joined deltas of a stream contain the same tool input.
 #[test]
 fn truncated_tool_use_is_equal_unary_and_streamed() {
     const SCRIPT: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": \
@@ -110,7 +110,7 @@ fn truncated_tool_use_is_equal_unary_and_streamed() {
         ..ServerSetup::default()
     });
     let mut client = HttpClient::connect(server.address);
-    // One token per byte.
+    // Maximum output length that ends inside a string of the tool input; each byte is one token.
     let max_tokens = SCRIPT.find("ng\"}}").unwrap();
     let whole = client.post(PATH, &body(&json!({"max_tokens": max_tokens}))).json();
     assert_eq!(whole["stop_reason"], "max_tokens");
@@ -153,7 +153,7 @@ fn blocks_reach_the_template() {
     let count = client.post("/v1/messages/count_tokens", &asked).json();
     let ids = client.post("/tokenize", &json!({"prompt": expected, "add_special_tokens": false}));
     assert_eq!(count["input_tokens"], ids.json()["count"]);
-    // The last assistant message is continued.
+    // The output continues the last assistant message.
     let begun = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "The"}]);
     let asked = body(&json!({"messages": begun, "system": "S"}));
     let count = client.post("/v1/messages/count_tokens", &asked).json();
@@ -266,7 +266,7 @@ fn early_errors_have_anthropic_shape() {
         assert!(!error["error"]["message"].as_str().unwrap().is_empty(), "{error}");
         assert_eq!(error["error"].as_object().unwrap().len(), 2, "{error}");
     }
-    // A head that the HTTP library cannot parse.
+    // A request head that the HTTP library cannot parse gets an error in Anthropic's format.
     let mut client = HttpClient::connect(server.address);
     let head = format!("POST {PATH} HTTP/1.1\r\nno colon\r\n\r\n");
     client.send_raw(head.as_bytes()).unwrap();
@@ -275,7 +275,7 @@ fn early_errors_have_anthropic_shape() {
         (&error["type"], &error["error"]["type"]),
         (&json!("error"), &json!("invalid_request_error"))
     );
-    // Other routes keep their own error format.
+    // Paths that only start with `/v1/messages` get errors in OpenAI's format.
     let mut client = HttpClient::connect(server.address);
     client.send("GET", "/v1/messagesx", key, b"");
     assert_eq!(client.read().unwrap().json()["error"]["reason"], "unknown_route");

@@ -10,7 +10,7 @@ use server::{ApiKeys, CorsConfig, RouteAccess, ServerOptions, UNSUPPORTED_ROUTES
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 
-/// One request of any kind; the body is an empty object.
+/// Sends a request with any method and path; the body is an empty JSON object.
 fn send(at: SocketAddr, method: &str, path: &str, headers: &str) -> HttpReply {
     let mut client = HttpClient::connect(at);
     client.send(method, path, headers, b"{}");
@@ -29,7 +29,7 @@ fn with(options: ServerOptions) -> TestServer {
     TestServer::start(&ServerSetup { options, ..ServerSetup::default() })
 }
 
-/// A path that matches the route.
+/// A path that matches the route pattern `path`.
 fn example(path: &str) -> String {
     path.replace("{*name}", "tiny").replace("{id}", "tiny")
 }
@@ -43,7 +43,7 @@ fn every_route_but_probes_requires_the_api_key() {
     let is_open = |access| matches!(access, RouteAccess::Open | RouteAccess::Metrics);
     let open = table().into_iter().filter(|route| is_open(route.access)).map(|route| route.path);
     let open: BTreeSet<&str> = open.collect();
-    // The status page requests the key in the browser.
+    // These routes need no key. The status page `/` lets the user enter the key in the browser.
     let known = ["/", "/health", "/live", "/livez", "/metrics", "/ping", "/ready", "/readyz"];
     assert_eq!(open, BTreeSet::from(known));
     for route in table() {

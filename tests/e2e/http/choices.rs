@@ -19,7 +19,7 @@ fn body(n: usize, stream: bool) -> Value {
         "temperature": 0.9, "return_token_ids": true, "stream": stream})
 }
 
-/// Token ids of each choice of a reply.
+/// Output token ids of each of the `n` choices of a reply.
 fn token_ids(reply: &HttpReply, n: usize, stream: bool) -> Vec<Vec<u64>> {
     let whole = if stream { reply.events() } else { vec![reply.json()] };
     let mut choices = vec![Vec::new(); n];
@@ -39,7 +39,7 @@ fn complete(server: &TestServer, n: usize, stream: bool) -> Vec<Vec<u64>> {
     choices
 }
 
-/// Choices of a server with one sequence slot and a large cache: each runs alone.
+/// Outputs of all choices on a server with one sequence slot and a large cache, where each choice runs alone.
 fn baseline() -> Vec<Vec<u64>> {
     let server = TestServer::start(&ServerSetup { max_num_seqs: 1, ..ServerSetup::default() });
     let choices = complete(&server, 16, false);
@@ -47,7 +47,8 @@ fn baseline() -> Vec<Vec<u64>> {
     choices
 }
 
-/// Requests every number of choices, streamed and not, and compares with choices that ran alone.
+/// Requests every number of choices in `counts`, streamed and not, and compares the outputs with those of
+/// choices that ran alone.
 fn check_all(setup: &ServerSetup, counts: &[usize]) {
     let expected = baseline();
     let server = TestServer::start(setup);
@@ -77,7 +78,8 @@ fn choices_beyond_max_num_seqs_wait_for_a_slot() {
 
 #[test]
 fn choices_without_cached_prefix_fit_one_at_a_time() {
-    // Prompt log-probabilities bypass the prefix cache: every choice computes the whole prompt.
+    // Requests with prompt log-probabilities do not use the prefix cache: every choice computes the whole
+    // prompt.
     let (blocks, max_model_len) = (BLOCKS, BLOCKS * BLOCK_TOKENS);
     let server =
         TestServer::start(&ServerSetup { blocks, max_model_len, ..ServerSetup::default() });

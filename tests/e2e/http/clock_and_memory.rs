@@ -1,4 +1,4 @@
-//! Clock jumps and memory exhaustion of the machine, and inconsistencies inside the server.
+//! Clock jumps, memory exhaustion of the machine, and violated invariants inside the server.
 
 use super::executor_process::{
     children_as, complete_text, executor, finish, is_ready, is_zombie, stream, wait_until,
@@ -20,7 +20,7 @@ const EXECUTOR_PROCESS_FLAGS: &[&str] =
 const TIMEOUT: Duration = Duration::from_mins(1);
 const DAY_S: i64 = 86_400;
 const ABORTED: Option<i32> = Some(6);
-/// The build with thread support; the loader expands `$LIB`.
+/// The libfaketime build for multithreaded programs; the dynamic loader expands `$LIB`.
 const LIBFAKETIME: &str = "/usr/$LIB/faketime/libfaketimeMT.so.1";
 
 #[test]
@@ -29,7 +29,7 @@ fn wall_clock_jumps_change_only_dates() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("offset");
     let jump = |seconds: i64| {
-        // Replaced atomically, so that the file is never read empty.
+        // The file is replaced atomically, so that a reader never finds it empty.
         let next = folder.path().join("next");
         fs::write(&next, format!("{seconds:+}")).unwrap();
         fs::rename(&next, &file).unwrap();
@@ -94,7 +94,7 @@ fn ready_executor_allocates_no_more_memory() {
     assert_eq!(executor(&process), former, "it was not replaced");
 }
 
-/// Status that a client gets for a body sent in chunks, or `None`.
+/// Sends a body in pieces and returns the reply's status, or `None` if the connection ended without a reply.
 fn send_large_body(at: SocketAddr, body: &[u8]) -> Option<u16> {
     let mut client = HttpClient::connect(at);
     let head = format!(
@@ -108,7 +108,7 @@ fn send_large_body(at: SocketAddr, body: &[u8]) -> Option<u16> {
 
 #[test]
 fn server_out_of_memory_rejects_or_exits_with_message() {
-    // Makes the allocator reserve address space on demand instead of a gigabyte in advance.
+    // The variable makes the allocator reserve address space on demand instead of a gigabyte in advance.
     let mut command = command(&[&["--port", "0"], EXECUTOR_PROCESS_FLAGS].concat());
     let mut process = ServerProcess::of(command.env("MIMALLOC_ARENA_RESERVE", "16MiB"));
     let (at, left) = (process.address, executor(&process));
@@ -122,7 +122,7 @@ fn server_out_of_memory_rejects_or_exits_with_message() {
     });
     println!("{received:?}");
     assert!(received.iter().flatten().all(|status| (400..500).contains(status) || *status == 503));
-    // It may fail with this request, because the memory has not been released yet.
+    // The next request may fail as well, because the memory of the first one has not been released yet.
     let again = std::panic::catch_unwind(|| complete_text(at, 20));
     if let Ok(again) = again {
         assert_eq!(again, first);
@@ -163,7 +163,7 @@ fn invariant_violation_process() {
         TestServer::start(&ServerSetup { submits_duplicate_id: true, ..ServerSetup::default() });
     let mut client = HttpClient::connect(server.address);
     client.send("POST", "/v1/completions", "", br#"{"prompt":"a","max_tokens":1}"#);
-    let _ = client.read(); // The connection ends with the process.
+    let _ = client.read(); // The connection ends when the process aborts.
     println!("somebody was answered, or heard of the end before it came");
     std::thread::sleep(TIMEOUT);
 }

@@ -8,10 +8,10 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 const STREAMS: usize = 1_000;
-/// Descriptor limit of this process and, by inheritance, of the server.
+/// Limit of open file descriptors of this process, which the server inherits.
 const DESCRIPTORS: u64 = 4_096;
 
-/// How a stream ended.
+/// How a stream ended when the server was drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamOutcome {
     /// All tokens were received.
@@ -44,7 +44,8 @@ fn drain_ends_a_thousand_streams_properly() {
             client
         })
         .collect();
-    // Headers are sent with the first token, or with the first keep-alive comment of a waiting request.
+    // The server sends headers with the first token, or with the first keep-alive comment of a waiting
+    // request.
     let heads: Vec<HttpReply> =
         clients.iter_mut().map(|client| client.read_head().unwrap()).collect();
     assert!(heads.iter().all(|head| head.status == 200));
@@ -60,11 +61,11 @@ fn drain_ends_a_thousand_streams_properly() {
         count(StreamOutcome::Drained)
     );
     assert!(count(StreamOutcome::Drained) > 0, "the limit was reached");
-    // The drain limit, two seconds, and slack for a busy machine.
+    // Two seconds of `--shutdown-timeout`, and slack for a busy machine.
     assert!(start.elapsed() < limit + Duration::from_secs(6), "{:?}", start.elapsed());
 }
 
-/// Reads a stream to its end, which must be one of the permitted ones and occur once.
+/// Reads a stream to its end and checks that it contains exactly one final event.
 fn end_of(client: &mut HttpClient) -> StreamOutcome {
     let mut text = String::new();
     client.reader.read_to_string(&mut text).unwrap();

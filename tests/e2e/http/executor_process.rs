@@ -1,4 +1,5 @@
-//! `--executor process`: unchanged outputs, and executors that fail.
+//! `--executor process`: outputs are the same as with an executor thread, and failed executor processes are
+//! replaced.
 
 use super::server_process::{ServerProcess, command};
 use crate::child_watchdog::run_to_end;
@@ -16,7 +17,7 @@ pub(super) fn children(parent: u32) -> Vec<u32> {
     let id = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
     let of = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The process name may contain spaces and brackets; later fields do not.
+        // The process name in `/proc/PID/stat` may contain spaces and brackets; later fields do not.
         let mut rest = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         let state = rest.next().map(str::to_owned);
         (state, rest.next().and_then(|parent| parent.parse::<u32>().ok()))
@@ -60,13 +61,13 @@ pub(crate) fn is_ready(address: SocketAddr) -> bool {
     get(address, "/readyz").status == 200
 }
 
-/// A sampled request: one token more or less changes all following tokens.
+/// A sampled request: one lost or repeated token changes all later tokens.
 pub(crate) fn body(tokens: u32, streamed: bool) -> Value {
     json!({"prompt": "The quick brown fox", "max_tokens": tokens, "seed": 7, "temperature": 1,
            "ignore_eos": true, "stream": streamed})
 }
 
-/// The text of `tokens` tokens, not streamed.
+/// Output text of `tokens` tokens for the prompt of `body`, requested without streaming.
 pub(crate) fn complete_text(address: SocketAddr, tokens: u32) -> String {
     complete_text_of(address, &body(tokens, false))
 }
@@ -77,14 +78,14 @@ pub(super) fn complete_text_of(address: SocketAddr, body: &Value) -> String {
     reply["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
 }
 
-/// A streamed completion that has received its first tokens.
+/// A streamed completion of which the first tokens have been received.
 pub(crate) struct StartedStream {
     client: HttpClient,
     /// Events received until now.
     events: String,
 }
 
-/// Starts a streamed completion of the counting prompt.
+/// Starts a streamed completion of the prompt of `body`.
 pub(crate) fn stream(address: SocketAddr, tokens: u32) -> StartedStream {
     stream_of(address, &body(tokens, true))
 }
@@ -97,7 +98,7 @@ pub(crate) fn stream_of(address: SocketAddr, body: &Value) -> StartedStream {
     StartedStream { client, events: String::from_utf8(first).unwrap() }
 }
 
-/// The rest of a stream: its text and finish reason.
+/// Reads the rest of a stream; returns the whole output text and the finish reason.
 pub(crate) fn finish(stream: StartedStream) -> (String, Value) {
     let StartedStream { mut client, mut events } = stream;
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
@@ -126,7 +127,7 @@ fn executor_kill_loses_and_repeats_no_token() {
     let former = executor(&process);
     send(former, "-KILL");
     let seen = wait_until(Duration::from_secs(4), "the loss", || !is_ready(at));
-    println!("seen after {seen:?}"); // About 100 ms on an idle machine.
+    println!("seen after {seen:?}"); // The failure is detected in about 100 ms on an idle machine.
     assert_eq!(get(at, "/livez").status, 200, "a restart is no reason to kill the server");
     assert_eq!(
         complete_text(at, 20),
@@ -156,10 +157,11 @@ fn step_outputs_count_as_heartbeats() {
             let line = page.lines().find(|line| line.starts_with(name));
             line.and_then(|line| line.rsplit(' ').next()).unwrap().parse().unwrap()
         };
-        // Heartbeats are sent only while no other message is.
+        // An executor sends a heartbeat only if it has sent no other message for a while.
         let age = value("hadron:heartbeat_age_seconds{");
         if value("vllm:num_requests_running{") == 0.0 {
-            // If one scrape takes the time of many steps, one request is not enough.
+            // One request is not enough on a machine where a scrape takes the time of many steps, so another
+            // one is started.
             assert!(streams < 30, "{signs} signs of life while it answered 30 times 1,500 steps");
             (busy, streams, former) = (stream(at, 1_500), streams + 1, 0.0);
             continue;
@@ -212,7 +214,7 @@ fn thinking_budget_survives_executor_restart() {
     assert_eq!(again.join().unwrap(), expected);
 }
 
-/// Total number of generated tokens.
+/// Total number of tokens that the server has generated, from its metrics.
 fn generated(at: SocketAddr) -> u64 {
     let page = String::from_utf8(get(at, "/metrics").body).unwrap();
     let line = page.lines().find(|line| line.starts_with("vllm:generation_tokens_total"));
@@ -274,7 +276,7 @@ fn executors_exit_with_the_server() {
     wait_until(Duration::from_secs(2), "the executor's end", gone);
 }
 
-/// Whether a process has exited but was not waited for.
+/// Whether a process has exited but its parent has not waited for it.
 pub(crate) fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.contains(") Z ")

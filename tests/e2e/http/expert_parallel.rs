@@ -1,5 +1,5 @@
-//! Replicas that share experts (DP attention): each has its own requests, all step in lockstep, and all fail
-//! together.
+//! Replicas that share experts (DP attention): each replica has its own requests, all replicas step in
+//! lockstep, and all fail together.
 
 use super::executor_process::{complete_text_of, finish, send, stream_of, wait_until};
 use super::grammar_worker::stop;
@@ -14,7 +14,8 @@ use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
-/// Requests with distinct prompts, greedy and sampled.
+/// Request number `which`: each has a distinct prompt; those with odd numbers are sampled, the others are
+/// greedy.
 fn body(which: u32, tokens: u32) -> Value {
     let prompt: Vec<u32> =
         (0..10 + which * 13).map(|i| 3 + (i * i * 7 + which * 31) % 250).collect();
@@ -32,7 +33,7 @@ fn streamed(mut body: Value) -> Value {
     body
 }
 
-/// A server of the MoE model in f32.
+/// Starts a server of the MoE model in f32.
 fn serve(model: &tempfile::TempDir, flags: &[&str]) -> super::server_process::ServerProcess {
     let folder = model.path().join("model").to_str().unwrap().to_owned();
     let sizes = ["--max-model-len", "4096", "--num-gpu-blocks-override", "1024"];
@@ -53,7 +54,7 @@ fn ids(at: SocketAddr, mut body: Value) -> Value {
     ids.clone()
 }
 
-/// Number of batches that a replica has finished.
+/// Number of steps that a replica has finished.
 fn steps(at: SocketAddr, replica: u16) -> f64 {
     metric(at, &format!(r#"hadron:eager_steps_total{{engine="{replica}",model_name="model"}}"#))
 }
@@ -71,10 +72,10 @@ fn expert_parallel_replicas_match_one_and_stay_lockstep() {
     ] {
         let process = serve(&model, flags);
         let at = process.address;
-        // One replica has a request, the other runs empty batches.
+        // One replica has a request; the other replica runs empty batches in lockstep.
         assert_eq!(ids(at, on(1, body(0, 120))), expected[0], "{flags:?}");
         assert_eq!(get(at, "/v1/loads").json()["dp_rank_count"], 2);
-        // The idle replica's last step may finish last.
+        // The idle replica may report its last step later than the busy one.
         let in_step = || steps(at, 0) == steps(at, 1) && steps(at, 1) >= 120.0;
         wait_until(Duration::from_secs(10), "as many steps of both", in_step);
         // Both replicas have several requests.
@@ -102,7 +103,7 @@ fn rank_kill_stalls_the_group_and_loses_no_token() {
     let ask = |which: u32| stream_of(at, &streamed(on(which as u16 % 2, body(which, TOKENS))));
     let streams: Vec<_> = (0..3).map(ask).collect();
     send(former[&1], "-KILL");
-    // The failure is reported as the rank's exit, or as its peer's failed collective.
+    // The server reports the failure either as the killed rank's exit or as its peer's failed collective.
     let restarts = |replica: u16| {
         let of = |cause: &str| {
             let labels = format!(r#"cause="{cause}",engine="{replica}",model_name="model""#);
@@ -120,7 +121,7 @@ fn rank_kill_stalls_the_group_and_loses_no_token() {
     assert_eq!(latter.len(), 2);
     assert!(former.iter().all(|(rank, pid)| latter[rank] != *pid), "{former:?} {latter:?}");
 
-    // A hanging rank blocks all others: all of them are replaced.
+    // A hanging rank blocks all other ranks at a collective: all ranks are replaced.
     stop(&[latter[&0]]);
     assert!(expected[1].starts_with(&complete_text_of(at, &on(1, body(1, 40)))));
     assert!(ranks(&process).iter().all(|(rank, pid)| latter[rank] != *pid));
@@ -128,7 +129,7 @@ fn rank_kill_stalls_the_group_and_loses_no_token() {
     assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
 }
 
-/// Index of a replica according to a subscriber that missed all live batches, from the replay alone.
+/// Block hashes of a replica's prefix index, as a subscriber builds it from a replay without any live batch.
 fn replayed(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     let sources = get(at, "/kv_event_sources").json();
     let source = &sources[replica.to_string()];
@@ -146,7 +147,7 @@ fn replayed(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     set.hashes().map(ExternalBlockHash::to_string).collect()
 }
 
-/// Prefix index of a replica according to its scheduler.
+/// Block hashes of a replica's prefix index, as its scheduler lists them.
 fn resident(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     let mut client = HttpClient::connect(at);
     client.send("GET", "/debug/kv", "Authorization: Bearer root\r\n", b"");
@@ -155,7 +156,7 @@ fn resident(at: SocketAddr, replica: u16) -> BTreeSet<String> {
     hashes.iter().map(|hash| hash.as_str().unwrap().to_owned()).collect()
 }
 
-/// Waits until the replay of each replica equals its index. Returns the indexes.
+/// Waits until the index built from each replica's replay equals the scheduler's index. Returns both indexes.
 fn check_replays(at: SocketAddr) -> [BTreeSet<String>; 2] {
     [0, 1].map(|replica| {
         let same = || replayed(at, replica) == resident(at, replica);
@@ -173,7 +174,7 @@ fn replica_kv_event_replay_survives_group_failure() {
     let keys = ["--kv-events-config", &keys.to_string()];
     let process = serve(&model, &[&flags[..], &keys].concat());
     let at = process.address;
-    // Both replicas run concurrently; neither publishes the blocks of the other.
+    // Both replicas run concurrently; the KV events of each contain its own blocks only.
     let ask_all = |whiches: Range<u32>| {
         let ask =
             |which: u32| thread::spawn(move || ids(at, on(which as u16 % 2, body(which, 60))));
@@ -185,7 +186,8 @@ fn replica_kv_event_replay_survives_group_failure() {
     let [first, second] = check_replays(at);
     assert!(!first.is_empty() && !second.is_empty() && first.is_disjoint(&second));
 
-    // One failed rank clears the caches of both replicas: each publishes that in sequence and starts over.
+    // One failed rank clears the caches of both replicas. Each replica publishes a clear event and continues
+    // its sequence numbers.
     send(ranks(&process)[&1], "-KILL");
     let lost = |cause: &str| {
         let labels = format!(r#"cause="{cause}",engine="0",model_name="model""#);

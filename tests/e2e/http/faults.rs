@@ -1,4 +1,4 @@
-//! Disconnecting clients, failing engines, stopping servers.
+//! Clients that disconnect, engines that fail, and servers that shut down.
 
 use crate::http_client::{HttpClient, get};
 use crate::test_server::{ServerSetup, TestServer};
@@ -39,8 +39,8 @@ fn client_disconnect_frees_blocks_within_a_step() {
         drop(client);
         let start = Instant::now();
         server.wait_idle(Duration::from_secs(20));
-        // One step and 50 ms on an idle machine; on any machine nearly all of its remaining steps are not
-        // run.
+        // The abort takes one step and 50 ms on an idle machine; on any machine nearly all remaining steps
+        // are saved.
         let steps = server.client().stats().steps_total - before;
         assert!(steps < 100, "{steps} steps, {:?}", start.elapsed());
     }
@@ -141,7 +141,7 @@ fn overdue_step_fails_every_probe_until_it_completes() {
     }
 }
 
-/// The rest of a chunked body as text.
+/// Reads the rest of a chunked body as text.
 fn read_to_end(client: &mut HttpClient) -> String {
     let mut body = Vec::new();
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {
@@ -182,7 +182,7 @@ fn device_failure_ends_every_request_with_an_error() {
 fn idle_streams_get_keep_alive_comments() {
     let keep_alive = Duration::from_millis(30);
     let options = ServerOptions { keep_alive, ..ServerOptions::default() };
-    // Far longer than the keep-alive interval, also on a busy machine.
+    // The step time is far longer than the keep-alive interval, also on a busy machine.
     let setup =
         ServerSetup { options, step_time: Duration::from_secs(1), ..ServerSetup::default() };
     let server = TestServer::start(&setup);
@@ -190,7 +190,7 @@ fn idle_streams_get_keep_alive_comments() {
     client.send("POST", "/v1/completions", "", stream_body(1).as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
     let text = read_to_end(&mut client);
-    // Headers and keep-alive comments do not wait for the first token.
+    // Headers and keep-alive comments are sent before the first token.
     assert!(text.starts_with(": keep-alive\n\n"), "{text}");
     assert!(text.ends_with("data: [DONE]\n\n"));
 }

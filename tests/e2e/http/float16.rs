@@ -1,5 +1,5 @@
-//! float16: written, selected by `auto`, computed by one and several ranks, and rejected if the KV cache has
-//! another 16-bit type.
+//! float16 models: written by `hadron synth`, selected by `--dtype auto`, computed by one and by several
+//! ranks, and rejected if the KV cache has another 16-bit type.
 
 use super::server_process::{ServerProcess, command};
 use crate::child_watchdog::run_to_end;
@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-/// A checkpoint of two layers with bfloat16 in its `config.json`, written as by `hadron synth --dtype
-/// float16`.
+/// A checkpoint of two layers, written as by `hadron synth --dtype float16` from a `config.json` that states
+/// bfloat16.
 fn model() -> tempfile::TempDir {
     let config = json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 272,
@@ -31,7 +31,7 @@ fn model() -> tempfile::TempDir {
     folder
 }
 
-/// Dtypes in the header of a safetensors file.
+/// Tensor dtypes named in the header of a safetensors file.
 fn stored_types(file: &Path) -> Vec<String> {
     let bytes = fs::read(file).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -40,7 +40,8 @@ fn stored_types(file: &Path) -> Vec<String> {
     tensors.filter_map(|tensor| tensor["dtype"].as_str().map(str::to_owned)).collect()
 }
 
-/// Log-probabilities of the tokens of one prompt: their last bits show the dtype of the computation.
+/// Log-probabilities of the tokens of one prompt; their last bits show the dtype that the model is computed
+/// in.
 fn logprobs(at: SocketAddr) -> Vec<f64> {
     let prompt: Vec<u32> = (0..60).map(|i| 3 + i * i * 7 % 250).collect();
     let body = json!({"prompt": prompt, "max_tokens": 1, "ignore_eos": true, "temperature": 0,

@@ -1,4 +1,5 @@
-//! Grammar worker processes: which are killed and restarted, without effect on other requests.
+//! Grammar worker processes that hang, exit or run out of time: they are killed and restarted, without effect
+//! on other requests.
 
 use super::executor_process::{children_as, send, wait_until};
 use super::server_process::ServerProcess;
@@ -17,14 +18,15 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 const PATH: &str = "/v1/completions";
-/// Number of concurrent grammar dry runs.
+/// Number of grammar worker processes, and so of concurrent grammar dry runs.
 const COMPILE_THREADS: usize = 2;
-/// Number of grammars, several times the number of workers.
+/// Number of hanging grammars, several times the number of workers.
 const ATTACKS: u32 = 5;
-/// Dry-run timeout (0.9 s, or 3 s without processor time) plus slack for a busy machine.
+/// Maximum time until a grammar is rejected: the dry-run timeout (0.9 s, or 3 s for a worker without
+/// processor time) plus slack for a busy machine.
 const REJECTED_WITHIN: Duration = Duration::from_secs(6);
 
-/// Sends a request with a grammar that no other call uses.
+/// Sends a request with a grammar that is distinct for each `number`, so that no cache contains it.
 fn complete_with_grammar(address: SocketAddr, number: u32) -> HttpReply {
     let outputs = json!({ "regex": format!("{number}[ab]{{2}}") });
     let body = json!({"prompt": "x", "max_tokens": 9, "structured_outputs": outputs});
@@ -48,7 +50,7 @@ fn worker_pids(server: u32) -> Vec<u32> {
     children_as("grammar-worker", server)
 }
 
-/// Whether the process exists and is not a zombie.
+/// Whether a process exists and is not a zombie.
 fn exists(pid: u32) -> bool {
     state(pid).is_some_and(|state| state != 'Z')
 }
@@ -59,8 +61,8 @@ fn send_all(pids: &[u32], signal: &str) {
     }
 }
 
-/// Stops processes and waits until they are: a signal reaches one thread, which stops the others once it
-/// runs.
+/// Stops processes and waits until all of their threads are stopped: SIGSTOP reaches one thread first, which
+/// stops the others once it runs.
 pub(super) fn stop(pids: &[u32]) {
     send_all(pids, "-STOP");
     wait_until(REJECTED_WITHIN, "they stand still", || {
@@ -79,7 +81,7 @@ fn counted(address: SocketAddr, name: &str, label: &str) -> u32 {
     line.unwrap().rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u32
 }
 
-/// A server with all of its grammar workers started.
+/// Starts a server and waits until all of its grammar workers run; returns their process ids.
 fn server_with_workers() -> (ServerProcess, Vec<u32>) {
     let server = ServerProcess::start(&["--threads", "1"]);
     assert!(worker_pids(server.id()).is_empty(), "nobody has sent a grammar");
@@ -99,7 +101,8 @@ fn server_with_workers() -> (ServerProcess, Vec<u32>) {
 fn slow_grammar_worker_is_killed_and_replaced() {
     let (server, mut trials_now) = server_with_workers();
     for attack in 1..=ATTACKS {
-        // The workers never finish; the grammar is not at fault.
+        // Stopped workers get no processor time. The grammar is not at fault, so the rejection reports an
+        // overload.
         stop(&trials_now);
         let (reply, took) = complete_in_background(server.address, attack).join().unwrap();
         let (status, reason, message) = rejection(&reply);
@@ -140,7 +143,8 @@ fn state(pid: u32) -> Option<char> {
 fn endless_grammars_leave_no_running_process() {
     let (server, _) = server_with_workers();
     let address = server.address;
-    // Most would compile for many seconds; the others fail earlier because their fuel is used up.
+    // Most of these grammars would compile for many seconds; the others fail earlier at the limit of parser
+    // work.
     let endless = |number: usize| {
         let regex = format!("{}({})*x{{1000}}", "b".repeat(number), "a?".repeat(2_000));
         json!({"prompt": "x", "max_tokens": 9, "structured_outputs": {"regex": regex}})
@@ -166,18 +170,19 @@ fn grammar_worker_exit_loses_no_grammar() {
     stop(&trials_now);
     let asked =
         [complete_in_background(server.address, 1), complete_in_background(server.address, 2)];
-    thread::sleep(Duration::from_millis(100)); // Without a request in it, a worker would just be replaced.
+    // The workers must be compiling the grammars when they are killed; idle workers would just be replaced.
+    thread::sleep(Duration::from_millis(100));
     send_all(&trials_now, "-KILL");
     for asked in asked {
         let reply = asked.join().unwrap().0;
         assert_eq!(reply.status, 200, "{}", reply.json());
     }
-    // The exit of an idle worker loses no grammar either, whether or not it has been detected.
+    // If an idle worker exits, no grammar is lost, whether or not the server has detected the exit.
     send_all(&worker_pids(server.id()), "-KILL");
     assert_eq!(complete_with_grammar(server.address, 3).status, 200);
 }
 
-/// A server with one of the tests below as its grammar worker.
+/// Starts a server that uses the test function `name` of this module as its grammar worker.
 fn with_worker(name: &str) -> TestServer {
     let test = format!("http::grammar_worker::{name}");
     let args = ["--exact", &test, "--ignored"];
@@ -222,7 +227,7 @@ fn busy_worker_process() {
     });
 }
 
-/// Reads the vocabulary, and calls `then` at the first grammar.
+/// As a grammar worker: reads the vocabulary, and calls `then` when the first grammar arrives.
 fn work_until_asked(then: fn() -> !) {
     let server = UnixStream::from(stdin().as_fd().try_clone_to_owned().unwrap());
     let (inner, outer) = UnixStream::pair().unwrap();
@@ -263,7 +268,7 @@ fn grammar_workers_ignore_signals_and_exit_with_server() {
         [200, 200]
     );
     assert_eq!(worker_pids(server.id()), trials_now, "none has ended");
-    stop(&trials_now[..1]); // A stopped worker cannot detect it.
+    stop(&trials_now[..1]); // A stopped worker cannot detect that its server has exited.
     server.signal("KILL");
     server.exits_within(Duration::from_secs(2));
     wait_until(REJECTED_WITHIN, "none is left", || !trials_now.iter().any(|pid| exists(*pid)));

@@ -1,5 +1,5 @@
-//! Clients that close their sending half or disconnect: both send FIN, but only the former wait for the
-//! reply.
+//! Clients that close their sending half, and clients that disconnect: both send FIN, but only the former
+//! wait for the reply.
 
 use crate::http_client::HttpClient;
 use crate::test_server::{ServerSetup, TestServer};
@@ -28,8 +28,8 @@ fn request(version: &str, body: &str) -> String {
     )
 }
 
-/// Sends `bytes`, then FIN after `pause`; returns everything received. Repeats 503 replies: on a starved
-/// machine the engine may be unavailable for a moment.
+/// Sends `bytes`, then FIN after `pause`; returns everything received. Sends the request again after a 503
+/// reply, because the engine may be unavailable for a moment on a busy machine.
 fn half_closed(at: SocketAddr, bytes: &str, pause: Duration) -> String {
     let start = Instant::now();
     loop {
@@ -51,7 +51,7 @@ fn exchange(at: SocketAddr, bytes: &str, pause: Duration) -> String {
     answer
 }
 
-/// Joined texts of all events or choices in a reply.
+/// Concatenated texts of all events or choices in a reply.
 fn text(answer: &str) -> String {
     let mut text = String::new();
     for line in answer.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line)) {
@@ -78,7 +78,7 @@ fn half_closed_clients_get_complete_replies() {
         let answer = answer.strip_prefix(INTERIM).unwrap_or(&answer);
         assert!(answer.starts_with("HTTP/1.1 200"), "{pause_ms}: {answer}");
         assert_eq!(text(answer), expected, "{pause_ms}");
-        // HTTP/1.0 has no interim responses.
+        // HTTP/1.0 has no interim (1xx) responses.
         let answer = half_closed(at, &request("1.0", &body(40, false).to_string()), pause);
         assert!(answer.starts_with("HTTP/1.0 200"), "{pause_ms}: {answer}");
         assert_eq!(text(&answer), expected, "{pause_ms}");
@@ -113,7 +113,7 @@ fn disconnected_unary_clients_are_aborted_soon() {
         server.wait_idle(Duration::from_secs(3));
         println!("forgotten after {:?}", start.elapsed());
     }
-    // A client that got an interim `100 Continue` response.
+    // A client that has received the interim response `100 Continue` disconnects.
     let mut client = HttpClient::connect(server.address);
     let bytes = request("1.1", &body(4_000, false).to_string());
     let (head, body) = bytes.split_once("\r\n\r\n").unwrap();

@@ -1,4 +1,5 @@
-//! Faults of the machine and its operator: pauses, blocked logs, descriptor exhaustion, sockets, panics.
+//! Faults of the machine and of its operator: pauses, blocked logs, exhausted file descriptors, open sockets,
+//! and panics.
 
 use super::executor_process::{
     children_as, complete_text, executor, is_ready, is_zombie, send, wait_until,
@@ -24,12 +25,12 @@ const EXECUTOR_PROCESS_FLAGS: &[&str] =
     &["--executor", "process", "--threads", "1", "--dtype", "float32"];
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A port without a listener.
+/// A loopback address that no process listens on.
 fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// A server with a log that the test does not read for the address; the port is chosen in advance.
+/// A server whose log is not read for its address: the port is chosen before the start.
 struct UnloggedServer {
     child: Child,
     at: SocketAddr,
@@ -45,7 +46,8 @@ impl UnloggedServer {
         Self { child, at }
     }
 
-    /// Completes a request, replaces a killed executor, completes another request, drains.
+    /// Checks that the server completes a request, replaces a killed executor, completes another request, and
+    /// drains.
     fn assert_full_lifecycle(&mut self) {
         let first = complete_text(self.at, 20);
         let [executor] = children_as("executor", self.child.id())[..] else {
@@ -65,7 +67,7 @@ impl UnloggedServer {
 
 impl Drop for UnloggedServer {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // Already exited, unless the test failed.
+        let _ = self.child.kill(); // The process has exited already unless the test has failed.
         let _ = self.child.wait();
     }
 }
@@ -87,7 +89,8 @@ fn closed_log_pipe_loses_only_log_lines() {
 #[test]
 fn blocked_log_pipe_delays_nothing_and_counts_drops() {
     let (mut reader, mut writer) = std::io::pipe().unwrap();
-    writer.write_all(&vec![b'.'; 1 << 16]).unwrap(); // The capacity of a pipe on Linux.
+    // Fills the pipe of the server's log: 64 KiB is the capacity of a pipe on Linux.
+    writer.write_all(&vec![b'.'; 1 << 16]).unwrap();
     let mut server = UnloggedServer::start(writer.into(), &[]);
     let first = complete_text(server.at, 20);
     let former = children_as("executor", server.child.id());
@@ -96,7 +99,7 @@ fn blocked_log_pipe_delays_nothing_and_counts_drops() {
         children_as("executor", server.child.id()).iter().any(|pid| !former.contains(pid))
     });
     assert_eq!(complete_text(server.at, 20), first);
-    // The log is read again, and reports the number of lost lines.
+    // The log is read from now on, and must report the number of lost lines.
     let log = std::thread::spawn(move || {
         let mut text = Vec::new();
         reader.read_to_end(&mut text).unwrap();
@@ -120,12 +123,12 @@ fn paused_server_does_not_fail_its_executors() {
     let waiting = std::thread::spawn(move || complete_text(at, 1_500));
     std::thread::sleep(Duration::from_millis(100));
     process.signal("STOP");
-    // Longer than the heartbeat timeout of an executor.
+    // The pause is longer than the heartbeat timeout of an executor.
     std::thread::sleep(Duration::from_secs(8));
     process.signal("CONT");
     assert!(!waiting.join().unwrap().is_empty());
     assert_eq!(complete_text(at, 20), first);
-    // Later checks do not declare the executors failed either.
+    // Heartbeat checks after the pause do not declare the executors failed either.
     std::thread::sleep(Duration::from_millis(2_500));
     assert_eq!((executor(&process), is_ready(at)), (before, true));
 }
@@ -146,12 +149,13 @@ fn second_signal_leaves_no_orphan_process() {
     wait_until(Duration::from_secs(2), "the executor's end", gone);
 }
 
-/// Lines of `/proc/net/tcp` of a process: local address, remote address, whether it listens.
+/// TCP sockets of a process from `/proc/net/tcp`: local address, remote address, and whether the socket
+/// listens.
 fn sockets_of(pid: u32) -> Vec<(SocketAddr, SocketAddr, bool)> {
     let links = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let links = links.filter_map(|entry| fs::read_link(entry.path()).ok());
     let own: Vec<String> = links.map(|link| link.display().to_string()).collect();
-    // The server uses IPv6 only if configured.
+    // The server uses IPv6 sockets only if it is configured to.
     let six = fs::read_to_string(format!("/proc/{pid}/net/tcp6")).unwrap_or_default();
     let is_own = |inode: &str| own.contains(&format!("socket:[{inode}]"));
     let strange = six.lines().skip(1).filter_map(|line| line.split_whitespace().nth(9));
@@ -164,7 +168,7 @@ fn sockets_of(pid: u32) -> Vec<(SocketAddr, SocketAddr, bool)> {
     table.lines().skip(1).filter_map(read).collect()
 }
 
-/// `0100007F:1F90` is 127.0.0.1:8080.
+/// Parses an address as in `/proc/net/tcp`: `0100007F:1F90` is 127.0.0.1:8080.
 fn address(text: &str) -> SocketAddr {
     let (host, port) = text.split_once(':').unwrap();
     let host = u32::from_str_radix(host, 16).unwrap().to_le_bytes();
@@ -202,7 +206,8 @@ fn no_socket_leaves_loopback_by_default() {
 #[test]
 fn probes_answer_when_descriptors_run_out() {
     let limit = getrlimit(Resource::Nofile);
-    // Inherited by the server, which reserves 256 for purposes other than connections.
+    // The server inherits this descriptor limit, and reserves 256 descriptors for purposes other than
+    // connections.
     let few = Rlimit { current: Some(300), ..limit };
     let start = || {
         setrlimit(Resource::Nofile, few).unwrap();
@@ -229,7 +234,8 @@ fn accept_failures_are_rate_limited_in_the_log() {
     let mut process = ServerProcess::start(&["--threads", "1"]);
     let pid = Pid::from_raw(process.id() as i32);
     let open = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap().count() as u64;
-    // Its connection limit was derived from the descriptor limit at start-up.
+    // The server derived its connection limit from the descriptor limit at start-up, before the limit is
+    // lowered here.
     let few = Rlimit { current: Some(open + 3), ..getrlimit(Resource::Nofile) };
     prlimit(pid, Resource::Nofile, few).unwrap();
     let _crowd: Vec<_> = (0..20).map(|_| TcpStream::connect(process.address).unwrap()).collect();
@@ -276,7 +282,7 @@ fn handler_panic_fails_one_request() {
 #[test]
 fn no_route_accepts_weights_or_kv() {
     let server = TestServer::start(&ServerSetup::default());
-    // Paths under which other servers accept weights, tensors and code over HTTP.
+    // Paths of routes through which other servers accept weights, tensors and code over HTTP.
     for path in [
         "/update_weights",
         "/update_weights_from_disk",
@@ -304,7 +310,7 @@ fn no_route_accepts_weights_or_kv() {
     assert!(!output.status.success() && text.contains("--kv-transfer-config"), "{text}");
 }
 
-/// The demo model without a chat template, or with an invalid one.
+/// Folder with the demo model and this chat template; `None` = without a chat template.
 fn demo_with(template: Option<&str>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");

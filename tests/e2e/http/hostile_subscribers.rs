@@ -1,5 +1,5 @@
-//! Hostile peers of the KV-event sockets: the server's memory does not grow, and well-behaved subscribers get
-//! every batch.
+//! Hostile clients of the KV-event sockets: the server's memory does not grow, and well-behaved subscribers
+//! get every batch.
 
 use super::server_process::ServerProcess;
 use crate::http_client::{get, post};
@@ -21,9 +21,10 @@ const GREETING: [u8; 64] = {
 };
 const READY_SUB: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB";
 const READY_DEALER: &[u8] = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER";
-/// Duration of an attack that has no end of its own.
+/// Duration of an attack that would not end by itself.
 const ATTACK: Duration = Duration::from_secs(3);
-/// Maximum memory growth by an attack: buffers of the open connections, and noise.
+/// Maximum growth of resident memory in an attack: buffers of the open connections, and noise of the
+/// measurement.
 const GROWTH_KIB_MAX: u64 = 24 << 10;
 
 struct AttackedPublisher {
@@ -72,7 +73,8 @@ impl AttackedPublisher {
         line.split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// Causes a batch to be published, which the subscriber must receive next.
+    /// Sends a request whose KV events are published as a batch, and checks that the subscriber receives it
+    /// next.
     fn publish(&mut self) {
         let prompt = vec![65 + self.next_seq % 20; 64];
         let body =
@@ -99,8 +101,8 @@ impl AttackedPublisher {
         }
     }
 
-    /// Checks memory during an attack (`held` keeps its connections open), while batches are published, and
-    /// afterwards.
+    /// Checks the growth of memory during an attack, after further batches were published, and after the
+    /// attack's connections, which `held` keeps open, were closed.
     fn survives<T>(&mut self, name: &str, held: T) {
         let during = self.resident_kib();
         (0..3).for_each(|_| self.publish());
@@ -118,7 +120,7 @@ impl AttackedPublisher {
     }
 }
 
-/// A connection with a completed handshake.
+/// A connection on which the ZMTP handshake is complete.
 fn peer(at: SocketAddr, ready: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -132,14 +134,15 @@ fn peer(at: SocketAddr, ready: &[u8]) -> TcpStream {
     stream
 }
 
-/// Sends chunks until the attack's duration is over or the connection fails; returns the number of bytes
+/// Sends chunks until the duration of an attack is over or the connection fails; returns the number of bytes
 /// sent.
 fn flood(stream: &mut TcpStream, mut piece: impl FnMut(u64) -> Vec<u8>) -> usize {
     let (start, mut bytes) = (Instant::now(), 0);
     for number in 0.. {
         let part = piece(number);
         match stream.write(&part) {
-            // A partially sent chunk breaks the framing, which is permitted in an attack.
+            // The socket may accept part of a chunk only. The framing is then broken, which is permitted in
+            // an attack.
             Ok(count) => bytes += count,
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(_) => break,
@@ -151,7 +154,7 @@ fn flood(stream: &mut TcpStream, mut piece: impl FnMut(u64) -> Vec<u8>) -> usize
     bytes
 }
 
-/// Floods several connections with the same data and keeps them open.
+/// Floods several connections with the same data and returns them open, with the number of bytes sent.
 fn crowd(
     at: SocketAddr,
     ready: &'static [u8],
@@ -176,7 +179,7 @@ fn hostile_kv_event_peers_use_no_memory() {
     let mut attacked = AttackedPublisher::start();
     let (publish, replay) = (attacked.publish, attacked.replay);
 
-    // Subscriptions of 5 MB each.
+    // A subscription to a topic of 5 MB.
     let mut topic = vec![2];
     topic.extend_from_slice(&5_000_001_u64.to_be_bytes());
     topic.push(1);
@@ -184,13 +187,14 @@ fn hostile_kv_event_peers_use_no_memory() {
     let mut held = Vec::new();
     for _ in 0..30 {
         let mut stream = peer(publish, READY_SUB);
-        let _ = stream.write_all(&topic); // It is closed before the end.
+        // The server closes the connection before it has received the whole subscription.
+        let _ = stream.write_all(&topic);
         held.push(stream);
     }
     attacked.survives("long topics", held);
     assert!(attacked.source("rejected_peers") >= 30);
 
-    // As many long distinct prefixes as the server reads.
+    // Subscriptions to as many long, distinct topics as the server reads.
     let (held, bytes) = crowd(publish, READY_SUB, |number| {
         let mut frame = vec![0, 200, 1];
         frame.extend_from_slice(&number.to_be_bytes());
@@ -200,23 +204,23 @@ fn hostile_kv_event_peers_use_no_memory() {
     attacked.survives(&format!("many topics ({bytes} bytes)"), held);
     assert!(attacked.source("ignored_subscriptions") > 1_000);
 
-    // An endless message to either socket.
+    // Messages of endlessly many frames to the PUB and ROUTER sockets.
     for (name, at, ready) in [("PUB", publish, READY_SUB), ("ROUTER", replay, READY_DEALER)] {
         let (held, bytes) = crowd(at, ready, |_| [1, 1, b'x'].repeat(1_000));
         attacked.survives(&format!("endless message to {name} ({bytes} bytes)"), held);
     }
 
-    // Connections that send nothing, and connections that send part of a greeting.
+    // Many connections that send nothing or only a part of a greeting.
     for at in [publish, replay] {
         let mut held: Vec<_> = (0..600).map(|_| TcpStream::connect(at).unwrap()).collect();
         for stream in &mut held {
-            let _ = stream.write(&GREETING[..20]); // Closed if there are too many.
+            let _ = stream.write(&GREETING[..20]); // The server closes connections if there are too many.
         }
         std::thread::sleep(Duration::from_millis(300));
         attacked.survives("600 silent connections", held);
     }
 
-    // Repeated replay requests from the first batch on; the replies are never read.
+    // Requests for replays from the first batch on, whose replies are never read.
     let (held, _) = crowd(replay, READY_DEALER, |_| {
         let mut request = vec![1, 0, 0, 8];
         request.extend_from_slice(&0_u64.to_be_bytes());
@@ -224,7 +228,7 @@ fn hostile_kv_event_peers_use_no_memory() {
     });
     attacked.survives("replays that nobody reads", held);
 
-    // Subscribers that never read.
+    // Subscribers that never read their batches.
     let mut held: Vec<_> = (0..100).map(|_| peer(publish, READY_SUB)).collect();
     for stream in &mut held {
         stream.write_all(b"\x00\x01\x01").unwrap();
@@ -232,7 +236,7 @@ fn hostile_kv_event_peers_use_no_memory() {
     (0..20).for_each(|_| attacked.publish());
     attacked.survives("100 subscribers that read nothing", held);
 
-    // Well-behaved peers are served, including a replay.
+    // Well-behaved clients still get a replay and live batches.
     let endpoint = format!("tcp://{replay}");
     assert!(!kv_event_replay::replay(&endpoint, 0, 20_000).is_empty());
 }

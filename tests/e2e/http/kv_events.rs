@@ -1,4 +1,5 @@
-//! KV events of a server under load: a subscriber's set equals the index whenever the server is idle.
+//! KV events of a server under load: the set of blocks that a subscriber builds equals the prefix index
+//! whenever the server is idle.
 
 use super::executor_process::{executor, send};
 use super::server_process::ServerProcess;
@@ -22,7 +23,7 @@ const WAIT: Duration = Duration::from_secs(20);
 /// Default number of tokens per block.
 const BLOCK_TOKENS: usize = 16;
 
-/// Publisher keys that vLLM also reports.
+/// Keys of `/kv_event_sources` that vLLM's publisher configuration also has.
 const VLLM_KEYS: &[&str] = &[
     "enable_kv_cache_events",
     "publisher",
@@ -80,14 +81,15 @@ impl IndexSubscriber {
         self.follower.advance(seq);
     }
 
-    /// Receives everything published so far; returns the number of live batches.
+    /// Receives all batches published so far; returns the number of batches received live, not by replay.
     fn follow(&mut self) -> u64 {
         let last = source(self.server)["last_seq"].as_u64().unwrap();
         let (start, mut live) = (Instant::now(), 0);
         while self.follower.check(last) != BatchArrival::Duplicate {
             assert!(start.elapsed() < WAIT, "batch {last} never came");
             if self.live.poll(zmq::POLLIN, 50).unwrap() == 0 {
-                // The last batches were published before the subscription became active.
+                // The last batches were published before the subscription became active, so they are
+                // requested as a replay.
                 self.fill(self.follower.next().unwrap());
                 continue;
             }
@@ -105,8 +107,8 @@ impl IndexSubscriber {
         live
     }
 
-    /// Follows until a batch after `batch` has arrived and `blocks` blocks are cached: events of a request
-    /// may be published after its reply.
+    /// Receives batches until one after `batch` has arrived and the subscriber's set has `blocks` blocks:
+    /// events of a request may be published after its reply.
     fn follow_beyond(&mut self, batch: Option<u64>, blocks: usize) {
         let start = Instant::now();
         loop {
@@ -130,13 +132,13 @@ impl IndexSubscriber {
     }
 }
 
-/// Prefix index of the engine.
+/// Block hashes in the engine's prefix index.
 fn index(server: &TestServer) -> BTreeSet<String> {
     let resident = server.client().cached_blocks().blocking_recv().unwrap();
     resident[0].hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect()
 }
 
-/// Prompt `number` of a prompt tree with shared prefixes.
+/// Prompt `number` of a set of prompts that share prefixes as in a tree.
 fn prompt(number: u32) -> Vec<u32> {
     let shared = number % 3;
     (0..40 + number % 5 * 16)
@@ -171,7 +173,7 @@ fn subscriber_blocks_equal_the_prefix_index() {
                 complete(server.address, number);
             }
             server.wait_idle(WAIT);
-            // The last batch may be in flight, but the index no longer changes.
+            // The last batch may not have arrived yet, but the engine's index no longer changes.
             let (resting, start) = (index(&server), Instant::now());
             while subscriber.hashes() != resting {
                 assert!(start.elapsed() < WAIT, "{format}: not the index after request {number}");
@@ -249,14 +251,14 @@ fn stalled_subscriber_does_not_slow_requests() {
         times.sort_unstable();
         times[times.len() / 2]
     };
-    // Other load varies on a busy machine: one trial without it is enough.
+    // Other load on the machine varies, so one unaffected trial of five is enough.
     let unaffected = (0..5).any(|_| {
         let without = took(None, false);
         let with = took(Some(config(&json!({"hwm": 1}))), true);
         println!(
             "median request: {without:?} without events, {with:?} beside a reader that never reads"
         );
-        // 16 steps per request: 1 ms per step.
+        // A request has 16 steps, so the bound allows 1 ms per step.
         with < without + Duration::from_millis(16)
     });
     assert!(unaffected);
@@ -315,7 +317,7 @@ fn events_cli_follows_a_restart() {
     assert!(String::from_utf8_lossy(&none.stderr).contains("name an ENDPOINT"));
 
     let last = source(server.address)["last_seq"].as_u64().unwrap();
-    drop(server); // Killed without a shutdown.
+    drop(server); // Dropping the server kills it without a shutdown.
     let server = ServerProcess::start(&args);
     let source = source(server.address);
     assert!(source["epoch"].as_u64().unwrap() > last, "{source}");
@@ -334,7 +336,7 @@ fn executor_failure_clears_blocks_and_continues_sequence() {
                           "ignore_eos": true, "temperature": 0});
         let reply = post(server.address, "/v1/completions", &body);
         assert_eq!(reply.status, 200);
-        // The last token has not been forwarded by any step.
+        // The last generated token is never an input of the model, so it has no KV entry.
         (reply.json()["usage"]["total_tokens"].as_u64().unwrap() as usize - 1) / BLOCK_TOKENS
     };
     let mut subscriber = IndexSubscriber::new(server.address);
@@ -343,7 +345,7 @@ fn executor_failure_clears_blocks_and_continues_sequence() {
     let (before, next) = (subscriber.hashes(), subscriber.follower.next().unwrap());
     assert!(!before.is_empty());
     send(executor(&server), "-KILL");
-    ask(); // Waits for the restart, and recomputes everything.
+    ask(); // This request waits until the executor is restored, and its prompt is computed again.
     subscriber.follow_beyond(Some(next), blocks);
     assert_eq!(subscriber.hashes(), before, "the same request again");
     let events =

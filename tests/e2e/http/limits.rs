@@ -48,7 +48,7 @@ fn headers_and_bodies_are_capped() {
     assert!(client.read_head().is_none_or(|reply| reply.status >= 400), "no HTTP/2");
 }
 
-/// Heads that reach no route: the HTTP library rejects them, with the usual error format.
+/// Request heads that the HTTP library rejects before routing get errors in the server's usual format.
 #[test]
 fn unreadable_head_is_rejected_in_json() {
     let server = TestServer::start(&ServerSetup::default());
@@ -69,7 +69,7 @@ fn unreadable_head_is_rejected_in_json() {
         (format!("GET /{} HTTP/1.1\r\n\r\n", long(70_000)), 431, "header_limit"),
     ] {
         let mut client = HttpClient::connect(server.address);
-        // The reply to an earlier request on the connection is unaffected.
+        // An earlier request on the same connection gets its reply.
         client.send_raw(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         client.send_raw(bytes.as_bytes()).unwrap();
         assert!(client.read().unwrap().json()["version"].is_string());
@@ -89,7 +89,7 @@ fn unreadable_head_is_rejected_in_json() {
 #[test]
 fn slow_clients_hit_deadlines() {
     let ms = Duration::from_millis;
-    // Only one deadline is short at a time, so it must be the one that closes the connection.
+    // Only one deadline is short at a time, so that this deadline must be the one that closes the connection.
     let (never, soon) = (Duration::from_mins(10), ms(300));
     let closes = |deadlines: ConnectionDeadlines, body_timeout: Duration, bytes: &[u8]| {
         let options = ServerOptions { body_timeout, ..ServerOptions::default() };
@@ -99,7 +99,8 @@ fn slow_clients_hit_deadlines() {
         let start = Instant::now();
         client.send_raw(bytes).unwrap();
         let mut rest = Vec::new();
-        client.reader.read_to_end(&mut rest).unwrap(); // Waits for at most half a minute.
+        // The read fails after half a minute if the server does not close the connection.
+        client.reader.read_to_end(&mut rest).unwrap();
         assert!(start.elapsed() + ms(50) >= soon, "{bytes:?}: {:?}", start.elapsed());
         String::from_utf8(rest).unwrap()
     };
@@ -134,7 +135,7 @@ fn stalled_reader_is_disconnected_alone() {
 
 #[test]
 fn a_slow_reader_gets_the_same_text_in_fewer_chunks() {
-    // The stream is far larger than the socket buffers of both ends.
+    // The hash model without KV slots is fast enough for a stream far larger than the socket buffers.
     let reading = SlotAccess::Untouched;
     // The write timeout exceeds the time that a busy machine needs to generate everything.
     let deadlines =
@@ -189,8 +190,8 @@ fn full_queue_sends_retry_after() {
     server.wait_idle(Duration::from_secs(2));
 }
 
-/// Bodies in transfer count as well: slow clients with large bodies use up the limit before their requests
-/// are complete.
+/// Bodies in transfer count towards the limit of queued bytes: slow clients with large bodies exhaust it
+/// before their requests are complete.
 #[test]
 fn bodies_count_as_queued_bytes_while_read() {
     let admission = AdmissionLimits { requests: 4, prefill_tokens: 1_000, bytes: 10_000 };
@@ -202,7 +203,8 @@ fn bodies_count_as_queued_bytes_while_read() {
     let within = |begun: Instant| assert!(begun.elapsed() < Duration::from_secs(20), "too long");
     let (mut held, begun) = (Vec::new(), Instant::now());
     loop {
-        // One body may be rejected because a small request was in flight at that moment, so send another.
+        // One body may be rejected because a small request was in flight at that moment, so another one is
+        // sent.
         let mut client = HttpClient::connect(at);
         client.send_raw(slow.as_bytes()).unwrap();
         held.push(client);
@@ -271,11 +273,11 @@ fn overlong_prompts_are_rejected_without_tokenizing() {
     let reply = client.post("/v1/messages", &json!({"messages": user, "max_tokens": 8}));
     let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.starts_with("messages: the prompt has at least "), "{message}");
-    // A truncated prompt, or one that is only counted, may have any length.
+    // A prompt that is truncated or only tokenised may have any length.
     let cut = json!({"prompt": far, "truncate_prompt_tokens": 16, "max_tokens": 1});
     assert_eq!(client.post("/v1/completions", &cut).status, 200);
     assert_eq!(client.post("/tokenize", &json!({"prompt": far})).status, 200);
-    // Two letters are one token, so this prompt just fits.
+    // Two letters are one token, so this prompt just fits the context length.
     let fits = json!({"prompt": "aa".repeat(4_000), "max_tokens": 1});
     assert_eq!(client.post("/v1/completions", &fits).status, 200);
 }

@@ -1,5 +1,6 @@
-//! A hundred thousand malformed requests, reproducible by `HADRON_CURSOR`, or the requested number (`just
-//! malformed COUNT`): no 5xx, no crash, no hang, and memory does not grow while valid requests continue.
+//! Sends a hundred thousand malformed requests, reproducible by `HADRON_CURSOR`, or the requested number
+//! (`just malformed COUNT`). No request may cause a 5xx status, a crash or a hang, and memory must not grow,
+//! while valid requests are served.
 
 use crate::child_watchdog::run_within;
 use crate::http_client::{HttpClient, post};
@@ -53,7 +54,7 @@ const PATHS: &[&str] = &[
     "/v1/completions/../x",
     "/%00",
 ];
-/// Values that replace others.
+/// JSON values that replace the values of a valid body.
 const ODD: &[&str] = &[
     "null",
     "true",
@@ -81,7 +82,7 @@ const ODD: &[&str] = &[
     "'x'",
 ];
 
-/// A mutated body.
+/// A valid request body with random mutations.
 fn mutate(request_rng: &mut MalformedRequestRng) -> Vec<u8> {
     let mut body = request_rng.pick(BODIES).as_bytes().to_vec();
     for _ in 0..=request_rng.below(3) {
@@ -95,7 +96,7 @@ fn mutate(request_rng: &mut MalformedRequestRng) -> Vec<u8> {
             }
             2 => body.insert(at.min(body.len()), *request_rng.pick(b"{}[]\",:\\0-\x00\xff")),
             3 => {
-                // Replaces one value by another.
+                // Replaces the value after a colon.
                 let start = body[at.min(body.len())..].iter().position(|b| *b == b':');
                 if let Some(start) = start.map(|i| at + i + 1) {
                     let end = body[start..].iter().position(|b| b",}]".contains(b));
@@ -117,7 +118,7 @@ fn mutate(request_rng: &mut MalformedRequestRng) -> Vec<u8> {
     body
 }
 
-/// A request with a complete body; the connection stays usable.
+/// Appends a request with a complete body to `out`; the server reads the next request on the same connection.
 pub(crate) fn request(request_rng: &mut MalformedRequestRng, out: &mut Vec<u8>) {
     let method = if request_rng.below(20) == 0 {
         *request_rng.pick(&["GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
@@ -146,7 +147,7 @@ pub(crate) fn request(request_rng: &mut MalformedRequestRng, out: &mut Vec<u8>) 
     out.extend(body);
 }
 
-/// Bytes that are hardly valid HTTP.
+/// Bytes that start like HTTP but are mostly invalid.
 pub(crate) fn garbage(request_rng: &mut MalformedRequestRng) -> Vec<u8> {
     let heads: &[&[u8]] = &[
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
@@ -169,7 +170,7 @@ pub(crate) fn garbage(request_rng: &mut MalformedRequestRng) -> Vec<u8> {
     bytes
 }
 
-/// Writes all bytes, reads all replies, and counts them by status class.
+/// Writes all bytes, reads all replies until the connection closes, and counts them by status class.
 pub(crate) fn exchange(
     address: SocketAddr,
     bytes: &[u8],
@@ -192,10 +193,10 @@ pub(crate) fn exchange(
                 {
                     panic!("hang: no end within {patience:?}")
                 }
-                _ => text, // A reset is permitted.
+                _ => text, // The connection may be reset.
             }
         });
-        // The server may close first.
+        // The server may close the connection before it has read everything.
         let _ = stream.write_all(bytes);
         let _ = stream.shutdown(Shutdown::Write);
         reading.join().unwrap()
@@ -229,7 +230,8 @@ fn resident_kib() -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Runs in its own process, so that the measured memory is that of the server under this traffic alone.
+/// Runs the test in a child process, so that the measured memory is that of the server under this traffic
+/// alone.
 #[test]
 fn malformed_requests_never_cause_5xx() {
     let this = std::env::current_exe().unwrap();
@@ -240,7 +242,7 @@ fn malformed_requests_never_cause_5xx() {
         "--ignored",
         "--nocapture",
     ]);
-    let child = run_within(&mut child, Duration::from_hours(2)); // By hand it may be a million.
+    let child = run_within(&mut child, Duration::from_hours(2)); // A manual run may send a million requests.
     let text = [child.stdout, child.stderr].concat();
     println!("{}", String::from_utf8_lossy(&text));
     assert!(child.status.success(), "{}", child.status);
@@ -293,8 +295,8 @@ fn send(requests: usize) {
          since a quarter; slowest good request {slowest:?}"
     );
     assert!(counts[4] as usize > requests / 2, "{counts:?}");
-    // The last three quarters add less than 64 bytes per request, and never more than for the default number
-    // of requests.
+    // The last three quarters of the requests may add at most 64 bytes each to resident memory; the bound
+    // does not grow for more than the default number of requests.
     let grown_kib = resident_kib().saturating_sub(warm);
     let bound_kib = requests.min(REQUESTS) as u64 * 3 / 4 * 64 / 1024;
     assert!(grown_kib < bound_kib, "memory grew by {grown_kib} KiB, x{grown:.3}");

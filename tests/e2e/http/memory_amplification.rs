@@ -1,5 +1,5 @@
-//! Memory amplification: each route gets its most expensive body, under an address-space limit; the server
-//! replies, survives and stays below the bound in docs/operations.md.
+//! Memory amplification: each route gets its most expensive body under an address-space limit. The server
+//! must reply, survive, and stay below the memory bound of docs/operations.md.
 
 use super::clock_and_memory::limit_memory;
 use super::server_process::ServerProcess;
@@ -10,17 +10,18 @@ use std::time::Duration;
 
 /// Approximate body size in bytes.
 const BODY_BYTES: usize = 3_000_000;
-/// Body size in bytes close to the limit.
+/// Size in bytes of a body that is close to the server's body limit.
 const LONGEST_BYTES: usize = 7_800_000;
-/// Value of `--max-text-memory` and `--max-queued-bytes`.
+/// Value of `--max-text-memory` and of `--max-queued-bytes`.
 const MEMORY: u64 = 512 << 20;
-/// Bound in addition to these two: two long texts are parsed at a time, of up to 262,144 values each.
+/// Memory bound in addition to these two flags: the server parses two long texts at a time, of up to 262,144
+/// JSON values each.
 const CONCURRENT_PARSE_BYTES: u64 = 512 << 20;
 /// Number of clients that send the same body at the same time.
 const CLIENTS: usize = 3;
 const TIMEOUT: Duration = Duration::from_mins(4);
 
-/// A body that is expensive for a route.
+/// A request body that needs much memory on a route.
 struct CostlyBody {
     name: &'static str,
     path: &'static str,
@@ -40,7 +41,7 @@ fn costly(
     CostlyBody { name, path, body, factor, statuses }
 }
 
-/// A list of small objects, which needs the most memory for its size.
+/// A list of small objects, the JSON that needs the most memory for its size.
 fn small_objects() -> Value {
     json!(vec![json!({"a": 1}); 60_000])
 }
@@ -138,7 +139,8 @@ fn schemas() -> Vec<CostlyBody> {
     ]
 }
 
-/// Log-probabilities of as many tokens as fit in the context: some 20 MiB for two short bodies.
+/// Two short bodies that request log-probabilities of as many tokens as fit the context: some 20 MiB of
+/// output.
 fn outputs() -> Vec<CostlyBody> {
     let long = |mut body: Value| {
         body["n"] = json!(4);
@@ -154,7 +156,7 @@ fn outputs() -> Vec<CostlyBody> {
     ]
 }
 
-/// A KiB value of `/proc/PID/status`, in bytes.
+/// A value of `/proc/PID/status`, which is given in KiB, in bytes.
 pub(super) fn status_bytes(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -168,7 +170,7 @@ fn send_body(process: &ServerProcess, path: &str, body: &str) -> HttpReply {
     client.read().unwrap_or_else(|| panic!("no reply of {path}"))
 }
 
-/// Sends a body once and then several times at once; prints the memory used in one line.
+/// Sends a body once and then from several clients at once; prints the memory used in one line.
 fn try_body(of: &CostlyBody) {
     let CostlyBody { name, path, body, factor, statuses } = of;
     let body = body.to_string();
@@ -176,13 +178,13 @@ fn try_body(of: &CostlyBody) {
     let limits = ["--max-text-memory", &memory, "--max-queued-bytes", &memory];
     let fixed = ["--kv-cache-memory-bytes", "64MiB", "--threads", "1", "--executor", "process"];
     let args = [&limits[..], &fixed, &["--port", "0"]].concat();
-    // Makes the allocator reserve address space on demand instead of a gigabyte in advance.
+    // The variable makes the allocator reserve address space on demand instead of a gigabyte in advance.
     let process = ServerProcess::of(
         super::server_process::command(&args).env("MIMALLOC_ARENA_RESERVE", "16MiB"),
     );
     let pid = process.id();
     let bound = 2 * MEMORY + CONCURRENT_PARSE_BYTES;
-    // Thread stacks and allocator arenas take address space that is never used.
+    // The extra gigabyte is for address space that thread stacks and allocator arenas reserve but never use.
     limit_memory(pid, bound + (1 << 30));
     let before = status_bytes(pid, "VmRSS:");
     let told = |reply: &HttpReply| {
@@ -239,7 +241,7 @@ fn outputs_whose_logprobs_never_fit_are_refused() {
     let error = &rejected.json()["error"];
     assert_eq!((rejected.status, &error["param"]), (400, &json!("max_tokens")), "{error}");
     assert!(error["message"].as_str().unwrap().contains("1048576"), "{error}");
-    // Streamed outputs are not retained, and memory of sent replies is released.
+    // Streamed outputs are not retained, and the memory of replies that have been sent is released.
     let mut streamed = body(2);
     streamed["stream"] = json!(true);
     assert_eq!(send_body(&process, "/v1/completions", &streamed.to_string()).status, 200);

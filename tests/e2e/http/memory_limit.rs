@@ -1,4 +1,4 @@
-//! An executor killed by the kernel's cgroup OOM killer: handled as any executor failure.
+//! An executor killed by the kernel's cgroup OOM killer is handled as any other executor failure.
 
 use super::executor_process::{children_as, complete_text, executor, finish, stream};
 use super::server_process::ServerProcess;
@@ -22,7 +22,7 @@ struct MemoryControlGroup {
 }
 
 impl MemoryControlGroup {
-    /// Limits the memory that its processes allocate from now on. Needs root.
+    /// Creates a cgroup with a limit on the memory that its processes allocate from then on. Needs root.
     fn limited(bytes: u64) -> Self {
         let first = Path::new("/sys/fs/cgroup/memory");
         let (root, limit, events) = if first.exists() {
@@ -53,8 +53,8 @@ impl Drop for MemoryControlGroup {
     }
 }
 
-/// The CPU's KV pool is allocated on first use, so a cgroup that is too small for it is exceeded during
-/// requests.
+/// The CPU's KV pool is allocated on first use. A cgroup that is too small for the pool is therefore exceeded
+/// during requests, not at start-up.
 #[test]
 #[ignore = "makes a control group, which only root may: `just memory-limit`"]
 fn cgroup_oom_kill_restarts_executor_without_token_loss() {

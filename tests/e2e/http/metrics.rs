@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 type MetricSamples = BTreeMap<String, f64>;
 
-/// Every sample by name and labels, without model and engine.
+/// Every sample of `/metrics` by name and labels; the labels `model_name` and `engine` are removed.
 fn scrape(address: SocketAddr) -> MetricSamples {
     let reply = get(address, "/metrics");
     assert_eq!(reply.status, 200);
@@ -101,7 +101,8 @@ fn ten_requests_are_counted_in_metrics() {
     check_histograms(&after);
 }
 
-/// Bucket counts are non-decreasing, and the last one equals the count.
+/// Checks that the bucket counts of each histogram are non-decreasing and that the last one equals the
+/// histogram's count.
 fn check_histograms(samples: &MetricSamples) {
     let mut last: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for (series, &count) in samples.iter().filter(|(series, _)| series.contains("_bucket{")) {
@@ -131,7 +132,8 @@ fn block_lifetimes_are_exported_when_enabled() {
         TestServer::start(&ServerSetup { block_lifetimes: SampleRate::new(1.0), ..blocks.clone() });
     let at = server.address;
     assert_eq!(of(&scrape(at), "count"), [0.0; 3]);
-    // Seven blocks per prompt, six of them full; the first ones are prefix hits twice.
+    // A prompt has seven blocks, of which six are full. The full blocks of the first prompt are prefix hits
+    // twice.
     const FULL: f64 = 6.0;
     let prompts = [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
     for n in prompts {
@@ -167,7 +169,7 @@ fn metrics_support_head_and_are_empty_at_startup() {
     let head = client.read_head().unwrap();
     assert_eq!(head.status, 200);
     assert!(head.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
-    // The connection stays usable: no body followed.
+    // The reply to HEAD has no body, so the connection can be used for a further request.
     client.send("GET", "/load", "", b"");
     assert_eq!(client.read().unwrap().json(), json!({"server_load": 0}));
 }
@@ -203,7 +205,7 @@ fn rejections_and_unknown_paths_use_bounded_labels() {
     assert_eq!(page["hadron:http_requests_total{code=\"400\",route=\"/v1/completions\"}"], 1.0);
     let rejected = "admission_rejections_total{reason=\"max_num_queued_reqs\"}";
     assert_eq!(page[&format!("hadron:{rejected}")], 1.0);
-    // vLLM's metric has no engine label, and the model before the reason.
+    // vLLM's rejection metric has no `engine` label, and `model_name` comes before the reason.
     assert_eq!(page[&format!("vllm:{rejected}").replace("{,", "{")], 1.0);
     assert_eq!(page["hadron:tokenize_seconds_count{result=\"error\"}"], 1.0);
 }
@@ -241,7 +243,8 @@ fn loads_route_reports_running_requests() {
     let steps = loads["steps"].as_array().unwrap();
     let step = steps.last().unwrap();
     assert_eq!((&step["decode_rows"], &step["running"]), (&json!(1), &json!(1)));
-    // The device starts while the batch is being handed over.
+    // The device may start the step while the batch is still being handed over (`send_ns`), so the step's 20
+    // ms are split between both times.
     let [send_ns, wait_ns] = ["send_ns", "wait_ns"].map(|part| step[part].as_u64().unwrap());
     assert!(send_ns + wait_ns >= 19_000_000, "{step}");
     let alias = get(server.address, "/loads?dp_rank=0&include=core").json();
@@ -329,7 +332,8 @@ fn debug_routes_list_steps_and_cached_blocks() {
     assert!(resident.is_sorted_by_key(|hash| hash.as_str().unwrap()), "ascending");
 }
 
-/// Reads pages repeatedly; counters must not decrease.
+/// Reads `/metrics` repeatedly until `done` and checks that counters do not decrease; returns the number of
+/// pages read.
 fn watch(address: SocketAddr, done: &AtomicBool) -> usize {
     let (mut client, mut last, mut pages) = (HttpClient::connect(address), MetricSamples::new(), 0);
     while !done.load(Ordering::Relaxed) || pages == 0 {

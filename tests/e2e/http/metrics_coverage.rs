@@ -1,5 +1,5 @@
-//! Every series of `/metrics` changes when its event happens, with the exception of series that cannot change
-//! in this test.
+//! Checks that every series of `/metrics` changes when its event happens, except series that cannot change in
+//! this test.
 
 use super::executor_process::{executor, send, stream, wait_until};
 use super::parallel_ranks::with_experts;
@@ -18,12 +18,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Timeout for hangs only: on a busy machine a process may need a minute to start.
+/// Timeout of each wait, only exceeded if something hangs: on a busy machine a process may need a minute to
+/// start.
 const WAIT: Duration = Duration::from_mins(3);
 /// Time between two scrapes.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Series that cannot change, with the reason.
+/// Series that cannot change in this test, each with the reason.
 const UNCHANGED_SERIES: &[(&str, &str)] = &[
     (
         "hadron:admission_rejections_total{reason=\"text_memory\"}",
@@ -74,12 +75,13 @@ const LOAD_DEPENDENT_SERIES: [&str; 2] = [
     "hadron:grammar_masks_late_total",
 ];
 
-/// Computed anew for every server of this process, with differences of microseconds.
+/// A series that each server of this process computes from the current time, with differences of
+/// microseconds.
 const STARTED: &str = "process_start_time_seconds";
 
 type MetricsPage = BTreeMap<String, f64>;
 
-/// Contents of the page: each series without model and engine, histograms as count and sum.
+/// Series of `/metrics` without the labels `model_name` and `engine`; histograms only as count and sum.
 fn page(address: SocketAddr) -> MetricsPage {
     let reply = get(address, "/metrics");
     assert_eq!(reply.status, 200);
@@ -98,7 +100,7 @@ fn sample(line: &str) -> (String, f64) {
     (series, value.parse().unwrap())
 }
 
-/// Series that differ from those of an idle server.
+/// Names of the series that have differed from those of an idle server in any scrape.
 #[derive(Clone)]
 struct ChangedSeries {
     idle: MetricsPage,
@@ -114,7 +116,7 @@ impl ChangedSeries {
         page
     }
 
-    /// Scrapes until all of these have changed.
+    /// Scrapes until all of `series` have changed.
     fn wait_for(&mut self, address: SocketAddr, series: &[&str]) {
         let start = Instant::now();
         while let Some(still) = series.iter().find(|series| !self.series.contains(**series)) {
@@ -135,7 +137,7 @@ fn complete(address: SocketAddr, extra: &Value) -> u16 {
     post(address, "/v1/completions", &body(extra)).status
 }
 
-/// Repeats requests from `clients` clients while `watch` runs: `ask` gets a different number each time.
+/// Runs `watch` while `clients` clients call `ask` repeatedly, each time with a different number.
 fn under_load(clients: u32, ask: impl Fn(u32) + Sync, watch: impl FnOnce()) {
     let (done, ask) = (AtomicBool::new(false), &ask);
     thread::scope(|scope| {
@@ -148,7 +150,7 @@ fn under_load(clients: u32, ask: impl Fn(u32) + Sync, watch: impl FnOnce()) {
                 }
             });
         }
-        // A panic of `watch` must not leave the clients running.
+        // If `watch` panics, the clients must be stopped before the panic continues.
         let watched = catch_unwind(AssertUnwindSafe(watch));
         done.store(true, Ordering::Relaxed);
         watched.unwrap_or_else(|panic| resume_unwind(panic));
@@ -161,7 +163,8 @@ fn prompt(number: u32, tokens: usize) -> Vec<u32> {
     digits.into_iter().cycle().take(tokens).collect()
 }
 
-/// Few blocks and sequence slots: requests wait, are preempted, and finally become non-preemptible.
+/// Changes the series of the queue and of preemption: with few blocks and sequence slots, requests wait, are
+/// preempted, and finally become non-preemptible.
 fn preempt_requests(moved: &mut ChangedSeries) {
     let setup =
         ServerSetup { blocks: 40, max_num_seqs: 6, max_model_len: 512, ..ServerSetup::default() };
@@ -187,9 +190,10 @@ fn preempt_requests(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// A prompt that is a prefix hit twice before other requests evict its blocks.
+/// Changes the series of block lifetimes: a prompt is a prefix hit twice before other requests evict its
+/// blocks.
 fn evicted(moved: &mut ChangedSeries) {
-    // Block lifetimes are measured in milliseconds.
+    // With this step time, block lifetimes are milliseconds.
     let step_time = Duration::from_millis(5);
     let setup = ServerSetup { blocks: 40, max_model_len: 512, step_time, ..measured() };
     let server = TestServer::start(&setup);
@@ -202,7 +206,8 @@ fn evicted(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// Requests with every finish reason, and some that never start.
+/// Changes the series of finish reasons with requests that end for each reason, and with requests that never
+/// start.
 fn finish_requests(moved: &mut ChangedSeries) {
     let setup = ServerSetup { step_time: Duration::from_millis(5), ..ServerSetup::default() };
     let server = TestServer::start(&setup);
@@ -228,7 +233,7 @@ fn finish_requests(moved: &mut ChangedSeries) {
     moved.scrape(server.address);
 }
 
-/// A grammar that is used, and one that is rejected after a long time.
+/// Changes the series of grammars: one grammar is used, others are rejected after a long time.
 fn grammars(moved: &mut ChangedSeries) {
     let server = TestServer::start(&ServerSetup::default());
     let at = server.address;
@@ -248,7 +253,7 @@ fn grammars(moved: &mut ChangedSeries) {
     });
 }
 
-/// Every rejection for load or for the server's state.
+/// Changes the series of requests that are rejected because of load or of the server's state.
 fn reject_requests(moved: &mut ChangedSeries) {
     let one = AdmissionLimits { requests: 1, prefill_tokens: u64::MAX, bytes: 1 << 20 };
     for (admission, prompt) in [
@@ -267,12 +272,13 @@ fn reject_requests(moved: &mut ChangedSeries) {
     assert_eq!(complete(server.address, &json!({})), 503);
     moved.scrape(server.address);
     let server = TestServer::start(&ServerSetup { fails_at: Some(1), ..ServerSetup::default() });
-    assert_eq!(complete(server.address, &json!({})), 503); // Its device fails, and no replica is left.
+    // The device fails in this request, and no replica is left.
+    assert_eq!(complete(server.address, &json!({})), 503);
     assert_eq!(complete(server.address, &json!({})), 503);
     moved.scrape(server.address);
 }
 
-/// A publisher that subscribers keep busy with full replays.
+/// Changes the series of the KV-event publisher, which clients keep busy with requests for full replays.
 fn publisher(moved: &mut ChangedSeries) {
     let keys = json!({"max_queue_size": 1, "buffer_steps": 0});
     let kv_events = Some(kv_event_replay::config(&keys));
@@ -281,7 +287,7 @@ fn publisher(moved: &mut ChangedSeries) {
     let at = server.address;
     let sources = get(at, "/kv_event_sources").json();
     let endpoint = sources["0"]["replay_endpoint"].as_str().unwrap();
-    // Two clients request replays, the others cause events to be published.
+    // Two of eight clients request replays; the requests of the others cause KV events.
     let load = |number: u32| {
         if number % 8 < 2 {
             assert_eq!(kv_event_replay::replay(endpoint, 1, WAIT.as_millis() as i32).len(), 1);
@@ -299,7 +305,7 @@ fn publisher(moved: &mut ChangedSeries) {
     moved.scrape(at);
 }
 
-/// A device in this process that sends heartbeats but no outputs.
+/// Changes the series of step timeouts: a device in this process sends heartbeats but no outputs.
 fn stall_device(moved: &mut ChangedSeries) {
     let step_deadline = Some(Duration::from_millis(300));
     let server = TestServer::start(&ServerSetup {
@@ -319,22 +325,24 @@ fn stall_device(moved: &mut ChangedSeries) {
     moved.wait_for(at, &series);
 }
 
-/// A process that exits, and one that hangs.
+/// Changes the series of executor failures: an executor process exits, and another one hangs.
 fn fail_executors(moved: &mut ChangedSeries) {
     let process = ServerProcess::start(&["--executor", "process", "--threads", "1"]);
     let at = process.address;
     for (signal, cause) in [("-KILL", "exited"), ("-STOP", "silent")] {
-        let running = stream(at, 1_900); // More tokens than it can have generated when the signal arrives.
+        // The output is longer than what is generated until the signal arrives.
+        let running = stream(at, 1_900);
         send(executor(&process), signal);
         let series = ["executor_restarts", "requests_recovered", "tokens_recomputed"]
             .map(|name| format!("hadron:{name}_total{{cause=\"{cause}\"}}"));
         moved.wait_for(at, &series.each_ref().map(String::as_str));
         drop(running);
     }
-    moved.series.retain(|series| !series.starts_with("process_")); // They belong to a different process.
+    // These series describe the other server's process.
+    moved.series.retain(|series| !series.starts_with("process_"));
 }
 
-/// Series of executors in groups, or of MoE models.
+/// Checks the series of lockstep groups and of MoE models.
 #[test]
 fn every_group_and_expert_series_changes() {
     let model = with_experts();
@@ -359,7 +367,7 @@ fn every_group_and_expert_series_changes() {
         let series =
             |part| format!("hadron:collective_seconds_{part}{{group=\"{group}\",op=\"{op}\"}}");
         assert_eq!(idle.get(&series("count")), Some(&0.0), "{idle:?}");
-        // The other replica's last step may be reported a moment later.
+        // The other replica may report its last step a moment later.
         wait_until(WAIT, "more time of steps than of their collectives", || {
             let page = page(process.address);
             let device = page["hadron:step_seconds_sum{phase=\"device\"}"];
@@ -370,7 +378,8 @@ fn every_group_and_expert_series_changes() {
     let moved = of_groups();
     let still: Vec<&String> =
         idle.keys().filter(|series| idle[*series] == moved[*series]).collect();
-    // With 2 of 8 experts on each of four ranks, tokens are sent by all-to-all instead.
+    // All-to-all is used instead of all-gather and reduce-scatter, because a token needs only 2 of 8 experts
+    // on four ranks.
     let gathered = |series: &&String| {
         ["op=\"all_gather_rows\"", "op=\"reduce_scatter\""].iter().any(|op| series.contains(op))
     };
@@ -378,7 +387,7 @@ fn every_group_and_expert_series_changes() {
     assert_eq!((still.len(), idle.len()), (4, 20), "{idle:?}");
 }
 
-/// A setup with the optional series enabled.
+/// The default setup with optional series enabled.
 fn measured() -> ServerSetup {
     ServerSetup { block_lifetimes: SampleRate::new(1.0), ..ServerSetup::default() }
 }
@@ -390,7 +399,7 @@ fn every_other_series_changes() {
     drop(server);
     let mut apart = moved.clone();
     thread::scope(|scope| {
-        // Includes a heartbeat timeout of five seconds.
+        // This runs in parallel, because it waits for a heartbeat timeout of five seconds.
         scope.spawn(|| fail_executors(&mut apart));
         for part in [
             stall_device,

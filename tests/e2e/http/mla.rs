@@ -7,13 +7,13 @@ use crate::http_client::post;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// Four layers, the first one dense; 8 experts in 4 groups; compressed KV of 32 channels plus a
-/// `qk_rope_head_dim` of 8.
+/// A checkpoint of an MLA model of four layers, of which the first is dense. It has 8 experts in 4 groups,
+/// `kv_lora_rank` 32 and `qk_rope_head_dim` 8.
 pub(super) fn model() -> tempfile::TempDir {
     model_with(0)
 }
 
-/// The same model with `draft_layers` MTP modules.
+/// The checkpoint of `model` with `draft_layers` MTP modules in addition.
 pub(super) fn model_with(draft_layers: u32) -> tempfile::TempDir {
     synth(&json!({
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 272,
@@ -28,7 +28,7 @@ pub(super) fn model_with(draft_layers: u32) -> tempfile::TempDir {
     }))
 }
 
-/// Output token ids for a prompt of 70 tokens, and the number of cached prompt tokens.
+/// Output token ids for prompt number `which` of 70 tokens, and the number of cached prompt tokens.
 fn complete(at: SocketAddr, which: u32) -> (Value, Value) {
     let prompt: Vec<u32> = (0..70).map(|i| 3 + (i * i * 7 + which * 31) % 250).collect();
     let body = json!({"prompt": prompt, "max_tokens": 40, "ignore_eos": true, "seed": which,

@@ -1,4 +1,4 @@
-//! Completions, chat, probes, limits, faults.
+//! Tests of the HTTP API: endpoints, limits, faults, and metrics.
 
 mod admin_routes;
 mod anthropic;

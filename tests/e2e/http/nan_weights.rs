@@ -9,11 +9,12 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// The token with a NaN embedding.
+/// Token id whose embedding row is NaN.
 const BROKEN: usize = 97;
 const HITS: &str = "vllm:prefix_cache_hits_total{engine=\"0\",model_name=\"tiny\"}";
 
-/// Overwrites the token's row of the embedding, f32 `[vocab_size, hidden_size]`, in the model's file.
+/// Overwrites the row of token `BROKEN` in the embedding, which is f32 `[vocab_size, hidden_size]` in the
+/// safetensors file.
 fn break_row(file: &Path, hidden_size: usize) {
     let mut bytes = fs::read(file).unwrap();
     let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

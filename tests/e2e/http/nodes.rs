@@ -1,4 +1,4 @@
-//! One server on two nodes: both are processes on this machine, connected over loopback.
+//! One server on two nodes. Both nodes are processes on this machine and are connected over loopback.
 
 use super::executor_process::{
     body, children_as, complete_text, finish, is_ready, is_zombie, send, stream_of, wait_until,
@@ -22,7 +22,8 @@ const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32"];
 const SECRET: &str = "a secret of the tests of nodes";
 const TIMEOUT: Duration = Duration::from_mins(3);
 
-/// Rendezvous address of one test: a loopback address unique to this process, and a port unique to the test.
+/// Rendezvous address (`--data-parallel-address`) of one test: a loopback address unique to this process, and
+/// a port unique to the test.
 pub(crate) struct ClusterAddress {
     host: String,
     port: String,
@@ -37,7 +38,7 @@ impl ClusterAddress {
         Self { host, port: port.to_string() }
     }
 
-    /// The address of a listener that replaces node 0.
+    /// The address of a proxy or listener that node 1 connects to instead of node 0.
     pub(crate) fn at(address: SocketAddr) -> Self {
         Self { host: address.ip().to_string(), port: address.port().to_string() }
     }
@@ -53,14 +54,14 @@ impl ClusterAddress {
     }
 }
 
-/// Process of one node.
+/// A `hadron serve` process of one node, whose log is collected.
 pub(crate) struct NodeProcess {
     child: Child,
     log: Arc<Mutex<String>>,
 }
 
 impl NodeProcess {
-    /// Node `rank` of two, with the secret of these tests.
+    /// Starts node `rank` of two, with the cluster secret of these tests.
     pub(crate) fn start(place: &ClusterAddress, rank: u16, more: &[&str]) -> Self {
         Self::with_secret(place, rank, more, SECRET)
     }
@@ -74,7 +75,7 @@ impl NodeProcess {
         Self::of(command)
     }
 
-    /// Starts a command in its own process group, together with its children.
+    /// Starts a command in its own process group, so that its children can be killed with it.
     fn of(mut command: Command) -> Self {
         command.process_group(0);
         let mut child = command.spawn().unwrap();
@@ -89,7 +90,7 @@ impl NodeProcess {
         Self { child, log: text }
     }
 
-    /// Both nodes, and the HTTP address of node 0.
+    /// Starts both nodes; returns them and the HTTP address of node 0.
     fn two(place: &ClusterAddress, more: &[&str]) -> (Self, Self, SocketAddr) {
         let nodes = (Self::start(place, 0, more), Self::start(place, 1, more));
         let address = nodes.0.address();
@@ -108,7 +109,7 @@ impl NodeProcess {
         }
     }
 
-    /// HTTP address, once the node is ready.
+    /// The node's HTTP address, from its log once it is ready.
     pub(crate) fn address(&self) -> SocketAddr {
         self.wait_for_log(" on http://");
         let text = self.log();
@@ -152,7 +153,7 @@ impl Drop for NodeProcess {
         if std::thread::panicking() {
             println!("process {} said:\n{}", self.child.id(), self.log());
         }
-        // Already exited in most tests.
+        // The process has exited already in most tests.
         let group = format!("-{}", self.child.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
         let _ = self.child.kill();
@@ -218,7 +219,7 @@ fn two_nodes_match_one_and_survive_remote_executor_kill() {
     let latter = (zero.executor(), one.executor());
     assert!(latter.0 == former.0 && latter.1 != former.1, "{former:?} {latter:?}");
 
-    // SIGTERM to the other node alone does not end it while node 0 runs.
+    // SIGTERM to node 1 alone does not end it while node 0 runs.
     one.signal("TERM");
     one.wait_for_log("waiting until node 0 has drained");
     assert_eq!(complete_on_replica(at, 1, 20), complete_on_replica(at, 0, 20));
@@ -257,7 +258,7 @@ fn requests_of_a_dead_node_move_or_wait() {
     assert!(text == expected && end == "length", "differs from an undisturbed run: {text}");
     assert!(complete_on_replica(at, 1, 20) == expected[..complete_on_replica(at, 0, 20).len()]);
 
-    // Without node 0 the other node has no work and exits.
+    // Without node 0, node 1 has no work and exits.
     let left = again.executor();
     zero.signal("KILL");
     assert_eq!(again.exits().code(), Some(3), "{}", again.log());
@@ -271,7 +272,8 @@ fn heartbeat_timeout_disconnects_both_nodes() {
     let place = ClusterAddress::new();
     let (zero, mut one, at) = NodeProcess::two(&place, &[]);
     let short = complete_on_replica(at, 1, 20);
-    // A stopped node is equivalent to a partition; its executor still runs and must not continue alone.
+    // Stopping node 1's process is equivalent to a network partition: its executor still runs and must not
+    // continue alone.
     let executor = one.executor();
     one.signal("STOP");
     zero.wait_for_log("no heartbeat for 5 s");
@@ -337,10 +339,10 @@ fn slurm_job_serves_on_all_nodes() {
     }
 }
 
-/// Everything received until the connection is closed.
+/// Reads everything until the other end closes the connection.
 fn rest(mut stream: TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // A reset is permitted; a timeout is not.
+    // The connection may be reset, but the read must not time out.
     let end = stream.read_to_end(&mut bytes);
     assert!(!matches!(&end, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock), "still open");
     bytes
@@ -351,7 +353,7 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
     let place = ClusterAddress::new();
     let zero = NodeProcess::start(&place, 0, &[]);
     zero.wait_for_log("waiting for the other nodes");
-    // A valid response except for its length.
+    // A handshake response that is valid except for its length.
     let mut long =
         b"HDRN\x00\x00\x22\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\x3f\x00\x00\x00\x00"
             .to_vec();
@@ -367,12 +369,12 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
         let _ = stream.write_all(bytes); // The connection may be closed already.
         rest(stream);
     }
-    // More connections than the server admits.
+    // More connections than node 0 accepts during the handshake.
     let silent: Vec<_> = (0..40).map(|_| place.connect()).collect();
     for stream in silent {
         assert!(rest(stream).len() < 200, "a challenge at most");
     }
-    // A version mismatch is logged, because it is an operator's mistake.
+    // A version mismatch is logged, because an operator has to correct it.
     let mut former = place.connect();
     let frame =
         b"HDRN\x01\x00\x22\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00";
@@ -380,10 +382,10 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
     rest(former);
     zero.wait_for_log("the peer has protocol version 1, this process has ");
 
-    // Repeated failed authentication does not flood the log.
+    // Repeated failed authentication is not logged each time.
     for _ in 0..30 {
         let mut guess = place.connect();
-        guess.read_exact(&mut [0; 60]).unwrap(); // Minimum size of a challenge.
+        guess.read_exact(&mut [0; 60]).unwrap(); // Reads the minimum size of the server's challenge.
         let answer = NodeHandshake::Response { nonce: [1; 32], proof: [2; 32] };
         let mut frame = Vec::new();
         encode(&answer, Epoch(0), &mut frame).unwrap();
@@ -414,7 +416,7 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
     let one = NodeProcess::start(&place, 1, &[]);
     let at = zero.address();
     assert_eq!(complete_on_replica(at, 1, 20), complete_on_replica(at, 0, 20));
-    // A second node with a rank that is taken does not affect the first.
+    // A second node with a rank that is already connected is rejected and does not affect the first.
     let mut second = NodeProcess::start(&place, 1, &[]);
     assert_eq!(second.exits().code(), Some(1), "{}", second.log());
     second.wait_for_log("node 1 is already connected");

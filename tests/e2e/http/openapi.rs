@@ -1,4 +1,4 @@
-//! Checks `/openapi.json` against the server: routes, fields and ranges.
+//! Checks that `/openapi.json` agrees with the server in routes, fields and ranges.
 
 use crate::http_client::{HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 
 const IGNORED: &str = "x-hadron-ignored-fields";
 
-/// Refresh the committed copy with `UPDATE_EXPECT=1 cargo test --test e2e openapi`.
+/// `UPDATE_EXPECT=1 cargo test --test e2e openapi` refreshes the committed copy of the document.
 #[test]
 fn the_committed_document_is_served() {
     let server = TestServer::start(&ServerSetup::default());
@@ -42,7 +42,7 @@ fn documented_routes_match_the_server() {
     assert!(undescribed.is_empty(), "no word in server/src/openapi/operations.rs: {undescribed:?}");
 }
 
-/// Base bodies to which fields are added, with their paths.
+/// Valid request bodies to which fields are added, each with the name of its schema and its path.
 fn forms() -> Vec<(&'static str, &'static str, Value)> {
     let messages = json!([{"role": "user", "content": "x"}]);
     vec![
@@ -68,8 +68,8 @@ fn param(reply: &HttpReply) -> String {
     reply.json()["error"]["param"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Every documented field is accepted: none is reported as ignored, and null is equivalent to absence, also
-/// for unknown fields.
+/// Every documented field is accepted: the server reports none as ignored. A null value is equivalent to
+/// absence, also for unknown fields.
 #[test]
 fn every_documented_field_is_accepted() {
     let server = TestServer::start(&ServerSetup { priorities: true, ..ServerSetup::default() });
@@ -97,13 +97,13 @@ fn every_documented_field_is_accepted() {
         let reply = post(at, path, &with(&form, "no_such_field", Value::Null));
         assert_eq!((reply.status, reply.header(IGNORED)), (200, None), "{path}");
     }
-    // Some fields are valid in one base body only.
+    // Some fields are valid in one of the two base bodies only.
     let nowhere: Vec<_> = unknown.difference(&known).collect();
     assert!(nowhere.is_empty(), "{nowhere:?}");
 }
 
-/// Whether the endpoint accepts the field in this body: a value of an unexpected type is then rejected or
-/// used, but not ignored.
+/// Whether the endpoint uses this field in this body: a value of an unexpected type is then not reported as
+/// ignored.
 fn is_field_known(at: SocketAddr, path: &str, form: &Value, name: &str) -> bool {
     let strange = json!({"strange": {"strange": []}});
     form.get(name).is_some() || post(at, path, &with(form, name, strange)).header(IGNORED).is_none()
@@ -133,7 +133,7 @@ fn documented_ranges_match_the_server() {
     assert!(tried > 200, "{tried}");
 }
 
-/// Values that a schema does not allow: other types, and values just outside each bound.
+/// Values that a schema does not allow: values of other types, and values just outside each bound.
 fn outside(schema: &Value) -> Vec<Value> {
     let kinds = match &schema["type"] {
         Value::String(kind) => vec![kind.as_str()],
@@ -151,7 +151,8 @@ fn outside(schema: &Value) -> Vec<Value> {
         ("number", json!(0.5)),
     ] {
         let number = is("number") && kind == "integer";
-        // Items of lists and objects are tested elsewhere.
+        // Types of list items and of object members are checked elsewhere, so only an integer is tried as a
+        // wrong type.
         let container = (is("array") || is("object")) && kind == "integer";
         if !is(kind) && !number || container && !is(kind) {
             values.push(value);
@@ -181,7 +182,7 @@ fn outside(schema: &Value) -> Vec<Value> {
     values
 }
 
-/// The bounds of a range are accepted, or rejected for a reason other than type or range.
+/// Checks that the bounds of a range are accepted, or rejected for a reason other than type or range.
 fn check_inside(at: SocketAddr, path: &str, form: &Value, name: &str, schema: &Value) {
     for end in ["minimum", "maximum"] {
         let Some(value) = schema.get(end).filter(|_| !schema["type"].is_string()) else { continue };

@@ -1,4 +1,5 @@
-//! Several executor processes: ranks that share a model, independent replicas, and the failure of either.
+//! Several executor processes: ranks that share a model, independent replicas, and failures of ranks and
+//! replicas.
 
 use super::executor_process::{
     body, children, complete_text, finish, is_ready, is_zombie, send, stream, stream_of, wait_until,
@@ -19,12 +20,12 @@ pub(super) fn start(flags: &[&str]) -> ServerProcess {
     ServerProcess::start(&[EXACT, flags].concat())
 }
 
-/// Process ids of the server's executors by world rank.
+/// Process ids of the server's executors, keyed by world rank.
 pub(super) fn ranks(process: &ServerProcess) -> BTreeMap<u16, u32> {
     ranks_of(process.id())
 }
 
-/// Process ids of the executors of process `server` by world rank.
+/// Process ids of the executors of the process with id `server`, keyed by world rank.
 pub(crate) fn ranks_of(server: u32) -> BTreeMap<u16, u32> {
     let rank = |pid: &u32| {
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
@@ -76,7 +77,7 @@ fn tp_ranks_match_one_rank_and_survive_a_kill() {
         1.0
     );
 
-    // A hanging rank blocks the other: both are replaced.
+    // A hanging rank blocks the other rank at a collective: both are replaced.
     send(latter[&1], "-STOP");
     let stalled = std::thread::spawn(move || complete_text(at, 20));
     wait_until(Duration::from_secs(12), "the loss", || !is_ready(at));
@@ -122,7 +123,7 @@ fn replica_failure_leaves_the_other_serving() {
     };
     assert!(recovered(0) >= 1.0 && recovered(1) == 0.0);
 
-    // Without any replica the server is not ready, and all requests wait.
+    // While all replicas have failed, the server reports not ready, and requests wait.
     for pid in latter.values() {
         send(*pid, "-KILL");
     }
@@ -148,7 +149,7 @@ fn two_replicas_of_two_tp_ranks_serve() {
     assert_eq!(loads["dp_rank_count"], 2);
     let blocks = |rank: usize| loads["loads"][rank]["max_total_num_tokens"].as_u64().unwrap();
     assert_eq!(blocks(0), blocks(1), "what each of the four can hold");
-    // A constrained output follows its grammar bitmasks on both ranks of a replica.
+    // On both ranks of a replica the same grammar bitmasks restrict a constrained output.
     let mut constrained = body(40, false);
     constrained["structured_outputs"] = json!({"regex": "[a-c]{30}"});
     let reply = post(at, "/v1/completions", &constrained).json();
@@ -156,7 +157,7 @@ fn two_replicas_of_two_tp_ranks_serve() {
     assert!(text.len() == 30 && text.chars().all(|c| ('a'..='c').contains(&c)), "{text}");
 }
 
-/// An MoE checkpoint in its own folder.
+/// A checkpoint of a small MoE model, written to a temporary folder.
 pub(crate) fn with_experts() -> tempfile::TempDir {
     synth(&json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 272,
@@ -169,7 +170,7 @@ pub(crate) fn with_experts() -> tempfile::TempDir {
     }))
 }
 
-/// A checkpoint of a configuration in f32: `model` in its own folder.
+/// A checkpoint with random f32 weights for `config`, in the subfolder `model` of a temporary folder.
 pub(super) fn synth(config: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
@@ -181,7 +182,7 @@ pub(super) fn synth(config: &Value) -> tempfile::TempDir {
     folder
 }
 
-/// Checks that layer `i` has routed `tokens[i]` tokens to its experts.
+/// Checks that layer `i` has routed `tokens[i]` tokens to its experts, from the server's expert counters.
 fn check_experts_counted(at: SocketAddr, tokens: [u64; 2]) {
     let mut client = HttpClient::connect(at);
     client.send("GET", "/debug/experts", "Authorization: Bearer root\r\n", b"");
@@ -212,7 +213,7 @@ fn expert_and_tensor_parallel_experts_are_equal() {
         let body = json!({"prompt": [5, 6, 7, 8, 9], "max_tokens": 100, "ignore_eos": true,
                           "temperature": 0, "return_token_ids": true});
         let reply = post(process.address, "/v1/completions", &body).json();
-        // The last layer computes only the prompt position that is sampled.
+        // The last layer computes only the position of the prompt that is sampled.
         check_experts_counted(process.address, [2 * (5 + 99), 2 * (1 + 99)]);
         reply["choices"][0]["token_ids"].clone()
     };
@@ -220,7 +221,7 @@ fn expert_and_tensor_parallel_experts_are_equal() {
     assert_eq!(expected.as_array().map(Vec::len), Some(100));
     assert_eq!(of(&["-tp", "2"]), expected);
     assert_eq!(of(&["-tp", "2", "--enable-expert-parallel"]), expected);
-    // Experts out of order, the hot ones of layer 0 on both ranks.
+    // An expert placement in another order, with the most used experts of layer 0 on both ranks.
     let layers = json!([[3, 0, 1, 7, 2, 5, 4, 6, 3, 0, 1, 7], [6, 0, 1, 7, 4, 5, 3, 2]]);
     let file = folder.path().join("placement.json");
     fs::write(&file, json!({"physical_to_logical_map": layers}).to_string()).unwrap();

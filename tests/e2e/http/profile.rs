@@ -1,4 +1,4 @@
-//! `--profile`, `/start_profile` and `/stop_profile`: valid files, however the server ends.
+//! `--profile`, `/start_profile` and `/stop_profile`: the trace files are valid, however the server ends.
 
 use super::server_process::ServerProcess;
 use crate::child_watchdog::run_to_end;
@@ -19,13 +19,13 @@ fn switch(address: SocketAddr, what: &str) -> Value {
     reply.json()
 }
 
-/// One request with one prefill and `TOKENS - 1` decode steps.
+/// Completes a request that takes one prefill step and `TOKENS - 1` decode steps.
 fn complete(address: SocketAddr) {
     let body = json!({"prompt": "The quick brown fox", "max_tokens": TOKENS, "ignore_eos": true});
     assert_eq!(post(address, "/v1/completions", &body).status, 200);
 }
 
-/// Number of steps in a file, on the device and in each thread.
+/// Numbers of events in a trace file: steps on the device, submits of a step, and waits for a step.
 fn steps(path: &Path) -> [usize; 3] {
     let text = std::fs::read_to_string(path).unwrap();
     count(&serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")))
@@ -41,8 +41,8 @@ fn count(trace: &Value) -> [usize; 3] {
     ]
 }
 
-/// Waits until a file has the wanted numbers of steps. The file is being written, so one read may be
-/// incomplete.
+/// Waits until a trace file has the wanted numbers of events. The file may be incomplete at a read, because
+/// the server is writing it.
 fn comes_to(path: &Path, wanted: [usize; 3]) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -92,14 +92,14 @@ fn traces_parse_after_stop_kill_and_term() {
         let mut process = ServerProcess::start(&args);
         let at = process.address;
         let file = |name: &Value| Path::new(&profile).join(name.as_str().unwrap());
-        complete(at); // Recorded from start-up on.
+        complete(at); // These steps are recorded, because `--profile` starts recording at start-up.
         let first = file(&switch(at, "stop")["file"]);
         assert_eq!(steps(&first), [TOKENS; 3], "{executor}");
         complete(at);
         assert_eq!(switch(at, "stop"), json!({"status": "stopped", "file": null}));
         let second = file(&switch(at, "start")["file"]);
         complete(at);
-        comes_to(&second, [TOKENS; 3]); // Written to disk during recording.
+        comes_to(&second, [TOKENS; 3]); // The file is written to disk while the recording goes on.
         complete(at);
         process.signal("TERM");
         assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
@@ -109,7 +109,7 @@ fn traces_parse_after_stop_kill_and_term() {
     }
 }
 
-/// Checks that `hadron bench trace` counts the same steps.
+/// Checks that `hadron bench trace` counts the steps of the file.
 fn print_tables(file: &Path) {
     let mut hadron = Command::new(env!("CARGO_BIN_EXE_hadron"));
     let hadron = run_to_end(hadron.args(["bench", "trace"]).arg(file));

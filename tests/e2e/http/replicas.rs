@@ -1,4 +1,4 @@
-//! Several replicas in one server: request routing, and the metrics of each.
+//! Several replicas in one server: request routing, and the metrics of each replica.
 
 use crate::http_client::{HttpClient, get, post};
 use crate::kv_event_replay;

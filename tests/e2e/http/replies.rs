@@ -1,4 +1,4 @@
-//! Replies to valid requests: unary and streamed replies are equal.
+//! Replies to valid requests: a streamed reply has the content of the unary one.
 
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -10,7 +10,7 @@ fn completion(extra: &Value) -> Value {
     body
 }
 
-/// Text of each choice, joined over the chunks, and its finish reason.
+/// Text of each choice, joined over all chunks of a stream, and the choice's finish reason.
 fn joined(events: &[Value], text_of: impl Fn(&Value) -> Option<&str>) -> Vec<(String, String)> {
     let mut choices: Vec<(String, String)> = Vec::new();
     for choice in events.iter().flat_map(|e| e["choices"].as_array().unwrap()) {

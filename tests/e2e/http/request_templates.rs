@@ -1,12 +1,13 @@
-//! Chat templates in requests: an expensive template fails its own request, and the server stays within its
-//! memory.
+//! Chat templates in requests: an expensive template fails only its own request, and the server's memory
+//! stays bounded.
 
 use super::memory_amplification::status_bytes;
 use super::server_process::ServerProcess;
 use crate::http_client::{HttpClient, get};
 use serde_json::{Value, json};
 
-/// Maximum growth of the server's memory. A doubled string would take much more.
+/// Maximum growth of the server's memory in bytes. A string that a template keeps doubling would take much
+/// more.
 const GROWTH_BYTES: u64 = 64 << 20;
 
 /// A template that doubles a string `times` times and then renders `what`.

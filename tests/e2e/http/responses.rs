@@ -1,4 +1,4 @@
-//! `/v1/responses`: items, events, stored responses.
+//! `/v1/responses`: output items, stream events, and stored responses.
 
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
@@ -41,7 +41,7 @@ fn get(client: &mut HttpClient, id: &str) -> HttpReply {
     client.read().unwrap()
 }
 
-/// The output without the ids, which differ between two responses.
+/// The output items without their ids, which are new in each response.
 fn without_ids(mut output: Value) -> Value {
     for item in output.as_array_mut().unwrap() {
         item.as_object_mut().unwrap().retain(|key, _| key != "id" && key != "call_id");
@@ -138,7 +138,7 @@ fn previous_response_id_continues_the_conversation() {
     assert_eq!(second["usage"]["input_tokens"], count);
     assert_eq!(second["previous_response_id"], first["id"]);
 
-    // The same conversation, sent in full.
+    // The same conversation, sent in full instead of by `previous_response_id`.
     let items = [json!({"role": "user", "content": [{"type": "input_text", "text": "hi"}]})];
     let items: Vec<Value> = items
         .into_iter()

@@ -1,4 +1,4 @@
-//! The real binary with the demo model: start, signals, exit codes.
+//! The `hadron` executable with the demo model: start, signals, exit codes.
 
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_to_end};
 use crate::http_client::{HttpClient, get, post};
@@ -8,23 +8,23 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// `hadron serve` of the demo model on a free port.
+/// A `hadron serve` process of the demo model on a free port.
 pub(crate) struct ServerProcess {
     child: Child,
     stderr: BufReader<ChildStderr>,
-    /// Stderr before the ready line.
+    /// What the server wrote to stderr before the ready line.
     stderr_text: String,
     pub(crate) address: SocketAddr,
 }
 
-/// Flags that set the size of the KV cache, or select a GPU, which sets it.
+/// Flags that set the size of the KV cache, or select a GPU, whose memory sets it.
 const SIZES: [&str; 4] = [
     "--kv-cache-memory-bytes",
     "--num-gpu-blocks-override",
     "--device",
     "--gpu-memory-utilization",
 ];
-/// KV cache size of tests that set none: the default depends on the machine.
+/// KV cache size for tests that set none, because the default depends on the machine's memory.
 const SIZE: &str = "256MiB";
 
 pub(crate) fn command(args: &[&str]) -> Command {
@@ -62,7 +62,7 @@ impl ServerProcess {
         Self { child, stderr, stderr_text: text, address }
     }
 
-    /// Everything on stderr, up to its end; only for a process that has exited.
+    /// Everything on stderr until its end; for a process that has exited.
     pub(crate) fn stderr_text(&mut self) -> String {
         self.stderr.read_to_string(&mut self.stderr_text).unwrap();
         self.stderr_text.clone()
@@ -92,7 +92,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Already exited in most tests.
+        // The process has exited already in most tests.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -108,7 +108,7 @@ fn endless(address: SocketAddr) -> HttpClient {
 
 fn read_to_end(client: &mut HttpClient) -> String {
     let mut text = Vec::new();
-    let _ = client.reader.read_to_end(&mut text); // A reset is permitted.
+    let _ = client.reader.read_to_end(&mut text); // The connection may be reset.
     String::from_utf8_lossy(&text).into_owned()
 }
 
@@ -131,7 +131,7 @@ fn demo_serves_and_drain_ends_streams_properly() {
     let mut rest = String::new();
     process.stderr.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("curl http://"), "a line to try: {rest}");
-    // The stream may have finished in time.
+    // The stream may have finished before the drain timeout.
     let was_cut = text.contains("\"reason\":\"draining\"");
     let says = rest.contains("drain timeout: incomplete outputs are aborted outputs=1");
     assert_eq!(says, was_cut, "{rest}");
@@ -145,7 +145,7 @@ fn second_signal_exits_immediately() {
     std::thread::sleep(Duration::from_millis(50));
     process.signal("INT");
     let code = process.exits_within(Duration::from_secs(2)).code();
-    // The stream may have finished meanwhile, which ends the drain.
+    // The drain ends with exit code 0 if the stream has finished before the second signal.
     assert!(code == Some(130) || code == Some(0), "{code:?}");
 }
 

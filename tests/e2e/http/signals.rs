@@ -1,5 +1,5 @@
-//! Signals during streams: which end the server, which reopen its log files, and the behaviour of its
-//! children.
+//! Signals during streams: signals that end the server, SIGHUP, which reopens its log files, and signals that
+//! also reach its children.
 
 use super::executor_process::{
     children_as, complete_text, executor, finish, send, stream, wait_until,
@@ -36,7 +36,8 @@ fn harmless_signals_end_neither_server_nor_children() {
         assert_eq!(finish(running), (expected.clone(), json!("length")), "{signal}");
         assert_eq!(executor(&process), pid, "{signal}");
     }
-    // A terminal's signals reach the whole process group: only the server reacts.
+    // A terminal sends its signals to the whole process group: children ignore them, and only the server
+    // reacts.
     let running = stream(at, TOKENS);
     for signal in ["-QUIT", "-INT"] {
         send(pid, signal);
@@ -65,11 +66,11 @@ fn sigquit_drains_and_a_second_one_ends_at_once() {
     std::thread::sleep(Duration::from_millis(50));
     process.signal("QUIT");
     let code = process.exits_within(Duration::from_secs(2)).code();
-    // The stream may have finished meanwhile, which ends the drain.
+    // The drain ends with exit code 0 if the stream has finished before the second signal.
     assert!(code == Some(131) || code == Some(0), "{code:?}");
 }
 
-/// A server that logs to a file.
+/// A `hadron serve` process that logs to a file.
 struct FileLoggedServer {
     child: Child,
     at: SocketAddr,
@@ -97,7 +98,7 @@ impl FileLoggedServer {
 
 impl Drop for FileLoggedServer {
     fn drop(&mut self) {
-        // Already exited in most tests.
+        // The process has exited already in most tests.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -118,7 +119,7 @@ fn complete(at: SocketAddr, count: usize) {
     }
 }
 
-/// As logrotate without `copytruncate`: rename, then SIGHUP.
+/// Rotates log files as logrotate does without `copytruncate`: renames them, then sends SIGHUP.
 #[test]
 fn sighup_reopens_moved_log_files() {
     let folder = tempfile::tempdir().unwrap();
@@ -140,7 +141,7 @@ fn sighup_reopens_moved_log_files() {
     assert_eq!(lines(&moved(&trace)).len(), 3);
     assert!(fs::read_to_string(&log).unwrap().contains("log file reopened"));
     assert!(!fs::read_to_string(moved(&log)).unwrap().contains("reopened"));
-    // Executor output goes through the server.
+    // The server writes the executors' log messages, so that they also go to the new file.
     send(children_as("executor", server.child.id())[0], "-KILL");
     wait_until(TIMEOUT, "the executor's return", || {
         fs::read_to_string(&log).unwrap().contains("executors restarted")
@@ -159,7 +160,7 @@ fn full_disk_drops_whole_trace_lines_and_logs_the_count() {
     complete(process.address, 1);
     wait_until(TIMEOUT, "a line", || lines(&trace).len() == 1);
     let line = fs::metadata(&trace).unwrap().len();
-    // Room for three and a half lines.
+    // The file size limit allows three and a half log lines.
     let limit = Rlimit { current: Some(line * 7 / 2), maximum: None };
     prlimit(Pid::from_raw(process.id() as i32), Resource::Fsize, limit).unwrap();
     complete(process.address, REQUESTS - 1);

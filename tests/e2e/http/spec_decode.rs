@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const CONFIG: &str = r#"{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":4}"#;
-/// Proposes draft tokens in every step, most of them wrong.
+/// Configuration that proposes draft tokens in every step, most of which are rejected.
 const EAGER_CONFIG: &str =
     r#"{"method":"ngram","num_speculative_tokens":7,"prompt_lookup_min":1,"prompt_lookup_max":3}"#;
 /// Flags that cause chunked prefill and preemptions.
@@ -30,7 +30,7 @@ const SMALL_CACHE_FLAGS: &[&str] = &[
     "16",
 ];
 
-/// Sampling options of the requests.
+/// Sampling parameters of the requests, one set per request.
 fn rules() -> Vec<Value> {
     vec![
         json!({"temperature": 0}),
@@ -51,7 +51,7 @@ fn rules() -> Vec<Value> {
     ]
 }
 
-/// A repetitive prompt with a repetitive output; one in four shares a prefix.
+/// A repetitive prompt, which gives a repetitive output; one in four prompts shares a prefix with others.
 fn body(which: usize, rule: &Value) -> Value {
     let notes = "For beni the price is 178. For dupo the price is 154. ".repeat(5);
     let prompt = format!("Note {}. {notes}For sutuvi the price is {which}. For", which % 4);
@@ -61,7 +61,7 @@ fn body(which: usize, rule: &Value) -> Value {
     body
 }
 
-/// All data of the output tokens.
+/// Text, token ids and log-probabilities of a request's output.
 fn token_outputs(at: SocketAddr, body: &Value) -> Value {
     let reply = post(at, "/v1/completions", body);
     assert_eq!(reply.status, 200, "{body}: {}", String::from_utf8_lossy(&reply.body));
@@ -74,7 +74,7 @@ fn spec_decode(at: SocketAddr, name: &str, position: &str) -> f64 {
     metric(at, &format!("vllm:spec_decode_num_{name}_total{{{labels}{position}}}"))
 }
 
-/// Numbers of draft and accepted tokens.
+/// Numbers of draft tokens and of accepted draft tokens, from the server's metrics.
 fn spec_decode_counts(at: SocketAddr) -> (f64, f64) {
     let place = |i: u8| {
         let position = format!(r#",position="{i}""#);
@@ -156,7 +156,7 @@ fn tensor_parallel_ranks_draft_identically() {
     assert!(spec_decode_counts(drafting.address).1 > 0.0);
 }
 
-/// Output token ids for repetitive prompts, all requested at once.
+/// Output token ids of twelve requests with repetitive prompts, all sent at once.
 fn ids_of_all(at: SocketAddr) -> Vec<Value> {
     let ask = |which: u64| {
         let prompt: Vec<u64> = (0..70).map(|i| 3 + (i % 9 * 7 + which * 31) % 250).collect();
@@ -189,7 +189,7 @@ fn expert_parallel_replicas_may_draft_differently() {
         };
         let none = |line: &&str| line.ends_with(" 0");
         let [drafted, accepted] = ["draft", "accepted"].map(series);
-        // Acceptance is random: a replica may have few accepted tokens.
+        // Acceptance depends on random outputs, so a replica may have no accepted tokens.
         assert!(!drafted.is_empty() && !drafted.iter().any(none), "{drafted:?}");
         assert!(!accepted.iter().all(none), "{accepted:?}");
     }
@@ -217,7 +217,7 @@ fn executor_kill_during_spec_decode_changes_no_output() {
     assert!(spec_decode_counts(at).1 > 0.0);
 }
 
-/// Configuration for the model's own MTP module.
+/// Speculative configuration that uses the model's own MTP module.
 const MTP_CONFIG: &str = r#"{"method":"mtp","num_speculative_tokens":3}"#;
 
 /// Sum of a speculative-decoding counter over the replicas.
@@ -258,7 +258,8 @@ fn mtp_changes_no_output() {
     }
 }
 
-/// A model that drafts for itself is right for greedy requests, which are half of them.
+/// The model is its own draft model. Its draft tokens are always accepted for greedy requests, which are half
+/// of all.
 #[test]
 fn draft_model_changes_no_output() {
     let model = model();
@@ -276,12 +277,12 @@ fn draft_model_changes_no_output() {
         assert!(ids_of_all(at) == expected, "{flags:?}");
         let [tokens, right] = ["draft_tokens", "accepted_tokens"].map(|name| counted(at, name));
         println!("{flags:?}: {right} of {tokens} drafts accepted");
-        // Six of twelve requests are greedy: twelve steps with four accepted draft tokens each.
+        // Six of twelve requests are greedy, and each takes twelve steps with four accepted draft tokens.
         assert!((240.0..tokens).contains(&right), "{right} of {tokens}");
     }
 }
 
-/// Covers an MTP module and an EAGLE-3 layer.
+/// Covers draft tokens of an MTP module and of an EAGLE-3 layer.
 #[test]
 fn restarted_executor_drafts_again() {
     let own = model_with(1);
@@ -317,7 +318,7 @@ fn models_without_usable_mtp_are_rejected_by_name() {
     for (config, flags, named) in [
         (MTP_CONFIG, &[none.as_str()][..], "num_nextn_predict_layers 1"),
         (MTP_CONFIG, &[two.as_str()], "DeepseekV3ForCausalLM has 2 here"),
-        (MTP_CONFIG, &[], "num_nextn_predict_layers 1"), // The demo model.
+        (MTP_CONFIG, &[], "num_nextn_predict_layers 1"), // The demo model has no MTP module.
         (many, &[one.as_str()], "num_speculative_tokens 5"),
     ] {
         let flags = [&["--port", "0", "--speculative-config", config], flags].concat();
@@ -328,7 +329,7 @@ fn models_without_usable_mtp_are_rejected_by_name() {
     }
 }
 
-/// A dense model of six layers, and an EAGLE-3 layer with a draft vocabulary of 96 ids.
+/// Checkpoints of a dense model of six layers, and of an EAGLE-3 layer with a draft vocabulary of 96 ids.
 fn eagle3_models(members: &Value) -> [tempfile::TempDir; 2] {
     let model = synth(&json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 272,

@@ -1,4 +1,5 @@
-//! Structured output over the hash model: every form, its end, and its cost for other requests.
+//! Structured output on the hash model: every kind of grammar, the end of constrained outputs, and the cost
+//! for other requests.
 
 use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -14,7 +15,7 @@ fn completion(extra: &Value) -> Value {
     body
 }
 
-/// Text and finish reason of the only choice.
+/// Text and finish reason of a completion with one choice.
 fn complete(server: &TestServer, extra: &Value) -> (String, String) {
     let reply = post(server.address, PATH, &completion(extra));
     let message = String::from_utf8_lossy(&reply.body).into_owned();
@@ -135,7 +136,7 @@ fn constraints_apply_to_choices_streams_and_chat() {
     );
 }
 
-/// Grammars that are rejected or harmless, but never slow.
+/// Grammars that are expensive to compile: each is rejected or has fast bitmasks.
 fn hostile() -> Vec<Value> {
     let deep =
         |open: &str, close: &str, n: usize| format!("{}a{}", open.repeat(n), close.repeat(n));
@@ -198,7 +199,8 @@ fn hostile_grammar_is_rejected_fast_and_isolated() {
         answered += u32::from(status != 429);
         let rejected = matches!(
             (status, reason.as_str()),
-            // No worker within ten seconds, or no processor within three, because the machine is busy.
+            // On a busy machine no worker was available within ten seconds, or a worker got no processor time
+            // within three.
             (400, Some("invalid_grammar")) | (429, Some("grammars_overloaded"))
         );
         assert!(status == 200 || rejected, "{shown}: {status} {reason}");
@@ -221,13 +223,13 @@ fn multiples_with_many_places_are_followed() {
     }
 }
 
-/// The message for an unusable grammar is complete and readable, and names the field.
+/// The error message for a grammar that cannot be compiled is complete and readable, and names the field.
 #[test]
 fn grammar_errors_are_explained() {
     let server = TestServer::start(&ServerSetup::default());
     let rejected = |outputs: Value| {
         let body = completion(&json!({"structured_outputs": outputs}));
-        // A dry run without a processor gives 429 and is repeated.
+        // A dry run that gets no processor time is rejected with 429, and the request is repeated.
         let mut replies = (0..20).map(|_| post(server.address, PATH, &body));
         let reply = replies.find(|reply| reply.status != 429).expect("a turn within 20");
         assert_eq!(reply.status, 400, "{body}");
@@ -249,10 +251,10 @@ fn grammar_errors_are_explained() {
         assert!(message.contains(keyword), "{keyword} {value}: {message}");
         assert!(!leaks.iter().any(|leak| message.contains(leak)), "{message}");
     }
-    // The library panics here: it splits a text inside a character.
+    // The grammar library (llguidance) panics for this pattern: it splits a text inside a character.
     let odd = format!("a{}", "é".repeat(80));
     let (_, message) = rejected(json!({"json": {"type": "string", "pattern": [odd]}}));
-    // On a busy machine logging its backtrace takes longer than the dry-run timeout.
+    // On a busy machine logging the panic's backtrace may take longer than the dry-run timeout.
     let is_late = message.contains("longer than");
     assert!(is_late || message.ends_with("the grammar cannot be compiled"), "{message}");
     assert!(!leaks.iter().any(|leak| message.contains(leak)), "{message}");

@@ -8,11 +8,11 @@ use std::time::Duration;
 use text::{ReasoningFamily, ToolCallSyntax};
 
 const CHAT: &str = "/v1/chat/completions";
-/// Reasoning of 40 tokens.
+/// Scripted model output with reasoning of 40 tokens.
 const SCRIPT: &str = "<think>0123456789012345678901234567890123456789</think>So.";
 /// Number of tokens of `</think>`.
 const END_MARKER_TOKENS: usize = 8;
-/// Chat template that ends with the start of reasoning.
+/// Chat template whose generation prompt opens the reasoning (`<think>`).
 const OPENS: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
     {% if add_generation_prompt %}<think>\n{% endif %}";
 
@@ -21,7 +21,7 @@ fn scripted(script: &'static str) -> ServerSetup {
     ServerSetup { scripted_output: Some(script), parsers, ..ServerSetup::default() }
 }
 
-/// A model that always starts with reasoning.
+/// Setup of a model whose outputs always start with reasoning.
 fn always_thinking_setup() -> ServerSetup {
     let parsers = (None, Some(ReasoningFamily::DeepSeekR1));
     ServerSetup { parsers, template: Some(OPENS), ..ServerSetup::default() }
@@ -40,7 +40,7 @@ fn parsed_reply(reply: &HttpReply) -> Value {
     reply.json()
 }
 
-/// Reasoning and content of the first choice.
+/// Reasoning and content of a reply's first choice.
 fn parts(reply: &Value) -> (String, String) {
     let message = &reply["choices"][0]["message"];
     let text = |key: &str| message[key].as_str().unwrap_or_default().to_owned();
@@ -56,7 +56,7 @@ fn end_marker_is_forced_once_budget_is_spent() {
     let server = TestServer::start(&scripted(SCRIPT));
     let mut client = HttpClient::connect(server.address);
     let mut ask = |extra: &Value| parsed_reply(&client.post(CHAT, &body(extra)));
-    // The end marker replaces as many digits; the remaining script is content.
+    // The end marker `</think>` replaces digits of the script; the rest of the script becomes content.
     for budget in [0, 1, 10, 39] {
         let reply = ask(&json!({"thinking_token_budget": budget}));
         let thought = &SCRIPT[7..][..budget];
@@ -71,7 +71,8 @@ fn end_marker_is_forced_once_budget_is_spent() {
         );
         assert_eq!(reply["usage"]["completion_tokens"], SCRIPT.len() + 1);
     }
-    // A budget that is not exceeded has no effect; 41 to 46 end inside the marker.
+    // A budget that the reasoning does not exceed has no effect; budgets of 41 to 46 end inside the end
+    // marker.
     for budget in [40, 41, 46, 47, 100_000] {
         let reply = ask(&json!({"thinking_token_budget": budget}));
         assert_eq!(parts(&reply), (SCRIPT[7..47].to_owned(), "So.".to_owned()), "{budget}");
@@ -182,7 +183,7 @@ fn thinking_budget_needs_masks_only_at_its_end() {
     assert_eq!(masks(&server), 0);
     parsed_reply(&post(server.address, CHAT, &body(&extra)));
     let made = masks(&server);
-    // Until the scheduler is notified of the end of masking, some rows may still be masked.
+    // Until the scheduler has been notified that no further masks are needed, it may mask some more rows.
     assert!((END_MARKER_TOKENS as u64..END_MARKER_TOKENS as u64 + 100).contains(&made), "{made}");
 }
 

@@ -1,4 +1,4 @@
-//! Tool calls and reasoning in chat completions, over a device with scripted output.
+//! Tool calls and reasoning in chat completions, on a device with scripted output.
 
 use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 const TWO_CALLS: &str = "<think>\nhm, both\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"weather\", \
     \"arguments\": {\"city\": \"Köln\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \
     \"arguments\": {}}\n</tool_call>";
-/// Renders everything that a template may read.
+/// Chat template that renders every variable that a template may use.
 const TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}\
     {% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.reasoning_content }}\
     {% for c in m.tool_calls or [] %}{{ c.function.name }}={{ c.function.arguments.city }}\
@@ -68,7 +68,7 @@ fn joined(events: &[Value]) -> (Value, Value) {
     (message, finish)
 }
 
-/// The message without ids, which are new in every reply.
+/// The message without the ids of its tool calls, which are new in every reply.
 fn without_ids(mut message: Value) -> Value {
     for call in message["tool_calls"].as_array_mut().into_iter().flatten() {
         let id = call.as_object_mut().unwrap().remove("id").unwrap();
@@ -90,7 +90,7 @@ fn tool_calls_and_reasoning_equal_unary_and_streamed() {
         "tool_calls": [call("weather", "{\"city\": \"Köln\"}"), call("time", "{}")]});
     assert_eq!(without_ids(choice["message"].clone()), expected);
     assert_eq!(choice["finish_reason"], "tool_calls");
-    // One token per byte: the text between the markers.
+    // One token is one byte: the lengths of the reasoning texts between the markers.
     assert_eq!(reply["usage"]["completion_tokens_details"]["reasoning_tokens"], 10 + 7);
 
     let events = client.post(CHAT, &body(&json!({"stream": true}))).events();
@@ -124,14 +124,14 @@ fn truncated_tool_call_equals_unary_and_streamed() {
     let expected = (without_ids(choice["message"].clone()), json!("length"));
     let (message, finish) = joined(&events);
     assert_eq!((without_ids(message), finish), expected);
-    // Before its name is known, a call cannot be reported; it is content in both.
+    // A tool call whose name is still incomplete is reported as content, in unary and in streamed replies.
     let early = client.post(CHAT, &body(&json!({"max_tokens": 50}))).json();
     let message = &early["choices"][0]["message"];
     assert_eq!(message["tool_calls"], Value::Null);
     assert!(message["content"].as_str().unwrap().contains("<tool_call>"), "{message}");
     let events = client.post(CHAT, &body(&json!({"max_tokens": 50, "stream": true}))).events();
     assert_eq!(joined(&events).0["content"], message["content"]);
-    // An output that the model itself ends inside a call is malformed.
+    // An output that ends inside a tool call, because a stop string occurs in it, is reported as content.
     let stop = json!({"stop": ["Köln"]});
     let stopped = client.post(CHAT, &body(&stop)).json();
     let message = &stopped["choices"][0]["message"];

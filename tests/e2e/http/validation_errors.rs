@@ -1,18 +1,18 @@
-//! Every validation error of the request fields: status, reason and parameter.
+//! Every validation error of request fields: status, reason, and parameter name.
 
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
 use server::ServerOptions;
 
-/// Case: (extra fields, `param`, `reason`).
+/// An invalid request: the fields added to a valid body, and the expected `param` and `reason` of the error.
 type ValidationCase = (Value, &'static str, &'static str);
 
 const VALUE: &str = "invalid_value";
 const FIELD: &str = "unsupported_field";
 const GRAMMAR: &str = "invalid_grammar";
 
-/// Fields that both completion endpoints share.
+/// Cases of fields that `/v1/completions` and `/v1/chat/completions` share.
 fn shared() -> Vec<ValidationCase> {
     [lengths_and_sampling(), stops_and_biases(), delivery_and_routing(), unsupported()].concat()
 }
@@ -35,7 +35,7 @@ fn lengths_and_sampling() -> Vec<ValidationCase> {
         (json!({"n": -1.0}), "n", VALUE),
         (json!({"max_tokens": u64::MAX}), "max_tokens", VALUE),
         (json!({"min_tokens": 9, "max_tokens": 8}), "min_tokens", VALUE),
-        // Also if the request sets no `max_tokens`: the default maximum counts.
+        // This is invalid also if the request sets no `max_tokens`, because the default maximum applies.
         (json!({"min_tokens": 4097}), "min_tokens", VALUE),
         (json!({"temperature": -0.1}), "temperature", VALUE),
         (json!({"temperature": 2.1}), "temperature", VALUE),
@@ -150,7 +150,7 @@ fn check(reply: &HttpReply, status: u16, param: &Value, reason: &str, what: &str
     assert!(error["type"].as_str().is_some_and(|kind| kind.ends_with("Error")), "{what}");
     let message = error["message"].as_str().unwrap();
     assert!(!message.is_empty() && !message.contains("src/") && !message.contains("panicked"));
-    // Many clients show the message only.
+    // The message must name the parameter, because many clients show the message only.
     assert!(message.contains(param.as_str().unwrap_or_default()), "{what}: {message}");
 }
 

@@ -1,4 +1,5 @@
-//! Weights that change under a running server, and restarts that fail until the weights are restored.
+//! Weights that change while a server runs, and executor restarts that fail until the original weights are
+//! back.
 
 use super::executor_process::{
     complete_text_of, executor, finish, is_ready, send, stream_of, wait_until,
@@ -14,19 +15,19 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const FILE: &str = "model.safetensors";
-/// Starts are slow if many tests share few cores.
+/// Timeout of each wait; processes start slowly if many tests share few cores.
 const TIMEOUT: Duration = Duration::from_mins(2);
 const TOKENS: u32 = 3_500;
 const EXECUTOR_PROCESS_FLAGS: &[&str] = &["--executor", "process", "--served-model-name", "m"];
 
-/// Metric of failed restarts of a replica for a cause.
+/// Metric series of failed restarts of a replica, for a cause.
 fn failures(replica: u16, cause: &str) -> String {
     format!(
         "hadron:executor_start_failures_total{{cause=\"{cause}\",engine=\"{replica}\",model_name=\"m\"}}"
     )
 }
 
-/// A small model and another one of equal size, with functions to exchange the files of the first.
+/// A small checkpoint and another one of equal size, with functions that replace the weights of the first.
 struct SwappableCheckpoint {
     folder: TempDir,
     other: TempDir,
@@ -74,7 +75,7 @@ impl SwappableCheckpoint {
         fs::read(self.other_dir().join(FILE)).unwrap()
     }
 
-    /// The weights with one bit changed, at a position that no digest sample covers.
+    /// The weights file with one bit changed, at a position that the sampled digest does not cover.
     fn one_bit_changed(&self) -> Vec<u8> {
         let mut bytes = self.bytes();
         let last_sample = bytes.len() - 256;
@@ -83,7 +84,7 @@ impl SwappableCheckpoint {
         bytes
     }
 
-    /// Replaces the weights file. Running executors keep the old one.
+    /// Replaces the weights file. Running executors continue with the old file.
     fn put(&self, bytes: &[u8]) {
         put(&self.dir(), bytes);
     }
@@ -105,8 +106,8 @@ fn pinned(replica: u16) -> Value {
            "data_parallel_rank": replica})
 }
 
-/// Kills the executor during a greedy stream once `bytes` have replaced its weights: the server must exit
-/// with the cause, and the stream must contain no token of other weights.
+/// Kills the executor during a greedy stream after `bytes` have replaced its weights file. The server must
+/// exit and log the cause, and the stream must contain no token that other weights would give.
 fn assert_named_failure(
     checkpoint: &SwappableCheckpoint,
     flags: &[&str],
@@ -173,7 +174,7 @@ fn replica_never_restarts_with_other_weights() {
     assert!(is_ready(at), "the other replica serves");
     assert_eq!(complete_text_of(at, &pinned(0)), expected);
     assert_eq!(metric(at, &failures(0, "weights_changed")), 0.0);
-    // Once the original file is back, the replica is restored.
+    // Once the original weights are back, the replica is restored.
     checkpoint.put(&whole);
     assert_eq!(complete_text_of(at, &pinned(1)), expected);
 }
@@ -257,11 +258,11 @@ fn nodes_with_different_weights_never_serve_together() {
     let (checkpoint, same) = (SwappableCheckpoint::new(), SwappableCheckpoint::new());
     let place = ClusterAddress::new();
     let mut zero = NodeProcess::start(&place, 0, &[&checkpoint.name()]);
-    // Other weights are rejected before they are loaded.
+    // Node 0 rejects a node with other weights before that node loads them.
     let mut one = NodeProcess::start(&place, 1, &[checkpoint.other_dir().to_str().unwrap()]);
     assert_eq!(one.exits().code(), Some(1), "{}", one.log());
     one.wait_for_log("node 0 rejected this node: node 1 has model digest ");
-    // A bit outside the digest samples is detected when the weights are loaded.
+    // A changed bit outside the sampled digest is detected when the weights are loaded.
     same.put(&same.one_bit_changed());
     let _one = NodeProcess::start(&place, 1, &[&same.name()]);
     assert_eq!(zero.exits().code(), Some(1), "{}", zero.log());

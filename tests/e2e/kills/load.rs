@@ -1,4 +1,4 @@
-//! Streaming clients with known expected outputs.
+//! Clients that stream completions and compare the tokens with the expected outputs.
 
 use super::rng::KillDrillRng;
 use super::topologies::KnownRequest;
@@ -8,20 +8,21 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Timeout without any data on a stream, keep-alive comments included; the stream then counts as hung.
+/// Maximum time without any data on a stream, keep-alive comments included; after it the stream counts as
+/// hung.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Results of the requests of a drill.
+/// Counts of a drill's requests by result.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StreamResults {
     pub(super) correct: usize,
     pub(super) tokens: usize,
-    /// Number of requests that were rejected, cut off, or ended with an error or too early.
+    /// Number of requests that were rejected, cut off, or ended with an error or before their last token.
     pub(super) failed: usize,
-    /// Number of requests with tokens other than those of an undisturbed server, or more of them.
+    /// Number of requests that got other tokens than those of an undisturbed server, or more tokens.
     pub(super) wrong_tokens: usize,
     pub(super) hung: usize,
-    /// Descriptions of all failures.
+    /// Descriptions of all requests that failed, hung or got wrong tokens.
     pub(super) descriptions: Vec<String>,
 }
 
@@ -65,7 +66,7 @@ impl StreamResults {
 
 /// How a stream ended.
 enum StreamEnd {
-    /// All events up to `[DONE]`.
+    /// All events up to `[DONE]` arrived.
     Complete {
         ids: Vec<u32>,
         end: String,
@@ -89,7 +90,7 @@ pub(super) fn send_requests(
     results
 }
 
-/// Opens a stream and returns its connection.
+/// Sends a request for a stream and returns its connection.
 pub(super) fn open(at: SocketAddr, request: &KnownRequest) -> HttpClient {
     let mut client = HttpClient::connect(at);
     client.send("POST", "/v1/completions", "", request.body.to_string().as_bytes());
@@ -119,7 +120,7 @@ fn read_stream(at: SocketAddr, request: &KnownRequest) -> StreamEnd {
     }
 }
 
-/// Token ids of a stream, and how it ended.
+/// Token ids of a stream's events, and how the stream ended.
 fn of_events(events: &[u8]) -> StreamEnd {
     let text = String::from_utf8_lossy(events);
     let (mut ids, mut end) = (Vec::new(), String::new());

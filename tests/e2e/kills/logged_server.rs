@@ -1,4 +1,4 @@
-//! A server in a drill, with timestamps of its log messages about each group.
+//! A server in a kill drill whose log is read: messages about failed and restored groups get a timestamp.
 
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog};
 use crate::http::server_process::command;
@@ -9,7 +9,7 @@ use std::process::{Child, ChildStderr};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-/// Log message about a group.
+/// Event of a group of executors that fail together, as logged by the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GroupEvent {
     /// The group has failed, and its remaining processes have exited.
@@ -18,17 +18,17 @@ pub(super) enum GroupEvent {
     Restored,
 }
 
-/// Events of each group, by the replica that identifies it in the log.
+/// Events of each group with their times. The key is the replica that the log names for the group.
 type GroupEvents = BTreeMap<u16, Receiver<(Instant, GroupEvent)>>;
 
-/// `hadron serve` with a reader for its log.
+/// A `hadron serve` process with a thread that reads its log.
 pub(super) struct LogWatchedServer {
     pub(super) child: Child,
     pub(super) address: SocketAddr,
 }
 
 impl LogWatchedServer {
-    /// Starts the server; `groups` contains the first replica of each group.
+    /// Starts the server; `groups` contains the first replica of each group that fails as a unit.
     pub(super) fn start(
         flags: &[String],
         groups: impl Iterator<Item = u16>,
@@ -59,13 +59,14 @@ impl LogWatchedServer {
 
 impl Drop for LogWatchedServer {
     fn drop(&mut self) {
-        // Already exited unless the test failed.
+        // The process has exited already unless the test has failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Forwards events until the log ends; reads every line, because a full pipe would block the server.
+/// Sends the group events of a log until it ends. Reads every line, because a full pipe would block the
+/// server.
 fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<(Instant, GroupEvent)>>) {
     for line in stderr.lines().map_while(Result::ok) {
         let now = Instant::now();
@@ -74,7 +75,7 @@ fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<(Instant, 
         }
         let Some((replica, event)) = parse(&line) else { continue };
         if let Some(group) = groups.get(&replica) {
-            // The drill of this group may have ended.
+            // The thread that drills this group may have ended.
             let _ = group.send((now, event));
         }
     }

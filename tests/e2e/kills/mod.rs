@@ -1,7 +1,7 @@
-//! The kill drill: executors are killed and stopped at random under load, and no client loses, repeats or
-//! misses a token.
+//! The kill drill: executors are killed and stopped at random under load, and no client may miss or get a
+//! wrong or repeated token.
 //!
-//! `just kills` runs the long form, every test run a short one; a failure prints the seed.
+//! `just kills` runs the long drill, every test run a short one; a failure prints the seed.
 
 mod load;
 mod logged_server;
@@ -18,13 +18,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use topologies::{DrillDevice, DrillModels, DrillTopology};
 
-/// State of a drill over many servers.
+/// A drill over many servers: its topologies, models and progress.
 struct KillDrill {
     seed: u64,
     /// Topologies of consecutive servers, and their models.
     topologies: &'static [DrillTopology],
     models: DrillModels,
-    /// Index of the next server, and maximum number of servers.
+    /// Index of the next server, and the maximum number of servers.
     next: AtomicUsize,
     servers: usize,
     signals: SignalCounts,
@@ -32,8 +32,8 @@ struct KillDrill {
 }
 
 impl KillDrill {
-    /// Runs servers with alternating topologies until the wanted number of signals is sent, up to
-    /// `concurrency` servers at a time.
+    /// Runs servers with alternating topologies, up to `concurrency` at a time, until the wanted number of
+    /// signals has been sent.
     fn run(
         device: DrillDevice,
         topologies: &'static [DrillTopology],
@@ -98,8 +98,8 @@ fn killed_and_hung_executors_lose_no_token() {
     assert!(kills >= 6 && stops >= 2, "{kills} kills, {stops} stops");
 }
 
-/// Two hundred kills and fifty stops, or HADRON_KILLS of them, on CPUs or on the GPUs that HADRON_GPU names:
-/// two, or HADRON_GPU_RANKS.
+/// Sends two hundred SIGKILL and fifty SIGSTOP, or as many as `HADRON_KILLS` sets. Executors run on CPUs, or
+/// on the GPUs that `HADRON_GPU` selects: two, or `HADRON_GPU_RANKS`.
 #[test]
 #[ignore = "minutes: `just kills`"]
 #[allow(clippy::disallowed_methods, reason = "the seed of a replay and the GPUs come from `just`")]

@@ -1,4 +1,4 @@
-//! Results of a drill: counts and durations.
+//! Results of a kill drill: counts of signals and requests, and times of detection and recovery.
 
 use super::load::StreamResults;
 use super::topologies::DrillTopology;
@@ -7,32 +7,32 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Maximum time by which an executor may outlive its server.
+/// Maximum time for which an executor may run after its server has exited.
 const ORPHAN_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// An executor failure as reported by the server.
+/// A failure of a group of executors, caused by a signal and logged by the server.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ObservedFailure {
     pub(super) signal: Signal,
-    /// Number of processes that were sent the signal.
+    /// Number of processes to which the signal was sent.
     pub(super) sent: usize,
     /// Time from the signal to the failure report.
     pub(super) detected_after: Duration,
     pub(super) failed_at: Instant,
-    /// Time from the failure to the restore, unless the replacements failed as well.
+    /// Time from the failure until the group serves again; `None` if the replacements failed before.
     pub(super) restored_after: Option<Duration>,
 }
 
-/// Results of one server.
+/// Results of one server of a drill.
 #[derive(Debug, Default)]
 pub(super) struct ServerRun {
     pub(super) failures: Vec<ObservedFailure>,
     pub(super) results: StreamResults,
-    /// Time from the server's exit to that of the last executor.
+    /// Time from the server's exit until its last executor has exited.
     pub(super) orphans_exited_after: Duration,
 }
 
-/// Results of all servers.
+/// Results of all servers of a drill.
 #[derive(Debug, Default)]
 pub(super) struct KillDrillReport {
     pub(super) duration: Duration,
@@ -53,7 +53,7 @@ impl KillDrillReport {
         (sent(self.server_runs(), Signal::KILL), sent(self.server_runs(), Signal::STOP))
     }
 
-    /// Progress line.
+    /// Line that reports the progress of the drill.
     pub(super) fn line(&self) -> String {
         let (kills, stops) = self.signals();
         let results = total_results(self.server_runs());
@@ -61,8 +61,8 @@ impl KillDrillReport {
         format!("{kills} kills, {stops} stops, {} right, {wrong} wrong", results.correct)
     }
 
-    /// Panics unless every client received every token once, and no executor outlived its server for too
-    /// long.
+    /// Panics unless every client got each token once and no executor outlived its server for longer than
+    /// permitted.
     pub(super) fn check(&self) {
         let results = total_results(self.server_runs());
         let wrong = (results.failed, results.wrong_tokens, results.hung);
@@ -91,7 +91,8 @@ fn total_results<'a>(server_runs: impl Iterator<Item = &'a ServerRun>) -> Stream
     all
 }
 
-/// Median, 99th percentile (nearest rank) and maximum in milliseconds; empty without times.
+/// Median, 99th percentile (nearest rank) and maximum of `times` in milliseconds, as text; empty without
+/// times.
 fn quantiles(times: impl Iterator<Item = Duration>) -> String {
     let mut times: Vec<f64> = times.map(|time| time.as_secs_f64() * 1e3).collect();
     times.sort_unstable_by(f64::total_cmp);

@@ -1,6 +1,6 @@
-//! Random number generator of a drill: splitmix64 (Steele, Lea and Flood, 2014).
+//! Random number generator of a kill drill: splitmix64 (Steele, Lea and Flood, 2014).
 
-/// A reproducible stream of random numbers.
+/// Reproducible random numbers: splitmix64 of a seed.
 #[derive(Debug, Clone)]
 pub(super) struct KillDrillRng(u64);
 
@@ -9,7 +9,7 @@ impl KillDrillRng {
         Self(seed)
     }
 
-    /// 64 random bits.
+    /// The next 64 random bits.
     pub(super) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let y = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -17,7 +17,7 @@ impl KillDrillRng {
         y ^ (y >> 31)
     }
 
-    /// A number below `end`, which must be small.
+    /// A random number below `end`, which must be small, because the modulo is slightly biased.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.bits() % end
     }

@@ -1,4 +1,5 @@
-//! One server of a drill: as many failures as it survives, then its own kill.
+//! Runs one server of a kill drill: its executors fail as often as the server survives, then the server is
+//! killed.
 
 use super::load::{open, send_requests};
 use super::logged_server::{GroupEvent, LogWatchedServer};
@@ -15,20 +16,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 3;
-/// Timeout of operations that take seconds at most.
+/// Timeout of operations that take seconds on an idle machine.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Numbers of signals that a drill sends.
+/// Number of signals of each kind that a drill sends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SignalCounts {
     pub(super) kills: usize,
     pub(super) stops: usize,
     pub(super) stop_percent: u64,
-    /// Failures of each group of a server, which survives three in ten minutes.
+    /// Number of failures of each group of a server; a server survives three in ten minutes.
     pub(super) executor_failures: usize,
 }
 
-/// The group under test: the ranks of one group of a server.
+/// The group of executors to which signals are sent: its server, ranks and log events.
 struct TargetGroup<'a> {
     server: u32,
     ranks: &'a [u16],
@@ -36,7 +37,7 @@ struct TargetGroup<'a> {
     rng: KillDrillRng,
 }
 
-/// Starts a server under load, kills and stops its groups, and kills the server.
+/// Starts a server under load, kills and stops the executors of its groups, and kills the server.
 pub(super) fn run_server(
     models: &DrillModels,
     topology: DrillTopology,
@@ -80,7 +81,7 @@ pub(super) fn run_server(
 }
 
 impl TargetGroup<'_> {
-    /// Makes the group fail the wanted number of times.
+    /// Makes the group fail `wanted.executor_failures` times; returns the failures.
     fn fail_repeatedly(mut self, wanted: SignalCounts) -> Vec<ObservedFailure> {
         let mut seen: Vec<ObservedFailure> = Vec::new();
         while seen.len() < wanted.executor_failures {
@@ -88,7 +89,7 @@ impl TargetGroup<'_> {
             let stops = self.rng.percent(wanted.stop_percent);
             let signal = if stops { Signal::STOP } else { Signal::KILL };
             seen.push(self.fail_once(signal));
-            // The replacements may be killed before they serve.
+            // The replacements may be killed as well, before they serve.
             while seen.len() < wanted.executor_failures && self.rng.percent(15) {
                 thread::sleep(Duration::from_millis(self.rng.below(200)));
                 seen.push(self.fail_once(Signal::KILL));
@@ -100,7 +101,8 @@ impl TargetGroup<'_> {
         seen
     }
 
-    /// Sends a signal to one rank, sometimes to all at once, and waits until the server has detected it.
+    /// Sends a signal to one rank, sometimes to all ranks at once, and waits until the server has detected
+    /// the failure.
     fn fail_once(&mut self, signal: Signal) -> ObservedFailure {
         let mut pids = Vec::new();
         wait_until(TIMEOUT, "all ranks run", || {
@@ -119,7 +121,7 @@ impl TargetGroup<'_> {
         ObservedFailure { signal, sent, detected_after, failed_at, restored_after: None }
     }
 
-    /// Time of the next such event.
+    /// Waits for the group's next event of this kind and returns its time.
     fn wait_for(&self, wanted: GroupEvent) -> Instant {
         loop {
             let received = self.group_events.recv_timeout(TIMEOUT);
@@ -137,7 +139,8 @@ fn send(pid: u32, signal: Signal) -> bool {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).is_ok()
 }
 
-/// Kills the server, sometimes while an executor is stopped. Returns the time by which executors outlived it.
+/// Kills the server, sometimes while an executor is stopped. Returns the time for which executors outlived
+/// it.
 fn end(mut server: LogWatchedServer, rng: &mut KillDrillRng) -> Duration {
     let executors: Vec<u32> = ranks_of(server.child.id()).into_values().collect();
     assert!(!executors.is_empty(), "no executor runs");

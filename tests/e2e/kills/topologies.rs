@@ -1,4 +1,4 @@
-//! Models and topologies of a drill, and the outputs of undisturbed executors.
+//! Models and parallel topologies of a kill drill, and the outputs that undisturbed servers give.
 
 use crate::http::executor_process::body;
 use crate::http::parallel_ranks::with_experts;
@@ -12,7 +12,7 @@ const TOKENS: u32 = 500;
 const REQUESTS: u32 = 6;
 const EXACT: &[&str] = &["--dtype", "float32"];
 
-/// Device of the executors.
+/// Device that the executors of a drill run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DrillDevice {
     /// One CPU thread per executor.
@@ -33,7 +33,7 @@ impl DrillDevice {
     }
 }
 
-/// Parallelism of the executors.
+/// Parallelism of a server's executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum DrillTopology {
     One,
@@ -60,7 +60,7 @@ impl DrillTopology {
         }
     }
 
-    /// Name in tables.
+    /// Name of the topology in the printed tables.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::One => "one executor",
@@ -85,7 +85,7 @@ impl DrillTopology {
         }
     }
 
-    /// Ranks of each group that fails as a unit, by the replica that its log lines name.
+    /// Groups of ranks that fail as a unit, each with the replica that the server's log names for it.
     pub(super) fn groups(self) -> &'static [(u16, &'static [u16])] {
         match self {
             Self::One => &[(0, &[0])],
@@ -101,14 +101,14 @@ impl DrillTopology {
     }
 }
 
-/// A request and its output token ids.
+/// A request with its expected output token ids.
 #[derive(Debug, Clone)]
 pub(super) struct KnownRequest {
     pub(super) body: Value,
     pub(super) ids: Vec<u32>,
 }
 
-/// The models and their expected outputs.
+/// The models of a drill and their requests with expected outputs.
 pub(super) struct DrillModels {
     device: DrillDevice,
     expert_model: tempfile::TempDir,
@@ -117,7 +117,7 @@ pub(super) struct DrillModels {
 }
 
 impl DrillModels {
-    /// Records the outputs of undisturbed servers.
+    /// Writes the models and records their outputs on undisturbed servers.
     pub(super) fn prepare(device: DrillDevice) -> Self {
         let experts = with_experts();
         let mut models = Self {
@@ -148,7 +148,7 @@ impl DrillModels {
         model.chain(sizes.chain(exact).map(str::to_owned)).collect()
     }
 
-    /// Arguments of `hadron serve`.
+    /// Arguments of `hadron serve` for a topology.
     pub(super) fn flags(&self, topology: DrillTopology) -> Vec<String> {
         let mut flags = self.model_flags(topology);
         flags.extend(topology.flags().iter().map(|&flag| flag.to_owned()));
@@ -156,7 +156,8 @@ impl DrillModels {
     }
 }
 
-/// Greedy and sampled requests: sampled ones differ from any lost or repeated token on.
+/// Records the outputs of greedy and sampled requests. In sampled ones, a lost or repeated token changes all
+/// later tokens.
 fn known_requests(flags: &[String]) -> Vec<KnownRequest> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let server = ServerProcess::start(&flags);

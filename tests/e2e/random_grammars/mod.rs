@@ -1,4 +1,5 @@
-//! Thousands of hostile grammars, and of harmless distinct ones: each ends, and memory is bounded.
+//! Compiles thousands of hostile grammars, and of harmless distinct ones: each one ends in time, and memory
+//! is bounded.
 
 mod specs;
 
@@ -18,10 +19,10 @@ use std::time::{Duration, Instant};
 const FORMS: u64 = 60;
 /// Number of bitmasks built per accepted grammar.
 const MASKS: u32 = 30;
-/// Maximum time for a grammar, rejected or followed, on a machine with other load.
+/// Maximum time for one grammar, rejected or with all its bitmasks built, on a machine with other load.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Compiles grammars one after another.
+/// A grammar compile pool that compiles one grammar after another.
 struct GrammarCompileHarness(GrammarCompilePool);
 
 impl GrammarCompileHarness {
@@ -38,20 +39,20 @@ impl GrammarCompileHarness {
     }
 }
 
-/// Results of many grammars.
+/// Counts and times of many grammars.
 #[derive(Debug, Default)]
 struct RandomGrammarCounts {
     accepted: u64,
     rejected: u64,
     masks: u64,
-    /// Longest time until acceptance or rejection, and longest time for all bitmasks of an output.
+    /// Longest time until a grammar was accepted or rejected, and longest time for all bitmasks of an output.
     judged: Duration,
     followed: Duration,
-    /// Times of all grammars.
+    /// Time of each grammar, from the start of its compilation to the last bitmask.
     took: Vec<Duration>,
 }
 
-/// Compiles `count` grammars of a seed.
+/// Compiles `count` grammars drawn from `seed`, and builds bitmasks of the accepted ones.
 fn run(seed: u64, count: u64) -> RandomGrammarCounts {
     let (bench, mut tally) = (GrammarCompileHarness::start(), RandomGrammarCounts::default());
     for number in 0..count {
@@ -89,7 +90,8 @@ fn run(seed: u64, count: u64) -> RandomGrammarCounts {
     tally
 }
 
-/// Resident memory of this process in KiB. Dry runs have a bound of their own.
+/// Resident memory of this process in KiB. Dry runs take place in worker processes with a memory bound of
+/// their own.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -146,7 +148,7 @@ fn many_distinct_schemas() {
             );
         }
     }
-    // The cache is full by then.
+    // The grammar cache is full after a fifth of the schemas.
     let (early, late) = (seen[1], seen[9]);
     assert!(late * 100 <= early * 105, "{early} KiB after a fifth, {late} KiB in the end");
 }

@@ -6,10 +6,10 @@ use grammar::{GrammarSpec, TEXT_BYTES_MAX};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
-/// Maximum nesting depth.
+/// Maximum nesting depth of a schema.
 const DEPTH: u32 = 7;
 
-/// A grammar of a seed.
+/// A hostile grammar drawn from `rng`.
 pub(super) fn random_spec(rng: &mut SimRng) -> GrammarSpec {
     match rng.below(8) {
         0..=2 => GrammarSpec::Regex(cut(regex(rng, DEPTH))),
@@ -27,7 +27,7 @@ pub(super) fn random_spec(rng: &mut SimRng) -> GrammarSpec {
     }
 }
 
-/// One of many distinct harmless schemas.
+/// Harmless schema number `number`; all are distinct.
 pub(super) fn harmless_spec(number: u64) -> GrammarSpec {
     json_spec(
         json!({"type": "object", "additionalProperties": false, "required": ["a"], "properties": {
@@ -36,7 +36,7 @@ pub(super) fn harmless_spec(number: u64) -> GrammarSpec {
     )
 }
 
-/// Truncates a text to the server's maximum size.
+/// Truncates a text to the server's maximum grammar size.
 fn cut(mut text: String) -> String {
     let end = (0..=TEXT_BYTES_MAX.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
     text.truncate(end.unwrap_or(0));
@@ -80,7 +80,7 @@ fn regex(rng: &mut SimRng, depth: u32) -> String {
     }
 }
 
-/// A few constructs repeated very often.
+/// A regular expression that repeats a few constructs very often.
 fn repeated(rng: &mut SimRng) -> String {
     let times = rng.scaled(1, 20_000) as usize;
     match rng.below(5) {

@@ -1,5 +1,5 @@
-//! Requests of a mix, drawn from a seed: every sampling option, grammars, priorities, salts, and disconnect
-//! times.
+//! Requests of a mix, drawn from a seed: with every sampling option, grammars, priorities, cache salts, and
+//! disconnect times.
 
 use crate::invariance::MAX_MODEL_LEN;
 use crate::rng::SimRng;
@@ -8,22 +8,23 @@ use protocol::{RequestId, SamplingParams, Token};
 use scheduler::{ExtraKeys, RequestSubmission};
 use serde_json::json;
 
-/// End-of-sequence ids of the demo model.
+/// End-of-sequence token ids of the demo model.
 const END_IDS: [Token; 2] = [2, 0];
 const PROMPT_MAX: u32 = 150;
 const ANSWER_MAX: u32 = 60;
 
-/// A request, its arrival time, and its disconnect time.
+/// A request with its arrival time and the time at which its client disconnects.
 #[derive(Debug, Clone)]
 pub(super) struct GeneratedRequest {
     pub(super) submit: RequestSubmission,
-    /// Index of the grammar that its output follows from `RequestSubmission::first_masked_token` on.
+    /// Index in `specs` of the grammar that the output follows from `RequestSubmission::first_masked_token`
+    /// on.
     pub(super) grammar: Option<usize>,
     pub(super) at_tick: u64,
     pub(super) disconnects_at_tick: Option<u64>,
 }
 
-/// Kinds of options that requests of a seed may use: each is disabled in half of the seeds.
+/// Kinds of options that the requests of a seed may use: each kind is disabled in half of the seeds.
 #[derive(Debug, Clone, Copy)]
 struct OptionKinds {
     sampling_cuts: bool,
@@ -39,7 +40,7 @@ struct OptionKinds {
     aborts: bool,
 }
 
-/// Grammars that `GeneratedRequest::grammar` indexes: one without an end, a choice, and a schema.
+/// Grammars that requests use: a regular expression that never has to end, a choice, and a JSON schema.
 pub(super) fn specs() -> [GrammarSpec; 3] {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": 99},
         "b": {"enum": ["x", "yes", null]}}, "required": ["a", "b"], "additionalProperties": false});

@@ -1,4 +1,5 @@
-//! Runs requests to their end: the real engine, a real executor on this thread, and injected faults.
+//! Runs the requests of a mix to their end: the real scheduler, a real executor on this thread, and injected
+//! faults.
 
 use super::generated_requests::GeneratedRequest;
 use crate::invariance::{EngineSetting, MAX_MODEL_LEN, executor, model};
@@ -13,22 +14,22 @@ use scheduler::{
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Add;
 
-/// Far more ticks than any mix needs.
+/// Maximum number of ticks of a run, far more than any mix needs.
 const TICKS_MAX: u64 = 50_000;
-/// Ticks from an executor's failure to its replacement.
+/// Number of ticks from an executor's failure until its replacement starts.
 const DEAD_TICKS: u64 = 3;
 
-/// Fault rates, in 1000.
+/// Faults injected into a run; rates are per 1000.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MixFaults {
-    /// Grammar bitmasks that are overdue.
+    /// Rate of grammar bitmasks that are overdue.
     pub(super) overdue_masks: u32,
-    /// Outputs that arrive one tick later.
+    /// Rate of outputs that arrive one tick later.
     pub(super) delayed_outputs: u32,
     pub(super) dies_at_tick: Option<u64>,
 }
 
-/// How requests are run.
+/// Scheduler limits and fault rates of a mix.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MixSetup {
     pub(super) setting: EngineSetting,
@@ -86,12 +87,12 @@ impl Add for MixCounts {
     }
 }
 
-/// Builds the grammar bitmasks of a step.
+/// Builds the grammar bitmasks of a step's rows from the requests' output tokens.
 struct MixMaskMaker<'a> {
     requests: &'a [GeneratedRequest],
     grammars: &'a [CompiledGrammar],
     sessions: BTreeMap<RequestId, GrammarSession>,
-    /// Masked rows of the step, each with whether its bitmask is overdue.
+    /// Masked rows of the step: row index, request, and whether the bitmask is overdue.
     masked_rows: Vec<(u32, RequestId, bool)>,
     outputs: BTreeMap<RequestId, Vec<Token>>,
 }
@@ -105,7 +106,7 @@ impl<'a> MixMaskMaker<'a> {
         Some(self.sessions.entry(request).or_insert_with(new))
     }
 
-    /// Advances a request's session by `tokens`, which follow `before` earlier ones.
+    /// Advances a request's grammar session by `tokens`, which follow `before` earlier output tokens.
     fn observe(&mut self, request: RequestId, before: usize, tokens: &[Token]) {
         let from =
             self.requests[request.0 as usize].submit.first_masked_token.unwrap_or(0) as usize;
@@ -134,7 +135,7 @@ impl TokenBitmaskSource for MixMaskMaker<'_> {
     }
 }
 
-/// State of one run.
+/// State of a run: scheduler, executor, steps in flight, and the outputs so far.
 struct MixRun<'a> {
     requests: &'a [GeneratedRequest],
     mix: &'a MixSetup,
@@ -143,7 +144,7 @@ struct MixRun<'a> {
     executor: Option<Executor>,
     maker: MixMaskMaker<'a>,
     inbox: Vec<SchedulerEvent>,
-    /// Outputs in flight.
+    /// Step outputs that have not reached the scheduler yet.
     step_outputs: VecDeque<StepOutput>,
     /// Overdue bitmasks, identified by the number of preceding output tokens, and the tick at which each is
     /// ready.
@@ -152,7 +153,8 @@ struct MixRun<'a> {
     counts: MixCounts,
 }
 
-/// Runs requests in a mix to their end.
+/// Runs requests with the settings and faults of a mix to their end; returns their outputs and the event
+/// counts.
 pub(super) fn run(
     asked: &[GeneratedRequest],
     mix: &MixSetup,
@@ -254,7 +256,7 @@ impl MixRun<'_> {
         }
     }
 
-    /// Stops the executor at its failure tick, and starts its replacement later.
+    /// Stops the executor at its failure tick, and starts its replacement `DEAD_TICKS` later.
     fn kill_and_restart(&mut self, tick: u64) {
         let Some(dies) = self.mix.faults.dies_at_tick else { return };
         if tick == dies {

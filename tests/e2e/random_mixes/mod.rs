@@ -1,8 +1,9 @@
-//! Random requests over the real scheduler and the real executor, in a random mix: whatever other requests,
-//! disconnects, preemptions and executor failures there are, each request gets the bits that it gets alone.
+//! Random requests over the real scheduler and executor, in a random mix. Whatever other requests,
+//! disconnects, preemptions and executor failures there are, the output of each request has the bits that it
+//! has alone.
 //!
-//! The oracle is the demo model in f32: each request alone, with an empty cache and no faults. A failure
-//! prints its seed.
+//! The oracle is a run of each request alone on the demo model in f32, with an empty cache and no faults. A
+//! failure prints its seed.
 
 mod generated_requests;
 mod mix_runner;
@@ -77,8 +78,8 @@ impl RequestOutput {
             && whole.prompt_logprobs.starts_with(&self.prompt_logprobs)
     }
 
-    /// Whether both end equally after the same tokens. The number of prompt positions scored before a failure
-    /// depends on the chunks.
+    /// Whether both outputs end for the same reason after the same tokens. The number of prompt positions
+    /// scored before a failure may differ, because it depends on the chunks.
     fn fails_identically(&self, other: &Self) -> bool {
         let (mine, theirs) = (&self.prompt_logprobs, &other.prompt_logprobs);
         self.finish == other.finish
@@ -108,7 +109,7 @@ fn output_is_independent_of_concurrent_requests() {
     assert!(happened.iter().all(|&count| count > 0), "too little happened: {met:?}");
 }
 
-/// Runs further seeds: `HADRON_MIXES_FROM`, `HADRON_MIXES_COUNT`.
+/// Runs `HADRON_MIXES_COUNT` seeds from `HADRON_MIXES_FROM` on.
 #[test]
 #[ignore = "as long as asked for: `just mixes FROM COUNT`"]
 #[expect(clippy::disallowed_methods, reason = "the seeds come from `just`")]

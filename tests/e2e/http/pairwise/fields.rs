@@ -1,13 +1,13 @@
-//! Values at and beyond the bounds of request fields.
+//! Request fields for the pairwise tests, each with values at and beyond its bounds.
 
 use serde_json::{Value, json};
 
-/// A field with valid and invalid values.
+/// A request field with valid and invalid values.
 pub(super) struct FieldValues {
     pub(super) name: &'static str,
     pub(super) valid: Vec<Value>,
     pub(super) invalid: Vec<Value>,
-    /// Whether every request must have it.
+    /// Whether every request must contain the field.
     pub(super) required: bool,
 }
 
@@ -16,7 +16,7 @@ fn field(name: &'static str, good: Value, bad: Value) -> FieldValues {
     FieldValues { name, valid: list(good), invalid: list(bad), required: false }
 }
 
-/// Fields of text completions, for 512 ids and 512 positions.
+/// Fields of `/v1/completions`, for a model with 512 token ids and 512 positions.
 pub(super) fn text() -> Vec<FieldValues> {
     let prompt = field(
         "prompt",
@@ -31,7 +31,7 @@ pub(super) fn text() -> Vec<FieldValues> {
     [own, sampling(), delivery()].into_iter().flatten().collect()
 }
 
-/// Fields of chat completions.
+/// Fields of `/v1/chat/completions`.
 pub(super) fn chat() -> Vec<FieldValues> {
     let one = |content: Value| json!([{"role": "user", "content": content}]);
     let messages = field(

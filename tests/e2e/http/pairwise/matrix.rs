@@ -1,26 +1,27 @@
-//! Greedily chosen rows that cover all pairs of values.
+//! Chooses combinations of field values greedily, so that few requests cover all pairs of values of two
+//! fields.
 
 use std::collections::BTreeSet;
 
-/// Index of the value of each field; `None` = field absent.
+/// A combination of values, one per field: the index of each field's value, or `None` if the field is absent.
 pub(super) type FieldChoices = Vec<Option<usize>>;
 
-/// A field index and the index of its value.
+/// One field's value: the index of the field, and the index of its value or `None` if the field is absent.
 type FieldChoice = (usize, Option<usize>);
 
-/// Values of one request field.
+/// Number of values that the tests try for one request field.
 #[derive(Clone, Copy)]
 pub(super) struct FieldSize {
     pub(super) count: usize,
-    /// Whether every request has the field.
+    /// Whether every request must contain the field.
     pub(super) is_required: bool,
 }
 
-/// Pairs that are still uncovered.
+/// The pairs of field values that no accepted request has covered yet.
 pub(super) struct PairMatrix {
     fields: Vec<FieldSize>,
     open: BTreeSet<(FieldChoice, FieldChoice)>,
-    /// Pairs for which rows were generated.
+    /// Pairs for which a combination was returned, whether or not its request was accepted.
     tried: BTreeSet<(FieldChoice, FieldChoice)>,
     pairs: usize,
 }
@@ -38,7 +39,8 @@ impl PairMatrix {
         Self { fields, pairs: open.len(), open, tried: BTreeSet::new() }
     }
 
-    /// A row for a pair without a generated row, with as many other open pairs as fit.
+    /// A combination that contains an uncovered pair that was not tried before, and as many other uncovered
+    /// pairs as a greedy choice per field gives.
     pub(super) fn next(&mut self) -> Option<FieldChoices> {
         let pair = *self.open.iter().find(|pair| !self.tried.contains(pair))?;
         self.tried.insert(pair);
@@ -59,7 +61,7 @@ impl PairMatrix {
         Some(cells.into_iter().map(|cell| cell.1).collect())
     }
 
-    /// Marks the pairs of an accepted row as covered.
+    /// Removes the pairs of an accepted combination from the uncovered ones.
     pub(super) fn cover(&mut self, row: &FieldChoices) {
         let cells: Vec<FieldChoice> = row.iter().copied().enumerate().collect();
         for (at, &first) in cells.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! Pairwise tests of request parameters: each value of one with each value of another, in as few requests as
-//! a greedy choice gives, several at a time.
+//! Pairwise tests of request fields: each value of a field is combined with each value of every other field.
+//! A greedy choice keeps the number of requests small, and several are sent concurrently.
 //!
-//! A request with valid values is served, or rejected with the name of a field that contradicts another. An
-//! invalid value is rejected with its field's name, whatever the other fields are. No request gets a 5xx
-//! status.
+//! A request with valid values is served, or rejected with the name of a field that contradicts another
+//! field. An invalid value is rejected with its field's name, whatever the other fields are. No request gets
+//! a 5xx status.
 
 mod fields;
 mod matrix;
@@ -18,17 +18,17 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Number of concurrent requests.
+/// Number of threads that send requests.
 const CONCURRENCY: usize = 3;
-/// Maximum number of attempts per row, each without the field named by the last rejection.
+/// Maximum number of attempts per combination, each without the field that the previous rejection named.
 const TRIES: usize = 6;
 
-/// Results of requests with valid values.
+/// Counts of requests with valid values.
 #[derive(Debug, Default)]
 struct PairwiseCounts {
     served: usize,
     rejected: usize,
-    /// Rows that were accepted: the base for invalid values.
+    /// Combinations that were accepted; invalid values are put into them.
     valid_rows: Vec<FieldChoices>,
 }
 
@@ -40,10 +40,11 @@ fn body(fields: &[FieldValues], row: &FieldChoices) -> Value {
     Value::Object(present.collect::<Map<_, _>>())
 }
 
-/// Constraints that may leave no allowed token; the rejection then names none of them.
+/// Fields that together may leave no allowed token; the rejection (`no_token_allowed`) then names none of
+/// them.
 const RULES: [&str; 4] = ["allowed_token_ids", "regex", "response_format", "min_tokens"];
 
-/// The field that a rejection names, without the path inside it.
+/// The field that a rejection names, without the path of a value inside the field.
 fn rejected_field(reply: &HttpReply, sent: &Value) -> String {
     let body = reply.json();
     if body["error"]["reason"] == "no_token_allowed" {
@@ -63,7 +64,7 @@ fn check(reply: &HttpReply, sent: &Value) {
     }
 }
 
-/// Sends rows until every pair has been accepted or had its row.
+/// Sends combinations until every pair of valid values was accepted or tried once.
 fn allowed(
     at: SocketAddr,
     path: &str,
@@ -94,8 +95,9 @@ fn allowed(
     }
 }
 
-/// Accepted rows with one invalid value, alone and combined with every fifth other one: the rejection must
-/// name one of them.
+/// Puts one invalid value, or two of different fields, into accepted combinations: the rejection must name
+/// one of the fields. Each invalid value is combined with every fifth of the others. Returns the number of
+/// requests.
 fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldChoices]) -> usize {
     let bad: Vec<(&str, &Value)> =
         fields.iter().flat_map(|f| f.invalid.iter().map(|value| (f.name, value))).collect();
@@ -106,7 +108,8 @@ fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldCh
             let mut body = body(fields, &good[sent % good.len()]);
             body[*name] = (*value).clone();
             body[*other] = (*of_other).clone();
-            // With `echo`, `max_tokens` 0 is valid: it requests the prompt and its log-probabilities.
+            // With `echo`, `max_tokens` 0 is valid: such a request returns the prompt and its
+            // log-probabilities.
             if body["max_tokens"] == 0 && body["echo"] == true {
                 body["echo"] = json!(false);
             }
@@ -114,8 +117,7 @@ fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldCh
             check(&reply, &body);
             let rejected = (400..500).contains(&reply.status);
             let blames = if rejected { rejected_field(&reply, &body) } else { String::new() };
-            // With an invalid `max_tokens` the rejection may name `min_tokens`, which then exceeds the
-            // maximum.
+            // If `max_tokens` is invalid, the rejection may name `min_tokens`, which then exceeds the maximum.
             let meets = blames == "min_tokens" && [*name, *other].contains(&"max_tokens");
             if blames != *name && blames != *other && !meets {
                 wrong.push(format!("{name} {value}, {other} {of_other}: {blames:?} for {body}"));
