@@ -3,10 +3,10 @@
 //
 // Attributes, compiler builtins and inline PTX only: no vendor header, no vendor type, no device library.
 //
-//   dev.h             this file: types, the entry point macros' contract, which target it is
+//   dev.h             this file: integer types, what every target offers, detection of the target
 //   dev/amd.h         ids, barriers, shuffles, maths, atomics, loads on AMD
 //   dev/nvidia.h      ids, barriers, shuffles, maths, atomics, loads on NVIDIA
-//   emu.h             the emulator's version (kernels/emu/emu.h; the emulator's hiprtc supplies it)
+//   emu.h             the same for the emulator (kernels/emu/emu.h; the emulator's hiprtc supplies it)
 //   dev/half.h        half_t, the 16-bit type: bf16, or f16 with -DHALF_F16=1
 //   dev/vector.h      vectors, ACT, conversion, 8-wide loads and stores
 //   dev/fp8.h         fp8 e4m3, both formats: OCP and FNUZ
@@ -36,7 +36,8 @@
 //                           with NaN); has the alignment of T only: tiles and 16-byte copies need a T of 16
 //                           bytes
 //   DYN_SHARED(T, name)     the launch's dynamic shared memory, aligned to 16 bytes
-//   WARP_SIZE               lanes of a warp (NVIDIA) or wavefront (AMD): 32 or 64. These files call both warps
+//   WARP_SIZE               lanes of a warp (NVIDIA) or wavefront (AMD): 32 or 64. Both are called warps in
+//                           these files
 //   tid() bdim() lane() warp_id() bid_x|y|z() gdim_x|y|z()
 //   sync()                  block barrier; every thread of the block must call it
 //   warp_sync()             orders shared memory between the lanes of a warp; every lane must call it
@@ -46,20 +47,21 @@
 //                           ulp
 //   atomic_add(u32*|float*, v) atomic_max(u32*, v) atomic_cas(u32*, expected, wanted) -> old value; relaxed,
 //                           device scope
-//   atomic_add_acq_rel(u32*, v) load_acquire(u32*) store_release(u32*, v) fence()   order other memory,
-//                           device scope
+//   atomic_add_acq_rel(u32*, v) load_acquire(u32*) store_release(u32*, v) fence()   order the accesses to
+//                           other memory, device scope
 //   pause()                 inside a spin loop that waits for another block or lane
 //   load_const<V>(p)        global data that nothing writes while this kernel or the previous one runs (weights,
 //                           tables)
 //   load_stream<V>(p)       as load_const, for data that is read once: no allocation in the L1 cache
-//   store_stream<V>(p, v)   global data that is not read soon.   V is 4, 8 or 16 bytes and aligned to its
-//                           size
+//   store_stream<V>(p, v)   global data that is not read soon. V of all three has 4, 8 or 16 bytes and is
+//                           aligned to its size
 //   copy16(shared, global)  starts a 16-byte cp.async; copy16_or_zero(shared, global, bool) writes zeros if
 //                           false; copy4: 4 bytes
-//   copy_commit() copy_wait<N>()   closes a cp.async group; waits until at most N groups are pending. Then
-//                           sync()
-//   grid_wait()             before reading output of the previous kernel under programmatic dependent launch
-//   grid_release()          lets the next kernel start; the next kernel still waits in its grid_wait()
+//   copy_commit() copy_wait<N>()   closes a cp.async group; waits until at most N groups of this thread are
+//                           pending. sync() is needed before other threads read the copies
+//   grid_wait()             waits for the previous kernel under programmatic dependent launch; needed before
+//                           reading its output
+//   grid_release()          allows the next kernel to start; the next kernel still waits in its grid_wait()
 #pragma once
 
 typedef unsigned char u8;

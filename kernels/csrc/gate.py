@@ -90,7 +90,7 @@ def hiprtc(job):
 
 def nvrtc(job):
     folder = glob.glob(os.environ.get("NVRTC", "/opt/nvrtc") + "/nvidia/*/lib")[0]
-    # Loaded by path before NVRTC, which would search for it in the system's folders only.
+    # libnvrtc-builtins is loaded by path, because NVRTC would search for it in the system's folders only.
     ctypes.CDLL(glob.glob(folder + "/libnvrtc-builtins.so.13*")[0], mode=ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(folder + "/libnvrtc.so.13")
     options = ["--gpu-architecture=sm_90a", "--std=c++17", "--extra-device-vectorization", "--ptxas-options=-v", *job.options]

@@ -20,7 +20,7 @@ void cluster_arrive(u32 size) {
     Thread& me = running();
     ClusterBlockState& mine = me.block->cluster_state(size, me.bid->x % size);
     mine.dynamic.store(me.dynamic, std::memory_order_relaxed);
-    released(&mine); // ThreadSanitizer does not instrument this library, so atomics here order nothing for it.
+    released(&mine); // This library is not instrumented, so ThreadSanitizer does not see its atomics.
     mine.arrived.fetch_add(1, std::memory_order_acq_rel);
 }
 void cluster_wait(u32 size) {
@@ -57,7 +57,7 @@ u64 Block::random() {
 }
 
 void Block::begin(const Grid& g, u64 index) {
-    // Every lane searches the arrays: keep only those of the current kernel, not of all earlier ones.
+    // Arrays of earlier kernels are freed, because every lane searches `arrays`.
     if (grid.entry != g.entry) drop_arrays();
     grid = g;
     const Dim& size = g.launch->grid;
@@ -71,9 +71,9 @@ void Block::begin(const Grid& g, u64 index) {
     if (threads.size() < count) threads.resize(count);
     while (waves.size() < wave_count) waves.push_back(std::make_unique<WaveRun>());
     for (Array& a : arrays) a.fresh = true;
-    // Exactly the requested number of bytes, so that AddressSanitizer detects the first byte out of bounds.
-    // Every block has the same offset from a multiple of 1024, because blocks of a cluster address each
-    // other's memory by offsets from the start.
+    // The allocation has exactly the requested number of bytes, so that AddressSanitizer detects the first
+    // byte out of bounds. Every block has the same offset from a multiple of 1024, because blocks of a
+    // cluster address each other's memory by offsets from the start.
     if (dynamic_bytes != g.launch->shared_bytes || !dynamic_memory) {
         dynamic_bytes = g.launch->shared_bytes;
         void* fresh = nullptr;
@@ -107,8 +107,8 @@ void Block::begin(const Grid& g, u64 index) {
         t.dynamic_bytes = (u32)dynamic_bytes;
         t.block = this;
         t.started = false;
-        // If a thread of this block created the fiber, ThreadSanitizer would order it after that thread's
-        // earlier accesses.
+        // With ThreadSanitizer all fibers are created here: a fiber that is created by another thread of the
+        // block would be ordered after the earlier accesses of that thread.
         if (races_watched()) arm(t);
     }
 }
@@ -157,7 +157,7 @@ void Block::thread_main() {
         Thread& me = current();
         acquired(&grid);
         grid.entry(grid.args);
-        released(&host);  // Not the object that other threads acquire when they begin.
+        released(&host);  // `grid` here would order threads that begin later after this one.
         WaveRun& w = wave_of(me);
         w.states[me.lane] = State::DONE;
         Thread* next = next_ready(w, w.position + 1);
@@ -202,8 +202,8 @@ void Block::wait(State state) {
 }
 
 void Block::block_sync() {
-    // Alternates between the orders of two barriers: a wave at the next barrier must not be taken for one at
-    // this barrier.
+    // For ThreadSanitizer, successive barriers alternate between two objects: a wave that is already at the
+    // next barrier must not be ordered with those at this barrier.
     void* order = barrier_orders + (current().barriers++ & 1);
     released(order);
     wait(State::AT_BLOCK);
@@ -234,7 +234,7 @@ void* Block::shared_array(const void* key, size_t bytes, size_t alignment) {
         released(found->data);
         found->fresh = false;
     }
-    acquired(found->data);  // Only the fill is ordered before this thread.
+    acquired(found->data);  // Orders only the fill before this thread, not uses of the array.
     return found->data;
 }
 
@@ -316,7 +316,7 @@ Outcome Block::run() {
         if (WaveRun* w = pick()) {
             run_wave(*w);
         } else if (bool paused = wake(); paused && ++rounds > 4) {
-            return Outcome::WAITING;  // The other waves of this block have run; run the other blocks.
+            return Outcome::WAITING;  // Paused threads were resumed four times; other blocks must run.
         } else if (!paused && !release_barrier()) {
             break;
         }

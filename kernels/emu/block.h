@@ -22,7 +22,8 @@ enum class Order : u8 {
     RANDOM,        // waves and lanes in a random order, drawn again at every collective
 };
 
-// Cluster state of a block: number of threads that have arrived, and its dynamic shared memory.
+// Cluster state of a block: number of its threads in cluster_arrive(), and start of its dynamic shared
+// memory.
 struct ClusterBlockState { std::atomic<u32> arrived{0}; std::atomic<u8*> dynamic{nullptr}; };
 
 // State shared by all blocks of a launch.
@@ -39,11 +40,11 @@ struct Grid {
 
 struct Block;
 struct WaveRun : Wave {
-    u32 first;              // thread of lane 0
+    u32 first;              // index in the block of lane 0
     u32 site, arrived;      // current collective, and number of lanes waiting in it
     u32 position;           // index in `order` of the running lane
     u8 order[64];
-    State states[64];       // of its lanes, contiguous: collectives read and write all of them
+    State states[64];       // by lane; contiguous, because collectives access all of them
 };
 struct Thread : Lane {
     Block* block;
@@ -56,7 +57,7 @@ enum class Outcome { FINISHED, WAITING, BROKEN };
 
 struct Block {
     ~Block();
-    // Makes this the block `index` of the grid, and poisons all its memory.
+    // Starts block `index` of the grid, with its shared memory filled with NaN.
     void begin(const Grid& grid, u64 index);
     // Runs until all threads are done, or all remaining threads wait for other blocks, or a rule is violated.
     Outcome run();

@@ -12,8 +12,8 @@
 #  define WARP_SIZE 64
 #endif
 #define DEV static inline
-// Source line of a collective's call, as its last parameter and argument: all lanes must call it from the
-// same line.
+// Source line of the call of a collective, as its last parameter (DEV_SITE) and argument (DEV_AT). The
+// emulator checks that all lanes call it from the same line.
 #define DEV_SITE , u32 site = __builtin_LINE()
 #define DEV_AT , site
 
@@ -46,7 +46,8 @@ template <class Op, u32 GROUP, class T> T reduce(T v, u32 site) {
     return v;
 }
 
-// C[M][N] += A[M][K] * B[K][N]; Layout maps this lane's elements. Sums are over ascending k in f32.
+// C[M][N] += A[M][K] * B[K][N]; `Layout` maps element indices of this lane to rows and columns. Sums are over
+// ascending k in f32.
 template <class Layout, u32 M, u32 N, u32 K, class T> void tile_product(float* c, const T* a, const T* b, u32 site) {
     if (self->wave->lanes != WARP_SIZE) broken("matrix product by an incomplete wave");
     Exchange& mine = exchange();

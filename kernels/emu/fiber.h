@@ -17,7 +17,7 @@ namespace emu {
 
 struct Fiber {
     void* saved = nullptr;      // stack pointer while the fiber is suspended
-    char* stack = nullptr;      // lowest address; null: the host thread's stack
+    char* stack = nullptr;      // lowest address; null: not opened, or the host thread's
     size_t stack_bytes = 0;
     void* shadow = nullptr;     // AddressSanitizer's fake stack
     void* tsan = nullptr;       // ThreadSanitizer's fiber

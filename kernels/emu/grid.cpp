@@ -24,7 +24,8 @@ const char* last_failure() { return failure.c_str(); }
 
 namespace {
 
-// Progress timeout of a host thread with waiting blocks.
+// Deadlock detection of a host thread whose blocks wait: pending() is false if `progress` has not changed for
+// the progress timeout.
 struct ProgressTimeout {
     u64 last_progress = 0;
     Clock::time_point last_change = Clock::now();
@@ -102,7 +103,7 @@ bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const
     const std::unique_ptr<ClusterBlockState[]> cluster_states(new ClusterBlockState[run.blocks]);
     run.grid = {&launch, wave, entry, args, name, settings().seed, cluster_states.get(), &run.progress};
     u64 host_threads = run.blocks * launch.threads < THREADS_WORTH_SHARING ? 1 : settings().threads;
-    if (races_watched()) host_threads = 1;  // One host thread orders the blocks; races within a block are checked.
+    if (races_watched()) host_threads = 1;  // Only races within a block are then checked.
     std::vector<std::thread> workers;
     for (u64 i = 1; i < std::min(host_threads, run.blocks); ++i) workers.emplace_back([&run] { run.work(); });
     run.work();

@@ -35,7 +35,7 @@ struct Graph { std::vector<Work> work; };
 
 struct Stream;
 
-// An active capture: work put into its streams is recorded instead of run.
+// An active stream capture: work put into its streams is added to `graph` instead of run.
 struct Capture {
     Graph* graph;
     Stream* origin;
@@ -51,7 +51,7 @@ struct Stream {
     Capture* capture = nullptr;
 };
 
-// One record of an event: passes when the queue reaches it.
+// One recording of an event in a stream; it is completed when the stream's queue reaches it.
 struct EventRecord {
     Stream* stream;
     bool completed = false;
@@ -60,10 +60,10 @@ struct EventRecord {
 struct Event {
     unsigned flags;
     std::shared_ptr<EventRecord> record;  // null: never recorded
-    Capture* capture = nullptr;     // recorded during a capture
+    Capture* capture = nullptr;     // in which the event was recorded; null: none
 };
 
-struct Memory { size_t bytes; int file = -1; };  // `file`: descriptor of memory that other processes can open
+struct Memory { size_t bytes; int file = -1; };  // `file`: its descriptor if other processes can open it
 
 struct Device {
     std::recursive_mutex lock;

@@ -12,7 +12,7 @@
 
 using namespace emu;
 
-// Fresh memory up to this size is filled with NaN; beyond it the fill would only commit host memory.
+// New allocations up to this size are filled with NaN; filling larger ones would only commit host memory.
 static const size_t POISON_LIMIT_BYTES = 64 << 20;
 
 namespace emu {
@@ -44,7 +44,7 @@ HIP int hipMalloc(void** out, size_t bytes) {
     if (bytes == 0) return OK;
     if (bytes > settings().memory_bytes - d.bytes_used) return OUT_OF_MEMORY;
     void* p = nullptr;
-    // The exact size, so that AddressSanitizer detects the first byte out of bounds.
+    // The allocation has the exact size, so that AddressSanitizer detects the first byte out of bounds.
     if (posix_memalign(&p, 256, bytes)) return OUT_OF_MEMORY;
     if (bytes <= POISON_LIMIT_BYTES) memset(p, 0xff, bytes);
     d.memory[(uintptr_t)p] = {bytes};
@@ -60,7 +60,7 @@ HIP int hipFree(void* p) {
     if (int code = reject_while_capturing()) return code;
     auto found = d.memory.find((uintptr_t)p);
     if (found == d.memory.end()) return INVALID_VALUE;
-    drain_all();  // Freeing waits for the device.
+    drain_all();  // As on hardware, freeing waits for all streams.
     const Memory freed = found->second;
     d.bytes_used -= freed.bytes;
     d.memory.erase(found);

@@ -55,7 +55,7 @@ static bool write_file(const u8* image, size_t bytes, std::string& path) {
     return good;
 }
 
-// Launches own their arguments: the caller's are gone when a captured graph is replayed.
+// Copies of a launch's arguments: the caller's memory may be gone when a captured graph is replayed.
 struct Arguments {
     std::vector<std::vector<u8>> bytes;
     std::vector<void*> addresses;
@@ -79,7 +79,7 @@ HIP int hipModuleLoadData(Module** out, const void* image) {
     if (!write_file((const u8*)image, bytes, module->file)) return OUT_OF_MEMORY;
     module->library = dlopen(module->file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!module->library) fprintf(stderr, "hipemu: %s\n", dlerror());
-    // A sanitizer reads the file when it reports an error.
+    // The file is kept for a sanitizer, which reads it when it reports an error.
     if (!settings().keep && !settings().sanitize) unlink(module->file.c_str());
     if (!module->library) return INVALID_IMAGE;
     *out = module.release();

@@ -51,8 +51,7 @@ static void step(Stream* s) {
     if (!device().failure_code) work();
 }
 
-// Runs the queue of `s`, interleaved with one item of every other stream, as far as these do not wait for
-// `s`.
+// Runs the queue of `s`. If HIPEMU_LAZY is 2, one item of every other stream runs before each item of `s`.
 static void drain_in_turn(Stream* s) {
     if (!s) s = default_stream;
     while (settings().lazy == 2 && !s->queue.empty()) {
@@ -104,7 +103,7 @@ HIP int hipStreamQuery(Stream* s) {
         return CAPTURE_UNSUPPORTED;
     }
     if (s && !s->queue.empty()) {
-        drain(s);  // Ready at the next query.
+        drain(s);  // The next query finds the stream ready.
         return NOT_READY;
     }
     return device().failure_code;
@@ -174,7 +173,7 @@ HIP int hipEventQuery(Event* e) {
     if (!e) return INVALID_HANDLE;
     if (e->capture) return CAPTURE_UNSUPPORTED;
     if (!e->record || e->record->completed) return device().failure_code;
-    wait_for(e->record);  // Passed at the next query.
+    wait_for(e->record);  // The next query finds the event completed.
     return device().failure_code ? device().failure_code : (int)NOT_READY;
 }
 

@@ -85,7 +85,7 @@ std::string own_path() {
 
 std::vector<std::string> command(const Folder& folder, const std::string& source, int count, const char** options) {
     const Settings& s = settings();
-    // Optimising sanitizer instrumentation takes longer than running it unoptimised.
+    // With a sanitizer -O1: optimising its instrumentation takes longer than running it unoptimised.
     std::vector<std::string> c{s.compiler, "-x", "c++", "-std=c++17", s.sanitize ? "-O1" : "-O2", "-g1", "-fPIC", "-shared", "-fno-gnu-unique",
                                "-fno-strict-aliasing", "-fvisibility=hidden", "-DDEV_EMU=1", "-I", folder.path.string()};
     bool wave = false;
@@ -167,7 +167,7 @@ HIP int hiprtcCompileProgram(Program* p, int count, const char** options) {
     const int status = run(command(folder, source, count, options), folder.path / "log");
     p->log = read(folder.path / "log");
     if (status < 0) p->log += std::string(settings().compiler) + ": " + strerror(-status);
-    // Paths in the caller's terms, without the temporary folder.
+    // Removes the temporary folder from paths in the log.
     const std::string prefix = folder.path.string() + "/";
     for (size_t at; (at = p->log.find(prefix)) != std::string::npos;) p->log.erase(at, prefix.size());
     if (status != 0) return RTC_COMPILATION;

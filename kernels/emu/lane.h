@@ -18,8 +18,8 @@ struct Dim { u32 x, y, z; };
 // the size of each argument in bytes, the maximum threads per block, and the lanes per wave.
 struct Launch {
     Dim grid;
-    u32 threads;        // per block
-    u32 shared_bytes;   // dynamic
+    u32 threads;        // number of threads per block
+    u32 shared_bytes;   // dynamic shared memory per block
     void** args;        // one address per argument
     struct Sizes { u32 count, bytes[64], max_threads, wave; }* sizes;
 };
@@ -70,7 +70,7 @@ u8* peer_dynamic(u32 size, u32 rank);
 // Returns the block's static shared array with key `key`, filled with NaN at the start of the block. Aligned
 // to `alignment`, at most 32 bytes, and deliberately to no more, because device compilers guarantee no more.
 void* shared_array(const void* key, size_t bytes, size_t alignment);
-// The thread violated a rule: ends the launch.
+// Ends the launch, because the running thread violated `rule`.
 [[noreturn]] void broken(const char* rule);
 // Runs the grid. Returns false if a thread violated a rule; last_failure() describes it.
 bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const char* name);

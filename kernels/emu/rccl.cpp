@@ -41,7 +41,8 @@ struct CommMemory {
     RankSlots ranks[1];
 };
 
-// Mailbox from one rank to another, one piece at a time; full if `sent` > `taken`.
+// Transfers data from one rank to another, one piece at a time. `sent` and `taken` count pieces; the mailbox
+// is full if `sent` > `taken`.
 struct Mailbox {
     alignas(64) std::atomic<u64> sent;
     alignas(64) std::atomic<u64> taken;
@@ -61,7 +62,7 @@ struct Comm {
 
     u8* slot(int of) const { return memory->ranks[of].slots[rounds % 2]; }
 
-    // Contributes `bytes` and waits for the other ranks; false: aborted.
+    // Copies `bytes` of `mine` to this rank's slot and waits for the other ranks. Returns false if aborted.
     bool round(const void* mine, size_t bytes) {
         ++rounds;
         if (bytes) memcpy(slot(rank), mine, bytes);
@@ -93,7 +94,7 @@ float of_f16(u16 bits) {
     return bits >> 15 ? -size : size;
 }
 
-// Eleven significant bits, fewer for subnormals; a carry increments the exponent.
+// Rounds to f16: eleven significant bits, fewer for subnormals; a carry out of them increments the exponent.
 u16 to_f16(float x) {
     const u16 sign = std::signbit(x) ? 0x8000 : 0;
     const float size = fabsf(x);
@@ -128,13 +129,13 @@ void store(u8* at, int type, float x) {
     memcpy(at, &bits, bytes_of(type));
 }
 
-// Calls `each(offset, bytes)` for every piece of `total`.
+// Calls `each(offset, bytes)` for every piece of at most SLOT_BYTES of `total` bytes, until it returns false.
 template <class F> void pieces(size_t total, F each) {
     for (size_t at = 0; at < total; at += SLOT_BYTES)
         if (!each(at, total - at < SLOT_BYTES ? total - at : SLOT_BYTES)) return;
 }
 
-// `to` = sums in the order of ranks; may be `from`.
+// Writes the sums over all ranks, added in the order of ranks, to `to`, which may equal `from`.
 void sum(Comm* c, const u8* from, u8* to, size_t count, int type) {
     const size_t each = bytes_of(type);
     pieces(count * each, [&](size_t at, size_t bytes) {
@@ -154,7 +155,7 @@ int put_work(Comm* c, Stream* s, Work work) {
     return put(s, std::move(work)) == OK ? SUCCESS : SYSTEM_ERROR;
 }
 
-// Sends and receives of a group.
+// Sends and receives between ncclGroupStart() and ncclGroupEnd(). `out`: a send.
 struct Transfer { bool out; u8* at; size_t bytes; int peer; size_t done; };
 struct Group {
     bool open = false;

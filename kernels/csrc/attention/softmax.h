@@ -3,7 +3,7 @@
 #pragma once
 #include "dev/wgmma.h"
 
-// Less than every score, and finite, so that the difference of two of them is a number.
+// Score of masked keys: less than every real score, and finite, so that NO_SCORE - NO_SCORE is 0, not NaN.
 #ifndef NO_SCORE
 #  define NO_SCORE (-1e30f)
 #endif

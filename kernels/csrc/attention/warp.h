@@ -1,11 +1,12 @@
 // attention/warp.h - one warp's part of attention: 16 queries of one KV head times 16 consecutive keys at a
 // time, with an online softmax. Keys and values go from the KV pool to the MMA in their memory layout, rows
-// of 16-byte pieces: no shared memory, no shuffle. Two fragment layouts, one interface:
+// of 16-byte pieces: no shared memory, no shuffle. Warps of 32 and of 64 lanes have different fragment
+// layouts, but the same interface:
 //
-//   warp 32: scores = Q Kᵀ,   a lane has queries lane / 4 and lane / 4 + 8; out = P V, P in the layout of the
-//                           scores.
-//   warp 64: scores = K Qᵀ,   a lane has query lane % 16;                   out = Vᵀ Pᵀ, Pᵀ in the layout of
-//                           the scores.
+//   warp 32: scores = Q Kᵀ,   a lane has queries lane / 4 and lane / 4 + 8; out = P V, where P has the layout
+//                           of the scores.
+//   warp 64: scores = K Qᵀ,   a lane has query lane % 16;                   out = Vᵀ Pᵀ, where Pᵀ has the
+//                           layout of the scores.
 //
 // Probabilities are rounded to half_t before the multiplication by the values; their sum is taken before
 // rounding. Scores, maxima, sums and outputs are f32. Maxima are in units of log2(e).
@@ -28,7 +29,7 @@ typedef half_t KV;
 #  define QUERY_DIM HEAD_DIM
 #endif
 enum : u32 { TILE_KEYS = 16, QUERIES = 16, D = HEAD_DIM, QUERY_PARTS = QUERY_DIM / 32 };
-// Less than every score, and finite, so that the difference of two of them is a number.
+// Score of masked keys: less than every real score, and finite, so that NO_SCORE - NO_SCORE is 0, not NaN.
 #define NO_SCORE (-1e30f)
 
 // Loads eight values of the pool as half_t.
@@ -42,15 +43,16 @@ DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 enum : u32 {
     SLOTS = 1,           // queries per lane
     KEYS = 4,            // scores per lane and query
-    KEY_ROWS = 1,        // keys of which a lane has pieces
-    PART = D / 16,       // consecutive channels per lane
-    PARTS = 4,           // runs of PART outputs per lane
+    KEY_ROWS = 1,        // keys of which a lane loads pieces
+    PART = D / 16,       // consecutive output channels in a run
+    PARTS = 4,           // runs of PART output channels per lane
     SUMS = D / 16        // accumulators of 4 elements
 };
 DEV u32 query_of(u32) { return lane() & 15; }
 DEV u32 key_of(u32 i) { return (lane() >> 4) * 4 + i; }
 DEV u32 key_row(u32) { return lane() & 15; }
-// Run p of outputs: query slot, first channel, element j of the run.
+// For run p of a lane's output channels: part_slot() is its query slot, part_channel() its first channel,
+// PART_VALUE its element j.
 DEV u32 part_slot(u32) { return 0; }
 DEV u32 part_channel(u32 p) { return ((lane() >> 4) * 4 + p) * PART; }
 #  define PART_VALUE(o, p, j) (o)[j].v[p]
@@ -174,7 +176,7 @@ DEV void weigh(Running& r, Scores& s, const u32* seen, float factor) {
         }
         r.sum[i] = fma_(r.sum[i], shrink[i], sum);
     }
-    if (!warp_any(grown > 0.f)) return;  // Every rescale factor is 1.
+    if (!warp_any(grown > 0.f)) return;  // No maximum has grown: every rescale factor is 1.
     UNROLL for (u32 i = 0; i < SUMS; ++i)
         UNROLL for (u32 e = 0; e < 4; ++e) r.out[i].v[e] *= shrink[SLOT_OF_SUM(e)];
 }

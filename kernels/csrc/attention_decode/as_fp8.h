@@ -32,7 +32,7 @@ template <class At> DEV Queries load_queries(const At& at) {
 
 struct Fp8Words { u32 v[2]; };
 
-// c += 32 channels of keys times queries.
+// c += keys times queries, over the channels [32 i, 32 i + 32).
 DEV void score_channels(f32x4& c, const Queries& q, const Keys& k, u32 i) {
     const Fp8Words low = bits_as<Fp8Words>(k.v[0][i]), high = bits_as<Fp8Words>(k.v[1][i]);
     UNROLL for (u32 h = 0; h < 2; ++h)
@@ -41,8 +41,8 @@ DEV void score_channels(f32x4& c, const Queries& q, const Keys& k, u32 i) {
 }
 DEV float score_factor(const Queries& q, u32 slot) { return q.down[slot]; }
 
-// mma_values multiplies 16 channels (rows: channel_of) by probabilities; pack_weights packs two probabilities
-// in a word.
+// pack_weights packs two probabilities in a word. mma_values multiplies 16 channels of the values by
+// probabilities; channel_of returns the channel of a row of the result.
 DEV u32 pack_weights(float low, float high) { return pack_f16(low, high); }
 DEV void mma_values(f32x4& c, const u32x4& v, u32 b0, u32 b1) { mma_f16(c, v.v[0], v.v[1], v.v[2], v.v[3], b0, b1); }
 DEV u32 channel_of(u32 half) { return (lane() >> 2) * 2 + half; }

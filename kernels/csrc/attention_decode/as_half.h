@@ -1,5 +1,5 @@
-// attention_decode/as_half.h - MMA operands of keys_first.h for a half_t KV pool: used in their memory
-// layout.
+// attention_decode/as_half.h - MMA operands of keys_first.h for a half_t KV pool: keys and values enter the
+// MMA in their memory layout.
 #pragma once
 
 typedef half_t KV;
@@ -16,14 +16,14 @@ template <class At> DEV Queries load_queries(const At& at) {
     return q;
 }
 
-// c += 32 channels of keys times queries.
+// c += keys times queries, over the channels [32 i, 32 i + 32).
 DEV void score_channels(f32x4& c, const Queries& q, const Keys& k, u32 i) {
     strip_mma(c, StripX{{k.v[0][i], k.v[1][i]}}, q.v[i]);
 }
 DEV float score_factor(const Queries&, u32) { return 1.f; }
 
-// mma_values multiplies 16 channels (rows: channel_of) by probabilities; pack_weights packs two probabilities
-// in a word.
+// pack_weights packs two probabilities in a word. mma_values multiplies 16 channels of the values by
+// probabilities; channel_of returns the channel of a row of the result.
 DEV u32 pack_weights(float low, float high) { return pack_half(low, high); }
 DEV void mma_values(f32x4& c, const u32x4& v, u32 b0, u32 b1) { mma_half(c, v.v[0], v.v[1], v.v[2], v.v[3], b0, b1); }
 DEV u32 channel_of(u32 half) { return (lane() >> 2) + half * 8; }

@@ -1,5 +1,5 @@
-// attention_decode: o [T, N D] = softmax(scale q Kᵀ) V for rows of one query, over the paged KV pool (GQA,
-// split-KV flash decoding).
+// attention_decode: o [tokens, query heads * D] = softmax(scale q Kᵀ) V for rows of one query, over the paged
+// KV pool (GQA, split-KV flash decoding); D is the head dim.
 // CPU reference: `PagedAttention`. Rows with context 0 write zeros.
 //
 // The queries of a KV head share every key they load. Up to TOKENS_PER_BLOCK successive tokens of a request
@@ -14,30 +14,30 @@
 // Contexts, block tables and all keys except the newest tiles are loaded before grid_wait(), while earlier
 // kernels still run (programmatic dependent launch): between the kernel that wrote them and this kernel,
 // another kernel must release its successor after its own grid_wait(). The step's embedding or first norm,
-// launched after `prepare`, does; the keys are from earlier steps.
+// launched after `prepare` (which writes the tables), does so; the keys are from earlier steps.
 //
 //   pool     KV pool of this layer [block][KV head][K tile | V tile], tiles [BLOCK_TOKENS][D]
-//   tables   block tables, i32 [S, table_width]; row r reads table table_rows[r], or table r if table_rows is
-//            null
-//   partial  f32 [rows, KV heads, max_splits, HEAD_GROUP, RECORD]: outputs, then maximum and sum; contents
-//            may be anything
+//   tables   block tables, i32 [sequence slots, table_width]; row r reads table table_rows[r], or table r if
+//            table_rows is null
+//   partial  f32 [rows, KV heads, max_splits, HEAD_GROUP, RECORD]: outputs, then maximum and sum; need not be
+//            initialised
 //   arrived  u32 [rows, KV heads], zero before and after the launch
 //   max_splits  at least the number of splits of any row
 //
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..16 query heads per KV head  -DKV_FP8=0|1
-//   -DSTAGES=n stages (tiles) of a warp's ring; warps of 64 lanes have no ring
+//   -DSTAGES=n pipeline stages (tiles) of a warp's ring in shared memory; warps of 64 lanes have no ring
 //   -DSMALL_BATCH=1 smaller splits, for small batches
-//   -DTOKENS_PER_BLOCK=n tokens of a request per block, at most 16 / HEAD_GROUP; `fresh`: maximum number of
-//   tokens of a request in the step
+//   -DTOKENS_PER_BLOCK=n tokens of a request per block, at most 16 / HEAD_GROUP. Argument `fresh`: maximum
+//   number of tokens of a request in the step
 //   -DFIRST_POSITION=n masks keys at positions below n (n at most 16): for an MTP module, which has no state of
 //   the first token
 //   -DFROM_QKV=1 fuses q/k norm, RoPE and the KV write: q, k, v are the output of the QKV projection
 //   (from_projections.h); warps of 32 lanes, HEAD_GROUP at most 8, half_t
-// Grid: any number of blocks, best the number of resident blocks. Block: WARPS warps.
+// Grid: any number of blocks; the number of resident blocks is fastest. Block: WARPS warps.
 // Dynamic shared memory: RING_BYTES + SETS * SET * 4 bytes.
 //
-// Rounding: probabilities to half_t; the output once. Roofline: 2 context D bytes per row and KV head, twice
-// that with half_t.
+// Rounding: probabilities to half_t; the output once. Roofline: 2 context D bytes per row and KV head with
+// fp8, twice that with half_t.
 #include "dev.h"
 
 #ifndef KV_FP8
@@ -55,13 +55,13 @@
 #ifndef TOKENS_PER_BLOCK
 #  define TOKENS_PER_BLOCK 1
 #endif
-// Few queries on warps of 32 lanes: the keys are the rows (M) of the MMA.
+// With at most 8 queries on warps of 32 lanes, the keys are the rows (M) of the MMA.
 #define KEYS_FIRST (WARP_SIZE == 32 && HEAD_GROUP * TOKENS_PER_BLOCK <= 8)
 #if KEYS_FIRST
 #  include "attention_decode/keys_first.h"
 #else
 #  include "attention/warp.h"
-// True on one lane per query.
+// Whether this lane writes the maximum and sum of its queries: true on one lane per query.
 DEV bool speaks_for_query() { return strip_k() == 0; }
 // Calls put(query, channel, value) for each output of the lane.
 template <class Put> DEV void each_output(const Running& r, const Put& put) {

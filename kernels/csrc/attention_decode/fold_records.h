@@ -2,8 +2,8 @@
 // RECORD, CHANNELS, SPREAD and AHEAD: merge_records.h, or mla_decode/records.h.
 #pragma once
 
-// Channels of a lane, in pieces that are contiguous across the warp, so that a load is coalesced into whole
-// cache lines.
+// A lane has CHANNELS channels, in pieces of PIECE; the pieces of successive lanes are contiguous, so that a
+// warp's loads are coalesced into whole cache lines.
 enum : u32 { PIECE = CHANNELS < 4 ? CHANNELS : 4 };
 struct Channels { float v[CHANNELS]; };
 struct alignas(PIECE * 4) Piece { float v[PIECE]; };
@@ -29,8 +29,8 @@ struct Folded {
     float max, sum;
 };
 
-// Merges records first, first + SPREAD, ... below `count` of a query, `stride` elements apart. Every lane
-// must call it.
+// Merges the records first, first + SPREAD, first + 2 SPREAD, and so on below `count`, of one query; records
+// are `stride` elements apart. Every lane must call it.
 DEV Folded folded(const float* records, u32 first, u32 count, u32 stride) {
     Channels value{};
     float max = NO_SCORE, sum = 0.f;

@@ -4,8 +4,8 @@
 #pragma once
 
 struct Source {
-    const half_t* q;  // [T, N D]
-    u32 stride;     // elements
+    const half_t* q;  // [tokens, query heads * D]
+    u32 stride;     // row stride of q in elements
 };
 
 // Whether the previous kernel may still be writing to the tile at key `at`: keys of the row's own token, and
@@ -22,5 +22,5 @@ DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool n
     });
 }
 
-// Called before the tile at key `at` is taken out of the ring.
+// Called before the tile at key `at` is taken out of the ring. Nothing to do: the pool has all keys.
 DEV void complete_tile(const Source&, const Ring&, const Place&, u32) {}

@@ -1,9 +1,9 @@
-// attention_decode/from_projections.h - queries, and key and value of the row's own token, are the output of
-// the QKV projection: q/k norm and RoPE run in the lanes that multiply, and the warp of the tile with the
-// own token writes its key and value to the pool. Same bits as qk_norm_rope_kv_write, without its launch and
-// its round trip through memory.
+// attention_decode/from_projections.h - source of queries and keys: the queries, and the key and value of the
+// row's own token, are read from the output of the QKV projection. q/k norm and RoPE run in the lanes that
+// multiply. The warp whose tile contains the own token writes the token's key and value to the pool. Same
+// bits as qk_norm_rope_kv_write, without its launch and its round trip through memory.
 //
-// The key is processed as an additional query where the MMA has a free row (fewer than 8 queries per KV
+// The own key is processed as an additional query where the MMA has a free row (fewer than 8 queries per KV
 // head).
 //
 // A lane's pieces of a head are channels i * 32 + strip_k() .. + 8; RoPE pairs channel p with p + D / 2,
@@ -17,14 +17,15 @@
 enum : u32 {
     HALF_PIECES = D / 64,
     OWN_PIECES = 2 * D / 8,
-    RIDES = HEAD_GROUP < 8,            // the key is processed together with the queries
+    RIDES = HEAD_GROUP < 8,            // the own key is processed as an additional query
     KEY_ROW = RIDES ? HEAD_GROUP : 0,  // row of the MMA operand that has the key
 };
 
 struct Source {
-    const half_t *qkv, *q_norm, *k_norm;  // [T, (N + 2 K) D]; [D], or both null: no norm
+    // qkv [tokens, (query heads + 2 KV heads) * D]; norm weights [D], or both null: no norm
+    const half_t *qkv, *q_norm, *k_norm;
     const float *cos, *sin;             // [positions, D / 2]
-    const i64* slots;                   // [T] KV slot of each token; negative: not stored
+    const i64* slots;                   // [tokens] KV slot of each token; negative: not stored
     KV* pool;
     u32 kv_heads, stride;
     float eps;
@@ -32,7 +33,7 @@ struct Source {
 
 struct Angles { f32x8 cos[HALF_PIECES], sin[HALF_PIECES]; };
 
-// Own key, then own value, in shared memory.
+// Returns the shared memory with the key, then the value, of the row's own token.
 DEV KV* own_token() { SHARED(half_x8, own, OWN_PIECES); return (KV*)own; }
 
 DEV bool is_fresh(u32, const Place&, const Rows&) { return false; }

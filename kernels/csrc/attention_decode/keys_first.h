@@ -1,6 +1,6 @@
 // attention_decode/keys_first.h - a warp's part of attention for up to 8 queries, on warps of 32 lanes: 16
-// keys are the rows of the MMA, queries its columns. Interface of attention/warp.h, with half its MMAs and
-// half its registers.
+// keys are the rows of the MMA, queries its columns. It has the interface of attention/warp.h, and needs half
+// as many MMAs and registers.
 //
 //   scores = K Qᵀ,     a lane has keys lane / 4 and + 8 of queries lane % 4 * 2 and + 1
 //   out = Vᵀ Pᵀ,       a lane has channels channel_of(0) and (1) of every 16 channels, of queries lane % 4 *
@@ -16,7 +16,7 @@
 #include "dev/strip.h"
 
 enum : u32 { TILE_KEYS = 16, D = HEAD_DIM, SLOTS = 2, KEY_ROWS = 2 };
-// Less than every score, and finite, so that the difference of two of them is a number.
+// Score of masked keys: less than every real score, and finite, so that NO_SCORE - NO_SCORE is 0, not NaN.
 #define NO_SCORE (-1e30f)
 #define SLACK 8.f
 
@@ -108,7 +108,7 @@ DEV void finish(Running& r) {
         for (u32 mask = 4; mask < 32; mask *= 2) r.sum[i] += shfl_xor(r.sum[i], mask);
 }
 
-// True on one lane per query.
+// Whether this lane writes the maximum and sum of its queries: true on one lane per query.
 DEV bool speaks_for_query() { return lane() < 4; }
 // Calls put(query, channel, value) for each output of the lane.
 template <class Put> DEV void each_output(const Running& r, const Put& put) {

@@ -2,13 +2,13 @@
 // arrive.
 #pragma once
 
-// Whether all splits have arrived; valid after a barrier that follows announce().
+// Shared flag, whether all splits of the head have arrived; valid after a barrier that follows announce().
 DEV u32* all_there() {
     SHARED(u32, last, 1);
     return last;
 }
 
-// Orders the stores of all threads before what follows.
+// Orders the stores of all threads of the team before a following announce().
 DEV void publish() {
 #if !DEV_NV  // On NVIDIA an atomic operation of one thread publishes what a barrier has ordered before it.
     fence();
@@ -16,8 +16,8 @@ DEV void publish() {
     team_sync();
 }
 
-// Counts `done` splits of a head as arrived. The atomic's result takes a round trip to L2: this function does
-// not wait for it.
+// Counts `done` splits of a head as arrived. The atomic's result takes a round trip to L2, for which the
+// other threads wait only at the next barrier.
 DEV void announce(u32* arrived, u32 done, u32 splits) {
     if (tid() != 0) return;
     const bool last = atomic_add_acq_rel(arrived, done) + done == splits;
@@ -33,8 +33,8 @@ DEV bool was_last() {
     return all_there()[0];
 }
 
-// Whether this team, which has finished `done` splits of a head, is the last to arrive. Every thread must
-// call it.
+// Whether this team, which has finished `done` of a head's splits, is the last team to do so. Every thread
+// must call it.
 DEV bool is_last(u32* arrived, u32 done, u32 splits) {
     publish();
     if (done == splits) return true;

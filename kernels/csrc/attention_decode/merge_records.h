@@ -11,16 +11,16 @@ enum : u32 {
     RECORD = D + 4,        // outputs, maximum, sum; aligned to 16 bytes
     QUADS = D / 4,         // groups of 4 outputs per record
     SET = WARPS * GROUP * RECORD,  // records of the block's warps
-    // Two sets, where they fit, save a barrier: the next split writes one set while the last one is read in
-    // the other.
+    // Two sets, where shared memory allows, save a barrier: the next split writes one set while the records
+    // of the previous split are read from the other.
     SETS = GROUP <= 4 ? 2 : 1,
-    CHANNELS = D / WARP_SIZE,  // channels per lane that reads a record
+    CHANNELS = D / WARP_SIZE,  // channels of a record per lane
     // Number of warps that share the splits of a query, and number of splits that a lane reads at once.
     SPREAD = GROUP >= WARPS ? 1 : WARPS / GROUP,
     AHEAD = 12
 };
 
-// Writes the warp's queries as records.
+// Writes the warp's results to `records`, one record per query.
 DEV void put(const Running& r, float* records) {
     each_output(r, [&](u32 query, u32 channel, float value) {
         if (query < GROUP) records[query * RECORD + channel] = value;

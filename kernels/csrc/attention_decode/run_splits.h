@@ -3,7 +3,7 @@
 // to arrive.
 #pragma once
 
-// Destinations of results.
+// Output arrays of the kernel.
 struct Outputs {
     half_t* o;
     float* partial;  // [rows, KV heads, max_splits, HEAD_GROUP, RECORD]
@@ -11,11 +11,11 @@ struct Outputs {
     u32 max_splits, stride, kv_heads;
 };
 
-// Next tile of the warp to prefetch; it is ahead of the tile that is multiplied.
+// Tile that the warp prefetches next; it comes after the tile that is multiplied.
 struct PrefetchCursor {
     Place place;
     u32 at, end;  // current key, and end of the split
-    u32 block;    // block-table entry of the tile, loaded one tile early
+    u32 block;    // block-table entry of the tile, loaded while the previous tile is fetched
 };
 
 DEV void enter_split(PrefetchCursor& a) {
@@ -44,7 +44,7 @@ struct Run {
     Place place;
     PrefetchCursor ahead;
     Ring ring;
-    u32 fetched;  // stages filled or left empty, of TILES_AHEAD
+    u32 fetched;  // number of ring stages filled or left empty, at most TILES_AHEAD
 };
 
 // Prefetches the tiles that do not depend on the previous kernel.
@@ -66,8 +66,8 @@ DEV void store_output(half_t* o, const Merged& m) {
     *(half_x4*)o = y;
 }
 
-// Destinations of a KV head: outputs, and records of its splits; each token's records are where they are if
-// the token is processed alone.
+// Where the results of a KV head are written: its outputs, and the records of its splits. A token's records
+// have the same addresses as if the token were processed alone.
 struct Target {
     half_t* out;
     float* parts;
@@ -114,8 +114,8 @@ DEV void merge_splits(const Target& t, const Outputs& to, float* records) {
     if (SETS == 1) team_sync();  // The next split overwrites the records.
 }
 
-// Merges the head if this team was the last to arrive. A barrier has followed announce(); `records` must not
-// be in use.
+// Merges the splits of `head` if this team was the last to arrive. A barrier must have followed announce();
+// `records` must not be in use.
 DEV void finish_split(Target& head, const Outputs& to, float* records) {
     if (head.splits != 0 && was_last()) {
         merge_splits(head, to, records);
@@ -166,15 +166,15 @@ template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void leave_out(float (&scor
 }
 #endif
 
-// Runs after the previous kernel has ended. `records`: SETS * SET floats of shared memory.
+// Processes all splits of the run; called after grid_wait(). `records`: SETS * SET floats of shared memory.
 DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* pool, float* records, const Outputs& to,
                     float factor) {
     Place& p = run.place;
     float* const first_records = records;
     for (; run.fetched < TILES_AHEAD; ++run.fetched) fetch_next(run.ring, run.ahead, rows, pool);
     Queries mine{};
-    Target target{}, shared{};  // current head; head shared with other teams, not merged yet
-    u32 done = 0;  // number of splits done of this head
+    Target target{}, shared{};  // current head; earlier head shared with other teams, not yet merged
+    u32 done = 0;  // number of splits of the current head that are done
     while (p.left != 0) {
         begin_split(source, mine, p, done == 0);
         if (done == 0) target = target_of(p, rows, to);

@@ -6,8 +6,9 @@
 // its own: then separate blocks have lower latency.
 #pragma once
 
-// A row without keys has one empty split, which writes its zeros. `cut`: split length chosen for all rows of
-// a step, if the kernel uses one (mla_decode_wgmma/split_length.h).
+// Returns the number of splits of a context. A row without keys has one empty split, which writes zeros to
+// the output. `cut`: split length chosen for all rows of a step, if the kernel uses one
+// (mla_decode_wgmma/split_length.h).
 DEV u32 splits_of(u32 context, u32 cut) { return context == 0 ? 1 : splits_of_keys(context, cut); }
 
 struct Rows {
@@ -15,16 +16,16 @@ struct Rows {
     u32 rows, kv_heads, table_width;
     const i32* positions;  // positions of tokens; null if not needed
     u32 together;          // maximum number of successive tokens of a request processed at once
-    u32 fresh;             // maximum number of tokens of a request per step: keys that may be new
+    u32 fresh;             // maximum number of tokens of a request per step, whose keys may be new
 };
 
 // Position in the list of splits.
 struct Place {
     u32 row, head, split, left;  // left: number of splits from here to the end of the block's run
-    u32 context, table, token, position;  // context: of the last of the grouped rows; the others: of the first
+    u32 context, table, token, position;  // context: of the group's last row; the others: of its first
     u32 span, splits, cut;
-    u32 record;    // number of splits of earlier rows, each of which has a record
-    u32 count;    // rows processed together, from this one on; each sees one more key
+    u32 record;    // index of the row's first record: number of splits of all earlier rows
+    u32 count;    // rows processed together (the group), from `row` on; each attends to one more key
     u32 together;  // maximum number of rows processed together, in this launch
     u32 run_end;  // for rows of any number of tokens (mla_decode/token.h)
 };
@@ -86,7 +87,7 @@ DEV void next_split(Place& p, const Rows& rows) {
     take_successive_rows(p, rows);
 }
 
-// Number of splits before this thread's rows, and of all rows.
+// Number of splits of the rows before this thread's rows, and of all rows.
 struct Counted { u32 before, all; };
 // Counts the splits of rows in groups of at most `together`. Every thread of the team must call it; `sums`
 // [WARPS] must not be in use.

@@ -1,7 +1,7 @@
-// attention_plain: o [T, N D] = softmax(scale q Kᵀ) V, causal, reference kernel for shapes that the tiled
-// kernels do not support: f32, any head dim up to 256, any block size. One warp per query and head; a lane
-// computes the score of one key, then accumulates CHANNELS channels of the values. Not optimised. CPU
-// reference: `PagedAttention`.
+// attention_plain: o [tokens, query heads * D] = softmax(scale q Kᵀ) V, causal; D is the head dim. Reference
+// kernel for shapes that the tiled kernels do not support: f32, any head dim up to 256, any block size. One
+// warp per query and head; a lane computes the score of one key, then accumulates CHANNELS channels of the
+// values. Not optimised. CPU reference: `PagedAttention`.
 //
 // Positions are processed WARP_SIZE at a time from 0: a result depends only on the keys attended to. Rows of
 // context 0 write zeros. Arguments as in attention_prefill, plus `rows`, the number of rows of the step, and
@@ -9,7 +9,7 @@
 //
 //   -DACT_F32=0|1 (queries and outputs)  -DHEAD_DIM=n  -DBLOCK_TOKENS=n  -DKV_FP8=1 (KV pool; default: type
 //                           of the queries)
-// Grid: (T, query heads). Block: WARP_SIZE.
+// Grid: (tokens, query heads). Block: WARP_SIZE.
 // Rounding: probabilities to the type of the queries, before their sum; the output once.
 #include "dev.h"
 #include "attention/row_of.h"

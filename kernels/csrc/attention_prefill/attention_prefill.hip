@@ -1,5 +1,5 @@
-// attention_prefill: o [T, N D] = softmax(scale q Kᵀ) V, causal, for rows of any number of queries, over the
-// paged KV pool (prefill flash attention).
+// attention_prefill: o [tokens, query heads * D] = softmax(scale q Kᵀ) V, causal, for rows of any number of
+// queries, over the paged KV pool (prefill flash attention); D is the head dim.
 // CPU reference: `PagedAttention`.
 //
 // The (query, head) pairs of a row and KV head are numbered token by token and cut into tiles; the pairs of a
@@ -8,22 +8,22 @@
 // scheduled first.
 //
 //   pool, tables, table_rows   as in attention_decode
-//   pool_map                   with WGMMA and a half_t pool: TMA descriptor of the layer's pool as a matrix
-//                           of D columns, boxes of 16 rows
+//   pool_map                   used with WGMMA and a half_t pool: TMA descriptor of the layer's pool as a
+//                           matrix of D columns, with boxes of 16 rows
 //   first_row, rows            first row, and number of rows, of this launch; earlier rows belong to other
 //                           launches
 //   taken                      work counter, zero before and after the launch
 //
-//   -DWGMMA=1  warpgroups with WGMMA (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128
+//   -DWGMMA=1  WGMMA by warpgroups (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128
 //               keys.
 //               Grid: at most the number of SMs; persistent blocks take tiles until none is left. Block: 384.
 //               Dynamic shared memory: GROUPS_SHARED bytes.
-//   -DWGMMA=0  warps (warps.h), every target: tiles of 16 pairs per warp, steps of 16 keys, copied 64 at a
-//               time.
+//   -DWGMMA=0  MMA by warps (warps.h), every target: tiles of 16 pairs per warp, steps of 16 keys, copied 64
+//               at a time.
 //               Grid: (tiles of the longest row: pairs / (16 * warps), KV heads, rows). Block: a multiple of WARP_SIZE, at most 256.
 //               Dynamic shared memory: STAGES * STEP * (K_STRIDE + V_STRIDE) elements of the pool.
-//   -DSTAGES=1|2 (warps) pipeline stages in shared memory; AMD copies through registers, so a second stage
-//   overlaps nothing
+//   -DSTAGES=1|2 pipeline stages in shared memory (with -DWGMMA=0); AMD copies through registers, so that a
+//   second stage has no effect
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=n query heads per KV head
 //   -DKV_FP8=0|1
 //

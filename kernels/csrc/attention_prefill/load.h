@@ -7,19 +7,19 @@
 enum : u32 {
     STAGES = 2,                      // pipeline stages of keys and of values
     ITEM_STAGES = KV_FP8 ? 1 : 2,    // pipeline stages of queries
-    PANELS = D / 64,                 // panels per row
+    PANELS = D / 64,                 // panels (of 64 channels) per operand
     PANEL_BYTES = TILE * 128,
     OPERAND_BYTES = PANELS * PANEL_BYTES,
-    STAGED_BYTES = KV_FP8 ? TILE * D : 0,  // keys or values before conversion to half_t
+    STAGED_BYTES = KV_FP8 ? TILE * D : 0,  // buffer of fp8 keys or values before conversion to half_t
     FETCHING = 4,                    // warps of the producer warpgroup
-    QUERY_WARPS = KV_FP8 ? 4 : 2,    // producer warps that load queries, the last ones
-    ROW_WARPS = KV_FP8 ? 4 : 1,      // warps that load keys, or values
+    QUERY_WARPS = KV_FP8 ? 4 : 2,    // number of producer warps, the last ones, that load queries
+    ROW_WARPS = KV_FP8 ? 4 : 1,      // producer warps that load keys; as many load values
     WORKING = 8                      // warps of the consumer warpgroups
 };
 
 struct Stages { Barrier there[STAGES], free[STAGES]; };
 struct Meeting {
-    Stages items, keys, values;      // items: with their queries
+    Stages items, keys, values;      // items: work items with their queries
     Barrier last_there;              // arrival of the values of a step that extends beyond its row's context
     Barrier turn[2];                 // ordering barrier between the two consumer warpgroups
     Item item[STAGES];

@@ -7,20 +7,21 @@
 
 enum : u32 {
     FETCHERS = FETCHING * WARP_SIZE,
-    ROW_PIECES = 4,  // pieces of a row in a panel
+    ROW_PIECES = 4,  // number of fp8 pieces of a row in a panel
     AT_ONCE = FETCHERS / (ROW_PIECES * PANELS),
     PASSES = TILE / AT_ONCE,
-    NO_ROW = ~0u     // position beyond the context: zero-filled
+    NO_ROW = ~0u     // key beyond the context: its pieces are zero-filled
 };
 static_assert(FETCHERS == TILE, "a thread finds a key");
 
-// Piece of a thread: eight consecutive threads have the pieces of two rows, which are in different banks of a
-// panel.
+// Row, panel and piece that a thread copies. Eight consecutive threads have the pieces of two rows, which are
+// in different banks of a panel.
 DEV u32 own_row(u32 pass) { return pass * AT_ONCE + tid() / (8 * PANELS) * 2 + tid() / ROW_PIECES % 2; }
 DEV u32 own_panel() { return tid() / 8 % PANELS; }
 DEV u32 own_piece() { return tid() % ROW_PIECES; }
 
-// Returns the row in the pool of this thread's key of the step that starts at key `at`.
+// Returns the row in the pool of key at + tid(), this thread's key of the step that starts at key `at`;
+// NO_ROW beyond the context.
 DEV u32 pool_row(const Job& job, const Item& item, const i32* table, u32 at, u32 context) {
     const u32 position = at + tid();
     if (position >= context) return NO_ROW;
@@ -28,8 +29,8 @@ DEV u32 pool_row(const Job& job, const Item& item, const i32* table, u32 at, u32
     return (block * job.kv_heads + item.head) * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS;
 }
 
-// Starts the copies of a thread's pieces of a step: keys at pool rows `rows`, or the values of the same
-// positions.
+// Starts the copies of this thread's pieces of a step: the keys at pool rows `rows`, or with `values` the
+// values of these keys.
 DEV void start_pieces(u8* staged, const Job& job, const u32* rows, bool values) {
     const KV* channels = job.pool + own_panel() * 64 + own_piece() * 16;
     _Pragma("unroll 1") for (u32 pass = 0; pass < PASSES; ++pass) {
@@ -51,8 +52,8 @@ DEV void widen_pieces(u8* operand, const u8* staged) {
     }
 }
 
-// Publishes keys or values of one step, then starts the copies of the next step, if any. One later copy group
-// may be pending.
+// Converts the keys or values of one step into their panels, signals the consumers, then starts the copies of
+// the next step (unless `next` is null). One later copy group may be pending.
 struct Way { u8 *operands, *staged; Stages* stages; RingStage turn; };
 DEV void bring(Way& way, const Job& job, const u32* next, bool values) {
     copy_wait<1>();
@@ -72,7 +73,8 @@ DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
         if (item.steps == 0) return hand_over(shared, m, items, job, item);
         const i32* table = table_of(job, item.row);
         const u32 context = item.before + item.pairs / HEAD_GROUP;
-        // All threads have read the earlier `rows`: they have passed a barrier since.
+        // The earlier contents of `rows` may be overwritten: all threads have passed a barrier since reading
+        // them.
         rows[tid()] = pool_row(job, item, table, 0, context);
         u32 ahead = pool_row(job, item, table, TILE, context);
         some_sync<1>(FETCHERS);

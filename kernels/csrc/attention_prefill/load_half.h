@@ -1,19 +1,20 @@
 // attention_prefill/load_half.h - keys and values of a half_t pool, loaded by TMA: one warp issues the copies
-// of keys, one those of values, two load queries.
+// of keys, a second warp those of values, and two warps load queries.
 #pragma once
 #include "attention_prefill/load.h"
 
-// Returns the first row in the pool of keys [at + 16 lane, + 16); undefined beyond the context.
+// Returns the row in the pool of key at + 16 * lane(), the first of 16 keys of one block; undefined beyond
+// the context.
 DEV u32 pool_row(const Job& job, const Item& item, const i32* table, u32 at, u32 context) {
     const u32 position = at + lane() * BOX_ROWS;
     const u32 block = lane() < TILE / BOX_ROWS && position < context ? (u32)table[position / BLOCK_TOKENS] : 0;
     return (block * job.kv_heads + item.head) * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS;
 }
 
-// Load state of keys, or of values.
+// Progress of the warp that loads keys, or of the warp that loads values.
 struct Way { u8* operands; Stages* stages; Barrier* last_there; u32 lasts; RingStage turn; };
 
-// Values beyond the context are multiplied by probabilities of zero, so they must be finite.
+// Zeroes the values beyond the context: they are multiplied by probabilities of zero, so they must be finite.
 DEV void clear_rows(u8* operand, u32 first) {
     for (u32 i = first * 8 + lane(); i < TILE * 8; i += WARP_SIZE)
         for (u32 panel = 0; panel < PANELS; ++panel)

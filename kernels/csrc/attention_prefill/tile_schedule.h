@@ -1,26 +1,27 @@
 // attention_prefill/tile_schedule.h - order in which the tiles of all rows are processed: row by row; within
-// a row tiles with the most keys first; among equal ones head by head, so that tiles processed at the same
-// time share keys in L2.
+// a row, tiles with the most keys first; tiles with equally many keys head by head, so that tiles processed
+// at the same time share keys in L2.
 #pragma once
 
-enum : u32 { TILE_PAIRS = 128, TILE = 128 };  // query pairs per tile, keys per step
+enum : u32 { TILE_PAIRS = 128, TILE = 128 };  // (query, head) pairs per tile; keys per step
 
 struct Item {
     u32 row, head;
-    u32 token, pairs;  // first token of the row; pairs of the row and head, 0: no such item
+    u32 token, pairs;  // the row's first token; number of its pairs per KV head, 0: no item
     u32 first;         // first pair of the tile
-    u32 before;        // keys before the row's first token
+    u32 before;        // number of keys before the row's first token
     u32 steps;         // steps of TILE keys; 0 for a padding row, which has no keys
 };
 
 // Number of keys that a pair of an item attends to.
 DEV u32 seen_by(const Item& item, u32 pair) { return item.before + pair / HEAD_GROUP + 1; }
 
-// State of a search for items of ascending number: the WARP_SIZE rows from `row` on are searched now.
+// State of a search for items in ascending order of their number: the search has reached `row`;
+// `items_before` is the number of items of earlier rows.
 struct Search { u32 row, items_before; };
 
-// Returns the item of that number; every lane of the warp must call it. After the last item, items_before is
-// the number of items.
+// Returns the item with index `number`; every lane of the warp must call it. After the last item,
+// items_before is the number of items.
 DEV Item find(Search& search, const Job& job, u32 number) {
     for (; search.row < job.rows; search.row += WARP_SIZE) {
         const u32 mine = search.row + lane();

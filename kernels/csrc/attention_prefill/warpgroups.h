@@ -1,7 +1,7 @@
-// attention_prefill/warpgroups.h - prefill by warpgroups (ping-pong schedule): one producer (load.h), two
-// consumers with 64 pairs of a tile each. While one consumer computes softmax, the WGMMAs of the other run.
-// Probabilities stay in registers as the A operand of the next WGMMA; the scores of a step overlap with the
-// previous step's multiplication by the values.
+// attention_prefill/warpgroups.h - prefill by warpgroups (ping-pong schedule): one producer (load.h), and two
+// consumers with 64 (query, head) pairs of a tile each. While one consumer computes softmax, the WGMMAs of
+// the other run. Probabilities stay in registers as the A operand of the next WGMMA; the scores of a step
+// overlap with the previous step's multiplication by the values.
 #pragma once
 #include "dev/tensor_map.h"
 #include "dev/wgmma.h"
@@ -15,7 +15,7 @@
 
 enum : u32 {
     GROUP_PAIRS = 64,
-    SCORES = TILE / 2,    // per lane: two pairs, and for each of them a quarter of the keys
+    SCORES = TILE / 2,    // scores per lane: of two pairs, each with a quarter of the keys
     OUTPUTS = D / 2,         // outputs per lane
     GROUPS_SHARED = (1 + ITEM_STAGES + 2 * STAGES) * OPERAND_BYTES + 2 * STAGED_BYTES + 1024
 };
@@ -45,7 +45,7 @@ struct Worker {
     u32 turns;
 };
 
-// Computes one item's outputs, not yet divided by the sums.
+// Computes the outputs of one item, not yet divided by the sums of probabilities.
 DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shared, Meeting* m, const Item& item, float factor) {
     const u8* queries = shared.queries + w.items.stage * OPERAND_BYTES + w.group * GROUP_PAIRS * 128;
     const u32 first = item.first + w.group * GROUP_PAIRS, open = seen_by(item, first) / TILE;
@@ -96,7 +96,8 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shar
     outputs_there();
 }
 
-// Stores through shared memory, 16 rows per warp, so that stores of whole rows are coalesced.
+// Stores the outputs: a warp transposes its 16 rows through shared memory, so that its stores are coalesced
+// whole rows.
 DEV void store(const Job& job, const Item& item, u32 group, u8* panels, const float (&o)[OUTPUTS], const float (&scale)[2]) {
     constexpr u32 PIECES = D / 8, AT_ONCE = WARP_SIZE / PIECES, PANEL = 16 * 128;
     UNROLL for (u32 i = 0; i < OUTPUTS; i += 2) {
@@ -164,7 +165,7 @@ DEV void prefill(const Job& job) {
         fetch_all(shared, meeting, job);
     } else {
         more_registers<224>();
-        if (warp_id() >= 8) release(&meeting->turn[0]);  // The first turn belongs to the other warpgroup.
+        if (warp_id() >= 8) release(&meeting->turn[0]);  // The other warpgroup goes first.
         work(shared, meeting, job);
     }
 }

@@ -1,6 +1,6 @@
-// attention_prefill/warps.h - prefill by single warps: a tile of 16 pairs per warp, consecutive tiles for the
-// warps of a block. Keys are loaded in steps of STEP, copied to shared memory while the previous step is
-// multiplied.
+// attention_prefill/warps.h - prefill by single warps: each warp has a tile of 16 (query, head) pairs, the
+// warps of a block have consecutive tiles. Keys are loaded in steps of STEP, copied to shared memory while
+// the previous step is multiplied.
 #pragma once
 
 #ifndef STAGES
@@ -34,7 +34,8 @@ DEV void copy_step(KV* stage, const KV* pool, const Row& row, u32 at) {
     }
 }
 
-// Number of keys that each of the lane's queries attends to, and the maximum over the warp.
+// `v`: number of keys that each of the lane's queries attends to. `most`: maximum number over the warp's
+// queries.
 struct Seen { u32 v[SLOTS], most; };
 
 DEV void multiply_step(Running& r, const Queries& q, const KV* stage, u32 at, const Seen& seen, float factor) {
@@ -72,7 +73,7 @@ DEV void prefill(const Job& job) {
     const u32 begin = (tiles - 1 - bid_x()) * per_block, first = begin + warp_id() * QUERIES;
     const u32 context = (u32)job.context_lens[row];
     half_t* out = job.o + (u64)token * job.o_stride + head * HEAD_GROUP * D;
-    if (context < tokens) {  // A padding row: no keys.
+    if (context < tokens) {  // A padding row has no keys; its outputs are zero.
         for (u32 i = tid(); i < per_block * D; i += bdim()) {
             const u32 pair = begin + i / D;
             if (pair < pairs) out[(u64)(pair / HEAD_GROUP) * job.o_stride + pair % HEAD_GROUP * D + i % D] = to_half(0.f);
@@ -87,7 +88,7 @@ DEV void prefill(const Job& job) {
         const u32 pair = first + query;
         return pair < pairs ? queries + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D : nullptr;
     });
-    // Attends up to the query's own position; results of pairs after the last one are not stored.
+    // A query attends to the keys up to its own position. Results of pairs after the last one are not stored.
     const u32 last_of_warp = first + QUERIES <= pairs ? first + QUERIES - 1 : pairs - 1;
     const u32 last_of_block = begin + per_block <= pairs ? begin + per_block - 1 : pairs - 1;
     Seen seen{{}, first < pairs ? before + last_of_warp / HEAD_GROUP + 1 : 0};

@@ -1,26 +1,28 @@
-// attention_single_row: o [T, N D] = softmax(scale q Kᵀ) V for a row of one query and a short context, fused
-// with q/k norm, RoPE and the KV write: inputs are the outputs of the QKV projection. NVIDIA from sm_90 on,
-// half_t.
+// attention_single_row: o [tokens, query heads * D] = softmax(scale q Kᵀ) V for rows of one query and a short
+// context, fused with q/k norm, RoPE and the KV write: it reads the output of the QKV projection. D is the
+// head dim. NVIDIA from sm_90 on, half_t.
 // CPU reference: `QkNormRopeKvWrite`, then `PagedAttention`. Rows with context 0 write zeros.
 //
 // A single row is bound by memory latency, not by bandwidth. Therefore the keys of a KV head are divided
-// among the blocks of a cluster, which merge through distributed shared memory: a block's warps in its own,
-// the blocks in that of the first block. Long contexts need more SMs than a cluster has: they use
-// attention_decode with FROM_QKV, which writes the same bits to the pool.
+// among the blocks of a cluster, which merge through distributed shared memory: a block merges the results of
+// its warps in its own shared memory, and the first block merges those of the blocks in its shared memory.
+// Rows with long contexts need more SMs than a cluster has; they use attention_decode with FROM_QKV, which
+// writes the same bits to the pool.
 // The splits, and so the rounding, depend on the row's own context only.
 //
 // Contexts, positions, block tables and all keys except the own one are loaded before grid_wait(), while
 // earlier kernels still run (programmatic dependent launch): between the kernel that wrote them and this
 // kernel, another kernel must release its successor after its own grid_wait(). The step's embedding or first
-// norm, launched after `prepare`, does; the keys are from earlier steps.
+// norm, launched after `prepare` (which writes the tables), does so; the keys are from earlier steps.
 //
 //   pool     KV pool of this layer [block][KV head][K tile | V tile], tiles [BLOCK_TOKENS][D]
-//   tables   block tables, i32 [S, table_width]; row r reads table table_rows[r], or table r if table_rows is
-//            null
+//   tables   block tables, i32 [sequence slots, table_width]; row r reads table table_rows[r], or table r if
+//            table_rows is null
 //
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..8 query heads per KV head
-//   -DTEAM_WARPS=4|8 warps per block  -DSTAGES=n stages (tiles) of a warp's ring
-//   -DEARLY_LAUNCH=1 releases the next kernel at once: better if its weights fit into shared memory next to this one
+//   -DTEAM_WARPS=4|8 warps per block  -DSTAGES=n pipeline stages (tiles) of a warp's ring in shared memory
+//   -DEARLY_LAUNCH=1 calls grid_release() at the start: faster if the next kernel's shared memory fits next
+//   to this one's
 // Grid: a cluster of BLOCKS blocks per row and KV head. Block: TEAM_WARPS warps of 32 lanes.
 // Dynamic shared memory: BARRIER_BYTES + (BLOCKS + TEAM_WARPS) HEAD_GROUP RECORD 4 + RING_BYTES.
 //
@@ -49,7 +51,7 @@ enum : u32 {
 #include "attention_decode/from_projections.h"
 #include "attention_single_row/merge_cluster.h"
 
-// Computes the warp's records over its part of the keys.
+// Computes the records of this warp: attention over its part of the block's keys.
 DEV void attend(const Source& source, const Place& p, Ring& ring, Tiles& tiles, float* record, float factor) {
     Queries mine{};
     begin_split(source, mine, p, true);

@@ -1,7 +1,7 @@
 // attention_single_row/merge_cluster.h - merges the records of a cluster's blocks in its first block.
 #pragma once
 
-enum : u32 { BROUGHT_BYTES = HEAD_GROUP * (QUADS + 1) * 16 };  // bytes that a block sends
+enum : u32 { BROUGHT_BYTES = HEAD_GROUP * (QUADS + 1) * 16 };  // bytes that a block sends to the first block
 
 // Merges the records of this block's warps and stores them in the shared memory of the cluster's first block.
 DEV void bring(const Memory& s, const Place& p) {
@@ -14,7 +14,7 @@ DEV void bring(const Memory& s, const Place& p) {
     }
 }
 
-// Merges outputs d..d + 4 of one query over the first `count` blocks.
+// Merges outputs d..d + 4 of one query over the records of the first `count` blocks.
 DEV Merged merge_blocks(const float* records, u32 d, u32 count) {
     Merged m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
     f32x2 facts[BLOCKS];
@@ -34,7 +34,8 @@ DEV Merged merge_blocks(const float* records, u32 d, u32 count) {
     return m;
 }
 
-// Runs in a cluster's first block, after the records of all blocks have arrived.
+// Waits for the records of all blocks, merges them and stores the outputs; called in the cluster's first
+// block.
 DEV void finish_cluster(const Memory& s, const Place& p, half_t* out) {
     barrier_wait_peers(s.brought, 0);
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {

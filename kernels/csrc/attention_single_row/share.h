@@ -6,7 +6,7 @@ struct Place {
     u32 row, head, rank;  // rank: of the block in its cluster
     u32 context, token, position;
     const i32* table;
-    u32 first, end;     // keys
+    u32 first, end;     // range of the block's keys
     u32 split, splits;  // index of the block among the blocks with keys, and number of blocks with keys
 };
 DEV u32 first_key(const Place& p) { return p.first; }
@@ -35,7 +35,7 @@ DEV Place place_of_block(const Rows& rows) {
 
 struct Memory {
     Barrier* brought;
-    float *received, *records;  // of blocks, in the first block; of this block's warps
+    float *received, *records;  // records of all blocks (in the first block); records of this block's warps
     KV* rings;
 };
 DEV Memory divide() {
@@ -45,12 +45,12 @@ DEV Memory divide() {
     return Memory{(Barrier*)shared, received, records, (KV*)(records + WARPS * HEAD_GROUP * RECORD)};
 }
 
-// The warp's next tile to load.
+// Tiles that a warp loads: `at` is the first key of the next one.
 struct Tiles {
-    const KV* pool;  // pool of this KV head in block 0
+    const KV* pool;  // tiles of this KV head in block 0 of the pool
     const i32* table;
     u32 at, end, block_values;
-    u32 block;  // block-table entry of the tile, loaded one tile early
+    u32 block;  // block-table entry of the next tile, loaded while the previous tile is fetched
 };
 DEV void settle(Tiles& t) {
     if (t.at < t.end) t.block = (u32)t.table[t.at / BLOCK_TOKENS];

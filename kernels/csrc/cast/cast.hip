@@ -1,8 +1,8 @@
-// cast: y [R, C] = x [R, C] in another type, rounded to nearest even. No CPU reference: it serves BLAS
-// libraries, which require the bias in the type of y, and x in the type of W.
+// cast: y [rows, cols] = x [rows, cols] in another type, rounded to nearest even. It prepares operands of
+// BLAS libraries, which require the bias in the type of y, and x in the type of W. No CPU reference.
 //
 //   -DFROM_F32=1  x is float      -DTO_F32=1  y is float
-// Block: 256. Grid: x = R, y = ceil(C / 1024).
+// Block: 256. Grid: (rows, ceil(cols / 1024)).
 //
 // Roofline: bytes of x and y over memory bandwidth.
 #include "dev.h"

@@ -45,8 +45,9 @@ DEV u64 warp_ballot(bool p) { return __builtin_amdgcn_uicmp((u32)p, 0u, 33 /* no
 DEV u64 warp_ballot(bool p) { return (u64)__builtin_amdgcn_ballot_w32(p); }
 #endif
 
-// v of lane() ^ MASK, where every aligned group of MASK lanes already has one common value. The lane selected
-// by a DPP mirror then has the same bits as the lane selected by an exclusive-or, and DPP uses no LDS.
+// Returns v of lane() ^ MASK. All lanes of an aligned group of MASK lanes must already have the same v: the
+// lane selected by a DPP mirror then has the same v as the lane selected by the exclusive-or, and DPP uses no
+// LDS.
 template <u32 MASK> DEV u32 butterfly_u32(u32 v) {
     const int s = (int)v;
     if constexpr (MASK == 1) return (u32)__builtin_amdgcn_mov_dpp(s, 0xb1 /* quad 1,0,3,2 */, 15, 15, true);
@@ -62,7 +63,7 @@ DEV u32 as_u32(float v) { return __builtin_bit_cast(u32, v); }
 #if __has_builtin(__builtin_amdgcn_exp2f)
 DEV float exp2_(float x) { return __builtin_amdgcn_exp2f(x); }
 DEV float log2_(float x) { return __builtin_amdgcn_logf(x); }
-#else  // clang 15 of hiprtc 5
+#else  // clang 15, the compiler of hiprtc 5, lacks these builtins
 DEV float exp2_(float x) { return __builtin_exp2f(x); }
 DEV float log2_(float x) { return __builtin_log2f(x); }
 #endif

@@ -3,33 +3,35 @@
 // NVIDIA from sm_90 on, and the emulator, where a copy completes at once.
 //
 //   Barrier                 an mbarrier in shared memory, 8 bytes; counts arrivals and bytes of copies
-//   barrier_init(b, n)      a phase needs n arrivals; called by one thread, then barriers_ready(), then
-//                           sync()
-//   barrier_expect(b, n)    arrives, and adds n bytes of copies to the phase's transaction count
-//   barrier_arrive(b)       arrives
+//   barrier_init(b, n)      each phase of b needs n arrivals. One thread initialises barriers, then calls
+//                           barriers_ready(); all threads then call sync()
+//   barrier_expect(b, n)    this thread arrives, and the phase waits for n further bytes of copies
+//                           (transaction count)
+//   barrier_arrive(b)       this thread arrives
 //   barrier_arrive_copied(b)  arrives when all earlier copy16 (cp.async) of this thread have completed
 //   barrier_wait(b, odd)    waits until the phase of that parity is complete; phases count from 0
 //   bulk_copy(to, from, n, b)  copies n bytes; addresses and n are multiples of 16. Issuing one costs its
 //                           warp 40 ns, whatever n is: below 2 KiB per copy the issue rate limits throughput,
 //                           not memory
-//   bulk_copy_once          bulk_copy for data that no other block reads; policy: read_once(), L2 evict_first
+//   bulk_copy_once          bulk_copy for data that no other block reads. Its last argument is the L2 cache
+//                           policy evict_first, which read_once() returns
 //   prefetch_l2(from, n)    prefetches n bytes into L2; addresses and n are multiples of 16
 //   dynamic_shared_bytes()  size of the launch's dynamic shared memory
-//   some_sync<ID>(n)        named barrier of n threads, whole warps; ID 1..15
+//   some_sync<ID>(n)        named barrier for n threads of the block, which are whole warps; ID 1..15
 #pragma once
 
 #if DEV_EMU
-// A phase is complete when no arrival is outstanding and no byte is pending. Atomic, as in hardware: writes
-// before an arrival and writes of a copy are visible after the wait.
+// Emulated mbarrier. A phase is complete when no arrival is outstanding and no byte is pending. Its counters
+// are atomic, as in hardware: writes before an arrival and writes of a copy are visible after the wait.
 struct Barrier { u8 need, left; u16 phase; i32 bytes; };
 DEV void barrier_settle(Barrier* b) {
-    u8 none = 0;  // Threads of several blocks (host threads) may find 0 left: one completes the phase.
+    u8 none = 0;  // Several host threads may find `left` at 0; only one completes the phase.
     if (__atomic_load_n(&b->bytes, __ATOMIC_ACQUIRE)) return;
     if (!__atomic_compare_exchange_n(&b->left, &none, b->need, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return;
     __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
     emu::note_progress();
 }
-// Barrier of some_sync: `bytes` counts the threads that have arrived.
+// Barrier that some_sync() uses: `bytes` counts the threads that have arrived.
 DEV Barrier* some_barrier() { SHARED(Barrier, b, 1); return b; }
 DEV void barrier_init(Barrier* b, u32 arrivals) { *b = Barrier{(u8)arrivals, (u8)arrivals, 0, 0}; }
 DEV void barriers_ready() { *some_barrier() = Barrier{}; }
@@ -53,7 +55,7 @@ DEV void bulk_copy(void* to, const void* from, u32 bytes, Barrier* b) {
 }
 DEV void bulk_copy_once(void* to, const void* from, u32 bytes, Barrier* b, u64) { bulk_copy(to, from, bytes, b); }
 DEV void prefetch_l2(const void* from, u32 bytes) {
-    (void)*(const volatile u8*)from;  // The bytes must be readable.
+    (void)*(const volatile u8*)from;  // Reads both ends, so that a sanitizer detects a bad range.
     (void)((const volatile u8*)from)[bytes - 1];
 }
 DEV u32 dynamic_shared_bytes() { return emu::self->dynamic_bytes; }

@@ -4,7 +4,8 @@
 //
 //   cluster_rank<CLUSTER>()  rank of this block within its cluster
 //   cluster_arrive<CLUSTER>() cluster_wait<CLUSTER>()  every thread arrives once, after its block's barriers
-//                           are initialised; after the wait a thread may write to the other blocks
+//                           are initialised; after the wait a thread may write to the shared memory of the
+//                           other blocks
 //   peer_store<CLUSTER>(to, rank, v, b)  stores 16 bytes to block `rank`, at the offset that `to` has in this
 //                           block, and counts them in that block's barrier `b`. Both `to` and `b` are in
 //                           dynamic shared memory, at offsets from its start that are equal in every block

@@ -27,7 +27,8 @@ struct Min {
 };
 
 #if DEV_EMU
-// One emulated warp collective instead of one per level of the tree; the tree is the same.
+// The emulator reduces in one warp collective instead of one per tree level; the order of additions is the
+// same.
 template <class Op, u32 GROUP, class T> DEV T group_reduce(T v DEV_SITE) { return emu::reduce<Op, GROUP>(v DEV_AT); }
 #else
 template <u32 MASK> DEV float butterfly(float v) { return as_f32(butterfly_u32<MASK>(as_u32(v))); }
@@ -76,7 +77,7 @@ template <class Op, class T> DEV T block_reduce(T v DEV_SITE) {
     sync();
     T r = parts[0];
     for (u32 i = 1; i < warps; ++i) r = Op::of(r, parts[i]);
-    sync();  // The next reduction writes the same parts.
+    sync();  // The next reduction writes `parts` again.
     return r;
 }
 template <class T> DEV T block_sum(T v DEV_SITE) { return block_reduce<Sum>(v DEV_AT); }

@@ -27,9 +27,9 @@ DEV void mma_f16(f32x4& c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1 DEV_SI
 #endif
 
 // Power of two that scales a row with largest magnitude `peak` to just below the maximum of f16, and its
-// inverse. Values 2^29 times smaller than the largest remain exact. Rows with a largest magnitude between
-// 2^-6 and 2^15 are not scaled: the error of their smallest values in f16 is at most 2^-25. Rows of f16 are
-// never scaled.
+// inverse. Values up to 2^29 times smaller than the largest remain exact. Rows with a largest magnitude
+// between 2^-6 and 2^15 are not scaled: the error of their smallest values in f16 is at most 2^-25. If half_t
+// is f16, rows are never scaled.
 struct RowFactor { float up, down; };
 DEV bool needs_factor(float peak) {
 #if HALF_F16

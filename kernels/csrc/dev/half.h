@@ -1,8 +1,8 @@
-// dev/half.h - the 16-bit type of weights, activations and the KV pool, one per device: bf16, or IEEE
-// binary16 (f16) with -DHALF_F16=1. Sums, norms, scores and softmax are f32 with either type; f16 overflows
-// to infinity above 65504.
+// dev/half.h - half_t, the 16-bit type of weights, activations and the KV pool. All kernels of a device use
+// the same type: bf16, or IEEE binary16 (f16) with -DHALF_F16=1. Sums, norms, scores and softmax are f32 with
+// either type; f16 overflows to infinity above 65504.
 //
-//   half_t, half_x2|4|8   a value, and vectors of it
+//   half_t, half_x2|4|8   one value; vectors of 2, 4 or 8 values
 //   f32(x)  to_half(x)    conversion to and from f32; every conversion to half_t rounds to nearest even
 //   pack_half(low, high)  packs two f32 as a pair in one word;  low_half(pair) high_half(pair) return f32
 //   HALF_PTX              name of the type in PTX instructions

@@ -79,16 +79,16 @@ DEV FragWords ldmatrix_trans(const half_t* row) {
                  : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3]) : "r"(shared_address(row)) : "memory");
     return w;
 }
-// Loads A from [row][k].
+// Loads A from memory laid out as [row][k].
 DEV FragA load_a(const half_t* tile, u32 stride) {
     return bits_as<FragA>(ldmatrix(tile + (lane() & 15) * stride + (lane() >> 4) * 8));
 }
-// Loads B from [column][k]: weights in their stored layout, keys.
+// Loads B from memory laid out as [column][k], the layout of weights and of keys.
 DEV FragB load_b(const half_t* tile, u32 stride) {
     const u32 column = (lane() & 7) + (lane() >> 4) * 8, k = (lane() >> 3 & 1) * 8;
     return bits_as<FragB>(ldmatrix(tile + column * stride + k));
 }
-// Loads B from [k][column]: values.
+// Loads B from memory laid out as [k][column], the layout of values.
 DEV FragB load_b_trans(const half_t* tile, u32 stride) {
     return bits_as<FragB>(ldmatrix_trans(tile + (lane() & 15) * stride + (lane() >> 4) * 8));
 }

@@ -2,8 +2,8 @@
 // emulator (-DDEV_EMU_GFX) they use the fragment layouts defined here, which are those of the CDNA ISA
 // guides.
 //
-// All layouts: SIDE consecutive lanes have the rows of A (columns of B), successive groups of lanes have
-// successive k.
+// In all layouts, each of SIDE (16 or 32) consecutive lanes has one row of A (column of B); successive groups
+// of SIDE lanes have successive k.
 // C of a 16-wide tile: column lane % 16, rows (lane / 16) * 4 + i.
 // C of a 32-wide tile: column lane % 32, rows (i / 4) * 8 + (lane / 32) * 4 + i % 4.
 #pragma once
@@ -42,7 +42,7 @@ typedef __bf16 MfmaHalfX8 __attribute__((ext_vector_type(8)));
 #  endif
 typedef float MfmaF32x4 __attribute__((ext_vector_type(4)));
 typedef float MfmaF32x16 __attribute__((ext_vector_type(16)));
-// c += a * b, 32x32x8.
+// c [32x32] += a [32x8] * b [8x32].
 DEV void mfma_32x32x8(f32x16& c, const half_x4& a, const half_x4& b) {
     c = bits_as<f32x16>(
         MFMA_32X32X8(bits_as<MfmaHalfX4>(a), bits_as<MfmaHalfX4>(b), bits_as<MfmaF32x16>(c), 0, 0, 0));

@@ -58,7 +58,7 @@ DEV void store_release(u32* p, u32 v) { asm volatile("st.release.gpu.u32 [%0], %
 DEV void fence() { __threadfence(); }
 DEV void pause() { __nanosleep(20); }
 
-// Volatile, because the compiler may otherwise hoist a load above grid_wait().
+// The asm statements are volatile, because the compiler could otherwise hoist a load above grid_wait().
 template <u32 BYTES> struct DevLoad;
 template <> struct DevLoad<4> {
     DEV void constant(u32* v, const void* p) { asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v[0]) : "l"(p)); }
@@ -103,7 +103,7 @@ template <class V> DEV void store_stream(V* p, const V& v) {
     DevLoad<sizeof(V)>::store(p, words.v);
 }
 
-// Address in the shared state space, as PTX instructions take it.
+// Returns an address within the shared state space, which PTX instructions require.
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEV void copy4(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(shared_address(shared)), "l"(global) : "memory");

@@ -1,18 +1,18 @@
 // dev/panels.h - TMA multicast loads of panels (dev/wgmma.h) to every block of a cluster, and TMA stores of
 // panels. NVIDIA from sm_90 on, and the emulator, where a copy completes at once.
 //
-//   panel_copy_all<CLUSTER, COUNT>(to, map, matrix, row, column, b)  panel_copy, multicast to the same offset
-//                           in every block of the cluster; counts in each block's barrier. Both are in
-//                           dynamic shared memory
+//   panel_copy_all<CLUSTER, COUNT>(to, map, matrix, row, column, b)  panel_copy of COUNT rows, multicast to
+//                           the same offset in every block of the cluster; counts its bytes in each block's
+//                           barrier b. `to` and b are in dynamic shared memory
 //   barrier_arrive_at<CLUSTER>(b, rank)  arrives at the barrier that block `rank` has at the offset of `b`.
-//                           It orders no memory; it only signals that WGMMA has finished reading
+//                           It orders no memory accesses; it only signals that WGMMA has finished reading
 //   box_store(map, matrix, columns, row, column, from)  TMA store of BOX_ROWS rows and 64 columns of a panel,
 //                           clipped at the matrix's last row and column; the map's box has BOX_ROWS rows.
 //                           Issued by one thread, after the threads that wrote the panel have called
-//                           shared_fence() and a barrier with it
+//                           shared_fence() and then a barrier that includes the issuing thread
 //   KERNEL_CLUSTER(threads, cluster)  KERNEL_ALONE in clusters of `cluster` blocks; the grid is a multiple of
 //                           `cluster`
-//   boxes_commit() boxes_wait<N>()  closes a group of this thread's stores; waits until at most N groups
+//   boxes_commit() boxes_wait<N>()  closes a group of this thread's TMA stores; waits until at most N groups
 //                           still read shared memory
 #pragma once
 #include "dev/cluster.h"
@@ -30,7 +30,7 @@ DEV void panel_copy_all(void* to, const TensorMap* map, const Matrix&, u32 row, 
         : : "r"(shared_address(to)), "l"(map), "r"(column), "r"(row), "r"(shared_address(b)), "h"((u16)((1 << CLUSTER) - 1))
         : "memory");
 }
-// Without .release: ordering memory across a cluster would cost the time of a k step.
+// The instruction has no .release: ordering memory across a cluster would take as long as a k step.
 template <u32 CLUSTER> DEV void barrier_arrive_at(Barrier* b, u32 rank) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(peer_address(b, rank)) : "memory");
 }

@@ -1,6 +1,6 @@
 // dev/peer.h - peer-to-peer memory: kernels of several GPUs write it while others read it.
 //
-//   load_peer(p) store_peer(p, v)  two words of 8 bytes; each word is written atomically, nothing else is
+//   load_peer(p) store_peer(p, v)  loads (stores) two words of 8 bytes; each word is atomic, and no access is
 //                           ordered
 //   fence_peers()                  system-scope fence: a GPU that reads a later write of this thread also
 //                           sees all that this thread wrote or read before the fence
@@ -25,7 +25,7 @@ DEV u32 load_host(const u32* p) {
     return r;
 }
 DEV void fence_peers() { __threadfence_system(); }
-DEV void peer_pause() {}  // The poll itself takes longer than the expected wait.
+DEV void peer_pause() {}  // A poll of peer memory takes longer than the expected wait.
 #elif DEV_AMD
 DEV u64x2 load_peer(const u64x2* p) {
     u64x2 r;
@@ -49,7 +49,7 @@ DEV void store_peer(u64x2* p, const u64x2& x) {
 }
 DEV u32 load_host(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 DEV void fence_peers() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-// The wait for another device has no bound, so the emulator must not report it as a hung launch.
+// A wait for another device may take any time, so the emulator must not report it as a deadlock.
 DEV void peer_pause() {
     emu::note_progress();
     emu::pause();

@@ -1,10 +1,11 @@
 // dev/ring_stage.h - stages of a ring buffer in shared memory; two barriers (dev/bulk.h) per stage: full and
 // empty.
 //
-//   release(b)                    one arrival per warp
+//   release(b)                    lane 0 arrives at b for its warp
 //   release_written(b)            release() after shared_fence(): what the warp wrote is visible to WGMMA
 //                           (dev/wgmma.h)
-//   RingStage, advance<COUNT>(t)  index of a stage of COUNT and its phase parity, for barrier_wait()
+//   RingStage                     index of the current stage, and the parity of its phase for barrier_wait()
+//   advance<COUNT>(t)             moves t to the next stage of a ring of COUNT stages
 #pragma once
 #include "dev/bulk.h"
 #include "dev/wgmma.h"

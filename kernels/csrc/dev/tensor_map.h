@@ -2,15 +2,15 @@
 // NVIDIA from sm_90 on, and the emulator, where a copy completes at once.
 //
 //   TENSOR_MAP              type of a kernel argument: the TMA descriptor with the matrix, its row length and
-//                           the box; built by the host (src/gpu/tensor_map.rs). Unused elsewhere; the other
-//                           arguments describe the matrix
-//   box_copy(to, map, matrix, width, row, column, b)  rows [row, row + 16), columns [column, column + 64) of
-//                           a matrix [.., width]: 2048 bytes, part of a panel; `to` is the start of 8 rows of
-//                           it. Counts in b
+//                           the box; built by the host (kernels/device/src/gpu/tensor_map.rs). Used on NVIDIA
+//                           only; on other targets the kernel's other arguments describe the matrix
+//   box_copy(to, map, matrix, width, row, column, b)  TMA load of rows [row, row + 16), columns [column,
+//                           column + 64) of a matrix [.., width]: 2048 bytes, part of a panel; `to` is a
+//                           multiple of 8 rows from the panel's start. Counts its bytes in b
 //   panel_copy(to, map, matrix, rows, row, column, b)  box_copy of `rows` rows, the map's box height; rows
 //                           after the matrix's last are zero-filled, which is slow. `matrix` describes the
 //                           matrix of the map
-//   panel_copy_once         panel_copy for data that no other block reads; policy: read_once()
+//   panel_copy_once         panel_copy for data that no other block reads; its last argument is read_once()
 #pragma once
 #if !DEV_AMD
 #  include "dev/bulk.h"

@@ -8,9 +8,9 @@
 //
 //   on_1024(p)              first address from p on that is aligned for a panel
 //   panel_offset(row, piece)  offset of a piece from the panel's start, in bytes
-//   by_k(panel)             KMajor: a row has 64 consecutive k of one row of A or one column of B
-//   by_n(panel, next)       NMajor: a row has 64 consecutive columns of B of one k; the next 64 are at `next`
-//                           bytes
+//   by_k(panel)             KMajor: a panel row has 64 consecutive k of one row of A or one column of B
+//   by_n(panel, next)       NMajor: a row has 64 consecutive columns of B of one k; the panel of the next 64
+//                           columns is `next` bytes further on
 //   further(x, bytes)       operand advanced by `bytes`: 32 bytes are 16 k in a row, 128 bytes are a row
 //   shared_by_lanes(x)      an operand that is uniform over the warp, in uniform registers: advancing it
 //                           takes one instruction instead of a dozen. Every lane must call it
@@ -25,13 +25,13 @@
 //     so on
 //   wgmma_fence()           before the first WGMMA, and after other instructions wrote its registers
 //   wgmma_commit() wgmma_wait<N>()  closes a group of WGMMAs; waits until at most N groups are in flight
-//   wgmma_hold(c)           after the wait: prevents earlier reads of c. The registers of a WGMMA in flight
-//                           must not be reused
+//   wgmma_hold(c)           called after the wait: the compiler cannot move reads of c before it. The
+//                           registers of a WGMMA in flight must not be reused
 //
 //   shared_fence()          makes shared memory writes visible to this thread visible to its WGMMAs (async
 //                           proxy)
-//   more_registers<N>() fewer_registers<N>()  setmaxnreg: registers per thread of a warpgroup; requires
-//                           KERNEL_ALONE
+//   more_registers<N>() fewer_registers<N>()  setmaxnreg: registers per thread of a warpgroup; the kernel
+//                           must be a KERNEL_ALONE
 //   KERNEL_ALONE(threads)   KERNEL with one resident block per SM
 #pragma once
 
@@ -59,7 +59,8 @@ DEV float panel_value(const u8* at, u32 offset) {
 DEV float panel_element(KMajor x, u32 k, u32 n) { return panel_value(x.at, n * 128 + k * 2); }
 DEV float panel_element(NMajor x, u32 k, u32 n) { return panel_value(x.at, n / 64 * x.next + k * 128 + n % 64 * 2); }
 
-// Computes the lane's own elements of c, each over ascending k. `a(row, k)`: rows of this warp.
+// Computes this lane's elements of c, each as a sum over ascending k. `a(row, k)` returns an element of the
+// warp's 16 rows of A.
 template <u32 N, class A, class B> DEV void own_products(float (&c)[N / 2], const A& a, const B& b, bool add) {
     for (u32 i = 0; i < N / 2; i += 4)
         for (u32 column = 0; column < 2; ++column) {
@@ -120,7 +121,8 @@ template <class B> struct WgmmaTurn;  // transpose flag of operand B in the inst
 template <> struct WgmmaTurn<KMajor> { enum : int { FLAG = 0 }; };
 template <> struct WgmmaTurn<NMajor> { enum : int { FLAG = 1 }; };
 
-// Eight accumulators each: operand names in the instruction, and asm constraints.
+// For n accumulators: WGMMA_NAMES_n are their operand names in the instruction, WGMMA_n(i) their asm
+// constraints.
 #  define WGMMA_NAMES_8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #  define WGMMA_NAMES_16 WGMMA_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #  define WGMMA_NAMES_24 WGMMA_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -148,7 +150,8 @@ template <> struct WgmmaTurn<NMajor> { enum : int { FLAG = 1 }; };
 #  define WGMMA_96(i) WGMMA_64(i), WGMMA_32((i) + 64)
 #  define WGMMA_128(i) WGMMA_96(i), WGMMA_32((i) + 96)
 
-// NAMES and PLACES of N / 2 accumulators; I0... are the seven operand names that follow.
+// NAMES: operand names of the N / 2 accumulators. PLACES: their asm constraints. I0 to I6: names of the
+// further operands.
 template <u32 N> struct Wgmma;
 #  define WGMMA_WIDTH(N, NAMES, PLACES, I0, I1, I2, I3, I4, I5, I6)                                                   \
     template <> struct Wgmma<N> {                                                                                     \

@@ -1,39 +1,46 @@
-// draft.hip - data movement around the MTP module of a model. The module's entry of a position is computed
-// from its token and from the hidden state of the previous position. CPU reference: cpu/draft.rs. DraftRow
-// (step/step.h) describes a row of the step and where its previous hidden state is; the positions of its
-// tokens in the request are the step's positions, step_positions i32 [T], since only the sequence slot may
-// have them.
+// draft.hip - data movement around the MTP module of a model. The MTP module computes a position from that
+// position's token and from the hidden state of the previous position. CPU reference: cpu/draft.rs. DraftRow
+// (step/step.h) describes a row of the step and where its previous hidden state is stored. The positions of
+// its tokens are read from the step's positions, step_positions i32 [tokens], because only the sequence slot
+// may have them.
 //
-// prepare_draft_pass      lays out a pass over the newest token of each of the first `count` rows with more
-//                         than `pass` draft tokens, or over the draft token of the previous pass: ids,
-//                         positions i32 [count], slots i64 [count], cu_q i32 [count + 1], context_lens,
-//                         row_seq_slots i32 [count]. All other rows are padding, as in prepare_step. Grid:
-//                         blocks of 256 over rows.
-// gather_draft_inputs     hidden states of previous positions, y [n, H]: `first_tokens` = 1: for the first
-//                         token of row i at y[i]; 0: for all its tokens at their indices in the step; those
-//                         after the first from hidden [T, H]. Grid: rows x parts.
-// store_draft_states      keeps hidden states of a step, hidden [T, H]: those of each row's newest tokens in
-//                         its sequence slot, and those at the ends of blocks. Grid: rows x parts.
-// draft_argmax            y[i] = the lowest id with the largest logit, f32 [n, V]; for a row of NaNs, some
-//                         id. Grid: n. Block: 1024.
-// draft_shard_candidates  draft_argmax over a rank's `ids` ids from `begin` on (vocab-parallel): words
-//                         [n, 2], the key of the logit and of the id. Grid and block as draft_argmax.
-// draft_shard_merge       y[i] = the best id over the words of all ranks, [ranks, n, 2]. Grid: blocks of 256
+// prepare_draft_pass      lays out draft pass `pass`, with one token for each of the first `count` rows that
+//                         has more than `pass` draft tokens: the row's newest token in pass 0, else the draft
+//                         token of the previous pass. Outputs: ids, positions i32 [count], slots i64 [count],
+//                         cu_q i32 [count + 1], context_lens, row_seq_slots i32 [count]. All other rows are
+//                         padding, as in prepare_step. Grid: blocks of 256 over rows.
+// gather_draft_inputs     y [n, hidden_size], hidden states of previous positions. first_tokens = 1: y[i] is
+//                         that of row i's first token. first_tokens = 0: y has those of all tokens, by index
+//                         in the step; for tokens after a row's first they are from hidden [tokens,
+//                         hidden_size]. Grid: (rows, blocks per row).
+// store_draft_states      copies hidden states of a step, hidden [tokens, hidden_size]: those of each row's
+//                         newest tokens to its sequence slot, and those at the last positions of blocks to
+//                         boundary_states. Grid: (rows, blocks per row).
+// draft_argmax            y[i] = the lowest id with the largest of the logits f32 [n, vocab]; an arbitrary id
+//                         for a row of NaNs. Grid: n. Block: 1024.
+// draft_shard_candidates  draft_argmax over a rank's `ids` ids from `begin` on (vocab-parallel). It writes
+//                         words [n, 2]: the key of the largest logit, and that of its id (place_of in
+//                         sample/order.h). Grid and block as draft_argmax.
+// draft_shard_merge       y[i] = the id with the largest logit, from the words [ranks, n, 2] of all ranks.
+// Grid: blocks of 256
 //                         over rows.
-// map_draft_ids           y[i] = target_ids[y[i]], of y i32 [count]: draft vocabulary to target vocabulary.
+// map_draft_ids           y[i] = target_ids[y[i]], in place on y i32 [count]: maps ids of the draft
+// vocabulary to the target vocabulary.
 //                         Grid: blocks of 256 over rows.
 // insert_drafts           writes draft tokens to the ids of the step, and to the token histories of the
 //                         sequence slots. Grid: blocks of 256 over rows.
 //
-// drafts i32 [passes, draft_stride]; slot_states [S, states_per_slot, H], the first state of a slot is that of
-// position first_positions i32 [S]; boundary_states [blocks, H]; states are copied as 16-bit words. The host
-// has checked the indices of the stage buffer. Rows beyond those of the stage buffer are padding.
-// Roofline: latency, except draft_argmax: the row once over the bandwidth of one block.
+// Arguments: drafts i32 [passes, draft_stride]. slot_states [sequence slots, states_per_slot, hidden_size];
+// the first state of a slot is that of position first_positions i32 [sequence slots]. boundary_states
+// [blocks, hidden_size]. States are copied as 16-bit words. The host has checked the indices in the stage
+// buffer. Rows beyond those of the stage buffer are padding.
+// Roofline: bound by latency, except draft_argmax, which is bound by reading its row at the bandwidth of one
+// block.
 #include "dev.h"
 #include "prepare/prepare.h"
 #include "sample/order.h"
 
-// Loads of logits in flight per thread.
+// Number of loads of logits in flight per thread.
 enum : u32 { AHEAD = 8 };
 
 DEV const DraftRow* drafts_of(const u8* stage) { return (const DraftRow*)(stage + header_of(stage)->drafts_at); }
@@ -59,12 +66,13 @@ DEV void copy_state(u8* to, const u8* from, u32 bytes) {
     else copy_as<u16>(to, from, bytes);
 }
 
-// Returns the hidden state before a row that begins at `start`; null: zeros.
+// Returns the hidden state of position start - 1, where `start` is the position of the row's first token;
+// null: zeros.
 DEV const u8* preceding_state(const HiddenStates& states, const DraftRow& row, i32 start) {
     if (row.boundary_block >= 0) return states.boundary_states + (u64)row.boundary_block * states.bytes;
     if (!row.state_in_slot) return nullptr;
     const i32 offset = start - 1 - states.first_positions[row.seq_slot], last = (i32)states.states_per_slot - 1;
-    const u32 within = (u32)(offset < 0 ? 0 : offset > last ? last : offset);  // In range; the host has checked what it can.
+    const u32 within = (u32)(offset < 0 ? 0 : offset > last ? last : offset);  // Clamped: the host cannot check it.
     return states.slot_states + ((u64)row.seq_slot * states.states_per_slot + within) * states.bytes;
 }
 
@@ -129,9 +137,9 @@ store_draft_states(u8* slot_states, u8* boundary_states, i32* first_positions, c
     const u32 tokens = (u32)(row.len + row.drafts), last = (u32)row.len - 1;
     if (bid_y() == 0) {
         u8* to = slot_states + (u64)row.seq_slot * states_per_slot * bytes;
-        // The state before the newest token, then the newest token's own state and those of draft tokens. A
-        // thread copies the same channels of all states, so the source of the first may be a destination of
-        // later ones.
+        // The slot gets the state before the newest token, then those of the newest token and of the draft
+        // tokens. Each thread copies the same channels of every state, so the first state may be read from an
+        // address that later ones overwrite.
         const i32 newest = start + (i32)last;
         if (newest > 0) {
             const u8* preceding = last == 0 ? preceding_state(states, row, start) : hidden + ((u64)row.token + last - 1) * bytes;
@@ -150,8 +158,8 @@ store_draft_states(u8* slot_states, u8* boundary_states, i32* first_positions, c
 }
 EXPORT(store_draft_states)
 
-// Returns the key of the largest logit of a row of `ids` logits; the first one is that of id `begin`. Every
-// thread of the block must call it.
+// Returns the key (place_of in sample/order.h) of the largest of a row's `ids` logits, the first of which
+// belongs to id `begin`. Every thread of the block must call it.
 DEV u64 first_of_row(const float* row, u32 begin, u32 ids) {
     u64 best = 0;
     for (u32 first = tid(); first < ids; first += bdim() * AHEAD) {

@@ -1,15 +1,15 @@
 // elementwise.hip - activations and additions. CPU reference: cpu/elementwise.rs.
 //
 // silu_mul_rows  y = silu(gate) * up     y [rows, cols], x [rows, 2 cols]: gate columns, then up columns; all of ACT
-// -DFP8=1        silu_mul_fp8 only: y in fp8 with scales, quantised as fp8_quantize_rows quantises the half_t
-//                result. Rows from `rows` on are zero. cols a multiple of the quantisation block, rows
-//                aligned to 16 bytes, ACT half_t; blocks of 128 threads, one run each.
+// -DFP8=1        compiles silu_mul_fp8 only: y in fp8 with scales, as fp8_quantize_rows would quantise the
+//                half_t result. Rows from `rows` on are zero. cols is a multiple of the quantisation block,
+//                rows are aligned to 16 bytes, ACT is half_t; blocks of 128 threads process one run each.
 // add_rows       y = a + b               all [rows, cols] of ACT
 // elementwise_softcap  x = cap * tanh(x / cap)  [rows, cols] of ACT, in place; tanh z = 1 - 2 / (e^2z + 1)
-// Grid: rows * parts, part fastest; each block processes every `parts`-th run of bdim() groups of 8 columns
-// of its row. Block: a multiple of WARP_SIZE up to 256.
-// Rounding: f32 throughout, one rounding at the store. Roofline: 3 row lengths over bandwidth; one row is
-// latency-bound.
+// Grid: rows * parts blocks, where block b processes part b % parts of row b / parts: every `parts`-th run of
+// bdim() groups of 8 columns. Block: a multiple of WARP_SIZE up to 256.
+// Rounding: computed in f32, rounded once at the store. Roofline: bytes of two inputs and one output over
+// memory bandwidth; a single row is latency-bound.
 #include "dev.h"
 #include "elementwise/elementwise.h"
 #ifndef FP8

@@ -1,8 +1,9 @@
 // embed.hip - row gather by index: embedding lookup and row gathers. CPU reference: cpu/embed.rs,
 // cpu/elementwise.rs (gather).
 //
-// copy_rows  y[i] = x[ids[i] - first], zeros where x has no such row.
-//            y [n, bytes], x [rows, bytes], ids i32 [n]: rows of any element type, an even number of bytes long.
+// copy_rows  y[i] = row ids[i] - first of x, or zeros where x has no such row.
+//            y [n, bytes], x [rows, bytes], ids i32 [n]: rows of any element type with an even number of
+//            bytes.
 // Grid: n. Block: up to 256 threads.
 // Rounding: none, bytes are copied. Roofline: 2 n bytes over memory bandwidth; n = 1 is bound by the latency
 // of two dependent loads. Rows with length, stride and address that are multiples of 16 are copied 16 bytes

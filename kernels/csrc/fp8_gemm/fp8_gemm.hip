@@ -4,10 +4,11 @@
 //
 // A block computes 64 x 64 outputs (tile.h).
 //
-//   x_scales  f32, one per 128 k: [K / 128, x_scale_stride >= M]; or CHANNELS: one per row [M]
-//   w_scales  f32, one per `unit` outputs and 128 k, `scale_stride` between rows; or CHANNELS: one per output
-//             [N]
-//   -DOUT_F32=1 (y is float)  -DCHANNELS=1
+//   x_scales  f32 scales of x, one per row and 128 k: [K / 128, x_scale_stride >= M]; with CHANNELS one per
+//             row: [M]
+//   w_scales  f32 scales of W, one per `unit` outputs and 128 k, with row stride scale_stride; with CHANNELS
+//             one per output: [N]
+//   -DOUT_F32=1 (y is float)  -DCHANNELS=1 (scales per row of x and per output, not per block)
 // Grid: (N / 64, M / 64), rounded up. Block: 256. K a multiple of 16, rows of x and W aligned to 16 bytes.
 // Rounding: the sum plus bias once to the type of y. Roofline: 2 M N K operations.
 #include "dev.h"

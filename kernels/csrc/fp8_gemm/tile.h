@@ -1,11 +1,12 @@
 // fp8_gemm/tile.h - a block's tile of x W^T on tensor cores (matrix cores), both in fp8 with scales: 64 rows
-// of x by 64 lines of W, K in steps of 128 through shared memory. The caller supplies the addresses of rows
-// of x.
+// of x by 64 rows of W (called lines), in steps of 128 k through shared memory. The caller supplies the
+// addresses of rows of x.
 //
 // A warp has 16 rows of x, and on warps of 32 lanes half of the lines. The sum over a step is multiplied by
 // both scales when it is added to the output's accumulator. Sums are over ascending k whatever the tile: a
 // row gives the same bits in any batch.
-// -DGATED=1: lines are a strip of gate rows, then the up rows of the same outputs, so that a lane has both.
+// -DGATED=1: strips of gate rows alternate with strips of the up rows of the same outputs, so that a lane has
+// both.
 #pragma once
 #include "dev/strip_fp8.h"
 
@@ -17,7 +18,7 @@
 #endif
 
 enum : u32 {
-    TILE = 64,                               // rows of x, and lines of W, per tile
+    TILE = 64,                               // rows of x per tile, and lines of W per tile
     STEP_K = 128,
     LINE = STEP_K + 16,
     WARPS_N = 256 / WARP_SIZE / (TILE / 16),
@@ -30,19 +31,21 @@ static_assert(STRIPS % HALVES == 0, "gate and up rows of an output are of one wa
 
 struct Weights {
     const fp8* w;
-    const float* scales;  // one per `unit` outputs and 128 k, `scale_stride` between rows; unused with CHANNELS
+    const float* scales;  // one per `unit` outputs and 128 k, row stride scale_stride; unused with CHANNELS
     u32 first, n, k;      // first output of the tile; rows and columns of W
     u32 unit, scale_stride;
 };
 
-// Row of W of a line of the tile. Lines after the last row repeat it; nothing is stored for them.
+// Returns the row of W that a line of the tile has. Lines beyond the last output repeat the last one; they
+// are not stored.
 DEV u32 line_row(const Weights& w, u32 line) {
     const u32 strip = line / STRIP_ROWS, outputs = w.n / HALVES;
     const u32 out = w.first + strip / HALVES * STRIP_ROWS + line % STRIP_ROWS;
     return (out < outputs ? out : outputs - 1) + strip % HALVES * outputs;
 }
 
-// x_row(r) returns row r of the tile, or null.
+// Copies 128 k, from k `at` on, of all rows of the tile to shared memory. x_row(r) returns row r of x within
+// the tile; null: zeros.
 template <class Row> DEV void copy_step(u8* stage, const Weights& w, const Row& x_row, u32 at) {
     for (u32 i = tid(); i < 2 * TILE * (STEP_K / 16); i += 256) {
         const u32 line = i / (STEP_K / 16), here = i % (STEP_K / 16) * 16;
@@ -60,7 +63,8 @@ DEV u32 first_row() { return warp_id() / WARPS_N * 16; }
 DEV u32 first_line() { return warp_id() % WARPS_N * STRIPS * STRIP_ROWS; }
 DEV u32 slot_row(u32 slot) { return WARP_SIZE == 64 ? strip_c_x(slot) : strip_c_x(slot * 2); }
 
-// x_scale(r, block) returns the scale of row r of the tile; not called with CHANNELS.
+// Adds the products of one step of 128 k. x_scale(r, block) returns the scale of row r of the tile for this
+// block of k; it is not called with CHANNELS.
 template <class Scale> DEV void multiply_step(Sums& sums, const u8* stage, const Weights& w, const Scale& x_scale, u32 at) {
     float own_scale[OWN];
     UNROLL for (u32 i = 0; i < OWN; ++i)
@@ -96,7 +100,8 @@ template <class Row, class Scale> DEV Sums tile_product(const Weights& w, const 
 }
 
 // Calls put(row of the tile, output of W, sum[, sum of the up row]) for every element of this lane, including
-// out-of-range ones. Sums are real values: in FNUZ (gfx942) the bits of W represent half of the stored value.
+// out-of-range ones. Sums are corrected for FNUZ (gfx942), where the bits of W, stored as OCP fp8, represent
+// half of their value.
 template <class Put> DEV void each_output(const Weights& w, const Sums& sums, const Put& put) {
     const float dialect = FP8_FNUZ ? 2.f : 1.f;
     UNROLL for (u32 t = 0; t < STRIPS; t += HALVES)

@@ -1,25 +1,25 @@
-// fp8_gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16 and W in fp8 with scales: bound by reading W
-// once.
+// fp8_gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16 and W in fp8 with scales; its time is bound by
+// reading W once.
 // CPU reference: `Linear` with dequantised W, preceded by `RmsNorm` (NORM), followed by `SiluMul` (GATED) or
 // `TensorAdd` (RESIDUAL). x is not quantised (W8A16): products use its half_t values.
 //
-// STREAM (NVIDIA from sm_90 on, warps of 32 lanes): stream.h; x is half_t, or PREPARED: f16 [M, K] with
-// `factors` [M] (fp8_quantize_rows, scale_rows_to_f16). Otherwise strips.h.
+// With -DSTREAM=1 (NVIDIA from sm_90 on, warps of 32 lanes) it uses stream.h, else strips.h. x is half_t;
+// with STREAM and PREPARED it is f16 [M, K] with `factors` [M] (scale_rows_to_f16 of fp8_quantize).
 // A row gives the same bits for any M and any row index.
 //
-// Rounding: as gemm_small_m: x after the norm, x / rms and its product with the weight, each once to half_t;
-// sums in f32, the sum once to the type of y; GATED and RESIDUAL round intermediate values as the separate
-// kernels store them.
+// Rounding, as in gemm_small_m: x / rms, and its product with the norm weight, each once to half_t; sums in
+// f32, rounded once to the type of y; GATED and RESIDUAL round intermediate values as the separate kernels
+// store them.
 //
-//   ahead     STREAM: the weights of the next GEMM, part of which is prefetched into L2 (stream.h)
-//   scales    f32, one per `unit` outputs and 128 k, `scale_stride` between rows; or CHANNELS: one per output
-//             [N]
+//   ahead     with STREAM: weights of the next GEMM, a part of which is prefetched into L2 (stream.h)
+//   scales    f32, one per `unit` outputs and 128 k, with row stride scale_stride; with CHANNELS one per
+//             output: [N]
 //   -DOUT_F32=1 -DNORM=1 -DGATED=1 -DRESIDUAL=1   as gemm_small_m     -DCHANNELS=1   per-output scales
-//   -DTILES=1..8   strips per pass    -DSLAB=512|1024|2048  -DX_SLABS=1  -DPREPARED=1  -DMORE_ROWS=1 (M > 8)
-//                  of STREAM
-// Block: 12 warps with STREAM, else 256 threads. Grid: at most one block per SM and strip; without STREAM
-// blocks over strips. K a multiple of 64; scale units are multiples of 8 outputs, and with GATED of both
-// halves.
+//   -DTILES=1..8   strips per pass. With STREAM only: -DSLAB=512|1024|2048 (k per stage)  -DX_SLABS=1 (x is
+//                  staged with each slab)  -DPREPARED=1  -DMORE_ROWS=1 (M > 8)
+// Block: 12 warps with STREAM, else 256 threads. Grid: with STREAM at most one block per SM and at most one
+// per strip; else one block per TILES strips. K is a multiple of 64; scale units are multiples of 8 outputs,
+// and with GATED divide both halves.
 // Dynamic shared memory: see share.h or strips.h.
 //
 // Roofline: N K bytes over memory bandwidth. Measured: tests/bench/results/h200/kernels.md.
@@ -61,7 +61,8 @@ typedef float OUT;
 typedef half_t OUT;
 #endif
 
-// Epilogue. In FNUZ (gfx942) the bits of W represent half of the stored value.
+// Epilogue: bias, gate and scales. In FNUZ (gfx942) the bits of W, stored as OCP fp8, represent half of their
+// value.
 struct Finish {
     const float *scales, *bias;
     u32 outputs;

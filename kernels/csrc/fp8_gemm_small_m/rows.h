@@ -1,19 +1,20 @@
-// fp8_gemm_small_m/rows.h - stages up to OWN_ROWS rows of x in shared memory as f16, normalised first with
-// NORM, scaled by a power of two per row where its range requires it. All loads are issued before the first
-// use.
+// fp8_gemm_small_m/rows.h - stages rows of x (up to OWN_ROWS per warp) in shared memory as f16: with NORM
+// they are first normalised; rows whose range requires it are scaled by a power of two. All loads are issued
+// before the first use.
 #pragma once
 
 enum : u32 { OWN_ROWS = 4 };
 
-// Number of warps per row, as in a block of rms_norm, with the same reduction order: the norm gives the same
-// bits.
+// Number of warps per row: as in a block of rms_norm, so that the reduction order and the bits of the norm
+// are the same.
 DEV u32 warps_of_row(u32 k) {
     const u32 pieces = k / 8;
     if (!NORM) return COMPUTE_WARPS;
     return ((pieces <= 256 ? pieces : (pieces + 1) / 2) + WARP_SIZE - 1) / WARP_SIZE;
 }
 
-// Called when the peaks of all rows are in shared memory. again(row, factor) stores a row again, scaled.
+// Sets the factor of each row; called when the peaks (largest magnitudes) of all rows are in shared memory.
+// again(row, factor) stores a row again, scaled by its factor.
 template <class Again> DEV void settle_factors(const Work& work, const Memory& s, const Again& again) {
     bool any = false;
 #pragma unroll 1
@@ -31,7 +32,7 @@ template <class Again> DEV void settle_factors(const Work& work, const Memory& s
 }
 
 #if NORM
-// Pieces of a row, 8 values each: at most two per lane.
+// Pieces of a row that a lane has: at most two, of 8 values each.
 struct Pieces { half_x8 v[2]; };
 DEV u32 piece_of(u32 k, u32 i) { return (warp_id() % warps_of_row(k) + i * warps_of_row(k)) * WARP_SIZE + lane(); }
 DEV Pieces load_pieces(const half_t* row, u32 k) {
@@ -87,7 +88,7 @@ DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, const 
     });
 }
 #else
-// A single row is loaded four pieces at a time, several rows one piece each.
+// A thread loads OWN_ROWS pieces at a time: of a single row four pieces, of several rows one piece each.
 DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
     const u32 pieces = work.k / 8, line = x_line(work.k), spread = work.m == 1 ? (u32)OWN_ROWS : 1u;
     float peaks[OWN_ROWS];

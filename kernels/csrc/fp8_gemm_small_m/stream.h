@@ -3,7 +3,7 @@
 // registers, two per instruction and exactly; sums over 128 k are multiplied by their scale when they are
 // added to the warp's sum.
 //
-// Order of a sum: 64 k ascending, then the parts of the warp ascending, then warps ascending: it depends on K
+// Order of additions: 64 k ascending, then the warp's parts ascending, then warps ascending. It depends on K
 // and SLAB only.
 #pragma once
 #include "dev/bulk.h"
@@ -18,7 +18,7 @@ DEV void next(RingStage& t, u32 stages) {
     t.odd ^= 1;
 }
 
-// Each producer warp copies its part of the lines, and every COPIERS-th row of x.
+// Each producer warp copies an equal part of a stage's lines, and every COPIERS-th row of x.
 DEV u32 own_rows(const Work& work, u32 copier) { return (work.m + COPIERS - 1 - copier) / COPIERS; }
 DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
     const u32 bytes = columns(work, slab), lines = strips_of(work, pass) * STRIP_ROWS / COPIERS;
@@ -39,7 +39,7 @@ DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const
         bulk_copy(to + row * X_LINE, x + (u64)row * work.k + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
-// Runs after the previous kernel has ended: copies the rows of x for the slabs in flight, or all of x.
+// Waits for the previous kernel, then copies x: for the slabs in flight with X_SLABS, all of x with PREPARED.
 DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x) {
     grid_release();
     grid_wait();
@@ -54,12 +54,12 @@ DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* 
 #endif
 }
 
-// Prefetch hint: `bytes` of each line of the first passes of the next GEMM's blocks. `blocks` is 0 without a
-// next GEMM.
+// Prefetch hint for the next GEMM: `bytes` of each line in the first pass of its blocks. `blocks` is 0 if
+// there is none.
 struct PrefetchWork { const fp8* w; u32 outputs, halves, k, strips, blocks, bytes; };
 
-// Memory is idle from here to the first copies of the next GEMM, longest if attention runs before this
-// kernel.
+// Prefetches weights of the next GEMM into L2: memory is otherwise idle from here to the first copies of that
+// GEMM.
 DEV void prefetch_l2(const PrefetchWork& a) {
     if (bid_x() >= a.blocks) return;
     const u32 width = STRIP_ROWS / a.halves, all = (a.outputs + width - 1) / width, each = all / a.blocks;
@@ -97,7 +97,8 @@ DEV void copy_all(const Work& work, const Memory& s, const half_t* x, const Pref
     if (!waited) first_rows(work, s, i, x);
 }
 
-// Loads the scales of the block's strips before the first wait: [strip][half][block of k].
+// Copies the scales of the block's strips to shared memory, [strip][half][block of k]; called before
+// grid_wait().
 DEV void keep_scales(const Work& work, const Memory& s, const float* scales, u32 unit, u32 stride) {
     const u32 blocks = blocks_k(work.k);
 #pragma unroll 1
@@ -108,8 +109,8 @@ DEV void keep_scales(const Work& work, const Memory& s, const float* scales, u32
     }
 }
 
-// Offsets of a lane's pieces of x: 16 k of row lane / 4, and of row lane / 4 + 8 with MORE_ROWS. Branch-free:
-// rows and strips out of range read valid ones; their results are discarded.
+// Offsets of a lane's pieces of x: 16 k of row lane / 4, and with MORE_ROWS of row lane / 4 + 8. To avoid
+// branches, rows and strips out of range use valid addresses; their results are discarded.
 struct XRows { u32 at[OCTETS]; };
 DEV XRows x_rows(u32 m, u32 line) {
     XRows x;
@@ -150,10 +151,10 @@ DEV void multiply_pieces(Octets& s, const RowPieces& x, const u32x4& first, cons
     }
 }
 
-// Offsets that a lane uses in every slab of a pass, for both strips of a pair.
+// Offsets that a lane uses in every slab of a pass, for both strips of each pair.
 struct Lines {
-    u32 weights[PAIRS][2];  // bytes from the stage to its line of a strip
-    u32 scales[PAIRS][2];   // index of that output's scale of the first block of k
+    u32 weights[PAIRS][2];  // offset in the stage of the lane's part of its line, in bytes
+    u32 scales[PAIRS][2];   // index of the line's scale for the first block of k
 };
 DEV Lines lines_of(const Work& work, u32 pass) {
     const u32 strips = strips_of(work, pass), r = lane() >> 2, half = GATED && r >= WIDTH ? 1 : 0;
@@ -167,7 +168,8 @@ DEV Lines lines_of(const Work& work, u32 pass) {
     return l;
 }
 
-// Multiplies 64 or 128 k that share a scale, from x, w and the block's scales; `both`: the second 64 exist.
+// Multiplies the 64 or 128 k that share a scale. `scales`: of the block of k; `both`: there is a second half
+// of 64 k.
 DEV void multiply_block(Sums& sums, const u8* x, const XRows& rows, const u8* w, const float* scales, const Lines& lines,
                         bool both) {
     enum : u32 { STEPS = SPAN < BLOCK_K ? 1 : 2 };
@@ -197,7 +199,7 @@ DEV void multiply_slab(Sums& sums, const u8* x, const XRows& rows, const u8* w, 
         multiply_block(sums, x + at * 2, rows, w + at, scales + at / BLOCK_K, lines, at + 64 < end);
 }
 
-// Writes the sums of the pass, with the outputs of a strip contiguous.
+// Writes the warp's sums of the pass to shared memory, with the outputs of a strip contiguous.
 DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
     float* to = s.sums + warp_id() * TILES * m * STRIP_ROWS + (lane() >> 2);
     UNROLL for (u32 j = 0; j < OCTETS; ++j)
