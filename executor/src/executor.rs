@@ -305,7 +305,7 @@ impl Executor {
 
     /// Returns the step shapes to precompile in a dry run: warm-up passes, decode steps of up to
     /// `SMALL_BATCH_ROWS` rows, the steps to capture, and the steps that need most memory for attention. The
-    /// dry run also allocates the memory of these steps.
+    /// dry run also allocates the memory that these steps need.
     fn precompile_shapes(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
         let (logits_rows, rows_per_request) =
             (self.max_logits_rows(), self.tokens_per_row() as usize);

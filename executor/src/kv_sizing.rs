@@ -72,7 +72,7 @@ pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks
     }
 }
 
-/// Rejects a KV pool that cannot hold one request of `max_model_len` tokens.
+/// Rejects a KV pool with fewer than `max_model_len` token positions.
 pub(crate) fn check(
     blocks: u32,
     block_tokens: u32,

@@ -1,4 +1,4 @@
-//! An executor on a link: the order of its start-up, its replies, and its exits.
+//! Tests of an executor on a link: the order of its start-up messages, its replies, and its exits.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "invariance/scheduler_harness.rs"]
@@ -29,7 +29,7 @@ fn next(peer: &mut LinkPeer) -> ExecutorEvent {
     peer.recv(Duration::from_mins(1)).unwrap().expect("a message within a minute")
 }
 
-/// Receives up to the first message that is no progress report.
+/// Receives messages up to the first one that is no progress report. Returns it and the progress reports.
 fn skip_progress(peer: &mut LinkPeer) -> (ExecutorEvent, Vec<(StartupPhase, u64, u64)>) {
     let mut seen = Vec::new();
     loop {
@@ -97,7 +97,7 @@ fn batch(step: u64, epoch: u64, block: u32) -> ExecutorCommand {
 fn starts_serves_and_exits_on_command() {
     let (mut peer, thread) = start(scheduler_harness::config(ModelDtype::Float32, 1));
     ready(&mut peer);
-    peer.send(batch(4, 0, 2)).unwrap(); // An older epoch: no reply.
+    peer.send(batch(4, 0, 2)).unwrap(); // A batch of an older epoch gets no reply.
     peer.send(batch(5, 1, 2)).unwrap();
     let ExecutorEvent::StepOutput(output) = next(&mut peer) else { panic!("no output") };
     assert_eq!((output.step, output.rows[0].sampled_tokens.len()), (StepId(5), 1));
@@ -170,7 +170,8 @@ fn failed_start_is_reported_as_fault() {
     }
 }
 
-/// Weights digests that an executor with this seed reports between loading and warm-up.
+/// Returns the weights digests that an executor with synthetic seed `seed` reports between loading and
+/// warm-up.
 fn loaded(seed: u64) -> WeightsDigest {
     let mut config = scheduler_harness::config(ModelDtype::Float32, 1);
     config.settings.synth_seed = Some(seed);
@@ -199,7 +200,7 @@ fn startup_reports_weights_digests() {
     assert!(other.common != first.common && other.sharded != first.sharded, "{other:?} {first:?}");
 }
 
-/// Starts the ranks of a replica; also returns their rendezvous.
+/// Starts all ranks of a replica. Also returns their rendezvous.
 fn start_ranks(size: u16) -> (RankRendezvous, Vec<(LinkPeer, JoinHandle<()>)>) {
     let mut config =
         scheduler_harness::shared(scheduler_harness::config(ModelDtype::Float32, 1), size, false);
@@ -300,6 +301,6 @@ fn peer_disconnect_ends_the_executor() {
     drop(peer);
     thread.join().unwrap();
     let (peer, thread) = start(scheduler_harness::config(ModelDtype::Float32, 1));
-    drop(peer); // During the load.
+    drop(peer); // The link closes during the load.
     thread.join().unwrap();
 }

@@ -1,4 +1,5 @@
-//! Draft tokens on GPUs: the tokens of the CPU, which are those of a run without drafts, eager and replayed.
+//! Tests of draft tokens on GPUs, eager and replayed: outputs equal those of the CPU and of runs without
+//! draft tokens.
 
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
@@ -17,11 +18,11 @@ use std::thread;
 /// Number of output tokens that are compared.
 const EXPECTED_TOKENS: usize = 8;
 
-/// Number of lockstep steps of replicas: a replica that finishes earlier is idle for the rest.
+/// Number of steps that replicas run in lockstep. A replica that finishes earlier runs idle steps.
 const STEPS: usize = 22;
 
-/// Requests with repetitive prompts, so that draft tokens are proposed; the second one's penalties read its
-/// output.
+/// Returns requests with repetitive prompts, so that draft tokens are proposed. Request `i` has up to
+/// `drafts[i]` draft tokens per row; the penalties of the second request read its output.
 fn requests(drafts: [u8; 3]) -> Vec<ScriptedRequest> {
     let request = |(id, drafts): (u64, u8)| {
         let mut request =
@@ -34,8 +35,8 @@ fn requests(drafts: [u8; 3]) -> Vec<ScriptedRequest> {
     (0..).zip(drafts).map(request).collect()
 }
 
-/// Runs requests in chunks in the same batches; one is preempted, another starts with a prefix hit on the
-/// third one's first block.
+/// Runs the requests in shared batches, with prompts in chunks. The second request is preempted once; a
+/// fourth request then starts with a prefix hit on the first block of the third request.
 fn play(harness: &mut SchedulerHarness, drafts: [u8; 3]) -> (Vec<GeneratedTokens>, [usize; 2]) {
     let mut requests = requests(drafts);
     let mut turn = 0;
@@ -72,7 +73,7 @@ fn play(harness: &mut SchedulerHarness, drafts: [u8; 3]) -> (Vec<GeneratedTokens
     )
 }
 
-/// Generated tokens up to the compared length: the last row may emit more.
+/// Returns the first `EXPECTED_TOKENS` generated tokens of a request; its last row may have emitted more.
 fn expected_tokens(request: &ScriptedRequest) -> GeneratedTokens {
     let (mut tokens, mut logprobs) = request.output();
     tokens.truncate(EXPECTED_TOKENS);
@@ -80,7 +81,7 @@ fn expected_tokens(request: &ScriptedRequest) -> GeneratedTokens {
     (tokens, logprobs)
 }
 
-/// Outputs on the CPU without draft tokens.
+/// Returns the outputs of a CPU run without draft tokens.
 fn tokens_without_drafts(config: &ExecutorConfig) -> Vec<GeneratedTokens> {
     let mut config = with_few_slots(config.clone());
     config.settings.speculative = None;
@@ -119,7 +120,7 @@ fn ngram_drafts_match_eager_and_replayed() {
     check("dense", 64, &speculating(dense, 3), [3, 2, 3]);
 }
 
-/// The MLA model with an MTP module that proposes up to `drafts` draft tokens.
+/// The MLA model of these tests, with an MTP module that proposes up to `drafts` draft tokens.
 fn mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
     let mut config = mla_model(dtype);
     config.model.mtp_layers = 1;
@@ -140,8 +141,8 @@ fn mtp_module_drafts_eager_and_replayed() {
     check("three drafts", 32, &mtp_drafting(ModelDtype::Float32, 3), [3, 3, 1]);
 }
 
-/// Steps submitted before earlier ones are finished continue from the device's sequence slots: same tokens
-/// and drafts as the CPU.
+/// Steps that are submitted before earlier steps are finished continue from the sequence slots on the device.
+/// Their tokens and draft tokens equal those of the CPU.
 #[test]
 fn async_steps_match_the_cpu() {
     if !crate::is_selected_by_cursor(0) {
@@ -155,7 +156,7 @@ fn async_steps_match_the_cpu() {
         (64, GraphCapture::Sizes(vec![4]), eagle_drafting(dense, eagle(), 2)),
     ];
     for (warp_size, capture, config) in configs {
-        let total = 19 + EXPECTED_TOKENS; // For the longest prompt.
+        let total = 19 + EXPECTED_TOKENS; // Length for the longest prompt.
         let play = |config: ExecutorConfig, drafts: [u8; 3]| {
             let (mut harness, mut requests, mut left) =
                 (SchedulerHarness::with(config), requests(drafts), true);
@@ -186,7 +187,8 @@ fn async_steps_match_the_cpu() {
     }
 }
 
-/// An identical draft model is always accepted; it has its own KV cache.
+/// The draft tokens of a draft model that is identical to the target model are always accepted, although it
+/// has its own KV cache.
 #[test]
 fn draft_model_drafts_eager_and_replayed() {
     if !crate::is_selected_by_cursor(1) {
@@ -197,7 +199,7 @@ fn draft_model_drafts_eager_and_replayed() {
     check("another model", 64, &model_drafting(dense, same_model, 2), [2, 1, 2]);
 }
 
-/// EAGLE-3 with the generic attention kernels, and in bf16 with those of matrix units.
+/// Runs EAGLE-3 with the generic attention kernels and, in bf16, with the attention kernels for matrix units.
 #[test]
 fn eagle3_drafts_eager_and_replayed() {
     if !crate::is_selected_by_cursor(1) {
@@ -218,7 +220,7 @@ fn eagle3_drafts_eager_and_replayed() {
     assert!(counted[0] > 10, "{counted:?}");
 }
 
-/// 16-bit MLA uses other kernels, in which the MTP module masks the first position too.
+/// In 16-bit types, MLA and the mask of the MTP module's first position use other kernels than in f32.
 #[test]
 fn mtp_in_bf16_replay_equals_eager() {
     let harness = |capture| {
@@ -232,7 +234,8 @@ fn mtp_in_bf16_replay_equals_eager() {
     assert!(counted[0] > 10, "{counted:?}");
 }
 
-/// Runs the requests of one replica; the second replica runs them one after the other and is idle at first.
+/// Runs the requests of one replica. The second replica runs its requests one after the other, and is idle at
+/// first.
 fn play_replica(
     harness: &mut SchedulerHarness,
     replica: u16,
@@ -275,8 +278,8 @@ fn play_replica(
     )
 }
 
-/// Outputs and draft counts of two replicas that share experts, on GPUs that capture graphs as `capture`
-/// configures.
+/// Returns the outputs and draft counts of two replicas that share experts, on GPUs that capture graphs as
+/// `capture` configures.
 fn in_replicas(
     warp_size: u32,
     capture: GraphCapture,
@@ -292,14 +295,14 @@ fn in_replicas(
         thread::spawn(move || {
             let mut harness = SchedulerHarness::of_replica(config, replica, Arc::clone(&lockstep));
             let found = play_replica(&mut harness, replica, 2);
-            lockstep.agree(0); // A rank that leaves fails the group: wait until all have finished their last step.
+            lockstep.agree(0); // Wait for the last step of all ranks: an exit makes the group fail.
             found
         })
     };
     [start(0), start(1)].into_iter().map(|replica| replica.join().unwrap()).collect()
 }
 
-/// Replicas that share experts run the same number of draft passes, including idle replicas.
+/// Replicas that share experts, including idle replicas, run the same number of draft passes.
 #[test]
 fn expert_parallel_replicas_draft_in_lockstep() {
     if !crate::is_selected_by_cursor(1) {
@@ -326,14 +329,14 @@ fn expert_parallel_replicas_draft_in_lockstep() {
             assert_eq!(counted, expected_counts, "replica {replica}, {name}");
         }
     }
-    // In bf16, MLA uses other kernels, which run without rows where a replica is idle.
+    // In bf16, MLA uses other kernels; an idle replica runs them with 0 rows.
     let single_rank = mtp_drafting(ModelDtype::Bfloat16, 2);
     let launched = in_replicas(64, GraphCapture::Disabled, &single_rank);
     assert_eq!(launched, in_replicas(64, GraphCapture::Sizes(vec![2]), &single_rank), "in bf16");
 }
 
-/// Each rank has its vocabulary shard of the draft logits, and the experts placed on it, the MTP module's
-/// too; all ranks choose the same draft tokens.
+/// Each rank computes a vocabulary shard of the draft logits, and runs the experts placed on it, including
+/// those of the MTP module. All ranks choose the same draft tokens.
 #[test]
 fn ranks_propose_and_verify_the_same_drafts() {
     if !crate::is_selected_by_cursor(1) {

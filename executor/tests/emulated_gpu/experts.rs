@@ -1,5 +1,5 @@
-//! Expert load counted on a GPU equals the CPU's, eager and replayed; and shared experts, which every token
-//! is routed to.
+//! Tests of MoE on a GPU, eager and replayed: expert load counts equal those of the CPU, and shared experts,
+//! which every token is routed to, give the outputs of the CPU.
 
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Decode steps; more than the interval of expert load reports of replayed steps.
+/// Number of decode steps: more than the interval at which replayed steps report the expert load.
 const STEPS: usize = 17;
 
-/// Number of tokens by layer and expert.
+/// Number of routed tokens by (layer, expert).
 type ExpertTokenTotals = BTreeMap<(u16, u16), u32>;
 
 fn add(totals: &mut ExpertTokenTotals, counts: &[ExpertTokenCount]) {
@@ -28,8 +28,8 @@ fn add(totals: &mut ExpertTokenTotals, counts: &[ExpertTokenCount]) {
     }
 }
 
-/// Runs three prompts, decode steps of three rows, then a prompt; also returns the decode steps with a
-/// report.
+/// Runs three prompts, then decode steps of three rows, then another prompt. Returns the total counts, and
+/// the indices of the decode steps with an expert load report.
 fn expert_token_totals(harness: &mut SchedulerHarness) -> (ExpertTokenTotals, Vec<usize>) {
     let mut totals = ExpertTokenTotals::new();
     let request = |id: u64| ScriptedRequest::new(id, 5 + 3 * id as usize, SamplingParams::greedy());
@@ -76,7 +76,7 @@ fn expert_load_matches_the_cpu() {
             )));
             assert_eq!(launched, (expected.clone(), of_each_step), "launched");
         }
-        // Three rows are replayed as four; the fourth is padding.
+        // Three rows are replayed by the graph of four rows; the fourth row is padding.
         let replayed = expert_token_totals(&mut harness_capturing_rows(
             on_emulator(warp_size, config, false),
             4,
@@ -85,7 +85,8 @@ fn expert_load_matches_the_cpu() {
     }
 }
 
-/// The first rank counts for all ranks, by logical expert, wherever the experts are placed.
+/// The first rank counts for all ranks, by logical expert, so the counts do not depend on the expert
+/// placement.
 #[test]
 fn expert_load_is_counted_once_across_ranks() {
     let (expected, _) = expert_token_totals(&mut cpu_harness(moe_model(ModelDtype::Float32)));
@@ -94,7 +95,7 @@ fn expert_load_is_counted_once_across_ranks() {
     assert_eq!(expert_token_totals(&mut harness), (expected, vec![16]));
 }
 
-/// Single rows are routed inside the expert kernel, which counts them.
+/// In steps with a single row, the expert kernel routes the row, so it also counts the routed tokens.
 #[test]
 fn expert_load_counts_single_row_steps() {
     let config = crate::moe_model(ModelDtype::Bfloat16);
@@ -106,18 +107,18 @@ fn expert_load_counts_single_row_steps() {
         add(&mut totals, &harness.step(&mut [(&mut request, 1)]).expert_tokens);
     }
     let of = |layer| totals.range((layer, 0)..(layer + 1, 0)).map(|(_, tokens)| tokens).sum();
-    // The last layer computes only the sample position of a prompt; each token is routed to two experts.
+    // For a prompt, the last layer computes the sample position only. Each token is routed to two experts.
     let found: [u32; 2] = [0, 1].map(of);
     assert_eq!(found, [2 * (9 + 16), 2 * (1 + 16)]);
 }
 
-/// A DeepSeek-V2 model with two shared experts of intermediate size `width` and eight routed ones; its router
-/// is plain softmax.
+/// Returns a DeepSeek-V2 model with eight routed experts and two shared experts of intermediate size `width`.
+/// Its router is plain softmax.
 pub(crate) fn shared_expert_model(dtype: ModelDtype, width: usize) -> ExecutorConfig {
     shared_expert_model_of_size(dtype, 64, width)
 }
 
-/// A model with two shared experts of intermediate size `width`, and of hidden size `hidden`.
+/// Returns a model of hidden size `hidden` with two shared experts of intermediate size `width`.
 fn shared_expert_model_of_size(dtype: ModelDtype, hidden: usize, width: usize) -> ExecutorConfig {
     let text = format!(
         r#"{{
@@ -134,8 +135,8 @@ fn shared_expert_model_of_size(dtype: ModelDtype, hidden: usize, width: usize) -
     ExecutorConfig { model, ..crate::config(dtype, 2) }
 }
 
-/// Checks shared experts that are fused with the routed ones and, in steps of many rows, overlapped with
-/// them.
+/// Checks shared experts that are fused with the routed experts; in steps of many rows they are overlapped
+/// with the routed experts on the secondary stream.
 fn fused_and_overlapped_shared_experts(warp_size: u32, expected: &[GeneratedTokens]) {
     let harness = |eager| {
         SchedulerHarness::with(on_emulator(
@@ -160,7 +161,7 @@ fn lazily_run_streams() {
     streamed_in_fp8();
 }
 
-/// Checks shared experts that are overlapped with the routed ones in every step, eager and replayed.
+/// Checks fp8 shared experts, which are overlapped with the routed experts in every step, eager and replayed.
 fn streamed_in_fp8() {
     let fp8 = |dtype| fp8_model(shared_expert_model_of_size(dtype, 128, 128), KvCacheDtype::Auto);
     let exact = play(&mut SchedulerHarness::with(with_few_slots(fp8(ModelDtype::Float32))));
@@ -172,8 +173,9 @@ fn streamed_in_fp8() {
     assert_eq!(play(&mut replaying), launched, "fp8: replay equals eager");
 }
 
-/// On emulated GPUs that run a stream only when it is waited for: the secondary stream as late as possible,
-/// or in turn with the main stream.
+/// Runs the test on emulated GPUs that execute a stream only when it is waited for: the secondary stream
+/// either as late as possible, or alternately with the main stream. A missing synchronisation then changes
+/// the outputs.
 #[test]
 fn secondary_stream_is_joined() {
     if !crate::is_selected_by_cursor(0) {
@@ -190,7 +192,7 @@ fn secondary_stream_is_joined() {
     }
 }
 
-/// On one rank, and split or whole on two ranks.
+/// Shared experts on one rank and on two ranks, where they are either split or replicated.
 #[test]
 fn shared_experts_match_the_cpu() {
     if !crate::is_selected_by_cursor(0) {
@@ -214,8 +216,8 @@ fn shared_experts_match_the_cpu() {
     }
 }
 
-/// In bf16 (warp size 32) by grouped GEMM with TMA, where single rows are routed inside the expert kernel; in
-/// fp8 from stacked weights.
+/// In bf16 (warp size 32), shared experts run in the grouped GEMM with TMA, and single rows are routed inside
+/// the expert kernel. In fp8, shared experts use stacked weights.
 #[test]
 fn shared_experts_in_half_precision_stay_near() {
     if !crate::is_selected_by_cursor(1) {

@@ -1,7 +1,7 @@
-//! The GPU executor on an emulated GPU: the tokens of the CPU, eager and replayed.
+//! Tests of the executor on an emulated GPU: its tokens equal those of the CPU, eager and replayed.
 //!
-//! Everything but the hardware is what a GPU runs: kernels compiled at start, copies, sequence slots,
-//! captured graphs.
+//! Only the hardware is emulated. Kernels that are compiled at start-up, copies, sequence slots and captured
+//! graphs are the same as on a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -26,27 +26,28 @@ use protocol::{
 use scheduler_harness::{SchedulerHarness, ScriptedRequest, config};
 use std::path::Path;
 
-/// Tolerance of the mean difference of log-probabilities if every input of a layer is rounded to fp8.
-/// Measured: 0.107; a scale or an element in the wrong place gives differences above 1.
+/// Tolerance of the mean difference of log-probabilities if every layer input is rounded to fp8. Measured:
+/// 0.107; a wrong scale or a misplaced element gives differences above 1.
 const NEAR: f32 = 0.2;
 
-/// Tolerance if activations, weights and the KV cache are rounded to f16.
+/// Tolerance of the mean difference of log-probabilities if activations, weights and the KV cache are rounded
+/// to f16.
 const HALF_NEAR: f32 = 1e-2;
 
-/// Warp sizes that a run of these tests covers.
+/// Warp sizes that this test run covers.
 fn warp_sizes() -> Vec<u32> {
     emulated_gpu::warp_sizes("HADRON_EXECUTOR_WAVES")
 }
 
-/// Whether this run includes the longest tests of turn `turn` (0 or 1): all turns without `HADRON_CURSOR`,
-/// else the turn that it selects.
+/// Whether this test run includes the longest tests of half `turn` (0 or 1). `HADRON_CURSOR` selects one half
+/// by its parity; without it, or if it is 0, both halves run.
 #[allow(clippy::disallowed_methods, reason = "CI selects the tests of a run")]
 fn is_selected_by_cursor(turn: u64) -> bool {
     let cursor = std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().unwrap());
     cursor == 0 || cursor % 2 == turn
 }
 
-/// Limits sequence slots and step sizes: the CPU runs every lane of the emulated GPU.
+/// Reduces sequence slots and step sizes, because the CPU executes every lane of the emulated GPU.
 fn with_few_slots(config: ExecutorConfig) -> ExecutorConfig {
     let settings = ExecutorSettings {
         max_model_len: 96,
@@ -84,7 +85,7 @@ fn on_emulator(warp_size: u32, config: ExecutorConfig, enforce_eager: bool) -> E
     ExecutorConfig { settings, ..config }
 }
 
-/// Stores linear layers, and experts if there are any, in fp8.
+/// Stores the weights of linear layers and experts in fp8 with block scales.
 fn fp8_model(mut config: ExecutorConfig, kv_dtype: KvCacheDtype) -> ExecutorConfig {
     config.settings.kv_cache_dtype = kv_dtype;
     let (scales, suffix, ignored) = (ScaleGrid::Blocks, "_scale_inv", Vec::new());
@@ -92,7 +93,7 @@ fn fp8_model(mut config: ExecutorConfig, kv_dtype: KvCacheDtype) -> ExecutorConf
     config
 }
 
-/// An MoE model of eight experts, two per token.
+/// Returns an MoE model of eight experts, two per token.
 fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 384,
@@ -107,7 +108,7 @@ fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 2) }
 }
 
-/// An MLA model with shared experts and expert groups.
+/// Returns an MLA model with shared experts and expert groups.
 fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384,
@@ -122,12 +123,12 @@ fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 2) }
 }
 
-/// One model of each kind.
+/// Returns one model of each kind.
 fn models(dtype: ModelDtype) -> [(&'static str, ExecutorConfig); 3] {
     [("dense", config(dtype, 2)), ("experts", moe_model(dtype)), ("mla", mla_model(dtype))]
 }
 
-/// Greedy sampling, and all rules at once.
+/// Returns greedy sampling parameters, and sampling parameters that use all rules at once.
 fn rules() -> [SamplingParams; 2] {
     let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
     let strict = SamplingParams {
@@ -146,12 +147,13 @@ fn rules() -> [SamplingParams; 2] {
 
 type GeneratedTokens = (Vec<Token>, Vec<TokenLogprobs>);
 
-/// Runs six requests with both rule sets in chunks in the same batches; one is preempted.
+/// Runs six requests in shared batches, with prompts in chunks. The requests alternate between the two sets
+/// of sampling parameters; one is preempted.
 fn play(harness: &mut SchedulerHarness) -> Vec<GeneratedTokens> {
     play_masked(harness, &[])
 }
 
-/// Runs the requests, some of them with grammar bitmasks.
+/// Runs the requests of `play`; the requests with indices in `masked` have grammar bitmasks.
 fn play_masked(harness: &mut SchedulerHarness, masked: &[usize]) -> Vec<GeneratedTokens> {
     let mut requests: Vec<ScriptedRequest> = (0..6)
         .map(|id| ScriptedRequest::new(id, 9 + 5 * id as usize, rules()[id as usize % 2].clone()))
@@ -179,7 +181,7 @@ fn play_masked(harness: &mut SchedulerHarness, masked: &[usize]) -> Vec<Generate
         harness.step(&mut rows);
     }
     for _ in 0..6 {
-        harness.from_device = true; // Rows refer to the step instead of carrying the token.
+        harness.from_device = true; // Rows refer to the step that sampled their token.
         harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
     }
     requests.iter().map(ScriptedRequest::output).collect()
@@ -198,12 +200,14 @@ fn assert_close(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &
     }
 }
 
-/// Compares with the CPU where GPU kernels quantise what the CPU does not.
+/// Checks that outputs are near those of the CPU, for GPU kernels that quantise values which the CPU does
+/// not.
 fn assert_near(found: &[GeneratedTokens], expected: &[GeneratedTokens], what: &str) {
     assert_within(found, expected, NEAR, what);
 }
 
-/// Compares the mean difference of log-probabilities, of each request up to the first token that differs.
+/// Checks that the mean difference of log-probabilities is below `near`. Each request is compared up to the
+/// first token that differs.
 fn assert_within(found: &[GeneratedTokens], expected: &[GeneratedTokens], near: f32, what: &str) {
     let (mut sum, mut count) = (0.0, 0);
     for ((tokens, logprobs), (right, right_logprobs)) in found.iter().zip(expected) {
@@ -273,8 +277,8 @@ fn configured_row_counts_are_captured_and_gpu_opened() {
     assert!(error.contains("no device 1:") && error.contains("finds 1"), "{error}");
 }
 
-/// Steps with masked rows are launched eagerly, other steps are replayed; both rule sets are combined with
-/// bitmasks.
+/// Steps with masked rows are launched eagerly; other steps are replayed. Both sets of sampling parameters
+/// are combined with bitmasks.
 #[test]
 fn masked_rows_match_the_cpu() {
     let masked = [1, 2];
@@ -293,8 +297,8 @@ fn masked_rows_match_the_cpu() {
     }
 }
 
-/// Bitmasks may end in the middle of an output, after one that forced a token or was overdue: ids that the
-/// bitmask banned are allowed again, except those that the request bans itself.
+/// A request may stop having bitmasks in the middle of its output, even if the last bitmask forced a token or
+/// was overdue. Afterwards the ids that the bitmask banned are allowed again, unless the request bans them.
 #[test]
 fn bitmask_limits_a_single_token() {
     let ended = |config: ExecutorConfig, preempted: bool| {
@@ -371,7 +375,7 @@ fn bf16_replay_equals_eager() {
     }
 }
 
-/// f16 rounds with eight times finer steps than bf16: results are near the CPU's in f32.
+/// f16 has eight times finer rounding steps than bf16, so f16 results are near the f32 results of the CPU.
 #[test]
 fn f16_replay_equals_eager_and_is_near_f32() {
     if !is_selected_by_cursor(0) {
@@ -390,8 +394,8 @@ fn f16_replay_equals_eager_and_is_near_f32() {
     }
 }
 
-/// In f32, fp8 weights are dequantised, as on the CPU; in bf16, fp8 kernels run, and attention over an fp8 KV
-/// cache.
+/// In f32, fp8 weights are dequantised, as on the CPU. In bf16, the fp8 kernels run, with attention over an
+/// fp8 KV cache.
 #[test]
 fn fp8_weights_and_cache_run_and_replay() {
     if !is_selected_by_cursor(1) {
@@ -400,7 +404,7 @@ fn fp8_weights_and_cache_run_and_replay() {
     check_fp8("dense", |dtype| config(dtype, 2));
 }
 
-/// Prompt chunks give many rows per expert, decode steps few.
+/// Prompt chunks have many rows per expert, decode steps few; both use fp8 experts.
 #[test]
 fn fp8_experts_run_and_replay() {
     if !is_selected_by_cursor(0) {

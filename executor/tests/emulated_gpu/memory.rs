@@ -1,4 +1,5 @@
-//! Start-up: its progress reports, and that all device memory is reserved before the executor is ready.
+//! Tests of start-up on a GPU: progress reports, and the reservation of all device memory before the executor
+//! is ready.
 
 use super::experts::shared_expert_model;
 use super::scheduler_harness::{SchedulerHarness, ScriptedRequest, config};
@@ -10,14 +11,14 @@ use std::process::Command;
 const SEQ_SLOTS: u64 = 8;
 const LONGEST: u32 = 512;
 
-/// Runs chunks of many lengths next to decodes, then decodes in all sequence slots, one of them with a long
-/// context.
+/// Runs prompt chunks of various lengths in batches with decode rows, then decode steps in all sequence
+/// slots. One request has a long context.
 fn play(harness: &mut SchedulerHarness) {
     let rules = SamplingParams { logprobs: Some(3), temperature: 0.7, ..SamplingParams::greedy() };
     let prompt = |id| if id == 0 { 480 } else { 9 + id as usize };
     let mut requests: Vec<ScriptedRequest> =
         (0..SEQ_SLOTS).map(|id| ScriptedRequest::new(id, prompt(id), rules.clone())).collect();
-    requests[2].masked = true; // Its steps sample only after the forward pass.
+    requests[2].masked = true; // Steps with a masked row sample after the forward pass.
     for (turn, len) in [40, 17, 90, 100, 3, 64, 1, 90, 75].into_iter().enumerate() {
         let others = 1 + turn % 3;
         let lens = requests.iter().map(|request| request.remaining().min(7)).skip(1).take(others);
@@ -84,7 +85,7 @@ fn steps_without_allocation() {
         ("shared experts", &sharing),
     ];
     for (name, model) in models {
-        // Warp sizes and launch modes may need different memory: two of the four combinations per model.
+        // Memory needs may depend on warp size and launch mode: each model runs two of the four combinations.
         for (warp_size, eager) in [(64, true), (32, false)] {
             check_no_allocation(
                 model(warp_size, eager),
@@ -112,8 +113,8 @@ fn check_no_allocation(config: ExecutorConfig, what: &str) {
     assert_eq!(taken, 0, "{what}: bytes taken while serving");
 }
 
-/// A device with memory for some graphs, or none, captures fewer: other steps are launched eagerly, with the
-/// same tokens.
+/// If the device has memory for few graphs or none, fewer are captured. Steps without a graph are launched
+/// eagerly, with the same tokens.
 #[test]
 fn captured_graphs_without_memory_are_skipped() {
     if !crate::is_selected_by_cursor(1) {

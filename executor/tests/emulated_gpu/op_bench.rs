@@ -1,4 +1,4 @@
-//! The op benchmark on an emulated GPU: launches are captured once and replayed.
+//! Tests of the op benchmark on an emulated GPU, where launches are captured once and replayed.
 
 use super::emulated_gpu;
 use executor::{OpBench, OpBenchConfig, OpTiming};
@@ -6,7 +6,7 @@ use models::config::ModelConfig;
 use protocol::{DeviceKind, DeviceLibraries, ModelDtype};
 use std::path::Path;
 
-/// A model small enough for the emulator.
+/// Configuration of a model that is small enough for the emulator.
 const MODEL: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64,
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
     "head_dim": 32, "intermediate_size": 32, "hidden_act": "silu", "rms_norm_eps": 1e-6,

@@ -1,5 +1,5 @@
-//! TP and DP ranks on GPUs: the tokens of a single rank, eager and replayed, and the collectives of their
-//! steps.
+//! Tests of TP and DP ranks on GPUs, eager and replayed: tokens equal those of a single rank, and steps use
+//! the expected collectives.
 
 use crate::scheduler_harness::{
     LockstepGroup, SchedulerHarness, ScriptedRequest, config, moe_model, shared,
@@ -16,10 +16,11 @@ use protocol::{GraphCapture, ParallelConfig, SamplingParams};
 use std::sync::Arc;
 use std::thread;
 
-/// Number of lockstep steps of replicas: a replica that finishes earlier is idle for the rest.
+/// Number of steps that replicas run in lockstep. A replica that finishes earlier runs idle steps.
 const STEPS: usize = 24;
 
-/// Ranks of one world, each on an emulated GPU; tests that run in parallel use separate worlds.
+/// Configures ranks that each run on an emulated GPU and form one device group. Tests that run in parallel
+/// use groups with different names.
 pub(crate) fn join_device_group(
     group: &str,
     warp_size: u32,
@@ -70,7 +71,8 @@ fn tp_ranks_match_single_rank_eager_and_replayed() {
     }
 }
 
-/// Sampling parameters that are sampled vocab-parallel, and a last set that needs full rows of logits.
+/// Returns sampling parameters that are supported by vocab-parallel sampling, and a last set that needs full
+/// rows of logits.
 fn sampling_variants() -> [SamplingParams; 6] {
     let random = |temperature| SamplingParams { temperature, ..SamplingParams::greedy() };
     let strict = SamplingParams { logprobs: None, ..rules()[1].clone() };
@@ -84,10 +86,10 @@ fn sampling_variants() -> [SamplingParams; 6] {
     ]
 }
 
-/// Type, rows and columns of the first rank's input to an all-gather.
+/// Element type, rows and columns of the first rank's input to an all-gather; `None` = there was none.
 type GatheredShape = Option<(DType, u32, u32)>;
 
-/// Shape of the newest all-gather.
+/// Returns the shape of the newest all-gather of the first rank.
 fn gathered_shapes(harness: &SchedulerHarness) -> GatheredShape {
     let calls = harness.lockstep.rendezvous.calls();
     let of_first = &calls.first()?.calls;
@@ -95,8 +97,8 @@ fn gathered_shapes(harness: &SchedulerHarness) -> GatheredShape {
     Some((gather.dtype, gather.rows, gather.cols))
 }
 
-/// Outputs of all requests, and the all-gather of a decode step of the first five, of all six, and of five
-/// with one masked row.
+/// Returns the outputs of all requests, and the shapes of the all-gathers in three decode steps: of the first
+/// five requests, of all six, and of five with one masked row.
 fn sample(harness: &mut SchedulerHarness) -> (Vec<GeneratedTokens>, [GatheredShape; 3]) {
     let request = |(id, sampling): (u64, SamplingParams)| {
         ScriptedRequest::new(id, 4 + 3 * id as usize, sampling)
@@ -139,8 +141,9 @@ fn vocab_parallel_sampling_matches_single_rank() {
         let mut harness = SchedulerHarness::with(config);
         let (found, gathered) = sample(&mut harness);
         assert_eq!(found, expected, "warp size {warp_size}");
-        // Of 192 ids 24 are candidates: 52 words per row, or all 192. Five or six rows are replayed as eight;
-        // masked steps are launched eagerly.
+        // Vocab-parallel sampling gathers 24 candidates of 192 ids as 52 words per row; full logits are 192
+        // values per row. Five or six rows are replayed by the graph of eight rows; masked steps are launched
+        // eagerly.
         let rows = if enforce_eager { [5, 6] } else { [8, 8] };
         let in_parts = |rows: u32| Some((DType::I32, 1, 52 * rows));
         let whole = Some((DType::F32, rows[1], 192));
@@ -157,7 +160,8 @@ fn library_all_reduce_gives_the_same_tokens() {
     assert_eq!(play(&mut SchedulerHarness::with(config)), found);
 }
 
-/// Sums in f16 round per addition, in the one-shot all-reduce and in the library.
+/// In f16, each addition of an all-reduce rounds: in the one-shot all-reduce and in that of the library
+/// (NCCL, RCCL).
 #[test]
 fn tp_in_f16_stays_near_f32() {
     if !crate::is_selected_by_cursor(0) {
@@ -174,7 +178,8 @@ fn tp_in_f16_stays_near_f32() {
     assert_within(&launched, &expected, HALF_NEAR, "library all-reduce");
 }
 
-/// Runs the requests of one replica; odd replicas run them one after the other and are idle at first.
+/// Runs the requests of one replica. Odd replicas run their requests one after the other, and are idle at
+/// first.
 fn play_replica(harness: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTokens> {
     let request = |i: u16| {
         let sampling = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
@@ -224,7 +229,7 @@ fn expert_parallel_replicas_match_single_replica() {
                 let mut harness =
                     SchedulerHarness::of_replica(config, replica, Arc::clone(&lockstep));
                 let found = play_replica(&mut harness, replica);
-                lockstep.agree(0); // A rank that leaves fails the group: wait until all have finished their last step.
+                lockstep.agree(0); // Wait for the last step of all ranks: an exit makes the group fail.
                 found
             })
         };
@@ -237,7 +242,7 @@ fn expert_parallel_replicas_match_single_replica() {
                 &format!("replica {replica}, warp size {warp_size}"),
             );
         }
-        // Replayed steps have fixed sizes; all other steps send tokens to the ranks of their experts by
+        // Replayed steps have fixed sizes. All other steps send tokens to the ranks of their experts by
         // all-to-all.
         let calls: Vec<_> =
             lockstep.rendezvous.calls().into_iter().flat_map(|rank| rank.calls).collect();
@@ -247,7 +252,7 @@ fn expert_parallel_replicas_match_single_replica() {
     }
 }
 
-/// The call history of each rank can be read from outside, including replayed steps.
+/// The engine can read the call history of each rank, including the collectives of replayed steps.
 #[test]
 fn captured_collectives_are_reported_by_each_replay() {
     let mut harness = SchedulerHarness::with(join_device_group(
@@ -263,7 +268,7 @@ fn captured_collectives_are_reported_by_each_replay() {
     for rank in harness.lockstep.rendezvous.calls() {
         let calls: Vec<_> = rank.calls.iter().filter(|call| call.sequence > before).collect();
         let gathers = calls.iter().filter(|call| call.op == CollectiveOp::AllGather).count();
-        // The embedding, two of each of three layers, and the logits.
+        // One all-reduce for the embedding, two for each of three layers, and the all-gather of the logits.
         assert_eq!((calls.len(), gathers), (8, 1), "rank {}", rank.rank.0);
         assert!(calls.iter().all(|call| call.state == CallState::Done), "{calls:?}");
     }

@@ -1,4 +1,4 @@
-//! Traces of a whole executor: on the CPU, and on the emulated GPU, eager and replayed.
+//! Tests of traces of an executor, on the CPU and on the emulated GPU, eager and replayed.
 
 use super::scheduler_harness::{SchedulerHarness, ScriptedRequest, config};
 use super::{gpu_config, with_few_slots};
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Times are written in thousandths of a microsecond, each rounded separately.
+/// Tolerance in microseconds: times are written in thousandths of a microsecond, each rounded separately.
 const ROUNDING_US: f64 = 0.0021;
 
 fn folder(name: &str) -> PathBuf {
@@ -24,7 +24,7 @@ fn traced(config: ExecutorConfig, name: &str) -> SchedulerHarness {
     SchedulerHarness::with(ExecutorConfig { settings, ..config })
 }
 
-/// Runs a prompt in two chunks, then decodes. Returns the number of steps.
+/// Runs a prompt in two chunks, then `decodes` decode steps. Returns the number of steps.
 fn play(harness: &mut SchedulerHarness, id: u64, decodes: usize) -> usize {
     let mut request = ScriptedRequest::new(id, 24, SamplingParams::greedy());
     for len in [20, 4].into_iter().chain(std::iter::repeat_n(1, decodes)) {
@@ -35,7 +35,7 @@ fn play(harness: &mut SchedulerHarness, id: u64, decodes: usize) -> usize {
     2 + decodes
 }
 
-/// Trace events of a file.
+/// Returns the trace events of a trace file.
 fn events(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     let whole: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
@@ -53,7 +53,7 @@ fn span(event: &Value) -> (f64, f64) {
     (from, from + event["dur"].as_f64().unwrap())
 }
 
-/// Checks that spans of a track are nested or disjoint, in the order in which they are written.
+/// Checks that the spans of each track are nested or disjoint, in the order in which they are written.
 fn check_nesting(events: &[Value]) {
     let mut open: BTreeMap<u64, Vec<(f64, f64)>> = BTreeMap::new();
     for event in events.iter().filter(|event| event["ph"] == "X") {
@@ -70,7 +70,7 @@ fn check_nesting(events: &[Value]) {
     }
 }
 
-/// Kernel families in a step.
+/// Returns the kernel families that occur within a step.
 fn families(events: &[Value], step: &Value) -> BTreeSet<String> {
     let (from, to) = span(step);
     let inside = |event: &&&Value| {
@@ -81,7 +81,7 @@ fn families(events: &[Value], step: &Value) -> BTreeSet<String> {
     of(events, "kernel").iter().filter(inside).map(|event| family(event)).collect()
 }
 
-/// Checks the properties of every trace. Returns its instrumented steps with their kernel families.
+/// Checks the properties that every trace has. Returns the instrumented steps with their kernel families.
 fn check(path: &Path, steps: usize) -> Vec<(Option<u64>, BTreeSet<String>)> {
     let events = events(path);
     let found = of(&events, "step");
@@ -106,7 +106,7 @@ fn set(names: &[&str]) -> BTreeSet<String> {
 #[test]
 fn cpu_trace_shows_step_stages() {
     let mut harness = traced(with_few_slots(config(ModelDtype::Float32, 2)), "cpu");
-    play(&mut harness, 1, 2); // Nothing is recorded yet.
+    play(&mut harness, 1, 2); // No trace has been started.
     let trace = harness.executor.begin_trace().unwrap();
     let steps = play(&mut harness, 2, 18);
     std::thread::sleep(Duration::from_millis(600));

@@ -1,5 +1,6 @@
-//! Draft tokens change the number of tokens per step, never the tokens: the same bits as without drafts,
-//! whatever is proposed, in any batch, after a prefix hit and after a preemption, on all ranks.
+//! Draft tokens change the number of tokens per step, but not the tokens. Outputs have the same bits as
+//! without draft tokens, for any proposed tokens, in any batch, after a prefix hit, after a preemption, and
+//! on all ranks.
 
 use crate::scheduler_harness::{
     BLOCK, SchedulerHarness, ScriptedRequest, config, mla_model, mtp_drafting, shared, speculating,
@@ -8,7 +9,7 @@ use crate::{PROMPT, TOTAL, configs, name, rules};
 use executor::{ExecutorConfig, ModelDtype};
 use protocol::{DraftAcceptance, RowError, SamplingParams, Token, TokenLogprobs};
 
-/// A request with a repetitive prompt, so that n-gram lookup proposes draft tokens.
+/// Returns a request with a repetitive prompt, so that n-gram lookup proposes draft tokens.
 pub(crate) fn request(id: u64, sampling: &SamplingParams, drafts: u8) -> ScriptedRequest {
     let mut request = ScriptedRequest::new(id, PROMPT, sampling.clone());
     request.tokens =
@@ -17,7 +18,7 @@ pub(crate) fn request(id: u64, sampling: &SamplingParams, drafts: u8) -> Scripte
     request
 }
 
-/// Generated tokens up to the compared length: the last row may emit more.
+/// Returns the generated tokens up to the compared length; the last row may have emitted more.
 pub(crate) fn expected_tokens(request: &ScriptedRequest) -> (Vec<Token>, Vec<TokenLogprobs>) {
     let (mut tokens, mut logprobs) = request.output();
     tokens.truncate(TOTAL - PROMPT);
@@ -112,7 +113,7 @@ fn mixed_draft_batches_do_not_change_outputs() {
     }
 }
 
-/// In 16-bit types, MLA uses different kernels for rows of few and of many tokens.
+/// In 16-bit types, MLA uses different kernels for rows of few and of many tokens; both give the same tokens.
 #[test]
 fn max_drafts_change_nothing_with_mla() {
     let mut drafted = 0;
@@ -138,7 +139,8 @@ fn max_drafts_change_nothing_with_mla() {
     assert!(drafted > 16, "{drafted} drafts");
 }
 
-/// Tokens emitted before a sampling error: the third 5 is a bad word where all other ids are banned.
+/// Returns the tokens that are emitted before a sampling error: id 5 is the only allowed id, and the third
+/// successive 5 is a bad word.
 fn tokens_before_error(drafts: u8) -> Vec<Token> {
     let (allowed, bad_words) = (Some(vec![5]), vec![vec![5, 5, 5]]);
     let sampling =
@@ -169,7 +171,8 @@ fn error_after_accepted_drafts_loses_no_token() {
     }
 }
 
-/// Synthetic acceptance accepts draft tokens at random at about the configured rate, equally on all ranks.
+/// Synthetic acceptance accepts draft tokens at random, at about the configured rate, and identically on all
+/// ranks.
 #[test]
 fn synthetic_acceptance_rate_is_met() {
     let chance = |mut config: ExecutorConfig, per_mille| {
@@ -192,6 +195,6 @@ fn synthetic_acceptance_rate_is_met() {
     let [drafted, accepted] = chance(layer(), 600);
     let share = accepted as f64 / drafted as f64;
     assert!((0.5..0.7).contains(&share), "{accepted} of {drafted}");
-    // The harness compares the outputs of both ranks.
+    // With several ranks, the harness checks that the outputs of all ranks are equal.
     assert_eq!(chance(shared(layer(), 2, false), 600), [drafted, accepted]);
 }

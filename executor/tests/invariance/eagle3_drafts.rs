@@ -1,4 +1,4 @@
-//! Draft tokens of an EAGLE-3 layer do not change outputs, and do not depend on the batch.
+//! Draft tokens of an EAGLE-3 layer do not change outputs, and do not depend on the other rows of the batch.
 
 use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
@@ -11,21 +11,22 @@ use models::ModelConfig;
 use models::config::Eagle3Config;
 use protocol::SpeculativeConfig;
 
-/// A variant of EAGLE-3 checkpoints: normed auxiliary states, a residual stream of the normed state, or the
-/// normed state as carry-over.
+/// Returns an EAGLE-3 checkpoint with a changed architecture option: normed auxiliary states (`fc_norm`),
+/// normed state in the residual stream (`norm_before_residual`), or normed output (`norm_output`).
 fn variant(change: fn(&mut Eagle3Config)) -> ModelConfig {
     let mut eagle = eagle();
     eagle.eagle.as_mut().map(change).unwrap();
     eagle
 }
 
-/// A layer of half the width, with its own embedding and the full vocabulary.
+/// Returns an EAGLE-3 layer with half the hidden size of the target model, its own embedding and the full
+/// vocabulary.
 fn smaller_hidden_model() -> ModelConfig {
     let shape = Eagle3Config { vocab: 384, ..eagle().eagle.unwrap() };
     ModelConfig { hidden: 32, heads: 2, kv_heads: 1, eagle: Some(shape), ..eagle() }
 }
 
-/// One rank and several, with models of several kinds.
+/// Returns configurations with one rank and with several ranks, for models of several kinds.
 fn configs(drafts: u8) -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float32};
     let by = |config, eagle| eagle_drafting(config, eagle, drafts);
@@ -77,7 +78,7 @@ fn draft_count_does_not_change_outputs() {
     assert!(accepted < drafted, "{accepted} of {drafted}");
 }
 
-/// Outputs equal those of a model without speculation.
+/// Outputs equal those of a model without speculative decoding.
 #[test]
 fn collecting_aux_hidden_states_changes_nothing() {
     for config in configs(2) {
@@ -98,8 +99,8 @@ fn collecting_aux_hidden_states_changes_nothing() {
     }
 }
 
-/// A row of an asynchronous step starts at a position that only the device has. One request is preempted with
-/// a row in flight.
+/// Rows of asynchronous steps start at a position that only the device has. Their draft tokens and outputs
+/// are the same as in synchronous steps, even if one request is preempted with a row in flight.
 #[test]
 fn async_steps_draft_and_sample_the_same() {
     for config in in_f32(4) {
@@ -179,7 +180,7 @@ fn eagle3_drafts_unchanged_by_chunks_preemption_prefix_hits() {
     }
 }
 
-/// The layer stores keys and values per token, and one block-boundary state per block.
+/// Each block also stores the keys and values of the EAGLE-3 layer, and one block-boundary state.
 #[test]
 fn block_size_includes_the_eagle3_layer() {
     let bytes = |config| Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block();

@@ -1,6 +1,7 @@
-//! A request's tokens and log-probabilities are bit-identical whatever happens around it: alone, in a batch,
-//! in chunks, after preemption, after a prefix hit, with other thread counts, in another sequence slot. Where
-//! several ranks share the model, all of them get the same bits, and in f32 the tokens of one rank.
+//! Tests that a request's tokens and log-probabilities are bit-identical in all these cases: alone, in a
+//! batch, in chunks, after preemption, after a prefix hit, with other thread counts, and in another sequence
+//! slot. If several ranks share the model, all ranks get the same bits, and in f32 the tokens of a single
+//! rank.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -28,8 +29,8 @@ const DTYPES: [ModelDtype; 3] = [ModelDtype::Float32, ModelDtype::Bfloat16, Mode
 /// Tolerance of log-probabilities between one rank and several ranks, for a model in f32.
 const LOGPROB_TOLERANCE: f32 = 2e-4;
 
-/// Configurations under test: one rank; two ranks with one KV head each; four ranks that replicate the two KV
-/// heads; experts split (TP), expert parallel (EP), and with an expert placement.
+/// Configurations under test: one rank; two ranks with one KV head each; four ranks, two for each KV head;
+/// experts split over TP ranks; expert parallel ranks; and expert parallel ranks with an expert placement.
 fn configs() -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float16, Float32};
     vec![
@@ -50,7 +51,7 @@ fn name(config: &ExecutorConfig) -> String {
     format!("{:?}, {:?}, {:?}", config.model.architecture, settings.dtype, settings.parallel)
 }
 
-/// Sampling parameters with history, cutoffs, random sampling and log-probabilities.
+/// Returns sampling parameters: penalties, cutoffs, random sampling and log-probabilities.
 fn rules() -> Vec<SamplingParams> {
     let greedy = SamplingParams { logprobs: Some(3), ..SamplingParams::greedy() };
     let random = SamplingParams { temperature: 1.0, ..greedy.clone() };
@@ -80,7 +81,7 @@ fn run_single(
     output
 }
 
-/// Whether log-probabilities of one rank and of several ranks agree within the tolerance.
+/// Whether the log-probabilities of one rank and of several ranks agree within `LOGPROB_TOLERANCE`.
 fn close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs]) -> bool {
     let near = |(ours, theirs): (&TokenLogprobs, &TokenLogprobs)| {
         ours.rank == theirs.rank && (ours.logprob - theirs.logprob).abs() <= LOGPROB_TOLERANCE

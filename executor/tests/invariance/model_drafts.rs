@@ -1,4 +1,5 @@
-//! Draft tokens of a draft model: outputs do not change, and an identical draft model is always accepted.
+//! Draft tokens of a draft model do not change outputs. If draft model and target model are identical, all
+//! draft tokens are accepted.
 
 use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
@@ -8,14 +9,15 @@ use crate::{PROMPT, TOTAL, name, rules};
 use executor::{Executor, ExecutorConfig, ExecutorError, ModelDtype, SpeculationError};
 use models::ModelConfig;
 
-/// A draft model of two layers and half the width, with the same vocabulary.
+/// Returns a draft model with two layers and half the hidden size of the target model, and the same
+/// vocabulary.
 fn small() -> ModelConfig {
     let mut small = config(ModelDtype::Float32, 1).model;
     (small.layers, small.hidden, small.intermediate) = (2, 32, 64);
     small
 }
 
-/// One rank and several, with models of several kinds.
+/// Returns configurations with one rank and with several ranks, for models of several kinds.
 fn configs(drafts: u8) -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float32};
     let by_small = |config| model_drafting(config, small(), drafts);
@@ -56,8 +58,8 @@ fn draft_model_does_not_change_outputs() {
     }
 }
 
-/// In chunks, after a preemption, after a prefix hit and next to rows without draft tokens: the draft KV
-/// matches the target's.
+/// The draft KV matches the KV of the target model in chunks, after a preemption, after a prefix hit, and in
+/// batches with rows without draft tokens.
 #[test]
 fn drafts_of_the_same_model_are_always_accepted() {
     let model = config(ModelDtype::Float32, 1);
@@ -99,7 +101,8 @@ fn drafts_of_the_same_model_are_always_accepted() {
     }
 }
 
-/// With all draft tokens accepted, asynchronous rows start at their upper bound (`start` plus `draft_slack`).
+/// If all draft tokens are accepted, rows of asynchronous steps start at their upper bound (`start` plus
+/// `draft_slack`).
 #[test]
 fn all_drafts_are_accepted_in_async_steps() {
     let model = config(ModelDtype::Float32, 1);

@@ -1,4 +1,4 @@
-//! Draft tokens of an MTP module do not change outputs, and do not depend on the batch.
+//! Draft tokens of an MTP module do not change outputs, and do not depend on the other rows of the batch.
 
 use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
@@ -9,8 +9,8 @@ use crate::{PROMPT, TOTAL, name, rules};
 use executor::{Executor, ExecutorConfig, ExecutorError, ModelDtype, SpeculationError};
 use protocol::SpeculativeConfig;
 
-/// One rank; two ranks that split heads and experts; two EP ranks, with experts in order or with an expert
-/// placement, of the MTP module too, or of the other layers only.
+/// Returns configurations with one rank; with two ranks that split heads and experts; and with two EP ranks.
+/// EP ranks have experts in order, or an expert placement that may include the MTP module.
 fn configs(drafts: u8) -> [ExecutorConfig; 6] {
     use ModelDtype::{Bfloat16, Float32};
     [
@@ -40,7 +40,8 @@ fn draft_count_does_not_change_outputs() {
                     expected_tokens(&plain),
                     "{name}, {drafts} drafts, {sampling:?}"
                 );
-                // The first output token has no draft tokens, and no row drafts beyond its maximum.
+                // The first output token has no draft tokens, and no row has more draft tokens than its
+                // maximum.
                 assert!(
                     request.drafted >= TOTAL - PROMPT - 2 - request.accepted,
                     "{}",
@@ -57,8 +58,8 @@ fn draft_count_does_not_change_outputs() {
     assert!(accepted < drafted, "{accepted} of {drafted}");
 }
 
-/// A row of an asynchronous step starts at a position that only the device has: its draft tokens and output
-/// are the same. One request is preempted with a row in flight.
+/// Rows of asynchronous steps start at a position that only the device has. Their draft tokens and outputs
+/// are the same as in synchronous steps, even if one request is preempted with a row in flight.
 #[test]
 fn async_steps_draft_and_sample_the_same() {
     for config in configs(4) {
@@ -72,7 +73,7 @@ fn async_steps_draft_and_sample_the_same() {
         harness.finish_all(&mut plain, TOTAL);
         let mut waited = requests(4);
         harness.finish_all(&mut waited, TOTAL);
-        // In 16-bit types, recomputation in other chunks may give other tokens.
+        // In 16-bit types, recomputation in other chunks may change the tokens.
         for preempted_at in [None, Some(PROMPT + 5).filter(|_| exact)] {
             let (mut ahead, mut left) = (requests(4), preempted_at);
             harness.finish_async(&mut ahead, TOTAL, |harness, requests, _| {
@@ -90,7 +91,7 @@ fn async_steps_draft_and_sample_the_same() {
                 );
                 let counts = |request: &ScriptedRequest| [request.drafted, request.accepted];
                 let more = counts(ahead).iter().zip(counts(waited)).all(|(a, b)| *a >= b);
-                // One more row may be in flight at the end.
+                // At the end, the asynchronous run may have one more row in flight.
                 assert!(ahead.drafted > 0 && (more || preempted_at.is_some()), "{name}");
                 harness.free(std::mem::take(&mut ahead.table));
             }
@@ -99,7 +100,7 @@ fn async_steps_draft_and_sample_the_same() {
     }
 }
 
-/// A row with an overdue bitmask is forwarded again, with its last token only.
+/// A row with an overdue bitmask is forwarded again: only its last token.
 #[test]
 fn overdue_bitmasks_change_nothing_with_mtp() {
     let play = |config: ExecutorConfig, overdue| {
@@ -191,7 +192,7 @@ fn mixed_draft_batches_do_not_change_outputs() {
     }
 }
 
-/// The MTP module stores one MLA row per token, and one block-boundary state per block.
+/// Each block also stores one MLA row per token for the MTP module, and one block-boundary state.
 #[test]
 fn block_size_includes_the_mtp_module() {
     let bytes = |config| Executor::load(config, &mut |_| {}).unwrap().kv_spec().bytes_per_block();

@@ -1,4 +1,5 @@
-//! Vocab-parallel sampling: ranks choose the tokens of a single rank, and exchange little data.
+//! Tests of sampling and expert load on several ranks: the tokens of a single rank, and little exchanged
+//! data.
 
 use crate::scheduler_harness::{
     SchedulerHarness, ScriptedRequest, config, moe_model, shared, with_expert_placement,
@@ -11,7 +12,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use protocol::{ExpertTokenCount, Rank, SamplingParams, StartupPhase, Token, TokenLogprobs};
 
-/// Large enough for cutoffs inside the vocabulary.
+/// Vocabulary size. Top-k and top-p cutoffs select a part of it.
 const VOCAB: usize = 4000;
 const TOTAL: usize = 44;
 
@@ -52,7 +53,7 @@ prop_compose! {
     }
 }
 
-/// Random sampling parameters, the same in every run.
+/// Returns random sampling parameters that are the same in every run.
 fn random(count: usize) -> Vec<SamplingParams> {
     let mut runner = TestRunner::deterministic();
     (0..count)
@@ -84,7 +85,7 @@ fn assert_close(ours: &[TokenLogprobs], theirs: &[TokenLogprobs], what: &str) {
     for (a, b) in ours.iter().zip(theirs) {
         assert!(a.token == b.token && near(a.logprob, b.logprob), "{what}: {a:?}, {b:?}");
         assert_eq!(a.top_logprobs.len(), b.top_logprobs.len(), "{what}");
-        // Ids of equal rank may swap where their logits differ in the last bits.
+        // Ids of equal rank may swap if their logits differ in the last bits only.
         for (&(_, a), &(_, b)) in a.top_logprobs.iter().zip(&b.top_logprobs) {
             assert!(near(a, b), "{what}: {a}, {b}");
         }
@@ -106,7 +107,7 @@ fn ranks_match_single_rank_for_all_sampling_params() {
     }
 }
 
-/// Words per rank of each all-gather in one decode step of `rows` requests.
+/// Returns the words per rank of each all-gather in one decode step of `rows` requests.
 fn gathered(ranks: u16, rows: u64, sampling: &SamplingParams) -> Vec<u32> {
     let mut harness = SchedulerHarness::with(wide(ranks));
     let mut requests: Vec<ScriptedRequest> = (0..rows)
@@ -162,7 +163,7 @@ fn expert_placement_changes_no_token() {
     );
 }
 
-/// Bytes of weights that a rank of this configuration reads.
+/// Returns the bytes of weights that a rank of this configuration reads.
 fn weight_bytes(mut config: ExecutorConfig, rank: u16) -> u64 {
     let rendezvous = RankRendezvous::new(config.settings.parallel).unwrap();
     config.settings.rendezvous = Some(rendezvous.path().to_owned());
@@ -204,8 +205,8 @@ fn expert_load_is_counted_once_with_replicated_experts() {
         (prompt, decode)
     };
     let (prompt, decode) = counted(1, false);
-    // Layer 0 is dense; the other layers route each token to 2 of 8 experts; the last layer computes sample
-    // positions only.
+    // Layer 0 is dense; the other layers route each token to 2 of 8 experts. For a prompt, the last layer
+    // computes sample positions only.
     for (layer, tokens) in [(1, PROMPT as u32), (2, 1)] {
         let of = |counts: &[ExpertTokenCount]| -> u32 {
             counts.iter().filter(|count| count.layer == layer).map(|count| count.tokens).sum()
@@ -216,7 +217,7 @@ fn expert_load_is_counted_once_with_replicated_experts() {
     assert!(order.is_sorted() && prompt.iter().all(|c| c.layer > 0 && c.expert < 8));
     assert!(decode.iter().all(|c| c.tokens == 1), "a token goes to different experts: {decode:?}");
     for (ranks, expert_parallel) in [(2, false), (2, true), (4, true)] {
-        // Counts are by logical expert, wherever the experts are placed.
+        // Counts are by logical expert, so they do not depend on the expert placement.
         assert_eq!(
             counted(ranks, expert_parallel),
             (prompt.clone(), decode.clone()),

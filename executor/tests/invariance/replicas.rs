@@ -1,4 +1,5 @@
-//! Replicas that share experts: each computes its own requests, with the outputs of a single replica.
+//! Tests of replicas that share experts: each computes its own requests, and its outputs equal those of a
+//! single replica.
 
 use crate::scheduler_harness::{
     LockstepGroup, SchedulerHarness, ScriptedRequest, moe_model, mtp_drafting, speculating,
@@ -11,7 +12,7 @@ use protocol::{ParallelConfig, Token, TokenLogprobs};
 use std::sync::Arc;
 use std::thread;
 
-/// Number of lockstep steps: a replica that finishes earlier is idle for the rest.
+/// Number of steps that replicas run in lockstep. A replica that finishes earlier runs idle steps.
 const STEPS: usize = 60;
 
 type ReplicaOutput = (Vec<Token>, Vec<TokenLogprobs>);
@@ -25,8 +26,8 @@ fn model(dtype: ModelDtype, tp_size: u16, dp_size: u16) -> ExecutorConfig {
 /// Number of output tokens that are compared.
 const EXPECTED_TOKENS: usize = 10;
 
-/// The requests of a replica: odd replicas run them one after the other and are idle at first; even replicas
-/// run two at a time.
+/// Returns the requests of a replica. Odd replicas run them one after the other and are idle at first; even
+/// replicas run two at a time.
 fn requests(replica: u16, drafts: u8) -> Vec<ScriptedRequest> {
     let request = |i: u16| {
         let id = u64::from(1 + replica * 7 + i);
@@ -42,12 +43,12 @@ fn requests(replica: u16, drafts: u8) -> Vec<ScriptedRequest> {
     (0..2).map(request).collect()
 }
 
-/// Runs the requests of a replica in the steps of its group, and returns their outputs.
+/// Runs the requests of a replica in lockstep with its group, and returns their outputs.
 fn play(harness: &mut SchedulerHarness, replica: u16) -> Vec<ReplicaOutput> {
     play_drafting(harness, replica, 0).0
 }
 
-/// Runs the requests with draft tokens; also returns the numbers of proposed and accepted draft tokens.
+/// Runs the requests with draft tokens. Also returns the numbers of proposed and of accepted draft tokens.
 fn play_drafting(
     harness: &mut SchedulerHarness,
     replica: u16,
@@ -87,7 +88,7 @@ fn play_drafting(
     )
 }
 
-/// Outputs of each replica of a group.
+/// Returns the outputs of each replica of a group.
 fn run_replicas(config: &ExecutorConfig) -> Vec<Vec<ReplicaOutput>> {
     run_replicas_in(config, &Arc::new(LockstepGroup::new(config)))
 }
@@ -106,7 +107,8 @@ fn run_replicas_in(
     replicas.into_iter().map(|replica| replica.join().unwrap()).collect()
 }
 
-/// Collectives by which ranks exchanged rows with experts, and the bytes sent between ranks.
+/// Returns the kinds of collectives by which ranks exchanged rows for their experts, and the total bytes that
+/// they sent to other ranks.
 fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
     let lockstep = Arc::new(LockstepGroup::new(config));
     run_replicas_in(config, &lockstep);
@@ -118,11 +120,11 @@ fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
         assert!(rank.calls.len() < collectives::CALL_HISTORY_LEN, "the history has all calls");
         let (rows, row) = (u64::from(call.rows), u64::from(call.cols) * call.dtype.bytes() as u64);
         bytes += match call.op {
-            CollectiveOp::AllToAll if rank.rank.0 == 0 => rows * row, // `rows` is the total of all ranks: count it once.
+            CollectiveOp::AllToAll if rank.rank.0 == 0 => rows * row, // `rows` is a total: count it once.
             CollectiveOp::AllToAll => 0,
             CollectiveOp::ExchangeCounts => row * (size - 1),
-            // Gather: each rank's rows to all others; reduce-scatter: the same number of sums from all
-            // others.
+            // All-gather: each rank sends its rows to all other ranks. Reduce-scatter: each rank receives the
+            // same number of sums from all other ranks.
             _ => rows / size * row * (size - 1),
         };
         if !operations.contains(&call.op) {
@@ -132,8 +134,8 @@ fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
     (operations, bytes)
 }
 
-/// The choice of all-to-all or all-gather depends on the numbers of experts per token and of ranks;
-/// all-to-all sends fewer bytes.
+/// The numbers of experts per token and of ranks decide between all-to-all and all-gather. All-to-all is used
+/// if it sends fewer bytes.
 #[test]
 fn all_to_all_is_used_for_few_target_ranks() {
     use CollectiveOp::{AllGatherRows, AllToAll, ExchangeCounts, ReduceScatter};
@@ -178,7 +180,7 @@ fn expert_parallel_replicas_match_single_replica() {
     }
 }
 
-/// Replicas run draft passes together, including replicas without drafting rows: draft tokens equal those of
+/// Replicas run draft passes together, including replicas without drafting rows. Draft tokens equal those of
 /// one rank, and outputs do not change.
 #[test]
 fn replicas_run_draft_passes_in_lockstep() {
@@ -218,7 +220,7 @@ fn replicas_run_draft_passes_in_lockstep() {
     }
 }
 
-/// Other replicas, whatever they compute, change no bit, in any dtype.
+/// Other replicas change no bit of a replica's outputs, in any dtype, whatever batches they run.
 #[test]
 fn other_replicas_change_no_bit() {
     for dtype in crate::DTYPES {

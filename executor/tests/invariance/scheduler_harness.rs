@@ -1,4 +1,5 @@
-//! Test scheduler: tracks requests, allocates blocks, and builds batches like the real one.
+//! Test scheduler: it tracks requests, allocates blocks, and builds batches in the format of the real
+//! scheduler.
 
 use executor::{
     Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype, RankRendezvous,
@@ -22,7 +23,7 @@ pub(crate) const BLOCK: usize = 16;
 pub(crate) const VOCAB: u32 = 384;
 const BLOCKS: u32 = 512;
 
-/// A dense model of 3 layers with synthetic weights.
+/// Returns a dense model of 3 layers with synthetic weights.
 pub(crate) fn config(dtype: ModelDtype, threads: u32) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 384,
@@ -35,7 +36,7 @@ pub(crate) fn config(dtype: ModelDtype, threads: u32) -> ExecutorConfig {
     ExecutorConfig { model, draft: None, manifest: 0, settings: settings(dtype, threads) }
 }
 
-/// An MoE model of the same sizes, with 8 experts in all layers but the first.
+/// Returns an MoE model of the same sizes, with 8 experts in all layers but the first.
 pub(crate) fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 384,
@@ -50,7 +51,7 @@ pub(crate) fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 1) }
 }
 
-/// An MLA model, with 8 experts in all layers but the first.
+/// Returns an MLA model with 8 experts in all layers but the first.
 pub(crate) fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 384,
@@ -66,7 +67,7 @@ pub(crate) fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 1) }
 }
 
-/// Adds n-gram speculation with up to `drafts` draft tokens per row.
+/// Adds speculative decoding by n-gram lookup, with up to `drafts` draft tokens per row.
 pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorConfig {
     let method = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
     config.settings.speculative = Some(SpeculativeConfig {
@@ -77,7 +78,7 @@ pub(crate) fn speculating(mut config: ExecutorConfig, drafts: u8) -> ExecutorCon
     config
 }
 
-/// The MLA model with an MTP module that proposes up to `drafts` draft tokens.
+/// Returns the MLA model with an MTP module that proposes up to `drafts` draft tokens.
 pub(crate) fn mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
     let mut config = mla_model(dtype);
     config.model.mtp_layers = 1;
@@ -89,7 +90,7 @@ pub(crate) fn mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
     config
 }
 
-/// Adds speculation by a draft model with up to `drafts` draft tokens per row.
+/// Adds speculative decoding by a draft model, with up to `drafts` draft tokens per row.
 pub(crate) fn model_drafting(
     mut config: ExecutorConfig,
     draft: ModelConfig,
@@ -102,7 +103,7 @@ pub(crate) fn model_drafting(
     config
 }
 
-/// An EAGLE-3 layer with a draft vocabulary of 96 of the models' ids.
+/// Returns an EAGLE-3 layer with a draft vocabulary of 96 of the target model's ids.
 pub(crate) fn eagle() -> ModelConfig {
     let text = r#"{
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": 384,
@@ -115,7 +116,7 @@ pub(crate) fn eagle() -> ModelConfig {
     ModelConfig::from_json(Path::new("config.json"), text).unwrap()
 }
 
-/// Adds speculation by an EAGLE-3 layer with up to `drafts` draft tokens per row.
+/// Adds speculative decoding by an EAGLE-3 layer, with up to `drafts` draft tokens per row.
 pub(crate) fn eagle_drafting(
     config: ExecutorConfig,
     eagle: ModelConfig,
@@ -134,10 +135,11 @@ pub(crate) fn shared(mut config: ExecutorConfig, tp_size: u16, experts: bool) ->
     config
 }
 
-/// Adds an expert placement (EPLB map): experts out of order, some of them replicated on both ranks.
+/// Adds an expert placement (EPLB map) in which experts are out of order and some are replicated on both
+/// ranks.
 pub(crate) fn with_expert_placement(mut config: ExecutorConfig) -> ExecutorConfig {
     let layers = vec![
-        Vec::new(), // Dense.
+        Vec::new(), // Layer 0 is dense.
         vec![3, 0, 1, 7, 2, 5, 4, 6, 3, 0, 1, 7],
         vec![6, 0, 1, 7, 4, 5, 3, 2],
     ];
@@ -145,7 +147,7 @@ pub(crate) fn with_expert_placement(mut config: ExecutorConfig) -> ExecutorConfi
     config
 }
 
-/// Adds an expert placement for the MTP module's layer too.
+/// Adds an expert placement that includes the layer of the MTP module.
 pub(crate) fn with_all_experts_placed(config: ExecutorConfig) -> ExecutorConfig {
     let mut config = with_expert_placement(config);
     let layers = &mut config.settings.expert_placement.as_mut().unwrap().layers;
@@ -195,11 +197,13 @@ pub(crate) struct ScriptedRequest {
     pub(crate) logprobs: Vec<TokenLogprobs>,
     pub(crate) prompt_logprobs: Vec<TokenLogprobs>,
     pub(crate) table: Vec<BlockId>,
-    /// Whether rows that sample are masked, by a bitmask that depends on the newest token.
+    /// Whether rows that sample have a grammar bitmask, which depends on the newest token.
     pub(crate) masked: bool,
-    /// Maximum number of draft tokens per row, and the numbers of proposed and accepted draft tokens.
+    /// Maximum number of draft tokens per row.
     pub(crate) drafts: u8,
+    /// Number of draft tokens proposed so far.
     pub(crate) drafted: usize,
+    /// Number of draft tokens accepted so far.
     pub(crate) accepted: usize,
     sampling: SamplingParams,
     key: u64,
@@ -209,12 +213,12 @@ pub(crate) struct ScriptedRequest {
     sent: usize,
     needs_init: bool,
     sampled_at: Option<StepId>,
-    /// Sums over rows in flight: tokens without draft tokens, sampling rows, draft tokens.
+    /// Sums over the rows in flight: tokens without draft tokens, sampling rows, draft tokens.
     in_flight: [usize; 3],
 }
 
 impl ScriptedRequest {
-    /// Creates a request with a prompt that `id` determines.
+    /// Creates a request with a prompt that is derived from `id`.
     pub(crate) fn new(id: u64, prompt_len: usize, sampling: SamplingParams) -> Self {
         let token = |i| ((id * 131 + i * i * 7 + i * 29 + 3) % u64::from(VOCAB)) as Token;
         Self {
@@ -245,12 +249,13 @@ impl ScriptedRequest {
         self
     }
 
-    /// Generated tokens and their log-probabilities.
+    /// Returns the generated tokens and their log-probabilities.
     pub(crate) fn output(&self) -> (Vec<Token>, Vec<TokenLogprobs>) {
         (self.tokens[self.prompt_len..].to_vec(), self.logprobs.clone())
     }
 
-    /// Preempts the request: releases its blocks and moves it to slot `seq_slot`; everything is recomputed.
+    /// Preempts the request: moves it to slot `seq_slot`, resets its progress, and returns the blocks to
+    /// free.
     pub(crate) fn preempt(&mut self, seq_slot: u32) -> Vec<BlockId> {
         self.epoch += 1;
         self.seq_slot = seq_slot;
@@ -259,7 +264,7 @@ impl ScriptedRequest {
         std::mem::take(&mut self.table)
     }
 
-    /// Adds a row to the sums in flight, or removes it if `over`.
+    /// Adds a row to the sums over rows in flight; removes it if `over`.
     fn set_in_flight(&mut self, row: &BatchRow, over: bool) {
         let of_row = [row.len as usize, row.samples.into(), row.drafts.into()];
         for (sum, of_row) in self.in_flight.iter_mut().zip(of_row) {
@@ -267,7 +272,7 @@ impl ScriptedRequest {
         }
     }
 
-    /// Applies the output of a row.
+    /// Applies the output of a row, and checks it.
     pub(crate) fn apply_output(&mut self, row: &BatchRow, result: &RowOutput) {
         assert_eq!(result.error, None);
         let accepted = usize::from(result.accepted);
@@ -282,12 +287,12 @@ impl ScriptedRequest {
         self.prompt_logprobs.extend(result.prompt_logprobs.clone());
     }
 
-    /// Number of known tokens, plus the minimum that rows in flight will sample.
+    /// Number of known tokens, plus the minimum number that the rows in flight will sample.
     fn expected_len(&self) -> usize {
         self.tokens.len() + self.in_flight[1]
     }
 
-    /// Start of the next row, if no draft token in flight is accepted.
+    /// Start position of the next row if no draft token in flight is accepted.
     fn start(&self) -> usize {
         self.computed + self.in_flight[0]
     }
@@ -296,7 +301,7 @@ impl ScriptedRequest {
         self.expected_len() - self.start()
     }
 
-    /// Whether the bitmask allows `id`; it allows half of the ids.
+    /// Whether the current grammar bitmask allows `id`. It allows half of the ids.
     fn allows(&self, id: Token) -> bool {
         let last = self.tokens[self.tokens.len() - 1];
         (id.wrapping_mul(2_654_435_761) ^ last.wrapping_mul(40_503)).count_ones().is_multiple_of(2)
@@ -311,7 +316,7 @@ impl ScriptedRequest {
     }
 }
 
-/// Grammar bitmasks of one step.
+/// Source of grammar bitmasks that were computed before the step.
 struct FixedBitmasks(Vec<BitmaskRow>);
 
 impl TokenBitmaskSource for FixedBitmasks {
@@ -321,8 +326,8 @@ impl TokenBitmaskSource for FixedBitmasks {
     }
 }
 
-/// Sets the configuration of one rank. Emulated ranks are threads of this process, each with a copy of the
-/// emulator library, which is a separate device.
+/// Sets the configuration of one rank. Emulated ranks are threads of this process; each loads its own copy of
+/// the emulator library, which acts as a separate device.
 fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
     config.settings.rank = rank;
     let shared = config.settings.parallel.world_size() > 1;
@@ -333,7 +338,7 @@ fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
     }
 }
 
-/// A rank that runs the same batches as the first rank of its replica, on its own thread.
+/// A further rank of a replica. It runs the same batches as the first rank, on its own thread.
 struct FollowerRank {
     batches: Sender<(Batch, Vec<BitmaskRow>)>,
     outputs: Receiver<StepOutput>,
@@ -359,7 +364,7 @@ impl FollowerRank {
     }
 }
 
-/// Replicas in lockstep: in each step they agree on the maximum numbers of rows and tokens.
+/// Group of replicas that run in lockstep. In each step they agree on the maximum numbers of rows and tokens.
 pub(crate) struct LockstepGroup {
     parallel: ParallelConfig,
     pub(crate) rendezvous: RankRendezvous,
@@ -368,7 +373,7 @@ pub(crate) struct LockstepGroup {
 }
 
 impl LockstepGroup {
-    /// Creates the group of the configured replicas.
+    /// Creates the group for the replicas of a configuration.
     pub(crate) fn new(config: &ExecutorConfig) -> Self {
         let parallel = config.settings.parallel;
         let (rendezvous, barrier) =
@@ -376,12 +381,14 @@ impl LockstepGroup {
         Self { parallel, rendezvous, barrier, max: AtomicU32::new(0) }
     }
 
-    /// Returns the maximum of all replicas' values, at least 1, once all replicas have called it.
+    /// Returns the maximum of the values of all replicas, at least 1. Blocks until all replicas have called
+    /// it.
     pub(crate) fn agree(&self, value: u32) -> u32 {
         self.agree_from(value).max(1) // The scheduler never sends a step without tokens in any replica; this harness does.
     }
 
-    /// Returns the maximum of all replicas' values, possibly 0, once all replicas have called it.
+    /// Returns the maximum of the values of all replicas, possibly 0. Blocks until all replicas have called
+    /// it.
     fn agree_from(&self, value: u32) -> u32 {
         self.max.fetch_max(value, SeqCst);
         self.barrier.wait();
@@ -394,21 +401,21 @@ impl LockstepGroup {
     }
 }
 
-/// An executor and its free blocks, or the ranks of a replica, driven as one.
+/// A test scheduler with its executor and free blocks; with several ranks, it drives all ranks of a replica.
 pub(crate) struct SchedulerHarness {
     pub(crate) executor: Executor,
     followers: Vec<FollowerRank>,
-    /// Lockstep group of the replica; a replica that steps alone is a group of one.
+    /// Lockstep group of the replica. A replica without lockstep has a group of its own.
     pub(crate) lockstep: Arc<LockstepGroup>,
     free: Vec<BlockId>,
     step: StepId,
-    /// Whether decode rows refer to the step that sampled their token instead of carrying the token.
+    /// Whether decode rows refer to the step that sampled their token, instead of containing the token.
     pub(crate) from_device: bool,
-    /// Whether the bitmasks of every other step are overdue.
+    /// Whether the bitmasks are overdue in every second step.
     pub(crate) overdue_bitmasks: bool,
-    /// Row counts of the captured graphs; decode steps are replayed if there are any.
+    /// Row counts of the captured graphs. If there are any, decode steps replay them.
     pub(crate) graphs: Vec<u32>,
-    /// Tokens of a decode row with the maximum number of draft tokens.
+    /// Number of tokens in a decode row with the maximum number of draft tokens.
     tokens_per_row: u32,
 }
 
@@ -459,7 +466,8 @@ impl SchedulerHarness {
         self.free.extend(blocks);
     }
 
-    /// Runs one step with the next `len` tokens of each request, and applies its output.
+    /// Runs one step with the next tokens of each request, given as (request, number of tokens), and applies
+    /// its output.
     pub(crate) fn step(&mut self, requests: &mut [(&mut ScriptedRequest, usize)]) -> StepOutput {
         let (rows, output) = self.try_step(requests);
         for (((request, _), row), result) in requests.iter_mut().zip(&rows).zip(&output.rows) {
@@ -487,12 +495,12 @@ impl SchedulerHarness {
         self.complete_oldest(batch, submitted)
     }
 
-    /// Submits a step.
+    /// Submits a step with the next tokens of each request.
     fn submit(&mut self, requests: &mut [(&mut ScriptedRequest, usize)]) -> (Batch, SubmittedStep) {
         self.step = self.step.next();
         let rows: Vec<BatchRow> =
             requests.iter_mut().map(|(request, len)| self.row(request, *len)).collect();
-        // Replicas in lockstep replay the same graph.
+        // Replicas in lockstep must replay the same graph.
         let most_rows = self.lockstep.agree(rows.len() as u32);
         let tokens = |row: &BatchRow| row.len + u32::from(row.drafts);
         let longest = self.lockstep.agree(rows.iter().map(|row| row.len).max().unwrap_or(0));
@@ -523,7 +531,7 @@ impl SchedulerHarness {
         (batch, submitted)
     }
 
-    /// Waits for the output of the oldest step.
+    /// Waits for the output of the oldest step, and checks that all ranks report the same.
     fn complete_oldest(
         &mut self,
         batch: Batch,
@@ -539,14 +547,14 @@ impl SchedulerHarness {
         (batch.rows, output)
     }
 
-    /// Whether the bitmasks of this step are overdue.
+    /// Whether the bitmasks of the current step are overdue.
     fn is_bitmask_overdue(&self) -> bool {
         self.overdue_bitmasks && !self.step.0.is_multiple_of(2)
     }
 
     fn row(&mut self, request: &mut ScriptedRequest, len: usize) -> BatchRow {
         let (start, end, slack) = (request.start(), request.start() + len, request.in_flight[2]);
-        // The first row of an epoch has no sampled token to draft from.
+        // The first row of an epoch has no sampled token that draft tokens could continue.
         let drafts = if len == 1 && request.sampled_at.is_some() { request.drafts } else { 0 };
         while request.table.len() * BLOCK < end + slack + usize::from(drafts) {
             request.table.push(self.free.pop().unwrap());
@@ -592,7 +600,7 @@ impl SchedulerHarness {
         }
     }
 
-    /// Computes all known tokens in chunks of `chunk`, then decodes to `total` tokens.
+    /// Computes all known tokens of a request in chunks of `chunk` tokens, then decodes up to `total` tokens.
     pub(crate) fn finish(&mut self, request: &mut ScriptedRequest, chunk: usize, total: usize) {
         while request.tokens.len() < total {
             let len = request.remaining().min(chunk);
@@ -600,7 +608,7 @@ impl SchedulerHarness {
         }
     }
 
-    /// Runs many requests at once to `total` tokens; each step takes a different chunk of each.
+    /// Runs several requests together up to `total` tokens. The chunk sizes vary by step and request.
     pub(crate) fn finish_all(&mut self, requests: &mut [ScriptedRequest], total: usize) {
         for turn in 0.. {
             let mut rows: Vec<(&mut ScriptedRequest, usize)> = Vec::new();
@@ -618,8 +626,8 @@ impl SchedulerHarness {
         }
     }
 
-    /// Runs many requests with two steps in flight: each step is submitted before the previous one is
-    /// finished, and `between_steps` may change the requests in between.
+    /// Runs several requests with two steps in flight: each step is submitted before the previous one is
+    /// finished. `between_steps` may change the requests between the two.
     pub(crate) fn finish_async(
         &mut self,
         requests: &mut [ScriptedRequest],
