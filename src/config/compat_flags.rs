@@ -300,7 +300,7 @@ pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
          enable-return-routed-experts aux-output-config",
     ),
     unsupported(
-        "the route is not supported",
+        "the routes /cohere/v2/chat, /inference/v1/generate and /docs are not implemented",
         "cohere-format cohere-is-reasoning-model tokens-only \
          enable-offline-docs",
     ),

@@ -140,9 +140,9 @@ pub struct ParallelArgs {
     /// Expert-parallel size; enables expert parallelism and must equal the number of ranks
     #[arg(long, value_name = "SIZE")]
     pub ep_size: Option<u32>,
-    /// Expert placement file (EPLB map): {"physical_to_logical_map": [[..], ..]}, the expert of each physical
-    /// slot per layer, slots split evenly over the ranks, hot experts in several slots; "trivial" = each
-    /// expert once, in order
+    /// Expert placement file (EPLB map): {"physical_to_logical_map": [[..], ..]}, for each layer the logical
+    /// expert of each physical expert; physical experts are split evenly over the ranks, and a logical expert
+    /// may have several; "trivial" = each expert once, in order
     #[arg(long, alias = "init-expert-location", value_name = "FILE")]
     pub expert_placement: Option<PathBuf>,
     /// Data-parallel attention: each rank is a replica and only experts are shared; --tensor-parallel-size

@@ -350,10 +350,10 @@ fn expert_placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
     let ExpertPlacementFile { physical_to_logical_map } =
         serde_json::from_str(&text).with_context(location)?;
     let layer = |(layer, experts): (usize, Vec<serde_json::Number>)| -> Result<Vec<u16>> {
-        let number = |(slot, number): (usize, &serde_json::Number)| {
+        let number = |(index, number): (usize, &serde_json::Number)| {
             let expert = number.as_u64().and_then(|expert| u16::try_from(expert).ok());
             expert.with_context(|| {
-                format!("layer {layer}: slot {slot} has {number}, which is not an expert id")
+                format!("layer {layer}: physical expert {index} is {number}, which is not an expert id")
             })
         };
         experts.iter().enumerate().map(number).collect()

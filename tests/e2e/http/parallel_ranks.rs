@@ -252,7 +252,7 @@ fn bad_expert_placement_fails_startup_naming_the_layer() {
     rejected(&map(json!([order, [8]])), "layer 1: 1 physical experts cannot be split over 2 ranks");
     let known = "unknown field `logical_count`, expected `physical_to_logical_map`";
     rejected(r#"{"logical_count": [[1]]}"#, known);
-    let wrong = "layer 1: slot 2 has -3, which is not an expert id";
+    let wrong = "layer 1: physical expert 2 is -3, which is not an expert id";
     rejected(&map(json!([order, [0, 1, -3, 3, 4, 5, 6, 7]])), wrong);
     rejected(&map(json!([["a"]])), "invalid type: string \"a\", expected a JSON number");
     rejected("", "EOF");
