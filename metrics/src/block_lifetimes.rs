@@ -6,7 +6,7 @@ use prometheus::{Error, Histogram};
 use protocol::Replica;
 use scheduler::BlockLifetime;
 
-/// Metrics of evicted blocks, written only by the scheduler thread.
+/// Lifetime histograms of sampled KV blocks, which the scheduler thread observes at eviction.
 pub struct BlockLifetimeMetrics {
     lifetime: PerEngine<Histogram>,
     idle: PerEngine<Histogram>,
@@ -14,7 +14,7 @@ pub struct BlockLifetimeMetrics {
 }
 
 impl BlockLifetimeMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         let histogram = |name, help| f.histogram_of_replicas(name, help, HistogramFamily::KvCacheResidency);
         Ok(Self {

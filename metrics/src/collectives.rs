@@ -1,4 +1,4 @@
-//! Time that executors spend in collectives.
+//! Metrics of the time that executors spend in collectives.
 
 use super::histogram_buckets::HistogramFamily;
 use super::metric_registrar::{MetricRegistrar, PerEngine};
@@ -9,7 +9,7 @@ const COLLECTIVE_SECONDS_HELP: &str = "Time that rank 0 of a replica spent in co
      the ranks of the replica, dp = the replicas that share experts. On CPUs it includes waiting for stragglers; \
      on GPUs it is the host time of the launches, and graph replays are not observed.";
 
-/// Labels (`op`, `group`) of a series, and the time it shows of a step.
+/// Label values (`op`, `group`) of a series, and the function that reads its time from the timings of a step.
 type CollectiveTimingSeries = ([&'static str; 2], fn(&CollectiveTiming) -> u64);
 
 const TENSOR_PARALLEL_SERIES: [CollectiveTimingSeries; 2] = [
@@ -29,7 +29,8 @@ pub struct CollectiveMetrics {
 }
 
 impl CollectiveMetrics {
-    /// `shared`: whether replicas share experts (expert parallelism across DP).
+    /// Registers the histograms of the collectives in use. `shared`: whether replicas share experts (expert
+    /// parallelism across DP).
     pub(super) fn new(f: &MetricRegistrar<'_>, shared: bool) -> Result<Self, Error> {
         let ranks = TENSOR_PARALLEL_SERIES.into_iter().filter(|_| f.tp_size() > 1);
         let timings: Vec<CollectiveTimingSeries> =

@@ -8,14 +8,14 @@ use scheduler::{ExecutorFailure, StepStats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Label values in the order of `ExecutorFailure`.
+/// Values of the label `cause`, in the order of `ExecutorFailure`.
 pub(super) const CAUSES: [&str; 4] = ["exited", "silent", "late", "fault"];
 const PHASES: [&str; 6] = ["config", "comm", "load", "kv", "graphs", "ready"];
 
 /// Metrics of the executor lifecycle.
 pub struct ExecutorLifecycleMetrics {
     restarts: [PerEngine<IntCounter>; 4],
-    /// Failed starts, in the order of `StartFailure`.
+    /// Counters of failed starts, in the order of `StartFailure`.
     failed_starts: [PerEngine<IntCounter>; 6],
     /// Straggler counters by world rank; `up` and `heartbeat` have the same order.
     stragglers: Vec<IntCounter>,
@@ -29,7 +29,7 @@ pub struct ExecutorLifecycleMetrics {
 }
 
 impl ExecutorLifecycleMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         Ok(Self {
             restarts: f.counters_of_replicas("hadron:executor_restarts_total", "Failures of the executors of a replica, each followed by a restart, by cause.", "cause", CAUSES)?.map(PerEngine::from),
@@ -68,8 +68,8 @@ impl ExecutorLifecycleMetrics {
         }
     }
 
-    /// Records the startup times: startup phases as named by the executor, time to read the configuration,
-    /// total time.
+    /// Sets the startup gauges. `phases`: durations of the startup phases, as named by the executor;
+    /// `config`: time to read the configuration; `total`: time of the whole start.
     pub fn started(&self, phases: &[(&'static str, Duration)], config: Duration, total: Duration) {
         let [config_gauge, comm, load, kv, graphs, ready] = &self.startup;
         config_gauge.set(config.as_secs_f64());

@@ -1,7 +1,7 @@
 //! Tokens routed to the experts of a MoE model, per step.
 //!
-//! A model has thousands of experts, so single experts are only counted here; the series are per layer and
-//! show how uneven the load is.
+//! A model has thousands of experts, so single experts are counted here but have no series. The series are
+//! per layer and show how uneven the load of the experts is.
 
 use super::metric_registrar::{MetricRegistrar, PerEngine};
 use prometheus::{Error, Gauge, IntCounter};
@@ -29,7 +29,7 @@ struct ExpertLayerSeries {
     tokens: PerEngine<IntCounter>,
     /// Tokens of the expert with the highest load in each step.
     hottest: PerEngine<IntCounter>,
-    /// Maximum load over mean load, by replica.
+    /// Token count of the most loaded expert divided by the mean over all experts, by replica.
     max_over_mean: Vec<Gauge>,
 }
 
@@ -41,7 +41,7 @@ const LOAD_HELP: &str = "Tokens of the most loaded expert of a layer, divided by
      balanced, 0 = no tokens yet. Counted by the first rank of each replica.";
 
 impl ExpertMetrics {
-    /// `experts`: number of experts per layer, 0 for dense layers.
+    /// Registers the series. `experts`: number of experts per layer, 0 for dense layers.
     pub(super) fn new(f: &MetricRegistrar<'_>, experts: &[u16]) -> Result<Self, Error> {
         let names: Vec<String> = (0..experts.len()).map(|layer| layer.to_string()).collect();
         let sparse: Vec<&str> = names
@@ -65,7 +65,7 @@ impl ExpertMetrics {
         Ok(Self { layers, tokens: (0..f.replicas()).map(|_| zeros()).collect() })
     }
 
-    /// Adds the counts of a completed step; counts of the same layer are adjacent.
+    /// Adds the token counts of a completed step; counts of the same layer are adjacent.
     pub fn step_completed(&self, replica: Replica, counts: &[ExpertTokenCount]) {
         let Some(totals) = self.tokens.get(usize::from(replica.0)) else { return };
         for of_layer in counts.chunk_by(|a, b| a.layer == b.layer) {
@@ -84,7 +84,7 @@ impl ExpertMetrics {
         }
     }
 
-    /// Updates the gauges that are derived from the counts of single experts.
+    /// Updates the gauges that are derived from the token counts of single experts.
     pub(super) fn update(&self) {
         for layer in &self.layers {
             let Some(series) = &layer.series else { continue };
@@ -97,7 +97,8 @@ impl ExpertMetrics {
         }
     }
 
-    /// Token counts since the start by replica, layer and expert; the list of a dense layer is empty.
+    /// Returns the token counts since the start by replica, layer and expert; the list of a dense layer is
+    /// empty.
     pub fn table(&self) -> Vec<Vec<Vec<u64>>> {
         let of = |totals: &Vec<AtomicU64>| {
             let layer = |layer: &ExpertLayer| {

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 /// Estimated bytes per number.
 const NUMBER_BYTES: usize = 12;
-/// Numbers below this bound, 2^53, that are whole are written as integers, which is exact.
+/// Bound of 2^53: whole numbers below it are written as integers, which represent them exactly.
 const WHOLE_BELOW: f64 = 9_007_199_254_740_992.0;
 
 /// Metrics page without its numbers.
@@ -24,9 +24,9 @@ pub(super) struct ExpositionTemplate {
 }
 
 impl ExpositionTemplate {
-    /// Renders the families in text format 0.0.4, with the same bytes as the library.
+    /// Renders the metric families in text format 0.0.4, byte for byte as the Prometheus library does.
     ///
-    /// Errors: those of the library; none is known.
+    /// Errors: those of the Prometheus library; none is known.
     pub(super) fn write(&mut self, families: &[MetricFamily]) -> Result<String, Error> {
         if !families.iter().map(series).eq(self.shape.iter().copied()) {
             *self = Self::of(families)?;
@@ -44,7 +44,7 @@ impl ExpositionTemplate {
         Ok(page)
     }
 
-    /// Builds the template from a page rendered by the library.
+    /// Builds the template from a page rendered by the Prometheus library.
     fn of(families: &[MetricFamily]) -> Result<Self, Error> {
         let mut page = Vec::new();
         TextEncoder::new().encode(families, &mut page)?;
@@ -77,7 +77,7 @@ fn series(family: &MetricFamily) -> usize {
     family.get_metric().len()
 }
 
-/// Calls `take` with every number of the page, in the library's order.
+/// Calls `take` with every number of the page, in the order in which the Prometheus library writes them.
 fn each_number(families: &[MetricFamily], mut take: impl FnMut(f64)) {
     for family in families {
         let kind = family.get_field_type();

@@ -10,14 +10,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Counters updated at each scrape; the histograms read `GrammarTimings` themselves.
+/// Structured-output counters, which are updated at each scrape. The histograms are collected directly from
+/// `GrammarTimings`.
 pub(super) struct GrammarMetrics {
     masks_failed: IntCounter,
     masks_overdue: IntCounter,
 }
 
 impl GrammarMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>, timings: &Arc<GrammarTimings>) -> Result<Self, Error> {
         let of = |name, help, series| TimingCollector::new(f.model(), name, help, Arc::clone(timings), series);
         f.add_collector(of("hadron:grammar_compile_seconds", "Time to compile a grammar, by result; cached grammars are not observed.", vec![TimingSeries { result: "ok", histogram: |t| &t.compiled }, TimingSeries { result: "error", histogram: |t| &t.rejected }])?)?;
@@ -31,14 +32,14 @@ impl GrammarMetrics {
     }
 }
 
-/// Series of a collector.
+/// Histogram series with one value of the label `result`.
 struct TimingSeries {
     /// Value of the label `result`.
     result: &'static str,
     histogram: fn(&GrammarTimings) -> &DurationHistogram,
 }
 
-/// Collector of histograms stored in `GrammarTimings`.
+/// Prometheus collector that exposes histograms stored in `GrammarTimings`.
 struct TimingCollector {
     desc: Desc,
     help: &'static str,

@@ -3,30 +3,30 @@
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// Histogram families; all histograms of a family have the same bounds.
+/// Families of histograms; all histograms of a family have the same bucket bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HistogramFamily {
-    /// Seconds of a request or of a phase of a request.
+    /// Duration of a request or of one of its phases, in seconds.
     RequestLatency,
-    /// Seconds to the first token.
+    /// Time to the first token, in seconds.
     TimeToFirstToken,
-    /// Seconds between output tokens.
+    /// Time between output tokens, in seconds.
     InterTokenLatency,
-    /// Tokens per step.
+    /// Number of tokens per step.
     IterationTokens,
-    /// Choices (`n`) per prompt.
+    /// Number of choices (`n`) per prompt.
     ParamsN,
-    /// Preemptions per request.
+    /// Number of preemptions per request.
     Preemptions,
-    /// Tokens per request, up to the maximum model length.
+    /// Number of tokens per request, up to the maximum model length.
     Tokens,
-    /// Seconds of a KV block in the cache.
+    /// Time that a KV block is cached, in seconds.
     KvCacheResidency,
-    /// Seconds of a phase of a step; not in vLLM.
+    /// Duration of a phase of a step, in seconds; not in vLLM.
     StepSeconds,
-    /// Rows per step; not in vLLM.
+    /// Number of rows per step; not in vLLM.
     StepRows,
-    /// Seconds of text or grammar processing; not in vLLM.
+    /// Duration of text or grammar processing, in seconds; not in vLLM.
     WorkSeconds,
 }
 
@@ -38,7 +38,8 @@ const TIME_TO_FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 ];
-/// The first seven bounds are additions: small models on fast devices stay below vLLM's first bound.
+/// The first seven bounds are additions to vLLM's bounds, because small models on fast devices stay below
+/// vLLM's first bound.
 const INTER_TOKEN_LATENCY: &[f64] = &[
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
     0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -64,7 +65,7 @@ const WORK_SECONDS: &[f64] = &[
 ];
 
 impl HistogramFamily {
-    /// Families with the names that vLLM's option uses.
+    /// Histogram families with the names that vLLM's option uses for them.
     const NAMED: &[(&str, Self)] = &[
         ("request_latency", Self::RequestLatency),
         ("time_to_first_token", Self::TimeToFirstToken),
@@ -81,16 +82,16 @@ impl HistogramFamily {
     }
 }
 
-/// Custom bounds by family name.
+/// Custom bucket bounds by the name of the histogram family (`--custom-histogram-buckets`).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CustomBuckets {
     of: BTreeMap<String, Vec<f64>>,
 }
 
-/// Why custom bounds are rejected.
+/// Reason why custom bucket bounds are rejected.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CustomBucketsError {
-    /// Not a JSON object of lists of numbers.
+    /// The text is not a JSON object of lists of numbers.
     #[error("not a JSON object of number lists: {0}")]
     Json(String),
     /// The family name is not known.
@@ -99,7 +100,7 @@ pub enum CustomBucketsError {
         /// Rejected name.
         family: String,
     },
-    /// An empty list.
+    /// The list of bounds is empty.
     #[error("{family}: at least one bound")]
     Empty {
         /// Name of the family.
@@ -156,7 +157,7 @@ fn check(family: &str, bounds: &[f64]) -> Result<(), CustomBucketsError> {
     Ok(())
 }
 
-/// Effective bounds.
+/// Effective bucket bounds of the histogram families: custom bounds, or the default ones.
 pub(super) struct HistogramBuckets<'a> {
     custom: &'a CustomBuckets,
     max_model_len: u32,
@@ -188,7 +189,7 @@ impl<'a> HistogramBuckets<'a> {
     }
 }
 
-/// Bounds 1, 2, 5, 10, 20, ... up to `max`.
+/// Returns the bucket bounds 1, 2, 5, 10, 20, ... up to `max`.
 fn one_two_five_series(max: u32) -> Vec<f64> {
     let decades = std::iter::successors(Some(1_u64), |decade| Some(decade * 10));
     let bounds = decades.flat_map(|decade| [1, 2, 5].map(|mantissa| mantissa * decade));

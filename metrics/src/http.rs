@@ -6,7 +6,7 @@ use prometheus::{Error, Gauge, Histogram, IntCounter, IntCounterVec};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Reasons of rejections for load or server state, as in error bodies.
+/// Values of the label `reason`: reasons of rejections for load or server state, as in error bodies.
 const REJECTION_REASONS: [&str; 8] = [
     "grammars_overloaded",
     "max_num_queued_reqs",
@@ -17,9 +17,9 @@ const REJECTION_REASONS: [&str; 8] = [
     "draining",
     "engine_unavailable",
 ];
-/// Rejection reasons that vLLM counts as well.
+/// Rejection reasons that are also counted in vLLM's metric.
 const VLLM_REJECTION_REASONS: [&str; 2] = ["max_num_queued_reqs", "max_num_queued_tokens"];
-/// Routes with series that exist before the first request.
+/// Routes that have series before the first request.
 const ROUTES: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
 /// Metrics of the HTTP server.
@@ -34,7 +34,7 @@ pub struct HttpMetrics {
 }
 
 impl HttpMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         let requests = f.open_counters("hadron:http_requests_total", "Responses with a sent head, by route and status code.", &["model_name", "route", "code"])?;
         for route in ROUTES {
@@ -81,19 +81,19 @@ impl HttpMetrics {
         self.ignored_fields.inc_by(fields as u64);
     }
 
-    /// Records the time to parse and tokenise a body, and whether this succeeded.
+    /// Records the time to parse and tokenise a request body, and whether this succeeded.
     pub fn read_body(&self, took: Duration, ok: bool) {
         self.tokenize[usize::from(!ok)].observe(took.as_secs_f64());
     }
 
-    /// Counts an open stream until the returned value is dropped.
+    /// Counts an open response stream until the returned value is dropped.
     pub fn stream(&self) -> OpenStream {
         self.open_streams.inc();
         OpenStream { open: self.open_streams.clone() }
     }
 }
 
-/// Guard of an open stream.
+/// Guard that counts one open response stream while it exists.
 pub struct OpenStream {
     open: Gauge,
 }

@@ -6,7 +6,7 @@ use prometheus::{Error, Gauge, IntCounter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Selects a counter of a publisher.
+/// Function that selects a counter of a publisher.
 type PublisherCounterFn = fn(&PublisherCounters) -> &AtomicU64;
 
 /// Series of the publisher counters; all zero without publishers.
@@ -17,7 +17,7 @@ pub(super) struct KvEventMetrics {
 }
 
 impl KvEventMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         let counters: Vec<(Vec<IntCounter>, PublisherCounterFn)> = vec![
             (f.counter_of_replicas("hadron:kv_events_batches_total", "Batches of KV events published.")?, |counters| &counters.batches),
@@ -52,7 +52,7 @@ impl KvEventMetrics {
     }
 }
 
-/// Raises a counter to `total`, which never decreases.
+/// Increases a Prometheus counter to `total`, a count that never decreases.
 pub(super) fn raise_to(counter: &IntCounter, total: u64) {
     counter.inc_by(total.saturating_sub(counter.get()));
 }

@@ -1,7 +1,7 @@
 //! Metrics of a server, for Prometheus and for diagnostics.
 //!
 //! Writers update atomics where an event occurs: a step, a token, the end of a request. Readers load these
-//! atomics without synchronising with the writers, so a scrape costs a step nothing.
+//! atomics without synchronising with the writers, so a scrape does not delay a step.
 
 #![forbid(unsafe_code)]
 
@@ -58,7 +58,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use unsupported_features::UnsupportedFeatureMetrics;
 
-/// Labels and granularity of a server's series.
+/// Configuration of a server's metrics: label values, and which series exist.
 #[derive(Debug, Clone)]
 pub struct MetricsConfig {
     /// Value of the label `model_name`: the first served model name.
@@ -75,18 +75,18 @@ pub struct MetricsConfig {
     pub experts_shared: bool,
     /// Whether all replicas share one series (`--metrics-aggregate`).
     pub aggregate: bool,
-    /// Whether KV block lifetimes have series (`--kv-cache-metrics`).
+    /// Whether lifetimes of KV blocks are observed (`--kv-cache-metrics`).
     pub block_lifetimes: bool,
     /// Maximum number of draft tokens per row.
     pub draft_tokens_max: u8,
     /// Share of draft tokens that a benchmark accepts at random; 0 = drafts are verified.
     pub synthetic_acceptance: f64,
-    /// Buckets that replace the default ones.
+    /// Histogram bucket bounds that replace the default ones.
     pub buckets: CustomBuckets,
 }
 
 impl MetricsConfig {
-    /// Configuration of a server with one replica and default buckets.
+    /// Returns the configuration of a server with one replica and default buckets.
     pub fn new(model_name: impl Into<String>, max_model_len: u32) -> Self {
         Self {
             model_name: model_name.into(),
@@ -124,7 +124,7 @@ pub struct KvCacheInfo {
 /// All metrics of one server.
 pub struct ServerMetrics {
     registry: Registry,
-    /// Serialises update and gather: counters are raised by the difference to their previous value.
+    /// Serialises scrapes, because each of them increases counters by the difference to their previous value.
     update_lock: Mutex<()>,
     exposition: Mutex<ExpositionTemplate>,
     config: MetricsConfig,
@@ -142,7 +142,7 @@ pub struct ServerMetrics {
     pub executors: ExecutorLifecycleMetrics,
     /// Queue metrics.
     pub queue: QueueMetrics,
-    /// Timings of grammar compilation and grammar bitmasks, written by the grammar workers.
+    /// Durations of grammar compilation and grammar bitmask computation, written by the grammar workers.
     pub grammar: Arc<GrammarTimings>,
     grammar_series: GrammarMetrics,
     /// Lifetimes of evicted KV blocks, if they are sampled.

@@ -9,11 +9,12 @@ use prometheus::{
 };
 use protocol::Replica;
 
-/// One series per replica, or one for all; replicas without a series of their own share the last one.
+/// Metric with one series per replica, or one series for all replicas. Replicas without a series of their own
+/// use the last one.
 pub(super) struct PerEngine<T>(Vec<T>);
 
 impl<T> PerEngine<T> {
-    /// Series of a replica.
+    /// Returns the series of a replica.
     pub(super) fn of(&self, replica: Replica) -> &T {
         &self.0[usize::from(replica.0).min(self.0.len() - 1)]
     }
@@ -25,13 +26,14 @@ impl<T> PerEngine<T> {
 }
 
 impl<T> From<Vec<T>> for PerEngine<T> {
-    /// `series` must not be empty; `MetricRegistrar` creates at least one series.
+    /// Creates the metric from its series. `series` must not be empty; `MetricRegistrar` creates at least one
+    /// series.
     fn from(series: Vec<T>) -> Self {
         Self(series)
     }
 }
 
-/// Registers metric families and sets their common labels.
+/// Registers metric families with the labels that they have in common.
 pub(super) struct MetricRegistrar<'a> {
     registry: &'a Registry,
     model: &'a str,
@@ -52,12 +54,12 @@ impl<'a> MetricRegistrar<'a> {
         Self { registry, model: &config.model_name, buckets, engines, ranks, tp_size }
     }
 
-    /// Registers a counter of seconds of the process, without labels.
+    /// Registers a counter of seconds without labels, for metrics of the process.
     pub(super) fn process_seconds(&self, name: &str, help: &str) -> Result<Counter, Error> {
         self.add(Counter::new(name, help)?)
     }
 
-    /// Registers a gauge of the process, without labels.
+    /// Registers a gauge without labels, for metrics of the process.
     pub(super) fn process_gauge(&self, name: &str, help: &str) -> Result<Gauge, Error> {
         self.add(Gauge::new(name, help)?)
     }
@@ -72,7 +74,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(family)
     }
 
-    /// Registers a counter of the engine.
+    /// Registers a counter of the whole server; its label `engine` is 0.
     pub(super) fn counter(&self, name: &str, help: &str) -> Result<IntCounter, Error> {
         let family = IntCounterVec::new(Opts::new(name, help), &["model_name", "engine"])?;
         Ok(self.add(family)?.with_label_values(&[self.model, "0"]))
@@ -139,7 +141,7 @@ impl<'a> MetricRegistrar<'a> {
             .map(|value| self.children(Some(value), |values| family.with_label_values(values))))
     }
 
-    /// Registers a gauge of the engine per value of one further label.
+    /// Registers a gauge of the whole server per value of `label`; the label `engine` is 0.
     pub(super) fn gauges<const N: usize>(
         &self,
         name: &str,
@@ -152,7 +154,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(values.map(|value| family.with_label_values(&[self.model, "0", value])))
     }
 
-    /// Registers a gauge per executor, labelled with its replica and world rank.
+    /// Registers a gauge per executor, with its replica and world rank as labels.
     pub(super) fn gauge_of_ranks(&self, name: &str, help: &str) -> Result<Vec<Gauge>, Error> {
         let family =
             self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(Some("rank")))?)?;
@@ -180,7 +182,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(values.iter().map(of).collect())
     }
 
-    /// Registers a counter per executor.
+    /// Registers a counter per executor, with its replica and world rank as labels.
     pub(super) fn counter_of_ranks(
         &self,
         name: &str,
@@ -191,7 +193,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
     }
 
-    /// Model, engine and rank labels of each executor.
+    /// Returns the values of the labels `model_name`, `engine` and `rank` of each executor.
     fn ranks(&self) -> impl Iterator<Item = [String; 3]> {
         (0..self.ranks).map(|rank| {
             let last = self.engines.len() - 1;
@@ -210,7 +212,7 @@ impl<'a> MetricRegistrar<'a> {
         self.ranks / self.tp_size
     }
 
-    /// Registers a gauge with only the given labels.
+    /// Registers a gauge with no labels other than the given ones.
     pub(super) fn info(
         &self,
         name: &str,
@@ -240,19 +242,20 @@ impl<'a> MetricRegistrar<'a> {
         Ok(())
     }
 
-    /// Registers a counter of seconds.
+    /// Registers a counter of seconds of the whole server; its label `engine` is 0.
     pub(super) fn seconds(&self, name: &str, help: &str) -> Result<Counter, Error> {
         let family = CounterVec::new(Opts::new(name, help), &["model_name", "engine"])?;
         Ok(self.add(family)?.with_label_values(&[self.model, "0"]))
     }
 
-    /// Registers a gauge of the server.
+    /// Registers a gauge of the whole server, without the label `engine`.
     pub(super) fn gauge(&self, name: &str, help: &str) -> Result<Gauge, Error> {
         let family = GaugeVec::new(Opts::new(name, help), &["model_name"])?;
         Ok(self.add(family)?.with_label_values(&[self.model]))
     }
 
-    /// Registers a counter family of the server with label values that are not all known beforehand.
+    /// Registers a counter family whose label values are not all known at start-up; the caller creates its
+    /// series.
     pub(super) fn open_counters(
         &self,
         name: &str,
@@ -314,7 +317,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(values.iter().map(of).collect())
     }
 
-    /// Registers a histogram of the engine per value of one further label.
+    /// Registers a histogram of the whole server per value of `label`; the label `engine` is 0.
     pub(super) fn histograms<const N: usize>(
         &self,
         name: &str,
@@ -333,7 +336,8 @@ impl<'a> MetricRegistrar<'a> {
         ["model_name", "engine"].into_iter().chain(additional).collect()
     }
 
-    /// Creates one child of a family per engine; `additional` is the value of a further label.
+    /// Creates the series of a family, one per value of the label `engine`. `additional`: value of a further
+    /// label.
     fn children<T>(&self, additional: Option<&str>, child: impl Fn(&[&str]) -> T) -> Vec<T> {
         let values = |engine: &'_ String| {
             let values: Vec<&str> = [self.model, engine].into_iter().chain(additional).collect();

@@ -6,12 +6,12 @@ use prometheus::proto::{Metric, MetricFamily, MetricType};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Path of the committed page, relative to the repository root.
+/// Returns the path of the committed page, relative to the repository root.
 pub fn page_path() -> &'static str {
     "docs/observability/metrics.md"
 }
 
-/// Labels with values that depend on the server.
+/// Labels whose values depend on the server; the page does not list the values.
 const OPEN_LABELS: &[&str] = &[
     "model_name",
     "engine",
@@ -29,7 +29,7 @@ const OPEN_LABELS: &[&str] = &[
     "running_lora_adapters",
 ];
 
-/// Renders the page.
+/// Renders the page from the series of a server with all features.
 ///
 /// Errors: those of `ServerMetrics::new`.
 pub fn reference_page() -> Result<String, prometheus::Error> {
@@ -84,7 +84,7 @@ fn kind(family: &MetricFamily) -> &'static str {
     }
 }
 
-/// Labels other than model and engine, with their values if these are fixed.
+/// Renders the labels of a family other than model and engine, with their values if these are fixed.
 fn labels(family: &MetricFamily) -> String {
     let mut values: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for pair in family.get_metric().iter().flat_map(Metric::get_label) {

@@ -1,7 +1,7 @@
 //! Process metrics of the Prometheus client libraries, read from the operating system at each scrape.
 //!
-//! A scrape reads one file, one directory entry and two system calls; the library's own collector opens a
-//! dozen files and counts CPU time in whole seconds.
+//! A scrape reads one file and one directory entry and makes two system calls. The collector of the
+//! Prometheus library would open a dozen files and count CPU time in whole seconds.
 
 use super::metric_registrar::MetricRegistrar;
 use prometheus::{Counter, Error, Gauge};
@@ -24,7 +24,7 @@ pub(super) struct ProcessMetrics {
 /// Fields of `/proc/self/stat`, as `proc(5)` names them.
 struct ProcStat {
     num_threads: f64,
-    /// Clock ticks after boot.
+    /// Start time in clock ticks after boot.
     starttime: f64,
     /// Virtual memory size in bytes.
     vsize: f64,
@@ -33,7 +33,7 @@ struct ProcStat {
 }
 
 impl ProcessMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         let started = f.process_gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.")?;
         if let Some(stat) = stat() {
@@ -50,7 +50,7 @@ impl ProcessMetrics {
         })
     }
 
-    /// Reads all values; a value that the operating system does not provide is left unchanged.
+    /// Reads all values from the operating system; a value that it does not provide is left unchanged.
     pub(super) fn update(&self) {
         let cpu_seconds = seconds(clock_gettime(ClockId::ProcessCPUTime));
         self.cpu.inc_by((cpu_seconds - self.cpu.get()).max(0.0));
@@ -94,8 +94,8 @@ fn start_time(stat: &ProcStat) -> f64 {
     now.as_secs_f64() - uptime_s
 }
 
-/// Number of open file descriptors: the size of the directory since Linux 6.2; before that it is 0, and the
-/// entries are counted.
+/// Returns the number of open file descriptors: the size of `/proc/self/fd` since Linux 6.2; before that the
+/// size is 0, and the entries are counted.
 fn open_fds() -> Option<u64> {
     let folder = "/proc/self/fd";
     let size = fs::metadata(folder).ok()?.len();
@@ -120,7 +120,7 @@ mod tests {
         assert!((now - 3_600.0..=now + 1.0).contains(&started), "started {} s ago", now - started);
         let before = open_fds().unwrap();
         let files: Vec<_> = (0..50).map(|_| fs::File::open("/proc/self/stat").unwrap()).collect();
-        // Other threads may close some.
+        // Other threads may close some descriptors meanwhile.
         assert!(open_fds().unwrap() >= before + 25, "{before} before 50 more");
         drop(files);
     }

@@ -6,17 +6,17 @@ use protocol::Replica;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Queue metrics.
+/// Metrics of the queue of waiting requests.
 pub struct QueueMetrics {
     age: Vec<Gauge>,
     start: Instant,
-    /// By replica: milliseconds from `start` to the submission of the head of the queue, plus one; 0 = empty
-    /// queue.
+    /// Milliseconds from `start` to the submission of the request at the head of the queue, plus one; 0 =
+    /// empty queue. One entry per replica.
     submitted_ms: Vec<AtomicU64>,
 }
 
 impl QueueMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         Ok(Self {
             age: f.gauge_of_replicas("hadron:queue_age_seconds", "Queue time of the request at the head of the queue, 0 if the queue is empty; maximum over the replicas of a series.")?,
@@ -25,7 +25,7 @@ impl QueueMetrics {
         })
     }
 
-    /// Sets the time that the head of a replica's queue has waited; `None` = empty queue.
+    /// Sets the time that the request at the head of a replica's queue has waited; `None` = empty queue.
     pub fn set_head_wait(&self, replica: Replica, waited: Option<Duration>) {
         let Some(submitted_ms) = self.submitted_ms.get(usize::from(replica.0)) else { return };
         let at = waited.map(|waited| self.start.elapsed().saturating_sub(waited));

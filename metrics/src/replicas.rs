@@ -1,4 +1,4 @@
-//! Metrics of replicas, copied from the scheduler's counters at each scrape.
+//! Metrics of replicas, copied from the statistics of the scheduler at each scrape.
 
 use super::executor_lifecycle::CAUSES;
 use super::kv_event_metrics::raise_to;
@@ -7,13 +7,14 @@ use super::{KvCacheInfo, MetricsConfig};
 use prometheus::{Error, Gauge, IntCounter};
 use scheduler::{DRAFT_TOKENS_MAX, StepStats};
 
+/// Series of a metric by replica (value of the label `engine`).
 type PerReplica<T> = Vec<T>;
-/// Value of a counter, read from the stats of a replica.
+/// Function that reads the value of a counter from the statistics of a replica.
 type ReplicaCounterFn = fn(&StepStats) -> u64;
-/// Value of a gauge, read from the stats of a replica.
+/// Function that reads the value of a gauge from the statistics of a replica.
 type ReplicaGaugeFn = fn(&StepStats) -> f64;
 
-/// Metrics of replicas.
+/// Metrics that are copied from the statistics of each replica.
 pub(super) struct ReplicaMetrics {
     counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>,
     gauges: Vec<(PerReplica<Gauge>, ReplicaGaugeFn)>,
@@ -23,7 +24,7 @@ pub(super) struct ReplicaMetrics {
 }
 
 impl ReplicaMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>, config: &MetricsConfig) -> Result<Self, Error> {
         let [capacity, deferred] = f.gauges_of_replicas("vllm:num_requests_waiting_by_reason", "Waiting requests, by reason.", "reason", ["capacity", "deferred"])?;
         let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of scheduled requests, by the source of their KV.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
@@ -60,9 +61,9 @@ impl ReplicaMetrics {
         Ok(Self { counters, gauges, usage, waiting, deferred })
     }
 
-    /// Updates the series from `stats`; `deferred` requests, which have no replica yet, are counted for the
-    /// first replica. Replicas without a series of their own are included in the last one: summed, or
-    /// averaged for the KV cache usage.
+    /// Updates the series from `stats`, the statistics of all replicas. `deferred` requests have no replica
+    /// yet and are counted for the first one. Replicas without a series of their own are included in the last
+    /// series: summed, or averaged for the KV cache usage.
     pub(super) fn update(&self, stats: &[StepStats], deferred: u64) {
         if let Some(gauge) = self.deferred.first() {
             gauge.set(deferred as f64);
@@ -86,8 +87,9 @@ impl ReplicaMetrics {
     }
 }
 
-/// Cost of executor failures, preemptions and cache resets, by cause.
-#[rustfmt::skip] // A table.
+/// Registers the counters of requests and tokens that were recomputed, by cause: executor failures,
+/// preemptions and cache resets.
+#[rustfmt::skip] // One metric per line.
 fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
     let [exited, heartbeat_timeout, step_timeout, fault] = CAUSES;
     let recovered = f.counters_of_replicas("hadron:requests_recovered_total", "Running requests that were recovered after an executor failure, by cause.", "cause", CAUSES)?;
@@ -109,8 +111,8 @@ fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCoun
     Ok(recovered.into_iter().zip(requests).chain(recomputed.into_iter().zip(tokens)).collect())
 }
 
-/// Counters of draft tokens; there is at least one draft position.
-#[rustfmt::skip] // A table.
+/// Registers the counters of speculative decoding; at least one draft position has a series.
+#[rustfmt::skip] // One metric per line.
 fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
     let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
         (f.counter_of_replicas("vllm:spec_decode_num_drafts_total", "Drafts: rows with draft tokens.")?, |s| s.drafts_total.draft_rows),
@@ -125,19 +127,19 @@ fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(PerR
     Ok(counters)
 }
 
-/// Number of accepted draft tokens at a draft position.
+/// Returns the number of accepted draft tokens at a draft position.
 fn accepted_at_position<const POSITION: usize>(stats: &StepStats) -> u64 {
     stats.drafts_total.accepted_per_position[POSITION]
 }
 
-/// Accessors of the accepted draft tokens, by draft position.
-#[rustfmt::skip] // A table.
+/// Functions that read the number of accepted draft tokens, by draft position.
+#[rustfmt::skip] // Eight draft positions per line.
 const ACCEPTED_BY_POSITION: [ReplicaCounterFn; DRAFT_TOKENS_MAX] = [
     accepted_at_position::<0>, accepted_at_position::<1>, accepted_at_position::<2>, accepted_at_position::<3>, accepted_at_position::<4>, accepted_at_position::<5>, accepted_at_position::<6>, accepted_at_position::<7>,
     accepted_at_position::<8>, accepted_at_position::<9>, accepted_at_position::<10>, accepted_at_position::<11>, accepted_at_position::<12>, accepted_at_position::<13>, accepted_at_position::<14>, accepted_at_position::<15>,
 ];
 
-/// Fraction of the KV block pool in use.
+/// Returns the fraction of the KV block pool that is in use.
 fn usage(stats: &StepStats) -> f64 {
     f64::from(stats.blocks.in_use) / f64::from(stats.blocks.pool.max(1))
 }

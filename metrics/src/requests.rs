@@ -1,4 +1,4 @@
-//! Request metrics as defined by vLLM, observed when the corresponding event is delivered.
+//! Request metrics as defined by vLLM, observed when the events of a request are delivered to its stream.
 //!
 //! End-to-end latency and time to first token start at the arrival of the body and so include tokenisation;
 //! queue time starts at submission to the engine.
@@ -37,7 +37,7 @@ pub struct RequestMetrics {
 }
 
 impl RequestMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         use HistogramFamily::{InterTokenLatency, ParamsN, Preemptions, RequestLatency, TimeToFirstToken, Tokens};
         Ok(Self {
@@ -61,7 +61,7 @@ impl RequestMetrics {
         })
     }
 
-    /// Starts a round of deliveries; its events share one timestamp.
+    /// Starts the recording of events that are delivered together; they share one timestamp.
     pub fn delivery_round(&self) -> DeliveryRound<'_> {
         let inter_token_latencies =
             self.inter_token_latency.iter().map(Histogram::local).collect::<Vec<_>>().into();
@@ -89,7 +89,8 @@ impl RequestMetrics {
         self.phases(times);
     }
 
-    /// Observes the phases of a request; a request that was never scheduled has none.
+    /// Observes the durations of a request's phases (queue, prefill, decode). A request that was never
+    /// scheduled has no phases.
     fn phases(&self, times: &RequestTimes) {
         let (Some(queued), Some(scheduled)) = (times.queued, times.scheduled()) else { return };
         let replica = times.replica;
@@ -107,11 +108,12 @@ impl RequestMetrics {
     }
 }
 
-/// Events delivered together.
+/// Recorder of token events that are delivered together.
 pub struct DeliveryRound<'a> {
     metrics: &'a RequestMetrics,
     now: Instant,
-    /// Local sums of inter-token latencies, so that a token costs no write to shared memory.
+    /// Inter-token latencies of the round, added to the shared histograms at its end, so that a token costs
+    /// no write to shared memory.
     inter_token_latencies: PerEngine<LocalHistogram>,
 }
 

@@ -1,4 +1,4 @@
-//! Classes of failed executor restarts, as named in metrics, probes and logs.
+//! Classes of failed executor restarts, as named in metrics, health probes and logs.
 
 /// Class of a failed executor restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl StartFailure {
         Self::System,
     ];
 
-    /// Name in metrics, probes and logs.
+    /// Name of the class in metrics, health probes and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::WeightsChanged => "weights_changed",

@@ -1,4 +1,5 @@
-//! Ring of the newest steps: written by one thread without blocking, readable from any thread.
+//! Ring of the timing records of the newest steps: written by one thread without blocking, readable from any
+//! thread.
 //!
 //! Each entry is a seqlock: its version is odd while it is written. A reader uses an entry only if the
 //! version has the expected value before and after the read; an entry that was overwritten meanwhile is
@@ -7,7 +8,7 @@
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Number of steps in the ring.
+/// Number of timing records in the ring.
 pub const STEP_RING_CAPACITY: usize = 1_024;
 
 /// Timing record of one step.
@@ -16,7 +17,7 @@ pub struct StepTimingRecord {
     /// DP rank of the replica.
     #[serde(rename = "dp_rank")]
     pub replica: u64,
-    /// Step number within the replica.
+    /// Number of the step within its replica.
     pub step: u64,
     /// Send time, in milliseconds since the server's start.
     pub sent_ms: u64,
@@ -26,15 +27,15 @@ pub struct StepTimingRecord {
     pub prefill_rows: u64,
     /// Number of tokens in the forward pass.
     pub tokens: u64,
-    /// Attention work of prefill: tokens of each prefill row times its context length at the end of the row,
-    /// summed.
+    /// Attention work of prefill: sum over the prefill rows of their tokens times their context length at the
+    /// end of the row.
     pub prompt_pairs: u64,
-    /// Deadline of the step in milliseconds, as of its sending.
+    /// Deadline of the step, as set when it was sent, in milliseconds.
     #[serde(rename = "allowed_ms")]
     pub deadline_ms: u64,
-    /// Number of running requests when the step was answered.
+    /// Number of running requests when the output of the step was received.
     pub running: u64,
-    /// Number of waiting requests when the step was answered.
+    /// Number of waiting requests when the output of the step was received.
     pub waiting: u64,
     /// Time to plan the step, in nanoseconds.
     pub plan_ns: u64,
@@ -44,9 +45,10 @@ pub struct StepTimingRecord {
     pub apply_ns: u64,
     /// Time to send the batch, in nanoseconds.
     pub send_ns: u64,
-    /// Time from the send, or from the previous step's output if later, to the step's output, in nanoseconds.
+    /// Time from the send, or from the output of the previous step if that was later, to the output of this
+    /// step, in nanoseconds.
     pub wait_ns: u64,
-    /// Time measured by the executor, in nanoseconds.
+    /// Duration of the step as measured by the executor, in nanoseconds.
     pub device_ns: u64,
     /// 1 if the step was the replay of a captured graph, else 0.
     pub replayed: u64,
@@ -125,11 +127,11 @@ struct StepRingEntry {
     words: [AtomicU64; RECORD_WORDS],
 }
 
-/// Ring of step records.
+/// Ring of the timing records of the newest steps.
 #[derive(Debug)]
 pub struct StepRing {
     entries: Vec<StepRingEntry>,
-    /// Number of steps pushed so far.
+    /// Number of records pushed so far.
     count: AtomicU64,
 }
 
@@ -141,7 +143,7 @@ impl Default for StepRing {
 }
 
 impl StepRing {
-    /// Adds a step, replacing the oldest. Must be called from one thread only.
+    /// Adds a record, replacing the oldest one. Must be called from one thread only.
     pub fn push(&self, record: &StepTimingRecord) {
         let count = self.count.load(Ordering::Relaxed);
         let entry = &self.entries[count as usize % STEP_RING_CAPACITY];
@@ -154,7 +156,7 @@ impl StepRing {
         self.count.store(count + 1, Ordering::Release);
     }
 
-    /// Returns the newest `max` steps, oldest first; fewer if some are overwritten meanwhile.
+    /// Returns the newest `max` records, oldest first; fewer if some are overwritten meanwhile.
     pub fn newest(&self, max: usize) -> Vec<StepTimingRecord> {
         let end = self.count.load(Ordering::Acquire);
         let start = end.saturating_sub(max.min(STEP_RING_CAPACITY) as u64);

@@ -19,16 +19,17 @@ pub enum StepPhase {
     Apply,
     /// The batch is sent to the executors, after the tick's metrics are updated.
     Send,
-    /// From the send, or from the previous step's output if later, to the step's output.
+    /// Time from the send, or from the output of the previous step if that was later, to the output of the
+    /// step.
     Wait,
-    /// Time measured by the executor.
+    /// Duration of the step as measured by the executor.
     Device,
 }
 
-/// Label values in the order of `StepPhase`.
+/// Values of the label `phase`, in the order of `StepPhase`.
 const PHASES: [&str; 6] = ["plan", "commit", "apply", "send", "wait", "device"];
 
-/// Step metrics and the newest steps.
+/// Step metrics, and the timing records of the newest steps.
 pub struct StepMetrics {
     phases: [PerEngine<Histogram>; 6],
     rows: [PerEngine<Histogram>; 2],
@@ -39,12 +40,12 @@ pub struct StepMetrics {
     eager: PerEngine<IntCounter>,
     /// Output tokens per second of each replica, as the bits of an `f64`.
     throughput: Vec<AtomicU64>,
-    /// The newest steps.
+    /// Timing records of the newest steps.
     pub ring: StepRing,
 }
 
 impl StepMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         Ok(Self {
             phases: f.histograms_of_replicas("hadron:step_seconds", "Duration of each phase of a step.", HistogramFamily::StepSeconds, "phase", PHASES)?,

@@ -1,4 +1,4 @@
-//! Checks the metrics page after recorded events.
+//! Tests of the values on the metrics page after events were recorded.
 
 use super::*;
 use protocol::{CollectiveTiming, ExpertTokenCount, Rank, Replica, RequestId, RowError};
@@ -12,7 +12,7 @@ fn metrics() -> Arc<ServerMetrics> {
     ServerMetrics::new(&MetricsConfig::new("m", 4_096)).unwrap()
 }
 
-/// Value of the sample `series`: the metric name with its labels in page order.
+/// Returns the value of a sample on the page. `series`: the metric name with its labels in page order.
 fn value(page: &str, series: &str) -> f64 {
     let line =
         page.lines().find(|line| line.strip_prefix(series).is_some_and(|l| l.starts_with(' ')));
@@ -84,7 +84,7 @@ fn request_phases_are_each_observed_once() {
     assert_eq!(count(&page, "vllm:request_params_n"), (1.0, 2.0));
     assert_eq!(count(&page, "vllm:request_max_num_generation_tokens"), (1.0, 3.0));
     assert_eq!(count(&page, "vllm:request_num_preemptions"), (2.0, 2.0));
-    // Only the request with an admission event has queue, prefill and decode times.
+    // Only the request that was scheduled (with an admission event) has queue, prefill and decode times.
     for phase in ["queue", "prefill", "decode", "inference"] {
         assert_eq!(count(&page, &format!("vllm:request_{phase}_time_seconds")).0, 1.0);
     }

@@ -1,16 +1,17 @@
-//! Series that vLLM dashboards expect, for features that this server does not have: always zero, or `awake`.
+//! Series that vLLM dashboards expect, for features that this server does not have. Their values are fixed,
+//! except for one gauge.
 
 use super::metric_registrar::MetricRegistrar;
 use prometheus::{Error, Gauge};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The only unsupported-feature series with a value that changes.
+/// Gauge of the unsupported features with a value that changes: the current time.
 pub(super) struct UnsupportedFeatureMetrics {
     adapters: Gauge,
 }
 
 impl UnsupportedFeatureMetrics {
-    #[rustfmt::skip] // A table.
+    #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         for (name, help) in [
             ("vllm:external_prefix_cache_queries_total", "Tokens looked up in external prefix caches: not supported, always 0."),

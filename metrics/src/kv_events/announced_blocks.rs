@@ -1,4 +1,4 @@
-//! Publisher's mirror of the blocks it has announced, the source of snapshots.
+//! Set of the blocks that a publisher has announced to its subscribers, from which snapshots are made.
 
 use super::backlog::{CoalescedChanges, EventBacklog};
 use protocol::{BlockHash, ExtraKey, KvEvent, Token};
@@ -11,7 +11,8 @@ pub(super) struct BlockHashWithGroupId {
     pub(super) hash: BlockHash,
 }
 
-/// Set of blocks known to a subscriber that has missed no event.
+/// Blocks that published events have stored and not removed. A subscriber that has missed no event has the
+/// same set.
 #[derive(Debug, Default)]
 pub struct AnnouncedBlocks {
     blocks: HashMap<BlockHashWithGroupId, AnnouncedBlock>,
@@ -40,7 +41,8 @@ impl AnnouncedBlock {
         (size_of::<Self>() + size_of_val(&self.tokens[..]) + keys.sum::<usize>()) as u64
     }
 
-    /// Blocks of a `Stored` event, numbered from `order` on; other events have none.
+    /// Returns the blocks of a `Stored` event, with order numbers from `order` on. Other events have no
+    /// blocks.
     pub(super) fn blocks_of(
         event: &KvEvent,
         mut order: u64,
@@ -63,12 +65,12 @@ impl AnnouncedBlock {
 }
 
 impl AnnouncedBlocks {
-    /// Creates an empty mirror. Without `stores_token_ids`, its snapshots carry no token ids.
+    /// Creates an empty set. Without `stores_token_ids`, its snapshots carry no token ids.
     pub fn new(stores_token_ids: bool) -> Self {
         Self { stores_token_ids, ..Self::default() }
     }
 
-    /// Applies an event.
+    /// Applies a published event.
     pub fn apply(&mut self, event: &KvEvent) {
         match event {
             KvEvent::Cleared => self.blocks.clear(),
@@ -85,7 +87,7 @@ impl AnnouncedBlocks {
         }
     }
 
-    /// Applies a backlog of missed events.
+    /// Applies a backlog, which replaces the events that did not fit in the publisher's queue.
     pub fn apply_backlog(&mut self, backlog: EventBacklog) {
         let CoalescedChanges { cleared, removed, stored } = backlog.coalesce();
         if cleared {
@@ -117,7 +119,7 @@ impl AnnouncedBlocks {
         self.blocks.is_empty()
     }
 
-    /// Events that rebuild the set from nothing: a clear, then all blocks, parents first.
+    /// Returns events that rebuild the set: a clear, then all blocks, parents first.
     pub fn snapshot(&self) -> Vec<KvEvent> {
         let mut blocks: Vec<_> =
             self.blocks.iter().map(|(key, block)| (block.order, key, block)).collect();

@@ -1,4 +1,4 @@
-//! Backlog of a publisher: events that found its queue full, coalesced per block.
+//! Backlog of a KV-event publisher: events that did not fit in its full queue, coalesced per block.
 //!
 //! However long the publisher is blocked, a backlog holds at most twice the blocks of the pool: announced
 //! blocks that were removed since, and cached blocks that were not announced. A step only adds its own
@@ -8,10 +8,10 @@ use super::announced_blocks::{AnnouncedBlock, BlockHashWithGroupId};
 use protocol::KvEvent;
 use std::collections::HashMap;
 
-/// Difference between the announced and the cached blocks.
+/// Difference between the blocks that the publisher has announced and the blocks that are cached.
 #[derive(Debug)]
 pub struct EventBacklog {
-    /// Whether a clear precedes all other changes.
+    /// Whether all announced blocks are cleared before the other changes.
     cleared: bool,
     blocks: HashMap<BlockHashWithGroupId, BacklogEntry>,
     /// Memory usage of the stored blocks, in bytes.
@@ -23,7 +23,7 @@ pub struct EventBacklog {
 /// Coalesced changes of one block; at least one field is set.
 #[derive(Debug, Default)]
 struct BacklogEntry {
-    /// Order number of the removal, if the publisher has announced the block.
+    /// Order number of the removal of the block, if the publisher has announced it.
     removed: Option<u64>,
     /// The block, if it was stored since and is still cached.
     stored: Option<Box<AnnouncedBlock>>,
@@ -32,7 +32,7 @@ struct BacklogEntry {
 /// Coalesced changes in an order that subscribers accept: removals with children first, then stores with
 /// parents first.
 pub(super) struct CoalescedChanges {
-    /// Whether a clear comes first.
+    /// Whether all announced blocks are cleared before the other changes.
     pub(super) cleared: bool,
     /// Removed blocks.
     pub(super) removed: Vec<BlockHashWithGroupId>,
@@ -41,8 +41,8 @@ pub(super) struct CoalescedChanges {
 }
 
 impl EventBacklog {
-    /// Creates an empty backlog. Reserves space for a pool of `blocks` blocks, so that no step pays for
-    /// reallocation.
+    /// Creates an empty backlog. Reserves space for a pool of `blocks` blocks, so that adding events does not
+    /// reallocate.
     pub fn new(blocks: u32) -> Self {
         let blocks = HashMap::with_capacity(2 * blocks as usize);
         Self { cleared: false, blocks, bytes: 0, changes: 0 }
@@ -93,17 +93,17 @@ impl EventBacklog {
         self.bytes + (self.blocks.capacity() * entry_bytes) as u64
     }
 
-    /// Number of blocks that differ.
+    /// Number of blocks with pending changes.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether no block differs; a pending clear is not considered.
+    /// Whether no block has pending changes; a pending clear is not considered.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Sorts the changes.
+    /// Returns the changes in an order that subscribers accept.
     pub(super) fn coalesce(self) -> CoalescedChanges {
         let (mut removed, mut stored) = (Vec::new(), Vec::new());
         for (key, entry) in self.blocks {
@@ -139,7 +139,8 @@ mod tests {
     /// Block hashes, each with its parent.
     type ParentedBlocks = Vec<(u64, Option<u64>)>;
 
-    /// Coalesced events: whether all blocks are cleared, removed hashes, stored blocks.
+    /// Returns the coalesced changes of `events`: whether all blocks are cleared, the removed hashes, the
+    /// stored blocks.
     fn coalesced(events: &[KvEvent]) -> (bool, Vec<u64>, ParentedBlocks) {
         let mut backlog = EventBacklog::new(4);
         for event in events {

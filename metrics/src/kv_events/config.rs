@@ -15,15 +15,15 @@ pub struct KvEventsConfig {
     pub hwm: i32,
     /// Maximum number of batches queued for the publisher thread.
     pub max_queue_size: usize,
-    /// Maximum number of bytes queued for the publisher thread; also about the limit for a slow subscriber.
+    /// Maximum number of bytes queued for the publisher thread and, approximately, for a slow subscriber.
     pub max_queue_bytes: u64,
-    /// Topic template.
+    /// Template of the topic, with the placeholders of `TopicFields`.
     pub topic: String,
     /// Whether the PUB socket binds or connects.
     pub bind: BindMode,
     /// Encoding of events.
     pub format: KvEventFormat,
-    /// First sequence number.
+    /// Sequence number of the first batch.
     pub sequence_start: SequenceStart,
     /// Idle time after which an empty batch is sent as a heartbeat; `None` = never.
     pub idle_heartbeat_interval: Option<Duration>,
@@ -31,7 +31,7 @@ pub struct KvEventsConfig {
     pub token_ids: bool,
 }
 
-/// Whether a socket binds or connects.
+/// Whether the PUB socket binds to its endpoint or connects to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BindMode {
     /// Loopback, wildcard and ipc endpoints bind; other hosts are connected to.
@@ -45,9 +45,9 @@ pub enum BindMode {
 /// Encoding of KV events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvEventFormat {
-    /// Maps, as since vLLM 0.24.
+    /// MessagePack maps, as in vLLM 0.24 and later.
     Map,
-    /// Arrays with the tag as the first element, as before vLLM 0.24.
+    /// MessagePack arrays with the tag as the first element, as before vLLM 0.24.
     Array,
 }
 

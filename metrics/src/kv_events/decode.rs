@@ -1,4 +1,4 @@
-//! Decoder of KV events, as maps or arrays, of any publisher with vLLM's format. Unknown keys are ignored.
+//! Decoder of KV events in vLLM's format, as maps or arrays, from any publisher. Unknown keys are ignored.
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -8,9 +8,9 @@ use std::io::Cursor;
 /// Decoded batch of KV events.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct KvEventBatch {
-    /// Seconds of Unix time.
+    /// Time of the batch, in seconds of Unix time.
     pub ts: f64,
-    /// Events in the order of the index changes.
+    /// Events in the order in which the prefix index changed.
     pub events: Vec<DecodedKvEvent>,
     /// DP rank; nil from some publishers with one rank.
     pub data_parallel_rank: Option<u32>,
@@ -28,12 +28,12 @@ pub enum DecodedKvEvent {
     AllBlocksCleared,
 }
 
-/// Blocks added to the index.
+/// Event: blocks added to the prefix index.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct BlockStored {
     /// Hashes of consecutive blocks.
     pub block_hashes: Vec<ExternalBlockHash>,
-    /// Hash of the block before the first one.
+    /// Hash of the block before the first one; `None` = the first one begins a prompt.
     pub parent_block_hash: Option<ExternalBlockHash>,
     /// Token ids of all blocks; empty if the publisher omits them.
     pub token_ids: Vec<u32>,
@@ -48,7 +48,7 @@ pub struct BlockStored {
     /// Extra keys that distinguish blocks with equal tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extra_keys: Option<Vec<Option<Vec<serde_json::Value>>>>,
-    /// KV cache group.
+    /// Index of the KV cache group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_idx: Option<u32>,
     /// Attention kind of the group.
@@ -59,14 +59,14 @@ pub struct BlockStored {
     pub kv_cache_spec_sliding_window: Option<u32>,
 }
 
-/// Blocks removed from the index.
+/// Event: blocks removed from the prefix index.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct BlockRemoved {
-    /// Hashes, children first.
+    /// Hashes of the blocks; children precede their parents.
     pub block_hashes: Vec<ExternalBlockHash>,
     /// Storage medium (tier).
     pub medium: Option<String>,
-    /// KV cache group.
+    /// Index of the KV cache group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_idx: Option<u32>,
 }
@@ -142,7 +142,7 @@ pub fn decode(payload: &[u8]) -> Result<KvEventBatch, DecodeError> {
     if left > 0 { Err(DecodeError::Trailing { left }) } else { Ok(decoded) }
 }
 
-/// Why a payload cannot be decoded.
+/// Reason why a payload cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The payload is not MessagePack, or does not have the shape of a batch.

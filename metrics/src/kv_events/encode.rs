@@ -28,7 +28,8 @@ pub struct KvEventEncoder {
 }
 
 impl KvEventEncoder {
-    /// Encodes a batch: `[ts, [event, ..], rank]`; `ts` is in seconds of Unix time.
+    /// Encodes a batch as `[ts, [event, ..], rank]`: `ts` is its time in seconds of Unix time, `rank` the DP
+    /// rank.
     pub fn batch(&self, ts: f64, events: &[KvEvent]) -> io::Result<Vec<u8>> {
         let mut out = Vec::with_capacity(64 + 256 * events.len());
         write_array_len(&mut out, 3)?;
@@ -91,7 +92,7 @@ impl KvEventEncoder {
         }
     }
 
-    /// Encodes an event as an array: tag first, all fields present.
+    /// Encodes an event as an array: its type, then all fields in order, nil if absent.
     fn array(&self, out: &mut Vec<u8>, event: &KvEvent) -> io::Result<()> {
         match event {
             KvEvent::Stored { hashes, parent, tokens, extra_keys, group } => {

@@ -2,7 +2,7 @@
 
 use super::config::BindMode;
 
-/// Why an endpoint or a topic is rejected.
+/// Reason why an endpoint or a topic is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     /// The endpoint is malformed.
@@ -31,8 +31,8 @@ pub enum EndpointError {
     },
 }
 
-/// Endpoint of a DP rank: TCP ports are incremented by the rank, ipc paths get a suffix. Port 0 stays 0: the
-/// operating system chooses a port.
+/// Returns the endpoint of a DP rank: the rank is added to TCP ports, and ipc paths get a suffix. Port 0
+/// stays 0, so that the operating system chooses a port.
 pub(super) fn endpoint_of_rank(
     key: &'static str,
     endpoint: &str,

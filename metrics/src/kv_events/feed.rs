@@ -1,4 +1,4 @@
-//! Scheduler side of KV-event publishing: passes events on without blocking.
+//! Scheduler side of KV-event publishing: passes events to the publisher thread without blocking.
 
 use super::backlog::EventBacklog;
 use super::publisher_counters::{PublisherCounters, count};
@@ -10,12 +10,12 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Events with their time, in seconds of Unix time.
+/// Entry of a publisher's queue: events, with their time in seconds of Unix time.
 #[derive(Debug)]
 pub enum KvEventChanges {
     /// Events of one step, in order.
     Step(f64, Vec<KvEvent>),
-    /// Coalesced events of all steps that found the queue full.
+    /// Coalesced events of all steps for which the queue was full.
     Backlog(f64, Box<EventBacklog>),
 }
 
@@ -49,7 +49,7 @@ fn event_bytes(event: &KvEvent) -> u64 {
     (size_of::<KvEvent>() + heap_bytes) as u64
 }
 
-/// Limits of a publisher's queue. One entry is always accepted, whatever its size.
+/// Limits of a publisher's queue. A single entry is accepted whatever its size.
 #[derive(Debug, Clone, Copy)]
 pub struct FeedLimits {
     /// Maximum number of entries, at least 1.
@@ -58,7 +58,7 @@ pub struct FeedLimits {
     pub bytes: u64,
 }
 
-/// Feed from a scheduler to one publisher.
+/// Feed of KV events from a scheduler to one publisher.
 #[derive(Debug)]
 pub struct KvEventFeed {
     queue: SyncSender<KvEventChanges>,
@@ -118,7 +118,7 @@ impl KvEventFeed {
         (feed, changes)
     }
 
-    /// Weak reference that is alive as long as the feed.
+    /// Returns a weak reference that can be upgraded while the feed exists.
     pub(super) fn liveness(&self) -> Weak<()> {
         Arc::downgrade(&self.liveness)
     }
@@ -187,7 +187,7 @@ impl KvEventFeed {
         self.counters.queue_bytes.load(Ordering::Relaxed)
     }
 
-    /// Drops the batch of this step and records its effect on the blocks.
+    /// Adds the events of this step to the backlog, and counts their batch as dropped.
     fn add_to_backlog(&mut self) {
         let blocks = self.blocks;
         let backlog = self.backlog.get_or_insert_with(|| Box::new(EventBacklog::new(blocks)));
@@ -202,7 +202,8 @@ impl KvEventFeed {
 
 impl Drop for KvEventFeed {
     fn drop(&mut self) {
-        // The publisher thread detects the closed queue only when it wakes.
+        // Close the queue before waking the publisher thread, which detects a closed queue only when it
+        // wakes.
         let (closed, _) = sync_channel(1);
         self.queue = closed;
         self.waker.wake();

@@ -1,5 +1,5 @@
-//! Journal of one publisher: numbers batches, keeps recent ones and serves replays. Uses no socket and no
-//! clock.
+//! Journal of one publisher: numbers batches, keeps recent ones and provides them for replays. Uses no socket
+//! and no clock.
 
 use super::announced_blocks::AnnouncedBlocks;
 use super::backlog::EventBacklog;
@@ -9,7 +9,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Maximum payload bytes in the ring; a replay from before the ring gets a snapshot.
+/// Maximum payload bytes of the batches in the ring. A replay of batches that have left the ring gets a
+/// snapshot.
 const RING_BYTES_MAX: usize = 256 << 20;
 
 /// Published batch.
@@ -17,11 +18,11 @@ const RING_BYTES_MAX: usize = 256 << 20;
 pub struct PublishedBatch {
     /// Sequence number.
     pub seq: u64,
-    /// Payload: the third frame of the message.
+    /// Payload, which is the third frame of the ZMQ message.
     pub payload: Arc<[u8]>,
 }
 
-/// Progress of a replay. `EventJournal::next_batch` returns its batches, and the end marker follows. The
+/// Progress of a replay. `EventJournal::next_batch` returns its batches; the end marker follows them. The
 /// cursor owns no batch except a snapshot that has not been returned yet.
 #[derive(Debug)]
 pub struct ReplayCursor {
@@ -29,7 +30,7 @@ pub struct ReplayCursor {
     /// Sequence number after the last batch.
     end: u64,
     snapshot: Option<PublishedBatch>,
-    /// Whether the replay is a snapshot: one batch from which the block set can be rebuilt.
+    /// Whether the replay is a snapshot: one batch from which a subscriber can rebuild its block set.
     pub is_snapshot: bool,
 }
 
@@ -40,7 +41,7 @@ impl ReplayCursor {
     }
 }
 
-/// Sequence number, ring and block mirror of one replica.
+/// Journal of one replica's events: next sequence number, ring of recent batches and set of announced blocks.
 #[derive(Debug)]
 pub struct EventJournal {
     encoder: KvEventEncoder,
@@ -50,7 +51,7 @@ pub struct EventJournal {
     ring_bytes: usize,
     ring_len_max: usize,
     announced: AnnouncedBlocks,
-    /// Latest snapshot, reused by other requests until the next batch.
+    /// Latest snapshot, reused by further replay requests until the next batch is appended.
     snapshot: Option<PublishedBatch>,
 }
 
@@ -92,7 +93,7 @@ impl EventJournal {
         Ok(self.append_numbered(payload))
     }
 
-    /// Creates the next batch from missed events: a clear, then all blocks.
+    /// Creates the next batch from a backlog: a clear, then all announced blocks.
     ///
     /// Errors: the events cannot be encoded.
     pub fn append_backlog(&mut self, ts: f64, backlog: EventBacklog) -> io::Result<PublishedBatch> {
@@ -114,7 +115,8 @@ impl EventJournal {
         batch
     }
 
-    /// Starts a replay from sequence number `start`, or a snapshot if that batch has left the ring.
+    /// Starts a replay from sequence number `start`; it is a snapshot if the batch with this number has left
+    /// the ring.
     ///
     /// Errors: a snapshot cannot be encoded.
     pub fn replay(&mut self, ts: f64, start: u64) -> io::Result<ReplayCursor> {
@@ -165,8 +167,8 @@ impl EventJournal {
         self.ring.front().map_or(self.next, |batch| batch.seq)
     }
 
-    /// Snapshot with the last sequence number: a clear, then all blocks. At least one batch must have been
-    /// published.
+    /// Returns a snapshot: a batch with a clear and all announced blocks. It has the sequence number of the
+    /// last batch, so at least one batch must have been published.
     fn snapshot(&mut self, ts: f64) -> io::Result<PublishedBatch> {
         let batch = if let Some(snapshot) = self.snapshot.take() {
             snapshot
@@ -178,7 +180,7 @@ impl EventJournal {
         Ok(batch)
     }
 
-    /// Number of blocks known to a subscriber that has missed no event.
+    /// Number of announced blocks, which is the size of a block set of a subscriber that has missed no event.
     pub fn blocks(&self) -> usize {
         self.announced.len()
     }

@@ -1,4 +1,4 @@
-//! Ring of recent messages, shared by all subscribers: a subscriber only has a position in it.
+//! Ring of recent messages, shared by all subscribers. A subscriber stores only its position in the ring.
 
 use super::zmtp::OutgoingMessage;
 use std::collections::VecDeque;

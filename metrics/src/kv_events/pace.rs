@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 /// Time in which a peer must receive `STEP_BYTES`. A slower peer would occupy its connection, and the batches
 /// of its replay, indefinitely. The limit allows a peer with large buffers that handles ten batches per
-/// second and so reads nothing for half a minute.
+/// second and so reads nothing from the connection for half a minute.
 const STEP_TIME: Duration = Duration::from_mins(3);
 const STEP_BYTES: u64 = 64 << 10;
 
-/// Progress of a peer in receiving a replay.
+/// Monitor of the rate at which a peer receives a replay.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReplayPace {
     since: Instant,

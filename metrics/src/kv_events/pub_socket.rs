@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of connections.
 const SUBSCRIBERS_MAX: usize = 256;
-/// Maximum bytes kept of a peer's frame, in addition to the topic length: READY with an identity and
-/// properties.
+/// Maximum bytes kept of a peer's frame, in addition to the topic length. The longest expected frame is READY
+/// with an identity and properties.
 const BODY_BYTES: usize = 1 << 10;
-/// Bytes sent to a subscriber before other subscribers are served.
+/// Maximum bytes sent to a subscriber before other subscribers are served.
 const BYTES_PER_TURN: usize = 4 << 20;
-/// A message of more bytes than this that was evicted from the ring is not kept for a subscriber that has
-/// received only a part of it.
+/// Maximum size of a message that is kept, after its eviction from the ring, for a subscriber that has
+/// received only a part of it. The connection of such a subscriber is closed if the message is larger.
 const DETACHED_BYTES_MAX: usize = 1 << 20;
 /// Poll interval of `flush`.
 const FLUSH_POLL: Duration = Duration::from_millis(1);
@@ -35,9 +35,9 @@ const FLUSH_POLL: Duration = Duration::from_millis(1);
 struct SubscriberState {
     /// Lengths of the subscribed prefixes of the topic.
     prefixes: BTreeSet<usize>,
-    /// Position in the ring.
+    /// Position in the message ring from which the subscriber continues.
     position: u64,
-    /// Whether the next frame continues a message.
+    /// Whether the next frame continues a message of several frames.
     is_within_message: bool,
 }
 
@@ -84,7 +84,7 @@ impl SubscriberState {
     }
 }
 
-/// How subscribers are connected.
+/// How the PUB socket and its subscribers connect.
 pub(super) enum PubSocketMode {
     /// Subscribers connect to this listener.
     Bind(PeerListener),
@@ -137,8 +137,8 @@ impl PubSocket {
         frame_header(false, payload.len(), &mut head);
         let message = OutgoingMessage { head, payload };
         if self.ring.would_evict(message.len()) {
-            // Before eviction, let subscribers that keep up receive pending messages, so that a burst loses
-            // nothing for them.
+            // Send pending messages before the eviction, so that subscribers that keep up miss no message of
+            // a burst.
             self.poll(now);
         }
         self.ring.push(message);
@@ -175,12 +175,12 @@ impl PubSocket {
         more | (self.connector.is_some() && had_peers && self.peers.len() == 0)
     }
 
-    /// Adds the file descriptors to poll; returns whether the socket also needs a periodic wake-up.
+    /// Adds the file descriptors of the socket to `polled`; returns whether it also needs a periodic wake-up.
     pub(super) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
         self.peers.add_poll_fds(polled)
     }
 
-    /// Sends the remaining messages, for at most `limit`.
+    /// Sends the remaining messages to the subscribers, for at most `limit`.
     pub(super) fn flush(&mut self, limit: Duration) {
         let start = Instant::now();
         loop {

@@ -21,16 +21,16 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Batches sent before replays are served.
+/// Maximum number of batches published before replays are served.
 const BATCHES_PER_TURN: usize = 1024;
 /// Maximum time to send the remaining batches at shutdown.
 const FLUSH: Duration = Duration::from_secs(1);
 /// Longest sleep while a peer has a deadline or is throttled.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// Storage medium of the primary tier, for any device.
+/// Storage medium in the events, for any device: vLLM's name of the primary tier.
 const PRIMARY_MEDIUM: &str = "GPU";
 
-/// Publisher with open sockets, before the model is loaded.
+/// Publisher with open sockets, which starts when the model is loaded.
 pub struct BoundPublisher {
     config: KvEventsConfig,
     topic_fields: TopicFields,
@@ -53,8 +53,8 @@ impl BoundPublisher {
         Ok(Self { config: config.clone(), topic_fields, sockets })
     }
 
-    /// Starts the publisher thread for a KV cache of layout `spec` with a pool of `blocks` blocks; counts in
-    /// `counters`.
+    /// Starts the publisher thread for a KV cache of layout `spec` with a pool of `blocks` blocks; the thread
+    /// updates `counters`.
     pub fn start(
         self,
         spec: &KvSpec,
@@ -135,7 +135,7 @@ pub struct KvEventPublisher {
 }
 
 impl KvEventPublisher {
-    /// Description of the publisher, with its counters.
+    /// Returns the description of the publisher, with its counters.
     pub fn source(&self) -> &Arc<KvEventSource> {
         &self.source
     }
@@ -143,7 +143,7 @@ impl KvEventPublisher {
     /// Waits briefly until all queued batches are sent; returns at once if the feed still exists.
     pub fn finish(self) {
         if self.feed.strong_count() > 0 {
-            return; // The server is ending immediately.
+            return; // The publisher thread ends only when the feed is dropped.
         }
         let deadline = Instant::now() + FLUSH;
         while !self.thread.is_finished() && Instant::now() < deadline {
@@ -185,7 +185,7 @@ impl PublisherLoop {
         }
     }
 
-    /// Publishes queued changes; returns whether there are more.
+    /// Publishes queued changes; returns whether more may be queued.
     ///
     /// Errors: the feed was dropped and all changes are published.
     fn publish_waiting(&mut self) -> Result<bool, TryRecvError> {

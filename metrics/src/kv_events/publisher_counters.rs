@@ -1,4 +1,4 @@
-//! Counters of a publisher, read by the metrics.
+//! Counters of a KV-event publisher, which the metrics read at each scrape.
 
 use super::feed::KvEventChanges;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,11 +11,12 @@ pub struct PublisherCounters {
     pub batches: AtomicU64,
     /// Number of events published.
     pub events: AtomicU64,
-    /// Number of batches dropped because the queue was full; a clear and all blocks follow.
+    /// Number of batches dropped because the queue was full. A batch with a clear and all blocks replaces
+    /// them.
     pub dropped: AtomicU64,
     /// Number of replay requests served.
     pub replays: AtomicU64,
-    /// Number of replays that became a snapshot, because the requested batches had left the ring.
+    /// Number of replays that became a snapshot because the requested batches had left the ring.
     pub snapshots: AtomicU64,
     /// Number of batches and snapshots sent for replays.
     pub replayed: AtomicU64,

@@ -14,19 +14,19 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of connections.
 const PEERS_MAX: usize = 64;
-/// Maximum bytes kept of a frame; the longest is READY with an identity and properties.
+/// Maximum bytes kept of a frame; the longest expected frame is READY with an identity and properties.
 const BODY_BYTES_MAX: usize = 1 << 10;
-/// Bytes sent to a peer before live batches and other peers are served.
+/// Maximum bytes sent to a peer before new batches and other peers are served.
 const BYTES_PER_TURN: usize = 1 << 20;
-/// Maximum number of snapshots being sent; a further request that needs one waits.
+/// Maximum number of snapshots that are sent at the same time; a further request that needs one waits.
 const SNAPSHOTS_MAX: usize = 4;
-/// Minimum time for a peer to receive a snapshot; `SNAPSHOT_TIME_PER_MIB` is added for each MiB.
+/// Time that a peer has to receive a snapshot, in addition to `SNAPSHOT_TIME_PER_MIB` for each MiB.
 const SNAPSHOT_TIME: Duration = Duration::from_secs(30);
 const SNAPSHOT_TIME_PER_MIB: Duration = Duration::from_secs(4);
-/// Sequence number of the end marker.
+/// Sequence number of the message that marks the end of a replay.
 const END: [u8; 8] = [0xff; 8];
 
-/// Parser of a request's frames; keeps only the start number.
+/// Parser of the frames of a replay request; keeps only the start number.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ReplayRequestReader {
     /// Number of frames of the message so far.
@@ -40,7 +40,7 @@ pub struct ReplayRequestReader {
 pub enum ReplayRequest {
     /// Replay of all batches from this sequence number on.
     From(u64),
-    /// The message is not `["", u64 BE]`.
+    /// The message is not an empty frame followed by a big-endian 64-bit number.
     Malformed,
 }
 
@@ -68,7 +68,7 @@ impl ReplayRequestReader {
 #[derive(Debug, Default)]
 struct ReplayPeer {
     frames: ReplayRequestReader,
-    /// Request that is waiting to be started.
+    /// Start number of a request whose response has not started.
     requested: Option<u64>,
     response: Option<ReplayResponse>,
 }
@@ -77,11 +77,11 @@ struct ReplayPeer {
 struct ReplayResponse {
     replay: ReplayCursor,
     pace: ReplayPace,
-    /// Error that ends the response.
+    /// Encoding error that ends the response.
     failure: Option<io::Error>,
     /// Whether the end marker has been queued.
     is_complete: bool,
-    /// Deadline of a snapshot.
+    /// Deadline for receiving a snapshot; `None` = the response contains no snapshot.
     deadline: Option<SnapshotDeadline>,
 }
 
@@ -101,7 +101,7 @@ impl PeerState for ReplayPeer {
     }
 }
 
-/// Sources for replay responses.
+/// Data from which replay responses are made.
 pub(super) struct ReplayContext<'a> {
     /// Journal with batches and snapshots.
     pub(super) journal: &'a mut EventJournal,
@@ -180,7 +180,7 @@ impl ReplaySocket {
     }
 }
 
-/// Reads up to the next request, if the previous response is complete.
+/// Reads frames up to the next replay request, unless a previous request is unfinished.
 fn take_request(
     peer: &mut ZmtpPeer<ReplayPeer>,
     now: Instant,

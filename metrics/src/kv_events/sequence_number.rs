@@ -1,4 +1,4 @@
-//! Tracker of a subscriber's position in a publisher's sequence.
+//! Tracker of the sequence numbers that a subscriber has received from a publisher.
 
 /// Tracks the next expected sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,12 +21,12 @@ pub enum BatchArrival {
 }
 
 impl SequenceNumberTracker {
-    /// Creates a tracker that has received everything below `next`.
+    /// Creates a tracker that has received all batches with sequence numbers below `next`.
     pub fn at(next: u64) -> Self {
         Self { next: Some(next) }
     }
 
-    /// Next expected sequence number; `None` = any.
+    /// Next expected sequence number; `None` = any number is accepted.
     pub fn next(&self) -> Option<u64> {
         self.next
     }

@@ -6,7 +6,7 @@ use super::pub_socket::PubSocketMode;
 use super::zmtp::{PeerAddress, PeerListener};
 use std::io;
 
-/// Why the sockets of a publisher cannot be opened.
+/// Reason why the sockets of a publisher cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// The endpoint is invalid.
@@ -22,7 +22,7 @@ pub enum SocketError {
     },
 }
 
-/// Open sockets and their endpoints.
+/// Open sockets of one publisher, with their endpoints.
 pub(super) struct PublisherSockets {
     pub(super) publish: PubSocketMode,
     pub(super) endpoint: String,
@@ -31,10 +31,10 @@ pub(super) struct PublisherSockets {
     pub(super) topic: String,
 }
 
-/// Listening socket.
+/// Listening socket of a publisher.
 pub(super) struct BoundSocket {
     pub(super) listener: PeerListener,
-    /// Actual endpoint.
+    /// Endpoint of the socket, with the port that the operating system chose if port 0 was configured.
     pub(super) endpoint: String,
 }
 

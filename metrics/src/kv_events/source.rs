@@ -1,4 +1,4 @@
-//! Description of a publisher for other components: endpoints, topic, progress.
+//! Description of a KV-event publisher, as reported at `/kv_event_sources`: endpoints, topic, progress.
 
 use super::config::{KvEventFormat, KvEventsConfig, SequenceStart};
 use super::publisher_counters::PublisherCounters;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Publisher with its effective settings.
+/// Effective settings of a publisher, and its counters.
 #[derive(Debug)]
 pub struct KvEventSource {
     /// Configuration as given.
@@ -28,7 +28,8 @@ pub struct KvEventSource {
 }
 
 impl KvEventSource {
-    /// Entry of `/kv_event_sources`: the configuration in vLLM's terms and additional fields for readers.
+    /// Returns the entry of `/kv_event_sources`: the configuration in vLLM's terms and additional fields for
+    /// subscribers.
     pub fn describe(&self) -> Value {
         let (config, counters) = (&self.config, &self.counters);
         let format = match config.format {

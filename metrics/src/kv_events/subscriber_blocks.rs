@@ -1,23 +1,23 @@
-//! Block set of a subscriber, and the invariants of the event stream.
+//! Block set that a subscriber builds from KV events, and checks of the invariants of these events.
 
 use super::decode::{BlockRemoved, BlockStored, DecodedKvEvent, ExternalBlockHash};
 use std::collections::HashMap;
 
-/// Identity of a block.
+/// Key of a block in a subscriber's block set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct SubscriberBlockKey {
     /// Storage medium.
     medium: Option<String>,
-    /// KV cache group.
+    /// Index of the KV cache group.
     group_idx: u32,
     hash: ExternalBlockHash,
 }
 
-/// Blocks that have been stored and not removed by events.
+/// Blocks that the received events have stored and not removed.
 #[derive(Debug, Clone, Default)]
 pub struct SubscriberBlocks {
     blocks: HashMap<SubscriberBlockKey, SubscriberBlock>,
-    /// Whether a clear was received; the set is complete then, and invariants are checked.
+    /// Whether a clear was received. The set is complete from then on, so invariants can be checked.
     is_complete: bool,
 }
 
@@ -27,7 +27,7 @@ struct SubscriberBlock {
     children: u32,
 }
 
-/// Violated invariant.
+/// Invariant of KV events that a received event violates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KvEventViolation {
     /// A block was stored twice without a removal in between.
@@ -52,7 +52,7 @@ pub enum KvEventViolation {
         /// Number of children that are still stored.
         children: u32,
     },
-    /// The number of token ids is neither 0 nor that of the blocks' tokens.
+    /// An event has token ids, but not one for each token of its blocks.
     #[error("{blocks} blocks of {block_size} tokens have {tokens} token ids")]
     TokenCount {
         /// Number of blocks in the event.
@@ -90,12 +90,12 @@ impl SubscriberBlocks {
         self.blocks.is_empty()
     }
 
-    /// Whether a clear was received, so that the set equals the publisher's.
+    /// Whether a clear was received, so that the set equals the publisher's block set.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }
 
-    /// Hashes of the set, in no particular order.
+    /// Returns the hashes of the blocks in the set, in no particular order.
     pub fn hashes(&self) -> impl Iterator<Item = &ExternalBlockHash> {
         self.blocks.keys().map(|key| &key.hash)
     }

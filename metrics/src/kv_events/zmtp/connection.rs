@@ -15,7 +15,7 @@ const INPUT_BYTES: usize = 2 << 10;
 /// replay requests are a few bytes each.
 const INPUT_BYTES_PER_WINDOW: usize = 256 << 10;
 const WINDOW: Duration = Duration::from_secs(1);
-/// Maximum bytes of pending PONG commands; further PINGs are not answered until some are sent.
+/// Maximum bytes of pending PONG commands. Further PINGs get no PONG until some pending commands are sent.
 const CONTROL_BYTES_MAX: usize = 1 << 10;
 /// Time from the start of a connection to the end of its handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
@@ -31,17 +31,17 @@ const GREETING: [u8; 64] = {
 const MECHANISM: std::ops::Range<usize> = 12..32;
 const VERSION_AT: usize = 10;
 
-/// Socket type of this side.
+/// Type of the publisher's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ZmtpSocketType {
-    /// PUB socket.
+    /// PUB socket, which sends batches to subscribers.
     Publish,
-    /// ROUTER socket.
+    /// ROUTER socket, which responds to replay requests.
     Router,
 }
 
 impl ZmtpSocketType {
-    /// Appends the READY command.
+    /// Appends the READY command of a socket of this type.
     fn ready(self, out: &mut Vec<u8>) {
         let data: &[u8] = match self {
             Self::Publish => b"\x0bSocket-Type\0\0\0\x03PUB",
@@ -50,7 +50,7 @@ impl ZmtpSocketType {
         put_command(b"READY", data, out);
     }
 
-    /// Whether a peer socket of this type is compatible.
+    /// Whether a peer with the socket type `peer` can connect to a socket of this type.
     fn accepts(self, peer: &[u8]) -> bool {
         match self {
             Self::Publish => matches!(peer, b"SUB" | b"XSUB"),
@@ -59,10 +59,10 @@ impl ZmtpSocketType {
     }
 }
 
-/// Message in wire format.
+/// Message to a peer, in wire format.
 #[derive(Debug)]
 pub(crate) struct OutgoingMessage {
-    /// All frames, except the body of the last one.
+    /// Frames of the message, without the body of the last frame.
     pub(crate) head: Vec<u8>,
     /// Body of the last frame, shared with the other owners of the batch.
     pub(crate) payload: Arc<[u8]>,
@@ -88,7 +88,7 @@ pub(crate) enum TransmitResult {
     All,
     /// The peer's socket buffer is full.
     Blocked,
-    /// More can be sent, but the budget of this turn is used up.
+    /// More can be sent, but the byte budget of the call is used up.
     Budget,
 }
 
@@ -176,7 +176,7 @@ impl ZmtpConnection {
         self.window_bytes >= INPUT_BYTES_PER_WINDOW
     }
 
-    /// Poll entry of the connection; `None` = only time can make progress.
+    /// Returns the poll entry of the connection; `None` = no event of its file descriptor is awaited.
     pub(crate) fn poll_fd(&self, reads: bool) -> Option<PollFd<'_>> {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, reads && !self.is_throttled());
@@ -185,8 +185,8 @@ impl ZmtpConnection {
         (!flags.is_empty()).then(|| PollFd::from_borrowed_fd(self.stream.as_fd(), flags))
     }
 
-    /// Next frame of a message, or a command other than a heartbeat; `body` returns its body. `None` = no
-    /// complete frame.
+    /// Returns the next frame of a message, or the next command other than a heartbeat; `body` returns its
+    /// body. `None` = no complete frame was received.
     ///
     /// Errors: the connection must be closed.
     pub(crate) fn next_frame(&mut self, now: Instant) -> Result<Option<ZmtpFrameHead>, PeerError> {
@@ -219,7 +219,7 @@ impl ZmtpConnection {
         self.reader.body()
     }
 
-    /// Reads available bytes within the peer's rate limit; returns whether there are any.
+    /// Reads available bytes within the peer's rate limit; returns whether any were read.
     fn fill(&mut self, now: Instant) -> Result<bool, PeerError> {
         if now.duration_since(self.window) >= WINDOW {
             (self.window, self.window_bytes) = (now, 0);
@@ -241,7 +241,7 @@ impl ZmtpConnection {
         }
     }
 
-    /// Parses the greeting, or the part that has arrived.
+    /// Parses the greeting, or the part of it that was received.
     fn read_greeting(&mut self) -> Result<(), PeerError> {
         let received = self.unread.len().min(GREETING.len() - self.greeting.len());
         let part = self.unread.start..self.unread.start + received;
@@ -280,7 +280,7 @@ impl ZmtpConnection {
         }
     }
 
-    /// Answers a PING; returns whether the command was a PING or PONG.
+    /// Responds to a PING with a PONG; returns whether the command was a PING or PONG.
     fn reply_to_heartbeat(&mut self) -> bool {
         let body = self.reader.body();
         if let Some(ping) = body.strip_prefix(b"\x04PING") {
@@ -295,8 +295,8 @@ impl ZmtpConnection {
         body.starts_with(b"\x04PONG")
     }
 
-    /// Sends pending commands, then messages from `next` until the peer's buffer is full, about `budget`
-    /// bytes at most.
+    /// Sends pending commands, then the messages that `next` returns, until the peer's buffer is full or
+    /// about `budget` bytes were sent.
     ///
     /// Errors: the connection must be closed.
     pub(crate) fn transmit(
@@ -352,7 +352,7 @@ impl ZmtpConnection {
     }
 }
 
-/// Value of the property `Socket-Type` in a READY command.
+/// Returns the value of the property `Socket-Type` in a READY command.
 fn socket_type(mut properties: &[u8]) -> Option<&[u8]> {
     while let Some((&name_len, rest)) = properties.split_first() {
         let (name, rest) = rest.split_at_checked(usize::from(name_len))?;

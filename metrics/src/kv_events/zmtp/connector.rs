@@ -11,7 +11,7 @@ use std::time::Duration;
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// Handle to the connector thread, which ends when the handle is dropped.
+/// Handle to the thread that connects to the collector. The thread ends when the handle is dropped.
 #[derive(Debug)]
 pub(crate) struct CollectorConnector {
     requests: SyncSender<()>,
@@ -55,8 +55,8 @@ impl CollectorConnector {
         Ok(Self { requests: requests_tx, streams: streams_rx, is_requested: false })
     }
 
-    /// Returns a new connection once there is one; requests it if needed. Call it while there is no
-    /// connection.
+    /// Returns the new connection if there is one; requests a connection unless one is requested already.
+    /// Call it while the socket has no connection.
     pub(crate) fn next(&mut self) -> Option<PeerStream> {
         if !self.is_requested {
             self.is_requested = self.requests.try_send(()).is_ok();

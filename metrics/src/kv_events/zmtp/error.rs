@@ -1,10 +1,10 @@
-//! Errors that end a connection.
+//! Errors that end a connection to a ZMTP peer.
 
 use super::frame::ZmtpFrameError;
 use std::io;
 use std::time::Duration;
 
-/// Error that ends a connection.
+/// Error that ends a connection to a ZMTP peer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PeerError {
     /// The peer closed the connection.
@@ -27,7 +27,7 @@ pub(crate) enum PeerError {
         /// Time limit.
         after: Duration,
     },
-    /// A slow peer is the only owner of a large message.
+    /// A slow peer is the only owner of a large message, which was evicted from the ring.
     #[error("too slow for a message of more than {0} bytes")]
     HoldsLargeMessage(usize),
     /// The requested snapshot cannot be encoded.

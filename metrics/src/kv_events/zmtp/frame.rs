@@ -10,10 +10,10 @@ const COMMAND: u8 = 4;
 /// longer than this limit ends the connection.
 const FRAME_BYTES_MAX: u64 = 64 << 10;
 
-/// Why bytes are rejected as a frame.
+/// Reason why bytes are rejected as a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ZmtpFrameError {
-    /// Reserved flags of ZMTP 3 are set.
+    /// Flags that ZMTP 3 reserves are set.
     #[error("a frame with the flags {0:#04x}")]
     Flags(u8),
     /// The frame exceeds the maximum length.

@@ -10,20 +10,20 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Maximum connections accepted before peers are served.
+/// Maximum number of connections accepted before the peers are served.
 const ACCEPTED_PER_TURN: usize = 64;
 /// Pause after `accept` has failed, for example because no file descriptor is available.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Socket-specific state of a peer.
+/// State of a peer that depends on the socket type: its subscriptions or its replay request.
 pub(crate) trait PeerState: Default {
     /// Whether the peer has no subscription or request, so that a new peer may replace it.
     fn is_idle(&self) -> bool;
-    /// Whether input of the peer is read at present.
+    /// Whether frames of the peer are read at present.
     fn reads(&self) -> bool;
 }
 
-/// Peer: connection and socket-specific state.
+/// Connected peer: its connection and the state that depends on the socket type.
 #[derive(Debug)]
 pub(crate) struct ZmtpPeer<S> {
     /// ZMTP connection.
@@ -40,7 +40,7 @@ pub(crate) struct PeerTable<S> {
     peers: Vec<ZmtpPeer<S>>,
     peers_max: usize,
     body_bytes_max: usize,
-    /// Time before which no connection is accepted, after an error.
+    /// Time until which no connection is accepted, because `accept` has failed.
     accepts_from: Option<Instant>,
     log_limiter: LogRateLimiter,
 }
@@ -121,7 +121,7 @@ impl<S: PeerState> PeerTable<S> {
         });
     }
 
-    /// Adds the file descriptors to poll; returns whether the socket also needs a periodic wake-up.
+    /// Adds the file descriptors of the socket to `polled`; returns whether it also needs a periodic wake-up.
     pub(crate) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
         if let Some(listener) = self.listener.as_ref().filter(|_| self.accepts_from.is_none()) {
             polled.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
