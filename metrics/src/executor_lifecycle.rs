@@ -1,6 +1,6 @@
 //! Executor lifecycle metrics: starts, failures, heartbeats.
 
-use super::metric_registrar::{MetricRegistrar, PerEngine};
+use super::metric_registrar::{EngineSeries, MetricRegistrar};
 use super::start_failure::StartFailure;
 use prometheus::{Error, Gauge, IntCounter};
 use protocol::{Rank, Replica};
@@ -14,9 +14,9 @@ const PHASES: [&str; 6] = ["config", "comm", "load", "kv", "graphs", "ready"];
 
 /// Metrics of the executor lifecycle.
 pub struct ExecutorLifecycleMetrics {
-    restarts: [PerEngine<IntCounter>; 4],
+    restarts: [EngineSeries<IntCounter>; 4],
     /// Counters of failed starts, in the order of `StartFailure`.
-    failed_starts: [PerEngine<IntCounter>; 6],
+    failed_starts: [EngineSeries<IntCounter>; 6],
     /// Straggler counters by world rank; `up` and `heartbeat` have the same order.
     stragglers: Vec<IntCounter>,
     up: Vec<Gauge>,
@@ -32,8 +32,8 @@ impl ExecutorLifecycleMetrics {
     #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>) -> Result<Self, Error> {
         Ok(Self {
-            restarts: f.counters_of_replicas("hadron:executor_restarts_total", "Failures of the executors of a replica, each followed by a restart, by cause.", "cause", CAUSES)?.map(PerEngine::from),
-            failed_starts: f.counters_of_replicas("hadron:executor_start_failures_total", "Failed restarts of the executors of a replica, by cause; weights_changed: the weights differ from those of the first start.", "cause", StartFailure::ALL.map(StartFailure::name))?.map(PerEngine::from),
+            restarts: f.counters_of_replicas("hadron:executor_restarts_total", "Failures of the executors of a replica, each followed by a restart, by cause.", "cause", CAUSES)?.map(EngineSeries::from),
+            failed_starts: f.counters_of_replicas("hadron:executor_start_failures_total", "Failed restarts of the executors of a replica, by cause; weights_changed: the weights differ from those of the first start.", "cause", StartFailure::ALL.map(StartFailure::name))?.map(EngineSeries::from),
             stragglers: f.counter_of_ranks("hadron:late_rank_total", "Steps that a rank (straggler) had not completed by their deadline.")?,
             up: f.gauge_of_ranks("hadron:executor_up", "1 while the executor of a rank is running.")?,
             heartbeat: f.gauge_of_ranks("hadron:heartbeat_age_seconds", "Time since the last heartbeat of the executor of a rank; for an executor in this process, of the scheduler thread.")?,

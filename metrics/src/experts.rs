@@ -3,7 +3,7 @@
 //! A model has thousands of experts, so single experts are counted here but have no series. The series are
 //! per layer and show how uneven the load of the experts is.
 
-use super::metric_registrar::{MetricRegistrar, PerEngine};
+use super::metric_registrar::{EngineSeries, MetricRegistrar};
 use prometheus::{Error, Gauge, IntCounter};
 use protocol::{ExpertTokenCount, Replica};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,9 +26,9 @@ struct ExpertLayer {
 
 /// Series of a MoE layer.
 struct ExpertLayerSeries {
-    tokens: PerEngine<IntCounter>,
+    tokens: EngineSeries<IntCounter>,
     /// Tokens of the expert with the highest load in each step.
-    hottest: PerEngine<IntCounter>,
+    hottest: EngineSeries<IntCounter>,
     /// Token count of the most loaded expert divided by the mean over all experts, by replica.
     max_over_mean: Vec<Gauge>,
 }

@@ -20,9 +20,9 @@ pub(super) struct GrammarMetrics {
 impl GrammarMetrics {
     #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>, timings: &Arc<GrammarTimings>) -> Result<Self, Error> {
-        let of = |name, help, series| TimingCollector::new(f.model(), name, help, Arc::clone(timings), series);
-        f.add_collector(of("hadron:grammar_compile_seconds", "Time to compile a grammar, by result; cached grammars are not observed.", vec![TimingSeries { result: "ok", histogram: |t| &t.compiled }, TimingSeries { result: "error", histogram: |t| &t.rejected }])?)?;
-        f.add_collector(of("hadron:grammar_mask_seconds", "Time to compute one grammar bitmask.", vec![TimingSeries { result: "ok", histogram: |t| &t.masks }])?)?;
+        let of = |name, help, series| GrammarTimingCollector::new(f.model(), name, help, Arc::clone(timings), series);
+        f.add_collector(of("hadron:grammar_compile_seconds", "Time to compile a grammar, by result; cached grammars are not observed.", vec![GrammarTimingSeries { result: "ok", histogram: |t| &t.compiled }, GrammarTimingSeries { result: "error", histogram: |t| &t.rejected }])?)?;
+        f.add_collector(of("hadron:grammar_mask_seconds", "Time to compute one grammar bitmask.", vec![GrammarTimingSeries { result: "ok", histogram: |t| &t.masks }])?)?;
         Ok(Self { masks_failed: f.counter("hadron:grammar_masks_failed_total", "Grammar bitmasks that could not be computed; their requests ended with an error.")?, masks_overdue: f.counter("hadron:grammar_masks_late_total", "Overdue grammar bitmasks: their steps did not wait, and the rows ran again in a later step.")? })
     }
 
@@ -33,35 +33,35 @@ impl GrammarMetrics {
 }
 
 /// Histogram series with one value of the label `result`.
-struct TimingSeries {
+struct GrammarTimingSeries {
     /// Value of the label `result`.
     result: &'static str,
     histogram: fn(&GrammarTimings) -> &DurationHistogram,
 }
 
 /// Prometheus collector that exposes histograms stored in `GrammarTimings`.
-struct TimingCollector {
+struct GrammarTimingCollector {
     desc: Desc,
     help: &'static str,
     model: String,
     timings: Arc<GrammarTimings>,
-    series: Vec<TimingSeries>,
+    series: Vec<GrammarTimingSeries>,
 }
 
-impl TimingCollector {
+impl GrammarTimingCollector {
     fn new(
         model: &str,
         name: &str,
         help: &'static str,
         timings: Arc<GrammarTimings>,
-        series: Vec<TimingSeries>,
+        series: Vec<GrammarTimingSeries>,
     ) -> Result<Self, Error> {
         let labels = ["model_name", "engine", "result"].map(str::to_owned).to_vec();
         let desc = Desc::new(name.to_owned(), help.to_owned(), labels, HashMap::new())?;
         Ok(Self { desc, help, model: model.to_owned(), timings, series })
     }
 
-    fn metric(&self, series: &TimingSeries) -> Metric {
+    fn metric(&self, series: &GrammarTimingSeries) -> Metric {
         let pair = |(name, value): (&str, &str)| {
             let mut pair = LabelPair::default();
             pair.set_name(name.to_owned());
@@ -76,7 +76,7 @@ impl TimingCollector {
     }
 }
 
-impl Collector for TimingCollector {
+impl Collector for GrammarTimingCollector {
     fn desc(&self) -> Vec<&Desc> {
         vec![&self.desc]
     }

@@ -87,18 +87,18 @@ impl HttpMetrics {
     }
 
     /// Counts an open response stream until the returned value is dropped.
-    pub fn stream(&self) -> OpenStream {
+    pub fn stream(&self) -> OpenStreamGuard {
         self.open_streams.inc();
-        OpenStream { open: self.open_streams.clone() }
+        OpenStreamGuard { open: self.open_streams.clone() }
     }
 }
 
 /// Guard that counts one open response stream while it exists.
-pub struct OpenStream {
+pub struct OpenStreamGuard {
     open: Gauge,
 }
 
-impl Drop for OpenStream {
+impl Drop for OpenStreamGuard {
     fn drop(&mut self) {
         self.open.dec();
     }

@@ -11,9 +11,9 @@ use protocol::Replica;
 
 /// Metric with one series per replica, or one series for all replicas. Replicas without a series of their own
 /// use the last one.
-pub(super) struct PerEngine<T>(Vec<T>);
+pub(super) struct EngineSeries<T>(Vec<T>);
 
-impl<T> PerEngine<T> {
+impl<T> EngineSeries<T> {
     /// Returns the series of a replica.
     pub(super) fn of(&self, replica: Replica) -> &T {
         &self.0[usize::from(replica.0).min(self.0.len() - 1)]
@@ -25,7 +25,7 @@ impl<T> PerEngine<T> {
     }
 }
 
-impl<T> From<Vec<T>> for PerEngine<T> {
+impl<T> From<Vec<T>> for EngineSeries<T> {
     /// Creates the metric from its series. `series` must not be empty; `MetricRegistrar` creates at least one
     /// series.
     fn from(series: Vec<T>) -> Self {
@@ -112,7 +112,7 @@ impl<'a> MetricRegistrar<'a> {
         help: &str,
         label: &str,
         values: &[&str],
-    ) -> Result<Vec<PerEngine<IntCounter>>, Error> {
+    ) -> Result<Vec<EngineSeries<IntCounter>>, Error> {
         let labels = Self::labels(Some(label));
         let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
         let of = |value: &&str| {
@@ -276,10 +276,10 @@ impl<'a> MetricRegistrar<'a> {
         name: &str,
         help: &str,
         family: HistogramFamily,
-    ) -> Result<PerEngine<Histogram>, Error> {
+    ) -> Result<EngineSeries<Histogram>, Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
         let family = self.add(HistogramVec::new(opts, &Self::labels(None))?)?;
-        Ok(PerEngine(self.children(None, |values| family.with_label_values(values))))
+        Ok(EngineSeries(self.children(None, |values| family.with_label_values(values))))
     }
 
     /// Registers a histogram per replica and label value; returns one entry per value.
@@ -290,11 +290,11 @@ impl<'a> MetricRegistrar<'a> {
         family: HistogramFamily,
         label: &str,
         values: [&str; N],
-    ) -> Result<[PerEngine<Histogram>; N], Error> {
+    ) -> Result<[EngineSeries<Histogram>; N], Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
         let family = self.add(HistogramVec::new(opts, &Self::labels(Some(label)))?)?;
         let of = |value| self.children(Some(value), |values| family.with_label_values(values));
-        Ok(values.map(|value| PerEngine(of(value))))
+        Ok(values.map(|value| EngineSeries(of(value))))
     }
 
     /// Registers a histogram per replica and pair of label values; returns one entry per pair, in order.
@@ -305,14 +305,14 @@ impl<'a> MetricRegistrar<'a> {
         family: HistogramFamily,
         [first, second]: [&str; 2],
         values: &[[&str; 2]],
-    ) -> Result<Vec<PerEngine<Histogram>>, Error> {
+    ) -> Result<Vec<EngineSeries<Histogram>>, Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
         let family =
             self.add(HistogramVec::new(opts, &["model_name", "engine", first, second])?)?;
         let of = |[first, second]: &[&str; 2]| {
             let child =
                 |engine: &String| family.with_label_values(&[self.model, engine, first, second]);
-            PerEngine(self.engines.iter().map(child).collect())
+            EngineSeries(self.engines.iter().map(child).collect())
         };
         Ok(values.iter().map(of).collect())
     }

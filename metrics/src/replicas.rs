@@ -8,7 +8,7 @@ use prometheus::{Error, Gauge, IntCounter};
 use scheduler::{DRAFT_TOKENS_MAX, StepStats};
 
 /// Series of a metric by replica (value of the label `engine`).
-type PerReplica<T> = Vec<T>;
+type ReplicaSeries<T> = Vec<T>;
 /// Function that reads the value of a counter from the statistics of a replica.
 type ReplicaCounterFn = fn(&StepStats) -> u64;
 /// Function that reads the value of a gauge from the statistics of a replica.
@@ -16,11 +16,11 @@ type ReplicaGaugeFn = fn(&StepStats) -> f64;
 
 /// Metrics that are copied from the statistics of each replica.
 pub(super) struct ReplicaMetrics {
-    counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>,
-    gauges: Vec<(PerReplica<Gauge>, ReplicaGaugeFn)>,
-    usage: PerReplica<Gauge>,
-    waiting: PerReplica<Gauge>,
-    deferred: PerReplica<Gauge>,
+    counters: Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)>,
+    gauges: Vec<(ReplicaSeries<Gauge>, ReplicaGaugeFn)>,
+    usage: ReplicaSeries<Gauge>,
+    waiting: ReplicaSeries<Gauge>,
+    deferred: ReplicaSeries<Gauge>,
 }
 
 impl ReplicaMetrics {
@@ -30,7 +30,7 @@ impl ReplicaMetrics {
         let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of scheduled requests, by the source of their KV.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
         let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by cache.", "source", ["local_cache_hit", "external_kv_transfer"])?;
         let [free, cached, used, reserved] = f.gauges_of_replicas("hadron:kv_blocks", "KV blocks by state: vacant (free), cached, used; reserved blocks are also counted as vacant or cached.", "state", ["vacant", "cached", "used", "reserved"])?;
-        let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
+        let mut counters: Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)> = vec![
             (f.counter_of_replicas("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.")?, |s| s.prefix_queries_total),
             (f.counter_of_replicas("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.")?, |s| s.prefix_hits_total),
             (f.counter_of_replicas("vllm:num_preemptions_total", "Preempted requests.")?, |s| s.preemptions_total),
@@ -41,7 +41,7 @@ impl ReplicaMetrics {
             (hit, |s| s.prompt_tokens_cached_total),
             (cached_hit, |s| s.prompt_tokens_cached_total),
         ];
-        let gauges: Vec<(PerReplica<Gauge>, ReplicaGaugeFn)> = vec![
+        let gauges: Vec<(ReplicaSeries<Gauge>, ReplicaGaugeFn)> = vec![
             (f.gauge_of_replicas("vllm:num_requests_running", "Running requests.")?, |s| f64::from(s.running)),
             (capacity, |s| f64::from(s.waiting)),
             (free, |s| f64::from(s.blocks.free)),
@@ -90,7 +90,7 @@ impl ReplicaMetrics {
 /// Registers the counters of requests and tokens that were recomputed, by cause: executor failures,
 /// preemptions and cache resets.
 #[rustfmt::skip] // One metric per line.
-fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
+fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)>, Error> {
     let [exited, heartbeat_timeout, step_timeout, fault] = CAUSES;
     let recovered = f.counters_of_replicas("hadron:requests_recovered_total", "Running requests that were recovered after an executor failure, by cause.", "cause", CAUSES)?;
     let recomputed = f.counters_of_replicas("hadron:tokens_recomputed_total", "Tokens recomputed after an executor failure (by cause), a preemption, or a reset of the prefix cache.", "cause", [exited, heartbeat_timeout, step_timeout, fault, "preemption", "reset"])?;
@@ -113,8 +113,8 @@ fn recompute_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(PerReplica<IntCoun
 
 /// Registers the counters of speculative decoding; at least one draft position has a series.
 #[rustfmt::skip] // One metric per line.
-fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(PerReplica<IntCounter>, ReplicaCounterFn)>, Error> {
-    let mut counters: Vec<(PerReplica<IntCounter>, ReplicaCounterFn)> = vec![
+fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)>, Error> {
+    let mut counters: Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)> = vec![
         (f.counter_of_replicas("vllm:spec_decode_num_drafts_total", "Drafts: rows with draft tokens.")?, |s| s.drafts_total.draft_rows),
         (f.counter_of_replicas("vllm:spec_decode_num_draft_tokens_total", "Draft tokens.")?, |s| s.drafts_total.draft_tokens),
         (f.counter_of_replicas("vllm:spec_decode_num_accepted_tokens_total", "Accepted draft tokens.")?, |s| s.drafts_total.accepted_per_position.iter().sum()),

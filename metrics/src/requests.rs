@@ -4,7 +4,7 @@
 //! queue time starts at submission to the engine.
 
 use super::histogram_buckets::HistogramFamily;
-use super::metric_registrar::{MetricRegistrar, PerEngine};
+use super::metric_registrar::{EngineSeries, MetricRegistrar};
 use super::request_times::RequestTimes;
 use prometheus::local::LocalHistogram;
 use prometheus::{Error, Histogram, IntCounter};
@@ -17,23 +17,23 @@ const FINISH_REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetiti
 
 /// Request metrics.
 pub struct RequestMetrics {
-    first_token: PerEngine<Histogram>,
-    inter_token_latency: PerEngine<Histogram>,
-    per_token: PerEngine<Histogram>,
-    latency: PerEngine<Histogram>,
-    queue: PerEngine<Histogram>,
-    inference: PerEngine<Histogram>,
-    prefill: PerEngine<Histogram>,
-    decode: PerEngine<Histogram>,
-    prompt_tokens: PerEngine<Histogram>,
-    generation_tokens: PerEngine<Histogram>,
-    max_generation_tokens: PerEngine<Histogram>,
-    max_tokens: PerEngine<Histogram>,
-    n: PerEngine<Histogram>,
-    preemptions: PerEngine<Histogram>,
-    computed_tokens: PerEngine<Histogram>,
-    finished: [PerEngine<IntCounter>; 5],
-    corrupted: PerEngine<IntCounter>,
+    first_token: EngineSeries<Histogram>,
+    inter_token_latency: EngineSeries<Histogram>,
+    per_token: EngineSeries<Histogram>,
+    latency: EngineSeries<Histogram>,
+    queue: EngineSeries<Histogram>,
+    inference: EngineSeries<Histogram>,
+    prefill: EngineSeries<Histogram>,
+    decode: EngineSeries<Histogram>,
+    prompt_tokens: EngineSeries<Histogram>,
+    generation_tokens: EngineSeries<Histogram>,
+    max_generation_tokens: EngineSeries<Histogram>,
+    max_tokens: EngineSeries<Histogram>,
+    n: EngineSeries<Histogram>,
+    preemptions: EngineSeries<Histogram>,
+    computed_tokens: EngineSeries<Histogram>,
+    finished: [EngineSeries<IntCounter>; 5],
+    corrupted: EngineSeries<IntCounter>,
 }
 
 impl RequestMetrics {
@@ -56,16 +56,16 @@ impl RequestMetrics {
             n: f.histogram_of_replicas("vllm:request_params_n", "Requested choices (n) per prompt.", ParamsN)?,
             preemptions: f.histogram_of_replicas("vllm:request_num_preemptions", "Preemptions of a request.", Preemptions)?,
             computed_tokens: f.histogram_of_replicas("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the prefix cache.", Tokens)?,
-            finished: f.counters_of_replicas("vllm:request_success_total", "Finished requests, by reason.", "finished_reason", FINISH_REASONS)?.map(PerEngine::from),
+            finished: f.counters_of_replicas("vllm:request_success_total", "Finished requests, by reason.", "finished_reason", FINISH_REASONS)?.map(EngineSeries::from),
             corrupted: f.counter_of_replicas("vllm:corrupted_requests_total", "Requests with NaN or infinite logits.")?.into(),
         })
     }
 
     /// Starts the recording of events that are delivered together; they share one timestamp.
-    pub fn delivery_round(&self) -> DeliveryRound<'_> {
+    pub fn delivery_round(&self) -> DeliveryRecorder<'_> {
         let inter_token_latencies =
             self.inter_token_latency.iter().map(Histogram::local).collect::<Vec<_>>().into();
-        DeliveryRound { metrics: self, now: Instant::now(), inter_token_latencies }
+        DeliveryRecorder { metrics: self, now: Instant::now(), inter_token_latencies }
     }
 
     /// Records that a request ended or was aborted by its client.
@@ -109,15 +109,15 @@ impl RequestMetrics {
 }
 
 /// Recorder of token events that are delivered together.
-pub struct DeliveryRound<'a> {
+pub struct DeliveryRecorder<'a> {
     metrics: &'a RequestMetrics,
     now: Instant,
     /// Inter-token latencies of the round, added to the shared histograms at its end, so that a token costs
     /// no write to shared memory.
-    inter_token_latencies: PerEngine<LocalHistogram>,
+    inter_token_latencies: EngineSeries<LocalHistogram>,
 }
 
-impl DeliveryRound<'_> {
+impl DeliveryRecorder<'_> {
     /// Records an event that is delivered to its stream.
     pub fn event(&self, times: &mut RequestTimes, event: &TokenEvent) {
         times.preemptions = event.preemptions;

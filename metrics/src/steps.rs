@@ -1,7 +1,7 @@
 //! Step metrics, written only by the scheduler thread.
 
 use super::histogram_buckets::HistogramFamily;
-use super::metric_registrar::{MetricRegistrar, PerEngine};
+use super::metric_registrar::{EngineSeries, MetricRegistrar};
 use super::step_ring::{StepRing, StepTimingRecord};
 use prometheus::{Counter, Error, Histogram, IntCounter};
 use protocol::Replica;
@@ -31,13 +31,13 @@ const PHASES: [&str; 6] = ["plan", "commit", "apply", "send", "wait", "device"];
 
 /// Step metrics, and the timing records of the newest steps.
 pub struct StepMetrics {
-    phases: [PerEngine<Histogram>; 6],
-    rows: [PerEngine<Histogram>; 2],
-    tokens: PerEngine<Histogram>,
+    phases: [EngineSeries<Histogram>; 6],
+    rows: [EngineSeries<Histogram>; 2],
+    tokens: EngineSeries<Histogram>,
     cpu: Counter,
     idle: Counter,
-    replays: PerEngine<IntCounter>,
-    eager: PerEngine<IntCounter>,
+    replays: EngineSeries<IntCounter>,
+    eager: EngineSeries<IntCounter>,
     /// Output tokens per second of each replica, as the bits of an `f64`.
     throughput: Vec<AtomicU64>,
     /// Timing records of the newest steps.

@@ -9,7 +9,7 @@ use axum::http::{HeaderValue, Response, header};
 use axum::middleware::Next;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use metrics::OpenStream;
+use metrics::OpenStreamGuard;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -59,7 +59,7 @@ impl AppState {
 /// Body of a stream, counted as open while it exists.
 struct CountedStreamBody {
     body: Body,
-    _open: OpenStream,
+    _open: OpenStreamGuard,
 }
 
 impl HttpBody for CountedStreamBody {

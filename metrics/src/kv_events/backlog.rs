@@ -137,11 +137,11 @@ mod tests {
     }
 
     /// Block hashes, each with its parent.
-    type ParentedBlocks = Vec<(u64, Option<u64>)>;
+    type BlocksWithParents = Vec<(u64, Option<u64>)>;
 
     /// Returns the coalesced changes of `events`: whether all blocks are cleared, the removed hashes, the
     /// stored blocks.
-    fn coalesced(events: &[KvEvent]) -> (bool, Vec<u64>, ParentedBlocks) {
+    fn coalesced(events: &[KvEvent]) -> (bool, Vec<u64>, BlocksWithParents) {
         let mut backlog = EventBacklog::new(4);
         for event in events {
             backlog.add(event);

@@ -11,12 +11,12 @@ const STEP_BYTES: u64 = 64 << 10;
 
 /// Monitor of the rate at which a peer receives a replay.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ReplayPace {
+pub(super) struct ReplayRateMonitor {
     since: Instant,
     sent_bytes: u64,
 }
 
-impl ReplayPace {
+impl ReplayRateMonitor {
     /// Starts a replay on a connection that has sent `sent_bytes` bytes so far.
     pub(super) fn new(now: Instant, sent_bytes: u64) -> Self {
         Self { since: now, sent_bytes }
@@ -44,7 +44,7 @@ mod tests {
     fn slow_peers_time_out() {
         let start = Instant::now();
         let at = |s: u64| start + Duration::from_secs(s);
-        let mut pace = ReplayPace::new(start, 1_000);
+        let mut pace = ReplayRateMonitor::new(start, 1_000);
         assert!(pace.check(at(179), 1_001).is_ok());
         assert!(pace.check(at(179), 1_000 + STEP_BYTES).is_ok());
         assert!(pace.check(at(358), 1_000 + STEP_BYTES + 1).is_ok());

@@ -1,7 +1,7 @@
 //! ROUTER socket: serves replay requests, one at a time per peer, as fast as the peer receives the response.
 
 use super::journal::{EventJournal, PublishedBatch, ReplayCursor};
-use super::pace::ReplayPace;
+use super::pace::ReplayRateMonitor;
 use super::publisher_counters::{PublisherCounters, count};
 use super::zmtp::{
     OutgoingMessage, PeerError, PeerListener, PeerState, PeerTable, TransmitResult, ZmtpFrameHead,
@@ -76,7 +76,7 @@ struct ReplayPeer {
 #[derive(Debug)]
 struct ReplayResponse {
     replay: ReplayCursor,
-    pace: ReplayPace,
+    pace: ReplayRateMonitor,
     /// Encoding error that ends the response.
     failure: Option<io::Error>,
     /// Whether the end marker has been queued.
@@ -214,7 +214,7 @@ fn start_response(
         PeerError::Encode(error)
     })?;
     count(&counters.replays, 1);
-    let pace = ReplayPace::new(now, peer.connection.sent_bytes());
+    let pace = ReplayRateMonitor::new(now, peer.connection.sent_bytes());
     let mut response =
         ReplayResponse { replay, pace, failure: None, is_complete: false, deadline: None };
     if response.replay.is_snapshot {
