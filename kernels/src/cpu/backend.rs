@@ -1,4 +1,4 @@
-//! `CpuBackend`: the host processor with its kernels.
+//! `CpuBackend`: the host processor with its kernels and their scratch memory.
 
 use std::ops::Deref;
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use super::moe::MoeWorkspace;
 use super::sample::CpuSampler;
 use crate::{CpuKernel, HostMat, PackedGroup};
 
-/// The host processor with its kernels.
+/// The host processor with its kernels and their scratch memory. Dereferences to [`CpuDevice`].
 #[derive(Debug)]
 pub struct CpuBackend {
     device: CpuDevice,
@@ -27,7 +27,7 @@ impl Deref for CpuBackend {
 }
 
 impl CpuBackend {
-    /// Starts the threads of the pool.
+    /// Creates the CPU device and starts the threads of its pool.
     ///
     /// Errors: those of [`CpuDevice::new`].
     pub fn new(config: CpuConfig) -> Result<Self, DeviceError> {
@@ -40,21 +40,22 @@ impl CpuBackend {
         })
     }
 
-    /// Runs an op. A CPU has one stream: the op has completed when `launch` returns.
+    /// Runs an op. A CPU has a single stream: the op has completed when `launch` returns.
     ///
     /// Errors: those of the op.
     pub fn launch<O: CpuKernel>(&self, _: &DeviceStream, op: O) -> Result<(), DeviceError> {
         op.run(self)
     }
 
-    /// Runs an op.
+    /// Runs an op; returns when it has completed.
     ///
     /// Errors: those of the op.
     pub fn run<O: CpuKernel>(&self, op: O) -> Result<(), DeviceError> {
         op.run(self)
     }
 
-    /// Packs matrices of one shape, each the stack of its parts. Gates are not interleaved on CPUs.
+    /// Packs matrices of one shape. Each is given as a list of parts, stacked by rows. CPUs do not interleave
+    /// gate rows with up rows, so `_gated` has no effect.
     ///
     /// Errors: shapes differ, or allocation fails.
     pub fn pack_group(
@@ -67,13 +68,14 @@ impl CpuBackend {
         PackedGroup::from_separate(packed.collect::<Result<_, _>>()?)
     }
 
-    /// Padded copies of inputs with rows that would alias in the cache. One thread owns a backend, so the
-    /// lock is never contended.
+    /// Buffer for a padded copy of the input of a linear layer, used if its rows would map to the same cache
+    /// sets. Only the thread that owns the backend locks it, so the lock is never contended.
     pub(super) fn padded_rows(&self) -> &Mutex<Option<Buffer>> {
         &self.padded_rows
     }
 
-    /// Scratch buffers of expert MLPs. One thread owns a backend, so the lock is never contended.
+    /// Scratch buffers of expert MLPs. Only the thread that owns the backend locks them, so the lock is never
+    /// contended.
     pub(super) fn moe_workspace(&self) -> &Mutex<MoeWorkspace> {
         &self.moe_workspace
     }
@@ -83,7 +85,7 @@ impl CpuBackend {
     }
 }
 
-/// Instantiates a call generic over the element type for the activation types.
+/// Matches on the activation type (f32, bf16 or f16) and evaluates an expression that is generic over it.
 macro_rules! for_float {
     ($kernel:expr, $dtype:expr, $T:ident => $call:expr) => {
         match $dtype {

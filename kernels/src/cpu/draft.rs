@@ -1,4 +1,5 @@
-//! CPU kernels around the forward passes of a draft model. The device twin is `csrc/draft`.
+//! Ops before and after the forward passes of a draft model on the CPU. The GPU code for the same ops is
+//! `csrc/draft`.
 
 use device::{DType, DeviceElement, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
@@ -51,7 +52,7 @@ impl CpuKernel for VocabParallelDraftArgmax<'_, '_> {
         let local_best = |r: usize| {
             let local = &logits.row::<f32>(r)[..shard.ids];
             let best = argmax(local);
-            // An empty shard yields the lowest possible value.
+            // The candidate of an empty shard has the lowest possible value.
             let value = local.get(best).copied().unwrap_or(f32::NEG_INFINITY);
             [value.to_bits() as i32, (shard.first_id + best) as i32]
         };
@@ -173,12 +174,12 @@ fn check_states(
     Ok(())
 }
 
-/// Position of the first token of a row.
+/// Position of the first token of `row`, read from the positions of the step.
 fn start_of(row: &DraftRow, positions: MatRef<'_>) -> Result<i32, DeviceError> {
     Ok(positions.row::<i32>(0)[index("token", row.token, positions.cols())?])
 }
 
-/// Inputs of one row of a draft pass.
+/// Input token of one row in a forward pass of a draft model.
 struct DraftRowInputs {
     id: i32,
     position: i32,
@@ -186,14 +187,14 @@ struct DraftRowInputs {
     context_len: i32,
 }
 
-/// Block tables by sequence slot, i32 `[S, W]`.
+/// Block tables by sequence slot, i32 `[sequence_slots, blocks]`.
 struct BlockTables<'a> {
     tables: MatRef<'a>,
     block_tokens: usize,
 }
 
 impl BlockTables<'_> {
-    /// KV slot of a position of the request of `row`.
+    /// KV slot of position `position` in the request of `row`.
     fn kv_slot(&self, row: &DraftRow, position: usize) -> Result<i64, DeviceError> {
         let seq_slot = index("sequence slot", row.seq_slot, self.tables.rows())?;
         let (table, block_tokens) = (self.tables.row::<i32>(seq_slot), self.block_tokens);
@@ -202,7 +203,7 @@ impl BlockTables<'_> {
     }
 }
 
-/// Hidden state of the token before a row that begins at position `start`.
+/// Hidden state of the token before `row`, whose first token is at position `start`.
 fn preceding_state<T: DeviceElement + Default>(
     row: &DraftRow,
     start: i32,
@@ -222,8 +223,8 @@ fn preceding_state<T: DeviceElement + Default>(
     Ok(states.slot_states.as_ref().row::<T>(state_row).to_vec())
 }
 
-/// Stores the hidden states of a row that begins at position `start`: those of its newest tokens in its
-/// sequence slot, and those at block boundaries.
+/// Stores the hidden states of `row`, whose first token is at position `start`: the states of its newest
+/// tokens in its sequence slot, and the states of the last token of each block.
 fn store_state<T: DeviceElement + Default>(
     row: &DraftRow,
     start: i32,
@@ -259,7 +260,7 @@ fn store_state<T: DeviceElement + Default>(
     Ok(())
 }
 
-/// Index of the first of the largest values; 0 for an empty slice.
+/// Index of the largest value, the lowest index among equals; 0 for an empty slice.
 fn argmax(logits: &[f32]) -> usize {
     let larger = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
     (0..logits.len()).fold(0, larger)

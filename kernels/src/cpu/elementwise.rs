@@ -1,5 +1,5 @@
-//! `SiluMul`, `TensorAdd` and `LogitSoftcap`: parallel over rows, computed in f32, rounded once at the store.
-//! `RowGather`: a copy of rows.
+//! Elementwise ops on the CPU: `SiluMul`, `TensorAdd` and `LogitSoftcap` run in parallel over rows, compute
+//! in f32 and round once, when they store. `RowGather` copies rows.
 
 use device::{
     DType, DeviceElement, DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size,
@@ -12,10 +12,11 @@ use super::shared_rows::SharedRows;
 use crate::cpu::CpuBackend;
 use crate::{CpuKernel, LogitSoftcap, RowGather, SiluMul, TensorAdd};
 
-/// Number of elements below which waking other threads costs more than it saves.
+/// Minimum number of elements of an op for multi-threading: below it, waking the other threads costs more
+/// time than they save.
 pub(super) const MIN_ELEMENTS: usize = 16 * 1024;
 
-/// Number of rows below which a row-wise kernel runs on the calling thread.
+/// Minimum number of rows for multi-threading of a row-wise kernel, from the number of columns of a row.
 pub(super) fn min_rows(cols: usize) -> usize {
     MIN_ELEMENTS.div_ceil(cols.max(1)).max(2)
 }

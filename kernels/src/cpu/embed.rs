@@ -1,8 +1,9 @@
-//! Embedding lookup from a plain table or from a packed matrix.
+//! Embedding lookup from a row-major table or from a packed matrix.
 //!
-//! A row of a packed matrix consists of 4-byte pieces, one per 128-byte line of its panel: a lookup reads as
-//! many lines as the row has pairs. That takes a few microseconds per token, against milliseconds for its
-//! forward pass, and a tied LM head of 150,000 rows is stored once instead of twice.
+//! In a packed matrix the elements of a row are 4-byte pieces (two bf16 or one f32), one in each 128-byte
+//! step of its panel: a lookup reads one cache line per piece. That takes a few microseconds per token,
+//! against milliseconds for its forward pass, and a tied LM head of 150,000 rows is stored once instead of
+//! twice.
 
 use device::{DType, DeviceError, FloatElement, MatMut, MatRef, check_dtype, check_size};
 
@@ -78,7 +79,7 @@ struct EmbeddingLookup<'a> {
 }
 
 impl EmbeddingLookup<'_> {
-    /// Row of the table for `id`, if it is on this rank.
+    /// Row of the table for token `id`; `None` if the id is not on this rank.
     fn row(&self, id: i32) -> Option<usize> {
         let row = usize::try_from(id).ok()?.checked_sub(self.first)?;
         (row < self.rows).then_some(row)

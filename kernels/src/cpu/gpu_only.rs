@@ -1,4 +1,5 @@
-//! Fused ops that exist on GPUs only: on CPUs the crate `ops` launches their unfused ops.
+//! Fused ops that only GPUs support: on CPUs they return an error, and the crate `ops` launches the separate
+//! ops instead.
 
 use device::{DType, DeviceError};
 

@@ -1,8 +1,8 @@
-//! `y = x Wᵀ + bias` with packed weights.
+//! Linear layer on the CPU, `y = x Wᵀ + bias` with packed weights.
 //!
-//! Work is split by panels of 32 output columns, never along `K`: every output element is one sum in
-//! ascending `k`, computed by one thread. A panel is read from memory once: during its product with the rows
-//! the next panel is prefetched into the L2 cache, so that memory access and arithmetic overlap.
+//! Threads divide the panels of 32 outputs, never the inputs: every output element is one sum over ascending
+//! inputs, computed by one thread. A panel is read from memory once: while it is multiplied by the rows, the
+//! next panel is prefetched into the L2 cache, so that memory access and arithmetic overlap.
 
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -26,7 +26,7 @@ use crate::{CpuKernel, Linear, PANEL_COLUMNS, PackedMatrix};
 const KERNEL: &str = "linear";
 const _: () = assert!(PANEL_COLUMNS == TILE_COLUMNS);
 
-/// Accumulators of one tile.
+/// f32 accumulators of one output tile.
 #[repr(align(64))]
 struct OutputTile([[f32; TILE_COLUMNS]; TILE_ROWS]);
 
@@ -41,7 +41,7 @@ impl CpuKernel for Linear<'_> {
             check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
         }
         let bias = bias.map(|b| b.row::<f32>(0));
-        // MoE routers compute in f32 from 16-bit inputs.
+        // The router of an MoE layer may have f32 weights and 16-bit inputs.
         if w.dtype() != DType::F32 || !matches!(x.dtype(), DType::BF16 | DType::F16) {
             check_dtype(KERNEL, "input", x.dtype(), w.dtype())?;
         }
@@ -61,19 +61,21 @@ impl CpuKernel for Linear<'_> {
 }
 
 /// Row distance in bytes at which all rows of a tile map to one set of the L1 cache (64 sets of 64 bytes) and
-/// evict each other, which runs at an eighth of the speed.
+/// evict each other; the product then runs at an eighth of its speed.
 const CACHE_ALIAS_BYTES: usize = 4096;
-/// Number of rows up to which the product is memory-bound. The hardware prefetcher follows the single stream
-/// of weights; software prefetches cost 5 % of the bandwidth (Zen 4).
+/// Maximum number of rows at which the product is memory-bound and software prefetching is off: the hardware
+/// prefetcher follows the single stream of weights, and software prefetches cost 5 % of the bandwidth (Zen
+/// 4).
 const MEMORY_BOUND_ROWS: usize = 4;
-/// Prefetch distance of a single tile in bytes: panels are contiguous in memory. A shorter distance does not
-/// cover the latency, a longer one costs bandwidth if the product is memory-bound.
+/// Distance in bytes between the weights in use and the weights that are prefetched, if all rows fit in one
+/// tile. Panels are contiguous in memory. A shorter distance does not cover the latency; a longer one costs
+/// bandwidth if the product is memory-bound.
 const PREFETCH_BYTES: usize = 8192;
 
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 const CACHE_LINE: usize = 64;
 
-/// Returns a buffer of at least `bytes` bytes.
+/// Returns a buffer of at least `bytes` bytes: `buffer` if it is large enough, otherwise a new one.
 fn scratch_buffer<'a>(
     device: &CpuBackend,
     buffer: &'a mut Option<Buffer>,
@@ -86,7 +88,8 @@ fn scratch_buffer<'a>(
 }
 
 impl CpuBackend {
-    /// Returns `x` in f32; rows are one cache line further apart if they would alias in the cache.
+    /// Converts `x` to f32 in `buffer`. Rows are one cache line further apart if they would map to the same
+    /// cache sets.
     fn widen_rows<'a, T: FloatElement>(
         &self,
         buffer: &'a mut Option<Buffer>,
@@ -108,7 +111,8 @@ impl CpuBackend {
         Ok(buffer.mat_strided(DType::F32, rows, cols, stride))
     }
 
-    /// Returns `x`, or a copy with rows one cache line further apart if they would alias in the cache.
+    /// Returns `x`, or, if its rows would map to the same cache sets, a copy with rows one cache line further
+    /// apart.
     fn pad_rows<'a>(
         &self,
         buffer: &'a mut Option<Buffer>,
@@ -146,7 +150,7 @@ struct LinearCall<'a, T> {
 }
 
 impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
-    /// Computes the columns of some panels for all rows.
+    /// Computes the outputs of `panels` for all rows.
     fn run(&self, panels: Range<usize>) {
         let tile_kernels = TileKernels::new(self.isa, self.w.dtype());
         let (rows, pair) = (self.x.rows(), self.w.dtype() == DType::BF16);
@@ -180,8 +184,9 @@ impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
         }
     }
 
-    /// Memory that a tile prefetches. A single tile prefetches at a fixed distance; otherwise the first two
-    /// tiles prefetch half of the next panel each, which has two lines per step.
+    /// Returns the memory that tile `tile` of `tiles` prefetches during its product with `panel`. A single
+    /// tile prefetches at a fixed distance; otherwise the first two tiles prefetch half of the next panel
+    /// each, which has two cache lines per step.
     fn prefetch_hint(
         &self,
         panel: usize,

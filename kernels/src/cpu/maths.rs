@@ -1,4 +1,4 @@
-//! Scalar functions written so that loops over them vectorise, and sums in a fixed order.
+//! Exponential and SiLU functions in a form that loops over them vectorise, and sums in a fixed order.
 
 /// `e^x` for f32, relative error below 2e-7; 0 below −87.3, infinity above 88.7; NaN stays NaN.
 ///
@@ -20,7 +20,7 @@ pub(super) fn exp(x: f32) -> f32 {
     p = p * r + 1.666_666_5e-1;
     p = p * r + 0.5;
     let y = p * r * r + r + 1.0;
-    // Scale by 2^n in two halves, so that n = 128 and n = -127 need no special case.
+    // Scale by 2^n as two factors, so that n = 128 and n = −127 need no special case.
     let n = (shifted.to_bits() as i32) - (ROUND.to_bits() as i32);
     let half = n >> 1;
     let scaled = y * power_of_two(half) * power_of_two(n - half);
@@ -42,10 +42,11 @@ pub(super) fn silu(x: f32) -> f32 {
 
 /// Number of SIMD lanes of running sums and maxima.
 const LANES: usize = 16;
-/// Number of elements mapped at a time: loops over flat blocks vectorise for every element type.
+/// Number of elements to which `sum_by` applies `f` at a time: loops over blocks of constant size vectorise
+/// for every element type.
 const BLOCK: usize = 8 * LANES;
 
-/// Sum of `f(x[i])`: 16 running sums by index modulo 16, then a fixed tree.
+/// Sum of `f(x[i])`: one running sum for each index modulo 16, then a fixed tree of additions.
 #[inline(always)]
 pub(super) fn sum_by<T: Copy>(x: &[T], f: impl Fn(T) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -65,7 +66,7 @@ pub(super) fn sum_by<T: Copy>(x: &[T], f: impl Fn(T) -> f32) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// Sum of 64 f32, in the order of [`sum_by`].
+/// Sum of 64 f32, added in the same order as in [`sum_by`].
 #[inline(always)]
 pub(super) fn sum(x: &[f32; 64]) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -85,7 +86,7 @@ pub(super) fn largest(x: &[f32; 64]) -> f32 {
     fold(lanes, larger)
 }
 
-/// `a` if `a > b`, otherwise `b`, also if `a` is NaN: one instruction.
+/// Returns `a` if `a > b`, otherwise `b`, also if `a` is NaN: a single max instruction.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
@@ -100,7 +101,7 @@ fn add_lanes(lanes: &mut [f32; LANES], x: &[f32]) {
     }
 }
 
-/// Folds the lanes by halves, as values and not in memory, so that they stay in registers.
+/// Reduces the lanes to one value by halves. Arrays are passed by value, so that they stay in registers.
 #[inline(always)]
 fn fold(x: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     let x: [f32; 8] = std::array::from_fn(|i| f(x[i], x[i + 8]));

@@ -1,8 +1,9 @@
-//! The CPU backend: embedded default, and the reference for every other backend.
+//! The CPU backend: it runs in the embedded (in-process) executor by default, and GPU results are compared
+//! with its results.
 //!
-//! Each kernel exists once per instruction set if that is faster, otherwise as plain code that the compiler
-//! vectorises; [`CpuIsa`](device::CpuIsa) is selected when the device is created. Launches are synchronous:
-//! they return after the op has completed.
+//! A kernel has one implementation per instruction set if that is faster, otherwise one implementation that
+//! the compiler vectorises. [`CpuIsa`](device::CpuIsa) is selected when the device is created. Launches are
+//! synchronous: they return after the op has completed.
 
 mod attention;
 mod backend;

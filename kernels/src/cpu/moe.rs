@@ -1,4 +1,5 @@
-//! Mixture of experts (MoE): the expert MLPs over tokens grouped by expert.
+//! Expert MLPs of mixture-of-experts (MoE) layers on the CPU: tokens are grouped by expert, and each expert
+//! runs as linear layers. Also the EPLB lookup of physical experts.
 
 use std::sync::PoisonError;
 
@@ -43,7 +44,8 @@ impl CpuBackend {
         for t in 0..tokens {
             sums.row_mut::<f32>(t).fill(0.0);
         }
-        // Ascending experts: the sum of a token has one order, whatever experts other tokens have.
+        // Experts in ascending order: the terms of a token are added in that order, whatever experts other
+        // tokens have.
         for (e, group) in grouped.groups.iter().enumerate().filter(|(_, group)| !group.is_empty()) {
             let n = group.len();
             let mut rows = rows.mat_mut(T::DTYPE, n, hidden)?;
@@ -89,13 +91,14 @@ impl CpuBackend {
         });
     }
 
-    /// `sums[token] += weight · out[i]` for the tokens of one expert, each of which occurs once.
+    /// Adds the outputs of one expert to the sums of its tokens: `sums[token] += weight · out[i]`. No token
+    /// occurs twice in `group`.
     fn add_group(&self, sums: &mut MatMut<'_>, out: MatRef<'_>, group: &[(usize, f32)]) {
         let (isa, sums) = (self.isa(), SharedRows::<f32>::new(sums));
         self.threads().split(group.len(), 1, min_rows(out.cols()), &|range| {
             for i in range {
                 let (t, weight) = group[i];
-                // SAFETY: an expert's tokens differ, so each row belongs to one thread.
+                // SAFETY: the tokens of an expert are distinct, so each row of `sums` belongs to one thread.
                 let sum = unsafe { sums.row(t) };
                 dispatch(isa, AddWeighted { sum, x: out.row(i), weight });
             }
@@ -157,12 +160,12 @@ impl RowKernel for AddWeighted<'_> {
     }
 }
 
-/// Scratch buffers of the expert MLPs, reused by later calls.
+/// Scratch buffers of the expert MLPs, reused by later launches.
 #[derive(Debug, Default)]
 pub(super) struct MoeWorkspace(Vec<Buffer>);
 
 impl MoeWorkspace {
-    /// Returns buffers of at least `bytes` bytes each.
+    /// Returns one buffer for each entry of `bytes`, of at least that many bytes.
     fn buffers<const N: usize>(
         &mut self,
         alloc: impl Fn(usize) -> Result<Buffer, DeviceError>,
@@ -181,7 +184,7 @@ impl MoeWorkspace {
 
 const MLP: &str = "moe_mlp";
 
-/// Tokens and weights by local expert, tokens ascending.
+/// For each expert of this rank, the tokens routed to it in ascending order, with their routing weights.
 struct TokensByExpert {
     groups: Vec<Vec<(usize, f32)>>,
 }

@@ -1,4 +1,5 @@
-//! MoE over EP ranks: the tokens that each rank receives, and the sum of the returned rows.
+//! Dispatch and combine of MoE layers over EP ranks: lists the tokens to send to each rank, and sums the rows
+//! that the ranks return.
 
 use device::{DeviceError, FloatElement, MatMut, MatRef};
 

@@ -1,7 +1,8 @@
-//! `rms_norm` and `add_rms_norm`, parallel over rows.
+//! `RmsNorm` and `AddRmsNorm` on the CPU, parallel over rows.
 //!
-//! `y = w · cast(x · rsqrt(mean(x²) + eps))`: the normalised row is rounded to the model type before the
-//! multiplication by the weight, as in transformers for Llama and Qwen; the product is rounded at the store.
+//! `y = w · cast(x · rsqrt(mean(x²) + eps))`: the normalised row is rounded to the activation type before the
+//! multiplication by the weight, as in transformers for Llama and Qwen; the product is rounded when it is
+//! stored.
 
 use device::{DeviceError, FloatElement, MatMut, MatRef};
 
@@ -15,7 +16,7 @@ use crate::{AddRmsNorm, CpuKernel, RmsNorm};
 
 const KERNEL: &str = "rms_norm";
 
-/// RMS norm of one row.
+/// Row kernel: RMS norm of one row.
 pub(super) struct RmsNormRow<'a, T> {
     pub(super) y: &'a mut [T],
     pub(super) x: &'a [T],

@@ -1,4 +1,4 @@
-//! Packs weights on all threads: rows of `W` into panels of 32 columns.
+//! Packs weight matrices into panels of 32 outputs, on all threads.
 
 use device::{DType, DeviceDriver, DeviceError, FloatElement, bf16, f16};
 
@@ -9,7 +9,7 @@ use crate::{HostMat, PANEL_COLUMNS, PackedMatrix};
 const KERNEL: &str = "pack";
 
 impl CpuBackend {
-    /// Packs as [`KernelBackend::pack`](crate::KernelBackend::pack) into panels of 32 outputs.
+    /// Packs `parts` as [`KernelBackend::pack`](crate::KernelBackend::pack) does, into panels of 32 outputs.
     ///
     /// Errors: the numbers of columns differ, the type is unsupported, bf16 has an odd number of columns, or
     /// allocation fails.
@@ -57,7 +57,7 @@ impl CpuBackend {
     }
 }
 
-/// Reads row `n` of the stacked parts.
+/// Reads row `n` of the matrix whose rows are those of all parts, one part after the other.
 fn read_stacked(parts: &[HostMat<'_>], mut n: usize, row: &mut [f32]) {
     for part in parts {
         if n < part.rows() {
@@ -67,7 +67,7 @@ fn read_stacked(parts: &[HostMat<'_>], mut n: usize, row: &mut [f32]) {
     }
 }
 
-/// Writes one output column of a panel.
+/// Writes `row`, the weights of one output, to column `column` of a panel.
 fn scatter<T: FloatElement>(panel: &mut [T], column: usize, row: &[f32], dtype: DType) {
     if dtype == DType::BF16 {
         for (pairs, x) in panel.chunks_exact_mut(2 * PANEL_COLUMNS).zip(row.as_chunks::<2>().0) {

@@ -1,9 +1,9 @@
-//! Fused QK norm, RoPE and KV write.
+//! Fused QK norm, RoPE and KV write on the CPU.
 //!
-//! Per token and head: `x · rsqrt(mean(x²) + eps) · w` (if the model has these norms), then the rotation
-//! `(a, b) → (a cos − b sin, b cos + a sin)` of channel `i` with `i + rotary / 2`. Arithmetic is f32;
-//! results are rounded to the activation type after the normalisation, the weight and the rotation. Work is
-//! split by head, so no two threads write one tile of the pool.
+//! Each head of a token is first normalised, `x · rsqrt(mean(x²) + eps) · w`, if the model has QK norms. RoPE
+//! then rotates channels `i` and `i + rotary / 2`: `(a, b) → (a cos − b sin, b cos + a sin)`. Arithmetic is
+//! f32; results are rounded to the activation type after the normalisation, the weight and the rotation.
+//! Threads divide the heads, so no two threads write to one tile of the KV pool.
 
 use device::{Buffer, DType, DeviceError, FloatElement, Fp8E4m3, MatMut, MatRef};
 
@@ -15,7 +15,7 @@ use crate::cpu::CpuBackend;
 use crate::{CpuKernel, KvLayout, QkNormRopeArgs, QkNormRopeKvWrite};
 
 const KERNEL: &str = "qk_norm_rope_kv_write";
-/// Normalises and rotates one head of one token.
+/// Row kernel: normalises and rotates one head of one token.
 struct QkNormRopeHead<'a, T> {
     y: &'a mut [T],
     x: &'a [T],
@@ -97,8 +97,9 @@ impl CpuKernel for QkNormRopeKvWrite<'_> {
     }
 }
 
-/// Writes one value row into its pair of rows: bf16 rows alternate element by element, rows of other types
-/// are contiguous. The other row of the pair is not changed.
+/// Row kernel: writes one row of a value tile. `rows` is the pair of rows that contains it: bf16 rows
+/// alternate element by element, rows of other types are contiguous. The other row of the pair does not
+/// change.
 struct StoreValue<'a, T> {
     rows: &'a mut [T],
     x: &'a [T],
@@ -126,7 +127,7 @@ struct QkRopeCall<'a, T> {
 }
 
 impl<T: FloatElement> QkRopeCall<'_, T> {
-    /// Columns of `head` in the projections of token `t`.
+    /// QKV projections of token `t` for `head`, counted over query, key and value heads.
     fn head(&self, t: usize, head: usize) -> &[T] {
         let dim = self.layout.head_dim;
         &self.args.qkv.row::<T>(t)[head * dim..][..dim]
@@ -154,7 +155,7 @@ impl<T: FloatElement> QkRopeCall<'_, T> {
         if layout.dtype == DType::F8E4M3 {
             return self.store_fp8(tile + layout.key(row, 0), key, self.args.kv_scales[0]);
         }
-        // Number of contiguous channels: 2 for bf16 pairs, otherwise 1.
+        // Number of contiguous channels in a key tile: 2 for bf16 pairs, otherwise 1.
         let contiguous = if T::DTYPE == DType::BF16 { 2 } else { 1 };
         for (i, part) in key.chunks_exact(contiguous).enumerate() {
             let at = tile + layout.key(row, i * contiguous);
@@ -175,13 +176,13 @@ impl<T: FloatElement> QkRopeCall<'_, T> {
             return self.store_fp8(tile + layout.value(row, 0), x, self.args.kv_scales[1]);
         }
         let (start, dim) = (tile + layout.value(row - row % 2, 0), layout.head_dim);
-        // SAFETY: slots and layer were checked, and only this thread writes this head; a pair of rows, `2 D`
-        // elements, is in one tile.
+        // SAFETY: slots and layer were checked, and only this thread writes this head; a pair of rows, `2
+        // dim` elements, is in one tile.
         let rows = unsafe { std::slice::from_raw_parts_mut(self.pool.get().add(start), 2 * dim) };
         dispatch(self.isa, StoreValue { rows, x, odd: row % 2 == 1 });
     }
 
-    /// Stores one row of an fp8 tile, divided by `scale`.
+    /// Stores one row of an fp8 tile; each element is divided by `scale`.
     fn store_fp8(&self, start: usize, x: &[T], scale: f32) {
         let factor = 1.0 / scale;
         // SAFETY: slots and layer were checked, and only this thread writes this head; elements are bytes,
@@ -194,7 +195,7 @@ impl<T: FloatElement> QkRopeCall<'_, T> {
         }
     }
 
-    /// Block and row of token `t`; `None` for slot −1.
+    /// Returns the KV block of token `t` and the row in it; `None` for slot −1.
     fn slot(&self, t: usize) -> Option<(usize, usize)> {
         let slot = usize::try_from(self.args.slots.row::<i64>(0)[t]).ok()?;
         Some((slot / self.layout.block_tokens, slot % self.layout.block_tokens))

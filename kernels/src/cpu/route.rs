@@ -1,4 +1,4 @@
-//! MoE routing: selected experts and routing weights of each token.
+//! MoE routing on the CPU: selects the experts of each token and computes their routing weights.
 
 use device::{DeviceError, MatRef};
 
@@ -9,12 +9,12 @@ use crate::{
     RuleRouting, SoftmaxRouting,
 };
 
-/// Added to the sum that divides the weights, as in transformers `modeling_deepseek_v3.py`: all sigmoids may
-/// be 0.
+/// Added to the sum by which routing weights are divided, which may be 0 if all sigmoids are 0; as in
+/// transformers `modeling_deepseek_v3.py`.
 const MIN_DIVISOR: f32 = 1e-20;
 
 impl RouterRuleArgs<'_> {
-    /// Routing rule of softmax over all experts, then top-k.
+    /// Returns the routing rule of softmax over all experts, followed by top-k.
     pub(super) const fn softmax(scores: &RouterLogits<'_>) -> Self {
         let (score, RouterLogits { renormalise, shared, .. }) = (RouterScore::Softmax, *scores);
         Self { score, bias: None, groups: None, renormalise, scale: 1.0, shared }
@@ -78,7 +78,7 @@ impl CpuKernel for RuleRouting<'_, '_> {
     }
 }
 
-/// Adds the first `k` experts of each token to the load counts.
+/// Adds the first `k` experts of each token to the expert load counts.
 fn add_load(
     load: &mut ExpertLoadArgs<'_>,
     experts: MatRef<'_>,
@@ -96,7 +96,7 @@ fn add_load(
     Ok(())
 }
 
-/// Masks all experts outside the best groups.
+/// Masks all experts outside the `topk_group` best groups.
 fn keep_top_groups(choice: &mut [f32], groups: &ExpertGroups) {
     let group_size = choice.len() / groups.count;
     let score = |group: &[f32]| match groups.score {

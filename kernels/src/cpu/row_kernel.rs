@@ -1,19 +1,19 @@
-//! Plain Rust kernels, compiled once per instruction set.
+//! Row kernels: loops in plain Rust that are compiled once per instruction set.
 //!
 //! Element-wise kernels need no intrinsics: the compiler vectorises their loops for the target features of
-//! the enclosing function. Rust never contracts or reorders f32 arithmetic, so all versions give the same
+//! the enclosing function. Rust never contracts or reorders f32 arithmetic, so all versions compute the same
 //! bits.
 
 use device::{CpuIsa, FloatElement};
 
-/// A loop nest over captured data. `run` must be `#[inline(always)]`, and so must all functions that it
-/// calls.
+/// A loop nest over captured data that [`dispatch`] compiles for each instruction set. `run` must be
+/// `#[inline(always)]`, and so must all functions that it calls.
 pub(super) trait RowKernel {
     /// Runs the loop nest.
     fn run(self);
 }
 
-/// Converts elements to a type that represents them exactly.
+/// Row kernel: converts elements to a type that represents them exactly.
 pub(super) struct WidenRow<'a, T, U> {
     pub(super) to: &'a mut [U],
     pub(super) from: &'a [T],

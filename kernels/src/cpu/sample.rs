@@ -1,12 +1,13 @@
-//! Sampling of a token from a row of logits `[V]`, in f32.
+//! Sampling of a token from a row of logits, in f32.
 //!
-//! Contains the arithmetic only: the caller determines the sampling rules of a request. Every function reads
-//! a single row, so the token of a row depends on neither the other rows nor the number of threads. Only IEEE
-//! additions and products are vectorised (never a fused multiply-add), hence every instruction set yields the
-//! same bits; the few logarithms are computed in f64 and rounded once.
+//! Contains the arithmetic only: the caller determines the sampling parameters of a request. Every function
+//! reads a single row, so the token of a row depends on neither the other rows nor the number of threads.
+//! Only IEEE additions and products are vectorised (never a fused multiply-add), hence every instruction set
+//! yields the same bits; the few logarithms are computed in f64 and rounded once.
 //!
-//! Noise: Philox4x32-10 (Salmon et al., 2011), keyed by request, with a counter of vocabulary id and
-//! position; the token is the argmax of `l + Gumbel noise`, which is a sample from `softmax(l)`.
+//! Random numbers are computed by Philox4x32-10 (Salmon et al., 2011), keyed by request, with a counter of
+//! token id and position. The sampled token is the argmax of `logit + Gumbel noise`, which is a sample from
+//! the softmax of the logits.
 
 mod philox;
 mod row;
@@ -30,14 +31,14 @@ use crate::cpu::sample::rules::{RowSampleResult, SampleRequest, SampledRow, Toke
 use philox::{DRAW_TOKEN, gumbel, philox4x32_10};
 use row::{RowScratch, logprobs, sample_token};
 
-/// Random number in `(0, 1)` for synthetic acceptance of the draft token at a position; it depends on the key
-/// of the request and on the position only.
+/// Random number in `(0, 1)` for synthetic acceptance of the draft token at `position`. It depends on the
+/// Philox key of the request and on the position only.
 #[must_use]
 pub(super) fn acceptance_noise(key: u64, position: u32) -> f32 {
     philox::unit(philox::word(key, philox::DRAW_ACCEPT, 0, position))
 }
 
-/// Samples rows in parallel on the threads of the pool, with scratch memory per thread.
+/// Samples rows in parallel on the threads of the pool; each thread has its own scratch memory.
 #[derive(Debug)]
 pub(super) struct CpuSampler {
     scratch: Vec<Mutex<RowScratch>>,
@@ -48,7 +49,7 @@ impl CpuSampler {
         Self { scratch: (0..threads).map(|_| Mutex::default()).collect() }
     }
 
-    /// Samples one token per row of `logits`, f32 `[n, V]`.
+    /// Samples one token for each row of `logits`, f32 `[rows, vocab_size]`.
     pub(super) fn sample_rows(
         &self,
         threads: &ThreadPool,
@@ -60,7 +61,7 @@ impl CpuSampler {
         self.for_each_row(threads, requests.len(), sample)
     }
 
-    /// Returns the results of `work` for each of `n` rows.
+    /// Calls `work` for each of `n` rows in parallel and returns the results in order.
     fn for_each_row<T: Send>(
         &self,
         threads: &ThreadPool,

@@ -1,8 +1,9 @@
-//! Pointers through which the threads of a parallel region write disjoint parts of one result.
+//! Pointers through which the threads of a parallel region write to disjoint parts of one matrix.
 
 use device::{DeviceElement, MatMut};
 
-/// A pointer shared by threads. Each use states why its range is disjoint from the others.
+/// A pointer that may be sent to other threads. Each use states why its range is disjoint from those of other
+/// threads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SendPtr<T>(pub(super) *mut T);
 
@@ -17,7 +18,7 @@ impl<T> SendPtr<T> {
     }
 }
 
-/// Rows of a matrix that several threads write.
+/// Rows of a matrix to which several threads write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SharedRows<T> {
     start: SendPtr<T>,
@@ -37,7 +38,7 @@ impl<T: DeviceElement> SharedRows<T> {
         Self { start: SendPtr(mat.as_mut_ptr().cast()), height, cols, stride }
     }
 
-    /// Columns `[from, from + len)` of row `r`.
+    /// Returns columns `[from, from + len)` of row `r`.
     ///
     /// # Safety
     /// The matrix is still mutably borrowed, and no other thread accesses these elements meanwhile.
@@ -47,7 +48,7 @@ impl<T: DeviceElement> SharedRows<T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.get().add(r * self.stride + from), len) }
     }
 
-    /// Row `r`.
+    /// Returns row `r`.
     ///
     /// # Safety
     /// See [`SharedRows::part`].

@@ -1,7 +1,5 @@
 //! CPU kernels before and after a forward pass: prepare the inputs of a step from its stage, and sample
-//! tokens from logits.
-//!
-//! The device twins are `csrc/prepare` and `csrc/sample`.
+//! tokens from logits. The GPU code for the same ops is `csrc/prepare` and `csrc/sample`.
 
 use std::collections::HashMap;
 
@@ -86,7 +84,8 @@ impl CpuKernel for StepPreparation<'_, '_, '_> {
     }
 }
 
-/// Samples the logits rows of a stage with `sample` and stores the results.
+/// Samples the logits rows of a stage with `sample`, stores the results in `outputs`, and updates the latest
+/// tokens and token histories of the sequence slots.
 fn sample_and_store(
     logits: MatRef<'_>,
     stage: &StageView<'_>,
@@ -118,7 +117,7 @@ fn sample_and_store(
     Ok(())
 }
 
-/// Initialises a sequence slot for its request.
+/// Initialises a sequence slot for a new request: token history, grammar bitmask and sampling parameters.
 fn init_sequence(
     init: &StageSequenceInit,
     read: &StageReader<'_>,
@@ -161,8 +160,8 @@ fn update_table(
     Ok(())
 }
 
-/// Position of the first token of a row: set by the host, or computed from the latest token of the sequence
-/// slot, with the position set by the host as upper bound.
+/// Position of the first token of a row: given by the host, or computed from the latest token of the sequence
+/// slot, with the position given by the host as upper bound.
 fn start_of(row: &StageRow, slots: &SequenceSlotArrays<'_>) -> i32 {
     if row.ids >= 0 {
         return row.start;
@@ -175,8 +174,8 @@ fn latest_token_of(slots: &SequenceSlotArrays<'_>, seq_slot: usize) -> LatestTok
     LatestToken { token: words[0], position: words[1], draft_accepted: words[2] }
 }
 
-/// Writes token ids, positions and KV slots: position `p` has slot `table[p / bs] · bs + p mod bs` for block
-/// size `bs`.
+/// Writes the token ids, positions and KV slots of a row: position `p` has KV slot `table[p / block_tokens] ·
+/// block_tokens + p mod block_tokens`.
 fn write_row_inputs(
     row: &StageRow,
     start: i32,
@@ -211,14 +210,14 @@ pub(super) fn index(what: &'static str, index: i32, limit: usize) -> Result<usiz
     }
 }
 
-/// Sampling rules of one logits row, as lists.
+/// Sampling parameters and logit edits of one logits row, collected from the stage and the sequence slot.
 struct RowSamplingRules {
     params: SequenceSamplingParams,
     allowed: Option<Vec<u32>>,
     banned: Vec<u32>,
     bias: Vec<(u32, f32)>,
     seen: Vec<TokenOccurrence>,
-    /// Sample position.
+    /// Sample position: the position of the token to sample.
     position: i32,
 }
 
@@ -294,7 +293,7 @@ impl RowSamplingRules {
     }
 }
 
-/// Whether an edit applies to the token after `history`.
+/// Whether the condition of a logit edit is met for the token after `history`.
 fn applies(edit: &StageEdit, history: &[i32], read: &StageReader<'_>) -> Result<bool, DeviceError> {
     if edit.when_len < 0 {
         return Ok((history.len() as i64) < i64::from(edit.when_at));
@@ -302,7 +301,7 @@ fn applies(edit: &StageEdit, history: &[i32], read: &StageReader<'_>) -> Result<
     Ok(history.ends_with(read.words(edit.when_at, edit.when_len)?))
 }
 
-/// Token ids with a set bit.
+/// Token ids with a set bit in a grammar bitmask.
 fn ids_of(mask: &[i32]) -> Vec<u32> {
     let bits = |(word, bits): (usize, &i32)| {
         let bits = *bits as u32;
@@ -311,7 +310,8 @@ fn ids_of(mask: &[i32]) -> Vec<u32> {
     mask.iter().enumerate().flat_map(bits).collect()
 }
 
-/// Distinct token ids in order of appearance, with their numbers of occurrences from `prompt_len` on.
+/// Distinct token ids of `history` in order of first occurrence, with their numbers of occurrences from
+/// position `prompt_len` on.
 fn count_occurrences(history: &[i32], prompt_len: usize) -> Vec<TokenOccurrence> {
     let mut seen: Vec<TokenOccurrence> = Vec::new();
     let mut indices = HashMap::new();
@@ -325,7 +325,7 @@ fn count_occurrences(history: &[i32], prompt_len: usize) -> Vec<TokenOccurrence>
     seen
 }
 
-/// Returns the record of a sampled row and writes its top log-probabilities to `outputs`.
+/// Returns the output record of a logits row, and writes its top log-probabilities to `outputs`.
 fn write_sample(
     index: usize,
     row: &StageLogitsRow,
@@ -356,8 +356,8 @@ fn write_sample(
     sampled
 }
 
-/// Verifies the draft token at `position`, and stores the sampled token as the latest token of the sequence
-/// slot if all draft tokens before it are accepted.
+/// Verifies the draft token at `position`. Stores the sampled token as the latest token of the sequence slot
+/// if all draft tokens before it are accepted.
 fn update_latest_token(
     row: &StageLogitsRow,
     position: i32,
@@ -391,7 +391,7 @@ fn update_latest_token(
     }
     let mut latest = previous;
     if preceding_accepted && (sampled || row.draft_index == 0) {
-        // After an error at a draft position the latest token stays the token before that position.
+        // After an error at a draft position the latest token remains the token before that position.
         latest = LatestToken {
             token: if sampled { output.token } else { 0 },
             position,

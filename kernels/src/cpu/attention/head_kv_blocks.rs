@@ -1,33 +1,34 @@
-//! Keys and values of 16 consecutive positions (a group), as operands of the tile product.
+//! Keys and values of 16 consecutive positions (a group), in the form that the matrix product of a tile
+//! reads.
 //!
-//! If the block size is a multiple of 16, a group is inside one block and is used in place. Other block sizes
-//! are for tests and unusual configurations: the group is copied to contiguous memory first. Elements are
-//! read as columns of a step: one f32, a pair of bf16, or one f16. Groups of an fp8 pool are always copied
-//! and dequantised.
+//! If the block size is a multiple of 16, a group is inside one KV block and is read in place. Other block
+//! sizes are for tests and unusual configurations: the group is first copied to contiguous memory. Groups of
+//! an fp8 pool are always copied and dequantised. A step of the product reads one column per position or
+//! channel: one f32, one f16, or a pair of bf16.
 
 use device::{DType, Fp8E4m3, bf16, f16};
 
 use super::super::matmul_tile::{HALF, column_bytes};
 use crate::KvLayout;
 
-/// Block table of one row and one KV head.
+/// Keys and values of one row for one KV head: its block table, and where the blocks are in the KV pool.
 pub(super) struct HeadKvBlocks<'a> {
     pub(super) pool: *const u8,
-    /// Layout with the type of the activations.
+    /// Layout of the pool, but with the type of the activations.
     pub(super) layout: &'a KvLayout,
-    /// Whether the pool stores fp8.
+    /// Whether the pool stores keys and values in fp8.
     pub(super) fp8: bool,
     pub(super) table: &'a [i32],
     pub(super) layer: usize,
     pub(super) head: usize,
 }
 
-/// Number of values of `k` per step: 2 for bf16 pairs.
+/// Number of products per step: 2 for bf16 pairs, otherwise 1.
 pub(super) fn per_step(layout: &KvLayout) -> usize {
     if layout.dtype == DType::BF16 { 2 } else { 1 }
 }
 
-/// Number of words that suffice for a copy of the keys or values of one group.
+/// Size in 32-bit words of the buffer for a copy of the keys or values of one group.
 pub(super) fn group_words(layout: &KvLayout) -> usize {
     HALF * layout.head_dim
 }
@@ -37,13 +38,13 @@ impl HeadKvBlocks<'_> {
         !self.fp8 && self.layout.block_tokens.is_multiple_of(HALF)
     }
 
-    /// Block and offset of a position.
+    /// KV block of a position, and the offset of the position in the block.
     fn locate(&self, position: usize) -> (usize, usize) {
         let block = self.table[position / self.layout.block_tokens];
         (block as usize, position % self.layout.block_tokens)
     }
 
-    /// Bytes of a column.
+    /// Bytes of a column (one f32, one f16, or a pair of bf16).
     fn column(&self) -> usize {
         column_bytes(self.layout.dtype)
     }
@@ -64,17 +65,18 @@ impl HeadKvBlocks<'_> {
         self.element_ptr(self.layout.value_tile(self.layer, block, self.head)).wrapping_add(row)
     }
 
-    /// Bytes between steps of keys; a step is one channel, or a pair of channels.
+    /// Bytes from one step of keys to the next; a step is one channel, or a pair of channels.
     pub(super) fn key_stride(&self) -> usize {
         self.column() * if self.in_place() { self.layout.block_tokens } else { HALF }
     }
 
-    /// Bytes between steps of values; a step is one position, or a pair of positions.
+    /// Bytes from one step of values to the next; a step is one position, or a pair of positions.
     pub(super) fn value_stride(&self) -> usize {
         self.layout.head_dim * self.column()
     }
 
-    /// Returns the first step of keys `[position, position + 16)`, of which `count` exist.
+    /// Returns the address of the first step of the keys at positions `[position, position + 16)`, of which
+    /// the first `count` exist. If a copy is necessary, it is written to `copy`.
     pub(super) fn keys(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
             return self.keys_of(position);
@@ -104,7 +106,8 @@ impl HeadKvBlocks<'_> {
         copy.as_ptr().cast()
     }
 
-    /// Returns the first step of values `[position, position + 16)`, of which `count` exist.
+    /// Returns the address of the first step of the values at positions `[position, position + 16)`, of which
+    /// the first `count` exist. If a copy is necessary, it is written to `copy`.
     pub(super) fn values(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
             return self.values_of(position);
@@ -147,7 +150,7 @@ impl HeadKvBlocks<'_> {
         }
     }
 
-    /// Writes a column of a copy.
+    /// Writes column `column` of a copied group.
     fn put(&self, copy: &mut [u32], column: usize, word: u32) {
         if self.column() == 4 {
             copy[column] = word;
@@ -158,7 +161,8 @@ impl HeadKvBlocks<'_> {
         unsafe { copy.as_mut_ptr().cast::<u16>().add(column).write(word as u16) };
     }
 
-    /// Returns an fp8 element as f32 or f16, or with the element at distance `next` as a pair of bf16.
+    /// Converts an fp8 element to f32 or f16, or for bf16 the element and the one `next` elements after it to
+    /// a pair.
     fn fp8_word(&self, element: usize, next: usize) -> u32 {
         // SAFETY: the position has a block in the pool, as `check` verified, and a pair is in one block.
         let value_at = |i: usize| Fp8E4m3::from_bits(unsafe { self.pool.add(i).read() }).to_f32();

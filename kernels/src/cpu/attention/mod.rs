@@ -1,14 +1,14 @@
-//! Paged attention with online softmax (flash attention), for rows of any query length.
+//! Paged attention on the CPU with online softmax (flash attention), for rows of any query length.
 //!
 //! Keys are read in tiles of 64 positions that begin at multiples of 64, and partial results are merged at
 //! tile boundaries only. The causal mask gives keys after the position of a query probability zero, which
 //! adds nothing. So the result of a query never depends on its prefill chunk or on other rows. Scores,
-//! maxima, sums and outputs are f32; probabilities are rounded to the type of the pool before they are
+//! maxima, sums and outputs are f32; probabilities are rounded to the activation type before they are
 //! multiplied by the values, and summed after the rounding.
 //!
 //! A query tile has up to 12 (token, query head) pairs of one KV head (GQA), which share every loaded key.
-//! Threads take tiles from an atomic counter: the last rows of a step first, and the last queries of a row,
-//! which have the longest contexts, first, so that all threads finish at about the same time.
+//! Threads take tiles from an atomic counter. The last rows of a step come first, and the last queries of a
+//! row come first, which have the longest contexts: so all threads finish at about the same time.
 
 mod head_kv_blocks;
 mod query_tile;
@@ -30,13 +30,14 @@ use crate::{CpuKernel, KvLayout, PagedAttention, PagedAttentionArgs};
 const KERNEL: &str = "paged_attention";
 /// Number of positions per key tile.
 const KEY_TILE: usize = 64;
-/// Number of multiplications below which waking other threads costs more than it saves.
+/// Minimum number of multiplications for multi-threading: below it, waking the other threads costs more time
+/// than they save.
 const MIN_MULTIPLICATIONS: usize = 1 << 17;
 
-/// Arguments shared by all tiles of a call.
+/// Arguments of one launch, shared by all of its query tiles.
 struct CpuAttentionCall<'a, T> {
     args: &'a PagedAttentionArgs<'a>,
-    /// Layout with the type of the activations.
+    /// Layout of the pool, but with the type of the activations.
     layout: KvLayout,
     /// Whether keys and values are stored in fp8.
     fp8: bool,
@@ -46,7 +47,7 @@ struct CpuAttentionCall<'a, T> {
     isa: device::CpuIsa,
     /// Number of query heads per KV head.
     group: usize,
-    /// Number of tiles of one KV head before each row, then their total.
+    /// Number of query tiles of one KV head in all rows before each row, then in all rows.
     tiles_before: Vec<usize>,
 }
 
@@ -109,8 +110,8 @@ impl<T> CpuAttentionCall<'_, T> {
         self.tiles_before.last().copied().unwrap_or(0)
     }
 
-    /// Tile `index` of the call: heads outermost, so that threads share the keys in cache; the last queries
-    /// of a row first.
+    /// Returns query tile `index` of the launch. The KV head is the slowest index, so that threads share the
+    /// keys in cache; the last queries of a row come first.
     fn tile(&self, index: usize) -> QueryTile {
         let per_head = self.tiles_per_head();
         let (head, tile) = (index / per_head, per_head - 1 - index % per_head);
@@ -121,7 +122,7 @@ impl<T> CpuAttentionCall<'_, T> {
         QueryTile { row, head, first, pairs: TILE_ROWS.min(pairs - first) }
     }
 
-    /// Number of multiplications of the call.
+    /// Number of multiplications for the attention scores of the launch.
     fn multiplications(&self) -> usize {
         let rows = 0..self.args.rows.len();
         let keys: usize = rows

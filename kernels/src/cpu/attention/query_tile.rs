@@ -11,11 +11,11 @@ use super::softmax::{KeyTile, NormalizeOutput, RunningSoftmax, softmax_key_tile}
 use super::{CpuAttentionCall, KEY_TILE};
 use crate::KvLayout;
 
-/// Up to 12 (token, query head) pairs of one KV head, numbered token by token.
+/// Up to 12 (token, query head) pairs of one row and one KV head, numbered token by token.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QueryTile {
     pub(super) row: usize,
-    /// KV head.
+    /// Index of the KV head.
     pub(super) head: usize,
     /// Index of the first pair, counted from the first token of the row.
     pub(super) first: usize,
@@ -25,19 +25,19 @@ pub(super) struct QueryTile {
 /// Number of groups of 16 positions in a key tile.
 const GROUPS: usize = KEY_TILE / HALF;
 
-/// Scratch memory of a thread.
+/// Scratch memory of one thread.
 pub(super) struct TileScratch<T: FloatElement> {
-    /// Queries `[12][D]`.
+    /// Queries of the tile, `[12][head_dim]`.
     q: Vec<T::Operand>,
-    /// Scores `[12][64]`.
+    /// Attention scores of one key tile, `[12][64]`.
     scores: Vec<[f32; KEY_TILE]>,
     probabilities: Vec<[T::Operand; KEY_TILE]>,
-    /// Outputs `[12][D]`, rows padded to whole tile columns.
+    /// Unnormalised outputs `[12][head_dim]`, rows padded to whole tile columns.
     out: Vec<f32>,
     running: [RunningSoftmax; TILE_ROWS],
-    /// Copies of the groups of a key tile, keys or values.
+    /// Copies of the groups of a key tile, for groups of keys or values that cannot be read in place.
     copies: [Vec<u32>; GROUPS],
-    /// Copy of the last step of values if its second position does not exist.
+    /// Copy of the last bf16 pair of value rows, if its second position does not exist.
     last: Vec<u32>,
 }
 
@@ -58,7 +58,7 @@ impl<T: FloatElement> TileScratch<T> {
     }
 }
 
-/// Elements between rows of the outputs.
+/// Elements from one row of `out` to the next.
 fn out_stride(head_dim: usize) -> usize {
     head_dim.next_multiple_of(TILE_COLUMNS)
 }
@@ -90,14 +90,14 @@ impl QueryTile {
         self.finish(call, s);
     }
 
-    /// Token of the step and query head of a pair.
+    /// Token (index in the step) and query head of pair `i` of the tile.
     fn pair<T>(&self, call: &CpuAttentionCall<'_, T>, i: usize) -> (usize, usize) {
         let pair = self.first + i;
         let (from, _) = call.args.rows.tokens(self.row);
         (from + pair / call.group, self.head * call.group + pair % call.group)
     }
 
-    /// Number of keys at or before the token of a pair.
+    /// Number of keys at or before the token of pair `i`.
     fn visible<T>(&self, call: &CpuAttentionCall<'_, T>, i: usize) -> usize {
         let (_, to) = call.args.rows.tokens(self.row);
         let (token, _) = self.pair(call, i);
@@ -115,7 +115,7 @@ impl QueryTile {
         s.running = [RunningSoftmax::EMPTY; TILE_ROWS];
     }
 
-    /// `scores = q kᵀ` for keys `[start, start + keys)`.
+    /// Computes `scores = q kᵀ` for the keys at positions `[start, start + keys)`.
     fn score<T: FloatElement>(
         &self,
         call: &CpuAttentionCall<'_, T>,
@@ -144,13 +144,13 @@ impl QueryTile {
                 accumulate: false,
                 prefetch: CachePrefetch::Nothing,
             };
-            // SAFETY: a group has 16 columns in every step: it is in one block of the pool, or in a copy of
-            // that size; queries and scores have the rows of a full tile.
+            // SAFETY: a group has 16 columns in every step, in one block of the pool or in a copy of that
+            // size; queries and scores have the rows of a full tile.
             unsafe { call.tile_kernels.run(self.pairs, &operands) };
         }
     }
 
-    /// Converts scores to probabilities.
+    /// Converts the scores of a key tile to probabilities, and updates the running softmax.
     fn compute_probabilities<T: FloatElement>(
         &self,
         call: &CpuAttentionCall<'_, T>,
@@ -175,7 +175,7 @@ impl QueryTile {
         );
     }
 
-    /// `out += probabilities · values` for keys `[start, start + keys)`.
+    /// Computes `out += probabilities · values` for the keys at positions `[start, start + keys)`.
     fn accumulate_values<T: FloatElement>(
         &self,
         call: &CpuAttentionCall<'_, T>,
@@ -188,8 +188,8 @@ impl QueryTile {
         let (segments, count) = value_segments(s, blocks, start, keys);
         let bytes = column_bytes(call.layout.dtype);
         for channel in (0..dim).step_by(TILE_COLUMNS) {
-            // If the head size is an odd multiple of 16 (16, 48, ..), compute the last half twice; the second
-            // result goes to the padding.
+            // If the head size is an odd multiple of 16 (16, 48, ..), the last 16 channels are computed
+            // twice; the second result is written to the padding of `out`.
             let high = if channel + HALF < dim { channel + HALF } else { channel };
             let b = segments.map(|(start, steps)| OperandSegment {
                 start: [channel, high].map(|channel| start.wrapping_add(channel * bytes)),
@@ -216,18 +216,19 @@ impl QueryTile {
         let outs = s.out.chunks_exact(out_stride(dim)).zip(&s.running);
         for (i, (out, running)) in outs.enumerate().take(self.pairs) {
             let (token, head) = self.pair(call, i);
-            // SAFETY: each (token, head) belongs to one tile.
+            // SAFETY: each (token, query head) pair belongs to one tile.
             let y = unsafe { call.out.part(token, head * dim, dim) };
             dispatch(call.isa, NormalizeOutput { y, out, sum: running.sum });
         }
     }
 }
 
-/// Start and steps of the values of a key tile, group by group, and the number of segments.
+/// Returns the address and number of steps of the values of a key tile, group by group, and the number of
+/// such segments.
 ///
-/// If the last pair has one position only, this request never wrote the second position: values that a
-/// previous request left there may be infinite, so they must not be multiplied by a zero probability. That
-/// step is a copy with zeros.
+/// If the last bf16 pair has only one position, this request never wrote the second one: it may have infinite
+/// values of an earlier request, which multiplied by a zero probability would be NaN. That pair is therefore
+/// copied, with zeros for the second position.
 fn value_segments<T: FloatElement>(
     s: &mut TileScratch<T>,
     blocks: &HeadKvBlocks<'_>,

@@ -1,4 +1,4 @@
-//! Online softmax of one key tile: scores to probabilities, with running maximum and sum.
+//! Online softmax of one key tile: converts scores to probabilities, and updates the running maximum and sum.
 
 use device::{CpuIsa, FloatElement};
 
@@ -6,7 +6,7 @@ use super::super::maths::{exp, largest, sum};
 use super::super::row_kernel::{RowKernel, dispatch};
 use super::KEY_TILE;
 
-/// Running softmax state of one query.
+/// Running maximum and sum of the online softmax of one query.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunningSoftmax {
     pub(super) max: f32,
@@ -17,16 +17,16 @@ impl RunningSoftmax {
     pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
-/// One key tile for all queries of a query tile.
+/// Row kernel: online softmax of one key tile for all queries of a query tile.
 pub(super) struct KeyTile<'a, T: FloatElement> {
     pub(super) scores: &'a [[f32; KEY_TILE]],
-    /// Probabilities under the new maximum, rounded to `T`; zero for masked keys.
+    /// Probabilities relative to the new maximum, rounded to `T`; zero for masked keys.
     pub(super) probabilities: &'a mut [[T::Operand; KEY_TILE]],
     pub(super) running: &'a mut [RunningSoftmax],
-    /// Unnormalised outputs, `out_stride` elements between rows, rescaled to the new maximum.
+    /// Unnormalised outputs, rescaled to the new maximum; rows are `out_stride` elements apart.
     pub(super) out: &'a mut [f32],
     pub(super) out_stride: usize,
-    /// Number of keys of the tile at or before each query.
+    /// Number of keys in the tile that each query may attend to: those at or before its position.
     pub(super) visible: &'a [usize],
     pub(super) scale: f32,
 }
@@ -65,7 +65,7 @@ impl<T: FloatElement> RowKernel for KeyTile<'_, T> {
     }
 }
 
-/// Computes the softmax of one key tile with the fastest code for `isa`.
+/// Computes the softmax of one key tile with the fastest implementation for `isa`.
 pub(super) fn softmax_key_tile<T: FloatElement>(isa: CpuIsa, tile: KeyTile<'_, T>) {
     match isa {
         // SAFETY: the device checked its instruction set.
@@ -75,7 +75,7 @@ pub(super) fn softmax_key_tile<T: FloatElement>(isa: CpuIsa, tile: KeyTile<'_, T
     }
 }
 
-/// `y = out / sum`.
+/// Row kernel: divides an output by its softmax sum, `y = out / sum`.
 pub(super) struct NormalizeOutput<'a, T> {
     pub(super) y: &'a mut [T],
     pub(super) out: &'a [f32],

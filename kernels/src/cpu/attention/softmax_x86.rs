@@ -1,7 +1,7 @@
-//! The softmax of a key tile in AVX-512 intrinsics: in plain Rust it takes a third of all attention
-//! time, because the compiler scalarises its reductions.
+//! The softmax of a key tile in AVX-512 intrinsics. The plain Rust version takes a third of all attention
+//! time, because the compiler does not vectorise its reductions.
 //!
-//! Algorithm of `softmax.rs`, with fused multiply-adds and hardware scaling by powers of two.
+//! The algorithm is that of `softmax.rs`, with fused multiply-adds and hardware scaling by powers of two.
 
 use std::arch::x86_64::{
     __m512, __mmask16, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_storeu_si256,
@@ -50,7 +50,7 @@ pub(super) fn run<T: FloatElement>(tile: KeyTile<'_, T>) {
     }
 }
 
-/// Scaled scores, −∞ after the visible keys.
+/// Returns the scores times `scale`, −∞ after the first `visible` keys.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn mask(scores: &[f32; KEY_TILE], visible: usize, scale: f32) -> [__m512; VECTORS] {
@@ -58,20 +58,20 @@ fn mask(scores: &[f32; KEY_TILE], visible: usize, scale: f32) -> [__m512; VECTOR
     for (i, masked) in masked.iter_mut().enumerate() {
         let lanes = visible.saturating_sub(i * LANES).min(LANES);
         let visible_lanes = ((1u32 << lanes) - 1) as __mmask16;
-        // SAFETY: 16 scores from `16 i` on; `scores` has 64.
+        // SAFETY: reads 16 scores from index `16 i` on; `scores` has 64.
         let x = unsafe { _mm512_loadu_ps(scores.as_ptr().add(i * LANES)) };
         *masked = _mm512_mask_mul_ps(*masked, visible_lanes, x, _mm512_set1_ps(scale));
     }
     masked
 }
 
-/// `e^x` for `x ≤ 0`; 0 for −∞. The polynomial of `maths::exp`.
+/// `e^x` for `x ≤ 0`; 0 for −∞. Evaluates the polynomial of `maths::exp`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn exp(x: __m512) -> __m512 {
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     let c = |x: f32| _mm512_set1_ps(x);
-    // −∞ would give ∞ − ∞ below; e^−110 is 0 in f32. This operand order propagates NaN.
+    // −∞ would become ∞ − ∞ below; e^−110 is 0 in f32. This operand order propagates NaN.
     let x = _mm512_max_ps(c(-110.0), x);
     let n = _mm512_roundscale_ps::<NEAREST>(_mm512_mul_ps(x, c(std::f32::consts::LOG2_E)));
     let r = _mm512_fnmadd_ps(n, c(0.693_359_4), x);
@@ -83,8 +83,8 @@ fn exp(x: __m512) -> __m512 {
     _mm512_scalef_ps(p, n)
 }
 
-/// Stores 16 weights rounded to `T`, in the operand type of the tile product, and returns the rounded
-/// weights.
+/// Rounds 16 softmax weights to `T`, stores them in the operand type of the matrix product, and returns the
+/// rounded weights.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
 fn store<T: FloatElement>(to: &mut [T::Operand], weight: __m512) -> __m512 {

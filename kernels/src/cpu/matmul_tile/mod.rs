@@ -1,16 +1,16 @@
-//! The inner loop of all matrix products: a tile of up to 12 rows by 32 columns.
+//! Matrix product of one tile of up to 12 rows by 32 columns: the inner loop of linear layers and attention.
 //!
 //! `c[r][j] = Σ_k a[r][k] · b[k][j]`, each sum in ascending `k` in one f32 accumulator, for any number of
 //! rows: the result of a row does not depend on the other rows of its tile. Linear layers run it over packed
-//! panels, attention over the key and value tiles of the KV pool.
+//! panels of weights, attention over the key and value tiles of the KV pool.
 //!
-//! 12 rows of 2 × 16 lanes are 24 accumulators of the 32 registers of AVX-512; two more registers have the
-//! line of `b`, and `a` is broadcast from memory.
+//! A tile of 12 rows of 2 × 16 lanes has its accumulators in 24 of the 32 registers of AVX-512; two more
+//! registers have the columns of `b`, and `a` is broadcast from memory.
 //!
-//! bf16 is processed in pairs: a step is two consecutive `k`, and `b` is `[j][k % 2]`. AVX-512-BF16
-//! multiplies and adds a pair per instruction; the other paths widen to f32 and add the even, then the odd
-//! product. f16 is processed with one `k` per step and the sums of f32: `a` is already f32, `b` is widened
-//! when read.
+//! A step of the product is one `k` in f32 and f16, and two consecutive `k` in bf16, where `b` is `[j][k %
+//! 2]`. AVX-512-BF16 multiplies and adds a bf16 pair per instruction; the other implementations convert to
+//! f32 and add the even, then the odd product. For f16 the caller passes `a` in f32; `b` is converted to f32
+//! when it is read.
 
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -22,42 +22,42 @@ use device::{CpuIsa, DType};
 
 /// Maximum number of rows of a tile.
 pub(super) const TILE_ROWS: usize = 12;
-/// Number of columns of a tile, in two halves that need not be contiguous.
+/// Number of columns of a tile. They are in two halves, which need not be adjacent in memory.
 pub(super) const TILE_COLUMNS: usize = 32;
-/// Number of columns of a half.
+/// Number of columns of half a tile.
 pub(super) const HALF: usize = 16;
 
-/// Operands of one tile.
+/// Operands of the matrix product of one tile, `c = a b` or `c += a b`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TileOperands<'a> {
     /// Address of row 0 of `a`.
     pub(super) a: *const u8,
-    /// Bytes between rows of `a`.
+    /// Bytes from one row of `a` to the next.
     pub(super) a_stride: usize,
-    /// Segments of `b` in ascending `k`.
+    /// Parts of `b`, in ascending `k`.
     pub(super) b: &'a [OperandSegment],
-    /// Bytes between steps of a segment.
+    /// Bytes from one step of a segment to the next.
     pub(super) b_stride: usize,
-    /// Accumulators `[rows][32]`.
+    /// Accumulators and results, `[rows][32]`.
     pub(super) c: *mut f32,
-    /// Elements between rows of `c`.
+    /// Elements from one row of `c` to the next.
     pub(super) c_stride: usize,
-    /// Whether sums are added to the contents of `c`.
+    /// Whether the product is added to the contents of `c`.
     pub(super) accumulate: bool,
     /// Memory to prefetch into the L2 cache during the product.
     pub(super) prefetch: CachePrefetch,
 }
 
-/// Part of `b` with equidistant steps.
+/// A part of `b` whose steps have equal distances in memory, such as the keys of one KV block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OperandSegment {
-    /// Addresses of columns `[0, 16)` and `[16, 32)` of the first step.
+    /// Addresses of columns 0 to 15 and of columns 16 to 31 of the first step.
     pub(super) start: [*const u8; 2],
-    /// Number of steps: of single `k` (f32, f16), or of pairs (bf16).
+    /// Number of steps; a step is one `k` (f32, f16) or a pair (bf16).
     pub(super) steps: usize,
 }
 
-/// Prefetch of memory that is read soon, by number of cache lines per step.
+/// Memory to prefetch during a matrix product, and the number of cache lines per step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CachePrefetch {
     /// No prefetch.
@@ -79,12 +79,13 @@ pub(super) const fn column_bytes(dtype: DType) -> usize {
 /// Computes one tile of a fixed number of rows.
 pub(super) type TileKernel = unsafe fn(&TileOperands<'_>);
 
-/// Tile kernels of one instruction set and element type, by number of rows.
+/// Tile kernels of one instruction set and element type; entry `i` computes `i + 1` rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TileKernels([TileKernel; TILE_ROWS]);
 
 impl TileKernels {
-    /// Tile kernels for `b` of `dtype` (f32, bf16 or f16); `a` has the same type, or f32 for f16.
+    /// Returns the tile kernels for `b` of type `dtype` (f32, bf16 or f16). `a` has the same type, but f32 if
+    /// `b` is f16.
     pub(super) fn new(isa: CpuIsa, dtype: DType) -> Self {
         Self(match (isa, dtype) {
             #[cfg(target_arch = "x86_64")]
@@ -118,7 +119,7 @@ impl TileKernels {
     }
 }
 
-/// Instances of a tile kernel for 1 to 12 rows.
+/// Array of the instances of a tile kernel for 1 to 12 rows.
 macro_rules! by_rows {
     ($kernel:ident $(, $extra:ty)*) => {
         [

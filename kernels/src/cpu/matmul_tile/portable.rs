@@ -1,4 +1,4 @@
-//! Tile kernels in plain Rust: for any architecture, and as the reference for the SIMD paths.
+//! Tile kernels in plain Rust, for any architecture. They are the reference for the SIMD implementations.
 
 use device::{FloatElement, bf16, f16};
 
@@ -8,7 +8,7 @@ pub(super) const F32_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(f32_step, f32);
 pub(super) const F16_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(f32_step, f16);
 pub(super) const BF16_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(bf16_pairs);
 
-/// `a` in f32, `b` in f32 or f16.
+/// Product of f32 `a` and f32 or f16 `b`.
 unsafe fn f32_step<const M: usize, T: FloatElement>(o: &TileOperands<'_>) {
     for r in 0..M {
         // SAFETY: the caller guarantees the extents of all operands.
@@ -30,7 +30,7 @@ unsafe fn f32_step<const M: usize, T: FloatElement>(o: &TileOperands<'_>) {
     }
 }
 
-/// bf16 operands in pairs, widened.
+/// Product of bf16 operands in pairs, converted to f32.
 unsafe fn bf16_pairs<const M: usize>(o: &TileOperands<'_>) {
     for r in 0..M {
         // SAFETY: the caller guarantees the extents of all operands.
@@ -53,7 +53,7 @@ unsafe fn bf16_pairs<const M: usize>(o: &TileOperands<'_>) {
     }
 }
 
-/// Every step of every segment.
+/// Iterates over every step of every segment of `b`.
 fn steps<'a>(o: &TileOperands<'a>) -> impl Iterator<Item = (&'a OperandSegment, usize)> {
     o.b.iter().flat_map(|segment| (0..segment.steps).map(move |step| (segment, step)))
 }

@@ -1,4 +1,4 @@
-//! SIMD vectors of f32 lanes, so that one source serves AVX2 and AVX-512.
+//! A trait of SIMD registers of f32 lanes, so that a tile kernel is written once for AVX2 and AVX-512.
 //!
 //! All functions are inlined into kernels that enable the instruction set; no other code calls them.
 
@@ -10,14 +10,14 @@ use std::arch::x86_64::{
     _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
-/// A SIMD register of f32.
+/// A SIMD register of f32 lanes.
 ///
 /// # Safety
 /// Callers have enabled the instruction set, and pointers are valid for `LANES` elements.
 pub(super) unsafe trait SimdVector: Copy {
-    /// Number of f32 per register.
+    /// Number of f32 lanes per register.
     const LANES: usize;
-    /// All lanes zero.
+    /// Returns a register with zeros.
     unsafe fn zero() -> Self;
     /// Loads consecutive elements.
     unsafe fn load(from: *const f32) -> Self;
@@ -29,11 +29,11 @@ pub(super) unsafe trait SimdVector: Copy {
     unsafe fn store(self, to: *mut f32);
     /// Loads consecutive f16 as f32.
     unsafe fn load_f16(from: *const u8) -> Self;
-    /// Loads `LANES` pairs of bf16 as f32: the even elements, and the odd elements.
+    /// Loads `LANES` pairs of bf16 as f32: returns the even elements and the odd elements.
     unsafe fn load_bf16_pairs(from: *const u8) -> [Self; 2];
 }
 
-/// Mask of the upper half of a 32-bit word: the odd bf16 of a pair, as f32.
+/// Mask of the upper half of a 32-bit word: the odd bf16 of a pair, whose bits are those of the same f32.
 const ODD: i32 = -65536;
 
 // SAFETY: AVX-512F intrinsics; the caller has enabled the instruction set.

@@ -1,6 +1,6 @@
-//! Tile kernels for AVX-512-BF16, AVX-512 and AVX2.
+//! Tile kernels in intrinsics for AVX-512-BF16, AVX-512 and AVX2.
 //!
-//! Loops over rows and registers have constant bounds and unroll; sums stay in registers.
+//! Loops over rows and registers have constant bounds and are unrolled; sums stay in registers.
 
 use std::arch::x86_64::{
     __m256, __m512, __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_dpbf16_ps,
@@ -34,7 +34,7 @@ unsafe fn bf16<const M: usize>(o: &TileOperands<'_>) {
     }
 }
 
-/// Tile of paired dot products; prefetches `LINES` cache lines of `next` per step.
+/// Product of one tile by paired bf16 dot products; prefetches `LINES` cache lines per step from `next` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn bf16_prefetched<const M: usize, const LINES: usize>(
@@ -118,7 +118,8 @@ unsafe fn f16_8<const M: usize>(o: &TileOperands<'_>) {
     unsafe { tile_avx2::<F16Step, M>(o) }
 }
 
-/// AVX2 has 16 registers: compute 4 rows of one half (two registers) at a time.
+/// Product of one tile for AVX2, which has 16 registers: computes 4 rows of half the columns (two registers
+/// per row) at a time.
 #[inline(always)]
 unsafe fn tile_avx2<S: TileStep, const M: usize>(o: &TileOperands<'_>) {
     for half in 0..2 {
@@ -139,11 +140,12 @@ unsafe fn tile_avx2<S: TileStep, const M: usize>(o: &TileOperands<'_>) {
     }
 }
 
-/// Operand types of a step: one f32, a pair of bf16 widened to two f32, or an f32 of `a` and an f16 of `b`.
+/// Loads the operands of one step: one f32 of `a` and `b`, a bf16 pair as two f32, or an f32 of `a` and an
+/// f16 of `b`.
 trait TileStep {
     /// Bytes of one column of `b`.
     const COLUMN_BYTES: usize = 4;
-    /// Number of multiplications per step.
+    /// Number of multiplications per column and step.
     const DEPTH: usize;
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2];
     unsafe fn b<V: SimdVector>(from: *const u8) -> [V; 2];
@@ -197,7 +199,7 @@ impl TileStep for Bf16PairStep {
     }
 }
 
-/// Computes rows `[row, row + M)` in `R` registers of columns from `column` on.
+/// Computes rows `[row, row + M)` of a tile, for the columns of `R` registers from column `column` on.
 #[inline(always)]
 unsafe fn tile<V: SimdVector, S: TileStep, const M: usize, const R: usize>(
     o: &TileOperands<'_>,

@@ -1,5 +1,5 @@
-//! Absorbed MLA: W_UK is absorbed into the queries, all heads read one compressed KV row per token, and W_UV
-//! projects the weighted mean of compressed KV to a value at the end.
+//! Absorbed MLA on the CPU: W_UK is absorbed into the queries, all heads read one compressed KV row per
+//! token, and W_UV projects the attention-weighted mean of the compressed KV to the output of a head.
 
 use device::{DeviceError, FloatElement, MatMut, MatRef};
 
@@ -12,20 +12,20 @@ use crate::{Linear, PackedGroup};
 
 /// Number of positions per key tile.
 const KEY_TILE: usize = 64;
-/// Number of running sums of a dot product.
+/// Number of running sums (SIMD lanes) of a dot product.
 const LANES: usize = 16;
 
-/// A query token and its visible keys.
+/// A query token and the keys that it attends to.
 #[derive(Clone, Copy)]
 struct QueryToken {
     row: usize,
     token: usize,
-    /// Number of visible keys, its own position included.
+    /// Number of keys that the token attends to, its own included.
     context: usize,
 }
 
 impl CpuBackend {
-    /// Computes the outputs of the tokens of `rows`, head by head.
+    /// Computes the attention outputs of all tokens of `rows`.
     pub(super) fn attend_mla_absorbed<T: FloatElement>(
         &self,
         o: &mut MatMut<'_>,
@@ -40,7 +40,8 @@ impl CpuBackend {
         }
         let mut nope_queries = vec![T::store(0.0); count * call.nope_dim];
         let mut values = vec![T::store(0.0); count * call.value_dim];
-        // Absorbed queries of all heads, so that all threads have work: `[N][count][C]`.
+        // Absorbed queries `[heads][tokens][kv_lora_rank]`: computed for all heads at once, so that all
+        // threads have work.
         let mut absorbed_queries = vec![0f32; call.heads * count * rank];
         for (head, absorbed) in absorbed_queries.chunks_exact_mut(count * rank).enumerate() {
             let rows = nope_queries.chunks_exact_mut(call.nope_dim.max(1));
@@ -102,17 +103,17 @@ fn query_tokens(call: &MlaCall<'_, '_>, rows: &[usize]) -> Vec<QueryToken> {
     rows.iter().flat_map(of_row).collect()
 }
 
-/// Softmax-weighted mean of the compressed KV visible to one head of one token.
+/// Row kernel: softmax-weighted mean of the compressed KV for one head of one query token.
 struct AbsorbedAttention<'a, 'b, T> {
     call: &'a MlaCall<'a, 'b>,
     query: &'a QueryToken,
-    /// `[C]`
+    /// Query of the head multiplied by W_UKᵀ, `[kv_lora_rank]`.
     absorbed_query: &'a [f32],
-    /// `[P]`
+    /// RoPE channels of the query of the head, `[qk_rope_head_dim]`.
     rope_query: &'a [T],
-    /// Running sum, `[C]`.
+    /// Running weighted sum of the compressed KV, `[kv_lora_rank]`.
     sum: &'a mut [f32],
-    /// `[C]`
+    /// Weighted mean of the compressed KV, `[kv_lora_rank]`.
     out: &'a mut [T],
 }
 
@@ -157,7 +158,7 @@ impl<T: FloatElement> RowKernel for AbsorbedAttention<'_, '_, T> {
     }
 }
 
-/// `Σ x[i] y(i)`: running sums by index modulo 16, added in order.
+/// Dot product `Σ x[i] y(i)`: one running sum for each index modulo 16, then the sum of these in order.
 #[inline(always)]
 fn dot<T: FloatElement>(x: &[T], y: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0f32; LANES];

@@ -1,4 +1,5 @@
-//! MLA prologue: norms the compressed KV, rotates key and query channels, and writes rows to the KV pool.
+//! MLA prologue on the CPU: RMS norm of the compressed KV, RoPE of key and query channels, and the write of
+//! KV rows to the pool.
 
 use device::{Buffer, DeviceError, FloatElement, MatMut, check_size};
 
@@ -12,7 +13,7 @@ use crate::{CpuKernel, MlaKvLayout, MlaKvWrite, MlaKvWriteArgs};
 
 const KERNEL: &str = "mla_kv_write";
 
-/// Interleaved RoPE: rotates channels `2 i` and `2 i + 1` against each other, in place.
+/// Row kernel: interleaved RoPE, which rotates each pair of channels `2 i` and `2 i + 1`, in place.
 struct InterleavedRope<'a, T> {
     x: &'a mut [T],
     cos: &'a [f32],

@@ -1,10 +1,10 @@
-//! Multi-head latent attention (MLA) in two forms that are equal in exact arithmetic.
+//! Multi-head latent attention (MLA) on the CPU, in two forms that are equal in exact arithmetic.
 //!
-//! *Non-absorbed*: keys and values of every head are up-projected from the compressed KV, then ordinary
-//! attention. *Absorbed*: queries are multiplied by W_UKᵀ instead, `(W_UKᵀ q)ᵀ c = qᵀ (W_UK c)`, and one W_UV
-//! projection follows the weighted mean of compressed KV: less work for rows with few queries and many keys.
-//! In f32, the reference, every row is non-absorbed, so that its result does not depend on its prefill chunk;
-//! in bf16 and f16 rows of few tokens are absorbed.
+//! *Non-absorbed*: keys and values of every head are up-projected from the compressed KV, then attended to by
+//! ordinary attention. *Absorbed*: queries are multiplied by W_UKᵀ instead, since `(W_UKᵀ q)ᵀ c = qᵀ (W_UK
+//! c)`, and one W_UV projection follows the weighted mean of the compressed KV `c`: less work for rows with
+//! few queries and many keys. In f32, the reference, every row is non-absorbed, so that its result does not
+//! depend on its prefill chunk; in bf16 and f16, rows of few tokens are absorbed.
 
 mod absorbed_attention;
 mod kv_write;
@@ -17,22 +17,23 @@ use crate::cpu::CpuBackend;
 use crate::{CpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout};
 
 const KERNEL: &str = "mla_attention";
-/// Maximum number of tokens of a row for absorbed MLA in 16-bit types. By multiplications alone both forms
-/// cost the same at `C (M + V) / (2 C − M − V)` tokens, 170 in DeepSeek-V3; up-projected keys use the tile
-/// product, which is several times faster. The limit covers decode rows with the maximum number of draft
-/// tokens (16): draft tokens must not change how a token is computed.
+/// Maximum number of tokens of a row that uses absorbed MLA, in 16-bit types. By multiplications alone both
+/// forms cost the same at `C (M + V) / (2 C − M − V)` tokens, 170 in DeepSeek-V3 (`C` = `kv_lora_rank`, `M` =
+/// `qk_nope_head_dim`, `V` = `v_head_dim`); but the non-absorbed form uses the tile product, which is several
+/// times faster. The limit covers decode rows with the maximum number of draft tokens (16): draft tokens must
+/// not change how a token is computed.
 const ABSORBED_MAX_QUERY_LEN: usize = 17;
 
-/// Arguments of a call, for both forms.
+/// Arguments of one launch, shared by the absorbed and the non-absorbed form.
 struct MlaCall<'a, 'b> {
     args: &'a MlaAttentionArgs<'b>,
     layout: &'a MlaKvLayout,
     pool: *const u8,
-    /// Number of query heads, `N`.
+    /// Number of query heads.
     heads: usize,
-    /// `qk_nope_head_dim`, `M`.
+    /// Key channels without RoPE per head (`qk_nope_head_dim`).
     nope_dim: usize,
-    /// `v_head_dim`, `V`.
+    /// Channels of a value per head (`v_head_dim`).
     value_dim: usize,
 }
 
@@ -45,12 +46,12 @@ impl MlaCall<'_, '_> {
         self.nope_dim + self.layout.rope_dim
     }
 
-    /// Number of positions visible to the last token of a row.
+    /// Number of keys that the last token of a row attends to.
     fn context(&self, row: usize) -> usize {
         self.args.rows.context(row) - self.args.first_position
     }
 
-    /// Pool row of the `i`th visible position: compressed KV, then rotated key channels.
+    /// KV row of the `i`th position that attention reads: compressed KV, then the key channels with RoPE.
     fn row<T>(&self, table: &[i32], i: usize) -> &[T] {
         let (tokens, position) = (self.layout.block_tokens, i + self.args.first_position);
         let slot = table[position / tokens] as usize * tokens + position % tokens;

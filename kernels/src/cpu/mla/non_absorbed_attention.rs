@@ -1,5 +1,5 @@
-//! Non-absorbed MLA: keys and values of several heads at a time are up-projected from the compressed KV of a
-//! row into a temporary KV pool, which ordinary attention reads.
+//! Non-absorbed MLA on the CPU: the keys and values of several heads at a time are up-projected from the
+//! compressed KV of a row into a temporary KV pool, which ordinary attention reads.
 
 use std::ops::Range;
 
@@ -12,11 +12,13 @@ use crate::{
     QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin, RowBounds,
 };
 
-/// Maximum bytes of keys and values that are up-projected at a time, unless one head exceeds them.
+/// Maximum bytes of the temporary KV pool, which limits the number of heads at a time; one head may exceed
+/// it.
 const UP_PROJECTED_KV_BYTES: usize = 64 << 20;
-/// Number of positions per block of the temporary pool.
+/// Number of positions per block of the temporary KV pool.
 const BLOCK_TOKENS: usize = 64;
-/// Unit of the head size of ordinary attention; heads are padded with zeros, which change no sum.
+/// Unit of the head size of ordinary attention: heads are padded to a multiple of it with zeros, which change
+/// no sum.
 const HEAD_UNIT: usize = 16;
 
 impl CpuBackend {
@@ -41,8 +43,8 @@ impl CpuBackend {
         Ok(())
     }
 
-    /// Up-projects keys, then values, of `heads`, padded to head size `dim`, at every visible position of a
-    /// row: `[context, 2 heads D]`.
+    /// Up-projects the keys, then the values, of `heads` at every visible position of a row, each head padded
+    /// to size `dim`. Returns `[context, 2 · heads · dim]`.
     fn up_project_kv<T: FloatElement>(
         &self,
         call: &MlaCall<'_, '_>,
@@ -169,7 +171,7 @@ impl CpuBackend {
     }
 }
 
-/// Gathers the compressed KV of a row in order of position: `[context, C]`.
+/// Gathers the compressed KV of a row in order of position, `[context, kv_lora_rank]`.
 fn gather_compressed_kv<T: FloatElement>(call: &MlaCall<'_, '_>, row: usize) -> Vec<T> {
     let (context, table) = (call.context(row), call.args.rows.table(row));
     let compressed_kv = |position| &call.row::<T>(table, position)[..call.layout.kv_lora_rank];

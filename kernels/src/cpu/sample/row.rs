@@ -1,4 +1,5 @@
-//! Sampling rules applied to one row.
+//! Sampling of a token from one whole row of logits: logit edits, filters (min-p, top-k, top-p), Gumbel noise
+//! and log-probabilities.
 
 use std::cmp::Ordering;
 
@@ -7,14 +8,15 @@ use crate::cpu::sample::rules::{DrawParams, LogitEdits, RowLogprobs, SampleError
 use super::philox::{LANES, gumbel, highest_word};
 use super::vector::{self, CHUNK, CutMass};
 
-/// A token id and its logit.
+/// A token id and the value that it is ranked by: its logit, or its logit with noise.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RankedToken {
     pub(super) id: u32,
     pub(super) value: f32,
 }
 
-/// Last kept id in the order of [`rules`](super::rules).
+/// The last token that the filters keep, in the token order of [`rules`](super::rules): larger logit first,
+/// lower id first among equals.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SamplingCutoff {
     value: f32,
@@ -22,20 +24,20 @@ pub(super) struct SamplingCutoff {
 }
 
 impl SamplingCutoff {
-    /// Keeps all ids that are not masked.
+    /// Keeps all tokens that are not masked.
     pub(super) const KEEP_ALL: Self = Self { value: f32::MIN, id: u32::MAX };
 
-    /// Whether an id with this logit is kept.
+    /// Whether the filters keep token `id` with logit `value`.
     pub(super) fn keeps(self, id: u32, value: f32) -> bool {
         value > self.value || (value == self.value && id <= self.id)
     }
 }
 
-/// Scratch memory for one row, reused by later rows.
+/// Scratch memory for sampling one row, reused for later rows.
 #[derive(Debug, Default)]
 pub(crate) struct RowScratch {
     pub(super) maxima: Vec<f32>,
-    /// Copy of `maxima` in which the k-th largest is selected.
+    /// Copy of `maxima`, reordered to find the k-th largest.
     chunk_maxima: Vec<f32>,
     ranked: Vec<RankedToken>,
     pub(super) masses: Vec<f32>,
@@ -49,7 +51,7 @@ impl RowScratch {
     }
 }
 
-/// Samples a token by the rules of one request; `raw` is not changed.
+/// Samples a token from logits `raw` with the sampling parameters of one request; `raw` is not changed.
 pub(crate) fn sample_token(
     raw: &[f32],
     rules: &SamplingRules<'_>,
@@ -73,7 +75,8 @@ fn sample_with_buffer(
     Ok(gumbel_argmax(l, 0, draw, best, cutoff, &scratch.maxima).id)
 }
 
-/// Returns the most likely id after the edits; for random sampling the edited logits are left in `l`.
+/// Returns the most likely token after the logit edits. If a token is to be sampled at random, the edited
+/// logits are in `l` afterwards.
 pub(super) fn greedy_token(
     raw: &[f32],
     rules: &SamplingRules<'_>,
@@ -99,7 +102,7 @@ pub(super) fn greedy_token(
     Ok(best)
 }
 
-/// Writes the edited logits of `raw` to `l`; `raw[0]` is the logit of id `first_id`.
+/// Writes logits `raw` with `edits` applied to `l`; `raw[0]` is the logit of token id `first_id`.
 pub(super) fn edit(l: &mut Vec<f32>, raw: &[f32], first_id: usize, edits: &LogitEdits<'_>) {
     let index = |id: u32| (id as usize).wrapping_sub(first_id); // Out of range for ids before `first_id`.
     l.clear();
@@ -135,8 +138,9 @@ fn penalise(x: f32, count: u32, edits: &LogitEdits<'_>) -> f32 {
     if count == 0 { x } else { x - edits.frequency * count as f32 - edits.presence }
 }
 
-/// Scales the logits `l`, at least one of which is finite; returns the most likely id and the last id that
-/// sampling keeps. The chunk maxima of the scaled logits are left in `scratch`.
+/// Divides the logits `l`, at least one of which is finite, by the temperature. Returns the most likely token
+/// and the last token that the filters keep. The chunk maxima of the scaled logits are in `scratch`
+/// afterwards.
 pub(super) fn apply_filters(
     l: &mut [f32],
     draw: &DrawParams,
@@ -154,7 +158,8 @@ pub(super) fn apply_filters(
     (best, cutoff)
 }
 
-/// Log-probabilities of one row: that of `id` with its rank, and the `top` most likely ids.
+/// Log-probabilities of one row: that of token `id`, with its rank, and those of the `top` most likely
+/// tokens.
 ///
 /// # Panics
 /// If `id` is outside the row.
@@ -174,10 +179,11 @@ pub(crate) fn logprobs(
     Ok(RowLogprobs { logprob: raw[id as usize] - sum, rank, top })
 }
 
-/// Returns the top `k` ids in order, or fewer if fewer are unmasked; `scratch` has the chunk maxima of `l`.
+/// Returns the `k` most likely tokens in order, or all unmasked tokens if fewer. `scratch` must have the
+/// chunk maxima of `l`.
 ///
-/// The k-th largest chunk maximum is a lower bound of the k-th largest logit, so a small `k` reads few
-/// logits.
+/// The k-th largest chunk maximum is a lower bound of the k-th largest logit, so for a small `k` few logits
+/// are read.
 pub(super) fn top_k_tokens<'a>(
     l: &[f32],
     k: usize,
@@ -223,7 +229,7 @@ pub(super) fn argmax_of_chunks(l: &[f32], maxima: &[f32]) -> RankedToken {
     RankedToken { id: (at + within) as u32, value }
 }
 
-/// Cutoff of top-k, then of top-p among the ids that top-k keeps.
+/// Returns the last token that the filters keep if top-k is on: top-p applies to the tokens that top-k keeps.
 fn top_k_cutoff(
     l: &[f32],
     draw: &DrawParams,
@@ -241,8 +247,8 @@ fn top_k_cutoff(
     SamplingCutoff { value: kept[last].value, id: kept[last].id }
 }
 
-/// Index of the first of `kept` at which the cumulative mass, `preceding_mass` included, reaches `top_p` of
-/// the total; `None` if it does not.
+/// Index of the first token of `kept` at which the cumulative mass reaches `top_p` of the total, where
+/// `preceding_mass` is the mass of the tokens before `kept`; `None` if no token reaches it.
 pub(super) fn top_p_index(
     kept: &[RankedToken],
     shift: f32,
@@ -260,8 +266,8 @@ pub(super) fn top_p_index(
     })
 }
 
-/// Cutoff of top-p over the whole row: computes probabilities once, then narrows the band of probabilities
-/// that contains the cutoff until sorting it is cheap.
+/// Returns the last token that top-p keeps of the whole row. Computes all probabilities once, then narrows
+/// the range of probabilities that contains the cutoff until sorting that range is cheap.
 fn top_p_cutoff(
     l: &[f32],
     top_p: f32,
@@ -274,7 +280,7 @@ fn top_p_cutoff(
     masses.resize(l.len(), 0.0);
     let total = vector::exp_masses(l, best.value, floor.value, masses);
     let target_mass = total * f64::from(top_p);
-    // The cutoff is among the masses in [low, high). f32 bits order like values.
+    // The cutoff is among the masses in [low, high). f32 bits of positive values are ordered like the values.
     let (mut low, mut high) = (1_u32, f32::INFINITY.to_bits());
     let mut at_low = l.len(); // Number of masses at or above `low`.
     let mut at_high = CutMass::default(); // Sum and number of the masses at or above `high`.
@@ -304,12 +310,12 @@ fn top_p_cutoff(
     SamplingCutoff { value: last.value, id: last.id }
 }
 
-/// Argmax of `l + noise` over the ids up to `cutoff`, lowest id on ties, with the value of that sum. `l`
-/// begins with id `first_id`, a multiple of [`CHUNK`]; the ids of `best`, `cutoff` and the result are indices
-/// into `l`.
+/// Returns the token with the largest `logit + noise` among those up to `cutoff`, the lowest id among equals,
+/// and that sum. `l[0]` is the logit of token id `first_id`, a multiple of [`CHUNK`]; the ids of `best`,
+/// `cutoff` and the result are indices into `l`.
 ///
-/// Exact, but most ids cost only an integer comparison: `gumbel` decreases with the word, so only words up to
-/// the one that would raise the largest logit of a chunk above the best sum so far can win.
+/// The result is exact, but most tokens cost only an integer comparison: Gumbel noise decreases with the
+/// random word, so in each chunk only tokens with words up to a limit can exceed the best sum so far.
 pub(super) fn gumbel_argmax(
     l: &[f32],
     first_id: usize,

@@ -1,9 +1,10 @@
-//! Sampling requests for logits rows: rules, and results.
+//! Inputs and outputs of the CPU sampler for one logits row: sampling parameters, logit edits, and the
+//! sampled token.
 //!
-//! Order of ids everywhere: larger logit first, lower id first among equals. So min-p, top-k and top-p all
-//! cut the vocabulary at one place in that order, and argmax, ranks and cutoffs are consistent.
+//! Tokens are everywhere ordered by logit, larger first, then by id, lower first. So min-p, top-k and top-p
+//! each keep a prefix of that order, and argmax, ranks and cutoffs are consistent.
 
-/// A token id that occurs in the prompt or the output.
+/// A token id that occurs in the prompt or the output; penalties apply to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TokenOccurrence {
     /// Token id.
@@ -12,23 +13,24 @@ pub(crate) struct TokenOccurrence {
     pub(crate) count: u32,
 }
 
-/// Edits of single logits before sampling, applied in the order of the fields. Ids outside the row are
+/// Edits of single logits before sampling, applied in the order of the fields. Token ids outside the row are
 /// ignored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LogitEdits<'a> {
-    /// If present, all other ids are masked.
+    /// Token ids that a grammar bitmask allows: all other ids are masked. `None` = all ids are allowed.
     pub(crate) allowed: Option<&'a [u32]>,
-    /// Masked ids.
+    /// Token ids that are masked.
     pub(crate) banned: &'a [u32],
-    /// Values added to single logits.
+    /// Logit bias: token ids and the values added to their logits.
     pub(crate) bias: &'a [(u32, f32)],
-    /// Occurrences of token ids that the penalties read.
+    /// Tokens of the prompt and the output, to which the penalties apply.
     pub(crate) seen: &'a [TokenOccurrence],
-    /// Repetition penalty: divides positive and multiplies negative logits of seen ids; 1 = off.
+    /// Repetition penalty: positive logits of the tokens in `seen` are divided by it, negative logits
+    /// multiplied; 1 = off.
     pub(crate) repetition: f32,
-    /// Frequency penalty, subtracted per occurrence in the output.
+    /// Frequency penalty: subtracted from the logit of a token for each of its occurrences in the output.
     pub(crate) frequency: f32,
-    /// Presence penalty, subtracted once if the id occurs in the output.
+    /// Presence penalty: subtracted once from the logit of a token that occurs in the output.
     pub(crate) presence: f32,
 }
 
@@ -47,7 +49,7 @@ impl Default for LogitEdits<'_> {
 }
 
 impl LogitEdits<'_> {
-    /// Whether any logit may change.
+    /// Whether the edits may change any logit.
     pub(crate) fn change_anything(&self) -> bool {
         self.allowed.is_some()
             || !(self.banned.is_empty() && self.bias.is_empty() && self.seen.is_empty())
@@ -60,13 +62,13 @@ impl LogitEdits<'_> {
 pub(crate) struct DrawParams {
     /// Softmax temperature; at least `1e-5`.
     pub(crate) temperature: f32,
-    /// Min-p: minimum probability relative to the most likely id; 0 = off.
+    /// Min-p: minimum probability relative to that of the most likely token; 0 = off.
     pub(crate) min_p: f32,
-    /// Top-k: number of ids kept; 0 = off.
+    /// Top-k: number of most likely tokens that are kept; 0 = off.
     pub(crate) top_k: usize,
-    /// Top-p: cumulative probability kept; 1 = off.
+    /// Top-p: cumulative probability of the tokens that are kept; 1 = off.
     pub(crate) top_p: f32,
-    /// Philox key of the request.
+    /// Philox key of the request: the seed of its random numbers.
     pub(crate) key: u64,
     /// Sample position.
     pub(crate) position: u32,
@@ -81,18 +83,18 @@ impl DrawParams {
         }
     }
 
-    /// Number of ids of `vocab` that top-k keeps; `None` = all.
+    /// Number of tokens that top-k keeps of a vocabulary of `vocab` tokens; `None` = all.
     pub(crate) fn top_k_of(&self, vocab: usize) -> Option<usize> {
         (self.top_k > 0 && self.top_k < vocab).then_some(self.top_k)
     }
 
-    /// Whether min-p or top-p may remove ids.
+    /// Whether min-p or top-p may remove tokens.
     pub(crate) fn filters(&self) -> bool {
         self.min_p > 0.0 || self.top_p < 1.0
     }
 }
 
-/// Sampling rules of one row.
+/// Logit edits and sampling parameters of one logits row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SamplingRules<'a> {
     /// Logit edits before sampling.
@@ -101,37 +103,37 @@ pub(crate) struct SamplingRules<'a> {
     pub(crate) draw: Option<DrawParams>,
 }
 
-/// Log-probabilities under the raw logits.
+/// Log-probabilities of one row, computed from the logits before edits and temperature.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RowLogprobs {
-    /// Log-probability of the token.
+    /// Log-probability of the sampled or scored token.
     pub(crate) logprob: f32,
-    /// Rank of the token among all ids, from 1.
+    /// Rank of the sampled or scored token among all token ids, from 1.
     pub(crate) rank: u32,
-    /// Top ids in order, with their log-probabilities.
+    /// The most likely tokens in order, with their log-probabilities.
     pub(crate) top: Vec<(u32, f32)>,
 }
 
-/// Reason why a row yields no token.
+/// Reason why no token can be sampled from a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SampleError {
-    /// A logit is NaN or infinite.
+    /// A logit of the row is NaN or infinite.
     NonFinite,
-    /// The rules mask every id.
+    /// The logit edits mask every token id.
     AllMasked,
 }
 
 /// Sampling request for one row of logits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SampleRequest<'a> {
-    /// Token to sample, or to score.
+    /// Whether to sample a token or to score a given one.
     pub(crate) choice: TokenChoice<'a>,
     /// Number of top log-probabilities to report in addition to that of the token; `None` = no
     /// log-probabilities.
     pub(crate) logprobs: Option<usize>,
 }
 
-/// Choice of the token of a row: sampled, or given and scored.
+/// How the token of a row is chosen: it is sampled, or it is given and only scored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TokenChoice<'a> {
     /// Sample a token.
@@ -140,7 +142,7 @@ pub(crate) enum TokenChoice<'a> {
     Score(u32),
 }
 
-/// Result of one row.
+/// Sampled or scored token of one row.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SampledRow {
     /// Sampled or scored token.
@@ -149,5 +151,5 @@ pub(crate) struct SampledRow {
     pub(crate) logprobs: Option<RowLogprobs>,
 }
 
-/// Result of one row: an error affects its row only.
+/// Result for one row; an error affects its row only.
 pub(crate) type RowSampleResult = Result<SampledRow, SampleError>;

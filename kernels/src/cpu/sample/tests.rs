@@ -1,5 +1,5 @@
-//! Tests every sampling rule against a naive f64 reference that sorts, and random sampling against the
-//! distribution.
+//! Tests every sampling parameter against a naive f64 reference that sorts the logits, and random sampling
+//! against the softmax distribution.
 
 use super::*;
 use crate::cpu::sample::rules::{
@@ -31,7 +31,7 @@ fn drawn(l: &[f32], draw: DrawParams) -> u32 {
     sample_one(l, &SamplingRules { edits: LogitEdits::default(), draw: Some(draw) }).unwrap()
 }
 
-/// Ids that the filters keep, by sorting.
+/// Reference for the filters: returns the ids that they keep, by sorting the logits.
 pub(super) fn kept(l: &[f32], d: &DrawParams) -> Vec<u32> {
     let scaled: Vec<f32> = l.iter().map(|x| x * d.temperature.recip()).collect();
     let mut ids: Vec<u32> = (0..l.len() as u32).filter(|&i| l[i as usize] > f32::MIN).collect();
@@ -56,7 +56,7 @@ pub(super) fn kept(l: &[f32], d: &DrawParams) -> Vec<u32> {
     ids
 }
 
-/// Reference sampling: noise for every kept id, then the argmax.
+/// Reference for random sampling: adds noise to the logit of every kept id, then takes the argmax.
 fn naive_draw(l: &[f32], d: &DrawParams) -> u32 {
     let value = |id: u32| {
         let words = philox4x32_10(d.key, [id / 4, DRAW_TOKEN, d.position, 0]);

@@ -1,21 +1,21 @@
-//! Passes over a whole row, compiled once per instruction set from one source.
+//! Loops over a whole row of logits, compiled once per instruction set from one source.
 
 use super::philox::{LANES, chunk_words};
 
-/// Ids per chunk: 16 Philox counters of 4 words each.
+/// Number of token ids per chunk: those of 16 Philox counters with 4 random words each.
 pub(super) const CHUNK: usize = 64;
 
-/// Number of values summed in 16 f32 lanes before the partial sum is added to an f64 sum.
+/// Number of values that are summed in 16 f32 lanes before the partial sum is added to an f64 sum.
 const SUMMED: usize = 256;
 
-/// Sum and number of the masses at or above a cut.
+/// Sum and number of the probability masses at or above a threshold, in the search for the top-p cutoff.
 #[derive(Clone, Copy, Default)]
 pub(super) struct CutMass {
     pub(super) mass: f64,
     pub(super) count: usize,
 }
 
-/// Compiles `body` for AVX-512, AVX2 and the baseline, and selects one at run time.
+/// Compiles `body` for AVX-512, AVX2 and the baseline instruction set; the function selects one at run time.
 macro_rules! per_isa {
     ($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $body:block) => {
         $(#[$doc])*
@@ -47,7 +47,8 @@ macro_rules! per_isa {
 }
 
 per_isa! {
-    /// Writes the largest value of each chunk to `maxima`; returns `false` if a value is NaN or infinite.
+    /// Writes the largest value of each chunk of `l` to `maxima`; returns `false` if a value is NaN or
+    /// infinite.
     fn maxima(l: &[f32], maxima: &mut [f32]) -> bool {
         let (chunks, tail) = l.as_chunks::<CHUNK>();
         let mut non_finite = 0;
@@ -66,7 +67,7 @@ per_isa! {
 }
 
 per_isa! {
-    /// `l *= factor`; writes the largest value of each chunk to `maxima`.
+    /// Multiplies `l` by `factor` and writes the largest value of each chunk to `maxima`.
     fn scale(l: &mut [f32], factor: f32, maxima: &mut [f32]) -> () {
         let (chunks, tail) = l.as_chunks_mut::<CHUNK>();
         for (chunk, max) in chunks.iter_mut().zip(maxima.iter_mut()) {
@@ -87,15 +88,15 @@ per_isa! {
 }
 
 per_isa! {
-    /// `Σ exp(l - shift)` with `shift >= max(l)`.
+    /// `Σ exp(l − shift)`, where `shift` is at least the largest value of `l`.
     fn exp_sum(l: &[f32], shift: f32) -> f64 {
         l.chunks(SUMMED).map(|part| f64::from(lane_sum(part, |x| exp(x - shift)))).sum()
     }
 }
 
 per_isa! {
-    /// Writes probabilities relative to logit `best` to `masses`, 0 for logits below `floor`; returns their
-    /// sum.
+    /// Writes the unnormalised probability `exp(l − best)` of each token to `masses`, 0 for logits below
+    /// `floor`; returns their sum.
     fn exp_masses(l: &[f32], best: f32, floor: f32, masses: &mut [f32]) -> f64 {
         let mut total = 0.0;
         for (part, masses) in l.chunks(SUMMED).zip(masses.chunks_mut(SUMMED)) {
@@ -109,7 +110,7 @@ per_isa! {
 }
 
 per_isa! {
-    /// Returns sum and number of the masses at or above each cut.
+    /// Returns the sum and number of the masses at or above each threshold in `cuts`.
     fn mass_above(masses: &[f32], cuts: [f32; 3]) -> [CutMass; 3] {
         let mut at_cuts = [CutMass::default(); 3];
         for part in masses.chunks(SUMMED) {
@@ -123,12 +124,14 @@ per_isa! {
 }
 
 per_isa! {
-    /// Counts the values larger than `x`, and the values equal to `x` before index `at`.
+    /// Counts the tokens that come before token `at` with logit `x`: those with a larger logit, and those
+    /// with an equal logit and a lower id.
     fn count_before(l: &[f32], x: f32, at: usize) -> usize {
         let count = |part: &[f32], tie: bool| -> usize {
             let mut n = 0;
             for block in part.chunks(4096) {
-                // 32-bit counts keep SIMD lanes as wide as the values.
+                // 32-bit counters have the width of the values, so that both use SIMD vectors of equal lane
+                // counts.
                 n += block.iter().map(|&y| u32::from(y > x || (tie && y == x))).sum::<u32>() as usize;
             }
             n
@@ -138,7 +141,8 @@ per_isa! {
 }
 
 per_isa! {
-    /// Writes the random words of ids `[first, first + 64)`; returns whether any of them is at most `limit`.
+    /// Computes the random words of token ids `[first, first + 64)`; returns whether any of them is at most
+    /// `limit`.
     fn words_up_to(key: u64, first: usize, position: u32, limit: u32, words: &mut [[u32; LANES]; 4]) -> bool {
         *words = chunk_words(key, first, position);
         let mut any = 0;
@@ -197,9 +201,10 @@ fn lane_sum(part: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// `exp(x)` for `x <= 0` within 2 units in the last place; 0 below -87.
+/// `exp(x)` for `x <= 0` within 2 units in the last place; 0 below −87.
 ///
-/// Reduced to `|r| <= ln 2 / 2`, then the Cephes polynomial, then the exponent added as bits.
+/// The argument is reduced to `|r| <= ln 2 / 2`; the Cephes polynomial is evaluated, and the exponent added
+/// to its bits.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.

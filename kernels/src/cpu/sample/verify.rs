@@ -1,17 +1,19 @@
-//! Verification of draft tokens: which draft tokens of a row are accepted, and the token after them.
+//! Verification of draft tokens on the CPU: how many draft tokens of a row are accepted, and the token after
+//! them.
 //!
-//! The output distribution equals that of decoding without drafts, whatever the draft tokens are. For each
-//! position, `p` is the distribution that the sampling rules of the request give, with the draft tokens
-//! before the position as context:
+//! The output distribution equals that of decoding without draft tokens, whatever the draft tokens are. For
+//! each position, `p` is the distribution that results from the sampling parameters of the request, with the
+//! draft tokens before the position as context:
 //!
 //! - Deterministic draft token (greedy, or copied from the prompt): a token is sampled from `p` with the
-//!   noise of the position, as without drafts. The draft token is accepted if it equals that token; otherwise
-//!   that token replaces it. So the output of a request is identical with and without drafts, id by id.
-//! - Draft token sampled from `q`: accepted with probability `min(1, p / q)` (rejection sampling); if it is
-//!   rejected, a token is sampled from `max(p − q, 0)`, normalised (Leviathan et al., Fast Inference from
-//!   Transformers via Speculative Decoding, 2023; Chen et al., Accelerating Large Language Model Decoding
-//!   with Speculative Sampling, 2023). That token differs from the draft token, since the residual of a
-//!   rejected id is 0.
+//!   noise of the position, as without draft tokens. The draft token is accepted if it equals the sampled
+//!   token; otherwise the sampled token replaces it. So the output of a request is identical with and without
+//!   draft tokens, token by token.
+//! - Draft token sampled from a distribution `q`: accepted with probability `min(1, p / q)` (rejection
+//!   sampling); if it is rejected, a token is sampled from `max(p − q, 0)`, normalised (Leviathan et al.,
+//!   Fast Inference from Transformers via Speculative Decoding, 2023; Chen et al., Accelerating Large
+//!   Language Model Decoding with Speculative Sampling, 2023). The resampled token differs from the draft
+//!   token, since `max(p − q, 0)` is 0 for a rejected token.
 //!
 //! The token after the last draft token is sampled from `p`. All noise depends on the position, so neither
 //! the number of draft tokens nor earlier acceptances change a result.
@@ -28,19 +30,20 @@ use super::row::{
 use super::rules::{DrawParams, SampleError, SamplingRules};
 use super::vector;
 
-/// A draft token.
+/// A draft token to verify, and the distribution that it was sampled from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DraftToken<'a> {
     /// Token id.
     pub(crate) id: u32,
-    /// Proposal distribution `q` that the draft token was sampled from, one probability per id; `None` =
-    /// deterministic draft token.
+    /// Proposal distribution `q` that the draft token was sampled from: one probability per token id. `None`
+    /// = the draft token was not sampled (deterministic).
     pub(crate) proposal: Option<&'a [f32]>,
 }
 
-/// Returns the tokens of a row: the accepted draft tokens, then one more token. `logits` f32 `[k + 1, V]` are
-/// those after the last known token and after each of the `k` draft tokens; `rules` are those of the sample
-/// positions, with the draft tokens before each position as context.
+/// Returns the tokens of a row: the accepted draft tokens, then one more token. For `k` draft tokens,
+/// `logits` f32 `[k + 1, vocab_size]` are those after the last known token and after each draft token;
+/// `rules` are the sampling parameters of these positions, with the draft tokens before each position as
+/// context.
 ///
 /// Errors: that of the first position without a token, if all draft tokens before it are accepted.
 pub(crate) fn verify_rows(
@@ -52,7 +55,7 @@ pub(crate) fn verify_rows(
     verify_by(logits, rules, drafts, residual, scratch)
 }
 
-/// Unnormalised residual `p − q` of an id for a draft token sampled from `q`.
+/// Unnormalised probability `p − q` of token `id` for resampling after a rejected draft token.
 fn residual(p: &[f32], q: &[f32], id: usize) -> f32 {
     p[id] - q[id]
 }
@@ -85,7 +88,7 @@ fn verify_by(
     Ok(tokens)
 }
 
-/// Returns the draft token `id`, sampled from `q`, if it is accepted; otherwise the resampled token. `l` has
+/// Returns the draft token `id`, sampled from `q`, if it is accepted; otherwise a resampled token. `l` has
 /// the edited logits.
 fn accept_or_resample(
     l: &mut [f32],
@@ -113,11 +116,11 @@ fn accept_or_resample(
             }
         }
     }
-    // The residual is empty if `p` equals `q` up to rounding.
+    // No token has a positive `p − q` if `p` equals `q` up to rounding.
     resampled.unwrap_or_else(|| gumbel_argmax(l, 0, draw, best, cutoff, &scratch.maxima)).id
 }
 
-/// Writes the sampling probability of each id under the scaled logits `l` to `p`.
+/// Writes the probability with which each token is sampled, given the scaled logits `l`, to `p`.
 fn probabilities(l: &[f32], best: RankedToken, cutoff: SamplingCutoff, p: &mut Vec<f32>) {
     let mass = |(id, &x): (u32, &f32)| {
         if cutoff.keeps(id, x) { vector::exp(x - best.value) } else { 0.0 }

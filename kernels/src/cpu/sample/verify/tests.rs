@@ -1,4 +1,5 @@
-//! Decoding with draft tokens against the exact distribution of decoding without them, computed in f64.
+//! Tests of draft token verification: the outputs of decoding with draft tokens are compared with the exact
+//! distribution of decoding without them, computed in f64.
 
 use super::super::tests::{kept, plain, row};
 use super::*;
@@ -6,16 +7,16 @@ use crate::cpu::sample::rules::{LogitEdits, TokenOccurrence};
 
 /// Vocabulary size.
 const V: usize = 6;
-/// Number of tokens per run.
+/// Number of tokens generated per run.
 const LENGTH: usize = 3;
-/// Number of counted runs.
+/// Number of runs in which outputs are counted.
 const RUNS: u64 = 120_000;
-/// First token of the context of a run.
+/// First token of the context of each run.
 const FIRST: u32 = 2;
-/// `draw` word of draft tokens.
+/// `draw` word of the Philox counter for sampling draft tokens.
 const DRAW_DRAFT: u32 = 3;
 
-/// Sampling rules of a request.
+/// Sampling parameters of the requests of a test.
 #[derive(Debug, Clone, Copy)]
 struct SamplingStyle {
     draw: DrawParams,
@@ -32,7 +33,7 @@ impl SamplingStyle {
         Self { draw, banned: &[], bias: &[], repetition: 1.0, frequency: 0.0, presence: 0.0 }
     }
 
-    /// All rules that may change a logit or remove an id.
+    /// Sampling parameters with every edit and filter that may change a logit or remove a token.
     fn strict() -> Self {
         let draw =
             DrawParams { temperature: 1.3, min_p: 0.02, top_k: 4, top_p: 0.95, ..plain(0, 0) };
@@ -78,12 +79,12 @@ impl SamplingStyle {
     }
 }
 
-/// Target logits after an id.
+/// Logits of the target model after token `last`.
 fn target(last: u32) -> Vec<f32> {
     row(V, 40 + u64::from(last)).iter().map(|x| 0.6 * x).collect()
 }
 
-/// Proposal probabilities after an id: similar to the target distribution, but not equal.
+/// Probabilities of the draft model after token `last`: similar to those of the target model, but not equal.
 fn proposed(last: u32) -> Vec<f32> {
     let noise = row(V, 90 + u64::from(last));
     let l: Vec<f32> = target(last).iter().zip(noise).map(|(x, n)| 0.7 * x + 0.35 * n).collect();
@@ -91,14 +92,15 @@ fn proposed(last: u32) -> Vec<f32> {
     l.iter().map(|x| x.exp() / total).collect()
 }
 
-/// Proposer of draft tokens.
+/// How the draft tokens of a test are proposed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum TestProposer {
-    /// Most likely id of the proposal distribution.
+    /// Most likely token of the proposal distribution.
     Greedy,
-    /// Sampled from the proposal distribution.
+    /// Token sampled from the proposal distribution.
     Drawn,
-    /// Sampled, with a wrong residual that subtracts the proposal probability of the neighbouring id.
+    /// Token sampled from the proposal distribution, but verified with a wrong residual, which subtracts the
+    /// proposal probability of the next id.
     OffByOne,
 }
 
@@ -109,7 +111,7 @@ struct DraftCounts {
     accepted: u32,
 }
 
-/// Returns a draft token after `tokens`, and the proposal distribution.
+/// Proposes a draft token after `tokens`; returns it and the proposal distribution.
 fn draft(tokens: &[u32], key: u64, proposer: TestProposer) -> (u32, Vec<f32>) {
     let q = proposed(tokens[tokens.len() - 1]);
     let position = tokens.len() as u32;
@@ -121,7 +123,7 @@ fn draft(tokens: &[u32], key: u64, proposer: TestProposer) -> (u32, Vec<f32>) {
     (best.unwrap(), q)
 }
 
-/// One decoding step: returns the tokens after `tokens`, with `k` draft tokens.
+/// Runs one decoding step with `k` draft tokens; returns the tokens that follow `tokens`.
 fn step(
     style: &SamplingStyle,
     key: u64,
@@ -155,7 +157,7 @@ fn step(
     tokens.unwrap()
 }
 
-/// One run: returns its first tokens after the given token.
+/// Runs one request; returns its first `LENGTH` generated tokens.
 fn run(
     style: &SamplingStyle,
     key: u64,
@@ -173,7 +175,7 @@ fn run(
     tokens[1..=LENGTH].to_vec()
 }
 
-/// Number of occurrences of each output over many runs, and the acceptance rate of draft tokens.
+/// Returns the number of occurrences of each output over all runs, and the acceptance rate of draft tokens.
 fn outputs(style: &SamplingStyle, k: usize, proposer: TestProposer) -> (Vec<u32>, f64) {
     let (mut counts, mut count) = (vec![0; V.pow(LENGTH as u32)], DraftCounts::default());
     for key in 0..RUNS {
@@ -183,7 +185,7 @@ fn outputs(style: &SamplingStyle, k: usize, proposer: TestProposer) -> (Vec<u32>
     (counts, f64::from(count.accepted) / f64::from(count.drafted.max(1)))
 }
 
-/// Expected number of occurrences of each output.
+/// Returns the expected number of occurrences of each output.
 fn expected(style: &SamplingStyle) -> Vec<f64> {
     let mut p = vec![(vec![FIRST], 1.0)];
     for _ in 0..LENGTH {
@@ -219,8 +221,8 @@ fn excess(counts: &[u32], expected: &[f64]) -> f64 {
     (chi2 - freedom) / (2.0 * freedom).sqrt()
 }
 
-/// Number of standard deviations that a correct sampler does not reach; keys are fixed, so the test is
-/// deterministic.
+/// Bound on the deviation that a correct sampler stays below, in standard deviations. Keys are fixed, so the
+/// test is deterministic.
 const DEVIATIONS_MAX: f64 = 4.0;
 
 #[test]

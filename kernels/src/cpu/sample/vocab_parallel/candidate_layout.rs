@@ -1,33 +1,35 @@
-//! Layout of the words that a rank sends for a row. It depends on the sampling rules of the row and on sizes
-//! that are equal on all ranks, so all ranks use one layout without negotiation.
+//! Layout of the 32-bit words that a rank sends for a logits row in vocab-parallel sampling. It depends only
+//! on the sampling parameters of the row and on sizes that are equal on all ranks, so all ranks use one
+//! layout without negotiation.
 
 use crate::VocabShard;
 use crate::cpu::sample::rules::{SampleRequest, TokenChoice};
 
-/// Number of candidates per rank if the number of ids that a filter keeps is unknown in advance: 1 KiB.
+/// Number of candidates per rank if a filter (top-p, min-p) may keep any number of tokens; 1 KiB.
 const CANDIDATES: usize = 128;
-/// Minimum number of shard columns per candidate, for small shards.
+/// Minimum number of shard columns per candidate: limits the number of candidates in small shards.
 const IDS_PER_CANDIDATE: usize = 8;
 
-/// Layout of the words that a rank sends for a row.
+/// Layout of the 32-bit words that a rank sends for a logits row: which parts they have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CandidateLayout {
-    /// Number of candidates.
+    /// Number of candidate tokens.
     pub(super) candidates: usize,
-    /// Whether the candidates are the top ids of the shard in order, for a filter; otherwise the one
-    /// candidate is the argmax of the shard.
+    /// Whether the candidates are the most likely tokens of the shard in order, for a filter; otherwise the
+    /// only candidate is the argmax of the shard.
     pub(super) is_top_k: bool,
-    /// Whether the probability mass of the shard is sent.
+    /// Whether the probability mass of the shard is sent, for top-p.
     pub(super) mass: bool,
-    /// Whether the raw logits of the candidates are sent.
+    /// Whether the raw logits of the candidates are sent, for log-probabilities.
     pub(super) raw: bool,
-    /// Number of top ids under the raw logits; `None` = no log-probabilities.
+    /// Number of most likely tokens under the raw logits that are sent; `None` = no log-probabilities are
+    /// requested.
     pub(super) top: Option<usize>,
 }
 
 impl CandidateLayout {
-    /// Layout for a row; `None` if it has at least as many words as the shard has logits: the row is then
-    /// gathered whole.
+    /// Returns the layout for a row; `None` if it has at least as many words as the shard has logits: then
+    /// the whole row is gathered.
     pub(super) fn of(request: &SampleRequest<'_>, shard: &VocabShard) -> Option<Self> {
         let top = request.logprobs.map(|top| top.min(shard.cols));
         let plain = Self { candidates: 1, is_top_k: false, mass: false, raw: top.is_some(), top };
@@ -47,7 +49,7 @@ impl CandidateLayout {
         (layout.words() < shard.cols).then_some(layout)
     }
 
-    /// Number of 32-bit words.
+    /// Number of 32-bit words that a rank sends for the row.
     pub(super) fn words(&self) -> usize {
         let logprobs = self.top.map_or(0, |top| 3 + 2 * top);
         1 + self.candidates * self.candidate_words() + 2 * usize::from(self.mass) + logprobs

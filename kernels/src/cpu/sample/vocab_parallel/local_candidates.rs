@@ -1,4 +1,4 @@
-//! Selects the candidates of a rank from its vocabulary shard.
+//! Selects the candidate tokens of a rank from its vocabulary shard.
 
 use super::candidate_layout::CandidateLayout;
 use super::rank_candidates::{RankCandidates, ShardLogprobs, TokenCandidate};
@@ -8,7 +8,8 @@ use crate::cpu::sample::row::{
 use crate::cpu::sample::rules::{DrawParams, SampleRequest, SamplingRules, TokenChoice};
 use crate::cpu::sample::vector;
 
-/// Selects candidates from the raw logits of a shard that begins with id `first_id`.
+/// Selects the candidate tokens of a row from the raw logits of a shard; `raw[0]` is the logit of token id
+/// `first_id`.
 pub(super) fn local_candidates(
     raw: &[f32],
     first_id: usize,
@@ -35,7 +36,7 @@ pub(super) fn local_candidates(
     RankCandidates { logprobs: logprobs.unwrap_or_default(), ..candidates }
 }
 
-/// Returns a known token as the candidate if it is in the shard.
+/// Returns a known token as the candidate if it is in the shard, otherwise no candidate.
 fn known_token(raw: &[f32], first_id: usize, id: u32) -> RankCandidates {
     match raw.get((id as usize).wrapping_sub(first_id)) {
         Some(&value) => {
@@ -45,8 +46,8 @@ fn known_token(raw: &[f32], first_id: usize, id: u32) -> RankCandidates {
     }
 }
 
-/// Computes the log-probability sums of the shard from the raw logits; `scratch` has the chunk maxima of
-/// `raw`.
+/// Computes what the log-probabilities of the row need from the raw logits of the shard. `scratch` must have
+/// the chunk maxima of `raw`.
 fn shard_logprobs(
     raw: &[f32],
     first_id: usize,
@@ -63,7 +64,7 @@ fn shard_logprobs(
     }
 }
 
-/// Selects the candidates for sampling; `scratch` has the chunk maxima of `raw`.
+/// Selects the candidates of a row that samples a token. `scratch` must have the chunk maxima of `raw`.
 fn sampling_candidates(
     raw: &[f32],
     first_id: usize,
@@ -105,7 +106,8 @@ fn sampling_candidates(
     top_candidates(l, best, draw, layout, scratch, candidate)
 }
 
-/// Returns the top ids of the shard, in order, that min-p may keep; `scratch` has the chunk maxima of `l`.
+/// Returns the most likely tokens of the shard, in order, that min-p may keep. `scratch` must have the chunk
+/// maxima of `l`.
 fn top_candidates(
     l: &[f32],
     best: RankedToken,

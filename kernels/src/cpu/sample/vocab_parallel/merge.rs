@@ -1,4 +1,4 @@
-//! Merges the candidates of all ranks for a row.
+//! Merges the candidate tokens that all ranks sent for a row, and selects the token of the row.
 
 use super::rank_candidates::{RankCandidates, TokenCandidate};
 use crate::cpu::sample::philox::noise;
@@ -8,29 +8,30 @@ use crate::cpu::sample::rules::{
 };
 use std::cmp::Ordering;
 
-/// Merged token of a row.
+/// Token of a row, selected from the candidates of all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct MergedToken {
     pub(super) token: u32,
     /// Raw logit of the token.
     pub(super) raw: f32,
-    /// Data of log-probabilities, if requested.
+    /// What the log-probabilities of the row need, if they are requested.
     pub(super) logprobs: Option<MergedLogprobs>,
 }
 
-/// Raw logits of a whole row, for log-probabilities.
+/// Log-sum-exp and most likely tokens of a whole row, for log-probabilities.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct MergedLogprobs {
-    /// `ln Σ exp l`
+    /// `ln Σ exp l` over all raw logits `l` of the row.
     pub(super) log_sum: f32,
-    /// Top ids in order.
+    /// The most likely tokens in order, with their raw logits.
     pub(super) top: Vec<RankedToken>,
 }
 
-/// Merges the candidates of a row. `None` = the result depends on ids that are no candidates.
+/// Selects the token of a row from the candidates of all ranks. `None` = the result depends on tokens that
+/// are no candidates.
 ///
 /// # Panics
-/// If a known id is outside the vocabulary.
+/// If a known token id is outside the vocabulary.
 pub(super) fn merge(
     request: &SampleRequest<'_>,
     vocab: usize,
@@ -57,7 +58,7 @@ fn is_masked(best: &TokenCandidate) -> bool {
     best.ranked.value == f32::NEG_INFINITY
 }
 
-/// Returns the winning candidate.
+/// Returns the candidate that is sampled; `None` if it depends on tokens that are no candidates.
 fn choose(
     rules: &SamplingRules<'_>,
     vocab: usize,
@@ -66,7 +67,7 @@ fn choose(
 ) -> Option<TokenCandidate> {
     let filtered =
         rules.draw.as_ref().filter(|draw| draw.top_k_of(vocab).is_some() || draw.filters());
-    // Without filters the values of the candidates include the noise.
+    // Without filters the values of the candidates already include the noise.
     let Some(draw) = filtered else { return Some(candidates[0]) };
     let ranked: Vec<RankedToken> = candidates.iter().map(|candidate| candidate.ranked).collect();
     let kept = &candidates[..kept_count(draw, vocab, ranks, &ranked)?];
@@ -77,7 +78,8 @@ fn choose(
     kept.iter().min_by(|a, b| order(&noisy(a), &noisy(b))).copied()
 }
 
-/// Number of leading candidates, in order, that the filters keep.
+/// Number of candidates, from the most likely on, that the filters keep; `None` if it depends on tokens that
+/// are no candidates.
 fn kept_count(
     draw: &DrawParams,
     vocab: usize,
@@ -95,7 +97,7 @@ fn kept_count(
         return Some(last.map_or(count, |last| last + 1));
     }
     let decided = decided_count(ranks, candidates);
-    // Ids that are no candidates come after the decided ones.
+    // Tokens that are no candidates come after the first `decided` candidates in the token order.
     let complete = above < decided || !ranks.iter().any(|rank| rank.has_more);
     if draw.top_p >= 1.0 {
         return complete.then_some(above);
@@ -110,7 +112,7 @@ fn kept_count(
     last.map(|last| last + 1).or(complete.then_some(above))
 }
 
-/// Number of leading candidates, in order, that no other id can precede.
+/// Number of candidates, from the most likely on, that no token outside the candidates can precede.
 fn decided_count(ranks: &[RankCandidates], candidates: &[RankedToken]) -> usize {
     let last = |rank: &RankCandidates| rank.candidates.last().map(|last| last.ranked);
     let ends = ranks.iter().filter(|rank| rank.has_more).filter_map(last);
@@ -118,7 +120,7 @@ fn decided_count(ranks: &[RankCandidates], candidates: &[RankedToken]) -> usize 
     candidates.partition_point(|token| order(token, &end) != Ordering::Greater)
 }
 
-/// `Σ exp(value − best)` over all ids.
+/// `Σ exp(value − best)` over all tokens of the vocabulary.
 fn mass(ranks: &[RankCandidates], best: f32) -> f64 {
     let of = |rank: &RankCandidates| {
         let first = rank.candidates.first().map_or(f32::NEG_INFINITY, |first| first.ranked.value);

@@ -1,15 +1,15 @@
-//! Vocab-parallel sampling: every rank has the logits of a vocabulary shard. The tokens are those sampled
-//! from whole rows, for an exchange of a few words per rank.
+//! Vocab-parallel sampling: every rank has the logits of a vocabulary shard. The sampled tokens equal those
+//! sampled from whole rows, but the ranks exchange only a few words per row.
 //!
-//! In one all-gather every rank sends what the sampling rules need ([`CandidateLayout`]): token ids with
-//! their values if these decide (the most likely id; with noise, the id with the largest noisy logit), its
-//! top ids if a filter cuts the vocabulary, and the probability mass of its shard. In flat rows top-p or
-//! min-p can keep ids that are not among these candidates: such rows, and rows with more words to exchange
-//! than logits, are gathered whole. A last all-gather counts the ids before a token if its rank among all ids
-//! is requested.
+//! In one all-gather every rank sends candidate tokens with their values ([`CandidateLayout`]). Greedy rows
+//! need the most likely token of each shard; unfiltered random rows the token with the largest noisy logit;
+//! filtered rows the most likely tokens of each shard, and for top-p the probability mass of the shard. In
+//! flat distributions top-p or min-p can keep tokens that are not among these candidates: such rows, and rows
+//! with more words to exchange than logits, are gathered whole. A last all-gather counts the tokens before a
+//! token if its rank among all token ids is requested.
 //!
-//! All ranks compute from the same words in the order of ranks, so they agree to the bit. Token ids equal
-//! those sampled from whole rows; sums of log-probabilities differ in the order of summation.
+//! All ranks compute from the same words in the order of ranks, so their results are bit-identical. Token ids
+//! equal those sampled from whole rows; sums of log-probabilities differ in the order of summation.
 
 mod candidate_layout;
 mod local_candidates;
@@ -29,21 +29,21 @@ use super::rules::{
 use super::{CpuSampler, vector};
 use crate::{GatherFn, VocabShard};
 
-/// Logits rows of a call, sharded by vocabulary.
+/// Logits rows of one sampling op, of which this rank has a vocabulary shard, and their sampling requests.
 struct ShardedRows<'a> {
     sampler: &'a CpuSampler,
     threads: &'a ThreadPool,
-    /// f32 `[n, shard.cols]`
+    /// Logits of this shard; f32 `[rows, shard.cols]`.
     logits: MatRef<'a>,
     shard: &'a VocabShard,
     requests: &'a [SampleRequest<'a>],
 }
 
-/// Merged result of a row; `None` = undecided, the row must be gathered whole.
+/// Merged result of a row; `None` = the candidates do not determine it, so the whole row must be gathered.
 type MergeOutcome = Option<Result<MergedToken, SampleError>>;
 
 impl CpuSampler {
-    /// Samples one token per row of `logits`, f32 `[n, shard.cols]`; the result is equal on all ranks.
+    /// Samples one token per row of `logits`, f32 `[rows, shard.cols]`; the result is equal on all ranks.
     pub(crate) fn sample_vocab_parallel(
         &self,
         threads: &ThreadPool,
@@ -69,7 +69,8 @@ impl CpuSampler {
     }
 }
 
-/// Whether the ids before the token must be counted for its rank: the most likely id has none before it.
+/// Whether the rank of the token must be determined by counting the tokens before it. The most likely token
+/// has rank 1 without a count.
 fn needs_rank_count(request: &SampleRequest<'_>) -> bool {
     let is_top_token = match &request.choice {
         TokenChoice::Score(_) => false,
@@ -88,12 +89,12 @@ fn sampled_row(token: MergedToken, rank: u32) -> SampledRow {
 }
 
 impl ShardedRows<'_> {
-    /// Logits of row `r` in the shard, without padding columns.
+    /// Logits of row `r` in the shard of this rank, without padding columns.
     fn shard_logits(&self, r: usize) -> &[f32] {
         &self.logits.row::<f32>(r)[..self.shard.ids]
     }
 
-    /// First all-gather: candidates of all ranks, merged.
+    /// First all-gather: exchanges the candidates of all ranks and merges them.
     fn outcomes(&self, gather: &mut GatherFn<'_>) -> Result<Vec<MergeOutcome>, DeviceError> {
         let layouts: Vec<Option<CandidateLayout>> =
             self.requests.iter().map(|row| CandidateLayout::of(row, self.shard)).collect();
@@ -117,7 +118,7 @@ impl ShardedRows<'_> {
         Ok(self.requests.iter().zip(&layouts).map(outcome).collect())
     }
 
-    /// Gathers undecided rows whole and samples them on each rank.
+    /// Gathers the rows that the candidates do not determine, and samples them on each rank.
     fn sample_full_rows(
         &self,
         outcomes: &[MergeOutcome],
@@ -139,7 +140,8 @@ impl ShardedRows<'_> {
         Ok(self.sampler.sample_rows(self.threads, logits, &requests))
     }
 
-    /// Last all-gather: ranks among all ids, from 1, of the sampled tokens for which they are requested.
+    /// Last all-gather: returns the ranks among all token ids, from 1, of the tokens for which they are
+    /// requested and must be counted.
     fn token_ranks(
         &self,
         outcomes: &[MergeOutcome],

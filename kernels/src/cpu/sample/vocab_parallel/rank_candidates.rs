@@ -1,64 +1,64 @@
-//! The candidates of a rank for a row, and their encoding.
+//! The candidate tokens that a rank sends for a row, and their encoding as 32-bit words.
 //!
-//! A word of flags, the candidates, the mass of the shard, and its data of log-probabilities, as
-//! [`CandidateLayout`] defines.
+//! The words are flags, the candidates, the probability mass of the shard, and what the log-probabilities
+//! need. [`CandidateLayout`] defines which of these are present.
 
 use super::candidate_layout::CandidateLayout;
 use crate::cpu::sample::row::RankedToken;
 
-/// A token id with the value that it is ranked by, and its raw logit.
+/// A candidate token: its id with the value that it is ranked by, and its raw logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct TokenCandidate {
     pub(super) ranked: RankedToken,
     pub(super) raw: f32,
 }
 
-/// Candidates of a rank for a row.
+/// What a rank sends for a row: candidate tokens, probability mass, and what the log-probabilities need.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct RankCandidates {
-    /// Whether a logit is NaN or infinite.
+    /// Whether a logit of the shard is NaN or infinite.
     pub(super) non_finite: bool,
-    /// Whether min-p may keep ids after the last candidate.
+    /// Whether min-p may keep tokens of the shard after the last candidate.
     pub(super) has_more: bool,
-    /// Candidates in order.
+    /// Candidate tokens, the most likely first.
     pub(super) candidates: Vec<TokenCandidate>,
-    /// `Σ exp(value − value of the first candidate)` over the shard.
+    /// `Σ exp(value − value of the first candidate)` over all tokens of the shard.
     pub(super) mass: f64,
     pub(super) logprobs: ShardLogprobs,
 }
 
-/// Raw logits of a shard, for log-probabilities.
+/// Maximum, exponential sum and most likely tokens of the raw logits of a shard, for log-probabilities.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ShardLogprobs {
-    /// Largest logit.
+    /// Largest raw logit.
     pub(super) max: f32,
-    /// `Σ exp(l − max)`
+    /// `Σ exp(l − max)` over all raw logits `l` of the shard.
     pub(super) sum: f64,
-    /// Top ids in order.
+    /// The most likely tokens of the shard in order, with their raw logits.
     pub(super) top: Vec<RankedToken>,
 }
 
 impl Default for ShardLogprobs {
-    /// Data of an empty shard.
+    /// Makes the data of an empty shard.
     fn default() -> Self {
         Self { max: f32::NEG_INFINITY, sum: 0.0, top: Vec::new() }
     }
 }
 
-/// Flag: a logit is NaN or infinite.
+/// Flag: a logit of the shard is NaN or infinite.
 const NON_FINITE: u32 = 1;
-/// Flag: min-p may keep ids after the last candidate.
+/// Flag: min-p may keep tokens of the shard after the last candidate.
 const HAS_MORE: u32 = 2;
-/// Id of an empty candidate entry.
+/// Token id that fills unused candidate entries.
 const NO_ID: u32 = u32::MAX;
 
 impl RankCandidates {
-    /// Makes a result with one candidate.
+    /// Makes the data of a row with a single candidate.
     pub(super) fn single(candidate: TokenCandidate) -> Self {
         Self { candidates: vec![candidate], ..Self::default() }
     }
 
-    /// Encodes the candidates in the words of `layout`.
+    /// Encodes the data as the words that `layout` defines.
     pub(super) fn words(&self, layout: &CandidateLayout) -> Vec<u32> {
         let flag = |on: bool, flag: u32| if on { flag } else { 0 };
         let mut words = vec![flag(self.non_finite, NON_FINITE) | flag(self.has_more, HAS_MORE)];
@@ -81,7 +81,7 @@ impl RankCandidates {
         words
     }
 
-    /// Decodes the words of `layout`.
+    /// Decodes words in `layout`.
     pub(super) fn of(words: &[u32], layout: &CandidateLayout) -> Self {
         let (flags, rest) = (words[0], &words[1..]);
         let candidate_words = layout.candidate_words();

@@ -1,5 +1,5 @@
-//! Vocab-parallel sampling against sampling from whole rows: every rule, randomised; the exchanged words; and
-//! the rows that are gathered whole.
+//! Tests of vocab-parallel sampling: random requests are compared with sampling from whole rows; also the
+//! number of exchanged words, and which rows are gathered whole.
 
 use std::sync::{Barrier, Mutex};
 use std::thread;
@@ -10,10 +10,11 @@ use super::*;
 use crate::cpu::sample::rules::{DrawParams, LogitEdits, SamplingRules, TokenOccurrence};
 use crate::cpu::sample::tests::{plain, row};
 
-/// Tolerance of log-probabilities computed from sums in another order.
+/// Tolerance for log-probabilities, which are computed from sums in another order.
 const TOLERANCE: f32 = 1e-5;
 
-/// Vocabulary shards as an LM head is split: multiples of 64 ids, the last ones padded.
+/// Returns the vocabulary shards of the ranks as an LM head is split: multiples of 64 token ids, the last
+/// ones padded.
 fn shards(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     let cols = vocab.next_multiple_of(64 * ranks) / ranks;
     let shard = |rank: usize| {
@@ -23,11 +24,11 @@ fn shards(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     (0..ranks).map(shard).collect()
 }
 
-/// All-gather of ranks that are threads of this process.
+/// All-gather among ranks that are threads of one process.
 struct InProcessGather {
     candidates: Vec<Mutex<Vec<u32>>>,
     barrier: Barrier,
-    /// Shapes of the matrices that rank 0 gathers.
+    /// Shapes of the matrices that rank 0 gathered, in order.
     calls: Mutex<Vec<(usize, usize)>>,
 }
 
@@ -58,7 +59,8 @@ impl InProcessGather {
     }
 }
 
-/// Returns the results of `size` ranks, and the shapes of the matrices that each rank gathers.
+/// Samples the rows on `size` ranks. Returns their results, which must be equal, and the shapes of the
+/// matrices that each rank gathered.
 fn sample(
     l: &[Vec<f32>],
     size: usize,
@@ -91,7 +93,7 @@ fn sample(
     (results.into_iter().next().unwrap(), gather.calls.into_inner().unwrap())
 }
 
-/// Asserts equal results, up to the order of summation.
+/// Asserts that results are equal, except for the rounding of log-probabilities.
 fn assert_same(actual: &[RowSampleResult], expected: &[RowSampleResult]) {
     assert_eq!(actual.len(), expected.len());
     for (actual, expected) in actual.iter().zip(expected) {
@@ -150,7 +152,7 @@ impl RandomEdits {
 }
 
 prop_compose! {
-    /// Edits of ids up to a few after the vocabulary.
+    /// Random logit edits of token ids, some of which are after the end of the vocabulary.
     fn changes()(
         allowed in prop::option::weighted(0.2, prop::collection::vec(0_u32..2100, 0..60)),
         banned in prop::collection::vec(0_u32..2100, 0..4),
@@ -175,7 +177,7 @@ prop_compose! {
     }
 }
 
-/// Whether rounding may move an id across a cutoff: such cases are skipped.
+/// Whether rounding may move a token across the cutoff of a filter: such cases are skipped.
 fn is_near_a_cutoff(l: &[f32], changes: &RandomEdits, d: &DrawParams) -> bool {
     let with_factor = |f: f32| {
         let cut = |p: f32| if p == 0.0 || p >= 1.0 { p } else { p * f };
@@ -241,7 +243,8 @@ fn random(draw: DrawParams) -> SampleRequest<'static> {
 
 #[test]
 fn ties_select_the_lowest_id_and_never_padding() {
-    // Of 4 ranks, the third has 2 ids and the last has none; all logits are below those of the padding.
+    // With 4 ranks, the third has 2 token ids and the last has none; all logits are below those of the
+    // padding.
     let mut l = vec![-5.0_f32; 130];
     check(&[l.clone()], &[greedy(Some(3))]);
     for at in [129, 128, 127, 64, 63] {
@@ -268,7 +271,8 @@ fn non_finite_and_masked_rows_fail_alone() {
     }
 }
 
-/// Number of words that each of two ranks gathers for one row of 151,936 logits, call by call.
+/// Samples one row of 151,936 logits on two ranks; returns the number of words that each rank gathers in each
+/// all-gather.
 fn words(l: Vec<f32>, row: SampleRequest<'_>) -> Vec<usize> {
     let l = [l];
     let (actual, calls) = sample(&l, 2, &[row]);
