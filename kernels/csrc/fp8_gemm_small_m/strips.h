@@ -1,8 +1,8 @@
-// fp8_gemm_small_m/strips.h - up to 16 rows of x times strips of an fp8 W straight from global memory, for
-// targets without bulk copies. A block owns TILES strips of rows of W and all of K; its warps take blocks of
-// 128 k in turn. Weights are converted to half_t in registers, exactly; the sum over a block of k is
-// multiplied by its scale when it is added to the warp's sum. The warps' sums are added in shared memory in
-// ascending order: the order of a sum depends on K and the number of warps only.
+// fp8_gemm_small_m/strips.h - up to 16 rows of x times strips of rows of an fp8 W, loaded straight from
+// global memory, for targets without bulk copies. A block owns TILES strips of rows of W and all of K; its
+// warps take blocks of 128 k in turn. Weights are converted to half_t in registers, exactly; the sum over a
+// block of k is multiplied by its scale when it is added to the warp's sum. The warps' sums are added in
+// shared memory in ascending order: the order of additions depends only on K and the number of warps.
 //
 // Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
 #pragma once
@@ -23,7 +23,8 @@ struct Weights {
     u32 unit, scale_stride;
 };
 
-// Row of W of line r of a strip. Rows after the last one repeat it; nothing is stored for them.
+// Returns the row of W that line r of a strip has. Lines beyond the last output repeat the last one; they are
+// not stored.
 DEV u64 weight_row(const Weights& w, u32 tile, u32 r) {
     const u32 out = w.first + tile * WIDTH + r % WIDTH, outputs = w.n / HALVES;
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
@@ -43,12 +44,13 @@ DEV Strip load_strip(const Weights& w, u32 tile, u32 block) {
     return s;
 }
 
-// Rows of x in shared memory, zero up to a multiple of BLOCK_K; 32 values of padding avoid bank conflicts
-// between rows.
+// Row strides of x in shared memory: rows are zero-filled to a multiple of BLOCK_K, and 32 values of padding
+// avoid bank conflicts between rows.
 DEV u32 padded(u32 k) { return (k + BLOCK_K - 1) / BLOCK_K * BLOCK_K; }
 DEV u32 x_line(u32 k) { return padded(k) + 32; }
 
-// Row r of x is x_row(r). One warp per row for any M: the sum of squares has one order.
+// Stages the rows of x in shared memory, normalised with NORM; x_row(r) returns row r. One warp processes a
+// row for any M, so that the sum of squares has one order.
 template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, const half_t* norm, u32 m, u32 k, float eps) {
     for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {
         const half_t* from = x_row(row);
@@ -90,8 +92,8 @@ DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 k, u32 
     UNROLL for (u32 e = 0; e < 4; ++e) c.v[e] = fma_(part.v[e], w.scale, c.v[e]);
 }
 
-// Computes the sums of all strips of the block, for gather(). `stage(xs)` stages the rows of x, after the
-// previous kernel has ended.
+// Computes the sums of all strips of the block, which gather() reads. `stage(xs)` stages the rows of x; it is
+// called after grid_wait().
 template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m, const Stage& stage) {
     DYN_SHARED(half_t, xs);
     const u32 warps = bdim() / WARP_SIZE, blocks = padded(weights.k) / BLOCK_K;

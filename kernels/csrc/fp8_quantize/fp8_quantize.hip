@@ -1,14 +1,15 @@
 // fp8_quantize.hip - quantises rows of x for GEMMs with fp8 weights, and converts the weights' fp8 format.
 //
-// fp8_quantize_rows  y [rows, cols] of fp8 = x / scale, rounded. Scales f32: one per 128 columns of a row,
-// column blocks outermost, [cols / 128, scale_stride]; or CHANNELS: one per row, [rows]. A scale is the
-// largest magnitude over the largest fp8 value (224 in FNUZ on gfx942), or 1 if all values are zero. Rows
-// from `rows` to gdim_x() are zero.
+// fp8_quantize_rows  y [rows, cols] of fp8 = x / scale, rounded. Scales f32: one per row and 128 columns,
+// [cols / 128, scale_stride]; with CHANNELS one per row, [rows]. A scale is the largest magnitude over the
+// largest fp8 value (224 in FNUZ on gfx942), or 1 if all values are zero. Rows from `rows` to gdim_x() are
+// zero.
 // scale_rows_to_f16  y [rows, cols] of f16 = x times a power of two per row; the inverse is written to
 // factors [rows].
-// fp8_to_fnuz        converts bytes of OCP fp8 to the target's format in place: in FNUZ negative zero becomes
-//                    zero, and the same bits represent half of the value.
-// Grid: rows (fp8_to_fnuz: any). Block: 256. cols a multiple of 8, rows of x aligned to 16 bytes.
+// fp8_to_fnuz        converts OCP fp8 to the target's format in place. For FNUZ, negative zero becomes zero;
+//                    other bits are kept and then represent half of the value, which the GEMM kernels
+//                    correct.
+// Grid: rows (fp8_to_fnuz: any size). Block: 256. cols is a multiple of 8, rows of x are aligned to 16 bytes.
 // -DCHANNELS=1
 // Roofline: 3 bytes per value over bandwidth; one row is latency-bound.
 #include "dev.h"
@@ -37,8 +38,8 @@ KERNEL(256) fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, 
     for (u32 c = tid() * 8; c < cols; c += bdim() * 8)
         *(fp8x8*)(to + c) = quantized(real ? load8(from + c) : none, 1.f / scale);
 #else
-    // Whole groups of lanes, so that each group reduces its maximum; lanes after the last column contribute
-    // zeros.
+    // All QUANT_LANES lanes of a group take part, because they reduce their maximum; lanes after the last
+    // column contribute zeros.
     const u32 padded = (cols + QUANT_BLOCK - 1) / QUANT_BLOCK * QUANT_BLOCK;
     for (u32 at = 0; at < padded; at += bdim() * 8) {
         const u32 c = at + tid() * 8;

@@ -1,8 +1,8 @@
 // fp8_quantize/quantize.h - quantises values of x to fp8 with scales, for fp8_quantize_rows and for kernels
 // that quantise their output.
 //
-// A scale is the largest magnitude over TARGET, or 1 if all values are zero: of QUANT_BLOCK columns of a row,
-// held by QUANT_LANES adjacent lanes, eight values each, or of a whole row.
+// A scale is the largest magnitude divided by TARGET, or 1 if all values are zero. It applies to QUANT_BLOCK
+// columns of a row, which QUANT_LANES adjacent lanes have (eight values each), or to a whole row.
 #pragma once
 
 enum : u32 { QUANT_LANES = 16, QUANT_BLOCK = QUANT_LANES * 8 };
@@ -14,7 +14,8 @@ DEV fp8x8 quantized(const f32x8& x, float factor) {
     for (u32 i = 0; i < 8; ++i) r.v[i] = x.v[i] * factor;
     return narrow_fp8(r);
 }
-// Scales of smaller peaks have no finite inverse: such values become zero.
+// Returns the scale for a largest magnitude `peak`. Below 1e-30 the scale would have no finite inverse: such
+// values become zero.
 DEV float scale_of(float peak) { return peak > 1e-30f ? peak * (1.f / TARGET) : 1.f; }
 DEV float peak_of(const f32x8& x) {
     float peak = 0.f;
@@ -22,9 +23,9 @@ DEV float peak_of(const f32x8& x) {
     return peak;
 }
 
-// Quantises eight columns of a row from column c on, already rounded to the type in which they would be
-// stored. Every lane of the warp must call it; columns after the last one, and rows out of range, must be
-// zero. Columns are whole quantisation blocks.
+// store_quantized() quantises eight columns of a row from column c on; `v` is already rounded to the type of
+// the unfused output. Every lane of the warp must call it; `v` must be zero for columns after the last one
+// and for rows out of range. `cols` is a multiple of QUANT_BLOCK.
 struct QuantizedBlock {
     fp8* y;         // [rows, cols]
     float* scales;  // [cols / QUANT_BLOCK, scale_stride]

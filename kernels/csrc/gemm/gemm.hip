@@ -3,8 +3,8 @@
 //
 //   -DOUT_F32=1  y is float      -DGATED=1  N = 2 I, y [M, I] = silu(first half) * second half
 //   -DTILE_M=128|64
-// Grid: (N / OUTPUTS, M / TILE_M), rounded up. Block: 256. K a multiple of 8, rows of x and W aligned to 16
-// bytes.
+// Grid: (N / OUTPUTS, M / TILE_M), rounded up. Block: 256. K is a multiple of 8, rows of x and W are aligned
+// to 16 bytes.
 // Dynamic shared memory: STAGES * (TILE_M + 128) * 80 bytes; 3 stages with warps of 32 lanes, 1 with 64.
 //
 // Rounding: the sum plus bias once to the type of y; GATED as in gemm_small_m. Roofline: 2 M N K operations.

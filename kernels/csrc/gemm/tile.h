@@ -26,21 +26,23 @@ enum : u32 {
     STEP_K = 32,
     STRIDE = STEP_K + 8,  // row stride of 80 bytes: eight rows have no bank conflicts
     STAGE = (TILE_M + TILE_N) * STRIDE,
-    STAGES = WARP_SIZE == 64 ? 1 : 3,  // AMD copies through registers, so more stages overlap nothing
+    STAGES = WARP_SIZE == 64 ? 1 : 3,  // AMD copies through registers: more stages have no effect
     OUTPUTS = GATED ? TILE_N / 2 : TILE_N
 };
 static_assert(FRAGS_M * WARPS_M * 16 == TILE_M && FRAGS_N * WARPS_N * 16 == TILE_N, "warps do not cover the tile");
 
 struct Tile { FragC c[FRAGS_M][FRAGS_N]; };
 
-// Row of W of line `r` of the tile with first output `first`; W has n rows. Lines after the last repeat it.
+// Returns the row of W that line `r` of the tile has; `first` is the tile's first output, W has n rows. Lines
+// beyond the last output repeat the last one.
 DEV u32 line_row(u32 r, u32 first, u32 n) {
     const u32 outputs = GATED ? n / 2 : n;
     const u32 out = first + (GATED ? r / 32 * 16 + r % 16 : r);
     return (out < outputs ? out : outputs - 1) + (GATED && r / 16 % 2 ? outputs : 0);
 }
 
-// Starts copying k [at, at + 32). x_row(r) returns row r of the tile, or null.
+// Starts copying k [at, at + 32) of all rows of the tile. x_row(r) returns row r of x within the tile; null:
+// zeros.
 template <class Row> DEV void copy_step(half_t* stage, const Row& x_row, const half_t* w, u32 first, u32 n, u32 k, u32 at) {
     for (u32 i = tid(); i < (TILE_M + TILE_N) * (STEP_K / 8); i += WARPS * WARP_SIZE) {
         const u32 line = i / (STEP_K / 8), here = i % (STEP_K / 8) * 8;
@@ -78,7 +80,7 @@ template <class Row> DEV Tile tile_product(half_t* stages, const Row& x_row, con
         copy_wait<STAGES >= 2 ? STAGES - 2 : 0>();
         sync();
         if (STAGES > 1) {
-            // Into the stage that the previous step has freed.
+            // Copies into the stage that the previous step has freed.
             const u32 ahead = s + STAGES - 1;
             if (ahead < steps) copy_step(stages + ahead % STAGES * STAGE, x_row, w, first, n, k, ahead * STEP_K);
             copy_commit();
@@ -89,7 +91,7 @@ template <class Row> DEV Tile tile_product(half_t* stages, const Row& x_row, con
     return t;
 }
 
-// Calls put(row of the tile, output of the tile, value[, up]) for every element of this lane.
+// Calls put(row of the tile, output of the tile, value, up value or 0) for every element of this lane.
 template <class Put> DEV void each_output(const Tile& t, const Put& put) {
     const u32 row = warp_id() % WARPS_M * FRAGS_M * 16, column = warp_id() / WARPS_M * FRAGS_N * 16;
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i)

@@ -3,16 +3,16 @@
 //
 //   -DGATED=1  N = 2 I, y [M, I] = silu(first half) * second half: a tile has gate and up columns of the same
 //              outputs, so the intermediate result is never stored
-// K a multiple of 64, outputs of 8; rows of x and y aligned to 16 bytes. TMA descriptors: y with boxes of 16
-// rows, x and W with boxes of 128 rows. Grid: at most one block per SM, a multiple of 2. Block: 12 warps.
-// Dynamic shared memory: 231,424 bytes (gemm_large_m/ring.h).
+// K is a multiple of 64, the number of outputs a multiple of 8; rows of x and y are aligned to 16 bytes.
+// Boxes of the TMA descriptors: 16 rows for y, 128 rows for x and W. Grid: at most one block per SM, a
+// multiple of 2. Block: 12 warps. Dynamic shared memory: 231,424 bytes (gemm_large_m/ring.h).
 //
-// Clusters of two blocks process tiles of 256 rows of x and 256 lines of W, half of the rows each; every line
-// of W is multicast to both. One producer warp loads, 64 columns per step; two consumer warpgroups multiply,
-// 64 rows each.
-// Order of a sum: ascending k in every case: a row has the same bits in any batch.
-// Rounding: the sum once to half_t; GATED as in gemm_small_m. Roofline: 2 M N K operations, and the card's
-// power limit.
+// A cluster of two blocks processes tiles of 256 rows of x by 256 rows of W (called lines): each block has
+// half of the rows of x, and every line of W is multicast to both. In a block, one producer warp loads steps
+// of 64 k, and two consumer warpgroups multiply 64 rows each.
+// Sums are over ascending k in every case, so that a row has the same bits in any batch.
+// Rounding: the sum once to half_t; GATED as in gemm_small_m. Roofline: 2 M N K operations; the GPU's power
+// limit also bounds it.
 #include "dev.h"
 #include "dev/strip.h"
 #ifndef GATED

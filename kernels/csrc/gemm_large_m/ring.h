@@ -4,12 +4,12 @@
 #include "dev/panels.h"
 
 enum : u32 {
-    CLUSTER = 2,                  // blocks that share lines of W; each loads half of them and multicasts it
+    CLUSTER = 2,                  // blocks that share lines of W; each multicasts half of them
     GROUPS = 2,                   // consumer warpgroups, 64 rows each
     TILE_ROWS = GROUPS * 64,
-    HALF_LINES = 128,             // lines of W per half
+    HALF_LINES = 128,             // lines of W in each half of a tile's lines
     TILE_OUTPUTS = GATED ? HALF_LINES : 2 * HALF_LINES,
-    COLUMNS = 64,                 // k per stage: one row of a panel
+    COLUMNS = 64,                 // k per stage, which fill one row of a panel
     LINE_BYTES = COLUMNS * 2,
     X_BYTES = TILE_ROWS * LINE_BYTES,
     HALF_BYTES = HALF_LINES * LINE_BYTES,
@@ -19,16 +19,17 @@ enum : u32 {
     MULTIPLYING = GROUPS * 4,     // consumer warps
     FETCHING = 4,
     THREADS = (FETCHING + MULTIPLYING) * WARP_SIZE,
-    // Rasterisation: number of cluster tiles along M before the next lines of W. 66 concurrent clusters then
-    // share about as many rows of x as lines of W.
+    // Rasterisation: number of cluster tiles along M that are processed before the next lines of W. The 66
+    // concurrent clusters (one pair of an H100's SMs each) then use about as many different rows of x as
+    // lines of W.
     LANE_TILES = 8
 };
 
 struct Product { Matrix y, x, w; u32 outputs, k; };
 struct Maps { const TensorMap *y, *x, *w; };
 
-// Tile order of clusters, in bands of LANE_TILES tiles along M: down a band's column, then the next lines of
-// W, then the next band.
+// Order in which clusters process tiles: bands of LANE_TILES tiles along M; in a band all tiles of some lines
+// of W, then those of the next lines. high, wide: number of tiles along M and N.
 struct Order { u32 high, wide, count; };
 struct Tile { u32 row, output; };
 DEV Order order_of(const Product& p) {
@@ -36,14 +37,14 @@ DEV Order order_of(const Product& p) {
     const u32 wide = (p.outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
     return Order{high, wide, high * wide};
 }
-// Returns this block's tile of the cluster's tile `i`.
+// Returns this block's half of the cluster tile with index `i`.
 DEV Tile tile_at(const Order& order, u32 i) {
     const u32 lane_tiles = LANE_TILES * order.wide, first = i / lane_tiles * LANE_TILES, at = i % lane_tiles;
     const u32 high = order.high - first < LANE_TILES ? order.high - first : (u32)LANE_TILES;
     const u32 row = (first + at % high) * CLUSTER + cluster_rank<CLUSTER>();
     return Tile{row * TILE_ROWS, at / high * TILE_OUTPUTS};
 }
-// Calls work(tile) for this block's tiles, in the same order in producer and consumers.
+// Calls work(tile) for each tile of this block, in the same order in producer and consumers.
 template <class Work> DEV void each_tile(const Product& p, const Work& work) {
     const Order order = order_of(p);
 #pragma unroll 1
@@ -52,13 +53,13 @@ template <class Work> DEV void each_tile(const Product& p, const Work& work) {
 
 // Stage layout: rows of x, then both halves of the lines of W.
 struct Ring { Barrier *there, *free; u8 *stages, *boxes; };
-// Index of a stage, and its phase parity.
+// Index of the current stage, and the parity of its phase for barrier_wait().
 struct RingStage { u32 stage, odd; };
 DEV void advance(RingStage& t) {
     t.stage = t.stage + 1 == STAGES ? 0 : t.stage + 1;
     t.odd ^= t.stage == 0;
 }
-// Every thread must call it; the ring may be used after cluster_wait().
+// Lays out and initialises the ring. Every thread must call it; the ring may be used after cluster_wait().
 DEV Ring make_ring() {
     DYN_SHARED(u8, dynamic);
     Barrier* barriers = (Barrier*)dynamic;

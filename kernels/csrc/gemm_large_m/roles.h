@@ -1,10 +1,11 @@
 // gemm_large_m/roles.h - warp roles of a block: one producer, eight consumers that multiply and store. All
-// process the same tiles; the ring keeps them at most STAGES steps of 64 columns apart, including those of
-// the cluster's other block.
+// process the same tiles; the ring keeps the warps of both blocks of a cluster at most STAGES steps of 64 k
+// apart.
 #pragma once
 #include "gemm_large_m/ring.h"
 
-// Producer, one thread. It returns only when no further arrival at this block's barriers is outstanding.
+// Loop of the producer thread. It returns only when no further arrival at this block's barriers is
+// outstanding, because the other block of the cluster arrives there.
 DEV void fetch(const Ring& ring, const Product& p, const Maps& maps) {
     const u32 half = cluster_rank<CLUSTER>(), apart = GATED ? p.outputs : (u32)HALF_LINES;
     RingStage turn{0, 0};
@@ -24,12 +25,14 @@ DEV void fetch(const Ring& ring, const Product& p, const Maps& maps) {
     for (u32 i = 0; i < STAGES; ++i, advance(turn)) barrier_wait(ring.free + turn.stage, turn.odd ^ 1);
 }
 
-// Arrives at the barrier of every block of the cluster, because each has multicast to this stage.
+// Frees a stage: arrives at barrier b of every block of the cluster, because each block multicasts to this
+// stage.
 DEV void release(Barrier* b) {
     if (lane() < CLUSTER) barrier_arrive_at<CLUSTER>(b, lane());
 }
 
-// Element i is row wgmma_row(i), line wgmma_col(i) of the tile, within the 64 rows of this warpgroup.
+// Accumulators of a lane: element i is row wgmma_row(i) of this warpgroup's 64 rows, line wgmma_col(i) of the
+// tile.
 struct Sums { float c[HALF_LINES]; };
 
 DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 group, u32 k) {
@@ -54,7 +57,7 @@ DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 group, u32 
     release(ring.free + before);
 }
 
-// gated() of two outputs: rounding a pair is eight times as fast as rounding single values.
+// Returns gated() of two outputs, packed: rounding a pair is eight times as fast as rounding single values.
 DEV u32 gated_pair(float gate, float next_gate, float up, float next_up) {
     const u32 gates = pack_half(gate, next_gate), ups = pack_half(up, next_up);
     const auto product = [](float g, float u) { return g * rcp_(1.f + exp2_(-1.44269504f * g)) * u; };
@@ -71,7 +74,8 @@ DEV u32 result(const Sums& sums, u32 i) {
 #endif
 }
 
-// Stores the warp's 16 rows from `row` on by TMA, through boxes of the warp.
+// Stores the warp's 16 rows from `row` on: writes them to the warp's boxes in shared memory, from which TMA
+// stores them.
 DEV void put(u8* boxes, const Product& p, const Maps& maps, u32 row, u32 output, const Sums& sums) {
     UNROLL for (u32 column = 0; column < TILE_OUTPUTS; column += 64) {
         u8* box = boxes + column / 64 % BOXES * BOX_BYTES;

@@ -1,24 +1,24 @@
-// gemm_medium_m: y [M, N] = x [M, K] W [N, K]^T for 17 to 128 rows on NVIDIA sm_90a, nearly bound by reading
-// W once. CPU reference: `Linear`, followed by `SiluMul` (GATED) or `TensorAdd` (RESIDUAL).
+// gemm_medium_m: y [M, N] = x [M, K] W [N, K]^T for 17 to 128 rows on NVIDIA sm_90a, its time is nearly bound
+// by reading W once. CPU reference: `Linear`, followed by `SiluMul` (GATED) or `TensorAdd` (RESIDUAL).
 //
-// Rows of x are the rows (M) of the WGMMAs, rows of W their columns, so that the tile width of W can be
-// chosen to give every SM the same share. If a share is narrow, the blocks of a cluster split K (split-K),
-// because otherwise loading the rows of x would cost more than W: their sums are exchanged through
-// distributed shared memory, and each output is reduced in the block that stores it.
+// Rows of x are the M dimension of the WGMMAs, rows of W their N dimension, so that the number of rows of W
+// per tile can be chosen to give every SM the same share. If tiles are narrow, the blocks of a cluster split
+// K (split-K), because otherwise loading the rows of x would take longer than loading W. Their sums are
+// exchanged through distributed shared memory, and each output is reduced in the block that stores it.
 // Weight loads start before the previous kernel has ended (programmatic dependent launch).
 //
-// Order of a sum: a block's columns ascending, then blocks ascending: it depends on K and SPLITS only.
-// Rounding: as gemm_small_m.
+// Order of additions: k ascending within a block's part of K, then blocks ascending. It depends on K and
+// SPLITS only. Rounding: as gemm_small_m.
 //
-//   -DTILE=16..192   rows of W per block: a width in dev/wgmma.h, a multiple of 8; a multiple of 16 if GATED
-//   -DSPLITS=1|2|4   blocks of a cluster that split a tile's K; consecutive blocks
-//   -DROWS=64|128    M or more
+//   -DTILE=16..192   rows of W per block: an N of WGMMA_WIDTH in dev/wgmma.h
+//   -DSPLITS=1|2|4   number of consecutive blocks (a cluster) that split a tile's K
+//   -DROWS=64|128    rows per block, at least M
 //   -DOUT_F32=1      y is float
 //   -DGATED=1        N = 2 I, y [M, I] = silu(first half) * second half
 //   -DRESIDUAL=1     y += instead of y =
-// Grid: SPLITS blocks per tile. Block: 4 warps per 64 rows, and one producer warp. N even, K a multiple of
-// 64. Rows of x and W aligned to 16 bytes, pairs of y to their size. TMA boxes: M rows of x; TILE rows of W,
-// half of that if GATED.
+// Grid: SPLITS blocks per tile. Block: 4 warps per 64 rows, and one producer warp. N is even, K a multiple of
+// 64. Rows of x and W are aligned to 16 bytes, rows of y to two elements. Boxes of the TMA descriptors: M
+// rows of x; TILE rows of W, or half as many with GATED.
 // Dynamic shared memory: see `divide` (gemm_medium_m/ring.h), for at least two stages.
 //
 // Roofline: N K 2 bytes over memory bandwidth. Measured: tests/bench/results/h200/kernels.md.
@@ -42,7 +42,8 @@ typedef half_x2 Pair;
 DEV Pair pair(float a, float b) { return bits_as<Pair>(pack_half(a, b)); }
 #endif
 
-// Destination of this lane's sums of a tile: piece p, first or second row of the piece.
+// Where a lane stores its sums of a tile. The sums are in pieces of two adjacent columns in two rows: `p` is
+// the piece, `half` selects its row.
 struct Place {
     OUT* y;
     u32 m, outputs, stride, first;

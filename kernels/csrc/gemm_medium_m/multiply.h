@@ -7,7 +7,7 @@ struct Sums { float c[SUMS]; };
 DEV void multiply(Sums& sums, const Work& work, const Memory& s) {
     RingStage turn{0, 0};
     UNROLL for (u32 i = 0; i < SUMS; ++i) sums.c[i] = 0.f;
-    wgmma_hold(sums.c);  // Not zeroed between two WGMMAs, which would serialise them.
+    wgmma_hold(sums.c);  // Zeroes sums here, not between WGMMAs, which would serialise them.
     const auto release = [&](u32 stage) {
         warp_sync();
         if (lane() == 0) barrier_arrive(s.empty + stage);
@@ -34,12 +34,13 @@ DEV void multiply(Sums& sums, const Work& work, const Memory& s) {
     release(before);
 }
 
-// Index of the first sum of piece p of block `rank`: elements 0 and 1 are of row wgmma_row(0), 2 and 3 of
-// that row + 8.
+// Index of the first sum of piece p that block `rank` stores. A piece has four sums: 0 and 1 are of row
+// wgmma_row(0), 2 and 3 of the row 8 below.
 DEV constexpr u32 first_sum(u32 rank, u32 p) { return p / RUN * (SUMS / 2) + (rank * RUN + p % RUN) * 4; }
 
 #if SPLITS > 1
-// Each block receives the sums of all blocks for its columns, and adds them in ascending order of k.
+// Each block of the cluster receives the sums of all blocks for the columns that it stores, and adds them in
+// ascending order of blocks.
 DEV void exchange(Sums& sums, const Memory& s) {
     f32x4* places = (f32x4*)s.sums + tid();
     cluster_wait<SPLITS>();

@@ -7,16 +7,16 @@
 enum : u32 {
     GROUPS = ROWS / 64,           // consumer warpgroups, 64 rows of x each
     MULTIPLIERS = GROUPS * 4 * WARP_SIZE,
-    COLUMNS = 64,                 // k per stage: one row of a panel
-    PANEL_LINE = COLUMNS * 2,     // bytes
+    COLUMNS = 64,                 // k per stage, which fill one row of a panel
+    PANEL_LINE = COLUMNS * 2,     // row of a panel in bytes
     W_BYTES = TILE * PANEL_LINE,
     STAGE_BYTES = W_BYTES + ROWS * PANEL_LINE,
-    SUMS = TILE / 2,              // per thread
+    SUMS = TILE / 2,              // accumulators per thread
     HALVES = GATED ? 2 : 1,       // gate and up rows
     OUTPUTS = TILE / HALVES,
-    EIGHTS = OUTPUTS / 8,         // groups of 8 outputs; each block of a cluster stores a run of them
+    EIGHTS = OUTPUTS / 8,         // groups of 8 outputs; each block of a cluster stores RUN of them
     RUN = (EIGHTS + SPLITS - 1) / SPLITS,
-    PIECES = RUN * HALVES,        // pieces of four sums per thread
+    PIECES = RUN * HALVES,        // pieces of four sums per thread that a block stores
     SUM_BYTES = SPLITS > 1 ? SPLITS * PIECES * MULTIPLIERS * 16 : 0,
     MOST_STAGES = 16,
     BARRIER_BYTES = (2 * MOST_STAGES + 1) * 8 + 8
@@ -27,7 +27,7 @@ DEV constexpr u32 run_of(u32 rank) {
     return (rank + 1) * RUN <= EIGHTS ? (u32)RUN : rank * RUN < EIGHTS ? EIGHTS - rank * RUN : 0;
 }
 
-// Work of a block: a tile of outputs, and its part of K, in units of COLUMNS.
+// Work of a block: the tile from first_output on, and its part [begin, end) of K in units of COLUMNS.
 struct Work {
     const half_t *x, *w;
     u32 m, n, k, x_stride;
@@ -44,7 +44,7 @@ struct Memory {
     u8 *sums, *ring;  // ring aligned to 1024 bytes
     u32 stages;
 };
-// Index of a stage, and its phase parity.
+// Index of the current stage, and the parity of its phase for barrier_wait().
 struct RingStage { u32 stage, odd; };
 DEV void next(RingStage& t, const Memory& s) {
     if (++t.stage < s.stages) return;
@@ -80,14 +80,15 @@ DEV void copy_weights(const Work& work, const Memory& s, const TensorMap* map, u
         panel_copy_once(to + half * OUTPUTS * PANEL_LINE, map, w, OUTPUTS, half * work.n / 2 + work.first_output,
                         block * COLUMNS, s.full + stage, policy);
 }
-// Rows out of range keep old contents: the sums of a row depend on that row only.
+// Loads the rows of x of a stage. Rows from M on are not loaded: a row's sums depend on that row only, and
+// theirs are not stored.
 DEV void copy_rows(const Work& work, const Memory& s, const TensorMap* map, u32 stage, u32 block) {
     const Matrix x{work.x, work.m, work.x_stride};
     panel_copy(s.ring + stage * STAGE_BYTES + W_BYTES, map, x, work.m, 0, block * COLUMNS, s.full + stage);
 }
 
-// Producer: loads weights before the previous kernel has ended, as many stages as fit; then the rows of x of
-// these stages.
+// Loop of the producer thread. Before grid_wait() it loads the weights of as many stages as the ring has,
+// then the rows of x of these stages, then the remaining stages.
 DEV void copy_all(const Work& work, const Memory& s, const TensorMap* w_map, const TensorMap* x_map) {
     const u64 policy = read_once();
     const u32 all = work.end - work.begin, ahead = all < s.stages ? all : s.stages;

@@ -1,23 +1,23 @@
-// gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16 (GEMV and small-M GEMM), bound by reading W once.
-// CPU reference: `Linear`, preceded by `RmsNorm` (NORM) and followed by `SiluMul` (GATED) or `TensorAdd`
-// (RESIDUAL).
+// gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16 (GEMV and small-M GEMM); its time is bound by
+// reading W once. CPU reference: `Linear`, preceded by `RmsNorm` (NORM) and followed by `SiluMul` (GATED) or
+// `TensorAdd` (RESIDUAL).
 //
-// strips.h describes how weights are streamed, and the order of a sum: a row gives the same bits for any M
-// and any row index. With STREAM (NVIDIA from sm_90 on) see stream.h instead.
+// How weights are streamed, and the order of additions: see strips.h, or with STREAM (NVIDIA from sm_90 on)
+// stream.h. A row gives the same bits for any M and any row index.
 //
-// Rounding: x after the norm, x / rms and its product with the weight, each once to half_t; the sum once to
-// the type of y. GATED rounds gate and up to half_t and then their product; RESIDUAL rounds the sum to
-// half_t, adds, rounds: as the separate kernels do.
+// Rounding: x / rms, and its product with the norm weight, each once to half_t; the sum once to the type of
+// y. GATED rounds gate and up to half_t, then the product; RESIDUAL rounds the sum, adds y, and rounds again,
+// as the separate kernels do.
 //
 //   -DOUT_F32=1     y is float
-//   -DNORM=1        RMS norm of x with weights norm [K] first
+//   -DNORM=1        x is first normalised by RMSNorm with weights norm [K]
 //   -DGATED=1       N = 2 I, y [M, I] = silu(first half) * second half
 //   -DRESIDUAL=1    y += instead of y =
 //   -DTILES=1..8    strips per block
 //   -DSTREAM=1      weights are streamed by bulk copies
-// Block: a multiple of WARP_SIZE, at most 256. Grid: x = blocks over N. K a multiple of 8, rows of x and W
-// aligned to 16 bytes.
-// Dynamic shared memory: see strips.h.
+// Block: a multiple of WARP_SIZE, at most 256. Grid: one block per TILES strips; with STREAM see stream.h. K
+// is a multiple of 8, rows of x and W are aligned to 16 bytes.
+// Dynamic shared memory: see strips.h or stream.h.
 //
 // Roofline: N K 2 bytes over memory bandwidth. Measured: tests/bench/results/h200/kernels.md.
 #include "dev.h"
@@ -43,7 +43,8 @@ typedef half_t OUT;
 #endif
 
 #if NORM && !STREAM
-// One warp per row for any M: the sum of squares has one order.
+// Stages normalised rows of x in shared memory. One warp processes a row for any M, so that the sum of
+// squares has one order.
 DEV void stage_normed(half_t* xs, const half_t* x, const half_t* norm, u32 m, u32 k, u32 stride, float eps) {
     const u32 padded = x_stride(k) - 32;
     for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {

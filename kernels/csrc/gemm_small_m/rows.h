@@ -1,5 +1,5 @@
-// gemm_small_m/rows.h - stages rows of x in shared memory for the lifetime of the block, normalised with
-// NORM. Runs in the consumer warps after the previous kernel has ended.
+// gemm_small_m/rows.h - stages all rows of x in shared memory for the lifetime of the block; with NORM they
+// are normalised first. The consumer warps call it after grid_wait().
 #pragma once
 
 #if NORM
@@ -17,8 +17,8 @@ DEV u32 normed(u32 pair, float scale, u32 weights) {
     return r;
 }
 
-// Stages normalised rows of x, with as many warps per row as a block of rms_norm, in the same reduction
-// order: the same bits. A warp has loads of several rows in flight.
+// Stages normalised rows of x. A row has as many warps as a block of rms_norm, with the same reduction order,
+// so that the bits are the same. A warp has loads of several rows in flight.
 DEV void stage_normed_rows(const Work& work, const Memory& s, const half_t* x, u32 x_stride, float eps) {
     enum : u32 { ROWS = 4, EACH = 2 };  // rows at a time; pieces per lane and row
     const u32 pieces = work.k / 8, warps = ((pieces <= 256 ? pieces : (pieces + 1) / 2) + WARP_SIZE - 1) / WARP_SIZE;

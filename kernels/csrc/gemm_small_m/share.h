@@ -1,10 +1,11 @@
-// gemm_small_m/share.h - work of a block of stream.h: its strips of W, its slabs, its shared memory layout.
+// gemm_small_m/share.h - work of a block of stream.h: its strips of W, its slabs, and its shared memory
+// layout.
 #pragma once
 
 enum : u32 {
     COMPUTE_WARPS = 8,        // consumer warps; one more warp is the producer
     MULTIPLIERS = COMPUTE_WARPS * WARP_SIZE,
-    SPAN = SLAB / COMPUTE_WARPS,  // k of one warp in a slab
+    SPAN = SLAB / COMPUTE_WARPS,  // number of k per warp in a slab
     LINE = SLAB * 2 + 64,         // bytes per slab row, padded: alternate rows use different banks
     LINES = TILES * STRIP_ROWS,
     MOST_STAGES = 16,
@@ -15,7 +16,7 @@ enum : u32 {
 struct Work {
     const half_t* w;
     u32 n, k, m;
-    u32 first, strips;  // of this block
+    u32 first, strips;  // first strip and number of strips of this block
 };
 DEV u32 outputs(const Work& w) { return GATED ? w.n / 2 : w.n; }
 DEV u32 slabs(const Work& w) { return (w.k + SLAB - 1) / SLAB; }
@@ -28,10 +29,12 @@ DEV u32 columns(const Work& w, u32 slab) {
     const u32 left = w.k - slab * SLAB;
     return left < SLAB ? left : (u32)SLAB;
 }
-// Lines of a stage: the outputs of the pass, then with GATED the up rows of the same outputs.
+// Returns the line in a stage of row r of strip t. A stage has the rows of the pass's outputs, then with
+// GATED their up rows.
 DEV u32 line_of(u32 strips, u32 t, u32 r) { return t * WIDTH + r % WIDTH + (r < WIDTH ? 0 : strips * WIDTH); }
 DEV u32 first_output(const Work& w, u32 pass) { return (w.first + pass * TILES) * WIDTH; }
-// Row of W of a line of a pass. Lines after the last row repeat it; nothing is stored for them.
+// Returns the row of W that a line of a pass has. Lines beyond the last output repeat the last one; they are
+// not stored.
 DEV u64 weight_row(const Work& w, u32 pass, u32 line) {
     const u32 half = strips_of(w, pass) * WIDTH, out = first_output(w, pass) + (line < half ? line : line - half);
     return (out < outputs(w) ? out : outputs(w) - 1) + (line < half ? 0 : outputs(w));
@@ -43,10 +46,10 @@ DEV Work even_share(const half_t* w, u32 n, u32 k, u32 m) {
     return Work{w, n, k, m, first, each + (bid_x() < more)};
 }
 
-// Stride in bytes of rows of x if all of x is kept.
+// Stride in bytes of rows of x in shared memory if all of x is stored there (without X_SLABS).
 DEV u32 x_line(u32 k) { return (k * 2 + 127) / 128 * 128 + 64; }
 
-// The launch's shared memory, in this order.
+// Layout of the launch's dynamic shared memory.
 struct Memory {
     Barrier *full, *empty;
     float *squares, *sums;

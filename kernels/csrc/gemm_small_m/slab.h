@@ -1,8 +1,8 @@
 // gemm_small_m/slab.h - a warp's part of one slab: pieces of rows of x times the same pieces of rows of W,
 // both in shared memory.
 //
-// Branch-free: a single warp per SM sub-partition cannot hide branch latency, so rows and strips out of range
-// read valid addresses and are masked to zero or discarded.
+// The code has no branches, because a single warp per SM sub-partition cannot hide their latency: rows and
+// strips out of range read valid addresses, and are masked to zero or discarded.
 #pragma once
 
 // Offsets of a lane's pieces of x, and masks that are zero for rows out of range.

@@ -1,21 +1,22 @@
 // gemm_small_m/stream.h - up to 16 rows of x times rows of W that bulk copies stream into shared memory.
 //
-// A block owns an equal share of the strips of W (one block per SM, all busy until the end), TILES strips per
-// pass. One producer warp copies slabs, SLAB k of these strips, into a ring that fills the remaining shared
-// memory; it starts before the previous kernel has ended, because weights do not depend on it. The consumer
-// warps each take SLAB / COMPUTE_WARPS k of every slab. Their sums are added in shared memory in ascending
-// order of warps.
+// A block processes an equal share of the strips of W, TILES strips per pass; with one block per SM all SMs
+// are busy until the end. One producer warp copies slabs (SLAB k of the strips of a pass) into a ring that
+// fills the remaining shared memory; it starts before the previous kernel has ended, because weights do not
+// depend on it. The consumer warps each take SLAB / COMPUTE_WARPS k of every slab. Their sums are added in
+// shared memory in ascending order of warps.
 //
-// Order of a sum: the warp's slabs ascending, then warps ascending: it depends only on K and SLAB, and SLAB
-// on K.
+// Order of additions: the warp's slabs ascending, then warps ascending. It depends only on K and SLAB, and
+// the host chooses SLAB by K.
 //
-// Instructions that run once cost as much as the data: a block of a small matrix runs for 3 us, and its code
-// is fetched from memory like its weights. So non-arithmetic loops are not unrolled.
+// Loops without arithmetic are not unrolled, because code size costs time: a block of a small matrix runs for
+// 3 us, and instructions that run once are fetched from memory like the weights.
 //
 //   -DSLAB=256|512|1024  columns of a slab: bulk copies of less than 2 KiB per row are limited by the issue
 //                        rate
 //   -DTILES=1..8    strips per pass
-//   -DX_SLABS=1     x is loaded slab by slab with the weights, if it is read once; else all of it is kept
+//   -DX_SLABS=1     x is loaded slab by slab with the weights, for blocks with one pass; else all of x is
+//                   staged (rows.h)
 // Block: 9 warps. Grid: at most one block per SM and strip. K a multiple of 32; with NORM at most 4096.
 // Dynamic shared memory: see `divide`; the remainder is the ring, of at least one stage.
 #pragma once
@@ -30,7 +31,7 @@
 #include "gemm_small_m/slab.h"
 #include "gemm_small_m/rows.h"
 
-// Index of a stage, and its phase parity.
+// Index of the current stage, and the parity of its phase for barrier_wait().
 struct RingStage { u32 stage, odd; };
 DEV void next(RingStage& t, u32 stages) {
     if (++t.stage < stages) return;
@@ -53,7 +54,7 @@ DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const
         bulk_copy(to + lane() * LINE, x + (u64)lane() * x_stride + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
-// Runs after the previous kernel has ended: copies the rows of x of the slabs in flight.
+// Waits for the previous kernel; then, with X_SLABS, copies the rows of x for the slabs in flight.
 DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x, u32 x_stride) {
     grid_release();
     grid_wait();
@@ -63,7 +64,7 @@ DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* 
 #endif
 }
 
-// The producer warp.
+// Loop of the producer warp.
 DEV void copy_all(const Work& work, const Memory& s, const half_t* x, u32 x_stride) {
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
@@ -100,7 +101,7 @@ DEV void multiply_slab(Sums& sums, const u8* w, const u8* x, const XRows& rows, 
     for (u32 k = first; k < width; k += 32) multiply_pieces<1, TILES>(sums.c, x + k * 2, rows, w + k * 2, at);
 }
 
-// Writes the sums of the pass, with two outputs of a row adjacent.
+// Writes the warp's sums of the pass to shared memory, with two outputs of a row adjacent.
 DEV void put_pass(const Sums& sums, const Memory& s, u32 m) {
     float* to = s.sums + warp_id() * TILES * m * STRIP_ROWS + strip_c_w(0);
     UNROLL for (u32 half = 0; half < 2; ++half) {

@@ -1,13 +1,13 @@
 // gemm_small_m/strips.h - up to 16 rows of x times strips of W, each streamed once; shared by gemm_small_m
 // and the MoE expert kernels.
 //
-// A block owns TILES strips of rows of W and all of K; its warps take chunks of 128 k in turn, so that every
-// warp streams 256 consecutive bytes of each row straight into the MMA. DEPTH strips are in flight before the
-// first is used, and before the previous kernel has ended: weights do not depend on it. The warps' sums are
-// added in shared memory in ascending order.
+// A block processes TILES strips of rows of W over all of K; its warps take chunks of 128 k in turn, so that
+// every warp streams 256 consecutive bytes of each row straight into the MMA. Loads of DEPTH strips are in
+// flight before the first one is used. They start before grid_wait(), because weights do not depend on the
+// previous kernel. The warps' sums are added in shared memory in ascending order.
 //
-// Order of a sum: within a chunk ascending, then the warp's chunks ascending, then warps ascending: it
-// depends only on K and the number of warps, so a row gives the same bits in any batch.
+// Order of additions: k ascending within a chunk, then the warp's chunks ascending, then warps ascending. It
+// depends only on K and the number of warps, so that a row gives the same bits in any batch.
 //
 //   -DGATED=1       a strip has gate rows and the up rows of the same outputs
 //   -DTILES=1..8    strips per block
@@ -23,9 +23,9 @@
 #endif
 
 enum : u32 {
-    CHUNK = 128,          // k of one warp per iteration: 256 bytes of a row
+    CHUNK = 128,          // k per warp and iteration: 256 bytes of a row
     PIECES = CHUNK / 32,  // 16-byte loads per lane, strip and chunk
-    DEPTH = 3,            // strips in flight
+    DEPTH = 3,            // strips in flight per warp
     // Outputs per strip: a strip has gate and up rows of the same outputs.
     WIDTH = STRIP_ROWS / (GATED ? 2 : 1)
 };
@@ -35,7 +35,8 @@ struct Weights {
     u32 first, n, k;  // first output of the block; rows and columns of W
 };
 
-// Row of W that this lane reads for a strip. Rows after the last one repeat it; nothing is stored for them.
+// Returns the row of W that this lane reads for a strip. Rows beyond the last output repeat the last one;
+// they are not stored.
 DEV u64 weight_row(const Weights& w, u32 tile) {
     const u32 r = strip_w_row(), out = w.first + tile * WIDTH + r % WIDTH, outputs = GATED ? w.n / 2 : w.n;
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
@@ -53,7 +54,7 @@ DEV Strip load_strip(const Weights& w, u32 tile, u32 chunk) {
     return s;
 }
 
-// Iterates over the warp's strips: chunks of one strip of rows, then of the next.
+// Iterates over the warp's work: its chunks of one strip, then those of the next strip.
 struct Cursor { u32 tile, chunk; };
 DEV void advance(Cursor& at, u32 warps, u32 chunks) {
     at.chunk += warps;
@@ -62,11 +63,11 @@ DEV void advance(Cursor& at, u32 warps, u32 chunks) {
     ++at.tile;
 }
 
-// Rows of x in shared memory, zero up to a multiple of CHUNK; 32 values of padding avoid bank conflicts
-// between rows.
+// Row stride of x in shared memory: rows are zero-filled to a multiple of CHUNK, and 32 values of padding
+// avoid bank conflicts between rows.
 DEV u32 x_stride(u32 k) { return (k + CHUNK - 1) / CHUNK * CHUNK + 32; }
 
-// Stages rows of x; row r is x_row(r).
+// Copies rows of x to shared memory; x_row(r) returns row r.
 template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, u32 m, u32 k) {
     const u32 pieces = (x_stride(k) - 32) / 8;
     for (u32 i = tid(); i < m * pieces; i += bdim()) {
@@ -86,7 +87,7 @@ DEV void multiply(f32x4& c, const Strip& w, const half_t* xs, u32 m, u32 stride,
     }
 }
 
-// Writes the warp's sums of a strip, and resets them.
+// Writes the warp's sums of a strip to shared memory, and resets them to zero.
 DEV void put_sums(f32x4& c, float* sums, u32 m, u32 tile) {
     UNROLL for (u32 e = 0; e < 4; ++e) {
         const u32 row = strip_c_x(e);
@@ -95,7 +96,7 @@ DEV void put_sums(f32x4& c, float* sums, u32 m, u32 tile) {
     }
 }
 
-// Returns the sum of line r of a strip and row `m` of m_count; warps without a chunk have none.
+// Returns the sum of line r of a strip and row `m` (of m_count) over the warps that have a chunk.
 DEV float gather(const float* sums, u32 k, u32 m_count, u32 tile, u32 m, u32 r) {
     const u32 chunks = (k + CHUNK - 1) / CHUNK, all = bdim() / WARP_SIZE, warps = chunks < all ? chunks : all;
     const u32 at = (tile * m_count + m) * STRIP_ROWS + r, per_warp = TILES * m_count * STRIP_ROWS;
@@ -104,8 +105,8 @@ DEV float gather(const float* sums, u32 k, u32 m_count, u32 tile, u32 m, u32 r) 
     return s;
 }
 
-// Computes the sums of all strips of the block, for gather(). `stage(xs)` stages the rows of x, after the
-// previous kernel has ended.
+// Computes the sums of all strips of the block, which gather() reads. `stage(xs)` stages the rows of x; it is
+// called after grid_wait().
 template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m, const Stage& stage) {
     DYN_SHARED(half_t, xs);
     const u32 warps = bdim() / WARP_SIZE, stride = x_stride(weights.k), chunks = (weights.k + CHUNK - 1) / CHUNK;

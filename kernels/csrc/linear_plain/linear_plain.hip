@@ -1,13 +1,14 @@
 // linear_plain: y [M, N] = x [M, K] W [N, K]^T + bias in f32 arithmetic: f32 models, MoE routers (half_t
-// rows, f32 weights), and shapes that do not allow 16-byte loads. Two kernels with one summation order each;
-// the choice depends on N and K only. CPU reference: `Linear`.
+// rows, f32 weights), and shapes that do not allow 16-byte loads. There are two kernels with different
+// summation orders; the host chooses by N and K only. CPU reference: `Linear`.
 //
 //   -DX_F32=0|1 -DW_F32=0|1 -DOUT_F32=0|1
 //
-// linear_row: one block per row of W and up to ROWS rows of x, its warps split K. Grid: (N, M / ROWS). Block:
-// 256.
+// linear_row: one block per row of W and up to ROWS rows of x; the block's threads split K. Grid: (N, M /
+// ROWS). Block: 256.
 // linear_tile: 64 x 64 tiles, 4 x 4 per thread, K through shared memory. Grid: (N / 64, M / 64). Block: 256.
-// Order: linear_row by lane, then as in block_sum; linear_tile ascending. Rounding: sum plus bias, once.
+// Order of additions: linear_row adds per lane, then as block_sum does; linear_tile adds over ascending k.
+// Rounding: the sum plus bias, once.
 #include "dev.h"
 #include "dev/strip.h"
 

@@ -1,9 +1,9 @@
-// mla_decode/merge.h - result of a split: attention outputs in compressed KV space, or a record per head
-// (records.h).
+// mla_decode/merge.h - stores the result of a split: attention outputs in compressed KV space if the context
+// has one split, else a record per head (records.h).
 #pragma once
 #include "mla_decode/records.h"
 
-// Stores the warp's channels of the only split of a context.
+// Stores the warp's channels of the outputs, for a context with a single split.
 DEV void store_outputs(const Running& r, const Place& p, const Outputs& to) {
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const u32 head = Frag::c_row(i);

@@ -1,5 +1,5 @@
-// mla_decode: MLA decode, absorbed: for all heads, the average of compressed KV vectors weighted by
-// softmax(scale q · row) over the paged KV pool; runs between the two per-head GEMMs with W_UK and W_UV
+// mla_decode: MLA decode, absorbed: for each head, the average of the compressed KV rows in the paged pool,
+// weighted by softmax(scale q · row). It runs between the two per-head GEMMs with W_UK and W_UV
 // (mla_head_gemm). CPU reference: cpu/mla/absorbed_attention.rs.
 //
 // A block has 16 heads of a token, or of each of TOKENS_PER_BLOCK successive tokens of a request, which share every
@@ -9,29 +9,30 @@
 // across them, and the last block to arrive merges the splits of a (row, 16 heads), splits ascending. The
 // splits depend on the row's own context only. Blocks of other heads process the same runs at the same time,
 // so that a row of the pool is read from memory once.
-// Rows that are successive tokens of a request, according to their tables and contexts, are processed
-// together if they have the same splits, which changes no bits.
+// Rows that are successive tokens of a request, as their tables and contexts show, are processed together if
+// they have the same splits; this changes no bits.
 // With EACH_TOKEN rows have any number of tokens: a block processes a run of TOKENS_PER_BLOCK tokens and all keys
 // that they attend to (token.h).
 //
 // Contexts and tables are read before grid_wait(); see attention_decode for the condition.
 //
-//   means [T, heads * KV_LORA_RANK]  outputs; taken: queries absorbed by W_UK, same shape, may be the same memory
-//   q [T, q_stride]  query projection; the last QK_ROPE_HEAD_DIM of the `query` channels of each head have RoPE
-//   applied
+//   means [tokens, heads * KV_LORA_RANK]  outputs
+//   absorbed_q  queries absorbed by W_UK, with the shape of `means`; may be the same memory
+//   q [tokens, q_stride]  query projection; the last QK_ROPE_HEAD_DIM of the `query` channels of each head have
+//   RoPE applied
 //   pool  KV pool of one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; all half_t
-//   tables   block tables, i32 [S, table_width]; row r reads table table_rows[r], or table r if table_rows is
-//            null
+//   tables   block tables, i32 [sequence slots, table_width]; row r reads table table_rows[r], or table r if
+//            table_rows is null
 //   partial  f32 [splits of all rows, tiles of heads, heads of a tile, RECORD]: weighted sums, then maximum
-//            and sum; contents may be anything
+//            and sum; need not be initialised
 //   arrived  u32 [rows, tiles of heads], zero before and after the launch
 //
 //   -DKV_LORA_RANK=128|256|512  -DQK_ROPE_HEAD_DIM=n (a multiple of 32)  -DBLOCK_TOKENS=n (a multiple of 16)
 //   -DSTAGES=n pipeline stages  -DEACH_TOKEN=0|1  -DFIRST_POSITION=n masks keys at positions below n; no query
 //                           is at one of them
 //   -DTOKENS_PER_BLOCK=1|2 tokens per block
-// Grid: (any number of runs, tiles of heads), best the number of resident blocks; EACH_TOKEN: (runs of tokens
-// from `first` on, tiles of heads). Block: TEAM.
+// Grid: (any number of runs, tiles of heads); the number of resident blocks is fastest. With EACH_TOKEN:
+// (runs of tokens from `first` on, tiles of heads). Block: TEAM.
 // Dynamic shared memory: STAGES * KEYS * LINE * 2 bytes.
 //
 // Rounding: probabilities to half_t; the output once. Roofline: 2 context (KV_LORA_RANK + QK_ROPE_HEAD_DIM)
@@ -68,7 +69,7 @@ DEV u32 tile_of_warp() { return warp_of_token() % TILES; }
 DEV u32 half_of_warp() { return warp_of_token() / TILES; }
 DEV u32 first_head() { return bid_y() * TILE; }
 
-// Keys per split: ending and merging a split costs as much as about 60 keys. Must equal `SPLITS` in
+// Number of keys per split. Ending and merging a split takes as long as about 60 keys. Must equal `SPLITS` in
 // kernels/src/gpu/mla_decode.rs.
 DEV u32 split_keys(u32 context) {
     return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
@@ -100,7 +101,7 @@ mla_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, con
     const Source source{taken, q, heads, query, q_stride};
     const Outputs to{means, partial, arrived, heads};
     Queries mine{};
-    u32 done = 0;  // number of splits done of these heads
+    u32 done = 0;  // number of splits of the current heads that are done
     while (p.left != 0) {
         if (done == 0) mine = load_queries(source, p);
         Running r;

@@ -1,14 +1,15 @@
-// mla_decode/records.h - result of a split if a context has several: a record per head with weighted sums of
-// compressed KV, their maximum and their sum. The last block to arrive merges the records of all splits into
-// outputs. The includer defines TILE, WARPS and first_head(). Tokens that are processed together have
-// separate records and outputs, where they are if the token is processed alone.
+// mla_decode/records.h - results of splits of a context with several splits: a record per head, which has the
+// weighted sums of compressed KV, the maximum score and the sum of probabilities. The last block to arrive
+// merges the records of all splits into outputs. The includer defines TILE, WARPS and first_head(). Tokens
+// that are processed together have separate records and outputs, at the same addresses as if each token were
+// processed alone.
 #pragma once
 
-// Channels of a lane that reads a record, and number of splits that it reads at once.
+// Settings of fold_records.h: a lane reads CHANNELS channels of a record, of AHEAD splits at once.
 enum : u32 { RECORD = KV_LORA_RANK + 16, D = KV_LORA_RANK, CHANNELS = D / WARP_SIZE, SPREAD = 1, AHEAD = 4 };
 #include "attention_decode/fold_records.h"
 
-// Destinations of results.
+// Output arrays of the kernel.
 struct Outputs {
     half_t* means;
     float* partial;
@@ -17,11 +18,11 @@ struct Outputs {
 };
 
 DEV u64 unit_of(const Place& p) { return (u64)p.row * gdim_y() + bid_y(); }
-// Number of heads with records of a block.
+// Number of heads of a block that have records.
 DEV u32 kept_heads(const Outputs& to) { return to.heads < TILE ? to.heads : TILE; }
-// Floats per split.
+// Number of floats in the records of a block's split.
 DEV u32 split_floats(const Outputs& to) { return kept_heads(to) * RECORD; }
-// Record of token i of the group at a place, from the block's first head on.
+// Returns the record of the block's first head, for token i of the group at `p` and the given split.
 DEV float* records_of(const Place& p, const Outputs& to, u32 i, u32 split) {
     return to.partial + ((u64)(p.record + i * p.splits + split) * gdim_y() + bid_y()) * split_floats(to);
 }
@@ -29,7 +30,7 @@ DEV half_t* mean_of(const Place& p, const Outputs& to, u32 i, u32 head) {
     return to.means + ((u64)(p.token + i) * to.heads + first_head() + head) * KV_LORA_RANK;
 }
 
-// Merges all splits of the tile's heads.
+// Merges all splits of the block's heads.
 DEV void merge_splits(const Place& p, const Outputs& to) {
     const u32 heads = to.heads - first_head() < TILE ? to.heads - first_head() : TILE;
     for (u32 at = warp_id(); at < p.count * heads; at += WARPS) {

@@ -1,5 +1,6 @@
-// mla_decode/ring.h - loads of steps of rows into shared memory: STAGES stages, all but one in flight while
-// one is multiplied; each warp loads FETCHED rows of one block.
+// mla_decode/ring.h - loads KV rows into shared memory in steps of KEYS rows. Of STAGES stages, one is
+// multiplied while the copies of the others are in flight; each warp loads FETCHED rows of one block per
+// step.
 #pragma once
 
 enum : u32 {
@@ -11,11 +12,11 @@ enum : u32 {
 
 struct Ring {
     half_t* steps;
-    u32 next, oldest;  // stages: to load into, to multiply
-    // Next step to load; it is ahead of the step that is multiplied.
+    u32 next, oldest;  // stage to load into; stage to multiply
+    // Next step to load, which comes after the step that is multiplied.
     Place place;
     u32 at, end;  // current key, and end of the split
-    u32 block;    // block-table entry of the warp's rows, loaded one step early
+    u32 block;    // block-table entry of the warp's rows, loaded one step in advance
 };
 
 // Advances to the next split that has a step, if the current one is exhausted.
@@ -30,7 +31,7 @@ DEV void settle(Ring& r, const Rows& rows) {
     if (r.place.left != 0 && key < r.end) r.block = (u32)rows.tables[(u64)r.place.table * rows.table_width + key / BLOCK_TOKENS];
 }
 
-// Starts the copies of a step; after the last step none. Rows beyond the split's end are zero-filled, because
+// Starts the copies of the next step, if there is one. Rows beyond the split's end are zero-filled, because
 // freed blocks may contain NaN. Every thread must call it.
 DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
     if (r.place.left != 0) {
@@ -61,8 +62,8 @@ DEV Ring begin_ring(half_t* steps, const Place& place, const Rows& rows, const h
     return r;
 }
 
-// Returns the oldest step, after it has arrived and all warps have read the previous one, which the next
-// copies overwrite. Every thread must call it.
+// Returns the oldest step. It waits until that step has arrived and all warps have read the previous step,
+// whose stage the next copies overwrite. Every thread must call it.
 DEV const half_t* next_step(Ring& r, const Rows& rows, const half_t* pool) {
 #if STAGES == 1
     team_sync();

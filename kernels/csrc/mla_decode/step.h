@@ -1,17 +1,17 @@
-// mla_decode/step.h - a step of KEYS rows times 16 heads: HALVES warps compute the scores of 16 rows, each
-// over its part of the channels, because the registers of a warp cannot hold a whole query. Probabilities are
-// shared by all warps through shared memory; then a warp accumulates its own channels of all rows. Warps of
-// other tokens run the same steps at the same time, with common barriers.
+// mla_decode/step.h - one step of MLA decode: KEYS rows of the pool times 16 heads. The scores of 16 rows are
+// computed by HALVES warps, each over its part of the channels, because a whole query does not fit into the
+// registers of a warp. Warps exchange probabilities through shared memory; then a warp accumulates its own
+// channels of all rows. Warps of other tokens run the same steps at the same time, with common barriers.
 #pragma once
 
 enum : u32 {
-    PRODUCTS = WIDTH / 16 / HALVES, // MMAs of a warp's part of a score
-    OWN = KV_LORA_RANK / TOKEN_WARPS / 16, // tiles of 16 channels per warp
+    PRODUCTS = WIDTH / 16 / HALVES, // MMAs per score and warp
+    OWN = KV_LORA_RANK / TOKEN_WARPS / 16, // tiles of 16 channels that a warp accumulates
     SHARERS = WARP_SIZE == 64 ? 16 : 4,  // adjacent lanes that have scores of the same heads
     SLOTS = WARP_SIZE == 64 ? 4 : 2,     // heads per lane
-    WEIGHTS = KEYS + 8                   // stride of heads in shared memory, in elements
+    WEIGHTS = KEYS + 8                   // row stride of probabilities in shared memory, in elements
 };
-// Less than every score, and finite, so that the difference of two of them is a number.
+// Score of masked keys: less than every real score, and finite, so that NO_SCORE - NO_SCORE is 0, not NaN.
 #define NO_SCORE (-1e30f)
 
 // Head slot, within the lane, of element i of an MMA fragment.
@@ -29,7 +29,7 @@ struct Running {
     FragC out[OWN];
 };
 
-// Loads queries; zeros for heads and tokens that do not exist.
+// Loads the queries of this warp's token and 16 heads; zeros for heads and tokens that do not exist.
 DEV Queries load_queries(const Source& s, const Place& p) {
     Queries all;
     UNROLL for (u32 i = 0; i < Frag::NA; i += 2) {
@@ -55,8 +55,8 @@ DEV void start(Running& r) {
     UNROLL for (u32 i = 0; i < OWN; ++i) r.out[i] = zero_c();
 }
 
-// Scores of the warp's rows; complete on warps of the first half only. Two accumulators, because dependent
-// MMAs would wait for each other.
+// Returns the scores of the warp's 16 rows; they are complete only on warps with half_of_warp() == 0. It uses
+// two accumulators, because dependent MMAs would wait for each other.
 DEV FragC score(const Queries& q, const half_t* step) {
     const half_t* rows = step + tile_of_warp() * TILE * LINE + half_of_warp() * PRODUCTS * 16;
     FragC even = zero_c(), odd = zero_c();
@@ -72,14 +72,14 @@ DEV FragC score(const Queries& q, const half_t* step) {
     return even;
 }
 
-// Probabilities of a step, shared by the warps of a token.
+// Returns the shared memory with the probabilities of a step, which the warps of a token share.
 DEV half_t* step_weights() {
     SHARED(half_x8, weights, TOKENS_PER_BLOCK * 16 * WEIGHTS / 8);
     return (half_t*)weights + own_token() * 16 * WEIGHTS;
 }
 
-// Computes the maxima over all warps, and the factors that rescale sums of earlier steps; returns whether any
-// maximum grows.
+// Updates each head's maximum over all warps, and computes the factors `shrink` that rescale sums of earlier
+// steps. Returns whether any maximum has grown.
 DEV bool grow(Running& r, const FragC& s, float* shrink) {
     SHARED(float, all_highs, TOKENS_PER_BLOCK * TILES * 16);
     float* highs = all_highs + own_token() * TILES * 16;
@@ -101,8 +101,8 @@ DEV bool grow(Running& r, const FragC& s, float* shrink) {
     return grows;
 }
 
-// Turns scores into probabilities, for all warps: rows [0, seen) of the step exist, the first of them is key
-// `at`; `factor` = scale * log2(e).
+// Turns scores into probabilities, and writes them to step_weights(). The token attends to rows [0, seen) of
+// the step, the first of which is key `at`; `factor` = scale * log2(e).
 DEV void weigh(Running& r, FragC s, u32 at, u32 seen, float factor) {
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const u32 key = tile_of_warp() * TILE + Frag::c_col(i);
@@ -124,7 +124,7 @@ DEV void weigh(Running& r, FragC s, u32 at, u32 seen, float factor) {
     team_sync();
 }
 
-// out += probabilities * the warp's channels of all rows.
+// out += probabilities * the warp's channels of all rows of the step.
 DEV void add_compressed_kv(Running& r, const half_t* step) {
     UNROLL for (u32 k = 0; k < TILES; ++k) {
         const FragA a = load_a(step_weights() + k * TILE, WEIGHTS);
@@ -133,7 +133,7 @@ DEV void add_compressed_kv(Running& r, const half_t* step) {
     }
 }
 
-// Reduces the sums over all keys, tiles ascending.
+// Adds the sums of probabilities of all lanes and warps, in ascending order of tiles.
 DEV void finish(Running& r) {
     SHARED(float, all_sums, TOKENS_PER_BLOCK * TILES * 16);
     float* sums = all_sums + own_token() * TILES * 16;
@@ -146,5 +146,5 @@ DEV void finish(Running& r) {
         r.sum[slot] = 0.f;
         UNROLL for (u32 i = 0; i < TILES; ++i) r.sum[slot] += sums[i * 16 + head_of(slot)];
     }
-    team_sync();  // The next split may have no step, and so no barrier.
+    team_sync();  // A next split without a step would have no other barrier before it writes all_sums.
 }

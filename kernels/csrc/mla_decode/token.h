@@ -1,12 +1,13 @@
-// mla_decode/token.h - rows of any number of tokens, each token with all keys that it attends to as one
-// split. Tokens are processed in runs of as many as a block can hold; the tokens of a run that belong to one
-// row are processed together.
+// mla_decode/token.h - schedule for rows with any number of tokens (EACH_TOKEN). All keys that a token
+// attends to are one split. Tokens are processed in runs of as many tokens as fit in a block; the tokens of a
+// run that belong to one row are processed together.
 //
 // -DLONG_ROW=n  rows of at least n tokens are skipped: they use the non-absorbed form (mla_prefill)
 #pragma once
 #include "attention/row_of.h"
 
-// Returns the first token at or after this one that is in one of the block's runs.
+// Returns the first token from `token` on that is in one of the block's runs, and sets `run_end` to the end
+// of that run.
 DEV u32 into_run(const Rows& rows, u32 token, u32& run_end) {
     if (token < run_end) return token;
     const u32 apart = gdim_x() * rows.together;
@@ -15,8 +16,8 @@ DEV u32 into_run(const Rows& rows, u32 token, u32& run_end) {
     return token > begin ? token : begin;
 }
 
-// Returns the place of the tokens from this one on, within its row and before `run_end`. `all`: end of all
-// tokens.
+// Returns the place of the tokens from `token` on that are in the same row and before `run_end`. `all`:
+// number of tokens of all rows.
 DEV Place place_of(const Rows& rows, u32 token, u32 run_end, u32 all) {
     Place p{};
     if (token >= all) return p;
@@ -40,7 +41,8 @@ DEV Place place_of(const Rows& rows, u32 token, u32 run_end, u32 all) {
     return p;
 }
 
-// Returns the first of the block's tokens: it processes every gdim_x()-th run from token `first` on.
+// Returns the place of the block's first tokens. The block processes every gdim_x()-th run from token `first`
+// on.
 DEV Place first_token(const Rows& rows, u32 first) {
     const u32 token = first + bid_x() * rows.together;
     return place_of(rows, token, token + rows.together, (u32)rows.cu_q[rows.rows]);

@@ -1,10 +1,11 @@
-// mla_decode_wgmma/fetch.h - the producer warps: load queries once per place, and rows of the KV pool step by
-// step, into panels for the consumer warpgroups, as far ahead as stages are free.
+// mla_decode_wgmma/fetch.h - the producer warps: load the queries of each group of heads or tokens once, and
+// rows of the KV pool step by step, into panels for the consumer warpgroups. They load ahead while stages are
+// free.
 #pragma once
 
 struct Meeting {
     Barrier keys_there[STAGES], keys_free[STAGES];
-    Barrier last_there[FETCHING];  // rows of a step that extends beyond its context
+    Barrier last_there[FETCHING];  // arrival of the last rows of a context, which do not fill a box
     Barrier queries_there, queries_free;
     Barrier weights_there, weights_free;  // probabilities of a step
 };
@@ -38,7 +39,8 @@ DEV Shared share(u8* dynamic) {
     return Shared{queries, keys, keys + STAGES * OPERAND_BYTES};
 }
 
-// Starts loading the queries of a place's tokens, 16 heads per warp; zeros for heads that do not exist.
+// Starts loading the queries of the tokens at `p`, 16 query rows per warp; zeros for heads and tokens that do
+// not exist.
 DEV void start_queries(const Job& job, const Shared& shared, const Place& p) {
     constexpr u32 PIECES = WIDTH / 8, OF_LATENT = KV_LORA_RANK / 8, HEADS = TILE / FETCHING;
     const u32 first = (warp_id() - WARPS) * HEADS;
@@ -58,10 +60,10 @@ DEV void start_queries(const Job& job, const Shared& shared, const Place& p) {
     copy_commit();
 }
 
-// Load state of the warp's rows of a step.
+// State of a producer warp, which loads BOX_ROWS rows of every step.
 struct Way {
-    u32 block;  // block-table entry, loaded one step early
-    u32 lasts;  // number of steps so far that extended beyond their context
+    u32 block;  // block-table entry of its rows, loaded one step in advance
+    u32 lasts;  // number of uses of last_there so far
     RingStage turn;
 };
 
@@ -70,13 +72,13 @@ DEV u32 block_at(const Job& job, const Place& p, u32 key, u32 end) {
     return key < end ? (u32)job.rows.tables[(u64)p.table * job.rows.table_width + key / BLOCK_TOKENS] : 0;
 }
 
-// Rows beyond the context are multiplied by probabilities of zero, so they must be finite.
+// Zeroes rows beyond the context: they are multiplied by probabilities of zero, so they must be finite.
 DEV void clear_rows(u8* rows, u32 first) {
     for (u32 i = first * 8 + lane(); i < BOX_ROWS * 8; i += WARP_SIZE)
         for (u32 panel = 0; panel < PANELS; ++panel) *(u32x4*)(rows + panel * PANEL_BYTES + i * 16) = u32x4{{0, 0, 0, 0}};
 }
 
-// Loads keys [at, at + KEYS) of a split that ends at `end`.
+// Loads this warp's rows of keys [at, at + KEYS) of a split that ends at `end`.
 DEV void fetch_step(const Job& job, const Shared& shared, Meeting* m, Way& way, u32 at, u32 end) {
     const u32 key = at + own_row(), stage = way.turn.stage;
     const u32 present = key >= end ? 0 : end - key < BOX_ROWS ? end - key : BOX_ROWS;

@@ -1,27 +1,27 @@
-// mla_decode_wgmma: MLA decode, absorbed, with WGMMA: averages of compressed KV vectors weighted by
-// softmax(scale q · row) over the paged KV pool, for 64 heads of a token at a time, or for all heads of as
-// many tokens of a request as fit into 64 rows. CPU reference: cpu/mla/absorbed_attention.rs.
+// mla_decode_wgmma: MLA decode, absorbed, with WGMMA: for each head, the average of the compressed KV rows in
+// the paged pool, weighted by softmax(scale q · row). A block processes 64 heads of a token, or all heads of
+// as many tokens of a request as fit into 64 query rows. CPU reference: cpu/mla/absorbed_attention.rs.
 //
 // Twelve warps: the first warpgroup computes a step's scores and probabilities, and accumulates the first
-// half of the channels; the second accumulates the other half, with the probabilities that the first writes
-// from registers to shared memory; the warps of the third load (fetch.h). The scores of a step overlap with
+// half of the channels; the second accumulates the other half, with the probabilities that the first
+// warpgroup writes to shared memory; the warps of the third load (fetch.h). The scores of a step overlap with
 // the accumulation of the previous one. Blocks of other heads process the same runs of the list of splits at
 // the same time, so that a row of the pool is read from memory once.
 // Rows that are successive tokens of a request are processed together if they have the same number of splits
 // (attention_decode/split_schedule.h); each uses the scores of the keys that it attends to. The split length
-// is chosen for all rows of a step (split_length.h): the result of a split costs a block as much as several
+// is chosen for all rows of a step (split_length.h): storing the result of a split takes as long as several
 // steps, and a block with more splits than others delays the whole kernel.
 //
 //   means, partial, arrived, taken, q, tables, table_rows, -DEACH_TOKEN  as in mla_decode
 //   most_records  capacity of `partial` in splits, per tile of heads; at least row_count
-//   pool, pool_map   KV pool of one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; TMA descriptor of it as a
-//                    matrix, in boxes of 16 rows
+//   pool, pool_map   KV pool of one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; its TMA descriptor as a
+//                    matrix, with boxes of 16 rows
 //
 //   -DKV_LORA_RANK=128|256|512  -DQK_ROPE_HEAD_DIM=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
-//   together  maximum number of tokens processed at once; times the number of heads at most 64
-// NVIDIA from sm_90 on. Grid: (runs, tiles of heads), best the number of SMs; EACH_TOKEN: blocks process
-// every gdim_x()-th run of `together` tokens from `first` on (mla_decode/token.h). Block: 384. Dynamic shared
-// memory: GROUPS_SHARED bytes.
+//   together  maximum number of tokens processed together; at most 64 / heads, or 1
+// NVIDIA from sm_90 on. Grid: (runs, tiles of heads); the number of SMs is fastest. With EACH_TOKEN blocks
+// process every gdim_x()-th run of `together` tokens from `first` on (mla_decode/token.h). Block: 384.
+// Dynamic shared memory: GROUPS_SHARED bytes.
 //
 // Rounding: probabilities to half_t; the output once. Roofline: 2 context (KV_LORA_RANK + QK_ROPE_HEAD_DIM)
 // bytes per row, or 2 context (2 KV_LORA_RANK + QK_ROPE_HEAD_DIM) operations per row and head.
@@ -33,19 +33,19 @@
 #  define EACH_TOKEN 0
 #endif
 enum : u32 {
-    TILE = 64,  // query rows of a block: heads, over all its tokens
-    KEYS = 64,  // per step
+    TILE = 64,  // query rows of a block: (token, head) pairs
+    KEYS = 64,  // keys per step
     WARPS = 8,  // consumer warps
     TEAM = WARPS * WARP_SIZE,
-    FETCHING = 4,  // producer warps, 16 rows of a step each
+    FETCHING = 4,  // producer warps; each loads 16 rows of a step
     WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM,
     HALF = KV_LORA_RANK / 2,  // channels accumulated per warpgroup
     STAGES = 2,
     PANELS = WIDTH / 64,
-    PANEL_BYTES = KEYS * 128,  // of keys, of queries, and of probabilities
+    PANEL_BYTES = KEYS * 128,  // a panel of keys, of queries, or of probabilities
     OPERAND_BYTES = PANELS * PANEL_BYTES,
     SPREAD_RUNS = 0,   // split_length.h decides whether rows are scheduled separately
-    CUT_TOGETHER = 1,  // rows are cut like the last row of their group
+    CUT_TOGETHER = 1,  // all rows of a group use the split length of its last row
     MEETING_BYTES = 128,  // barriers, at the start of shared memory
     GROUPS_SHARED = MEETING_BYTES + (1 + STAGES) * OPERAND_BYTES + PANEL_BYTES + 1024
 };
@@ -54,7 +54,8 @@ DEV void team_sync() { some_sync<1>(TEAM); }
 DEV u32 first_head() { return bid_y() * TILE; }
 
 DEV u32 splits_of_keys(u32 context, u32 cut) { return (context + (1u << cut) - 1) >> cut; }
-// All splits of a row have equal length except the last, which is shorter by less than one step per split.
+// All splits of a row have equal length, except that the last one is shorter (by less than one step per
+// split).
 DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / splits + KEYS - 1) / KEYS * KEYS; }
 
 #include "attention_decode/split_schedule.h"

@@ -2,8 +2,8 @@
 // probabilities and passes them to the second, with the factors that rescale the sums of earlier steps.
 #pragma once
 
-// Per head, from the first warpgroup to the second: rescale factors of a step; at the end of a token's only
-// split, the final scale.
+// Shared memory in which the first warpgroup passes one factor per query row to the second: the rescale
+// factors of a step, or at the end of a context with a single split the final scale.
 DEV float* published_scales() { SHARED(float, factors, TILE); return factors; }
 DEV void publish_scales(const float (&of_heads)[2]) {
     if (lane() % 4 != 0) return;
@@ -12,7 +12,7 @@ DEV void publish_scales(const float (&of_heads)[2]) {
 DEV void read_scales(float (&of_heads)[2]) { UNROLL for (u32 slot = 0; slot < 2; ++slot) of_heads[slot] = published_scales()[wgmma_row(slot * 2)]; }
 
 DEV void shrink_all(float (&o)[SUMS], const float (&shrink)[2]) {
-    // After the maximum score has been seen every factor is 1.
+    // Most steps raise no maximum; then every factor is 1.
     if (warp_any(shrink[0] != 1.f || shrink[1] != 1.f))
         UNROLL for (u32 i = 0; i < SUMS; ++i) o[i] *= shrink[i >> 1 & 1];
 }
@@ -28,7 +28,8 @@ DEV void start_scores(float (&s)[KEYS / 2], const u8* queries, const u8* keys) {
     wgmma_commit();
 }
 
-// o += probabilities * the warpgroup's channels of a step; operand(i) returns probabilities of 16 keys.
+// Starts o += probabilities * the warpgroup's channels of a step's rows. operand(i) returns the probabilities
+// of keys [16 i, 16 i + 16).
 template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& operand, const u8* keys, bool add) {
     const NMajor latents = shared_by_lanes(by_n(keys + first_channel() / 64 * PANEL_BYTES, PANEL_BYTES));
     wgmma_hold(o);
@@ -37,7 +38,8 @@ template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& op
     wgmma_commit();
 }
 
-// Number of steps, and of tokens, so far: they determine the next stage and its phase parity.
+// Number of steps, and of loaded sets of queries, so far: they determine the next stage and the parity of its
+// phase.
 struct Worker { u32 step, tokens; };
 DEV u32 stage_of(u32 step) { return step % STAGES; }
 
@@ -47,11 +49,12 @@ DEV const u8* await_keys(const Shared& shared, Meeting* m, u32 step) {
     return step_keys(shared, step);
 }
 
-// Writes probabilities to shared memory for the second warpgroup, after it has read those of the previous
-// step.
+// Writes a step's probabilities and rescale factors to shared memory for the second warpgroup, after that
+// warpgroup has read those of the previous step.
 DEV void publish_weights(const Shared& shared, Meeting* m, u32 step, const Probabilities<KEYS / 2>& p, const float (&shrink)[2]) {
     barrier_wait(&m->weights_free, ~step & 1);
-    // The swizzle xors bits that are zero in the row's start address.
+    // The piece can be xored into the offset, because panel_offset() xors it into bits that `row * 128` does
+    // not have.
     const u32 begin = anew(panel_offset(wgmma_row(0), 0) + wgmma_col(0) * 2);
     UNROLL for (u32 i = 0; i < KEYS / 4; ++i) {
         const u32 piece = i / 2, lower = i % 2 * 8 * 128;
@@ -61,8 +64,8 @@ DEV void publish_weights(const Shared& shared, Meeting* m, u32 step, const Proba
     release_written(&m->weights_there);
 }
 
-// Turns the scores of keys [at, at + KEYS) into probabilities, where only keys before `end` exist and some
-// rows attend to fewer.
+// Turns the scores of keys [at, at + KEYS) into probabilities, in a step in which not all query rows attend
+// to all keys: keys from `end` on do not exist, and later tokens' keys are masked.
 DEV void weigh_last(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const Job& job, const Place& p, u32 at, u32 end) {
     u32 seen[2];
     UNROLL for (u32 slot = 0; slot < 2; ++slot)
@@ -70,10 +73,10 @@ DEV void weigh_last(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const 
     weigh<true>(s, r, shrink, seen, job.factor);
 }
 
-// Accumulates a split that has keys, in the first warpgroup, with the probabilities in registers. The scores
-// of the next step are issued after the sums of this step, which occupy fewer stages: two steps fit. Issue
-// and wait of the scores are in straight-line code, not across a loop end or an exit: otherwise ptxas
-// serialises the WGMMAs, which takes 1.5 times as long.
+// The first warpgroup's loop over a split with keys; probabilities stay in registers. The scores of the next
+// step are issued after this step's accumulation, so that two stages are enough. Issuing and waiting for the
+// scores are in straight-line code, not across a loop end or an exit: otherwise ptxas serialises the WGMMAs,
+// which takes 1.5 times as long.
 DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
     float s[KEYS / 2], shrink[2];
     Probabilities<KEYS / 2> weights;
@@ -96,8 +99,8 @@ DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Share
     start_scores(s, shared.queries, await_keys(shared, m, w.step));
     wgmma_wait<0>();
     wgmma_hold(s);
-    // All rows attend to all keys of a step except in the last steps: with several tokens per block, the last
-    // two.
+    // All query rows attend to all keys of a step, except in the last step, or with several tokens in the
+    // last two.
     for (; end - at > KEYS && at + KEYS + p.count <= end + 1; at += KEYS) {
         const u32 all[2] = {KEYS, KEYS};
         weigh<false>(s, r, shrink, all, job.factor);
@@ -116,7 +119,8 @@ DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Share
     release(&m->keys_free[stage_of(w.step++)]);
 }
 
-// Accumulates a split in the second warpgroup, step by step.
+// The second warpgroup's loop over a split: accumulates its half of the channels with the probabilities of
+// the first.
 DEV void add(float (&o)[SUMS], const Shared& shared, Meeting* m, Worker& w, const Place& p) {
     const u32 first = first_key(p), end = end_key(p);
     for (u32 at = first; at < end; at += KEYS) {
@@ -136,7 +140,7 @@ DEV void add(float (&o)[SUMS], const Shared& shared, Meeting* m, Worker& w, cons
     }
 }
 
-// Stores the result of a split, by both warpgroups. Every thread of the team must call it.
+// Stores the result of a split. Every thread of both warpgroups must call it.
 template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, const Job& job, const Place& p) {
     float max[2]{}, sum[2]{}, scale[2];
     if (SCORES) UNROLL for (u32 slot = 0; slot < 2; ++slot) {
@@ -156,7 +160,7 @@ template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, co
     team_sync();
 }
 
-// Processes a split from its first key to its result.
+// Processes a split and stores its result. SCORES: this is the first warpgroup.
 template <bool SCORES> DEV void multiply_split(const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
     float o[SUMS];
     Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
@@ -179,7 +183,7 @@ DEV void leave_padding(const Job& job, u32 with_keys) {
 DEV void multiply(const Job& job, const Shared& shared, Meeting* m, Place p) {
     const bool scores = warp_id() < WARPS / 2;
     Worker w{};
-    u32 done = 0;  // number of splits done of these heads
+    u32 done = 0;  // number of splits of the current heads that are done
     while (p.left != 0) {
         if (scores && done == 0) barrier_wait(&m->queries_there, w.tokens++ & 1);
         if (p.context == 0) store_zeros(p, job.to);

@@ -1,22 +1,23 @@
 // mla_decode_wgmma/split_length.h - chooses the maximum number of keys per split of a step, and whether
 // successive tokens of a request are processed together, to minimise the time of the block with the most
-// work, from measured costs of steps and of split results. Each warp estimates the cost of one length from
-// the contexts of all rows; all blocks get the same result. So the splits of a context depend on the other
-// rows of the step.
+// work. It uses measured costs of steps and of storing split results: each warp estimates the cost of one
+// split length from the contexts of all rows, and all blocks get the same result. Therefore the splits of a
+// context depend on the other rows of the step.
 #pragma once
 
-enum : u32 { SHORTEST = 8, LENGTHS = WARPS, WHOLE = 30 };  // base-2 logarithms of keys
+enum : u32 { SHORTEST = 8, LENGTHS = WARPS, WHOLE = 30 };  // candidates: log2 of the keys per split
 DEV u32 cut_of(u32 i) { return i + 1 == LENGTHS ? WHOLE : SHORTEST + i; }
 
 // Totals over all rows.
 struct Pieces {
-    u32 all, records;    // number of splits, without and with those of rows that have no keys
-    u32 longest, steps;  // steps of the longest split, and of all splits
+    u32 all, records;    // number of splits of rows with keys; of all rows
+    u32 longest, steps;  // number of steps of the longest split; of all splits
     u32 most;            // maximum number of splits of a row
-    u32 live, chains;    // rows with keys; requests that these rows belong to (chains of successive tokens)
+    u32 live, chains;    // number of rows with keys; of chains of successive tokens of a request
     u32 end;             // index after the last row with keys
 };
-// A note is a context; its highest bit is set if the row is not the successor token of the previous row.
+// A row's note is its context; the highest bit is set if the row is not the successor token of the previous
+// row.
 enum : u32 { BEGINS = 1u << 31, NOTED = OPERAND_BYTES / 4 };
 DEV u32 note_of(const Rows& rows, u32 row) {
     const u32 context = (u32)rows.context_lens[row];
@@ -24,8 +25,8 @@ DEV u32 note_of(const Rows& rows, u32 row) {
     const bool follows = (u32)rows.context_lens[row - 1] + 1 == context && table_of(rows, row - 1) == table_of(rows, row);
     return follows ? context : context | BEGINS;
 }
-// Notes of all rows that fit. The loads of all rows take one memory latency together, and bring what
-// start_of_block needs into the cache.
+// Writes the notes of the first NOTED rows to shared memory. The loads of all rows overlap, so that they take
+// one memory latency; they also bring the tables and cu_q, which start_of_block() needs, into the cache.
 DEV void note_rows(const Rows& rows, u32* notes) {
     const u32 end = rows.rows < NOTED ? rows.rows : NOTED;
     _Pragma("unroll 1") for (u32 row = tid(); row < end; row += TEAM) {
@@ -35,7 +36,7 @@ DEV void note_rows(const Rows& rows, u32* notes) {
     team_sync();
 }
 
-// Estimate of a / b rounded up, for b up to some thousands.
+// Returns approximately a / b rounded up, for b up to some thousands.
 DEV u32 at_least(u32 a, u32 b) { return (u32)((float)a * rcp_((float)b) + 0.9999f); }
 DEV Pieces count_pieces(const Rows& rows, const u32* notes, u32 cut) {
     Pieces n{};
@@ -57,15 +58,15 @@ DEV Pieces count_pieces(const Rows& rows, const u32* notes, u32 cut) {
                   warp_max(n.most), warp_sum(n.live),    warp_sum(n.chains),  warp_max(n.end)};
 }
 
-// Number of splits if up to `together` tokens are processed together.
+// Returns the estimated number of splits if up to `together` tokens are processed together.
 DEV u32 pieces_of(const Pieces& n, u32 together) {
     if (together <= 1 || n.chains == 0) return n.all;
     const u32 length = at_least(n.live, n.chains), runs = n.chains * at_least(length, together);
     return (u32)((float)n.all * (float)runs * rcp_((float)n.live) + 0.99f);
 }
-// Cost of the block with the most work, in eighths of a step; `filled`: rows of an operand in use. The result
-// of a split costs up to five steps, that of an uncut context up to two; merging a split up to one and a
-// half. Not all splits of a block have the maximum length.
+// Returns the estimated time of the block with the most work, in eighths of a step; `filled`: number of query
+// rows in use. Storing the result of a split costs up to five steps, or up to two if the context has one
+// split; merging a split costs up to one and a half. Not all splits of a block have the maximum length.
 DEV u32 cost_of(const Pieces& n, u32 pieces, u32 filled) {
     if (n.all == 0) return 0;
     const float part = (float)filled / TILE, turns = (float)at_least(pieces, gdim_x());
@@ -76,8 +77,9 @@ DEV u32 cost_of(const Pieces& n, u32 pieces, u32 filled) {
 }
 
 // Returns the base-2 logarithm of the maximum number of keys per split. Removes trailing rows without keys
-// from `rows`, and sets `together` to 1 if tokens are to be scheduled separately. `heads`: of a block;
-// `notes`: OPERAND_BYTES of shared memory, free again afterwards. Every thread of the team must call it.
+// from `rows`, and sets `together` to 1 if tokens are to be scheduled separately. `heads`: number of heads of
+// a block; `notes`: OPERAND_BYTES of shared memory, not used afterwards. Every thread of the team must call
+// it.
 DEV u32 cut_step(Rows& rows, u32 heads, u32 most_records, u32* notes) {
     SHARED(u32, costs, 2 * LENGTHS);
     const u32 none = ~0u >> 4, own = warp_id();

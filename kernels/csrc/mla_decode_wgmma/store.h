@@ -2,16 +2,17 @@
 // (mla_decode/records.h).
 #pragma once
 
-enum : u32 { SUMS = HALF / 2 };  // per lane: two heads, a quarter of the channels each
+enum : u32 { SUMS = HALF / 2 };  // accumulators per lane: two query rows, a quarter of the channels each
 
 DEV u32 first_channel() { return warp_id() / 4 * HALF; }
 
-// Row of the MMA: a head of the block, of one of the tokens at a place.
+// A query row of the MMA: one head of one of the tokens at a place.
 struct QueryRow {
     u32 token, head;
     bool real;
 };
-// Token and head of every row, precomputed: a division here would need too many registers.
+// Shared table with the token and head of every query row; it is precomputed because divisions at each use
+// would need too many registers.
 DEV u32* asker_names() { SHARED(u32, names, TILE); return names; }
 DEV void set_queries(u32 heads) {
     if (tid() < TILE) asker_names()[tid()] = heads >= TILE ? tid() : tid() / heads << 16 | tid() % heads;
@@ -21,7 +22,7 @@ DEV QueryRow query_of(u32 row, const Place& p, const Outputs& to) {
     return QueryRow{token, head, token < p.count && first_head() + head < to.heads};
 }
 
-// `scale`: of the lane's two rows.
+// Stores the outputs of a context with a single split. `scale`: factors of the lane's two query rows.
 DEV void store_outputs(const float (&o)[SUMS], const Place& p, const Outputs& to, const float (&scale)[2]) {
     UNROLL for (u32 slot = 0; slot < 2; ++slot) {
         const QueryRow asker = query_of(wgmma_row(slot * 2), p, to);
@@ -32,8 +33,8 @@ DEV void store_outputs(const float (&o)[SUMS], const Place& p, const Outputs& to
     }
 }
 
-// Writes zeros as output of a row without keys. Queries, which may share this memory, have been read when the
-// first warpgroup arrives.
+// Writes zeros to the outputs of a row without keys. The barrier is needed because the outputs may share
+// memory with the queries, which the first warpgroup has read when it arrives.
 DEV void store_zeros(const Place& p, const Outputs& to) {
     team_sync();
     for (u32 row = warp_id(); row < TILE; row += WARPS) {
@@ -44,8 +45,8 @@ DEV void store_zeros(const Place& p, const Outputs& to) {
     }
 }
 
-// Stores a record; with `facts` also maximum and sum of the lane's two rows over all keys of the split;
-// maxima in units of log2(e).
+// Stores the record of a split. `facts`: maximum (in units of log2(e)) and sum of the lane's two query rows
+// over all keys of the split; null: not stored.
 DEV void store_record(const float (&o)[SUMS], const Place& p, const Outputs& to, const f32x2* facts) {
     UNROLL for (u32 slot = 0; slot < 2; ++slot) {
         const QueryRow asker = query_of(wgmma_row(slot * 2), p, to);

@@ -1,20 +1,21 @@
-// mla_gather_kv: gathers a window of the pool rows that long rows attend to into contiguous memory
-// (mla_prefill/long_rows.h), as input of the GEMMs that compute their keys and values (non-absorbed MLA).
-// Padding of a row to whole steps is zero-filled, because freed blocks may contain NaN.
+// mla_gather_kv: gathers compressed KV for long rows (mla_prefill/long_rows.h): it copies a window of the
+// pool rows that they attend to into contiguous memory, the input of the GEMMs that compute keys and values
+// (non-absorbed MLA). The padding of a row to whole steps is zero-filled, because freed blocks may contain
+// NaN.
 // CPU reference: cpu/mla/non_absorbed_attention.rs.
 //
-//   to    [keys, to_stride]: its first WIDTH columns
+//   to    output [keys, to_stride], of which the first WIDTH columns are written
 //   pool  KV pool of one layer, [slot][WIDTH]; cu_q, context_lens, tables, table_rows as in mla_decode
 //
 //   -DWIDTH=n (a multiple of 8)  -DBLOCK_TOKENS=n (a multiple of 16)
 // Grid: keys of the window / 32. Block: 256.
-// Roofline: the rows' bytes, read and written.
+// Roofline: bytes of the rows, read and written, over memory bandwidth.
 #include "dev.h"
 #include "mla_prefill/long_rows.h"
 
 enum : u32 { RUN = 32, PIECES = WIDTH / 8, THREADS = 256 };  // RUN: keys per block
 
-// Position in the list: a key of a row; context 0 after the last row.
+// The row and key at an index of the list of keys (long_rows.h); context 0 after the last row.
 struct Spot { u32 row, key, context; };
 DEV Spot spot_of(const LongRows& rows, u32 place) {
     u32 before = 0;

@@ -1,15 +1,15 @@
 // mla_head_gemm: y[t, h] = W_h x[t, h], one matrix per head: W_UK absorbs queries into compressed KV space,
 // W_UV expands attention outputs to values. CPU reference: the GEMMs in cpu/mla/absorbed_attention.rs.
 //
-//   y [T, y_stride], head h from column h * OUTPUTS on; x [T, x_stride], head h: INPUTS columns from column h
-//   * x_head on
+//   y [tokens, y_stride], with head h from column h * OUTPUTS on; x [tokens, x_stride], with the INPUTS
+//   columns of head h from column h * x_head on
 //   w [heads][OUTPUTS][INPUTS]; all half_t, rows of x and W aligned to 16 bytes
 //
 //   -DINPUTS=n (a multiple of 32)  -DOUTPUTS=n (a multiple of 16)
-//   -DLONG_ROW=n  tokens of rows of at least n tokens are skipped, except some at their ends; cu_q i32
-//                 [row_count + 1] delimits rows
+//   -DLONG_ROW=n  tokens of rows with at least n tokens are skipped, except some at the ends of such rows;
+//                 cu_q i32 [row_count + 1] delimits rows
 //   rows  number of rows of x that a block processes, a multiple of 16
-// Grid: (strips of a head / strips of a block, heads, T / rows). Block: 128.
+// Grid: (strips per head / strips per block, heads, tokens / rows). Block: 128.
 // Rounding: the output once. A row's result is the same sum in the same order whatever the other rows
 // contain.
 // Roofline: bytes of W; a warp keeps its strips of W in registers while it iterates over rows of x.
@@ -36,8 +36,7 @@ DEV Strips load_strips(const half_t* w, u32 first) {
     return s;
 }
 
-// Returns the first group of 16 tokens, at `at` or a multiple of 16 tokens later, that is not entirely in a
-// long row.
+// Returns the first of the groups of 16 tokens at `at`, at + 16 and so on that is not entirely in a long row.
 DEV u32 past_long_rows(const i32* cu_q, u32 row_count, u32 at, u32 end) {
 #ifdef LONG_ROW
     while (at < end) {

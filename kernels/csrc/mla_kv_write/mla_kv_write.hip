@@ -1,15 +1,15 @@
 // mla_kv_write.hip - KV write and RoPE of MLA, between the projections and attention. CPU reference:
 // cpu/mla/kv_write.rs.
 //
-// mla_kv_write  pool row of a token's slot = [norm(c) | rope(k)] of kv [tokens, KV_LORA_RANK +
-// QK_ROPE_HEAD_DIM]; slot < 0 stores nothing. RoPE is applied in place to the last QK_ROPE_HEAD_DIM channels of
-// every head of q [tokens, heads * width].
+// mla_kv_write  writes [norm(c) | rope(k)] to the pool row of each token's slot, where [c | k] is the token's
+// row of kv [tokens, KV_LORA_RANK + QK_ROPE_HEAD_DIM]; slot < 0 stores nothing. RoPE is applied in place to
+// the last QK_ROPE_HEAD_DIM channels of every head of q [tokens, heads * width].
 //   norm [KV_LORA_RANK] of ACT; cos, sin f32 [positions, QK_ROPE_HEAD_DIM / 2]; positions i32, slots i64 [tokens]
 //   pool: KV pool of one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM] of ACT
 // RoPE pairs channels 2 i and 2 i + 1 (interleaved).
-// Options: KV_LORA_RANK, QK_ROPE_HEAD_DIM, ACT_F32. Grid: tokens. Block: 256.
-// Rounding: the normalised compressed KV before and after its weight, rotated channels once.
-// Roofline: bytes of kv and q over bandwidth; one token is latency-bound: load, reduce, store.
+// Defines: -DKV_LORA_RANK, -DQK_ROPE_HEAD_DIM, -DACT_F32. Grid: tokens. Block: 256.
+// Rounding: compressed KV once when normalised and once when multiplied by its weight; rotated channels once.
+// Roofline: bytes of kv and of q's rotary channels over memory bandwidth; a single token is latency-bound.
 #include "dev.h"
 #include "norm/norm.h"
 

@@ -1,16 +1,17 @@
-// mla_plain: MLA of any shape, absorbed, reference kernel: a block absorbs the query of one token and head
-// with W_UK, reads every row of the pool once for scores and values, and applies W_UV to the average. Not
-// optimised: each block reads the head's matrices. CPU reference: cpu/mla.
+// mla_plain: absorbed MLA of any shape, reference kernel. A block absorbs the query of one token and head
+// with W_UK, reads every row of the pool once for scores and values, and multiplies the weighted average by
+// W_UV. Not optimised: each block reads the whole matrices of its head. CPU reference: cpu/mla.
 //
-// o [T, heads * VALUE]; q [T, heads * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM)], RoPE applied; pool: one layer,
-// [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; key (W_UK) [heads][QK_NOPE_HEAD_DIM][KV_LORA_RANK], value (W_UV)
-// [heads][VALUE][KV_LORA_RANK], all of ACT. Rows as in attention_plain.
+// o [tokens, heads * VALUE]; q [tokens, heads * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM)], with RoPE applied;
+// pool: one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; key (W_UK)
+// [heads][QK_NOPE_HEAD_DIM][KV_LORA_RANK], value (W_UV) [heads][VALUE][KV_LORA_RANK], all of ACT. Rows as in
+// attention_plain.
 // Positions are processed KEYS at a time from 0: a result depends only on the keys attended to. Rows of
 // context 0 write zeros. The first `unseen` positions are masked, and no query is at one of them.
 //
 //   -DACT_F32=0|1  -DKV_LORA_RANK=n -DQK_ROPE_HEAD_DIM=n -DQK_NOPE_HEAD_DIM=n -DVALUE=n (even; KV_LORA_RANK at
 //   most 1024)  -DBLOCK_TOKENS=n
-// Grid: (T, heads). Block: 256.
+// Grid: (tokens, heads). Block: 256.
 // Rounding: the output only; all sums are f32.
 #include "dev.h"
 #include "attention/row_of.h"
@@ -19,7 +20,8 @@ enum : u32 { WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM, QUERY = QK_NOPE_HEAD_DIM +
              THREADS = 256, KEYS = 64,
              OWN = (KV_LORA_RANK + THREADS - 1) / THREADS };
 
-// query [KV_LORA_RANK + QK_ROPE_HEAD_DIM] = factor * [Wᵀ q_nope | q_rope], W [QK_NOPE_HEAD_DIM, KV_LORA_RANK].
+// Computes query [KV_LORA_RANK + QK_ROPE_HEAD_DIM] = factor * [Wᵀ q_nope | q_rope], W [QK_NOPE_HEAD_DIM,
+// KV_LORA_RANK].
 DEV void absorb_query(float* query, const ACT* q, const ACT* w, float factor) {
     for (u32 c = tid(); c < KV_LORA_RANK; c += THREADS) {
         float sum = 0.f;
@@ -31,7 +33,7 @@ DEV void absorb_query(float* query, const ACT* q, const ACT* w, float factor) {
     sync();
 }
 
-// y [VALUE] = W x, W [VALUE, KV_LORA_RANK]: one warp per output.
+// Computes y [VALUE] = W x, W [VALUE, KV_LORA_RANK], with one warp per output.
 DEV void project_values(ACT* y, const float* x, const ACT* w) {
     for (u32 v = warp_id(); v < VALUE; v += THREADS / WARP_SIZE) {
         float sum = 0.f;
@@ -86,7 +88,7 @@ KERNEL(256) mla_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, con
                 if (c < KV_LORA_RANK) mean[i] = fma_(p, f32(latent[c]), mean[i]);
             }
         }
-        sync();  // The next keys' scores overwrite these.
+        sync();  // The scores of the next keys overwrite `scores`.
     }
     const float scale = seen ? 1.f / sum : 0.f;
     for (u32 i = 0; i < OWN; ++i) {

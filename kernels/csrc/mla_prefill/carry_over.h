@@ -1,12 +1,12 @@
-// mla_prefill/carry_over.h - carry-over state of a tile with keys in several windows: outputs, maxima and
-// sums of its lanes, bit for bit, each at an address that the same lane reads in the next window.
+// mla_prefill/carry_over.h - carry-over state of a tile with keys in several windows: the outputs, maxima and
+// sums of each lane, stored unrounded at an address that the same lane reads in the next window.
 #pragma once
 
 enum : u32 { WORKING_THREADS = 256 };
 
-// Carry-over address of a tile (tiles have `tile_tokens` tokens) that begins `first` tokens after `token`,
-// the first token of row i. Addresses are unique: from row to row the index grows by one more than the number
-// of whole tiles in the row's tokens.
+// Returns the carry-over address of a tile of `tile_tokens` tokens that begins `first` tokens after `token`,
+// the first token of row i. Addresses are unique, because from row to row the index grows by at least one
+// more than the number of whole tiles in the row's tokens.
 DEV f32x4* carried_by(const Job& job, u32 i, u32 token, u32 first, u32 tile_tokens, u32 head, u32 pieces) {
     const u32 tile = token / tile_tokens + i + first / tile_tokens;
     return (f32x4*)job.carried + ((u64)tile * job.heads + head) * pieces * WORKING_THREADS;

@@ -9,7 +9,7 @@ enum : u32 {
     KEY_PANELS = (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM) / 64,
     VALUE_PANELS = VALUE / 64,
     PANEL_BYTES = TILE * 128,
-    KEY_BYTES = KEY_PANELS * PANEL_BYTES,  // of a step, and of a tile of queries
+    KEY_BYTES = KEY_PANELS * PANEL_BYTES,  // keys of a step, or queries of a tile
     VALUE_BYTES = VALUE_PANELS * PANEL_BYTES,
     WORKING = 8                            // consumer warps
 };
@@ -17,7 +17,7 @@ enum : u32 {
 struct Stages { Barrier there[STAGES], free[STAGES]; };
 struct Meeting {
     Stages keys, values;
-    Barrier item_there, item_free;  // item with its queries
+    Barrier item_there, item_free;  // barriers of a work item with its queries
     Barrier turn[2];                // ordering barrier between the two consumer warpgroups
     Item item;
 };
@@ -28,8 +28,8 @@ DEV Shared share(u8* dynamic) {
     return Shared{queries, keys, values, values + STAGES * VALUE_BYTES};
 }
 
-// Publishes an item, with its queries. Query rows after the last token of the row belong to other rows or are
-// zero; their results are not stored.
+// Passes an item, with its queries, to the consumers. Query rows after the last token of the item's row
+// belong to other rows or are zero; their results are not stored.
 DEV void hand_over(const Shared& shared, Meeting* m, RingStage& turn, const Job& job, const Item& item) {
     barrier_wait(&m->item_free, turn.odd ^ 1);
     if (lane() == 0) {
@@ -71,8 +71,8 @@ DEV void fetch_step(const Shared& shared, Meeting* m, const RingStage& turn, con
     warp_sync();
 }
 
-// Producer loop of one warp. Takes items until none is left, then publishes the empty item that ends the
-// loop.
+// Producer loop of one warp. Takes items until none is left, then passes on the empty item that ends the
+// consumers' loops.
 DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
     Search search{};
     RingStage items{}, steps{};

@@ -1,12 +1,12 @@
-// mla_prefill/long_rows.h - long rows use the non-absorbed form, for which keys and values are computed.
-// Their keys form one list: row after row, each padded to whole steps. A launch processes a window of that
-// list. No result depends on the window boundaries: keys of a row are processed in steps at fixed positions,
-// and the state after a step is carried over unchanged.
+// mla_prefill/long_rows.h - long rows use non-absorbed MLA, for which keys and values are computed from
+// compressed KV. The keys of all long rows form one list, row after row, each row padded to whole steps. A
+// launch processes a window of that list. Results do not depend on the window boundaries: keys of a row are
+// processed in steps at fixed positions, and the state after a step is carried over unchanged.
 #pragma once
 
 enum : u32 { STEP_KEYS = 128 };  // Must equal the constant in kernels/src/gpu/mla_prefill_plan.rs.
 
-// Rows [first, first + count) of a step; those with at least `least` tokens are long rows.
+// Rows [first, first + count) of a step, among which those with at least `least` tokens are long rows.
 struct LongRows {
     const i32 *cu_q, *context_lens;
     u32 first, count, least;
@@ -21,15 +21,16 @@ DEV Lengths lengths_of(const LongRows& rows, u32 i) {
     const u32 tokens = (u32)(cu_q[1] - cu_q[0]);
     return tokens < rows.least ? Lengths{0, 0} : Lengths{tokens, (u32)rows.context_lens[rows.first + i]};
 }
-// Number of keys in the list; a padding row has none.
+// Number of keys of a row in the list; a padding row has none.
 DEV u32 span_of(const Lengths& row) {
     return row.context < row.tokens ? 0 : (row.context + STEP_KEYS - 1) / STEP_KEYS * STEP_KEYS;
 }
 
-// Steps [step, end) of a tile's `steps` are in the window, the first of them at row `at` of the window; none
-// if step >= end.
+// The part of a tile's `steps` steps that is in the window: steps [step, end), the first of which begins at
+// key `at` of the window; empty if step >= end.
 struct Cut { u32 step, end, steps, at; };
-// Cut of a tile with a last token that attends to `keys` keys of a row that begins at `begin` in the list.
+// Returns the part of a tile that is in the window. The tile's last token attends to `keys` keys; the keys of
+// its row begin at index `begin` of the list.
 DEV Cut cut_of(u32 keys, u32 begin, const Window& window) {
     const u32 behind = window.begin + window.keys;
     Cut cut{};

@@ -1,30 +1,30 @@
-// mla_prefill: o [T, heads VALUE] = softmax(scale q Kᵀ) V, causal, MLA prefill, non-absorbed: for long rows
-// (long_rows.h), with keys and values computed from compressed KV; processes the keys of one window. CPU
-// reference: cpu/mla/non_absorbed_attention.rs.
+// mla_prefill: o [tokens, heads * VALUE] = softmax(scale q Kᵀ) V, causal: non-absorbed MLA prefill of long
+// rows (long_rows.h), with keys and values computed from compressed KV. A launch processes the keys of one
+// window. CPU reference: cpu/mla/non_absorbed_attention.rs.
 //
 // A row's tokens are cut into tiles; the tokens of a tile share every key that is loaded. Keys are processed
 // from position 0 upwards in steps at fixed positions, and the state after a window is carried over unchanged
 // to the next one (carry_over.h): a token's result depends only on the keys that it attends to. Tiles with
 // the most keys are scheduled first.
 //
-//   q [T, q_stride], from the launch's first head on: QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM channels each; o
-//   likewise
-//   kv [keys of the window, kv_stride]: qk_nope channels of all heads' keys; from column `values` on the
-//   values; from column `turned` on the QK_ROPE_HEAD_DIM channels that all heads share
-//   q_map, kv_map   with WGMMA: TMA descriptors of q and kv, in boxes of 128 rows
+//   q [tokens, q_stride], beginning at the launch's first head: QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM channels
+//   per head; o also begins at the launch's first head
+//   kv [keys of the window, kv_stride]: from column 0 on the qk_nope channels of all heads' keys; from column
+//   `values` on the values; from column `rope_column` on the QK_ROPE_HEAD_DIM channels that all heads share
+//   q_map, kv_map   used with WGMMA: TMA descriptors of q and kv, with boxes of 128 rows
 //   carried   f32, carry-over state of tiles with keys in several windows; unused if all are in one window
 //   taken     work counter, zero before and after the launch
 //
-//   -DWGMMA=1  warpgroups with WGMMA (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 tokens, steps of 128
+//   -DWGMMA=1  WGMMA by warpgroups (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 tokens, steps of 128
 //               keys.
 //               Grid: at most the number of SMs; persistent blocks take tiles until none is left. Block: 384.
 //               Dynamic shared memory: GROUPS_SHARED bytes.
-//   -DWGMMA=0  warps (warps.h), every target: tiles of 16 tokens per warp, steps of 16 keys, copied 64 at a
-//               time.
+//   -DWGMMA=0  MMA by warps (warps.h), every target: tiles of 16 tokens per warp, steps of 16 keys, copied 64
+//               at a time.
 //               Grid: (tiles of the longest row: tokens / (16 * warps), heads, rows). Block: 256.
 //               Dynamic shared memory: STAGES * COPIED * (K_STRIDE + V_STRIDE) elements.
-//   -DSTAGES=1|2 (warps) pipeline stages in shared memory; AMD copies through registers, so a second stage
-//   overlaps nothing
+//   -DSTAGES=1|2 pipeline stages in shared memory (with -DWGMMA=0); AMD copies through registers, so that a
+//   second stage has no effect
 //   -DQK_NOPE_HEAD_DIM=n -DQK_ROPE_HEAD_DIM=n (multiples of 64)  -DVALUE=64|128
 //
 // Rounding: keys and values when they are computed, probabilities to half_t, the output once.

@@ -1,23 +1,24 @@
 // mla_prefill/tile_schedule.h - order in which the tiles of all rows with keys in the window are processed:
-// row by row; within a row tiles with the most keys first; among equal ones head by head, so that tiles
-// processed at the same time share keys in L2.
+// row by row; within a row, tiles with the most keys first; tiles with equally many keys head by head, so
+// that tiles processed at the same time share keys in L2.
 #pragma once
 
 enum : u32 { TILE = STEP_KEYS };  // tokens per query tile, and keys per step
 
 struct Item {
-    u32 row, head;      // row: index in the launch's rows; head: of the launch
-    u32 token, tokens;  // first token of the row, and number of its tokens; 0 tokens: no such item
+    u32 row, head;      // indices within the rows and heads of the launch
+    u32 token, tokens;  // first token of the row, and number of its tokens; 0 tokens: no item
     u32 first;          // first token of the tile, relative to the row
-    u32 before;         // keys before the row's first token
-    Cut cut;            // no steps at all: a padding row, which has no keys
+    u32 before;         // number of keys before the row's first token
+    Cut cut;            // cut.steps == 0: a padding row, which has no keys
 };
 
 // Number of keys that a token of an item's row attends to.
 DEV u32 seen_by(const Item& item, u32 token) { return item.before + token + 1; }
 DEV bool has_keys_here(const Item& item) { return item.cut.step < item.cut.end; }
 
-// State of a search for items of ascending number: the WARP_SIZE rows from `row` on are searched now.
+// State of a search for items in ascending order of their number: the search has reached `row`;
+// `items_before` and `keys_before` count the items and keys of earlier rows.
 struct Search { u32 row, items_before, keys_before; };
 
 // Whether a row has items: it has keys in the window, or no keys at all and this is the first window.
@@ -25,8 +26,8 @@ DEV bool is_here(u32 begin, u32 span, const Window& window) {
     return span == 0 ? window.begin == 0 : begin < window.begin + window.keys && begin + span > window.begin;
 }
 
-// Returns the item of that number; every lane of the warp must call it. After the last item, items_before is
-// the number of items.
+// Returns the item with index `number`; every lane of the warp must call it. After the last item,
+// items_before is the number of items.
 DEV Item find(Search& search, const Job& job, u32 number) {
     for (; search.row < job.rows.count; search.row += WARP_SIZE) {
         const Lengths mine = lengths_of(job.rows, search.row + lane());

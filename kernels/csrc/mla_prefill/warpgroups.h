@@ -1,7 +1,7 @@
-// mla_prefill/warpgroups.h - warpgroups (ping-pong schedule): one producer warp (fetch.h), two consumer
-// warpgroups with 64 tokens of a tile each. While one consumer computes softmax, the WGMMAs of the other run.
-// Probabilities stay in registers as the A operand of the next WGMMA; the scores of a step overlap with the
-// previous step's multiplication by the values.
+// mla_prefill/warpgroups.h - prefill by warpgroups (ping-pong schedule): one producer warp (fetch.h), and two
+// consumer warpgroups with 64 tokens of a tile each. While one consumer computes softmax, the WGMMAs of the
+// other run. Probabilities stay in registers as the A operand of the next WGMMA; the scores of a step overlap
+// with the previous step's multiplication by the values.
 #pragma once
 #include "dev/wgmma.h"
 #include "attention/softmax.h"
@@ -10,7 +10,7 @@
 
 enum : u32 {
     GROUP_TOKENS = 64,
-    SCORES = TILE / 2,    // per lane: two tokens, and for each of them a quarter of the keys
+    SCORES = TILE / 2,    // scores per lane: of two tokens, each with a quarter of the keys
     OUTPUTS = VALUE / 2,  // outputs per lane
     STORED_BYTES = 16 * 128,  // staging buffer of outputs per warp: 64 channels of its 16 tokens
     GROUPS_SHARED = (1 + STAGES) * KEY_BYTES + STAGES * VALUE_BYTES + WORKING * STORED_BYTES + 1024
@@ -41,8 +41,8 @@ struct Worker {
     u32 turns;
 };
 
-// Adds the contribution of an item's keys in the window to its outputs, which are not yet divided by the
-// sums.
+// Adds the contribution of an item's keys in the window to its outputs, which are not yet divided by the sums
+// of probabilities.
 DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shared, Meeting* m, const Item& item, float factor) {
     const u8* queries = shared.queries + w.group * GROUP_TOKENS * 128;
     const u32 first = item.first + w.group * GROUP_TOKENS, open = seen_by(item, first) / TILE;
@@ -95,7 +95,7 @@ DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shar
     outputs_there();
 }
 
-// Stores through shared memory, 16 rows per warp, so that stores of whole rows are coalesced.
+// Stores the outputs: a warp transposes its 16 rows through shared memory, so that its stores are coalesced.
 DEV void store(const Job& job, const Item& item, u32 group, u8* panel, const float (&o)[OUTPUTS], const float (&scale)[2]) {
     constexpr u32 AT_ONCE = WARP_SIZE / 8;
     const u32 first = item.first + group * GROUP_TOKENS + (warp_id() & 3) * 16;
@@ -116,7 +116,7 @@ DEV void store(const Job& job, const Item& item, u32 group, u8* panel, const flo
     }
 }
 
-// Address of the lane's carry-over state between windows.
+// Returns the address of this lane's carry-over state.
 DEV f32x4* carried_by(const Job& job, const Item& item) {
     return carried_by(job, item.row, item.token, item.first, TILE, item.head, OUTPUTS / 4 + 1) + tid() - 4 * WARP_SIZE;
 }
@@ -189,7 +189,7 @@ DEV void prefill(const Job& job) {
         if (warp_id() == 0) fetch_all(shared, meeting, job);
     } else {
         more_registers<224>();
-        if (warp_id() >= 8) release(&meeting->turn[0]);  // The first turn belongs to the other warpgroup.
+        if (warp_id() >= 8) release(&meeting->turn[0]);  // The other warpgroup goes first.
         work(shared, meeting, job);
     }
 }

@@ -1,5 +1,5 @@
-// mla_prefill/warps.h - single warps: a tile of 16 tokens per warp, consecutive tiles for the warps of a
-// block. Keys are loaded in runs of COPIED, copied to shared memory while the previous run is multiplied.
+// mla_prefill/warps.h - prefill by single warps: each warp has a tile of 16 tokens, the warps of a block have
+// consecutive tiles. Runs of COPIED keys are copied to shared memory while the previous run is multiplied.
 #pragma once
 
 #ifndef STAGES
@@ -21,7 +21,7 @@ DEV u32 begin_of(const LongRows& rows, u32 i) {
     return warp_sum(sum);
 }
 
-// Starts copying keys and values of a head from row `row` of the window on.
+// Starts copying COPIED keys and values of a head, from key `row` of the window on.
 DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
     constexpr u32 OWN = QK_NOPE_HEAD_DIM / 8, KEY = OWN + QK_ROPE_HEAD_DIM / 8, PIECES = KEY + VALUE / 8;
     for (u32 i = tid(); i < COPIED * PIECES; i += bdim()) {
@@ -38,7 +38,8 @@ DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
     }
 }
 
-// Number of keys that each of the lane's queries attends to, and the maximum over the warp.
+// `v`: number of keys that each of the lane's queries attends to. `most`: maximum number over the warp's
+// queries.
 struct Seen { u32 v[SLOTS], most; };
 
 DEV void multiply_run(Running& r, const Queries& q, const half_t* stage, u32 at, const Seen& seen, float factor) {
@@ -84,7 +85,7 @@ DEV void load_carry_over(const f32x4* from, Running& r) {
     }
 }
 
-// Processes the block's keys [at, end) of its row, which start at row `from` of the window.
+// Processes the keys [at, end) of the block's row; key `at` is key `from` of the window.
 DEV void multiply(Running& r, const Queries& mine, const Job& job, half_t* stages, u32 at, u32 end, u32 from, const Seen& seen) {
     const u32 head = bid_y();
     copy_run(stages, job, head, from);
@@ -112,7 +113,7 @@ DEV void prefill(const Job& job) {
     const u32 token = (u32)job.rows.cu_q[job.rows.first + row], tokens = lengths.tokens;
     const u32 begin = (tiles - 1 - bid_x()) * per_block, first = begin + warp_id() * QUERIES;
     half_t* out = job.o + (u64)token * job.o_stride + head * VALUE;
-    if (lengths.context < tokens) {  // A padding row: no keys.
+    if (lengths.context < tokens) {  // A padding row has no keys; its outputs are zero.
         for (u32 i = tid(); job.window.begin == 0 && i < per_block * VALUE; i += bdim())
             if (begin + i / VALUE < tokens) out[(u64)(begin + i / VALUE) * job.o_stride + i % VALUE] = to_half(0.f);
         return;
@@ -127,7 +128,8 @@ DEV void prefill(const Job& job) {
     const Queries mine = load_queries([&](u32 query) {
         return first + query < tokens ? queries + (u64)(first + query) * job.q_stride : nullptr;
     });
-    // Attends up to the query's own position; results of tokens after the last one are not stored.
+    // A query attends to the keys up to its own position. Results of tokens after the last one are not
+    // stored.
     Seen seen{{}, first < tokens ? before + last_of_warp + 1 : 0};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + first + query_of(i) + 1;
     const u32 end = cut.end * STEP_KEYS;

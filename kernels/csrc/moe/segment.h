@@ -1,20 +1,20 @@
 // moe/segment.h - order of tokens by expert between the kernels of an expert MLP.
 //
 // Choice c = t * top_k + j assigns token t to its j-th expert. moe_align sorts the choices by expert into
-// `order` and cuts each expert's run into segments of at most the kernel's number of rows. Position p of
-// `order` is row p of the activations between the two GEMMs; results of the second GEMM are indexed by choice
-// again, for moe_combine.
+// `order` and cuts each expert's run of choices into segments of at most as many rows as a block of the
+// expert kernel processes. Position p of `order` is row p of the activations between the two GEMMs; results
+// of the second GEMM are indexed by choice, as moe_combine needs them.
 #pragma once
 
 struct alignas(16) Segment {
     u32 expert;  // expert index on this rank
-    u32 first;   // position
+    u32 first;   // first position in `order`
     u32 rows;    // 0: nothing to do
     u32 all;     // in the first segment: number of segments
 };
 
-// Loads from L2 (ld.cg): a kernel may read these before the previous kernel has ended, if that kernel did not
-// write them.
+// Loads from L2 (ld.cg), bypassing the L1 cache. They may be called before grid_wait() if the previous kernel
+// did not write the data.
 #if DEV_NV
 DEV Segment load_segment(const Segment* p) {
     Segment s;
