@@ -6,10 +6,10 @@
 /// Number of recent uses recorded per block, as in vLLM.
 const TRACKED_USES: usize = 4;
 
-/// Fraction of all blocks to sample, above 0 and at most 1.
+/// Fraction of block allocations whose lifetimes are recorded, above 0 and at most 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleRate {
-    /// Largest 64-bit hash that is sampled.
+    /// Largest 64-bit hash of an allocation number that is sampled.
     threshold: u64,
 }
 
@@ -66,7 +66,7 @@ impl SampledBlock {
     }
 }
 
-/// Sampled blocks, and lifetimes of evicted blocks.
+/// Tracks the sampled blocks in use or cached, and collects the lifetimes of evicted ones.
 #[derive(Debug)]
 pub(crate) struct LifetimeSampler {
     rate: SampleRate,
@@ -156,7 +156,7 @@ mod tests {
         assert!((0..100).map(at_position).all(|count| (50..=150).contains(&count)));
     }
 
-    /// First outputs of `SplitMix64` with seed 0.
+    /// Compares the hashes with the first outputs of `SplitMix64` with seed 0.
     #[test]
     fn sampling_uses_the_splitmix64_finalizer() {
         let hashes = [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f];

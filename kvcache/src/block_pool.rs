@@ -62,7 +62,7 @@ impl BlockPool {
         AllocatedBlock { block, evicted }
     }
 
-    /// Adds a reference to an indexed block.
+    /// Adds a reference to a block of the prefix index.
     pub(crate) fn pin(&mut self, block: u32) {
         if self.ref_count(block) == 0 {
             self.cached.unlink(block);
@@ -70,7 +70,8 @@ impl BlockPool {
         self.ref_counts[block as usize] += 1;
     }
 
-    /// Removes a reference. The last reference makes the block cached (if `indexed`) or free.
+    /// Removes a reference. The last reference makes the block cached (if `indexed`, that is, in the prefix
+    /// index) or free.
     pub(crate) fn release(&mut self, block: u32, indexed: bool) {
         let refs = &mut self.ref_counts[block as usize];
         *refs = refs.checked_sub(1).expect("a released block is referenced");
@@ -92,7 +93,7 @@ impl BlockPool {
     }
 
     /// Panics unless `refs` are the reference counts, every block is in exactly one state, and the cached
-    /// blocks are exactly the unreferenced indexed blocks.
+    /// blocks are exactly the unreferenced blocks of the prefix index.
     pub(crate) fn check(&self, refs: &[u32], is_indexed: impl Fn(u32) -> bool) {
         assert_eq!(self.ref_counts, refs, "reference counts differ from the block tables");
         for block in 0..self.blocks() {

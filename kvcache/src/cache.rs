@@ -1,8 +1,9 @@
 //! KV cache of one replica: a block pool and the prefix index of full blocks.
 //!
-//! A block is published after its KV is computed, and only if its parent is indexed. Therefore the parent of
-//! every indexed block is indexed, and since tables are freed tail first, leaves are evicted first. A hash
-//! maps to one block: a table that computed equal content is deduplicated to the indexed block.
+//! `publish` registers a full block in the prefix index ("indexed") after its KV is computed, and only if its
+//! parent is indexed. Therefore the parent of every indexed block is indexed, and since tables are freed last
+//! block first, blocks without children are evicted first. A hash maps to one block: a table that computed
+//! equal content is deduplicated to the indexed block.
 
 use crate::block_lifetime::LifetimeSampler;
 use crate::block_pool::{AllocatedBlock, BlockPool};
@@ -11,7 +12,7 @@ use crate::{BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvConfig, KvConfigEr
 use protocol::{BlockHash, BlockId, KvEvent, Token};
 use std::sync::Arc;
 
-/// KV group of the block table that all groups of kind `Full` share.
+/// KV group that KV events name. All groups of kind `Full` share one block table, that of this group.
 const FULL_ATTENTION_GROUP: u8 = 0;
 
 /// Block pool, prefix index and events of one replica.
@@ -19,9 +20,9 @@ const FULL_ATTENTION_GROUP: u8 = 0;
 pub struct KvCache {
     pool: BlockPool,
     index: PrefixIndex,
-    /// Metadata of each indexed block; `None` = not indexed.
+    /// Metadata of each block in the prefix index; `None` = not in the index.
     block_metadata: Vec<Option<BlockMetadata>>,
-    /// Token ids in each indexed block, `block_tokens` ids per block.
+    /// Token ids of each block in the prefix index, `block_tokens` ids per block.
     cached_tokens: Vec<Token>,
     block_tokens: u32,
     caching: bool,
@@ -31,7 +32,7 @@ pub struct KvCache {
     lifetime_sampler: Option<Box<LifetimeSampler>>,
 }
 
-/// Identity of an indexed block, except for its token ids.
+/// Identity of a block in the prefix index, except for its token ids.
 #[derive(Debug)]
 struct BlockMetadata {
     key: BlockKey,
@@ -39,14 +40,14 @@ struct BlockMetadata {
     extra: Option<Arc<ExtraKeys>>,
 }
 
-/// Content of a request's blocks.
+/// Token ids and keys that identify the content of a request's blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceContent<'a> {
     /// Token ids from position 0.
     pub tokens: &'a [Token],
     /// Keys of the full blocks; full blocks without a key count as not full.
     pub block_keys: &'a [BlockKey],
-    /// Extra keys that the content depends on.
+    /// Extra keys that the content depends on (adapter, cache salt, media).
     pub extra_keys: Option<&'a Arc<ExtraKeys>>,
 }
 
@@ -59,15 +60,15 @@ pub struct PrefixHit {
     pub evictable: u32,
 }
 
-/// Outcome of publishing one block.
+/// Outcome of `KvCache::publish`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PublishOutcome {
-    /// The block is indexed now.
+    /// The block is in the prefix index.
     Stored,
-    /// An equal block was indexed already and replaced the block in the table.
+    /// The prefix index had an equal block, which replaced the block in the table.
     Deduplicated,
-    /// The parent is not indexed, or a different block has the hash: no further blocks of the table can be
-    /// published.
+    /// The parent is not in the prefix index, or a different block has the hash: no further blocks of the
+    /// table can be registered.
     Rejected,
 }
 
@@ -76,9 +77,9 @@ pub enum PublishOutcome {
 pub struct BlockCounts {
     /// Number of blocks in the pool.
     pub pool: u32,
-    /// Unreferenced blocks that are not indexed.
+    /// Unreferenced blocks that are not in the prefix index.
     pub free: u32,
-    /// Unreferenced blocks that are indexed.
+    /// Unreferenced blocks that are in the prefix index.
     pub cached: u32,
     /// Blocks referenced by tables.
     pub in_use: u32,
@@ -140,13 +141,13 @@ impl KvCache {
         BlockCounts { pool, free, cached, in_use }
     }
 
-    /// Iterates over unreferenced indexed blocks, in order of eviction.
+    /// Iterates over unreferenced blocks of the prefix index, in order of eviction.
     pub fn evictable_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.pool.evictable().map(BlockId)
     }
 
-    /// Returns the number of blocks published since the start. The prefix hit of a waiting request can grow
-    /// only by published blocks.
+    /// Returns the number of blocks registered in the prefix index since the start. Only newly registered
+    /// blocks can lengthen the prefix hit of a waiting request.
     #[inline]
     pub fn published_blocks(&self) -> u64 {
         self.published_blocks
@@ -158,22 +159,22 @@ impl KvCache {
         self.pool.ref_count(block.0)
     }
 
-    /// Returns whether a block is indexed.
+    /// Returns whether a block is in the prefix index.
     #[inline]
     pub fn is_cached(&self, block: BlockId) -> bool {
         self.is_indexed(block)
     }
 
-    /// Iterates over the indexed hashes, in no particular order.
+    /// Iterates over the block hashes in the prefix index, in no particular order.
     pub fn indexed_hashes(&self) -> impl Iterator<Item = BlockHash> {
         self.index.iter().map(|(hash, _)| hash)
     }
 
-    /// Appends the longest cached prefix of `content` to `found`. The last token is never part of it, so that
-    /// at least one token is left to forward.
+    /// Looks up the longest cached prefix of `content` and appends its blocks to `found`. The last token is
+    /// never part of the prefix, so that at least one token is left to forward.
     ///
-    /// A block matches only if hash, token ids, extra keys and guard are equal. Nothing is pinned: `pin` must
-    /// be called before any allocation.
+    /// A block matches only if hash, token ids, extra keys and private guard are equal. Nothing is pinned:
+    /// `pin` must be called before any allocation.
     pub fn match_prefix(
         &self,
         content: SequenceContent<'_>,
@@ -196,7 +197,8 @@ impl KvCache {
         hit
     }
 
-    /// Returns whether indexed `block` is block `index` of `content`, beyond the equal hash.
+    /// Returns whether `block`, which has the hash of block `index` of `content`, also has its guard, token
+    /// ids and extra keys.
     fn matches_block(&self, block: u32, index: u32, content: SequenceContent<'_>) -> bool {
         let metadata =
             self.block_metadata[block as usize].as_ref().expect("an indexed block has metadata");
@@ -273,8 +275,8 @@ impl KvCache {
         }
     }
 
-    /// Publishes full block `index` of a table as block `index` of `content`; its KV must be computed. Blocks
-    /// are published in order.
+    /// Registers full block `index` of a table in the prefix index, as block `index` of `content`; its KV
+    /// must be computed. The blocks of a table are registered in order.
     pub fn publish(
         &mut self,
         table: &mut BlockTable,
@@ -339,7 +341,8 @@ impl KvCache {
         self.published_blocks += 1;
     }
 
-    /// Appends a block to the last event if it continues that run of blocks, or starts a new event.
+    /// Adds a newly registered block to the last event if it continues the blocks of that event; otherwise
+    /// starts a new event.
     fn record_stored_event(&mut self, metadata: &BlockMetadata, index: u32, ids: &[Token]) {
         let extra = metadata.extra.as_ref().map_or_else(Vec::new, |extra| extra.for_block(index));
         if let Some(KvEvent::Stored { hashes, tokens, extra_keys, .. }) = self.events.last_mut()
@@ -369,7 +372,7 @@ impl KvCache {
         }
     }
 
-    /// Releases the blocks of a table, tail first; published blocks stay cached.
+    /// Releases the blocks of a table, last block first; blocks of the prefix index stay cached.
     pub fn free(&mut self, table: &mut BlockTable) {
         while let Some(block) = table.blocks.pop() {
             self.release(block.0);
@@ -395,7 +398,7 @@ impl KvCache {
         !self.events.is_empty()
     }
 
-    /// Returns the index changes since the last call, in order.
+    /// Returns the changes of the prefix index since the last call, in order.
     pub fn take_events(&mut self) -> Vec<KvEvent> {
         std::mem::take(&mut self.events)
     }

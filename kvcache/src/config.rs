@@ -12,11 +12,12 @@ pub struct KvConfig {
     pub blocks: u32,
     /// Whether prefix caching is enabled.
     pub caching: bool,
-    /// Key of the private guard, drawn once per process; it must never leave the process.
+    /// Key of the private guards (`BlockKey::guard`), drawn once per process; it must never leave the
+    /// process.
     pub guard_key: [u64; 2],
     /// Number of bits of the block hash, 1 to 64. Fewer than 64 only in simulations, which need collisions.
     pub hash_bits: u8,
-    /// Whether index changes are recorded for `KvCache::take_events`.
+    /// Whether changes of the prefix index are recorded for `KvCache::take_events`.
     pub events: bool,
     /// Fraction of blocks with recorded lifetimes for `KvCache::take_lifetimes`; ignored without prefix
     /// caching.
@@ -24,7 +25,7 @@ pub struct KvConfig {
 }
 
 impl KvConfig {
-    /// Configuration of `blocks` blocks with prefix caching and 64-bit hashes.
+    /// Returns the configuration of a pool of `blocks` blocks with prefix caching and 64-bit hashes.
     pub fn new(spec: KvSpec, blocks: u32, guard_key: [u64; 2]) -> Self {
         Self {
             spec,

@@ -1,4 +1,5 @@
-//! Set of free blocks with removal of the lowest id: a hierarchical bitmap, 64 bits to 1 per level.
+//! Set of free blocks with removal of the lowest id: a hierarchical bitmap. One bit of a level represents one
+//! word of 64 bits of the level below.
 //!
 //! `insert` and `pop_lowest` touch one word per level (four levels for 16 million blocks) and never allocate
 //! memory.

@@ -68,7 +68,8 @@ impl ExtraKeys {
         a == b || encoded(a) == encoded(b)
     }
 
-    /// Appends E of the block that starts at position `start`: tags ascending, length word last.
+    /// Appends the encoded extra keys, E in the module comment, of the block that starts at position `start`:
+    /// tags ascending, length word last.
     fn encode(&self, start: u32, block_tokens: u32, out: &mut Vec<u8>) {
         let first = out.len();
         let mut put = |tag: u8, parts: [&[u8]; 2]| {
@@ -112,7 +113,7 @@ impl BlockHasher {
         Self { block_tokens, guard_key: key, hash_mask }
     }
 
-    /// Appends missing keys of the full blocks of `tokens`.
+    /// Appends the keys of those full blocks of `tokens` that have no key in `keys` yet.
     pub fn extend_keys(
         &self,
         keys: &mut Vec<BlockKey>,

@@ -1,7 +1,8 @@
 //! KV blocks, block tables and the prefix index, without access to a device.
 //!
-//! Tracks which blocks are free, cached or in use, their reference counts, and their hashes in the prefix
-//! index. Blocks are ids and contents are token ids. The time is set by the caller and affects no decision.
+//! The crate tracks which blocks are free, cached or in use, their reference counts, and their hashes in the
+//! prefix index. Blocks are ids and contents are token ids. The time is set by the caller and affects no
+//! decision.
 
 #![forbid(unsafe_code)]
 

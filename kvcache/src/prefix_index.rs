@@ -1,4 +1,4 @@
-//! Prefix index: block hash to block, at most one block per hash, with capacity fixed at construction.
+//! Prefix index: maps a block hash to at most one block, with capacity fixed at construction.
 
 use protocol::BlockHash;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ pub(crate) struct PrefixIndex {
 
 impl PrefixIndex {
     pub(crate) fn new(blocks: u32, secret: u64) -> Self {
-        // Twice the pool: tombstones are then reclaimed in place and the table never grows.
+        // With twice the capacity of the pool, the hash table reclaims tombstones in place and never grows.
         let blocks =
             HashMap::with_capacity_and_hasher(2 * blocks as usize, KeyedHasherBuilder { secret });
         Self { blocks }
@@ -45,8 +45,8 @@ impl PrefixIndex {
     }
 }
 
-/// Hasher with one multiplication by a keyed state. Block hashes are uniform unless forged, and the secret
-/// that spreads them over the table is not known to clients.
+/// Hasher with one multiplication, keyed with a secret. Block hashes are uniform unless a client forges them,
+/// and clients do not know the secret that determines positions in the hash table.
 #[derive(Debug, Clone, Copy)]
 struct KeyedHasherBuilder {
     secret: u64,

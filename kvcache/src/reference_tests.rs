@@ -20,10 +20,10 @@ fn config(hash_bits: u8) -> KvConfig {
     KvConfig { hash_bits, lifetime_sample, ..KvConfig::new(spec, BLOCKS, [7, 8]) }
 }
 
-/// Everything that the KV of a block depends on.
+/// Everything that the KV of a block depends on: the salt, and the token ids up to the end of the block.
 type PrefixKey = (Option<String>, Vec<Token>);
 
-/// A request: its content, its block table, and the number of its published blocks.
+/// A request: its content, its block table, and the number of its blocks in the prefix index.
 struct BlockHolder {
     tokens: Vec<Token>,
     keys: Vec<BlockKey>,
@@ -116,7 +116,7 @@ fn expected_lifetime(times: &[u64], now_ms: u64) -> BlockLifetime {
 enum CacheOp {
     /// Starts a request with these token ids and an optional salt, if its blocks fit.
     Start(Vec<Token>, bool),
-    /// Publishes up to this number of further blocks of a request.
+    /// Registers up to this number of further blocks of a request in the prefix index.
     Publish(usize, u32),
     /// Frees a request.
     Free(usize),
@@ -125,7 +125,7 @@ enum CacheOp {
 }
 
 fn cache_op() -> impl Strategy<Value = CacheOp> {
-    // Few token ids and short prompts, so that prefixes coincide.
+    // Prompts are short and have few token ids, so that prefixes coincide.
     let tokens = prop::collection::vec(0..2_u32, 1..9);
     prop_oneof![
         4 => (tokens, any::<bool>()).prop_map(|(tokens, salted)| CacheOp::Start(tokens, salted)),
@@ -142,7 +142,7 @@ struct CacheComparison {
     /// The prefix index as a subscriber of KV events rebuilds it.
     event_index: BTreeSet<BlockHash>,
     config: KvConfig,
-    /// Whether hashes have all bits, so that the reference predicts every outcome.
+    /// Whether hashes have all 64 bits, so that the reference predicts every outcome.
     exact: bool,
 }
 
@@ -327,7 +327,8 @@ proptest! {
     }
 }
 
-/// Runs `ops` on four blocks and renders the result: `free | cached`, least recently used first.
+/// Runs `ops` on a cache of four blocks, and compares block tables, free count and cached blocks (least
+/// recently used first) with `expected`.
 fn check(ops: &[&str], expected: &Expect) {
     let mut config = config(64);
     config.blocks = 4;
@@ -377,7 +378,7 @@ fn lru_eviction_order() {
     // A hit block leaves the LRU list, and returns as the most recently used one.
     check(&[&ab[..], &["hit a"]].concat(), &expect!["a=0 | free 2 | cached 1"]);
     check(&[&ab[..], &["hit a", "free a"]].concat(), &expect!["| free 2 | cached 1 0"]);
-    // Then the least recently used block is evicted.
+    // Without free blocks, the least recently used block is evicted.
     let full = [&ab[..], &["hit a", "free a", "allocate c", "allocate c", "allocate d"]].concat();
     check(&full, &expect!["c=2 c=3 d=1 | free 0 | cached 0"]);
 }
@@ -456,7 +457,7 @@ fn lifetimes_are_sampled_only_for_cached_blocks() {
     assert!((evicted * 4 / 10..evicted * 6 / 10).contains(&half), "{half} of {evicted}");
 }
 
-/// Submitters may pass keys computed with another salt: blocks of another tenant must not match even then.
+/// Checks keys that a submitter computed with another salt: even then, blocks of another tenant do not match.
 #[test]
 fn prefix_hit_requires_equal_extra_keys() {
     let config = config(64);
