@@ -1,4 +1,4 @@
-//! One step of one replica as sent to its executors. Every TP rank receives the same bytes.
+//! Batch: one step of one replica as sent to its executors. Every TP rank receives the same bytes.
 
 use crate::{
     BlockId, Epoch, RequestId, SamplingParams, SequenceSlot, StepId, ThinVec, Token, TokenVec,
@@ -6,7 +6,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-/// A step for the executors of a replica. Decode rows come first, then longer chunks.
+/// A step for the executors of a replica. Decode rows come first, then prefill chunks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Batch {
     /// Step id, repeated in the output.
@@ -18,7 +18,7 @@ pub struct Batch {
     /// Number of tokens to which every rank of a lockstep group pads its MoE layers; 0 outside lockstep.
     pub moe_tokens: u32,
     /// Number of leading rows that may have draft tokens on any rank of a lockstep group; ranks run the MTP
-    /// module or draft model together on this number of rows. 0 = no draft tokens, and outside lockstep.
+    /// module or draft model together on this number of rows. 0 without draft tokens and outside lockstep.
     pub draft_rows: u32,
     /// Rows of the batch, one per request.
     pub rows: Vec<BatchRow>,
@@ -46,8 +46,8 @@ pub enum DispatchMode {
 pub struct BatchRow {
     /// Request that the tokens belong to.
     pub request: RequestId,
-    /// Epoch of the request, incremented by preemption and executor failure; outputs refer to it by row
-    /// order.
+    /// Epoch of the request, incremented by preemption and executor failure. Outputs do not contain it: their
+    /// rows are in batch order.
     pub epoch: u32,
     /// Sequence slot of the request.
     pub seq_slot: SequenceSlot,
@@ -62,7 +62,7 @@ pub struct BatchRow {
     /// Whether a token is sampled after the last one: true iff no successor is known.
     pub samples: bool,
     /// Whether the sampler waits for the grammar bitmask of this row, which follows in a `GrammarBitmask`.
-    /// Only for rows that sample, and never for rows with input that the scheduler has not received yet.
+    /// Only for rows that sample, and never for rows with `RowInput::SampledAt`.
     pub masked: bool,
     /// Source of the token ids.
     pub input: RowInput,
@@ -79,7 +79,7 @@ pub struct BatchRow {
 /// Source of a row's token ids.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowInput {
-    /// `len` token ids from the host.
+    /// The `len` token ids themselves.
     Tokens(TokenVec),
     /// The newest token of the sequence slot, from an earlier step with an output that the scheduler has not
     /// received yet. The position is stored in the sequence slot: each accepted draft token of that step, and
@@ -117,7 +117,7 @@ pub struct BlockTableUpdate {
 /// Entries of a block table; the few that a decode step adds are stored inline.
 pub type BlockIds = SmallVec<[BlockId; 4]>;
 
-/// Initial state of a sequence slot.
+/// State with which a sequence slot is initialised for a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SequenceInit {
     /// Sampling parameters.

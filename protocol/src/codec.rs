@@ -10,7 +10,7 @@ use crate::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A message that is sent in frames of its own.
+/// A type of messages that are sent as bodies of frames.
 pub trait WireMessage: Sized {
     /// Returns the message kind, unique over all messages.
     fn kind(&self) -> u16;
@@ -22,7 +22,7 @@ pub trait WireMessage: Sized {
 
     /// Decodes the body of a frame of this kind, which must be consumed completely.
     ///
-    /// Errors: a kind that is not one of these messages, or a body that is not of its type.
+    /// Errors: `kind` is not a kind of this message type, or the body does not encode the type of `kind`.
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError>;
 }
 
@@ -327,7 +327,7 @@ fn decode_body<T: DeserializeOwned>(kind: u16, body: &[u8]) -> Result<T, CodecEr
     expect_end(kind, decoder.get_ref(), value)
 }
 
-/// Returns `value` if no bytes are left.
+/// Returns `value` if no bytes of the body are left.
 fn expect_end<T>(kind: u16, rest: &[u8], value: T) -> Result<T, CodecError> {
     match rest.len() {
         0 => Ok(value),

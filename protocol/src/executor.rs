@@ -9,7 +9,7 @@ pub const PROTOCOL_VERSION: u16 = 13;
 /// Messages from the scheduler to an executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ExecutorCommand {
-    /// Allocates this number of KV blocks: the minimum over all ranks.
+    /// Allocates the KV cache. The number of blocks is the minimum over all ranks.
     AllocateKv {
         /// Blocks per rank.
         blocks: u32,
@@ -37,9 +37,9 @@ pub enum ExecutorEvent {
     Progress {
         /// Current phase.
         phase: StartupPhase,
-        /// Finished units.
+        /// Number of finished units of the phase; `StartupPhase` names the unit.
         done: u64,
-        /// Total units.
+        /// Total number of units of the phase.
         total: u64,
     },
     /// The weights are loaded; their digests are computed while they are read.
@@ -50,7 +50,7 @@ pub enum ExecutorEvent {
     Ready(ExecutorReady),
     /// Output of a batch.
     StepOutput(StepOutput),
-    /// A rank that does not report tokens finished a batch.
+    /// A rank that sends no `StepOutput` finished a batch.
     StepDone {
         /// Step id.
         step: StepId,
@@ -59,18 +59,18 @@ pub enum ExecutorEvent {
     },
     /// Answer to `Profile`, after all earlier steps are recorded.
     ProfilerStatus(ProfilerStatus),
-    /// The device or the executor failed; it exits.
+    /// The device or the executor failed; the executor exits.
     Fault {
         /// Step in which the failure occurred, if any.
         step: Option<StepId>,
         /// Description of the failure.
         text: String,
     },
-    /// The process is alive; independent of its device.
+    /// The executor process is alive. A heartbeat says nothing about the device.
     Heartbeat,
 }
 
-/// Grammar bitmasks of a step. The forward pass runs meanwhile, and the sampler waits for them.
+/// Grammar bitmasks of a step. They are computed while the forward pass runs, and the sampler waits for them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrammarBitmask {
     /// Step id.
@@ -94,15 +94,15 @@ pub struct BitmaskRow {
 /// Result of a `Profile` command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProfilerStatus {
-    /// Steps are recorded in this file.
+    /// Recording has started; contains the path of the trace file.
     Started(String),
-    /// This file is complete; `None` = no trace was recorded.
+    /// Recording has ended; contains the path of the complete trace file, or `None` if no trace was recorded.
     Stopped(Option<String>),
-    /// No folder is configured, or the file cannot be written.
+    /// No trace folder is configured, or the file cannot be written; contains the error.
     Failed(String),
 }
 
-/// Identity of an executor; a mismatch aborts the start.
+/// Identity of an executor. A mismatch with the scheduler or with other ranks aborts the start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecutorHello {
     /// Protocol version.
@@ -113,7 +113,7 @@ pub struct ExecutorHello {
     pub epoch: Epoch,
     /// Device name.
     pub device: String,
-    /// Version of the build.
+    /// Version of the executor's build.
     pub build: String,
     /// Digest of `config.json` and of the weight files: names, sizes, headers and samples of their bytes.
     pub model_digest: u64,
@@ -180,7 +180,7 @@ impl StartupPhase {
     }
 }
 
-/// Measurements of the warm-up.
+/// Result of the warm-up, from which the scheduler chooses the KV cache size and the initial step deadlines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmUpReport {
     /// KV layout of the model on this rank.
@@ -191,7 +191,7 @@ pub struct WarmUpReport {
     pub step_cost: StepCost,
 }
 
-/// Cost of a step: `fixed_ns`, and `per_token_ns` for each of its tokens.
+/// Estimated duration of a step: `fixed_ns`, plus `per_token_ns` for each of its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StepCost {
     /// Nanoseconds per step.
@@ -200,7 +200,7 @@ pub struct StepCost {
     pub per_token_ns: u64,
 }
 
-/// The executor accepts batches.
+/// Report that the executor has allocated its KV cache and accepts batches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecutorReady {
     /// Number of allocated KV blocks.

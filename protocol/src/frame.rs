@@ -12,14 +12,14 @@
 use crate::codec::{CodecError, WireMessage};
 use crate::{Epoch, PROTOCOL_VERSION};
 
-/// Bytes of a header.
+/// Length of a frame header in bytes.
 pub const HEADER_BYTES: usize = 24;
 /// Maximum length of a body in bytes. It bounds the memory that a faulty peer can make this process allocate;
 /// the longest valid message has a step's logprobs over the whole vocabulary.
 pub const BODY_BYTES_MAX: usize = 1 << 30;
 
 const MAGIC: [u8; 4] = *b"HDRN";
-/// Bytes of the header that the checksum covers.
+/// Number of header bytes that the checksum covers.
 const CHECKSUMMED_BYTES: usize = 20;
 
 /// Error of a frame. The stream cannot be resynchronised afterwards.
@@ -52,12 +52,12 @@ pub enum FrameError {
         /// Checksum of the received bytes.
         computed: u32,
     },
-    /// The frame has a newer epoch than this end.
+    /// The frame has a newer epoch than this end of the link.
     #[error("the frame has epoch {}, this end has epoch {}", theirs.0, ours.0)]
     Epoch {
         /// Epoch in the header.
         theirs: Epoch,
-        /// Epoch of this end.
+        /// Epoch of this end of the link.
         ours: Epoch,
     },
     /// The body does not have the type of its kind.
@@ -65,14 +65,14 @@ pub enum FrameError {
     Body(#[from] CodecError),
 }
 
-/// A header with valid magic, version and length.
+/// A frame header with valid magic, version and length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
     /// Message kind.
     pub kind: u16,
     /// Epoch of the executor group.
     pub epoch: Epoch,
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     pub body_bytes: usize,
     checksum: u32,
 }
@@ -80,7 +80,7 @@ pub struct FrameHeader {
 impl FrameHeader {
     /// Parses a header; bodies may have at most `limit` bytes.
     ///
-    /// Errors: wrong magic, wrong version, or a longer body.
+    /// Errors: wrong magic, wrong version, or a body longer than `limit`.
     pub fn parse(bytes: &[u8; HEADER_BYTES], limit: usize) -> Result<Self, FrameError> {
         let magic = header_field(bytes, 0);
         if magic != MAGIC {
@@ -138,7 +138,7 @@ pub struct DecodedFrame<M> {
     pub message: M,
     /// Epoch of the executor group.
     pub epoch: Epoch,
-    /// Bytes of the frame, header and body.
+    /// Length of the frame in bytes, header and body.
     pub frame_bytes: usize,
 }
 
@@ -151,7 +151,7 @@ pub fn decode<M: WireMessage>(bytes: &[u8]) -> Result<Option<DecodedFrame<M>>, F
 
 /// Decodes a frame as `decode` does; bodies longer than `limit` bytes are rejected.
 ///
-/// Errors: as `decode`.
+/// Errors: the errors of `decode`, and a body longer than `limit`.
 pub fn decode_with_limit<M: WireMessage>(
     bytes: &[u8],
     limit: usize,

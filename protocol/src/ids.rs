@@ -17,11 +17,11 @@ macro_rules! id {
 }
 
 id!(
-    /// One choice of one user request, unique for the life of the scheduler process.
+    /// Id of one choice of one user request, unique for the life of the scheduler process.
     RequestId(u64)
 );
 id!(
-    /// One step of one replica, counted from 1.
+    /// Number of a step of one replica, counted from 1.
     StepId(u64)
 );
 id!(
@@ -41,7 +41,7 @@ id!(
     Rank(u16)
 );
 id!(
-    /// One KV cache and the executors that share it (a DP rank).
+    /// Index of a replica (DP rank): one KV cache and the executors that share it.
     Replica(u16)
 );
 

@@ -1,4 +1,4 @@
-//! Changes of a replica's prefix index, in order.
+//! KV events: the changes of a replica's prefix index, in order.
 
 use crate::Token;
 use serde::{Deserialize, Serialize};
@@ -11,9 +11,9 @@ pub struct BlockHash(pub u64);
 /// Input besides token ids that a block's content depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ExtraKey {
-    /// Adapter name (every block).
+    /// LoRA adapter name; an extra key of every block.
     Lora(String),
-    /// Cache salt (first block only).
+    /// Cache salt; an extra key of the first block only.
     Salt(String),
 }
 
@@ -30,14 +30,14 @@ pub enum KvEvent {
         tokens: Vec<Token>,
         /// Extra keys per block; the list of a block may be empty.
         extra_keys: Vec<Vec<ExtraKey>>,
-        /// KV group.
+        /// Index of the KV group in `KvSpec::groups`.
         group: u8,
     },
     /// Blocks were evicted, leaves first.
     Removed {
         /// Hashes of the evicted blocks.
         hashes: Vec<BlockHash>,
-        /// KV group.
+        /// Index of the KV group in `KvSpec::groups`.
         group: u8,
     },
     /// The prefix index was cleared.

@@ -1,5 +1,5 @@
-//! Layout of the KV cache as data: a new attention kind extends it, and the scheduler computes block counts
-//! from it.
+//! Layout of a model's KV cache. The scheduler computes block counts from it; a new kind of attention adds a
+//! `KvKind`.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ pub struct KvSpec {
     pub groups: Vec<KvGroup>,
 }
 
-/// Layers that share a block table.
+/// Layers that share one block table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvGroup {
     /// Layer indices.
@@ -23,7 +23,7 @@ pub struct KvGroup {
     pub bytes_per_block: u64,
 }
 
-/// Kind of state that a group stores.
+/// Kind of state that a KV group stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvKind {
     /// Keys and values of every position.

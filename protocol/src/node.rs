@@ -4,9 +4,9 @@ use crate::{DeviceLibraries, Epoch, ParallelConfig, Rank, Replica};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// A number that is used once.
+/// Number that is used in one handshake only.
 pub type HandshakeNonce = [u8; 32];
-/// An HMAC-SHA-256 under the cluster secret.
+/// HMAC-SHA-256 under the cluster secret.
 pub type HandshakeProof = [u8; 32];
 
 /// Mutual authentication on a new connection between nodes: each side proves that it has the cluster secret
@@ -30,7 +30,7 @@ pub enum NodeHandshake {
         /// Proof over both nonces, computed by node 0.
         proof: HandshakeProof,
     },
-    /// Third message: node 0 denies the connection, because the proof has another secret.
+    /// Third message: node 0 denies the connection, because the proof was computed with another secret.
     Denied,
 }
 
@@ -44,16 +44,16 @@ pub enum NodeCommand {
         /// Reason, with the values of both sides.
         reason: String,
     },
-    /// Kills remaining executors of a replica, starts new ones, and links each to node 0.
+    /// Kills remaining executors of a replica on the node, starts new ones, and links each to node 0.
     Start {
         /// Replica to start.
         replica: Replica,
         /// Epoch of the executors.
         epoch: Epoch,
-        /// Ticket that each link must present.
+        /// Number that identifies the command. Each executor link presents it in its `ExecutorLinkOffer`.
         ticket: u64,
     },
-    /// The executors received a shutdown command: waits for their exit, then leaves the cluster.
+    /// The executors received a shutdown command: the node waits for their exit, then leaves the cluster.
     Leave,
     /// Node 0 is alive.
     Heartbeat,
@@ -101,10 +101,10 @@ pub struct NodeInfo {
     pub model_digest: u64,
 }
 
-/// An executor that is about to use this connection as its link.
+/// First message on a connection from another node that becomes the link of an executor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecutorLinkOffer {
-    /// Ticket of the `Start` command.
+    /// Ticket of the `Start` command that started the executor.
     pub ticket: u64,
     /// Rank of the executor in the world.
     pub rank: Rank,
@@ -112,17 +112,17 @@ pub struct ExecutorLinkOffer {
     pub host: HostSettings,
 }
 
-/// Executor settings that depend on the host.
+/// Executor settings that depend on the host: node 0 takes them from the node of the executor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostSettings {
-    /// As in `ExecutorSettings`.
+    /// Model folder, as in `ExecutorSettings`.
     pub model_dir: PathBuf,
-    /// As in `ExecutorSettings`.
+    /// Paths of device libraries, as in `ExecutorSettings`.
     pub libraries: Option<DeviceLibraries>,
-    /// As in `ExecutorSettings`.
+    /// Cache folder of compiled kernels, as in `ExecutorSettings`.
     pub kernel_cache: Option<PathBuf>,
-    /// As in `ExecutorSettings`.
+    /// Number of CPU compute threads, as in `ExecutorSettings`.
     pub threads: Option<u32>,
-    /// As in `ExecutorSettings`.
+    /// Rendezvous file of the ranks of the host, as in `ExecutorSettings`.
     pub rendezvous: Option<PathBuf>,
 }

@@ -13,7 +13,7 @@ pub struct StepOutput {
     pub epoch: Epoch,
     /// One result per batch row.
     pub rows: Vec<RowOutput>,
-    /// Times of the parts of the step.
+    /// Time spent in each part of the step.
     pub timing: StepTiming,
     /// Number of tokens routed to each expert in this step, without experts that got no token. Empty for
     /// models without experts, or if routing is not counted.
@@ -43,9 +43,10 @@ pub struct RowOutput {
     pub accepted: u8,
     /// Set if the row failed, or its grammar bitmask was overdue; no tokens are emitted then.
     pub error: Option<RowError>,
-    /// One entry per emitted token, if requested; otherwise empty.
+    /// Logprobs, one entry per emitted token, if requested; otherwise empty.
     pub logprobs: ThinVec<TokenLogprobs>,
-    /// One entry per prompt position `start + 1 ..` of the chunk, if requested; otherwise empty.
+    /// Logprobs of the prompt positions `start + 1 ..` of the chunk, one entry per position, if requested;
+    /// otherwise empty.
     pub prompt_logprobs: ThinVec<TokenLogprobs>,
 }
 
@@ -78,11 +79,11 @@ pub struct TokenLogprobs {
 /// Nanoseconds spent in each part of a step on the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StepTiming {
-    /// Preparing inputs.
+    /// Time to prepare the inputs.
     pub inputs_ns: u64,
-    /// Forward pass, including logits.
+    /// Time of the forward pass, including logits.
     pub forward_ns: u64,
-    /// Sampling.
+    /// Time of sampling.
     pub sample_ns: u64,
     /// Whether the step replayed a captured graph.
     pub replayed: bool,
@@ -90,7 +91,7 @@ pub struct StepTiming {
     pub collectives: CollectiveTiming,
 }
 
-/// Nanoseconds spent in each kind of collective, including the wait for other ranks; 0 without other ranks.
+/// Nanoseconds spent in each kind of collective, including the wait for other ranks; 0 with a single rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CollectiveTiming {
     /// All-reduce over the TP ranks of a replica.

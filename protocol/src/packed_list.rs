@@ -1,5 +1,5 @@
-//! Lists of numbers as one little-endian MessagePack `bin`: a prompt of thousands of token ids is copied, not
-//! parsed. Used through `#[serde(with = "crate::packed_list")]`.
+//! Encodes a list of numbers as one little-endian MessagePack `bin`: a prompt of thousands of token ids is
+//! copied, not parsed. Used through `#[serde(with = "crate::packed_list")]`.
 
 use crate::{BlockId, BlockIds, ExpertTokenCount, Token, TokenVec};
 use serde::de::{Error, Visitor};
@@ -7,8 +7,8 @@ use serde::{Deserializer, Serializer};
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// Lists up to this number of bytes are written without an allocation: the token id of a decode row, a new
-/// block.
+/// Maximum size in bytes of a list that is encoded without an allocation, such as the token id of a decode
+/// row or the id of a new block.
 const INLINE_BYTES: usize = 64;
 
 /// A number, or a pair of numbers, of a fixed encoded size.
@@ -75,7 +75,7 @@ impl PackedItem for ExpertTokenCount {
     }
 }
 
-/// A list that is packed.
+/// A list type that can be encoded in packed form.
 pub(crate) trait PackedList:
     Deref<Target = [Self::Item]> + FromIterator<Self::Item>
 {

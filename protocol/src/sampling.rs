@@ -19,9 +19,10 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// Divides positive and multiplies negative logits of tokens in prompt or output; 1 = off.
     pub repetition_penalty: f32,
-    /// Subtracted once per earlier occurrence in the output; 0 = off.
+    /// Penalty that is subtracted from the logit of a token once per earlier occurrence in the output; 0 =
+    /// off.
     pub frequency_penalty: f32,
-    /// Subtracted once if the token occurred in the output; 0 = off.
+    /// Penalty that is subtracted once from the logit of a token that occurred in the output; 0 = off.
     pub presence_penalty: f32,
     /// Output length in tokens below which `stop_token_ids` are masked.
     pub min_tokens: u32,
@@ -30,7 +31,7 @@ pub struct SamplingParams {
     /// Bias added to the logits of single tokens.
     #[serde(with = "crate::packed_list")]
     pub logit_bias: Vec<(Token, f32)>,
-    /// If present, all other tokens are masked.
+    /// The only token ids that may be sampled: all others are masked. `None` = no restriction.
     pub allowed_token_ids: Option<Vec<Token>>,
     /// Token sequences that must not be completed.
     pub bad_words: Vec<Vec<Token>>,
@@ -42,7 +43,7 @@ pub struct SamplingParams {
 }
 
 impl SamplingParams {
-    /// Greedy decoding with every other rule off.
+    /// Returns the parameters of greedy decoding with every other rule off.
     pub fn greedy() -> Self {
         Self {
             temperature: 0.0,

@@ -63,12 +63,13 @@ pub struct ExecutorSettings {
     pub expert_placement: Option<ExpertPlacement>,
     /// Rendezvous of the ranks of a host: a file of shared memory that every rank maps; `None` = single rank.
     pub rendezvous: Option<PathBuf>,
-    /// Whether GPUs with peer access use the one-shot all-reduce for small tensors; otherwise all use the
-    /// library.
+    /// Whether GPUs with peer access use the one-shot all-reduce for small tensors; otherwise all tensors use
+    /// RCCL or NCCL.
     pub one_shot_all_reduce: bool,
 }
 
-/// Parallel configuration of a world. The ranks of a replica are consecutive.
+/// Parallel configuration of a world, that is, of all ranks of a server. The ranks of a replica are
+/// consecutive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParallelConfig {
     /// Number of tensor-parallel ranks per replica.
@@ -81,7 +82,7 @@ pub struct ParallelConfig {
 }
 
 impl Default for ParallelConfig {
-    /// A single rank.
+    /// Returns the configuration of a single rank.
     fn default() -> Self {
         Self { tp_size: 1, dp_size: 1, expert_parallel: false }
     }
@@ -143,7 +144,8 @@ pub enum SpeculativeMethod {
     /// A separate draft model in `ExecutorSettings::draft_model_dir`.
     #[serde(rename = "Model")]
     DraftModel,
-    /// EAGLE-3: one layer that reads hidden states of the model, in `ExecutorSettings::draft_model_dir`.
+    /// EAGLE-3: one layer in `ExecutorSettings::draft_model_dir` that reads auxiliary hidden states of the
+    /// model.
     Eagle3,
 }
 
@@ -153,26 +155,26 @@ pub enum GraphCapture {
     /// No graphs: every step is launched eagerly.
     #[serde(rename = "Nothing")]
     Disabled,
-    /// Row counts chosen by the executor.
+    /// Captures graphs for row counts that the executor chooses.
     #[serde(rename = "Usual")]
     DefaultSizes {
         /// Maximum row count; `None` = the maximum of a step.
         max_size: Option<u32>,
     },
-    /// These row counts, up to the maximum of a step.
+    /// Captures graphs for these row counts, up to the maximum of a step.
     #[serde(rename = "Rows")]
     Sizes(Vec<u32>),
 }
 
 impl Default for GraphCapture {
-    /// Default row counts, up to the maximum of a step.
+    /// Returns the default row counts, up to the maximum of a step.
     fn default() -> Self {
         Self::DefaultSizes { max_size: None }
     }
 }
 
-/// Expert in each physical slot of each layer (EPLB map). Of the `P` slots of a layer, rank `r` of `n` has
-/// those from `r · P / n` on.
+/// Placement of experts (EPLB map): the expert in each physical slot of each layer. Of the `P` slots of a
+/// layer, rank `r` of `n` has those from `r · P / n` on.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ExpertPlacement {
     /// Experts by layer and physical slot; entries of dense layers are ignored.
@@ -211,7 +213,7 @@ pub struct DeviceLibraries {
 pub enum ModelDtype {
     /// bf16: 8 exponent bits; accumulation in f32.
     Bfloat16,
-    /// f32, the exact reference.
+    /// f32, the reference for the other types.
     Float32,
     /// f16: 5 exponent bits; accumulation in f32.
     Float16,
@@ -246,8 +248,8 @@ pub enum KvCacheSize {
     /// the rest of the memory fraction.
     #[default]
     Auto,
-    /// Number of blocks that fit into this number of bytes.
+    /// The number of blocks that fit into this number of bytes.
     Bytes(u64),
-    /// Number of blocks.
+    /// This number of blocks.
     Blocks(u32),
 }

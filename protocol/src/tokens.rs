@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 /// Number of token ids stored inline: with three, the type has two words.
 const INLINE_TOKENS: usize = 3;
 
-/// A list of token ids; up to three are stored inline. Packed on the wire.
+/// A list of token ids; up to three are stored inline. Serialised as a packed list.
 #[derive(Clone)]
 pub struct TokenVec(TokenVecRepr);
 

@@ -17,7 +17,7 @@ use scheduler::{
 };
 use std::time::{Duration, Instant};
 
-/// The allocator of the server.
+/// The benchmark uses the allocator of the server.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -25,7 +25,7 @@ const BLOCK_TOKENS: u32 = 16;
 const PROMPT: u32 = 64;
 const VOCAB: u32 = 150_000;
 const STEPS: usize = 1_000;
-/// KV blocks of a small model on a large GPU.
+/// Number of KV blocks of a small model on a large GPU.
 const MANY_BLOCKS: u32 = 4_000_000;
 
 struct StepBenchCase {
@@ -37,7 +37,7 @@ struct StepBenchCase {
     bar_us: f64,
 }
 
-/// Ranks, requests per rank, and bound in microseconds.
+/// Each case has a number of ranks, a number of running requests per rank, and the bound in microseconds.
 const CASES: [(u16, u32, f64); 5] =
     [(1, 1, 50.0), (1, 256, 50.0), (1, 1_024, 150.0), (8, 1_024, 1_500.0), (1, 10_000, 2_000.0)];
 
@@ -63,7 +63,8 @@ struct StepBenchTimes {
 
 fn main() {
     let strict = std::env::args().any(|arg| arg == "--bar");
-    // A number on the command line selects one total size, for use with a profiler.
+    // A number on the command line selects the cases with that total number of requests, for use with a
+    // profiler.
     let selected: Option<u32> = std::env::args().find_map(|arg| arg.parse().ok());
     println!(
         "| running | steps in flight | median | p99 | p99 / median | longest | ns per request | limit |"
@@ -127,7 +128,7 @@ fn measure(case: &StepBenchCase) -> StepBenchTimes {
         inbox.push(submit(&scheduler, u64::from(id), prompt_len, length - prompt_len, rank));
     }
     let mut effects = Vec::new();
-    // Prefill, then decode some steps so that buffers reach their size.
+    // Runs the prefill, and then decode steps until all requests run, so that buffers reach their size.
     while scheduler.limits().max_num_seqs > 0 {
         scheduler.tick(0, &mut inbox, &mut effects);
         let rows = complete_steps(&mut effects, &mut inbox);
@@ -236,7 +237,7 @@ fn submit(
     }))
 }
 
-/// The device: completes every batch immediately. Returns the number of rows.
+/// Simulates the device: completes every batch immediately. Returns the number of rows.
 fn complete_steps(effects: &mut Vec<SchedulerEffect>, inbox: &mut Vec<SchedulerEvent>) -> usize {
     let mut rows = 0;
     for effect in effects.drain(..) {

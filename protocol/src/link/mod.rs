@@ -27,12 +27,12 @@ pub trait MessageLink {
 
     /// Sends one message; blocks while the peer's queue is full.
     ///
-    /// Errors: `LinkError::Closed` if the peer is gone.
+    /// Errors: `LinkError::Closed` if the peer has closed the link.
     fn send(&mut self, message: Self::SentMessage) -> Result<(), LinkError>;
 
     /// Waits up to `timeout` for a message; `None` = timeout.
     ///
-    /// Errors: `LinkError::Closed` if the peer is gone and all its messages were received.
+    /// Errors: `LinkError::Closed` if the peer has closed the link and all its messages were received.
     fn recv(&mut self, timeout: Duration) -> Result<Option<Self::ReceivedMessage>, LinkError>;
 
     /// Splits the link, for owners that send and receive on different threads.
@@ -92,7 +92,7 @@ where
 /// Error of a link. No message can be sent or received after an error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The peer is gone.
+    /// The peer has closed the link.
     #[error("the peer closed the link")]
     Closed,
     /// The received bytes are not a frame, or the message to send does not fit a frame.

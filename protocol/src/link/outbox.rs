@@ -1,4 +1,4 @@
-//! The single writer of a stream: sends the messages of a bounded channel, and heartbeats.
+//! Writer loop of a link: sends the messages of a bounded channel, and heartbeats.
 
 use super::{LinkError, MessageReceiver, MessageSender};
 use std::sync::mpsc::Receiver;
@@ -13,10 +13,10 @@ pub struct HeartbeatConfig<M> {
     pub message: fn() -> M,
 }
 
-/// Wait without heartbeats; the bound limits the effect of a lost wake-up.
+/// Maximum wait for a message if no heartbeats are configured. The bound limits the effect of a lost wake-up.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Sends the messages of `outbox` until all its senders are dropped or the peer is gone.
+/// Sends the messages of `outbox` until all its senders are dropped or the peer closes the link.
 ///
 /// Errors: the link failed for a reason other than a closed peer.
 pub fn run_writer<S: MessageSender>(

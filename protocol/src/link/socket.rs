@@ -17,7 +17,7 @@ pub enum LinkSocket {
 }
 
 impl LinkSocket {
-    /// Wraps a descriptor by its socket family.
+    /// Creates a socket from a descriptor; the socket family determines the variant.
     ///
     /// Errors: the descriptor is not a connected stream socket.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
@@ -31,9 +31,9 @@ impl LinkSocket {
         Ok(Self::Unix(stream))
     }
 
-    /// Duplicates the handle of the socket.
+    /// Returns another handle of the same socket.
     ///
-    /// Errors: no descriptor is left.
+    /// Errors: no file descriptor is left.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(match self {
             Self::Unix(stream) => Self::Unix(stream.try_clone()?),

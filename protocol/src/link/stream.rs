@@ -1,7 +1,7 @@
 //! A link over a byte stream: a sequence of frames.
 //!
-//! The two halves share only the stream, so each may be used on its own thread. The end of the stream is the
-//! end of the peer. A corrupt frame is an error, because later frames cannot be located.
+//! The two halves share only the stream, so each may be used on its own thread. The end of the stream means
+//! that the peer has closed the link. A corrupt frame is an error, because later frames cannot be located.
 
 use super::{LinkError, LinkHalves, MessageReceiver, MessageSender};
 use crate::Epoch;
@@ -13,9 +13,10 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// Bytes per read. The buffer of a body grows by this amount, so a forged length allocates nothing.
+/// Minimum size of the buffer for one read in bytes. The buffer grows with the bytes received and not with
+/// the length in a header, so a forged length allocates nothing.
 const READ_CHUNK_BYTES: usize = 64 << 10;
-/// Larger buffers are freed after their message was delivered or sent.
+/// Buffers larger than this are freed after their message was delivered or sent.
 const RETAINED_BUFFER_BYTES: usize = 4 << 20;
 
 /// A stream with a read timeout.
@@ -41,7 +42,7 @@ pub type UnixLink<O, I> = LinkHalves<FrameWriter<UnixStream, O>, FrameReader<Uni
 
 /// Creates a link of epoch `epoch` over a Unix socket.
 ///
-/// Errors: no descriptor is left.
+/// Errors: no file descriptor is left.
 pub fn unix_link<O, I>(stream: UnixStream, epoch: Epoch) -> std::io::Result<UnixLink<O, I>> {
     let other = stream.try_clone()?;
     Ok(LinkHalves {
@@ -50,7 +51,7 @@ pub fn unix_link<O, I>(stream: UnixStream, epoch: Epoch) -> std::io::Result<Unix
     })
 }
 
-/// Sending half.
+/// Sending half of a link: writes messages as frames to a byte stream.
 #[derive(Debug)]
 pub struct FrameWriter<W, M> {
     stream: W,
@@ -95,12 +96,12 @@ impl<W: Write, M: WireMessage> MessageSender for FrameWriter<W, M> {
     }
 }
 
-/// Receiving half.
+/// Receiving half of a link: reads messages from the frames of a byte stream.
 #[derive(Debug)]
 pub struct FrameReader<R, M> {
     stream: R,
     epoch: Epoch,
-    /// Received bytes are in `start..end`.
+    /// Buffer for received bytes; `start..end` are the bytes that were not decoded yet.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -116,7 +117,8 @@ impl<R, M> FrameReader<R, M> {
         Self::with_body_limit(stream, epoch, BODY_BYTES_MAX)
     }
 
-    /// Creates a reader for an unauthenticated peer: longer bodies are rejected before they are received.
+    /// Creates a reader for an unauthenticated peer: bodies longer than `body_bytes_max` are rejected before
+    /// they are received.
     pub fn with_body_limit(stream: R, epoch: Epoch, body_bytes_max: usize) -> Self {
         let messages = PhantomData;
         Self {
@@ -162,7 +164,8 @@ impl<R, M> FrameReader<R, M> {
         self.stale_frames
     }
 
-    /// Grows the buffer for the rest of the current frame, by at most `READ_CHUNK_BYTES`.
+    /// Extends the buffer for the rest of the current frame, by at most the number of bytes in the buffer or
+    /// `READ_CHUNK_BYTES`, whichever is larger.
     fn reserve_read_space(&mut self) -> Result<(), FrameError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -180,7 +183,8 @@ impl<R, M> FrameReader<R, M> {
             }
             None => 0,
         };
-        // Doubling bounds the number of copies of a long body; at least half of the buffer is filled by then.
+        // Doubling bounds the number of copies of a long body. At least half of the extended buffer is filled
+        // with received bytes.
         let read_bytes = missing.min(self.end).max(READ_CHUNK_BYTES);
         if self.buffer.len() < self.end + read_bytes {
             self.buffer.resize(self.end + read_bytes, 0);
@@ -235,7 +239,7 @@ impl<R: Read, M: WireMessage> FrameReader<R, M> {
 impl<R: TimeoutRead, M: WireMessage> MessageReceiver for FrameReader<R, M> {
     type Message = M;
 
-    /// The timeout restarts with every received part of a frame.
+    /// Waits for a message as `MessageLink::recv`. The timeout restarts with every received part of a frame.
     fn recv(&mut self, timeout: Duration) -> Result<Option<M>, LinkError> {
         if self.timeout != Some(timeout) {
             self.stream.set_timeout(timeout).map_err(|e| link_error(e.kind()))?;
@@ -245,7 +249,7 @@ impl<R: TimeoutRead, M: WireMessage> MessageReceiver for FrameReader<R, M> {
     }
 }
 
-/// Maps an I/O error: several error kinds mean that the peer is gone.
+/// Maps an I/O error: several error kinds mean that the peer has closed the link.
 fn link_error(kind: ErrorKind) -> LinkError {
     match kind {
         ErrorKind::BrokenPipe

@@ -1,4 +1,4 @@
-//! Every message survives a round trip; corrupt bytes are rejected without a panic.
+//! Tests that every message survives a round trip, and that corrupt bytes are rejected without a panic.
 
 use crate::messages::{
     executor_command, executor_event, handshake, node_command, node_event, settings,
@@ -17,7 +17,8 @@ fn frame<M: WireMessage>(message: &M, epoch: Epoch) -> Vec<u8> {
     bytes
 }
 
-/// Encodes and decodes a message, and decodes every truncation of its frame.
+/// Encodes and decodes a message. Then decodes its frame truncated to `cut` bytes, and its frame followed by
+/// that truncated frame.
 fn assert_round_trip<M: WireMessage + PartialEq + std::fmt::Debug>(
     message: &M,
     epoch: u64,

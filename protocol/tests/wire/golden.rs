@@ -1,4 +1,4 @@
-//! Expected bytes of messages: any change of them requires a new `PROTOCOL_VERSION`.
+//! Tests of the exact bytes of messages: any change of them requires a new `PROTOCOL_VERSION`.
 
 use expect_test::{Expect, expect};
 use protocol::codec::WireMessage;
@@ -14,7 +14,8 @@ use protocol::{
     TokenLogprobs, WarmUpReport, WeightsDigest,
 };
 
-/// Compares the header (one line) and the body (32 bytes per line).
+/// Compares the frame of a message in hexadecimal: the header on one line, then 32 bytes of the body per
+/// line.
 fn check(message: &impl WireMessage, expected: &Expect) {
     let mut bytes = Vec::new();
     encode(message, Epoch(2), &mut bytes).unwrap();

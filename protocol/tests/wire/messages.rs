@@ -1,4 +1,4 @@
-//! Strategies for arbitrary messages.
+//! Proptest strategies that generate arbitrary messages.
 
 use proptest::collection::vec;
 use proptest::option::of;
@@ -169,7 +169,7 @@ fn spec() -> impl Strategy<Value = KvSpec> {
         .prop_map(|(block_tokens, groups)| KvSpec { block_tokens, groups })
 }
 
-/// Any message from the scheduler to an executor.
+/// Any message from the scheduler to an executor, except for grammar bitmasks.
 pub(crate) fn executor_command() -> impl Strategy<Value = ExecutorCommand> {
     prop_oneof![
         any::<u32>().prop_map(|blocks| ExecutorCommand::AllocateKv { blocks }),

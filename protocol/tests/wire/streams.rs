@@ -1,4 +1,4 @@
-//! Links over sockets, and over streams that fail.
+//! Tests of links over sockets, and of readers of streams that fail or split frames.
 
 use crate::messages::executor_command;
 use proptest::prelude::*;
@@ -120,7 +120,8 @@ fn older_epochs_are_dropped_and_newer_rejected() {
     assert_eq!(reader.receive(), Err(LinkError::Frame(newer)));
 }
 
-/// Yields `head`, then 10 bytes per read; records the largest buffer passed to a read.
+/// Stream that yields `head`, then 10 bytes per read. Records the size of the largest buffer passed to a
+/// read.
 struct OversizedLengthStream {
     head: Cursor<Vec<u8>>,
     left: usize,
@@ -189,7 +190,7 @@ fn writer_keeps_order_and_sends_heartbeats() {
     assert_eq!(writer.join().unwrap(), Ok(()));
 }
 
-/// Yields its bytes in pieces of the given lengths.
+/// Stream that yields its bytes in pieces of the given lengths; at length 0, a read returns `WouldBlock`.
 struct SplitStream {
     bytes: Cursor<Vec<u8>>,
     lengths: Vec<usize>,
