@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Function that tokenizes a text; `None` = the text cannot be tokenized.
 pub type EncodeFn = Arc<dyn Fn(&str) -> Option<Vec<Token>> + Send + Sync>;
 
-/// Vocabulary of a tokenizer.
+/// Vocabulary for which grammars are compiled: token bytes, special ids and tokenization.
 pub struct GrammarVocabulary {
     /// Bytes that each token id adds to the output; empty = the id is never allowed.
     pub tokens: Vec<Vec<u8>>,
@@ -17,7 +17,8 @@ pub struct GrammarVocabulary {
     pub special: Vec<Token>,
     /// End-of-text token ids.
     pub end_ids: Vec<Token>,
-    /// Canonical tokenization of a text: where a grammar forces a text, only these ids are allowed.
+    /// Function that returns the canonical tokenization of a text: where a grammar forces a text, only these
+    /// ids are allowed.
     pub encode: EncodeFn,
 }
 
@@ -53,8 +54,8 @@ impl TokenizerEnv for TokenTrie {
         &self.trie
     }
 
-    /// Returns the canonical tokenization, if its bytes are exactly `bytes`: a tokenizer may add a space or
-    /// parse a special token in plain text. Else returns a greedy tokenization.
+    /// Returns the canonical tokenization of `bytes`, if its tokens have exactly these bytes: a tokenizer may
+    /// add a space or parse a special token in plain text. Otherwise returns a greedy tokenization.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         let text = std::str::from_utf8(bytes).ok();
         let canonical = text.and_then(|text| (self.encode)(text));

@@ -16,7 +16,7 @@ use thread_priority::{
     set_thread_priority_and_policy, thread_native_id,
 };
 
-/// Number of threads with stacks for grammars.
+/// Number of threads that run dry runs, each with a stack of `DRY_RUN_STACK_BYTES`.
 const THREADS: u64 = 2;
 
 /// Runs dry runs for the server at the other end of `stream`, with low priority and limited memory. Returns
@@ -50,7 +50,7 @@ fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
                     GrammarCompiler::new(vocabulary(message)).map_err(|_| LinkError::Closed)?;
                 let new_compiler = compiler.insert(Arc::new(new_compiler));
                 start_starvation_watchdog(new_compiler, &verdicts).map_err(io_error)?;
-                set_idle_priority(); // Dry runs of client grammars follow.
+                set_idle_priority(); // From here on, the thread runs grammars of clients.
                 verdicts.send(GrammarWorkerReply::Ready)?;
             }
             (GrammarWorkerRequest::Constraint(constraint), Some(compiler)) => {
@@ -64,7 +64,7 @@ fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
     Ok(())
 }
 
-/// Starts the thread that takes over dry runs for which this thread gets no processor time.
+/// Starts the thread that takes over a dry run if the dry-run thread gets no processor time.
 fn start_starvation_watchdog(
     compiler: &Arc<GrammarCompiler>,
     verdicts: &Arc<DryRunVerdicts<LinkSocket>>,
@@ -76,8 +76,8 @@ fn start_starvation_watchdog(
     };
     let builder = thread::Builder::new().name("grammar-watch".to_owned());
     builder.stack_size(DRY_RUN_STACK_BYTES).spawn(|| {
-        // The thread is never joined, and the server would wait for a verdict. When the server closes the
-        // connection, the process ends anyway.
+        // The thread is never joined: without the abort, the server would wait for a verdict after a panic.
+        // When the server closes the connection, the process ends anyway.
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
             process::abort();
         }

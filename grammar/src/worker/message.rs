@@ -1,4 +1,4 @@
-//! Messages between the server and a grammar worker process, in the frames of executors.
+//! Messages between the server and a grammar worker process, in the frame format of executor links.
 
 use crate::compile::{DryRunReport, GrammarError};
 use crate::constraint::OutputConstraint;
@@ -10,14 +10,15 @@ use protocol::frame::{self, FrameError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Message kinds, distinct from those of executors.
+/// Kind of request messages, distinct from the message kinds of executors.
 const WORKER_REQUEST_KIND: u16 = 65;
+/// Kind of reply messages, distinct from the message kinds of executors.
 const WORKER_REPLY_KIND: u16 = 66;
 
 /// Message to the worker process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum GrammarWorkerRequest {
-    /// Runs with low priority while the vocabulary is loaded. Optional, before `Vocabulary`.
+    /// Makes the process load the vocabulary with low priority. Optional; sent before `Vocabulary`.
     LowerPriority,
     /// Vocabulary; sent once, before any constraint.
     Vocabulary(VocabularyMessage),

@@ -1,4 +1,4 @@
-//! Server side of a grammar worker process: start, requests, kill.
+//! Handle of a grammar worker process in the server: starts the process, sends requests to it and kills it.
 
 use super::message::{GrammarWorkerReply, GrammarWorkerRequest};
 use crate::compile::{DryRunReport, GrammarError};
@@ -24,7 +24,7 @@ pub(crate) struct GrammarWorkerProcess {
     replies: FrameReader<UnixStream, GrammarWorkerReply>,
 }
 
-/// Start of a dry run.
+/// Wall-clock and processor time at the start of a dry run.
 #[derive(Clone, Copy)]
 struct DryRunStart {
     at: Instant,
@@ -32,7 +32,7 @@ struct DryRunStart {
     child_cpu: Duration,
 }
 
-/// Duration of a dry run.
+/// Wall-clock and processor time that a dry run has taken.
 struct DryRunElapsed {
     wall: Duration,
     /// Processor time of the worker process.
@@ -125,8 +125,8 @@ impl GrammarWorkerProcess {
         }
     }
 
-    /// Kills the process for a dry run that exceeds its time. Returns whether the grammar or the machine is
-    /// the cause.
+    /// Kills the process because a dry run exceeds its time. The returned error says whether the grammar is
+    /// too slow or the process got too little processor time.
     fn kill_overdue(&mut self, start: DryRunStart) -> GrammarError {
         let DryRunElapsed { wall, child_cpu } = self.elapsed_since(start);
         self.kill();
@@ -150,8 +150,8 @@ impl GrammarWorkerProcess {
         const TICK: Duration = Duration::from_millis(10); // USER_HZ is 100 on all supported architectures.
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
         let stat = stat.unwrap_or_default();
-        // After the name, which may contain spaces, fields start at the 3rd; utime and stime are the 14th and
-        // 15th.
+        // The process name may contain spaces and ends with `) `. The fields after it start at the 3rd; utime
+        // and stime are the 14th and 15th.
         let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         let ticks = fields.skip(11).take(2).filter_map(|field| field.parse::<u32>().ok());
         TICK * ticks.sum::<u32>()

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 type DryRunVerdict = Result<DryRunReport, GrammarError>;
 
-/// Interval of the starvation check. A wake-up per dry run would cost the processor time that the idle
-/// priority saves.
+/// Interval of the starvation check. Waking the thread for every dry run instead would cost the processor
+/// time that the idle priority saves.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time after which a dry run with less than `DRY_RUN_CPU_TIME_MIN` of processor time counts as starved.
 const STARVED_AFTER: Duration = Duration::from_millis(300);
@@ -39,8 +39,8 @@ impl GrammarDryRun {
         Self { constraint, started_at: Instant::now(), cpu_at_start: process_cpu_time() }
     }
 
-    /// Whether the dry run is starved: it has too little processor time, or it exceeds `COMPILE_TIME`, beyond
-    /// which the server waits for starved dry runs only.
+    /// Whether the dry run is starved: it has too little processor time, or it runs for longer than
+    /// `COMPILE_TIME`, beyond which the server waits for starved dry runs only.
     fn is_starved(&self) -> bool {
         let age = self.started_at.elapsed();
         let cpu_time = process_cpu_time().saturating_sub(self.cpu_at_start);
@@ -54,7 +54,7 @@ fn process_cpu_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Current dry run, and the sender of its verdict.
+/// Sends the verdict of the current dry run, from the thread that finishes it first.
 pub(super) struct DryRunVerdicts<W> {
     state: Mutex<DryRunVerdictsState<W>>,
     dry_run_started: Condvar,
@@ -62,7 +62,7 @@ pub(super) struct DryRunVerdicts<W> {
 
 struct DryRunVerdictsState<W> {
     replies: FrameWriter<W, GrammarWorkerReply>,
-    /// Dry run without a verdict.
+    /// The current dry run, as long as it has no verdict.
     pending: Option<Arc<GrammarDryRun>>,
 }
 

@@ -1,11 +1,11 @@
-//! Messages between a server and its worker processes: MessagePack in the frames of executors.
+//! Messages between a server and its worker processes: MessagePack in the frame format of executor links.
 
 use protocol::Epoch;
 use protocol::codec::CodecError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Epoch of all frames: the connection ends with its worker process, so there is one generation.
+/// Epoch of all frames. It is constant, because a connection ends with its worker process.
 pub const EPOCH: Epoch = Epoch(1);
 
 /// Appends the body of a message.
