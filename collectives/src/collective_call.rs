@@ -1,5 +1,5 @@
-//! Records of collective calls in shared memory, read by other ranks and by the process that monitors the
-//! group.
+//! Records of collective calls in shared memory. Other ranks read them to detect mismatched calls; the
+//! process that monitors the group reads them to report stalled calls.
 
 use std::fmt;
 use std::sync::atomic::AtomicU32;
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use device::{DType, MatRef};
 
-/// Operation of a collective call.
+/// Operation of a collective call. Each variant is named after the method of `CollectiveBackend`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CollectiveOp {
     /// [`CollectiveBackend::all_reduce`](crate::CollectiveBackend::all_reduce)
@@ -22,27 +22,27 @@ pub enum CollectiveOp {
     ExchangeCounts,
     /// [`CollectiveBackend::all_to_all`](crate::CollectiveBackend::all_to_all)
     AllToAll,
-    /// [`CollectiveBackend::broadcast`](crate::CollectiveBackend::broadcast) from this rank.
+    /// [`CollectiveBackend::broadcast`](crate::CollectiveBackend::broadcast) from the rank with this index.
     Broadcast(usize),
     /// [`CollectiveBackend::barrier`](crate::CollectiveBackend::barrier)
     Barrier,
-    /// Operation code that this version does not write.
+    /// Operation code in shared memory that no operation of this version has.
     Unknown,
 }
 
-/// Progress of a collective call.
+/// Progress of a collective call, as written to its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallState {
-    /// In flight; on a device also completed but not yet confirmed by a
-    /// [`LaunchCheckpoint`](crate::LaunchCheckpoint).
+    /// The call is in flight. A call that was launched on a GPU keeps this state until a
+    /// [`LaunchCheckpoint`](crate::LaunchCheckpoint) confirms its completion.
     InProgress,
-    /// Completed.
+    /// The call has completed.
     Done,
-    /// Failed, and with it the group.
+    /// The call has failed, and with it the group.
     Failed,
 }
 
-/// Element type and size of the matrix of a collective call.
+/// Element type and size of the matrix that is passed to a collective call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallShape {
     pub(crate) dtype: DType,
@@ -54,38 +54,39 @@ impl CallShape {
     /// Shape of a call without data.
     pub(crate) const EMPTY: Self = Self { dtype: DType::I32, rows: 0, cols: 0 };
 
-    /// Shape of a matrix.
+    /// Shape of the matrix `x`.
     pub(crate) fn of(x: MatRef<'_>) -> Self {
         Self { dtype: x.dtype(), rows: x.rows(), cols: x.cols() }
     }
 }
 
-/// Collective call of one rank.
+/// Record of one collective call of one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectiveCall {
-    /// Sequence number of the call in its group, starting at 1; it wraps to 0 after 2³² calls.
+    /// Sequence number of the call among the calls of its group, starting at 1; it wraps to 0 after 2³²
+    /// calls.
     pub sequence: u32,
-    /// Operation.
+    /// Operation of the call.
     pub op: CollectiveOp,
-    /// Element type; meaningless for a barrier.
+    /// Element type of the matrix; meaningless for a barrier.
     pub dtype: DType,
-    /// Number of input rows of this rank; for `all_gather_rows` the number of output rows, for `all_to_all`
-    /// the total number of rows sent to another rank.
+    /// Number of rows of this rank's input matrix. For `all_gather_rows` it is the number of output rows, for
+    /// `all_to_all` the total number of rows that are sent between different ranks.
     pub rows: u32,
-    /// Number of input columns of this rank.
+    /// Number of columns of this rank's input matrix.
     pub cols: u32,
     /// Progress of the call.
     pub state: CallState,
 }
 
-/// Operation code of a broadcast from rank 0; a broadcast from rank `r` has the code `FIRST_BROADCAST + r`.
+/// Operation code of a broadcast from rank 0. A broadcast from rank `r` has the code `FIRST_BROADCAST + r`.
 const FIRST_BROADCAST: u32 = 16;
 
-/// Number of 32-bit words of a call record.
+/// Number of 32-bit words of a call record in shared memory.
 pub(crate) const CALL_WORDS: usize = 8;
 
 impl CollectiveOp {
-    /// Name of the operation in messages.
+    /// Name of the operation in error messages and logs.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -132,14 +133,14 @@ impl CollectiveOp {
 }
 
 impl CollectiveCall {
-    /// Creates a call in flight, without a sequence number.
+    /// Creates the record of a call in flight; its sequence number is assigned later.
     pub(crate) fn new(op: CollectiveOp, shape: CallShape) -> Self {
         let CallShape { dtype, rows, cols } = shape;
         let (rows, cols, state) = (rows as u32, cols as u32, CallState::InProgress);
         Self { sequence: 0, op, dtype, rows, cols, state }
     }
 
-    /// Writes the record to shared memory.
+    /// Writes the record to the words `to` in shared memory.
     pub(crate) fn write(&self, to: &[AtomicU32]) {
         let state = match self.state {
             CallState::InProgress => 0,
@@ -153,7 +154,8 @@ impl CollectiveCall {
         }
     }
 
-    /// Reads a record from shared memory, possibly while its owner writes it.
+    /// Reads a record from shared memory, possibly while the owner writes it; the fields may then be
+    /// inconsistent.
     pub(crate) fn read(from: &[AtomicU32]) -> Self {
         let word = |i: usize| from[i].load(Relaxed);
         let state = match word(5) {

@@ -1,7 +1,7 @@
-//! Collectives between GPUs in stream order, through one RCCL or NCCL communicator.
+//! Collectives between GPUs through one RCCL or NCCL communicator; they run in the order of a stream.
 //!
-//! The communicator is non-blocking: its creation and all calls return before they complete. Callers poll for
-//! completion and may abort.
+//! The communicator is non-blocking: its creation and all library calls return before they complete. Callers
+//! poll for completion and may abort the communicator.
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -19,14 +19,15 @@ use rccl_sys::{
     status,
 };
 
-/// Poll interval of a library call in flight.
+/// Interval at which the completion of a library call is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
-/// Time of polling without sleep: most calls are launched by then, and a sleep costs about 70 µs.
+/// Duration of polling without sleep. Most calls are launched within this time, and a sleep would cost about
+/// 70 µs.
 const SPIN_TIME: Duration = Duration::from_micros(300);
-/// Time that an abort waits for a library call of another thread, which returns soon unless the device
-/// accepts no more work.
+/// Maximum time that an abort waits for a library call of another thread to return. The call returns soon,
+/// unless the device accepts no more work.
 const ABORT_WAIT: Duration = Duration::from_secs(1);
-/// Number of indices that are allocated with the communicator.
+/// Number of row indices that are uploaded when the communicator is created.
 const INITIAL_INDICES: usize = 1024;
 
 /// Collective library (RCCL or NCCL), opened for one device.
@@ -36,22 +37,23 @@ pub struct CollectiveLibrary {
     rccl: Arc<RcclLibrary>,
 }
 
-/// Unique id through which the ranks of a communicator find each other.
+/// Unique id of a communicator. Rank 0 creates it, and all ranks pass it when they join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommunicatorId(NcclUniqueId);
 
-/// One rank of a communicator. Dropping it aborts the communicator without waiting for other ranks.
+/// One rank of an RCCL or NCCL communicator. Dropping it aborts the communicator without waiting for other
+/// ranks.
 pub struct GpuCommunicator {
     device: Arc<GpuBackend>,
     rccl: Arc<RcclLibrary>,
     size: usize,
     rank: usize,
-    /// Communicator handle; null after an abort.
+    /// Communicator handle; null after the communicator was aborted.
     handle: AtomicPtr<std::ffi::c_void>,
-    /// Locked during each library call.
+    /// Lock that a thread holds during each library call.
     call_lock: Mutex<()>,
-    /// Buffers of indices 0, 1, 2, …; smaller buffers are kept because captured graphs contain their
-    /// addresses.
+    /// Device buffers with the indices 0, 1, 2, …, for row gathers. Buffers are never freed or replaced by
+    /// larger ones, because captured graphs contain their addresses.
     index_buffers: Mutex<Vec<Buffer>>,
 }
 
@@ -59,7 +61,7 @@ impl CommunicatorId {
     /// Number of 32-bit words of an id.
     pub const WORDS: usize = 32;
 
-    /// Encodes the id as words, to be sent to other ranks.
+    /// Encodes the id as 32-bit words, which are sent to other ranks.
     #[must_use]
     pub fn to_words(self) -> [i32; Self::WORDS] {
         let mut words = [0; Self::WORDS];
@@ -69,7 +71,7 @@ impl CommunicatorId {
         words
     }
 
-    /// Decodes an id received from another rank.
+    /// Decodes an id that was received from another rank.
     #[must_use]
     pub fn from_words(words: &[i32; Self::WORDS]) -> Self {
         let mut bytes = [0; 4 * Self::WORDS];
@@ -81,9 +83,9 @@ impl CommunicatorId {
 }
 
 impl CollectiveLibrary {
-    /// Opens the collective library.
+    /// Opens RCCL or NCCL for the device.
     ///
-    /// Errors: no library is found, or its version is too old.
+    /// Errors: no library was found, or its version is too old.
     pub fn open(device: &Arc<GpuBackend>) -> Result<Self, DeviceError> {
         let Some(search) = device.collectives() else {
             return Err(GpuError::NoCollectiveLibrary.into());
@@ -104,7 +106,7 @@ impl CollectiveLibrary {
         Ok(Self { device: Arc::clone(device), rccl: Arc::new(rccl) })
     }
 
-    /// Creates a unique id.
+    /// Creates the unique id of a new communicator.
     pub fn new_id(&self) -> Result<CommunicatorId, DeviceError> {
         self.device.runtime().enter()?;
         let mut id = NcclUniqueId([0; 128]);
@@ -113,7 +115,7 @@ impl CollectiveLibrary {
         Ok(CommunicatorId(id))
     }
 
-    /// Starts to join the communicator `id` of `size` ranks as rank `rank`; [`GpuCommunicator::is_ready`]
+    /// Starts to join the communicator `id` of `size` ranks as rank `rank`. [`GpuCommunicator::is_ready`]
     /// returns true after all ranks have joined.
     pub fn begin(
         &self,
@@ -147,34 +149,34 @@ impl CollectiveLibrary {
 }
 
 impl GpuCommunicator {
-    /// Number of ranks.
+    /// Number of ranks of the communicator.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Index of this rank.
+    /// Index of this rank in the communicator.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Whether launches on the device are skipped (dry run).
+    /// Whether the device is in a dry run, in which launches do nothing.
     #[must_use]
     pub fn is_dry_run(&self) -> bool {
         self.device.runtime().is_dry_run()
     }
 
-    /// Whether launches are being captured into a graph.
+    /// Whether launches on the device are being captured into a graph.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.device.runtime().is_capturing()
     }
 
-    /// Whether pending library calls have completed. Never blocks, not even on a library call of another
-    /// thread; callable from any thread.
+    /// Whether all pending library calls have completed. The function never blocks, not even while another
+    /// thread is inside the library; it may be called from any thread.
     ///
-    /// Errors: the communicator has failed, now or earlier, on this rank or on another one.
+    /// Errors: the communicator has failed, on this rank or on another rank.
     pub fn is_ready(&self) -> Result<bool, DeviceError> {
         let _lock = match self.call_lock.try_lock() {
             Ok(guard) => guard,
@@ -184,23 +186,23 @@ impl GpuCommunicator {
         Ok(self.poll("communicator")?)
     }
 
-    /// Aborts operations in flight, including those on the device, and frees the communicator; later calls
-    /// fail. Callable from any thread.
+    /// Aborts operations in flight, including operations on the device, and frees the communicator. Later
+    /// calls fail. May be called from any thread.
     pub fn abort(&self) {
         let started = Instant::now();
         let guard = loop {
             match self.call_lock.try_lock() {
                 Ok(guard) => break Some(guard),
                 Err(TryLockError::Poisoned(poisoned)) => break Some(poisoned.into_inner()),
-                // A library call blocked on a device that waits for a failed rank ends only through the
-                // abort.
+                // A library call may be blocked because the device waits for a failed rank. Only the abort
+                // ends such a call, so the abort must not wait for it any longer.
                 Err(TryLockError::WouldBlock) if started.elapsed() > ABORT_WAIT => break None,
                 Err(TryLockError::WouldBlock) => thread::sleep(POLL_INTERVAL),
             }
         };
         let handle = self.handle.swap(std::ptr::null_mut(), Ordering::SeqCst);
-        // The library may block below until captured graphs that use the communicator are destroyed, and the
-        // thread that owns the graphs may need the lock first.
+        // The library may block in `comm_abort` until captured graphs that use the communicator are
+        // destroyed. The thread that owns these graphs may need the lock first, so it is released here.
         drop(guard);
         if !handle.is_null() && self.device.runtime().enter().is_ok() {
             // SAFETY: the handle was created by this library and was just replaced by null, so it is freed
@@ -210,7 +212,7 @@ impl GpuCommunicator {
         }
     }
 
-    /// Computes `x = Σ x` over the ranks.
+    /// Computes `x = Σ x` over all ranks.
     pub fn all_reduce(&self, s: &DeviceStream, mut x: MatMut<'_>) -> Result<(), DeviceError> {
         const NAME: &str = "all_reduce";
         check_contiguous(NAME, x.as_ref())?;
@@ -222,7 +224,8 @@ impl GpuCommunicator {
         })
     }
 
-    /// `all [n, C]` = columns of `own [n, c]` of all ranks in rank order; columns beyond `C` are dropped.
+    /// Gathers the columns of `own` of all ranks into `all`, in rank order. Columns that exceed the columns
+    /// of `all` are dropped.
     pub fn all_gather(
         &self,
         s: &DeviceStream,
@@ -233,8 +236,8 @@ impl GpuCommunicator {
         check_contiguous(NAME, own)?;
         let (rows, cols, dtype) = (own.rows(), own.cols(), own.dtype());
         let (count, kind) = (rows * cols, data_type(NAME, dtype)?);
-        // Single rows are gathered directly into `all`; more rows go through scratch memory, one copy per
-        // rank.
+        // A single row is gathered directly into `all`. More rows are gathered into scratch memory, from
+        // which the columns of each rank are copied.
         let is_direct = rows == 1 && all.cols() == self.size * cols;
         let stacked = if is_direct {
             all.as_mut_ptr()
@@ -283,8 +286,8 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// `all [size · m, C]`: rows from `r · m` on are `own [n, C]` of rank `r`, padded to `m` rows with 0, or
-    /// with -1 for integers.
+    /// Gathers the rows of `own` of all ranks into `all`, in rank order. In `all`, every rank has an equal
+    /// number of rows; rows after those of `own` are filled with 0, or with -1 for integers.
     pub fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -298,13 +301,13 @@ impl GpuCommunicator {
         let row_bytes = own.cols() * dtype.bytes();
         let (count, kind) = (max_rows * own.cols(), data_type(NAME, dtype)?);
         let to = all.as_mut_ptr();
-        // SAFETY: the rows of this rank in `all`.
+        // SAFETY: `all` contains the rows of this rank.
         let own_rows = unsafe { to.add(self.rank * max_rows * row_bytes) };
         let padding_byte = if matches!(dtype, DType::I32 | DType::I64) { 0xff } else { 0 };
         let (own_bytes, padding_bytes) =
             (own.rows() * row_bytes, (max_rows - own.rows()) * row_bytes);
         self.copy(s, own_rows, own.as_ptr(), own_bytes)?;
-        // SAFETY: the padding rows of this rank in `all`.
+        // SAFETY: `all` contains the padding rows of this rank.
         self.fill(s, unsafe { own_rows.add(own_bytes) }, padding_byte, padding_bytes)?;
         self.enqueue(NAME, s, |comm, stream| {
             // SAFETY: the input is at `rank · count` of the output, as the library requires for an in-place
@@ -313,7 +316,8 @@ impl GpuCommunicator {
         })
     }
 
-    /// `own [n, C]` = the first `n` of this rank's `m` rows of `Σ x` over the ranks; `x [size · m, C]`.
+    /// Computes `Σ x` over all ranks. Each rank has an equal number of rows of `x`; this rank gets its first
+    /// rows, as many as `own` has.
     pub fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -344,8 +348,8 @@ impl GpuCommunicator {
     }
 
     /// Sends the first `send_rows[0]` rows of `x` to rank 0, the next `send_rows[1]` rows to rank 1, and so
-    /// on; `y` starts with the received rows in rank order, `receive_rows[r]` rows of rank `r`. The counts
-    /// are consistent on all ranks.
+    /// on. `y` receives `receive_rows[r]` rows of each rank `r`, in rank order. The counts must be consistent
+    /// on all ranks.
     pub fn all_to_all(
         &self,
         s: &DeviceStream,
@@ -390,7 +394,7 @@ impl GpuCommunicator {
         })
     }
 
-    /// Copies `x` of rank `from` to all ranks.
+    /// Copies the matrix `x` of rank `from` to `x` on all other ranks.
     pub fn broadcast(
         &self,
         s: &DeviceStream,
@@ -407,12 +411,12 @@ impl GpuCommunicator {
         })
     }
 
-    /// Waits for all launches on stream `s`.
+    /// Blocks the host until all launches on stream `s` have completed.
     pub fn synchronize(&self, s: &DeviceStream) -> Result<(), DeviceError> {
         Ok(self.device.runtime().synchronize(s)?)
     }
 
-    /// Enqueues a library call on stream `s` and waits until the library has launched it.
+    /// Enqueues a library call on stream `s`, and blocks the host until the library has launched it.
     fn enqueue(
         &self,
         name: &'static str,
@@ -467,7 +471,7 @@ impl GpuCommunicator {
         if handle.is_null() { Err(GpuError::CommunicatorAborted) } else { Ok(handle) }
     }
 
-    /// Returns the device address of at least `count` i32 indices 0, 1, 2, ….
+    /// Returns the device address of a buffer with at least `count` i32 indices 0, 1, 2, ….
     fn index_buffer(&self, count: usize) -> Result<*const u8, DeviceError> {
         let mut buffers = self.index_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(buffer) = buffers.iter().find(|buffer| buffer.bytes() >= count * 4) {
@@ -482,7 +486,7 @@ impl GpuCommunicator {
         Ok(address)
     }
 
-    /// Copies device memory in the order of stream `s`.
+    /// Copies device memory; the copy runs in the order of stream `s`.
     fn copy(
         &self,
         s: &DeviceStream,
@@ -502,7 +506,7 @@ impl GpuCommunicator {
         runtime.launched(s, "copy")
     }
 
-    /// Fills device memory in the order of stream `s`.
+    /// Fills device memory with a byte; the operation runs in the order of stream `s`.
     fn fill(
         &self,
         s: &DeviceStream,
@@ -524,7 +528,8 @@ impl GpuCommunicator {
 
 impl Drop for GpuCommunicator {
     fn drop(&mut self) {
-        // An orderly shutdown would wait for the other ranks, which may have exited.
+        // The communicator is aborted, not finalised: `comm_finalize` would wait for other ranks, which may
+        // have exited.
         self.abort();
     }
 }
@@ -535,7 +540,7 @@ impl std::fmt::Debug for GpuCommunicator {
     }
 }
 
-/// Result of a call inside a group call, where "in progress" counts as success.
+/// Result of a library call inside a group call, where the code "in progress" counts as success.
 fn pending(code: NcclResult) -> NcclResult {
     if code == status::IN_PROGRESS { status::SUCCESS } else { code }
 }
@@ -562,7 +567,7 @@ fn check(
     Err(GpuError::Collective { call, status: code, what })
 }
 
-/// Rejects matrices with gaps between their rows.
+/// Rejects a matrix whose rows are not contiguous.
 fn check_contiguous(kernel: &'static str, x: MatRef<'_>) -> Result<(), DeviceError> {
     if x.rows() <= 1 || x.stride() == x.cols() {
         return Ok(());

@@ -1,8 +1,9 @@
-//! Group of ranks that are GPUs. Ranks find each other through shared memory; later calls go through a
-//! communicator in stream order. Small all-reduces use the one-shot kernel through peer memory if all GPUs
-//! have peer access.
+//! Group of ranks that are GPUs. Ranks first exchange the communicator id through shared memory; collectives
+//! then run through an RCCL or NCCL communicator, in stream order. If all GPUs have peer access, small
+//! all-reduces use the one-shot kernel through peer memory instead.
 //!
-//! Calls return after the launch. A [`LaunchCheckpoint`] confirms completion on the device.
+//! Collective calls return after their launch. A [`LaunchCheckpoint`] confirms that the device has completed
+//! them.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -23,44 +24,47 @@ use crate::{
     AllReduceNormArgs, CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts,
 };
 
-/// Largest one-shot all-reduce, in bytes received from all peers together; larger matrices use the library.
-/// At the largest size measured, 1 MiB between two H200, it takes 9.6 µs and NCCL 15.4 µs.
+/// Largest one-shot all-reduce, in bytes that a rank receives from all peers together; larger matrices use
+/// NCCL or RCCL. At 1 MiB between two H200, the largest size measured, the kernel takes 9.6 µs and NCCL 15.4
+/// µs.
 const ONE_SHOT_MAX_BYTES: usize = 1 << 20;
-/// Timeout for the communicator of ranks that have joined the shared memory group.
+/// Timeout for the creation of the communicator, after all ranks have joined the shared memory group.
 const JOIN_TIMEOUT: Duration = Duration::from_mins(2);
-/// Poll interval while ranks join the communicator.
+/// Interval at which the creation of the communicator is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Peer memory of all ranks and its addresses for kernels of this device.
+/// Peer memory of all ranks, with the addresses that kernels of this device use.
 #[derive(Debug)]
 struct PeerGroup {
-    /// Kept alive so that kernels can wait for peers: dropping the last reference aborts all waits.
+    /// Owned so that kernels can wait for peers: when `PeerMemory` is dropped, all waits are aborted.
     memory: Arc<PeerMemory>,
     view: PeerView,
 }
 
-/// One rank of a group of GPUs. Dropping it leaves the group, which then fails on all other ranks.
+/// One rank of a group of GPUs. Dropping it leaves the group, which makes the group fail on all other ranks.
 #[derive(Debug)]
 pub struct DeviceGroup {
-    /// First field, so that the watchdog thread ends before the communicator is dropped.
+    /// First field, because fields are dropped in order: the watchdog thread must end before the communicator
+    /// is dropped.
     watchdog: GroupWatchdog,
     gpu: Arc<GpuBackend>,
     communicator: Arc<GpuCommunicator>,
-    /// Peer memory of all ranks; `None` if one-shot all-reduces are disabled or a rank has no peer access.
+    /// Peer memory of all ranks; `None` if one-shot all-reduces are disabled, or if a rank has no peer
+    /// access.
     peers: Option<PeerGroup>,
-    /// Reason why a rank has no peer access.
+    /// Reason why a rank has no peer access; `None` if all ranks have peer access.
     peer_access_error: Option<CollectiveError>,
     shared_group: SharedMemoryGroup,
-    /// Calls of the capture in progress; `None` outside of a capture.
+    /// Calls that were recorded since the start of a graph capture; `None` outside of a capture.
     captured_calls: RefCell<Option<Vec<CollectiveCall>>>,
-    /// One-element matrix that a barrier all-reduces.
+    /// Matrix of one element, which a barrier all-reduces.
     barrier_buffer: RefCell<Buffer>,
 }
 
 impl DeviceGroup {
-    /// Joins the ranks of `shared`, each with a device of its own.
+    /// Joins the group of the ranks of `shared`; each rank has its own device.
     ///
-    /// Errors: no collective library, a rank has failed, or the devices cannot connect.
+    /// Errors: no collective library was found, a rank has failed, or the devices cannot connect.
     pub fn join(
         shared: SharedMemoryGroup,
         device: &Arc<GpuBackend>,
@@ -69,8 +73,8 @@ impl DeviceGroup {
         Self::join_with_custom_all_reduce_limit(shared, device, ONE_SHOT_MAX_BYTES / peers)
     }
 
-    /// Joins the ranks of `shared` with one-shot all-reduces of up to `one_shot_bytes` bytes per matrix; 0
-    /// disables them. All ranks pass the same limit.
+    /// Joins the group of the ranks of `shared`, with one-shot all-reduces of matrices of up to
+    /// `one_shot_bytes` bytes. 0 disables one-shot all-reduces. All ranks must pass the same limit.
     pub fn join_with_custom_all_reduce_limit(
         shared: SharedMemoryGroup,
         device: &Arc<GpuBackend>,
@@ -112,26 +116,28 @@ impl DeviceGroup {
         })
     }
 
-    /// Whether an all-reduce of this shape uses the one-shot kernel instead of the library.
+    /// Whether an all-reduce of this shape uses the one-shot kernel instead of NCCL or RCCL.
     #[must_use]
     pub fn uses_one_shot_all_reduce(&self, rows: usize, cols: usize, dtype: DType) -> bool {
         self.one_shot_peers(rows, cols, dtype).is_some()
     }
 
-    /// Peer memory for a one-shot all-reduce of this shape; `None` if the all-reduce uses the library.
+    /// Returns the peer memory for a one-shot all-reduce of this shape; `None` if the all-reduce uses NCCL or
+    /// RCCL.
     fn one_shot_peers(&self, rows: usize, cols: usize, dtype: DType) -> Option<&PeerView> {
         let shape = AllReduceShape { rows, cols, dtype };
         let fits = |peers: &&PeerView| OneShotAllReduce::fits(&self.gpu, peers, shape);
         self.peers.as_ref().map(|peers| &peers.view).filter(fits)
     }
 
-    /// Reason why a rank has no peer access, so that all all-reduces use the library.
+    /// Reason why a rank has no peer access. In this case, all all-reduces use NCCL or RCCL.
     #[must_use]
     pub fn peer_access_error(&self) -> Option<&CollectiveError> {
         self.peer_access_error.as_ref()
     }
 
-    /// Launches a call and writes its record to shared memory, or to the capture in progress.
+    /// Launches a collective call and records it: in shared memory, or during a graph capture in
+    /// `captured_calls`.
     fn launch_call(
         &self,
         op: CollectiveOp,
@@ -153,8 +159,8 @@ impl DeviceGroup {
         launch(&self.communicator).map_err(|error| self.fail_with(error))
     }
 
-    /// Fails the group, except after a shape or dtype error. The failure of a rank takes precedence over the
-    /// device error that it causes.
+    /// Makes the group fail, except after a shape or dtype error. If another rank has failed, returns that
+    /// failure instead of the device error that it caused.
     fn fail_with(&self, error: DeviceError) -> CollectiveError {
         let is_rejected =
             matches!(error, DeviceError::Shape { .. } | DeviceError::Unsupported { .. });
@@ -168,7 +174,7 @@ impl DeviceGroup {
     }
 }
 
-/// Opens the peer memory of all ranks. The inner error is that of a rank without peer access.
+/// Opens the peer memory of all ranks. The inner `Result` is an error if a rank has no peer access.
 fn exchange_peer_memory(
     shared: &SharedMemoryGroup,
     device: &Arc<GpuBackend>,
@@ -290,7 +296,7 @@ impl CollectiveBackend for DeviceGroup {
         })
     }
 
-    /// Exchanges the counts through shared memory on the host; the devices take no part.
+    /// Exchanges the counts through shared memory of the host, not through the devices.
     fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
         if self.communicator.is_capturing() {
             return Err(CollectiveError::NotCapturable { collective: "exchange_counts" });
@@ -329,7 +335,7 @@ impl CollectiveBackend for DeviceGroup {
         })
     }
 
-    /// Blocks the host as well, except in a captured graph, where only the device waits.
+    /// Blocks the host as well. During a graph capture, only the device waits.
     fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError> {
         let mut buffer = self.barrier_buffer.borrow_mut();
         let x = buffer.mat_mut(DType::F32, 1, 1)?;

@@ -1,4 +1,4 @@
-//! Errors of collectives.
+//! Errors of collective operations.
 
 use std::path::PathBuf;
 
@@ -6,15 +6,15 @@ use device::{DType, DeviceError};
 
 use crate::CollectiveCall;
 
-/// Error of a collective. The group has failed, except after `Shape`, `NotCapturable`, `RankTaken`, a
-/// `Device` error of shape or dtype, and `Dtype` (unless a shared-memory group reports it for a gather,
-/// all-to-all or broadcast).
+/// Error of a collective operation. After an error, the group has failed and is unusable, except after
+/// `Shape`, `NotCapturable`, `RankTaken`, a `Device` error of shape or dtype, and `Dtype` (unless a gather,
+/// all-to-all or broadcast of a shared-memory group returns it).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
-    /// A matrix dimension does not divide among the ranks.
+    /// A dimension of a matrix cannot be split over the ranks.
     #[error("{collective}: {what} is {got}, which does not fit a group of {size} ranks")]
     Shape {
-        /// Collective that rejected the matrix.
+        /// Name of the collective that rejected the matrix.
         collective: &'static str,
         /// Name of the dimension.
         what: &'static str,
@@ -23,10 +23,10 @@ pub enum CollectiveError {
         /// Number of ranks of the group.
         size: usize,
     },
-    /// Element type that the collective does not support.
+    /// The collective does not support the element type.
     #[error("{collective} does not support dtype {dtype:?}")]
     Dtype {
-        /// Collective that rejected the matrix.
+        /// Name of the collective that rejected the matrix.
         collective: &'static str,
         /// Element type of the matrix.
         dtype: DType,
@@ -34,30 +34,30 @@ pub enum CollectiveError {
     /// A rank has failed: its process has exited, or it has reported a failure.
     #[error("rank {rank} left the group")]
     RankFailed {
-        /// Failed rank.
+        /// Index of the failed rank.
         rank: usize,
     },
-    /// A rank is alive but has not reached a collective within the timeout.
+    /// A rank is alive, but has not called a collective within the timeout.
     #[error("rank {rank} has not reached {call} within {seconds} s")]
     RankTimeout {
-        /// Rank that timed out.
+        /// Index of the rank that timed out.
         rank: usize,
-        /// Call of the waiting rank.
+        /// Collective call of the rank that waits.
         call: CollectiveCall,
         /// Timeout in seconds.
         seconds: u64,
     },
-    /// Two ranks call different collectives: a bug.
+    /// Two ranks call different collectives, because of a bug.
     #[error("rank {rank} calls {theirs}, this rank calls {ours}")]
     Mismatch {
-        /// Other rank.
+        /// Index of the other rank.
         rank: usize,
-        /// Call of the other rank.
+        /// Collective call of the other rank.
         theirs: CollectiveCall,
-        /// Call of this rank.
+        /// Collective call of this rank.
         ours: CollectiveCall,
     },
-    /// The devices of the ranks have not connected within the timeout.
+    /// The communicator of the devices was not created within the timeout.
     #[error("the devices of the ranks have not connected within {seconds} s")]
     DevicesUnreachable {
         /// Timeout in seconds.
@@ -66,13 +66,13 @@ pub enum CollectiveError {
     /// A rank has no peer access to the memory of the other devices.
     #[error("rank {rank} has no peer access to the memory of the other devices")]
     NoPeerAccess {
-        /// Rank without peer access.
+        /// Index of the rank without peer access.
         rank: usize,
     },
-    /// A collective with sizes known only on the host cannot be captured into a graph.
+    /// The collective cannot be captured into a graph, because only the host has its sizes.
     #[error("{collective} cannot be captured into a graph")]
     NotCapturable {
-        /// Collective that was rejected.
+        /// Name of the collective that was rejected.
         collective: &'static str,
     },
     /// The device, or the connection between devices, has failed.
@@ -84,24 +84,24 @@ pub enum CollectiveError {
         /// Error of the operating system.
         error: String,
     },
-    /// The thread that watches the ranks has panicked, so that failures of ranks would not be detected.
+    /// The watchdog thread of the ranks has panicked; failures of ranks would not be detected any more.
     #[error("the watchdog thread of the ranks has panicked")]
     WatchdogPanicked,
     /// The creator of the group has aborted it.
     #[error("the group was aborted by its creator")]
     Aborted,
-    /// The shared memory of the rendezvous cannot be used.
+    /// The shared memory of the rendezvous cannot be created, opened or mapped.
     #[error("{path}: {error}")]
     SharedMemory {
-        /// Path of the shared memory.
+        /// Path of the shared memory file.
         path: PathBuf,
         /// Reason.
         error: String,
     },
-    /// The rank has been joined before, now or earlier, by this or another process.
+    /// The rank has already been joined, by this process or by another process.
     #[error("rank {rank} of this group has already joined")]
     RankTaken {
-        /// Rank that was taken.
+        /// Index of the rank.
         rank: usize,
     },
 }

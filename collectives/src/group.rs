@@ -1,4 +1,4 @@
-//! Parallel axis, as one rank of it calls it.
+//! Collectives of one parallel axis (TP, EP or DP), as called by one of its ranks.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -7,26 +7,26 @@ use device::{DType, DeviceStream, MatMut, MatRef};
 
 use crate::{CollectiveCall, CollectiveError, CollectiveOp, LaunchCheckpoint, RowCounts};
 
-/// Transport of the collectives of one parallel axis. All operations run in the order of stream `s`; every
-/// rank calls the same operations in the same order with matrices of the same shape.
+/// Transport of the collectives of one parallel axis. All operations run in the order of stream `s`. Every
+/// rank must call the same operations in the same order, with matrices of the same shape.
 pub trait CollectiveBackend: Send {
-    /// Index of this rank, below `size`.
+    /// Index of this rank in the group, below `size`.
     fn rank(&self) -> usize;
 
     /// Number of ranks of the group.
     fn size(&self) -> usize;
 
-    /// Computes `x = Σ x` over the ranks. All ranks add in the same order and get the same bits: in rank
-    /// order, except where a GPU's library adds.
+    /// Computes `x = Σ x` over all ranks. All ranks add in the same order and get equal bits. The order is
+    /// that of the ranks, unless NCCL or RCCL adds.
     fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError>;
 
-    /// Whether `all_reduce_norm` supports matrices of this shape; the result is the same on all ranks.
+    /// Whether `all_reduce_norm` supports matrices of this shape; all ranks get the same answer.
     fn fuses_all_reduce_norm(&self, _rows: usize, _cols: usize, _dtype: DType) -> bool {
         false
     }
 
-    /// Computes `x += Σ delta` over the ranks, then `y = rms_norm(x)`, in one launch with the same bits as
-    /// two launches.
+    /// Computes `x += Σ delta` over all ranks, then `y = rms_norm(x)`, in one launch. The result has the same
+    /// bits as that of separate launches.
     fn all_reduce_norm(
         &self,
         _: &DeviceStream,
@@ -35,8 +35,8 @@ pub trait CollectiveBackend: Send {
         Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype: args.delta.dtype() })
     }
 
-    /// `all [n, C]` = columns of `own [n, c]` of all ranks: columns from `r · c` on are those of rank `r`.
-    /// Columns beyond `C` are padding and dropped.
+    /// Gathers the columns of `own` of all ranks into `all`, in rank order. Columns that exceed the columns
+    /// of `all` are padding and are dropped.
     fn all_gather(
         &self,
         s: &DeviceStream,
@@ -44,8 +44,9 @@ pub trait CollectiveBackend: Send {
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// `all [size · m, C]`: rows from `r · m` on are `own [n, C]` of rank `r`, with `n` up to `m`. The rows
-    /// after them are filled with 0; in integers with -1, the null index.
+    /// Gathers the rows of `own` of all ranks into `all`, in rank order. Every rank has an equal number of
+    /// rows of `all`; the rows after those of `own` are filled with 0, or for integers with -1, which is the
+    /// null index.
     fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -53,8 +54,8 @@ pub trait CollectiveBackend: Send {
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// `own [n, C]` = the first `n` of this rank's rows of `Σ x` over the ranks, added in rank order; this
-    /// rank's rows of `x [size · m, C]` are the `m` rows from `rank · m` on.
+    /// Computes `Σ x` over all ranks, added in rank order. Every rank has an equal number of rows of `x`;
+    /// `own` gets the first of this rank's rows.
     fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -62,13 +63,13 @@ pub trait CollectiveBackend: Send {
         own: MatMut<'_>,
     ) -> Result<(), CollectiveError>;
 
-    /// Sends the number of rows `to[r]` that this rank has for each rank `r`, and returns the counts of all
-    /// ranks. The host waits for the counts, so this call cannot be captured.
+    /// Sends the numbers of rows `to[r]` that this rank will send to each rank `r`, and returns the numbers
+    /// of all ranks. The host waits for them, so this call cannot be captured into a graph.
     fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError>;
 
-    /// Sends the rows of `x` to the ranks, in rank order, with the number of rows per rank in `counts`. `y`
-    /// starts with the received rows, in rank order. All ranks pass the same counts, so this call cannot be
-    /// captured.
+    /// Sends the rows of `x` to the ranks: `counts` has the number of rows for each rank, and `x` contains
+    /// them in rank order. `y` starts with the received rows, in rank order. All ranks pass equal `counts`,
+    /// which the host needs, so this call cannot be captured into a graph.
     fn all_to_all(
         &self,
         s: &DeviceStream,
@@ -77,7 +78,7 @@ pub trait CollectiveBackend: Send {
         counts: &RowCounts,
     ) -> Result<(), CollectiveError>;
 
-    /// Copies `x` of rank `from` to all ranks.
+    /// Copies the matrix `x` of rank `from` to `x` on all other ranks.
     fn broadcast(
         &self,
         s: &DeviceStream,
@@ -85,74 +86,75 @@ pub trait CollectiveBackend: Send {
         from: usize,
     ) -> Result<(), CollectiveError>;
 
-    /// Returns after every rank has called it.
+    /// Returns after every rank has called `barrier`.
     fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError>;
 
-    /// Starts to record calls that are captured into a graph. A call that completes before it returns cannot
-    /// be captured.
+    /// Starts to record the collective calls that are captured into a graph. Backends whose calls complete
+    /// before they return do not record, because their calls cannot be captured.
     fn begin_capture(&self) {}
 
-    /// Returns the calls recorded since `begin_capture`.
+    /// Stops recording and returns the calls that were recorded since `begin_capture`.
     fn end_capture(&self) -> Vec<CollectiveCall> {
         Vec::new()
     }
 
-    /// Reports the replay of a graph that contains these calls.
+    /// Records the calls of a graph that was replayed; `_calls` is the result of `end_capture`.
     fn on_replayed(&self, _calls: &[CollectiveCall]) -> Result<(), CollectiveError> {
         Ok(())
     }
 
-    /// Checkpoint of all calls launched so far; `None` if calls complete before they return.
+    /// Returns a checkpoint of all calls launched so far; `None` if calls complete before they return.
     fn launch_checkpoint(&self) -> Option<LaunchCheckpoint> {
         None
     }
 }
 
-/// Arguments of a fused all-reduce, residual addition and RMS norm.
+/// Arguments of an all-reduce that is fused with the residual addition and the RMS norm.
 #[derive(Debug)]
 pub struct AllReduceNormArgs<'a> {
-    /// Normed result, `[T, H]`.
+    /// Normalised result, `[tokens, hidden size]`.
     pub y: MatMut<'a>,
-    /// Residual stream `[T, H]`, updated in place.
+    /// Residual stream `[tokens, hidden size]`, updated in place.
     pub x: MatMut<'a>,
-    /// Summand of this rank, `[T, H]`.
+    /// This rank's part of the sum that is added to the residual stream, `[tokens, hidden size]`.
     pub delta: MatRef<'a>,
-    /// Weight of the norm, `[H]`.
+    /// Weight of the norm, `[hidden size]`.
     pub weight: MatRef<'a>,
-    /// Added to the mean square.
+    /// Epsilon of the norm, which is added to the mean square.
     pub eps: f32,
 }
 
-/// Group of one parallel axis: TP, EP or DP. A group of one rank has no transport and does nothing.
+/// Group of the ranks on one parallel axis: TP, EP or DP. If the group has one rank, it has no transport, and
+/// its collectives do nothing.
 pub struct ParallelGroup {
     backend: Option<Box<dyn CollectiveBackend>>,
-    /// Time of each operation since the last [`ParallelGroup::take_times`].
+    /// Accumulated time of each operation since the last [`ParallelGroup::take_times`].
     times: RefCell<Vec<CollectiveTime>>,
 }
 
-/// Host time of the calls of one operation, including waits for other ranks.
+/// Accumulated host time of one operation, including waits for other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectiveTime {
-    /// Operation.
+    /// Operation whose calls are measured.
     pub op: CollectiveOp,
-    /// Total time until the calls returned.
+    /// Sum of the durations from the start of a call to its return.
     pub time: Duration,
 }
 
 impl ParallelGroup {
-    /// Creates the group of a rank without peers.
+    /// Creates a group with this rank only.
     #[must_use]
     pub fn single() -> Self {
         Self { backend: None, times: RefCell::default() }
     }
 
-    /// Creates a group with the transport `backend`.
+    /// Creates a group whose collectives use the transport `backend`.
     #[must_use]
     pub fn new(backend: Box<dyn CollectiveBackend>) -> Self {
         Self { backend: (backend.size() > 1).then_some(backend), times: RefCell::default() }
     }
 
-    /// Index of this rank.
+    /// Index of this rank in the group.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.backend.as_ref().map_or(0, |backend| backend.rank())
@@ -164,39 +166,40 @@ impl ParallelGroup {
         self.backend.as_ref().map_or(1, |backend| backend.size())
     }
 
-    /// Starts to record calls that are captured into a graph.
+    /// Starts to record the collective calls that are captured into a graph.
     pub fn begin_capture(&self) {
         if let Some(backend) = &self.backend {
             backend.begin_capture();
         }
     }
 
-    /// Returns the calls recorded since `begin_capture`, for [`ParallelGroup::on_replayed`].
+    /// Returns the calls recorded since `begin_capture`. Pass them to [`ParallelGroup::on_replayed`] after
+    /// each replay.
     #[must_use]
     pub fn end_capture(&self) -> Vec<CollectiveCall> {
         self.backend.as_ref().map_or_else(Vec::new, |backend| backend.end_capture())
     }
 
-    /// Reports the replay of a graph that contains these calls.
+    /// Records the calls of a graph that was replayed.
     ///
     /// Errors: the group has failed.
     pub fn on_replayed(&self, calls: &[CollectiveCall]) -> Result<(), CollectiveError> {
         self.backend.as_ref().map_or(Ok(()), |backend| backend.on_replayed(calls))
     }
 
-    /// Checkpoint of all calls launched so far, on devices with asynchronous launches.
+    /// Returns a checkpoint of all calls launched so far; `None` if calls complete before they return.
     #[must_use]
     pub fn launch_checkpoint(&self) -> Option<LaunchCheckpoint> {
         self.backend.as_ref().and_then(|backend| backend.launch_checkpoint())
     }
 
-    /// Returns the time of calls since the last `take_times`. On a device with asynchronous launches it is
-    /// the launch time.
+    /// Returns and resets the accumulated times of the operations. On a device with asynchronous launches, a
+    /// time includes the launch only.
     pub fn take_times(&self) -> Vec<CollectiveTime> {
         self.times.take()
     }
 
-    /// Runs a call and adds its duration to `times`.
+    /// Runs a collective call and adds its duration to `times`.
     fn timed<T>(
         &self,
         backend: &dyn CollectiveBackend,
@@ -214,13 +217,13 @@ impl ParallelGroup {
         result
     }
 
-    /// Computes `x = Σ x` over the ranks.
+    /// Computes `x = Σ x` over all ranks.
     pub fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError> {
         let Some(backend) = self.backend.as_deref() else { return Ok(()) };
         self.timed(backend, CollectiveOp::AllReduce, |backend| backend.all_reduce(s, x))
     }
 
-    /// Whether all-reduce, addition to the residual stream and norm are one call: `all_reduce_norm`.
+    /// Whether `all_reduce_norm` supports matrices of this shape.
     #[must_use]
     pub fn fuses_all_reduce_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
         self.backend
@@ -228,11 +231,11 @@ impl ParallelGroup {
             .is_some_and(|backend| backend.fuses_all_reduce_norm(rows, cols, dtype))
     }
 
-    /// Computes `x += Σ delta` over the ranks, then `y = rms_norm(x)`; see
-    /// [`CollectiveBackend::all_reduce_norm`]. Only for shapes that [`ParallelGroup::fuses_all_reduce_norm`]
-    /// supports.
+    /// Computes `x += Σ delta` over all ranks, then `y = rms_norm(x)`; see
+    /// [`CollectiveBackend::all_reduce_norm`]. [`ParallelGroup::fuses_all_reduce_norm`] must support the
+    /// shape.
     ///
-    /// Errors: `CollectiveError::Dtype` for other shapes.
+    /// Errors: `CollectiveError::Dtype` if the shape is not supported.
     pub fn all_reduce_norm(
         &self,
         s: &DeviceStream,
@@ -245,11 +248,11 @@ impl ParallelGroup {
         self.timed(backend, CollectiveOp::AllReduce, |backend| backend.all_reduce_norm(s, args))
     }
 
-    /// Gathers the columns of all ranks into `all`; see [`CollectiveBackend::all_gather`]. Without peers,
-    /// `own` has all columns and `all` is not written.
+    /// Gathers the columns of all ranks into `all`; see [`CollectiveBackend::all_gather`]. In a group of one
+    /// rank, `all` is not written, because `own` has all columns.
     ///
-    /// Errors: `CollectiveError::Shape` if `all` has another number of rows, or more columns than all ranks
-    /// together.
+    /// Errors: `CollectiveError::Shape` if `all` and `own` have different numbers of rows, or if `all` has
+    /// more columns than all ranks together.
     pub fn all_gather(
         &self,
         s: &DeviceStream,
@@ -269,11 +272,11 @@ impl ParallelGroup {
         self.timed(backend, CollectiveOp::AllGather, |backend| backend.all_gather(s, own, all))
     }
 
-    /// Gathers the rows of all ranks into `all`; see [`CollectiveBackend::all_gather_rows`]. Without peers,
-    /// `own` has all rows and `all` is not written.
+    /// Gathers the rows of all ranks into `all`; see [`CollectiveBackend::all_gather_rows`]. In a group of
+    /// one rank, `all` is not written, because `own` has all rows.
     ///
-    /// Errors: `CollectiveError::Shape` if the rows of `all` do not divide among the ranks, or are too few
-    /// for `own`.
+    /// Errors: `CollectiveError::Shape` if the number of ranks does not divide the rows of `all`, or if `own`
+    /// has more rows than a rank has in `all`.
     pub fn all_gather_rows(
         &self,
         s: &DeviceStream,
@@ -287,11 +290,11 @@ impl ParallelGroup {
         })
     }
 
-    /// Computes this rank's rows of `Σ x` over the ranks; see [`CollectiveBackend::reduce_scatter`]. Without
-    /// peers, `x` has all rows and `own` is not written.
+    /// Computes this rank's rows of `Σ x` over all ranks; see [`CollectiveBackend::reduce_scatter`]. In a
+    /// group of one rank, `own` is not written, because `x` is the sum.
     ///
-    /// Errors: `CollectiveError::Shape` if the rows of `x` do not divide among the ranks, or are too few for
-    /// `own`.
+    /// Errors: `CollectiveError::Shape` if the number of ranks does not divide the rows of `x`, or if `own`
+    /// has more rows than a rank has in `x`.
     pub fn reduce_scatter(
         &self,
         s: &DeviceStream,
@@ -305,7 +308,7 @@ impl ParallelGroup {
         })
     }
 
-    /// Exchanges the number of rows that each rank has for each rank; see
+    /// Exchanges the numbers of rows that each rank will send to each rank; see
     /// [`CollectiveBackend::exchange_counts`].
     ///
     /// Errors: `CollectiveError::Shape` if `to` does not have one count per rank.
@@ -321,11 +324,11 @@ impl ParallelGroup {
         self.timed(backend, CollectiveOp::ExchangeCounts, |backend| backend.exchange_counts(to))
     }
 
-    /// Exchanges rows between all ranks; see [`CollectiveBackend::all_to_all`]. Without peers, `x` has all
-    /// rows and `y` is not written.
+    /// Exchanges rows between all ranks; see [`CollectiveBackend::all_to_all`]. In a group of one rank, `y`
+    /// is not written, because `x` has all rows.
     ///
-    /// Errors: `CollectiveError::Shape` if this rank's counts do not add up to the rows of `x`, or `y` is too
-    /// small.
+    /// Errors: `CollectiveError::Shape` if this rank's counts do not add up to the rows of `x`, or if `y` has
+    /// fewer rows than are received.
     pub fn all_to_all(
         &self,
         s: &DeviceStream,
@@ -352,7 +355,7 @@ impl ParallelGroup {
         self.timed(backend, CollectiveOp::AllToAll, |backend| backend.all_to_all(s, x, y, counts))
     }
 
-    /// Copies `x` of rank `from` to all ranks.
+    /// Copies the matrix `x` of rank `from` to `x` on all other ranks.
     pub fn broadcast(
         &self,
         s: &DeviceStream,
@@ -363,15 +366,15 @@ impl ParallelGroup {
         self.timed(backend, CollectiveOp::Broadcast(from), |backend| backend.broadcast(s, x, from))
     }
 
-    /// Returns after every rank has called it.
+    /// Returns after every rank has called `barrier`.
     pub fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError> {
         let Some(backend) = self.backend.as_deref() else { return Ok(()) };
         self.timed(backend, CollectiveOp::Barrier, |backend| backend.barrier(s))
     }
 }
 
-/// Checks that the rows of `all` divide among the ranks, and that those of `own` fit into the part of one
-/// rank.
+/// Checks that the number of ranks divides the rows of `all`, and that a rank has at least the rows of `own`
+/// in `all`.
 fn check_rows(
     collective: &'static str,
     size: usize,
@@ -398,10 +401,11 @@ impl std::fmt::Debug for ParallelGroup {
 mod tests {
     use super::*;
 
-    /// Minimum duration of a call of `all_reduce`.
+    /// Minimum duration of a call of `all_reduce` in `MarkerBackend`.
     const MIN_DURATION: Duration = Duration::from_millis(2);
 
-    /// Backend with peers that writes a different value for each operation.
+    /// Backend of a group of several ranks; each operation writes a different value, so that tests detect the
+    /// call.
     struct MarkerBackend {
         size: usize,
     }

@@ -1,7 +1,9 @@
-//! Health of the ranks of a device group, and completion of the calls that this rank launched.
+//! Watchdog thread of a device group, which detects failed ranks, and checkpoints, which confirm that the
+//! device has completed the calls that this rank launched.
 //!
-//! Launches return before they complete. After the failure of a rank, the devices of all other ranks would
-//! wait in a collective forever, so a watchdog thread monitors the ranks and aborts operations in flight.
+//! Collective calls return before the device completes them. If a rank failed, the devices of all other ranks
+//! would wait in a collective forever. A watchdog thread therefore monitors the ranks and aborts operations
+//! in flight.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -19,29 +21,30 @@ use crate::peer_waiter::{abort_group, check_not_aborted, process_has_exited};
 use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, RankFlag};
 use crate::{CallState, CollectiveCall, CollectiveError};
 
-/// Interval of the watchdog's checks.
+/// Interval at which the watchdog checks the ranks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Health of the group of a rank, shared by all threads of its process.
+/// Failure state of a group, shared by all threads of this rank's process.
 #[derive(Debug)]
 pub(crate) struct GroupHealth {
     memory: Arc<SharedMemory>,
     layout: GroupLayout,
     rank: usize,
     failure: Mutex<Option<CollectiveError>>,
-    /// Sequence number of the last call that the device is known to have completed.
+    /// Sequence number of the last call whose completion on the device was confirmed.
     done_calls: AtomicU32,
 }
 
-/// Calls that a rank had launched in its group at some point in time.
+/// All collective calls that a rank had launched when the checkpoint was created. `finish` confirms their
+/// completion.
 #[derive(Debug)]
 pub struct LaunchCheckpoint {
     health: Arc<GroupHealth>,
-    /// Sequence number of the newest call.
+    /// Sequence number of the newest of these calls.
     sequence: u32,
 }
 
-/// Watchdog thread of the ranks; it ends when this value is dropped.
+/// Watchdog thread that monitors the ranks of a group. The thread ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct GroupWatchdog {
     pub(crate) health: Arc<GroupHealth>,
@@ -54,8 +57,8 @@ impl GroupHealth {
         Self { memory, layout, rank, failure: Mutex::default(), done_calls: AtomicU32::new(0) }
     }
 
-    /// Errors: the group has failed on this rank, or a peer has aborted it. The device of an aborted peer may
-    /// since have sent undefined data to this device.
+    /// Errors: the group has failed on this rank, or another rank has aborted it. After an abort, the device
+    /// of the other rank may have sent undefined data to this device.
     pub(crate) fn check(&self) -> Result<(), CollectiveError> {
         match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error.clone()),
@@ -63,13 +66,13 @@ impl GroupHealth {
         }
     }
 
-    /// Stores a failure and returns the stored one; the first failure is kept.
+    /// Stores the first failure of the group; a later failure is ignored. Returns the stored failure.
     pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert(error).clone()
     }
 
-    /// Errors: a rank has failed, or the group was aborted.
+    /// Errors: another rank has left the group or its process has exited, or the group was aborted.
     pub(crate) fn check_peers(&self) -> Result<(), CollectiveError> {
         let words = self.memory.words();
         check_not_aborted(words, &self.layout)?;
@@ -82,10 +85,11 @@ impl GroupHealth {
         Ok(())
     }
 
-    /// Marks all calls up to `sequence` as completed by the device.
+    /// Sets the state of the records of all calls up to `sequence` to completed.
     fn mark_done_up_to(&self, sequence: u32) {
         let done = self.done_calls.swap(sequence, SeqCst);
-        // Sequence numbers wrap around; steps complete in order.
+        // Sequence numbers wrap around, so the difference is computed modulo 2³². Checkpoints are confirmed
+        // in the order of their calls.
         let new = sequence.wrapping_sub(done).min(CALL_HISTORY_LEN as u32);
         for age in (0..new).rev() {
             let sequence = sequence.wrapping_sub(age);
@@ -103,9 +107,10 @@ impl LaunchCheckpoint {
         Self { health: Arc::clone(health), sequence }
     }
 
-    /// Must be called after the device has completed the calls, and before any of their results is used.
+    /// Confirms the calls of the checkpoint. Must be called after the device has completed them, and before
+    /// any of their results is used.
     ///
-    /// Errors: the group has failed; the results are undefined.
+    /// Errors: the group has failed, so that the results are undefined.
     pub fn finish(&self) -> Result<(), CollectiveError> {
         self.health.check()?;
         self.health.mark_done_up_to(self.sequence);
@@ -114,7 +119,7 @@ impl LaunchCheckpoint {
 }
 
 impl GroupWatchdog {
-    /// Starts to monitor the ranks; aborts all waits of `communicator` and `peers` after a rank has failed.
+    /// Starts to monitor the ranks. After a rank has failed, aborts all waits of `communicator` and `peers`.
     pub(crate) fn start(
         health: &Arc<GroupHealth>,
         communicator: &Arc<GpuCommunicator>,
@@ -137,7 +142,7 @@ impl GroupWatchdog {
             let failure = catch_unwind(AssertUnwindSafe(first_failure))
                 .unwrap_or(Some(CollectiveError::WatchdogPanicked));
             let Some(error) = failure else { return };
-            // The failure is published to this rank and to its peers before the device continues, so that no
+            // The failure is stored for this rank and for other ranks before the device continues, so that no
             // rank uses the results of an aborted collective.
             let error = watched.fail(error);
             abort_group(watched.memory.words(), &watched.layout, watched.rank, &error);
@@ -158,7 +163,7 @@ impl Drop for GroupWatchdog {
         self.stopped.store(true, SeqCst);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // A panic of the thread has been reported by the panic hook.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
     }
@@ -179,7 +184,7 @@ mod tests {
         let health: Vec<_> = groups.iter().map(|group| Arc::new(group.health())).collect();
         let checkpoint = LaunchCheckpoint::new(&health[0], 0);
         checkpoint.finish().unwrap();
-        // Rank 1 detects the failure of rank 2; rank 0 has not checked yet.
+        // Rank 1 has detected the failure of rank 2; rank 0 has not checked the ranks yet.
         abort_group(health[1].memory.words(), &health[1].layout, 1, &rank_failed);
         assert_eq!(checkpoint.finish(), Err(rank_failed.clone()));
         assert_eq!(health[0].check_peers(), Err(rank_failed));

@@ -1,9 +1,10 @@
-//! Groups of ranks and their collectives.
+//! Groups of ranks and their collective operations: all-reduce, all-gather, reduce-scatter, all-to-all,
+//! broadcast.
 //!
-//! A model has one [`ParallelGroup`] per parallel axis and calls it unconditionally: in a group of one rank
-//! every collective is a no-op. The transport is a [`CollectiveBackend`], selected when the group is created:
-//! the shared memory of a [`SharedMemoryRendezvous`] for CPUs of one host; RCCL or NCCL, or peer memory, for
-//! GPUs. This crate does not interpret the data.
+//! A model has one [`ParallelGroup`] per parallel axis and calls it unconditionally: in a group of one rank,
+//! every collective does nothing. The transport is a [`CollectiveBackend`], which is selected when the group
+//! is created. CPUs of one host use the shared memory of a [`SharedMemoryRendezvous`]. GPUs use RCCL or NCCL,
+//! or peer memory. This crate does not interpret the data.
 
 mod collective_call;
 mod communicator;

@@ -1,9 +1,9 @@
-//! Peer memory: memory that the GPUs of one host read and write together. The kernels of
-//! `one_shot_all_reduce` use it.
+//! Peer memory: device memory that all GPUs of one host can read and write. The kernels of
+//! `one_shot_all_reduce` exchange data through it.
 //!
-//! Each rank allocates memory, all ranks exchange handles, and each rank opens the memory of its peers: by
-//! IPC handle for other processes, by address within a process. The memory is never freed before the process
-//! exits, because a kernel of another rank may still write to it.
+//! Each rank allocates memory, all ranks exchange handles, and each rank opens the memory of all other ranks:
+//! with an IPC handle if the other rank is in another process, by address within a process. The memory is
+//! never freed before the process exits, because a kernel of another rank may still write to it.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -14,44 +14,46 @@ use device::gpu::{GpuDevice, GpuError, GpuRuntime, MemoryKind, PeerView, PeerVie
 use device::{Buffer, DeviceDriver, DeviceError, DeviceStream, check_at_most, check_size};
 use hip_runtime_sys::{DriverPtr, IpcHandle, code, flag};
 
-/// Maximum number of ranks that the kernels support.
+/// Maximum number of ranks that the one-shot all-reduce kernels support.
 const MAX_RANKS: usize = 8;
-/// Size of eight f32 elements in bytes; the size of the largest matrix is rounded up to a multiple.
+/// Granularity of the matrix size limit: eight f32 elements, in bytes. The limit is rounded up to a multiple.
 const SIZE_GRANULARITY: usize = 8 * size_of::<f32>();
-/// Alignment of allocation sizes in bytes. The driver may place smaller allocations into one block, and their
-/// handle would open the whole block.
+/// Granularity of allocation sizes in bytes. The driver may place smaller allocations into one shared block;
+/// an IPC handle would then give access to the whole block.
 const HANDLE_ALIGNMENT: usize = 2 << 20;
 
-/// Handle of the memory of one rank, sent to its peers.
+/// Handle with which other ranks open the peer memory of one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerMemoryHandle {
     process: u32,
-    /// Address in that process.
+    /// Address of the memory in the process of its owner.
     address: u64,
     context: u64,
     handle: IpcHandle,
 }
 
-/// Position of a rank among the ranks that share memory.
+/// Index of a rank among the ranks that share peer memory, and number of these ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerRankId {
-    /// This rank, below `ranks`.
+    /// Index of this rank, below `ranks`.
     pub rank: usize,
     /// Number of ranks.
     pub ranks: usize,
 }
 
-/// Memory of this rank and, after [`PeerMemory::open_peers`], of its peers.
+/// Peer memory of this rank, and, after [`PeerMemory::open_peers`], of the other ranks.
 pub struct PeerMemory {
     device: Arc<GpuDevice>,
     rank: usize,
-    /// Addresses of the memory of all ranks on this GPU; null for peers before [`PeerMemory::open_peers`].
+    /// Address of the memory of each rank, as mapped on this GPU; null for other ranks before
+    /// [`PeerMemory::open_peers`].
     memory: Vec<DriverPtr>,
-    /// Size of the largest matrix, in bytes.
+    /// Size of the largest matrix that can be all-reduced, in bytes.
     limit_bytes: usize,
-    /// Launch counters. Never freed, because a kernel may update them until the process exits.
+    /// Device counters of kernel launches. Never freed, because a kernel may update them until the process
+    /// exits.
     launch_counters: ManuallyDrop<Buffer>,
-    /// Abort flag, a word of host memory: kernels stop waiting once it is not 0. Never freed.
+    /// Abort flag, a 32-bit word of host memory: kernels stop waiting once it is not 0. Never freed.
     aborted: ManuallyDrop<Buffer>,
     handle: IpcHandle,
 }
@@ -65,7 +67,7 @@ impl PeerMemoryHandle {
     /// Number of 32-bit words of a handle.
     pub const WORDS: usize = 21;
 
-    /// Encodes the handle as words, to be sent to other ranks.
+    /// Encodes the handle as 32-bit words, which are sent to other ranks.
     #[must_use]
     pub fn to_words(self) -> [i32; Self::WORDS] {
         let mut words = [0; Self::WORDS];
@@ -79,7 +81,7 @@ impl PeerMemoryHandle {
         words
     }
 
-    /// Decodes a handle received from another rank.
+    /// Decodes a handle that was received from another rank.
     #[must_use]
     pub fn from_words(words: &[i32; Self::WORDS]) -> Self {
         let long = |at: usize| u64::from(words[at + 1] as u32) << 32 | u64::from(words[at] as u32);
@@ -92,9 +94,10 @@ impl PeerMemoryHandle {
 }
 
 impl PeerMemory {
-    /// Allocates the memory of one rank for all-reduces of up to `limit_bytes` per matrix.
+    /// Allocates the peer memory of one rank, for all-reduces of matrices of up to `limit_bytes` bytes.
     ///
-    /// Errors: more ranks than the kernels support; a driver without shareable memory.
+    /// Errors: the kernels do not support the number of ranks, or the driver does not support shareable
+    /// memory.
     pub fn allocate(
         device: &Arc<GpuDevice>,
         id: PeerRankId,
@@ -105,7 +108,7 @@ impl PeerMemory {
         let runtime = device.runtime();
         let limit_bytes = limit_bytes.next_multiple_of(SIZE_GRANULARITY);
         let own = alloc_shared(runtime, 2 * size * PeerView::area_bytes(limit_bytes))?;
-        // SAFETY: device memory; its address has not been published.
+        // SAFETY: `own` is device memory, and no other rank has its address yet.
         let handle = handle_of(runtime, own)
             .inspect_err(|_| unsafe { runtime.free(MemoryKind::Device, own) })?;
         let mut memory = vec![std::ptr::null_mut(); size];
@@ -121,7 +124,7 @@ impl PeerMemory {
         })
     }
 
-    /// Handle of this rank's memory, to be sent to the other ranks.
+    /// Returns the handle of this rank's memory, which is sent to the other ranks.
     #[must_use]
     pub fn handle(&self) -> PeerMemoryHandle {
         PeerMemoryHandle {
@@ -132,16 +135,16 @@ impl PeerMemory {
         }
     }
 
-    /// Sets the launch counter to `launches`, for tests of its wrap-around. All ranks must pass the same
-    /// number, with no launch in flight on any rank.
+    /// Sets the launch counter to `launches`, so that tests can check its wrap-around. All ranks must pass
+    /// the same number, while no launch is in flight on any rank.
     pub fn set_launch_count(&mut self, launches: u32) -> Result<(), DeviceError> {
         self.device.upload(&mut self.launch_counters, 0, &launches.to_le_bytes())
     }
 
-    /// Opens the memory of all ranks. `handles` has the handles of all ranks, in rank order. Returns the
-    /// addresses for kernels of this device.
+    /// Opens the memory of all ranks; `handles` contains the handles of all ranks in rank order. Returns the
+    /// addresses that kernels of this device use.
     ///
-    /// Errors: wrong number of handles; a rank without peer memory; no peer access between the devices.
+    /// Errors: the number of handles is wrong, a rank has no peer memory, or the devices have no peer access.
     pub fn open_peers(&mut self, handles: &[PeerMemoryHandle]) -> Result<PeerView, DeviceError> {
         check_size("one_shot_all_reduce", "peer memory handles", handles.len(), self.memory.len())?;
         let runtime = self.device.runtime();
@@ -170,7 +173,7 @@ impl PeerMemory {
         Ok(unsafe { PeerView::new(parts) })
     }
 
-    /// Enables access to the memory of another device of this process.
+    /// Enables access from this device to the memory of another device of this process.
     fn open_peer_context(&self, context: DriverPtr) -> Result<(), GpuError> {
         let runtime = self.device.runtime();
         let unsupported =
@@ -183,7 +186,7 @@ impl PeerMemory {
         }
     }
 
-    /// Opens the memory of another process.
+    /// Opens the memory of a rank in another process.
     fn open_ipc(&self, handle: IpcHandle) -> Result<DriverPtr, GpuError> {
         let runtime = self.device.runtime();
         let unsupported = GpuError::PeerAccessUnsupported { what: "IPC memory of other processes" };
@@ -195,8 +198,8 @@ impl PeerMemory {
         Ok(memory)
     }
 
-    /// Aborts all current and later waits on this device; results of aborted work are undefined. Callable
-    /// from any thread.
+    /// Aborts all current and later waits of kernels on this device; the results of aborted kernels are
+    /// undefined. May be called from any thread.
     pub fn abort(&self) {
         // SAFETY: a word of host memory that is never freed, and that the host accesses only atomically.
         let aborted = unsafe { AtomicU32::from_ptr(self.aborted.as_ptr().cast_mut().cast()) };
@@ -216,7 +219,7 @@ impl std::fmt::Debug for PeerMemory {
     }
 }
 
-/// Allocates zeroed device memory that other devices may write while a kernel of this device reads it.
+/// Allocates zeroed device memory to which other devices may write while a kernel of this device reads it.
 fn alloc_shared(runtime: &GpuRuntime, bytes: usize) -> Result<DriverPtr, GpuError> {
     runtime.not_capturing("allocation of peer memory")?;
     runtime.enter()?;
@@ -237,7 +240,7 @@ fn alloc_shared(runtime: &GpuRuntime, bytes: usize) -> Result<DriverPtr, GpuErro
     Ok(memory)
 }
 
-/// Returns the IPC handle with which other processes open an allocation.
+/// Returns the IPC handle with which other processes open the allocation `memory`.
 fn handle_of(runtime: &GpuRuntime, memory: DriverPtr) -> Result<IpcHandle, GpuError> {
     let unsupported = GpuError::PeerAccessUnsupported { what: "IPC memory handles" };
     let ipc_handle = runtime.driver.ipc_handle.ok_or(unsupported)?;

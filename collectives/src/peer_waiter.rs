@@ -1,8 +1,8 @@
-//! Waits for a peer rank: polls briefly, then sleeps and checks periodically that the peer's process is
-//! alive.
+//! Waiting until another rank has reached a round: polls briefly, then sleeps, and periodically checks that
+//! the process of the other rank is alive.
 //!
-//! Ranks and their threads may outnumber the cores, in which case the peer needs the core of the waiting
-//! rank.
+//! If there are more ranks than CPU cores, a rank sleeps without polling, because the other rank may need its
+//! core.
 
 use crate::rendezvous::ABORTED_BY_CREATOR;
 use crate::shared_layout::{GroupLayout, RankFlag};
@@ -18,31 +18,33 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// Number of polls before sleep if every rank has a core: about 20 µs, the cost of a futex sleep and wake-up.
+/// Number of polls before the first sleep, if there is a core for every rank. The polls take about 20 µs,
+/// which is the cost of a futex sleep and wake-up.
 const SPINS: u32 = 1_000;
-/// Longest sleep between two checks that the peer's process is alive.
+/// Longest sleep between two checks that the process of the other rank is alive.
 const SLEEP_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-/// Timeout of the first round, which ranks reach after loading weights: the time that a start may take.
+/// Timeout of the first round. Ranks reach it after they have loaded their weights, so it covers start-up.
 const FIRST_ROUND_TIMEOUT: Duration = Duration::from_mins(10);
-/// Timeout of later rounds: a fallback, because the monitoring of steps ends the group sooner.
+/// Timeout of later rounds. It is a fallback: normally the supervisor of the executors detects a stalled step
+/// earlier.
 const ROUND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Wait policy of one rank.
+/// Waits of one rank for other ranks; stores the number of polls before a sleep.
 #[derive(Debug)]
 pub(crate) struct PeerWaiter {
     spins: u32,
 }
 
 impl PeerWaiter {
-    /// Creates the policy of a rank in a group of `size` ranks.
+    /// Creates the waiter of a rank in a group of `size` ranks.
     pub(crate) fn new(size: usize) -> Self {
         let cores = available_parallelism().map_or(1, usize::from);
         Self { spins: if cores >= size { SPINS } else { 0 } }
     }
 
-    /// Returns after rank `peer` has reached `round`.
+    /// Blocks until rank `peer` has reached `round`; `call` is used in error messages.
     ///
-    /// Errors: the peer has failed or timed out, or the group was aborted.
+    /// Errors: the rank `peer` has failed or timed out, or the group was aborted.
     pub(crate) fn wait_for_round(
         &self,
         words: &[AtomicU32],
@@ -65,14 +67,15 @@ impl PeerWaiter {
         result
     }
 
-    /// Wakes the threads that wait for the rank of this flag.
+    /// Wakes all threads that wait for the rank with the round counter `posted`.
     pub(crate) fn wake_waiters(posted: &AtomicU32) {
-        // A wake on a mapped word cannot fail.
+        // A wake-up on a mapped word cannot fail.
         let _ = futex::wake(posted, futex::Flags::empty(), i32::MAX as u32);
     }
 }
 
-/// Aborts the group for all ranks on behalf of `rank`; the first cause is kept.
+/// Aborts the group for all ranks, because rank `rank` got `error`. If the group was aborted before, the
+/// first failed rank is kept.
 pub(crate) fn abort_group(
     words: &[AtomicU32],
     layout: &GroupLayout,
@@ -89,7 +92,7 @@ pub(crate) fn abort_group(
     }
 }
 
-/// Errors: the group was aborted.
+/// Errors: a rank or the creator of the group has aborted it.
 pub(crate) fn check_not_aborted(
     words: &[AtomicU32],
     layout: &GroupLayout,
@@ -124,7 +127,7 @@ fn sleep_until_round(
             let seconds = timeout.as_secs();
             return Err(CollectiveError::RankTimeout { rank: peer, call: *call, seconds });
         }
-        // A changed word (EAGAIN) and a signal (EINTR) are not errors: the loop checks again.
+        // EAGAIN (the word has changed) and EINTR (a signal) are not errors: the loop checks the word again.
         let woken = futex::wait(posted, futex::Flags::empty(), seen, Some(&SLEEP_INTERVAL));
         let process = words[layout.rank_flag(peer, RankFlag::ProcessId)].load(SeqCst);
         if woken == Err(Errno::TIMEDOUT)
@@ -136,12 +139,13 @@ fn sleep_until_round(
     }
 }
 
-/// Whether a rank that has posted `posted` rounds has reached `round`; both counters wrap around.
+/// Whether the round counter `posted` has reached `round`; both numbers wrap around.
 fn has_reached_round(posted: u32, round: u32) -> bool {
     posted.wrapping_sub(round) as i32 >= 0
 }
 
-/// Whether a process has exited, reaped by its parent or not. `process` is 0 before the rank has joined.
+/// Whether the process `process` has exited, even if its parent has not reaped it. Returns false for 0, the
+/// value before a rank has joined.
 pub(crate) fn process_has_exited(process: u32) -> bool {
     let Some(pid) = Pid::from_raw(process as i32) else { return false };
     match pidfd_open(pid, PidfdFlags::empty()) {

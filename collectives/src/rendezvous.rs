@@ -1,4 +1,5 @@
-//! Shared memory for the rendezvous of a world's ranks: created by their launcher, mapped by each rank.
+//! Shared memory through which the ranks of a world communicate on one host. The process that starts the
+//! ranks creates it, and each rank maps it.
 
 use std::fs::File;
 use std::io;
@@ -14,13 +15,16 @@ use crate::peer_waiter::PeerWaiter;
 use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, HEADER_WORDS, RankFlag, group_layouts};
 use crate::{CollectiveCall, CollectiveError, SharedMemoryGroup};
 
-/// First word of the file; the second word is the layout version, the third the number of words.
+/// First word of the shared memory. The second word is the layout version, the third word the number of
+/// words.
 const MAGIC: u32 = u32::from_le_bytes(*b"HDRN");
 const LAYOUT_VERSION: u32 = 2;
-/// Abort flag of a group that its creator has aborted; ranks store the index of the failed rank plus one.
+/// Value of the abort flag if the creator of a group has aborted it; ranks store the index of the failed rank
+/// plus one.
 pub(crate) const ABORTED_BY_CREATOR: u32 = u32::MAX;
 
-/// Groups of one generation of a world. The memory is freed after the last process has unmapped it.
+/// Shared memory of all groups of one generation of a world. It is freed after the last process has unmapped
+/// it.
 #[derive(Debug)]
 pub struct SharedMemoryRendezvous {
     file: File,
@@ -30,7 +34,7 @@ pub struct SharedMemoryRendezvous {
 }
 
 impl SharedMemoryRendezvous {
-    /// Creates memory for groups of these sizes, with no rank joined.
+    /// Creates the memory for groups of these sizes; no rank has joined them.
     pub fn create(sizes: &[usize]) -> Result<Self, CollectiveError> {
         let layouts = group_layouts(sizes);
         let words = layouts.last().map_or(HEADER_WORDS, |layout| layout.words().end);
@@ -68,23 +72,24 @@ impl SharedMemoryRendezvous {
         Ok(Self { file, path: path.to_owned(), memory: Arc::new(memory), layouts })
     }
 
-    /// Path under which other processes of this host can open the memory, valid until this value is dropped.
+    /// Path with which other processes of this host open the memory. It is valid until this value is dropped.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Joins a group as rank `rank`. Each rank can be joined once: a new generation of ranks has a new
+    /// Joins a group as rank `rank`. Each rank can be joined once; the ranks of a new generation use new
     /// memory.
     ///
-    /// # Panics If `group` or `rank` is out of range.
+    /// # Panics
+    /// Panics if `group` or `rank` is out of range.
     pub fn join(&self, group: usize, rank: usize) -> Result<SharedMemoryGroup, CollectiveError> {
         let layout = self.layouts[group];
         assert!(rank < layout.size, "rank {rank} of {}", layout.size);
         SharedMemoryGroup::join(Arc::clone(&self.memory), layout, rank)
     }
 
-    /// Makes all current and later waits of all ranks fail.
+    /// Aborts all groups: current and later waits of all ranks return an error.
     pub fn abort(&self) {
         let words = self.memory.words();
         for layout in &self.layouts {
@@ -96,8 +101,8 @@ impl SharedMemoryRendezvous {
         }
     }
 
-    /// Returns the most recent calls of a rank, oldest first; the newest may be in flight. Callable at any
-    /// time.
+    /// Returns the most recent calls of a rank, oldest first; the newest call may be in flight. May be called
+    /// at any time, from any process that has mapped the memory.
     #[must_use]
     pub fn call_history(&self, group: usize, rank: usize) -> Vec<CollectiveCall> {
         let (words, layout) = (self.memory.words(), &self.layouts[group]);
@@ -108,7 +113,8 @@ impl SharedMemoryRendezvous {
             .collect()
     }
 
-    /// Size of the memory in bytes; physical memory is allocated only for the parts that have been written.
+    /// Size of the memory in bytes. The operating system allocates physical memory only for pages that have
+    /// been written.
     pub fn size_bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }

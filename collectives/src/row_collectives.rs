@@ -1,5 +1,5 @@
-//! Collectives of [`SharedMemoryGroup`] for ranks that each have rows of their own, as in expert parallel
-//! across replicas.
+//! Collectives of [`SharedMemoryGroup`] in which each rank has its own rows, as in expert parallelism across
+//! replicas: row gather, reduce-scatter and all-to-all.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,7 +12,7 @@ use crate::shared_layout::SLOT_WORDS;
 use crate::shared_memory_group::{SharedMemoryGroup, write_chunk};
 use crate::{CollectiveCall, CollectiveError, RowCounts};
 
-/// Number of words of a slot for matrix data if the last word is the number of rows.
+/// Number of words of matrix data in a slot whose last word is the number of rows.
 const SLOT_WORDS_WITH_COUNT: usize = SLOT_WORDS - 1;
 
 impl SharedMemoryGroup {
@@ -78,7 +78,7 @@ impl SharedMemoryGroup {
         Ok(())
     }
 
-    /// Sends the number of rows that this rank has for each rank, and returns the counts of all ranks.
+    /// Sends the numbers of rows that this rank will send to each rank, and returns the numbers of all ranks.
     pub(crate) fn exchange_row_counts(
         &self,
         call: &CollectiveCall,

@@ -1,54 +1,54 @@
-//! Number of rows that each rank of a group has for each rank.
+//! Numbers of rows that each rank of a group sends to each rank in an all-to-all.
 
 use std::ops::Range;
 
-/// Number of rows that every rank has for every rank, itself included; equal on all ranks.
+/// Numbers of rows that every rank sends to every rank, including itself. All ranks have equal copies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowCounts {
-    /// Number of rows of rank `r` for rank `q`, at `r · size + q`.
+    /// Number of rows from rank `r` to rank `q`, at index `r · size + q`.
     rows: Vec<usize>,
     size: usize,
 }
 
 impl RowCounts {
-    /// Creates the counts of `size` ranks; `rows` has the counts of rank 0 for each rank first, then those of
-    /// rank 1.
+    /// Creates the counts of `size` ranks. `rows` contains the counts of rank 0 for each destination rank,
+    /// followed by those of rank 1, and so on.
     pub(crate) fn new(rows: Vec<usize>, size: usize) -> Self {
         debug_assert_eq!(rows.len(), size * size);
         Self { rows, size }
     }
 
-    /// Number of ranks.
+    /// Number of ranks of the group.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Number of rows that rank `from` has for each rank.
+    /// Numbers of rows that rank `from` sends to each rank.
     #[must_use]
     pub fn rows_from(&self, from: usize) -> &[usize] {
         &self.rows[from * self.size..(from + 1) * self.size]
     }
 
-    /// Total number of rows that rank `from` sends, including rows for itself.
+    /// Total number of rows that rank `from` sends, including rows that it keeps.
     #[must_use]
     pub fn sent_by(&self, from: usize) -> usize {
         self.rows_from(from).iter().sum()
     }
 
-    /// Total number of rows that rank `to` receives, including rows from itself.
+    /// Total number of rows that rank `to` receives, including rows that it keeps.
     #[must_use]
     pub fn received_by(&self, to: usize) -> usize {
         (0..self.size).map(|from| self.rows_from(from)[to]).sum()
     }
 
-    /// Number of rows that are sent from one rank to another rank.
+    /// Total number of rows that are sent between different ranks.
     #[must_use]
     pub fn rows_to_other_ranks(&self) -> usize {
         (0..self.size).map(|rank| self.sent_by(rank) - self.rows_from(rank)[rank]).sum()
     }
 
-    /// Counts of the return exchange, in which each rank sends received rows back to their source.
+    /// Counts of the return exchange, in which each rank sends the received rows back to their source ranks.
     #[must_use]
     pub fn reversed(&self) -> Self {
         let size = self.size;
@@ -56,8 +56,8 @@ impl RowCounts {
         Self { rows: (0..size * size).map(transposed).collect(), size }
     }
 
-    /// Rows from rank `from` to rank `to`: their range among the sent rows, and their offset among the
-    /// received rows.
+    /// Location of the rows from rank `from` to rank `to`: their range in the rows that `from` sends, and
+    /// their offset in the rows that `to` receives.
     pub(crate) fn send_range_and_offset(&self, from: usize, to: usize) -> (Range<usize>, usize) {
         let start: usize = self.rows_from(from)[..to].iter().sum();
         let offset = (0..from).map(|rank| self.rows_from(rank)[to]).sum();

@@ -1,16 +1,16 @@
-//! Matrix elements in words of shared memory.
+//! Encoding of matrix elements as 32-bit words of shared memory, and the split of matrices into chunks.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use device::{DType, DeviceElement, MatMut, bf16, f16};
 
-/// Element type that shared memory groups transfer. Words are read and written one by one; the flag that the
-/// writer sets afterwards orders them.
+/// Element type that shared memory groups can transfer. Words are accessed with relaxed atomics; the flag
+/// that the writer sets afterwards makes them visible to readers.
 pub(crate) trait SharedElement: DeviceElement {
     /// Number of elements per 32-bit word.
     const PER_WORD: usize;
-    /// Value of padding rows.
+    /// Value of the elements of padding rows.
     const PADDING: Self;
 
     /// Number of words of a row of `cols` elements.
@@ -18,22 +18,22 @@ pub(crate) trait SharedElement: DeviceElement {
         cols.div_ceil(Self::PER_WORD)
     }
 
-    /// Writes a row to words.
+    /// Encodes a row of elements as words.
     fn write_words(row: &[Self], words: &[AtomicU32]);
 
-    /// Reads a row from words.
+    /// Decodes a row of elements from words.
     fn read_words(words: &[AtomicU32], row: &mut [Self]);
 }
 
-/// Element type that can be summed.
+/// Element type that shared memory groups can sum.
 pub(crate) trait ReducibleElement: SharedElement {
-    /// Computes `sum += row`.
+    /// Adds the elements of `row` to `sum`.
     fn add_row(sum: &mut [f32], row: &[Self]);
 
-    /// Computes `sum += words`.
+    /// Decodes `words` and adds the elements to `sum`.
     fn add_words(sum: &mut [f32], words: &[AtomicU32]);
 
-    /// Rounds the sum once and stores it.
+    /// Rounds the sum once to the element type and stores it in `row`.
     fn store(sum: &[f32], row: &mut [Self]);
 }
 
@@ -79,7 +79,7 @@ impl ReducibleElement for f32 {
     }
 }
 
-/// 16-bit types: a word contains two elements, the first in its lower half.
+/// Implements the traits for 16-bit types: a word contains two elements, the first in its lower half.
 macro_rules! impl_16_bit {
     ($($half:ty),*) => {$(
         impl SharedElement for $half {
@@ -125,25 +125,25 @@ macro_rules! impl_16_bit {
 }
 impl_16_bit!(bf16, f16);
 
-/// Part of a matrix that fits into a slot.
+/// Part of a matrix that fits into one slot of shared memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MatrixChunk {
-    /// Row range.
+    /// Range of rows of the matrix.
     pub(crate) rows: std::ops::Range<usize>,
-    /// Column range.
+    /// Range of columns of the matrix.
     pub(crate) cols: std::ops::Range<usize>,
 }
 
 impl MatrixChunk {
-    /// Returns the chunk without the rows from `rows` on.
+    /// Returns the chunk without the matrix rows from index `rows` on.
     pub(crate) fn truncate_rows(&self, rows: usize) -> Self {
         let (start, end) = (self.rows.start.min(rows), self.rows.end.min(rows));
         Self { rows: start..end, cols: self.cols.clone() }
     }
 }
 
-/// Splits a matrix into chunks of up to `slot_words` words: whole rows if a row fits, otherwise parts of
-/// rows.
+/// Splits a matrix into chunks of up to `slot_words` words. A chunk has whole rows, or a part of one row if a
+/// row does not fit.
 pub(crate) fn split_into_chunks<T: SharedElement>(
     rows: usize,
     cols: usize,
@@ -167,7 +167,7 @@ pub(crate) fn split_into_chunks<T: SharedElement>(
     (0..rows).step_by(rows_each).flat_map(row_chunks).collect()
 }
 
-/// Returns the columns of `chunk` in a row.
+/// Returns the elements of row `row` in the columns of `chunk`.
 pub(crate) fn row_of_chunk<'a, T: SharedElement>(
     x: &'a mut MatMut<'_>,
     row: usize,
@@ -176,7 +176,7 @@ pub(crate) fn row_of_chunk<'a, T: SharedElement>(
     &mut x.row_mut::<T>(row)[chunk.cols.clone()]
 }
 
-/// Whether a reduction supports the element type.
+/// Whether shared memory groups can sum elements of this type.
 pub(crate) fn is_reducible(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }

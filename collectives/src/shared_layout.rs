@@ -1,33 +1,34 @@
-//! Layout of the shared memory of a world's groups, in 4-byte words.
+//! Layout of the shared memory of a world's groups, in 32-bit words.
 //!
-//! `` `text header | group 0: abort | rank 0: flags, call of each slot, ring of calls, 2 slots | rank 1: .. |
-//! group 1: ..
-//! `` `
+//! ```text
+//! header | group 0: abort flag | rank 0: flags, 2 slot headers, call history, 2 slots | rank 1: .. | group 1: ..
+//! ```
 //!
-//! A rank writes its data for a round to one of its two slots, alternating between rounds. A rank that writes
-//! a slot again has seen all ranks reach the round in between, so all ranks have finished reading the slot.
+//! A rank writes its data for a round to one of its two slots, alternating between rounds. Before a rank
+//! writes a slot again, all ranks have reached the round in between, so they no longer read the slot.
 
 use crate::collective_call::CALL_WORDS;
 use std::ops::Range;
 
-/// Size of a slot in bytes; larger matrices are split into chunks. Small enough for an L2 cache.
+/// Size of a slot in bytes; larger matrices are split into chunks. A slot is small enough for the L2 cache of
+/// a core.
 pub const SLOT_BYTES: usize = 256 << 10;
-/// Number of calls in the call history of each rank.
+/// Number of recent calls of each rank that the call history contains.
 pub const CALL_HISTORY_LEN: usize = 1024;
 
-/// Number of words of a slot.
+/// Number of 32-bit words of a slot.
 pub(crate) const SLOT_WORDS: usize = SLOT_BYTES / 4;
-/// Number of words of the file header.
+/// Number of 32-bit words of the header of the shared memory.
 pub(crate) const HEADER_WORDS: usize = CACHE_LINE_WORDS;
 
-/// Number of words of a cache line. A word that one rank writes and another rank polls has a cache line of
-/// its own.
+/// Number of 32-bit words of a cache line. Words that one rank writes and another rank polls are in separate
+/// cache lines.
 const CACHE_LINE_WORDS: usize = 16;
 const FLAG_CACHE_LINES: usize = 4;
 const RANK_WORDS: usize =
     (FLAG_CACHE_LINES + 2) * CACHE_LINE_WORDS + CALL_HISTORY_LEN * CALL_WORDS + 2 * SLOT_WORDS;
 
-/// State that a rank publishes.
+/// Value in shared memory that one rank writes and other ranks read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RankFlag {
     /// Number of rounds that the rank has reached.
@@ -38,19 +39,19 @@ pub(crate) enum RankFlag {
     CallsBegun,
     /// Process id; 0 before the rank has joined.
     ProcessId,
-    /// Not 0 after the rank has left.
+    /// Not 0 after the rank has left the group.
     HasLeft,
 }
 
-/// Location of one group in the memory of a world.
+/// Location of one group in the shared memory of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GroupLayout {
     first: usize,
-    /// Number of ranks.
+    /// Number of ranks of the group.
     pub(crate) size: usize,
 }
 
-/// Locations of consecutive groups of these sizes.
+/// Locations of groups of these sizes, one after the other.
 pub(crate) fn group_layouts(sizes: &[usize]) -> Vec<GroupLayout> {
     let mut first = HEADER_WORDS;
     let layout = |&size: &usize| {
@@ -62,17 +63,17 @@ pub(crate) fn group_layouts(sizes: &[usize]) -> Vec<GroupLayout> {
 }
 
 impl GroupLayout {
-    /// Range of all words of the group.
+    /// Range of all words of this group.
     pub(crate) fn words(&self) -> Range<usize> {
         self.first..self.first + CACHE_LINE_WORDS + self.size * RANK_WORDS
     }
 
-    /// Index of the abort flag; the group has failed once the flag is not 0.
+    /// Index of the word with the abort flag. The group has failed if the flag is not 0.
     pub(crate) fn abort_flag(&self) -> usize {
         self.first
     }
 
-    /// Index of a flag of a rank.
+    /// Index of the word with a flag of rank `rank`.
     pub(crate) fn rank_flag(&self, rank: usize, flag: RankFlag) -> usize {
         let at = match flag {
             RankFlag::RoundsPosted => 0,
@@ -84,13 +85,14 @@ impl GroupLayout {
         self.rank_offset(rank) + at
     }
 
-    /// Header of a rank's slot: the call that the slot belongs to, then the index of the chunk.
+    /// Words of the header of a rank's slot: the record of the call to which the data belongs, then the index
+    /// of the chunk.
     pub(crate) fn slot_header(&self, rank: usize, slot: usize) -> Range<usize> {
         let at = self.rank_offset(rank) + (FLAG_CACHE_LINES + slot) * CACHE_LINE_WORDS;
         at..at + CALL_WORDS + 1
     }
 
-    /// Record of call `sequence` in the call history of a rank.
+    /// Words of the record of call `sequence` in the call history of rank `rank`.
     pub(crate) fn call_record(&self, rank: usize, sequence: u32) -> Range<usize> {
         let at = self.rank_offset(rank)
             + (FLAG_CACHE_LINES + 2) * CACHE_LINE_WORDS
@@ -98,7 +100,7 @@ impl GroupLayout {
         at..at + CALL_WORDS
     }
 
-    /// Data of a rank's slot.
+    /// Words with the data of slot `slot` of rank `rank`.
     pub(crate) fn slot(&self, rank: usize, slot: usize) -> Range<usize> {
         let end = self.rank_offset(rank) + RANK_WORDS - (1 - slot) * SLOT_WORDS;
         end - SLOT_WORDS..end

@@ -1,7 +1,8 @@
-//! Group of ranks in processes that share memory.
+//! Group of CPU ranks in processes that share memory.
 //!
-//! In each round every rank writes a chunk to its slot, waits until all ranks have done so, and computes the
-//! whole result from all slots in rank order: a CPU has few ranks, and one wait per round suffices.
+//! Collectives run in rounds. In each round, every rank writes a chunk of data to its slot, waits until all
+//! ranks have done so, and computes the whole result from all slots in rank order. A host has few CPU ranks,
+//! so the redundant computation is cheaper than a second wait.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -21,14 +22,15 @@ use crate::{
     CallState, CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts,
 };
 
-/// One rank of a shared memory group. Dropping it leaves the group, which then fails on all other ranks.
+/// One rank of a shared memory group. Dropping it leaves the group, which makes the group fail on all other
+/// ranks.
 #[derive(Debug)]
 pub struct SharedMemoryGroup {
     memory: Arc<SharedMemory>,
     pub(crate) layout: GroupLayout,
     pub(crate) rank: usize,
     peer_waiter: PeerWaiter,
-    /// Number of rounds reached.
+    /// Number of rounds that this rank has reached.
     rounds: Cell<u32>,
     calls: Cell<u32>,
     pub(crate) sum_buffer: RefCell<Vec<f32>>,
@@ -64,7 +66,7 @@ impl SharedMemoryGroup {
         &self.words()[self.layout.rank_flag(rank, flag)]
     }
 
-    /// Runs a call and keeps its record in shared memory up to date.
+    /// Runs a collective call and updates its record in shared memory when it starts, completes or fails.
     fn run_call(
         &self,
         op: CollectiveOp,
@@ -92,12 +94,12 @@ impl SharedMemoryGroup {
         call
     }
 
-    /// Sequence number of the newest call.
+    /// Sequence number of the newest call of this rank.
     pub(crate) fn last_call(&self) -> u32 {
         self.calls.get()
     }
 
-    /// Health of this group, for the watchdog.
+    /// Returns the failure state of this group, for the watchdog.
     pub(crate) fn health(&self) -> GroupHealth {
         GroupHealth::new(Arc::clone(&self.memory), self.layout, self.rank)
     }
@@ -108,8 +110,8 @@ impl SharedMemoryGroup {
         error
     }
 
-    /// Runs one round: writes a chunk, waits for the chunks of all peers, and returns the index of their
-    /// slot.
+    /// Runs one round: fills this rank's slot with `write`, and waits until all other ranks have filled their
+    /// slots. Returns the index of the slot that this round uses on every rank.
     pub(crate) fn round(
         &self,
         call: &CollectiveCall,
@@ -123,8 +125,8 @@ impl SharedMemoryGroup {
         let header = self.slot_header(self.rank, slot);
         call.write(header);
         header[CALL_WORDS].store(chunk, Relaxed);
-        // After all other writes. Sequentially consistent, as is the count of sleeping threads: at least one
-        // of the two sides sees the other's store.
+        // This store follows all other writes of the round. It is sequentially consistent, as is the counter
+        // of sleeping threads: either this rank sees that a thread sleeps, or that thread sees the new round.
         self.flag(self.rank, RankFlag::RoundsPosted).store(round, SeqCst);
         if self.flag(self.rank, RankFlag::SleepingThreads).load(SeqCst) > 0 {
             PeerWaiter::wake_waiters(self.flag(self.rank, RankFlag::RoundsPosted));
@@ -148,7 +150,8 @@ impl SharedMemoryGroup {
         &self.words()[self.layout.slot_header(rank, slot)]
     }
 
-    /// Sends `x` chunk by chunk; calls `finish` with the slot index of each chunk.
+    /// Sends `x` chunk by chunk. Calls `finish` with each chunk and its slot index after all ranks have
+    /// written their slots.
     fn post_chunks<T: SharedElement>(
         &self,
         call: &CollectiveCall,
@@ -237,7 +240,7 @@ impl SharedMemoryGroup {
         })
     }
 
-    /// Ends all waits of the group and publishes the rank that caused the failure.
+    /// Ends all waits of the group and stores the index of the rank that caused the failure.
     fn abort_group(&self, error: &CollectiveError) {
         abort_group(self.words(), &self.layout, self.rank, error);
     }
@@ -327,8 +330,8 @@ impl CollectiveBackend for SharedMemoryGroup {
         Ok(counts.expect("a successful call has set the counts"))
     }
 
-    /// The call has the total number of rows sent to other ranks, so that ranks with different counts are
-    /// detected.
+    /// The call record contains the total number of rows that are sent between different ranks, so that a
+    /// mismatch of the counts between ranks is detected.
     fn all_to_all(
         &self,
         _: &DeviceStream,
@@ -378,7 +381,7 @@ impl Drop for SharedMemoryGroup {
     }
 }
 
-/// Writes a chunk of a matrix to words.
+/// Encodes a chunk of a matrix as words.
 pub(crate) fn write_chunk<T: SharedElement>(
     x: MatRef<'_>,
     chunk: &MatrixChunk,

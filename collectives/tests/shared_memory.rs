@@ -1,5 +1,5 @@
-//! Shared memory groups: identical bits on every rank, for any chunking and order of calls; and an error on
-//! every rank after a rank has failed, timed out or called another collective.
+//! Tests of shared memory groups: every rank gets identical bits, for any chunking and order of calls, and
+//! every rank gets an error after a rank has failed, timed out or called another collective.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(
@@ -22,7 +22,7 @@ use proptest::prelude::*;
 
 const S: DeviceStream = DeviceStream(0);
 
-/// Runs `work` on every rank of a group, each in a thread, and returns the results.
+/// Runs `work` on every rank of a group, each in its own thread, and returns the results.
 fn ranks<T: Send>(size: usize, work: impl Fn(SharedMemoryGroup) -> T + Sync) -> Vec<T> {
     let rendezvous = SharedMemoryRendezvous::create(&[size]).unwrap();
     let work = &work;
@@ -36,7 +36,7 @@ fn ranks<T: Send>(size: usize, work: impl Fn(SharedMemoryGroup) -> T + Sync) -> 
     })
 }
 
-/// Input of rank `rank`, with magnitudes for which sums depend on the order of additions.
+/// Element of the input of rank `rank`. The magnitudes differ, so that sums depend on the order of additions.
 fn value(rank: usize, i: usize) -> f32 {
     let bits = (rank * 7919 + i * 104_729 + 12_345) % 1000;
     (bits as f32 - 500.0) * 10f32.powi((i + rank) as i32 % 7 - 3)
@@ -46,7 +46,7 @@ fn values(rank: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| value(rank, i)).collect()
 }
 
-/// Sums over all ranks, in rank order.
+/// Expected sums of the inputs of all ranks, added in rank order.
 fn expected_sums(size: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| (0..size).fold(0.0, |sum, rank| sum + value(rank, i))).collect()
 }
@@ -61,7 +61,7 @@ fn run_all_reduce(
     Ok(x)
 }
 
-/// 16-bit floating-point element type.
+/// 16-bit floating-point element type in a test, with conversions from and to f32.
 trait HalfTestElement: DeviceElement + PartialEq + std::fmt::Debug {
     fn of(x: f32) -> Self;
     fn value(self) -> f32;
@@ -99,7 +99,7 @@ fn run_half_all_reduce<T: HalfTestElement>(
     x
 }
 
-/// First `total` columns of the concatenated columns of all ranks.
+/// Gathers the columns of all ranks; returns the first `total` of these columns.
 fn run_all_gather(group: &SharedMemoryGroup, rows: usize, cols: usize, total: usize) -> Vec<f32> {
     let own = values(group.rank(), rows * cols);
     let mut all = vec![f32::NAN; rows * total];
@@ -108,7 +108,7 @@ fn run_all_gather(group: &SharedMemoryGroup, rows: usize, cols: usize, total: us
     all
 }
 
-/// Gathers one row of arbitrary 32-bit words per rank.
+/// Gathers one row of 32-bit words from each rank.
 fn gather_words(group: &SharedMemoryGroup, count: usize) -> Vec<i32> {
     let own: Vec<i32> = (0..count).map(|i| test_word(group.rank(), i)).collect();
     let mut all = vec![0; count * group.size()];
@@ -117,7 +117,7 @@ fn gather_words(group: &SharedMemoryGroup, count: usize) -> Vec<i32> {
     all
 }
 
-/// Words of all magnitudes, including bit patterns that are NaN as f32.
+/// Element of the input of a gather: all magnitudes occur, including bit patterns that are NaN as f32.
 fn test_word(rank: usize, i: usize) -> i32 {
     (i as u32).wrapping_mul(2_654_435_761).rotate_left(rank as u32) as i32
 }
@@ -134,12 +134,12 @@ fn run_broadcast(group: &SharedMemoryGroup, rows: usize, cols: usize, from: usiz
     x
 }
 
-/// Number of rows that a rank contributes.
+/// Number of rows that rank `rank` contributes to a row gather.
 fn rows_of_rank(rank: usize, max_rows: usize) -> usize {
     max_rows.saturating_sub(rank * 3 % 5)
 }
 
-/// Gathers the rows of all ranks, which contribute different numbers of rows.
+/// Gathers the rows of all ranks, which have different numbers of rows.
 fn gather_rows(group: &SharedMemoryGroup, max_rows: usize, cols: usize) -> Vec<f32> {
     let rows = rows_of_rank(group.rank(), max_rows);
     let own = values(group.rank(), rows * cols);
@@ -157,7 +157,7 @@ fn expected_gathered_rows(size: usize, max_rows: usize, cols: usize, padding: f3
     (0..size).flat_map(of).collect()
 }
 
-/// Gathers rows of indices, padded with -1.
+/// Gathers rows of integer indices; the padding is -1.
 fn gather_indices(group: &SharedMemoryGroup, max_rows: usize, cols: usize) -> Vec<i32> {
     let rows = rows_of_rank(group.rank(), max_rows);
     let own: Vec<i32> = (0..rows * cols).map(|i| value(group.rank(), i) as i32).collect();
@@ -167,7 +167,7 @@ fn gather_indices(group: &SharedMemoryGroup, max_rows: usize, cols: usize) -> Ve
     all
 }
 
-/// Returns this rank's rows of the sum.
+/// Runs a reduce-scatter and returns this rank's rows of the sum.
 fn run_reduce_scatter(group: &SharedMemoryGroup, max_rows: usize, cols: usize) -> Vec<f32> {
     let rows = rows_of_rank(group.rank(), max_rows);
     let x = values(group.rank(), group.size() * max_rows * cols);
@@ -189,7 +189,7 @@ fn run_half_reduce_scatter<T: HalfTestElement>(
     own
 }
 
-/// Number of rows that rank `from` sends to rank `to`: 0 for some pairs, more than one chunk for others.
+/// Number of rows that rank `from` sends to rank `to`: 0 for some pairs, more than a chunk for others.
 fn rows_sent(from: usize, to: usize, max_rows: usize) -> usize {
     (from * 2 + to * 5) % 3 * max_rows
 }
@@ -209,7 +209,7 @@ fn run_all_to_all(
     let counts = group.exchange_counts(&to).unwrap();
     group.all_to_all(&S, x, MatMut::of(&mut y, capacity, cols).unwrap(), &counts).unwrap();
     y.truncate(counts.received_by(group.rank()) * cols);
-    // Return exchange.
+    // The received rows are sent back to their source ranks.
     let (received, mut returned) = (counts.received_by(group.rank()), vec![f32::NAN; rows * cols]);
     let (y_mat, to) =
         (MatRef::of(&y, received, cols).unwrap(), MatMut::of(&mut returned, rows, cols).unwrap());
@@ -233,7 +233,7 @@ fn expected_all_to_all(
     (received, (0..size).flat_map(from).collect())
 }
 
-/// Runs the collectives of ranks with rows of their own and checks the results.
+/// Runs the collectives in which each rank has its own rows, and checks the results.
 fn check_rows(group: &SharedMemoryGroup, max_rows: usize, cols: usize) {
     let (size, rank, each) = (group.size(), group.rank(), max_rows * cols);
     assert_eq!(
@@ -251,8 +251,8 @@ fn check_rows(group: &SharedMemoryGroup, max_rows: usize, cols: usize) {
     );
 }
 
-/// Runs the collectives on 16-bit elements: sums are added in f32 in rank order and rounded once; all others
-/// copy.
+/// Runs the collectives on 16-bit elements and checks the results. Reductions add in f32 in rank order and
+/// round once; all other collectives copy.
 fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols: usize) {
     let (size, rank, count) = (group.size(), group.rank(), rows * cols);
     let sum = |i| T::of((0..size).fold(0.0, |sum, rank| sum + T::of(value(rank, i)).value()));
@@ -275,7 +275,7 @@ fn check_halves<T: HalfTestElement>(group: &SharedMemoryGroup, rows: usize, cols
             assert_eq!(part, &stacked[rank * count + r * cols..][..cols], "{what}");
         }
     }
-    // Every rank sends all rows to the next rank.
+    // Every rank sends all its rows to the next rank.
     let to: Vec<usize> =
         (0..size).map(|to| if to == (rank + 1) % size { rows } else { 0 }).collect();
     let counts = group.exchange_counts(&to).unwrap();
@@ -298,7 +298,7 @@ fn check_all(group: &SharedMemoryGroup, rows: usize, cols: usize) {
     );
     check_halves::<bf16>(group, rows, cols);
     check_halves::<f16>(group, rows, cols);
-    // All columns, and the columns of the last rank as padding except for one.
+    // Gathers all columns, and then only one column of the last rank; its other columns are padding.
     for total in [size * cols, (size - 1) * cols + 1] {
         assert_eq!(
             run_all_gather(group, rows, cols, total),
@@ -333,7 +333,7 @@ proptest! {
 
 #[test]
 fn matrices_larger_than_a_slot_are_chunked() {
-    // A slot has 65,536 words: longer rows, many rows, and no rows.
+    // A slot has 65,536 words. The matrices have rows longer than a slot, more rows than a slot, or no rows.
     for (rows, cols) in [(2, 70_001), (300, 1_000), (1, 65_536), (0, 8)] {
         ranks(2, |group| {
             let sum = run_all_reduce(&group, rows, cols).unwrap();
@@ -363,7 +363,7 @@ fn all_gather_cost() {
     }
 }
 
-/// Sends rows from rank 0 to rank 1 only.
+/// All-to-all in which only rank 0 sends rows, to rank 1.
 fn one_way_all_to_all(group: &SharedMemoryGroup, cols: usize) -> Result<Vec<f32>, CollectiveError> {
     let rows = 2 * (1 - group.rank());
     let counts = group.exchange_counts(&[0, rows])?;
@@ -385,7 +385,7 @@ fn empty_senders_take_part_and_mismatches_are_detected() {
         error,
         "rank 1 calls #2 all_to_all of 2 x 4 F32, this rank calls #2 all_to_all of 2 x 3 F32"
     );
-    // Rank 0 sends rows while rank 1 exchanges counts again.
+    // Rank 0 calls `all_to_all` while rank 1 calls `exchange_counts` again.
     let found = ranks(2, |group| {
         if group.rank() == 0 {
             return one_way_all_to_all(&group, 3);
@@ -398,14 +398,14 @@ fn empty_senders_take_part_and_mismatches_are_detected() {
     assert_eq!(error, format!("rank 1 calls #2 exchange_counts of 1 x 2 I32, {ours}"));
 }
 
-/// Rank 1 leaves between the exchange of counts and the all-to-all: the other ranks fail instead of waiting
-/// forever.
+/// Rank 1 leaves after the exchange of counts, before the all-to-all. The other ranks must return an error
+/// instead of waiting forever.
 #[test]
 fn rank_leaving_before_all_to_all_fails_the_group() {
     let found = ranks(3, |group| {
         let counts = group.exchange_counts(&[1, 1, 1])?;
         if group.rank() == 1 {
-            return Ok(()); // Drops the group, and so leaves it.
+            return Ok(()); // The group is dropped, so the rank leaves it.
         }
         let (x, mut y) = (values(group.rank(), 3), [0.0_f32; 3]);
         group.all_to_all(
@@ -490,7 +490,8 @@ fn killed_process_fails_the_group() {
     }
     let (killed, kill_time) = channel();
     thread::scope(|scope| {
-        // The child is reaped only after the group has detected the exit, so it remains a zombie until then.
+        // The child process is reaped only after the group has detected its exit, so it is a zombie until
+        // then.
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(20));
             child.kill().unwrap();
@@ -511,7 +512,7 @@ fn killed_process_fails_the_group() {
     child.wait().unwrap();
 }
 
-/// Runs all-reduces until the process is killed.
+/// Runs all-reduces until the test kills this process.
 #[test]
 #[ignore = "a process of killed_process_fails_the_group"]
 fn killed_process_child() {

@@ -1,28 +1,30 @@
-//! Symbol table of the collective library: AMD's RCCL, or NVIDIA's NCCL, which exports the same names with
-//! the same arguments. The library is opened at run time; the build needs neither headers nor libraries.
+//! Symbol table of the collective library: AMD's RCCL, or NVIDIA's NCCL, which exports functions with equal
+//! names and arguments. The library is opened at run time; the build needs neither its headers nor the
+//! library.
 //!
-//! Handles and device addresses are [`DriverPtr`]; result codes are [`NcclResult`], see [`status`].
+//! Handles and device addresses have the type [`DriverPtr`]; result codes have the type [`NcclResult`] (see
+//! [`status`]). In argument lists, `x out` is a pointer to which the function writes `x`.
 
 use hip_runtime_sys::{DriverPtr, LibraryOpenError, LibrarySearch, SharedLibrary};
 use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
 
-/// Result code of a library call.
+/// Result code of a function of the collective library (`ncclResult_t`).
 pub type NcclResult = c_int;
 
-/// Result codes that callers distinguish.
+/// Result codes that callers handle in different ways.
 pub mod status {
     use crate::NcclResult;
 
     /// Success.
     pub const SUCCESS: NcclResult = 0;
-    /// Another rank, or the connection to it, has failed.
+    /// Another rank has failed, or the connection to it.
     pub const REMOTE_ERROR: NcclResult = 6;
-    /// A non-blocking communicator has not completed the operation; poll again.
+    /// The non-blocking communicator has not completed the operation yet; the caller must poll again.
     pub const IN_PROGRESS: NcclResult = 7;
 }
 
-/// Element types; RCCL and NCCL use the same numbers.
+/// Element type of a collective (`ncclDataType_t`); RCCL and NCCL use equal numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum NcclDataType {
@@ -34,20 +36,20 @@ pub enum NcclDataType {
     F16 = 6,
     /// IEEE binary32.
     F32 = 7,
-    /// The upper half of binary32.
+    /// bfloat16: the upper 16 bits of binary32.
     BF16 = 9,
 }
 
-/// Sum reduction.
+/// Reduction operation `ncclSum`.
 pub const REDUCE_SUM: c_int = 0;
 
-/// Unique id of a communicator: created by one rank, distributed to all ranks.
+/// Unique id of a communicator (`ncclUniqueId`). One rank creates it and sends it to all other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct NcclUniqueId(pub [u8; 128]);
 
-/// Configuration of a communicator: the first fields of `ncclConfig_t`. `size` is their size in bytes; all
-/// later fields have the library's defaults.
+/// Configuration of a communicator: the first fields of `ncclConfig_t`. The field `size` is the size of these
+/// fields in bytes, so that the library uses its defaults for all later fields.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct NcclConfig {
@@ -58,7 +60,8 @@ pub struct NcclConfig {
 }
 
 impl NcclConfig {
-    /// Returns a configuration for calls that return before they complete; poll `comm_get_async_error`.
+    /// Returns a configuration with which library calls return before they complete. Callers poll for
+    /// completion with `comm_get_async_error`.
     #[must_use]
     pub const fn non_blocking() -> Self {
         Self {
@@ -70,27 +73,28 @@ impl NcclConfig {
     }
 }
 
-/// Version 2.14.0, the first with non-blocking communicators.
+/// Oldest supported version, 2.14.0, which is the first version with non-blocking communicators.
 pub const VERSION_MIN: c_int = 21_400;
 
 macro_rules! table {
     ($( $(#[$doc:meta])* $field:ident: $name:literal ($($arg:ty),* $(,)?) -> $ret:ty; )*) => {
-        /// Functions of the collective library.
+        /// Function table of RCCL or NCCL.
         #[derive(Debug)]
         pub struct RcclLibrary {
-            /// Path under which the library was found.
+            /// Path or name under which the library was opened.
             pub library: PathBuf,
             $( $(#[$doc])* pub $field: unsafe extern "C" fn($($arg),*) -> $ret, )*
         }
 
         impl RcclLibrary {
-            /// Opens the first library of `search` that can be opened; it is never closed.
+            /// Opens the first library of `search` that can be opened. The library is never closed.
             ///
-            /// Errors: no library can be opened, or it lacks a function; the message names the paths tried.
+            /// Errors: no library can be opened, or the library lacks a function. The message lists the paths
+            /// that were tried.
             pub fn open(search: &LibrarySearch) -> Result<Self, LibraryOpenError> {
                 let opened = SharedLibrary::open(search)?;
-                // SAFETY: the signatures match the vendors' headers in the calling convention; each was
-                // compared.
+                // SAFETY: each signature was compared with the vendors' headers and matches in the calling
+                // convention.
                 unsafe {
                     Ok(Self {
                         $( $field: opened.symbol($name)?, )*
@@ -103,42 +107,43 @@ macro_rules! table {
 }
 
 table! {
-    /// `(version out)`: 10,000 · major + 100 · minor + patch.
+    /// Arguments `(version out)`. The version is 10,000 · major + 100 · minor + patch.
     get_version: "ncclGetVersion" (*mut c_int) -> NcclResult;
-    /// `(status)`: static text.
+    /// Arguments `(status)`. Returns a static text.
     get_error_string: "ncclGetErrorString" (NcclResult) -> *const c_char;
-    /// `(communicator or null)`: text of the last error, valid until the next error.
+    /// Arguments `(communicator or null)`. Returns the text of the last error, valid until the next error.
     get_last_error: "ncclGetLastError" (DriverPtr) -> *const c_char;
-    /// `(id out)`.
+    /// Arguments `(id out)`. Creates a unique id for a communicator.
     get_unique_id: "ncclGetUniqueId" (*mut NcclUniqueId) -> NcclResult;
-    /// `(communicator out, ranks, id, rank, config)`: for the current device.
+    /// Arguments `(communicator out, ranks, id, rank, config)`. Creates a communicator for the current
+    /// device.
     comm_init_rank_config: "ncclCommInitRankConfig" (
         *mut DriverPtr, c_int, NcclUniqueId, c_int, *const NcclConfig,
     ) -> NcclResult;
-    /// `(communicator, status out)`.
+    /// Arguments `(communicator, status out)`. Returns the status of non-blocking operations.
     comm_get_async_error: "ncclCommGetAsyncError" (DriverPtr, *mut NcclResult) -> NcclResult;
-    /// `(communicator)`: aborts operations in flight without waiting for other ranks, and frees the
+    /// Arguments `(communicator)`. Aborts operations in flight without waiting for other ranks, and frees the
     /// communicator.
     comm_abort: "ncclCommAbort" (DriverPtr) -> NcclResult;
-    /// `(communicator)`: waits for operations in flight, together with all ranks.
+    /// Arguments `(communicator)`. All ranks call it together; waits for operations in flight.
     comm_finalize: "ncclCommFinalize" (DriverPtr) -> NcclResult;
-    /// `(communicator)`: frees the communicator.
+    /// Arguments `(communicator)`. Frees the communicator.
     comm_destroy: "ncclCommDestroy" (DriverPtr) -> NcclResult;
-    /// `(from, to, elements, type, reduction, communicator, stream)`.
+    /// Arguments `(from, to, elements, type, reduction, communicator, stream)`.
     all_reduce: "ncclAllReduce" (DriverPtr, DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// `(from, to, elements of each rank, type, communicator, stream)`.
+    /// Arguments `(from, to, elements of each rank, type, communicator, stream)`.
     all_gather: "ncclAllGather" (DriverPtr, DriverPtr, usize, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// `(from, to, elements of each rank, type, reduction, communicator, stream)`.
+    /// Arguments `(from, to, elements of each rank, type, reduction, communicator, stream)`.
     reduce_scatter: "ncclReduceScatter" (DriverPtr, DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// `(from, to, elements, type, root, communicator, stream)`.
+    /// Arguments `(from, to, elements, type, root, communicator, stream)`.
     broadcast: "ncclBroadcast" (DriverPtr, DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// `(from, elements, type, to rank, communicator, stream)`.
+    /// Arguments `(from, elements, type, destination rank, communicator, stream)`.
     send: "ncclSend" (DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// `(to, elements, type, from rank, communicator, stream)`.
+    /// Arguments `(to, elements, type, source rank, communicator, stream)`.
     recv: "ncclRecv" (DriverPtr, usize, c_int, c_int, DriverPtr, DriverPtr) -> NcclResult;
-    /// `()`: starts a group call; later calls of this thread are launched together.
+    /// No arguments. Starts a group call: the library launches the following calls of this thread together.
     group_start: "ncclGroupStart" () -> NcclResult;
-    /// `()`: ends the group call and launches its calls.
+    /// No arguments. Ends the group call and launches its calls.
     group_end: "ncclGroupEnd" () -> NcclResult;
 }
 
@@ -168,7 +173,7 @@ mod tests {
         assert_eq!(size_of::<NcclUniqueId>(), 128);
     }
 
-    /// Skips libraries that are not installed; needs no GPU.
+    /// Checks the collective libraries that are installed; no GPU is needed.
     #[test]
     fn installed_library_reports_version_and_unique_ids() {
         for api in [GpuApi::Hip, GpuApi::Cuda] {

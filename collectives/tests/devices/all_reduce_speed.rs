@@ -1,4 +1,4 @@
-//! Benchmarks of all-reduces, one-shot and through the library.
+//! Benchmarks of all-reduces between two GPUs: the one-shot kernel compared with NCCL or RCCL.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use kernels::AddRmsNorm;
 
 use super::{DeviceRank, S, ranks_with_one_shot_limit};
 
-/// Microseconds per launch in a chain of `CHAIN` launches, eager and replayed from a captured graph. Warm-up
-/// launches come first.
+/// Measures `launch` in a chain of `CHAIN` launches: microseconds per launch, eager and replayed from a
+/// captured graph. Warm-up launches precede the measurement.
 fn time(rank: &DeviceRank, mut launch: impl FnMut()) -> [f64; 2] {
     const CHAIN: usize = 20;
     let each = |since: Instant| since.elapsed().as_secs_f64() * 1e6 / CHAIN as f64;
@@ -36,11 +36,12 @@ fn time(rank: &DeviceRank, mut launch: impl FnMut()) -> [f64; 2] {
     [launched, replays[replays.len() / 2]]
 }
 
-/// Largest one-shot all-reduce measured, in bytes, to find the size at which the library is faster.
+/// Size limit of one-shot all-reduces in this benchmark, in bytes. Up to this size, the benchmark shows
+/// whether NCCL or RCCL is faster.
 const MEASURED_BYTES: usize = 1 << 20;
 
-/// All-reduces of 2 KiB to 64 MiB, eager and replayed, one-shot and through the library: microseconds per
-/// launch, and GB/s.
+/// Measures all-reduces of 2 KiB to 64 MiB, eager and replayed, with the one-shot kernel and with NCCL or
+/// RCCL: microseconds per launch, and GB/s.
 #[test]
 #[ignore = "measures two GPUs: `just ranks-speed`"]
 fn all_reduce_speed() {
@@ -78,8 +79,8 @@ fn all_reduce_speed() {
     }
 }
 
-/// All-reduce, addition to the residual stream and norm, rows of 4,096 bf16 elements, in a captured graph:
-/// microseconds for library plus norm, one-shot plus norm, and the fused kernel.
+/// Measures an all-reduce followed by the residual addition and the norm, with rows of 4,096 bf16 elements,
+/// in a captured graph: microseconds for the library plus norm, one-shot plus norm, and the fused kernel.
 #[test]
 #[ignore = "measures two GPUs: `just ranks-speed`"]
 fn all_reduce_norm_speed() {

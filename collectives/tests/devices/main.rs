@@ -1,10 +1,10 @@
-//! Groups of ranks that are GPUs: two emulated GPUs, each with its own copy of the emulator library, or the
-//! first two GPUs of a machine:
+//! Tests of groups of ranks that are GPUs. They run on two emulated GPUs, each with its own copy of the
+//! emulator library, or on the first two GPUs of a machine:
 //!
 //! `HADRON_GPU=cuda cargo test --release -p collectives --test devices -- --include-ignored --nocapture --test-threads 1`
 //!
-//! (or `rocm`; `HADRON_GPU_FOLDERS` names library folders that the loader does not search). Ignored tests are
-//! benchmarks.
+//! (`HADRON_GPU=rocm` selects AMD GPUs; `HADRON_GPU_FOLDERS` names library folders that the loader does not
+//! search.) Ignored tests are benchmarks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "benchmarks print their results")]
@@ -30,10 +30,10 @@ use device::{Buffer, DType, DeviceDriver, DeviceElement, DeviceStream, bf16};
 use kernels::gpu::GpuBackend;
 
 const S: DeviceStream = DeviceStream(0);
-/// Longer than any wait in these tests takes.
+/// Timeout of tests; longer than any wait in them.
 const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Returns the GPU of a rank. Emulated worlds have names, because tests run concurrently.
+/// Returns the GPU of a rank. `world` names the emulated GPUs of a test, because tests run concurrently.
 fn device(world: &str, rank: usize) -> GpuConfig {
     let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
     let folders = std::env::split_paths(&folders).collect();
@@ -61,12 +61,12 @@ fn device(world: &str, rank: usize) -> GpuConfig {
     }
 }
 
-/// One rank and its device. The ranks of a test are dropped together, so that none detects an exited peer
-/// after a last barrier.
+/// One rank with its device. The ranks of a test are dropped together, so that no rank detects a peer that
+/// has exited after the last barrier.
 struct DeviceRank {
     group: DeviceGroup,
     device: Arc<GpuBackend>,
-    /// Number of ranks that have not finished, including this one.
+    /// Number of ranks of the test that have not finished, including this rank.
     active_ranks: Arc<AtomicIsize>,
 }
 
@@ -83,12 +83,13 @@ impl Drop for DeviceRank {
     }
 }
 
-/// Runs `work` on both ranks of a group, each in a thread, and returns their results.
+/// Runs `work` on both ranks of a group, each in its own thread, and returns their results.
 fn ranks<T: Send>(world: &str, work: impl Fn(DeviceRank) -> T + Sync) -> Vec<T> {
     ranks_of(world, 2, DeviceGroup::join, work)
 }
 
-/// Runs `work` on two ranks with one-shot all-reduces of up to `one_shot_bytes` bytes; 0 disables them.
+/// Runs `work` on two ranks with one-shot all-reduces of matrices of up to `one_shot_bytes` bytes; 0 disables
+/// them.
 fn ranks_with_one_shot_limit<T: Send>(
     world: &str,
     one_shot_bytes: usize,
@@ -104,7 +105,7 @@ fn ranks_with_one_shot_limit<T: Send>(
     })
 }
 
-/// Runs `work` on `size` ranks that join with `join`.
+/// Runs `work` on `size` ranks, each in its own thread. Each rank joins the group with `join`.
 fn ranks_of<T: Send>(
     world: &str,
     size: usize,
@@ -129,7 +130,7 @@ fn ranks_of<T: Send>(
     })
 }
 
-/// Element type under test, with conversions from and to bytes.
+/// Element type in a test, with conversions from integers and from and to bytes.
 trait CollectiveTestElement: DeviceElement + PartialEq + std::fmt::Debug {
     fn of(value: i32) -> Self;
     fn bytes(self) -> Vec<u8>;
@@ -161,7 +162,7 @@ fn upload(device: &GpuBackend, bytes: &[u8]) -> Buffer {
     buffer
 }
 
-/// Downloads `count` elements after all launches have completed.
+/// Downloads `count` elements of a buffer after all launches have completed.
 fn read<T: CollectiveTestElement>(device: &GpuBackend, buffer: &Buffer, count: usize) -> Vec<T> {
     let mut bytes = vec![0; count * T::DTYPE.bytes()];
     device.download(&S, buffer, 0, &mut bytes).unwrap();
@@ -183,7 +184,8 @@ impl DeviceRank {
         read(&self.device, buffer, count)
     }
 
-    /// Runs `work` eagerly, then captured in a graph and replayed. `work` must not depend on its own results.
+    /// Runs `work` eagerly, then captures it in a graph and replays the graph. `work` must not depend on its
+    /// own results.
     fn run_eager_and_replayed(&self, mut work: impl FnMut()) {
         work();
         self.device.synchronize(&S).unwrap();
@@ -193,11 +195,11 @@ impl DeviceRank {
         let graph = self.device.end_capture(&S).unwrap();
         self.group.on_replayed(&self.group.end_capture()).unwrap();
         self.device.replay(&S, &graph).unwrap();
-        self.group.barrier(&S).unwrap(); // Ends the use of the graph before the group ends.
+        self.group.barrier(&S).unwrap(); // All replays must end before the group ends.
     }
 }
 
-/// Input of rank `rank`; small integers, so that sums are exact in every type.
+/// Element of the input of rank `rank`; a small integer, so that sums are exact in every type.
 fn value(rank: usize, row: usize, col: usize) -> i32 {
     ((rank * 31 + row * 7 + col * 3) % 23) as i32 - 11
 }
@@ -206,7 +208,7 @@ fn check_sums<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize) {
     ranks(world, |rank| {
         let own = rank.group.rank();
         let mut x = rank.matrix::<T>(rows, cols, |r, c| value(own, r, c));
-        // The eager all-reduce doubles its result in the replay: the replay's input is the eager output.
+        // `work` all-reduces in place, so the input of the replay is the output of the eager all-reduce.
         rank.run_eager_and_replayed(|| {
             rank.group.all_reduce(&S, x.mat_mut(T::DTYPE, rows, cols).unwrap()).unwrap();
         });
@@ -215,7 +217,7 @@ fn check_sums<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize) {
         let expected: Vec<T> = (0..rows * cols).map(|i| T::of(2 * sum(i))).collect();
         assert_eq!(found, expected);
 
-        // Each rank has `max_rows` rows of the input and takes one less.
+        // Each rank has `max_rows` rows of the input and takes one row less.
         let max_rows = rows.div_ceil(2);
         let mut own_sums = rank.matrix::<T>(max_rows, cols, |_, _| 99);
         let x = rank.matrix::<T>(2 * max_rows, cols, |r, c| value(own, r, c));
@@ -236,7 +238,7 @@ fn check_sums<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize) {
 fn all_reduce_matches_eager_and_replayed() {
     check_sums::<f32>("sums", 5, 33);
     check_sums::<bf16>("sums", 5, 33);
-    check_sums::<f32>("sums", 3, 40_000); // More than an emulated rank sends in one chunk.
+    check_sums::<f32>("sums", 3, 40_000); // The matrix exceeds the chunk size of an emulated rank.
 }
 
 fn check_gathers<T: CollectiveTestElement>(world: &str, rows: usize, cols: usize, total: usize) {
@@ -286,8 +288,7 @@ fn all_gather_concatenates_columns_or_rows() {
     check_gathers::<i32>("gathers", 4, 3, 6);
 }
 
-/// A rank that neither sends nor receives rows makes no library call, and the other rank does not wait for
-/// it.
+/// A rank that neither sends nor receives rows makes no library call; the other rank must not wait for it.
 #[test]
 fn all_to_all_handles_one_sided_and_chunked_rows() {
     ranks("one-sided", |rank| {
@@ -345,8 +346,8 @@ fn all_to_all_delivers_rows_and_rejects_capture() {
     });
 }
 
-/// Without an abort, the device of the remaining rank would wait forever: operations in flight end, and their
-/// results are rejected.
+/// Rank 1 leaves during an operation. Without an abort, the device of rank 0 would wait forever. The
+/// operation in flight must end, and its results must be rejected.
 #[test]
 fn leaving_rank_fails_the_device_group() {
     check_rank_leaves("leaves", 64 << 10);
@@ -363,7 +364,7 @@ fn check_rank_leaves(world: &str, one_shot_bytes: usize) {
         assert_eq!(before.finish(), Ok(()));
         after_barrier.wait();
         if rank.group.rank() == 1 {
-            rank.active_ranks.store(1, SeqCst); // Skips the wait for the other rank.
+            rank.active_ranks.store(1, SeqCst); // The rank must not wait for the other rank when it is dropped.
             return None;
         }
         let launched = rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap());

@@ -1,4 +1,5 @@
-//! One-shot all-reduces through peer memory: exact bits, between threads and between processes.
+//! Tests of one-shot all-reduces through peer memory: the exact bits of the results, between threads and
+//! between processes.
 
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -16,13 +17,14 @@ use kernels::{AddRmsNorm, OneShotAllReduce};
 
 use super::{CollectiveTestElement, DeviceRank, S, device, ranks, ranks_of, read, upload};
 
-/// Input of rank `rank`, for which the bits of a sum depend on the order of additions.
+/// Element of the input of rank `rank`. The bits of a sum of these fractions depend on the order of
+/// additions.
 fn fraction(rank: usize, i: usize) -> f32 {
     let hash = (i as u32 ^ (rank as u32) << 20).wrapping_mul(0x9e37_79b1);
     (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77) as f32 / 2_f32.powi(31) - 1.0
 }
 
-/// Floating-point element type with conversions from and to f32.
+/// Floating-point element type in a test, with conversions from and to f32.
 trait FloatTestElement: CollectiveTestElement {
     fn round(x: f32) -> Self;
     fn number(self) -> f32;
@@ -54,7 +56,7 @@ impl DeviceRank {
         fractions::<T>(&self.device, rank, count)
     }
 
-    /// Runs one eager all-reduce, then `replays` replays of a captured graph, each on a fresh input.
+    /// Runs one eager all-reduce, then `replays` replays of a captured graph, each with a new input.
     fn check_one_shot<T: FloatTestElement>(&self, rows: usize, cols: usize, replays: usize) {
         let (own, size, count) = (self.group.rank(), self.group.size(), rows * cols);
         assert!(
@@ -105,7 +107,7 @@ fn one_shot_all_reduce_sums_in_rank_order() {
     }
 }
 
-/// Checks that the fused all-reduce, residual addition and norm has the same bits as two launches.
+/// Checks that the fused all-reduce, residual addition and norm gives the same bits as two launches.
 fn check_fused_norm<T: FloatTestElement>(rank: &DeviceRank, rows: usize, cols: usize) {
     let (own, count) = (rank.group.rank(), rows * cols);
     assert!(rank.group.fuses_all_reduce_norm(rows, cols, T::DTYPE));
@@ -166,7 +168,7 @@ fn processes_access_each_others_peer_memory() {
     assert!(child.wait().unwrap().success());
 }
 
-/// Second process of `processes_access_each_others_peer_memory`.
+/// Second process of the test `processes_access_each_others_peer_memory`.
 #[test]
 #[ignore = "a process of processes_access_each_others_peer_memory"]
 fn peer_memory_child_process() {
@@ -183,7 +185,7 @@ fn run_one_of_two_processes(rendezvous: &SharedMemoryRendezvous, rank: usize) {
     let _ = rank.group.barrier(&S); // The other process may exit as soon as it has passed the barrier.
 }
 
-/// Rank with peer memory but without a group.
+/// One of two ranks with peer memory, without a communicator.
 struct PeerRank<'a> {
     rank: usize,
     device: &'a GpuBackend,
@@ -191,8 +193,8 @@ struct PeerRank<'a> {
     view: PeerView,
 }
 
-/// Runs two ranks without a group, each in a thread. `work` must not panic, because the peer would wait for
-/// it.
+/// Runs two ranks without a communicator, each in its own thread. `work` must not panic, because the other
+/// rank would wait for it.
 fn run_two_peers<T: Send>(world: &str, work: impl Fn(PeerRank<'_>) -> T + Sync) -> [T; 2] {
     let (handles, barrier) = (Mutex::new([None; 2]), Barrier::new(2));
     thread::scope(|scope| {
@@ -208,7 +210,7 @@ fn run_two_peers<T: Send>(world: &str, work: impl Fn(PeerRank<'_>) -> T + Sync) 
                 let view = memory.open_peers(&all).unwrap();
                 barrier.wait();
                 let results = work(PeerRank { rank, device: &device, memory, view });
-                barrier.wait(); // The memory stays open while the peer computes.
+                barrier.wait(); // The memory must stay open while the other rank computes.
                 results
             })
         });
@@ -217,7 +219,8 @@ fn run_two_peers<T: Send>(world: &str, work: impl Fn(PeerRank<'_>) -> T + Sync) 
 }
 
 impl PeerRank<'_> {
-    /// Whether the all-reduce of launch `launch` returns the sum of the inputs of both ranks.
+    /// Runs the all-reduce with launch number `launch`, and checks that it returns the sum of the inputs of
+    /// both ranks.
     fn check_sum(&self, launch: usize, count: usize) -> bool {
         let value = |rank, i| bf16::from_f32(fraction(2 * launch + rank, i)).to_f32();
         let expected = (0..count).map(|i| bf16::from_f32(value(0, i) + value(1, i)));
@@ -228,8 +231,8 @@ impl PeerRank<'_> {
     }
 }
 
-/// The launch counter continues with 2 after its largest value, and words of an earlier launch 2 are not
-/// accepted as new.
+/// After its largest value, the launch counter continues with 2. Data of an earlier launch 2 must not be
+/// accepted as data of the new launch.
 #[test]
 fn launch_numbers_wrap_around() {
     const LARGE: usize = 4000;
@@ -242,13 +245,13 @@ fn launch_numbers_wrap_around() {
         let mut sum =
             |peer: &PeerRank<'_>, count| correct.push(peer.check_sum(correct.len(), count));
         peer.memory.set_launch_count(3).unwrap();
-        (0..2).for_each(|_| sum(&peer, LARGE)); // Launches 4 and 5.
+        (0..2).for_each(|_| sum(&peer, LARGE)); // These are launches 4 and 5.
         done.wait();
         peer.memory.set_launch_count(u32::MAX - 3).unwrap();
         done.wait();
-        (0..5).for_each(|_| sum(&peer, SMALL)); // The three largest numbers, then 2 and 3.
+        (0..5).for_each(|_| sum(&peer, SMALL)); // These launches have the three largest numbers, then 2 and 3.
         if peer.rank == 1 {
-            // Starts launch 4 so late that rank 0 would accept the words of the earlier launch 4.
+            // Launch 4 starts so late that rank 0 could accept the data of the earlier launch 4.
             let _ = receiver.lock().unwrap().recv_timeout(Duration::from_millis(300));
         }
         sum(&peer, LARGE);
