@@ -9,7 +9,7 @@ pub(super) struct GrammarCache {
     entries: HashMap<String, GrammarCacheEntry>,
     bytes_max: usize,
     bytes: usize,
-    /// Logical clock: number of lookups and insertions so far. Entries are aged by it.
+    /// Logical clock: number of lookups and insertions so far. It orders the entries by last use.
     now: u64,
 }
 

@@ -26,8 +26,9 @@ use std::time::Duration;
 
 /// Estimated bytes of a compiled grammar per byte of its text, in addition to its lexer.
 const BYTES_PER_TEXT_BYTE: usize = 64;
-/// Number of random texts per dry run of a new grammar, and of tokens per text.
+/// Number of random texts that a dry run generates.
 const DRY_RUN_TEXTS: u32 = 4;
+/// Maximum number of tokens of each random text that a dry run generates.
 const DRY_RUN_TOKENS: u32 = 12;
 
 /// Reason why a grammar could not be compiled.
@@ -57,10 +58,10 @@ pub enum GrammarError {
     /// The whitespace pattern of a JSON constraint is invalid.
     #[error("{0}")]
     InvalidSpaces(String),
-    /// The compiler library failed with an internal error that is not shown to the client.
+    /// The compiler (llguidance) failed with an internal error that is not shown to the client.
     #[error("the grammar cannot be compiled")]
     Failed {
-        /// Error text of the library, for the log only.
+        /// Error text of llguidance, for the log only.
         detail: String,
     },
     /// The dry run exceeded its time limit.
@@ -76,7 +77,7 @@ pub enum GrammarError {
         /// Processor time of the dry run in milliseconds, with a resolution of ten milliseconds.
         processor_ms: u64,
     },
-    /// The worker process ended during the dry run, and so did the one that repeated it.
+    /// The worker process ended during the dry run, and so did the worker process that repeated the dry run.
     #[error(
         "the worker process of the grammar ended ({how}); its memory limit is {} MiB",
         WORKER_BYTES >> 20
@@ -133,7 +134,7 @@ pub struct CompiledGrammar {
 /// Result of the dry run of a grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DryRunReport {
-    /// Maximum processor time of a mask.
+    /// Processor time of the slowest mask that the dry run computed.
     pub(super) slowest_mask: Duration,
 }
 
@@ -161,9 +162,9 @@ impl GrammarCompiler {
         self.matcher_copies.bytes_in_use()
     }
 
-    /// Compiles a constraint and follows some random texts of it. Applies no time limit.
+    /// Compiles a constraint and generates some random texts that it allows. Applies no time limit.
     ///
-    /// Errors: the constraint is invalid, too large, or exceeds the limits while it is followed.
+    /// Errors: the constraint is invalid, too large, or exceeds the limits while texts are generated.
     pub fn dry_run(&self, constraint: &OutputConstraint) -> Result<DryRunReport, GrammarError> {
         let result = catch_compiler_panic(constraint, || self.sample_masks(constraint));
         let GrammarSpec::Json { whitespace: JsonWhitespace::Pattern(regex), .. } = &constraint.spec
@@ -221,7 +222,7 @@ impl GrammarCompiler {
     }
 }
 
-/// Runs the compiler. A panic becomes [`GrammarError::Failed`].
+/// Runs `work`, which calls the compiler. A panic becomes [`GrammarError::Failed`].
 fn catch_compiler_panic<T>(
     constraint: &OutputConstraint,
     work: impl FnOnce() -> Result<T, GrammarError>,
@@ -234,9 +235,9 @@ fn catch_compiler_panic<T>(
     })
 }
 
-/// Follows a random text for a few tokens. Fails if a step exceeds the limits: most grammars that exceed them
-/// do so within the first tokens, and are then rejected before any output starts. Returns the processor time
-/// of the slowest mask.
+/// Generates the first tokens of a random text that the grammar allows. Fails if a step exceeds the limits:
+/// most grammars that exceed them do so within the first tokens, and are then rejected before any output
+/// starts. Returns the processor time of the slowest mask.
 fn follow_random_text(mut session: GrammarSession, text_index: u32) -> anyhow::Result<Duration> {
     let mut slowest = Duration::ZERO;
     for step in 0..DRY_RUN_TOKENS {
@@ -254,8 +255,8 @@ fn follow_random_text(mut session: GrammarSession, text_index: u32) -> anyhow::R
 }
 
 impl CompiledGrammar {
-    /// Creates the seed of the sessions of one request; its choices share it. With `ignores_end`, end-of-text
-    /// tokens are allowed only where no other token is.
+    /// Creates the seed from which the choices of one request create their sessions. With `ignores_end`,
+    /// end-of-text tokens are allowed only where no other token is.
     pub fn session_seed(&self, ignores_end: bool) -> SessionSeed {
         SessionSeed::new(self.clone(), ignores_end)
     }
@@ -366,8 +367,8 @@ fn choice_grammar(texts: &[String]) -> String {
     }
 }
 
-/// Adds the compiler's options to a schema. A request cannot set options itself: one of the options would
-/// accept unknown keywords and so widen the grammar.
+/// Adds the whitespace option of llguidance to a schema. A request cannot set options of llguidance itself:
+/// one of them would accept unknown keywords and so widen the grammar.
 fn with_whitespace(schema: &Value, whitespace: &JsonWhitespace) -> Result<Value, GrammarError> {
     const OPTIONS: &str = "x-guidance";
     let schema = match schema {

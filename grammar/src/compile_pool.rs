@@ -29,13 +29,13 @@ pub struct GrammarCompilePool {
 /// Queued compilation.
 pub(super) struct CompileJob {
     pub(super) constraint: Arc<OutputConstraint>,
-    /// Cache key.
+    /// Key of the constraint in the grammar cache.
     pub(super) key: String,
     pub(super) reply: CompileReply,
     queued_at: Instant,
 }
 
-/// State shared by the compile threads.
+/// Queue, grammar cache and compiler that the compile threads share.
 pub(super) struct CompileQueue {
     queue: Mutex<CompileQueueState>,
     added: Condvar,
@@ -51,10 +51,10 @@ struct CompileQueueState {
     closed: bool,
 }
 
-/// Data derived from the vocabulary.
+/// Compiler and worker-process message that are created from the vocabulary.
 pub(super) struct CompilerContext {
     pub(super) compiler: GrammarCompiler,
-    /// First frame that is sent to each worker process.
+    /// Frame with the vocabulary; the first frame that is sent to each worker process.
     pub(super) vocabulary_frame: Vec<u8>,
 }
 
@@ -100,7 +100,7 @@ impl GrammarCompilePool {
         self.queue.add(CompileJob { constraint, key, reply, queued_at: Instant::now() });
     }
 
-    /// Duration histograms and counters of grammars.
+    /// Returns duration histograms and counters of compilations and masks.
     pub fn timings(&self) -> &Arc<GrammarTimings> {
         &self.queue.timings
     }

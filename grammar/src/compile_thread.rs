@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Compile thread. A job occupies it for at most one dry run, and about as long again for the compilation.
+/// Thread that compiles queued grammars. A grammar occupies the thread for its dry run, and about as long
+/// again for its compilation.
 pub(super) struct CompileThread {
     queue: Arc<CompileQueue>,
     program: WorkerProgram,
@@ -83,9 +84,9 @@ impl CompileThread {
         process.dry_run(constraint)?
     }
 
-    /// Replaces a worker process that was killed, with low priority, so that the next grammar does not wait
-    /// for the start. A client that gets one worker process after the other killed takes no processor time
-    /// from other requests.
+    /// Starts a new worker process if the last one was killed, so that the next grammar does not wait for the
+    /// start. The new process starts with low priority: a client whose grammars get one worker process after
+    /// the other killed takes no processor time from other requests.
     fn restart_process(&mut self) {
         let exited = self.process.take_if(|process| !process.is_alive());
         if exited.is_some()

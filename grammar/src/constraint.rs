@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// Constraint on an output, and the request field that it comes from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OutputConstraint {
-    /// Language of the constrained text.
+    /// Grammar of the constrained text.
     pub spec: GrammarSpec,
     /// Request field that contains the constraint; named by validation errors.
     pub param: String,
@@ -15,7 +15,7 @@ pub struct OutputConstraint {
     pub start_after: Option<String>,
 }
 
-/// Language of the constrained text.
+/// Grammar of a constrained text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum GrammarSpec {
     /// JSON texts that a schema accepts.
@@ -50,13 +50,14 @@ impl OutputConstraint {
         Self { spec, param: param.into(), start_after: None }
     }
 
-    /// Lets the constraint start after `marker`.
+    /// Returns the constraint with its start moved to the end of the marker text `marker`.
     #[must_use]
     pub fn start_after(self, marker: impl Into<String>) -> Self {
         Self { start_after: Some(marker.into()), ..self }
     }
 
-    /// Returns a text that is unique to this language.
+    /// Returns the key of the constraint in the grammar cache: constraints with equal keys have equal
+    /// grammars.
     pub(super) fn cache_key(&self) -> String {
         let language = match &self.spec {
             GrammarSpec::Json { schema, whitespace } => format!("json {whitespace:?} {schema}"),

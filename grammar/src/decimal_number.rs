@@ -1,4 +1,4 @@
-//! Exact decimal numbers of schemas, used to check the 32-bit arithmetic of the compiler library.
+//! Exact decimal numbers of JSON schemas, used to check the 32-bit arithmetic of llguidance.
 
 use serde_json::Number;
 
@@ -35,10 +35,10 @@ impl DecimalNumber {
         self
     }
 
-    /// Returns a multiple of this number with at most `places` decimal places: the number itself if it has no
-    /// more.
+    /// Returns a multiple of this number with at most `places` decimal places; the number itself if it has no
+    /// more than that.
     pub(super) fn coarser(self, places: u32) -> Self {
-        // Reducing the number of places with an equal coefficient multiplies by a power of ten.
+        // Dropping decimal places while keeping the coefficient multiplies the number by a power of ten.
         Self { coefficient: self.coefficient, places: self.places.min(places) }.reduced()
     }
 
@@ -47,7 +47,7 @@ impl DecimalNumber {
         self.coefficient as f64 / 10_f64.powi(self.places as i32)
     }
 
-    /// Whether every remainder of a division by this number fits the library's 32-bit integers.
+    /// Whether every remainder of a division by this number fits the 32-bit integers of llguidance.
     pub(super) fn fits_library(self) -> bool {
         let max_remainder = 10_u128
             .checked_pow(self.places)
@@ -55,7 +55,7 @@ impl DecimalNumber {
         max_remainder.is_some_and(|max_remainder| max_remainder <= u128::from(u32::MAX))
     }
 
-    /// Converts a double as the library does: it multiplies by ten until no fraction is left.
+    /// Converts a double as llguidance does: it multiplies by ten until no fraction is left.
     pub(super) fn as_read_by_library(double: f64) -> Option<Self> {
         let (mut value, mut places) = (double, 0);
         while value.fract() != 0.0 {
@@ -76,7 +76,7 @@ impl DecimalNumber {
         Some((scaled(self, other.places)?, scaled(other, self.places)?))
     }
 
-    /// Returns the least common multiple, if the library computes it without overflow.
+    /// Returns the least common multiple of both numbers, if llguidance computes it without overflow.
     pub(super) fn common_multiple(self, other: Self) -> Option<Self> {
         let (a, b) = self.aligned(other)?;
         let product = a.checked_mul(b).filter(|product| *product <= u128::from(u32::MAX))?;

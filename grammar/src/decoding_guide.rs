@@ -8,7 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Decoding guide of a request. Clones serve its choices.
+/// Decoding guide of a request: the grammar and the thinking budget that restrict its output. Clones serve
+/// its choices.
 #[derive(Debug, Clone, Default)]
 pub struct DecodingGuide {
     /// Grammar of the output.
@@ -18,13 +19,13 @@ pub struct DecodingGuide {
 }
 
 impl DecodingGuide {
-    /// Flag shared by all requests of the grammar: whether its masks are slow.
+    /// Returns the flag, shared by all requests of the grammar, that says whether its masks are slow.
     pub(super) fn is_slow(&self) -> Arc<AtomicBool> {
         self.grammar.as_ref().map(|seed| Arc::clone(seed.is_slow())).unwrap_or_default()
     }
 
-    /// Index of the first output token that a mask may restrict. A thinking budget forces no token before the
-    /// budget is spent, and each token spends at most one.
+    /// Returns the index of the first output token that a mask may restrict. A thinking budget forces no
+    /// token before the budget is spent, and each token spends at most one.
     pub fn first_masked_token(&self) -> Option<u32> {
         match (&self.grammar, &self.budget) {
             (Some(_), _) => Some(0),
@@ -33,17 +34,19 @@ impl DecodingGuide {
     }
 }
 
-/// State of one output that follows a guide.
+/// State of one output that a decoding guide restricts.
 pub(super) struct DecodingGuideState {
     progress: GrammarProgress,
     budget: Option<ThinkingBudgetState>,
 }
 
-/// State of the grammar of an output.
+/// State of the grammar session of an output.
 enum GrammarProgress {
     /// The output has no grammar.
     Unconstrained,
+    /// The session is created before the first mask.
     Pending(SessionSeed),
+    /// The session has started.
     Active(Box<GrammarSession>),
     /// The grammar failed, or the output ended.
     Ended,
@@ -95,7 +98,7 @@ impl DecodingGuideState {
         }
     }
 
-    /// Whether no later token is restricted.
+    /// Returns whether no later token is restricted.
     pub(super) fn is_done(&self) -> bool {
         matches!(self.progress, GrammarProgress::Unconstrained)
             && self.budget.as_ref().is_none_or(ThinkingBudgetState::is_done)
@@ -120,7 +123,7 @@ impl DecodingGuideState {
     }
 }
 
-/// The grammar engine panicked.
+/// Error: llguidance panicked in a grammar session.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("the grammar engine panicked")]
 pub(super) struct GrammarPanic;

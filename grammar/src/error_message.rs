@@ -1,17 +1,17 @@
-//! Error messages for clients about grammars that the compiler library rejects.
+//! Error messages for clients about grammars that llguidance rejects.
 //!
-//! The library's texts contain positions and keywords, which help clients, but also panic messages, source
-//! paths and backtraces. Only texts of known formats are sent, on one line and up to a maximum length. Every
-//! other text is replaced by a fixed message and written to the log.
+//! The error texts of llguidance contain positions and keywords, which help clients, but also panic messages,
+//! source paths and backtraces. Only texts of known formats are sent, on one line and up to a maximum length.
+//! Every other text is replaced by a fixed message and written to the log.
 
 use super::compile::GrammarError;
 
-/// Maximum characters of a message for a client.
+/// Maximum number of characters in a message for a client.
 const CLIENT_CHARS_MAX: usize = 240;
-/// Maximum characters of a message for the log.
+/// Maximum number of characters in a message for the log.
 const LOG_CHARS_MAX: usize = 4_096;
 
-/// Names of library errors, and the messages that replace them.
+/// Names of llguidance errors, and the messages that replace them.
 const RENAMED_LIBRARY_ERRORS: [(&str, &str); 4] = [
     ("NoExtensionBias", "the grammar accepts no text"),
     ("LexerTooComplex", "the grammar is too complex: the lexer exceeds its limits"),
@@ -19,7 +19,8 @@ const RENAMED_LIBRARY_ERRORS: [(&str, &str); 4] = [
     ("InternalError", "the grammar cannot be enforced"),
 ];
 
-/// Prefixes of texts that describe an error in a grammar. In Lark errors the prefix follows a position.
+/// Prefixes of llguidance texts that describe an error in a grammar. In Lark errors the prefix follows a
+/// position.
 const KNOWN_MESSAGE_PREFIXES: [&str; 58] = [
     "All options in ",
     "Definition not found",
@@ -81,11 +82,11 @@ const KNOWN_MESSAGE_PREFIXES: [&str; 58] = [
     "unknown ",
 ];
 
-/// Substrings of texts that describe an internal error of the library and not the grammar.
+/// Substrings of llguidance texts that describe an internal error and not the grammar.
 const INTERNAL_MESSAGE_MARKERS: [&str; 8] =
     ["panic", "backtrace", ".rs:", "src/", ".cargo", "rustc", "called `", "overflow"];
 
-/// Converts an error of the library into an error that is safe to send to a client.
+/// Converts an error of llguidance into an error that is safe to send to a client.
 pub(super) fn client_message(error: &anyhow::Error) -> GrammarError {
     const NO_STATE: &str = "<non-verbose/>"; // Placeholder for the parser state at the end of texts.
     let full_text = error.to_string();

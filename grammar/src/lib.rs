@@ -4,8 +4,8 @@
 //!   expression, a choice, or a grammar in llguidance's dialect of Lark. [`OutputConstraint::new`] is the
 //!   only entry point, also for constraints without a request field of their own: `tool_choice` generates a
 //!   grammar and passes `GrammarSpec::Lark`. A constraint may start after a marker in the output
-//!   ([`OutputConstraint::start_after`]): the end of the reasoning. Where a chat request is converted,
-//!   `CompletionParams::constraint` takes it.
+//!   ([`OutputConstraint::start_after`]), the end of the reasoning. The conversion of a chat request stores
+//!   the constraint in `CompletionParams::constraint`.
 //! - [`GrammarCompilePool::compile`] compiles the constraint into a [`CompiledGrammar`] on separate threads,
 //!   with limits, after a dry run in a process that can be killed (`worker/`), or returns an error. Meanwhile
 //!   the request waits outside the scheduler (`EngineClient::hold`).
@@ -68,7 +68,8 @@ pub use worker::serve as serve_dry_runs;
 use crate::worker_process::lower_priority;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex whose interleavings are not tested. `sync::lock` is for the others.
+/// Locks a standard-library mutex and ignores poisoning. Code whose thread interleavings are tested uses
+/// `sync::lock` instead.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,7 +3,7 @@
 use llguidance::api::ParserLimits;
 use std::time::Duration;
 
-/// Maximum bytes of a grammar's text.
+/// Maximum length of a grammar's text in bytes.
 pub const TEXT_BYTES_MAX: usize = 64 << 10;
 /// Maximum nesting depth of brackets; checked before recursive parsers run.
 pub const NESTING_MAX: usize = 128;
@@ -12,7 +12,7 @@ pub(super) const SEPARATE_CHOICES_MAX: usize = 100;
 /// Maximum time of a dry run. It is short so that the client of a hostile grammar gets its error within a
 /// second.
 pub(super) const COMPILE_TIME: Duration = Duration::from_millis(900);
-/// Maximum time of a constraint in the compile queue.
+/// Maximum time that a constraint may wait in the compile queue.
 pub(super) const QUEUE_TIME: Duration = Duration::from_secs(10);
 /// Maximum number of constraints in the compile queue.
 pub(super) const WAITING_MAX: usize = 1_024;
@@ -21,18 +21,19 @@ pub(super) const COMPILE_THREADS: usize = 2;
 /// Maximum time for a worker process to start and to load the vocabulary.
 pub(super) const WORKER_START_TIME: Duration = Duration::from_mins(1);
 /// Processor time that a dry run is granted even if that takes longer than `COMPILE_TIME` on an overloaded
-/// machine. With less processor time, the grammar is not at fault.
+/// machine. A timeout with less processor time is attributed to the machine and not to the grammar.
 pub(super) const DRY_RUN_CPU_TIME_MIN: Duration = Duration::from_millis(50);
-/// Time after which a dry run is aborted in any case.
+/// Wall-clock time after which a dry run is aborted in any case.
 pub(super) const DRY_RUN_TIME_MAX: Duration = Duration::from_secs(3);
-/// Address space of a worker process, in bytes beyond what it has at its start.
+/// Maximum address space of a worker process in bytes, in addition to what it has at its start.
 pub(super) const WORKER_BYTES: u64 = 1 << 30;
-/// Stack bytes of the dry-run thread. Parsers recurse; the system allocates only the pages that are touched.
+/// Stack size of the dry-run thread in bytes. Parsers recurse; the system allocates only the pages that are
+/// touched.
 pub(super) const DRY_RUN_STACK_BYTES: usize = 128 << 20;
-/// Stack bytes of a thread that compiles after the dry run. It is larger than that of the dry run, so that no
-/// grammar overflows this stack first.
+/// Stack size in bytes of a thread that compiles after the dry run. It is larger than that of the dry run, so
+/// that no grammar overflows this stack first.
 pub(super) const COMPILE_STACK_BYTES: usize = 256 << 20;
-/// Stack bytes of a thread that computes masks.
+/// Stack size in bytes of a thread that computes masks.
 pub(super) const MASK_STACK_BYTES: usize = 64 << 20;
 /// Minimum and maximum time that a step waits for masks beyond its expected duration.
 const MASK_GRACE_PERIOD: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
@@ -46,18 +47,20 @@ pub(super) const MASK_SLOW_IN_DRY_RUN: Duration = Duration::from_millis(5);
 pub(super) const MASK_FAST: Duration = Duration::from_millis(1);
 /// Number of consecutive fast masks after which masks are no longer precomputed.
 pub(super) const FAST_MASKS_TO_RECOVER: u32 = 16;
-/// Time after which a mask is cancelled.
+/// Wall-clock time after which the computation of a mask is cancelled.
 pub(super) const MASK_TIME: Duration = Duration::from_secs(3);
-/// Processor time that a request may spend on its masks, plus an amount per output token.
+/// Processor time that a request may spend on its masks, in addition to `MASK_BUDGET_PER_TOKEN`.
 pub(super) const MASK_BUDGET: Duration = Duration::from_secs(10);
+/// Processor time that a request may spend on its masks for each of its output tokens.
 pub(super) const MASK_BUDGET_PER_TOKEN: Duration = Duration::from_millis(20);
 /// Maximum bytes of a compiled grammar.
 pub(super) const COMPILED_BYTES_MAX: usize = 16 << 20;
-/// Maximum bytes of matcher copies. While they fit, each running request has its own copy.
+/// Maximum bytes of all matcher copies. While they fit, each running request has its own copy.
 pub(super) const MATCHER_COPIES_BYTES: usize = 1 << 30;
 /// Maximum bytes of the cache of compiled grammars.
 pub(super) const CACHE_BYTES: usize = 64 << 20;
-/// Maximum bytes of a token in a grammar, a limit of the trie; longer tokens are never allowed.
+/// Maximum bytes of a token in a grammar, a limit of llguidance's token trie; longer tokens are never
+/// allowed.
 pub(super) const TOKEN_BYTES_MAX: usize = 512;
 
 /// Returns the time that a step with this expected duration waits for masks beyond it. All rows of the step

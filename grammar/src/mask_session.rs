@@ -1,5 +1,5 @@
-//! Session of a live request that masks restrict: its guide, its pending commands, and the speed of its
-//! masks.
+//! Mask session of a live request: computes the bitmasks ("masks") of its output from its decoding guide, and
+//! measures whether they are fast enough to be computed during a step.
 //!
 //! Commands wait in an inbox until a worker thread runs the session; at most one thread runs it at a time.
 //! The mask of the next token is computed as soon as the tokens before it are committed.
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Callback for mask events, which the scheduler needs for planning.
 pub(super) type MaskEventListener = Arc<dyn Fn(RequestId, MaskEvent) + Send + Sync>;
 
-/// State change of the masks of a request.
+/// Event about the masks of a request, for the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskEvent {
     /// A mask is ready that a step did not wait for, or that was precomputed.
@@ -39,7 +39,7 @@ pub(super) struct MaskSession {
     request: RequestId,
     inbox: Mutex<MaskCommandInbox>,
     work: Mutex<MaskSessionWork>,
-    /// Newest mask, with the number of output tokens before it.
+    /// Newest mask, with the number of output tokens before the token that it restricts.
     ready: Mutex<Option<(u32, Vec<u32>)>>,
     /// Handle that cancels the work of the thread that runs the session.
     cancellation: Mutex<Option<MaskCancellation>>,
@@ -83,13 +83,13 @@ struct MaskSessionWork {
     pacing: MaskPacing,
 }
 
-/// Decides whether the masks of a request are precomputed before their steps.
+/// Decides whether the masks of a request are precomputed, that is, computed before the steps that need them.
 struct MaskPacing {
     precomputes: bool,
     /// Number of consecutive fast masks.
     fast_in_a_row: u32,
-    /// Number of consecutive fast masks that end precomputation. It doubles each time a step proceeds without
-    /// a mask.
+    /// Number of consecutive fast masks after which precomputation ends. It doubles each time a step proceeds
+    /// without a mask.
     fast_needed: u32,
 }
 
@@ -136,7 +136,7 @@ impl MaskSession {
     }
 
     /// Ends the session and cancels the mask that is being computed. Returns whether the session must be
-    /// queued for a worker thread, which drops the guide: that takes long for a large grammar.
+    /// queued for a worker thread, which drops the guide, because dropping a large grammar takes long.
     pub(super) fn end(&self) -> bool {
         let mut inbox = lock(&self.inbox);
         inbox.ended = true;
@@ -168,8 +168,8 @@ impl MaskSession {
         self.slow.load(Ordering::Relaxed)
     }
 
-    /// Runs the commands of the inbox. Returns whether more commands are left for the queue that the session
-    /// belongs to now.
+    /// Runs the commands of the inbox. Returns whether the session must be queued again: its masks became
+    /// slow or fast, so it belongs to the other queue now.
     pub(super) fn run_commands(
         &self,
         timings: &GrammarTimings,

@@ -32,13 +32,13 @@ use std::time::{Duration, Instant};
 
 /// Minimum and maximum number of threads for requests with fast masks.
 const FAST_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
-/// Number of cores per thread of fast masks: masks must not take the cores of the forward pass.
+/// Number of cores per thread for fast masks: mask threads must not take the cores of the forward pass.
 const CORES_PER_THREAD: usize = 4;
 /// Minimum and maximum number of threads for requests with slow masks. On machines with few cores there is
-/// one, so that the step path keeps its core.
+/// one, so that the threads that run steps keep a core.
 const SLOW_THREADS: std::ops::RangeInclusive<usize> = 1..=2;
-/// Number of tokens that are passed to a session at a time before its first masked token, so that a request
-/// costs nothing before its masks start.
+/// Number of tokens that are passed to a session at a time before its first masked token: passing each token
+/// would cost time although no mask is needed yet.
 const TOKENS_BUFFERED_MAX: usize = 64;
 /// Interval of the check for overdue masks.
 const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -52,7 +52,7 @@ pub struct MaskedRow {
     pub request: RequestId,
 }
 
-/// Handle of the engine thread to the mask workers.
+/// Handle of the mask workers, owned by the engine thread.
 pub struct MaskWorkers {
     live: HashMap<RequestId, LiveMaskSession>,
     pool: Arc<MaskWorkerPool>,
@@ -91,7 +91,7 @@ struct MaskSessionQueueState {
 
 /// Message to the timer thread.
 enum MaskTimerEvent {
-    /// A request started.
+    /// A request started; the timer checks from now on whether its masks exceed `MASK_TIME`.
     Begin(Weak<MaskSession>),
     /// A step waits for its masks until a deadline.
     Step(Instant, Arc<StepMaskCollector>),
@@ -224,7 +224,7 @@ impl MaskWorkers {
     }
 
     fn notify_timer(&self, event: MaskTimerEvent) {
-        let _ = self.timer.send(event); // The timer thread ends when this sender is dropped.
+        let _ = self.timer.send(event); // The timer thread runs until this sender is dropped.
     }
 }
 

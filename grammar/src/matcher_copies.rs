@@ -24,8 +24,8 @@ struct MatcherCopyBytes {
 }
 
 impl MatcherCopies {
-    /// Copies `prototype`, which takes `bytes` bytes. Above the limit, copies share the lexer states of their
-    /// grammar, and the limits on these, with all other copies of the grammar.
+    /// Copies `prototype`, which takes `bytes` bytes. Above `MATCHER_COPIES_BYTES`, copies share the lexer
+    /// states of their grammar, and the limits on these states, with all other copies of the grammar.
     pub(super) fn copy_matcher(&self, prototype: &Matcher, bytes: usize) -> MatcherCopy {
         let bytes_before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let counted = MatcherCopyBytes { copies: self.clone(), bytes };
@@ -36,7 +36,7 @@ impl MatcherCopies {
         MatcherCopy { matcher: prototype.deep_clone(), _counted: Some(counted) }
     }
 
-    /// Bytes of all existing copies.
+    /// Returns the bytes of all existing copies.
     #[cfg(test)]
     pub(super) fn bytes_in_use(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)

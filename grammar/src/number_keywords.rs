@@ -1,9 +1,8 @@
-//! Rewrites number keywords of JSON schemas so that they fit the integers that the compiler library computes
-//! with.
+//! Rewrites number keywords of JSON schemas so that they fit the integers that llguidance computes with.
 //!
-//! The library reads `multipleOf` into 32 bits and bounds of integers into 64 bits, and its arithmetic
-//! overflows where they do not fit. `prepare` computes the exact meaning of a keyword. A keyword that the
-//! library would read wrongly is rewritten so that the library reads it correctly; a keyword that it cannot
+//! llguidance reads `multipleOf` into 32 bits and bounds of integers into 64 bits, and its arithmetic
+//! overflows where they do not fit. `prepare` computes the exact meaning of a keyword. A keyword that
+//! llguidance would read wrongly is rewritten so that llguidance reads it correctly; a keyword that it cannot
 //! enforce is an error that names the keyword. The prepared schema accepts no number that the original schema
 //! rejects.
 
@@ -11,30 +10,31 @@ use super::compile::GrammarError;
 use super::decimal_number::DecimalNumber;
 use serde_json::{Map, Number, Value};
 
-/// Maximum decimal places of a `multipleOf`: the digit 9 in the place before them must fit 32 bits.
+/// Maximum number of decimal places of a `multipleOf`: 9 times ten to the power of this number must fit 32
+/// bits.
 const PLACES_MAX: u32 = 8;
-/// Largest bound: the greatest double below 10^18, up to which the library can count powers of ten.
+/// Largest bound: the greatest double below 10^18, up to which llguidance can count powers of ten.
 const BOUND_MAX: i64 = 999_999_999_999_999_872;
 /// Magnitude above which all doubles are integers and not all integers are doubles.
 const INEXACT_INTEGER_MIN: f64 = (1_u64 << 53) as f64;
 /// Maximum decimal places of a bound: each is a nesting level of the regular expression that the bound
 /// becomes.
 const BOUND_PLACES_MAX: usize = 40;
-/// Number of neighbouring doubles on each side that are tried for one that the library reads as the exact
+/// Number of neighbouring doubles on each side among which one is searched that llguidance reads as the exact
 /// decimal.
 const NEIGHBOURS_MAX: u64 = 16;
 /// Keywords whose values are data, not schemas.
 const DATA_KEYWORDS: [&str; 3] = ["default", "examples", "example"];
-/// Keywords with a count as value; the library ignores values that are not written as integers.
+/// Keywords with a count as value; llguidance ignores values that are not written as integers.
 const COUNT_KEYWORDS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
-/// Largest count: the library interprets the next larger 32-bit value as unlimited.
+/// Largest count: llguidance interprets the next larger 32-bit value as unlimited.
 const COUNT_MAX: u64 = u32::MAX as u64 - 1;
 /// Keywords whose members are schemas under user-defined names.
 const NAMING_KEYWORDS: [&str; 5] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 
-/// Rewrites the number keywords of a schema so that the compiler library enforces them exactly.
+/// Rewrites the number keywords of a schema so that llguidance enforces them exactly.
 ///
 /// Errors: a keyword has a value that cannot be enforced or that JSON Schema does not allow.
 pub(super) fn prepare(schema: &mut Value) -> Result<(), GrammarError> {
@@ -98,8 +98,8 @@ fn reject<T>(message: String) -> Result<T, GrammarError> {
     Err(GrammarError::Invalid(message))
 }
 
-/// Returns a double for a `multipleOf` that the library reads as the exact decimal of the schema. If the
-/// decimal has more places than the library supports, the double is a multiple of it: 10^-8 for 10^-9.
+/// Returns a double for a `multipleOf` that llguidance reads as the exact decimal of the schema. If the
+/// decimal has more places than llguidance supports, the double is a multiple of it: 10^-8 for 10^-9.
 fn adjusted_multiple(number: &Number) -> Result<Number, GrammarError> {
     const KEYWORD: &str = "multipleOf";
     let double = number.as_f64().unwrap_or_default();
@@ -126,7 +126,8 @@ fn adjusted_multiple(number: &Number) -> Result<Number, GrammarError> {
     adjusted.map_or_else(|| reject(format!("{KEYWORD} {number} has too many digits")), Ok)
 }
 
-/// Rejects schemas that apply to one number and whose `multipleOf` have no common multiple that fits.
+/// Rejects schemas that apply to the same number and whose `multipleOf` values have no common multiple that
+/// fits the integers of llguidance.
 fn check_combined(members: &Map<String, Value>) -> Result<(), GrammarError> {
     combine(members, None).map(drop)
 }
@@ -184,14 +185,14 @@ fn adjusted_count(keyword: &str, number: &Number) -> Result<Number, GrammarError
     reject(format!("{keyword} {number} exceeds the limit of {COUNT_MAX}"))
 }
 
-/// Side of a range that a bound limits.
+/// Whether a bound is the lower or the upper limit of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BoundSide {
     Low,
     High,
 }
 
-/// Returns the bound unchanged if the library enforces it exactly, else the nearest enforceable bound inside
+/// Returns the bound unchanged if llguidance enforces it exactly, else the nearest enforceable bound inside
 /// the range.
 fn adjusted_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Number, GrammarError> {
     let double = number.as_f64().unwrap_or_default();
@@ -214,8 +215,8 @@ fn adjusted_bound(keyword: &str, number: &Number, side: BoundSide) -> Result<Num
 }
 
 /// Returns the next double inside the range for an integer that is not a double, or for an exclusive bound
-/// above `INEXACT_INTEGER_MIN`, where adding or subtracting 1, as the library does, has no effect. `None` if the
-/// bound is enforced as it is.
+/// above `INEXACT_INTEGER_MIN`, where adding or subtracting 1, as llguidance does, has no effect. `None` if
+/// the bound is enforced as it is.
 fn nearest_inner_double(
     keyword: &str,
     number: &Number,
@@ -240,7 +241,7 @@ fn integer(number: &Number) -> Option<i128> {
     number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
 }
 
-/// Rejects constants that the library would write as a different number.
+/// Rejects constants that llguidance would write as a different number.
 fn check_constants(keyword: &str, value: &Value) -> Result<(), GrammarError> {
     match value {
         Value::Array(list) => list.iter().try_for_each(|item| check_constants(keyword, item)),

@@ -1,5 +1,5 @@
-//! Random number keywords: each schema is rejected by name or enforced exactly, and the compiler never
-//! panics.
+//! Tests of random number keywords: each schema is rejected with an error that names the keyword, or enforced
+//! exactly, and the compiler never panics.
 
 use super::compile::{GrammarCompiler, GrammarError};
 use super::tests::{END, compile_with, json_spec, vocabulary};
@@ -111,7 +111,8 @@ fn decimal(text: &str) -> Option<(i128, u32)> {
     Some((coefficient.checked_mul(shift)?, places.max(0) as u32))
 }
 
-/// Whether a number is a multiple of `of`, computed without rounding; `None` if there are too many digits.
+/// Whether a number is a multiple of `divisor`, computed without rounding; `None` if there are too many
+/// digits.
 fn is_multiple(text: &str, divisor: &Number) -> Option<bool> {
     let ((a, a_places), (b, b_places)) = (decimal(text)?, decimal(&divisor.to_string())?);
     let places = a_places.max(b_places);

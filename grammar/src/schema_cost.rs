@@ -1,8 +1,9 @@
-//! Checks that reject a schema before compilation, because the compiler itself does not bound its cost.
+//! Checks that reject a schema before compilation, because llguidance does not bound all of its compilation
+//! cost.
 //!
-//! The compiler's fuel limit covers the regular expressions that it has built, but neither the test whether
-//! an intersection of them is empty nor the states of a `multipleOf`. Each bound is far above the values in
-//! real schemas.
+//! The fuel limit of llguidance covers the regular expressions that it has built, but neither the test
+//! whether an intersection of them is empty nor the lexer states of a `multipleOf`. Each limit here is far
+//! above the values in real schemas.
 
 use super::compile::GrammarError;
 use super::number_keywords;
@@ -11,9 +12,10 @@ use serde_json::Value;
 /// Maximum number of strings with a pattern or a format in a schema with `allOf`, where all of them may
 /// intersect.
 const INTERSECTED_MAX: usize = 16;
-/// Maximum number of property-name patterns: each is compared with every other.
+/// Maximum number of property-name patterns (`patternProperties`): each is compared with every other.
 const NAME_PATTERNS_MAX: usize = 64;
-/// Maximum value of the digits of a `multipleOf` without trailing zeros: the number of states is equal to it.
+/// Maximum value of the digits of a `multipleOf` without trailing zeros: the number of lexer states is equal
+/// to it.
 const MULTIPLE_MAX: u64 = 10_000;
 
 #[derive(Default)]
@@ -59,8 +61,8 @@ fn reject(message: String) -> Result<(), GrammarError> {
     Err(GrammarError::Invalid(message))
 }
 
-/// Counts keywords at any position: a property with the name of a keyword has a schema, not a string, as its
-/// value.
+/// Counts keywords at any position. A property that is named `pattern` or `format` is not counted, because its
+/// value is a schema and not a string.
 fn count(value: &Value, counts: &mut SchemaKeywordCounts) -> Result<(), GrammarError> {
     match value {
         Value::Array(list) => list.iter().try_for_each(|item| count(item, counts)),

@@ -1,4 +1,4 @@
-//! Grammar session of one output: committed tokens in, masks out.
+//! Grammar session of one output: receives committed tokens and computes the masks of the next tokens.
 
 use super::compile::CompiledGrammar;
 use super::matcher_copies::MatcherCopy;
@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-/// Seed of the sessions of one request. It shares the compiled grammar until a session starts: a waiting
-/// request has no matcher copy.
+/// Seed from which the choices of one request create their grammar sessions. It shares the compiled grammar
+/// until a session starts: a waiting request has no matcher copy.
 #[derive(Clone)]
 pub struct SessionSeed {
     compiled: CompiledGrammar,
@@ -24,7 +24,7 @@ impl SessionSeed {
         Self { compiled, copy: Arc::default(), ignores_end }
     }
 
-    /// Flag shared by all requests of the grammar: whether its masks are slow.
+    /// Returns the flag, shared by all requests of the grammar, that says whether its masks are slow.
     pub(super) fn is_slow(&self) -> &Arc<AtomicBool> {
         &self.compiled.is_slow
     }
@@ -52,7 +52,7 @@ pub struct GrammarSession {
     /// Token ids that the grammar forces next, in order. A text without alternatives is tokenized once, not
     /// anew for each of its tokens.
     forced: VecDeque<Token>,
-    /// Keeps the matcher copy in the byte counter.
+    /// Keeps the bytes of the matcher copy counted while the session exists.
     _copy: Option<Arc<OnceLock<MatcherCopy>>>,
 }
 

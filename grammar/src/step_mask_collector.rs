@@ -7,7 +7,7 @@ use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
-/// Step whose masked rows wait for their masks.
+/// Step that waits for the masks of its masked rows, and the masks that are ready.
 pub(super) struct StepMaskCollector {
     step: StepId,
     executor: SyncSender<ExecutorCommand>,
@@ -66,7 +66,8 @@ impl StepMaskCollector {
 
     fn send(&self, rows: Option<Vec<BitmaskRow>>) {
         if let Some(rows) = rows {
-            // A failed executor needs no masks; its successor gets new ones.
+            // Sending fails only after an executor failure. The failed executor needs no masks; the restarted
+            // one gets the masks of new steps.
             let _ = self
                 .executor
                 .send(ExecutorCommand::Bitmask(GrammarBitmask { step: self.step, rows }));

@@ -234,7 +234,7 @@ fn cache_evicts_lru_within_its_byte_limit() {
     assert_eq!(cache.usage(), (3, 303));
 }
 
-/// Vocabulary that, while `slow` is set, blocks on `permits` before it tokenizes a forced text.
+/// Returns a vocabulary that, while `slow` is set, blocks on `permits` before it tokenizes a forced text.
 fn slow_vocabulary(slow: Arc<AtomicBool>, permits: Receiver<()>) -> GrammarVocabulary {
     let permits = Mutex::new(permits);
     let encode = move |text: &str| {

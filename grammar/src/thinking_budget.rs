@@ -38,7 +38,7 @@ pub trait ReasoningTracker: Send {
 /// Creates the tracker of one output.
 pub type ReasoningTrackerFactory = Arc<dyn Fn() -> Box<dyn ReasoningTracker> + Send + Sync>;
 
-/// Limit on the reasoning of an output.
+/// Limit on the number of reasoning tokens of an output.
 #[derive(Clone)]
 pub struct ThinkingBudget {
     /// Maximum number of reasoning tokens.
@@ -68,7 +68,7 @@ pub(super) struct ThinkingBudgetState {
     /// Whether the end marker must not be forced inside a character, because a grammar follows the reasoning.
     waits_for_character: bool,
     reasoned: u32,
-    /// Newest reasoning tokens, fewer than the end marker has.
+    /// Newest reasoning tokens, at most one fewer than the end marker has.
     recent: Vec<Token>,
     /// Number of tokens of the end marker in the output, once the rest of the marker is forced.
     forced: Option<usize>,

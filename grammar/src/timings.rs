@@ -1,4 +1,4 @@
-//! Durations of compilations and masks, as atomic counters that any thread may read.
+//! Histograms of the durations of compilations and masks, as atomic counters that any thread may read.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,12 +24,13 @@ impl DurationHistogram {
         self.sum_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Number of durations in each bucket, not cumulative; the last bucket holds durations above all bounds.
+    /// Returns the number of durations in each bucket, not cumulative; the last bucket holds durations above
+    /// all bounds.
     pub fn buckets(&self) -> [u64; BOUNDS_US.len() + 1] {
         self.buckets.each_ref().map(|bucket| bucket.load(Ordering::Relaxed))
     }
 
-    /// Sum of all durations in seconds.
+    /// Returns the sum of all durations in seconds.
     pub fn sum_seconds(&self) -> f64 {
         self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9
     }
@@ -38,11 +39,11 @@ impl DurationHistogram {
 /// Grammar metrics since start (`grammar_compile_seconds`, `grammar_mask_seconds`).
 #[derive(Debug, Default)]
 pub struct GrammarTimings {
-    /// Compilations that succeeded; cache hits are not counted.
+    /// Durations of compilations that succeeded; cache hits are not counted.
     pub compiled: DurationHistogram,
-    /// Compilations that failed.
+    /// Durations of compilations that failed.
     pub rejected: DurationHistogram,
-    /// Masks of single rows.
+    /// Durations of the mask computations of single rows.
     pub masks: DurationHistogram,
     /// Number of masks that failed; their requests ended with `error`.
     pub masks_failed: AtomicU64,

@@ -1,6 +1,6 @@
 //! Tests the communication of the engine thread, the mask workers and the timer in random thread
 //! interleavings: every step gets one message with every row, every mask is the one of its position in the
-//! output, and every overdue row is announced.
+//! output, and a `MaskEvent::Ready` follows for every overdue row.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
@@ -43,7 +43,7 @@ fn next<T>(channel: &Receiver<T>) -> T {
     }
 }
 
-/// State of the engine thread between two steps.
+/// Simulated engine thread: the mask workers, the channels that they send to, and the lengths of two outputs.
 struct MaskStepHarness {
     workers: MaskWorkers,
     executor: SyncSender<ExecutorCommand>,
@@ -119,7 +119,7 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
                 thread::spawn(move || pool.run_worker(queue(&pool)))
             });
             let (timer, timer_events) = channel();
-            // A step waits at most until this thread runs next.
+            // A step waits for its masks at most until this thread runs next.
             let timer_thread = thread::spawn(move || {
                 let overdue = AtomicU64::new(0);
                 loop {
