@@ -51,10 +51,10 @@ DEV u32 channel_of(u32 half) { return (lane() >> 2) * 2 + half; }
 // keys.
 DEV void turn_pairs(u32 word, u32& even, u32& odd) {
 #if DEV_NV
-    const u32 turned = __byte_perm(word, 0, 0x3120);
+    const u32 swapped = __byte_perm(word, 0, 0x3120);
 #else
-    const u32 turned = (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
+    const u32 swapped = (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
 #endif
-    even = widen_fp8(turned);
-    odd = widen_fp8(turned >> 16);
+    even = widen_fp8(swapped);
+    odd = widen_fp8(swapped >> 16);
 }

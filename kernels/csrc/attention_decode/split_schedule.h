@@ -15,7 +15,7 @@ struct Rows {
     const i32 *context_lens, *cu_q, *tables, *table_rows;
     u32 rows, kv_heads, table_width;
     const i32* positions;  // positions of tokens; null if not needed
-    u32 together;          // maximum number of successive tokens of a request processed at once
+    u32 tokens_per_group;  // maximum number of successive tokens of a request processed together
     u32 fresh;             // maximum number of tokens of a request per step, whose keys may be new
 };
 
@@ -26,7 +26,7 @@ struct Place {
     u32 span, splits, cut;
     u32 record;    // index of the row's first record: number of splits of all earlier rows
     u32 count;    // rows processed together (the group), from `row` on; each attends to one more key
-    u32 together;  // maximum number of rows processed together, in this launch
+    u32 tokens_per_group;  // as in Rows, or 1 if rows are scheduled separately
     u32 run_end;  // for rows of any number of tokens (mla_decode/token.h)
 };
 
@@ -47,16 +47,16 @@ DEV bool follows(const Rows& rows, u32 row, u32 cut) {
            (CUT_TOGETHER || span_of(before, cut) == span_of(context, cut));
 }
 // Whether a row is the first of a group of rows that are processed together.
-DEV bool leads(const Rows& rows, u32 row, u32 together, u32 cut) {
-    if (together <= 1) return true;
+DEV bool leads(const Rows& rows, u32 row, u32 tokens_per_group, u32 cut) {
+    if (tokens_per_group <= 1) return true;
     u32 behind = 0;
     while (follows(rows, row - behind, cut)) ++behind;
-    return behind % together == 0;
+    return behind % tokens_per_group == 0;
 }
 // Extends `p` from the first row of a group to all rows of the group.
 DEV void take_successive_rows(Place& p, const Rows& rows) {
     p.count = 1;
-    while (p.count < p.together && p.row + p.count < rows.rows && follows(rows, p.row + p.count, p.cut)) ++p.count;
+    while (p.count < p.tokens_per_group && p.row + p.count < rows.rows && follows(rows, p.row + p.count, p.cut)) ++p.count;
     p.context += p.count - 1;
     cut_row(p);
 }
@@ -89,12 +89,12 @@ DEV void next_split(Place& p, const Rows& rows) {
 
 // Number of splits of the rows before this thread's rows, and of all rows.
 struct Counted { u32 before, all; };
-// Counts the splits of rows in groups of at most `together`. Every thread of the team must call it; `sums`
+// Counts the splits of rows in groups of at most `tokens_per_group`. Every thread of the team must call it; `sums`
 // [WARPS] must not be in use.
-DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 together, u32 cut, u32* sums) {
+DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 tokens_per_group, u32 cut, u32* sums) {
     u32 mine = 0;
     for (u32 row = first; row < end; ++row)
-        if (leads(rows, row, together, cut)) mine += splits_of((u32)rows.context_lens[row], cut);
+        if (leads(rows, row, tokens_per_group, cut)) mine += splits_of((u32)rows.context_lens[row], cut);
     u32 before = mine;
     for (u32 reach = 1; reach < WARP_SIZE; reach *= 2) {
         const u32 below = shfl(before, lane() - reach);
@@ -122,9 +122,9 @@ DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
     const u32 position = first < end ? position_of(rows, token) : 0;
     Counted splits = count_splits(rows, first, end, 1, cut, sums);
     u32 record = splits.before;
-    const bool spread = rows.together <= 1 || splits.all * rows.kv_heads <= SPREAD_RUNS * gdim_x();
-    const u32 together = spread ? 1 : rows.together;
-    if (!spread) splits = count_splits(rows, first, end, together, cut, sums + WARPS);
+    const bool spread = rows.tokens_per_group <= 1 || splits.all * rows.kv_heads <= SPREAD_RUNS * gdim_x();
+    const u32 tokens_per_group = spread ? 1 : rows.tokens_per_group;
+    if (!spread) splits = count_splits(rows, first, end, tokens_per_group, cut, sums + WARPS);
 
     const u32 all = splits.all * rows.kv_heads, even = all / gdim_x(), odd = all % gdim_x();
     const u32 begin = bid_x() * even + (bid_x() < odd ? bid_x() : odd);
@@ -133,7 +133,7 @@ DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
         const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row], splits_here = splits_of(context, cut);
         const u32 first_record = record;
         record += splits_here;
-        if (!leads(rows, row, together, cut)) continue;
+        if (!leads(rows, row, tokens_per_group, cut)) continue;
         before += splits_here;
         if (begin < from || begin >= before * rows.kv_heads) continue;
         found[0] = row;
@@ -146,7 +146,7 @@ DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
     }
     team_sync();
     Place p{};
-    p.together = together;
+    p.tokens_per_group = tokens_per_group;
     p.cut = cut;
     p.left = even + (bid_x() < odd ? 1 : 0);
     if (p.left == 0) return p;

@@ -5,7 +5,7 @@
 //
 // Positions are processed WARP_SIZE at a time from 0: a result depends only on the keys attended to. Rows of
 // context 0 write zeros. Arguments as in attention_prefill, plus `rows`, the number of rows of the step, and
-// `unseen`: positions below it are masked.
+// `masked_keys`: positions below it are masked.
 //
 //   -DACT_F32=0|1 (queries and outputs)  -DHEAD_DIM=n  -DBLOCK_TOKENS=n  -DKV_FP8=1 (KV pool; default: type
 //                           of the queries)
@@ -24,7 +24,7 @@ enum : u32 { D = HEAD_DIM, CHANNELS = (D + WARP_SIZE - 1) / WARP_SIZE };
 
 KERNEL(WARP_SIZE) attention_plain(ACT* o, const ACT* q, const KV* pool, const i32* cu_q, const i32* context_lens,
                                   const i32* tables, const i32* table_rows, u32 rows, u32 group, u32 kv_heads,
-                                  u32 table_width, u32 unseen, u32 q_stride, u32 o_stride, float factor) {
+                                  u32 table_width, u32 masked_keys, u32 q_stride, u32 o_stride, float factor) {
     SHARED(float, query, D);
     grid_wait();
     const u32 head = bid_y(), token = bid_x(), kv_head = head / group, row = row_of(cu_q, rows, token);
@@ -37,7 +37,7 @@ KERNEL(WARP_SIZE) attention_plain(ACT* o, const ACT* q, const KV* pool, const i3
     for (u32 c = 0; c < CHANNELS; ++c) out[c] = 0.f;
     for (u32 at = 0; at < seen; at += WARP_SIZE) {
         const u32 position = at + lane(), keys = seen - at < WARP_SIZE ? seen - at : WARP_SIZE;
-        const bool present = position < seen, asked = present && position >= unseen;
+        const bool present = position < seen, asked = present && position >= masked_keys;
         const u64 block = present ? (u64)(u32)table[position / BLOCK_TOKENS] * kv_heads + kv_head : 0;
         const u64 key = block * 2 * BLOCK_TOKENS * D + position % BLOCK_TOKENS * D;
         float s = 0.f;

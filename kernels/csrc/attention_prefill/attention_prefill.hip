@@ -12,7 +12,7 @@
 //                           matrix of D columns, with boxes of 16 rows
 //   first_row, rows            first row, and number of rows, of this launch; earlier rows belong to other
 //                           launches
-//   taken                      work counter, zero before and after the launch
+//   work_counter               number of items that blocks have drawn; zero before and after the launch
 //
 //   -DWGMMA=1  WGMMA by warpgroups (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128
 //               keys.
@@ -34,7 +34,7 @@
 
 struct Job {
     half_t* o;
-    u32* taken;
+    u32* work_counter;
     const half_t* q;
     const KV* pool;
     const TensorMap* pool_map;
@@ -55,10 +55,10 @@ DEV const i32* table_of(const Job& job, u32 row) {
 #  define PREFILL KERNEL(256)
 #endif
 
-PREFILL attention_prefill(half_t* o, u32* taken, const half_t* q, const KV* pool, TENSOR_MAP pool_map, const i32* cu_q,
+PREFILL attention_prefill(half_t* o, u32* work_counter, const half_t* q, const KV* pool, TENSOR_MAP pool_map, const i32* cu_q,
                           const i32* context_lens, const i32* tables, const i32* table_rows, u32 first_row, u32 rows,
                           u32 kv_heads, u32 table_width, u32 q_stride, u32 o_stride, float factor) {
-    prefill(Job{o, taken, q, pool, &pool_map, cu_q, context_lens, tables, table_rows, first_row, rows, kv_heads, table_width,
+    prefill(Job{o, work_counter, q, pool, &pool_map, cu_q, context_lens, tables, table_rows, first_row, rows, kv_heads, table_width,
                 q_stride, o_stride, factor});
 }
 EXPORT(attention_prefill)

@@ -71,12 +71,12 @@ template <class Fetch> DEV void each_item(Meeting* m, const Job& job, const Fetc
             // there are items. The block with the last of these numbers was the last to increment the
             // counter, and resets it.
             const u32 numbers = search.items_before;
-            if (leader && number >= gdim_x() && number - gdim_x() + 1 == numbers) atomic_add(job.taken, 0u - numbers);
+            if (leader && number >= gdim_x() && number - gdim_x() + 1 == numbers) atomic_add(job.work_counter, 0u - numbers);
             return;
         }
-        const u32 taken = leader ? atomic_add(job.taken, 1u) : 0;
+        const u32 ticket = leader ? atomic_add(job.work_counter, 1u) : 0;
         fetch(item);
-        if (leader) m->next[odd] = gdim_x() + taken;
+        if (leader) m->next[odd] = gdim_x() + ticket;
         some_sync<1>(FETCHING * WARP_SIZE);
         number = m->next[odd];
     }

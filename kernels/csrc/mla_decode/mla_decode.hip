@@ -89,7 +89,7 @@ DEV u32 even_split(u32 context, u32) { return split_keys(context); }
 
 // Strides are in elements.
 KERNEL(TEAM)
-mla_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, const half_t* q, const half_t* pool,
+mla_decode(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q, const half_t* q, const half_t* pool,
            const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
            u32 heads, u32 query, u32 table_width, u32 first, u32 q_stride, float factor) {
     DYN_SHARED(half_t, shared);
@@ -98,7 +98,7 @@ mla_decode(half_t* means, float* partial, u32* arrived, const half_t* taken, con
     grid_wait();
     grid_release();
     Ring ring = begin_ring(shared, p, rows, pool);
-    const Source source{taken, q, heads, query, q_stride};
+    const Source source{absorbed_q, q, heads, query, q_stride};
     const Outputs to{means, partial, arrived, heads};
     Queries mine{};
     u32 done = 0;  // number of splits of the current heads that are done

@@ -19,7 +19,7 @@ DEV u32 slot_of(u32 i) { return WARP_SIZE == 64 ? i : i >> 1 & 1; }
 DEV u32 head_of(u32 slot) { return Frag::c_row(WARP_SIZE == 64 ? slot : slot * 2); }
 
 struct Source {
-    const half_t *taken, *q;
+    const half_t *absorbed_q, *q;
     u32 heads, query, q_stride;
 };
 struct Pairs { u32 v[Frag::NA / 2]; };
@@ -36,11 +36,11 @@ DEV Queries load_queries(const Source& s, const Place& p) {
         const u32 head = first_head() + Frag::a_row(i);
         const bool real = head < s.heads && own_token() < p.count;
         const u64 token = p.token + own_token();
-        const half_t* taken = s.taken + (token * s.heads + head) * KV_LORA_RANK;
-        const half_t* turned = s.q + token * s.q_stride + (head + 1) * s.query - QK_ROPE_HEAD_DIM;
+        const half_t* absorbed_q = s.absorbed_q + (token * s.heads + head) * KV_LORA_RANK;
+        const half_t* rope_q = s.q + token * s.q_stride + (head + 1) * s.query - QK_ROPE_HEAD_DIM;
         UNROLL for (u32 j = 0; j < PRODUCTS; ++j) {
             const u32 k = (half_of_warp() * PRODUCTS + j) * 16 + Frag::a_k(i);
-            const half_t* from = k < KV_LORA_RANK ? taken + k : turned + (k - KV_LORA_RANK);
+            const half_t* from = k < KV_LORA_RANK ? absorbed_q + k : rope_q + (k - KV_LORA_RANK);
             all.v[j].v[i / 2] = real ? bits_as<u32>(*(const half_x2*)from) : 0;
         }
     }

@@ -10,9 +10,9 @@
 // of that run.
 DEV u32 into_run(const Rows& rows, u32 token, u32& run_end) {
     if (token < run_end) return token;
-    const u32 apart = gdim_x() * rows.together;
+    const u32 apart = gdim_x() * rows.tokens_per_group;
     run_end += ((token - run_end) / apart + 1) * apart;
-    const u32 begin = run_end - rows.together;
+    const u32 begin = run_end - rows.tokens_per_group;
     return token > begin ? token : begin;
 }
 
@@ -44,8 +44,8 @@ DEV Place place_of(const Rows& rows, u32 token, u32 run_end, u32 all) {
 // Returns the place of the block's first tokens. The block processes every gdim_x()-th run from token `first`
 // on.
 DEV Place first_token(const Rows& rows, u32 first) {
-    const u32 token = first + bid_x() * rows.together;
-    return place_of(rows, token, token + rows.together, (u32)rows.cu_q[rows.rows]);
+    const u32 token = first + bid_x() * rows.tokens_per_group;
+    return place_of(rows, token, token + rows.tokens_per_group, (u32)rows.cu_q[rows.rows]);
 }
 
 DEV void next_place(Place& p, const Rows& rows) {

@@ -14,7 +14,7 @@ struct Shared { u8 *queries, *keys, *weights; };
 struct Job {
     Rows rows;
     Outputs to;
-    const half_t *taken, *q, *pool;
+    const half_t *absorbed_q, *q, *pool;
     const TensorMap* pool_map;
     u32 query, q_stride;
     float factor;
@@ -48,13 +48,13 @@ DEV void start_queries(const Job& job, const Shared& shared, const Place& p) {
         const QueryRow asker = query_of(row, p, job.to);
         const bool real = asker.real;
         const u64 token = p.token + asker.token;
-        const half_t* taken = job.taken + (token * job.to.heads + first_head() + asker.head) * KV_LORA_RANK;
-        const half_t* turned = job.q + token * job.q_stride + (first_head() + asker.head + 1) * job.query - WIDTH;
+        const half_t* absorbed_q = job.absorbed_q + (token * job.to.heads + first_head() + asker.head) * KV_LORA_RANK;
+        const half_t* rope_q = job.q + token * job.q_stride + (first_head() + asker.head + 1) * job.query - WIDTH;
         UNROLL for (u32 at = 0; at < PIECES; at += WARP_SIZE) {
             const u32 piece = at + lane();
             if (piece >= PIECES) break;
             u8* to = shared.queries + piece / 8 * PANEL_BYTES + panel_offset(row, piece % 8);
-            copy16_or_zero(to, (real ? piece < OF_LATENT ? taken : turned : job.taken) + piece * 8 * real, real);
+            copy16_or_zero(to, (real ? piece < OF_LATENT ? absorbed_q : rope_q : job.absorbed_q) + piece * 8 * real, real);
         }
     }
     copy_commit();

@@ -12,15 +12,15 @@
 // is chosen for all rows of a step (split_length.h): storing the result of a split takes as long as several
 // steps, and a block with more splits than others delays the whole kernel.
 //
-//   means, partial, arrived, taken, q, tables, table_rows, -DEACH_TOKEN  as in mla_decode
+//   means, partial, arrived, absorbed_q, q, tables, table_rows, -DEACH_TOKEN  as in mla_decode
 //   most_records  capacity of `partial` in splits, per tile of heads; at least row_count
 //   pool, pool_map   KV pool of one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; its TMA descriptor as a
 //                    matrix, with boxes of 16 rows
 //
 //   -DKV_LORA_RANK=128|256|512  -DQK_ROPE_HEAD_DIM=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
-//   together  maximum number of tokens processed together; at most 64 / heads, or 1
+//   tokens_per_group  maximum number of tokens processed together; at most 64 / heads, or 1
 // NVIDIA from sm_90 on. Grid: (runs, tiles of heads); the number of SMs is fastest. With EACH_TOKEN blocks
-// process every gdim_x()-th run of `together` tokens from `first` on (mla_decode/token.h). Block: 384.
+// process every gdim_x()-th run of `tokens_per_group` tokens from `first` on (mla_decode/token.h). Block: 384.
 // Dynamic shared memory: GROUPS_SHARED bytes.
 //
 // Rounding: probabilities to half_t; the output once. Roofline: 2 context (KV_LORA_RANK + QK_ROPE_HEAD_DIM)
@@ -71,15 +71,15 @@ DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / s
 
 // Strides are in elements.
 KERNEL_ALONE(384)
-mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* taken, const half_t* q, const half_t* pool,
+mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q, const half_t* q, const half_t* pool,
                  TENSOR_MAP pool_map, const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows,
-                 u32 row_count, u32 heads, u32 query, u32 table_width, u32 most_records, u32 first, u32 together, u32 q_stride,
+                 u32 row_count, u32 heads, u32 query, u32 table_width, u32 most_records, u32 first, u32 tokens_per_group, u32 q_stride,
                  float factor) {
     DYN_SHARED(u8, dynamic);
     Meeting* meeting = (Meeting*)dynamic;
     const Shared shared = share(dynamic);
     SHARED(Place, begin, 1);
-    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, together, 0};
+    const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, tokens_per_group, 0};
     if (tid() == 0) open(meeting);
     set_queries(heads);
     sync();
@@ -99,7 +99,7 @@ mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* take
     sync();
     grid_wait();
     grid_release();
-    const Job job{rows, {means, partial, arrived, heads}, taken, q, pool, &pool_map, query, q_stride, factor};
+    const Job job{rows, {means, partial, arrived, heads}, absorbed_q, q, pool, &pool_map, query, q_stride, factor};
     if (warp_id() >= WARPS) {
         fewer_registers<56>();
         fetch_all(job, shared, meeting, *begin);

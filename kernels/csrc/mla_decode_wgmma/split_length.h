@@ -21,7 +21,7 @@ struct Pieces {
 enum : u32 { BEGINS = 1u << 31, NOTED = OPERAND_BYTES / 4 };
 DEV u32 note_of(const Rows& rows, u32 row) {
     const u32 context = (u32)rows.context_lens[row];
-    if (rows.together <= 1 || row == 0 || context <= 1) return context | BEGINS;
+    if (rows.tokens_per_group <= 1 || row == 0 || context <= 1) return context | BEGINS;
     const bool follows = (u32)rows.context_lens[row - 1] + 1 == context && table_of(rows, row - 1) == table_of(rows, row);
     return follows ? context : context | BEGINS;
 }
@@ -58,10 +58,10 @@ DEV Pieces count_pieces(const Rows& rows, const u32* notes, u32 cut) {
                   warp_max(n.most), warp_sum(n.live),    warp_sum(n.chains),  warp_max(n.end)};
 }
 
-// Returns the estimated number of splits if up to `together` tokens are processed together.
-DEV u32 pieces_of(const Pieces& n, u32 together) {
-    if (together <= 1 || n.chains == 0) return n.all;
-    const u32 length = at_least(n.live, n.chains), runs = n.chains * at_least(length, together);
+// Returns the estimated number of splits if up to `tokens_per_group` tokens are processed together.
+DEV u32 pieces_of(const Pieces& n, u32 tokens_per_group) {
+    if (tokens_per_group <= 1 || n.chains == 0) return n.all;
+    const u32 length = at_least(n.live, n.chains), runs = n.chains * at_least(length, tokens_per_group);
     return (u32)((float)n.all * (float)runs * rcp_((float)n.live) + 0.99f);
 }
 // Returns the estimated time of the block with the most work, in eighths of a step; `filled`: number of query
@@ -77,7 +77,7 @@ DEV u32 cost_of(const Pieces& n, u32 pieces, u32 filled) {
 }
 
 // Returns the base-2 logarithm of the maximum number of keys per split. Removes trailing rows without keys
-// from `rows`, and sets `together` to 1 if tokens are to be scheduled separately. `heads`: number of heads of
+// from `rows`, and sets `tokens_per_group` to 1 if tokens are to be scheduled separately. `heads`: number of heads of
 // a block; `notes`: OPERAND_BYTES of shared memory, not used afterwards. Every thread of the team must call
 // it.
 DEV u32 cut_step(Rows& rows, u32 heads, u32 most_records, u32* notes) {
@@ -86,14 +86,14 @@ DEV u32 cut_step(Rows& rows, u32 heads, u32 most_records, u32* notes) {
     note_rows(rows, notes);
     const Pieces n = count_pieces(rows, notes, cut_of(own));
     if (lane() < 2) {
-        const u32 together = lane() == 0 ? rows.together : 1, kind = lane() * LENGTHS + LENGTHS - 1 - own;
-        const bool fits = (n.records <= most_records || own + 1 == LENGTHS) && (lane() == 0 || rows.together > 1);
-        const u32 cost = cost_of(n, pieces_of(n, together), heads * (together < 1 ? 1 : together));
+        const u32 tokens_per_group = lane() == 0 ? rows.tokens_per_group : 1, kind = lane() * LENGTHS + LENGTHS - 1 - own;
+        const bool fits = (n.records <= most_records || own + 1 == LENGTHS) && (lane() == 0 || rows.tokens_per_group > 1);
+        const u32 cost = cost_of(n, pieces_of(n, tokens_per_group), heads * (tokens_per_group < 1 ? 1 : tokens_per_group));
         costs[kind] = (fits && cost < none ? cost : none) << 4 | kind;
     }
     team_sync();
     const u32 best = warp_min(lane() < 2 * LENGTHS ? costs[lane()] : ~0u) & 15;
     rows.rows = n.end;
-    if (best >= LENGTHS) rows.together = 1;
+    if (best >= LENGTHS) rows.tokens_per_group = 1;
     return cut_of(LENGTHS - 1 - best % LENGTHS);
 }

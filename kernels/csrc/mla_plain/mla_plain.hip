@@ -7,7 +7,7 @@
 // [heads][QK_NOPE_HEAD_DIM][KV_LORA_RANK], value (W_UV) [heads][VALUE][KV_LORA_RANK], all of ACT. Rows as in
 // attention_plain.
 // Positions are processed KEYS at a time from 0: a result depends only on the keys attended to. Rows of
-// context 0 write zeros. The first `unseen` positions are masked, and no query is at one of them.
+// context 0 write zeros. The first `masked_keys` positions are masked, and no query is at one of them.
 //
 //   -DACT_F32=0|1  -DKV_LORA_RANK=n -DQK_ROPE_HEAD_DIM=n -DQK_NOPE_HEAD_DIM=n -DVALUE=n (even; KV_LORA_RANK at
 //   most 1024)  -DBLOCK_TOKENS=n
@@ -45,7 +45,7 @@ DEV void project_values(ACT* y, const float* x, const ACT* w) {
 
 KERNEL(256) mla_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, const ACT* value, const i32* cu_q,
                       const i32* context_lens, const i32* tables, const i32* table_rows, u32 rows, u32 table_width,
-                      u32 q_stride, u32 o_stride, u32 unseen, float factor) {
+                      u32 q_stride, u32 o_stride, u32 masked_keys, float factor) {
     SHARED(float, query, WIDTH);
     SHARED(float, scores, KEYS);
     grid_wait();
@@ -70,7 +70,7 @@ KERNEL(256) mla_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, con
                 for (u32 d = lane(); d < WIDTH; d += WARP_SIZE) s = fma_(query[d], f32(latent[d]), s);
             }
             s = warp_sum(s);
-            if (lane() == 0) scores[j] = j < keys && first + j >= unseen ? s : -1e30f;
+            if (lane() == 0) scores[j] = j < keys && first + j >= masked_keys ? s : -1e30f;
         }
         sync();
         float grown = max;

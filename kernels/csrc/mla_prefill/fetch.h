@@ -56,7 +56,7 @@ DEV void fetch_step(const Shared& shared, Meeting* m, const RingStage& turn, con
     if (lane() == 0) {
         barrier_expect(keys_there, KEY_BYTES);
         for (u32 panel = 0; panel < KEY_PANELS; ++panel) {
-            const u32 own = item.head * QK_NOPE_HEAD_DIM + panel * 64, shared_by_heads = job.turned + (panel - OWN_PANELS) * 64;
+            const u32 own = item.head * QK_NOPE_HEAD_DIM + panel * 64, shared_by_heads = job.rope_column + (panel - OWN_PANELS) * 64;
             panel_copy(keys + panel * PANEL_BYTES, job.kv_map, kv, TILE, row, panel < OWN_PANELS ? own : shared_by_heads,
                        keys_there);
         }
@@ -84,13 +84,13 @@ DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
             // there are items. The block with the last of these numbers was the last to increment the
             // counter, and resets it.
             const u32 numbers = search.items_before;
-            if (lane() == 0 && number >= gdim_x() && number - gdim_x() + 1 == numbers) atomic_add(job.taken, 0u - numbers);
+            if (lane() == 0 && number >= gdim_x() && number - gdim_x() + 1 == numbers) atomic_add(job.work_counter, 0u - numbers);
             return;
         }
-        const u32 taken = lane() == 0 ? atomic_add(job.taken, 1u) : 0;
+        const u32 ticket = lane() == 0 ? atomic_add(job.work_counter, 1u) : 0;
         if (has_keys_here(item) || item.cut.steps == 0) hand_over(shared, m, items, job, item);
         for (u32 step = item.cut.step; step < item.cut.end; ++step, advance<STAGES>(steps))
             fetch_step(shared, m, steps, job, item, item.cut.at + (step - item.cut.step) * TILE);
-        number = gdim_x() + shfl(taken, 0);
+        number = gdim_x() + shfl(ticket, 0);
     }
 }

@@ -13,7 +13,7 @@
 //   `values` on the values; from column `rope_column` on the QK_ROPE_HEAD_DIM channels that all heads share
 //   q_map, kv_map   used with WGMMA: TMA descriptors of q and kv, with boxes of 128 rows
 //   carried   f32, carry-over state of tiles with keys in several windows; unused if all are in one window
-//   taken     work counter, zero before and after the launch
+//   work_counter   number of items that blocks have drawn; zero before and after the launch
 //
 //   -DWGMMA=1  WGMMA by warpgroups (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 tokens, steps of 128
 //               keys.
@@ -39,12 +39,12 @@
 struct Job {
     half_t* o;
     float* carried;
-    u32* taken;
+    u32* work_counter;
     const half_t *q, *kv;
     const TensorMap *q_map, *kv_map;
     LongRows rows;
     Window window;
-    u32 tokens, heads, values, turned, kv_stride, q_stride, o_stride;  // tokens: of all rows of the step
+    u32 tokens, heads, values, rope_column, kv_stride, q_stride, o_stride;  // tokens: of all rows of the step
     float factor;
 };
 
@@ -57,11 +57,11 @@ struct Job {
 #  define PREFILL KERNEL(256)
 #endif
 
-PREFILL mla_prefill(half_t* o, float* carried, u32* taken, const half_t* q, const half_t* kv, TENSOR_MAP q_map,
+PREFILL mla_prefill(half_t* o, float* carried, u32* work_counter, const half_t* q, const half_t* kv, TENSOR_MAP q_map,
                     TENSOR_MAP kv_map, const i32* cu_q, const i32* context_lens, u32 first, u32 count, u32 least,
-                    u32 begin, u32 keys, u32 tokens, u32 heads, u32 values, u32 turned, u32 kv_stride, u32 q_stride,
+                    u32 begin, u32 keys, u32 tokens, u32 heads, u32 values, u32 rope_column, u32 kv_stride, u32 q_stride,
                     u32 o_stride, float factor) {
-    prefill(Job{o, carried, taken, q, kv, &q_map, &kv_map, {cu_q, context_lens, first, count, least}, {begin, keys}, tokens,
-                heads, values, turned, kv_stride, q_stride, o_stride, factor});
+    prefill(Job{o, carried, work_counter, q, kv, &q_map, &kv_map, {cu_q, context_lens, first, count, least}, {begin, keys}, tokens,
+                heads, values, rope_column, kv_stride, q_stride, o_stride, factor});
 }
 EXPORT(mla_prefill)

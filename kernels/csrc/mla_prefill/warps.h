@@ -29,7 +29,7 @@ DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
         const half_t* from = job.kv + (u64)(row + key) * job.kv_stride;
         half_t* to = stage + key * K_STRIDE + piece * 8;
         if (piece < OWN) from += head * QK_NOPE_HEAD_DIM + piece * 8;
-        else if (piece < KEY) from += job.turned + (piece - OWN) * 8;
+        else if (piece < KEY) from += job.rope_column + (piece - OWN) * 8;
         else {
             from += job.values + head * VALUE + (piece - KEY) * 8;
             to = stage + COPIED * K_STRIDE + key * V_STRIDE + (piece - KEY) * 8;

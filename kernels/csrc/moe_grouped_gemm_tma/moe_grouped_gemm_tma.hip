@@ -7,7 +7,7 @@
 //   -DWIDE_TILE=1   segments of at most TILE_ROWS rows, times twice as many lines; default 128
 //   -DFP8=1    W in fp8 with block `scales` (moe/tma_layout.h), converted to half_t in registers. With WIDE_TILE
 //              the default of TILE_ROWS is 64 then
-// early: 0, or number of leading segments that are the first ones of these experts, even if empty
+// prefetched_segments: 0, or number of leading segments that are the first ones of these experts, even if empty
 // (moe_align): blocks then start loading the weights of their first tiles before routing has finished. WIDE_TILE
 // only.
 // W: see moe/tma_layout.h. Rows of x aligned to 16 bytes. Grid: at most one block per SM. Block: 11 warps.
@@ -33,10 +33,10 @@ typedef float OUT;
 
 KERNEL(THREADS)
 moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order, const Segment* segments, u32 n, u32 k, u32 x_stride,
-                     u32 y_stride, u32 top_k, u32 early, const float* scales, u32 unit, u32 scale_stride) {
+                     u32 y_stride, u32 top_k, u32 prefetched_segments, const float* scales, u32 unit, u32 scale_stride) {
     const Ring ring = make_ring();
     sync();
-    const u32 begun = GATED ? begin_weights(w, ring, n, k, early) : 0;
+    const u32 begun = GATED ? begin_weights(w, ring, n, k, prefetched_segments) : 0;
     // Segments, and weights of the down projection, do not depend on the gate and up projection.
     if (GATED || warp_id() != WEIGHT_WARP) grid_wait();
     grid_release();
