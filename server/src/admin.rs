@@ -1,4 +1,4 @@
-//! Admin routes: server information, prefix cache reset, request abort.
+//! Admin routes: server information, reset of the prefix cache, abort of requests.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -13,25 +13,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Timeout for the scheduler's reply, which normally takes at most one step.
+/// Maximum wait for the scheduler's reply, which normally takes at most one scheduler step.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum body size of an admin request, in bytes.
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of request ids in one abort request.
 const REQUEST_IDS_MAX: usize = 10_000;
 const REQUEST_ID_BYTES_MAX: usize = 160;
-/// Prefixes of reply ids; the request id follows the prefix.
+/// Prefixes of the reply ids in the APIs; the request id follows the prefix.
 const REPLY_ID_PREFIXES: [&str; 3] = ["chatcmpl-", "cmpl-", "msg_"];
 
-/// Returns the configuration in force.
+/// Returns the configuration that the server runs with, without secrets.
 pub(crate) async fn server_info(
     State(app): State<Arc<AppState>>,
 ) -> Result<Reply<Value>, ApiError> {
     Ok(Reply(app.serving()?.info.clone()))
 }
 
-/// Resets the prefix cache. Does nothing while requests hold blocks, unless `reset_running_requests` allows
-/// them to be restarted.
+/// Resets the prefix cache. Nothing is reset while requests hold KV blocks, unless `reset_running_requests`
+/// allows these requests to be preempted and restarted.
 pub(crate) async fn reset_prefix_cache(
     State(app): State<Arc<AppState>>,
     RawQuery(query): RawQuery,
@@ -46,8 +46,8 @@ pub(crate) async fn reset_prefix_cache(
     }
 }
 
-/// Parses `reset_running_requests`. vLLM's `reset_external` is accepted if false: there is no external KV
-/// cache to reset.
+/// Parses the query parameter `reset_running_requests`. vLLM's `reset_external` is accepted if false: there
+/// is no external KV cache that could be reset.
 fn reset_running(query: &str) -> Result<bool, ApiError> {
     let mut restart = false;
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -70,15 +70,16 @@ fn reset_running(query: &str) -> Result<bool, ApiError> {
     Ok(restart)
 }
 
-/// Aborts the requests with the given ids, or all requests. Requests that are still being tokenised have no
-/// id yet and are not found.
+/// Aborts the requests with the given ids, or all requests. Requests that are still being tokenised are not
+/// in the engine yet and are not found.
 pub(crate) async fn abort_requests(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Reply<Value>, ApiError> {
     let client = &app.serving()?.client;
     let (parts, body) = request.into_parts();
-    // Not reserved in the memory budget: an abort must be accepted while the server is overloaded.
+    // The body is not reserved in the memory budget: an abort must be accepted while the server is
+    // overloaded.
     let (limit, count) = (app.options.body_timeout, |_| Ok(()));
     let body = request_body::read(&parts.headers, body, BODY_BYTES_MAX, limit, count).await?;
     let mut fields = RequestFields::of_body(JsonValue::parse(&body)?)?;
@@ -92,7 +93,8 @@ pub(crate) async fn abort_requests(
     Ok(Reply(json!({"aborted": aborted})))
 }
 
-/// Returns the request ids that match the given names; a name is a request id or the id of a reply.
+/// Returns the request ids that `names` may mean: each name is a request id, or the id of a reply (prefix and
+/// request id).
 fn request_ids_of(names: &[String]) -> HashSet<&str> {
     let ids = names.iter().flat_map(|name| {
         let from_reply_id = REPLY_ID_PREFIXES.iter().filter_map(|kind| name.strip_prefix(kind));
@@ -101,12 +103,12 @@ fn request_ids_of(names: &[String]) -> HashSet<&str> {
     ids.collect()
 }
 
-/// Validates a body of `/abort_request`.
+/// Validates the body of an `/abort_request` request.
 pub(crate) fn check_abort(fields: &mut RequestFields) -> Result<(), ApiError> {
     requested_ids(fields).map(|_| ())
 }
 
-/// Parses the request ids of an abort request; `None` = all requests.
+/// Parses the request ids in the body of an abort request; `None` = all requests.
 fn requested_ids(fields: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     let all = fields.bool("abort_all")?.unwrap_or(false);
     let one = match fields.take_alias("request_id", "rid")? {

@@ -1,6 +1,6 @@
-//! API errors: one body shape for every route and status.
+//! Errors of the API, with one JSON form for every route and status.
 //!
-//! Messages are fixed texts with numbers. No path, type name or panic text leaves the process; details are
+//! Messages are fixed texts with numbers. They contain no path, type name or panic message; such details are
 //! logged with the request id.
 
 use axum::body::Body;
@@ -13,33 +13,33 @@ use serde_json::json;
 pub struct ApiError {
     /// HTTP status.
     pub status: StatusCode,
-    /// Error message, with the numbers that matter.
+    /// Error message, with the numbers that explain the error.
     pub message: String,
-    /// Request field that caused the error.
+    /// Name of the request field that caused the error.
     pub param: Option<String>,
-    /// Stable machine-readable error code.
+    /// Machine-readable error code, which does not change between versions.
     pub reason: &'static str,
     /// Value of `Retry-After` in seconds (429 and 503).
     pub retry_after_s: Option<u32>,
 }
 
 impl ApiError {
-    /// Creates an error without `param` and without `Retry-After`.
+    /// Creates an error that names no field and has no `Retry-After`.
     pub fn new(status: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, reason, retry_after_s: None }
     }
 
-    /// 400: the value of a field is invalid.
+    /// Creates a 400 error: the value of the field `param` is invalid.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::bad_request("invalid_value", param, message)
     }
 
-    /// 400: the field requests a feature that this server does not support.
+    /// Creates a 400 error: the field `param` requests a feature that this server does not support.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::bad_request("unsupported_field", param, message)
     }
 
-    /// 400 with its own `reason`.
+    /// Creates a 400 error with this `reason` for the field `param`.
     pub fn bad_request(
         reason: &'static str,
         param: impl Into<String>,
@@ -49,18 +49,19 @@ impl ApiError {
         Self { param, ..Self::new(StatusCode::BAD_REQUEST, reason, message) }
     }
 
-    /// 500 without details, which are in the log.
+    /// Creates a 500 error; its details are only logged.
     pub fn internal() -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal error")
     }
 
-    /// 503 with a `Retry-After` value.
+    /// Creates a 503 error with a `Retry-After` value.
     pub fn unavailable(reason: &'static str, message: &str, retry_after_s: u32) -> Self {
         let retry_after_s = Some(retry_after_s);
         Self { retry_after_s, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, reason, message) }
     }
 
-    /// Returns the message with the field name in it: many clients display the message only.
+    /// Returns the message, preceded by the field name unless it contains it: many clients display only the
+    /// message.
     pub fn text(&self) -> String {
         let in_word = |c: char| c.is_alphanumeric() || "_-.[]".contains(c);
         match &self.param {
@@ -71,7 +72,7 @@ impl ApiError {
         }
     }
 
-    /// Formats the body: `{"error":{"message","type","param","code","reason"}}`.
+    /// Formats the body of the reply: `{"error":{"message","type","param","code","reason"}}`.
     pub fn body(&self) -> String {
         json!({"error": {
             "message": self.text(),
@@ -84,7 +85,7 @@ impl ApiError {
     }
 }
 
-/// Maps a status to the error's `type`.
+/// Returns the `type` of an error with this HTTP status.
 fn kind(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "BadRequestError",
@@ -102,8 +103,8 @@ fn kind(status: StatusCode) -> &'static str {
     }
 }
 
-/// Keeps the error as an extension of its response, for middleware that counts errors or converts them to
-/// another shape.
+/// The error is also attached to the response as an extension: middleware counts errors and converts them to
+/// the JSON form of other APIs.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.body()));

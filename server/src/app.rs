@@ -1,4 +1,5 @@
-//! State shared by all handlers: options, health and, once the model is loaded, the serving context.
+//! State shared by all handlers: options, health and, once the model is loaded, the objects that serve
+//! requests.
 
 use super::api_error::ApiError;
 use super::auth::ApiKeys;
@@ -24,45 +25,45 @@ use std::time::Duration;
 use text::{ChatTemplate, OutputParsers, RequestTemplates, Tokenizer};
 use tokio::sync::Mutex;
 
-/// Maximum number of characters of a model name in an error message.
+/// Maximum number of characters of the requested model name that an error message repeats.
 const MODEL_NAME_SHOWN: usize = 128;
 
-/// Server options set at startup.
+/// Options of the HTTP server, set at startup.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Message of 503 replies and probes until the model is loaded.
+    /// Message of 503 replies and probes while the model is being loaded.
     pub starting: &'static str,
     /// Timeout for receiving a whole request body.
     pub body_timeout: Duration,
-    /// Time without output after which a stream sends an SSE comment; zero = never.
+    /// Time without output after which a stream sends an SSE comment (keep-alive); zero = never.
     pub keep_alive: Duration,
-    /// Status of overload errors: 429 or 503.
+    /// HTTP status of overload errors: 429 or 503.
     pub overload_status: StatusCode,
     /// Whether unknown request fields are rejected.
     pub strict_fields: bool,
-    /// Whether every chunk of every stream carries usage.
+    /// Whether every chunk of every stream contains `usage` (`--enable-force-include-usage`).
     pub force_usage: bool,
-    /// Whether usage has `prompt_tokens_details`.
+    /// Whether `usage` contains `prompt_tokens_details`.
     pub usage_details: bool,
-    /// Default for `return_tokens_as_token_ids`: tokens in logprobs are written as `token_id:N`.
+    /// Default of `return_tokens_as_token_ids`: whether log-probabilities show tokens as `token_id:N`.
     pub tokens_as_ids: bool,
-    /// Reply fields that carry reasoning.
+    /// Names of the reply fields that contain reasoning.
     pub reasoning_field: ReasoningField,
     /// Whether `/tokenizer_info` is enabled.
     pub tokenizer_info: bool,
-    /// `owned_by` of the model card.
+    /// Value of `owned_by` in `/v1/models`.
     pub owned_by: String,
     /// Whether the executors can record profiler traces.
     pub profile: bool,
     /// API keys of clients and operators.
     pub api_keys: ApiKeys,
-    /// Writer of the trace lines of finished requests.
+    /// Tracer of finished requests (`--trace-requests`); `None` = requests are not traced.
     pub tracer: Option<RequestTracer>,
     /// CORS settings; `None` = no cross-origin access.
     pub cors: Option<CorsConfig>,
-    /// Whether a separate admin listener (`--admin-listen`) exists.
+    /// Whether a separate listener for admin routes (`--admin-listen`) exists.
     pub admin_listener: bool,
-    /// Whether `/metrics` requires a key.
+    /// Whether `/metrics` requires an API key.
     pub metrics_require_key: bool,
 }
 
@@ -90,38 +91,38 @@ impl Default for ServerOptions {
     }
 }
 
-/// Model information that the API reports.
+/// Model information in `/v1/models` and in replies.
 #[derive(Debug, Clone)]
 pub struct ModelCard {
-    /// Served model names; the first one is the default.
+    /// Names under which the model is served; the first name is the default.
     pub names: Vec<String>,
-    /// Model folder or hub id.
+    /// Path of the model folder, or model id on the Hugging Face hub.
     pub root: String,
     /// Unix time of the server's start, in seconds.
     pub created: u64,
-    /// System fingerprint: `hadron-<version>-<model hash8>`.
+    /// `system_fingerprint` of replies: `hadron-<version>-<first 8 hex digits of the model hash>`.
     pub fingerprint: String,
 }
 
-/// Objects that exist once the model is loaded.
+/// Objects that serve requests; they exist once the model is loaded.
 pub struct ServingContext {
-    /// Client of the engine.
+    /// Client of the engine, which submits requests.
     pub client: EngineClient,
     /// Pool that compiles the grammars of constrained requests.
     pub grammars: GrammarCompilePool,
     /// Tokenizer of the model.
     pub tokenizer: Arc<Tokenizer>,
-    /// Chat template; chat requests are rejected if the model has none.
+    /// Chat template of the model; without one, chat requests are rejected.
     pub template: Option<ChatTemplate>,
     /// Reasoning and tool-call parsers of the output.
     pub parsers: OutputParsers,
-    /// Model names and origin.
+    /// Model names and related information that the API reports.
     pub card: ModelCard,
-    /// Ranges of request fields.
+    /// Ranges of request fields that depend on the model and the command line.
     pub field_bounds: FieldBounds,
-    /// Sampling parameters used where a request sets none.
+    /// Sampling parameters for requests that do not set them.
     pub sampling_defaults: SamplingDefaults,
-    /// Template variables that requests may override (`--default-chat-template-kwargs`).
+    /// Default template variables (`--default-chat-template-kwargs`), which requests may override.
     pub template_defaults: Map<String, Value>,
     /// Renderer of chat templates sent in requests, if these are allowed (`--trust-request-chat-template`).
     pub request_templates: Option<RequestTemplates>,
@@ -131,7 +132,7 @@ pub struct ServingContext {
     pub body_bytes_max: usize,
     /// Capacity of the KV pool of one replica, in tokens.
     pub pool_tokens: u64,
-    /// Server metrics.
+    /// Metrics of the server.
     pub metrics: Arc<ServerMetrics>,
     /// KV event publishers, by replica; empty if KV events are off.
     pub kv_event_sources: Vec<Arc<KvEventSource>>,
@@ -145,7 +146,7 @@ pub struct AppState {
     pub options: ServerOptions,
     /// Health state reported by the probes.
     pub health: Arc<HealthState>,
-    /// Thread pool for CPU-bound text work.
+    /// Thread pool for parsing, template rendering and tokenisation.
     pub text_pool: TextPool,
     /// Generator of request ids and seeds.
     pub id_generator: IdGenerator,
@@ -153,15 +154,16 @@ pub struct AppState {
     pub openapi: OnceLock<Bytes>,
     /// Stored responses that clients may fetch and continue.
     pub responses: ResponseStore,
-    /// Serialises the requests that make the scheduler list its cached blocks.
+    /// Lock that allows one listing of cached blocks (`/debug/kv`) at a time.
     pub kv_listing: Mutex<()>,
     serving: OnceLock<Arc<ServingContext>>,
-    /// Number of requests rejected before the metrics existed.
+    /// Number of requests that were rejected before `serving` was set; they are added to the metrics once
+    /// these exist.
     rejected_at_startup: AtomicU64,
 }
 
 impl AppState {
-    /// Creates the state of a server without a loaded model.
+    /// Creates the state of a server that has not loaded its model yet.
     pub fn new(options: ServerOptions, health: Arc<HealthState>) -> Self {
         let (text_pool, id_generator) = (TextPool::new(), IdGenerator::default());
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
@@ -210,7 +212,7 @@ impl AppState {
         self.serving.get().ok_or_else(|| self.starting())
     }
 
-    /// 503: the model is not loaded yet.
+    /// Creates the 503 error for requests that arrive before the model is loaded.
     pub fn starting(&self) -> ApiError {
         ApiError::unavailable("starting", self.options.starting, 10)
     }
@@ -224,7 +226,7 @@ impl AppState {
             ServerStatus::Unavailable | ServerStatus::Stalled => {
                 Err(ApiError::unavailable("engine_unavailable", "the engine is not available", 10))
             }
-            // Requests accepted during a restart wait until it is complete.
+            // Requests that are accepted while executors restart wait until the restart is complete.
             ServerStatus::Starting | ServerStatus::Serving | ServerStatus::Restarting => {
                 self.serving()
             }
@@ -243,7 +245,7 @@ impl ServingContext {
         if self.card.names.iter().any(|name| name == requested) {
             return Ok(requested.to_owned());
         }
-        // The name may be as long as the request body.
+        // The requested name may be as long as the request body, so the error message repeats only its start.
         let shown: String = requested.chars().take(MODEL_NAME_SHOWN).collect();
         let message =
             format!("the model {shown:?} is not served; GET /v1/models lists the served models");

@@ -1,7 +1,7 @@
 //! Authentication: API keys of clients and operators, compared as digests in constant time.
 //!
-//! The check is attached to the matched route and never parses the path again, so no spelling of a path
-//! bypasses it.
+//! The check is attached to the matched route and does not parse the path again. So no alternative spelling
+//! of a path bypasses the check.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -18,32 +18,33 @@ use subtle::{Choice, ConstantTimeEq};
 
 type ApiKeyDigest = [u8; 32];
 
-/// Access level of a route.
+/// API key that a route requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteAccess {
-    /// No key needed: probes must not depend on a secret.
+    /// The route requires no key: probes must not depend on a secret.
     Open,
-    /// No key needed, unless `/metrics` requires one.
+    /// The route requires a key only if `/metrics` is configured to require one.
     Metrics,
-    /// A client or operator key, if client keys are configured.
+    /// The route requires a client key or an operator key, if client keys are configured.
     Key,
-    /// Operators only.
+    /// The route is only for operators (operator key or admin listener).
     Admin,
-    /// Operators only if operator keys or an admin listener are configured, else like `Key`: `--profile DIR`
-    /// enables these routes.
+    /// Like `Admin` if operator keys or an admin listener are configured, else like `Key`. These routes exist
+    /// because `--profile DIR` enables them.
     Profile,
 }
 
-/// Listener that accepted the request.
+/// Listener whose connection the request arrived on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ListenerKind {
-    /// `--host` and `--port`.
+    /// Listener of `--host` and `--port`.
     Public,
-    /// `--admin-listen`.
+    /// Listener of `--admin-listen`.
     Admin,
 }
 
-/// Digests of the client keys and of the operator keys; an operator key also grants client access.
+/// Digests of the client keys and of the operator keys. An operator key also grants the access of a client
+/// key.
 #[derive(Clone, Default)]
 pub struct ApiKeys {
     clients: Vec<ApiKeyDigest>,
@@ -51,7 +52,7 @@ pub struct ApiKeys {
 }
 
 impl ApiKeys {
-    /// Hashes the configured keys.
+    /// Stores the digests of the configured keys.
     pub fn new<'a>(
         clients: impl IntoIterator<Item = &'a str>,
         admins: impl IntoIterator<Item = &'a str>,
@@ -73,7 +74,7 @@ impl ApiKeys {
         !self.admins.is_empty()
     }
 
-    /// Returns the caller's identity; all callers are anonymous if no client keys are configured.
+    /// Returns the identity of the caller. If no client keys are configured, all callers are anonymous.
     pub fn caller(&self, headers: &HeaderMap) -> CallerIdentity {
         CallerIdentity(presented_key(headers).filter(|_| self.requires_client_key()).map(digest))
     }
@@ -89,12 +90,13 @@ impl ApiKeys {
     }
 }
 
-/// Digest of the caller's key. Stored responses are visible only to the identity that created them.
+/// Digest of the API key that a caller sent. A stored response is visible only to the identity that created
+/// it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct CallerIdentity(Option<ApiKeyDigest>);
 
 impl CallerIdentity {
-    /// Caller without a key, or any caller if no key is required.
+    /// Identity of a caller without a key, and of every caller if no key is required.
     pub const ANONYMOUS: Self = Self(None);
 }
 
@@ -118,23 +120,24 @@ fn digest(key: &str) -> ApiKeyDigest {
     Sha256::digest(key.as_bytes()).into()
 }
 
-/// Compares with every key, without early exit.
+/// Whether `keys` contains `key`. All keys are compared, so the time does not depend on the position of a
+/// match.
 fn contains_constant_time(keys: &[ApiKeyDigest], key: &ApiKeyDigest) -> bool {
     keys.iter().fold(Choice::from(0), |found, candidate| found | candidate.ct_eq(key)).into()
 }
 
-/// State of the authentication middleware of one route.
+/// Arguments of the authentication middleware of one route.
 #[derive(Clone)]
 pub(crate) struct RouteGuard {
-    /// Application state with the keys.
+    /// Application state, which contains the keys.
     pub app: Arc<AppState>,
     /// Access level of the route.
     pub access: RouteAccess,
-    /// Listener that accepted the request.
+    /// Listener whose connection the request arrived on.
     pub listener: ListenerKind,
 }
 
-/// Passes an authorised request to its route; else replies 401, or 404 as for an unknown route.
+/// Passes an authorised request to its route. Else replies 401, or 404 as for an unknown route.
 pub(crate) async fn authorize(
     State(guard): State<RouteGuard>,
     request: Request,
@@ -179,7 +182,8 @@ impl RouteGuard {
                     .ok_or_else(unknown_route)
             }
             (RouteAccess::Open, _) => Ok(()),
-            // CORS preflight: a browser sends OPTIONS before it sends a key.
+            // A CORS preflight is allowed without a key: browsers send OPTIONS before the request that
+            // contains the key.
             (RouteAccess::Key, _) if method == Method::OPTIONS => Ok(()),
             _ => self.check_client(headers),
         }
@@ -207,7 +211,7 @@ fn require_key(headers: &HeaderMap, is_valid: impl Fn(&str) -> bool) -> Result<(
     }
 }
 
-/// Extracts the key of a request: `Authorization: Bearer KEY`, else `x-api-key: KEY`.
+/// Returns the API key of a request: `Authorization: Bearer KEY`, else `x-api-key: KEY`.
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| {

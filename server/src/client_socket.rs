@@ -1,5 +1,6 @@
-//! Client socket used by hyper: fails writes that stall for too long, rewrites hyper's own error replies to
-//! the API's error shape, and keeps serving half-closed clients.
+//! Client socket used by hyper. It fails writes that make no progress for too long, rewrites hyper's own
+//! error replies to the JSON form of the API, and continues to serve clients that have closed their sending
+//! half.
 //!
 //! A client that closes its sending half (`shutdown(SHUT_WR)`) and a client that has disconnected both send
 //! FIN. Only the kernel of the disconnected client replies with RST when it receives data. So after FIN the
@@ -19,56 +20,59 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Start of the interim response that hyper sends for `Expect: 100-continue`; it does not start the reply.
+/// Start of the interim response that hyper sends for `Expect: 100-continue`. It is not part of the reply
+/// itself.
 const INTERIM: &[u8] = b"HTTP/1.1 100 ";
-/// Length of the interim response alone; a longer write contains the final reply too.
+/// Length of the interim response alone; a longer write contains the start of the reply too.
 const INTERIM_BYTES_MAX: usize = b"HTTP/1.1 100 Continue\r\n\r\n".len();
-/// Maximum number of bytes read and discarded after a rejected request head.
+/// Maximum number of bytes of a request that are read and discarded after its head was rejected.
 const DRAINED_MAX: usize = 4 << 20;
 
-/// Interval of the connection checks after FIN; doubles from the first value to the last one.
+/// Minimum and maximum interval of the connection checks after FIN; the interval doubles after each check.
 const CHECK_INTERVAL_FIRST: Duration = Duration::from_millis(1);
 const CHECK_INTERVAL_LAST: Duration = Duration::from_millis(50);
-/// Time after FIN in which the rest of a request may still be read; afterwards the request counts as
-/// truncated.
+/// Time after FIN in which the rest of a request is still read; afterwards the request counts as truncated.
 const REQUEST_TAIL_TIME: Duration = Duration::from_millis(50);
 
 /// State of a connection after the client has sent FIN.
 struct HalfClosed {
     since: Instant,
-    /// Interval until the next check.
+    /// Interval until the next connection check.
     check_interval: Duration,
     timer: Pin<Box<Sleep>>,
-    /// Number of the request during which a probe was sent.
+    /// Number of the request for which a probe was sent.
     probed: Option<u64>,
-    /// Number of checks since the last reply with no pending write; `None` during a reply.
+    /// Number of connection checks since the last reply was complete and written; `None` while a reply is in
+    /// progress.
     idle_checks: Option<u32>,
 }
 
-/// Delay from FIN to the first probe; replies that are faster need no probe.
+/// Delay from FIN to the probe of a request; a faster reply needs no probe.
 const PROBE_AFTER: Duration = Duration::from_millis(2);
-/// Number of checks after which the input ends: hyper gets a chance to write between two checks.
+/// Number of connection checks without a pending write after which hyper sees the end of the input: it can
+/// write a reply between two checks.
 const IDLE_CHECKS: u32 = 2;
 
 impl HalfClosed {
-    /// `limit`: `TCP_USER_TIMEOUT`, the time for which the kernel retransmits unacknowledged data.
+    /// `limit`: value of `TCP_USER_TIMEOUT`, after which the kernel closes a connection with unacknowledged
+    /// data.
     fn new(stream: &TcpStream, limit: Duration) -> Self {
-        // If the network is cut, no RST arrives; the kernel then closes the connection.
+        // If the network fails, no RST arrives; the kernel then closes the connection after `limit`.
         let _ = SockRef::from(stream).set_tcp_user_timeout(Some(limit));
         let since = Instant::now();
         let timer = Box::pin(sleep_until(since + CHECK_INTERVAL_FIRST));
         Self { since, check_interval: CHECK_INTERVAL_FIRST, timer, probed: None, idle_checks: None }
     }
 
-    /// Resets the check interval to its first value.
+    /// Resets the interval of the connection checks to its minimum.
     fn reset_checks(&mut self, cx: &mut Context<'_>) {
         self.check_interval = CHECK_INTERVAL_FIRST;
         self.timer.as_mut().reset(Instant::now() + self.check_interval);
-        // Polled to register `cx` for the new deadline.
+        // The timer is polled so that it wakes `cx` at the new deadline.
         let _ = self.timer.as_mut().poll(cx);
     }
 
-    /// Returns 1 if a check is due, else 0; `cx` is woken for the next check.
+    /// Returns 1 if a connection check is due, else 0. `cx` is woken for the next check.
     fn due_checks(&mut self, cx: &mut Context<'_>) -> u32 {
         let mut checks = 0;
         while self.timer.as_mut().poll(cx).is_ready() {
@@ -80,29 +84,30 @@ impl HalfClosed {
     }
 }
 
-/// Socket of one client.
+/// TCP socket of one client, through which hyper reads and writes.
 pub(super) struct ClientSocket {
     stream: TcpStream,
     progress: Arc<ConnectionProgress>,
     limit: Duration,
-    /// Write timeout; runs while a write is blocked.
+    /// Timer of the write timeout; it exists while a write is blocked.
     stall: Option<Pin<Box<Sleep>>>,
-    /// Whether the latest request head is for the Messages API, judged by its first bytes.
+    /// Whether the latest request head, judged by its first bytes, is for the Anthropic Messages API.
     is_anthropic: bool,
-    /// Unwritten bytes of the reply to a rejected request head.
+    /// Bytes of the reply to a rejected request head that are not written yet.
     rejection: Bytes,
     /// Remaining number of bytes that may be read and discarded after a rejected request head.
     drained_max: usize,
-    /// Set once the client has sent FIN.
+    /// State of the connection after FIN; `None` while the client has not sent FIN.
     half_closed: Option<HalfClosed>,
     /// Number of the latest request for which a part of the reply has been written.
     last_responded: u64,
-    /// Whether all data that hyper wanted to write is written, so that a probe cannot split a write of hyper.
+    /// Whether all data that hyper has passed to this socket is written. Only then a probe does not split a
+    /// write of hyper.
     is_between_writes: bool,
 }
 
 impl ClientSocket {
-    /// `limit`: write timeout, the longest time without progress of a write.
+    /// `limit`: write timeout, the maximum time without progress of a write.
     pub(super) fn new(
         stream: TcpStream,
         progress: Arc<ConnectionProgress>,
@@ -122,9 +127,9 @@ impl ClientSocket {
         }
     }
 
-    /// Handles FIN: the client waits for a reply, has disconnected, or has no reply to wait for.
+    /// Handles FIN: the client may wait for a reply, have disconnected, or need no further reply.
     ///
-    /// Ready: hyper sees the end of the input, or an error.
+    /// Ready: the result is passed to hyper, as the end of the input or as an error.
     fn end_of_input(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let (end_of_input, now) = (self.progress.classify_end_of_input(), Instant::now());
         if end_of_input == EndOfInput::NoRequest {
@@ -163,7 +168,8 @@ impl ClientSocket {
         }
     }
 
-    /// Sends a probe once per request; only a disconnected client replies with RST.
+    /// Sends a probe once per request. A disconnected client replies to it with RST; a waiting client ignores
+    /// it.
     ///
     /// Errors: the probe was sent only in part, which corrupts the reply.
     fn probe(&mut self) -> io::Result<()> {
@@ -187,7 +193,8 @@ impl ClientSocket {
         }
     }
 
-    /// Returns the outcome of a write, or fails it after the write timeout.
+    /// Returns `outcome`, the result of a write attempt; an error once writes have been blocked for the write
+    /// timeout.
     fn fail_if_stalled(
         &mut self,
         cx: &mut Context<'_>,
@@ -216,8 +223,8 @@ impl ClientSocket {
         self.fail_if_stalled(cx, outcome)
     }
 
-    /// Writes the reply that replaces hyper's own; returns `hyper_reply_len`, the length of hyper's reply, once
-    /// all is written.
+    /// Writes the reply that replaces hyper's own error reply. Once all of it is written, returns
+    /// `hyper_reply_len`, the length of hyper's reply.
     fn write_rejection(
         &mut self,
         cx: &mut Context<'_>,
@@ -234,8 +241,8 @@ impl ClientSocket {
         Poll::Ready(Ok(hyper_reply_len))
     }
 
-    /// Reads and discards what the client still sends: closing a socket with unread data sends RST and drops
-    /// the reply.
+    /// Reads and discards the rest of a rejected request: closing a socket with unread data sends RST, and
+    /// the client would lose the reply.
     fn drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut scratch = [0; 4 << 10];
         while self.drained_max > 0 {
@@ -281,7 +288,7 @@ impl AsyncWrite for ClientSocket {
         if self.rejection.is_empty() {
             match hyper_error_reply::find(bytes) {
                 None => return self.write(cx, bytes),
-                // The end of the preceding reply is written first.
+                // The bytes before hyper's error reply belong to the preceding reply and are written first.
                 Some(HyperErrorReply { from, .. }) if from > 0 => {
                     return self.write(cx, &bytes[..from]);
                 }

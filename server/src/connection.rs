@@ -1,4 +1,4 @@
-//! HTTP/1.1 connection with timeouts for headers, idle time and writes.
+//! Serves one HTTP/1.1 connection with hyper, with timeouts for request heads, idle time and writes.
 //!
 //! There is one timer per connection. It is reset only when it fires, so a busy connection has no timer cost.
 
@@ -21,14 +21,14 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// Timeouts of a connection.
+/// Timeouts of one connection.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionDeadlines {
-    /// Time from the first byte of a request head to its last byte.
+    /// Maximum time from the first byte of a request head to its last byte.
     pub header: Duration,
-    /// Idle time between requests.
+    /// Maximum idle time between two requests.
     pub idle: Duration,
-    /// Time without progress of a write.
+    /// Maximum time without progress of a write.
     pub write: Duration,
 }
 
@@ -39,8 +39,8 @@ impl Default for ConnectionDeadlines {
     }
 }
 
-/// Read buffer of hyper: longer heads are rejected by hyper (`hyper_error_reply`), heads between the limit of
-/// `middleware` and this one by `middleware`.
+/// Size of hyper's read buffer. hyper rejects longer request heads (see `hyper_error_reply`); shorter heads
+/// that exceed the limits of `middleware` are rejected there.
 const READ_BUFFER_BYTES: usize = 160 << 10;
 const PARSED_HEADERS_MAX: usize = 128;
 
@@ -66,7 +66,7 @@ pub(crate) async fn serve(
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(None) // Would cut idle connections too; see `ConnectionProgress`.
+        .header_read_timeout(None) // It would also close idle connections; see `ConnectionProgress`.
         .max_buf_size(READ_BUFFER_BYTES)
         .max_headers(PARSED_HEADERS_MAX)
         .writev(false);
@@ -96,26 +96,26 @@ pub(crate) async fn serve(
     }
 }
 
-/// Meaning of the end of the client's input.
+/// State of the requests on a connection when the client closes its sending half (FIN).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndOfInput {
     /// The client has sent no complete request head.
     NoRequest,
     /// All replies have been produced; the last bytes of the last reply may be unsent.
     RepliesDone,
-    /// The input ended inside a request, unless its rest is still in the receive buffer.
+    /// A request is incomplete, unless its rest is still in the receive buffer.
     MaybeTruncated,
     /// The request has been received completely. The client may wait for the reply, or may have disconnected.
     RequestComplete,
 }
 
-/// Phase of a connection, and the time at which the phase began.
+/// Phase of a connection and its start time, from which timeouts and the meaning of FIN are determined.
 pub(crate) struct ConnectionProgress {
     app: Arc<AppState>,
     start: Instant,
     phase: AtomicU8,
     since_ms: AtomicU64,
-    /// Number of request heads read.
+    /// Number of request heads read on this connection.
     requests: AtomicU64,
     /// Whether the latest request is HTTP/1.1, so that its client accepts interim responses.
     accepts_interim: AtomicBool,
@@ -125,9 +125,9 @@ pub(crate) struct ConnectionProgress {
 
 const IDLE: u8 = 0;
 const HEADER: u8 = 1;
-/// The request head has been read.
+/// Phase: the request head has been read, the body has not.
 const BUSY: u8 = 2;
-/// The request body has been read as well.
+/// Phase: the whole request has been read.
 const RESPONDING: u8 = 3;
 
 impl ConnectionProgress {
@@ -153,7 +153,7 @@ impl ConnectionProgress {
 
     /// Records that the whole request has been read.
     pub(crate) fn on_request_complete(&self) {
-        // The rest of a body may arrive after the reply; the phase is then no longer `BUSY`.
+        // The phase may have changed already: the rest of a body may arrive after the reply.
         let _ = self.phase.compare_exchange(BUSY, RESPONDING, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -162,12 +162,12 @@ impl ConnectionProgress {
         self.is_event_stream.store(true, Ordering::Relaxed);
     }
 
-    /// Number of the latest request.
+    /// Returns the number of the latest request on this connection, from 1.
     pub(super) fn request(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Classifies an end of the client's input at this moment.
+    /// Returns the meaning of a FIN that arrives in the current phase.
     pub(super) fn classify_end_of_input(&self) -> EndOfInput {
         match self.phase.load(Ordering::Relaxed) {
             BUSY => EndOfInput::MaybeTruncated,
@@ -177,20 +177,20 @@ impl ConnectionProgress {
         }
     }
 
-    /// Returns bytes that a waiting client ignores, if there are any. `reply_started`: a part of the reply
-    /// has been sent.
+    /// Returns a probe: bytes that a client ignores while it waits for the reply; `None` if no such bytes
+    /// exist now. `reply_started`: a part of the reply has been sent.
     pub(super) fn half_close_probe(&self, reply_started: bool) -> Option<&'static [u8]> {
         let interim = self.accepts_interim.load(Ordering::Relaxed);
         let events = self.is_event_stream.load(Ordering::Relaxed);
         match (reply_started, interim, events) {
             (false, true, _) => Some(b"HTTP/1.1 100 Continue\r\n\r\n"),
-            // A chunk with an SSE comment.
+            // The probe is an HTTP chunk that contains an SSE comment.
             (true, true, true) => Some(b"3\r\n:\n\n\r\n"),
             _ => None,
         }
     }
 
-    /// Records that the reply has been sent or dropped.
+    /// Records that the reply was sent completely or dropped.
     pub(crate) fn on_reply_done(&self) {
         self.enter(IDLE);
     }
@@ -209,13 +209,14 @@ impl ConnectionProgress {
         starts_head
     }
 
-    /// Records a rejected request head; the client gets the header timeout for the rest of its input.
+    /// Records that a request head was rejected. The header timeout then limits the rest of the client's
+    /// input.
     pub(super) fn on_head_rejected(&self, error: &ApiError) {
         self.enter(HEADER);
         self.app.count_rejected_head(error);
     }
 
-    /// Application state, which counts requests that reach no route.
+    /// Returns the application state, which counts requests that reach no route.
     pub(super) fn app(&self) -> &AppState {
         &self.app
     }
@@ -238,7 +239,8 @@ impl ConnectionProgress {
             if since + limit <= now {
                 return;
             }
-            // A new head may begin at any time: never sleep longer than the header timeout.
+            // A new request head may begin at any time, so the timer never sleeps longer than the header
+            // timeout.
             check_at = (since + limit).min(now + deadlines.header);
         }
     }

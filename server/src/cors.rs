@@ -3,23 +3,23 @@
 use axum::http::{HeaderName, HeaderValue, Method};
 use tower_http::cors::{Any, CorsLayer};
 
-/// CORS settings. An empty list of methods or headers means the ones that clients of this server send.
+/// CORS settings. If `methods` or `headers` is empty, those that clients of this server send are allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CorsConfig {
-    /// Allowed origins, or `*`.
+    /// Allowed origins; `*` = all.
     pub origins: Vec<String>,
-    /// Allowed methods, or `*`.
+    /// Allowed methods; `*` = all.
     pub methods: Vec<String>,
-    /// Allowed request headers, or `*`.
+    /// Allowed request headers; `*` = all.
     pub headers: Vec<String>,
-    /// Whether cookies and stored credentials are allowed; not together with `*`.
+    /// Whether requests may contain cookies and stored credentials; not allowed together with `*`.
     pub credentials: bool,
 }
 
 impl CorsConfig {
-    /// Builds the CORS layer.
+    /// Builds the CORS middleware.
     ///
-    /// Errors: the first name that is not valid in a header.
+    /// Errors: the first method or header name, or origin, that is invalid in a header.
     pub fn layer(&self) -> Result<CorsLayer, String> {
         let all = |list: &[String]| list.iter().any(|name| name == "*");
         let exposed_headers = ["x-request-id", "x-hadron-ignored-fields", "retry-after"];

@@ -14,16 +14,16 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// Timeout for the scheduler thread's reply, which it sends between two steps.
+/// Maximum wait for the scheduler thread, which replies between two steps.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timing records of the latest steps, oldest first.
+/// Reply of `/debug/steps`: timing records of the latest steps, oldest first.
 #[derive(Debug, Serialize)]
 pub(crate) struct StepsResponse {
     steps: Vec<StepTimingRecord>,
 }
 
-/// Returns the latest 1,024 steps.
+/// Returns the timing records of the latest 1,024 steps.
 pub(crate) async fn steps(
     State(app): State<Arc<AppState>>,
 ) -> Result<Json<StepsResponse>, ApiError> {
@@ -32,7 +32,7 @@ pub(crate) async fn steps(
 }
 
 /// Returns the number of tokens routed to each expert since the start, by replica, layer and expert; empty if
-/// expert counts are off.
+/// experts are not counted.
 pub(crate) async fn experts(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let tables = app.serving()?.metrics.experts.table();
     let replicas = tables.into_iter().enumerate();
@@ -42,9 +42,10 @@ pub(crate) async fn experts(State(app): State<Arc<AppState>>) -> Result<Json<Val
     Ok(Json(json!({"replicas": replicas})))
 }
 
-/// Returns the hashes of all cached blocks of every replica, ascending.
+/// Returns the hashes of all cached KV blocks of every replica, ascending.
 ///
-/// The scheduler thread only copies the hashes, between two steps and for one caller at a time.
+/// To not delay steps, the scheduler thread only copies the hashes, between two steps and for one caller at a
+/// time.
 pub(crate) async fn kv(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let timed_out = || ApiError::unavailable("engine_unavailable", "the scheduler timed out", 10);

@@ -1,23 +1,23 @@
-//! Converts hyper's own error replies to malformed request heads to the API's error shape.
+//! Converts the error replies that hyper itself sends for malformed request heads to the JSON form of the
+//! API.
 //!
-//! hyper writes such a reply (400, 414 or 431, without a body) without calling the service, and closes the
-//! connection. No route sends such a reply: error replies of routes have a body, and no body
-//! contains CR LF.
+//! hyper writes such a reply (400, 414 or 431, without a body) without calling the service, and then closes
+//! the connection. It can be recognised: error replies of routes have a body, and no body contains CR LF.
 
 use super::anthropic;
 use super::api_error::ApiError;
 use super::middleware::headers_too_large;
 use bytes::Bytes;
 
-/// Upper bound on the length of hyper's own reply, in bytes: status line, content length, date, connection
-/// header.
+/// Upper bound on the length of hyper's own error reply in bytes: status line, content length, date and
+/// connection header.
 const HYPER_REPLY_BYTES_MAX: usize = 256;
 const START: &[u8] = b"HTTP/1.";
 
-/// Error reply written by hyper itself; the last one of its connection.
+/// Error reply that hyper itself has written; it is the last reply of its connection.
 #[derive(Debug)]
 pub(super) struct HyperErrorReply {
-    /// Offset of the reply in the bytes that hyper writes.
+    /// Offset of hyper's error reply in the bytes that hyper writes.
     pub(super) from: usize,
     /// Error that the reply reports.
     pub(super) error: ApiError,
@@ -25,7 +25,8 @@ pub(super) struct HyperErrorReply {
 }
 
 impl HyperErrorReply {
-    /// Returns the reply that replaces hyper's; `is_messages_api`: in the shape of the Messages API.
+    /// Returns the reply that replaces hyper's; with `is_messages_api` in the JSON form of the Anthropic
+    /// Messages API.
     pub(super) fn rewritten(&self, is_messages_api: bool) -> Bytes {
         let error = &self.error;
         let body = if is_messages_api { anthropic::error::body(error) } else { error.body() };
@@ -36,13 +37,13 @@ impl HyperErrorReply {
     }
 }
 
-/// Finds hyper's own error reply at the end of a write.
+/// Finds hyper's own error reply at the end of the bytes that hyper writes.
 #[inline]
 pub(super) fn find(written: &[u8]) -> Option<HyperErrorReply> {
     if written.ends_with(b"\r\n\r\n") { find_in_tail(written) } else { None }
 }
 
-/// Whether the start of a request head names a path of the Messages API.
+/// Whether the request line at the start of `head` contains a path of the Anthropic Messages API.
 pub(super) fn is_anthropic_head(head: &[u8]) -> bool {
     let line = head.split(|&byte| byte == b'\r').find(|line| !line.trim_ascii().is_empty());
     let mut words =
@@ -65,14 +66,15 @@ fn find_in_tail(written: &[u8]) -> Option<HyperErrorReply> {
     Some(HyperErrorReply { from: tail_from + at, error, date })
 }
 
-/// Maps a status of hyper's own replies to an API error.
+/// Returns the API error that replaces hyper's own error reply with this status.
 fn api_error(status: &str) -> Option<ApiError> {
     match status {
         "400" => {
             let message = "the request head is not valid HTTP";
             Some(ApiError::bad_request("invalid_value", "", message))
         }
-        // A request target that is too long is reported like a head that is too long.
+        // hyper replies 414 to a request target that is too long; it is reported like a request head that is
+        // too long.
         "414" | "431" => Some(headers_too_large()),
         _ => None,
     }

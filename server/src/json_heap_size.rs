@@ -1,16 +1,17 @@
-//! Estimates the heap memory of JSON values, which counts against the memory budget of waiting requests.
+//! Estimates the heap memory of JSON values, which is reserved in the memory budget of waiting requests.
 
 use serde_json::Value;
 use std::mem::size_of;
 
-/// Bytes of an object in addition to its members: its index, and spare capacity.
+/// Bytes of an object in addition to its members: hash index and spare capacity.
 const OBJECT_BYTES: usize = 256;
-/// Bytes of a string in addition to its characters, including the allocator's rounding.
+/// Bytes of a string in addition to its characters, with the rounding of the allocator.
 const STRING_BYTES: usize = 16;
-/// Bytes of a member in addition to its key's characters and its value's heap: hash, key, value, index.
+/// Bytes of an object member in addition to its key's characters and its value's heap memory: hash, key,
+/// value, index.
 const MEMBER_BYTES: usize = 2 * size_of::<usize>() + size_of::<String>() + size_of::<Value>();
 
-/// Estimates the bytes on the heap that a value holds; rather too high than too low.
+/// Estimates the bytes of heap memory that a value holds. The estimate is rather too high than too low.
 pub(super) fn heap_bytes(value: &Value) -> u64 {
     let own = match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,

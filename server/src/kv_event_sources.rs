@@ -1,4 +1,4 @@
-//! `/kv_event_sources`: endpoints of the KV event publishers, for routers that subscribe to them.
+//! `/kv_event_sources`: endpoints at which routers can subscribe to the KV events of each replica.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -8,7 +8,7 @@ use metrics::kv_events::KvEventSource;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Returns one member per DP rank, keyed by the rank as in vLLM; empty if KV events are off.
+/// Returns one member per DP rank, with the rank as key, as in vLLM; empty if KV events are off.
 pub(super) async fn sources(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let sources = &app.serving()?.kv_event_sources;
     let by_rank = |source: &Arc<KvEventSource>| (source.rank.to_string(), source.describe());

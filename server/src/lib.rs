@@ -1,8 +1,8 @@
 //! HTTP server: OpenAI-compatible routes, probes, limits and timeouts.
 //!
-//! From the socket inwards: `listener` accepts connections, `connection` and `client_socket` enforce
-//! timeouts, `middleware` checks headers and catches panics, `routes` finds the handler. Below the handlers
-//! only token ids are passed on.
+//! A request passes these modules: `listener` accepts connections, `connection` and `client_socket` enforce
+//! timeouts, `middleware` checks headers and catches panics, and `routes` calls the handler. Handlers pass
+//! only token ids to the engine.
 
 #![forbid(unsafe_code)]
 

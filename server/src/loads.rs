@@ -1,5 +1,5 @@
-//! `/v1/loads`: load of each replica in SGLang's format; `?include=steps` adds the latest steps, and
-//! `?dp_rank=N` selects one replica.
+//! `/v1/loads`: load of each replica in SGLang's format. `?include=steps` adds the timing records of the
+//! latest steps, and `?dp_rank=N` selects one replica.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -7,24 +7,25 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use metrics::{KvCacheInfo, StepTimingRecord};
-use scheduler::StepStats;
+use scheduler::SchedulerStats;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::SystemTime;
 use text::strftime;
 
-/// Maximum number of steps shown without admin access; `/debug/steps` shows all recorded steps.
+/// Maximum number of step records that clients get; the admin route `/debug/steps` returns all recorded
+/// steps.
 const STEPS_SHOWN: usize = 64;
 
-/// Format of timestamps; UTC.
+/// Format of timestamps, which are in UTC.
 const RFC_3339: &str = "%Y-%m-%dT%H:%M:%SZ";
 
-/// Query parameters.
+/// Query parameters of `/v1/loads`.
 #[derive(Debug, Default)]
 struct LoadsQuery {
-    /// Whether to include the latest steps.
+    /// Whether the reply includes the timing records of the latest steps.
     steps: bool,
-    /// DP rank of the only replica to show.
+    /// DP rank of the replica that the reply is limited to; `None` = all replicas.
     dp_rank: Option<u16>,
 }
 
@@ -46,7 +47,7 @@ impl LoadsQuery {
     }
 }
 
-/// Whether a list of sections includes the steps. Section `core` is always included.
+/// Whether the value of `include`, a list of sections, contains the steps. Section `core` is always included.
 fn steps_included(sections: &str) -> Result<bool, ApiError> {
     let mut include_steps = false;
     for section in sections.split(',').filter(|section| !section.is_empty()) {
@@ -62,10 +63,10 @@ fn steps_included(sections: &str) -> Result<bool, ApiError> {
     Ok(include_steps)
 }
 
-/// Load of all replicas.
+/// Reply of `/v1/loads`.
 #[derive(Debug, Serialize)]
 pub(crate) struct LoadsResponse {
-    /// Time of the reading, in RFC 3339.
+    /// Time at which the load was read, in RFC 3339.
     timestamp: String,
     version: &'static str,
     dp_rank_count: usize,
@@ -82,19 +83,19 @@ pub(crate) struct ReplicaLoadEntry {
     ready: bool,
     num_running_reqs: u32,
     num_waiting_reqs: u32,
-    /// Number of prompt and output tokens of the waiting requests; cached ones are included, for prefix hits
-    /// are found at admission only.
+    /// Number of prompt and output tokens of the waiting requests. Cached tokens are included, because prefix
+    /// hits are determined only when a request is admitted.
     num_waiting_uncached_tokens: u64,
     num_total_reqs: u32,
     num_used_tokens: u64,
     max_total_num_tokens: u64,
-    /// Fraction of the KV cache in use, 0 to 1.
+    /// Fraction of the KV blocks in use, 0 to 1.
     token_usage: f64,
-    /// Tokens generated per second, over the last second.
+    /// Generated tokens per second, measured over the last second.
     gen_throughput: f64,
-    /// Fraction of the looked-up tokens that were prefix hits, since the start.
+    /// Prefix hit rate since the start: tokens found in the prefix cache divided by tokens looked up.
     cache_hit_rate: f64,
-    /// The greater of the fractions of sequence slots and of KV cache in use.
+    /// Greater of two fractions: sequence slots in use, and KV blocks in use.
     utilization: f64,
     max_running_requests: u32,
 }
@@ -112,11 +113,12 @@ pub(crate) async fn loads(
     let metrics = &serving.metrics;
     let all = serving.client.replica_stats();
     let replicas = all.len();
-    let is_selected = |stats: &&StepStats| query.dp_rank.is_none_or(|rank| rank == stats.replica.0);
+    let is_selected =
+        |stats: &&SchedulerStats| query.dp_rank.is_none_or(|rank| rank == stats.replica.0);
     let loads: Vec<ReplicaLoadEntry> = match metrics.kv_cache() {
         None => Vec::new(),
         Some(cache) => {
-            let throughput = |stats: &StepStats| metrics.steps.throughput(stats.replica);
+            let throughput = |stats: &SchedulerStats| metrics.steps.throughput(stats.replica);
             let selected = all.iter().filter(is_selected);
             selected.map(|stats| load(stats, cache, throughput(stats))).collect()
         }
@@ -134,7 +136,7 @@ pub(crate) async fn loads(
     }))
 }
 
-fn load(stats: &StepStats, cache: &KvCacheInfo, gen_throughput: f64) -> ReplicaLoadEntry {
+fn load(stats: &SchedulerStats, cache: &KvCacheInfo, gen_throughput: f64) -> ReplicaLoadEntry {
     let tokens = |blocks: u32| u64::from(blocks) * u64::from(cache.block_tokens);
     let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
     let token_usage = share(f64::from(stats.blocks.in_use), f64::from(stats.blocks.pool));

@@ -1,4 +1,4 @@
-//! `/metrics`: all metrics in Prometheus' text format.
+//! `/metrics`: all metrics in the Prometheus text format.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderValue, Response, header};
 use std::sync::Arc;
 
-/// Renders the current metrics; a HEAD request gets the content length.
+/// Returns the current metrics; a HEAD request gets only their content length.
 pub(crate) async fn page(State(app): State<Arc<AppState>>) -> Result<Response<Body>, ApiError> {
     let serving = app.serving()?;
     let page = serving.metrics.render(&serving.client.replica_stats()).map_err(|error| {

@@ -1,4 +1,4 @@
-//! Counts replies by route and status, rejections by reason, and open streams.
+//! Middleware that counts replies by route and status, rejections by reason, and open streams.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -14,10 +14,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Route label of requests that match no route: paths are client-controlled and must not become labels.
+/// Route label of requests that match no route: clients choose the paths, so paths must not become labels.
 const NO_ROUTE: &str = "unknown";
 
-/// Runs the request and counts its reply. Before the model is loaded only rejections are counted.
+/// Handles the request and counts its reply. Before the model is loaded, only rejections are counted.
 pub(crate) async fn count_requests(
     State(app): State<Arc<AppState>>,
     route: Option<MatchedPath>,
@@ -47,7 +47,7 @@ pub(crate) async fn count_requests(
 }
 
 impl AppState {
-    /// Counts a request that was rejected before routing, if metrics exist yet.
+    /// Counts a request whose head was rejected before routing, if the metrics exist already.
     pub fn count_rejected_head(&self, error: &ApiError) {
         let Ok(serving) = self.serving() else { return };
         let http = &serving.metrics.http;
@@ -56,7 +56,7 @@ impl AppState {
     }
 }
 
-/// Body of a stream, counted as open while it exists.
+/// Body of a streaming reply; the stream is counted as open until the body is dropped.
 struct CountedStreamBody {
     body: Body,
     _open: OpenStreamGuard,

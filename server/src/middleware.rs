@@ -1,5 +1,5 @@
-//! Processing of every request before and after its route: header limits, probe-only connections, panics, the
-//! shape of errors, and tracking of completed replies.
+//! Middleware of every request: checks header limits, limits some connections to probes, catches panics,
+//! converts errors to the JSON form of the API, and tracks completed replies.
 
 use super::anthropic::error::{in_anthropic_shape, is_anthropic_path};
 use super::api_error::ApiError;
@@ -24,16 +24,16 @@ use tracing::{Instrument, Span, field};
 const HEADERS_MAX: usize = 64;
 const HEADER_BYTES_MAX: usize = 64 << 10;
 
-/// Routes that a connection may use.
+/// Routes that may be used on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConnectionAccess {
     /// Every route.
     Full,
-    /// Probes only: the connection limit is reached.
+    /// Only probes, because the connection limit is reached.
     ProbesOnly,
 }
 
-/// Handles one request. The connection's progress is updated at once, before the returned future is polled.
+/// Handles one request. `progress` is updated by the call itself, before the returned future is polled.
 pub(crate) fn handle(
     router: Router,
     access: ConnectionAccess,
@@ -76,7 +76,8 @@ async fn respond(
     response.map(|body| Body::new(TrackedResponseBody { body, progress }))
 }
 
-/// Creates the log span of a request. The id of a request without `x-request-id` is recorded later.
+/// Creates the log span of a request. If the request has no `x-request-id`, its id is recorded in the span
+/// later.
 fn request_span(id: Option<&HeaderValue>) -> Span {
     let span = tracing::error_span!("request", id = field::Empty);
     if let Some(id) = id.and_then(|id| id.to_str().ok()) {
@@ -114,8 +115,8 @@ fn check<B>(request: &Request<B>, access: ConnectionAccess) -> Result<(), ApiErr
     Ok(())
 }
 
-/// Checks `Host` after RFC 9112, section 3.2: exactly one field with a valid or empty host. HTTP/1.0 needs
-/// none.
+/// Checks `Host` after RFC 9112, section 3.2: exactly one field, with a valid or empty host. HTTP/1.0
+/// requests need no `Host`.
 fn check_host(version: Version, headers: &HeaderMap) -> Result<(), ApiError> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let message = match (hosts.next(), hosts.next()) {
@@ -133,7 +134,7 @@ fn is_host(host: &[u8]) -> bool {
     host.is_empty() || (!host.contains(&b'@') && Authority::try_from(host).is_ok())
 }
 
-/// 431: the request head is too large.
+/// Creates the 431 error: the request head is too large.
 pub(super) fn headers_too_large() -> ApiError {
     let message = format!("more than {HEADERS_MAX} header fields or {HEADER_BYTES_MAX} bytes");
     ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "header_limit", message)
@@ -143,7 +144,7 @@ fn header_bytes(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
 }
 
-/// Request body that reports to the connection's progress when it has been received completely.
+/// Request body that reports to `ConnectionProgress` when it was received completely.
 struct TrackedRequestBody {
     body: hyper::body::Incoming,
     progress: Arc<ConnectionProgress>,
@@ -182,7 +183,7 @@ impl HttpBody for TrackedRequestBody {
     }
 }
 
-/// Reply body that reports to the connection's progress when it is dropped, sent or not.
+/// Reply body that reports to `ConnectionProgress` when it is dropped, whether it was sent completely or not.
 struct TrackedResponseBody {
     body: Body,
     progress: Arc<ConnectionProgress>,

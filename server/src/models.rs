@@ -8,7 +8,7 @@ use axum::extract::State;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Lists the served model names.
+/// Returns the list of served model names.
 pub(crate) async fn list(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let cards: Vec<Value> =
@@ -16,7 +16,7 @@ pub(crate) async fn list(State(app): State<Arc<AppState>>) -> Result<Json<Value>
     Ok(Json(json!({"object": "list", "data": cards})))
 }
 
-/// Returns one served model; names may contain slashes.
+/// Returns one served model. Its name may contain slashes.
 pub(crate) async fn retrieve(
     State(app): State<Arc<AppState>>,
     PathParam(name): PathParam,

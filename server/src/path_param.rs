@@ -1,10 +1,10 @@
-//! Path parameter extractor; its rejections have the API's error shape.
+//! Extractor of the path parameter of a route; if it fails, the error has the JSON form of the API.
 
 use super::api_error::ApiError;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 
-/// Value of the path parameter, percent-decoded.
+/// Value of the path parameter of a route, percent-decoded.
 pub(crate) struct PathParam(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for PathParam {

@@ -1,5 +1,5 @@
-//! Reply bodies that are serialised piece by piece as the client reads them, because their source is smaller
-//! than the text.
+//! Reply bodies that are serialised in pieces while the client reads them, because the source takes less
+//! memory than its text.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -8,16 +8,17 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Approximate size of a piece, in bytes.
+/// Approximate size of one piece of a body, in bytes.
 const PIECE_BYTES: usize = 32 << 10;
 
-/// Writes a body in pieces.
+/// Serialises a reply body in pieces.
 pub(crate) trait PieceWriter: Send + Unpin + 'static {
-    /// Appends about `bytes` more bytes; returns false once nothing is left.
+    /// Appends about `bytes` bytes of the body to `out`; returns false once the body is complete.
     fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool;
 }
 
-/// Body written in pieces. It holds the memory reservation of the request until it is dropped.
+/// Reply body that is serialised in pieces. It holds the memory reservation of the request until it is
+/// dropped.
 struct PieceBody<W, R> {
     writer: W,
     has_more: bool,
@@ -25,7 +26,8 @@ struct PieceBody<W, R> {
     _memory_reservation: R,
 }
 
-/// Creates the body; a short one has a known length. It owns `memory_reservation`, that of the request.
+/// Creates the body, which owns `memory_reservation`, the reservation of the request. A body of one piece has
+/// a known length.
 pub(crate) fn body_of(
     mut writer: impl PieceWriter,
     memory_reservation: impl Send + Unpin + 'static,

@@ -1,6 +1,6 @@
-//! Probes and version: `/livez`, `/readyz`, `/health`, `/ping`, `/version`, `/load`.
+//! Probe routes `/livez`, `/readyz`, `/health` and `/ping`, and the routes `/version` and `/load`.
 //!
-//! Replies are computed from atomics; they touch neither the tokenizer nor the scheduler.
+//! The replies are computed from atomics, so they need neither the tokenizer nor the scheduler.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -12,7 +12,7 @@ use metrics::StartFailure;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Liveness probe: fails if the engine is stalled, so that the process should be restarted.
+/// Liveness probe: fails if the engine is stalled. The process should then be restarted.
 pub(crate) async fn live(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
     match app.health.status() {
         Health::Stalled => Err(stalled()),
@@ -20,7 +20,7 @@ pub(crate) async fn live(State(app): State<Arc<AppState>>) -> Result<(), ApiErro
     }
 }
 
-/// Readiness probe: fails if new requests should not be sent to this server.
+/// Readiness probe: fails if this server should get no new requests.
 pub(crate) async fn ready(State(app): State<Arc<AppState>>) -> Result<(), ApiError> {
     match app.health.status() {
         Health::Serving => Ok(()),
@@ -59,7 +59,7 @@ pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Returns the number of requests in flight.
+/// Returns the number of requests in progress.
 pub(crate) async fn load(State(app): State<Arc<AppState>>) -> Json<Value> {
     let requests = app.serving().map_or(0, |serving| serving.client.admission().requests());
     Json(json!({"server_load": requests}))

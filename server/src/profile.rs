@@ -12,15 +12,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Timeout for the executors' replies, which they send between two steps and after completing a trace file.
+/// Maximum wait for the replies of the executors, which they send between two steps and after completing a
+/// trace file.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts a new trace file for all following steps.
+/// Starts profiling: the executors record all following steps in a new trace file.
 pub(crate) async fn start(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     set_profiling(&app, true).await
 }
 
-/// Stops the trace and completes its file.
+/// Stops profiling: the executors complete their trace file.
 pub(crate) async fn stop(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     set_profiling(&app, false).await
 }
@@ -46,8 +47,8 @@ async fn set_profiling(app: &AppState, on: bool) -> Result<Json<Value>, ApiError
     }
 }
 
-/// Merges the executors' replies: `file` is the first file; `files` lists all of them if there are several
-/// executors.
+/// Merges the replies of the executors. `file` is the first trace file; `files` lists all trace files if
+/// there are several executors.
 fn merged_reply(on: bool, statuses: Vec<ProfilerStatus>) -> Result<Json<Value>, ApiError> {
     let multiple = statuses.len() > 1;
     let mut files = Vec::new();
@@ -70,7 +71,7 @@ fn merged_reply(on: bool, statuses: Vec<ProfilerStatus>) -> Result<Json<Value>, 
     Ok(Json(reply))
 }
 
-/// Returns the file name without its folder, which must not be disclosed.
+/// Returns the file name of `path` without its folder, which must not be disclosed to clients.
 fn file_name(path: &str) -> String {
     Path::new(path).file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }

@@ -1,4 +1,5 @@
-//! Reads request bodies within limits: type, encoding, size, time, and the memory budget of all requests.
+//! Reads request bodies and checks their type, encoding, size, reception time, and share of the memory budget
+//! of all requests.
 
 use super::api_error::ApiError;
 use super::app::{AppState, ServingContext};
@@ -9,10 +10,10 @@ use engine::AdmissionPermit;
 use http_body_util::BodyExt;
 use std::time::Duration;
 
-/// Reads the JSON body of a client and admits the request. Bytes are counted as they arrive, the request once
-/// its body is complete.
+/// Reads the JSON body of a request and admits the request. The bytes are counted in the memory budget as
+/// they arrive; the request is counted once its body is complete.
 ///
-/// Errors: those of `read`; 429 or 503 for overload.
+/// Errors: those of `read`; HTTP status 429 or 503 for overload.
 pub(crate) async fn read_and_admit(
     app: &AppState,
     serving: &ServingContext,
@@ -29,10 +30,10 @@ pub(crate) async fn read_and_admit(
     Ok((bytes, permit))
 }
 
-/// Reads a JSON body; `count` is called with the number of bytes of each frame, and may reject them.
+/// Reads a JSON body. `count` is called with the number of bytes of each frame and may reject them.
 ///
-/// Errors: 415 for a compressed body or another type, 413 above the limit, 408 after the timeout, 400 if the
-/// body is incomplete; those of `count`.
+/// Errors: HTTP status 415 for a compressed body or another content type, 413 above the size limit, 408 after
+/// the timeout, 400 if the body is incomplete; those of `count`.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
@@ -84,7 +85,7 @@ async fn collect(
             return Err(too_large(bytes_max));
         }
         count(data.len())?;
-        // Most bodies are one frame, which needs no copy.
+        // Most bodies arrive as one frame, which is then not copied.
         match &first {
             None => first = Some(data),
             Some(head) => {

@@ -1,36 +1,37 @@
-//! Takes typed fields out of a JSON object. Fields that no reader takes are reported as ignored.
+//! Extracts typed fields from a JSON object. Each extracted ("taken") field is removed; the fields that
+//! remain at the end are reported to the client as ignored.
 //!
-//! `null` means absent everywhere. Every error names the field and its allowed values.
+//! `null` always means that the field is absent. Every error names the field and its allowed values.
 
 use super::api_error::ApiError;
 use super::strict_json::JsonValue;
 use std::ops::RangeInclusive;
 
-/// Limits of the reported ignored fields: number of names, and bytes per name.
+/// Limits on the ignored fields that a reply header lists: number of names, and bytes per name.
 const IGNORED_MAX: usize = 10;
 const IGNORED_NAME_BYTES: usize = 64;
 
-/// Fields of one object that have not been taken yet.
+/// Fields of one JSON object that have not been taken yet.
 pub struct RequestFields {
     path: String,
     pairs: Vec<(String, JsonValue)>,
-    /// Fields looked up so far, if lookups are recorded.
+    /// Fields looked up so far; `None` if lookups are not recorded.
     lookups: Option<Vec<FieldLookup>>,
 }
 
-/// Field that a reader looked up.
+/// Record that a field was looked up; the OpenAPI document is generated from these records.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FieldLookup {
     /// Name of the field.
     pub name: String,
-    /// Type and range of the field.
+    /// Type and range that the field was looked up with.
     pub kind: FieldKind,
 }
 
-/// Type and range of a field, as far as its reader specifies them.
+/// Type and range of a field, as far as the lookup specifies them.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FieldKind {
-    /// Any JSON value; the reader inspects it.
+    /// Any JSON value; the calling code checks it.
     Any,
     /// `true` or `false`.
     Bool,
@@ -62,13 +63,13 @@ pub enum FieldKind {
 }
 
 impl RequestFields {
-    /// Creates the fields from `pairs`, without null values.
+    /// Creates the fields from `pairs` and drops those whose value is null.
     fn new(path: String, mut pairs: Vec<(String, JsonValue)>) -> Self {
         pairs.retain(|(_, value)| *value != JsonValue::Null);
         Self { path, pairs, lookups: None }
     }
 
-    /// Returns the fields of a request body.
+    /// Returns the fields of a request body, which must be an object.
     pub fn of_body(body: JsonValue) -> Result<Self, ApiError> {
         match body {
             JsonValue::Object(pairs) => Ok(Self::new(String::new(), pairs)),
@@ -79,7 +80,7 @@ impl RequestFields {
         }
     }
 
-    /// Returns the fields of the object at `path`.
+    /// Returns the fields of the object that is the value of the field `path`.
     pub fn of(path: String, value: JsonValue) -> Result<Self, ApiError> {
         match value {
             JsonValue::Object(pairs) => Ok(Self::new(path, pairs)),
@@ -87,7 +88,7 @@ impl RequestFields {
         }
     }
 
-    /// Returns the full name of a field of this object.
+    /// Returns the full path of a field of this object, for errors.
     pub fn path(&self, name: &str) -> String {
         match self.path.as_str() {
             "" => name.to_owned(),
@@ -95,13 +96,13 @@ impl RequestFields {
         }
     }
 
-    /// Starts to record field lookups.
+    /// Records all further lookups of fields.
     #[must_use]
     pub fn recording_lookups(self) -> Self {
         Self { lookups: Some(Vec::new()), ..self }
     }
 
-    /// Returns the fields looked up since `recording_lookups`, each name once.
+    /// Returns the recorded lookups, each field name once.
     pub fn into_lookups(self) -> Vec<FieldLookup> {
         self.lookups.unwrap_or_default()
     }
@@ -113,25 +114,25 @@ impl RequestFields {
         }
     }
 
-    /// Takes a field of any type.
+    /// Takes a field of any type: removes and returns it.
     pub fn take(&mut self, name: &str) -> Option<JsonValue> {
         self.record_lookup(name, || FieldKind::Any);
         let index = self.pairs.iter().position(|(key, _)| key == name)?;
         Some(self.pairs.swap_remove(index).1)
     }
 
-    /// Takes a required field.
+    /// Takes a field of any type that must be present.
     pub fn required(&mut self, name: &str) -> Result<JsonValue, ApiError> {
         self.take(name).ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
     }
 
-    /// Takes a required string of any length.
+    /// Takes a string of any length that must be present.
     pub fn required_string(&mut self, name: &str) -> Result<String, ApiError> {
         let text = self.string(name, usize::MAX)?;
         text.ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
     }
 
-    /// Takes a field by its name or its alias. Rejects a request with both.
+    /// Takes a field under its name or its alias. Rejects a request that contains both.
     pub fn take_alias(&mut self, name: &str, alias: &str) -> Result<Option<JsonValue>, ApiError> {
         match (self.take(name), self.take(alias)) {
             (Some(_), Some(_)) => {
@@ -142,7 +143,8 @@ impl RequestFields {
         }
     }
 
-    /// Takes a field by its name or its alias. Returns the spelling in use too, for errors about its value.
+    /// Takes a field under its name or its alias. Also returns the name that the request uses, for errors
+    /// about the value.
     pub fn take_with_alias<'a>(
         &mut self,
         name: &'a str,
@@ -153,7 +155,7 @@ impl RequestFields {
         Ok(value.map(|value| (if is_alias { alias } else { name }, value)))
     }
 
-    /// Returns the names of remaining fields that begin with `prefix`.
+    /// Returns the names of the remaining fields that begin with `prefix`.
     pub fn names_with_prefix(&self, prefix: &str) -> Vec<String> {
         let names = self.pairs.iter().map(|(name, _)| name);
         names.filter(|name| name.starts_with(prefix)).cloned().collect()
@@ -254,17 +256,17 @@ impl RequestFields {
         }
     }
 
-    /// Returns the remaining fields as values for a template.
+    /// Returns the remaining fields as JSON values for a chat template.
     pub fn into_values(self) -> serde_json::Map<String, serde_json::Value> {
         self.pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
     }
 
-    /// Number of remaining fields.
+    /// Returns the number of remaining fields.
     pub fn remaining(&self) -> usize {
         self.pairs.len()
     }
 
-    /// Returns the names of remaining fields, in the form of the reply header.
+    /// Returns the names of the remaining fields, shortened and escaped for the reply header.
     pub fn ignored_names(&self) -> Vec<String> {
         let mut names: Vec<&str> = self.pairs.iter().map(|(name, _)| name.as_str()).collect();
         names.sort_unstable();
@@ -272,7 +274,7 @@ impl RequestFields {
     }
 }
 
-/// Parses a list of integers; `path` is its name in errors.
+/// Parses a list of integers; `path` is the field name in errors.
 pub(crate) fn int_list(
     path: &str,
     value: JsonValue,
@@ -303,7 +305,7 @@ pub(crate) fn int_list(
     }
 }
 
-/// Parses a list of strings of 1 to `bytes_max` bytes; `path` is its name in errors.
+/// Parses a list of strings of 1 to `bytes_max` bytes; `path` is the field name in errors.
 pub(crate) fn string_list(
     path: &str,
     value: JsonValue,
@@ -333,7 +335,7 @@ pub(crate) fn string_list(
     list.into_iter().enumerate().map(check).collect()
 }
 
-/// 400: the value has the wrong type.
+/// Creates the 400 error: the value of the field `path` has the wrong type.
 pub(crate) fn wrong_type(path: String, expected: &str, got: &JsonValue) -> ApiError {
     ApiError::invalid(path, format!("must be {expected}, not {}", got.kind()))
 }
@@ -357,7 +359,7 @@ fn out_of_range(path: String, expected: &str, got: &JsonValue) -> ApiError {
     }
 }
 
-/// Returns an integer, also from a number without a fraction: `5.0` is an integer in JSON Schema.
+/// Returns a number without fractional part as an integer: JSON Schema regards `5.0` as an integer.
 fn as_int(value: &JsonValue) -> Option<i64> {
     const END: f64 = 9_223_372_036_854_775_808.0; // 2^63
     match value {
@@ -377,7 +379,7 @@ fn as_float(value: &JsonValue) -> Option<f32> {
     }
 }
 
-/// Converts a client's field name to characters that are valid in a header.
+/// Replaces the characters of a client's field name that are not valid in a header.
 fn printable(name: &str) -> String {
     let safe = name.chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' });
     safe.take(IGNORED_NAME_BYTES).collect()

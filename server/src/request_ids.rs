@@ -1,11 +1,11 @@
-//! Unpredictable numbers for request ids and seeds: SipHash of a counter with a key that the operating system
-//! generates at startup.
+//! Generates unpredictable numbers for request ids and seeds: SipHash of a counter, with a key that the
+//! operating system generates at startup.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use text::ToolCallIdFormat;
 
-/// Source of unpredictable numbers; one per process.
+/// Generator of unpredictable numbers; there is one per process.
 #[derive(Debug, Default)]
 pub struct IdGenerator {
     key: RandomState,
@@ -13,7 +13,7 @@ pub struct IdGenerator {
 }
 
 impl IdGenerator {
-    /// Returns the next number.
+    /// Returns the next unpredictable number.
     pub fn next_u64(&self) -> u64 {
         self.key.hash_one(self.next.fetch_add(1, Ordering::Relaxed))
     }
@@ -32,12 +32,12 @@ pub(crate) struct ToolCallIds {
 }
 
 impl ToolCallIds {
-    /// Creates ids that depend on `seed`, which must be unpredictable.
+    /// Creates a generator. Its ids depend on `seed`, which must be unpredictable.
     pub(crate) fn new(seed: u64, format: ToolCallIdFormat) -> Self {
         Self { seed, format }
     }
 
-    /// Returns the id of call number `index` of a choice.
+    /// Returns the id of tool call `index` of choice `choice`.
     pub(crate) fn id(&self, choice: u32, index: u32) -> String {
         const LETTERS: &[u8; 62] =
             b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -54,7 +54,7 @@ impl ToolCallIds {
     }
 }
 
-/// Returns one output of splitmix64 from `state`.
+/// Returns the output of the random number generator splitmix64 for `state`.
 fn mix(state: u64) -> u64 {
     let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -62,7 +62,7 @@ fn mix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns the RNG key of a choice: `mix(mix(seed) ^ choice)`.
+/// Returns the sampling RNG key of a choice: `mix(mix(seed) ^ choice)`.
 pub(crate) fn sampling_key(seed: u64, choice: u64) -> u64 {
     mix(mix(seed) ^ choice)
 }

@@ -1,7 +1,7 @@
-//! `--trace-requests FILE`: one JSON line per finished request, written by a separate thread.
+//! `--trace-requests FILE`: a separate thread writes one JSON line per finished request.
 //!
-//! If the disk is too slow or full, whole lines are dropped, which is counted in the log; requests are never
-//! affected.
+//! If the disk is too slow or full, whole lines are dropped and their number is logged; requests are never
+//! delayed.
 
 use super::request_trace_file::RequestTraceFile;
 use protocol::Token;
@@ -14,44 +14,44 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Maximum number of lines queued for the writer thread.
+/// Maximum number of trace lines queued for the writer thread.
 const LINES_QUEUED_MAX: usize = 4_096;
-/// Poll interval of `flush` while the queue is full.
+/// Interval at which `flush` retries while the queue is full.
 const QUEUE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Minimum interval between two log messages about dropped lines.
 const DROP_REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Approximate number of bytes per write.
+/// Approximate number of bytes that are written at once.
 const BATCH_BYTES: usize = 64 << 10;
 
 enum TraceMessage {
     Line(Value),
-    /// Wakes the thread, which then checks `reopen`.
+    /// Wakes the writer thread, which then checks `reopen`.
     Wake,
-    /// Sends whether no line has been dropped so far, once all earlier lines are written.
+    /// Requests a report once all earlier lines are written: true if no line has been dropped so far.
     Flush(SyncSender<bool>),
 }
 
-/// Handle of the writer thread; clones share it.
+/// Handle of the writer thread, through which trace lines are sent; its clones share the thread.
 #[derive(Debug, Clone)]
 pub struct RequestTracer {
     lines: SyncSender<TraceMessage>,
     shared: Arc<RequestTracerState>,
-    /// Whether lines include token ids.
+    /// Whether trace lines contain token ids.
     pub with_ids: bool,
 }
 
-/// State shared by the writer thread and its handles.
+/// State that the writer thread and its handles share.
 #[derive(Debug, Default)]
 struct RequestTracerState {
-    /// Number of dropped lines: the queue was full, or the write failed.
+    /// Number of dropped lines: the queue was full, or a write failed.
     dropped_lines: AtomicU64,
-    /// Whether the file is to be reopened.
+    /// Whether the writer thread must reopen the file.
     reopen: AtomicBool,
 }
 
 impl RequestTracer {
-    /// Opens the file for appending and starts the writer thread.
+    /// Opens the trace file for appending and starts the writer thread.
     ///
     /// Errors: the file cannot be opened, or the thread cannot be started.
     pub fn open(path: &Path, with_ids: bool) -> io::Result<Self> {
@@ -72,21 +72,21 @@ impl RequestTracer {
         Ok(Self { lines, shared, with_ids })
     }
 
-    /// Reopens the file by its name, after the former file was moved away. Queued lines are written to the
-    /// former file.
+    /// Reopens the trace file by its name, after it was renamed (log rotation). Lines queued before are
+    /// written to the renamed file.
     pub fn reopen(&self) {
         self.shared.reopen.store(true, Ordering::Relaxed);
-        // If the queue is full, the thread is awake anyway.
+        // If the queue is full, the writer thread is running and needs no wake-up.
         let _ = self.lines.try_send(TraceMessage::Wake);
     }
 
-    /// Number of dropped lines.
+    /// Returns the number of dropped lines.
     pub fn dropped_lines(&self) -> u64 {
         self.shared.dropped_lines.load(Ordering::Relaxed)
     }
 
-    /// Waits until all lines sent so far are written, at most for `limit`; returns whether no line has been
-    /// dropped.
+    /// Waits at most `limit` until all lines sent so far are written; returns true if this is done and no
+    /// line has been dropped.
     #[must_use]
     pub fn flush(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
@@ -111,16 +111,16 @@ impl RequestTracer {
     }
 }
 
-/// State of the writer thread.
+/// State that only the writer thread uses.
 struct RequestTraceWriter {
     file: RequestTraceFile,
     /// Complete lines that are not written yet.
     batch: Vec<u8>,
     shared: Arc<RequestTracerState>,
-    /// Number of dropped lines reported in the log, and the time of the last report.
+    /// Number of dropped lines that were reported in the log.
     reported: u64,
     reported_at: Option<Instant>,
-    /// Last I/O error.
+    /// Last I/O error, for the report of dropped lines.
     error: Option<io::Error>,
 }
 
@@ -157,9 +157,9 @@ impl RequestTraceWriter {
             }
             TraceMessage::Flush(done) => {
                 self.write();
-                // This may be the last chance to report before the server exits.
+                // The server may exit after a flush, so dropped lines are reported now.
                 self.report_dropped();
-                // The receiver may have timed out.
+                // The receiver of the report may have timed out.
                 let _ = done.try_send(self.shared.dropped_lines.load(Ordering::Relaxed) == 0);
             }
             TraceMessage::Wake => {}
@@ -185,7 +185,7 @@ impl RequestTraceWriter {
         }
     }
 
-    /// Logs the number of lines dropped since the last report.
+    /// Logs the number of lines that were dropped since the last report.
     fn report_dropped(&mut self) {
         let dropped = self.shared.dropped_lines.load(Ordering::Relaxed);
         let lines = dropped - self.reported;
@@ -202,7 +202,7 @@ impl RequestTraceWriter {
     }
 }
 
-/// Data of one request's trace line. Dropping it writes the line.
+/// Trace of one request; dropping it sends its trace line to the writer thread.
 #[derive(Debug)]
 pub(crate) struct RequestTrace {
     tracer: RequestTracer,
@@ -217,7 +217,7 @@ pub(crate) struct RequestTrace {
     choices: Vec<TracedChoice>,
 }
 
-/// Trace data of one choice.
+/// Part of a request's trace that belongs to one choice.
 #[derive(Debug, Clone, Default)]
 struct TracedChoice {
     tokens: u32,
@@ -228,7 +228,7 @@ struct TracedChoice {
 impl RequestTrace {
     /// Creates the trace of a request that arrived at `received` and was accepted with `choices` choices.
     ///
-    /// `head`: identification of the request.
+    /// `head`: JSON members at the start of the line, which identify the request.
     pub(crate) fn new(
         tracer: &RequestTracer,
         received: Instant,
@@ -250,14 +250,14 @@ impl RequestTrace {
         }
     }
 
-    /// Stores the prompts if the trace includes token ids.
+    /// Stores the token ids of the prompts, if trace lines contain token ids.
     pub(crate) fn set_prompts(&mut self, prompts: &[Vec<Token>]) {
         if self.tracer.with_ids {
             self.prompts = prompts.to_vec();
         }
     }
 
-    /// Records an event of one choice.
+    /// Records a token event of one choice.
     pub(crate) fn record(&mut self, index: usize, event: &TokenEvent) {
         if let Some(admission) = event.first_admission {
             self.queued_ms.get_or_insert(admission.queued_ms);
@@ -275,7 +275,7 @@ impl RequestTrace {
         }
     }
 
-    /// Records the end of a choice.
+    /// Records the finish reason of one choice.
     pub(crate) fn end(&mut self, index: usize, finish: &'static str) {
         if let Some(choice) = self.choices.get_mut(index) {
             choice.finish.get_or_insert(finish);
@@ -286,7 +286,7 @@ impl RequestTrace {
         let ms = |at: Instant| at.duration_since(self.received).as_secs_f64() * 1e3;
         let mut line = self.head.take();
         let counts = self.choices.iter().map(|choice| choice.tokens);
-        // A choice without a finish reason was ended by a disconnect of the client.
+        // A choice without a finish reason was ended because the client disconnected.
         let ends = self.choices.iter().map(|choice| choice.finish.unwrap_or("client_gone"));
         line["prompt_tokens"] = json!(self.prompt_tokens);
         line["cached_tokens"] = json!(self.cached_tokens);
@@ -329,7 +329,7 @@ mod tests {
         disk.read_exact(&mut line).unwrap();
         assert_eq!(line[..], *format!("{written}\n").as_bytes());
 
-        // A pipe buffers 64 KiB of it.
+        // The pipe buffers 64 KiB of the line.
         tracer.write(json!(rest));
         let short = Duration::from_millis(50);
         assert!(!tracer.flush(short), "the disk is stalled");

@@ -1,20 +1,20 @@
-//! File of `--trace-requests`: contains complete lines only, even after failed writes.
+//! File of `--trace-requests`. It contains complete lines only, even after failed writes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Lines that could not be written.
+/// Error: lines that could not be written to the trace file.
 #[derive(Debug, thiserror::Error)]
 #[error("{lines} lines were not written: {cause}")]
 pub(super) struct UnwrittenLines {
-    /// Number of lines.
+    /// Number of lines that were not written.
     pub(super) lines: u64,
-    /// I/O error.
+    /// I/O error of the write.
     pub(super) cause: io::Error,
 }
 
-/// File to which lines are appended.
+/// Trace file to which lines are appended.
 #[derive(Debug)]
 pub(super) struct RequestTraceFile {
     path: PathBuf,
@@ -24,13 +24,13 @@ pub(super) struct RequestTraceFile {
 }
 
 impl RequestTraceFile {
-    /// Opens the file and keeps its contents. If its last line is incomplete, as after a crash, a newline is
+    /// Opens the trace file for appending. If its last line is incomplete, as after a crash, a newline is
     /// written before the next line.
     ///
     /// Errors: the file cannot be opened.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = Self::append_to(path)?;
-        let is_torn = has_torn_line(path).unwrap_or(false); // It may be a pipe, or write-only.
+        let is_torn = has_torn_line(path).unwrap_or(false); // The path may be a pipe or not readable.
         Ok(Self { path: path.to_owned(), file, is_torn })
     }
 
@@ -38,9 +38,9 @@ impl RequestTraceFile {
         OpenOptions::new().append(true).create(true).open(path)
     }
 
-    /// Reopens the file by its name.
+    /// Reopens the trace file by its name.
     ///
-    /// Errors: the file cannot be opened; the former file is kept.
+    /// Errors: the file cannot be opened; the open file remains in use.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         *self = Self::open(&self.path)?;
         Ok(())
@@ -48,13 +48,13 @@ impl RequestTraceFile {
 
     /// Appends `lines`, each of which ends with a newline.
     ///
-    /// Errors: the lines that were not written; lines before them are complete in the file.
+    /// Errors: the number of lines that were not written; the lines before them are complete in the file.
     pub(super) fn write_lines(&mut self, lines: &[u8]) -> Result<(), UnwrittenLines> {
         if lines.is_empty() {
             return Ok(());
         }
         if self.is_torn {
-            // Ends the incomplete line.
+            // Ends the incomplete line at the end of the file.
             self.append(b"\n").map_err(|failure| failure.into_unwritten(lines))?;
             self.is_torn = false;
         }
@@ -85,7 +85,7 @@ impl RequestTraceFile {
         Ok(())
     }
 
-    /// Truncates the last bytes of the file.
+    /// Removes the last `bytes` bytes of the file.
     fn truncate_by(&self, bytes: usize) -> io::Result<()> {
         let metadata = self.file.metadata()?;
         if !metadata.is_file() {
@@ -95,7 +95,7 @@ impl RequestTraceFile {
     }
 }
 
-/// Whether a file ends with an incomplete line. Other file types, for example pipes, do not.
+/// Whether the file at `path` ends with an incomplete line; false for pipes and other special files.
 fn has_torn_line(path: &Path) -> io::Result<bool> {
     if !path.metadata()?.is_file() {
         return Ok(false);
@@ -110,14 +110,14 @@ fn has_torn_line(path: &Path) -> io::Result<bool> {
     Ok(last != *b"\n")
 }
 
-/// Write that failed after a part of its bytes.
+/// Error of a write that failed after some of its bytes were written.
 struct PartialWrite {
     written: usize,
     cause: io::Error,
 }
 
 impl PartialWrite {
-    /// Counts all of `lines` as not written.
+    /// Returns an error that counts all of `lines` as not written.
     fn into_unwritten(self, lines: &[u8]) -> UnwrittenLines {
         let lines = lines.split_inclusive(|&byte| byte == b'\n').count() as u64;
         UnwrittenLines { lines, cause: self.cause }

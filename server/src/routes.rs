@@ -1,4 +1,4 @@
-//! The route table. Routing uses the parsed path only, never `Host`.
+//! Route table and router. Requests are routed by the parsed path alone, never by `Host`.
 
 use super::api_error::ApiError;
 use super::app::AppState;
@@ -20,18 +20,18 @@ use std::sync::Arc;
 /// Paths that are served even when the connection limit is reached.
 pub const PROBE_PATHS: &[&str] = &["/livez", "/live", "/readyz", "/ready", "/health", "/ping"];
 
-/// One method of one path.
+/// Route of the server: one HTTP method of one path.
 pub struct HttpRoute {
     /// `get`, `post` or `delete`.
     pub method: &'static str,
-    /// Path in axum's syntax.
+    /// Path in the syntax of axum.
     pub path: &'static str,
-    /// Access level.
+    /// API key that the route requires.
     pub access: RouteAccess,
     handler: MethodRouter<Arc<AppState>>,
 }
 
-/// Returns all routes; the methods of one path are adjacent.
+/// Returns all routes of the server; those of one path are adjacent.
 pub fn table() -> Vec<HttpRoute> {
     vec![
         get("/", status_page::page).with_access(RouteAccess::Open), // The page itself prompts for a key.
@@ -99,7 +99,7 @@ fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
             handler = handler.merge(more.handler);
         }
         let handler = handler.fallback(async || method_not_allowed());
-        // A guard that would admit every request is omitted.
+        // A guard that admits every request is not attached.
         let open = access == RouteAccess::Open || access == RouteAccess::Key && no_client_keys;
         let guarded_handler = if open { handler } else { handler.layer(guard(access)) };
         router = router.route(path, guarded_handler);
@@ -114,7 +114,7 @@ fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
     let cors = app.options.cors.as_ref().and_then(|cors| cors.layer().ok());
     let observed = from_fn_with_state(Arc::clone(&app), count_requests);
     let router = router.with_state(app).fallback_service(unknown).layer(observed);
-    // Outermost layer: browsers must be able to read errors, too.
+    // CORS is the outermost layer, so that browsers can read error replies too.
     match cors {
         Some(cors) => router.layer(cors),
         None => router,
@@ -126,7 +126,7 @@ fn method_not_allowed() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
-/// 404: no route has this path, or the caller may not use it.
+/// Creates the 404 error: no route has this path, or the caller may not use the route.
 pub fn unknown_route() -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "unknown_route", "no route has this path")
 }

@@ -1,4 +1,5 @@
-//! SSE stream of a generation: framing, keep-alive comments, merging of chunks, end and failure.
+//! Streaming reply of a generation as SSE events: chunks, keep-alive comments, errors and the end of the
+//! stream.
 
 use super::api_error::ApiError;
 use super::openai::choice::{ChoiceDelta, ChoiceFinish, StopMatch};
@@ -14,12 +15,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Initial buffer capacity for the chunks of one write, in bytes.
+/// Initial capacity in bytes of the buffer in which SSE events are written.
 const BUFFER_BYTES: usize = 2_048;
 
-/// Writes the chunks of one kind of reply.
+/// Writes the SSE events of a streaming reply in the format of one API.
 pub(crate) trait ChunkWriter: Send + Unpin {
-    /// Appends the chunks of one delta as complete SSE events.
+    /// Appends the SSE events of one delta.
     fn delta(
         &mut self,
         choice: u32,
@@ -28,28 +29,28 @@ pub(crate) trait ChunkWriter: Send + Unpin {
         out: &mut BytesMut,
     );
 
-    /// Appends the events after the last delta.
+    /// Appends the SSE events that follow the last delta.
     fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut);
 
-    /// Appends an error that occurred after the first byte was sent.
+    /// Appends the SSE event of an error that occurred after the first byte of the reply was sent.
     fn fail(&mut self, error: &ApiError, out: &mut BytesMut) {
         out.put_slice(b"data: ");
         out.put_slice(error.body().as_bytes());
         out.put_slice(b"\n\n");
     }
 
-    /// Terminator of the stream.
+    /// Returns the bytes at the end of the stream.
     fn stream_terminator(&self) -> &'static [u8] {
         b"data: [DONE]\n\n"
     }
 
-    /// SSE comment that keeps an idle stream alive.
+    /// Returns an SSE comment, which keeps the connection of an idle stream open.
     fn keep_alive_bytes(&self) -> &'static [u8] {
         b": keep-alive\n\n"
     }
 }
 
-/// Body of a streamed reply. Dropping it aborts the request.
+/// Body of a streaming reply. Dropping it aborts the request.
 pub(crate) struct SseBody<W> {
     generation: RequestGeneration,
     writer: W,
@@ -64,7 +65,7 @@ enum SseBodyState {
     Done,
 }
 
-/// Keep-alive timer. It is reset only when it fires, so that a token costs no timer operation.
+/// Keep-alive timer of a stream. It is reset only when it fires, so a token costs no timer operation.
 struct KeepAlive {
     interval: Duration,
     last_write: Instant,
@@ -72,7 +73,7 @@ struct KeepAlive {
 }
 
 impl<W: ChunkWriter> SseBody<W> {
-    /// Creates a body that sends at least one event or comment per `keep_alive` interval (zero = never).
+    /// Creates a body. If nothing is written for `keep_alive` (zero = never), it sends an SSE comment.
     pub(crate) fn new(generation: RequestGeneration, writer: W, keep_alive: Duration) -> Self {
         let keep_alive = (!keep_alive.is_zero()).then(|| {
             let now = Instant::now();
@@ -83,7 +84,7 @@ impl<W: ChunkWriter> SseBody<W> {
         Self { generation, writer, out, state: SseBodyState::Open, keep_alive }
     }
 
-    /// Writes the events received so far, and the end of the stream if the generation has ended.
+    /// Writes the deltas received so far, and the end of the stream if the generation has ended.
     fn write_events(&mut self) {
         let (writer, out) = (&mut self.writer, &mut self.out);
         self.generation.drain(|choice, delta, all| writer.delta(choice, delta, all, out));
@@ -134,7 +135,7 @@ impl<W: ChunkWriter> Body for SseBody<W> {
 }
 
 impl KeepAlive {
-    /// Ready if nothing was written for one interval.
+    /// Ready if nothing was written for one keep-alive interval.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
@@ -179,7 +180,7 @@ pub(crate) fn escape(text: &str, out: &mut BytesMut) {
     out.put_slice(&bytes[from..]);
 }
 
-/// Appends `finish_reason` and `stop_reason`.
+/// Appends the fields `finish_reason` and `stop_reason`.
 pub(crate) fn write_end(end: Option<&ChoiceFinish>, out: &mut BytesMut) {
     let Some(end) = end else {
         return out.put_slice(b",\"finish_reason\":null,\"stop_reason\":null");

@@ -1,11 +1,11 @@
-//! `/`: status page in one HTML file. It contains no data: it fetches `/v1/loads`, which requires a key if
-//! keys are configured.
+//! `/`: status page, one HTML file. The file contains no data: its script fetches `/v1/loads`, which requires
+//! a key if keys are configured.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 
 const PAGE: &str = include_str!("status.html");
-/// Content security policy: no external resources, and no embedding in frames.
+/// Content security policy: the page loads no external resources and cannot be embedded in frames.
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
                       connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; \
                       form-action 'none'";

@@ -1,8 +1,8 @@
-//! Strict JSON: parsed form of a request body before its fields are typed.
+//! Strict JSON parser: converts a request body to values whose fields are then checked for their types.
 //!
-//! Stricter than `serde_json::Value`: a duplicate key is an error, a syntax error names its field, lists of
-//! integers (prompts of token ids) take 8 bytes per element, and the number of values is limited. Depth is
-//! limited to 128 by the parser.
+//! It is stricter than `serde_json::Value`: a duplicate key is an error, a syntax error names its field, and
+//! the number of values is limited. A list of integers (a prompt of token ids) takes 8 bytes per element. The
+//! parser limits the nesting depth to 128.
 
 use super::api_error::ApiError;
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
@@ -10,11 +10,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::fmt;
 
-/// Maximum number of values in one body, not counting integers in lists of integers.
+/// Maximum number of values in one body; the elements of lists of integers are not counted.
 const VALUES_MAX: u32 = 262_144;
-/// Maximum number of bytes of a path in a message; deeper parts are cut.
+/// Maximum number of bytes of the field path in an error message; the rest of a longer path is cut off.
 const PATH_BYTES_MAX: usize = 256;
-/// Number of keys up to which duplicates are found by linear search; above it, by a hash set.
+/// Number of keys up to which duplicates are found by linear search; in larger objects, by a hash set.
 const KEYS_SCANNED: usize = 16;
 
 /// A JSON value.
@@ -24,7 +24,7 @@ pub enum JsonValue {
     Null,
     /// `true`, `false`
     Bool(bool),
-    /// Number without fraction or exponent that fits in an `i64`.
+    /// Number without fraction and exponent that fits in an `i64`.
     Int(i64),
     /// Any other number; always finite.
     Float(f64),
@@ -34,14 +34,14 @@ pub enum JsonValue {
     Ints(Vec<i64>),
     /// Any other list.
     List(Vec<JsonValue>),
-    /// Object; keys in the order sent, without duplicates.
+    /// Object; its keys are in the order of the request, without duplicates.
     Object(Vec<(String, JsonValue)>),
 }
 
 impl JsonValue {
-    /// Parses a whole body.
+    /// Parses a request body.
     ///
-    /// Errors: 400 naming the field of the syntax error.
+    /// Errors: HTTP status 400; the error names the field at the syntax error.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let context =
             JsonParseContext { path: RefCell::default(), values_left: Cell::new(VALUES_MAX) };
@@ -54,7 +54,7 @@ impl JsonValue {
         })
     }
 
-    /// Name of the value's type, for messages.
+    /// Returns the name of the value's type, for error messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -67,7 +67,7 @@ impl JsonValue {
         }
     }
 
-    /// Converts the value for a template engine.
+    /// Converts the value to a `serde_json` value, for chat templates.
     pub fn into_value(self) -> serde_json::Value {
         use serde_json::Value;
         match self {
@@ -85,8 +85,8 @@ impl JsonValue {
     }
 }
 
-/// Returns the parser's message if it is a known one, else only the position: other messages must not reach
-/// clients.
+/// Returns the message of a `serde_json` error if it is one of the known messages, else only its position:
+/// other messages may contain internal details.
 fn client_message(error: &serde_json::Error) -> String {
     const TEXT_BYTES_MAX: usize = 128;
     const KNOWN_PREFIXES: [&str; 12] = [
@@ -112,16 +112,16 @@ fn client_message(error: &serde_json::Error) -> String {
     format!("line {} column {}", error.line(), error.column())
 }
 
-/// State shared by all levels of one parse.
+/// State shared by all nesting levels while one body is parsed.
 struct JsonParseContext {
-    /// Path to the value that failed to parse, built from the inside out.
+    /// Path of the value that failed to parse. Each level prepends its part while the error is returned.
     path: RefCell<String>,
     values_left: Cell<u32>,
 }
 
 impl JsonParseContext {
     fn prepend_key(&self, key: &str) {
-        // A hostile key may be megabytes long; its first characters identify it well enough.
+        // A malicious client may send a key of megabytes; its first characters are enough to identify it.
         self.prepend(key.chars().take(64).collect());
     }
 

@@ -1,8 +1,8 @@
-//! Thread pool for parsing, template rendering and tokenisation: blocking threads, apart from the async
+//! Thread pool for parsing, template rendering and tokenisation: blocking threads, separate from the async
 //! runtime.
 //!
-//! Long texts share `LONG_PERMITS` permits, so that they cannot delay short ones; all requests have passed
-//! admission before they get here.
+//! Long texts share `LONG_PERMITS` permits, so that they cannot delay short ones. The queue is bounded,
+//! because requests pass admission control first.
 
 use super::api_error::ApiError;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tracing::Span;
 
-/// Size in bytes above which a body is long: about 5 ms of tokenisation.
+/// Size of a request body in bytes above which it counts as long: about 5 ms of tokenisation.
 const LONG_BYTES: usize = 16 << 10;
 const LONG_PERMITS: usize = 2;
 const SHORT_PERMITS: usize = 8;
 
-/// Permits for long and for short texts.
+/// Limits the number of long texts and of short texts that are processed at a time.
 pub struct TextPool {
     long: Arc<Semaphore>,
     short: Arc<Semaphore>,
@@ -34,10 +34,10 @@ impl TextPool {
         Self { long: semaphore(LONG_PERMITS), short: semaphore(SHORT_PERMITS) }
     }
 
-    /// Runs `work` on a text of `bytes` bytes.
+    /// Runs `work` for a request body of `bytes` bytes on a blocking thread.
     ///
-    /// Errors: those of `work`; 500 if it panics. A caller that is dropped leaves the queue; work already
-    /// started runs to its end, and its result is dropped.
+    /// Errors: those of `work`; HTTP status 500 if it panics. If the caller drops the future, waiting work is
+    /// cancelled; running work continues to its end, and its result is dropped.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -46,9 +46,9 @@ impl TextPool {
         let semaphore = if bytes > LONG_BYTES { &self.long } else { &self.short };
         let permit =
             Arc::clone(semaphore).acquire_owned().await.map_err(|_| ApiError::internal())?;
-        let span = Span::current(); // The other thread logs on behalf of the same request.
+        let span = Span::current(); // Log messages of the other thread belong to the same request.
         let work = move || {
-            let _permit = permit; // Owned by the work, because the caller may be dropped.
+            let _permit = permit; // `work` owns the permit, because the caller may drop the future.
             span.in_scope(work)
         };
         spawn_blocking(work).await.map_err(|panic| {

@@ -1,17 +1,17 @@
-//! Routes of vLLM that this server does not implement: 501 with a reason, because a 404 would suggest a
-//! mistyped path.
+//! Routes of vLLM that this server does not implement. They reply 501 with a reason, because a 404 would
+//! suggest a mistyped path.
 
 use super::api_error::ApiError;
 use super::auth::RouteAccess;
 use axum::http::StatusCode;
 
-/// Routes that are unsupported for one reason.
+/// Unsupported routes that share one reason.
 pub struct UnsupportedRoutes {
-    /// Paths, for all methods.
+    /// Paths of the routes; all HTTP methods of these paths reply 501.
     pub paths: &'static [&'static str],
-    /// Access level needed to get the reason; other callers get 404, as for implemented routes.
+    /// API key that is required to get the reason; other callers get 404, as for implemented routes.
     pub access: RouteAccess,
-    /// Reason, and the alternative.
+    /// Why the routes are unsupported, and which alternative exists.
     reason: &'static str,
 }
 
@@ -45,7 +45,7 @@ pub const UNSUPPORTED_ROUTES: &[UnsupportedRoutes] = &[
 ];
 
 impl UnsupportedRoutes {
-    /// 501 with the reason.
+    /// Creates the 501 error with the reason.
     pub fn not_implemented(&self) -> ApiError {
         let message = format!("this route is not implemented: {}", self.reason);
         ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_implemented", message)

@@ -1,4 +1,4 @@
-//! Converts messages of the Messages API to messages of a chat template.
+//! Converts the messages of an Anthropic Messages request to messages of a chat template.
 
 use crate::api_error::ApiError;
 use crate::openai::chat::messages::{PARTS_MAX, text_of};
@@ -6,16 +6,16 @@ use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
 
-/// Types of content blocks that carry text.
+/// Types of the content blocks that contain plain text.
 const TEXT_BLOCKS: &[&str] = &["text"];
 
-/// Template messages converted so far.
+/// Converts messages one after the other, and collects the resulting template messages.
 #[derive(Default)]
 pub(super) struct AnthropicTurns {
     messages: Vec<Value>,
 }
 
-/// Content blocks of one message, grouped by type.
+/// Content blocks of one message, grouped by kind.
 #[derive(Default)]
 struct TurnParts {
     texts: Vec<String>,
@@ -30,14 +30,14 @@ impl TurnParts {
 }
 
 impl AnthropicTurns {
-    /// Adds the system prompt: a string or a list of text blocks.
+    /// Adds the system prompt, which is a string or a list of text blocks.
     pub(super) fn system(&mut self, path: &str, value: JsonValue) -> Result<(), ApiError> {
         let text = text_of(path, value, TEXT_BLOCKS)?;
         self.messages.push(json!({"role": "system", "content": text}));
         Ok(())
     }
 
-    /// Converts one message.
+    /// Converts one message and appends the resulting template messages.
     pub(super) fn message(&mut self, path: String, value: JsonValue) -> Result<(), ApiError> {
         let mut fields = RequestFields::of(path, value)?;
         let role_path = fields.path("role");
@@ -67,7 +67,8 @@ impl AnthropicTurns {
             }
             Some(other) => return Err(wrong_type(path, "a string or a list of blocks", &other)),
         }
-        // A message that consists of tool results only has already been converted to messages of its own.
+        // A message that consists of tool results only has already been converted to one template message per
+        // result.
         if !parts.is_empty() || self.messages.len() == before {
             self.push(role, parts);
         }
@@ -109,7 +110,7 @@ impl AnthropicTurns {
         Ok(())
     }
 
-    /// Appends a template message built from `parts`.
+    /// Appends one template message that contains `parts`.
     fn push(&mut self, role: &str, parts: TurnParts) {
         let TurnParts { texts, reasoning, calls } = parts;
         let mut message = Map::new();
@@ -124,7 +125,7 @@ impl AnthropicTurns {
         self.messages.push(Value::Object(message));
     }
 
-    /// Whether the last message is text of the assistant, without tool calls.
+    /// Whether the output can continue the last message: it is an assistant message without tool calls.
     pub(super) fn can_be_continued(&self) -> bool {
         let last = self.messages.last();
         last.is_some_and(|last| last["role"] == "assistant" && last["tool_calls"].is_null())

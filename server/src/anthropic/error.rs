@@ -1,11 +1,11 @@
-//! Errors in Anthropic's shape: `{"type":"error","error":{"type","message"}}`.
+//! Errors of the Anthropic Messages API: `{"type":"error","error":{"type","message"}}`.
 
 use crate::api_error::ApiError;
 use axum::body::Body;
 use axum::http::{Response, header};
 use serde::Serialize;
 
-/// Path prefix of the Messages API; errors on these paths use Anthropic's error shape.
+/// Path prefix of the Messages API; errors on these paths have Anthropic's JSON form.
 const PREFIX: &str = "/v1/messages";
 
 #[derive(Serialize)]
@@ -20,7 +20,7 @@ struct AnthropicErrorDetail<'a> {
     message: &'a str,
 }
 
-/// Formats the body of an error.
+/// Formats the body of an error reply in Anthropic's JSON form.
 pub(crate) fn body(error: &ApiError) -> String {
     let message = match &error.param {
         Some(param) => format!("{param}: {}", error.message),
@@ -28,15 +28,15 @@ pub(crate) fn body(error: &ApiError) -> String {
     };
     let inner = AnthropicErrorDetail { r#type: kind(error.status.as_u16()), message: &message };
     let body = AnthropicErrorBody { r#type: "error", error: inner };
-    serde_json::to_string(&body).unwrap_or_default() // Strings always have a JSON form.
+    serde_json::to_string(&body).unwrap_or_default() // Strings can always be serialised.
 }
 
-/// Whether `path` belongs to the Messages API.
+/// Whether `path` is a path of the Messages API.
 pub(crate) fn is_anthropic_path(path: &str) -> bool {
     path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Replaces the body of an error reply by Anthropic's error shape; other replies pass unchanged.
+/// Replaces the body of an error reply by Anthropic's JSON form; other replies are returned unchanged.
 pub(crate) fn in_anthropic_shape(mut response: Response<Body>) -> Response<Body> {
     let Some(error) = response.extensions().get::<ApiError>() else { return response };
     let body = Body::from(body(error));

@@ -1,4 +1,5 @@
-//! POST `/v1/messages` and `/v1/messages/count_tokens`: the Anthropic Messages API on top of the chat path.
+//! POST `/v1/messages` and `/v1/messages/count_tokens`: the Anthropic Messages API, implemented with the code
+//! of chat completions.
 
 mod convert;
 pub(crate) mod error;
@@ -18,7 +19,7 @@ use reply::AnthropicReply;
 use serde_json::json;
 use std::sync::Arc;
 
-/// Handles one `/v1/messages` request.
+/// Handles a `/v1/messages` request.
 pub(crate) async fn create(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -26,7 +27,7 @@ pub(crate) async fn create(
     endpoint::serve::<AnthropicReply>(app, request).await
 }
 
-/// Counts the tokens of a prompt.
+/// Handles `/v1/messages/count_tokens`: returns the number of tokens of the prompt.
 pub(crate) async fn count_tokens(
     State(app): State<Arc<AppState>>,
     request: Request,

@@ -1,4 +1,4 @@
-//! Non-streamed replies of the Messages API.
+//! Non-streaming replies of the Anthropic Messages API.
 
 use super::stream::AnthropicEventWriter;
 use super::types;
@@ -20,14 +20,14 @@ use serde_json::Value;
 use std::sync::Arc;
 use text::partial_arguments;
 
-/// State of a reply apart from its tokens.
+/// What the reply to a Messages request needs in addition to the generated tokens.
 pub(super) struct AnthropicReply {
     pub(super) id: String,
     pub(super) model: String,
     pub(super) tool_call_ids: ToolCallIds,
 }
 
-/// JSON form of a message.
+/// JSON form of the message that the reply consists of.
 #[derive(Serialize)]
 pub(super) struct AnthropicMessage<'a> {
     id: &'a str,
@@ -40,7 +40,7 @@ pub(super) struct AnthropicMessage<'a> {
     usage: AnthropicUsage,
 }
 
-/// Content block of a message.
+/// JSON form of a content block of a message.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ContentBlock {
@@ -49,7 +49,7 @@ pub(super) enum ContentBlock {
     ToolUse { id: String, name: String, input: Value },
 }
 
-/// Token counts. `input_tokens` excludes the tokens read from the prefix cache.
+/// `usage` object: token counts. `input_tokens` excludes the tokens that were found in the prefix cache.
 #[derive(Serialize, Clone, Copy)]
 pub(super) struct AnthropicUsage {
     #[serde(rename = "input_tokens")]
@@ -67,14 +67,15 @@ impl From<&UsageInfo> for AnthropicUsage {
         Self {
             input: usage.prompt_tokens.saturating_sub(usage.cached_tokens),
             cache_read: usage.cached_tokens,
-            // Prefix caching has no extra cost here, so no tokens are reported as cache creation.
+            // Adding blocks to the prefix cache has no extra cost here, so no tokens are reported as cache
+            // creation.
             cache_creation: 0,
             output: usage.completion_tokens,
         }
     }
 }
 
-/// Returns `stop_reason` and `stop_sequence`.
+/// Returns the values of `stop_reason` and `stop_sequence`.
 pub(super) fn stop(end: &ChoiceFinish) -> (Option<&'static str>, Option<&str>) {
     match end {
         ChoiceFinish::Stop(StopMatch::Text(text)) => (Some("stop_sequence"), Some(text)),
@@ -116,7 +117,8 @@ impl AnthropicReply {
             blocks.push(ContentBlock::Text { text: content });
         }
         blocks.extend(calls.into_iter().map(|call| {
-            // A truncated call yields the object that the deltas of a stream would add up to.
+            // The input of a truncated call contains its complete arguments, as clients parse them from a
+            // stream.
             let input = Value::Object(partial_arguments(&call.arguments));
             ContentBlock::ToolUse { id: call.id, name: call.name, input }
         }));

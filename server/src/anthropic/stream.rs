@@ -1,4 +1,5 @@
-//! The event sequence of a streamed message: `message_start`, blocks, `message_delta`, `message_stop`.
+//! Event sequence of a streamed message: `message_start`, events of the content blocks, `message_delta`,
+//! `message_stop`.
 
 use super::error;
 use super::reply::{AnthropicReply, AnthropicUsage, ContentBlock, stop};
@@ -13,17 +14,17 @@ use serde_json::{Value, json};
 use std::io::Write;
 use text::OutputPiece;
 
-/// Writes the events of a streamed message.
+/// Writes the SSE events of a streamed message.
 pub(super) struct AnthropicEventWriter {
     reply: AnthropicReply,
     started: bool,
-    /// Index of the open content block, or of the next one if none is open.
+    /// Index of the open content block, or of the next content block if none is open.
     index: u32,
     open: Option<ContentBlockKind>,
     end: Option<ChoiceFinish>,
 }
 
-/// Kind of a content block.
+/// Kind of the open content block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ContentBlockKind {
     Thinking,
@@ -31,7 +32,7 @@ enum ContentBlockKind {
     ToolUse,
 }
 
-/// Increment of a content block.
+/// JSON form of the `delta` in a `content_block_delta` event.
 #[derive(Serialize)]
 #[serde(tag = "type")]
 enum ContentBlockDelta<'a> {
@@ -43,7 +44,7 @@ enum ContentBlockDelta<'a> {
     InputJson { partial_json: &'a str },
 }
 
-/// One SSE event; the event name is the `type` field.
+/// JSON form of one SSE event; the name of the event is its `type` field.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum MessageStreamEvent<'a> {
@@ -69,7 +70,7 @@ impl MessageStreamEvent<'_> {
         }
     }
 
-    /// Appends the event. Writing to memory and JSON serialisation of these types cannot fail.
+    /// Appends this event to `out`. Writing to memory and serialising these types cannot fail.
     fn write(&self, out: &mut BytesMut) {
         let _ = write!(out.writer(), "event: {}\ndata: ", self.name());
         let _ = serde_json::to_writer(out.writer(), self);
@@ -89,7 +90,7 @@ impl AnthropicEventWriter {
         }
     }
 
-    /// Opens a content block of this kind unless one is open; a tool use always opens a new block.
+    /// Opens a content block of this kind unless one is open. Every tool use opens a block of its own.
     fn enter(&mut self, kind: ContentBlockKind, content_block: ContentBlock, out: &mut BytesMut) {
         if self.open != Some(kind) || kind == ContentBlockKind::ToolUse {
             self.close(out);

@@ -1,4 +1,4 @@
-//! Parses and validates the fields of a Messages request.
+//! Parses and validates the fields of an Anthropic Messages request.
 
 use super::convert::AnthropicTurns;
 use crate::api_error::ApiError;
@@ -13,19 +13,19 @@ use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use serde_json::Value;
 use text::{ChatInput, ToolDefinition};
 
-/// Fields that determine the prompt and its output constraints.
+/// Parsed fields that determine the prompt, the tools and the constraints on the output.
 pub(super) struct AnthropicConversation {
     pub(super) input: ChatInput,
     pub(super) tools: RequestTools,
-    /// Maximum number of reasoning tokens.
+    /// Thinking budget: maximum number of reasoning tokens.
     pub(super) thinking: Option<thinking_budget::RequestedThinkingBudget>,
-    /// Structured output constraint.
+    /// Structured output constraint (`output_config`).
     pub(super) format: Option<OutputConstraint>,
 }
 
-/// Parses a whole request.
+/// Parses all fields of a Messages request.
 ///
-/// Errors: 400 naming the field.
+/// Errors: HTTP status 400; the error names the invalid field.
 pub(super) fn take(
     fields: &mut RequestFields,
     bounds: &FieldBounds,
@@ -55,7 +55,7 @@ pub(super) fn take(
 }
 
 impl AnthropicConversation {
-    /// Takes all fields that determine the prompt.
+    /// Parses all fields that determine the prompt, the tools and the constraints on the output.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         for name in ["container", "mcp_servers", "context_management", "output_format"] {
             if fields.take(name).is_some() {
@@ -79,7 +79,7 @@ impl AnthropicConversation {
         for (index, message) in messages::list(fields, "messages")?.into_iter().enumerate() {
             turns.message(format!("messages[{index}]"), message)?;
         }
-        // A final assistant message is the prefix of the output.
+        // If the last message is an assistant message, the output continues it.
         let continues = turns.can_be_continued();
         let input = ChatInput {
             messages: turns.into_messages(),
@@ -119,7 +119,8 @@ fn output_config(
     Ok((effort, Some(OutputConstraint::new(spec, SCHEMA))))
 }
 
-/// Parses `thinking`: whether reasoning is enabled, if the request specifies it, and its token budget.
+/// Parses `thinking`: whether the request enables or disables reasoning (if it does either), and its token
+/// budget.
 fn thinking(
     fields: &mut RequestFields,
 ) -> Result<(Option<bool>, Option<thinking_budget::RequestedThinkingBudget>), ApiError> {
@@ -171,7 +172,7 @@ fn take_tools(fields: &mut RequestFields) -> Result<RequestTools, ApiError> {
     Ok(tools)
 }
 
-/// Parses `tool_choice`, and whether parallel tool calls are allowed.
+/// Parses `tool_choice`; also returns whether parallel tool calls are allowed.
 fn choice(fields: &mut RequestFields) -> Result<(ToolChoice, bool), ApiError> {
     let Some(value) = fields.take("tool_choice") else { return Ok((ToolChoice::Auto, true)) };
     let mut choice = RequestFields::of("tool_choice".to_owned(), value)?;

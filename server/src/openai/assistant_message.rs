@@ -1,37 +1,37 @@
-//! Complete output of a choice: reasoning, content and tool calls.
+//! Assembles the complete output of a choice: reasoning, content and tool calls.
 
 use super::choice::ChoiceFinish;
 use super::collect::CollectedChoice;
 use crate::request_ids::ToolCallIds;
 use text::OutputPiece;
 
-/// Tool call of the model.
+/// Tool call in the output of a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ToolCall {
     /// Id of the call.
     pub id: String,
     /// Name of the function.
     pub name: String,
-    /// JSON object as text; incomplete if the call was truncated.
+    /// Arguments: the text of a JSON object, which is incomplete if the call was truncated.
     pub arguments: String,
-    /// Whether the output ended inside the call.
+    /// Whether the output ended inside this call.
     pub truncated: bool,
 }
 
-/// Message of the assistant.
+/// Complete output of a choice, as a message of the assistant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct AssistantMessage {
-    /// Reasoning; empty if there is none, or without a reasoning parser.
+    /// Reasoning text; empty if the output has none or the model has no reasoning parser.
     pub reasoning: String,
-    /// Content; malformed calls are part of it.
+    /// Content; it includes the text of malformed tool calls.
     pub content: String,
-    /// Tool calls.
+    /// Complete and truncated tool calls.
     pub calls: Vec<ToolCall>,
 }
 
 impl AssistantMessage {
-    /// Builds the message of choice number `choice_index`. It equals the sum of a stream's chunks, except
-    /// for malformed calls, which a stream cannot retract.
+    /// Builds the message of choice `choice_index`. It equals the concatenated chunks of a stream, except for
+    /// malformed calls, whose chunks cannot be retracted.
     pub(crate) fn of(
         choice: &CollectedChoice,
         choice_index: u32,
@@ -58,8 +58,8 @@ impl AssistantMessage {
                         call.arguments.push_str(text);
                     }
                 }
-                // The output was truncated inside the call, so the call may be valid: it is kept as
-                // truncated.
+                // The output was truncated inside this call, so the call is not malformed; it is kept and
+                // marked as truncated.
                 OutputPiece::Broken { .. }
                     if position + 1 == choice.pieces.len()
                         && matches!(choice.end, ChoiceFinish::Length | ChoiceFinish::Abort(_)) =>

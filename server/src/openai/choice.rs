@@ -1,43 +1,43 @@
-//! Output state of one choice: converts engine events to text deltas.
+//! Output state of one choice: converts token events of the engine to text deltas.
 //!
-//! Invariants: deltas concatenate to the same text at any cut; text is always valid UTF-8; there is no output
-//! after the end. The token that ends a choice counts in usage; its text appears only with
-//! `include_stop_str_in_output`.
+//! Invariants: the concatenated text of the deltas does not depend on how events are grouped; text is always
+//! valid UTF-8; there is no output after the end. The token that ends a choice counts in `usage`; its text is
+//! part of the output only with `include_stop_str_in_output`.
 
 use protocol::{RowError, Token, TokenLogprobs};
 use scheduler::{AbortCause, FinishReason, RejectReason, RequestError, StopReason, TokenEvent};
 use text::{Detokenizer, OutputParser, OutputPieces, StopMatcher};
 
-/// End of a choice, as reported to the client.
+/// Why a choice ended, as reported to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ChoiceFinish {
-    /// End of text, a stop id or a stop string.
+    /// The output ended with an EOS token, a stop token or a stop string.
     Stop(StopMatch),
-    /// End of text, a stop id or a stop string, after at least one tool call.
+    /// As `Stop`, but the output contains at least one tool call.
     Calls(StopMatch),
     /// `max_tokens` or the context length was reached.
     Length,
-    /// Aborted: disconnect or slow client, deadline, shutdown, or operator.
+    /// The request was aborted: disconnect or slow client, deadline, shutdown, or operator.
     Abort(AbortCause),
-    /// Failed: this row only, or the engine.
+    /// The request failed: either the engine, or only this choice's row of a batch.
     Error(RequestError),
-    /// Rejected by the scheduler.
+    /// The scheduler rejected the request.
     Rejected(RejectReason),
 }
 
-/// Reason for a stop; the value of `stop_reason`.
+/// What stopped the output: the value of `stop_reason`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StopMatch {
-    /// End of text: null.
+    /// An EOS token; `stop_reason` is null.
     Eos,
-    /// Stop token id.
+    /// A stop token with this id.
     Id(Token),
-    /// Stop string.
+    /// This stop string.
     Text(String),
 }
 
 impl ChoiceFinish {
-    /// Value of `finish_reason`.
+    /// Returns the value of `finish_reason`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Stop(_) => "stop",
@@ -48,7 +48,7 @@ impl ChoiceFinish {
         }
     }
 
-    /// Whether the row's own logits are at fault, not the engine.
+    /// Whether only this choice failed, because of its own logits; the engine works.
     pub(crate) fn is_row_error(&self) -> bool {
         matches!(
             self,
@@ -57,26 +57,26 @@ impl ChoiceFinish {
     }
 }
 
-/// New output of a choice.
+/// Output of a choice since the last delta.
 #[derive(Debug, Default)]
 pub(crate) struct ChoiceDelta {
-    /// New text, as generated.
+    /// New text, as generated (not parsed).
     pub text: String,
     /// New text split into reasoning, content and tool calls, if the choice has a parser.
     pub pieces: OutputPieces,
-    /// New tokens, including tokens without text so far.
+    /// New tokens, including tokens whose text is still held back.
     pub tokens: Vec<Token>,
-    /// Log-probabilities, one entry per new token, if requested.
+    /// Log-probabilities of the new tokens, one entry per token, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Whether a token without text has arrived while no text is held back. It is streamed as an empty chunk,
-    /// so that clients that count events see progress.
+    /// Whether a token without text arrived while no text was held back. It is streamed as an empty chunk, so
+    /// that clients that count events see progress.
     pub has_textless_token: bool,
-    /// Set on the last delta.
+    /// Why the choice ended; set on its last delta only.
     pub end: Option<ChoiceFinish>,
 }
 
 impl ChoiceDelta {
-    /// Clears the delta and keeps its allocations.
+    /// Clears this delta and keeps its allocations.
     pub(crate) fn clear(&mut self) {
         self.text.clear();
         self.pieces.clear();
@@ -87,16 +87,16 @@ impl ChoiceDelta {
     }
 }
 
-/// Stop rules of a choice.
+/// Parameters that determine how the text of a choice is stopped.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StopRules {
-    /// Number of tokens at the start of the output in which stop strings are not matched.
+    /// Number of tokens at the start of the output in which stop strings are not matched (`min_tokens`).
     pub min_tokens: u32,
-    /// Whether the token that stops the output keeps its text.
+    /// Whether the output includes the text of the token that stops it.
     pub include_stop: bool,
 }
 
-/// State of one choice.
+/// State of one choice between two token events.
 pub(crate) struct ChoiceState {
     detokenizer: Detokenizer,
     matcher: StopMatcher,
@@ -106,16 +106,16 @@ pub(crate) struct ChoiceState {
     pub tokens: u32,
     /// Number of reasoning tokens generated so far.
     pub reasoning_tokens: u32,
-    /// Number of prompt tokens found in the prefix cache, once known.
+    /// Number of prompt tokens found in the prefix cache; `None` until this is known.
     pub cached_tokens: Option<u32>,
-    /// Log-probabilities of the prompt received so far.
+    /// Log-probabilities of the prompt tokens received so far.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     ended: bool,
     scratch: String,
 }
 
 impl ChoiceState {
-    /// Creates the state of a choice before its first token.
+    /// Creates the state of a choice that has no token yet.
     pub(crate) fn new(
         detokenizer: Detokenizer,
         matcher: StopMatcher,
@@ -145,14 +145,15 @@ impl ChoiceState {
         self.parser.as_ref().is_some_and(OutputParser::is_reasoning)
     }
 
-    /// Whether the last delta has been produced.
+    /// Whether the choice has ended: its last delta has been produced.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Applies an event and appends its output to `delta`.
+    /// Applies a token event of the engine and appends its output to `delta`.
     ///
-    /// Returns whether a stop string was found: the caller must then abort the request in the engine.
+    /// Returns whether a stop string was found. The engine does not detect stop strings, so the caller must
+    /// then abort the request there.
     pub(crate) fn push(&mut self, event: TokenEvent, delta: &mut ChoiceDelta) -> bool {
         if self.ended {
             return false;
@@ -186,7 +187,7 @@ impl ChoiceState {
         false
     }
 
-    /// Parses the text from byte `from` on; finishes the parser if the choice has ended.
+    /// Parses the text of `delta` from byte `from` on; finishes the parser if the choice has ended.
     fn parse(&mut self, from: usize, delta: &mut ChoiceDelta) {
         let Some(parser) = &mut self.parser else { return };
         parser.push(&delta.text[from..], &mut delta.pieces);
@@ -201,7 +202,7 @@ impl ChoiceState {
         }
     }
 
-    /// Appends one token's text; returns true if a stop string ended the choice.
+    /// Appends the text of one token to `delta`; returns true if a stop string ended the choice.
     fn push_token(&mut self, token: Token, delta: &mut ChoiceDelta) -> bool {
         self.scratch.clear();
         self.detokenizer.push(token, &mut self.scratch);
@@ -220,7 +221,7 @@ impl ChoiceState {
         true
     }
 
-    /// Ends the choice. A stop string in the text held back so far becomes the finish reason.
+    /// Ends the choice. If the text held back ends with a stop string, this becomes the finish reason.
     fn finish(&mut self, finish: FinishReason, delta: &mut ChoiceDelta) {
         self.ended = true;
         self.scratch.clear();
@@ -232,7 +233,8 @@ impl ChoiceState {
         self.matcher.finish(&mut delta.text);
         delta.end = Some(match finish {
             FinishReason::Stop(StopReason::StopToken(id)) => ChoiceFinish::Stop(StopMatch::Id(id)),
-            // `StopString` cannot occur: only this choice matches stop strings, and it has ended then.
+            // `StopString` does not occur here: only this choice matches stop strings, and it has ended once
+            // it finds one.
             FinishReason::Stop(StopReason::Eos(_) | StopReason::StopString) => {
                 ChoiceFinish::Stop(StopMatch::Eos)
             }

@@ -1,4 +1,4 @@
-//! Parts shared by all chunks of a completion stream: the constant head, and usage.
+//! Writes the parts that all chunks of a streaming completion share: the constant start, and `usage`.
 
 use super::endpoint::ReplyHead;
 use super::generation::RequestGeneration;
@@ -9,16 +9,16 @@ use bytes::{BufMut, BytesMut};
 use serde_json::json;
 use std::io::Write;
 
-/// Constant part of a stream's chunks, and the set of choices that have begun.
+/// Constant start of the chunks of a stream, and the set of choices that have sent a chunk.
 pub(super) struct ChunkFrame {
-    /// JSON text up to and including `"choices":[`.
+    /// JSON text of each chunk up to and including `"choices":[`.
     head: Vec<u8>,
     options: StreamOptions,
     started: Vec<bool>,
 }
 
 impl ChunkFrame {
-    /// Creates the frame of chunks of type `object`.
+    /// Creates the constant start of chunks whose `object` field is `object`.
     pub(super) fn new(head: &ReplyHead, object: &str, options: StreamOptions) -> Self {
         let ReplyHead { id, created, model, fingerprint } = head;
         let mut head = BytesMut::from(&b"data: {\"id\":\""[..]);
@@ -33,7 +33,7 @@ impl ChunkFrame {
         Self { head: head.to_vec(), options, started: Vec::new() }
     }
 
-    /// Whether this is the first chunk of a choice.
+    /// Whether the next chunk is the first one of this choice.
     pub(super) fn is_first_chunk(&mut self, choice: usize) -> bool {
         if self.started.len() <= choice {
             self.started.resize(choice + 1, false);
@@ -41,13 +41,13 @@ impl ChunkFrame {
         !std::mem::replace(&mut self.started[choice], true)
     }
 
-    /// Begins a chunk of one choice, up to the fields of the choice.
+    /// Begins a chunk of one choice; the fields of the choice follow.
     pub(super) fn open(&self, choice: u32, out: &mut BytesMut) {
         out.put_slice(&self.head);
         let _ = write!(out.writer(), "{{\"index\":{choice},");
     }
 
-    /// Ends a chunk after its choices.
+    /// Ends a chunk: writes `usage` if every chunk must contain it.
     pub(super) fn close(&self, generation: &RequestGeneration, out: &mut BytesMut) {
         if self.options.continuous_usage {
             out.put_slice(b",\"usage\":");

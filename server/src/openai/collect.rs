@@ -1,4 +1,4 @@
-//! Collects the deltas of a non-streamed reply.
+//! Collects the deltas of all choices for a non-streaming reply.
 
 use super::choice::{ChoiceFinish, StopMatch};
 use super::generation::{RequestGeneration, engine_error};
@@ -14,7 +14,7 @@ use text::OutputPieces;
 /// Complete output of one choice.
 #[derive(Debug)]
 pub(crate) struct CollectedChoice {
-    /// Text, as generated.
+    /// Text, as generated (not parsed).
     pub text: String,
     /// Text split into reasoning, content and tool calls, if the choice has a parser.
     pub pieces: OutputPieces,
@@ -22,15 +22,16 @@ pub(crate) struct CollectedChoice {
     pub tokens: Vec<Token>,
     /// Log-probabilities, one entry per token, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Log-probabilities of the prompt, if requested. The first prompt token has none.
+    /// Log-probabilities of the prompt tokens except the first one, which has none; empty if not requested.
     pub prompt_logprobs: Vec<TokenLogprobs>,
-    /// Reason for the end.
+    /// Why the choice ended.
     pub end: ChoiceFinish,
 }
 
-/// Waits until every choice has ended. Returns the generation too, for its usage and its memory reservation.
+/// Waits until every choice has ended. Also returns the generation, which contains the token counts and the
+/// memory reservation.
 ///
-/// Errors: a failure of the request or of one of its choices, as an HTTP status.
+/// Errors: a failure of the request or of one of its choices, with an HTTP status.
 pub(crate) async fn collect(
     mut generation: RequestGeneration,
 ) -> Result<(Vec<CollectedChoice>, RequestGeneration), ApiError> {
@@ -72,7 +73,7 @@ pub(crate) async fn collect(
     Ok((choices, generation))
 }
 
-/// Waits for the end of a request that has one choice; returns the choice and the generation.
+/// Waits for the end of a request that has one choice; returns this choice and the generation.
 pub(crate) async fn collect_one(
     generation: RequestGeneration,
 ) -> Result<(CollectedChoice, RequestGeneration), ApiError> {
@@ -81,7 +82,7 @@ pub(crate) async fn collect_one(
     Ok((choice, generation))
 }
 
-/// Serialises a reply object.
+/// Serialises a reply to JSON.
 pub(crate) fn body_of(reply: &impl Serialize) -> Result<String, ApiError> {
     serde_json::to_string(reply).map_err(|_| ApiError::internal())
 }
@@ -94,7 +95,7 @@ fn append(list: &mut Vec<TokenLogprobs>, more: &mut Vec<TokenLogprobs>) {
     list.append(more);
 }
 
-/// Appends `finish_reason` and `stop_reason` of a complete choice.
+/// Appends the fields `finish_reason` and `stop_reason` of a complete choice.
 pub(crate) fn put_end(end: &ChoiceFinish, out: &mut BytesMut) {
     let (name, reason) = (end.name(), stop_reason(end));
     // Writing to memory cannot fail.

@@ -1,4 +1,5 @@
-//! Request handling common to all completion endpoints: read the body, prepare, reply or stream.
+//! Handles the requests of all completion endpoints: reads the body, submits the request, and writes a
+//! streaming or a non-streaming reply.
 
 use super::generation::RequestGeneration;
 use super::params::{CompletionParams, is_request_id};
@@ -22,21 +23,21 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tracing::Span;
 
-/// Identification of a reply.
+/// Fields that identify a reply: `id`, `created`, `model` and `system_fingerprint`.
 #[derive(Debug, Clone)]
 pub(crate) struct ReplyHead {
-    /// `chatcmpl-…` or `cmpl-…`.
+    /// Reply id: `chatcmpl-…` or `cmpl-…`.
     pub id: String,
-    /// Unix time in seconds.
+    /// Creation time: Unix time in seconds.
     pub created: u64,
-    /// Requested model name.
+    /// Model name that the request contains.
     pub model: String,
     /// System fingerprint of the model.
     pub fingerprint: String,
 }
 
 impl ReplyHead {
-    /// Creates the head of the reply to a request; `kind` is the prefix of its id.
+    /// Creates the fields that identify the reply to a request; `kind` is the prefix of the reply id.
     pub(crate) fn new(
         kind: &str,
         request_id: &str,
@@ -47,7 +48,7 @@ impl ReplyHead {
         Self { id: format!("{kind}-{request_id}"), created: unix_time(), model, fingerprint }
     }
 
-    /// Begins the JSON object of a non-streamed reply.
+    /// Writes the start of a non-streaming reply object, whose `object` field is `object`.
     pub(crate) fn open(&self, object: &str, out: &mut BytesMut) {
         let Self { id, created, model, fingerprint } = self;
         let (id, model, fingerprint) = (json!(id), json!(model), json!(fingerprint));
@@ -60,19 +61,19 @@ impl ReplyHead {
     }
 }
 
-/// Request parameters that are sent as headers.
+/// Request parameters that clients send as HTTP headers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HeaderFields {
     /// `X-Request-Id`, if it is well-formed.
     pub request_id: Option<String>,
-    /// `X-data-parallel-rank`, not validated.
+    /// Value of `X-data-parallel-rank`, not validated yet.
     pub replica: Option<String>,
-    /// Identity of the caller.
+    /// Identity of the caller, from its API key.
     pub caller: CallerIdentity,
 }
 
 impl HeaderFields {
-    /// Reads the headers. A malformed request id is ignored, because proxies send arbitrary values.
+    /// Reads these headers. A malformed request id is ignored, because proxies send arbitrary values.
     pub(crate) fn read(headers: &HeaderMap, keys: &ApiKeys) -> Self {
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         Self {
@@ -82,8 +83,8 @@ impl HeaderFields {
         }
     }
 
-    /// Returns the request id: from the header, else from the body, else a new one. Stores it in `params` for
-    /// the engine, and records it in the current log span.
+    /// Returns the request id: that of the header, else that of the body, else a new one. Also stores it in
+    /// `params` for the engine, and records it in the current log span.
     pub(crate) fn request_id(
         &self,
         params: &mut CompletionParams,
@@ -98,7 +99,7 @@ impl HeaderFields {
         request_id
     }
 
-    /// Returns the replica given by the header, else by the body.
+    /// Returns the requested replica (DP rank): that of the header, else that of the body.
     pub(crate) fn replica(
         &self,
         body: Option<u16>,
@@ -115,26 +116,26 @@ impl HeaderFields {
     }
 }
 
-/// Submitted request, before its first token.
+/// Request that was submitted to the engine, and the writer of its reply.
 pub(crate) struct PreparedRequest<R> {
-    /// Choices of the request.
+    /// Choices of the request, which receive the generated tokens.
     pub generation: RequestGeneration,
-    /// Writer of the reply.
+    /// Writer of the reply in the endpoint's JSON form.
     pub reply: R,
     /// Whether the reply is streamed.
     pub stream: bool,
     /// Request id reported to the client.
     pub request_id: String,
-    /// Names of request fields that no reader has taken.
+    /// Names of the request fields that were ignored.
     pub ignored: Vec<String>,
 }
 
-/// Reads the requests and writes the replies of one endpoint.
+/// Endpoint of the API that generates text: parses its requests and writes its replies.
 pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
-    /// Writes the chunks of a stream.
+    /// Writer of the chunks of a streaming reply.
     type StreamWriter: ChunkWriter + 'static;
 
-    /// Parses, validates and converts one body. Runs on the text pool, where CPU-bound work is allowed.
+    /// Parses, validates and submits one request. Runs on the text pool, where CPU-bound work is allowed.
     fn prepare(
         app: &Arc<AppState>,
         serving: &Arc<ServingContext>,
@@ -143,17 +144,17 @@ pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
         permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError>;
 
-    /// Returns the writer of a stream.
+    /// Returns the writer of the chunks of a streaming reply.
     fn stream_writer(self) -> Self::StreamWriter;
 
-    /// Collects a non-streamed reply: a JSON body, in one piece or in several.
+    /// Waits for the complete output and returns the JSON body of the non-streaming reply.
     fn collect(
         self,
         generation: RequestGeneration,
     ) -> impl Future<Output = Result<Body, ApiError>> + Send;
 }
 
-/// Serves one request of an endpoint.
+/// Handles one request of an endpoint: returns its reply.
 pub(crate) async fn serve<E: CompletionEndpoint>(
     app: Arc<AppState>,
     request: Request,
@@ -182,12 +183,12 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
         move || {
             let started = Instant::now();
             let json = JsonValue::parse(&body);
-            drop(body); // Frees memory for the following work.
+            drop(body); // Frees the memory before the work that follows.
             let prepared = json.and_then(RequestFields::of_body);
             let mut prepared =
                 prepared.and_then(|fields| E::prepare(&app, &serving, fields, &headers, permit));
             serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
-            // Started here, because no task awaits the result if the client disconnects now.
+            // The trace begins here, because nothing receives `prepared` if the client disconnects now.
             if let (Some(tracer), Ok(prepared)) = (&app.options.tracer, &mut prepared) {
                 let head = json!({
                     "created": unix_time(),
@@ -203,7 +204,7 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
     app.text_pool.run(bytes, work).await.map_err(|error| app.complete_engine_error(error))
 }
 
-/// Waits for the first token, or for the whole output, and writes the reply.
+/// Waits for the first token of a streaming reply, or for the complete output, and returns the reply.
 pub(crate) async fn respond<E: CompletionEndpoint>(
     app: &AppState,
     mut prepared: PreparedRequest<E>,
@@ -212,8 +213,8 @@ pub(crate) async fn respond<E: CompletionEndpoint>(
         prepared.generation.wait_first_event().await?;
         return prepared.reply.collect(prepared.generation).await.map(json_body);
     }
-    // Headers wait for the first token, so that an early failure keeps its status; the wait is limited to
-    // `keep_alive`.
+    // The reply headers are sent after the first token, so that an early failure is reported with its HTTP
+    // status. This wait is limited to `keep_alive`.
     let first = prepared.generation.wait_first_event();
     if app.options.keep_alive.is_zero() {
         first.await?;
@@ -230,12 +231,12 @@ pub(crate) async fn respond<E: CompletionEndpoint>(
     Ok(response)
 }
 
-/// Wraps JSON text in a response.
+/// Creates a response with this JSON text as its body.
 pub(crate) fn json_response(text: String) -> Response<Body> {
     json_body(Body::from(text))
 }
 
-/// Wraps a JSON body in a response.
+/// Creates a response with this JSON body.
 pub(crate) fn json_body(body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     let json = HeaderValue::from_static("application/json");
@@ -243,7 +244,7 @@ pub(crate) fn json_body(body: Body) -> Response<Body> {
     response
 }
 
-/// Adds the request id and the names of ignored fields as headers.
+/// Adds the request id and the names of the ignored fields as reply headers.
 pub(crate) fn add_reply_headers(
     response: &mut Response<Body>,
     request_id: Option<&str>,
@@ -260,9 +261,9 @@ pub(crate) fn add_reply_headers(
     }
 }
 
-/// Returns the names of fields that no reader has taken.
+/// Returns the names of the fields that no code has parsed.
 ///
-/// Errors: 400 if there are any and `--strict-fields` is on.
+/// Errors: HTTP status 400 if there are any and `--strict-fields` is set.
 pub(crate) fn ignored_fields(
     app: &AppState,
     fields: &RequestFields,
@@ -281,7 +282,7 @@ pub(crate) fn ignored_fields(
     }
 }
 
-/// Returns the Unix time in seconds; only `created` reads the wall clock.
+/// Returns the Unix time in seconds; it is used only for `created` fields.
 pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }

@@ -1,4 +1,5 @@
-//! All choices of one HTTP request: polls the engine's events and converts them to deltas.
+//! Output of all choices of one HTTP request: polls the token events of the engine and converts them to
+//! deltas.
 
 use super::choice::{ChoiceDelta, ChoiceFinish, ChoiceState};
 use super::usage::UsageInfo;
@@ -14,30 +15,32 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 use tracing::Span;
 
-/// Maximum number of pending chunks of a slow client; beyond it they are merged into one chunk per choice.
+/// Maximum number of pending chunks of a slow client. If there are more, the chunks of each choice are merged
+/// into one.
 const PENDING_CHUNKS_MAX: usize = 256;
 
-/// Prompt information for usage and errors.
+/// Information about the prompts of a request, for `usage` and errors.
 #[derive(Debug, Clone)]
 pub(crate) struct PromptInfo {
     /// Number of tokens of each prompt.
     pub tokens: Vec<u32>,
     /// Tokens per KV block; 0 = prefix caching is off.
     pub block_tokens: u32,
-    /// Whether usage has details.
+    /// Whether `usage` contains `prompt_tokens_details`.
     pub details: bool,
-    /// Name of the field with the prompts.
+    /// Name of the field that contains the prompts.
     pub field: &'static str,
-    /// Name of the field that limits the output.
+    /// Name of the field that limits the number of output tokens.
     pub max_tokens_field: &'static str,
-    /// Token ids of the prompts, if the request trace includes them.
+    /// Token ids of the prompts if the request trace contains them, else empty.
     pub ids: Vec<Vec<Token>>,
 }
 
-/// Choices of a request, ordered by prompt: the index of choice `i` of a prompt is `prompt × n + i`.
+/// Output of all choices of a request. The choices are ordered by prompt: choice `i` of a prompt has index
+/// `prompt × n + i`.
 pub(crate) struct RequestGeneration {
-    /// Writes the trace line when the generation is dropped. First field, so dropped before `stream`: a drain
-    /// waits for the streams only.
+    /// Trace of the request; it is written when the generation is dropped. It is the first field, so it is
+    /// dropped before `stream`: the shutdown waits only for the streams.
     trace: Option<Box<RequestTrace>>,
     stream: RequestEventStream,
     choices: Vec<ChoiceState>,
@@ -45,17 +48,17 @@ pub(crate) struct RequestGeneration {
     prompts: PromptInfo,
     events: Vec<(u32, TokenEvent)>,
     unfinished: usize,
-    /// Output below `stream_interval` tokens, per choice.
+    /// Output of each choice that has not been sent, because it has fewer than `stream_interval` tokens.
     pending: Vec<ChoiceDelta>,
     interval: usize,
-    /// Error that ends the whole request, set when a choice ends with it.
+    /// Error that ends the whole request; set when a choice ends with such an error.
     request_error: Option<ApiError>,
     /// Log span of the request.
     span: Span,
 }
 
 impl RequestGeneration {
-    /// Creates the generation of `choices`, `n` of them per prompt.
+    /// Creates the output state of `choices`, of which each prompt has `n`.
     pub(crate) fn new(
         stream: RequestEventStream,
         choices: Vec<ChoiceState>,
@@ -82,8 +85,8 @@ impl RequestGeneration {
         }
     }
 
-    /// Enables the trace line that is written when the generation ends; `received`: arrival time of the
-    /// request.
+    /// Enables the trace of this request, which is written when the generation is dropped; `received` is the
+    /// arrival time of the request.
     pub(crate) fn trace(
         &mut self,
         tracer: &RequestTracer,
@@ -96,19 +99,19 @@ impl RequestGeneration {
         self.trace = Some(trace);
     }
 
-    /// Whether every choice has ended.
+    /// Whether the request has ended: every choice has ended, or an error has ended the whole request.
     pub(crate) fn has_ended(&self) -> bool {
         self.unfinished == 0 || self.request_error.is_some()
     }
 
-    /// Takes the error that ended the whole request, if any.
+    /// Returns the error that ended the whole request, if any, and clears it.
     pub(crate) fn take_request_error(&mut self) -> Option<ApiError> {
         self.request_error.take()
     }
 
-    /// Waits for the first events. If the request fails here, no byte of the reply has been sent.
+    /// Waits for the first token events. If the request fails here, no byte of the reply has been sent.
     ///
-    /// Errors: the rejection or failure, as an HTTP status.
+    /// Errors: the rejection or failure, with an HTTP status.
     pub(crate) async fn wait_first_event(&mut self) -> Result<(), ApiError> {
         poll_fn(|cx| self.poll_events(cx)).await;
         let failed = |(_, event): &(u32, TokenEvent)| match event.finish_reason.clone()? {
@@ -120,12 +123,12 @@ impl RequestGeneration {
             _ => None,
         };
         let Some(error) = self.events.iter().find_map(failed) else { return Ok(()) };
-        self.drain(|_, _, _| ()); // Records the end in the trace.
+        self.drain(|_, _, _| ()); // Records the end of each choice in the trace.
         self.request_error.get_or_insert_with(|| error.clone());
         Err(error)
     }
 
-    /// Waits until there are events to drain.
+    /// Waits until there are token events for `drain`.
     pub(crate) fn poll_events(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self.stream.poll_events(cx, &mut self.events) {
             Poll::Pending if self.events.is_empty() => Poll::Pending,
@@ -133,9 +136,10 @@ impl RequestGeneration {
         }
     }
 
-    /// Passes every pending delta and the current generation to `sink`, which may empty the delta.
+    /// Processes all token events received so far. Passes each delta that is ready to `sink`, with the index
+    /// of its choice and this generation.
     pub(crate) fn drain(&mut self, mut sink: impl FnMut(u32, &mut ChoiceDelta, &Self)) {
-        // A slow client gets the same text in fewer chunks.
+        // The chunks of a slow client are merged; its text remains the same.
         let merge = self.events.len() > PENDING_CHUNKS_MAX;
         let mut events = mem::take(&mut self.events);
         for (index, event) in events.drain(..) {
@@ -201,7 +205,7 @@ impl RequestGeneration {
         self.pending[index] = delta;
     }
 
-    /// Computes the token counts so far.
+    /// Returns the token counts so far.
     pub(crate) fn usage(&self) -> UsageInfo {
         let mut usage = UsageInfo { details: self.prompts.details, ..UsageInfo::default() };
         usage.completion_tokens = self.choices.iter().map(|c| u64::from(c.tokens)).sum();
@@ -210,7 +214,8 @@ impl RequestGeneration {
             usage.reasoning_tokens = Some(tokens);
         }
         for (choices, &len) in self.choices.chunks(self.n).zip(&self.prompts.tokens) {
-            // Prefix hits of later choices on the first choice's blocks do not count as cached tokens.
+            // Later choices of a prompt find the blocks of its first choice in the prefix cache. These hits
+            // do not count as cached tokens.
             let cached = choices.iter().find_map(|c| c.cached_tokens).unwrap_or(0);
             let cacheable = match self.prompts.block_tokens {
                 0 => 0,
@@ -223,28 +228,30 @@ impl RequestGeneration {
         usage
     }
 
-    /// Log-probabilities of a choice's prompt.
+    /// Returns the log-probabilities of the prompt of a choice.
     pub(crate) fn prompt_logprobs(&self, index: usize) -> &[TokenLogprobs] {
         &self.choices[index].prompt_logprobs
     }
 
-    /// Takes the log-probabilities of a choice's prompt.
+    /// Returns the log-probabilities of the prompt of a choice, and removes them here.
     pub(crate) fn take_prompt_logprobs(&mut self, index: usize) -> Vec<TokenLogprobs> {
         mem::take(&mut self.choices[index].prompt_logprobs)
     }
 
-    /// Returns the memory reservation of the request, which is held while its reply takes memory.
+    /// Returns the memory reservation of the request, which the body of the reply holds while it uses this
+    /// memory.
     pub(crate) fn into_memory_reservation(mut self) -> QueuedBytes {
         self.stream.take_queued_bytes()
     }
 
-    /// Number of choices of all prompts.
+    /// Returns the number of choices, over all prompts.
     pub(crate) fn choices(&self) -> usize {
         self.choices.len()
     }
 }
 
-/// Logs a disconnect of the client; there is no connection left to report it to.
+/// A drop before the end means that the client has disconnected. This is only logged, because it cannot be
+/// reported.
 impl Drop for RequestGeneration {
     fn drop(&mut self) {
         if !self.has_ended() {
@@ -253,7 +260,7 @@ impl Drop for RequestGeneration {
     }
 }
 
-/// Converts a rejection by the engine to an API error.
+/// Converts a rejection by the scheduler to an API error.
 fn rejection_error(reason: &RejectReason, prompts: &PromptInfo) -> ApiError {
     let (field, max_tokens_field) = (prompts.field, prompts.max_tokens_field);
     let message = reason.to_string();
@@ -295,8 +302,8 @@ pub(crate) fn engine_error(code: RequestError) -> ApiError {
         RequestError::ReplicaUnavailable => {
             ApiError::unavailable("engine_unavailable", "the engine is not available", 10)
         }
-        // The request's constraints exclude each other. The one at fault is unknown: only their intersection
-        // is empty.
+        // The constraints of the request allow no common token. Which of them is wrong is unknown, because
+        // only their intersection is empty.
         RequestError::RowFailed(RowError::AllMasked) => ApiError::bad_request(
             "no_token_allowed",
             "",
@@ -308,14 +315,15 @@ pub(crate) fn engine_error(code: RequestError) -> ApiError {
             "nan_logits",
             "the model produced non-finite logits for this request",
         ),
-        // An overdue grammar bitmask never ends a constrained request.
+        // The scheduler plans a row with an overdue grammar bitmask again, so `MaskOverdue` never ends a
+        // request.
         RequestError::BadOutput | RequestError::RowFailed(RowError::MaskOverdue) => {
             ApiError::internal()
         }
     }
 }
 
-/// 503: the server is shutting down.
+/// Creates the 503 error for requests that the shutdown ends.
 pub(crate) fn draining() -> ApiError {
     ApiError::unavailable("draining", "the server is shutting down", 1)
 }

@@ -1,4 +1,5 @@
-//! Test reference: log-probabilities as JSON values; the row-by-row writer must produce the same bytes.
+//! Reference for tests: builds log-probabilities as JSON values. The row-by-row writer must produce the same
+//! bytes.
 
 use super::logprobs::{ChoiceLogprobs, TokenFormat, TokenNames};
 use protocol::{Token, TokenLogprobs};
@@ -9,13 +10,13 @@ use text::Tokenizer;
 
 const FLOOR: f32 = -9999.0;
 
-/// Token names of the demo model.
+/// Returns the token formatter of the demo model.
 pub(super) fn names(token_format: TokenFormat) -> TokenNames {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/demo");
     TokenNames { tokenizer: Arc::new(Tokenizer::load(&demo).unwrap()), token_format }
 }
 
-/// Creates `count` entries with values that are hard to serialise and with tokens that are not valid text.
+/// Creates `count` entries with values that are hard to serialise and tokens that are not valid UTF-8.
 pub(super) fn entries(count: usize, top: usize) -> Vec<TokenLogprobs> {
     let values = [-0.1, -1e-9, -12.345_678, f32::NEG_INFINITY, 0.0, -16_777_216.0, -3.5e-20];
     let value = |position: usize| values[position % values.len()];
@@ -30,7 +31,7 @@ pub(super) fn entries(count: usize, top: usize) -> Vec<TokenLogprobs> {
     (0..count).map(entry).collect()
 }
 
-/// Builds `{"content": [..]}` of a chat choice.
+/// Builds the `logprobs` object of a chat choice: `{"content": [..]}`.
 pub(super) fn chat(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
     let one = |token: Token, logprob: f32| {
         let bytes = names.tokenizer.token_bytes(token);
@@ -46,7 +47,7 @@ pub(super) fn chat(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
     json!({"content": logprobs.output.iter().map(entry).collect::<Vec<_>>()})
 }
 
-/// Builds the four lists of a text choice.
+/// Builds the `logprobs` object of a text completion choice, which has four lists.
 pub(super) fn text(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
     let prompt_entries = std::iter::once(None).chain(logprobs.prompt.iter().map(Some));
     let echoed = logprobs.echoed.iter().copied().zip(prompt_entries);

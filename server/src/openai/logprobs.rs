@@ -1,7 +1,7 @@
-//! Log-probabilities in the three JSON forms of the API: chat, text and prompt.
+//! Writes log-probabilities in the three JSON forms of the API: chat, text completion and prompt.
 //!
-//! They are serialised row by row: as JSON values, or as text in one piece, they would take ten times the
-//! memory of their entries.
+//! They are serialised row by row: a JSON value, or the complete text, would take ten times the memory of the
+//! entries.
 
 use bytes::{BufMut, BytesMut};
 use protocol::{Token, TokenLogprobs};
@@ -12,13 +12,13 @@ use std::io::Write as _;
 use std::sync::Arc;
 use text::Tokenizer;
 
-/// Lowest value written: JSON has no infinity.
+/// Lowest log-probability that is written, because JSON has no infinity.
 const FLOOR: f32 = -9999.0;
 
-/// Format of tokens in log-probabilities.
+/// How tokens are shown in log-probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenFormat {
-    /// Token text.
+    /// The text of the token.
     Text,
     /// `token_id:N`.
     Id,
@@ -27,14 +27,14 @@ pub(crate) enum TokenFormat {
 /// Formats tokens for log-probabilities.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenNames {
-    /// Tokenizer, for the token texts.
+    /// Tokenizer that provides the token texts.
     pub tokenizer: Arc<Tokenizer>,
-    /// Format of the tokens.
+    /// How tokens are shown.
     pub token_format: TokenFormat,
 }
 
 impl TokenNames {
-    /// Formats a token.
+    /// Returns the form in which a token is shown.
     pub(crate) fn of(&self, token: Token) -> Cow<'_, str> {
         match self.token_format {
             TokenFormat::Text => self.tokenizer.token_text(token),
@@ -43,18 +43,18 @@ impl TokenNames {
     }
 }
 
-/// Log-probabilities of one choice, or of a part of it.
+/// Log-probabilities of one choice, or of one chunk of it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ChoiceLogprobs<'a> {
-    /// Token ids of the prompt, if it is listed before the output.
+    /// Token ids of the prompt, if the list contains the prompt before the output (`echo`).
     pub echoed: &'a [Token],
-    /// Entries of the prompt. The first prompt token has none.
+    /// Entries of the prompt tokens except the first one, which has none.
     pub prompt: &'a [TokenLogprobs],
-    /// Entries of the output.
+    /// Entries of the output tokens.
     pub output: &'a [TokenLogprobs],
 }
 
-/// Token of a list. The first token of a prompt has no entry.
+/// Token and log-probabilities of one row. The first token of a prompt has no log-probabilities.
 #[derive(Debug, Clone, Copy)]
 struct ListedToken<'a> {
     token: Token,
@@ -77,25 +77,25 @@ impl<'a> ChoiceLogprobs<'a> {
     }
 }
 
-/// JSON form of log-probabilities.
+/// JSON form in which log-probabilities are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogprobsFormat {
-    /// `logprobs` object of a chat choice: one list of objects.
+    /// `logprobs` object of a chat choice: one list with an object per token.
     Chat,
-    /// `logprobs` object of a text choice: four lists.
+    /// `logprobs` object of a text completion choice: four lists with one value per token.
     Text,
-    /// Value of `prompt_logprobs`: null for the first token, then `{"<id>": {..}}`.
+    /// Value of `prompt_logprobs`: null for the first token, then `{"<id>": {..}}` per token.
     Prompt,
 }
 
-/// One list of a JSON form.
+/// One of the lists of a JSON form.
 struct ListColumn {
-    /// JSON text before the first row; it also closes the preceding list.
+    /// JSON text before the first row of this list; it also closes the preceding list.
     opening: &'static str,
     cell: ListCell,
 }
 
-/// Value of one row of a list.
+/// What a row of a list contains.
 #[derive(Debug, Clone, Copy)]
 enum ListCell {
     ChatEntry,
@@ -138,17 +138,17 @@ pub(crate) struct ListWriter {
     format: LogprobsFormat,
     column: usize,
     row: usize,
-    /// `text_offset` of the next row: number of characters of all tokens before it.
+    /// `text_offset` of the next row: number of characters of all tokens in earlier rows and chunks.
     chars: usize,
 }
 
 impl ListWriter {
-    /// Creates a writer; `chars`: number of characters of the tokens in earlier lists of the choice.
+    /// Creates a writer; `chars` is the number of characters of the tokens in earlier chunks of the choice.
     pub(crate) fn new(format: LogprobsFormat, chars: usize) -> Self {
         Self { format, column: 0, row: 0, chars }
     }
 
-    /// Appends the next row, or the end of a list; returns false once all is written.
+    /// Appends the next row, or the end of a list; returns false once all lists are written.
     pub(crate) fn step(
         &mut self,
         names: &TokenNames,
@@ -176,7 +176,7 @@ impl ListWriter {
         self.column < columns.len()
     }
 
-    /// Appends all lists. Returns the number of characters of all listed tokens.
+    /// Appends all lists; returns the number of characters of all tokens written.
     pub(crate) fn write(
         mut self,
         names: &TokenNames,
@@ -215,17 +215,18 @@ impl ListWriter {
     }
 }
 
-/// Converts a log-probability for output: as a double, so that clients see the same digits as ever.
+/// Returns a log-probability with the lower bound `FLOOR`, as a double: its decimal digits remain those that
+/// clients already get.
 fn finite_logprob(logprob: f32) -> f64 {
     f64::from(logprob.max(FLOOR))
 }
 
-/// Writing to memory and JSON serialisation of these types cannot fail.
+/// Serialises `value` to `out`. Writing to memory and serialising these types cannot fail.
 fn write_json(value: &impl Serialize, out: &mut BytesMut) {
     let _infallible = serde_json::to_writer(out.writer(), value);
 }
 
-/// Token of a chat choice.
+/// JSON form of one token in a chat choice's log-probabilities.
 #[derive(Serialize)]
 struct ChatToken<'a> {
     token: Cow<'a, str>,
@@ -248,8 +249,8 @@ impl<'a> ChatToken<'a> {
     }
 }
 
-/// Maps the names of the token and of the top-k tokens to log-probabilities. Of equal names, the first entry
-/// is kept.
+/// Returns a map from the shown form of `token`, and of each top-k token at its position, to the
+/// log-probability. If two tokens have the same form, the first entry is kept.
 fn by_name(names: &TokenNames, token: Token, entry: &TokenLogprobs) -> Map<String, Value> {
     let mut map = Map::new();
     for &(id, logprob) in [(token, entry.logprob)].iter().chain(&entry.top_logprobs) {
@@ -258,7 +259,7 @@ fn by_name(names: &TokenNames, token: Token, entry: &TokenLogprobs) -> Map<Strin
     map
 }
 
-/// Writes the prompt token and the top-k tokens, keyed by token id.
+/// Writes the log-probabilities and ranks of the prompt token and of the top-k tokens, keyed by token id.
 fn write_ranks(names: &TokenNames, entry: &TokenLogprobs, out: &mut BytesMut) {
     let top = (1..).zip(&entry.top_logprobs).filter(|(_, (id, _))| *id != entry.token);
     let top = top.map(|(rank, &(id, logprob))| (id, logprob, rank));

@@ -1,4 +1,5 @@
-//! Reserves the memory that a request needs in addition to its body, before it is allocated.
+//! Estimates and reserves the memory that a request needs in addition to its body, before this memory is
+//! allocated.
 
 use super::params::CompletionParams;
 use crate::api_error::ApiError;
@@ -9,42 +10,44 @@ use grammar::GrammarSpec;
 use protocol::{Token, TokenLogprobs};
 use scheduler::RequestSubmission;
 
-/// Bytes per prompt token of a live request: its id here and in the engine, and its share of block hashes.
+/// Bytes per prompt token of a request in progress: its id in the server and in the engine, and its share of
+/// the block hashes.
 const PROMPT_TOKEN_BYTES: u64 = 16;
-/// Bytes per token with log-probabilities, without its top-k tokens: its entry, twice while the list grows,
-/// and its id and text. Measured, like the following constants, by `tests/e2e/http/memory_amplification.rs`.
+/// Bytes per token with log-probabilities, without its top-k tokens: two entries while the list grows, the
+/// token id and its text. Measured, like the following constants, by
+/// `tests/e2e/http/memory_amplification.rs`.
 const ENTRY_BYTES: u64 = 3 * size_of::<TokenLogprobs>() as u64;
-/// Bytes of one top-k token id and its value, including the allocator's rounding.
+/// Bytes of one top-k token id with its log-probability, and the rounding of the allocator.
 const TOP_LOGPROB_BYTES: u64 = size_of::<(Token, f32)>() as u64 * 5 / 4;
-/// Number of copies of a prompt's log-probabilities while they arrive: all at once, as a message and as
-/// entries.
+/// Number of copies of a prompt's log-probabilities when they arrive: all arrive at once, and exist both as a
+/// message and as entries of a list.
 const PROMPT_COPIES: u64 = 3;
-/// Bytes of text per prompt log-probability that a stream echoes, in one event.
+/// Bytes of text per log-probability of a prompt that a stream echoes; the echo is one event.
 const ECHOED_BYTES: u64 = 64;
 
-/// Token and choice counts of a request, over all its choices.
+/// Numbers of choices and tokens of a request, from which its memory is estimated.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestCounts {
-    /// Number of choices of all prompts.
+    /// Number of choices, over all prompts.
     pub(super) requests: u64,
-    /// Number of prompt tokens, counted for each choice.
+    /// Number of prompt tokens over all choices: each choice counts the tokens of its prompt.
     pub(super) prompt_tokens: u64,
-    /// Maximum number of output tokens.
+    /// Maximum number of output tokens, over all choices.
     pub(super) output_tokens: u64,
 }
 
-/// Bytes that a request needs in addition to its body.
+/// Estimated bytes that a request needs in addition to its body.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestBytes {
-    /// Bytes for prompts and parameters: ids, hashes, lists of choices, prompt log-probabilities, the parsed
-    /// schema.
+    /// Bytes for prompts and parameters: token ids, block hashes, submissions of the choices, prompt
+    /// log-probabilities and the parsed JSON schema.
     prompts: u64,
-    /// Bytes for the log-probabilities of the outputs.
+    /// Bytes for the log-probabilities of the output tokens.
     outputs: u64,
 }
 
 impl RequestBytes {
-    /// Estimates the bytes that a request will need.
+    /// Estimates the bytes for a request with these counts.
     pub(super) fn of(
         serving: &ServingContext,
         params: &CompletionParams,
@@ -69,7 +72,7 @@ impl RequestBytes {
             Some(GrammarSpec::Json { schema, .. }) => heap_bytes(schema),
             _ => 0,
         };
-        // A stream sends log-probabilities as they arrive.
+        // A stream sends log-probabilities at once, so it buffers none.
         let output_token_bytes = if params.stream { 0 } else { buffered_bytes(sampling.logprobs) };
         Self {
             prompts: prompt_bytes.saturating_add(all_requests_bytes).saturating_add(schema),
@@ -77,20 +80,21 @@ impl RequestBytes {
         }
     }
 
-    /// Total number of bytes.
+    /// Returns the total number of bytes.
     pub(super) fn total(self) -> u64 {
         self.prompts.saturating_add(self.outputs)
     }
 
-    /// Returns the field that accounts for most of the bytes.
+    /// Returns the name of the field that causes most of the memory: the prompt field or the output field.
     pub(super) fn field<'a>(self, prompt_field: &'a str, output_field: &'a str) -> &'a str {
         if self.outputs > self.prompts { output_field } else { prompt_field }
     }
 }
 
-/// Reserves the bytes that a request will need.
+/// Reserves `bytes`, which a request will need, in the memory budget of all requests.
 ///
-/// Errors: 400 if they exceed the limit for all requests together, 429 or 503 if too many are in use now.
+/// Errors: HTTP status 400 if `bytes` exceeds the whole budget, 429 or 503 if other requests use too much of
+/// it now.
 pub(crate) fn reserve(
     app: &AppState,
     permit: &mut AdmissionPermit,

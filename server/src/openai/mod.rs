@@ -1,4 +1,5 @@
-//! OpenAI routes. Each endpoint is a folder: types, validation, conversion, reply, handler.
+//! Routes of the OpenAI API. The folder of an endpoint contains types and validation, conversion, reply and
+//! handler.
 
 pub(crate) mod assistant_message;
 pub mod chat;

@@ -1,4 +1,5 @@
-//! Parses the fields that chat and text completions share: types, ranges and defaults.
+//! Parses the request fields that chat and text completions share: checks types and ranges, and sets
+//! defaults.
 
 use super::logprobs::TokenFormat;
 use super::{structured_outputs, unsupported_fields};
@@ -10,22 +11,23 @@ use grammar::OutputConstraint;
 use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 
-/// Field bounds that depend on the model and the command line.
+/// Ranges of request fields that depend on the model or the command line.
 #[derive(Debug, Clone)]
 pub struct FieldBounds {
-    /// Vocabulary size; token ids are below it.
+    /// Vocabulary size; valid token ids are below it.
     pub vocab_size: u32,
-    /// Maximum number of prompt and output tokens together.
+    /// Maximum number of prompt tokens and output tokens together.
     pub max_model_len: u32,
     /// `--max-logprobs`; `None` = the whole vocabulary.
     pub logprobs_max: Option<u32>,
-    /// Number of replicas.
+    /// Number of replicas (DP ranks).
     pub replicas: u16,
-    /// Whether `--scheduling-policy priority` is in force.
+    /// Whether requests may set `priority` (`--scheduling-policy priority`).
     pub priorities: bool,
 }
 
-/// Default sampling parameters: from `generation_config.json`, or neutral values.
+/// Sampling parameters for requests that do not set them: from `generation_config.json`, or values without
+/// effect.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingDefaults {
     /// Softmax temperature.
@@ -47,76 +49,78 @@ impl Default for SamplingDefaults {
     }
 }
 
-/// Stream options of a request.
+/// Value of `stream_options`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct StreamOptions {
-    /// Whether a final chunk with usage is sent.
+    /// Whether the stream ends with a chunk that contains `usage`.
     pub include_usage: bool,
-    /// Whether every chunk has usage.
+    /// Whether every chunk contains `usage` (`continuous_usage_stats`).
     pub continuous_usage: bool,
 }
 
-/// Side of a long prompt that is kept.
+/// Which end of a prompt is kept when it is truncated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PromptTruncation {
-    /// Keeps the last `n` tokens.
+    /// The last tokens are kept, at most this number.
     KeepLast(u32),
-    /// Keeps the first `n` tokens.
+    /// The first tokens are kept, at most this number.
     KeepFirst(u32),
 }
 
-/// Validated parameters of chat and text completions.
+/// Validated parameters that chat and text completions share.
 #[derive(Debug, Clone)]
 pub(crate) struct CompletionParams {
-    /// Requested model name.
+    /// Model name in the request.
     pub model: Option<String>,
-    /// Sampling parameters without stop ids, bad words and log-probabilities, which need more context.
+    /// Sampling parameters, except stop ids, bad words and log-probabilities: these also depend on the
+    /// tokenizer or the endpoint.
     pub sampling: SamplingParams,
-    /// Structured output constraint. If no field sets it, a chat request may set it for forced tool calls.
+    /// Structured output constraint. If the request sets none, a chat request may set it later to force tool
+    /// calls.
     pub constraint: Option<Arc<OutputConstraint>>,
     /// Number of choices per prompt.
     pub n: u32,
-    /// Seed of the random numbers.
+    /// Seed of the random number generator; `None` = a random seed.
     pub seed: Option<i64>,
     /// Maximum number of output tokens, if given.
     pub max_tokens: Option<u32>,
-    /// Name of the field that set `max_tokens`, or that would set it.
+    /// Name of the field that set `max_tokens`, or that error messages suggest for it.
     pub max_tokens_field: &'static str,
     /// Stop strings.
     pub stop: Vec<String>,
-    /// Whether the output includes the stop string.
+    /// Whether the output includes the stop string (`include_stop_str_in_output`).
     pub include_stop: bool,
     /// Stop token ids.
     pub stop_ids: Vec<Token>,
-    /// Whether EOS ids do not end the output.
+    /// Whether EOS tokens do not end the output.
     pub ignore_eos: bool,
     /// Whether special tokens are omitted from the text.
     pub skip_special: bool,
     /// Strings that must not be generated.
     pub bad_words: Vec<String>,
-    /// Number of top-k log-probabilities per prompt token; `None` = none.
+    /// Number of top-k log-probabilities per prompt token; `None` = no prompt log-probabilities.
     pub prompt_logprobs: Option<u32>,
-    /// Whether the prompt (text) or the last message (chat) is echoed before the output.
+    /// Whether the output is preceded by the prompt (text completions) or by the last message (chat).
     pub echo: bool,
     /// Whether the reply is a stream of SSE events.
     pub stream: bool,
-    /// Stream options.
+    /// Value of `stream_options`.
     pub stream_options: StreamOptions,
-    /// Minimum number of tokens per SSE event.
+    /// Minimum number of tokens per SSE event (`stream_interval`).
     pub stream_interval: u32,
-    /// Truncation of long prompts.
+    /// Truncation of prompts that are too long (`truncate_prompt_tokens`).
     pub truncate: Option<PromptTruncation>,
-    /// Salt of the block hashes: requests with different salts share no KV blocks.
+    /// Salt of the block hashes: requests with different salts do not share cached KV blocks.
     pub cache_salt: Option<String>,
-    /// Request id given by the client.
+    /// Request id that the client has set in the body.
     pub request_id: Option<String>,
-    /// Priority; lower values are scheduled first.
+    /// Scheduling priority; requests with lower values are scheduled first.
     pub priority: i32,
-    /// Requested replica (DP rank).
+    /// Replica (DP rank) that the request must run on.
     pub replica: Option<u16>,
-    /// Whether the reply has token ids in addition to text.
+    /// Whether the reply contains token ids in addition to text.
     pub return_token_ids: bool,
-    /// Whether log-probabilities show tokens as `token_id:N`; `None` = as set on the command line.
+    /// Whether log-probabilities show tokens as `token_id:N`; `None` = the server's default.
     pub tokens_as_ids: Option<bool>,
 }
 
@@ -127,9 +131,9 @@ const STOP_IDS_MAX: usize = 128;
 const LOGIT_BIAS_MAX: usize = 1_024;
 
 impl CompletionParams {
-    /// Takes the shared fields.
+    /// Parses the fields that chat and text completions share.
     ///
-    /// Errors: 400 naming the first invalid field.
+    /// Errors: HTTP status 400; the error names the first invalid field.
     pub(crate) fn take(
         fields: &mut RequestFields,
         bounds: &FieldBounds,
@@ -158,7 +162,7 @@ impl CompletionParams {
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
             skip_special: fields.bool("skip_special_tokens")?.unwrap_or(true),
             bad_words: {
-                // Accepted without effect: no supported decoder puts spaces between special tokens.
+                // The field has no effect: no supported decoder puts spaces between special tokens.
                 fields.bool("spaces_between_special_tokens")?;
                 fields.strings("bad_words", STRING_BYTES_MAX, BAD_WORDS_MAX)?.unwrap_or_default()
             },
@@ -180,7 +184,8 @@ impl CompletionParams {
         })
     }
 
-    /// Returns the stream options after `--enable-force-include-usage` is applied.
+    /// Returns the stream options of the request, with `usage` in every chunk if
+    /// `--enable-force-include-usage` is set.
     pub(crate) fn effective_stream_options(&self, options: &ServerOptions) -> StreamOptions {
         let StreamOptions { include_usage, continuous_usage } = self.stream_options;
         StreamOptions {
@@ -189,15 +194,15 @@ impl CompletionParams {
         }
     }
 
-    /// Returns the format of tokens in log-probabilities.
+    /// Returns how tokens are shown in log-probabilities.
     pub(crate) fn token_format(&self, options: &ServerOptions) -> TokenFormat {
         let as_ids = self.tokens_as_ids.unwrap_or(options.tokens_as_ids);
         if as_ids { TokenFormat::Id } else { TokenFormat::Text }
     }
 
-    /// Adds a constraint from a field of the endpoint.
+    /// Sets the output constraint from a field that only this endpoint has.
     ///
-    /// Errors: 400 if the request has another constraint.
+    /// Errors: HTTP status 400 if the request has another constraint.
     pub(crate) fn add_constraint(
         &mut self,
         constraint: Option<OutputConstraint>,
@@ -211,7 +216,7 @@ impl CompletionParams {
         Ok(())
     }
 
-    /// Rejects parameters that endpoints with a single choice do not support.
+    /// Rejects parameters that endpoints whose replies have one choice do not support.
     pub(crate) fn check_single(&self) -> Result<(), ApiError> {
         let checks = [
             ("n", self.n != 1),
@@ -227,7 +232,7 @@ impl CompletionParams {
         }
     }
 
-    /// Takes `max_tokens` and `max_completion_tokens`; the latter takes precedence.
+    /// Parses `max_tokens` and `max_completion_tokens`; the latter takes precedence.
     pub(crate) fn take_max_tokens(
         &mut self,
         fields: &mut RequestFields,
@@ -241,7 +246,7 @@ impl CompletionParams {
         self.check_min_tokens()
     }
 
-    /// Checks `min_tokens` against `max_tokens`.
+    /// Checks that `min_tokens` is not above `max_tokens`.
     pub(crate) fn check_min_tokens(&self) -> Result<(), ApiError> {
         let (min, max) = (self.sampling.min_tokens, self.max_tokens.unwrap_or(u32::MAX));
         if min <= max {
@@ -252,7 +257,7 @@ impl CompletionParams {
     }
 }
 
-/// Takes `logprobs`, `top_logprobs` or `prompt_logprobs`: 0 to the limit, −1 = the whole vocabulary.
+/// Parses `logprobs`, `top_logprobs` or `prompt_logprobs`: 0 up to the limit; −1 = the whole vocabulary.
 pub(crate) fn count_of_logprobs(
     fields: &mut RequestFields,
     name: &str,
@@ -262,7 +267,7 @@ pub(crate) fn count_of_logprobs(
         Some(cap) => (i64::from(cap), None),
         None => (i64::from(bounds.vocab_size), Some(u32::MAX)),
     };
-    // Without a limit, −1 is allowed and means the whole vocabulary.
+    // If the server has no limit, −1 is allowed and means the whole vocabulary.
     let Some(count) = fields.int(name, -1..=cap)? else { return Ok(None) };
     match (count, all) {
         (-1, None) => {
@@ -354,7 +359,7 @@ fn logit_bias(
     };
     let mut biases: Vec<(Token, f32)> = pairs.into_iter().map(entry).collect::<Result<_, _>>()?;
     biases.sort_unstable_by_key(|(id, _)| *id);
-    // "7" and "07" are different keys of the same token id.
+    // The keys "7" and "07" are different but mean the same token id.
     match biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         None => Ok(biases),
         Some(pair) => {
@@ -392,7 +397,7 @@ fn truncate(
     let Some(count) = fields.int("truncate_prompt_tokens", -1..=limit)? else { return Ok(None) };
     let count = match count {
         0 => return Err(ApiError::invalid("truncate_prompt_tokens", "must be -1 or at least 1")),
-        // Longest prompt that leaves room for one output token.
+        // −1 keeps as many tokens as the context length allows with one output token.
         -1 => bounds.max_model_len.saturating_sub(1),
         count => count as u32,
     };
@@ -419,7 +424,7 @@ fn cache_salt(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
     }
 }
 
-/// Whether a request id given by the client is well-formed.
+/// Whether a request id that a client has set is well-formed.
 pub(crate) fn is_request_id(id: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:-".contains(&b);
     (1..=128).contains(&id.len()) && id.bytes().all(allowed)

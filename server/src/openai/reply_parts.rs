@@ -1,5 +1,5 @@
-//! Buffered form of a non-streamed reply: text and log-probabilities, which are serialised as the client
-//! reads them.
+//! Buffers a non-streaming reply as text and log-probabilities. The log-probabilities are serialised only
+//! when the client reads them, because their text is larger.
 
 use super::logprobs::{ChoiceLogprobs, ListWriter, LogprobsFormat, TokenNames};
 use crate::piece_body::{PieceWriter, body_of};
@@ -11,48 +11,49 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
-/// Log-probabilities of one choice, buffered until they are serialised.
+/// Log-probabilities of one choice, which are kept until they are serialised.
 #[derive(Debug, Default)]
 pub(crate) struct BufferedLogprobs {
-    /// Token ids of the prompt, if it is listed before the output.
+    /// Token ids of the prompt, if the list contains the prompt before the output (`echo`).
     pub echoed: Arc<[Token]>,
-    /// Entries of the prompt. The first prompt token has none.
+    /// Entries of the prompt tokens except the first one, which has none.
     pub prompt: Vec<TokenLogprobs>,
-    /// Entries of the output.
+    /// Entries of the output tokens.
     pub output: Vec<TokenLogprobs>,
 }
 
-/// Part of a reply.
+/// Part of a buffered reply.
 #[derive(Debug)]
 enum ReplyPart {
     Text(Bytes),
     Lists { writer: ListWriter, buffered: Arc<BufferedLogprobs> },
 }
 
-/// Reply built in order. Each part is freed once it is written.
+/// Reply that is built in order and then written in pieces; the memory of each part is freed once it is
+/// written.
 #[derive(Debug)]
 pub(crate) struct ReplyParts {
-    /// Text after the last list.
+    /// Text that follows the last list of log-probabilities.
     pub text: BytesMut,
     names: TokenNames,
     parts: VecDeque<ReplyPart>,
 }
 
 impl ReplyParts {
-    /// Creates an empty reply.
+    /// Creates an empty reply; `names` formats the tokens.
     pub(crate) fn new(names: TokenNames) -> Self {
         Self { text: BytesMut::new(), names, parts: VecDeque::new() }
     }
 
-    /// Appends lists of log-probabilities.
+    /// Appends log-probabilities in the JSON form `format`.
     pub(crate) fn list(&mut self, format: LogprobsFormat, buffered: &Arc<BufferedLogprobs>) {
         self.end_text();
         let writer = ListWriter::new(format, 0);
         self.parts.push_back(ReplyPart::Lists { writer, buffered: Arc::clone(buffered) });
     }
 
-    /// Returns the body of the response. `memory_reservation`, that of the request, is released when the body
-    /// is dropped.
+    /// Returns the body of the response. The body holds `memory_reservation`, the reservation of the request,
+    /// until it is dropped.
     pub(crate) fn into_body(mut self, memory_reservation: QueuedBytes) -> Body {
         if self.parts.is_empty() {
             return Body::from(self.text.freeze());
@@ -101,7 +102,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     impl ReplyParts {
-        /// Returns the whole text, written in pieces of about `bytes` bytes.
+        /// Returns the whole reply text, written in pieces of about `bytes` bytes.
         pub(in crate::openai) fn into_text(mut self, bytes: usize) -> String {
             self.end_text();
             let mut out = BytesMut::new();

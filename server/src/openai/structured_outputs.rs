@@ -1,7 +1,7 @@
-//! Structured output fields: `response_format`, `structured_outputs` and their aliases.
+//! Parses the fields of structured outputs: `response_format`, `structured_outputs` and their aliases.
 //!
-//! A request has at most one constraint. Unknown keys are rejected, because they may be meant to narrow the
-//! output.
+//! A request has at most one constraint. Unknown keys are rejected, because a client may rely on the
+//! restriction that they express.
 
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, string_list, wrong_type};
@@ -9,14 +9,14 @@ use crate::strict_json::JsonValue;
 use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint, TEXT_BYTES_MAX};
 use serde_json::Value;
 
-/// Maximum number of strings of `choice`.
+/// Maximum number of strings in `choice`.
 const CHOICES_MAX: usize = 4_096;
 const NAME_BYTES_MAX: usize = 64;
 const DESCRIPTION_BYTES_MAX: usize = TEXT_BYTES_MAX;
 
-/// Takes the constraint of a request.
+/// Parses the output constraint of a request.
 ///
-/// Errors: 400 naming the field or key, or the second constraint.
+/// Errors: HTTP status 400; the error names the invalid field or key, or the field of a second constraint.
 pub(super) fn take(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
     let regex = fields.string("regex", TEXT_BYTES_MAX)?.map(GrammarSpec::Regex);
     let schema =
@@ -61,7 +61,8 @@ fn response_format(fields: &mut RequestFields) -> Result<Option<OutputConstraint
     Ok(found)
 }
 
-/// Parses `{"name", "description", "schema", "strict"}`. Schemas are enforced whatever `strict` is.
+/// Parses `{"name", "description", "schema", "strict"}`. The schema is enforced whatever the value of
+/// `strict` is.
 fn named_schema(format: &mut RequestFields) -> Result<OutputConstraint, ApiError> {
     let path = format.path("json_schema");
     let Some(value) = format.take("json_schema") else {
@@ -80,8 +81,8 @@ fn named_schema(format: &mut RequestFields) -> Result<OutputConstraint, ApiError
     Ok(OutputConstraint::new(GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any }, path))
 }
 
-/// Parses `structured_outputs`: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`, and JSON
-/// options.
+/// Parses `structured_outputs`: exactly one of `json`, `regex`, `choice`, `grammar` and `json_object`, and
+/// options for JSON.
 fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
     const NAME: &str = "structured_outputs";
     let Some(value) = fields.take(NAME) else { return Ok(None) };
@@ -119,10 +120,10 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
     Ok(Some(OutputConstraint::new(spec, keys.path(key))))
 }
 
-/// Options of JSON constraints.
+/// Options of constraints on JSON outputs.
 struct JsonOptions {
     whitespace: JsonWhitespace,
-    /// Whether objects may only have the properties that the schema names.
+    /// Whether objects may only have the properties that their schema names.
     no_additional_properties: bool,
 }
 
@@ -142,7 +143,7 @@ impl JsonOptions {
         Ok(Self { whitespace, no_additional_properties })
     }
 
-    /// Rejects options that do not apply to the constraint `key`.
+    /// Rejects JSON options if the constraint, given by its key `key`, is not for JSON.
     fn check(&self, key: &str, keys: &RequestFields) -> Result<(), ApiError> {
         let option = match self.whitespace {
             _ if self.no_additional_properties && key != "json" => {
@@ -161,7 +162,7 @@ impl JsonOptions {
     }
 }
 
-/// Parses `choice`: a non-empty list of non-empty strings.
+/// Parses `choice`: a non-empty list of non-empty strings, one of which is the output.
 fn choice(keys: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     let path = keys.path("choice");
     let Some(value) = keys.take("choice") else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Submits validated requests to the engine, for chat and text completions.
+//! Submits validated chat and text completion requests to the engine.
 
 use super::choice::{ChoiceState, StopRules};
 use super::generation::{PromptInfo, RequestGeneration};
@@ -17,32 +17,33 @@ use std::sync::Arc;
 use text::{DetokenizeOptions, Detokenizer, OutputParser, StopStrings, TextError};
 use tracing::Span;
 
-/// Maximum number of choices of one HTTP request: prompts × `n`.
+/// Maximum number of choices of one HTTP request (number of prompts × `n`).
 const CHOICES_MAX: usize = 256;
 
-/// `Retry-After` in seconds if the memory for text work is in use.
+/// `Retry-After` in seconds if other requests use the memory budget for tokenisation.
 const MEMORY_RETRY_S: u32 = 5;
 
-/// Endpoint-specific parameters in addition to the shared fields.
+/// Parameters that depend on the endpoint, in addition to the fields that all endpoints share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EndpointParams<'a> {
     /// Number of top-k log-probabilities per output token.
     pub logprobs: Option<u32>,
     /// Number of top-k log-probabilities per prompt token.
     pub prompt_logprobs: Option<u32>,
-    /// `max_tokens` of a request without that field; `None` = the rest of the context length.
+    /// Default of `max_tokens`; `None` = the rest of the context length.
     pub max_tokens_default: Option<u32>,
-    /// Name of the field with the prompt.
+    /// Name of the field that contains the prompt.
     pub prompt_field: &'static str,
-    /// Output parser, and the special tokens that it must see.
+    /// Output parser, and the special tokens that it needs as text.
     pub parser: Option<(&'a OutputParser, &'a Arc<[Token]>)>,
-    /// Thinking budget of the outputs.
+    /// Thinking budget of the outputs; `None` = no budget.
     pub thinking: Option<&'a ActiveThinkingBudget>,
 }
 
-/// Submits `params.n` requests for each prompt. Hashes the prompts, so it must not run on the async runtime.
+/// Submits `params.n` requests to the engine for each prompt. Must not run on the async runtime, because it
+/// hashes the prompts.
 ///
-/// Errors: 400 for an invalid parameter or an exceeded limit, 429 or 503 for overload.
+/// Errors: HTTP status 400 for an invalid parameter or an exceeded limit, 429 or 503 for overload.
 pub(crate) fn start_generation(
     app: &AppState,
     serving: &ServingContext,
@@ -68,7 +69,8 @@ pub(crate) fn start_generation(
         prompt_tokens: prompts.iter().map(|prompt| prompt.len() as u64).sum::<u64>() * n as u64,
         output_tokens: max_tokens.iter().map(|&limit| u64::from(limit)).sum::<u64>() * n as u64,
     };
-    // Reserved before anything is allocated: a short body may request many copies of a long prompt.
+    // The memory is reserved before anything is allocated: a short body may request many copies of a long
+    // prompt.
     let admitted = permit.grow(counts.requests, counts.prompt_tokens);
     admitted.map_err(|overload| app.overloaded(&overload))?;
     let request_bytes = RequestBytes::of(serving, params, &template, counts);
@@ -115,7 +117,7 @@ pub(crate) fn start_generation(
     Ok(RequestGeneration::new(stream, choices, n, prompt_info, params.stream_interval))
 }
 
-/// Rejects a request with more choices than the server ever queues: even an idle server could not accept it.
+/// Rejects a request with more choices than the queue of the server has places: it could never be accepted.
 fn check_queue(choices: usize, permit: &AdmissionPermit) -> Result<(), ApiError> {
     let cap = permit.requests_max();
     if choices as u64 <= cap {
@@ -125,8 +127,8 @@ fn check_queue(choices: usize, permit: &AdmissionPermit) -> Result<(), ApiError>
     Err(ApiError::invalid("n", message))
 }
 
-/// Creates one submission per choice of each prompt; `max_tokens_by_prompt`: maximum number of output tokens
-/// for each prompt.
+/// Creates one submission to the engine per choice of each prompt. `max_tokens_by_prompt` is the maximum
+/// number of output tokens for each prompt.
 fn build_submissions(
     template: &RequestSubmission,
     prompts: &[Vec<Token>],
@@ -145,7 +147,7 @@ fn build_submissions(
     submissions
 }
 
-/// Creates the detokenizer of an output; `visible_special`: special tokens that are not skipped.
+/// Creates the detokenizer of one output; `visible_special` are special tokens that stay in the text.
 pub(crate) fn detokenizer(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -159,7 +161,7 @@ pub(crate) fn detokenizer(
     }
 }
 
-/// Submits requests that are held back until their grammar is compiled; a grammar error rejects them.
+/// Submits requests that start only once their grammar is compiled; a grammar error rejects them.
 fn submit_constrained(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -182,7 +184,7 @@ fn submit_constrained(
         Err(error) => {
             span.in_scope(|| {
                 if let GrammarError::Failed { detail } = &error {
-                    // Bug of the library: its message is only logged.
+                    // This error is a bug in llguidance, so its message is only logged.
                     tracing::warn!(param, detail, "the grammar compiler failed");
                 } else {
                     tracing::debug!(param, %error, "the grammar was rejected");
@@ -194,7 +196,7 @@ fn submit_constrained(
     stream
 }
 
-/// Converts a grammar error to a rejection.
+/// Converts a grammar error to a rejection by the engine.
 fn rejection_of(error: &GrammarError, param: String) -> RejectReason {
     let message = error.to_string();
     match error {
@@ -213,7 +215,7 @@ fn rejection_of(error: &GrammarError, param: String) -> RejectReason {
     }
 }
 
-/// Builds the submission that all choices share.
+/// Builds the submission from which those of all choices are copied.
 fn template(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -223,14 +225,15 @@ fn template(
     sampling.logprobs = extra.logprobs;
     sampling.prompt_logprobs = extra.prompt_logprobs;
     sampling.bad_words = bad_words(serving, params)?;
-    // A grammar allows EOS only where the output must end, or where EOS is not ignored.
+    // With `ignore_eos`, a grammar allows EOS only where the output must end, so EOS tokens end constrained
+    // outputs.
     let constrained = params.constraint.is_some();
     let allows_eos = !params.ignore_eos || constrained;
     let eos_ids = if allows_eos { serving.tokenizer.eos_ids().to_vec() } else { Vec::new() };
     if let Some(thinking) = extra.thinking {
         thinking.check(&sampling, &params.stop_ids)?;
     }
-    // The sampler masks these ids below `min_tokens`.
+    // Until `min_tokens` are generated, the sampler masks these token ids.
     sampling.stop_token_ids.clone_from(&params.stop_ids);
     sampling.stop_token_ids.extend(&eos_ids);
     Ok(RequestSubmission {
@@ -253,8 +256,8 @@ fn template(
     })
 }
 
-/// Rejects a text that exceeds the context length by a lower bound on its token count: tokenising it could
-/// take seconds.
+/// Rejects a text whose lower bound on the token count exceeds the context length, because tokenising it
+/// could take seconds.
 pub(crate) fn reject_if_too_long(
     serving: &ServingContext,
     text: &str,
@@ -278,7 +281,7 @@ fn too_long(tokens: &str, limit: usize, field: &str) -> ApiError {
     ApiError::bad_request("context_length_exceeded", field, message)
 }
 
-/// Returns the maximum number of output tokens of a prompt.
+/// Returns the maximum number of output tokens for a prompt.
 fn max_tokens(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -311,12 +314,12 @@ fn max_tokens(
         );
         return Err(ApiError::bad_request("context_length_exceeded", field, message));
     }
-    // The scheduler checks whether one choice fits in the KV cache; choices that do not fit at the same time
+    // The scheduler checks whether one choice fits in the KV cache. If all choices together do not fit, they
     // run one after another.
     Ok(requested)
 }
 
-/// Returns the token sequences of the bad words: as given, and with a leading space.
+/// Returns the token sequences of the bad words: of each word as given, and with a leading space.
 fn bad_words(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -334,7 +337,7 @@ fn bad_words(
     Ok(words)
 }
 
-/// Truncates a prompt as set by `truncate_prompt_tokens`.
+/// Truncates the token ids of a prompt as the field `truncate_prompt_tokens` requires.
 pub(crate) fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>) {
     match truncate {
         Some(PromptTruncation::KeepLast(count)) => {
@@ -346,8 +349,8 @@ pub(crate) fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>)
     }
 }
 
-/// Converts an error of the text layer to 400, or to 429 if its memory is in use by other requests; details
-/// are logged.
+/// Converts an error of tokenizer or chat template to 400, or to the overload status if other requests use
+/// the memory. Its details are logged.
 pub(crate) fn text_error(error: &TextError, param: &str) -> ApiError {
     tracing::debug!(?error, "text rejected");
     match error {
@@ -365,8 +368,8 @@ pub(crate) fn text_error(error: &TextError, param: &str) -> ApiError {
 }
 
 impl AppState {
-    /// Completes an engine error: `Retry-After` if the engine is unavailable, and the configured status for
-    /// overload.
+    /// Completes an error of the engine: adds `Retry-After` if the engine is unavailable, and sets the
+    /// configured HTTP status if it is overloaded.
     pub fn complete_engine_error(&self, error: ApiError) -> ApiError {
         match error.reason {
             "engine_unavailable" => {
@@ -380,7 +383,7 @@ impl AppState {
         }
     }
 
-    /// Creates an overload error with the configured status.
+    /// Creates an overload error with the configured HTTP status.
     pub fn overloaded(&self, overload: &engine::OverloadRejection) -> ApiError {
         let message = format!(
             "{} in flight, the limit is {}: try again later",

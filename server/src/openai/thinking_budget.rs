@@ -1,4 +1,4 @@
-//! `thinking_token_budget`: forces the end-of-reasoning marker after a number of reasoning tokens.
+//! `thinking_token_budget`: after this number of reasoning tokens, the end marker (`</think>`) is forced.
 
 use super::params::CompletionParams;
 use super::submit::text_error;
@@ -10,43 +10,43 @@ use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 use text::{Detokenizer, OutputParser, ReasoningFamily, ReasoningStart};
 
-/// Start of an output.
+/// Where an output starts with respect to its reasoning.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OutputStart<'a> {
-    /// Reasoning state; `None` = there is no reasoning parser.
+    /// Reasoning state at the start of the output; `None` = there is no reasoning parser.
     pub reasoning: Option<ReasoningStart>,
-    /// Message that the output continues, if any; its reasoning tokens count towards the budget.
+    /// Assistant message that the output continues, if any. Its reasoning tokens count towards the budget.
     pub continued: Option<&'a str>,
 }
 
-/// Thinking budget requested by a request.
+/// Thinking budget in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestedThinkingBudget {
     /// Maximum number of reasoning tokens.
     pub tokens: u32,
-    /// Name of the field that sets the budget.
+    /// Name of the request field that sets the budget.
     pub param: &'static str,
 }
 
-/// Thinking budget in force.
+/// Thinking budget that applies to the outputs of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct ActiveThinkingBudget {
-    /// Budget that forces the end marker.
+    /// Budget and end marker, as the grammar engine enforces them.
     pub budget: ThinkingBudget,
-    /// Name of the field that sets the budget.
+    /// Name of the request field that sets the budget.
     pub param: &'static str,
 }
 
 impl RequestedThinkingBudget {
-    /// Takes `thinking_token_budget`.
+    /// Parses `thinking_token_budget`.
     ///
-    /// Errors: 400 if it is negative or not an integer.
+    /// Errors: HTTP status 400 if it is negative or not an integer.
     pub(crate) fn take(fields: &mut RequestFields) -> Result<Option<Self>, ApiError> {
         const NAME: &str = "thinking_token_budget";
         Self::take_named(fields, NAME, NAME)
     }
 
-    /// Takes a budget from field `name`; `param`: the full path of the field.
+    /// Parses a thinking budget in field `name`; `param` is the full path of the field.
     pub(crate) fn take_named(
         fields: &mut RequestFields,
         name: &str,
@@ -59,7 +59,7 @@ impl RequestedThinkingBudget {
     /// Creates the budget of outputs that begin at `start` and are parsed by `parser`; `None` = they contain
     /// no more reasoning.
     ///
-    /// Errors: 400 if there is no reasoning parser, or if the end marker cannot be forced.
+    /// Errors: HTTP status 400 if there is no reasoning parser, or if the end marker cannot be forced.
     pub(crate) fn activate(
         self,
         serving: &ServingContext,
@@ -96,9 +96,10 @@ impl RequestedThinkingBudget {
 }
 
 impl ActiveThinkingBudget {
-    /// Rejects parameters that forbid the end marker: where it is forced, no other token is allowed.
+    /// Rejects parameters that forbid a token of the end marker: where the marker is forced, no other token
+    /// is allowed.
     ///
-    /// Errors: 400 naming the parameter.
+    /// Errors: HTTP status 400; the error names the parameter.
     pub(crate) fn check(
         &self,
         sampling: &SamplingParams,
@@ -124,7 +125,7 @@ impl ActiveThinkingBudget {
     }
 }
 
-/// Rejects an end marker that would not end the reasoning.
+/// Rejects an end marker that would not end the reasoning, for this model or this constraint.
 fn check_end_marker(
     serving: &ServingContext,
     params: &CompletionParams,
@@ -136,7 +137,7 @@ fn check_end_marker(
         let message = format!("this model's tokenizer cannot encode {end}");
         return Err(ApiError::unsupported(param, message));
     }
-    // Grammars match the text of an output, and a special token has no text.
+    // A grammar matches the text of an output. If the end marker is a special token, it has no text.
     match &params.constraint {
         Some(constraint) if end_marker.iter().any(|&id| tokenizer.is_special(id)) => {
             let message = format!(

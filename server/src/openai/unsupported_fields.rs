@@ -1,10 +1,10 @@
-//! Unsupported fields that are rejected, because ignoring them would drop a constraint that the client relies
-//! on.
+//! Rejects unsupported fields that restrict the output: if they were ignored, the output could violate a
+//! restriction that the client relies on.
 
 use crate::api_error::ApiError;
 use crate::request_fields::RequestFields;
 
-/// Structured output fields that have another name here, or no equivalent.
+/// Structured output fields of other servers, which have another name here or no equivalent.
 const RENAMED_CONSTRAINT_FIELDS: &[&str] = &["ebnf", "grammar", "structural_tag"];
 
 /// Rejects fields that no completion endpoint supports.
@@ -41,7 +41,7 @@ pub(crate) fn reject_shared(fields: &mut RequestFields) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// Rejects `best_of` above `n`, which would need ranking.
+/// Rejects `best_of` above `n`: choosing the best outputs is not supported.
 pub(crate) fn reject_best_of(fields: &mut RequestFields, n: u32) -> Result<(), ApiError> {
     match fields.int("best_of", 1..=1_000_000)? {
         Some(best_of) if best_of > i64::from(n) => {

@@ -1,4 +1,4 @@
-//! The `usage` object.
+//! Writes the `usage` object of replies.
 
 use bytes::{BufMut, BytesMut};
 use std::io::Write;
@@ -8,20 +8,21 @@ use std::io::Write;
 pub(crate) struct UsageInfo {
     /// Number of prompt tokens, counted once per prompt.
     pub prompt_tokens: u64,
-    /// Number of tokens of all choices, including the one that ended each.
+    /// Number of generated tokens over all choices, including the tokens that ended them.
     pub completion_tokens: u64,
     /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
     /// Number of prompt tokens in blocks that this request added to the prefix cache.
     pub created_cache_tokens: u64,
-    /// Whether the prompt details are written.
+    /// Whether `prompt_tokens_details` is written.
     pub details: bool,
-    /// Number of reasoning tokens, if there is a reasoning parser.
+    /// Number of reasoning tokens; `None` without a reasoning parser.
     pub reasoning_tokens: Option<u64>,
 }
 
 impl UsageInfo {
-    /// Appends the JSON object. Formatted by hand: with `continuous_usage_stats` every chunk has one.
+    /// Appends the JSON object. It is formatted without serde, because with `continuous_usage_stats` every
+    /// chunk contains one.
     pub(crate) fn write(&self, out: &mut BytesMut) {
         let Self { prompt_tokens, completion_tokens, cached_tokens, created_cache_tokens, .. } =
             *self;

@@ -1,8 +1,10 @@
-//! Schemas of compound fields, by name. A null always means that the field is absent.
+//! Schemas of request fields that are objects or unions, by field name. In all of them null means that the
+//! field is absent.
 
 use serde_json::{Value, json};
 
-/// Returns the schema of a compound field, if there is one of this name. A name means the same in every body.
+/// Returns the schema of the field `name`, if it is listed here. A field name has the same meaning in every
+/// request body.
 pub(super) fn of(name: &str) -> Option<Value> {
     let text = json!({"type": "string"});
     let id = json!({"type": "integer", "minimum": 0});

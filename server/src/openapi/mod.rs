@@ -1,8 +1,8 @@
 //! `/openapi.json`: request and reply schemas of the routes, as OpenAPI 3.1.
 //!
-//! No range is repeated by hand: the routes come from the route table, and the fields of bodies from the code
-//! that validates requests, run once on a small body with its field lookups recorded. Schemas that this code
-//! does not give as types are in `compound_fields.rs`, and tests send them.
+//! No range is written twice: the routes come from the route table, and the fields of bodies from the code
+//! that validates requests, which is run on a small body while its field lookups are recorded. Schemas of
+//! fields that this code does not describe by a type are in `compound_fields.rs`; tests send such fields.
 
 mod bodies;
 mod compound_fields;
@@ -18,7 +18,7 @@ use axum::http::{HeaderValue, Response, header};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Returns the document.
+/// Returns the OpenAPI document.
 pub async fn serve(State(app): State<Arc<AppState>>) -> Response<Body> {
     let text = app.openapi.get_or_init(|| document().to_string().into());
     let mut response = Response::new(Body::from(text.clone()));
@@ -27,7 +27,8 @@ pub async fn serve(State(app): State<Arc<AppState>>) -> Response<Body> {
     response
 }
 
-/// Builds the document. It is the same for every model; limits set by a model or by flags are narrower.
+/// Builds the OpenAPI document. It is the same for every model: bounds that depend on the model or the
+/// command line are omitted.
 pub fn document() -> Value {
     let mut paths = Map::new();
     for route in table() {
@@ -86,8 +87,8 @@ fn operation(route: &HttpRoute) -> Value {
     operation
 }
 
-/// Returns the schema of an error body: Anthropic's on paths of its API, where errors raised before the
-/// handler still have the common shape.
+/// Returns the schema of an error body. On paths of the Anthropic API it is Anthropic's; errors raised before
+/// the handler still have the common JSON form.
 fn error_schema(path: &str) -> Value {
     let common = json!({"$ref": "#/components/schemas/Error"});
     if path.starts_with("/v1/messages") {
@@ -96,7 +97,7 @@ fn error_schema(path: &str) -> Value {
     common
 }
 
-/// Returns the operation id, for example `post_v1_chat_completions`.
+/// Returns the `operationId` of a route, for example `post_v1_chat_completions`.
 fn operation_id(route: &HttpRoute) -> String {
     let path = route.path.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
     let parts: Vec<&str> = path.split('_').filter(|part| !part.is_empty()).collect();

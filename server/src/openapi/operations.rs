@@ -1,13 +1,13 @@
-//! Summary, body and reply of each route.
+//! OpenAPI documentation of the routes: summary, request body, reply and query parameters.
 
 use serde_json::{Value, json};
 
-/// Successful reply of a route.
+/// Body of the successful reply of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OperationReply {
-    /// JSON object of this schema.
+    /// JSON object with the schema of this name.
     Json(&'static str),
-    /// JSON object of this schema, or SSE events if the request set `stream`.
+    /// JSON object with the schema of this name, or SSE events if the request sets `stream`.
     JsonOrEvents(&'static str),
     /// No body.
     Empty,
@@ -17,10 +17,10 @@ pub(super) enum OperationReply {
     AnyJson,
 }
 
-/// Documentation of a route.
+/// OpenAPI documentation of one route.
 pub(super) struct OperationDoc {
     pub(super) summary: &'static str,
-    /// Schema name of the request body.
+    /// Name of the schema of the request body.
     pub(super) body: Option<&'static str>,
     pub(super) reply: OperationReply,
 }
@@ -33,7 +33,7 @@ const fn operation_doc(
     OperationDoc { summary, body, reply }
 }
 
-/// Returns the documentation of a path; a path without one gets a generic entry.
+/// Returns the documentation of the route at `path`; a path that is not listed gets a generic entry.
 pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
     use OperationReply::{AnyJson, Empty, Json, JsonOrEvents, Text};
     match path {
@@ -97,7 +97,7 @@ pub(super) fn operation_doc_of(path: &str) -> OperationDoc {
     }
 }
 
-/// Returns the query parameters of a path.
+/// Returns the query parameters of the route at `path`: their names and schemas.
 pub(super) fn queries(path: &str) -> Vec<(&'static str, Value)> {
     match path {
         "/reset_prefix_cache" | "/flush_cache" => {

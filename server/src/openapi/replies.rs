@@ -1,9 +1,9 @@
-//! Schemas of replies.
+//! Schemas of the replies in the OpenAPI document.
 
 use super::operations::OperationReply;
 use serde_json::{Map, Value, json};
 
-/// Returns the `responses` entry of a reply.
+/// Returns the `responses` entry of a route with this reply.
 pub(super) fn reply(reply: OperationReply) -> Value {
     let of = |name: &str| json!({"schema": {"$ref": format!("#/components/schemas/{name}")}});
     match reply {
@@ -27,13 +27,13 @@ pub(super) fn reply(reply: OperationReply) -> Value {
     }
 }
 
-/// Schema of one SSE event: in OpenAPI 3.1 `schema` describes each event.
+/// Returns the schema of one SSE event: in OpenAPI 3.1 `schema` describes each event of a stream.
 fn server_sent_event() -> Value {
     let text = json!({"type": "string"});
     json!({"type": "object", "properties": {"event": text, "data": text}, "required": ["data"]})
 }
 
-/// Returns the schema of an object; all its fields are required.
+/// Returns the schema of an object with these properties, all of which are required.
 fn object(properties: &Value) -> Value {
     let names: Vec<String> =
         properties.as_object().map(|of| of.keys().cloned().collect()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Background responses, which are generated after their request has been answered.
+//! Background responses of the Responses API: they are generated after the request has been answered.
 
 use super::items::ResponseOutputItem;
 use super::reply::{ResponseStatus, ResponsesReply};
@@ -11,14 +11,16 @@ use axum::http::Response;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Returns a queued response and generates it in a task. Aborting the task aborts the request.
+/// Replies with a queued response, which a new task generates. Aborting the task aborts the request in the
+/// engine.
 pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Response<Body>, ApiError> {
     let PreparedRequest { generation, reply, .. } = prepared;
     let body = body_of(&reply.body(ResponseStatus::Queued, &[], None))?;
     let (app, id, owner) = (Arc::clone(&reply.app), reply.id.clone(), reply.owner);
     let (stored, stored_rx) = oneshot::channel();
     let task = tokio::spawn(async move {
-        // The response must be stored before it can be finished.
+        // The task waits until the response is stored, so that it never finishes a response that is not in
+        // the store.
         if stored_rx.await.is_err() {
             return;
         }
@@ -28,11 +30,11 @@ pub(super) fn start(prepared: PreparedRequest<ResponsesReply>) -> Result<Respons
     });
     let background_task = task.abort_handle();
     if !app.responses.put_in_progress(owner, &id, body.clone(), background_task) {
-        // `stored` is dropped here, so the task ends, and its request with it.
+        // `stored` is dropped on return. This ends the task, which aborts the request in the engine.
         let message = "the response is too large to be stored: send it without background";
         return Err(ApiError::invalid("background", message));
     }
-    // The task holds the receiver: the channel is closed only if the task has ended.
+    // The task owns the receiver, so sending fails only if the task has already ended.
     let _ = stored.send(());
     Ok(json_response(body))
 }

@@ -1,4 +1,4 @@
-//! Converts input items to messages of a chat template.
+//! Converts the input items of a Responses request to messages of a chat template.
 
 use crate::api_error::ApiError;
 use crate::openai::chat::messages::{self, MESSAGES_MAX, TEXT_PARTS, text_of};
@@ -6,20 +6,20 @@ use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Value, json};
 
-/// Adds items to a conversation.
+/// Converts input items and appends them to a conversation.
 pub(super) struct ResponseTurns<'a> {
     messages: &'a mut Vec<Value>,
-    /// Reasoning that belongs to the next message or call of the assistant.
+    /// Reasoning items that will be part of the next assistant message or tool call.
     pending_reasoning: String,
 }
 
 impl<'a> ResponseTurns<'a> {
-    /// Appends to the earlier messages.
+    /// Creates a converter that appends to `messages`, the earlier conversation.
     pub(super) fn new(messages: &'a mut Vec<Value>) -> Self {
         Self { messages, pending_reasoning: String::new() }
     }
 
-    /// Parses the field `input`: text of the user, or a list of items.
+    /// Converts the field `input`: a user message as text, or a list of items.
     pub(super) fn input(&mut self, input: Option<JsonValue>) -> Result<(), ApiError> {
         match input {
             None => Err(ApiError::invalid("input", "is missing")),
@@ -67,7 +67,7 @@ impl<'a> ResponseTurns<'a> {
         let role = match item.string("role", 64)?.as_deref() {
             Some("user") => "user",
             Some("assistant") => "assistant",
-            // Templates use the older role name.
+            // Chat templates use the older role name `system` for `developer`.
             Some("system" | "developer") => "system",
             Some(_) => {
                 let message = "must be user, assistant, system or developer";
@@ -82,7 +82,7 @@ impl<'a> ResponseTurns<'a> {
         Ok(())
     }
 
-    /// Adds a call to the preceding assistant message, or to a new one.
+    /// Adds a tool call to the preceding assistant message, or to a new one.
     fn call(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
         let (id, name) = (item.required_string("call_id")?, item.required_string("name")?);
         let path = item.path("arguments");
@@ -119,8 +119,8 @@ impl<'a> ResponseTurns<'a> {
     }
 }
 
-/// Returns the conversation with its instructions. Templates accept one system message, which must come
-/// first.
+/// Returns the messages of a conversation. `instructions` and the system messages at the start are joined to
+/// one message, because chat templates accept only one system message, which must come first.
 pub(super) fn conversation(instructions: Option<&str>, history: &[Value]) -> Value {
     let is_system = |message: &&Value| message["role"] == "system";
     let leading = history.iter().take_while(is_system).count();

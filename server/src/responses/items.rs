@@ -1,11 +1,11 @@
-//! Output items of a response.
+//! Output items of the Responses API: reasoning, messages and function calls.
 
 use crate::openai::assistant_message::AssistantMessage;
 use crate::request_ids::ToolCallIds;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// One output item.
+/// JSON form of one output item.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ResponseOutputItem {
@@ -30,7 +30,7 @@ pub(super) enum ResponseOutputItem {
     },
 }
 
-/// Text content of an item.
+/// JSON form of the text content of an item.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum OutputItemContent {
@@ -38,7 +38,7 @@ pub(super) enum OutputItemContent {
     OutputText { text: String, annotations: [(); 0], logprobs: [(); 0] },
 }
 
-/// Status of an item.
+/// Value of an item's `status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OutputItemStatus {
@@ -53,7 +53,7 @@ impl OutputItemContent {
     }
 }
 
-/// Generator of the item ids of one response: `rs_…`, `msg_…`, `fc_…`.
+/// Generates the item ids of one response: `rs_…`, `msg_…`, `fc_…`.
 #[derive(Debug, Clone)]
 pub(super) struct OutputItemIds {
     pub(super) request_id: String,
@@ -74,8 +74,8 @@ impl OutputItemIds {
     }
 }
 
-/// Builds the items of a complete output, equal to those of its stream. If it was truncated, the last item is
-/// incomplete.
+/// Builds the output items of a complete output; they equal those of a stream. If the output was truncated,
+/// the last item is incomplete.
 pub(super) fn of_message(
     message: AssistantMessage,
     item_ids: &OutputItemIds,
@@ -120,7 +120,7 @@ pub(super) fn of_message(
     items
 }
 
-/// Builds a message item with one text.
+/// Builds a message item that contains one text.
 pub(super) fn message_item(
     id: String,
     text: String,
@@ -134,7 +134,8 @@ pub(super) fn message_item(
     }
 }
 
-/// Converts the items to a message of a chat template, for the next turn.
+/// Converts the output items to an assistant message of a chat template, for requests that continue the
+/// response.
 pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
     let (mut output_text, mut reasoning_text, mut calls) =
         (String::new(), String::new(), Vec::new());

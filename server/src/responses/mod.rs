@@ -1,7 +1,7 @@
-//! `/v1/responses`: OpenAI's Responses API on top of the chat path.
+//! `/v1/responses`: OpenAI's Responses API, implemented with the code of chat completions.
 //!
-//! Finished responses are stored for a while, with a limit in bytes, so that later requests can continue them
-//! (`previous_response_id`) and GET can return them.
+//! Finished responses are kept in an LRU store with a limit in bytes, so that later requests can continue
+//! them (`previous_response_id`) and GET requests can return them.
 
 mod background;
 mod convert;
@@ -24,7 +24,7 @@ use reply::ResponsesReply;
 use serde_json::json;
 use std::sync::Arc;
 
-/// Handles one `/v1/responses` request.
+/// Handles POST `/v1/responses`: creates a response.
 pub(crate) async fn create(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -40,7 +40,7 @@ pub(crate) async fn create(
     Ok(response)
 }
 
-/// Returns a stored response.
+/// Handles GET: returns a stored response.
 pub(crate) async fn retrieve(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,
@@ -52,7 +52,7 @@ pub(crate) async fn retrieve(
         .ok_or_else(not_found)
 }
 
-/// Deletes a stored response.
+/// Handles DELETE: deletes a stored response.
 pub(crate) async fn delete(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,
@@ -65,7 +65,7 @@ pub(crate) async fn delete(
     Ok(json_response(body.to_string()))
 }
 
-/// Cancels a background response.
+/// Handles the cancellation of a background response.
 pub(crate) async fn cancel(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,

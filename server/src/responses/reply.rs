@@ -1,4 +1,4 @@
-//! The response object, and non-streamed replies.
+//! Response object of the Responses API, and non-streaming replies.
 
 use super::items::{OutputItemIds, ResponseOutputItem, assistant_turn, of_message};
 use super::stream::ResponsesEventWriter;
@@ -22,23 +22,23 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// State of a reply apart from its tokens.
+/// What the reply to a Responses request needs in addition to the generated tokens.
 pub(super) struct ResponsesReply {
     pub(super) app: Arc<AppState>,
     pub(super) id: String,
-    /// Identity that the stored response belongs to.
+    /// Identity of the caller; only this caller can use the stored response.
     pub(super) owner: CallerIdentity,
     pub(super) item_ids: OutputItemIds,
     created: u64,
     model: String,
     echoed_fields: Map<String, Value>,
-    /// Conversation so far.
+    /// Conversation before this response, as template messages.
     history: Vec<Value>,
     store: bool,
     background: bool,
 }
 
-/// Status of a response.
+/// Value of a response's `status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ResponseStatus {
@@ -102,7 +102,7 @@ impl ResponsesReply {
         ResponseObject { error: Some(error), ..self.body(ResponseStatus::Failed, output, None) }
     }
 
-    /// Returns the conversation including this response.
+    /// Returns the conversation including this response, as template messages.
     pub(super) fn history(&self, output: &[ResponseOutputItem]) -> Value {
         self.history.iter().cloned().chain([assistant_turn(output)]).collect()
     }
@@ -114,7 +114,7 @@ impl ResponsesReply {
         }
     }
 
-    /// Waits for the complete output.
+    /// Waits for the complete output and returns the response object as JSON, with its output items.
     pub(super) async fn finish(
         &self,
         generation: RequestGeneration,
@@ -128,7 +128,7 @@ impl ResponsesReply {
     }
 }
 
-/// Returns the status of a response from the end of its choice.
+/// Returns the status of a response from the reason why its choice ended.
 pub(super) fn state(end: &ChoiceFinish) -> ResponseStatus {
     match end {
         ChoiceFinish::Stop(_) | ChoiceFinish::Calls(_) => ResponseStatus::Completed,
@@ -177,7 +177,8 @@ impl CompletionEndpoint for ResponsesReply {
             started;
         let reply = Self {
             app: Arc::clone(app),
-            // Not the client's request id, with which another client could overwrite a stored response.
+            // The id does not contain the request id: clients choose request ids, so a client could overwrite
+            // the response of another client.
             id: format!("resp_{}", app.id_generator.id()),
             owner: headers.caller,
             item_ids: OutputItemIds { request_id: request_id.clone(), tool_call_ids },

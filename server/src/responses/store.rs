@@ -1,6 +1,8 @@
-//! LRU store of responses with a limit in bytes; each response is visible only to the key that created it.
+//! LRU store of responses with a limit in bytes. Each response is visible only to the API key that created
+//! it.
 //!
-//! Responses in progress are never evicted: they end by themselves, and admission limits their number.
+//! Responses in progress are never evicted: their generation ends in any case, and admission limits their
+//! number.
 
 use crate::api_error::ApiError;
 use crate::auth::CallerIdentity;
@@ -9,22 +11,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 use tokio::task::AbortHandle;
 
-/// Maximum total bytes of stored responses and their conversations.
+/// Maximum size of all stored responses and their conversations, in bytes.
 pub(super) const STORE_BYTES: usize = 64 << 20;
-/// Bytes of an entry in addition to its texts.
+/// Bytes that a stored response takes in addition to its texts.
 const ENTRY_BYTES: usize = 256;
 
-/// Stored response.
+/// Entry of the store: one response and its conversation.
 struct StoredResponse {
-    /// Identity that the response is visible to.
+    /// Identity of the caller that created the response; it is visible to no other caller.
     owner: CallerIdentity,
     /// JSON response object.
     body: String,
     /// Conversation up to and including the response, as a JSON list of template messages.
     history: String,
-    /// Aborts the background task that generates the response, if there is one.
+    /// Handle to abort the background task that generates the response, if there is one.
     background_task: Option<AbortHandle>,
-    /// Time of the last use, on the store's logical clock.
+    /// Time of the last use: value of the store's counter of uses.
     used: u64,
 }
 
@@ -42,14 +44,15 @@ struct StoredResponses {
     clock: u64,
 }
 
-/// Store of responses of one server.
+/// Stored responses of one server.
 #[derive(Default)]
 pub struct ResponseStore {
     responses: Mutex<StoredResponses>,
 }
 
 impl ResponseStore {
-    /// Stores a response. Evicts the least recently used ones; an entry above the limit is not stored.
+    /// Stores a response and evicts the least recently used ones. A response that exceeds the limit alone is
+    /// not stored.
     pub fn put(&self, owner: CallerIdentity, id: &str, body: String, history: &Value) {
         let (history, background_task, used) = (history.to_string(), None, 0);
         self.with(|store| {
@@ -57,7 +60,7 @@ impl ResponseStore {
         });
     }
 
-    /// Stores a response in progress; returns false if it is above the limit.
+    /// Stores a response in progress; returns false if it exceeds the limit alone.
     pub(super) fn put_in_progress(
         &self,
         owner: CallerIdentity,
@@ -80,18 +83,18 @@ impl ResponseStore {
         })
     }
 
-    /// Returns the JSON object of a stored response.
+    /// Returns the response object of a stored response as JSON text.
     pub fn body(&self, caller: CallerIdentity, id: &str) -> Option<String> {
         self.with(|store| store.touch(caller, id).map(|entry| entry.body.clone()))
     }
 
-    /// Returns the messages of a finished response's conversation.
+    /// Returns the conversation of a finished response, as template messages.
     pub fn history(&self, caller: CallerIdentity, id: &str) -> Option<Vec<Value>> {
         let text = self.with(|store| store.touch(caller, id).map(|entry| entry.history.clone()))?;
         serde_json::from_str(&text).ok()
     }
 
-    /// Deletes a response; aborts it if it is in progress.
+    /// Deletes a response; aborts its generation if it is in progress.
     pub fn remove(&self, caller: CallerIdentity, id: &str) -> bool {
         self.with(|store| match store.take_owned(caller, id) {
             None => false,
@@ -102,9 +105,9 @@ impl ResponseStore {
         })
     }
 
-    /// Cancels a response in progress; `None` = there is no response of this id.
+    /// Cancels a response in progress; `None` = no response with this id is visible to the caller.
     ///
-    /// Errors: 400 if it is finished, or not a background response.
+    /// Errors: HTTP status 400 if the response is finished, or is not a background response.
     pub fn cancel(&self, caller: CallerIdentity, id: &str) -> Option<Result<(), ApiError>> {
         self.with(|store| {
             let mut entry = store.take_owned(caller, id)?;
@@ -125,7 +128,7 @@ impl ResponseStore {
         })
     }
 
-    /// Updates a response in progress once it has output.
+    /// Replaces the response object of a response in progress, once it has output.
     pub(super) fn update_in_progress(&self, id: &str, body: String) {
         self.with(|store| {
             if let Some(entry) = store.take_in_progress(id) {
@@ -134,7 +137,7 @@ impl ResponseStore {
         });
     }
 
-    /// Replaces a response in progress by its final form, unless it was cancelled or deleted meanwhile.
+    /// Replaces a response in progress by its final form, unless it was cancelled or deleted in the meantime.
     pub(super) fn finish(&self, id: &str, body: String, history: &Value) {
         let history = history.to_string();
         self.with(|store| {
@@ -154,7 +157,7 @@ fn status_of(body: &str) -> Option<String> {
     value["status"].as_str().map(str::to_owned)
 }
 
-/// Returns the response object with another status.
+/// Returns the response object `body` with another `status`.
 pub(super) fn with_status(body: &str, status: &str) -> String {
     let mut value: Value = serde_json::from_str(body).unwrap_or_default();
     value["status"] = Value::from(status);
@@ -168,7 +171,8 @@ impl StoredResponses {
         self.entries.get(id)
     }
 
-    /// Takes an entry if it belongs to the caller. An id of another caller is reported like an unknown id.
+    /// Removes and returns a response if it belongs to the caller. Ids of other callers' responses are
+    /// treated as unknown.
     fn take_owned(&mut self, caller: CallerIdentity, id: &str) -> Option<StoredResponse> {
         self.entries.get(id).filter(|entry| entry.owner == caller)?;
         self.take(id)
@@ -186,7 +190,7 @@ impl StoredResponses {
         Some(entry)
     }
 
-    /// Returns false if the entry is too large to be stored.
+    /// Stores an entry; returns false if it exceeds the limit of the store alone.
     fn put(&mut self, id: &str, mut entry: StoredResponse) -> bool {
         self.take(id);
         if entry.bytes() > STORE_BYTES {

@@ -1,4 +1,4 @@
-//! SSE events of a streamed response, numbered from 0.
+//! SSE events of a streaming response, with sequence numbers from 0.
 
 use super::items::{OutputItemContent, OutputItemStatus, ResponseOutputItem};
 use super::reply::{ResponseObject, ResponseStatus, ResponsesReply, state};
@@ -12,18 +12,18 @@ use serde::Serialize;
 use std::io::Write;
 use text::OutputPiece;
 
-/// Writes the events and builds the output items.
+/// Writes the SSE events of a streaming response and builds its output items.
 pub(super) struct ResponsesEventWriter {
     reply: ResponsesReply,
     started: bool,
     number: u64,
-    /// Finished items.
+    /// Output items that are complete.
     output: Vec<ResponseOutputItem>,
     open: Option<ResponseOutputItem>,
     state: ResponseStatus,
 }
 
-/// Fields of an event apart from its type and sequence number.
+/// JSON fields of an event, except for its type and sequence number.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum ResponseEventBody<'a> {
@@ -77,7 +77,7 @@ struct ResponseStreamEvent<'a> {
     body: ResponseEventBody<'a>,
 }
 
-/// Appends one event. Writing to memory and JSON serialisation of these types cannot fail.
+/// Appends one SSE event. Writing to memory and serialising these types cannot fail.
 fn write(kind: &str, number: &mut u64, body: ResponseEventBody<'_>, out: &mut BytesMut) {
     let _ = write!(out.writer(), "event: {kind}\ndata: ");
     let event = ResponseStreamEvent { r#type: kind, sequence_number: *number, body };
@@ -144,7 +144,7 @@ impl ResponsesEventWriter {
         self.open = Some(item);
     }
 
-    /// Opens a reasoning or message item unless one of that kind is open.
+    /// Opens a reasoning item or a message item, unless an item of this kind is open.
     fn enter_text(&mut self, reasoning: bool, out: &mut BytesMut) {
         match (&self.open, reasoning) {
             (Some(ResponseOutputItem::Reasoning { .. }), true)
@@ -208,7 +208,7 @@ impl ResponsesEventWriter {
         write(kind, number, body, out);
     }
 
-    /// Ends the open item.
+    /// Ends the open item with status `as_status`.
     fn close(&mut self, as_status: OutputItemStatus, out: &mut BytesMut) {
         let Some(mut item) = self.open.take() else { return };
         let (output_index, content_index, number) = (self.output.len(), 0, &mut self.number);
@@ -278,7 +278,7 @@ impl ChunkWriter for ResponsesEventWriter {
     fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
         let is_incomplete = self.state == ResponseStatus::Incomplete;
         if self.open.is_none() && self.output.is_empty() {
-            // An empty output still has a message.
+            // A response with an empty output still contains one message item.
             self.enter_text(false, out);
         }
         self.close(

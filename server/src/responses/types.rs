@@ -17,21 +17,21 @@ const METADATA_MAX: usize = 16;
 const METADATA_KEY_MAX: usize = 64;
 const METADATA_BYTES_MAX: usize = 512;
 
-/// Validated request.
+/// Validated Responses request.
 pub(super) struct ResponsesRequest {
     pub(super) request: ChatCompletionRequest,
-    /// Conversation without instructions, for the next turn.
+    /// Conversation without instructions, stored so that later requests can continue it.
     pub(super) history: Vec<Value>,
-    /// Fields of the response that repeat the request.
+    /// Fields of the response object that repeat the request.
     pub(super) echoed_fields: Map<String, Value>,
     pub(super) store: bool,
     pub(super) background: bool,
 }
 
-/// Parses a whole request. `stored_history` returns the conversation of a stored response that the caller may
-/// continue.
+/// Parses all fields of a Responses request. `stored_history` returns the conversation of a stored response
+/// that the caller may continue.
 ///
-/// Errors: 400 naming the field, 404 for a response that is not stored.
+/// Errors: HTTP status 400, naming the invalid field; 404 for a response that is not stored.
 pub(super) fn take(
     fields: &mut RequestFields,
     bounds: &FieldBounds,
@@ -94,14 +94,14 @@ pub(super) fn take(
     Ok(ResponsesRequest { request, history, echoed_fields, store, background })
 }
 
-/// 404: the response given by `field` is not stored.
+/// Creates the 404 error: the response with the id in `field` is not stored.
 fn previous_response_not_found(field: &str) -> ApiError {
     let message = "no response with this id is stored: it was never stored, or was evicted";
     let error = ApiError::new(axum::http::StatusCode::NOT_FOUND, "unknown_response", message);
     ApiError { param: Some(field.to_owned()), ..error }
 }
 
-/// Rejects unsupported fields, and takes fields that have no effect.
+/// Rejects unsupported fields, and accepts fields that have no effect.
 fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
     for name in ["prompt", "conversation", "max_tool_calls", "context_management"] {
         if fields.take(name).is_some() {
@@ -113,7 +113,7 @@ fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
         return Err(ApiError::unsupported("top_logprobs", message));
     }
     for name in fields.strings("include", 256, 16)?.unwrap_or_default() {
-        // Reasoning is returned unencrypted, so there is nothing to encrypt.
+        // Reasoning is always returned as plain text, so the encrypted form is accepted and omitted.
         if name != "reasoning.encrypted_content" {
             return Err(ApiError::unsupported("include", "value is not supported"));
         }
@@ -131,7 +131,7 @@ fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Takes `background`: whether to reply at once and generate afterwards.
+/// Parses `background`: whether the reply is sent at once and the response is generated afterwards.
 fn background(fields: &mut RequestFields, store: bool) -> Result<bool, ApiError> {
     let background = fields.bool("background")?.unwrap_or(false);
     if background && !store {
@@ -140,7 +140,7 @@ fn background(fields: &mut RequestFields, store: bool) -> Result<bool, ApiError>
     Ok(background)
 }
 
-/// Takes `metadata`: up to 16 short strings that the response repeats.
+/// Parses `metadata`: up to 16 short strings, which the response object repeats.
 fn metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
     let pairs = match fields.take("metadata") {
         None => return Ok(json!({})),
@@ -163,7 +163,7 @@ fn metadata(fields: &mut RequestFields) -> Result<Value, ApiError> {
     Ok(JsonValue::Object(pairs).into_value())
 }
 
-/// Takes the template variables.
+/// Parses the template variables of a Responses request.
 fn kwargs(
     fields: &mut RequestFields,
     echoed_fields: &mut Map<String, Value>,
@@ -190,7 +190,7 @@ fn kwargs(
     Ok(kwargs)
 }
 
-/// Parses `text.format`: the constraint, and the value that the response repeats.
+/// Parses `text.format`; returns the output constraint and the value that the response object repeats.
 fn format(fields: &mut RequestFields) -> Result<(Option<OutputConstraint>, Value), ApiError> {
     let plain = json!({"type": "text"});
     let Some(value) = fields.take("text") else { return Ok((None, plain)) };

@@ -28,10 +28,10 @@ use std::sync::Arc;
 use text::ChatTemplate;
 use types::{DetokenizeRequest, TokenizeInput, TokenizeRequest};
 
-/// Bytes per token id of a reply.
+/// Bytes per token id that are reserved for a reply.
 const ID_BYTES: u64 = size_of::<Token>() as u64;
 
-/// Tokenises text or messages.
+/// Handles `/tokenize`: returns the token ids of a text or a conversation.
 pub(crate) async fn tokenize(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -58,7 +58,7 @@ pub(crate) async fn tokenize(
     .await
 }
 
-/// Detokenises token ids.
+/// Handles `/detokenize`: returns the text of token ids.
 pub(crate) async fn detokenize(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -76,7 +76,8 @@ pub(crate) async fn detokenize(
     .await
 }
 
-/// Returns the tokenizer's configuration and the chat template in force, if `/tokenizer_info` is enabled.
+/// Handles `/tokenizer_info`, if enabled: returns the tokenizer's configuration and the chat template that is
+/// used.
 pub(crate) async fn info(State(app): State<Arc<AppState>>) -> Result<Response<Body>, ApiError> {
     if !app.options.tokenizer_info {
         return Err(unknown_route());
@@ -90,8 +91,8 @@ pub(crate) async fn info(State(app): State<Arc<AppState>>) -> Result<Response<Bo
     Ok(json_response(Value::Object(info).to_string()))
 }
 
-/// Handling common to tokenisation requests: limits, admission, the text pool, the reply. `work` gets the
-/// request's memory reservation, to hold it while its reply takes memory.
+/// Handles a request of either route: checks limits, admits it, runs `work` on the text pool and returns its
+/// reply. `work` gets the request's admission permit, which reserves memory until the reply is sent.
 pub(crate) async fn serve(
     app: Arc<AppState>,
     request: Request,
@@ -112,7 +113,7 @@ pub(crate) async fn serve(
         (Arc::clone(&app), HeaderFields::read(&parts.headers, &app.options.api_keys));
     let work = move || {
         let json = JsonValue::parse(&body)?;
-        drop(body); // Frees memory for the following work.
+        drop(body); // Frees the memory before the work that follows.
         let mut fields = RequestFields::of_body(json)?;
         let body = work(&app, &serving, &mut fields, permit)?;
         Ok((body, ignored_fields(&app, &fields)?))
@@ -124,12 +125,12 @@ pub(crate) async fn serve(
     Ok(response)
 }
 
-/// Validates the fields of a body of `/tokenize`.
+/// Validates the fields of a `/tokenize` request.
 pub(crate) fn check_tokenize(fields: &mut RequestFields) -> Result<(), ApiError> {
     TokenizeRequest::take(fields).map(|_| ())
 }
 
-/// Validates the fields of a body of `/detokenize`.
+/// Validates the fields of a `/detokenize` request.
 pub(crate) fn check_detokenize(
     fields: &mut RequestFields,
     bounds: &FieldBounds,

@@ -1,6 +1,7 @@
-//! Replies of the tokenisation routes, serialised piece by piece as the client reads them.
+//! Replies of `/tokenize` and `/detokenize`, which are serialised in pieces while the client reads them.
 //!
-//! Only token ids, of four bytes each, are kept until then: a complete reply would take ten times as much.
+//! Only the token ids, of four bytes each, are kept in memory: the complete text of a reply would take ten
+//! times as much.
 
 use crate::piece_body::PieceWriter;
 use crate::sse::escape;
@@ -10,7 +11,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use text::{DetokenizeOptions, Detokenizer, Tokenizer};
 
-/// List of the reply that is being written.
+/// Part of the `/tokenize` reply that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TokenizeReplyState {
     Head,
@@ -19,11 +20,12 @@ enum TokenizeReplyState {
     Done,
 }
 
-/// Writes `{"count", "max_model_len", "tokens", "token_strs"}`.
+/// Writes the `/tokenize` reply: `{"count", "max_model_len", "tokens", "token_strs"}`.
 pub(super) struct TokenizeReplyWriter {
     pub(super) ids: Vec<Token>,
     pub(super) max_model_len: u32,
-    /// Tokenizer for the vocabulary spelling of tokens, if requested.
+    /// Tokenizer that gives the vocabulary spelling of tokens (`token_strs`), if the request sets
+    /// `return_token_strs`.
     pub(super) token_strs_tokenizer: Option<Arc<Tokenizer>>,
     state: TokenizeReplyState,
 }
@@ -96,7 +98,7 @@ impl PieceWriter for TokenizeReplyWriter {
     }
 }
 
-/// Writes `{"prompt"}`: the text of the token ids.
+/// Writes the `/detokenize` reply: `{"prompt"}`, the text of the token ids.
 pub(super) struct DetokenizeReplyWriter {
     ids: std::vec::IntoIter<Token>,
     detokenizer: Detokenizer,

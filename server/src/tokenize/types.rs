@@ -1,4 +1,4 @@
-//! Parses and validates the fields of the tokenisation routes.
+//! Parses and validates the fields of `/tokenize` and `/detokenize` requests.
 
 use crate::api_error::ApiError;
 use crate::openai::chat::messages;
@@ -7,11 +7,11 @@ use crate::request_fields::{RequestFields, int_list};
 use protocol::Token;
 use text::ChatInput;
 
-/// Input to tokenise.
+/// Input of a `/tokenize` request.
 pub(super) enum TokenizeInput {
     /// Plain text.
     Text(String),
-    /// A conversation.
+    /// Conversation, which is rendered with the chat template.
     Chat(Box<ChatInput>),
 }
 
@@ -24,7 +24,7 @@ pub(super) struct TokenizeRequest {
 }
 
 impl TokenizeRequest {
-    /// Takes all fields.
+    /// Parses all fields of a `/tokenize` request.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         let model = fields.string("model", 512)?;
         let add_special_tokens = fields.bool("add_special_tokens")?;
@@ -46,7 +46,7 @@ pub(super) struct DetokenizeRequest {
 }
 
 impl DetokenizeRequest {
-    /// Takes all fields.
+    /// Parses all fields of a `/detokenize` request.
     pub(super) fn take(fields: &mut RequestFields, vocab_size: u32) -> Result<Self, ApiError> {
         let model = fields.string("model", 512)?;
         let Some(list) = fields.take("tokens") else {

@@ -1,4 +1,4 @@
-//! Parses a chat request and submits its generation.
+//! Parses a chat completion request and submits it to the engine.
 
 use super::generation_start::{StartedGeneration, start};
 use super::reply::ChatCompletionReply;

@@ -1,4 +1,4 @@
-//! Starts the generation of a validated conversation, for all chat endpoints.
+//! Submits a validated conversation to the engine, for all chat endpoints (OpenAI, Anthropic, Responses).
 
 use super::messages::last_assistant_text;
 use super::tools::RequestTools;
@@ -24,38 +24,40 @@ use text::{
     ToolCallIdFormat, ToolCallRules, ToolCallSyntax,
 };
 
-/// Number of bytes at the end of a prompt that determine whether the output starts inside reasoning.
+/// Number of bytes at the end of a prompt from which it is determined whether the output starts inside the
+/// reasoning.
 const PROMPT_TAIL_BYTES: usize = 64;
 
-/// Submitted generation of a conversation.
+/// Submitted request, with the values that its reply needs.
 pub(crate) struct StartedGeneration {
-    /// Choices of the request.
+    /// Choices of the request, which receive the generated tokens.
     pub generation: RequestGeneration,
     /// Model name to report in the reply.
     pub model: String,
     /// Request id reported to the client.
     pub request_id: String,
-    /// Request parameters that the reply needs.
+    /// Request parameters from which the reply is formatted.
     pub params: CompletionParams,
     /// Token ids of the prompt.
     pub prompt: Vec<Token>,
-    /// Last message, if the reply echoes it.
+    /// Text of the last assistant message if the reply echoes it, else empty.
     pub echo: String,
     /// Generator of tool call ids.
     pub tool_call_ids: ToolCallIds,
 }
 
-/// Rendered and tokenised conversation.
+/// Prompt of a conversation, rendered and tokenised.
 pub(crate) struct RenderedPrompt {
     /// Token ids of the prompt.
     pub ids: Vec<Token>,
-    /// Last bytes of the prompt's text.
+    /// Last bytes of the rendered prompt, which determine whether the output starts inside the reasoning.
     prompt_tail: String,
 }
 
 /// Renders, tokenises and submits a conversation.
 ///
-/// Errors: 400 for an invalid or unsupported request, 404 for an unknown model, 429 or 503 for overload.
+/// Errors: HTTP status 400 for an invalid or unsupported request, 404 for an unknown model, 429 or 503 for
+/// overload.
 pub(crate) fn start(
     app: &AppState,
     serving: &Arc<ServingContext>,
@@ -112,10 +114,10 @@ pub(crate) fn start(
     Ok(StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids })
 }
 
-/// Returns the output constraint: that of the request, or a grammar of tool calls; it starts after the
-/// reasoning, if there is any.
+/// Returns the output constraint: the one that the request sets, or a grammar that forces tool calls. It
+/// applies after the reasoning, if the output has any.
 ///
-/// Errors: 400 if a forced call is combined with another constraint, or without a tool-call parser.
+/// Errors: 400 if a forced tool call is combined with another constraint, or without a tool call parser.
 fn constraint(
     serving: &ServingContext,
     requested: Option<Arc<OutputConstraint>>,
@@ -150,7 +152,7 @@ fn constraint(
     Ok(if has_reasoning { constraint.map(after_reasoning) } else { constraint })
 }
 
-/// Returns the reasoning state at the start of the output, if there is a reasoning parser.
+/// Returns the reasoning state at the start of the output; `None` if there is no reasoning parser.
 fn reasoning_start(
     serving: &ServingContext,
     continued: Option<&str>,
@@ -165,7 +167,7 @@ fn reasoning_start(
 
 /// Renders and tokenises a conversation of any length; `field` is the field name in errors.
 ///
-/// Errors: 400 `no_chat_template`, or an error of the template.
+/// Errors: HTTP status 400 with reason `no_chat_template`, or an error of the template.
 pub(crate) fn render(
     serving: &ServingContext,
     input: ChatInput,
@@ -193,7 +195,7 @@ fn template(
     template.render(input).map_err(|error| text_error(&error, field))
 }
 
-/// Renders with the chat template of the request, if these are allowed.
+/// Renders the conversation with the chat template of the request, if such templates are allowed.
 fn render_request_template(
     serving: &ServingContext,
     template: String,

@@ -1,4 +1,4 @@
-//! Parses conversations: messages and other inputs of the chat template. Shared with `/tokenize`.
+//! Parses conversations: messages and the other inputs of the chat template. `/tokenize` uses this code too.
 
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
@@ -6,15 +6,15 @@ use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
 use text::{ChatInput, TEMPLATE_BYTES_MAX};
 
-/// Maximum number of messages of a conversation.
+/// Maximum number of messages in a conversation.
 pub(crate) const MESSAGES_MAX: usize = 4_096;
-/// Maximum number of content parts of a message.
+/// Maximum number of content parts in a message.
 pub(crate) const PARTS_MAX: usize = 4_096;
 const KWARGS_MAX: usize = 32;
 const KWARGS_BYTES_MAX: usize = 4_096;
 const DOCUMENTS_MAX: usize = 64;
 const CALLS_MAX: usize = 128;
-/// Template variables that the server sets; a request must not override them.
+/// Template variables that only the server sets; a request must not override them.
 const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
     "add_generation_prompt",
     "bos_token",
@@ -34,13 +34,13 @@ const RESERVED_TEMPLATE_VARIABLES: &[&str] = &[
     "tools",
     "unk_token",
 ];
-/// Types of text parts in OpenAI's APIs.
+/// Types of content parts with text, in OpenAI's APIs.
 pub(crate) const TEXT_PARTS: &[&str] = &["text", "input_text", "output_text"];
 const REASONING_EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// Takes `messages` and all other fields that shape the prompt.
+/// Parses `messages` and all other fields that are inputs of the chat template.
 ///
-/// Errors: 400 naming the field.
+/// Errors: HTTP status 400; the error names the invalid field.
 pub(crate) fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
     let template = fields.string("chat_template", TEMPLATE_BYTES_MAX)?;
     let continue_final_message = fields.bool("continue_final_message")?.unwrap_or(false);
@@ -60,7 +60,7 @@ pub(crate) fn take(fields: &mut RequestFields) -> Result<ChatInput, ApiError> {
     })
 }
 
-/// Returns the text of the last message if its role is assistant.
+/// Returns the text of the last message if it is an assistant message, else an empty text.
 pub(crate) fn last_assistant_text(messages: &Value) -> &str {
     let last = messages.as_array().and_then(|list| list.last());
     let last = last.filter(|message| message["role"] == "assistant");
@@ -73,7 +73,7 @@ fn messages(fields: &mut RequestFields) -> Result<Value, ApiError> {
     list.into_iter().enumerate().map(one_message).collect()
 }
 
-/// Takes the list of messages, unparsed.
+/// Returns the list in field `name` (the messages), whose entries are not parsed yet.
 pub(crate) fn list(fields: &mut RequestFields, name: &str) -> Result<Vec<JsonValue>, ApiError> {
     match fields.required(name)? {
         JsonValue::List(list) if (1..=MESSAGES_MAX).contains(&list.len()) => Ok(list),
@@ -103,13 +103,13 @@ fn message(path: String, value: JsonValue) -> Result<Value, ApiError> {
     let calls = calls(&mut fields, &role)?;
     let reasoning = fields.take_alias("reasoning_content", "reasoning")?;
     let content = content(&mut fields, &role)?;
-    // Further keys (name, tool_call_id, …) are passed to the template.
+    // Other keys of the message (`name`, `tool_call_id`, …) are passed to the template unchanged.
     let mut message: Map<String, Value> = fields.into_values();
     if let Some(calls) = calls {
         message.insert("tool_calls".to_owned(), calls);
     }
     if let Some(reasoning) = reasoning {
-        // Templates read `reasoning_content`.
+        // Chat templates expect reasoning in `reasoning_content`.
         message.insert("reasoning_content".to_owned(), reasoning.into_value());
     }
     message.insert("role".to_owned(), Value::String(role));
@@ -117,7 +117,8 @@ fn message(path: String, value: JsonValue) -> Result<Value, ApiError> {
     Ok(Value::Object(message))
 }
 
-/// Parses earlier tool calls of the assistant; arguments become objects, which templates expect.
+/// Parses the tool calls of an earlier assistant message. Their arguments become objects, which chat
+/// templates expect.
 fn calls(fields: &mut RequestFields, role: &str) -> Result<Option<Value>, ApiError> {
     let path = fields.path("tool_calls");
     let list = match fields.take("tool_calls") {
@@ -154,7 +155,7 @@ fn one_call(path: String, call: JsonValue) -> Result<Value, ApiError> {
     Ok(Value::Object(value))
 }
 
-/// Parses call arguments: a JSON object, usually given as text.
+/// Parses the arguments of a tool call: a JSON object, usually given as text.
 pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, ApiError> {
     let value = match value {
         None => return Ok(json!({})),
@@ -168,7 +169,7 @@ pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, A
     Err(ApiError::invalid(path, "must be a JSON object"))
 }
 
-/// Takes the text of a message; it may be missing for the assistant.
+/// Parses the content of a message; an assistant message may have none.
 pub(crate) fn content(fields: &mut RequestFields, role: &str) -> Result<Value, ApiError> {
     match fields.take("content") {
         None if role == "assistant" => Ok(json!("")),
@@ -177,7 +178,7 @@ pub(crate) fn content(fields: &mut RequestFields, role: &str) -> Result<Value, A
     }
 }
 
-/// Parses a string, or text parts joined by line breaks; `kinds` are the accepted part types.
+/// Parses a string, or text parts that are joined by line breaks; `kinds` are the accepted part types.
 pub(crate) fn text_of(path: &str, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
     match value {
         JsonValue::Str(text) => Ok(text),
@@ -227,7 +228,7 @@ fn documents(fields: &mut RequestFields) -> Result<Value, ApiError> {
     }
 }
 
-/// Takes the reasoning effort.
+/// Parses the reasoning effort in field `name`.
 pub(crate) fn effort(fields: &mut RequestFields, name: &str) -> Result<Option<String>, ApiError> {
     let path = fields.path(name);
     let effort = fields.string(name, 32)?;
@@ -238,7 +239,7 @@ pub(crate) fn effort(fields: &mut RequestFields, name: &str) -> Result<Option<St
     Ok(effort)
 }
 
-/// Takes the template variables: `reasoning_effort` and `chat_template_kwargs`.
+/// Parses the template variables of a request: `reasoning_effort` and `chat_template_kwargs`.
 pub(crate) fn kwargs(fields: &mut RequestFields) -> Result<Map<String, Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
     let mut kwargs = Map::new();

@@ -1,4 +1,4 @@
-//! POST `/v1/chat/completions`, and the parts shared with other conversation endpoints.
+//! POST `/v1/chat/completions`, and the code that other conversation endpoints share.
 
 mod convert;
 pub(crate) mod generation_start;
@@ -20,7 +20,7 @@ use reply::ChatCompletionReply;
 use std::sync::Arc;
 use types::ChatCompletionRequest;
 
-/// Reply fields that carry reasoning.
+/// Names of the reply fields that contain reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReasoningField {
     /// `reasoning` and `reasoning_content`.
@@ -33,7 +33,7 @@ pub enum ReasoningField {
 }
 
 impl ReasoningField {
-    /// Names of the fields.
+    /// Returns the field names.
     pub fn names(self) -> &'static [&'static str] {
         match self {
             Self::Both => &["reasoning", "reasoning_content"],
@@ -43,7 +43,7 @@ impl ReasoningField {
     }
 }
 
-/// Handles one chat completion request.
+/// Handles a chat completion request.
 pub async fn handle(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -51,9 +51,9 @@ pub async fn handle(
     endpoint::serve::<ChatCompletionReply>(app, request).await
 }
 
-/// Validates the fields of a body.
+/// Validates the fields of a chat completion request.
 ///
-/// Errors: 400 naming the field.
+/// Errors: HTTP status 400; the error names the invalid field.
 pub fn validate(
     fields: &mut RequestFields,
     bounds: &FieldBounds,

@@ -1,4 +1,4 @@
-//! Non-streamed replies of chat completions.
+//! Non-streaming replies of chat completions.
 
 use super::ReasoningField;
 use super::convert;
@@ -24,21 +24,21 @@ use std::io::Write as _;
 use std::mem;
 use std::sync::Arc;
 
-/// State of a reply apart from its tokens.
+/// What the reply to a chat completion request needs in addition to the generated tokens.
 pub(super) struct ChatCompletionReply {
     pub(super) head: ReplyHead,
     /// Format of tokens in log-probabilities.
     pub(super) tokens: TokenNames,
     pub(super) logprobs: bool,
     pub(super) prompt_logprobs: bool,
-    /// Last message of the assistant, if it is echoed.
+    /// Text of the last assistant message if the reply echoes it, else empty.
     pub(super) echo: String,
     /// Token ids of the prompt, if `return_token_ids` is set.
     pub(super) prompt_ids: Option<Vec<Token>>,
     pub(super) stream_options: StreamOptions,
     /// Generator of tool call ids.
     pub(super) tool_call_ids: ToolCallIds,
-    /// Reply fields that carry reasoning; `None` = reasoning is omitted.
+    /// Names of the reply fields that contain reasoning; `None` = reasoning is omitted from the reply.
     pub(super) reasoning: Option<ReasoningField>,
 }
 
@@ -115,7 +115,7 @@ impl ChatCompletionReply {
         reply.text.put_u8(b'}');
     }
 
-    /// Builds the `message` object. `content` is null if the output consists of reasoning or tool calls only.
+    /// Builds the `message` object. `content` is null if the output is only reasoning or tool calls.
     fn message(&self, message: AssistantMessage) -> Value {
         let AssistantMessage { reasoning, content, calls } = message;
         let content = self.echo.clone() + &content;
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Builds the expected choice as a JSON value.
+    /// Builds the choice that the reply must contain, as a JSON value.
     fn choice(reply: &ChatCompletionReply, index: usize, output: &CollectedChoice) -> Value {
         let logprobs = ChoiceLogprobs { output: &output.logprobs, ..ChoiceLogprobs::default() };
         let mut choice = json!({

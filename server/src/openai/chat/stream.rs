@@ -1,4 +1,4 @@
-//! Chunks of streamed chat completions.
+//! Chunks of streaming chat completions.
 
 use super::ReasoningField;
 use super::reply::ChatCompletionReply;
@@ -13,7 +13,7 @@ use serde_json::json;
 use std::io::Write;
 use text::OutputPiece;
 
-/// Writes the chunks of a stream.
+/// Writes the chunks of a streaming reply.
 pub(super) struct ChatChunkWriter {
     reply: ChatCompletionReply,
     frame: ChunkFrame,
@@ -25,7 +25,7 @@ impl ChatChunkWriter {
         Self { reply, frame }
     }
 
-    /// Writes the role chunk, once per choice, with the echoed message if there is one.
+    /// Writes the first chunk of a choice, which contains the role and the echoed message if there is one.
     fn write_role_chunk(
         &mut self,
         choice: u32,
@@ -45,8 +45,8 @@ impl ChatChunkWriter {
         self.frame.close(generation, out);
     }
 
-    /// Whether a piece is sent in a chunk. Chunks of a malformed call that have been sent cannot be
-    /// retracted.
+    /// Whether a piece of the output is sent in a chunk. For a malformed call nothing more is sent: its
+    /// earlier chunks cannot be retracted.
     fn is_streamed(&self, piece: &OutputPiece<'_>) -> bool {
         match piece {
             OutputPiece::Reasoning(_) => self.reply.reasoning.is_some(),
@@ -57,7 +57,7 @@ impl ChatChunkWriter {
         }
     }
 
-    /// Writes the members of `delta`.
+    /// Writes the members of a chunk's `delta` object for one piece of the output.
     fn write(&self, choice: u32, piece: OutputPiece<'_>, out: &mut BytesMut) {
         match piece {
             OutputPiece::Reasoning(text) => {
@@ -118,7 +118,7 @@ impl ChunkWriter for ChatChunkWriter {
         if !has_content && !ids && !with_logprobs {
             return;
         }
-        // Token ids and log-probabilities of all pieces are sent with the last piece.
+        // Token ids and log-probabilities of all pieces are sent in the chunk of the last piece.
         let mut piece = shown.next();
         while let (Some(earlier), Some(_)) = (piece, shown.peek()) {
             self.open(choice, out);

@@ -1,4 +1,4 @@
-//! Tools of a request: functions that may be called, and `tool_choice`.
+//! Parses the tools of a request: function definitions and `tool_choice`.
 
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
@@ -10,38 +10,38 @@ use text::ToolDefinition;
 const TOOLS_MAX: usize = 128;
 const NAME_MAX: usize = 64;
 
-/// Tool choice: whether the model calls tools, and which.
+/// Value of `tool_choice`: whether the model must, may or must not call tools.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum ToolChoice {
-    /// No tool calls; text that looks like a call is content.
+    /// The model must not call tools; text that looks like a tool call is content.
     None,
-    /// The model decides.
+    /// The model may call tools.
     #[default]
     Auto,
-    /// At least one call.
+    /// The model must call at least one tool.
     Required,
-    /// A call of this function.
+    /// The model must call this function.
     Named(String),
 }
 
 /// Validated tools of a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RequestTools {
-    /// Tool definitions for parsers and grammars.
+    /// Tool definitions, from which parsers and grammars are built.
     pub definitions: Arc<[ToolDefinition]>,
-    /// Tools as passed to the chat template; null without tools.
+    /// Tools in the form that is passed to the chat template; null if there are none.
     pub template_value: Value,
     /// `tool_choice` of the request.
     pub choice: ToolChoice,
-    /// Whether more than one call is allowed.
+    /// Whether an output may contain more than one call (`parallel_tool_calls`).
     pub parallel: bool,
 }
 
 impl RequestTools {
-    /// Takes `tools`, `tool_choice` and `parallel_tool_calls`; rejects the deprecated `functions` and
+    /// Parses `tools`, `tool_choice` and `parallel_tool_calls`; rejects the deprecated `functions` and
     /// `function_call`.
     ///
-    /// Errors: 400 naming the field.
+    /// Errors: HTTP status 400; the error names the invalid field.
     pub(crate) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
         for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
             match fields.take(old) {
@@ -62,7 +62,8 @@ impl RequestTools {
         Ok(tools)
     }
 
-    /// Checks that the tool choice is possible with these tools; `field` is its name in errors.
+    /// Checks that the tool choice is possible with these tools; `field` is the field name of the tool choice
+    /// in errors.
     pub(crate) fn check(&self, field: &str) -> Result<(), ApiError> {
         match &self.choice {
             ToolChoice::None | ToolChoice::Auto => Ok(()),
@@ -83,7 +84,7 @@ impl RequestTools {
         !self.definitions.is_empty() && self.choice != ToolChoice::None
     }
 
-    /// Returns the tools that a forced call may use.
+    /// Returns the tools that the model may call under this tool choice.
     pub(crate) fn callable(&self) -> impl Iterator<Item = &ToolDefinition> {
         let named = |tool: &&ToolDefinition| match &self.choice {
             ToolChoice::Named(name) => tool.name == *name,
@@ -92,8 +93,8 @@ impl RequestTools {
         self.definitions.iter().filter(named)
     }
 
-    /// Rejects schemas with the `x-guidance` key, which sets options of the grammar compiler: one of them
-    /// would widen the grammar.
+    /// Rejects tool schemas with the key `x-guidance`, which sets options of the grammar compiler; one of its
+    /// options would let outputs deviate from the schema.
     pub(crate) fn check_schemas(&self) -> Result<(), ApiError> {
         let has_guidance = |tool: &ToolDefinition| {
             let schema = &tool.parameters;
@@ -110,13 +111,13 @@ impl RequestTools {
         }
     }
 
-    /// Whether a call is required.
+    /// Whether the model must call a tool.
     pub(crate) fn must_call(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 }
 
-/// Takes the list `tools`, of at most `TOOLS_MAX` entries.
+/// Returns the list in field `tools`, which has at most `TOOLS_MAX` entries.
 pub(crate) fn list(fields: &mut RequestFields) -> Result<Vec<JsonValue>, ApiError> {
     let path = fields.path("tools");
     match fields.take("tools") {
@@ -130,7 +131,7 @@ pub(crate) fn list(fields: &mut RequestFields) -> Result<Vec<JsonValue>, ApiErro
     }
 }
 
-/// Rejects a tool name that is already in use.
+/// Rejects a tool whose name another tool of the request has.
 pub(crate) fn check_unique(
     tools: &[ToolDefinition],
     name: &str,
@@ -142,9 +143,9 @@ pub(crate) fn check_unique(
     Ok(())
 }
 
-/// Takes a function's name and the JSON schema of its arguments from field `schema`.
+/// Parses the definition of a function: its name, and the JSON schema of its arguments in field `schema`.
 ///
-/// Errors: 400 naming the field.
+/// Errors: HTTP status 400; the error names the invalid field.
 pub(crate) fn function(
     fields: &mut RequestFields,
     schema: &str,
@@ -167,7 +168,7 @@ pub(crate) fn function(
     Ok(ToolDefinition { name, parameters })
 }
 
-/// Formats a tool for chat templates.
+/// Formats a tool in the form that chat templates expect.
 pub(crate) fn template_tool(tool: &ToolDefinition, description: Option<String>) -> Value {
     let mut function = Map::new();
     function.insert("name".to_owned(), Value::from(tool.name.as_str()));
@@ -188,7 +189,7 @@ fn tools(fields: &mut RequestFields) -> Result<(Vec<ToolDefinition>, Value), Api
     let mut tools: Vec<ToolDefinition> = Vec::with_capacity(list.len());
     let mut values = Vec::with_capacity(list.len());
     for (index, item) in list.into_iter().enumerate() {
-        // Templates print tools exactly as sent.
+        // Templates print tools, so they get each tool exactly as the client sent it.
         values.push(item.clone().into_value());
         let path = fields.path(&format!("tools[{index}]"));
         let mut item = RequestFields::of(path, item)?;
@@ -235,7 +236,7 @@ fn choice(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
     named_function(&mut function)
 }
 
-/// Parses `none`, `auto` or `required`.
+/// Parses a tool choice given as a string: `none`, `auto` or `required`.
 pub(crate) fn choice_from_keyword(keyword: &str, path: String) -> Result<ToolChoice, ApiError> {
     match keyword {
         "none" => Ok(ToolChoice::None),
@@ -248,7 +249,7 @@ pub(crate) fn choice_from_keyword(keyword: &str, path: String) -> Result<ToolCho
     }
 }
 
-/// Parses the choice of the function given by `name`.
+/// Parses a tool choice given as an object with the `name` of a function.
 pub(crate) fn named_function(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
     let path = fields.path("name");
     let name = fields.string("name", NAME_MAX)?;

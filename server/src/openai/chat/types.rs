@@ -8,28 +8,29 @@ use crate::openai::thinking_budget;
 use crate::request_fields::RequestFields;
 use text::ChatInput;
 
-/// Validated chat completion request.
+/// Validated request of any chat endpoint.
 pub(crate) struct ChatCompletionRequest {
-    /// Parameters shared by all completions.
+    /// Parameters that chat and text completions share.
     pub params: CompletionParams,
-    /// Inputs of the chat template, without tools.
+    /// Inputs of the chat template, except for the tools.
     pub input: ChatInput,
-    /// Tools and tool choice.
+    /// Tool definitions and tool choice.
     pub tools: RequestTools,
-    /// Log-probabilities: `None` = none, else the number of top-k tokens in addition to the sampled token.
+    /// Number of top-k log-probabilities per output token, in addition to the sampled token's; `None` = no
+    /// log-probabilities.
     pub logprobs: Option<u32>,
-    /// Maximum number of reasoning tokens.
+    /// Thinking budget: maximum number of reasoning tokens.
     pub thinking: Option<thinking_budget::RequestedThinkingBudget>,
-    /// Whether the tokenizer adds special tokens such as BOS, if the model has them.
+    /// Whether the tokenizer adds special tokens such as BOS to the rendered prompt.
     pub add_special_tokens: bool,
-    /// Name of the field with the conversation, for errors.
+    /// Name of the field that contains the conversation, for error messages.
     pub prompt_field: &'static str,
 }
 
 impl ChatCompletionRequest {
-    /// Takes all fields.
+    /// Parses all fields of a chat completion request.
     ///
-    /// Errors: 400 naming the field.
+    /// Errors: HTTP status 400; the error names the invalid field.
     pub(super) fn take(
         fields: &mut RequestFields,
         bounds: &FieldBounds,

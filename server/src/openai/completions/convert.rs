@@ -1,4 +1,4 @@
-//! Tokenises and submits a validated text completion request.
+//! Parses and tokenises a text completion request and submits it to the engine.
 
 use super::reply::{CompletionReply, EchoedPrompt};
 use super::types::{CompletionPrompt, CompletionRequest};
@@ -15,13 +15,13 @@ use engine::AdmissionPermit;
 use protocol::Token;
 use std::sync::Arc;
 
-/// `max_tokens` of a request without that field.
+/// Default of `max_tokens` for text completions, as in OpenAI's API.
 const MAX_TOKENS_DEFAULT: u32 = 16;
 
-/// Field with the prompts.
+/// Name of the field that contains the prompts.
 const FIELD: &str = "prompt";
 
-/// Parses, validates, tokenises and submits a request.
+/// Parses, validates, tokenises and submits a text completion request.
 pub(super) fn prepare(
     app: &AppState,
     serving: &Arc<ServingContext>,
@@ -39,7 +39,7 @@ pub(super) fn prepare(
 
     let prompts = encode(serving, &request.prompts, request.add_special_tokens, params.truncate)?;
     let echoes = echoes(serving, &request.prompts, &prompts, &params);
-    // An echoed prompt has log-probabilities if the output has.
+    // If the prompt is echoed, it gets as many log-probabilities per token as the output.
     let echo_logprobs = request.logprobs.filter(|_| params.echo);
     let extra = EndpointParams {
         thinking: None,
@@ -65,7 +65,7 @@ pub(super) fn prepare(
     Ok(PreparedRequest { generation, reply, stream: params.stream, request_id, ignored })
 }
 
-/// Returns the token ids of each prompt, truncated if the request specifies it.
+/// Returns the token ids of each prompt, truncated if the request sets `truncate_prompt_tokens`.
 fn encode(
     serving: &ServingContext,
     prompts: &[CompletionPrompt],
@@ -87,7 +87,8 @@ fn encode(
     prompts.iter().map(ids).collect()
 }
 
-/// Returns the prompts to echo, if echo or prompt ids were requested.
+/// Returns text and token ids of each prompt if the reply contains them (`echo`, `return_token_ids`), else an
+/// empty list.
 fn echoes(
     serving: &ServingContext,
     prompts: &[CompletionPrompt],

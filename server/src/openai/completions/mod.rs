@@ -1,4 +1,4 @@
-//! POST `/v1/completions`.
+//! POST `/v1/completions`: text completions.
 
 mod convert;
 mod reply;
@@ -16,7 +16,7 @@ use reply::CompletionReply;
 use std::sync::Arc;
 use types::CompletionRequest;
 
-/// Handles one text completion request.
+/// Handles a text completion request.
 pub async fn handle(
     State(app): State<Arc<AppState>>,
     request: Request,
@@ -24,9 +24,9 @@ pub async fn handle(
     endpoint::serve::<CompletionReply>(app, request).await
 }
 
-/// Validates the fields of a body.
+/// Validates the fields of a text completion request.
 ///
-/// Errors: 400 naming the field.
+/// Errors: HTTP status 400; the error names the invalid field.
 pub fn validate(
     fields: &mut RequestFields,
     bounds: &FieldBounds,

@@ -1,4 +1,4 @@
-//! Replies of text completions, non-streamed and streamed.
+//! Replies of text completions, non-streaming and streaming.
 
 use super::convert;
 use crate::api_error::ApiError;
@@ -22,13 +22,13 @@ use serde_json::json;
 use std::io::Write;
 use std::sync::Arc;
 
-/// Prompt that the reply echoes.
+/// Text and token ids of a prompt that the reply repeats.
 pub(super) struct EchoedPrompt {
     pub(super) text: String,
     pub(super) ids: Arc<[Token]>,
 }
 
-/// State of a reply apart from its tokens.
+/// What the reply to a text completion request needs in addition to the generated tokens.
 pub(super) struct CompletionReply {
     pub(super) head: ReplyHead,
     /// Format of tokens in log-probabilities.
@@ -37,7 +37,7 @@ pub(super) struct CompletionReply {
     pub(super) prompt_logprobs: bool,
     pub(super) echo: bool,
     pub(super) return_token_ids: bool,
-    /// One entry per prompt, if the reply echoes prompts or their ids.
+    /// Text and token ids of each prompt, if the reply repeats either of them; else empty.
     pub(super) echoes: Vec<EchoedPrompt>,
     pub(super) n: usize,
     pub(super) stream_options: StreamOptions,
@@ -120,11 +120,11 @@ impl CompletionReply {
     }
 }
 
-/// Writes the chunks of a stream.
+/// Writes the chunks of a streaming text completion.
 pub(super) struct CompletionChunkWriter {
     reply: CompletionReply,
     frame: ChunkFrame,
-    /// Number of characters of the tokens listed so far in the log-probabilities of each choice.
+    /// `text_offset` of the next token of each choice: number of characters of its tokens listed so far.
     shown_chars: Vec<usize>,
 }
 
@@ -134,7 +134,7 @@ impl CompletionChunkWriter {
         Self { reply, frame, shown_chars: Vec::new() }
     }
 
-    /// Whether this is the first delta of a choice.
+    /// Whether the next delta is the first one of this choice.
     fn is_first_delta(&mut self, choice: usize) -> bool {
         if self.shown_chars.len() <= choice {
             self.shown_chars.resize(choice + 1, 0);
@@ -245,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Builds the expected choice as a JSON value.
+    /// Builds the choice that the reply must contain, as a JSON value.
     fn choice(reply: &CompletionReply, index: usize, output: &CollectedChoice) -> Value {
         let echo = reply.echoes.get(index / 2);
         let logprobs = ChoiceLogprobs {

@@ -8,12 +8,12 @@ use protocol::Token;
 
 const PROMPTS_MAX: usize = 256;
 
-/// One prompt.
+/// One prompt of a text completion request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CompletionPrompt {
     /// Text prompt.
     Text(String),
-    /// Token ids, all below the vocabulary size.
+    /// Token ids, all of them below the vocabulary size.
     Ids(Vec<Token>),
 }
 
@@ -27,9 +27,9 @@ pub(super) struct CompletionRequest {
 }
 
 impl CompletionRequest {
-    /// Takes all fields.
+    /// Parses all fields of a text completion request.
     ///
-    /// Errors: 400 naming the field.
+    /// Errors: HTTP status 400; the error names the invalid field.
     pub(super) fn take(
         fields: &mut RequestFields,
         bounds: &FieldBounds,
@@ -49,7 +49,7 @@ impl CompletionRequest {
     }
 }
 
-/// Parses `prompt`: a string, strings, token ids, or lists of token ids.
+/// Parses `prompt`: a string, a list of strings, a list of token ids, or a list of such lists.
 fn prompts(
     fields: &mut RequestFields,
     bounds: &FieldBounds,
