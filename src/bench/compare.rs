@@ -1,4 +1,4 @@
-//! `hadron bench compare`: compares two result files.
+//! `hadron bench compare`: compares the metrics of two benchmark result files.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::report;
 use crate::config::CompareArgs;
 
-/// Compared metrics, as JSON pointers into a level, and whether higher is better.
+/// Compared metrics: JSON pointer into the results of a level, and whether a higher value is better.
 const COMPARED_METRICS: &[(&str, bool)] = &[
     ("/output_tok_s", true),
     ("/total_tok_s", true),
@@ -24,10 +24,11 @@ const COMPARED_METRICS: &[(&str, bool)] = &[
     ("/time_us/p50", false),
 ];
 
-/// Keys that identify a level.
+/// Keys that identify a level, which is one set of parameters that a benchmark measured.
 const LEVEL_KEYS: &[&str] = &["concurrency", "running", "op", "tokens"];
 
-/// Prints every metric that both files contain.
+/// Prints every metric that both files contain, with its change. The exit code is 1 if `--fail-above` is
+/// exceeded.
 pub(super) fn run(args: &CompareArgs) -> Result<ExitCode> {
     let (before, after) = (read(&args.before)?, read(&args.after)?);
     if before["kind"] != after["kind"] {
@@ -58,7 +59,7 @@ struct MetricComparison {
     metric: &'static str,
     before: f64,
     after: f64,
-    /// Regression in percent; negative for an improvement.
+    /// Change in percent by which the metric is worse; negative if it has improved.
     worse_percent: f64,
 }
 

@@ -20,10 +20,10 @@ use crate::client::{ClientError, OpenAiClient};
 use crate::config::{LoadArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// Random stream of the arrival times.
+/// Random number stream from which the arrival times are drawn.
 const ARRIVAL_STREAM: u64 = u64::MAX - 1;
 
-/// Measures every concurrency level of `args` in turn.
+/// Measures every concurrency level of `args`, one after the other.
 pub(super) fn run(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     if args.concurrency.contains(&0) {
         bail!("--concurrency: at least 1");
@@ -65,7 +65,7 @@ async fn measure(args: &LoadArgs, environment: &ProcessEnvironment) -> Result<Ex
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Send time of each request relative to the start: a Poisson process.
+/// Returns the send time of each request of a Poisson process, relative to the start.
 fn arrival_times(seed: u64, rate: f64, count: usize) -> Vec<Duration> {
     let mut rng = SplitMix64::new(seed, ARRIVAL_STREAM);
     let mut at = 0.0;
@@ -77,7 +77,7 @@ fn arrival_times(seed: u64, rate: f64, count: usize) -> Vec<Duration> {
     (0..count).map(next_arrival).collect()
 }
 
-/// Load generator of one concurrency level.
+/// Load generator for one concurrency level.
 struct LoadGenerator<'a> {
     client: &'a Arc<OpenAiClient>,
     path: &'static str,
@@ -85,7 +85,7 @@ struct LoadGenerator<'a> {
 }
 
 impl LoadGenerator<'_> {
-    /// Sends every request body and waits for all responses.
+    /// Sends one request per body and waits for all responses. `arrivals`: send times for an open load.
     async fn run(
         &self,
         bodies: Vec<Bytes>,
@@ -131,7 +131,7 @@ impl LoadGenerator<'_> {
     }
 }
 
-/// Fields of a stream event that are read.
+/// Fields of a completion chunk that the load generator reads.
 #[derive(Deserialize)]
 struct StreamedChunk {
     #[serde(default)]
@@ -175,7 +175,7 @@ impl StreamedChoice {
     }
 }
 
-/// Sends one request and records the arrival times of its events.
+/// Sends one request and records the arrival times of its stream events.
 async fn send_request(
     client: &OpenAiClient,
     path: &str,

@@ -1,5 +1,5 @@
-//! `hadron bench`: generates load on a server, measures the scheduler and single ops, compares results, reads
-//! traces.
+//! `hadron bench`: benchmarks of a server, the scheduler and single ops, comparison of results, and summaries
+//! of traces.
 
 mod compare;
 mod load;
@@ -17,7 +17,7 @@ use anyhow::Result;
 
 use crate::config::{BenchCommand, ProcessEnvironment};
 
-/// Runs one benchmark.
+/// Runs one `bench` subcommand.
 pub fn run(command: BenchCommand, environment: &ProcessEnvironment) -> Result<ExitCode> {
     match command {
         BenchCommand::Serve(args) => load::run(&args, environment),

@@ -1,4 +1,4 @@
-//! `hadron bench ops`: measures each op of a model's layers on one device.
+//! `hadron bench ops`: measures each op of a model's layers on one device, and prints times and rates.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ use crate::config::{DeviceArg, DtypeArg, OpsArgs, ProcessEnvironment};
 use crate::hub::{self, HubFileSet};
 use crate::launcher::device_detection;
 
-/// Model whose shapes are measured if none is named.
+/// Model that provides the shapes if MODEL is not given.
 const DEFAULT_NAME: &str = "Qwen3-0.6B";
 const DEFAULT_CONFIG: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
@@ -25,7 +25,7 @@ const DEFAULT_CONFIG: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3
     "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 40960,
     "tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "bfloat16"}"#;
 
-/// Measurement of one op at one number of tokens.
+/// Results for one op at one number of tokens per launch.
 #[derive(Debug, Serialize)]
 struct OpLevel {
     op: &'static str,
@@ -33,15 +33,15 @@ struct OpLevel {
     shape: String,
     bytes: u64,
     flops: u64,
-    /// Memory bandwidth at the median time.
+    /// Memory bandwidth at the median time, in GB/s.
     gb_per_s: f64,
-    /// Throughput at the median time.
+    /// Arithmetic throughput at the median time, in GFLOP/s.
     gflop_per_s: f64,
     time_us: LatencySummary,
     fastest_us: f64,
 }
 
-/// Measures every op of `args` and prints a table.
+/// Measures the ops that `args` selects and prints a table.
 pub(super) fn run(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     check(args)?;
     let model = model(args, environment)?;
@@ -93,7 +93,7 @@ fn check(args: &OpsArgs) -> Result<()> {
     }
 }
 
-/// Model configuration whose shapes are measured.
+/// Returns the configuration of the model that provides the shapes.
 fn model(args: &OpsArgs, environment: &ProcessEnvironment) -> Result<ModelConfig> {
     let Some(name) = &args.model else {
         return Ok(ModelConfig::from_json(Path::new("config.json"), DEFAULT_CONFIG)?);

@@ -1,4 +1,4 @@
-//! Request bodies of a load, generated before the measurement starts.
+//! Generates the request bodies of a load before the measurement starts.
 
 use std::path::Path;
 
@@ -11,16 +11,17 @@ use super::rng::SplitMix64;
 use crate::config::{LoadArgs, LoadEndpoint, PromptKind};
 use text::Tokenizer;
 
-/// Smallest random token id; vocabularies keep special tokens and single bytes below it.
+/// Smallest random token id. Special tokens and single bytes usually have smaller ids.
 const RANDOM_ID_MIN: u32 = 100;
 
-/// Vocabulary size if the server reports none; smaller than that of any tokenizer in use.
+/// Vocabulary size if it is not known from flags, tokenizer or server: smaller than that of any tokenizer in
+/// use.
 const VOCAB_SIZE_FALLBACK: u32 = 500;
 
-/// Random stream of the prefix that all requests of all levels share.
+/// Random number stream from which the shared prefix of all requests of all levels is drawn.
 const SHARED_PREFIX_STREAM: u64 = u64::MAX;
 
-/// Generator of the prompts of one load.
+/// Generates the prompts and request bodies of one load.
 pub(super) struct PromptGenerator<'a> {
     args: &'a LoadArgs,
     model: String,
@@ -31,8 +32,8 @@ pub(super) struct PromptGenerator<'a> {
 }
 
 impl<'a> PromptGenerator<'a> {
-    /// Creates a generator. `card` is the server's model card; if it names a local folder, the vocabulary
-    /// size is read from there.
+    /// Creates a generator. `card` is the server's model card. If it contains the path of a local model
+    /// folder, the vocabulary size is read from this folder.
     pub(super) fn new(args: &'a LoadArgs, model: String, card: &Value) -> Result<Self> {
         if args.endpoint == LoadEndpoint::Chat && args.prompts == PromptKind::Ids {
             bail!("--endpoint chat takes text: add --prompts text");
@@ -60,7 +61,7 @@ impl<'a> PromptGenerator<'a> {
         Ok(Self { args, model, tokenizer, id_min, id_max, shared })
     }
 
-    /// Returns the path of the endpoint.
+    /// Returns the path of the API endpoint.
     pub(super) fn path(&self) -> &'static str {
         match self.args.endpoint {
             LoadEndpoint::Completions => "/v1/completions",
@@ -94,14 +95,15 @@ impl<'a> PromptGenerator<'a> {
         body.to_string().into()
     }
 
-    /// Returns a text of about as many tokens as `ids`; exactly as many if decoding and encoding are inverse.
+    /// Returns a text of about `ids.len()` tokens; the number is exact if decoding and encoding are inverse.
     fn text(&self, ids: &[Token]) -> String {
         let Some(tokenizer) = &self.tokenizer else {
             let words: Vec<String> = ids.iter().map(|id| format!("w{id}")).collect();
             return words.join(" ");
         };
         let mut text = tokenizer.decode(ids, true);
-        // Incomplete characters and new merges change the number of tokens; a few rounds correct it.
+        // Incomplete characters and new merges change the number of tokens, so it is corrected in up to eight
+        // rounds.
         for round in 0..8 {
             let Ok(mut encoded) = tokenizer.encode(&text, false) else { break };
             if encoded.len() == ids.len() {
@@ -116,7 +118,7 @@ impl<'a> PromptGenerator<'a> {
     }
 }
 
-/// Returns `vocab_size` of the model folder in the card, if the folder exists on this machine.
+/// Returns the vocabulary size from the model folder in the card, if this folder exists on this machine.
 fn vocab_size(card: &Value) -> Option<u32> {
     let path = Path::new(card["root"].as_str()?).join("config.json");
     let config: Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;

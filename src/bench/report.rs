@@ -1,4 +1,4 @@
-//! Result tables on stdout and result files.
+//! Output of benchmark results: tables on stdout, and JSON files.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -27,8 +27,8 @@ pub(super) fn print_table(headings: &[&str], rows: &[Vec<String>]) -> Result<()>
     Ok(())
 }
 
-/// Returns the content of a result file: the kind of benchmark, its settings, the version of the build, and
-/// the levels.
+/// Returns the content of a result file: the kind of benchmark, its settings, the version of `hadron`, and
+/// the results of all levels.
 pub(super) fn result<T: Serialize>(kind: &str, settings: &Value, levels: &[T]) -> Value {
     json!({
         "kind": kind,
@@ -38,7 +38,7 @@ pub(super) fn result<T: Serialize>(kind: &str, settings: &Value, levels: &[T]) -
     })
 }
 
-/// Writes a result file if `path` is given.
+/// Writes a result file, if `path` is given.
 pub(super) fn write(path: Option<&Path>, result: &Value) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let text = serde_json::to_string_pretty(result)? + "\n";

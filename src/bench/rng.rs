@@ -1,11 +1,11 @@
-//! Seeded random numbers (SplitMix64; Steele, Lea and Flood, 2014), so that a load is reproducible.
+//! Seeded random numbers (SplitMix64; Steele, Lea and Flood, 2014), which make a generated load reproducible.
 
-/// Random number generator of one stream.
+/// SplitMix64 random number generator for one seed and stream.
 #[derive(Debug, Clone)]
 pub(super) struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Creates the generator of a seed and a stream.
+    /// Creates the generator for a seed and a stream number; different streams give independent numbers.
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         let mut this = Self(seed ^ stream.wrapping_mul(0xd6e8_feb8_6659_fd93));
         this.next(); // Decorrelates neighbouring seeds.
@@ -26,9 +26,10 @@ impl SplitMix64 {
         low + ((u128::from(self.next()) * u128::from(width)) >> 64) as u32
     }
 
-    /// Returns an exponentially distributed number with mean 1: the gap of a Poisson process of rate 1.
+    /// Returns an exponentially distributed number with mean 1: the time between two arrivals of a Poisson
+    /// process of rate 1.
     pub(super) fn exponential(&mut self) -> f64 {
-        let uniform = (self.next() >> 11) as f64 / (1_u64 << 53) as f64; // [0, 1)
+        let uniform = (self.next() >> 11) as f64 / (1_u64 << 53) as f64; // In `[0, 1)`.
         -(1.0 - uniform).ln()
     }
 }

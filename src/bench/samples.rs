@@ -1,29 +1,29 @@
-//! Samples of streamed requests, and their summary per level.
+//! Measurements of streamed requests, and their summary per concurrency level.
 //!
-//! Definitions: TTFT is the time from sending a request to its first event with a choice, and E2E the time to
-//! its last such event; TPOT is `(last - first) / (tokens - 1)`; ITL is the gap between events; the output
-//! rate is the number of all output tokens over the time from the first request sent to the last event. A
-//! percentile p of n sorted values is the value at index `floor(p * n)`, at most the last.
+//! Definitions: TTFT is the time from sending a request to its first event with a choice; E2E is the time to
+//! its last such event; TPOT is `(last - first) / (tokens - 1)`; ITL is the time between two events. The
+//! output rate is the number of all output tokens divided by the time from the first request sent to the last
+//! event. Percentile p of n sorted values is the value at index `floor(p * n)`, at most the last one.
 
 use std::time::Instant;
 
 use serde::Serialize;
 
-/// Sample of one successful request.
+/// Measurements of one successful request.
 #[derive(Debug)]
 pub(super) struct RequestSample {
     pub(super) sent: Instant,
     pub(super) first: Instant,
     pub(super) last: Instant,
-    /// Output tokens from the usage field; without usage, the number of events.
+    /// Number of output tokens from the usage field of the response; without usage, the number of events.
     pub(super) output_tokens: u64,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
-    /// Times between events in seconds.
+    /// Times between successive events, in seconds.
     pub(super) gaps: Vec<f32>,
 }
 
-/// Summary of latencies in milliseconds.
+/// Mean, percentiles and maximum of latencies, in milliseconds.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct LatencySummary {
     pub(super) mean: f64,
@@ -33,7 +33,7 @@ pub(super) struct LatencySummary {
     pub(super) max: f64,
 }
 
-/// Results of one concurrency level.
+/// Results for one concurrency level.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct LoadLevelReport {
     pub(super) concurrency: usize,
@@ -55,7 +55,7 @@ pub(super) struct LoadLevelReport {
 }
 
 impl LatencySummary {
-    /// Summarises values in seconds, in any order; all zero if there are none.
+    /// Summarises latencies in seconds, given in any order; all results are zero if there are none.
     pub(super) fn from_seconds(mut seconds: Vec<f64>) -> Self {
         seconds.sort_unstable_by(f64::total_cmp);
         let n = seconds.len();
@@ -72,7 +72,7 @@ impl LatencySummary {
 }
 
 impl LoadLevelReport {
-    /// Summarises one level.
+    /// Summarises the requests of one concurrency level.
     pub(super) fn new(
         concurrency: usize,
         request_rate: Option<f64>,
@@ -89,7 +89,7 @@ impl LoadLevelReport {
         let duration_s = start.zip(end).map_or(0.0, |(start, end)| seconds(start, end));
         let per_s = |count: u64| if duration_s > 0.0 { count as f64 / duration_s } else { 0.0 };
         let (prompt_tokens, output_tokens) = (sum(&|s| s.prompt_tokens), sum(&|s| s.output_tokens));
-        // TPOT is undefined for a single token.
+        // TPOT is undefined for requests with a single output token.
         let multi_token = samples.iter().filter(|s| s.output_tokens > 1);
         let tpot = multi_token.map(|s| seconds(s.first, s.last) / (s.output_tokens - 1) as f64);
         Self {

@@ -1,6 +1,6 @@
 //! `hadron bench step`: measures plan, commit and apply of steps in which every request decodes, with a
-//! simulated device that returns outputs immediately. The time of `Scheduler::tick` is measured; building the
-//! output is not.
+//! simulated device that returns outputs immediately. Only `Scheduler::tick` is timed, not the construction
+//! of the outputs.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -20,10 +20,10 @@ use super::report;
 use super::samples::LatencySummary;
 use crate::config::StepArgs;
 
-/// Vocabulary size of prompts and outputs.
+/// Vocabulary size from which prompt and output tokens are taken.
 const VOCAB_SIZE: u32 = 32_000;
 
-/// Number of steps before the measurement.
+/// Number of decode steps that run before the measurement.
 const WARMUP_STEPS: u32 = 20;
 
 #[derive(Debug, Serialize)]
@@ -35,7 +35,7 @@ struct StepLevelReport {
     step_us: LatencySummary,
 }
 
-/// Measures every level of `args` in turn.
+/// Measures every number of running requests in `args`, one after the other.
 pub(super) fn run(args: &StepArgs) -> Result<ExitCode> {
     if args.running.contains(&0) || args.steps == 0 || args.input_len == 0 || args.block_size == 0 {
         bail!("--running, --steps, --input-len and --block-size: at least 1");
@@ -102,7 +102,8 @@ struct SchedulerStepBench {
 
 impl SchedulerStepBench {
     fn new(args: &StepArgs, running: u32) -> Result<Self> {
-        // Decode steps, prefill steps and a margin, so that every request runs longer than the measurement.
+        // The measured and warm-up decode steps, the prefill steps and a margin, so that no request finishes
+        // during the measurement.
         let prefill_steps = running * args.input_len.div_ceil(512) + 8;
         let max_tokens = args.steps + WARMUP_STEPS + prefill_steps;
         let length = args.input_len + max_tokens;
@@ -119,7 +120,7 @@ impl SchedulerStepBench {
         let scheduler =
             Scheduler::new(SchedulerConfig::new(limits, KvConfig::new(spec, blocks, [1, 2])))?;
         let submit = |index: u32| {
-            // Prompts differ at the first token, so no block is shared.
+            // Prompts differ at the first token, so requests share no blocks.
             let token = |at: u32| (index.wrapping_mul(7919) + at.wrapping_mul(31)) % VOCAB_SIZE;
             SchedulerEvent::Submit(Box::new(RequestSubmission {
                 id: RequestId(u64::from(index) + 1),
@@ -140,8 +141,7 @@ impl SchedulerStepBench {
         Ok(Self { scheduler, inbox, effects: Vec::new(), now_ms: 0 })
     }
 
-    /// Runs one step. Returns the number of its rows if all of them decode, else 0, and the duration of its
-    /// tick in seconds.
+    /// Runs one step. Returns the number of rows (0 if any row is prefill) and the seconds that `tick` took.
     fn step(&mut self) -> Result<(usize, f64)> {
         self.now_ms += 1;
         let start = Instant::now();
@@ -160,7 +160,7 @@ impl SchedulerStepBench {
     }
 }
 
-/// Returns a step output with one token for every row that samples.
+/// Returns a step output with one token for each row that samples.
 fn simulated_output(batch: &Batch) -> StepOutput {
     let row = |row: &protocol::BatchRow| RowOutput {
         sampled_tokens: row.samples.then_some(row.start % VOCAB_SIZE).into_iter().collect(),

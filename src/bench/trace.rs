@@ -1,9 +1,9 @@
-//! `hadron bench trace`: summarises a trace of `--profile`: step times, gaps between steps, and step time per
+//! `hadron bench trace`: summarises a trace of `--profile`: step times, gaps between steps, and the time per
 //! kernel family.
 //!
-//! Steps with timestamps per kernel launch are slower than other steps: they contribute the time per kernel
-//! family, and the other steps contribute step times and gaps. A gap counts if the step after it continues a
-//! running request: before a step of new requests only, the device waited for clients.
+//! Steps with a timestamp per kernel launch are slower than other steps. They give the time per kernel
+//! family; the other steps give step times and gaps. A gap is counted only if the step after it continues a
+//! running request: before a step with new requests only, the device may have waited for clients.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use serde::Deserialize;
 use super::report::print_table;
 use crate::config::TraceArgs;
 
-/// Prints the tables of one trace.
+/// Prints the summary tables of one trace file.
 pub(super) fn run(args: &TraceArgs) -> Result<ExitCode> {
     let classes = read(&args.file).with_context(|| args.file.display().to_string())?;
     if classes.is_empty() {
@@ -37,7 +37,7 @@ pub(super) fn run(args: &TraceArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Event of a trace file, one per line.
+/// An event of a trace file, which has one event per line.
 #[derive(Deserialize)]
 struct ChromeTraceEvent<'a> {
     #[serde(borrow, default)]
@@ -50,7 +50,7 @@ struct ChromeTraceEvent<'a> {
     args: TraceEventArgs<'a>,
 }
 
-/// Arguments of a trace event.
+/// Arguments of a trace event, as the executor writes them.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct TraceEventArgs<'a> {
@@ -65,7 +65,7 @@ struct TraceEventArgs<'a> {
     family: Cow<'a, str>,
 }
 
-/// Class of comparable steps.
+/// Class of steps with comparable times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum StepClass {
     /// Replays of the captured graph with this number of rows.
@@ -96,10 +96,10 @@ impl fmt::Display for StepClass {
     }
 }
 
-/// Totals over the steps of a class. Times are in microseconds.
+/// Totals over the steps of a class; times are in microseconds.
 #[derive(Debug, Default)]
 struct StepClassTotals {
-    /// Number of steps without launch timestamps.
+    /// Number of steps without launch timestamps. The fields up to `gap_steps_us` cover only these steps.
     steps: u32,
     rows: u64,
     tokens: u64,
@@ -111,16 +111,16 @@ struct StepClassTotals {
     timed_steps: KernelFamilyTotals,
 }
 
-/// Totals over the steps with launch timestamps.
+/// Totals over the steps with launch timestamps; times are in microseconds.
 #[derive(Debug, Default)]
 struct KernelFamilyTotals {
     steps: u32,
     us: f64,
-    /// Number of launches and time in microseconds per kernel family.
+    /// Number of launches, and their total time, per kernel family.
     families: BTreeMap<String, (u32, f64)>,
 }
 
-/// Step before a possible gap.
+/// The step before the current one, to compute the gap between the two.
 #[derive(Debug, Clone, Copy)]
 struct PreviousStep {
     step: u64,
@@ -135,7 +135,7 @@ fn read(path: &Path) -> Result<BTreeMap<StepClass, StepClassTotals>> {
         let line = line?;
         let text = line.trim_end().trim_end_matches(',');
         if !text.starts_with("{\"name\"") {
-            continue; // Start or end of the JSON document.
+            continue; // First or last lines of the JSON document.
         }
         let event: ChromeTraceEvent<'_> =
             serde_json::from_str(text).with_context(|| format!("line {n}"))?;
@@ -204,8 +204,8 @@ impl KernelFamilyTotals {
         family.1 += event.dur;
     }
 
-    /// Returns a row per kernel family in descending order of time, then a row for the remaining time and the
-    /// total.
+    /// Returns one table row per kernel family in descending order of time, then the time between launches
+    /// and the total.
     fn rows(&self) -> Vec<Vec<String>> {
         let steps = f64::from(self.steps.max(1));
         let row = |name: &str, launches: Option<u32>, us: f64| {
@@ -228,7 +228,7 @@ impl KernelFamilyTotals {
 mod tests {
     use super::*;
 
-    /// Returns a step event at `ts` with duration `dur` and arguments `args`.
+    /// Returns a step event in JSON at time `ts` with duration `dur` and arguments `args`.
     fn step(ts: u32, dur: u32, args: &str) -> String {
         format!(
             r#"{{"name":"step","cat":"step","ph":"X","ts":{ts}.000,"dur":{dur}.500,"args":{{{args}}}}}"#
@@ -240,12 +240,12 @@ mod tests {
         let one = r#""rows":1,"fresh":0,"tokens":1,"graph":1"#;
         let lines = [
             step(0, 99, r#""step":1,"rows":1,"fresh":1,"tokens":8,"graph":null"#),
-            step(200, 49, &format!(r#""step":2,{one}"#)), // 100.5 after the previous step.
-            step(260, 49, &format!(r#""step":3,{one}"#)), // 10.5
+            step(200, 49, &format!(r#""step":2,{one}"#)), // 100.5 µs after the previous step.
+            step(260, 49, &format!(r#""step":3,{one}"#)), // 10.5 µs after the previous step.
             step(320, 149, &format!(r#""step":4,{one},"marked":true"#)),
             r#"{"name":"gemm","cat":"kernel","ts":320.000,"dur":100.000,"args":{"family":"linear layers"}}"#.to_owned(),
             r#"{"name":"silu","cat":"kernel","ts":420.000,"dur":20.000,"args":{"family":"elementwise"}}"#.to_owned(),
-            step(500, 49, &format!(r#""step":5,{one}"#)), // After a step with launch timestamps.
+            step(500, 49, &format!(r#""step":5,{one}"#)), // Follows a step with launch timestamps.
             step(560, 49, &format!(r#""step":7,{one}"#)), // Step 6 is missing.
             step(900, 49, r#""step":8,"rows":1,"fresh":1,"tokens":1,"graph":1"#), // New requests only.
         ];

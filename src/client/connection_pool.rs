@@ -1,4 +1,4 @@
-//! Pool of idle connections, and bounded concurrency over a list of requests.
+//! Pool of idle HTTP connections, and a helper that runs requests with bounded concurrency.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -7,7 +7,7 @@ use futures::{StreamExt as _, stream};
 
 use crate::progress::ProgressReporter;
 
-/// Idle connections; the most recently used one is taken first.
+/// Idle connections to a server. The connection that was used last is reused first.
 #[derive(Debug)]
 pub struct IdleConnections<T>(Mutex<Vec<T>>);
 
@@ -18,12 +18,12 @@ impl<T> Default for IdleConnections<T> {
 }
 
 impl<T> IdleConnections<T> {
-    /// Takes a connection, if there is one.
+    /// Removes an idle connection from the pool, if there is one.
     pub(super) fn take(&self) -> Option<T> {
         self.0.lock().ok()?.pop()
     }
 
-    /// Returns a connection to the pool.
+    /// Adds an idle connection to the pool.
     pub(super) fn put(&self, connection: T) {
         if let Ok(mut idle) = self.0.lock() {
             idle.push(connection);
@@ -31,7 +31,8 @@ impl<T> IdleConnections<T> {
     }
 }
 
-/// Runs `work` for all items, at most `concurrency` at a time. Returns the results in the order of the items.
+/// Runs `work` for all items, for at most `concurrency` items at a time. Returns the results in the order of
+/// the items.
 pub async fn run_limited<I, T, F>(
     items: Vec<I>,
     concurrency: usize,

@@ -1,5 +1,5 @@
-//! Client for OpenAI-compatible servers, used by `bench` and `eval`: HTTP/1.1 with keep-alive connections,
-//! JSON replies and server-sent events. Supports plain TCP only.
+//! HTTP client for OpenAI-compatible servers, used by `bench`, `eval` and `events`: HTTP/1.1 over plain TCP
+//! with keep-alive connections, JSON replies and server-sent events.
 
 mod connection_pool;
 mod sse;
@@ -23,10 +23,10 @@ pub use sse::{SseEvent, SseEventStream};
 
 use crate::config::{ClientArgs, ProcessEnvironment};
 
-/// Maximum bytes of a reply that is not a stream.
+/// Maximum bytes of a JSON reply.
 const REPLY_BYTES_MAX: usize = 256 << 20;
 
-/// Error of a request.
+/// Reason why a request failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ClientError {
     /// The URL is invalid or not supported.
@@ -40,23 +40,23 @@ pub enum ClientError {
     Status {
         /// HTTP status.
         status: u16,
-        /// Error message, or the start of the body.
+        /// Error message of the reply, or the start of its body.
         message: String,
     },
-    /// No data arrived for this duration.
+    /// No data arrived from the server for this time.
     #[error("no progress for {0:?}")]
     Timeout(Duration),
-    /// The response does not conform to the API.
+    /// The reply does not conform to the OpenAI API.
     #[error("unexpected reply: {0}")]
     Reply(String),
 }
 
-/// Client of one server.
+/// HTTP client for one server, with a pool of idle connections.
 #[derive(Debug)]
 pub struct OpenAiClient {
-    /// `host:port`.
+    /// Host and port of the server, `host:port`.
     authority: String,
-    /// Path before `/v1`, usually empty.
+    /// Path of the base URL before `/v1`; usually empty.
     prefix: String,
     authorization: Option<String>,
     timeout: Duration,
@@ -64,7 +64,7 @@ pub struct OpenAiClient {
 }
 
 impl OpenAiClient {
-    /// Creates a client for `base_url` with the API key and timeout of `args`.
+    /// Creates a client for the server at `base_url`, with the API key and the timeout of `args`.
     pub fn new(
         base_url: &str,
         args: &ClientArgs,
@@ -91,7 +91,7 @@ impl OpenAiClient {
         })
     }
 
-    /// Returns the model to request: `name`, or the first served model.
+    /// Returns the model name to request: `name`, or the first model that the server lists.
     pub async fn model(&self, name: Option<&str>) -> Result<String, ClientError> {
         if let Some(name) = name {
             return Ok(name.to_owned());
@@ -191,7 +191,8 @@ impl OpenAiClient {
         }
     }
 
-    /// Sends a request on an idle connection, or on a new one if none is idle or the idle one is stale.
+    /// Sends a request on an idle connection, or on a new one if none is idle or the server has closed the
+    /// idle one.
     async fn send(
         &self,
         request: Request<Full<Bytes>>,
@@ -228,7 +229,7 @@ impl OpenAiClient {
         stream.set_nodelay(true).map_err(|e| failed(&e))?;
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (sender, connection) = handshake.map_err(|e| failed(&e))?;
-        // The task ends with the connection; the sender reports its error.
+        // The task ends when the connection ends. Users of `sender` get its error.
         tokio::spawn(async move {
             let _reported = connection.await;
         });

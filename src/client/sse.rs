@@ -1,4 +1,4 @@
-//! Server-sent events of one reply, with their arrival times.
+//! Stream of the server-sent events of one reply, with their arrival times.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,19 @@ use hyper::client::conn::http1::SendRequest;
 
 use super::{ClientError, IdleConnections};
 
-/// Maximum bytes of an event.
+/// Maximum bytes of a server-sent event.
 const SSE_EVENT_BYTES_MAX: usize = 16 << 20;
 
-/// Content of one `data:` line.
+/// A server-sent event: one `data:` line.
 #[derive(Debug)]
 pub struct SseEvent<'a> {
-    /// Arrival time of its last byte.
+    /// Arrival time of the last byte of the event.
     pub at: Instant,
-    /// Content without `data:`.
+    /// Content of the line without the prefix `data:`.
     pub data: &'a [u8],
 }
 
-/// Stream of the events of one reply. The connection is reused after the end of the reply.
+/// Stream of the server-sent events of one reply. At the end of the reply, its connection becomes idle.
 #[derive(Debug)]
 pub struct SseEventStream<'a> {
     body: Incoming,
@@ -29,8 +29,9 @@ pub struct SseEventStream<'a> {
     idle: &'a IdleConnections<SendRequest<Full<Bytes>>>,
     timeout: Duration,
     buffer: Vec<u8>,
-    /// `buffer[..read]` is consumed; `buffer[read..searched]` contains no line end.
+    /// Number of bytes of `buffer` that have been consumed.
     read: usize,
+    /// Number of bytes of `buffer` that have been searched: `buffer[read..searched]` contains no line end.
     searched: usize,
     arrived: Instant,
 }
@@ -54,7 +55,7 @@ impl<'a> SseEventStream<'a> {
         }
     }
 
-    /// Returns the next event; `None` after the end of the reply. Comments are skipped.
+    /// Returns the next event; `None` after the end of the reply. SSE comment lines are skipped.
     pub async fn next(&mut self) -> Result<Option<SseEvent<'_>>, ClientError> {
         loop {
             while let Some((from, to)) = self.line() {
@@ -71,7 +72,7 @@ impl<'a> SseEventStream<'a> {
         }
     }
 
-    /// Returns the range of the next complete line in the buffer, without its line end.
+    /// Returns the byte range of the next complete line in the buffer, without its line end.
     fn line(&mut self) -> Option<(usize, usize)> {
         let end = self.buffer[self.searched..].iter().position(|&b| b == b'\n');
         let Some(end) = end.map(|at| self.searched + at) else {
@@ -84,7 +85,7 @@ impl<'a> SseEventStream<'a> {
         Some((from, to))
     }
 
-    /// Reads more of the body. Returns false at the end of the reply.
+    /// Reads more of the reply into the buffer. Returns false at the end of the reply.
     async fn fill(&mut self) -> Result<bool, ClientError> {
         self.buffer.drain(..self.read);
         self.searched -= self.read;

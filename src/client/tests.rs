@@ -1,4 +1,4 @@
-//! Tests of replies split at every byte, error responses and stale connections.
+//! Tests of the HTTP client: replies that are split at every byte, error responses and stale connections.
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::net::TcpListener;
@@ -18,8 +18,8 @@ struct ClientTestArgs {
 }
 
 /// Starts a server that replies to every request with `parts`, written one by one. With `stale`, it closes
-/// each connection after the first reply without a `Connection: close` header. Returns its URL and its
-/// connection counter.
+/// each connection after the first reply, without a `Connection: close` header. Returns its URL and the
+/// number of accepted connections.
 fn server(parts: Vec<Vec<u8>>, stale: bool) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/v1/", listener.local_addr().unwrap());

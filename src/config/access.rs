@@ -1,4 +1,4 @@
-//! Access flags: API keys, the admin listener, and CORS.
+//! Flags for access control: API keys, the admin listener, and CORS.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use super::{CommandLineError, ProcessEnvironment, rejected};
 /// Flags with secret values, which are never shown.
 pub(super) const SECRET_FLAGS: &[&str] = &["api-key", "admin-key"];
 
-/// Access control of the server.
+/// Flags for API keys, the admin listener and CORS.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Access")]
 pub struct AccessArgs {
@@ -44,11 +44,11 @@ pub struct AccessArgs {
     pub allow_credentials: bool,
 }
 
-/// List of strings from one argument.
+/// List of strings that a flag takes as one argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StringListArg(pub Vec<String>);
 
-/// Parses `["a", "b"]`, or a bare word as a list with one element.
+/// Parses a JSON list such as `["a", "b"]`, or a word without brackets as a list with one element.
 fn json_strings(text: &str) -> Result<StringListArg, String> {
     if !text.trim_start().starts_with('[') {
         return Ok(StringListArg(vec![text.to_owned()]));
@@ -59,9 +59,9 @@ fn json_strings(text: &str) -> Result<StringListArg, String> {
 }
 
 impl AccessArgs {
-    /// Returns the client keys from flags and from the key file.
+    /// Returns the API keys of clients, from the flags and from the key file.
     ///
-    /// Errors: the file cannot be read or contains no key; a client key equals an admin key.
+    /// Errors: the key file cannot be read or contains no key; a client key equals an admin key.
     pub fn client_keys(&self) -> Result<Vec<String>, CommandLineError> {
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
@@ -73,7 +73,7 @@ impl AccessArgs {
         Ok(keys)
     }
 
-    /// Uses the key of the environment if no key is given, and rejects invalid combinations.
+    /// If no API key is given, uses the key from the environment. Rejects invalid combinations of flags.
     pub(super) fn check(
         &mut self,
         environment: &ProcessEnvironment,
@@ -81,7 +81,7 @@ impl AccessArgs {
         if self.api_key.is_empty() && self.api_key_file.is_none() {
             self.api_key.extend(environment.api_key.clone());
         }
-        // Trim keys as the header parser does.
+        // Keys are trimmed because the HTTP header parser trims the keys of requests.
         for key in self.api_key.iter_mut().chain(&mut self.admin_key) {
             *key = key.trim().to_owned();
         }

@@ -1,8 +1,8 @@
 //! Rewrites a command line into the spelling that clap expects.
 //!
-//! `--max_num_seqs` becomes `--max-num-seqs`, `--no-X` becomes `--X=false` for a boolean, `-tp 2` becomes
-//! `--tensor-parallel-size 2`, flags of other engines are removed or rejected, and the flags of `--config
-//! FILE.toml` are inserted before those on the command line, unless they are on the command line as well.
+//! `--max_num_seqs` becomes `--max-num-seqs`, `--no-X` becomes `--X=false` for a boolean flag X, and `-tp 2`
+//! becomes `--tensor-parallel-size 2`. Flags of other engines are removed or rejected. Flags of `--config
+//! FILE.toml` that the command line does not set are inserted before those of the command line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -13,15 +13,15 @@ use clap::Command;
 use super::compat_flags::{INERT_FLAGS, is_no_op_value, unsupported_reason};
 use super::{CommandLineError, file, rejected};
 
-/// Rewritten command line for clap.
+/// Command line in the spelling of clap, and notes about removed flags.
 pub(super) struct RewrittenArgv {
     pub(super) argv: Vec<String>,
     pub(super) notes: Vec<String>,
-    /// Whether `--served-model-name` was given in the form that takes all arguments after it.
+    /// Whether `--served-model-name` was given without `=`. In this form it consumes all arguments after it.
     pub(super) served_names_variadic: bool,
 }
 
-/// Short names with several letters, which clap does not support.
+/// Spellings that clap does not support, such as short names with several letters, and their replacements.
 const REWRITES: &[(&str, &str)] = &[
     ("-tp", "--tensor-parallel-size"),
     ("-dp", "--data-parallel-size"),
@@ -49,13 +49,14 @@ const REWRITES: &[(&str, &str)] = &[
     ("-O", "--optimization-level"),
 ];
 
-/// Switches that set another flag: the switch, and its replacements if it is on and if it is off.
+/// Switches of other engines that set a flag of Hadron: name of the switch, its replacement if it is on, and
+/// its replacement if it is off.
 const SWITCH_REWRITES: &[(&str, &str, &str)] = &[
     ("disable-radix-cache", "--enable-prefix-caching=false", "--enable-prefix-caching=true"),
     ("load-dummy", "--load-format=synth", "--load-format=auto"),
 ];
 
-/// Rewrites `argv`; its first word is the program.
+/// Rewrites `argv`, of which the first word is the program name.
 pub(super) fn normalise(
     command: &Command,
     argv: Vec<OsString>,
@@ -64,8 +65,8 @@ pub(super) fn normalise(
     let mut argv = argv.map_err(|word| {
         CommandLineError::Usage(format!("error: {} is not valid UTF-8\n", word.to_string_lossy()))
     })?;
-    // `launch` is equivalent to `serve`: all nodes may use one command line, and environment variables
-    // differ.
+    // `launch` is equivalent to `serve`, so that all nodes can use the same command line and differ by
+    // environment variables only.
     if let Some(word) = argv.get_mut(1).filter(|word| *word == "launch") {
         "serve".clone_into(word);
     }
@@ -93,10 +94,11 @@ pub(super) fn normalise(
     Ok(RewrittenArgv { argv: words, notes, served_names_variadic })
 }
 
-/// Flags of `serve` by spelling.
+/// Names of the flags of `serve`.
 struct FlagTable {
-    /// Maps long names and aliases to the long name of the flag.
+    /// Long name of a flag for each of its names and aliases.
     names: BTreeMap<String, String>,
+    /// Long names of the boolean flags.
     booleans: BTreeSet<String>,
 }
 
@@ -117,7 +119,7 @@ impl FlagTable {
         Self { names, booleans }
     }
 
-    /// Rewrites `words`. Adds a note for each flag without effect.
+    /// Rewrites `words`. Adds a note for each flag that has no effect.
     fn rewrite(
         &self,
         words: &[String],
@@ -168,7 +170,7 @@ impl FlagTable {
                 }
                 return rejected(format!("--{name} is not supported: {reason}"));
             }
-            // An unsupported feature may be switched off.
+            // A flag that disables an unsupported feature (`--no-X`, `--X=false`) is accepted.
             if let Some(reason) = unsupported_reason(positive_name) {
                 notes.push(format!("--{name} has no effect: {reason}"));
                 continue;
@@ -178,7 +180,7 @@ impl FlagTable {
         Ok(out)
     }
 
-    /// Rewrites `--no-X` as `--X=false` for a boolean X.
+    /// Rewrites `--no-X` as `--X=false` if X is a boolean flag.
     fn rewrite_negation(&self, word: &str) -> String {
         let long_name = word.strip_prefix("--no-").and_then(|name| self.names.get(name));
         match long_name.filter(|name| self.booleans.contains(*name)) {
@@ -187,15 +189,15 @@ impl FlagTable {
         }
     }
 
-    /// Returns the long name of the flag in a word.
+    /// Returns the long name of the flag that a word sets, if it sets one.
     fn flag_name(&self, word: &str) -> Option<&str> {
         let name = word.strip_prefix("--")?;
         let name = name.split_once('=').map_or(name, |(name, _)| name);
         self.names.get(name).map(String::as_str)
     }
 
-    /// Removes the flags that are also on the command line from the words of a file. Each word is
-    /// `--name=value`.
+    /// Returns the words of a configuration file without the flags that are also on the command line. Each
+    /// word has the form `--name=value`.
     fn without_overridden(
         &self,
         file_words: Vec<String>,
@@ -220,7 +222,7 @@ impl FlagTable {
     }
 }
 
-/// Converts the name to kebab case, keeps the value, and applies the rewrites.
+/// Converts the name in a word to kebab case, keeps the value, and applies `REWRITES` and `SWITCH_REWRITES`.
 fn canonical_spelling(word: &str) -> String {
     let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
     let name = if name.starts_with("--") { name.replace('_', "-") } else { name.to_owned() };
@@ -239,7 +241,7 @@ fn canonical_spelling(word: &str) -> String {
     }
 }
 
-/// Returns the replacement of a switch of `SWITCH_REWRITES`.
+/// Returns the replacement for a switch in `SWITCH_REWRITES`.
 fn switch_rewrite(name: &str, value: Option<&str>) -> Option<&'static str> {
     let name = name.strip_prefix("--")?;
     let positive_name = name.strip_prefix("no-").unwrap_or(name);
@@ -251,7 +253,7 @@ fn switch_rewrite(name: &str, value: Option<&str>) -> Option<&'static str> {
     }
 }
 
-/// Returns the last value of a flag.
+/// Returns the last value that a command line gives for a flag.
 fn value_of(words: &[String], name: &str) -> Option<String> {
     let mut found = None;
     for (index, word) in words.iter().enumerate() {

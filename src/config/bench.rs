@@ -9,7 +9,7 @@ use protocol::DeviceLibraries;
 use super::engine::{DEVICE_LIBRARIES_SYNTAX, parse_device_libraries};
 use super::{ClientArgs, DeviceArg, DtypeArg};
 
-/// Benchmark to run.
+/// Benchmark that `hadron bench` runs.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchCommand {
     /// Load test of an OpenAI-compatible server: latencies, throughput
@@ -24,10 +24,10 @@ pub enum BenchCommand {
     Trace(TraceArgs),
 }
 
-/// `hadron bench serve`.
+/// Arguments of `hadron bench serve`.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// Server options.
+    /// Server to connect to.
     #[command(flatten)]
     pub client: ClientArgs,
     /// API endpoint of the requests
@@ -78,7 +78,7 @@ pub struct LoadArgs {
     pub output: Option<PathBuf>,
 }
 
-/// API endpoint of a load.
+/// API endpoint that a load uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadEndpoint {
     /// /v1/completions
@@ -87,7 +87,7 @@ pub enum LoadEndpoint {
     Chat,
 }
 
-/// Content of prompts.
+/// Kind of prompts that a load generates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PromptKind {
     /// Token ids
@@ -96,7 +96,7 @@ pub enum PromptKind {
     Text,
 }
 
-/// `hadron bench step`.
+/// Arguments of `hadron bench step`.
 #[derive(Debug, Clone, Args)]
 pub struct StepArgs {
     /// Running requests, one run per value
@@ -117,7 +117,7 @@ pub struct StepArgs {
     pub output: Option<PathBuf>,
 }
 
-/// `hadron bench ops`.
+/// Arguments of `hadron bench ops`.
 #[derive(Debug, Clone, Args)]
 pub struct OpsArgs {
     /// Model folder or hub id that provides the shapes; weights are not read [default: Qwen3-0.6B]
@@ -159,7 +159,7 @@ pub struct OpsArgs {
     pub output: Option<PathBuf>,
 }
 
-/// `hadron bench compare`.
+/// Arguments of `hadron bench compare`.
 #[derive(Debug, Clone, Args)]
 pub struct CompareArgs {
     /// Baseline results
@@ -171,7 +171,7 @@ pub struct CompareArgs {
     pub fail_above: Option<f64>,
 }
 
-/// `hadron bench trace`.
+/// Arguments of `hadron bench trace`.
 #[derive(Debug, Clone, Args)]
 pub struct TraceArgs {
     /// Trace file written by hadron serve --profile DIR

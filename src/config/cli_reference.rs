@@ -1,4 +1,4 @@
-//! Generator of `docs/cli.md` from the flag table, so that the page matches the flags.
+//! Generates `docs/cli.md` from the clap structs, so that the page matches the flags.
 
 use std::fmt::Write as _;
 
@@ -7,12 +7,12 @@ use clap::{Arg, Command, CommandFactory as _};
 use super::CliArgs;
 use super::compat_flags::{INERT_FLAGS, NO_OP_VALUES, UNSUPPORTED_FLAGS};
 
-/// Returns the path of the committed page, relative to the repository root.
+/// Returns the path of `docs/cli.md` relative to the repository root.
 pub fn reference_path() -> &'static str {
     "docs/cli.md"
 }
 
-/// Returns the content of the page.
+/// Returns the text of `docs/cli.md`.
 pub fn reference() -> String {
     let mut out = String::from(
         "# Command line\n\nTL;DR: `hadron serve MODEL` serves a model folder or a hub id on \

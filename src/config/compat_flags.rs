@@ -1,20 +1,20 @@
-//! Flags of vLLM, SGLang and ATOM that are not supported: flags without effect, and flags that are rejected
-//! with a reason. Names are in kebab case without leading dashes.
+//! Flags of vLLM, SGLang and ATOM without an equivalent in Hadron. Some are accepted without effect, the
+//! others are rejected with a reason. Names are in kebab case without leading dashes.
 
-/// Flag that is accepted without effect and noted in the log.
+/// Flag that is accepted without effect; the log notes it.
 pub(super) struct InertFlag {
     pub(super) name: &'static str,
-    /// Values of the flag.
+    /// Values that the flag accepts.
     value: InertFlagValue,
     /// Reason why the flag has no effect.
     pub(super) reason: &'static str,
 }
 
-/// Values of an inert flag.
+/// Values that a flag without effect accepts.
 enum InertFlagValue {
     Nothing,
     Anything,
-    /// Values without effect; other values are rejected.
+    /// Only these values have no effect; other values are rejected.
     OneOf(&'static [&'static str]),
 }
 
@@ -27,7 +27,7 @@ impl InertFlag {
         !matches!(self.value, InertFlagValue::Nothing)
     }
 
-    /// Whether the flag has no effect with this value.
+    /// Whether the flag is accepted without effect with this value.
     pub(super) fn is_inert_with(&self, value: &str) -> bool {
         match self.value {
             InertFlagValue::Nothing | InertFlagValue::Anything => true,
@@ -36,7 +36,7 @@ impl InertFlag {
     }
 }
 
-/// Flags accepted for compatibility.
+/// Flags that are accepted without effect, for compatibility.
 pub(super) const INERT_FLAGS: &[InertFlag] = &[
     inert_flag(
         "trust-remote-code",
@@ -79,11 +79,11 @@ pub(super) const INERT_FLAGS: &[InertFlag] = &[
     inert_flag("use-tqdm-on-load", InertFlagValue::Nothing, "progress is shown on terminals"),
 ];
 
-/// Flags of a feature that this release does not have.
+/// Flags of an unsupported feature, which are rejected.
 pub(super) struct UnsupportedFlags {
     /// Reason why the flags are rejected.
     pub(super) reason: &'static str,
-    /// Names, separated by spaces.
+    /// Names of the flags, separated by spaces.
     names: &'static str,
 }
 
@@ -93,13 +93,14 @@ impl UnsupportedFlags {
     }
 }
 
-/// Returns the reason why a flag is rejected, if it is.
+/// Returns the reason why a flag is rejected; `None` = the flag is not rejected.
 pub(super) fn unsupported_reason(name: &str) -> Option<&'static str> {
     let entry = UNSUPPORTED_FLAGS.iter().find(|entry| entry.names().any(|flag| flag == name));
     entry.map(|entry| entry.reason)
 }
 
-/// Values of unsupported flags that request the built-in behaviour: manifests often spell out defaults.
+/// Values of unsupported flags that are accepted, because they request the built-in behaviour. Deployment
+/// manifests often set flags to their defaults.
 pub(super) const NO_OP_VALUES: &[(&str, &[&str])] = &[
     ("pipeline-parallel-size", &["1"]),
     ("decode-context-parallel-size", &["1"]),
@@ -136,7 +137,7 @@ const fn unsupported(reason: &'static str, names: &'static str) -> UnsupportedFl
     UnsupportedFlags { reason, names }
 }
 
-/// Unsupported flags with the reason of their rejection.
+/// Unsupported flags, with the reason why they are rejected.
 pub(super) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
     unsupported(
         "weights keep the quantisation of the checkpoint",

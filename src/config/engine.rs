@@ -9,7 +9,7 @@ use protocol::DeviceLibraries;
 use super::units::{ByteSize, DurationArg, tokens};
 use super::{CommandLineError, DtypeArg, rejected};
 
-/// Execution and scheduling of the model.
+/// Flags of the device, the KV cache, the scheduler and the executors.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
@@ -121,7 +121,7 @@ pub struct EngineArgs {
     pub seed: u64,
 }
 
-/// Number of executors and their parallelism.
+/// Flags for the number of replicas and ranks, and for the placement of experts.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Parallelism")]
 pub struct ParallelArgs {
@@ -159,7 +159,7 @@ pub struct ParallelArgs {
     pub dp_load_balance: LoadBalancePolicy,
 }
 
-/// Device backend.
+/// Device that the executors compute on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DeviceArg {
     /// GPU if there is one, else the CPU
@@ -173,7 +173,7 @@ pub enum DeviceArg {
     Cuda,
 }
 
-/// Data type of the KV cache.
+/// Data type of the keys and values in the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtypeArg {
     /// Data type of the activations
@@ -197,7 +197,7 @@ impl KvCacheDtypeArg {
     }
 }
 
-/// HTTP status of requests that are rejected under overload.
+/// HTTP status of requests that are rejected because the server is overloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OverloadStatus {
     /// Too Many Requests
@@ -208,7 +208,7 @@ pub enum OverloadStatus {
     ServiceUnavailable,
 }
 
-/// Scheduling policy.
+/// Order in which waiting requests are scheduled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SchedulingPolicyArg {
     /// First come, first served
@@ -217,7 +217,7 @@ pub enum SchedulingPolicyArg {
     Priority,
 }
 
-/// Load-balancing policy between replicas.
+/// Policy that selects the replica for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadBalancePolicy {
     /// Replica with the fewest requests
@@ -233,7 +233,7 @@ pub enum LoadBalancePolicy {
     RoundRobin,
 }
 
-/// Placement of the executor.
+/// Whether the executor runs as a thread of the server or as a separate process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ExecutorPlacementArg {
     /// Thread of the server
@@ -242,12 +242,12 @@ pub enum ExecutorPlacementArg {
     Process,
 }
 
-/// Syntax of `--device-libraries`.
+/// Syntax of the flag `--device-libraries`.
 pub(super) const DEVICE_LIBRARIES_SYNTAX: &str =
     "DRIVER[,COMPILER[,BLAS[,WARP_SIZE[,COLLECTIVES]]]]";
 
-/// Parses [`DEVICE_LIBRARIES_SYNTAX`]. An empty item means that the library is absent; `WARP_SIZE` is the warp
-/// size of libraries that emulate a GPU.
+/// Parses the value of `--device-libraries`. An empty item means that the library is absent. `WARP_SIZE` is
+/// the warp size of libraries that emulate a GPU.
 pub(super) fn parse_device_libraries(text: &str) -> Result<DeviceLibraries, String> {
     let items: Vec<&str> = text.split(',').collect();
     let item = |index: usize| items.get(index).copied().filter(|item| !item.is_empty());
@@ -262,17 +262,18 @@ pub(super) fn parse_device_libraries(text: &str) -> Result<DeviceLibraries, Stri
     }
 }
 
-/// Tokens of one step on the CPU: enough for efficient GEMMs, few enough for the latency of decode rows.
+/// Default maximum tokens of a step on the CPU: a compromise between efficient GEMMs and the latency of
+/// decode rows.
 const CPU_TOKENS_PER_STEP: u32 = 512;
-/// Tokens of one step on a GPU.
+/// Default maximum tokens of a step on a GPU.
 const GPU_TOKENS_PER_STEP: u32 = 8192;
 
-/// Error message: a bfloat16 KV cache for a model with another dtype.
+/// Error message for a bfloat16 KV cache of a model with another data type.
 pub(crate) const BF16_KV_CACHE_MISMATCH: &str = "--kv-cache-dtype bf16: a KV cache \
      without fp8 has the data type of the activations, which is not bfloat16; use --dtype bfloat16";
 
 impl EngineArgs {
-    /// Returns the tokens of one step: `--max-num-batched-tokens`, or the device's default.
+    /// Returns the maximum tokens of a step: `--max-num-batched-tokens`, or the default of the device.
     pub fn tokens_per_step(&self) -> u32 {
         self.max_num_batched_tokens.unwrap_or(match self.device {
             DeviceArg::Auto | DeviceArg::Cpu => CPU_TOKENS_PER_STEP,
@@ -280,24 +281,24 @@ impl EngineArgs {
         })
     }
 
-    /// Returns the maximum tokens of a prefill chunk; `None` = the tokens of the step.
+    /// Returns the maximum tokens of a prefill chunk; `None` = limited by the tokens of the step only.
     pub fn tokens_per_chunk(&self) -> Option<u32> {
         (self.long_prefill_token_threshold > 0).then_some(self.long_prefill_token_threshold)
     }
 
-    /// Returns the number of waiting and running requests beyond which new ones are rejected.
+    /// Returns the number of waiting and running requests at which further requests are rejected.
     pub fn requests_in_flight_max(&self, replicas: u16) -> u32 {
         let default = u32::from(replicas) * (self.max_num_seqs + 1024);
         self.max_num_queued_reqs.unwrap_or(default)
     }
 
-    /// Returns the bytes of the KV cache on a machine with `free_bytes` bytes of free memory.
+    /// Returns the bytes of the KV cache on a CPU host with `free_bytes` bytes of free memory.
     pub fn kv_bytes(&self, free_bytes: u64) -> u64 {
         let default = (4_u64 << 30).min(free_bytes / 4);
         self.kv_cache_memory_bytes.map_or(default, |size| size.0)
     }
 
-    /// Rejects invalid values.
+    /// Rejects invalid values of the flags.
     pub(super) fn check(&self, dtype: DtypeArg) -> Result<(), CommandLineError> {
         let is_not_bf16 = matches!(dtype, DtypeArg::Float32 | DtypeArg::Float16);
         if self.kv_cache_dtype == KvCacheDtypeArg::Bf16 && is_not_bf16 {
@@ -359,19 +360,20 @@ impl EngineArgs {
     }
 }
 
-/// Minimum back-off, so that executors that fail immediately are not restarted in a busy loop.
+/// Minimum back-off between restarts, so that executors that fail immediately are not restarted in a busy
+/// loop.
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(10);
 
-/// Maximum number of executors per machine.
+/// Maximum number of executors per node.
 const LOCAL_RANKS_MAX: u32 = 256;
 
 impl ParallelArgs {
-    /// Returns the total number of executors.
+    /// Returns the total number of ranks, each of which is one executor.
     fn world_size(&self) -> u32 {
         u32::from(self.tensor_parallel_size) * u32::from(self.data_parallel_size)
     }
 
-    /// Resolves `--ep-size` and `--enable-dp-attention`, and rejects invalid values.
+    /// Applies `--ep-size` and `--enable-dp-attention` to the other flags, and rejects invalid values.
     pub(super) fn resolve(&mut self) -> Result<(), CommandLineError> {
         let (tp, dp, world) =
             (self.tensor_parallel_size, self.data_parallel_size, self.world_size());
@@ -413,7 +415,7 @@ impl ParallelArgs {
     }
 
     fn check_expert_placement(&mut self, world: u32) -> Result<(), CommandLineError> {
-        // SGLang's name of the placement in order.
+        // In SGLang, the value `trivial` means that experts are placed in order, which is the default here.
         self.expert_placement.take_if(|file| file.as_os_str() == "trivial");
         if self.expert_placement.is_some() && !(self.enable_expert_parallel && world > 1) {
             return rejected(

@@ -1,4 +1,4 @@
-//! Environment variables of the process. They are read here only, once.
+//! Environment variables that configure the process. Only this file reads them, once at start-up.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use engine::nodes::ClusterSecret;
 
 use super::cluster::{ClusterVariables, SECRET_VARIABLE};
 
-/// Values of the environment variables.
+/// Values of the environment variables that configure the process.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessEnvironment {
     /// Root of the hub cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
@@ -23,17 +23,17 @@ pub struct ProcessEnvironment {
     pub log: Option<String>,
     /// `HADRON_API_KEY`, else `VLLM_API_KEY`: API key of clients and, without `--api-key`, of the server.
     pub api_key: Option<String>,
-    /// `POD_NAME`, else the host name: `{pod}` in topics.
+    /// `POD_NAME`, else the host name: it replaces `{pod}` in topics of KV events.
     pub pod_name: Option<String>,
-    /// `HADRON_CLUSTER_SECRET`: secret that the nodes of a server share.
+    /// `HADRON_CLUSTER_SECRET`: secret that the nodes of a cluster share.
     pub cluster_secret: Option<ClusterSecret>,
-    /// Variables of Slurm, MPI, torchrun and LeaderWorkerSet about the nodes that they start.
+    /// Variables that Slurm, MPI, torchrun and LeaderWorkerSet set on the nodes that they start.
     pub cluster: ClusterVariables,
 }
 
 impl ProcessEnvironment {
     /// Reads the environment of the process.
-    #[allow(clippy::disallowed_methods)] // The only place where the environment is read.
+    #[allow(clippy::disallowed_methods)] // Only this function reads environment variables.
     pub fn from_process() -> Self {
         let text = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let cache = text("XDG_CACHE_HOME").map(PathBuf::from);
@@ -61,7 +61,7 @@ impl ProcessEnvironment {
     }
 }
 
-/// Returns the host name; in a container that of the pod.
+/// Returns the host name, which in a container is the name of the pod.
 fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())

@@ -1,4 +1,4 @@
-//! Flags of `hadron eval`, and those shared by all HTTP clients of the binary.
+//! Flags of `hadron eval`, and the flags that select a server, which `bench`, `eval` and `events` share.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::units::DurationArg;
 
-/// Server to connect to.
+/// Server to send requests to.
 #[derive(Debug, Clone, Args)]
 pub struct ClientArgs {
     /// Base URL of the server, without /v1
@@ -23,7 +23,7 @@ pub struct ClientArgs {
     pub timeout: DurationArg,
 }
 
-/// Check to run.
+/// Check that `hadron eval` runs.
 #[derive(Debug, Clone, Subcommand)]
 pub enum EvalCommand {
     /// Send questions with one correct answer and count exact matches
@@ -36,10 +36,10 @@ pub enum EvalCommand {
     Equal(EqualArgs),
 }
 
-/// `hadron eval tasks`.
+/// Arguments of `hadron eval tasks`.
 #[derive(Debug, Clone, Args)]
 pub struct TasksArgs {
-    /// Server options.
+    /// Server to check.
     #[command(flatten)]
     pub client: ClientArgs,
     /// Questions, one JSON object per line: id, kind, messages or prompt, answer [default: the 500 embedded
@@ -63,10 +63,10 @@ pub struct TasksArgs {
     pub output: Option<PathBuf>,
 }
 
-/// `hadron eval logprobs`.
+/// Arguments of `hadron eval logprobs`.
 #[derive(Debug, Clone, Args)]
 pub struct LogprobsArgs {
-    /// Server options.
+    /// Server to check.
     #[command(flatten)]
     pub client: ClientArgs,
     /// Lines of token ids: a JSON array each, or an object with `tokens`
@@ -89,10 +89,10 @@ pub struct LogprobsArgs {
     pub top_share_min: Option<f64>,
 }
 
-/// `hadron eval equal`.
+/// Arguments of `hadron eval equal`.
 #[derive(Debug, Clone, Args)]
 pub struct EqualArgs {
-    /// Server options.
+    /// First of the two servers.
     #[command(flatten)]
     pub client: ClientArgs,
     /// Base URL of the second server
@@ -115,10 +115,10 @@ pub struct EqualArgs {
     pub max_tokens: u32,
 }
 
-/// `hadron eval golden`.
+/// Arguments of `hadron eval golden`.
 #[derive(Debug, Clone, Args)]
 pub struct GoldenArgs {
-    /// Server options.
+    /// Server to check.
     #[command(flatten)]
     pub client: ClientArgs,
     /// Reference file of tests/data/golden: token ids, and logits computed by HF transformers

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::units::DurationArg;
 
-/// Command for KV events of this server, or of another engine with vLLM's format.
+/// Action on the KV events of Hadron, or of another engine with the format of vLLM.
 #[derive(Debug, Clone, Subcommand)]
 pub enum EventsCommand {
     /// Print events as they arrive
@@ -17,7 +17,7 @@ pub enum EventsCommand {
     Dump(DumpArgs),
 }
 
-/// Publisher to subscribe to.
+/// Publisher of KV events to subscribe to, and the range of batches to receive.
 #[derive(Debug, Clone, Args)]
 pub struct SubscribeArgs {
     /// Publisher endpoint, e.g. tcp://127.0.0.1:5557 [default: reported by the server at --url]
@@ -45,10 +45,10 @@ pub struct SubscribeArgs {
     pub batches: Option<u64>,
 }
 
-/// `hadron events tail`.
+/// Arguments of `hadron events tail`.
 #[derive(Debug, Clone, Args)]
 pub struct TailArgs {
-    /// Subscription options.
+    /// Publisher to subscribe to.
     #[command(flatten)]
     pub subscribe: SubscribeArgs,
     /// Stop after this time
@@ -59,10 +59,10 @@ pub struct TailArgs {
     pub json: bool,
 }
 
-/// `hadron events check`.
+/// Arguments of `hadron events check`.
 #[derive(Debug, Clone, Args)]
 pub struct CheckArgs {
-    /// Subscription options.
+    /// Publisher to subscribe to.
     #[command(flatten)]
     pub subscribe: SubscribeArgs,
     /// Duration of the check
@@ -73,10 +73,10 @@ pub struct CheckArgs {
     pub blocks: Option<PathBuf>,
 }
 
-/// `hadron events dump`.
+/// Arguments of `hadron events dump`.
 #[derive(Debug, Clone, Args)]
 pub struct DumpArgs {
-    /// Subscription options.
+    /// Publisher to subscribe to.
     #[command(flatten)]
     pub subscribe: SubscribeArgs,
     /// Stop after this time

@@ -4,7 +4,8 @@ use clap::Args;
 
 use super::LogFormat;
 
-/// `hadron executor`. Standard input is the link to the server, which sends all other settings.
+/// Arguments of `hadron executor`. Its standard input is the link to the server, which sends all other
+/// settings.
 #[derive(Debug, Clone, Args)]
 pub struct ExecutorArgs {
     /// Rank of the executor

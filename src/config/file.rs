@@ -1,4 +1,4 @@
-//! `--config FILE.toml`: file with the flags of `serve` by name.
+//! Reads `--config FILE.toml`, a file that sets flags of `serve` by their names.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use toml::{Table, Value};
 
 use super::{CommandLineError, rejected};
 
-/// Converts the file into command-line words, each `--name=value`.
+/// Converts a configuration file into command-line words of the form `--name=value`.
 pub(super) fn argv_of_file(path: &Path) -> Result<Vec<String>, CommandLineError> {
     let error_of = |error: &dyn std::fmt::Display| {
         CommandLineError::Rejected(format!("{}: {error}", path.display()))
@@ -33,7 +33,7 @@ fn argv_of_flag(name: &str, value: &Value, path: &Path) -> Result<String, Comman
         Value::Integer(number) => number.to_string(),
         Value::Float(number) => number.to_string(),
         Value::Boolean(on) => on.to_string(),
-        // A flag with a JSON value may be written as a table.
+        // A flag with a JSON value may be written as a TOML table.
         Value::Table(_) => match serde_json::to_string(value) {
             Ok(json) => json,
             Err(error) => return rejected(format!("{}: {name}: {error}", path.display())),

@@ -1,4 +1,4 @@
-//! Values of the flags of `serve`, for `/server_info`.
+//! Values of all flags of `serve`, which `/server_info` returns.
 
 use clap::{ArgMatches, CommandFactory as _};
 use serde_json::{Map, Value};
@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 use super::CliArgs;
 use super::access::SECRET_FLAGS;
 
-/// Returns every flag of `serve` with its value, given or default; for keys, only their number.
+/// Returns the value of every flag of `serve`, given or default. For flags with keys, returns only their
+/// number.
 pub(super) fn serve_flag_values(matches: &ArgMatches) -> Map<String, Value> {
     let Some(serve_matches) = matches.subcommand_matches("serve") else { return Map::new() };
     let command = CliArgs::command();
@@ -26,7 +27,7 @@ pub(super) fn serve_flag_values(matches: &ArgMatches) -> Map<String, Value> {
     values.collect()
 }
 
-/// Converts a word into a JSON number or boolean, else into a string.
+/// Converts the text of a value into a JSON number or boolean if it is one, else into a string.
 fn value(word: &str) -> Value {
     match word.parse::<i64>() {
         Ok(number) => Value::from(number),

@@ -4,7 +4,8 @@ use clap::Args;
 
 use super::LogFormat;
 
-/// `hadron grammar-worker`. Receives the vocabulary and grammars through standard input.
+/// Arguments of `hadron grammar-worker`. It receives the vocabulary and the grammars through its standard
+/// input.
 #[derive(Debug, Clone, Args)]
 pub struct GrammarWorkerArgs {
     /// Format of log lines

@@ -1,4 +1,4 @@
-//! Flags of the HTTP server and of its replies.
+//! Flags of the HTTP server and of the content of its replies.
 
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
@@ -25,7 +25,7 @@ pub struct HttpArgs {
     pub shutdown_timeout: DurationArg,
 }
 
-/// Format of replies.
+/// Flags for the content of replies: chat template, parsers, log-probabilities and usage.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Replies")]
 pub struct ReplyArgs {
@@ -79,7 +79,7 @@ pub struct ReplyArgs {
     pub owned_by: String,
 }
 
-/// Reply fields that contain reasoning.
+/// Names of the reply fields that contain reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReasoningFieldArg {
     /// Both fields
@@ -91,7 +91,7 @@ pub enum ReasoningFieldArg {
     ReasoningContent,
 }
 
-/// Rejects an unknown parser and lists the known ones.
+/// Rejects an unknown parser name, with a list of the known names.
 fn check_parser_name(flag: &str, name: &str, names: &[&str]) -> Result<(), CommandLineError> {
     if matches!(name, "auto" | "none") || names.contains(&name) {
         return Ok(());
@@ -100,12 +100,12 @@ fn check_parser_name(flag: &str, name: &str, names: &[&str]) -> Result<(), Comma
 }
 
 impl ReplyArgs {
-    /// Whether `generation_config.json` sets the sampling defaults.
+    /// Whether the sampling defaults are read from `generation_config.json`.
     pub fn uses_generation_config(&self) -> bool {
         self.generation_config == "auto"
     }
 
-    /// Rejects invalid values.
+    /// Rejects invalid values of the flags.
     pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if !matches!(self.generation_config.as_str(), "auto" | "none" | "vllm") {
             return rejected(format!(

@@ -1,4 +1,4 @@
-//! `--kv-events-config JSON`: vLLM's keys first, then Hadron's.
+//! Flag `--kv-events-config JSON`, with the keys of vLLM and further keys of Hadron.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use serde::Deserialize;
 
 use super::{CommandLineError, rejected};
 
-/// Maximum number of batches in the replay buffer or in the queue.
+/// Upper limit of the configurable number of batches in the replay buffer and in the publisher's queue.
 const BATCHES_MAX: usize = 1_000_000;
-/// Maximum interval of heartbeats in seconds: one day.
+/// Upper limit of the configurable heartbeat interval, in seconds: one day.
 const IDLE_HEARTBEAT_MAX_S: f64 = 86_400.0;
 
-/// Publication of changes of the prefix index.
+/// Flags for KV events, by which changes of the prefix index are published.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "KV events")]
 pub struct KvEventsArgs {
@@ -27,13 +27,13 @@ pub struct KvEventsArgs {
 }
 
 impl KvEventsArgs {
-    /// Returns the configuration of the publisher; `None` = events are disabled.
+    /// Returns the configuration of the publisher; `None` = KV events are disabled.
     pub fn enabled(&self) -> Option<KvEventsConfig> {
         let object = self.kv_events_config.clone().filter(KvEventsObject::is_enabled)?;
         Some(object.into_config(self.kv_events_format))
     }
 
-    /// Rejects a format if events are disabled.
+    /// Rejects `--kv-events-format` if KV events are disabled.
     pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if self.kv_events_format.is_some() && self.enabled().is_none() {
             return rejected(
@@ -45,7 +45,7 @@ impl KvEventsArgs {
     }
 }
 
-/// Value of `--kv-events-config`.
+/// JSON value of `--kv-events-config`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct KvEventsObject {
@@ -65,7 +65,7 @@ struct KvEventsObject {
     token_ids: bool,
 }
 
-/// Transport of events.
+/// Transport of KV events; `null` disables them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 enum PublisherKind {
     #[serde(rename = "zmq")]
@@ -97,7 +97,7 @@ impl From<BindModeText> for BindMode {
     }
 }
 
-/// Encoding of events.
+/// Encoding of KV events in MessagePack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum KvEventFormatArg {
@@ -116,7 +116,7 @@ impl From<KvEventFormatArg> for KvEventFormat {
     }
 }
 
-/// First sequence number of a publisher.
+/// First sequence number of a publisher: derived from the clock, or zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum SequenceStartText {
@@ -159,7 +159,8 @@ impl KvEventsObject {
         self.enable_kv_cache_events && self.publisher == Some(PublisherKind::Zmq)
     }
 
-    /// Converts the object into a configuration. `format` overrides the format of the object.
+    /// Converts the JSON value into the configuration of the publisher. `format` overrides the format in the
+    /// JSON value.
     fn into_config(self, format: Option<KvEventFormatArg>) -> KvEventsConfig {
         KvEventsConfig {
             endpoint: self.endpoint,
@@ -198,9 +199,9 @@ impl KvEventsObject {
     }
 }
 
-/// Parses the object. The error names unknown keys.
+/// Parses the value of `--kv-events-config`. The error message contains unknown keys.
 fn config(text: &str) -> Result<KvEventsObject, String> {
-    let object = super::units::json_object(text)?; // A list would be accepted as the values of the keys in order.
+    let object = super::units::json_object(text)?; // serde would accept a list.
     let config = serde_json::from_value(object.into());
     let config: KvEventsObject = config.map_err(|error| error.to_string())?;
     config.check()?;

@@ -1,4 +1,4 @@
-//! Flags of the log and of the request trace.
+//! Flags of the log and of the request trace file.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::{CommandLineError, rejected};
 
-/// Log output.
+/// Flags of the log and of the request trace file.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Logs")]
 pub struct LogArgs {
@@ -42,7 +42,7 @@ impl LogFormat {
 }
 
 impl LogArgs {
-    /// Rejects `--trace-prompts` without a trace file.
+    /// Rejects `--trace-prompts` without a request trace file.
     pub(super) fn check(&self) -> Result<(), CommandLineError> {
         if self.trace_prompts && self.trace_requests.is_none() {
             return rejected("--trace-prompts: needs --trace-requests FILE");

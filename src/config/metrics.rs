@@ -1,4 +1,4 @@
-//! Flags of `/metrics`.
+//! Flags of the Prometheus metrics at `/metrics`.
 
 use clap::Args;
 
@@ -6,10 +6,10 @@ use scheduler::SampleRate;
 
 use metrics::CustomBuckets;
 
-/// Default share of blocks whose lifetime is measured, as in vLLM.
+/// Default fraction of KV blocks whose lifetime is measured, as in vLLM.
 const KV_CACHE_METRICS_SAMPLE_DEFAULT: f64 = 0.01;
 
-/// Metrics options.
+/// Flags of the Prometheus metrics.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Metrics")]
 pub struct MetricsArgs {
@@ -31,7 +31,7 @@ pub struct MetricsArgs {
 }
 
 impl MetricsArgs {
-    /// Returns the share of blocks whose lifetime is measured, if enabled.
+    /// Returns the fraction of KV blocks whose lifetime is measured; `None` = lifetimes are not measured.
     pub fn block_lifetime_sample_rate(&self) -> Option<SampleRate> {
         let is_measured = self.kv_cache_metrics.unwrap_or(self.kv_cache_metrics_sample.is_some());
         SampleRate::new(self.kv_cache_metrics_sample.unwrap_or(KV_CACHE_METRICS_SAMPLE_DEFAULT))

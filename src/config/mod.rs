@@ -1,8 +1,8 @@
 //! Command line, configuration file and environment, parsed once into typed structs.
 //!
-//! The clap structs of this folder are the only flag table: parsing, help and `docs/cli.md` are derived from
-//! them. Order of precedence: flag, `--config FILE.toml`, environment, default. No other file reads the
-//! environment.
+//! The clap structs in this folder are the only definition of the flags: parsing, help and `docs/cli.md` are
+//! derived from them. Order of precedence: flag, `--config FILE.toml`, environment, default. No code outside
+//! this folder reads the environment.
 
 mod access;
 mod argv;
@@ -58,7 +58,7 @@ pub use model::{DtypeArg, LoadFormatArg, ModelArgs};
 pub use speculation::SpeculationArgs;
 pub use units::{ByteSize, DurationArg, MaxModelLenArg};
 
-/// Command line of one invocation of the binary.
+/// Parsed command line, as clap derives it.
 #[derive(Debug, Parser)]
 #[command(
     name = "hadron",
@@ -100,13 +100,13 @@ pub enum CliCommand {
     Synth(SynthArgs),
 }
 
-/// `hadron serve`.
+/// Arguments of `hadron serve`.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
-    /// Model options.
+    /// Model and tokenizer.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Engine options.
+    /// Device, KV cache, scheduler and executors.
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Speculative decoding.
@@ -115,19 +115,19 @@ pub struct ServeArgs {
     /// Parallelism.
     #[command(flatten)]
     pub parallel: ParallelArgs,
-    /// Nodes.
+    /// Servers on several nodes.
     #[command(flatten)]
     pub nodes: NodeArgs,
-    /// HTTP server.
+    /// Listen address and timeouts.
     #[command(flatten)]
     pub http: HttpArgs,
-    /// Access control.
+    /// API keys, admin listener and CORS.
     #[command(flatten)]
     pub access: AccessArgs,
-    /// Replies.
+    /// Content of replies.
     #[command(flatten)]
     pub reply: ReplyArgs,
-    /// Metrics.
+    /// Prometheus metrics.
     #[command(flatten)]
     pub metrics: MetricsArgs,
     /// KV events.
@@ -139,12 +139,12 @@ pub struct ServeArgs {
     /// Read flags from a TOML file; flags on the command line take precedence
     #[arg(long, value_name = "FILE.toml", help_heading = "Configuration")]
     pub config: Option<std::path::PathBuf>,
-    /// All flags by name with their values, given or default; keys are redacted
+    /// All flags by name with their values, given or default. Keys are redacted.
     #[arg(skip)]
     pub flags: Map<String, Value>,
 }
 
-/// `hadron synth CONFIG OUT`.
+/// Arguments of `hadron synth CONFIG OUT`.
 #[derive(Debug, Clone, Args)]
 pub struct SynthArgs {
     /// config.json of a supported architecture, or a folder with one
@@ -160,10 +160,10 @@ pub struct SynthArgs {
     pub dtype: DtypeArg,
 }
 
-/// Parsed command line, with notes for the log.
+/// Result of parsing the command line and the environment.
 #[derive(Debug)]
 pub struct CliInvocation {
-    /// Subcommand.
+    /// Subcommand to run, with its arguments.
     pub command: CliCommand,
     /// Values of the environment variables.
     pub environment: ProcessEnvironment,
@@ -171,16 +171,16 @@ pub struct CliInvocation {
     pub notes: Vec<String>,
 }
 
-/// Error of the command line.
+/// Reason why the command line does not start a subcommand.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandLineError {
-    /// Help or version was requested: print to stdout, exit code 0.
+    /// Help or version was requested. The text is printed to stdout; the exit code is 0.
     #[error("{0}")]
     Help(String),
-    /// The command line does not parse: exit code 2.
+    /// The command line cannot be parsed. The exit code is 2.
     #[error("{0}")]
     Usage(String),
-    /// The command line is valid but cannot be honoured: exit code 1.
+    /// The command line can be parsed, but its values are invalid or unsupported. The exit code is 1.
     #[error("{0}")]
     Rejected(String),
 }
@@ -201,7 +201,7 @@ pub fn from_process() -> Result<CliInvocation, CommandLineError> {
     parse(std::env::args_os().collect(), ProcessEnvironment::from_process())
 }
 
-/// Parses a command line; its first word is the program.
+/// Parses a command line, of which the first word is the program name.
 pub fn parse(
     argv: Vec<OsString>,
     environment: ProcessEnvironment,

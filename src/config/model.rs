@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::units::{MaxModelLenArg, json_object};
 use super::{CommandLineError, rejected};
 
-/// Model and its loading options.
+/// Flags that select the model, the tokenizer and the format of the weights.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
@@ -65,7 +65,7 @@ pub enum DtypeArg {
     Float32,
 }
 
-/// Format of the weights.
+/// Format of the weights to load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormatArg {
     /// Safetensors files
@@ -78,8 +78,8 @@ pub enum LoadFormatArg {
 }
 
 impl ModelArgs {
-    /// Merges MODEL with `--model` and rejects invalid values. `served_names_variadic`: `--served-model-name` was
-    /// given in the form that takes all arguments after it.
+    /// Merges MODEL with `--model`, and rejects invalid values. `served_names_variadic`:
+    /// `--served-model-name` was given without `=`; in this form it consumes all arguments after it.
     pub(super) fn resolve(&mut self, served_names_variadic: bool) -> Result<(), CommandLineError> {
         if let Some(flag) = self.model_flag.take() {
             match &self.model {
@@ -100,8 +100,8 @@ impl ModelArgs {
         Ok(())
     }
 
-    /// Rejects a command line in which `--served-model-name` may have consumed MODEL: the demo model would be
-    /// served under that name.
+    /// Rejects a command line in which `--served-model-name` may have consumed MODEL: without MODEL, the demo
+    /// model would be served under the name of the intended model.
     fn check_served_names(&self) -> Result<(), CommandLineError> {
         let names = &self.served_model_name;
         let possible_model = match names.as_slice() {

@@ -1,4 +1,4 @@
-//! Speculative decoding: `--speculative-config JSON` with vLLM's keys, or two equivalent flags.
+//! Flags of speculative decoding: `--speculative-config JSON` with the keys of vLLM, or two equivalent flags.
 
 use clap::Args;
 use executor::MTP_DRAFTS_MAX;
@@ -7,25 +7,26 @@ use serde::Deserialize;
 
 use super::{CommandLineError, rejected};
 
-/// Names of the speculative methods (proposers).
+/// Names of the speculative methods (proposers) in flags and JSON.
 const NGRAM: &str = "ngram";
 const MTP: &str = "mtp";
 const DRAFT_MODEL: &str = "draft_model";
 const EAGLE3: &str = "eagle3";
-/// Draft tokens are verified: the output equals that without drafts.
+/// Value of `rejection_sample_method`: draft tokens are verified, so outputs equal those without draft
+/// tokens.
 const STRICT: &str = "strict";
-/// Draft tokens are accepted at random, for benchmarks.
+/// Value of `rejection_sample_method`: draft tokens are accepted at random, for benchmarks.
 const SYNTHETIC: &str = "synthetic";
-/// Maximum draft tokens per row of the n-gram proposer.
+/// Maximum number of draft tokens per row of n-gram lookup and of a draft model.
 const NGRAM_DRAFT_TOKENS_MAX: u8 = 16;
-/// Maximum n-gram length of the prompt lookup.
+/// Maximum n-gram length of n-gram (prompt) lookup.
 const PROMPT_LOOKUP_LIMIT: u8 = 64;
-/// Default n-gram length of the prompt lookup.
+/// Default n-gram length of n-gram (prompt) lookup.
 const PROMPT_LOOKUP_DEFAULT: u8 = 5;
 /// Default number of draft tokens per row.
 const DRAFT_TOKENS_DEFAULT: u8 = 1;
 
-/// Speculative decoding options.
+/// Flags of speculative decoding.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculationArgs {
@@ -44,7 +45,7 @@ pub struct SpeculationArgs {
 }
 
 impl SpeculationArgs {
-    /// Returns the speculative configuration; `None` = disabled.
+    /// Returns the speculative decoding settings; `None` = disabled.
     pub fn speculation(&self) -> Option<SpeculativeConfig> {
         if let Some(config) = &self.speculative_config {
             return Some(config.speculation());
@@ -61,12 +62,12 @@ impl SpeculationArgs {
         (self.spec_method != "none").then(|| config.speculation())
     }
 
-    /// Returns the draft model, a folder or a hub id, if there is one.
+    /// Returns the draft model, given as a folder or a hub id, if there is one.
     pub fn draft_model(&self) -> Option<&str> {
         self.speculative_config.as_ref()?.model.as_deref()
     }
 
-    /// Returns the flag that enables speculation, for error messages.
+    /// Returns the flag that enables speculative decoding, for error messages.
     pub fn flag_in_error(&self) -> String {
         match self.speculative_config {
             Some(_) => "--speculative-config".to_owned(),
@@ -104,7 +105,7 @@ impl SpeculationArgs {
     }
 }
 
-/// Value of `--speculative-config`.
+/// JSON value of `--speculative-config`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SpeculativeConfigJson {
@@ -133,7 +134,8 @@ impl SpeculativeConfigJson {
         }
     }
 
-    /// Returns the acceptance mode: synthetic if a rate is given, else exact.
+    /// Returns how draft tokens are accepted: at random if a synthetic acceptance rate is given, else by
+    /// verification.
     fn acceptance(&self) -> DraftAcceptance {
         let per_mille = |rate: f64| (rate * 1000.0).round() as u16;
         self.synthetic_acceptance_rate.map_or(DraftAcceptance::Exact, |rate| {
@@ -141,7 +143,7 @@ impl SpeculativeConfigJson {
         })
     }
 
-    /// Rejects a synthetic acceptance rate without its method, and the method without a rate.
+    /// Rejects a synthetic acceptance rate without method `synthetic`, and this method without a rate.
     fn check_acceptance(&self) -> Result<(), String> {
         match (self.rejection_sample_method.as_deref(), self.synthetic_acceptance_rate) {
             (None | Some(STRICT), None) => Ok(()),
@@ -161,7 +163,7 @@ impl SpeculativeConfigJson {
         }
     }
 
-    /// Returns minimum and maximum n-gram length. As in vLLM, a single bound sets both.
+    /// Returns the minimum and maximum n-gram length. As in vLLM, one given bound sets both.
     fn prompt_lookup_range(&self) -> (u8, u8) {
         let max =
             self.prompt_lookup_max.or(self.prompt_lookup_min).unwrap_or(PROMPT_LOOKUP_DEFAULT);
@@ -204,17 +206,17 @@ fn check_method(method: &str) -> Result<(), String> {
     Err(format!("{method}: supported methods are {NGRAM}, {MTP}, {DRAFT_MODEL} and {EAGLE3}"))
 }
 
-/// Whether the method needs a draft checkpoint.
+/// Whether the method needs the checkpoint of a draft model.
 fn needs_draft_checkpoint(method: &str) -> bool {
     [DRAFT_MODEL, EAGLE3].contains(&method)
 }
 
-/// Returns the maximum number of draft tokens per row.
+/// Returns the maximum number of draft tokens per row for a method.
 fn draft_tokens_max(method: &str) -> u8 {
     if [MTP, EAGLE3].contains(&method) { MTP_DRAFTS_MAX } else { NGRAM_DRAFT_TOKENS_MAX }
 }
 
-/// Parses the object. The error names unknown keys.
+/// Parses the value of `--speculative-config`. The error message contains unknown keys.
 fn config(text: &str) -> Result<SpeculativeConfigJson, String> {
     let object = super::units::json_object(text)?;
     let config: SpeculativeConfigJson =

@@ -1,4 +1,4 @@
-//! Tests of the flag table with the spellings of three engines.
+//! Tests of the command line with the flag spellings of vLLM, SGLang and ATOM.
 
 use std::ffi::OsString;
 
@@ -97,7 +97,7 @@ fn short_names_and_switches_of_other_engines_are_read() {
     assert_eq!(error("serve M --disable-radix-cache=perhaps").0, 2);
 }
 
-/// The list comes from a release of vLLM, named in its first line.
+/// The list of flags was taken from the vLLM release that its first line names.
 #[test]
 fn every_vllm_flag_is_supported_or_explained() {
     let command = CliArgs::command();
@@ -446,7 +446,7 @@ fn nodes_have_the_spellings_of_other_engines() {
     assert!(args.http.port == 9 && args.nodes.cluster().is_none(), "launch is serve");
 }
 
-/// Update the page with `UPDATE_EXPECT=1 cargo test`.
+/// `UPDATE_EXPECT=1 cargo test` updates `docs/cli.md`.
 #[test]
 fn the_reference_page_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(reference_path());

@@ -1,11 +1,11 @@
-//! Values with units: durations (`30`, `30s`, `500ms`), sizes in bytes (`4GiB`, `512MB`), token counts
-//! (`32k`).
+//! Flag values with units: durations (`30`, `30s`, `500ms`), sizes in bytes (`4GiB`, `512MB`), numbers of
+//! tokens (`32k`).
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Duration; a number without unit is in seconds.
+/// Duration given by a flag. A number without unit is in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DurationArg(pub Duration);
 
@@ -31,7 +31,7 @@ impl fmt::Display for DurationArg {
     }
 }
 
-/// Number of bytes.
+/// Number of bytes given by a flag, optionally with a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
@@ -82,10 +82,10 @@ pub(super) fn tokens(text: &str) -> Result<u32, String> {
     whole.map(|v| v as u32).ok_or_else(|| "not a count such as 4096 or 32k".to_owned())
 }
 
-/// Number of tokens, or `auto`, for which vLLM also accepts -1.
+/// Value of `--max-model-len`: a number of tokens, or `auto`, for which vLLM also accepts -1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaxModelLenArg {
-    /// Maximum possible length.
+    /// The model's maximum length, or less if the KV cache is smaller.
     Auto,
     /// Number of tokens.
     Tokens(u32),
@@ -103,7 +103,7 @@ impl FromStr for MaxModelLenArg {
 }
 
 impl MaxModelLenArg {
-    /// Returns the number of tokens, if one was given.
+    /// Returns the number of tokens; `None` for `auto`.
     pub fn tokens(self) -> Option<u32> {
         match self {
             Self::Auto => None,

@@ -353,7 +353,9 @@ fn expert_placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
         let number = |(index, number): (usize, &serde_json::Number)| {
             let expert = number.as_u64().and_then(|expert| u16::try_from(expert).ok());
             expert.with_context(|| {
-                format!("layer {layer}: physical expert {index} is {number}, which is not an expert id")
+                format!(
+                    "layer {layer}: physical expert {index} is {number}, which is not an expert id"
+                )
             })
         };
         experts.iter().enumerate().map(number).collect()

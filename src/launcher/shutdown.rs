@@ -1,7 +1,7 @@
 //! Shutdown of a server: drain, second signal, failed engine.
 
 use engine::{RunningEngine, ServiceEndReason, SupervisorEvent, SupervisorState, supervise};
-use scheduler::{AbortCause, FinishReason, StepStats};
+use scheduler::{AbortCause, FinishReason, SchedulerStats};
 use server::AppState;
 use server::listener::ConnectionLimiter;
 use std::process::ExitCode;
@@ -140,8 +140,8 @@ impl ServerFrontend<'_> {
 }
 
 /// Logs the totals over the lifetime of the process.
-fn log_totals(replicas: &[StepStats]) {
-    let sum = |field: fn(&StepStats) -> u64| replicas.iter().map(field).sum::<u64>();
+fn log_totals(replicas: &[SchedulerStats]) {
+    let sum = |field: fn(&SchedulerStats) -> u64| replicas.iter().map(field).sum::<u64>();
     tracing::info!(
         steps = sum(|stats| stats.steps_total),
         prompt_tokens = sum(|stats| stats.prompt_tokens_total),

@@ -1,11 +1,12 @@
-//! Environment variables that cluster launchers set for servers on several nodes.
+//! Reads the environment variables that cluster launchers (Slurm, MPI, torchrun, LeaderWorkerSet) set on each
+//! node.
 
 use std::collections::BTreeMap;
 
 use super::slurm_hostlist;
 use crate::config::{CommandLineError, rejected};
 
-/// Names of all variables that are read.
+/// Names of all environment variables that are read.
 const VARIABLES: &[&str] = &[
     "LWS_GROUP_SIZE",
     "LWS_WORKER_INDEX",
@@ -34,32 +35,32 @@ const VARIABLES: &[&str] = &[
     "TORCHELASTIC_USE_AGENT_STORE",
 ];
 
-/// Values of the variables that are set.
+/// Values of the environment variables in `VARIABLES` that are set.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterVariables(BTreeMap<&'static str, String>);
 
-/// Name and value of a numeric variable.
+/// Name and value of a numeric environment variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EnvNumber {
     pub(super) name: &'static str,
     pub(super) value: u16,
 }
 
-/// Node layout from the variables of a launcher.
+/// Position of this node in a cluster, from the environment variables of one launcher.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeLayout {
     /// Number of nodes.
     pub(super) nodes: Option<EnvNumber>,
     /// Index of this node.
     pub(super) node: Option<EnvNumber>,
-    /// Host of node 0.
+    /// Host name or address of node 0.
     pub(super) host: Option<String>,
-    /// Port of node 0.
+    /// Port of node 0 for the other nodes.
     pub(super) port: Option<u16>,
 }
 
 impl ClusterVariables {
-    /// Reads the variables through `text`.
+    /// Reads the variables with `text`, which returns the value of an environment variable.
     pub fn read(text: impl Fn(&str) -> Option<String>) -> Self {
         Self(VARIABLES.iter().filter_map(|name| Some((*name, text(name)?))).collect())
     }
@@ -68,7 +69,7 @@ impl ClusterVariables {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Returns the first of these variables that is set, as a number.
+    /// Returns the value of the first variable in `names` that is set.
     fn number(&self, names: &[&'static str]) -> Result<Option<EnvNumber>, CommandLineError> {
         let Some((name, text)) = names.iter().find_map(|name| Some((*name, self.text(name)?)))
         else {
@@ -80,7 +81,7 @@ impl ClusterVariables {
         }
     }
 
-    /// Returns the layout of the first launcher whose variables are set.
+    /// Returns the node layout from the first launcher that has set its variables.
     pub(super) fn node_layout(&self) -> Result<NodeLayout, CommandLineError> {
         let systems = [Self::lws, Self::slurm, Self::mpi, Self::torchrun];
         for system in systems {
@@ -94,7 +95,7 @@ impl ClusterVariables {
         })
     }
 
-    /// Kubernetes LeaderWorkerSet: a group of pods; the leader has index 0.
+    /// Layout from Kubernetes LeaderWorkerSet, which starts a group of pods; the leader has index 0.
     fn lws(&self) -> Result<Option<NodeLayout>, CommandLineError> {
         let Some(nodes) = self.number(&["LWS_GROUP_SIZE"])? else { return Ok(None) };
         let host = self.text("LWS_LEADER_ADDRESS").map(str::to_owned);
@@ -102,7 +103,7 @@ impl ClusterVariables {
         Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port: None }))
     }
 
-    /// Slurm: the job step, else the job.
+    /// Layout from Slurm: of the job step or, without a step, of the job.
     fn slurm(&self) -> Result<Option<NodeLayout>, CommandLineError> {
         let Some(nodes) = self.number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])? else {
             return Ok(None);
@@ -132,7 +133,8 @@ impl ClusterVariables {
         Ok(Some(NodeLayout { nodes: Some(nodes), node, host, port: None }))
     }
 
-    /// Open MPI and other launchers with PMI. None of them reports the host of the first process.
+    /// Layout from Open MPI and other launchers with PMI, none of which reports the host of the first
+    /// process.
     fn mpi(&self) -> Result<Option<NodeLayout>, CommandLineError> {
         let nodes = self.number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])?;
         let node = self.number(&["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"])?;
@@ -151,7 +153,7 @@ impl ClusterVariables {
         Ok(Some(NodeLayout { nodes, node, host, port: None }))
     }
 
-    /// torchrun, and Kubernetes operators that set the variables of torchrun.
+    /// Layout from torchrun, or from Kubernetes operators that set the variables of torchrun.
     fn torchrun(&self) -> Result<Option<NodeLayout>, CommandLineError> {
         let world = self.number(&["WORLD_SIZE"])?;
         let (group_rank, local_size) =
@@ -173,7 +175,7 @@ impl ClusterVariables {
                 "torchrun --nproc-per-node 1",
             )?;
         }
-        // torchrun itself may listen on `MASTER_PORT`.
+        // If torchrun listens on `MASTER_PORT` itself, node 0 uses the next port.
         let port_in_use = self.text("TORCHELASTIC_USE_AGENT_STORE") == Some("True");
         let port = self.number(&["MASTER_PORT"])?.map(|port| port.value);
         let port = port.and_then(|port| port.checked_add(u16::from(port_in_use)));
@@ -182,7 +184,7 @@ impl ClusterVariables {
     }
 }
 
-/// Rejects several servers per node on more than one node.
+/// Rejects a launch with several servers per node on more than one node.
 fn check_one_server_per_node(
     nodes: EnvNumber,
     too_many: Option<EnvNumber>,
@@ -313,7 +315,7 @@ mod tests {
             let error = node_layout(variables).unwrap_err();
             assert!(error.contains(reason), "{variables:?}: {error}");
         }
-        // On one node, the number of tasks is irrelevant.
+        // On a single node, the number of tasks has no effect.
         let one =
             [("WORLD_SIZE", "1"), ("RANK", "0"), ("SLURM_NNODES", "1"), ("SLURM_NTASKS", "8")];
         assert_eq!(

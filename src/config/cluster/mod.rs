@@ -1,7 +1,8 @@
-//! Flags of servers on several nodes: number of nodes, index of this node, rendezvous address, cluster
+//! Flags for servers on several nodes: number of nodes, index of this node, rendezvous address, cluster
 //! secret.
 //!
-//! Missing flags are taken from the environment variables of the launcher (`launcher_env.rs`).
+//! Flags that are not given are taken from the environment variables of the cluster launcher
+//! (`launcher_env.rs`).
 
 mod launcher_env;
 mod secret;
@@ -19,11 +20,12 @@ use secret::{check_secret, read_secret};
 
 use super::{CommandLineError, ParallelArgs, ProcessEnvironment, rejected};
 
-/// Default address and port of node 0.
+/// Default host of node 0.
 const MASTER_ADDR_DEFAULT: &str = "127.0.0.1";
+/// Default port of node 0.
 const MASTER_PORT_DEFAULT: u16 = 29_500;
 
-/// Node layout of a server.
+/// Flags for servers on several nodes.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Nodes")]
 pub struct NodeArgs {
@@ -58,20 +60,20 @@ pub struct NodeArgs {
     /// File with the cluster secret shared by all nodes
     #[arg(long, value_name = "FILE")]
     cluster_secret_file: Option<PathBuf>,
-    /// Resolved cluster configuration; `None` = a single node.
+    /// Cluster configuration, set by `resolve`; `None` = a single node.
     #[arg(skip)]
     cluster: Option<ClusterConfig>,
 }
 
 impl NodeArgs {
-    /// Returns the cluster configuration; `None` = a single node.
+    /// Returns the cluster configuration that `resolve` computed; `None` = a single node.
     pub fn cluster(&self) -> Option<&ClusterConfig> {
         self.cluster.as_ref()
     }
 
-    /// Returns the cluster secret.
+    /// Returns the secret that the nodes of the cluster share.
     ///
-    /// Errors: there is no secret, it cannot be read, or it is too short.
+    /// Errors: no secret is configured, it cannot be read, or it is too short.
     pub fn secret(
         &self,
         environment: &ProcessEnvironment,
@@ -90,7 +92,7 @@ impl NodeArgs {
         environment: &ProcessEnvironment,
     ) -> Result<(), CommandLineError> {
         self.resolve_data_parallel_layout(parallel.data_parallel_size)?;
-        // `--nnodes 1` overrides the variables of a launcher.
+        // The flag `--nnodes 1` disables the variables of a launcher.
         let layout = match self.nnodes {
             Some(1) => launcher_env::NodeLayout::default(),
             _ => environment.cluster.node_layout()?,
@@ -125,7 +127,7 @@ impl NodeArgs {
         Ok(())
     }
 
-    /// Derives number of nodes and index of this node from vLLM's data-parallel flags.
+    /// Derives the number of nodes and the index of this node from vLLM's data-parallel flags.
     fn resolve_data_parallel_layout(&mut self, replicas: u16) -> Result<(), CommandLineError> {
         let Some(local) = self.data_parallel_size_local else {
             return match self.data_parallel_start_rank {
@@ -154,7 +156,7 @@ impl NodeArgs {
         Ok(())
     }
 
-    /// Returns a flag that is valid for several nodes only, if one is given.
+    /// Returns the name of a flag that is valid only for several nodes, if such a flag is given.
     fn multi_node_flag(&self) -> Option<&'static str> {
         let flags = [
             ("--master-addr", self.master_addr.is_some()),
@@ -165,7 +167,8 @@ impl NodeArgs {
         flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
     }
 
-    /// Checks the flags of a single node. `is_explicit`: a flag or variable states the number of nodes.
+    /// Checks the flags for a server on a single node. `is_explicit`: a flag or an environment variable
+    /// states the number of nodes.
     fn check_single_node(&self, nodes: u16, is_explicit: bool) -> Result<(), CommandLineError> {
         if let Some(flag) = self.multi_node_flag().filter(|_| !is_explicit) {
             return rejected(format!("{flag}: has no effect on a single node; set --nnodes"));
@@ -205,9 +208,9 @@ impl NodeArgs {
     }
 }
 
-/// Combines a flag with a variable.
+/// Returns the value of a flag or, if the flag is not given, of an environment variable.
 ///
-/// Errors: their values differ.
+/// Errors: the two values differ.
 fn reconcile(
     flag: &str,
     given: Option<u16>,
@@ -221,7 +224,7 @@ fn reconcile(
     }
 }
 
-/// Rejects replica counts that cannot be distributed evenly over the nodes.
+/// Rejects numbers of replicas that cannot be distributed evenly over the nodes.
 fn check_replica_placement(
     nodes: u16,
     parallel: &ParallelArgs,

@@ -1,4 +1,4 @@
-//! Cluster secret, shared by all nodes, from a file or an environment variable.
+//! Reads the secret that the nodes of a cluster share, from a file or an environment variable.
 
 use std::path::Path;
 
@@ -6,14 +6,14 @@ use engine::nodes::ClusterSecret;
 
 use crate::config::{CommandLineError, rejected};
 
-/// Environment variable of the secret, used without a file. It is removed from the environment of child
-/// processes.
+/// Environment variable with the cluster secret, read if no file is given. Child processes are started
+/// without it.
 pub(crate) const CLUSTER_SECRET_VARIABLE: &str = "HADRON_CLUSTER_SECRET";
-/// Minimum bytes of a secret. An eavesdropper on a handshake can test any number of candidate secrets
-/// offline.
+/// Minimum bytes of a cluster secret. An eavesdropper who records a handshake can test candidate secrets
+/// offline without limit.
 const SECRET_BYTES_MIN: usize = 16;
 
-/// Reads the secret from a file.
+/// Reads the cluster secret from a file, and checks it.
 pub(super) fn read_secret(path: &Path) -> Result<ClusterSecret, CommandLineError> {
     let source = format!("--cluster-secret-file {}", path.display());
     match std::fs::read_to_string(path) {
@@ -22,7 +22,7 @@ pub(super) fn read_secret(path: &Path) -> Result<ClusterSecret, CommandLineError
     }
 }
 
-/// Returns the secret if it is long enough.
+/// Returns the secret if it has at least `SECRET_BYTES_MIN` bytes.
 pub(super) fn check_secret(
     secret: ClusterSecret,
     source: &str,

@@ -1,11 +1,11 @@
-//! Parser of Slurm host lists: `gpu[001-003,7],login`.
+//! Parses Slurm host lists such as `gpu[001-003,7],login`.
 
-/// Maximum number of hosts of a list.
+/// Maximum number of hosts in a host list.
 const HOSTS_MAX: usize = 65_536;
 
-/// Returns the hosts of a list, in its order.
+/// Returns the hosts of a host list, in the order of the list.
 ///
-/// Errors: a message about the malformed list.
+/// Errors: the list is malformed; the message states the reason.
 pub(super) fn hosts(list: &str) -> Result<Vec<String>, String> {
     let mut hosts = Vec::new();
     for item in items(list)? {
@@ -17,7 +17,7 @@ pub(super) fn hosts(list: &str) -> Result<Vec<String>, String> {
     Ok(hosts)
 }
 
-/// Splits a list at the commas outside brackets.
+/// Splits a host list at the commas outside brackets.
 fn items(list: &str) -> Result<Vec<&str>, String> {
     let (mut items, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, byte) in list.bytes().enumerate() {
@@ -40,7 +40,7 @@ fn items(list: &str) -> Result<Vec<&str>, String> {
     Ok(items.into_iter().map(str::trim).filter(|item| !item.is_empty()).collect())
 }
 
-/// Expands one item and adds its hosts, each with `prefix`, to `hosts`.
+/// Expands one item of a host list, and adds its hosts, each with `prefix`, to `hosts`.
 fn expand(item: &str, prefix: &str, hosts: &mut Vec<String>) -> Result<(), String> {
     let Some((before, rest)) = item.split_once('[') else {
         if hosts.len() >= HOSTS_MAX {
