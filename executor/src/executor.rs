@@ -5,8 +5,8 @@ use crate::model_context::ModelContext;
 use crate::open_device::OpenedDevice;
 use crate::spec_decode::{self, ProposerModel};
 use crate::step::{
-    self, CapturePlan, NoTokenBitmasks, PendingStep, StepGraphs, StepLimits, StepState,
-    StepStateSize, TokenBitmaskSource,
+    self, CapturePlan, PendingStep, StepGraphs, StepLimits, StepState, StepStateSize,
+    TokenBitmaskSource, UnconstrainedBitmasks,
 };
 use crate::trace::{StepTracer, TraceSession};
 use crate::{
@@ -156,7 +156,7 @@ impl Executor {
             &passes,
             block_tokens,
             gpu,
-            |batch| state.submit(&self.model, batch, &mut NoTokenBitmasks, None)?.finish(),
+            |batch| state.submit(&self.model, batch, &mut UnconstrainedBitmasks, None)?.finish(),
             |done| progress(PhaseProgress { phase, done, total }),
         )?;
         let blocks = self.blocks(&state)?;
@@ -211,7 +211,7 @@ impl Executor {
     ///
     /// Errors: all are final. The executor cannot be used after an error.
     pub fn submit(&mut self, batch: &Batch) -> Result<SubmittedStep, ExecutorError> {
-        self.submit_with_bitmasks(batch, &mut NoTokenBitmasks)
+        self.submit_with_bitmasks(batch, &mut UnconstrainedBitmasks)
     }
 
     /// [`Executor::submit`] for a batch that may have masked rows. `masks` is read only if there are masked

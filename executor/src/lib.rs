@@ -36,4 +36,4 @@ pub use rank_calls::RankCalls;
 pub use ranks::{RankRendezvous, WorldError, check_draft_world, check_world};
 pub use run::run;
 pub use spec_decode::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_speculation};
-pub use step::{NoTokenBitmasks, TokenBitmaskSource};
+pub use step::{TokenBitmaskSource, UnconstrainedBitmasks};

@@ -14,9 +14,9 @@ pub trait TokenBitmaskSource {
 
 /// Bitmask source for executors that run only unconstrained requests: it has no bitmasks.
 #[derive(Debug, Clone, Copy)]
-pub struct NoTokenBitmasks;
+pub struct UnconstrainedBitmasks;
 
-impl TokenBitmaskSource for NoTokenBitmasks {
+impl TokenBitmaskSource for UnconstrainedBitmasks {
     fn wait(&mut self, step: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
         Err(TokenBitmaskError::Missing { step: step.0, rows, received: 0 }.into())
     }

@@ -29,7 +29,7 @@ use pending::OutputMemoryPool;
 use protocol::{Batch, Epoch};
 use staging_queue::StagingQueue;
 
-pub use bitmasks::{NoTokenBitmasks, TokenBitmaskSource};
+pub use bitmasks::{TokenBitmaskSource, UnconstrainedBitmasks};
 pub(crate) use graphs::{CapturePlan, StepGraphs, graph_shape, row_counts_to_capture};
 pub(crate) use launch::{DeviceState, StepLaunch};
 pub(crate) use limits::StepLimits;
