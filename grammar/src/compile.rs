@@ -7,10 +7,10 @@ use super::limits::{
     TEXT_BYTES_MAX, WORKER_BYTES, parser_limits,
 };
 use super::lock;
-use super::matcher_copies::{MatcherCopies, MatcherCopy};
+use super::matcher_copies::{MatcherCopy, MatcherCopyBudget};
 use super::number_keywords;
 use super::schema_cost;
-use super::session::{GrammarSession, SessionSeed};
+use super::session::{GrammarSession, GrammarSessionFactory};
 use super::timings::thread_cpu_time;
 use super::vocabulary::{GrammarVocabulary, TokenTrie};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
@@ -114,7 +114,7 @@ pub enum GrammarError {
 pub struct GrammarCompiler {
     factory: ParserFactory,
     end_ids: Arc<[Token]>,
-    matcher_copies: MatcherCopies,
+    matcher_copies: MatcherCopyBudget,
 }
 
 /// Compiled grammar. Clones share the underlying matcher.
@@ -124,7 +124,7 @@ pub struct CompiledGrammar {
     /// request spends do not affect other requests.
     prototype: Arc<Mutex<Matcher>>,
     end_ids: Arc<[Token]>,
-    matcher_copies: MatcherCopies,
+    matcher_copies: MatcherCopyBudget,
     /// Estimated size in bytes.
     pub(super) bytes: usize,
     /// Whether the dry run or a request found a mask that is too slow for a step to wait for.
@@ -153,7 +153,7 @@ impl GrammarCompiler {
         })?;
         factory.quiet();
         *factory.limits_mut() = parser_limits();
-        Ok(Self { factory, end_ids, matcher_copies: MatcherCopies::default() })
+        Ok(Self { factory, end_ids, matcher_copies: MatcherCopyBudget::default() })
     }
 
     /// Bytes of all matcher copies in use.
@@ -255,10 +255,10 @@ fn follow_random_text(mut session: GrammarSession, text_index: u32) -> anyhow::R
 }
 
 impl CompiledGrammar {
-    /// Creates the seed from which the choices of one request create their sessions. With `ignores_end`,
+    /// Creates the factory of the grammar sessions of one request. With `ignores_end`,
     /// end-of-text tokens are allowed only where no other token is.
-    pub fn session_seed(&self, ignores_end: bool) -> SessionSeed {
-        SessionSeed::new(self.clone(), ignores_end)
+    pub fn session_seed(&self, ignores_end: bool) -> GrammarSessionFactory {
+        GrammarSessionFactory::new(self.clone(), ignores_end)
     }
 
     /// Copies the matcher for one request.

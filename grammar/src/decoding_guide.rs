@@ -1,6 +1,6 @@
 //! Decoding guide of one output: a grammar, a thinking budget, or both.
 
-use super::session::{GrammarSession, SessionSeed};
+use super::session::{GrammarSession, GrammarSessionFactory};
 use super::thinking_budget::{ThinkingBudget, ThinkingBudgetState};
 use llguidance::CancellationHandle;
 use protocol::Token;
@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 #[derive(Debug, Clone, Default)]
 pub struct DecodingGuide {
     /// Grammar of the output.
-    pub grammar: Option<SessionSeed>,
+    pub grammar: Option<GrammarSessionFactory>,
     /// Maximum length of the reasoning before the answer.
     pub budget: Option<ThinkingBudget>,
 }
@@ -36,16 +36,16 @@ impl DecodingGuide {
 
 /// State of one output that a decoding guide restricts.
 pub(super) struct DecodingGuideState {
-    progress: GrammarProgress,
+    progress: GrammarSessionState,
     budget: Option<ThinkingBudgetState>,
 }
 
 /// State of the grammar session of an output.
-enum GrammarProgress {
+enum GrammarSessionState {
     /// The output has no grammar.
     Unconstrained,
     /// The session is created before the first mask.
-    Pending(SessionSeed),
+    Pending(GrammarSessionFactory),
     /// The session has started.
     Active(Box<GrammarSession>),
     /// The grammar failed, or the output ended.
@@ -58,7 +58,8 @@ impl DecodingGuideState {
         let DecodingGuide { grammar, budget } = guide;
         let budget = budget.map(|budget| ThinkingBudgetState::new(budget, grammar.is_some()));
         Self {
-            progress: grammar.map_or(GrammarProgress::Unconstrained, GrammarProgress::Pending),
+            progress: grammar
+                .map_or(GrammarSessionState::Unconstrained, GrammarSessionState::Pending),
             budget,
         }
     }
@@ -66,10 +67,10 @@ impl DecodingGuideState {
     /// Creates the grammar session if it is pending. Called before the first mask, so before any token.
     /// Returns the handle that cancels the session's work, if the session was created now.
     pub(super) fn begin(&mut self) -> Option<CancellationHandle> {
-        let GrammarProgress::Pending(seed) = &self.progress else { return None };
+        let GrammarSessionState::Pending(seed) = &self.progress else { return None };
         let session = seed.session();
         let handle = session.cancellation_handle();
-        self.progress = GrammarProgress::Active(Box::new(session));
+        self.progress = GrammarSessionState::Active(Box::new(session));
         Some(handle)
     }
 
@@ -89,9 +90,9 @@ impl DecodingGuideState {
     pub(super) fn mask(&mut self) -> Result<Option<Vec<u32>>, GrammarPanic> {
         let forced = self.budget.as_ref().and_then(ThinkingBudgetState::mask);
         match (&self.progress, forced) {
-            (GrammarProgress::Ended, _) => Ok(None),
+            (GrammarSessionState::Ended, _) => Ok(None),
             (_, Some(mask)) => Ok(Some(mask)),
-            (GrammarProgress::Unconstrained, None) => {
+            (GrammarSessionState::Unconstrained, None) => {
                 Ok(self.budget.as_ref().map(ThinkingBudgetState::unrestricted_mask))
             }
             _ => Ok(self.catch_panic(GrammarSession::mask)?.flatten()),
@@ -100,13 +101,13 @@ impl DecodingGuideState {
 
     /// Returns whether no later token is restricted.
     pub(super) fn is_done(&self) -> bool {
-        matches!(self.progress, GrammarProgress::Unconstrained)
+        matches!(self.progress, GrammarSessionState::Unconstrained)
             && self.budget.as_ref().is_none_or(ThinkingBudgetState::is_done)
     }
 
     /// Drops the grammar session: the output ended and needs no more masks.
     pub(super) fn end(&mut self) {
-        self.progress = GrammarProgress::Ended;
+        self.progress = GrammarSessionState::Ended;
     }
 
     /// Runs `f` on the grammar session, if one is active. A panic ends the session.
@@ -114,10 +115,10 @@ impl DecodingGuideState {
         &mut self,
         f: impl FnOnce(&mut GrammarSession) -> T,
     ) -> Result<Option<T>, GrammarPanic> {
-        let GrammarProgress::Active(session) = &mut self.progress else { return Ok(None) };
+        let GrammarSessionState::Active(session) = &mut self.progress else { return Ok(None) };
         let result = catch_unwind(AssertUnwindSafe(|| f(session)));
         result.map(Some).map_err(|_| {
-            self.progress = GrammarProgress::Ended;
+            self.progress = GrammarSessionState::Ended;
             GrammarPanic
         })
     }

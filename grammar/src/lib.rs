@@ -9,7 +9,7 @@
 //! - [`GrammarCompilePool::compile`] compiles the constraint into a [`CompiledGrammar`] on separate threads,
 //!   with limits, after a dry run in a process that can be killed (`worker/`), or returns an error. Meanwhile
 //!   the request waits outside the scheduler (`EngineClient::hold`).
-//! - Each choice gets a [`SessionSeed`] and creates a [`GrammarSession`] from it when it starts running. A
+//! - Each choice gets a [`GrammarSessionFactory`] and creates a [`GrammarSession`] from it when it starts running. A
 //!   session follows committed tokens only, so preemption and recomputation need no special case.
 //! - A [`ThinkingBudget`] limits the reasoning of an output, with or without a grammar after it: a
 //!   [`DecodingGuide`] has both. Masks of a budget start at the first token that may exceed it and end with
@@ -57,7 +57,7 @@ pub use decoding_guide::DecodingGuide;
 pub use limits::{NESTING_MAX, TEXT_BYTES_MAX};
 pub use mask_session::MaskEvent;
 pub use mask_workers::{MaskWorkers, MaskedRow};
-pub use session::{GrammarSession, SessionSeed};
+pub use session::{GrammarSession, GrammarSessionFactory};
 pub use thinking_budget::{
     ReasoningState, ReasoningTracker, ReasoningTrackerFactory, ThinkingBudget,
 };

@@ -38,7 +38,7 @@ pub enum MaskEvent {
 pub(super) struct MaskSession {
     request: RequestId,
     inbox: Mutex<MaskCommandInbox>,
-    work: Mutex<MaskSessionWork>,
+    work: Mutex<MaskSessionState>,
     /// Newest mask, with the number of output tokens before the token that it restricts.
     ready: Mutex<Option<(u32, Vec<u32>)>>,
     /// Handle that cancels the work of the thread that runs the session.
@@ -72,7 +72,7 @@ pub(super) enum MaskCommand {
     Compute(Arc<StepMaskCollector>, u32),
 }
 
-struct MaskSessionWork {
+struct MaskSessionState {
     guide: DecodingGuideState,
     /// Number of output tokens before the first one that may be restricted.
     first_masked_token: u32,
@@ -80,11 +80,11 @@ struct MaskSessionWork {
     output_tokens: u32,
     /// Processor time of all masks of the request.
     spent: Duration,
-    pacing: MaskPacing,
+    pacing: MaskLookahead,
 }
 
 /// Decides whether the masks of a request are precomputed, that is, computed before the steps that need them.
-struct MaskPacing {
+struct MaskLookahead {
     precomputes: bool,
     /// Number of consecutive fast masks.
     fast_in_a_row: u32,
@@ -97,12 +97,12 @@ impl MaskSession {
     pub(super) fn new(request: RequestId, guide: DecodingGuide) -> Self {
         let grammar_is_slow = guide.is_slow();
         let is_slow = grammar_is_slow.load(Ordering::Relaxed);
-        let work = MaskSessionWork {
+        let work = MaskSessionState {
             first_masked_token: guide.first_masked_token().unwrap_or(u32::MAX),
             guide: DecodingGuideState::new(guide),
             output_tokens: 0,
             spent: Duration::ZERO,
-            pacing: MaskPacing {
+            pacing: MaskLookahead {
                 precomputes: is_slow,
                 fast_in_a_row: 0,
                 fast_needed: FAST_MASKS_TO_RECOVER,
@@ -199,7 +199,7 @@ impl MaskSession {
 
     fn execute(
         &self,
-        work: &mut MaskSessionWork,
+        work: &mut MaskSessionState,
         commands: Vec<MaskCommand>,
         timings: &GrammarTimings,
         listener: &MaskEventListener,
@@ -241,7 +241,7 @@ impl MaskSession {
         }
     }
 
-    fn advance(&self, work: &mut MaskSessionWork, tokens: &[Token]) {
+    fn advance(&self, work: &mut MaskSessionState, tokens: &[Token]) {
         work.output_tokens += tokens.len() as u32;
         if let Err(error) = work.guide.advance(tokens) {
             tracing::error!(request = self.request.0, %error);
@@ -251,7 +251,7 @@ impl MaskSession {
     /// Computes the mask of the next token; empty if the mask failed. Also returns its processor time.
     fn compute_mask(
         &self,
-        work: &mut MaskSessionWork,
+        work: &mut MaskSessionState,
         timings: &GrammarTimings,
     ) -> (Vec<u32>, Duration) {
         if let Some(handle) = work.guide.begin() {
@@ -281,7 +281,7 @@ impl MaskSession {
     }
 }
 
-impl MaskSessionWork {
+impl MaskSessionState {
     /// Whether the request is within its processor-time budget for masks.
     fn is_within_cpu_budget(&self, request: RequestId) -> bool {
         let budget = MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self.output_tokens;
@@ -293,7 +293,7 @@ impl MaskSessionWork {
     }
 }
 
-impl MaskPacing {
+impl MaskLookahead {
     /// Records a mask: whether a step proceeded without it, and its processor time.
     fn record(&mut self, proceeded_without: bool, cpu: Duration) {
         if proceeded_without || cpu > MASK_SLOW {
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn masks_are_precomputed_until_fast_again() {
-        let mut pacing = MaskPacing { precomputes: false, fast_in_a_row: 0, fast_needed: 2 };
+        let mut pacing = MaskLookahead { precomputes: false, fast_in_a_row: 0, fast_needed: 2 };
         let fast = Duration::ZERO;
         pacing.record(false, fast);
         assert!(!pacing.precomputes);

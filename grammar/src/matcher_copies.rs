@@ -8,27 +8,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Counter of the bytes of all matcher copies of one server.
 #[derive(Debug, Clone, Default)]
-pub(super) struct MatcherCopies {
+pub(super) struct MatcherCopyBudget {
     bytes: Arc<AtomicUsize>,
 }
 
 /// Copy of a matcher, with its entry in the byte counter.
 pub(super) struct MatcherCopy {
     pub(super) matcher: Matcher,
-    _counted: Option<MatcherCopyBytes>,
+    _counted: Option<MatcherCopyReservation>,
 }
 
-struct MatcherCopyBytes {
-    copies: MatcherCopies,
+struct MatcherCopyReservation {
+    copies: MatcherCopyBudget,
     bytes: usize,
 }
 
-impl MatcherCopies {
+impl MatcherCopyBudget {
     /// Copies `prototype`, which takes `bytes` bytes. Above `MATCHER_COPIES_BYTES`, copies share the lexer
     /// states of their grammar, and the limits on these states, with all other copies of the grammar.
     pub(super) fn copy_matcher(&self, prototype: &Matcher, bytes: usize) -> MatcherCopy {
         let bytes_before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let counted = MatcherCopyBytes { copies: self.clone(), bytes };
+        let counted = MatcherCopyReservation { copies: self.clone(), bytes };
         if bytes_before + bytes > MATCHER_COPIES_BYTES {
             drop(counted);
             return MatcherCopy { matcher: prototype.clone(), _counted: None };
@@ -43,7 +43,7 @@ impl MatcherCopies {
     }
 }
 
-impl Drop for MatcherCopyBytes {
+impl Drop for MatcherCopyReservation {
     fn drop(&mut self) {
         self.copies.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }

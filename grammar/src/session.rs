@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-/// Seed from which the choices of one request create their grammar sessions. It shares the compiled grammar
+/// Factory of the grammar sessions of one request, one session per choice. It shares the compiled grammar
 /// until a session starts: a waiting request has no matcher copy.
 #[derive(Clone)]
-pub struct SessionSeed {
+pub struct GrammarSessionFactory {
     compiled: CompiledGrammar,
     /// Matcher copy that the choices of one request share, so that lexer states are computed once for all of
     /// them.
@@ -19,7 +19,7 @@ pub struct SessionSeed {
     ignores_end: bool,
 }
 
-impl SessionSeed {
+impl GrammarSessionFactory {
     pub(super) fn new(compiled: CompiledGrammar, ignores_end: bool) -> Self {
         Self { compiled, copy: Arc::default(), ignores_end }
     }
@@ -38,9 +38,11 @@ impl SessionSeed {
     }
 }
 
-impl std::fmt::Debug for SessionSeed {
+impl std::fmt::Debug for GrammarSessionFactory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SessionSeed").field("compiled", &self.compiled).finish_non_exhaustive()
+        f.debug_struct("GrammarSessionFactory")
+            .field("compiled", &self.compiled)
+            .finish_non_exhaustive()
     }
 }
 

@@ -359,9 +359,9 @@ fn waiting_and_ended_requests_hold_no_matcher_copy() {
 
 /// Reasoning tracker of an output that reasons until `!`.
 #[derive(Default)]
-struct UntilBangTracker(bool);
+struct ExclamationMarkTracker(bool);
 
-impl ReasoningTracker for UntilBangTracker {
+impl ReasoningTracker for ExclamationMarkTracker {
     fn push(&mut self, token: Token) {
         self.0 |= token == u32::from(b'!');
     }
@@ -377,7 +377,7 @@ impl ReasoningTracker for UntilBangTracker {
 
 fn budget(tokens: u32) -> ThinkingBudget {
     let new_tracker =
-        Arc::new(|| Box::new(UntilBangTracker::default()) as Box<dyn ReasoningTracker>);
+        Arc::new(|| Box::new(ExclamationMarkTracker::default()) as Box<dyn ReasoningTracker>);
     ThinkingBudget {
         tokens,
         end_marker: [u32::from(b'-'), u32::from(b'!')].into(),

@@ -1,7 +1,7 @@
 //! Worker process: runs dry runs of grammars until the server closes the connection.
 
 use super::message::{GrammarWorkerReply, GrammarWorkerRequest, VocabularyMessage};
-use super::starvation_watchdog::{DryRunVerdicts, GrammarDryRun, take_over_starved};
+use super::starvation_watchdog::{DryRunVerdictSender, GrammarDryRun, take_over_starved};
 use crate::compile::GrammarCompiler;
 use crate::limits::{DRY_RUN_STACK_BYTES, WORKER_BYTES};
 use crate::lower_priority;
@@ -37,7 +37,7 @@ pub fn serve(stream: LinkSocket) -> io::Result<()> {
 fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
     let io_error = |error: io::Error| LinkError::Io(error.kind());
     let writer = FrameWriter::new(stream.try_clone().map_err(io_error)?, EPOCH);
-    let verdicts = Arc::new(DryRunVerdicts::new(writer));
+    let verdicts = Arc::new(DryRunVerdictSender::new(writer));
     let mut reader = FrameReader::<_, GrammarWorkerRequest>::new(stream, EPOCH);
     let mut compiler = None;
     while let Some(message) = reader.receive()? {
@@ -67,7 +67,7 @@ fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
 /// Starts the thread that takes over a dry run if the dry-run thread gets no processor time.
 fn start_starvation_watchdog(
     compiler: &Arc<GrammarCompiler>,
-    verdicts: &Arc<DryRunVerdicts<LinkSocket>>,
+    verdicts: &Arc<DryRunVerdictSender<LinkSocket>>,
 ) -> io::Result<()> {
     let (compiler, verdicts) = (Arc::clone(compiler), Arc::clone(verdicts));
     let work = move || {

@@ -55,22 +55,22 @@ fn process_cpu_time() -> Duration {
 }
 
 /// Sends the verdict of the current dry run, from the thread that finishes it first.
-pub(super) struct DryRunVerdicts<W> {
-    state: Mutex<DryRunVerdictsState<W>>,
+pub(super) struct DryRunVerdictSender<W> {
+    state: Mutex<DryRunVerdictSenderState<W>>,
     dry_run_started: Condvar,
 }
 
-struct DryRunVerdictsState<W> {
+struct DryRunVerdictSenderState<W> {
     replies: FrameWriter<W, GrammarWorkerReply>,
     /// The current dry run, as long as it has no verdict.
     pending: Option<Arc<GrammarDryRun>>,
 }
 
-impl<W: Write> DryRunVerdicts<W> {
+impl<W: Write> DryRunVerdictSender<W> {
     /// Creates the state; verdicts are sent through `replies`.
     pub(super) fn new(replies: FrameWriter<W, GrammarWorkerReply>) -> Self {
         Self {
-            state: Mutex::new(DryRunVerdictsState { replies, pending: None }),
+            state: Mutex::new(DryRunVerdictSenderState { replies, pending: None }),
             dry_run_started: Condvar::new(),
         }
     }
@@ -106,7 +106,7 @@ impl<W: Write> DryRunVerdicts<W> {
     }
 
     fn wait_for_dry_run(&self) {
-        let is_idle = |state: &mut DryRunVerdictsState<W>| state.pending.is_none();
+        let is_idle = |state: &mut DryRunVerdictSenderState<W>| state.pending.is_none();
         drop(
             self.dry_run_started
                 .wait_while(lock(&self.state), is_idle)
@@ -119,7 +119,7 @@ impl<W: Write> DryRunVerdicts<W> {
 ///
 /// Errors: the server has closed the connection.
 pub(super) fn take_over_starved<W: Write>(
-    verdicts: &DryRunVerdicts<W>,
+    verdicts: &DryRunVerdictSender<W>,
     run_dry_run: impl Fn(&GrammarDryRun) -> DryRunVerdict,
 ) -> Result<(), LinkError> {
     loop {
@@ -156,7 +156,7 @@ mod tests {
     fn starved_dry_run_is_taken_over_and_has_one_verdict() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut server = FrameReader::<_, GrammarWorkerReply>::new(ours, EPOCH);
-        let verdicts = Arc::new(DryRunVerdicts::new(FrameWriter::new(theirs, EPOCH)));
+        let verdicts = Arc::new(DryRunVerdictSender::new(FrameWriter::new(theirs, EPOCH)));
         let watchdog_verdicts = Arc::clone(&verdicts);
         thread::spawn(move || take_over_starved(&watchdog_verdicts, |_| verdict("watch")));
         let begin = || {
