@@ -30,7 +30,7 @@ use metrics::{RequestTimes, ServerMetrics};
 use protocol::{Epoch, ExecutorCommand, ExecutorReady, ProfilerStatus, Replica, RequestId, StepId};
 use scheduler::{
     AbortCause, ExecutorFailure, FinishReason, PromptHasher, RequestError, RequestSubmission,
-    SchedulerEvent, StepStats, TokenEvent, assign_request_ids, request_ids_by_client_id,
+    SchedulerEvent, SchedulerStats, TokenEvent, assign_request_ids, request_ids_by_client_id,
 };
 #[cfg(feature = "interleavings")]
 use shuttle_dashmap_impl::DashMap;
@@ -142,7 +142,7 @@ struct EngineClientState {
     /// `close` was not called.
     closed: Mutex<Option<FinishReason>>,
     /// Latest step statistics of each replica.
-    stats: Mutex<Vec<StepStats>>,
+    stats: Mutex<Vec<SchedulerStats>>,
     metrics: Arc<ServerMetrics>,
 }
 
@@ -333,21 +333,21 @@ impl EngineClient {
     }
 
     /// Returns the statistics of replica 0, as of the last tick that changed them.
-    pub fn stats(&self) -> StepStats {
+    pub fn stats(&self) -> SchedulerStats {
         self.replica_stats().into_iter().next().unwrap_or_default()
     }
 
     /// Returns the latest statistics of every replica that has reported any.
-    pub fn replica_stats(&self) -> Vec<StepStats> {
+    pub fn replica_stats(&self) -> Vec<SchedulerStats> {
         lock(&self.state.stats).clone()
     }
 
     /// Stores the latest statistics of a replica.
-    pub fn set_stats(&self, stats: StepStats) {
+    pub fn set_stats(&self, stats: SchedulerStats) {
         let mut all = lock(&self.state.stats);
         let index = usize::from(stats.replica.0);
         if index >= all.len() {
-            all.resize(index + 1, StepStats::default());
+            all.resize(index + 1, SchedulerStats::default());
         }
         all[index] = stats;
     }

@@ -15,8 +15,8 @@ use metrics::StartFailure;
 use metrics::kv_events::KvEventFeed;
 use protocol::{Batch, Epoch, ExecutorCommand, ExecutorReady, Replica, StepId};
 use scheduler::{
-    ControlCommand, ExecutorFailure, Scheduler, SchedulerEffect, SchedulerEvent, StepStats,
-    StepWork, TokenEvent,
+    ControlCommand, ExecutorFailure, Scheduler, SchedulerEffect, SchedulerEvent, SchedulerStats,
+    StepWorkload, TokenEvent,
 };
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -400,7 +400,7 @@ impl EngineLoop {
         let replica_handle = &mut self.replica_handles[usize::from(replica.0)];
         // The busiest replica determines the duration of a lockstep group's step.
         let group_max = state.max_pairs.iter().find(|(step, _)| *step == summary.step);
-        let work = StepWork {
+        let work = StepWorkload {
             tokens: summary.tokens.max(batch.moe_tokens.into()),
             attention_pairs: group_max.map_or(summary.attention_pairs, |(_, max_pairs)| *max_pairs),
         };
@@ -442,7 +442,8 @@ impl EngineLoop {
     /// Returns a snapshot of the prefix index of every replica.
     fn cached_blocks(&self) -> Vec<CachedBlocks> {
         let stats = self.client.replica_stats();
-        let of = |stats: &StepStats| CachedBlocks::of(&self.engine, stats.replica, stats.blocks);
+        let of =
+            |stats: &SchedulerStats| CachedBlocks::of(&self.engine, stats.replica, stats.blocks);
         stats.iter().map(of).collect()
     }
 

@@ -2,7 +2,7 @@
 
 use super::executors::ExecutorLink;
 use protocol::{Batch, ExecutorCommand, ProfilerStatus, Rank, StepId};
-use scheduler::{ExecutorFailure, StepDeadline, StepTimeout, StepWatchdog, StepWork};
+use scheduler::{ExecutorFailure, StepDeadline, StepTimeout, StepWatchdog, StepWorkload};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::sync::mpsc::SyncSender;
@@ -75,7 +75,7 @@ impl ReplicaHandle {
     }
 
     /// Sends a batch, with an estimate of its `work`, to all executors. Returns the deadline of the step.
-    pub(super) fn send(&mut self, batch: Batch, work: StepWork, now_ms: u64) -> Duration {
+    pub(super) fn send(&mut self, batch: Batch, work: StepWorkload, now_ms: u64) -> Duration {
         let masked = batch.rows.iter().any(|row| row.masked);
         let deadline = self.watchdog.step_sent(batch.step, work, masked, now_ms);
         if let Some(commands) = &self.commands {
@@ -199,7 +199,7 @@ mod tests {
         (ReplicaHandle::new(&executor_link, StepDeadline::new(fixed, StepCost::default())), sent)
     }
 
-    const WORK: StepWork = StepWork { tokens: 1, attention_pairs: 0 };
+    const WORK: StepWorkload = StepWorkload { tokens: 1, attention_pairs: 0 };
 
     fn batch(step: u64) -> Batch {
         let (step, dispatch) = (StepId(step), DispatchMode::Eager { tokens: 1 });

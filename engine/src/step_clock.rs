@@ -3,7 +3,7 @@
 use metrics::{ServerMetrics, StepTimingRecord};
 use protocol::{Batch, Replica, StepId, StepOutput};
 use rustix::time::{ClockId, clock_gettime};
-use scheduler::{SchedulerEffect, StepStats, TickPhase, TickTimer};
+use scheduler::{SchedulerEffect, SchedulerStats, TickPhase, TickTimer};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -173,7 +173,7 @@ impl StepClock {
     }
 
     /// Records changed counters of a replica.
-    pub(crate) fn stats_changed(&mut self, stats: &StepStats, now_ms: u64) {
+    pub(crate) fn stats_changed(&mut self, stats: &SchedulerStats, now_ms: u64) {
         let wait_ms = stats.head_submitted_ms.map(|at_ms| now_ms.saturating_sub(at_ms));
         self.metrics.queue.set_head_wait(stats.replica, wait_ms.map(Duration::from_millis));
         let clock = self.replica_clock(stats.replica);

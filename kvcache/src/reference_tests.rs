@@ -24,7 +24,7 @@ fn config(hash_bits: u8) -> KvConfig {
 type PrefixKey = (Option<String>, Vec<Token>);
 
 /// A request: its content, its block table, and the number of its blocks in the prefix index.
-struct BlockHolder {
+struct ReferenceRequest {
     tokens: Vec<Token>,
     keys: Vec<BlockKey>,
     extra: Option<Arc<ExtraKeys>>,
@@ -33,7 +33,7 @@ struct BlockHolder {
     publishing: bool,
 }
 
-impl BlockHolder {
+impl ReferenceRequest {
     fn prefix(&self, blocks: u32) -> PrefixKey {
         let salt = self.extra.as_ref().and_then(|extra| extra.salt.clone());
         (salt, self.tokens[..(blocks * BLOCK_TOKENS) as usize].to_vec())
@@ -138,7 +138,7 @@ fn cache_op() -> impl Strategy<Value = CacheOp> {
 struct CacheComparison {
     kv: KvCache,
     reference: ReferenceCache,
-    holders: Vec<BlockHolder>,
+    holders: Vec<ReferenceRequest>,
     /// The prefix index as a subscriber of KV events rebuilds it.
     event_index: BTreeSet<BlockHash>,
     config: KvConfig,
@@ -198,7 +198,7 @@ impl CacheComparison {
         let mut keys = Vec::new();
         self.config.block_hasher().extend_keys(&mut keys, &tokens, extra.as_deref());
         let (table, publishing) = (BlockTable::default(), true);
-        let mut holder = BlockHolder { tokens, keys, extra, table, published: 0, publishing };
+        let mut holder = ReferenceRequest { tokens, keys, extra, table, published: 0, publishing };
         let mut found = Vec::new();
         let hit = self.kv.match_prefix(holder.content(), &mut found);
         for (i, &BlockId(block)) in found.iter().enumerate() {

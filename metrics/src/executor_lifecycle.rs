@@ -4,7 +4,7 @@ use super::metric_registrar::{EngineSeries, MetricRegistrar};
 use super::start_failure::StartFailure;
 use prometheus::{Error, Gauge, IntCounter};
 use protocol::{Rank, Replica};
-use scheduler::{ExecutorFailure, StepStats};
+use scheduler::{ExecutorFailure, SchedulerStats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ impl ExecutorLifecycleMetrics {
         }
     }
 
-    pub(super) fn update(&self, stats: &[StepStats]) {
+    pub(super) fn update(&self, stats: &[SchedulerStats]) {
         for (rank, up) in self.up.iter().enumerate() {
             let ready = stats.get(rank / self.tp_size).is_some_and(|stats| stats.executors_ready);
             up.set(f64::from(ready));

@@ -53,7 +53,7 @@ use metric_registrar::MetricRegistrar;
 use process::ProcessMetrics;
 use prometheus::Registry;
 use replicas::ReplicaMetrics;
-use scheduler::StepStats;
+use scheduler::SchedulerStats;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use unsupported_features::UnsupportedFeatureMetrics;
@@ -215,12 +215,12 @@ impl ServerMetrics {
     /// Renders the current metrics in Prometheus text format 0.0.4; `stats` has one entry per replica.
     ///
     /// Errors: none is known, because the format accepts every registered series.
-    pub fn render(&self, stats: &[StepStats]) -> Result<String, prometheus::Error> {
+    pub fn render(&self, stats: &[SchedulerStats]) -> Result<String, prometheus::Error> {
         let families = self.gather(stats);
         self.exposition.lock().unwrap_or_else(PoisonError::into_inner).write(&families)
     }
 
-    fn gather(&self, stats: &[StepStats]) -> Vec<prometheus::proto::MetricFamily> {
+    fn gather(&self, stats: &[SchedulerStats]) -> Vec<prometheus::proto::MetricFamily> {
         let _reading = self.update_lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.replicas.update(stats, self.deferred.load(Ordering::Relaxed));
         self.grammar_series.update(&self.grammar);

@@ -5,14 +5,14 @@ use super::kv_event_metrics::raise_to;
 use super::metric_registrar::MetricRegistrar;
 use super::{KvCacheInfo, MetricsConfig};
 use prometheus::{Error, Gauge, IntCounter};
-use scheduler::{DRAFT_TOKENS_MAX, StepStats};
+use scheduler::{DRAFT_TOKENS_MAX, SchedulerStats};
 
 /// Series of a metric by replica (value of the label `engine`).
 type ReplicaSeries<T> = Vec<T>;
 /// Function that reads the value of a counter from the statistics of a replica.
-type ReplicaCounterFn = fn(&StepStats) -> u64;
+type ReplicaCounterFn = fn(&SchedulerStats) -> u64;
 /// Function that reads the value of a gauge from the statistics of a replica.
-type ReplicaGaugeFn = fn(&StepStats) -> f64;
+type ReplicaGaugeFn = fn(&SchedulerStats) -> f64;
 
 /// Metrics that are copied from the statistics of each replica.
 pub(super) struct ReplicaMetrics {
@@ -64,7 +64,7 @@ impl ReplicaMetrics {
     /// Updates the series from `stats`, the statistics of all replicas. `deferred` requests have no replica
     /// yet and are counted for the first one. Replicas without a series of their own are included in the last
     /// series: summed, or averaged for the KV cache usage.
-    pub(super) fn update(&self, stats: &[StepStats], deferred: u64) {
+    pub(super) fn update(&self, stats: &[SchedulerStats], deferred: u64) {
         if let Some(gauge) = self.deferred.first() {
             gauge.set(deferred as f64);
         }
@@ -128,7 +128,7 @@ fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(Repl
 }
 
 /// Returns the number of accepted draft tokens at a draft position.
-fn accepted_at_position<const POSITION: usize>(stats: &StepStats) -> u64 {
+fn accepted_at_position<const POSITION: usize>(stats: &SchedulerStats) -> u64 {
     stats.drafts_total.accepted_per_position[POSITION]
 }
 
@@ -140,7 +140,7 @@ const ACCEPTED_BY_POSITION: [ReplicaCounterFn; DRAFT_TOKENS_MAX] = [
 ];
 
 /// Returns the fraction of the KV block pool that is in use.
-fn usage(stats: &StepStats) -> f64 {
+fn usage(stats: &SchedulerStats) -> f64 {
     f64::from(stats.blocks.in_use) / f64::from(stats.blocks.pool.max(1))
 }
 

@@ -115,9 +115,14 @@ fn rejections_are_not_counted_as_finished() {
     assert_eq!(value(&page, r#"vllm:corrupted_requests_total{engine="0",model_name="m"}"#), 1.0);
 }
 
-fn stats(in_use: u32, generated: u64) -> StepStats {
+fn stats(in_use: u32, generated: u64) -> SchedulerStats {
     let blocks = BlockStats { pool: 10, free: 10 - in_use, in_use, ..BlockStats::default() };
-    StepStats { blocks, running: in_use, generated_tokens_total: generated, ..StepStats::default() }
+    SchedulerStats {
+        blocks,
+        running: in_use,
+        generated_tokens_total: generated,
+        ..SchedulerStats::default()
+    }
 }
 
 #[test]
@@ -145,7 +150,7 @@ fn failure_causes_and_sequences_are_per_replica() {
         FailureCounts { exited: 1, heartbeat_timeout: 2, step_timeout: 3, reported_fault: 4 };
     let tokens =
         FailureCounts { exited: 10, heartbeat_timeout: 20, step_timeout: 30, reported_fault: 40 };
-    let recovered_stats = StepStats {
+    let recovered_stats = SchedulerStats {
         requests_recovered_total: recovered_requests,
         tokens_recomputed_total: RecomputedTokens {
             preemption: 50,
@@ -209,7 +214,7 @@ fn requests_are_counted_on_their_replica() {
         metrics.executors.straggler(Rank(3));
         metrics.executors.executors_failed(Replica(1), ExecutorFailure::StepTimeout);
         metrics.kv_events[1].batches.store(7, Ordering::Relaxed);
-        let ready = StepStats { executors_ready: true, ..stats(1, 1) };
+        let ready = SchedulerStats { executors_ready: true, ..stats(1, 1) };
         metrics.render(&[ready, stats(1, 1)]).unwrap()
     };
     let per_replica = ServerMetrics::new(&config).unwrap();

@@ -1,6 +1,6 @@
 //! Inputs (`SchedulerEvent`) and outputs (`SchedulerEffect`) of a tick.
 
-use crate::{AbortCause, RequestSubmission, StepStats, TokenEvent};
+use crate::{AbortCause, RequestSubmission, SchedulerStats, TokenEvent};
 use kvcache::BlockLifetime;
 use protocol::{Batch, KvEvent, Replica, RequestId, StepOutput};
 
@@ -115,7 +115,7 @@ pub enum SchedulerEffect {
         lifetimes: Vec<BlockLifetime>,
     },
     /// Statistics of a replica; emitted only if they changed in this tick.
-    Stats(StepStats),
+    Stats(SchedulerStats),
     /// A control command is complete.
     ControlDone {
         /// Id of the command.

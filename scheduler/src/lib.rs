@@ -46,9 +46,9 @@ pub use limits::SchedulerLimits;
 pub use request_ids::{assign_request_ids, request_ids_by_client_id};
 pub use scheduler::Scheduler;
 pub use stats::{
-    BlockStats, DRAFT_TOKENS_MAX, FailureCounts, RecomputedTokens, SpecDecodeStats, StepStats,
+    BlockStats, DRAFT_TOKENS_MAX, FailureCounts, RecomputedTokens, SchedulerStats, SpecDecodeStats,
 };
-pub use step_deadline::{StepDeadline, StepWork};
+pub use step_deadline::{StepDeadline, StepWorkload};
 pub use step_watchdog::{StepTimeout, StepWatchdog, StragglerReport};
 pub use submit::{RejectReason, RequestSubmission};
 pub use tick_timer::{TickPhase, TickTimer};

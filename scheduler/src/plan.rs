@@ -6,7 +6,7 @@
 
 use crate::SchedulerLimits;
 use crate::request::Request;
-use crate::scheduling_state::{BlockedHead, SchedulingState};
+use crate::scheduling_state::{BlockedQueueHead, SchedulingState};
 use crate::slab::SlabSlot;
 use kvcache::KvCache;
 use protocol::BlockId;
@@ -25,14 +25,14 @@ pub(crate) struct StepPlan {
     /// Running requests to preempt.
     pub(crate) preempt: Vec<SlabSlot>,
     /// The queue head that cannot be admitted, if blocks are the reason.
-    pub(crate) blocked_head: Option<BlockedHead>,
+    pub(crate) blocked_head: Option<BlockedQueueHead>,
     /// Uncomputed tokens of the requests with prefill rows (passes 2 and 3 of `plan`), including tokens
     /// beyond the chunks of this step.
     pub(crate) pending_prefill_tokens: u64,
     /// Positions in the running queue of requests that do not decode: only these can have rows in pass 2.
     non_decoding: Vec<usize>,
     /// Number of references to each block by the requests to preempt.
-    victim_blocks: VictimBlocks,
+    victim_blocks: VictimBlockRefs,
 }
 
 /// One row of the plan: a chunk of one request.
@@ -100,12 +100,12 @@ impl StepPlan {
 /// Number of references to each block by victims, the requests to preempt. A shared block becomes free only
 /// if victims hold all its references.
 #[derive(Debug, Default)]
-struct VictimBlocks {
+struct VictimBlockRefs {
     ref_counts: Vec<u32>,
     touched_blocks: Vec<BlockId>,
 }
 
-impl VictimBlocks {
+impl VictimBlockRefs {
     /// Adds a victim. Returns the number of blocks that become free.
     fn add_victim(&mut self, request: &Request, kv: &KvCache) -> u32 {
         self.ref_counts.resize(kv.counts().pool as usize, 0);
@@ -342,7 +342,7 @@ impl StepPlanner<'_> {
         }
         if !fits {
             let (request, published_blocks) = (request.id, self.kv.published_blocks());
-            let blocked = BlockedHead {
+            let blocked = BlockedQueueHead {
                 request,
                 needed_blocks,
                 evictable_hits: hit.evictable,

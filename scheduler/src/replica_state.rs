@@ -4,7 +4,7 @@ use crate::plan::StepPlan;
 use crate::replica_router::{ReplicaCandidate, ReplicaLoad};
 use crate::scheduling_state::SchedulingState;
 use crate::stats::RequeueReason;
-use crate::{BlockStats, ExecutorFailure, SchedulerConfig, SchedulerConfigError, StepStats};
+use crate::{BlockStats, ExecutorFailure, SchedulerConfig, SchedulerConfigError, SchedulerStats};
 use kvcache::{KvCache, KvConfig};
 use protocol::{Epoch, Replica, StepTiming};
 
@@ -107,10 +107,10 @@ impl ReplicaState {
     }
 
     /// Returns current statistics.
-    pub(crate) fn stats(&self, replica: Replica) -> StepStats {
+    pub(crate) fn stats(&self, replica: Replica) -> SchedulerStats {
         let (state, totals, counts) = (&self.state, self.state.totals, self.kv.counts());
         let queue_head = state.waiting.slots().next();
-        StepStats {
+        SchedulerStats {
             replica,
             executors_ready: self.is_ready(),
             step: state.step,

@@ -15,7 +15,7 @@ use crate::stats::RequeueReason;
 use crate::{
     AbortCause, ControlCommand, ExecutorFailure, FinishReason, PromptHasher, RejectReason,
     RequestError, RequestSubmission, SchedulerConfig, SchedulerConfigError, SchedulerEffect,
-    SchedulerEvent, SchedulerLimits, StepStats, StopReason, TickPhase, TickTimer, TokenEvent,
+    SchedulerEvent, SchedulerLimits, SchedulerStats, StopReason, TickPhase, TickTimer, TokenEvent,
 };
 use kvcache::KvCache;
 use protocol::{Batch, Epoch, Replica, RequestId, StepOutput};
@@ -470,7 +470,7 @@ impl Scheduler {
     }
 
     /// Returns the statistics of a replica, as in the next `SchedulerEffect::Stats`.
-    pub fn stats(&self, replica: Replica) -> StepStats {
+    pub fn stats(&self, replica: Replica) -> SchedulerStats {
         self.replicas[usize::from(replica.0)].stats(replica)
     }
 

@@ -29,7 +29,7 @@ pub(crate) struct SchedulingState {
     /// Id of the last step sent.
     pub(crate) step: StepId,
     /// The head of the waiting queue that was not admitted, if blocks were the reason.
-    pub(crate) blocked_head: Option<BlockedHead>,
+    pub(crate) blocked_head: Option<BlockedQueueHead>,
     pub(crate) hasher: BlockHasher,
     pub(crate) totals: ReplicaTotals,
     /// Free sequence slots, lowest first.
@@ -60,7 +60,7 @@ pub(crate) struct ScheduledRow {
 /// The head of the waiting queue, if it was not admitted for lack of blocks. Its prefix lookup is not
 /// repeated until enough blocks may have become free or shared.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BlockedHead {
+pub(crate) struct BlockedQueueHead {
     pub(crate) request: RequestId,
     /// Number of free blocks that the request needed, evictable hits included.
     pub(crate) needed_blocks: u32,
@@ -70,7 +70,7 @@ pub(crate) struct BlockedHead {
     pub(crate) published_blocks: u64,
 }
 
-/// Monotonic counters of one replica, reported in `StepStats`.
+/// Monotonic counters of one replica, reported in `SchedulerStats`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ReplicaTotals {
     pub(crate) steps: u64,

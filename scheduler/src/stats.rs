@@ -5,7 +5,7 @@ use protocol::{Replica, StepId, StepTiming};
 
 /// Snapshot of a replica after a tick. Fields named `total` are monotonic.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct StepStats {
+pub struct SchedulerStats {
     /// Replica of the snapshot.
     pub replica: Replica,
     /// Whether the executors are ready.

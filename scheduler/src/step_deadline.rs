@@ -40,7 +40,7 @@ const LEARNING_SHARE_MIN: f64 = 1.0 / 16.0;
 
 /// Work of a step, which determines its time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StepWork {
+pub struct StepWorkload {
     /// Number of tokens forwarded.
     pub tokens: u64,
     /// Sum over prompt tokens of the context length at the end of their row.
@@ -69,18 +69,18 @@ impl StepDeadline {
     }
 
     /// Returns the deadline of a step.
-    pub fn limit(&self, work: StepWork) -> Duration {
+    pub fn limit(&self, work: StepWorkload) -> Duration {
         let limit = Duration::from_nanos((DEADLINE_FACTOR * self.expected_ns(work)) as u64);
         self.fixed_deadline.unwrap_or_else(|| limit.max(DEADLINE_MIN))
     }
 
     /// Returns the expected time of a step.
-    pub fn expected(&self, work: StepWork) -> Duration {
+    pub fn expected(&self, work: StepWorkload) -> Duration {
         Duration::from_nanos(self.expected_ns(work) as u64)
     }
 
     /// Corrects the costs by the observed time of a step.
-    pub fn observe(&mut self, work: StepWork, step_time: Duration) {
+    pub fn observe(&mut self, work: StepWorkload, step_time: Duration) {
         let terms = self.cost_terms(work);
         let expected: f64 = terms.iter().sum();
         let difference =
@@ -97,12 +97,12 @@ impl StepDeadline {
         }
     }
 
-    fn cost_terms(&self, work: StepWork) -> [f64; 3] {
+    fn cost_terms(&self, work: StepWorkload) -> [f64; 3] {
         let [step, token, pair] = self.costs_ns;
         [step, token * work.tokens as f64, pair * work.attention_pairs as f64]
     }
 
-    fn expected_ns(&self, work: StepWork) -> f64 {
+    fn expected_ns(&self, work: StepWorkload) -> f64 {
         self.cost_terms(work).iter().sum()
     }
 }
@@ -118,13 +118,13 @@ mod tests {
         StepDeadline::new(None, step_cost)
     }
 
-    fn tokens(tokens: u64) -> StepWork {
-        StepWork { tokens, attention_pairs: 0 }
+    fn tokens(tokens: u64) -> StepWorkload {
+        StepWorkload { tokens, attention_pairs: 0 }
     }
 
     /// Work of a prompt chunk that ends at position `context`.
-    fn prompt(tokens: u64, context: u64) -> StepWork {
-        StepWork { tokens, attention_pairs: tokens * context }
+    fn prompt(tokens: u64, context: u64) -> StepWorkload {
+        StepWorkload { tokens, attention_pairs: tokens * context }
     }
 
     fn ms(deadline: &StepDeadline, count: u64) -> u64 {
@@ -189,14 +189,14 @@ mod tests {
     }
 
     /// Step time of a model dominated by attention: one attention layer and little else, on a CPU.
-    fn step_time(work: StepWork) -> Duration {
+    fn step_time(work: StepWorkload) -> Duration {
         Duration::from_nanos(5_000_000 + 37_000 * work.tokens + 54 * work.attention_pairs / 10)
     }
 
     #[test]
     fn prompt_with_long_cached_prefix_is_no_timeout() {
         let mut deadline = deadline_for(5, 37);
-        let mut step = |work: StepWork| {
+        let mut step = |work: StepWorkload| {
             let share = step_time(work).as_secs_f64() / deadline.limit(work).as_secs_f64();
             assert!(
                 share < 0.3,
@@ -219,7 +219,7 @@ mod tests {
     fn first_long_prompt_after_short_ones_stays_in_deadline() {
         for token_us in [0, 37] {
             let mut deadline = deadline_for(5, token_us);
-            let mut step = |work: StepWork| {
+            let mut step = |work: StepWorkload| {
                 let share = step_time(work).as_secs_f64() / deadline.limit(work).as_secs_f64();
                 assert!(share < 0.5, "{token_us}: {work:?} takes {share} of its deadline");
                 deadline.observe(work, step_time(work));

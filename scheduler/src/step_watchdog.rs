@@ -1,6 +1,6 @@
 //! Watches the steps in flight of a replica: their deadlines, and the ranks that have not finished them.
 
-use crate::step_deadline::{StepDeadline, StepWork};
+use crate::step_deadline::{StepDeadline, StepWorkload};
 use protocol::StepId;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -26,7 +26,7 @@ struct WatchedStep {
     started_ms: u64,
     /// Whether this process was paused since the step was sent, so that the step time is unknown.
     paused: bool,
-    work: StepWork,
+    work: StepWorkload,
     /// Whether some rows wait for grammar bitmasks.
     masked: bool,
 }
@@ -105,7 +105,7 @@ impl StepWatchdog {
     pub fn step_sent(
         &mut self,
         step: StepId,
-        work: StepWork,
+        work: StepWorkload,
         masked: bool,
         now_ms: u64,
     ) -> Duration {
@@ -214,7 +214,7 @@ mod tests {
     use protocol::StepCost;
 
     const STEP_COST: StepCost = StepCost { fixed_ns: 8_000_000, per_token_ns: 20_000 };
-    const WORK: StepWork = StepWork { tokens: 1, attention_pairs: 0 };
+    const WORK: StepWorkload = StepWorkload { tokens: 1, attention_pairs: 0 };
 
     /// Creates a watchdog of three ranks with a fixed deadline of 70 ms.
     fn three_ranks() -> StepWatchdog {

@@ -16,9 +16,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 const VOCAB: u32 = 64;
 
-struct WalkRng(u64);
+struct RandomWalkRng(u64);
 
-impl WalkRng {
+impl RandomWalkRng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -44,32 +44,32 @@ fn next_token(prefix: &[Token]) -> Token {
 }
 
 #[derive(Default)]
-struct WalkSlotState {
+struct RandomWalkSlotState {
     table: Vec<BlockId>,
     next: u32,
     last: Token,
 }
 
 /// Simulated executor of one replica. `slots` holds the position and the token of each KV slot of its pool.
-struct WalkDevice {
+struct RandomWalkDevice {
     block_tokens: u32,
     slots: Vec<Option<(u32, Token)>>,
-    seq_slots: BTreeMap<u32, WalkSlotState>,
+    seq_slots: BTreeMap<u32, RandomWalkSlotState>,
     outputs: VecDeque<StepOutput>,
 }
 
-impl WalkDevice {
-    fn run(&mut self, batch: &Batch, random: &mut WalkRng) {
+impl RandomWalkDevice {
+    fn run(&mut self, batch: &Batch, random: &mut RandomWalkRng) {
         let rows = batch.rows.iter().map(|row| self.run_row(row, random)).collect();
         let (timing, expert_tokens) = (StepTiming::default(), Vec::new());
         let (step, epoch) = (batch.step, batch.epoch);
         self.outputs.push_back(StepOutput { step, epoch, rows, timing, expert_tokens });
     }
 
-    fn run_row(&mut self, row: &BatchRow, random: &mut WalkRng) -> RowOutput {
+    fn run_row(&mut self, row: &BatchRow, random: &mut RandomWalkRng) -> RowOutput {
         let slot_state = self.seq_slots.entry(row.seq_slot.0).or_default();
         if row.seq_init.is_some() {
-            *slot_state = WalkSlotState::default();
+            *slot_state = RandomWalkSlotState::default();
         }
         for update in &row.table_updates {
             slot_state.table.truncate(update.first_entry as usize);
@@ -129,16 +129,16 @@ impl WalkDevice {
     }
 }
 
-struct WalkWorld {
+struct RandomWalkHarness {
     scheduler: Scheduler,
-    rng: WalkRng,
-    devices: Vec<WalkDevice>,
+    rng: RandomWalkRng,
+    devices: Vec<RandomWalkDevice>,
     inbox: Vec<SchedulerEvent>,
     received: BTreeMap<RequestId, (Vec<Token>, Option<FinishReason>)>,
     config: SchedulerConfig,
 }
 
-fn config(random: &mut WalkRng) -> SchedulerConfig {
+fn config(random: &mut RandomWalkRng) -> SchedulerConfig {
     let block_tokens = random.pick(&[1, 2, 3, 4, 8, 16]);
     let max_model_len: u32 = random.pick(&[40, 80]);
     let blocks_min = max_model_len.div_ceil(block_tokens);
@@ -163,12 +163,12 @@ fn config(random: &mut WalkRng) -> SchedulerConfig {
     config
 }
 
-impl WalkWorld {
+impl RandomWalkHarness {
     fn new(seed: u64) -> Self {
-        let mut random = WalkRng(seed);
+        let mut random = RandomWalkRng(seed);
         let config = config(&mut random);
         let (blocks, block_tokens) = (config.kv.blocks, config.kv.spec.block_tokens);
-        let device = |_| WalkDevice {
+        let device = |_| RandomWalkDevice {
             block_tokens,
             slots: vec![None; (blocks * block_tokens) as usize],
             seq_slots: BTreeMap::new(),
@@ -270,7 +270,7 @@ fn tokens_alone(prompt: &[Token], max_tokens: u32, stop_ids: &[Token]) -> Vec<To
 }
 
 fn walk(seed: u64) {
-    let mut world = WalkWorld::new(seed);
+    let mut world = RandomWalkHarness::new(seed);
     let max_model_len = world.config.limits.max_model_len;
     let shared: Vec<Token> = (0..60).map(|_| world.rng.draw(0, VOCAB)).collect();
     let mut requests = Vec::new();

@@ -7,7 +7,7 @@ use protocol::{
 use scheduler::{
     AbortCause, ControlCommand, ExecutorFailure, FailureCounts, KvConfig, RecomputedTokens,
     RequestSubmission, Scheduler, SchedulerConfig, SchedulerEffect, SchedulerEvent,
-    SchedulerLimits, StepStats,
+    SchedulerLimits, SchedulerStats,
 };
 
 const BLOCK_TOKENS: u32 = 4;
@@ -16,7 +16,7 @@ const BLOCK_TOKENS: u32 = 4;
 struct RequeueHarness {
     scheduler: Scheduler,
     sent: Vec<Option<Batch>>,
-    stats: Vec<StepStats>,
+    stats: Vec<SchedulerStats>,
     control_succeeded: Option<bool>,
 }
 
@@ -29,7 +29,7 @@ impl RequeueHarness {
         let scheduler =
             Scheduler::new(SchedulerConfig { replicas, ..config }).expect("a valid configuration");
         let count = usize::from(replicas);
-        let (sent, stats) = (vec![None; count], vec![StepStats::default(); count]);
+        let (sent, stats) = (vec![None; count], vec![SchedulerStats::default(); count]);
         Self { scheduler, sent, stats, control_succeeded: None }
     }
 

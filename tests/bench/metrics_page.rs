@@ -4,7 +4,7 @@
 use crate::kv_overflow::timed;
 use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics, StepTimingRecord};
 use protocol::Replica;
-use scheduler::StepStats;
+use scheduler::SchedulerStats;
 use std::net::UdpSocket;
 use std::time::Duration;
 
@@ -36,12 +36,12 @@ fn metrics_page_cost() {
         .map(|round| {
             metrics.steps.step_sent(Replica(0), &step(round as u64));
             metrics.http.read_body(Duration::from_micros(round as u64), true);
-            let (took, page) = timed(|| metrics.render(&[StepStats::default()]).unwrap());
+            let (took, page) = timed(|| metrics.render(&[SchedulerStats::default()]).unwrap());
             assert!(page.ends_with('\n'));
             took
         })
         .collect();
-    let page = metrics.render(&[StepStats::default()]).unwrap();
+    let page = metrics.render(&[SchedulerStats::default()]).unwrap();
     let samples = page.lines().filter(|line| !line.starts_with('#')).count();
     times.sort_unstable();
     let us = |share: f64| times[((PAGES - 1) as f64 * share) as usize].as_secs_f64() * 1e6;

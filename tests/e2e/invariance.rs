@@ -16,7 +16,7 @@ use protocol::{
 };
 use scheduler::{
     FinishReason, KvConfig, RequestSubmission, Scheduler, SchedulerConfig, SchedulerEffect,
-    SchedulerEvent, SchedulerLimits, SpecDecodeStats, StepStats, TokenEvent,
+    SchedulerEvent, SchedulerLimits, SchedulerStats, SpecDecodeStats, TokenEvent,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -271,7 +271,9 @@ fn run(world: EngineSetting, grammar: &CompiledGrammar) -> RunOutputs {
                 SchedulerEffect::TokenEvents(events) => {
                     finished += events.into_iter().map(|e| u64::from(ran.take(e))).sum::<u64>();
                 }
-                SchedulerEffect::Stats(StepStats { drafts_total, .. }) => ran.drafts = drafts_total,
+                SchedulerEffect::Stats(SchedulerStats { drafts_total, .. }) => {
+                    ran.drafts = drafts_total
+                }
                 SchedulerEffect::KvEvents { .. }
                 | SchedulerEffect::BlocksEvicted { .. }
                 | SchedulerEffect::ControlDone { .. } => {}

@@ -1,5 +1,5 @@
-//! Applies the scheduler's effects to the simulated world and checks each of them: KV events go to the
-//! subscribers, tokens to the clients, batches to the executors.
+//! Applies the scheduler's effects to the simulated world and checks each one: KV events go to the
+//! subscribers, tokens to the clients, and batches to the executors.
 
 use crate::batch_checks::{RowLimits, check_lockstep};
 use crate::client::ClientStage;
@@ -10,11 +10,12 @@ use crate::trace_format;
 use crate::world::SimWorld;
 use protocol::{Batch, BitmaskRow, Replica, RowInput};
 use scheduler::{
-    BlockLifetime, FinishReason, SampleRate, SchedulerEffect, StepStats, StopReason, TokenEvent,
+    BlockLifetime, FinishReason, SampleRate, SchedulerEffect, SchedulerStats, StopReason,
+    TokenEvent,
 };
 
 impl SimWorld {
-    /// Applies the effects of one tick in order.
+    /// Applies the effects of one tick: KV events, then token events, then batches.
     pub(crate) fn apply_effects(&mut self, effects: &mut Vec<SchedulerEffect>) -> CheckResult {
         if self.config.scheduler.lockstep {
             let sent = effects.iter().filter_map(|effect| match effect {
@@ -25,7 +26,8 @@ impl SimWorld {
             });
             check_lockstep(&sent.collect::<Vec<_>>(), &self.config)?;
         }
-        // KV events and token events are applied first: batches of the same tick depend on both.
+        // KV events and token events are applied first, because the checks of the tick's batches depend on
+        // both.
         effects.sort_by_key(|effect| match effect {
             SchedulerEffect::KvEvents { .. } => 0,
             SchedulerEffect::TokenEvents(_) => 1,
@@ -196,7 +198,7 @@ impl SimWorld {
         Ok(masks)
     }
 
-    /// I22: checks that the reported lifetimes of evicted blocks are consistent.
+    /// Checks I22: the reported lifetimes of evicted blocks are consistent.
     fn record_evictions(&mut self, replica: Replica, lifetimes: &[BlockLifetime]) -> CheckResult {
         for lifetime in lifetimes {
             let BlockLifetime { lifetime_ms, idle_ms, reuse_gaps_ms: gaps_ms } = lifetime;
@@ -209,7 +211,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// I22: a lifetime is reported for every eviction if all blocks are sampled, for none if no block is.
+    /// Checks I22: a lifetime is reported for every eviction if all blocks are sampled, and for none if no
+    /// block is sampled.
     fn check_lifetimes(&self) -> CheckResult {
         let sample_rate = self.config.scheduler.kv.lifetime_sample;
         for (replica, replica_state) in self.replicas.iter().enumerate() {
@@ -228,8 +231,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Checks I1 and I8 against the scheduler's own counters.
-    fn check_stats(&mut self, stats: StepStats) -> CheckResult {
+    /// Checks I1 (block counts) and I8 (budgets) against the scheduler's own counters.
+    fn check_stats(&mut self, stats: SchedulerStats) -> CheckResult {
         let (blocks, limits) = (stats.blocks, &self.config.scheduler.limits);
         let sum = blocks.free + blocks.cached + blocks.in_use;
         ensure!("I1", sum == blocks.pool, "{blocks:?}");

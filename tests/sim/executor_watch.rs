@@ -1,6 +1,6 @@
-//! Heartbeat and step-timeout monitoring of executors by the product's rules (`StepWatchdog`,
+//! Heartbeat and step-timeout monitoring of simulated executors by the product's own rules (`StepWatchdog`,
 //! `HeartbeatMonitor`). F25: executors of a group that makes progress are never declared failed, whichever
-//! part of the engine was paused. F10: executors that hang are declared failed soon after that can be
+//! part of the engine was paused. F10: executors that hang are declared failed soon after the hang can be
 //! detected.
 
 use crate::event_queue::SimEvent;
@@ -11,20 +11,21 @@ use crate::world::{SimReplica, SimWorld, replica_changes};
 use protocol::{Batch, Replica, StepCost, StepId};
 use scheduler::{
     ExecutorFailure, HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, HeartbeatMonitor, SchedulerEvent,
-    StepDeadline, StepWatchdog, StepWork,
+    StepDeadline, StepWatchdog, StepWorkload,
 };
 use std::collections::VecDeque;
 
 /// Milliseconds without another message after which an executor sends a heartbeat.
 const HEARTBEAT_INTERVAL_MS: u64 = 1000;
-/// Longest interval, in milliseconds, between two wake-ups of the scheduler's thread.
+/// Longest interval in milliseconds between two iterations of the scheduler's thread, unless it is paused.
 const SCHEDULER_POLL_MS: usize = 250;
 /// Slack of the detection deadline, in milliseconds: link delay, late ticks and the granularity of the clock.
 const DETECTION_SLACK_MS: u64 = 700;
-/// Heartbeats per replica without any other event after which the run counts as over.
+/// Number of heartbeats per replica, without any other event between them, after which the run counts as
+/// over.
 const IDLE_HEARTBEATS_MAX: usize = 100;
 
-/// An input of the scheduler's thread other than scheduler events; kept in order.
+/// An input of the scheduler's thread that is not a scheduler event; inputs are kept in order.
 #[derive(Debug)]
 pub(crate) enum ExecutorSignal {
     /// A step output arrived.
@@ -33,7 +34,7 @@ pub(crate) enum ExecutorSignal {
     Heartbeat { replica: usize, incarnation: u32 },
 }
 
-/// Monitoring state of a replica's executors, derived from their messages and times.
+/// Monitoring state of a replica's executors.
 #[derive(Debug)]
 pub(crate) struct SimExecutorWatch {
     step_watchdog: StepWatchdog,
@@ -41,9 +42,9 @@ pub(crate) struct SimExecutorWatch {
     /// rules.
     steps_begun: VecDeque<(StepId, u64)>,
     heartbeat_monitor: HeartbeatMonitor,
-    /// Time at which the link reader's wait for the next message times out.
+    /// Time at which the link reader's wait for the next message expires.
     wait_until_ms: u64,
-    /// Whether a message has arrived that no link reader could read yet.
+    /// Whether a message has arrived while link readers were paused.
     unread: bool,
 }
 
@@ -67,14 +68,14 @@ impl SimExecutorWatch {
         let masked = batch.rows.iter().any(|row| row.masked);
         self.step_watchdog.step_sent(
             batch.step,
-            StepWork { tokens, attention_pairs: 0 },
+            StepWorkload { tokens, attention_pairs: 0 },
             masked,
             now_ms,
         );
         self.steps_begun.push_back((batch.step, now_ms));
     }
 
-    /// Records that a step's output arrived.
+    /// Records that a step's output has arrived.
     fn step_answered(&mut self, step: StepId, now_ms: u64) {
         self.step_watchdog.step_answered(step, now_ms);
         while self.steps_begun.pop_front_if(|(sent, _)| *sent <= step).is_some() {}
@@ -83,7 +84,7 @@ impl SimExecutorWatch {
         }
     }
 
-    /// Clears the state after an executor failure.
+    /// Clears the monitoring state after an executor failure.
     pub(crate) fn on_executor_failure(&mut self) {
         self.steps_begun.clear();
         self.step_watchdog.on_executor_failure();
@@ -100,7 +101,7 @@ impl SimExecutorWatch {
 }
 
 impl SimWorld {
-    /// Starts monitoring new executors.
+    /// Starts monitoring the new executors of a replica.
     pub(crate) fn watch_executors(&mut self, replica: usize) {
         if !self.config.watch_heartbeats {
             return;
@@ -117,7 +118,7 @@ impl SimWorld {
             .add(now_ms + HEARTBEAT_INTERVAL_MS, SimEvent::HeartbeatDue { replica, incarnation });
     }
 
-    /// Sends a heartbeat if the executor has sent no message within the interval.
+    /// Sends a heartbeat if the executor has sent no other message within the interval.
     pub(crate) fn heartbeat_due(&mut self, replica: usize, incarnation: u32) {
         self.idle_heartbeats += 1;
         let delay_ms = self.link_delay_ms();
@@ -140,7 +141,7 @@ impl SimWorld {
         );
     }
 
-    /// A heartbeat reaches the scheduler's side.
+    /// A heartbeat reaches the scheduler's side of the link.
     pub(crate) fn heartbeat_arrives(&mut self, replica: usize, incarnation: u32) {
         if !self.is_link_broken(replica, incarnation) {
             self.trace.record(self.now_ms, "heartbeat", &[replica as u64]);
@@ -149,8 +150,8 @@ impl SimWorld {
         }
     }
 
-    /// Defers a message that arrives while the scheduler's thread runs but link readers are paused, until
-    /// they resume.
+    /// Defers an event that a link reader would report, if it happens while the scheduler's thread runs but
+    /// link readers are paused. Returns the other events.
     pub(crate) fn defer_unread_message(&mut self, what: SimEvent) -> Option<SimEvent> {
         if !what.is_heartbeat_check() {
             self.idle_heartbeats = 0;
@@ -168,7 +169,8 @@ impl SimWorld {
         None
     }
 
-    /// Records a message from the executors of an incarnation; paused link readers find it when they resume.
+    /// Records a message from the executors of an incarnation. Link readers that are paused read it when they
+    /// resume.
     pub(crate) fn message_arrives(&mut self, replica: usize, incarnation: u32) {
         let (now_ms, reads) = (self.now_ms, self.link_readers_run());
         let replica_state = &mut self.replicas[replica];
@@ -181,7 +183,7 @@ impl SimWorld {
         }
     }
 
-    /// Checks whether the link reader's wait has timed out.
+    /// Checks whether the link reader's wait for a message has expired.
     pub(crate) fn check_heartbeat(&mut self, replica: usize, incarnation: u32) -> CheckResult {
         if self.replicas[replica].incarnation != incarnation || self.is_over() {
             return Ok(());
@@ -198,7 +200,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// No message was readable when the heartbeat timeout expired.
+    /// Handles a heartbeat timeout that expired while no message was readable.
     fn heartbeat_missing(&mut self, replica: usize) -> CheckResult {
         let (now_ms, hangs) = (self.now_ms, self.group_hangs(replica));
         let no_grace_period =
@@ -212,8 +214,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Resumes link readers after a pause: in drawn order either their timeouts fire first or the arrived
-    /// messages are read first.
+    /// Resumes link readers after a pause. In drawn order, either their timeouts expire first or the messages
+    /// that have arrived are read first.
     pub(crate) fn resume_link_readers(&mut self) -> CheckResult {
         let now_ms = self.now_ms;
         for replica in 0..self.replicas.len() {
@@ -230,7 +232,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Processes the signals since the last tick on the scheduler's thread and declares overdue executors
+    /// Processes the signals since the last tick on the scheduler's thread, and declares overdue executors
     /// failed.
     pub(crate) fn process_signals(&mut self) -> CheckResult {
         self.poll_watchdogs();
@@ -247,7 +249,7 @@ impl SimWorld {
                     if replica_state.announced_incarnation != incarnation
                         || replica_state.failed_at_ms.is_some()
                     {
-                        continue; // Of an older incarnation.
+                        continue; // The heartbeat is from executors that have failed.
                     }
                     let lateness =
                         replica_state.watch.step_watchdog.on_heartbeat(0, heartbeat_ms[replica]);
@@ -265,7 +267,7 @@ impl SimWorld {
         self.check_hangs_are_detected()
     }
 
-    /// Replays the wake-ups of the scheduler's thread since its last tick, which came every
+    /// Runs the watchdog checks that the scheduler's thread would have made since its last tick: one every
     /// `SCHEDULER_POLL_MS` except while it was paused.
     fn poll_watchdogs(&mut self) {
         let (now_ms, ticked_ms) = (self.now_ms, self.last_tick_ms);
@@ -311,7 +313,7 @@ impl SimWorld {
         self.replace_executors(replica, self.now_ms, restored_ms)
     }
 
-    /// Whether a replica's executor sends no heartbeat.
+    /// Whether a replica's executors send no heartbeats, because they hang, have failed, or their link is broken.
     fn sends_no_heartbeat(&self, replica: usize) -> bool {
         let stopped =
             |executor: &SimExecutor| matches!(executor.hang, Some((HangKind::NoHeartbeat, _)));
@@ -319,7 +321,7 @@ impl SimWorld {
         self.replicas[replica].executor.as_ref().is_none_or(silent)
     }
 
-    /// Whether a hang or a broken link stops a replica's group.
+    /// Whether a hang or a broken link stops the steps of a replica's group.
     pub(crate) fn group_hangs(&self, replica: usize) -> bool {
         let works = |executor: &SimExecutor| executor.hang.is_none() && !executor.link_broken;
         let group = self.group_of(&[replica]);
@@ -378,7 +380,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whether all work is done, or no event but heartbeats has happened for so long that none will.
+    /// Whether all work is done, or only heartbeats have happened for so long that nothing else will happen.
     fn is_over(&self) -> bool {
         let done = self.faults_ended && self.all_done() && self.scheduler.is_idle();
         let waits = self

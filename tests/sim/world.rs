@@ -1,7 +1,7 @@
 //! The simulated world: a virtual clock, an event queue, the real scheduler, simulated executors and clients.
 //!
-//! Two phases. Safety: faults happen and all invariants are checked after every tick. Liveness: faults end,
-//! and within a bounded number of steps every request must end and the scheduler must be idle
+//! A run has two phases. Safety: faults happen, and all invariants are checked after every tick. Liveness:
+//! faults end, and within a bounded number of steps every request must end and the scheduler must be idle
 //! (`final_checks.rs`).
 
 use crate::batch_checks::BatchChecker;
@@ -22,39 +22,39 @@ use crate::subscriber::SimSubscriber;
 use crate::trace::SimTrace;
 use protocol::{BlockId, Replica};
 use scheduler::{
-    ControlCommand, ExecutorFailure, Scheduler, SchedulerEffect, SchedulerEvent, StepStats,
+    ControlCommand, ExecutorFailure, Scheduler, SchedulerEffect, SchedulerEvent, SchedulerStats,
 };
 
-/// State of one replica in the world.
+/// State of one replica in the simulated world.
 #[derive(Debug, Default)]
 pub(crate) struct SimReplica {
-    /// Its executors, unless they have failed.
+    /// The replica's executors, unless they have failed.
     pub(crate) executor: Option<SimExecutor>,
     /// Number of executor incarnations so far.
     pub(crate) incarnation: u32,
-    /// Incarnation last announced to the engine.
+    /// Last executor incarnation that was announced to the scheduler.
     pub(crate) announced_incarnation: u32,
-    /// Time at which the engine was notified of the failure, until it is notified of the restore.
+    /// Time at which the scheduler was notified of the failure; reset when it is notified of the restore.
     pub(crate) failed_at_ms: Option<u64>,
-    /// Checker of the batches sent to its executors.
+    /// Checks the batches that are sent to the executors.
     pub(crate) batch_checker: BatchChecker,
-    /// Number of reported lifetimes of evicted blocks.
+    /// Number of evicted blocks whose lifetime was reported.
     pub(crate) lifetimes: u64,
-    /// Index according to its KV events.
+    /// Prefix index as a subscriber builds it from the KV events.
     pub(crate) mirror: IndexMirror,
     /// A second subscriber, which disconnects and reconnects.
     pub(crate) subscriber: Option<SimSubscriber>,
-    /// Incarnations with a broken link: their messages in flight are lost.
+    /// Incarnations whose link is broken, so that their messages in flight are lost.
     pub(crate) broken_links: Vec<u32>,
-    /// Heartbeat and step monitoring of its executors.
+    /// Heartbeat and step-timeout monitoring of the executors.
     pub(crate) watch: SimExecutorWatch,
-    /// Its counters.
-    pub(crate) stats: StepStats,
-    /// Number of outputs that the engine must have dropped.
+    /// The replica's counters as the scheduler last reported them.
+    pub(crate) stats: SchedulerStats,
+    /// Number of stale outputs that the scheduler must have dropped.
     pub(crate) stale_outputs: u64,
-    /// Number of blocks its executors allocated.
+    /// Number of KV blocks that the executors allocated.
     pub(crate) blocks: u32,
-    /// Blocks that were unreferenced and not cached after the last tick.
+    /// Blocks that were neither referenced nor cached after the last tick, by index.
     free_blocks: Vec<bool>,
 }
 
@@ -64,7 +64,7 @@ impl SimReplica {
     }
 }
 
-/// Event counts of a run, to show that the faults really happened.
+/// Event counts of a run, which show that the faults really happened.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SimCounts {
     pub(crate) steps: u64,
@@ -85,39 +85,39 @@ pub(crate) struct SimCounts {
     pub(crate) overdue_masks: u64,
     pub(crate) ended_masks: u64,
     pub(crate) rejected: u64,
-    /// Draft tokens verified, and number of these accepted.
+    /// Number of draft tokens verified, and number of draft tokens accepted.
     pub(crate) drafted: u64,
     pub(crate) accepted: u64,
-    /// Rows that started after their planned `start`, at a position known to the sequence slot only.
+    /// Rows that started after their planned `start`, at a position that only the sequence slot had.
     pub(crate) shifted_rows: u64,
-    /// Batches of lockstep groups of 8 ranks, and number of these that were empty.
+    /// Number of batches of lockstep groups of 8 ranks, and number of such batches that were empty.
     pub(crate) batches_of_eight: u64,
     pub(crate) idle_of_eight: u64,
     /// Failures of a rank before all ranks of its group were restored.
     pub(crate) repeated_failures: u64,
-    /// Broken links, and number of these that at first lost batches only.
+    /// Number of links that broke, and number of links that lost only batches at first.
     pub(crate) broken_links: u64,
     pub(crate) one_way_breaks: u64,
     /// Batches and replies lost on broken links.
     pub(crate) lost_frames: u64,
-    /// Reconnected subscribers that caught up from a replay, or from a snapshot.
+    /// Number of reconnected subscribers that caught up from a replay, and from a snapshot.
     pub(crate) replays: u64,
     pub(crate) snapshots: u64,
-    /// Requests sent while another one with their client id was in flight, and aborts by client id that
-    /// matched several.
+    /// Requests sent while another one with the same client id was in flight, and aborts by client id that
+    /// ended several requests.
     pub(crate) shared_client_ids: u64,
     pub(crate) aborts_by_client_id: u64,
-    /// Pauses of the engine.
+    /// Pauses of the engine's process or threads.
     pub(crate) process_pauses: u64,
-    /// Executors that hung, and number declared failed by step timeout and by heartbeat timeout.
+    /// Executors that hung, and executors declared failed by step timeout and by heartbeat timeout.
     pub(crate) hangs: u64,
     pub(crate) step_timeouts: u64,
     pub(crate) heartbeat_timeouts: u64,
-    /// Executors that seemed late or silent at the first check but made progress.
+    /// Executors that seemed overdue or silent at the first check but made progress.
     pub(crate) false_suspicions: u64,
 }
 
-/// The world of one seed.
+/// The simulated world of one seed.
 #[derive(Debug)]
 pub(crate) struct SimWorld {
     pub(crate) config: SimConfig,
@@ -125,7 +125,7 @@ pub(crate) struct SimWorld {
     pub(crate) now_ms: u64,
     pub(crate) events: SimEventQueue,
     pub(crate) scheduler: Scheduler,
-    /// Decorator of the scheduler.
+    /// Alters the scheduler's inputs and outputs if a fault is injected.
     pub(crate) fault_injector: FaultInjector,
     pub(crate) replicas: Vec<SimReplica>,
     pub(crate) clients: Vec<SimClient>,
@@ -137,20 +137,20 @@ pub(crate) struct SimWorld {
     pub(crate) failure_in_tick: bool,
     pub(crate) effects: Vec<SchedulerEffect>,
     pub(crate) inbox: Vec<SchedulerEvent>,
-    /// Executor signals since the last tick.
+    /// Inputs of the scheduler's thread from executors since the last tick.
     pub(crate) signals: Vec<ExecutorSignal>,
     control_ops: u64,
     pub(crate) crashes_left: u32,
     pub(crate) pauses_left: u32,
-    /// The current pause, and the time at which the last pause ended.
+    /// The current pause of the engine, and the time at which the last pause ended.
     pub(crate) process_pause: Option<ProcessPause>,
     pub(crate) resumed_ms: u64,
     /// Time at which the scheduler's thread last resumed from a pause, and time of its last tick.
     pub(crate) scheduler_resumed_ms: u64,
     pub(crate) last_tick_ms: u64,
-    /// Whether the fault phase has ended.
+    /// Whether the phase with faults has ended.
     pub(crate) faults_ended: bool,
-    /// Heartbeats since the last other event.
+    /// Number of heartbeats since the last other event.
     pub(crate) idle_heartbeats: usize,
 }
 
@@ -206,7 +206,7 @@ impl SimWorld {
         world
     }
 
-    /// Runs both phases.
+    /// Runs both phases: handles all events in order and ticks the scheduler.
     pub(crate) fn run(&mut self) -> CheckResult {
         while let Some(next_ms) = self.events.next_ms() {
             self.now_ms = self.now_ms.max(next_ms);
@@ -253,8 +253,8 @@ impl SimWorld {
             }
             SimEvent::Reply { replica, reply } => self.reply(replica, reply),
             SimEvent::ExecutorsFailed { replica, incarnation } => {
-                // Of two failures only the later one is reported: executors restored in between must not
-                // count as failed.
+                // Only the later of two failures is reported: executors that were restored in between must
+                // not count as failed.
                 if self.replicas[replica].incarnation == incarnation {
                     self.trace.record(self.now_ms, "failed", &[replica as u64]);
                     let (replica, failure) = (Replica(replica as u16), ExecutorFailure::Exited);
@@ -327,7 +327,7 @@ impl SimWorld {
         let submitted = submitted(&inbox);
         self.failure_in_tick = !failed.is_empty();
         for replica in failed_again {
-            self.replicas[replica].failed_at_ms = None; // Failed again, at this time.
+            self.replicas[replica].failed_at_ms = None; // The replica has failed again, at this time.
         }
         self.record_failures(&failed);
         self.counts.ticks += 1;
@@ -339,7 +339,7 @@ impl SimWorld {
         for replica in restored {
             self.replicas[replica].failed_at_ms = None;
             self.start_executor(replica);
-            // It may have failed before the engine processed its start.
+            // The replica may have failed again before the scheduler processed its start.
             let replica_state = &mut self.replicas[replica];
             replica_state
                 .executor
@@ -371,7 +371,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// I9: checks that aborted requests, and requests that can never be served, have ended.
+    /// Checks I9: aborted requests, and requests that can never be served, have ended.
     fn check_aborts_and_rejections(&self, aborted: &[usize], submitted: &[usize]) -> CheckResult {
         for &index in aborted {
             let (id, stage) = (self.clients[index].id().0, self.clients[index].stage);
@@ -425,7 +425,7 @@ impl SimWorld {
         self.clients.iter().all(|client| client.stage == ClientStage::Done)
     }
 
-    /// Poisons freed blocks after all messages sent so far.
+    /// Poisons the KV slots of freed blocks after all messages sent so far.
     fn poison_freed(&mut self) {
         for (replica, replica_state) in self.replicas.iter_mut().enumerate() {
             let Some(executor) = &mut replica_state.executor else { continue };
@@ -457,7 +457,7 @@ impl SimWorld {
     }
 }
 
-/// Clients with a submission in the inbox.
+/// Indices of the clients whose submission is in the inbox.
 fn submitted(inbox: &[SchedulerEvent]) -> Vec<usize> {
     let index = |event: &SchedulerEvent| match event {
         SchedulerEvent::Submit(submit) => Some(submit.id.0 as usize - 1),
@@ -466,7 +466,7 @@ fn submitted(inbox: &[SchedulerEvent]) -> Vec<usize> {
     inbox.iter().filter_map(index).collect()
 }
 
-/// Live clients with an abort in the inbox after their submission.
+/// Indices of the live clients whose abort is in the inbox, after their submission.
 fn aborted_live(inbox: &[SchedulerEvent], clients: &[SimClient]) -> Vec<usize> {
     let arrives_later = |at: usize, id| {
         inbox[at..].iter().any(|e| matches!(e, SchedulerEvent::Submit(submit) if submit.id == id))
@@ -484,18 +484,18 @@ fn aborted_live(inbox: &[SchedulerEvent], clients: &[SimClient]) -> Vec<usize> {
     inbox.iter().enumerate().filter_map(live).collect()
 }
 
-/// Replica state changes in an inbox.
+/// Replicas that failed and were restored according to the events of one inbox.
 #[derive(Debug, Default)]
 pub(crate) struct ReplicaChanges {
     /// Replicas that failed.
     pub(crate) failed: Vec<usize>,
     /// Replicas that were restored.
     pub(crate) restored: Vec<usize>,
-    /// Replicas of a group that failed again after its restore, in the same inbox.
+    /// Replicas of a lockstep group that failed again after their restore, in the same inbox.
     pub(crate) failed_again: Vec<usize>,
 }
 
-/// State changes by replica; of replicas in lockstep (`lockstep`: all) the whole group fails.
+/// Failures and restores in an inbox. With `lockstep`, all replicas are one group that fails as a whole.
 pub(crate) fn replica_changes(inbox: &[SchedulerEvent], lockstep: bool) -> ReplicaChanges {
     let mut changes = ReplicaChanges::default();
     for event in inbox {

@@ -27,7 +27,7 @@ use protocol::{
 };
 use scheduler::{
     KvConfig, RequestSubmission, SampleRate, Scheduler, SchedulerConfig, SchedulerEvent,
-    SchedulerLimits, StepDeadline, StepStats,
+    SchedulerLimits, SchedulerStats, StepDeadline,
 };
 use server::listener::{ConnectionLimiter, bind};
 use server::openai::{FieldBounds, SamplingDefaults};
@@ -289,7 +289,7 @@ impl TestServer {
             let client = self.client();
             let stats = client.replica_stats();
             let admitted = client.admission().requests() + client.admission().prefill_tokens();
-            let busy = |s: &StepStats| u64::from(s.blocks.in_use + s.running + s.waiting);
+            let busy = |s: &SchedulerStats| u64::from(s.blocks.in_use + s.running + s.waiting);
             let in_use = stats.iter().map(busy).sum::<u64>() + client.requests_in_flight() as u64;
             if admitted + in_use == 0 {
                 return;

@@ -13,12 +13,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-type SchedulerEnd = UnixLink<ExecutorCommand, ExecutorEvent>;
-type ExecutorEnd = UnixLink<ExecutorEvent, ExecutorCommand>;
+type SchedulerSideLink = UnixLink<ExecutorCommand, ExecutorEvent>;
+type ExecutorSideLink = UnixLink<ExecutorEvent, ExecutorCommand>;
 
 const LONG_TIMEOUT: Duration = Duration::from_secs(20);
 
-fn link_pair() -> (SchedulerEnd, ExecutorEnd) {
+fn link_pair() -> (SchedulerSideLink, ExecutorSideLink) {
     let (a, b) = UnixStream::pair().unwrap();
     (unix_link(a, Epoch(1)).unwrap(), unix_link(b, Epoch(1)).unwrap())
 }
@@ -96,7 +96,7 @@ fn wrong_version_and_garbage_are_typed_errors() {
     ];
     for (bytes, expected) in cases {
         let (mut raw, socket) = UnixStream::pair().unwrap();
-        let mut link: SchedulerEnd = unix_link(socket, Epoch(1)).unwrap();
+        let mut link: SchedulerSideLink = unix_link(socket, Epoch(1)).unwrap();
         raw.write_all(bytes).unwrap();
         assert_eq!(link.recv(LONG_TIMEOUT), Err(LinkError::Frame(expected)));
     }
