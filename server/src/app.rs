@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use text::{ChatTemplate, OutputParsers, RequestTemplates, Tokenizer};
+use text::{ChatTemplate, OutputParsers, RequestTemplateRenderer, Tokenizer};
 use tokio::sync::Mutex;
 
 /// Maximum number of characters of the requested model name that an error message repeats.
@@ -125,7 +125,7 @@ pub struct ServingContext {
     /// Default template variables (`--default-chat-template-kwargs`), which requests may override.
     pub template_defaults: Map<String, Value>,
     /// Renderer of chat templates sent in requests, if these are allowed (`--trust-request-chat-template`).
-    pub request_templates: Option<RequestTemplates>,
+    pub request_templates: Option<RequestTemplateRenderer>,
     /// Tokens per KV block; 0 if prefix caching is off.
     pub block_tokens: u32,
     /// Maximum size of a request body, in bytes.

@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
-use text::RequestTemplates;
+use text::RequestTemplateRenderer;
 use tokio::runtime::{Builder, Runtime};
 
 /// Number of HTTP threads; the executor computes on the other cores.
@@ -267,7 +267,7 @@ fn serving_context(
     let trusts_templates = args.reply.trust_request_chat_template;
     let program = trusts_templates.then(template_worker::program);
     let request_templates = program
-        .map(|program| RequestTemplates::new(program, &tokenizer, prompt_bytes_max))
+        .map(|program| RequestTemplateRenderer::new(program, &tokenizer, prompt_bytes_max))
         .transpose()?;
     Ok(ServingContext {
         client: host.client.clone(),

@@ -4,7 +4,8 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use text::{
-    OutputParser, OutputPieces, ReasoningStart, ToolCallRules, ToolCallSyntax, ToolDefinition,
+    OutputParser, OutputPieces, ReasoningStart, ToolCallParserOptions, ToolCallSyntax,
+    ToolDefinition,
 };
 
 const BYTES: usize = 1 << 20;
@@ -114,7 +115,7 @@ fn parse_time(
     let HostileOutput { begin, unit } = output;
     let text = format!("{begin}{}", unit.repeat(bytes.div_ceil(unit.len())));
     let round = |_| {
-        let calls = Some(ToolCallRules { syntax, tools: &tools, max_calls: u32::MAX });
+        let calls = Some(ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX });
         let mut parser = OutputParser::new(Some(ReasoningStart::AtMarker), calls);
         let (mut pieces, mut shown, start) = (OutputPieces::default(), 0, processor_time());
         if whole {

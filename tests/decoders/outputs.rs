@@ -4,7 +4,8 @@
 use serde_json::json;
 use std::sync::Arc;
 use text::{
-    OutputParser, OutputPieces, ReasoningStart, ToolCallRules, ToolCallSyntax, ToolDefinition,
+    OutputParser, OutputPieces, ReasoningStart, ToolCallParserOptions, ToolCallSyntax,
+    ToolDefinition,
 };
 
 const SYNTAXES: [ToolCallSyntax; 6] = [
@@ -31,7 +32,7 @@ pub(crate) fn run(data: &[u8]) {
     let tools: Arc<[ToolDefinition]> =
         [ToolDefinition { name: "time".to_owned(), parameters }].into();
     let read = |stride: usize| {
-        let rules = ToolCallRules { syntax, tools: &tools, max_calls: u32::MAX };
+        let rules = ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX };
         let mut parser = OutputParser::new(begins, Some(rules));
         let (mut pieces, mut from) = (OutputPieces::default(), 0);
         while from < text.len() {

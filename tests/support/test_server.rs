@@ -39,7 +39,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use text::{
-    ChatTemplate, OutputParsers, ReasoningFamily, RequestTemplates, Tokenizer, ToolCallSyntax,
+    ChatTemplate, OutputParsers, ReasoningFamily, RequestTemplateRenderer, Tokenizer,
+    ToolCallSyntax,
 };
 use tokio::runtime::Runtime;
 
@@ -255,7 +256,8 @@ impl TestServer {
         let grammars =
             GrammarCompilePool::start(vocabulary, &setup.grammar_worker, timings).unwrap();
         let request_templates = setup.trusts_request_templates.then(|| {
-            RequestTemplates::new(template_worker(), &tokenizer, 4 * setup.body_bytes_max).unwrap()
+            RequestTemplateRenderer::new(template_worker(), &tokenizer, 4 * setup.body_bytes_max)
+                .unwrap()
         });
         self.app.set_serving(ServingContext {
             client: host.client.clone(),

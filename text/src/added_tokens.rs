@@ -109,7 +109,7 @@ struct AddedTokenFinder {
     tokens: Vec<(Token, AddedToken)>,
 }
 
-type SplitText = Vec<(NormalizedString, Option<Vec<Piece>>)>;
+type AddedTokenSplits = Vec<(NormalizedString, Option<Vec<Piece>>)>;
 
 impl AddedTokenFinder {
     fn new(
@@ -131,7 +131,11 @@ impl AddedTokenFinder {
 
     /// Splits `piece` at the added tokens found in it. Each of them becomes a piece of its own with its token
     /// id.
-    fn split(&self, piece: &NormalizedString, protected_positions: &[usize]) -> Result<SplitText> {
+    fn split(
+        &self,
+        piece: &NormalizedString,
+        protected_positions: &[usize],
+    ) -> Result<AddedTokenSplits> {
         let text = piece.get();
         let mut splits = Vec::new();
         let mut done = 0;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use protocol::Token;
 
-use super::token_table::{InvalidBytes, LeadingSpace, TokenKind};
+use super::token_table::{InvalidUtf8Replacement, LeadingSpaceRule, TokenKind};
 use super::tokenizer::Tokenizer;
 
 /// Options of a detokenizer.
@@ -110,7 +110,8 @@ impl DetokenizerState {
             stripped = self.strip_start(vocabulary.leading, bytes);
             bytes = &stripped;
         }
-        let run_ends = vocabulary.invalid == InvalidBytes::PerByte && kind != TokenKind::Byte;
+        let run_ends =
+            vocabulary.invalid == InvalidUtf8Replacement::PerByte && kind != TokenKind::Byte;
         if run_ends && !self.pending.is_empty() {
             self.flush(vocabulary.invalid, out);
         }
@@ -128,17 +129,17 @@ impl DetokenizerState {
     }
 
     /// Applies the rule for spaces at the start of a text to the bytes of the next token.
-    fn strip_start(&mut self, leading: LeadingSpace, bytes: &[u8]) -> Vec<u8> {
+    fn strip_start(&mut self, leading: LeadingSpaceRule, bytes: &[u8]) -> Vec<u8> {
         match leading {
-            LeadingSpace::Keep => {
+            LeadingSpaceRule::Keep => {
                 self.at_start = false;
                 bytes.to_vec()
             }
-            LeadingSpace::StripToken => {
+            LeadingSpaceRule::StripToken => {
                 self.at_start = false;
                 bytes.iter().copied().filter(|&b| b != b' ').collect()
             }
-            LeadingSpace::StripText(limit) => {
+            LeadingSpaceRule::StripText(limit) => {
                 let left = limit - self.spaces_dropped;
                 let spaces = bytes.iter().take(left).take_while(|&&b| b == b' ').count();
                 self.spaces_dropped += spaces;
@@ -150,7 +151,12 @@ impl DetokenizerState {
 
     /// Appends the valid UTF-8 of `bytes` to `out`; an incomplete character at their end is added to
     /// `pending`.
-    fn append_valid(&mut self, mut bytes: &[u8], invalid: InvalidBytes, out: &mut String) {
+    fn append_valid(
+        &mut self,
+        mut bytes: &[u8],
+        invalid: InvalidUtf8Replacement,
+        out: &mut String,
+    ) {
         loop {
             match std::str::from_utf8(bytes) {
                 Ok(text) => {
@@ -171,7 +177,7 @@ impl DetokenizerState {
         }
     }
 
-    fn flush(&mut self, invalid: InvalidBytes, out: &mut String) {
+    fn flush(&mut self, invalid: InvalidUtf8Replacement, out: &mut String) {
         if !self.pending.is_empty() {
             replace(self.pending.len(), invalid, out);
             self.pending.clear();
@@ -180,7 +186,7 @@ impl DetokenizerState {
 }
 
 /// Appends U+FFFD for one invalid sequence of `bytes` bytes, once or once per byte as `invalid` defines.
-fn replace(bytes: usize, invalid: InvalidBytes, out: &mut String) {
-    let count = if invalid == InvalidBytes::PerByte { bytes } else { 1 };
+fn replace(bytes: usize, invalid: InvalidUtf8Replacement, out: &mut String) {
+    let count = if invalid == InvalidUtf8Replacement::PerByte { bytes } else { 1 };
     out.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, count));
 }

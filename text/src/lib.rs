@@ -29,13 +29,14 @@ mod tool_calls;
 
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::{TextError, TextLoadError};
-pub use output_parser::{OutputParser, OutputParsers, ToolCallRules};
+pub use output_parser::{OutputParser, OutputParsers, ToolCallParserOptions};
 pub use output_pieces::{OutputPiece, OutputPieces};
-pub use reasoning::{ReasoningFamily, ReasoningReader, ReasoningStart};
+pub use reasoning::{ReasoningFamily, ReasoningStart, TokenReasoningTracker};
 pub use stop_strings::{StopMatcher, StopStrings};
 pub use strftime::strftime;
 pub use template::{
-    ChatInput, ChatTemplate, RenderedChat, RequestTemplates, TEMPLATE_BYTES_MAX, serve_templates,
+    ChatInput, ChatTemplate, RenderedChat, RequestTemplateRenderer, TEMPLATE_BYTES_MAX,
+    serve_templates,
 };
 pub use text_memory::TEXT_MEMORY_DEFAULT;
 pub use tokenizer::Tokenizer;

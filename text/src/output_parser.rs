@@ -6,7 +6,7 @@
 use super::detokenizer::Detokenizer;
 use super::output_pieces::{OutputPieces, PieceSink};
 use super::reasoning::{
-    OutputSection, ReasoningFamily, ReasoningReader, ReasoningSplitter, ReasoningStart,
+    OutputSection, ReasoningFamily, ReasoningSplitter, ReasoningStart, TokenReasoningTracker,
 };
 use super::tokenizer::Tokenizer;
 use super::tool_calls::{ToolCallParser, ToolCallSyntax, ToolDefinition};
@@ -58,7 +58,7 @@ impl OutputParsers {
 
 /// Which tool calls the parser of one output recognises.
 #[derive(Debug, Clone, Copy)]
-pub struct ToolCallRules<'a> {
+pub struct ToolCallParserOptions<'a> {
     /// Syntax of the tool calls.
     pub syntax: ToolCallSyntax,
     /// Tools that the model may call.
@@ -78,7 +78,10 @@ pub struct OutputParser {
 
 impl OutputParser {
     /// Creates a parser of a new output. If both arguments are `None`, all text is content.
-    pub fn new(reasoning: Option<ReasoningStart>, calls: Option<ToolCallRules<'_>>) -> Self {
+    pub fn new(
+        reasoning: Option<ReasoningStart>,
+        calls: Option<ToolCallParserOptions<'_>>,
+    ) -> Self {
         let opening_marker = calls.and_then(|rules| rules.syntax.opening_marker());
         Self {
             splitter: reasoning.map(|start| ReasoningSplitter::new(start, opening_marker)),
@@ -130,9 +133,9 @@ impl OutputParser {
 
     /// Returns a tracker that finds the end of the reasoning token by token; `None` if the reasoning has
     /// ended or is not parsed.
-    pub fn reasoning_reader(&self, detokenizer: Detokenizer) -> Option<ReasoningReader> {
+    pub fn reasoning_reader(&self, detokenizer: Detokenizer) -> Option<TokenReasoningTracker> {
         let splitter = self.splitter.as_ref().filter(|splitter| !splitter.is_after())?;
-        Some(ReasoningReader::new(detokenizer, splitter.clone()))
+        Some(TokenReasoningTracker::new(detokenizer, splitter.clone()))
     }
 
     /// Returns the number of complete tool calls.

@@ -43,14 +43,14 @@ pub enum OutputPiece<'a> {
 /// in one buffer, so a list that is cleared and refilled allocates nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OutputPieces {
-    pieces: Vec<PlacedPiece>,
+    pieces: Vec<OutputPieceSpan>,
     text: String,
 }
 
 /// Kind of a piece, and the offset at which its text starts in the buffer; it ends where that of the next
 /// piece starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct PlacedPiece {
+struct OutputPieceSpan {
     kind: PieceKind,
     start: usize,
 }
@@ -106,12 +106,12 @@ impl OutputPieces {
             matches!(kind, PieceKind::Reasoning | PieceKind::Content | PieceKind::Arguments { .. })
                 && self.pieces.last().is_some_and(|last| last.kind == kind);
         if !continues {
-            self.pieces.push(PlacedPiece { kind, start: self.text.len() });
+            self.pieces.push(OutputPieceSpan { kind, start: self.text.len() });
         }
     }
 }
 
-impl PlacedPiece {
+impl OutputPieceSpan {
     fn read(self, text: &str) -> OutputPiece<'_> {
         match self.kind {
             PieceKind::Reasoning => OutputPiece::Reasoning(text),

@@ -20,7 +20,7 @@ pub(super) struct TextMemory {
 
 /// Memory acquired from the budget; dropping this value releases it.
 #[derive(Debug)]
-pub(super) struct MemoryShare<'a> {
+pub(super) struct TextMemoryPermit<'a> {
     memory: &'a TextMemory,
     bytes: u64,
 }
@@ -43,7 +43,7 @@ impl TextMemory {
         &self,
         bytes: u64,
         text_bytes: usize,
-    ) -> Result<MemoryShare<'_>, TextError> {
+    ) -> Result<TextMemoryPermit<'_>, TextError> {
         self.acquire_within(bytes, text_bytes, MEMORY_WAIT)
     }
 
@@ -53,7 +53,7 @@ impl TextMemory {
         bytes: u64,
         text_bytes: usize,
         wait: Duration,
-    ) -> Result<MemoryShare<'_>, TextError> {
+    ) -> Result<TextMemoryPermit<'_>, TextError> {
         let limit = self.limit;
         if bytes > limit {
             return Err(TextError::TooMuchMemory { text_bytes, bytes, limit });
@@ -69,7 +69,7 @@ impl TextMemory {
             used = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         *used += bytes;
-        Ok(MemoryShare { memory: self, bytes })
+        Ok(TextMemoryPermit { memory: self, bytes })
     }
 
     fn lock(&self) -> MutexGuard<'_, u64> {
@@ -77,7 +77,7 @@ impl TextMemory {
     }
 }
 
-impl Drop for MemoryShare<'_> {
+impl Drop for TextMemoryPermit<'_> {
     fn drop(&mut self) {
         *self.memory.lock() -= self.bytes;
         self.memory.released.notify_all();

@@ -7,7 +7,7 @@
 //! several classes is used: all bytes, letters and digits, and each byte value on its own. The class of all
 //! bytes alone would give a weak bound, because long runs of spaces have tokens of their own.
 
-use super::token_table::{InvalidBytes, TokenTable};
+use super::token_table::{InvalidUtf8Replacement, TokenTable};
 use protocol::Token;
 use serde_json::Value;
 use tokenizers::AddedToken;
@@ -33,7 +33,7 @@ struct ByteClassCounts {
 
 /// Effects on text length of the normaliser and pre-tokenizer in `tokenizer.json`.
 #[derive(Default)]
-struct PreModelSteps {
+struct PreBpeSteps {
     composes: bool,
     byte_level: bool,
     replaced: Vec<u8>,
@@ -47,10 +47,11 @@ impl TokenCountBound {
         added: &[(Token, AddedToken)],
         vocabulary: &TokenTable,
     ) -> Option<Self> {
-        let mut steps = PreModelSteps::default();
+        let mut steps = PreBpeSteps::default();
         steps.normalizer(&json["normalizer"])?;
         steps.pre_tokenizer(&json["pre_tokenizer"])?;
-        let byte_level = steps.byte_level && vocabulary.invalid == InvalidBytes::PerSequence;
+        let byte_level =
+            steps.byte_level && vocabulary.invalid == InvalidUtf8Replacement::PerSequence;
         covers_every_byte(&json["model"], byte_level)?;
         // An added token that absorbs surrounding spaces covers an unlimited number of bytes.
         if added.iter().any(|(_, token)| token.lstrip || token.rstrip) {
@@ -111,7 +112,7 @@ impl ByteClassCounts {
     }
 }
 
-impl PreModelSteps {
+impl PreBpeSteps {
     /// Adds a step of the normaliser; `None` if the step may drop or shorten text.
     fn normalizer(&mut self, step: &Value) -> Option<()> {
         match step["type"].as_str() {

@@ -23,7 +23,7 @@ pub(super) enum TokenKind {
 
 /// Number of U+FFFD that replace invalid UTF-8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum InvalidBytes {
+pub(super) enum InvalidUtf8Replacement {
     /// One U+FFFD per maximal invalid sequence, as byte-level decoders do.
     PerSequence,
     /// One U+FFFD per invalid byte, as byte-fallback decoders do.
@@ -32,7 +32,7 @@ pub(super) enum InvalidBytes {
 
 /// Which spaces are dropped at the start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LeadingSpace {
+pub(super) enum LeadingSpaceRule {
     Keep,
     /// Up to this number of spaces at the start of the text are dropped (decoder step `Strip` after `Fuse`).
     StripText(usize),
@@ -47,8 +47,8 @@ pub(super) struct TokenTable {
     bytes: Vec<u8>,
     end_offsets: Vec<u32>,
     kinds: Vec<TokenKind>,
-    pub(super) invalid: InvalidBytes,
-    pub(super) leading: LeadingSpace,
+    pub(super) invalid: InvalidUtf8Replacement,
+    pub(super) leading: LeadingSpaceRule,
 }
 
 impl TokenTable {
@@ -61,9 +61,9 @@ impl TokenTable {
             end_offsets: Vec::with_capacity(tokens.len()),
             kinds: Vec::with_capacity(tokens.len()),
             invalid: if rules.byte_level {
-                InvalidBytes::PerSequence
+                InvalidUtf8Replacement::PerSequence
             } else {
-                InvalidBytes::PerByte
+                InvalidUtf8Replacement::PerByte
             },
             leading: rules.leading,
         };
@@ -109,7 +109,7 @@ struct DecoderRules {
     byte_fallback: bool,
     /// Replacements (pattern, content) applied to each token, in order.
     replace: Vec<(String, String)>,
-    leading: LeadingSpace,
+    leading: LeadingSpaceRule,
 }
 
 impl DecoderRules {
@@ -118,7 +118,7 @@ impl DecoderRules {
             byte_level: false,
             byte_fallback: false,
             replace: Vec::new(),
-            leading: LeadingSpace::Keep,
+            leading: LeadingSpaceRule::Keep,
         };
         let steps = match decoder["type"].as_str() {
             Some("Sequence") => decoder["decoders"].as_array().cloned().unwrap_or_default(),
@@ -153,15 +153,18 @@ impl DecoderRules {
                             .to_owned(),
                     );
                 }
-                self.leading = LeadingSpace::StripText(size("start"));
+                self.leading = LeadingSpaceRule::StripText(size("start"));
             }
             "Metaspace" => {
                 let replacement = text("replacement").unwrap_or_else(|| "▁".to_owned());
                 self.replace.push((replacement, " ".to_owned()));
                 let no_prefix_space = step["prepend_scheme"].as_str() == Some("never")
                     || step["add_prefix_space"].as_bool() == Some(false);
-                self.leading =
-                    if no_prefix_space { LeadingSpace::Keep } else { LeadingSpace::StripToken };
+                self.leading = if no_prefix_space {
+                    LeadingSpaceRule::Keep
+                } else {
+                    LeadingSpaceRule::StripToken
+                };
             }
             other => {
                 return Err(format!(

@@ -18,7 +18,7 @@ use super::error::{TextError, TextLoadError};
 use super::panic_guard::catch_panic;
 use super::post_processor::PostProcessorTokens;
 use super::template::RenderedChat;
-use super::text_memory::{MemoryShare, TEXT_MEMORY_DEFAULT, TextMemory};
+use super::text_memory::{TEXT_MEMORY_DEFAULT, TextMemory, TextMemoryPermit};
 use super::token_count_bound::TokenCountBound;
 use super::token_table::{TokenKind, TokenTable};
 use super::tokenizer_windows::{WINDOW_BYTES, WindowCutRules};
@@ -243,7 +243,7 @@ impl Tokenizer {
 
     /// Acquires memory for tokenising `bytes` bytes at a time. Windows of the usual size acquire none,
     /// because only a few are tokenised at a time.
-    fn memory_share_for(&self, bytes: usize) -> Result<Option<MemoryShare<'_>>, TextError> {
+    fn memory_share_for(&self, bytes: usize) -> Result<Option<TextMemoryPermit<'_>>, TextError> {
         if bytes <= WINDOW_BYTES {
             return Ok(None);
         }

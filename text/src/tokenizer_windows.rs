@@ -121,7 +121,7 @@ fn takes_runs_of_digits(step: &Value) -> bool {
 
 /// Classes of characters: no run of a supported pre-tokenizer pattern contains characters of two classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CutCharacterClass {
+enum PreTokenCharClass {
     Letter,
     Digit,
     Space,
@@ -129,16 +129,16 @@ enum CutCharacterClass {
 }
 
 /// Returns the class of `c`; `None` if it is not the same for all patterns.
-fn class_of(c: char) -> Option<CutCharacterClass> {
+fn class_of(c: char) -> Option<PreTokenCharClass> {
     match c {
         'a'..='z' | 'A'..='Z' | '\u{4e00}'..='\u{9fa5}' | '\u{ac00}'..='\u{d7a3}' => {
-            Some(CutCharacterClass::Letter)
+            Some(PreTokenCharClass::Letter)
         }
-        '0'..='9' => Some(CutCharacterClass::Digit),
-        ' ' | '\n' | '\r' | '\t' => Some(CutCharacterClass::Space),
+        '0'..='9' => Some(PreTokenCharClass::Digit),
+        ' ' | '\n' | '\r' | '\t' => Some(PreTokenCharClass::Space),
         // In one pattern, a pre-token can end with a run of line breaks and slashes, so `/` has no class.
         '!'..='.' | ':'..='@' | '\u{3001}' | '\u{3002}' | '\u{ff0c}' => {
-            Some(CutCharacterClass::Punctuation)
+            Some(PreTokenCharClass::Punctuation)
         }
         _ => None,
     }
@@ -155,7 +155,7 @@ fn stable_prefix_end(window: &str, bounded_digit_runs: bool) -> Option<usize> {
             digits = 0;
             continue;
         };
-        digits = if next == CutCharacterClass::Digit { digits + 1 } else { 0 };
+        digits = if next == PreTokenCharClass::Digit { digits + 1 } else { 0 };
         if class.is_some_and(|class| class != next) || bounded_digit_runs && digits == DIGITS {
             (changes, digits) = (changes + 1, 0);
         }

@@ -7,7 +7,7 @@
 mod reader;
 mod splitter;
 
-pub use reader::ReasoningReader;
+pub use reader::TokenReasoningTracker;
 pub(super) use splitter::{OutputSection, ReasoningSplitter};
 
 /// Marker that opens the reasoning.

@@ -8,19 +8,19 @@ use protocol::Token;
 
 /// Tracks token by token whether an output is inside its reasoning.
 #[derive(Debug, Clone)]
-pub struct ReasoningReader {
+pub struct TokenReasoningTracker {
     detokenizer: Detokenizer,
     splitter: ReasoningSplitter,
     scratch: String,
 }
 
-impl ReasoningReader {
+impl TokenReasoningTracker {
     pub(crate) fn new(detokenizer: Detokenizer, splitter: ReasoningSplitter) -> Self {
         Self { detokenizer, splitter, scratch: String::new() }
     }
 }
 
-impl ReasoningTracker for ReasoningReader {
+impl ReasoningTracker for TokenReasoningTracker {
     fn push(&mut self, token: Token) {
         self.scratch.clear();
         self.detokenizer.push(token, &mut self.scratch);

@@ -14,7 +14,7 @@ mod request_template;
 mod source;
 
 pub use child::serve as serve_templates;
-pub use request_template::RequestTemplates;
+pub use request_template::RequestTemplateRenderer;
 
 use super::error::{TextError, TextLoadError};
 use super::tokenizer::Tokenizer;

@@ -34,7 +34,7 @@ const TEMPLATE_TIME: Duration = Duration::from_secs(30);
 
 /// Renders chat templates sent in requests, each in a worker process.
 #[derive(Debug)]
-pub struct RequestTemplates {
+pub struct RequestTemplateRenderer {
     program: WorkerProgram,
     special_tokens: SpecialTokens,
     output_bytes_max: usize,
@@ -42,7 +42,7 @@ pub struct RequestTemplates {
     render_slots: TextMemory,
 }
 
-impl RequestTemplates {
+impl RequestTemplateRenderer {
     /// Creates a renderer of prompts for `tokenizer`, of at most `output_bytes_max` bytes. `program` is the
     /// worker executable.
     ///

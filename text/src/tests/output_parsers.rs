@@ -2,8 +2,8 @@
 //! of the output.
 
 use crate::{
-    OutputParser, OutputPiece, OutputPieces, ReasoningFamily, ReasoningStart, ToolCallRules,
-    ToolCallSyntax, ToolDefinition,
+    OutputParser, OutputPiece, OutputPieces, ReasoningFamily, ReasoningStart,
+    ToolCallParserOptions, ToolCallSyntax, ToolDefinition,
 };
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn parser(
     reasoning: Option<ReasoningStart>,
     max_calls: u32,
 ) -> OutputParser {
-    OutputParser::new(reasoning, Some(ToolCallRules { syntax, tools: &tools(), max_calls }))
+    OutputParser::new(reasoning, Some(ToolCallParserOptions { syntax, tools: &tools(), max_calls }))
 }
 
 /// Parses an output that is split into `parts`.
@@ -425,7 +425,7 @@ fn long_tool_schema_is_read_once() {
     let tools: Arc<[ToolDefinition]> =
         [ToolDefinition { name: "x".to_owned(), parameters: schema }].into();
     let syntax = ToolCallSyntax::Qwen3Coder;
-    let rules = ToolCallRules { syntax, tools: &tools, max_calls: u32::MAX };
+    let rules = ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX };
     let mut parser = OutputParser::new(None, Some(rules));
     let text = format!("<function=x>{}<parameter=n>2", "<parameter=a>v7".repeat(60_000));
     let mut pieces = OutputPieces::default();

@@ -5,7 +5,7 @@
 //! they are held back until it is known.
 
 use super::call_emitter::ToolCallEmitter;
-use super::json_scanner::{JsonScanner, ScanStep, is_space};
+use super::json_scanner::{JsonScanStatus, JsonScanner, is_space};
 use crate::output_pieces::PieceSink;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const BUFFERED_ARGUMENTS_MAX: usize = 64 << 10;
 
 /// State of a tool call after one more character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CallStep {
+pub(super) enum CallParseStatus {
     /// The call continues.
     Continues,
     /// The call ends with this character.
@@ -48,7 +48,7 @@ enum CallMember {
 
 /// Parser of one call object; keeps the state between two characters.
 #[derive(Debug, Clone)]
-pub(super) struct CallObject {
+pub(super) struct CallObjectParser {
     names: FunctionNames,
     state: CallObjectState,
     member: CallMember,
@@ -63,7 +63,7 @@ pub(super) struct CallObject {
     from: usize,
 }
 
-impl CallObject {
+impl CallObjectParser {
     /// Creates a parser of a call whose syntax begins at byte `from` of the output.
     pub(super) fn new(names: FunctionNames, from: usize) -> Self {
         Self {
@@ -85,11 +85,11 @@ impl CallObject {
         c: char,
         emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
-    ) -> CallStep {
+    ) -> CallParseStatus {
         match self.state {
             CallObjectState::InKey => self.key(c),
             CallObjectState::Value => self.value(c, emitter, out),
-            _ if is_space(c) => CallStep::Continues,
+            _ if is_space(c) => CallParseStatus::Continues,
             CallObjectState::Open if c == '{' => self.go(CallObjectState::Key),
             CallObjectState::Key if c == '"' => {
                 self.token_text = String::from('"');
@@ -104,27 +104,29 @@ impl CallObject {
             }
             CallObjectState::Next if c == ',' => self.go(CallObjectState::Key),
             CallObjectState::Next if c == '}' => self.close(emitter, out),
-            _ => CallStep::Invalid,
+            _ => CallParseStatus::Invalid,
         }
     }
 
-    fn go(&mut self, state: CallObjectState) -> CallStep {
+    fn go(&mut self, state: CallObjectState) -> CallParseStatus {
         self.state = state;
-        CallStep::Continues
+        CallParseStatus::Continues
     }
 
-    fn key(&mut self, c: char) -> CallStep {
+    fn key(&mut self, c: char) -> CallParseStatus {
         self.token_text.push(c);
         match self.json.push(c) {
-            ScanStep::Continues if self.token_text.len() < NAME_MAX => return CallStep::Continues,
-            ScanStep::Done => {}
-            _ => return CallStep::Invalid,
+            JsonScanStatus::Continues if self.token_text.len() < NAME_MAX => {
+                return CallParseStatus::Continues;
+            }
+            JsonScanStatus::Done => {}
+            _ => return CallParseStatus::Invalid,
         }
         self.member = match self.token_text.as_str() {
             "\"name\"" if !self.has_name => CallMember::Name,
             "\"arguments\"" | "\"parameters\"" if !self.has_arguments => CallMember::Arguments,
             "\"id\"" | "\"type\"" => CallMember::Other,
-            _ => return CallStep::Invalid,
+            _ => return CallParseStatus::Invalid,
         };
         self.go(CallObjectState::Colon)
     }
@@ -134,19 +136,19 @@ impl CallObject {
         c: char,
         emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
-    ) -> CallStep {
+    ) -> CallParseStatus {
         let is_first = self.token_text.is_empty();
         if is_first && is_space(c) {
-            return CallStep::Continues;
+            return CallParseStatus::Continues;
         }
         let scan = self.json.push(c);
-        if scan == ScanStep::Invalid {
-            return CallStep::Invalid;
+        if scan == JsonScanStatus::Invalid {
+            return CallParseStatus::Invalid;
         }
         match self.member {
             CallMember::Arguments => {
                 if is_first && c != '{' {
-                    return CallStep::Invalid;
+                    return CallParseStatus::Invalid;
                 }
                 if is_first {
                     // The text only shows that the value has begun; further characters of arguments are not
@@ -156,27 +158,27 @@ impl CallObject {
                 self.argument(c, emitter, out);
             }
             CallMember::Name | CallMember::Other if self.token_text.len() >= NAME_MAX => {
-                return CallStep::Invalid;
+                return CallParseStatus::Invalid;
             }
             CallMember::Name | CallMember::Other => self.token_text.push(c),
         }
         match scan {
-            ScanStep::Done if self.member == CallMember::Name => self.name(emitter, out),
-            ScanStep::Done => {
+            JsonScanStatus::Done if self.member == CallMember::Name => self.name(emitter, out),
+            JsonScanStatus::Done => {
                 self.has_arguments |= self.member == CallMember::Arguments;
                 self.go(CallObjectState::Next)
             }
             // A number is neither a name nor arguments; the character after the number belongs to the call
             // object.
-            ScanStep::EndedBefore if self.member == CallMember::Other => {
+            JsonScanStatus::EndedBefore if self.member == CallMember::Other => {
                 self.state = CallObjectState::Next;
                 self.push(c, emitter, out)
             }
-            ScanStep::EndedBefore | ScanStep::Invalid => CallStep::Invalid,
-            ScanStep::Continues if self.buffered_arguments.len() > BUFFERED_ARGUMENTS_MAX => {
-                CallStep::Invalid
+            JsonScanStatus::EndedBefore | JsonScanStatus::Invalid => CallParseStatus::Invalid,
+            JsonScanStatus::Continues if self.buffered_arguments.len() > BUFFERED_ARGUMENTS_MAX => {
+                CallParseStatus::Invalid
             }
-            ScanStep::Continues => CallStep::Continues,
+            JsonScanStatus::Continues => CallParseStatus::Continues,
         }
     }
 
@@ -188,13 +190,13 @@ impl CallObject {
         }
     }
 
-    fn name(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+    fn name(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallParseStatus {
         let Ok(name) = serde_json::from_str::<String>(&self.token_text) else {
-            return CallStep::Invalid;
+            return CallParseStatus::Invalid;
         };
         let is_known = self.names.as_ref().is_none_or(|names| names.contains(&name));
         if name.is_empty() || !is_known {
-            return CallStep::Invalid;
+            return CallParseStatus::Invalid;
         }
         self.has_name = true;
         emitter.begin(&name, self.from, out);
@@ -205,27 +207,27 @@ impl CallObject {
         self.go(CallObjectState::Next)
     }
 
-    fn close(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallStep {
+    fn close(&mut self, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) -> CallParseStatus {
         if !self.has_name {
-            return CallStep::Invalid;
+            return CallParseStatus::Invalid;
         }
         if !self.has_arguments {
             emitter.arguments("{}", out);
         }
         emitter.end(out);
-        CallStep::Done
+        CallParseStatus::Done
     }
 }
 
 /// Parser of the arguments of a call whose function name is not part of the JSON. The arguments are one JSON
 /// object, which is emitted while it is generated.
 #[derive(Debug, Clone, Default)]
-pub(super) struct BareArguments {
+pub(super) struct CallArgumentsParser {
     json: JsonScanner,
     started: bool,
 }
 
-impl BareArguments {
+impl CallArgumentsParser {
     /// Processes the next character; the call itself has already begun. Whitespace before the object is
     /// dropped.
     pub(super) fn push(
@@ -233,23 +235,23 @@ impl BareArguments {
         c: char,
         emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
-    ) -> CallStep {
+    ) -> CallParseStatus {
         if !self.started {
             match c {
                 '{' => self.started = true,
-                _ if is_space(c) => return CallStep::Continues,
-                _ => return CallStep::Invalid,
+                _ if is_space(c) => return CallParseStatus::Continues,
+                _ => return CallParseStatus::Invalid,
             }
         }
         let scan = self.json.push(c);
-        if scan == ScanStep::Invalid {
-            return CallStep::Invalid;
+        if scan == JsonScanStatus::Invalid {
+            return CallParseStatus::Invalid;
         }
         emitter.argument(c, out);
-        if scan == ScanStep::Done {
+        if scan == JsonScanStatus::Done {
             emitter.end(out);
-            return CallStep::Done;
+            return CallParseStatus::Done;
         }
-        CallStep::Continues
+        CallParseStatus::Continues
     }
 }

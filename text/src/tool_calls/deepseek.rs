@@ -4,7 +4,7 @@
 //! Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1.
 
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::{BareArguments, CallStep};
+use super::call_object::{CallArgumentsParser, CallParseStatus};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
@@ -27,7 +27,7 @@ enum DeepSeekParserState {
     Head(String),
     /// V3: function name, up to the code fence.
     Name(String),
-    Arguments(BareArguments),
+    Arguments(CallArgumentsParser),
 }
 
 /// Parser of tool calls in DeepSeek's syntax.
@@ -57,9 +57,9 @@ impl DeepSeekToolParser {
             DeepSeekParserState::Head(_) => self.head(c, emitter, out),
             DeepSeekParserState::Name(_) => self.name(c, emitter, out),
             DeepSeekParserState::Arguments(arguments) => match arguments.push(c, emitter, out) {
-                CallStep::Done => {
+                CallParseStatus::Done => {
                     (self.state, self.closing) = (DeepSeekParserState::Text, true);
-                    CallStep::Done
+                    CallParseStatus::Done
                 }
                 step => step,
             },
@@ -123,15 +123,21 @@ impl DeepSeekToolParser {
         c: char,
         emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
-    ) -> CallStep {
-        let DeepSeekParserState::Head(head) = &mut self.state else { return CallStep::Invalid };
+    ) -> CallParseStatus {
+        let DeepSeekParserState::Head(head) = &mut self.state else {
+            return CallParseStatus::Invalid;
+        };
         if self.scanner.push(c, &[SEPARATOR], |c| head.push(c)).is_none() {
-            return if head.len() > HEAD_MAX { CallStep::Invalid } else { CallStep::Continues };
+            return if head.len() > HEAD_MAX {
+                CallParseStatus::Invalid
+            } else {
+                CallParseStatus::Continues
+            };
         }
         let name = std::mem::take(head);
         if self.fenced {
             self.state = DeepSeekParserState::Name(String::new());
-            return CallStep::Continues;
+            return CallParseStatus::Continues;
         }
         self.begin(&name, emitter, out)
     }
@@ -141,10 +147,16 @@ impl DeepSeekToolParser {
         c: char,
         emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
-    ) -> CallStep {
-        let DeepSeekParserState::Name(name) = &mut self.state else { return CallStep::Invalid };
+    ) -> CallParseStatus {
+        let DeepSeekParserState::Name(name) = &mut self.state else {
+            return CallParseStatus::Invalid;
+        };
         if self.scanner.push(c, &[FENCE], |c| name.push(c)).is_none() {
-            return if name.len() > HEAD_MAX { CallStep::Invalid } else { CallStep::Continues };
+            return if name.len() > HEAD_MAX {
+                CallParseStatus::Invalid
+            } else {
+                CallParseStatus::Continues
+            };
         }
         let name = std::mem::take(name);
         self.begin(&name, emitter, out)
@@ -155,13 +167,13 @@ impl DeepSeekToolParser {
         name: &str,
         emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
-    ) -> CallStep {
+    ) -> CallParseStatus {
         let name = name.trim();
         if name.is_empty() || name.contains('\n') {
-            return CallStep::Invalid;
+            return CallParseStatus::Invalid;
         }
         emitter.begin(name, self.unparsed.from, out);
-        self.state = DeepSeekParserState::Arguments(BareArguments::default());
-        CallStep::Continues
+        self.state = DeepSeekParserState::Arguments(CallArgumentsParser::default());
+        CallParseStatus::Continues
     }
 }

@@ -3,7 +3,7 @@
 //! Source: the chat templates of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B.
 
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::{CallObject, CallStep};
+use super::call_object::{CallObjectParser, CallParseStatus};
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
 use crate::output_pieces::PieceSink;
@@ -17,7 +17,7 @@ pub(super) struct HermesToolParser {
     scanner: MarkerScanner,
     /// Whether a call object is complete, but its `</tool_call>` has not been read.
     closing: bool,
-    call: Option<CallObject>,
+    call: Option<CallObjectParser>,
     unparsed: UnparsedSyntax,
 }
 
@@ -25,7 +25,7 @@ impl HermesToolParser {
     pub(super) fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut PieceSink<'_>) {
         let Some(call) = &mut self.call else { return self.text(c, emitter, out) };
         let step = call.push(c, emitter, out);
-        if step == CallStep::Done {
+        if step == CallParseStatus::Done {
             (self.call, self.closing) = (None, true);
         }
         if !self.unparsed.apply_step(c, step, emitter) {
@@ -54,7 +54,7 @@ impl HermesToolParser {
         match found {
             Some(0) => {
                 self.unparsed.open(OPEN, emitter, out);
-                self.call = Some(CallObject::new(None, self.unparsed.from));
+                self.call = Some(CallObjectParser::new(None, self.unparsed.from));
                 self.closing = false;
             }
             Some(_) if std::mem::take(&mut self.closing) => {}

@@ -5,7 +5,7 @@ const DEPTH_MAX: usize = 127;
 
 /// State of a JSON value after one more character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ScanStep {
+pub(super) enum JsonScanStatus {
     /// The value continues.
     Continues,
     /// The value is complete with this character.
@@ -67,7 +67,7 @@ impl Default for JsonScanner {
 
 impl JsonScanner {
     /// Validates the next character. Whitespace before the value is part of the value.
-    pub(super) fn push(&mut self, c: char) -> ScanStep {
+    pub(super) fn push(&mut self, c: char) -> JsonScanStatus {
         match self.state {
             JsonScannerState::Value { may_close } => self.value(c, may_close),
             JsonScannerState::Key { may_close } => match c {
@@ -86,17 +86,17 @@ impl JsonScanner {
                 '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => {
                     self.go(JsonScannerState::Text { key })
                 }
-                _ => ScanStep::Invalid,
+                _ => JsonScanStatus::Invalid,
             },
             JsonScannerState::Hex { key, left } if c.is_ascii_hexdigit() => match left {
                 1 => self.go(JsonScannerState::Text { key }),
                 _ => self.go(JsonScannerState::Hex { key, left: left - 1 }),
             },
-            JsonScannerState::Hex { .. } => ScanStep::Invalid,
+            JsonScannerState::Hex { .. } => JsonScanStatus::Invalid,
             JsonScannerState::Word(rest) => match rest.strip_prefix(c) {
                 Some("") => self.ended(),
                 Some(rest) => self.go(JsonScannerState::Word(rest)),
-                None => ScanStep::Invalid,
+                None => JsonScanStatus::Invalid,
             },
             _ => self.in_number(c),
         }
@@ -134,14 +134,14 @@ impl JsonScanner {
         self.open.iter().rev().map(|object| if *object { '}' } else { ']' })
     }
 
-    fn go(&mut self, state: JsonScannerState) -> ScanStep {
+    fn go(&mut self, state: JsonScannerState) -> JsonScanStatus {
         self.state = state;
-        ScanStep::Continues
+        JsonScanStatus::Continues
     }
 
-    fn value(&mut self, c: char, may_close: bool) -> ScanStep {
+    fn value(&mut self, c: char, may_close: bool) -> JsonScanStatus {
         match c {
-            '{' | '[' if self.open.len() == DEPTH_MAX => ScanStep::Invalid,
+            '{' | '[' if self.open.len() == DEPTH_MAX => JsonScanStatus::Invalid,
             '{' => {
                 self.open.push(true);
                 self.go(JsonScannerState::Key { may_close: true })
@@ -162,7 +162,7 @@ impl JsonScanner {
         }
     }
 
-    fn next(&mut self, c: char) -> ScanStep {
+    fn next(&mut self, c: char) -> JsonScanStatus {
         match (c, self.open.last()) {
             (',', Some(true)) => self.go(JsonScannerState::Key { may_close: false }),
             (',', Some(false)) => self.go(JsonScannerState::Value { may_close: false }),
@@ -171,17 +171,17 @@ impl JsonScanner {
         }
     }
 
-    fn text(&mut self, c: char, key: bool) -> ScanStep {
+    fn text(&mut self, c: char, key: bool) -> JsonScanStatus {
         match c {
             '"' if key => self.go(JsonScannerState::Colon),
             '"' => self.ended(),
             '\\' => self.go(JsonScannerState::Escape { key }),
-            '\0'..='\x1f' => ScanStep::Invalid,
-            _ => ScanStep::Continues,
+            '\0'..='\x1f' => JsonScanStatus::Invalid,
+            _ => JsonScanStatus::Continues,
         }
     }
 
-    fn in_number(&mut self, c: char) -> ScanStep {
+    fn in_number(&mut self, c: char) -> JsonScanStatus {
         let next = match (self.state, c) {
             (JsonScannerState::Minus, '0') => JsonScannerState::Zero,
             (JsonScannerState::Minus, '1'..='9') | (JsonScannerState::Int, '0'..='9') => {
@@ -209,32 +209,32 @@ impl JsonScanner {
             ) => {
                 // A number ends at the first character that is not part of it.
                 return match self.ended() {
-                    ScanStep::Done => ScanStep::EndedBefore,
+                    JsonScanStatus::Done => JsonScanStatus::EndedBefore,
                     _ => self.next(c),
                 };
             }
-            _ => return ScanStep::Invalid,
+            _ => return JsonScanStatus::Invalid,
         };
         self.go(next)
     }
 
-    fn close(&mut self) -> ScanStep {
+    fn close(&mut self) -> JsonScanStatus {
         self.open.pop();
         self.ended()
     }
 
     /// Handles the end of the whole value, or of a value inside a container.
-    fn ended(&mut self) -> ScanStep {
+    fn ended(&mut self) -> JsonScanStatus {
         if self.open.is_empty() {
-            return ScanStep::Done;
+            return JsonScanStatus::Done;
         }
         self.go(JsonScannerState::Next)
     }
 }
 
 /// Accepts whitespace only.
-fn space(c: char) -> ScanStep {
-    if is_space(c) { ScanStep::Continues } else { ScanStep::Invalid }
+fn space(c: char) -> JsonScanStatus {
+    if is_space(c) { JsonScanStatus::Continues } else { JsonScanStatus::Invalid }
 }
 
 /// Whether `c` is JSON whitespace.
@@ -247,12 +247,12 @@ mod tests {
     use super::*;
 
     /// Scans `text` and returns the result of its last character; invalid if the value ends earlier.
-    fn scan(text: &str) -> ScanStep {
+    fn scan(text: &str) -> JsonScanStatus {
         let mut json = JsonScanner::default();
-        let mut last = ScanStep::Continues;
+        let mut last = JsonScanStatus::Continues;
         for c in text.chars() {
-            if last != ScanStep::Continues {
-                return ScanStep::Invalid;
+            if last != JsonScanStatus::Continues {
+                return JsonScanStatus::Invalid;
             }
             last = json.push(c);
         }
@@ -269,7 +269,7 @@ mod tests {
             "null",
         ];
         for text in whole {
-            assert_eq!(scan(text), ScanStep::Done, "{text}");
+            assert_eq!(scan(text), JsonScanStatus::Done, "{text}");
             assert!(serde_json::from_str::<serde_json::Value>(text).is_ok(), "{text}");
         }
         let bad = [
@@ -291,13 +291,16 @@ mod tests {
             "{\"a\":1]",
         ];
         for text in bad {
-            assert!(matches!(scan(text), ScanStep::Invalid | ScanStep::EndedBefore), "{text}");
+            assert!(
+                matches!(scan(text), JsonScanStatus::Invalid | JsonScanStatus::EndedBefore),
+                "{text}"
+            );
             assert!(serde_json::from_str::<serde_json::Value>(text).is_err(), "{text}");
         }
-        assert_eq!(scan("12 "), ScanStep::EndedBefore);
+        assert_eq!(scan("12 "), JsonScanStatus::EndedBefore);
         let deepest = "[".repeat(DEPTH_MAX) + &"]".repeat(DEPTH_MAX);
-        assert_eq!(scan(&deepest), ScanStep::Done);
+        assert_eq!(scan(&deepest), JsonScanStatus::Done);
         assert!(serde_json::from_str::<serde_json::Value>(&deepest).is_ok());
-        assert_eq!(scan(&"[".repeat(DEPTH_MAX + 1)), ScanStep::Invalid);
+        assert_eq!(scan(&"[".repeat(DEPTH_MAX + 1)), JsonScanStatus::Invalid);
     }
 }

@@ -5,7 +5,7 @@
 //! Source: the chat templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-1B-Instruct.
 
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::{CallObject, CallStep, FunctionNames};
+use super::call_object::{CallObjectParser, CallParseStatus, FunctionNames};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
@@ -19,7 +19,7 @@ enum LlamaParserState {
     Start {
         tagged: bool,
     },
-    Call(Box<CallObject>),
+    Call(Box<CallObjectParser>),
     /// After a call: a semicolon and another call may follow, or content.
     Between,
     Text,
@@ -50,7 +50,7 @@ impl LlamaToolParser {
             LlamaParserState::Text => emitter.content(c, out),
             LlamaParserState::Call(call) => {
                 let step = call.push(c, emitter, out);
-                if step == CallStep::Done {
+                if step == CallParseStatus::Done {
                     self.state = LlamaParserState::Between;
                 }
                 if !self.unparsed.apply_step(c, step, emitter) {
@@ -61,7 +61,8 @@ impl LlamaToolParser {
                 if c == '{' && self.scanner.is_empty() =>
             {
                 self.unparsed.open("{", emitter, out);
-                let mut call = Box::new(CallObject::new(self.names.clone(), self.unparsed.from));
+                let mut call =
+                    Box::new(CallObjectParser::new(self.names.clone(), self.unparsed.from));
                 call.push(c, emitter, out);
                 self.state = LlamaParserState::Call(call);
             }

@@ -4,7 +4,7 @@
 //! Source: the chat templates of mistralai/Mistral-7B-Instruct-v0.3 and Mistral-Small-3.2.
 
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::{BareArguments, CallObject, CallStep};
+use super::call_object::{CallArgumentsParser, CallObjectParser, CallParseStatus};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::unparsed_syntax::UnparsedSyntax;
@@ -24,13 +24,13 @@ enum MistralParserState {
     Lead,
     /// Inside the array, before a call object.
     Item,
-    Object(Box<CallObject>),
+    Object(Box<CallObjectParser>),
     /// Inside the array, after a call object.
     Next,
     Name(String),
     /// Call id after the function name; the id is dropped.
     Id(String),
-    Arguments(BareArguments),
+    Arguments(CallArgumentsParser),
 }
 
 /// Parser of tool calls in Mistral's syntax.
@@ -79,12 +79,12 @@ impl MistralToolParser {
         c: char,
         emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
-    ) -> CallStep {
+    ) -> CallParseStatus {
         match &mut self.state {
             MistralParserState::Lead | MistralParserState::Item | MistralParserState::Next
                 if is_space(c) =>
             {
-                CallStep::Continues
+                CallParseStatus::Continues
             }
             MistralParserState::Lead if c == '[' => self.go(MistralParserState::Item),
             MistralParserState::Lead => {
@@ -92,39 +92,39 @@ impl MistralToolParser {
                 self.syntax(c, emitter, out)
             }
             MistralParserState::Item if c == '{' => {
-                let mut object = Box::new(CallObject::new(None, self.unparsed.from));
+                let mut object = Box::new(CallObjectParser::new(None, self.unparsed.from));
                 object.push(c, emitter, out);
                 self.go(MistralParserState::Object(object))
             }
             MistralParserState::Next if c == ',' => self.go(MistralParserState::Item),
             MistralParserState::Next if c == ']' => {
                 self.state = MistralParserState::Text;
-                CallStep::Done
+                CallParseStatus::Done
             }
             MistralParserState::Object(object) => match object.push(c, emitter, out) {
-                CallStep::Done => {
+                CallParseStatus::Done => {
                     (self.state, self.unparsed.from) = (MistralParserState::Next, out.bytes_read);
-                    CallStep::Done
+                    CallParseStatus::Done
                 }
                 step => step,
             },
             MistralParserState::Arguments(arguments) => match arguments.push(c, emitter, out) {
-                CallStep::Done => {
+                CallParseStatus::Done => {
                     self.state = MistralParserState::Text;
-                    CallStep::Done
+                    CallParseStatus::Done
                 }
                 step => step,
             },
             MistralParserState::Name(_) | MistralParserState::Id(_) => self.head(c, emitter, out),
             MistralParserState::Text | MistralParserState::Item | MistralParserState::Next => {
-                CallStep::Invalid
+                CallParseStatus::Invalid
             }
         }
     }
 
-    fn go(&mut self, state: MistralParserState) -> CallStep {
+    fn go(&mut self, state: MistralParserState) -> CallParseStatus {
         self.state = state;
-        CallStep::Continues
+        CallParseStatus::Continues
     }
 
     /// Parses the function name and an optional call id, up to the arguments.
@@ -133,18 +133,18 @@ impl MistralToolParser {
         c: char,
         emitter: &mut ToolCallEmitter,
         out: &mut PieceSink<'_>,
-    ) -> CallStep {
+    ) -> CallParseStatus {
         let (name, in_name) = match &mut self.state {
             MistralParserState::Name(name) => (name, true),
             MistralParserState::Id(name) => (name, false),
-            _ => return CallStep::Invalid,
+            _ => return CallParseStatus::Invalid,
         };
         if self.unparsed.len() > HEAD_MAX {
-            return CallStep::Invalid;
+            return CallParseStatus::Invalid;
         }
         if c == '{' && self.scanner.is_empty() && in_name && !name.is_empty() {
             emitter.begin(name, self.unparsed.from, out);
-            let mut arguments = BareArguments::default();
+            let mut arguments = CallArgumentsParser::default();
             arguments.push(c, emitter, out);
             return self.go(MistralParserState::Arguments(arguments));
         }
@@ -156,17 +156,17 @@ impl MistralToolParser {
             }
         });
         match found {
-            _ if !is_valid => CallStep::Invalid,
-            None => CallStep::Continues,
-            Some(_) if name.is_empty() => CallStep::Invalid,
+            _ if !is_valid => CallParseStatus::Invalid,
+            None => CallParseStatus::Continues,
+            Some(_) if name.is_empty() => CallParseStatus::Invalid,
             Some(0) if in_name => {
                 let name = std::mem::take(name);
                 self.go(MistralParserState::Id(name))
             }
-            Some(0) => CallStep::Invalid,
+            Some(0) => CallParseStatus::Invalid,
             Some(_) => {
                 emitter.begin(name, self.unparsed.from, out);
-                self.go(MistralParserState::Arguments(BareArguments::default()))
+                self.go(MistralParserState::Arguments(CallArgumentsParser::default()))
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Parses the arguments of a truncated tool call, as far as they are complete.
 
-use super::json_scanner::{JsonScanner, ScanStep};
+use super::json_scanner::{JsonScanStatus, JsonScanner};
 use serde_json::{Map, Value};
 
 /// Parses the prefix of a JSON object. A member with an incomplete string, number or constant is omitted; an
@@ -28,10 +28,10 @@ fn complete_prefix_bytes(truncated: &str) -> usize {
         if number == Some(true) && json.number().is_none() {
             complete = at;
         }
-        if scan == ScanStep::Done || scan == ScanStep::Continues && json.may_close() {
+        if scan == JsonScanStatus::Done || scan == JsonScanStatus::Continues && json.may_close() {
             complete = at + c.len_utf8();
         }
-        if scan != ScanStep::Continues {
+        if scan != JsonScanStatus::Continues {
             return complete;
         }
     }

@@ -5,11 +5,11 @@
 //! Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::CallStep;
+use super::call_object::CallParseStatus;
 use super::hermes::{CLOSE, OPEN};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
-use super::schema_types::{CoercedValue, ToolSchemas, quoted};
+use super::schema_types::{ArgumentTypeCache, ArgumentValueParser, quoted};
 use super::tool_definition::ToolDefinition;
 use super::unparsed_syntax::UnparsedSyntax;
 use crate::output_pieces::PieceSink;
@@ -32,13 +32,13 @@ enum Qwen3CoderParserState {
     /// After the function name or a parameter: another parameter or the end of the call must follow.
     Between,
     Key(String),
-    Value(CoercedValue),
+    Value(ArgumentValueParser),
 }
 
 /// Parser of tool calls in Qwen3-Coder's syntax.
 #[derive(Debug, Clone)]
 pub(super) struct Qwen3CoderToolParser {
-    schemas: ToolSchemas,
+    schemas: ArgumentTypeCache,
     scanner: MarkerScanner,
     state: Qwen3CoderParserState,
     /// Index of the tool being called; `None` = no tool has the name in the call.
@@ -53,7 +53,8 @@ pub(super) struct Qwen3CoderToolParser {
 impl Qwen3CoderToolParser {
     pub(super) fn new(tools: Arc<[ToolDefinition]>) -> Self {
         let (scanner, state) = (MarkerScanner::default(), Qwen3CoderParserState::Text);
-        let (schemas, tool, unparsed) = (ToolSchemas::new(tools), None, UnparsedSyntax::default());
+        let (schemas, tool, unparsed) =
+            (ArgumentTypeCache::new(tools), None, UnparsedSyntax::default());
         let (has_parameters, closing) = (false, false);
         Self { schemas, scanner, state, tool, has_parameters, closing, unparsed }
     }
@@ -63,9 +64,9 @@ impl Qwen3CoderToolParser {
             return self.text(c, emitter, out);
         }
         let step = match self.syntax(c, emitter, out) {
-            false => CallStep::Invalid,
-            true if matches!(self.state, Qwen3CoderParserState::Text) => CallStep::Done,
-            true => CallStep::Continues,
+            false => CallParseStatus::Invalid,
+            true if matches!(self.state, Qwen3CoderParserState::Text) => CallParseStatus::Done,
+            true => CallParseStatus::Continues,
         };
         if !self.unparsed.apply_step(c, step, emitter) {
             self.reject_call(emitter, out);
@@ -169,8 +170,9 @@ impl Qwen3CoderToolParser {
         emitter.arguments(comma, out);
         emitter.arguments(&quoted(key), out);
         emitter.arguments(": ", out);
-        self.state =
-            Qwen3CoderParserState::Value(CoercedValue::new(self.schemas.types(self.tool, key)));
+        self.state = Qwen3CoderParserState::Value(ArgumentValueParser::new(
+            self.schemas.types(self.tool, key),
+        ));
     }
 
     fn in_value(

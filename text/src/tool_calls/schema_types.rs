@@ -113,13 +113,13 @@ pub(super) fn quoted(text: &str) -> String {
 /// Types of the arguments of each tool, determined once per argument: a schema may be long, and an argument
 /// may occur often.
 #[derive(Debug, Clone)]
-pub(super) struct ToolSchemas {
+pub(super) struct ArgumentTypeCache {
     tools: Arc<[ToolDefinition]>,
     /// Types by tool index and argument name.
     by_member: HashMap<usize, HashMap<String, SchemaTypes>>,
 }
 
-impl ToolSchemas {
+impl ArgumentTypeCache {
     pub(super) fn new(tools: Arc<[ToolDefinition]>) -> Self {
         Self { tools, by_member: HashMap::new() }
     }
@@ -149,7 +149,7 @@ impl ToolSchemas {
 
 /// Parser of one argument value. Plain strings are emitted while they are generated.
 #[derive(Debug, Clone)]
-pub(super) struct CoercedValue {
+pub(super) struct ArgumentValueParser {
     types: SchemaTypes,
     text: String,
     started: bool,
@@ -159,7 +159,7 @@ pub(super) struct CoercedValue {
     line_break: bool,
 }
 
-impl CoercedValue {
+impl ArgumentValueParser {
     pub(super) fn new(types: SchemaTypes) -> Self {
         let text = String::new();
         Self { types, text, started: false, skipped: false, line_break: false }
@@ -223,7 +223,7 @@ mod tests {
             "r": {"$ref": "#/$defs/count"},
         }, "$defs": {"count": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}});
         let read = |key: &str, text: &str| {
-            let mut value = CoercedValue::new(SchemaTypes::of(&schema, key));
+            let mut value = ArgumentValueParser::new(SchemaTypes::of(&schema, key));
             let mut out = String::new();
             assert!(text.chars().all(|c| value.push(c, |s| out.push_str(s))));
             value.finish(|s| out.push_str(s));

@@ -2,7 +2,7 @@
 //! malformed.
 
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::CallStep;
+use super::call_object::CallParseStatus;
 use crate::output_pieces::PieceSink;
 
 /// Maximum number of bytes kept; longer text is emitted as content.
@@ -37,14 +37,14 @@ impl UnparsedSyntax {
     pub(super) fn apply_step(
         &mut self,
         c: char,
-        step: CallStep,
+        step: CallParseStatus,
         emitter: &ToolCallEmitter,
     ) -> bool {
         match step {
-            CallStep::Continues if !emitter.is_open() && self.is_full() => return false,
-            CallStep::Continues if !emitter.is_open() => self.text.push(c),
-            CallStep::Continues | CallStep::Done => self.text.clear(),
-            CallStep::Invalid => return false,
+            CallParseStatus::Continues if !emitter.is_open() && self.is_full() => return false,
+            CallParseStatus::Continues if !emitter.is_open() => self.text.push(c),
+            CallParseStatus::Continues | CallParseStatus::Done => self.text.clear(),
+            CallParseStatus::Invalid => return false,
         }
         true
     }

@@ -21,7 +21,7 @@ use protocol::Token;
 use std::sync::Arc;
 use text::{
     ChatInput, OutputParser, ReasoningFamily, ReasoningStart, RenderedChat, TextError,
-    ToolCallIdFormat, ToolCallRules, ToolCallSyntax,
+    ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax,
 };
 
 /// Number of bytes at the end of a prompt from which it is determined whether the output starts inside the
@@ -87,7 +87,8 @@ pub(crate) fn start(
     let reasoning = reasoning_start(serving, continued.as_deref(), &prompt_tail);
     params.constraint = constraint(serving, params.constraint.take(), &tools, reasoning)?;
     let max_calls = if tools.parallel { u32::MAX } else { 1 };
-    let call_rules = |syntax| ToolCallRules { syntax, tools: &tools.definitions, max_calls };
+    let call_rules =
+        |syntax| ToolCallParserOptions { syntax, tools: &tools.definitions, max_calls };
     let parser = OutputParser::new(reasoning, call_syntax.map(call_rules));
     let visible_special = serving.parsers.visible_special(call_syntax.is_some());
     let output_start = OutputStart { reasoning, continued: continued.as_deref() };
