@@ -6,7 +6,7 @@
 //! FIN. Only the kernel of the disconnected client replies with RST when it receives data. So after FIN the
 //! server sends a few bytes that clients ignore, and polls the socket for errors until the reply is complete.
 
-use super::connection::{ConnectionProgress, EndOfInput};
+use super::connection::{ConnectionProgress, RequestStateAtFin};
 use super::hyper_error_reply::{self, HyperErrorReply, is_anthropic_head};
 use bytes::{Buf, Bytes};
 use socket2::SockRef;
@@ -35,7 +35,7 @@ const CHECK_INTERVAL_LAST: Duration = Duration::from_millis(50);
 const REQUEST_TAIL_TIME: Duration = Duration::from_millis(50);
 
 /// State of a connection after the client has sent FIN.
-struct HalfClosed {
+struct HalfClosedState {
     since: Instant,
     /// Interval until the next connection check.
     check_interval: Duration,
@@ -53,7 +53,7 @@ const PROBE_AFTER: Duration = Duration::from_millis(2);
 /// write a reply between two checks.
 const IDLE_CHECKS: u32 = 2;
 
-impl HalfClosed {
+impl HalfClosedState {
     /// `limit`: value of `TCP_USER_TIMEOUT`, after which the kernel closes a connection with unacknowledged
     /// data.
     fn new(stream: &TcpStream, limit: Duration) -> Self {
@@ -98,7 +98,7 @@ pub(super) struct ClientSocket {
     /// Remaining number of bytes that may be read and discarded after a rejected request head.
     drained_max: usize,
     /// State of the connection after FIN; `None` while the client has not sent FIN.
-    half_closed: Option<HalfClosed>,
+    half_closed: Option<HalfClosedState>,
     /// Number of the latest request for which a part of the reply has been written.
     last_responded: u64,
     /// Whether all data that hyper has passed to this socket is written. Only then a probe does not split a
@@ -132,15 +132,16 @@ impl ClientSocket {
     /// Ready: the result is passed to hyper, as the end of the input or as an error.
     fn end_of_input(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let (end_of_input, now) = (self.progress.classify_end_of_input(), Instant::now());
-        if end_of_input == EndOfInput::NoRequest {
+        if end_of_input == RequestStateAtFin::NoRequest {
             return Poll::Ready(Ok(()));
         }
         let (stream, limit) = (&self.stream, self.limit);
-        let half_closed = self.half_closed.get_or_insert_with(|| HalfClosed::new(stream, limit));
+        let half_closed =
+            self.half_closed.get_or_insert_with(|| HalfClosedState::new(stream, limit));
         let checks = half_closed.due_checks(cx);
         match end_of_input {
-            EndOfInput::NoRequest => {}
-            EndOfInput::RepliesDone => {
+            RequestStateAtFin::NoRequest => {}
+            RequestStateAtFin::RepliesDone => {
                 let before = half_closed.idle_checks;
                 if before.is_none() {
                     half_closed.reset_checks(cx);
@@ -152,12 +153,12 @@ impl ClientSocket {
                 }
                 return Poll::Ready(Ok(()));
             }
-            EndOfInput::MaybeTruncated => {
+            RequestStateAtFin::MaybeTruncated => {
                 if now >= half_closed.since + REQUEST_TAIL_TIME {
                     return Poll::Ready(Ok(()));
                 }
             }
-            EndOfInput::RequestComplete => {
+            RequestStateAtFin::RequestComplete => {
                 half_closed.idle_checks = None;
                 self.probe()?;
             }

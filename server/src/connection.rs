@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep_until};
 
 /// Timeouts of one connection.
 #[derive(Debug, Clone, Copy)]
-pub struct ConnectionDeadlines {
+pub struct ConnectionTimeouts {
     /// Maximum time from the first byte of a request head to its last byte.
     pub header: Duration,
     /// Maximum idle time between two requests.
@@ -32,7 +32,7 @@ pub struct ConnectionDeadlines {
     pub write: Duration,
 }
 
-impl Default for ConnectionDeadlines {
+impl Default for ConnectionTimeouts {
     fn default() -> Self {
         let seconds = Duration::from_secs;
         Self { header: seconds(5), idle: seconds(60), write: seconds(30) }
@@ -51,7 +51,7 @@ pub(crate) async fn serve(
     app: Arc<AppState>,
     router: Router,
     access: ConnectionAccess,
-    deadlines: ConnectionDeadlines,
+    deadlines: ConnectionTimeouts,
     mut stop: watch::Receiver<bool>,
 ) {
     let progress = Arc::new(ConnectionProgress::new(app));
@@ -98,7 +98,7 @@ pub(crate) async fn serve(
 
 /// State of the requests on a connection when the client closes its sending half (FIN).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EndOfInput {
+pub(super) enum RequestStateAtFin {
     /// The client has sent no complete request head.
     NoRequest,
     /// All replies have been produced; the last bytes of the last reply may be unsent.
@@ -168,12 +168,12 @@ impl ConnectionProgress {
     }
 
     /// Returns the meaning of a FIN that arrives in the current phase.
-    pub(super) fn classify_end_of_input(&self) -> EndOfInput {
+    pub(super) fn classify_end_of_input(&self) -> RequestStateAtFin {
         match self.phase.load(Ordering::Relaxed) {
-            BUSY => EndOfInput::MaybeTruncated,
-            RESPONDING => EndOfInput::RequestComplete,
-            IDLE if self.request() > 0 => EndOfInput::RepliesDone,
-            _ => EndOfInput::NoRequest,
+            BUSY => RequestStateAtFin::MaybeTruncated,
+            RESPONDING => RequestStateAtFin::RequestComplete,
+            IDLE if self.request() > 0 => RequestStateAtFin::RepliesDone,
+            _ => RequestStateAtFin::NoRequest,
         }
     }
 
@@ -222,7 +222,7 @@ impl ConnectionProgress {
     }
 
     /// Completes when the connection exceeds the idle timeout or the header timeout.
-    async fn expired(&self, deadlines: ConnectionDeadlines) {
+    async fn expired(&self, deadlines: ConnectionTimeouts) {
         let mut check_at = self.start + deadlines.header.min(deadlines.idle);
         loop {
             sleep_until(check_at).await;

@@ -46,7 +46,7 @@ mod unsupported_routes;
 
 pub use app::{AppState, ModelCard, ServerOptions, ServingContext};
 pub use auth::{ApiKeys, RouteAccess};
-pub use connection::ConnectionDeadlines;
+pub use connection::ConnectionTimeouts;
 pub use cors::CorsConfig;
 pub use request_fields::RequestFields;
 pub use request_trace::RequestTracer;

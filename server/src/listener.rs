@@ -1,7 +1,7 @@
 //! Listening sockets and connection limits.
 
 use super::app::AppState;
-use super::connection::{self, ConnectionDeadlines};
+use super::connection::{self, ConnectionTimeouts};
 use super::middleware::ConnectionAccess;
 use axum::Router;
 use metrics::LogRateLimiter;
@@ -54,7 +54,7 @@ impl ConnectionLimiter {
         listener: TcpListener,
         app: Arc<AppState>,
         router: Router,
-        deadlines: ConnectionDeadlines,
+        deadlines: ConnectionTimeouts,
     ) {
         let failures = LogRateLimiter::default();
         loop {
@@ -74,7 +74,7 @@ impl ConnectionLimiter {
                 ConnectionAccess::Full => deadlines,
                 ConnectionAccess::ProbesOnly => {
                     let limit = PROBE_RESERVE_DEADLINE;
-                    ConnectionDeadlines { header: limit, idle: limit, write: limit }
+                    ConnectionTimeouts { header: limit, idle: limit, write: limit }
                 }
             };
             tokio::spawn(async move {
@@ -106,7 +106,7 @@ async fn serve(
     app: Arc<AppState>,
     router: Router,
     access: ConnectionAccess,
-    deadlines: ConnectionDeadlines,
+    deadlines: ConnectionTimeouts,
     stop: watch::Receiver<bool>,
 ) {
     // Without TCP_NODELAY, small writes wait for acknowledgements; measured: 60 times fewer replies per

@@ -12,14 +12,14 @@ use std::task::{Context, Poll};
 const PIECE_BYTES: usize = 32 << 10;
 
 /// Serialises a reply body in pieces.
-pub(crate) trait PieceWriter: Send + Unpin + 'static {
+pub(crate) trait IncrementalBodyWriter: Send + Unpin + 'static {
     /// Appends about `bytes` bytes of the body to `out`; returns false once the body is complete.
     fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool;
 }
 
 /// Reply body that is serialised in pieces. It holds the memory reservation of the request until it is
 /// dropped.
-struct PieceBody<W, R> {
+struct IncrementalBody<W, R> {
     writer: W,
     has_more: bool,
     ready: Bytes,
@@ -29,12 +29,12 @@ struct PieceBody<W, R> {
 /// Creates the body, which owns `memory_reservation`, the reservation of the request. A body of one piece has
 /// a known length.
 pub(crate) fn body_of(
-    mut writer: impl PieceWriter,
+    mut writer: impl IncrementalBodyWriter,
     memory_reservation: impl Send + Unpin + 'static,
 ) -> Body {
     let mut out = BytesMut::new();
     let has_more = writer.write(PIECE_BYTES, &mut out);
-    Body::new(PieceBody {
+    Body::new(IncrementalBody {
         writer,
         has_more,
         ready: out.freeze(),
@@ -42,7 +42,7 @@ pub(crate) fn body_of(
     })
 }
 
-impl<W: PieceWriter, R: Unpin> http_body::Body for PieceBody<W, R> {
+impl<W: IncrementalBodyWriter, R: Unpin> http_body::Body for IncrementalBody<W, R> {
     type Data = Bytes;
     type Error = Infallible;
 

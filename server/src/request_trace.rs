@@ -24,7 +24,7 @@ const DROP_REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Approximate number of bytes that are written at once.
 const BATCH_BYTES: usize = 64 << 10;
 
-enum TraceMessage {
+enum TraceWriterCommand {
     Line(Value),
     /// Wakes the writer thread, which then checks `reopen`.
     Wake,
@@ -35,7 +35,7 @@ enum TraceMessage {
 /// Handle of the writer thread, through which trace lines are sent; its clones share the thread.
 #[derive(Debug, Clone)]
 pub struct RequestTracer {
-    lines: SyncSender<TraceMessage>,
+    lines: SyncSender<TraceWriterCommand>,
     shared: Arc<RequestTracerState>,
     /// Whether trace lines contain token ids.
     pub with_ids: bool,
@@ -77,7 +77,7 @@ impl RequestTracer {
     pub fn reopen(&self) {
         self.shared.reopen.store(true, Ordering::Relaxed);
         // If the queue is full, the writer thread is running and needs no wake-up.
-        let _ = self.lines.try_send(TraceMessage::Wake);
+        let _ = self.lines.try_send(TraceWriterCommand::Wake);
     }
 
     /// Returns the number of dropped lines.
@@ -91,7 +91,7 @@ impl RequestTracer {
     pub fn flush(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let (done, written) = sync_channel(1);
-        let mut message = TraceMessage::Flush(done);
+        let mut message = TraceWriterCommand::Flush(done);
         while let Err(unsent) = self.lines.try_send(message) {
             let TrySendError::Full(unsent) = unsent else { return false };
             if Instant::now() >= deadline {
@@ -105,7 +105,7 @@ impl RequestTracer {
     }
 
     fn write(&self, line: Value) {
-        if self.lines.try_send(TraceMessage::Line(line)).is_err() {
+        if self.lines.try_send(TraceWriterCommand::Line(line)).is_err() {
             self.shared.dropped_lines.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -125,7 +125,7 @@ struct RequestTraceWriter {
 }
 
 impl RequestTraceWriter {
-    fn run(mut self, receiver: &Receiver<TraceMessage>) {
+    fn run(mut self, receiver: &Receiver<TraceWriterCommand>) {
         while let Ok(mut message) = receiver.recv() {
             loop {
                 self.handle(message);
@@ -146,23 +146,23 @@ impl RequestTraceWriter {
         self.report_dropped();
     }
 
-    fn handle(&mut self, message: TraceMessage) {
+    fn handle(&mut self, message: TraceWriterCommand) {
         match message {
-            TraceMessage::Line(line) => {
+            TraceWriterCommand::Line(line) => {
                 self.batch.extend_from_slice(line.to_string().as_bytes());
                 self.batch.push(b'\n');
                 if self.batch.len() >= BATCH_BYTES {
                     self.write();
                 }
             }
-            TraceMessage::Flush(done) => {
+            TraceWriterCommand::Flush(done) => {
                 self.write();
                 // The server may exit after a flush, so dropped lines are reported now.
                 self.report_dropped();
                 // The receiver of the report may have timed out.
                 let _ = done.try_send(self.shared.dropped_lines.load(Ordering::Relaxed) == 0);
             }
-            TraceMessage::Wake => {}
+            TraceWriterCommand::Wake => {}
         }
     }
 

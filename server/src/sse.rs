@@ -56,7 +56,7 @@ pub(crate) struct SseBody<W> {
     writer: W,
     out: BytesMut,
     state: SseBodyState,
-    keep_alive: Option<KeepAlive>,
+    keep_alive: Option<KeepAliveTimer>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ enum SseBodyState {
 }
 
 /// Keep-alive timer of a stream. It is reset only when it fires, so a token costs no timer operation.
-struct KeepAlive {
+struct KeepAliveTimer {
     interval: Duration,
     last_write: Instant,
     timer: Pin<Box<Sleep>>,
@@ -78,7 +78,7 @@ impl<W: ChunkWriter> SseBody<W> {
         let keep_alive = (!keep_alive.is_zero()).then(|| {
             let now = Instant::now();
             let timer = Box::pin(sleep_until(now + keep_alive));
-            KeepAlive { interval: keep_alive, last_write: now, timer }
+            KeepAliveTimer { interval: keep_alive, last_write: now, timer }
         });
         let out = BytesMut::with_capacity(BUFFER_BYTES);
         Self { generation, writer, out, state: SseBodyState::Open, keep_alive }
@@ -134,7 +134,7 @@ impl<W: ChunkWriter> Body for SseBody<W> {
     }
 }
 
-impl KeepAlive {
+impl KeepAliveTimer {
     /// Ready if nothing was written for one keep-alive interval.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.timer.as_mut().poll(cx).is_ready() {

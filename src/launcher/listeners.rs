@@ -4,7 +4,7 @@ use crate::config::ServeArgs;
 use anyhow::{Context, Result, anyhow};
 use server::listener::{ConnectionLimiter, bind};
 use server::routes::{admin_router, router};
-use server::{AppState, ConnectionDeadlines};
+use server::{AppState, ConnectionTimeouts};
 use std::future::Future;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub fn open_public(
     let (limiter, app_state) = (connections.clone(), Arc::clone(app));
     let routes = router(Arc::clone(app));
     let address = open(address, runtime, |listener| async move {
-        limiter.accept(listener, app_state, routes, ConnectionDeadlines::default()).await;
+        limiter.accept(listener, app_state, routes, ConnectionTimeouts::default()).await;
     })?;
     if !address.ip().is_loopback() && !app.options.api_keys.requires_client_key() {
         tracing::warn!(
@@ -53,7 +53,7 @@ pub fn open_admin(
     let (limiter, app_state) = (connections.clone(), Arc::clone(app));
     let routes = admin_router(Arc::clone(app));
     let address = open(address, runtime, |listener| async move {
-        limiter.accept(listener, app_state, routes, ConnectionDeadlines::default()).await;
+        limiter.accept(listener, app_state, routes, ConnectionTimeouts::default()).await;
     })?;
     let keys = &app.options.api_keys;
     if !address.ip().is_loopback() && !keys.has_admin_keys() && !keys.requires_client_key() {

@@ -32,7 +32,7 @@ use scheduler::{
 use server::listener::{ConnectionLimiter, bind};
 use server::openai::{FieldBounds, SamplingDefaults};
 use server::routes::router;
-use server::{AppState, ConnectionDeadlines, ModelCard, ServerOptions, ServingContext};
+use server::{AppState, ConnectionTimeouts, ModelCard, ServerOptions, ServingContext};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(crate) struct ServerSetup {
     pub(crate) slot_access: SlotAccess,
     pub(crate) admission: AdmissionLimits,
     pub(crate) options: ServerOptions,
-    pub(crate) deadlines: ConnectionDeadlines,
+    pub(crate) deadlines: ConnectionTimeouts,
     pub(crate) connections: u32,
     pub(crate) workers: usize,
     pub(crate) body_bytes_max: usize,
@@ -109,7 +109,7 @@ impl Default for ServerSetup {
                 bytes: 1 << 30,
             },
             options: ServerOptions::default(),
-            deadlines: ConnectionDeadlines::default(),
+            deadlines: ConnectionTimeouts::default(),
             connections: 1_024,
             workers: 2,
             body_bytes_max: 8 << 20,

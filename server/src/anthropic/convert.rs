@@ -11,25 +11,25 @@ const TEXT_BLOCKS: &[&str] = &["text"];
 
 /// Converts messages one after the other, and collects the resulting template messages.
 #[derive(Default)]
-pub(super) struct AnthropicTurns {
+pub(super) struct AnthropicMessageConverter {
     messages: Vec<Value>,
 }
 
 /// Content blocks of one message, grouped by kind.
 #[derive(Default)]
-struct TurnParts {
+struct GroupedContentBlocks {
     texts: Vec<String>,
     reasoning: Vec<String>,
     calls: Vec<Value>,
 }
 
-impl TurnParts {
+impl GroupedContentBlocks {
     fn is_empty(&self) -> bool {
         self.texts.is_empty() && self.reasoning.is_empty() && self.calls.is_empty()
     }
 }
 
-impl AnthropicTurns {
+impl AnthropicMessageConverter {
     /// Adds the system prompt, which is a string or a list of text blocks.
     pub(super) fn system(&mut self, path: &str, value: JsonValue) -> Result<(), ApiError> {
         let text = text_of(path, value, TEXT_BLOCKS)?;
@@ -48,7 +48,7 @@ impl AnthropicTurns {
             None => return Err(ApiError::invalid(role_path, "is missing")),
         };
         let path = fields.path("content");
-        let (mut parts, before) = (TurnParts::default(), self.messages.len());
+        let (mut parts, before) = (GroupedContentBlocks::default(), self.messages.len());
         match fields.take("content") {
             None => return Err(ApiError::invalid(path, "is missing")),
             Some(JsonValue::Str(text)) => parts.texts.push(text),
@@ -79,7 +79,7 @@ impl AnthropicTurns {
         &mut self,
         role: &str,
         mut block: RequestFields,
-        parts: &mut TurnParts,
+        parts: &mut GroupedContentBlocks,
     ) -> Result<(), ApiError> {
         let path = block.path("type");
         let kind = block.string("type", 64)?;
@@ -111,8 +111,8 @@ impl AnthropicTurns {
     }
 
     /// Appends one template message that contains `parts`.
-    fn push(&mut self, role: &str, parts: TurnParts) {
-        let TurnParts { texts, reasoning, calls } = parts;
+    fn push(&mut self, role: &str, parts: GroupedContentBlocks) {
+        let GroupedContentBlocks { texts, reasoning, calls } = parts;
         let mut message = Map::new();
         message.insert("role".to_owned(), Value::from(role));
         message.insert("content".to_owned(), Value::from(texts.join("\n")));

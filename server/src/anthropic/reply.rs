@@ -8,7 +8,7 @@ use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::choice::{ChoiceFinish, StopMatch};
 use crate::openai::collect::{CollectedChoice, body_of, collect_one};
-use crate::openai::endpoint::{CompletionEndpoint, HeaderFields, PreparedRequest, ignored_fields};
+use crate::openai::endpoint::{CompletionEndpoint, HeaderParams, PreparedRequest, ignored_fields};
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
 use crate::request_fields::RequestFields;
@@ -133,7 +133,7 @@ impl CompletionEndpoint for AnthropicReply {
         app: &Arc<AppState>,
         serving: &Arc<ServingContext>,
         mut fields: RequestFields,
-        headers: &HeaderFields,
+        headers: &HeaderParams,
         permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
         let request = types::take(&mut fields, &serving.field_bounds, &serving.sampling_defaults)?;

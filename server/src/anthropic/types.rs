@@ -1,6 +1,6 @@
 //! Parses and validates the fields of an Anthropic Messages request.
 
-use super::convert::AnthropicTurns;
+use super::convert::AnthropicMessageConverter;
 use crate::api_error::ApiError;
 use crate::openai::chat::messages;
 use crate::openai::chat::tools::{self, RequestTools, ToolChoice};
@@ -72,7 +72,7 @@ impl AnthropicConversation {
                 kwargs.entry(name.to_owned()).or_insert(Value::Bool(thinking_enabled));
             }
         }
-        let mut turns = AnthropicTurns::default();
+        let mut turns = AnthropicMessageConverter::default();
         if let Some(system) = fields.take("system") {
             turns.system("system", system)?;
         }

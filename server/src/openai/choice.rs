@@ -89,7 +89,7 @@ impl ChoiceDelta {
 
 /// Parameters that determine how the text of a choice is stopped.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct StopRules {
+pub(crate) struct ChoiceStopParams {
     /// Number of tokens at the start of the output in which stop strings are not matched (`min_tokens`).
     pub min_tokens: u32,
     /// Whether the output includes the text of the token that stops it.
@@ -100,7 +100,7 @@ pub(crate) struct StopRules {
 pub(crate) struct ChoiceState {
     detokenizer: Detokenizer,
     matcher: StopMatcher,
-    rules: StopRules,
+    rules: ChoiceStopParams,
     parser: Option<OutputParser>,
     /// Number of tokens generated so far.
     pub tokens: u32,
@@ -119,7 +119,7 @@ impl ChoiceState {
     pub(crate) fn new(
         detokenizer: Detokenizer,
         matcher: StopMatcher,
-        rules: StopRules,
+        rules: ChoiceStopParams,
         parser: Option<OutputParser>,
     ) -> Self {
         Self {

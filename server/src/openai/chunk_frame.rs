@@ -1,6 +1,6 @@
 //! Writes the parts that all chunks of a streaming completion share: the constant start, and `usage`.
 
-use super::endpoint::ReplyHead;
+use super::endpoint::ReplyMetadata;
 use super::generation::RequestGeneration;
 use super::params::StreamOptions;
 use super::usage::UsageInfo;
@@ -10,17 +10,17 @@ use serde_json::json;
 use std::io::Write;
 
 /// Constant start of the chunks of a stream, and the set of choices that have sent a chunk.
-pub(super) struct ChunkFrame {
+pub(super) struct ChunkEnvelope {
     /// JSON text of each chunk up to and including `"choices":[`.
     head: Vec<u8>,
     options: StreamOptions,
     started: Vec<bool>,
 }
 
-impl ChunkFrame {
+impl ChunkEnvelope {
     /// Creates the constant start of chunks whose `object` field is `object`.
-    pub(super) fn new(head: &ReplyHead, object: &str, options: StreamOptions) -> Self {
-        let ReplyHead { id, created, model, fingerprint } = head;
+    pub(super) fn new(head: &ReplyMetadata, object: &str, options: StreamOptions) -> Self {
+        let ReplyMetadata { id, created, model, fingerprint } = head;
         let mut head = BytesMut::from(&b"data: {\"id\":\""[..]);
         escape(id, &mut head);
         // Writing to memory cannot fail.

@@ -25,7 +25,7 @@ use tracing::Span;
 
 /// Fields that identify a reply: `id`, `created`, `model` and `system_fingerprint`.
 #[derive(Debug, Clone)]
-pub(crate) struct ReplyHead {
+pub(crate) struct ReplyMetadata {
     /// Reply id: `chatcmpl-…` or `cmpl-…`.
     pub id: String,
     /// Creation time: Unix time in seconds.
@@ -36,7 +36,7 @@ pub(crate) struct ReplyHead {
     pub fingerprint: String,
 }
 
-impl ReplyHead {
+impl ReplyMetadata {
     /// Creates the fields that identify the reply to a request; `kind` is the prefix of the reply id.
     pub(crate) fn new(
         kind: &str,
@@ -63,7 +63,7 @@ impl ReplyHead {
 
 /// Request parameters that clients send as HTTP headers.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct HeaderFields {
+pub(crate) struct HeaderParams {
     /// `X-Request-Id`, if it is well-formed.
     pub request_id: Option<String>,
     /// Value of `X-data-parallel-rank`, not validated yet.
@@ -72,7 +72,7 @@ pub(crate) struct HeaderFields {
     pub caller: CallerIdentity,
 }
 
-impl HeaderFields {
+impl HeaderParams {
     /// Reads these headers. A malformed request id is ignored, because proxies send arbitrary values.
     pub(crate) fn read(headers: &HeaderMap, keys: &ApiKeys) -> Self {
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
@@ -140,7 +140,7 @@ pub(crate) trait CompletionEndpoint: Send + Sized + 'static {
         app: &Arc<AppState>,
         serving: &Arc<ServingContext>,
         fields: RequestFields,
-        headers: &HeaderFields,
+        headers: &HeaderParams,
         permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError>;
 
@@ -177,7 +177,7 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
     let (parts, body) = request.into_parts();
     let (body, permit) = request_body::read_and_admit(app, &serving, &parts.headers, body).await?;
     let bytes = body.len();
-    let headers = HeaderFields::read(&parts.headers, &app.options.api_keys);
+    let headers = HeaderParams::read(&parts.headers, &app.options.api_keys);
     let work = {
         let app = Arc::clone(app);
         move || {

@@ -1,7 +1,7 @@
 //! Reference for tests: builds log-probabilities as JSON values. The row-by-row writer must produce the same
 //! bytes.
 
-use super::logprobs::{ChoiceLogprobs, TokenFormat, TokenNames};
+use super::logprobs::{ChoiceLogprobs, TokenFormat, TokenFormatter};
 use protocol::{Token, TokenLogprobs};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -11,9 +11,9 @@ use text::Tokenizer;
 const FLOOR: f32 = -9999.0;
 
 /// Returns the token formatter of the demo model.
-pub(super) fn names(token_format: TokenFormat) -> TokenNames {
+pub(super) fn names(token_format: TokenFormat) -> TokenFormatter {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/demo");
-    TokenNames { tokenizer: Arc::new(Tokenizer::load(&demo).unwrap()), token_format }
+    TokenFormatter { tokenizer: Arc::new(Tokenizer::load(&demo).unwrap()), token_format }
 }
 
 /// Creates `count` entries with values that are hard to serialise and tokens that are not valid UTF-8.
@@ -32,7 +32,7 @@ pub(super) fn entries(count: usize, top: usize) -> Vec<TokenLogprobs> {
 }
 
 /// Builds the `logprobs` object of a chat choice: `{"content": [..]}`.
-pub(super) fn chat(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
+pub(super) fn chat(names: &TokenFormatter, logprobs: ChoiceLogprobs<'_>) -> Value {
     let one = |token: Token, logprob: f32| {
         let bytes = names.tokenizer.token_bytes(token);
         json!({"token": names.of(token), "logprob": logprob.max(FLOOR), "bytes": bytes})
@@ -48,7 +48,7 @@ pub(super) fn chat(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
 }
 
 /// Builds the `logprobs` object of a text completion choice, which has four lists.
-pub(super) fn text(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
+pub(super) fn text(names: &TokenFormatter, logprobs: ChoiceLogprobs<'_>) -> Value {
     let prompt_entries = std::iter::once(None).chain(logprobs.prompt.iter().map(Some));
     let echoed = logprobs.echoed.iter().copied().zip(prompt_entries);
     let entries = echoed.chain(logprobs.output.iter().map(|entry| (entry.token, Some(entry))));
@@ -73,7 +73,7 @@ pub(super) fn text(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
 }
 
 /// Builds the value of `prompt_logprobs`.
-pub(super) fn prompt(names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> Value {
+pub(super) fn prompt(names: &TokenFormatter, logprobs: ChoiceLogprobs<'_>) -> Value {
     let one = |id: Token, logprob: f32, rank: u32| {
         let logprob = logprob.max(FLOOR);
         json!({"logprob": logprob, "rank": rank, "decoded_token": names.of(id)})

@@ -26,14 +26,14 @@ pub(crate) enum TokenFormat {
 
 /// Formats tokens for log-probabilities.
 #[derive(Debug, Clone)]
-pub(crate) struct TokenNames {
+pub(crate) struct TokenFormatter {
     /// Tokenizer that provides the token texts.
     pub tokenizer: Arc<Tokenizer>,
     /// How tokens are shown.
     pub token_format: TokenFormat,
 }
 
-impl TokenNames {
+impl TokenFormatter {
     /// Returns the form in which a token is shown.
     pub(crate) fn of(&self, token: Token) -> Cow<'_, str> {
         match self.token_format {
@@ -56,15 +56,15 @@ pub(crate) struct ChoiceLogprobs<'a> {
 
 /// Token and log-probabilities of one row. The first token of a prompt has no log-probabilities.
 #[derive(Debug, Clone, Copy)]
-struct ListedToken<'a> {
+struct LogprobRow<'a> {
     token: Token,
     entry: Option<&'a TokenLogprobs>,
 }
 
 impl<'a> ChoiceLogprobs<'a> {
-    fn row(self, format: LogprobsFormat, index: usize) -> Option<ListedToken<'a>> {
+    fn row(self, format: LogprobsFormat, index: usize) -> Option<LogprobRow<'a>> {
         let listed =
-            |entry: &'a TokenLogprobs| ListedToken { token: entry.token, entry: Some(entry) };
+            |entry: &'a TokenLogprobs| LogprobRow { token: entry.token, entry: Some(entry) };
         if format == LogprobsFormat::Prompt {
             return self.prompt.get(index).map(listed);
         }
@@ -73,7 +73,7 @@ impl<'a> ChoiceLogprobs<'a> {
             return self.output.get(index - echoed).map(listed);
         }
         let entry = index.checked_sub(1).map(|before| &self.prompt[before]);
-        Some(ListedToken { token: self.echoed[index], entry })
+        Some(LogprobRow { token: self.echoed[index], entry })
     }
 }
 
@@ -89,15 +89,15 @@ pub(crate) enum LogprobsFormat {
 }
 
 /// One of the lists of a JSON form.
-struct ListColumn {
+struct LogprobColumn {
     /// JSON text before the first row of this list; it also closes the preceding list.
     opening: &'static str,
-    cell: ListCell,
+    cell: LogprobCell,
 }
 
 /// What a row of a list contains.
 #[derive(Debug, Clone, Copy)]
-enum ListCell {
+enum LogprobCell {
     ChatEntry,
     Name,
     Logprob,
@@ -106,17 +106,18 @@ enum ListCell {
     Ranks,
 }
 
-const CHAT: &[ListColumn] = &[ListColumn { opening: "{\"content\":[", cell: ListCell::ChatEntry }];
-const TEXT: &[ListColumn] = &[
-    ListColumn { opening: "{\"tokens\":[", cell: ListCell::Name },
-    ListColumn { opening: "],\"token_logprobs\":[", cell: ListCell::Logprob },
-    ListColumn { opening: "],\"top_logprobs\":[", cell: ListCell::Top },
-    ListColumn { opening: "],\"text_offset\":[", cell: ListCell::Offset },
+const CHAT: &[LogprobColumn] =
+    &[LogprobColumn { opening: "{\"content\":[", cell: LogprobCell::ChatEntry }];
+const TEXT: &[LogprobColumn] = &[
+    LogprobColumn { opening: "{\"tokens\":[", cell: LogprobCell::Name },
+    LogprobColumn { opening: "],\"token_logprobs\":[", cell: LogprobCell::Logprob },
+    LogprobColumn { opening: "],\"top_logprobs\":[", cell: LogprobCell::Top },
+    LogprobColumn { opening: "],\"text_offset\":[", cell: LogprobCell::Offset },
 ];
-const PROMPT: &[ListColumn] = &[ListColumn { opening: "[null", cell: ListCell::Ranks }];
+const PROMPT: &[LogprobColumn] = &[LogprobColumn { opening: "[null", cell: LogprobCell::Ranks }];
 
 impl LogprobsFormat {
-    fn columns(self) -> &'static [ListColumn] {
+    fn columns(self) -> &'static [LogprobColumn] {
         match self {
             Self::Chat => CHAT,
             Self::Text => TEXT,
@@ -134,7 +135,7 @@ impl LogprobsFormat {
 
 /// Writes the lists of a JSON form, one row at a time.
 #[derive(Debug)]
-pub(crate) struct ListWriter {
+pub(crate) struct LogprobListWriter {
     format: LogprobsFormat,
     column: usize,
     row: usize,
@@ -142,7 +143,7 @@ pub(crate) struct ListWriter {
     chars: usize,
 }
 
-impl ListWriter {
+impl LogprobListWriter {
     /// Creates a writer; `chars` is the number of characters of the tokens in earlier chunks of the choice.
     pub(crate) fn new(format: LogprobsFormat, chars: usize) -> Self {
         Self { format, column: 0, row: 0, chars }
@@ -151,7 +152,7 @@ impl ListWriter {
     /// Appends the next row, or the end of a list; returns false once all lists are written.
     pub(crate) fn step(
         &mut self,
-        names: &TokenNames,
+        names: &TokenFormatter,
         logprobs: ChoiceLogprobs<'_>,
         out: &mut BytesMut,
     ) -> bool {
@@ -179,7 +180,7 @@ impl ListWriter {
     /// Appends all lists; returns the number of characters of all tokens written.
     pub(crate) fn write(
         mut self,
-        names: &TokenNames,
+        names: &TokenFormatter,
         logprobs: ChoiceLogprobs<'_>,
         out: &mut BytesMut,
     ) -> usize {
@@ -189,24 +190,26 @@ impl ListWriter {
 
     fn write_cell(
         &mut self,
-        cell: ListCell,
-        names: &TokenNames,
-        listed: ListedToken<'_>,
+        cell: LogprobCell,
+        names: &TokenFormatter,
+        listed: LogprobRow<'_>,
         out: &mut BytesMut,
     ) {
-        let ListedToken { token, entry } = listed;
+        let LogprobRow { token, entry } = listed;
         match cell {
-            ListCell::ChatEntry => {
-                write_json(&entry.map(|entry| ChatToken::with_top(names, entry)), out);
+            LogprobCell::ChatEntry => {
+                write_json(&entry.map(|entry| ChatTokenLogprob::with_top(names, entry)), out);
             }
-            ListCell::Name => write_json(&names.of(token), out),
-            ListCell::Logprob => write_json(&entry.map(|entry| finite_logprob(entry.logprob)), out),
-            ListCell::Top => write_json(&entry.map(|entry| by_name(names, token, entry)), out),
-            ListCell::Offset => {
+            LogprobCell::Name => write_json(&names.of(token), out),
+            LogprobCell::Logprob => {
+                write_json(&entry.map(|entry| finite_logprob(entry.logprob)), out)
+            }
+            LogprobCell::Top => write_json(&entry.map(|entry| by_name(names, token, entry)), out),
+            LogprobCell::Offset => {
                 write_json(&self.chars, out);
                 self.chars += names.of(token).chars().count();
             }
-            ListCell::Ranks => {
+            LogprobCell::Ranks => {
                 if let Some(entry) = entry {
                     write_ranks(names, entry, out);
                 }
@@ -228,21 +231,21 @@ fn write_json(value: &impl Serialize, out: &mut BytesMut) {
 
 /// JSON form of one token in a chat choice's log-probabilities.
 #[derive(Serialize)]
-struct ChatToken<'a> {
+struct ChatTokenLogprob<'a> {
     token: Cow<'a, str>,
     logprob: f64,
     bytes: &'a [u8],
     #[serde(skip_serializing_if = "Option::is_none")]
-    top_logprobs: Option<Vec<ChatToken<'a>>>,
+    top_logprobs: Option<Vec<ChatTokenLogprob<'a>>>,
 }
 
-impl<'a> ChatToken<'a> {
-    fn new(names: &'a TokenNames, id: Token, logprob: f32) -> Self {
+impl<'a> ChatTokenLogprob<'a> {
+    fn new(names: &'a TokenFormatter, id: Token, logprob: f32) -> Self {
         let bytes = names.tokenizer.token_bytes(id);
         Self { token: names.of(id), logprob: finite_logprob(logprob), bytes, top_logprobs: None }
     }
 
-    fn with_top(names: &'a TokenNames, entry: &TokenLogprobs) -> Self {
+    fn with_top(names: &'a TokenFormatter, entry: &TokenLogprobs) -> Self {
         let top = entry.top_logprobs.iter().map(|&(id, logprob)| Self::new(names, id, logprob));
         let top_logprobs = Some(top.collect());
         Self { top_logprobs, ..Self::new(names, entry.token, entry.logprob) }
@@ -251,7 +254,7 @@ impl<'a> ChatToken<'a> {
 
 /// Returns a map from the shown form of `token`, and of each top-k token at its position, to the
 /// log-probability. If two tokens have the same form, the first entry is kept.
-fn by_name(names: &TokenNames, token: Token, entry: &TokenLogprobs) -> Map<String, Value> {
+fn by_name(names: &TokenFormatter, token: Token, entry: &TokenLogprobs) -> Map<String, Value> {
     let mut map = Map::new();
     for &(id, logprob) in [(token, entry.logprob)].iter().chain(&entry.top_logprobs) {
         map.entry(names.of(id)).or_insert_with(|| json!(finite_logprob(logprob)));
@@ -260,7 +263,7 @@ fn by_name(names: &TokenNames, token: Token, entry: &TokenLogprobs) -> Map<Strin
 }
 
 /// Writes the log-probabilities and ranks of the prompt token and of the top-k tokens, keyed by token id.
-fn write_ranks(names: &TokenNames, entry: &TokenLogprobs, out: &mut BytesMut) {
+fn write_ranks(names: &TokenFormatter, entry: &TokenLogprobs, out: &mut BytesMut) {
     let top = (1..).zip(&entry.top_logprobs).filter(|(_, (id, _))| *id != entry.token);
     let top = top.map(|(rank, &(id, logprob))| (id, logprob, rank));
     let mut opening = '{';
@@ -281,9 +284,13 @@ mod tests {
     use super::super::logprob_values::{chat, entries, names, prompt, text};
     use super::*;
 
-    fn written(format: LogprobsFormat, names: &TokenNames, logprobs: ChoiceLogprobs<'_>) -> String {
+    fn written(
+        format: LogprobsFormat,
+        names: &TokenFormatter,
+        logprobs: ChoiceLogprobs<'_>,
+    ) -> String {
         let mut out = BytesMut::new();
-        ListWriter::new(format, 0).write(names, logprobs, &mut out);
+        LogprobListWriter::new(format, 0).write(names, logprobs, &mut out);
         String::from_utf8(out.to_vec()).unwrap()
     }
 
@@ -322,10 +329,17 @@ mod tests {
         let (names, output) = (names(TokenFormat::Text), entries(6, 0));
         let mut out = BytesMut::new();
         let part = |output| ChoiceLogprobs { output, ..ChoiceLogprobs::default() };
-        let before =
-            ListWriter::new(LogprobsFormat::Text, 0).write(&names, part(&output[..4]), &mut out);
+        let before = LogprobListWriter::new(LogprobsFormat::Text, 0).write(
+            &names,
+            part(&output[..4]),
+            &mut out,
+        );
         out.clear();
-        ListWriter::new(LogprobsFormat::Text, before).write(&names, part(&output[4..]), &mut out);
+        LogprobListWriter::new(LogprobsFormat::Text, before).write(
+            &names,
+            part(&output[4..]),
+            &mut out,
+        );
         let lists: Value = serde_json::from_slice(&out).unwrap();
         let expected = text(&names, part(&output));
         assert_eq!(lists["text_offset"][1], expected["text_offset"][5]);

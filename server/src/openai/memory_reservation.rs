@@ -27,7 +27,7 @@ const ECHOED_BYTES: u64 = 64;
 
 /// Numbers of choices and tokens of a request, from which its memory is estimated.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RequestCounts {
+pub(super) struct RequestTokenCounts {
     /// Number of choices, over all prompts.
     pub(super) requests: u64,
     /// Number of prompt tokens over all choices: each choice counts the tokens of its prompt.
@@ -38,7 +38,7 @@ pub(super) struct RequestCounts {
 
 /// Estimated bytes that a request needs in addition to its body.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RequestBytes {
+pub(super) struct RequestMemoryEstimate {
     /// Bytes for prompts and parameters: token ids, block hashes, submissions of the choices, prompt
     /// log-probabilities and the parsed JSON schema.
     prompts: u64,
@@ -46,13 +46,13 @@ pub(super) struct RequestBytes {
     outputs: u64,
 }
 
-impl RequestBytes {
+impl RequestMemoryEstimate {
     /// Estimates the bytes for a request with these counts.
     pub(super) fn of(
         serving: &ServingContext,
         params: &CompletionParams,
         template: &RequestSubmission,
-        counts: RequestCounts,
+        counts: RequestTokenCounts,
     ) -> Self {
         let buffered_bytes = |listed: Option<u32>| {
             let listed =

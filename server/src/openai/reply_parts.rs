@@ -1,8 +1,8 @@
 //! Buffers a non-streaming reply as text and log-probabilities. The log-probabilities are serialised only
 //! when the client reads them, because their text is larger.
 
-use super::logprobs::{ChoiceLogprobs, ListWriter, LogprobsFormat, TokenNames};
-use crate::piece_body::{PieceWriter, body_of};
+use super::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat, TokenFormatter};
+use crate::piece_body::{IncrementalBodyWriter, body_of};
 use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
 use engine::QueuedBytes;
@@ -24,32 +24,32 @@ pub(crate) struct BufferedLogprobs {
 
 /// Part of a buffered reply.
 #[derive(Debug)]
-enum ReplyPart {
+enum BufferedReplyPart {
     Text(Bytes),
-    Lists { writer: ListWriter, buffered: Arc<BufferedLogprobs> },
+    Lists { writer: LogprobListWriter, buffered: Arc<BufferedLogprobs> },
 }
 
 /// Reply that is built in order and then written in pieces; the memory of each part is freed once it is
 /// written.
 #[derive(Debug)]
-pub(crate) struct ReplyParts {
+pub(crate) struct BufferedReply {
     /// Text that follows the last list of log-probabilities.
     pub text: BytesMut,
-    names: TokenNames,
-    parts: VecDeque<ReplyPart>,
+    names: TokenFormatter,
+    parts: VecDeque<BufferedReplyPart>,
 }
 
-impl ReplyParts {
+impl BufferedReply {
     /// Creates an empty reply; `names` formats the tokens.
-    pub(crate) fn new(names: TokenNames) -> Self {
+    pub(crate) fn new(names: TokenFormatter) -> Self {
         Self { text: BytesMut::new(), names, parts: VecDeque::new() }
     }
 
     /// Appends log-probabilities in the JSON form `format`.
     pub(crate) fn list(&mut self, format: LogprobsFormat, buffered: &Arc<BufferedLogprobs>) {
         self.end_text();
-        let writer = ListWriter::new(format, 0);
-        self.parts.push_back(ReplyPart::Lists { writer, buffered: Arc::clone(buffered) });
+        let writer = LogprobListWriter::new(format, 0);
+        self.parts.push_back(BufferedReplyPart::Lists { writer, buffered: Arc::clone(buffered) });
     }
 
     /// Returns the body of the response. The body holds `memory_reservation`, the reservation of the request,
@@ -63,22 +63,22 @@ impl ReplyParts {
     }
 
     fn end_text(&mut self) {
-        self.parts.push_back(ReplyPart::Text(mem::take(&mut self.text).freeze()));
+        self.parts.push_back(BufferedReplyPart::Text(mem::take(&mut self.text).freeze()));
     }
 }
 
-impl PieceWriter for ReplyParts {
+impl IncrementalBodyWriter for BufferedReply {
     fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool {
         let end = out.len() + bytes;
         while out.len() < end {
             let continues = match self.parts.front_mut() {
                 None => return false,
-                Some(ReplyPart::Text(text)) => {
+                Some(BufferedReplyPart::Text(text)) => {
                     let len = text.len().min(end - out.len());
                     out.put_slice(&text.split_to(len));
                     !text.is_empty()
                 }
-                Some(ReplyPart::Lists { writer, buffered }) => {
+                Some(BufferedReplyPart::Lists { writer, buffered }) => {
                     let BufferedLogprobs { echoed, prompt, output } = &**buffered;
                     writer.step(&self.names, ChoiceLogprobs { echoed, prompt, output }, out)
                 }
@@ -101,7 +101,7 @@ mod tests {
     use http_body::Body as _;
     use http_body_util::BodyExt;
 
-    impl ReplyParts {
+    impl BufferedReply {
         /// Returns the whole reply text, written in pieces of about `bytes` bytes.
         pub(in crate::openai) fn into_text(mut self, bytes: usize) -> String {
             self.end_text();
@@ -111,8 +111,8 @@ mod tests {
         }
     }
 
-    fn reply(tokens: usize) -> ReplyParts {
-        let mut reply = ReplyParts::new(names(TokenFormat::Text));
+    fn reply(tokens: usize) -> BufferedReply {
+        let mut reply = BufferedReply::new(names(TokenFormat::Text));
         let output = entries(tokens, 20);
         let buffered = Arc::new(BufferedLogprobs { output, ..BufferedLogprobs::default() });
         for format in [LogprobsFormat::Chat, LogprobsFormat::Text] {
@@ -157,7 +157,7 @@ mod tests {
         let length = body.size_hint().exact();
         let text = body.collect().now_or_never().unwrap().unwrap().to_bytes();
         assert_eq!(length, Some(text.len() as u64));
-        let mut plain = ReplyParts::new(names(TokenFormat::Text));
+        let mut plain = BufferedReply::new(names(TokenFormat::Text));
         plain.text.put_slice(b"{}");
         assert_eq!(plain.into_body(admission().queue_body()).size_hint().exact(), Some(2));
     }

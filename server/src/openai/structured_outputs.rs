@@ -91,7 +91,7 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
         let message = "structural tags are not supported by this server";
         return Err(ApiError::unsupported(keys.path("structural_tag"), message));
     }
-    let options = JsonOptions::take(&mut keys)?;
+    let options = JsonConstraintOptions::take(&mut keys)?;
     let mut found = Vec::new();
     if let Some(value) = keys.take("json") {
         let mut schema = schema(&keys.path("json"), value)?;
@@ -121,13 +121,13 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
 }
 
 /// Options of constraints on JSON outputs.
-struct JsonOptions {
+struct JsonConstraintOptions {
     whitespace: JsonWhitespace,
     /// Whether objects may only have the properties that their schema names.
     no_additional_properties: bool,
 }
 
-impl JsonOptions {
+impl JsonConstraintOptions {
     fn take(keys: &mut RequestFields) -> Result<Self, ApiError> {
         let no_additional_properties = keys.bool("disable_additional_properties")?.unwrap_or(false);
         let no_whitespace = keys.bool("disable_any_whitespace")?.unwrap_or(false);

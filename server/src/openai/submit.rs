@@ -1,8 +1,8 @@
 //! Submits validated chat and text completion requests to the engine.
 
-use super::choice::{ChoiceState, StopRules};
+use super::choice::{ChoiceState, ChoiceStopParams};
 use super::generation::{PromptInfo, RequestGeneration};
-use super::memory_reservation::{RequestBytes, RequestCounts, reserve};
+use super::memory_reservation::{RequestMemoryEstimate, RequestTokenCounts, reserve};
 use super::params::{CompletionParams, PromptTruncation};
 use super::thinking_budget::ActiveThinkingBudget;
 use crate::api_error::ApiError;
@@ -64,7 +64,7 @@ pub(crate) fn start_generation(
     let template = template(serving, params, extra)?;
     let limit = |prompt: &Vec<Token>| max_tokens(serving, params, prompt.len(), extra);
     let max_tokens: Vec<u32> = prompts.iter().map(limit).collect::<Result<_, _>>()?;
-    let counts = RequestCounts {
+    let counts = RequestTokenCounts {
         requests: (prompts.len() * n) as u64,
         prompt_tokens: prompts.iter().map(|prompt| prompt.len() as u64).sum::<u64>() * n as u64,
         output_tokens: max_tokens.iter().map(|&limit| u64::from(limit)).sum::<u64>() * n as u64,
@@ -73,14 +73,16 @@ pub(crate) fn start_generation(
     // prompt.
     let admitted = permit.grow(counts.requests, counts.prompt_tokens);
     admitted.map_err(|overload| app.overloaded(&overload))?;
-    let request_bytes = RequestBytes::of(serving, params, &template, counts);
+    let request_bytes = RequestMemoryEstimate::of(serving, params, &template, counts);
     let field = request_bytes.field(extra.prompt_field, params.max_tokens_field);
     reserve(app, &mut permit, request_bytes.total(), field)?;
     let seed = || params.seed.map_or_else(|| app.id_generator.next_u64(), |seed| seed as u64);
     let submissions = build_submissions(&template, prompts, &max_tokens, n as u64, seed);
     let stops = StopStrings::new(&params.stop, params.include_stop);
-    let rules =
-        StopRules { min_tokens: params.sampling.min_tokens, include_stop: params.include_stop };
+    let rules = ChoiceStopParams {
+        min_tokens: params.sampling.min_tokens,
+        include_stop: params.include_stop,
+    };
     let choice = |_| {
         let detokenizer =
             detokenizer(serving, params, extra.parser.map(|(_, visible_special)| visible_special));

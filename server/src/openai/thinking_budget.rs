@@ -12,7 +12,7 @@ use text::{Detokenizer, OutputParser, ReasoningFamily, ReasoningStart};
 
 /// Where an output starts with respect to its reasoning.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct OutputStart<'a> {
+pub(crate) struct OutputStartState<'a> {
     /// Reasoning state at the start of the output; `None` = there is no reasoning parser.
     pub reasoning: Option<ReasoningStart>,
     /// Assistant message that the output continues, if any. Its reasoning tokens count towards the budget.
@@ -64,7 +64,7 @@ impl RequestedThinkingBudget {
         self,
         serving: &ServingContext,
         params: &CompletionParams,
-        start: OutputStart<'_>,
+        start: OutputStartState<'_>,
         parser: &OutputParser,
         detokenizer: Detokenizer,
     ) -> Result<Option<ActiveThinkingBudget>, ApiError> {

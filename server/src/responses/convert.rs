@@ -7,13 +7,13 @@ use crate::strict_json::JsonValue;
 use serde_json::{Value, json};
 
 /// Converts input items and appends them to a conversation.
-pub(super) struct ResponseTurns<'a> {
+pub(super) struct InputItemConverter<'a> {
     messages: &'a mut Vec<Value>,
     /// Reasoning items that will be part of the next assistant message or tool call.
     pending_reasoning: String,
 }
 
-impl<'a> ResponseTurns<'a> {
+impl<'a> InputItemConverter<'a> {
     /// Creates a converter that appends to `messages`, the earlier conversation.
     pub(super) fn new(messages: &'a mut Vec<Value>) -> Self {
         Self { messages, pending_reasoning: String::new() }

@@ -11,7 +11,7 @@ use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::choice::ChoiceFinish;
 use crate::openai::collect::{body_of, collect_one};
 use crate::openai::endpoint::{
-    CompletionEndpoint, HeaderFields, PreparedRequest, ignored_fields, unix_time,
+    CompletionEndpoint, HeaderParams, PreparedRequest, ignored_fields, unix_time,
 };
 use crate::openai::generation::RequestGeneration;
 use crate::openai::usage::UsageInfo;
@@ -156,7 +156,7 @@ impl CompletionEndpoint for ResponsesReply {
         app: &Arc<AppState>,
         serving: &Arc<ServingContext>,
         mut fields: RequestFields,
-        headers: &HeaderFields,
+        headers: &HeaderParams,
         permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
         let stored_history = |id: &str| app.responses.history(headers.caller, id);

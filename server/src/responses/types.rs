@@ -1,6 +1,6 @@
 //! Parses and validates the fields of a Responses request.
 
-use super::convert::{ResponseTurns, conversation};
+use super::convert::{InputItemConverter, conversation};
 use crate::api_error::ApiError;
 use crate::openai::chat::messages;
 use crate::openai::chat::tools::{self, RequestTools, ToolChoice};
@@ -31,7 +31,7 @@ pub(super) struct ResponsesRequest {
 /// Parses all fields of a Responses request. `stored_history` returns the conversation of a stored response
 /// that the caller may continue.
 ///
-/// Errors: HTTP status 400, naming the invalid field; 404 for a response that is not stored.
+/// Errors: HTTP status 400 with the name of the invalid field; 404 for a response that is not stored.
 pub(super) fn take(
     fields: &mut RequestFields,
     bounds: &FieldBounds,
@@ -56,7 +56,7 @@ pub(super) fn take(
             stored_history(id).ok_or_else(|| previous_response_not_found("previous_response_id"))?
         }
     };
-    ResponseTurns::new(&mut history).input(fields.take("input"))?;
+    InputItemConverter::new(&mut history).input(fields.take("input"))?;
 
     let mut params = CompletionParams::take(fields, bounds, defaults)?;
     params.check_single()?;

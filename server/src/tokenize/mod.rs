@@ -7,7 +7,7 @@ use super::api_error::ApiError;
 use super::app::{AppState, ServingContext};
 use super::openai::chat::generation_start::render;
 use super::openai::endpoint::{
-    HeaderFields, add_reply_headers, ignored_fields, json_body, json_response,
+    HeaderParams, add_reply_headers, ignored_fields, json_body, json_response,
 };
 use super::openai::params::FieldBounds;
 use super::openai::submit::text_error;
@@ -110,7 +110,7 @@ pub(crate) async fn serve(
     let (body, permit) = request_body::read_and_admit(&app, &serving, &parts.headers, body).await?;
     let bytes = body.len();
     let (pool, headers) =
-        (Arc::clone(&app), HeaderFields::read(&parts.headers, &app.options.api_keys));
+        (Arc::clone(&app), HeaderParams::read(&parts.headers, &app.options.api_keys));
     let work = move || {
         let json = JsonValue::parse(&body)?;
         drop(body); // Frees the memory before the work that follows.

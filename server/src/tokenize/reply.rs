@@ -3,7 +3,7 @@
 //! Only the token ids, of four bytes each, are kept in memory: the complete text of a reply would take ten
 //! times as much.
 
-use crate::piece_body::PieceWriter;
+use crate::piece_body::IncrementalBodyWriter;
 use crate::sse::escape;
 use bytes::{BufMut, BytesMut};
 use protocol::Token;
@@ -88,7 +88,7 @@ impl TokenizeReplyWriter {
     }
 }
 
-impl PieceWriter for TokenizeReplyWriter {
+impl IncrementalBodyWriter for TokenizeReplyWriter {
     fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool {
         let end = out.len() + bytes;
         while out.len() < end && self.state != TokenizeReplyState::Done {
@@ -114,7 +114,7 @@ impl DetokenizeReplyWriter {
     }
 }
 
-impl PieceWriter for DetokenizeReplyWriter {
+impl IncrementalBodyWriter for DetokenizeReplyWriter {
     fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool {
         if !std::mem::replace(&mut self.has_started, true) {
             out.put_slice(b"{\"prompt\":\"");

@@ -13,7 +13,7 @@ use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{ServerSetup, TestServer};
 use metrics::StepTimingRecord;
 use serde_json::json;
-use server::ConnectionDeadlines;
+use server::ConnectionTimeouts;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,7 +104,7 @@ fn measure(disturbed: bool) -> BystanderResult {
         alphabet: TokenizerAlphabet::Ascii,
         blocks: 65_536,
         step_time: STEP,
-        deadlines: ConnectionDeadlines { header: wait, idle: wait, write: wait },
+        deadlines: ConnectionTimeouts { header: wait, idle: wait, write: wait },
         kv_events: Some(kv_event_replay::config(&json!({"hwm": BATCHES_BUFFERED}))),
         ..ServerSetup::default()
     };

@@ -9,7 +9,7 @@ use super::bystander_cost::{median, read, spread, steps};
 use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
-use server::ConnectionDeadlines;
+use server::ConnectionTimeouts;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -172,7 +172,7 @@ fn measure(
         alphabet: TokenizerAlphabet::Ascii,
         blocks: 65_536,
         step_time: STEP,
-        deadlines: ConnectionDeadlines { header: wait, idle: wait, write: wait },
+        deadlines: ConnectionTimeouts { header: wait, idle: wait, write: wait },
         ..ServerSetup::default()
     };
     let server = TestServer::start(&setup);

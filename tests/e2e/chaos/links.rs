@@ -7,7 +7,7 @@ use crate::http::nodes::{ClusterAddress, NodeProcess, complete_on_replica};
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::Value;
-use server::ConnectionDeadlines;
+use server::ConnectionTimeouts;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 /// clients and the server's resources are not affected.
 fn streams_through(fault: LinkFault) {
     let deadlines =
-        ConnectionDeadlines { write: Duration::from_millis(600), ..ConnectionDeadlines::default() };
+        ConnectionTimeouts { write: Duration::from_millis(600), ..ConnectionTimeouts::default() };
     let step_time = Duration::from_millis(2);
     let server = TestServer::start(&ServerSetup { step_time, deadlines, ..ServerSetup::default() });
     let asked = serde_json::json!({"prompt": [65, 66], "max_tokens": 300, "ignore_eos": true,

@@ -11,7 +11,7 @@ use crate::test_server::{ServerSetup, TestServer};
 use axum::routing::get as on_get;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 use serde_json::json;
-use server::ConnectionDeadlines;
+use server::ConnectionTimeouts;
 use server::listener::{ConnectionLimiter, bind};
 use server::routes::router;
 use std::fs::{self, File};
@@ -260,7 +260,7 @@ fn handler_panic_fails_one_request() {
         let at = listener.local_addr().unwrap();
         let limiter = connections.clone();
         server.runtime.spawn(async move {
-            limiter.accept(listener, app, routes, ConnectionDeadlines::default()).await;
+            limiter.accept(listener, app, routes, ConnectionTimeouts::default()).await;
         });
         at
     };

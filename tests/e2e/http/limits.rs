@@ -5,7 +5,7 @@ use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use engine::AdmissionLimits;
 use serde_json::{Value, json};
-use server::{ConnectionDeadlines, ServerOptions};
+use server::{ConnectionTimeouts, ServerOptions};
 use std::io::Read;
 use std::time::{Duration, Instant};
 
@@ -91,7 +91,7 @@ fn slow_clients_hit_deadlines() {
     let ms = Duration::from_millis;
     // Only one deadline is short at a time, so that this deadline must be the one that closes the connection.
     let (never, soon) = (Duration::from_mins(10), ms(300));
-    let closes = |deadlines: ConnectionDeadlines, body_timeout: Duration, bytes: &[u8]| {
+    let closes = |deadlines: ConnectionTimeouts, body_timeout: Duration, bytes: &[u8]| {
         let options = ServerOptions { body_timeout, ..ServerOptions::default() };
         let server =
             TestServer::start(&ServerSetup { options, deadlines, ..ServerSetup::default() });
@@ -104,14 +104,14 @@ fn slow_clients_hit_deadlines() {
         assert!(start.elapsed() + ms(50) >= soon, "{bytes:?}: {:?}", start.elapsed());
         String::from_utf8(rest).unwrap()
     };
-    let header = ConnectionDeadlines { header: soon, idle: never, write: never };
+    let header = ConnectionTimeouts { header: soon, idle: never, write: never };
     closes(header, never, b"GET /version HT");
-    let idle = ConnectionDeadlines { header: never, idle: soon, write: never };
+    let idle = ConnectionTimeouts { header: never, idle: soon, write: never };
     closes(idle, never, b"");
     let kept = closes(idle, never, b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(kept.starts_with("HTTP/1.1 200"));
     let body = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{";
-    let reply = closes(ConnectionDeadlines { idle: soon, ..idle }, soon, body);
+    let reply = closes(ConnectionTimeouts { idle: soon, ..idle }, soon, body);
     assert!(reply.starts_with("HTTP/1.1 408"), "{reply}");
     assert!(reply.contains("slow_body"));
 }
@@ -119,7 +119,7 @@ fn slow_clients_hit_deadlines() {
 #[test]
 fn stalled_reader_is_disconnected_alone() {
     let deadlines =
-        ConnectionDeadlines { write: Duration::from_millis(600), ..ConnectionDeadlines::default() };
+        ConnectionTimeouts { write: Duration::from_millis(600), ..ConnectionTimeouts::default() };
     let setup =
         ServerSetup { deadlines, max_model_len: 60_000, blocks: 8_192, ..ServerSetup::default() };
     let server = TestServer::start(&setup);
@@ -139,7 +139,7 @@ fn a_slow_reader_gets_the_same_text_in_fewer_chunks() {
     let reading = SlotAccess::Untouched;
     // The write timeout exceeds the time that a busy machine needs to generate everything.
     let deadlines =
-        ConnectionDeadlines { write: Duration::from_mins(5), ..ConnectionDeadlines::default() };
+        ConnectionTimeouts { write: Duration::from_mins(5), ..ConnectionTimeouts::default() };
     let (blocks, max_model_len) = (8_192, 70_000);
     let setup = ServerSetup {
         blocks,

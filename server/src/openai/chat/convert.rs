@@ -5,8 +5,8 @@ use super::reply::ChatCompletionReply;
 use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
-use crate::openai::endpoint::{HeaderFields, PreparedRequest, ReplyHead, ignored_fields};
-use crate::openai::logprobs::TokenNames;
+use crate::openai::endpoint::{HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields};
+use crate::openai::logprobs::TokenFormatter;
 use crate::request_fields::RequestFields;
 use engine::AdmissionPermit;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(super) fn prepare(
     app: &AppState,
     serving: &Arc<ServingContext>,
     mut fields: RequestFields,
-    headers: &HeaderFields,
+    headers: &HeaderParams,
     permit: AdmissionPermit,
 ) -> Result<PreparedRequest<ChatCompletionReply>, ApiError> {
     let request = ChatCompletionRequest::take(
@@ -32,8 +32,8 @@ pub(super) fn prepare(
         started;
     let token_format = params.token_format(&app.options);
     let reply = ChatCompletionReply {
-        head: ReplyHead::new("chatcmpl", &request_id, model, serving),
-        tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), token_format },
+        head: ReplyMetadata::new("chatcmpl", &request_id, model, serving),
+        tokens: TokenFormatter { tokenizer: Arc::clone(&serving.tokenizer), token_format },
         logprobs,
         prompt_logprobs: params.prompt_logprobs.is_some(),
         echo,

@@ -6,14 +6,14 @@ use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::json_heap_size::heap_bytes;
-use crate::openai::endpoint::HeaderFields;
+use crate::openai::endpoint::HeaderParams;
 use crate::openai::generation::RequestGeneration;
 use crate::openai::memory_reservation::reserve;
 use crate::openai::params::CompletionParams;
 use crate::openai::submit::{
     EndpointParams, detokenizer, reject_if_too_long, start_generation, text_error, truncate,
 };
-use crate::openai::thinking_budget::{OutputStart, RequestedThinkingBudget};
+use crate::openai::thinking_budget::{OutputStartState, RequestedThinkingBudget};
 use crate::request_ids::ToolCallIds;
 use engine::AdmissionPermit;
 use grammar::{GrammarSpec, OutputConstraint};
@@ -62,7 +62,7 @@ pub(crate) fn start(
     app: &AppState,
     serving: &Arc<ServingContext>,
     request: ChatCompletionRequest,
-    headers: &HeaderFields,
+    headers: &HeaderParams,
     mut permit: AdmissionPermit,
 ) -> Result<StartedGeneration, ApiError> {
     let ChatCompletionRequest { mut params, mut input, tools, .. } = request;
@@ -91,7 +91,7 @@ pub(crate) fn start(
         |syntax| ToolCallParserOptions { syntax, tools: &tools.definitions, max_calls };
     let parser = OutputParser::new(reasoning, call_syntax.map(call_rules));
     let visible_special = serving.parsers.visible_special(call_syntax.is_some());
-    let output_start = OutputStart { reasoning, continued: continued.as_deref() };
+    let output_start = OutputStartState { reasoning, continued: continued.as_deref() };
     let activate = |budget: RequestedThinkingBudget| {
         let detokenizer = detokenizer(serving, &params, Some(&visible_special));
         budget.activate(serving, &params, output_start, &parser, detokenizer)

@@ -7,11 +7,11 @@ use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::openai::assistant_message::{AssistantMessage, ToolCall};
 use crate::openai::collect::{CollectedChoice, collect, put_end};
-use crate::openai::endpoint::{CompletionEndpoint, HeaderFields, PreparedRequest, ReplyHead};
+use crate::openai::endpoint::{CompletionEndpoint, HeaderParams, PreparedRequest, ReplyMetadata};
 use crate::openai::generation::RequestGeneration;
-use crate::openai::logprobs::{LogprobsFormat, TokenNames};
+use crate::openai::logprobs::{LogprobsFormat, TokenFormatter};
 use crate::openai::params::StreamOptions;
-use crate::openai::reply_parts::{BufferedLogprobs, ReplyParts};
+use crate::openai::reply_parts::{BufferedLogprobs, BufferedReply};
 use crate::openai::usage::UsageInfo;
 use crate::request_fields::RequestFields;
 use crate::request_ids::ToolCallIds;
@@ -26,9 +26,9 @@ use std::sync::Arc;
 
 /// What the reply to a chat completion request needs in addition to the generated tokens.
 pub(super) struct ChatCompletionReply {
-    pub(super) head: ReplyHead,
+    pub(super) head: ReplyMetadata,
     /// Format of tokens in log-probabilities.
-    pub(super) tokens: TokenNames,
+    pub(super) tokens: TokenFormatter,
     pub(super) logprobs: bool,
     pub(super) prompt_logprobs: bool,
     /// Text of the last assistant message if the reply echoes it, else empty.
@@ -49,7 +49,7 @@ impl CompletionEndpoint for ChatCompletionReply {
         app: &Arc<AppState>,
         serving: &Arc<ServingContext>,
         fields: RequestFields,
-        headers: &HeaderFields,
+        headers: &HeaderParams,
         permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
         convert::prepare(app, serving, fields, headers, permit)
@@ -67,10 +67,10 @@ impl CompletionEndpoint for ChatCompletionReply {
 }
 
 impl ChatCompletionReply {
-    fn parts(self, mut choices: Vec<CollectedChoice>, usage: &UsageInfo) -> ReplyParts {
+    fn parts(self, mut choices: Vec<CollectedChoice>, usage: &UsageInfo) -> BufferedReply {
         // All choices have the same prompt.
         let prompt = choices.first_mut().map(|choice| mem::take(&mut choice.prompt_logprobs));
-        let mut reply = ReplyParts::new(self.tokens.clone());
+        let mut reply = BufferedReply::new(self.tokens.clone());
         self.head.open("chat.completion", &mut reply.text);
         reply.text.put_slice(b",\"choices\":[");
         for (index, choice) in (0..).zip(choices) {
@@ -94,7 +94,7 @@ impl ChatCompletionReply {
         reply
     }
 
-    fn add_choice(&self, index: u32, choice: CollectedChoice, reply: &mut ReplyParts) {
+    fn add_choice(&self, index: u32, choice: CollectedChoice, reply: &mut BufferedReply) {
         let message = self.message(AssistantMessage::of(&choice, index, &self.tool_call_ids));
         let CollectedChoice { logprobs, tokens, end, .. } = choice;
         // Writing to memory cannot fail.
@@ -159,7 +159,7 @@ mod tests {
     }
 
     fn reply(token_format: TokenFormat, all: bool) -> ChatCompletionReply {
-        let head = ReplyHead {
+        let head = ReplyMetadata {
             id: "chatcmpl-1".to_owned(),
             created: 1,
             model: "a \"model\"".to_owned(),

@@ -3,9 +3,9 @@
 use super::ReasoningField;
 use super::reply::ChatCompletionReply;
 use crate::openai::choice::ChoiceDelta;
-use crate::openai::chunk_frame::ChunkFrame;
+use crate::openai::chunk_frame::ChunkEnvelope;
 use crate::openai::generation::RequestGeneration;
-use crate::openai::logprobs::{ChoiceLogprobs, ListWriter, LogprobsFormat};
+use crate::openai::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat};
 use crate::openai::usage::UsageInfo;
 use crate::sse::{ChunkWriter, escape, write_end};
 use bytes::{BufMut, BytesMut};
@@ -16,12 +16,12 @@ use text::OutputPiece;
 /// Writes the chunks of a streaming reply.
 pub(super) struct ChatChunkWriter {
     reply: ChatCompletionReply,
-    frame: ChunkFrame,
+    frame: ChunkEnvelope,
 }
 
 impl ChatChunkWriter {
     pub(super) fn new(reply: ChatCompletionReply) -> Self {
-        let frame = ChunkFrame::new(&reply.head, "chat.completion.chunk", reply.stream_options);
+        let frame = ChunkEnvelope::new(&reply.head, "chat.completion.chunk", reply.stream_options);
         Self { reply, frame }
     }
 
@@ -136,7 +136,7 @@ impl ChunkWriter for ChatChunkWriter {
         out.put_slice(b"},\"logprobs\":");
         if with_logprobs {
             let output = ChoiceLogprobs { output: &delta.logprobs, ..ChoiceLogprobs::default() };
-            ListWriter::new(LogprobsFormat::Chat, 0).write(&reply.tokens, output, out);
+            LogprobListWriter::new(LogprobsFormat::Chat, 0).write(&reply.tokens, output, out);
         } else {
             out.put_slice(b"null");
         }

@@ -4,8 +4,8 @@ use super::reply::{CompletionReply, EchoedPrompt};
 use super::types::{CompletionPrompt, CompletionRequest};
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
-use crate::openai::endpoint::{HeaderFields, PreparedRequest, ReplyHead, ignored_fields};
-use crate::openai::logprobs::TokenNames;
+use crate::openai::endpoint::{HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields};
+use crate::openai::logprobs::TokenFormatter;
 use crate::openai::params::{CompletionParams, PromptTruncation};
 use crate::openai::submit::{
     EndpointParams, reject_if_too_long, start_generation, text_error, truncate,
@@ -26,7 +26,7 @@ pub(super) fn prepare(
     app: &AppState,
     serving: &Arc<ServingContext>,
     mut fields: RequestFields,
-    headers: &HeaderFields,
+    headers: &HeaderParams,
     permit: AdmissionPermit,
 ) -> Result<PreparedRequest<CompletionReply>, ApiError> {
     let request =
@@ -52,8 +52,8 @@ pub(super) fn prepare(
     let generation = start_generation(app, serving, &params, &prompts, extra, permit)?;
     let token_format = params.token_format(&app.options);
     let reply = CompletionReply {
-        head: ReplyHead::new("cmpl", &request_id, model, serving),
-        tokens: TokenNames { tokenizer: Arc::clone(&serving.tokenizer), token_format },
+        head: ReplyMetadata::new("cmpl", &request_id, model, serving),
+        tokens: TokenFormatter { tokenizer: Arc::clone(&serving.tokenizer), token_format },
         logprobs: request.logprobs.is_some(),
         prompt_logprobs: params.prompt_logprobs.is_some(),
         echo: params.echo,

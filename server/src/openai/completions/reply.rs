@@ -4,13 +4,13 @@ use super::convert;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::openai::choice::ChoiceDelta;
-use crate::openai::chunk_frame::ChunkFrame;
+use crate::openai::chunk_frame::ChunkEnvelope;
 use crate::openai::collect::{CollectedChoice, collect, put_end};
-use crate::openai::endpoint::{CompletionEndpoint, HeaderFields, PreparedRequest, ReplyHead};
+use crate::openai::endpoint::{CompletionEndpoint, HeaderParams, PreparedRequest, ReplyMetadata};
 use crate::openai::generation::RequestGeneration;
-use crate::openai::logprobs::{ChoiceLogprobs, ListWriter, LogprobsFormat, TokenNames};
+use crate::openai::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat, TokenFormatter};
 use crate::openai::params::StreamOptions;
-use crate::openai::reply_parts::{BufferedLogprobs, ReplyParts};
+use crate::openai::reply_parts::{BufferedLogprobs, BufferedReply};
 use crate::openai::usage::UsageInfo;
 use crate::request_fields::RequestFields;
 use crate::sse::{ChunkWriter, escape, write_end};
@@ -30,9 +30,9 @@ pub(super) struct EchoedPrompt {
 
 /// What the reply to a text completion request needs in addition to the generated tokens.
 pub(super) struct CompletionReply {
-    pub(super) head: ReplyHead,
+    pub(super) head: ReplyMetadata,
     /// Format of tokens in log-probabilities.
-    pub(super) tokens: TokenNames,
+    pub(super) tokens: TokenFormatter,
     pub(super) logprobs: bool,
     pub(super) prompt_logprobs: bool,
     pub(super) echo: bool,
@@ -50,7 +50,7 @@ impl CompletionEndpoint for CompletionReply {
         app: &Arc<AppState>,
         serving: &Arc<ServingContext>,
         fields: RequestFields,
-        headers: &HeaderFields,
+        headers: &HeaderParams,
         permit: AdmissionPermit,
     ) -> Result<PreparedRequest<Self>, ApiError> {
         convert::prepare(app, serving, fields, headers, permit)
@@ -68,8 +68,8 @@ impl CompletionEndpoint for CompletionReply {
 }
 
 impl CompletionReply {
-    fn parts(self, choices: Vec<CollectedChoice>, usage: &UsageInfo) -> ReplyParts {
-        let mut reply = ReplyParts::new(self.tokens.clone());
+    fn parts(self, choices: Vec<CollectedChoice>, usage: &UsageInfo) -> BufferedReply {
+        let mut reply = BufferedReply::new(self.tokens.clone());
         self.head.open("text_completion", &mut reply.text);
         reply.text.put_slice(b",\"usage\":");
         usage.write(&mut reply.text);
@@ -84,7 +84,7 @@ impl CompletionReply {
         reply
     }
 
-    fn add_choice(&self, index: usize, choice: CollectedChoice, reply: &mut ReplyParts) {
+    fn add_choice(&self, index: usize, choice: CollectedChoice, reply: &mut BufferedReply) {
         let CollectedChoice {
             text, tokens, logprobs: output, prompt_logprobs: prompt, end, ..
         } = choice;
@@ -123,14 +123,14 @@ impl CompletionReply {
 /// Writes the chunks of a streaming text completion.
 pub(super) struct CompletionChunkWriter {
     reply: CompletionReply,
-    frame: ChunkFrame,
+    frame: ChunkEnvelope,
     /// `text_offset` of the next token of each choice: number of characters of its tokens listed so far.
     shown_chars: Vec<usize>,
 }
 
 impl CompletionChunkWriter {
     fn new(reply: CompletionReply) -> Self {
-        let frame = ChunkFrame::new(&reply.head, "text_completion", reply.stream_options);
+        let frame = ChunkEnvelope::new(&reply.head, "text_completion", reply.stream_options);
         Self { reply, frame, shown_chars: Vec::new() }
     }
 
@@ -172,7 +172,7 @@ impl ChunkWriter for CompletionChunkWriter {
         if with_logprobs {
             let echoed = echo.filter(|_| reply.echo).map_or(&[][..], |e| &e.ids);
             let (prompt, output) = (generation.prompt_logprobs(index), &delta.logprobs[..]);
-            let lists = ListWriter::new(LogprobsFormat::Text, self.shown_chars[index]);
+            let lists = LogprobListWriter::new(LogprobsFormat::Text, self.shown_chars[index]);
             let logprobs = ChoiceLogprobs { echoed, prompt, output };
             self.shown_chars[index] = lists.write(&reply.tokens, logprobs, out);
         } else {
@@ -226,7 +226,7 @@ mod tests {
     fn reply(token_format: TokenFormat, all: bool) -> CompletionReply {
         let echo =
             |text: &str| EchoedPrompt { text: text.to_owned(), ids: (40..).take(PROMPT).collect() };
-        let head = ReplyHead {
+        let head = ReplyMetadata {
             id: "cmpl-\"x\"".to_owned(),
             created: 1,
             model: "a \\ model".to_owned(),
