@@ -1,4 +1,4 @@
-//! EAGLE-3 draft models, from checkpoints with either tensor naming.
+//! EAGLE-3 draft models match a reference, from checkpoints with either of the two tensor namings in use.
 
 use std::fs;
 use std::path::Path;
@@ -18,23 +18,23 @@ use crate::model_harness::{
 };
 
 const NAMES: [&str; 2] = ["llama-eagle3", "qwen3_moe-eagle3-variants"];
-/// Tolerance of CPU f32 against the reference: sums are in another order.
+/// Maximum difference of logits between CPU f32 and the reference, which adds in another order.
 const TOLERANCE: f32 = 1e-4;
 
-/// An EAGLE-3 layer of the harness's model, with its own KV pool.
+/// An EAGLE-3 layer for the model of the harness, with its own KV pool.
 struct Eagle3Harness<'a, 'b> {
     harness: &'b ModelHarness<'a>,
     eagle: Eagle3Model,
     kv: KvPool,
 }
 
-/// Output of a draft pass: logits over the draft vocabulary, and the hidden states for the next pass.
+/// Output of one draft pass: logits over the draft vocabulary, and the hidden states for the next pass.
 struct Eagle3Pass {
     logits: Vec<Vec<f32>>,
     next_states: Vec<Vec<f32>>,
 }
 
-/// Renames the layer's tensors as in newer checkpoints, in the header of the file.
+/// Renames the layer's tensors in the file's header to the names of newer checkpoints.
 fn rename_tensors(file: &Path) {
     let bytes = fs::read(file).unwrap();
     let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
@@ -45,7 +45,8 @@ fn rename_tensors(file: &Path) {
 }
 
 impl<'a, 'b> Eagle3Harness<'a, 'b> {
-    /// Writes the fixture's checkpoint and loads it; `newer` uses the naming of newer checkpoints.
+    /// Writes the fixture's checkpoint and loads it; with `newer`, its tensors have the names of newer
+    /// checkpoints.
     fn load(
         harness: &'b ModelHarness<'a>,
         fixture: &DraftFixture,
@@ -82,7 +83,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         Self { harness, eagle, kv: KvPool::new(&harness.ops, layout).unwrap() }
     }
 
-    /// Auxiliary hidden states of a row's tokens.
+    /// Auxiliary hidden states of the target model at a row's tokens.
     fn states(&self, row: &SequenceRow) -> Vec<Vec<f32>> {
         let Self { harness, eagle, .. } = self;
         let aux_states = eagle.aux_hidden_states();
@@ -93,7 +94,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         matrix(&harness.ops, &aux_states.states().unwrap()).unwrap()
     }
 
-    /// Runs a draft pass over a row's tokens, given the hidden states of the tokens before them.
+    /// Runs a draft pass over a row's tokens, given the auxiliary hidden states at the tokens before them.
     fn draft(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Eagle3Pass {
         let Self { harness, eagle, kv } = self;
         let mut states = Vec::new();
@@ -116,7 +117,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         });
     }
 
-    /// Target-vocabulary id of the most likely draft token.
+    /// Target-vocabulary id of the draft token with the largest logit.
     fn top_draft_id(&self, logits: &[f32]) -> i32 {
         let target_ids = self.eagle.draft_to_target().unwrap();
         self.harness.ops.read_f32(target_ids).unwrap()[top(logits)] as i32
@@ -140,7 +141,8 @@ fn matches_reference(rank_context: &RankContext, fixture: &DraftFixture, newer: 
     let worst = difference(&all[all.len() - fixture.logits.len()..], &fixture.logits);
     assert!(worst <= TOLERANCE, "logits differ by {worst}");
 
-    // Bit-exact for any chunking; no later position reads what the first position was given.
+    // Results are bit-exact for any chunking. The hidden state given to the first position does not affect
+    // any later position.
     layer.write_kv(&again.part(0, 1), &[vec![7.0; states[0].len()]]);
     for (start, end) in [(1, 8), (8, 24), (24, 25), (25, 89), (89, states.len())] {
         let (part, before) = (again.part(start, end - start), &states[start - 1..end - 1]);
@@ -152,7 +154,7 @@ fn matches_reference(rank_context: &RankContext, fixture: &DraftFixture, newer: 
         }
     }
 
-    // Chains of draft tokens: their KV entries do not affect later chains.
+    // Chains of draft tokens match the reference; KV entries written by one chain do not affect the next.
     for (at, chain) in &fixture.chains {
         let mut row = again.clone();
         let mut pass = layer.draft(&row.part(1, *at), &states[..*at]);
@@ -178,7 +180,7 @@ fn eagle3_logits_match_the_reference() {
         matches_reference(&RankContext::single(), &fixture, false);
         matches_reference(&RankContext::single(), &fixture, true);
     }
-    // The fixture with head counts divisible by 2.
+    // This fixture has head counts divisible by 2, so the layer can be sharded over two ranks.
     let [dense, _] = NAMES.map(DraftFixture::read);
     run_ranks(2, ShardingMode::TensorParallel, HalfDtype::BF16, |rank_context| {
         matches_reference(rank_context, &dense, false);

@@ -1,4 +1,4 @@
-//! Reads a fixture: a small safetensors file with the configuration and the seed in its metadata.
+//! Reads golden fixtures: small safetensors files whose metadata contains a model configuration and a seed.
 
 use serde_json::Value;
 use std::fs;
@@ -10,31 +10,32 @@ pub(crate) struct GoldenFixture {
     pub(crate) config: String,
     pub(crate) seed: u64,
     pub(crate) bf16_gate: ToleranceGate,
-    /// Gate where inputs are quantised in addition to weights.
+    /// Tolerance in place of `bf16_gate` where fp8 layers also quantise their inputs.
     pub(crate) fp8_gate: Option<ToleranceGate>,
     pub(crate) tokens: Vec<i32>,
-    /// `[T][V]`
+    /// Logits of all tokens: `[tokens, vocab_size]`.
     pub(crate) logits: Vec<Vec<f32>>,
-    /// Hidden states after each layer at the last positions: `[layer][t][H]`.
+    /// Hidden states after each layer at the last few positions: `[layers, positions, hidden_size]`.
     pub(crate) hidden: Vec<Vec<Vec<f32>>>,
-    /// Experts in ascending order: `[sparse layer][T][k]`.
+    /// Experts of each token in ascending order: `[MoE layers, tokens, experts per token]`.
     pub(crate) routes: Vec<Vec<Vec<i32>>>,
-    /// Lengths of the prompts, each a prefix of `tokens`.
+    /// Lengths of the prompts; each prompt is a prefix of `tokens`.
     pub(crate) prompts: Vec<usize>,
-    /// Tokens of greedy decoding after each prompt.
+    /// Tokens that greedy decoding gives after each prompt.
     pub(crate) greedy: Vec<Vec<i32>>,
-    /// For a model with an MTP module: its most likely draft token for each token but the first.
+    /// The MTP module's most likely draft token for each token but the first; empty for models without an MTP
+    /// module.
     pub(crate) draft_tokens: Vec<i32>,
-    /// Logits of the last of `draft_tokens`: `[t][V]`.
+    /// Draft logits of the last few of `draft_tokens`: `[positions, vocab_size]`.
     pub(crate) draft_logits: Vec<Vec<f32>>,
 }
 
-/// Tolerance of bf16 results; the fixture file states the reason.
+/// Tolerance of 16-bit results for one fixture; the fixture file states the reason for it.
 #[derive(Clone, Copy)]
 pub(crate) struct ToleranceGate {
-    /// Factor on the usual log-probability gates.
+    /// Factor on the maximum log-probability differences that apply to all fixtures.
     pub(crate) scale: f32,
-    /// Minimum share of positions at which the experts of f32 must be chosen.
+    /// Minimum share of positions at which the router must choose the experts that it chooses in f32.
     pub(crate) same_experts: f64,
 }
 
@@ -49,7 +50,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden")
 }
 
-/// Names of all fixtures, sorted.
+/// Names of all model fixtures, sorted.
 pub(crate) fn names() -> Vec<String> {
     let entries = fs::read_dir(folder()).unwrap().map(|e| e.unwrap().path());
     let fixtures = entries.filter(|p| p.extension().is_some_and(|e| e == "safetensors"));
@@ -99,19 +100,20 @@ impl GoldenFixture {
     }
 }
 
-/// Results of an EAGLE-3 layer for the tokens of a model's fixture, by a reference written from the paper.
+/// Results of an EAGLE-3 layer for the tokens of a model's fixture, computed by a reference that was written
+/// from the paper.
 pub(crate) struct DraftFixture {
-    /// Fixture of the model.
+    /// Name of the target model's fixture.
     pub(crate) model: String,
-    /// Text of the layer's `config.json`.
+    /// Text of the EAGLE-3 layer's `config.json`.
     pub(crate) config: String,
     pub(crate) seed: u64,
     /// Most likely draft token for each token but the first, as an id of the target vocabulary.
     pub(crate) tokens: Vec<i32>,
-    /// Logits of the last of `tokens`: `[t][V]`.
+    /// Draft logits of the last few of `tokens`: `[positions, draft vocab_size]`.
     pub(crate) logits: Vec<Vec<f32>>,
-    /// Draft chains at some positions; each draft token is computed from the layer's output for the previous
-    /// one.
+    /// Positions with the chains of draft tokens after them; each draft token is computed from the layer's
+    /// output for the previous one.
     pub(crate) chains: Vec<(usize, Vec<i32>)>,
 }
 

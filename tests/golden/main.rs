@@ -1,8 +1,8 @@
-//! Compares tiny models with results of HF transformers, without Python.
+//! Compares tiny models with results that HF transformers gave for them; the tests run without Python.
 //!
 //! Each fixture's checkpoint is synthesised in a temporary folder and read by the real loader. In f32 the
 //! logits must equal the fixture's within 2e-4, every argmax, expert and greedy token must be equal, and
-//! chunking, batching and prefix hits must not change a bit. `generate.py` makes the fixtures.
+//! chunking, batching and prefix hits must not change a bit. `generate.py` creates the fixtures.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "prints differences also if they pass")]
@@ -23,22 +23,23 @@ use model_harness::{
 use models::{ModelConfig, check_split};
 use ops::DType;
 
-/// Tolerance of CPU f32 against HF f32: sums are in another order.
+/// Maximum difference of logits between CPU f32 and HF f32, which adds in another order.
 const LOGIT_TOLERANCE: f32 = 2e-4;
 
-/// Gates in bf16: mean and 99th percentile of the log-probability differences, and regret. A fixture may
-/// scale them and states the reason.
+/// Maximum errors in bf16: mean and 99th percentile of the log-probability differences, and regret. A fixture
+/// may scale them, and states the reason.
 const BF16_GATE: [f32; 3] = [0.06, 0.20, 0.20];
 
-/// Factor on the differences in f16, which has three more mantissa bits than bf16.
+/// Factor on the maximum differences of bf16 for f16, which has three more mantissa bits.
 const F16_SHARE: f32 = 1.0 / 8.0;
 
-/// Gates with keys and values in fp8: mean and 99th percentile of the log-probability differences, and
-/// regret. Each entry is off by up to 1/16, and so are the probabilities and sums of a layer. Measured in f32
-/// and bf16: means to 0.056, 99th percentiles to 0.25, and at one of 150 positions a regret of 0.37.
+/// Maximum errors with keys and values in fp8: mean and 99th percentile of the log-probability differences,
+/// and regret. Each cached value is off by up to 1/16, and so are the attention scores and outputs of a
+/// layer. Measured in f32 and bf16: means to 0.056, 99th percentiles to 0.25, and at one of 150 positions a
+/// regret of 0.37.
 const FP8_CACHE_GATE: [f32; 3] = [0.10, 0.35, 0.50];
 
-/// One module of tests per fixture, so that a failure names its case.
+/// Defines one module of tests per fixture, so that a failure names the fixture.
 macro_rules! cases {
     ($($module:ident => $file:literal),* $(,)?) => {
         const FILES: &[&str] = &[$($file),*];
@@ -119,7 +120,8 @@ fn every_fixture_has_its_tests() {
     assert_eq!(fixture::names(), files);
 }
 
-/// Prefill of every prompt length, with the trace probe: logits, hidden states, experts.
+/// Prefills every prompt and compares logits, hidden states and experts, recorded by the trace probe, with
+/// the fixture.
 fn matches_transformers(rank_context: &RankContext, fixture: &GoldenFixture) {
     let mut harness = ModelHarness::load(rank_context, fixture, DType::F32);
     for &length in &fixture.prompts {
@@ -140,7 +142,7 @@ fn matches_transformers(rank_context: &RankContext, fixture: &GoldenFixture) {
     }
 }
 
-/// Checks the residual stream after each layer at the last positions.
+/// Checks the residual stream after each layer at the last few positions.
 fn check_hidden(fixture: &GoldenFixture, hidden: &[Vec<Vec<f32>>]) {
     assert_eq!(hidden.len(), fixture.hidden.len());
     for (layer, (ours, theirs)) in hidden.iter().zip(&fixture.hidden).enumerate() {
@@ -151,7 +153,8 @@ fn check_hidden(fixture: &GoldenFixture, hidden: &[Vec<Vec<f32>>]) {
     }
 }
 
-/// Bit-exact: chunks of every size, decode after prefill, and a prefix hit in another row's blocks.
+/// Checks that logits are bit-exact for chunks of every size, for decode after prefill, and for a prefix hit
+/// in another row's blocks.
 fn chunking_and_prefix_hits_are_bit_exact(rank_context: &RankContext, fixture: &GoldenFixture) {
     let mut harness = ModelHarness::load(rank_context, fixture, DType::F32);
     let whole = SequenceRow::new(&mut harness, &fixture.tokens);
@@ -181,7 +184,8 @@ fn chunking_and_prefix_hits_are_bit_exact(rank_context: &RankContext, fixture: &
     assert!(synth == expected, "weights synthesised in memory");
 }
 
-/// All prompts decode together for 64 steps while another sequence is prefilled in the same batches.
+/// Checks greedy tokens: all prompts decode together for 64 steps while another sequence is prefilled in the
+/// same batches.
 fn greedy_tokens_are_batch_invariant(rank_context: &RankContext, fixture: &GoldenFixture) {
     let mut harness = ModelHarness::load(rank_context, fixture, DType::F32);
     let other = SequenceRow::new(&mut harness, &fixture.tokens);
@@ -215,13 +219,14 @@ fn greedy_tokens_are_batch_invariant(rank_context: &RankContext, fixture: &Golde
     assert_eq!(found, fixture.greedy);
 }
 
-/// Whether results depend on the number of rows: GPUs use other kernels for few rows than for many, with sums
-/// that differ in the last bits of 16-bit types.
+/// Whether results depend on the number of rows of a step: GPUs use different kernels for few and for many
+/// rows, whose sums differ in the last bits of 16-bit types.
 fn depends_on_row_count(dtype: DType) -> bool {
     dtype != DType::F32 && model_harness::on_a_gpu()
 }
 
-/// 16-bit types round, but their results still depend on the sequence only.
+/// Checks a 16-bit type: results are close to the fixture and depend on the sequence only, not on batch or
+/// chunks.
 fn half_is_close_and_invariant(rank_context: &RankContext, fixture: &GoldenFixture, dtype: DType) {
     let mut harness = ModelHarness::load(rank_context, fixture, dtype);
     let whole = SequenceRow::new(&mut harness, &fixture.tokens);
@@ -239,7 +244,8 @@ fn half_is_close_and_invariant(rank_context: &RankContext, fixture: &GoldenFixtu
     };
     check_half(fixture, &found, dtype);
     if uses_mla {
-        // MLA: short chunks use the absorbed form, longer ones compute keys from the compressed KV.
+        // For MLA, short chunks use the absorbed form; longer chunks compute keys and values from the
+        // compressed KV.
         let seen = traced_chunks(&mut harness, &row, 7);
         assert!(seen.logits == chunked, "the trace probe changes results");
         assert!(chunks(&mut harness, &row, 1) == chunked, "chunks of 1 and of 7");
@@ -248,14 +254,15 @@ fn half_is_close_and_invariant(rank_context: &RankContext, fixture: &GoldenFixtu
     }
 }
 
-/// The CPU dequantises fp8 weights; a GPU quantises the inputs of many rows in addition.
+/// Tolerance on the device under test. The CPU dequantises fp8 weights; a GPU also quantises the inputs of
+/// many rows.
 fn device_gate(fixture: &GoldenFixture) -> ToleranceGate {
     fixture.fp8_gate.filter(|_| model_harness::on_a_gpu()).unwrap_or(fixture.bf16_gate)
 }
 
 fn check_half(fixture: &GoldenFixture, found: &LogprobCloseness, dtype: DType) {
     println!("{dtype:?} {found:?}");
-    // Inputs quantised to fp8 have the same error for either 16-bit type.
+    // Where inputs are quantised to fp8, their error dominates and is equal for both 16-bit types.
     let coarse = fixture.fp8_gate.is_some() && model_harness::on_a_gpu();
     let share = if dtype == DType::F16 && !coarse { F16_SHARE } else { 1.0 };
     let gate = BF16_GATE.map(|x| x * share * device_gate(fixture).scale);
@@ -263,9 +270,9 @@ fn check_half(fixture: &GoldenFixture, found: &LogprobCloseness, dtype: DType) {
     assert!(close, "{found:?} against {gate:?}");
 }
 
-/// Compares positions where the experts are those of f32. Ranks round their partial sums to 16 bits before
-/// they add them, and a GPU adds in another order, which changes other near ties of the router than one rank
-/// on the CPU does; sigmoid scores are closer together than softmax scores.
+/// Compares positions at which the router chose the experts of f32. Ranks round their partial sums to 16 bits
+/// before they add them, and a GPU adds in another order; both change other near ties of the router than one
+/// rank on the CPU does. Sigmoid scores are closer together than softmax scores.
 fn closeness_where_routes_agree(
     fixture: &GoldenFixture,
     logits: &[Vec<f32>],
@@ -282,24 +289,25 @@ fn closeness_where_routes_agree(
     closeness(&rows(logits), &rows(&fixture.logits))
 }
 
-/// Fixtures that cannot be sharded over a number of ranks in a sharding mode.
+/// Fixtures that cannot be sharded, with the number of ranks and the sharding mode.
 const UNSUPPORTED_SHARDINGS: &[(&str, usize, ShardingMode)] = &[
-    ("llama-d128-gqa1", 4, ShardingMode::TensorParallel), // 2 query heads.
-    // MLPs of 320 and 160 channels, with one scale per 128 channels; 256 channels of heads are two blocks.
+    ("llama-d128-gqa1", 4, ShardingMode::TensorParallel), // This model has 2 query heads.
+    // The MLPs have 320 and 160 channels with one scale per 128 channels, and 256 channels of heads are two
+    // scale blocks.
     ("qwen3-fp8-blocks", 2, ShardingMode::TensorParallel),
     ("qwen3-fp8-blocks", 4, ShardingMode::TensorParallel),
     ("qwen3_moe-fp8-blocks", 2, ShardingMode::TensorParallel),
     ("qwen3_moe-fp8-blocks", 4, ShardingMode::TensorParallel),
-    ("qwen3_moe-fp8-blocks", 2, ShardingMode::ExpertParallel), // Layer 1 is dense.
+    ("qwen3_moe-fp8-blocks", 2, ShardingMode::ExpertParallel), // Layer 1 is dense, so its MLP is sharded.
     ("qwen3_moe-fp8-blocks", 4, ShardingMode::ExpertParallel),
-    ("deepseek_v3-fp8-blocks", 2, ShardingMode::TensorParallel), // Layer 0 is dense.
+    ("deepseek_v3-fp8-blocks", 2, ShardingMode::TensorParallel), // Layer 0 is dense, so its MLP is sharded.
     ("deepseek_v3-fp8-blocks", 4, ShardingMode::TensorParallel),
     ("deepseek_v3-fp8-blocks", 2, ShardingMode::ExpertParallel),
     ("deepseek_v3-fp8-blocks", 4, ShardingMode::ExpertParallel),
 ];
 
-/// Two and four ranks: KV heads split or replicated, experts sharded or whole (EP), and replicas that share
-/// experts, with equal bits for all-gather and all-to-all.
+/// Checks two and four ranks: KV heads sharded or replicated, experts sharded or whole (EP), and replicas
+/// that share experts, for which all-gather and all-to-all give equal bits.
 fn parallel_ranks_match_one_rank(name: &str) {
     let fixture = GoldenFixture::read(name);
     let config = ModelConfig::from_json("config.json".as_ref(), &fixture.config).unwrap();
@@ -341,7 +349,8 @@ fn parallel_ranks_match_one_rank(name: &str) {
     }
 }
 
-/// Keys and values in fp8: as close as three mantissa bits allow, and invariant.
+/// Keys and values in fp8 are as close to the fixture as three mantissa bits allow, and results are
+/// invariant.
 #[test]
 fn fp8_kv_cache_is_close_and_invariant() {
     for name in ["llama-untied", "qwen3-d128-gqa4", "qwen3-fp8-blocks", "qwen3-fp8-channels"] {
@@ -359,7 +368,8 @@ fn fp8_kv_cache_is_close_and_invariant() {
             );
             let found = closeness(&expected, &fixture.logits);
             println!("{name} {dtype:?} {found:?}");
-            // A GPU also quantises the inputs of fp8 weights: both errors add up.
+            // A GPU also quantises the inputs of fp8 weights to fp8, and this error adds to that of the KV
+            // cache.
             let quantises = dtype != DType::F32 && model_harness::on_a_gpu();
             let scale = fixture.fp8_gate.filter(|_| quantises).map_or(0.0, |gate| gate.scale);
             let gate: [f32; 3] = std::array::from_fn(|i| FP8_CACHE_GATE[i] + BF16_GATE[i] * scale);
@@ -369,11 +379,11 @@ fn fp8_kv_cache_is_close_and_invariant() {
     }
 }
 
-/// Sizes that are no multiple of a vector or panel, and heads of every width: there is no fixture, but
+/// Sizes that are no multiple of a vector or panel, and heads of every width. No fixture exists for them, but
 /// results must be bit-exact whole and in chunks, and contain no NaN or infinity.
 #[test]
 fn unusual_sizes_are_invariant() {
-    // (hidden, query heads, KV heads, head size, MLP width, vocabulary)
+    // Each tuple is (hidden size, query heads, KV heads, head size, MLP width, vocabulary size).
     let shapes = [
         (2, 1, 1, 16, 2, 3),
         (34, 3, 1, 48, 6, 33),

@@ -1,5 +1,5 @@
-//! A model and a KV pool, driven row by row without a scheduler: the minimum for prefill, decode, batching
-//! and shared blocks.
+//! A model and a KV pool, driven row by row without a scheduler: enough for prefill, decode, batching and
+//! blocks that sequences share.
 
 use std::cell::{Cell, RefCell};
 use std::hash::{DefaultHasher, Hasher};
@@ -26,15 +26,15 @@ use ops::{BatchInputs, BatchView, DType, ExpertRouting, KvPool, OpError, Ops, Te
 
 use crate::fixture::GoldenFixture;
 
-/// Tokens per block, and blocks per pool.
+/// Number of tokens per block, and number of blocks in the KV pool.
 pub(crate) const BLOCK_TOKENS: usize = 16;
 pub(crate) const BLOCKS: usize = 256;
-/// Positions of the RoPE tables.
+/// Number of positions in the RoPE tables.
 pub(crate) const POSITIONS: usize = 512;
 /// Maximum time for which a finished rank waits for its peers.
 const RANK_WAIT: Duration = Duration::from_mins(1);
 
-/// One of the ranks that share a model, and its results so far.
+/// One of the ranks that share a model: its collectives, its GPU if any, and a hash of its logits.
 pub(crate) struct RankContext {
     pub(crate) ranks: ParallelRanks,
     /// GPU of the rank, if ranks run on GPUs.
@@ -42,22 +42,22 @@ pub(crate) struct RankContext {
     tp: ParallelGroup,
     dp: ParallelGroup,
     exchange: ExpertExchange,
-    /// Maximum number of tokens of any rank in a step, if ranks may differ.
+    /// Largest number of tokens of any rank in a step; 0 if all ranks have the same tokens.
     max_tokens_of_any_rank: Cell<usize>,
     logits_hash: Cell<u64>,
 }
 
-/// Parallelism of a model's ranks.
+/// How a model is distributed over the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ShardingMode {
-    /// Every layer is sharded.
+    /// Every layer is sharded over all ranks.
     TensorParallel,
-    /// Tensor parallel, but with whole experts on each rank.
+    /// Tensor parallel, but each rank has some of the experts, unsharded.
     ExpertParallel,
-    /// DP attention: experts are whole, and everything else is replicated, for each rank's own tokens. Tokens
-    /// reach the experts by all-gather.
+    /// DP attention: each rank has some of the experts, unsharded, a copy of all other layers, and its own
+    /// tokens. Tokens reach the experts by all-gather.
     AttentionReplicas,
-    /// DP attention with tokens sent to the ranks of their experts by all-to-all.
+    /// DP attention in which tokens are sent to the ranks of their experts by all-to-all.
     AllToAllReplicas,
 }
 
@@ -80,18 +80,18 @@ pub(crate) struct SequenceRow {
     blocks: Vec<usize>,
 }
 
-/// Intermediate results of one forward pass.
+/// Logits and intermediate results of one forward pass.
 pub(crate) struct ForwardTrace {
-    /// `[T][V]`
+    /// Logits of all tokens: `[tokens, vocab_size]`.
     pub(crate) logits: Vec<Vec<f32>>,
-    /// `[layer][T][H]`
+    /// Hidden states after each layer: `[layers, tokens, hidden_size]`.
     pub(crate) hidden: Vec<Vec<Vec<f32>>>,
-    /// Experts in ascending order: `[sparse layer][T][k]`.
+    /// Experts of each token in ascending order: `[MoE layers, tokens, experts per token]`.
     pub(crate) routes: Vec<Vec<Vec<i32>>>,
 }
 
 impl RankContext {
-    /// A single rank.
+    /// Context of a model that runs on a single rank.
     pub(crate) fn single() -> Self {
         Self::new(
             ParallelRanks::SINGLE,
@@ -130,7 +130,7 @@ impl RankContext {
         CpuBackend::new(CpuConfig { threads, ..CpuConfig::default() }).unwrap().into()
     }
 
-    /// TP and EP ranks of rank `rank` of `size`.
+    /// TP and EP ranks of rank number `rank` of `size` ranks in a sharding mode.
     pub(crate) fn ranks(rank: usize, size: usize, sharing: ShardingMode) -> ParallelRanks {
         let part = ParallelRank { rank, size };
         match sharing {
@@ -142,22 +142,22 @@ impl RankContext {
         }
     }
 
-    /// Data-parallel rank of this rank.
+    /// Index of this rank among the data-parallel replicas.
     pub(crate) fn replica(&self) -> usize {
         self.dp.rank()
     }
 
-    /// Sets the maximum number of tokens that any rank has in the following steps.
+    /// Sets the largest number of tokens that any rank has in each of the following steps.
     pub(crate) fn set_max_tokens_of_any_rank(&self, tokens: usize) {
         self.max_tokens_of_any_rank.set(tokens);
     }
 
-    /// Whether the model is shared by several ranks.
+    /// Whether several ranks share the model.
     pub(crate) fn is_shared(&self) -> bool {
         self.ranks != ParallelRanks::SINGLE
     }
 
-    /// Adds logits to the hash.
+    /// Adds logits to this rank's hash, by which the ranks are compared.
     fn hash_logits(&self, logits: &[Vec<f32>]) {
         let mut hasher = DefaultHasher::new();
         hasher.write_u64(self.logits_hash.get());
@@ -166,8 +166,8 @@ impl RankContext {
     }
 }
 
-/// Runs `work` on each of `size` ranks in parallel and checks that all computed the same bits. Returns their
-/// hash.
+/// Runs `work` on each of `size` ranks in parallel and checks that all ranks computed the same logits.
+/// Returns the hash of the logits.
 pub(crate) fn run_ranks(
     size: usize,
     sharing: ShardingMode,
@@ -205,7 +205,7 @@ pub(crate) fn run_ranks_each<T: Send>(
     })
 }
 
-/// Joins the group of ranks.
+/// Joins the ranks' rendezvous and returns the context of one rank.
 fn join(
     rendezvous: &SharedMemoryRendezvous,
     ranks: ParallelRanks,
@@ -238,7 +238,8 @@ fn join(
     RankContext::new(ranks, gpu, groups, exchange)
 }
 
-/// Makes a finished rank wait for its peers, which would otherwise detect a failed rank.
+/// On drop, makes a finished rank wait until all ranks have finished; otherwise its peers would report it as
+/// failed.
 struct WaitForPeers<'a>(&'a AtomicUsize);
 
 impl Drop for WaitForPeers<'_> {
@@ -252,7 +253,7 @@ impl Drop for WaitForPeers<'_> {
 }
 
 impl<'a> ModelHarness<'a> {
-    /// Writes the fixture's checkpoint in several files and loads it.
+    /// Writes the fixture's checkpoint, split into several files, and loads it.
     pub(crate) fn load(
         rank_context: &'a RankContext,
         fixture: &GoldenFixture,
@@ -261,7 +262,7 @@ impl<'a> ModelHarness<'a> {
         Self::load_with(rank_context, fixture, dtype, false)
     }
 
-    /// Writes and loads the checkpoint, with the MTP module if `drafting`.
+    /// Writes and loads the fixture's checkpoint, including the MTP module if `drafting`.
     pub(crate) fn load_with(
         rank_context: &'a RankContext,
         fixture: &GoldenFixture,
@@ -283,7 +284,7 @@ impl<'a> ModelHarness<'a> {
         Self::new(rank_context, &out, &config, [dtype; 2], WeightsFormat::Safetensors)
     }
 
-    /// Synthesises the fixture's weights in memory.
+    /// Loads the fixture's model with weights that are synthesised in memory.
     pub(crate) fn synth(
         rank_context: &'a RankContext,
         fixture: &GoldenFixture,
@@ -292,14 +293,14 @@ impl<'a> ModelHarness<'a> {
         Self::of(rank_context, &fixture.config, fixture.seed, dtype)
     }
 
-    /// Any configuration with weights synthesised in memory.
+    /// Loads a model for any configuration, with weights that are synthesised in memory.
     pub(crate) fn of(rank_context: &'a RankContext, config: &str, seed: u64, dtype: DType) -> Self {
         let path = Path::new("config.json");
         let config = ModelConfig::from_json(path, config).unwrap();
         Self::new(rank_context, path, &config, [dtype; 2], WeightsFormat::Synth { seed })
     }
 
-    /// Weights synthesised in memory, and a KV cache in fp8.
+    /// Loads the fixture's model with weights that are synthesised in memory, and with a KV cache in fp8.
     pub(crate) fn with_fp8_cache(
         rank_context: &'a RankContext,
         fixture: &GoldenFixture,
@@ -311,7 +312,7 @@ impl<'a> ModelHarness<'a> {
         Self::new(rank_context, path, &config, [dtype, DType::F8E4M3], format)
     }
 
-    /// Loads a model with the given types of activations and KV cache.
+    /// Loads a model with the given dtypes of activations and of the KV cache.
     fn new(
         rank_context: &'a RankContext,
         dir: &Path,
@@ -348,17 +349,17 @@ impl<'a> ModelHarness<'a> {
         Self { rank_context, ops, model, mtp, kv, blocks_used: 0 }
     }
 
-    /// Logits of every token of every row, in order.
+    /// Logits of every token of every row, in the order of rows and tokens.
     pub(crate) fn run(&mut self, rows: &[&SequenceRow]) -> Vec<Vec<f32>> {
         self.forward(rows, None, None)
     }
 
-    /// Logits of the tokens at `indices`, in this order.
+    /// Logits of the batch's tokens at `indices`, in this order.
     pub(crate) fn run_rows(&mut self, rows: &[&SequenceRow], indices: &[i32]) -> Vec<Vec<f32>> {
         self.forward(rows, Some(indices), None)
     }
 
-    /// As [`ModelHarness::run`] for one row, with all intermediate results.
+    /// Runs one row as [`ModelHarness::run`] does, and returns all intermediate results.
     pub(crate) fn run_traced(&mut self, row: &SequenceRow) -> ForwardTrace {
         let probe = TraceProbe::default();
         let logits = self.forward(&[row], None, Some(&probe));
@@ -383,7 +384,7 @@ impl<'a> ModelHarness<'a> {
         })
     }
 
-    /// Applies `run` to the inputs of rows.
+    /// Calls `run` with the forward inputs and token ids of rows.
     pub(crate) fn with(
         &self,
         rows: &[&SequenceRow],
@@ -392,7 +393,7 @@ impl<'a> ModelHarness<'a> {
         self.with_pool(&self.kv, rows, run)
     }
 
-    /// Applies `run` to the inputs of rows, over another pool of equal size.
+    /// Calls `run` with the forward inputs and token ids of rows, and with another KV pool of equal size.
     pub(crate) fn with_pool(
         &self,
         kv: &KvPool,
@@ -423,12 +424,12 @@ impl<'a> ModelHarness<'a> {
         output
     }
 
-    /// Hidden states of a row's tokens.
+    /// Final hidden states of a row's tokens.
     pub(crate) fn hidden(&self, row: &SequenceRow) -> Vec<Vec<f32>> {
         self.with(&[row], |f, ids| self.model.forward(f, ids).unwrap())
     }
 
-    /// MTP logits at a row's tokens, given the hidden states of the tokens before them.
+    /// MTP logits at a row's tokens, given the model's hidden states at the tokens before them.
     pub(crate) fn mtp_logits(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Vec<Vec<f32>> {
         self.with(&[row], |f, ids| {
             let hidden = self.mtp.as_ref().unwrap().forward(f, ids, &self.tensor(before)).unwrap();
@@ -436,7 +437,7 @@ impl<'a> ModelHarness<'a> {
         })
     }
 
-    /// MTP logits, and the experts of the MTP module in ascending order, `[T][k]`.
+    /// MTP logits, and the experts of the MTP module in ascending order: `[tokens, experts per token]`.
     pub(crate) fn traced_mtp_logits(
         &self,
         row: &SequenceRow,
@@ -451,7 +452,7 @@ impl<'a> ModelHarness<'a> {
         (logits, probe.routes.into_inner().concat())
     }
 
-    /// Writes only the MTP module's KV entries of a row's tokens.
+    /// Writes the MTP module's KV entries of a row's tokens without computing logits.
     pub(crate) fn write_draft_kv(&self, row: &SequenceRow, before: &[Vec<f32>]) {
         self.with(&[row], |f, ids| {
             let before = self.tensor(before);
@@ -460,13 +461,13 @@ impl<'a> ModelHarness<'a> {
         });
     }
 
-    /// Converts hidden states to a tensor `[rows, H]`.
+    /// Converts hidden states to a tensor `[rows, hidden_size]`.
     pub(crate) fn tensor(&self, rows: &[Vec<f32>]) -> Tensor {
         let shape = [rows.len(), rows[0].len()];
         self.ops.floats(&rows.concat(), self.ops.dtype(), &shape).unwrap()
     }
 
-    /// Takes unused blocks, in an order other than the pool's.
+    /// Takes unused blocks, in a scattered order, so that block tables are not consecutive.
     fn take_blocks(&mut self, count: usize) -> Vec<usize> {
         let first = self.blocks_used;
         self.blocks_used += count;
@@ -475,7 +476,7 @@ impl<'a> ModelHarness<'a> {
     }
 }
 
-/// Whether the fixtures are run on a GPU.
+/// Whether the fixtures run on a GPU.
 pub(crate) fn on_a_gpu() -> bool {
     std::env::var_os("HADRON_GPU").is_some()
 }
@@ -486,13 +487,13 @@ pub(crate) fn has_ranks(ranks: usize) -> bool {
     !on_a_gpu() || ranks <= gpus()
 }
 
-/// 16-bit type of a model of this type.
+/// The 16-bit type that a GPU backend for a model of this dtype supports.
 fn half_type(dtype: DType) -> HalfDtype {
     if dtype == DType::F16 { HalfDtype::F16 } else { HalfDtype::BF16 }
 }
 
-/// GPU of a rank with the libraries that `HADRON_GPU` selects (`cuda` or `rocm`); `None` if it is unset:
-/// fixtures run on the CPU.
+/// GPU of a rank, with the libraries that `HADRON_GPU` selects (`cuda` or `rocm`). `None` if the variable is
+/// unset, which makes the fixtures run on the CPU.
 fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => GpuLibraries::Cuda,
@@ -507,14 +508,14 @@ fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
 }
 
 impl SequenceRow {
-    /// A whole sequence in its own blocks, with room to grow.
+    /// A row with a whole sequence, in its own blocks, which have 64 unused positions for decode.
     pub(crate) fn new(harness: &mut ModelHarness<'_>, tokens: &[i32]) -> Self {
         let blocks = harness.take_blocks((tokens.len() + 64).div_ceil(BLOCK_TOKENS));
         Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), blocks }
     }
 
-    /// A row with the tokens of `other`: the first `cached` in the blocks of `other`, the rest in its own
-    /// blocks.
+    /// A row with the tokens of `other`. Its first `cached` tokens are in the blocks of `other`, the rest in
+    /// its own blocks.
     pub(crate) fn sharing(harness: &mut ModelHarness<'_>, other: &Self, cached: usize) -> Self {
         let mut row = Self::new(harness, &other.tokens);
         let shared = cached / BLOCK_TOKENS;
@@ -522,13 +523,13 @@ impl SequenceRow {
         row
     }
 
-    /// Tokens `[start, start + len)` of the sequence.
+    /// The part of this row with the tokens `[start, start + len)`.
     pub(crate) fn part(&self, start: usize, len: usize) -> Self {
         Self { start, len, ..self.clone() }
     }
 }
 
-/// Token ids and batch inputs of rows; logits are requested at every token.
+/// Token ids and batch inputs of rows; logits are requested for every token.
 fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, BatchInputs) {
     let width = rows.iter().map(|r| r.blocks.len()).max().unwrap_or(0);
     let (mut ids, mut inputs) = (Vec::new(), BatchInputs { cu_q: vec![0], ..Default::default() });
@@ -548,7 +549,7 @@ fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, BatchInputs) {
     (ids, inputs)
 }
 
-/// Records the intermediate results of a forward pass.
+/// Records the intermediate results of a forward pass, which the model reports to it.
 #[derive(Default)]
 struct TraceProbe {
     hidden: RefCell<Vec<Vec<Vec<f32>>>>,
@@ -574,7 +575,7 @@ impl ForwardProbe for TraceProbe {
     }
 }
 
-/// Rows of a tensor on the host.
+/// Rows of a tensor, copied to the host as f32.
 pub(crate) fn matrix(ops: &Ops, x: &Tensor) -> Result<Vec<Vec<f32>>, OpError> {
     Ok(ops.read_f32(x)?.chunks(x.cols()).map(<[f32]>::to_vec).collect())
 }
@@ -590,7 +591,7 @@ pub(crate) fn chunks(
     starts.flat_map(|start| harness.run(&[&part(start)])).collect()
 }
 
-/// Logits of a row computed in chunks of `size`, with all intermediate results but the residual stream.
+/// Logits of a row computed in chunks of `size`, with the experts but without the residual stream.
 pub(crate) fn traced_chunks(
     harness: &mut ModelHarness<'_>,
     row: &SequenceRow,
@@ -608,12 +609,12 @@ pub(crate) fn traced_chunks(
     all
 }
 
-/// The lowest id with the largest logit.
+/// The lowest token id with the largest logit.
 pub(crate) fn top(logits: &[f32]) -> usize {
     (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
 }
 
-/// Largest absolute difference.
+/// Largest absolute difference between two matrices of logits.
 pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().flatten().zip(b.iter().flatten()).fold(0f32, |worst, (x, y)| {
@@ -622,21 +623,22 @@ pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     })
 }
 
-/// Differences of log-probabilities from a reference.
+/// Differences of log-probabilities from those of a reference.
 #[derive(Debug)]
 #[allow(dead_code, reason = "printed by Debug")]
 pub(crate) struct LogprobCloseness {
-    /// Mean absolute difference over the reference's most likely ids.
+    /// Mean absolute difference over the most likely token ids of the reference.
     pub(crate) mean: f32,
     /// 99th percentile of the absolute differences.
     pub(crate) p99: f32,
-    /// Largest loss of reference log-probability from taking our most likely id.
+    /// Largest amount by which the reference log-probability of our most likely id is below that of the
+    /// reference's.
     pub(crate) regret: f32,
-    /// Largest difference; grows with the number of samples.
+    /// Largest absolute difference; grows with the number of samples.
     pub(crate) worst: f32,
 }
 
-/// Compares the reference's 64 most likely ids at each position.
+/// Compares the log-probabilities of the reference's 64 most likely token ids at each position.
 pub(crate) fn closeness(ours: &[Vec<f32>], reference: &[Vec<f32>]) -> LogprobCloseness {
     const TOP_K: usize = 64;
     let (mut differences, mut regret) = (Vec::new(), 0f32);

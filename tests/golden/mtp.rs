@@ -1,4 +1,4 @@
-//! The MTP module, which proposes the token after next.
+//! The MTP module, which proposes the token after the next one, matches a reference.
 
 use device::gpu::HalfDtype;
 use ops::DType;
@@ -11,10 +11,11 @@ use crate::model_harness::{
 };
 
 const NAME: &str = "deepseek_v3-mtp";
-/// Tolerance of CPU f32 against the reference: sums are in another order.
+/// Maximum difference of logits between CPU f32 and the reference, which adds in another order.
 const TOLERANCE: f32 = 1e-4;
 
-/// Draft logits of a sequence, for each token but the first.
+/// The sequence of the fixture as a row, the model's hidden states at all tokens but the last, and the MTP
+/// logits at all tokens but the first.
 fn all_drafts(
     harness: &mut ModelHarness<'_>,
     fixture: &GoldenFixture,
@@ -35,7 +36,7 @@ fn matches_reference(rank_context: &RankContext, fixture: &GoldenFixture) {
     let worst = difference(&logits[logits.len() - expected.len()..], expected);
     assert!(worst <= TOLERANCE, "logits differ by {worst}");
 
-    // Bit-exact for any chunking: draft passes and KV-only writes alternate.
+    // Results are bit-exact for any chunking, with draft passes and KV-only writes in turn.
     let row = SequenceRow::new(&mut harness, &fixture.tokens);
     let hidden = harness.hidden(&row);
     harness.write_draft_kv(&row.part(0, 1), &[vec![0.0; hidden[0].len()]]);
@@ -71,10 +72,10 @@ fn mtp_logits_match_the_reference() {
     }
 }
 
-/// For each draft: the model's experts at the token of its input hidden state, then those of the MTP module.
+/// Experts per draft position: those of each model layer at that token, then those of the MTP module.
 type RoutedExperts = Vec<Vec<Vec<i32>>>;
 
-/// Logits and experts of the fixture's drafts, computed in one pass and one by one.
+/// Logits and experts of the fixture's draft positions, computed in one pass and one position at a time.
 fn batched_and_single(
     rank_context: &RankContext,
     fixture: &GoldenFixture,
@@ -95,8 +96,8 @@ fn batched_and_single(
     })
 }
 
-/// In bf16, few and many rows use different kernels; both must be close at positions where the experts agree
-/// with f32.
+/// In bf16, few and many rows use different kernels; both results must be close to the fixture at positions
+/// where the router chose the experts of f32.
 #[test]
 fn mtp_logits_in_bf16_are_close() {
     if model_harness::on_a_gpu() {

@@ -1,5 +1,5 @@
 //! Replicas that share experts, each with its own tokens: all-gather and all-to-all give equal bits, and the
-//! tokens of one device.
+//! logits match those of one device.
 
 use device::gpu::HalfDtype;
 use models::ModelConfig;
@@ -13,17 +13,18 @@ use crate::model_harness::{
 
 type LogitRows = Vec<Vec<f32>>;
 
-/// Tokens `[from, to)` of the fixture that a replica has in a step, if any.
+/// The fixture's tokens `[from, to)` that a replica has in a step; `None` if it has no token.
 type StepTokens = Option<(usize, usize)>;
 
-/// Tokens of four replicas in three steps: a long prompt together with few and no tokens, then the reverse.
+/// Tokens of four replicas in three steps: some have a long prompt while others have few tokens or none.
 const STEPS: [[StepTokens; 4]; 3] = [
     [Some((0, 80)), Some((0, 1)), None, Some((0, 13))],
     [Some((80, 81)), Some((1, 50)), Some((0, 3)), None],
     [None, None, Some((3, 5)), None],
 ];
 
-/// Logits of each replica in each step: of all tokens, then of every third token only.
+/// Logits of each replica for each step, run twice: with logits of all tokens, then of every third token
+/// only.
 fn replicas(
     fixture: &GoldenFixture,
     size: usize,
@@ -91,7 +92,8 @@ fn check(found: &[Vec<f32>], expected: &[Vec<f32>]) {
     assert!(found.iter().zip(expected).all(|(a, b)| top(a) == top(b)), "argmax differs");
 }
 
-/// In some layer every token of a step is routed to one of the ranks, which has all of the work.
+/// In some layer, every token of a step is routed to the experts of one rank, which does all expert
+/// computation.
 #[test]
 fn all_tokens_may_route_to_one_rank() {
     const TOKENS: usize = 7;

@@ -1,14 +1,14 @@
 //! Invariants of every batch, checked when it is sent. I3: a block that the step writes is in exactly one
 //! block table. I7: block tables cover exactly the positions that the request may use. I8: token and sequence
-//! budgets. I16: the steps of a replica have consecutive ids and the current epoch. Lockstep: all ranks of a
-//! group take part in each step with equal parameters.
+//! budgets are not exceeded. I16: the steps of a replica have consecutive ids and the current epoch.
+//! Lockstep: all ranks of a group take part in each step with equal parameters.
 
 use crate::invariant::{CheckResult, ensure};
 use crate::sim_config::SimConfig;
 use protocol::{Batch, BatchRow, BlockId, DispatchMode, RowInput};
 use std::collections::BTreeMap;
 
-/// State of a replica's executors as implied by the batches sent to them.
+/// Checks the batches of one replica against the state that its executors must have after earlier batches.
 #[derive(Debug, Default)]
 pub(crate) struct BatchChecker {
     /// Number of steps in flight.
@@ -18,17 +18,17 @@ pub(crate) struct BatchChecker {
     block_readers: Vec<u16>,
 }
 
-/// Lengths of a row's request, in tokens.
+/// Maximum lengths of a row's request, in tokens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowLimits {
-    /// Maximum length of prompt and output.
+    /// Maximum total length of prompt and output.
     pub(crate) max_len: u32,
-    /// End position (exclusive) of the tokens that are ever forwarded.
+    /// End position (exclusive) of the tokens that are ever inputs of the model.
     pub(crate) forwarded_len: u32,
 }
 
 impl BatchChecker {
-    /// Clears the state of the old executors when new ones start; step ids continue.
+    /// Clears the state when new executors of the replica start; step ids continue.
     pub(crate) fn reset(&mut self) {
         self.block_tables.clear();
         self.in_flight = 0;
@@ -99,10 +99,11 @@ impl BatchChecker {
         Ok(())
     }
 
-    /// Checks that a block written in this step occurs once, in one block table only.
+    /// Checks that a block written in this step occurs only once, in one block table.
     fn check_writers(&mut self, batch: &Batch, config: &SimConfig) -> CheckResult {
         self.block_readers.clear();
-        self.block_readers.resize(config.scheduler.kv.blocks as usize, 0); // Pools only shrink.
+        // No block has a larger index, because pools of restored executors are never larger than configured.
+        self.block_readers.resize(config.scheduler.kv.blocks as usize, 0);
         for row in &batch.rows {
             for block in &self.block_tables[row.seq_slot.0 as usize] {
                 self.block_readers[block.0 as usize] += 1;

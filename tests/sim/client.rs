@@ -12,27 +12,27 @@ use scheduler::{
     StopReason, TokenEvent,
 };
 
-/// State of a request as the client sees it.
+/// State of a request as its client sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientStage {
     /// Not sent yet.
     Unsent,
-    /// Sent, no terminal event seen.
+    /// Sent; no terminal event has been received.
     Live,
-    /// Terminal event seen.
+    /// A terminal event has been received.
     Done,
 }
 
-/// Outcomes of a request that injected faults permit besides a regular finish.
+/// Outcomes of a request, other than a regular finish, that injected faults permit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AllowedOutcomes {
     /// Cause of an abort that was sent to the engine.
     pub(crate) aborted: Option<AbortCause>,
-    /// A row of the request was made to fail.
+    /// A row of the request was made to fail by fault injection.
     pub(crate) row_failed: bool,
-    /// A row of the request got an output with impossible ids.
+    /// A row of the request got an output with impossible token ids by fault injection.
     pub(crate) bad_output: bool,
-    /// The replica may have been down for longer than the failure timeout.
+    /// The replica may have failed for longer than the failure timeout.
     pub(crate) unavailable: bool,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct SimClient {
     pub(crate) client_id: String,
     /// State of the request.
     pub(crate) stage: ClientStage,
-    /// Outcomes permitted in addition to a regular finish.
+    /// Outcomes that are permitted in addition to a regular finish.
     pub(crate) allowed: AllowedOutcomes,
     /// Whether a row of the request was ever sent to an executor.
     pub(crate) started: bool,
@@ -84,27 +84,28 @@ impl SimClient {
         }
     }
 
-    /// The request's id.
+    /// The internal id of the request.
     pub(crate) fn id(&self) -> RequestId {
         self.submit.id
     }
 
-    /// Maximum length of prompt and output in tokens.
+    /// Maximum total length of prompt and output in tokens.
     pub(crate) fn limit(&self) -> u32 {
         self.submit.tokens.len() as u32 + self.submit.max_tokens
     }
 
-    /// End position (exclusive) of the tokens that are ever forwarded: the last output token is not.
+    /// End position (exclusive) of the tokens that are ever inputs of the model; the last output token is
+    /// not.
     pub(crate) fn forwarded_limit(&self) -> u32 {
         self.limit() - u32::from(self.submit.max_tokens > 0)
     }
 
-    /// Number of output tokens so far.
+    /// Number of output tokens received so far.
     pub(crate) fn output_len(&self) -> u32 {
         (self.known_tokens.len() - self.submit.tokens.len()) as u32
     }
 
-    /// Checks and records one token event.
+    /// Checks one token event against the oracle and records it.
     pub(crate) fn take_token_event(
         &mut self,
         event: &TokenEvent,
@@ -154,7 +155,7 @@ impl SimClient {
         }
     }
 
-    /// Checks that each token is the oracle's next one and that no token follows the end of the output.
+    /// Checks that each token is the next one of the oracle and that no token follows the end of the output.
     fn check_tokens(&mut self, event: &TokenEvent, config: &SimConfig) -> CheckResult {
         let (id, submit) = (self.submit.id.0, &self.submit);
         let wanted = submit.sampling.logprobs;
@@ -266,7 +267,7 @@ impl SimClient {
         Ok(())
     }
 
-    /// Whether the reason of a rejection is true.
+    /// Whether the reason of a rejection applies to the request.
     fn is_valid_rejection(&self, reason: &RejectReason, config: &SimConfig) -> bool {
         let (submit, limits) = (&self.submit, &config.scheduler.limits);
         let (prompt, longest) = (submit.tokens.len() as u64, limits.max_model_len);
@@ -289,7 +290,7 @@ impl SimClient {
                     && *requested == prompt
             }
             RejectReason::UnknownReplica { replica, replicas } => replica >= replicas,
-            // Rejections by the admission control of the engine's client, which the simulator does not
+            // These rejections come from the engine client's admission control, which the simulator does not
             // include.
             RejectReason::InvalidParameter { .. }
             | RejectReason::TemporarilyUnavailable { .. }

@@ -1,4 +1,4 @@
-//! Simulated clients of a world: arrival times and aborts.
+//! Arrivals and aborts of the simulated clients of a world.
 
 use crate::client::{ClientStage, SimClient};
 use crate::event_queue::SimEvent;
@@ -25,7 +25,7 @@ impl SimWorld {
                     AbortCause::Deadline,
                 ]);
                 let after_ms = self.rng.scaled(0, 2000);
-                // In 1 of 100 cases the abort may arrive before its own request.
+                // In one of 100 cases the abort may arrive before the request that it aborts.
                 let early = u64::from(self.rng.chance_per_mille(10));
                 let at_ms = (at_ms + u64::from(after_ms)).saturating_sub(early * 2000);
                 self.events.add(at_ms, SimEvent::Abort(index, cause));
@@ -66,7 +66,7 @@ impl SimWorld {
         self.trace.record(self.now_ms, "abort", &[request.0]);
         self.inbox.push(SchedulerEvent::Abort { request, cause });
         if self.rng.chance_per_mille(100) {
-            // No request has this id.
+            // An abort of a request id that does not exist.
             self.inbox.push(SchedulerEvent::Abort { request: RequestId(1 << 40), cause });
         }
     }

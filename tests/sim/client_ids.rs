@@ -1,6 +1,6 @@
-//! Request ids chosen by clients: unique ones, or that of another client's request. F34: requests that share
-//! a client id get their own tokens and finish reasons, and an abort by client id ends every request with
-//! that id.
+//! Request ids chosen by clients, which are unique or equal to the id of another client's request. F34:
+//! requests that share a client id get their own tokens and finish reasons, and an abort by client id ends
+//! every request with that id.
 
 use crate::client::{ClientStage, SimClient};
 use crate::fault_injector::InjectedFault;
@@ -15,7 +15,7 @@ use scheduler::{AbortCause, request_ids_by_client_id};
 const SHARED_ID_DISTANCE: u64 = 4;
 
 impl SimWorld {
-    /// Draws the client ids of all requests.
+    /// Draws the client ids of all requests of a world.
     pub(crate) fn assign_client_ids(&mut self, rng: &mut SimRng) {
         for index in 1..self.clients.len() {
             if rng.chance_per_mille(self.config.load.shared_client_ids) {
@@ -26,7 +26,7 @@ impl SimWorld {
         }
     }
 
-    /// Live clients with a client id.
+    /// Indices of the clients whose live request has this client id.
     pub(crate) fn clients_with_id(&self, client_id: &str) -> Vec<usize> {
         let has_id =
             |client: &SimClient| client.stage == ClientStage::Live && client.client_id == client_id;
@@ -34,8 +34,8 @@ impl SimWorld {
         clients.filter(|(_, client)| has_id(client)).map(|(index, _)| index).collect()
     }
 
-    /// With a drawn probability an operator aborts a client id. Returns the clients with requests that must
-    /// end within the tick.
+    /// With a drawn probability, an operator aborts all requests with some client id. Returns the clients
+    /// whose requests must end within the tick.
     pub(crate) fn abort_by_client_id(&mut self) -> Vec<usize> {
         if !self.rng.chance_per_mille(self.config.faults.abort_by_client_id) {
             return Vec::new();

@@ -1,4 +1,5 @@
-//! Tests of the simulated device: its output equals the oracle's exactly if every KV slot is right.
+//! Tests of the simulated device: its output equals the oracle's exactly if every KV slot is read and written
+//! correctly.
 
 use crate::hash_model::text::{HashOracle, HashSampler};
 use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, SlotAccess};
@@ -90,7 +91,7 @@ fn verify_rows_match_plain_decoding() {
     for n in 2.. {
         let start = 5 + tokens.len() as u32 - 1;
         if start + 4 > 8 * 2 {
-            break; // The block table has no room for another row.
+            break; // The block table has no free position for another row.
         }
         let mut verify =
             row(start, RowInput::SampledAt { step: StepId(n - 1), draft_slack: 0 }, &table);
@@ -128,9 +129,10 @@ fn corrupt_blocks_change_the_tokens() {
 fn impossible_rows_are_violations() {
     let whole = || RowInput::Tokens(PROMPT.to_vec().into());
     let violates = |row: BatchRow| assert!(step(&mut device(0), 1, row).is_err());
-    violates(row(0, whole(), &[0, 1])); // The block table is too short.
-    violates(row(0, whole(), &[0, 1, 8])); // Block 8 of a pool of 8.
-    violates(row(3, RowInput::Tokens(vec![1, 5].into()), &[0, 1, 2])); // The sequence slot was never initialised.
+    violates(row(0, whole(), &[0, 1])); // This block table is too short for the row.
+    violates(row(0, whole(), &[0, 1, 8])); // This block table has block 8 of a pool with 8 blocks.
+    // This sequence slot was never initialised.
+    violates(row(3, RowInput::Tokens(vec![1, 5].into()), &[0, 1, 2]));
     violates(BatchRow {
         input: RowInput::SampledAt { step: StepId(0), draft_slack: 0 },
         ..row(0, whole(), &[0, 1, 2])

@@ -15,7 +15,7 @@ use scheduler::{
 };
 
 impl SimWorld {
-    /// Applies the effects of one tick: KV events, then token events, then batches.
+    /// Applies the effects of one tick: KV events, then token events, then all other effects.
     pub(crate) fn apply_effects(&mut self, effects: &mut Vec<SchedulerEffect>) -> CheckResult {
         if self.config.scheduler.lockstep {
             let sent = effects.iter().filter_map(|effect| match effect {

@@ -1,52 +1,52 @@
-//! Events of a world, and the heap that orders them by time, then by insertion order.
+//! Events of a simulated world, and the heap that orders them by time, then by insertion.
 
 use protocol::{RequestId, StepOutput};
 use scheduler::AbortCause;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// A scheduled event.
+/// What happens in the world at a scheduled time.
 #[derive(Debug)]
 pub(crate) enum SimEvent {
     /// A client sends its request.
     Arrive(usize),
     /// A client aborts its request.
     Abort(usize, AbortCause),
-    /// The oldest step queued on a replica's executors is finished.
+    /// The executors of a replica finish the oldest queued step.
     StepDone { replica: usize, incarnation: u32 },
     /// A step output reaches the scheduler.
     Reply { replica: usize, reply: InFlightReply },
-    /// The failure of a replica's executors reaches the scheduler, unless their replacements, those of
-    /// `incarnation`, have failed as well.
+    /// The failure of a replica's executors reaches the scheduler. It is not reported if the replacements,
+    /// with this `incarnation`, have failed as well.
     ExecutorsFailed { replica: usize, incarnation: u32 },
     /// New executors of a replica are ready.
     ExecutorsReady { replica: usize, incarnation: u32 },
-    /// Both ends detect that messages to the executors are lost.
+    /// Both ends of a link detect that messages to the executors are lost.
     LinkFailureSeen { replica: usize, incarnation: u32 },
-    /// An executor fails again soon after it was restored.
+    /// An executor fails soon after it was restored.
     FailAgain { replica: usize, incarnation: u32 },
-    /// An executor sends a heartbeat if it has sent no other message within the heartbeat interval.
+    /// An executor sends a heartbeat if it has sent no other message within the last interval.
     HeartbeatDue { replica: usize, incarnation: u32 },
-    /// A heartbeat reaches the scheduler's side.
+    /// A heartbeat reaches the scheduler's side of the link.
     HeartbeatArrives { replica: usize, incarnation: u32 },
     /// The heartbeat timeout of the executors of an incarnation may have expired.
     CheckHeartbeat { replica: usize, incarnation: u32 },
     /// The executors of a replica hang.
     Hang { replica: usize },
-    /// A grammar bitmask that was overdue or is built ahead is ready.
+    /// A grammar bitmask that was overdue, or was built ahead, is ready.
     MaskReady { request: RequestId, output_tokens: u32 },
-    /// No further grammar bitmask restricts the request.
+    /// No further grammar bitmask is needed for the request.
     MasksDone { request: RequestId },
     /// An operator clears the prefix cache.
     ClearPrefixCache,
-    /// Only the clock advances.
+    /// The clock advances and the scheduler runs a tick.
     Wake,
     /// No fault is injected from now on.
     EndFaults,
 }
 
 impl SimEvent {
-    /// Whether it belongs to heartbeat monitoring, which goes on while no other event happens.
+    /// Whether the event belongs to heartbeat monitoring, which continues while no other event happens.
     pub(crate) fn is_heartbeat_check(&self) -> bool {
         matches!(
             self,
@@ -55,20 +55,20 @@ impl SimEvent {
     }
 }
 
-/// A step output in flight.
+/// A step output on its way to the scheduler.
 #[derive(Debug)]
 pub(crate) struct InFlightReply {
-    /// The output.
+    /// The step output.
     pub(crate) output: StepOutput,
-    /// Contexts at the ends of the blocks that it confirms, each with the index of its row.
+    /// Contexts at the ends of the blocks that the output confirms, each with the index of its row.
     pub(crate) filled_blocks: Vec<(usize, u64)>,
-    /// Whether it is a duplicate of an earlier output.
+    /// Whether the output is a duplicate of an earlier one.
     pub(crate) repeated: bool,
-    /// Incarnation of the executors that sent it; identifies the link.
+    /// Incarnation of the executors that sent the output; it identifies the link.
     pub(crate) incarnation: u32,
 }
 
-/// An event and its position in time.
+/// An event with its time and insertion number.
 #[derive(Debug)]
 struct ScheduledEvent {
     at_ms: u64,
@@ -96,7 +96,7 @@ impl Ord for ScheduledEvent {
     }
 }
 
-/// Pending events.
+/// Events that have not happened yet.
 #[derive(Debug, Default)]
 pub(crate) struct SimEventQueue {
     heap: BinaryHeap<Reverse<ScheduledEvent>>,

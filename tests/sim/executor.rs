@@ -1,20 +1,22 @@
-//! The executors of one replica and both directions of their link: ordered, delayed and able to fail.
+//! The simulated executors of one replica and both directions of their link, which keeps order, delays
+//! messages and may fail.
 
 use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, SlotAccess};
 use crate::sim_config::SimConfig;
 use protocol::{Batch, BatchRow, BitmaskRow, BlockId, Epoch, RowError, StepId, StepOutput};
 use std::collections::VecDeque;
 
-/// A message from the scheduler's side, in stream order.
+/// A message from the scheduler to the executors; messages are processed in the order of sending.
 #[derive(Debug)]
 enum SimExecutorMessage {
-    /// A step to run.
+    /// A step to run, with its grammar bitmasks and its arrival time.
     Batch { batch: Batch, bitmasks: Vec<BitmaskRow>, arrives_ms: u64 },
-    /// Blocks that must not be read any more; not a real message, so it takes no time.
+    /// Blocks that must not be read after the preceding messages. The product has no such message, so it
+    /// takes no time.
     FreedBlocks(Vec<BlockId>),
 }
 
-/// A finished step: its output and what was really computed.
+/// A finished step: its output and what the simulated device really computed.
 #[derive(Debug)]
 pub(crate) struct CompletedStep {
     /// The step output.
@@ -23,37 +25,37 @@ pub(crate) struct CompletedStep {
     pub(crate) filled_blocks: Vec<(usize, u64)>,
     /// Rows of the batch.
     pub(crate) rows: Vec<BatchRow>,
-    /// Number of these rows that started after their planned `start`.
+    /// Number of rows that started after their planned `start`, because draft tokens in flight were accepted.
     pub(crate) shifted_rows: u64,
 }
 
-/// How executors hang.
+/// Kinds of hangs of executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HangKind {
-    /// No step finishes; heartbeats go on.
+    /// Steps do not finish, but heartbeats are sent.
     StepNeverEnds,
-    /// No step finishes and no heartbeat is sent.
+    /// Steps do not finish, and no heartbeat is sent.
     NoHeartbeat,
 }
 
-/// One incarnation of a replica's executors.
+/// One incarnation of a replica's executors, simulated by one hash model.
 #[derive(Debug)]
 pub(crate) struct SimExecutor {
-    /// Group epoch it was started for.
+    /// Epoch for which the executors were started.
     pub(crate) epoch: Epoch,
-    /// Arrival time of its last message: the link keeps order.
+    /// Arrival time of the last output that they sent; later outputs arrive no earlier.
     pub(crate) last_reply_ms: u64,
-    /// Whether a step runs, or will from `begins_ms` on.
+    /// Whether a step runs, or will run from `begins_ms` on.
     pub(crate) busy: bool,
     /// Start time of the current step.
     pub(crate) begins_ms: u64,
-    /// Whether messages to it are lost.
+    /// Whether messages to the executors are lost.
     pub(crate) link_broken: bool,
-    /// Kind and start time of the hang, if it hangs.
+    /// Kind and start time of a hang.
     pub(crate) hang: Option<(HangKind, u64)>,
-    /// Time at which it last sent a message.
+    /// Time at which the executors last sent a message.
     pub(crate) last_message_ms: u64,
-    /// The last step that ran.
+    /// The last step that was run.
     last_step: StepId,
     model: HashModel,
     queue: VecDeque<SimExecutorMessage>,
@@ -61,7 +63,7 @@ pub(crate) struct SimExecutor {
 }
 
 impl SimExecutor {
-    /// Fresh executors with an empty pool.
+    /// New executors with an empty KV pool.
     pub(crate) fn new(epoch: Epoch, blocks: u32, config: &SimConfig) -> Self {
         let (kv, limits) = (&config.scheduler.kv, &config.scheduler.limits);
         let model_config = HashModelConfig {
@@ -96,12 +98,12 @@ impl SimExecutor {
         });
     }
 
-    /// Queues the release of these blocks after all messages sent so far.
+    /// Queues a release of blocks, which takes effect after all messages sent so far.
     pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
         self.queue.push_back(SimExecutorMessage::FreedBlocks(blocks));
     }
 
-    /// Start time of the next batch, if one is queued and none runs.
+    /// Start time of the next batch, if a batch is queued and no step runs.
     pub(crate) fn next_start_ms(&mut self, now_ms: u64) -> Option<u64> {
         if self.busy {
             return None;
@@ -121,9 +123,9 @@ impl SimExecutor {
         }
     }
 
-    /// Runs the batch at the head of the queue. A batch of another epoch is dropped unread.
+    /// Runs the first batch of the queue. A batch of another epoch is dropped without being run.
     ///
-    /// Errors: the batch is one that no device could run.
+    /// Errors: no device could run the batch.
     pub(crate) fn run(
         &mut self,
         fails: impl Fn(&BatchRow) -> Option<RowError>,
@@ -147,7 +149,7 @@ impl SimExecutor {
         }))
     }
 
-    /// The newest step that it has started.
+    /// Id of the newest step that the executors have started.
     pub(crate) fn newest_begun_step(&self, now_ms: u64) -> StepId {
         match self.queue.front() {
             Some(SimExecutorMessage::Batch { batch, .. })

@@ -1,4 +1,5 @@
-//! The simulated executors of a world and their faults: steps, outputs, row failures, crashes.
+//! Steps of the simulated executors of a world, and their faults: failed rows, wrong or stale outputs,
+//! crashes, and hangs.
 
 use crate::event_queue::{InFlightReply, SimEvent};
 use crate::executor::{CompletedStep, SimExecutor};
@@ -10,7 +11,7 @@ use protocol::{BatchRow, Replica, RowError, RowOutput, Token};
 use scheduler::SchedulerEvent;
 
 impl SimWorld {
-    /// The executor runs the step that is due; with a drawn probability it hangs.
+    /// The executors of a replica finish the step that is due; with a drawn probability they hang instead.
     pub(crate) fn step_done(&mut self, replica: usize) -> CheckResult {
         let hangs = |replica_state: &SimReplica| {
             replica_state.executor.as_ref().is_some_and(|it| it.hang.is_some())
@@ -20,7 +21,7 @@ impl SimWorld {
         }
         if self.waits_for_peers(replica) {
             let incarnation = self.replicas[replica].incarnation;
-            // A hanging rank delays the other ranks for long, so check less often.
+            // A hanging rank delays the other ranks for long, so they are checked less often.
             let soon_ms = if self.replicas.iter().any(hangs) { 200 } else { 8 };
             let later_ms = self.now_ms + 1 + self.rng.below(soon_ms);
             self.events.add(later_ms, SimEvent::StepDone { replica, incarnation });
@@ -68,7 +69,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whether another rank of the group has not started the step that this rank is in.
+    /// Whether the step of this rank waits for another rank of the group that has not started it.
     fn waits_for_peers(&self, replica: usize) -> bool {
         let step = |executor: &SimExecutor| executor.newest_begun_step(self.now_ms);
         let own = self.replicas[replica].executor.as_ref().map(step);
@@ -79,7 +80,7 @@ impl SimWorld {
         self.config.coupled_steps && steps.min() < own
     }
 
-    /// Runs the batch at the head of a replica's queue; rows fail at `rate`.
+    /// Runs the first batch of a replica's queue; each row fails with probability `rate` / 1000.
     pub(crate) fn execute(
         &mut self,
         replica: usize,
@@ -137,7 +138,7 @@ impl SimWorld {
         self.events.add(end_ms, SimEvent::StepDone { replica, incarnation });
     }
 
-    /// The executors of a replica crash; in lockstep those of all ranks.
+    /// The executors of a replica crash; in lockstep, those of all ranks.
     pub(crate) fn crash(&mut self, replica: usize) -> CheckResult {
         self.crashes_left = self.crashes_left.saturating_sub(1);
         self.counts.crashes += 1;
@@ -154,8 +155,8 @@ impl SimWorld {
         self.replace_executors(replica, seen_ms, restored_ms)
     }
 
-    /// Removes the executors of a replica (in lockstep those of all ranks); the failure reaches the engine at
-    /// `seen_ms`, and replacements are ready from `restored_ms` on.
+    /// Removes the executors of a replica, in lockstep those of all ranks. The failure reaches the scheduler
+    /// at `seen_ms`, and replacements may be ready from `restored_ms` on.
     pub(crate) fn replace_executors(
         &mut self,
         replica: usize,
@@ -180,7 +181,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// New executors of a replica are ready; while others of the group are not, one of them may fail again.
+    /// New executors of a replica are ready. While other ranks of the group are not, one of the restored
+    /// ranks may fail again.
     pub(crate) fn executors_ready(&mut self, replica: usize) {
         if let Some(at_ms) = self.replacement_ready_ms(replica) {
             let incarnation = self.replicas[replica].incarnation;
@@ -205,7 +207,7 @@ impl SimWorld {
         });
     }
 
-    /// A restored executor fails again, unless its group is complete or the fault phase has ended.
+    /// A restored executor fails again, unless its whole group is restored or the fault phase has ended.
     pub(crate) fn fail_again(&mut self, replica: usize, incarnation: u32) -> CheckResult {
         let same = self.replicas[replica].incarnation == incarnation;
         let complete = self.replicas.iter().all(|replica_state| replica_state.executor.is_some());
@@ -216,7 +218,7 @@ impl SimWorld {
         self.crash(replica)
     }
 
-    /// Replies to steps that a crashed executor had queued may still arrive, at any later time.
+    /// Outputs of steps that a crashed executor had queued may still arrive, at any later time.
     pub(crate) fn queue_stale_replies(&mut self, replica: usize, link: u32) -> CheckResult {
         let rate = self.config.faults.stale_reply;
         let can_reply = |executor: &SimExecutor| executor.has_work() && executor.hang.is_none();
@@ -227,7 +229,7 @@ impl SimWorld {
             else {
                 continue;
             };
-            // Later than the report of the crash: earlier it would be an ordinary reply.
+            // The output arrives after the report of the crash; before it, it would be an ordinary output.
             let at_ms = self.now_ms + 51 + self.rng.below(1500);
             let reply = InFlightReply {
                 output,
@@ -240,7 +242,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// A step output reaches the engine.
+    /// A step output reaches the scheduler.
     pub(crate) fn reply(&mut self, replica: usize, reply: InFlightReply) {
         if self.is_link_broken(replica, reply.incarnation) {
             self.count_lost_frame(replica);
@@ -272,8 +274,8 @@ impl SimWorld {
         self.inbox.push(SchedulerEvent::StepOutput { replica, output: reply.output });
     }
 
-    /// Pool size of new executors: they may find less memory than the old ones, and requests that no longer
-    /// fit may fail.
+    /// Pool size of new executors. They may find less free memory than the old ones, and requests that no
+    /// longer fit may fail.
     pub(crate) fn draw_restored_pool_size(&mut self) -> u32 {
         let blocks = self.config.scheduler.kv.blocks;
         if !self.rng.chance_per_mille(self.config.faults.smaller_pool) {
@@ -287,14 +289,14 @@ impl SimWorld {
         blocks
     }
 
-    /// A one-way delay of a link.
+    /// Draws the one-way delay of a message on a link.
     pub(crate) fn link_delay_ms(&mut self) -> u64 {
         self.rng.below(u64::from(self.config.load.link_ms) + 1)
     }
 }
 
-/// Makes a row's output impossible: an id outside the vocabulary, one token too many, or more accepted draft
-/// tokens than the row had.
+/// Makes a row's output impossible: it gets a token id outside the vocabulary, one token too many, or more
+/// accepted draft tokens than the row had.
 fn corrupt_output(row: &BatchRow, output: &mut RowOutput, bits: u64, vocab_size: Token) {
     match (bits % 3, output.sampled_tokens.first_mut()) {
         (0, Some(first)) => *first = vocab_size,

@@ -150,8 +150,8 @@ impl SimWorld {
         }
     }
 
-    /// Defers an event that a link reader would report, if it happens while the scheduler's thread runs but
-    /// link readers are paused. Returns the other events.
+    /// Defers a step output or heartbeat that arrives while the scheduler's thread runs but link readers are
+    /// paused, until they resume. Returns any other event.
     pub(crate) fn defer_unread_message(&mut self, what: SimEvent) -> Option<SimEvent> {
         if !what.is_heartbeat_check() {
             self.idle_heartbeats = 0;
@@ -313,7 +313,7 @@ impl SimWorld {
         self.replace_executors(replica, self.now_ms, restored_ms)
     }
 
-    /// Whether a replica's executors send no heartbeats, because they hang, have failed, or their link is broken.
+    /// Whether a replica's executors send no heartbeats: they hang, have failed, or their link is broken.
     fn sends_no_heartbeat(&self, replica: usize) -> bool {
         let stopped =
             |executor: &SimExecutor| matches!(executor.hang, Some((HangKind::NoHeartbeat, _)));

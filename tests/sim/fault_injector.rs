@@ -1,6 +1,6 @@
-//! Injected faults at the edges of the scheduler. The scheduler itself is unchanged: a fault alters the events
-//! that it receives, the effects that it returns, or the calls of the rules that its driver shares with the
-//! server. Mistakes inside the scheduler and the KV cache are patches in `tests/sim/mutants`.
+//! Injected faults at the interfaces of the scheduler, whose code is unchanged. A fault alters the events
+//! that the scheduler receives, the effects that it returns, or the calls of rules that the simulator shares
+//! with the server. Faults inside the scheduler and the KV cache are patches in `tests/sim/mutants`.
 
 use protocol::{Batch, BatchRow, Epoch, KvEvent, Replica, RequestId, RowInput, StepId, StepOutput};
 use scheduler::{RequestSubmission, Scheduler, SchedulerEffect, SchedulerEvent};
@@ -9,33 +9,33 @@ use std::collections::{BTreeMap, VecDeque};
 /// A fault that the simulator must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InjectedFault {
-    /// An abort of a request that never ran is lost.
+    /// An abort of a request that has not run yet is lost.
     AbortDropped,
-    /// The length limit of a request is one token too long.
+    /// The length limit of a request is too long by one token.
     LengthLimitOffByOne,
     /// The cache salt is not part of the block keys.
     SaltIgnored,
     /// A repeated output is applied as the output of the next step in flight.
     RepeatedOutputApplied,
-    /// After a preemption the block table is not sent again.
+    /// After a preemption, the block table of a row is not sent again.
     BlockTableNotResent,
     /// A deduplicated block is not sent: the executor's block table keeps the freed block.
     DeduplicationNotSent,
-    /// A row does not carry the number of draft tokens in flight.
+    /// A row lacks the number of draft tokens in flight.
     DraftSlackNotSent,
-    /// A row after two rows in flight reads the token that the first of them sampled.
+    /// With two rows of a request in flight, the next row reads the token that the first of the two sampled.
     StaleSequenceSlotRead,
     /// A recomputed request samples at the end of its prompt instead of at the last known token.
     SampleAtPromptEnd,
     /// A block is evicted without a KV event.
     EvictionWithoutEvent,
-    /// Executors fail at the first heartbeat timeout, without a grace period.
+    /// Executors are declared failed at the first heartbeat timeout, without a grace period.
     PauseCountsAsHeartbeatTimeout,
-    /// A pause of the process counts as time of the step in flight.
+    /// A pause of the process counts as running time of the step in flight.
     PauseCountsAsStepTime,
-    /// Heartbeats that a pause has queued count as heartbeats at different times.
+    /// Heartbeats that were queued during a pause count as heartbeats at different times.
     QueuedHeartbeatsCountTwice,
-    /// A numeric client id becomes the request id.
+    /// A client id that is a number is used as the internal request id.
     ClientIdUsedAsRequestId,
     /// An abort by client id ends only one of the requests that share it.
     AbortByClientIdMissesDuplicate,
@@ -46,7 +46,7 @@ pub(crate) enum InjectedFault {
 }
 
 impl InjectedFault {
-    /// Faults that the default worlds can show.
+    /// Faults that worlds without lockstep groups can show.
     pub(crate) const REPLICA_FAULTS: [Self; 15] = [
         Self::AbortDropped,
         Self::LengthLimitOffByOne,
@@ -65,22 +65,22 @@ impl InjectedFault {
         Self::AbortByClientIdMissesDuplicate,
     ];
 
-    /// Faults of lockstep groups, which only worlds of groups can show.
+    /// Faults of lockstep groups, which only worlds with a lockstep group can show.
     pub(crate) const GROUP_FAULTS: [Self; 2] =
         [Self::IdleRankGetsNoBatch, Self::RankPadsIndependently];
 }
 
-/// State of a request as implied by the rows sent.
+/// State of a request's sequence slot as implied by the rows sent so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct SentSequence {
     /// Number of block table entries sent.
     table_entries: u32,
     prompt_len: u32,
-    /// Last step in which a row sampled that read its input from the host.
+    /// Last step in which the request sampled from a row with its input token from the host.
     host_fed_step: StepId,
 }
 
-/// A step in flight.
+/// A step that was sent and has no output yet.
 #[derive(Debug, Clone, Copy)]
 struct SentStep {
     step: StepId,
@@ -88,7 +88,7 @@ struct SentStep {
     rows: usize,
 }
 
-/// Decorator of a scheduler: alters its inputs and outputs according to one fault.
+/// Alters the inputs and outputs of a scheduler according to one fault.
 #[derive(Debug, Default)]
 pub(crate) struct FaultInjector {
     fault: Option<InjectedFault>,
@@ -97,7 +97,7 @@ pub(crate) struct FaultInjector {
 }
 
 impl FaultInjector {
-    /// A decorator that injects `fault`, or none.
+    /// An injector of `fault`, or of no fault.
     pub(crate) fn new(fault: Option<InjectedFault>) -> Self {
         Self { fault, ..Self::default() }
     }
@@ -154,7 +154,7 @@ impl FaultInjector {
         }
     }
 
-    /// False for an abort of a request without a row so far.
+    /// False for an abort of a request that has had no row so far.
     fn keeps_abort(&self, event: &SchedulerEvent) -> bool {
         match event {
             SchedulerEvent::Abort { request, .. } => self.sequences.contains_key(request),
@@ -218,7 +218,7 @@ impl FaultInjector {
         self.sequences.insert(row.request, sequence);
     }
 
-    /// Alters the source of a row's token that the scheduler has not received yet.
+    /// Alters where a row gets an input token that the scheduler has not received yet.
     fn alter_input(&self, row: &mut BatchRow, sequence: SentSequence) {
         let RowInput::SampledAt { step, draft_slack } = &mut row.input else { return };
         match self.fault {
@@ -229,13 +229,13 @@ impl FaultInjector {
     }
 }
 
-/// Lengthens the output of a new request by one token if the model allows it.
+/// Lengthens the output limit of a new request by one token if the context length allows it.
 fn lengthen_limit(submit: &mut RequestSubmission, scheduler: &Scheduler) {
     let length = submit.tokens.len() as u64 + u64::from(submit.max_tokens);
     submit.max_tokens += u32::from(length < u64::from(scheduler.limits().max_model_len));
 }
 
-/// Removes the salt of a new request; the scheduler then computes block keys without it.
+/// Removes the cache salt of a new request; the scheduler then computes block keys without it.
 fn remove_salt(submit: &mut RequestSubmission) {
     submit.extra_keys = None;
     submit.block_keys.clear();
@@ -245,7 +245,7 @@ fn is_empty_batch(effect: &SchedulerEffect) -> bool {
     matches!(effect, SchedulerEffect::SendBatch { batch, .. } if batch.rows.is_empty())
 }
 
-/// Removes block table entries below `kept` from the updates of a row.
+/// Removes the block table entries with an index below `kept` from the updates of a row.
 fn remove_entries_below(row: &mut BatchRow, kept: u32) {
     for update in &mut row.table_updates {
         let missing = kept.saturating_sub(update.first_entry).min(update.blocks.len() as u32);

@@ -1,6 +1,6 @@
-//! Checks at the end of a world, when faults have ended and no event is left. I6: no block or sequence slot
-//! is in use. I12: no request waits for ever. I14: subscribers' indexes equal the engine's. I16: every stale
-//! output was dropped.
+//! Checks at the end of a simulated world, after the faults have ended and all events have happened. I6: no
+//! block or sequence slot is in use. I12: no request waits for ever. I14: subscribers' indexes equal the
+//! scheduler's. I16: every stale output was dropped.
 
 use crate::client::ClientStage;
 use crate::introspection;
@@ -10,7 +10,7 @@ use protocol::{BlockHash, Replica};
 use std::collections::BTreeSet;
 
 impl SimWorld {
-    /// Checks the engine after the last event.
+    /// Checks the scheduler, its replicas and the clients after the last event.
     pub(crate) fn check_final_state(&mut self) -> CheckResult {
         for client in &self.clients {
             let (id, stage) = (client.id().0, client.stage);

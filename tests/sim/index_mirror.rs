@@ -1,6 +1,7 @@
-//! A subscriber of one replica's KV events. I14: the events applied to an empty set give the index. I15: a
-//! block is stored only after its KV is computed, and only once. I17: no block of a failed row is stored. I4:
-//! a parent is stored before its children and removed after them, and salts are kept apart.
+//! A subscriber of one replica's KV events, which mirrors the prefix index. I14: applying the events to an
+//! empty set gives the index. I15: a block is stored only after its KV is computed, and only once. I17: no
+//! block of a failed row is stored. I4: a parent is stored before its children and removed after them, and
+//! blocks of different salts are kept apart.
 
 use crate::hash_model::text::{EMPTY, entry, fold};
 use crate::invariant::{CheckResult, ensure};
@@ -10,39 +11,40 @@ use std::collections::{BTreeMap, HashSet};
 /// A block in a subscriber's index.
 #[derive(Debug, Clone)]
 struct MirroredBlock {
-    /// Context at the end of the block; identifies its contents and its whole prefix.
+    /// Context at the end of the block, which identifies the contents of the block and its whole prefix.
     context: u64,
     salt: Option<String>,
     parent: Option<BlockHash>,
     children: u32,
 }
 
-/// Blocks cached according to the events, and contexts that devices have really computed.
+/// Blocks that are cached according to the KV events, and contexts that the simulated devices have really
+/// computed.
 #[derive(Debug, Default)]
 pub(crate) struct IndexMirror {
     blocks: BTreeMap<BlockHash, MirroredBlock>,
     cached_prefixes: HashSet<(Option<String>, u64)>,
-    /// Prefixes removed in this tick: a plan of the same tick may have used them earlier.
+    /// Prefixes that were removed in this tick; a row planned earlier in the tick may have used them.
     removed_this_tick: HashSet<(Option<String>, u64)>,
     computed_contexts: HashSet<u64>,
-    /// Blocks stored so far.
+    /// Number of blocks stored so far.
     pub(crate) stored: u64,
-    /// Blocks removed so far.
+    /// Number of blocks removed so far.
     pub(crate) removed: u64,
 }
 
 impl IndexMirror {
-    /// Records that an output delivered to the engine covers a block with this context.
+    /// Records that an output that reached the scheduler covers a block with this context.
     pub(crate) fn mark_computed(&mut self, context: u64) {
         self.computed_contexts.insert(context);
     }
 
-    /// Clears the computed contexts after an executor failure.
+    /// Clears the computed contexts after an executor failure, which loses the KV cache.
     pub(crate) fn clear_computed(&mut self) {
         self.computed_contexts.clear();
     }
 
-    /// Ends a tick: all its effects were applied.
+    /// Ends a tick after all of its effects were applied.
     pub(crate) fn end_tick(&mut self) {
         self.removed_this_tick.clear();
     }
@@ -68,7 +70,7 @@ impl IndexMirror {
         })
     }
 
-    /// Applies one event.
+    /// Applies one KV event and checks it.
     pub(crate) fn apply(&mut self, event: &KvEvent, size: u32) -> CheckResult {
         match event {
             KvEvent::Stored { hashes, parent, tokens, extra_keys, group } => {

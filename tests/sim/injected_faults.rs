@@ -9,19 +9,19 @@ use crate::fault_injector::InjectedFault;
 use crate::seed_sweep::{SeedRun, sweep};
 use crate::sim_config::GROUP_SEEDS_FROM;
 
-/// Seeds within which each fault must be found.
+/// Number of seeds within which each fault must be found.
 const SEEDS: u64 = 1000;
 /// Maximum number of characters of a violated invariant that are printed.
 const VIOLATION_CHARS: usize = 110;
 
-/// Prints a line `name seed violation`.
+/// Prints a line with the name of a fault, the seed that found it, and the violated invariant.
 fn print_failure(name: &str, failure: &SeedRun) {
     let violation = failure.violation.as_ref().map(ToString::to_string).unwrap_or_default();
     let violation: String = violation.replace('\n', " ").chars().take(VIOLATION_CHARS).collect();
     println!("{name:<30} {:>10}  {violation}", failure.seed);
 }
 
-/// Searches each fault in the worlds from seed `first` on.
+/// Searches each fault in the worlds of the seeds from `first` on; fails if a fault is not found.
 fn find_all(faults: &[InjectedFault], first: u64) {
     let mut missed = Vec::new();
     println!("{:<30} {:>10}  first violation", "injected fault", "seed");
@@ -45,8 +45,8 @@ fn every_injected_fault_of_groups_is_found() {
     find_all(&InjectedFault::GROUP_FAULTS, GROUP_SEEDS_FROM);
 }
 
-/// Searches a failure of the code as it is, in default worlds and in worlds of lockstep groups. Run with a patch
-/// of `tests/sim/mutants` applied; fails if no seed fails.
+/// Searches a failure of the current code, in default worlds and in worlds with lockstep groups. `just
+/// mutants` runs it with a patch of `tests/sim/mutants` applied; it fails if no seed fails.
 #[test]
 #[ignore = "needs a patch of tests/sim/mutants: `just mutants`"]
 fn patched_code_is_found() {

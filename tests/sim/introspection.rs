@@ -1,4 +1,4 @@
-//! Scheduler state that the simulator reads in addition to its effects.
+//! Scheduler state that the simulator's checks read in addition to the scheduler's effects.
 
 use protocol::{BlockHash, BlockId, Replica};
 use scheduler::Scheduler;
@@ -10,7 +10,7 @@ pub(crate) fn is_free(engine: &Scheduler, replica: Replica, block: BlockId) -> b
     kv.ref_count(block) == 0 && !kv.is_cached(block)
 }
 
-/// Hashes in a replica's prefix index.
+/// Block hashes in a replica's prefix index.
 pub(crate) fn indexed_hashes(engine: &Scheduler, replica: Replica) -> BTreeSet<BlockHash> {
     engine.kv(replica).indexed_hashes().collect()
 }

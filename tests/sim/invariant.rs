@@ -1,6 +1,6 @@
-//! A broken invariant, named as in the invariant list.
+//! Violations of invariants, named as in the list of invariants.
 
-/// Which invariant broke and how.
+/// The invariant that is violated, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InvariantViolation {
     /// `I1` to `I22`, or the name of a guarantee.
@@ -15,7 +15,7 @@ impl std::fmt::Display for InvariantViolation {
     }
 }
 
-/// Result of a check.
+/// Result of a check: `Ok`, or the first violation.
 pub(crate) type CheckResult = Result<(), InvariantViolation>;
 
 /// Returns `InvariantViolation` from the enclosing function unless the condition holds.

@@ -1,19 +1,19 @@
-//! Broken links. A stream never loses a message in the middle: everything after one point is lost, in one
-//! direction or both, until the failure is detected.
+//! Broken links. A stream never loses a single message: everything after one point is lost, in one direction
+//! or both, until the failure is detected.
 
 use crate::event_queue::SimEvent;
 use crate::invariant::CheckResult;
 use crate::world::SimWorld;
 
-/// Longest time, in milliseconds, until a link that carries replies only is detected.
+/// Longest time in milliseconds until it is detected that a link carries only outputs and no longer batches.
 const LINK_FAILURE_SEEN_MS: u64 = 800;
 
 impl SimWorld {
     /// Breaks the link to a replica's executors after the messages that have arrived.
     ///
-    /// Both directions: the executors see the end of the stream and exit; computed and queued outputs are
-    /// lost. One direction: the executors run and reply to the batches they have received, while batches sent
-    /// from now on are lost until the failure is detected.
+    /// If both directions break, the executors see the end of the stream and exit, and outputs that are
+    /// computed or queued are lost. If one direction breaks, the executors run and send the outputs of the
+    /// batches they have received, while batches sent from now on are lost until the failure is detected.
     pub(crate) fn break_link(&mut self, replica: usize) -> CheckResult {
         self.counts.broken_links += 1;
         let one_way = self.rng.chance_per_mille(self.config.faults.one_way_break);
@@ -34,12 +34,12 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Whether messages that arrive on a link are lost.
+    /// Whether messages that arrive on a link are lost, because the link is broken.
     pub(crate) fn is_link_broken(&self, replica: usize, link: u32) -> bool {
         self.replicas[replica].broken_links.contains(&link)
     }
 
-    /// Counts a lost batch or reply.
+    /// Counts a batch or output that was lost on a broken link.
     pub(crate) fn count_lost_frame(&mut self, replica: usize) {
         self.counts.lost_frames += 1;
         self.trace.record(self.now_ms, "frame lost", &[replica as u64]);

@@ -1,5 +1,5 @@
-//! Deterministic simulation of the scheduling crates: the real scheduler and KV cache, simulated links,
-//! executors and clients, one seeded random number generator, invariants checked after every tick.
+//! Deterministic simulation of the scheduling crates: the real scheduler and KV cache with simulated links,
+//! executors and clients, and one seeded random number generator. Invariants are checked after every tick.
 //!
 //! A failure is identified by its seed: `just sim SEED` replays it with a readable trace. `sim_config` and
 //! `request_generator` draw a world, `world` advances its clock, `client_arrivals` and `executor_faults`

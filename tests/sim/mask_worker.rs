@@ -1,5 +1,5 @@
-//! Simulated worker for the grammar bitmasks of a constrained request: usually in time, sometimes overdue,
-//! and after that building ahead for a while.
+//! Simulated workers that build the grammar bitmasks of constrained requests: bitmasks are usually ready in
+//! time, sometimes overdue, and afterwards built ahead for a while.
 
 use crate::client::ClientStage;
 use crate::event_queue::SimEvent;
@@ -11,23 +11,23 @@ use scheduler::SchedulerEvent;
 /// Longest delay of an overdue grammar bitmask in milliseconds.
 const MASK_MS: u64 = 40;
 
-/// Mask worker of one request. A mask is identified by the number of output tokens before it.
+/// Mask worker of one request. A bitmask is identified by the number of output tokens before it.
 #[derive(Debug, Default)]
 pub(crate) struct SimMaskWorker {
-    /// Whether it starts a mask when tokens arrive instead of with the step, and reports when each mask is
-    /// ready.
+    /// Whether the worker starts a bitmask when tokens arrive instead of with the step, and reports when each
+    /// bitmask is ready.
     works_ahead: bool,
-    /// Whether a step had to do without the mask that is being built.
+    /// Whether a step ran without the bitmask that is being built.
     missed_step: bool,
     working_on: Option<u32>,
     ready_for: Option<u32>,
-    /// Whether the end of the masked range was reported to the scheduler.
+    /// Whether the scheduler was notified that no further bitmasks are needed.
     done_reported: bool,
 }
 
 impl SimWorld {
-    /// Whether a step that has just been sent runs without a request's mask. The worker reports the mask as
-    /// ready later, before or after the step's output arrives.
+    /// Whether a step that has just been sent runs without a request's bitmask. If so, the worker reports the
+    /// bitmask as ready later, before or after the step's output arrives.
     pub(crate) fn mask_is_overdue(&mut self, request: RequestId) -> bool {
         let overdue = self.rng.chance_per_mille(self.config.faults.overdue_mask);
         let client = &mut self.clients[request.0 as usize - 1];
@@ -42,7 +42,7 @@ impl SimWorld {
         true
     }
 
-    /// On new tokens: a worker that builds ahead starts the next mask.
+    /// A worker that builds ahead starts the next bitmask when a client's tokens arrive.
     pub(crate) fn begin_mask_ahead(&mut self, index: usize) {
         let client = &self.clients[index];
         if client.mask_worker.works_ahead && client.stage == ClientStage::Live {
@@ -50,7 +50,7 @@ impl SimWorld {
         }
     }
 
-    /// On new tokens: if the masked range ends there, the scheduler is notified some time later.
+    /// If no bitmask is needed after the tokens that have arrived, the scheduler is notified some time later.
     pub(crate) fn end_masks(&mut self, index: usize) {
         let client = &mut self.clients[index];
         let ends =
@@ -73,7 +73,7 @@ impl SimWorld {
         }
     }
 
-    /// A mask is ready.
+    /// A request's bitmask is ready, which the scheduler is notified of.
     pub(crate) fn mask_ready(&mut self, request: RequestId, outputs: u32) {
         let stops_ahead = self.rng.chance_per_mille(200);
         let worker = &mut self.clients[request.0 as usize - 1].mask_worker;

@@ -1,6 +1,6 @@
 //! Pauses of the engine's process, or of one kind of its threads: the scheduler's thread or the link readers.
-//! Executors continue with queued batches and send messages, clients arrive and leave; all messages wait
-//! until the pause ends.
+//! Meanwhile executors run the queued batches and send messages, and clients send requests and aborts; all
+//! messages wait until the pause ends.
 
 use crate::event_queue::SimEvent;
 use crate::invariant::CheckResult;
@@ -9,7 +9,7 @@ use crate::world::{SimWorld, replica_changes};
 /// Maximum number of pauses in a world.
 pub(crate) const PROCESS_PAUSES_MAX: u32 = 6;
 
-/// One pause.
+/// A pause of the engine's process or of some of its threads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProcessPause {
     until_ms: u64,
@@ -17,12 +17,12 @@ pub(crate) struct ProcessPause {
     engine: bool,
     /// Whether the link readers are paused.
     readers: bool,
-    /// Whether messages sent by the last tick leave the process only after the pause.
+    /// Whether batches sent in the last tick leave the process only after the pause.
     writers: bool,
 }
 
 impl SimWorld {
-    /// With a drawn probability starts a pause after the next tick.
+    /// With a drawn probability, starts a pause after the next tick.
     pub(crate) fn maybe_pause_process(&mut self) {
         if self.process_pause.is_some()
             || self.pauses_left == 0
@@ -53,7 +53,8 @@ impl SimWorld {
         }
     }
 
-    /// If the scheduler's thread is paused, handles the events until the pause ends.
+    /// If the scheduler's thread is paused, handles all events until the pause ends without running the
+    /// scheduler.
     pub(crate) fn run_process_pause(&mut self) -> CheckResult {
         let engine = self.process_pause.filter(|pause| pause.engine);
         let Some(ProcessPause { until_ms, .. }) = engine else { return Ok(()) };
@@ -67,7 +68,7 @@ impl SimWorld {
         self.end_process_pause()
     }
 
-    /// Ends the pause if it is due.
+    /// Ends the pause if its time has come.
     pub(crate) fn end_process_pause(&mut self) -> CheckResult {
         let over = |pause: &mut ProcessPause| pause.until_ms <= self.now_ms;
         let Some(ProcessPause { readers, .. }) = self.process_pause.take_if(over) else {
@@ -77,30 +78,30 @@ impl SimWorld {
         if readers { self.resume_link_readers() } else { Ok(()) }
     }
 
-    /// Whether arriving messages are read at once.
+    /// Whether link readers run, so that arriving messages are read at once.
     pub(crate) fn link_readers_run(&self) -> bool {
         self.link_readers_resume_ms().is_none()
     }
 
-    /// Time at which link readers resume, if they are paused.
+    /// Time at which link readers resume; `None` if they are not paused.
     pub(crate) fn link_readers_resume_ms(&self) -> Option<u64> {
         self.process_pause.filter(|pause| pause.readers).map(|pause| pause.until_ms)
     }
 
-    /// Time at which a message sent now leaves the process.
+    /// Time at which a message that is sent now leaves the process.
     pub(crate) fn send_leaves_ms(&self) -> u64 {
         let paused = self.process_pause.filter(|pause| pause.writers);
         paused.map_or(self.now_ms, |pause| pause.until_ms)
     }
 
-    /// Time at which an arriving message is read from its link, if the scheduler's thread runs but the link
-    /// readers are paused.
+    /// Time at which an arriving message is read from its link; `None` unless link readers are paused while
+    /// the scheduler's thread runs.
     pub(crate) fn message_read_ms(&self) -> Option<u64> {
         self.process_pause.filter(|pause| !pause.engine).map(|pause| pause.until_ms)
     }
 
-    /// Earliest start of replacements for failed executors while the paused engine has not processed the
-    /// failure: the engine requests the replacement.
+    /// Earliest start of replacements for failed executors if the scheduler's thread is paused before it has
+    /// processed the failure, because it requests the replacement.
     pub(crate) fn replacement_ready_ms(&self, replica: usize) -> Option<u64> {
         let failed = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
         let is_failed = self.group_of(&failed).contains(&replica);

@@ -1,5 +1,5 @@
-//! Draws the requests of simulated clients: prompts that share a prefix, continue an earlier chat or collide,
-//! and some that cannot be served.
+//! Draws the requests of simulated clients: prompts share a prefix, continue an earlier chat or collide in
+//! their short hashes, and some requests cannot be served.
 
 use crate::hash_model::text::{HashOracle, HashSampler};
 use crate::rng::SimRng;
@@ -8,7 +8,7 @@ use protocol::{Replica, RequestId, SamplingParams, Token};
 use scheduler::{ExtraKeys, RequestSubmission};
 use std::ops::Range;
 
-/// Every request of a world, in order of arrival, with its arrival time.
+/// All requests of a world with their arrival times, in order of arrival.
 pub(crate) fn draw_requests(config: &SimConfig, rng: &mut SimRng) -> Vec<(u64, RequestSubmission)> {
     let vocab = config.scheduler.limits.vocab_size;
     let text = |rng: &mut SimRng| -> Vec<Token> {
@@ -29,7 +29,7 @@ pub(crate) fn draw_requests(config: &SimConfig, rng: &mut SimRng) -> Vec<(u64, R
     requests
 }
 
-/// Oracle of a request's output.
+/// Oracle that computes the expected output of a request.
 pub(crate) fn oracle(submit: &RequestSubmission, vocab: Token) -> HashOracle {
     let sampler = sampler(submit, vocab);
     match masked_range(submit) {
@@ -38,14 +38,14 @@ pub(crate) fn oracle(submit: &RequestSubmission, vocab: Token) -> HashOracle {
     }
 }
 
-/// Output tokens of a request that grammar bitmasks restrict: to the end, or for a range.
+/// Range of output tokens that a grammar restricts: to the end of the output, or a part of it.
 pub(crate) fn masked_range(submit: &RequestSubmission) -> Option<Range<u32>> {
     let from = submit.first_masked_token?;
     let ends = submit.rng_key.is_multiple_of(2).then(|| from + (submit.rng_key / 2 % 9) as u32);
     Some(from..ends.unwrap_or(u32::MAX))
 }
 
-/// Sampler state of a request.
+/// Sampler of a request, as the device and the oracle use it.
 pub(crate) fn sampler(submit: &RequestSubmission, vocab: Token) -> HashSampler {
     HashSampler::new(vocab, submit.sampling.clone(), submit.rng_key, submit.tokens.len() as u32)
 }
@@ -62,7 +62,7 @@ fn prompt(
         let base = &bases[rng.below(bases.len() as u64) as usize];
         tokens.extend_from_slice(&base[..rng.between(0, longest) as usize]);
     } else if !requests.is_empty() && rng.chance_per_mille(config.load.continued) {
-        // Next turn of a chat: an earlier prompt, its output, and new tokens.
+        // The next prompt of a chat: an earlier prompt, its output, and new tokens.
         let earlier = &requests[rng.below(requests.len() as u64) as usize].1;
         tokens.clone_from(&earlier.tokens);
         let output = oracle(earlier, vocab);

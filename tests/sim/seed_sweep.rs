@@ -1,5 +1,5 @@
-//! Runs seeds: one with a trace, or many on all cores. A panic of the engine (its assertions) counts as a
-//! broken invariant, so every failure is identified by its seed.
+//! Runs the worlds of seeds: one seed with a trace, or many seeds on all cores. A panic of the scheduler (a
+//! failed assertion) counts as a violated invariant, so that every failure is identified by its seed.
 
 use crate::fault_injector::InjectedFault;
 use crate::invariant::InvariantViolation;
@@ -15,29 +15,29 @@ use std::sync::{Mutex, Once};
 pub(crate) struct SeedRun {
     /// The seed.
     pub(crate) seed: u64,
-    /// Hash of the trace.
+    /// Hash of the run's trace.
     pub(crate) hash: u64,
     /// Event counts.
     pub(crate) counts: SimCounts,
-    /// The first broken invariant.
+    /// The first violated invariant, if any.
     pub(crate) violation: Option<InvariantViolation>,
     /// Readable trace, if requested.
     pub(crate) lines: String,
 }
 
-/// Result of a range of seeds.
+/// Summed results of a range of seeds.
 #[derive(Debug, Default)]
 pub(crate) struct SweepResult {
-    /// Number of seeds run, repetitions not counted.
+    /// Number of seeds run; second runs of a seed are not counted.
     pub(crate) seeds: u64,
     /// Summed event counts.
     pub(crate) counts: SimCounts,
-    /// Failures, lowest seed first.
+    /// Runs that violated an invariant, lowest seed first.
     pub(crate) failures: Vec<SeedRun>,
 }
 
 thread_local! {
-    /// Set while this thread simulates: location and message of a panic are stored here.
+    /// Location and message of the last panic on this thread; set only while the thread simulates.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -91,13 +91,13 @@ pub(crate) fn sweep(
     result
 }
 
-/// I19: checks that two runs of a seed have the same trace hash.
+/// Checks I19: two runs of a seed have the same trace hash.
 fn check_determinism(first: &SeedRun, second: &SeedRun) -> Option<InvariantViolation> {
     let text = format!("trace hashes {:x} and {:x}", first.hash, second.hash);
     (first.hash != second.hash).then_some(InvariantViolation { invariant: "I19", text })
 }
 
-/// Captures panics of simulating threads as results instead of printing them.
+/// Makes panics of simulating threads results of their seeds instead of printing them.
 fn capture_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,6 +1,6 @@
-//! Service-level checks. I11: no request is overtaken. I18: the queue is bounded. I4: prefix hits are on
-//! blocks stored under the request's salt. A5: computed blocks can be found again. F8, F39: no request waits
-//! for a failed replica longer than necessary.
+//! Service-level checks. I11: no request is overtaken. I18: the queue is bounded. I4: prefix hits use blocks
+//! stored under the request's salt. A5: computed blocks stay prefix hits. F8, F39: no request waits for a
+//! failed replica longer than necessary.
 
 use crate::client::{ClientStage, SimClient};
 use crate::invariant::{CheckResult, ensure};
@@ -8,8 +8,8 @@ use crate::world::{SimReplica, SimWorld};
 use protocol::Batch;
 
 impl SimWorld {
-    /// A5: all full blocks of a successfully finished request, generated tokens included, are prefix hits for
-    /// the next turn, unless short hashes collided or the cache was cleared.
+    /// Checks A5: all full blocks of a successfully finished request, output tokens included, are prefix hits
+    /// for the next prompt of the chat, unless short hashes collided or the cache was cleared.
     pub(crate) fn check_blocks_stay_cached(&self, index: usize) -> CheckResult {
         let kv = &self.config.scheduler.kv;
         if !kv.caching || kv.hash_bits < 64 || self.cleared || self.failure_in_tick {
@@ -26,8 +26,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// I11: no request starts before an earlier one with equal or better priority on the same replica. The
-    /// replica of a request is known if there is only one, or if the client selected it.
+    /// Checks I11: no request starts before an earlier one of equal or better priority on the same replica.
+    /// The replica of a request is known if there is only one, or if the client selected it.
     pub(crate) fn check_service_order(&mut self, index: usize, batch: &Batch) -> CheckResult {
         let on_replica = |client: &SimClient| {
             self.replicas.len() == 1
@@ -47,7 +47,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// I18: the queue stays within its cap. Preempted requests are not counted.
+    /// Checks I18: the queue is not longer than its limit. Preempted requests are not counted.
     pub(crate) fn check_queue_limits(&self) -> CheckResult {
         let cap = self.config.scheduler.limits.max_waiting_requests as usize;
         if cap < self.clients.len() {
@@ -58,7 +58,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// F39: the queue of a failed replica moves to the remaining ones, except for pinned requests.
+    /// Checks F39: when a replica has failed, its queue moves to the remaining replicas, except for requests
+    /// pinned to it.
     pub(crate) fn check_queue_migration(&self) -> CheckResult {
         let kv = &self.config.scheduler.kv;
         let available = |replica_state: &SimReplica| {
@@ -88,7 +89,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Guarantee 1: no request waits for a failed replica longer than the configured timeout.
+    /// Checks guarantee 1: no request waits for a failed replica longer than the configured timeout.
     pub(crate) fn check_failure_timeout(&self) -> CheckResult {
         let timeout_ms = self.config.scheduler.limits.failure_timeout_ms;
         let timed_out = |at_ms: Option<u64>| at_ms.is_some_and(|at| self.now_ms - at >= timeout_ms);
@@ -108,7 +109,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// I4: a request that starts after position 0 starts on blocks cached under its salt.
+    /// Checks I4: a request that starts after position 0 starts on blocks cached under its salt.
     pub(crate) fn check_prefix_hits(&mut self, index: usize, batch: &Batch) -> CheckResult {
         let size = self.config.block_tokens();
         for row in batch.rows.iter().filter(|row| row.seq_init.is_some() && row.start > 0) {

@@ -1,57 +1,57 @@
-//! Everything a seed determines before the first event: sizes, limits, and fault rates.
+//! Configuration of a simulated world, drawn from its seed: sizes, limits, load, and fault rates.
 
 use crate::rng::SimRng;
 use scheduler::{KvConfig, RoutingPolicy, SampleRate, SchedulerConfig, SchedulerLimits};
 
 /// Seeds from here on draw worlds with one lockstep group of 2 to 8 ranks as replicas.
 pub(crate) const GROUP_SEEDS_FROM: u64 = 1_000_000_000;
-/// Separates the random stream of later additions from the seed's own; with this value the seeds of
-/// `regressions.rs` draw no fault from it.
+/// Combined with a seed, starts a separate stream of random numbers for settings that were added later. With
+/// this value the seeds of `regressions.rs` draw no fault from that stream.
 pub(crate) const LATE_DRAWS_STREAM: u64 = 0x1000_0000_0000_0000;
 /// Seeds from here on draw worlds with broken links and KV-event subscribers that disconnect.
 pub(crate) const LINK_SEEDS_FROM: u64 = 2_000_000_000;
 
-/// The drawn configuration of a world.
+/// The drawn configuration of a simulated world.
 #[derive(Debug, Clone)]
 pub(crate) struct SimConfig {
     /// Scheduler configuration.
     pub(crate) scheduler: SchedulerConfig,
-    /// Shape and arrival rate of the requests.
+    /// Number, sizes and arrival rate of the requests.
     pub(crate) load: SimLoad,
     /// Fault rates.
     pub(crate) faults: FaultRates,
-    /// Whether a step of a rank ends only once all ranks of its group have started theirs, as with
+    /// Whether a step of a rank ends only after all ranks of its group have started the step, as with
     /// collectives.
     pub(crate) coupled_steps: bool,
-    /// Whether executors send heartbeats and fail by timeout.
+    /// Whether executors send heartbeats and are declared failed by timeout.
     pub(crate) watch_heartbeats: bool,
 }
 
-/// Shape and arrival rate of the requests.
+/// Number, sizes, kinds and arrival rate of the requests. Rates are in 1000.
 #[derive(Debug, Clone)]
 pub(crate) struct SimLoad {
     /// Number of requests.
     pub(crate) requests: u32,
     /// Longest time between two arrivals in milliseconds.
     pub(crate) gap_ms: u32,
-    /// Requests in 1000 that share a prefix with an earlier request.
+    /// Rate of requests that share a prefix with an earlier request.
     pub(crate) shared: u32,
-    /// Requests in 1000 that continue an earlier request's prompt and output.
+    /// Rate of requests that continue an earlier request's prompt and output.
     pub(crate) continued: u32,
-    /// Requests in 1000 with grammar bitmasks.
+    /// Rate of requests with grammar bitmasks.
     pub(crate) constrained: u32,
     /// Number of cache salts in use; 0 = none.
     pub(crate) salts: u32,
-    /// Requests in 1000 that reuse the client id of an earlier one.
+    /// Rate of requests with the client id of an earlier request.
     pub(crate) shared_client_ids: u32,
-    /// Whether priorities differ.
+    /// Whether requests have different priorities.
     pub(crate) priorities: bool,
     /// Longest requested output in tokens.
     pub(crate) output_len_max: u32,
     /// Longest prompt in tokens. Short prompts with long outputs grow while they run, which causes
     /// preemptions.
     pub(crate) prompt_len_max: u32,
-    /// Requests in 1000 that violate a limit on purpose.
+    /// Rate of requests that violate a limit on purpose.
     pub(crate) invalid_requests: u32,
     /// Longest one-way delay of a link in milliseconds.
     pub(crate) link_ms: u32,
@@ -62,49 +62,50 @@ pub(crate) struct SimLoad {
 /// Fault rates, in 1000 unless stated otherwise; 0 = disabled for this seed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FaultRates {
-    /// Requests aborted at any time, also twice and after their end.
+    /// Requests that are aborted at any time, some twice or after their end.
     pub(crate) abort: u32,
     /// Outputs followed by a crash of their executor.
     pub(crate) crash: u32,
-    /// Maximum number of crashes.
+    /// Maximum number of crashes in a world.
     pub(crate) max_crashes: u32,
     /// Ranks that fail again before all ranks of their group are restored.
     pub(crate) fail_again: u32,
-    /// Replies of a crashed executor that still arrive, late and out of order.
+    /// Outputs of a crashed executor that still arrive, late and out of order.
     pub(crate) stale_reply: u32,
-    /// Outputs delivered twice.
+    /// Outputs that are delivered twice.
     pub(crate) duplicate_reply: u32,
     /// Rows that fail.
     pub(crate) failed_row: u32,
     /// Grammar bitmasks that are overdue.
     pub(crate) overdue_mask: u32,
-    /// Steps that take very long.
+    /// Steps that take much longer than others.
     pub(crate) slow_step: u32,
-    /// Ticks that come late, so that several events share one inbox.
+    /// Ticks that are delayed, so that several events are in one inbox.
     pub(crate) late_tick: u32,
     /// Ticks before which the clock advances by a day.
     pub(crate) clock_jump: u32,
-    /// Restored executors with a smaller pool than before.
+    /// Restored executors that have a smaller KV pool than the failed ones.
     pub(crate) smaller_pool: u32,
     /// Ticks at which the prefix cache is cleared.
     pub(crate) clear_prefix_cache: u32,
     /// Steps after which a link breaks.
     pub(crate) broken_link: u32,
-    /// Broken links, in 1000, that lose messages to the executors only, until the failure is detected.
+    /// Broken links that lose only messages to the executors until the failure is detected; the others lose
+    /// both directions.
     pub(crate) one_way_break: u32,
-    /// Ticks at which a connected KV-event subscriber disconnects or a disconnected one returns; it starts
-    /// connected.
+    /// Ticks at which a connected KV-event subscriber disconnects or a disconnected one reconnects; it is
+    /// connected at the start.
     pub(crate) subscriber_disconnect: u32,
-    /// Ticks after which the engine is paused for seconds.
+    /// Ticks after which the engine process or some of its threads pause for seconds.
     pub(crate) process_pause: u32,
     /// Steps after which executors hang.
     pub(crate) hang: u32,
-    /// Ticks at which an operator aborts all requests with some request's client id.
+    /// Ticks at which an operator aborts all requests that have some request's client id.
     pub(crate) abort_by_client_id: u32,
 }
 
 impl SimConfig {
-    /// Draws a world from `rng`.
+    /// Draws the configuration of a world from `rng`.
     pub(crate) fn draw(rng: &mut SimRng) -> Self {
         let block_tokens = rng.pick(&[1, 1, 2, 3, 4, 4, 7, 8, 16, 16, 32, 64]);
         let longest = if rng.chance_per_mille(30) { 2000 } else { 320 };
@@ -134,7 +135,8 @@ impl SimConfig {
             limits.max_waiting_tokens = u64::from(rng.between(max_model_len, max_model_len * 8));
         }
         limits.draft_tokens = rng.pick(&[0, 0, 3, 1, 2, 4]);
-        limits.needs_token_history = limits.draft_tokens == 3; // As for some proposers; not drawn.
+        // Some draft proposers need the token history; the setting has no random decision of its own.
+        limits.needs_token_history = limits.draft_tokens == 3;
         limits.mixed_batches = !rng.chance_per_mille(100);
         limits.failure_timeout_ms = if rng.chance_per_mille(200) { 300 } else { 1 << 40 };
         let mut engine = SchedulerConfig::new(limits, kv_config(rng, block_tokens, blocks));
@@ -173,7 +175,8 @@ impl SimConfig {
         config
     }
 
-    /// Draws a world of either kind with slow and broken links and subscribers that disconnect.
+    /// Draws a world, with or without a lockstep group, with slow and broken links and subscribers that
+    /// disconnect.
     pub(crate) fn draw_links(rng: &mut SimRng) -> Self {
         let grouped = rng.chance_per_mille(400);
         let draw = if grouped { Self::draw_group } else { Self::draw };
@@ -185,8 +188,8 @@ impl SimConfig {
         config
     }
 
-    /// Draws settings that were added later from a separate stream, so that worlds without them stay
-    /// unchanged.
+    /// Draws settings that were added later from a separate stream of random numbers, so that worlds without
+    /// them stay unchanged.
     pub(crate) fn draw_late_additions(&mut self, rng: &mut SimRng) {
         self.load.shared_client_ids = rng.pick(&[0, 0, 100, 500]);
         if rng.chance_per_mille(100) {
@@ -197,8 +200,8 @@ impl SimConfig {
             self.faults.process_pause = rng.pick(&[0, 10, 40, 100]);
             self.faults.hang = rng.pick(&[0, 20, 60]);
             if rng.chance_per_mille(400) {
-                // Such steps are slow but do not hang; combined with a stall they would be detected as a
-                // hang.
+                // Such steps are slow but do not hang. Together with an injected slow step they would be
+                // detected as a hang.
                 (self.load.step_ms, self.faults.slow_step) = (2_500, 0);
                 self.load.gap_ms = 1_000;
             } else if rng.chance_per_mille(300) {
@@ -207,12 +210,12 @@ impl SimConfig {
         }
     }
 
-    /// Positions per block.
+    /// Number of positions per KV block.
     pub(crate) fn block_tokens(&self) -> u32 {
         self.scheduler.kv.spec.block_tokens
     }
 
-    /// Maximum length of prompt and output in tokens.
+    /// Maximum total length of prompt and output in tokens.
     pub(crate) fn max_model_len(&self) -> u32 {
         self.scheduler.limits.max_model_len
     }
@@ -226,7 +229,8 @@ fn kv_config(rng: &mut SimRng, block_tokens: u32, blocks: u32) -> KvConfig {
     kv.caching = !rng.chance_per_mille(200);
     kv.hash_bits = rng.pick(&[64, 64, 64, 16, 16, 8, 4]);
     kv.events = true;
-    // Taken from the guard key, so that the draws of a seed stay unchanged.
+    // The rate is derived from the guard key, which is random already, so that later draws of a seed stay
+    // unchanged.
     kv.lifetime_sample = SampleRate::new([1.0, 0.1, 0.0][(kv.guard_key[1] % 3) as usize]);
     kv
 }
@@ -245,7 +249,7 @@ impl SimLoad {
             gap_ms: rng.pick(&[0, 0, 1, 3, 10, 50]),
             shared: rng.pick(&[0, 300, 800]),
             continued: rng.pick(&[0, 200, 500]),
-            // Bitmasks of large vocabularies would take most of a world's time.
+            // Building bitmasks of large vocabularies would take most of a world's run time.
             constrained: match engine.limits.vocab_size {
                 0..=1000 => rng.pick(&[0, 200, 700]),
                 _ => 0,
@@ -263,7 +267,8 @@ impl SimLoad {
 }
 
 impl FaultRates {
-    /// Each kind is disabled in half of the worlds; the other rates vary over an order of magnitude.
+    /// Draws the fault rates. Each kind is disabled in half of the worlds; the rates vary over an order of
+    /// magnitude.
     fn draw(rng: &mut SimRng) -> Self {
         let mut rate = |rates: &[u32]| if rng.chance_per_mille(500) { 0 } else { rng.pick(rates) };
         let crash = rate(&[2, 10, 40]);
@@ -290,7 +295,7 @@ impl FaultRates {
         }
     }
 
-    /// No faults.
+    /// Rates of a world without faults.
     pub(crate) fn none() -> Self {
         Self::default()
     }

@@ -1,6 +1,7 @@
-//! A KV-event subscriber that disconnects and returns. I14 with gaps: the publisher keeps the last batches
-//! with sequence numbers; a returning subscriber gets the batches it missed or, if they are no longer kept, a
-//! snapshot of the whole index. Once it has received everything, its set of cached blocks equals the index.
+//! A KV-event subscriber that disconnects and reconnects. The publisher keeps the last batches with their
+//! sequence numbers. A reconnected subscriber gets the batches it missed or, if they are no longer kept, a
+//! snapshot of the whole index. I14: once it has received everything, its set of cached blocks equals the
+//! index.
 
 use crate::introspection;
 use crate::invariant::{CheckResult, InvariantViolation, ensure};
@@ -8,7 +9,7 @@ use crate::world::SimWorld;
 use protocol::{BlockHash, KvEvent, Replica};
 use std::collections::{BTreeSet, VecDeque};
 
-/// Effect of an event on the set of cached blocks.
+/// Effect of a KV event on the set of cached blocks.
 #[derive(Debug, Clone)]
 enum IndexChange {
     Stored(Vec<BlockHash>),
@@ -16,29 +17,29 @@ enum IndexChange {
     Cleared,
 }
 
-/// How a returning subscriber caught up.
+/// How a reconnected subscriber got the changes that it missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CatchUpKind {
     FromReplay,
     FromSnapshot,
 }
 
-/// A subscriber and its publisher's replay buffer.
+/// A subscriber, and the replay buffer of its publisher.
 #[derive(Debug)]
 pub(crate) struct SimSubscriber {
     cached_hashes: BTreeSet<BlockHash>,
-    /// Whether it is connected.
+    /// Whether the subscriber is connected.
     connected: bool,
-    /// Number of batches published so far, and number received by the subscriber.
+    /// Number of batches published so far, and number of batches that the subscriber has received.
     batches_published: u64,
     batches_received: u64,
-    /// The last published batches.
+    /// The last published batches, which a subscriber can still request.
     replay_buffer: VecDeque<Vec<IndexChange>>,
     replay_capacity: usize,
 }
 
 impl SimSubscriber {
-    /// A subscriber that is connected from the start; the publisher keeps the last `capacity` batches.
+    /// A subscriber that is connected at the start; the publisher keeps the last `capacity` batches.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             cached_hashes: BTreeSet::new(),
@@ -50,7 +51,7 @@ impl SimSubscriber {
         }
     }
 
-    /// Publishes a batch of events.
+    /// Publishes a batch of KV events, which a connected subscriber receives.
     pub(crate) fn publish(&mut self, events: &[KvEvent]) {
         let changes = events.iter().map(|event| match event {
             KvEvent::Stored { hashes, .. } => IndexChange::Stored(hashes.clone()),
@@ -67,7 +68,7 @@ impl SimSubscriber {
         }
     }
 
-    /// Receives the missed batches that the publisher still has.
+    /// Applies the missed batches that are still in the replay buffer.
     fn replay(&mut self) {
         let missed = (self.batches_published - self.batches_received) as usize;
         for changes in self.replay_buffer.iter().skip(self.replay_buffer.len() - missed) {
@@ -84,7 +85,8 @@ impl SimSubscriber {
         self.batches_received = self.batches_published;
     }
 
-    /// Reconnects and catches up, from `listing` if the replay buffer is too short.
+    /// Reconnects and catches up: from the replay buffer, or from the index `listing` if the buffer is too
+    /// short.
     fn reconnect(&mut self, listing: &BTreeSet<BlockHash>) -> CatchUpKind {
         self.connected = true;
         if (self.batches_published - self.batches_received) as usize <= self.replay_buffer.len() {
@@ -97,7 +99,7 @@ impl SimSubscriber {
 }
 
 impl SimWorld {
-    /// Adds a subscriber to each replica in worlds that have them.
+    /// Adds a subscriber to each replica in worlds whose subscribers disconnect.
     pub(crate) fn add_subscribers(&mut self) {
         if self.config.faults.subscriber_disconnect > 0 {
             for replica_state in &mut self.replicas {
@@ -106,7 +108,8 @@ impl SimWorld {
         }
     }
 
-    /// Disconnects or reconnects subscribers; a reconnected one must agree with the index.
+    /// Disconnects and reconnects subscribers at random; after a reconnect, a subscriber's set must equal the
+    /// index.
     pub(crate) fn churn_subscribers(&mut self) -> CheckResult {
         for replica in 0..self.replicas.len() {
             if self.rng.chance_per_mille(self.config.faults.subscriber_disconnect) {
@@ -119,13 +122,14 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Reconnects all subscribers at the end.
+    /// Reconnects all subscribers at the end of the world.
     pub(crate) fn reconnect_subscribers(&mut self) -> CheckResult {
         (0..self.replicas.len())
             .try_for_each(|replica| self.reconnect_subscriber(replica).map(drop))
     }
 
-    /// Reconnects a replica's subscriber and checks its index; returns whether it was disconnected.
+    /// Reconnects a replica's subscriber and compares its set with the index; returns whether it was
+    /// disconnected.
     fn reconnect_subscriber(&mut self, replica: usize) -> Result<bool, InvariantViolation> {
         let Some(subscriber) = &mut self.replicas[replica].subscriber else { return Ok(false) };
         let index = introspection::indexed_hashes(&self.scheduler, Replica(replica as u16));

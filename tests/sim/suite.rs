@@ -1,4 +1,4 @@
-//! Seeds that every `cargo test` runs, and the replay of a single seed.
+//! The seeds that every `cargo test` simulates, longer sweeps, and the replay of a single seed.
 
 use crate::seed_cursor::first_seed;
 use crate::seed_sweep::{SweepResult, run, sweep};
@@ -6,17 +6,18 @@ use crate::sim_config::{GROUP_SEEDS_FROM, LINK_SEEDS_FROM};
 use crate::world::SimCounts;
 use std::time::Instant;
 
-/// Number of seeds of the default worlds.
+/// Number of default worlds that are simulated.
 const SEEDS: u64 = 2400;
-/// Number of seeds of lockstep-group worlds.
+/// Number of worlds with lockstep groups that are simulated.
 const GROUP_SEEDS: u64 = 300;
-/// Number of seeds of worlds with broken links and subscribers that disconnect.
+/// Number of simulated worlds with broken links and subscribers that disconnect.
 const LINK_SEEDS: u64 = 300;
-/// First seed of runs with a cursor, above all seeds explored so far.
+/// First seed of runs with a cursor (`HADRON_CURSOR`), above all seeds explored so far.
 const FRESH_SEEDS_FROM: u64 = 10_000_000;
-/// Least number of each kind of fault in a suite. The rarest kind occurs about 120 times with fresh seeds.
+/// Minimum number of occurrences of each kind of fault in the worlds of one suite. With fresh seeds, the
+/// rarest kind occurs about 120 times.
 const FAULTS_MIN: u64 = 30;
-/// Number of seeds per mutant of the scheduler and the cache.
+/// Number of seeds that mutation testing runs for each mutant of the scheduler and the cache.
 const MUTANT_SEEDS: u64 = 800;
 
 #[test]
@@ -32,7 +33,7 @@ fn million_steps_keep_all_invariants() {
         start.elapsed().as_secs_f64()
     );
     assert!(result.seeds >= 500 && counts.steps >= 1_000_000, "{result:?}");
-    // The faults must have happened, or passing proves nothing.
+    // If the faults had not happened, passing would prove nothing.
     let happened = [
         counts.preemptions,
         counts.hits,
@@ -114,7 +115,7 @@ fn broken_links_and_subscribers_keep_all_invariants() {
     assert_heartbeat_faults_happened(&counts);
 }
 
-/// A few seeds of each kind, within seconds: what mutation testing runs for each mutant.
+/// A few seeds of each kind of world, which take seconds; mutation testing runs them for each mutant.
 #[test]
 #[ignore = "a part of the three above, for `just mutants-random`"]
 fn mutant_seeds() {
@@ -123,7 +124,7 @@ fn mutant_seeds() {
     assert_no_failures(&sweep(LINK_SEEDS_FROM..LINK_SEEDS_FROM + MUTANT_SEEDS / 8, None, true));
 }
 
-/// Checks, for runs of few worlds, that some pauses, hangs, justified failures and false suspicions happened.
+/// Checks that pauses, hangs, justified failures and false suspicions happened in a run of few worlds.
 fn assert_heartbeat_faults_happened(counts: &SimCounts) {
     let happened = [
         counts.process_pauses,
@@ -135,7 +136,7 @@ fn assert_heartbeat_faults_happened(counts: &SimCounts) {
     assert!(happened.iter().all(|&count| count > 4), "too few to watch: {counts:?}");
 }
 
-/// Panics with the first failure.
+/// Panics with the first failure of a sweep, if there is one.
 fn assert_no_failures(result: &SweepResult) {
     if let Some(failure) = result.failures.first() {
         let violation = failure.violation.as_ref().expect("a failure has a cause");
@@ -156,8 +157,8 @@ fn replay_seed() {
     }
 }
 
-/// Searches for failures among other seeds, and among a fifth as many lockstep-group worlds and link worlds:
-/// `HADRON_SIM_FROM`, `HADRON_SIM_COUNT`.
+/// Searches for failures in the worlds of `HADRON_SIM_COUNT` seeds from `HADRON_SIM_FROM` on, and in a fifth
+/// as many worlds with lockstep groups and with broken links.
 #[test]
 #[ignore = "as long as asked for"]
 fn explore_seeds() {
@@ -182,10 +183,11 @@ fn explore_seeds() {
     assert_eq!(failing, 0, "seeds fail");
 }
 
-/// Processor time of all threads of this process so far, in seconds.
+/// Processor time in seconds that all threads of this process have used so far.
 fn processor_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // After the name, which may contain any character, user and system time are the 12th and 13th field.
+    // After the process name, which may contain any character, user and system time are the 12th and 13th
+    // field.
     let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
     let ticks = behind.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<f64>().ok());
     ticks.sum::<f64>() / 100.0

@@ -1,4 +1,4 @@
-//! Trace of a run: a hash (I19) and, when one seed is replayed, readable lines.
+//! Trace of a simulation run: a hash of all events (I19) and, when one seed is replayed, readable lines.
 
 use crate::hash_model::text::{EMPTY, avalanche, fold};
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ pub(crate) struct SimTrace {
 }
 
 impl SimTrace {
-    /// An empty trace; `readable` keeps the lines as well.
+    /// An empty trace; if `readable`, the trace also has lines.
     pub(crate) fn new(readable: bool) -> Self {
         Self { hash: EMPTY, lines: readable.then(String::new) }
     }
@@ -23,7 +23,7 @@ impl SimTrace {
         self.line(|| format!("{now_ms:>8} ms  {what:<10} {numbers:?}"));
     }
 
-    /// Adds numbers to the hash alone.
+    /// Adds numbers to the hash without a readable line.
     pub(crate) fn mix_into_hash(&mut self, numbers: impl Iterator<Item = u64>) {
         self.hash = numbers.fold(self.hash, fold);
     }
@@ -40,7 +40,7 @@ impl SimTrace {
         avalanche(self.hash)
     }
 
-    /// The readable lines.
+    /// The readable lines; empty if none were requested.
     pub(crate) fn into_lines(self) -> String {
         self.lines.unwrap_or_default()
     }

@@ -1,10 +1,10 @@
-//! Readable lines of a replayed trace for rows and events.
+//! Formats batch rows, token events and KV events for the readable trace of a replayed seed.
 
 use protocol::{BatchRow, KvEvent, RowInput};
 use scheduler::{FirstAdmission, TokenEvent};
 use std::fmt::Write as _;
 
-/// One row of a batch, with its interval of positions.
+/// Formats one row of a batch with its interval of positions.
 pub(crate) fn format_row(row: &BatchRow) -> String {
     let BatchRow { request, epoch, seq_slot, start, len, drafts, samples, .. } = row;
     let end = start + len;
@@ -51,7 +51,7 @@ pub(crate) fn format_token_event(event: &TokenEvent) -> String {
     line
 }
 
-/// Formats a change of a replica's prefix index.
+/// Formats a KV event of a replica.
 pub(crate) fn format_kv_event(replica: u16, event: &KvEvent) -> String {
     let short = |hashes: &[protocol::BlockHash]| -> Vec<String> {
         hashes.iter().map(|hash| format!("{:x}", hash.0)).collect()

@@ -1,4 +1,4 @@
-//! Timeouts for child processes: every wait for a child ends and reports whether it timed out.
+//! Timeouts for child processes: every wait for a child process ends, and reports whether it timed out.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -22,7 +22,7 @@ impl ChildWatchdog {
         let thread = std::thread::spawn(move || {
             let timed_out = stop_receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
             if timed_out {
-                // The process may just have exited.
+                // The process may have exited just before.
                 let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
             }
             timed_out
@@ -30,7 +30,7 @@ impl ChildWatchdog {
         Self { stop_sender, thread }
     }
 
-    /// Ends the watch; returns whether the process was killed.
+    /// Stops the watchdog; returns whether it has killed the process.
     pub(crate) fn stop(self) -> bool {
         drop(self.stop_sender);
         self.thread.join().unwrap()

@@ -1,4 +1,4 @@
-//! A TCP proxy that injects link faults on request.
+//! A TCP proxy that injects link faults when a test requests them.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,24 +6,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Fault applied to all connections from now on.
+/// Fault that the proxy applies to all connections from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkFault {
     /// Bytes are forwarded unchanged.
     None,
-    /// Each chunk is forwarded after this delay.
+    /// Each chunk is forwarded after a delay.
     Delay(Duration),
-    /// Nothing is forwarded and no connection is closed.
+    /// No byte is forwarded, and no connection is closed.
     Stall,
     /// Both directions are closed at the next chunk.
     Reset,
-    /// The direction to the server is closed at the next chunk in either direction; the other stays open.
+    /// The proxy closes its sending half to the server at the next chunk in either direction; the other
+    /// direction stays open.
     HalfClose,
-    /// One bit of the next chunk to the server is flipped, in that chunk only.
+    /// One bit of the next chunk to the server is flipped; later chunks are unchanged.
     Corrupt,
 }
 
-/// Listens on a loopback port, which is released on drop.
+/// A TCP proxy that listens on a loopback port until it is dropped.
 pub(crate) struct FaultProxy {
     pub(crate) address: SocketAddr,
     state: Arc<FaultProxyState>,
@@ -32,7 +33,7 @@ pub(crate) struct FaultProxy {
 struct FaultProxyState {
     fault: Mutex<LinkFault>,
     stopped: AtomicBool,
-    /// Number of chunks or connections affected so far.
+    /// Number of chunks or connections that a fault has affected so far.
     affected: AtomicU64,
 }
 
@@ -41,7 +42,7 @@ impl FaultProxyState {
         *self.fault.lock().unwrap()
     }
 
-    /// Whether this chunk is the one to corrupt; clears the fault if so.
+    /// Whether the current chunk is the one to corrupt; if so, clears the fault.
     fn takes_corruption(&self) -> bool {
         let mut fault = self.fault.lock().unwrap();
         let is_due = *fault == LinkFault::Corrupt;
@@ -53,7 +54,7 @@ impl FaultProxyState {
 }
 
 impl FaultProxy {
-    /// Starts a proxy for `server`, which need not listen yet.
+    /// Starts a proxy for the address `server`, where no process needs to listen yet.
     pub(crate) fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -66,7 +67,8 @@ impl FaultProxy {
                 if own.stopped.load(Ordering::Relaxed) {
                     return;
                 }
-                // If the server does not accept, the client's connection is closed, as without a proxy.
+                // If the server does not accept the connection, the client's connection is closed, as without
+                // a proxy.
                 if let Ok(server) = TcpStream::connect(server) {
                     join(&client, &server, &own);
                 }
@@ -79,7 +81,7 @@ impl FaultProxy {
         *self.state.fault.lock().unwrap() = fault;
     }
 
-    /// Number of chunks or connections affected so far.
+    /// Number of chunks or connections that a fault has affected so far.
     pub(crate) fn affected(&self) -> u64 {
         self.state.affected.load(Ordering::Relaxed)
     }
@@ -89,7 +91,7 @@ impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.set(LinkFault::Reset);
         self.state.stopped.store(true, Ordering::Relaxed);
-        let _ = TcpStream::connect(self.address); // Wakes the accept loop.
+        let _ = TcpStream::connect(self.address); // Wakes the accept loop, which ends.
     }
 }
 
@@ -105,7 +107,7 @@ fn join(client: &TcpStream, server: &TcpStream, state: &Arc<FaultProxyState>) {
     }
 }
 
-/// Forwards one direction until it ends.
+/// Forwards the bytes of one direction, with the current fault, until the connection ends.
 fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &FaultProxyState) {
     let (mut from, mut to) = if to_server { (client, server) } else { (server, client) };
     let mut buffer = [0; 4_096];
@@ -131,7 +133,7 @@ fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &FaultPr
             LinkFault::Reset => break,
             LinkFault::Delay(time) => std::thread::sleep(time),
             LinkFault::HalfClose => {
-                // The server reads the end of the stream; its replies are still forwarded.
+                // The server reads the end of the stream; its replies are still forwarded to the client.
                 let _ = server.shutdown(Shutdown::Write);
                 if to_server {
                     return;

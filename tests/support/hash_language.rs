@@ -1,19 +1,21 @@
-//! The "language" of the hash model: the contents of a KV entry and the next token of a prefix.
+//! The "language" of the hash model: formulas for the contents of a KV entry and for the next token after a
+//! prefix.
 //!
-//! Contains the formulas only, so that the simulated device and the oracle cannot differ by accident: the
-//! device reads its contexts through block tables, the oracle folds a request's own token ids.
+//! The file contains formulas only, so that the simulated device and the oracle cannot differ by accident.
+//! The device reads contexts through block tables; the oracle folds a request's own token ids.
 //!
-//! A KV entry represents the keys and values of one position in a causal model: it depends on the id at that
-//! position and on all ids read before. A context is the fold of all entries before a position; a wrong,
+//! A KV entry represents the keys and values of one position in a causal model: it depends on the token id at
+//! that position and on all earlier ids. A context is the fold of all entries before a position, so a wrong,
 //! stale, shared or missing entry changes every later token.
 
 use protocol::{SamplingParams, Token, TokenLogprobs};
 use std::ops::Range;
 
-/// Content of a KV slot that must not be read: never written, freed, or written by a failed row.
+/// Content of a KV slot that must not be read: the slot was never written, was freed, or was written by a
+/// failed row.
 pub(crate) const POISON: u64 = 0xdead_beef_dead_beef;
 
-/// The context of an empty prefix.
+/// Context of an empty prefix.
 pub(crate) const EMPTY: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Finaliser of splitmix64: every input bit reaches every output bit.
@@ -23,34 +25,34 @@ pub(crate) fn avalanche(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Context after `entry`, given the context before it. Not commutative.
+/// Context after a KV entry, given the context before it. The order of entries matters.
 pub(crate) fn fold(context: u64, entry: u64) -> u64 {
     (context ^ entry).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29)
 }
 
-/// KV entry of `token` after `context`.
+/// KV entry of `token` at a position with `context` before it.
 pub(crate) fn entry(context: u64, token: Token) -> u64 {
     avalanche(context.wrapping_add(u64::from(token).wrapping_mul(0xd6e8_feb8_6659_fd93)))
 }
 
-/// Sampler state of a sequence slot: everything but the context that affects the choice of a token.
+/// Sampler state of a sequence slot: everything except the context that affects which token is sampled.
 #[derive(Debug, Clone)]
 pub(crate) struct HashSampler {
-    /// Ids are drawn from `0 .. vocab`.
+    /// Vocabulary size; token ids are in `0 .. vocab`.
     pub(crate) vocab: Token,
-    /// The request's sampling parameters; `min_tokens`, `stop_token_ids`, `allowed_token_ids` and the
-    /// temperature are applied.
+    /// The request's sampling parameters. Only `min_tokens`, `stop_token_ids`, `allowed_token_ids`, the
+    /// temperature and the token history have an effect.
     pub(crate) sampling: SamplingParams,
     /// Key of the sampling noise; has an effect only if the temperature is not 0.
     pub(crate) key: u64,
-    /// Positions from here on are output.
+    /// Prompt length; later positions are output.
     pub(crate) prompt_len: u32,
-    /// Fold of all ids seen, if a sampling parameter needs the token history; otherwise unused.
+    /// Fold of all token ids so far, if a sampling parameter needs the token history; otherwise unused.
     pub(crate) history: u64,
 }
 
 impl HashSampler {
-    /// A sampler with an empty history.
+    /// A sampler with an empty token history.
     pub(crate) fn new(vocab: Token, sampling: SamplingParams, key: u64, prompt_len: u32) -> Self {
         Self { vocab, sampling, key, prompt_len, history: EMPTY }
     }
@@ -64,8 +66,8 @@ impl HashSampler {
         }
     }
 
-    /// The token at `position` after `context`, allowed by `mask` if there is one; `None` if every id is
-    /// masked out.
+    /// The token sampled at `position` after `context`, restricted by `mask` if there is one; `None` if no id
+    /// is allowed.
     pub(crate) fn next(&self, context: u64, position: u32, mask: Option<&[u32]>) -> Option<Token> {
         let mut x = context;
         if self.sampling.temperature >= 1e-5 {
@@ -97,12 +99,12 @@ impl HashSampler {
     }
 }
 
-/// Whether a grammar bitmask allows an id.
+/// Whether a grammar bitmask allows a token id.
 pub(crate) fn allows(mask: &[u32], id: Token) -> bool {
     mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
 }
 
-/// Log-probabilities of `token` after `context`, with `top` alternatives.
+/// Log-probability of `token` after `context`, and those of `top` alternatives.
 pub(crate) fn logprobs(context: u64, token: Token, top: u32, vocab: Token) -> TokenLogprobs {
     let of = |id: Token| -((entry(context, id) >> 40) as f32 / 65_536.0);
     TokenLogprobs {
@@ -113,8 +115,9 @@ pub(crate) fn logprobs(context: u64, token: Token, top: u32, vocab: Token) -> To
     }
 }
 
-/// A separate language for each key: about a third of the ids may follow, and which ones depends on every
-/// earlier id, so that a bitmask built too early, too late or for another request allows wrong ids.
+/// Grammar of a constrained request, different for each key. About a third of the ids may follow, and which
+/// ones depends on every earlier id, so that a bitmask built too early, too late or for another request
+/// allows wrong ids.
 #[derive(Debug, Clone)]
 pub(crate) struct HashGrammar {
     state: u64,
@@ -122,12 +125,12 @@ pub(crate) struct HashGrammar {
 }
 
 impl HashGrammar {
-    /// The grammar of a key before any output token.
+    /// The grammar of `key` before any output token.
     pub(crate) fn new(key: u64, vocab: Token) -> Self {
         Self { state: avalanche(key ^ EMPTY), vocab }
     }
 
-    /// Advances the grammar by `id`.
+    /// Advances the grammar by one output token.
     pub(crate) fn observe(&mut self, id: Token) {
         self.state = fold(self.state, u64::from(id) + 1);
     }
@@ -145,26 +148,28 @@ impl HashGrammar {
     }
 }
 
-/// The oracle: the output of a request run alone with an empty cache, computed from its own ids.
+/// The oracle: computes the output that a request has when it runs alone with an empty cache, from its own
+/// ids.
 #[derive(Debug, Clone)]
 pub(crate) struct HashOracle {
     context: u64,
     position: u32,
     sampler: HashSampler,
     grammar: Option<HashGrammar>,
-    /// Output tokens that the grammar restricts.
+    /// Range of output tokens that the grammar restricts.
     masked: Range<u32>,
 }
 
 impl HashOracle {
-    /// An oracle that has read `prompt`.
+    /// An oracle that has read `prompt`, without a grammar.
     pub(crate) fn new(mut sampler: HashSampler, prompt: &[Token]) -> Self {
         sampler.observe(prompt);
         let context = prompt.iter().fold(EMPTY, |c, &id| fold(c, entry(c, id)));
         Self { context, position: prompt.len() as u32, sampler, grammar: None, masked: 0..0 }
     }
 
-    /// An oracle for a request with the output tokens `masked` restricted by the grammar of its key.
+    /// An oracle for a constrained request: the grammar of its sampler key restricts the output tokens
+    /// `masked`.
     pub(crate) fn constrained(sampler: HashSampler, prompt: &[Token], masked: Range<u32>) -> Self {
         let grammar = Some(HashGrammar::new(sampler.key, sampler.vocab));
         Self { grammar, masked, ..Self::new(sampler, prompt) }
@@ -179,7 +184,7 @@ impl HashOracle {
 impl Iterator for HashOracle {
     type Item = Token;
 
-    /// The next token; `None` if every id is masked out.
+    /// Samples the next token; `None` if no id is allowed.
     fn next(&mut self) -> Option<Token> {
         let outputs = self.position - self.sampler.prompt_len;
         let grammar = self.grammar.as_ref().filter(|_| self.masked.contains(&outputs));

@@ -1,12 +1,13 @@
-//! A simulated executor built on `protocol` alone: it runs a `Batch` on hashes.
+//! A simulated executor that depends on the crate `protocol` alone: it runs a `Batch` on hashes.
 //!
-//! Has KV slots and sequence slots, as a device does, but no reference counts and no policy. The next token
-//! is a hash of the whole prefix **read back through the block table**, KV slot by KV slot, so an aliased,
-//! stale, freed or misplaced block gives a wrong token at once. Reads happen after the writes of all rows of
-//! the step, as on a device. `SlotAccess::Untouched` is the zero-time device for HTTP benchmarks: the token
-//! is a hash of (key, position) and no KV slot is accessed.
+//! The model has KV slots and sequence slots, as a device does, but no reference counts and no policy. The
+//! next token is a hash of the whole prefix **read back through the block table**, KV slot by KV slot, so an
+//! aliased, stale, freed or misplaced block gives a wrong token at once. As on a device, reads happen after
+//! all rows of the step have written. With `SlotAccess::Untouched` the model is a zero-time device for HTTP
+//! benchmarks: the token is a hash of the request's key and the position, and no KV slot is accessed.
 //!
-//! A batch that no device could run (a hole in a block table, an unknown sequence slot) gives `InvalidBatch`.
+//! A batch that no device could run (for example with a hole in a block table) gives the error
+//! `InvalidBatch`.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -19,7 +20,7 @@ use protocol::{
 };
 use text::{EMPTY, HashSampler, POISON, avalanche, entry, fold};
 
-/// Whether the next token depends on the contents of the KV slots.
+/// Whether the hash model writes and reads KV slots, on which the next token then depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlotAccess {
     /// Every KV slot is written and read.
@@ -28,26 +29,26 @@ pub(crate) enum SlotAccess {
     Untouched,
 }
 
-/// Size of a simulated device.
+/// Sizes of a simulated device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HashModelConfig {
-    /// KV blocks in the pool.
+    /// Number of KV blocks in the pool.
     pub(crate) blocks: u32,
-    /// Positions per block.
+    /// Number of positions per KV block.
     pub(crate) block_tokens: u32,
-    /// Ids are drawn from `0 .. vocab`.
+    /// Vocabulary size; token ids are in `0 .. vocab`.
     pub(crate) vocab: Token,
-    /// Maximum number of draft tokens after a sampled token.
+    /// Maximum number of draft tokens that the device proposes after a sampled token.
     pub(crate) drafts: u8,
-    /// Whether KV slots are used.
+    /// Whether KV slots are written and read.
     pub(crate) slot_access: SlotAccess,
 }
 
-/// A batch that no device could run.
+/// Error for a batch that no device could run, with its description.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InvalidBatch(pub(crate) String);
 
-/// A block that a row filled, for checks of what was really computed.
+/// A KV block that a row filled; tests compare it with the blocks that the scheduler treats as computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FilledBlock {
     /// Index of the row in its batch.
@@ -58,31 +59,31 @@ pub(crate) struct FilledBlock {
     pub(crate) context: u64,
 }
 
-/// Result of one row before its failures are injected.
+/// Result of an operation on a row; the error is that no device could run the row.
 type CheckedRow<T> = Result<T, InvalidBatch>;
 
-/// State of one sequence slot.
+/// State of one sequence slot, which holds a request between steps.
 #[derive(Debug, Clone)]
 struct HashSequenceState {
     request: RequestId,
     epoch: u32,
     sampler: HashSampler,
     table: Vec<BlockId>,
-    /// The last sampled token, not yet in a KV slot, and the step that sampled it.
+    /// The last sampled token, whose KV entry is not written yet, and the step that sampled it.
     last: Option<(Token, StepId)>,
     /// Position of `last`.
     next: u32,
-    /// Draft tokens after `last`; `None` if no token was sampled in this epoch.
+    /// Draft tokens proposed after `last`; `None` if no token was sampled in this epoch.
     drafts: Option<Vec<Token>>,
 }
 
-/// Position and input ids of a row, completed with the sequence slot's state that the host does not have.
+/// Position and input ids of a row. The parts that the host does not have come from the sequence slot.
 struct ResolvedSpan {
     start: u32,
     ids: Vec<Token>,
 }
 
-/// The simulated device.
+/// The simulated device: KV slots and sequence slots of one executor.
 #[derive(Debug)]
 pub(crate) struct HashModel {
     config: HashModelConfig,
@@ -90,12 +91,12 @@ pub(crate) struct HashModel {
     sequence_slots: Vec<Option<HashSequenceState>>,
     filled: Vec<FilledBlock>,
     shifted_rows: u64,
-    /// Output of every request, whatever its prompt.
+    /// Output tokens of every request, in place of hashes.
     pub(crate) scripted_output: Option<Vec<Token>>,
 }
 
 impl HashModel {
-    /// A device with KV slots that have never been written.
+    /// A device whose KV slots have never been written.
     pub(crate) fn new(config: HashModelConfig) -> Self {
         let slots = match config.slot_access {
             SlotAccess::ReadWrite => {
@@ -113,7 +114,8 @@ impl HashModel {
         }
     }
 
-    /// Makes the contents of a freed block unreadable. Call it in stream order.
+    /// Poisons a freed block's KV slots. Must be called in the order in which the scheduler's messages were
+    /// sent.
     pub(crate) fn poison(&mut self, block: BlockId) {
         let size = self.config.block_tokens as usize;
         let from = block.0 as usize * size;
@@ -122,24 +124,24 @@ impl HashModel {
         }
     }
 
-    /// Blocks that the last step filled, except those of failed rows and rejected draft tokens.
+    /// Blocks that the last step filled, without those of failed rows and of rejected draft tokens.
     pub(crate) fn filled(&self) -> &[FilledBlock] {
         &self.filled
     }
 
-    /// Rows of the last step that started after their planned `start` because draft tokens in flight were
-    /// accepted.
+    /// Number of rows of the last step that started after their planned `start`, because draft tokens in
+    /// flight were accepted.
     pub(crate) fn shifted_rows(&self) -> u64 {
         self.shifted_rows
     }
 
-    /// Runs one step without masked rows.
+    /// Runs one step whose batch has no masked rows.
     pub(crate) fn run(&mut self, batch: &Batch) -> CheckedRow<StepOutput> {
         self.run_with(batch, &[], |_| None)
     }
 
-    /// Runs one step with the grammar bitmasks `masks` for its masked rows. A row for which `fails` returns
-    /// an error fails as with NaN logits: its KV entries are poisoned and it emits no token.
+    /// Runs one step with the grammar bitmasks `masks` for its masked rows. If `fails` returns an error for a
+    /// row, the row fails as with NaN logits: its KV entries are poisoned and it emits no token.
     pub(crate) fn run_with(
         &mut self,
         batch: &Batch,
@@ -184,7 +186,7 @@ impl HashModel {
                 None => {}
             }
         }
-        // KV entries of rejected draft tokens are invalid until they are rewritten.
+        // KV entries of rejected draft tokens are invalid until they are written again.
         self.filled.retain(|filled| {
             let (row, span) = (&batch.rows[filled.row as usize], &spans[filled.row as usize]);
             let accepted = u32::from(rows[filled.row as usize].accepted);
@@ -200,7 +202,8 @@ impl HashModel {
         })
     }
 
-    /// Initialises a sequence slot for the first row of a request's epoch, and updates its block table.
+    /// Initialises a sequence slot for the first row of a request's epoch, and applies the row's block table
+    /// updates.
     fn start_sequence(&mut self, row: &BatchRow) -> CheckedRow<()> {
         let index = row.seq_slot.0 as usize;
         if index >= self.sequence_slots.len() {
@@ -239,7 +242,7 @@ impl HashModel {
         Ok(())
     }
 
-    /// Resolves the input ids of a row from the batch or from the sequence slot.
+    /// Takes the input ids of a row from the batch or from the sequence slot.
     fn span(&mut self, row: &BatchRow) -> CheckedRow<ResolvedSpan> {
         let sequence = self.sequence_mut(row)?;
         let (start, mut ids) = match (&row.input, sequence.last) {
@@ -271,7 +274,7 @@ impl HashModel {
         Ok(ResolvedSpan { start, ids })
     }
 
-    /// Writes the KV entries of a row's ids and returns the chunk's prompt log-probabilities.
+    /// Writes the KV entries of a row's input ids and returns the log-probabilities of its prompt positions.
     fn write(
         &mut self,
         index: u32,
@@ -307,7 +310,7 @@ impl HashModel {
         Ok(())
     }
 
-    /// Samples after a row, verifies its draft tokens, and proposes draft tokens for the next row.
+    /// Samples at the end of a row, verifies its draft tokens, and proposes draft tokens for the next row.
     fn sample(
         &mut self,
         step: StepId,
@@ -318,7 +321,7 @@ impl HashModel {
     ) -> CheckedRow<()> {
         let Self { config, slots, sequence_slots, scripted_output, .. } = self;
         let sequence = sequence_of_mut(sequence_slots, row)?;
-        let first = span.start + row.len; // Position of the first token emitted.
+        let first = span.start + row.len; // This is the position of the first token that the row emits.
         let mut context = match config.slot_access {
             SlotAccess::ReadWrite => read(slots, &sequence.table, config, first, row)?,
             SlotAccess::Untouched => avalanche(sequence.sampler.key ^ avalanche(u64::from(first))),
@@ -354,22 +357,23 @@ impl HashModel {
         Ok(())
     }
 
-    /// The sequence slot of a row, if it still belongs to the row's request and epoch.
+    /// State of a row's sequence slot; an error if the slot belongs to another request or epoch.
     fn sequence_mut(&mut self, row: &BatchRow) -> CheckedRow<&mut HashSequenceState> {
         sequence_of_mut(&mut self.sequence_slots, row)
     }
 }
 
 impl HashSequenceState {
-    /// After a failed row: a step already in flight may still read this sequence slot and gets invalid data.
+    /// Replaces the state after a failed row: a step in flight may still read the sequence slot, and gets
+    /// invalid tokens.
     fn invalidate_last(&mut self, step: StepId, next: u32, drafts: u8) {
         self.last = Some((0, step));
         self.next = next;
         self.draft(POISON, drafts);
     }
 
-    /// Proposes draft tokens: usually right, wrong often enough to cause rejections. Sometimes proposes fewer
-    /// than `max_drafts`, as an n-gram proposer does without a match.
+    /// Proposes draft tokens, most of which are right, but enough of them wrong to cause rejections.
+    /// Sometimes proposes fewer than `max_drafts`, as an n-gram proposer does without a match.
     fn draft(&mut self, mut context: u64, max_drafts: u8) {
         let mut drafts = self.drafts.take().unwrap_or_default();
         drafts.clear();
@@ -395,7 +399,8 @@ impl HashSequenceState {
     }
 }
 
-/// Folds the entries of positions `[0, end)`, read KV slot by KV slot through the block table.
+/// Context at `end`: folds the KV entries of positions `[0, end)`, read KV slot by KV slot through the block
+/// table.
 fn read(
     slots: &[u64],
     table: &[BlockId],
@@ -424,7 +429,7 @@ fn read(
     Ok(context)
 }
 
-/// The KV slot of a position.
+/// Index of the KV slot that a block table assigns to a position.
 fn slot(
     table: &[BlockId],
     config: &HashModelConfig,
@@ -474,7 +479,8 @@ fn fail<T>(row: &BatchRow, text: std::fmt::Arguments<'_>) -> CheckedRow<T> {
     )))
 }
 
-/// An executor thread around a zero-time device: the start-up handshake, then one reply per batch.
+/// An executor thread that runs the hash model without delays: it does the start-up handshake, then sends one
+/// output per batch.
 pub(crate) mod thread {
     use super::{Epoch, HashModel, HashModelConfig};
     use protocol::link::{InProcessLink, LinkError, MessageLink};
@@ -486,7 +492,8 @@ pub(crate) mod thread {
     use std::collections::VecDeque;
     use std::time::Duration;
 
-    /// Both directions of a link; grammar bitmasks are received ahead of the commands between them.
+    /// An executor's link on which the grammar bitmasks of a batch can be received before the commands sent
+    /// earlier.
     pub(crate) struct MaskedCommandQueue {
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,
         queued: VecDeque<ExecutorCommand>,
@@ -508,7 +515,7 @@ pub(crate) mod thread {
             }
         }
 
-        /// Waits for the grammar bitmasks of a batch.
+        /// Waits for the grammar bitmasks of a batch's masked rows.
         pub(crate) fn masks(&mut self, batch: &Batch) -> Result<Vec<BitmaskRow>, LinkError> {
             let wanted = batch.rows.iter().filter(|row| row.masked).count();
             let mut rows = Vec::new();
@@ -528,7 +535,7 @@ pub(crate) mod thread {
         }
     }
 
-    /// Serves a link until `Shutdown` or until the other end is closed.
+    /// Runs an executor on a link until `Shutdown` or until the scheduler closes the link.
     ///
     /// Errors: `LinkError::Closed` if the scheduler disconnects without `Shutdown`.
     pub(crate) fn serve(

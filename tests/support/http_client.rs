@@ -7,10 +7,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Timeout of connecting, reading and writing.
+/// Timeout of each connect, read and write.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A complete reply.
+/// A complete HTTP reply.
 #[derive(Debug, Clone)]
 pub(crate) struct HttpReply {
     pub(crate) status: u16,
@@ -28,7 +28,7 @@ impl HttpReply {
             .unwrap_or_else(|_| panic!("not JSON: {}", String::from_utf8_lossy(&self.body)))
     }
 
-    /// The `data:` events; the last one must be `[DONE]`.
+    /// The `data:` events of a streamed reply; panics unless the last one is `[DONE]`.
     pub(crate) fn events(&self) -> Vec<Value> {
         let text = String::from_utf8(self.body.clone()).unwrap();
         let mut events: Vec<&str> = text
@@ -41,7 +41,7 @@ impl HttpReply {
     }
 }
 
-/// One connection.
+/// A client with one HTTP connection.
 pub(crate) struct HttpClient {
     pub(crate) reader: BufReader<TcpStream>,
 }
@@ -67,7 +67,7 @@ impl HttpClient {
         self.send_raw(&[head.as_bytes(), body].concat()).unwrap();
     }
 
-    /// Reads status and headers; `None` if the connection ended first.
+    /// Reads the status line and headers of a reply; `None` if the connection ended before them.
     pub(crate) fn read_head(&mut self) -> Option<HttpReply> {
         let mut line = String::new();
         if self.reader.read_line(&mut line).ok()? == 0 {
@@ -87,7 +87,7 @@ impl HttpClient {
         }
     }
 
-    /// Reads one chunk of a chunked body; empty at its end.
+    /// Reads one chunk of a chunked body; the chunk is empty at the end of the body.
     pub(crate) fn read_chunk(&mut self) -> Option<Vec<u8>> {
         let mut line = String::new();
         if self.reader.read_line(&mut line).ok()? == 0 {

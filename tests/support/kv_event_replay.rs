@@ -1,4 +1,4 @@
-//! Shared by tests of KV events: a publisher's configuration, and reading a replay.
+//! Helpers for tests of KV events: configures a publisher and requests a replay.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -7,7 +7,7 @@ use metrics::kv_events::KvEventsConfig;
 use serde_json::{Value, json};
 use zmq::Context;
 
-/// Configuration of a publisher on free loopback ports, with `extra` keys.
+/// Configuration of a KV-event publisher on free loopback ports, with the additional keys of `extra`.
 pub(crate) fn config(extra: &Value) -> KvEventsConfig {
     let mut keys = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
                           "replay_endpoint": "tcp://127.0.0.1:0"});
@@ -18,8 +18,8 @@ pub(crate) fn config(extra: &Value) -> KvEventsConfig {
     args.kv_events.enabled().unwrap()
 }
 
-/// Sequence number and payload of each batch that a replay from `start` on returns; panics without its end
-/// marker.
+/// Requests a replay from sequence number `start` on; returns the sequence number and payload of each batch.
+/// Panics if the replay does not end with its end marker.
 pub(crate) fn replay(endpoint: &str, start: u64, wait_ms: i32) -> Vec<(u64, Vec<u8>)> {
     let dealer = Context::new().socket(zmq::DEALER).unwrap();
     dealer.set_rcvtimeo(wait_ms).unwrap();
@@ -38,7 +38,7 @@ pub(crate) fn replay(endpoint: &str, start: u64, wait_ms: i32) -> Vec<(u64, Vec<
     }
 }
 
-/// Decodes the sequence number in a frame.
+/// Decodes the sequence number in a frame of a batch.
 pub(crate) fn sequence_number(frame: &[u8]) -> u64 {
     u64::from_be_bytes(frame.try_into().unwrap())
 }

@@ -1,6 +1,6 @@
-//! Start of randomised tests: `HADRON_CURSOR` counts commits, so that each run of the gate uses seeds that no
-//! earlier run has used, and a run at one commit can be repeated. Without it (`cargo test`) the seeds are
-//! fixed.
+//! First seeds of randomised tests. `HADRON_CURSOR` is the number of commits, so that each run of the gate
+//! uses seeds that no earlier run has used, and a run at a commit can be repeated. Without the variable
+//! (`cargo test`), the seeds are fixed.
 
 /// The number in `HADRON_CURSOR`, or 0.
 #[allow(clippy::disallowed_methods, reason = "the gate says where drawn tests begin")]
@@ -8,7 +8,7 @@ pub(crate) fn cursor() -> u64 {
     std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().expect("a number"))
 }
 
-/// First of `count` seeds of this run: `fixed` without a cursor, above `fresh` with one.
+/// First of the `count` seeds of this run: `fixed` without `HADRON_CURSOR`, otherwise one above `fresh`.
 pub(crate) fn first_seed(fixed: u64, fresh: u64, count: u64) -> u64 {
     match cursor() {
         0 => fixed,

@@ -1,28 +1,28 @@
-//! A byte-level tokenizer of a few hundred ids, with a chat template, written into a folder.
+//! Writes a byte-level tokenizer with a few hundred token ids, and a chat template.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Vocabulary size.
+/// Vocabulary size of the tokenizer.
 pub(crate) const VOCAB: u32 = 320;
-/// `<|im_end|>`, the end-of-sequence token.
+/// Id of the end-of-sequence token `<|im_end|>`.
 pub(crate) const EOS: u32 = VOCAB - 1;
 
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
     {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// Bytes that have a token.
+/// Bytes for which the tokenizer has a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenizerAlphabet {
-    /// All bytes, so that any text can be written and a single token may be invalid UTF-8.
+    /// All bytes: any text has tokens, and a single token may be invalid UTF-8.
     Bytes,
-    /// Printable ASCII, so that every token is valid text.
+    /// Printable ASCII: every token is valid text.
     Ascii,
 }
 
-/// Writes `tokenizer.json` and `tokenizer_config.json`.
+/// Writes `tokenizer.json` and `tokenizer_config.json` into a folder.
 pub(crate) fn write(dir: &Path, alphabet: TokenizerAlphabet) {
     let mut vocab = serde_json::Map::new();
     let bytes = match alphabet {
@@ -67,12 +67,12 @@ fn added(id: u32, content: &str) -> Value {
         "normalized": false, "special": true})
 }
 
-/// Ids of the bytes of `text`, then the end-of-sequence token.
+/// Token ids of the bytes of `text`, then the end-of-sequence token.
 pub(crate) fn bytes_of(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).chain([EOS]).collect()
 }
 
-/// Character of a byte in the byte-level alphabet.
+/// Character that represents a byte in a byte-level vocabulary, as in GPT-2.
 fn letter(byte: u8) -> char {
     let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {

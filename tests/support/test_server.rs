@@ -1,5 +1,5 @@
-//! The real router, engine client, scheduler and cache over real sockets; the device is the hash model with a
-//! configurable step time.
+//! A server for tests: the real router, engine client, scheduler and KV cache over real sockets. The device
+//! is the hash model with a configurable step time.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -44,23 +44,23 @@ use text::{
 };
 use tokio::runtime::Runtime;
 
-/// Settings that tests vary.
+/// Settings of a test server: sizes, limits, device behaviour, and optional features.
 #[derive(Clone)]
 pub(crate) struct ServerSetup {
     pub(crate) replicas: u16,
-    /// KV blocks of each replica.
+    /// Number of KV blocks of each replica.
     pub(crate) blocks: u32,
     pub(crate) max_model_len: u32,
     pub(crate) max_num_seqs: u32,
     pub(crate) step_tokens: u32,
     pub(crate) step_time: Duration,
-    /// The step, counted from 1, in which the device fails.
+    /// Number of the step, counted from 1, in which the device fails.
     pub(crate) fails_at: Option<u64>,
-    /// The step in which the device hangs for some seconds while it sends heartbeats.
+    /// Number of the step in which the device hangs for some seconds while it sends heartbeats.
     pub(crate) hangs_at: Option<u64>,
-    /// Error of every row that the device computes.
+    /// Error that every row of every step gets.
     pub(crate) row_error: Option<RowError>,
-    /// Step deadline, instead of one derived from earlier steps.
+    /// Step deadline; `None` = derived from the times of earlier steps.
     pub(crate) step_deadline: Option<Duration>,
     pub(crate) slot_access: SlotAccess,
     pub(crate) admission: AdmissionLimits,
@@ -73,18 +73,18 @@ pub(crate) struct ServerSetup {
     /// Folder of a model that a real executor runs; `None` = the hash model.
     pub(crate) model: Option<PathBuf>,
     pub(crate) kv_events: Option<KvEventsConfig>,
-    /// Sampling rate of the blocks with measured lifetimes.
+    /// Share of the KV blocks whose lifetimes are measured; `None` = not measured.
     pub(crate) block_lifetimes: Option<SampleRate>,
     pub(crate) grammar_worker: WorkerProgram,
     /// Whether requests may set a priority.
     pub(crate) priorities: bool,
-    /// Whether the engine already has a request with the id that the first one will get; only a bug could
-    /// cause that.
+    /// Whether the engine is given a request with the id that the first HTTP request will get, which only a
+    /// bug could cause.
     pub(crate) submits_duplicate_id: bool,
-    /// Output of every request, instead of the hash model's.
+    /// Output text of every request, instead of the hash model's.
     pub(crate) scripted_output: Option<&'static str>,
     pub(crate) parsers: (Option<ToolCallSyntax>, Option<ReasoningFamily>),
-    /// Chat template instead of the tokenizer's own.
+    /// Chat template that replaces the tokenizer's own.
     pub(crate) template: Option<&'static str>,
     pub(crate) trusts_request_templates: bool,
 }
@@ -128,7 +128,7 @@ impl Default for ServerSetup {
     }
 }
 
-/// A server in this process.
+/// A server that runs in this process.
 pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
     pub(crate) app: Arc<AppState>,
@@ -142,23 +142,23 @@ pub(crate) struct TestServer {
 /// Environment variable that worker processes must not inherit.
 pub(crate) const SECRET_VARIABLE: &str = "HADRON_CLUSTER_SECRET";
 
-/// Tokens per block everywhere in these tests.
+/// Number of tokens per KV block of every test server.
 pub(crate) const BLOCK_TOKENS: u32 = 16;
 
-/// This build's binary as the grammar worker.
+/// Grammar worker: the `hadron` executable of this build.
 pub(crate) fn grammar_worker() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
     WorkerProgram { path, args: vec!["grammar-worker".into()], secret_variable: SECRET_VARIABLE }
 }
 
-/// This build's binary as the template worker.
+/// Template worker: the `hadron` executable of this build.
 fn template_worker() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
     WorkerProgram { path, args: vec!["template-worker".into()], secret_variable: SECRET_VARIABLE }
 }
 
 impl TestServer {
-    /// Starts listening; the model is not loaded yet.
+    /// Starts the HTTP server; no model is loaded yet.
     pub(crate) fn listen(setup: &ServerSetup) -> Self {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(setup.workers).enable_all().build().unwrap();
@@ -185,14 +185,14 @@ impl TestServer {
         }
     }
 
-    /// Starts listening and loads the model.
+    /// Starts the HTTP server and loads the model.
     pub(crate) fn start(setup: &ServerSetup) -> Self {
         let mut server = Self::listen(setup);
         server.bring_up(setup);
         server
     }
 
-    /// Loads the model of a server that already listens.
+    /// Loads the model of a server that was started with `listen`.
     pub(crate) fn bring_up(&mut self, setup: &ServerSetup) {
         let small = tempfile::tempdir().unwrap();
         small_tokenizer::write(small.path(), setup.alphabet);
@@ -284,7 +284,7 @@ impl TestServer {
         &self.host.as_ref().unwrap().client
     }
 
-    /// Waits until no request is in flight and no block is in use.
+    /// Waits until no request is in flight and no KV block is in use.
     pub(crate) fn wait_idle(&self, within: Duration) {
         let start = std::time::Instant::now();
         loop {
@@ -310,7 +310,7 @@ impl Drop for TestServer {
     }
 }
 
-/// A request with the id that the first one over HTTP gets.
+/// A request with the id that the first HTTP request will get.
 fn first_request() -> SchedulerEvent {
     SchedulerEvent::Submit(Box::new(RequestSubmission {
         id: RequestId(1),
@@ -328,7 +328,7 @@ fn first_request() -> SchedulerEvent {
     }))
 }
 
-/// Starts the thread of a replica's device.
+/// Starts the executor thread of a rank; returns the scheduler's end of the link.
 fn device(setup: &ServerSetup, rank: Rank) -> ExecutorLink {
     let (ours, theirs) = in_process_pair(8);
     let device = setup.clone();
@@ -374,7 +374,7 @@ fn bounds(setup: &ServerSetup) -> FieldBounds {
     }
 }
 
-/// Metrics of a server with this setup.
+/// Metrics of a server with these settings.
 fn metrics(setup: &ServerSetup) -> Arc<ServerMetrics> {
     let config = MetricsConfig::new("tiny", setup.max_model_len);
     let (replicas, block_lifetimes) = (setup.replicas, setup.block_lifetimes.is_some());
@@ -392,7 +392,7 @@ fn metrics(setup: &ServerSetup) -> Arc<ServerMetrics> {
     metrics
 }
 
-/// The settings of a real executor.
+/// Configuration of a real executor for the model in `folder`.
 fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
     ExecutorConfig {
         model: models::ModelConfig::from_dir(folder).unwrap(),
@@ -409,7 +409,7 @@ fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
             kernel_cache: None,
             dtype: ModelDtype::Float32,
             kv_cache_dtype: KvCacheDtype::Auto,
-            threads: Some(1), // Tests run in parallel.
+            threads: Some(1), // One thread, because tests run in parallel.
             block_tokens: BLOCK_TOKENS,
             max_model_len: setup.max_model_len,
             kv_tokens_min: setup.max_model_len,
@@ -432,11 +432,11 @@ fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
     }
 }
 
-/// Number of heartbeats of a hanging device, and the interval between two.
+/// Number of heartbeats that a hanging device sends, and the interval between them.
 const HUNG_HEARTBEATS: u32 = 100;
 const HUNG_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Thread of the hash model: the start-up handshake, then one output per batch.
+/// Executor thread with the hash model: does the start-up handshake, then sends one output per batch.
 fn hash_device(
     setup: &ServerSetup,
     rank: Rank,

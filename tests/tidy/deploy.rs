@@ -1,4 +1,4 @@
-//! Checks the files of `deploy/`: their flags, probes and times must agree with the server.
+//! Checks that flags, probes and timeouts in the files of `deploy/` agree with the server.
 
 use crate::source_tree::{read_file, root};
 use hadron::config::{
@@ -13,18 +13,19 @@ use std::time::Duration;
 
 const DOCKERFILES: &[&str] = &["cpu", "cuda", "rocm"];
 const MANIFESTS: &[&str] = &["deployment", "leader_worker_set"];
-/// Seconds that the server takes to flush and exit after preStop and the drain.
+/// Seconds that the server needs to write its logs and exit after the preStop hook and the drain.
 const MARGIN_S: u64 = 5;
 
-/// Slurm's default time between SIGTERM and SIGKILL.
+/// Slurm's default time (`KillWait`) in seconds between SIGTERM and SIGKILL.
 const SLURM_KILL_WAIT_S: u64 = 30;
 
-/// Parses the flags as the server does.
+/// Parses the arguments of `hadron serve` as the server does.
 fn serve(words: &[String], place: &str) -> ServeArgs {
     serve_in(words, &[], place)
 }
 
-/// Parses the flags as the server does, with these environment variables of a cluster.
+/// Parses the arguments of `hadron serve` as the server does, with the environment variables that a cluster
+/// sets.
 fn serve_in(words: &[String], variables: &[(&str, String)], place: &str) -> ServeArgs {
     let argv = std::iter::once("hadron".to_owned()).chain(words.iter().cloned());
     let text = |name: &str| {
@@ -48,7 +49,7 @@ fn documents(name: &str) -> Vec<Value> {
     parts.collect::<Result<_, _>>().unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// The pod spec of a manifest of any kind.
+/// The pod spec of a Kubernetes manifest of any kind.
 fn pod(document: &Value) -> &Value {
     match document["kind"].as_str() {
         Some("Deployment") => &document["spec"]["template"]["spec"],
@@ -73,7 +74,7 @@ fn manifests_match_server_flags_probes_and_timeouts() {
         let documents = documents(name);
         let pod = pod(&documents[0]);
         let container = &pod["containers"][0];
-        // Checks common to all manifests do not depend on the number of nodes.
+        // The number of nodes does not affect the checks that all manifests share, so one node is assumed.
         let leader_env = [("LWS_GROUP_SIZE", "1".to_owned())];
         let args = serve_in(&words(&container["args"]), &leader_env, name);
         assert_eq!(args.http.host, "0.0.0.0", "{name}");
@@ -106,7 +107,7 @@ fn manifests_match_server_flags_probes_and_timeouts() {
     }
 }
 
-/// Every mount has a volume and every volume a mount; secrets are read-only.
+/// Checks that every mount has a volume, every volume has a mount, and secrets are mounted read-only.
 fn check_mounts(name: &str, pod: &Value, container: &Value) {
     let names = |list: &Value| {
         let mut names: Vec<String> = list
@@ -124,7 +125,8 @@ fn check_mounts(name: &str, pod: &Value, container: &Value) {
     assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
 }
 
-/// All pods of a group run the same command line; the controller's variables make each one node.
+/// All pods of a leader-worker group run the same command line; variables of the controller make each pod a
+/// different node.
 #[test]
 fn leader_worker_set_is_one_server() {
     let documents = documents("leader_worker_set");
@@ -246,7 +248,7 @@ fn systemd_unit_leaves_time_for_the_drain() {
         found.unwrap_or_else(|| panic!("no {key}")).to_owned()
     };
     let command: Vec<String> = value("ExecStart").split(' ').map(str::to_owned).collect();
-    // The configuration file belongs to the operator.
+    // The file of `--config` is written by the operator, so the flag is removed.
     let file = command.iter().position(|word| word == "--config").unwrap();
     let flags = [&command[1..file], &command[file + 2..]].concat();
     let args = serve(&flags, "hadron.service");
@@ -257,7 +259,7 @@ fn systemd_unit_leaves_time_for_the_drain() {
     verify(&text, &command[0]);
 }
 
-/// Verifies the unit with systemd itself, where it is installed.
+/// Verifies a systemd unit with `systemd-analyze`, if it is installed.
 fn verify(text: &str, binary: &str) {
     let folder = tempfile::tempdir().unwrap();
     let unit = folder.path().join("hadron.service");

@@ -1,11 +1,12 @@
-//! Crate graph, and permitted users of third-party crates, from `cargo metadata`.
+//! Checks the dependencies between crates, and which crates may use a third-party crate, from `cargo
+//! metadata`.
 
 use crate::source_tree::{read_file, root};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-/// Permitted dependencies of each crate inside the workspace.
+/// Workspace crates that each workspace crate may depend on.
 const EDGES: &[(&str, &[&str])] = &[
     ("protocol", &[]),
     ("kvcache", &["protocol"]),
@@ -40,7 +41,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("hadron-fuzz", &["grammar", "metrics", "models", "protocol", "server", "text"]),
 ];
 
-/// Third-party crates that only the named packages may depend on.
+/// Third-party crates with the only workspace crates that may depend on them.
 const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("tokio", &["engine", "hadron", "server"]),
     ("axum", &["server"]),
@@ -68,7 +69,7 @@ const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("siphasher", &["kvcache"]),
 ];
 
-/// Crates that access the device.
+/// Third-party crates that access a GPU.
 const DEVICE: &[&str] = &[
     "hip-runtime-sys",
     "rccl-sys",

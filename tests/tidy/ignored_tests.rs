@@ -1,19 +1,19 @@
-//! Ignored tests: each has a `just` recipe, or another test that runs it.
+//! Checks that each ignored test is run by a `just` recipe or by another test.
 
 use crate::source_tree::{read_file, rust_files};
 
-/// A test that is ignored.
+/// A test with the attribute `#[ignore]`.
 #[derive(Debug)]
 struct IgnoredTest {
     name: String,
     reason: String,
 }
 
-/// Phrases in the reason of a test that name another test or program as its runner.
+/// Phrases in the reason of an `#[ignore]` attribute that name another test or program as the test's runner.
 const RUN_BY_OTHER_TESTS: &[&str] =
     &["run by", "runs it", "started by", "starts it", "a process of", "as the one above"];
 
-/// The ignored tests of a source text.
+/// The ignored tests in the text of a source file.
 fn ignored_tests(text: &str) -> Vec<IgnoredTest> {
     let mut found = Vec::new();
     let mut lines = text.lines();
@@ -27,7 +27,7 @@ fn ignored_tests(text: &str) -> Vec<IgnoredTest> {
     found
 }
 
-/// Whether a `just` recipe, another test or a program runs it.
+/// Whether a `just` recipe, another test or a program runs an ignored test.
 fn has_runner(test: &IgnoredTest, justfile: &str) -> bool {
     let named =
         test.reason.split("`just ").skip(1).filter_map(|rest| rest.split([' ', '`']).next());

@@ -1,19 +1,19 @@
-//! Checks the vocabulary of the code: names of types and tests, and idioms in comments. The bounds may only
-//! fall.
+//! Checks the vocabulary of the code: names of types and tests, and idioms in comments. Each bound may only
+//! be lowered.
 
 use crate::source_tree::{SourceFile, files_with, rust_files};
 use std::collections::BTreeMap;
 
 /// Maximum share of type definitions with a one-word name, in percent.
 const ONE_WORD_PERCENT_MAX: f64 = 1.2;
-/// Maximum share of type definitions with the name of another definition, in percent.
+/// Maximum share of type definitions whose name another type also has, in percent.
 const SHARED_NAME_PERCENT_MAX: f64 = 0.1;
 /// Maximum number of idioms per thousand comment lines.
 const IDIOMS_PER_THOUSAND_MAX: f64 = 0.2;
 /// Maximum length of a test's name in characters.
 const TEST_NAME_MAX: usize = 60;
 
-/// Words that documentation in this field does not use in the sense they have here.
+/// Words in comments that technical documentation does not use in this sense.
 const IDIOMS: &[&str] = &[
     "behind",
     "nobody",
@@ -40,7 +40,7 @@ const IDIOMS: &[&str] = &[
     "unturned",
 ];
 
-/// One-word names that are not nouns.
+/// One-word type names that are not nouns, which are forbidden.
 const NO_NOUNS: &[&str] = &[
     "By",
     "Held",
@@ -56,7 +56,8 @@ const NO_NOUNS: &[&str] = &[
     "Elsewhere",
 ];
 
-/// Name of the type that a line defines. Associated types are excluded: their names are given by traits.
+/// Name of the type that a line defines. Associated types are excluded, because their names are given by
+/// traits.
 fn defined_type(line: &str) -> Option<&str> {
     let is_indented = line.starts_with(' ');
     let mut rest = line.trim_start();
@@ -74,7 +75,7 @@ fn defined_type(line: &str) -> Option<&str> {
     (is_type && name.starts_with(|c: char| c.is_ascii_uppercase())).then_some(name)
 }
 
-/// Number of words in a name such as `KvCache` (2) or `SSEBody` (2).
+/// Number of words in a type name such as `KvCache` (2) or `SSEBody` (2).
 fn words(name: &str) -> usize {
     let chars: Vec<char> = name.chars().collect();
     let begins = |i: usize| {
@@ -86,7 +87,7 @@ fn words(name: &str) -> usize {
     (0..chars.len()).filter(|&i| begins(i)).count()
 }
 
-/// All type names with the files that define them.
+/// Names of all defined types, each with the files that define it.
 fn types(files: &[SourceFile]) -> BTreeMap<&str, Vec<&str>> {
     let mut types = BTreeMap::<_, Vec<_>>::new();
     for file in files {

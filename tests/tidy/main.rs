@@ -1,5 +1,6 @@
-//! The rules of ARCHITECTURE.md that can be checked automatically: the crate graph, permitted users of
-//! dependencies, and required and forbidden contents of source files. Sizes are printed, never enforced.
+//! Checks the rules of ARCHITECTURE.md that can be checked automatically: crate dependencies, users of
+//! third-party crates, and required and forbidden contents of source files. File sizes are printed, but never
+//! fail a build.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 

@@ -1,4 +1,4 @@
-//! `docs/models.md`, generated from the support table of `models`.
+//! Checks that `docs/models.md` is up to date; it is generated from the support table of the crate `models`.
 //!
 //! `UPDATE_EXPECT=1 cargo test --test tidy models_page` writes the page.
 

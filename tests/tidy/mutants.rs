@@ -1,16 +1,16 @@
-//! Patches of `tests/sim/mutants`: each applies to the code as it is, describes its mistake, and is in the
-//! results page, which shows that the simulator finds it.
+//! Checks the patches of `tests/sim/mutants`: each applies to the current code, describes the fault that it
+//! injects, and is listed in the results page, which shows that the simulator finds it.
 
 use crate::source_tree::{read_file, root};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Minimum number of injected faults that the simulator finds, patches and `fault_injector.rs` together.
+/// Minimum number of injected faults that the simulator finds: patches, and faults of `fault_injector.rs`.
 const INJECTED_FAULTS_MIN: usize = 43;
-/// Results page, written by `just mutants`.
+/// Page with the results of `just mutants`.
 const RESULTS: &str = "tests/bench/results/cpu/injected_faults.md";
 
-/// All patches, sorted by name.
+/// Paths of all patches, sorted by name.
 fn patches() -> Vec<PathBuf> {
     let files = std::fs::read_dir(root().join("tests/sim/mutants")).unwrap();
     let paths = files.map(|entry| entry.unwrap().path());
@@ -28,7 +28,8 @@ fn name_of(patch: &std::path::Path) -> String {
 fn every_mutant_patch_still_applies() {
     let mut stale = Vec::new();
     for patch in patches() {
-        // A repository that contains the source tree must not change the paths of a patch.
+        // If another repository contains the source tree, `git apply` must not prepend a path to those of the
+        // patch.
         let output = Command::new("git")
             .args(["apply", "--check"])
             .arg(&patch)

@@ -1,21 +1,23 @@
-//! `docs/reliability.md` has a row for each fault, incident and figure, and the tests it names exist.
+//! Checks that `docs/reliability.md` has a row for each fault, incident and figure, and that the named tests
+//! exist.
 
 use crate::source_tree::read_file;
 use std::collections::BTreeSet;
 
-/// Cells of the rows with `name` in the first cell.
+/// Cells of the table rows whose first cell is `name`.
 fn rows<'a>(page: &'a str, name: &str) -> Vec<Vec<&'a str>> {
     let cells = |line: &'a str| line.trim_matches('|').split('|').map(str::trim).collect();
     let lines = page.lines().filter(|line| line.starts_with('|'));
     lines.map(cells).filter(|cells: &Vec<&str>| cells[0] == name).collect()
 }
 
-/// `path::name` of every test in a cell.
+/// File path and name of every test that a cell names as `path::name`.
 fn tests(cell: &str) -> BTreeSet<(&str, &str)> {
     cell.split('`').filter_map(|word| word.split_once(".rs::")).collect()
 }
 
-/// Whether a file has a test of this name: `#[test]` precedes its `fn`, with attributes and comments between.
+/// Whether a file has a test of this name: `#[test]` precedes its `fn`, with only attributes and comments
+/// between.
 fn is_test(text: &str, name: &str) -> bool {
     let head = format!("fn {name}(");
     let lines: Vec<&str> = text.lines().map(str::trim).collect();

@@ -1,9 +1,9 @@
-//! The source tree as text: source files with their paths relative to the repository root.
+//! Reads the source tree: files with their paths relative to the repository root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A source file.
+/// Path and text of a source file.
 pub(crate) struct SourceFile {
     /// Path from the repository root, with forward slashes.
     pub(crate) path: String,
@@ -26,7 +26,7 @@ pub(crate) fn rust_files() -> Vec<SourceFile> {
     files_with(&["rs"])
 }
 
-/// Every file with one of these extensions outside build outputs, sorted by path.
+/// Every file with one of `extensions`, except build outputs, sorted by path.
 pub(crate) fn files_with(extensions: &[&str]) -> Vec<SourceFile> {
     let mut found = Vec::new();
     walk(&root(), extensions, &mut found);
@@ -50,7 +50,7 @@ fn walk(dir: &Path, extensions: &[&str], found: &mut Vec<SourceFile>) {
     }
 }
 
-/// The lines of a file up to its first test module, numbered from 1, comments blanked.
+/// Numbered lines of a file, from 1 to its first test module, with comment lines emptied.
 pub(crate) fn code_lines(source: &SourceFile) -> impl Iterator<Item = (usize, &str)> {
     let end = source.text.find("#[cfg(test)]\nmod ").unwrap_or(source.text.len());
     source.text[..end].lines().enumerate().map(|(i, line)| {

@@ -1,8 +1,8 @@
-//! Required and forbidden contents of source files.
+//! Checks for required and forbidden contents of source files.
 
 use crate::source_tree::{SourceFile, code_lines, read_file, root, rust_files};
 
-/// Fails with all offending lines at once.
+/// Panics with all offending lines if there are any.
 fn forbid(rule: &str, hits: &[String]) {
     assert!(hits.is_empty(), "{rule}:\n  {}", hits.join("\n  "));
 }
@@ -84,7 +84,7 @@ fn scheduling_crates_read_no_clock() {
     forbid("the scheduler is told the time", &hits(&rust_files(), clock));
 }
 
-/// Timeouts, waits and ordering use a monotonic clock.
+/// Timeouts, waits and ordering must use a monotonic clock; only displayed times may use the wall clock.
 #[test]
 fn wall_clock_is_read_for_display_only() {
     let shown = [
@@ -113,7 +113,7 @@ fn release_builds_keep_checks() {
     assert_eq!(release["overflow-checks"].as_bool(), Some(true));
     let without: Vec<&String> = release["package"].as_table().unwrap().keys().collect();
     assert_eq!(without, ["kernels"], "the one whose loops are checked at their edge");
-    // Applies to scheduling code and to parsers of requests, model folders and the wire.
+    // The rule applies to scheduling code and to parsers of requests, model folders and network messages.
     let reads = [
         "protocol/src",
         "kvcache/src",

@@ -1,4 +1,4 @@
-//! KV events: encoding, order, and the resulting index of a subscriber.
+//! Tests of the KV-event wire format and protocol: encoding, order, and the index that a subscriber builds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "prints measured times also if tests pass")]

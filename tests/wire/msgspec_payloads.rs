@@ -1,10 +1,11 @@
-//! Payloads as msgspec 0.22 encodes the classes of vLLM 0.33, and arrays as in earlier versions.
+//! Decodes payloads of KV events as msgspec 0.22 encodes the classes of vLLM 0.33, and arrays as in earlier
+//! versions.
 
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{DecodedKvEvent, ExternalBlockHash, KvEventEncoder, decode};
 use protocol::{BlockHash, ExtraKey, KvEvent};
 
-/// Hash of [1, 2, 3, 4].
+/// Block hash of the token ids [1, 2, 3, 4].
 const A: BlockHash = BlockHash(8_356_527_653_647_720_045);
 
 fn encoder(format: KvEventFormat) -> KvEventEncoder {
@@ -79,7 +80,8 @@ fn optional_keys_are_written_in_order_or_left_out() {
     };
     let text = hex(&full, salted.clone());
     assert!(text.starts_with("93cb3ff800000000000091de000b"), "eleven keys: {text}");
-    // lora_name nil, extra_keys [["s"], nil], group_idx 0, kv_cache_spec_kind full_attention, rank 0.
+    // The encoded end of an event: lora_name nil, extra_keys [["s"], nil], group_idx 0, kv_cache_spec_kind
+    // full_attention, rank 0.
     let end = "a96c6f72615f6e616d65c0aa65787472615f6b6579739291a173c0a967726f75705f69647800\
                b26b765f63616368655f737065635f6b696e64ae66756c6c5f617474656e74696f6e00";
     assert!(text.ends_with(&end.replace(' ', "")), "{text}");
@@ -102,7 +104,8 @@ fn token_ids_may_be_omitted() {
 
 #[test]
 fn vllm_batches_are_decoded_and_broken_ones_rejected() {
-    // {"type": "BlockRemoved", "block_hashes": [b"\x01\x02", -1], "medium": nil, "new": true}, no rank.
+    // The encoded event: {"type": "BlockRemoved", "block_hashes": [b"\x01\x02", -1], "medium": nil, "new":
+    // true}, without a rank.
     let payload = [
         b"\x93\xcb\x3f\xf8\0\0\0\0\0\0\x91\x84\xa4type\xacBlockRemoved\xacblock_hashes\x92"
             .as_slice(),

@@ -1,4 +1,4 @@
-//! Any events are decoded unchanged in both formats.
+//! KV events that are encoded in either format and decoded again are unchanged.
 
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{DecodedKvEvent, EventJournal, ExternalBlockHash, KvEventEncoder, decode};
@@ -41,7 +41,7 @@ fn number(hash: BlockHash) -> ExternalBlockHash {
     ExternalBlockHash::Number(hash.0)
 }
 
-/// Whether the decoded event equals the encoded one.
+/// Whether a decoded event equals the event that was encoded.
 fn same(event: &KvEvent, read: &DecodedKvEvent) -> bool {
     match (event, read) {
         (KvEvent::Cleared, DecodedKvEvent::AllBlocksCleared) => true,
@@ -99,7 +99,7 @@ proptest! {
 
     #[test]
     fn untrusted_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
-        let _ = decode(&bytes); // Errors are permitted.
+        let _ = decode(&bytes); // Random bytes may give an error, but must not panic.
     }
 
     #[test]

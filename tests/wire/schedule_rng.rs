@@ -1,6 +1,6 @@
-//! Reproducible random numbers.
+//! Reproducible random numbers for the schedules.
 
-/// xorshift64*.
+/// Random number generator: xorshift64*.
 pub(crate) struct ScheduleRng(u64);
 
 impl ScheduleRng {
@@ -8,7 +8,7 @@ impl ScheduleRng {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A number below `bound`.
+    /// A random number below `bound`.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -1,5 +1,6 @@
-//! Ten thousand schedules of drops, reconnects, replays, clears and restarts: a subscriber that has received
-//! the last sequence number has exactly the index. The real cache, feed and journal; no sockets.
+//! Ten thousand random schedules of dropped batches, reconnects, replays, clears and restarts: a subscriber
+//! that has received the last sequence number has exactly the blocks of the index. The cache, the event feed
+//! and the replay journal are real, but there are no sockets.
 
 use crate::schedule_rng::ScheduleRng;
 use kvcache::{
@@ -21,7 +22,7 @@ use std::sync::mpsc::Receiver;
 const SCHEDULES: u64 = 10_000;
 const BLOCK_TOKENS: u32 = 2;
 
-/// A server with few blocks, and its publisher.
+/// A KV cache with few blocks, its event feed, and its publisher.
 struct ScheduleServer {
     kv: KvCache,
     hasher: BlockHasher,
@@ -32,7 +33,7 @@ struct ScheduleServer {
     journal: EventJournal,
 }
 
-/// Keeps the unread ends of socket pairs open.
+/// Keeps the unread ends of the sockets open by which feeds wake their publishers.
 struct UnreadSockets(Vec<UnixStream>);
 
 impl ScheduleServer {
@@ -49,7 +50,8 @@ impl ScheduleServer {
         near.set_nonblocking(true).unwrap();
         sockets.0.push(far);
         let waker = PublisherWaker::new(near, Arc::new(AtomicBool::new(false)));
-        // Either limit may be the small one.
+        // The feed's queue is limited by the number of batches or by their bytes; either limit may be the
+        // smaller one.
         let batches = 1 + rng.below(4) as usize;
         let bytes = if rng.one_in(2) { u64::MAX } else { u64::from(1 + rng.below(2_000)) };
         let limits = FeedLimits { batches, bytes };
@@ -71,7 +73,7 @@ impl ScheduleServer {
         (server, first)
     }
 
-    /// One step: a change of the cache, which the feed publishes.
+    /// One step of the server: changes the cache, and passes the KV events to the publisher.
     fn step(&mut self, rng: &mut ScheduleRng) {
         match rng.below(12) {
             0 => self.kv.clear(),
@@ -89,7 +91,8 @@ impl ScheduleServer {
         self.feed.flush();
     }
 
-    /// A prompt that shares prefixes with others, by few distinct tokens and two salts.
+    /// Runs a prompt that shares prefixes with other prompts, because it has few distinct tokens and one of
+    /// two salts.
     fn request(&mut self, rng: &mut ScheduleRng) {
         let length = BLOCK_TOKENS + rng.below(9);
         let tokens: Vec<Token> = (0..length).map(|_| rng.below(2)).collect();
@@ -115,7 +118,7 @@ impl ScheduleServer {
         self.held_tables.push(table);
     }
 
-    /// Runs the publisher's thread once.
+    /// Publishes what the feed has queued, as the publisher's thread does, and appends the batches to `sent`.
     fn publish(&mut self, sent: &mut Vec<PublishedBatch>) {
         while let Ok(changes) = self.changes.try_recv() {
             self.counters.record_dequeued(&changes);
@@ -132,7 +135,7 @@ impl ScheduleServer {
     }
 }
 
-/// A subscriber on a connection that loses batches. It starts with a full replay, as routers do.
+/// A subscriber on a connection that loses batches. It requests a full replay at the start, as routers do.
 struct ScheduleSubscriber {
     sequence_tracker: SequenceNumberTracker,
     cached_hashes: SubscriberBlocks,
@@ -141,7 +144,7 @@ struct ScheduleSubscriber {
 }
 
 impl ScheduleSubscriber {
-    /// Reads all batches on the connection. A gap is closed by a replay, which may be interrupted.
+    /// Reads all batches on the connection. After a gap it requests a replay, which may be interrupted.
     fn read(&mut self, server: &mut ScheduleServer, rng: &mut ScheduleRng, reliable: bool) {
         while let Some(entry) = self.connection.pop_front() {
             match self.sequence_tracker.check(entry.seq) {
@@ -153,7 +156,7 @@ impl ScheduleSubscriber {
                     if !reliable
                         && self.sequence_tracker.check(entry.seq) != BatchArrival::Duplicate
                     {
-                        return; // The next batch reveals the rest of the gap.
+                        return; // The gap in the sequence numbers of the next batch leads to another replay.
                     }
                 }
             }
@@ -186,7 +189,7 @@ impl ScheduleSubscriber {
     }
 }
 
-/// Events of all schedules.
+/// Numbers of events that happened in all schedules.
 #[derive(Default)]
 struct ScheduleCounts {
     dropped: u64,
@@ -211,7 +214,8 @@ fn schedule(seed: u64, counts: &mut ScheduleCounts) {
     if !joins_late {
         subscriber.connection.push_back(first);
     }
-    let pace = 1 + rng.below(12); // Approximate number of steps between two runs of the publisher.
+    // This is the approximate number of steps between two runs of the publisher.
+    let pace = 1 + rng.below(12);
     for step in 0..10 + rng.below(50) {
         server.step(&mut rng);
         let mut sent = Vec::new();
@@ -232,7 +236,7 @@ fn schedule(seed: u64, counts: &mut ScheduleCounts) {
             subscriber.read(&mut server, &mut rng, false);
         }
         if rng.one_in(40) {
-            subscriber.connection.clear(); // The connection broke.
+            subscriber.connection.clear(); // The connection has broken, and its batches are lost.
         }
     }
     finish_schedule(&mut server, &mut subscriber, &mut rng, seed);
@@ -240,7 +244,8 @@ fn schedule(seed: u64, counts: &mut ScheduleCounts) {
     counts.gaps += subscriber.gaps;
 }
 
-/// Publishes everything and one more batch: the subscriber's index must then equal the server's.
+/// Publishes everything and one more batch: the subscriber's set of blocks must then equal the server's
+/// index.
 fn finish_schedule(
     server: &mut ScheduleServer,
     subscriber: &mut ScheduleSubscriber,
@@ -271,8 +276,8 @@ fn subscriber_at_last_sequence_knows_the_index() {
     assert!(dropped > 1_000 && gaps > 10_000 && restarts > 1_000 && joined_late > 1_000);
 }
 
-/// The backlog is sent as one batch, with a clear first, once half of the queue is free; until then the
-/// backlog of a stalled publisher is at most twice the pool size, whatever happened.
+/// A backlog is sent as one batch, with a clear event first, once half of the queue is free. Until then the
+/// backlog of a stalled publisher is at most twice the pool size, whatever happens.
 #[test]
 fn stalled_publisher_catches_up_in_one_batch() {
     for seed in 0..200 {

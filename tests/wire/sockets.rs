@@ -1,4 +1,4 @@
-//! A real publisher over real sockets: frames, replay, topics, a subscriber that never reads.
+//! A real publisher over real sockets: frames, replay, topics, and a subscriber that never reads.
 
 use crate::kv_event_replay::{self, config};
 use metrics::kv_events::{
@@ -23,8 +23,10 @@ fn start(extra: &serde_json::Value) -> (KvEventFeed, KvEventPublisher) {
         .unwrap()
         .start(&spec, 1_000, Arc::default())
         .unwrap();
-    wait_for_batches(&publisher, 1); // A later subscriber misses the first batch.
-    std::thread::sleep(Duration::from_millis(50)); // The batch is counted before it is sent.
+    // Waits, so that a subscriber that connects later misses the first batch.
+    wait_for_batches(&publisher, 1);
+    // The batch is counted before it is sent, so its sending takes a moment more.
+    std::thread::sleep(Duration::from_millis(50));
     (feed, publisher)
 }
 
@@ -170,7 +172,8 @@ fn stuck_subscriber_loses_only_its_own_batches() {
         (counters.dropped.load(Ordering::Relaxed), counters.errors.load(Ordering::Relaxed)),
         (0, 0)
     );
-    assert!(slowest < Duration::from_secs(10), "a hand-over took {slowest:?}"); // On busy cores.
+    // The limit allows for busy cores.
+    assert!(slowest < Duration::from_secs(10), "a hand-over took {slowest:?}");
     println!("slowest hand-over beside a stuck reader: {slowest:?}");
     let mut seqs = Vec::new();
     stuck.set_rcvtimeo(500).unwrap();
@@ -191,7 +194,7 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
     stuck.set_rcvhwm(1).unwrap();
     stuck.set_subscribe(b"").unwrap();
     stuck.connect(&publisher.source().endpoint).unwrap();
-    // The first received batch shows that the subscription is active.
+    // Publishes until the first batch is received, which shows that the subscription is active.
     stuck.set_rcvtimeo(10).unwrap();
     let mut batches = 1;
     while stuck.recv_multipart(0).is_err() {
@@ -208,14 +211,15 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
             group: 0,
         };
         publish_events(&mut feed, vec![large]);
-        wait_for_batches(&publisher, batches + hash); // The queue is never full.
+        // Waits for the publisher, so that its queue is never full.
+        wait_for_batches(&publisher, batches + hash);
     }
     assert_eq!(publisher.source().counters.dropped.load(Ordering::Relaxed), 0);
     stuck.set_rcvtimeo(1_000).unwrap();
     while let Ok(frames) = stuck.recv_multipart(0) {
         bytes += frames[2].len();
     }
-    // Socket buffers keep some megabytes in addition.
+    // Socket buffers hold some megabytes in addition to the publisher's queue.
     let sent = BATCHES as usize * 100_000;
     assert!((BOUND / 2..sent / 2).contains(&bytes), "{bytes} of {sent} bytes were kept for it");
     // Delivery continues with the newest batch, and its sequence number reveals the gap.
@@ -303,7 +307,8 @@ fn subscriber_zmtp_heartbeats_are_answered() {
     subscriber.set_subscribe(b"").unwrap();
     subscriber.connect(&publisher.source().endpoint).unwrap();
     assert_receives_batches(&mut feed, &subscriber, &publisher);
-    std::thread::sleep(Duration::from_secs(1)); // Without a reply it would have disconnected for good.
+    // If the publisher did not reply to heartbeats, the subscriber would have disconnected for good by now.
+    std::thread::sleep(Duration::from_secs(1));
     assert_receives_batches(&mut feed, &subscriber, &publisher);
     assert_eq!(publisher.source().counters.subscribers.load(Ordering::Relaxed), 1);
 }
