@@ -422,7 +422,8 @@ impl KvCache {
         self.lifetime_sampler.as_mut().map_or_else(Vec::new, |sampler| sampler.take_lifetimes())
     }
 
-    /// Recomputes all state from `tables`, which must be all tables; panics on a difference.
+    /// Recomputes reference counts, block states and the prefix index from `tables`, which must be all
+    /// tables; panics on a difference.
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
         let mut refs = vec![0; self.pool.blocks() as usize];
         for block in tables.flat_map(BlockTable::blocks) {

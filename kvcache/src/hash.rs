@@ -26,7 +26,7 @@ pub struct BlockKey {
 pub struct MediaItem {
     /// Digest of the item's content.
     pub digest: [u8; 16],
-    /// Position of its first token.
+    /// Position of the item's first token in the sequence.
     pub start: u32,
     /// Number of tokens of the item.
     pub len: u32,

@@ -118,7 +118,7 @@ enum CacheOp {
     Start(Vec<Token>, bool),
     /// Registers up to this number of further blocks of a request in the prefix index.
     Publish(usize, u32),
-    /// Frees a request.
+    /// Frees the blocks of a request.
     Free(usize),
     /// Clears the prefix index.
     Clear,

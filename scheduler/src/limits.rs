@@ -35,7 +35,7 @@ pub struct SchedulerLimits {
 }
 
 impl SchedulerLimits {
-    /// Default limits of the CPU backend: 512 tokens per step, one step in flight.
+    /// Returns the default limits of the CPU backend: 512 tokens per step, one step in flight.
     pub fn cpu(max_model_len: u32, vocab_size: u32) -> Self {
         Self {
             tokens_per_step: 512,

@@ -42,7 +42,7 @@ pub(crate) struct PlannedRow {
     pub(crate) start: u32,
     pub(crate) len: u32,
     pub(crate) drafts: u8,
-    /// Number of blocks to append to the block table first.
+    /// Number of blocks that are appended to the request's block table before the row is sent.
     pub(crate) new_blocks: u32,
 }
 

@@ -302,15 +302,15 @@ fn chunk_alignment_table() {
     let quantum = 64;
     for (start, want, cap, has_prefill, expected) in [
         (0, 10, 64, false, 10),   // whole prompt
-        (0, 64, 64, true, 64),    // whole prompt, exactly
+        (0, 64, 64, true, 64),    // the whole prompt fits exactly
         (0, 200, 100, false, 64), // aligned end
         (64, 200, 100, true, 64), // aligned start and end
         (16, 200, 100, true, 48), // unaligned start, aligned end
         (0, 200, 63, true, 0),    // below the quantum in a step with other prefill: postponed
         (0, 200, 63, false, 63),  // decode rows must not starve prefill
-        (60, 200, 3, false, 3),   // also with a small budget
-        (63, 200, 1, true, 1),    // reaches the next multiple
-        (0, 200, 0, false, 0),    // no budget
+        (60, 200, 3, false, 3),   // decode rows must not starve prefill
+        (63, 200, 1, true, 1),    // reaches the next multiple of 64
+        (0, 200, 0, false, 0),    // no budget is left
         (128, 1, 1, true, 1),
     ] {
         let len = align_chunk(start, want, cap, quantum, has_prefill);

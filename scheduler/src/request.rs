@@ -32,7 +32,8 @@ pub(crate) struct Request {
     /// Id of the last sent step in which the request samples. While the sampled token is not applied, the
     /// next row refers to it by this id, because only the executor holds the token.
     pub(crate) last_sampling_step: StepId,
-    /// Incremented by preemption and executor failure; results of other epochs are dropped.
+    /// Epoch of the request, incremented by preemption and executor failure; row results of other epochs are
+    /// dropped.
     pub(crate) epoch: u32,
     /// Sequence slot on the device while the request runs.
     pub(crate) seq_slot: Option<SequenceSlot>,

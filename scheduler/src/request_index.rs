@@ -5,7 +5,7 @@ use protocol::RequestId;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Maps request ids to replica and slot. Its iteration order affects no decision.
+/// Maps request ids to replica and slab slot. Its iteration order affects no decision.
 pub(crate) type RequestIndex =
     HashMap<RequestId, RequestLocation, BuildHasherDefault<RequestIdHasher>>;
 

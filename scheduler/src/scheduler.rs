@@ -76,7 +76,7 @@ impl Scheduler {
         PromptHasher::new(self.config.kv.block_hasher(), self.config.kv.caching)
     }
 
-    /// Returns the effective limits.
+    /// Returns the limits in effect: `max_num_seqs` may be lower than configured.
     pub fn limits(&self) -> &SchedulerLimits {
         &self.config.limits
     }

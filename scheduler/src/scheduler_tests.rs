@@ -7,7 +7,8 @@ use kvcache::{BlockTable, KvConfig};
 use protocol::{KvGroup, KvKind, KvSpec, SequenceSlot};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A scheduler with one sequence slot: one request runs with its first step in flight, another one waits.
+/// Returns a scheduler with one sequence slot: one request runs with its first step in flight, another one
+/// waits.
 fn scheduler() -> Scheduler {
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: 4, groups: vec![group] };

@@ -15,7 +15,7 @@
 use protocol::StepCost;
 use std::time::Duration;
 
-/// Minimum deadline, because machines pause.
+/// Minimum deadline. It covers pauses of the machine.
 const DEADLINE_MIN: Duration = Duration::from_secs(5);
 /// Ratio of deadline to expected time. The margin covers contexts, and thus step times, that grow before a
 /// longer step time is observed.
@@ -38,7 +38,7 @@ const CONTEXT_PER_TOKEN_COST: f64 = 8_192.0;
 /// Minimum share of the expected time that a term must have to be corrected.
 const LEARNING_SHARE_MIN: f64 = 1.0 / 16.0;
 
-/// Work of a step, which determines its time.
+/// Amount of work in a step, from which its expected time is computed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepWorkload {
     /// Number of tokens forwarded.
@@ -52,7 +52,7 @@ pub struct StepWorkload {
 pub struct StepDeadline {
     /// Fixed deadline of every step (`--step-deadline`), if configured.
     fixed_deadline: Option<Duration>,
-    /// Cost in nanoseconds per step, per token and per pair.
+    /// Costs in nanoseconds: per step, per token, and per pair of a prompt token and a context position.
     costs_ns: [f64; 3],
 }
 
@@ -122,7 +122,7 @@ mod tests {
         StepWorkload { tokens, attention_pairs: 0 }
     }
 
-    /// Work of a prompt chunk that ends at position `context`.
+    /// Returns the work of a step with one prompt chunk that ends at position `context`.
     fn prompt(tokens: u64, context: u64) -> StepWorkload {
         StepWorkload { tokens, attention_pairs: tokens * context }
     }
@@ -188,7 +188,8 @@ mod tests {
         assert!((19_000..=20_000).contains(&ms(&deadline, 512)), "{deadline:?}");
     }
 
-    /// Step time of a model dominated by attention: one attention layer and little else, on a CPU.
+    /// Returns the step time of a model dominated by attention: one attention layer and little else, on a
+    /// CPU.
     fn step_time(work: StepWorkload) -> Duration {
         Duration::from_nanos(5_000_000 + 37_000 * work.tokens + 54 * work.attention_pairs / 10)
     }

@@ -38,7 +38,7 @@ pub struct RequestSubmission {
 
 #[cfg(test)]
 impl RequestSubmission {
-    /// A greedy request for 8 output tokens after prompt `tokens`.
+    /// Returns a greedy request for 8 output tokens after prompt `tokens`.
     pub(crate) fn greedy(id: u64, tokens: Vec<Token>, hasher: &kvcache::BlockHasher) -> Self {
         let mut keys = Vec::new();
         hasher.extend_keys(&mut keys, &tokens, None);
@@ -115,9 +115,9 @@ pub enum RejectReason {
     /// The request would exceed the maximum number of tokens in the waiting queue.
     #[error("{waiting} tokens are waiting and {requested} more exceed the limit of {cap}")]
     QueueTokensFull {
-        /// Tokens of waiting requests.
+        /// Number of tokens of waiting requests.
         waiting: u64,
-        /// Prompt tokens of this request.
+        /// Number of prompt tokens of this request.
         requested: u64,
         /// Configured limit.
         cap: u64,

@@ -11,7 +11,7 @@ pub enum TickPhase {
     Commit,
 }
 
-/// Is called at the end of each phase. A phase starts when the previous one ends.
+/// Timer that is called at the end of each phase of a tick. A phase starts when the previous one ends.
 pub trait TickTimer {
     /// Called at the end of a phase.
     fn phase_done(&mut self, phase: TickPhase);

@@ -33,7 +33,7 @@ impl TokenEvent {
         finish_reason: None,
     };
 
-    /// An event that only finishes a request.
+    /// Returns an event that only finishes a request.
     pub fn finished(request: RequestId, finish: FinishReason) -> Self {
         Self { request, finish_reason: Some(finish), ..Self::EMPTY }
     }

@@ -152,7 +152,7 @@ fn preemptions_and_resets_are_not_counted_as_failures() {
     harness.submit(1, 6);
     harness.complete_step(0);
     assert!(harness.clear(true));
-    harness.complete_step(0); // The step was sent in the old epoch of the request; its output allows another step.
+    harness.complete_step(0); // The output of the old epoch allows another step.
     let (recovered, recomputed) = harness.failure_costs(0);
     assert_eq!(recovered, FailureCounts::default());
     assert_eq!(recomputed, RecomputedTokens { reset: 7, ..RecomputedTokens::default() });
