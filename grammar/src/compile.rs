@@ -156,7 +156,7 @@ impl GrammarCompiler {
         Ok(Self { factory, end_ids, matcher_copies: MatcherCopyBudget::default() })
     }
 
-    /// Bytes of all matcher copies in use.
+    /// Returns the bytes of all matcher copies in use.
     #[cfg(test)]
     pub(super) fn matcher_copy_bytes(&self) -> usize {
         self.matcher_copies.bytes_in_use()
@@ -255,8 +255,8 @@ fn follow_random_text(mut session: GrammarSession, text_index: u32) -> anyhow::R
 }
 
 impl CompiledGrammar {
-    /// Creates the factory of the grammar sessions of one request. With `ignores_end`,
-    /// end-of-text tokens are allowed only where no other token is.
+    /// Creates the factory of the grammar sessions of one request. With `ignores_end`, end-of-text tokens are
+    /// allowed only where no other token is.
     pub fn session_seed(&self, ignores_end: bool) -> GrammarSessionFactory {
         GrammarSessionFactory::new(self.clone(), ignores_end)
     }
@@ -266,7 +266,7 @@ impl CompiledGrammar {
         self.matcher_copies.copy_matcher(&lock(&self.prototype), self.bytes)
     }
 
-    /// Ids of the end-of-text tokens.
+    /// Returns the ids of the end-of-text tokens.
     pub(super) fn end_ids(&self) -> &Arc<[Token]> {
         &self.end_ids
     }
@@ -310,8 +310,8 @@ fn check_bounds(bytes: usize, depth: usize) -> Result<usize, GrammarError> {
     }
 }
 
-/// Maximum nesting depth of brackets. Brackets inside strings count as well; the limit is high enough for
-/// that.
+/// Returns the maximum nesting depth of brackets. Brackets inside strings count as well; the limit is high
+/// enough for that.
 fn bracket_depth(text: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     for byte in text.bytes() {
@@ -325,7 +325,7 @@ fn bracket_depth(text: &str) -> usize {
     deepest
 }
 
-/// Nesting depth of a JSON value, including the brackets inside its deepest string.
+/// Returns the nesting depth of a JSON value, including the brackets inside its deepest string.
 fn json_depth(value: &Value) -> usize {
     match value {
         Value::Array(list) => 1 + list.iter().map(json_depth).max().unwrap_or(0),
@@ -355,8 +355,8 @@ fn grammar(constraint: &OutputConstraint) -> Result<TopLevelGrammar, GrammarErro
 }
 
 /// Builds the Lark grammar of a choice between texts. Up to `SEPARATE_CHOICES_MAX` texts become separate
-/// lexemes, so that a long text is forced without comparing the others. More texts become one lexeme, because
-/// the parser limits the number of lexemes that it follows at the same time.
+/// lexemes, so that llguidance forces a long text without comparing the others. More texts become one lexeme,
+/// because llguidance limits the number of lexemes that it follows at the same time.
 fn choice_grammar(texts: &[String]) -> String {
     let quoted = texts.iter().map(|text| Value::from(text.as_str()).to_string());
     let alternatives = quoted.collect::<Vec<_>>().join(" | ");

@@ -26,7 +26,7 @@ pub struct GrammarCompilePool {
     queue: Arc<CompileQueue>,
 }
 
-/// Queued compilation.
+/// A constraint in the compile queue, and the callback for its result.
 pub(super) struct CompileJob {
     pub(super) constraint: Arc<OutputConstraint>,
     /// Key of the constraint in the grammar cache.
@@ -181,7 +181,7 @@ impl CompileQueue {
                 self.timings.compiled.record(elapsed);
                 lock(&self.cache).put(key, compiled.clone());
             }
-            // No compilation took place.
+            // No worker process could be started, so no compilation took place.
             Err(GrammarError::WorkerUnavailable { .. }) => {}
             Err(_) => self.timings.rejected.record(elapsed),
         }

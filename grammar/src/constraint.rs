@@ -27,7 +27,7 @@ pub enum GrammarSpec {
     },
     /// Texts that a regular expression matches from end to end, in the syntax of the `regex` crate.
     Regex(String),
-    /// One of these texts.
+    /// A choice between these texts.
     Choice(Vec<String>),
     /// A grammar in llguidance's dialect of Lark, from its rule `start` on.
     Lark(String),
@@ -70,7 +70,7 @@ impl OutputConstraint {
 }
 
 impl GrammarSpec {
-    /// Returns the language of all JSON objects.
+    /// Returns the grammar of all JSON objects.
     pub fn json_object(whitespace: JsonWhitespace) -> Self {
         Self::Json { schema: json!({"type": "object"}), whitespace }
     }

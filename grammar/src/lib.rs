@@ -9,8 +9,8 @@
 //! - [`GrammarCompilePool::compile`] compiles the constraint into a [`CompiledGrammar`] on separate threads,
 //!   with limits, after a dry run in a process that can be killed (`worker/`), or returns an error. Meanwhile
 //!   the request waits outside the scheduler (`EngineClient::hold`).
-//! - Each choice gets a [`GrammarSessionFactory`] and creates a [`GrammarSession`] from it when it starts running. A
-//!   session follows committed tokens only, so preemption and recomputation need no special case.
+//! - Each choice gets a [`GrammarSessionFactory`] and creates a [`GrammarSession`] from it when it starts
+//!   running. A session follows committed tokens only, so preemption and recomputation need no special case.
 //! - A [`ThinkingBudget`] limits the reasoning of an output, with or without a grammar after it: a
 //!   [`DecodingGuide`] has both. Masks of a budget start at the first token that may exceed it and end with
 //!   the reasoning.

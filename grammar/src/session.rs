@@ -46,7 +46,7 @@ impl std::fmt::Debug for GrammarSessionFactory {
     }
 }
 
-/// Parser state of one output.
+/// Parser state of one output, from which the mask of each next token is computed.
 pub struct GrammarSession {
     matcher: Matcher,
     end_ids: Arc<[Token]>,

@@ -20,7 +20,7 @@ pub trait WireMessage: Sized {
     /// Errors: `CodecError::Encode` if a value cannot be encoded (a path that is not UTF-8).
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError>;
 
-    /// Decodes the body of a frame of this kind, which must be consumed completely.
+    /// Decodes the body of a frame with message kind `kind`; the body must be consumed completely.
     ///
     /// Errors: `kind` is not a kind of this message type, or the body does not encode the type of `kind`.
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError>;

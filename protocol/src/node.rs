@@ -70,7 +70,7 @@ pub enum NodeEvent {
     StartFailed {
         /// Ticket of the command.
         ticket: u64,
-        /// Reason.
+        /// Reason for which the executors cannot be started.
         reason: String,
     },
     /// An executor process exited.
@@ -95,7 +95,7 @@ pub struct NodeInfo {
     pub nodes: u16,
     /// Parallel configuration, as configured on the node.
     pub parallel: ParallelConfig,
-    /// Version of the build.
+    /// Version of the node's build.
     pub build: String,
     /// Digest of the model folder, as in `ExecutorHello`.
     pub model_digest: u64,

@@ -94,16 +94,16 @@ pub struct StepTiming {
 /// Nanoseconds spent in each kind of collective, including the wait for other ranks; 0 with a single rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CollectiveTiming {
-    /// All-reduce over the TP ranks of a replica.
+    /// Time of all-reduces over the TP ranks of a replica.
     pub tp_all_reduce_ns: u64,
-    /// All-gather over the TP ranks of a replica, for sampling.
+    /// Time of all-gathers over the TP ranks of a replica, for sampling.
     pub tp_all_gather_ns: u64,
-    /// All-gather of rows for the experts, over replicas.
+    /// Time of all-gathers of rows for the experts, over replicas.
     pub dp_all_gather_rows_ns: u64,
-    /// Reduce-scatter of expert outputs, over replicas.
+    /// Time of reduce-scatters of expert outputs, over replicas.
     pub dp_reduce_scatter_ns: u64,
-    /// Exchange of row counts before the all-to-all, over replicas.
+    /// Time of exchanges of row counts before the all-to-all, over replicas.
     pub dp_exchange_counts_ns: u64,
-    /// All-to-all of rows to experts and of expert outputs back, over replicas.
+    /// Time of all-to-alls of rows to experts and of expert outputs back, over replicas.
     pub dp_all_to_all_ns: u64,
 }

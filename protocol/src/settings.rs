@@ -109,11 +109,11 @@ pub struct SpeculativeConfig {
     pub draft_tokens: u8,
     /// Proposer of the draft tokens.
     pub method: SpeculativeMethod,
-    /// Acceptance rule.
+    /// Rule that decides which draft tokens are accepted.
     pub acceptance: DraftAcceptance,
 }
 
-/// Acceptance rule of draft tokens.
+/// Rule that decides which draft tokens are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum DraftAcceptance {
     /// Accepts the draft tokens that equal the tokens sampled without drafts.
@@ -245,7 +245,7 @@ pub enum KvCacheDtype {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum KvCacheSize {
     /// On the CPU, the smaller of 4 GiB and a quarter of the memory that is free after the warm-up; on a GPU,
-    /// the rest of the memory fraction.
+    /// the memory that `ExecutorSettings::memory_utilization` leaves for the KV cache.
     #[default]
     Auto,
     /// The number of blocks that fit into this number of bytes.

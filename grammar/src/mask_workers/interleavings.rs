@@ -119,7 +119,8 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
                 thread::spawn(move || pool.run_worker(queue(&pool)))
             });
             let (timer, timer_events) = channel();
-            // A step waits for its masks at most until this thread runs next.
+            // The simulated timer has no delay: a step waits for its masks at most until this thread runs
+            // next.
             let timer_thread = thread::spawn(move || {
                 let overdue = AtomicU64::new(0);
                 loop {

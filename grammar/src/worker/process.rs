@@ -76,7 +76,7 @@ impl GrammarWorkerProcess {
         Ok(process)
     }
 
-    /// Whether the process can receive requests.
+    /// Returns whether the process can receive requests.
     pub(crate) fn is_alive(&mut self) -> bool {
         !self.ended && matches!(self.child.try_wait(), Ok(None))
     }
@@ -144,8 +144,8 @@ impl GrammarWorkerProcess {
         }
     }
 
-    /// Processor time of all threads of the process, with a resolution of ten milliseconds; 0 if it has
-    /// exited.
+    /// Returns the processor time of all threads of the process, with a resolution of ten milliseconds; 0 if
+    /// it has exited.
     fn child_cpu_time(&self) -> Duration {
         const TICK: Duration = Duration::from_millis(10); // USER_HZ is 100 on all supported architectures.
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));

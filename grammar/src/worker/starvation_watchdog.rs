@@ -48,7 +48,7 @@ impl GrammarDryRun {
     }
 }
 
-/// Processor time of all threads of this process.
+/// Returns the processor time of all threads of this process.
 fn process_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
@@ -67,7 +67,7 @@ struct DryRunVerdictSenderState<W> {
 }
 
 impl<W: Write> DryRunVerdictSender<W> {
-    /// Creates the state; verdicts are sent through `replies`.
+    /// Creates a sender whose messages are written to `replies`.
     pub(super) fn new(replies: FrameWriter<W, GrammarWorkerReply>) -> Self {
         Self {
             state: Mutex::new(DryRunVerdictSenderState { replies, pending: None }),

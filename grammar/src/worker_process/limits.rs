@@ -34,7 +34,7 @@ pub fn limit_memory(bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Address space of this process in bytes.
+/// Returns the address space of this process in bytes.
 fn address_space() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));

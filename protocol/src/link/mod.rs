@@ -20,9 +20,9 @@ pub trait MessageLink {
     type SentMessage;
     /// Type of the messages that this end receives.
     type ReceivedMessage;
-    /// Sending half.
+    /// Type of the sending half of the link.
     type SenderHalf: MessageSender<Message = Self::SentMessage> + Send + 'static;
-    /// Receiving half.
+    /// Type of the receiving half of the link.
     type ReceiverHalf: MessageReceiver<Message = Self::ReceivedMessage> + Send + 'static;
 
     /// Sends one message; blocks while the peer's queue is full.
@@ -41,7 +41,7 @@ pub trait MessageLink {
 
 /// Sending half of a link.
 pub trait MessageSender {
-    /// Type of the messages.
+    /// Type of the messages that are sent.
     type Message;
 
     /// Sends one message, as `MessageLink::send`.
@@ -50,7 +50,7 @@ pub trait MessageSender {
 
 /// Receiving half of a link.
 pub trait MessageReceiver {
-    /// Type of the messages.
+    /// Type of the messages that are received.
     type Message;
 
     /// Receives one message, as `MessageLink::recv`.
@@ -60,9 +60,9 @@ pub trait MessageReceiver {
 /// A link composed of a sender and a receiver.
 #[derive(Debug)]
 pub struct LinkHalves<S, R> {
-    /// Sending half.
+    /// Sending half of the link.
     pub sender: S,
-    /// Receiving half.
+    /// Receiving half of the link.
     pub receiver: R,
 }
 

@@ -169,7 +169,7 @@ fn spec() -> impl Strategy<Value = KvSpec> {
         .prop_map(|(block_tokens, groups)| KvSpec { block_tokens, groups })
 }
 
-/// Any message from the scheduler to an executor, except for grammar bitmasks.
+/// Returns a strategy for any message from the scheduler to an executor, except for grammar bitmasks.
 pub(crate) fn executor_command() -> impl Strategy<Value = ExecutorCommand> {
     prop_oneof![
         any::<u32>().prop_map(|blocks| ExecutorCommand::AllocateKv { blocks }),
@@ -179,7 +179,7 @@ pub(crate) fn executor_command() -> impl Strategy<Value = ExecutorCommand> {
     ]
 }
 
-/// Any message from an executor to the scheduler.
+/// Returns a strategy for any message from an executor to the scheduler.
 pub(crate) fn executor_event() -> impl Strategy<Value = ExecutorEvent> {
     let phases = [
         StartupPhase::Device,
@@ -232,7 +232,7 @@ pub(crate) fn executor_event() -> impl Strategy<Value = ExecutorEvent> {
     ]
 }
 
-/// Any settings of an executor process.
+/// Returns a strategy for any settings of an executor process.
 pub(crate) fn settings() -> impl Strategy<Value = ExecutorSettings> {
     let path = "/[a-z]{1,12}/[^/\u{0}]{1,12}";
     let devices = [DeviceKind::Cpu, DeviceKind::Rocm, DeviceKind::Cuda];
