@@ -132,7 +132,7 @@ pub struct ServingContext {
     pub body_bytes_max: usize,
     /// Capacity of the KV pool of one replica, in tokens.
     pub pool_tokens: u64,
-    /// Metrics of the server.
+    /// Metrics that `/metrics` reports.
     pub metrics: Arc<ServerMetrics>,
     /// KV event publishers, by replica; empty if KV events are off.
     pub kv_event_sources: Vec<Arc<KvEventSource>>,

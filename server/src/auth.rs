@@ -37,7 +37,7 @@ pub enum RouteAccess {
 /// Listener whose connection the request arrived on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ListenerKind {
-    /// Listener of `--host` and `--port`.
+    /// Listener of `--host` and `--port`, for clients.
     Public,
     /// Listener of `--admin-listen`.
     Admin,
@@ -131,7 +131,7 @@ fn contains_constant_time(keys: &[ApiKeyDigest], key: &ApiKeyDigest) -> bool {
 pub(crate) struct RouteGuard {
     /// Application state, which contains the keys.
     pub app: Arc<AppState>,
-    /// Access level of the route.
+    /// API key that the route requires.
     pub access: RouteAccess,
     /// Listener whose connection the request arrived on.
     pub listener: ListenerKind,

@@ -40,7 +40,7 @@ struct HalfClosedState {
     /// Interval until the next connection check.
     check_interval: Duration,
     timer: Pin<Box<Sleep>>,
-    /// Number of the request for which a probe was sent.
+    /// Number of the latest request for which a probe (bytes that detect a disconnect) was sent.
     probed: Option<u64>,
     /// Number of connection checks since the last reply was complete and written; `None` while a reply is in
     /// progress.

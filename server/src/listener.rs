@@ -1,4 +1,4 @@
-//! Listening sockets and connection limits.
+//! Opens listening sockets and accepts connections, up to a maximum number.
 
 use super::app::AppState;
 use super::connection::{self, ConnectionTimeouts};

@@ -1,4 +1,4 @@
-//! GET `/v1/models` and `/v1/models/{id}`.
+//! Handlers of GET `/v1/models` and `/v1/models/{id}`.
 
 use super::api_error::ApiError;
 use super::app::{AppState, ServingContext};

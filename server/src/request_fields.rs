@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 const IGNORED_MAX: usize = 10;
 const IGNORED_NAME_BYTES: usize = 64;
 
-/// Fields of one JSON object that have not been taken yet.
+/// Fields of one JSON object that no code has extracted yet.
 pub struct RequestFields {
     path: String,
     pairs: Vec<(String, JsonValue)>,
@@ -53,7 +53,7 @@ pub enum FieldKind {
         /// Maximum length of the list.
         len_max: usize,
     },
-    /// List of non-empty strings.
+    /// List of non-empty strings of limited length.
     Strings {
         /// Maximum length of a string in bytes.
         bytes_max: usize,
@@ -114,25 +114,25 @@ impl RequestFields {
         }
     }
 
-    /// Takes a field of any type: removes and returns it.
+    /// Removes and returns the field `name`, of any type.
     pub fn take(&mut self, name: &str) -> Option<JsonValue> {
         self.record_lookup(name, || FieldKind::Any);
         let index = self.pairs.iter().position(|(key, _)| key == name)?;
         Some(self.pairs.swap_remove(index).1)
     }
 
-    /// Takes a field of any type that must be present.
+    /// Removes and returns the field `name`, of any type; an error if it is absent.
     pub fn required(&mut self, name: &str) -> Result<JsonValue, ApiError> {
         self.take(name).ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
     }
 
-    /// Takes a string of any length that must be present.
+    /// Removes and returns the field `name`, a string of any length; an error if it is absent.
     pub fn required_string(&mut self, name: &str) -> Result<String, ApiError> {
         let text = self.string(name, usize::MAX)?;
         text.ok_or_else(|| ApiError::invalid(self.path(name), "is missing"))
     }
 
-    /// Takes a field under its name or its alias. Rejects a request that contains both.
+    /// Removes and returns a field, under its name or its alias. Rejects a request that contains both.
     pub fn take_alias(&mut self, name: &str, alias: &str) -> Result<Option<JsonValue>, ApiError> {
         match (self.take(name), self.take(alias)) {
             (Some(_), Some(_)) => {
@@ -161,7 +161,7 @@ impl RequestFields {
         names.filter(|name| name.starts_with(prefix)).cloned().collect()
     }
 
-    /// Takes a boolean.
+    /// Removes and returns the field `name`, a boolean.
     pub fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         self.record_lookup(name, || FieldKind::Bool);
         match self.take(name) {
@@ -171,7 +171,7 @@ impl RequestFields {
         }
     }
 
-    /// Takes an integer within `range`.
+    /// Removes and returns the field `name`, an integer within `range`.
     pub fn int(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         self.record_lookup(name, || FieldKind::Int(range.clone()));
         let (low, high) = (*range.start(), *range.end());
@@ -189,7 +189,7 @@ impl RequestFields {
         }
     }
 
-    /// Takes a number within `range`; `low_open` excludes the lower bound.
+    /// Removes and returns the field `name`, a number within `range`; `low_open` excludes the lower bound.
     pub fn float(
         &mut self,
         name: &str,
@@ -212,7 +212,7 @@ impl RequestFields {
         })
     }
 
-    /// Takes a string of at most `bytes_max` bytes.
+    /// Removes and returns the field `name`, a string of at most `bytes_max` bytes.
     pub fn string(&mut self, name: &str, bytes_max: usize) -> Result<Option<String>, ApiError> {
         self.record_lookup(name, || FieldKind::Str(bytes_max));
         match self.take(name) {
@@ -226,7 +226,7 @@ impl RequestFields {
         }
     }
 
-    /// Takes a list of integers, each within `range`, of at most `len_max` entries.
+    /// Removes and returns the field `name`, a list of at most `len_max` integers within `range`.
     pub fn ints(
         &mut self,
         name: &str,
@@ -241,7 +241,7 @@ impl RequestFields {
         }
     }
 
-    /// Takes a list of strings of 1 to `bytes_max` bytes, of at most `len_max` entries.
+    /// Removes and returns the field `name`, a list of at most `len_max` strings of 1 to `bytes_max` bytes.
     pub fn strings(
         &mut self,
         name: &str,

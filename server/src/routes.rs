@@ -99,7 +99,7 @@ fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
             handler = handler.merge(more.handler);
         }
         let handler = handler.fallback(async || method_not_allowed());
-        // A guard that admits every request is not attached.
+        // A route whose `RouteGuard` would admit every request gets no guard.
         let open = access == RouteAccess::Open || access == RouteAccess::Key && no_client_keys;
         let guarded_handler = if open { handler } else { handler.layer(guard(access)) };
         router = router.route(path, guarded_handler);

@@ -39,7 +39,7 @@ pub(crate) trait ChunkWriter: Send + Unpin {
         out.put_slice(b"\n\n");
     }
 
-    /// Returns the bytes at the end of the stream.
+    /// Returns the bytes that end the stream (`[DONE]`, unless the API has no such event).
     fn stream_terminator(&self) -> &'static [u8] {
         b"data: [DONE]\n\n"
     }

@@ -17,7 +17,7 @@ const PATH_BYTES_MAX: usize = 256;
 /// Number of keys up to which duplicates are found by linear search; in larger objects, by a hash set.
 const KEYS_SCANNED: usize = 16;
 
-/// A JSON value.
+/// Value that the strict parser produces.
 #[derive(Debug, Clone, PartialEq)]
 pub enum JsonValue {
     /// `null`

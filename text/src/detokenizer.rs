@@ -35,7 +35,7 @@ impl Default for DetokenizeOptions {
     }
 }
 
-/// Detokenizer of one text, with the tokenizer that it uses.
+/// Converts the token ids of one text to text, one id at a time.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,

@@ -15,7 +15,7 @@ pub enum TextLoadError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// I/O error.
+        /// I/O error of the read.
         source: std::io::Error,
     },
     /// A file has invalid contents.
@@ -87,7 +87,7 @@ pub enum TextError {
         /// Memory budget of all texts together, in bytes.
         limit: u64,
     },
-    /// The `tokenizers` crate failed.
+    /// The `tokenizers` crate failed to encode the text.
     #[error("the text cannot be tokenised")]
     Tokenizer(String),
 }

@@ -5,7 +5,7 @@
 pub enum OutputPiece<'a> {
     /// Text between the reasoning markers.
     Reasoning(&'a str),
-    /// Content for the user.
+    /// Text of the answer itself (`content` in replies).
     Content(&'a str),
     /// A tool call begins. Its arguments are emitted while they are generated, so the call cannot be
     /// retracted.
@@ -67,7 +67,7 @@ enum PieceKind {
 }
 
 impl OutputPieces {
-    /// Number of pieces.
+    /// Returns the number of pieces.
     pub fn len(&self) -> usize {
         self.pieces.len()
     }

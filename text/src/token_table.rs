@@ -13,7 +13,7 @@ use serde_json::Value;
 pub(super) enum TokenKind {
     /// The id has no token (it is unused, or padding of the embedding matrix).
     Unassigned,
-    /// Text or raw bytes.
+    /// Ordinary token: text or raw bytes.
     Plain,
     /// One byte `<0xNN>` of a run of byte-fallback tokens.
     Byte,

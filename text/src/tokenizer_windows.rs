@@ -1,7 +1,7 @@
 //! Cuts long texts into windows that, tokenised one after the other, give the tokens of the whole text.
 //!
 //! The `tokenizers` crate keeps over a hundred bytes per byte of a text until it is done; tokenising window
-//! by window limits this. A cut must be a border of two pre-tokens that no text after the window can move.
+//! by window limits this. A cut must be a boundary of two pre-tokens that no text after the window can move.
 //! The patterns of the supported pre-tokenizers are alternatives of a few runs of characters; no run contains
 //! two of the classes letters, digits, white space and punctuation. Most patterns take at most three digits
 //! per pre-token. So a pre-token that begins before the cut is determined by the characters up to the
@@ -50,8 +50,8 @@ pub(super) struct WindowCutRules {
 }
 
 impl WindowCutRules {
-    /// Determines the rules from `tokenizer.json`; `None` if the borders of this tokenizer's pre-tokens are
-    /// not known for certain.
+    /// Determines the rules from `tokenizer.json`; `None` if the boundaries of its pre-tokens are not known
+    /// for certain.
     pub(super) fn new(json: &Value, added: &[(Token, AddedToken)]) -> Option<Self> {
         let composes = match json["normalizer"]["type"].as_str() {
             None if json["normalizer"].is_null() => false,
@@ -74,8 +74,8 @@ impl WindowCutRules {
         })
     }
 
-    /// Returns the last of the byte positions `borders` (ascending borders of pre-tokens) at which `window`
-    /// can be cut.
+    /// Returns the last of the byte positions `borders` (ascending boundaries of pre-tokens) at which
+    /// `window` can be cut.
     pub(super) fn last_safe_cut(&self, window: &str, borders: &[usize]) -> Option<usize> {
         let last = stable_prefix_end(window, self.bounded_digit_runs)?
             .min(window.len().checked_sub(self.margin)?);

@@ -71,7 +71,7 @@ pub(crate) struct ChoiceDelta {
     /// Whether a token without text arrived while no text was held back. It is streamed as an empty chunk, so
     /// that clients that count events see progress.
     pub has_textless_token: bool,
-    /// Why the choice ended; set on its last delta only.
+    /// Why the choice ended; set only in its last delta.
     pub end: Option<ChoiceFinish>,
 }
 

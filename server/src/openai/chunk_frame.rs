@@ -23,7 +23,7 @@ impl ChunkEnvelope {
         let ReplyMetadata { id, created, model, fingerprint } = head;
         let mut head = BytesMut::from(&b"data: {\"id\":\""[..]);
         escape(id, &mut head);
-        // Writing to memory cannot fail.
+        // Writing to memory cannot fail, so the result is ignored.
         let _ = write!(
             (&mut head).writer(),
             "\",\"object\":\"{object}\",\"created\":{created},\"model\":{},\

@@ -98,7 +98,7 @@ fn append(list: &mut Vec<TokenLogprobs>, more: &mut Vec<TokenLogprobs>) {
 /// Appends the fields `finish_reason` and `stop_reason` of a complete choice.
 pub(crate) fn put_end(end: &ChoiceFinish, out: &mut BytesMut) {
     let (name, reason) = (end.name(), stop_reason(end));
-    // Writing to memory cannot fail.
+    // Writing to memory cannot fail, so the result is ignored.
     let _ = write!(out.writer(), ",\"finish_reason\":\"{name}\",\"stop_reason\":{reason}");
 }
 

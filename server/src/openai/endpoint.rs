@@ -52,7 +52,7 @@ impl ReplyMetadata {
     pub(crate) fn open(&self, object: &str, out: &mut BytesMut) {
         let Self { id, created, model, fingerprint } = self;
         let (id, model, fingerprint) = (json!(id), json!(model), json!(fingerprint));
-        // Writing to memory cannot fail.
+        // Writing to memory cannot fail, so the result is ignored.
         let _ = write!(
             out.writer(),
             "{{\"id\":{id},\"object\":\"{object}\",\"created\":{created},\"model\":{model},\

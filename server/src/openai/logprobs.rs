@@ -269,7 +269,7 @@ fn write_ranks(names: &TokenFormatter, entry: &TokenLogprobs, out: &mut BytesMut
     let mut opening = '{';
     for (id, logprob, rank) in [(entry.token, entry.logprob, entry.rank)].into_iter().chain(top) {
         let (logprob, name) = (json!(finite_logprob(logprob)), json!(names.of(id)));
-        // Writing to memory cannot fail.
+        // Writing to memory cannot fail, so the result is ignored.
         let _ = write!(
             out.writer(),
             "{opening}\"{id}\":{{\"logprob\":{logprob},\"rank\":{rank},\"decoded_token\":{name}}}"

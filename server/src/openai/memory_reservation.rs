@@ -17,7 +17,7 @@ const PROMPT_TOKEN_BYTES: u64 = 16;
 /// token id and its text. Measured, like the following constants, by
 /// `tests/e2e/http/memory_amplification.rs`.
 const ENTRY_BYTES: u64 = 3 * size_of::<TokenLogprobs>() as u64;
-/// Bytes of one top-k token id with its log-probability, and the rounding of the allocator.
+/// Bytes of one top-k token id with its log-probability, plus a quarter for the rounding of the allocator.
 const TOP_LOGPROB_BYTES: u64 = size_of::<(Token, f32)>() as u64 * 5 / 4;
 /// Number of copies of a prompt's log-probabilities when they arrive: all arrive at once, and exist both as a
 /// message and as entries of a list.

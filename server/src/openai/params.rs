@@ -18,7 +18,7 @@ pub struct FieldBounds {
     pub vocab_size: u32,
     /// Maximum number of prompt tokens and output tokens together.
     pub max_model_len: u32,
-    /// `--max-logprobs`; `None` = the whole vocabulary.
+    /// Maximum number of log-probabilities per token (`--max-logprobs`); `None` = the whole vocabulary.
     pub logprobs_max: Option<u32>,
     /// Number of replicas (DP ranks).
     pub replicas: u16,
@@ -49,7 +49,7 @@ impl Default for SamplingDefaults {
     }
 }
 
-/// Value of `stream_options`.
+/// Value of the request field `stream_options`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct StreamOptions {
     /// Whether the stream ends with a chunk that contains `usage`.
@@ -82,21 +82,21 @@ pub(crate) struct CompletionParams {
     pub n: u32,
     /// Seed of the random number generator; `None` = a random seed.
     pub seed: Option<i64>,
-    /// Maximum number of output tokens, if given.
+    /// Maximum number of output tokens; `None` = the request sets none.
     pub max_tokens: Option<u32>,
     /// Name of the field that set `max_tokens`, or that error messages suggest for it.
     pub max_tokens_field: &'static str,
-    /// Stop strings.
+    /// Stop strings (`stop`).
     pub stop: Vec<String>,
     /// Whether the output includes the stop string (`include_stop_str_in_output`).
     pub include_stop: bool,
-    /// Stop token ids.
+    /// Stop token ids (`stop_token_ids`).
     pub stop_ids: Vec<Token>,
     /// Whether EOS tokens do not end the output.
     pub ignore_eos: bool,
     /// Whether special tokens are omitted from the text.
     pub skip_special: bool,
-    /// Strings that must not be generated.
+    /// Strings that must not be generated (`bad_words`).
     pub bad_words: Vec<String>,
     /// Number of top-k log-probabilities per prompt token; `None` = no prompt log-probabilities.
     pub prompt_logprobs: Option<u32>,
@@ -104,7 +104,7 @@ pub(crate) struct CompletionParams {
     pub echo: bool,
     /// Whether the reply is a stream of SSE events.
     pub stream: bool,
-    /// Value of `stream_options`.
+    /// Value of the request field `stream_options`.
     pub stream_options: StreamOptions,
     /// Minimum number of tokens per SSE event (`stream_interval`).
     pub stream_interval: u32,

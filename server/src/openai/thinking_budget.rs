@@ -10,7 +10,7 @@ use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 use text::{Detokenizer, OutputParser, ReasoningFamily, ReasoningStart};
 
-/// Where an output starts with respect to its reasoning.
+/// What an output starts with: its reasoning state, and the message that it continues.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OutputStartState<'a> {
     /// Reasoning state at the start of the output; `None` = there is no reasoning parser.
@@ -19,7 +19,7 @@ pub(crate) struct OutputStartState<'a> {
     pub continued: Option<&'a str>,
 }
 
-/// Thinking budget in a request.
+/// Thinking budget as set by a request; it is not checked against the model yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestedThinkingBudget {
     /// Maximum number of reasoning tokens.

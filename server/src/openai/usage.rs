@@ -27,7 +27,7 @@ impl UsageInfo {
         let Self { prompt_tokens, completion_tokens, cached_tokens, created_cache_tokens, .. } =
             *self;
         let total = prompt_tokens + completion_tokens;
-        // Writing to memory cannot fail.
+        // Writing to memory cannot fail, so the result is ignored.
         let _ = write!(
             out.writer(),
             "{{\"prompt_tokens\":{prompt_tokens},\"completion_tokens\":{completion_tokens},\

@@ -3,7 +3,7 @@
 use super::operations::OperationReply;
 use serde_json::{Map, Value, json};
 
-/// Returns the `responses` entry of a route with this reply.
+/// Returns the OpenAPI `responses` entry of a route with this reply.
 pub(super) fn reply(reply: OperationReply) -> Value {
     let of = |name: &str| json!({"schema": {"$ref": format!("#/components/schemas/{name}")}});
     match reply {

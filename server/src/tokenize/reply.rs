@@ -56,7 +56,7 @@ impl TokenizeReplyWriter {
             TokenizeReplyState::Ids(index) => match self.ids.get(index) {
                 Some(id) => {
                     separate(index, out);
-                    // Writing to memory cannot fail.
+                    // Writing to memory cannot fail, so the result is ignored.
                     let _ = write!(out.writer(), "{id}");
                     TokenizeReplyState::Ids(index + 1)
                 }

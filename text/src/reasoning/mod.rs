@@ -22,8 +22,8 @@ pub enum ReasoningFamily {
     Qwen3,
     /// The output starts with reasoning unless the prompt ends with `</think>`.
     DeepSeekR1,
-    /// The output is reasoning if the prompt ends with `<think>` (`thinking` in `chat_template_kwargs`), or
-    /// if the output begins with `<think>`.
+    /// The output is reasoning if it begins with `<think>`, or if the prompt ends with `<think>`. Templates
+    /// write `<think>` there if `thinking` is true in `chat_template_kwargs`.
     DeepSeekV3,
 }
 

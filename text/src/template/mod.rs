@@ -27,7 +27,7 @@ use std::path::Path;
 /// Maximum size of a template file in bytes.
 pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
-/// Input of a chat template. All strings except `template` are treated as user text.
+/// Input of a chat template. Special tokens in its strings, except in `template`, remain plain text.
 #[derive(Debug, Clone, Default)]
 pub struct ChatInput {
     /// Chat template sent in the request; `None` = the template of the model.

@@ -439,7 +439,7 @@ fn long_tool_schema_is_read_once() {
     assert!(text.starts_with("{\"a\": \"v7\", \"a\": \"v7\"") && text.ends_with("\"n\": "));
 }
 
-/// CPU time used by this thread.
+/// Returns the CPU time used by this thread.
 fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())

@@ -28,7 +28,7 @@ pub(super) fn lark_grammar<'a>(
     for (index, tool) in tools.into_iter().enumerate() {
         names.push(format!("call_{index}"));
         let call = call(syntax, index, tool, &format_marker, &mut rules);
-        // Writing to a string cannot fail.
+        // Writing to a string cannot fail, so the result is ignored.
         let _ = writeln!(rules, "call_{index}: {call}");
     }
     let CallDelimiters { open, between, close } = delimiters(syntax, &format_marker);

@@ -79,7 +79,7 @@ impl CallObjectParser {
         }
     }
 
-    /// Processes the next character.
+    /// Processes the next character of the call object.
     pub(super) fn push(
         &mut self,
         c: char,

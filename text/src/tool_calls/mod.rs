@@ -36,13 +36,13 @@ pub use tool_definition::ToolDefinition;
 /// Tool call syntax of a model family (`--tool-call-parser`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolCallSyntax {
-    /// `<tool_call>` around JSON: Hermes, Qwen2.5, Qwen3.
+    /// JSON between `<tool_call>` and `</tool_call>`: Hermes, Qwen2.5, Qwen3.
     Hermes,
-    /// `<function=…>` and `<parameter=…>`: Qwen3-Coder.
+    /// XML-like `<function=…>` and `<parameter=…>`: Qwen3-Coder.
     Qwen3Coder,
     /// JSON without markers: Llama 3.
     Llama3Json,
-    /// `[TOOL_CALLS]` and JSON: Mistral.
+    /// JSON after `[TOOL_CALLS]`: Mistral.
     Mistral,
     /// JSON in a code fence, between special tokens: DeepSeek V3, R1.
     DeepSeekV3,

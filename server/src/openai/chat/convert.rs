@@ -11,7 +11,7 @@ use crate::request_fields::RequestFields;
 use engine::AdmissionPermit;
 use std::sync::Arc;
 
-/// Parses, validates and submits a chat request.
+/// Parses, validates and submits a chat completion request.
 pub(super) fn prepare(
     app: &AppState,
     serving: &Arc<ServingContext>,

@@ -97,7 +97,7 @@ impl ChatCompletionReply {
     fn add_choice(&self, index: u32, choice: CollectedChoice, reply: &mut BufferedReply) {
         let message = self.message(AssistantMessage::of(&choice, index, &self.tool_call_ids));
         let CollectedChoice { logprobs, tokens, end, .. } = choice;
-        // Writing to memory cannot fail.
+        // Writing to memory cannot fail, so the result is ignored.
         let _ = write!(
             (&mut reply.text).writer(),
             "{{\"index\":{index},\"message\":{message},\"logprobs\":"

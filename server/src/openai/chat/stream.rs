@@ -1,4 +1,4 @@
-//! Chunks of streaming chat completions.
+//! Writes the chunks of streaming chat completions.
 
 use super::ReasoningField;
 use super::reply::ChatCompletionReply;

@@ -91,7 +91,7 @@ impl CompletionReply {
         let echo = self.echoes.get(index / self.n);
         let echoed_prompt = echo.filter(|_| self.echo);
         let text = echoed_prompt.map_or("", |echo| &echo.text).to_owned() + &text;
-        // Writing to memory cannot fail.
+        // Writing to memory cannot fail, so the result is ignored.
         let _ = write!(
             (&mut reply.text).writer(),
             "{{\"index\":{index},\"text\":{},\"logprobs\":",
