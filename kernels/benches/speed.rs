@@ -1,7 +1,9 @@
-//! Speed of the CPU kernels, compared with two ceilings measured in the same run: FMA throughput in registers
-//! and memory read bandwidth. `cargo bench -p kernels -- [linear|step|attention|small|pool] [threads]`.
+//! Benchmark of the CPU kernels. Their speed is compared with two upper bounds that are measured in the same
+//! run: FMA throughput in registers, and memory read bandwidth. Command:
+//! `cargo bench -p kernels -- [linear|step|attention|small|pool] [threads]`.
 //!
-//! Shapes are those of Qwen3-0.6B. Weights rotate through 300 MB, as in a forward pass.
+//! Shapes are those of Qwen3-0.6B. Benchmarks alternate between weights of 300 MB in total, so that the
+//! weights are read from memory, as in a forward pass.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
 
@@ -21,7 +23,7 @@ use kernels::{
 const S: DeviceStream = DeviceStream(0);
 const HIDDEN: usize = 1024;
 
-/// Returns the time in seconds of the fastest of several runs.
+/// Returns the time in seconds of the fastest of `runs` runs of `f`.
 fn best(runs: usize, mut f: impl FnMut()) -> f64 {
     f();
     let times = (0..runs).map(|_| {
@@ -49,13 +51,14 @@ fn packed(device: &CpuBackend, dtype: DType, n: usize, k: usize) -> PackedMatrix
     device.pack(&[HostMat::new(&bytes, DType::BF16, n, k).unwrap()], dtype).unwrap()
 }
 
-/// Returns GFLOP/s of bf16 dot products in registers on all threads; 0 without AVX-512-BF16.
+/// Measures the arithmetic upper bound: GFLOP/s of bf16 dot products in registers on all threads; 0 without
+/// AVX-512-BF16.
 fn arithmetic_ceiling(device: &CpuBackend) -> f64 {
     const STEPS: usize = 1_000_000;
     #[cfg(target_arch = "x86_64")]
     if device.isa() == CpuIsa::Avx512Bf16 {
         let job = |_: usize| {
-            // SAFETY: the device has the instruction set.
+            // SAFETY: the device has checked that the processor supports the instruction set.
             black_box(unsafe { products_in_registers(STEPS) });
         };
         let seconds = best(9, || device.threads().run(&job));
@@ -65,7 +68,8 @@ fn arithmetic_ceiling(device: &CpuBackend) -> f64 {
     0.0
 }
 
-/// 12 independent accumulators; each step is one instruction of 32 multiply-adds per accumulator.
+/// Multiplies and adds in 12 independent accumulators; each step has one instruction of 32 multiply-adds per
+/// accumulator.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn products_in_registers(steps: usize) -> f32 {
@@ -83,7 +87,7 @@ fn products_in_registers(steps: usize) -> f32 {
     sums.map(|s| _mm512_reduce_add_ps(s)).iter().sum()
 }
 
-/// Prevents the compiler from treating the operand as constant, at no cost.
+/// Prevents the compiler from treating the operand as constant, without an instruction.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -91,16 +95,17 @@ fn black_box_register(x: std::arch::x86_64::__m512bh) -> std::arch::x86_64::__m5
     let mut x: std::arch::x86_64::__m512i =
         // SAFETY: both are 64 plain bytes.
         unsafe { std::mem::transmute(x) };
-    // SAFETY: the assembly has no instruction.
+    // SAFETY: the assembly code has no instruction.
     unsafe { std::arch::asm!("/* {0} */", inout(zmm_reg) x, options(pure, nomem, nostack)) };
     // SAFETY: both are 64 plain bytes.
     unsafe { std::mem::transmute(x) }
 }
 
-/// Returns GB/s of all threads summing 512 MB.
+/// Measures the bandwidth upper bound: GB/s of all threads summing 512 MB.
 fn memory_ceiling(device: &CpuBackend) -> f64 {
     let mut buffer = device.alloc(512 << 20).unwrap();
-    // Written first: unwritten pages are all mapped to one zero page, which would be read from cache.
+    // The buffer is written first: all unwritten pages are mapped to one page of zeros, which would be read
+    // from cache.
     device.upload(&mut buffer, 0, &vec![1; 512 << 20]).unwrap();
     let words = buffer.bytes() / 4;
     let all = buffer.mat(DType::F32, 1, words).unwrap();
@@ -156,8 +161,8 @@ fn linear<T: DeviceElement>(device: &CpuBackend, of: fn(f32) -> T) {
     }
 }
 
-/// Prints milliseconds per kind of operation in a forward pass of 28 layers, with every weight read from
-/// memory.
+/// Measures a forward pass of 28 layers without attention, with every weight read from memory, and prints the
+/// milliseconds of each kind of operation.
 fn step(device: &CpuBackend, rows: usize) {
     const KINDS: [&str; 7] = ["qkv", "o", "gate_up", "down", "head", "norm", "silu"];
     let shapes = [(HIDDEN, 4096), (2048, HIDDEN), (HIDDEN, 6144), (3072, HIDDEN)];
@@ -216,8 +221,8 @@ fn step(device: &CpuBackend, rows: usize) {
     println!("{rows:4} rows, without attention: {:.1} ms = {}", total * 1e3, parts.join(" + "));
 }
 
-/// One layer of attention over `rows` requests of `len` new tokens each, at the end of a context of `context`
-/// tokens.
+/// Measures one attention layer over `rows` requests, each with `len` new tokens at the end of a context of
+/// `context` tokens.
 fn attention(device: &CpuBackend, rows: usize, len: usize, context: usize) {
     let (heads, kv_heads, dim, block_tokens) = (16, 8, 128, 16);
     let per_row = context.div_ceil(block_tokens);

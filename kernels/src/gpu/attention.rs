@@ -1,5 +1,5 @@
-//! Paged attention: decode rows by split-KV flash decoding, other rows by prefill flash attention over query
-//! tiles, and unsupported shapes by a plain kernel.
+//! Paged attention on GPUs. Decode rows run as split-KV flash decoding, other rows as prefill flash attention
+//! over query tiles, and unsupported shapes in a plain kernel.
 
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource, TensorMap};
 use device::{DType, DeviceError, DeviceStream, MatMut, check_at_most, check_size};
@@ -13,52 +13,55 @@ static PREFILL: KernelSource = kernel_source!("attention_prefill/attention_prefi
 static PLAIN: KernelSource = kernel_source!("attention_plain/attention_plain.hip");
 
 const KERNEL: &str = "paged_attention";
-/// Threads per block of the prefill kernel on warps.
+/// Number of threads per block of the prefill kernel without WGMMA.
 const THREADS: u32 = 256;
-/// Warps per block of the decode kernel.
+/// Number of warps per block of the decode kernel.
 pub(super) const DECODE_WARPS: usize = 4;
-/// Maximum stages (K/V tiles) and bytes of a warp's ring in shared memory. With 1.5 times the bytes, loads of
-/// queries, block tables and partial results queue after more loads of keys, and steps of many rows take
-/// longer. The limit of single-row attention is larger, because no other row's loads are delayed.
+/// Maximum number of stages (K/V tiles) and of bytes in a warp's ring buffer in shared memory. With 1.5 times
+/// the bytes, loads of queries, block tables and partial results would wait for more loads of keys, and steps
+/// of many rows would take longer. The limit of single-row attention is larger, because no loads of other
+/// rows have to wait.
 const RING_TILES: usize = 3;
 const RING_BYTES: usize = 16 << 10;
 pub(super) const SINGLE_ROW_RING_BYTES: usize = 24 << 10;
-/// Resident decode blocks per SM, limited by registers.
+/// Number of resident decode blocks per SM with a ring buffer, limited by registers.
 pub(super) const BLOCKS_WITH_RING: usize = 2;
-/// Resident decode blocks per SM for small query groups over an fp8 KV cache, which need fewer registers.
+/// Number of resident decode blocks per SM for small query groups over an fp8 KV cache, which need fewer
+/// registers.
 const BLOCKS_WITH_FP8: usize = 3;
 const BLOCKS_WITHOUT_RING: usize = 4;
-/// Shared memory per block in addition to the dynamic size, in bytes: reserved by the driver, and static
+/// Shared memory per block in addition to its dynamic size, in bytes: reserved by the driver, and static
 /// arrays of the kernel.
 pub(super) const DRIVER_BYTES: usize = 1024;
 const STATIC_BYTES: usize = 768;
-/// Maximum queries per KV head for which keys are the rows (M) of the decode kernel's MMA; must match
-/// `KEYS_FIRST` in attention_decode.hip.
+/// Maximum number of queries per KV head for which the decode kernel uses keys as the rows (M) of its MMA;
+/// must match `KEYS_FIRST` in attention_decode.hip.
 const KEYS_FIRST_GROUP: usize = 8;
-/// f32 values of a split's partial result after its outputs (maximum, sum and padding).
+/// Number of f32 values after the outputs in a split's partial result (maximum, sum and padding).
 pub(super) const RECORD_EXTRA_FLOATS: usize = 4;
-/// Keys per MMA tile of a warp, and queries per MMA tile.
+/// Number of keys per MMA tile of a warp, and of queries per MMA tile.
 pub(super) const TILE: usize = 16;
-/// Keys per copy step of the prefill kernel on warps.
+/// Number of keys per copy step of the prefill kernel without WGMMA.
 const STEP_KEYS: usize = 64;
-/// Padding bytes per key and value row in shared memory.
+/// Padding bytes per row of shared memory, which has one key and one value.
 const PADDING_BYTES: usize = 64 + 16;
-/// Threads per block of the WGMMA prefill kernel: one producer and two consumer warpgroups.
+/// Number of threads per block of the WGMMA prefill kernel: one producer and two consumer warpgroups.
 const WARPGROUP_THREADS: u32 = 384;
-/// Queries per tile and keys per step of the WGMMA prefill kernel.
+/// Number of queries per tile and of keys per step of the WGMMA prefill kernel.
 const WARPGROUP_TILE: usize = 128;
-/// 16-bit matrices of `WARPGROUP_TILE` rows in shared memory of the WGMMA prefill kernel: outputs, and two
-/// each of queries, keys and values; with an fp8 KV cache one of queries, and the freed bytes stage fp8 keys
-/// and values before conversion.
+/// Number of 16-bit matrices of `WARPGROUP_TILE` rows in the shared memory of the WGMMA prefill kernel: one
+/// of outputs, two of queries, two of keys and two of values. With an fp8 KV cache there is one of queries,
+/// and the freed bytes stage fp8 keys and values before conversion.
 const WARPGROUP_OPERANDS: usize = 7;
 /// Alignment of WGMMA operands in shared memory, in bytes.
 const PANEL_ALIGNMENT: usize = 1024;
-/// Maximum head dimension of the plain kernel.
+/// Maximum head size that the plain kernel supports.
 const PLAIN_HEAD: usize = 256;
-/// log2(e): kernels compute the softmax in base 2, so the scale is multiplied by it.
+/// log2(e): kernels compute the softmax in base 2, so the factor of the scores is multiplied by it.
 pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// Maximum keys per split for contexts of up to `max_context_len` tokens.
+/// Split size of split-KV decoding: the maximum number of keys per split, for contexts of up to
+/// `max_context_len` tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SplitSize {
     pub(super) max_context_len: usize,
@@ -75,15 +78,15 @@ impl SplitSize {
 /// attention_decode.hip.
 const SPLITS: &[SplitSize] =
     &[SplitSize::new(8192, 448), SplitSize::new(32768, 512), SplitSize::new(usize::MAX, 1024)];
-/// Split sizes, as in `SPLITS`, for at most `SMALL_BATCH_ROWS` requests, which cannot fill the device with
-/// larger splits.
+/// Split sizes for at most `SMALL_BATCH_ROWS` requests, which with the larger splits of `SPLITS` have too few
+/// splits to fill the device.
 const SMALL_BATCH_SPLITS: &[SplitSize] =
     &[SplitSize::new(8192, 256), SplitSize::new(32768, 512), SplitSize::new(usize::MAX, 1024)];
-/// Maximum requests of a small batch. Time per decode step at a context of 1,150 tokens on an H200, in ms,
-/// with splits of 256 and of 448 keys: Qwen3-0.6B 0.845 and 0.893 for 4 rows, 1.04 and 0.995 for 8; Qwen3-8B
-/// 4.42 and 4.47 for 4.
+/// Maximum number of requests of a small batch. Time per decode step at a context of 1,150 tokens on an H200,
+/// in ms, with splits of 256 and of 448 keys: Qwen3-0.6B 0.845 and 0.893 for 4 rows, 1.04 and 0.995 for 8;
+/// Qwen3-8B 4.42 and 4.47 for 4.
 const SMALL_BATCH_ROWS: usize = 4;
-/// Split sizes, as in `SPLITS`, for attention fused with the QKV prologue (`FROM_QKV`).
+/// Split sizes for attention that is fused with the QKV prologue (`FROM_QKV`).
 pub(super) const SINGLE_ROW_SPLITS: &[SplitSize] = &[
     SplitSize::new(2048, 128),
     SplitSize::new(8192, 256),
@@ -105,28 +108,29 @@ pub(super) fn max_splits(max_context_len: usize, splits: &[SplitSize]) -> usize 
     max_splits
 }
 
-/// Sizes that determine the occupancy of the decode kernel.
+/// Sizes that determine how many blocks of the decode kernel are resident per SM.
 pub(super) struct DecodeBlockSizes {
-    /// Bytes of a key row.
+    /// Bytes of one key in the KV pool.
     pub(super) row_bytes: usize,
-    /// Maximum bytes of the ring of a warp.
+    /// Maximum bytes of the ring buffer of a warp.
     pub(super) ring_bytes: usize,
-    /// Queries per block.
+    /// Number of queries per block.
     pub(super) group: usize,
     /// Bytes of the partial result of a warp.
     pub(super) record_bytes: usize,
-    /// Maximum resident blocks per SM, limited by registers.
+    /// Maximum number of resident blocks per SM, limited by registers.
     pub(super) max_blocks: usize,
 }
 
-/// Ring stages and shared memory in bytes of a decode block, and resident blocks per SM.
+/// Number of ring-buffer stages and shared memory (bytes) of a decode block, and number of resident blocks
+/// per SM.
 pub(super) struct DecodeOccupancy {
     pub(super) stages: usize,
     pub(super) shared_bytes: usize,
     pub(super) blocks: usize,
 }
 
-/// Grid of a prefill launch, and the define that selects the kernel variant.
+/// Grid and shared memory of a prefill launch, and the define that selects the kernel variant.
 struct PrefillGrid {
     define: KernelDefine,
     blocks: [u32; 3],
@@ -134,19 +138,19 @@ struct PrefillGrid {
     shared_bytes: u32,
 }
 
-/// Arguments that all attention kernels share.
+/// Arguments that the decode, prefill and plain attention kernels share.
 struct AttentionLaunchShape<'a> {
     args: &'a PagedAttentionArgs<'a>,
     layout: &'a KvLayout,
-    /// First byte of the layer in the KV pool.
+    /// Address of the first byte of the layer in the KV pool.
     pool: *const u8,
-    /// Query heads per KV head (GQA group size).
+    /// Number of query heads per KV head (GQA group size).
     group: usize,
 }
 
 impl GpuBackend {
-    /// Launches decode attention for the first `rows` rows, which have one query each; successive tokens of a
-    /// request (draft tokens) are processed together.
+    /// Launches decode attention for the first `rows` rows, which have one query each. A block processes
+    /// successive tokens of one request (draft tokens) together.
     fn attend_decodes(
         &self,
         s: &DeviceStream,
@@ -189,7 +193,7 @@ impl GpuBackend {
         // variant.
         let defines = &defines[..defines.len() - usize::from(shape.args.first_position == 0)];
         let kernel = self.kernel(&DECODE, "attention_decode", defines)?;
-        // The grid is the number of resident blocks: each processes an equal share of all splits.
+        // The grid has as many blocks as can be resident: each processes an equal share of all splits.
         let blocks =
             (occupancy.blocks * self.multiprocessors() as usize).min(rows * kv_heads * splits);
         let threads = DECODE_WARPS as u32 * self.warp_size();
@@ -212,7 +216,8 @@ impl GpuBackend {
         unsafe { launch.launch(self, s) }
     }
 
-    /// Returns the shared memory layout and occupancy of the decode kernel.
+    /// Returns the number of stages, the shared memory and the number of resident blocks of the decode
+    /// kernel.
     pub(super) fn decode_occupancy(&self, sizes: &DecodeBlockSizes) -> DecodeOccupancy {
         let DecodeBlockSizes { row_bytes, ring_bytes, group, record_bytes, max_blocks } = *sizes;
         let record_sets = if group <= DECODE_WARPS { 2 } else { 1 };
@@ -233,7 +238,7 @@ impl GpuBackend {
         DecodeOccupancy { stages, shared_bytes, blocks: blocks.clamp(1, max_blocks) }
     }
 
-    /// Launches prefill attention for the rows from `first` on, with any number of queries.
+    /// Launches prefill attention for the rows from index `first` on, which may have any number of queries.
     fn attend_prefills(
         &self,
         s: &DeviceStream,
@@ -272,14 +277,14 @@ impl GpuBackend {
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
-    /// Whether the GPU has WGMMA and TMA (`dev/wgmma.h`, `dev/tensor_map.h`).
+    /// Whether the GPU and its driver support WGMMA and TMA (`dev/wgmma.h`, `dev/tensor_map.h`).
     pub(super) fn has_wgmma_tma(&self) -> bool {
         let maps = self.runtime().driver.tensor_map_encode.is_some() || self.arch() == "emulated";
         maps && self.has_warpgroups()
     }
 
-    /// Returns the grid of the WGMMA prefill kernel: persistent blocks, at most one per SM, for the tiles of
-    /// `tokens` tokens in `rows` rows.
+    /// Returns the grid of the WGMMA prefill kernel: persistent blocks, at most one per SM, for the query
+    /// tiles of `tokens` tokens in `rows` rows.
     fn warpgroup_grid(
         &self,
         tokens: usize,
@@ -294,8 +299,8 @@ impl GpuBackend {
         PrefillGrid { define: ("WGMMA", 1), blocks, threads: WARPGROUP_THREADS, shared_bytes }
     }
 
-    /// Returns the grid of the prefill kernel on warps: a block processes 16 (query, head) pairs per warp,
-    /// and the grid covers the longest row.
+    /// Returns the grid of the prefill kernel without WGMMA: a block processes 16 (query, head) pairs per
+    /// warp, and the grid covers the longest row.
     fn warp_grid(&self, rows: usize, shape: &AttentionLaunchShape<'_>) -> PrefillGrid {
         let warps = (THREADS / self.warp_size()) as usize;
         let tiles = (shape.args.rows.bounds.max_query_len * shape.group).div_ceil(warps * TILE);
@@ -345,7 +350,7 @@ impl GpuKernel for PagedAttention<'_> {
         let shape =
             AttentionLaunchShape { args, layout, pool, group: args.heads / layout.kv_heads };
         let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
-        // The prefill kernel cannot mask the first positions.
+        // The prefill kernels cannot mask the positions before `first_position`.
         let masks_prefill_rows = args.first_position > 0 && decode_rows < args.rows.len();
         if masks_prefill_rows || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
             return gpu.attend_plain(s, &mut o, &shape);
@@ -388,7 +393,7 @@ impl AttentionLaunchShape<'_> {
         self.args.rows.block_tables.stride() as u32
     }
 
-    /// Appends the last arguments of all three kernels.
+    /// Appends the last arguments of all three attention kernels: row strides and the factor of the scores.
     fn strides(&self, launch: KernelLaunch, o_stride: u32) -> KernelLaunch {
         launch.u32(self.args.q.stride() as u32).u32(o_stride).f32(self.args.scale * LOG2_E)
     }

@@ -1,5 +1,5 @@
-//! Single-row decode attention for short contexts, fused with q/k norm, RoPE and KV write: launches of
-//! `attention_single_row`.
+//! Launches of `attention_single_row`: decode attention for short contexts, where one thread block cluster
+//! per row and KV head also computes QK norm, RoPE and the KV write.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, MatMut};
@@ -12,23 +12,24 @@ use crate::{AttentionMetadata, KvLayout, QkNormRopeArgs, RowBounds};
 static ATTENTION_SINGLE_ROW: KernelSource =
     kernel_source!("attention_single_row/attention_single_row.hip");
 
-/// Blocks per thread block cluster; must match `BLOCKS` in attention_single_row.hip.
+/// Number of blocks per thread block cluster; must match `BLOCKS` in attention_single_row.hip.
 const BLOCKS: usize = 8;
-/// Maximum query heads per KV head for blocks of four warps. Fewer registers per block let blocks of other
-/// kernels share the SM.
+/// Maximum number of query heads per KV head for which a block has four warps instead of eight. A smaller
+/// block uses fewer registers, so that blocks of other kernels can share the SM.
 const FOUR_WARPS_GROUP: usize = 2;
-/// Maximum output columns (query heads × head dimension) for which blocks of the next GEMM fit on the SMs
-/// together with this kernel, so that it can be released early.
+/// Maximum number of output columns (query heads × head size) for which the next kernel, a GEMM, is launched
+/// early: up to this size its blocks fit on the SMs together with those of this kernel.
 const EARLY_LAUNCH_COLUMNS: usize = 2048;
-/// Shared memory for the barrier, in bytes.
+/// Shared memory of the barrier, in bytes.
 const BARRIER_BYTES: usize = 128;
-/// Static shared memory of the kernel in bytes: key and value of the new token.
+/// Static shared memory of the kernel in bytes, which has the key and value of the new token.
 const STATIC_BYTES: usize = 512;
-/// Maximum ring stages (K/V tiles in flight) per warp, for blocks of four warps and of eight warps.
+/// Maximum number of ring-buffer stages (K/V tiles being loaded) per warp: for blocks of four warps, and of
+/// eight warps.
 const STAGES: usize = 3;
 const EIGHT_WARP_STAGES: usize = 2;
 
-/// Layer of the KV pool: address of its first byte, and layout of the pool.
+/// One layer of the KV pool: address of its first byte, and layout of the pool.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KvLayerPtr<'a> {
     pub(super) address: *mut u8,
@@ -36,7 +37,7 @@ pub(super) struct KvLayerPtr<'a> {
 }
 
 impl GpuBackend {
-    /// Whether rows that `rope_attention` supports use this kernel.
+    /// Whether rows that `rope_attention` supports use the single-row kernel.
     pub(super) fn fits_single_row(&self, rows: &AttentionMetadata<'_>) -> bool {
         self.has_warpgroups() && rows.bounds.max_context_len <= RowBounds::SHORT_CONTEXT
     }

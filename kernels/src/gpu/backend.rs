@@ -1,4 +1,4 @@
-//! `GpuBackend`: a GPU device with its kernels.
+//! `GpuBackend`: a GPU with its kernels.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,17 +11,17 @@ use super::fp8;
 use super::weight_loader::WeightLoader;
 use crate::{GpuKernel, HostMat};
 
-/// Default of [`GpuBackend::with_mla_prefill_bytes`].
+/// Default value of [`GpuBackend::with_mla_prefill_bytes`], in bytes.
 const MLA_PREFILL_BYTES: usize = 256 << 20;
 
-/// GPU device with its kernels.
+/// A GPU with its kernels. Dereferences to [`GpuDevice`].
 #[derive(Debug)]
 pub struct GpuBackend {
     device: Arc<GpuDevice>,
-    /// Bytes of expanded keys and values that non-absorbed MLA prefill computes at a time; `None` disables
-    /// it.
+    /// Maximum bytes of up-projected keys and values that non-absorbed MLA prefill stores at a time; `None`
+    /// disables non-absorbed MLA.
     pub(super) mla_prefill_bytes: Option<usize>,
-    /// Weight loader; present from the first weight until `finish_loading`.
+    /// Weight loader; exists from the first weight until `finish_loading`.
     loader: Mutex<Option<WeightLoader>>,
 }
 
@@ -34,7 +34,7 @@ impl Deref for GpuBackend {
 }
 
 impl GpuBackend {
-    /// Opens the runtime libraries and the device.
+    /// Loads the CUDA or HIP libraries and opens the GPU.
     ///
     /// Errors: those of [`GpuDevice::open`].
     pub fn open(config: &GpuConfig) -> Result<Self, DeviceError> {
@@ -45,28 +45,28 @@ impl GpuBackend {
         })
     }
 
-    /// Sets the bytes of expanded keys and values that MLA computes at a time for rows of many tokens
-    /// (non-absorbed prefill). `None`: all rows use absorbed attention.
+    /// Sets the maximum bytes of up-projected keys and values that non-absorbed MLA stores at a time for rows
+    /// of many tokens. `None`: all rows use absorbed MLA.
     #[must_use]
     pub fn with_mla_prefill_bytes(mut self, bytes: Option<usize>) -> Self {
         self.mla_prefill_bytes = bytes;
         self
     }
 
-    /// Returns the device, for communicators and peer memory.
+    /// Returns the device, which communicators and peer memory need.
     #[must_use]
     pub fn device(&self) -> &Arc<GpuDevice> {
         &self.device
     }
 
-    /// Launches an op on `s`.
+    /// Launches an op on stream `s`.
     ///
     /// Errors: those of the op.
     pub fn launch<O: GpuKernel>(&self, s: &DeviceStream, op: O) -> Result<(), DeviceError> {
         op.launch(self, s)
     }
 
-    /// Frees the threads and the pinned memory of the weight loader. A later load creates them again.
+    /// Frees the threads and the pinned memory of the weight loader. The next load creates them again.
     pub fn finish_loading(&self) {
         drop(self.loader().take());
     }

@@ -1,11 +1,12 @@
-//! Conversion of weights from the element type of the checkpoint to that of the device, row by row.
+//! Conversion of weights from the element type of the checkpoint to the element type on the device, row by
+//! row.
 
 use device::{DType, FloatElement, bf16, f16};
 
 use crate::HostMat;
 
-/// Writes the rows of `from` contiguously as `dtype` (f32, bf16 or f16), rounded to nearest even; fp8 to fp8
-/// is copied without the scales.
+/// Writes the rows of `from` contiguously to `out` as `dtype` (f32, bf16 or f16), rounded to nearest even. If
+/// both types are fp8, elements are copied and scales are ignored.
 ///
 /// # Panics
 /// If the length of `out` differs from the size of the converted rows.
@@ -37,7 +38,7 @@ pub(super) fn convert(from: HostMat<'_>, dtype: DType, out: &mut [u8]) {
     }
 }
 
-/// Converts a row through f32: quantised weights, and uncommon types.
+/// Converts row `r` through f32: for quantised weights and for uncommon types.
 fn widen(from: HostMat<'_>, r: usize, dtype: DType, out: &mut [u8]) {
     let mut row = vec![0f32; from.cols()];
     from.read_row(r, &mut row);
@@ -54,7 +55,7 @@ fn to_bf16(x: f32) -> [u8; 2] {
     bf16::store(x).to_le_bytes()
 }
 
-/// Converts to f16; values beyond its range become infinite.
+/// Converts to f16; values outside its range become infinite.
 fn to_f16(x: f32) -> [u8; 2] {
     f16::store(x).to_le_bytes()
 }
@@ -95,7 +96,7 @@ mod tests {
                     _ => (x as i32).to_le_bytes().to_vec(),
                 })
                 .collect();
-            // The middle two columns of a 2 × 4 matrix, so that the rows are strided.
+            // The middle two columns of a 2 × 4 matrix: their rows are not contiguous.
             let mat = HostMat::new(&bytes, from, 2, 4).unwrap().column_range(1, 2);
             let mut expected = vec![0f32; 4];
             mat.read_row(0, &mut expected[..2]);

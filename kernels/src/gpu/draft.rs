@@ -1,5 +1,5 @@
-//! Launches around the MTP module: layout of draft passes, storage of hidden states, argmax and insertion of
-//! draft tokens.
+//! GPU launches of the ops before and after the forward passes of a draft model: inputs of the passes,
+//! storage of hidden states, argmax and insertion of draft tokens.
 
 use device::gpu::{KernelFunction, KernelLaunch, KernelSource};
 use device::{
@@ -18,11 +18,12 @@ static DRAFT: KernelSource = kernel_source!("draft/draft.hip");
 
 const KERNEL: &str = "draft";
 const THREADS: u32 = 256;
-/// Threads per logits row of the argmax kernels.
+/// Number of threads per logits row of the argmax kernels.
 const ARGMAX_THREADS: u32 = 1024;
-/// 32-bit words that a rank exchanges per row: sort keys of the logit and of the id.
+/// Number of 32-bit words that a rank exchanges per row: a sort key of the logit and one of the token id.
 const CANDIDATE_WORDS: usize = 2;
-/// Target number of blocks over all rows, so that several blocks copy the states of a prompt.
+/// Target number of blocks over all rows for copies of hidden states, so that several blocks copy the states
+/// of a long row.
 const MIN_COPY_BLOCKS: usize = 128;
 
 impl GpuBackend {
@@ -102,8 +103,8 @@ impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
         .u32(logits.stride() as u32);
         // SAFETY: the output has two words per logits row, and the kernel gets the sizes of the logits.
         unsafe { launch.launch(gpu, s)? };
-        // SAFETY: the scratch memory has room for both ranges, which only this function uses; gathering one
-        // row takes no scratch memory.
+        // SAFETY: the scratch memory is large enough for both ranges, which only this function uses;
+        // gathering one row takes no scratch memory.
         let (own, gathered) = unsafe {
             (
                 MatRef::from_raw(own_candidates, DType::I32, 1, words, words),
@@ -126,8 +127,8 @@ impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
             .arg_ptr(gathered_candidates)
             .u32(rows as u32)
             .u32(shard.ranks as u32);
-        // SAFETY: `drafts_at` checked that the output has room for every row; the words of all ranks are in
-        // scratch memory.
+        // SAFETY: `drafts_at` checked that the output has an entry for every row; the words of all ranks are
+        // in scratch memory.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -169,8 +170,8 @@ impl GpuKernel for DraftStateStore<'_, '_> {
             .u32(bytes)
             .u32(tables.stride() as u32)
             .u32(block_tokens as u32);
-        // SAFETY: the shapes were checked and the host checked the staged indices; a sequence slot has room
-        // for `states_per_slot` states, and a row stores at most `states_per_slot`.
+        // SAFETY: the shapes were checked and the host checked the staged indices; a sequence slot has
+        // `states_per_slot` states, and a row stores at most `states_per_slot`.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -201,7 +202,7 @@ impl GpuKernel for DraftInputGather<'_> {
             .u32(u32::from(hidden.is_none()))
             .u32(states.states_per_slot as u32)
             .u32(bytes);
-        // SAFETY: the output has room for all rows and tokens; the host checked the staged sequence slots and
+        // SAFETY: the output has a row for every row or token; the host checked the staged sequence slots and
         // blocks.
         unsafe { launch.launch(gpu, s) }
     }
@@ -231,19 +232,19 @@ impl GpuKernel for DraftPassPreparation<'_, '_> {
             .u32(pass.drafts.stride() as u32)
             .u32(pass.tables.stride() as u32)
             .u32(pass.block_tokens as u32);
-        // SAFETY: the arrays have room for `rows` rows; the host checked the staged indices.
+        // SAFETY: the arrays have an entry for each of `rows` rows; the host checked the staged indices.
         unsafe { launch.launch(gpu, s) }
     }
 }
 
-/// Returns the number of thread blocks per row.
+/// Returns the number of thread blocks per row for a copy of hidden states.
 fn blocks_per_row(rows: usize, tokens: usize) -> u32 {
     let max_blocks = MIN_COPY_BLOCKS.div_ceil(rows.max(1));
     tokens.div_ceil(rows.max(1)).clamp(1, max_blocks) as u32
 }
 
-/// Checks that the stored states have the shape and type of `x [n, H]`; returns the size of one state in
-/// bytes.
+/// Checks that the stored states have the width and type of `x [rows, hidden_size]`; returns the size of one
+/// state in bytes.
 fn check_states(x: MatRef<'_>, states: &DraftHiddenStates<'_>) -> Result<u32, DeviceError> {
     for mat in [states.slot_states.as_ref(), states.boundary_states.as_ref(), x] {
         check_dtype(KERNEL, "states", mat.dtype(), x.dtype())?;
@@ -271,8 +272,8 @@ fn check_pass(arrays: &DraftPassArrays<'_>, pass: &DraftPass<'_>) -> Result<(), 
     check_dtype(KERNEL, "cu_q", arrays.cu_q.dtype(), DType::I32)
 }
 
-/// Returns the address of the draft tokens of `logits.rows()` rows, from row `pass` and column `first` of
-/// `drafts` on.
+/// Returns the address in `drafts` of row `pass`, column `first`, after checking that the row has an entry
+/// for each row of `logits`.
 fn drafts_at(
     drafts: &mut MatMut<'_>,
     pass: usize,

@@ -1,4 +1,4 @@
-//! Elementwise kernels: SiLU-and-multiply, addition, logit softcap.
+//! GPU launches of elementwise ops: SiLU-and-multiply, addition, logit softcap.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatRef};
@@ -9,12 +9,13 @@ use crate::{GpuKernel, LogitSoftcap, SiluMul, TensorAdd};
 
 static ELEMENTWISE: KernelSource = kernel_source!("elementwise/elementwise.hip");
 
-/// Columns per block: eight per thread.
+/// Number of columns per block: eight per thread.
 const BLOCK_COLUMNS: usize = 8 * THREADS as usize;
 const THREADS: u32 = 128;
 
 impl GpuBackend {
-    /// Computes `silu_mul` with an fp8-quantised result, for checked shapes.
+    /// Computes `silu(gate) · up` of `x` with a result that is quantised to fp8; the caller has checked the
+    /// shapes.
     pub(super) fn silu_mul_fp8(
         &self,
         s: &DeviceStream,
@@ -39,7 +40,7 @@ impl GpuBackend {
         unsafe { launch.launch(self, s) }
     }
 
-    /// Returns a launch with `blocks_per_row(cols)` blocks per row.
+    /// Prepares a launch of elementwise kernel `symbol` with `blocks_per_row(cols)` blocks per row.
     fn elementwise_launch(
         &self,
         kernel: &'static str,

@@ -1,4 +1,4 @@
-//! Embedding lookup and row gather: copies of rows by index.
+//! GPU launches of embedding lookup and row gather: both copy rows by index.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};
@@ -8,7 +8,7 @@ use crate::{GpuKernel, PackedEmbedding, RowGather, TokenEmbedding};
 
 static EMBED: KernelSource = kernel_source!("embed/embed.hip");
 
-/// Maximum threads per block: 4 KiB at 16 bytes per thread.
+/// Maximum number of threads per block: they copy 4 KiB at 16 bytes per thread.
 const MAX_THREADS: usize = 256;
 
 impl GpuBackend {
@@ -40,7 +40,7 @@ impl GpuBackend {
             .u32(bytes as u32)
             .u32(first as u32)
             .u32(x.rows() as u32);
-        // SAFETY: `ids` has one index per row of y; the kernel only reads valid rows of x.
+        // SAFETY: `ids` has one index per row of `y`; the kernel only reads valid rows of `x`.
         unsafe { launch.launch(self, s) }
     }
 }

@@ -1,12 +1,12 @@
-//! Expert load counters (EPLB) that the routing kernels increment.
+//! Kernel arguments of expert load statistics (EPLB): counters that the routing kernels increment.
 
 use device::gpu::KernelLaunch;
 use device::{DeviceError, MatRef};
 
 use crate::ExpertLoadArgs;
 
-/// Addresses of the expert load counters of a layer and of the KV slots of the tokens, as `moe_route/count.h`
-/// expects them; null disables counting.
+/// Addresses of the expert load counters of one layer and of the KV slots of the tokens, as
+/// `moe_route/count.h` expects them. Null counters disable counting.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ExpertCounterPtrs {
     counts: *mut u8,
@@ -17,7 +17,7 @@ impl ExpertCounterPtrs {
     /// Disables counting.
     pub(super) const NONE: Self = Self { counts: std::ptr::null_mut(), slots: std::ptr::null() };
 
-    /// Returns the addresses for router logits `[T, E]`.
+    /// Returns the addresses for a router with logits `[tokens, experts]`.
     ///
     /// Errors: the counters do not match the logits.
     pub(super) fn of(
@@ -33,7 +33,7 @@ impl ExpertCounterPtrs {
         Ok(Self { counts, slots: load.slots.map_or(std::ptr::null(), |slots| slots.as_ptr()) })
     }
 
-    /// Appends the two kernel arguments.
+    /// Appends both addresses as kernel arguments.
     pub(super) fn args(self, launch: KernelLaunch) -> KernelLaunch {
         launch.arg_ptr(self.counts).arg_ptr(self.slots)
     }

@@ -1,5 +1,5 @@
-//! `y = x Wᵀ` by built-in kernels: small-M GEMM with fused prologue and epilogue, and any M without a vendor
-//! BLAS.
+//! Linear layers on built-in GPU kernels: the small-M GEMM with fused prologue and epilogue, and GEMMs for
+//! any number of rows (M) if no vendor BLAS is used.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};
@@ -12,19 +12,21 @@ static GEMM: KernelSource = kernel_source!("gemm/gemm.hip");
 static PLAIN: KernelSource = kernel_source!("linear_plain/linear_plain.hip");
 
 const KERNEL: &str = "linear";
-/// Threads per block of all kernels in this file.
+/// Number of threads per block of all kernels in this file.
 const THREADS: u32 = 256;
-/// Maximum rows of x of the small-M GEMM, whose time is that of reading the weights once.
+/// Maximum number of rows of `x` for the small-M GEMM. With so few rows it is bound by reading the weights,
+/// which it reads once.
 const SMALL_M_ROWS: usize = 16;
-/// Columns that one warp processes per iteration.
+/// Number of columns that one warp processes per iteration.
 const SMALL_M_CHUNK: usize = 128;
-/// Supported numbers of strips per block, ascending.
+/// Supported numbers of strips (groups of rows of `W`) per block, ascending.
 const SMALL_M_STRIPS: [usize; 4] = [1, 2, 4, 8];
 
-/// Maximum rows of `W` for which the plain kernel assigns one block per row of `W` (`linear_row`).
+/// Maximum number of rows of `W` for which the plain kernel assigns one block to each row of `W`
+/// (`linear_row`).
 const ROW_OUTPUTS: usize = 512;
 
-/// Weight matrix `[n, k]`, or a row range of one.
+/// A weight matrix `[n, k]` on the device, or a range of its rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WeightRows {
     pub(super) address: *const u8,
@@ -38,7 +40,7 @@ impl From<&PackedMatrix> for WeightRows {
     }
 }
 
-/// Rows that a GEMM reads: address of the first row, number of rows, and row stride in elements.
+/// Input rows of a GEMM: address of the first row, number of rows, and row stride in elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputRows {
     pub(super) address: *const u8,
@@ -52,7 +54,7 @@ impl From<MatRef<'_>> for InputRows {
     }
 }
 
-/// Limits of the device that determine launch shapes.
+/// Properties of the GPU from which launch shapes are computed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LaunchLimits {
     pub(super) multiprocessors: usize,
@@ -60,7 +62,7 @@ pub(super) struct LaunchLimits {
     pub(super) shared_bytes: usize,
 }
 
-/// Shape of a launch of `gemm_small_m`.
+/// Launch shape of `gemm_small_m` without bulk copies: strips per block, number of blocks, shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SmallMStripShape {
     pub(super) strips: usize,
@@ -69,7 +71,7 @@ pub(super) struct SmallMStripShape {
 }
 
 impl GpuBackend {
-    /// Returns the limits that determine launch shapes.
+    /// Returns the properties of the GPU from which launch shapes are computed.
     pub(super) fn launch_limits(&self) -> LaunchLimits {
         LaunchLimits {
             multiprocessors: self.multiprocessors() as usize,
@@ -77,7 +79,8 @@ impl GpuBackend {
         }
     }
 
-    /// Computes a fused linear layer with more rows than `gemm_small_m` supports.
+    /// Computes a fused linear layer with more rows than `gemm_small_m` supports, by the medium-M or large-M
+    /// GEMM.
     fn fused_rows(&self, s: &DeviceStream, op: FusedLinear<'_>) -> Result<(), DeviceError> {
         let FusedLinear { y, x, weight: w, fusion } = op;
         if self.fits_medium_m(x.rows(), x.dtype(), w) {
@@ -92,7 +95,7 @@ impl GpuBackend {
         self.gemm_large_m(s, y, x, w.into(), fusion.silu_mul)
     }
 
-    /// Computes `y = x Wᵀ + bias` with built-in kernels, for checked shapes.
+    /// Computes `y = x Wᵀ + bias` with built-in kernels; the caller has checked the shapes.
     pub(super) fn linear_without_blas(
         &self,
         s: &DeviceStream,
@@ -131,7 +134,8 @@ impl GpuBackend {
         self.gemm_tiled(s, y, x, w.into(), bias)
     }
 
-    /// Whether `rows` rows of `dtype` use the small-M GEMM, which supports all of `LinearFusion`.
+    /// Whether a linear layer with `rows` rows of type `dtype` uses the small-M GEMM, which supports every op
+    /// of `LinearFusion`.
     pub(crate) fn fits_small_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         if w.dtype() == DType::F8E4M3 {
             return self.fuses_fp8(rows, dtype, w);
@@ -143,8 +147,8 @@ impl GpuBackend {
                 || self.small_m_strips(rows, w.n(), w.k(), 1, true).is_some())
     }
 
-    /// Returns the launch shape of `gemm_small_m` for `rows` rows of x and weights `[n, k]`, with `matrices`
-    /// weight matrices read concurrently; `None` if the rows of x do not fit into shared memory.
+    /// Returns the launch shape of `gemm_small_m` for `rows` rows of `x` and weights `[n, k]`, if one launch
+    /// reads `matrices` such weight matrices; `None` if the rows of `x` do not fit into shared memory.
     pub(super) fn small_m_strips(
         &self,
         rows: usize,
@@ -202,8 +206,8 @@ impl GpuBackend {
         unsafe { launch.launch(self, s) }
     }
 
-    /// Launches the tiled tensor-core (matrix-core) GEMM for any number of rows; the result of a row does not
-    /// depend on the other rows.
+    /// Launches the tiled tensor-core (AMD: matrix-core) GEMM for any number of rows. The result of a row
+    /// does not depend on the other rows.
     pub(super) fn gemm_tiled(
         &self,
         s: &DeviceStream,
@@ -231,13 +235,13 @@ impl GpuBackend {
         unsafe { gemm_sizes(launch, x, w, y_stride).overlaps_predecessor().launch(self, s) }
     }
 
-    /// Returns the shared memory of the tiled GEMM in bytes.
+    /// Returns the shared memory of the tiled GEMM in bytes, for tiles of `tile_rows` rows of `x`.
     pub(super) fn tile_bytes(&self, tile_rows: usize) -> u32 {
         let stages = if self.warp_size() == 64 { 1 } else { 3 };
         (stages * (tile_rows + TILE_OUTPUTS) * TILE_ROW_BYTES) as u32
     }
 
-    /// Launches the plain kernel: every type and shape, in f32 arithmetic.
+    /// Launches the plain GEMM kernel, which supports every type and shape and computes in f32.
     fn gemm_plain(&self, s: &DeviceStream, op: Linear<'_>) -> Result<(), DeviceError> {
         let Linear { mut y, x, weight: w, bias } = op;
         let defines = [
@@ -245,7 +249,8 @@ impl GpuBackend {
             ("W_F32", self.act_f32(KERNEL, w.dtype())?),
             ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
         ];
-        // Choose by the number of outputs only: the result of a row must not depend on the number of rows.
+        // The kernel is selected by the number of outputs only: the result of a row must not depend on the
+        // number of rows.
         let (name, grid) = if w.n() <= ROW_OUTPUTS {
             ("linear_row", [w.n() as u32, x.rows().div_ceil(4) as u32, 1])
         } else {
@@ -281,12 +286,13 @@ impl GpuKernel for FusedLinear<'_> {
     }
 }
 
-/// Rows of `W` per tile; must match `TILE_N` in gemm/tile.h.
+/// Number of rows of `W` per tile; must match `TILE_N` in gemm/tile.h.
 pub(super) const TILE_OUTPUTS: usize = 128;
-/// Bytes per tile row in shared memory.
+/// Bytes per row of a tile in shared memory, padding included.
 const TILE_ROW_BYTES: usize = 80;
 
-/// Appends the sizes that end the arguments of all GEMM kernels: rows, n, k and the row strides of y and x.
+/// Appends the sizes that are the last arguments of all GEMM kernels: rows, n, k and the row strides of `y`
+/// and `x`.
 pub(super) fn gemm_sizes(
     launch: KernelLaunch,
     x: impl Into<InputRows>,
@@ -298,7 +304,7 @@ pub(super) fn gemm_sizes(
     launch.u32(y_stride).u32(stride as u32)
 }
 
-/// Returns the error for more rows than fit into shared memory.
+/// Returns the error for an input with more rows than the small-M GEMM supports.
 fn too_many_rows(rows: usize) -> DeviceError {
     let what = "rows of x";
     DeviceError::Shape { kernel: KERNEL, what, got: rows, expected: SMALL_M_ROWS }
@@ -308,7 +314,7 @@ fn uses_tensor_cores(half: DType, dtype: DType, w: &PackedMatrix) -> bool {
     dtype == half && w.dtype() == half && w.k().is_multiple_of(8)
 }
 
-/// Whether every row is aligned to 16 bytes.
+/// Whether every row is aligned to 16 bytes, as vector loads require.
 pub(super) fn has_16_byte_rows(x: MatRef<'_>) -> bool {
     x.stride().is_multiple_of(8) && x.as_ptr().addr().is_multiple_of(16)
 }

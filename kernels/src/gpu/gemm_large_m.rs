@@ -1,5 +1,5 @@
-//! Large-M GEMM with WGMMA and TMA on NVIDIA sm_90a: with a fused `silu_mul` epilogue, or without a vendor
-//! BLAS.
+//! Large-M GEMM with WGMMA and TMA on NVIDIA sm_90a. It is used to fuse `silu_mul` into the epilogue, and for
+//! linear layers if no vendor BLAS is used.
 
 use device::gpu::{BOX_ROWS, KernelLaunch, KernelSource, TiledMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
@@ -10,26 +10,27 @@ use crate::gpu::GpuBackend;
 
 static GEMM_LARGE_M: KernelSource = kernel_source!("gemm_large_m/gemm_large_m.hip");
 
-/// Threads per block: 12 warps, of which one is the producer and eight are consumers.
+/// Number of threads per block: 12 warps, of which one is the producer and eight are consumers.
 const THREADS: u32 = 12 * 32;
-/// Blocks per cluster, which share the rows of W.
+/// Number of blocks per cluster; they share the loaded rows of `W`.
 const CLUSTER: usize = 2;
-/// Rows of x per tile of a cluster.
+/// Number of rows of `x` per tile of a cluster.
 const TILE_ROWS: usize = 256;
-/// Rows of W per tile; with `silu_mul` half of them are gate rows.
+/// Number of rows of `W` per tile; with `silu_mul` half of them are gate rows.
 const TILE_COLUMNS: usize = 256;
-/// Rows of a TMA box of x and of W.
+/// Number of rows of a TMA box of `x` and of `W`.
 const INPUT_BOX_ROWS: usize = 128;
-/// Columns (K) per step.
+/// Number of columns (K) per step.
 const COLUMNS: usize = 64;
 /// Shared memory per block in bytes: four stages, the output staging buffer, barriers and alignment.
 const SHARED_BYTES: u32 = 226 << 10;
-/// Minimum rows for which fusing `silu_mul`, which avoids storing the GEMM output, is faster; with fewer rows
-/// BLASLt is as fast.
+/// Minimum number of rows of `x` for this kernel. From this size, fusing `silu_mul` is faster, since it
+/// avoids storing the GEMM output; with fewer rows cuBLASLt is as fast.
 const MIN_ROWS: usize = 2048;
 
 impl GpuBackend {
-    /// Whether the large-M GEMM supports `rows` rows of `dtype` with `w`, and its tiles fill the GPU.
+    /// Whether the large-M GEMM supports `rows` rows of type `dtype` with weights `w`, and has enough tiles
+    /// to fill the GPU.
     pub(crate) fn fits_large_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
         let whole = w.k().is_multiple_of(COLUMNS) && w.n().is_multiple_of(16) && w.k() != 0;
@@ -45,13 +46,14 @@ impl GpuBackend {
         self.shared_bytes() >= SHARED_BYTES && self.has_wgmma_tma()
     }
 
-    /// Whether the rows of `x` and `y` have the alignment and `y` has the type that TMA requires.
+    /// Whether the rows of `x` and `y` have the alignment that TMA requires, and `y` has the 16-bit type.
     pub(super) fn is_tma_aligned(&self, y: &MatMut<'_>, x: MatRef<'_>) -> bool {
         y.dtype() == self.half_dtype() && has_16_byte_rows(x) && has_16_byte_rows(y.as_ref())
     }
 
-    /// Computes `y = x Wᵀ`, or with `gated` `silu(gate) · up` of it, in the 16-bit type. The shapes are
-    /// checked and `is_tma_aligned` is true. The result of a row does not depend on the other rows.
+    /// Computes `y = x Wᵀ`, or with `gated` the product of `silu(gate)` and `up`, where gate and up are the
+    /// halves of `x Wᵀ`, in the 16-bit type. The caller has checked the shapes and that `is_tma_aligned` is
+    /// true. The result of a row does not depend on the other rows.
     pub(super) fn gemm_large_m(
         &self,
         s: &DeviceStream,
@@ -91,7 +93,7 @@ impl GpuBackend {
     }
 }
 
-/// Whether `tiles` tiles keep at least 90 % of `clusters` resident clusters busy, over all waves of the grid.
+/// Whether `tiles` tiles keep `clusters` resident clusters at least 90 % busy, over all waves of the grid.
 fn fills_device(tiles: usize, clusters: usize) -> bool {
     clusters != 0 && tiles * 10 >= tiles.div_ceil(clusters) * clusters * 9
 }

@@ -1,5 +1,5 @@
-//! Medium-M GEMM (up to 128 rows) with TMA and WGMMA on NVIDIA sm_90a: shapes and launches of
-//! `gemm_medium_m`.
+//! Medium-M GEMM (up to 128 rows) with TMA and WGMMA on NVIDIA sm_90a: choice of launch shapes, and launches
+//! of `gemm_medium_m`.
 
 use device::gpu::{KernelLaunch, KernelSource, TiledMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_size};
@@ -11,43 +11,44 @@ use crate::{FusedLinear, LinearFusion, PackedMatrix};
 static GEMM_MEDIUM_M: KernelSource = kernel_source!("gemm_medium_m/gemm_medium_m.hip");
 
 const KERNEL: &str = "linear";
-/// Rows of x per warpgroup.
+/// Number of rows of `x` per warpgroup.
 const WARPGROUP_ROWS: usize = 64;
-/// Maximum rows of x; up to 16 rows use `gemm_small_m`.
+/// Maximum number of rows of `x`; up to 16 rows use `gemm_small_m` instead.
 const MAX_ROWS: usize = 128;
-/// Columns (K) per stage.
+/// Number of columns (K) per stage.
 const COLUMNS: usize = 64;
-/// Supported rows of `W` per tile: N of the WGMMA instructions in dev/wgmma.h.
+/// Supported numbers of rows of `W` per tile: the N of the WGMMA instructions in dev/wgmma.h.
 const WIDTHS: [usize; 8] = [16, 32, 48, 64, 80, 96, 128, 192];
-/// Maximum stages, for which the kernel has barriers, and minimum stages: one is consumed while the next is
-/// loaded.
+/// Maximum number of stages, for which the kernel has barriers, and minimum number of stages: one is consumed
+/// while the next is loaded.
 const MAX_STAGES: usize = 16;
 const MIN_STAGES: usize = 2;
-/// Shared memory for barriers and alignment of the ring, in bytes.
+/// Shared memory of barriers, and bytes lost to the alignment of the ring buffer.
 const FIXED_BYTES: usize = (2 * MAX_STAGES + 2) * 8 + 1024;
-/// Minimum stages (of `COLUMNS` columns) per block for split-K.
+/// Minimum number of stages (of `COLUMNS` columns) per block for split-K.
 const SHARED_STAGES: usize = 4;
-/// Tiles with fewer rows of `W` use 4-way instead of 2-way split-K, because loading rows of x would cost more
-/// than loading `W`.
+/// Number of rows of `W` per tile below which 4-way instead of 2-way split-K is used: with so narrow tiles,
+/// loading the rows of `x` would cost more than loading `W`.
 const NARROW: usize = 64;
-/// One in this many groups of four SMs is lost for clusters of four blocks, because the SMs of a GPC are not
-/// a multiple of four.
+/// One in this many groups of four SMs cannot run a cluster of four blocks, because the number of SMs in a
+/// GPC is not a multiple of four.
 const SINGLE_SM_GPC_RATIO: usize = 11;
 
-/// Launch shape of `gemm_medium_m`.
+/// Launch shape of `gemm_medium_m`: tile size, split-K factor, number of blocks and shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MediumMLaunch {
-    /// Rows of `W` per tile.
+    /// Number of rows of `W` per tile.
     width: usize,
-    /// Blocks of a cluster that split the K of a tile (split-K).
+    /// Number of blocks of a cluster, which divide the K of a tile among them (split-K).
     splits: usize,
-    /// Rows of x per stage, a multiple of `WARPGROUP_ROWS`.
+    /// Number of rows of `x` per stage, a multiple of `WARPGROUP_ROWS`.
     rows: usize,
     blocks: usize,
     shared_bytes: usize,
 }
 
-/// Sizes of a GEMM; `gated`: half of the rows of `W` are gate rows.
+/// Sizes of a medium-M GEMM, `y [rows, n] = x [rows, k] Wᵀ`. `gated`: half of the rows of `W` are gate rows,
+/// and `y` has `n / 2` columns.
 #[derive(Debug, Clone, Copy)]
 struct MediumMProblem {
     rows: usize,
@@ -57,7 +58,7 @@ struct MediumMProblem {
 }
 
 impl GpuBackend {
-    /// Whether the medium-M GEMM supports `rows` rows of `dtype` with `w`.
+    /// Whether the medium-M GEMM supports `rows` rows of type `dtype` with weights `w`.
     pub(crate) fn fits_medium_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
         // A gated GEMM needs the most shared memory.
@@ -83,7 +84,7 @@ impl GpuBackend {
         self.launch_medium_m(s, y, normed_rows, w, fusion)
     }
 
-    /// Launches the kernel for rows that are normalised if necessary.
+    /// Launches the kernel for rows that are already normalised if `fusion` has a norm.
     fn launch_medium_m(
         &self,
         s: &DeviceStream,
@@ -160,12 +161,13 @@ impl MediumMProblem {
         if self.gated { self.n / 2 } else { self.n }
     }
 
-    /// Returns the rows of x per stage.
+    /// Returns the number of rows of `x` per stage.
     fn stage_x_rows(&self) -> usize {
         self.rows.next_multiple_of(WARPGROUP_ROWS)
     }
 
-    /// Returns the shared memory in bytes with `stages` stages.
+    /// Returns the shared memory in bytes for tiles of `width` rows of `W`, `splits` blocks per cluster and
+    /// `stages` stages.
     fn bytes(&self, width: usize, splits: usize, stages: usize) -> usize {
         let halves = if self.gated { 2 } else { 1 };
         let eights = (width / halves / 8).div_ceil(splits) * halves;
@@ -174,10 +176,10 @@ impl MediumMProblem {
     }
 
     /// Chooses the launch shape: one tile per cluster of two or four blocks (split-K) if all clusters are
-    /// resident at once, else one tile per block. Split-K halves or quarters the loads of x, which cost as
-    /// much per row as loads of `W`. The split depends only on `n` and `k`, so that the summation order of a
-    /// row does not depend on the number of rows. Returns `None` if there are more tiles than resident
-    /// blocks, or too little shared memory.
+    /// resident at once, otherwise one tile per block. Split-K halves or quarters the loads of `x`, which
+    /// cost as much per row as loads of `W`. The split-K factor depends only on `n` and `k`, so that the
+    /// summation order of a row does not depend on the number of rows. Returns `None` if there are more tiles
+    /// than resident blocks, or too little shared memory.
     fn choose_launch(&self, limits: LaunchLimits) -> Option<MediumMLaunch> {
         let multiprocessors = limits.multiprocessors;
         let halves = if self.gated { 2 } else { 1 };

@@ -1,5 +1,5 @@
-//! Small-M GEMM (up to 16 rows) with weights streamed by bulk copies: shapes and launches of `gemm_small_m`
-//! with `STREAM`.
+//! Small-M GEMM (up to 16 rows) with weights streamed by bulk copies: choice of launch shapes, and launches
+//! of `gemm_small_m` with the define `STREAM`.
 
 use device::gpu::KernelLaunch;
 use device::{DeviceError, DeviceStream, MatMut};
@@ -8,27 +8,28 @@ use super::gemm::{GEMM_SMALL_M, InputRows, LaunchLimits, gemm_sizes};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
-/// Consumer warps; must match `COMPUTE_WARPS` in gemm_small_m/share.h.
+/// Number of consumer warps; must match `COMPUTE_WARPS` in gemm_small_m/share.h.
 const COMPUTE_WARPS: usize = 8;
-/// Threads per block: the consumer warps and one producer warp.
+/// Number of threads per block: the consumer warps and one producer warp.
 const THREADS: u32 = 32 * (COMPUTE_WARPS as u32 + 1);
-/// Rows of `W` per strip.
+/// Number of rows of `W` per strip.
 const STRIP_ROWS: usize = 8;
-/// Maximum strips per pass of a block.
+/// Maximum number of strips that a block processes per pass.
 const MAX_STRIPS: usize = 8;
-/// Shared memory for barriers and sums of squares, in bytes.
+/// Shared memory of barriers and sums of squares, in bytes.
 const FIXED_BYTES: usize = 32 * 8 + COMPUTE_WARPS * 16 * 4;
-/// Maximum bytes of x that stay resident in shared memory and are normalised redundantly by every block.
-/// Larger x is loaded slab by slab if it is read once, and normalised by a separate launch.
+/// Maximum bytes of `x` that stay in shared memory for the whole launch and that every block normalises
+/// itself. A larger `x` is loaded slab by slab if it is read once, and is normalised by a separate launch.
 const RESIDENT_X_BYTES: usize = 40 << 10;
-/// Minimum shared memory in bytes from which a block requests at least half of the SM's shared memory, so
-/// that no SM gets two blocks of a launch while another SM is idle; a block of the next launch, or of
+/// Shared memory in bytes from which on a block requests at least half of the SM's shared memory. Otherwise
+/// an SM could get two blocks of a launch while another SM is idle. A block of the next launch, or of
 /// attention, still fits.
 const LARGE_BYTES: usize = 64 << 10;
-/// Maximum columns that a block normalises.
+/// Maximum number of columns (K) for which blocks normalise `x` themselves.
 const NORMED_COLUMNS: usize = 4096;
 
-/// Launch shape of `gemm_small_m` with `STREAM`.
+/// Launch shape of `gemm_small_m` with the define `STREAM`: strips per pass, columns per slab, whether `x` is
+/// loaded slab by slab, number of blocks and shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SmallMLaunch {
     strips: usize,
@@ -38,7 +39,8 @@ struct SmallMLaunch {
     shared_bytes: usize,
 }
 
-/// Sizes of a GEMM; with a gated GEMM the gate and up rows of an output are in one strip.
+/// Sizes of a small-M GEMM. `strips` is the number of strips of `W`; with `silu_mul` the gate and up rows of
+/// an output are in one strip.
 #[derive(Debug, Clone, Copy)]
 struct SmallMProblem {
     rows: usize,
@@ -48,7 +50,7 @@ struct SmallMProblem {
 }
 
 impl GpuBackend {
-    /// Whether weights with `k` columns are streamed by bulk copies.
+    /// Whether weights with `k` columns are streamed by bulk copies, which the GPU must support.
     pub(super) fn streams_weights(&self, k: usize) -> bool {
         let capability = self.arch().strip_prefix("sm_").map(|a| a.trim_end_matches('a'));
         let hopper = capability.and_then(|c| c.parse::<u32>().ok()).is_some_and(|c| c >= 90);
@@ -56,7 +58,7 @@ impl GpuBackend {
         engine && k.is_multiple_of(32)
     }
 
-    /// Computes [`FusedLinear`](crate::FusedLinear) for up to 16 rows if `streams_weights` is true.
+    /// Computes [`FusedLinear`](crate::FusedLinear) for up to 16 rows; `streams_weights` must be true.
     pub(super) fn stream_small_m(
         &self,
         s: &DeviceStream,
@@ -75,7 +77,7 @@ impl GpuBackend {
         self.launch_small_m(s, y, normed_rows, w, &fusion)
     }
 
-    /// Launches the kernel, which normalises the rows if `fusion` has a norm.
+    /// Launches the kernel, which normalises the rows of `x` if `fusion` has a norm.
     fn launch_small_m(
         &self,
         s: &DeviceStream,
@@ -121,19 +123,20 @@ impl GpuBackend {
     }
 }
 
-/// Returns the row stride of resident x in shared memory, in bytes; must match `x_line` in
-/// gemm_small_m/share.h.
+/// Returns the row stride of `x` in shared memory in bytes, if it stays there for the whole launch; must
+/// match `x_line` in gemm_small_m/share.h.
 fn x_row_stride_bytes(k: usize) -> usize {
     (k * 2).next_multiple_of(128) + 64
 }
 
 impl SmallMProblem {
-    /// Returns the columns of a slab; depends on `k` only, because it determines the summation order.
+    /// Returns the number of columns of a slab. It depends on `k` only, because it determines the summation
+    /// order.
     fn slab(&self) -> usize {
         self.k.next_power_of_two().clamp(256, 1024)
     }
 
-    /// Returns the shared memory in bytes with `stages` slabs of `strips` strips.
+    /// Returns the shared memory in bytes for `stages` slabs of `strips` strips of `W`.
     fn bytes(&self, strips: usize, slab: usize, x_slabs: bool, stages: usize) -> usize {
         let sums = COMPUTE_WARPS * strips * STRIP_ROWS * self.rows * 4;
         let norm = if self.normed { (self.k * 2).next_multiple_of(128) } else { 0 };
@@ -142,7 +145,7 @@ impl SmallMProblem {
         FIXED_BYTES + sums + norm + resident_x_bytes + stages * stage_rows * (slab * 2 + 64)
     }
 
-    /// Chooses the largest number of strips per pass that leaves room for slabs in flight.
+    /// Chooses the largest number of strips per pass for which enough slabs fit into shared memory at a time.
     fn choose_launch(&self, limits: LaunchLimits) -> Option<SmallMLaunch> {
         let strips_per_block = self.strips.div_ceil(self.strips.min(limits.multiprocessors));
         let max_strips = strips_per_block.min(MAX_STRIPS);

@@ -1,16 +1,17 @@
-//! Linear layers `y = x Wᵀ + bias`, and the choice of the kernel.
+//! Linear layers `y = x Wᵀ + bias` on GPUs, and the choice of the kernel. BLASLt is cuBLASLt on NVIDIA and
+//! hipBLASLt on AMD.
 //!
 //! | W | rows of x | kernel |
 //! |---|---|---|
 //! | fp8 | any | see `fp8` |
 //! | 16-bit | ≤ 16 | `gemm_small_m`: reads the weights once, supports fusion |
-//! | 16-bit | ≤ 128, on sm_90a, few tiles of `W` | `gemm_medium_m`: weight loads overlap the predecessor |
+//! | 16-bit | ≤ 128, on sm_90a, few tiles of `W` | `gemm_medium_m`: loads weights before its inputs are ready |
 //! | 16-bit | ≥ 2048, with `silu_mul`, on sm_90a | `gemm_large_m`: WGMMA |
 //! | 16-bit | other | BLASLt; without it a built-in kernel |
 //! | f32 | ≤ 64, or f32 inputs | built-in: a row of an f32 model has the same result in every batch |
 //! | f32 | > 64, 16-bit inputs | BLASLt in f32 if y is f32, else built-in |
 //!
-//! A built-in kernel computes every GEMM for which the BLASLt heuristic returns no algorithm.
+//! A built-in kernel computes every GEMM for which the heuristic of BLASLt returns no algorithm.
 
 use device::gpu::{
     Fp8Scaling, GemmOperands, GemmProblem, GpuError, HEURISTIC, KernelLaunch, KernelSource,
@@ -26,10 +27,10 @@ use crate::{GpuKernel, Linear, PackedMatrix};
 static CAST: KernelSource = kernel_source!("cast/cast.hip");
 
 const KERNEL: &str = "linear";
-/// Maximum rows for which f32 weights use a built-in kernel instead of BLASLt.
+/// Maximum number of rows of `x` for which f32 weights use a built-in kernel instead of BLASLt.
 const F32_ROWS: usize = 64;
 
-/// Implementation that computes a linear layer.
+/// Implementation that computes a linear layer: BLASLt or a built-in kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LinearBackend {
     BlasLt,
@@ -61,8 +62,9 @@ impl GpuBackend {
             bias: bias.map_or(std::ptr::null(), |b| b.as_ptr()),
             scales: [std::ptr::null(); 2],
         };
-        // Scratch memory is used for x or the bias, converted to the type that BLASLt requires; never for
-        // both, because with f32 weights the output, and so the bias, is f32.
+        // BLASLt requires that `x` has the type of `W`, and the bias that of `y`: an operand of another type
+        // is first converted in scratch memory. Only one of them ever needs it: `x` is converted if `W` is
+        // f32; then `y` is f32 as well, and so is every bias.
         if x.dtype() != w.dtype() {
             let converted = self.scratch(s, x.rows() * x.cols() * w.dtype().bytes())?;
             self.cast(s, converted, w.dtype(), x)?;
@@ -78,7 +80,7 @@ impl GpuBackend {
         self.runtime().launched(s, "blaslt_gemm")
     }
 
-    /// Writes `x` as `dtype` contiguously to `to`, which must have room for all elements.
+    /// Writes `x`, converted to `dtype`, contiguously to `to`, which must be large enough for all elements.
     pub(super) fn cast(
         &self,
         s: &DeviceStream,
@@ -89,7 +91,7 @@ impl GpuBackend {
         self.cast_to(s, to, x.cols(), dtype, x)
     }
 
-    /// Copies `x` to `y`, converting the element type.
+    /// Copies `x` to `y`, with conversion of the element type.
     pub(super) fn copy_all(
         &self,
         s: &DeviceStream,
@@ -153,7 +155,7 @@ impl GpuKernel for Linear<'_> {
     }
 }
 
-/// Chooses between BLASLt and the built-in kernels.
+/// Chooses between BLASLt and the built-in kernels. `blaslt`: BLASLt is available.
 fn choose_backend(
     rows: usize,
     input: DType,
@@ -211,7 +213,7 @@ fn aligned(address: *const u8) -> bool {
     address.addr().is_multiple_of(16)
 }
 
-/// Whether the operands of a GEMM are aligned to 16 bytes.
+/// Whether addresses and row strides of all operands of a GEMM are multiples of 16 bytes.
 fn is_aligned(problem: &GemmProblem, operands: &GemmOperands) -> bool {
     let bytes = |t: BlasDataType| if t == BlasDataType::F32 { 4 } else { 2 };
     let strides = [

@@ -1,5 +1,6 @@
-//! MLA: norm, RoPE and write of compressed KV, then attention: absorbed on tensor cores (`mla_decode.rs`) or,
-//! for any shape, by a plain kernel; rows of many tokens non-absorbed (`mla_prefill.rs`).
+//! MLA on GPUs. The prologue applies RMS norm and RoPE and writes KV rows. Rows of few tokens use absorbed
+//! attention on tensor cores (`mla_decode.rs`), rows of many tokens non-absorbed attention
+//! (`mla_prefill.rs`). A plain kernel supports every other shape.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{
@@ -16,7 +17,7 @@ static WRITE: KernelSource = kernel_source!("mla_kv_write/mla_kv_write.hip");
 static PLAIN: KernelSource = kernel_source!("mla_plain/mla_plain.hip");
 
 const THREADS: u32 = 256;
-/// Maximum `kv_lora_rank` of the plain kernel.
+/// Maximum `kv_lora_rank` that the plain kernel supports.
 const PLAIN_KV_LORA_RANK_MAX: usize = 1024;
 
 impl GpuBackend {
@@ -82,7 +83,8 @@ impl GpuKernel for MlaAttention<'_> {
         let Some(absorbed) = gpu.plan_mla_decode(layout, pool, args, expanded.is_some())? else {
             return gpu.attend_mla_plain(s, &mut o, pool, layout, args);
         };
-        // Both launches use the same scratch memory, one after the other; request the larger size first.
+        // Absorbed and non-absorbed attention use the same scratch memory, one after the other; the larger
+        // size is requested first, so that the second request does not reallocate it.
         let expanded_bytes = expanded.as_ref().map_or(0, MlaPrefillCall::scratch_bytes);
         gpu.scratch(s, expanded_bytes.max(absorbed.scratch_bytes()))?;
         gpu.attend_mla_absorbed(s, &mut o, &absorbed)?;

@@ -1,5 +1,5 @@
-//! Absorbed MLA on tensor cores: W_UK projects queries to the compressed KV space, attention averages
-//! compressed KV rows of the pool, and W_UV of each head projects the average to its output.
+//! Absorbed MLA on tensor cores: W_UK projects queries to the space of the compressed KV, attention computes
+//! weighted means of compressed KV rows of the pool, and W_UV of each head projects the means to outputs.
 
 use device::gpu::{KernelLaunch, KernelSource, TensorMap};
 use device::{DeviceError, DeviceStream, MatMut};
@@ -13,47 +13,47 @@ static HEAD_GEMM: KernelSource = kernel_source!("mla_head_gemm/mla_head_gemm.hip
 static DECODE: KernelSource = kernel_source!("mla_decode/mla_decode.hip");
 static DECODE_WGMMA: KernelSource = kernel_source!("mla_decode_wgmma/mla_decode_wgmma.hip");
 
-/// Heads per block, and keys per warp and step, of the kernel on warps.
+/// Number of heads per block, and of keys per warp and step, of the kernel without WGMMA.
 const TILE: usize = 16;
-/// Heads per block, and keys per step, of the WGMMA kernel.
+/// Number of heads per block, and of keys per step, of the WGMMA kernel.
 const WARPGROUP_TILE: usize = 64;
-/// Threads per block of the WGMMA kernel: two consumer warpgroups and one producer warpgroup.
+/// Number of threads per block of the WGMMA kernel: two consumer warpgroups and one producer warpgroup.
 const WARPGROUP_THREADS: u32 = 384;
-/// Ring stages of the WGMMA kernel; shared memory also has the queries.
+/// Number of ring-buffer stages of the WGMMA kernel, whose shared memory also has the queries.
 const WARPGROUP_STAGES: usize = 2;
-/// Row size and alignment of WGMMA operand panels in shared memory, in bytes.
+/// Row size, and alignment, of WGMMA operand panels in shared memory, in bytes.
 const PANEL_ROW: usize = 128;
 const PANEL_ALIGNMENT: usize = 1024;
-/// Maximum `kv_lora_rank`, limited by registers per warp.
+/// Maximum `kv_lora_rank` that absorbed MLA supports on tensor cores, limited by registers per warp.
 const MAX_KV_LORA_RANK: usize = 512;
-/// Padding elements per row of the KV pool in shared memory.
+/// Number of padding elements per KV row in shared memory.
 const PADDING: usize = 8;
-/// Maximum ring stages per block.
+/// Maximum number of ring-buffer stages per block.
 const MAX_STAGES: usize = 3;
-/// Static shared memory per block of the kernel on warps, in bytes.
+/// Static shared memory per block of the kernel without WGMMA, in bytes.
 const STATIC_BYTES: usize = 7 << 10;
-/// Maximum tokens per block with wavefronts of 64 lanes; each token has its own wavefronts. Registers do not
-/// suffice for four tokens, nor for two with warps of 32 lanes.
+/// Maximum number of tokens per block on GPUs with wavefronts of 64 lanes; each token has its own wavefronts.
+/// Registers do not suffice for four tokens, nor for two tokens with warps of 32 lanes.
 const WAVEFRONT64_TOKENS: usize = 2;
-/// Maximum resident blocks per SM.
+/// Maximum number of resident blocks per SM.
 const MAX_BLOCKS: usize = 2;
-/// Shared memory of the WGMMA kernel for barriers, before the panels, in bytes.
+/// Shared memory of the barriers of the WGMMA kernel, which precede the panels, in bytes.
 const BARRIER_BYTES: usize = 128;
 /// Static shared memory per block of the WGMMA kernel, in bytes.
 const WARPGROUP_STATIC_BYTES: usize = 1 << 10;
-/// f32 values of a split's partial result after its sums of compressed KV.
+/// Number of f32 values in a split's partial result in addition to its weighted sum of compressed KV.
 const RECORD_EXTRA_FLOATS: usize = 16;
-/// Threads per block of `mla_head_gemm`, and rows that it processes at a time.
+/// Number of threads per block of `mla_head_gemm`, and of rows that a block processes at a time.
 const HEAD_GEMM_THREADS: u32 = 128;
 const HEAD_GEMM_ROWS: usize = 16;
-/// Resident `mla_head_gemm` blocks per SM; rows are split over no more blocks, because each block reads the
-/// whole matrix of its head.
+/// Number of resident `mla_head_gemm` blocks per SM. Rows are divided among at most that many blocks, because
+/// each block reads the whole matrix of its head.
 const HEAD_GEMM_BLOCKS: usize = 4;
 
-/// Upper bound of successive tokens for rows of any length.
+/// Upper bound of the number of successive tokens in a row, used for launches with rows of any length.
 const ANY_TOKEN_COUNT: usize = 1 << 20;
 
-/// Split sizes of the kernel on warps; must match `split_keys` in mla_decode.hip.
+/// Split sizes of the kernel without WGMMA; must match `split_keys` in mla_decode.hip.
 const SPLITS: &[SplitSize] = &[
     SplitSize::new(2048, 256),
     SplitSize::new(8192, 512),
@@ -61,39 +61,44 @@ const SPLITS: &[SplitSize] = &[
     SplitSize::new(usize::MAX, 4096),
 ];
 
-/// Maximum rows for which the kernel on warps (16 heads per block) is faster than the WGMMA kernel, with more
-/// heads than `WARPGROUP_TILE`. On an H200, 128 heads of one row take 37 and 59 µs with 1,088 keys, 59 and 93
-/// µs with 8,192 keys; of 16 rows 428 and 184 µs.
+/// Maximum number of rows for which the kernel without WGMMA (16 heads per block) is faster than the WGMMA
+/// kernel, if there are more heads than `WARPGROUP_TILE`. On an H200, 128 heads of one row take 37 µs
+/// (without WGMMA) and 59 µs (with WGMMA) with 1,088 keys, 59 and 93 µs with 8,192 keys; 128 heads of 16 rows
+/// take 428 and 184 µs.
 const FEW_ROWS_MAX: usize = 2;
-/// Capacity for partial results, in splits per block and jointly processed token, of the WGMMA kernel, which
-/// bounds its number of splits. Batches with mixed context lengths are fastest with up to 10.
+/// Number of partial results per block and jointly processed token for which the WGMMA kernel has scratch
+/// memory; this bounds its number of splits. Batches with mixed context lengths are fastest with up to 10
+/// splits per block.
 const RUN_RECORDS: usize = 12;
-/// Minimum keys per split of the WGMMA kernel; must match 2^`SHORTEST` in mla_decode_wgmma/split_length.h.
+/// Minimum number of keys per split of the WGMMA kernel; must match 2^`SHORTEST` in
+/// mla_decode_wgmma/split_length.h.
 const MIN_SPLIT_KEYS: usize = 256;
 
-/// Arguments that all launches of absorbed MLA share.
+/// Arguments that all launches of absorbed MLA share, and the chosen kernel.
 pub(super) struct MlaDecodeCall<'a> {
     args: &'a MlaAttentionArgs<'a>,
     layout: &'a MlaKvLayout,
-    /// First byte of the layer in the KV pool.
+    /// Address of the first byte of the layer in the KV pool.
     pool: *const u8,
     w_uk_t: &'a PackedGroup,
-    /// Whether rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens are skipped, because non-absorbed
-    /// prefill computes them.
+    /// Whether rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens are skipped, because non-absorbed MLA
+    /// computes them.
     short_rows_only: bool,
     kernel: MlaDecodeKernel,
 }
 
-/// Kernel variant of the attention step.
+/// Kernel variant of the attention part of absorbed MLA.
 enum MlaDecodeKernel {
-    /// Warps that each process their own keys, with `stages` ring stages of `step_bytes` bytes.
+    /// Kernel without WGMMA, in which each warp processes its own keys; it has `stages` ring-buffer stages of
+    /// `step_bytes` bytes.
     Warps { stages: usize, step_bytes: usize },
-    /// WGMMA and TMA, with at most `runs` contiguous parts of the list of splits.
+    /// Kernel with WGMMA and TMA. The list of splits of all rows is divided into at most `runs` contiguous
+    /// parts, one per block.
     Warpgroups { pool: TensorMap, runs: usize },
 }
 
 impl MlaDecodeCall<'_> {
-    /// Returns the number of successive tokens that a block processes together for the same heads, at most
+    /// Returns the number of successive tokens of a request that a block processes together, at most
     /// `max_tokens`.
     fn tokens_per_block(&self, max_tokens: usize, warp_size: u32) -> usize {
         match self.kernel {
@@ -105,7 +110,7 @@ impl MlaDecodeCall<'_> {
         }
     }
 
-    /// Returns the heads per block.
+    /// Returns the number of heads per block.
     fn heads_per_block(&self) -> usize {
         match self.kernel {
             MlaDecodeKernel::Warps { .. } => TILE,
@@ -113,7 +118,7 @@ impl MlaDecodeCall<'_> {
         }
     }
 
-    /// Returns the number of leading tokens of the step up to the last one that absorbed attention may
+    /// Returns the number of tokens of the step up to and including the last one that absorbed attention may
     /// process.
     fn tokens(&self) -> usize {
         let (bounds, all) = (&self.args.rows.bounds, self.args.q.rows());
@@ -126,7 +131,7 @@ impl MlaDecodeCall<'_> {
         self.args.rows.bounds.decode_rows.min(self.args.rows.len())
     }
 
-    /// Returns the scratch memory in bytes: absorbed queries, and partial results of splits.
+    /// Returns the size of the scratch memory in bytes: absorbed queries, and partial results of splits.
     pub(super) fn scratch_bytes(&self) -> usize {
         let (heads, kv_lora_rank) = (self.args.heads.w_uk.len(), self.layout.kv_lora_rank);
         let record_bytes =
@@ -144,7 +149,7 @@ impl MlaDecodeCall<'_> {
         }
     }
 
-    /// Returns the maximum number of splits over all decode rows, per tile of heads.
+    /// Returns the maximum number of partial results of all decode rows, per tile of heads.
     fn records(&self) -> usize {
         let (rows, splits) = (self.decode_rows(), self.splits());
         match self.kernel {
@@ -158,33 +163,34 @@ impl MlaDecodeCall<'_> {
     }
 }
 
-/// 16-bit rows of several heads on the device: address, and strides in elements between heads and between
-/// rows.
+/// 16-bit rows of several heads on the device: address of the first row, and strides in elements between
+/// heads and between rows.
 struct HeadRows<P> {
     address: P,
     head_stride: usize,
     row_stride: usize,
 }
 
-/// Scratch memory of a call: absorbed queries, which the averages overwrite, and partial results of splits.
+/// Scratch memory of absorbed MLA: absorbed queries, which are later overwritten by the weighted means, and
+/// partial results of splits.
 #[derive(Clone, Copy)]
 struct MlaDecodeScratch {
     absorbed_q: *mut u8,
     partial: *mut u8,
 }
 
-/// Rows of one launch of the attention step.
+/// Rows that one launch of the attention kernel processes.
 #[derive(Clone, Copy)]
 enum MlaDecodeRows {
-    /// The first `rows` rows, which have one token each, in splits of their keys.
+    /// The first `rows` rows, which have one token each; the keys of a row are divided into splits.
     Splits { rows: usize },
-    /// Each token of the rows from `first` up to `end`, without splits.
+    /// Every token of the rows `first..end`, without splits.
     EachToken { first: usize, end: usize },
 }
 
 impl GpuBackend {
-    /// Returns the plan of absorbed attention on tensor cores; `None` if the sizes are unsupported.
-    /// `short_rows_only`: only for rows of fewer than `RowBounds::MLA_PREFILL_TOKENS` tokens.
+    /// Returns the plan of absorbed MLA on tensor cores; `None` if the sizes are unsupported.
+    /// `short_rows_only`: only rows of fewer than `RowBounds::MLA_PREFILL_TOKENS` tokens are computed.
     pub(super) fn plan_mla_decode<'a>(
         &self,
         layout: &'a MlaKvLayout,
@@ -221,9 +227,9 @@ impl GpuBackend {
         Ok(Some(MlaDecodeCall { args, layout, pool, w_uk_t, short_rows_only, kernel }))
     }
 
-    /// Whether the WGMMA kernel is used: it fits into shared memory, rows of the pool are whole panels, and
-    /// there are enough rows. With few rows the kernel on warps is faster, because its blocks process fewer
-    /// heads and are more numerous.
+    /// Whether the WGMMA kernel is used: it fits into shared memory, KV rows are a whole number of panels,
+    /// and there are enough rows. With few rows the kernel without WGMMA is faster, because its blocks
+    /// process fewer heads each, so that there are more blocks.
     fn uses_warpgroup_decode(&self, layout: &MlaKvLayout, args: &MlaAttentionArgs<'_>) -> bool {
         let rows = args.rows.len();
         let is_few_rows = args.heads.w_uk.len() > WARPGROUP_TILE
@@ -236,8 +242,8 @@ impl GpuBackend {
                 <= self.shared_bytes() as usize
     }
 
-    /// Computes absorbed attention of all rows, or only of rows with fewer than
-    /// `RowBounds::MLA_PREFILL_TOKENS` tokens.
+    /// Computes absorbed MLA of all rows, or only of rows with fewer than `RowBounds::MLA_PREFILL_TOKENS`
+    /// tokens.
     pub(super) fn attend_mla_absorbed(
         &self,
         s: &DeviceStream,
@@ -250,7 +256,7 @@ impl GpuBackend {
         }
         let (heads, rows, splits) = (args.heads.w_uk.len(), call.decode_rows(), call.splits());
         let (tiles, row_stride) = (heads.div_ceil(call.heads_per_block()), heads * kv_lora_rank);
-        // The averages overwrite the absorbed queries.
+        // The weighted means of the compressed KV overwrite the absorbed queries.
         let absorbed_q = self.scratch(s, call.scratch_bytes())?;
         // SAFETY: the address is in the same scratch allocation, after the absorbed queries.
         let partial = unsafe { absorbed_q.add(tokens * row_stride * 2) };
@@ -264,7 +270,7 @@ impl GpuBackend {
         let absorbed_rows = HeadRows { address: absorbed_q, head_stride: kv_lora_rank, row_stride };
         self.head_gemm(s, call, &absorbed_rows, &q, call.w_uk_t)?;
         if rows > 0 {
-            // Blocks of all head tiles process the same runs of the list of splits.
+            // Blocks of different head tiles process the same parts of the list of splits.
             let runs = (self.decode_blocks(call) / tiles).clamp(1, rows * splits);
             let grid = [runs as u32, tiles as u32, 1];
             let decode_rows = MlaDecodeRows::Splits { rows };
@@ -290,7 +296,7 @@ impl GpuBackend {
         self.head_gemm(s, call, &o, &averages, w_uv)
     }
 
-    /// Returns the number of resident blocks on the device.
+    /// Returns the number of attention blocks that are resident on the device at a time.
     fn decode_blocks(&self, call: &MlaDecodeCall<'_>) -> usize {
         let blocks_per_multiprocessor = match call.kernel {
             MlaDecodeKernel::Warps { stages, step_bytes } => {
@@ -303,7 +309,8 @@ impl GpuBackend {
         blocks_per_multiprocessor * self.multiprocessors() as usize
     }
 
-    /// Replaces the absorbed queries in `scratch` by averages of compressed KV, for all heads.
+    /// Launches the attention kernel, which replaces the absorbed queries in `scratch` by weighted means of
+    /// the compressed KV, for all heads.
     fn decode_attention(
         &self,
         s: &DeviceStream,
@@ -357,8 +364,8 @@ impl GpuBackend {
         unsafe { launch.launch(self, s) }
     }
 
-    /// Returns the launch of `decode_attention` without arguments: one token at a time (`each_token`), or
-    /// `tokens_per_block` successive decode rows at a time.
+    /// Returns the launch of the attention kernel without arguments. The kernel processes one token at a time
+    /// (`each_token`), or `tokens_per_block` successive decode rows at a time.
     fn decode_launch(
         &self,
         call: &MlaDecodeCall<'_>,
@@ -367,7 +374,7 @@ impl GpuBackend {
         tokens_per_block: usize,
     ) -> Result<KernelLaunch, DeviceError> {
         let layout = call.layout;
-        // `LONG_ROW` is only defined if long rows are skipped.
+        // `LONG_ROW` is only defined if rows of many tokens are skipped.
         let omitted = usize::from(!(each_token && call.short_rows_only));
         let kv_lora_rank = ("KV_LORA_RANK", layout.kv_lora_rank as u32);
         let rope_dim = ("QK_ROPE_HEAD_DIM", layout.rope_dim as u32);
@@ -409,7 +416,8 @@ impl GpuBackend {
         }
     }
 
-    /// Computes `y[t, h] = W_h x[t, h]` for the leading tokens that absorbed attention may process.
+    /// Multiplies by the matrix of each head: `y[t, h] = W_h x[t, h]` for each token `t` that absorbed
+    /// attention may process and each head `h`.
     fn head_gemm(
         &self,
         s: &DeviceStream,
@@ -455,8 +463,8 @@ impl GpuBackend {
     }
 }
 
-/// Returns the dynamic shared memory of the WGMMA kernel in bytes: queries, ring stages, and a panel of
-/// probabilities.
+/// Returns the dynamic shared memory of the WGMMA kernel in bytes: queries, ring-buffer stages, and a panel
+/// of probabilities.
 const fn warpgroup_shared_bytes(layout: &MlaKvLayout) -> usize {
     let panel = WARPGROUP_TILE * PANEL_ROW;
     let operand = layout.width() * 2 / PANEL_ROW * panel;

@@ -1,4 +1,4 @@
-//! Non-absorbed MLA prefill for rows of many tokens: keys and values of the whole context are up-projected
+//! Non-absorbed MLA for rows of many tokens: keys and values of the whole context are up-projected (expanded)
 //! from compressed KV, for as many heads and keys at a time as scratch memory allows, and MHA flash attention
 //! reads them.
 
@@ -14,59 +14,60 @@ use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
 static GATHER: KernelSource = kernel_source!("mla_gather_kv/mla_gather_kv.hip");
 static PREFILL: KernelSource = kernel_source!("mla_prefill/mla_prefill.hip");
 
-/// Keys per block of the gather kernel.
+/// Number of keys per block of the gather kernel.
 const GATHER_ROWS: usize = 32;
-/// Threads per block of the gather kernel and of the attention kernel on warps, and threads of the two
-/// consumer warpgroups of the WGMMA kernel.
+/// Number of threads per block of the gather kernel and of the attention kernel without WGMMA, and number of
+/// threads in the two consumer warpgroups of the WGMMA kernel.
 const THREADS: u32 = 256;
-/// Threads per block of the WGMMA kernel: two consumer warpgroups, and a producer warpgroup of which one warp
-/// loads.
+/// Number of threads per block of the WGMMA kernel: two consumer warpgroups, and a producer warpgroup of
+/// which one warp loads.
 const WARPGROUP_THREADS: u32 = 384;
-/// Query tokens per tile and keys per step of the WGMMA kernel.
+/// Number of query tokens per tile and of keys per step of the WGMMA kernel.
 const WARPGROUP_TILE: usize = 128;
-/// Stages of key tiles, and of value tiles, of the WGMMA kernel.
+/// Number of stages for key tiles, and of stages for value tiles, of the WGMMA kernel.
 const WARPGROUP_STAGES: usize = 2;
-/// Channels per WGMMA operand panel.
+/// Number of channels per WGMMA operand panel.
 const PANEL: usize = 64;
 /// Alignment of panels in shared memory, in bytes.
 const PANEL_ALIGNMENT: usize = 1024;
 /// Static shared memory per block of the WGMMA kernel, in bytes.
 const STATIC_BYTES: usize = 1024;
-/// Keys per copy step of the kernel on warps, and padding elements per key and value row.
+/// Number of keys per copy step of the kernel without WGMMA, and number of padding elements per row of one
+/// key and value.
 const COPY_KEYS: usize = 64;
 const PADDING: usize = 32 + 8;
-/// Minimum (token tile, head) pairs per SM for splitting the work by heads instead of keys.
+/// Minimum number of (token tile, head) pairs per SM for splitting the work by heads instead of keys.
 const TILES_PER_SM: usize = 2;
 
-/// Arguments that all launches of non-absorbed prefill share.
+/// Arguments that all launches of non-absorbed MLA share, the chosen kernel, and the plan of windows.
 pub(super) struct MlaPrefillCall<'a> {
     args: &'a MlaAttentionArgs<'a>,
     layout: &'a MlaKvLayout,
-    /// First byte of the layer in the KV pool.
+    /// Address of the first byte of the layer in the KV pool.
     pool: *const u8,
     kernel: MlaPrefillKernel,
     sizes: KvExpansionSizes,
     plan: KvExpansionPlan,
 }
 
-/// Kernel variant of the attention step.
+/// Kernel variant of the attention part of non-absorbed MLA.
 enum MlaPrefillKernel {
     Warps { stages: usize },
     Warpgroups,
 }
 
-/// Expanded keys and values of a window in scratch memory. A row has the `qk_nope_head_dim` channels of all
-/// heads' keys, the values of all heads, then the compressed KV row of the pool.
+/// Expanded keys and values of a window in scratch memory. A row has one key position: the key channels
+/// without RoPE of all heads, the values of all heads, then the compressed KV row of the pool.
 struct ExpandedKv {
     at: *mut u8,
     carry_over: *mut u8,
-    /// First column of the values, first column of the compressed KV, and row stride, in elements.
+    /// First column of the values, first column of the compressed KV row, and row stride, in elements.
     values: usize,
     compressed_kv: usize,
     stride: usize,
 }
 
-/// Window of heads and keys of a launch.
+/// Heads and keys that are expanded and attended to at a time.
 #[derive(Clone, Copy)]
 struct HeadKeyWindow {
     first_head: usize,
@@ -76,7 +77,8 @@ struct HeadKeyWindow {
 }
 
 impl MlaPrefillCall<'_> {
-    /// Returns the scratch memory in bytes: expanded keys and values of a window, and carry-over state.
+    /// Returns the size of the scratch memory in bytes: expanded keys and values of one window, and the
+    /// softmax state that is carried over between key windows.
     pub(super) fn scratch_bytes(&self) -> usize {
         if self.has_rows() { self.sizes.scratch_bytes(self.plan) } else { 0 }
     }
@@ -86,12 +88,12 @@ impl MlaPrefillCall<'_> {
         self.args.rows.bounds.max_query_len >= RowBounds::MLA_PREFILL_TOKENS
     }
 
-    /// Returns `qk_head_dim`: channels of a query and of a key.
+    /// Returns `qk_head_dim`: the number of channels of a query and of a key.
     fn qk_head_dim(&self) -> usize {
         self.args.heads.w_uk.n() + self.layout.rope_dim
     }
 
-    /// Returns the number of leading decode rows, which absorbed attention computes.
+    /// Returns the number of decode rows, which come first and are computed by absorbed attention.
     fn first_row(&self) -> usize {
         first_row(self.args)
     }
@@ -101,7 +103,7 @@ fn first_row(args: &MlaAttentionArgs<'_>) -> usize {
     args.rows.bounds.decode_rows.min(args.rows.len())
 }
 
-/// Returns an upper bound of the keys of all long rows, each row padded to whole steps.
+/// Returns an upper bound of the number of keys of all rows of many tokens, each row padded to whole steps.
 fn padded_keys(args: &MlaAttentionArgs<'_>) -> usize {
     let first = first_row(args);
     let tokens = args.q.rows().saturating_sub(first);
@@ -111,7 +113,7 @@ fn padded_keys(args: &MlaAttentionArgs<'_>) -> usize {
 }
 
 impl GpuBackend {
-    /// Returns the plan of non-absorbed prefill; `None` if it is disabled or the sizes are unsupported.
+    /// Returns the plan of non-absorbed MLA; `None` if it is disabled or the sizes are unsupported.
     pub(super) fn plan_mla_prefill<'a>(
         &self,
         layout: &'a MlaKvLayout,
@@ -155,7 +157,7 @@ impl GpuBackend {
         Some(MlaPrefillCall { args, layout, pool, kernel, plan: sizes.plan(), sizes })
     }
 
-    /// Computes attention of the rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens.
+    /// Computes the attention of the rows of at least `RowBounds::MLA_PREFILL_TOKENS` tokens.
     pub(super) fn attend_mla_non_absorbed(
         &self,
         s: &DeviceStream,
@@ -195,7 +197,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Returns the query tokens per tile.
+    /// Returns the number of query tokens per tile.
     fn tokens_of_block(&self, kernel: &MlaPrefillKernel) -> usize {
         match kernel {
             MlaPrefillKernel::Warpgroups => WARPGROUP_TILE,
@@ -203,7 +205,7 @@ impl GpuBackend {
         }
     }
 
-    /// Gathers the compressed KV rows of the window from the pool into contiguous rows.
+    /// Gathers the compressed KV rows of the keys of `window` from the pool into the expanded rows.
     fn gather_compressed_kv(
         &self,
         s: &DeviceStream,
@@ -231,14 +233,14 @@ impl GpuBackend {
                 .u32(window.first_key as u32)
                 .u32(rows.block_tables.stride() as u32)
                 .u32(expanded.stride as u32);
-        // SAFETY: scratch memory has room for all rows of the window; the caller guarantees context lengths
-        // and block tables.
+        // SAFETY: scratch memory is large enough for all rows of the window; the caller guarantees context
+        // lengths and block tables.
         unsafe { launch.launch(self, s) }
     }
 
-    /// Up-projects compressed KV (W_UK or W_UV) to keys or values of the heads of the window, from column
-    /// `column` of the expanded rows on. Uses GEMM kernels whose result for a row does not depend on the
-    /// number of rows.
+    /// Up-projects compressed KV by `weights` (W_UK or W_UV) to the keys or values of the heads of `window`,
+    /// written from column `column` of the expanded rows on. Uses GEMM kernels in which the result of a row
+    /// does not depend on the number of rows.
     fn up_project_kv(
         &self,
         s: &DeviceStream,
@@ -268,7 +270,7 @@ impl GpuBackend {
         self.gemm_tiled(s, y, x, w, None)
     }
 
-    /// Computes attention over the expanded keys and values of a window.
+    /// Computes the attention over the expanded keys and values of `window`.
     fn attend_expanded_kv(
         &self,
         s: &DeviceStream,
@@ -327,7 +329,7 @@ impl GpuBackend {
         unsafe { launch.f32(args.scale * LOG2_E).launch(self, s) }
     }
 
-    /// Returns the attention kernel with its grid, without arguments.
+    /// Returns the launch of the attention kernel for `window`, without arguments.
     fn prefill_launch(
         &self,
         call: &MlaPrefillCall<'_>,
@@ -364,14 +366,14 @@ impl GpuBackend {
     }
 }
 
-/// Returns the dynamic shared memory of the WGMMA kernel in bytes: queries, stages in flight, and outputs of
-/// 64 channels.
+/// Returns the dynamic shared memory of the WGMMA kernel in bytes: queries, stages for keys and values, and
+/// outputs of 64 channels.
 const fn warpgroup_shared_bytes(query: usize, value: usize) -> usize {
     let row_bytes = (1 + WARPGROUP_STAGES) * query + WARPGROUP_STAGES * value + PANEL;
     row_bytes * 2 * WARPGROUP_TILE + PANEL_ALIGNMENT
 }
 
-/// Returns the dynamic shared memory of the kernel on warps in bytes, per stage.
+/// Returns the dynamic shared memory of the kernel without WGMMA in bytes, per stage.
 const fn warp_shared_bytes(query: usize, value: usize) -> usize {
     COPY_KEYS * (query + value + PADDING) * 2
 }

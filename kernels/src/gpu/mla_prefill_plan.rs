@@ -1,28 +1,30 @@
-//! Planning of how many heads and keys non-absorbed MLA prefill expands at a time (`mla_prefill.rs`).
+//! Plan of non-absorbed MLA (`mla_prefill.rs`): how many heads and keys are expanded at a time, given a
+//! memory limit.
 
-/// Keys per step; key windows are multiples of it. Must match `STEP_KEYS` in mla_prefill/long_rows.h.
+/// Number of keys per step; the numbers of keys of windows are multiples of it. Must match `STEP_KEYS` in
+/// mla_prefill/long_rows.h.
 pub(super) const STEP_KEYS: usize = 128;
 
-/// Sizes that determine the plan.
+/// Sizes from which the plan is computed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KvExpansionSizes {
-    /// Memory limit in bytes.
+    /// Limit of the scratch memory in bytes.
     pub(super) bytes: usize,
-    /// Keys of all rows, padded to whole steps.
+    /// Number of keys of all rows, padded to whole steps.
     pub(super) keys: usize,
     pub(super) heads: usize,
-    /// Bytes of a compressed KV row of the pool, and of an expanded key and value of one head.
+    /// Bytes of a compressed KV row of the pool, and bytes of an expanded key and value of one head.
     pub(super) row_bytes: usize,
     pub(super) head_bytes: usize,
-    /// Number of token tiles with carry-over state between key windows, and bytes of that state per tile and
-    /// head.
+    /// Number of token tiles, whose softmax state is carried over between key windows, and bytes of that
+    /// state per tile and head.
     pub(super) tiles: usize,
     pub(super) carry_over_bytes: usize,
-    /// Minimum (token tile, head) pairs that keep the device busy.
+    /// Minimum number of (token tile, head) pairs that keep the device busy.
     pub(super) min_tiles: usize,
 }
 
-/// Number of heads and keys that are expanded at a time.
+/// Numbers of heads and keys that are expanded at a time (a window).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KvExpansionPlan {
     pub(super) heads: usize,
@@ -30,8 +32,8 @@ pub(super) struct KvExpansionPlan {
 }
 
 impl KvExpansionSizes {
-    /// Plans windows: some heads with all keys, which needs no carry-over state, unless that leaves the
-    /// device idle; else windows of keys.
+    /// Plans the windows. Windows with some heads and all keys are preferred, since they need no carry-over
+    /// state, unless they have too few tiles to keep the device busy; then windows have some of the keys.
     pub(super) fn plan(&self) -> KvExpansionPlan {
         let Self { bytes, keys, row_bytes, head_bytes, tiles, carry_over_bytes, .. } = *self;
         let fitting_heads = ((bytes / keys).saturating_sub(row_bytes) / head_bytes).min(self.heads);
@@ -48,13 +50,14 @@ impl KvExpansionSizes {
         KvExpansionPlan { heads, keys: keys.div_ceil(windows).next_multiple_of(STEP_KEYS) }
     }
 
-    /// Returns the head count, at most `max_heads`, that splits all heads into windows of nearly equal size.
+    /// Returns the number of heads per window, at most `max_heads`, that divides all heads into windows of
+    /// nearly equal size.
     fn balanced_heads(&self, max_heads: usize) -> usize {
         self.heads.div_ceil(self.heads.div_ceil(max_heads))
     }
 
-    /// Returns the scratch memory of a plan in bytes. With several windows it is at least the whole memory
-    /// limit, so that later steps do not allocate more.
+    /// Returns the size of the scratch memory of a plan in bytes. If the plan has several windows it is at
+    /// least the memory limit, so that later steps do not allocate more.
     pub(super) fn scratch_bytes(&self, plan: KvExpansionPlan) -> usize {
         let expanded = plan.keys * (self.row_bytes + plan.heads * self.head_bytes);
         let carry_over = self.tiles * plan.heads * self.carry_over_bytes;
@@ -69,10 +72,10 @@ impl KvExpansionSizes {
 mod tests {
     use super::*;
 
-    /// Tokens per tile.
+    /// Number of tokens per tile.
     const TILE: usize = 128;
 
-    /// Sizes of DeepSeek-V3 on an H200, with `heads` of its heads.
+    /// Returns the sizes of DeepSeek-V3 on an H200, with `heads` of its heads.
     fn deepseek_v3_sizes(heads: usize, tokens: usize, keys: usize) -> KvExpansionSizes {
         let (tiles, bytes) = (tokens / TILE + 1, 256 << 20);
         let carry_over_bytes = (TILE * 128 + 1024) * 4;
@@ -102,7 +105,7 @@ mod tests {
             deepseek_v3_sizes(128, 2048, 8192).plan(),
             KvExpansionPlan { heads: 43, keys: 8192 }
         );
-        // Two tiles of 43 heads do not fill 132 SMs.
+        // Two token tiles of 43 heads each have too few pairs for 132 SMs.
         let few_tiles = deepseek_v3_sizes(128, 256, 8192);
         assert_eq!(few_tiles.plan().heads, 128);
         assert!(few_tiles.plan().keys < 8192);

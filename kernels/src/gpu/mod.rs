@@ -1,7 +1,7 @@
-//! GPU backend for AMD (HIP runtime), NVIDIA (CUDA driver) and the SIMT emulator.
+//! GPU backend for AMD (HIP runtime), NVIDIA (CUDA driver) and the SIMT emulator of the tests.
 //!
 //! Kernel sources of `kernels/csrc` are embedded in the binary and compiled when they are first launched or
-//! precompiled. The file of a kernel checks shapes, then launches:
+//! precompiled. The Rust file of a kernel checks the shapes of an op, then launches the kernel:
 //!
 //! ```ignore
 //! static NORM: KernelSource = kernel_source!("norm/norm.hip");

@@ -1,5 +1,5 @@
-//! Expert MLPs (MoE): routed pairs (of token and expert) are sorted by expert on the device, followed by two
-//! grouped GEMMs and a weighted sum.
+//! Expert MLPs on GPUs: routed pairs (of token and expert) are sorted by expert on the device; two grouped
+//! GEMMs and a weighted sum of the expert outputs follow.
 //!
 //! Every grid depends on the number of tokens only, so that all launches can be captured in a graph.
 
@@ -20,21 +20,21 @@ use crate::{
 
 static ALIGN: KernelSource = kernel_source!("moe_align/moe_align.hip");
 
-/// Threads per block of `moe_combine`.
+/// Number of threads per block of `moe_combine`.
 const THREADS: u32 = 256;
-/// Maximum threads per block of `moe_align`.
+/// Maximum number of threads per block of `moe_align`.
 const ALIGN_THREADS: usize = 1024;
-/// Maximum tokens that every block of the fused kernel routes redundantly: a step of one request. Routing
-/// more tokens takes longer than a separate launch.
+/// Maximum number of tokens that every block of the fused kernel routes itself. It covers a decode step of
+/// one request; routing more tokens in every block takes longer than a separate launch.
 const FUSED_ROUTING_TOKENS: usize = 2;
 /// Maximum number of experts for routing in the fused kernel.
 const FUSED_ROUTING_EXPERTS: usize = 256;
-/// Maximum experts per token of `moe_combine`.
+/// Maximum number of experts per token that `moe_combine` supports.
 const MAX_TOP_K: usize = 64;
 
 impl GpuBackend {
-    /// Stacks matrices of one shape. fp8 matrices keep their scales if `dtype` is fp8; otherwise they are
-    /// dequantised.
+    /// Stacks matrices of one shape, each given as a list of parts, and packs them for TMA if the TMA kernel
+    /// supports them. fp8 matrices keep their scales if `dtype` is fp8; otherwise they are dequantised.
     pub fn pack_group(
         &self,
         matrices: &[Vec<HostMat<'_>>],
@@ -58,7 +58,8 @@ impl GpuBackend {
         self.pack_for_tma(stack, gated)
     }
 
-    /// Stacks per-head matrices of MLA as row-major `dtype` (floating point), without packing for TMA.
+    /// Stacks the per-head up-projections of MLA row-major in `dtype` (a floating-point type), without
+    /// packing for TMA.
     pub fn pack_mla_heads(
         &self,
         matrices: &[Vec<HostMat<'_>>],
@@ -86,7 +87,7 @@ impl GpuBackend {
         let mut counts = std::ptr::null_mut();
         if blocks > 1 {
             counts = call.counts;
-            // SAFETY: scratch memory has room for one count per block and expert.
+            // SAFETY: scratch memory has one count per block and expert.
             unsafe { arguments(launch("moe_count")?.arg_ptr(counts)).launch(self, s)? };
         }
         let align = launch("moe_align")?.arg_ptr(call.order).arg_ptr(call.segments).arg_ptr(counts);
@@ -94,7 +95,7 @@ impl GpuBackend {
             .u32(call.kernel.segment_rows() as u32)
             .u32(call.max_segments() as u32)
             .u32(u32::from(call.kernel.prefetches_weights()));
-        // SAFETY: scratch memory has room for all routed pairs and segments.
+        // SAFETY: scratch memory is large enough for all routed pairs and segments.
         unsafe { align.launch(self, s) }
     }
 
@@ -154,7 +155,7 @@ impl GpuKernel for ExpertMlp<'_> {
     }
 }
 
-/// Whether routing and expert MLPs of these tokens run in the fused decode kernel.
+/// Whether the fused decode kernel can compute the routing and the expert MLPs of these tokens.
 pub(crate) fn fits_routed_decode(router: &RouterLogits<'_>, experts: &ExpertWeights<'_>) -> bool {
     let (tokens, all) = (router.logits.rows(), router.logits.cols());
     fits_fused_decode(experts, tokens * (router.top_k + router.shared))

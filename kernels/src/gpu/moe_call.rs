@@ -1,4 +1,4 @@
-//! One call of the expert MLPs: sizes, scratch memory, and choice of the kernel.
+//! Sizes, scratch memory and choice of the kernel for one launch of expert MLPs.
 
 use device::gpu::{KernelDefine, KernelLaunch};
 use device::{DType, DeviceError, DeviceStream, MatRef};
@@ -9,24 +9,26 @@ use crate::gpu::GpuBackend;
 use crate::{ExpertWeights, PackedGroup, TopKRoutes};
 
 pub(super) const KERNEL: &str = "moe_mlp";
-/// Size of a `Segment` (moe/segment.h) in bytes.
+/// Size in bytes of a `Segment` record (moe/segment.h): successive routed pairs of one expert that one block
+/// processes.
 const SEGMENT_BYTES: usize = 16;
-/// Maximum routed pairs (of token and expert) that one block sorts.
+/// Maximum number of routed pairs (of token and expert) that one block sorts.
 pub(super) const ALIGN_PAIRS: usize = 4096;
-/// Maximum average routed pairs per expert for the small-M kernels.
+/// Maximum average number of routed pairs per expert for the small-M kernels.
 const SMALL_M_PAIRS: usize = 8;
-/// Minimum routed pairs per expert for TMA tiles with twice the rows of W; fp8 tiles always have them.
+/// Minimum number of routed pairs per expert for TMA tiles with twice the rows of W; fp8 tiles always have
+/// these.
 const WIDE_TILE_PAIRS: usize = 4;
-/// Minimum routed pairs per expert for TMA tiles with more rows of x as well.
+/// Minimum number of routed pairs per expert for TMA tiles that have more rows of x in addition.
 const LARGE_TILE_PAIRS: usize = 17;
-/// Minimum routed pairs per expert for tiles of 128 rows of x in the grouped GEMM without TMA.
+/// Minimum number of routed pairs per expert for tiles of 128 rows of x in the grouped GEMM without TMA.
 const TALL_TILE_PAIRS: usize = 96;
-/// Rows per segment of the fp8 grouped GEMM; must match `TILE` in fp8_gemm/tile.h.
+/// Number of rows per segment of the fp8 grouped GEMM; must match `TILE` in fp8_gemm/tile.h.
 const FP8_TILE_ROWS: usize = 64;
-/// Rows per segment of the small-M kernels.
+/// Number of rows per segment of the small-M kernels.
 pub(super) const SMALL_M_ROWS: usize = 16;
 
-/// Sizes and scratch memory of one call.
+/// Operands, sizes and scratch memory of one launch of expert MLPs.
 pub(super) struct MoeCall<'a> {
     pub(super) x: MatRef<'a>,
     pub(super) routes: &'a TopKRoutes<'a>,
@@ -36,11 +38,11 @@ pub(super) struct MoeCall<'a> {
     pub(super) inner: usize,
     pub(super) order: *mut u8,
     pub(super) segments: *mut u8,
-    /// Number of routed pairs per expert, for each part of the routed pairs that a block sorts.
+    /// Number of routed pairs per expert, for each block that sorts a part of the routed pairs.
     pub(super) counts: *mut u8,
-    /// Activations between the two GEMMs, `[routed_pairs, I]`.
+    /// Activations between the two GEMMs, `[routed_pairs, intermediate_size]`.
     pub(super) activations: *mut u8,
-    /// Expert outputs, `[routed_pairs, H]`.
+    /// Expert outputs, `[routed_pairs, hidden_size]`.
     pub(super) out: *mut u8,
     /// fp8-quantised inputs of a GEMM and their scales, if the kernel quantises inputs.
     pub(super) quantized: [*mut u8; 2],
@@ -48,18 +50,18 @@ pub(super) struct MoeCall<'a> {
     act_f32: u32,
 }
 
-/// Shape of the inputs of a GEMM.
+/// Numbers of rows and columns of the inputs of a GEMM.
 #[derive(Debug, Clone, Copy)]
 struct GemmInputShape {
     rows: usize,
     cols: usize,
 }
 
-/// Kernel of the two GEMMs.
+/// Kernel that computes both GEMMs of the expert MLPs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MoeKernel {
     SmallM,
-    /// Grouped GEMM, with the rows of a tile.
+    /// Grouped GEMM with tiles of this many rows of x.
     GroupedGemm(usize),
     /// Grouped GEMM with TMA-packed weights.
     GroupedGemmTma(moe_grouped_gemm_tma::GroupedGemmTile),
@@ -135,7 +137,7 @@ impl MoeCall<'_> {
         [act, ("OUT_HALF", u32::from(self.out_type() != DType::F32))]
     }
 
-    /// Returns the type of the expert outputs.
+    /// Returns the element type of the expert outputs.
     pub(super) fn out_type(&self) -> DType {
         self.kernel.out_type(self.x.dtype())
     }
@@ -148,12 +150,13 @@ impl MoeCall<'_> {
         self.kernel.max_segments(self.routed_pairs, self.experts.down.len())
     }
 
-    /// Returns the maximum number of experts with tokens.
+    /// Returns the maximum number of experts that have tokens.
     pub(super) fn max_active_experts(&self) -> usize {
         self.routed_pairs.min(self.experts.down.len())
     }
 
-    /// Returns the weights and the number of input features of the first or the second GEMM.
+    /// Returns the weights and the number of inputs of the first GEMM (gate and up) or of the second one
+    /// (down).
     pub(super) fn gemm_weights(&self, first: bool) -> (&PackedGroup, usize) {
         if first { (self.experts.gate_up, self.hidden) } else { (self.experts.down, self.inner) }
     }
@@ -168,7 +171,7 @@ impl MoeCall<'_> {
         unsafe { MatRef::from_raw(self.activations, dtype, self.routed_pairs, inner, inner) }
     }
 
-    /// Appends the arguments of all grouped kernels.
+    /// Appends the arguments that all grouped GEMM kernels share.
     pub(super) fn gemm_args(&self, launch: KernelLaunch, first: bool) -> KernelLaunch {
         let (group, k) = self.gemm_weights(first);
         let (y, y_stride) =
@@ -203,7 +206,7 @@ impl MoeKernel {
         }
     }
 
-    /// Returns the output type of the second GEMM for inputs of type `x`.
+    /// Returns the output type of the second GEMM, where `x` is the type of the inputs of the MLP.
     fn out_type(self, x: DType) -> DType {
         if matches!(self, Self::GroupedGemmTma(tile) if tile != moe_grouped_gemm_tma::TILE_SMALL) {
             x
@@ -212,14 +215,14 @@ impl MoeKernel {
         }
     }
 
-    /// Whether blocks prefetch weights before routing is complete; then every expert has a first segment,
-    /// even without tokens.
+    /// Whether blocks prefetch weights before the routing is complete. Then every expert has at least one
+    /// segment, even without tokens.
     pub(super) fn prefetches_weights(self) -> bool {
         self == Self::GroupedGemmTma(moe_grouped_gemm_tma::TILE_MEDIUM)
     }
 
-    /// Returns the numbers of values and of scales for the quantised inputs of either GEMM; 0 if inputs are
-    /// not quantised.
+    /// Returns the maximum numbers of values and of scales that quantised inputs of the two GEMMs have; 0 if
+    /// the kernel does not quantise inputs.
     fn quantized_input_size(self, inputs: [GemmInputShape; 2]) -> (usize, usize) {
         if self != Self::Fp8GroupedGemm {
             return (0, 0);
@@ -230,15 +233,15 @@ impl MoeKernel {
         (values.max(activation_values), scales.max(activation_scales))
     }
 
-    /// Returns an upper bound of segments for any distribution of routed pairs: all full segments, and one
-    /// partial segment per expert.
+    /// Returns an upper bound of the number of segments for any distribution of routed pairs over experts:
+    /// all full segments, and one partial segment per expert.
     pub(super) fn max_segments(self, routed_pairs: usize, experts: usize) -> usize {
         let last = if self.prefetches_weights() { experts } else { experts.min(routed_pairs) };
         routed_pairs / self.segment_rows() + last
     }
 }
 
-/// Chooses the kernel by the average number of routed pairs per expert; those of shared experts count.
+/// Chooses the kernel by the average number of routed pairs per expert; pairs of shared experts are included.
 /// `small_m_fits`: the rows of a small-M segment fit into shared memory.
 fn choose_kernel(
     x: MatRef<'_>,

@@ -1,4 +1,5 @@
-//! Expert parallelism: EPLB expert map, token dispatch to ranks, and combination of the returned rows.
+//! GPU launches for expert parallelism: EPLB expert map, dispatch of tokens to EP ranks, and combination of
+//! the returned rows.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, check_at_most, check_dense};
@@ -9,13 +10,13 @@ use crate::{ExpertPlacementLookup, GpuKernel, MoeCombine, TokenDispatch};
 
 static DISPATCH: KernelSource = kernel_source!("moe_dispatch/moe_dispatch.hip");
 
-/// Threads per block of `eplb_map_experts`.
+/// Number of threads per block of `eplb_map_experts`.
 const MAP_EXPERTS_THREADS: usize = 256;
-/// Maximum threads per block of `moe_dispatch`.
+/// Maximum number of threads per block of `moe_dispatch`.
 const DISPATCH_THREADS: usize = 1024;
-/// Maximum ranks of `moe_dispatch`.
+/// Maximum number of ranks that `moe_dispatch` supports.
 const MAX_RANKS: usize = 64;
-/// Threads per block, and columns per block, of `moe_combine_ranks`.
+/// Number of threads per block, and of columns per block, of `moe_combine_ranks`.
 const COMBINE_THREADS: usize = 128;
 const COMBINE_COLS: usize = 8 * COMBINE_THREADS;
 
@@ -40,7 +41,7 @@ impl GpuKernel for MoeCombine<'_> {
             .u32(stride)
             .u32(x.stride() as u32)
             .u32(token_rows.stride() as u32);
-        // SAFETY: `token_rows` has one row per row of y; the kernel only reads valid rows of x.
+        // SAFETY: `token_rows` has one row per row of `y`; the kernel only reads valid rows of `x`.
         unsafe { launch.launch(gpu, s) }
     }
 }
@@ -68,7 +69,7 @@ impl GpuKernel for TokenDispatch<'_> {
             .u32(layout.rank_offset as u32)
             .u32(experts.stride() as u32)
             .u32(stride);
-        // SAFETY: `check_dispatch` checked that the outputs have room for every token on every rank.
+        // SAFETY: `check_dispatch` checked that the outputs are large enough for every token on every rank.
         unsafe { launch.launch(gpu, s) }
     }
 }

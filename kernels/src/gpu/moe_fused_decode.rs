@@ -1,5 +1,6 @@
-//! Fused MoE decode for few routed pairs, where launch latency dominates: every block sorts the routed pairs
-//! (and routes, with few tokens) redundantly, and the epilogue of the second GEMM is the weighted sum.
+//! Fused MoE decode for few routed pairs (of token and expert), where launch latency dominates: every block
+//! sorts the routed pairs itself, and with few tokens also routes them. The epilogue of the second GEMM
+//! computes the weighted sum of the expert outputs.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
@@ -11,24 +12,24 @@ use crate::{ExpertWeights, RouterLogits, TopKRoutes};
 
 static FUSED_DECODE: KernelSource = kernel_source!("moe_fused_decode/moe_fused_decode.hip");
 
-/// Rows of W per strip.
+/// Number of rows of W per strip.
 const STRIP_ROWS: usize = 16;
-/// Rows of x of the smallest tile.
+/// Number of rows of x in the smallest tile.
 const MIN_TILE_ROWS: usize = 16;
-/// Maximum routed pairs that a block sorts.
+/// Maximum number of routed pairs that a block sorts.
 const MAX_ROUTED_PAIRS: usize = 64;
 
-/// Source of the routed experts.
+/// How the fused kernel gets the selected experts and the routing weights.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RoutingSource<'a> {
-    /// A routing kernel computed the routes before.
+    /// A routing kernel has computed the routes.
     Precomputed(&'a TopKRoutes<'a>),
-    /// Every block computes the routing from router logits; one block increments the expert load counters.
+    /// Every block computes the routes from router logits; one block increments the expert load counters.
     InKernel(&'a RouterLogits<'a>, ExpertCounterPtrs),
 }
 
-/// Returns the tile for `rows` rows of x and `strips` strips of W per block. With fp8 weights the time of a
-/// stage does not depend on how much of the tile is used, so the tile is chosen to fit.
+/// Returns the tile for `rows` rows of x and `strips` strips of W per block. With fp8 weights, the time of a
+/// stage does not depend on how many rows of the tile are used, so the smallest sufficient tile is chosen.
 fn tile_of(experts: &ExpertWeights<'_>, rows: usize, strips: usize) -> GroupedGemmTile {
     if experts.down.dtype() != DType::F8E4M3 {
         return TILE_SMALL;
@@ -42,13 +43,14 @@ fn tile_of(experts: &ExpertWeights<'_>, rows: usize, strips: usize) -> GroupedGe
     GroupedGemmTile { rows, weight_rows }
 }
 
-/// Whether the fused kernel supports `routed_pairs` routed pairs.
+/// Whether the fused kernel supports `routed_pairs` routed pairs of these experts.
 pub(super) fn fits_fused_decode(experts: &ExpertWeights<'_>, routed_pairs: usize) -> bool {
     experts.gate_up.is_tma_packed() && routed_pairs <= MAX_ROUTED_PAIRS
 }
 
 impl GpuBackend {
-    /// Computes the expert MLPs `y` of `x` if `fits_fused_decode` is true, for checked shapes.
+    /// Computes the expert MLPs `y` of `x`. `fits_fused_decode` must be true, and the caller has checked the
+    /// shapes.
     pub(super) fn fused_decode_mlp(
         &self,
         s: &DeviceStream,
@@ -74,8 +76,8 @@ impl GpuBackend {
         let routes_in_kernel = u32::from(matches!(source, RoutingSource::InKernel(..)));
         let fp8 = is_fp8(experts.down);
         for gated in [true, false] {
-            // The first GEMM distributes the strips of all routed pairs over blocks; in the second a block has
-            // the same strips of all experts.
+            // The first GEMM divides the strips of all routed pairs among the blocks; in the second GEMM a
+            // block has the same strips of all experts.
             let strips = experts.gate_up.n() / STRIP_ROWS * routed_pairs;
             let tile = if gated {
                 tile_of(experts, x.rows(), strips.div_ceil(self.multiprocessors() as usize))

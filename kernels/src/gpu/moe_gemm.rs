@@ -1,4 +1,4 @@
-//! Grouped GEMMs over weights in checkpoint layout (row-major).
+//! Grouped GEMMs of expert MLPs over row-major weights, as in the checkpoint.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, check_size};
@@ -14,7 +14,8 @@ static PLAIN: KernelSource = kernel_source!("moe_plain/moe_plain.hip");
 const THREADS: u32 = 256;
 
 impl GpuBackend {
-    /// Launches the grouped GEMM for few tokens per expert.
+    /// Launches the grouped GEMM for few tokens per expert. `first`: the gate and up projection, otherwise
+    /// the down projection.
     pub(super) fn moe_gemm_small_m(
         &self,
         s: &DeviceStream,
@@ -25,7 +26,7 @@ impl GpuBackend {
         let shape =
             self.small_m_strips(SMALL_M_ROWS, group.n(), k, call.max_active_experts(), first);
         let Some(SmallMStripShape { strips, blocks, shared_bytes }) = shape else {
-            // `choose_kernel` excludes this case.
+            // `choose_kernel` does not select this kernel if the rows do not fit.
             return check_size(KERNEL, "input features of the small-M GEMM", k, 0);
         };
         let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
@@ -36,7 +37,8 @@ impl GpuBackend {
         unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
-    /// Launches the grouped GEMM for many tokens per expert.
+    /// Launches the grouped GEMM for many tokens per expert, in tiles of `rows` rows of x. `first`: the gate
+    /// and up projection, otherwise the down projection.
     pub(super) fn moe_grouped_gemm(
         &self,
         s: &DeviceStream,
@@ -53,7 +55,8 @@ impl GpuBackend {
         unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
-    /// Launches the plain kernel for every type and size.
+    /// Launches the plain kernel, which supports every type and size. `first`: the gate and up projection,
+    /// otherwise the down projection.
     pub(super) fn moe_gemm_plain(
         &self,
         s: &DeviceStream,

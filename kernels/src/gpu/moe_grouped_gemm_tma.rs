@@ -1,5 +1,5 @@
 //! Grouped GEMM with bulk copies and WGMMA on NVIDIA sm_90a (`moe_grouped_gemm_tma`), and packing of expert
-//! weights into its layout.
+//! weights into the layout that it reads.
 
 use device::gpu::{KernelFunction, KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream};
@@ -12,47 +12,49 @@ static PACK: KernelSource = kernel_source!("moe_weight_pack/moe_weight_pack.hip"
 static GROUPED_GEMM_TMA: KernelSource =
     kernel_source!("moe_grouped_gemm_tma/moe_grouped_gemm_tma.hip");
 
-/// Threads per block: eight consumer warps, one producer warp for weights, two that gather rows of x.
+/// Number of threads per block: eight consumer warps, one producer warp for weights, and two warps that
+/// gather rows of x.
 const THREADS: u32 = 11 * 32;
-/// Threads per block of the packing kernels, 16 bytes per thread.
+/// Number of threads per block of the packing kernels.
 const PACK_THREADS: u32 = 256;
 /// Bytes per row of weights in a stage.
 const ROW_BYTES: usize = 128;
 /// Bytes that one thread of the packing kernels copies.
 const VECTOR_BYTES: usize = 16;
-/// Minimum rows that share an fp8 scale: those of a strip.
+/// Minimum number of rows that share an fp8 scale: the rows of a strip.
 const MIN_UNIT: usize = 16;
-/// Minimum ring stages: one is consumed while the next is loaded.
+/// Minimum number of ring-buffer stages: one is consumed while the next is loaded.
 const MIN_STAGES: usize = 2;
-/// Maximum ring stages, for which the kernel has barriers.
+/// Maximum number of ring-buffer stages, for which the kernel has barriers.
 const MAX_STAGES: usize = 12;
 /// Shared memory in addition to the stages, in bytes: barriers, state of routing, sorting and combining, and
-/// alignment of the ring.
+/// alignment of the ring buffer.
 const FIXED_BYTES: usize = 11 << 10;
 /// Shared memory for fp8 scales, in bytes.
 const SCALES_BYTES: usize = 1 << 10;
 /// Maximum scratch memory for packing weights, in bytes.
 const REPACK_SCRATCH_BYTES: usize = 64 << 20;
 
-/// Tile of a block: rows of x (of a segment) and rows of W (`weight_rows`).
+/// Tile that a block computes at a time: `rows` rows of x (of one segment) and `weight_rows` rows of W.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupedGemmTile {
     pub(super) rows: usize,
     pub(super) weight_rows: usize,
 }
 
-/// Tile for few tokens, when the time is that of reading the weights.
+/// Tile for few tokens, where the time is that of reading the weights.
 pub(super) const TILE_SMALL: GroupedGemmTile = GroupedGemmTile { rows: 64, weight_rows: 128 };
-/// Tile for more tokens, still bound by reading the weights: more bytes of weights in flight, and blocks
-/// prefetch them before routing is complete.
+/// Tile for more tokens, still bound by reading the weights: more bytes of weights are loaded at a time, and
+/// blocks prefetch them before routing is complete.
 pub(super) const TILE_MEDIUM: GroupedGemmTile = GroupedGemmTile { rows: 32, weight_rows: 256 };
-/// Tile for several hundred tokens and more.
+/// Tile for several hundred tokens and more, where computation dominates.
 pub(super) const TILE_LARGE: GroupedGemmTile = GroupedGemmTile { rows: 128, weight_rows: 256 };
 
 impl GroupedGemmTile {
-    /// Adapts the tile to the weight type. fp8 does not use the small tile, because its MMAs take longer than
-    /// the loads of a stage (3.1 instead of 4.2 TB/s on an H200), and the large tile has fewer rows, because
-    /// registers hold the unscaled sum of a scale block in addition to the accumulators.
+    /// Returns the tile to use for weights of type `weights`. fp8 does not use the small tile, because its
+    /// MMAs take longer than the loads of a stage (3.1 instead of 4.2 TB/s on an H200). The large tile has
+    /// fewer rows in fp8, because registers have the unscaled sum of a scale block in addition to the
+    /// accumulators.
     pub(super) fn for_dtype(self, weights: DType) -> Self {
         match self {
             TILE_LARGE if weights == DType::F8E4M3 => Self { rows: 64, ..TILE_LARGE },
@@ -73,14 +75,14 @@ impl GroupedGemmTile {
     }
 }
 
-/// Returns the columns of weights per stage; matrix sizes must be multiples of it.
+/// Returns the number of weight columns per stage. The numbers of inputs and outputs must be multiples of it.
 fn columns(weights: DType) -> usize {
     ROW_BYTES / weights.bytes()
 }
 
 impl GpuBackend {
-    /// Whether the kernel supports experts of type `weights` (the 16-bit type or fp8) with `k` inputs and
-    /// `outputs` outputs (without gate rows).
+    /// Whether the TMA kernel supports experts of type `weights` (the 16-bit type or fp8) with `k` inputs and
+    /// `outputs` outputs, gate rows not counted.
     pub(super) fn supports_grouped_gemm_tma(
         &self,
         weights: DType,
@@ -93,8 +95,8 @@ impl GpuBackend {
         multiples && fits && self.has_warpgroups()
     }
 
-    /// Packs `group` into the layout of moe/tma_layout.h if the TMA kernel supports it, else returns it
-    /// unchanged. `gated`: the first half of the outputs are the gates of the second half.
+    /// Packs `group` into the layout of moe/tma_layout.h if the TMA kernel supports it, otherwise returns it
+    /// unchanged. `gated`: the matrices are gate and up projections, gate rows first.
     pub(super) fn pack_for_tma(
         &self,
         group: PackedGroup,
@@ -133,8 +135,8 @@ impl GpuBackend {
                 experts,
                 gated,
             )?;
-            // SAFETY: source and destination have room for `experts` experts; the group is not used before it
-            // is returned.
+            // SAFETY: source and destination are large enough for `experts` experts; the group is not used
+            // before it is returned.
             unsafe {
                 scales_from(pack, &group, first).launch(self, &s)?;
                 unpack.launch(self, &s)?;
@@ -161,7 +163,8 @@ impl GpuBackend {
         Ok(launch.u32(n as u32).u32(k as u32))
     }
 
-    /// Launches one of the two GEMMs for routed pairs sorted by `moe_align`.
+    /// Launches the grouped GEMM for routed pairs that `moe_align` has sorted. `first`: the gate and up
+    /// projection, otherwise the down projection.
     pub(super) fn moe_grouped_gemm_tma(
         &self,
         s: &DeviceStream,
@@ -186,7 +189,7 @@ impl GpuBackend {
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
-    /// Returns a launch with one block per SM and as many stages as fit into shared memory.
+    /// Prepares a launch with one block per SM and as many stages as fit into shared memory.
     pub(super) fn launch_on_all_sms(
         &self,
         kernel: KernelFunction,
@@ -204,7 +207,8 @@ pub(super) fn is_fp8(group: &PackedGroup) -> u32 {
     u32::from(group.dtype() == DType::F8E4M3)
 }
 
-/// Appends the scales of the matrices from `first` on to the arguments; null for weights that are not fp8.
+/// Appends the addresses and sizes of the scales, from matrix `first` on, to the kernel arguments; null if
+/// the weights are not fp8.
 pub(super) fn scales_from(launch: KernelLaunch, group: &PackedGroup, first: usize) -> KernelLaunch {
     let Some(PackedScales { buffer, rows, stride }) = group.scales() else {
         return launch.arg_ptr(std::ptr::null()).u32(0).u32(0);

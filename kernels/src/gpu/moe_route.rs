@@ -1,4 +1,4 @@
-//! Softmax top-k routing of tokens to experts.
+//! GPU launches of MoE routing by softmax and top-k.
 
 use device::gpu::{KernelFunction, KernelLaunch, KernelSource};
 use device::{
@@ -16,8 +16,9 @@ const KERNEL: &str = "moe_route_softmax";
 /// Maximum number of experts, limited by the shared memory of the kernel.
 const MAX_EXPERTS: usize = 1024;
 
-/// Launch of a routing kernel: a thread block per token, a thread per expert. `outputs` are the experts and
-/// the weights of each token, `[tokens, experts per token]`; `logits` are f32 `[tokens, experts]`.
+/// Prepares a launch of a routing kernel: one thread block per token, one thread per expert. `outputs` are
+/// the experts and the weights of each token, `[tokens, experts per token]`; `logits` are f32 `[tokens,
+/// experts]`.
 pub(super) fn route_launch(
     gpu: &GpuBackend,
     kernel: KernelFunction,

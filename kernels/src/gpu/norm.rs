@@ -1,4 +1,4 @@
-//! RMS norm of rows, also fused with residual addition and fp8 quantisation.
+//! GPU launches of RMS norm, also fused with the addition to the residual stream and with fp8 quantisation.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
@@ -10,12 +10,12 @@ use crate::{AddRmsNorm, GpuKernel, RmsNorm};
 static NORM: KernelSource = kernel_source!("norm/norm.hip");
 
 const KERNEL: &str = "rms_norm";
-/// Maximum threads per block.
+/// Maximum number of threads per block.
 const MAX_THREADS: usize = 512;
 
 impl GpuBackend {
-    /// Computes the RMS norm of `x` to address `y` with row stride `y_stride` in elements, for checked
-    /// shapes.
+    /// Writes the RMS norm of `x` to address `y`, with row stride `y_stride` in elements; the caller has
+    /// checked the shapes.
     pub(super) fn norm_to(
         &self,
         s: &DeviceStream,
@@ -41,7 +41,8 @@ impl GpuBackend {
         unsafe { launch.launch(self, s) }
     }
 
-    /// Computes `add_rms_norm` with an fp8-quantised result, for checked shapes.
+    /// Adds `delta` to `x` and writes the RMS norm of the sum, quantised to fp8, to `to`; the caller has
+    /// checked the shapes.
     pub(super) fn add_norm_fp8(
         &self,
         s: &DeviceStream,
@@ -72,8 +73,8 @@ impl GpuBackend {
         unsafe { launch.launch(self, s) }
     }
 
-    /// Returns the threads per row, which depend on the number of columns only: eight columns per thread, at
-    /// least sixteen for more than 2048 columns.
+    /// Returns the number of threads per row: one for eight columns, or one for at least sixteen columns if
+    /// there are more than 2048. It depends on the number of columns only.
     pub(super) fn norm_threads(&self, cols: usize) -> u32 {
         let eights = cols.div_ceil(8);
         let threads = if eights <= 256 { eights } else { eights.div_ceil(2) };

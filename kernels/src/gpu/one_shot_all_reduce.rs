@@ -1,5 +1,5 @@
-//! One-shot (custom) all-reduce through peer memory of the GPUs of one host:
-//! `csrc/one_shot_all_reduce/peer_exchange.h`.
+//! GPU launches of the one-shot (custom) all-reduce through memory that the GPUs of one host can access
+//! (`csrc/one_shot_all_reduce/peer_exchange.h`).
 
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource, PeerView};
 use device::{DType, DeviceError, DeviceStream, MatRef, check_at_most, check_dtype, check_size};
@@ -13,11 +13,11 @@ static ONE_SHOT_ALL_REDUCE: KernelSource =
 const NORM_KERNEL: &str = "one_shot_all_reduce_norm";
 const THREADS: u32 = 256;
 const EIGHT: usize = 8;
-/// Maximum groups of eight columns per thread of the fused all-reduce and norm kernel.
+/// Maximum number of groups of eight columns per thread of the fused all-reduce and norm kernel.
 const EIGHTS_PER_THREAD: usize = 2;
 
 impl OneShotAllReduce<'_> {
-    /// Whether the kernel supports a matrix of this shape; the result is the same on all ranks.
+    /// Whether the kernel supports a matrix of this shape; the result is equal on all ranks.
     #[must_use]
     pub fn fits(gpu: &GpuBackend, peers: &PeerView, shape: AllReduceShape) -> bool {
         let AllReduceShape { rows, cols, dtype } = shape;
@@ -28,7 +28,7 @@ impl OneShotAllReduce<'_> {
 }
 
 impl OneShotAllReduceNorm<'_> {
-    /// Whether the kernel with a fused norm supports a matrix of this shape; the result is the same on all
+    /// Whether the kernel with a fused norm supports a matrix of this shape; the result is equal on all
     /// ranks.
     #[must_use]
     pub fn fits(gpu: &GpuBackend, peers: &PeerView, shape: AllReduceShape) -> bool {
@@ -53,8 +53,8 @@ impl GpuKernel for OneShotAllReduce<'_> {
         let target_blocks = (rows * cols).div_ceil(EIGHT * THREADS as usize);
         let launch = KernelLaunch::new(kernel, [blocks(gpu, target_blocks), 1, 1], THREADS, 0);
         let launch = rank_args(launch.overlaps_predecessor().out(&mut x), peers);
-        // SAFETY: the matrix has `rows * cols` elements and the areas have room for them; the arguments match
-        // the kernel parameters.
+        // SAFETY: the matrix has `rows * cols` elements, and the shared memory of each rank is large enough
+        // for them; the arguments match the kernel parameters.
         unsafe { launch.u32((rows * cols) as u32).launch(gpu, s) }
     }
 }
@@ -98,13 +98,14 @@ fn defines(
     Ok([("ACT_F32", gpu.act_f32(kernel, dtype)?), ("RANKS", peers.ranks() as u32)])
 }
 
-/// Returns the grid size: all blocks are resident at once, and the size is the same on all ranks, which have
-/// identical devices.
+/// Returns the grid size: at most one block per SM, so that all blocks are resident at once. It is equal on
+/// all ranks, which have identical devices.
 fn blocks(gpu: &GpuBackend, target_blocks: usize) -> u32 {
     target_blocks.min(gpu.multiprocessors() as usize) as u32
 }
 
-/// Appends the arguments that describe the ranks.
+/// Appends the kernel arguments that describe the ranks: addresses, counters, size of the shared memory, and
+/// rank.
 fn rank_args(launch: KernelLaunch, peers: &PeerView) -> KernelLaunch {
     launch
         .arg_words(&peers.addresses())

@@ -1,4 +1,4 @@
-//! Query/key norm, RoPE, and the write into the KV pool.
+//! GPU launches of query and key norm, RoPE and the write to the KV pool, in one kernel.
 
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, check_size};
@@ -11,7 +11,8 @@ static QK_ROPE: KernelSource = kernel_source!("qk_rope/qk_rope.hip");
 const KERNEL: &str = "qk_norm_rope_kv_write";
 const THREADS: usize = 128;
 
-/// Appends the kernel arguments of the norms and of RoPE: projections, norm weights, tables, positions, slots.
+/// Appends the kernel arguments of the norms and of RoPE: QKV projections, norm weights, RoPE tables,
+/// positions, slots.
 pub(super) fn rope_inputs(launch: KernelLaunch, args: &QkNormRopeArgs<'_>) -> KernelLaunch {
     launch
         .arg(args.qkv)
@@ -67,13 +68,14 @@ fn defines(layout: &KvLayout, act_f32: u32, rotary: usize) -> [KernelDefine; 5] 
     ]
 }
 
-/// Returns the number of lanes that share a head; must match `GROUP` in `csrc/qk_rope/qk_rope.h`.
+/// Returns the number of lanes that process one head together; must match `GROUP` in
+/// `csrc/qk_rope/qk_rope.h`.
 fn group(head_dim: usize, rotary: usize) -> usize {
     let run = [4, 2, 1].into_iter().find(|run| (rotary / 2).is_multiple_of(*run)).unwrap_or(1);
     (head_dim / 2 / run).next_power_of_two().min(32)
 }
 
-/// Rejects a pool and strides that the kernel does not support.
+/// Checks that the kernel supports the KV layout and the row strides.
 pub(super) fn check_strides(
     kernel: &'static str,
     q: &MatMut<'_>,

@@ -1,4 +1,5 @@
-//! Decode attention fused with q/k norm, RoPE and KV write. Short contexts use `attention_single_row`.
+//! GPU launches of decode attention fused with query and key norm, RoPE and KV write. Short contexts use
+//! `attention_single_row`, longer ones `attention_decode`.
 
 use device::gpu::KernelLaunch;
 use device::{Buffer, DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
@@ -15,11 +16,11 @@ use crate::op::check_layer;
 use crate::{AttentionMetadata, GpuKernel, KvLayout, QkNormRopeArgs, RopeAttention};
 
 const KERNEL: &str = "rope_attention";
-/// Maximum query heads per KV head, for which keys are the rows (M) of the MMA of a warp.
+/// Maximum number of query heads per KV head for which the kernel can use keys as the rows (M) of its MMA.
 const MAX_GROUP: usize = 8;
 
 impl GpuBackend {
-    /// Whether the op supports these rows and this pool.
+    /// Whether [`RopeAttention`] supports these rows and this KV layout.
     pub(crate) fn fits_rope_attention(
         &self,
         qk: &QkNormRopeArgs<'_>,
@@ -105,8 +106,8 @@ impl GpuKernel for RopeAttention<'_> {
     }
 }
 
-/// Appends the input arguments that both kernels share: projections, norms, RoPE tables and attention
-/// metadata.
+/// Appends the input arguments that `attention_single_row` and `attention_decode` share: QKV projections,
+/// norm weights, RoPE tables, and batch metadata.
 pub(super) fn sources(
     launch: KernelLaunch,
     qk: &QkNormRopeArgs<'_>,

@@ -1,4 +1,5 @@
-//! Routing of tokens to experts by a configurable rule (softmax or sigmoid scores, bias, expert groups).
+//! GPU launches of MoE routing by a configurable rule (softmax or sigmoid scores, score correction bias,
+//! expert groups).
 
 use device::gpu::KernelSource;
 use device::{

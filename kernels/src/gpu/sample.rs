@@ -1,4 +1,4 @@
-//! Sampling of a token per logits row of a step, and verification of draft tokens.
+//! GPU launches that sample one token per logits row of a step and verify draft tokens.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{
@@ -17,28 +17,29 @@ use crate::{GpuKernel, RowSampling, VocabShard};
 static SAMPLE: KernelSource = kernel_source!("sample/sample.hip");
 
 const KERNEL: &str = "sample_rows";
-/// Vocabulary ids per chunk. `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_VOCABULARY` and `MAX_TOP` must
-/// match `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_CHUNKS` and `LIST` in `csrc/sample`.
+/// Number of token ids per chunk of a logits row. `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_VOCABULARY`
+/// and `MAX_TOP` must match `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_CHUNKS` and `LIST` in
+/// `csrc/sample`.
 const CHUNK: usize = 2048;
 const SCAN_THREADS: u32 = 256;
 pub(super) const PICK_THREADS: u32 = 512;
 const VERIFY_THREADS: u32 = 256;
 const MAX_VOCABULARY: usize = 128 * CHUNK;
 pub(super) const MAX_TOP: usize = 1024;
-/// Size of a `ChunkRecord` in bytes.
+/// Size in bytes of a `ChunkRecord`, the statistics of one chunk of a logits row.
 const RECORD_BYTES: usize = 32;
-/// Target number of scan blocks per SM; with more logits rows, a block scans several chunks.
+/// Target number of blocks per SM of the scan kernel; with more logits rows, a block scans several chunks.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 32;
 
-/// Logits of a vocabulary shard.
+/// Logits rows of a step, of which this rank has a vocabulary shard.
 #[derive(Clone, Copy)]
 pub(super) struct ShardLogits<'a> {
-    /// f32 `[n, shard.cols]`.
+    /// Logits of this shard, f32 `[logits_rows, shard.cols]`.
     pub(super) logits: MatRef<'a>,
     pub(super) shard: &'a VocabShard,
 }
 
-/// Staged inputs of a step, and the arrays that step preparation expanded them into.
+/// Staged inputs of a step, and the arrays that step preparation computed from them.
 #[derive(Clone, Copy)]
 pub(super) struct StagedStep<'a> {
     pub(super) stage: &'a StageView<'a>,
@@ -46,8 +47,8 @@ pub(super) struct StagedStep<'a> {
 }
 
 impl ShardLogits<'_> {
-    /// Appends the kernel arguments: vocabulary size, id range of the shard, strides of the logits and of the
-    /// edited logits in elements.
+    /// Appends the kernel arguments: vocabulary size, first and last id of the shard, and the row strides in
+    /// elements of the logits and of the edited logits.
     pub(super) fn args(self, launch: KernelLaunch, edited_stride: usize) -> KernelLaunch {
         let Self { logits, shard } = self;
         launch
@@ -60,7 +61,7 @@ impl ShardLogits<'_> {
 }
 
 impl StagedStep<'_> {
-    /// Appends the kernel arguments: staged bytes, positions, sampling parameters.
+    /// Appends the kernel arguments: stage, positions, sampling parameters.
     pub(super) fn args(
         self,
         launch: KernelLaunch,
@@ -71,7 +72,7 @@ impl StagedStep<'_> {
 }
 
 impl GpuBackend {
-    /// Reads a vocabulary shard of the logits rows once, and leaves statistics per chunk and edited logits in
+    /// Reads the logits rows of a shard once, and writes statistics per chunk and the edited logits to
     /// scratch memory.
     pub(super) fn scan(
         &self,
@@ -138,7 +139,7 @@ impl GpuBackend {
         unsafe { launch.launch(self, s) }
     }
 
-    /// Verifies draft tokens against the sampled tokens, if the step has drafts.
+    /// Launches the verification of draft tokens against the sampled tokens, if the step has draft tokens.
     pub(super) fn verify_drafts(
         &self,
         s: &DeviceStream,
@@ -186,8 +187,8 @@ impl GpuKernel for RowSampling<'_, '_, '_> {
     }
 }
 
-/// Scratch memory of sampling: chunk records and edited logits written by the scan, and memory for later
-/// kernels.
+/// Scratch memory of sampling: chunk statistics and edited logits that the scan kernel writes, and `rest` for
+/// the kernels after it.
 pub(super) struct SampleScratch {
     pub(super) records: *mut u8,
     pub(super) edited: *mut u8,

@@ -1,4 +1,4 @@
-//! Vocab-parallel sampling: each rank has the logits of a vocabulary shard.
+//! GPU launches of vocab-parallel sampling, where each rank has the logits of a vocabulary shard.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_size};
@@ -12,17 +12,20 @@ static VOCAB_PARALLEL: KernelSource =
     kernel_source!("sample_vocab_parallel/sample_vocab_parallel.hip");
 
 const KERNEL: &str = "sample_vocab_parallel";
-/// Maximum candidate ids that a rank sends per row. Message sizes do not depend on sampling parameters, so
-/// every row has room for all candidates: 528 bytes per row and rank.
+/// Maximum number of candidate tokens that a rank sends per row. Message sizes do not depend on sampling
+/// parameters, so the message of every row has space for all candidates: 528 bytes per row and rank.
 const CANDIDATES: usize = 64;
-/// For small shards, minimum vocabulary ids per candidate.
+/// Minimum number of shard columns per candidate: limits the number of candidates in small shards.
 const IDS_PER_CANDIDATE: usize = 8;
-/// 64-bit words before the candidate list; must match `LISTED_FROM`.
+/// Number of 64-bit words before the candidate list of a row; must match `LISTED_FROM` in
+/// `csrc/sample_vocab_parallel`.
 const CANDIDATES_AT: usize = 2;
-/// Alignment of the first id of a shard, so that words of grammar bitmasks and blocks of noise are not split.
+/// Alignment of the first token id of a shard, so that no word of a grammar bitmask and no block of random
+/// words belongs to two shards.
 const SHARD_ALIGNMENT: usize = 64;
 
-/// Returns the number of candidate ids per rank; the candidates of all ranks are sorted together.
+/// Returns the number of candidate tokens per rank. It is limited, since a block sorts the candidates of all
+/// ranks together.
 fn candidate_count(shard: &VocabShard) -> usize {
     CANDIDATES.min(MAX_TOP / shard.ranks.max(1)).min(shard.cols / IDS_PER_CANDIDATE)
 }
@@ -33,8 +36,8 @@ fn exchange_words(rows: usize, shard: &VocabShard) -> usize {
 }
 
 impl GpuBackend {
-    /// Returns the support of a shard: top-k candidates, if they are fewer words than the logits of the
-    /// shard.
+    /// Returns which rows can be sampled vocab-parallel: top-k up to the number of candidates per rank, if
+    /// the candidates are fewer words than the logits of the shard.
     pub(crate) fn vocab_parallel_support_of(shard: &VocabShard) -> VocabParallelSupport {
         match candidate_count(shard) {
             top_k if top_k > 0 && exchange_words(1, shard) < shard.cols => {
@@ -44,7 +47,7 @@ impl GpuBackend {
         }
     }
 
-    /// Collects the candidates of this rank for each row.
+    /// Launches the kernel that collects the candidate tokens of this rank for each row.
     fn collect_candidates(
         &self,
         s: &DeviceStream,
@@ -64,11 +67,11 @@ impl GpuBackend {
         let launch = rows
             .args(step.args(launch, seq_slots), scratch.edited_stride)
             .u32(candidate_count(shard) as u32);
-        // SAFETY: scratch memory has the results of the scan and room for the candidates.
+        // SAFETY: scratch memory has the results of the scan, and is large enough for the candidates.
         unsafe { launch.launch(self, s) }
     }
 
-    /// Samples the tokens from the candidates of all ranks.
+    /// Launches the kernel that samples the tokens from the candidates of all ranks.
     fn merge_candidates(
         &self,
         s: &DeviceStream,
@@ -119,8 +122,8 @@ impl GpuKernel for VocabParallelSampling<'_, '_, '_, '_> {
         let scratch = SampleScratch::new(gpu, s, logits, own_words * (1 + shard.ranks) * 4)?;
         gpu.scan(s, rows, step, seq_slots, &scratch)?;
         gpu.collect_candidates(s, rows, step, seq_slots, &scratch)?;
-        // SAFETY: scratch memory has room for the words of this rank, followed by those of all ranks, and
-        // only this function uses them. Gathering one row takes no scratch memory.
+        // SAFETY: scratch memory is large enough for the words of this rank, followed by those of all ranks,
+        // and only this function uses them. Gathering one row takes no scratch memory.
         let (own_candidates, gathered_candidates) = unsafe {
             let gathered = scratch.rest.add(own_words * 4);
             let gathered_words = own_words * shard.ranks;

@@ -1,4 +1,5 @@
-//! Step preparation: expands the staged inputs of a step into the arrays that the forward pass reads.
+//! GPU launch of step preparation: computes the input arrays of the forward pass from the staged inputs of a
+//! step.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{
@@ -13,9 +14,9 @@ static PREPARE: KernelSource = kernel_source!("prepare/prepare.hip");
 
 const KERNEL: &str = "prepare";
 const THREADS: usize = 256;
-/// Tokens per thread above which a row gets more blocks.
+/// Number of tokens per thread above which several blocks prepare a row.
 const TOKENS_PER_THREAD: usize = 4;
-/// Maximum blocks per row.
+/// Maximum number of blocks per row.
 const MAX_BLOCKS_PER_ROW: usize = 32;
 
 impl GpuKernel for StepPreparation<'_, '_, '_> {
@@ -51,8 +52,8 @@ impl GpuKernel for StepPreparation<'_, '_, '_> {
                 .u32(seq_slots.masks.cols() as u32)
                 .u32(block_tokens as u32)
                 .u32(step.row_facts.stride() as u32);
-        // SAFETY: the arrays have room for the step; the host checked the staged indices against the sequence
-        // slots.
+        // SAFETY: the arrays are large enough for the step; the host checked the staged indices against the
+        // sequence slots.
         unsafe { launch.launch(gpu, s) }
     }
 }

@@ -1,9 +1,9 @@
-//! Parallel weight loader: writes weights to the device row-major `[N, K]`, as checkpoints store them.
+//! Parallel weight loader: writes weight matrices to the device, row-major as checkpoints store them.
 //!
 //! Each reader thread converts a run of rows into one of its two pinned chunks and starts an asynchronous
-//! copy; while the copy is in flight it fills the other chunk. Copies run on their own stream, and the step's
-//! stream waits for them on the device: `pack` returns when the last byte has been read, before the copies
-//! have completed.
+//! copy to the device; while the copy is in flight it fills the other chunk. Copies run on a separate stream,
+//! and the stream of the steps waits for them on the device: `pack` returns when the last byte has been read
+//! from the host matrix, before the copies have completed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,50 +16,50 @@ use super::fp8;
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedMatrix};
 
-/// Stream of weight copies; steps run on the first stream.
+/// Stream of weight copies; the kernels of steps run on stream 0.
 const COPY_STREAM: DeviceStream = DeviceStream(1);
-/// Size of a pinned chunk in bytes: large enough to saturate the host link, small enough that all readers
-/// have work.
+/// Size of a pinned chunk in bytes: large enough to saturate the link to the device, small enough that all
+/// reader threads have work.
 const CHUNK_BYTES: usize = 4 << 20;
-/// Minimum bytes of a run of rows.
+/// Minimum size in bytes of a run of rows that one thread converts at a time.
 const MIN_RUN_BYTES: usize = 256 << 10;
 const KERNEL: &str = "pack";
-/// Maximum reader threads per device.
+/// Maximum number of reader threads per device.
 const MAX_READERS: usize = 12;
 
-/// Reader threads with their pinned memory.
+/// Reader threads of the weight loader, each with its pinned memory.
 #[derive(Debug)]
 pub(super) struct WeightLoader {
     threads: ThreadPool,
     readers: Vec<Mutex<WeightReader>>,
 }
 
-/// Double buffer of one reader thread.
+/// Double buffer of one reader thread: two pinned chunks, used alternately.
 #[derive(Debug)]
 struct WeightReader {
     chunks: [PinnedChunk; 2],
     next: usize,
 }
 
-/// Pinned memory, and the fence of the copy that reads it.
+/// A chunk of pinned memory, and the fence of the copy that reads it.
 #[derive(Debug)]
 struct PinnedChunk {
     copied: Option<GpuFence>, // Dropped (waited for) before the memory.
     memory: Buffer,
 }
 
-/// Run of rows of one part, and its destination.
+/// Successive rows of one part that a thread converts at a time, and their destination.
 struct RowRun {
     part: usize,
     row: usize,
     rows: usize,
-    /// Byte offset in the packed matrix.
+    /// Byte offset of the rows in the packed matrix.
     at: usize,
 }
 
 impl GpuBackend {
-    /// Stacks the rows of `parts` as `[N, K]`. fp8 parts stay fp8 if kernels support their scales and `dtype`
-    /// is the 16-bit type.
+    /// Packs `parts` as one matrix, the rows of each part after those of the part before. fp8 parts stay fp8
+    /// if kernels support their scales and `dtype` is the 16-bit type.
     pub fn pack(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<PackedMatrix, DeviceError> {
         match fp8::scale_block_shape(parts).filter(|_| dtype == self.half_dtype()) {
             Some(grid) => self.load_fp8(parts, grid),
@@ -67,7 +67,7 @@ impl GpuBackend {
         }
     }
 
-    /// Stacks the rows of `parts` in `dtype`, f32 or the device's 16-bit type.
+    /// Packs `parts` as one matrix in `dtype`, which is f32 or the 16-bit type of the device.
     pub(super) fn load_float(
         &self,
         parts: &[HostMat<'_>],
@@ -79,7 +79,7 @@ impl GpuBackend {
         self.load_as(parts, dtype)
     }
 
-    /// Stacks the rows of `parts` in `dtype`; fp8 parts loaded as fp8 lose their scales.
+    /// Packs `parts` as one matrix in `dtype`. If `dtype` is fp8, scales are not packed.
     pub(super) fn load_as(
         &self,
         parts: &[HostMat<'_>],
@@ -153,7 +153,7 @@ impl WeightLoader {
 }
 
 impl WeightReader {
-    /// Converts one run into pinned memory and starts its copy.
+    /// Converts one run of rows into pinned memory and starts its copy to the device.
     ///
     /// # Safety
     /// `to` is device memory for the whole run, which is not used otherwise until the copy has completed.
@@ -196,7 +196,7 @@ impl Drop for PinnedChunk {
     }
 }
 
-/// Splits parts into runs of rows of about equal size, so that all readers have work.
+/// Divides the rows of all parts into runs of about equal size, so that all reader threads have work.
 fn row_runs(parts: &[HostMat<'_>], dtype: DType, readers: usize) -> Vec<RowRun> {
     let row_bytes = parts.first().map_or(1, |p| p.cols() * dtype.bytes()).max(1);
     let total: usize = parts.iter().map(|p| p.rows() * row_bytes).sum();

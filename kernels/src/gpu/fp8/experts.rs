@@ -1,4 +1,4 @@
-//! Expert MLPs with block-scaled fp8 weights: the two grouped GEMMs without TMA.
+//! Expert MLPs with block-scaled fp8 weights: launches of the two grouped GEMMs that do not use TMA.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceDriver, DeviceError, DeviceStream};
@@ -10,11 +10,11 @@ use crate::{HostMat, PackedGroup, PackedScales};
 
 static EXPERTS: KernelSource = kernel_source!("moe_fp8_gemm/moe_fp8_gemm.hip");
 
-/// Rows of `W` per tile; must match `TILE` in fp8_gemm/tile.h.
+/// Number of rows of `W` per tile; must match `TILE` in fp8_gemm/tile.h.
 const TILE_ROWS: usize = 64;
 
-/// Whether kernels support this fp8 projection of experts: it has block scales, and no scale block contains
-/// both gate and up rows.
+/// Whether kernels support experts with this projection in fp8: it must have block scales, and no scale block
+/// may contain both gate and up rows.
 pub(in super::super) fn supports_fp8_experts(matrices: &[Vec<HostMat<'_>>], gated: bool) -> bool {
     let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
     let outputs =
@@ -24,9 +24,10 @@ pub(in super::super) fn supports_fp8_experts(matrices: &[Vec<HostMat<'_>>], gate
 }
 
 impl GpuBackend {
-    /// Whether fp8 experts are dequantised to 16 bits: if the TMA kernel supports 16-bit but not fp8 weights
-    /// of these shapes, and the experts of all `layers` layers take at most half of the device memory.
-    /// Decoding is then 1.5 to 3.2 times as fast (Qwen3-30B-A3B on an H200, 1 to 256 requests).
+    /// Whether fp8 experts are dequantised to 16 bits when they are loaded: if the TMA kernel supports 16-bit
+    /// but not fp8 weights of these shapes, and the experts of all `layers` layers then take at most half of
+    /// the device memory. Decoding is then 1.5 to 3.2 times as fast (Qwen3-30B-A3B on an H200, 1 to 256
+    /// requests).
     pub(in super::super) fn dequantizes_experts(
         &self,
         gate_up: &[Vec<HostMat<'_>>],
@@ -41,7 +42,7 @@ impl GpuBackend {
         supports_tma(self.half_dtype()) && !supports_tma(DType::F8E4M3) && fits
     }
 
-    /// Whether the TMA kernel supports experts with these projections packed in `dtype`.
+    /// Whether the TMA kernel supports experts with these projections, packed in `dtype`.
     pub(crate) fn supports_tma_in(
         &self,
         dtype: DType,
@@ -54,7 +55,8 @@ impl GpuBackend {
         })
     }
 
-    /// Launches the GEMM for few tokens per expert, with 16-bit inputs (W8A16).
+    /// Launches the grouped GEMM for few tokens per expert, with 16-bit inputs (W8A16). `first`: the gate and
+    /// up projection, otherwise the down projection.
     pub(in super::super) fn moe_gemm_fp8_small_m(
         &self,
         s: &DeviceStream,
@@ -80,7 +82,8 @@ impl GpuBackend {
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
-    /// Launches the GEMM for many tokens per expert, with fp8-quantised inputs (W8A8).
+    /// Launches the grouped GEMM for many tokens per expert, with fp8-quantised inputs (W8A8). `first`: the
+    /// gate and up projection, otherwise the down projection.
     pub(in super::super) fn moe_grouped_gemm_fp8(
         &self,
         s: &DeviceStream,

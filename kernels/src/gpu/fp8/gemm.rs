@@ -1,5 +1,5 @@
-//! fp8 GEMM for more than 16 rows (W8A8): inputs are quantised, then multiplied by BLASLt if it supports the
-//! scales, else by `fp8_gemm`.
+//! fp8 GEMM for more than 16 rows (W8A8): inputs are quantised, then multiplied by BLASLt (cuBLASLt or
+//! hipBLASLt) if it supports the scales, otherwise by the kernel `fp8_gemm`.
 
 use device::gpu::{Fp8Scaling, GemmOperands, GemmProblem, GpuError, KernelLaunch, blas_data_type};
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
@@ -9,40 +9,40 @@ use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, weight_scales};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, Linear, LinearFusion, PackedMatrix, PackedScales};
 
-/// Rows of x and of `W` per tile; must match `TILE` in fp8_gemm/tile.h.
+/// Number of rows of x and of `W` per tile; must match `TILE` in fp8_gemm/tile.h.
 const TILE_ROWS: usize = 64;
-/// BLASLt requires rows, inputs and outputs to be multiples of this; rows are padded.
+/// BLASLt requires that the numbers of rows, inputs and outputs are multiples of this; rows are padded.
 const BLASLT_UNIT: usize = 16;
 
-/// fp8-quantised inputs in scratch memory, with rows padded to a multiple of `BLASLT_UNIT`.
+/// fp8-quantised inputs of a GEMM in scratch memory, with rows padded to a multiple of `BLASLT_UNIT`.
 pub(in super::super) struct QuantizedRows {
-    /// Values, `[padded, K]`.
+    /// Values, `[padded, inputs]`.
     pub(in super::super) x: *mut u8,
-    /// f32 scales: block scales `[K / 128, padded]`, or one per row.
+    /// f32 scales: block scales `[inputs / 128, padded]`, or one scale per row.
     pub(in super::super) scales: *mut u8,
-    /// Number of input rows; the remaining padding rows are zeros.
+    /// Number of input rows; the remaining rows up to `padded` are zeros.
     pub(in super::super) rows: usize,
     pub(in super::super) padded: usize,
-    /// Scratch memory for the outputs of all padded rows; null if they are written to y directly.
+    /// Scratch memory for the outputs of all padded rows; null if the GEMM can write them to `y` directly.
     out: *mut u8,
-    /// Scratch memory for a converted bias.
+    /// Scratch memory for the bias in the type of `y`, as BLASLt requires it.
     bias: *mut u8,
 }
 
-/// Operands of `y = x Wᵀ + bias` with quantised x.
+/// Operands of a linear layer with quantised inputs, `y = x Wᵀ + bias`.
 pub(super) struct QuantizedLinear<'a> {
-    /// `[rows, N]`.
+    /// Output, `[rows, outputs]`.
     pub(super) y: MatMut<'a>,
-    /// `[rows, K]`.
+    /// Quantised inputs, `[rows, inputs]`.
     pub(super) x: &'a QuantizedRows,
-    /// `[N, K]`, fp8.
+    /// fp8 weights, `[outputs, inputs]`.
     pub(super) w: &'a PackedMatrix,
-    /// `[N]`.
+    /// Bias, f32 `[outputs]`.
     pub(super) bias: Option<MatRef<'a>>,
 }
 
 impl GpuBackend {
-    /// Computes `y = x Wᵀ + bias` for checked shapes.
+    /// Computes `y = x Wᵀ + bias` with fp8 weights; the caller has checked the shapes.
     pub(in super::super) fn fp8_linear(
         &self,
         s: &DeviceStream,
@@ -66,7 +66,7 @@ impl GpuBackend {
         self.fp8_gemm_quantized(s, QuantizedLinear { y, x: &to, w, bias })
     }
 
-    /// Computes `y = x Wᵀ + bias` for quantised x.
+    /// Computes `y = x Wᵀ + bias` for inputs that are already quantised.
     pub(super) fn fp8_gemm_quantized(
         &self,
         s: &DeviceStream,
@@ -76,7 +76,8 @@ impl GpuBackend {
         if let Some(scaling) = self.scaling(op.w, scales) {
             let attempt = QuantizedLinear { y: op.y.reborrow(), x: op.x, w: op.w, bias: op.bias };
             match self.fp8_blaslt(s, attempt, scaling) {
-                // BLASLt does not support the GEMM, or the version is too old for these scales.
+                // BLASLt does not support the GEMM, or its version is too old for these scales: `fp8_gemm`
+                // computes it.
                 Err(DeviceError::Gpu(GpuError::Blas { .. })) => {}
                 result => return result,
             }
@@ -84,7 +85,7 @@ impl GpuBackend {
         self.fp8_gemm(s, op)
     }
 
-    /// Returns the scaling mode of BLASLt for these scales; `None` if it does not support them.
+    /// Returns the scaling mode of BLASLt for the scales of `w`; `None` if BLASLt does not support them.
     fn scaling(&self, w: &PackedMatrix, scales: &PackedScales) -> Option<Fp8Scaling> {
         self.blaslt().filter(|blaslt| blaslt.supports_fp8_scales())?;
         let units = w.n().is_multiple_of(BLASLT_UNIT) && w.k().is_multiple_of(BLASLT_UNIT);
@@ -96,7 +97,8 @@ impl GpuBackend {
         }
     }
 
-    /// Allocates scratch memory for `rows` rows of quantised inputs.
+    /// Allocates scratch memory for `rows` rows of quantised inputs, and for their outputs if `y` has no
+    /// capacity for padding rows.
     pub(super) fn quantized_input_scratch(
         &self,
         s: &DeviceStream,
@@ -105,7 +107,7 @@ impl GpuBackend {
         w: &PackedMatrix,
     ) -> Result<QuantizedRows, DeviceError> {
         let padded = rows.next_multiple_of(BLASLT_UNIT);
-        // Padding rows are computed as well; write all rows to y directly if its row capacity suffices.
+        // BLASLt computes padding rows as well: they can be written to `y` only if its row capacity suffices.
         let in_place = y.row_capacity() >= padded && y.stride() == w.n();
         let output_bytes = if in_place { 0 } else { padded * w.n() * y.dtype().bytes() };
         let padded_bytes = |bytes: usize| bytes.next_multiple_of(256);
@@ -122,8 +124,8 @@ impl GpuBackend {
         Ok(QuantizedRows { x: first, scales: at(1), rows, padded, bias: at(2), out })
     }
 
-    /// Quantises `x` to fp8 with block scales, or one scale per row if `channels`, padded with zeros to
-    /// `padded` rows; `to` and `scales` are scratch memory.
+    /// Quantises `x` to fp8 with block scales, or with one scale per row if `channels`, and pads it with
+    /// zeros to `padded` rows; `to` and `scales` are scratch memory.
     pub(super) fn quantize_rows(
         &self,
         s: &DeviceStream,
@@ -179,8 +181,8 @@ impl GpuBackend {
             bias: x.bias,
             scales: [scales.buffer.as_ptr(), x.scales],
         };
-        // SAFETY: the caller checked the shapes; padding rows are within the row capacity of y or in scratch
-        // memory.
+        // SAFETY: the caller checked the shapes; padding rows are within the row capacity of `y` or in
+        // scratch memory.
         unsafe { blaslt.multiply(self.runtime(), s, &problem, operands) }?;
         self.runtime().launched(s, "blaslt_gemm")?;
         if in_place {

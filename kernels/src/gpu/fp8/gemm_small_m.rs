@@ -1,4 +1,6 @@
 //! Small-M GEMM (up to 16 rows) with fp8 weights and 16-bit inputs (W8A16): launches of `fp8_gemm_small_m`.
+//! Rows of x are prepared before the product: normalised if a norm is fused, then scaled and converted to
+//! f16.
 
 use device::gpu::KernelLaunch;
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
@@ -9,28 +11,29 @@ use super::{BLOCK, GEMM_SMALL_M, KERNEL, QUANTIZE, THREADS, weight_scales};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix, PackedScales, PrefetchHint};
 
-/// Maximum rows of x; the weights are read once for all of them.
+/// Maximum number of rows of x; the weights are read once for all of them.
 const MAX_ROWS: usize = 16;
-/// Rows of x per MMA instruction.
+/// Number of rows of x per MMA instruction.
 const EIGHT_ROWS: usize = 8;
-/// Maximum rows that every block prepares (normalises and scales) redundantly; more rows are faster in a
-/// separate launch.
+/// Maximum number of rows that every block prepares (normalises and scales) itself; more rows are prepared
+/// faster by a separate launch.
 const IN_KERNEL_PREPARED_ROWS: usize = 4;
-/// Maximum columns that a block normalises.
+/// Maximum number of columns for which blocks normalise rows themselves.
 const NORMED_COLUMNS: usize = 4096;
-/// Threads per block of the streaming kernel: the consumer warps and four producer warps.
+/// Number of threads per block of the kernel with streamed weights: the consumer warps and four producer
+/// warps.
 const STREAM_THREADS: u32 = 32 * (COMPUTE_WARPS as u32 + 4);
-/// Maximum strips per block of the kernel without streaming.
+/// Maximum number of strips per block of the kernel without streamed weights.
 const MAX_STRIPS: usize = 8;
-/// Bytes per row of the next GEMM's weights that a block prefetches into L2, and bytes if memory would be
-/// idle otherwise. Prefetching more takes longer than it saves.
+/// Number of bytes of each row of the next GEMM's weights that a block prefetches into L2, and number of
+/// bytes if the memory would be idle otherwise. Prefetching more takes longer than it saves.
 const PREFETCH_BYTES: usize = 1024;
 const IDLE_PREFETCH_BYTES: usize = 2048;
-/// Maximum bytes of x that every block prepares redundantly.
+/// Maximum bytes of x that every block prepares itself.
 const IN_KERNEL_PREPARED_BYTES: usize = 96 << 10;
 
-/// Input rows: address, per-row factors if the rows are prepared (else null), number of rows, and row stride
-/// in elements.
+/// Input rows: address, scale factors of the rows if they are prepared (otherwise null), number of rows, and
+/// row stride in elements.
 #[derive(Clone, Copy)]
 struct Fp8SmallMRows {
     x: *const u8,
@@ -40,22 +43,22 @@ struct Fp8SmallMRows {
 }
 
 impl Fp8SmallMRows {
-    /// Returns rows that the kernel prepares itself.
+    /// Returns rows that the kernel must prepare.
     fn unprepared(x: MatRef<'_>) -> Self {
         Self { x: x.as_ptr(), factors: std::ptr::null(), rows: x.rows(), stride: x.stride() }
     }
 }
 
 impl GpuBackend {
-    /// Whether the small-M kernel supports these rows with all of `LinearFusion`: gate and up rows must not
-    /// share a scale block.
+    /// Whether the small-M kernel supports these rows with every op of `LinearFusion`: gate and up rows must
+    /// not share a scale block.
     pub(in super::super) fn fuses_fp8(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let no_shared_block = |unit: usize| unit == 1 || (w.n() / 2).is_multiple_of(unit);
         w.scales().is_some_and(|scales| no_shared_block(scales.rows))
             && self.fits_fp8_small_m(rows, dtype, w)
     }
 
-    /// Whether `rows` rows use the small-M kernel.
+    /// Whether a linear layer with `rows` rows uses the small-M kernel.
     pub(in super::super) fn fits_fp8_small_m(
         &self,
         rows: usize,
@@ -68,7 +71,8 @@ impl GpuBackend {
             && (self.streams_weights(w.k()) || self.fp8_strips(rows, w.n(), w.k(), 1).is_some())
     }
 
-    /// Computes [`FusedLinear`](crate::FusedLinear) for checked shapes if `fits_fp8_small_m` is true.
+    /// Computes [`FusedLinear`](crate::FusedLinear). `fits_fp8_small_m` must be true, and the caller has
+    /// checked the shapes.
     pub(in super::super) fn fp8_gemm_small_m(
         &self,
         s: &DeviceStream,
@@ -102,13 +106,13 @@ impl GpuBackend {
         self.small_m_streamed(s, y, rows, w, &LinearFusion { norm: None, ..*fusion })
     }
 
-    /// Returns the maximum bytes of x that every block prepares redundantly, limited by shared memory.
+    /// Returns the maximum bytes of x that every block prepares itself, which shared memory limits.
     fn in_kernel_prepared_bytes(&self) -> usize {
         IN_KERNEL_PREPARED_BYTES.min(self.shared_bytes() as usize / 3)
     }
 
-    /// Scales each row of `x`, which has `cols` columns, and converts it to f16, contiguously to `to`;
-    /// `factors` gets the inverse scale of each row.
+    /// Scales each row of `x`, which has `cols` columns, converts it to f16, and writes the rows contiguously
+    /// to `to`. Writes the inverse scale of each row to `factors`.
     fn scale_rows_to_f16(
         &self,
         s: &DeviceStream,
@@ -170,8 +174,8 @@ impl GpuBackend {
         }
     }
 
-    /// Appends the arguments of the weight prefetch for the next GEMM, if that streams its weights too.
-    /// `all_slabs_resident`: all weights of this launch are in flight at once, so memory is idle until its
+    /// Appends the arguments of the weight prefetch for the next GEMM, if that GEMM streams its weights too.
+    /// `all_slabs_resident`: all weights of this launch are loaded at once, so the memory is idle until the
     /// inputs are available.
     fn prefetch_args(
         &self,
@@ -227,13 +231,14 @@ impl GpuBackend {
         unsafe { append_args(launch, y, rows, w, scales, fusion).launch(self, s) }
     }
 
-    /// Returns the rows of `W` per strip.
+    /// Returns the number of rows of `W` per strip.
     pub(super) fn strip_rows(&self) -> usize {
         if self.warp_size() == 64 { 16 } else { 8 }
     }
 
-    /// Returns strips per block and shared memory in bytes of the kernel without streaming, with `matrices`
-    /// weight matrices read concurrently; `None` if the rows of x do not fit into shared memory.
+    /// Returns the number of strips per block and the shared memory in bytes of the kernel without streamed
+    /// weights, if one launch reads `matrices` weight matrices; `None` if the rows of x do not fit into
+    /// shared memory.
     pub(in super::super) fn fp8_strips(
         &self,
         rows: usize,
@@ -253,7 +258,7 @@ impl GpuBackend {
     }
 }
 
-/// Appends the arguments of both variants of the kernel.
+/// Appends the arguments that the kernels with and without streamed weights share.
 fn append_args(
     launch: KernelLaunch,
     mut y: MatMut<'_>,

@@ -1,51 +1,54 @@
-//! Launch shapes of `fp8_gemm_small_m` with streamed weights: strips, slabs, shared memory.
+//! Launch shapes of `fp8_gemm_small_m` with streamed weights: strips per pass, number of blocks, shared
+//! memory.
 
 use super::super::gemm::LaunchLimits;
 use super::BLOCK;
 
-/// Consumer warps; must match `COMPUTE_WARPS` in fp8_gemm_small_m/share.h.
+/// Number of consumer warps; must match `COMPUTE_WARPS` in fp8_gemm_small_m/share.h.
 pub(super) const COMPUTE_WARPS: usize = 8;
-/// Columns per slab: small, because no load overlaps the MMAs of the last slab of a launch. Determines the
-/// summation order.
+/// Number of columns per slab. It is small, because no load overlaps the MMAs of the last slab of a launch.
+/// It determines the summation order.
 pub(super) const SLAB: usize = 512;
-/// Maximum strips per pass of a block, limited by registers.
+/// Maximum number of strips that a block processes per pass, limited by registers.
 const STREAMED_STRIPS: usize = 6;
-/// Shared memory for barriers, sums of squares, row maxima and factors, in bytes.
+/// Shared memory of barriers, sums of squares, row maxima and scale factors, in bytes.
 const FIXED_BYTES: usize = 34 * 8 + (2 * COMPUTE_WARPS + 1) * 16 * 4;
-/// Maximum bytes of x that stay resident in shared memory.
+/// Maximum bytes of x that stay in shared memory for the whole launch.
 const RESIDENT_X_BYTES: usize = 40 << 10;
 
-/// Sizes of a GEMM.
+/// Sizes of an fp8 small-M GEMM. `gated`: the output is `silu(gate) · up`; `channels`: one weight scale per
+/// output instead of block scales.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fp8SmallMProblem {
     pub(super) rows: usize,
-    /// Number of rows of `W`; for a gated GEMM gate and up rows.
+    /// Number of rows of `W`, gate and up rows included.
     pub(super) n: usize,
     pub(super) k: usize,
     pub(super) gated: bool,
     pub(super) channels: bool,
 }
 
-/// Strips of `W` that a block processes per pass, and in all its passes.
+/// Number of strips of `W` that a block processes per pass, and in all of its passes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StripsPerPass {
     pub(super) strips: usize,
     pub(super) strips_per_block: usize,
 }
 
-/// Launch shape with streamed weights.
+/// Launch shape of `fp8_gemm_small_m` with streamed weights: strips per pass, number of blocks and shared
+/// memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fp8SmallMLaunch {
     pub(super) strips: usize,
     pub(super) streams_x: bool,
     pub(super) blocks: usize,
     pub(super) shared_bytes: usize,
-    /// Whether all slabs of a block fit into shared memory at once.
+    /// Whether shared memory has all slabs of a block at once.
     pub(super) all_slabs_resident: bool,
 }
 
 impl Fp8SmallMProblem {
-    /// Returns the outputs per strip, and the rows of `W` per output.
+    /// Returns the number of outputs per strip, and the number of rows of `W` per output.
     fn width(&self) -> (usize, usize) {
         if self.gated { (4, 2) } else { (8, 1) }
     }
@@ -55,13 +58,13 @@ impl Fp8SmallMProblem {
         (self.n / halves).div_ceil(width)
     }
 
-    /// Returns the row stride of resident x in shared memory, in bytes; must match `x_line` in
-    /// fp8_gemm_small_m/share.h.
+    /// Returns the row stride of x in shared memory in bytes, if it stays there for the whole launch; must
+    /// match `x_line` in fp8_gemm_small_m/share.h.
     fn x_row_stride_bytes(&self) -> usize {
         (self.k * 2).next_multiple_of(128) + 16
     }
 
-    /// Returns the shared memory in bytes with `stages` slabs of the strips of a pass.
+    /// Returns the shared memory in bytes for `stages` slabs of the strips of a pass.
     pub(super) fn bytes(&self, pass: StripsPerPass, x_slabs: bool, stages: usize) -> usize {
         let StripsPerPass { strips, strips_per_block } = pass;
         let sums = COMPUTE_WARPS * strips * 8 * self.rows * 4;
@@ -77,8 +80,8 @@ impl Fp8SmallMProblem {
             + stages * stage
     }
 
-    /// Chooses the largest number of strips per pass that leaves room for slabs in flight. x can be loaded
-    /// slab by slab only if its rows are prepared.
+    /// Chooses the largest number of strips per pass for which enough slabs fit into shared memory at a time.
+    /// x can be loaded slab by slab only if its rows are prepared.
     pub(super) fn choose_launch(
         &self,
         prepared: bool,

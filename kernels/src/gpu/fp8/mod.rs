@@ -1,4 +1,5 @@
-//! Linear layers and experts with fp8 weights, and the choice of the kernel.
+//! Linear layers and experts with fp8 weights, and the choice of the kernel. BLASLt is cuBLASLt on NVIDIA and
+//! hipBLASLt on AMD.
 //!
 //! | rows | kernel | inputs |
 //! |---|---|---|
@@ -29,12 +30,12 @@ static QUANTIZE: KernelSource = kernel_source!("fp8_quantize/fp8_quantize.hip");
 static GEMM: KernelSource = kernel_source!("fp8_gemm/fp8_gemm.hip");
 
 const KERNEL: &str = "linear";
-/// Threads per block of all kernels except the streaming ones.
+/// Number of threads per block of all fp8 kernels except those with streamed weights.
 const THREADS: u32 = 256;
-/// Input columns that share a block scale.
+/// Number of input columns that share a block scale.
 pub(super) const BLOCK: usize = 128;
 
-/// Returns the scales of an fp8 matrix.
+/// Returns the dequantisation scales of an fp8 matrix.
 ///
 /// Errors: the matrix has no scales.
 fn weight_scales(w: &PackedMatrix) -> Result<&PackedScales, DeviceError> {

@@ -1,4 +1,5 @@
-//! Packing of fp8 weights, which stay in checkpoint layout with separate f32 scales.
+//! Packing of fp8 weights: elements stay in the row-major layout of the checkpoint, scales are separate f32
+//! matrices.
 
 use device::gpu::KernelLaunch;
 use device::{DType, DeviceDriver, DeviceError, DeviceStream};
@@ -7,14 +8,15 @@ use super::{BLOCK, QUANTIZE, THREADS};
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedMatrix, PackedScales};
 
-/// Minimum outputs that share a block scale: those of a strip.
+/// Minimum number of outputs that share a block scale: the outputs of a strip.
 const MIN_UNIT: usize = 8;
-/// Input columns per iteration of the small-M kernel; `K` must be a multiple of it.
+/// Number of input columns per iteration of the small-M kernel; the number of inputs must be a multiple of
+/// it.
 const STEP: usize = 64;
-/// The row stride of scales is a multiple of this, as BLASLt requires.
+/// BLASLt requires that the row stride of scales is a multiple of this.
 const SCALE_STRIDE: usize = 4;
 
-/// Block of a stacked matrix that shares a scale.
+/// Numbers of rows and columns of a packed matrix that share one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct ScaleBlockShape {
     /// Number of outputs (rows).
@@ -23,7 +25,8 @@ pub(in super::super) struct ScaleBlockShape {
     cols: usize,
 }
 
-/// Returns the scale block shape of the stacked `parts`; `None` if kernels do not support their scales.
+/// Returns the shape of the scale blocks in the matrix with the rows of all `parts`; `None` if kernels do not
+/// support the scales.
 pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<ScaleBlockShape> {
     let k = parts.first()?.cols();
     if !k.is_multiple_of(STEP) || parts.iter().any(|part| part.dtype() != DType::F8E4M3) {
@@ -39,8 +42,9 @@ pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<Scale
     if block_size[0] == 1 && block_size[1] >= k {
         return Some(ScaleBlockShape { rows: 1, cols: k });
     }
-    // Scale blocks restart in every part, and the first block of a part may start before it (a slice): use
-    // the largest power of two that divides the block size and all these offsets.
+    // Scale blocks begin anew in every part, and a part that is a slice of a stored matrix may begin inside a
+    // block. The number of rows is the largest power of two that divides the block size and all these
+    // offsets.
     let (mut offsets, mut start) = (block_size[0], 0);
     for part in parts {
         let first = part.scales()?.origin();
@@ -54,7 +58,7 @@ pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<Scale
 }
 
 impl GpuBackend {
-    /// Loads `parts` as fp8 with scales of shape `block`.
+    /// Loads `parts` as one fp8 matrix with scale blocks of shape `block`.
     pub(in super::super) fn load_fp8(
         &self,
         parts: &[HostMat<'_>],
@@ -66,8 +70,8 @@ impl GpuBackend {
         let mut buffer = self.weights().alloc(self.runtime(), bytes.len())?;
         self.upload(&mut buffer, 0, &bytes)?;
         packed.scales = Some(PackedScales { buffer, rows: block.rows, stride });
-        // NVIDIA GPUs use OCP e4m3 like checkpoints; on other devices the kernel converts to e4m3fnuz if the
-        // target uses it (gfx942).
+        // NVIDIA GPUs use the fp8 format of checkpoints, OCP e4m3; on other devices the kernel converts to
+        // e4m3fnuz if the GPU uses that (gfx942).
         if !self.arch().starts_with("sm_") {
             self.to_device_fp8(&mut packed)?;
         }
@@ -86,7 +90,7 @@ impl GpuBackend {
     }
 }
 
-/// Returns the row stride and the row-major scales of the stacked `parts`.
+/// Returns the row stride and the row-major scales of the matrix with the rows of all `parts`.
 fn scales(parts: &[HostMat<'_>], block: ScaleBlockShape, k: usize) -> (usize, Vec<f32>) {
     let cols = k.div_ceil(block.cols);
     let stride = if block.rows == 1 { 1 } else { cols.next_multiple_of(SCALE_STRIDE) };

@@ -1,5 +1,5 @@
-//! fp8 GEMM for many rows with a fused prologue: the preceding op quantises its output, so that it is not
-//! stored and read in 16 bits.
+//! fp8 GEMM for many rows with a fused prologue: the preceding op (norm or `silu_mul`) quantises its own
+//! output to fp8, so that no 16-bit output is written to memory and read again.
 
 use device::{DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
 
@@ -9,11 +9,12 @@ use super::{BLOCK, KERNEL};
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, LinearPrologue, PackedMatrix, PrologueLinear};
 
-/// Maximum columns of a row that a block of the norm kernel keeps in registers.
+/// Maximum number of columns of a row that a block of the norm kernel keeps in registers.
 const NORMED_COLUMNS: usize = 16384;
 
 impl GpuBackend {
-    /// Whether [`PrologueLinear`](crate::PrologueLinear) supports these sizes.
+    /// Whether [`PrologueLinear`](crate::PrologueLinear) supports `rows` rows of type `dtype` and weights
+    /// `w`.
     pub(crate) fn fuses_fp8_prologue(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let blocks =
             w.scales().is_some_and(|scales| scales.rows > 1) && w.k().is_multiple_of(BLOCK);
