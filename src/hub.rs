@@ -1,8 +1,8 @@
-//! Model files: a local folder, or a repository of the hub that is downloaded into the cache.
+//! Locates model files: in a local folder, or in a hub repository that is downloaded into the cache.
 //!
-//! Only the files that serving reads are downloaded, into the cache layout that all Hugging Face tools share.
-//! An interrupted download is resumed; a file of the wrong length is deleted. File names from the hub are
-//! accepted only if they are plain names of requested files.
+//! Only files that are needed for serving are downloaded. The cache has the layout that all Hugging Face
+//! tools share. An interrupted download is resumed; a file with a wrong length is deleted. File names from
+//! the hub are accepted only if they are plain names of requested files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use hf_hub::{Cache, Repo, RepoType};
 use crate::config::ProcessEnvironment;
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// Maximum number of attempts of a transfer.
+/// Maximum number of attempts to transfer a file.
 const ATTEMPTS_MAX: u32 = 5;
 
-/// Configuration files, downloaded if the repository has them.
+/// Configuration files, which are downloaded if the repository has them.
 const CONFIG_FILES: &[&str] = &["config.json", "generation_config.json"];
 
-/// Tokenizer files, downloaded if the repository has them.
+/// Tokenizer files, which are downloaded if the repository has them.
 const TEXT_FILES: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,18 +32,18 @@ const TEXT_FILES: &[&str] = &[
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const SINGLE_WEIGHTS_FILE: &str = "model.safetensors";
 
-/// Subset of a repository's files.
+/// Subset of the files of a model repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HubFileSet {
-    /// All files that serving reads.
+    /// All files that are needed for serving.
     Everything,
-    /// All files that serving reads except the weights, which are synthesised.
+    /// All files that are needed for serving except the weights, which are synthetic.
     WithoutWeights,
     /// Tokenizer files only.
     Tokenizer,
-    /// Weights and configuration, for a draft model that uses the tokenizer of the target model.
+    /// Weights and configuration, for a draft model, which uses the tokenizer of the target model.
     Weights,
-    /// Configuration only.
+    /// Configuration files only.
     Config,
 }
 
@@ -57,7 +57,7 @@ impl HubFileSet {
     }
 }
 
-/// Error of the resolution of a model's files.
+/// Reason why the files of a model cannot be located or downloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The name is a path that does not exist.
@@ -76,15 +76,15 @@ pub enum HubError {
         /// URL of the hub.
         endpoint: String,
     },
-    /// The hub requires a token, or rejects the given one.
+    /// The hub requires a token, or the configured token gives no access.
     #[error("{id}: access denied (status {status}); set HF_TOKEN to a token that may read it")]
     Denied {
-        /// Hub id.
+        /// Hub id of the model.
         id: String,
         /// HTTP status.
         status: u16,
     },
-    /// The repository does not have a file that serving needs.
+    /// The repository does not have a file that is needed for serving.
     #[error("{id}: the repository has no {file}")]
     FileMissing {
         /// Hub id.
@@ -92,44 +92,44 @@ pub enum HubError {
         /// File name.
         file: String,
     },
-    /// A transfer failed.
+    /// The transfer of a file, or a request to the hub, failed.
     #[error("{id}: {file}: {reason}")]
     Transfer {
         /// Hub id.
         id: String,
-        /// File name, or the request that failed.
+        /// Name of the file, or of the request.
         file: String,
         /// Cause of the last failed attempt.
         reason: String,
     },
-    /// Offline mode is set, and the cache is incomplete.
+    /// Offline mode is set, and the cache does not have all files.
     #[error("{id}: not in the cache at {cache}, and HF_HUB_OFFLINE disables requests to the hub")]
     Offline {
         /// Hub id.
         id: String,
-        /// Cache folder.
+        /// Root folder of the hub cache.
         cache: String,
     },
-    /// No cache folder is configured.
+    /// No folder for the hub cache is configured.
     #[error("no cache folder: set HF_HOME or --download-dir")]
     CacheFolderUnknown,
 }
 
-/// Access to the hub.
+/// Settings for access to the hub and for its cache.
 #[derive(Debug, Clone)]
 pub struct HubOptions {
-    /// Root folder of the cache.
+    /// Root folder of the hub cache.
     pub cache: PathBuf,
     /// Base URL of the hub.
     pub endpoint: String,
-    /// Access token.
+    /// Access token of the hub.
     pub token: Option<String>,
     /// Whether requests to the hub are disabled.
     pub offline: bool,
 }
 
 impl HubOptions {
-    /// Reads the options from the environment; `download_dir` overrides the cache folder.
+    /// Reads the settings from the environment. `download_dir` replaces the root folder of the cache.
     pub fn new(
         environment: &ProcessEnvironment,
         download_dir: Option<&Path>,
@@ -145,7 +145,8 @@ impl HubOptions {
     }
 }
 
-/// Returns the folder with the files of `model`, which is a path or a hub id. Blocks during downloads.
+/// Returns the folder with the files of `model`, which is a path or a hub id. Blocks while files are
+/// downloaded.
 pub fn resolve(
     model: &str,
     revision: Option<&str>,
@@ -171,7 +172,7 @@ pub fn resolve(
         .fetch(file_set)
 }
 
-/// Repository of the hub at one revision.
+/// A model repository of the hub at one revision.
 struct HubRepository {
     id: String,
     revision: String,
@@ -209,7 +210,7 @@ impl HubRepository {
         let info =
             self.with_retries("file list", || self.api.repo(self.repo(&self.revision)).info())?;
         let available: BTreeSet<String> = info.siblings.into_iter().map(|s| s.rfilename).collect();
-        // All files come from one commit, even if the branch changes meanwhile.
+        // All files are taken from one commit, even if the branch changes during the download.
         let pinned = self.api.repo(self.repo(&info.sha));
         let mut files = self.small_files(file_set, &available)?;
         if file_set.has_weights() {
@@ -243,7 +244,8 @@ impl HubRepository {
         Ok(names.into_iter().filter(|n| available.contains(*n)).map(str::to_owned).collect())
     }
 
-    /// Returns the shards in the index, or the single weights file; other tensor files are not read.
+    /// Returns the names of the weight files: the shards in the index, or the single weights file. Other
+    /// tensor files are not read.
     fn weight_files(
         &self,
         repo: &ApiRepo,
@@ -265,7 +267,8 @@ impl HubRepository {
         }
     }
 
-    /// Downloads one file or resumes its download. A complete file in the cache is used as it is.
+    /// Downloads one file, or resumes its download. A file that is complete in the cache is not downloaded
+    /// again.
     fn download(&self, repo: &ApiRepo, file: &str) -> Result<PathBuf, HubError> {
         self.with_retries(file, || {
             let metadata = self.api.metadata(&repo.url(file))?;
@@ -278,7 +281,8 @@ impl HubRepository {
                 return Ok(pointer);
             }
             let part = blob.with_extension("part");
-            // A complete part cannot be resumed, because the range would be empty; a longer part is corrupt.
+            // A part file of the full size cannot be resumed, because the requested range would be empty. A
+            // longer part file is corrupt.
             if part.metadata().is_ok_and(|m| m.len() >= size) {
                 std::fs::remove_file(&part)?;
             }
@@ -286,14 +290,14 @@ impl HubRepository {
             if complete(&path) {
                 return Ok(path);
             }
-            // The server ignored the range, so the appended bytes are not the rest of the file.
+            // The server ignored the requested range, so the file consists of wrong parts and is deleted.
             std::fs::remove_file(&path)?;
             std::fs::remove_file(&blob)?;
             Err(ApiError::InvalidResume)
         })
     }
 
-    /// Runs `work` until it succeeds, fails permanently, or has failed `ATTEMPTS_MAX` times.
+    /// Runs `work` until it succeeds, fails with a permanent error, or has failed `ATTEMPTS_MAX` times.
     fn with_retries<T>(
         &self,
         what: &str,
@@ -327,7 +331,7 @@ impl HubRepository {
         }
     }
 
-    /// Returns the folder of an earlier download, if it is complete.
+    /// Returns the folder of an earlier download, if all files of `file_set` are in the cache.
     fn cached(&self, file_set: HubFileSet) -> Result<PathBuf, HubError> {
         let cached_repo = self.cache.repo(self.repo(&self.revision));
         let folder_of =
@@ -365,7 +369,7 @@ impl HubRepository {
     }
 }
 
-/// Returns the HTTP status of an error, if the server responded.
+/// Returns the HTTP status of an error, if the hub sent a response.
 fn status(error: &ApiError) -> Option<u16> {
     match error {
         ApiError::RequestError(error) => match **error {
@@ -376,7 +380,7 @@ fn status(error: &ApiError) -> Option<u16> {
     }
 }
 
-/// Returns the file names in a safetensors index. Rejects names that are not plain file names.
+/// Returns the names of the weight files in a safetensors index. Rejects names that are not plain file names.
 fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     #[derive(serde::Deserialize)]
     struct SafetensorsIndex {
@@ -390,7 +394,7 @@ fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     }
 }
 
-/// Progress display of one transfer.
+/// Shows the progress of one file transfer.
 struct TransferProgress {
     bar: Option<ProgressReporter>,
     done: u64,

@@ -1,4 +1,4 @@
-//! Library part of the `hadron` binary, for integration tests.
+//! Library with the code of the `hadron` executable, for integration tests.
 
 pub mod bench;
 pub mod client;

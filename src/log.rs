@@ -1,7 +1,7 @@
-//! Log output on stderr.
+//! Log output on stderr, and reopening of log files.
 //!
-//! A blocked reader, a full disk or a closed pipe drops log lines, which are counted, and never blocks the
-//! logging thread: it may be the scheduler thread.
+//! A write never blocks the logging thread, which may be the scheduler thread. If the reader does not read,
+//! the disk is full or the pipe is closed, log lines are dropped and counted.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, OpenOptions};
@@ -10,12 +10,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Bytes that a writable pipe accepts without blocking (POSIX, `PIPE_BUF`).
+/// Maximum bytes of one write: a writable pipe accepts this number without blocking (POSIX, `PIPE_BUF`).
 const CHUNK_BYTES: usize = 4_096;
-/// Timeout for a reader in milliseconds, unless it has blocked the previous line.
+/// Maximum milliseconds that a write waits for a slow reader, unless the last line was dropped.
 const READER_TIMEOUT_MS: i64 = 20;
 
-/// Log writer on stderr; clones share its state.
+/// Writer of log lines to stderr. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub struct LogWriter {
     state: Arc<Mutex<LogWriterState>>,
@@ -23,16 +23,17 @@ pub struct LogWriter {
 
 #[derive(Debug, Default)]
 struct LogWriterState {
-    /// Number of lines dropped since the last report of drops.
+    /// Number of lines that were dropped since drops were last reported.
     dropped_lines: u64,
-    /// Whether the last line was dropped: then the next write does not wait for the reader.
+    /// Whether the last line was dropped. In that case the next write does not wait for the reader.
     last_line_dropped: bool,
-    /// Whether the last line was written only in part.
+    /// Whether only a part of the last line was written.
     last_line_truncated: bool,
 }
 
 impl LogWriterState {
-    /// Writes or drops one line. Returns the number of lines dropped before it, if it was written.
+    /// Writes or drops one line. If the line was written, returns the number of lines dropped before it, else
+    /// 0.
     fn write_or_drop(&mut self, line: &[u8], stderr: &mut StderrLock<'_>) -> u64 {
         let separator: &[u8] = if self.last_line_truncated { b"\n" } else { b"" };
         let mut partially_written = false;
@@ -52,7 +53,7 @@ impl LogWriterState {
         0
     }
 
-    /// Whether a write would not block: it succeeds or fails immediately.
+    /// Whether a write would return immediately, with success or with an error.
     fn is_writable(&self, stderr: &StderrLock<'_>) -> bool {
         let timeout_ms = if self.last_line_dropped { 0 } else { READER_TIMEOUT_MS };
         let timeout = Timespec { tv_sec: 0, tv_nsec: timeout_ms * 1_000_000 };
@@ -62,18 +63,19 @@ impl LogWriterState {
 }
 
 impl LogWriter {
-    /// Writes a plain line, without the format of log events.
+    /// Writes a line of plain text, without the time and level of log events.
     pub fn write_plain_line(&mut self, line: &str) {
-        // The line is written or dropped; the write never fails.
+        // `write` never returns an error.
         let _ = self.write(format!("{line}\n").as_bytes());
     }
 }
 
 impl Write for LogWriter {
-    /// Writes or drops a whole line; never returns an error.
+    /// Writes or drops a whole line. Never returns an error.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // Hold the stderr lock from the poll to the write, so that no other thread fills the pipe in between.
+        // The stderr lock is held from the poll to the write, so that no other thread can fill the pipe in
+        // between.
         let dropped = state.write_or_drop(line, &mut io::stderr().lock());
         drop(state);
         if dropped > 0 {
@@ -87,11 +89,11 @@ impl Write for LogWriter {
     }
 }
 
-/// Crates of the server that a filter for `hadron` also covers.
+/// Crates for which a filter for `hadron` is repeated.
 const SERVER_CRATES: [&str; 5] = ["grammar", "text", "metrics", "engine", "server"];
 
-/// Expands a log filter: `hadron=LEVEL` covers all crates of the server, and `hadron::CRATE=LEVEL` covers
-/// one. Directives of the original filter come last, so they take precedence.
+/// Expands a log filter: `hadron=LEVEL` applies to all crates of the server, and `hadron::CRATE=LEVEL` to one
+/// crate. The directives of the original filter come last, so they take precedence.
 pub fn expand_hadron_filter(filter: &str) -> String {
     let mut directives = Vec::new();
     let mut depth = 0_usize;
@@ -122,10 +124,10 @@ pub fn expand_hadron_filter(filter: &str) -> String {
     directives.join(",")
 }
 
-/// Link to the file of stderr, valid in every process.
+/// Symbolic link to the file that stderr is redirected to, in every process.
 const STDERR_LINK: &str = "/proc/self/fd/2";
 
-/// Log file that stderr is redirected to.
+/// Log file to which stderr is redirected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFile {
     path: PathBuf,
@@ -139,7 +141,8 @@ impl LogFile {
         Some(Self { path })
     }
 
-    /// Opens the file by its name and redirects stderr to it: log rotation may have moved the old file.
+    /// Opens the file by its name and redirects stderr to it, because log rotation may have moved the old
+    /// file.
     ///
     /// Errors: the file cannot be opened; stderr is unchanged.
     pub fn reopen(&self) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! Entry point: parses the command line and runs one subcommand.
+//! Entry point of the `hadron` executable: parses the command line and runs one subcommand.
 
 use hadron::config::{self, CliCommand, CliInvocation, CommandLineError, LogFormat};
 use hadron::log::{LogWriter, expand_hadron_filter};
@@ -7,15 +7,15 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// Rows, results and events of every step are allocated on one thread and freed on another; mimalloc is fast
-/// at this.
+/// mimalloc is fast if memory is allocated on one thread and freed on another, as it is for the rows, outputs
+/// and events of every step.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Default log filter, without `RUST_LOG`.
+/// Log filter if `RUST_LOG` is not set.
 const LOG_FILTER: &str = "info";
 
-/// Installs the log subscriber, which writes to stderr.
+/// Installs the subscriber that writes log events to stderr.
 fn start_log(format: LogFormat, filter: &str) {
     let log = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(expand_hadron_filter(filter)))
@@ -24,16 +24,17 @@ fn start_log(format: LogFormat, filter: &str) {
         LogFormat::Human => log.with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => {
             log.json().flatten_event(true).init();
-            // The standard library's panic message would be the only line that is not JSON.
+            // Log a panic as an event: the standard library's message would be the only log line that is not
+            // JSON.
             std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a thread panicked")));
         }
     }
 }
 
-/// Reports the error that ends the process.
+/// Reports the error that ends the process on stderr.
 fn report_error(format: LogFormat, error: &anyhow::Error) {
     match format {
-        // If stderr is closed, only the exit code reports the error.
+        // If stderr is closed, only the exit code shows the failure.
         LogFormat::Human => LogWriter::default().write_plain_line(&format!("hadron: {error:#}")),
         LogFormat::Json => tracing::error!(cause = format!("{error:#}"), "hadron failed"),
     }
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
         Ok(invocation) => invocation,
         Err(error) => {
             let code = error.exit_code();
-            // Help goes to stdout, errors go to stderr.
+            // Help is written to stdout, errors to stderr.
             let _ = match &error {
                 CommandLineError::Help(text) => write!(std::io::stdout(), "{text}"),
                 CommandLineError::Usage(text) => writeln!(std::io::stderr(), "{text}"),

@@ -1,4 +1,5 @@
-//! Progress of long operations on stderr: a progress bar on a terminal, else periodic log lines.
+//! Shows the progress of long operations on stderr: as a progress bar on a terminal, else as periodic log
+//! lines.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Mutex;
@@ -6,19 +7,20 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Interval of log lines.
+/// Interval between log lines that show progress.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Unit of progress.
+/// Unit in which progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgressUnit {
     /// Bytes, shown in MiB and GiB.
     Bytes,
-    /// Items, shown as a number.
+    /// Items, shown as numbers.
     Items,
 }
 
-/// Progress of one operation. Dropping it without `finish` leaves its last state on screen.
+/// Shows the progress of one operation. If it is dropped without `finish`, its last state stays on the
+/// screen.
 #[derive(Debug)]
 pub struct ProgressReporter {
     label: String,
@@ -41,7 +43,7 @@ struct ProgressLog {
 }
 
 impl ProgressReporter {
-    /// Starts the display of an operation with `total` units; 0 = not known yet.
+    /// Starts to show an operation with `total` units; 0 = the total is not known yet.
     pub fn new(label: &str, total: u64, unit: ProgressUnit) -> Self {
         let sink = if std::io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
@@ -61,7 +63,7 @@ impl ProgressReporter {
         Self { label: label.to_owned(), unit, sink }
     }
 
-    /// Sets the number of finished units and the total.
+    /// Sets the number of finished units and the total number.
     pub fn set(&self, done: u64, total: u64) {
         match &self.sink {
             ProgressSink::Bar(bar) => {
@@ -80,7 +82,7 @@ impl ProgressReporter {
         }
     }
 
-    /// Adds finished units.
+    /// Increases the number of finished units.
     pub fn add(&self, units: u64) {
         match &self.sink {
             ProgressSink::Bar(bar) => bar.inc(units),
@@ -94,7 +96,7 @@ impl ProgressReporter {
         }
     }
 
-    /// Ends the display: removes the bar and prints the duration.
+    /// Ends the operation: removes the progress bar and prints the duration.
     pub fn finish(self) {
         match &self.sink {
             ProgressSink::Bar(bar) => {

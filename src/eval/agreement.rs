@@ -1,4 +1,4 @@
-//! Agreement between two scorings of the same tokens.
+//! Log-probability differences between two runs of `hadron eval logprobs` over the same tokens.
 
 use super::logprobs::ScoredTokens;
 use anyhow::{Context as _, Result, ensure};
@@ -6,20 +6,20 @@ use protocol::Token;
 use serde_json::Value;
 use std::path::Path;
 
-/// Log-probability differences over all tokens.
+/// Sums and maxima of the log-probability differences over all tokens of two runs.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct LogprobAgreement {
     /// Number of compared tokens.
     pub(super) tokens: usize,
-    /// Sum of `|difference of log-probabilities|`.
+    /// Sum of the absolute differences of log-probabilities.
     delta_sum: f64,
     pub(super) delta_max: f64,
-    /// Number of positions with equal most likely token ids.
+    /// Number of positions where both runs have the same most likely token id.
     top_equal: usize,
 }
 
 impl LogprobAgreement {
-    /// Adds the differences of a line.
+    /// Adds the differences between two lines.
     ///
     /// Errors: the two lines have different tokens.
     pub(super) fn add(&mut self, line: &ScoredTokens, reference: &ScoredTokens) -> Result<()> {
@@ -34,18 +34,18 @@ impl LogprobAgreement {
         Ok(())
     }
 
-    /// Returns the mean of `|difference of log-probabilities|`.
+    /// Returns the mean of the absolute differences of log-probabilities.
     pub(super) fn delta_mean(&self) -> f64 {
         self.delta_sum / self.tokens.max(1) as f64
     }
 
-    /// Returns the share of positions with equal most likely token ids.
+    /// Returns the share of positions where both runs have the same most likely token id.
     pub(super) fn top_share(&self) -> f64 {
         self.top_equal as f64 / self.tokens.max(1) as f64
     }
 }
 
-/// Reads the output file of an earlier run.
+/// Reads an output file of `hadron eval logprobs`.
 pub(super) fn read(path: &Path) -> Result<Vec<ScoredTokens>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let lines = text.lines().enumerate().map(|(index, line)| {

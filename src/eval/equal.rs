@@ -1,4 +1,4 @@
-//! `hadron eval equal`: checks that two servers, or two configurations of one server, return equal outputs.
+//! `hadron eval equal`: checks that two servers, or two configurations of a server, return equal outputs.
 
 use std::io::Write as _;
 
@@ -10,17 +10,17 @@ use crate::client::{OpenAiClient, run_limited};
 use crate::config::{EqualArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// Maximum number of differences that are printed.
+/// Maximum number of prompts with different outputs for which the difference is printed.
 const SHOWN_MAX: usize = 5;
 
-/// Output of one server: text, and token ids if the server reports them.
+/// Output of one server for a prompt: text, and token ids if the server reports them.
 #[derive(Debug, PartialEq)]
 struct ServerOutput {
     text: String,
     ids: Option<Vec<u64>>,
 }
 
-/// Sends all prompts to both servers. Returns false if an output differs.
+/// Sends all prompts to both servers and prints the differences. Returns false if any output differs.
 pub(super) async fn run(args: &EqualArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let questions = read(&args.data, args.limit)?;
     let first_client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;

@@ -1,6 +1,6 @@
-//! Golden fixtures (`tests/data/golden`): configuration and seed of a tiny checkpoint, token ids, and the
-//! logits that Hugging Face transformers computed for them. The container is safetensors; only two tensors
-//! are read.
+//! Reads golden fixtures (`tests/data/golden`). A fixture contains the configuration and the seed of a tiny
+//! checkpoint, token ids, and the logits that Hugging Face transformers computed for these ids. The file
+//! format is safetensors; only two tensors are read.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use protocol::Token;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// Data of a fixture for a teacher-forced comparison.
+/// Contents of a golden fixture for a teacher-forced comparison. Legend: T tokens, V vocabulary size.
 #[derive(Debug)]
 pub(super) struct EvalFixture {
-    /// `config.json` of the checkpoint.
+    /// `config.json` of the checkpoint as text.
     pub(super) config: String,
-    /// Seed of the synthetic weights.
+    /// Seed of the checkpoint's synthetic weights.
     pub(super) seed: u64,
     /// Token ids, `[T]`.
     pub(super) tokens: Vec<Token>,
@@ -65,7 +65,7 @@ impl EvalFixture {
         Ok(Self { config: golden.config, seed: golden.seed, tokens, logits, vocab_size })
     }
 
-    /// Returns the log-probabilities of all ids for the token after position `at`.
+    /// Returns the log-probabilities of all token ids for the token after position `at`.
     pub(super) fn logprobs(&self, at: usize) -> Vec<f64> {
         let row = &self.logits[at * self.vocab_size..][..self.vocab_size];
         let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -74,7 +74,7 @@ impl EvalFixture {
     }
 }
 
-/// Returns shape and 4-byte elements of one tensor.
+/// Returns the shape and the 4-byte elements of one tensor.
 fn tensor<'a>(
     header: &Map<String, Value>,
     data: &'a [u8],

@@ -1,8 +1,9 @@
-//! `hadron eval golden`: teacher-forced comparison of a server with the logits of a fixture.
+//! `hadron eval golden`: teacher-forced comparison of a server with the reference logits of a golden fixture.
 //!
-//! The server scores the fixture's token ids (`prompt_logprobs`). At every position, the log-probabilities of
-//! the reference's 64 most likely ids are compared, as far as the server reports them. The regret is also
-//! computed: the log-probability that the reference loses by taking the server's most likely id.
+//! The server scores the token ids of the fixture (`prompt_logprobs`). At each position, the
+//! log-probabilities of the 64 most likely ids of the reference are compared, if the server reports them. The
+//! regret is computed as well: the reference log-probability of its most likely id minus that of the server's
+//! most likely id.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -15,10 +16,10 @@ use super::fixture::EvalFixture;
 use crate::client::{ClientError, OpenAiClient};
 use crate::config::{GoldenArgs, ProcessEnvironment};
 
-/// Number of ids compared per position.
+/// Number of token ids that are compared per position.
 const TOP_K: usize = 64;
 
-/// Writes the checkpoint of a fixture and prints the command that serves it.
+/// Writes the checkpoint of a golden fixture and prints the command that serves it.
 pub(super) fn write_model(fixture: &Path, dir: &Path) -> Result<bool> {
     let fixture = EvalFixture::read(fixture)?;
     std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
@@ -32,7 +33,7 @@ pub(super) fn write_model(fixture: &Path, dir: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Runs the comparison. Returns false if a bound is exceeded.
+/// Runs the comparison and prints its result. Returns false if a bound of `args` is exceeded.
 pub(super) async fn run(args: &GoldenArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let fixture = EvalFixture::read(&args.fixture)?;
     let client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
@@ -67,7 +68,7 @@ pub(super) async fn run(args: &GoldenArgs, environment: &ProcessEnvironment) -> 
         && differences.regret <= args.regret_max)
 }
 
-/// Entry of a position in `prompt_logprobs`.
+/// A token id that the server reports for a position in `prompt_logprobs`.
 #[derive(Debug, Clone, Copy)]
 struct PositionEntry {
     id: usize,
@@ -75,7 +76,7 @@ struct PositionEntry {
     rank: u64,
 }
 
-/// Parses the entries that a server reports for a position.
+/// Parses the entries for one position of `prompt_logprobs`.
 fn entries(position: &Value) -> Result<Vec<PositionEntry>> {
     let ids = position.as_object().context("a position has no entries")?;
     let entry = |(id, entry): (&String, &Value)| {
@@ -85,7 +86,7 @@ fn entries(position: &Value) -> Result<Vec<PositionEntry>> {
     ids.iter().map(entry).collect::<Option<_>>().context("a malformed prompt_logprobs entry")
 }
 
-/// Accumulated differences.
+/// Differences between server and reference, accumulated over positions.
 #[derive(Debug, Default)]
 struct LogprobDifferences {
     differences: Vec<f64>,
@@ -95,7 +96,8 @@ struct LogprobDifferences {
 }
 
 impl LogprobDifferences {
-    /// Adds a position: log-probabilities of all ids from the reference, and the entries of the server.
+    /// Adds a position. `reference`: log-probabilities of all ids in the reference; `served`: entries that
+    /// the server reports.
     fn add(&mut self, reference: &[f64], served: &[PositionEntry]) {
         let mut order: Vec<usize> = (0..reference.len()).collect();
         order.sort_by(|&a, &b| reference[b].total_cmp(&reference[a]));
@@ -153,7 +155,7 @@ mod tests {
         differences.add(&reference, &[entry(2, 0.2_f64.ln(), 1)]);
         assert_eq!(differences.top1_mismatches, 1);
         assert!((differences.regret - 2.5_f64.ln()).abs() < 1e-9);
-        // The check fails if nothing was compared.
+        // The 99th percentile is infinite if no ids were compared, so the check fails.
         assert!(LogprobDifferences::default().p99().is_infinite());
     }
 }

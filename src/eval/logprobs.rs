@@ -1,5 +1,5 @@
-//! `hadron eval logprobs`: log-probabilities of given token ids, through `echo` and `logprobs`, and their
-//! agreement with an earlier run.
+//! `hadron eval logprobs`: scores given token ids on a server, through `echo` and `logprobs`, and compares
+//! the log-probabilities with those of an earlier run.
 
 use std::io::Write as _;
 
@@ -13,19 +13,19 @@ use crate::client::{OpenAiClient, run_limited};
 use crate::config::{LogprobsArgs, ProcessEnvironment};
 use crate::progress::{ProgressReporter, ProgressUnit};
 
-/// Line of tokens with the scores of a server.
+/// Token ids of one line, with the log-probabilities that a server reports.
 #[derive(Debug, Clone)]
 pub(super) struct ScoredTokens {
     /// Token ids.
     pub(super) tokens: Vec<Token>,
-    /// Most likely id at the position of each token but the first.
+    /// Most likely id at the position of each token except the first.
     pub(super) top: Vec<Token>,
-    /// Log-probability of each token but the first, given the tokens before it.
+    /// Log-probability of each token except the first, given the tokens before it.
     pub(super) logprobs: Vec<f64>,
 }
 
 impl ScoredTokens {
-    /// Returns the line of the output file.
+    /// Returns the JSON object that is written to the output file.
     pub(super) fn json(&self, index: usize) -> Value {
         json!({
             "index": index,
@@ -37,8 +37,8 @@ impl ScoredTokens {
     }
 }
 
-/// Scores every line and writes one JSON object per line. Returns false if the result disagrees with the
-/// reference by more than is allowed.
+/// Scores every line and writes one JSON object per line. Returns false if the differences from the reference
+/// exceed a bound of `args`.
 pub(super) async fn run(args: &LogprobsArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let lines = read_ids(&args.data)?;
     ensure!(!lines.is_empty(), "{}: no lines", args.data.display());
@@ -83,7 +83,7 @@ fn report(scored: &[ScoredTokens]) {
     tracing::info!("{count} tokens, log-probability {sum:.4}, perplexity {perplexity:.4}");
 }
 
-/// Compares with an earlier run, line by line.
+/// Compares the scores with those of an earlier run, line by line. Returns false if a bound is exceeded.
 fn agrees(
     args: &LogprobsArgs,
     scored: &[ScoredTokens],
@@ -127,7 +127,7 @@ async fn scored(client: &OpenAiClient, model: &str, tokens: Vec<Token>) -> Resul
     let lists = &reply["choices"][0]["logprobs"];
     let entries = |name: &str| -> Result<Vec<Value>> {
         let entries = lists[name].as_array().with_context(|| format!("no {name} in the reply"))?;
-        // Servers that cannot score without generating append generated tokens.
+        // A server that cannot score without generating appends generated tokens; these are skipped.
         Ok(entries.iter().take(tokens.len()).skip(1).cloned().collect())
     };
     let logprobs: Option<Vec<f64>> = entries("token_logprobs")?.iter().map(Value::as_f64).collect();
@@ -140,7 +140,7 @@ async fn scored(client: &OpenAiClient, model: &str, tokens: Vec<Token>) -> Resul
     Ok(ScoredTokens { tokens, top, logprobs })
 }
 
-/// Returns the id with the largest log-probability in the list of a position. The list may also contain the
+/// Returns the id with the largest log-probability among the ids of a position. These may also include the
 /// scored token.
 fn most_likely(candidates: &Value) -> Option<Token> {
     let entries = candidates.as_object()?.iter();

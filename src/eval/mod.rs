@@ -1,5 +1,5 @@
-//! `hadron eval`: correctness checks of a server's outputs. All checks use the HTTP API and so work with any
-//! server.
+//! `hadron eval`: checks the outputs of a server. All checks use the OpenAI HTTP API, so they work with any
+//! server that implements it.
 
 mod agreement;
 mod equal;
@@ -16,7 +16,7 @@ use anyhow::Result;
 
 use crate::config::{EvalCommand, ProcessEnvironment};
 
-/// Runs one check. A failed check is exit code 1, not an error.
+/// Runs one check. A check that fails returns exit code 1, not an error.
 pub fn run(command: EvalCommand, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let passed = match command {
         EvalCommand::Tasks(args) => block_on(tasks::run(&args, environment)),

@@ -1,4 +1,4 @@
-//! Files of questions and files of token ids, one JSON value per line.
+//! Readers of question files and of token id files, which have one JSON value per line.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use protocol::Token;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Question: one line of a question file.
+/// One line of a question file.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct EvalQuestion {
     #[serde(default)]
     pub(super) id: Value,
-    /// Category of the question; scores are reported per category.
+    /// Category of the question. Scores are reported per category.
     #[serde(default = "any_kind")]
     pub(super) kind: String,
-    /// Messages of a chat request; else `prompt` is used.
+    /// Messages of a chat request. Without messages, `prompt` is sent as a completion request.
     messages: Option<Value>,
-    /// Text or token ids to complete.
+    /// Text or token ids of a completion request.
     prompt: Option<Value>,
     /// Expected answer, if there is one.
     pub(super) answer: Option<String>,
@@ -28,7 +28,7 @@ fn any_kind() -> String {
 }
 
 impl EvalQuestion {
-    /// Returns path and body of a request with greedy sampling.
+    /// Returns the path and the body of a request for this question, with greedy sampling.
     pub(super) fn request(&self, model: &str, max_tokens: u32) -> (&'static str, Value) {
         let mut body = json!({"model": model, "max_tokens": max_tokens, "temperature": 0.0});
         if let Some(messages) = &self.messages {
@@ -48,10 +48,10 @@ pub(super) fn text_of(reply: &Value) -> Result<&str> {
     text.with_context(|| format!("the reply has no text: {reply}"))
 }
 
-/// Held-out questions of the demo model.
+/// Questions for the demo model, which are not part of its training data.
 const DEMO: &str = include_str!("../../tests/data/demo/questions.jsonl");
 
-/// Reads at most `limit` questions from a file; without a file, those of the demo model.
+/// Reads at most `limit` questions from a file; if `path` is `None`, returns those for the demo model.
 pub(super) fn read_or_demo(path: Option<&Path>, limit: Option<usize>) -> Result<Vec<EvalQuestion>> {
     match path {
         Some(path) => read(path, limit),
@@ -68,7 +68,7 @@ fn questions(path: &Path, text: &str, limit: Option<usize>) -> Result<Vec<EvalQu
     let questions =
         lines(path, text)?.into_iter().take(limit.unwrap_or(usize::MAX)).map(|(number, line)| {
             let location = || format!("{} line {number}", path.display());
-            // A list of ids is a prompt as well.
+            // A line that is a list of token ids is a prompt.
             let line = if line.is_array() { json!({ "prompt": line }) } else { line };
             let question: EvalQuestion = serde_json::from_value(line).with_context(location)?;
             if question.messages.is_none() && question.prompt.is_none() {
@@ -83,7 +83,7 @@ fn questions(path: &Path, text: &str, limit: Option<usize>) -> Result<Vec<EvalQu
     Ok(questions)
 }
 
-/// Reads lines of token ids: `[1, 2]` or `{"tokens": [1, 2]}`.
+/// Reads lines of token ids, in the form `[1, 2]` or `{"tokens": [1, 2]}`.
 pub(super) fn read_ids(path: &Path) -> Result<Vec<Vec<Token>>> {
     let ids = lines(path, &text(path)?)?.into_iter().map(|(number, mut line)| {
         let list = if line.is_object() { line["tokens"].take() } else { line };
@@ -101,7 +101,7 @@ fn text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| path.display().to_string())
 }
 
-/// Parses the lines that are not blank. Returns them with their line numbers.
+/// Parses the non-blank lines as JSON. Returns the values with their line numbers.
 fn lines(path: &Path, text: &str) -> Result<Vec<(usize, Value)>> {
     let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parsed = numbered.map(|(index, line)| {

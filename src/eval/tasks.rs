@@ -1,5 +1,5 @@
-//! `hadron eval tasks`: sends questions with one correct answer, with greedy sampling, and counts exact
-//! matches.
+//! `hadron eval tasks`: sends questions that have one correct answer, with greedy sampling, and counts the
+//! answers that match exactly.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use crate::progress::{ProgressReporter, ProgressUnit};
 /// Maximum number of wrong answers that are printed.
 const SHOWN_MAX: usize = 3;
 
-/// Result of one question.
+/// A question with the server's output for it.
 struct EvalAnswer {
     question: EvalQuestion,
     output: String,
@@ -23,7 +23,7 @@ struct EvalAnswer {
     reply: Value,
 }
 
-/// Sends all questions and prints the score. Returns false if the score is below the minimum.
+/// Sends all questions and prints the score. Returns false if the score is below `--min-score`.
 pub(super) async fn run(args: &TasksArgs, environment: &ProcessEnvironment) -> Result<bool> {
     let questions = read_or_demo(args.data.as_deref(), args.limit)?;
     if let Some(question) = questions.iter().find(|q| q.answer.is_none()) {

@@ -1,4 +1,5 @@
-//! `hadron events check`: subscribes for a while and verifies the guarantees of the event format.
+//! `hadron events check`: subscribes to KV events for a given time and verifies the guarantees of their
+//! format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,12 +13,13 @@ use super::subscriber::{EventSubscriber, RawKvEventBatch, SubscriptionEvent};
 use crate::config::{CheckArgs, ProcessEnvironment};
 use metrics::kv_events::{DecodedKvEvent, KvEventViolation, SubscriberBlocks, decode};
 
-/// Maximum number of violations that are printed; all are counted.
+/// Maximum number of violations that are printed; further violations are only counted.
 const VIOLATIONS_SHOWN: usize = 20;
-/// Maximum number of live batches kept for the comparison with their replay.
+/// Maximum number of received batches that are kept for the comparison with a replay.
 const LIVE_BATCHES_COMPARED_MAX: usize = 10_000;
 
-/// Subscribes, compares and prints a report. The exit code is 1 if a violation was found.
+/// Receives events, compares them with a replay and prints a report. The exit code is 1 if a violation was
+/// found.
 pub(super) fn run(args: &CheckArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let mut subscribe = args.subscribe.clone();
@@ -41,7 +43,7 @@ pub(super) fn run(args: &CheckArgs, environment: &ProcessEnvironment) -> Result<
     Ok(if check.violations_total == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// State of the check.
+/// Counters and state of the check while batches are received.
 #[derive(Default)]
 struct StreamCheck {
     batches: u64,
@@ -57,7 +59,7 @@ struct StreamCheck {
     restarts: u64,
     compared: u64,
     blocks: SubscriberBlocks,
-    /// Latest live batches, by sequence number.
+    /// Newest batches of the live stream, by sequence number.
     live: BTreeMap<u64, Vec<u8>>,
     violations: Vec<String>,
     violations_total: u64,
@@ -127,8 +129,8 @@ impl StreamCheck {
         }
     }
 
-    /// Checks that a replay returns the bytes that were sent live, and that a replay from 0 reproduces the
-    /// set of blocks.
+    /// Checks that a replay returns the same bytes as the live stream, and that a replay from 0 gives the
+    /// same set of blocks.
     fn compare(&mut self, subscriber: &EventSubscriber) -> Result<()> {
         if let Some(&first) = self.live.keys().next() {
             for batch in subscriber.replay(first)? {
@@ -152,7 +154,7 @@ impl StreamCheck {
             }
         }
         let set = |blocks: &SubscriberBlocks| blocks.hashes().cloned().collect::<BTreeSet<_>>();
-        // Batches published after the last received one explain a difference.
+        // A difference is a violation only if no batch was published after the last received batch.
         if last == Some(self.last)
             && self.blocks.is_complete()
             && set(&replayed_blocks) != set(&self.blocks)
@@ -178,7 +180,7 @@ impl StreamCheck {
         } else {
             " (subscribed late: older blocks are unknown)"
         };
-        // Writing to a string cannot fail.
+        // A write to a string cannot fail.
         let _ = writeln!(
             text,
             "batches    {batches}, {replayed} of them replayed, {idle_batches} empty"

@@ -1,4 +1,4 @@
-//! `hadron events dump`: writes batches to a file as they were sent.
+//! `hadron events dump`: writes the received batches to a file without decoding them.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -11,7 +11,7 @@ use super::source;
 use super::subscriber::{EventSubscriber, SubscriptionEvent};
 use crate::config::{DumpArgs, ProcessEnvironment};
 
-/// Writes until the requested number of batches or duration is reached.
+/// Writes batches until the requested number of batches or the requested duration is reached.
 pub(super) fn run(args: &DumpArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let duration = args.duration.map(|duration| duration.0);
@@ -27,7 +27,7 @@ pub(super) fn run(args: &DumpArgs, environment: &ProcessEnvironment) -> Result<E
                 write_bin(&mut out, &batch.topic)?;
                 write_uint(&mut out, batch.seq)?;
                 write_bin(&mut out, &batch.payload)?;
-                // Flush each batch, so that the file is complete if a signal ends the process.
+                // Each batch is flushed, so that the file is complete if a signal ends the process.
                 out.flush().with_context(|| format!("cannot write {path}"))?;
                 batches += 1;
             }

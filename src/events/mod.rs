@@ -1,4 +1,4 @@
-//! `hadron events`: command-line subscriber of KV events that prints, verifies or stores them.
+//! `hadron events`: subscriber for KV events that prints, verifies or stores them.
 
 mod check;
 mod dump;
@@ -13,7 +13,7 @@ use anyhow::Result;
 
 use crate::config::{EventsCommand, ProcessEnvironment};
 
-/// Runs one of the commands.
+/// Runs one `events` subcommand.
 pub fn run(command: &EventsCommand, environment: &ProcessEnvironment) -> Result<ExitCode> {
     match command {
         EventsCommand::Tail(args) => tail::run(args, environment),

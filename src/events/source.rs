@@ -1,4 +1,4 @@
-//! Addresses of a publisher, from the command line or from the server.
+//! Determines the endpoints of a KV-event publisher, from the command line or by a request to the server.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use anyhow::{Context as _, Result, bail};
 use crate::client::OpenAiClient;
 use crate::config::{ClientArgs, DurationArg, ProcessEnvironment, SubscribeArgs};
 
-/// Timeout of the request to the server.
+/// Timeout of the request to the server for its publisher endpoints.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Addresses of the publisher.
+/// ZMQ endpoints of a KV-event publisher.
 pub(super) struct PublisherEndpoints {
     pub(super) publish: String,
     pub(super) replay: Option<String>,
 }
 
-/// Resolves the addresses, through the server if the arguments name no endpoint.
+/// Returns the endpoints from the arguments; if they contain no endpoint, requests them from the server.
 pub(super) fn resolve(
     args: &SubscribeArgs,
     environment: &ProcessEnvironment,
@@ -39,7 +39,7 @@ pub(super) fn resolve(
         bail!("{}: replica {} publishes no KV events (--kv-events-config)", args.url, args.dp_rank);
     };
     let address = |name: &str| source[name].as_str().map(reachable);
-    // vLLM reports no `bind` field; its publishers bind.
+    // vLLM does not report `bind`; its publishers bind.
     let binds = source["bind"] != false;
     let Some(publish) = address("endpoint").filter(|_| binds) else {
         bail!("{}: the publisher connects to {}; subscribe there", args.url, source["endpoint"]);
@@ -50,7 +50,7 @@ pub(super) fn resolve(
     })
 }
 
-/// Replaces a wildcard address with the loopback address.
+/// Replaces the wildcard address in an endpoint with the loopback address.
 fn reachable(endpoint: &str) -> String {
     endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
 }

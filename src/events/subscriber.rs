@@ -1,4 +1,4 @@
-//! Subscriber that receives batches in order and fills gaps by replay.
+//! Subscriber for KV events: it receives batches in order and fills gaps with replayed batches.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,47 +10,47 @@ use super::source::PublisherEndpoints;
 use crate::config::SubscribeArgs;
 use metrics::kv_events::{BatchArrival, SequenceNumberTracker};
 
-/// Timeout for the next message of a replay.
+/// Timeout for the next message of a replay, in milliseconds.
 const REPLAY_WAIT_MS: i32 = 10_000;
-/// Maximum number of batches in the receive queue, beyond which the publisher drops batches.
+/// Maximum number of batches in the receive queue. If it is full, the publisher drops batches.
 const RECEIVE_BATCHES_MAX: i32 = 1_000_000;
 
-/// Undecoded batch.
+/// A batch of KV events that has not been decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RawKvEventBatch {
     pub(super) topic: Vec<u8>,
     pub(super) seq: u64,
     pub(super) payload: Vec<u8>,
-    /// Whether the batch comes from a replay.
+    /// Whether the batch was received in a replay instead of the live stream.
     pub(super) replayed: bool,
 }
 
-/// Event of a subscription.
+/// Item that a subscription returns.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SubscriptionEvent {
     Batch(RawKvEventBatch),
-    /// Batches are missing from the live stream; replayed ones follow.
+    /// Batches are missing in the live stream. Replayed batches follow as `Batch` items.
     Gap {
         from: u64,
         to: u64,
         replayed: u64,
     },
-    /// The sequence numbers restarted.
+    /// The publisher has restarted its sequence numbers.
     Restart {
         seq: u64,
     },
-    /// The message is not a valid batch.
+    /// A message that is not a valid batch, with the reason.
     Malformed(String),
 }
 
-/// Subscription to one publisher.
+/// Subscription to the KV events of one publisher.
 pub(super) struct EventSubscriber {
     context: Context,
     live: Socket,
     replay: Option<String>,
     sequence: SequenceNumberTracker,
-    /// Last replayed sequence number. Live batches up to it are duplicates, until a live batch after it
-    /// arrives.
+    /// Sequence number of the last replayed batch. Live batches up to this number are duplicates, until a
+    /// live batch with a larger number arrives.
     replayed_to: Option<u64>,
     pending: VecDeque<SubscriptionEvent>,
     batches_left: Option<u64>,
@@ -58,7 +58,7 @@ pub(super) struct EventSubscriber {
 }
 
 impl EventSubscriber {
-    /// Subscribes. With `--from`, the replay comes first.
+    /// Subscribes to the publisher. With `--from`, the batches of a replay are returned first.
     pub(super) fn open(
         args: &SubscribeArgs,
         addresses: &PublisherEndpoints,
@@ -134,7 +134,7 @@ impl EventSubscriber {
                 self.sequence = SequenceNumberTracker::at(0);
                 self.fill(0)?;
                 if self.sequence.check(batch.seq) == BatchArrival::Duplicate {
-                    return Ok(()); // The replay contained it.
+                    return Ok(()); // The replay contained this batch.
                 }
             }
             BatchArrival::Gap { from } => {
@@ -148,7 +148,7 @@ impl EventSubscriber {
                 self.pending[gap_index] =
                     SubscriptionEvent::Gap { from, to: batch.seq - 1, replayed };
                 if self.sequence.check(batch.seq) == BatchArrival::Duplicate {
-                    return Ok(()); // The replay contained it.
+                    return Ok(()); // The replay contained this batch.
                 }
             }
         }
@@ -157,8 +157,8 @@ impl EventSubscriber {
         Ok(())
     }
 
-    /// Requests a replay from a sequence number. Returns the number of received batches; 0 without a replay
-    /// endpoint.
+    /// Requests a replay from sequence number `from` and queues its batches. Returns their number; 0 if the
+    /// publisher has no replay endpoint.
     fn fill(&mut self, from: u64) -> Result<u64> {
         let batches = self.replay(from)?;
         let replayed = batches.len() as u64;
@@ -170,7 +170,7 @@ impl EventSubscriber {
         Ok(replayed)
     }
 
-    /// Returns the batches of a replay from a sequence number.
+    /// Requests a replay from sequence number `from` and returns its batches.
     pub(super) fn replay(&self, from: u64) -> Result<Vec<RawKvEventBatch>> {
         let Some(endpoint) = &self.replay else { return Ok(Vec::new()) };
         let dealer = connect(&self.context, zmq::DEALER, endpoint)?;
@@ -215,7 +215,7 @@ fn connect(context: &Context, kind: zmq::SocketType, endpoint: &str) -> Result<S
     })
 }
 
-/// Parses a batch of three frames, or returns an error message.
+/// Parses the three frames of a batch (topic, sequence number, payload), or returns an error message.
 fn batch(frames: Vec<Vec<u8>>, replayed: bool) -> Result<RawKvEventBatch, String> {
     let count = frames.len();
     let [topic, seq, payload] =

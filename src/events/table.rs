@@ -1,4 +1,4 @@
-//! Formatting of events as table rows.
+//! Formats KV events as rows of a table.
 
 use metrics::kv_events::{DecodedKvEvent, ExternalBlockHash};
 
@@ -6,7 +6,7 @@ use metrics::kv_events::{DecodedKvEvent, ExternalBlockHash};
 pub(super) const HEADER: &str = "TIME (UTC)    SEQUENCE          RANK  EVENT    BLOCKS  TOKENS  \
                                  MEDIUM   FIRST HASH        PARENT";
 
-/// Formats one event.
+/// Formats one event as a table row.
 pub(super) fn row(seq: u64, ts: f64, rank: Option<u32>, event: &DecodedKvEvent) -> String {
     let rank = rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
     let head = format!("{:<12}  {seq:<16}  {rank:>4}", time_of_day(ts));

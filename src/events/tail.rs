@@ -1,4 +1,4 @@
-//! `hadron events tail`: prints events as they arrive.
+//! `hadron events tail`: prints KV events when they arrive.
 
 use std::io::{BufWriter, Write};
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use super::{source, table};
 use crate::config::{ProcessEnvironment, TailArgs};
 use metrics::kv_events::decode;
 
-/// Prints until the requested number of batches or duration is reached, or stdout is closed.
+/// Prints events until the requested number of batches or duration is reached, or stdout is closed.
 pub(super) fn run(args: &TailArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let addresses = source::resolve(&args.subscribe, environment)?;
     let duration = args.duration.map(|duration| duration.0);
@@ -24,7 +24,7 @@ pub(super) fn run(args: &TailArgs, environment: &ProcessEnvironment) -> Result<E
     while let Some(event) = subscriber.next()? {
         let text = if args.json { json_lines(&event) } else { rows(&event) };
         if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-            break; // Closed pipe, such as `| head`.
+            break; // Stdout is closed, for example by `| head`.
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -46,7 +46,7 @@ fn rows(event: &SubscriptionEvent) -> String {
 
 fn batch_rows(batch: &RawKvEventBatch) -> String {
     match decode(&batch.payload) {
-        Ok(payload) if payload.events.is_empty() => String::new(), // Heartbeat.
+        Ok(payload) if payload.events.is_empty() => String::new(), // A batch without events is a heartbeat.
         Ok(payload) => {
             let row =
                 |event| table::row(batch.seq, payload.ts, payload.data_parallel_rank, event) + "\n";

@@ -1,4 +1,4 @@
-//! Tests with a mock hub on loopback: ranges, interrupted transfers, error responses.
+//! Tests of downloads from a mock hub on loopback: byte ranges, interrupted transfers, error responses.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -9,16 +9,16 @@ use super::*;
 
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Files of the mock hub, its behaviour, and a record of its requests.
+/// Files of the mock hub, its configured behaviour, and its record of requests.
 #[derive(Default)]
 struct MockHubState {
     files: BTreeMap<String, Vec<u8>>,
-    /// Numbers of body bytes after which successive transfers of a file are cut.
+    /// For each file, the numbers of body bytes after which its successive transfers are cut.
     cuts: BTreeMap<String, Vec<usize>>,
-    /// Status of all responses, if set.
+    /// HTTP status of all responses; `None` = normal responses.
     status: Option<u16>,
     ignore_ranges: bool,
-    /// `file@offset` of each body sent.
+    /// Each body that was sent, as `file@offset`.
     sent: Vec<String>,
     tokens: Vec<String>,
 }
@@ -56,7 +56,7 @@ impl MockHub {
             if let Some(range) = line.strip_prefix("range: bytes=") {
                 start = Some(range.trim_end_matches("-0").trim_end_matches('-').parse().ok()?);
                 if range.trim_end().ends_with("-0") {
-                    start = Some(usize::MAX); // Request for the length only.
+                    start = Some(usize::MAX); // Requests the length only.
                 }
             }
             if let Some(token) = line.strip_prefix("authorization: ") {
@@ -173,7 +173,7 @@ fn only_files_needed_for_serving_are_fetched() {
     assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
     assert!(mock.state.lock().unwrap().tokens.iter().all(|token| token == "bearer secret"));
 
-    // A second resolution sends no file again, and offline mode finds the same folder.
+    // A second download transfers no file again, and offline mode returns the same folder.
     let sent = mock.state.lock().unwrap().sent.len();
     assert_eq!(mock.fetch(dir.path(), None).unwrap(), folder);
     assert_eq!(mock.state.lock().unwrap().sent.len(), sent);
@@ -216,7 +216,7 @@ fn partial_download_of_a_killed_process_is_resumed() {
     assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), weights);
     assert!(mock.state.lock().unwrap().sent.contains(&"model.safetensors@40000".to_owned()));
 
-    // The process was killed between the last byte and the rename.
+    // State after the process was killed between the last byte and the rename of a file.
     let other = tempfile::tempdir().unwrap();
     let blobs = other.path().join("models--owner--name/blobs");
     std::fs::create_dir_all(&blobs).unwrap();

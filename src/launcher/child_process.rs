@@ -1,4 +1,4 @@
-//! Common parts of the server's child processes: the binary, and the link on standard input.
+//! Common parts of the child processes of a server: path of their executable, and the link on standard input.
 
 use anyhow::{Context, Result};
 use protocol::link::LinkSocket;
@@ -7,21 +7,22 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-/// Path of the running binary. It is valid even if the file was replaced since, so both processes run the
-/// same build.
+/// Path of the running executable. It is valid even if the file has been replaced, so a child process always
+/// runs the same version as the server.
 pub(super) const OWN_BINARY: &str = "/proc/self/exe";
 
-/// Binds the lifetime of this process to the thread that started it, and returns the link to the server.
+/// Makes the system kill this process when the thread that started it ends, and returns the link to the
+/// server.
 ///
-/// Errors: standard input is not a socket: `hadron ROLE` was not started by a server.
+/// Errors: standard input is not a socket, so `hadron ROLE` was not started by a server.
 pub(super) fn link_to_server(role: &str) -> Result<LinkSocket> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .context("cannot set the parent-death signal")?;
     link_on_stdin().with_context(|| format!("hadron {role} must be started by hadron serve"))
 }
 
-/// Returns the socket on standard input and replaces standard input with `/dev/null`, so that children of
-/// this process do not inherit the socket.
+/// Returns the socket on standard input, and replaces standard input with `/dev/null`, so that child
+/// processes of this process do not inherit the socket.
 fn link_on_stdin() -> io::Result<LinkSocket> {
     let stream = LinkSocket::from_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;

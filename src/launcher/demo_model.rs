@@ -1,4 +1,4 @@
-//! Demo checkpoint, embedded in the binary so that `hadron serve` works without a model.
+//! Demo checkpoint, which is embedded in the executable so that `hadron serve` works without a model.
 
 use std::fs::{self, DirBuilder};
 use std::hash::{BuildHasher, RandomState};
@@ -23,7 +23,7 @@ const FILES: &[(&str, &[u8])] = &[
     file!("tokenizer_config.json"),
 ];
 
-/// Error: the demo model could not be written to the folder for temporary files.
+/// The demo model could not be written to the folder for temporary files.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot unpack the demo model into {} ({bytes} bytes): {source}; {}",
@@ -33,13 +33,13 @@ const FILES: &[(&str, &[u8])] = &[
 pub struct UnpackError {
     /// Folder or file that could not be written.
     pub path: PathBuf,
-    /// Bytes of all files of the demo model.
+    /// Total bytes of the files of the demo model.
     pub bytes: usize,
-    /// Error of the system.
+    /// Error of the operating system.
     pub source: io::Error,
 }
 
-/// Advice for an operator about a folder that cannot be written.
+/// Returns advice for the operator about a folder that cannot be written.
 fn advice(kind: io::ErrorKind) -> &'static str {
     match kind {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -52,21 +52,21 @@ fn advice(kind: io::ErrorKind) -> &'static str {
     }
 }
 
-/// Demo model, unpacked into a private folder that is removed on drop.
+/// Folder with the files of the demo model. It is private to this process, and removed on drop.
 #[derive(Debug)]
 pub struct UnpackedDemo {
     dir: PathBuf,
 }
 
 impl UnpackedDemo {
-    /// Writes the files into a new folder in the system's temporary folder.
+    /// Writes the files of the demo model to a new folder in the system's temporary folder.
     ///
-    /// Errors: the folder cannot be created or the disk is full; partial files are removed.
+    /// Errors: the folder cannot be created, or a file cannot be written. Partly written files are removed.
     pub fn new() -> Result<Self, UnpackError> {
         Self::in_parent(&std::env::temp_dir())
     }
 
-    /// Writes the files into a new folder in `parent`.
+    /// Writes the files of the demo model to a new folder in `parent`.
     fn in_parent(parent: &Path) -> Result<Self, UnpackError> {
         let failed = |path: &Path, source| UnpackError {
             path: path.to_owned(),
@@ -85,7 +85,7 @@ impl UnpackedDemo {
         Ok(unpacked)
     }
 
-    /// Returns the folder.
+    /// Returns the folder with the files.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -93,8 +93,8 @@ impl UnpackedDemo {
 
 impl Drop for UnpackedDemo {
     fn drop(&mut self) {
-        // Mapped files stay readable. A folder that cannot be removed is left to the system's cleanup of
-        // temporary files.
+        // Memory-mapped files stay readable. If the folder cannot be removed, the system's cleanup of
+        // temporary files removes it.
         let _ = fs::remove_dir_all(&self.dir);
     }
 }

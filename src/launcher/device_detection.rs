@@ -1,13 +1,13 @@
-//! Resolution of `--device auto` on this machine.
+//! Resolves `--device auto` on this machine.
 
 use crate::config::DeviceArg;
 use std::path::Path;
 
-/// Device files of the GPU drivers, in the order in which they are tried.
+/// Device files of the GPU drivers, in the order in which they are checked, with their backends.
 const DEVICE_FILES: &[(&str, DeviceArg)] =
     &[("/dev/kfd", DeviceArg::Rocm), ("/dev/nvidiactl", DeviceArg::Cuda)];
 
-/// Returns the backend to try. Whether the GPU is usable is known only after an executor has opened it.
+/// Returns the backend to try first. Only an executor that opens the GPU can tell whether it is usable.
 pub fn detect() -> DeviceArg {
     let found = DEVICE_FILES.iter().find(|(path, _)| Path::new(path).exists());
     found.map_or(DeviceArg::Cpu, |(_, kind)| *kind)

@@ -1,8 +1,8 @@
-//! `hadron executor`: the process of one executor.
+//! `hadron executor`: process of one executor.
 //!
-//! Standard input is the link to the server. One thread runs steps, a second sends messages and a heartbeat
-//! every second, and a third detects the end of the link. The process never stops on its own: the server
-//! sends `Shutdown` or closes the link.
+//! Standard input is the link to the server. One thread runs the steps, the second sends messages and
+//! heartbeats, and the third detects that the link has closed. The process ends only when the server sends
+//! `Shutdown` or closes the link, or when the executor fails.
 
 use crate::config::ExecutorArgs;
 use crate::launcher::child_process::link_to_server;
@@ -29,31 +29,32 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 
-/// Timeout for the settings, which the server sends as soon as the process runs.
+/// Timeout for the settings, which the server sends when the process has started.
 const SETTINGS_WAIT: Duration = Duration::from_secs(30);
-/// Interval of heartbeats to the server.
+/// Interval at which the process sends heartbeats to the server.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Grace period for a running step after the link to the server has closed.
+/// Time that a running step gets to finish after the link to the server has closed.
 const STEP_GRACE_PERIOD: Duration = Duration::from_millis(1_500);
-/// Capacity of the writer's queue in messages.
+/// Maximum number of messages in the queue of the thread that sends to the server.
 const OUTBOX_MESSAGES: usize = 8;
 
-/// Reason why this process ends.
+/// Reason why an executor process ends.
 enum ChildExit {
     /// The executor stopped after `Shutdown` or after a failure.
     Stopped(ExitCode),
-    /// The server closed the link or ended.
+    /// The server closed the link, or its process ended.
     LinkClosed,
 }
 
-/// Runs an executor with the settings that the server sends. Returns the process's exit code.
+/// Runs an executor with the settings that the server sends. Returns the exit code of the process.
 pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
     let stream = link_to_server("executor")?;
     tracing::debug!(rank = args.rank, epoch = args.epoch, "executor process");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (exit_tx, exit_rx) = unbounded_channel();
     runtime.block_on(async {
-        // Terminals and supervisors send signals to the whole process group; the server handles them.
+        // Terminals and supervisors send signals to the whole process group. The server handles them, so this
+        // process ignores them.
         let signals = [
             signal(SignalKind::interrupt())?,
             signal(SignalKind::terminate())?,
@@ -66,7 +67,7 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
     })
 }
 
-/// Reads the settings and starts the threads.
+/// Receives the settings and starts the threads of the process.
 ///
 /// `shutdown_requested` becomes true when the server has sent `Shutdown`.
 fn start(
@@ -85,7 +86,7 @@ fn start(
     let closed = exit_tx.clone();
     thread::Builder::new().name("link-watch".to_owned()).spawn(move || {
         wait_for_hangup(&watched_link);
-        let _ = closed.send(ChildExit::LinkClosed); // The receiver may have been dropped at the end of the process.
+        let _ = closed.send(ChildExit::LinkClosed); // The send fails if the process is ending.
     })?;
     let (to_server, outbox) = sync_channel(OUTBOX_MESSAGES);
     let writer_thread = thread::Builder::new().name("link-out".to_owned()).spawn(move || {
@@ -124,7 +125,7 @@ fn config(settings: ExecutorSettings) -> Result<ExecutorConfig> {
     Ok(ExecutorConfig { settings, model, draft, manifest })
 }
 
-/// Returns when the peer has closed the link.
+/// Blocks until the peer has closed the link.
 fn wait_for_hangup(link: &LinkSocket) {
     loop {
         let mut poll_fds = [PollFd::new(link, PollFlags::RDHUP)];
@@ -135,7 +136,7 @@ fn wait_for_hangup(link: &LinkSocket) {
     }
 }
 
-/// Waits for the end of the executor. After the link has closed, waits for at most `STEP_GRACE_PERIOD`.
+/// Waits until the executor stops. After the link has closed, waits for at most `STEP_GRACE_PERIOD`.
 async fn wait_for_exit(
     mut exit_rx: UnboundedReceiver<ChildExit>,
     [mut interrupt, mut terminate, mut quit]: [tokio::signal::unix::Signal; 3],
@@ -168,7 +169,7 @@ async fn wait_for_exit(
     }
 }
 
-/// One direction of the link, with a flag that is set when a certain message passes.
+/// One direction of the link. The flag `observed` is set when a `Fault` is sent or a `Shutdown` is received.
 struct ObservedLink<L> {
     link: L,
     observed: Arc<AtomicBool>,

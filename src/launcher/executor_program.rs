@@ -1,11 +1,11 @@
-//! Program of an executor process: this binary, with a log that is written through the server.
+//! Command with which the server starts executor processes, and the writer of their log.
 
 use super::child_process::OWN_BINARY;
 use crate::config::{LogFormat, SECRET_VARIABLE};
 use crate::log::LogWriter;
 use engine::ExecutorProgram;
 
-/// Returns the program of executor processes.
+/// Returns the program for executor processes: the running executable, with a log that the server writes.
 pub(super) fn program(log: LogFormat) -> ExecutorProgram {
     ExecutorProgram {
         path: OWN_BINARY,

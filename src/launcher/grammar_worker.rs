@@ -1,4 +1,4 @@
-//! `hadron grammar-worker`: a process that runs dry runs of grammars for the server that started it.
+//! `hadron grammar-worker`: process that runs dry runs of grammars for the server.
 
 use super::child_process::{OWN_BINARY, link_to_server};
 use super::signals::HarmlessSignals;
@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 const ROLE: &str = "grammar-worker";
 
-/// Returns the program of grammar worker processes.
+/// Returns the command with which the server starts grammar worker processes.
 pub fn program(log: LogFormat) -> WorkerProgram {
     let args = [ROLE, "--log-format", log.name()];
     WorkerProgram {
@@ -21,11 +21,12 @@ pub fn program(log: LogFormat) -> WorkerProgram {
     }
 }
 
-/// Runs dry runs of grammars until the server closes the link.
+/// Runs dry runs of grammars until the server closes the link. Returns the exit code of the process.
 pub fn run() -> Result<ExitCode> {
     let link = link_to_server(ROLE)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Terminals and supervisors send signals to the whole process group; the server handles them.
+    // Terminals and supervisors send signals to the whole process group. The server handles them, so this
+    // process ignores them.
     let runtime_guard = runtime.enter();
     let _ignored = [
         signal(SignalKind::interrupt())?,

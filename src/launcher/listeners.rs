@@ -1,4 +1,4 @@
-//! Listeners of a server: one for clients, and optionally one for operators.
+//! TCP listeners of a server: one for clients, and optionally one for the admin routes.
 
 use crate::config::ServeArgs;
 use anyhow::{Context, Result, anyhow};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-/// Opens the listener for clients and starts to accept connections.
+/// Opens the listener for clients and starts to accept connections. Returns its address.
 pub fn open_public(
     args: &ServeArgs,
     runtime: &Runtime,
@@ -37,7 +37,7 @@ pub fn open_public(
     Ok(address)
 }
 
-/// Opens the listener for operators, if it is configured.
+/// Opens the separate listener for the admin routes, if it is configured.
 pub fn open_admin(
     args: &ServeArgs,
     runtime: &Runtime,
@@ -66,7 +66,7 @@ pub fn open_admin(
     Ok(())
 }
 
-/// Opens a listener and runs `accept` on it.
+/// Opens a listener and starts the task `accept` on it. Returns its address.
 fn open<F: Future<Output = ()> + Send + 'static>(
     address: SocketAddr,
     runtime: &Runtime,

@@ -1,4 +1,5 @@
-//! Start and shutdown of a server: model files, executors, engine, listeners, signals.
+//! Start-up and shutdown of a server and of its child processes: model files, executors, engine, listeners,
+//! signals.
 
 mod child_process;
 pub mod demo_model;

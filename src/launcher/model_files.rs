@@ -1,4 +1,4 @@
-//! Files of a model: their location, the configuration, and the tokenizer and chat template read from them.
+//! Locates the files of a model, and reads its configuration, tokenizer and chat template.
 
 use super::{demo_model, settings};
 use crate::config::{DtypeArg, LoadFormatArg, ModelArgs, ProcessEnvironment, ServeArgs};
@@ -12,29 +12,30 @@ use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use text::{ChatTemplate, Tokenizer};
 
-/// Model folder with its configuration.
+/// Folders and configuration of the served model and of its draft model.
 pub struct ModelFiles {
-    /// Name given by the user.
+    /// Model name as the user gave it: path or hub id.
     pub name: String,
-    /// Model folder.
+    /// Folder with the weights and `config.json`.
     pub dir: PathBuf,
-    /// Folder of the tokenizer.
+    /// Folder with the tokenizer files.
     pub tokenizer_dir: PathBuf,
-    /// Model configuration.
+    /// Parsed `config.json`.
     pub config: ModelConfig,
     /// Format of the weights.
     pub source: models::WeightsFormat,
-    /// Digest of the folders. An executor with a different digest reads different files.
+    /// Digest of the files in the model folders. An executor with a different digest has read different
+    /// files.
     pub manifest: u64,
-    /// Folder and configuration of the draft model, if there is one.
+    /// Folder and parsed configuration of the draft model, if there is one.
     pub draft: Option<(PathBuf, ModelConfig)>,
-    /// Maximum length of prompt plus output: the requested value, else the model's.
+    /// Maximum number of prompt and output tokens of a request: the requested value, else that of the model.
     pub max_model_len: u32,
-    /// Removes the unpacked demo model on drop.
+    /// Unpacked demo model, the files of which are removed on drop.
     _unpacked: Option<demo_model::UnpackedDemo>,
 }
 
-/// Returns the digest of a model folder and of its draft model's folder.
+/// Returns the combined digest of a model folder and of the draft model's folder.
 ///
 /// Errors: those of `models::manifest`.
 pub fn manifest(dir: &Path, draft: Option<&Path>, source: models::WeightsFormat) -> Result<u64> {
@@ -42,7 +43,7 @@ pub fn manifest(dir: &Path, draft: Option<&Path>, source: models::WeightsFormat)
     Ok(models::manifest(dir, source)? ^ draft.map_or(0, |digest| digest.rotate_left(1)))
 }
 
-/// Tokenizer and chat template of a model.
+/// Tokenizer and chat template of the served model.
 pub struct TextAssets {
     /// Tokenizer.
     pub tokenizer: Tokenizer,
@@ -95,7 +96,7 @@ impl ModelFiles {
         })
     }
 
-    /// Reads the tokenizer and compiles the chat template.
+    /// Loads the tokenizer and compiles the chat template.
     pub fn load_text(&self, args: &ServeArgs) -> Result<TextAssets> {
         let tokenizer = Tokenizer::load(&self.tokenizer_dir)?;
         let tokenizer = tokenizer.with_memory(args.engine.max_text_memory.0);
@@ -114,8 +115,8 @@ impl ModelFiles {
         }
     }
 
-    /// Returns the compute dtype for `requested`: `auto` is the dtype of the checkpoint, or bfloat16 if the
-    /// checkpoint has none.
+    /// Returns the data type of the activations for the requested type. `auto` selects the type of the
+    /// checkpoint, or bfloat16 if the checkpoint states none.
     pub fn dtype(&self, requested: DtypeArg) -> executor::ModelDtype {
         match (requested, self.config.dtype) {
             (DtypeArg::Float32, _) | (DtypeArg::Auto, Some(CheckpointDType::F32)) => {
@@ -128,8 +129,9 @@ impl ModelFiles {
         }
     }
 
-    /// Returns `hadron-<version>-<model hash8>`. The hash covers `config.json`, its overrides, the weights
-    /// format, the compute dtype, and the digests of the weights as loaded by the executors.
+    /// Returns the fingerprint of the served model, `hadron-<version>-<hash>`, with 8 hash digits. The hash
+    /// covers `config.json`, its overrides, the weights format, the data type of the activations, and the
+    /// digests of the weights that the executors loaded.
     pub fn fingerprint(&self, model: &ModelArgs, weights: &WeightsBaseline) -> Result<String> {
         let path = self.dir.join("config.json");
         let config = fs::read(&path).with_context(|| path.display().to_string())?;
@@ -143,7 +145,8 @@ impl ModelFiles {
     }
 }
 
-/// Returns the maximum length of prompt plus output: the requested value, else the model's.
+/// Returns the maximum number of prompt and output tokens of a request: the requested value, else that of the
+/// model.
 fn max_model_len(requested: Option<u32>, config: &ModelConfig) -> Result<u32> {
     let longest = u32::try_from(config.context_max()).unwrap_or(u32::MAX);
     if longest < 2 {

@@ -1,4 +1,4 @@
-//! Selection of the reasoning and tool-call parsers of a model: by flag, else by its chat template or
+//! Selects the reasoning parser and the tool-call parser of a model: by flag, else by its chat template or
 //! architecture.
 
 use crate::config::ReplyArgs;
@@ -22,13 +22,14 @@ pub(super) fn select_parsers(
         name => parser_by_name(ReasoningFamily::NAMES, name),
     };
     tracing::info!(calls = ?tool_calls, ?reasoning, "output parsers selected");
-    // Templates with this switch belong to models that reason unless it is off.
+    // A template with the variable `enable_thinking` belongs to a model that reasons unless the variable is
+    // false.
     let mut parsers = OutputParsers::new(tool_calls, reasoning, tokenizer);
     parsers.opens_reasoning = mentions("enable_thinking");
     parsers
 }
 
-/// Returns a parser by name. The command line has rejected unknown names, so a missing name is `none`.
+/// Returns the parser with the given name; `None` for `none`. Unknown names have been rejected before.
 fn parser_by_name<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
     names.iter().find(|(candidate, _)| *candidate == name).map(|(_, value)| *value)
 }
@@ -37,7 +38,8 @@ fn tool_call_syntax(
     architecture: ModelArchitecture,
     mentions: impl Fn(&str) -> bool,
 ) -> ToolCallSyntax {
-    // Fine-tuned models keep the architecture of their base model and bring their own template.
+    // Fine-tuned models have the architecture of their base model, but their own chat template, which is
+    // checked first.
     if mentions("<｜tool▁calls▁begin｜>") {
         return if mentions("```json") {
             ToolCallSyntax::DeepSeekV3

@@ -1,9 +1,9 @@
-//! `hadron serve`: serves one model. The executors are one thread of this process, or one process each, on
-//! this and other nodes.
+//! `hadron serve`: serves one model. The executors are one thread of this process, or one process per rank,
+//! on this node and on other nodes.
 //!
-//! Start order: first the listener (from then on probes report the state, and a port in use ends the process
-//! immediately), then the model files, then text assets and executors, then the engine. An error before the
-//! server is ready ends the process with exit code 1 and the cause.
+//! Order of the start: the listener is opened first, so that probes can read the state from then on and a
+//! port in use ends the process immediately. Model files follow, then tokenizer and executors, then the
+//! engine. An error before the server is ready ends the process with exit code 1 and the cause.
 
 use super::model_files::{ModelFiles, TextAssets};
 use super::shutdown::ServerFrontend;
@@ -39,12 +39,12 @@ use std::time::Instant;
 use text::RequestTemplateRenderer;
 use tokio::runtime::{Builder, Runtime};
 
-/// Number of HTTP threads; the executor computes on the other cores.
+/// Number of threads that handle HTTP requests. The executor computes on the other cores.
 const HTTP_THREADS: usize = 2;
-/// First epoch of the executors.
+/// Epoch of the executors that are started first.
 const FIRST_EPOCH: Epoch = Epoch(1);
 
-/// Serves until a shutdown signal. Returns the process's exit code.
+/// Serves until a shutdown signal arrives. Returns the exit code of the process.
 pub fn run(args: &ServeArgs, environment: &ProcessEnvironment) -> Result<ExitCode> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
@@ -129,7 +129,7 @@ fn serve(
     if let Ok(serving) = app.serving() {
         log_ready(args.log.log_format, serving, address);
     }
-    // An executor thread is never restarted, so it needs no unpacked demo model any more.
+    // An executor thread is never restarted, so the unpacked demo model is not needed any more.
     let files = settings::uses_executor_processes(args).then_some(files);
     let frontend =
         ServerFrontend { app: &app, connections: &connections, runtime: runtime.handle() };
@@ -140,7 +140,7 @@ fn serve(
     Ok(code)
 }
 
-/// Accepts the other nodes of the cluster, if they meet the requirements.
+/// Waits for the other nodes of the cluster to join. Nodes must meet the requirements of this server.
 fn accept_nodes(
     listener: NodeListener,
     args: &ServeArgs,
@@ -154,7 +154,7 @@ fn accept_nodes(
     Ok(RemoteNodes { cluster, registry })
 }
 
-/// Starts the KV-event publishers.
+/// Starts the KV-event publishers. Returns the feed of each replica's events, and the publishers.
 fn start_kv_events(
     publishers: Vec<BoundPublisher>,
     startup: &StartupReport,
@@ -169,7 +169,7 @@ fn start_kv_events(
     Ok(started.context("cannot start a KV-event publisher thread")?.into_iter().unzip())
 }
 
-/// Opens the sockets of the KV-event publishers, one per replica, if KV events are enabled.
+/// Opens the sockets of the KV-event publishers, one per replica; returns none if KV events are disabled.
 fn bind_kv_events(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -190,9 +190,9 @@ fn bind_kv_events(
         .collect()
 }
 
-/// Model with running executors.
+/// A model, the executors of which have started.
 struct StartedModel {
-    /// Arguments with `--device auto` resolved.
+    /// Command-line arguments, with the device that `--device auto` selected.
     args: ServeArgs,
     world: ExecutorWorld,
     links: Vec<ExecutorLink>,
@@ -200,8 +200,8 @@ struct StartedModel {
     text: TextAssets,
 }
 
-/// Starts the executors and meanwhile reads the model's text files. With `--device auto` and one executor, a
-/// detected GPU that is unusable is replaced by the CPU. `None` = a shutdown signal arrived.
+/// Starts the executors and reads the tokenizer files at the same time. With `--device auto` and one
+/// executor, the CPU is used if a detected GPU is unusable. `None` = a shutdown signal arrived.
 fn start(
     mut args: ServeArgs,
     files: &ModelFiles,
@@ -235,7 +235,7 @@ fn start(
     }
 }
 
-/// Builds the context that request handlers need to serve the model.
+/// Creates the context that request handlers need to serve the model.
 fn serving_context(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -317,7 +317,7 @@ fn metrics(
     Ok(metrics)
 }
 
-/// Starts the executors of the arguments.
+/// Starts the executors that the arguments configure.
 fn start_executors(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -336,14 +336,14 @@ fn start_executors(
     Ok((world, links))
 }
 
-/// Waits until the executors are ready and shows their progress.
+/// Waits until the executors are ready, and shows their progress.
 fn wait_until_ready(
     world: &mut ExecutorWorld,
     links: &mut Vec<ExecutorLink>,
     events: &Receiver<SupervisorEvent>,
 ) -> Result<StartupReport, StartError> {
     let mut shown: Option<(StartupPhase, ProgressReporter)> = None;
-    // Before the engine runs, signals are the only events.
+    // Before the engine runs, only signals produce supervisor events.
     let stop = || match events.try_recv() {
         Ok(SupervisorEvent::Signal(number)) => Some(number),
         _ => None,
@@ -375,8 +375,8 @@ fn new_progress(phase: StartupPhase, total: u64) -> ProgressReporter {
     }
 }
 
-/// Creates the scheduler. Returns it with the maximum request length: the requested value, or what fits the
-/// KV cache.
+/// Creates the scheduler. Also returns the maximum number of tokens of a request: the requested value or,
+/// without a request, the number that fits in the KV cache.
 fn scheduler(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -402,7 +402,7 @@ fn scheduler(
         let mut config = SchedulerConfig::new(limits, kv.clone());
         config.replicas = replicas;
         config.lockstep = settings::parallel(args).lockstep();
-        // Without captured graphs, prefill chunks do not slow down other steps.
+        // Without captured graphs, all steps are eager, so prefill chunks do not make decode steps slower.
         config.prefill_gate = !startup.ready.capture_sizes.is_empty();
         config.capture_sizes.clone_from(&startup.ready.capture_sizes);
         config.routing = settings::routing(args.parallel.dp_load_balance);
@@ -427,7 +427,7 @@ fn scheduler(
     }
 }
 
-/// Reports that the server is ready: as text with an example request, or as a log event in JSON format.
+/// Reports that the server is ready: as text with an example request, or as a log event in JSON.
 fn log_ready(format: LogFormat, serving: &ServingContext, address: SocketAddr) {
     match format {
         LogFormat::Human => LogWriter::default().write_plain_line(&ready_message(serving, address)),

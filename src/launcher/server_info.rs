@@ -1,4 +1,4 @@
-//! Content of `/server_info`: the flags, and the values chosen by the server.
+//! Content of the route `/server_info`: all flags, and the values that the server derived from them.
 
 use super::settings::synthetic_acceptance;
 use crate::config::ServeArgs;
@@ -8,7 +8,7 @@ use scheduler::SchedulerLimits;
 use serde_json::{Value, json};
 use server::ServingContext;
 
-/// Returns the effective configuration, without secrets.
+/// Returns the effective configuration of the server, without secrets.
 pub fn server_info(
     args: &ServeArgs,
     settings: &ExecutorSettings,

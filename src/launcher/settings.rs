@@ -1,4 +1,4 @@
-//! Conversion of command-line arguments into the configuration structs of other crates.
+//! Converts command-line arguments into the configuration structs of other crates.
 
 use super::model_files::ModelFiles;
 use crate::config::{
@@ -23,16 +23,16 @@ use server::openai::{FieldBounds, SamplingDefaults};
 use server::{ApiKeys, CorsConfig, RequestTracer, ServerOptions};
 use std::fs;
 
-/// File descriptors reserved for other uses than connections.
+/// Number of file descriptors that are reserved for uses other than connections.
 const DESCRIPTORS_RESERVED: u32 = 256;
-/// Maximum number of connections if the descriptor limit is unknown.
+/// Maximum number of connections if the descriptor limit of the process is unknown.
 const CONNECTIONS_DEFAULT: u32 = 768;
 const BODY_BYTES_MIN: usize = 8 << 20;
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-/// Returns the server options.
+/// Returns the options of the HTTP server.
 ///
-/// Errors: API keys cannot be read; invalid CORS options; the trace file cannot be opened.
+/// Errors: API keys cannot be read; the CORS options are invalid; the request trace file cannot be opened.
 pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
     let (reply, access) = (&args.reply, &args.access);
     let clients = access.client_keys()?;
@@ -72,7 +72,7 @@ pub fn options(args: &ServeArgs) -> Result<ServerOptions> {
     })
 }
 
-/// Opens the trace of finished requests; `None` = disabled.
+/// Opens the request trace file; `None` = requests are not traced.
 ///
 /// Errors: the file cannot be opened for writing.
 fn tracer(log: &LogArgs) -> Result<Option<RequestTracer>> {
@@ -81,9 +81,9 @@ fn tracer(log: &LogArgs) -> Result<Option<RequestTracer>> {
     tracer.map(Some).with_context(|| format!("--trace-requests {}", path.display()))
 }
 
-/// Returns the CORS configuration; `None` = requests of other origins are not allowed.
+/// Returns the CORS configuration; `None` = requests from other origins are not allowed.
 ///
-/// Errors: a name that is invalid in an HTTP header.
+/// Errors: a name is not valid in an HTTP header.
 fn cors(access: &AccessArgs) -> Result<Option<CorsConfig>> {
     let Some(origins) = &access.allowed_origins else { return Ok(None) };
     let list =
@@ -102,17 +102,18 @@ fn cors(access: &AccessArgs) -> Result<Option<CorsConfig>> {
     Ok(Some(cors))
 }
 
-/// Returns the maximum bytes of a request body for a model of this length.
+/// Returns the maximum bytes of a request body for a model with this maximum length.
 pub fn body_bytes_max(max_model_len: u32) -> usize {
     (32 * max_model_len as usize).clamp(BODY_BYTES_MIN, BODY_BYTES_MAX)
 }
 
-/// Returns the maximum bytes of a prompt that a chat template may render for a model of this length.
+/// Returns the maximum bytes of a prompt that a chat template may render for a model with this maximum
+/// length.
 pub fn prompt_bytes_max(max_model_len: u32) -> usize {
     4 * body_bytes_max(max_model_len)
 }
 
-/// Returns the limits on all requests in flight.
+/// Returns the limits for admission of requests, over all requests in flight.
 pub fn admission(engine: &EngineArgs, replicas: u16) -> AdmissionLimits {
     AdmissionLimits {
         requests: u64::from(engine.requests_in_flight_max(replicas)),
@@ -139,7 +140,7 @@ pub fn metrics(args: &ServeArgs, model_name: String, max_model_len: u32) -> Metr
     }
 }
 
-/// Returns the synthetic acceptance rate of draft tokens, if a benchmark sets one.
+/// Returns the rate at which draft tokens are accepted at random; `None` = draft tokens are verified.
 pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
     match args.speculation.speculation()?.acceptance {
         DraftAcceptance::Exact => None,
@@ -147,7 +148,7 @@ pub fn synthetic_acceptance(args: &ServeArgs) -> Option<f64> {
     }
 }
 
-/// Returns the number of experts per layer, for which executors report token counts; empty for a model
+/// Returns the number of experts of each layer, for which executors report token counts; empty for a model
 /// without experts.
 pub fn expert_counts_by_layer(model: &models::ModelConfig) -> Vec<u16> {
     if model.moe.is_none() {
@@ -157,7 +158,7 @@ pub fn expert_counts_by_layer(model: &models::ModelConfig) -> Vec<u16> {
     (0..model.layers).map(experts).collect()
 }
 
-/// Returns the limits of a replica's steps and of the queue of all replicas.
+/// Returns the limits of the scheduler: of the steps of a replica, and of the queue of all replicas.
 pub fn limits(
     engine: &EngineArgs,
     replicas: u16,
@@ -165,8 +166,8 @@ pub fn limits(
     vocab_size: u32,
 ) -> SchedulerLimits {
     let tokens_per_step = engine.tokens_per_step();
-    // Decode rows alone must not fill a step. With an explicit token budget, the scheduler reports the
-    // conflict instead.
+    // Decode rows must not fill a step alone. If the maximum tokens of a step are given explicitly, the
+    // scheduler reports the conflict instead.
     let max_num_seqs = match engine.max_num_batched_tokens {
         None => engine.max_num_seqs.min(tokens_per_step - 1),
         Some(_) => engine.max_num_seqs,
@@ -175,16 +176,17 @@ pub fn limits(
         tokens_per_step,
         max_num_seqs,
         tokens_per_chunk: engine.tokens_per_chunk(),
-        // Admission control counts running requests as well, so the queue itself never rejects a request.
+        // Admission control also counts running requests, so this limit of the queue never rejects a request.
         max_waiting_requests: engine.requests_in_flight_max(replicas),
         mixed_batches: engine.mixed,
-        // A GPU should never wait for the host; on the CPU both use the same cores.
+        // On a GPU, a second step in flight avoids waits for the host. On the CPU, steps and host share the
+        // cores.
         steps_in_flight: if device(engine.device) == DeviceKind::Cpu { 1 } else { 2 },
         ..SchedulerLimits::cpu(max_model_len, vocab_size)
     }
 }
 
-/// Adds draft tokens to the limits.
+/// Adds the speculative decoding settings to the limits of the scheduler.
 pub fn limits_with_draft_tokens(
     limits: SchedulerLimits,
     speculation: Option<SpeculativeConfig>,
@@ -193,7 +195,8 @@ pub fn limits_with_draft_tokens(
         return limits;
     };
     match method {
-        // The n-gram proposer reads tokens on the host, so a step waits for the output of the step before it.
+        // The n-gram proposer reads tokens on the host, so a step must wait for the output of the step before
+        // it.
         SpeculativeMethod::Ngram { .. } => SchedulerLimits {
             draft_tokens,
             needs_token_history: true,
@@ -206,7 +209,7 @@ pub fn limits_with_draft_tokens(
     }
 }
 
-/// Returns the routing policy of requests to replicas.
+/// Returns the policy by which requests are routed to replicas.
 pub fn routing(policy: LoadBalancePolicy) -> RoutingPolicy {
     match policy {
         LoadBalancePolicy::LeastRequests => RoutingPolicy::LeastRequests,
@@ -216,9 +219,9 @@ pub fn routing(policy: LoadBalancePolicy) -> RoutingPolicy {
     }
 }
 
-/// Returns the ranges of request fields.
+/// Returns the allowed ranges of request fields.
 ///
-/// `logprobs_max`: limit in the settings of the executor.
+/// `logprobs_max`: maximum number of log-probabilities in the settings of the executor.
 pub fn field_bounds(
     args: &ServeArgs,
     max_model_len: u32,
@@ -234,7 +237,7 @@ pub fn field_bounds(
     }
 }
 
-/// Returns the sampling parameters of requests that set none.
+/// Returns the sampling parameters that apply if a request does not set them.
 pub fn sampling_defaults(reply: &ReplyArgs, generation: &GenerationConfig) -> SamplingDefaults {
     let neutral = SamplingDefaults::default();
     if !reply.uses_generation_config() {
@@ -249,7 +252,7 @@ pub fn sampling_defaults(reply: &ReplyArgs, generation: &GenerationConfig) -> Sa
     }
 }
 
-/// Returns the maximum number of connections of this process.
+/// Returns the maximum number of client connections, from the descriptor limit of this process.
 pub fn connections_max() -> u32 {
     let text = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Max open files"));
@@ -258,7 +261,7 @@ pub fn connections_max() -> u32 {
     max.clamp(16, 1 << 20)
 }
 
-/// Returns the format of the weights.
+/// Returns the format of the weights to load.
 pub fn load_format(args: &ServeArgs) -> models::WeightsFormat {
     match args.model.load_format {
         LoadFormatArg::Auto | LoadFormatArg::Safetensors => models::WeightsFormat::Safetensors,
@@ -266,7 +269,7 @@ pub fn load_format(args: &ServeArgs) -> models::WeightsFormat {
     }
 }
 
-/// Returns the device kind, once `auto` has been resolved.
+/// Returns the device kind of a device for which `auto` has been resolved.
 pub fn device(kind: DeviceArg) -> DeviceKind {
     match kind {
         DeviceArg::Auto | DeviceArg::Cpu => DeviceKind::Cpu,
@@ -276,7 +279,7 @@ pub fn device(kind: DeviceArg) -> DeviceKind {
 }
 
 /// Whether executors are separate processes. GPU executors always are, because a driver failure may end the
-/// process, and so are several executors, so that each can fail separately.
+/// process. Several executors are, so that each can fail separately.
 pub fn uses_executor_processes(args: &ServeArgs) -> bool {
     let forced = device(args.engine.device) != DeviceKind::Cpu || parallel(args).world_size() > 1;
     forced || args.engine.executor == ExecutorPlacementArg::Process
@@ -285,12 +288,12 @@ pub fn uses_executor_processes(args: &ServeArgs) -> bool {
 /// Returns the parallel configuration.
 pub fn parallel(args: &ServeArgs) -> ParallelConfig {
     let (tp_size, dp_size) = (args.parallel.tensor_parallel_size, args.parallel.data_parallel_size);
-    // A single rank holds all experts in either case.
+    // A single rank has all experts in either case.
     let experts = args.parallel.enable_expert_parallel && (tp_size > 1 || dp_size > 1);
     ParallelConfig { tp_size, dp_size, expert_parallel: experts }
 }
 
-/// Rejects parallel configurations that cannot serve the model, with the numbers.
+/// Rejects parallel configurations with which the model cannot be served. The error states the numbers.
 pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
     let (model, draft) = (&files.config, files.draft.as_ref().map(|(_, config)| config));
     let parallel = parallel(args);
@@ -328,19 +331,19 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag_in_error()))
 }
 
-/// Returns the number of executors per node.
+/// Returns the number of ranks on each node.
 fn host_ranks(args: &ServeArgs) -> u16 {
     parallel(args).world_size() / args.nodes.cluster().map_or(1, |cluster| cluster.nodes)
 }
 
-/// Content of the `--expert-placement` file, in the format of SGLang's `--init-expert-location`.
+/// Content of the `--expert-placement` file (EPLB map), in the format of SGLang's `--init-expert-location`.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExpertPlacementFile {
     physical_to_logical_map: Vec<Vec<serde_json::Number>>,
 }
 
-/// Reads the expert placement, if a file is given.
+/// Reads the expert placement; `None` = no file is given.
 ///
 /// Errors: the file cannot be read or parsed.
 fn expert_placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
@@ -364,16 +367,16 @@ fn expert_placement(args: &ServeArgs) -> Result<Option<ExpertPlacement>> {
     Ok(Some(ExpertPlacement { layers: layers.with_context(location)? }))
 }
 
-/// Returns the number of threads per CPU rank, and of host threads per GPU rank: ranks of one machine share
-/// its cores.
+/// Returns the number of threads of a CPU rank, or of host threads of a GPU rank; `None` = the executor's
+/// default. Without `--threads`, several ranks of a node share its cores equally.
 fn threads(args: &ServeArgs) -> Option<u32> {
     let ranks = usize::from(host_ranks(args));
     let shared = (ranks > 1).then(|| (executor::physical_cores() / ranks).max(1));
     args.engine.threads.or(shared).map(|threads| threads as u32)
 }
 
-/// Rejects a KV cache dtype that differs from the model's dtype, which is known only after the checkpoint was
-/// read.
+/// Rejects a data type of the KV cache that does not match the data type of the model, which is known only
+/// after the checkpoint has been read.
 fn check_cache(args: &ServeArgs, dtype: executor::ModelDtype) -> Result<()> {
     let cache = args.engine.kv_cache_dtype;
     if cache == KvCacheDtypeArg::Bf16 && dtype != executor::ModelDtype::Bfloat16 {
@@ -382,10 +385,10 @@ fn check_cache(args: &ServeArgs, dtype: executor::ModelDtype) -> Result<()> {
     Ok(())
 }
 
-/// Returns the configuration of the executor.
+/// Returns the configuration of the executors.
 ///
-/// Errors: the KV cache dtype differs from the model's; `--max-logprobs` exceeds the GPU limit; config
-/// overrides that cannot be serialised.
+/// Errors: the data type of the KV cache does not match that of the model; `--max-logprobs` exceeds the limit
+/// of a GPU; config overrides cannot be serialised.
 pub fn executor(
     args: &ServeArgs,
     files: &ModelFiles,
@@ -419,7 +422,7 @@ pub fn executor(
         threads: threads(args),
         block_tokens: engine.block_size,
         max_model_len: files.max_model_len,
-        // Without `--max-model-len` the length is the model's, and the scheduler reduces it to what fits.
+        // Without `--max-model-len`, the scheduler reduces the maximum length to what fits in the KV cache.
         kv_tokens_min: args.model.max_model_len.tokens().unwrap_or(engine.block_size),
         max_num_seqs: engine.max_num_seqs,
         tokens_per_step: engine.tokens_per_step(),
@@ -445,7 +448,7 @@ pub fn executor(
     Ok(ExecutorConfig { settings, model: files.config.clone(), draft, manifest: files.manifest })
 }
 
-/// Returns the graph-capture settings of decode steps.
+/// Returns the settings by which graphs of decode steps are captured.
 fn graph_capture(engine: &EngineArgs) -> GraphCapture {
     let sizes = &engine.cudagraph_capture_sizes;
     match (engine.enforce_eager, sizes.is_empty()) {
@@ -455,7 +458,7 @@ fn graph_capture(engine: &EngineArgs) -> GraphCapture {
     }
 }
 
-/// Returns the GPU index of each rank, if given.
+/// Returns the GPU index of each rank; empty if `--device-ids` is not given.
 fn gpu_indices(args: &ServeArgs) -> Result<Vec<u32>> {
     let (ids, ranks) = (&args.engine.device_ids, usize::from(parallel(args).world_size()));
     match (ids.len(), device(args.engine.device)) {
@@ -469,8 +472,8 @@ fn gpu_indices(args: &ServeArgs) -> Result<Vec<u32>> {
     Ok(ids.clone())
 }
 
-/// Returns the maximum number of log-probabilities that a request may ask for; `requested` −1 = as many as
-/// possible.
+/// Returns the maximum number of log-probabilities that a request may set. `requested` −1 = the maximum that
+/// the device supports.
 fn logprobs_max(device: DeviceKind, requested: i64, vocab: u32) -> Result<u32> {
     let max = match device {
         DeviceKind::Cpu => vocab,

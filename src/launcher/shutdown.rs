@@ -1,4 +1,5 @@
-//! Shutdown of a server: drain, second signal, failed engine.
+//! Shutdown of a server: drain after a signal, immediate exit after a second signal, and exit after a
+//! failure.
 
 use engine::{RunningEngine, ServiceEndReason, SupervisorEvent, SupervisorState, supervise};
 use scheduler::{AbortCause, FinishReason, SchedulerStats};
@@ -9,34 +10,35 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
-/// Poll interval of a drain.
+/// Interval at which a drain checks for running requests.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Timeout for flushing streams that were ended.
+/// Timeout for sending the remaining data of streams that have ended.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// Timeout for flushing `--trace-requests`, and its minimum after a drain that used its whole timeout: a slow
-/// disk must not keep the server alive.
+/// Timeout for writing the `--trace-requests` file. It is bounded so that a slow disk cannot delay the exit.
 const TRACE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Minimum of this timeout after a drain that took all of its time.
 const TRACE_TIMEOUT_MIN: Duration = Duration::from_millis(200);
-/// Timeout for the executor's last step, and its minimum after a drain that used its whole timeout.
+/// Timeout for the last step of the executors.
 const EXECUTOR_TIMEOUT: Duration = Duration::from_secs(5);
+/// Minimum of this timeout after a drain that took all of its time.
 const EXECUTOR_TIMEOUT_MIN: Duration = Duration::from_millis(300);
-/// Exit code after a failure at run time.
+/// Exit code of the process after a fatal failure at run time.
 pub const EXIT_CODE_FATAL: u8 = 3;
 
-/// HTTP side of a server.
+/// HTTP part of a server, which a shutdown drains and closes.
 pub struct ServerFrontend<'a> {
-    /// State of the request handlers, and health.
+    /// State of the request handlers and health of the server.
     pub app: &'a AppState,
-    /// Open connections.
+    /// Limiter and list of open connections.
     pub connections: &'a ConnectionLimiter,
-    /// Runtime of the connections.
+    /// Tokio runtime of the connections.
     pub runtime: &'a Handle,
 }
 
 impl ServerFrontend<'_> {
-    /// Serves until a shutdown signal or a fatal failure. Returns the process's exit code.
+    /// Serves until a shutdown signal arrives or the server fails. Returns the exit code of the process.
     ///
-    /// `timeout`: time that running streams get after a signal.
+    /// `timeout`: time that running streams get to finish after a signal.
     pub fn serve(
         &self,
         host: RunningEngine,
@@ -45,7 +47,7 @@ impl ServerFrontend<'_> {
     ) -> ExitCode {
         match supervise(&self.app.health, &host, &mut supervisor) {
             ServiceEndReason::Signal(number) => {
-                // Without executors, streams cannot make progress.
+                // Without executors, streams make no progress, so there is nothing to wait for.
                 let timeout = if supervisor.serves() { timeout } else { Duration::ZERO };
                 self.drain(number, timeout, host, supervisor)
             }
@@ -53,7 +55,8 @@ impl ServerFrontend<'_> {
         }
     }
 
-    /// Waits for running streams, aborts the rest after `timeout`, and stops the engine and its executors.
+    /// Waits for running streams, aborts the remaining ones after `timeout`, and stops the engine and its
+    /// executors.
     fn drain(
         &self,
         signal: i32,
@@ -70,8 +73,8 @@ impl ServerFrontend<'_> {
             match supervisor.events.recv_timeout(DRAIN_POLL_INTERVAL) {
                 Ok(SupervisorEvent::Signal(number)) => return second_signal_exit_code(number),
                 Ok(SupervisorEvent::EngineFailed(text)) => return self.fail(&text),
-                // Executors are not restarted during a drain. Requests that no other replica takes over
-                // cannot continue.
+                // Executors are not restarted during a drain. Requests that cannot move to another replica
+                // are aborted.
                 Ok(SupervisorEvent::ExecutorsFailed { replica, cause, .. }) => {
                     let failed_replica = replica.0;
                     tracing::error!(
@@ -84,7 +87,7 @@ impl ServerFrontend<'_> {
                         break;
                     }
                 }
-                // Executors that start during a drain are not used.
+                // Executors that become ready during a drain are not used.
                 Ok(SupervisorEvent::StartFinished { .. })
                 | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
@@ -106,13 +109,14 @@ impl ServerFrontend<'_> {
         self.write_trace(deadline);
         log_totals(&host.client.replica_stats());
         host.stop();
-        // A drain that used its whole timeout leaves the executor the minimum.
+        // If the drain took all of its time, the executors get the minimum time.
         let remaining = deadline.saturating_duration_since(Instant::now());
         supervisor.shut_down(remaining.clamp(EXECUTOR_TIMEOUT_MIN, EXECUTOR_TIMEOUT));
         ExitCode::SUCCESS
     }
 
-    /// Ends the server after a fatal failure. All requests have been aborted; their last bytes are flushed.
+    /// Ends the server after a fatal failure. All requests have been aborted; the remaining data of their
+    /// streams is sent.
     fn fail(&self, text: &str) -> ExitCode {
         tracing::error!(text, "fatal");
         self.close();
@@ -120,7 +124,7 @@ impl ServerFrontend<'_> {
         ExitCode::from(EXIT_CODE_FATAL)
     }
 
-    /// Writes the trace lines of finished requests, until `deadline` or a little longer.
+    /// Writes the trace lines of finished requests until `deadline`, but at least for `TRACE_TIMEOUT_MIN`.
     fn write_trace(&self, deadline: Instant) {
         let remaining = deadline.saturating_duration_since(Instant::now());
         let Some(tracer) = &self.app.options.tracer else { return };
@@ -132,14 +136,14 @@ impl ServerFrontend<'_> {
         }
     }
 
-    /// Closes the connections. Returns whether all were flushed in time.
+    /// Closes all connections. Returns whether their remaining data was sent before `FLUSH_TIMEOUT`.
     fn close(&self) -> bool {
         let closing = async { tokio::time::timeout(FLUSH_TIMEOUT, self.connections.close()).await };
         self.runtime.block_on(closing).is_ok()
     }
 }
 
-/// Logs the totals over the lifetime of the process.
+/// Logs the total numbers of steps, tokens and preemptions since the start.
 fn log_totals(replicas: &[SchedulerStats]) {
     let sum = |field: fn(&SchedulerStats) -> u64| replicas.iter().map(field).sum::<u64>();
     tracing::info!(
@@ -152,7 +156,7 @@ fn log_totals(replicas: &[SchedulerStats]) {
     );
 }
 
-/// Returns the exit code after a second signal.
+/// Logs a second signal and returns the exit code for it.
 pub(super) fn second_signal_exit_code(number: i32) -> ExitCode {
     tracing::warn!(signal = number, "second signal: stopping immediately");
     ExitCode::from(128_u8.saturating_add(number as u8))

@@ -1,13 +1,12 @@
-//! Signal handling: some signals shut the server down gracefully, some reopen log files; no signal interrupts
-//! a step.
+//! Signal handlers: signals that shut the server down, and signals that must not end the process.
 
 use crate::log::LogFile;
 use rustix::process::Signal as UnixSignal;
 use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Forwards the numbers of SIGTERM, SIGINT and SIGQUIT to `callback` until it returns false. Must be called
-/// inside a runtime.
+/// Passes the numbers of SIGTERM, SIGINT and SIGQUIT to `callback` until it returns false. Must be called
+/// within a Tokio runtime.
 pub fn forward(callback: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -27,28 +26,28 @@ pub fn forward(callback: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()
     Ok(())
 }
 
-/// Signals that would end a process by default and must not: SIGHUP and SIGUSR1, which reopen log files, and
-/// SIGUSR2.
+/// Handlers of signals that end a process by default, but must not end this one: SIGHUP and SIGUSR1, which
+/// reopen log files, SIGUSR2 and SIGXFSZ.
 #[derive(Debug)]
 pub struct HarmlessSignals {
     hangup: Signal,
     user_1: Signal,
     user_2: Signal,
-    /// SIGXFSZ: a file at its size limit must be a write error and not end the process.
+    /// SIGXFSZ: a write to a file at its size limit must return an error instead.
     _file_size: Signal,
 }
 
-/// Action of a harmless signal.
+/// Action for a signal that must not end the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HarmlessSignal {
     /// Reopen log files.
     Reopen,
-    /// No action.
+    /// No action for the signal with this number.
     Ignored(i32),
 }
 
 impl HarmlessSignals {
-    /// Installs the handlers. Must be called inside a runtime.
+    /// Installs the handlers. Must be called within a Tokio runtime.
     ///
     /// Errors: a handler cannot be installed.
     pub fn catch() -> io::Result<Self> {
@@ -72,8 +71,9 @@ impl HarmlessSignals {
     }
 }
 
-/// Handles harmless signals: reopens the log and calls `reopen` for other files. Executors write their log
-/// through the server. Must be called inside a runtime, before other threads and processes are started.
+/// Installs handlers that reopen the log file and call `reopen` for other files. Executors need none, because
+/// the server writes their log. Must be called within a Tokio runtime, before other threads and processes are
+/// started.
 ///
 /// Errors: a handler cannot be installed.
 pub fn handle_harmless_signals(reopen: impl Fn() + Send + 'static) -> io::Result<()> {
@@ -95,7 +95,7 @@ pub fn handle_harmless_signals(reopen: impl Fn() + Send + 'static) -> io::Result
     Ok(())
 }
 
-/// Reopens the log file, if stderr is a file, and logs the result.
+/// If stderr is a file, reopens it by its name and logs the result.
 fn reopen_log(log: Option<&LogFile>) {
     match log.map(LogFile::reopen) {
         Some(Err(error)) => {

@@ -1,4 +1,4 @@
-//! Conversion of command-line arguments into the start and restart policy of executors.
+//! Converts command-line arguments into the start and restart policy of executors.
 
 use super::settings;
 use crate::config::ServeArgs;
@@ -6,14 +6,15 @@ use engine::{RestartPolicy, StartPolicy, StartTimeouts};
 use protocol::DeviceKind;
 use std::time::Duration;
 
-/// Timeout for the hello message of an executor.
+/// Timeout for the `Hello` message of an executor that has been started.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
-/// Timeout for progress during a start on a GPU.
+/// Maximum time without a progress report while an executor starts on a GPU.
 const STALL_TIMEOUT: Duration = Duration::from_mins(1);
-/// Time window in which failures of serving executors are counted.
+/// Time window in which failures of executors that had become ready are counted.
 const SERVICE_WINDOW: Duration = Duration::from_mins(10);
 
-/// Returns the start and restart policy of executors. `jitter_seed` varies the back-off.
+/// Returns the start and restart policy of executors. `jitter_seed`: random seed for variation of the
+/// back-off.
 pub(super) fn start_policy(args: &ServeArgs, jitter_seed: u64) -> StartPolicy {
     let engine = &args.engine;
     let restarts = RestartPolicy {
@@ -26,8 +27,8 @@ pub(super) fn start_policy(args: &ServeArgs, jitter_seed: u64) -> StartPolicy {
     StartPolicy { timeouts: start_timeouts(args), restarts, jitter_seed }
 }
 
-/// Returns the timeouts of a start. On a CPU there is no progress timeout, because one forward pass of a
-/// large model may take minutes.
+/// Returns the timeouts for the start of an executor. On a CPU there is no progress timeout, because one
+/// forward pass of a large model may take minutes.
 fn start_timeouts(args: &ServeArgs) -> StartTimeouts {
     let on_cpu = settings::device(args.engine.device) == DeviceKind::Cpu;
     StartTimeouts {

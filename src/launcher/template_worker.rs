@@ -1,5 +1,4 @@
-//! `hadron template-worker`: a process that renders the chat template of one request for the server that
-//! started it.
+//! `hadron template-worker`: process that renders the chat template of one request for the server.
 
 use super::child_process::{OWN_BINARY, link_to_server};
 use crate::config::SECRET_VARIABLE;
@@ -10,7 +9,7 @@ use text::serve_templates;
 
 const ROLE: &str = "template-worker";
 
-/// Returns the program of template worker processes.
+/// Returns the command with which the server starts template worker processes.
 pub fn program() -> WorkerProgram {
     WorkerProgram {
         path: OWN_BINARY.into(),
@@ -19,7 +18,7 @@ pub fn program() -> WorkerProgram {
     }
 }
 
-/// Renders one template.
+/// Renders one template. Returns the exit code of the process.
 pub fn run() -> Result<ExitCode> {
     serve_templates(link_to_server(ROLE)?).context("cannot render a template")?;
     Ok(ExitCode::SUCCESS)

@@ -1,4 +1,5 @@
-//! `hadron serve` on nodes other than node 0: reads the model, joins node 0 and runs its executors.
+//! `hadron serve` on a node other than node 0: it reads the model, joins the cluster and runs the executors
+//! of this node.
 
 use super::model_files::ModelFiles;
 use super::shutdown::{EXIT_CODE_FATAL, second_signal_exit_code};
@@ -11,8 +12,8 @@ use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use tokio::runtime::Runtime;
 
-/// Runs this node until node 0 ends its membership or the connection is lost. Returns the process's exit
-/// code.
+/// Runs this node until node 0 releases it or the connection to node 0 is lost. Returns the exit code of the
+/// process.
 pub fn run(
     args: &ServeArgs,
     environment: &ProcessEnvironment,

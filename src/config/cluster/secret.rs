@@ -9,7 +9,7 @@ use crate::config::{CommandLineError, rejected};
 /// Environment variable with the cluster secret, read if no file is given. Child processes are started
 /// without it.
 pub(crate) const CLUSTER_SECRET_VARIABLE: &str = "HADRON_CLUSTER_SECRET";
-/// Minimum bytes of a cluster secret. An eavesdropper who records a handshake can test candidate secrets
+/// Minimum bytes of a cluster secret. With a recorded handshake, candidate secrets can be tested
 /// offline without limit.
 const SECRET_BYTES_MIN: usize = 16;
 
