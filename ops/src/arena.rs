@@ -1,9 +1,9 @@
-//! Memory of a step's results, reused as soon as a result is dropped.
+//! Arena for the results of ops: the memory of a result is reused as soon as the result is dropped.
 //!
-//! Free buffers are kept in stacks by size class (four classes per octave). The most recently used buffer is
-//! reused first, so that a layer works in memory that is still in cache, and an equal sequence of ops gets
-//! equal addresses. A smaller step uses the buffers of a larger one, so that growth ends when the largest
-//! steps have run: warm-up runs them first.
+//! Free buffers are kept in stacks by size class (four size classes per power of two). The most recently used
+//! buffer is reused first, so that a layer works in memory that is still in cache, and an equal sequence of
+//! ops gets equal addresses. A smaller step uses the buffers of a larger one, so that the arena does not grow
+//! after the largest steps have run; warm-up runs them first.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,12 +14,14 @@ use kernels::KernelBackend;
 use crate::OpError;
 
 const MIN_CLASS_BYTES: usize = 4096;
-/// A free buffer of more than this many times the needed size class is not used: larger results need it.
+/// Maximum size of a free buffer that is used for a result, in multiples of the needed size class. Larger
+/// free buffers are kept for larger results.
 const MAX_OVERSIZE_FACTOR: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct BufferArena {
-    /// One thread owns a device, so the lock is never contended; it makes tensors `Send`.
+    /// Free buffers by size class. One thread owns a device, so the lock is never contended; it makes tensors
+    /// `Send`.
     free: Mutex<BTreeMap<usize, Vec<Buffer>>>,
 }
 
@@ -41,14 +43,15 @@ impl BufferArena {
     }
 }
 
-/// Smallest class that holds `bytes`: a power of two times 4, 5, 6 or 7, divided by 4.
+/// Returns the smallest size class that holds `bytes`: a power of two times 4, 5, 6 or 7, divided by 4.
 fn size_class(bytes: usize) -> usize {
     let bytes = bytes.max(MIN_CLASS_BYTES);
     let quarter = (bytes.next_power_of_two() / 8).max(1);
     bytes.next_multiple_of(quarter)
 }
 
-/// Memory that returns to its arena when dropped; weights have no arena and are freed.
+/// Memory of a tensor, which returns to its arena when the tensor is dropped. Weights have no arena; their
+/// memory is freed.
 #[derive(Debug)]
 pub(crate) struct TensorStorage {
     buffer: Option<Buffer>,

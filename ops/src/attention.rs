@@ -1,6 +1,4 @@
 //! Attention over the paged KV cache, and the norms, RoPE and KV write before it.
-//!
-//! Legend: T tokens, N query heads, K KV heads, D head size, P positions.
 
 use device::DType;
 use kernels::{
@@ -12,43 +10,48 @@ use crate::error::check_size;
 use crate::launch_plan::fuses_rope_attention;
 use crate::{BatchView, KvPool, OpError, Ops, Tensor};
 
-/// RoPE cosines and sines by position, f32 `[P, rotary / 2]`, made by the model from its RoPE rule.
+/// RoPE cosines and sines by position, each f32 `[positions, rotary_dim / 2]`. The model computes them from
+/// its RoPE parameters.
 #[derive(Debug)]
 pub struct RopeTable {
     pub(crate) cos: Tensor,
     pub(crate) sin: Tensor,
 }
 
-/// Arguments of the query/key norms, RoPE and the KV write besides the batch.
+/// Weights and settings of the ops between the QKV projection and attention: query and key norms, RoPE, KV
+/// write.
 #[derive(Debug, Clone, Copy)]
 pub struct QkRopeWeights<'a> {
-    /// Weight `[D]` of the per-head query norm, if the model has one.
+    /// Weight `[head_dim]` of the per-head query norm; `None` = the model has no such norm.
     pub q_norm: Option<&'a Tensor>,
-    /// Weight `[D]` of the per-head key norm, if the model has one.
+    /// Weight `[head_dim]` of the per-head key norm; `None` = the model has no such norm.
     pub k_norm: Option<&'a Tensor>,
-    /// Added to the mean square of both norms.
+    /// Epsilon of both norms, which is added to the mean square.
     pub eps: f32,
     /// RoPE cosines and sines by position.
     pub rope: &'a RopeTable,
-    /// Divisors of keys and values before an fp8 cache stores them.
+    /// Scales of keys and of values. An fp8 KV cache stores keys and values divided by their scale.
     pub kv_scales: [f32; 2],
 }
 
-/// Heads and layer of one attention op.
+/// Parameters of one attention layer that are not in the layout of the KV pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
-    /// Query heads on this rank; KV heads and head size are in the pool's layout.
+    /// Number of query heads on this rank. The number of KV heads and the head size are in the layout of the
+    /// KV pool.
     pub heads: usize,
-    /// Layer of the pool.
+    /// Index of the layer in the KV pool.
     pub layer: usize,
-    /// Softmax scale of the scores, usually `D^-½`.
+    /// Softmax scale of the scores, usually `head_dim^-½`.
     pub scale: f32,
-    /// Positions before it are masked and must have no queries; 0 = none.
+    /// First position that attention reads. Earlier positions are masked and must have no queries; 0 = no
+    /// position is masked.
     pub first_position: usize,
 }
 
 impl Ops {
-    /// Uploads a RoPE table: `cos` and `sin` hold `positions` rows of `half` = rotary size / 2 values.
+    /// Uploads a RoPE table. `cos` and `sin` have one row per position, with `half` = rotary dimension / 2
+    /// values.
     pub fn rope_table(&self, cos: &[f32], sin: &[f32], half: usize) -> Result<RopeTable, OpError> {
         check_size("rope_table", "sines", sin.len(), cos.len())?;
         let positions = cos.len() / half.max(1);
@@ -62,10 +65,10 @@ impl Ops {
         Ok(RopeTable { cos: upload(cos)?, sin: upload(sin)? })
     }
 
-    /// Attention from the projections `qkv [T, (N + 2 K) D]`: query, key, value heads in this order. Queries
-    /// and keys are normed and rotated, keys and values are written to the pool by slot (−1: not written);
-    /// returns `softmax(scale q kᵀ) v [T, N D]`. Runs as one launch where the device has a fused kernel, with
-    /// the same results.
+    /// Attention from the QKV projection. `qkv [tokens, (heads + 2 · kv_heads) · head_dim]` has the query,
+    /// key and value heads, in this order. Queries and keys are normed and rotated; keys and values are
+    /// written to the KV pool by slot (−1: not written). Returns `softmax(scale q kᵀ) v`, `[tokens, heads ·
+    /// head_dim]`. Runs as one launch where the device has a fused kernel, with the same results.
     pub fn rope_attention(
         &self,
         qkv: &Tensor,
@@ -98,9 +101,10 @@ impl Ops {
         Ok(o)
     }
 
-    /// `q = rope(norm(q))`; `rope(norm(k))` and `v` are written to the pool by slot (−1: not written).
+    /// Returns the queries `q = rope(norm(q))`, `[tokens, heads · head_dim]`; writes the keys `rope(norm(k))`
+    /// and the values `v` to the KV pool by slot (−1: not written).
     ///
-    /// `qkv [T, (N + 2 K) D]` holds query, key, value heads in this order; returns `q [T, N D]`.
+    /// `qkv [tokens, (heads + 2 · kv_heads) · head_dim]` has the query, key and value heads, in this order.
     pub fn qk_norm_rope_kv_write(
         &self,
         qkv: &Tensor,
@@ -119,8 +123,9 @@ impl Ops {
         Ok(q)
     }
 
-    /// `o = softmax(scale q kᵀ) v` over the keys at or before each query: `q`, `o [T, N D]`. Query head `h`
-    /// reads KV head `h K / N` (GQA). Keys are read from the pool, the step's own included.
+    /// Returns `softmax(scale q kᵀ) v` over the keys at or before each query. `q` and the result are
+    /// `[tokens, heads · head_dim]`. Query head `h` reads KV head `h · kv_heads / heads` (GQA). All keys are
+    /// read from the KV pool, including those of this step.
     pub fn paged_attention(
         &self,
         q: &Tensor,

@@ -1,4 +1,5 @@
-//! Metadata of a forward pass's batch on the device.
+//! Batch of a forward pass, on the host and on the device: positions, KV slots, row boundaries and block
+//! tables.
 
 use device::{DType, MatRef};
 use kernels::step::RowFact;
@@ -7,52 +8,56 @@ use kernels::{AttentionMetadata, RowBounds};
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};
 
-/// A batch on the host, as the executor lays it out. T tokens, R rows, W widest block table.
+/// Batch metadata on the host, as the executor lays it out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BatchInputs {
-    /// Position of each token, `[T]`.
+    /// Position of each token, `[tokens]`.
     pub positions: Vec<i32>,
-    /// KV slot of each token, `[T]`; −1 stores nothing.
+    /// KV slot of each token, `[tokens]`; −1 = its key and value are not stored.
     pub slots: Vec<i64>,
-    /// Row `r` has tokens `[cu_q[r], cu_q[r + 1])`; `[R + 1]`, from 0 to T.
+    /// Row boundaries from 0 to the number of tokens, `[rows + 1]`: row `r` has the tokens from `cu_q[r]` up
+    /// to, but not including, `cu_q[r + 1]`.
     pub cu_q: Vec<i32>,
-    /// Number of keys of each row, its own tokens included, `[R]`.
+    /// Number of keys of each row, including its own tokens, `[rows]`.
     pub context_lens: Vec<i32>,
-    /// Block table of row `r` at `[r W, (r + 1) W)`; padding may have any value.
+    /// Block tables of all rows, `[rows, width]` with the width of the longest table; padding may have any
+    /// value.
     pub block_tables: Vec<i32>,
 }
 
 impl BatchInputs {
-    /// Exact bounds of the rows.
+    /// Returns the exact bounds of the rows, by which kernels are selected.
     fn bounds(&self) -> RowBounds {
         let tokens = self.cu_q.windows(2).map(|w| (w[1] - w[0]) as usize);
         RowBounds::of(tokens.zip(self.context_lens.iter().map(|&n| n as usize)), 1)
     }
 }
 
-/// A batch on the device.
+/// Batch metadata on the device.
 #[derive(Debug)]
 pub struct BatchView {
-    /// Position of each token; i32 `[T]`.
+    /// Position of each token; i32 `[tokens]`.
     pub positions: Tensor,
-    /// KV slot of each token; i64 `[T]`.
+    /// KV slot of each token; i64 `[tokens]`. −1 = its key and value are not stored.
     pub slots: Tensor,
-    /// First token of each row, then T; i32 `[R + 1]`.
+    /// First token of each row, then the number of tokens; i32 `[rows + 1]`.
     pub cu_q: Tensor,
-    /// Number of keys of each row; i32 `[R]`.
+    /// Number of keys of each row; i32 `[rows]`.
     pub context_lens: Tensor,
-    /// Block tables; i32 `[R, W]`, or `[S, W]` (by sequence slot) with `table_rows`.
+    /// Block tables: i32 `[rows, width]`; with `table_rows`, i32 `[seq_slots, width]`, one table per sequence
+    /// slot.
     pub block_tables: Tensor,
-    /// Index of the block table of each row; i32 `[R]`. `None` = row `r` uses table `r`.
+    /// Index of the block table of each row; i32 `[rows]`. `None` = row `r` uses table `r`.
     pub table_rows: Option<Tensor>,
-    /// [`RowFact`]s; i32 `[facts, ≥ R]`. `None`: the batch was not staged by a step.
+    /// [`RowFact`]s of each row; i32 `[facts, at least rows]`. `None` = the batch does not come from
+    /// `StepBuffers`.
     pub row_facts: Option<Tensor>,
-    /// Bounds of the rows.
+    /// Upper bounds of the rows, by which kernels are selected.
     pub bounds: RowBounds,
 }
 
 impl BatchView {
-    /// Copies a batch to the device.
+    /// Copies the metadata of a batch to the device.
     pub fn new(ops: &Ops, inputs: &BatchInputs) -> Result<Self, OpError> {
         let rows = inputs.context_lens.len();
         check_size("batch", "cu_q", inputs.cu_q.len(), rows + 1)?;
@@ -86,7 +91,7 @@ impl BatchView {
         self.context_lens.len()
     }
 
-    /// Returns one fact about each row, i32 `[1, R]`; `None`: the batch was not staged by a step.
+    /// Returns one fact about each row, i32 `[1, rows]`; `None` = the batch does not come from `StepBuffers`.
     pub fn row_fact(&self, fact: RowFact) -> Result<Option<MatRef<'_>>, OpError> {
         let Some(facts) = &self.row_facts else { return Ok(None) };
         Ok(Some(facts.mat()?.rows_from(fact as usize, 1).columns(0, self.rows())))

@@ -1,7 +1,7 @@
 //! `Ops`: memory, copies, and the maths of dense layers.
 //!
-//! Legend: T tokens, H hidden, N outputs, K inputs, I intermediate size, V vocabulary, n gathered rows.
-//! All sums are f32 in fixed order; results are rounded once to the model type: f32, bf16 or f16.
+//! All sums are computed in f32 in a fixed order. Results are rounded once to the model type: f32, bf16 or
+//! f16.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ use crate::prefetch::LaunchOrder;
 use crate::weights::EmbeddingStorage;
 use crate::{EmbeddingTable, OpError, PackedLinear, Tensor};
 
-/// Rows that GEMM libraries compute at a time.
+/// Row multiple to which the memory of results is padded: the rows of a GEMM tile.
 const TILE_ROWS: usize = 16;
 
-/// Maths on one device in one model type.
+/// Ops on one device, with activations of one type.
 pub struct Ops {
     pub(crate) device: KernelBackend,
     pub(crate) stream: DeviceStream,
     pub(crate) arena: Arc<BufferArena>,
-    /// Arena of results on the secondary stream: the main arena reuses buffers before a secondary stream is
-    /// done with them.
+    /// Arena for results on the secondary stream. The main arena could reuse a buffer before the secondary
+    /// stream has finished with it.
     pub(crate) secondary_arena: Arc<BufferArena>,
-    /// Order of fused linear layers, which decides what is prefetched.
+    /// Order in which fused linear layers are launched; it determines which weights are prefetched.
     pub(crate) launch_order: LaunchOrder,
     pub(crate) dtype: DType,
 }
@@ -43,8 +43,8 @@ impl std::fmt::Debug for Ops {
 }
 
 impl Ops {
-    /// Creates ops on `device` with activations of `dtype`: f32, bf16 or f16. Rejects a type without kernels
-    /// on the device.
+    /// Creates ops on `device` with activations of type `dtype` (f32, bf16 or f16). Rejects a type for which
+    /// the device has no kernels.
     pub fn new(device: KernelBackend, dtype: DType) -> Result<Self, OpError> {
         if !device.supports_dtype(dtype) {
             return Err(OpError::Activations { device: device.name(), dtype });
@@ -65,31 +65,32 @@ impl Ops {
         self.dtype
     }
 
-    /// The device with its kernels.
+    /// Device on which the ops run, with its kernels.
     #[must_use]
     pub fn device(&self) -> &KernelBackend {
         &self.device
     }
 
-    /// Stream of all launches; collectives are launched on it too.
+    /// Stream on which all ops are launched; collectives are launched on it too.
     #[must_use]
     pub fn stream(&self) -> &DeviceStream {
         &self.stream
     }
 
-    /// Free and total memory of the device.
+    /// Returns the free and the total memory of the device.
     #[must_use]
     pub fn mem_info(&self) -> MemInfo {
         self.device.mem_info()
     }
 
-    /// Starts a new sequence of launches: the previous linear layer does not prefetch the next one.
+    /// Starts a new sequence of launches, so that the previous linear layer does not prefetch the weights of
+    /// the next one.
     pub fn interrupt_launch_order(&self) {
         self.launch_order.interrupt();
     }
 
-    /// Allocates a result from the arena, with undefined contents. Memory after the last row is padded to
-    /// whole GEMM tiles, which may write there.
+    /// Allocates a tensor from the arena, with undefined contents. Its memory is padded to whole GEMM tiles
+    /// of rows, because GEMM kernels may write after the last row.
     pub fn scratch(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
         let rows = shape.first().map_or(1, |rows| rows.next_multiple_of(TILE_ROWS));
         let bytes = rows * shape.iter().skip(1).product::<usize>() * dtype.bytes();
@@ -97,14 +98,14 @@ impl Ops {
         Ok(Tensor::new(TensorStorage::new(buffer, Some(self.arena.clone())), dtype, shape))
     }
 
-    /// Allocates a zeroed tensor outside the arena: weights and tables.
+    /// Allocates a zeroed tensor outside the arena, for weights and tables.
     pub fn zeros(&self, dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
         let buffer = self.device.alloc(shape.iter().product::<usize>() * dtype.bytes())?;
         Ok(Tensor::new(TensorStorage::new(buffer, None), dtype, shape))
     }
 
-    /// Stacks `parts` (rows of equal length, any float type) as a tensor of `dtype`: norm weights,
-    /// untied embedding tables, biases.
+    /// Uploads `parts`, stacked by rows, as one tensor of type `dtype`: norm weights, untied embedding
+    /// tables, biases. The parts have rows of equal length and any float type.
     pub fn upload(&self, parts: &[HostMat<'_>], dtype: DType) -> Result<Tensor, OpError> {
         let cols = parts.first().map_or(0, HostMat::cols);
         let rows = parts.iter().map(HostMat::rows).sum();
@@ -129,7 +130,7 @@ impl Ops {
         Ok(tensor)
     }
 
-    /// Copies host integers to an arena tensor `[n]` (token ids, row indices).
+    /// Copies host integers (token ids, row indices) to an arena tensor `[ids.len()]`.
     pub fn ids(&self, ids: &[i32]) -> Result<Tensor, OpError> {
         let mut tensor = self.scratch(DType::I32, &[ids.len()])?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -137,7 +138,7 @@ impl Ops {
         Ok(tensor)
     }
 
-    /// Copies host integers to a table `[1, n]` outside the arena, as for weights.
+    /// Copies host integers to a tensor `[1, ids.len()]` outside the arena, as for weights.
     pub fn id_table(&self, ids: &[i32]) -> Result<Tensor, OpError> {
         let mut tensor = self.zeros(DType::I32, &[1, ids.len()])?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -145,7 +146,7 @@ impl Ops {
         Ok(tensor)
     }
 
-    /// Copies host floats to an arena tensor of `dtype`.
+    /// Copies host floats to an arena tensor of the given type and shape.
     pub fn floats(&self, x: &[f32], dtype: DType, shape: &[usize]) -> Result<Tensor, OpError> {
         check_size("floats", "elements", x.len(), shape.iter().product())?;
         let mut tensor = self.scratch(dtype, shape)?;
@@ -165,7 +166,7 @@ impl Ops {
         Ok(out)
     }
 
-    /// Packs `parts`, stacked along the outputs, as one linear layer in the model type.
+    /// Packs `parts`, stacked along the outputs, as one linear layer with weights in the model type.
     pub fn pack_linear(
         &self,
         parts: &[HostMat<'_>],
@@ -185,7 +186,8 @@ impl Ops {
         Ok(PackedLinear::new(weight, bias))
     }
 
-    /// `y[t] = table[ids[t]]`; zeros for ids outside this rank's shard. `ids` i32 `[T]`, `y [T, H]`.
+    /// Embedding lookup `y[t] = table[ids[t]]`; zeros for ids outside this rank's shard. `ids` is i32
+    /// `[tokens]`, `y` is `[tokens, hidden_size]`.
     pub fn embed(&self, table: &EmbeddingTable, ids: &Tensor) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let mut y = self.scratch(self.dtype, &[ids.len(), table.hidden()])?;
@@ -205,8 +207,8 @@ impl Ops {
         Ok(y)
     }
 
-    /// Root-mean-square norm: `y = w · cast(x / sqrt(mean(x²) + eps))`; `x`, `y [T, H]`, `w [H]`.
-    /// Source: Zhang and Sennrich, 2019.
+    /// Root-mean-square norm: `y = w · cast(x / sqrt(mean(x²) + eps))`; `x` and `y` are `[tokens,
+    /// hidden_size]`, `w` is `[hidden_size]`. Source: Zhang and Sennrich, 2019.
     pub fn rms_norm(&self, x: &Tensor, w: &Tensor, eps: f32) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), x.shape())?;
         self.device.launch(
@@ -216,8 +218,7 @@ impl Ops {
         Ok(y)
     }
 
-    /// `x += delta`, then `rms_norm(x)`: the residual stream is updated in place, rounded once, and its
-    /// norm returned.
+    /// Adds `delta` to the residual stream `x` in place, rounded once, and returns `rms_norm(x)`.
     pub fn add_rms_norm(
         &self,
         x: &mut Tensor,
@@ -232,12 +233,13 @@ impl Ops {
         Ok(y)
     }
 
-    /// `y = x Wᵀ + bias` in the type of `x`: `x [T, K]`, `y [T, N]`.
+    /// Linear layer `y = x Wᵀ + bias` in the type of `x`: `x [tokens, inputs]`, `y [tokens, outputs]`.
     pub fn linear(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
         self.linear_as(x, w, x.dtype())
     }
 
-    /// [`Ops::linear`] with unrounded f32 sums: logits of heads and routers.
+    /// [`Ops::linear`] with the f32 sums as its result, not rounded to the model type; for logits of LM heads
+    /// and routers.
     pub fn linear_f32(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
         self.linear_as(x, w, DType::F32)
     }
@@ -254,14 +256,15 @@ impl Ops {
         Ok(y)
     }
 
-    /// `y = silu(gate) · up`: `x [T, 2 I]` holds the gate columns first; `y [T, I]`.
+    /// `y = silu(gate) · up`: `x [tokens, 2 · cols]` has the gate columns, then the up columns; `y` is
+    /// `[tokens, cols]`.
     pub fn silu_mul(&self, x: &Tensor) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[x.rows(), x.cols() / 2])?;
         self.device.launch(&self.stream, SiluMul { y: y.mat_mut()?, x: x.mat()? })?;
         Ok(y)
     }
 
-    /// `y = a + b`, all of the same shape.
+    /// Adds two tensors of the same shape: `y = a + b`.
     pub fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor, OpError> {
         let mut y = self.scratch(a.dtype(), a.shape())?;
         self.device
@@ -269,12 +272,12 @@ impl Ops {
         Ok(y)
     }
 
-    /// `x = cap · tanh(x / cap)`, in place: `x [T, N]`, `cap` not 0.
+    /// Logit soft-capping `x = cap · tanh(x / cap)`, in place: `x [rows, cols]`, `cap` not 0.
     pub fn softcap(&self, x: &mut Tensor, cap: f32) -> Result<(), OpError> {
         Ok(self.device.launch(&self.stream, LogitSoftcap { x: x.mat_mut()?, cap })?)
     }
 
-    /// `y[i] = x[rows[i]]`: `x [T, H]`, `rows` i32 `[n]`, `y [n, H]`.
+    /// Gathers rows, `y[i] = x[rows[i]]`: `x [tokens, hidden_size]`, `rows` i32 `[n]`, `y [n, hidden_size]`.
     pub fn gather_rows(&self, x: &Tensor, rows: &Tensor) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[rows.len(), x.cols()])?;
         self.device
@@ -283,7 +286,7 @@ impl Ops {
     }
 }
 
-/// Little-endian bytes of `x` as `dtype`, rounded to nearest even.
+/// Appends `x` to `bytes` in type `dtype`, little-endian and rounded to nearest even.
 fn encode(x: &[f32], dtype: DType, bytes: &mut Vec<u8>) -> Result<(), OpError> {
     match dtype {
         DType::F32 => bytes.extend(x.iter().flat_map(|v| v.to_le_bytes())),

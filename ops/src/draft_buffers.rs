@@ -1,7 +1,5 @@
-//! Device memory of a draft module (MTP, EAGLE-3 or draft model): rows of its passes, their draft tokens, and
-//! the hidden states that the passes start from.
-//!
-//! R rows, S sequence slots, T tokens of a step, H channels of a hidden state, V vocabulary.
+//! Device memory of a draft module (MTP, EAGLE-3 or draft model): arrays of its passes, their draft tokens,
+//! and the hidden states that the passes start from.
 
 use device::DType;
 use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
@@ -12,43 +10,43 @@ use kernels::{
 
 use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, StepBuffers, Tensor};
 
-/// Upper bounds of all steps.
+/// Maximum sizes of all steps, for which the draft buffers are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DraftBufferSize {
-    /// Rows of a step.
+    /// Maximum number of rows of a step.
     pub rows: usize,
-    /// Draft passes in a step: maximum number of draft tokens of a row.
+    /// Number of draft passes in a step, which is the maximum number of draft tokens of a row.
     pub passes: usize,
-    /// Sequence slots.
+    /// Number of sequence slots.
     pub seq_slots: usize,
-    /// Channels of a hidden state.
+    /// Hidden size: number of channels of a hidden state.
     pub hidden: usize,
-    /// Blocks of the KV pool.
+    /// Number of blocks of the KV pool.
     pub blocks: usize,
-    /// Rows whose logits are computed at a time.
+    /// Maximum number of rows for which logits are computed at a time.
     pub logits: usize,
 }
 
-/// Draft buffers, allocated at start with full size and fixed addresses.
+/// Draft buffers, allocated at start-up with full size and fixed addresses.
 #[derive(Debug)]
 pub struct DraftBuffers {
     size: DraftBufferSize,
-    ids: Tensor,             // i32 [1, R]
-    positions: Tensor,       // i32 [1, R]
-    slots: Tensor,           // i64 [1, R]
-    cu_q: Tensor,            // i32 [1, R + 1]
-    context_lens: Tensor,    // i32 [1, R]
-    row_seq_slots: Tensor,   // i32 [1, R]
-    drafts: Tensor,          // i32 [passes, R]
-    slot_states: Tensor,     // [S · depth, H]
-    first_positions: Tensor, // i32 [1, S]
-    boundary_states: Tensor, // [blocks, H]
-    slices: Vec<Tensor>,     // i32 [≤ logits] each, concatenated 0 .. R
+    ids: Tensor,             // i32 [1, rows]
+    positions: Tensor,       // i32 [1, rows]
+    slots: Tensor,           // i64 [1, rows]
+    cu_q: Tensor,            // i32 [1, rows + 1]
+    context_lens: Tensor,    // i32 [1, rows]
+    row_seq_slots: Tensor,   // i32 [1, rows]
+    drafts: Tensor,          // i32 [passes, rows]
+    slot_states: Tensor,     // [seq_slots · states_per_slot, hidden]
+    first_positions: Tensor, // i32 [1, seq_slots]
+    boundary_states: Tensor, // [blocks, hidden]
+    slices: Vec<Tensor>,     // i32 [≤ logits] each; together the row indices from 0
 }
 
 impl DraftBufferSize {
-    /// Hidden states per sequence slot: of the token before the newest, of the newest token, and of its draft
-    /// tokens.
+    /// Number of hidden states per sequence slot: those of the token before the newest one, of the newest
+    /// token, and of its draft tokens.
     #[must_use]
     pub fn states_per_slot(&self) -> usize {
         2 + self.passes
@@ -85,7 +83,7 @@ impl DraftBuffers {
         })
     }
 
-    /// Lays out pass `pass` over the first `rows` rows of a prepared step.
+    /// Prepares the inputs of draft pass `pass` for the first `rows` rows of a prepared step.
     pub fn prepare_pass(
         &mut self,
         ops: &Ops,
@@ -112,8 +110,8 @@ impl DraftBuffers {
         )?)
     }
 
-    /// Returns the inputs of a prepared pass with contexts of up to `longest` keys: its batch, and its token
-    /// ids `[rows]`.
+    /// Returns the inputs of a prepared draft pass with contexts of up to `longest` keys: its batch, and its
+    /// token ids, i32 `[rows]`.
     pub fn view(
         &self,
         seq_slots: &DeviceSequenceSlots,
@@ -134,7 +132,7 @@ impl DraftBuffers {
         Ok((batch, self.ids.narrow(&[rows])?))
     }
 
-    /// Gathers the hidden states that the first pass starts from, `[rows, H]`.
+    /// Gathers the hidden states that the first draft pass starts from, `[rows, hidden_size]`.
     pub fn pass_input_states(
         &mut self,
         ops: &Ops,
@@ -146,8 +144,8 @@ impl DraftBuffers {
         Ok(y)
     }
 
-    /// Gathers the hidden state of the token before each token of a step of `rows` rows, `[T, H]`;
-    /// `hidden [T, H]` are the step's own states.
+    /// Gathers the hidden state of the token before each token of a step of `rows` rows, `[tokens,
+    /// hidden_size]`. `hidden` has the hidden states of the step's own tokens, `[tokens, hidden_size]`.
     pub fn previous_states(
         &mut self,
         ops: &Ops,
@@ -160,8 +158,8 @@ impl DraftBuffers {
         Ok(y)
     }
 
-    /// Gathers hidden states to `y`: of the token before each token of a step, whose own states are `hidden`,
-    /// or, without `hidden`, those that the first pass starts from.
+    /// Gathers hidden states to `y`. With `hidden`, the states of a step's own tokens: the state of the token
+    /// before each of them. Without `hidden`: the states that the first draft pass starts from.
     fn gather_states(
         &mut self,
         ops: &Ops,
@@ -177,7 +175,8 @@ impl DraftBuffers {
         Ok(ops.device.launch(&ops.stream, op)?)
     }
 
-    /// Stores the hidden states that later steps start from, out of `hidden [T, H]` of a step of `rows` rows.
+    /// Stores the hidden states that draft passes of later steps start from. `hidden [tokens, hidden_size]`
+    /// has the states of a step of `rows` rows.
     pub fn store_states(
         &mut self,
         ops: &Ops,
@@ -202,9 +201,9 @@ impl DraftBuffers {
         )?)
     }
 
-    /// Chooses the draft tokens of a pass: the most probable id after each of the states `hidden [rows, H]`.
-    /// `logits` computes this rank's logits f32 `[n, shard.cols]` of some rows at a time; `gather`
-    /// all-gathers the candidates of all ranks.
+    /// Chooses the draft tokens of a pass: the most probable id after each state in `hidden [rows,
+    /// hidden_size]`. `logits` computes this rank's logits of the given row indices, f32 `[indices,
+    /// shard.cols]`; `gather` all-gathers the candidates of all ranks.
     pub fn choose_tokens<E: From<OpError>>(
         &mut self,
         ops: &Ops,
@@ -239,8 +238,8 @@ impl DraftBuffers {
         Ok(())
     }
 
-    /// Maps the first `rows` draft tokens of a pass by `target_ids`, i32 `[1, V]`, for a draft module with a
-    /// vocabulary of its own (EAGLE-3).
+    /// Maps the first `rows` draft tokens of a pass to token ids of the target model, by `target_ids`, i32
+    /// `[1, draft vocabulary]`; for a draft module with a separate vocabulary (EAGLE-3).
     pub fn map_ids(
         &mut self,
         ops: &Ops,
@@ -282,7 +281,7 @@ impl DraftBuffers {
         self.size.passes
     }
 
-    /// Reads all draft tokens by pass and row, for tests.
+    /// Reads all draft tokens, by pass and row, for tests.
     pub fn read_drafts(&self, ops: &Ops) -> Result<Vec<u32>, OpError> {
         let mut bytes = vec![0; self.drafts.len() * 4];
         ops.device.download(&ops.stream, self.drafts.buffer(), 0, &mut bytes)?;
@@ -290,7 +289,7 @@ impl DraftBuffers {
         Ok(words.iter().map(|&id| u32::from_ne_bytes(id)).collect())
     }
 
-    /// Reads the block-boundary hidden states, `[blocks, H]`, for tests.
+    /// Reads the hidden states at block boundaries, `[blocks, hidden_size]`, for tests.
     pub fn read_boundary_states(&self, ops: &Ops) -> Result<Vec<f32>, OpError> {
         ops.read_f32(&self.boundary_states)
     }

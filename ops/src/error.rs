@@ -5,42 +5,42 @@ use device::{DType, DeviceError};
 /// An op was called with invalid arguments, or the device failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
-    /// Shapes contradict each other.
+    /// The shapes or sizes of the arguments contradict each other.
     #[error("{op}: {what} is {got:?}, expected {expected:?}")]
     Shape {
-        /// The op.
+        /// Name of the op.
         op: &'static str,
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
-        /// Its shape or size.
+        /// Shape or size of the argument.
         got: Vec<usize>,
-        /// The expected shape or size.
+        /// Expected shape or size.
         expected: Vec<usize>,
     },
-    /// An element type that the op does not support.
+    /// An argument has an element type that the op does not support.
     #[error("{op} does not support {dtype:?} as {what}")]
     Dtype {
-        /// The op.
+        /// Name of the op.
         op: &'static str,
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
-        /// Its type.
+        /// Element type of the argument.
         dtype: DType,
     },
     /// The device has no kernels for activations of a type.
     #[error("{device} does not support activations in {dtype:?}")]
     Activations {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// The type.
+        /// Rejected activation type.
         dtype: DType,
     },
     /// The KV pool belongs to another kind of attention (MLA or multi-head).
     #[error("{op}: the pool stores {stores}")]
     Pool {
-        /// The op.
+        /// Name of the op.
         op: &'static str,
-        /// What the pool stores.
+        /// Description of the rows that the pool stores.
         stores: &'static str,
     },
     /// A tensor was to be written while another tensor shares its memory.

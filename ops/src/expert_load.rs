@@ -8,29 +8,29 @@ use kernels::ExpertLoadArgs;
 
 use crate::{OpError, Ops, Tensor};
 
-/// Maximum number of downloads of counts in flight.
+/// Maximum number of downloads in flight.
 const IN_FLIGHT: usize = 3;
 
-/// Number of tokens by layer and expert since the counts were last taken.
+/// Token counts by layer and expert, since their last download.
 #[derive(Debug)]
 pub struct ExpertLoadCounters {
-    tokens: RefCell<Tensor>, // i32 [layers, E]
+    tokens: RefCell<Tensor>, // i32 [layers, experts]
     memory: (Sender<PinnedBuffer>, Receiver<PinnedBuffer>),
 }
 
 /// Expert load counter of one layer's router.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerLoadCounter<'a> {
-    /// Counts of all layers.
+    /// Token counts of all layers.
     pub counts: &'a ExpertLoadCounters,
     /// Index of the layer.
     pub layer: usize,
-    /// KV slot of each token, i64 `[T]`: tokens without a slot (-1) are padding. `None` = no token is
+    /// KV slot of each token, i64 `[tokens]`: tokens without a slot (−1) are padding. `None` = no token is
     /// padding.
     pub slots: Option<&'a Tensor>,
 }
 
-/// Counts whose copy to the host is in flight.
+/// Token counts that are being copied to the host.
 #[derive(Debug)]
 pub struct ExpertLoadDownload {
     copy: CopyInFlight,
@@ -39,7 +39,7 @@ pub struct ExpertLoadDownload {
     memory_return: Sender<PinnedBuffer>,
 }
 
-/// Number of tokens that were routed to an expert.
+/// Number of tokens that were routed to one expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertLoadEntry {
     /// Index of the layer.
@@ -63,8 +63,8 @@ impl ExpertLoadCounters {
         Ok(Self { tokens, memory: (memory_return, memory) })
     }
 
-    /// Starts a copy of the counts to the host, in stream order, and resets them after it. `None` = the
-    /// maximum number of copies is in flight; the counts stay for the next call.
+    /// Starts a copy of the counts to the host, in stream order, and resets the counts after the copy. `None`
+    /// = the maximum number of copies is in flight, and the counts remain for the next call.
     pub fn take(&self, ops: &Ops) -> Result<Option<ExpertLoadDownload>, OpError> {
         let Ok(memory) = self.memory.1.try_recv() else { return Ok(None) };
         let mut tokens = self.tokens.borrow_mut();
@@ -76,7 +76,7 @@ impl ExpertLoadCounters {
 }
 
 impl ExpertLoadDownload {
-    /// Waits for the copy; returns all experts with tokens, in order.
+    /// Waits for the copy. Returns the counts of all experts with at least one token, by layer and expert.
     pub fn wait(self) -> Result<Vec<ExpertLoadEntry>, OpError> {
         let memory = self.copy.wait()?;
         let words = memory.bytes().as_chunks::<4>().0[..self.layers * self.experts].iter();
@@ -87,14 +87,14 @@ impl ExpertLoadDownload {
             tokens,
         };
         let counts = tokens.filter(|(_, tokens)| *tokens > 0).map(entry).collect();
-        // Fails if the counters were dropped; the memory is then not needed.
+        // The send fails if the counters were dropped; the memory is not needed then.
         let _ = self.memory_return.send(memory);
         Ok(counts)
     }
 }
 
 impl LayerLoadCounter<'_> {
-    /// Runs `work` with the counts of the layer, if counting is on.
+    /// Calls `work` with the counts of the layer, or with `None` if tokens are not counted.
     pub(crate) fn with<T>(
         counter: Option<Self>,
         work: impl FnOnce(Option<&mut ExpertLoadArgs<'_>>) -> Result<T, OpError>,

@@ -1,6 +1,4 @@
 //! Linear layers fused with the ops before and after them, as [`LinearPlan`] decides.
-//!
-//! Legend: T tokens, H hidden, N outputs, K inputs, I intermediate size.
 
 use kernels::{FusedLinear, LinearFusion, LinearPrologue, PrologueLinear};
 
@@ -8,21 +6,22 @@ use crate::launch_plan::LinearPlan;
 use crate::prefetch::NextWeights;
 use crate::{OpError, Ops, PackedLinear, Tensor};
 
-/// A root-mean-square norm.
+/// Weight and epsilon of a root-mean-square norm before a linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct NormWeight<'a> {
-    /// `[K]`
+    /// Weight, `[inputs]` of the linear layer.
     pub weight: &'a Tensor,
-    /// Added to the mean square.
+    /// Epsilon, which is added to the mean square.
     pub eps: f32,
 }
 
-/// `silu(gate) · up`, `[T, I]`, or its inputs where the prologue of the following linear layer computes it.
+/// Input of a down projection: the product `silu(gate) · up`, or gate and up if the prologue of the down
+/// projection computes the product.
 #[derive(Debug)]
 pub enum GatedActivation {
-    /// Gate columns, then up columns: `[T, 2 I]`.
+    /// Gate columns, then up columns: `[tokens, 2 · intermediate_size]`.
     GateUp(Tensor),
-    /// `[T, I]`
+    /// The product `silu(gate) · up`: `[tokens, intermediate_size]`.
     Product(Tensor),
 }
 
@@ -31,7 +30,8 @@ impl Ops {
         LinearPlan { backend: &self.device, rows, dtype: self.dtype(), weight: &w.weight }
     }
 
-    /// `y = norm(x) Wᵀ + bias`: `x [T, K]`, `norm [K]`, `y [T, N]`. See [`Ops::rms_norm`].
+    /// `y = norm(x) Wᵀ + bias`: `x [tokens, inputs]`, norm weight `[inputs]`, `y [tokens, outputs]`. See
+    /// [`Ops::rms_norm`].
     pub fn norm_linear(
         &self,
         x: &Tensor,
@@ -46,7 +46,8 @@ impl Ops {
         self.launch_fused_linear(x, w, fusion, w.outputs())
     }
 
-    /// `y = silu(gate) · up` of `norm(x) Wᵀ + bias`: `x [T, K]`, `norm [K]`, `W [2 I, K]`, `y [T, I]`.
+    /// Returns `silu(gate) · up` of the linear layer `norm(x) Wᵀ + bias`: `x [tokens, inputs]`, norm weight
+    /// `[inputs]`, `W [2 · intermediate_size, inputs]`, result `[tokens, intermediate_size]`.
     pub fn norm_linear_silu_mul(
         &self,
         x: &Tensor,
@@ -65,7 +66,8 @@ impl Ops {
         )
     }
 
-    /// `y = silu(gate) · up` of `x Wᵀ + bias`: `x [T, K]`, `W [2 I, K]`, `y [T, I]`.
+    /// Returns `silu(gate) · up` of the linear layer `x Wᵀ + bias`: `x [tokens, inputs]`, `W [2 ·
+    /// intermediate_size, inputs]`, result `[tokens, intermediate_size]`.
     pub fn linear_silu_mul(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
         let fused = self.linear_plan(x.rows(), w).is_fused_with_silu_mul();
         if w.bias.is_some() || !fused {
@@ -79,9 +81,9 @@ impl Ops {
         )
     }
 
-    /// `x += h Wᵀ + bias`: `h [T, K]`, `x [T, N]`, the residual stream. Where the addition is better fused
-    /// with the norm that follows ([`Ops::add_rms_norm`], [`Ops::add_norm_linear`]), returns
-    /// `Some(h Wᵀ + bias)` instead and leaves `x` unchanged.
+    /// `x += h Wᵀ + bias` for the residual stream `x [tokens, outputs]` and `h [tokens, inputs]`. Where the
+    /// addition is better fused with the norm that follows ([`Ops::add_rms_norm`], [`Ops::add_norm_linear`]),
+    /// returns `Some(h Wᵀ + bias)` instead and leaves `x` unchanged.
     pub fn linear_add(
         &self,
         x: &mut Tensor,
@@ -100,8 +102,8 @@ impl Ops {
         Ok(None)
     }
 
-    /// `y = norm(x += delta) Wᵀ + bias`: `x`, `delta [T, K]`, `norm [K]`, `y [T, N]`. See
-    /// [`Ops::add_rms_norm`].
+    /// `x += delta`, then `y = norm(x) Wᵀ + bias`: `x` and `delta` are `[tokens, inputs]`, the norm weight
+    /// `[inputs]`, `y [tokens, outputs]`. See [`Ops::add_rms_norm`].
     pub fn add_norm_linear(
         &self,
         x: &mut Tensor,
@@ -116,7 +118,8 @@ impl Ops {
         self.launch_with_prologue(LinearPrologue::AddNorm { x: x.mat_mut()?, delta, norm, eps }, w)
     }
 
-    /// `y = (silu(gate) · up) Wᵀ + bias`: `x [T, 2 K]` holds the gate columns first; `y [T, N]`.
+    /// `y = (silu(gate) · up) Wᵀ + bias`: `x [tokens, 2 · inputs]` has the gate columns, then the up columns;
+    /// `y` is `[tokens, outputs]`.
     pub fn silu_mul_linear(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
         if !self.linear_plan(x.rows(), w).has_prologue() {
             return self.linear(&self.silu_mul(x)?, w);
@@ -124,8 +127,8 @@ impl Ops {
         self.launch_with_prologue(LinearPrologue::SiluMul(x.mat()?), w)
     }
 
-    /// `silu(gate) · up` of `norm(x) Wᵀ + bias` as the input of the linear layer `down`: `x [T, K]`,
-    /// `W [2 I, K]`.
+    /// Returns `silu(gate) · up` of the linear layer `gate_up` over `norm(x)`, as input of the linear layer
+    /// `down`: `x [tokens, inputs]`, weight of `gate_up` `[2 · intermediate_size, inputs]`.
     pub fn norm_linear_gated(
         &self,
         x: &Tensor,
@@ -139,7 +142,7 @@ impl Ops {
         Ok(GatedActivation::Product(self.norm_linear_silu_mul(x, norm, gate_up)?))
     }
 
-    /// [`Ops::norm_linear_gated`] of `x + delta`, which is stored to `x`: `delta [T, K]`.
+    /// [`Ops::norm_linear_gated`] of `x + delta`, which is stored to `x`: `delta [tokens, inputs]`.
     pub fn add_norm_linear_gated(
         &self,
         x: &mut Tensor,
@@ -161,7 +164,7 @@ impl Ops {
         Ok(GatedActivation::Product(self.linear_silu_mul(&h, gate_up)?))
     }
 
-    /// [`Ops::norm_linear_gated`] without the norm: `h [T, K]` is already normed.
+    /// [`Ops::norm_linear_gated`] without the norm: `h [tokens, inputs]` is already normed.
     pub fn linear_gated(
         &self,
         h: &Tensor,
@@ -174,7 +177,7 @@ impl Ops {
         Ok(GatedActivation::Product(self.linear_silu_mul(h, gate_up)?))
     }
 
-    /// `y = (silu(gate) · up) Wᵀ + bias`: `y [T, N]`.
+    /// `y = (silu(gate) · up) Wᵀ + bias` for the gated activation `h`: `y [tokens, outputs]`.
     pub fn gated_linear(&self, h: &GatedActivation, w: &PackedLinear) -> Result<Tensor, OpError> {
         match h {
             GatedActivation::GateUp(gate_up) => self.silu_mul_linear(gate_up, w),
@@ -182,7 +185,8 @@ impl Ops {
         }
     }
 
-    /// `x += (silu(gate) · up) Wᵀ + bias`; may return the addend instead, like [`Ops::linear_add`].
+    /// `x += (silu(gate) · up) Wᵀ + bias` for the gated activation `h`. May return the addend instead and
+    /// leave `x` unchanged, like [`Ops::linear_add`].
     pub fn gated_linear_add(
         &self,
         x: &mut Tensor,

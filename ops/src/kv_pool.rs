@@ -1,4 +1,4 @@
-//! The bytes of a rank's KV cache. The scheduler owns the blocks.
+//! KV pool: device memory of the paged KV cache on one rank. The scheduler allocates its blocks.
 
 use std::cell::{Ref, RefCell, RefMut};
 
@@ -7,7 +7,7 @@ use kernels::{KvLayout, MlaKvLayout};
 
 use crate::{OpError, Ops};
 
-/// What a pool stores per token and layer.
+/// Layout of a KV pool: what it stores per token and layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolLayout {
     /// Keys and values of the KV heads of this rank.
@@ -25,7 +25,7 @@ impl PoolLayout {
         }
     }
 
-    /// Bytes of the pool.
+    /// Size of the pool in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         match self {
@@ -34,7 +34,7 @@ impl PoolLayout {
         }
     }
 
-    /// Number of blocks.
+    /// Number of blocks in the pool.
     #[must_use]
     pub const fn blocks(&self) -> usize {
         match self {
@@ -43,7 +43,7 @@ impl PoolLayout {
         }
     }
 
-    /// Bytes of one block over all layers.
+    /// Size of one block over all layers, in bytes.
     #[must_use]
     pub const fn bytes_per_block(&self) -> usize {
         match self {
@@ -67,8 +67,9 @@ impl From<MlaKvLayout> for PoolLayout {
 
 /// Paged KV cache of all layers, with a fixed number of blocks.
 ///
-/// A shared reference writes, because one forward pass stores keys and reads them through the same
-/// view; the one thread that owns the device borrows the bytes op by op. `Send`, not `Sync`.
+/// A shared reference suffices for writes, because a forward pass stores keys and reads them through the same
+/// reference. Each op borrows the bytes for its own duration, on the one thread that owns the device. `Send`,
+/// not `Sync`.
 #[derive(Debug)]
 pub struct KvPool {
     bytes: RefCell<Buffer>,
@@ -76,7 +77,7 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    /// Allocates the pool, zeroed.
+    /// Allocates a zeroed pool.
     pub fn new(ops: &Ops, layout: impl Into<PoolLayout>) -> Result<Self, OpError> {
         let layout = layout.into();
         layout.check()?;
@@ -84,7 +85,7 @@ impl KvPool {
         Ok(Self { bytes, layout })
     }
 
-    /// Returns layers, blocks, heads and type of the pool.
+    /// Returns the layout of the pool: layers, blocks, heads and element type.
     #[must_use]
     pub fn layout(&self) -> &PoolLayout {
         &self.layout
@@ -112,7 +113,7 @@ impl KvPool {
         self.bytes.borrow_mut()
     }
 
-    /// Reads compressed KV and rotary key of one slot as f32, for comparison in tests.
+    /// Reads the compressed KV and the rotary key of one slot as f32, for comparison in tests.
     pub fn read_mla_row(&self, ops: &Ops, layer: usize, slot: usize) -> Result<Vec<f32>, OpError> {
         let layout = self.mla_layout("read_mla_row")?;
         for (what, got, limit) in [("layer", layer, layout.layers), ("slot", slot, layout.slots())]
@@ -131,8 +132,8 @@ impl KvPool {
         Ok(row)
     }
 
-    /// Reads key and value of one slot and head as f32, for comparison in tests and transfers; of an fp8 pool
-    /// the stored values before scaling, decoded as OCP E4M3.
+    /// Reads the key and the value of one slot and head as f32, for comparison in tests and for transfers.
+    /// For an fp8 pool, these are the stored values before scaling, decoded as OCP E4M3.
     pub fn read_slot(
         &self,
         ops: &Ops,

@@ -8,15 +8,17 @@ use kernels::{
     QkNormRopeArgs, RopeAttention,
 };
 
-/// Rows up to which RoPE, KV write and decode attention are one launch: every split of the keys prepares the
-/// queries again. Layers of Qwen3-8B at a context of 1,088 tokens on an H200, two launches and one: 103.4 and
-/// 102.4 µs for 1 row, 112.1 and 116.5 µs for 4 rows; of Qwen3-0.6B 23.0 and 23.8 µs for 2 rows.
+/// Maximum number of rows for which RoPE, KV write and decode attention are one launch. More rows would be
+/// slower, because every split of the keys prepares the queries again. Layers of Qwen3-8B at a context of
+/// 1,088 tokens on an H200, with two launches and with one: 103.4 and 102.4 µs for 1 row, 112.1 and 116.5 µs
+/// for 4 rows; of Qwen3-0.6B, 23.0 and 23.8 µs for 2 rows.
 const ROPE_ATTENTION_ROWS: usize = 1;
-/// Tokens up to which shared experts are computed as routed experts: that saves launches, but reads their
-/// weights once per segment of tokens (kernels/KERNELS.md, MoE).
+/// Maximum number of tokens for which shared experts are computed as routed experts on GPUs: that saves
+/// launches, but reads the weights of the shared experts once per segment of tokens (kernels/KERNELS.md,
+/// MoE).
 const FUSED_SHARED_EXPERT_TOKENS: usize = 16;
 
-/// How a linear layer is launched together with the ops before and after it.
+/// Decides how a linear layer is launched together with the ops before and after it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LinearPlan<'a> {
     pub(crate) backend: &'a KernelBackend,
@@ -42,7 +44,7 @@ impl LinearPlan<'_> {
     }
 }
 
-/// Whether RoPE, KV write and attention are one launch.
+/// Whether RoPE, KV write and attention run as one launch.
 pub(crate) fn fuses_rope_attention(
     backend: &KernelBackend,
     qk: &QkNormRopeArgs<'_>,
@@ -52,7 +54,7 @@ pub(crate) fn fuses_rope_attention(
     rows.len() <= ROPE_ATTENTION_ROWS && RopeAttention::supports(backend, qk, rows, layout)
 }
 
-/// How shared experts, which every token is routed to, are computed.
+/// How the shared experts, to which every token is routed, are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharedExpertPlan {
     /// As routed experts of weight 1, in the launches of the routed experts.
@@ -65,12 +67,13 @@ pub enum SharedExpertPlan {
 
 impl SharedExpertPlan {
     /// Returns the plan for `tokens` tokens. `fusable`: shared experts are packed with the routed ones.
-    /// `separate`: weight types of the separate MLPs. `exchanges`: tokens are exchanged with other ranks
-    /// between routing and the sum; with an exchange the secondary stream makes a step 6 % slower (two H200,
-    /// DP attention with EP).
+    /// `separate`: weight types of the shared experts as separate MLPs. `exchanges`: tokens are exchanged
+    /// with other ranks between routing and the sum; with an exchange the secondary stream makes a step 6 %
+    /// slower (two H200, DP attention with EP).
     ///
-    /// A secondary stream costs two gaps between launches. For few rows, 16-bit weights are prefetched while
-    /// the preceding launches end, which is as fast; fp8 weights are not.
+    /// The secondary stream adds two gaps between launches. For few tokens, separate MLPs with 16-bit weights
+    /// are as fast, because their weights are prefetched while the preceding launches end; fp8 weights are
+    /// not prefetched.
     pub(crate) fn new(
         on_gpu: bool,
         tokens: usize,

@@ -1,8 +1,5 @@
 //! MLA (multi-head latent attention): one compressed KV row per token, from which all heads compute their
 //! keys and values. See `kernels/src/mla.rs`.
-//!
-//! Legend: T tokens, N query heads, C `kv_lora_rank`, P `qk_rope_head_dim`, M `qk_nope_head_dim`, V
-//! `v_head_dim`.
 
 use device::DType;
 use kernels::{
@@ -13,7 +10,7 @@ use kernels::{
 use crate::error::check_size;
 use crate::{AttentionShape, BatchView, KvPool, OpError, Ops, RopeTable, Tensor};
 
-/// W_UK and W_UV of each head, packed: they compute keys and values from compressed KV.
+/// W_UK and W_UV of each head, packed for the device. They compute keys and values from compressed KV.
 #[derive(Debug)]
 #[expect(clippy::struct_field_names, reason = "the names of the literature")]
 pub struct PackedMlaHeads {
@@ -22,12 +19,12 @@ pub struct PackedMlaHeads {
     w_uv: PackedGroup,
 }
 
-/// Weights and rotary table of MLA.
+/// Weights and rotary table of an MLA layer.
 #[derive(Debug, Clone, Copy)]
 pub struct MlaWeights<'a> {
-    /// Weight `[C]` of the norm of compressed KV.
+    /// Weight `[kv_lora_rank]` of the norm of compressed KV.
     pub norm: &'a Tensor,
-    /// Added to the mean square of the norm.
+    /// Epsilon of the norm, which is added to the mean square.
     pub eps: f32,
     /// Rotary cosines and sines by position.
     pub rope: &'a RopeTable,
@@ -50,7 +47,7 @@ impl PackedMlaHeads {
 }
 
 impl Ops {
-    /// Rejects MLA with a KV cache of `kv_dtype`, unless it is the activation type.
+    /// Checks that the KV cache type `kv_dtype` is the activation type, which MLA requires.
     pub fn check_mla(&self, kv_dtype: DType) -> Result<(), OpError> {
         if kv_dtype != self.dtype() {
             let (op, what) = ("MLA", "KV cache");
@@ -59,9 +56,9 @@ impl Ops {
         Ok(())
     }
 
-    /// Packs `kv_b [N (M + V), C]`, for each head the rows of its key (W_UK), then those of its value (W_UV).
-    /// In f32, the reference, absorbed attention multiplies queries by W_UK itself; other types use its
-    /// transpose, packed in addition.
+    /// Packs the weights `kv_b [heads · (qk_nope_head_dim + v_head_dim), kv_lora_rank]`: for each head, the
+    /// rows of its keys (W_UK), then those of its values (W_UV). In f32, the reference, absorbed attention
+    /// multiplies queries by W_UK itself. Other types use the transpose of W_UK, which is packed in addition.
     pub fn pack_mla_heads(
         &self,
         kv_b: &HostMat<'_>,
@@ -91,8 +88,9 @@ impl Ops {
         Ok(PackedMlaHeads { w_uk, w_uk_t, w_uv })
     }
 
-    /// MLA of queries `q [T, N (M + P)]` over compressed KV. `kv [T, C + P]` of the step's own tokens is
-    /// normed, rotated and written to the pool by slot (−1: not written). Returns `[T, N V]`.
+    /// MLA of the queries `q [tokens, heads · (qk_nope_head_dim + qk_rope_head_dim)]` over compressed KV. The
+    /// step's own compressed KV, `kv [tokens, kv_lora_rank + qk_rope_head_dim]`, is normed, rotated and
+    /// written to the pool by slot (−1: not written). Returns `[tokens, heads · v_head_dim]`.
     pub fn mla_attention(
         &self,
         mut q: Tensor,
@@ -125,7 +123,8 @@ impl Ops {
         Ok(o)
     }
 
-    /// Writes `kv [T, C + P]` to layer `layer` of the pool, as MLA would, without attention.
+    /// Writes `kv [tokens, kv_lora_rank + qk_rope_head_dim]` to layer `layer` of the pool, as
+    /// [`Ops::mla_attention`] does, without computing attention.
     pub fn mla_write_kv_only(
         &self,
         kv: &Tensor,
@@ -135,13 +134,14 @@ impl Ops {
         batch: &BatchView,
     ) -> Result<(), OpError> {
         let rope_dim = pool.mla_layout("mla_write_kv_only")?.rope_dim;
-        // The kernel rotates queries too: give it scratch queries of one head.
+        // The kernel rotates queries as well, so it gets scratch queries of one head.
         let mut scratch_q = self.scratch(kv.dtype(), &[kv.rows(), rope_dim])?;
         let write = mla_kv_write_args(kv, weights, batch, 1, layer)?;
         self.mla_kv_write(&mut scratch_q, pool, &write)
     }
 
-    /// Rotates `q` in place, and writes compressed KV, normed and rotated, to a layer of the pool.
+    /// Rotates the queries `q` in place, and writes compressed KV, normed and rotated, to a layer of the
+    /// pool.
     fn mla_kv_write(
         &self,
         q: &mut Tensor,
@@ -154,7 +154,8 @@ impl Ops {
     }
 }
 
-/// Arguments of the KV write of a batch, whose queries have `heads` heads, to layer `layer` of the pool.
+/// Returns the arguments of the KV write of a batch to layer `layer` of the pool. The queries of the batch
+/// have `heads` heads.
 fn mla_kv_write_args<'a>(
     kv: &'a Tensor,
     weights: &MlaWeights<'a>,
@@ -175,7 +176,7 @@ fn mla_kv_write_args<'a>(
     })
 }
 
-/// Returns `x [n, k]` as `[k, n]` in f32, little endian.
+/// Transposes `x [n, k]`: returns `[k, n]` in f32, little-endian.
 fn transpose(x: &HostMat<'_>) -> Vec<u8> {
     let (n, k) = (x.rows(), x.cols());
     let (mut row, mut bytes) = (vec![0f32; k], vec![0; n * k * 4]);

@@ -1,4 +1,4 @@
-//! Mixture of experts: T tokens, E experts, top-k experts per token.
+//! Mixture-of-experts ops: packing of experts, routing, EPLB mapping and expert MLPs.
 
 use device::DType;
 use kernels::{
@@ -10,12 +10,13 @@ use crate::error::check_size;
 use crate::launch_plan::SharedExpertPlan;
 use crate::{LayerLoadCounter, OpError, Ops, PackedLinear, Tensor};
 
-/// The experts that each token is routed to.
+/// Experts to which each token is routed, and their weights.
 #[derive(Debug)]
 pub struct ExpertRouting {
-    /// i32 `[T, k]`, best first; fused shared experts come after the routed ones.
+    /// Expert indices, i32 `[tokens, experts per token]`, best first; fused shared experts come after the
+    /// routed ones.
     pub experts: Tensor,
-    /// Routing weights, f32, of the same shape.
+    /// Routing weights, f32, with the shape of `experts`.
     pub weights: Tensor,
 }
 
@@ -29,25 +30,25 @@ pub struct ExpertsPerToken {
 }
 
 impl ExpertsPerToken {
-    /// `top_k` routed experts, and no fused shared experts.
+    /// Returns the selection of `top_k` routed experts without fused shared experts.
     #[must_use]
     pub fn routed(top_k: usize) -> Self {
         Self { top_k, shared: 0 }
     }
 }
 
-/// How a router's logits select experts and weights. See [`kernels::RouterRuleArgs`].
+/// Rule by which a router's logits select experts and their weights. See [`kernels::RouterRuleArgs`].
 #[derive(Debug)]
 pub struct RouterRule {
-    /// From logits to scores.
+    /// Function that computes scores from logits.
     pub score: RouterScore,
-    /// Score correction bias, added for the selection alone; f32 `[E]`.
+    /// Score correction bias, which is added to the scores for the selection alone; f32 `[experts]`.
     pub bias: Option<Tensor>,
-    /// Expert groups that are selected first.
+    /// Expert groups, some of which are selected before the experts (group-limited routing).
     pub groups: Option<ExpertGroups>,
-    /// Whether a token's weights are divided by their sum.
+    /// Whether the weights of a token are divided by their sum.
     pub renormalise: bool,
-    /// Factor of the final weights.
+    /// Factor by which the final weights are multiplied.
     pub scale: f32,
 }
 
@@ -60,7 +61,7 @@ impl RouterRule {
     }
 }
 
-/// The experts of one layer on this rank, packed.
+/// Experts of one layer on this rank, packed for the device.
 #[derive(Debug)]
 pub struct PackedExperts {
     first: usize,
@@ -79,8 +80,8 @@ impl PackedExperts {
         Self { shared, ..self }
     }
 
-    /// Adds a second copy of the shared experts: gate-up and down projections as one MLP of any linear
-    /// layers.
+    /// Adds a second copy of the shared experts: gate-up and down projections as one MLP of linear layers in
+    /// any format.
     #[must_use]
     pub fn with_separate_shared(self, separate: [PackedLinear; 2]) -> Self {
         Self { separate_shared: Some(separate), ..self }
@@ -92,9 +93,9 @@ impl PackedExperts {
         self.shared
     }
 
-    /// Returns gate-up and down projections of each shared expert in the packed memory of all experts, or of
-    /// all shared experts as one MLP. `None`: the device packs experts in a format of its own, and there is
-    /// no second copy.
+    /// Returns the gate-up and down projections of each shared expert in the packed memory of all experts;
+    /// or, if there is a second copy, the projections of all shared experts as one MLP. `None` = the device
+    /// packs experts in a format that linear layers cannot read, and there is no second copy.
     #[must_use]
     pub fn shared_linears(&self) -> Option<Vec<[PackedLinear; 2]>> {
         let linear = |weight| PackedLinear::new(weight, None);
@@ -127,7 +128,7 @@ impl PackedExperts {
         ExpertWeights { first_expert: self.first, gate_up: &self.gate_up, down: &self.down }
     }
 
-    /// Bytes of the weights on the device.
+    /// Size of the weights on the device, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let separate =
@@ -137,9 +138,10 @@ impl PackedExperts {
 }
 
 impl Ops {
-    /// Packs experts, the first of which has index `first_expert` in the layer; the model has the same number
-    /// in each of `layers` layers. For each expert, `gate_up` holds parts that stack to `[2 I, H]`, gate rows
-    /// first, and `down` one matrix `[H, I]`.
+    /// Packs experts, the first of which has index `first_expert` in its layer. The model has the same number
+    /// of experts in each of `layers` layers. For each expert, `gate_up` has parts that stack to `[2 ·
+    /// intermediate_size, hidden_size]`, gate rows first, and `down` has one matrix `[hidden_size,
+    /// intermediate_size]`.
     pub fn pack_experts(
         &self,
         first_expert: usize,
@@ -156,9 +158,9 @@ impl Ops {
         Ok(PackedExperts { first: first_expert, gate_up, down, shared: 0, separate_shared: None })
     }
 
-    /// Whether shared experts are packed with the routed experts of these projections, as in
-    /// [`Ops::pack_experts`]: false where routed experts run as an fp8 grouped GEMM with TMA, where separate
-    /// shared experts are always faster.
+    /// Whether shared experts are packed with the routed experts of these projections (arguments as in
+    /// [`Ops::pack_experts`]). It is false where routed experts run as an fp8 grouped GEMM with TMA, where
+    /// separate shared experts are always faster.
     #[must_use]
     pub fn packs_shared_experts(
         &self,
@@ -169,9 +171,9 @@ impl Ops {
         !self.device.has_fp8_tma_experts(gate_up, down, layers, self.dtype())
     }
 
-    /// Plans how shared experts are computed for `tokens` tokens. `gate_up`: first layers of the shared
-    /// experts as separate MLPs. `exchanges`: tokens are exchanged with other ranks between routing and the
-    /// sum.
+    /// Plans how shared experts are computed for `tokens` tokens. `gate_up`: gate-up projections of the
+    /// shared experts as separate MLPs. `exchanges`: tokens are exchanged with other ranks between routing
+    /// and the sum.
     pub fn plan_shared_experts<'a>(
         &self,
         tokens: usize,
@@ -184,8 +186,8 @@ impl Ops {
         SharedExpertPlan::new(on_gpu, tokens, experts.shared > 0, separate, exchanges)
     }
 
-    /// Routes each token by `rule` to its top-k experts, best first, then to the fused shared experts:
-    /// `logits` f32 `[T, E]`. `counter` counts the routed tokens.
+    /// Routes each token by `rule` to its top-k experts, best first, then to the fused shared experts.
+    /// `logits` is f32 `[tokens, experts]`. `counter` counts the tokens that are routed to each expert.
     pub fn moe_route(
         &self,
         logits: &Tensor,
@@ -220,7 +222,8 @@ impl Ops {
         Ok(ExpertRouting { experts, weights })
     }
 
-    /// [`Ops::moe_route`] and [`Ops::moe_mlp`] in one call, for callers that need no routing but its counts.
+    /// [`Ops::moe_route`] and [`Ops::moe_mlp`] in one call, for callers that need only the counts of the
+    /// routing.
     pub fn moe(
         &self,
         x: &Tensor,
@@ -248,8 +251,8 @@ impl Ops {
         self.moe_mlp(x, &self.moe_route(logits, per_token, rule, counter)?, experts)
     }
 
-    /// Uploads the EPLB map `physical_experts [E, 1 + max copies]`, row-major: number of copies of each
-    /// expert, then their physical experts.
+    /// Uploads the EPLB map `physical_experts`, row-major i32 `[experts, cols]`. The row of a logical expert
+    /// has its number of copies, then the physical experts of these copies.
     pub fn upload_placement(
         &self,
         physical_experts: &[i32],
@@ -262,8 +265,9 @@ impl Ops {
         Ok(tensor)
     }
 
-    /// Maps logical to physical experts by the EPLB map: `routing` then has physical experts. The copy is
-    /// chosen by the token's position: `positions [P]` are those of `tokens [T]`, or of all tokens in order.
+    /// Replaces the logical experts in `routing` by physical experts, as the EPLB map `physical_experts`
+    /// states. The position of a token selects one of several copies. `tokens` has the token index of each
+    /// row of `routing` (`None` = row `t` belongs to token `t`); `positions` has the position of each token.
     pub fn eplb_map_experts(
         &self,
         routing: &mut ExpertRouting,
@@ -284,8 +288,8 @@ impl Ops {
         )?)
     }
 
-    /// `y = Σ weight · down(silu(gate x) · up x)` over a token's experts on this rank in ascending
-    /// order, summed in f32: `x`, `y [T, H]`.
+    /// Expert MLPs: `y = Σ weight · down(silu(gate x) · up x)` over the experts of a token that are on this
+    /// rank, in ascending order, summed in f32. `x` and `y` are `[tokens, hidden_size]`.
     pub fn moe_mlp(
         &self,
         x: &Tensor,

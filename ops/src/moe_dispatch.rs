@@ -1,24 +1,25 @@
-//! Dispatch and combine of expert parallel (EP) MoE: each of this rank's T tokens is sent once to every rank
-//! with an expert of it.
+//! Dispatch and combine of expert parallel (EP) MoE: each token of this rank is sent once to every rank that
+//! has one of the token's experts.
 
 use device::DType;
 use kernels::{ExpertParallelLayout, MoeCombine, RowGather, TokenDispatch};
 
 use crate::{ExpertRouting, OpError, Ops, Tensor};
 
-/// The tokens that are sent to each rank.
+/// Dispatch plan of one layer: which tokens are sent to which rank.
 #[derive(Debug)]
 pub struct MoeDispatch {
-    /// i32 `[ranks · T]`: tokens for rank 0, ascending, then those for rank 1, and so on; the rest is
+    /// Tokens for rank 0, ascending, then those for rank 1, and so on; i32 `[ranks · tokens]`. The rest is
     /// undefined.
     tokens: Tensor,
-    /// i32 `[T, ranks]`: row of a token among the rows sent to a rank, -1 = the token is not sent there.
+    /// Row of a token among the rows sent to a rank, −1 = the token is not sent to that rank; i32 `[tokens,
+    /// ranks]`.
     row_of_token: Tensor,
     counts: Vec<usize>,
 }
 
 impl MoeDispatch {
-    /// Number of tokens for each rank.
+    /// Number of tokens that are sent to each rank.
     #[must_use]
     pub fn counts(&self) -> &[usize] {
         &self.counts
@@ -26,8 +27,8 @@ impl MoeDispatch {
 }
 
 impl Ops {
-    /// Computes which tokens go to which rank of `layout`; waits for the device, because the host needs the
-    /// counts.
+    /// Computes which tokens are sent to which rank of `layout`. Waits for the device, because the host needs
+    /// the counts.
     pub fn moe_dispatch(
         &self,
         routing: &ExpertRouting,
@@ -60,7 +61,8 @@ impl Ops {
         })
     }
 
-    /// Gathers the rows of `x [T, C]` in send order, `[n, C]`, in memory that holds `capacity_rows` rows.
+    /// Gathers the rows of `x [tokens, cols]` in send order, `[sent rows, cols]`, in memory that holds
+    /// `capacity_rows` rows.
     pub fn dispatch_rows(
         &self,
         x: &Tensor,
@@ -78,7 +80,7 @@ impl Ops {
     }
 
     /// Allocates a result like [`Ops::scratch`] in memory for `capacity_rows` rows, so that steps with other
-    /// numbers of rows reuse it.
+    /// numbers of rows reuse the memory.
     pub fn scratch_with_capacity(
         &self,
         capacity_rows: usize,
@@ -88,8 +90,8 @@ impl Ops {
         self.scratch(dtype, &[capacity_rows.max(shape[0]), shape[1]])?.first_rows(shape[0])
     }
 
-    /// Sums the ranks' results of each token, `x [n, H]` in send order, in the order of ranks in f32:
-    /// `[T, H]`.
+    /// Combines the results that the ranks return: sums the rows of each token in `x [sent rows,
+    /// hidden_size]` (in send order) in f32, in the order of ranks. Returns `[tokens, hidden_size]`.
     pub fn moe_combine_ranks(&self, x: &Tensor, dispatch: &MoeDispatch) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[dispatch.row_of_token.rows(), x.cols()])?;
         self.device.launch(

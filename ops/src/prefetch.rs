@@ -1,9 +1,10 @@
-//! Weight prefetch: a fused linear layer prefetches weights of the next fused linear layer, which is recorded
-//! from the order of launches.
+//! Weight prefetch: a fused linear layer prefetches the weights of the next fused linear layer, which is
+//! recorded from the order of launches.
 //!
 //! The first pass that launches two fused layers in sequence records the pair; later passes prefetch. Unfused
-//! layers and other ops that read weights or the KV cache interrupt the sequence: large prefills, which run
-//! first, launch layers unfused that decode steps fuse. Results never depend on what is recorded.
+//! layers and other ops that read weights or the KV cache interrupt the sequence, so that no pair is recorded
+//! across them: large prefills, which run first, launch some layers unfused that decode steps fuse. Results
+//! never depend on what is recorded.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -25,7 +26,7 @@ pub(crate) struct LaunchOrder {
     last: Mutex<Option<Arc<OnceLock<NextLinear>>>>,
 }
 
-/// Weights to prefetch.
+/// Weights of the next fused linear layer, which are prefetched.
 #[derive(Debug)]
 pub(crate) struct NextWeights {
     weight: Arc<PackedMatrix>,
@@ -33,8 +34,8 @@ pub(crate) struct NextWeights {
 }
 
 impl LaunchOrder {
-    /// Records the fused launch of `w`, with `silu_mul` or not. Returns the weights of the next launch, if it
-    /// is recorded.
+    /// Records the fused launch of `w`, with `silu_mul` or not. Returns the weights of the next fused launch,
+    /// if it is recorded.
     pub(crate) fn launch(&self, w: &PackedLinear, silu_mul: bool) -> Option<NextWeights> {
         if let Some(last) = self.replace(Some(Arc::clone(&w.next))) {
             last.get_or_init(|| NextLinear { weight: Arc::downgrade(&w.weight), silu_mul });
@@ -43,7 +44,7 @@ impl LaunchOrder {
         Some(NextWeights { weight: next.weight.upgrade()?, silu_mul: next.silu_mul })
     }
 
-    /// Records an unfused linear layer, or another op.
+    /// Records that an unfused linear layer or another op was launched.
     pub(crate) fn interrupt(&self) {
         self.replace(None);
     }

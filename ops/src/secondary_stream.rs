@@ -7,16 +7,16 @@ use device::DeviceStream;
 use crate::prefetch::LaunchOrder;
 use crate::{OpError, Ops};
 
-/// Ops on a secondary stream that overlaps the main stream of the [`Ops`] that made it; without a secondary
-/// stream on the device, they are launched on the main stream.
+/// Ops on a secondary stream that overlaps the main stream of the [`Ops`] that forked it. If the device has
+/// no secondary stream, they are launched on the main stream.
 ///
-/// They run after everything launched on the main stream before, and may read only memory that is not written
-/// until they are joined.
+/// The ops run after everything that was launched on the main stream before the fork. Until the join, they
+/// may read only memory that is not written meanwhile.
 #[derive(Debug)]
 #[must_use = "results are undefined until the stream is joined"]
 pub struct SecondaryStream {
     ops: Ops,
-    /// `None`: launches go to the main stream.
+    /// Secondary stream; `None` = ops are launched on the main stream.
     stream: Option<DeviceStream>,
 }
 
@@ -28,7 +28,7 @@ impl SecondaryStream {
         &self.ops
     }
 
-    /// Makes later launches of `ops`, the main stream, wait for the secondary stream.
+    /// Makes later launches on the main stream, that of `ops`, wait for the secondary stream.
     pub fn join(self, ops: &Ops) -> Result<(), OpError> {
         let joined = |stream| ops.device.stream_wait(&ops.stream, &stream);
         Ok(self.stream.map_or(Ok(()), joined)?)
@@ -36,14 +36,14 @@ impl SecondaryStream {
 }
 
 impl Ops {
-    /// Forks a secondary stream that waits for everything launched here so far.
+    /// Forks a secondary stream that waits for everything launched on this stream so far.
     pub fn secondary_stream(&self) -> Result<SecondaryStream, OpError> {
         let stream = self.device.secondary_stream();
         if let Some(stream) = &stream {
             self.device.stream_wait(stream, &self.stream)?;
         }
-        // Use a separate arena in either case, so that results have the same addresses when GPU timestamps
-        // turn the stream off.
+        // Use a separate arena even without a secondary stream, so that results have the same addresses when
+        // GPU timestamps turn the stream off.
         let ops = Self {
             device: self.device.clone(),
             stream: stream.unwrap_or(self.stream),

@@ -1,25 +1,23 @@
 //! State of running requests on the device: one sequence slot per request.
-//!
-//! S sequence slots, W block table width, L longest request, V vocabulary.
 
 use device::DType;
 use kernels::step::{LatestToken, SequenceSamplingParams, SequenceSlotArrays};
 
 use crate::{OpError, Ops, Tensor};
 
-/// Sequence slots on the device, all allocated at start. Their contents are copies: none is the only copy of
-/// its data.
+/// Sequence slots on the device, all allocated at start-up. All their contents are copies of data that exists
+/// elsewhere too.
 #[derive(Debug)]
 pub struct DeviceSequenceSlots {
-    latest: Tensor,             // i32 [S, 3]
-    pub(crate) tables: Tensor,  // i32 [S, W]
-    pub(crate) history: Tensor, // i32 [S, L]
-    masks: Tensor,              // i32 [S, ceil(V / 32)]
-    params: Tensor,             // i32 [S, 12]
+    latest: Tensor,             // i32 [seq_slots, 3]
+    pub(crate) tables: Tensor,  // i32 [seq_slots, width]
+    pub(crate) history: Tensor, // i32 [seq_slots, max_len]
+    masks: Tensor,              // i32 [seq_slots, ceil(vocab / 32)]
+    params: Tensor,             // i32 [seq_slots, 12]
 }
 
 impl DeviceSequenceSlots {
-    /// Allocates `seq_slots` zeroed sequence slots for requests of up to `max_len` tokens with block tables
+    /// Allocates `seq_slots` zeroed sequence slots, for requests of up to `max_len` tokens with block tables
     /// of `width` blocks.
     pub fn new(
         ops: &Ops,

@@ -1,8 +1,6 @@
-//! The arrays of a step on the device: staged by one copy, laid out by `prepare`, read by the forward pass,
-//! and filled with sampled tokens by `sample`. All are allocated at start, with full size and a fixed
-//! address.
-//!
-//! T tokens, R rows, Q logits rows.
+//! Device arrays of a step: one copy uploads the staged inputs, `prepare` lays out the arrays, the forward
+//! pass reads them, and `sample` adds the sampled tokens. All are allocated at start-up, with full size and a
+//! fixed address.
 
 use device::{CopyInFlight, DType, MatRef, PinnedBuffer};
 use kernels::step::{
@@ -15,24 +13,24 @@ use kernels::{
 
 use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, Tensor};
 
-/// Number of 32-bit words of a `SampledToken`.
+/// Size of a `SampledToken` in 32-bit words.
 const SAMPLE_WORDS: usize = size_of::<SampledToken>() / 4;
 
 // `StepBuffers::view` takes the first row of `row_facts` as sequence slots.
 const _: () = assert!(RowFact::SequenceSlot as usize == 0);
 
-/// Upper bounds of all steps.
+/// Maximum sizes of all steps, for which the step buffers are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSize {
-    /// Tokens per step.
+    /// Maximum number of tokens per step.
     pub tokens: usize,
-    /// Rows per step.
+    /// Maximum number of rows per step.
     pub rows: usize,
-    /// Logits rows per step.
+    /// Maximum number of logits rows per step.
     pub logits_rows: usize,
-    /// Top log-probabilities that a logits row can report.
+    /// Maximum number of top log-probabilities that a logits row can report.
     pub top_logprobs: usize,
-    /// Bytes of the stage (the step's input copy).
+    /// Size of the stage, which is the input copy of a step, in bytes.
     pub stage_bytes: usize,
     /// Token positions per KV block.
     pub block_tokens: usize,
@@ -40,16 +38,16 @@ pub struct StepSize {
     pub verification: DraftVerification,
 }
 
-/// Sizes that one step lays out: those of its stage, or larger ones for a captured graph.
+/// Sizes of one step: those of its staged inputs, or larger ones for a captured graph.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepShape {
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Logits rows.
+    /// Number of logits rows.
     pub logits_rows: usize,
-    /// Bounds of the rows; for a captured graph the bounds of all steps that replay it.
+    /// Upper bounds of the rows; for a captured graph, the bounds of all steps that replay it.
     pub bounds: RowBounds,
 }
 
@@ -57,21 +55,21 @@ pub struct StepShape {
 #[derive(Debug)]
 pub struct StepBuffers {
     pub(crate) size: StepSize,
-    pub(crate) stage: Tensor,     // i32 [1, bytes / 4]
-    pub(crate) ids: Tensor,       // i32 [1, T]
-    pub(crate) positions: Tensor, // i32 [1, T]
-    slots: Tensor,                // i64 [1, T]
-    cu_q: Tensor,                 // i32 [1, R + 1]
-    context_lens: Tensor,         // i32 [1, R]
-    row_facts: Tensor,            // i32 [facts, R]
-    logits_indices: Tensor,       // i32 [1, Q]
-    sampled: Tensor,              // i32 [Q, 4]
-    top_ids: Tensor,              // i32 [Q, top]
-    top_logprobs: Tensor,         // f32 [Q, top]
+    pub(crate) stage: Tensor,     // i32 [1, stage_bytes / 4]
+    pub(crate) ids: Tensor,       // i32 [1, tokens]
+    pub(crate) positions: Tensor, // i32 [1, tokens]
+    slots: Tensor,                // i64 [1, tokens]
+    cu_q: Tensor,                 // i32 [1, rows + 1]
+    context_lens: Tensor,         // i32 [1, rows]
+    row_facts: Tensor,            // i32 [facts, rows]
+    logits_indices: Tensor,       // i32 [1, logits_rows]
+    sampled: Tensor,              // i32 [logits_rows, 4]
+    top_ids: Tensor,              // i32 [logits_rows, top_logprobs]
+    top_logprobs: Tensor,         // f32 [logits_rows, top_logprobs]
 }
 
 impl StepBuffers {
-    /// Memory for steps up to `size`.
+    /// Allocates memory for steps up to `size`.
     pub fn new(ops: &Ops, size: StepSize) -> Result<Self, OpError> {
         let words = |n: usize| ops.zeros(DType::I32, &[1, n]);
         Ok(Self {
@@ -90,8 +88,8 @@ impl StepBuffers {
         })
     }
 
-    /// Starts the copy of a stage to the device. `memory` holds at least `stage_bytes` and is returned with
-    /// the finished copy.
+    /// Starts the copy of a stage to the device. `memory` must have at least `stage_bytes` bytes; the
+    /// finished copy returns it.
     pub fn upload(
         &mut self,
         ops: &Ops,
@@ -102,7 +100,7 @@ impl StepBuffers {
         Ok(ops.device.start_upload(&ops.stream, self.stage.buffer_mut()?, memory, bytes)?)
     }
 
-    /// Updates the sequence slots from the uploaded stage and lays out the step's arrays.
+    /// Updates the sequence slots from the uploaded stage, and lays out the arrays of the step.
     pub fn prepare(
         &mut self,
         ops: &Ops,
@@ -132,7 +130,8 @@ impl StepBuffers {
         Ok(())
     }
 
-    /// Returns the inputs of a forward pass over a prepared step: its batch, and the token ids `[T]`.
+    /// Returns the inputs of a forward pass over a prepared step: its batch, and the token ids, i32
+    /// `[tokens]`.
     pub fn view(
         &self,
         seq_slots: &DeviceSequenceSlots,
@@ -153,12 +152,13 @@ impl StepBuffers {
         Ok((batch, self.ids.narrow(&[tokens])?))
     }
 
-    /// Returns the sample positions of the first `n` logits rows (indices of the step's tokens), i32 `[n]`.
+    /// Returns the sample positions of the first `n` logits rows, as indices of the step's tokens, i32 `[n]`.
     pub fn logits_indices(&self, n: usize) -> Result<Tensor, OpError> {
         self.logits_indices.narrow(&[n])
     }
 
-    /// Samples a token for each of the first `n` logits rows from `logits` f32 `[n, V]`.
+    /// Samples a token for each row of `logits`, f32 `[logits rows, vocabulary]`: the first logits rows of
+    /// the step.
     pub fn sample(
         &mut self,
         ops: &Ops,
@@ -179,10 +179,9 @@ impl StepBuffers {
         Ok(())
     }
 
-    /// Samples from vocab-parallel logits: each rank has a `shard` of the vocabulary, f32
-    /// `[n, shard.cols]`;
-    /// `gather` all-gathers the candidates of all ranks. The logits rows must be supported as the device's
-    /// `vocab_parallel_support` states.
+    /// Samples from vocab-parallel logits: each rank has the logits of its `shard` of the vocabulary, f32
+    /// `[logits rows, shard.cols]`; `gather` all-gathers the candidates of all ranks.
+    /// `vocab_parallel_support` of the device states which logits rows are supported.
     pub fn sample_vocab_parallel(
         &mut self,
         ops: &Ops,
@@ -220,7 +219,7 @@ impl StepBuffers {
         Ok(SamplerArgs { stage, prepared, outputs })
     }
 
-    /// Returns the stage of a prepared step, and the positions of its tokens, i32 `[1, T]`.
+    /// Returns the stage of a prepared step, and the positions of its tokens, i32 `[1, maximum tokens]`.
     pub(crate) fn staged(&self) -> Result<(MatRef<'_>, MatRef<'_>), OpError> {
         Ok((self.stage.mat()?, self.positions.mat()?))
     }
@@ -235,8 +234,8 @@ impl StepBuffers {
         })
     }
 
-    /// Starts the copy of the first `logits_rows` sampled tokens to the host, and of their top
-    /// log-probabilities if `with_top_logprobs`.
+    /// Starts the copy of the first `logits_rows` sampled tokens to the host. Their top log-probabilities are
+    /// copied as well if `with_top_logprobs`.
     pub fn download(
         &self,
         ops: &Ops,
@@ -265,14 +264,14 @@ impl StepBuffers {
     }
 }
 
-/// Arguments of the sampler besides logits and sequence slots.
+/// Arguments of the sampler, except the logits and the sequence slots.
 struct SamplerArgs<'a> {
     stage: StageView<'a>,
     prepared: PreparedStep<'a>,
     outputs: SamplerOutputArrays<'a>,
 }
 
-/// Host memory for the sampler outputs of one step.
+/// Pinned host memory for the sampler outputs of one step.
 #[derive(Debug)]
 pub struct SamplerOutputMemory {
     sampled: PinnedBuffer,
@@ -280,7 +279,7 @@ pub struct SamplerOutputMemory {
     top_logprobs: PinnedBuffer,
 }
 
-/// Sampler outputs whose copy to the host is in flight.
+/// Sampler outputs that are being copied to the host.
 #[derive(Debug)]
 pub struct SamplerOutputsInFlight {
     sizes: SamplerOutputSizes,
@@ -289,7 +288,7 @@ pub struct SamplerOutputsInFlight {
     top_logprobs: OutputTransfer,
 }
 
-/// Sizes of the sampler outputs.
+/// Sizes of the sampler outputs of one step.
 #[derive(Debug, Clone, Copy)]
 struct SamplerOutputSizes {
     logits_rows: usize,
@@ -297,7 +296,7 @@ struct SamplerOutputSizes {
     top: usize,
 }
 
-/// Host memory of one output array: idle if the step does not need the array.
+/// Host memory of one output array: `Idle` if the array is not copied to the host in this step.
 #[derive(Debug)]
 enum OutputTransfer {
     Idle(PinnedBuffer),
@@ -357,14 +356,14 @@ impl SamplerOutputs {
         ids.into_iter().zip(values).map(pair)
     }
 
-    /// Returns the memory, to be reused by another step.
+    /// Returns the host memory, to be reused for another step.
     #[must_use]
     pub fn into_memory(self) -> SamplerOutputMemory {
         self.memory
     }
 }
 
-/// Views a stage tensor as kernels read it.
+/// Returns a view of a stage tensor for kernels.
 fn view(stage: &Tensor, shape: StepShape) -> Result<StageView<'_>, OpError> {
     let StepShape { tokens, rows, logits_rows, .. } = shape;
     Ok(StageView { bytes: stage.mat()?, rows, tokens, logits_rows })

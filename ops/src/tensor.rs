@@ -7,9 +7,9 @@ use device::{DType, MatMut, MatRef};
 use crate::OpError;
 use crate::arena::TensorStorage;
 
-/// Contiguous, row-major elements on the device. A view is a matrix of `rows() × cols()`, the last dimension
-/// being the columns. Owns its memory, or shares it with the tensor that it was narrowed from; while shared
-/// it cannot be written.
+/// Contiguous, row-major elements on the device. Kernels view it as a matrix of `rows() × cols()`, whose
+/// columns are the last dimension. A tensor owns its memory, or shares it with the tensor that it was
+/// narrowed from; while the memory is shared, it cannot be written.
 #[derive(Debug)]
 pub struct Tensor {
     storage: Arc<TensorStorage>,
@@ -22,7 +22,7 @@ impl Tensor {
         Self { storage: Arc::new(storage), dtype, shape: shape.to_vec() }
     }
 
-    /// Sizes, outermost first.
+    /// Sizes of the dimensions, outermost first.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
@@ -40,7 +40,7 @@ impl Tensor {
         self.shape.split_last().map_or(1, |(_, outer)| outer.iter().product())
     }
 
-    /// The last dimension.
+    /// Size of the last dimension.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
@@ -68,8 +68,8 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Returns a view of the first elements, enough for `shape`. Neither tensor can be written until one of
-    /// them is dropped.
+    /// Returns a tensor of the first elements, as many as `shape` has. It shares the memory, so neither
+    /// tensor can be written until one of them is dropped.
     pub fn narrow(&self, shape: &[usize]) -> Result<Self, OpError> {
         if shape.iter().product::<usize>() > self.len() {
             let (got, expected) = (shape.to_vec(), self.shape.clone());
@@ -88,12 +88,12 @@ impl Tensor {
         Ok(self)
     }
 
-    /// View for kernels, `[rows, cols]`.
+    /// Returns a view for kernels that read the tensor, `[rows, cols]`.
     pub fn mat(&self) -> Result<MatRef<'_>, OpError> {
         Ok(self.storage.buffer().mat(self.dtype, self.rows(), self.cols())?)
     }
 
-    /// View for kernels that write.
+    /// Returns a view for kernels that write the tensor, `[rows, cols]`.
     pub fn mat_mut(&mut self) -> Result<MatMut<'_>, OpError> {
         let (dtype, rows, cols) = (self.dtype, self.rows(), self.cols());
         Ok(self.buffer_mut()?.mat_mut(dtype, rows, cols)?)

@@ -1,4 +1,4 @@
-//! Weights in the device's format, packed once at load.
+//! Weights in the device's format, packed once when the model is loaded.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,16 +8,16 @@ use kernels::PackedMatrix;
 use crate::Tensor;
 use crate::prefetch::NextLinear;
 
-/// A linear layer `y = x Wᵀ + bias`, packed for the device.
+/// Linear layer `y = x Wᵀ + bias`, packed for the device.
 ///
-/// Made by [`Ops::pack_linear`](crate::Ops::pack_linear) from one or several stacked matrices
-/// (q | k | v, gate | up). Cloning shares the weights.
+/// Made by [`Ops::pack_linear`](crate::Ops::pack_linear) from one or several stacked matrices (q | k | v,
+/// gate | up). Cloning shares the weights.
 #[derive(Debug, Clone)]
 pub struct PackedLinear {
     pub(crate) weight: Arc<PackedMatrix>,
-    /// f32 `[N]`.
+    /// Bias, f32 `[outputs]`.
     pub(crate) bias: Option<Arc<Tensor>>,
-    /// The linear layer that is launched after this one.
+    /// Fused linear layer that is launched after this one, once it is recorded.
     pub(crate) next: Arc<OnceLock<NextLinear>>,
 }
 
@@ -44,21 +44,23 @@ impl PackedLinear {
         self.weight.dtype()
     }
 
-    /// Bytes of the weights on the device.
+    /// Size of the weights on the device, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.weight.bytes()
     }
 
-    /// Returns the rows of the weight as an embedding table: a tied head is stored once, packed, and the
-    /// lookup gathers from its panels. `first` is the vocabulary id of row 0 on this rank.
+    /// Returns the rows of the weight as an embedding table. An LM head that is tied to the embedding is
+    /// stored once, packed, and the lookup gathers rows from its panels. `first` is the vocabulary id of row
+    /// 0 on this rank.
     #[must_use]
     pub fn tied_embedding(&self, first: usize) -> EmbeddingTable {
         EmbeddingTable { table: EmbeddingStorage::Packed(self.weight.clone()), first }
     }
 }
 
-/// Token embeddings; ids outside this rank's shard give zeros, so that an all-reduce completes them.
+/// Token embeddings. Ids outside this rank's vocabulary shard give zeros, so that an all-reduce sums to the
+/// embedding.
 #[derive(Debug, Clone)]
 pub struct EmbeddingTable {
     pub(crate) table: EmbeddingStorage,
@@ -72,13 +74,14 @@ pub(crate) enum EmbeddingStorage {
 }
 
 impl EmbeddingTable {
-    /// Makes a table `[V, H]` that is not a tied head; `first` is the vocabulary id of row 0 on this rank.
+    /// Creates an embedding table that is not tied to an LM head, `[vocabulary shard, hidden_size]`. `first`
+    /// is the vocabulary id of row 0 on this rank.
     #[must_use]
     pub fn from_rows(table: Tensor, first: usize) -> Self {
         Self { table: EmbeddingStorage::Rows(Arc::new(table)), first }
     }
 
-    /// Width of a row.
+    /// Hidden size: width of a row.
     #[must_use]
     pub fn hidden(&self) -> usize {
         match &self.table {

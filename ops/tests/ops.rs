@@ -1,4 +1,4 @@
-//! Ops through their public API: packing, tied embeddings, the step arena, attention over a pool.
+//! Tests of ops through their public API: packing, tied embeddings, the step arena, attention over a KV pool.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
@@ -35,7 +35,7 @@ fn stacked_parts_and_slices_are_one_matrix() {
         let ops = ops(dtype);
         let (q, k) = (numbers(40, 12, 1), numbers(8, 12, 2));
         let (q_bytes, k_bytes) = (bytes(&q), bytes(&k));
-        // A rank's shard: rows [8, 40) of the first matrix and inputs [4, 12) of both.
+        // Shard of one rank: rows [8, 40) of the first matrix and inputs [4, 12) of both matrices.
         let parts = [
             host(&q_bytes, 40, 12).row_range(8, 32).column_range(4, 8),
             host(&k_bytes, 8, 12).column_range(4, 8),
@@ -90,7 +90,7 @@ fn results_reuse_memory_in_the_same_order() {
     assert_eq!(again, later, "equal steps get equal addresses");
 }
 
-/// One request of `len` tokens in blocks 2, 0, 1, ..; in chunks of one token, in larger chunks and at once.
+/// One request of `len` tokens in blocks 2, 0, 1, ..: in chunks of one token, in larger chunks and at once.
 #[test]
 fn paged_attention_is_independent_of_chunking() {
     let (heads, kv_heads, dim, len) = (4, 2, 16, 40usize);
@@ -138,7 +138,7 @@ fn paged_attention_is_independent_of_chunking() {
                 let o = ops.paged_attention(&q, &shape, &pool, &batch).unwrap();
                 out.extend(ops.read_f32(&o).unwrap());
             }
-            // Value of the last token, second head, as stored in the pool.
+            // Value of the last token and second head, as stored in the pool.
             let (_, value) = pool.read_slot(&ops, 0, slot(len - 1) as usize, 1).unwrap();
             assert_eq!(value, qkv[len * width - dim..]);
             assert!(pool.read_slot(&ops, 0, 64, 0).is_err());
