@@ -2,7 +2,7 @@
 
 use protocol::{RequestId, SequenceSlot};
 
-use crate::{SpeculationError, WorldError};
+use crate::{ParallelConfigError, SpeculationError};
 
 /// Failure of an executor. Every failure is final: the executor cannot be used after it.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +18,7 @@ pub enum ExecutorError {
     Op(#[from] ops::OpError),
     /// The parallel configuration does not fit the model.
     #[error(transparent)]
-    World(#[from] WorldError),
+    World(#[from] ParallelConfigError),
     /// The ranks failed to join their groups, or a collective failed.
     #[error(transparent)]
     Collective(#[from] collectives::CollectiveError),

@@ -5,7 +5,7 @@ use crate::model_context::ModelContext;
 use crate::open_device::OpenedDevice;
 use crate::spec_decode::{self, ProposerModel};
 use crate::step::{
-    self, CapturePlan, PendingStep, StepGraphs, StepLimits, StepState, StepStateSize,
+    self, GraphCapturePlan, PendingStep, StepGraphs, StepLimits, StepState, StepStateSize,
     TokenBitmaskSource, UnconstrainedBitmasks,
 };
 use crate::trace::{StepTracer, TraceSession};
@@ -346,10 +346,10 @@ impl Executor {
         self.capture_plan().shapes(self.config.settings.max_model_len as usize)
     }
 
-    fn capture_plan(&self) -> CapturePlan {
+    fn capture_plan(&self) -> GraphCapturePlan {
         let settings = &self.config.settings;
         if !self.model.ops.device().captures_graphs() {
-            return CapturePlan::default();
+            return GraphCapturePlan::default();
         }
         let tokens_per_row = self.tokens_per_row();
         let max_rows =
@@ -361,7 +361,7 @@ impl Executor {
             |config: SpeculativeConfig| matches!(config.method, SpeculativeMethod::Ngram { .. });
         let also_without_drafts =
             settings.speculative.is_some_and(is_ngram) && !settings.parallel.lockstep();
-        CapturePlan { rows, tokens_per_row, also_without_drafts }
+        GraphCapturePlan { rows, tokens_per_row, also_without_drafts }
     }
 
     fn state(&self, blocks: u32) -> Result<StepState, ExecutorError> {

@@ -22,7 +22,7 @@ pub(crate) struct OpenedDevice {
 
 /// The device to open, and its options.
 #[derive(Debug)]
-pub(crate) struct DeviceRequest<'a> {
+pub(crate) struct DeviceOpenOptions<'a> {
     /// Kind of device.
     pub(crate) device: DeviceKind,
     /// Paths of the driver libraries; `None` = those that the system installs.
@@ -45,7 +45,7 @@ pub(crate) fn open(settings: &ExecutorSettings) -> Result<OpenedDevice, Executor
         DeviceKind::Cpu => Some(cpu_threads(settings)),
         DeviceKind::Rocm | DeviceKind::Cuda => settings.threads.map(|n| n as usize),
     };
-    open_device(&DeviceRequest {
+    open_device(&DeviceOpenOptions {
         device: settings.device,
         libraries: settings.libraries.as_ref(),
         gpu: settings.gpus.get(rank).map_or(rank, |&gpu| gpu as usize),
@@ -56,7 +56,7 @@ pub(crate) fn open(settings: &ExecutorSettings) -> Result<OpenedDevice, Executor
 }
 
 /// Opens a device.
-pub(crate) fn open_device(request: &DeviceRequest<'_>) -> Result<OpenedDevice, ExecutorError> {
+pub(crate) fn open_device(request: &DeviceOpenOptions<'_>) -> Result<OpenedDevice, ExecutorError> {
     let (api, system) = match request.device {
         DeviceKind::Cpu => {
             let threads = request.threads.unwrap_or(0);

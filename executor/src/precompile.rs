@@ -3,14 +3,14 @@
 
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
-use crate::step::{DeviceState, StepLaunch};
+use crate::step::{StepDeviceState, StepLaunch};
 use ops::{DraftBuffers, RowBounds, StepShape};
 use protocol::StepTiming;
 
 /// Launches a step of each shape in a dry run. `progress` gets the numbers of compiled and of all modules.
 pub(crate) fn precompile(
     model: &ModelContext,
-    device: &mut DeviceState,
+    device: &mut StepDeviceState,
     shapes: impl IntoIterator<Item = StepShape>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ExecutorError> {

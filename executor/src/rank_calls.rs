@@ -10,7 +10,7 @@ const RUNS_PER_LINE: usize = 8;
 
 /// Newest collectives of one rank in one communication group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankCalls {
+pub struct RankCallHistory {
     /// Kind of the communication group: `tp` or `dp`.
     pub axis: &'static str,
     /// Global rank.
@@ -19,7 +19,7 @@ pub struct RankCalls {
     pub calls: Vec<CollectiveCall>,
 }
 
-impl RankCalls {
+impl RankCallHistory {
     /// Formats all calls as lines of a few hundred bytes. Successive calls that differ only in their sequence
     /// numbers are merged into one run.
     #[must_use]
@@ -41,7 +41,7 @@ fn run(calls: &[CollectiveCall]) -> String {
     }
 }
 
-impl fmt::Display for RankCalls {
+impl fmt::Display for RankCallHistory {
     /// Formats the newest call, for a log line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} rank {}: ", self.axis, self.rank.0)?;
@@ -64,7 +64,7 @@ mod tests {
     }
 
     fn lines(calls: Vec<CollectiveCall>) -> Vec<String> {
-        RankCalls { axis: "tp", rank: Rank(3), calls }.lines()
+        RankCallHistory { axis: "tp", rank: Rank(3), calls }.lines()
     }
 
     #[test]

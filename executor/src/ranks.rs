@@ -9,12 +9,12 @@ use models::sharding::{ParallelRank, ParallelRanks};
 use models::{ModelConfig, check_split};
 use protocol::{ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, StartupPhase};
 
-use crate::rank_calls::RankCalls;
+use crate::rank_calls::RankCallHistory;
 use crate::{ExecutorError, PhaseProgress};
 
 /// Reason why a parallel configuration cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum WorldError {
+pub enum ParallelConfigError {
     /// The parallel configuration has no ranks, or the rank is not one of them.
     #[error("rank {rank} is outside the world of {tp_size} x {dp_size} ranks")]
     Rank {
@@ -53,15 +53,17 @@ pub fn check_world(
     placement: Option<&ExpertPlacement>,
 ) -> Result<(), ExecutorError> {
     let ParallelConfig { tp_size, dp_size, expert_parallel } = parallel;
-    let reject = |error: WorldError| Err(error.into());
+    let reject = |error: ParallelConfigError| Err(error.into());
     if tp_size == 0 || dp_size == 0 {
-        return reject(WorldError::Rank { rank: 0, tp_size, dp_size });
+        return reject(ParallelConfigError::Rank { rank: 0, tp_size, dp_size });
     }
     if model.eagle.is_some() {
-        return reject(WorldError::DraftModelOnly { architecture: model.architecture.name() });
+        return reject(ParallelConfigError::DraftModelOnly {
+            architecture: model.architecture.name(),
+        });
     }
     if expert_parallel && model.moe.is_none() {
-        return reject(WorldError::NoExperts);
+        return reject(ParallelConfigError::NoExperts);
     }
     Ok(check_split(model, &ranks(parallel, Rank(0))?, placement)?)
 }
@@ -80,10 +82,13 @@ pub fn check_draft_world(
 }
 
 /// Returns the tensor parallel and expert parallel ranks of a global rank.
-pub(crate) fn ranks(parallel: ParallelConfig, rank: Rank) -> Result<ParallelRanks, WorldError> {
+pub(crate) fn ranks(
+    parallel: ParallelConfig,
+    rank: Rank,
+) -> Result<ParallelRanks, ParallelConfigError> {
     let ParallelConfig { tp_size, dp_size, expert_parallel } = parallel;
     if rank.0 >= parallel.world_size() {
-        return Err(WorldError::Rank { rank: rank.0, tp_size, dp_size });
+        return Err(ParallelConfigError::Rank { rank: rank.0, tp_size, dp_size });
     }
     let tp = ParallelRank { rank: usize::from(rank.0 % tp_size), size: usize::from(tp_size) };
     let world =
@@ -113,7 +118,7 @@ pub(crate) fn groups(
     }
     let phase = StartupPhase::Join;
     progress(PhaseProgress { phase, done: 0, total: 1 });
-    let no_rendezvous = WorldError::NoRendezvous { ranks: (tp.size * dp.size) as u16 };
+    let no_rendezvous = ParallelConfigError::NoRendezvous { ranks: (tp.size * dp.size) as u16 };
     let path = settings.rendezvous.as_deref().ok_or(no_rendezvous)?;
     let rendezvous = collectives::SharedMemoryRendezvous::open(path, &sizes(parallel))?;
     let join = |group: usize,
@@ -194,9 +199,9 @@ impl RankRendezvous {
     /// Returns the newest collectives of every rank, finished or not: their sequence numbers show the
     /// straggler.
     #[must_use]
-    pub fn calls(&self) -> Vec<RankCalls> {
+    pub fn calls(&self) -> Vec<RankCallHistory> {
         let [tp_size, dp_size] = [self.parallel.tp_size, self.parallel.dp_size].map(usize::from);
-        let rank = |axis, group, rank, of_world| RankCalls {
+        let rank = |axis, group, rank, of_world| RankCallHistory {
             axis,
             rank: Rank(of_world as u16),
             calls: self.memory.call_history(group, rank),

@@ -49,7 +49,7 @@ where
     };
     let step = Cell::new(None);
     let result = catch(|| serve(config, &mut receiver, &outbox, &step));
-    if let Err(ServeExit::Failed(text)) = result {
+    if let Err(ExecutorExitReason::Failed(text)) = result {
         report_fault(&outbox, step.get(), text);
     }
     drop(outbox);
@@ -69,12 +69,12 @@ enum OutboxMessage {
 }
 
 /// Reason why the executor stopped serving.
-enum ServeExit {
+enum ExecutorExitReason {
     Closed,
     Failed(String),
 }
 
-impl<E: Into<ExecutorError>> From<E> for ServeExit {
+impl<E: Into<ExecutorError>> From<E> for ExecutorExitReason {
     fn from(error: E) -> Self {
         match error.into() {
             ExecutorError::Link(LinkError::Closed) => Self::Closed,
@@ -83,10 +83,10 @@ impl<E: Into<ExecutorError>> From<E> for ServeExit {
     }
 }
 
-/// Converts a panic of `work` into `ServeExit::Failed`.
-fn catch(work: impl FnOnce() -> Result<(), ServeExit>) -> Result<(), ServeExit> {
+/// Converts a panic of `work` into `ExecutorExitReason::Failed`.
+fn catch(work: impl FnOnce() -> Result<(), ExecutorExitReason>) -> Result<(), ExecutorExitReason> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        Err(ServeExit::Failed(format!("panic: {}", panic_text(panic.as_ref()))))
+        Err(ExecutorExitReason::Failed(format!("panic: {}", panic_text(panic.as_ref()))))
     })
 }
 
@@ -166,7 +166,7 @@ fn finish(submitted: SubmittedStep, reports_outputs: bool) -> Result<ExecutorEve
         Ok(())
     });
     match (result, output) {
-        (Err(ServeExit::Failed(text)), _) => Err(text),
+        (Err(ExecutorExitReason::Failed(text)), _) => Err(text),
         (_, Some(output)) if reports_outputs => Ok(ExecutorEvent::StepOutput(output)),
         (_, Some(output)) => Ok(done(&output)),
         (_, None) => Err("a step ended without an output".to_owned()),
@@ -185,7 +185,7 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     link: &mut R,
     outbox: &SyncSender<OutboxMessage>,
     step: &Cell<Option<StepId>>,
-) -> Result<(), ServeExit> {
+) -> Result<(), ExecutorExitReason> {
     let epoch = config.settings.epoch;
     // A restarted executor does not have the profile commands that its predecessor received, so it records no
     // trace until the next command.
@@ -196,7 +196,7 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     send(outbox, ExecutorEvent::WeightsLoaded(executor.weights_digest()))?;
     let warm_up_report = executor.warm_up(&mut |progress| progress_reporter.send(progress))?;
     if progress_reporter.closed {
-        return Err(ServeExit::Closed);
+        return Err(ExecutorExitReason::Closed);
     }
     send(outbox, ExecutorEvent::WarmUpDone(warm_up_report))?;
     let mut commands = CommandInbox::new(link);
@@ -211,13 +211,13 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
                     let trace = executor.begin_trace()?;
                     outbox
                         .send(OutboxMessage::Trace(Some(trace), false))
-                        .map_err(|_| ServeExit::Closed)?;
+                        .map_err(|_| ExecutorExitReason::Closed)?;
                 }
                 send(outbox, ExecutorEvent::Ready(ready))?;
             }
             Some(ExecutorCommand::Profile { enabled }) => {
                 let outgoing = profile(&mut executor, enabled);
-                outbox.send(outgoing).map_err(|_| ServeExit::Closed)?;
+                outbox.send(outgoing).map_err(|_| ExecutorExitReason::Closed)?;
             }
             Some(ExecutorCommand::Batch(batch)) if batch.epoch != epoch => {
                 tracing::warn!(
@@ -230,7 +230,7 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
                 step.set(Some(batch.step));
                 let submitted = executor.submit_with_bitmasks(&batch, &mut commands)?;
                 let outgoing = OutboxMessage::Step(batch.step, submitted);
-                outbox.send(outgoing).map_err(|_| ServeExit::Closed)?;
+                outbox.send(outgoing).map_err(|_| ExecutorExitReason::Closed)?;
                 step.set(None);
             }
         }
@@ -270,8 +270,11 @@ fn hello(config: &ExecutorConfig) -> ExecutorHello {
     }
 }
 
-fn send(outbox: &SyncSender<OutboxMessage>, message: ExecutorEvent) -> Result<(), ServeExit> {
-    outbox.send(OutboxMessage::Message(message)).map_err(|_| ServeExit::Closed)
+fn send(
+    outbox: &SyncSender<OutboxMessage>,
+    message: ExecutorEvent,
+) -> Result<(), ExecutorExitReason> {
+    outbox.send(OutboxMessage::Message(message)).map_err(|_| ExecutorExitReason::Closed)
 }
 
 /// Sends progress reports of start-up phases at a limited rate. A closed link is detected at the end of a

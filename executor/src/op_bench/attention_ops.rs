@@ -2,7 +2,7 @@
 //!
 //! Legend: T tokens, N query heads, K KV heads, D head size, C keys of a row.
 
-use super::kv_batches::{PoolSize, RowShape, rope_table};
+use super::kv_batches::{KvPoolSize, UniformBatchShape, rope_table};
 use super::random_weights::{activations, norm};
 use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
@@ -10,7 +10,7 @@ use ops::{AttentionShape, BatchView, KvLayout, KvPool, Ops, QkRopeWeights, RopeT
 
 /// Inputs that all timed launches of the GQA ops share.
 struct AttentionBench {
-    pool: PoolSize,
+    pool: KvPoolSize,
     kv: KvPool,
     rope: RopeTable,
     qk_norm: Option<Tensor>,
@@ -29,9 +29,10 @@ impl AttentionBench {
         let (heads, kv_heads, head_dim) = (model.heads, model.kv_heads, model.head_dim);
         let tokens = runner.token_counts().max().unwrap_or(1);
         let context = config.context as usize;
-        let longest = RowShape { rows: tokens, new_tokens: 1, context: context.max(tokens) };
+        let longest =
+            UniformBatchShape { rows: tokens, new_tokens: 1, context: context.max(tokens) };
         let token_bytes = 2 * kv_heads * head_dim * runner.element_bytes();
-        let pool = PoolSize::new(longest, config.block_tokens as usize, token_bytes);
+        let pool = KvPoolSize::new(longest, config.block_tokens as usize, token_bytes);
         let layout = KvLayout {
             layers: 1,
             blocks: pool.blocks,
@@ -77,13 +78,13 @@ impl AttentionBench {
     }
 
     /// Returns the bytes of a row of activations, for `element` bytes per element.
-    fn widths(&self, element: usize) -> RowBytes {
-        RowBytes { qkv: self.qkv_width * element, query: self.query_width * element }
+    fn widths(&self, element: usize) -> ActivationRowBytes {
+        ActivationRowBytes { qkv: self.qkv_width * element, query: self.query_width * element }
     }
 
     /// Cost of attention alone: it reads the queries, and the keys and values of the whole context, and
     /// writes the outputs.
-    fn attention_cost(&self, rows: RowShape, element: usize) -> OpCost {
+    fn attention_cost(&self, rows: UniformBatchShape, element: usize) -> OpCost {
         let keys = rows.rows * rows.context * self.pool.token_bytes;
         let bytes = keys + 2 * rows.tokens() * self.widths(element).query;
         OpCost { bytes: bytes as u64, flops: (4 * rows.pairs() * self.query_width) as u64 }
@@ -97,7 +98,7 @@ impl AttentionBench {
 }
 
 /// Bytes of a row of activations.
-struct RowBytes {
+struct ActivationRowBytes {
     /// Bytes of queries, keys and values together.
     qkv: usize,
     /// Bytes of the queries.
@@ -113,10 +114,14 @@ pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let bench = AttentionBench::new(runner)?;
     let context = runner.config().context as usize;
     for tokens in runner.token_counts() {
-        time_paged_decode(runner, &bench, RowShape { rows: tokens, new_tokens: 1, context })?;
+        time_paged_decode(
+            runner,
+            &bench,
+            UniformBatchShape { rows: tokens, new_tokens: 1, context },
+        )?;
     }
     for tokens in runner.token_counts().filter(|&tokens| tokens > 1) {
-        let rows = RowShape { rows: 1, new_tokens: tokens, context: tokens };
+        let rows = UniformBatchShape { rows: 1, new_tokens: tokens, context: tokens };
         time_attention(runner, &bench, "attention_prefill", rows)?;
     }
     Ok(())
@@ -126,7 +131,7 @@ pub(super) fn time(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
 fn time_paged_decode(
     runner: &mut OpRunner<'_>,
     bench: &AttentionBench,
-    rows: RowShape,
+    rows: UniformBatchShape,
 ) -> Result<(), ExecutorError> {
     let (ops, element, tokens) = (runner.ops(), runner.element_bytes(), rows.tokens());
     let batches = bench.pool.batches(ops, rows)?;
@@ -157,7 +162,7 @@ fn time_attention(
     runner: &mut OpRunner<'_>,
     bench: &AttentionBench,
     op: &'static str,
-    rows: RowShape,
+    rows: UniformBatchShape,
 ) -> Result<(), ExecutorError> {
     if !runner.is_selected(op) {
         return Ok(());
@@ -174,6 +179,6 @@ fn time_attention(
 }
 
 /// Formats the shape of a batch for the report: rows, new tokens per row, keys per row.
-pub(super) fn sizes(rows: RowShape) -> String {
+pub(super) fn sizes(rows: UniformBatchShape) -> String {
     format!("{} x {} of {}", rows.rows, rows.new_tokens, rows.context)
 }

@@ -13,7 +13,7 @@ pub(super) const LM_HEAD_TOKENS_MAX: usize = 512;
 
 /// Output of a linear layer, including its fused epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LinearKind {
+pub(super) enum LinearEpilogue {
     /// `y = x Wᵀ`.
     Plain,
     /// `y = silu(gate) · up`, where gate and up are the halves of the outputs.
@@ -29,7 +29,7 @@ pub(super) struct LinearOp {
     pub(super) inputs: usize,
     /// Number of outputs. A gated layer counts gate and up outputs together.
     pub(super) outputs: usize,
-    pub(super) kind: LinearKind,
+    pub(super) kind: LinearEpilogue,
     /// Number of layers of the model that contain this linear layer.
     pub(super) layers: usize,
     /// Maximum number of tokens to measure.
@@ -39,7 +39,7 @@ pub(super) struct LinearOp {
 impl LinearOp {
     /// Creates a linear layer without epilogue.
     pub(super) fn plain(op: &'static str, inputs: usize, outputs: usize, layers: usize) -> Self {
-        Self { op, inputs, outputs, kind: LinearKind::Plain, layers, tokens_max: usize::MAX }
+        Self { op, inputs, outputs, kind: LinearEpilogue::Plain, layers, tokens_max: usize::MAX }
     }
 
     /// Creates a fused gate and up projection with `intermediate` outputs each.
@@ -49,15 +49,15 @@ impl LinearOp {
         intermediate: usize,
         layers: usize,
     ) -> Self {
-        let kind = LinearKind::GatedSilu;
+        let kind = LinearEpilogue::GatedSilu;
         Self { kind, ..Self::plain(op, inputs, 2 * intermediate, layers) }
     }
 
     fn launch(&self, ops: &Ops, x: &Tensor, w: &PackedLinear) -> Result<(), OpError> {
         let y = match self.kind {
-            LinearKind::Plain => ops.linear(x, w),
-            LinearKind::GatedSilu => ops.linear_silu_mul(x, w),
-            LinearKind::Logits => ops.linear_f32(x, w),
+            LinearEpilogue::Plain => ops.linear(x, w),
+            LinearEpilogue::GatedSilu => ops.linear_silu_mul(x, w),
+            LinearEpilogue::Logits => ops.linear_f32(x, w),
         };
         y.map(drop)
     }
@@ -66,9 +66,9 @@ impl LinearOp {
     /// outputs, once each.
     fn cost(&self, tokens: usize, weight_bytes: usize, element: usize) -> OpCost {
         let output = match self.kind {
-            LinearKind::Plain => self.outputs * element,
-            LinearKind::GatedSilu => self.outputs / 2 * element,
-            LinearKind::Logits => self.outputs * 4,
+            LinearEpilogue::Plain => self.outputs * element,
+            LinearEpilogue::GatedSilu => self.outputs / 2 * element,
+            LinearEpilogue::Logits => self.outputs * 4,
         };
         OpCost {
             bytes: (weight_bytes + tokens * (self.inputs * element + output)) as u64,
@@ -158,7 +158,7 @@ pub(super) fn time_after_attention(runner: &mut OpRunner<'_>) -> Result<(), Exec
 pub(super) fn time_lm_head(runner: &mut OpRunner<'_>) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let head = LinearOp {
-        kind: LinearKind::Logits,
+        kind: LinearEpilogue::Logits,
         tokens_max: LM_HEAD_TOKENS_MAX,
         ..LinearOp::plain("lm_head", model.hidden, model.vocab, 1)
     };
@@ -245,7 +245,8 @@ mod tests {
         assert_eq!((plain.bytes, plain.flops), (64 + 3 * (16 + 8), 2 * 3 * 8 * 4));
         let gated = LinearOp::gated("gate_up_silu", 8, 4, 1).cost(3, 128, 2);
         assert_eq!((gated.bytes, gated.flops), (128 + 3 * (16 + 8), 2 * 3 * 8 * 8));
-        let logits = LinearOp { kind: LinearKind::Logits, ..LinearOp::plain("router", 8, 4, 1) };
+        let logits =
+            LinearOp { kind: LinearEpilogue::Logits, ..LinearOp::plain("router", 8, 4, 1) };
         assert_eq!(logits.cost(1, 64, 2).bytes, 64 + 16 + 16);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Legend: T tokens, H hidden size, I intermediate size of an expert, E experts, k experts per token.
 
-use super::dense_ops::{LinearKind, LinearOp, time_linear};
+use super::dense_ops::{LinearEpilogue, LinearOp, time_linear};
 use super::random_weights::{ExpertSize, MatrixSize, RandomWeights, activations, copies, floats};
 use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
@@ -13,7 +13,7 @@ use ops::{DType, ExpertsPerToken, PackedExperts, RouterRule};
 pub(super) fn time(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), ExecutorError> {
     let model = &runner.config().model;
     let (hidden, layers) = (model.hidden, model.sparse_layers());
-    let kind = LinearKind::Logits;
+    let kind = LinearEpilogue::Logits;
     let router = LinearOp { kind, ..LinearOp::plain("router", hidden, moe.experts, layers) };
     time_linear(runner, &router)?;
     time_route(runner, moe)?;
@@ -64,7 +64,7 @@ fn time_experts(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), Execut
     let random = RandomWeights::new(MatrixSize { rows: 2 * moe.intermediate, cols: hidden });
     let first = random.experts(ops, size)?;
     let weight_bytes = first.bytes();
-    let layer = LayerSize { weight_bytes, hidden, element: runner.element_bytes() };
+    let layer = MoeLayerSize { weight_bytes, hidden, element: runner.element_bytes() };
     let mut weights: Vec<PackedExperts> = vec![first];
     while weights.len() < copies(weight_bytes, layers) {
         weights.push(random.experts(ops, size)?);
@@ -85,7 +85,7 @@ fn time_experts(runner: &mut OpRunner<'_>, moe: &MoeConfig) -> Result<(), Execut
 
 /// Sizes of an MoE layer from which its cost is computed.
 #[derive(Debug, Clone, Copy)]
-struct LayerSize {
+struct MoeLayerSize {
     /// Bytes of the weights of all experts.
     weight_bytes: usize,
     hidden: usize,
@@ -95,7 +95,7 @@ struct LayerSize {
 
 /// Cost of routed experts: it reads the inputs and the weights of the experts that have tokens (their
 /// expected number for random routing), and writes the outputs.
-fn experts_cost(moe: &MoeConfig, tokens: usize, layer: &LayerSize) -> OpCost {
+fn experts_cost(moe: &MoeConfig, tokens: usize, layer: &MoeLayerSize) -> OpCost {
     let unreached = (1.0 - moe.top_k as f64 / moe.experts as f64).powi(tokens as i32);
     let weights = layer.weight_bytes as f64 * (1.0 - unreached);
     OpCost {

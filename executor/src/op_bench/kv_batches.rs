@@ -10,12 +10,12 @@ const POOL_BYTES_MAX: usize = 512 << 20;
 const POOL_SLOTS_MAX: usize = 1 << 18;
 /// Maximum number of batches of one shape, over different blocks, that successive launches rotate through.
 const BATCHES_MAX: usize = 64;
-/// Number of tokens that [`PoolSize::fill`] writes to the pool in one batch.
+/// Number of tokens that [`KvPoolSize::fill`] writes to the pool in one batch.
 const FILL_TOKENS: usize = 512;
 
 /// Shape of a batch whose rows all have the same length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RowShape {
+pub(super) struct UniformBatchShape {
     pub(super) rows: usize,
     /// New tokens of each row.
     pub(super) new_tokens: usize,
@@ -25,14 +25,14 @@ pub(super) struct RowShape {
 
 /// Size of the KV pool of an attention benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PoolSize {
+pub(super) struct KvPoolSize {
     pub(super) blocks: usize,
     pub(super) block_tokens: usize,
     /// Bytes of one token in the pool.
     pub(super) token_bytes: usize,
 }
 
-impl RowShape {
+impl UniformBatchShape {
     /// Number of new tokens in the batch.
     pub(super) fn tokens(self) -> usize {
         self.rows * self.new_tokens
@@ -45,10 +45,10 @@ impl RowShape {
     }
 }
 
-impl PoolSize {
+impl KvPoolSize {
     /// Returns the size of a pool for batches of shapes up to `largest`. The pool exceeds the caches of the
     /// device, within the bounds of memory.
-    pub(super) fn new(largest: RowShape, block_tokens: usize, token_bytes: usize) -> Self {
+    pub(super) fn new(largest: UniformBatchShape, block_tokens: usize, token_bytes: usize) -> Self {
         let rotated = BATCHES_MAX * largest.rows * largest.context.next_multiple_of(block_tokens);
         let slots = rotated.min(POOL_BYTES_MAX / token_bytes.max(1)).min(POOL_SLOTS_MAX);
         let blocks = (slots / block_tokens).max(largest.context.div_ceil(block_tokens)).max(1);
@@ -64,7 +64,7 @@ impl PoolSize {
     pub(super) fn batches(
         self,
         ops: &Ops,
-        shape: RowShape,
+        shape: UniformBatchShape,
     ) -> Result<Vec<BatchView>, ExecutorError> {
         let bytes = shape.rows * shape.context * self.token_bytes;
         let rotated_batches = (ROTATED_BYTES / bytes.max(1)).clamp(1, BATCHES_MAX);
@@ -75,8 +75,8 @@ impl PoolSize {
     }
 
     /// Returns the inputs of a batch whose first block is `first`.
-    fn inputs(self, shape: RowShape, first: usize) -> BatchInputs {
-        let RowShape { rows, new_tokens, context } = shape;
+    fn inputs(self, shape: UniformBatchShape, first: usize) -> BatchInputs {
+        let UniformBatchShape { rows, new_tokens, context } = shape;
         let width = context.div_ceil(self.block_tokens);
         let block = |row: usize, i: usize| (first + row * width + i) % self.blocks;
         let positions = context - new_tokens..context;
@@ -108,14 +108,14 @@ impl PoolSize {
         for first in (0..self.blocks).step_by(blocks_at_once) {
             let blocks = blocks_at_once.min(self.blocks - first);
             let new_tokens = blocks * self.block_tokens;
-            let shape = RowShape { rows: 1, new_tokens, context: new_tokens };
+            let shape = UniformBatchShape { rows: 1, new_tokens, context: new_tokens };
             write(&BatchView::new(ops, &self.inputs(shape, first))?)?;
         }
         debug_assert!(self.slots() > 0);
         Ok(())
     }
 
-    /// Number of tokens in the largest batch that [`PoolSize::fill`] passes to `write`.
+    /// Number of tokens in the largest batch that [`KvPoolSize::fill`] passes to `write`.
     pub(super) fn fill_tokens(self) -> usize {
         (FILL_TOKENS / self.block_tokens).max(1).min(self.blocks) * self.block_tokens
     }
@@ -139,8 +139,8 @@ mod tests {
 
     #[test]
     fn decode_rows_have_separate_blocks() {
-        let pool = PoolSize { blocks: 8, block_tokens: 4, token_bytes: 2 };
-        let shape = RowShape { rows: 2, new_tokens: 1, context: 6 };
+        let pool = KvPoolSize { blocks: 8, block_tokens: 4, token_bytes: 2 };
+        let shape = UniformBatchShape { rows: 2, new_tokens: 1, context: 6 };
         let inputs = pool.inputs(shape, 4);
         assert_eq!(inputs.block_tables, [4, 5, 6, 7]);
         assert_eq!((inputs.positions, inputs.slots), (vec![5, 5], vec![21, 29]));
@@ -150,20 +150,24 @@ mod tests {
 
     #[test]
     fn prefill_pairs_are_causal() {
-        let shape = RowShape { rows: 1, new_tokens: 4, context: 4 };
+        let shape = UniformBatchShape { rows: 1, new_tokens: 4, context: 4 };
         assert_eq!((shape.tokens(), shape.pairs()), (4, 10));
-        let chunk = RowShape { rows: 2, new_tokens: 2, context: 5 };
+        let chunk = UniformBatchShape { rows: 2, new_tokens: 2, context: 5 };
         assert_eq!(chunk.pairs(), 2 * (4 + 5));
     }
 
     #[test]
     fn pools_are_bounded_and_hold_one_row() {
-        let largest = RowShape { rows: 512, new_tokens: 1, context: 4096 };
-        let pool = PoolSize::new(largest, 16, 4096);
+        let largest = UniformBatchShape { rows: 512, new_tokens: 1, context: 4096 };
+        let pool = KvPoolSize::new(largest, 16, 4096);
         assert_eq!(pool.slots() * 4096, POOL_BYTES_MAX);
-        let tiny = PoolSize::new(largest, 16, 2);
+        let tiny = KvPoolSize::new(largest, 16, 2);
         assert_eq!(tiny.slots(), POOL_SLOTS_MAX);
-        let wide = PoolSize::new(RowShape { rows: 1, new_tokens: 1, context: 4096 }, 16, 1 << 20);
+        let wide = KvPoolSize::new(
+            UniformBatchShape { rows: 1, new_tokens: 1, context: 4096 },
+            16,
+            1 << 20,
+        );
         assert_eq!(wide.blocks, 256, "one row fits, however large");
     }
 }

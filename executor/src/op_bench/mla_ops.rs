@@ -3,7 +3,7 @@
 //! Legend: T tokens, N heads, C `kv_lora_rank`, P `qk_rope_head_dim`, M `qk_nope_head_dim`, V `v_head_dim`.
 
 use super::attention_ops::sizes;
-use super::kv_batches::{PoolSize, RowShape, rope_table};
+use super::kv_batches::{KvPoolSize, UniformBatchShape, rope_table};
 use super::random_weights::{MatrixSize, RandomWeights, activations, norm};
 use super::{OpCase, OpCost, OpRunner};
 use crate::ExecutorError;
@@ -15,7 +15,7 @@ use ops::{
 
 /// Inputs that all timed launches of MLA share.
 struct MlaBench {
-    pool: PoolSize,
+    pool: KvPoolSize,
     kv: KvPool,
     rope: RopeTable,
     norm: Tensor,
@@ -32,9 +32,9 @@ impl MlaBench {
         ops.check_mla(ops.dtype())?;
         let tokens = runner.token_counts().max().unwrap_or(1);
         let context = (config.context as usize).max(tokens);
-        let longest = RowShape { rows: tokens, new_tokens: 1, context };
+        let longest = UniformBatchShape { rows: tokens, new_tokens: 1, context };
         let token_bytes = (mla.kv_lora_rank + mla.qk_rope_head_dim) * runner.element_bytes();
-        let pool = PoolSize::new(longest, config.block_tokens as usize, token_bytes);
+        let pool = KvPoolSize::new(longest, config.block_tokens as usize, token_bytes);
         let layout = MlaKvLayout {
             layers: 1,
             blocks: pool.blocks,
@@ -86,7 +86,7 @@ impl MlaBench {
 
     /// Cost of a step. Decode steps count the multiplications of absorbed MLA; prefill steps count
     /// non-absorbed MLA, which computes the keys and values of all heads.
-    fn cost(&self, rows: RowShape, element: usize) -> OpCost {
+    fn cost(&self, rows: UniformBatchShape, element: usize) -> OpCost {
         let MlaConfig {
             kv_lora_rank: c,
             qk_nope_head_dim: m,
@@ -118,11 +118,11 @@ pub(super) fn time(runner: &mut OpRunner<'_>, mla: &MlaConfig) -> Result<(), Exe
     let bench = MlaBench::new(runner, *mla)?;
     let context = runner.config().context as usize;
     for tokens in runner.token_counts() {
-        let rows = RowShape { rows: tokens, new_tokens: 1, context };
+        let rows = UniformBatchShape { rows: tokens, new_tokens: 1, context };
         time_attention(runner, &bench, "mla_decode", rows)?;
     }
     for tokens in runner.token_counts().filter(|&tokens| tokens > 1) {
-        let rows = RowShape { rows: 1, new_tokens: tokens, context: tokens };
+        let rows = UniformBatchShape { rows: 1, new_tokens: tokens, context: tokens };
         time_attention(runner, &bench, "mla_prefill", rows)?;
     }
     Ok(())
@@ -132,7 +132,7 @@ fn time_attention(
     runner: &mut OpRunner<'_>,
     bench: &MlaBench,
     op: &'static str,
-    rows: RowShape,
+    rows: UniformBatchShape,
 ) -> Result<(), ExecutorError> {
     if !runner.is_selected(op) {
         return Ok(());

@@ -15,7 +15,7 @@ mod random_weights;
 mod tests;
 
 use crate::ExecutorError;
-use crate::open_device::{self, DeviceRequest, OpenedDevice};
+use crate::open_device::{self, DeviceOpenOptions, OpenedDevice};
 use op_timer::OpTimer;
 use ops::{OpError, Ops};
 use protocol::{DeviceKind, DeviceLibraries, ModelDtype};
@@ -111,7 +111,7 @@ impl OpBench {
     ///
     /// Errors: the device cannot be opened, or has no kernels for the configured element type.
     pub fn open(config: OpBenchConfig) -> Result<Self, ExecutorError> {
-        let OpenedDevice { backend, .. } = open_device::open_device(&DeviceRequest {
+        let OpenedDevice { backend, .. } = open_device::open_device(&DeviceOpenOptions {
             device: config.device,
             libraries: config.libraries.as_ref(),
             gpu: config.gpu as usize,

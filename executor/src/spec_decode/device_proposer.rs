@@ -1,7 +1,7 @@
 //! Proposer for draft tokens from the device: by an MTP module, a draft model or an EAGLE-3 layer.
 
 use super::draft_states::DraftStateTracker;
-use super::{Proposal, Proposer, StagedRow};
+use super::{DraftProposal, Proposer, StagedRow};
 use crate::BatchError;
 use ops::StagingBuffer;
 use protocol::BatchRow;
@@ -22,8 +22,12 @@ impl DeviceProposer {
 }
 
 impl Proposer for DeviceProposer {
-    fn propose(&mut self, row: &BatchRow) -> Proposal<'_> {
-        if row.len == 1 && row.start > 0 { Proposal::OnDevice } else { Proposal::Tokens(&[]) }
+    fn propose(&mut self, row: &BatchRow) -> DraftProposal<'_> {
+        if row.len == 1 && row.start > 0 {
+            DraftProposal::OnDevice
+        } else {
+            DraftProposal::Tokens(&[])
+        }
     }
 
     fn observe(&mut self, rows: &[BatchRow]) {

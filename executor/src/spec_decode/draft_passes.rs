@@ -6,7 +6,7 @@
 use super::DraftRowCounts;
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
-use crate::step::{DeviceState, StepLaunch};
+use crate::step::{StepDeviceState, StepLaunch};
 use models::{
     AuxHiddenStates, DraftPassOutput, Eagle3Model, ExpertExchange, ForwardContext, ForwardError,
     Model, MtpModel,
@@ -133,7 +133,7 @@ impl ModelContext {
 
 /// Settings for a draft pass that replicas compute together (DP attention with expert parallelism).
 #[derive(Clone, Copy)]
-struct PassExchange {
+struct DraftPassExchange {
     /// Number of rows per replica that MoE layers are padded to.
     dp_rows: usize,
     /// Collective by which tokens reach the experts of other replicas.
@@ -145,13 +145,13 @@ fn pass_context<'a>(
     context: &'a ModelContext,
     kv: &'a KvPool,
     batch: &'a BatchView,
-    exchange: PassExchange,
+    exchange: DraftPassExchange,
 ) -> ForwardContext<'a> {
-    let PassExchange { dp_rows, experts } = exchange;
+    let DraftPassExchange { dp_rows, experts } = exchange;
     ForwardContext { dp_rows, expert_exchange: experts, ..context.forward_context(kv, batch) }
 }
 
-impl DeviceState {
+impl StepDeviceState {
     /// Proposes the draft tokens of a prepared step and inserts them. The number of passes is the maximum
     /// number of draft tokens per row, so that all ranks run the same number.
     pub(crate) fn propose_drafts(
@@ -170,7 +170,7 @@ impl DeviceState {
             return Ok(());
         }
         let (ops, longest) = (&context.ops, launch.shape.bounds.max_context_len);
-        let exchange = PassExchange { dp_rows, experts: launch.expert_exchange };
+        let exchange = DraftPassExchange { dp_rows, experts: launch.expert_exchange };
         let states = || draft_buffers.pass_input_states(ops, buffers, drafting); // [R, H]
         let mut previous = passes.reads_hidden_states().then(states).transpose()?;
         for pass in 0..draft_buffers.passes() {
@@ -204,7 +204,7 @@ impl DeviceState {
             if shape.tokens > 0 || launch.dp_rows > 0 {
                 let (batch, ids) = buffers.view(seq_slots, shape)?;
                 let (dp_rows, experts) = (launch.dp_rows, launch.expert_exchange);
-                let exchange = PassExchange { dp_rows, experts };
+                let exchange = DraftPassExchange { dp_rows, experts };
                 let f = pass_context(context, passes.kv, &batch, exchange);
                 passes.observe(&f, &ids, None)?;
             }
@@ -215,7 +215,7 @@ impl DeviceState {
         }
         let previous = draft_buffers.previous_states(ops, buffers, states, rows)?; // [T, H]
         let (batch, ids) = buffers.view(seq_slots, shape)?;
-        let exchange = PassExchange { dp_rows: 0, experts: ExpertExchange::AllGather };
+        let exchange = DraftPassExchange { dp_rows: 0, experts: ExpertExchange::AllGather };
         let f = pass_context(context, passes.kv, &batch, exchange);
         passes.observe(&f, &ids, Some(&previous))?;
         drop((batch, ids));

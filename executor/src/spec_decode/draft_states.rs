@@ -42,7 +42,7 @@ struct CarryOverState {
 
 /// Location of the hidden state of the token before a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PrecedingState {
+enum PrecedingHiddenState {
     /// No stored state: zeros are used, and no position attends to the result.
     Zeros,
     /// In the sequence slot. The device has the positions of the states in the slot.
@@ -96,9 +96,9 @@ impl DraftStateTracker {
         stage: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
         let (in_slot, boundary_block) = match self.preceding_state(row)? {
-            PrecedingState::Zeros => (0, -1),
-            PrecedingState::InSlot => (1, -1),
-            PrecedingState::AtBlockBoundary(block) => (0, block),
+            PrecedingHiddenState::Zeros => (0, -1),
+            PrecedingHiddenState::InSlot => (1, -1),
+            PrecedingHiddenState::AtBlockBoundary(block) => (0, block),
         };
         stage.drafts.push(DraftRow {
             seq_slot: row.seq_slot.0 as i32,
@@ -119,21 +119,21 @@ impl DraftStateTracker {
         Ok(())
     }
 
-    fn preceding_state(&self, row: &BatchRow) -> Result<PrecedingState, BatchError> {
+    fn preceding_state(&self, row: &BatchRow) -> Result<PrecedingHiddenState, BatchError> {
         let carry_over = &self.carry_over[row.seq_slot.0 as usize];
         let before = (row.start as usize).checked_sub(1).filter(|_| self.stores_states);
-        let Some(last) = before else { return Ok(PrecedingState::Zeros) };
+        let Some(last) = before else { return Ok(PrecedingHiddenState::Zeros) };
         if last
             .checked_sub(carry_over.first_position)
             .is_some_and(|offset| offset < carry_over.state_count)
         {
-            return Ok(PrecedingState::InSlot);
+            return Ok(PrecedingHiddenState::InSlot);
         }
         let at_boundary = (last + 1).is_multiple_of(self.block_tokens);
         let block = carry_over.table.get(last / self.block_tokens).filter(|_| at_boundary);
         let (request, position) = (row.request, row.start);
         block
-            .map(|&block| PrecedingState::AtBlockBoundary(block))
+            .map(|&block| PrecedingHiddenState::AtBlockBoundary(block))
             .ok_or(BatchError::MissingHiddenState { request, position })
     }
 }

@@ -26,7 +26,7 @@ pub use validation::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_s
 /// Host part of a draft token proposer.
 pub(crate) trait Proposer: Send {
     /// Proposes draft tokens for a row. The sequence slot of the row has been updated.
-    fn propose(&mut self, row: &BatchRow) -> Proposal<'_>;
+    fn propose(&mut self, row: &BatchRow) -> DraftProposal<'_>;
 
     /// Updates the proposer from the rows of a batch (tokens of earlier steps, block table updates). The
     /// sequence slots of the rows have been updated.
@@ -55,7 +55,7 @@ pub(crate) trait Proposer: Send {
 
 /// Draft tokens of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Proposal<'a> {
+pub(crate) enum DraftProposal<'a> {
     /// Draft tokens that were proposed on the host, possibly none.
     Tokens(&'a [Token]),
     /// The device proposes the maximum number of draft tokens of the row (`BatchRow::drafts`).

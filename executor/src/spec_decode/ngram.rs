@@ -5,7 +5,7 @@
 //! they propose the same draft tokens.
 
 use super::ngram_matcher::NgramMatcher;
-use super::{Proposal, Proposer};
+use super::{DraftProposal, Proposer};
 use crate::sequence_slots::SlotOwner;
 use protocol::{BatchRow, RowInput, RowOutput, SequenceSlot, SpeculativeConfig, Token, TokenVec};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -73,7 +73,7 @@ impl NgramProposer {
 
 impl Proposer for NgramProposer {
     /// Proposes no tokens unless the host has all tokens before the row.
-    fn propose(&mut self, row: &BatchRow) -> Proposal<'_> {
+    fn propose(&mut self, row: &BatchRow) -> DraftProposal<'_> {
         let history = &mut self.histories[row.seq_slot.0 as usize];
         if let Some(init) = &row.seq_init {
             history.owner = Some(SlotOwner::of(row));
@@ -83,9 +83,9 @@ impl Proposer for NgramProposer {
         let from_host = matches!(row.input, RowInput::Tokens(_));
         let complete = history.tokens.len() == row.start as usize + row.len as usize;
         if max_drafts == 0 || !from_host || !complete {
-            return Proposal::Tokens(&[]);
+            return DraftProposal::Tokens(&[]);
         }
-        Proposal::Tokens(self.matcher.propose(&history.tokens, max_drafts))
+        DraftProposal::Tokens(self.matcher.propose(&history.tokens, max_drafts))
     }
 
     /// Receives emitted tokens of earlier steps. If any row has draft tokens to verify, waits for all pending
@@ -190,7 +190,7 @@ mod tests {
         let prompt = first(&[5, 6, 7, 5]);
         assert_eq!(
             proposer.propose(&prompt),
-            Proposal::Tokens(&[]),
+            DraftProposal::Tokens(&[]),
             "the row verifies no draft tokens"
         );
         history_update(&mut proposer.observe_outputs(&[prompt]).unwrap(), &[6]);
@@ -198,13 +198,17 @@ mod tests {
         proposer.observe(std::slice::from_ref(&next));
         assert_eq!(
             proposer.propose(&next),
-            Proposal::Tokens(&[7, 5]),
+            DraftProposal::Tokens(&[7, 5]),
             "the row verifies two drafts"
         );
         history_update(&mut proposer.observe_outputs(&[next]).unwrap(), &[7, 9]);
         let next = row(6, &[9], 3);
         proposer.observe(std::slice::from_ref(&next));
-        assert_eq!(proposer.propose(&next), Proposal::Tokens(&[]), "9 has no earlier occurrence");
+        assert_eq!(
+            proposer.propose(&next),
+            DraftProposal::Tokens(&[]),
+            "9 has no earlier occurrence"
+        );
     }
 
     #[test]
@@ -219,7 +223,7 @@ mod tests {
         let next = row(4, &[6], 3);
         let sender_thread = std::thread::spawn(move || drop(emitted_sender));
         proposer.observe(std::slice::from_ref(&next));
-        assert_eq!(proposer.propose(&next), Proposal::Tokens(&[7, 5, 6]));
+        assert_eq!(proposer.propose(&next), DraftProposal::Tokens(&[7, 5, 6]));
         sender_thread.join().expect("the thread only drops the sender");
     }
 
@@ -227,20 +231,20 @@ mod tests {
     fn incomplete_history_yields_no_drafts() {
         let mut proposer = ngram_proposer();
         proposer.propose(&first(&[]));
-        assert_eq!(proposer.propose(&row(4, &[6], 3)), Proposal::Tokens(&[]), "no history");
+        assert_eq!(proposer.propose(&row(4, &[6], 3)), DraftProposal::Tokens(&[]), "no history");
         proposer.propose(&first(&[5, 6, 7, 5]));
         assert_eq!(
             proposer.propose(&row(4, &[6], 3)),
-            Proposal::Tokens(&[]),
+            DraftProposal::Tokens(&[]),
             "the output 6 was not received"
         );
         drop(proposer.observe_outputs(&[first(&[5, 6, 7, 5])]).unwrap());
         let step = RowInput::SampledAt { step: protocol::StepId(1), draft_slack: 0 };
         assert_eq!(
             proposer.propose(&BatchRow { input: step, ..row(3, &[5], 3) }),
-            Proposal::Tokens(&[])
+            DraftProposal::Tokens(&[])
         );
-        assert_eq!(proposer.propose(&row(3, &[5], 3)), Proposal::Tokens(&[6, 7, 5]));
+        assert_eq!(proposer.propose(&row(3, &[5], 3)), DraftProposal::Tokens(&[6, 7, 5]));
         let other = BatchRow { request: RequestId(2), ..first(&[1, 2, 1]) };
         let mut late_sender = proposer.observe_outputs(&[row(3, &[5], 0)]).unwrap();
         history_update(&mut late_sender, &[6]);
@@ -250,7 +254,7 @@ mod tests {
         proposer.observe(std::slice::from_ref(&next));
         assert_eq!(
             proposer.propose(&next),
-            Proposal::Tokens(&[2, 1]),
+            DraftProposal::Tokens(&[2, 1]),
             "late output of another request"
         );
     }

@@ -1,7 +1,7 @@
 //! `StepContext`: the state of one step that its pipeline stages pass on.
 
 use super::bitmasks::StepBitmasks;
-use super::graphs::GraphKey;
+use super::graphs::StepGraphKey;
 use super::logits_rows::LogitsRow;
 use super::pending::PendingStep;
 use crate::model_context::ModelContext;
@@ -26,7 +26,7 @@ pub(super) struct StepContext<'a> {
     /// `stage`.
     pub(super) full_logits: bool,
     /// Captured graph that the step replays; `None` = the step is launched eagerly. Set by `forward`.
-    pub(super) graph: Option<GraphKey>,
+    pub(super) graph: Option<StepGraphKey>,
     /// Hidden states of all tokens, `[tokens, hidden_size]`, or only of the sample positions, `[logits rows,
     /// hidden_size]`; `None` if a graph was replayed. Set by `forward`.
     pub(super) hidden: Option<Tensor>,

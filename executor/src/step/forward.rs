@@ -3,12 +3,12 @@
 
 use super::StepState;
 use super::context::StepContext;
-use super::graphs::GraphKey;
+use super::graphs::StepGraphKey;
 use super::launch::{StepLaunch, samples_subset};
 use super::limits::StepLimits;
 use crate::ExecutorError;
 use crate::spec_decode::DraftRowCounts;
-use crate::trace::{StepFacts, StepTracer};
+use crate::trace::{StepTracer, TracedStepInfo};
 use models::ExpertExchange;
 use ops::{RowBounds, StageRow, StagingBuffer, StepShape};
 use protocol::{BatchRow, DispatchMode};
@@ -27,7 +27,7 @@ impl StepState {
         if let Some(tracer) = tracer {
             let captured = context.graph.and_then(|key| self.graphs.get(key));
             let instrumented = captured.is_none_or(|graph| graph.instrumented.is_some());
-            let facts = StepFacts::new(context.batch, context.graph.map(|key| key.rows));
+            let facts = TracedStepInfo::new(context.batch, context.graph.map(|key| key.rows));
             let started = context.pending.started;
             context.pending.trace = tracer.step(ops, facts, instrumented, started)?;
         }
@@ -40,7 +40,7 @@ impl StepState {
 
     /// Returns the captured graph that fits a step, of which the first slice of logits rows is staged; `None`
     /// = the step is launched eagerly.
-    fn matching_graph(&self, context: &StepContext<'_>) -> Option<GraphKey> {
+    fn matching_graph(&self, context: &StepContext<'_>) -> Option<StepGraphKey> {
         let (batch, stage) = (context.batch, &self.staging.stage);
         let DispatchMode::Graph { rows, width } = batch.dispatch else { return None };
         let (max_rows, tokens) = (rows * width, stage.tokens.max(context.first_slice) as u32);

@@ -8,7 +8,7 @@
 //! A graph has fixed addresses and a fixed number of rows. If the batch has fewer rows, `prepare` fills the
 //! rest with padding. Graphs are captured before the executor is ready.
 
-use super::launch::{DeviceState, StepLaunch};
+use super::launch::{StepDeviceState, StepLaunch};
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
 use crate::trace::{DeviceSpan, SpanRecorder, StepTracer};
@@ -25,14 +25,14 @@ const ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512];
 /// All captured graphs of an executor, by the steps that replay them.
 #[derive(Debug, Default)]
 pub(crate) struct StepGraphs {
-    by_key: BTreeMap<GraphKey, StepGraph>,
+    by_key: BTreeMap<StepGraphKey, StepGraph>,
     /// Row counts of batches for which a graph exists, ascending.
     rows: Vec<u32>,
 }
 
 /// Selection of the graphs to capture.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct CapturePlan {
+pub(crate) struct GraphCapturePlan {
     /// Row counts of the batches to capture graphs for, ascending.
     pub(crate) rows: Vec<u32>,
     /// Number of tokens in a row with the maximum number of draft tokens.
@@ -43,7 +43,7 @@ pub(crate) struct CapturePlan {
 
 /// Properties of the steps that a captured graph fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct GraphKey {
+pub(crate) struct StepGraphKey {
     /// Whether the ranks all-gather full rows of logits.
     full_logits: bool,
     /// Number of rows, including padding.
@@ -86,12 +86,12 @@ impl StepGraphs {
         full_logits: bool,
         rows: RangeInclusive<u32>,
         context: usize,
-    ) -> Option<GraphKey> {
+    ) -> Option<StepGraphKey> {
         smallest_fitting(&self.by_key, full_logits, rows, context)
     }
 
     /// Returns the graph for a key that `smallest_key` returned.
-    pub(crate) fn get(&self, key: GraphKey) -> Option<&StepGraph> {
+    pub(crate) fn get(&self, key: StepGraphKey) -> Option<&StepGraph> {
         self.by_key.get(&key)
     }
 
@@ -104,8 +104,8 @@ impl StepGraphs {
     /// out and its steps are launched eagerly.
     pub(crate) fn capture(
         model: &ModelContext,
-        device: &mut DeviceState,
-        plan: &CapturePlan,
+        device: &mut StepDeviceState,
+        plan: &GraphCapturePlan,
         shapes: &[StepShape],
         tracer: Option<&StepTracer>,
         mut done: impl FnMut(u64),
@@ -117,7 +117,7 @@ impl StepGraphs {
                 device.drafts.is_some().then(|| shape.rows / plan.tokens_per_row as usize);
             for &full_logits in model.full_logits_variants() {
                 let launch = StepLaunch::uniform(shape, full_logits, drafting, model);
-                let key = GraphKey { full_logits, rows, context };
+                let key = StepGraphKey { full_logits, rows, context };
                 match capture_step(model, device, launch, tracer) {
                     Ok(graph) => drop(by_key.insert(key, graph)),
                     Err(error) => {
@@ -135,13 +135,13 @@ impl StepGraphs {
 }
 
 fn smallest_fitting<R>(
-    by_key: &BTreeMap<GraphKey, R>,
+    by_key: &BTreeMap<StepGraphKey, R>,
     full_logits: bool,
     rows: RangeInclusive<u32>,
     context: usize,
-) -> Option<GraphKey> {
-    let from = GraphKey { full_logits, rows: *rows.start(), context: 0 };
-    let to = GraphKey { full_logits, rows: *rows.end(), context: usize::MAX };
+) -> Option<StepGraphKey> {
+    let from = StepGraphKey { full_logits, rows: *rows.start(), context: 0 };
+    let to = StepGraphKey { full_logits, rows: *rows.end(), context: usize::MAX };
     by_key.range(from..=to).map(|(key, _)| *key).find(|key| key.context >= context)
 }
 
@@ -152,7 +152,7 @@ pub(crate) fn graph_shape(rows: usize, rows_per_request: usize, longest: usize) 
     StepShape { tokens: rows, rows, logits_rows: rows, bounds }
 }
 
-impl CapturePlan {
+impl GraphCapturePlan {
     /// Returns the shapes to capture, with up to `longest` keys per row, in ascending order of rows.
     pub(crate) fn shapes(&self, longest: usize) -> Vec<StepShape> {
         let short = longest > RowBounds::SHORT_CONTEXT;
@@ -174,7 +174,7 @@ impl CapturePlan {
 /// is needed because it starts from the arena state that an earlier run left, as every later step does.
 fn capture_step(
     model: &ModelContext,
-    device: &mut DeviceState,
+    device: &mut StepDeviceState,
     launch: StepLaunch,
     tracer: Option<&StepTracer>,
 ) -> Result<StepGraph, ExecutorError> {
@@ -199,7 +199,7 @@ fn capture_step(
 
 fn capture_launches(
     model: &ModelContext,
-    device: &mut DeviceState,
+    device: &mut StepDeviceState,
     launch: StepLaunch,
     recorder: &mut Option<SpanRecorder>,
 ) -> Result<(CapturedGraph, CapturedCollectives), ExecutorError> {
@@ -228,7 +228,7 @@ mod tests {
         let sizes =
             |rows: &[u32], tokens_per_row, also_without_drafts, longest| -> Vec<(usize, usize)> {
                 let shapes =
-                    CapturePlan { rows: rows.to_vec(), tokens_per_row, also_without_drafts }
+                    GraphCapturePlan { rows: rows.to_vec(), tokens_per_row, also_without_drafts }
                         .shapes(longest);
                 shapes.iter().map(|shape| (shape.rows, shape.bounds.max_context_len)).collect()
             };
@@ -243,7 +243,7 @@ mod tests {
         let sizes = [(1, 2048), (1, 4096), (2, 4096), (6, 4096)];
         let graphs = sizes.iter().flat_map(|&(rows, context)| {
             // No graph with full logits exists for the smaller number of rows.
-            let key = |full_logits| (GraphKey { full_logits, rows, context }, ());
+            let key = |full_logits| (StepGraphKey { full_logits, rows, context }, ());
             [false, true].map(key).into_iter().take(1 + usize::from(context > 2048))
         });
         let by_key = graphs.collect();

@@ -52,7 +52,7 @@ impl StepLaunch {
 }
 
 /// Device memory that steps change: KV pools, sequence slots and buffers.
-pub(crate) struct DeviceState {
+pub(crate) struct StepDeviceState {
     pub(crate) kv: KvPool,
     pub(crate) draft_kv: Option<KvPool>,
     pub(crate) seq_slots: ops::DeviceSequenceSlots,
@@ -61,7 +61,7 @@ pub(crate) struct DeviceState {
     pub(crate) drafts: Option<DraftBuffers>,
 }
 
-impl DeviceState {
+impl StepDeviceState {
     /// Launches a step, the inputs of which have been uploaded with the layout of `launch`. Returns its
     /// hidden states.
     pub(crate) fn launch(

@@ -30,8 +30,8 @@ use protocol::{Batch, Epoch};
 use staging_queue::StagingQueue;
 
 pub use bitmasks::{TokenBitmaskSource, UnconstrainedBitmasks};
-pub(crate) use graphs::{CapturePlan, StepGraphs, graph_shape, row_counts_to_capture};
-pub(crate) use launch::{DeviceState, StepLaunch};
+pub(crate) use graphs::{GraphCapturePlan, StepGraphs, graph_shape, row_counts_to_capture};
+pub(crate) use launch::{StepDeviceState, StepLaunch};
 pub(crate) use limits::StepLimits;
 pub(crate) use logits_rows::logits_rows_per_slice;
 pub(crate) use pending::PendingStep;
@@ -59,7 +59,7 @@ pub(crate) struct StepStateSize {
 pub(crate) struct StepState {
     epoch: Epoch,
     size: StepStateSize,
-    pub(crate) device: DeviceState,
+    pub(crate) device: StepDeviceState,
     seq_slots: HostSequenceSlots,
     proposer: Option<Box<dyn Proposer>>,
     staging: StagingQueue,
@@ -96,7 +96,7 @@ impl StepState {
             size,
             staging: StagingQueue::new(ops, words, stage_bytes)?,
             output_memory: OutputMemoryPool::new(ops, &buffers)?,
-            device: DeviceState {
+            device: StepDeviceState {
                 kv: KvPool::new(ops, kv)?,
                 draft_kv: draft_kv.map(|kv| KvPool::new(ops, kv)).transpose()?,
                 seq_slots,
@@ -114,7 +114,7 @@ impl StepState {
     /// Returns the KV pool and the device buffers of the proposer.
     #[cfg(test)]
     pub(crate) fn draft_state(&self) -> (&KvPool, Option<&DraftBuffers>) {
-        let DeviceState { kv, draft_kv, drafts, .. } = &self.device;
+        let StepDeviceState { kv, draft_kv, drafts, .. } = &self.device;
         (draft_kv.as_ref().unwrap_or(kv), drafts.as_ref())
     }
 

@@ -7,7 +7,7 @@ use crate::ExecutorError;
 use crate::clock::ns_since;
 use crate::model_context::ModelContext;
 use crate::sequence_slots;
-use crate::spec_decode::{Proposal, StagedRow};
+use crate::spec_decode::{DraftProposal, StagedRow};
 use ops::StepShape;
 use protocol::{Batch, BatchRow};
 
@@ -82,10 +82,10 @@ impl StepState {
     fn stage_drafts(&mut self, row: &BatchRow) {
         match self.proposer.as_mut().map(|proposer| proposer.propose(row)) {
             None => {}
-            Some(Proposal::Tokens(drafts)) => {
+            Some(DraftProposal::Tokens(drafts)) => {
                 self.seq_slots.set_drafts(row, drafts, &mut self.staging.stage);
             }
-            Some(Proposal::OnDevice) => self.seq_slots.expect_device_drafts(row),
+            Some(DraftProposal::OnDevice) => self.seq_slots.expect_device_drafts(row),
         }
     }
 

@@ -14,7 +14,7 @@ mod step;
 
 pub(crate) use session::TraceSession;
 pub(crate) use spans::{DeviceSpan, SpanRecorder, TraceScope};
-pub(crate) use step::{StepFacts, StepTrace};
+pub(crate) use step::{StepTrace, TracedStepInfo};
 
 use std::collections::HashMap;
 use std::fs::create_dir_all;
@@ -111,7 +111,7 @@ impl StepTracer {
     pub(crate) fn step(
         &mut self,
         ops: &Ops,
-        facts: StepFacts,
+        facts: TracedStepInfo,
         can_instrument: bool,
         staged: Instant,
     ) -> Result<Option<StepTrace>, ExecutorError> {
@@ -120,7 +120,7 @@ impl StepTracer {
         };
         let count = self.step_counts.entry(facts.graph).or_default();
         let is_due = can_instrument && *count % INSTRUMENT_EVERY == INSTRUMENTED_STEP;
-        let lease = is_due.then(|| SpanLease::take(&self.span_events_free)).flatten();
+        let lease = is_due.then(|| SpanEventLease::take(&self.span_events_free)).flatten();
         *count += 1;
         self.next_slot = (self.next_slot + 1) % STEP_EVENT_SLOTS;
         let start = 1 + 2 * self.next_slot;
@@ -131,15 +131,15 @@ impl StepTracer {
 
 /// Lease of the event timestamps inside a step. They become free when the lease is dropped.
 #[derive(Debug)]
-pub(crate) struct SpanLease(Arc<AtomicBool>);
+pub(crate) struct SpanEventLease(Arc<AtomicBool>);
 
-impl SpanLease {
+impl SpanEventLease {
     fn take(free: &Arc<AtomicBool>) -> Option<Self> {
         free.swap(false, Ordering::Acquire).then(|| Self(Arc::clone(free)))
     }
 }
 
-impl Drop for SpanLease {
+impl Drop for SpanEventLease {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }

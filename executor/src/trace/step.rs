@@ -9,7 +9,7 @@ use ops::{DeviceStream, Ops};
 use protocol::{Batch, StepId};
 
 use super::family::family;
-use super::{DeviceSpan, FIRST_SPAN_EVENT, SpanLease, SpanRecorder, TraceScope, TraceSession};
+use super::{DeviceSpan, FIRST_SPAN_EVENT, SpanEventLease, SpanRecorder, TraceScope, TraceSession};
 
 /// Track numbers in the trace file, for each rank: two host threads and the device.
 const SUBMIT: u32 = 1;
@@ -18,7 +18,7 @@ const DEVICE: u32 = 3;
 
 /// Id and size of a step, for the trace.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct StepFacts {
+pub(crate) struct TracedStepInfo {
     step: StepId,
     rows: usize,
     /// Number of rows that initialise their sequence slot, which is the first step of a request in an epoch.
@@ -28,7 +28,7 @@ pub(crate) struct StepFacts {
     pub(super) graph: Option<u32>,
 }
 
-impl StepFacts {
+impl TracedStepInfo {
     pub(crate) fn new(batch: &Batch, graph: Option<u32>) -> Self {
         Self {
             step: batch.step,
@@ -43,10 +43,10 @@ impl StepFacts {
 /// Trace of a step that is in flight.
 pub(crate) struct StepTrace {
     session: Arc<TraceSession>,
-    facts: StepFacts,
+    facts: TracedStepInfo,
     /// Index of the event timestamp at the start of the step. The next index is the end of the step.
     start: usize,
-    lease: Option<SpanLease>,
+    lease: Option<SpanEventLease>,
     spans: Option<Arc<[DeviceSpan]>>,
     /// Whether the time after the last span is the download of the sampled tokens.
     downloads: bool,
@@ -58,9 +58,9 @@ pub(crate) struct StepTrace {
 impl StepTrace {
     pub(super) fn new(
         session: Arc<TraceSession>,
-        facts: StepFacts,
+        facts: TracedStepInfo,
         start: usize,
-        lease: Option<SpanLease>,
+        lease: Option<SpanEventLease>,
         staged: Instant,
     ) -> Self {
         let now = Instant::now();
@@ -133,7 +133,7 @@ impl StepTrace {
 
 /// Trace of a finished step, for the writer thread. Times are nanoseconds from the session's origin.
 pub(super) struct StepTraceRecord {
-    facts: StepFacts,
+    facts: TracedStepInfo,
     /// Host times of the submit thread: start of staging, start of launching, end of launching.
     submit: [i64; 3],
     /// Host times of the reply thread: start of waiting, end of waiting, end of reading the outputs.
@@ -155,7 +155,7 @@ impl StepTraceRecord {
     /// Formats the events of the step, separated by commas and line ends.
     pub(super) fn events(&self, rank: u16) -> String {
         let mut out = String::with_capacity(1024 + 160 * self.spans.len());
-        let StepFacts { step, rows, newly_assigned, tokens, graph } = self.facts;
+        let TracedStepInfo { step, rows, newly_assigned, tokens, graph } = self.facts;
         let graph = graph.map_or_else(|| "null".to_owned(), |rows| rows.to_string());
         let instrumented = !self.spans.is_empty();
         let args = format!(
@@ -233,8 +233,13 @@ mod tests {
     #[test]
     fn step_events_form_a_tree() {
         let span = |scope, kernel, ns| (DeviceSpan { scope, kernel }, ns);
-        let facts =
-            StepFacts { step: StepId(7), rows: 2, newly_assigned: 1, tokens: 9, graph: Some(4) };
+        let facts = TracedStepInfo {
+            step: StepId(7),
+            rows: 2,
+            newly_assigned: 1,
+            tokens: 9,
+            graph: Some(4),
+        };
         let record = StepTraceRecord {
             facts,
             submit: [1_000, 2_500, 4_000],

@@ -317,9 +317,9 @@ impl ScriptedRequest {
 }
 
 /// Source of grammar bitmasks that were computed before the step.
-struct FixedBitmasks(Vec<BitmaskRow>);
+struct PrecomputedBitmasks(Vec<BitmaskRow>);
 
-impl TokenBitmaskSource for FixedBitmasks {
+impl TokenBitmaskSource for PrecomputedBitmasks {
     fn wait(&mut self, _: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
         assert_eq!(self.0.len(), rows);
         Ok(std::mem::take(&mut self.0))
@@ -354,7 +354,7 @@ impl FollowerRank {
             executor.size_kv(blocks, &mut |_| {}).unwrap();
             for (batch, masks) in todo {
                 let submitted =
-                    executor.submit_with_bitmasks(&batch, &mut FixedBitmasks(masks)).unwrap();
+                    executor.submit_with_bitmasks(&batch, &mut PrecomputedBitmasks(masks)).unwrap();
                 if done.send(submitted.finish().unwrap()).is_err() {
                     return;
                 }
@@ -527,7 +527,7 @@ impl SchedulerHarness {
             follower.batches.send((batch.clone(), masks.clone())).unwrap();
         }
         let submitted =
-            self.executor.submit_with_bitmasks(&batch, &mut FixedBitmasks(masks)).unwrap();
+            self.executor.submit_with_bitmasks(&batch, &mut PrecomputedBitmasks(masks)).unwrap();
         (batch, submitted)
     }
 
