@@ -98,9 +98,9 @@ fn sample_and_store(
     let read = StageReader::new(stage.bytes)?;
     let logits_rows = &read.logits_rows[..read.logits_rows.len().min(logits.rows())];
     check_size("sample_rows", "words of a sampled token", outputs.sampled.cols(), SAMPLE_WORDS)?;
-    let rules: Vec<RowSamplingRules> = logits_rows
+    let rules: Vec<RowSamplingParams> = logits_rows
         .iter()
-        .map(|row| RowSamplingRules::new(row, &read, prepared, slots))
+        .map(|row| RowSamplingParams::new(row, &read, prepared, slots))
         .collect::<Result<_, _>>()?;
     let requests: Vec<SampleRequest<'_>> =
         logits_rows.iter().zip(&rules).map(|(row, rules)| rules.request(row)).collect();
@@ -211,7 +211,7 @@ pub(super) fn index(what: &'static str, index: i32, limit: usize) -> Result<usiz
 }
 
 /// Sampling parameters and logit edits of one logits row, collected from the stage and the sequence slot.
-struct RowSamplingRules {
+struct RowSamplingParams {
     params: SequenceSamplingParams,
     allowed: Option<Vec<u32>>,
     banned: Vec<u32>,
@@ -221,7 +221,7 @@ struct RowSamplingRules {
     position: i32,
 }
 
-impl RowSamplingRules {
+impl RowSamplingParams {
     fn new(
         row: &StageLogitsRow,
         read: &StageReader<'_>,
