@@ -1,23 +1,24 @@
-//! Uniquely owned device memory.
+//! Device memory with one owner, which is freed when its owner is dropped.
 //!
-//! Invariant: a buffer is zero-initialised when it is allocated, so every read yields initialised bytes.
-//! Reads take shared references and writes take unique references, so the borrow checker orders CPU kernels.
+//! A buffer is zero-initialised when it is allocated, so every read yields initialised bytes. Reads take
+//! shared references and writes take unique references, so the borrow checker prevents data races between CPU
+//! kernels.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::{DType, DeviceError, MatMut, MatRef};
 
-/// Deallocator of the memory of dropped buffers.
+/// Frees the memory of dropped buffers; each kind of memory has its own implementation.
 pub trait BufferDeallocator: Send + Sync {
     /// Frees `[ptr, ptr + bytes)`.
     ///
     /// # Safety
-    /// The range was allocated by this allocator with exactly this size and is not used again.
+    /// The range was allocated by this allocator with exactly this size, and it is not used again.
     unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize);
 }
 
-/// Contiguous range of device memory, 64-byte aligned.
+/// Contiguous range of device memory, aligned to 64 bytes. The memory is freed when the buffer is dropped.
 pub struct Buffer {
     ptr: NonNull<u8>,
     bytes: usize,
@@ -30,7 +31,7 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Wraps a fresh allocation.
+    /// Wraps an allocation that is not used elsewhere.
     ///
     /// # Safety
     /// `[ptr, ptr + bytes)` is initialised, 64-byte aligned and not used elsewhere, and `deallocator` frees
@@ -43,18 +44,18 @@ impl Buffer {
         Self { ptr, bytes, deallocator }
     }
 
-    /// Size in bytes.
+    /// Size of the buffer in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the device address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr.as_ptr()
     }
 
-    /// Returns the address of the first byte, for writing.
+    /// Returns the device address of the first byte, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.as_ptr()
     }

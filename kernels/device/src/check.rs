@@ -1,4 +1,4 @@
-//! Argument checks that every backend runs before it computes or launches a kernel.
+//! Checks of kernel arguments, which every backend runs before it computes or launches a kernel.
 
 use crate::{DType, DeviceError, MatRef};
 

@@ -1,4 +1,4 @@
-//! Memory, copies, streams and graphs of one device: the trait that every backend implements.
+//! Trait that every device implements: memory, copies, streams, graphs and timestamps.
 
 use crate::timestamps::HostTimestamps;
 use crate::{Buffer, CopyInFlight, DeviceError, EventTimestamps, PinnedBuffer};
@@ -9,41 +9,43 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceStream(pub usize);
 
-/// Free and total memory of a device.
+/// Free and total memory of a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemInfo {
-    /// Bytes that can still be allocated.
+    /// Number of bytes that can still be allocated.
     pub free_bytes: u64,
-    /// Total bytes.
+    /// Total number of bytes.
     pub total_bytes: u64,
 }
 
-/// Captured graph of launches.
+/// Captured graph of launches, which can be replayed.
 #[derive(Debug)]
 pub struct CapturedGraph(pub(crate) Box<dyn GraphReplay>);
 
-/// Device-specific executable of a captured graph.
+/// Instantiated graph of a device, as implemented by the device.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "streams are passed as `DeviceDriver` passes them"
 )]
 pub(crate) trait GraphReplay: Send + std::fmt::Debug {
-    /// Replays the graph on `s`.
+    /// Launches the graph on stream `s`.
     fn replay(&self, s: &DeviceStream) -> Result<(), DeviceError>;
 }
 
-/// Memory, copies and streams of one device.
+/// Driver of one device: allocates and copies memory, and controls streams, graphs and timestamps.
 pub trait DeviceDriver: Send + Sync {
     /// Returns a description of the device for logs and reports.
     fn name(&self) -> String;
 
-    /// Allocates zeroed memory.
+    /// Allocates zeroed device memory.
     fn alloc(&self, bytes: usize) -> Result<Buffer, DeviceError>;
 
-    /// Copies host bytes to `[offset, offset + from.len())` of a buffer.
+    /// Copies host bytes to `[offset, offset + from.len())` of a buffer, and returns after the copy has
+    /// completed.
     fn upload(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError>;
 
-    /// Copies bytes `[offset, offset + to.len())` of a buffer to the host, after all launches on `s`.
+    /// Copies the bytes `[offset, offset + to.len())` of a buffer to the host, after all launches on `s` have
+    /// completed.
     fn download(
         &self,
         s: &DeviceStream,
@@ -100,51 +102,52 @@ pub trait DeviceDriver: Send + Sync {
         graph.0.replay(s)
     }
 
-    /// Begins a dry run: launches do nothing, but the kernels that they need are collected for compilation.
+    /// Begins a dry run: launches do nothing, but the kernels that they need are recorded, so that they can
+    /// be compiled together.
     fn begin_dry_run(&self) {}
 
-    /// Ends the dry run: compiles all collected kernel modules in parallel (without a dry run, launches would
-    /// compile them one by one) and enables launches again. Calls `progress(done, total)` with numbers of
-    /// modules repeatedly until all are compiled.
+    /// Ends the dry run: compiles all recorded kernel modules in parallel (otherwise, launches would compile
+    /// them one by one), and enables launches again. Repeatedly calls `progress` with the number of compiled
+    /// modules and the total number, until all modules are compiled.
     fn end_dry_run(&self, _progress: &mut dyn FnMut(u64, u64)) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Returns the secondary stream, on which launches overlap those of the first stream; `None` if the
-    /// device runs launches serially or records a timestamp per kernel.
+    /// Returns the secondary stream, whose launches overlap with those of the first stream. `None` if the
+    /// device runs launches serially, or while per-kernel timestamps are recorded.
     fn secondary_stream(&self) -> Option<DeviceStream> {
         None
     }
 
-    /// Makes later launches on `s` wait for all launches so far on `other`. While one of the two streams is
-    /// captured, the other joins the capture; the captured stream must wait for it again before
+    /// Makes later launches on `s` wait for all previous launches on `other`. If one of the streams is being
+    /// captured, the other stream joins the capture; the captured stream must wait for it before
     /// `end_capture`.
     fn stream_wait(&self, s: &DeviceStream, other: &DeviceStream) -> Result<(), DeviceError> {
         let _ = (s, other);
         Ok(())
     }
 
-    /// Freezes autotuning: from now on steps serve requests, so no launch is timed to choose between
-    /// algorithms, which would delay them.
+    /// Freezes autotuning before requests are served: no launch is timed afterwards to choose between
+    /// algorithms, because timing would delay requests.
     fn freeze_autotuning(&self) {}
 
-    /// Allocates `count` unrecorded GPU event timestamps. The default implementation reads the host clock and
-    /// is correct for devices that run launches synchronously.
+    /// Allocates `count` GPU event timestamps, which are not recorded yet. The default implementation reads
+    /// the host clock, which is correct for devices that run launches synchronously.
     fn alloc_timestamps(&self, count: usize) -> Result<Arc<dyn EventTimestamps>, DeviceError> {
         Ok(Arc::new(HostTimestamps::new(count)))
     }
 
-    /// Begins per-kernel timestamps: after each launch, records the next event of `timestamps`, starting
-    /// with event `first`, until none is left. Launches do not overlap their predecessor meanwhile. Devices may
-    /// ignore the call.
+    /// Begins per-kernel timestamps: after each launch, the next event of `timestamps` is recorded, starting
+    /// with event `first`, until all events are used. In this mode, a launch does not overlap the previous
+    /// launch. Devices may ignore the call.
     fn begin_kernel_timestamps(&self, _timestamps: &Arc<dyn EventTimestamps>, _first: usize) {}
 
-    /// Ends per-kernel timestamps and returns the kernel names of the events recorded since
+    /// Ends per-kernel timestamps. Returns the kernel name of each event that was recorded since
     /// `begin_kernel_timestamps`, in order.
     fn end_kernel_timestamps(&self) -> Vec<&'static str> {
         Vec::new()
     }
 
-    /// Returns free and total memory.
+    /// Returns free and total memory of the device.
     fn mem_info(&self) -> MemInfo;
 }

@@ -1,4 +1,4 @@
-//! Element types of device memory, and the corresponding Rust types.
+//! Element types of device memory (DType), and the Rust types that represent them.
 
 pub use half::{bf16, f16};
 
@@ -13,11 +13,11 @@ pub enum DType {
     BF16,
     /// IEEE binary16.
     F16,
-    /// OCP fp8 e4m3: weights with scales, and the KV cache.
+    /// OCP fp8 e4m3, for weights with scales and for the KV cache.
     F8E4M3,
-    /// Token ids, positions, lengths, block ids.
+    /// 32-bit integer, for token ids, positions, lengths and block ids.
     I32,
-    /// KV cache slots: block id × block size + offset in the block, −1 for none.
+    /// 64-bit integer, for KV cache slots: block id × block size + offset in the block; −1 = no slot.
     I64,
 }
 
@@ -34,24 +34,24 @@ impl DType {
     }
 }
 
-/// Rust type that represents one [`DType`].
+/// Rust type that represents the elements of one [`DType`].
 ///
 /// # Safety
 /// `Self` has the size of `DTYPE` and no padding, and every bit pattern is a valid value.
 pub unsafe trait DeviceElement: Copy + Send + Sync + 'static {
-    /// Corresponding device type.
+    /// Element type that this Rust type represents.
     const DTYPE: DType;
 }
 
-/// Floating-point element type: computed in f32, rounded to nearest even when stored.
+/// Floating-point element type. Kernels compute in f32 and round to nearest even when they store.
 pub trait FloatElement: DeviceElement {
-    /// Type that activation rows are converted to before they are multiplied with weights of this type.
+    /// Type to which activation rows are converted before they are multiplied with weights of this type.
     type Operand: FloatElement;
-    /// Converts to f32.
+    /// Converts the element to f32.
     fn load(self) -> f32;
-    /// Converts `x`, rounding to nearest even.
+    /// Converts `x` to this type, rounded to nearest even.
     fn store(x: f32) -> Self;
-    /// Converts a value that is exactly representable in this type.
+    /// Converts `x`, which this type represents exactly.
     fn truncate(x: f32) -> Self {
         Self::store(x)
     }
@@ -99,10 +99,11 @@ impl FloatElement for bf16 {
     }
 }
 
-/// Branch-free integer implementation, so that loops vectorise; bit-identical to the F16C instructions.
+/// Conversions without branches, so that loops vectorise. The results equal those of the F16C instructions
+/// bit for bit.
 impl FloatElement for f16 {
-    /// No instruction multiplies f16 with f32 accumulation, so rows are widened to f32 once instead of per
-    /// product.
+    /// `Operand` is f32, because no CPU instruction multiplies f16 with f32 accumulation: rows are converted
+    /// to f32 once, instead of at each product.
     type Operand = f32;
     #[inline(always)]
     fn load(self) -> f32 {
@@ -112,8 +113,8 @@ impl FloatElement for f16 {
         let magnitude = (bits & 0x7fff) << 13;
         // 112 is the difference between the exponent biases of f32 and f16.
         let normal = magnitude + (112 << 23);
-        // Subnormal: interpret the fraction with the exponent of the smallest normal f16, then subtract that
-        // number.
+        // Subnormal numbers: the fraction is combined with the exponent of the smallest normal f16, and that
+        // number is subtracted.
         let least = f32::from_bits(113 << 23);
         let subnormal = (f32::from_bits(magnitude + (113 << 23)) - least).to_bits();
         let quiet = if magnitude > INFINITY { 0x7fc0_0000 } else { 0x7f80_0000 };
@@ -129,12 +130,12 @@ impl FloatElement for f16 {
         let sign = (x.to_bits() >> 16) & 0x8000;
         let exact = x.to_bits() & 0x7fff_ffff;
         let bounded = if exact > BEYOND { BEYOND } else { exact };
-        // A carry out of the fraction increments the exponent; out of the largest exponent it yields
-        // infinity.
+        // A carry out of the fraction increments the exponent. A carry out of the largest finite exponent
+        // yields infinity.
         let halfway = 0x0fff + ((bounded >> 13) & 1);
         let normal = bounded.wrapping_sub(112 << 23).wrapping_add(halfway) >> 13;
-        // Subnormal: adding 0.5 aligns the last bit of the f32 fraction with that of a subnormal f16, which
-        // rounds.
+        // Subnormal numbers: adding 0.5 aligns the last fraction bit of the f32 with that of a subnormal f16,
+        // so that the addition rounds correctly.
         let subnormal = (f32::from_bits(bounded) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
         let finite = if bounded < MIN_NORMAL { subnormal } else { normal };
         let quiet = (exact >> 13) & 0x03ff | 0x7e00;
@@ -146,8 +147,8 @@ impl FloatElement for f16 {
 mod tests {
     use super::*;
 
-    /// Tests every f16, and the f32 midpoint between it and its successor with both neighbours of the
-    /// midpoint.
+    /// Tests every f16 value, and the f32 midpoint between it and the next f16 value with both neighbours of
+    /// the midpoint.
     #[test]
     fn half_conversions_follow_ieee754() {
         for bits in 0..=u16::MAX {

@@ -1,25 +1,25 @@
-//! Errors of devices.
+//! Errors of devices: rejected kernel arguments, missing memory or instructions, and failures of a GPU.
 
 use crate::DType;
 
-/// Error of a device. `Shape` and `Unsupported` are errors of the caller, detected before any memory is
-/// accessed; after any other error the device is unusable.
+/// Error of a device. `Shape` and `Unsupported` are errors of the caller, which are detected before any
+/// memory is accessed. After any other error, the device is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The device has too little free memory.
     #[error("out of memory: {bytes} bytes on {device}")]
     OutOfMemory {
-        /// Requested bytes.
+        /// Number of bytes requested.
         bytes: usize,
         /// Description of the device.
         device: &'static str,
     },
-    /// A size of an argument does not match the other arguments.
+    /// The size of an argument does not match the other arguments.
     #[error("{kernel}: {what} is {got}, expected {expected}")]
     Shape {
         /// Kernel that rejected the arguments.
         kernel: &'static str,
-        /// Description of the size.
+        /// Name of the size, for the error message.
         what: &'static str,
         /// Actual value.
         got: usize,
@@ -31,7 +31,7 @@ pub enum DeviceError {
     Index {
         /// Kernel that rejected the arguments.
         kernel: &'static str,
-        /// Description of the index.
+        /// Name of the index, for the error message.
         what: &'static str,
         /// Value of the index.
         index: i64,
@@ -43,7 +43,7 @@ pub enum DeviceError {
     Unsupported {
         /// Kernel that rejected the arguments.
         kernel: &'static str,
-        /// Description of the argument.
+        /// Name of the argument, for the error message.
         what: &'static str,
         /// Element type of the argument.
         dtype: DType,
@@ -69,10 +69,10 @@ pub enum DeviceError {
         /// Description of the device.
         device: String,
     },
-    /// The ranks with the other vocabulary shards have failed.
+    /// The ranks that have the other shards of the vocabulary have failed.
     #[error("the ranks with the other vocabulary shards have failed")]
     PeerRanksFailed,
-    /// A worker thread could not be started.
+    /// A worker thread of the thread pool could not be started.
     #[error("cannot start worker thread {index}")]
     Thread {
         /// Index of the thread.

@@ -1,45 +1,46 @@
-//! OCP fp8 e4m3: 4 exponent bits with bias 7, 3 mantissa bits, no infinity; 0x7f and 0xff are NaN.
+//! OCP fp8 e4m3 numbers: 4 exponent bits with bias 7, 3 mantissa bits, no infinity; 0x7f and 0xff are NaN.
 
-/// fp8 e4m3 number.
+/// Number in OCP fp8 e4m3 format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(transparent)]
 pub struct Fp8E4m3(u8);
 
-/// 2¹²⁰: converts the exponent bias of e4m3 (7) to that of f32 (127).
+/// 2¹²⁰, by which the conversion to f32 multiplies: it corrects the exponent bias from 7 (e4m3) to 127 (f32).
 const REBIAS: f32 = f32::from_bits((127 + 120) << 23);
-/// Smallest normal number; smaller values are multiples of 2⁻⁹.
+/// Smallest normal e4m3 number; smaller numbers are multiples of 2⁻⁹.
 const MIN_NORMAL: f32 = 1.0 / 64.0;
-/// 1.5 · 2²³: adding it to an f32 rounds to an integer.
+/// 1.5 · 2²³: when it is added to a small f32, the sum is rounded to an integer.
 const ROUNDER: f32 = 12_582_912.0;
 
 impl Fp8E4m3 {
-    /// Largest finite number.
+    /// Largest finite e4m3 number.
     pub const MAX: f32 = 448.0;
 
-    /// Creates a number from its bits.
+    /// Creates a number from its 8-bit encoding.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
 
-    /// Returns the bits.
+    /// Returns the 8-bit encoding of the number.
     #[must_use]
     pub const fn to_bits(self) -> u8 {
         self.0
     }
 
-    /// Converts to f32, exactly.
+    /// Converts the number to f32, which represents it exactly.
     #[must_use]
     pub fn to_f32(self) -> f32 {
         let (sign, magnitude) = (u32::from(self.0 & 0x80), u32::from(self.0 & 0x7f));
         if magnitude == 0x7f {
             return f32::NAN;
         }
-        // Shift exponent and mantissa to their f32 positions; the multiplication corrects the bias exactly.
+        // Exponent and mantissa are shifted to their positions in f32; the multiplication corrects the bias
+        // exactly.
         f32::from_bits(sign << 24 | magnitude << 20) * REBIAS
     }
 
-    /// Rounds to nearest, ties to even, saturating at ±448; NaN becomes NaN.
+    /// Rounds `x` to the nearest number, ties to even. Values beyond ±448 become ±448; NaN becomes NaN.
     #[must_use]
     pub fn from_f32(x: f32) -> Self {
         let sign = if x.is_sign_negative() { 0x80 } else { 0 };

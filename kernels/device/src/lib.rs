@@ -1,7 +1,8 @@
-//! Devices: runtime libraries, memory, streams, events, graphs, and the JIT compiler of kernels.
+//! Devices: CPU and GPU with their runtime libraries, memory, streams, events, graphs, and JIT compiler of
+//! kernels.
 //!
-//! [`DeviceDriver`] copies memory and orders launches; it is object safe, because a launch costs microseconds
-//! and a virtual call nanoseconds. [`CpuDevice`] is always built. [`gpu::GpuDevice`] is one GPU, driven
+//! [`DeviceDriver`] is the trait of all devices. It is object safe, because a virtual call takes nanoseconds
+//! and a launch microseconds. [`CpuDevice`] exists in every build. [`gpu::GpuDevice`] is one GPU, driven
 //! through the HIP runtime, the CUDA driver or the emulator. The kernels that run on devices are in the crate
 //! `kernels`.
 

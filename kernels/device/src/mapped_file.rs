@@ -1,8 +1,8 @@
-//! Read-only memory-mapped file.
+//! Read-only memory mapping of a file.
 //!
-//! The module is part of this crate because mapping is unsafe: the bytes change if another process writes to
-//! the file, and reading past the end of a truncated file raises SIGBUS. A program cannot prevent either, so
-//! model folders must not be modified while a model is served.
+//! The module is part of this crate because mapping needs unsafe code: the bytes change if another process
+//! writes to the file, and reading past the end of a truncated file raises SIGBUS. A program cannot prevent
+//! either, so model folders must not be modified while a model is served.
 
 use memmap2::{Advice, Mmap};
 use std::fs::File;
@@ -10,14 +10,14 @@ use std::io;
 use std::ops::Deref;
 use std::path::Path;
 
-/// Memory-mapped contents of a file.
+/// Content of a file that is mapped into memory for reading.
 #[derive(Debug)]
 pub struct MappedFile {
-    map: Option<Mmap>, // None for an empty file, which cannot be mapped.
+    map: Option<Mmap>, // `None` for an empty file, which cannot be mapped.
 }
 
 impl MappedFile {
-    /// Maps a regular file without reading it.
+    /// Maps a regular file into memory without reading it.
     ///
     /// Errors: the file cannot be opened or mapped, or is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
@@ -32,7 +32,7 @@ impl MappedFile {
         // SAFETY: the mapping is read-only and owned by this value; the module documentation states that the
         // file must not be modified by other writers.
         let map = unsafe { Mmap::map(&file)? };
-        // Weights are read once, sequentially; the advice is only a read-ahead hint, so failures are ignored.
+        // Weights are read once, sequentially. The advice only affects read-ahead, so failures are ignored.
         let _ = map.advise(Advice::Sequential);
         Ok(Self { map: Some(map) })
     }

@@ -1,12 +1,13 @@
-//! Matrix views of device memory: pointer, element type, rows, columns, and row stride in elements.
+//! Matrix views of device memory: address, element type, rows, columns, and row stride in elements.
 //!
-//! A view borrows the memory. Host access (`row`) is only valid for memory of the CPU device.
+//! A view borrows the memory. Access to elements on the host (`row`, `row_mut`) is only valid for host
+//! memory.
 
 use std::marker::PhantomData;
 
 use crate::{DType, DeviceElement, DeviceError};
 
-/// Read-only matrix view; a vector is a matrix with one row.
+/// Read-only matrix view of device memory; a vector is a matrix with one row.
 #[derive(Debug, Clone, Copy)]
 pub struct MatRef<'a> {
     ptr: *const u8,
@@ -17,14 +18,14 @@ pub struct MatRef<'a> {
     lifetime: PhantomData<&'a [u8]>,
 }
 
-/// Mutable matrix view.
+/// Mutable matrix view of device memory.
 #[derive(Debug)]
 pub struct MatMut<'a> {
     ptr: *mut u8,
     dtype: DType,
     rows: usize,
-    /// Number of rows that the memory has room for, at least `rows`; rows after the last one hold no data and
-    /// may be overwritten.
+    /// Number of rows for which memory is available, at least `rows`. Rows from index `rows` on contain no
+    /// data and may be overwritten.
     row_capacity: usize,
     cols: usize,
     stride: usize,
@@ -37,11 +38,11 @@ unsafe impl Send for MatRef<'_> {}
 unsafe impl Sync for MatRef<'_> {}
 // SAFETY: a view behaves like a unique slice.
 unsafe impl Send for MatMut<'_> {}
-// SAFETY: `&MatMut` gives read access to the elements only.
+// SAFETY: `&MatMut` only gives read access to the elements.
 unsafe impl Sync for MatMut<'_> {}
 
 impl<'a> MatRef<'a> {
-    /// Creates a view of raw memory; `stride` is in elements.
+    /// Creates a view of raw memory; `stride` is the row stride in elements.
     ///
     /// # Safety
     /// Every row consists of `cols` initialised elements of `dtype` that are aligned, live and not written
@@ -56,7 +57,7 @@ impl<'a> MatRef<'a> {
         Self { ptr, dtype, rows, cols, stride, lifetime: PhantomData }
     }
 
-    /// Views host elements as a matrix `[rows, cols]`.
+    /// Views a host slice as a matrix `[rows, cols]`.
     pub fn of<T: DeviceElement>(
         data: &'a [T],
         rows: usize,
@@ -91,19 +92,19 @@ impl<'a> MatRef<'a> {
         self.stride
     }
 
-    /// Returns the address of the first byte, in the address space of the device.
+    /// Returns the device address of the first element.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
     }
 
-    /// Returns the address of the first byte of row `r`.
+    /// Returns the device address of the first element of row `r`.
     pub fn row_ptr(&self, r: usize) -> *const u8 {
         assert!(r < self.rows, "row {r} of {}", self.rows);
         // SAFETY: row `r` is inside the matrix.
         unsafe { self.ptr.add(r * self.stride * self.dtype.bytes()) }
     }
 
-    /// Returns row `r` as a slice; the memory must be host memory.
+    /// Returns row `r` as a slice; the matrix must be in host memory.
     ///
     /// # Panics
     /// If `T` is not the element type or `r` is out of range.
@@ -114,7 +115,7 @@ impl<'a> MatRef<'a> {
         unsafe { std::slice::from_raw_parts(self.ptr.cast::<T>().add(r * self.stride), self.cols) }
     }
 
-    /// Returns a view of columns `[from, from + cols)` of every row.
+    /// Returns a view of the columns `[from, from + cols)` of all rows.
     ///
     /// # Panics
     /// If the columns extend beyond the matrix.
@@ -125,7 +126,7 @@ impl<'a> MatRef<'a> {
         Self { ptr: unsafe { self.ptr.add(from * self.dtype.bytes()) }, cols, ..*self }
     }
 
-    /// Returns a view of rows `[from, from + rows)`.
+    /// Returns a view of the rows `[from, from + rows)`.
     ///
     /// # Panics
     /// If the rows extend beyond the matrix.
@@ -139,7 +140,7 @@ impl<'a> MatRef<'a> {
 }
 
 impl<'a> MatMut<'a> {
-    /// Creates a mutable view of raw memory; `stride` is in elements.
+    /// Creates a mutable view of raw memory; `stride` is the row stride in elements.
     ///
     /// # Safety
     /// Every row consists of `cols` initialised elements of `dtype` that are aligned and used by this view
@@ -154,7 +155,7 @@ impl<'a> MatMut<'a> {
         Self { ptr, dtype, rows, row_capacity: rows, cols, stride, lifetime: PhantomData }
     }
 
-    /// Sets the row capacity to `row_capacity` rows, but not less than the number of rows.
+    /// Sets the row capacity to `row_capacity`, but not below the number of rows.
     ///
     /// # Safety
     /// The contract of `from_raw` is met for `row_capacity` rows.
@@ -163,13 +164,13 @@ impl<'a> MatMut<'a> {
         Self { row_capacity: row_capacity.max(self.rows), ..self }
     }
 
-    /// Number of rows that may be written, at least [`rows`](Self::rows): GEMMs that write whole tiles may
-    /// overwrite the memory after the last row, which holds no data.
+    /// Number of rows that kernels may write, at least [`rows`](Self::rows). GEMMs that write whole tiles may
+    /// overwrite the memory after the last row, which contains no data.
     pub fn row_capacity(&self) -> usize {
         self.row_capacity
     }
 
-    /// Views host elements as a mutable matrix `[rows, cols]`.
+    /// Views a host slice as a mutable matrix `[rows, cols]`.
     pub fn of<T: DeviceElement>(
         data: &'a mut [T],
         rows: usize,
@@ -204,7 +205,7 @@ impl<'a> MatMut<'a> {
         self.stride
     }
 
-    /// Returns the address of the first element, for writing.
+    /// Returns the device address of the first element, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr
     }
@@ -216,13 +217,13 @@ impl<'a> MatMut<'a> {
         unsafe { MatRef::from_raw(self.ptr, self.dtype, self.rows, self.cols, self.stride) }
     }
 
-    /// Reborrows the matrix for a shorter lifetime.
+    /// Returns a mutable view of the same matrix with a shorter lifetime.
     #[must_use]
     pub fn reborrow(&mut self) -> MatMut<'_> {
         MatMut { ptr: self.ptr, lifetime: PhantomData, ..*self }
     }
 
-    /// Returns row `r` as a mutable slice; the memory must be host memory.
+    /// Returns row `r` as a mutable slice; the matrix must be in host memory.
     ///
     /// # Panics
     /// If `T` is not the element type or `r` is out of range.

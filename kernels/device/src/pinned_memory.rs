@@ -1,23 +1,24 @@
-//! Pinned host memory for asynchronous copies, and fences that signal the completion of a copy.
+//! Pinned host memory for asynchronous copies, and copies in flight, which own this memory until they
+//! complete.
 
 use crate::{Buffer, DeviceError};
 
-/// Pinned host memory for asynchronous copies.
+/// Pinned host memory, which the device can access during asynchronous copies.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     memory: Buffer,
 }
 
 impl PinnedBuffer {
-    /// Wraps host memory.
+    /// Wraps a buffer of host memory.
     ///
     /// # Safety
-    /// The host can read and write the buffer's range.
+    /// The host can read and write the memory of the buffer.
     pub unsafe fn from_host(memory: Buffer) -> Self {
         Self { memory }
     }
 
-    /// Returns the bytes.
+    /// Returns the content of the buffer.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: host memory, initialised when allocated; during a copy the buffer is owned by
@@ -25,7 +26,7 @@ impl PinnedBuffer {
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.memory.bytes()) }
     }
 
-    /// Returns the bytes for writing.
+    /// Returns the content of the buffer for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: host memory, initialised when allocated, uniquely borrowed, and not part of a copy in
         // flight.
@@ -33,13 +34,14 @@ impl PinnedBuffer {
     }
 }
 
-/// Fence that completes after all work submitted to a stream before the fence was recorded.
+/// Completion of an asynchronous copy: a fence completes after all work submitted to its stream before it was
+/// recorded.
 pub(crate) trait CopyFence: Send + std::fmt::Debug {
     /// Blocks until the fence has completed.
     fn wait(&mut self) -> Result<(), DeviceError>;
 }
 
-/// Pinned buffer of a copy in flight.
+/// Asynchronous copy in flight, which owns its pinned buffer until the copy has completed.
 #[derive(Debug)]
 pub struct CopyInFlight {
     memory: Option<PinnedBuffer>,
@@ -52,8 +54,8 @@ impl CopyInFlight {
         Self { memory: Some(memory), fence }
     }
 
-    /// Waits for the copy and returns the buffer. After an error the buffer is leaked deliberately, because
-    /// the device may still access it.
+    /// Waits for the copy and returns the pinned buffer. After an error, the buffer is leaked deliberately,
+    /// because the device may still access it.
     pub fn wait(mut self) -> Result<PinnedBuffer, DeviceError> {
         let memory = self.memory.take().expect("present until the copy completes");
         match self.fence.wait() {
@@ -71,12 +73,12 @@ impl Drop for CopyInFlight {
         if let Some(memory) = self.memory.take()
             && self.fence.wait().is_err()
         {
-            std::mem::forget(memory); // The device may still access it.
+            std::mem::forget(memory); // Leaked: the device may still access the memory.
         }
     }
 }
 
-/// Fence of a device with synchronous launches: always complete.
+/// Fence of a device that runs launches synchronously; it is always complete.
 #[derive(Debug)]
 pub(crate) struct CompletedFence;
 

@@ -1,22 +1,22 @@
-//! Shared memory of the processes of one host.
+//! Memory that several processes of one host map and share.
 //!
-//! The module is part of this crate because mapping is unsafe. Every access is atomic, so concurrent writes
-//! by other processes are not data races; the meaning of the words is defined by the users of the memory.
+//! The module is part of this crate because mapping needs unsafe code. Every access is atomic, so concurrent
+//! writes by other processes are not data races. The users of the memory define the meaning of its words.
 
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;
 use std::sync::atomic::AtomicU32;
 
-/// 32-bit words of a file that several processes map.
+/// 32-bit words of a file that several processes have mapped into memory.
 #[derive(Debug)]
 pub struct SharedMemory {
     map: MmapRaw,
 }
 
 impl SharedMemory {
-    /// Maps the first `words` words of a file. No process may truncate the file: access past its end raises
-    /// SIGBUS.
+    /// Maps the first `words` words of a file. No process may truncate the file, because an access past its
+    /// end raises SIGBUS.
     ///
     /// Errors: the file is too short, or cannot be mapped for reading and writing.
     pub fn map(file: &File, words: usize) -> io::Result<Self> {
@@ -28,7 +28,7 @@ impl SharedMemory {
         Ok(Self { map: MmapOptions::new().len(bytes).map_raw(file)? })
     }
 
-    /// Returns the shared words.
+    /// Returns all words of the shared memory.
     #[must_use]
     pub fn words(&self) -> &[AtomicU32] {
         let count = self.map.len() / size_of::<AtomicU32>();

@@ -1,31 +1,31 @@
-//! Event timestamps between the launches of a stream, on the clock of the device.
+//! Timestamps of events between the launches of a stream, on the clock of the device.
 
 use crate::{DeviceError, DeviceStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Fixed set of event timestamps of one device; each event can be recorded repeatedly.
+/// Fixed number of timestamp events of one device. Each event can be recorded repeatedly.
 pub trait EventTimestamps: Send + Sync + std::fmt::Debug {
-    /// Number of events.
+    /// Number of timestamp events.
     fn len(&self) -> usize;
 
-    /// Whether the number of events is 0.
+    /// Whether there are no timestamp events.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Records event `i` on `s`, after all work submitted to `s` so far. During graph capture the record
-    /// becomes a graph node that every replay executes.
+    /// Records event `i` on `s` after all work that was submitted to `s`. During graph capture, the record
+    /// becomes a graph node, which every replay executes.
     fn record(&self, s: &DeviceStream, i: usize) -> Result<(), DeviceError>;
 
     /// Blocks until event `i`, which must have been recorded, has completed.
     fn wait(&self, i: usize) -> Result<(), DeviceError>;
 
-    /// Returns the nanoseconds from event `from` to event `to`; both must have completed.
+    /// Returns the time from event `from` to event `to` in nanoseconds. Both events must have completed.
     fn elapsed_ns(&self, from: usize, to: usize) -> Result<i64, DeviceError>;
 }
 
-/// Timestamps of a device with synchronous launches, read from the host clock.
+/// Timestamps of a device that runs launches synchronously; they are read from the host clock.
 #[derive(Debug)]
 pub(crate) struct HostTimestamps {
     start: Instant,

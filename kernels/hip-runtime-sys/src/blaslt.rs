@@ -1,65 +1,67 @@
-//! Symbol table of hipBLASLt and cuBLASLt. Both take the same function arguments; their enum values differ.
+//! Symbol table of hipBLASLt and cuBLASLt. Their functions take equal arguments, but some enum values differ.
 
 use std::ffi::{c_int, c_void};
 
 use crate::symbol_table::table;
 use crate::{DriverPtr, GpuApi};
 
-/// Status code of a BLASLt call; 0 = success.
+/// Status code of a function of hipBLASLt or cuBLASLt; 0 = success.
 pub type BlasLtStatus = c_int;
 
 table! {
     /// Function table of hipBLASLt or cuBLASLt.
     BlasLtApi {
-        /// `(handle out)`.
+        /// Arguments `(handle out)`. Creates a library handle.
         create: "hipblasLtCreate" "cublasLtCreate" (*mut DriverPtr);
-        /// `(handle)`.
+        /// Arguments `(handle)`. Destroys a library handle.
         destroy: "hipblasLtDestroy" "cublasLtDestroy" (DriverPtr);
-        /// `(operation out, compute type, scale type)`.
+        /// Arguments `(operation out, compute type, scale type)`. Creates a matmul descriptor.
         operation_create: "hipblasLtMatmulDescCreate" "cublasLtMatmulDescCreate" (*mut DriverPtr, c_int, c_int);
-        /// `(operation)`.
+        /// Arguments `(operation)`. Destroys a matmul descriptor.
         operation_destroy: "hipblasLtMatmulDescDestroy" "cublasLtMatmulDescDestroy" (DriverPtr);
-        /// `(operation, attribute, value, bytes)`.
+        /// Arguments `(operation, attribute, value, bytes)`. Sets an attribute of a matmul descriptor.
         operation_set: "hipblasLtMatmulDescSetAttribute" "cublasLtMatmulDescSetAttribute" (
             DriverPtr, c_int, *const c_void, usize,
         );
-        /// `(layout out, data type, rows, columns, leading dimension)`, column-major.
+        /// Arguments `(layout out, data type, rows, columns, leading dimension)`. Creates the layout of a
+        /// column-major matrix.
         layout_create: "hipblasLtMatrixLayoutCreate" "cublasLtMatrixLayoutCreate" (
             *mut DriverPtr, c_int, u64, u64, i64,
         );
-        /// `(layout)`.
+        /// Arguments `(layout)`. Destroys a matrix layout.
         layout_destroy: "hipblasLtMatrixLayoutDestroy" "cublasLtMatrixLayoutDestroy" (DriverPtr);
-        /// `(layout, attribute, value, bytes)`.
+        /// Arguments `(layout, attribute, value, bytes)`. Sets an attribute of a matrix layout.
         layout_set: "hipblasLtMatrixLayoutSetAttribute" "cublasLtMatrixLayoutSetAttribute" (
             DriverPtr, c_int, *const c_void, usize,
         );
-        /// `(preference out)`.
+        /// Arguments `(preference out)`. Creates a preference for the heuristic.
         preference_create: "hipblasLtMatmulPreferenceCreate" "cublasLtMatmulPreferenceCreate" (*mut DriverPtr);
-        /// `(preference)`.
+        /// Arguments `(preference)`. Destroys a preference.
         preference_destroy: "hipblasLtMatmulPreferenceDestroy" "cublasLtMatmulPreferenceDestroy" (DriverPtr);
-        /// `(preference, attribute, value, bytes)`.
+        /// Arguments `(preference, attribute, value, bytes)`. Sets an attribute of a preference.
         preference_set: "hipblasLtMatmulPreferenceSetAttribute" "cublasLtMatmulPreferenceSetAttribute" (
             DriverPtr, c_int, *const c_void, usize,
         );
-        /// `(handle, operation, layouts of A B C D, preference, requested result count, results out, result
-        /// count out)`; one result has [`BlasLtConstants::result_bytes`] bytes.
+        /// Arguments `(handle, operation, layouts of A B C D, preference, requested result count, results
+        /// out, result count out)`. Returns algorithms for a matmul. One result has
+        /// [`BlasLtConstants::result_bytes`] bytes.
         heuristic: "hipblasLtMatmulAlgoGetHeuristic" "cublasLtMatmulAlgoGetHeuristic" (
             DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, DriverPtr, c_int, *mut c_void, *mut c_int,
         );
-        /// `(handle, operation, alpha, A, layout, B, layout, beta, C, layout, D, layout, algorithm,
-        /// workspace, workspace bytes, stream)`.
+        /// Arguments `(handle, operation, alpha, A, layout, B, layout, beta, C, layout, D, layout, algorithm,
+        /// workspace, workspace bytes, stream)`. Launches `D = alpha · A B + beta · C`.
         matmul: "hipblasLtMatmul" "cublasLtMatmul" (
             DriverPtr, DriverPtr, *const c_void, *const c_void, DriverPtr, *const c_void, DriverPtr, *const c_void, *const c_void,
             DriverPtr, DriverPtr, DriverPtr, *const c_void, DriverPtr, usize, DriverPtr,
         );
     }
     optional {
-        /// `()`: version of cuBLASLt as one integer.
+        /// No arguments. Returns the version of cuBLASLt as one integer.
         cuda_version: "" "cublasLtGetVersion" () -> usize;
     }
 }
 
-/// Element type; hipBLASLt and cuBLASLt use the same enum values.
+/// Element type of a matrix (`hipDataType`, `cudaDataType`); both APIs use equal enum values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum BlasDataType {
@@ -76,52 +78,54 @@ pub enum BlasDataType {
 /// Enum values and struct sizes that differ between hipBLASLt and cuBLASLt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlasLtConstants {
-    /// Operation attribute: whether A is transposed.
+    /// Matmul descriptor attribute: whether A is transposed.
     pub trans_a: c_int,
-    /// Operation attribute: whether B is transposed.
+    /// Matmul descriptor attribute: whether B is transposed.
     pub trans_b: c_int,
-    /// Operation attribute: epilogue.
+    /// Matmul descriptor attribute: epilogue.
     pub epilogue: c_int,
-    /// Operation attribute: address of the bias.
+    /// Matmul descriptor attribute: address of the bias.
     pub bias_pointer: c_int,
-    /// Operation attribute: element type of the bias.
+    /// Matmul descriptor attribute: element type of the bias.
     pub bias_type: c_int,
-    /// Operation attributes: addresses of the f32 scales of A and B.
+    /// Matmul descriptor attributes: addresses of the f32 scales of A and B.
     pub scale_pointers: [c_int; 2],
-    /// Operation attributes: scaling modes (granularity of the scales) of A and B.
+    /// Matmul descriptor attributes: scaling modes (granularity of the scales) of A and B.
     pub scale_modes: [c_int; 2],
-    /// Values for `scale_modes`: one scale per row, one per 128 elements of a row, one per 128 × 128 block;
-    /// `None` where these modes are not known to work.
+    /// Values of `scale_modes`: one scale per row, one scale per 128 elements of a row, and one scale per 128
+    /// × 128 block. `None` if these modes are not known to work in the library.
     pub scale_kinds: Option<[c_int; 3]>,
-    /// Operation value: not transposed.
+    /// Value of `trans_a` and `trans_b`: not transposed.
     pub op_n: c_int,
-    /// Operation value: transposed.
+    /// Value of `trans_a` and `trans_b`: transposed.
     pub op_t: c_int,
-    /// Compute type: f32 accumulation.
+    /// Compute type with f32 accumulation.
     pub compute_f32: c_int,
-    /// Layout attribute: number of matrices of a batch.
+    /// Matrix layout attribute: number of matrices in a batch.
     pub batch_count: c_int,
-    /// Layout attribute: stride between matrices of a batch, in elements.
+    /// Matrix layout attribute: stride between the matrices of a batch, in elements.
     pub batch_stride: c_int,
-    /// Preference attribute: bit mask of the allowed split-K reduction schemes (u32); 0 = no split-K.
+    /// Preference attribute: bit mask (u32) of the split-K reduction schemes that are allowed; 0 = no
+    /// split-K.
     pub reduction_scheme: Option<c_int>,
-    /// Preference attributes: minimum alignment of A, B, C and D in bytes (u32).
+    /// Preference attributes: minimum alignment (u32) of A, B, C and D, in bytes.
     pub alignments: Option<[c_int; 4]>,
     /// Size of an opaque algorithm descriptor, in bytes.
     pub algorithm_bytes: usize,
-    /// Size of one heuristic result in bytes: algorithm, then workspace bytes (u64), then status (i32).
+    /// Size of one heuristic result in bytes. It contains the algorithm, the workspace size in bytes (u64)
+    /// and the status (i32).
     pub result_bytes: usize,
 }
 
 impl BlasLtConstants {
-    /// Value of `epilogue` in both libraries: default, without bias.
+    /// Value of `epilogue` in both libraries: no bias is added.
     pub const EPILOGUE_NONE: c_int = 1;
-    /// Value of `epilogue` in both libraries: adds the bias, one element per row of D.
+    /// Value of `epilogue` in both libraries: a bias with one element per row of D is added.
     pub const EPILOGUE_BIAS: c_int = 4;
-    /// Preference attribute of both libraries: maximum workspace of an algorithm in bytes (u64).
+    /// Preference attribute in both libraries: maximum workspace (u64) of an algorithm, in bytes.
     pub const WORKSPACE_BYTES: c_int = 1;
 
-    /// Returns the constants of the BLASLt library of `api`.
+    /// Returns the constants of hipBLASLt or cuBLASLt, as selected by `api`.
     #[must_use]
     pub const fn of(api: GpuApi) -> Self {
         match api {

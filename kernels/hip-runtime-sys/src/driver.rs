@@ -1,4 +1,4 @@
-//! Symbol table of the HIP runtime and the CUDA driver: devices, memory, streams, events, modules, graphs.
+//! Symbol table of the HIP runtime and the CUDA driver: devices, memory, streams, events, modules and graphs.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -8,132 +8,141 @@ use crate::{DriverPtr, DriverStatus, GpuApi};
 table! {
     /// Function table of the HIP runtime or the CUDA driver.
     DriverApi {
-        /// `(flags)`: initialises the driver; must be the first call of a process.
+        /// Arguments `(flags)`. Initialises the driver; must be the first call of a process.
         init: "hipInit" "cuInit" (c_uint);
-        /// `(count out)`.
+        /// Arguments `(count out)`. Returns the number of devices.
         device_count: "hipGetDeviceCount" "cuDeviceGetCount" (*mut c_int);
-        /// `(device out, index)`.
+        /// Arguments `(device out, index)`. Returns the handle of a device.
         device_get: "hipDeviceGet" "cuDeviceGet" (*mut c_int, c_int);
-        /// `(text out, bytes, device)`.
+        /// Arguments `(text out, bytes, device)`. Writes the product name of a device, truncated to the
+        /// buffer.
         device_name: "hipDeviceGetName" "cuDeviceGetName" (*mut c_char, c_int, c_int);
-        /// `(value out, attribute number of the API, device)`; see [`DeviceAttribute`].
+        /// Arguments `(value out, attribute number of the API, device)`. Returns an attribute; see
+        /// [`DeviceAttribute`].
         device_attribute: "hipDeviceGetAttribute" "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
-        /// `(context out, device)`.
+        /// Arguments `(context out, device)`. Returns the primary context of a device.
         context_retain: "hipDevicePrimaryCtxRetain" "cuDevicePrimaryCtxRetain" (*mut DriverPtr, c_int);
-        /// `(context)`: makes the context current on the calling thread.
+        /// Arguments `(context)`. Makes the context current on the calling thread.
         context_set: "hipCtxSetCurrent" "cuCtxSetCurrent" (DriverPtr);
 
-        /// `(address out, bytes)`: device memory, aligned to 256 bytes.
+        /// Arguments `(address out, bytes)`. Allocates device memory, aligned to 256 bytes.
         alloc: "hipMalloc" "cuMemAlloc_v2" (*mut DriverPtr, usize);
-        /// `(address)`.
+        /// Arguments `(address)`. Frees device memory.
         free: "hipFree" "cuMemFree_v2" (DriverPtr);
-        /// `(address out, bytes, flags)`: pinned host memory for asynchronous copies.
+        /// Arguments `(address out, bytes, flags)`. Allocates pinned host memory for asynchronous copies.
         host_alloc: "hipHostMalloc" "cuMemHostAlloc" (*mut DriverPtr, usize, c_uint);
-        /// `(address)`.
+        /// Arguments `(address)`. Frees pinned host memory.
         host_free: "hipHostFree" "cuMemFreeHost" (DriverPtr);
-        /// `(free bytes out, total bytes out)`.
+        /// Arguments `(free bytes out, total bytes out)`. Returns the memory of the current device.
         mem_info: "hipMemGetInfo" "cuMemGetInfo_v2" (*mut usize, *mut usize);
-        /// `(to, from, bytes, stream)`.
+        /// Arguments `(to, from, bytes, stream)`. Copies from the host to the device, asynchronously on the
+        /// stream.
         copy_to_device: "hipMemcpyHtoDAsync" "cuMemcpyHtoDAsync_v2" (DriverPtr, *const c_void, usize, DriverPtr);
-        /// `(to, from, bytes, stream)`.
+        /// Arguments `(to, from, bytes, stream)`. Copies from the device to the host, asynchronously on the
+        /// stream.
         copy_to_host: "hipMemcpyDtoHAsync" "cuMemcpyDtoHAsync_v2" (DriverPtr, DriverPtr, usize, DriverPtr);
-        /// `(to, from, bytes, stream)`.
+        /// Arguments `(to, from, bytes, stream)`. Copies within device memory, asynchronously on the stream.
         copy_on_device: "hipMemcpyDtoDAsync" "cuMemcpyDtoDAsync_v2" (DriverPtr, DriverPtr, usize, DriverPtr);
-        /// `(to, byte, bytes, stream)`.
+        /// Arguments `(to, byte, bytes, stream)`. Fills device memory with a byte, asynchronously on the
+        /// stream.
         fill: "hipMemsetD8Async" "cuMemsetD8Async" (DriverPtr, u8, usize, DriverPtr);
 
-        /// `(stream out, flags)`.
+        /// Arguments `(stream out, flags)`. Creates a stream.
         stream_create: "hipStreamCreateWithFlags" "cuStreamCreate" (*mut DriverPtr, c_uint);
-        /// `(stream)`.
+        /// Arguments `(stream)`. Destroys a stream.
         stream_destroy: "hipStreamDestroy" "cuStreamDestroy_v2" (DriverPtr);
-        /// `(stream)`: blocks the host until all work on the stream has completed.
+        /// Arguments `(stream)`. Blocks the host until all work on the stream has completed.
         stream_synchronize: "hipStreamSynchronize" "cuStreamSynchronize" (DriverPtr);
-        /// `(stream, event, flags)`: later work on the stream starts after the event.
+        /// Arguments `(stream, event, flags)`. Makes later work on the stream start after the event.
         stream_wait: "hipStreamWaitEvent" "cuStreamWaitEvent" (DriverPtr, DriverPtr, c_uint);
 
-        /// `(event out, flags)`.
+        /// Arguments `(event out, flags)`. Creates an event.
         event_create: "hipEventCreateWithFlags" "cuEventCreate" (*mut DriverPtr, c_uint);
-        /// `(event, stream)`: the event completes after all work submitted to the stream so far.
+        /// Arguments `(event, stream)`. Records the event, which completes after all work submitted to the
+        /// stream before.
         event_record: "hipEventRecord" "cuEventRecord" (DriverPtr, DriverPtr);
-        /// `(event)`: blocks the host until the event has completed.
+        /// Arguments `(event)`. Blocks the host until the event has completed.
         event_synchronize: "hipEventSynchronize" "cuEventSynchronize" (DriverPtr);
-        /// `(milliseconds out, start, end)`; both events must be created without
-        /// [`flag::EVENT_WITHOUT_TIME`].
+        /// Arguments `(milliseconds out, start, end)`. Returns the time between two events, which must be
+        /// created without [`flag::EVENT_WITHOUT_TIME`].
         event_elapsed: "hipEventElapsedTime" "cuEventElapsedTime" (*mut f32, DriverPtr, DriverPtr);
-        /// `(event)`.
+        /// Arguments `(event)`. Destroys an event.
         event_destroy: "hipEventDestroy" "cuEventDestroy_v2" (DriverPtr);
 
-        /// `(module out, image)`.
+        /// Arguments `(module out, image)`. Loads a compiled kernel module.
         module_load: "hipModuleLoadData" "cuModuleLoadData" (*mut DriverPtr, *const c_void);
-        /// `(module)`.
+        /// Arguments `(module)`. Unloads a kernel module.
         module_unload: "hipModuleUnload" "cuModuleUnload" (DriverPtr);
-        /// `(function out, module, name)`.
+        /// Arguments `(function out, module, name)`. Returns a kernel of a module by its name.
         module_function: "hipModuleGetFunction" "cuModuleGetFunction" (*mut DriverPtr, DriverPtr, *const c_char);
-        /// `(function, grid x y z, block x y z, dynamic shared memory in bytes, stream, arguments, null)`.
+        /// Arguments `(function, grid x y z, block x y z, dynamic shared memory in bytes, stream, arguments,
+        /// null)`. Launches a kernel.
         launch: "hipModuleLaunchKernel" "cuLaunchKernel" (
             DriverPtr, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, DriverPtr, *mut DriverPtr, *mut DriverPtr,
         );
 
-        /// `(stream, mode)`.
+        /// Arguments `(stream, mode)`. Starts to capture launches on the stream into a graph.
         capture_begin: "hipStreamBeginCapture" "cuStreamBeginCapture_v2" (DriverPtr, c_int);
-        /// `(stream, graph out)`.
+        /// Arguments `(stream, graph out)`. Ends the capture and returns the graph.
         capture_end: "hipStreamEndCapture" "cuStreamEndCapture" (DriverPtr, *mut DriverPtr);
-        /// `(executable out, graph, flags)`.
+        /// Arguments `(executable out, graph, flags)`. Creates an executable graph.
         graph_instantiate: "hipGraphInstantiateWithFlags" "cuGraphInstantiateWithFlags" (
             *mut DriverPtr, DriverPtr, u64,
         );
-        /// `(executable, stream)`.
+        /// Arguments `(executable, stream)`. Launches an executable graph on the stream.
         graph_launch: "hipGraphLaunch" "cuGraphLaunch" (DriverPtr, DriverPtr);
-        /// `(graph)`.
+        /// Arguments `(graph)`. Destroys a captured graph.
         graph_destroy: "hipGraphDestroy" "cuGraphDestroy" (DriverPtr);
-        /// `(executable)`.
+        /// Arguments `(executable)`. Destroys an executable graph.
         graph_executable_destroy: "hipGraphExecDestroy" "cuGraphExecDestroy" (DriverPtr);
     }
     optional {
-        /// `(properties out, device)`: writes at most 1472 bytes; the architecture name is a C string at byte
-        /// 1160.
+        /// Arguments `(properties out, device)`. Writes the device properties, at most 1472 bytes; the
+        /// architecture name is a C string at byte 1160.
         properties: "hipGetDevicePropertiesR0600" "" (*mut u8, c_int) -> DriverStatus;
-        /// `(code)`: returns the name of an error code.
+        /// Arguments `(code)`. Returns the name of an error code.
         hip_error_name: "hipGetErrorName" "" (DriverStatus) -> *const c_char;
-        /// `(code, name out)`.
+        /// Arguments `(code, name out)`. Returns the name of an error code.
         cuda_error_name: "" "cuGetErrorName" (DriverStatus, *mut *const c_char) -> DriverStatus;
-        /// `(function, attribute, value)`; HIP needs no opt-in for large dynamic shared memory.
+        /// Arguments `(function, attribute, value)`. Sets an attribute of a kernel. HIP needs no opt-in for
+        /// large dynamic shared memory.
         function_set: "" "cuFuncSetAttribute" (DriverPtr, c_int, c_int) -> DriverStatus;
-        /// `(value out, attribute, function)`; attribute numbers are the same in both APIs: 1 = static shared
-        /// memory in bytes, 3 = local (spilled) memory in bytes, 4 = registers per thread.
+        /// Arguments `(value out, attribute, function)`. Returns an attribute of a kernel. Attribute numbers
+        /// are equal in HIP and CUDA: 1 = static shared memory in bytes, 3 = local (spilled) memory in bytes,
+        /// 4 = registers per thread.
         function_get: "hipFuncGetAttribute" "cuFuncGetAttribute" (*mut c_int, c_int, DriverPtr) -> DriverStatus;
-        /// `(event, stream, flags)`: with [`flag::EVENT_RECORD_EXTERNAL`] a capture turns the call into an
-        /// event record node, which every replay executes.
+        /// Arguments `(event, stream, flags)`. Records the event. With [`flag::EVENT_RECORD_EXTERNAL`], a
+        /// capture turns the call into an event record node, which every replay executes.
         event_record_with: "hipEventRecordWithFlags" "cuEventRecordWithFlags" (DriverPtr, DriverPtr, c_uint) -> DriverStatus;
-        /// `(config, function, arguments, null)`.
+        /// Arguments `(config, function, arguments, null)`. Launches a kernel with launch attributes.
         launch_ex: "" "cuLaunchKernelEx" (*const LaunchConfig, DriverPtr, *mut DriverPtr, *mut DriverPtr) -> DriverStatus;
-        /// `(map out, data type, rank, address, sizes, strides in bytes, box, element strides,
-        /// interleave, swizzle, promotion, fill)`: encodes a TMA descriptor (tensor map) of a tensor.
+        /// Arguments `(map out, data type, rank, address, sizes, strides in bytes, box, element strides,
+        /// interleave, swizzle, promotion, fill)`. Encodes a TMA descriptor (tensor map) of a tensor.
         tensor_map_encode: "" "cuTensorMapEncodeTiled" (
             DriverPtr, c_int, c_uint, DriverPtr, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int,
             c_int, c_int,
         ) -> DriverStatus;
-        /// `(address out, bytes, flags)`: with [`flag::MALLOC_UNCACHED`] a running kernel sees writes of
-        /// other devices; on NVIDIA all device memory behaves so.
+        /// Arguments `(address out, bytes, flags)`. Allocates device memory. With [`flag::MALLOC_UNCACHED`],
+        /// a running kernel sees writes of other devices; all device memory of NVIDIA has this property.
         alloc_with: "hipExtMallocWithFlags" "" (*mut DriverPtr, usize, c_uint) -> DriverStatus;
-        /// `(handle out, address)`: returns the IPC handle by which other processes of the host open the
-        /// allocation.
+        /// Arguments `(handle out, address)`. Returns the IPC handle by which other processes of the host
+        /// open the allocation.
         ipc_handle: "hipIpcGetMemHandle" "cuIpcGetMemHandle" (*mut IpcHandle, DriverPtr) -> DriverStatus;
-        /// `(address out, handle, flags)`: opens an IPC handle; not allowed in the process that allocated the
-        /// memory.
+        /// Arguments `(address out, handle, flags)`. Opens an IPC handle; not allowed in the process that
+        /// allocated the memory.
         ipc_open: "hipIpcOpenMemHandle" "cuIpcOpenMemHandle_v2" (*mut DriverPtr, IpcHandle, c_uint) -> DriverStatus;
-        /// `(context of the peer device, flags 0)`: enables peer access from the current device to the peer's
-        /// memory.
+        /// Arguments `(context of the peer device, flags 0)`. Enables peer access from the current device to
+        /// the peer's memory.
         peer_enable: "hipCtxEnablePeerAccess" "cuCtxEnablePeerAccess" (DriverPtr, c_uint) -> DriverStatus;
     }
 }
 
-/// IPC handle of a device allocation, which can be sent to other processes of the host.
+/// IPC handle of a device allocation, with which other processes of the host open the allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct IpcHandle(pub [u8; 64]);
 
-/// Launch configuration of [`DriverApi::launch_ex`].
+/// Launch configuration for [`DriverApi::launch_ex`] (`CUlaunchConfig`).
 #[derive(Debug)]
 #[repr(C)]
 pub struct LaunchConfig {
@@ -143,28 +152,28 @@ pub struct LaunchConfig {
     pub block: [c_uint; 3],
     /// Dynamic shared memory per thread block, in bytes.
     pub shared_bytes: c_uint,
-    /// Stream of the launch.
+    /// Stream on which the kernel is launched.
     pub stream: DriverPtr,
-    /// Array of `attribute_count` launch attributes.
+    /// Array of launch attributes with `attribute_count` entries.
     pub attributes: *const LaunchAttribute,
-    /// Number of launch attributes.
+    /// Number of entries in `attributes`.
     pub attribute_count: c_uint,
 }
 
-/// Attribute of a kernel launch.
+/// Attribute of a kernel launch (`CUlaunchAttribute`).
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(8))]
 pub struct LaunchAttribute {
-    /// Attribute number of the CUDA driver.
+    /// Number of the attribute in the CUDA driver API.
     pub id: c_int,
     pad: c_int,
-    /// Value of the attribute; scalars are in the first words.
+    /// Value of the attribute; a scalar is stored in the first words.
     pub value: [c_uint; 16],
 }
 
 impl LaunchAttribute {
-    /// Programmatic dependent launch: the kernel may start before the preceding kernel has ended and waits
-    /// for it itself (`griddepcontrol.wait`).
+    /// Programmatic dependent launch: the kernel may start before the previous kernel has ended, and waits
+    /// for it with `griddepcontrol.wait`.
     #[must_use]
     pub const fn overlap_predecessor() -> Self {
         let mut value = [0; 16];
@@ -172,8 +181,8 @@ impl LaunchAttribute {
         Self { id: 6, pad: 0, value }
     }
 
-    /// Thread block cluster of `blocks` adjacent blocks: they are co-scheduled and access each other's shared
-    /// memory.
+    /// Thread block cluster of `blocks` adjacent thread blocks, which are co-scheduled and can access each
+    /// other's shared memory.
     #[must_use]
     pub const fn clusters(blocks: c_uint) -> Self {
         let mut value = [0; 16];
@@ -182,14 +191,15 @@ impl LaunchAttribute {
     }
 }
 
-/// Device attribute that both APIs have, under different numbers.
+/// Device attribute that HIP and CUDA identify by different numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceAttribute {
-    /// Threads per warp (NVIDIA) or wavefront (AMD).
+    /// Number of threads per warp (NVIDIA) or wavefront (AMD).
     WarpSize,
     /// Number of streaming multiprocessors (NVIDIA) or compute units (AMD).
     Multiprocessors,
-    /// Maximum dynamic shared memory per thread block in bytes; on NVIDIA the opt-in maximum.
+    /// Maximum dynamic shared memory per thread block, in bytes. On NVIDIA, a kernel must opt in to this
+    /// size.
     SharedBytesPerBlock,
     /// Size of the L2 cache, in bytes.
     L2Bytes,
@@ -200,7 +210,7 @@ pub enum DeviceAttribute {
 }
 
 impl DeviceAttribute {
-    /// Returns the attribute number in `api`.
+    /// Returns the number of the attribute in the API `api`.
     #[must_use]
     pub const fn number(self, api: GpuApi) -> c_int {
         match self {
@@ -214,7 +224,7 @@ impl DeviceAttribute {
     }
 }
 
-/// Result codes that are the same in both APIs.
+/// Result codes that are equal in HIP and CUDA.
 pub mod code {
     use crate::DriverStatus;
 
@@ -222,35 +232,36 @@ pub mod code {
     pub const SUCCESS: DriverStatus = 0;
     /// Out of device memory.
     pub const OUT_OF_MEMORY: DriverStatus = 2;
-    /// The driver finds no device.
+    /// The driver has found no device.
     pub const NO_DEVICE: DriverStatus = 100;
-    /// Invalid device ordinal; HIP also returns it from the first call if there is no device at all.
+    /// Invalid device index. HIP also returns this code from the first call if there is no device.
     pub const INVALID_DEVICE: DriverStatus = 101;
     /// Peer access between the devices is already enabled.
     pub const PEER_ACCESS_ALREADY_ENABLED: DriverStatus = 704;
-    /// The operation is not permitted during stream capture.
+    /// The operation is not allowed during stream capture.
     pub const CAPTURE_UNSUPPORTED: DriverStatus = 900;
 }
 
-/// Flags and modes that are the same in both APIs.
+/// Flags and modes that are equal in HIP and CUDA.
 pub mod flag {
     use std::ffi::{c_int, c_uint};
 
-    /// The stream does not synchronise with the default stream.
+    /// Stream flag: the stream does not synchronise with the default stream.
     pub const STREAM_NON_BLOCKING: c_uint = 1;
-    /// The event records a timestamp.
+    /// Event flag: the event records a timestamp.
     pub const EVENT_TIMED: c_uint = 0;
-    /// The event records no timestamp, which makes it cheaper.
+    /// Event flag: the event records no timestamp, which makes recording cheaper.
     pub const EVENT_WITHOUT_TIME: c_uint = 2;
-    /// Event record that becomes a node of a captured graph and can be waited for outside of the graph.
+    /// Event record flag: the record becomes a node of a captured graph, and code outside of the graph can
+    /// wait for it.
     pub const EVENT_RECORD_EXTERNAL: c_uint = 1;
-    /// Pinned memory that is usable by all contexts.
+    /// Host allocation flag: all contexts can use the pinned memory.
     pub const HOST_PORTABLE: c_uint = 1;
-    /// Opening an IPC handle enables peer access to the device that owns the memory.
+    /// IPC flag: opening the handle enables peer access to the device that owns the memory.
     pub const IPC_ENABLE_PEER_ACCESS: c_uint = 1;
-    /// AMD: device memory that the device does not cache.
+    /// AMD allocation flag: the device does not cache the memory.
     pub const MALLOC_UNCACHED: c_uint = 3;
-    /// Capture mode: other threads may make unsafe API calls during the capture.
+    /// Stream capture mode: other threads may call functions that are not allowed during capture.
     pub const CAPTURE_THREAD_LOCAL: c_int = 1;
     /// Function attribute: maximum dynamic shared memory per thread block, in bytes.
     pub const FUNCTION_MAX_DYNAMIC_SHARED: c_int = 8;

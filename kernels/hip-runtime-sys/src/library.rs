@@ -1,4 +1,4 @@
-//! Search for and opening of shared libraries.
+//! Search for shared libraries of GPU runtimes, opening of libraries, and resolution of their symbols.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,18 +7,18 @@ use libloading::Library;
 
 use crate::GpuApi;
 
-/// Error when a shared library is opened or a symbol is resolved.
+/// Error of opening a shared library or of resolving one of its symbols.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryOpenError {
-    /// No candidate path could be opened.
+    /// No candidate path could be opened as a library.
     #[error("no {what} found; tried {}", tried.join("; "))]
     NotFound {
-        /// Description of the library.
+        /// Name of the library, for the error message.
         what: &'static str,
-        /// Names and paths in the order tried, each with the loader's error.
+        /// Names and paths in the order in which they were tried, each with the error of the dynamic loader.
         tried: Vec<String>,
     },
-    /// A required symbol is missing: the library is too old, or a different library with the same file name.
+    /// The library lacks a required symbol: it is too old, or a different library with the same file name.
     #[error("{library} has no symbol {symbol}")]
     NoSymbol {
         /// Path of the library.
@@ -28,8 +28,8 @@ pub enum LibraryOpenError {
     },
 }
 
-/// Candidate paths of a library: every file name in every folder, then every bare name through the loader's
-/// search path.
+/// Paths under which a library is searched: first every file name in every folder, then every file name
+/// without a folder, for which the dynamic loader searches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LibrarySearch {
     what: &'static str,
@@ -38,7 +38,7 @@ pub struct LibrarySearch {
 }
 
 impl LibrarySearch {
-    /// Search for the driver of `api`.
+    /// Search paths of the driver of `api`.
     #[must_use]
     pub fn driver(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] =
@@ -48,7 +48,8 @@ impl LibrarySearch {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
-    /// Search for the run-time compiler of `api`; HIP's driver library also contains one.
+    /// Search paths of the run-time compiler of `api`. For HIP, the driver library also contains a run-time
+    /// compiler.
     #[must_use]
     pub fn rtc(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &[
@@ -65,7 +66,7 @@ impl LibrarySearch {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
-    /// Search for the BLASLt library of `api`.
+    /// Search paths of hipBLASLt or cuBLASLt, as selected by `api`.
     #[must_use]
     pub fn blaslt(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"];
@@ -74,7 +75,7 @@ impl LibrarySearch {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
-    /// Search for the collective library of `api`: RCCL or NCCL.
+    /// Search paths of RCCL or NCCL, as selected by `api`.
     #[must_use]
     pub fn collectives(api: GpuApi, folders: &[PathBuf]) -> Self {
         let hip: &[&str] = &["librccl.so.1", "librccl.so"];
@@ -83,7 +84,7 @@ impl LibrarySearch {
         Self::new(what, api, api.pick(hip, cuda), folders)
     }
 
-    /// Search for a library at one given path.
+    /// Search for a library at the given path only.
     #[must_use]
     pub fn named(what: &'static str, path: &Path) -> Self {
         Self { what, names: vec![path.to_owned()], folders: Vec::new() }
@@ -97,7 +98,7 @@ impl LibrarySearch {
         Self { what, names: names.iter().map(PathBuf::from).collect(), folders }
     }
 
-    /// Candidate paths in order of preference.
+    /// Candidate paths, in the order in which they are tried.
     fn paths(&self) -> impl Iterator<Item = PathBuf> {
         let in_folder =
             |folder: &PathBuf| self.names.iter().map(|n| folder.join(n)).collect::<Vec<_>>();
@@ -107,7 +108,7 @@ impl LibrarySearch {
     }
 }
 
-/// Library folders of the ROCm installations below `/opt`, in descending order of name (newest first).
+/// Library folders of the ROCm installations in `/opt`, in descending order of their names (newest first).
 fn rocm_folders() -> Vec<PathBuf> {
     let versions = std::fs::read_dir("/opt").into_iter().flatten().flatten().map(|e| e.path());
     let rocm =
@@ -118,7 +119,7 @@ fn rocm_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Shared library that is never closed, for symbol tables of other crates.
+/// Shared library that is never closed. Symbol tables in other crates use it.
 #[derive(Debug, Clone)]
 pub struct SharedLibrary {
     library: &'static Library,
@@ -126,13 +127,13 @@ pub struct SharedLibrary {
 }
 
 impl SharedLibrary {
-    /// Opens the first candidate of `search` that loads.
+    /// Opens the first candidate of `search` that can be loaded.
     pub fn open(search: &LibrarySearch) -> Result<Self, LibraryOpenError> {
         let (library, found) = open(search)?;
         Ok(Self { library: Box::leak(Box::new(library)), found })
     }
 
-    /// Returns the path or name under which the library was found.
+    /// Returns the path or the file name with which the library was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.found
@@ -141,14 +142,14 @@ impl SharedLibrary {
     /// Resolves the function `name`.
     ///
     /// # Safety
-    /// `F` is the type of the function.
+    /// `F` is the function type of the symbol `name`.
     pub unsafe fn symbol<F: Copy>(&self, name: &str) -> Result<F, LibraryOpenError> {
         // SAFETY: the caller guarantees the type; the library is never closed.
         unsafe { symbol(self.library, &self.found, name) }
     }
 }
 
-/// Opens the first candidate of `search` that loads, and returns it with its path.
+/// Opens the first candidate of `search` that can be loaded, and returns it with its path.
 pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), LibraryOpenError> {
     let mut tried = Vec::new();
     for path in search.paths() {
@@ -163,8 +164,8 @@ pub(crate) fn open(search: &LibrarySearch) -> Result<(Library, PathBuf), Library
     Err(LibraryOpenError::NotFound { what: search.what, tried })
 }
 
-/// Opens `libnvrtc-builtins` before NVRTC. NVRTC opens it by its bare name, which fails if it is outside the
-/// loader's search path, but succeeds if a library of that name is already open.
+/// Opens `libnvrtc-builtins`, before NVRTC opens it by its file name. Opening it by name fails if the library
+/// is outside of the loader's search path, but succeeds if it is already open.
 fn open_nvrtc_builtins(path: &Path) {
     let starts = |name: &OsStr, with: &str| name.to_str().is_some_and(|n| n.starts_with(with));
     let (Some(name), Some(folder)) = (path.file_name(), path.parent()) else { return };

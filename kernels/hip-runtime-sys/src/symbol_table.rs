@@ -1,7 +1,7 @@
-//! Macro that defines a symbol table. Syntax of an entry: `field: "hip name" "cu name" (arguments) [->
+//! Macro that defines a symbol table. An entry has the syntax `field: "HIP name" "CUDA name" (arguments) [->
 //! result];`.
 //!
-//! Entries in the `optional` block are `None` if the opened version of the library lacks the function; an
+//! An entry in the `optional` block is `None` if the opened version of the library lacks the function. An
 //! empty name means that the API has no such function.
 
 macro_rules! table {
@@ -17,24 +17,24 @@ macro_rules! table {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $name {
-            /// API of the symbol names that the library exports.
+            /// GPU API that the library exports.
             pub api: $crate::GpuApi,
-            /// Path or name under which the library was found.
+            /// Path or file name with which the library was opened.
             pub library: std::path::PathBuf,
             $( $(#[$entry])* pub $field: unsafe extern "C" fn($($arg),*) -> $crate::DriverStatus, )*
             $( $(#[$extra])* pub $option: Option<unsafe extern "C" fn($($option_arg),*) $(-> $ret)?>, )*
         }
 
         impl $name {
-            /// Opens the first candidate of `search` that loads; the library is never closed.
+            /// Opens the first candidate of `search` that can be loaded. The library is never closed.
             pub fn open(
                 api: $crate::GpuApi,
                 search: &$crate::LibrarySearch,
             ) -> Result<Self, $crate::LibraryOpenError> {
                 let (library, found) = $crate::library::open(search)?;
                 let library: &'static libloading::Library = Box::leak(Box::new(library));
-                // SAFETY: each entry was compared with the vendor's header: its type has the same ABI. The
-                // library is never closed, so the function pointers stay valid.
+                // SAFETY: each entry was compared with the vendor's header, and its type has the same ABI.
+                // The library is never closed, so the function pointers stay valid.
                 unsafe {
                     Ok(Self {
                         api,
@@ -45,8 +45,8 @@ macro_rules! table {
                 }
             }
 
-            /// Returns the symbol names of all required entries, for tests that inspect a library without
-            /// opening it.
+            /// Returns the symbol names of all required entries, for tests that inspect a library file
+            /// without opening it.
             #[must_use]
             pub fn names(api: $crate::GpuApi) -> Vec<&'static str> {
                 vec![$( api.pick($hip, $cuda), )*]

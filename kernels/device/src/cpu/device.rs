@@ -1,4 +1,4 @@
-//! `CpuDevice`: thread pool and memory of the host.
+//! CPU of the host as a device: thread pool, memory and synchronous copies.
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use crate::{Buffer, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, MemIn
 pub struct CpuConfig {
     /// Number of compute threads, including the calling thread; 0 = one per physical core.
     pub threads: usize,
-    /// Instruction set; tests select slower ones than the best available.
+    /// Instruction set of the kernels. Tests select instruction sets that are slower than the best available
+    /// one.
     pub isa: CpuIsa,
 }
 
@@ -25,7 +26,7 @@ impl Default for CpuConfig {
     }
 }
 
-/// CPU of the host as a device.
+/// CPU of the host as a device. It runs every launch synchronously.
 #[derive(Debug)]
 pub struct CpuDevice {
     threads: ThreadPool,
@@ -51,7 +52,7 @@ impl CpuDevice {
         self.isa
     }
 
-    /// Returns the thread pool, for other host work between kernels.
+    /// Returns the thread pool, which may be used for other host work between kernels.
     #[must_use]
     pub fn threads(&self) -> &ThreadPool {
         &self.threads
@@ -69,7 +70,7 @@ impl DeviceDriver for CpuDevice {
 
     fn upload(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
         check_range("upload", offset, from.len(), to.bytes())?;
-        // SAFETY: the range was checked, and a slice never overlaps a uniquely borrowed buffer.
+        // SAFETY: the range was checked, and `from` never overlaps a uniquely borrowed buffer.
         unsafe {
             to.as_mut_ptr().add(offset).copy_from_nonoverlapping(from.as_ptr(), from.len());
         }
@@ -96,7 +97,7 @@ impl DeviceDriver for CpuDevice {
     }
 
     fn alloc_pinned(&self, bytes: usize) -> Result<PinnedBuffer, DeviceError> {
-        // SAFETY: memory of this device is host memory.
+        // SAFETY: the memory of this device is host memory.
         Ok(unsafe { PinnedBuffer::from_host(self.memory.alloc(bytes)?) })
     }
 

@@ -1,9 +1,9 @@
 //! CPU instruction sets that have their own kernels, and their detection.
 
-/// CPU instruction set, in ascending order of preference.
+/// CPU instruction set for which kernels exist, in ascending order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CpuIsa {
-    /// Portable Rust, any architecture.
+    /// Portable Rust code without intrinsics, for any CPU.
     Portable,
     /// AVX2 with FMA and F16C.
     Avx2,
@@ -17,7 +17,7 @@ impl CpuIsa {
     /// All instruction sets, slowest first.
     pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
-    /// Returns the best instruction set of this CPU.
+    /// Returns the best instruction set that this CPU supports.
     #[must_use]
     pub fn detect() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Self::Portable)
@@ -49,7 +49,7 @@ impl CpuIsa {
         }
     }
 
-    /// Name of the instruction set, for reports.
+    /// Name of the instruction set, for logs and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,8 +1,8 @@
-//! Memory of the CPU device: zeroed, 64-byte aligned; large ranges use huge pages.
+//! Memory of the CPU device: zeroed and aligned to 64 bytes; large ranges use huge pages.
 //!
-//! Streaming gigabytes of weights through 4 KiB pages costs 10 % of the bandwidth in page walks, so ranges of
-//! 2 MiB and more are separate mappings with `MADV_HUGEPAGE`. Such a range is zero without being written: an
-//! idle KV pool uses no memory until its blocks are written.
+//! With 4 KiB pages, page walks take 10 % of the bandwidth when gigabytes of weights are read. Ranges of 2
+//! MiB and more are therefore separate memory mappings with `MADV_HUGEPAGE`. The operating system provides
+//! zero pages on the first access, so an unused KV pool takes no physical memory.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ use crate::{Buffer, BufferDeallocator, DeviceError};
 const CACHE_LINE: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Allocator of buffers that counts the allocated bytes.
+/// Allocator of CPU buffers, which counts the allocated bytes.
 #[derive(Debug, Default)]
 pub(super) struct CpuMemory {
     used: AtomicU64,
@@ -63,8 +63,8 @@ unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
     }
 }
 
-/// Returns available and total memory of the host in bytes from `/proc/meminfo`; 0 if the file does not
-/// exist.
+/// Returns the available and the total memory of the host in bytes, from `/proc/meminfo`; 0 if the file does
+/// not exist.
 pub(super) fn host_memory() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let bytes = |name: &str| {
@@ -74,7 +74,7 @@ pub(super) fn host_memory() -> (u64, u64) {
     (bytes("MemAvailable:").unwrap_or(0), bytes("MemTotal:").unwrap_or(0))
 }
 
-/// Anonymous memory mappings with huge pages.
+/// Memory mappings with huge pages, not backed by a file.
 #[cfg(all(target_os = "linux", not(miri)))]
 mod mapped {
     use std::ffi::{c_int, c_long, c_void};
@@ -87,7 +87,7 @@ mod mapped {
     const PRIVATE_ANONYMOUS: c_int = 0x22;
     const ADVISE_HUGE_PAGES: c_int = 14;
 
-    // Functions of the C library, which std links anyway.
+    // Declarations of C library functions, which std links in any case.
     unsafe extern "C" {
         fn mmap(
             at: *mut c_void,
@@ -101,14 +101,16 @@ mod mapped {
         fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int;
     }
 
-    /// Returns the mapped size of a range of `bytes` bytes, so that `munmap` needs the requested size only.
+    /// Returns the size of the mapping for a range of `bytes` bytes, so that `free` only needs the requested
+    /// size.
     fn mapped_bytes(bytes: usize) -> usize {
         bytes.next_multiple_of(HUGE_PAGE)
     }
 
     pub(super) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
         let size = mapped_bytes(bytes);
-        // Map one huge page more than needed, so that an aligned range fits, and unmap the rest.
+        // One more huge page than needed is mapped, so that the mapping contains an aligned range; the rest
+        // is unmapped.
         let wide = size.checked_add(HUGE_PAGE)?;
         // SAFETY: a new anonymous mapping does not affect existing memory.
         let base =
@@ -126,7 +128,7 @@ mod mapped {
             if head < HUGE_PAGE {
                 munmap(start.byte_add(size), HUGE_PAGE - head);
             }
-            madvise(start, size, ADVISE_HUGE_PAGES); // A hint: small pages are only slower.
+            madvise(start, size, ADVISE_HUGE_PAGES); // May fail: small pages are only slower.
             NonNull::new(start.cast())
         }
     }

@@ -1,8 +1,8 @@
-//! Fork-join thread pool: all threads run one closure (a parallel region), then wait for the next.
+//! Fork-join thread pool: all threads run one closure (a parallel region), then wait for the next region.
 //!
-//! A region costs 1 to 2 µs: the caller publishes a closure and a region number, runs the closure itself, and
-//! spins until the workers are done. Workers spin briefly between regions, then park, so that an idle process
-//! uses no CPU. The closure divides the work by thread index.
+//! A region costs 1 to 2 µs. The calling thread publishes a closure and a region number, runs the closure
+//! itself, and spins until the worker threads have finished. Workers spin briefly between regions and then
+//! sleep, so that an idle process uses no CPU. The closure divides the work by thread index.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -14,22 +14,24 @@ use std::thread::{JoinHandle, Thread};
 
 use crate::DeviceError;
 
-/// Polls of the region number before a worker parks: about 100 µs, longer than the gaps within a step.
+/// Number of polls of the region number before a worker sleeps: about 100 µs, longer than the pauses between
+/// the kernels of a step.
 const SPINS_BEFORE_SLEEP: u32 = 4_000;
-/// Polls of the busy count before the caller yields its core to the workers.
+/// Number of polls of the busy counter before the calling thread yields its core to the workers.
 const SPINS_BEFORE_YIELD: u32 = 4_000;
 
 type PoolJob = *const (dyn Fn(usize) + Sync);
 
-/// Fixed set of threads; the thread that calls [`ThreadPool::run`] has index 0.
+/// Fixed set of compute threads. The thread that calls [`ThreadPool::run`] takes part with index 0.
 pub struct ThreadPool {
     shared: Arc<ThreadPoolState>,
     workers: Vec<JoinHandle<()>>,
-    /// Serialises regions: locked by the caller for the duration of a region.
+    /// Serialises regions: the calling thread holds the lock for the duration of a region.
     region_lock: Mutex<()>,
 }
 
-/// Padding against false sharing: workers poll `region` while other workers decrement `busy`.
+/// Value on cache lines of its own, to avoid false sharing: workers poll `region` while others decrement
+/// `busy`.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
@@ -49,7 +51,7 @@ unsafe impl Send for ThreadPoolState {}
 unsafe impl Sync for ThreadPoolState {}
 
 impl ThreadPool {
-    /// Starts `threads - 1` workers; 0 is treated as 1.
+    /// Starts `threads - 1` worker threads; 0 is treated as 1.
     pub fn new(threads: usize) -> Result<Self, DeviceError> {
         let workers = threads.saturating_sub(1);
         let shared = Arc::new(ThreadPoolState {
@@ -72,13 +74,13 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// Number of threads of a region, including the caller.
+    /// Number of threads of a region, including the calling thread.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `job(thread)` once on every thread and returns after all calls have returned.
+    /// Calls `job(thread)` once on every thread, and returns after all calls have returned.
     ///
     /// # Panics
     /// If `job` panics on any thread. Regions do not nest: a job that calls `run` deadlocks.
@@ -96,9 +98,9 @@ impl ThreadPool {
         assert!(!self.shared.panicked.swap(false, Ordering::Relaxed), "a kernel thread panicked");
     }
 
-    /// Splits `[0, items)` into one contiguous range per thread; all ranges but the last have a length that
-    /// is a multiple of `unit`. Fewer than `min_items` items run on the calling thread only, because waking
-    /// workers would cost more.
+    /// Splits `[0, items)` into one contiguous range per thread, and runs `job` on the ranges in parallel.
+    /// The length of every range but the last is a multiple of `unit`. Fewer than `min_items` items run on
+    /// the calling thread only, because waking the workers would cost more.
     pub fn split(
         &self,
         items: usize,
@@ -151,7 +153,7 @@ impl ThreadPoolState {
         }
     }
 
-    /// Waits until the region number differs from `seen` and returns it.
+    /// Waits until the region number differs from `seen`, and returns the new number.
     fn next_region(&self, seen: usize, index: usize) -> usize {
         for _ in 0..SPINS_BEFORE_SLEEP {
             let region = self.region.0.load(Ordering::Acquire);
@@ -202,7 +204,7 @@ impl Drop for ThreadPool {
         self.shared.region.0.fetch_add(1, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             wake(worker.thread());
-            // A worker thread does not panic: panics of jobs were caught and reported by `run`.
+            // Joining cannot fail: `run` has caught and reported panics of jobs.
             let _ = worker.join();
         }
     }

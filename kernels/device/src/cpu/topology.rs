@@ -1,18 +1,19 @@
-//! Number of physical cores that the process may use, the default number of compute threads.
+//! Number of physical cores that the process may use, which is the default number of compute threads.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-/// Number of physical cores available to the process, at least 1: hardware threads of one core count once,
-/// and the limits of CPU affinity and cgroup are respected.
+/// Number of physical cores that are available to the process, at least 1. The hardware threads of one core
+/// count once. CPU affinity and the CPU limit of the cgroup are taken into account.
 #[must_use]
 pub fn physical_cores() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     cores_of(Path::new("/sys/devices/system/cpu")).map_or(allowed, |cores| cores.min(allowed))
 }
 
-/// Counts distinct sets of sibling threads in a sysfs folder; `None` if the folder does not exist.
+/// Counts the distinct sets of sibling hardware threads in the sysfs folder `cpus`; `None` if it does not
+/// exist.
 fn cores_of(cpus: &Path) -> Option<usize> {
     let siblings: HashSet<String> = std::fs::read_dir(cpus)
         .ok()?

@@ -1,4 +1,4 @@
-//! Autotuning timer: measures launches with a cold L2 cache, as they run within a step.
+//! Timer for autotuning: measures launches while the L2 cache is cold, as it is within a step.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use super::gpu_runtime::GpuRuntime;
 use super::memory;
 use crate::{Buffer, DeviceStream};
 
-/// Number of timed launches. The faster half is averaged: other work on the device only lengthens launches,
-/// and the resolution of event timestamps is too coarse for the single fastest one.
+/// Number of timed launches. The mean of the faster half is used: other work on the device can only lengthen
+/// a launch, and one launch alone is too short for the resolution of event timestamps.
 const TRIALS: usize = 8;
 
-/// Timer of launches on one stream: two events around each launch.
+/// Timer for the launches on one stream; it records an event before and after each launch.
 pub(super) struct AutotuneTimer<'a> {
     runtime: &'a GpuRuntime,
     stream: DriverPtr,
     events: Vec<DriverPtr>,
-    /// Buffer of twice the L2 size, which is filled before each launch to evict the cache; `None` if memory
-    /// is short or the L2 size is unknown, in which case launches are timed with a warm cache.
+    /// Buffer of twice the L2 size that is filled before each launch, which evicts the L2 cache. `None` if
+    /// memory is short or the L2 size is unknown; launches are then timed with a warm cache.
     sweep: Option<Buffer>,
 }
 
 impl<'a> AutotuneTimer<'a> {
-    /// Creates a timer on `s`, which must not be capturing.
+    /// Creates a timer for stream `s`, on which no graph capture may be active.
     pub(super) fn new(runtime: &'a Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
         let sweep = match runtime.properties.l2_bytes as usize {
             0 => None,
@@ -41,7 +41,7 @@ impl<'a> AutotuneTimer<'a> {
         Ok(timer)
     }
 
-    /// Returns the duration of `launch` in milliseconds; `launch` must launch on the stream of the timer.
+    /// Returns the duration of `launch` in milliseconds. `launch` must launch on the stream of the timer.
     pub(super) fn time(
         &mut self,
         mut launch: impl FnMut() -> Result<(), GpuError>,

@@ -1,10 +1,11 @@
-//! GEMM by hipBLASLt or cuBLASLt: `y [M, N] = x [M, K] W [N, K]ᵀ (+ bias)`.
+//! GEMM by hipBLASLt or cuBLASLt: `y = x Wᵀ (+ bias)` for row-major `x [M, K]`, `W [N, K]` and `y [M, N]`,
+//! where M is the number of rows, K of input features and N of output features.
 //!
-//! The library is column-major: it computes `yᵀ = W xᵀ` with `W` transposed, and the bias has one element per
-//! row of its result. The heuristic is queried once per problem and bucket of `M`, so captured and later
-//! launches use the same algorithm. For small `M` the first results of the heuristic are autotuned, because
-//! its ranking is wrong by a factor of up to 10 there. Problems without an algorithm are cached as well. For
-//! f32 inputs split-K is disabled where the library has a preference for it (cuBLASLt): with split-K the last
+//! BLASLt libraries are column-major: they compute `yᵀ = W xᵀ` with `W` transposed, and the bias has one
+//! element per row of `yᵀ`. The heuristic is queried once per problem and bucket of `M`, so that captured and
+//! later launches use the same algorithm. For small `M`, the first results of the heuristic are autotuned,
+//! because their ranking is wrong by a factor of up to 10. Problems without an algorithm are cached as well.
+//! For f32 inputs, split-K is disabled in cuBLASLt, which has a preference for it: with split-K, the last
 //! bits of a row would depend on the number of rows.
 
 use std::collections::HashMap;
@@ -22,32 +23,35 @@ use super::gpu_runtime::{GpuRuntime, STREAMS};
 use super::memory::ScratchMemory;
 use crate::DeviceStream;
 
-/// Workspace in bytes: NVIDIA's recommendation for Hopper GPUs.
+/// Size of the GEMM workspace in bytes, as NVIDIA recommends for Hopper GPUs.
 const WORKSPACE: usize = 32 << 20;
 
-/// Call name in [`GpuError::Blas`] if the heuristic returns no algorithm.
+/// Name of the call in [`GpuError::Blas`] if the heuristic returns no algorithm.
 pub const HEURISTIC: &str = "heuristic";
-/// Number of heuristic results that are autotuned.
+/// Maximum number of heuristic results that are autotuned.
 const CANDIDATES: usize = 8;
-/// A candidate replaces the first heuristic result only if it takes less than this fraction of its time.
+/// The fastest candidate replaces the first heuristic result only if its time is below this fraction of the
+/// time of the first result.
 const MIN_SPEEDUP_RATIO: f32 = 0.97;
-/// Largest `M` that is autotuned: for more rows the first heuristic result is good, and a trial takes long.
+/// Largest `M` for which algorithms are autotuned. For more rows, the first heuristic result is good, and
+/// timing takes long.
 const AUTOTUNED_ROWS: usize = 512;
-/// Size of a heuristic result in 64-bit words, the larger of the two libraries.
+/// Size of a heuristic result in 64-bit words, sufficient for hipBLASLt and cuBLASLt.
 const HEURISTIC_RESULT_WORDS: usize = 12;
 
 static ONE: f32 = 1.0;
 static ZERO: f32 = 0.0;
 
-/// BLASLt library with the cached plans of its GEMM problems.
+/// hipBLASLt or cuBLASLt, opened for one device, with the cached plans of its GEMM problems.
 pub struct BlasLtLibrary {
     table: BlasLtApi,
     constants: BlasLtConstants,
-    /// Library handle of each stream: hipBLASLt stores split-K counters in the handle.
+    /// Library handle of each stream. Streams have separate handles, because hipBLASLt stores split-K
+    /// counters in the handle.
     handles: [DriverPtr; STREAMS],
-    /// Workspace of each stream.
+    /// GEMM workspace of each stream.
     workspaces: [ScratchMemory; STREAMS],
-    /// Cached plans; `None` for problems without an algorithm.
+    /// Cached plan of each problem; `None` if the library has no algorithm for the problem.
     plans: Mutex<HashMap<GemmProblem, Option<GemmPlan>>>,
 }
 
@@ -56,14 +60,15 @@ unsafe impl Send for BlasLtLibrary {}
 // SAFETY: handles may be used from any thread; descriptors are used under the lock of `plans`.
 unsafe impl Sync for BlasLtLibrary {}
 
-/// Sizes, strides and element types of a GEMM.
+/// Sizes, strides and element types of a GEMM, by which plans are cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GemmProblem {
-    /// Number of rows of x and y. In a plan key, the largest `m` that the plan serves.
+    /// Number of rows of x and y. In the key of a cached plan, the largest number of rows for which the plan
+    /// is used.
     pub m: usize,
-    /// Number of output features.
+    /// Number of output features: rows of W and columns of y.
     pub n: usize,
-    /// Number of input features.
+    /// Number of input features: columns of W and x.
     pub k: usize,
     /// Row stride of x in elements.
     pub x_stride: usize,
@@ -73,52 +78,53 @@ pub struct GemmProblem {
     pub input: BlasDataType,
     /// Element type of y and the bias.
     pub output: BlasDataType,
-    /// Granularity of fp8 scales.
+    /// Granularity of the fp8 scales of x and W.
     pub scaling: Fp8Scaling,
     /// Whether a bias is added.
     pub bias: bool,
-    /// Whether all rows of all operands are aligned to 16 bytes.
+    /// Whether all rows of all matrices are aligned to 16 bytes.
     pub aligned: bool,
 }
 
-/// Granularity of the fp8 scales of x and W.
+/// Granularity of the fp8 scales of x and W in a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fp8Scaling {
-    /// No scales.
+    /// x and W are not scaled.
     None,
-    /// Block scales: one scale per 128 columns of a row of x, stored as `[K / 128, M]`; one per 128 × 128
-    /// block of W, stored row-major with rows padded to multiples of 4 scales.
+    /// Block scales. x has one scale per row and group of 128 columns, stored as `[K / 128, M]`. W has one
+    /// scale per 128 × 128 block, stored row-major, with rows padded to multiples of 4 scales.
     Blocks,
-    /// One scale per row of x and one per row of W.
+    /// One scale per row of x, and one scale per row of W.
     Vectors,
 }
 
 /// Device addresses of the operands of a GEMM.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmOperands {
-    /// `[M, N]`
+    /// Output matrix, `[M, N]`.
     pub y: *mut u8,
-    /// `[M, K]`
+    /// Input matrix, `[M, K]`.
     pub x: *const u8,
-    /// `[N, K]`
+    /// Weight matrix, `[N, K]`.
     pub w: *const u8,
-    /// `[N]`
+    /// Bias of the output features, `[N]`.
     pub bias: *const u8,
-    /// f32 scales of W and of x.
+    /// f32 scales of W, then of x.
     pub scales: [*const u8; 2],
 }
 
-/// Cached algorithm of one bucket of GEMM problems.
+/// Cached algorithm for one bucket of GEMM problems, which differ only in the number of rows.
 struct GemmPlan {
     operation: MatmulDescriptor,
-    /// Opaque algorithm descriptor, large enough for either library.
+    /// Opaque algorithm descriptor, large enough for hipBLASLt and cuBLASLt.
     algorithm: [u64; 8],
-    /// All heuristic results including the first; empty after autotuning.
+    /// Algorithms that the heuristic returned, including the first; empty after autotuning.
     candidates: Vec<[u64; 8]>,
 }
 
 impl GemmPlan {
-    /// Adopts the autotuned algorithm of a nearby size if the heuristic lists it for this size as well.
+    /// Replaces the algorithm by the autotuned algorithm of a problem with a similar `m`, if the heuristic
+    /// also lists it for this problem.
     fn use_nearest_algorithm(&mut self, nearest_algorithm: Option<[u64; 8]>) {
         if let Some(algorithm) =
             nearest_algorithm.filter(|algorithm| self.candidates.contains(algorithm))
@@ -128,7 +134,7 @@ impl GemmPlan {
     }
 }
 
-/// Stream of a GEMM launch, with its library handle and workspace.
+/// Stream of a GEMM launch, with the library handle and the workspace of the stream.
 struct GemmStreamState<'a> {
     runtime: &'a Arc<GpuRuntime>,
     s: &'a DeviceStream,
@@ -138,8 +144,8 @@ struct GemmStreamState<'a> {
 }
 
 impl BlasLtLibrary {
-    /// Opens the library and allocates the workspace of the first stream. Returns `Ok(Err(_))` if the library
-    /// is not found.
+    /// Opens hipBLASLt or cuBLASLt, and allocates the workspace of the first stream. Returns `Ok(Err(_))` if
+    /// the library was not found.
     pub fn open(
         runtime: &Arc<GpuRuntime>,
         search: &LibrarySearch,
@@ -160,12 +166,12 @@ impl BlasLtLibrary {
         Ok(Ok(Self { table, constants, handles, workspaces, plans: Mutex::default() }))
     }
 
-    /// Whether the library supports fp8 with per-row and block scales.
+    /// Whether the library supports fp8 GEMMs with scales per row and per block.
     pub fn supports_fp8_scales(&self) -> bool {
         self.constants.scale_kinds.is_some()
     }
 
-    /// Launches a GEMM on `s`.
+    /// Launches the GEMM `problem` on stream `s`.
     ///
     /// # Safety
     /// The addresses are valid for the sizes, strides and types of the problem until the launch has
@@ -212,7 +218,8 @@ impl BlasLtLibrary {
             let Some(plan) = plan else { continue };
             // SAFETY: guaranteed by the caller.
             match unsafe { self.launch(plan, &layouts, &stream_state, problem, operands) } {
-                // The algorithm of the bucket may not support this `m`; the plan of the exact problem must.
+                // The algorithm of the bucket may not support this `m`. In that case, a plan for the exact
+                // problem is used.
                 Err(GpuError::Blas { .. }) if key != *problem => {}
                 result => return result,
             }
@@ -220,7 +227,8 @@ impl BlasLtLibrary {
         Err(GpuError::Blas { call: HEURISTIC, status: 0, what: problem.text() })
     }
 
-    /// Times the candidates of a plan and selects the first, or the fastest if its speed-up is large enough.
+    /// Times the candidates of a plan. Selects the fastest if its speed-up is large enough, otherwise the
+    /// first.
     ///
     /// # Safety
     /// The addresses are valid for the sizes, strides and types of the problem until the launches have
@@ -246,7 +254,7 @@ impl BlasLtLibrary {
             // SAFETY: guaranteed by the caller.
             let launch = || unsafe { self.launch(plan, layouts, stream_state, problem, operands) };
             match timer.time(launch) {
-                // Skip candidates that do not support this exact problem.
+                // Candidates that do not support this exact problem are skipped.
                 Err(GpuError::Blas { .. }) => {}
                 time => times.push((time?, candidate)),
             }
@@ -305,7 +313,7 @@ impl BlasLtLibrary {
         check(status, "matmul", Some(problem))
     }
 
-    /// Queries the heuristic for a plan; `None` if the library has no algorithm for the problem.
+    /// Queries the heuristic and returns a plan; `None` if the library has no algorithm for the problem.
     fn plan(
         &self,
         problem: &GemmProblem,
@@ -376,7 +384,7 @@ impl BlasLtLibrary {
             for (attribute, kind) in n.scale_modes.into_iter().zip(&kinds) {
                 self.set(operation, attribute, kind, "scale mode")?;
             }
-            // The heuristic requires non-null scale pointers; the actual addresses are set at each launch.
+            // The heuristic requires scale pointers that are not null; each launch sets the actual addresses.
             for attribute in n.scale_pointers {
                 self.set(operation, attribute, &placeholder, "scales")?;
             }
@@ -421,7 +429,7 @@ impl std::fmt::Debug for BlasLtLibrary {
     }
 }
 
-/// Matmul descriptor: transposes, epilogue, bias and scales.
+/// BLASLt matmul descriptor: transposes, epilogue, bias and scales.
 struct MatmulDescriptor {
     raw: DriverPtr,
     destroy: unsafe extern "C" fn(DriverPtr) -> c_int,
@@ -434,7 +442,7 @@ impl Drop for MatmulDescriptor {
     }
 }
 
-/// Column-major matrix layouts of W, x and y, which are the transposes of the row-major operands.
+/// Column-major BLASLt layouts of W, x and y. Each layout describes the transpose of the row-major matrix.
 struct MatrixLayouts<'a> {
     library: &'a BlasLtLibrary,
     raw: [DriverPtr; 3],
@@ -466,7 +474,7 @@ impl Drop for MatrixLayouts<'_> {
     }
 }
 
-/// Heuristic preference: workspace limit, split-K reduction schemes and alignments.
+/// BLASLt preference for the heuristic: workspace limit, split-K reduction schemes and alignments.
 struct MatmulPreference<'a> {
     library: &'a BlasLtLibrary,
     raw: DriverPtr,
@@ -515,7 +523,7 @@ impl GemmProblem {
     }
 }
 
-/// Returns the algorithm of the cached problem that differs in `m` only and whose `m` is nearest.
+/// Returns the algorithm of the cached problem that differs only in `m` and has the nearest `m`.
 fn nearest(
     plans: &HashMap<GemmProblem, Option<GemmPlan>>,
     problem: &GemmProblem,
@@ -526,7 +534,7 @@ fn nearest(
     found.min_by_key(|&(m, _)| (m.abs_diff(problem.m), m)).map(|(_, algorithm)| algorithm)
 }
 
-/// Rounds `m` up to the largest row count that shares its plan.
+/// Rounds `m` up to the largest number of rows that uses the same plan.
 fn bucket(m: usize) -> usize {
     let step = match m {
         0..=256 => 16,

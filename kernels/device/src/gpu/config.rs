@@ -1,4 +1,4 @@
-//! Configuration of a GPU device: libraries, device index, kernel cache and 16-bit type.
+//! Configuration of a GPU device: runtime libraries, device index, kernel cache and 16-bit data type.
 
 use std::path::PathBuf;
 
@@ -6,12 +6,12 @@ use hip_runtime_sys::{GpuApi, LibrarySearch};
 
 use super::half_dtype::HalfDtype;
 
-/// Libraries that serve as driver, run-time compiler, BLASLt library and collective library.
+/// Selects the libraries that are used as driver, run-time compiler, BLASLt library and collective library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuLibraries {
-    /// AMD's libraries, in the folders of ROCm or the system.
+    /// AMD's libraries, in the folders of ROCm or in the loader's search path.
     Rocm,
-    /// NVIDIA's libraries.
+    /// NVIDIA's libraries, in the loader's search path.
     Cuda,
     /// Libraries at the given paths.
     Named {
@@ -21,9 +21,9 @@ pub enum GpuLibraries {
         driver: PathBuf,
         /// Path of the run-time compiler, which may be the driver itself.
         rtc: PathBuf,
-        /// Path of the BLASLt library, if any.
+        /// Path of the BLASLt library; `None` = the device has no BLASLt library.
         blas: Option<PathBuf>,
-        /// Path of RCCL or NCCL, if any.
+        /// Path of RCCL or NCCL; `None` = the device has no collective library.
         collectives: Option<PathBuf>,
     },
 }
@@ -31,17 +31,17 @@ pub enum GpuLibraries {
 /// Configuration of a GPU device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuConfig {
-    /// Runtime libraries.
+    /// Runtime libraries of the device.
     pub libraries: GpuLibraries,
-    /// Folders that are searched first for the libraries.
+    /// Folders in which libraries are searched first.
     pub folders: Vec<PathBuf>,
-    /// Index of the device.
+    /// Index of the device among the devices of the driver.
     pub device: usize,
-    /// Folder of the cache of compiled kernels; `None` = compile at every start.
+    /// Folder in which compiled kernels are cached; `None` = kernels are compiled at every start.
     pub cache_dir: Option<PathBuf>,
-    /// 16-bit type of weights, activations and KV cache, for which kernels are compiled.
+    /// 16-bit data type of weights, activations and KV cache, for which kernels are compiled.
     pub half_dtype: HalfDtype,
-    /// Warp size (32 or 64 lanes) if the libraries are the SIMT emulator; `None` for a real GPU.
+    /// Number of lanes per warp (32 or 64) if the libraries are the SIMT emulator; `None` for a real GPU.
     pub emulated_warp_size: Option<u32>,
 }
 
@@ -58,7 +58,7 @@ impl Default for GpuConfig {
     }
 }
 
-/// Library searches of a configuration.
+/// Search paths of all runtime libraries of a device.
 pub struct LibrarySearches {
     pub api: GpuApi,
     pub driver: LibrarySearch,
@@ -68,7 +68,7 @@ pub struct LibrarySearches {
 }
 
 impl GpuConfig {
-    /// Returns the searches for the configured libraries.
+    /// Returns the search paths of the configured libraries.
     pub fn searches(&self) -> LibrarySearches {
         let searches_of = |api| LibrarySearches {
             api,

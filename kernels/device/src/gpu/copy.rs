@@ -1,4 +1,4 @@
-//! Copies between host and device.
+//! Synchronous and asynchronous copies between host and GPU memory.
 
 use super::device::GpuDevice;
 use super::fence::GpuFence;
@@ -6,8 +6,8 @@ use crate::check::check_range;
 use crate::{Buffer, CopyInFlight, DeviceError, DeviceStream, PinnedBuffer};
 
 impl GpuDevice {
-    /// Copies host bytes to a buffer on the first stream, after all its launches, and blocks until the copy
-    /// has completed.
+    /// Copies host bytes to a buffer on the first stream, after all launches on it. Blocks until the copy has
+    /// completed.
     pub fn copy_in(&self, to: &mut Buffer, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
         check_range("upload", offset, from.len(), to.bytes())?;
         let (runtime, s) = (self.runtime(), DeviceStream::default());
@@ -24,8 +24,7 @@ impl GpuDevice {
         Ok(copied?)
     }
 
-    /// Copies a part of a buffer to the host after all launches on `s`, and blocks until the copy has
-    /// completed.
+    /// Copies a part of a buffer to the host, after all launches on `s`. Blocks until the copy has completed.
     pub fn copy_out(
         &self,
         s: &DeviceStream,
@@ -48,8 +47,8 @@ impl GpuDevice {
         Ok(copied?)
     }
 
-    /// Starts an asynchronous copy to the device on `s`; the pinned buffer is returned when the copy has
-    /// completed.
+    /// Starts an asynchronous copy from pinned host memory to the device on `s`. `CopyInFlight` returns the
+    /// pinned buffer after the copy has completed.
     pub fn begin_copy_in(
         &self,
         s: &DeviceStream,
@@ -72,8 +71,8 @@ impl GpuDevice {
         self.in_flight(s, from)
     }
 
-    /// Starts an asynchronous copy to the host on `s`; the pinned buffer is returned when the copy has
-    /// completed.
+    /// Starts an asynchronous copy from the device to pinned host memory on `s`. `CopyInFlight` returns the
+    /// pinned buffer after the copy has completed.
     pub fn begin_copy_out(
         &self,
         s: &DeviceStream,
@@ -107,7 +106,7 @@ impl GpuDevice {
         Ok(runtime.check(code, "fill")?)
     }
 
-    /// Records a fence after the last copy on `s` and returns the copy in flight that owns `memory`.
+    /// Records a fence after the last copy on `s`, and returns the copy in flight, which owns `memory`.
     fn in_flight(
         &self,
         s: &DeviceStream,
@@ -116,7 +115,7 @@ impl GpuDevice {
         match GpuFence::record(self.runtime(), s) {
             Ok(fence) => Ok(CopyInFlight::new(memory, Box::new(fence))),
             Err(error) => {
-                std::mem::forget(memory); // The copy is in flight without a fence.
+                std::mem::forget(memory); // Leaked: without a fence, the end of the copy is unknown.
                 Err(error.into())
             }
         }

@@ -1,4 +1,4 @@
-//! `GpuDevice`: one GPU with its runtime libraries, memory, streams, captured graphs and compiled kernels.
+//! GPU as a device: its runtime libraries, memory, streams, captured graphs and compiled kernels.
 
 use std::sync::Arc;
 
@@ -20,24 +20,24 @@ use crate::{
     MemInfo, PinnedBuffer,
 };
 
-/// Secondary stream: launches that overlap those of the step. Stream 1 is used for copies.
+/// Stream for launches that overlap with those of the step. Stream 1 is used for copies.
 const SECONDARY_STREAM: DeviceStream = DeviceStream(2);
 
-/// GPU device.
+/// One GPU, driven through the HIP runtime, the CUDA driver or the emulator.
 #[derive(Debug)]
 pub struct GpuDevice {
     pub(crate) half_dtype: HalfDtype,
     runtime: Arc<GpuRuntime>,
     jit: JitCompiler,
     modules: KernelModules,
-    /// hipBLASLt or cuBLASLt; `None` if it cannot be opened.
+    /// hipBLASLt or cuBLASLt; `None` if it could not be opened.
     blaslt: Option<BlasLtLibrary>,
-    /// Scratch memory of each stream.
+    /// Scratch memory of each stream, whose content launches may overwrite.
     scratch: [ScratchMemory; STREAMS],
-    /// Zeroed counters of each stream.
+    /// Counters of each stream, which are 0 before and after each kernel.
     counters: [ScratchMemory; STREAMS],
     weights: WeightMemory,
-    /// Search for RCCL or NCCL.
+    /// Search paths of RCCL or NCCL.
     collectives: Option<LibrarySearch>,
 }
 
@@ -66,7 +66,7 @@ impl GpuDevice {
         })
     }
 
-    /// Returns the architecture: for example `gfx942` or `sm_90a`, or `emulated`.
+    /// Returns the GPU architecture, for example `gfx942` or `sm_90a`; `emulated` for the emulator.
     #[must_use]
     pub fn arch(&self) -> &str {
         &self.runtime.properties.arch
@@ -95,7 +95,8 @@ impl GpuDevice {
         self.runtime.properties.shared_bytes
     }
 
-    /// Compiles and loads several sources in parallel, which launches at start-up would compile one by one.
+    /// Compiles and loads several kernel sources in parallel. Without this call, launches compile them one by
+    /// one.
     pub fn compile(
         &self,
         builds: &[(&'static KernelSource, Vec<KernelDefine>)],
@@ -103,7 +104,7 @@ impl GpuDevice {
         Ok(self.modules.load_all(&self.runtime, &self.jit, builds, &mut |_, _| {})?)
     }
 
-    /// Returns the runtime state that launches, copies and fences of the device share.
+    /// Returns the runtime state, which launches, copies and fences of the device share.
     pub fn runtime(&self) -> &Arc<GpuRuntime> {
         &self.runtime
     }
@@ -113,7 +114,7 @@ impl GpuDevice {
         self.blaslt.as_ref()
     }
 
-    /// Returns the search for RCCL or NCCL.
+    /// Returns the search paths of RCCL or NCCL.
     pub fn collectives(&self) -> Option<&LibrarySearch> {
         self.collectives.as_ref()
     }
@@ -123,8 +124,8 @@ impl GpuDevice {
         &self.weights
     }
 
-    /// Returns the kernel `name` of `source`, specialised by `defines`. The first call compiles it and must
-    /// not happen during graph capture: run every launch once before it is captured.
+    /// Returns the kernel `name` of `source`, specialised by `defines`. The first call compiles the kernel,
+    /// which is not possible during graph capture: every launch must run once before it is captured.
     pub fn kernel(
         &self,
         source: &'static KernelSource,
@@ -134,15 +135,15 @@ impl GpuDevice {
         Ok(self.modules.function(&self.runtime, &self.jit, source, name, defines)?)
     }
 
-    /// Returns at least `bytes` bytes of scratch memory of stream `s`, not shared with other streams. The
-    /// address stays the same until more bytes are requested, and remains valid afterwards; each launch on
-    /// `s` may overwrite the contents.
+    /// Returns at least `bytes` bytes of scratch memory of stream `s`, which other streams do not use. The
+    /// address changes only when more bytes are requested; earlier addresses remain valid. Each launch on `s`
+    /// may overwrite the content.
     pub fn scratch(&self, s: &DeviceStream, bytes: usize) -> Result<*mut u8, DeviceError> {
         self.runtime.stream(s)?;
         Ok(self.scratch[s.0].at_least(&self.runtime, bytes)?)
     }
 
-    /// Returns at least `words` 32-bit counters of stream `s`, which are 0: every kernel that uses them must
+    /// Returns at least `words` 32-bit counters of stream `s`, which are 0. Every kernel that uses them must
     /// reset them to 0.
     pub fn counters(&self, s: &DeviceStream, words: usize) -> Result<*mut u8, DeviceError> {
         self.runtime.stream(s)?;

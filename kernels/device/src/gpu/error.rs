@@ -1,11 +1,11 @@
-//! Errors of GPUs.
+//! Errors of GPUs, of their runtime libraries and of kernel compilation.
 
 use hip_runtime_sys::{DriverStatus, LibraryOpenError};
 
 /// Error of a GPU, its runtime libraries or its compiler.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GpuError {
-    /// A library is missing, or lacks a required symbol.
+    /// A library was not found, or lacks a required function.
     #[error(transparent)]
     Open(#[from] LibraryOpenError),
     /// The driver was opened, but the device does not exist.
@@ -18,33 +18,33 @@ pub enum GpuError {
         /// Number of devices found.
         found: usize,
     },
-    /// A call of the driver or the run-time compiler failed.
+    /// A function of the driver or of the run-time compiler returned an error.
     #[error("{call} failed: {name} ({code})")]
     Call {
-        /// Name of the call.
+        /// Name of the function.
         call: &'static str,
         /// Result code.
         code: DriverStatus,
         /// Name of the result code.
         name: String,
     },
-    /// Out of device or pinned host memory.
+    /// The device or the host has too little memory for an allocation.
     #[error(
         "out of {place} memory on {device}: {bytes} bytes requested, {free_bytes} of {total_bytes} free"
     )]
     OutOfMemory {
         /// `device`, or `pinned host`.
         place: &'static str,
-        /// Requested bytes.
+        /// Number of bytes requested.
         bytes: usize,
-        /// Free bytes of the device.
+        /// Number of free bytes of the device.
         free_bytes: u64,
-        /// Total bytes of the device.
+        /// Total number of bytes of the device.
         total_bytes: u64,
         /// Description of the device.
         device: String,
     },
-    /// A kernel source does not compile.
+    /// A kernel source could not be compiled.
     #[error("{file} does not compile for {arch} with {options}:\n{log}")]
     Compile {
         /// Name of the source file.
@@ -56,7 +56,7 @@ pub enum GpuError {
         /// Compiler log.
         log: String,
     },
-    /// A compiled source lacks a kernel.
+    /// A compiled source does not contain the kernel.
     #[error("{file} has no kernel {kernel}")]
     NoFunction {
         /// Name of the source file.
@@ -73,7 +73,7 @@ pub enum GpuError {
     /// The call is not allowed during graph capture.
     #[error("{call} is not allowed during graph capture")]
     Capturing {
-        /// Name of the call.
+        /// Name of the call that was rejected.
         call: &'static str,
     },
     /// The stream index is out of range.
@@ -84,13 +84,13 @@ pub enum GpuError {
         /// Number of streams of the device.
         streams: usize,
     },
-    /// The driver lacks a function for peer access between ranks.
+    /// The driver lacks a function that is needed for peer access between ranks.
     #[error("the driver does not support {what}")]
     PeerAccessUnsupported {
-        /// Missing function.
+        /// Name of the missing function.
         what: &'static str,
     },
-    /// A rank has published no peer memory.
+    /// A rank has not sent a handle of its peer memory.
     #[error("rank {rank} has published no peer memory")]
     NoPeerMemory {
         /// Index of the rank.
@@ -109,12 +109,12 @@ pub enum GpuError {
         /// Oldest supported version, encoded as `version`.
         oldest: i32,
     },
-    /// A call of the collective library failed, on this rank or on another rank.
+    /// A function of RCCL or NCCL returned an error, because of this rank or another rank.
     #[error("{call} of the collective library failed with status {status}: {what}")]
     Collective {
-        /// Name of the call.
+        /// Name of the function.
         call: &'static str,
-        /// Status code of the library.
+        /// Status code that the library returned.
         status: i32,
         /// Error message of the library.
         what: String,
@@ -122,14 +122,14 @@ pub enum GpuError {
     /// The communicator was aborted and is unusable.
     #[error("the communicator was aborted")]
     CommunicatorAborted,
-    /// A call of the BLASLt library failed.
+    /// A function of hipBLASLt or cuBLASLt returned an error.
     #[error("{call} of the BLASLt library failed with status {status}: {what}")]
     Blas {
-        /// Name of the call.
+        /// Name of the function.
         call: &'static str,
-        /// Status code of the library.
+        /// Status code that the library returned.
         status: i32,
-        /// Description of the GEMM.
+        /// Sizes and types of the GEMM.
         what: String,
     },
 }

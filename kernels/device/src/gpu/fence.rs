@@ -1,4 +1,4 @@
-//! Fences: GPU events that the host can wait for from any thread, and waits between streams.
+//! Fences: GPU events for which the host can wait from any thread, and dependencies between streams.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::gpu_runtime::GpuRuntime;
 use crate::pinned_memory::CopyFence;
 use crate::{DeviceError, DeviceStream};
 
-/// Event recorded after the launches of a stream.
+/// GPU event that completes after all work submitted to a stream before it was recorded.
 pub struct GpuFence {
     runtime: Arc<GpuRuntime>,
     event: DriverPtr,
@@ -26,8 +26,8 @@ impl GpuFence {
         Self::record_for_stream(runtime, s)
     }
 
-    /// Records a fence for another stream to wait for; during graph capture it becomes a dependency in the
-    /// graph.
+    /// Records a fence for which another stream waits. During graph capture, the fence becomes a dependency
+    /// in the graph.
     fn record_for_stream(runtime: &Arc<GpuRuntime>, s: &DeviceStream) -> Result<Self, GpuError> {
         runtime.enter()?;
         let stream = runtime.stream(s)?;
@@ -51,7 +51,7 @@ impl GpuFence {
         self.runtime.check(code, "stream wait")
     }
 
-    /// Blocks until the fence has completed; can be called repeatedly.
+    /// Blocks the host until the fence has completed. May be called repeatedly.
     pub fn wait_event(&self) -> Result<(), GpuError> {
         self.runtime.enter()?;
         // SAFETY: the event belongs to this device.
@@ -69,15 +69,15 @@ fn create(runtime: &GpuRuntime) -> Result<DriverPtr, GpuError> {
 }
 
 impl GpuDevice {
-    /// Implements `DeviceDriver::stream_wait`. The next launch on `s` then does not overlap its predecessors:
-    /// it starts after both have ended.
+    /// Implements `DeviceDriver::stream_wait`. The next launch on `s` does not overlap the previous launches
+    /// of both streams: it starts after all of them have ended.
     pub fn wait_for_stream(&self, s: &DeviceStream, other: &DeviceStream) -> Result<(), GpuError> {
         let runtime = self.runtime();
         if runtime.is_dry_run() {
             return Ok(());
         }
-        // The event can be reused immediately: a wait refers to the record that was current when the wait was
-        // submitted, even if the event is recorded again.
+        // The event can be reused immediately: a wait refers to the state of the event when the wait was
+        // submitted, even if the event is recorded again later.
         GpuFence::record_for_stream(runtime, other)?.block_stream(s)?;
         runtime.set_stream_wait(s);
         Ok(())
@@ -92,7 +92,7 @@ impl CopyFence for GpuFence {
 
 impl Drop for GpuFence {
     fn drop(&mut self) {
-        // An event may be recorded again while it is pending; later waits refer to the new record.
+        // The event may be reused while it is pending, because earlier waits do not refer to a later record.
         self.runtime.events().push(self.event);
     }
 }

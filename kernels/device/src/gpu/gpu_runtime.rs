@@ -1,4 +1,4 @@
-//! State of one opened device: driver, context, streams and device properties.
+//! Runtime state of one opened GPU: driver, context, streams and device properties.
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,15 +11,15 @@ use super::error::GpuError;
 use super::timestamps::KernelTimestamper;
 use crate::{DeviceError, DeviceStream};
 
-/// Number of streams of a device: one for the step, one for overlapped copies, one for overlapped launches.
+/// Number of streams of a device: stream 0 for steps, stream 1 for copies, stream 2 for overlapped launches.
 pub(super) const STREAMS: usize = 3;
 
-/// Device properties that kernels depend on.
+/// Properties of a GPU on which kernels and their launches depend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GpuProperties {
-    /// Product name.
+    /// Product name of the GPU.
     pub name: String,
-    /// Architecture: for example `gfx942` or `sm_90a`, or `emulated`.
+    /// GPU architecture, for example `gfx942` or `sm_90a`; `emulated` for the emulator.
     pub arch: String,
     /// Number of lanes of a warp (NVIDIA) or wavefront (AMD).
     pub warp_size: u32,
@@ -44,18 +44,20 @@ pub struct GpuRuntime {
     /// Whether a dry run is active: launches do nothing.
     dry_run: AtomicBool,
     autotuning_frozen: AtomicBool,
-    /// Per stream: whether the next launch also waits for another stream.
+    /// For each stream, whether the next launch must also wait for another stream.
     stream_waits: [AtomicBool; STREAMS],
-    /// Whether `kernel_timestamper` is set, so that launches without timestamps take no lock.
+    /// Whether `kernel_timestamper` is set. Launches read this flag, so that they need no lock if it is not
+    /// set.
     timestamping: AtomicBool,
     kernel_timestamper: Mutex<Option<KernelTimestamper>>,
-    /// Free events for reuse.
+    /// GPU events that are not in use and can be recorded again.
     events: Mutex<Vec<DriverPtr>>,
-    /// Memory dropped during a graph capture, in which memory must not be freed.
+    /// Memory that was dropped during a graph capture. It is freed after the capture, because freeing is not
+    /// allowed during it.
     dropped: Mutex<Vec<(MemoryKind, DriverPtr)>>,
 }
 
-/// Kind of memory, which determines how it is freed.
+/// Kind of GPU-accessible memory, which determines how it is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Device memory.
@@ -109,13 +111,14 @@ impl GpuRuntime {
         self.driver.api
     }
 
-    /// Returns the context, by which other devices of this process enable peer access to this device.
+    /// Returns the driver context, with which other devices of this process enable peer access to this
+    /// device.
     pub fn context(&self) -> DriverPtr {
         self.context
     }
 
-    /// Makes the context of this device current on the calling thread; cheap, so every driver call is
-    /// preceded by it.
+    /// Makes the context of this device current on the calling thread. The call is cheap, so it precedes
+    /// every driver call.
     pub fn enter(&self) -> Result<(), GpuError> {
         // SAFETY: the context outlives this value.
         self.check(unsafe { (self.driver.context_set)(self.context) }, "set context")
@@ -132,8 +135,8 @@ impl GpuRuntime {
         check(&self.driver, code, call)
     }
 
-    /// Returns [`GpuError::Capturing`] during graph capture, before a forbidden driver call would invalidate
-    /// the graph.
+    /// Returns [`GpuError::Capturing`] during graph capture. Callers check it before a driver call that would
+    /// invalidate the captured graph.
     pub fn not_capturing(&self, call: &'static str) -> Result<(), GpuError> {
         if self.is_capturing() { Err(GpuError::Capturing { call }) } else { Ok(()) }
     }
@@ -148,23 +151,24 @@ impl GpuRuntime {
         self.capturing.store(capturing, Ordering::Relaxed);
     }
 
-    /// Whether autotuning is frozen because steps serve requests.
+    /// Whether autotuning is frozen: launches are not timed any more.
     pub fn is_autotuning_frozen(&self) -> bool {
         self.autotuning_frozen.load(Ordering::Relaxed)
     }
 
-    /// Freezes autotuning: no launch is timed afterwards.
+    /// Freezes autotuning: launches are not timed afterwards.
     pub fn freeze_autotuning(&self) {
         self.autotuning_frozen.store(true, Ordering::Relaxed);
     }
 
-    /// Sets the flag that the next launch on `s`, a stream of this device, also waits for another stream.
+    /// Notes that the next launch on `s` must also wait for another stream. `s` must be a stream of this
+    /// device.
     pub fn set_stream_wait(&self, s: &DeviceStream) {
         self.stream_waits[s.0].store(true, Ordering::Relaxed);
     }
 
-    /// Returns and clears the flag that the next launch on `s`, a stream of this device, also waits for
-    /// another stream.
+    /// Returns and clears the flag that the next launch on `s` must also wait for another stream. `s` must be
+    /// a stream of this device.
     pub fn take_stream_wait(&self, s: &DeviceStream) -> bool {
         self.stream_waits[s.0].swap(false, Ordering::Relaxed)
     }
@@ -179,8 +183,8 @@ impl GpuRuntime {
         self.dry_run.store(active, Ordering::Relaxed);
     }
 
-    /// Whether an event timestamp is recorded after each launch; launches must not overlap their predecessor
-    /// then.
+    /// Whether an event timestamp is recorded after each launch. In this mode, a launch must not overlap the
+    /// previous launch.
     pub fn is_timestamping(&self) -> bool {
         self.timestamping.load(Ordering::Relaxed)
     }
@@ -196,7 +200,7 @@ impl GpuRuntime {
         std::mem::replace(&mut *current, timestamper)
     }
 
-    /// Records a timestamp after the launch of kernel `name` on `s`, if per-kernel timestamps are enabled.
+    /// Records a timestamp after a launch of the kernel `name` on `s`, if per-kernel timestamps are enabled.
     pub fn launched(&self, s: &DeviceStream, name: &'static str) -> Result<(), DeviceError> {
         if !self.is_timestamping() {
             return Ok(());
@@ -205,7 +209,7 @@ impl GpuRuntime {
         current.as_mut().map_or(Ok(()), |timestamper| timestamper.launched(s, name))
     }
 
-    /// Blocks until all work on `s` has completed.
+    /// Blocks the host until all work on `s` has completed.
     pub fn synchronize(&self, s: &DeviceStream) -> Result<(), GpuError> {
         self.not_capturing("synchronize")?;
         self.enter()?;
@@ -214,12 +218,12 @@ impl GpuRuntime {
         self.check(unsafe { (self.driver.stream_synchronize)(stream) }, "stream synchronize")
     }
 
-    /// Returns the list of free events.
+    /// Returns the list of GPU events that are not in use.
     pub fn events(&self) -> MutexGuard<'_, Vec<DriverPtr>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees memory, immediately or after the active graph capture.
+    /// Frees memory: immediately, or after the active graph capture.
     ///
     /// # Safety
     /// The memory is of kind `kind` and is not used again.
@@ -232,14 +236,14 @@ impl GpuRuntime {
             MemoryKind::Device => self.driver.free,
             MemoryKind::Host => self.driver.host_free,
         };
-        // `enter` fails only if the device has failed already, which the next call reports.
+        // `enter` fails only if the device has failed already; the next driver call reports that failure.
         if self.enter().is_ok() {
             // SAFETY: the caller guarantees the kind of the memory and that it is not used again.
             unsafe { free(memory) };
         }
     }
 
-    /// Frees memory that was dropped during a graph capture.
+    /// Frees the memory that was dropped during a graph capture.
     pub fn free_dropped(&self) {
         let dropped = std::mem::take(&mut *self.dropped());
         for (kind, memory) in dropped {
@@ -252,7 +256,7 @@ impl GpuRuntime {
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns free and total bytes of the device; 0 if the query fails.
+    /// Returns the free and the total bytes of the device; 0 if the driver call fails.
     pub fn mem_info(&self) -> (u64, u64) {
         let (mut free, mut total) = (0usize, 0usize);
         if self.enter().is_ok() {
@@ -341,7 +345,8 @@ fn find_device(driver: &DriverApi, requested: usize) -> Result<c_int, GpuError> 
     Ok(ordinal)
 }
 
-/// Shared memory per thread block, in bytes, of the emulator with 32-lane warps: 227 KiB as on Hopper.
+/// Maximum shared memory per thread block, in bytes, when the emulator runs with 32 lanes per warp: 227 KiB
+/// as on Hopper.
 const NVIDIA_SHARED_BYTES: u32 = 227 << 10;
 
 impl GpuProperties {
@@ -378,7 +383,7 @@ impl GpuProperties {
     }
 }
 
-/// Returns the architecture without feature flags, for example `gfx942` from `gfx942:sramecc+:xnack-`.
+/// Returns the AMD architecture without feature flags, for example `gfx942` from `gfx942:sramecc+:xnack-`.
 fn hip_arch(driver: &DriverApi, device: c_int) -> Result<String, GpuError> {
     const NAME_AT: usize = 1160;
     let Some(properties) = driver.properties else {
@@ -386,15 +391,15 @@ fn hip_arch(driver: &DriverApi, device: c_int) -> Result<String, GpuError> {
         let symbol = "hipGetDevicePropertiesR0600".to_owned();
         return Err(hip_runtime_sys::LibraryOpenError::NoSymbol { library, symbol }.into());
     };
-    let mut bytes = [0u8; 4096]; // Larger than the struct of any release.
+    let mut bytes = [0u8; 4096]; // Larger than the struct in any version of ROCm.
     // SAFETY: the buffer is large enough for the properties struct.
     check(driver, unsafe { properties(bytes.as_mut_ptr(), device) }, "device properties")?;
     let name = until_nul(&bytes[NAME_AT..NAME_AT + 256]);
     Ok(name.split(':').next().unwrap_or_default().to_owned())
 }
 
-/// Returns the architecture name, with the suffix `a` (architecture-specific instructions) from compute
-/// capability 9.0 on.
+/// Returns the NVIDIA architecture name. From compute capability 9.0 on, it has the suffix `a`, which enables
+/// architecture-specific instructions.
 fn cuda_arch(major: u32, minor: u32) -> String {
     let suffix = if major >= 9 { "a" } else { "" };
     format!("sm_{major}{minor}{suffix}")

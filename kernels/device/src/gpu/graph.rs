@@ -1,4 +1,4 @@
-//! Graph capture and replay.
+//! Capture of launches into a GPU graph, and replay of the graph.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::gpu_runtime::GpuRuntime;
 use crate::device_driver::GraphReplay;
 use crate::{DeviceError, DeviceStream};
 
-/// Instantiated graph, ready for replay.
+/// Instantiated GPU graph, which can be replayed.
 pub(super) struct GpuGraph {
     runtime: Arc<GpuRuntime>,
     executable: DriverPtr,
@@ -30,14 +30,14 @@ pub(super) fn begin(runtime: &GpuRuntime, s: &DeviceStream) -> Result<(), GpuErr
     Ok(())
 }
 
-/// Ends the capture and instantiates the graph of all launches since `begin`.
+/// Ends the capture, and instantiates the graph of all launches since `begin`.
 pub(super) fn end(runtime: &Arc<GpuRuntime>, s: &DeviceStream) -> Result<GpuGraph, GpuError> {
     runtime.enter()?;
     let stream = runtime.stream(s)?;
     let mut graph = std::ptr::null_mut();
     // SAFETY: the stream belongs to this device, and the output pointer is valid for writes.
     let code = unsafe { (runtime.driver.capture_end)(stream, &raw mut graph) };
-    // The capture has ended, even if the call failed.
+    // The capture has ended, even if the driver call failed.
     runtime.set_capturing(false);
     runtime.free_dropped();
     runtime.check(code, "end capture")?;

@@ -1,4 +1,4 @@
-//! 16-bit type of the weights, activations and KV cache of a device, for which kernels are compiled.
+//! 16-bit data type of the weights, activations and KV cache of a device; kernels are compiled for it.
 
 use std::ffi::c_int;
 
@@ -7,7 +7,7 @@ use hip_runtime_sys::BlasDataType;
 use super::device::GpuDevice;
 use crate::{DType, DeviceError};
 
-/// 16-bit floating-point type that a GPU computes with, in addition to f32.
+/// 16-bit floating-point type with which a GPU computes, in addition to f32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum HalfDtype {
     /// bfloat16.
@@ -27,7 +27,7 @@ impl HalfDtype {
         }
     }
 
-    /// Returns the compiler option that selects the type (`csrc/dev/half.h`), if any.
+    /// Returns the compiler option that selects this type in `csrc/dev/half.h`; `None` for the default type.
     pub const fn option(self) -> Option<&'static str> {
         match self {
             Self::BF16 => None,
@@ -35,7 +35,7 @@ impl HalfDtype {
         }
     }
 
-    /// Returns the data type number in TMA descriptors (`CUtensorMapDataType`).
+    /// Returns the number of this data type in TMA descriptors (`CUtensorMapDataType`).
     pub const fn in_tensor_map(self) -> c_int {
         match self {
             Self::BF16 => 9,
@@ -45,15 +45,16 @@ impl HalfDtype {
 }
 
 impl GpuDevice {
-    /// Returns the 16-bit type that this device was opened for.
+    /// Returns the 16-bit data type for which this device was opened.
     #[must_use]
     pub const fn half_dtype(&self) -> DType {
         self.half_dtype.dtype()
     }
 
-    /// Returns the value of the define `ACT_F32` for activations of `dtype`.
+    /// Returns the value of the preprocessor define `ACT_F32` for activations of `dtype`: 1 for f32,
+    /// otherwise 0.
     ///
-    /// Errors: `dtype` is neither f32 nor the 16-bit type of the device.
+    /// Errors: `dtype` is neither f32 nor the 16-bit data type of the device.
     pub fn act_f32(&self, kernel: &'static str, dtype: DType) -> Result<u32, DeviceError> {
         match dtype {
             DType::F32 => Ok(1),
@@ -63,7 +64,7 @@ impl GpuDevice {
     }
 }
 
-/// Converts an element type to the BLASLt data type.
+/// Returns the BLASLt data type of an element type.
 ///
 /// Errors: `dtype` is not f32, bf16 or f16.
 pub fn blas_data_type(kernel: &'static str, dtype: DType) -> Result<BlasDataType, DeviceError> {

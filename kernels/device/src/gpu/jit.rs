@@ -1,5 +1,5 @@
-//! JIT compiler: compiles kernel sources to images for this device with the run-time compiler and the on-disk
-//! cache.
+//! JIT compiler of GPU kernels: compiles kernel sources for this device with the run-time compiler, and
+//! caches the compiled images on disk.
 
 use std::ffi::{CString, c_char, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,20 +14,21 @@ use super::gpu_runtime::GpuProperties;
 use super::kernel_cache::KernelCache;
 use super::kernel_source::{KernelDefine, KernelHeaders, KernelSource};
 
-/// Maximum number of parallel compilations; each needs a core and several hundred megabytes of memory.
+/// Maximum number of parallel compilations. Each compilation needs a core and several hundred megabytes of
+/// memory.
 const MAX_COMPILERS: usize = 16;
-/// Maximum interval between progress reports during compilation, so that the supervisor does not treat it as
-/// stalled.
+/// Maximum interval between progress reports during compilation, so that the supervisor does not treat the
+/// process as stalled.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// JIT compiler for one architecture.
+/// JIT compiler of kernels for one GPU architecture.
 #[derive(Debug)]
 pub(super) struct JitCompiler {
     rtc: RtcApi,
     arch: String,
     options: Vec<String>,
-    /// Cache key part: compiler version, architecture and options, on which an image depends besides its
-    /// source.
+    /// Part of the cache key: compiler version, architecture and options. A compiled image depends on them
+    /// and on its source.
     identity: String,
     compilers: usize,
     cache: Option<KernelCache>,
@@ -49,14 +50,14 @@ impl JitCompiler {
         let mut options = options(searches.api, config.emulated_warp_size, &properties.arch);
         options.extend(config.half_dtype.option().map(str::to_owned));
         let library = match config.emulated_warp_size {
-            // The emulator has no meaningful version; the name of its folder is a hash, and copies in one
-            // folder generate the same images.
+            // The emulator has no version number. The name of its folder is a hash of the emulator, and its
+            // copies in one folder generate equal images.
             Some(_) => rtc.library.parent().unwrap_or(&rtc.library).display().to_string(),
             None => format!("{:?}", rtc.api),
         };
         let identity =
             format!("{library} {major}.{minor} {} {}", properties.arch, options.join(" "));
-        // hiprtc compiles one program at a time.
+        // hiprtc can compile only one program at a time.
         let parallel = searches.api == GpuApi::Cuda || config.emulated_warp_size.is_some();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let compilers = if parallel { cores.min(MAX_COMPILERS) } else { 1 };
@@ -72,7 +73,7 @@ impl JitCompiler {
         })
     }
 
-    /// Returns the image of one source, from the cache or compiled.
+    /// Returns the compiled image of one source: from the cache if it contains the image, otherwise compiled.
     pub(super) fn image(
         &self,
         source: &'static KernelSource,
@@ -93,8 +94,9 @@ impl JitCompiler {
         Ok(image)
     }
 
-    /// Compiles several sources in parallel and returns their images in order. Calls `progress(done, total)`
-    /// after each image and at least every `PROGRESS_INTERVAL`.
+    /// Compiles several sources in parallel and returns their images in order. Calls `progress` with the
+    /// number of finished images and the total number: after each image, and at least every
+    /// `PROGRESS_INTERVAL`.
     pub(super) fn images(
         &self,
         builds: &[(&'static KernelSource, Vec<KernelDefine>)],
@@ -107,7 +109,7 @@ impl JitCompiler {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 let Some((source, defines)) = builds.get(i) else { return };
-                let _ = sender.send((i, self.image(source, defines))); // The receiver is still open.
+                let _ = sender.send((i, self.image(source, defines))); // The receiver is open.
             }
         };
         std::thread::scope(|scope| {
@@ -153,7 +155,7 @@ impl JitCompiler {
     }
 }
 
-/// Compiler options of every source.
+/// Compiler options with which every source is compiled.
 fn options(api: GpuApi, emulated_warp_size: Option<u32>, arch: &str) -> Vec<String> {
     let common: &[&str] = &["-std=c++17", "-O3", "-ffp-contract=fast"];
     match (emulated_warp_size, api) {
@@ -176,7 +178,7 @@ fn rtc_check(code: c_int, call: &'static str) -> Result<(), GpuError> {
     Err(GpuError::Call { call, code, name: "run-time compiler".to_owned() })
 }
 
-/// Program of the run-time compiler.
+/// Program of the run-time compiler, which is created from one kernel source.
 struct RtcProgram<'a> {
     rtc: &'a RtcApi,
     raw: DriverPtr,
@@ -210,7 +212,7 @@ impl<'a> RtcProgram<'a> {
         Ok(Self { rtc, raw })
     }
 
-    /// Compiles the program; returns the image, or the compiler log if the source does not compile.
+    /// Compiles the program. Returns the image, or the compiler log if the source could not be compiled.
     fn compile(&self, options: &[&str]) -> Result<Result<Vec<u8>, String>, GpuError> {
         let texts: Vec<CString> =
             options.iter().map(|text| CString::new(*text).unwrap_or_default()).collect();

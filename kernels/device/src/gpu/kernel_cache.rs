@@ -1,7 +1,9 @@
-//! On-disk cache of compiled kernels: one file per key, written atomically, verified when read.
+//! On-disk cache of compiled kernels. Each compiled image is one file, which is written atomically and
+//! verified when it is read.
 //!
-//! File format: magic (16 bytes), checksum of the image (16 bytes), image. A missing, truncated or modified
-//! file is a cache miss and is replaced; an unwritable folder costs a recompilation at the next start.
+//! File format: magic number (16 bytes), checksum of the image (16 bytes), image. A missing, truncated or
+//! modified file is a cache miss and is replaced. If the folder is not writable, kernels are compiled again
+//! at the next start.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,11 +14,12 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 const MAGIC: &[u8; 16] = b"hadron kernel 1\n";
 const HEAD: usize = MAGIC.len() + 16;
 
-/// Cache folder of compiled images.
+/// Folder with cached images of compiled kernels.
 #[derive(Debug)]
 pub(super) struct KernelCache {
     folder: PathBuf,
-    /// Number of writes, which makes the names of temporary files unique among threads of this process.
+    /// Number of images written so far. It is part of the names of temporary files, so that threads use
+    /// different names.
     writes: AtomicU32,
 }
 
@@ -25,7 +28,8 @@ impl KernelCache {
         Self { folder, writes: AtomicU32::new(0) }
     }
 
-    /// Hashes all inputs of an image; each part is hashed with its length, so that parts cannot run together.
+    /// Hashes all inputs on which an image depends. The length of each part is hashed too, so that the bounds
+    /// between parts matter.
     pub(super) fn key<'a>(parts: impl Iterator<Item = &'a str>) -> u128 {
         let mut hash = Xxh3::new();
         for part in parts {
@@ -52,7 +56,7 @@ impl KernelCache {
         let sequence = self.writes.fetch_add(1, Ordering::Relaxed);
         let temporary =
             self.folder.join(format!("{key:032x}.{}.{sequence}.part", std::process::id()));
-        // A failed write only costs a recompilation, so it is not reported as an error.
+        // A failed write only causes a later recompilation, so it is not reported as an error.
         let result = fs::create_dir_all(&self.folder)
             .and_then(|()| fs::write(&temporary, bytes))
             .and_then(|()| fs::rename(&temporary, self.path(key)));
@@ -121,15 +125,16 @@ mod tests {
         (0..len).map(|i| i as u8 ^ key as u8).collect()
     }
 
-    /// Returns an `unshare` command with mount permission in its own mount namespace.
+    /// Returns an `unshare` command that runs a program in its own mount namespace, with the permission to
+    /// mount.
     fn unshare_mount_namespace() -> std::process::Command {
         let mut unshare = std::process::Command::new("unshare");
         unshare.args(["--map-root-user", "--mount"]);
         unshare
     }
 
-    /// Runs a test of this module in a child process whose working directory is an empty tmpfs with these
-    /// mount options.
+    /// Runs a test of this module in a child process, whose working directory is an empty tmpfs with the
+    /// mount options `options`.
     fn run_on_tmpfs(options: &str, test: &str) {
         let folder = folder("cache-disk");
         fs::create_dir_all(&folder).unwrap();
@@ -168,7 +173,7 @@ mod tests {
     fn full_disk_keeps_only_complete_files() {
         let cache = KernelCache::new(PathBuf::from("."));
         let names = || fs::read_dir(".").unwrap().count();
-        cache.write(1, &image(1, 100_000)); // Fails in the middle of the write.
+        cache.write(1, &image(1, 100_000)); // The disk is full in the middle of this write.
         assert_eq!((cache.read(1), names()), (None, 0));
         let kept = (2..12).filter(|&key| {
             cache.write(key, &image(key, 20_000));
@@ -193,14 +198,15 @@ mod tests {
         assert_eq!(cache.read(1), None);
     }
 
-    /// Simulates ranks of one host that start together: all miss the cache and all write.
+    /// Simulates ranks of one host that start at the same time: all ranks miss the cache, and all write the
+    /// image.
     #[test]
     fn concurrent_writers_leave_one_complete_file() {
         let folder = folder("cache-race");
         let image: Vec<u8> = (0..100_000).map(|i| i as u8).collect();
         std::thread::scope(|scope| {
             for _ in 0..8 {
-                // The names of temporary files collide, as they may between containers that share a folder.
+                // The names of temporary files are equal, as they may be in containers that share a folder.
                 let cache = KernelCache { folder: folder.clone(), writes: AtomicU32::new(0) };
                 let image = &image;
                 scope.spawn(move || {

@@ -1,4 +1,5 @@
-//! Builder of a kernel launch: arguments in the order of the kernel parameters, then `launch`.
+//! Builder of a kernel launch: arguments are added in the order of the kernel parameters, then `launch` is
+//! called.
 
 use hip_runtime_sys::{DriverPtr, LaunchAttribute, LaunchConfig};
 
@@ -6,10 +7,10 @@ use super::device::GpuDevice;
 use super::kernel_module::KernelFunction;
 use crate::{DeviceError, DeviceStream, MatMut, MatRef};
 
-/// Capacity for arguments in 64-bit words; more than any kernel has.
+/// Maximum size of all arguments in 64-bit words; no kernel has more.
 const MAX_WORDS: usize = 56;
 
-/// Kernel with grid, block size and arguments.
+/// Kernel launch under construction: kernel, grid, block size and arguments.
 #[derive(Debug)]
 pub struct KernelLaunch {
     function: KernelFunction,
@@ -19,7 +20,7 @@ pub struct KernelLaunch {
     shared_bytes: u32,
     overlaps: bool,
     cluster: u32,
-    /// Argument values; each argument starts at its own 64-bit word and may span several words.
+    /// Values of the arguments. Each argument starts at a new 64-bit word and may have several words.
     words: [u64; MAX_WORDS],
     /// Index of the first word of each argument.
     arg_offsets: [u8; MAX_WORDS],
@@ -47,7 +48,7 @@ impl KernelLaunch {
         }
     }
 
-    /// Adds one argument that consists of all of `words`.
+    /// Adds one argument that consists of several 64-bit words.
     #[must_use]
     pub fn arg_words(mut self, words: &[u64]) -> Self {
         self.arg_offsets[self.arg_count] = self.words_used as u8;
@@ -61,60 +62,60 @@ impl KernelLaunch {
         self.arg_words(&[word])
     }
 
-    /// Adds a device address.
+    /// Adds a device address as argument.
     #[must_use]
     pub fn arg_ptr(self, address: *const u8) -> Self {
         self.push(address as u64)
     }
 
-    /// Adds the address of a matrix to read.
+    /// Adds the address of an input matrix.
     #[must_use]
     pub fn arg(self, x: MatRef<'_>) -> Self {
         self.arg_ptr(x.as_ptr())
     }
 
-    /// Adds the address of a matrix to read, or null.
+    /// Adds the address of an input matrix, or null.
     #[must_use]
     pub fn arg_or_null(self, x: Option<MatRef<'_>>) -> Self {
         self.arg_ptr(x.map_or(std::ptr::null(), |x| x.as_ptr()))
     }
 
-    /// Adds the address of a matrix to write.
+    /// Adds the address of an output matrix.
     #[must_use]
     pub fn out(self, y: &mut MatMut<'_>) -> Self {
         self.arg_ptr(y.as_mut_ptr())
     }
 
-    /// Adds a 32-bit unsigned integer.
+    /// Adds a 32-bit unsigned integer as argument.
     #[must_use]
     pub fn u32(self, value: u32) -> Self {
         self.push(u64::from(value))
     }
 
-    /// Adds a 32-bit float.
+    /// Adds a 32-bit float as argument.
     #[must_use]
     pub fn f32(self, value: f32) -> Self {
         self.push(u64::from(value.to_bits()))
     }
 
-    /// Enables programmatic dependent launch: the kernel waits for its predecessor itself
-    /// (`griddepcontrol.wait`), so it may start before the predecessor has ended. Without effect if the
-    /// driver does not support it, right after a wait for another stream, and with per-kernel timestamps.
+    /// Enables programmatic dependent launch: the kernel may start before the previous kernel has ended, and
+    /// waits for it with `griddepcontrol.wait`. The setting has no effect if the driver does not support it,
+    /// directly after a wait for another stream, and with per-kernel timestamps.
     #[must_use]
     pub fn overlaps_predecessor(mut self) -> Self {
         self.overlaps = true;
         self
     }
 
-    /// Launches thread block clusters of `blocks` adjacent blocks, which are co-scheduled and access each
-    /// other's shared memory (`csrc/dev/cluster.h`).
+    /// Launches thread block clusters of `blocks` adjacent thread blocks. The blocks of a cluster are
+    /// co-scheduled and can access each other's shared memory (`csrc/dev/cluster.h`).
     #[must_use]
     pub fn in_clusters(mut self, blocks: u32) -> Self {
         self.cluster = blocks;
         self
     }
 
-    /// Launches the kernel on `s`. An empty grid launches nothing.
+    /// Launches the kernel on stream `s`. With an empty grid, nothing is launched.
     ///
     /// # Safety
     /// The arguments match the kernel parameters in number, order and type, and every address is valid for
@@ -139,8 +140,8 @@ impl KernelLaunch {
             *argument = std::ptr::from_mut(&mut self.words[usize::from(*offset)..]).cast();
         }
         let arguments = arguments.as_mut_ptr();
-        // Programmatic dependent launch is specified for one predecessor only, so it is disabled after a
-        // stream wait.
+        // Programmatic dependent launch is only defined for one preceding kernel, so it is disabled after a
+        // wait for another stream.
         let overlaps = !runtime.take_stream_wait(s) && self.overlaps && !runtime.is_timestamping();
         let clustered = self.cluster > 1;
         let all_attributes =

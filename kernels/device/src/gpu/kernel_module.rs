@@ -1,4 +1,4 @@
-//! Compiled modules loaded on the device, and their kernels.
+//! Compiled kernel modules that are loaded on the device, and their kernels.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
@@ -11,10 +11,10 @@ use super::gpu_runtime::GpuRuntime;
 use super::jit::JitCompiler;
 use super::kernel_source::{KernelDefine, KernelSource};
 
-/// Loaded kernel that can be launched.
+/// Kernel of a loaded module, which can be launched.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelFunction {
-    /// Driver handle; null during a dry run.
+    /// Function handle of the driver; null during a dry run.
     pub raw: DriverPtr,
     /// Name of the kernel.
     pub name: &'static str,
@@ -34,7 +34,7 @@ unsafe impl Send for KernelModule {}
 
 type ModuleKey = (&'static str, Vec<KernelDefine>);
 
-/// Registry of compiled and loaded modules.
+/// Registry of all modules that are compiled and loaded on the device.
 #[derive(Debug, Default)]
 pub(super) struct KernelModules {
     loaded: Mutex<LoadedModules>,
@@ -44,15 +44,15 @@ pub(super) struct KernelModules {
 struct LoadedModules {
     modules: HashMap<ModuleKey, KernelModule>,
     functions: HashMap<(&'static str, ModuleKey), KernelFunction>,
-    /// Kernels that a dry run requested and that are not loaded yet.
+    /// Kernels that were requested during a dry run and are not loaded yet.
     requested: HashMap<(&'static str, ModuleKey), &'static KernelSource>,
 }
 
 impl KernelModules {
-    /// Returns the kernel `name` of `source`, and compiles and loads it if necessary. During a dry run the
-    /// kernel is only added to the requested ones.
+    /// Returns the kernel `name` of `source`; compiles and loads it if necessary. During a dry run, the
+    /// kernel is only added to the requested kernels.
     ///
-    /// Errors: the kernel is not loaded and a graph capture is active; those of the compiler and the driver.
+    /// Errors: the kernel is not loaded and a graph capture is active; compiler and driver errors.
     pub(super) fn function(
         &self,
         runtime: &GpuRuntime,
@@ -82,7 +82,7 @@ impl KernelModules {
         Ok(function)
     }
 
-    /// Compiles and loads all kernels that a dry run requested.
+    /// Compiles and loads all kernels that were requested during a dry run.
     pub(super) fn load_requested(
         &self,
         runtime: &GpuRuntime,
@@ -100,7 +100,7 @@ impl KernelModules {
         Ok(())
     }
 
-    /// Compiles several sources in parallel, up to the limit of the compiler, and loads them.
+    /// Compiles several sources and loads them. Up to the compiler's limit, sources are compiled in parallel.
     pub(super) fn load_all(
         &self,
         runtime: &GpuRuntime,
@@ -156,8 +156,8 @@ fn find(
     Ok(function)
 }
 
-/// Opts in to more than 48 KiB of dynamic shared memory per thread block, which NVIDIA requires; the call is
-/// free.
+/// Allows the kernel more than 48 KiB of dynamic shared memory per thread block, which NVIDIA requires. The
+/// setting does not slow down the kernel.
 fn allow_large_shared(runtime: &GpuRuntime, function: KernelFunction) -> Result<(), GpuError> {
     const STATIC_SHARED: c_int = 1;
     let (GpuApi::Cuda, Some(set), Some(get)) =

@@ -1,16 +1,16 @@
-//! Kernel sources, embedded in the binary as text.
+//! Kernel sources and their headers, which are embedded in the binary as text.
 
 /// Names and texts of all headers that kernel sources may include.
 pub type KernelHeaders = &'static [(&'static str, &'static str)];
 
-/// Source file of kernels.
+/// Source file that contains one or several kernels.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelSource {
-    /// Path relative to `kernels/csrc`.
+    /// Path of the file relative to `kernels/csrc`.
     pub name: &'static str,
-    /// Source text. All headers that it includes are among the [`KernelHeaders`] of the device.
+    /// Source text. The [`KernelHeaders`] of the device contain all headers that it includes.
     pub text: &'static str,
 }
 
-/// Preprocessor define `-DNAME=value` that specialises a source.
+/// Preprocessor define `-DNAME=value` with which a source is compiled.
 pub type KernelDefine = (&'static str, u32);

@@ -1,4 +1,4 @@
-//! Device memory and pinned host memory.
+//! Allocation of device memory and pinned host memory through the driver.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,10 +9,11 @@ use super::error::GpuError;
 use super::gpu_runtime::{GpuRuntime, MemoryKind};
 use crate::{Buffer, BufferDeallocator, DeviceStream};
 
-/// Allocation granularity in bytes, so that wide loads may read past the end of the requested size.
+/// Sizes of allocations are rounded up to a multiple of this number of bytes, so that wide loads may read
+/// past the end of the requested size.
 const GRANULARITY: usize = 256;
 
-/// Deallocator of device buffers or pinned host buffers.
+/// Frees the memory of dropped device buffers or pinned host buffers.
 #[derive(Debug)]
 struct GpuAllocator {
     runtime: Arc<GpuRuntime>,
@@ -27,7 +28,7 @@ impl BufferDeallocator for GpuAllocator {
     }
 }
 
-/// Allocates uninitialised device memory; returns the address and the size in bytes.
+/// Allocates device memory without initialising it. Returns the address and the rounded size in bytes.
 pub fn reserve(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<(DriverPtr, usize), GpuError> {
     runtime.not_capturing("allocating memory")?;
     runtime.enter()?;
@@ -47,7 +48,7 @@ pub fn alloc(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError
     // SAFETY: the memory has this size and is not in use yet.
     let code = unsafe { (runtime.driver.fill)(memory, 0, size, runtime.stream(&stream)?) };
     runtime.check(code, "fill")?;
-    runtime.synchronize(&stream)?; // Any stream may use the buffer afterwards.
+    runtime.synchronize(&stream)?; // Buffers may be used on any stream.
     Ok(buffer)
 }
 
@@ -73,7 +74,7 @@ fn wrap(runtime: &Arc<GpuRuntime>, memory: DriverPtr, size: usize, kind: MemoryK
     unsafe { Buffer::from_raw(ptr, size, allocator) }
 }
 
-/// Checks the result of an allocation; an out-of-memory error includes free and total memory.
+/// Checks the result of an allocation. An out-of-memory error contains the free and the total memory.
 fn check_allocation(
     runtime: &GpuRuntime,
     code: i32,
@@ -88,16 +89,17 @@ fn check_allocation(
     runtime.check(code, "alloc")
 }
 
-/// Scratch memory that the launches of one stream share; it is never moved.
+/// Scratch memory that all launches of one stream share; its address never changes for a given size.
 ///
-/// A larger request allocates a new block and keeps the old one, because captured graphs contain its address.
+/// A larger request allocates a new block and keeps the old block, because captured graphs contain its
+/// address.
 #[derive(Debug, Default)]
 pub struct ScratchMemory {
     blocks: Mutex<Vec<Buffer>>,
 }
 
 impl ScratchMemory {
-    /// Returns the address of at least `bytes` bytes.
+    /// Returns the address of at least `bytes` bytes of scratch memory.
     pub fn at_least(&self, runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<*mut u8, GpuError> {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(block) = blocks.iter_mut().find(|block| block.bytes() >= bytes) {

@@ -1,28 +1,30 @@
-//! Peer memory of the GPUs of one host, as addressed by one of them.
+//! Peer memory of all GPUs of one host, with the addresses that one of the GPUs uses.
 
 use hip_runtime_sys::DriverPtr;
 
 use super::device::GpuDevice;
 use crate::{DeviceError, check_size};
 
-/// Addresses and sizes of a [`PeerView`].
+/// Fields of a [`PeerView`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerViewParts {
-    /// Context of the device whose kernels use the addresses.
+    /// Driver context of the device whose kernels use the addresses.
     pub context: DriverPtr,
-    /// Index of the rank of that device.
+    /// Index of the rank that uses this device.
     pub rank: usize,
-    /// Peer memory of every rank, each with two areas of [`PeerView::area_bytes`] bytes per rank.
+    /// Address of the peer memory of every rank. It has two areas of [`PeerView::area_bytes`] bytes for each
+    /// rank.
     pub memory: Vec<DriverPtr>,
-    /// Size of the largest matrix, in bytes.
+    /// Size of the largest matrix that can be all-reduced, in bytes.
     pub limit_bytes: usize,
-    /// Two 32-bit launch counters on the device.
+    /// Address of two 32-bit launch counters in device memory.
     pub launch_counters: *const u8,
-    /// 32-bit word of host memory; kernels stop waiting once it is not 0.
+    /// Address of a 32-bit abort flag in host memory; kernels stop waiting once it is not 0.
     pub aborted: *const u8,
 }
 
-/// Peer memory of all ranks, addressed from the kernels of one rank, for custom (one-shot) all-reduce.
+/// Peer memory of all ranks, with the addresses that kernels of one rank use in one-shot (custom)
+/// all-reduces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerView {
     parts: PeerViewParts,
@@ -43,14 +45,14 @@ impl PeerView {
         Self { parts }
     }
 
-    /// Returns the size of an area in bytes: twice `limit_bytes`, because half of each word is data and half
-    /// is the sequence number (flag) of the launch that wrote it.
+    /// Returns the size of an area in bytes. It is twice `limit_bytes`, because half of each word is data,
+    /// and the other half is the number of the launch that wrote it.
     #[must_use]
     pub fn area_bytes(limit_bytes: usize) -> usize {
         2 * limit_bytes
     }
 
-    /// Checks that the view belongs to `device`.
+    /// Checks that the addresses of the view are those of `device`.
     ///
     /// Errors: the addresses are those of another device.
     pub fn check_device(
@@ -62,25 +64,26 @@ impl PeerView {
         check_size(kernel, "context of the peer memory", view, own)
     }
 
-    /// Index of this rank.
+    /// Index of the rank that uses the view.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.parts.rank
     }
 
-    /// Number of ranks.
+    /// Number of ranks that share peer memory.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.parts.memory.len()
     }
 
-    /// Size of the largest matrix, in bytes.
+    /// Size of the largest matrix that can be all-reduced, in bytes.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
         self.parts.limit_bytes
     }
 
-    /// Returns the addresses of the peer memory: this rank first, then the other ranks in ascending order.
+    /// Returns the addresses of the peer memory: first that of this rank, then those of the other ranks,
+    /// ascending.
     #[must_use]
     pub fn addresses(&self) -> Vec<u64> {
         let (lower, from_own) = self.parts.memory.split_at(self.parts.rank);

@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_uint};
 use super::device::GpuDevice;
 use crate::DeviceError;
 
-/// Rows of a TMA box; must equal `BOX_ROWS` in the header.
+/// Number of rows of a TMA box; must equal `BOX_ROWS` in the header.
 pub const BOX_ROWS: usize = 16;
-/// Columns of a TMA box: 128 bytes of 16-bit elements.
+/// Number of columns of a TMA box: 64 columns of 16-bit elements have 128 bytes.
 const BOX_COLUMNS: c_uint = 64;
 /// `CU_TENSOR_MAP_SWIZZLE_128B`: permutes the 16-byte chunks of each 128-byte row, as WGMMA requires.
 const SWIZZLE_128B: c_int = 3;
@@ -20,28 +20,29 @@ const L2_PROMOTION_256B: c_int = 3;
 pub struct TensorMap(pub [u64; 16]);
 
 impl TensorMap {
-    /// Empty descriptor, for kernels that do not use it.
+    /// Empty descriptor, for kernels that do not read it.
     pub const NONE: Self = Self([0; 16]);
 }
 
-/// Matrix of the device's 16-bit type that TMA copies in boxes.
+/// Matrix of 16-bit elements that TMA copies in boxes.
 #[derive(Debug, Clone, Copy)]
 pub struct TiledMatrix {
     /// Address of the first element.
     pub matrix: *const u8,
-    /// Number of rows.
+    /// Number of rows of the matrix.
     pub rows: usize,
-    /// Number of columns.
+    /// Number of columns of the matrix.
     pub columns: usize,
     /// Row stride in elements.
     pub stride: usize,
-    /// Rows of a TMA box.
+    /// Number of rows of a TMA box.
     pub box_rows: usize,
 }
 
 impl GpuDevice {
-    /// Encodes the TMA descriptor of the contiguous matrix `[rows, columns]` of the device's 16-bit type at
-    /// `matrix`, with boxes of [`BOX_ROWS`] rows; empty if the driver has no TMA.
+    /// Encodes the TMA descriptor of the contiguous matrix `[rows, columns]` at `matrix`, with elements of
+    /// the device's 16-bit type and boxes of [`BOX_ROWS`] rows. Returns an empty descriptor if the driver
+    /// does not support TMA.
     pub fn tensor_map(
         &self,
         matrix: *const u8,
@@ -52,8 +53,8 @@ impl GpuDevice {
         self.encode_tensor_map(&TiledMatrix { matrix, rows, columns, stride, box_rows: BOX_ROWS })
     }
 
-    /// Encodes the TMA descriptor of a matrix with any row stride and box height; empty if the driver has no
-    /// TMA.
+    /// Encodes the TMA descriptor of a matrix with any row stride and box height. Returns an empty descriptor
+    /// if the driver does not support TMA.
     pub fn encode_tensor_map(&self, m: &TiledMatrix) -> Result<TensorMap, DeviceError> {
         let mut map = TensorMap::NONE;
         let runtime = self.runtime();

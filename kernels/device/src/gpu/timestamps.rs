@@ -1,4 +1,4 @@
-//! GPU event timestamps, recorded eagerly or as nodes of captured graphs.
+//! GPU event timestamps, which are recorded eagerly or as nodes of captured graphs.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::error::GpuError;
 use super::gpu_runtime::GpuRuntime;
 use crate::{DeviceError, DeviceStream, EventTimestamps};
 
-/// Fixed set of timed GPU events.
+/// Fixed number of GPU events that record timestamps.
 pub(super) struct GpuEventTimestamps {
     runtime: Arc<GpuRuntime>,
     events: Vec<DriverPtr>,
@@ -112,18 +112,17 @@ impl std::fmt::Debug for GpuEventTimestamps {
     }
 }
 
-/// Recorder of one event timestamp after each launch.
+/// Recorder that records one event timestamp after each launch.
 #[derive(Debug)]
 pub struct KernelTimestamper {
     pub timestamps: Arc<dyn EventTimestamps>,
     pub next: usize,
-    /// Kernel name of each recorded event.
+    /// Name of the kernel that precedes each recorded event.
     pub names: Vec<&'static str>,
 }
 
 impl KernelTimestamper {
-    /// Records the next event after the launch of kernel `name` on `s`. Without effect once all events are
-    /// used.
+    /// Records the next event after the launch of kernel `name` on `s`. Does nothing if all events are used.
     pub fn launched(&mut self, s: &DeviceStream, name: &'static str) -> Result<(), DeviceError> {
         if self.next >= self.timestamps.len() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Allocator of weight memory. Many weights are small, and every driver allocation takes a multiple of 2 MiB
-//! and about 1 ms, so small weights share slabs.
+//! Allocator of weight memory. A driver allocation takes a multiple of 2 MiB and about 1 ms, and many weights
+//! are small, so small weights share large allocations (slabs).
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,17 +11,17 @@ use crate::{Buffer, BufferDeallocator, DeviceStream};
 
 /// Size of a slab in bytes.
 const SLAB_BYTES: usize = 64 << 20;
-/// Matrices of at least this size in bytes get their own allocation.
+/// Minimum size in bytes of a weight that gets its own allocation.
 const OWN_ALLOCATION_BYTES: usize = 8 << 20;
 const ALIGNMENT: usize = 256;
 
-/// Slab allocator: the slab that is being filled and its used bytes.
+/// Slab allocator of weight memory: the slab that is being filled, and its number of used bytes.
 #[derive(Debug, Default)]
 pub struct WeightMemory {
     open: Mutex<Option<(Arc<WeightSlab>, usize)>>,
 }
 
-/// Device allocation that is freed with the last matrix in it.
+/// Device allocation that several weights share. It is freed with the last weight in it.
 #[derive(Debug)]
 struct WeightSlab {
     runtime: Arc<GpuRuntime>,
@@ -35,7 +35,7 @@ unsafe impl Send for WeightSlab {}
 unsafe impl Sync for WeightSlab {}
 
 impl BufferDeallocator for WeightSlab {
-    /// Frees nothing: dropping the buffer drops its `Arc` of the slab.
+    /// Frees nothing: when the buffer is dropped, its `Arc` of the slab is dropped.
     unsafe fn release(&self, _: NonNull<u8>, _: usize) {}
 }
 
@@ -69,7 +69,7 @@ impl WeightSlab {
 }
 
 impl WeightMemory {
-    /// Allocates zeroed device memory.
+    /// Allocates zeroed device memory, in a slab or as an allocation of its own.
     pub fn alloc(&self, runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
         let size = bytes.max(1).next_multiple_of(ALIGNMENT);
         if size >= OWN_ALLOCATION_BYTES {
