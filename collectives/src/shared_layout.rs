@@ -1,7 +1,8 @@
 //! Layout of the shared memory of a world's groups, in 32-bit words.
 //!
 //! ```text
-//! header | group 0: abort flag | rank 0: flags, 2 slot headers, call history, 2 slots | rank 1: .. | group 1: ..
+//! header | group 0: abort flag | rank 0: flags, 2 slot headers, call history, 2 slots | rank 1: ..
+//!        | group 1: ..
 //! ```
 //!
 //! A rank writes its data for a round to one of its two slots, alternating between rounds. Before a rank

@@ -209,7 +209,7 @@ impl AuxHiddenStates<'_> {
         self.eagle.aux_layers.contains(&layer)
     }
 
-    /// Adds the projection of `x [tokens, target hidden size]`, the input of layer `layer` of the target model.
+    /// Adds the projection of `x [tokens, target hidden size]`, the input of the target's layer `layer`.
     pub(crate) fn collect(
         &self,
         f: &ForwardContext<'_>,

@@ -364,7 +364,7 @@ fn check_rank_leaves(world: &str, one_shot_bytes: usize) {
         assert_eq!(before.finish(), Ok(()));
         after_barrier.wait();
         if rank.group.rank() == 1 {
-            rank.active_ranks.store(1, SeqCst); // The rank must not wait for the other rank when it is dropped.
+            rank.active_ranks.store(1, SeqCst); // Skips the wait of `drop` for the other rank.
             return None;
         }
         let launched = rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap());

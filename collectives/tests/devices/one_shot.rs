@@ -249,7 +249,7 @@ fn launch_numbers_wrap_around() {
         done.wait();
         peer.memory.set_launch_count(u32::MAX - 3).unwrap();
         done.wait();
-        (0..5).for_each(|_| sum(&peer, SMALL)); // These launches have the three largest numbers, then 2 and 3.
+        (0..5).for_each(|_| sum(&peer, SMALL)); // The three largest numbers, then launches 2 and 3.
         if peer.rank == 1 {
             // Launch 4 starts so late that rank 0 could accept the data of the earlier launch 4.
             let _ = receiver.lock().unwrap().recv_timeout(Duration::from_millis(300));

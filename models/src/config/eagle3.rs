@@ -17,8 +17,8 @@ pub struct Eagle3Config {
     pub aux_layers: Option<[usize; 3]>,
     /// Whether each auxiliary hidden state has its own RMS norm before the projection `fc` (`fc_norm`).
     pub fc_norm: bool,
-    /// Whether the residual stream of the decoder layer starts with the hidden state after its RMS norm instead
-    /// of before.
+    /// Whether the residual stream of the decoder layer starts with the hidden state after its RMS norm.
+    /// Otherwise it starts with the hidden state before the norm.
     pub norm_before_residual: bool,
     /// Whether the next draft pass takes the output of the final norm as its hidden state, instead of the
     /// residual stream before the final norm.
