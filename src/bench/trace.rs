@@ -122,7 +122,7 @@ struct KernelFamilyTotals {
 
 /// The step before the current one, to compute the gap between the two.
 #[derive(Debug, Clone, Copy)]
-struct PreviousStep {
+struct PrecedingStepEnd {
     step: u64,
     end_us: f64,
     has_launch_timestamps: bool,
@@ -145,7 +145,7 @@ fn read(path: &Path) -> Result<BTreeMap<StepClass, StepClassTotals>> {
                 classes.entry(step_class).or_default().add(&event, previous);
                 let TraceEventArgs { step, has_launch_timestamps, .. } = event.args;
                 let end_us = event.ts + event.dur;
-                previous = Some(PreviousStep { step, end_us, has_launch_timestamps });
+                previous = Some(PrecedingStepEnd { step, end_us, has_launch_timestamps });
                 class = Some(step_class);
             }
             ("kernel", Some(step_class)) => {
@@ -158,7 +158,7 @@ fn read(path: &Path) -> Result<BTreeMap<StepClass, StepClassTotals>> {
 }
 
 impl StepClassTotals {
-    fn add(&mut self, event: &ChromeTraceEvent<'_>, previous: Option<PreviousStep>) {
+    fn add(&mut self, event: &ChromeTraceEvent<'_>, previous: Option<PrecedingStepEnd>) {
         let args = &event.args;
         if args.has_launch_timestamps {
             self.timed_steps.steps += 1;
@@ -169,7 +169,7 @@ impl StepClassTotals {
         self.rows += u64::from(args.rows);
         self.tokens += u64::from(args.tokens);
         self.us += event.dur;
-        let is_next = |previous: &PreviousStep| {
+        let is_next = |previous: &PrecedingStepEnd| {
             previous.step + 1 == args.step && !previous.has_launch_timestamps
         };
         if let Some(previous) = previous.filter(is_next)

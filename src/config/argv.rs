@@ -78,7 +78,7 @@ pub(super) fn normalise(
     let Some(serve) = command.find_subcommand("serve") else {
         return rejected("serve: not in this build");
     };
-    let flags = FlagTable::new(serve);
+    let flags = ServeFlagNames::new(serve);
     let mut notes = Vec::new();
     let command_line_words = flags.rewrite(&argv[2..], &mut notes)?;
     let mut words: Vec<String> = argv[..2].to_vec();
@@ -95,14 +95,14 @@ pub(super) fn normalise(
 }
 
 /// Names of the flags of `serve`.
-struct FlagTable {
+struct ServeFlagNames {
     /// Long name of a flag for each of its names and aliases.
     names: BTreeMap<String, String>,
     /// Long names of the boolean flags.
     booleans: BTreeSet<String>,
 }
 
-impl FlagTable {
+impl ServeFlagNames {
     fn new(serve: &Command) -> Self {
         let mut names = BTreeMap::new();
         let mut booleans = BTreeSet::new();

@@ -2,81 +2,97 @@
 //! others are rejected with a reason. Names are in kebab case without leading dashes.
 
 /// Flag that is accepted without effect; the log notes it.
-pub(super) struct InertFlag {
+pub(super) struct NoEffectFlag {
     pub(super) name: &'static str,
     /// Values that the flag accepts.
-    value: InertFlagValue,
+    value: NoEffectFlagValue,
     /// Reason why the flag has no effect.
     pub(super) reason: &'static str,
 }
 
 /// Values that a flag without effect accepts.
-enum InertFlagValue {
+enum NoEffectFlagValue {
     Nothing,
     Anything,
     /// Only these values have no effect; other values are rejected.
     OneOf(&'static [&'static str]),
 }
 
-const fn inert_flag(name: &'static str, value: InertFlagValue, reason: &'static str) -> InertFlag {
-    InertFlag { name, value, reason }
+const fn inert_flag(
+    name: &'static str,
+    value: NoEffectFlagValue,
+    reason: &'static str,
+) -> NoEffectFlag {
+    NoEffectFlag { name, value, reason }
 }
 
-impl InertFlag {
+impl NoEffectFlag {
     pub(super) fn takes_value(&self) -> bool {
-        !matches!(self.value, InertFlagValue::Nothing)
+        !matches!(self.value, NoEffectFlagValue::Nothing)
     }
 
     /// Whether the flag is accepted without effect with this value.
     pub(super) fn is_inert_with(&self, value: &str) -> bool {
         match self.value {
-            InertFlagValue::Nothing | InertFlagValue::Anything => true,
-            InertFlagValue::OneOf(values) => values.contains(&value),
+            NoEffectFlagValue::Nothing | NoEffectFlagValue::Anything => true,
+            NoEffectFlagValue::OneOf(values) => values.contains(&value),
         }
     }
 }
 
 /// Flags that are accepted without effect, for compatibility.
-pub(super) const INERT_FLAGS: &[InertFlag] = &[
+pub(super) const INERT_FLAGS: &[NoEffectFlag] = &[
     inert_flag(
         "trust-remote-code",
-        InertFlagValue::Nothing,
+        NoEffectFlagValue::Nothing,
         "code from a model folder is never executed",
     ),
-    inert_flag("enable-auto-tool-choice", InertFlagValue::Nothing, "always on"),
-    inert_flag("enable-chunked-prefill", InertFlagValue::Nothing, "always on"),
+    inert_flag("enable-auto-tool-choice", NoEffectFlagValue::Nothing, "always on"),
+    inert_flag("enable-chunked-prefill", NoEffectFlagValue::Nothing, "always on"),
     inert_flag(
         "disable-log-requests",
-        InertFlagValue::Nothing,
+        NoEffectFlagValue::Nothing,
         "requests are logged by --trace-requests only",
     ),
     inert_flag(
         "enable-log-requests",
-        InertFlagValue::Nothing,
+        NoEffectFlagValue::Nothing,
         "requests are logged by --trace-requests only",
     ),
-    inert_flag("disable-log-stats", InertFlagValue::Nothing, "statistics are not logged"),
-    inert_flag("api-server-count", InertFlagValue::Anything, "one process serves all connections"),
-    inert_flag("async-scheduling", InertFlagValue::Nothing, "always on"),
+    inert_flag("disable-log-stats", NoEffectFlagValue::Nothing, "statistics are not logged"),
+    inert_flag(
+        "api-server-count",
+        NoEffectFlagValue::Anything,
+        "one process serves all connections",
+    ),
+    inert_flag("async-scheduling", NoEffectFlagValue::Nothing, "always on"),
     inert_flag(
         "distributed-executor-backend",
-        InertFlagValue::OneOf(&["mp", "uni"]),
+        NoEffectFlagValue::OneOf(&["mp", "uni"]),
         "executors are processes or a thread of this server",
     ),
-    inert_flag("uvicorn-log-level", InertFlagValue::Anything, "uvicorn is not used"),
-    inert_flag("disable-uvicorn-access-log", InertFlagValue::Nothing, "uvicorn is not used"),
-    inert_flag("timeout-keep-alive", InertFlagValue::Anything, "idle connections close after 60 s"),
-    inert_flag("level", InertFlagValue::Anything, "there are no compilation levels"),
-    inert_flag("optimization-level", InertFlagValue::Anything, "there are no compilation levels"),
+    inert_flag("uvicorn-log-level", NoEffectFlagValue::Anything, "uvicorn is not used"),
+    inert_flag("disable-uvicorn-access-log", NoEffectFlagValue::Nothing, "uvicorn is not used"),
+    inert_flag(
+        "timeout-keep-alive",
+        NoEffectFlagValue::Anything,
+        "idle connections close after 60 s",
+    ),
+    inert_flag("level", NoEffectFlagValue::Anything, "there are no compilation levels"),
+    inert_flag(
+        "optimization-level",
+        NoEffectFlagValue::Anything,
+        "there are no compilation levels",
+    ),
     inert_flag(
         "disable-access-log-for-endpoints",
-        InertFlagValue::Anything,
+        NoEffectFlagValue::Anything,
         "requests are logged by --trace-requests only",
     ),
-    inert_flag("enable-request-id-headers", InertFlagValue::Nothing, "always on"),
-    inert_flag("enable-server-load-tracking", InertFlagValue::Nothing, "always on"),
-    inert_flag("language-model-only", InertFlagValue::Nothing, "only text models are supported"),
-    inert_flag("use-tqdm-on-load", InertFlagValue::Nothing, "progress is shown on terminals"),
+    inert_flag("enable-request-id-headers", NoEffectFlagValue::Nothing, "always on"),
+    inert_flag("enable-server-load-tracking", NoEffectFlagValue::Nothing, "always on"),
+    inert_flag("language-model-only", NoEffectFlagValue::Nothing, "only text models are supported"),
+    inert_flag("use-tqdm-on-load", NoEffectFlagValue::Nothing, "progress is shown on terminals"),
 ];
 
 /// Flags of an unsupported feature, which are rejected.

@@ -20,7 +20,7 @@ pub struct KvEventsArgs {
     /// Publish changes of the prefix index over ZMQ, e.g. {"enable_kv_cache_events": true, "replay_endpoint":
     /// "tcp://127.0.0.1:5558"}; see docs/kv-events.md
     #[arg(long, value_parser = config, value_name = "JSON")]
-    kv_events_config: Option<KvEventsObject>,
+    kv_events_config: Option<KvEventsConfigJson>,
     /// Encoding of events: map as of vLLM 0.24, array as in earlier versions
     #[arg(long, value_name = "FORMAT")]
     kv_events_format: Option<KvEventFormatArg>,
@@ -29,7 +29,7 @@ pub struct KvEventsArgs {
 impl KvEventsArgs {
     /// Returns the configuration of the publisher; `None` = KV events are disabled.
     pub fn enabled(&self) -> Option<KvEventsConfig> {
-        let object = self.kv_events_config.clone().filter(KvEventsObject::is_enabled)?;
+        let object = self.kv_events_config.clone().filter(KvEventsConfigJson::is_enabled)?;
         Some(object.into_config(self.kv_events_format))
     }
 
@@ -48,7 +48,7 @@ impl KvEventsArgs {
 /// JSON value of `--kv-events-config`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct KvEventsObject {
+struct KvEventsConfigJson {
     enable_kv_cache_events: bool,
     publisher: Option<PublisherKind>,
     endpoint: String,
@@ -58,9 +58,9 @@ struct KvEventsObject {
     max_queue_size: usize,
     max_queue_bytes: u64,
     topic: String,
-    bind: BindModeText,
+    bind: BindModeJson,
     format: KvEventFormatArg,
-    sequence_start: SequenceStartText,
+    sequence_start: SequenceStartJson,
     idle_beat_s: f64,
     token_ids: bool,
 }
@@ -74,25 +74,28 @@ enum PublisherKind {
     Null,
 }
 
+/// JSON value of `bind`: whether the publisher binds its endpoint (true), connects to it (false), or decides by
+/// the address ("auto").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
-enum BindModeText {
+enum BindModeJson {
     Forced(bool),
-    Named(AutoKeyword),
+    Named(BindAutoKeyword),
 }
 
+/// The JSON string "auto" as a value of `bind`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-enum AutoKeyword {
+enum BindAutoKeyword {
     #[serde(rename = "auto")]
     Auto,
 }
 
-impl From<BindModeText> for BindMode {
-    fn from(text: BindModeText) -> Self {
+impl From<BindModeJson> for BindMode {
+    fn from(text: BindModeJson) -> Self {
         match text {
-            BindModeText::Forced(true) => Self::Bind,
-            BindModeText::Forced(false) => Self::Connect,
-            BindModeText::Named(AutoKeyword::Auto) => Self::Auto,
+            BindModeJson::Forced(true) => Self::Bind,
+            BindModeJson::Forced(false) => Self::Connect,
+            BindModeJson::Named(BindAutoKeyword::Auto) => Self::Auto,
         }
     }
 }
@@ -119,21 +122,21 @@ impl From<KvEventFormatArg> for KvEventFormat {
 /// First sequence number of a publisher: derived from the clock, or zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum SequenceStartText {
+enum SequenceStartJson {
     Clock,
     Zero,
 }
 
-impl From<SequenceStartText> for SequenceStart {
-    fn from(text: SequenceStartText) -> Self {
+impl From<SequenceStartJson> for SequenceStart {
+    fn from(text: SequenceStartJson) -> Self {
         match text {
-            SequenceStartText::Clock => Self::Clock,
-            SequenceStartText::Zero => Self::Zero,
+            SequenceStartJson::Clock => Self::Clock,
+            SequenceStartJson::Zero => Self::Zero,
         }
     }
 }
 
-impl Default for KvEventsObject {
+impl Default for KvEventsConfigJson {
     fn default() -> Self {
         Self {
             enable_kv_cache_events: false,
@@ -145,16 +148,16 @@ impl Default for KvEventsObject {
             max_queue_size: 100_000,
             max_queue_bytes: 256 << 20,
             topic: String::new(),
-            bind: BindModeText::Named(AutoKeyword::Auto),
+            bind: BindModeJson::Named(BindAutoKeyword::Auto),
             format: KvEventFormatArg::Map,
-            sequence_start: SequenceStartText::Clock,
+            sequence_start: SequenceStartJson::Clock,
             idle_beat_s: 0.0,
             token_ids: true,
         }
     }
 }
 
-impl KvEventsObject {
+impl KvEventsConfigJson {
     fn is_enabled(&self) -> bool {
         self.enable_kv_cache_events && self.publisher == Some(PublisherKind::Zmq)
     }
@@ -200,10 +203,10 @@ impl KvEventsObject {
 }
 
 /// Parses the value of `--kv-events-config`. The error message contains unknown keys.
-fn config(text: &str) -> Result<KvEventsObject, String> {
+fn config(text: &str) -> Result<KvEventsConfigJson, String> {
     let object = super::units::json_object(text)?; // serde would accept a list.
     let config = serde_json::from_value(object.into());
-    let config: KvEventsObject = config.map_err(|error| error.to_string())?;
+    let config: KvEventsConfigJson = config.map_err(|error| error.to_string())?;
     config.check()?;
     Ok(config)
 }

@@ -15,7 +15,7 @@ const SHOWN_MAX: usize = 5;
 
 /// Output of one server for a prompt: text, and token ids if the server reports them.
 #[derive(Debug, PartialEq)]
-struct ServerOutput {
+struct EvalServerOutput {
     text: String,
     ids: Option<Vec<u64>>,
 }
@@ -49,7 +49,7 @@ async fn complete_all(
     args: &EqualArgs,
     questions: Vec<EvalQuestion>,
     concurrency: usize,
-) -> Result<Vec<ServerOutput>> {
+) -> Result<Vec<EvalServerOutput>> {
     let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
     let progress = ProgressReporter::new("prompts", questions.len() as u64, ProgressUnit::Items);
     let work = async |question: EvalQuestion| {
@@ -63,14 +63,14 @@ async fn complete_all(
     outputs.into_iter().collect()
 }
 
-fn parse_output(reply: &Value) -> Result<ServerOutput> {
+fn parse_output(reply: &Value) -> Result<EvalServerOutput> {
     let ids = reply["choices"][0]["token_ids"].as_array();
     let ids = ids.map(|ids| ids.iter().filter_map(Value::as_u64).collect());
-    Ok(ServerOutput { text: text_of(reply)?.to_owned(), ids })
+    Ok(EvalServerOutput { text: text_of(reply)?.to_owned(), ids })
 }
 
 /// Describes the first difference between two outputs.
-fn difference(a: &ServerOutput, b: &ServerOutput) -> Option<String> {
+fn difference(a: &EvalServerOutput, b: &EvalServerOutput) -> Option<String> {
     if let (Some(a), Some(b)) = (&a.ids, &b.ids) {
         if a == b {
             return None;
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn ids_decide_where_both_report_them() {
         let output =
-            |text: &str, ids: Option<Vec<u64>>| ServerOutput { text: text.to_owned(), ids };
+            |text: &str, ids: Option<Vec<u64>>| EvalServerOutput { text: text.to_owned(), ids };
         assert_eq!(difference(&output("a", Some(vec![1])), &output("b", Some(vec![1]))), None);
         let difference_text =
             difference(&output("a", Some(vec![1, 2])), &output("a", Some(vec![1, 3])));

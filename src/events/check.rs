@@ -27,7 +27,7 @@ pub(super) fn run(args: &CheckArgs, environment: &ProcessEnvironment) -> Result<
         subscribe.from.get_or_insert(0);
     }
     let mut subscriber = EventSubscriber::open(&subscribe, &addresses, Some(args.duration.0))?;
-    let mut check = StreamCheck::default();
+    let mut check = KvEventStreamCheck::default();
     while let Some(event) = subscriber.next()? {
         check.add_event(event);
     }
@@ -45,7 +45,7 @@ pub(super) fn run(args: &CheckArgs, environment: &ProcessEnvironment) -> Result<
 
 /// Counters and state of the check while batches are received.
 #[derive(Default)]
-struct StreamCheck {
+struct KvEventStreamCheck {
     batches: u64,
     replayed: u64,
     first: Option<u64>,
@@ -65,7 +65,7 @@ struct StreamCheck {
     violations_total: u64,
 }
 
-impl StreamCheck {
+impl KvEventStreamCheck {
     fn add_violation(&mut self, text: String) {
         self.violations_total += 1;
         if self.violations.len() < VIOLATIONS_SHOWN {

@@ -8,7 +8,7 @@ use crate::config::ExecutorArgs;
 use crate::launcher::child_process::link_to_server;
 use crate::launcher::model_files::manifest;
 use crate::launcher::shutdown::EXIT_CODE_FATAL;
-use crate::launcher::signals::HarmlessSignals;
+use crate::launcher::signals::NonFatalSignals;
 use anyhow::{Context, Result, bail};
 use executor::ExecutorConfig;
 use models::ModelConfig;
@@ -60,7 +60,7 @@ pub fn run(args: &ExecutorArgs) -> Result<ExitCode> {
             signal(SignalKind::terminate())?,
             signal(SignalKind::quit())?,
         ];
-        let _harmless = HarmlessSignals::catch()?;
+        let _harmless = NonFatalSignals::catch()?;
         let shutdown_requested = Arc::new(AtomicBool::new(false));
         start(stream, Epoch(args.epoch), exit_tx, Arc::clone(&shutdown_requested))?;
         Ok(wait_for_exit(exit_rx, signals, &shutdown_requested).await)

@@ -1,7 +1,7 @@
 //! `hadron grammar-worker`: process that runs dry runs of grammars for the server.
 
 use super::child_process::{OWN_BINARY, link_to_server};
-use super::signals::HarmlessSignals;
+use super::signals::NonFatalSignals;
 use crate::config::{LogFormat, SECRET_VARIABLE};
 use anyhow::{Context, Result};
 use grammar::serve_dry_runs;
@@ -33,7 +33,7 @@ pub fn run() -> Result<ExitCode> {
         signal(SignalKind::terminate())?,
         signal(SignalKind::quit())?,
     ];
-    let _harmless = HarmlessSignals::catch()?;
+    let _harmless = NonFatalSignals::catch()?;
     drop(runtime_guard);
     serve_dry_runs(link).context("grammar worker failed")?;
     Ok(ExitCode::SUCCESS)

@@ -29,7 +29,7 @@ pub fn forward(callback: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()
 /// Handlers of signals that end a process by default, but must not end this one: SIGHUP and SIGUSR1, which
 /// reopen log files, SIGUSR2 and SIGXFSZ.
 #[derive(Debug)]
-pub struct HarmlessSignals {
+pub struct NonFatalSignals {
     hangup: Signal,
     user_1: Signal,
     user_2: Signal,
@@ -39,14 +39,14 @@ pub struct HarmlessSignals {
 
 /// Action for a signal that must not end the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HarmlessSignal {
+enum NonFatalSignalAction {
     /// Reopen log files.
     Reopen,
     /// No action for the signal with this number.
     Ignored(i32),
 }
 
-impl HarmlessSignals {
+impl NonFatalSignals {
     /// Installs the handlers. Must be called within a Tokio runtime.
     ///
     /// Errors: a handler cannot be installed.
@@ -60,12 +60,12 @@ impl HarmlessSignals {
     }
 
     /// Waits for the next signal.
-    async fn next(&mut self) -> HarmlessSignal {
+    async fn next(&mut self) -> NonFatalSignalAction {
         tokio::select! {
-            _ = self.hangup.recv() => HarmlessSignal::Reopen,
-            _ = self.user_1.recv() => HarmlessSignal::Reopen,
+            _ = self.hangup.recv() => NonFatalSignalAction::Reopen,
+            _ = self.user_1.recv() => NonFatalSignalAction::Reopen,
             _ = self.user_2.recv() => {
-                HarmlessSignal::Ignored(SignalKind::user_defined2().as_raw_value())
+                NonFatalSignalAction::Ignored(SignalKind::user_defined2().as_raw_value())
             }
         }
     }
@@ -77,16 +77,16 @@ impl HarmlessSignals {
 ///
 /// Errors: a handler cannot be installed.
 pub fn handle_harmless_signals(reopen: impl Fn() + Send + 'static) -> io::Result<()> {
-    let mut signals = HarmlessSignals::catch()?;
+    let mut signals = NonFatalSignals::catch()?;
     let log = LogFile::of_stderr();
     tokio::spawn(async move {
         loop {
             match signals.next().await {
-                HarmlessSignal::Reopen => {
+                NonFatalSignalAction::Reopen => {
                     reopen_log(log.as_ref());
                     reopen();
                 }
-                HarmlessSignal::Ignored(number) => {
+                NonFatalSignalAction::Ignored(number) => {
                     tracing::info!(signal = number, "signal ignored");
                 }
             }

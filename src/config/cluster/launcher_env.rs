@@ -41,7 +41,7 @@ pub struct ClusterVariables(BTreeMap<&'static str, String>);
 
 /// Name and value of a numeric environment variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct EnvNumber {
+pub(super) struct NumericEnvVariable {
     pub(super) name: &'static str,
     pub(super) value: u16,
 }
@@ -50,9 +50,9 @@ pub(super) struct EnvNumber {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeLayout {
     /// Number of nodes.
-    pub(super) nodes: Option<EnvNumber>,
+    pub(super) nodes: Option<NumericEnvVariable>,
     /// Index of this node.
-    pub(super) node: Option<EnvNumber>,
+    pub(super) node: Option<NumericEnvVariable>,
     /// Host name or address of node 0.
     pub(super) host: Option<String>,
     /// Port of node 0 for the other nodes.
@@ -70,13 +70,16 @@ impl ClusterVariables {
     }
 
     /// Returns the value of the first variable in `names` that is set.
-    fn number(&self, names: &[&'static str]) -> Result<Option<EnvNumber>, CommandLineError> {
+    fn number(
+        &self,
+        names: &[&'static str],
+    ) -> Result<Option<NumericEnvVariable>, CommandLineError> {
         let Some((name, text)) = names.iter().find_map(|name| Some((*name, self.text(name)?)))
         else {
             return Ok(None);
         };
         match text.trim().parse() {
-            Ok(value) => Ok(Some(EnvNumber { name, value })),
+            Ok(value) => Ok(Some(NumericEnvVariable { name, value })),
             Err(_) => rejected(format!("{name} is {text:?}, not a number of nodes or tasks")),
         }
     }
@@ -122,7 +125,7 @@ impl ClusterVariables {
                 return rejected(format!("{name} is {list:?}: {error}"));
             }
             Some((name, list, Ok(hosts))) if hosts.len() != usize::from(nodes.value) => {
-                let (count, EnvNumber { name: nodes_name, value }) = (hosts.len(), nodes);
+                let (count, NumericEnvVariable { name: nodes_name, value }) = (hosts.len(), nodes);
                 return rejected(format!(
                     "{name} is {list:?}, {count} hosts, but {nodes_name} is {value}"
                 ));
@@ -162,7 +165,7 @@ impl ClusterVariables {
             (Some(node), Some(world)) => {
                 let per_node = local_size.map_or(1, |size| size.value.max(1));
                 let nodes = self.number(&["GROUP_WORLD_SIZE"])?;
-                let world_nodes = EnvNumber { value: world.value / per_node, ..world };
+                let world_nodes = NumericEnvVariable { value: world.value / per_node, ..world };
                 (nodes.unwrap_or(world_nodes), Some(node))
             }
             (None, Some(world)) => (world, self.number(&["RANK"])?),
@@ -186,11 +189,11 @@ impl ClusterVariables {
 
 /// Rejects a launch with several servers per node on more than one node.
 fn check_one_server_per_node(
-    nodes: EnvNumber,
-    too_many: Option<EnvNumber>,
+    nodes: NumericEnvVariable,
+    too_many: Option<NumericEnvVariable>,
     advice: &str,
 ) -> Result<(), CommandLineError> {
-    let Some(EnvNumber { name, value: count }) = too_many else { return Ok(()) };
+    let Some(NumericEnvVariable { name, value: count }) = too_many else { return Ok(()) };
     let nodes = nodes.value;
     if nodes < 2 {
         return Ok(());
@@ -320,7 +323,7 @@ mod tests {
             [("WORLD_SIZE", "1"), ("RANK", "0"), ("SLURM_NNODES", "1"), ("SLURM_NTASKS", "8")];
         assert_eq!(
             node_layout(&one).unwrap().nodes,
-            Some(EnvNumber { name: "SLURM_NNODES", value: 1 })
+            Some(NumericEnvVariable { name: "SLURM_NNODES", value: 1 })
         );
     }
 }

@@ -14,7 +14,7 @@ use clap::Args;
 use engine::nodes::{ClusterConfig, ClusterSecret};
 
 pub use launcher_env::ClusterVariables;
-use launcher_env::EnvNumber;
+use launcher_env::NumericEnvVariable;
 pub(crate) use secret::CLUSTER_SECRET_VARIABLE as SECRET_VARIABLE;
 use secret::{check_secret, read_secret};
 
@@ -143,7 +143,10 @@ impl NodeArgs {
                  node 0, has an equal number of replicas"
             ));
         }
-        let nodes = Some(EnvNumber { name: "--data-parallel-size-local", value: replicas / local });
+        let nodes = Some(NumericEnvVariable {
+            name: "--data-parallel-size-local",
+            value: replicas / local,
+        });
         self.nnodes = reconcile("--nnodes", self.nnodes, nodes)?;
         let Some(start) = self.data_parallel_start_rank else { return Ok(()) };
         if start >= replicas || !start.is_multiple_of(local) {
@@ -151,7 +154,8 @@ impl NodeArgs {
                 "--data-parallel-start-rank {start}: nodes with {local} of {replicas} replicas start at multiples of {local}"
             ));
         }
-        let node = Some(EnvNumber { name: "--data-parallel-start-rank", value: start / local });
+        let node =
+            Some(NumericEnvVariable { name: "--data-parallel-start-rank", value: start / local });
         self.node_rank = reconcile("--node-rank", self.node_rank, node)?;
         Ok(())
     }
@@ -214,10 +218,10 @@ impl NodeArgs {
 fn reconcile(
     flag: &str,
     given: Option<u16>,
-    variable: Option<EnvNumber>,
+    variable: Option<NumericEnvVariable>,
 ) -> Result<Option<u16>, CommandLineError> {
     match (given, variable) {
-        (Some(given), Some(EnvNumber { name, value })) if given != value => {
+        (Some(given), Some(NumericEnvVariable { name, value })) if given != value => {
             rejected(format!("{flag} {given}, but {name} is {value}"))
         }
         (given, variable) => Ok(given.or(variable.map(|variable| variable.value))),
@@ -228,7 +232,7 @@ fn reconcile(
 fn check_replica_placement(
     nodes: u16,
     parallel: &ParallelArgs,
-    nodes_variable: Option<EnvNumber>,
+    nodes_variable: Option<NumericEnvVariable>,
 ) -> Result<(), CommandLineError> {
     let (tp, dp) = (parallel.tensor_parallel_size, parallel.data_parallel_size);
     let source = nodes_variable.map_or("--nnodes", |variable| variable.name);
