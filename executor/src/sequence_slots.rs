@@ -5,7 +5,7 @@
 //! state, so an executor may fail at any time.
 
 use crate::BatchError;
-use ops::{SequenceSamplingParams, StageEdit, StageSequenceInit, StagingBuffer};
+use ops::{SequenceSamplingParams, StageLogitEdit, StageSequenceInit, StagingBuffer};
 use protocol::{
     BatchRow, BlockTableUpdate, RequestId, SamplingParams, SequenceInit, SequenceSlot, StepId,
     Token,
@@ -227,23 +227,31 @@ impl HostSequenceState {
     /// number of edits.
     pub(crate) fn stage_edits(&self, min_position: u32, stage: &mut StagingBuffer) -> (i32, i32) {
         let first = stage.edits.len();
-        let masked = |id: Token| StageEdit { id, value: f32::NEG_INFINITY, ..StageEdit::default() };
+        let masked = |id: Token| StageLogitEdit {
+            id,
+            value: f32::NEG_INFINITY,
+            ..StageLogitEdit::default()
+        };
         for word in &self.sampling.bad_words {
             let Some((&end, start)) = word.split_last() else { continue };
             let when_at = stage.push_words(start.iter().map(|&id| id as i32));
-            stage.edits.push(StageEdit { when_at, when_len: start.len() as i32, ..masked(end) });
+            stage.edits.push(StageLogitEdit {
+                when_at,
+                when_len: start.len() as i32,
+                ..masked(end)
+            });
         }
         let first_stop_position = self.prompt_len.saturating_add(self.sampling.min_tokens);
         if min_position < first_stop_position {
             let when_at = first_stop_position.min(i32::MAX as u32) as i32; // The device checks the exact position.
-            let banned = |&id| StageEdit { when_at, when_len: -1, ..masked(id) };
+            let banned = |&id| StageLogitEdit { when_at, when_len: -1, ..masked(id) };
             stage.edits.extend(self.sampling.stop_token_ids.iter().map(banned));
         }
         let bias = self.sampling.logit_bias.iter();
-        stage.edits.extend(bias.map(|&(id, value)| StageEdit {
+        stage.edits.extend(bias.map(|&(id, value)| StageLogitEdit {
             id,
             value,
-            ..StageEdit::default()
+            ..StageLogitEdit::default()
         }));
         (first as i32, (stage.edits.len() - first) as i32)
     }

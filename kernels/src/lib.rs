@@ -45,4 +45,4 @@ pub use op::*;
 pub use packed_group::PackedGroup;
 pub use packed_matrix::{PANEL_COLUMNS, PackedMatrix, PackedScales};
 pub use route_rule::{ExpertGroups, GroupScore, RouterRuleArgs, RouterScore};
-pub use vocab_shard::{GatherFn, VocabParallelSupport, VocabShard};
+pub use vocab_shard::{AllGatherFn, VocabParallelSupport, VocabShard};

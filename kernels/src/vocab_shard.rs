@@ -41,4 +41,4 @@ pub enum VocabParallelSupport {
 /// All-gather along columns: concatenates the local matrix `[rows, c]` of every rank (first argument) into a
 /// matrix `[rows, C]` (second argument). Columns from `r · c` on are those of rank `r`; columns after `C` are
 /// dropped. Returns `false` if another rank has failed.
-pub type GatherFn<'a> = dyn FnMut(MatRef<'_>, MatMut<'_>) -> bool + 'a;
+pub type AllGatherFn<'a> = dyn FnMut(MatRef<'_>, MatMut<'_>) -> bool + 'a;

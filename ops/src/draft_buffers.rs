@@ -4,8 +4,8 @@
 use device::DType;
 use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
 use kernels::{
-    DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
-    DraftStateStore, GatherFn, RowBounds, VocabParallelDraftArgmax, VocabShard,
+    AllGatherFn, DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
+    DraftStateStore, RowBounds, VocabParallelDraftArgmax, VocabShard,
 };
 
 use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, StepBuffers, Tensor};
@@ -210,7 +210,7 @@ impl DraftBuffers {
         hidden: &Tensor,
         pass: usize,
         shard: &VocabShard,
-        gather: &mut GatherFn<'_>,
+        gather: &mut AllGatherFn<'_>,
         mut logits: impl FnMut(&Tensor) -> Result<Tensor, E>,
     ) -> Result<(), E> {
         let rows = hidden.rows();

@@ -40,10 +40,10 @@ pub use fused_linear::{GatedActivation, NormWeight};
 pub use kernels::step::{
     DraftRow, DraftVerification, RULE_HISTORY, RULE_MASKED, RowFact, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
-    StageEdit, StageHeader, StageLogitsRow, StageRow, StageSequenceInit, StagingBuffer,
+    StageHeader, StageLogitEdit, StageLogitsRow, StageRow, StageSequenceInit, StagingBuffer,
 };
 pub use kernels::{
-    ExpertGroups, ExpertParallelLayout, GatherFn, GroupScore, HostMat, KvLayout, KvOrder,
+    AllGatherFn, ExpertGroups, ExpertParallelLayout, GroupScore, HostMat, KvLayout, KvOrder,
     MatrixWindow, MlaKvLayout, RouterScore, RowBounds, VocabParallelSupport, VocabShard,
     digest_bytes,
 };

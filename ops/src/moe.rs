@@ -2,8 +2,8 @@
 
 use device::DType;
 use kernels::{
-    ExpertGroups, ExpertMlp, ExpertPlacementLookup, ExpertWeights, HostMat, PackedGroup,
-    RoutedExpertMlp, RouterLogits, RouterScore, RuleRouting, SoftmaxRouting, TopKRoutes,
+    ExpertGroups, ExpertMlp, ExpertPlacementLookup, ExpertWeights, GroupedTopKRouting, HostMat,
+    PackedGroup, RoutedExpertMlp, RouterLogits, RouterScore, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::error::check_size;
@@ -216,7 +216,13 @@ impl Ops {
                 kernels::RouterRuleArgs { score: *score, bias, groups, renormalise, scale, shared };
             Ok(self.device.launch(
                 s,
-                RuleRouting { experts: out, weights: out_weights, logits, rule: &rule, load },
+                GroupedTopKRouting {
+                    experts: out,
+                    weights: out_weights,
+                    logits,
+                    rule: &rule,
+                    load,
+                },
             )?)
         })?;
         Ok(ExpertRouting { experts, weights })

@@ -8,7 +8,7 @@ use kernels::step::{
     StagingBuffer, StepArrays,
 };
 use kernels::{
-    GatherFn, RowBounds, RowSampling, StepPreparation, VocabParallelSampling, VocabShard,
+    AllGatherFn, RowBounds, RowSampling, StepPreparation, VocabParallelSampling, VocabShard,
 };
 
 use crate::{BatchView, DeviceSequenceSlots, OpError, Ops, Tensor};
@@ -188,7 +188,7 @@ impl StepBuffers {
         seq_slots: &mut DeviceSequenceSlots,
         logits: &Tensor,
         shard: &VocabShard,
-        gather: &mut GatherFn<'_>,
+        gather: &mut AllGatherFn<'_>,
     ) -> Result<(), OpError> {
         let SamplerArgs { stage, prepared, mut outputs } = self.sampler_args(logits.rows())?;
         ops.device.launch(

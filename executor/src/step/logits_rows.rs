@@ -258,7 +258,7 @@ pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize)
     let records = limits.stage_rows() * row
         + limits.rows * (size_of::<ops::StageSequenceInit>() + size_of::<ops::DraftRow>())
         + logits_rows * size_of::<StageLogitsRow>()
-        + edits_max(limits) * size_of::<ops::StageEdit>();
+        + edits_max(limits) * size_of::<ops::StageLogitEdit>();
     let regions = 8 * 64;
     size_of::<ops::StageHeader>() + regions + records + words * size_of::<i32>()
 }

@@ -1,14 +1,15 @@
-// prepare.h - device-side access to the stage buffer (step.h), and to the sequence slots that it updates.
+// prepare.h - device-side access to the stage buffer of a step (step/step.h), and to the sequence slots that
+// it updates.
 #pragma once
 #include "step/step.h"
 
-// Per-request state in sequence slots. S slots, W table width, L maximum request length, V vocabulary size.
+// Arrays of per-request state, indexed by sequence slot.
 struct SequenceSlots {
-    LatestToken* latest;             // [S]
-    i32* tables;                     // [S, W]
-    i32* history;                    // [S, L]
-    u32* masks;                      // [S, ceil(V / 32)]
-    SequenceSamplingParams* params;  // [S]
+    LatestToken* latest;             // [slots]
+    i32* tables;                     // [slots, table_width]
+    i32* history;                    // [slots, history_len]: token ids; history_len is the maximum request length
+    u32* masks;                      // [slots, mask_words]: grammar bitmasks; mask_words = ceil(vocab / 32)
+    SequenceSamplingParams* params;  // [slots]
     u32 table_width, history_len, mask_words;
 };
 
@@ -20,9 +21,9 @@ DEV const StageLogitsRow* logits_rows_of(const u8* stage) {
 DEV const StageSequenceInit* inits_of(const u8* stage) { return (const StageSequenceInit*)(stage + header_of(stage)->inits_at); }
 DEV const i32* words_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->words_at); }
 DEV const i32* facts_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->facts_at); }
-DEV const StageEdit* edits_of(const u8* stage) { return (const StageEdit*)(stage + header_of(stage)->edits_at); }
+DEV const StageLogitEdit* edits_of(const u8* stage) { return (const StageLogitEdit*)(stage + header_of(stage)->edits_at); }
 
-// Copies `len` words with the whole block.
+// Copies `len` words with all threads of the block.
 DEV void copy_words(i32* to, const i32* from, u32 len) {
     for (u32 i = tid(); i < len; i += bdim()) to[i] = from[i];
 }
@@ -37,16 +38,16 @@ DEV void init_sequence(const SequenceSlots& seq_slots, const StageSequenceInit& 
     copy_words((i32*)(seq_slots.params + seq_slot), (const i32*)&init.params, sizeof(SequenceSamplingParams) / 4);
 }
 
-// Position of the first token of a row: from the host, or from the sequence slot, bounded by what the host
-// has allocated blocks for.
+// Returns the position of a row's first token: from the host, or from the sequence slot but at most
+// `row.start`, for which the host has allocated blocks.
 DEV u32 start_of(const StageRow& row, const LatestToken* latest) {
     if (row.ids >= 0) return (u32)row.start;
     const i32 start = latest[row.seq_slot].position - 1 - row.ids;
     return (u32)(start < row.start ? start : row.start);
 }
 
-// Entry `e` of the row's block table after the update, read from the stage buffer because another block may
-// be writing the table.
+// Returns entry `e` of the row's block table after the update. Updated entries are read from the stage
+// buffer, because another block may be writing the table.
 DEV i32 table_entry(const StageRow& row, const i32* table, const i32* words, i32 e) {
     const i32 within = e - row.table_from;
     return within >= 0 && within < row.table_len ? words[row.table_at + within] : table[e];

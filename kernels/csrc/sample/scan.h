@@ -11,7 +11,7 @@ struct ScanArgs {
     const i32* history;
     const u32* mask;
     const i32* words;
-    const StageEdit* edits;
+    const StageLogitEdit* edits;
 };
 
 DEV ChunkLogits load_chunk(const Row& row, u32 first) {

@@ -89,7 +89,7 @@ struct StageLogitsRow {
 
 // Changes one logit: `value` is added (-inf masks). With when_len > 0 only if the ids before the position end
 // with the `when_len` words at `when_at`; with when_len < 0 only at positions below `when_at`.
-struct StageEdit {
+struct StageLogitEdit {
     u32 id;
     float value;
     i32 when_at, when_len;

@@ -36,13 +36,13 @@ impl<T: FloatElement> RowKernel for SiluMulRow<'_, T> {
     }
 }
 
-struct AddRows<'a, T> {
+struct RowAddition<'a, T> {
     y: &'a mut [T],
     a: &'a [T],
     b: &'a [T],
 }
 
-impl<T: FloatElement> RowKernel for AddRows<'_, T> {
+impl<T: FloatElement> RowKernel for RowAddition<'_, T> {
     #[inline(always)]
     fn run(self) {
         for ((y, a), b) in self.y.iter_mut().zip(self.a).zip(self.b) {
@@ -97,7 +97,7 @@ impl CpuBackend {
             for r in range {
                 // SAFETY: each row belongs to one thread.
                 let y = unsafe { out.row(r) };
-                dispatch(isa, AddRows { y, a: a.row(r), b: b.row(r) });
+                dispatch(isa, RowAddition { y, a: a.row(r), b: b.row(r) });
             }
         });
     }

@@ -18,7 +18,7 @@ use super::matmul_tile::{
     CachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileKernels, TileOperands,
     column_bytes,
 };
-use super::row_kernel::{RowKernel, WidenRow, dispatch};
+use super::row_kernel::{RowConversion, RowKernel, dispatch};
 use super::shared_rows::SharedRows;
 use crate::cpu::CpuBackend;
 use crate::{CpuKernel, Linear, PANEL_COLUMNS, PackedMatrix};
@@ -105,7 +105,7 @@ impl CpuBackend {
             for r in range {
                 // SAFETY: each row belongs to one thread.
                 let to = unsafe { out.part(r, 0, cols) };
-                dispatch(isa, WidenRow { to, from: x.row::<T>(r) });
+                dispatch(isa, RowConversion { to, from: x.row::<T>(r) });
             }
         });
         Ok(buffer.mat_strided(DType::F32, rows, cols, stride))
@@ -212,11 +212,11 @@ impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
         let from = panel * TILE_COLUMNS;
         let cols = TILE_COLUMNS.min(self.w.n() - from);
         let bias = self.bias.map(|b| &b[from..from + cols]);
-        dispatch(self.isa, StoreTile { out: &self.out, sums, rows, from, cols, bias });
+        dispatch(self.isa, OutputTileStore { out: &self.out, sums, rows, from, cols, bias });
     }
 }
 
-struct StoreTile<'a, T> {
+struct OutputTileStore<'a, T> {
     out: &'a SharedRows<T>,
     sums: &'a OutputTile,
     rows: Range<usize>,
@@ -225,7 +225,7 @@ struct StoreTile<'a, T> {
     bias: Option<&'a [f32]>,
 }
 
-impl<T: FloatElement> RowKernel for StoreTile<'_, T> {
+impl<T: FloatElement> RowKernel for OutputTileStore<'_, T> {
     #[inline(always)]
     fn run(self) {
         for (r, sums) in self.rows.zip(&self.sums.0) {

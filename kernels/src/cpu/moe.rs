@@ -100,7 +100,7 @@ impl CpuBackend {
                 let (t, weight) = group[i];
                 // SAFETY: the tokens of an expert are distinct, so each row of `sums` belongs to one thread.
                 let sum = unsafe { sums.row(t) };
-                dispatch(isa, AddWeighted { sum, x: out.row(i), weight });
+                dispatch(isa, WeightedAccumulation { sum, x: out.row(i), weight });
             }
         });
     }
@@ -145,13 +145,13 @@ impl CpuKernel for ExpertPlacementLookup<'_> {
     }
 }
 
-struct AddWeighted<'a> {
+struct WeightedAccumulation<'a> {
     sum: &'a mut [f32],
     x: &'a [f32],
     weight: f32,
 }
 
-impl RowKernel for AddWeighted<'_> {
+impl RowKernel for WeightedAccumulation<'_> {
     #[inline(always)]
     fn run(self) {
         for (sum, x) in self.sum.iter_mut().zip(self.x) {

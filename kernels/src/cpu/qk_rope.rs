@@ -100,13 +100,13 @@ impl CpuKernel for QkNormRopeKvWrite<'_> {
 /// Row kernel: writes one row of a value tile. `rows` is the pair of rows that contains it: bf16 rows
 /// alternate element by element, rows of other types are contiguous. The other row of the pair does not
 /// change.
-struct StoreValue<'a, T> {
+struct ValueRowStore<'a, T> {
     rows: &'a mut [T],
     x: &'a [T],
     odd: bool,
 }
 
-impl<T: FloatElement> RowKernel for StoreValue<'_, T> {
+impl<T: FloatElement> RowKernel for ValueRowStore<'_, T> {
     #[inline(always)]
     fn run(self) {
         if T::DTYPE != DType::BF16 {
@@ -179,7 +179,7 @@ impl<T: FloatElement> QkRopeCall<'_, T> {
         // SAFETY: slots and layer were checked, and only this thread writes this head; a pair of rows, `2
         // dim` elements, is in one tile.
         let rows = unsafe { std::slice::from_raw_parts_mut(self.pool.get().add(start), 2 * dim) };
-        dispatch(self.isa, StoreValue { rows, x, odd: row % 2 == 1 });
+        dispatch(self.isa, ValueRowStore { rows, x, odd: row % 2 == 1 });
     }
 
     /// Stores one row of an fp8 tile; each element is divided by `scale`.

@@ -5,8 +5,8 @@ use device::{DeviceError, MatRef};
 use super::maths::exp;
 use crate::cpu::CpuBackend;
 use crate::{
-    CpuKernel, ExpertGroups, ExpertLoadArgs, GroupScore, RouterLogits, RouterRuleArgs, RouterScore,
-    RuleRouting, SoftmaxRouting,
+    CpuKernel, ExpertGroups, ExpertLoadArgs, GroupScore, GroupedTopKRouting, RouterLogits,
+    RouterRuleArgs, RouterScore, SoftmaxRouting,
 };
 
 /// Added to the sum by which routing weights are divided, which may be 0 if all sigmoids are 0; as in
@@ -25,11 +25,11 @@ impl CpuKernel for SoftmaxRouting<'_, '_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { experts, weights, router, load } = self;
         let rule = &RouterRuleArgs::softmax(router);
-        cpu.run(RuleRouting { experts, weights, logits: router.logits, rule, load })
+        cpu.run(GroupedTopKRouting { experts, weights, logits: router.logits, rule, load })
     }
 }
 
-impl CpuKernel for RuleRouting<'_, '_> {
+impl CpuKernel for GroupedTopKRouting<'_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { mut experts, mut weights, logits, rule, load } = self;
         rule.check(&experts, &weights, logits)?;

@@ -14,12 +14,12 @@ pub(super) trait RowKernel {
 }
 
 /// Row kernel: converts elements to a type that represents them exactly.
-pub(super) struct WidenRow<'a, T, U> {
+pub(super) struct RowConversion<'a, T, U> {
     pub(super) to: &'a mut [U],
     pub(super) from: &'a [T],
 }
 
-impl<T: FloatElement, U: FloatElement> RowKernel for WidenRow<'_, T, U> {
+impl<T: FloatElement, U: FloatElement> RowKernel for RowConversion<'_, T, U> {
     #[inline(always)]
     fn run(self) {
         for (to, from) in self.to.iter_mut().zip(self.from) {

@@ -8,14 +8,14 @@ use device::{DType, DeviceError, MatRef, check_at_least, check_dtype, check_size
 use super::sample::acceptance_noise;
 use crate::cpu::CpuBackend;
 use crate::cpu::sample::rules::{
-    DrawParams, LogitEdits, RowSampleResult, SampleError, SampleRequest, SamplingRules,
+    LogitEdits, RandomSamplingParams, RowSampleResult, SampleError, SampleRequest, SamplingRules,
     TokenChoice, TokenOccurrence,
 };
 use crate::step::{
     DraftVerification, LatestToken, PreparedStep, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SamplerOutputArrays,
-    SequenceSamplingParams, SequenceSlotArrays, StageEdit, StageLogitsRow, StageReader, StageRow,
-    StageSequenceInit, StageView, StepArrays,
+    SequenceSamplingParams, SequenceSlotArrays, StageLogitEdit, StageLogitsRow, StageReader,
+    StageRow, StageSequenceInit, StageView, StepArrays,
 };
 use crate::{CpuKernel, RowSampling, StepPreparation, VocabParallelSampling};
 
@@ -267,7 +267,7 @@ impl RowSamplingParams {
 
     fn request(&self, row: &StageLogitsRow) -> SampleRequest<'_> {
         let params = &self.params;
-        let draw = DrawParams {
+        let draw = RandomSamplingParams {
             temperature: params.temperature,
             min_p: params.min_p,
             top_k: params.top_k as usize,
@@ -294,7 +294,11 @@ impl RowSamplingParams {
 }
 
 /// Whether the condition of a logit edit is met for the token after `history`.
-fn applies(edit: &StageEdit, history: &[i32], read: &StageReader<'_>) -> Result<bool, DeviceError> {
+fn applies(
+    edit: &StageLogitEdit,
+    history: &[i32],
+    read: &StageReader<'_>,
+) -> Result<bool, DeviceError> {
     if edit.when_len < 0 {
         return Ok((history.len() as i64) < i64::from(edit.when_at));
     }

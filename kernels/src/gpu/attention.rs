@@ -63,12 +63,12 @@ pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// Split size of split-KV decoding: the maximum number of keys per split, for contexts of up to
 /// `max_context_len` tokens.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SplitSize {
+pub(super) struct KvSplitSize {
     pub(super) max_context_len: usize,
     pub(super) keys: usize,
 }
 
-impl SplitSize {
+impl KvSplitSize {
     pub(super) const fn new(max_context_len: usize, keys: usize) -> Self {
         Self { max_context_len, keys }
     }
@@ -76,26 +76,32 @@ impl SplitSize {
 
 /// Split sizes of the decode kernel, in ascending order of context length; must match `split_keys` in
 /// attention_decode.hip.
-const SPLITS: &[SplitSize] =
-    &[SplitSize::new(8192, 448), SplitSize::new(32768, 512), SplitSize::new(usize::MAX, 1024)];
+const SPLITS: &[KvSplitSize] = &[
+    KvSplitSize::new(8192, 448),
+    KvSplitSize::new(32768, 512),
+    KvSplitSize::new(usize::MAX, 1024),
+];
 /// Split sizes for at most `SMALL_BATCH_ROWS` requests, which with the larger splits of `SPLITS` have too few
 /// splits to fill the device.
-const SMALL_BATCH_SPLITS: &[SplitSize] =
-    &[SplitSize::new(8192, 256), SplitSize::new(32768, 512), SplitSize::new(usize::MAX, 1024)];
+const SMALL_BATCH_SPLITS: &[KvSplitSize] = &[
+    KvSplitSize::new(8192, 256),
+    KvSplitSize::new(32768, 512),
+    KvSplitSize::new(usize::MAX, 1024),
+];
 /// Maximum number of requests of a small batch. Time per decode step at a context of 1,150 tokens on an H200,
 /// in ms, with splits of 256 and of 448 keys: Qwen3-0.6B 0.845 and 0.893 for 4 rows, 1.04 and 0.995 for 8;
 /// Qwen3-8B 4.42 and 4.47 for 4.
 const SMALL_BATCH_ROWS: usize = 4;
 /// Split sizes for attention that is fused with the QKV prologue (`FROM_QKV`).
-pub(super) const SINGLE_ROW_SPLITS: &[SplitSize] = &[
-    SplitSize::new(2048, 128),
-    SplitSize::new(8192, 256),
-    SplitSize::new(32768, 512),
-    SplitSize::new(usize::MAX, 1024),
+pub(super) const SINGLE_ROW_SPLITS: &[KvSplitSize] = &[
+    KvSplitSize::new(2048, 128),
+    KvSplitSize::new(8192, 256),
+    KvSplitSize::new(32768, 512),
+    KvSplitSize::new(usize::MAX, 1024),
 ];
 
 /// Returns the maximum number of splits over all contexts of up to `max_context_len` tokens.
-pub(super) fn max_splits(max_context_len: usize, splits: &[SplitSize]) -> usize {
+pub(super) fn max_splits(max_context_len: usize, splits: &[KvSplitSize]) -> usize {
     let mut from = 0;
     let mut max_splits = 1;
     for split in splits {
@@ -416,7 +422,7 @@ mod tests {
 
     #[test]
     fn max_splits_covers_every_context_length() {
-        let splits = |context: usize, all: &[SplitSize]| {
+        let splits = |context: usize, all: &[KvSplitSize]| {
             let split = all.iter().find(|split| context <= split.max_context_len).unwrap();
             context.div_ceil(split.keys)
         };

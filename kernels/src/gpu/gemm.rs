@@ -28,13 +28,13 @@ const ROW_OUTPUTS: usize = 512;
 
 /// A weight matrix `[n, k]` on the device, or a range of its rows.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct WeightRows {
+pub(super) struct GemmWeightRows {
     pub(super) address: *const u8,
     pub(super) n: usize,
     pub(super) k: usize,
 }
 
-impl From<&PackedMatrix> for WeightRows {
+impl From<&PackedMatrix> for GemmWeightRows {
     fn from(w: &PackedMatrix) -> Self {
         Self { address: w.as_ptr(), n: w.n(), k: w.k() }
     }
@@ -42,13 +42,13 @@ impl From<&PackedMatrix> for WeightRows {
 
 /// Input rows of a GEMM: address of the first row, number of rows, and row stride in elements.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct InputRows {
+pub(super) struct GemmInputRows {
     pub(super) address: *const u8,
     pub(super) rows: usize,
     pub(super) stride: usize,
 }
 
-impl From<MatRef<'_>> for InputRows {
+impl From<MatRef<'_>> for GemmInputRows {
     fn from(x: MatRef<'_>) -> Self {
         Self { address: x.as_ptr(), rows: x.rows(), stride: x.stride() }
     }
@@ -213,7 +213,7 @@ impl GpuBackend {
         s: &DeviceStream,
         mut y: MatMut<'_>,
         x: MatRef<'_>,
-        w: WeightRows,
+        w: GemmWeightRows,
         bias: Option<MatRef<'_>>,
     ) -> Result<(), DeviceError> {
         let tile_rows = if x.rows() <= 64 { 64 } else { 128 };
@@ -295,11 +295,11 @@ const TILE_ROW_BYTES: usize = 80;
 /// and `x`.
 pub(super) fn gemm_sizes(
     launch: KernelLaunch,
-    x: impl Into<InputRows>,
-    w: impl Into<WeightRows>,
+    x: impl Into<GemmInputRows>,
+    w: impl Into<GemmWeightRows>,
     y_stride: u32,
 ) -> KernelLaunch {
-    let (InputRows { rows, stride, .. }, WeightRows { n, k, .. }) = (x.into(), w.into());
+    let (GemmInputRows { rows, stride, .. }, GemmWeightRows { n, k, .. }) = (x.into(), w.into());
     let launch = launch.u32(rows as u32).u32(n as u32).u32(k as u32);
     launch.u32(y_stride).u32(stride as u32)
 }

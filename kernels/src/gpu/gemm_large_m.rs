@@ -4,7 +4,7 @@
 use device::gpu::{BOX_ROWS, KernelLaunch, KernelSource, TiledMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 
-use super::gemm::{WeightRows, gemm_sizes, has_16_byte_rows};
+use super::gemm::{GemmWeightRows, gemm_sizes, has_16_byte_rows};
 use crate::PackedMatrix;
 use crate::gpu::GpuBackend;
 
@@ -59,7 +59,7 @@ impl GpuBackend {
         s: &DeviceStream,
         mut y: MatMut<'_>,
         x: MatRef<'_>,
-        w: WeightRows,
+        w: GemmWeightRows,
         gated: bool,
     ) -> Result<(), DeviceError> {
         let kernel = self.kernel(&GEMM_LARGE_M, "gemm_large_m", &[("GATED", u32::from(gated))])?;

@@ -4,7 +4,7 @@
 use device::gpu::{KernelLaunch, KernelSource, TiledMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_size};
 
-use super::gemm::{InputRows, LaunchLimits, gemm_sizes, has_16_byte_rows};
+use super::gemm::{GemmInputRows, LaunchLimits, gemm_sizes, has_16_byte_rows};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
@@ -80,7 +80,7 @@ impl GpuBackend {
         };
         let normed_rows = self.scratch(s, x.rows() * x.cols() * x.dtype().bytes())?;
         self.norm_to(s, normed_rows, x.cols(), x, norm, eps)?;
-        let normed_rows = InputRows { address: normed_rows, rows: x.rows(), stride: x.cols() };
+        let normed_rows = GemmInputRows { address: normed_rows, rows: x.rows(), stride: x.cols() };
         self.launch_medium_m(s, y, normed_rows, w, fusion)
     }
 
@@ -89,7 +89,7 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         mut y: MatMut<'_>,
-        x: InputRows,
+        x: GemmInputRows,
         w: &PackedMatrix,
         fusion: &LinearFusion<'_>,
     ) -> Result<(), DeviceError> {

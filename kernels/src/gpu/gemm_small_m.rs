@@ -4,7 +4,7 @@
 use device::gpu::KernelLaunch;
 use device::{DeviceError, DeviceStream, MatMut};
 
-use super::gemm::{GEMM_SMALL_M, InputRows, LaunchLimits, gemm_sizes};
+use super::gemm::{GEMM_SMALL_M, GemmInputRows, LaunchLimits, gemm_sizes};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
@@ -72,7 +72,7 @@ impl GpuBackend {
         };
         let normed_rows = self.scratch(s, x.rows() * x.cols() * x.dtype().bytes())?;
         self.norm_to(s, normed_rows, x.cols(), x, norm, eps)?;
-        let normed_rows = InputRows { address: normed_rows, rows: x.rows(), stride: x.cols() };
+        let normed_rows = GemmInputRows { address: normed_rows, rows: x.rows(), stride: x.cols() };
         let fusion = LinearFusion { norm: None, ..*fusion };
         self.launch_small_m(s, y, normed_rows, w, &fusion)
     }
@@ -82,7 +82,7 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         mut y: MatMut<'_>,
-        x: InputRows,
+        x: GemmInputRows,
         w: &PackedMatrix,
         fusion: &LinearFusion<'_>,
     ) -> Result<(), DeviceError> {

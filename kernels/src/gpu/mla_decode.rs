@@ -4,7 +4,7 @@
 use device::gpu::{KernelLaunch, KernelSource, TensorMap};
 use device::{DeviceError, DeviceStream, MatMut};
 
-use super::attention::{DRIVER_BYTES, LOG2_E, SplitSize, max_splits};
+use super::attention::{DRIVER_BYTES, KvSplitSize, LOG2_E, max_splits};
 use super::gemm::has_16_byte_rows;
 use crate::gpu::GpuBackend;
 use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
@@ -54,11 +54,11 @@ const HEAD_GEMM_BLOCKS: usize = 4;
 const ANY_TOKEN_COUNT: usize = 1 << 20;
 
 /// Split sizes of the kernel without WGMMA; must match `split_keys` in mla_decode.hip.
-const SPLITS: &[SplitSize] = &[
-    SplitSize::new(2048, 256),
-    SplitSize::new(8192, 512),
-    SplitSize::new(32768, 1024),
-    SplitSize::new(usize::MAX, 4096),
+const SPLITS: &[KvSplitSize] = &[
+    KvSplitSize::new(2048, 256),
+    KvSplitSize::new(8192, 512),
+    KvSplitSize::new(32768, 1024),
+    KvSplitSize::new(usize::MAX, 4096),
 ];
 
 /// Maximum number of rows for which the kernel without WGMMA (16 heads per block) is faster than the WGMMA
@@ -165,7 +165,7 @@ impl MlaDecodeCall<'_> {
 
 /// 16-bit rows of several heads on the device: address of the first row, and strides in elements between
 /// heads and between rows.
-struct HeadRows<P> {
+struct HeadStridedRows<P> {
     address: P,
     head_stride: usize,
     row_stride: usize,
@@ -262,12 +262,13 @@ impl GpuBackend {
         let partial = unsafe { absorbed_q.add(tokens * row_stride * 2) };
         let scratch = MlaDecodeScratch { absorbed_q, partial };
         let qk_head_dim = call.w_uk_t.k() + call.layout.rope_dim;
-        let q = HeadRows {
+        let q = HeadStridedRows {
             address: args.q.as_ptr(),
             head_stride: qk_head_dim,
             row_stride: args.q.stride(),
         };
-        let absorbed_rows = HeadRows { address: absorbed_q, head_stride: kv_lora_rank, row_stride };
+        let absorbed_rows =
+            HeadStridedRows { address: absorbed_q, head_stride: kv_lora_rank, row_stride };
         self.head_gemm(s, call, &absorbed_rows, &q, call.w_uk_t)?;
         if rows > 0 {
             // Blocks of different head tiles process the same parts of the list of splits.
@@ -289,10 +290,17 @@ impl GpuBackend {
             let other_rows = MlaDecodeRows::EachToken { first: rows, end: args.rows.len() };
             self.decode_attention(s, call, scratch, grid, other_rows)?;
         }
-        let averages =
-            HeadRows { address: absorbed_q.cast_const(), head_stride: kv_lora_rank, row_stride };
+        let averages = HeadStridedRows {
+            address: absorbed_q.cast_const(),
+            head_stride: kv_lora_rank,
+            row_stride,
+        };
         let (w_uv, o_stride) = (args.heads.w_uv, o.stride());
-        let o = HeadRows { address: o.as_mut_ptr(), head_stride: w_uv.n(), row_stride: o_stride };
+        let o = HeadStridedRows {
+            address: o.as_mut_ptr(),
+            head_stride: w_uv.n(),
+            row_stride: o_stride,
+        };
         self.head_gemm(s, call, &o, &averages, w_uv)
     }
 
@@ -422,8 +430,8 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         call: &MlaDecodeCall<'_>,
-        y: &HeadRows<*mut u8>,
-        x: &HeadRows<*const u8>,
+        y: &HeadStridedRows<*mut u8>,
+        x: &HeadStridedRows<*const u8>,
         w: &PackedGroup,
     ) -> Result<(), DeviceError> {
         let (rows, tokens) = (&call.args.rows, call.tokens());

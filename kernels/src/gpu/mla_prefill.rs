@@ -6,7 +6,7 @@ use device::gpu::{KernelLaunch, KernelSource, TensorMap, TiledMatrix};
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::attention::{LOG2_E, TILE};
-use super::gemm::{WeightRows, has_16_byte_rows};
+use super::gemm::{GemmWeightRows, has_16_byte_rows};
 use super::mla_prefill_plan::{KvExpansionPlan, KvExpansionSizes, STEP_KEYS};
 use crate::gpu::GpuBackend;
 use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
@@ -255,7 +255,7 @@ impl GpuBackend {
         // SAFETY: the weights are rows of the stacked matrices; the inputs and outputs are disjoint columns
         // of the expanded rows, which no other view uses meanwhile.
         let (w, x, y) = unsafe {
-            let w = WeightRows { address: weights.as_ptr().add(first_output * k * 2), n, k };
+            let w = GemmWeightRows { address: weights.as_ptr().add(first_output * k * 2), n, k };
             let x = expanded.at.add(expanded.compressed_kv * 2);
             let y = expanded.at.add(column * 2);
             (

@@ -10,7 +10,7 @@ use device::{
 use super::expert_load::ExpertCounterPtrs;
 use super::moe_route::route_launch;
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, GroupScore, RouterRuleArgs, RouterScore, RuleRouting};
+use crate::{GpuKernel, GroupScore, GroupedTopKRouting, RouterRuleArgs, RouterScore};
 
 static MOE_ROUTE: KernelSource = kernel_source!("moe_route_rule/moe_route_rule.hip");
 
@@ -18,7 +18,7 @@ const KERNEL: &str = "moe_route";
 /// Maximum number of experts, limited by the shared memory of the kernel.
 const MAX_EXPERTS: usize = 1024;
 
-impl GpuKernel for RuleRouting<'_, '_> {
+impl GpuKernel for GroupedTopKRouting<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { mut experts, mut weights, logits, rule, load } = self;
         check(&experts, &weights, logits, rule)?;

@@ -49,7 +49,7 @@ struct PinnedChunk {
 }
 
 /// Successive rows of one part that a thread converts at a time, and their destination.
-struct RowRun {
+struct WeightRowRange {
     part: usize,
     row: usize,
     rows: usize,
@@ -162,7 +162,7 @@ impl WeightReader {
         runtime: &Arc<GpuRuntime>,
         to: *mut u8,
         from: &HostMat<'_>,
-        run: &RowRun,
+        run: &WeightRowRange,
         dtype: DType,
     ) -> Result<(), GpuError> {
         let chunk = &mut self.chunks[self.next];
@@ -197,7 +197,7 @@ impl Drop for PinnedChunk {
 }
 
 /// Divides the rows of all parts into runs of about equal size, so that all reader threads have work.
-fn row_runs(parts: &[HostMat<'_>], dtype: DType, readers: usize) -> Vec<RowRun> {
+fn row_runs(parts: &[HostMat<'_>], dtype: DType, readers: usize) -> Vec<WeightRowRange> {
     let row_bytes = parts.first().map_or(1, |p| p.cols() * dtype.bytes()).max(1);
     let total: usize = parts.iter().map(|p| p.rows() * row_bytes).sum();
     let bytes = (total / (2 * readers)).clamp(MIN_RUN_BYTES, CHUNK_BYTES);
@@ -206,7 +206,7 @@ fn row_runs(parts: &[HostMat<'_>], dtype: DType, readers: usize) -> Vec<RowRun> 
     for (part, mat) in parts.iter().enumerate() {
         for row in (0..mat.rows()).step_by(step) {
             let rows = step.min(mat.rows() - row);
-            runs.push(RowRun { part, row, rows, at });
+            runs.push(WeightRowRange { part, row, rows, at });
             at += rows * row_bytes;
         }
     }

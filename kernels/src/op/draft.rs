@@ -4,7 +4,7 @@
 use device::{MatMut, MatRef};
 
 use crate::step::{DraftHiddenStates, DraftPass, DraftPassArrays};
-use crate::{GatherFn, VocabShard};
+use crate::{AllGatherFn, VocabShard};
 
 /// Prepares the inputs of pass `pass` of a draft model, one token for each row of the step: the newest token
 /// of the row, known or drafted. Rows with at most `pass` draft tokens are padding: token id 0, context
@@ -88,7 +88,7 @@ pub struct VocabParallelDraftArgmax<'a, 'b> {
     /// Vocabulary shard of this rank.
     pub shard: &'a VocabShard,
     /// All-gather over the ranks.
-    pub gather: &'a mut GatherFn<'b>,
+    pub gather: &'a mut AllGatherFn<'b>,
 }
 
 /// Maps the first `count` draft tokens of a pass from ids of the draft vocabulary to ids of the target model;

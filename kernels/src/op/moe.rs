@@ -23,7 +23,7 @@ pub struct SoftmaxRouting<'a, 'b> {
 /// Routes tokens by any routing rule: the `top_k` experts with the largest scores, best first, followed by
 /// the shared experts. Adds the `top_k` selected experts to `load`.
 #[derive(Debug)]
-pub struct RuleRouting<'a, 'b> {
+pub struct GroupedTopKRouting<'a, 'b> {
     /// Selected experts; i32 `[tokens, top_k + shared]`.
     pub experts: MatMut<'a>,
     /// Routing weights; f32 `[tokens, top_k + shared]`.

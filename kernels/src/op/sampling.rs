@@ -3,7 +3,7 @@
 use device::MatRef;
 
 use crate::step::{PreparedStep, SamplerOutputArrays, SequenceSlotArrays, StageView};
-use crate::{GatherFn, VocabShard};
+use crate::{AllGatherFn, VocabShard};
 
 /// Samples a token for each logits row of a stage; logits rows after those of the stage are padding. A
 /// sampled token becomes the latest token of its sequence slot, and is appended to the token history if a
@@ -44,5 +44,5 @@ pub struct VocabParallelSampling<'a, 's, 'o, 'g> {
     /// Output arrays: sampled tokens and log-probabilities.
     pub outputs: &'a mut SamplerOutputArrays<'o>,
     /// All-gather over the ranks.
-    pub gather: &'a mut GatherFn<'g>,
+    pub gather: &'a mut AllGatherFn<'g>,
 }

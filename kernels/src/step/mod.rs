@@ -31,7 +31,7 @@ records!(
     StageRow,
     StageSequenceInit,
     StageLogitsRow,
-    StageEdit,
+    StageLogitEdit,
     DraftRow,
     SequenceSamplingParams,
     LatestToken,
@@ -152,7 +152,7 @@ pub struct StageLogitsRow {
 /// position.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
-pub struct StageEdit {
+pub struct StageLogitEdit {
     /// Token id of the changed logit; ids outside the logits row are ignored.
     pub id: u32,
     /// Value added to the logit; −∞ masks the id.
@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(size_of::<StageHeader>(), 64);
         assert_eq!(size_of::<StageRow>(), 32);
         assert_eq!(size_of::<StageLogitsRow>(), 32);
-        assert_eq!(size_of::<StageEdit>(), 16);
+        assert_eq!(size_of::<StageLogitEdit>(), 16);
         assert_eq!(size_of::<DraftRow>(), 32);
         assert_eq!(size_of::<SequenceSamplingParams>(), 48);
         assert_eq!(size_of::<LatestToken>(), 12);

@@ -4,7 +4,7 @@
 use device::{DeviceError, MatRef};
 
 use super::{
-    DraftRow, RowFact, StageEdit, StageHeader, StageLogitsRow, StageRecord, StageRow,
+    DraftRow, RowFact, StageHeader, StageLogitEdit, StageLogitsRow, StageRecord, StageRow,
     StageSequenceInit,
 };
 
@@ -24,7 +24,7 @@ pub struct StagingBuffer {
     /// bitmasks.
     pub words: Vec<i32>,
     /// Conditional or unconditional changes of logits.
-    pub edits: Vec<StageEdit>,
+    pub edits: Vec<StageLogitEdit>,
     /// Input rows of draft models.
     pub drafts: Vec<DraftRow>,
     /// [`RowFact`]s of each row, one row after the other; missing facts are written as zeros.
@@ -122,7 +122,7 @@ pub(crate) struct StageReader<'a> {
     pub(crate) logits_rows: &'a [StageLogitsRow],
     pub(crate) inits: &'a [StageSequenceInit],
     pub(crate) words: &'a [i32],
-    pub(crate) edits: &'a [StageEdit],
+    pub(crate) edits: &'a [StageLogitEdit],
     pub(crate) drafts: &'a [DraftRow],
     /// Row facts: `facts_per_row` words for each row.
     pub(crate) facts: &'a [i32],
@@ -194,7 +194,7 @@ mod tests {
             mask_at: -1,
             ..StageSequenceInit::default()
         });
-        stage.edits.push(StageEdit { id: 9, value: -1.5, when_at: 1, when_len: 2 });
+        stage.edits.push(StageLogitEdit { id: 9, value: -1.5, when_at: 1, when_len: 2 });
         stage.drafts.push(DraftRow {
             seq_slot: 3,
             state_in_slot: 1,

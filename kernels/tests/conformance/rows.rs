@@ -3,8 +3,8 @@
 use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
     AddRmsNorm, ExpertGroups, ExpertLoadArgs, ExpertMlp, ExpertParallelLayout,
-    ExpertPlacementLookup, ExpertWeights, GroupScore, LogitSoftcap, MoeCombine, PackedEmbedding,
-    RmsNorm, RouterLogits, RouterRuleArgs, RouterScore, RowGather, RuleRouting, SiluMul,
+    ExpertPlacementLookup, ExpertWeights, GroupScore, GroupedTopKRouting, LogitSoftcap, MoeCombine,
+    PackedEmbedding, RmsNorm, RouterLogits, RouterRuleArgs, RouterScore, RowGather, SiluMul,
     SoftmaxRouting, TensorAdd, TokenDispatch, TokenEmbedding, TopKRoutes,
 };
 
@@ -266,7 +266,13 @@ fn expert_groups_are_chosen_before_experts() {
             device
                 .launch(
                     &S,
-                    RuleRouting { experts: out, weights: out_weights, logits, rule, load: None },
+                    GroupedTopKRouting {
+                        experts: out,
+                        weights: out_weights,
+                        logits,
+                        rule,
+                        load: None,
+                    },
                 )
                 .unwrap();
             assert_eq!(experts, *wanted, "{rule:?}");
@@ -284,7 +290,7 @@ fn expert_groups_are_chosen_before_experts() {
         device
             .launch(
                 &S,
-                RuleRouting {
+                GroupedTopKRouting {
                     experts: out,
                     weights: out_weights,
                     logits,
@@ -308,7 +314,7 @@ fn expert_groups_are_chosen_before_experts() {
             device
                 .launch(
                     &S,
-                    RuleRouting {
+                    GroupedTopKRouting {
                         experts: out,
                         weights: out_weights,
                         logits,

@@ -6,8 +6,8 @@ use device::{Buffer, DType, DeviceDriver, DeviceError, MatMut, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::step::{DraftHiddenStates, DraftPass, DraftPassArrays, DraftRow, StagingBuffer};
 use kernels::{
-    DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
-    DraftStateStore, GatherFn, KernelBackend, RowGather, VocabParallelDraftArgmax, VocabShard,
+    AllGatherFn, DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
+    DraftStateStore, KernelBackend, RowGather, VocabParallelDraftArgmax, VocabShard,
 };
 
 use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices, oracle};
@@ -336,7 +336,7 @@ fn vocab_parallel_draft_argmax_matches_full_rows() {
     };
     for device in devices() {
         let zero = DeviceArray::row(&device, &[0]);
-        let argmax = |rank: usize, gather: &mut GatherFn<'_>| {
+        let argmax = |rank: usize, gather: &mut AllGatherFn<'_>| {
             let (shard, mut drafts) = (shard(rank), DeviceArray::of(&device, &[-3; 14], 2, 7));
             let logits = DeviceArray::of(&device, &shard_logits(&shard), rows, cols);
             let result = device.launch(

@@ -2,8 +2,8 @@
 
 use device::{DeviceDriver, MatMut, MatRef};
 use kernels::{
-    ExpertGroups, ExpertLoadArgs, GroupScore, RouterLogits, RouterRuleArgs, RouterScore,
-    RuleRouting, SoftmaxRouting,
+    ExpertGroups, ExpertLoadArgs, GroupScore, GroupedTopKRouting, RouterLogits, RouterRuleArgs,
+    RouterScore, SoftmaxRouting,
 };
 
 use crate::support::{DeviceArray, RandomNumbers, S, devices, oracle};
@@ -177,7 +177,7 @@ fn any_rule_agrees_with_the_cpu() {
             let cpu_rule = RouterRuleArgs { bias: added, ..rule };
             cpu.launch(
                 &S,
-                RuleRouting {
+                GroupedTopKRouting {
                     experts: chosen,
                     weights: shares,
                     logits: scores,
@@ -198,7 +198,7 @@ fn any_rule_agrees_with_the_cpu() {
                 device
                     .launch(
                         &S,
-                        RuleRouting {
+                        GroupedTopKRouting {
                             experts: out.0,
                             weights: out.1,
                             logits: scores.mat(),

@@ -7,7 +7,7 @@ use kernels::gpu::GpuBackend;
 use kernels::step::{
     DraftVerification, PreparedStep, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SamplerOutputArrays,
-    SequenceSamplingParams, SequenceSlotArrays, StageEdit, StageLogitsRow, StageView,
+    SequenceSamplingParams, SequenceSlotArrays, StageLogitEdit, StageLogitsRow, StageView,
     StagingBuffer,
 };
 
@@ -25,7 +25,7 @@ struct SampleCase {
     max_top: usize,
     logits: Vec<f32>,
     logits_rows: Vec<StageLogitsRow>,
-    edits: Vec<StageEdit>,
+    edits: Vec<StageLogitEdit>,
     words: Vec<i32>,
     sampling_params: Vec<SequenceSamplingParams>,
     history: Vec<i32>,
@@ -198,14 +198,14 @@ impl SampleCase {
             let value = if banned { f32::NEG_INFINITY } else { 3.0 * numbers.float() };
             if numbers.below(8) == 0 {
                 let when_at = (known_ids.len() + numbers.below(3)) as i32 - 1;
-                self.edits.push(StageEdit { id, value, when_at, when_len: -1 });
+                self.edits.push(StageLogitEdit { id, value, when_at, when_len: -1 });
                 continue;
             }
             let tail = if numbers.below(3) == 0 { known_ids.len().min(2) } else { 0 };
             let wrong = i32::from(numbers.below(2) == 0);
             let when_at = self.words.len() as i32;
             self.words.extend(known_ids[known_ids.len() - tail..].iter().map(|id| id + wrong));
-            self.edits.push(StageEdit { id, value, when_at, when_len: tail as i32 });
+            self.edits.push(StageLogitEdit { id, value, when_at, when_len: tail as i32 });
         }
     }
 

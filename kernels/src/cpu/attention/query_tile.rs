@@ -5,9 +5,9 @@ use device::{DeviceElement, FloatElement};
 use super::super::matmul_tile::{
     CachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileOperands, column_bytes,
 };
-use super::super::row_kernel::{WidenRow, dispatch};
+use super::super::row_kernel::{RowConversion, dispatch};
 use super::head_kv_blocks::{HeadKvBlocks, group_words, per_step};
-use super::softmax::{KeyTile, NormalizeOutput, RunningSoftmax, softmax_key_tile};
+use super::softmax::{KeyTileSoftmax, OutputNormalization, RunningSoftmax, softmax_key_tile};
 use super::{CpuAttentionCall, KEY_TILE};
 use crate::KvLayout;
 
@@ -109,7 +109,7 @@ impl QueryTile {
         for (i, q) in s.q.chunks_exact_mut(dim).enumerate().take(self.pairs) {
             let (token, head) = self.pair(call, i);
             let from: &[T] = &call.args.q.row(token)[head * dim..][..dim];
-            dispatch(call.isa, WidenRow { to: q, from });
+            dispatch(call.isa, RowConversion { to: q, from });
         }
         s.out[..self.pairs * out_stride(dim)].fill(0.0);
         s.running = [RunningSoftmax::EMPTY; TILE_ROWS];
@@ -163,7 +163,7 @@ impl QueryTile {
         }
         softmax_key_tile(
             call.isa,
-            KeyTile::<T> {
+            KeyTileSoftmax::<T> {
                 scores: &s.scores[..self.pairs],
                 probabilities: &mut s.probabilities,
                 running: &mut s.running,
@@ -218,7 +218,7 @@ impl QueryTile {
             let (token, head) = self.pair(call, i);
             // SAFETY: each (token, query head) pair belongs to one tile.
             let y = unsafe { call.out.part(token, head * dim, dim) };
-            dispatch(call.isa, NormalizeOutput { y, out, sum: running.sum });
+            dispatch(call.isa, OutputNormalization { y, out, sum: running.sum });
         }
     }
 }

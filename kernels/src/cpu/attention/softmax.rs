@@ -18,7 +18,7 @@ impl RunningSoftmax {
 }
 
 /// Row kernel: online softmax of one key tile for all queries of a query tile.
-pub(super) struct KeyTile<'a, T: FloatElement> {
+pub(super) struct KeyTileSoftmax<'a, T: FloatElement> {
     pub(super) scores: &'a [[f32; KEY_TILE]],
     /// Probabilities relative to the new maximum, rounded to `T`; zero for masked keys.
     pub(super) probabilities: &'a mut [[T::Operand; KEY_TILE]],
@@ -31,7 +31,7 @@ pub(super) struct KeyTile<'a, T: FloatElement> {
     pub(super) scale: f32,
 }
 
-impl<T: FloatElement> RowKernel for KeyTile<'_, T> {
+impl<T: FloatElement> RowKernel for KeyTileSoftmax<'_, T> {
     #[inline(always)]
     fn run(self) {
         let outs = self.out.chunks_exact_mut(self.out_stride);
@@ -66,7 +66,7 @@ impl<T: FloatElement> RowKernel for KeyTile<'_, T> {
 }
 
 /// Computes the softmax of one key tile with the fastest implementation for `isa`.
-pub(super) fn softmax_key_tile<T: FloatElement>(isa: CpuIsa, tile: KeyTile<'_, T>) {
+pub(super) fn softmax_key_tile<T: FloatElement>(isa: CpuIsa, tile: KeyTileSoftmax<'_, T>) {
     match isa {
         // SAFETY: the device checked its instruction set.
         #[cfg(target_arch = "x86_64")]
@@ -76,13 +76,13 @@ pub(super) fn softmax_key_tile<T: FloatElement>(isa: CpuIsa, tile: KeyTile<'_, T
 }
 
 /// Row kernel: divides an output by its softmax sum, `y = out / sum`.
-pub(super) struct NormalizeOutput<'a, T> {
+pub(super) struct OutputNormalization<'a, T> {
     pub(super) y: &'a mut [T],
     pub(super) out: &'a [f32],
     pub(super) sum: f32,
 }
 
-impl<T: FloatElement> RowKernel for NormalizeOutput<'_, T> {
+impl<T: FloatElement> RowKernel for OutputNormalization<'_, T> {
     #[inline(always)]
     fn run(self) {
         for (y, o) in self.y.iter_mut().zip(self.out) {

@@ -16,14 +16,14 @@ use std::arch::x86_64::{
 use device::{DType, FloatElement};
 
 use super::KEY_TILE;
-use super::softmax::{KeyTile, RunningSoftmax};
+use super::softmax::{KeyTileSoftmax, RunningSoftmax};
 
 const LANES: usize = 16;
 const VECTORS: usize = KEY_TILE / LANES;
 
 /// Computes the softmax of one key tile for all queries.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn run<T: FloatElement>(tile: KeyTile<'_, T>) {
+pub(super) fn run<T: FloatElement>(tile: KeyTileSoftmax<'_, T>) {
     let outs = tile.out.chunks_exact_mut(tile.out_stride);
     let rows = tile.scores.iter().zip(tile.probabilities).zip(tile.running).zip(outs);
     for ((((scores, probabilities), running), out), &visible) in rows.zip(tile.visible) {

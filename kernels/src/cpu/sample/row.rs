@@ -3,10 +3,12 @@
 
 use std::cmp::Ordering;
 
-use crate::cpu::sample::rules::{DrawParams, LogitEdits, RowLogprobs, SampleError, SamplingRules};
+use crate::cpu::sample::rules::{
+    LogitEdits, RandomSamplingParams, RowLogprobs, SampleError, SamplingRules,
+};
 
 use super::philox::{LANES, gumbel, highest_word};
-use super::vector::{self, CHUNK, CutMass};
+use super::vector::{self, CHUNK, ThresholdMass};
 
 /// A token id and the value that it is ranked by: its logit, or its logit with noise.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -143,7 +145,7 @@ fn penalise(x: f32, count: u32, edits: &LogitEdits<'_>) -> f32 {
 /// afterwards.
 pub(super) fn apply_filters(
     l: &mut [f32],
-    draw: &DrawParams,
+    draw: &RandomSamplingParams,
     scratch: &mut RowScratch,
 ) -> (RankedToken, SamplingCutoff) {
     vector::scale(l, draw.temperature.recip(), scratch.maxima_for(l));
@@ -232,7 +234,7 @@ pub(super) fn argmax_of_chunks(l: &[f32], maxima: &[f32]) -> RankedToken {
 /// Returns the last token that the filters keep if top-k is on: top-p applies to the tokens that top-k keeps.
 fn top_k_cutoff(
     l: &[f32],
-    draw: &DrawParams,
+    draw: &RandomSamplingParams,
     floor: SamplingCutoff,
     scratch: &mut RowScratch,
 ) -> SamplingCutoff {
@@ -283,7 +285,7 @@ fn top_p_cutoff(
     // The cutoff is among the masses in [low, high). f32 bits of positive values are ordered like the values.
     let (mut low, mut high) = (1_u32, f32::INFINITY.to_bits());
     let mut at_low = l.len(); // Number of masses at or above `low`.
-    let mut at_high = CutMass::default(); // Sum and number of the masses at or above `high`.
+    let mut at_high = ThresholdMass::default(); // Sum and number of the masses at or above `high`.
     while at_low - at_high.count > SORTED_MAX && high - low > 4 {
         let step = (high - low) / 4;
         let cuts = [low + step, low + 2 * step, low + 3 * step];
@@ -319,7 +321,7 @@ fn top_p_cutoff(
 pub(super) fn gumbel_argmax(
     l: &[f32],
     first_id: usize,
-    draw: &DrawParams,
+    draw: &RandomSamplingParams,
     best: RankedToken,
     cutoff: SamplingCutoff,
     maxima: &[f32],

@@ -59,7 +59,7 @@ impl LogitEdits<'_> {
 /// Parameters of random sampling from the edited logits, applied in this order: temperature, min-p, top-k,
 /// top-p, then Gumbel noise.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct DrawParams {
+pub(crate) struct RandomSamplingParams {
     /// Softmax temperature; at least `1e-5`.
     pub(crate) temperature: f32,
     /// Min-p: minimum probability relative to that of the most likely token; 0 = off.
@@ -74,7 +74,7 @@ pub(crate) struct DrawParams {
     pub(crate) position: u32,
 }
 
-impl DrawParams {
+impl RandomSamplingParams {
     /// Smallest logit that min-p keeps if the largest logit is `best`.
     pub(crate) fn min_p_floor(&self, best: f32) -> f32 {
         match self.min_p {
@@ -100,7 +100,7 @@ pub(crate) struct SamplingRules<'a> {
     /// Logit edits before sampling.
     pub(crate) edits: LogitEdits<'a>,
     /// Parameters of random sampling; `None` = greedy.
-    pub(crate) draw: Option<DrawParams>,
+    pub(crate) draw: Option<RandomSamplingParams>,
 }
 
 /// Log-probabilities of one row, computed from the logits before edits and temperature.

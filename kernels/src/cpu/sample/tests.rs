@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::cpu::sample::rules::{
-    DrawParams, LogitEdits, SampleError, SamplingRules, TokenOccurrence,
+    LogitEdits, RandomSamplingParams, SampleError, SamplingRules, TokenOccurrence,
 };
 use proptest::prelude::*;
 
@@ -19,20 +19,20 @@ pub(super) fn row(v: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-pub(super) fn plain(key: u64, position: u32) -> DrawParams {
-    DrawParams { temperature: 1.0, min_p: 0.0, top_k: 0, top_p: 1.0, key, position }
+pub(super) fn plain(key: u64, position: u32) -> RandomSamplingParams {
+    RandomSamplingParams { temperature: 1.0, min_p: 0.0, top_k: 0, top_p: 1.0, key, position }
 }
 
 fn sample_one(l: &[f32], rules: &SamplingRules<'_>) -> Result<u32, SampleError> {
     sample_token(l, rules, &mut RowScratch::default())
 }
 
-fn drawn(l: &[f32], draw: DrawParams) -> u32 {
+fn drawn(l: &[f32], draw: RandomSamplingParams) -> u32 {
     sample_one(l, &SamplingRules { edits: LogitEdits::default(), draw: Some(draw) }).unwrap()
 }
 
 /// Reference for the filters: returns the ids that they keep, by sorting the logits.
-pub(super) fn kept(l: &[f32], d: &DrawParams) -> Vec<u32> {
+pub(super) fn kept(l: &[f32], d: &RandomSamplingParams) -> Vec<u32> {
     let scaled: Vec<f32> = l.iter().map(|x| x * d.temperature.recip()).collect();
     let mut ids: Vec<u32> = (0..l.len() as u32).filter(|&i| l[i as usize] > f32::MIN).collect();
     ids.sort_by(|&a, &b| scaled[b as usize].total_cmp(&scaled[a as usize]).then(a.cmp(&b)));
@@ -57,7 +57,7 @@ pub(super) fn kept(l: &[f32], d: &DrawParams) -> Vec<u32> {
 }
 
 /// Reference for random sampling: adds noise to the logit of every kept id, then takes the argmax.
-fn naive_draw(l: &[f32], d: &DrawParams) -> u32 {
+fn naive_draw(l: &[f32], d: &RandomSamplingParams) -> u32 {
     let value = |id: u32| {
         let words = philox4x32_10(d.key, [id / 4, DRAW_TOKEN, d.position, 0]);
         l[id as usize] * d.temperature.recip() + gumbel(words[id as usize % 4])
@@ -115,7 +115,7 @@ fn edits_apply_in_order() {
     let l = [1.0, 4.0, -2.0, 3.0, 0.5];
     let check = |edits: LogitEdits<'_>, expected: Result<u32, SampleError>| {
         assert_eq!(sample_one(&l, &SamplingRules { edits, draw: None }), expected, "{edits:?}");
-        let draw = Some(DrawParams { temperature: 1e-4, ..plain(3, 5) });
+        let draw = Some(RandomSamplingParams { temperature: 1e-4, ..plain(3, 5) });
         assert_eq!(sample_one(&l, &SamplingRules { edits, draw }), expected, "drawn, {edits:?}");
     };
     let off = LogitEdits::default();
@@ -145,11 +145,11 @@ fn edits_apply_in_order() {
 fn frequencies_follow_the_softmax() {
     let l: Vec<f32> = (0..100).map(|i| ((i * 37) % 100) as f32 / 25.0).collect();
     for (temperature, draws) in [(1.0, 200_000_u32), (0.6, 200_000), (1.7, 200_000)] {
-        let d = DrawParams { temperature, ..plain(0x1234_5678_9abc_def0, 0) };
+        let d = RandomSamplingParams { temperature, ..plain(0x1234_5678_9abc_def0, 0) };
         let mut scratch = RowScratch::default();
         let mut counts = vec![0_u32; l.len()];
         for position in 0..draws {
-            let draw = Some(DrawParams { position, ..d });
+            let draw = Some(RandomSamplingParams { position, ..d });
             let rules = SamplingRules { edits: LogitEdits::default(), draw };
             counts[sample_token(&l, &rules, &mut scratch).unwrap() as usize] += 1;
         }
@@ -174,7 +174,7 @@ fn sampling_noise_depends_on_key_and_position_only() {
     let mut used = RowScratch::default();
     let rules = |key, position| SamplingRules {
         edits: LogitEdits::default(),
-        draw: Some(DrawParams { top_p: 0.9, ..plain(key, position) }),
+        draw: Some(RandomSamplingParams { top_p: 0.9, ..plain(key, position) }),
     };
     for position in 0..50 {
         let _ = sample_token(&row(777, 9), &rules(1, 1), &mut used);
@@ -237,15 +237,15 @@ proptest! {
         if coarse {
             l = l.iter().map(|x| x.round() + 0.0).collect(); // many ties, no -0
         }
-        let d = DrawParams { temperature, min_p, top_k, top_p, ..plain(seed, v as u32) };
+        let d = RandomSamplingParams { temperature, min_p, top_k, top_p, ..plain(seed, v as u32) };
         // Rounding may move an id across a cutoff in either implementation: skip such cases.
         let nudge = |f: f32| {
             let cut = |p: f32| if p == 0.0 || p >= 1.0 { p } else { p * f };
-            kept(&l, &DrawParams { min_p: cut(min_p), top_p: cut(top_p), ..d })
+            kept(&l, &RandomSamplingParams { min_p: cut(min_p), top_p: cut(top_p), ..d })
         };
         prop_assume!(nudge(1.0 - 1e-5) == nudge(1.0 + 1e-5));
         for position in 0..4 {
-            let d = DrawParams { position, ..d };
+            let d = RandomSamplingParams { position, ..d };
             prop_assert_eq!(drawn(&l, d), naive_draw(&l, &d));
         }
     }
@@ -264,20 +264,23 @@ fn time_rows_of_a_real_vocabulary() {
         println!("{name:32} {:>8.1} us", start.elapsed().as_secs_f64() * 1e6 / 200.0);
     };
     for (kind, l) in [("peaked", &l), ("flat", &flat)] {
-        let mut draws = |name: &str, d: DrawParams| {
+        let mut draws = |name: &str, d: RandomSamplingParams| {
             time(&format!("{name}, {kind}"), &mut |s, i| {
                 let rules = SamplingRules {
                     edits: LogitEdits::default(),
-                    draw: Some(DrawParams { position: i, ..d }),
+                    draw: Some(RandomSamplingParams { position: i, ..d }),
                 };
                 std::hint::black_box(sample_token(l, &rules, s).unwrap());
             });
         };
         draws("temperature", plain(5, 0));
-        draws("top_p 0.95", DrawParams { top_p: 0.95, ..plain(5, 0) });
-        draws("top_k 50", DrawParams { top_k: 50, ..plain(5, 0) });
-        draws("top_k 20, top_p 0.95", DrawParams { top_k: 20, top_p: 0.95, ..plain(5, 0) });
-        draws("min_p 0.05", DrawParams { min_p: 0.05, ..plain(5, 0) });
+        draws("top_p 0.95", RandomSamplingParams { top_p: 0.95, ..plain(5, 0) });
+        draws("top_k 50", RandomSamplingParams { top_k: 50, ..plain(5, 0) });
+        draws(
+            "top_k 20, top_p 0.95",
+            RandomSamplingParams { top_k: 20, top_p: 0.95, ..plain(5, 0) },
+        );
+        draws("min_p 0.05", RandomSamplingParams { min_p: 0.05, ..plain(5, 0) });
         time(&format!("greedy, {kind}"), &mut |s, _| {
             let rules = SamplingRules { edits: LogitEdits::default(), draw: None };
             std::hint::black_box(sample_token(l, &rules, s).unwrap());
@@ -303,7 +306,7 @@ fn rows_do_not_depend_on_batch_or_threads() {
                     allowed: (r % 4 == 3).then_some(&allowed),
                     ..LogitEdits::default()
                 },
-                draw: Some(DrawParams { top_p: 0.9, ..plain(r as u64, 4) }),
+                draw: Some(RandomSamplingParams { top_p: 0.9, ..plain(r as u64, 4) }),
             }),
         },
         logprobs: (r.is_multiple_of(3) || r.is_multiple_of(4)).then_some(r % 7),

@@ -10,7 +10,7 @@ const SUMMED: usize = 256;
 
 /// Sum and number of the probability masses at or above a threshold, in the search for the top-p cutoff.
 #[derive(Clone, Copy, Default)]
-pub(super) struct CutMass {
+pub(super) struct ThresholdMass {
     pub(super) mass: f64,
     pub(super) count: usize,
 }
@@ -111,8 +111,8 @@ per_isa! {
 
 per_isa! {
     /// Returns the sum and number of the masses at or above each threshold in `cuts`.
-    fn mass_above(masses: &[f32], cuts: [f32; 3]) -> [CutMass; 3] {
-        let mut at_cuts = [CutMass::default(); 3];
+    fn mass_above(masses: &[f32], cuts: [f32; 3]) -> [ThresholdMass; 3] {
+        let mut at_cuts = [ThresholdMass::default(); 3];
         for part in masses.chunks(SUMMED) {
             for (at_cut, &cut) in at_cuts.iter_mut().zip(&cuts) {
                 at_cut.mass += f64::from(lane_sum(part, |m| if m >= cut { m } else { 0.0 }));

@@ -27,7 +27,7 @@ use super::row::{
     RankedToken, RowScratch, SamplingCutoff, apply_filters, greedy_token, gumbel_argmax, order,
     sample_token,
 };
-use super::rules::{DrawParams, SampleError, SamplingRules};
+use super::rules::{RandomSamplingParams, SampleError, SamplingRules};
 use super::vector;
 
 /// A draft token to verify, and the distribution that it was sampled from.
@@ -92,7 +92,7 @@ fn verify_by(
 /// the edited logits.
 fn accept_or_resample(
     l: &mut [f32],
-    draw: &DrawParams,
+    draw: &RandomSamplingParams,
     id: u32,
     q: &[f32],
     residual: impl Fn(&[f32], &[f32], usize) -> f32,

@@ -5,7 +5,7 @@
 use device::gpu::KernelLaunch;
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 
-use super::super::gemm::InputRows;
+use super::super::gemm::GemmInputRows;
 use super::gemm_small_m_shape::{COMPUTE_WARPS, Fp8SmallMProblem, SLAB, StripsPerPass};
 use super::{BLOCK, GEMM_SMALL_M, KERNEL, QUANTIZE, THREADS, weight_scales};
 use crate::gpu::GpuBackend;
@@ -96,10 +96,10 @@ impl GpuBackend {
         let (out, factors) = unsafe {
             (scratch.add(padded_bytes(values * 2)), scratch.add(2 * padded_bytes(values * 2)))
         };
-        let mut from = InputRows::from(x);
+        let mut from = GemmInputRows::from(x);
         if let Some((norm, eps)) = fusion.norm {
             self.norm_to(s, scratch, x.cols(), x, norm, eps)?;
-            from = InputRows { address: scratch, stride: x.cols(), ..from };
+            from = GemmInputRows { address: scratch, stride: x.cols(), ..from };
         }
         self.scale_rows_to_f16(s, out, factors, from, x.cols())?;
         let rows = Fp8SmallMRows { x: out, factors, rows: count, stride: x.cols() };
@@ -118,7 +118,7 @@ impl GpuBackend {
         s: &DeviceStream,
         to: *mut u8,
         factors: *mut u8,
-        x: InputRows,
+        x: GemmInputRows,
         cols: usize,
     ) -> Result<(), DeviceError> {
         let kernel = self.kernel(&QUANTIZE, "scale_rows_to_f16", &[("CHANNELS", 0)])?;

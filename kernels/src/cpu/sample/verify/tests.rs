@@ -18,8 +18,8 @@ const DRAW_DRAFT: u32 = 3;
 
 /// Sampling parameters of the requests of a test.
 #[derive(Debug, Clone, Copy)]
-struct SamplingStyle {
-    draw: DrawParams,
+struct TestSamplingParams {
+    draw: RandomSamplingParams,
     banned: &'static [u32],
     bias: &'static [(u32, f32)],
     repetition: f32,
@@ -27,16 +27,21 @@ struct SamplingStyle {
     presence: f32,
 }
 
-impl SamplingStyle {
+impl TestSamplingParams {
     fn new(temperature: f32) -> Self {
-        let draw = DrawParams { temperature, ..plain(0, 0) };
+        let draw = RandomSamplingParams { temperature, ..plain(0, 0) };
         Self { draw, banned: &[], bias: &[], repetition: 1.0, frequency: 0.0, presence: 0.0 }
     }
 
     /// Sampling parameters with every edit and filter that may change a logit or remove a token.
     fn strict() -> Self {
-        let draw =
-            DrawParams { temperature: 1.3, min_p: 0.02, top_k: 4, top_p: 0.95, ..plain(0, 0) };
+        let draw = RandomSamplingParams {
+            temperature: 1.3,
+            min_p: 0.02,
+            top_k: 4,
+            top_p: 0.95,
+            ..plain(0, 0)
+        };
         let (banned, bias) = (&[5], &[(1, 0.6)]);
         Self { draw, banned, bias, repetition: 1.2, frequency: 0.5, presence: 0.3 }
     }
@@ -53,7 +58,8 @@ impl SamplingStyle {
         let edits =
             LogitEdits { allowed: None, banned, bias, seen, repetition, frequency, presence };
         let greedy = self.draw.temperature < 1e-5;
-        let draw = (!greedy).then_some(DrawParams { key, position: len as u32, ..self.draw });
+        let draw =
+            (!greedy).then_some(RandomSamplingParams { key, position: len as u32, ..self.draw });
         SamplingRules { edits, draw }
     }
 
@@ -125,7 +131,7 @@ fn draft(tokens: &[u32], key: u64, proposer: TestProposer) -> (u32, Vec<f32>) {
 
 /// Runs one decoding step with `k` draft tokens; returns the tokens that follow `tokens`.
 fn step(
-    style: &SamplingStyle,
+    style: &TestSamplingParams,
     key: u64,
     tokens: &[u32],
     k: usize,
@@ -159,7 +165,7 @@ fn step(
 
 /// Runs one request; returns its first `LENGTH` generated tokens.
 fn run(
-    style: &SamplingStyle,
+    style: &TestSamplingParams,
     key: u64,
     k: usize,
     proposer: TestProposer,
@@ -176,7 +182,7 @@ fn run(
 }
 
 /// Returns the number of occurrences of each output over all runs, and the acceptance rate of draft tokens.
-fn outputs(style: &SamplingStyle, k: usize, proposer: TestProposer) -> (Vec<u32>, f64) {
+fn outputs(style: &TestSamplingParams, k: usize, proposer: TestProposer) -> (Vec<u32>, f64) {
     let (mut counts, mut count) = (vec![0; V.pow(LENGTH as u32)], DraftCounts::default());
     for key in 0..RUNS {
         let tokens = run(style, key * 0x9E37_79B9 + k as u64, k, proposer, &mut count);
@@ -186,7 +192,7 @@ fn outputs(style: &SamplingStyle, k: usize, proposer: TestProposer) -> (Vec<u32>
 }
 
 /// Returns the expected number of occurrences of each output.
-fn expected(style: &SamplingStyle) -> Vec<f64> {
+fn expected(style: &TestSamplingParams) -> Vec<f64> {
     let mut p = vec![(vec![FIRST], 1.0)];
     for _ in 0..LENGTH {
         let extended = |(tokens, p): (Vec<u32>, f64)| {
@@ -228,9 +234,9 @@ const DEVIATIONS_MAX: f64 = 4.0;
 #[test]
 fn drafts_do_not_change_the_distribution() {
     for (name, style) in [
-        ("0.7", SamplingStyle::new(0.7)),
-        ("1.0", SamplingStyle::new(1.0)),
-        ("strict", SamplingStyle::strict()),
+        ("0.7", TestSamplingParams::new(0.7)),
+        ("1.0", TestSamplingParams::new(1.0)),
+        ("strict", TestSamplingParams::strict()),
     ] {
         let expected = expected(&style);
         let without = excess(&outputs(&style, 0, TestProposer::Greedy).0, &expected);
@@ -258,7 +264,7 @@ fn drafts_do_not_change_the_distribution() {
 #[test]
 fn wrong_residual_is_detected() {
     for temperature in [0.7, 1.0] {
-        let style = SamplingStyle::new(temperature);
+        let style = TestSamplingParams::new(temperature);
         let (counts, _) = outputs(&style, 2, TestProposer::OffByOne);
         let excess = excess(&counts, &expected(&style));
         assert!(excess > 10.0 * DEVIATIONS_MAX, "at {temperature}: {excess:.1} deviations");
@@ -267,9 +273,13 @@ fn wrong_residual_is_detected() {
 
 #[test]
 fn deterministic_drafts_do_not_change_tokens() {
-    let greedy = SamplingStyle::new(0.0);
-    for style in [greedy, SamplingStyle::new(0.7), SamplingStyle::new(1.0), SamplingStyle::strict()]
-    {
+    let greedy = TestSamplingParams::new(0.0);
+    for style in [
+        greedy,
+        TestSamplingParams::new(0.7),
+        TestSamplingParams::new(1.0),
+        TestSamplingParams::strict(),
+    ] {
         for key in 0..300 {
             let without = run(&style, key, 0, TestProposer::Greedy, &mut DraftCounts::default());
             for k in 1..=4 {
@@ -287,7 +297,7 @@ fn deterministic_drafts_do_not_change_tokens() {
 
 #[test]
 fn non_finite_logits_after_a_rejected_draft_are_ignored() {
-    let style = SamplingStyle::new(1.0);
+    let style = TestSamplingParams::new(1.0);
     let rules: Vec<_> = (1..=2).map(|len| style.rules(1, len, &[])).collect();
     let mut logits = [target(FIRST), vec![f32::NAN; V]].concat();
     let verify = |logits: &[f32], id: u32| {
@@ -303,7 +313,7 @@ fn non_finite_logits_after_a_rejected_draft_are_ignored() {
 
 #[test]
 fn drafts_outside_the_filters_are_rejected() {
-    let style = SamplingStyle::strict(); // It bans id 5.
+    let style = TestSamplingParams::strict(); // It bans id 5.
     let q = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0];
     let mut scratch = RowScratch::default();
     for key in 0..200 {

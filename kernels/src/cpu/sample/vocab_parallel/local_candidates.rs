@@ -5,7 +5,7 @@ use super::rank_candidates::{RankCandidates, ShardLogprobs, TokenCandidate};
 use crate::cpu::sample::row::{
     RankedToken, RowScratch, SamplingCutoff, argmax_of_chunks, edit, gumbel_argmax, top_k_tokens,
 };
-use crate::cpu::sample::rules::{DrawParams, SampleRequest, SamplingRules, TokenChoice};
+use crate::cpu::sample::rules::{RandomSamplingParams, SampleRequest, SamplingRules, TokenChoice};
 use crate::cpu::sample::vector;
 
 /// Selects the candidate tokens of a row from the raw logits of a shard; `raw[0]` is the logit of token id
@@ -111,7 +111,7 @@ fn sampling_candidates(
 fn top_candidates(
     l: &[f32],
     best: RankedToken,
-    draw: &DrawParams,
+    draw: &RandomSamplingParams,
     layout: &CandidateLayout,
     scratch: &mut RowScratch,
     candidate: impl Fn(&RankedToken) -> TokenCandidate,

@@ -4,7 +4,7 @@ use super::rank_candidates::{RankCandidates, TokenCandidate};
 use crate::cpu::sample::philox::noise;
 use crate::cpu::sample::row::{RankedToken, order, top_p_index};
 use crate::cpu::sample::rules::{
-    DrawParams, SampleError, SampleRequest, SamplingRules, TokenChoice,
+    RandomSamplingParams, SampleError, SampleRequest, SamplingRules, TokenChoice,
 };
 use std::cmp::Ordering;
 
@@ -81,7 +81,7 @@ fn choose(
 /// Number of candidates, from the most likely on, that the filters keep; `None` if it depends on tokens that
 /// are no candidates.
 fn kept_count(
-    draw: &DrawParams,
+    draw: &RandomSamplingParams,
     vocab: usize,
     ranks: &[RankCandidates],
     candidates: &[RankedToken],

@@ -27,7 +27,7 @@ use super::rules::{
     RowLogprobs, RowSampleResult, SampleError, SampleRequest, SampledRow, TokenChoice,
 };
 use super::{CpuSampler, vector};
-use crate::{GatherFn, VocabShard};
+use crate::{AllGatherFn, VocabShard};
 
 /// Logits rows of one sampling op, of which this rank has a vocabulary shard, and their sampling requests.
 struct ShardedRows<'a> {
@@ -50,7 +50,7 @@ impl CpuSampler {
         logits: MatRef<'_>,
         shard: &VocabShard,
         requests: &[SampleRequest<'_>],
-        gather: &mut GatherFn<'_>,
+        gather: &mut AllGatherFn<'_>,
     ) -> Result<Vec<RowSampleResult>, DeviceError> {
         let rows = ShardedRows { sampler: self, threads, logits, shard, requests };
         let outcomes = rows.outcomes(gather)?;
@@ -95,7 +95,7 @@ impl ShardedRows<'_> {
     }
 
     /// First all-gather: exchanges the candidates of all ranks and merges them.
-    fn outcomes(&self, gather: &mut GatherFn<'_>) -> Result<Vec<MergeOutcome>, DeviceError> {
+    fn outcomes(&self, gather: &mut AllGatherFn<'_>) -> Result<Vec<MergeOutcome>, DeviceError> {
         let layouts: Vec<Option<CandidateLayout>> =
             self.requests.iter().map(|row| CandidateLayout::of(row, self.shard)).collect();
         let words_of_row = |r: usize, scratch: &mut RowScratch| {
@@ -122,7 +122,7 @@ impl ShardedRows<'_> {
     fn sample_full_rows(
         &self,
         outcomes: &[MergeOutcome],
-        gather: &mut GatherFn<'_>,
+        gather: &mut AllGatherFn<'_>,
     ) -> Result<Vec<RowSampleResult>, DeviceError> {
         let undecided = (0..outcomes.len()).filter(|&r| outcomes[r].is_none());
         let requests: Vec<SampleRequest<'_>> =
@@ -145,7 +145,7 @@ impl ShardedRows<'_> {
     fn token_ranks(
         &self,
         outcomes: &[MergeOutcome],
-        gather: &mut GatherFn<'_>,
+        gather: &mut AllGatherFn<'_>,
     ) -> Result<Vec<u32>, DeviceError> {
         let tokens = outcomes.iter().enumerate().filter_map(|(r, outcome)| match outcome {
             Some(Ok(token)) if needs_rank_count(&self.requests[r]) => Some((r, token)),
@@ -163,7 +163,11 @@ impl ShardedRows<'_> {
     }
 
     /// Gathers the words of all ranks, concatenated in the order of ranks.
-    fn exchange(&self, local: &[u32], gather: &mut GatherFn<'_>) -> Result<Vec<u32>, DeviceError> {
+    fn exchange(
+        &self,
+        local: &[u32],
+        gather: &mut AllGatherFn<'_>,
+    ) -> Result<Vec<u32>, DeviceError> {
         if local.is_empty() {
             return Ok(Vec::new());
         }

@@ -7,7 +7,7 @@ use std::thread;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cpu::sample::rules::{DrawParams, LogitEdits, SamplingRules, TokenOccurrence};
+use crate::cpu::sample::rules::{LogitEdits, RandomSamplingParams, SamplingRules, TokenOccurrence};
 use crate::cpu::sample::tests::{plain, row};
 
 /// Tolerance for log-probabilities, which are computed from sums in another order.
@@ -172,16 +172,16 @@ prop_compose! {
         top_k in prop_oneof![Just(0_usize), Just(0_usize), 1_usize..70, 1_usize..2100],
         top_p in prop_oneof![Just(1.0_f32), 0.01_f32..1.0],
         key in any::<u64>(),
-    ) -> DrawParams {
-        DrawParams { temperature, min_p, top_k, top_p, ..plain(key, 3) }
+    ) -> RandomSamplingParams {
+        RandomSamplingParams { temperature, min_p, top_k, top_p, ..plain(key, 3) }
     }
 }
 
 /// Whether rounding may move a token across the cutoff of a filter: such cases are skipped.
-fn is_near_a_cutoff(l: &[f32], changes: &RandomEdits, d: &DrawParams) -> bool {
+fn is_near_a_cutoff(l: &[f32], changes: &RandomEdits, d: &RandomSamplingParams) -> bool {
     let with_factor = |f: f32| {
         let cut = |p: f32| if p == 0.0 || p >= 1.0 { p } else { p * f };
-        let d = DrawParams { min_p: cut(d.min_p), top_p: cut(d.top_p), ..*d };
+        let d = RandomSamplingParams { min_p: cut(d.min_p), top_p: cut(d.top_p), ..*d };
         let rules = SamplingRules { edits: changes.edits(), draw: Some(d) };
         let row = SampleRequest { choice: TokenChoice::Sample(rules), logprobs: None };
         sample_full_rows(&[l.to_vec()], &[row])
@@ -236,7 +236,7 @@ fn greedy(top: Option<usize>) -> SampleRequest<'static> {
     SampleRequest { choice: TokenChoice::Sample(rules), logprobs: top }
 }
 
-fn random(draw: DrawParams) -> SampleRequest<'static> {
+fn random(draw: RandomSamplingParams) -> SampleRequest<'static> {
     let rules = SamplingRules { edits: LogitEdits::default(), draw: Some(draw) };
     SampleRequest { choice: TokenChoice::Sample(rules), logprobs: None }
 }
@@ -264,7 +264,8 @@ fn non_finite_and_masked_rows_fail_alone() {
     };
     let nothing = SampleRequest { choice: TokenChoice::Sample(rules), logprobs: Some(2) };
     for size in [2, 4] {
-        let requests = [greedy(Some(2)), random(DrawParams { top_p: 0.9, ..plain(1, 1) }), nothing];
+        let requests =
+            [greedy(Some(2)), random(RandomSamplingParams { top_p: 0.9, ..plain(1, 1) }), nothing];
         let results = sample(&l, size, &requests).0;
         assert!(results[0].is_ok());
         assert_eq!(results[1..], [Err(SampleError::NonFinite), Err(SampleError::AllMasked)]);
@@ -294,17 +295,20 @@ fn rows_gather_only_what_sampling_needs() {
     let known = SampleRequest { choice: TokenChoice::Score(9), logprobs: Some(1) };
     assert_eq!(words(l.clone(), known), [8, 1]);
     assert_eq!(words(l.clone(), SampleRequest { logprobs: Some(5), ..random(draw) }), [17, 1]);
-    let top_k = DrawParams { top_k: 50, ..draw };
+    let top_k = RandomSamplingParams { top_k: 50, ..draw };
     assert_eq!(words(flat.clone(), random(top_k)), [101]);
-    assert_eq!(words(flat.clone(), random(DrawParams { top_p: 0.9, min_p: 0.01, ..top_k })), [101]);
-    let top_p = random(DrawParams { top_p: 0.9, ..draw });
+    assert_eq!(
+        words(flat.clone(), random(RandomSamplingParams { top_p: 0.9, min_p: 0.01, ..top_k })),
+        [101]
+    );
+    let top_p = random(RandomSamplingParams { top_p: 0.9, ..draw });
     assert_eq!(words(peaked.clone(), top_p), [259]);
     assert_eq!(
         words(flat.clone(), top_p),
         [259, SHARD],
         "the cutoff is after the 128 candidates of a rank"
     );
-    let min_p = random(DrawParams { min_p: 0.1, ..draw });
+    let min_p = random(RandomSamplingParams { min_p: 0.1, ..draw });
     assert_eq!(words(peaked, min_p), [257]);
     assert_eq!(words(flat.clone(), min_p), [257, SHARD]);
     let all = SampleRequest { logprobs: Some(usize::MAX), ..greedy(None) };
@@ -314,7 +318,7 @@ fn rows_gather_only_what_sampling_needs() {
 #[test]
 fn rows_of_a_batch_share_gathers() {
     let l: Vec<Vec<f32>> = (0..4).map(|i| row(4096, i).iter().map(|x| 0.1 * x).collect()).collect();
-    let top_p_row = random(DrawParams { top_p: 0.9, ..plain(1, 1) });
+    let top_p_row = random(RandomSamplingParams { top_p: 0.9, ..plain(1, 1) });
     let requests = [
         greedy(None),
         top_p_row,
