@@ -1,28 +1,30 @@
-// moe_align: sorts choices by expert and cuts each expert's run into segments; the grid depends only on the
-// number of choices, so that the launch can be captured. moe_count: counts the choices of each expert per
-// part of the choices, used when sorting in one block would take too long. moe_combine: weighted sum of a
-// token's expert outputs.
+// moe_align.hip - moe_align sorts choices ((token, expert) pairs, see moe/segment.h) by expert and cuts each
+// expert's run into segments. moe_count counts the choices of each expert in each part of the choices, for a
+// moe_align of several blocks. moe_combine adds a token's expert outputs. Grids depend only on the number of
+// choices, so that launches can be captured.
 // CPU reference: `ExpertMlp`.
 //
-// moe_count: counts [parts, count]. moe_align: order i32 [T top_k], segments [max_segments]. experts i32 [T
-// top_k] with global expert ids; choices outside [first, first + count) are skipped. The order of choices
-// within an expert's run is unspecified: no result depends on it.
-// Grid: parts of the choices, one block each. Block: a multiple of WARP_SIZE, at most 1024. Dynamic shared
-// memory: count * 4 bytes. `counts` is null for one part.
-// With `own` = 1 segment e is the first segment of expert e, even if it has no rows, and all further segments
-// follow; with 0 no segment is empty.
+// Input of both: experts i32 [tokens * top_k], global expert ids; experts outside [first, first + count) are
+// skipped. Outputs: counts [parts, count] of moe_count; order i32 [tokens * top_k] and segments
+// [max_segments] of moe_align. The order of choices within an expert's run is unspecified; no result depends
+// on it.
+// Grid: one block per part of the choices. Block: a multiple of WARP_SIZE, at most 1024. Dynamic shared
+// memory: count * 4 bytes. With one part moe_align counts by itself, and `counts` is null.
+// With own = 1 segment e is the first segment of expert e, even if it has no rows, and all further segments
+// follow; with own = 0 no segment is empty.
 //
-// moe_combine: y [T, H] = sum of weight * out[c] over a token's choices on this rank, out [T top_k, H], in
-// ascending order of experts, in f32, rounded once. -DACT_F32=0|1: type of y. -DOUT_HALF=0|1: out is f32 or
-// half_t; half_t requires H to be a multiple of 8.
-// Grid: (T, H / (256 * 16 bytes of out), rounded up). Block: 256. top_k at most 64.
-// Roofline: T top_k H bytes of out.
+// moe_combine: y [tokens, h] = sum of weight * out[c] over a token's choices c on this rank, out [tokens *
+// top_k, h], in ascending order of experts, in f32, rounded once; h is the hidden size. -DACT_F32=0|1: type
+// of y. -DOUT_HALF=0|1: out is f32 or half_t; half_t requires h to be a multiple of 8.
+// Grid: (tokens, h / columns of out in 256 * 16 bytes, rounded up). Block: 256. top_k is at most 64.
+// Roofline: bytes of `out` over memory bandwidth.
 #include "dev.h"
 #include "dev/strip.h"
 #include "moe/segment.h"
 #include "sample/order.h"
 
-// Calls take(choice, expert) for this part's choices of this rank, with several loads in flight.
+// Calls take(choice, expert) for every choice in this block's part with an expert on this rank; several loads
+// are in flight.
 template <class Take> DEV void each_choice(const i32* experts, u32 choices, u32 first, u32 count, const Take& take) {
     enum : u32 { AT_ONCE = 8 };
     const u32 part = (choices + gdim_x() - 1) / gdim_x(), begin = bid_x() * part;
@@ -54,7 +56,7 @@ KERNEL(1024) moe_count(u32* counts, const i32* experts, u32 choices, u32 first, 
 EXPORT(moe_count)
 
 struct Counted { u32 before, all; };
-// Number of choices of an expert in earlier parts, and in all parts.
+// Returns the number of choices of an expert in earlier parts, and in all parts.
 DEV Counted counted(const u32* counts, u32 e, u32 count) {
     Counted c{0, 0};
     for (u32 part = 0; part < gdim_x(); ++part) {
@@ -67,7 +69,7 @@ DEV Counted counted(const u32* counts, u32 e, u32 count) {
 
 KERNEL(1024) moe_align(u32* order, Segment* segments, const u32* counts, const i32* experts, u32 choices, u32 first,
                        u32 count, u32 segment_rows, u32 max_segments, u32 own) {
-    DYN_SHARED(u32, next);  // Index of an expert's next choice in `order`.
+    DYN_SHARED(u32, next);  // Per expert: index in `order` of its next choice.
     grid_release();
     grid_wait();
     if (!counts) count_part(next, experts, choices, first, count);
@@ -111,7 +113,7 @@ KERNEL(256) moe_combine(ACT* y, const Outs* out, const i32* experts, const float
     grid_wait();
     const u32 token = bid_x();
     if (tid() < top_k) {
-        // Rank of a choice among the token's choices, by expert. Experts of other ranks are last.
+        // Sorts the token's choices by expert; choices of other ranks' experts are last.
         const u32 mine = (u32)experts[token * top_k + tid()] - first;
         u32 place = 0;
         for (u32 j = 0; j < top_k; ++j) {

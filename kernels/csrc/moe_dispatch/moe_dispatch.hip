@@ -1,22 +1,25 @@
-// moe_dispatch.hip - expert parallel (EP) dispatch and combine: replica of an expert for a token (EPLB),
-// tokens of each rank, and the sum of the returned rows. CPU reference: cpu/moe.rs (`ExpertPlacementLookup`),
-// cpu/moe_dispatch.rs.
+// moe_dispatch.hip - expert parallel (EP) dispatch and combine: choosing a replica of each expert (EPLB),
+// listing the tokens of each rank, and adding the rows that ranks return. CPU reference: cpu/moe.rs
+// (`ExpertPlacementLookup`), cpu/moe_dispatch.rs.
 //
-// eplb_map_experts   experts i32 [T, k] in place: maps a logical expert to one of its physical replicas, by
-//                    the token's position. positions i32 [P] of tokens i32 [T], or of all tokens in order if
-//                    `tokens` is null. places [E, 1 + most]: number of replicas of an expert, then their
-//                    physical ids. -1 for tokens or experts that do not exist. Grid: choices / block, rounded
-//                    up. Block: 256.
-// moe_dispatch       experts i32 [T, k] -> tokens i32 [ranks T]: tokens for rank 0 ascending, then those for
-//                    rank 1, ...; places i32 [T, ranks]: index of a token in its rank's list, or -1; counts
-//                    i32 [ranks]. Rank r has `each` experts from (r * stride + offset) * each on. At most 64
+// eplb_map_experts   maps logical experts to physical replicas, in place on experts i32 [rows, k]. The
+//                    token's position selects the replica. Row i is that of token tokens[i], or token i if
+//                    `tokens` is null; positions i32 by token. places [logical experts, 1 + maximum
+//                    replicas]: number of replicas, then their physical ids. The result is -1 for tokens or
+//                    experts that do not exist. Grid: choices / block, rounded up. Block: 256.
+// moe_dispatch       lists the tokens of each rank, from experts i32 [t tokens, k]. Outputs: tokens i32
+//                    [ranks * t], the tokens for rank 0 in ascending order, then those for rank 1, and so on;
+//                    places i32 [t, ranks], the index in `tokens` of a token for a rank, or -1; counts i32
+//                    [ranks]. Rank r has `each` experts from (r * stride + offset) * each on. At most 64
 //                    ranks. Grid: ranks. Block: a multiple of WARP_SIZE up to 1024. Every block scans all
 //                    choices twice.
-// moe_combine_ranks  y [T, cols] = sum of the rows of x [rows, cols] with indices places i32 [T, n], in that
-//                    order, in f32 from zero on, rounded once. Indices out of range are skipped. All of ACT.
-//                    Grid: T * parts, part fastest. Block: a multiple of WARP_SIZE up to 256, eight columns
-//                    per thread.
-// Roofline: the bytes of moe_combine_ranks; the other kernels are latency-bound.
+// moe_combine_ranks  y [tokens, cols] = sum of the rows of x [rows, cols] with indices places i32 [tokens,
+//                    n], added in that order in f32 from zero on, rounded once. Indices out of range are
+//                    skipped. x and y are of ACT. Grid: tokens * parts blocks, where block b processes part b
+//                    % parts of token b / parts. Block: a multiple of WARP_SIZE up to 256, eight columns per
+//                    thread.
+// Roofline: moe_combine_ranks is bound by its bytes over memory bandwidth; the other kernels are
+// latency-bound.
 #include "dev.h"
 #include "sample/order.h"
 
@@ -40,7 +43,7 @@ EXPORT(eplb_map_experts)
 struct ExpertParallelLayout {
     u32 each, ranks, stride, offset;
 };
-// Ranks that receive a token, as a bit mask.
+// Returns the ranks that receive a token, as a bit mask.
 DEV u64 ranks_of(const i32* experts, u32 k, ExpertParallelLayout spread) {
     u64 ranks = 0;
     for (u32 j = 0; j < k; ++j) {

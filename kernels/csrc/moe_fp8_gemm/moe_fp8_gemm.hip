@@ -1,20 +1,23 @@
 // moe_fp8_gemm: one GEMM of an expert MLP with fp8 weights and block scales. Weights of active experts are
 // read once per segment. CPU reference: `ExpertMlp` with dequantised weights.
 //
-//   moe_fp8_gemm_small_m  segments of at most 16 rows; x half_t, not quantised: fp8_gemm_small_m/strips.h,
-//                         with -DTILES strips per block
-//   moe_fp8_grouped_gemm  segments of at most 64 rows; x fp8 with x_scales from fp8_quantize_rows:
+//   moe_fp8_gemm_small_m  segments of at most 16 rows; x is half_t, not quantised. See
+//                         fp8_gemm_small_m/strips.h
+//   moe_fp8_grouped_gemm  segments of at most 64 rows; x is fp8 with x_scales from fp8_quantize_rows. See
 //                         fp8_gemm/tile.h
 //
-//   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
-//   -DGATED=0  y f32 [choices, N] = x[position], written by choice, W [E][N][K]
-//   scales    f32, one per `unit` outputs and 128 k, `scale_stride` between rows, N / unit rows per expert
-//   x_scales  f32, one per 128 k: [K / 128, x_scale_stride], of tokens (GATED) or positions
+//   -DGATED=1  gate and up: y half_t [positions, I] = silu(gate) * up of x[token of position], W [experts][2
+//              I][K]; I is the intermediate size, positions are those of `order` (moe/segment.h)
+//   -DGATED=0  down: y f32 [choices, N], row `choice` is W x[position of the choice], W [experts][N][K]
+//   scales    f32 scales of W, one per `unit` outputs and 128 k, with row stride scale_stride and N / unit
+//             rows per expert
+//   x_scales  f32 scales of x, one per row and 128 k: [K / 128, x_scale_stride]; rows are tokens (GATED) or
+//             positions
 //   -DTILES=0..8  strips per block; 0: moe_fp8_grouped_gemm
-// K a multiple of 64. `unit` divides N, and with GATED I, and is a multiple of 8.
-// Grid: (blocks over outputs, max_segments). Block: 256. Dynamic shared memory: see fp8_gemm_small_m/strips.h
-// with M = 16, or none.
-// Rounding: as moe_gemm_small_m. Roofline: N K bytes per active expert; 2 N K operations per choice.
+// K is a multiple of 64. `unit` is a multiple of 8 and divides N, and with GATED also I.
+// Grid: (blocks over outputs, max_segments). Block: 256. Dynamic shared memory: that of
+// fp8_gemm_small_m/strips.h with M = 16, or none with TILES=0.
+// Rounding: as moe_gemm_small_m. Roofline: N K bytes of W per active expert, or 2 N K operations per choice.
 #include "dev.h"
 #include "moe/segment.h"
 #define CHANNELS 0
@@ -32,7 +35,7 @@ DEV Weights expert_weights(const Segment& s, const fp8* w, const Scaling& by, u3
     return Weights{w + (u64)s.expert * n * k, scales, first, n, k, by.unit, by.stride};
 }
 
-// Row r of a segment is row x_of(r) of x.
+// Rows of a segment: row r is row x_of(rows, r) of x.
 struct Rows {
     const u32* choices;
     u32 first, top_k;

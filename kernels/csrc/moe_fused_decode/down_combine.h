@@ -1,10 +1,11 @@
-// moe_fused_decode/down_combine.h - the down projection for few choices: a block has whole strips of outputs,
-// and the lines of all experts for each of them, so that it can combine the expert outputs of a token.
+// moe_fused_decode/down_combine.h - the down projection for few choices. For each of its strips of outputs a
+// block multiplies the lines of all experts, so that it can add the expert outputs of a token.
 #pragma once
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
-// A pass: one strip of outputs of up to STRIPS experts, times the rows of all places.
+// Iterates over a block's passes. A pass multiplies one strip of outputs, of up to STRIPS experts, by the
+// rows of all places (sort_choices.h).
 struct DownCombine {
     const Weight* w;
 #if FP8
@@ -12,15 +13,16 @@ struct DownCombine {
 #endif
     const Sorted* sorted;
     u32 n, k;
-    u32 strip, end;  // strips of outputs: current, end
-    u32 segment;     // first segment of the pass
+    u32 strip, end;  // current strip of outputs; end of the block's strips
+    u32 segment;     // first segment (expert) of the pass
     u64 policy;
     u32 rows, strips;
 };
 DEV DownCombine down_work_of_block(const Weight* w, const Sorted& sorted, u32 n, u32 k) {
     const u64 all = n / STRIP_LINES;
     const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
-    // State after the last pass of the previous strip: next_pass() begins with the first strip.
+    // Starts in the state after the last pass of the previous strip, so that next_pass() begins with the
+    // block's first strip.
     DownCombine b{};
     b.w = w, b.sorted = &sorted, b.n = n, b.k = k, b.strip = at - 1, b.end = end, b.segment = sorted.all;
     b.policy = read_once(), b.rows = sorted.places;
@@ -51,10 +53,11 @@ DEV void copy_strips(const DownCombine& b, u8* to, u32 block, Barrier* full) {
     bulk_copy_once(to + lane() * STRIP_BYTES, from, STRIP_BYTES, full, b.policy);
 }
 
-// Output of the expert of each place, for the strip. Written two outputs at a time.
+// For each place, the outputs of its expert in the current strip; written two outputs at a time.
 struct alignas(f32x2) ExpertOutputs { float v[MOST_CHOICES][STRIP_LINES]; };
 
-// Keeps, from the products of all places with a strip of one expert, those of the expert's own places.
+// Stores the expert outputs of a strip of one expert: of the products with the rows of all places, only those
+// of the expert's own places.
 DEV void accumulate_output(ExpertOutputs& expert_outputs, const float (&c)[ROWS / 2], const DownCombine& b, u32 strip) {
     if (strip >= b.strips) return;
     const Segment s = b.sorted->segments[b.segment + strip];
@@ -66,7 +69,7 @@ DEV void accumulate_output(ExpertOutputs& expert_outputs, const float (&c)[ROWS 
         }
 }
 
-// Stores y of the strip: a token's experts are added in ascending order.
+// Stores the weighted sums of the strip's outputs; a token's experts are added in ascending order.
 DEV void store_combined(half_t* y, const ExpertOutputs& expert_outputs, const DownCombine& b, u32 tokens, u32 y_stride) {
     for (u32 i = tid(); i < tokens * STRIP_LINES; i += MULTIPLIERS) {
         const u32 token = i / STRIP_LINES, out = i % STRIP_LINES;

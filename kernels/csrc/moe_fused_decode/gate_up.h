@@ -1,6 +1,7 @@
-// moe_fused_decode/gate_up.h - the gate and up projection for few choices: every block has an equal run of
-// all strips of all experts, whatever experts a pass includes. Each strip is multiplied by all tokens, and
-// results of other tokens are discarded.
+// moe_fused_decode/gate_up.h - the gate and up projection for few choices: the strips of all active experts
+// form one list, of which every block has an equal run; a pass may include strips of several experts. Each
+// strip is multiplied by the rows of all tokens, and results of tokens that have not chosen the strip's
+// expert are discarded.
 #pragma once
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_grouped_gemm_tma/roles.h"
@@ -12,7 +13,7 @@ struct GateUp {
 #endif
     const Sorted* sorted;
     u32 n, k;
-    u32 at, end, each;  // strips of this block; strips per pass
+    u32 at, end, each;  // next and end strip of this block; strips per pass
     u64 policy;
     u32 rows, first, strips;
 };
@@ -45,7 +46,7 @@ DEV void copy_strips(const GateUp& m, u8* to, u32 block, Barrier* full) {
     enum : u32 { TILE_STRIPS = TILE_LINES / STRIP_LINES };
     const u32 of_expert = m.n / STRIP_LINES, strip = (m.first + lane()) % of_expert;
     if (lane() >= m.strips || (lane() > 0 && strip % TILE_STRIPS > 0)) return;
-    // Strips that are contiguous in memory from here on.
+    // Number of strips of this pass that are contiguous in memory from this one on.
     u32 run = TILE_STRIPS - strip % TILE_STRIPS;
     if (run > of_expert - strip) run = of_expert - strip;
     if (run > m.strips - lane()) run = m.strips - lane();
@@ -54,7 +55,8 @@ DEV void copy_strips(const GateUp& m, u8* to, u32 block, Barrier* full) {
     bulk_copy_once(to + lane() * STRIP_BYTES, from, run * STRIP_BYTES, full, m.policy);
 }
 
-// Stores silu(gate) * up by place. A lane has gate and up of one output, for two tokens of every eight.
+// Stores silu(gate) * up to the rows of the expert's places. A lane has gate and up of one output, for two of
+// every eight tokens.
 DEV void store_gate_up(half_t* y, const float (&c)[ROWS / 2], const GateUp& m, u32 of_pass, u32 y_stride) {
     const u32 of_expert = m.n / STRIP_LINES, strip = m.first + of_pass;
     if (of_pass >= m.strips) return;

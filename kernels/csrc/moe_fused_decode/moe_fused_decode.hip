@@ -1,21 +1,22 @@
 // moe_fused_decode: one GEMM of an expert MLP for up to 64 choices, where launch overhead dominates: each
-// block sorts the choices itself, and the down projection includes the weighted sum. Otherwise as
-// moe_grouped_gemm_tma, with the same terms. CPU reference: `ExpertMlp`.
+// block sorts the choices itself, and the down projection includes the weighted sum. It uses the roles and
+// the weight layout of moe_grouped_gemm_tma. CPU reference: `ExpertMlp`.
 //
-//   -DGATED=1  y half_t [places, I] = silu(gate) * up of x[token of place], W [E][2 I][K]
-//   -DGATED=0  y half_t [T, N] = sum of weight * W x[place] over the places of a token, W [E][N][K], x [places, K]
-//   -DROUTES=1 choices are the top_k - shared largest of softmax(logits), logits f32 [T, all], all <= 256,
-//   followed by the shared experts; see moe_route, also for counts and slots: block 0 of the gate and up
-//   projection counts
+//   -DGATED=1  y half_t [places, I] = silu(gate) * up of x[token of place], W [experts][2 I][K]
+//   -DGATED=0  y half_t [tokens, N] = sum of weight * W x[place] over the places of a token, W
+//              [experts][N][K], x [places, K]
+//   -DROUTES=1 routing is fused: choices are the top_k - shared largest of softmax(logits), logits f32
+//   [tokens, all], all <= 256, followed by the shared experts (moe_route). Block 0 of the gate and up
+//   projection increments `counts`, see moe_route also for `slots`
 //   -DFP8=1    W in fp8 with `scales`, as in moe_grouped_gemm_tma
-//   -DWIDE_TILE=1   twice as many lines, -DTILE_ROWS=n rows of x per tile: at least the number of tokens, and of
-//              choices in the down projection
-//   -DROUTES=0 choices are experts i32, weights f32 [T top_k]
-// Places: choices of this rank by ascending expert.
-// Grid, block, shared memory, order and rounding as moe_grouped_gemm_tma; the weighted sum in f32, experts
-// ascending, rounded once.
+//   -DWIDE_TILE=1   twice as many lines per tile. -DTILE_ROWS=n  rows of x per tile, at least the number of
+//              tokens, or of choices in the down projection
+//   -DROUTES=0 choices are inputs: experts i32 and weights f32, [tokens * top_k]
+// Places: indices of this rank's choices, sorted by ascending expert.
+// Grid, block, shared memory, order of additions and rounding: as moe_grouped_gemm_tma; the weighted sum is
+// in f32, over ascending experts, rounded once.
 //
-// Roofline: N K weights per active expert.
+// Roofline: N K weights per active expert over memory bandwidth.
 #include "dev.h"
 #include "dev/bulk.h"
 #include "moe_fused_decode/route.h"

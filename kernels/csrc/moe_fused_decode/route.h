@@ -1,19 +1,20 @@
-// moe_fused_decode/route.h - choices of all tokens, either from another kernel's output or, with ROUTES,
-// computed from the router logits with the same bits as moe_route_softmax.
+// moe_fused_decode/route.h - the choices of all tokens: read from the output of a routing kernel or, with
+// ROUTES, computed from the router logits with the same bits as moe_route_softmax.
 #pragma once
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_route/moe_route.h"
 
 struct Router {
-    const i32* experts;    // [T, top_k], null with ROUTES
+    const i32* experts;    // [tokens, top_k], null with ROUTES
     const float* weights;
-    const float* logits;   // [T, all], null without ROUTES
+    const float* logits;   // [tokens, all], null without ROUTES
     u32 stride, all, normalise, shared;
-    u32* counts;           // with ROUTES, non-null if this block counts: see moe_route/count.h
+    u32* counts;           // token counts per expert (moe_route/count.h); null unless this block counts
     const i64* slots;
 };
 
-// If the previous kernel may still run, the inputs must not be its outputs. Every thread must call it.
+// Sorts the choices of all tokens into `sorted`. Before grid_wait() it may be called only if the inputs are
+// not outputs of the previous kernel. Every thread must call it.
 DEV void route_tokens(Sorted& sorted, const Router& r, u32 choices, u32 first, u32 count, u32 top_k) {
     u32 e = 0;
     float share = 0.f;

@@ -1,19 +1,19 @@
-// moe_fused_decode/sort_choices.h - sorts up to 64 choices by expert, in every block.
+// moe_fused_decode/sort_choices.h - sorts up to 64 choices by expert; every block does so.
 #pragma once
 #include "moe/segment.h"
 
 enum : u32 { MOST_CHOICES = 64 };
 
-// In shared memory. Places ascend with experts, and among choices of one expert with tokens.
+// Sorted choices, in shared memory. A place is the index of a choice in the order by expert, then by token.
 struct Sorted {
-    u32 all, places;                // number of segments, one per expert; number of choices of this rank
+    u32 all, places;                // number of segments (active experts); number of choices of this rank
     u32 token[MOST_CHOICES];        // token of a place
     float share[MOST_CHOICES];      // routing weight of a place
-    Segment segments[MOST_CHOICES]; // `first` is a place
+    Segment segments[MOST_CHOICES]; // one per active expert; `first` is a place
 };
 
-// `e`, `share`: expert and weight of the choice of this thread, if it is below `choices`. Experts [first,
-// first + count) are on this rank. Every thread must call it; at least MOST_CHOICES threads.
+// Sorts the choices. `e`, `share`: expert and weight of choice tid(), if that is below `choices`. Experts
+// [first, first + count) are on this rank. Every thread must call it; at least MOST_CHOICES threads.
 DEV void sort_choices(Sorted& s, u32 e, float share, u32 choices, u32 first, u32 count, u32 top_k) {
     SHARED(u32, chosen, MOST_CHOICES);
     SHARED(u32, leads, MOST_CHOICES);  // whether a choice is the first of its expert

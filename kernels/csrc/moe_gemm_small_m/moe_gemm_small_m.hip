@@ -1,13 +1,14 @@
 // moe_gemm_small_m: one GEMM of an expert MLP if experts have few tokens each: weights of active experts are
 // streamed once per segment of at most 16 rows. CPU reference: `ExpertMlp`.
 //
-//   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
-//   -DGATED=0  y f32 [choices, N] = x[position], written by choice, W [E][N][K]
-//   -DTILES    strips per block; see gemm_small_m/strips.h, also for the order of sums
+//   -DGATED=1  gate and up: y half_t [positions, I] = silu(gate) * up of x[token of position], W [experts][2
+//              I][K]; I is the intermediate size, positions are those of `order` (moe/segment.h)
+//   -DGATED=0  down: y f32 [choices, N], row `choice` is W x[position of the choice], W [experts][N][K]
+//   -DTILES    strips per block; see gemm_small_m/strips.h, also for the order of additions
 // Grid: (blocks over outputs, max_segments). Block and dynamic shared memory: as gemm_small_m, with M = 16.
-// K a multiple of 8. Rounding: GATED as gemm_small_m; the down projection stays f32.
+// K is a multiple of 8. Rounding: GATED as gemm_small_m; the down projection is not rounded from f32.
 //
-// Roofline: N K 2 bytes per active expert.
+// Roofline: N K 2 bytes per active expert over memory bandwidth.
 #include "dev.h"
 #include "moe/segment.h"
 #include "gemm_small_m/strips.h"

@@ -1,10 +1,11 @@
 // moe_grouped_gemm: one GEMM of an expert MLP if experts have many tokens each: a grouped GEMM on tensor
 // cores (matrix cores), one segment of at most TILE_M rows per block. CPU reference: `ExpertMlp`.
 //
-//   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
-//   -DGATED=0  y f32 [choices, N] = x[position], written by choice, W [E][N][K]
+//   -DGATED=1  gate and up: y half_t [positions, I] = silu(gate) * up of x[token of position], W [experts][2
+//              I][K]; I is the intermediate size, positions are those of `order` (moe/segment.h)
+//   -DGATED=0  down: y f32 [choices, N], row `choice` is W x[position of the choice], W [experts][N][K]
 //   -DTILE_M=64|128
-// Grid: (N / 128, max_segments). Block and dynamic shared memory: as gemm. K a multiple of 8.
+// Grid: (N / 128, max_segments). Block and dynamic shared memory: as gemm. K is a multiple of 8.
 // Rounding: as moe_gemm_small_m. Roofline: 2 N K operations per choice.
 #include "dev.h"
 #include "moe/segment.h"

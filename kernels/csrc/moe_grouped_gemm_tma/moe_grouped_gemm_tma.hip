@@ -1,24 +1,26 @@
 // moe_grouped_gemm_tma: one GEMM of an expert MLP on NVIDIA sm_90a: bulk copies stream the weights of experts
-// that have tokens, WGMMA multiplies. CPU reference: `ExpertMlp`.
+// that have tokens, and WGMMA multiplies them. CPU reference: `ExpertMlp`.
 //
-//   -DGATED=1  y half_t [positions, I] = silu(gate) * up of x[token of position], W [E][2 I][K]
-//   -DGATED=0  y [choices, N] = x[position], written by choice, W [E][N][K]; f32, half_t with WIDE_TILE
-//   -DWIDE_TILE=0   segments of at most 64 rows: bound by reading weights
-//   -DWIDE_TILE=1   segments of at most TILE_ROWS rows, times twice as many lines; default 128
-//   -DFP8=1    W in fp8 with block `scales` (moe/tma_layout.h), converted to half_t in registers. With WIDE_TILE
-//              the default of TILE_ROWS is 64 then
-// prefetched_segments: 0, or number of leading segments that are the first ones of these experts, even if empty
-// (moe_align): blocks then start loading the weights of their first tiles before routing has finished. WIDE_TILE
-// only.
-// W: see moe/tma_layout.h. Rows of x aligned to 16 bytes. Grid: at most one block per SM. Block: 11 warps.
-// Dynamic shared memory: 1024 bytes and at least 2 stages (moe_grouped_gemm_tma/ring.h); more stages are
-// faster.
+//   -DGATED=1  gate and up: y half_t [positions, I] = silu(gate) * up of x[token of position], W [experts][2
+//              I][K]; I is the intermediate size, positions are those of `order` (moe/segment.h)
+//   -DGATED=0  down: y [choices, N], f32, or half_t with WIDE_TILE; row `choice` is W x[position of the
+//              choice], W [experts][N][K]
+//   -DWIDE_TILE=0   segments of at most 64 rows, for batches bound by reading weights
+//   -DWIDE_TILE=1   segments of at most TILE_ROWS rows (default 128), and twice as many lines per tile
+//   -DFP8=1    W in fp8 with block `scales` (moe/tma_layout.h), converted to half_t in registers; the default
+//              of TILE_ROWS is then 64 with WIDE_TILE too
+// prefetched_segments: 0, or (with WIDE_TILE) the number of experts if segment e is the first segment of
+// expert e even if empty (moe_align with own = 1): blocks then load the weights of their first tiles before
+// routing has finished.
+// W: see moe/tma_layout.h. Rows of x are aligned to 16 bytes. Grid: at most one block per SM. Block: 11
+// warps. Dynamic shared memory: 1024 bytes, and STAGE_BYTES for each of at least 2 stages
+// (moe_grouped_gemm_tma/ring.h); more stages are faster.
 //
-// Roles: one producer warp copies weights; two gather rows of x; eight consumer warps multiply, in two
-// warpgroups with half of the lines each.
-// Order of a sum: ascending k in every case: a token has the same sums in any batch.
-// Rounding: gate, up, and their product, each once to half_t; the down projection once to the type of y. FP8:
-// no further rounding, the sum over 128 k is multiplied by its scale in f32.
+// Warp roles: one producer warp copies weights, two producer warps gather rows of x, and eight consumer warps
+// (two warpgroups with half of the lines each) multiply.
+// Sums are over ascending k in every case, so that a token has the same sums in any batch.
+// Rounding: gate, up, and their product, each once to half_t; the down projection once to the type of y. FP8
+// adds no rounding: the sum over 128 k is multiplied by its scale in f32.
 //
 // Roofline: N K weights per active expert, or 2 N K operations per choice.
 #include "dev.h"
@@ -37,7 +39,8 @@ moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order,
     const Ring ring = make_ring();
     sync();
     const u32 begun = GATED ? begin_weights(w, ring, n, k, prefetched_segments) : 0;
-    // Segments, and weights of the down projection, do not depend on the gate and up projection.
+    // The down projection's weight warp does not wait: weights and segments do not depend on the gate and up
+    // projection.
     if (GATED || warp_id() != WEIGHT_WARP) grid_wait();
     grid_release();
     const u32 all = load_segment(segments).all;

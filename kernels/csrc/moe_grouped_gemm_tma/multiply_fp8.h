@@ -1,8 +1,9 @@
-// moe_grouped_gemm_tma/multiply_fp8.h - a pass with fp8 weights: they are converted to half_t in registers,
-// exactly, and the sum over 128 columns is multiplied by its scale in f32.
+// moe_grouped_gemm_tma/multiply_fp8.h - multiplies a pass with fp8 weights: weights are converted to half_t
+// in registers, exactly, and the sum over 128 columns is multiplied by its scale in f32.
 #pragma once
 
-// 64 columns of a warp's strip: A operand registers of 16 columns each, for lines lane / 4 and + 8.
+// 64 columns of a warp's strip, as the A operand registers of four WGMMAs of 16 columns, for lines lane / 4
+// and lane / 4 + 8.
 struct Wide { u32 a[4][4]; };
 DEV Wide widen_strip(const u8* strip, u32 upper) {
     const u32 line = lane() / 4, at = line * COLUMN_BYTES + piece_at(line, lane(), upper);
@@ -15,7 +16,7 @@ DEV Wide widen_strip(const u8* strip, u32 upper) {
     return w;
 }
 
-// part (+)= 64 columns of a strip times those of x; `panel` is of x.
+// Starts part = 64 columns of a strip times those of x (or part += if `add`); `panel` is the panel of x.
 DEV void multiply_wide(float (&part)[ROWS / 2], const Wide& w, KMajor panel, bool add) {
     wgmma_fence();
     UNROLL for (u32 i = 0; i < 4; ++i) wgmma<ROWS>(part, w.a[i], further(panel, i * 32), add || i > 0);
@@ -28,7 +29,8 @@ DEV void add_scaled(float (&sums)[ROWS / 2], const float (&part)[ROWS / 2], cons
 }
 
 #if TILE_ROWS <= 32
-// A stage of few rows, where WGMMAs take less time than waiting for them: all are issued before the wait.
+// Multiplies a stage with few rows of x, where waiting for WGMMAs takes longer than the WGMMAs: all are
+// issued before one wait.
 DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
     const KMajor x = shared_by_lanes(by_k(stage + WEIGHT_BYTES));
     float part[PARTS][ROWS / 2];
@@ -46,7 +48,7 @@ DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
     }
 }
 #else
-// A stage. Weights are converted while WGMMAs run.
+// Multiplies a stage. Weights are converted while WGMMAs run.
 DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
     const KMajor x = shared_by_lanes(by_k(stage + WEIGHT_BYTES));
     Wide lower = widen_strip(stage + strip_of_sums(0) * STRIP_BYTES, 0);
@@ -71,7 +73,7 @@ DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 k) {
 #pragma unroll 1
     for (u32 block = 0; block < k / COLUMNS; ++block) {
         barrier_wait(ring.full + turn.stage, turn.odd);
-        shared_fence();  // Rows of x were written by threads (cp.async), not by the async proxy.
+        shared_fence();  // Needed for rows of x, which cp.async writes, not the async proxy.
         multiply_stage(sums, ring.at + turn.stage * STAGE_BYTES, scales_at(ring, turn.stage));
         warp_sync();
         if (lane() == 0) barrier_arrive(ring.empty + turn.stage);

@@ -26,22 +26,22 @@ enum : u32 {
     ROW_WARPS = 2,               // producer warps that gather rows of x
     ROW_THREADS = ROW_WARPS * WARP_SIZE,
     THREADS = MULTIPLIERS + WARP_SIZE + ROW_THREADS,
-    MOST_STAGES = FP8 && STRIPS > 8 ? 6 : 12  // maximum that fits
+    MOST_STAGES = FP8 && STRIPS > 8 ? 6 : 12  // maximum that fits in shared memory
 };
 
-// Stages of COLUMNS columns: lines of the weights, then panels of rows of x.
+// Ring of stages. A stage has COLUMNS columns of the lines of W, then of the rows of x (panels).
 struct Ring {
     Barrier *full, *empty;
     u8* at;  // aligned to 1024 bytes
     u32 stages;
 #if FP8
-    float* scales;  // per stage and strip: scales of the first and the second eight lines
+    float* scales;  // per stage and strip: the scales of its first and second eight lines
 #endif
 };
 #if FP8
 DEV float* scales_at(const Ring& ring, u32 stage) { return ring.scales + stage * (STRIPS * 2); }
 #endif
-// Index of a stage, and its phase parity.
+// Index of the current stage, and the parity of its phase for barrier_wait().
 struct RingStage { u32 stage, odd; };
 DEV void next(RingStage& t, const Ring& ring) {
     if (++t.stage < ring.stages) return;
@@ -49,8 +49,8 @@ DEV void next(RingStage& t, const Ring& ring) {
     t.odd ^= 1;
 }
 
-// Uses all of the launch's shared memory. Every thread must call it, and pass a block barrier before using
-// the ring.
+// Lays out and initialises the ring, which uses all of the launch's dynamic shared memory. Every thread must
+// call it, and pass a block barrier before using the ring.
 DEV Ring make_ring() {
     DYN_SHARED(u8, shared);
     SHARED(Barrier, barriers, 2 * MOST_STAGES);

@@ -1,5 +1,6 @@
-// moe_grouped_gemm_tma/roles.h - warp roles of a block: eight consumers multiply, one producer copies
-// weights, two gather rows of x. All iterate over the same passes, defined by a Work type:
+// moe_grouped_gemm_tma/roles.h - warp roles of a block: eight consumer warps multiply, one producer warp
+// copies weights, two producer warps gather rows of x. All iterate over the same passes, which a Work type
+// defines:
 //
 //   next_pass(work)    advances to the first pass, then to the next; false after the last
 //   work.strips        number of 16-line strips in this pass
@@ -16,14 +17,16 @@
 
 enum : u32 { WEIGHT_WARP = MULTIPLIERS / WARP_SIZE };
 
-// Copies the weights of a pass, columns [COLUMNS block, +COLUMNS), into a free stage.
+// Copies the weights of a pass, columns [COLUMNS * block, COLUMNS * (block + 1)), into a free stage. Called
+// by the weight warp.
 template <class Work> DEV void copy_block(const Work& work, const Ring& ring, u32 stage, u32 block) {
     if (lane() == 0) barrier_expect(ring.full + stage, work.strips * STRIP_BYTES);
     warp_sync();
     copy_strips(work, ring.at + stage * STAGE_BYTES, block, ring.full + stage);
 }
 
-// `begun`: number of stages that have been filled already.
+// Loop of the producer warp that copies weights. `begun`: number of stages whose copies begin_weights() has
+// started.
 template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 begun = 0) {
     RingStage turn{0, 0};
     while (next_pass(work))
@@ -75,10 +78,10 @@ template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half
     copy_wait<0>();
 }
 
-// Accumulators of a lane, 64 lines each. Element 4 j + 2 l + i of c[t] is line warp_id() % 4 * 16 + lane() /
-// 4 + 8 l, and row 8 j + lane() % 4 * 2 + i of x.
+// Accumulators of a lane: c[t] is the result of a WGMMA of 64 lines. Element 4 j + 2 l + i of c[t] is line
+// warp_id() % 4 * 16 + lane() / 4 + 8 l, and row 8 j + lane() % 4 * 2 + i of x.
 struct Sums { float c[GROUP_LINES / 64][ROWS / 2]; };
-// Strip of the pass with the lines of c[t] of this warp.
+// Returns the strip (index in the pass) of this warp's lines of c[t].
 DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES) + t * 4 + warp_id() % 4; }
 
 #if FP8
@@ -98,7 +101,7 @@ DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 k) {
 #pragma unroll 1
     do {
         barrier_wait(ring.full + turn.stage, turn.odd);
-        shared_fence();  // Rows of x were written by threads (cp.async), not by the async proxy.
+        shared_fence();  // Needed for rows of x, which cp.async writes, not the async proxy.
         const u8* stage = ring.at + turn.stage * STAGE_BYTES;
         const KMajor w = by_k(stage + warp_id() / 4 * GROUP_LINES * COLUMN_BYTES), x = by_k(stage + WEIGHT_BYTES);
         wgmma_fence();

@@ -1,21 +1,23 @@
-// moe_grouped_gemm_tma/share.h - the passes of a block: strips of one expert times the rows of one segment.
+// moe_grouped_gemm_tma/share.h - the passes of a block. A pass multiplies strips of one expert by the rows of
+// one segment.
 #pragma once
 #include "moe/segment.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
-// WIDE_TILE=0: an equal run of all strips of all segments, so that every block is busy to the end whatever their
-// number.
-// WIDE_TILE=1: tiles in round-robin order, so that concurrent blocks share experts and rows in L2.
+// Share of a block. WIDE_TILE=0: the strips of all segments form one list, of which every block has an equal
+// run, so that all blocks finish at the same time.
+// WIDE_TILE=1: blocks take tiles in round-robin order, so that concurrent blocks share experts and rows in
+// L2.
 struct Share {
     const Weight* w;
 #if FP8
     Scaling scaling;
 #endif
     const Segment* segments;
-    const u32* order;  // rows of x are the tokens of these choices; null: rows are positions
+    const u32* order;  // row of x = token of the choice at a position; null: row of x = position
     u32 n, k, top_k;
-    u32 at, end;       // passes with WIDE_TILE, else strips
-    u32 begun;         // columns of the first pass with loads in flight, whether it has rows or not
+    u32 at, end;       // next and end: index of tiles with WIDE_TILE, else of strips
+    u32 begun;         // columns of the first pass that begin_weights() loads, even if it has no rows
     u64 policy;
     u32 expert, position, rows, first, strips, columns;
 };
@@ -29,7 +31,7 @@ DEV Share share_of_block(const Weight* w, const Segment* segments, u32 all, cons
     s.at = at, s.end = end, s.policy = read_once();
     return s;
 }
-// Sets the strips of tile `s.at`, of one expert.
+// Sets `first` and `strips` of the pass that begins at `s.at`.
 DEV void take_strips(Share& s) {
     const u32 all = s.n / STRIP_LINES, each = WIDE_TILE ? (all + STRIPS - 1) / STRIPS : all;
     s.first = s.at % each * (WIDE_TILE ? (u32)STRIPS : 1);
@@ -67,15 +69,15 @@ DEV void copy_strips(const Share& s, u8* to, u32 block, Barrier* full) {
     while (left > 0) {
         const u32 fit = TILE_LINES - line % TILE_LINES, lines = left < fit ? left : fit;
         const Weight* from = expert + line_at(line, block, s.n, s.k);
-        // If an expert has many rows, blocks with other rows of it read its weights again: keep them in L2.
+        // With many rows per expert other blocks read the same weights, so they should stay in L2.
         if (WIDE_TILE && ROWS > 32) bulk_copy(to, from, lines * COLUMN_BYTES, full);
         else bulk_copy_once(to, from, lines * COLUMN_BYTES, full, s.policy);
         to += lines * COLUMN_BYTES, line += lines, left -= lines;
     }
 }
 
-// Starts loading the weights of the block's first pass before its rows are known, as many stages as the ring
-// has; returns their number. The first `experts` segments are the first segments of the experts.
+// Starts loading the weights of the block's first pass before its rows are known, for as many stages as the
+// ring has; returns their number. Segment e < `experts` must be the first segment of expert e.
 DEV u32 begin_weights(const Weight* w, const Ring& ring, u32 n, u32 k, u32 experts) {
     Share s = share_of_block(w, nullptr, 0, nullptr, n, k, 0);
     s.expert = segment_at(s);

@@ -1,17 +1,17 @@
-// moe_grouped_gemm_tma/store.h - stores the results of a pass of a Share.
+// moe_grouped_gemm_tma/store.h - stores the results of a pass (share.h).
 #pragma once
 #include "moe_grouped_gemm_tma/roles.h"
 #include "moe_grouped_gemm_tma/share.h"
 
-// Rows 2 (lane % 4) and + 1 of a group of 8: the lane of an even output gets the first row, the lane of the
-// next output the second, so that each stores both outputs of its row. `a`, `b`: this lane's values of these
-// rows.
+// Exchanges values between the lanes of two adjacent outputs, so that each lane has both outputs of one row.
+// `a`, `b`: this lane's values of rows 2 (lane % 4) and 2 (lane % 4) + 1 of a group of 8. The lane of the
+// even output gets the first row, the lane of the odd output the second.
 template <class T> DEV void exchange_halves(T& a, T& b, bool odd) {
     const T given = shfl_xor(odd ? a : b, 4);
     (odd ? a : b) = given;
 }
 
-// Stores silu(gate) * up by position. A lane has gate and up of one output, for two rows.
+// Stores silu(gate) * up to the row of each position. A lane has gate and up of one output, for two rows.
 DEV void store_gated(half_t* y, const float (&c)[ROWS / 2], const Share& share, u32 strip, u32 y_stride) {
     const bool odd = lane() / 4 % 2;
     const u32 out = (share.first + strip) * 8 + lane() / 8 * 2;
@@ -33,7 +33,7 @@ struct alignas(16) Pair { f32x2 v[2]; };
 DEV f32x2 beside(float a, float b) { return f32x2{{a, b}}; }
 DEV f32x2 shfl_xor(f32x2 v, u32 mask) { return f32x2{{::shfl_xor(v.v[0], mask), ::shfl_xor(v.v[1], mask)}}; }
 #endif
-// Stores by choice. A lane has two adjacent outputs, for two rows.
+// Stores results to the row of each choice. A lane has two adjacent outputs, for two rows.
 template <class Out> DEV void store_choices(Out* y, const float (&c)[ROWS / 2], const Share& share, const u32* order, u32 strip, u32 y_stride) {
     const bool odd = lane() / 4 % 2;
     const u32 out = (share.first + strip) * 16 + lane() / 8 * 4;

@@ -1,12 +1,14 @@
-// moe_plain: one GEMM of an expert MLP for every type and shape, one warp per choice and output: f32 models,
-// and sizes that do not allow 16-byte loads. Reference kernel, not optimised. CPU reference: `ExpertMlp`.
+// moe_plain: one GEMM of an expert MLP for every type and shape, one warp per choice and output. Reference
+// kernel, not optimised; used for f32 models and for sizes that do not allow 16-byte loads. CPU reference:
+// `ExpertMlp`.
 //
 //   -DACT_F32=0|1  type of x, W, and y of the gate and up projection
-//   -DGATED=1  y [choices, I] = silu(gate) * up of x[token], W [E][2 I][K], gate and up each rounded first
-//   -DGATED=0  y f32 [choices, N] = x[choice], W [E][N][K]
+//   -DGATED=1  y [choices, I] = silu(gate) * up of x[token], W [experts][2 I][K], gate and up each rounded
+//              first
+//   -DGATED=0  y f32 [choices, N] = W x[choice], W [experts][N][K]
 // Choices of experts outside [first, first + count) are not written. Grid: (choices, outputs / warps). Block:
 // 256.
-// Order of sums: by lane, then as in warp_sum.
+// Order of additions: per lane, then as in warp_sum.
 #include "dev.h"
 
 DEV float dot(const ACT* x, const ACT* w, u32 k) {

@@ -6,11 +6,11 @@
 
 enum : u32 { MAX_EXPERTS = 1024 };
 
-// Softmax of the block's logits, one per thread (below `count`), and the k largest in order.
-// experts, weights [k + shared]; among equal logits the lower index is first; with `normalise` the first k
-// weights sum to 1. The last `shared` experts have ids count, count + 1, ... and weight 1. Each choice adds
-// one to `counts` unless it is null.
-// Every thread of the block must call it; bdim() >= count, and MOST >= count, a multiple of 4.
+// Routes one token: computes the softmax of its `count` logits, one per thread, and the k largest in
+// descending order. Outputs: experts, weights [k + shared]. Among equal logits the lower index is first; with
+// `normalise` the first k weights sum to 1. The last `shared` experts have ids from `count` on and weight 1.
+// Each of the k choices adds one to its expert's counter unless `counts` is null.
+// Every thread of the block must call it. bdim() and MOST are at least `count`; MOST is a multiple of 4.
 template <u32 MOST>
 DEV void route_softmax(i32* experts, float* weights, u32* counts, float logit, u32 count, u32 k, u32 shared,
                        bool normalise) {

@@ -1,16 +1,16 @@
 // moe_route_rule.hip - MoE routing by configurable rule (sigmoid or softmax, bias, groups). CPU reference:
 // cpu/route.rs.
 //
-// moe_route  experts i32, weights f32 [tokens, k + shared], best first: scores are softmax(logits) or, with
-// `sigmoid`, sigmoid(logits); choices are scores + bias (f32 [count], or null). With groups > 0 the experts
-// form that number of equal groups: a token chooses among the experts of the `kept` best groups, ranked by
-// the largest choice in a group or, with `two_largest`, by the sum of the two largest. Among equals the lower
-// index is first. A weight is the expert's score, divided by the sum of the chosen scores if `normalise`,
-// times `scale`. The k experts are followed by experts count, count + 1, ... with weight 1. counts, slots:
-// see moe_route.hip.
+// moe_route  outputs experts i32, weights f32 [tokens, k + shared], best expert first. Scores are
+// softmax(logits) or, with `sigmoid`, sigmoid(logits). Experts are selected by choice values: score + bias
+// (f32 [count], or null). With groups > 0 the experts form that number of equal groups: a token chooses among
+// the experts of the `kept` best groups. Groups are ranked by their largest choice value or, with
+// `two_largest`, by the sum of the two largest. Among equals the lower index is first. A weight is the
+// expert's score, divided by the sum of the chosen scores if `normalise`, times `scale`. The k experts are
+// followed by the shared experts, with ids from `count` on and weight 1. counts, slots: see moe_route.hip.
 // logits f32 [tokens, count], count <= 1024, k <= experts of the kept groups.
 // Grid: tokens. Block: count rounded up to a multiple of WARP_SIZE.
-// Rounding: f32 throughout; choices are compared as computed here.
+// Rounding: f32 throughout; choice values are compared unrounded.
 // Roofline: latency, as moe_route_softmax; grouping adds one pass over a group's experts per group.
 #include "dev.h"
 #include "moe_route/count.h"
@@ -23,7 +23,7 @@ enum : u32 { MOST_EXPERTS = 1024 };
 
 struct Groups { u32 count, kept, two_largest; };
 
-// Score of the group with choices that start at `c`.
+// Returns the score of a group of `each` experts, from their choice values `c`.
 DEV float group_score(const float* c, u32 each, bool two) {
     float first = c[0], second = -3.0e38f;
     for (u32 i = 1; i < each; ++i) {
@@ -33,7 +33,8 @@ DEV float group_score(const float* c, u32 each, bool two) {
     return two ? first + second : first;
 }
 
-// Number of the `n` keys that precede the key of `own`.
+// Returns the rank of keys[own] among `n` keys: the number of larger keys, and of equal keys with a lower
+// index.
 DEV u32 rank_of(const u32* keys, u32 n, u32 own) {
     const u32 key = keys[own];
     u32 rank = 0;

@@ -1,20 +1,20 @@
-// moe_weight_pack: packs expert weights into the layout of moe/tma_layout.h, from `from` to another buffer;
-// moe_weight_unpack: copies the packed weights back. CPU reference: none, because the layout is specific to
-// this kernel.
+// moe_weight_pack packs expert weights from `from` into `to`, in the layout of moe/tma_layout.h.
+// moe_weight_unpack copies the packed weights back to the buffer of the original weights. CPU reference:
+// none, because only the GPU kernels use this layout.
 //
-// to, from [E][N][K], half_t, or fp8 with -DFP8=1; N a multiple of 16, K of COLUMNS. -DGATED=0|1: order of
-// lines.
-// scales: block scales of the fp8 weights. The GEMM converts fp8 bits without a check for NaN: the scale of a
-// block with a NaN weight is set to NaN instead.
-// Grid: (16-byte pieces of an expert / 256, E). Block: 256. Roofline: each byte of an expert is moved four
-// times, once at start-up.
+// to, from [experts][N][K] of half_t, or of fp8 with -DFP8=1; N is a multiple of 16, K of COLUMNS.
+// -DGATED=0|1 selects the order of lines.
+// scales: block scales of the fp8 weights. The GEMM kernels convert fp8 bits without a check for NaN;
+// therefore the scale of a block with a NaN weight is set to NaN.
+// Grid: (16-byte pieces of an expert / 256, experts). Block: 256. Roofline: packing moves each byte four
+// times (read and written by both kernels); it runs once, at start-up.
 #include "dev.h"
 #include "moe/tma_layout.h"
 
 enum : u32 { PIECE = 16 / sizeof(Weight) };  // weights per piece
 
 #if FP8
-// Word i of the piece of `lane`: see moe/tma_layout.h.
+// Returns word i of the 16-byte piece of `lane`, in the byte order of moe/tma_layout.h.
 DEV u32 word_of(const u8* columns, u32 lane, u32 i) {
     const u8* p = columns + i * 16 + lane % 4 * 2;
     return (u32)p[8] | (u32)p[0] << 8 | (u32)p[9] << 16 | (u32)p[1] << 24;

@@ -4,11 +4,11 @@
 // summed in f32.
 #pragma once
 
-// 1 / sqrt(mean of squares + eps).
+// Returns 1 / sqrt(squares / cols + eps), where `squares` is the sum of squares.
 DEV float inverse_rms(float squares, u32 cols, float eps) { return rsqrt_(squares / (float)cols + eps); }
 
-// One normalised element, not yet rounded for the store.
+// Returns one normalised element, not yet rounded for the store.
 DEV float normed(float x, float scale, float w) { return w * f32(to<ACT>(x * scale)); }
 
-// Value of the residual stream after an addition: rounded.
+// Returns the value of the residual stream after adding `delta`, rounded to ACT.
 DEV float residual_sum(float x, float delta) { return f32(to<ACT>(x + delta)); }

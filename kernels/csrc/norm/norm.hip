@@ -3,15 +3,16 @@
 //
 // rms_norm      y = w * act(x * rsqrt(mean(x^2) + eps))       x, y [rows, cols] of ACT, w [cols] of ACT
 // add_rms_norm  x += delta, rounded in place; then rms_norm   delta [rows, cols] of ACT
-// -DFP8=1       add_rms_norm_fp8 only: y in fp8 with scales, quantised as fp8_quantize_rows quantises the
-//               half_t result; rows from `rows` to gdim_x() are zero. Rows of whole quantisation blocks
-//               aligned to 16 bytes, ACT half_t. -DTHREAD_EIGHTS=1|2|4: groups of 8 columns per thread
+// -DFP8=1       compiles add_rms_norm_fp8 only: y in fp8 with scales, as fp8_quantize_rows would quantise the
+//               half_t result; rows from `rows` to gdim_x() are zero. Rows consist of whole quantisation
+//               blocks and are aligned to 16 bytes, ACT is half_t. -DTHREAD_EIGHTS=1|2|4: groups of 8 columns
+//               per thread
 // Grid: rows. Block: a multiple of WARP_SIZE up to 512 that depends only on cols, so that a row's sum has one
 // order in every batch.
 // Rounding points: norm.h.
 // A thread keeps its 8-wide pieces of the row (up to 4) in registers between the sum and the store; longer or
-// unaligned rows are read twice. The weight is loaded before grid_wait(). Roofline: 2 (norm) or 4 (add +
-// norm) row lengths over bandwidth; one row is latency-bound: load, reduce, store.
+// unaligned rows are read twice. The weight is loaded before grid_wait(). Roofline: 2 (rms_norm) or 4
+// (add_rms_norm) times the bytes of a row, per row, over memory bandwidth; a single row is latency-bound.
 #include "dev.h"
 #include "norm/norm.h"
 #include "norm/row.h"
@@ -23,7 +24,7 @@
 #endif
 
 #if FP8
-// A row out of range is written as zeros, and reads nothing.
+// Norms one row and stores it quantised. A row from `rows` on is written as zeros; nothing is read for it.
 DEV void norm_quantized(const QuantizedBlock& to, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols, float eps) {
     const u64 row = bid_x();
     const u32 span = bdim() * 8;

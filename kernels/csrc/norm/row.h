@@ -1,9 +1,9 @@
 // norm/row.h - RMS norm of a row by a block: threads keep it in registers, PIECES groups of 8 columns each,
-// between the sum of squares and the store. For the norm kernels, and for kernels with an addend that is not
-// in memory.
+// between the sum of squares and the store. Used by the norm kernels, and by kernels whose addend is not in
+// memory.
 #pragma once
 
-// A row of addends in memory.
+// Addends of norm_in_registers() that are a row in memory.
 struct InMemory {
     const ACT* row;
     u32 cols;
@@ -15,9 +15,9 @@ template <u32 PIECES> DEV void fill(f32x8 (&d)[PIECES], const InMemory& from) {
     }
 }
 
-// Calls put(first column, eight normalised values) for each piece, on every lane; values after the last
-// column are undefined. With ADD, first x += the result of fill(f32x8[PIECES], addends), for pieces that
-// begin inside the row.
+// Normalises a row: calls put(first column, eight normalised values) for each piece, on every lane; values
+// after the last column are undefined. With ADD it first adds the addends that fill(f32x8[PIECES], addends)
+// supplies to x, for pieces that begin inside the row.
 template <u32 PIECES, bool ADD, class Addends, class Put>
 DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Addends& addends, const Put& put) {
     f32x8 v[PIECES], weight[PIECES];

@@ -1,19 +1,19 @@
 // one_shot_all_reduce.hip - one-shot (custom) all-reduce over ranks that are GPUs of one host, for matrices
 // small enough to be latency-bound.
-// Protocol: peer_exchange.h. CPU reference: none, because CPU ranks exchange data in other memory
-// (collectives/src/shared_memory_group.rs); sums are f32, in the order of ranks, from 0 on, and rounded to
-// ACT once.
+// Protocol: peer_exchange.h. Sums are f32, in the order of ranks, from 0 on, and rounded to ACT once. CPU
+// reference: none, because CPU ranks use another protocol (collectives/src/shared_memory_group.rs).
 //
 // one_shot_all_reduce       x = sum of x over the ranks, in place. x: `count` elements of ACT, no alignment
 //                           required
-// one_shot_all_reduce_norm  x += sum of delta over the ranks, each of the two rounded; then y = rms_norm(x):
-// same bits as one_shot_all_reduce followed by add_rms_norm. Rows of a multiple of 8 columns, aligned to 16
-// bytes, up to 2 groups of 8 per thread
-// -DRANKS=2..8
+// one_shot_all_reduce_norm  x += sum of delta over the ranks, then y = rms_norm(x). The sum over ranks and x
+// are each rounded, so that the bits are those of one_shot_all_reduce followed by add_rms_norm. Rows have a
+// multiple of 8 columns, at most 16 per thread, and are aligned to 16 bytes
+// -DRANKS=2..8 number of ranks
 // Grid: at most the number of SMs. Block of one_shot_all_reduce_norm: that of add_rms_norm, which depends
 // only on cols.
-// Roofline: latency. Load, one trip over the link, reduce, store: 3.1 to 3.7 us for up to 128 KiB between two
-// H200, 4.6 us for 256 KiB, 9.6 us for 1 MiB, where NCCL takes 6.2 to 8.0, 9.3 and 15.4 us.
+// Roofline: bound by latency (load, one trip over the link, reduce, store). Between two H200 it takes 3.1 to
+// 3.7 us for up to 128 KiB, 4.6 us for 256 KiB, 9.6 us for 1 MiB, where NCCL takes 6.2 to 8.0, 9.3 and 15.4
+// us.
 #include "dev.h"
 #include "norm/norm.h"
 #include "norm/row.h"
@@ -47,7 +47,8 @@ one_shot_all_reduce(ACT* x, const Memory memory, Count* counted, const u32* over
 }
 EXPORT(one_shot_all_reduce)
 
-// A row of addends that are sums over the ranks, rounded; `row` is this rank's contribution to row `number`.
+// Addends of norm_in_registers() that are sums over the ranks, rounded to ACT; `row` is this rank's
+// contribution to row `number`.
 struct OfRanks {
     Launch* launch;
     const ACT* row;

@@ -1,45 +1,47 @@
 // one_shot_all_reduce/peer_exchange.h - one-shot exchange between ranks through peer memory, and the
 // reduction of its data.
 //
-// -DRANKS=2..8 ranks, each a GPU that writes to the memory of all others. A rank writes its contribution to
-// every other rank, and sums what the others have written to its own memory: one trip over the link, without
-// an acknowledgement. Sums are in f32, from 0 on, in the order of ranks, so that all ranks have the same
-// bits.
+// Each of -DRANKS=2..8 ranks is a GPU that can write to the memory of all others. A rank writes its
+// contribution to the memory of every other rank, and sums what the others have written to its own memory.
+// This takes one trip over the link, without an acknowledgement. Sums are in f32, from 0 on, in the order of
+// ranks, so that all ranks have the same bits.
 //
 // Memory of a rank: two halves, each with one area per rank. The launches of a group are numbered from 1 on;
 // launch n uses half n % 2. Four bytes of data and the number of the launch form one 8-byte word, which is
-// written atomically: there is no flag after the data and no fence, and a rank that reads the expected number
-// has the data. A flag after the data would require a fence, which waits for a round trip over the link.
+// written atomically, so that a rank that reads the expected number has also read the data. There is no flag
+// after the data and no fence. A flag after the data would require a fence, which waits for a round trip over
+// the link.
 //
-// Two halves are sufficient: rank A writes to a half of B's memory in launch n + 2, after A's launch n + 1
-// has ended. In launch n + 1 A has read what B wrote in B's launch n + 1, which began after B's launch n had
-// ended, including B's reads of that half. Kernels begin to write after grid_wait(), so none writes while the
-// previous kernel reads.
+// Two halves are sufficient. Rank A writes to the same half of B's memory in launches n and n + 2. Before
+// launch n + 2, A's launch n + 1 has ended, in which A read what B wrote in B's launch n + 1; that began
+// after B's launch n had ended, including B's reads of the half. Kernels write only after grid_wait(), so
+// that none writes while the previous kernel reads.
 //
 // The number is in device memory and each launch increments it, so a captured graph can be replayed any
-// number of times. It skips 0, the value of fresh memory, and wraps from 2^32 - 1 to 2: the halves continue
-// to alternate.
+// number of times. It skips 0, the value of new memory, and wraps from 2^32 - 1 to 2, so that the halves
+// continue to alternate.
 // A server wraps around within days, so a word left from the same number of the previous cycle must not be
-// mistaken for new data: the last launch of a cycle with each half clears that half at its end. All ranks'
-// writes to that half are complete then, as observed by this rank's blocks, and so are this rank's reads; a
-// rank that writes to it next has read this rank's contribution to the launch after this one.
+// mistaken for new data: the last launch of a cycle with each half clears that half at its end. By then this
+// rank's blocks have observed all ranks' writes to that half, and have read them; a rank that writes to it
+// next has first read this rank's contribution to the following launch, which this rank sends after clearing.
 //
-// Blocks wait for contributions of other ranks' blocks, so all blocks of a launch must be resident at once: a
-// grid has at most as many blocks as the device has SMs, and each block writes all its contributions before
-// it waits. A waiting thread polls a word of host memory periodically: once it is not 0, all waits are
-// aborted, and the results are undefined.
+// Blocks wait for contributions of other ranks' blocks, so that all blocks of a launch must be resident at
+// the same time: a grid has at most as many blocks as the device has SMs, and each block writes all its
+// contributions before it waits. A waiting thread polls a word of host memory periodically: once it is not 0,
+// all waits are aborted, and the results are undefined.
 #pragma once
 #include "dev/peer.h"
 
 enum : u32 {
     OTHERS = RANKS - 1,
-    PAIRS = sizeof(ACT),  // pairs of words per eight elements
-    AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,  // pairs polled together, per rank
-    LOOKS = 1024,  // polls of memory per poll of the host's word
+    PAIRS = sizeof(ACT),  // pairs of 8-byte words per eight elements
+    // Pairs of each other rank that a thread polls at once.
+    AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,
+    LOOKS = 1024,  // polls of peer data per poll of the host's abort word
     NOTHING = ~0u
 };
 
-struct Memory { u8 *own, *of[OTHERS]; };  // of this rank; of the others in rank order, as mapped here
+struct Memory { u8 *own, *of[OTHERS]; };  // memory of this rank; mapped memory of the others, in rank order
 struct Count { u32 launch, left; };  // number of launches so far; number of finished blocks of the current launch
 
 // State of a launch in one thread.
@@ -54,14 +56,14 @@ struct Launch {
 
 struct Eight { u32 words[2 * PAIRS]; };
 
-// Called after grid_wait().
+// Returns the state of a new launch. Called after grid_wait().
 DEV Launch begin_launch(const Memory& memory, Count* count, const u32* over, u64 area_bytes, u32 rank, u32 eights) {
     const u32 last = count->launch;
     return Launch{memory, count, over, area_bytes, rank, eights, last == ~0u ? 2 : last + 1, 0, false};
 }
 
-// Clears the half of this rank's memory that the launch has used: by one thread, for some milliseconds every
-// few days.
+// Clears the half of this rank's memory that the launch has used. One thread does so, which takes some
+// milliseconds every few days.
 DEV void clear_half(const Launch& l) {
     const u64 half_bytes = RANKS * l.area_bytes;
     u64x2* half = (u64x2*)(l.memory.own + (l.number & 1) * half_bytes);
@@ -69,7 +71,8 @@ DEV void clear_half(const Launch& l) {
     fence_peers();
 }
 
-// Every thread must call it after its last read.
+// Counts this block as finished; the last block ends the launch. Every thread must call it after its last
+// read.
 DEV void end_launch(const Launch& l) {
     sync();
     if (tid() != 0 || atomic_add_acq_rel(&l.count->left, 1) + 1 != gdim_x()) return;
@@ -78,7 +81,8 @@ DEV void end_launch(const Launch& l) {
     l.count->launch = l.number;
 }
 
-// Address, in some rank's memory, of pair `pair` of group i (eight elements) contributed by rank `from`.
+// Returns the address, in a rank's `memory`, of pair `pair` of group i (eight elements) of rank `from`'s
+// contribution.
 DEV u64x2* place(const Launch& l, u8* memory, u32 from, u32 pair, u32 i) {
     u8* area = memory + ((l.number & 1) * RANKS + from) * l.area_bytes;
     return (u64x2*)area + (u64)pair * l.eights + i;
@@ -112,8 +116,8 @@ DEV void add_words(float* to, u32 w0, u32 w1) {
 #endif
 }
 
-// Contribution of rank r, selected from those of the other ranks; `found` excludes this rank. Selects values,
-// not addresses, so that they stay in registers.
+// Returns the pair that rank r (not this rank) contributed; `found` has those of the other ranks in rank
+// order. It selects values, not addresses, so that they stay in registers.
 DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
     const u64x2 before = found[r < OTHERS ? r : OTHERS - 1], behind = found[r > 0 ? r - 1 : 0];
     u64x2 pair;
@@ -121,9 +125,9 @@ DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
     return pair;
 }
 
-// Sums the groups with indices `index` over the ranks; `own` is this rank's contribution; groups with index
-// NOTHING are unchanged. Polls as many pairs at a time as fit into registers: one poll takes longer than all
-// the arithmetic.
+// Sums groups of eight elements over the ranks. `index`: indices of the groups; those with index NOTHING are
+// unchanged. `own`: this rank's contribution. Polls as many pairs at a time as fit into registers: one poll
+// takes longer than all the arithmetic.
 template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const Eight (&own)[N], f32x8 (&sums)[N]) {
     constexpr u32 TOGETHER = AT_ONCE < N * PAIRS ? AT_ONCE : N * PAIRS;
     UNROLL for (u32 first = 0; first < N * PAIRS; first += TOGETHER) {
@@ -155,7 +159,7 @@ template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const E
     }
 }
 
-// Loads eight elements as stored, aligned to 16 bytes.
+// Loads eight elements, unconverted, from an address that is aligned to 16 bytes.
 DEV Eight load_eight(const ACT* p) {
     Eight r;
     for (u32 i = 0; i < PAIRS / 2; ++i) {

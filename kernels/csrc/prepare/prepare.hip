@@ -1,17 +1,18 @@
-// prepare.hip - turns the staged step into the inputs of a forward pass. CPU reference: cpu/step.rs
-// (`StepPreparation`).
+// prepare.hip - converts the stage buffer of a step into the inputs of a forward pass. CPU reference:
+// cpu/step.rs (`StepPreparation`).
 //
-// prepare_step  writes sequence slots: sampling parameters, history and mask of requests that start in a
+// prepare_step  writes to sequence slots: sampling parameters, history and mask of requests that start in a
 //               slot; block tables of the rows
-//               writes ids, positions i32 [tokens], slots i64 [tokens]; cu_q i32 [rows + 1]; context_lens i32
-//               [rows]; row_facts i32 [facts, rows]; logits_indices i32 [logits_rows]
-// Grid: rows (at least 1) x parts. Block: 256. In a captured graph rows, tokens and logits rows are those of
-// the bucket, and the header has the real numbers; the rest is padding: no keys, id 0, position 0, slot -1,
-// logits index 0.
+//               writes forward inputs: ids, positions i32 [tokens], slots i64 [tokens]; cu_q i32 [rows + 1];
+//               context_lens i32 [rows]; row_facts i32 [facts, rows]; logits_indices i32 [logits_rows]
+// Grid: (rows, at least 1; blocks per row). Block: 256. In a captured graph the arguments rows, tokens and
+// logits_rows are those of the graph's batch size, and the header has the real numbers. The rest is padding:
+// rows without keys, tokens with id 0, position 0 and slot -1, logits index 0.
 // A KV slot is table[position / block_tokens] * block_tokens + position mod block_tokens. Blocks of one row
-// read its new table entries from the stage buffer, so they do not wait for the block that stores them.
-// The host has checked the indices of the stage buffer (slots, table entries, words). Roofline: latency,
-// three dependent loads.
+// read its new table entries from the stage buffer, so that they need not wait for the block that stores
+// them.
+// The host has checked the indices of the stage buffer (slots, table entries, words). Roofline: bound by the
+// latency of three dependent loads.
 #include "dev.h"
 #include "prepare/prepare.h"
 

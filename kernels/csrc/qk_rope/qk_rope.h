@@ -1,12 +1,12 @@
 // qk_rope.h - q/k norm and RoPE of one head by a group of lanes, for the qk_rope kernel and for kernels that
 // fuse it.
 //
-// Options: HEAD_DIM (a multiple of 16), ROTARY_DIM (even, <= HEAD_DIM): number of rotated channels.
-// Half pairing (NeoX style): channel p is rotated with p + ROTARY_DIM / 2. A lane has a low and a high run of RUN
-// channels that are paired, so that no exchange between lanes is needed; channels from ROTARY_DIM on are also
-// stored in pairs of runs, and are not rotated.
-// Rounding points, as in cpu/qk_rope.rs: x * scale to ACT, the product with the weight to ACT, the rotation
-// to ACT.
+// Defines: -DHEAD_DIM (a multiple of 16), -DROTARY_DIM (number of rotated channels; even, <= HEAD_DIM).
+// Half pairing (NeoX style): channel p is rotated with p + ROTARY_DIM / 2. A lane has pairs of runs of RUN
+// channels (a low run and the high run that it is rotated with), so that lanes need not exchange values.
+// Channels from ROTARY_DIM on are also assigned in pairs of runs, and are not rotated.
+// Rounding points, as in cpu/qk_rope.rs: x * scale, its product with the weight, and the rotated value are
+// each rounded to ACT.
 #pragma once
 #include "norm/norm.h"
 #include "qk_rope/rotate.h"
@@ -32,7 +32,7 @@ struct HeadPart {
     float low[TURNS][RUN], high[TURNS][RUN];
 };
 
-// First channels of the `turn`-th pair of runs, and whether it is rotated.
+// First channels of a lane's pair of runs `turn`, whether it is rotated (`turns`), and whether it exists.
 struct RunPlace {
     u32 low, high;
     bool turns, exists;
@@ -65,7 +65,7 @@ DEV HeadPart load_head(const ACT* x, u32 member) {
     return part;
 }
 
-// Stores `part * factor`.
+// Stores a lane's channels of a head, multiplied by `factor`.
 template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, float factor) {
     for (u32 t = 0; t < TURNS; ++t) {
         const RunPlace place = run_place(t, member);
@@ -75,7 +75,7 @@ template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, f
     }
 }
 
-// Every lane of the warp must call it. `w` is the lane's part of the weight.
+// Normalises a head; `w` is the lane's part of the norm weight. Every lane of the warp must call it.
 DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
     float squares = 0.f;
     for (u32 t = 0; t < TURNS; ++t) {
@@ -91,8 +91,8 @@ DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
         }
 }
 
-// Cosines in `low`, sines in `high`, of one position, [HALF] each; undefined for channels that are not
-// rotated.
+// Loads the cosines (in `low`) and sines (in `high`) of a position for the lane's channels; undefined for
+// channels that are not rotated.
 DEV HeadPart load_rotation(const float* cos, const float* sin, u32 member) {
     HeadPart turn;
     for (u32 t = 0; t < TURNS; ++t) {

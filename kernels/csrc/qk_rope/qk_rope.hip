@@ -1,16 +1,16 @@
 // qk_rope.hip - q/k norm, RoPE and the KV write, between the QKV projection and attention.
 // CPU reference: cpu/qk_rope.rs.
 //
-// qk_norm_rope_kv_write  q [tokens, heads * D] = rope(norm(query heads)); rope(norm(key heads)) and the value
-// heads are written to the KV pool by slot; slot < 0 stores nothing.
-//   qkv [tokens, (heads + 2 kv_heads) * D] of ACT; q_norm, k_norm [D] of ACT or null: no norm
+// qk_norm_rope_kv_write  q [tokens, heads * D] = rope(norm(query heads)), D = HEAD_DIM. rope(norm(key heads))
+// and the value heads are written to the token's slot of the KV pool; slot < 0 stores nothing.
+//   qkv [tokens, (heads + 2 kv_heads) * D] of ACT; q_norm, k_norm [D] of ACT, or null (no norm)
 //   cos, sin f32 [positions, ROTARY_DIM / 2]; positions i32 [tokens]; slots i64 [tokens]
 //   kv: KV pool of one layer, [block][kv head][K tile | V tile], tile [BLOCK_TOKENS][D] of ACT, or fp8 e4m3
-// Options: HEAD_DIM, ROTARY_DIM, BLOCK_TOKENS, ACT_F32, KV_FP8.
+// Defines: -DHEAD_DIM, -DROTARY_DIM, -DBLOCK_TOKENS, -DACT_F32, -DKV_FP8.
 // Grid: tokens * (heads + 2 kv_heads) groups of GROUP lanes, 128 threads per block.
 // Rounding points: qk_rope.h; fp8 keys and values are rounded to ACT first, then divided by their scale and rounded.
-// Roofline: 2 bytes of qkv over bandwidth; one token is latency-bound: two dependent loads, a reduction over
-// GROUP lanes.
+// Roofline: twice the bytes of qkv over memory bandwidth; a single token is bound by the latency of two
+// dependent loads and a reduction over GROUP lanes.
 #include "dev.h"
 #include "qk_rope/qk_rope.h"
 
@@ -25,11 +25,11 @@ KERNEL(128)
 qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const ACT* k_norm, const float* cos,
                       const float* sin, const i32* positions, const i64* slots, u32 tokens, u32 heads, u32 kv_heads,
                       u32 q_stride, u32 qkv_stride, float eps, float key_factor, float value_factor) {
-    grid_release();  // Before the wait: decode attention prefetches old keys while the projections still run.
+    grid_release();  // Called first, so that decode attention prefetches old keys during the projections.
     grid_wait();
     const u32 all = heads + 2 * kv_heads, member = tid() % GROUP;
     const u32 unit = bid_x() * (bdim() / GROUP) + tid() / GROUP;
-    const bool real = unit < tokens * all;  // Other lanes still take part in their warp's reductions.
+    const bool real = unit < tokens * all;  // The other lanes take part in their warp's reductions too.
     const u32 token = real ? unit / all : 0, head = real ? unit % all : 0;
     const bool is_query = head < heads, is_value = head >= heads + kv_heads;
     const i64 slot = real && !is_query ? slots[token] : 0;
