@@ -1,14 +1,15 @@
-// chunk.h - rows of logits in chunks, and the record of each chunk.
+// chunk.h - division of logits rows into chunks, and the record of each chunk.
 //
-// Every sum and choice is made per chunk and then over the chunks in order, so it does not depend on the
-// number of blocks per row. A chunk is also the unit that is skipped if all of it is below a cutoff.
+// Sums and choices are computed per chunk, and then over the chunks in order, so that they do not depend on
+// the number of blocks per row. A chunk is also the unit that is skipped if all its logits are below a
+// cutoff.
 #pragma once
 #include "prepare/prepare.h"
 #include "sample/order.h"
 #include "sample/philox.h"
 
 enum : u32 {
-    CHUNK = 2048,        // ids
+    CHUNK = 2048,        // ids per chunk
     MAX_CHUNKS = 128,    // rows of up to 262,144 ids
     SCAN_THREADS = 256,  // block size of kernels that scan chunks
     PICK_THREADS = 512,  // block size of kernels that select a token
@@ -16,27 +17,27 @@ enum : u32 {
 
 #define GREEDY_BELOW 1e-5f
 
-// Result of the scan for each chunk of each logits row.
+// Result of the scan (sample_scan) of one chunk of a logits row.
 struct ChunkRecord {
-    u64 best;            // first place after edits and temperature; NON_FINITE_KEY if a raw logit is NaN or infinite
+    u64 best;            // largest place after edits and temperature, or NON_FINITE_KEY (order.h)
     u64 winner;          // place of the largest value with Gumbel noise, if the token is sampled
-    float winner_value;  // its value without the noise
+    float winner_value;  // value of the winner without the noise
     float mass;          // sum of exp(value - best value), if top-p needs it
     float raw_best, raw_mass;  // largest raw logit, sum of exp(logit - raw_best); if requested
 };
 
-// How the token of one logits row is chosen.
+// Which computations one logits row needs, from its sampling parameters.
 struct Choice {
-    bool needs_token;     // a token is to be chosen; false: only the log-probability of a known one
+    bool needs_token;     // a token is to be chosen; false: only the log-probability of a known token is
     bool needs_logprobs;  // log-probabilities are requested
     bool is_random;       // sampled, not greedy
     bool masked, penalised, edited;  // logits change before sampling
     bool has_filters;     // some ids are cut off before sampling (top-k, top-p, min-p)
     bool needs_masses;    // top-p needs probabilities
-    float factor;  // factor (inverse temperature) of the edited logits
+    float factor;  // inverse temperature, by which edited logits are multiplied
 };
 
-// `position`: of the token to be sampled.
+// Returns the computations that a logits row needs. `position`: of the token to be sampled.
 DEV Choice choice_of(const StageLogitsRow& logits_row, const SequenceSamplingParams& params, u32 vocab, i32 position) {
     Choice c;
     c.needs_token = logits_row.known_token < 0;
@@ -55,7 +56,7 @@ DEV Choice choice_of(const StageLogitsRow& logits_row, const SequenceSamplingPar
 DEV u32 chunks_of(u32 ids) { return (ids + CHUNK - 1) / CHUNK; }
 DEV float minus_infinity() { return as_f32(0xff800000u); }
 
-// A row to read: the values of ids [first, end), `first` a multiple of 4. Chunks are counted from `first`.
+// Logits of ids [first, end) of a row in memory; `first` is a multiple of 4. Chunks are counted from `first`.
 struct Row {
     const float* values;  // address of id 0's value, which may be outside the row's memory
     float factor;
@@ -68,14 +69,14 @@ DEV Row row_of(const float* values, float factor, u32 first, u32 end) {
 }
 DEV u32 chunks_of(const Row& row) { return chunks_of(row.end - row.first); }
 
-// Values of ids [id, id + 4), id a multiple of 4, as stored; minus infinity beyond the row.
+// Returns the stored values of ids [id, id + 4), id a multiple of 4; minus infinity beyond the row.
 DEV f32x4 stored4(const Row& row, u32 id) {
     if (row.aligned && id + 4 <= row.end) return *(const f32x4*)(row.values + id);
     f32x4 r;
     for (u32 i = 0; i < 4; ++i) r.v[i] = id + i < row.end ? row.values[id + i] : minus_infinity();
     return r;
 }
-// stored4(), times the row's factor.
+// Returns stored4() multiplied by the row's factor.
 DEV f32x4 values4(const Row& row, u32 id) {
     f32x4 r = stored4(row, id);
     for (u32 i = 0; i < 4; ++i) r.v[i] = times(r.v[i], row.factor);

@@ -1,18 +1,18 @@
 // filters.h - sampling among the ids that remain after min-p, top-k and top-p.
 //
-// The token is the argmax of value + noise over the kept ids, which are all ids up to one cutoff. The cutoff
-// of top-p is found without sorting: take the winner among all ids up to the current cutoff; if the mass
-// before it is less than top-p, the winner itself is kept, so it is the winner among the kept ids; otherwise
-// it and everything after it is cut off, and the next winner is searched before it. Each round about halves
-// the excess mass. Noise is keyed by id, so the winners of chunks within the cutoff remain those that the
-// scan found.
+// The sampled token is the winner: the id with the largest value + Gumbel noise among the kept ids, which are
+// all ids before a cutoff in the order of order.h. The cutoff of top-p is found without sorting. Each round
+// finds the winner among the ids before the current cutoff. If the probability mass of the ids before the
+// winner is less than top-p, top-p keeps the winner, which is then the sampled token; otherwise the winner
+// and all ids after it are cut off. A round about halves the excess mass. Noise depends on the id only, so
+// that a chunk's winner remains valid while it is before the cutoff.
 #pragma once
 #include "sample/select.h"
 
-// Winner of each chunk among the ids up to the cutoff.
+// Winner of each chunk among the ids before the cutoff.
 struct Winners {
-    u64 noisy[MAX_CHUNKS];    // place of the noisy value; 0: none
-    float value[MAX_CHUNKS];  // without the noise
+    u64 noisy[MAX_CHUNKS];    // place of value + noise; 0: no id is before the cutoff
+    float value[MAX_CHUNKS];  // value of the winner without the noise
 };
 
 struct Draw {
@@ -20,7 +20,7 @@ struct Draw {
     u32 position;
 };
 
-// One warp finds the winner of chunk c among places >= `cutoff`.
+// Finds the winner of chunk c among the ids with places >= `cutoff`; called by one warp.
 DEV void find_winner(Winners& winners, const Row& row, const Draw& draw, u32 c, u64 cutoff) {
     u64 own = 0;
     float own_value = 0.f;
@@ -50,7 +50,8 @@ DEV void find_winner(Winners& winners, const Row& row, const Draw& draw, u32 c, 
     }
 }
 
-// Place of the winner's value among the ids up to the cutoff; 0 if there is none.
+// Returns the place, without the noise, of the row's winner among the ids with places >= `cutoff`; 0 if there
+// is none.
 DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, const Draw& draw, u64 cutoff) {
     const u32 chunks = chunks_of(row);
     for (u32 c = warp_id(); c < chunks; c += bdim() / WARP_SIZE) {
@@ -66,15 +67,16 @@ DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, cons
     return first == 0 ? 0 : place_of(winners.value[(id_of(first) - row.first) / CHUNK], id_of(first));
 }
 
-// Cutoff of min-p: places below it are cut off; `most` is the largest value of the row.
+// Returns the least place that min-p keeps; `most` is the largest value of the row.
 DEV u64 min_p_floor(const SequenceSamplingParams& params, float most) {
     if (params.min_p <= 0.f) return LAST_UNMASKED;
     const u64 floor = (u64)order_of(most + ln(fmin_(params.min_p, 1.f))) << 32;
     return floor > LAST_UNMASKED ? floor : LAST_UNMASKED;
 }
 
-// Samples a token under the sampling parameters. `best` is the first place of the row, `total` the mass of
-// the whole row relative to it. search.order and the winners are initialised from the scan.
+// Samples a token with min-p, top-k and top-p. `best` is the largest place of the row, `total` the mass of
+// the whole row relative to the value of `best`. search.order and `winners` must be initialised with the
+// results of the scan.
 DEV u32 sample_with_filters(Search& search, Winners& winners, const Row& row, const SequenceSamplingParams& params, const Draw& draw,
                             u64 best, float total) {
     const float most = value_of(best);

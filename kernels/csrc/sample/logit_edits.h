@@ -1,12 +1,13 @@
-// logit_edits.h - edits of logits before sampling, for the chunk that a block has in registers: grammar mask,
-// then logit bias (minus infinity bans an id), then penalties; in that order, the biases of an id in the
-// order in which they were staged.
+// logit_edits.h - edits of logits before sampling, for the chunk that a block has in registers. They are
+// applied in this order: grammar bitmask, logit biases (minus infinity bans an id) in the order in which they
+// were staged, penalties.
 #pragma once
 #include "sample/chunk.h"
 
 enum : u32 { FOURS = CHUNK / SCAN_THREADS / 4 };  // groups of four ids per thread
 
-// Ids of a thread in a chunk: id4(first, j) .. + 3 for j < FOURS; loads are coalesced, 16 bytes per thread.
+// A thread has the ids id4(first, j) to id4(first, j) + 3 of a chunk, for j < FOURS; loads are coalesced, 16
+// bytes per thread.
 DEV u32 id4(u32 first, u32 j) { return first + (j * SCAN_THREADS + tid()) * 4; }
 
 struct ChunkLogits {
@@ -22,8 +23,8 @@ DEV void mask_ids(ChunkLogits& x, u32 first, const u32* mask, u32 vocab) {
     }
 }
 
-// Whether the `known_len` ids before the position end with the words of the edit, or `known_len` is below the edit's
-// limit.
+// Whether an edit applies: the `known_len` ids before the position end with the edit's words, or `known_len`
+// is below the edit's limit.
 DEV bool applies(const StageLogitEdit& edit, const i32* words, const i32* history, i32 known_len) {
     if (edit.when_len < 0) return known_len < edit.when_at;
     if (edit.when_len > known_len) return false;
@@ -33,8 +34,8 @@ DEV bool applies(const StageLogitEdit& edit, const i32* words, const i32* histor
     return true;
 }
 
-// Edits are filtered into those of this chunk, in order, by tiles of one edit per thread; then every thread
-// applies those of its own ids.
+// Adds the logit biases. For each tile of SCAN_THREADS edits, the edits of this chunk are collected in order
+// in shared memory; then every thread applies those of its own ids.
 DEV void add_edits(ChunkLogits& x, u32 first, const StageLogitEdit* edits, u32 count, const i32* words, const i32* history,
                    i32 known_len) {
     SHARED(u32, ids, SCAN_THREADS);
@@ -67,8 +68,8 @@ DEV float penalise(float x, u32 count, const SequenceSamplingParams& params) {
     return count == 0 ? x : x - times(params.frequency, (float)count) - params.presence;
 }
 
-// Counts of a chunk's ids in the history: bit 31 = occurs in the prompt, lower bits = occurrences in the
-// output.
+// Applies the penalties. `seen` counts a chunk's ids in the history: bit 31 is set if the id occurs in the
+// prompt, the lower bits count its occurrences in the output.
 DEV void penalise_seen(ChunkLogits& x, u32 first, const SequenceSamplingParams& params, const i32* history, i32 known_len) {
     SHARED(u32, seen, CHUNK);
     for (u32 i = tid(); i < CHUNK; i += SCAN_THREADS) seen[i] = 0;

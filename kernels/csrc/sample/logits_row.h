@@ -1,9 +1,10 @@
-// logits_row.h - request for a token of one logits row, and storage of its result.
+// logits_row.h - access to the request of a logits row (StageLogitsRow), and update of its sequence slot with
+// the chosen token.
 #pragma once
 #include "prepare/prepare.h"
 
-// Sampling parameters of the logits row's sequence slot. If no token is chosen, the slot is unset, and the
-// parameters are unused.
+// Returns the sampling parameters of the logits row's sequence slot. If no token is to be chosen, seq_slot is
+// not set, and the parameters are not used.
 DEV const SequenceSamplingParams& params_of(const StageLogitsRow& logits_row, const u8* slot_params) {
     return ((const SequenceSamplingParams*)slot_params)[logits_row.known_token < 0 ? logits_row.seq_slot : 0];
 }
@@ -11,15 +12,16 @@ DEV bool is_padding(const u8* stage, u32 q) {
     return q >= header_of(stage)->logits_rows || logits_rows_of(stage)[q].token < 0;
 }
 
-// Position of the token to be sampled; positions i32 [T] are those of the step's tokens.
+// Returns the position of the token to be sampled; positions i32 [tokens] are those of the step's tokens.
 DEV i32 position_of(const StageLogitsRow& logits_row, const i32* positions) { return positions[logits_row.token] + 1; }
-// Whether the token is the newest one only if drafts before it are accepted, or a draft of it follows.
+// Whether draft verification decides about the sampled token: it has draft tokens before it, or a draft token
+// for the same position.
 DEV bool needs_draft_verification(const StageLogitsRow& logits_row) { return logits_row.known_token < 0 && (logits_row.draft_index > 0 || logits_row.has_draft != 0); }
 
-// Slot state that a chosen token updates.
+// Sequence slot state that update_latest_token() changes.
 struct LatestTokenUpdate {
-    u8* latest;    // LatestToken [S]
-    i32* history;  // [S, history_len]
+    u8* latest;    // LatestToken [slots]
+    i32* history;  // [slots, history_len]
     u32 history_len;
 };
 

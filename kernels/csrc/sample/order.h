@@ -1,32 +1,33 @@
-// order.h - the total order of a row of logits: larger value first, lower id first among equals. Argmax,
-// ranks, cutoffs and top lists use it (CPU reference: cpu/sample.rs), so they are consistent.
+// order.h - the total order of the ids of a logits row: larger value first, lower id first among equal
+// values. Argmax, ranks, cutoffs and top-k lists all use it, so that they are consistent. CPU reference:
+// cpu/sample.rs.
 #pragma once
 
-// Before loops over values in registers that are too long for automatic unrolling.
+// Put before loops over arrays in registers that are too long for automatic unrolling.
 #if DEV_EMU
 #  define IN_REGISTERS
 #else
 #  define IN_REGISTERS _Pragma("unroll")
 #endif
 
-// Maps floats to unsigned integers of the same order; total over all bit patterns.
+// Maps floats to unsigned integers with the same order, which is total over all bit patterns.
 DEV u32 order_of(float x) {
     const u32 bits = as_u32(x == 0.f ? 0.f : x);  // -0 and +0 are equal.
     return bits ^ ((bits >> 31) ? 0xffffffffu : 0x80000000u);
 }
 DEV float value_of(u32 order) { return as_f32(order ^ ((order >> 31) ? 0x80000000u : 0xffffffffu)); }
 
-// Sort key (place) of an id: the larger number is first.
+// Returns the place of an id: its sort key, of which a larger number comes first.
 DEV u64 place_of(float value, u32 id) { return (u64)order_of(value) << 32 | (0xffffffffu - id); }
 DEV u32 id_of(u64 place) { return 0xffffffffu - (u32)place; }
 DEV float value_of(u64 place) { return value_of((u32)(place >> 32)); }
 
-// Least place of all unmasked ids: the smallest finite value.
+// Lower bound of the places of unmasked ids: that of the smallest finite value.
 #define LAST_UNMASKED ((u64)0x00800000u << 32)
-// Not a place of any id: marks a row that contains a NaN or an infinity.
+// Used instead of a place if a row contains a NaN or an infinity; no id has this place.
 #define NON_FINITE_KEY (~(u64)0)
 
-// Every lane of the warp must call it.
+// Returns the largest place over the warp. Every lane of the warp must call it.
 DEV u64 warp_first(u64 place) {
     // Uses shuffles: with the single-instruction warp reduction sample_scan needs four registers too many on
     // sm_90a.
@@ -35,7 +36,7 @@ DEV u64 warp_first(u64 place) {
     return (u64)high << 32 | low;
 }
 
-// Returns the first place over the block, to all threads. Every thread of the block must call it.
+// Returns the largest place over the block, to all threads. Every thread of the block must call it.
 DEV u64 block_first(u64 place) {
     SHARED(u64, parts, 32);
     place = warp_first(place);

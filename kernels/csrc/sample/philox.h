@@ -1,13 +1,14 @@
 // philox.h - counter-based noise: Philox4x32-10 (Salmon et al., 2011) and Gumbel noise derived from it. CPU
-// reference: cpu/sample/philox.rs, with identical words bit for bit; the noise agrees to a few units in the
-// last place.
+// reference: cpu/sample/philox.rs, which gives identical words; its noise agrees to a few units in the last
+// place.
 //
-// Key: 64 bits of the request. Counter: (id / 4, draw, position, 0); word id % 4 of the result belongs to the id.
+// The key is SequenceSamplingParams.key, the counter (id / 4, draw, position, 0), where `draw` is a DRAW_
+// constant. Word id % 4 of the result belongs to the id.
 #pragma once
 
 enum : u32 { DRAW_TOKEN = 0, DRAW_ACCEPT = 1 };
 
-// Words of ids 4 * group .. 4 * group + 3.
+// Returns the random words of ids 4 * group to 4 * group + 3.
 DEV u32x4 philox(u64 key, u32 group, u32 draw, u32 position) {
     u32 a = group, b = draw, c = position, d = 0, k0 = (u32)key, k1 = (u32)(key >> 32);
     for (u32 round = 0; round < 10; ++round) {
@@ -22,7 +23,7 @@ DEV u32x4 philox(u64 key, u32 group, u32 draw, u32 position) {
     return u32x4{{a, b, c, d}};
 }
 
-// Multiplication with its own rounding: never contracted into a fused multiply-add.
+// Returns a * b, rounded: the product is never contracted into a fused multiply-add.
 DEV float times(float a, float b) {
 #if DEV_NV
     return __fmul_rn(a, b);
@@ -35,7 +36,7 @@ DEV float times(float a, float b) {
 #endif
 }
 
-// ln(x) for normal x > 0, to about one unit in the last place (the Cephes polynomial).
+// Returns ln(x) for normal x > 0, to about one unit in the last place (the Cephes polynomial).
 DEV float ln(float x) {
     const u32 bits = as_u32(x);
     float e = (float)((i32)(bits >> 23) - 126), m = as_f32((bits & 0x7fffffu) | 0x3f000000u);  // m in [1/2, 1)
@@ -59,18 +60,18 @@ DEV float ln(float x) {
 
 DEV float exp_(float x) { return exp2_(x * 1.44269504f); }
 
-// Uniform in (0, 1).
+// Converts a random word to a number that is uniform in (0, 1).
 DEV float uniform(u32 word) { return fmin_(((float)word + 0.5f) * 2.3283064365386963e-10f, 1.f - 5.9604644775390625e-8f); }
 
-// Standard Gumbel noise: -ln E, E = -ln(1 - u). It decreases as the word grows.
+// Returns standard Gumbel noise -ln(-ln(1 - u)), u = uniform(word). It decreases as `word` grows.
 DEV float gumbel(u32 word) {
     const float u = uniform(word), rest = 1.f - u;
-    // Corrects the logarithm by the ratio that the rounding of 1 - u changed.
+    // Corrects ln(1 - u) for the rounding of 1 - u, with the factor u / (1 - rest).
     const float e = rest == 1.f ? u : -ln(rest) * (u / (1.f - rest));
     return -ln(e);
 }
 
-// gumbel() to within GUMBEL_SLACK, at a third of the cost.
+// Returns gumbel() to within GUMBEL_SLACK, in a third of the time.
 #define GUMBEL_SLACK 1e-3f
 DEV float gumbel_about(u32 word) {
     const float u = uniform(word);

@@ -1,29 +1,31 @@
 // sample.hip - samples the logits rows of a step. CPU reference: cpu/step.rs (`RowSampling`) and cpu/sample,
-// with the same rules: mask, edits, penalties, temperature, min-p, top-k, top-p, then the largest value with
-// Gumbel noise, or the largest value below temperature 1e-5 (greedy); log-probabilities, rank and top ids of
-// the raw logits.
+// with the same steps: mask, edits, penalties, temperature, min-p, top-k, top-p, then the id with the largest
+// value + Gumbel noise, or with the largest value if the temperature is below 1e-5 (greedy).
+// Log-probabilities, rank and top ids are those of the raw logits.
 //
 // sample_scan           reads logits f32 [logits_rows, vocab] once, in chunks of 2048 ids, into records
-//                       [logits_rows, chunks]; if cutoffs follow edits, the edited logits are written to edited
-//                       f32 [logits_rows, edited_stride]. It may have only the logits of ids [first, end),
-//                       first a multiple of 64 (vocab-parallel sampling): see sample_vocab_parallel, which
-//                       continues from there. Grid: blocks per logits row x logits rows; the result does not
-//                       depend on the former. Block: 256.
-// sample_pick           sampled [logits_rows, 4 words]; top_ids i32, top_logprobs f32 [logits_rows, most];
-//                       updates the newest token of the sequence slot, unless draft verification does, and
-//                       the history. Grid: logits rows. Block: 512. Reads logits again only if cutoffs, ranks
-//                       or top lists need it, and then only chunks that reach the limit.
+//                       [logits_rows, chunks]; if a row has both edits and filters, its edited logits are
+//                       written to edited f32 [logits_rows, edited_stride]. With vocab-parallel sampling a
+//                       rank has only the logits of ids [first, end), first a multiple of 64;
+//                       sample_vocab_parallel continues from the records. Grid: (blocks per logits row,
+//                       logits rows); the result does not depend on the number of blocks per row. Block: 256.
+// sample_pick           chooses the tokens from the records: sampled [logits_rows] of SampledToken; top_ids
+//                       i32, top_logprobs f32 [logits_rows, most]. Updates the newest token of the sequence
+//                       slot, unless draft verification does, and the history. Grid: logits rows. Block: 512.
+//                       It reads logits again only if filters, ranks or top ids need it, and then only chunks
+//                       with a logit above the limit.
 // sample_verify_drafts  accepts or rejects draft tokens: a draft is accepted if it equals the sampled token
-// (per_mille < 0), or at random with that rate; logits rows after a rejected draft are void. The last valid
-// token is the newest token of the sequence slot. The logits rows of a row are consecutive, possibly across
-// several launches. Grid: blocks of 256 over logits rows.
-// positions i32 [T] are those of the step's tokens: a sampled token is at the next position.
+// (per_mille < 0), or at random with probability per_mille / 1000. Logits rows after a rejected draft are
+// void; the last valid token becomes the newest token of the sequence slot. The logits rows of a row are
+// consecutive, possibly across several launches. Grid: blocks of 256 over logits rows.
+// positions i32 [tokens] are those of the step's tokens; a sampled token is at the next position.
 // vocab <= 262,144; most <= 1024. Logits rows beyond those of the stage buffer, or with token -1, are
-// padding: token -1, no slot changed.
+// padding: their result is token -1, and no slot is changed.
 //
-// Greedy tokens equal the CPU's. Sampled tokens differ only where the last bits of noise, of a probability or
-// of a cutoff's sum decide. Roofline: the row once over bandwidth (0.6 MB at 151,936 ids); sampling without
-// cutoffs adds 40 instructions per id; top-p adds on average about one more reading.
+// Greedy tokens equal the CPU's. Sampled tokens differ only where the last bits of the noise, of a
+// probability or of the top-p sum decide. Roofline: bytes of a row (0.6 MB at 151,936 ids), read once, over
+// memory bandwidth. Sampling without filters adds 40 instructions per id; top-p on average reads the row
+// about once more.
 #include "dev.h"
 #include "sample/filters.h"
 #include "sample/logits_row.h"
@@ -38,7 +40,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     const u32 q = bid_y();
     const Row raw = row_of(logits + (u64)q * stride, 1.f, first, end);
     const u32 chunks = chunks_of(raw);
-    ChunkLogits next = load_chunk(raw, first + bid_x() * CHUNK);  // Issued before the logits row's parameters are read.
+    ChunkLogits next = load_chunk(raw, first + bid_x() * CHUNK);  // Issued before the row's parameters are read.
     if (is_padding(stage, q)) return;
     ScanArgs s;
     s.logits_row = logits_rows_of(stage) + q;
@@ -60,7 +62,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
 }
 EXPORT(sample_scan)
 
-// Log-probability of the token in the raw row, its rank, and the `top` most probable ids.
+// Computes the log-probability and rank of the token in the raw row, and the `top` most probable ids.
 DEV void score(Search& search, SampledToken& output, i32* top_ids, float* top_logprobs, const ChunkRecord* records,
                const Row& raw, u32 top) {
     const u32 chunks = chunks_of(raw);
@@ -84,7 +86,8 @@ DEV void score(Search& search, SampledToken& output, i32* top_ids, float* top_lo
     }
 }
 
-// Chooses a token under the sampling parameters, or returns the status that explains why there is none.
+// Chooses a token by the sampling parameters. Returns SAMPLE_OK, or the status that explains why there is no
+// token.
 DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* records, const Row& row,
                const Choice& choice, const SequenceSamplingParams& params, const Draw& draw) {
     const bool holds = tid() < chunks_of(row);
@@ -169,7 +172,8 @@ sample_verify_drafts(u8* sampled, u8* latest, i32* history, const i32* ids, cons
     const u32 end = logits_rows < staged ? logits_rows : staged;
     if (first >= end || is_padding(stage, first)) return;
     const StageLogitsRow* staged_rows = logits_rows_of(stage);
-    // The thread of the first logits row of a row, or of the first one in this launch, processes all of them.
+    // One thread processes all logits rows of a row: that of the row's first logits row, or of the first in
+    // this launch.
     if (!needs_draft_verification(staged_rows[first]) || (staged_rows[first].draft_index > 0 && first > 0)) return;
     const i32 seq_slot = staged_rows[first].seq_slot;
     const SequenceSamplingParams& params = ((const SequenceSamplingParams*)slot_params)[seq_slot];
@@ -191,7 +195,7 @@ sample_verify_drafts(u8* sampled, u8* latest, i32* history, const i32* ids, cons
                     history[(u64)seq_slot * history_len + position] = draft;
             }
         }
-        // An error after accepted drafts leaves the previous token the newest.
+        // If sampling failed after accepted drafts, the last accepted token remains the newest one.
         if (is_sampled || staged_rows[q].draft_index == 0) own = LatestToken{is_sampled ? output.token : 0, position, 0};
         own.draft_accepted = accepted ? 1 : 0;
         preceding_accepted = accepted;

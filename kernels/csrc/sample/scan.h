@@ -1,4 +1,5 @@
-// scan.h - single pass over one chunk: computes the record that later steps need.
+// scan.h - the single pass of sample_scan over one chunk: edits its logits and computes its record
+// (ChunkRecord).
 #pragma once
 #include "sample/logit_edits.h"
 
@@ -7,7 +8,7 @@ struct ScanArgs {
     Choice choice;
     const SequenceSamplingParams* params;
     const StageLogitsRow* logits_row;
-    i32 position;  // of the token to be sampled
+    i32 position;  // position of the token to be sampled
     const i32* history;
     const u32* mask;
     const i32* words;
@@ -20,7 +21,7 @@ DEV ChunkLogits load_chunk(const Row& row, u32 first) {
     return x;
 }
 
-// First place among the thread's values.
+// Returns the largest place among the thread's values.
 DEV u64 first_of_chunk(const ChunkLogits& x, u32 first, u32 vocab) {
     u64 own = 0;
     for (u32 j = 0; j < FOURS; ++j)
@@ -42,7 +43,7 @@ DEV bool any_non_finite(const ChunkLogits& x, u32 first, u32 vocab) {
     return non_finite;
 }
 
-// Sum of exp(x - most) over the chunk.
+// Returns the sum of exp(x - most) over the chunk.
 DEV float mass_of(const ChunkLogits& x, float most) {
     float sum = 0.f;
     for (u32 j = 0; j < FOURS; ++j)
@@ -50,8 +51,8 @@ DEV float mass_of(const ChunkLogits& x, float most) {
     return block_sum(sum);
 }
 
-// Finds the largest value with Gumbel noise. Approximate noise filters the ids: exact noise is computed only
-// near the approximate maximum.
+// Finds the id with the largest value + Gumbel noise, the record's winner. Exact noise is computed only for
+// ids whose sum with approximate noise is near the maximum.
 DEV void find_gumbel_max(ChunkRecord* record, const ChunkLogits& x, u32 first, u32 vocab, u64 key, u32 position) {
     u32x4 words[FOURS];
     float top = -3.0e38f;
@@ -81,8 +82,8 @@ DEV void find_gumbel_max(ChunkRecord* record, const ChunkLogits& x, u32 first, u
     }
 }
 
-// Fills the record of the chunk that begins at id `first`, with raw logits `x`; writes the edited logits if
-// they are read again.
+// Fills the record of the chunk that begins at id `first`, with raw logits `x`; writes the edited logits to
+// `edited` if filters will read them again.
 DEV void scan_chunk(ChunkRecord* record, float* edited, ChunkLogits x, u32 first, u32 vocab, const ScanArgs& s) {
     const bool non_finite = any_non_finite(x, first, vocab);
     if (s.choice.needs_logprobs) {

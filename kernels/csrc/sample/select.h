@@ -1,10 +1,11 @@
-// select.h - block-wide search in a row: sums and counts above a limit, the k-th place, the first k in order.
-// Warps take chunks in turn; a chunk with a first place below the limit is not read.
+// select.h - block-wide searches in a logits row: sums and counts of the ids above a limit, the k-th largest
+// place, the k largest places in order. Warps take chunks in turn; chunks without a place above the limit are
+// not read.
 #pragma once
 #include "sample/chunk.h"
 
 enum : u32 {
-    LIST = 1024,     // maximum number of places sorted at once, and of listed log-probabilities
+    LIST = 1024,     // maximum number of places sorted at once, and of top log-probabilities
     BIN_BITS = 11,
     BINS = 1u << BIN_BITS,
 };
@@ -13,13 +14,13 @@ enum : u32 {
 struct Search {
     u64 list[LIST], sorted[LIST];
     u32 bins[BINS];
-    u32 order[MAX_CHUNKS];  // order_of each chunk's largest value in the searched row
+    u32 order[MAX_CHUNKS];  // order_of() the largest value of each chunk of the searched row
     u32 found, bin, above;
     u64 place;
 };
 
-// Calls f(place, value, id) for every id of the row with place >= `limit`, skipping chunks without one; one
-// id per lane and call. Lanes diverge, so f must not use warp collectives.
+// Calls f(place, value) for every id of the row with place >= `limit`, one id per lane and call; skips chunks
+// without such ids. Lanes diverge, so f must not use warp collectives.
 template <class F> DEV void each_from(const Search& search, const Row& row, u64 limit, F f) {
     for (u32 c = warp_id(); c < chunks_of(row); c += bdim() / WARP_SIZE) {
         if (search.order[c] < (u32)(limit >> 32)) continue;
@@ -35,22 +36,23 @@ template <class F> DEV void each_from(const Search& search, const Row& row, u64 
     }
 }
 
-// Number of ids with place >= `limit`. Every thread must call it.
+// Returns the number of ids with place >= `limit`. Every thread must call it.
 DEV u32 count_from(const Search& search, const Row& row, u64 limit) {
     u32 n = 0;
     each_from(search, row, limit, [&](u64, float) { ++n; });
     return block_sum(n);
 }
 
-// Probability mass of ids with place >= `limit`, relative to a value of `best`: summed per lane, warp and
-// block, each in fixed order.
+// Returns the sum of exp(value - best) over ids with place >= `limit`, summed per lane, warp and block, each
+// in a fixed order.
 DEV float mass_from(const Search& search, const Row& row, u64 limit, float best) {
     float mass = 0.f;
     each_from(search, row, limit, [&](u64, float value) { mass += exp_(value - best); });
     return block_sum(mass);
 }
 
-// Lists the places in [limit, end), unordered; returns their number, which may exceed LIST.
+// Writes the first LIST places found in [limit, end) to search.list, unordered; returns the number of all
+// such places, which may exceed LIST.
 DEV u32 gather(Search& search, const Row& row, u64 limit, u64 end) {
     if (tid() == 0) search.found = 0;
     sync();
@@ -65,7 +67,8 @@ DEV u32 gather(Search& search, const Row& row, u64 limit, u64 end) {
     return found;
 }
 
-// Sorts the first `n` <= LIST places of the list by counting larger ones. All places differ.
+// Sorts the first `n` <= LIST places of search.list into search.sorted: the index of a place is the number of
+// larger places. All places differ.
 DEV void sort_list(Search& search, u32 n) {
     for (u32 i = tid(); i < n; i += bdim()) {
         const u64 place = search.list[i];
@@ -91,8 +94,8 @@ DEV u64 bound_for(Search& search, u32 chunks, u32 k) {
     return bound > LAST_UNMASKED ? bound : LAST_UNMASKED;
 }
 
-// Finds the bin, counted from the highest, that contains the k-th entry, and the number of entries above it;
-// bin BINS if there are fewer than k.
+// Finds search.bin, the bin that contains the k-th entry counted from the highest bin, and search.above, the
+// number of entries in higher bins. The bin is BINS if there are fewer than k entries.
 DEV void find_bin(Search& search, u32 k) {
     const u32 each = BINS / PICK_THREADS, top = BINS - 1 - tid() * each;
     u32 own = 0;
@@ -109,8 +112,8 @@ DEV void find_bin(Search& search, u32 k) {
     sync();
 }
 
-// Place of the k-th id, 0 if fewer are unmasked; at least k places are >= `bound`. Few candidates are sorted;
-// many are narrowed down by radix select.
+// Returns the k-th largest place, or 0 if fewer than k ids are unmasked; `bound` is a lower bound of that
+// place. Up to LIST candidates are sorted; more are first reduced by radix select.
 DEV u64 kth_place(Search& search, const Row& row, u32 k, u64 bound) {
     u32 n = gather(search, row, bound, NON_FINITE_KEY);
     u64 low = bound;

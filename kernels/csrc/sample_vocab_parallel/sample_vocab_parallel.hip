@@ -1,28 +1,28 @@
 // sample_vocab_parallel.hip - vocab-parallel (sharded) sampling: each rank has the logits of a part of the
-// vocabulary; all ranks exchange a few candidates per logits row, and compute the same result from them. CPU
-// reference: cpu/sample/vocab_parallel. Sizes do not depend on the sampling parameters, so that the launches
-// can be captured; therefore only rows without cutoffs, and rows with a top-k of up to `listed` ids as first
-// cutoff, are supported, without log-probabilities.
+// vocabulary; all ranks exchange a few candidate ids per logits row, and each rank computes the same result
+// from them. CPU reference: cpu/sample/vocab_parallel. Sizes do not depend on the sampling parameters, so
+// that the launches can be captured. Therefore only rows without filters, or with a top-k of up to `listed`
+// ids (optionally with min-p and top-p), are supported, without log-probabilities.
 //
 // sample_scan             runs first, over this rank's ids: records and edited logits; see sample.hip.
 // sample_verify_drafts    runs after vocab_shard_merge, if there are draft tokens.
-// vocab_shard_candidates  candidates u64 [logits_rows, 2 + listed] of the ids [first, end): the first place
-// after edits and temperature (NON_FINITE_KEY if a raw logit is NaN or infinite), the place of the largest noisy value,
-// and, unordered, the places of the first top-k ids, followed by zeros. Grid: logits rows. Block: 512. Reads
-// logits again, twice, only for a top-k.
-// vocab_shard_merge       all u64 [ranks, logits_rows, 2 + listed], in the order of ranks -> sampled
-//                         [logits_rows, 4 words]; updates the newest token of the sequence slot, unless draft
-//                         verification does, and the history. Grid: logits rows. Block: 512. ranks * listed
-//                         <= 1024, listed <= 512.
+// vocab_shard_candidates  writes candidates u64 [logits_rows, 2 + listed] of this rank's ids [first, end), as
+// places (sample/order.h): the largest place after edits and temperature (NON_FINITE_KEY if a raw logit is
+// NaN or infinite), the place of the largest value + Gumbel noise, and, unordered, the places of the top-k
+// ids, followed by zeros. Grid: logits rows. Block: 512. Logits are read again (twice) only for a top-k.
+// vocab_shard_merge       chooses the tokens from the candidates of all ranks, `all` u64 [ranks, logits_rows,
+//                         2 + listed]: sampled [logits_rows] of SampledToken. Updates the newest token of the
+//                         sequence slot, unless draft verification does, and the history. Grid: logits rows.
+//                         Block: 512. ranks * listed <= 1024, listed <= 512.
 //
-// Every rank merges the same words with the same code, so all have the same bits. Tokens are those of
-// sample_pick; if top-p cuts among the first k, its sum is added in another order. Roofline: latency, as the
-// data is small; with a top-k two reads of the shard, mostly from cache.
+// Every rank merges the same words with the same code, so that all have the same bits. Tokens are those of
+// sample_pick, except that with both top-k and top-p the probability mass is added in another order.
+// Roofline: bound by latency, as the data is small; a top-k reads the shard twice, mostly from cache.
 #include "dev.h"
 #include "sample/filters.h"
 #include "sample/logits_row.h"
 
-// Layout of a rank's data of a row: fixed places before the list.
+// Layout of a rank's candidates of a row: two fixed entries, then the list of top-k places.
 enum : u32 { BEST = 0, WINNER = 1, LISTED_FROM = 2 };
 
 // Returns a limit that at least k <= PICK_THREADS ids reach, if that many are unmasked: the k-th largest of
@@ -44,7 +44,8 @@ DEV u64 bound_by_threads(Search& search, const Row& row, u32 k) {
     return bound > LAST_UNMASKED ? bound : LAST_UNMASKED;
 }
 
-// Writes the places of the row's first k unmasked ids, or of all, then zeros up to `listed`.
+// Writes the k largest places of the row's unmasked ids (all, if there are fewer), then zeros up to `listed`
+// entries.
 DEV void put_first_candidate(u64* to, Search& search, const Row& row, u32 k, u32 listed) {
     const u64 last = kth_place(search, row, k, bound_by_threads(search, row, k));
     const u32 n = gather(search, row, last > LAST_UNMASKED ? last : LAST_UNMASKED, NON_FINITE_KEY);
@@ -87,14 +88,14 @@ vocab_shard_candidates(u64* candidates, const u8* records, const float* edited, 
 }
 EXPORT(vocab_shard_candidates)
 
-// Candidates of all ranks of a row.
+// Candidates of a row, of all ranks.
 struct CandidateList {
     const u64* first_rank;   // words of rank 0
     u32 ranks, rank_stride;  // rank_stride: distance between ranks, in words
     u32 listed;
 };
 
-// First of the ranks' places at index `at`.
+// Returns the largest of the ranks' places at index `at`.
 DEV u64 first_of(const CandidateList& candidates, u32 at) {
     u64 first = 0;
     for (u32 r = 0; r < candidates.ranks; ++r) {
@@ -104,7 +105,7 @@ DEV u64 first_of(const CandidateList& candidates, u32 at) {
     return first;
 }
 
-// Sorts all candidates; returns their number.
+// Sorts the listed places of all ranks into search.sorted; returns their number.
 DEV u32 sort_candidates(Search& search, const CandidateList& candidates) {
     if (tid() == 0) search.found = 0;
     sync();
@@ -120,8 +121,8 @@ DEV u32 sort_candidates(Search& search, const CandidateList& candidates) {
 
 DEV u32 word_of(const u32x4& words, u32 i) { return i == 0 ? words.v[0] : i == 1 ? words.v[1] : i == 2 ? words.v[2] : words.v[3]; }
 
-// Samples a token among the first k candidates, after min-p and top-p: an id is kept if the mass before it is
-// less than top-p.
+// Samples a token among the top_k largest candidates that min-p and top-p keep; top-p keeps an id if the mass
+// of the ids before it is less than top-p.
 DEV u32 sample_candidates(Search& search, const CandidateList& candidates, const SequenceSamplingParams& params, const Draw& draw) {
     const u32 n = sort_candidates(search, candidates), i = tid();
     const u32 k = n < (u32)params.top_k ? n : (u32)params.top_k;
@@ -143,7 +144,8 @@ DEV u32 sample_candidates(Search& search, const CandidateList& candidates, const
     return id_of(block_first(noisy));
 }
 
-// Chooses a token under the sampling parameters, or returns the status that explains why there is none.
+// Chooses a token by the sampling parameters. Returns SAMPLE_OK, or the status that explains why there is no
+// token.
 DEV u32 choose_candidate(Search& search, i32& token, const CandidateList& candidates, const Choice& choice, const SequenceSamplingParams& params,
                          const Draw& draw) {
     const u64 best = first_of(candidates, BEST);

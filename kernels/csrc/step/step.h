@@ -1,19 +1,19 @@
-// step.h - layout of the stage buffer of a step (host to device), and of the per-slot and per-logits-row
-// results.
+// step.h - layout of the stage buffer, which the host copies to the device for each step, and of the device's
+// records per sequence slot and per logits row.
 // The Rust equivalent of every record is in kernels/src/step/mod.rs; a test compares sizes and offsets.
 //
-// A stage is one buffer: StageHeader, then seven regions at the byte offsets that it contains, each aligned
-// to 16 bytes: rows, logits rows, slot records, words (32-bit: token ids, block ids, histories, mask words),
-// edits, draft rows (rows as an MTP module sees them) and row facts.
+// A stage buffer begins with a StageHeader, which has the byte offsets of seven regions, each aligned to 16
+// bytes: rows, logits rows, sequence inits, words (32 bits each: token ids, block ids, histories, bitmask
+// words), edits, draft rows (rows as inputs of an MTP module) and row facts (further words per row).
 #pragma once
 
-// Number of records of each region of a stage, and offset of each region in bytes.
+// Number of records and offset of each region of a stage buffer.
 struct StageHeader {
     u32 rows, logits_rows, inits, words, edits;         // numbers of records
     u32 rows_at, logits_rows_at, inits_at, words_at, edits_at;  // offsets in bytes from the start of the stage
-    u32 tokens;                                         // tokens of the step = sum of StageRow.len
+    u32 tokens;                                         // number of tokens of the step: sum of StageRow.len
     u32 drafts, drafts_at;                              // number of draft rows, and their offset in bytes
-    u32 facts_at, facts_per_row;                        // offset of the row facts in bytes; words per row
+    u32 facts_at, facts_per_row;                        // offset of the row facts; words per row
     u32 reserved;
 };
 
@@ -22,73 +22,74 @@ struct StageRow {
     i32 seq_slot;
     i32 start;       // position of the first token; if only the sequence slot has it, its upper bound
     i32 len;
-    i32 token;       // index of the first token in the step
-    i32 ids;         // words index of its token ids; -1 - n: the row begins n positions after the
-                     // slot's newest token, the placeholder of all its ids until drafts are inserted
+    i32 token;       // index of the row's first token in the step
+    i32 ids;         // index in the words region of its token ids; or -1 - n: the row begins n positions after the
+                     // slot's newest token, whose id all its tokens have until insert_drafts replaces them
     i32 table_from;  // first entry of the block table that is replaced
-    i32 table_len;   // number of entries replaced
-    i32 table_at;    // words index of the new entries
+    i32 table_len;   // number of entries that are replaced
+    i32 table_at;    // index in the words region of the new entries
 };
 
-// A row of the step as an MTP module sees it: `len` known tokens, then `drafts` draft tokens.
+// A row of the step as input of an MTP module: `len` known tokens, then `drafts` draft tokens.
 struct DraftRow {
     i32 seq_slot;
     i32 len;
     i32 token;           // index of the first token in the step
-    i32 drafts;          // draft tokens of the module (`insert_drafts`); 0 if another proposer makes them
-    i32 state_in_slot;   // 1: the sequence slot has the hidden state before the first token; 0: the state is elsewhere
-    i32 boundary_block;  // block that has this state at its end; -1: elsewhere, or zeros if state_in_slot is 0
+    i32 drafts;          // number of draft tokens that the module proposes; 0 with another proposer
+    i32 state_in_slot;   // 1: the sequence slot has the hidden state of the position before the first token
+    i32 boundary_block;  // block whose last position has that state; -1: none. Neither: zeros
     i32 reserved[2];
 };
 
-// The newest token of the request in a sequence slot, which no row has forwarded yet.
+// The newest token of the request in a sequence slot. It has been sampled, but no forward pass has processed
+// it yet.
 struct LatestToken {
     i32 token;
     i32 position;
-    i32 draft_accepted;  // whether the draft after it is accepted: a row may have further ones
+    i32 draft_accepted;  // whether the draft token after it was accepted
 };
 
-// Sampling parameters of the request in a sequence slot; on the device for the lifetime of the slot's
-// assignment.
+// Sampling parameters of the request in a sequence slot; kept on the device while the request has the slot.
 struct SequenceSamplingParams {
     float temperature;  // below 1e-5: greedy
     float top_p, min_p;
     i32 top_k;          // 0 = all
     float repetition, frequency, presence;
     u32 flags;          // RULE_*
-    u64 key;            // key of the request's noise
-    i32 prompt_len;     // positions from here on are output
+    u64 key;            // Philox key of the request's noise
+    i32 prompt_len;     // number of prompt tokens; later positions are output
     i32 reserved;
 };
 enum : u32 {
     RULE_MASKED = 1,   // ids with a clear mask bit are excluded
-    RULE_HISTORY = 2,  // a rule reads earlier ids: sampled ones are appended to the history
+    RULE_HISTORY = 2,  // penalties or edits read earlier ids, so sampled ids are appended to the history
 };
 
-// A request that starts in a sequence slot: its sampling parameters and, if a rule reads them, its known ids
-// and its mask.
+// Initial state of a request that starts in a sequence slot: its sampling parameters and, if these need them,
+// its known ids and its grammar bitmask.
 struct StageSequenceInit {
     i32 seq_slot;
-    i32 history_at, history_from, history_len;  // words index; first position; number of ids
-    i32 mask_at;                                // words index of ceil(V / 32) words, -1: none
+    i32 history_at, history_from, history_len;  // index in the words region; first position; number of ids
+    i32 mask_at;                                // index in the words region; -1: no bitmask
     i32 reserved[3];
     SequenceSamplingParams params;
 };
 
 // Request for a result from the logits of one token of the step.
 struct StageLogitsRow {
-    i32 token;        // token of the step; the result is for the next position; -1: padding
+    i32 token;        // index of a token of the step, whose logits are sampled; -1: padding
     i32 seq_slot;
-    i32 draft_index;  // number of draft tokens before it in its row: all must be accepted
-    i32 has_draft;    // 1: the step's next token is a draft of the result; 0: there is no draft
-    i32 known_token;  // the token, if only its log-probability is requested; -1: sample one
+    i32 draft_index;  // number of draft tokens before it in its row, which must all be accepted
+    i32 has_draft;    // 1: the next token of the step is the draft token that the result verifies
+    i32 known_token;  // token of which only the log-probability is requested; -1: sample a token
     i32 top;          // number of top ids to report; -1: no log-probabilities
-    i32 edits_at;     // first record of the edits region
-    i32 edits;        // number of records
+    i32 edits_at;     // index of its first record in the edits region
+    i32 edits;        // number of its edits
 };
 
-// Changes one logit: `value` is added (-inf masks). With when_len > 0 only if the ids before the position end
-// with the `when_len` words at `when_at`; with when_len < 0 only at positions below `when_at`.
+// Changes one logit: adds `value` (minus infinity bans the id). With when_len > 0 this applies only if the
+// ids before the position end with the `when_len` words at index `when_at` of the words region; with when_len
+// < 0 only at positions below `when_at`.
 struct StageLogitEdit {
     u32 id;
     float value;
@@ -99,8 +100,9 @@ struct StageLogitEdit {
 struct SampledToken {
     i32 token;
     u32 status;     // SAMPLE_*
-    float logprob;  // of the token, under the raw logits; if requested
+    float logprob;  // log-probability of the token under the raw logits, if requested
     u32 rank;       // rank of the token among all ids, from 1
 };
-// SAMPLE_DRAFT_ACCEPTED: as OK, and the draft of this token is accepted, by equality or at random.
+// SAMPLE_DRAFT_ACCEPTED: as SAMPLE_OK, and the draft token for this position is accepted, by equality or at
+// random.
 enum : u32 { SAMPLE_OK = 0, SAMPLE_NON_FINITE = 1, SAMPLE_ALL_MASKED = 2, SAMPLE_DRAFT_ACCEPTED = 3 };
