@@ -129,7 +129,7 @@ mod tests {
     fn key_and_position_change_the_digest() {
         let bytes = matrix(9);
         assert_ne!(window(&bytes, 0..4).digest(1), window(&bytes, 0..4).digest(2));
-        // Equal blocks at different indices.
+        // Blocks with equal bytes at different indices have different digests.
         let zeros = vec![0; 2 * BLOCK_BYTES];
         let block = |block| {
             let rows = 0..2;

@@ -26,7 +26,7 @@ pub struct RouterRuleArgs<'a> {
 /// Function that maps router logits to scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouterScore {
-    /// Softmax over all experts.
+    /// Softmax of the logits over all experts.
     Softmax,
     /// Sigmoid of each logit.
     Sigmoid,

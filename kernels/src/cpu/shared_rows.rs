@@ -44,7 +44,7 @@ impl<T: DeviceElement> SharedRows<T> {
     /// The matrix is still mutably borrowed, and no other thread accesses these elements meanwhile.
     pub(super) unsafe fn part<'a>(&self, r: usize, from: usize, len: usize) -> &'a mut [T] {
         assert!(r < self.height && from + len <= self.cols);
-        // SAFETY: inside the matrix; exclusive by the caller's contract.
+        // SAFETY: the range is inside the matrix as asserted, and exclusive by the caller's contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.get().add(r * self.stride + from), len) }
     }
 

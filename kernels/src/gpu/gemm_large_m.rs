@@ -1,7 +1,7 @@
 //! Large-M GEMM with WGMMA and TMA on NVIDIA sm_90a. It is used to fuse `silu_mul` into the epilogue, and for
 //! linear layers if no vendor BLAS is used.
 
-use device::gpu::{BOX_ROWS, KernelLaunch, KernelSource, TiledMatrix};
+use device::gpu::{BOX_ROWS, KernelLaunch, KernelSource, TmaMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::gemm::{GemmWeightRows, gemm_sizes, has_16_byte_rows};
@@ -65,7 +65,7 @@ impl GpuBackend {
         let kernel = self.kernel(&GEMM_LARGE_M, "gemm_large_m", &[("GATED", u32::from(gated))])?;
         let (rows, y_stride, outputs) = (x.rows(), y.stride(), y.cols());
         let boxed = |matrix, rows, columns, stride, box_rows| {
-            self.encode_tensor_map(&TiledMatrix { matrix, rows, columns, stride, box_rows })
+            self.encode_tensor_map(&TmaMatrix { matrix, rows, columns, stride, box_rows })
         };
         let y_map = boxed(y.as_mut_ptr().cast_const(), rows, outputs, y_stride, BOX_ROWS)?;
         let x_map = boxed(x.as_ptr(), rows, w.k, x.stride(), INPUT_BOX_ROWS)?;

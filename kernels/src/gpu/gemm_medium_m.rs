@@ -1,7 +1,7 @@
 //! Medium-M GEMM (up to 128 rows) with TMA and WGMMA on NVIDIA sm_90a: choice of launch shapes, and launches
 //! of `gemm_medium_m`.
 
-use device::gpu::{KernelLaunch, KernelSource, TiledMatrix};
+use device::gpu::{KernelLaunch, KernelSource, TmaMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_size};
 
 use super::gemm::{GemmInputRows, LaunchLimits, gemm_sizes, has_16_byte_rows};
@@ -113,7 +113,7 @@ impl GpuBackend {
         let kernel = self.kernel(&GEMM_MEDIUM_M, "gemm_medium_m", &defines)?;
         let box_rows = if fusion.silu_mul { shape.width / 2 } else { shape.width };
         let columns = w.k();
-        let x_map = self.encode_tensor_map(&TiledMatrix {
+        let x_map = self.encode_tensor_map(&TmaMatrix {
             matrix: x.address,
             rows: x.rows,
             columns,
@@ -121,7 +121,7 @@ impl GpuBackend {
             box_rows: x.rows,
         })?;
         let matrix = w.as_ptr();
-        let w_map = self.encode_tensor_map(&TiledMatrix {
+        let w_map = self.encode_tensor_map(&TmaMatrix {
             matrix,
             rows: w.n(),
             columns,

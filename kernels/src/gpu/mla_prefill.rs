@@ -2,7 +2,7 @@
 //! from compressed KV, for as many heads and keys at a time as scratch memory allows, and MHA flash attention
 //! reads them.
 
-use device::gpu::{KernelLaunch, KernelSource, TensorMap, TiledMatrix};
+use device::gpu::{KernelLaunch, KernelSource, TensorMap, TmaMatrix};
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::attention::{LOG2_E, TILE};
@@ -293,7 +293,7 @@ impl GpuBackend {
             MlaPrefillKernel::Warps { .. } => [TensorMap::NONE; 2],
             MlaPrefillKernel::Warpgroups => {
                 let boxed = |matrix, rows, columns, stride| {
-                    self.encode_tensor_map(&TiledMatrix {
+                    self.encode_tensor_map(&TmaMatrix {
                         matrix,
                         rows,
                         columns,

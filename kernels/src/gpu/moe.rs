@@ -119,7 +119,7 @@ impl GpuBackend {
             .u32(call.experts.first_expert as u32)
             .u32(call.experts.down.len() as u32)
             .u32(y_stride);
-        // SAFETY: the shapes were checked; scratch memory has the sizes of the call.
+        // SAFETY: the shapes were checked; scratch memory was allocated for the sizes of `call`.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 }

@@ -33,7 +33,7 @@ impl GpuBackend {
         let kernel = self.kernel(&GEMM_SMALL_M, "moe_gemm_small_m", &defines)?;
         let grid = [blocks as u32, call.max_segments() as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32);
-        // SAFETY: `check` compared all shapes; scratch memory has the sizes of the call.
+        // SAFETY: `check` compared all shapes; scratch memory was allocated for the sizes of `call`.
         unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
@@ -51,7 +51,7 @@ impl GpuBackend {
         let blocks = call.gemm_weights(first).0.n().div_ceil(TILE_OUTPUTS);
         let grid = [blocks as u32, call.max_segments() as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, self.tile_bytes(rows));
-        // SAFETY: `check` compared all shapes; scratch memory has the sizes of the call.
+        // SAFETY: `check` compared all shapes; scratch memory was allocated for the sizes of `call`.
         unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
     }
 
@@ -80,7 +80,7 @@ impl GpuBackend {
                 .u32(call.top_k() as u32)
                 .u32(call.experts.first_expert as u32)
                 .u32(group.len() as u32);
-        // SAFETY: `check` compared all shapes; scratch memory has the sizes of the call.
+        // SAFETY: `check` compared all shapes; scratch memory was allocated for the sizes of `call`.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 }

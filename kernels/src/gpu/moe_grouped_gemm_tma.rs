@@ -185,7 +185,7 @@ impl GpuBackend {
             if call.kernel.prefetches_weights() { call.experts.down.len() } else { 0 };
         let launch =
             scales_from(call.gemm_args(launch, first).u32(prefetch_experts as u32), group, 0);
-        // SAFETY: the shapes were checked; scratch memory has the sizes of the call.
+        // SAFETY: the shapes were checked; scratch memory was allocated for the sizes of `call`.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 

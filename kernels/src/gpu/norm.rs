@@ -73,8 +73,8 @@ impl GpuBackend {
         unsafe { launch.launch(self, s) }
     }
 
-    /// Returns the number of threads per row: one for eight columns, or one for at least sixteen columns if
-    /// there are more than 2048. It depends on the number of columns only.
+    /// Returns the number of threads per row: one per eight columns, or above 2048 columns one per sixteen
+    /// columns or more. It depends on the number of columns only.
     pub(super) fn norm_threads(&self, cols: usize) -> u32 {
         let eights = cols.div_ceil(8);
         let threads = if eights <= 256 { eights } else { eights.div_ceil(2) };

@@ -1,7 +1,7 @@
 //! GPU launches of the one-shot (custom) all-reduce through memory that the GPUs of one host can access
 //! (`csrc/one_shot_all_reduce/peer_exchange.h`).
 
-use device::gpu::{KernelDefine, KernelLaunch, KernelSource, PeerView};
+use device::gpu::{KernelDefine, KernelLaunch, KernelSource, PeerMemoryView};
 use device::{DType, DeviceError, DeviceStream, MatRef, check_at_most, check_dtype, check_size};
 
 use crate::gpu::GpuBackend;
@@ -19,7 +19,7 @@ const EIGHTS_PER_THREAD: usize = 2;
 impl OneShotAllReduce<'_> {
     /// Whether the kernel supports a matrix of this shape; the result is equal on all ranks.
     #[must_use]
-    pub fn fits(gpu: &GpuBackend, peers: &PeerView, shape: AllReduceShape) -> bool {
+    pub fn fits(gpu: &GpuBackend, peers: &PeerMemoryView, shape: AllReduceShape) -> bool {
         let AllReduceShape { rows, cols, dtype } = shape;
         let bytes = rows * cols * dtype.bytes();
         (dtype == DType::F32 || dtype == gpu.half_dtype())
@@ -31,7 +31,7 @@ impl OneShotAllReduceNorm<'_> {
     /// Whether the kernel with a fused norm supports a matrix of this shape; the result is equal on all
     /// ranks.
     #[must_use]
-    pub fn fits(gpu: &GpuBackend, peers: &PeerView, shape: AllReduceShape) -> bool {
+    pub fn fits(gpu: &GpuBackend, peers: &PeerMemoryView, shape: AllReduceShape) -> bool {
         let cols = shape.cols;
         let in_registers = cols.is_multiple_of(EIGHT)
             && cols <= EIGHTS_PER_THREAD * EIGHT * gpu.norm_threads(cols) as usize;
@@ -91,7 +91,7 @@ impl GpuKernel for OneShotAllReduceNorm<'_> {
 
 fn defines(
     gpu: &GpuBackend,
-    peers: &PeerView,
+    peers: &PeerMemoryView,
     kernel: &'static str,
     dtype: DType,
 ) -> Result<[KernelDefine; 2], DeviceError> {
@@ -106,12 +106,12 @@ fn blocks(gpu: &GpuBackend, target_blocks: usize) -> u32 {
 
 /// Appends the kernel arguments that describe the ranks: addresses, counters, size of the shared memory, and
 /// rank.
-fn rank_args(launch: KernelLaunch, peers: &PeerView) -> KernelLaunch {
+fn rank_args(launch: KernelLaunch, peers: &PeerMemoryView) -> KernelLaunch {
     launch
         .arg_words(&peers.addresses())
         .arg_ptr(peers.launch_counters())
         .arg_ptr(peers.aborted())
-        .arg_words(&[PeerView::area_bytes(peers.limit_bytes()) as u64])
+        .arg_words(&[PeerMemoryView::area_bytes(peers.limit_bytes()) as u64])
         .u32(peers.rank() as u32)
 }
 

@@ -191,7 +191,7 @@ impl WeightReader {
 impl Drop for PinnedChunk {
     fn drop(&mut self) {
         if let Some(copied) = self.copied.take() {
-            let _ = copied.wait_event(); // On an error the device has failed.
+            let _ = copied.wait_event(); // An error means that the device has failed.
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One-shot (custom) all-reduces through memory that the GPUs of one host can all access; GPU only.
 
-use device::gpu::PeerView;
+use device::gpu::PeerMemoryView;
 use device::{DType, MatMut, MatRef};
 
 /// Size and element type of the matrix of an all-reduce.
@@ -20,7 +20,7 @@ pub struct OneShotAllReduce<'a> {
     /// Summand of this rank, replaced by the sum; `[tokens, hidden_size]`.
     pub x: MatMut<'a>,
     /// Shared memory of all ranks, through which they exchange their summands.
-    pub peers: &'a PeerView,
+    pub peers: &'a PeerMemoryView,
 }
 
 /// Adds the sum of `delta` over the ranks to `x`, then computes `y = rms_norm(x)`, rounded as by two separate
@@ -38,5 +38,5 @@ pub struct OneShotAllReduceNorm<'a> {
     /// Epsilon of the norm, added to the mean square.
     pub eps: f32,
     /// Shared memory of all ranks, through which they exchange their summands.
-    pub peers: &'a PeerView,
+    pub peers: &'a PeerMemoryView,
 }

@@ -74,7 +74,7 @@ pub struct SiluMul<'a> {
 /// Elementwise sum `y = a + b` of matrices of one shape.
 #[derive(Debug)]
 pub struct TensorAdd<'a> {
-    /// Output.
+    /// Sum, of the shape of `a` and `b`.
     pub y: MatMut<'a>,
     /// First summand.
     pub a: MatRef<'a>,

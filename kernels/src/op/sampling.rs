@@ -17,7 +17,7 @@ pub struct RowSampling<'a, 's, 'o> {
     pub stage: &'a StageView<'a>,
     /// Token ids and positions of the step, and how its draft tokens are verified.
     pub prepared: &'a PreparedStep<'a>,
-    /// State of requests by sequence slot.
+    /// State of the requests, in arrays indexed by sequence slot.
     pub slots: &'a mut SequenceSlotArrays<'s>,
     /// Output arrays: sampled tokens and log-probabilities.
     pub outputs: &'a mut SamplerOutputArrays<'o>,
@@ -39,7 +39,7 @@ pub struct VocabParallelSampling<'a, 's, 'o, 'g> {
     pub stage: &'a StageView<'a>,
     /// Token ids and positions of the step, and how its draft tokens are verified.
     pub prepared: &'a PreparedStep<'a>,
-    /// State of requests by sequence slot.
+    /// State of the requests, in arrays indexed by sequence slot.
     pub slots: &'a mut SequenceSlotArrays<'s>,
     /// Output arrays: sampled tokens and log-probabilities.
     pub outputs: &'a mut SamplerOutputArrays<'o>,

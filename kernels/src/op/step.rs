@@ -9,7 +9,7 @@ use crate::step::{SequenceSlotArrays, StageView, StepArrays};
 pub struct StepPreparation<'a, 's, 't> {
     /// Staged inputs of the step.
     pub stage: &'a StageView<'a>,
-    /// State of requests by sequence slot.
+    /// State of the requests, in arrays indexed by sequence slot.
     pub slots: &'a mut SequenceSlotArrays<'s>,
     /// Outputs: the input arrays of the forward pass.
     pub step: &'a mut StepArrays<'t>,

@@ -70,7 +70,7 @@ pub(crate) struct RandomSamplingParams {
     pub(crate) top_p: f32,
     /// Philox key of the request: the seed of its random numbers.
     pub(crate) key: u64,
-    /// Sample position.
+    /// Position of the token to sample.
     pub(crate) position: u32,
 }
 

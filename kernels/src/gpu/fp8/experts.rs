@@ -78,7 +78,7 @@ impl GpuBackend {
         let grid = [blocks as u32, call.max_segments() as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32);
         let launch = with_scales(call.gemm_args(launch, first), group)?;
-        // SAFETY: all shapes were checked; scratch memory has the sizes of the call.
+        // SAFETY: all shapes were checked; scratch memory was allocated for the sizes of `call`.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
@@ -99,7 +99,7 @@ impl GpuBackend {
         let launch = call.gemm_args(KernelLaunch::new(kernel, grid, THREADS, 0), first);
         let launch = with_scales(launch, group)?;
         let launch = launch.arg_ptr(call.quantized[1]).u32(x.rows() as u32);
-        // SAFETY: all shapes were checked; scratch memory has the sizes of the call.
+        // SAFETY: all shapes were checked; scratch memory was allocated for the sizes of `call`.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 }
