@@ -32,7 +32,7 @@ pub enum CollectiveOp {
 
 /// Progress of a collective call, as written to its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallState {
+pub enum CollectiveCallState {
     /// The call is in flight. A call that was launched on a GPU keeps this state until a
     /// [`LaunchCheckpoint`](crate::LaunchCheckpoint) confirms its completion.
     InProgress,
@@ -44,13 +44,13 @@ pub enum CallState {
 
 /// Element type and size of the matrix that is passed to a collective call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CallShape {
+pub(crate) struct CollectiveCallShape {
     pub(crate) dtype: DType,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
 }
 
-impl CallShape {
+impl CollectiveCallShape {
     /// Shape of a call without data.
     pub(crate) const EMPTY: Self = Self { dtype: DType::I32, rows: 0, cols: 0 };
 
@@ -76,7 +76,7 @@ pub struct CollectiveCall {
     /// Number of columns of this rank's input matrix.
     pub cols: u32,
     /// Progress of the call.
-    pub state: CallState,
+    pub state: CollectiveCallState,
 }
 
 /// Operation code of a broadcast from rank 0. A broadcast from rank `r` has the code `FIRST_BROADCAST + r`.
@@ -134,18 +134,18 @@ impl CollectiveOp {
 
 impl CollectiveCall {
     /// Creates the record of a call in flight; its sequence number is assigned later.
-    pub(crate) fn new(op: CollectiveOp, shape: CallShape) -> Self {
-        let CallShape { dtype, rows, cols } = shape;
-        let (rows, cols, state) = (rows as u32, cols as u32, CallState::InProgress);
+    pub(crate) fn new(op: CollectiveOp, shape: CollectiveCallShape) -> Self {
+        let CollectiveCallShape { dtype, rows, cols } = shape;
+        let (rows, cols, state) = (rows as u32, cols as u32, CollectiveCallState::InProgress);
         Self { sequence: 0, op, dtype, rows, cols, state }
     }
 
     /// Writes the record to the words `to` in shared memory.
     pub(crate) fn write(&self, to: &[AtomicU32]) {
         let state = match self.state {
-            CallState::InProgress => 0,
-            CallState::Done => 1,
-            CallState::Failed => 2,
+            CollectiveCallState::InProgress => 0,
+            CollectiveCallState::Done => 1,
+            CollectiveCallState::Failed => 2,
         };
         let (op, dtype) = (self.op.to_word(), dtype_word(self.dtype));
         let words = [self.sequence, op, dtype, self.rows, self.cols, state];
@@ -159,9 +159,9 @@ impl CollectiveCall {
     pub(crate) fn read(from: &[AtomicU32]) -> Self {
         let word = |i: usize| from[i].load(Relaxed);
         let state = match word(5) {
-            0 => CallState::InProgress,
-            1 => CallState::Done,
-            _ => CallState::Failed,
+            0 => CollectiveCallState::InProgress,
+            1 => CollectiveCallState::Done,
+            _ => CollectiveCallState::Failed,
         };
         let (op, dtype) = (CollectiveOp::from_word(word(1)), dtype_from_word(word(2)));
         Self { sequence: word(0), op, dtype, rows: word(3), cols: word(4), state }

@@ -10,18 +10,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device::gpu::PeerView;
+use device::gpu::PeerMemoryView;
 use device::{Buffer, DType, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
 use kernels::gpu::GpuBackend;
 use kernels::{AllReduceShape, OneShotAllReduce, OneShotAllReduceNorm};
 
-use crate::collective_call::CallShape;
+use crate::collective_call::CollectiveCallShape;
 use crate::communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
 use crate::group_watchdog::{GroupHealth, GroupWatchdog, LaunchCheckpoint};
-use crate::peer_memory::{PeerMemory, PeerMemoryHandle, PeerRankId};
+use crate::peer_memory::{PeerMemory, PeerMemoryHandle, PeerMemoryRank};
 use crate::shared_memory_group::SharedMemoryGroup;
 use crate::{
-    AllReduceNormArgs, CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts,
+    AllReduceNormArgs, AllToAllRowCounts, CollectiveBackend, CollectiveCall, CollectiveError,
+    CollectiveOp,
 };
 
 /// Largest one-shot all-reduce, in bytes that a rank receives from all peers together; larger matrices use
@@ -35,10 +36,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Peer memory of all ranks, with the addresses that kernels of this device use.
 #[derive(Debug)]
-struct PeerGroup {
+struct PeerMemoryGroup {
     /// Owned so that kernels can wait for peers: when `PeerMemory` is dropped, all waits are aborted.
     memory: Arc<PeerMemory>,
-    view: PeerView,
+    view: PeerMemoryView,
 }
 
 /// One rank of a group of GPUs. Dropping it leaves the group, which makes the group fail on all other ranks.
@@ -51,7 +52,7 @@ pub struct DeviceGroup {
     communicator: Arc<GpuCommunicator>,
     /// Peer memory of all ranks; `None` if one-shot all-reduces are disabled, or if a rank has no peer
     /// access.
-    peers: Option<PeerGroup>,
+    peers: Option<PeerMemoryGroup>,
     /// Reason why a rank has no peer access; `None` if all ranks have peer access.
     peer_access_error: Option<CollectiveError>,
     shared_group: SharedMemoryGroup,
@@ -124,9 +125,9 @@ impl DeviceGroup {
 
     /// Returns the peer memory for a one-shot all-reduce of this shape; `None` if the all-reduce uses NCCL or
     /// RCCL.
-    fn one_shot_peers(&self, rows: usize, cols: usize, dtype: DType) -> Option<&PeerView> {
+    fn one_shot_peers(&self, rows: usize, cols: usize, dtype: DType) -> Option<&PeerMemoryView> {
         let shape = AllReduceShape { rows, cols, dtype };
-        let fits = |peers: &&PeerView| OneShotAllReduce::fits(&self.gpu, peers, shape);
+        let fits = |peers: &&PeerMemoryView| OneShotAllReduce::fits(&self.gpu, peers, shape);
         self.peers.as_ref().map(|peers| &peers.view).filter(fits)
     }
 
@@ -141,7 +142,7 @@ impl DeviceGroup {
     fn launch_call(
         &self,
         op: CollectiveOp,
-        shape: CallShape,
+        shape: CollectiveCallShape,
         launch: impl FnOnce(&GpuCommunicator) -> Result<(), DeviceError>,
     ) -> Result<(), CollectiveError> {
         if self.communicator.is_dry_run() {
@@ -179,10 +180,10 @@ fn exchange_peer_memory(
     shared: &SharedMemoryGroup,
     device: &Arc<GpuBackend>,
     one_shot_bytes: usize,
-) -> Result<Result<PeerGroup, CollectiveError>, CollectiveError> {
+) -> Result<Result<PeerMemoryGroup, CollectiveError>, CollectiveError> {
     const WORDS: usize = PeerMemoryHandle::WORDS;
     let (s, size) = (DeviceStream::default(), shared.size());
-    let id = PeerRankId { rank: shared.rank(), ranks: size };
+    let id = PeerMemoryRank { rank: shared.rank(), ranks: size };
     let own = PeerMemory::allocate(device.device(), id, one_shot_bytes);
     let own_handle = own.as_ref().map_or([0; WORDS], |own| own.handle().to_words());
     let mut all = vec![0; size * WORDS];
@@ -195,7 +196,7 @@ fn exchange_peer_memory(
         all.as_chunks().0.iter().map(PeerMemoryHandle::from_words).collect();
     let opened = own.and_then(|mut own| {
         let view = own.open_peers(&handles)?;
-        Ok(PeerGroup { memory: Arc::new(own), view })
+        Ok(PeerMemoryGroup { memory: Arc::new(own), view })
     });
     let mut statuses = vec![0; size];
     let own_status = [i32::from(opened.is_ok())];
@@ -232,7 +233,7 @@ impl CollectiveBackend for DeviceGroup {
     }
 
     fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError> {
-        let shape = CallShape::of(x.as_ref());
+        let shape = CollectiveCallShape::of(x.as_ref());
         let peers = self.one_shot_peers(x.rows(), x.cols(), x.dtype());
         self.launch_call(CollectiveOp::AllReduce, shape, |library| match peers {
             Some(peers) => self.gpu.launch(s, OneShotAllReduce { x, peers }),
@@ -253,8 +254,8 @@ impl CollectiveBackend for DeviceGroup {
         args: AllReduceNormArgs<'_>,
     ) -> Result<(), CollectiveError> {
         let AllReduceNormArgs { y, x, delta, weight, eps } = args;
-        let shape = CallShape::of(delta);
-        let Some(PeerGroup { view: peers, .. }) = &self.peers else {
+        let shape = CollectiveCallShape::of(delta);
+        let Some(PeerMemoryGroup { view: peers, .. }) = &self.peers else {
             let dtype = shape.dtype;
             return Err(CollectiveError::Dtype { collective: "all_reduce_norm", dtype });
         };
@@ -269,7 +270,7 @@ impl CollectiveBackend for DeviceGroup {
         own: MatRef<'_>,
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        let shape = CallShape::of(own);
+        let shape = CollectiveCallShape::of(own);
         self.launch_call(CollectiveOp::AllGather, shape, |library| library.all_gather(s, own, all))
     }
 
@@ -279,7 +280,7 @@ impl CollectiveBackend for DeviceGroup {
         own: MatRef<'_>,
         all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        let shape = CallShape { rows: all.rows(), ..CallShape::of(own) };
+        let shape = CollectiveCallShape { rows: all.rows(), ..CollectiveCallShape::of(own) };
         self.launch_call(CollectiveOp::AllGatherRows, shape, |library| {
             library.all_gather_rows(s, own, all)
         })
@@ -291,13 +292,13 @@ impl CollectiveBackend for DeviceGroup {
         x: MatRef<'_>,
         own: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
-        self.launch_call(CollectiveOp::ReduceScatter, CallShape::of(x), |library| {
+        self.launch_call(CollectiveOp::ReduceScatter, CollectiveCallShape::of(x), |library| {
             library.reduce_scatter(s, x, own)
         })
     }
 
     /// Exchanges the counts through shared memory of the host, not through the devices.
-    fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
+    fn exchange_counts(&self, to: &[usize]) -> Result<AllToAllRowCounts, CollectiveError> {
         if self.communicator.is_capturing() {
             return Err(CollectiveError::NotCapturable { collective: "exchange_counts" });
         }
@@ -310,14 +311,17 @@ impl CollectiveBackend for DeviceGroup {
         s: &DeviceStream,
         x: MatRef<'_>,
         y: MatMut<'_>,
-        counts: &RowCounts,
+        counts: &AllToAllRowCounts,
     ) -> Result<(), CollectiveError> {
         if self.communicator.is_capturing() {
             return Err(CollectiveError::NotCapturable { collective: "all_to_all" });
         }
         let (size, rank) = (self.size(), self.rank());
         let receive_rows: Vec<usize> = (0..size).map(|from| counts.rows_from(from)[rank]).collect();
-        let shape = CallShape { rows: counts.rows_to_other_ranks(), ..CallShape::of(x) };
+        let shape = CollectiveCallShape {
+            rows: counts.rows_to_other_ranks(),
+            ..CollectiveCallShape::of(x)
+        };
         self.launch_call(CollectiveOp::AllToAll, shape, |library| {
             library.all_to_all(s, x, counts.rows_from(rank), y, &receive_rows)
         })
@@ -329,7 +333,7 @@ impl CollectiveBackend for DeviceGroup {
         x: MatMut<'_>,
         from: usize,
     ) -> Result<(), CollectiveError> {
-        let shape = CallShape::of(x.as_ref());
+        let shape = CollectiveCallShape::of(x.as_ref());
         self.launch_call(CollectiveOp::Broadcast(from), shape, |library| {
             library.broadcast(s, x, from)
         })
@@ -339,7 +343,7 @@ impl CollectiveBackend for DeviceGroup {
     fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError> {
         let mut buffer = self.barrier_buffer.borrow_mut();
         let x = buffer.mat_mut(DType::F32, 1, 1)?;
-        self.launch_call(CollectiveOp::Barrier, CallShape::EMPTY, |library| {
+        self.launch_call(CollectiveOp::Barrier, CollectiveCallShape::EMPTY, |library| {
             library.all_reduce(s, x)?;
             if library.is_capturing() { Ok(()) } else { library.synchronize(s) }
         })?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use device::{DType, DeviceStream, MatMut, MatRef};
 
-use crate::{CollectiveCall, CollectiveError, CollectiveOp, LaunchCheckpoint, RowCounts};
+use crate::{AllToAllRowCounts, CollectiveCall, CollectiveError, CollectiveOp, LaunchCheckpoint};
 
 /// Transport of the collectives of one parallel axis. All operations run in the order of stream `s`. Every
 /// rank must call the same operations in the same order, with matrices of the same shape.
@@ -65,7 +65,7 @@ pub trait CollectiveBackend: Send {
 
     /// Sends the numbers of rows `to[r]` that this rank will send to each rank `r`, and returns the numbers
     /// of all ranks. The host waits for them, so this call cannot be captured into a graph.
-    fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError>;
+    fn exchange_counts(&self, to: &[usize]) -> Result<AllToAllRowCounts, CollectiveError>;
 
     /// Sends the rows of `x` to the ranks: `counts` has the number of rows for each rank, and `x` contains
     /// them in rank order. `y` starts with the received rows, in rank order. All ranks pass equal `counts`,
@@ -75,7 +75,7 @@ pub trait CollectiveBackend: Send {
         s: &DeviceStream,
         x: MatRef<'_>,
         y: MatMut<'_>,
-        counts: &RowCounts,
+        counts: &AllToAllRowCounts,
     ) -> Result<(), CollectiveError>;
 
     /// Copies the matrix `x` of rank `from` to `x` on all other ranks.
@@ -312,14 +312,14 @@ impl ParallelGroup {
     /// [`CollectiveBackend::exchange_counts`].
     ///
     /// Errors: `CollectiveError::Shape` if `to` does not have one count per rank.
-    pub fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
+    pub fn exchange_counts(&self, to: &[usize]) -> Result<AllToAllRowCounts, CollectiveError> {
         let size = self.size();
         if to.len() != size {
             let (collective, what, got) = ("exchange_counts", "number of counts", to.len());
             return Err(CollectiveError::Shape { collective, what, got, size });
         }
         let Some(backend) = self.backend.as_deref() else {
-            return Ok(RowCounts::new(to.to_vec(), 1));
+            return Ok(AllToAllRowCounts::new(to.to_vec(), 1));
         };
         self.timed(backend, CollectiveOp::ExchangeCounts, |backend| backend.exchange_counts(to))
     }
@@ -334,7 +334,7 @@ impl ParallelGroup {
         s: &DeviceStream,
         x: MatRef<'_>,
         y: MatMut<'_>,
-        counts: &RowCounts,
+        counts: &AllToAllRowCounts,
     ) -> Result<(), CollectiveError> {
         let Some(backend) = self.backend.as_deref() else { return Ok(()) };
         let (size, rank) = (backend.size(), backend.rank());
@@ -401,16 +401,16 @@ impl std::fmt::Debug for ParallelGroup {
 mod tests {
     use super::*;
 
-    /// Minimum duration of a call of `all_reduce` in `MarkerBackend`.
+    /// Minimum duration of a call of `all_reduce` in `MockCollectiveBackend`.
     const MIN_DURATION: Duration = Duration::from_millis(2);
 
     /// Backend of a group of several ranks; each operation writes a different value, so that tests detect the
     /// call.
-    struct MarkerBackend {
+    struct MockCollectiveBackend {
         size: usize,
     }
 
-    impl CollectiveBackend for MarkerBackend {
+    impl CollectiveBackend for MockCollectiveBackend {
         fn rank(&self) -> usize {
             self.size - 1
         }
@@ -449,15 +449,15 @@ mod tests {
             own.row_mut::<f32>(0)[0] = 5.0;
             Ok(())
         }
-        fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
-            Ok(RowCounts::new([to, to].concat(), 2))
+        fn exchange_counts(&self, to: &[usize]) -> Result<AllToAllRowCounts, CollectiveError> {
+            Ok(AllToAllRowCounts::new([to, to].concat(), 2))
         }
         fn all_to_all(
             &self,
             _: &DeviceStream,
             _: MatRef<'_>,
             mut y: MatMut<'_>,
-            _: &RowCounts,
+            _: &AllToAllRowCounts,
         ) -> Result<(), CollectiveError> {
             y.row_mut::<f32>(0)[0] = 6.0;
             Ok(())
@@ -498,9 +498,10 @@ mod tests {
 
     #[test]
     fn single_rank_group_does_nothing() {
-        for group in
-            [ParallelGroup::single(), ParallelGroup::new(Box::new(MarkerBackend { size: 1 }))]
-        {
+        for group in [
+            ParallelGroup::single(),
+            ParallelGroup::new(Box::new(MockCollectiveBackend { size: 1 })),
+        ] {
             assert_eq!((group.rank(), group.size()), (0, 1));
             assert_eq!(call_all(&group), ([0.0; 6], Ok(())));
             assert_eq!(group.take_times(), [], "no call is recorded");
@@ -509,7 +510,7 @@ mod tests {
 
     #[test]
     fn call_times_are_summed_by_op_until_taken() {
-        let group = ParallelGroup::new(Box::new(MarkerBackend { size: 2 }));
+        let group = ParallelGroup::new(Box::new(MockCollectiveBackend { size: 2 }));
         let s = DeviceStream::default();
         let mut x = [0.0_f32; 4];
         for _ in 0..3 {
@@ -525,7 +526,7 @@ mod tests {
 
     #[test]
     fn group_of_several_calls_its_backend() {
-        let group = ParallelGroup::new(Box::new(MarkerBackend { size: 2 }));
+        let group = ParallelGroup::new(Box::new(MockCollectiveBackend { size: 2 }));
         assert_eq!((group.rank(), group.size()), (1, 2));
         assert_eq!(
             call_all(&group),

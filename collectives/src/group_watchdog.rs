@@ -18,8 +18,8 @@ use crate::collective_call::CALL_WORDS;
 use crate::communicator::GpuCommunicator;
 use crate::peer_memory::PeerMemory;
 use crate::peer_waiter::{abort_group, check_not_aborted, process_has_exited};
-use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, RankFlag};
-use crate::{CallState, CollectiveCall, CollectiveError};
+use crate::shared_layout::{CALL_HISTORY_LEN, GroupMemoryLayout, RankFlag};
+use crate::{CollectiveCall, CollectiveCallState, CollectiveError};
 
 /// Interval at which the watchdog checks the ranks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -28,7 +28,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct GroupHealth {
     memory: Arc<SharedMemory>,
-    layout: GroupLayout,
+    layout: GroupMemoryLayout,
     rank: usize,
     failure: Mutex<Option<CollectiveError>>,
     /// Sequence number of the last call whose completion on the device was confirmed.
@@ -53,7 +53,7 @@ pub(crate) struct GroupWatchdog {
 }
 
 impl GroupHealth {
-    pub(crate) fn new(memory: Arc<SharedMemory>, layout: GroupLayout, rank: usize) -> Self {
+    pub(crate) fn new(memory: Arc<SharedMemory>, layout: GroupMemoryLayout, rank: usize) -> Self {
         Self { memory, layout, rank, failure: Mutex::default(), done_calls: AtomicU32::new(0) }
     }
 
@@ -95,7 +95,7 @@ impl GroupHealth {
             let sequence = sequence.wrapping_sub(age);
             let record = &self.memory.words()[self.layout.call_record(self.rank, sequence)];
             if record[..CALL_WORDS][0].load(Relaxed) == sequence {
-                CollectiveCall { state: CallState::Done, ..CollectiveCall::read(record) }
+                CollectiveCall { state: CollectiveCallState::Done, ..CollectiveCall::read(record) }
                     .write(record);
             }
         }

@@ -21,14 +21,14 @@ mod shared_element;
 mod shared_layout;
 mod shared_memory_group;
 
-pub use collective_call::{CallState, CollectiveCall, CollectiveOp};
+pub use collective_call::{CollectiveCall, CollectiveCallState, CollectiveOp};
 pub use communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
 pub use device_group::DeviceGroup;
 pub use error::CollectiveError;
 pub use group::{AllReduceNormArgs, CollectiveBackend, CollectiveTime, ParallelGroup};
 pub use group_watchdog::LaunchCheckpoint;
-pub use peer_memory::{PeerMemory, PeerMemoryHandle, PeerRankId};
+pub use peer_memory::{PeerMemory, PeerMemoryHandle, PeerMemoryRank};
 pub use rendezvous::SharedMemoryRendezvous;
-pub use row_counts::RowCounts;
+pub use row_counts::AllToAllRowCounts;
 pub use shared_layout::{CALL_HISTORY_LEN, SLOT_BYTES};
 pub use shared_memory_group::SharedMemoryGroup;

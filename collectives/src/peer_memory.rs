@@ -10,7 +10,9 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use device::gpu::{GpuDevice, GpuError, GpuRuntime, MemoryKind, PeerView, PeerViewParts, memory};
+use device::gpu::{
+    GpuDevice, GpuError, GpuRuntime, MemoryKind, PeerMemoryView, PeerMemoryViewParts, memory,
+};
 use device::{Buffer, DeviceDriver, DeviceError, DeviceStream, check_at_most, check_size};
 use hip_runtime_sys::{DriverPtr, IpcHandle, code, flag};
 
@@ -34,7 +36,7 @@ pub struct PeerMemoryHandle {
 
 /// Index of a rank among the ranks that share peer memory, and number of these ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerRankId {
+pub struct PeerMemoryRank {
     /// Index of this rank, below `ranks`.
     pub rank: usize,
     /// Number of ranks.
@@ -100,14 +102,14 @@ impl PeerMemory {
     /// memory.
     pub fn allocate(
         device: &Arc<GpuDevice>,
-        id: PeerRankId,
+        id: PeerMemoryRank,
         limit_bytes: usize,
     ) -> Result<Self, DeviceError> {
-        let PeerRankId { rank, ranks: size } = id;
+        let PeerMemoryRank { rank, ranks: size } = id;
         check_at_most("one_shot_all_reduce", "ranks", size, MAX_RANKS)?;
         let runtime = device.runtime();
         let limit_bytes = limit_bytes.next_multiple_of(SIZE_GRANULARITY);
-        let own = alloc_shared(runtime, 2 * size * PeerView::area_bytes(limit_bytes))?;
+        let own = alloc_shared(runtime, 2 * size * PeerMemoryView::area_bytes(limit_bytes))?;
         // SAFETY: `own` is device memory, and no other rank has its address yet.
         let handle = handle_of(runtime, own)
             .inspect_err(|_| unsafe { runtime.free(MemoryKind::Device, own) })?;
@@ -145,7 +147,10 @@ impl PeerMemory {
     /// addresses that kernels of this device use.
     ///
     /// Errors: the number of handles is wrong, a rank has no peer memory, or the devices have no peer access.
-    pub fn open_peers(&mut self, handles: &[PeerMemoryHandle]) -> Result<PeerView, DeviceError> {
+    pub fn open_peers(
+        &mut self,
+        handles: &[PeerMemoryHandle],
+    ) -> Result<PeerMemoryView, DeviceError> {
         check_size("one_shot_all_reduce", "peer memory handles", handles.len(), self.memory.len())?;
         let runtime = self.device.runtime();
         runtime.enter()?;
@@ -160,7 +165,7 @@ impl PeerMemory {
                 self.open_ipc(peer.handle)?
             };
         }
-        let parts = PeerViewParts {
+        let parts = PeerMemoryViewParts {
             context: runtime.context(),
             rank: self.rank,
             memory: self.memory.clone(),
@@ -170,7 +175,7 @@ impl PeerMemory {
         };
         // SAFETY: the addresses of all ranks are set above. The memory of ranks is never freed, and neither
         // buffer is dropped.
-        Ok(unsafe { PeerView::new(parts) })
+        Ok(unsafe { PeerMemoryView::new(parts) })
     }
 
     /// Enables access from this device to the memory of another device of this process.

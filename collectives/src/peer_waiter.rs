@@ -5,7 +5,7 @@
 //! core.
 
 use crate::rendezvous::ABORTED_BY_CREATOR;
-use crate::shared_layout::{GroupLayout, RankFlag};
+use crate::shared_layout::{GroupMemoryLayout, RankFlag};
 use crate::{CollectiveCall, CollectiveError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -48,7 +48,7 @@ impl PeerWaiter {
     pub(crate) fn wait_for_round(
         &self,
         words: &[AtomicU32],
-        layout: &GroupLayout,
+        layout: &GroupMemoryLayout,
         peer: usize,
         round: u32,
         call: &CollectiveCall,
@@ -78,7 +78,7 @@ impl PeerWaiter {
 /// first failed rank is kept.
 pub(crate) fn abort_group(
     words: &[AtomicU32],
-    layout: &GroupLayout,
+    layout: &GroupMemoryLayout,
     rank: usize,
     error: &CollectiveError,
 ) {
@@ -95,7 +95,7 @@ pub(crate) fn abort_group(
 /// Errors: a rank or the creator of the group has aborted it.
 pub(crate) fn check_not_aborted(
     words: &[AtomicU32],
-    layout: &GroupLayout,
+    layout: &GroupMemoryLayout,
 ) -> Result<(), CollectiveError> {
     match words[layout.abort_flag()].load(SeqCst) {
         0 => Ok(()),
@@ -106,7 +106,7 @@ pub(crate) fn check_not_aborted(
 
 fn sleep_until_round(
     words: &[AtomicU32],
-    layout: &GroupLayout,
+    layout: &GroupMemoryLayout,
     peer: usize,
     round: u32,
     call: &CollectiveCall,

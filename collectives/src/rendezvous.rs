@@ -12,7 +12,9 @@ use device::SharedMemory;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::peer_waiter::PeerWaiter;
-use crate::shared_layout::{CALL_HISTORY_LEN, GroupLayout, HEADER_WORDS, RankFlag, group_layouts};
+use crate::shared_layout::{
+    CALL_HISTORY_LEN, GroupMemoryLayout, HEADER_WORDS, RankFlag, group_layouts,
+};
 use crate::{CollectiveCall, CollectiveError, SharedMemoryGroup};
 
 /// First word of the shared memory. The second word is the layout version, the third word the number of
@@ -30,7 +32,7 @@ pub struct SharedMemoryRendezvous {
     file: File,
     path: PathBuf,
     memory: Arc<SharedMemory>,
-    layouts: Vec<GroupLayout>,
+    layouts: Vec<GroupMemoryLayout>,
 }
 
 impl SharedMemoryRendezvous {

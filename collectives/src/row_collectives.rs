@@ -6,17 +6,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use device::{MatMut, MatRef};
 
 use crate::shared_element::{
-    MatrixChunk, ReducibleElement, SharedElement, row_of_chunk, split_into_chunks,
+    MatrixChunk, ReducibleElement, SharedMemoryElement, row_of_chunk, split_into_chunks,
 };
 use crate::shared_layout::SLOT_WORDS;
 use crate::shared_memory_group::{SharedMemoryGroup, write_chunk};
-use crate::{CollectiveCall, CollectiveError, RowCounts};
+use crate::{AllToAllRowCounts, CollectiveCall, CollectiveError};
 
 /// Number of words of matrix data in a slot whose last word is the number of rows.
 const SLOT_WORDS_WITH_COUNT: usize = SLOT_WORDS - 1;
 
 impl SharedMemoryGroup {
-    pub(crate) fn gather_rows<T: SharedElement>(
+    pub(crate) fn gather_rows<T: SharedMemoryElement>(
         &self,
         call: &CollectiveCall,
         own: MatRef<'_>,
@@ -83,22 +83,22 @@ impl SharedMemoryGroup {
         &self,
         call: &CollectiveCall,
         to: &[usize],
-    ) -> Result<RowCounts, CollectiveError> {
+    ) -> Result<AllToAllRowCounts, CollectiveError> {
         let size = self.layout.size;
         let slot = self.round(call, 0, |words| {
             to.iter().zip(words).for_each(|(&rows, word)| word.store(rows as u32, Relaxed));
         })?;
         let words = |rank| &self.slot(rank, slot)[..size];
         let rows = (0..size).flat_map(|rank| words(rank).iter().map(|w| w.load(Relaxed) as usize));
-        Ok(RowCounts::new(rows.collect(), size))
+        Ok(AllToAllRowCounts::new(rows.collect(), size))
     }
 
-    pub(crate) fn all_to_all_rows<T: SharedElement>(
+    pub(crate) fn all_to_all_rows<T: SharedMemoryElement>(
         &self,
         call: &CollectiveCall,
         x: MatRef<'_>,
         y: &mut MatMut<'_>,
-        counts: &RowCounts,
+        counts: &AllToAllRowCounts,
     ) -> Result<(), CollectiveError> {
         let chunks_of = |rank| split_into_chunks::<T>(counts.sent_by(rank), x.cols(), SLOT_WORDS);
         let chunks_by_rank: Vec<Vec<MatrixChunk>> = (0..self.layout.size).map(chunks_of).collect();

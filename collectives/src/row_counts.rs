@@ -4,13 +4,13 @@ use std::ops::Range;
 
 /// Numbers of rows that every rank sends to every rank, including itself. All ranks have equal copies.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RowCounts {
+pub struct AllToAllRowCounts {
     /// Number of rows from rank `r` to rank `q`, at index `r · size + q`.
     rows: Vec<usize>,
     size: usize,
 }
 
-impl RowCounts {
+impl AllToAllRowCounts {
     /// Creates the counts of `size` ranks. `rows` contains the counts of rank 0 for each destination rank,
     /// followed by those of rank 1, and so on.
     pub(crate) fn new(rows: Vec<usize>, size: usize) -> Self {
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn reversed_counts_return_the_rows() {
-        let counts = RowCounts::new(vec![1, 2, 0, 0, 0, 3, 4, 0, 5], 3);
+        let counts = AllToAllRowCounts::new(vec![1, 2, 0, 0, 0, 3, 4, 0, 5], 3);
         assert_eq!((counts.rows_from(0), counts.sent_by(2)), (&[1, 2, 0][..], 9));
         assert_eq!([0, 1, 2].map(|to| counts.received_by(to)), [5, 2, 8]);
         assert_eq!(counts.send_range_and_offset(2, 2), (4..9, 3));

@@ -7,7 +7,7 @@ use device::{DType, DeviceElement, MatMut, bf16, f16};
 
 /// Element type that shared memory groups can transfer. Words are accessed with relaxed atomics; the flag
 /// that the writer sets afterwards makes them visible to readers.
-pub(crate) trait SharedElement: DeviceElement {
+pub(crate) trait SharedMemoryElement: DeviceElement {
     /// Number of elements per 32-bit word.
     const PER_WORD: usize;
     /// Value of the elements of padding rows.
@@ -26,7 +26,7 @@ pub(crate) trait SharedElement: DeviceElement {
 }
 
 /// Element type that shared memory groups can sum.
-pub(crate) trait ReducibleElement: SharedElement {
+pub(crate) trait ReducibleElement: SharedMemoryElement {
     /// Adds the elements of `row` to `sum`.
     fn add_row(sum: &mut [f32], row: &[Self]);
 
@@ -37,7 +37,7 @@ pub(crate) trait ReducibleElement: SharedElement {
     fn store(sum: &[f32], row: &mut [Self]);
 }
 
-impl SharedElement for f32 {
+impl SharedMemoryElement for f32 {
     const PER_WORD: usize = 1;
     const PADDING: Self = 0.0;
 
@@ -50,7 +50,7 @@ impl SharedElement for f32 {
     }
 }
 
-impl SharedElement for i32 {
+impl SharedMemoryElement for i32 {
     const PER_WORD: usize = 1;
     const PADDING: Self = -1;
 
@@ -82,7 +82,7 @@ impl ReducibleElement for f32 {
 /// Implements the traits for 16-bit types: a word contains two elements, the first in its lower half.
 macro_rules! impl_16_bit {
     ($($half:ty),*) => {$(
-        impl SharedElement for $half {
+        impl SharedMemoryElement for $half {
             const PER_WORD: usize = 2;
             const PADDING: Self = Self::ZERO;
 
@@ -144,7 +144,7 @@ impl MatrixChunk {
 
 /// Splits a matrix into chunks of up to `slot_words` words. A chunk has whole rows, or a part of one row if a
 /// row does not fit.
-pub(crate) fn split_into_chunks<T: SharedElement>(
+pub(crate) fn split_into_chunks<T: SharedMemoryElement>(
     rows: usize,
     cols: usize,
     slot_words: usize,
@@ -168,7 +168,7 @@ pub(crate) fn split_into_chunks<T: SharedElement>(
 }
 
 /// Returns the elements of row `row` in the columns of `chunk`.
-pub(crate) fn row_of_chunk<'a, T: SharedElement>(
+pub(crate) fn row_of_chunk<'a, T: SharedMemoryElement>(
     x: &'a mut MatMut<'_>,
     row: usize,
     chunk: &MatrixChunk,

@@ -46,24 +46,24 @@ pub(crate) enum RankFlag {
 
 /// Location of one group in the shared memory of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct GroupLayout {
+pub(crate) struct GroupMemoryLayout {
     first: usize,
     /// Number of ranks of the group.
     pub(crate) size: usize,
 }
 
 /// Locations of groups of these sizes, one after the other.
-pub(crate) fn group_layouts(sizes: &[usize]) -> Vec<GroupLayout> {
+pub(crate) fn group_layouts(sizes: &[usize]) -> Vec<GroupMemoryLayout> {
     let mut first = HEADER_WORDS;
     let layout = |&size: &usize| {
-        let layout = GroupLayout { first, size };
+        let layout = GroupMemoryLayout { first, size };
         first = layout.words().end;
         layout
     };
     sizes.iter().map(layout).collect()
 }
 
-impl GroupLayout {
+impl GroupMemoryLayout {
     /// Range of all words of this group.
     pub(crate) fn words(&self) -> Range<usize> {
         self.first..self.first + CACHE_LINE_WORDS + self.size * RANK_WORDS

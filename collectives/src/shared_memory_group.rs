@@ -11,15 +11,17 @@ use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
 use device::{DType, DeviceStream, MatMut, MatRef, SharedMemory, bf16, f16};
 
-use crate::collective_call::{CALL_WORDS, CallShape};
+use crate::collective_call::{CALL_WORDS, CollectiveCallShape};
 use crate::group_watchdog::GroupHealth;
 use crate::peer_waiter::{PeerWaiter, abort_group};
 use crate::shared_element::{
-    MatrixChunk, ReducibleElement, SharedElement, is_reducible, row_of_chunk, split_into_chunks,
+    MatrixChunk, ReducibleElement, SharedMemoryElement, is_reducible, row_of_chunk,
+    split_into_chunks,
 };
-use crate::shared_layout::{GroupLayout, RankFlag, SLOT_WORDS};
+use crate::shared_layout::{GroupMemoryLayout, RankFlag, SLOT_WORDS};
 use crate::{
-    CallState, CollectiveBackend, CollectiveCall, CollectiveError, CollectiveOp, RowCounts,
+    AllToAllRowCounts, CollectiveBackend, CollectiveCall, CollectiveCallState, CollectiveError,
+    CollectiveOp,
 };
 
 /// One rank of a shared memory group. Dropping it leaves the group, which makes the group fail on all other
@@ -27,7 +29,7 @@ use crate::{
 #[derive(Debug)]
 pub struct SharedMemoryGroup {
     memory: Arc<SharedMemory>,
-    pub(crate) layout: GroupLayout,
+    pub(crate) layout: GroupMemoryLayout,
     pub(crate) rank: usize,
     peer_waiter: PeerWaiter,
     /// Number of rounds that this rank has reached.
@@ -39,7 +41,7 @@ pub struct SharedMemoryGroup {
 impl SharedMemoryGroup {
     pub(crate) fn join(
         memory: Arc<SharedMemory>,
-        layout: GroupLayout,
+        layout: GroupMemoryLayout,
         rank: usize,
     ) -> Result<Self, CollectiveError> {
         let process = &memory.words()[layout.rank_flag(rank, RankFlag::ProcessId)];
@@ -70,12 +72,13 @@ impl SharedMemoryGroup {
     fn run_call(
         &self,
         op: CollectiveOp,
-        shape: CallShape,
+        shape: CollectiveCallShape,
         run: impl FnOnce(&CollectiveCall) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let call = self.record_call(CollectiveCall::new(op, shape));
         let result = run(&call);
-        let state = if result.is_ok() { CallState::Done } else { CallState::Failed };
+        let state =
+            if result.is_ok() { CollectiveCallState::Done } else { CollectiveCallState::Failed };
         CollectiveCall { state, ..call }
             .write(&self.words()[self.layout.call_record(self.rank, call.sequence)]);
         if let Err(error) = &result {
@@ -152,7 +155,7 @@ impl SharedMemoryGroup {
 
     /// Sends `x` chunk by chunk. Calls `finish` with each chunk and its slot index after all ranks have
     /// written their slots.
-    fn post_chunks<T: SharedElement>(
+    fn post_chunks<T: SharedMemoryElement>(
         &self,
         call: &CollectiveCall,
         x: &mut MatMut<'_>,
@@ -197,7 +200,7 @@ impl SharedMemoryGroup {
         })
     }
 
-    fn gather_columns<T: SharedElement>(
+    fn gather_columns<T: SharedMemoryElement>(
         &self,
         call: &CollectiveCall,
         own: MatRef<'_>,
@@ -223,7 +226,7 @@ impl SharedMemoryGroup {
         Ok(())
     }
 
-    fn broadcast_chunks<T: SharedElement>(
+    fn broadcast_chunks<T: SharedMemoryElement>(
         &self,
         call: &CollectiveCall,
         mut x: MatMut<'_>,
@@ -260,7 +263,7 @@ impl CollectiveBackend for SharedMemoryGroup {
         if !is_reducible(dtype) {
             return Err(CollectiveError::Dtype { collective: "all_reduce", dtype });
         }
-        let shape = CallShape::of(x.as_ref());
+        let shape = CollectiveCallShape::of(x.as_ref());
         self.run_call(CollectiveOp::AllReduce, shape, |call| match dtype {
             DType::BF16 => self.reduce_chunks::<bf16>(call, x),
             DType::F16 => self.reduce_chunks::<f16>(call, x),
@@ -275,7 +278,7 @@ impl CollectiveBackend for SharedMemoryGroup {
         mut all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
         let dtype = own.dtype();
-        let shape = CallShape::of(own);
+        let shape = CollectiveCallShape::of(own);
         self.run_call(CollectiveOp::AllGather, shape, |call| match dtype {
             DType::F32 => self.gather_columns::<f32>(call, own, &mut all),
             DType::BF16 => self.gather_columns::<bf16>(call, own, &mut all),
@@ -292,7 +295,7 @@ impl CollectiveBackend for SharedMemoryGroup {
         mut all: MatMut<'_>,
     ) -> Result<(), CollectiveError> {
         let dtype = own.dtype();
-        let shape = CallShape { rows: all.rows(), ..CallShape::of(own) };
+        let shape = CollectiveCallShape { rows: all.rows(), ..CollectiveCallShape::of(own) };
         self.run_call(CollectiveOp::AllGatherRows, shape, |call| match dtype {
             DType::F32 => self.gather_rows::<f32>(call, own, &mut all),
             DType::BF16 => self.gather_rows::<bf16>(call, own, &mut all),
@@ -312,7 +315,7 @@ impl CollectiveBackend for SharedMemoryGroup {
         if !is_reducible(dtype) {
             return Err(CollectiveError::Dtype { collective: "reduce_scatter", dtype });
         }
-        let shape = CallShape::of(x);
+        let shape = CollectiveCallShape::of(x);
         self.run_call(CollectiveOp::ReduceScatter, shape, |call| match dtype {
             DType::BF16 => self.reduce_scatter_rows::<bf16>(call, x, own),
             DType::F16 => self.reduce_scatter_rows::<f16>(call, x, own),
@@ -320,9 +323,9 @@ impl CollectiveBackend for SharedMemoryGroup {
         })
     }
 
-    fn exchange_counts(&self, to: &[usize]) -> Result<RowCounts, CollectiveError> {
+    fn exchange_counts(&self, to: &[usize]) -> Result<AllToAllRowCounts, CollectiveError> {
         let mut counts = None;
-        let shape = CallShape { dtype: DType::I32, rows: 1, cols: self.layout.size };
+        let shape = CollectiveCallShape { dtype: DType::I32, rows: 1, cols: self.layout.size };
         self.run_call(CollectiveOp::ExchangeCounts, shape, |call| {
             counts = Some(self.exchange_row_counts(call, to)?);
             Ok(())
@@ -337,10 +340,13 @@ impl CollectiveBackend for SharedMemoryGroup {
         _: &DeviceStream,
         x: MatRef<'_>,
         mut y: MatMut<'_>,
-        counts: &RowCounts,
+        counts: &AllToAllRowCounts,
     ) -> Result<(), CollectiveError> {
         let dtype = x.dtype();
-        let shape = CallShape { rows: counts.rows_to_other_ranks(), ..CallShape::of(x) };
+        let shape = CollectiveCallShape {
+            rows: counts.rows_to_other_ranks(),
+            ..CollectiveCallShape::of(x)
+        };
         self.run_call(CollectiveOp::AllToAll, shape, |call| match dtype {
             DType::F32 => self.all_to_all_rows::<f32>(call, x, &mut y, counts),
             DType::BF16 => self.all_to_all_rows::<bf16>(call, x, &mut y, counts),
@@ -357,7 +363,7 @@ impl CollectiveBackend for SharedMemoryGroup {
         from: usize,
     ) -> Result<(), CollectiveError> {
         let dtype = x.dtype();
-        let shape = CallShape::of(x.as_ref());
+        let shape = CollectiveCallShape::of(x.as_ref());
         self.run_call(CollectiveOp::Broadcast(from), shape, |call| match dtype {
             DType::F32 => self.broadcast_chunks::<f32>(call, x, from),
             DType::BF16 => self.broadcast_chunks::<bf16>(call, x, from),
@@ -368,7 +374,7 @@ impl CollectiveBackend for SharedMemoryGroup {
     }
 
     fn barrier(&self, _: &DeviceStream) -> Result<(), CollectiveError> {
-        self.run_call(CollectiveOp::Barrier, CallShape::EMPTY, |call| {
+        self.run_call(CollectiveOp::Barrier, CollectiveCallShape::EMPTY, |call| {
             self.round(call, 0, |_| {}).map(drop)
         })
     }
@@ -382,7 +388,7 @@ impl Drop for SharedMemoryGroup {
 }
 
 /// Encodes a chunk of a matrix as words.
-pub(crate) fn write_chunk<T: SharedElement>(
+pub(crate) fn write_chunk<T: SharedMemoryElement>(
     x: MatRef<'_>,
     chunk: &MatrixChunk,
     words: &[AtomicU32],

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use collectives::{
-    CALL_HISTORY_LEN, CallState, CollectiveBackend, CollectiveError, CollectiveOp,
+    CALL_HISTORY_LEN, CollectiveBackend, CollectiveCallState, CollectiveError, CollectiveOp,
     SharedMemoryGroup, SharedMemoryRendezvous,
 };
 use device::{DeviceElement, DeviceStream, MatMut, MatRef, bf16, f16};
@@ -534,7 +534,7 @@ fn aborted_group_releases_its_waiters() {
         assert_eq!(waiting.join().unwrap(), Err(CollectiveError::Aborted));
         assert_eq!(second.barrier(&S), Err(CollectiveError::Aborted));
     });
-    assert_eq!(rendezvous.call_history(0, 0)[0].state, CallState::Failed);
+    assert_eq!(rendezvous.call_history(0, 0)[0].state, CollectiveCallState::Failed);
 }
 
 #[test]
@@ -559,8 +559,11 @@ fn call_history_is_readable_from_outside() {
     assert_eq!((calls.len(), calls[0].sequence), (CALL_HISTORY_LEN, 7));
     let last = calls.last().unwrap();
     let what = (last.sequence as usize, last.op, last.rows, last.cols, last.state);
-    assert_eq!(what, (CALL_HISTORY_LEN + 6, CollectiveOp::AllReduce, 2, 3, CallState::Failed));
-    assert_eq!(rendezvous.call_history(0, 1).last().unwrap().state, CallState::Done);
+    assert_eq!(
+        what,
+        (CALL_HISTORY_LEN + 6, CollectiveOp::AllReduce, 2, 3, CollectiveCallState::Failed)
+    );
+    assert_eq!(rendezvous.call_history(0, 1).last().unwrap().state, CollectiveCallState::Done);
 }
 
 #[test]

@@ -23,9 +23,9 @@ pub struct ExecutorConfig {
 }
 
 /// Returns the source of the weights: random values if a synthetic seed is set, safetensors files otherwise.
-pub fn source(settings: &ExecutorSettings) -> models::WeightsFormat {
+pub fn source(settings: &ExecutorSettings) -> models::LoadFormat {
     match settings.synth_seed {
-        Some(seed) => models::WeightsFormat::Synth { seed },
-        None => models::WeightsFormat::Safetensors,
+        Some(seed) => models::LoadFormat::Synth { seed },
+        None => models::LoadFormat::Safetensors,
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, KvCacheSize, check_draft_world,
     check_speculation, check_world, kv_sizing, open_device, precompile, ranks, source, warm_up,
 };
-use models::sharding::{ParallelRanks, UnevenSplit};
+use models::sharding::{ParallelRanks, UnevenSplitError};
 use models::{
     ForwardError, LoadedModel, ModelLoadError, ModelLoadOptions, kv_layout, kv_spec, load_eagle3,
     load_model,
@@ -462,7 +462,7 @@ fn combined_kv_spec(
 }
 
 /// Returns the error for attention heads that cannot be split evenly over the ranks.
-fn uneven_heads_error(error: UnevenSplit) -> ExecutorError {
+fn uneven_heads_error(error: UnevenSplitError) -> ExecutorError {
     ModelLoadError::Split { tensor: "k_proj".to_owned(), error }.into()
 }
 

@@ -26,7 +26,7 @@ mod step;
 mod trace;
 mod warm_up;
 
-pub use collectives::{CallState, CollectiveCall, CollectiveError};
+pub use collectives::{CollectiveCall, CollectiveCallState, CollectiveError};
 pub use config::{ExecutorConfig, GPU_LOGPROBS_MAX, KvCacheDtype, KvCacheSize, ModelDtype, source};
 pub use device::physical_cores;
 pub use error::{BatchError, ExecutorError, TokenBitmaskError};

@@ -55,10 +55,10 @@ impl fmt::Display for RankCallHistory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use collectives::{CallState, CollectiveOp};
+    use collectives::{CollectiveCallState, CollectiveOp};
     use device::DType;
 
-    fn call(sequence: u32, rows: u32, state: CallState) -> CollectiveCall {
+    fn call(sequence: u32, rows: u32, state: CollectiveCallState) -> CollectiveCall {
         let (operation, dtype) = (CollectiveOp::AllReduce, DType::BF16);
         CollectiveCall { sequence, op: operation, dtype, rows, cols: 64, state }
     }
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn equal_calls_are_merged() {
-        let (done, waiting) = (CallState::Done, CallState::InProgress);
+        let (done, waiting) = (CollectiveCallState::Done, CollectiveCallState::InProgress);
         let calls =
             vec![call(7, 1, done), call(8, 1, done), call(9, 2, done), call(10, 2, waiting)];
         assert_eq!(
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn report_lines_are_bounded() {
-        let report = lines((1..=1_024).map(|n| call(n, n, CallState::Done)).collect());
+        let report = lines((1..=1_024).map(|n| call(n, n, CollectiveCallState::Done)).collect());
         assert_eq!(report.len(), 128);
         assert!(report.iter().all(|line| line.len() < 512), "{report:?}");
     }

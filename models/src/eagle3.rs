@@ -7,8 +7,8 @@
 
 use crate::config::Eagle3Config;
 use crate::layers::{
-    GatedMlp, GqaHeads, LmHead, QKV_PROJECTIONS, ResidualStream, RmsNormLayer, RotaryEmbedding,
-    VocabParallelEmbedding,
+    GatedMlp, GqaAttentionCore, LmHead, QKV_PROJECTIONS, ResidualStream, RmsNormLayer,
+    RotaryEmbedding, VocabParallelEmbedding,
 };
 use crate::weight_table::{DRAFT_TO_TARGET, EAGLE_EMBEDDING, HEAD, MIDLAYER};
 use crate::{ForwardContext, ForwardError, Model, ModelConfig, ModelLoadError, Weights};
@@ -30,7 +30,7 @@ pub struct Eagle3Model {
     /// Column blocks of the QKV projections: first the block for the token embedding, then the block for the
     /// hidden state.
     qkv_proj: Vec<PackedLinear>,
-    heads: GqaHeads,
+    heads: GqaAttentionCore,
     mlp_norm: RmsNormLayer,
     mlp: GatedMlp,
     norm: RmsNormLayer,
@@ -91,7 +91,7 @@ impl Eagle3Model {
             embedding_norm: norm(&layer.at("input_layernorm"))?,
             hidden_norm: norm(&layer.at("hidden_norm"))?,
             qkv_proj: attn.linear_stacked(&QKV_PROJECTIONS, 2)?,
-            heads: GqaHeads::load(config, &attn, None, &rope, 0)?,
+            heads: GqaAttentionCore::load(config, &attn, None, &rope, 0)?,
             mlp_norm: norm(&layer.at("post_attention_layernorm"))?,
             mlp: GatedMlp::load(&layer.at("mlp"), false)?,
             norm: norm(&w.at("norm"))?,

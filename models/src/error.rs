@@ -1,7 +1,7 @@
 //! Errors of loading a model. Every variant names the file, tensor or setting to check.
 
 use crate::ModelConfigError;
-use crate::sharding::UnevenSplit;
+use crate::sharding::UnevenSplitError;
 use std::path::PathBuf;
 
 /// Error of loading a checkpoint, or a checkpoint that cannot be served.
@@ -32,7 +32,7 @@ pub enum ModelLoadError {
         /// Path of the file.
         path: PathBuf,
         /// Error in the file's header, data or index.
-        fault: FileFault,
+        fault: WeightFileError,
     },
     /// A tensor contradicts its file, the index or the configuration.
     #[error("{path}: tensor `{tensor}`: {fault}")]
@@ -42,7 +42,7 @@ pub enum ModelLoadError {
         /// Name of the tensor.
         tensor: String,
         /// Error in the tensor's metadata or values.
-        fault: TensorFault,
+        fault: StoredTensorError,
     },
     /// The checkpoint contains tensors that no weight uses, or lacks weights that the configuration requires.
     #[error("{dir}: weights do not match the configuration: {}", coverage(missing, unexpected))]
@@ -56,7 +56,7 @@ pub enum ModelLoadError {
     },
     /// The expert placement is invalid.
     #[error(transparent)]
-    Placement(#[from] crate::PlacementError),
+    Placement(#[from] crate::ExpertPlacementError),
     /// The checkpoint is an EAGLE-3 draft model, which only runs together with a target model.
     #[error("{dir}: LlamaForCausalLMEagle3 is a draft model and requires a target model")]
     DraftModelOnly {
@@ -69,7 +69,7 @@ pub enum ModelLoadError {
         /// Name of the tensor.
         tensor: String,
         /// Dimension, its size and the number of ranks.
-        error: UnevenSplit,
+        error: UnevenSplitError,
     },
     /// A model reads a weight that the weight table does not have, or leaves one unread: a bug.
     #[error("weight `{tensor}` {what}: the model and the weight table disagree")]
@@ -91,7 +91,7 @@ pub enum ModelLoadError {
 
 /// Error that concerns a whole safetensors file or a whole index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FileFault {
+pub enum WeightFileError {
     /// The file is shorter than the 8 bytes of the header length.
     #[error("{bytes} bytes are too short for a safetensors file")]
     Short {
@@ -136,7 +136,7 @@ pub enum FileFault {
 
 /// Error that concerns one tensor of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum TensorFault {
+pub enum StoredTensorError {
     /// The header declares a dtype that the safetensors format does not have.
     #[error("dtype `{0}` is unknown")]
     UnknownDType(String),

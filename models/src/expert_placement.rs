@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// Error of an expert placement that does not fit the model or the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PlacementError {
+pub enum ExpertPlacementError {
     /// The model runs without expert parallelism, so every rank has a part of all experts.
     #[error("an expert placement needs expert parallelism over several ranks")]
     NotExpertParallel,
@@ -96,18 +96,18 @@ pub fn check_placement(
     placement: &ExpertPlacement,
     config: &ModelConfig,
     ranks: usize,
-) -> Result<(), PlacementError> {
+) -> Result<(), ExpertPlacementError> {
     if ranks < 2 {
-        return Err(PlacementError::NotExpertParallel);
+        return Err(ExpertPlacementError::NotExpertParallel);
     }
     let (got, expected) = (placement.layers.len(), config.layers);
     let mtp_modules = config.mtp_layers;
     if got != expected && got != expected + mtp_modules {
-        return Err(PlacementError::Layers { got, expected, mtp_modules });
+        return Err(ExpertPlacementError::Layers { got, expected, mtp_modules });
     }
     let without_row = (got..config.kv_layers()).find_map(|layer| config.moe_at(layer));
     if let Some(moe) = without_row.filter(|moe| !moe.experts.is_multiple_of(ranks)) {
-        return Err(PlacementError::MtpExperts { experts: moe.experts, ranks });
+        return Err(ExpertPlacementError::MtpExperts { experts: moe.experts, ranks });
     }
     for (layer, row) in placement.layers.iter().enumerate() {
         if let Some(moe) = config.moe_at(layer) {
@@ -122,32 +122,32 @@ fn check_layer(
     row: &[u16],
     experts: usize,
     ranks: usize,
-) -> Result<(), PlacementError> {
+) -> Result<(), ExpertPlacementError> {
     if !row.len().is_multiple_of(ranks) {
-        return Err(PlacementError::Uneven { layer, physical_experts: row.len(), ranks });
+        return Err(ExpertPlacementError::Uneven { layer, physical_experts: row.len(), ranks });
     }
     let per_rank = row.len() / ranks;
     let mut last_ranks = vec![None; experts]; // Last rank found with a copy of each expert.
     for (physical_expert, &expert) in row.iter().enumerate() {
         let (expert, rank) = (usize::from(expert), physical_expert / per_rank);
         let Some(last_rank) = last_ranks.get_mut(expert) else {
-            return Err(PlacementError::Unknown { layer, physical_expert, expert, experts });
+            return Err(ExpertPlacementError::Unknown { layer, physical_expert, expert, experts });
         };
         if last_rank.replace(rank) == Some(rank) {
-            return Err(PlacementError::DuplicateCopy { layer, expert, rank });
+            return Err(ExpertPlacementError::DuplicateCopy { layer, expert, rank });
         }
     }
     match last_ranks.iter().position(Option::is_none) {
-        Some(expert) => Err(PlacementError::Missing { layer, expert }),
+        Some(expert) => Err(ExpertPlacementError::Missing { layer, expert }),
         None => Ok(()),
     }
 }
 
 /// Expert placement of one layer: the logical expert of each physical expert.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LayerPlacement<'a>(&'a [u16]);
+pub(crate) struct LayerExpertPlacement<'a>(&'a [u16]);
 
-impl<'a> LayerPlacement<'a> {
+impl<'a> LayerExpertPlacement<'a> {
     /// Returns the placement of layer `layer` from a checked placement; `None` if there is no placement, or
     /// none for this layer.
     pub(crate) fn of_layer(placement: Option<&'a ExpertPlacement>, layer: usize) -> Option<Self> {
@@ -256,8 +256,8 @@ mod tests {
     #[test]
     fn replicas_are_listed_by_expert() {
         let placement = ExpertPlacement { layers: vec![vec![3, 0, 1, 3, 2, 0]] };
-        assert!(LayerPlacement::of_layer(Some(&placement), 1).is_none());
-        let row = LayerPlacement::of_layer(Some(&placement), 0).unwrap();
+        assert!(LayerExpertPlacement::of_layer(Some(&placement), 1).is_none());
+        let row = LayerExpertPlacement::of_layer(Some(&placement), 0).unwrap();
         let rank = |rank| row.of_rank(ParallelRank { rank, size: 2 });
         assert_eq!((rank(0), rank(1)), (0..3, 3..6));
         assert_eq!(row.experts(rank(1)), [3, 2, 0]);

@@ -28,10 +28,10 @@ mod weights;
 
 pub use config::{ModelArchitecture, ModelConfig, ModelConfigError};
 pub use eagle3::{AuxHiddenStates, DraftPassOutput, Eagle3Model};
-pub use error::{FileFault, ModelLoadError, TensorFault};
+pub use error::{ModelLoadError, StoredTensorError, WeightFileError};
 pub use expert_load::ExpertLoad;
-pub use expert_placement::{PlacementError, check_placement};
-pub use load::{ModelLoadOptions, WeightsFormat, load_eagle3, load_model};
+pub use expert_placement::{ExpertPlacementError, check_placement};
+pub use load::{LoadFormat, ModelLoadOptions, load_eagle3, load_model};
 pub use manifest::manifest;
 pub use model::{
     ExpertExchange, ForwardContext, ForwardError, ForwardProbe, LoadedModel, Model, MtpModel,

@@ -9,7 +9,7 @@ use crate::qwen3::Qwen3Model;
 use crate::qwen3_moe::Qwen3MoeModel;
 use crate::sharding::ParallelRanks;
 use crate::weight_table::tensors;
-use crate::weights::{LoadObserver, LoadTarget, WeightSource, check_split};
+use crate::weights::{WeightLoadObserver, WeightLoadTarget, WeightSource, check_split};
 use crate::{Eagle3Model, LoadedModel, ModelConfig, ModelLoadError, Weights};
 use ops::{DType, Ops};
 use protocol::{ExpertPlacement, WeightsDigest};
@@ -17,7 +17,7 @@ use std::path::Path;
 
 /// Source from which weights are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WeightsFormat {
+pub enum LoadFormat {
     /// Safetensors files in the model folder.
     Safetensors,
     /// Hash function that computes the values of synthetic checkpoints; the folder needs no weight files.
@@ -37,7 +37,7 @@ pub struct ModelLoadOptions<'a> {
     /// Expert placement; `None` = each expert has one copy, in ascending order of experts.
     pub placement: Option<&'a ExpertPlacement>,
     /// Source of the weights.
-    pub format: WeightsFormat,
+    pub format: LoadFormat,
     /// Dtype of the KV cache: the model's dtype, or fp8.
     pub kv_dtype: DType,
     /// Longest context that requests can use: number of positions of the RoPE tables.
@@ -127,10 +127,10 @@ fn weights<'a>(
     } = options;
     check_split(config, &ranks, placement)?;
     let source = match format {
-        WeightsFormat::Safetensors => WeightSource::open(dir, config, &tensors(config))?,
-        WeightsFormat::Synth { seed } => WeightSource::Synth { seed, threads },
+        LoadFormat::Safetensors => WeightSource::open(dir, config, &tensors(config))?,
+        LoadFormat::Synth { seed } => WeightSource::Synth { seed, threads },
     };
-    let observer = LoadObserver::new(progress, digest, threads);
-    let target = LoadTarget { ops, ranks, placement, kv_dtype, positions: max_positions };
+    let observer = WeightLoadObserver::new(progress, digest, threads);
+    let target = WeightLoadTarget { ops, ranks, placement, kv_dtype, positions: max_positions };
     Weights::new(config, source, target, observer)
 }

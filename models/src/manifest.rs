@@ -1,7 +1,7 @@
 //! Digest of a model folder. Processes compare it to check that they serve the same model.
 
 use crate::weights::weight_files;
-use crate::{ModelLoadError, WeightsFormat};
+use crate::{LoadFormat, ModelLoadError};
 use ops::digest_bytes;
 use std::fs::{self, File};
 use std::io;
@@ -24,13 +24,13 @@ const SAMPLE_BYTES: u64 = 256;
 /// manipulation.
 ///
 /// Errors: a file cannot be read, or the folder has no weights.
-pub fn manifest(dir: &Path, format: WeightsFormat) -> Result<u64, ModelLoadError> {
+pub fn manifest(dir: &Path, format: LoadFormat) -> Result<u64, ModelLoadError> {
     let path = dir.join("config.json");
     let config = fs::read(&path).map_err(|error| ModelLoadError::Io { path, error })?;
     let mut digest = digest_bytes(&config, 0);
     match format {
-        WeightsFormat::Synth { seed } => digest = digest_bytes(&seed.to_le_bytes(), digest),
-        WeightsFormat::Safetensors => {
+        LoadFormat::Synth { seed } => digest = digest_bytes(&seed.to_le_bytes(), digest),
+        LoadFormat::Safetensors => {
             for path in weight_files(dir)? {
                 let name = path.file_name().unwrap_or_default().as_encoded_bytes();
                 digest = digest_bytes(name, digest);
@@ -84,7 +84,7 @@ mod tests {
     fn digest_covers_config_and_weight_files() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        let digest = || manifest(dir.path(), WeightsFormat::Safetensors);
+        let digest = || manifest(dir.path(), LoadFormat::Safetensors);
         assert!(digest().unwrap_err().to_string().contains("config.json"));
         write("config.json", "{}");
         assert!(digest().unwrap_err().to_string().contains("no model.safetensors"));
@@ -96,7 +96,7 @@ mod tests {
         write("config.json", "{ }");
         let third = digest().unwrap();
         assert!(first != second && second != third);
-        let synth = |seed| manifest(dir.path(), WeightsFormat::Synth { seed }).unwrap();
+        let synth = |seed| manifest(dir.path(), LoadFormat::Synth { seed }).unwrap();
         assert!(synth(1) != synth(2) && synth(1) == synth(1));
     }
 

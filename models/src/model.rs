@@ -2,7 +2,7 @@
 //! layout.
 
 use crate::config::MlaConfig;
-use crate::sharding::{ParallelRanks, UnevenSplit};
+use crate::sharding::{ParallelRanks, UnevenSplitError};
 use crate::{AuxHiddenStates, ExpertLoad, ModelConfig};
 use collectives::{CollectiveError, ParallelGroup};
 use ops::{
@@ -156,7 +156,7 @@ pub fn kv_spec(
     dtype: DType,
     block_tokens: u32,
     ranks: &ParallelRanks,
-) -> Result<KvSpec, UnevenSplit> {
+) -> Result<KvSpec, UnevenSplitError> {
     let layout = kv_layout(config, dtype, 1, block_tokens as usize, KvOrder::RowMajor, ranks)?;
     let kind = match layout {
         PoolLayout::Heads(_) => KvKind::Full,
@@ -178,7 +178,7 @@ pub fn kv_layout(
     block_tokens: usize,
     order: KvOrder,
     ranks: &ParallelRanks,
-) -> Result<PoolLayout, UnevenSplit> {
+) -> Result<PoolLayout, UnevenSplitError> {
     let layers = config.kv_layers();
     if let Some(MlaConfig { kv_lora_rank, qk_rope_head_dim, .. }) = config.mla {
         let layout = MlaKvLayout {

@@ -86,7 +86,7 @@ pub struct WeightSlice {
 #[error(
     "{what} {count} cannot be split over {ranks} ranks; the nearest number that works is {nearest}"
 )]
-pub struct UnevenSplit {
+pub struct UnevenSplitError {
     /// Name of the dimension.
     pub what: &'static str,
     /// Size of the dimension.
@@ -105,12 +105,12 @@ impl ParallelRank {
     pub const SINGLE: Self = Self { rank: 0, size: 1 };
 
     /// Range of the items that this rank has of `count` items; returns an error if they do not split evenly.
-    pub fn share(self, what: &'static str, count: usize) -> Result<Range<usize>, UnevenSplit> {
+    pub fn share(self, what: &'static str, count: usize) -> Result<Range<usize>, UnevenSplitError> {
         if !count.is_multiple_of(self.size) {
             let ranks = self.size;
             let divisors = (1..=count).filter(|d| count.is_multiple_of(*d));
             let nearest = divisors.min_by_key(|d| d.abs_diff(ranks)).unwrap_or(1);
-            return Err(UnevenSplit { what, count, ranks, nearest });
+            return Err(UnevenSplitError { what, count, ranks, nearest });
         }
         let per_rank = count / self.size;
         Ok(self.rank * per_rank..(self.rank + 1) * per_rank)
@@ -122,13 +122,13 @@ impl ParallelRanks {
     pub const SINGLE: Self = Self { tp: ParallelRank::SINGLE, ep: ParallelRank::SINGLE };
 
     /// Range of the query heads that this rank computes.
-    pub fn query_heads(&self, config: &ModelConfig) -> Result<Range<usize>, UnevenSplit> {
+    pub fn query_heads(&self, config: &ModelConfig) -> Result<Range<usize>, UnevenSplitError> {
         self.tp.share("num_attention_heads", config.heads)
     }
 
     /// Range of the KV heads that this rank computes; with more ranks than heads, several ranks have the same
     /// head.
-    pub fn kv_heads(&self, config: &ModelConfig) -> Result<Range<usize>, UnevenSplit> {
+    pub fn kv_heads(&self, config: &ModelConfig) -> Result<Range<usize>, UnevenSplitError> {
         const WHAT: &str = "num_key_value_heads";
         let (heads, size) = (config.kv_heads, self.tp.size);
         if heads >= size {
@@ -136,7 +136,7 @@ impl ParallelRanks {
         }
         if !size.is_multiple_of(heads) {
             let nearest = size / heads * heads;
-            return Err(UnevenSplit { what: WHAT, count: heads, ranks: size, nearest });
+            return Err(UnevenSplitError { what: WHAT, count: heads, ranks: size, nearest });
         }
         let head = self.tp.rank * heads / size;
         Ok(head..head + 1)
@@ -163,7 +163,7 @@ impl ParallelRanks {
     }
 
     /// Range of the whole experts on this rank with expert parallelism.
-    pub fn experts(&self, experts: usize) -> Result<Range<usize>, UnevenSplit> {
+    pub fn experts(&self, experts: usize) -> Result<Range<usize>, UnevenSplitError> {
         self.ep.share("num_experts", experts)
     }
 }
@@ -177,7 +177,7 @@ impl ShardSpec {
         [rows, cols]: [usize; 2],
         config: &ModelConfig,
         ranks: &ParallelRanks,
-    ) -> Result<WeightSlice, UnevenSplit> {
+    ) -> Result<WeightSlice, UnevenSplitError> {
         let whole = WeightSlice { rows: 0..rows, cols: 0..cols, padding: 0 };
         let scaled = |r: Range<usize>, dim: usize| r.start * dim..r.end * dim;
         let heads = |r: Range<usize>| scaled(r, config.head_dim);

@@ -23,7 +23,7 @@ pub struct ArchitectureSupport {
     /// Whether the architecture is a draft model, which only runs together with a target model.
     pub is_draft_only: bool,
     /// FP8 formats that are supported.
-    pub formats: FormatSupport,
+    pub formats: Fp8Support,
     /// Names of published checkpoints of the architecture, as examples.
     pub examples: &'static [&'static str],
     /// Restrictions on fields of `config.json`: other values are rejected.
@@ -32,7 +32,7 @@ pub struct ArchitectureSupport {
 
 /// Support of FP8 formats, in addition to the formats f32, bf16 and f16 that all architectures support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FormatSupport {
+pub struct Fp8Support {
     /// FP8 e4m3 weights with dynamic activation scales.
     pub fp8_weights: bool,
     /// FP8 e4m3 KV cache (`--kv-cache-dtype fp8`).
@@ -48,7 +48,7 @@ const DENSE: ArchitectureSupport = ArchitectureSupport {
     has_experts: false,
     has_mtp: false,
     is_draft_only: false,
-    formats: FormatSupport { fp8_weights: true, fp8_kv_cache: true },
+    formats: Fp8Support { fp8_weights: true, fp8_kv_cache: true },
     examples: &[],
     limits: &[NO_WINDOWS, FULL_ROPE],
 };
@@ -56,7 +56,7 @@ const DENSE: ArchitectureSupport = ArchitectureSupport {
 const DEEPSEEK: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::Mla,
     has_experts: true,
-    formats: FormatSupport { fp8_weights: true, fp8_kv_cache: false },
+    formats: Fp8Support { fp8_weights: true, fp8_kv_cache: false },
     limits: &["`scale_fmt`: `ue8m0` scales are rejected", FULL_ROPE],
     ..DENSE
 };
@@ -95,7 +95,7 @@ impl ModelArchitecture {
             Self::LlamaEagle3 => ArchitectureSupport {
                 examples: &["EAGLE3-LLaMA3.1", "Qwen3 EAGLE-3 heads"],
                 is_draft_only: true,
-                formats: FormatSupport { fp8_weights: false, fp8_kv_cache: false },
+                formats: Fp8Support { fp8_weights: false, fp8_kv_cache: false },
                 limits: &["`num_hidden_layers`: 1", "`tie_word_embeddings`: false"],
                 ..DENSE
             },

@@ -3,9 +3,9 @@
 //! synthetic checkpoints use this table only.
 
 use crate::ModelConfig;
-use crate::config::ScaleGrid;
+use crate::config::CheckpointScaleGranularity;
 use crate::sharding::{HeadKind, ShardSpec, SplitUnit};
-use crate::synth::SynthValues;
+use crate::synth::SynthDistribution;
 
 pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -28,7 +28,7 @@ pub struct TensorSpec {
     /// Rule by which the weight is split over the ranks.
     pub shard: ShardSpec,
     /// Distribution of the values in a synthetic checkpoint.
-    pub values: SynthValues,
+    pub values: SynthDistribution,
     /// Scales of the weight; `None` if the weight cannot be stored in fp8.
     pub scales: Option<ScaleSpec>,
     /// Whether a checkpoint may omit the weight. Synthetic checkpoints omit it.
@@ -41,7 +41,7 @@ pub struct ScaleSpec {
     /// Name of the scales in the checkpoint.
     pub name: String,
     /// Group of weights that share one scale.
-    pub grid: ScaleGrid,
+    pub grid: CheckpointScaleGranularity,
     /// Whether a synthetic checkpoint stores the weight in fp8 with these scales; false if the configuration
     /// excludes the weight from quantisation.
     pub expected: bool,
@@ -59,7 +59,7 @@ impl TensorSpec {
 
     /// Number of rows and columns of the scales of this weight.
     #[must_use]
-    pub fn scale_shape(&self, grid: ScaleGrid) -> [usize; 2] {
+    pub fn scale_shape(&self, grid: CheckpointScaleGranularity) -> [usize; 2] {
         let [rows, cols] = self.matrix();
         let block = grid.block_shape(cols);
         [rows.div_ceil(block[0]), cols.div_ceil(block[1])]
@@ -80,7 +80,7 @@ impl TensorSpec {
 
 /// Dimension of a weight's shape, computed from the configuration.
 #[derive(Debug, Clone, Copy)]
-enum ConfigDim {
+enum WeightDim {
     Vocab,
     Hidden,
     /// Two times the hidden size.
@@ -116,7 +116,7 @@ enum ConfigDim {
 
 /// Part of the model that has a weight. It determines the name prefix of the weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum NameScope {
+enum WeightScope {
     Top,
     /// Every decoder layer, prefix `model.layers.{i}.`
     Layer,
@@ -136,11 +136,11 @@ enum NameScope {
 }
 
 type WeightTableEntry = (
-    NameScope,
+    WeightScope,
     &'static str,
-    &'static [ConfigDim],
+    &'static [WeightDim],
     ShardSpec,
-    SynthValues,
+    SynthDistribution,
     fn(&ModelConfig) -> bool,
 );
 
@@ -148,59 +148,59 @@ type WeightTableEntry = (
 /// the weight.
 #[rustfmt::skip]
 const TABLE: &[WeightTableEntry] = &[
-    (NameScope::Top, EMBEDDING, &[ConfigDim::Vocab, ConfigDim::Hidden], ShardSpec::VocabRows, SynthValues::Embedding, always),
-    (NameScope::Top, "model.norm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
-    (NameScope::Top, HEAD, &[ConfigDim::Vocab, ConfigDim::Hidden], ShardSpec::VocabRows, SynthValues::Linear, |c| !c.tied),
+    (WeightScope::Top, EMBEDDING, &[WeightDim::Vocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Embedding, always),
+    (WeightScope::Top, "model.norm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
+    (WeightScope::Top, HEAD, &[WeightDim::Vocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Linear, |c| !c.tied),
 
-    (NameScope::Layer, "input_layernorm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
-    (NameScope::Layer, "post_attention_layernorm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
-    (NameScope::Layer, "self_attn.q_proj.weight", &[ConfigDim::Query, ConfigDim::AttentionInput], ShardSpec::Heads(HeadKind::Query), SynthValues::Linear, |c| !has_q_lora(c)),
-    (NameScope::Layer, "self_attn.k_proj.weight", &[ConfigDim::KeyValue, ConfigDim::AttentionInput], ShardSpec::Heads(HeadKind::KeyValue), SynthValues::Linear, |c| c.mla.is_none()),
-    (NameScope::Layer, "self_attn.v_proj.weight", &[ConfigDim::KeyValue, ConfigDim::AttentionInput], ShardSpec::Heads(HeadKind::KeyValue), SynthValues::Linear, |c| c.mla.is_none()),
-    (NameScope::Layer, "self_attn.q_a_proj.weight", &[ConfigDim::QLoraRank, ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Linear, has_q_lora),
-    (NameScope::Layer, "self_attn.q_a_layernorm.weight", &[ConfigDim::QLoraRank], ShardSpec::Replicated, SynthValues::Norm, has_q_lora),
-    (NameScope::Layer, "self_attn.q_b_proj.weight", &[ConfigDim::Query, ConfigDim::QLoraRank], ShardSpec::Heads(HeadKind::Query), SynthValues::Linear, has_q_lora),
-    (NameScope::Layer, "self_attn.kv_a_proj_with_mqa.weight", &[ConfigDim::KvLoraRankPlusRope, ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Linear, |c| c.mla.is_some()),
-    (NameScope::Layer, "self_attn.kv_a_layernorm.weight", &[ConfigDim::KvLoraRank], ShardSpec::Replicated, SynthValues::Norm, |c| c.mla.is_some()),
-    (NameScope::Layer, "self_attn.kv_b_proj.weight", &[ConfigDim::MlaKvUp, ConfigDim::KvLoraRank], ShardSpec::Heads(HeadKind::MlaKvUp), SynthValues::Linear, |c| c.mla.is_some()),
-    (NameScope::Layer, "self_attn.o_proj.weight", &[ConfigDim::Hidden, ConfigDim::Value], ShardSpec::Rows(SplitUnit::Head), SynthValues::Linear, always),
-    (NameScope::Layer, "self_attn.q_proj.bias", &[ConfigDim::Query], ShardSpec::Heads(HeadKind::Query), SynthValues::Bias, |c| c.qkv_bias),
-    (NameScope::Layer, "self_attn.k_proj.bias", &[ConfigDim::KeyValue], ShardSpec::Heads(HeadKind::KeyValue), SynthValues::Bias, |c| c.qkv_bias),
-    (NameScope::Layer, "self_attn.v_proj.bias", &[ConfigDim::KeyValue], ShardSpec::Heads(HeadKind::KeyValue), SynthValues::Bias, |c| c.qkv_bias),
-    (NameScope::Layer, "self_attn.o_proj.bias", &[ConfigDim::Hidden], ShardSpec::FirstRankOnly, SynthValues::Bias, |c| c.out_bias),
-    (NameScope::Layer, "self_attn.q_norm.weight", &[ConfigDim::Head], ShardSpec::Replicated, SynthValues::Norm, ModelConfig::qk_norm),
-    (NameScope::Layer, "self_attn.k_norm.weight", &[ConfigDim::Head], ShardSpec::Replicated, SynthValues::Norm, ModelConfig::qk_norm),
+    (WeightScope::Layer, "input_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
+    (WeightScope::Layer, "post_attention_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
+    (WeightScope::Layer, "self_attn.q_proj.weight", &[WeightDim::Query, WeightDim::AttentionInput], ShardSpec::Heads(HeadKind::Query), SynthDistribution::Linear, |c| !has_q_lora(c)),
+    (WeightScope::Layer, "self_attn.k_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(HeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
+    (WeightScope::Layer, "self_attn.v_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(HeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
+    (WeightScope::Layer, "self_attn.q_a_proj.weight", &[WeightDim::QLoraRank, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, has_q_lora),
+    (WeightScope::Layer, "self_attn.q_a_layernorm.weight", &[WeightDim::QLoraRank], ShardSpec::Replicated, SynthDistribution::Norm, has_q_lora),
+    (WeightScope::Layer, "self_attn.q_b_proj.weight", &[WeightDim::Query, WeightDim::QLoraRank], ShardSpec::Heads(HeadKind::Query), SynthDistribution::Linear, has_q_lora),
+    (WeightScope::Layer, "self_attn.kv_a_proj_with_mqa.weight", &[WeightDim::KvLoraRankPlusRope, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| c.mla.is_some()),
+    (WeightScope::Layer, "self_attn.kv_a_layernorm.weight", &[WeightDim::KvLoraRank], ShardSpec::Replicated, SynthDistribution::Norm, |c| c.mla.is_some()),
+    (WeightScope::Layer, "self_attn.kv_b_proj.weight", &[WeightDim::MlaKvUp, WeightDim::KvLoraRank], ShardSpec::Heads(HeadKind::MlaKvUp), SynthDistribution::Linear, |c| c.mla.is_some()),
+    (WeightScope::Layer, "self_attn.o_proj.weight", &[WeightDim::Hidden, WeightDim::Value], ShardSpec::Rows(SplitUnit::Head), SynthDistribution::Linear, always),
+    (WeightScope::Layer, "self_attn.q_proj.bias", &[WeightDim::Query], ShardSpec::Heads(HeadKind::Query), SynthDistribution::Bias, |c| c.qkv_bias),
+    (WeightScope::Layer, "self_attn.k_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(HeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
+    (WeightScope::Layer, "self_attn.v_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(HeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
+    (WeightScope::Layer, "self_attn.o_proj.bias", &[WeightDim::Hidden], ShardSpec::FirstRankOnly, SynthDistribution::Bias, |c| c.out_bias),
+    (WeightScope::Layer, "self_attn.q_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
+    (WeightScope::Layer, "self_attn.k_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
 
-    (NameScope::Dense, "mlp.gate_proj.weight", &[ConfigDim::Intermediate, ConfigDim::Hidden], ShardSpec::Cols, SynthValues::Linear, always),
-    (NameScope::Dense, "mlp.up_proj.weight", &[ConfigDim::Intermediate, ConfigDim::Hidden], ShardSpec::Cols, SynthValues::Linear, always),
-    (NameScope::Dense, "mlp.down_proj.weight", &[ConfigDim::Hidden, ConfigDim::Intermediate], ShardSpec::Rows(SplitUnit::Channel), SynthValues::Linear, always),
-    (NameScope::Dense, "mlp.gate_proj.bias", &[ConfigDim::Intermediate], ShardSpec::Cols, SynthValues::Bias, |c| c.mlp_bias),
-    (NameScope::Dense, "mlp.up_proj.bias", &[ConfigDim::Intermediate], ShardSpec::Cols, SynthValues::Bias, |c| c.mlp_bias),
-    (NameScope::Dense, "mlp.down_proj.bias", &[ConfigDim::Hidden], ShardSpec::FirstRankOnly, SynthValues::Bias, |c| c.mlp_bias),
+    (WeightScope::Dense, "mlp.gate_proj.weight", &[WeightDim::Intermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, always),
+    (WeightScope::Dense, "mlp.up_proj.weight", &[WeightDim::Intermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, always),
+    (WeightScope::Dense, "mlp.down_proj.weight", &[WeightDim::Hidden, WeightDim::Intermediate], ShardSpec::Rows(SplitUnit::Channel), SynthDistribution::Linear, always),
+    (WeightScope::Dense, "mlp.gate_proj.bias", &[WeightDim::Intermediate], ShardSpec::Cols, SynthDistribution::Bias, |c| c.mlp_bias),
+    (WeightScope::Dense, "mlp.up_proj.bias", &[WeightDim::Intermediate], ShardSpec::Cols, SynthDistribution::Bias, |c| c.mlp_bias),
+    (WeightScope::Dense, "mlp.down_proj.bias", &[WeightDim::Hidden], ShardSpec::FirstRankOnly, SynthDistribution::Bias, |c| c.mlp_bias),
 
-    (NameScope::Sparse, "mlp.gate.weight", &[ConfigDim::Experts, ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Router, always),
-    (NameScope::Sparse, "mlp.gate.e_score_correction_bias", &[ConfigDim::Experts], ShardSpec::Replicated, SynthValues::Bias, |c| c.moe.as_ref().is_some_and(|m| m.has_correction_bias)),
-    (NameScope::Sparse, "mlp.shared_experts.gate_proj.weight", &[ConfigDim::SharedIntermediate, ConfigDim::Hidden], ShardSpec::Cols, SynthValues::Linear, has_shared),
-    (NameScope::Sparse, "mlp.shared_experts.up_proj.weight", &[ConfigDim::SharedIntermediate, ConfigDim::Hidden], ShardSpec::Cols, SynthValues::Linear, has_shared),
-    (NameScope::Sparse, "mlp.shared_experts.down_proj.weight", &[ConfigDim::Hidden, ConfigDim::SharedIntermediate], ShardSpec::Rows(SplitUnit::Channel), SynthValues::Linear, has_shared),
-    (NameScope::Expert, "gate_proj.weight", &[ConfigDim::ExpertIntermediate, ConfigDim::Hidden], ShardSpec::ExpertCols, SynthValues::Linear, always),
-    (NameScope::Expert, "up_proj.weight", &[ConfigDim::ExpertIntermediate, ConfigDim::Hidden], ShardSpec::ExpertCols, SynthValues::Linear, always),
-    (NameScope::Expert, "down_proj.weight", &[ConfigDim::Hidden, ConfigDim::ExpertIntermediate], ShardSpec::ExpertRows, SynthValues::Linear, always),
+    (WeightScope::Sparse, "mlp.gate.weight", &[WeightDim::Experts, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Router, always),
+    (WeightScope::Sparse, "mlp.gate.e_score_correction_bias", &[WeightDim::Experts], ShardSpec::Replicated, SynthDistribution::Bias, |c| c.moe.as_ref().is_some_and(|m| m.has_correction_bias)),
+    (WeightScope::Sparse, "mlp.shared_experts.gate_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_shared),
+    (WeightScope::Sparse, "mlp.shared_experts.up_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_shared),
+    (WeightScope::Sparse, "mlp.shared_experts.down_proj.weight", &[WeightDim::Hidden, WeightDim::SharedIntermediate], ShardSpec::Rows(SplitUnit::Channel), SynthDistribution::Linear, has_shared),
+    (WeightScope::Expert, "gate_proj.weight", &[WeightDim::ExpertIntermediate, WeightDim::Hidden], ShardSpec::ExpertCols, SynthDistribution::Linear, always),
+    (WeightScope::Expert, "up_proj.weight", &[WeightDim::ExpertIntermediate, WeightDim::Hidden], ShardSpec::ExpertCols, SynthDistribution::Linear, always),
+    (WeightScope::Expert, "down_proj.weight", &[WeightDim::Hidden, WeightDim::ExpertIntermediate], ShardSpec::ExpertRows, SynthDistribution::Linear, always),
 
-    (NameScope::Mtp, "enorm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
-    (NameScope::Mtp, "hnorm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
-    (NameScope::Mtp, "eh_proj.weight", &[ConfigDim::Hidden, ConfigDim::TwoHidden], ShardSpec::Replicated, SynthValues::Linear, always),
-    (NameScope::Mtp, "shared_head.norm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
+    (WeightScope::Mtp, "enorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
+    (WeightScope::Mtp, "hnorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
+    (WeightScope::Mtp, "eh_proj.weight", &[WeightDim::Hidden, WeightDim::TwoHidden], ShardSpec::Replicated, SynthDistribution::Linear, always),
+    (WeightScope::Mtp, "shared_head.norm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
 
-    (NameScope::Eagle, DRAFT_TO_TARGET, &[ConfigDim::DraftVocab], ShardSpec::Replicated, SynthValues::Offsets, always),
-    (NameScope::Eagle, "fc.weight", &[ConfigDim::Hidden, ConfigDim::AuxStates], ShardSpec::Replicated, SynthValues::Linear, always),
-    (NameScope::Eagle, "fc_norm.0.weight", &[ConfigDim::TargetHidden], ShardSpec::Replicated, SynthValues::Norm, has_fc_norm),
-    (NameScope::Eagle, "fc_norm.1.weight", &[ConfigDim::TargetHidden], ShardSpec::Replicated, SynthValues::Norm, has_fc_norm),
-    (NameScope::Eagle, "fc_norm.2.weight", &[ConfigDim::TargetHidden], ShardSpec::Replicated, SynthValues::Norm, has_fc_norm),
-    (NameScope::Eagle, EAGLE_EMBEDDING, &[ConfigDim::Vocab, ConfigDim::Hidden], ShardSpec::VocabRows, SynthValues::Embedding, always),
-    (NameScope::Eagle, "norm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
-    (NameScope::Eagle, HEAD, &[ConfigDim::DraftVocab, ConfigDim::Hidden], ShardSpec::VocabRows, SynthValues::Linear, always),
-    (NameScope::Midlayer, "hidden_norm.weight", &[ConfigDim::Hidden], ShardSpec::Replicated, SynthValues::Norm, always),
+    (WeightScope::Eagle, DRAFT_TO_TARGET, &[WeightDim::DraftVocab], ShardSpec::Replicated, SynthDistribution::Offsets, always),
+    (WeightScope::Eagle, "fc.weight", &[WeightDim::Hidden, WeightDim::AuxStates], ShardSpec::Replicated, SynthDistribution::Linear, always),
+    (WeightScope::Eagle, "fc_norm.0.weight", &[WeightDim::TargetHidden], ShardSpec::Replicated, SynthDistribution::Norm, has_fc_norm),
+    (WeightScope::Eagle, "fc_norm.1.weight", &[WeightDim::TargetHidden], ShardSpec::Replicated, SynthDistribution::Norm, has_fc_norm),
+    (WeightScope::Eagle, "fc_norm.2.weight", &[WeightDim::TargetHidden], ShardSpec::Replicated, SynthDistribution::Norm, has_fc_norm),
+    (WeightScope::Eagle, EAGLE_EMBEDDING, &[WeightDim::Vocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Embedding, always),
+    (WeightScope::Eagle, "norm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
+    (WeightScope::Eagle, HEAD, &[WeightDim::DraftVocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Linear, always),
+    (WeightScope::Midlayer, "hidden_norm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
 ];
 
 fn always(_: &ModelConfig) -> bool {
@@ -236,26 +236,30 @@ pub fn tensors(config: &ModelConfig) -> Vec<TensorSpec> {
     let mut specs = Vec::new();
     if config.eagle.is_some() {
         let [midlayer, _] = MIDLAYER;
-        specs.extend(specs_in(config, NameScope::Eagle, ""));
-        for scope in [NameScope::Midlayer, NameScope::Layer, NameScope::Dense] {
+        specs.extend(specs_in(config, WeightScope::Eagle, ""));
+        for scope in [WeightScope::Midlayer, WeightScope::Layer, WeightScope::Dense] {
             specs.extend(specs_in(config, scope, midlayer));
         }
         return specs;
     }
-    specs.extend(specs_in(config, NameScope::Top, ""));
+    specs.extend(specs_in(config, WeightScope::Top, ""));
     for i in 0..config.kv_layers() {
         let layer = format!("model.layers.{i}.");
         if i >= config.layers {
-            specs.extend(specs_in(config, NameScope::Mtp, &layer));
+            specs.extend(specs_in(config, WeightScope::Mtp, &layer));
         }
-        specs.extend(specs_in(config, NameScope::Layer, &layer));
+        specs.extend(specs_in(config, WeightScope::Layer, &layer));
         let Some(moe) = config.moe_at(i) else {
-            specs.extend(specs_in(config, NameScope::Dense, &layer));
+            specs.extend(specs_in(config, WeightScope::Dense, &layer));
             continue;
         };
-        specs.extend(specs_in(config, NameScope::Sparse, &layer));
+        specs.extend(specs_in(config, WeightScope::Sparse, &layer));
         for e in 0..moe.experts {
-            specs.extend(specs_in(config, NameScope::Expert, &format!("{layer}mlp.experts.{e}.")));
+            specs.extend(specs_in(
+                config,
+                WeightScope::Expert,
+                &format!("{layer}mlp.experts.{e}."),
+            ));
         }
     }
     specs
@@ -274,7 +278,7 @@ pub fn mtp_copies(config: &ModelConfig) -> Vec<(String, &'static str)> {
 
 fn specs_in(
     config: &ModelConfig,
-    scope: NameScope,
+    scope: WeightScope,
     prefix: &str,
 ) -> impl Iterator<Item = TensorSpec> {
     let entries = TABLE.iter().filter(move |entry| entry.0 == scope && (entry.5)(config));
@@ -294,22 +298,22 @@ fn specs_in(
 /// Scales of a weight that may be quantised: weights of linear layers, except the LM head and routers.
 fn scales(
     config: &ModelConfig,
-    scope: NameScope,
+    scope: WeightScope,
     name: &str,
-    values: SynthValues,
+    values: SynthDistribution,
 ) -> Option<ScaleSpec> {
     let quantization = config.quantization.as_ref()?;
     let module = name.strip_suffix(".weight")?;
-    (scope != NameScope::Top && values == SynthValues::Linear).then(|| ScaleSpec {
+    (scope != WeightScope::Top && values == SynthDistribution::Linear).then(|| ScaleSpec {
         name: format!("{name}{}", quantization.suffix),
         grid: quantization.scales,
         // In published fp8 checkpoints, `eh_proj` of an MTP module is not quantised, although the
         // configuration does not list it as excluded.
-        expected: scope != NameScope::Mtp && !quantization.ignores(module),
+        expected: scope != WeightScope::Mtp && !quantization.ignores(module),
     })
 }
 
-impl ConfigDim {
+impl WeightDim {
     fn of(self, config: &ModelConfig) -> usize {
         let (moe, mla, eagle) = (config.moe.as_ref(), config.mla, config.eagle);
         match self {

@@ -23,7 +23,7 @@ pub struct ModelFiles {
     /// Parsed `config.json`.
     pub config: ModelConfig,
     /// Format of the weights.
-    pub source: models::WeightsFormat,
+    pub source: models::LoadFormat,
     /// Digest of the files in the model folders. An executor with a different digest has read different
     /// files.
     pub manifest: u64,
@@ -38,7 +38,7 @@ pub struct ModelFiles {
 /// Returns the combined digest of a model folder and of the draft model's folder.
 ///
 /// Errors: those of `models::manifest`.
-pub fn manifest(dir: &Path, draft: Option<&Path>, source: models::WeightsFormat) -> Result<u64> {
+pub fn manifest(dir: &Path, draft: Option<&Path>, source: models::LoadFormat) -> Result<u64> {
     let draft = draft.map(|dir| models::manifest(dir, source)).transpose()?;
     Ok(models::manifest(dir, source)? ^ draft.map_or(0, |digest| digest.rotate_left(1)))
 }

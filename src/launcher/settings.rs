@@ -262,10 +262,10 @@ pub fn connections_max() -> u32 {
 }
 
 /// Returns the format of the weights to load.
-pub fn load_format(args: &ServeArgs) -> models::WeightsFormat {
+pub fn load_format(args: &ServeArgs) -> models::LoadFormat {
     match args.model.load_format {
-        LoadFormatArg::Auto | LoadFormatArg::Safetensors => models::WeightsFormat::Safetensors,
-        LoadFormatArg::Synth => models::WeightsFormat::Synth { seed: args.engine.seed },
+        LoadFormatArg::Auto | LoadFormatArg::Safetensors => models::LoadFormat::Safetensors,
+        LoadFormatArg::Synth => models::LoadFormat::Synth { seed: args.engine.seed },
     }
 }
 
@@ -407,8 +407,8 @@ pub fn executor(
             .map(serde_json::to_string)
             .transpose()?,
         synth_seed: match files.source {
-            models::WeightsFormat::Synth { seed } => Some(seed),
-            models::WeightsFormat::Safetensors => None,
+            models::LoadFormat::Synth { seed } => Some(seed),
+            models::LoadFormat::Safetensors => None,
         },
         device,
         gpus: gpu_indices(args)?,

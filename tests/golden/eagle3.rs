@@ -6,8 +6,7 @@ use std::path::Path;
 use device::gpu::HalfDtype;
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{
-    DraftPassOutput, Eagle3Model, ModelConfig, ModelLoadOptions, WeightsFormat, kv_layout,
-    load_eagle3,
+    DraftPassOutput, Eagle3Model, LoadFormat, ModelConfig, ModelLoadOptions, kv_layout, load_eagle3,
 };
 use ops::{DType, KvPool};
 
@@ -68,7 +67,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
             ops: &harness.ops,
             ranks: rank_context.ranks,
             placement: None,
-            format: WeightsFormat::Safetensors,
+            format: LoadFormat::Safetensors,
             kv_dtype: DType::F32,
             max_positions: POSITIONS,
             threads: 2,

@@ -19,8 +19,8 @@ use kernels::gpu::GpuBackend;
 use models::sharding::{ParallelRank, ParallelRanks};
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{
-    ExpertExchange, ForwardContext, ForwardProbe, LoadedModel, Model, ModelConfig,
-    ModelLoadOptions, MtpModel, WeightsFormat, load_model,
+    ExpertExchange, ForwardContext, ForwardProbe, LoadFormat, LoadedModel, Model, ModelConfig,
+    ModelLoadOptions, MtpModel, load_model,
 };
 use ops::{BatchInputs, BatchView, DType, ExpertRouting, KvPool, OpError, Ops, Tensor};
 
@@ -281,7 +281,7 @@ impl<'a> ModelHarness<'a> {
         let out = dir.path().join("model");
         synth::write(&source, &out, &options, &mut |_, _| ()).unwrap();
         let config = ModelConfig { load_mtp: drafting, ..ModelConfig::from_dir(&out).unwrap() };
-        Self::new(rank_context, &out, &config, [dtype; 2], WeightsFormat::Safetensors)
+        Self::new(rank_context, &out, &config, [dtype; 2], LoadFormat::Safetensors)
     }
 
     /// Loads the fixture's model with weights that are synthesised in memory.
@@ -297,7 +297,7 @@ impl<'a> ModelHarness<'a> {
     pub(crate) fn of(rank_context: &'a RankContext, config: &str, seed: u64, dtype: DType) -> Self {
         let path = Path::new("config.json");
         let config = ModelConfig::from_json(path, config).unwrap();
-        Self::new(rank_context, path, &config, [dtype; 2], WeightsFormat::Synth { seed })
+        Self::new(rank_context, path, &config, [dtype; 2], LoadFormat::Synth { seed })
     }
 
     /// Loads the fixture's model with weights that are synthesised in memory, and with a KV cache in fp8.
@@ -308,7 +308,7 @@ impl<'a> ModelHarness<'a> {
     ) -> Self {
         let path = Path::new("config.json");
         let config = ModelConfig::from_json(path, &fixture.config).unwrap();
-        let format = WeightsFormat::Synth { seed: fixture.seed };
+        let format = LoadFormat::Synth { seed: fixture.seed };
         Self::new(rank_context, path, &config, [dtype, DType::F8E4M3], format)
     }
 
@@ -318,7 +318,7 @@ impl<'a> ModelHarness<'a> {
         dir: &Path,
         config: &ModelConfig,
         [dtype, kv_dtype]: [DType; 2],
-        format: WeightsFormat,
+        format: LoadFormat,
     ) -> Self {
         let ops = Ops::new(rank_context.device(dtype), dtype).unwrap();
         let progress = RefCell::new((0, 0));

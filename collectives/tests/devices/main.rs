@@ -22,7 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use collectives::{
-    CallState, CollectiveBackend, CollectiveError, DeviceGroup, SharedMemoryGroup,
+    CollectiveBackend, CollectiveCallState, CollectiveError, DeviceGroup, SharedMemoryGroup,
     SharedMemoryRendezvous,
 };
 use device::gpu::{GpuApi, GpuConfig, GpuLibraries};
@@ -402,14 +402,14 @@ fn calls_are_done_after_the_device_passes_them() {
         let other = scope.spawn(|| join(1));
         [join(0), other.join().unwrap()]
     });
-    let states = |rank| -> Vec<CallState> {
+    let states = |rank| -> Vec<CollectiveCallState> {
         rendezvous.call_history(0, rank).iter().map(|call| call.state).collect()
     };
-    let [done, in_flight] = [CallState::Done, CallState::InProgress];
+    let [done, in_flight] = [CollectiveCallState::Done, CollectiveCallState::InProgress];
     let calls = "communicator id, peer memory handles, peer access, all-reduce";
     assert_eq!(states(0), [done, done, done, in_flight], "{calls}");
     for (_, launched) in &ranks {
         launched.finish().unwrap();
     }
-    assert_eq!([states(0), states(1)], [[CallState::Done; 4]; 2]);
+    assert_eq!([states(0), states(1)], [[CollectiveCallState::Done; 4]; 2]);
 }

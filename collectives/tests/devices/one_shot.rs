@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use collectives::{
-    AllReduceNormArgs, CollectiveBackend, DeviceGroup, PeerMemory, PeerRankId,
+    AllReduceNormArgs, CollectiveBackend, DeviceGroup, PeerMemory, PeerMemoryRank,
     SharedMemoryRendezvous,
 };
-use device::gpu::PeerView;
+use device::gpu::PeerMemoryView;
 use device::{Buffer, DType, DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::{AddRmsNorm, OneShotAllReduce};
@@ -186,30 +186,33 @@ fn run_one_of_two_processes(rendezvous: &SharedMemoryRendezvous, rank: usize) {
 }
 
 /// One of two ranks with peer memory, without a communicator.
-struct PeerRank<'a> {
+struct PeerMemoryTestRank<'a> {
     rank: usize,
     device: &'a GpuBackend,
     memory: PeerMemory,
-    view: PeerView,
+    view: PeerMemoryView,
 }
 
 /// Runs two ranks without a communicator, each in its own thread. `work` must not panic, because the other
 /// rank would wait for it.
-fn run_two_peers<T: Send>(world: &str, work: impl Fn(PeerRank<'_>) -> T + Sync) -> [T; 2] {
+fn run_two_peers<T: Send>(
+    world: &str,
+    work: impl Fn(PeerMemoryTestRank<'_>) -> T + Sync,
+) -> [T; 2] {
     let (handles, barrier) = (Mutex::new([None; 2]), Barrier::new(2));
     thread::scope(|scope| {
         let threads = [0, 1].map(|rank| {
             let (handles, barrier, work) = (&handles, &barrier, &work);
             scope.spawn(move || {
                 let device = Arc::new(GpuBackend::open(&device(world, rank)).unwrap());
-                let own = PeerRankId { rank, ranks: 2 };
+                let own = PeerMemoryRank { rank, ranks: 2 };
                 let mut memory = PeerMemory::allocate(device.device(), own, 64 << 10).unwrap();
                 handles.lock().unwrap()[rank] = Some(memory.handle());
                 barrier.wait();
                 let all = handles.lock().unwrap().map(Option::unwrap);
                 let view = memory.open_peers(&all).unwrap();
                 barrier.wait();
-                let results = work(PeerRank { rank, device: &device, memory, view });
+                let results = work(PeerMemoryTestRank { rank, device: &device, memory, view });
                 barrier.wait(); // The memory must stay open while the other rank computes.
                 results
             })
@@ -218,7 +221,7 @@ fn run_two_peers<T: Send>(world: &str, work: impl Fn(PeerRank<'_>) -> T + Sync) 
     })
 }
 
-impl PeerRank<'_> {
+impl PeerMemoryTestRank<'_> {
     /// Runs the all-reduce with launch number `launch`, and checks that it returns the sum of the inputs of
     /// both ranks.
     fn check_sum(&self, launch: usize, count: usize) -> bool {
@@ -242,8 +245,9 @@ fn launch_numbers_wrap_around() {
     let receiver = Mutex::new(receiver);
     let results = run_two_peers("numbers", |mut peer| {
         let mut correct = Vec::new();
-        let mut sum =
-            |peer: &PeerRank<'_>, count| correct.push(peer.check_sum(correct.len(), count));
+        let mut sum = |peer: &PeerMemoryTestRank<'_>, count| {
+            correct.push(peer.check_sum(correct.len(), count))
+        };
         peer.memory.set_launch_count(3).unwrap();
         (0..2).for_each(|_| sum(&peer, LARGE)); // These are launches 4 and 5.
         done.wait();

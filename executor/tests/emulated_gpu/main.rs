@@ -18,7 +18,7 @@ mod scheduler_harness;
 mod trace;
 
 use executor::{Executor, ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
-use models::config::{ModelConfig, QuantizationConfig, ScaleGrid};
+use models::config::{CheckpointScaleGranularity, ModelConfig, QuantizationConfig};
 use protocol::{
     DeviceKind, DeviceLibraries, ExecutorSettings, GraphCapture, SamplingParams, Token,
     TokenLogprobs,
@@ -88,7 +88,7 @@ fn on_emulator(warp_size: u32, config: ExecutorConfig, enforce_eager: bool) -> E
 /// Stores the weights of linear layers and experts in fp8 with block scales.
 fn fp8_model(mut config: ExecutorConfig, kv_dtype: KvCacheDtype) -> ExecutorConfig {
     config.settings.kv_cache_dtype = kv_dtype;
-    let (scales, suffix, ignored) = (ScaleGrid::Blocks, "_scale_inv", Vec::new());
+    let (scales, suffix, ignored) = (CheckpointScaleGranularity::Blocks, "_scale_inv", Vec::new());
     config.model.quantization = Some(QuantizationConfig { scales, suffix, ignored });
     config
 }

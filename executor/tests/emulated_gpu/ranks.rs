@@ -9,7 +9,7 @@ use crate::{
     GeneratedTokens, HALF_NEAR, assert_close, assert_within, emulated_gpu, on_emulator, play,
     rules, with_few_slots,
 };
-use collectives::{CallState, CollectiveOp};
+use collectives::{CollectiveCallState, CollectiveOp};
 use executor::{ExecutorConfig, ModelDtype};
 use ops::DType;
 use protocol::{GraphCapture, ParallelConfig, SamplingParams};
@@ -270,6 +270,6 @@ fn captured_collectives_are_reported_by_each_replay() {
         let gathers = calls.iter().filter(|call| call.op == CollectiveOp::AllGather).count();
         // One all-reduce for the embedding, two for each of three layers, and the all-gather of the logits.
         assert_eq!((calls.len(), gathers), (8, 1), "rank {}", rank.rank.0);
-        assert!(calls.iter().all(|call| call.state == CallState::Done), "{calls:?}");
+        assert!(calls.iter().all(|call| call.state == CollectiveCallState::Done), "{calls:?}");
     }
 }

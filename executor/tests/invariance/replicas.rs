@@ -6,7 +6,7 @@ use crate::scheduler_harness::{
     with_expert_placement,
 };
 use crate::{close, rules};
-use collectives::{CallState, CollectiveOp};
+use collectives::{CollectiveCallState, CollectiveOp};
 use executor::{ExecutorConfig, ModelDtype};
 use protocol::{ParallelConfig, Token, TokenLogprobs};
 use std::sync::Arc;
@@ -116,7 +116,7 @@ fn gathered_rows(config: &ExecutorConfig) -> (Vec<CollectiveOp>, u64) {
     let size = u64::from(config.settings.parallel.dp_size);
     let ranks = lockstep.rendezvous.calls();
     for (rank, call) in ranks.iter().flat_map(|rank| rank.calls.iter().map(move |c| (rank, c))) {
-        assert!(rank.axis == "dp" && call.state == CallState::Done, "{call}");
+        assert!(rank.axis == "dp" && call.state == CollectiveCallState::Done, "{call}");
         assert!(rank.calls.len() < collectives::CALL_HISTORY_LEN, "the history has all calls");
         let (rows, row) = (u64::from(call.rows), u64::from(call.cols) * call.dtype.bytes() as u64);
         bytes += match call.op {

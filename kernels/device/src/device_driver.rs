@@ -20,14 +20,14 @@ pub struct MemInfo {
 
 /// Captured graph of launches, which can be replayed.
 #[derive(Debug)]
-pub struct CapturedGraph(pub(crate) Box<dyn GraphReplay>);
+pub struct CapturedGraph(pub(crate) Box<dyn ReplayableGraph>);
 
 /// Instantiated graph of a device, as implemented by the device.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "streams are passed as `DeviceDriver` passes them"
 )]
-pub(crate) trait GraphReplay: Send + std::fmt::Debug {
+pub(crate) trait ReplayableGraph: Send + std::fmt::Debug {
     /// Launches the graph on stream `s`.
     fn replay(&self, s: &DeviceStream) -> Result<(), DeviceError>;
 }

@@ -20,7 +20,7 @@ mod tests;
 pub use eagle3::Eagle3Config;
 pub use error::ModelConfigError;
 pub use generation::GenerationConfig;
-pub use quantization::{IgnoredModule, QuantizationConfig, ScaleGrid};
+pub use quantization::{CheckpointScaleGranularity, IgnoredModule, QuantizationConfig};
 pub use rope::{RopeConfig, RopeScaling};
 
 use ops::{ExpertGroups, RouterScore};

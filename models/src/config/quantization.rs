@@ -13,7 +13,7 @@ const BLOCK: usize = 128;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizationConfig {
     /// Number of weights that share one scale: a block or an output channel.
-    pub scales: ScaleGrid,
+    pub scales: CheckpointScaleGranularity,
     /// Suffix that is appended to the name of a weight to form the name of its scales.
     pub suffix: &'static str,
     /// Modules that are excluded from quantisation, as listed in `quantization_config`.
@@ -61,14 +61,14 @@ impl Eq for IgnoredModule {}
 
 /// Group of weights of a linear layer that share one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ScaleGrid {
+pub enum CheckpointScaleGranularity {
     /// Blocks of 128 × 128 weights. Activations have one scale per token and group of 128 channels.
     Blocks,
     /// All weights of one output channel. Activations have one scale per token.
     Channels,
 }
 
-impl ScaleGrid {
+impl CheckpointScaleGranularity {
     /// Number of output channels and number of input channels that one scale covers, in a layer of `inputs`
     /// input channels.
     #[must_use]
@@ -122,7 +122,11 @@ fn fp8(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
     }
     let mut ignored = list(object, "modules_to_not_convert")?;
     ignored.extend(list(object, "ignored_layers")?);
-    Ok(QuantizationConfig { scales: ScaleGrid::Blocks, suffix: "_scale_inv", ignored })
+    Ok(QuantizationConfig {
+        scales: CheckpointScaleGranularity::Blocks,
+        suffix: "_scale_inv",
+        ignored,
+    })
 }
 
 fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
@@ -158,13 +162,15 @@ fn compressed_tensors(object: &JsonFields) -> Result<QuantizationConfig, ModelCo
     }
     let strategy = weights.text("strategy")?.unwrap_or_default();
     let (scales, input_strategy) = match strategy {
-        "channel" => (ScaleGrid::Channels, "token"),
-        "block" => (ScaleGrid::Blocks, "group"),
+        "channel" => (CheckpointScaleGranularity::Channels, "token"),
+        "block" => (CheckpointScaleGranularity::Blocks, "group"),
         _ => return Err(weights.unsupported("strategy", "channel and block are")),
     };
     expect_text(&inputs, "strategy", &[input_strategy])?;
     let block = weights.value("block_structure");
-    if scales == ScaleGrid::Blocks && block != Some(&serde_json::json!([BLOCK, BLOCK])) {
+    if scales == CheckpointScaleGranularity::Blocks
+        && block != Some(&serde_json::json!([BLOCK, BLOCK]))
+    {
         return Err(weights.unsupported("block_structure", "only [128, 128] is"));
     }
     Ok(QuantizationConfig { scales, suffix: "_scale", ignored: list(object, "ignore")? })

@@ -235,7 +235,7 @@ fn scales_and_exclusions_of_both_families_are_read() {
         "activation_scheme": "dynamic", "weight_block_size": [128, 128],
         "modules_to_not_convert": ["lm_head"]}});
     let config = parse(&with(qwen3(), blocks)).unwrap().quantization.unwrap();
-    assert_eq!((config.scales, config.suffix), (ScaleGrid::Blocks, "_scale_inv"));
+    assert_eq!((config.scales, config.suffix), (CheckpointScaleGranularity::Blocks, "_scale_inv"));
     assert_eq!(config.ignored, [IgnoredModule::new("lm_head").unwrap()]);
     let float = |strategy: &str, dynamic: bool| json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": dynamic});
     let group = json!({"targets": ["Linear"], "weights": float("channel", false),
@@ -244,7 +244,7 @@ fn scales_and_exclusions_of_both_families_are_read() {
         "format": "float-quantized", "ignore": ["re:.*lm_head"],
         "config_groups": {"group_0": group}}});
     let config = parse(&with(qwen3(), channels)).unwrap().quantization.unwrap();
-    assert_eq!((config.scales, config.suffix), (ScaleGrid::Channels, "_scale"));
+    assert_eq!((config.scales, config.suffix), (CheckpointScaleGranularity::Channels, "_scale"));
     assert!(config.ignores("lm_head"));
 }
 

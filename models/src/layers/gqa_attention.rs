@@ -12,13 +12,13 @@ use ops::{AttentionShape, DType, QkRopeWeights, Tensor};
 #[derive(Debug)]
 pub(crate) struct GqaAttention {
     qkv_proj: ColumnParallelLinear,
-    heads: GqaHeads,
+    heads: GqaAttentionCore,
 }
 
 /// Part of GQA attention after the QKV projection: QK norm, RoPE, KV write, attention and output projection.
 /// The input is `[tokens, (query heads + 2 · KV heads) · head_dim]`.
 #[derive(Debug)]
-pub(crate) struct GqaHeads {
+pub(crate) struct GqaAttentionCore {
     norm: Option<QkNorm>,
     rope: RotaryEmbedding,
     shape: AttentionShape,
@@ -59,7 +59,7 @@ impl GqaAttention {
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
         let qkv_proj = ColumnParallelLinear::load(w, &QKV_PROJECTIONS, config.qkv_bias)?;
-        Ok(Self { qkv_proj, heads: GqaHeads::load(config, w, norm, rope, layer)? })
+        Ok(Self { qkv_proj, heads: GqaAttentionCore::load(config, w, norm, rope, layer)? })
     }
 
     /// Updates the residual stream. If `logits_indices`, i32 `[rows]`, are given, the stream contains only
@@ -82,7 +82,7 @@ impl GqaAttention {
     }
 }
 
-impl GqaHeads {
+impl GqaAttentionCore {
     /// Loads QK norm, RoPE tables, shape and output projection; `layer` is the index of the layer in the KV
     /// pool.
     pub(crate) fn load(

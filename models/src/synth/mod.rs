@@ -7,5 +7,5 @@ mod values;
 mod write;
 
 pub(crate) use values::SynthDraftVocab;
-pub use values::{SynthValues, ValueGenerator};
+pub use values::{SynthDistribution, SynthValueGenerator};
 pub use write::{SynthDType, SynthError, SynthOptions, write};

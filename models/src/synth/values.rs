@@ -9,7 +9,7 @@ use ops::Fp8E4m3;
 
 /// Distribution of the values of a synthetic tensor. `x` is an odd multiple of 1/128 in (−1, 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SynthValues {
+pub enum SynthDistribution {
     /// `x · 2^e` with the largest `e` such that `4^e · inputs ≤ 6`: the output has about the variance of the
     /// input.
     Linear,
@@ -30,9 +30,9 @@ pub enum SynthValues {
 
 /// Generator that computes the values of one synthetic tensor.
 #[derive(Debug, Clone, Copy)]
-pub struct ValueGenerator {
+pub struct SynthValueGenerator {
     key: u64,
-    values: SynthValues,
+    values: SynthDistribution,
     scale: f32,
     /// FP8 e4m3 encoding of each of the 128 possible values of `x`.
     e4m3: [u8; 128],
@@ -40,16 +40,18 @@ pub struct ValueGenerator {
 
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
-impl ValueGenerator {
+impl SynthValueGenerator {
     /// Creates the generator of the tensor `name`, whose rows have `inputs` elements.
     #[must_use]
-    pub fn new(name: &str, seed: u64, values: SynthValues, inputs: usize) -> Self {
+    pub fn new(name: &str, seed: u64, values: SynthDistribution, inputs: usize) -> Self {
         let exponent = match values {
-            SynthValues::Linear => gain_exponent(inputs),
-            SynthValues::Scale => gain_exponent(inputs) - 1,
-            SynthValues::Router => gain_exponent(inputs) + 2,
-            SynthValues::Embedding | SynthValues::Norm | SynthValues::Offsets => 0,
-            SynthValues::Bias => -4,
+            SynthDistribution::Linear => gain_exponent(inputs),
+            SynthDistribution::Scale => gain_exponent(inputs) - 1,
+            SynthDistribution::Router => gain_exponent(inputs) + 2,
+            SynthDistribution::Embedding | SynthDistribution::Norm | SynthDistribution::Offsets => {
+                0
+            }
+            SynthDistribution::Bias => -4,
         };
         let e4m3 = std::array::from_fn(|i| Fp8E4m3::from_f32(level(i as u64)).to_bits());
         Self { key: mix(fnv1a64(name) ^ seed), values, scale: 2f32.powi(exponent), e4m3 }
@@ -60,8 +62,8 @@ impl ValueGenerator {
     pub fn value(&self, i: u64) -> f32 {
         let u = self.word(i);
         match self.values {
-            SynthValues::Norm => 1.0 + ((u >> 60) as f32 - 8.0) / 128.0,
-            SynthValues::Scale => (1 << (u >> 62)) as f32 * self.scale,
+            SynthDistribution::Norm => 1.0 + ((u >> 60) as f32 - 8.0) / 128.0,
+            SynthDistribution::Scale => (1 << (u >> 62)) as f32 * self.scale,
             _ => level(u >> 57) * self.scale,
         }
     }
@@ -134,15 +136,20 @@ mod tests {
 
     #[test]
     fn values_match_known_answers() {
-        let embed = ValueGenerator::new("model.embed_tokens.weight", 0, SynthValues::Embedding, 64);
+        let embed = SynthValueGenerator::new(
+            "model.embed_tokens.weight",
+            0,
+            SynthDistribution::Embedding,
+            64,
+        );
         assert_eq!(fnv1a64("model.embed_tokens.weight"), 0xa88f_d795_d5c6_d156);
         assert_eq!(embed.key, 0x1acb_025c_f390_dc05);
         assert_eq!((embed.word(0), embed.value(0)), (0x14c5_ae35_e159_aee3, -0.835_937_5));
         assert_eq!((embed.word(1), embed.value(1)), (0x6d6a_6dc5_def1_b6d4, -0.148_437_5));
         let q = "model.layers.0.self_attn.q_proj.weight";
-        let q = ValueGenerator::new(q, 0, SynthValues::Embedding, 64);
+        let q = SynthValueGenerator::new(q, 0, SynthDistribution::Embedding, 64);
         assert_eq!((q.word(1_000_000), q.value(1_000_000)), (0x7190_5eb6_ba06_fc5b, -0.117_187_5));
-        let head = ValueGenerator::new("lm_head.weight", 7, SynthValues::Embedding, 64);
+        let head = SynthValueGenerator::new("lm_head.weight", 7, SynthDistribution::Embedding, 64);
         assert_eq!((head.word(0), head.value(0)), (0x3514_6076_cf07_d6c9, -0.585_937_5));
     }
 
@@ -151,17 +158,20 @@ mod tests {
         for (inputs, e) in [(1, 1), (2, 0), (6, 0), (7, -1), (24, -1), (64, -2), (1024, -4)] {
             assert_eq!(gain_exponent(inputs), e, "{inputs}");
         }
-        let linear = ValueGenerator::new("w", 1, SynthValues::Linear, 1024);
+        let linear = SynthValueGenerator::new("w", 1, SynthDistribution::Linear, 1024);
         let square = (0..100_000).map(|i| linear.value(i).powi(2)).sum::<f32>() / 100_000.0;
         assert!((0.5..2.0).contains(&(square * 1024.0)), "{square}");
     }
 
     #[test]
     fn every_value_is_exact_in_bf16() {
-        for values in
-            [SynthValues::Linear, SynthValues::Router, SynthValues::Bias, SynthValues::Norm]
-        {
-            let generator = ValueGenerator::new("w", 3, values, 64);
+        for values in [
+            SynthDistribution::Linear,
+            SynthDistribution::Router,
+            SynthDistribution::Bias,
+            SynthDistribution::Norm,
+        ] {
+            let generator = SynthValueGenerator::new("w", 3, values, 64);
             let exact = |i| half::bf16::from_f32(generator.value(i)).to_f32() == generator.value(i);
             assert!((0..4096).all(exact), "{values:?}");
         }

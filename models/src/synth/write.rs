@@ -1,7 +1,7 @@
 //! Writer of synthetic checkpoints, which this crate and `from_pretrained` of transformers can read.
 
 use super::tokenizer::SynthTokenizer;
-use super::values::{SynthDraftVocab, SynthValues, ValueGenerator};
+use super::values::{SynthDistribution, SynthDraftVocab, SynthValueGenerator};
 use crate::config::CheckpointDType;
 use crate::weight_table::{TensorSpec, mtp_copies, tensors};
 use crate::{ModelConfig, ModelConfigError};
@@ -142,13 +142,13 @@ fn write_config(
 struct SynthTensor {
     name: String,
     shape: Vec<usize>,
-    element: SynthElement,
-    generator: ValueGenerator,
+    element: SynthElementType,
+    generator: SynthValueGenerator,
 }
 
 /// Type and encoding of the elements of a written tensor.
 #[derive(Clone, Copy)]
-enum SynthElement {
+enum SynthElementType {
     F32,
     BF16,
     F16,
@@ -163,10 +163,11 @@ enum SynthElement {
 fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor> {
     let mut specs = tensors(config);
     specs.retain(|spec| !spec.optional);
-    let flags = specs.iter().find(|spec| spec.values == SynthValues::Offsets).map(|spec| {
+    let flags = specs.iter().find(|spec| spec.values == SynthDistribution::Offsets).map(|spec| {
         let draft_vocab = SynthDraftVocab { draft_ids: spec.elements(), target_ids: config.vocab };
-        let element = SynthElement::DraftableFlags(draft_vocab);
-        let generator = ValueGenerator::new(TARGET_TO_DRAFT, options.seed, SynthValues::Offsets, 1);
+        let element = SynthElementType::DraftableFlags(draft_vocab);
+        let generator =
+            SynthValueGenerator::new(TARGET_TO_DRAFT, options.seed, SynthDistribution::Offsets, 1);
         SynthTensor {
             name: TARGET_TO_DRAFT.to_owned(),
             shape: vec![config.vocab],
@@ -188,7 +189,7 @@ fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor>
 fn stored(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> Vec<SynthTensor> {
     let [_, inputs] = spec.matrix();
     let tensor = |name: &str, shape, element, values| SynthTensor {
-        generator: ValueGenerator::new(name, options.seed, values, inputs),
+        generator: SynthValueGenerator::new(name, options.seed, values, inputs),
         name: name.to_owned(),
         shape,
         element,
@@ -196,17 +197,20 @@ fn stored(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> Vec<SynthT
     if let Some(scales) = spec.quantized() {
         let shape = spec.scale_shape(scales.grid).to_vec();
         return vec![
-            tensor(&spec.name, spec.shape.clone(), SynthElement::E4m3, spec.values),
-            tensor(&scales.name, shape, SynthElement::F32, SynthValues::Scale),
+            tensor(&spec.name, spec.shape.clone(), SynthElementType::E4m3, spec.values),
+            tensor(&scales.name, shape, SynthElementType::F32, SynthDistribution::Scale),
         ];
     }
     let element = match options.dtype {
-        _ if spec.values == SynthValues::Offsets => {
-            SynthElement::Offsets(SynthDraftVocab { draft_ids: spec.elements(), target_ids: vocab })
+        _ if spec.values == SynthDistribution::Offsets => {
+            SynthElementType::Offsets(SynthDraftVocab {
+                draft_ids: spec.elements(),
+                target_ids: vocab,
+            })
         }
-        SynthDType::F32 => SynthElement::F32,
-        SynthDType::BF16 => SynthElement::BF16,
-        SynthDType::F16 => SynthElement::F16,
+        SynthDType::F32 => SynthElementType::F32,
+        SynthDType::BF16 => SynthElementType::BF16,
+        SynthDType::F16 => SynthElementType::F16,
     };
     vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
 }
@@ -219,21 +223,21 @@ impl SynthTensor {
     fn bytes(&self) -> u64 {
         self.elements()
             * match self.element {
-                SynthElement::Offsets(_) => 8,
-                SynthElement::F32 => 4,
-                SynthElement::BF16 | SynthElement::F16 => 2,
-                SynthElement::E4m3 | SynthElement::DraftableFlags(_) => 1,
+                SynthElementType::Offsets(_) => 8,
+                SynthElementType::F32 => 4,
+                SynthElementType::BF16 | SynthElementType::F16 => 2,
+                SynthElementType::E4m3 | SynthElementType::DraftableFlags(_) => 1,
             }
     }
 
     fn dtype(&self) -> &'static str {
         match self.element {
-            SynthElement::F32 => "F32",
-            SynthElement::BF16 => "BF16",
-            SynthElement::F16 => "F16",
-            SynthElement::E4m3 => "F8_E4M3",
-            SynthElement::Offsets(_) => "I64",
-            SynthElement::DraftableFlags(_) => "BOOL",
+            SynthElementType::F32 => "F32",
+            SynthElementType::BF16 => "BF16",
+            SynthElementType::F16 => "F16",
+            SynthElementType::E4m3 => "F8_E4M3",
+            SynthElementType::Offsets(_) => "I64",
+            SynthElementType::DraftableFlags(_) => "BOOL",
         }
     }
 
@@ -241,16 +245,18 @@ impl SynthTensor {
         let values = &self.generator;
         for i in 0..self.elements() {
             match self.element {
-                SynthElement::F32 => to.write_all(&values.value(i).to_le_bytes())?,
-                SynthElement::BF16 => {
+                SynthElementType::F32 => to.write_all(&values.value(i).to_le_bytes())?,
+                SynthElementType::BF16 => {
                     to.write_all(&bf16::from_f32(values.value(i)).to_le_bytes())?;
                 }
-                SynthElement::F16 => to.write_all(&f16::from_f32(values.value(i)).to_le_bytes())?,
-                SynthElement::E4m3 => to.write_all(&[values.e4m3(i)])?,
-                SynthElement::Offsets(draft_vocab) => {
+                SynthElementType::F16 => {
+                    to.write_all(&f16::from_f32(values.value(i)).to_le_bytes())?
+                }
+                SynthElementType::E4m3 => to.write_all(&[values.e4m3(i)])?,
+                SynthElementType::Offsets(draft_vocab) => {
                     to.write_all(&draft_vocab.offset(i).to_le_bytes())?;
                 }
-                SynthElement::DraftableFlags(draft_vocab) => {
+                SynthElementType::DraftableFlags(draft_vocab) => {
                     to.write_all(&[draft_vocab.contains(i).into()])?;
                 }
             }

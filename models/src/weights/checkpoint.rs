@@ -4,9 +4,9 @@
 //! must not point outside of the folder. Symbolic links inside of the folder are followed, because download
 //! caches consist of links; the user is responsible for their targets.
 
-use super::header::{self, HeaderFault, StoredTensor};
+use super::header::{self, SafetensorsHeaderError, StoredTensor};
 use crate::ModelLoadError;
-use crate::error::{FileFault, TensorFault};
+use crate::error::{StoredTensorError, WeightFileError};
 use ops::MappedFile;
 use std::collections::BTreeMap;
 use std::fs;
@@ -74,7 +74,7 @@ impl SafetensorsCheckpoint {
     }
 
     /// Creates an error about the stored tensor `name`, with the path of its file.
-    pub(crate) fn fault(&self, name: &str, fault: TensorFault) -> ModelLoadError {
+    pub(crate) fn fault(&self, name: &str, fault: StoredTensorError) -> ModelLoadError {
         let file = self.tensors.get(name).map(|(file, _)| &self.files[*file].path);
         let path = file.unwrap_or(&self.dir).clone();
         ModelLoadError::Tensor { path, tensor: name.to_owned(), fault }
@@ -92,12 +92,16 @@ impl SafetensorsCheckpoint {
             let path = self.tensors.get(tensor).map(|(index, _)| &self.files[*index].path);
             if path != Some(&self.dir.join(file)) {
                 let (path, tensor) = (self.dir.join(file), tensor.clone());
-                return Err(ModelLoadError::Tensor { path, tensor, fault: TensorFault::NotInFile });
+                return Err(ModelLoadError::Tensor {
+                    path,
+                    tensor,
+                    fault: StoredTensorError::NotInFile,
+                });
             }
         }
         match self.tensors.keys().find(|tensor| !index_files.contains_key(*tensor)) {
             Some(tensor) => {
-                let fault = TensorFault::NotInIndex("does not contain it".to_owned());
+                let fault = StoredTensorError::NotInIndex("does not contain it".to_owned());
                 Err(self.fault(tensor, fault))
             }
             None => Ok(()),
@@ -117,7 +121,7 @@ impl SafetensorsCheckpoint {
                 return Err(ModelLoadError::Tensor {
                     path,
                     tensor,
-                    fault: TensorFault::Duplicate { other },
+                    fault: StoredTensorError::Duplicate { other },
                 });
             }
             self.tensors.insert(tensor, (file, stored));
@@ -129,8 +133,10 @@ impl SafetensorsCheckpoint {
 /// Tensors that the header of a safetensors file lists; `path` is used in error messages.
 fn stored(path: &Path, file: &[u8]) -> Result<Vec<(String, StoredTensor)>, ModelLoadError> {
     header::parse(file).map_err(|fault| match fault {
-        HeaderFault::File(fault) => ModelLoadError::File { path: path.to_owned(), fault },
-        HeaderFault::Tensor(tensor, fault) => {
+        SafetensorsHeaderError::File(fault) => {
+            ModelLoadError::File { path: path.to_owned(), fault }
+        }
+        SafetensorsHeaderError::Tensor(tensor, fault) => {
             ModelLoadError::Tensor { path: path.to_owned(), tensor, fault }
         }
     })
@@ -174,11 +180,11 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelLoadError> {
         fs::read(path).map_err(|error| ModelLoadError::Io { path: path.to_owned(), error })?;
     let fault = |fault| ModelLoadError::File { path: path.to_owned(), fault };
     let index: WeightMapIndex = serde_json::from_slice(&text)
-        .map_err(|e| fault(FileFault::Index { detail: e.to_string() }))?;
+        .map_err(|e| fault(WeightFileError::Index { detail: e.to_string() }))?;
     for name in index.weight_map.values() {
         let plain = Path::new(name).file_name().is_some_and(|f| f == name.as_str());
         if !plain || name.contains(['/', '\\', '\0']) {
-            return Err(fault(FileFault::Outside { name: name.clone() }));
+            return Err(fault(WeightFileError::Outside { name: name.clone() }));
         }
     }
     Ok(index.weight_map)

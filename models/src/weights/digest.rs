@@ -7,7 +7,7 @@
 
 use super::ProgressFn;
 use super::checkpoint::SafetensorsCheckpoint;
-use super::digest_workers::{DigestWorkers, PartBytes};
+use super::digest_workers::{DigestWorkers, WeightPartLocation};
 use super::source::{HostShard, WeightSource};
 use crate::sharding::{ShardSpec, WeightSlice};
 use crate::weight_table::TensorSpec;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 const SAMPLE_BYTES: usize = 64;
 
 /// Receives each weight that is loaded: reports progress and adds the weight to the digest.
-pub(crate) struct LoadObserver<'a> {
+pub(crate) struct WeightLoadObserver<'a> {
     /// Called with the number of bytes loaded so far and the total number of bytes.
     pub(crate) progress: ProgressFn<'a>,
     /// Digest to which the digests of all loaded bytes are added.
@@ -29,7 +29,7 @@ pub(crate) struct LoadObserver<'a> {
     workers: Option<DigestWorkers>,
 }
 
-impl<'a> LoadObserver<'a> {
+impl<'a> WeightLoadObserver<'a> {
     /// Creates an observer with up to `threads` worker threads.
     pub(crate) fn new(
         progress: ProgressFn<'a>,
@@ -63,7 +63,7 @@ impl<'a> LoadObserver<'a> {
                 if let (Some(workers), Some(location)) = (&self.workers, located.get(&spec.name)) {
                     let WeightSlice { rows, cols, .. } = &part.slice;
                     let size = part.dtype.bytes();
-                    let bytes = PartBytes {
+                    let bytes = WeightPartLocation {
                         checkpoint: Arc::clone(checkpoint),
                         stored: location.stored.clone(),
                         matrix: location.bytes.clone(),

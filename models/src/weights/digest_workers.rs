@@ -18,7 +18,7 @@ const BLOCKS_PER_JOB: usize = 16;
 
 /// Location of a part of a stored tensor that a rank loads and hashes.
 #[derive(Debug, Clone)]
-pub(super) struct PartBytes {
+pub(super) struct WeightPartLocation {
     /// Checkpoint that contains the bytes.
     pub(super) checkpoint: Arc<SafetensorsCheckpoint>,
     /// Name of the stored tensor.
@@ -34,7 +34,7 @@ pub(super) struct PartBytes {
     pub(super) columns: Range<usize>,
 }
 
-impl PartBytes {
+impl WeightPartLocation {
     /// Returns the part as a window of rows and columns in its matrix.
     ///
     /// # Panics
@@ -53,7 +53,7 @@ impl PartBytes {
 /// Job of a worker thread: some hash blocks of one part of a weight.
 #[derive(Debug)]
 struct DigestJob {
-    part: Arc<PartBytes>,
+    part: Arc<WeightPartLocation>,
     blocks: Range<usize>,
     shard: ShardSpec,
     key: u64,
@@ -71,19 +71,19 @@ impl DigestJob {
 
 /// Jobs that no worker thread has taken yet.
 #[derive(Debug, Default)]
-struct JobQueue {
+struct DigestJobQueue {
     jobs: VecDeque<DigestJob>,
     is_closed: bool,
 }
 
 #[derive(Debug, Default)]
-struct SharedQueue {
-    queue: Mutex<JobQueue>,
+struct SharedDigestQueue {
+    queue: Mutex<DigestJobQueue>,
     changed: Condvar,
 }
 
-impl SharedQueue {
-    fn lock(&self) -> MutexGuard<'_, JobQueue> {
+impl SharedDigestQueue {
+    fn lock(&self) -> MutexGuard<'_, DigestJobQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,14 +111,14 @@ impl SharedQueue {
 /// Worker threads that hash parts of weights. Dropping the value discards parts that are not hashed yet.
 #[derive(Debug)]
 pub(super) struct DigestWorkers {
-    shared: Arc<SharedQueue>,
+    shared: Arc<SharedDigestQueue>,
     threads: Vec<JoinHandle<WeightsDigest>>,
 }
 
 impl DigestWorkers {
     /// Starts up to `threads` worker threads. If no thread can be started, `finish` hashes all parts itself.
     pub(super) fn start(threads: usize) -> Self {
-        let shared = Arc::new(SharedQueue::default());
+        let shared = Arc::new(SharedDigestQueue::default());
         let start = |_| {
             let shared = Arc::clone(&shared);
             let named = thread::Builder::new().name("weights-digest".to_owned());
@@ -129,7 +129,7 @@ impl DigestWorkers {
     }
 
     /// Adds a part to the queue. Its digest, with the key `key`, is added to the sum that `shard` selects.
-    pub(super) fn add(&self, part: PartBytes, shard: ShardSpec, key: u64) {
+    pub(super) fn add(&self, part: WeightPartLocation, shard: ShardSpec, key: u64) {
         let part = Arc::new(part);
         let count = part.window().blocks();
         let firsts = (0..count).step_by(BLOCKS_PER_JOB);

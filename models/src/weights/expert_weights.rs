@@ -4,9 +4,9 @@
 use super::source::HostShard;
 use super::{WeightSource, WeightStore, Weights};
 use crate::ModelLoadError;
-use crate::config::{MoeConfig, ScaleGrid};
-use crate::expert_placement::LayerPlacement;
-use crate::sharding::{ParallelRanks, UnevenSplit};
+use crate::config::{CheckpointScaleGranularity, MoeConfig};
+use crate::expert_placement::LayerExpertPlacement;
+use crate::sharding::{ParallelRanks, UnevenSplitError};
 use crate::weight_table::TensorSpec;
 use ops::{DType, HostMat, OpError, Ops, PackedExperts, Tensor};
 use protocol::ExpertPlacement;
@@ -87,7 +87,7 @@ impl Weights<'_> {
         layer: usize,
         count: usize,
     ) -> Result<Option<Tensor>, ModelLoadError> {
-        let Some(placement) = LayerPlacement::of_layer(self.store.placement, layer) else {
+        let Some(placement) = LayerExpertPlacement::of_layer(self.store.placement, layer) else {
             return Ok(None);
         };
         let (table, cols) = placement.table(count);
@@ -129,8 +129,11 @@ pub(super) fn same_storage(
     if !source.is_fp8(shared) {
         return !source.is_fp8(routed);
     }
-    let has_blocks = shared.scales.as_ref().is_some_and(|scales| scales.grid == ScaleGrid::Blocks);
-    let [block_rows, _] = ScaleGrid::Blocks.block_shape(moe.intermediate);
+    let has_blocks = shared
+        .scales
+        .as_ref()
+        .is_some_and(|scales| scales.grid == CheckpointScaleGranularity::Blocks);
+    let [block_rows, _] = CheckpointScaleGranularity::Blocks.block_shape(moe.intermediate);
     let is_aligned = moe.shared_experts() == 1 || moe.intermediate.is_multiple_of(block_rows);
     source.is_fp8(routed) && has_blocks && is_aligned
 }
@@ -165,8 +168,8 @@ pub(super) fn local_experts(
     placement: Option<&ExpertPlacement>,
     layer: usize,
     count: usize,
-) -> Result<LocalExperts, UnevenSplit> {
-    let Some(placement) = LayerPlacement::of_layer(placement, layer) else {
+) -> Result<LocalExperts, UnevenSplitError> {
+    let Some(placement) = LayerExpertPlacement::of_layer(placement, layer) else {
         let own = ranks.experts(count)?;
         return Ok(LocalExperts { first: own.start, experts: own.collect() });
     };

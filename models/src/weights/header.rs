@@ -4,7 +4,7 @@
 //! must fill the data exactly, without gap or overlap. All arithmetic is checked for overflow, and the size
 //! of the file bounds every allocation.
 
-use crate::error::{FileFault, TensorFault};
+use crate::error::{StoredTensorError, WeightFileError};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use std::fmt;
 use std::ops::Range;
@@ -41,35 +41,39 @@ pub(crate) struct StoredTensor {
 
 /// Error in the header: it concerns the whole file, or one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum HeaderFault {
-    File(FileFault),
-    Tensor(String, TensorFault),
+pub(crate) enum SafetensorsHeaderError {
+    File(WeightFileError),
+    Tensor(String, StoredTensorError),
 }
 
 /// Parses the header of a file. Returns the tensors in the order of their data.
-pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, HeaderFault> {
-    let (json, data_start) = header_json(file).map_err(HeaderFault::File)?;
-    let HeaderEntries(entries) = serde_json::from_slice(json)
-        .map_err(|e| HeaderFault::File(FileFault::Header { detail: e.to_string() }))?;
+pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, SafetensorsHeaderError> {
+    let (json, data_start) = header_json(file).map_err(SafetensorsHeaderError::File)?;
+    let HeaderEntries(entries) = serde_json::from_slice(json).map_err(|e| {
+        SafetensorsHeaderError::File(WeightFileError::Header { detail: e.to_string() })
+    })?;
     let data_bytes = (file.len() - data_start) as u64;
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, entry) in entries {
         match entry.check(data_bytes) {
             Ok((dtype, range)) => tensors.push((name, dtype, entry.shape, range)),
-            Err(fault) => return Err(HeaderFault::Tensor(name, fault)),
+            Err(fault) => return Err(SafetensorsHeaderError::Tensor(name, fault)),
         }
     }
     tensors.sort_by_key(|(_, _, _, range)| (range.start, range.end));
     let mut expected = 0;
     for (name, _, _, Range { start, end }) in &tensors {
         if *start != expected {
-            let fault = TensorFault::Gap { start: *start, expected };
-            return Err(HeaderFault::Tensor(name.clone(), fault));
+            let fault = StoredTensorError::Gap { start: *start, expected };
+            return Err(SafetensorsHeaderError::Tensor(name.clone(), fault));
         }
         expected = *end;
     }
     if expected != data_bytes {
-        return Err(HeaderFault::File(FileFault::End { end: expected, bytes: data_bytes }));
+        return Err(SafetensorsHeaderError::File(WeightFileError::End {
+            end: expected,
+            bytes: data_bytes,
+        }));
     }
     let file_range = |r: Range<u64>| data_start + r.start as usize..data_start + r.end as usize;
     let stored = |(name, dtype, shape, range)| {
@@ -78,14 +82,14 @@ pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, HeaderFa
     Ok(tensors.into_iter().map(stored).collect())
 }
 
-fn header_json(file: &[u8]) -> Result<(&[u8], usize), FileFault> {
+fn header_json(file: &[u8]) -> Result<(&[u8], usize), WeightFileError> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
-        return Err(FileFault::Short { bytes: file.len() });
+        return Err(WeightFileError::Short { bytes: file.len() });
     };
     let stated = u64::from_le_bytes(*length);
     let limit = HEADER_LIMIT_BYTES.min(rest.len() as u64);
     if stated > limit {
-        return Err(FileFault::HeaderLength { stated, limit });
+        return Err(WeightFileError::HeaderLength { stated, limit });
     }
     Ok((&rest[..stated as usize], 8 + stated as usize))
 }
@@ -99,17 +103,19 @@ struct HeaderEntry {
 }
 
 impl HeaderEntry {
-    fn check(&self, data_bytes: u64) -> Result<(StoredDType, Range<u64>), TensorFault> {
+    fn check(&self, data_bytes: u64) -> Result<(StoredDType, Range<u64>), StoredTensorError> {
         let dtype = StoredDType::ALL.into_iter().find(|d| d.name() == self.dtype);
-        let Some(dtype) = dtype else { return Err(TensorFault::UnknownDType(self.dtype.clone())) };
+        let Some(dtype) = dtype else {
+            return Err(StoredTensorError::UnknownDType(self.dtype.clone()));
+        };
         let (start, end) = self.data_offsets;
         if start > end || end > data_bytes {
-            return Err(TensorFault::Offsets { start, end, bytes: data_bytes });
+            return Err(StoredTensorError::Offsets { start, end, bytes: data_bytes });
         }
         let elements = self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
         if elements.and_then(|n| n.checked_mul(dtype.bytes())) != Some(end - start) {
             let shape = self.shape.clone();
-            return Err(TensorFault::Size { shape, dtype: dtype.name(), bytes: end - start });
+            return Err(StoredTensorError::Size { shape, dtype: dtype.name(), bytes: end - start });
         }
         Ok((dtype, start..end))
     }
@@ -214,8 +220,8 @@ mod tests {
                 };
                 tensors.iter().map(line).collect::<Vec<_>>().join(", ")
             }
-            Err(HeaderFault::File(fault)) => fault.to_string(),
-            Err(HeaderFault::Tensor(name, fault)) => format!("{name}: {fault}"),
+            Err(SafetensorsHeaderError::File(fault)) => fault.to_string(),
+            Err(SafetensorsHeaderError::Tensor(name, fault)) => format!("{name}: {fault}"),
         }
     }
 
@@ -271,6 +277,9 @@ mod tests {
         };
         assert!(length(3).contains("HeaderLength { stated: 3, limit: 2 }"));
         assert!(length(u64::MAX).contains("HeaderLength"));
-        assert_eq!(parse(&[0; 7]).unwrap_err(), HeaderFault::File(FileFault::Short { bytes: 7 }));
+        assert_eq!(
+            parse(&[0; 7]).unwrap_err(),
+            SafetensorsHeaderError::File(WeightFileError::Short { bytes: 7 })
+        );
     }
 }

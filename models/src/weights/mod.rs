@@ -16,11 +16,11 @@ mod tests;
 
 pub use checkpoint::tensor_locations;
 pub(crate) use checkpoint::weight_files;
-pub(crate) use digest::LoadObserver;
+pub(crate) use digest::WeightLoadObserver;
 pub(crate) use source::WeightSource;
 
 use crate::expert_placement::check_placement;
-use crate::sharding::{ParallelRank, ParallelRanks, UnevenSplit, WeightSlice};
+use crate::sharding::{ParallelRank, ParallelRanks, UnevenSplitError, WeightSlice};
 use crate::weight_table::{TensorSpec, tensors};
 use crate::{ModelConfig, ModelLoadError};
 use expert_weights::local_experts;
@@ -44,7 +44,7 @@ pub struct Weights<'a> {
 
 /// Device, rank and KV cache settings for which weights are loaded.
 #[derive(Clone, Copy)]
-pub(crate) struct LoadTarget<'a> {
+pub(crate) struct WeightLoadTarget<'a> {
     /// Ops of the device on which weights are stored.
     pub(crate) ops: &'a Ops,
     /// Position of this rank on the parallel axes.
@@ -67,7 +67,7 @@ struct WeightStore<'a> {
     kv_dtype: DType,
     positions: usize,
     untaken: RefCell<BTreeMap<String, TensorSpec>>,
-    observer: RefCell<LoadObserver<'a>>,
+    observer: RefCell<WeightLoadObserver<'a>>,
     bytes_done: Cell<u64>,
     bytes_total: u64,
 }
@@ -96,10 +96,10 @@ impl<'a> Weights<'a> {
     pub(crate) fn new(
         config: &'a ModelConfig,
         source: WeightSource,
-        target: LoadTarget<'a>,
-        observer: LoadObserver<'a>,
+        target: WeightLoadTarget<'a>,
+        observer: WeightLoadObserver<'a>,
     ) -> Result<Self, ModelLoadError> {
-        let LoadTarget { ops, ranks, placement, kv_dtype, positions } = target;
+        let WeightLoadTarget { ops, ranks, placement, kv_dtype, positions } = target;
         let mut untaken = BTreeMap::new();
         let mut bytes_total = 0;
         for spec in tensors(config) {
@@ -324,7 +324,7 @@ impl<'a> Weights<'a> {
     }
 
     /// Creates an error about the weight `child`, which cannot be split evenly over the ranks.
-    pub fn split(&self, child: impl Display, error: UnevenSplit) -> ModelLoadError {
+    pub fn split(&self, child: impl Display, error: UnevenSplitError) -> ModelLoadError {
         ModelLoadError::Split { tensor: self.name(child), error }
     }
 
@@ -376,7 +376,7 @@ pub fn check_split(
     let sizes = (1..=config.heads)
         .filter(|&size| size != requested && first_error(&with_size(size)).is_none());
     let nearest = sizes.min_by_key(|size| size.abs_diff(requested)).unwrap_or(1);
-    Err(ModelLoadError::Split { tensor, error: UnevenSplit { nearest, ..error } })
+    Err(ModelLoadError::Split { tensor, error: UnevenSplitError { nearest, ..error } })
 }
 
 /// Whether the weight belongs to an expert that is only on other ranks.
@@ -413,7 +413,7 @@ fn split(
         if !inputs.is_multiple_of(block) {
             let (what, ranks) =
                 ("inputs that are not a multiple of the scale block", ranks.tp.size);
-            return Err(split_error(UnevenSplit { what, count: inputs, ranks, nearest: 1 }));
+            return Err(split_error(UnevenSplitError { what, count: inputs, ranks, nearest: 1 }));
         }
         ranks.tp.share("blocks of 128 inputs", inputs / block).map_err(split_error)?;
     }

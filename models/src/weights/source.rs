@@ -5,11 +5,11 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
-use super::tensor_plan::{LocatedWeight, locate};
+use super::tensor_plan::{WeightLocation, locate};
 use crate::sharding::WeightSlice;
-use crate::synth::{SynthDraftVocab, SynthValues, ValueGenerator};
+use crate::synth::{SynthDistribution, SynthDraftVocab, SynthValueGenerator};
 use crate::weight_table::{MIDLAYER, TensorSpec};
-use crate::{ModelConfig, ModelLoadError, TensorFault};
+use crate::{ModelConfig, ModelLoadError, StoredTensorError};
 use half::bf16;
 use ops::{DType, HostMat, OpError};
 use std::borrow::Cow;
@@ -25,7 +25,7 @@ pub(crate) enum WeightSource {
     Files {
         checkpoint: Arc<SafetensorsCheckpoint>,
         /// Location of each weight of the weight table in the files.
-        located: BTreeMap<String, LocatedWeight>,
+        located: BTreeMap<String, WeightLocation>,
     },
     /// Hash function that computes the values of synthetic checkpoints, with this seed.
     Synth {
@@ -90,7 +90,7 @@ impl WeightSource {
     }
 
     /// Reads the offsets from draft token ids to target token ids, which must be below `ids` (a weight of
-    /// [`SynthValues::Offsets`]).
+    /// [`SynthDistribution::Offsets`]).
     pub(crate) fn offsets(
         &self,
         spec: &TensorSpec,
@@ -109,7 +109,7 @@ impl WeightSource {
         let id = |(i, offset): (usize, &i64)| (i as i64).checked_add(*offset);
         for (draft, offset) in offsets.iter().enumerate() {
             if !id((draft, offset)).is_some_and(|id| (0..ids as i64).contains(&id)) {
-                let fault = TensorFault::Offset { draft, offset: *offset, ids };
+                let fault = StoredTensorError::Offset { draft, offset: *offset, ids };
                 return Err(checkpoint.fault(&spec.name, fault));
             }
         }
@@ -176,10 +176,10 @@ impl WeightSource {
         let Some((name, stored)) = stored.next() else { return Ok(None) };
         let values = stored_values(checkpoint, name);
         let Some(value) = values.as_ref().and_then(|values| values.first()).copied() else {
-            return Err(checkpoint.fault(name, TensorFault::WrongDType(stored.dtype.name())));
+            return Err(checkpoint.fault(name, StoredTensorError::WrongDType(stored.dtype.name())));
         };
         if !(value.is_finite() && value > 0.0) {
-            return Err(checkpoint.fault(name, TensorFault::Scale(value.to_string())));
+            return Err(checkpoint.fault(name, StoredTensorError::Scale(value.to_string())));
         }
         Ok(Some(value))
     }
@@ -254,7 +254,7 @@ fn synth_part(
     threads: usize,
 ) -> HostShard<'static> {
     let [_, inputs] = spec.matrix();
-    let generator = ValueGenerator::new(&spec.name, seed, spec.values, inputs);
+    let generator = SynthValueGenerator::new(&spec.name, seed, spec.values, inputs);
     let bytes =
         synth_bytes(inputs, slice, threads, |i| bf16::from_f32(generator.value(i)).to_le_bytes());
     let full_shape = [slice.rows.len(), slice.cols.len()];
@@ -271,11 +271,12 @@ fn synth_fp8(
     threads: usize,
 ) -> HostShard<'static> {
     let full_shape = spec.matrix();
-    let generator = ValueGenerator::new(&spec.name, seed, spec.values, full_shape[1]);
+    let generator = SynthValueGenerator::new(&spec.name, seed, spec.values, full_shape[1]);
     let all = WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: 0 };
     let bytes = synth_bytes(full_shape[1], &all, threads, |i| [generator.e4m3(i)]);
     let scales = spec.scales.as_ref().map(|scales| {
-        let generator = ValueGenerator::new(&scales.name, seed, SynthValues::Scale, full_shape[1]);
+        let generator =
+            SynthValueGenerator::new(&scales.name, seed, SynthDistribution::Scale, full_shape[1]);
         let count: usize = spec.scale_shape(scales.grid).iter().product();
         let values = (0..count as u64).map(|i| generator.value(i)).collect();
         WeightScales { values, block_shape: scales.grid.block_shape(full_shape[1]) }

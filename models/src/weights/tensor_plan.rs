@@ -5,8 +5,8 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
-use crate::error::TensorFault;
-use crate::synth::SynthValues;
+use crate::error::StoredTensorError;
+use crate::synth::SynthDistribution;
 use crate::weight_table::{EMBEDDING, HEAD, TensorSpec, mtp_copies};
 use crate::{ModelConfig, ModelLoadError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ const KV_CACHE_SCALES: &[&str] = &[".k_scale", ".v_scale"];
 
 /// Location of one weight in the stored tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct LocatedWeight {
+pub(crate) struct WeightLocation {
     /// Name of the stored tensor that contains the weight.
     pub(crate) stored: String,
     pub(crate) dtype: StoredDType,
@@ -40,7 +40,7 @@ pub(crate) fn locate(
     checkpoint: &SafetensorsCheckpoint,
     config: &ModelConfig,
     specs: &[TensorSpec],
-) -> Result<BTreeMap<String, LocatedWeight>, ModelLoadError> {
+) -> Result<BTreeMap<String, WeightLocation>, ModelLoadError> {
     let mut located = BTreeMap::new();
     let mut missing = Vec::new();
     let mut used = BTreeSet::new();
@@ -49,7 +49,7 @@ pub(crate) fn locate(
             FusedExpertWeight::of(spec, config).filter(|f| checkpoint.get(&f.name).is_some());
         let found = match (checkpoint.get(&spec.name).is_some(), fused) {
             (true, Some(fused)) => {
-                let fault = TensorFault::StoredTwice(spec.name.clone());
+                let fault = StoredTensorError::StoredTwice(spec.name.clone());
                 return Err(checkpoint.fault(&fused.name, fault));
             }
             (true, None) => locate_whole(checkpoint, spec)?,
@@ -72,12 +72,12 @@ pub(crate) fn locate(
         located.insert(spec.name.clone(), found);
     }
     if config.tied && checkpoint.get(HEAD).is_some() {
-        check_same(checkpoint, HEAD, EMBEDDING, TensorFault::TiedHead)?;
+        check_same(checkpoint, HEAD, EMBEDDING, StoredTensorError::TiedHead)?;
         used.insert(HEAD.to_owned());
     }
     for (copy, of) in if config.load_mtp { mtp_copies(config) } else { Vec::new() } {
         if checkpoint.get(&copy).is_some() {
-            check_same(checkpoint, &copy, of, TensorFault::Copy(of))?;
+            check_same(checkpoint, &copy, of, StoredTensorError::Copy(of))?;
             used.insert(copy);
         }
     }
@@ -108,16 +108,16 @@ fn is_unloaded_mtp(name: &str, config: &ModelConfig) -> bool {
 fn locate_whole(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
-) -> Result<LocatedWeight, ModelLoadError> {
+) -> Result<WeightLocation, ModelLoadError> {
     let scales = spec.scales.as_ref();
     let allowed = match spec.values {
-        SynthValues::Offsets => AllowedDType::DraftToTarget,
+        SynthDistribution::Offsets => AllowedDType::DraftToTarget,
         _ if scales.is_some() => AllowedDType::Fp8,
         _ => AllowedDType::Float,
     };
     let (bytes, dtype) = check(checkpoint, &spec.name, &spec.shape, allowed)?;
     let scales = scales.filter(|_| dtype == StoredDType::F8E4M3).map(|s| s.name.clone());
-    Ok(LocatedWeight { stored: spec.name.clone(), dtype, bytes: 0..bytes, scales })
+    Ok(WeightLocation { stored: spec.name.clone(), dtype, bytes: 0..bytes, scales })
 }
 
 /// Set of dtypes that a stored tensor may have.
@@ -139,22 +139,22 @@ fn check(
     allowed: AllowedDType,
 ) -> Result<(usize, StoredDType), ModelLoadError> {
     let Some(stored) = checkpoint.get(name) else {
-        return Err(checkpoint.fault(name, TensorFault::NotInFile));
+        return Err(checkpoint.fault(name, StoredTensorError::NotInFile));
     };
     let float = matches!(stored.dtype, StoredDType::F32 | StoredDType::BF16 | StoredDType::F16);
     let fp8 = allowed == AllowedDType::Fp8 && stored.dtype == StoredDType::F8E4M3;
     let fault = match allowed {
         AllowedDType::DraftToTarget if stored.dtype == StoredDType::I64 => None,
-        AllowedDType::DraftToTarget => Some(TensorFault::OffsetDType(stored.dtype.name())),
+        AllowedDType::DraftToTarget => Some(StoredTensorError::OffsetDType(stored.dtype.name())),
         _ if float || fp8 => None,
-        _ => Some(TensorFault::WrongDType(stored.dtype.name())),
+        _ => Some(StoredTensorError::WrongDType(stored.dtype.name())),
     };
     if let Some(fault) = fault {
         return Err(checkpoint.fault(name, fault));
     }
     if !stored.shape.iter().copied().eq(shape.iter().map(|d| *d as u64)) {
         let expected = shape.iter().map(|d| *d as u64).collect();
-        let fault = TensorFault::Shape { found: stored.shape.clone(), expected };
+        let fault = StoredTensorError::Shape { found: stored.shape.clone(), expected };
         return Err(checkpoint.fault(name, fault));
     }
     Ok((stored.bytes.len(), stored.dtype))
@@ -204,13 +204,13 @@ impl FusedExpertWeight {
         Some(Self { name, shape: [moe.experts, all_rows, cols], expert, row, rows })
     }
 
-    fn locate(&self, checkpoint: &SafetensorsCheckpoint) -> Result<LocatedWeight, ModelLoadError> {
+    fn locate(&self, checkpoint: &SafetensorsCheckpoint) -> Result<WeightLocation, ModelLoadError> {
         let (_, dtype) = check(checkpoint, &self.name, &self.shape, AllowedDType::Float)?;
         let [_, all_rows, cols] = self.shape;
         let row_bytes = cols * dtype.bytes() as usize;
         let start = (self.expert * all_rows + self.row) * row_bytes;
         let bytes = start..start + self.rows * row_bytes;
-        Ok(LocatedWeight { stored: self.name.clone(), dtype, bytes, scales: None })
+        Ok(WeightLocation { stored: self.name.clone(), dtype, bytes, scales: None })
     }
 }
 
@@ -219,7 +219,7 @@ fn check_same(
     checkpoint: &SafetensorsCheckpoint,
     copy: &str,
     of: &str,
-    fault: TensorFault,
+    fault: StoredTensorError,
 ) -> Result<(), ModelLoadError> {
     let [a, b] = [copy, of].map(|name| checkpoint.get(name).map(|t| (t.dtype, &t.shape)));
     if a == b && checkpoint.bytes(copy) == checkpoint.bytes(of) {

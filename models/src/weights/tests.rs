@@ -11,7 +11,7 @@ mod shared_experts;
 use super::WeightSource;
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::{self, StoredDType, StoredTensor};
-use super::tensor_plan::{LocatedWeight, locate};
+use super::tensor_plan::{WeightLocation, locate};
 use crate::sharding::{HeadKind, ParallelRank, ParallelRanks, ShardSpec};
 use crate::synth::{self, SynthDType, SynthOptions};
 use crate::weight_table::{TensorSpec, tensors, tests::tiny_json};
@@ -50,7 +50,7 @@ impl CheckpointFolder {
         self.dir.path()
     }
 
-    fn locate(&self) -> Result<BTreeMap<String, LocatedWeight>, ModelLoadError> {
+    fn locate(&self) -> Result<BTreeMap<String, WeightLocation>, ModelLoadError> {
         let checkpoint = SafetensorsCheckpoint::open(self.path())?;
         locate(&checkpoint, &self.config, &tensors(&self.config))
     }
@@ -189,7 +189,7 @@ fn fused_experts_load_equal_bytes() {
     let read = || {
         let checkpoint = SafetensorsCheckpoint::open(folder.path()).unwrap();
         let located = locate(&checkpoint, &folder.config, &tensors(&folder.config)).unwrap();
-        let bytes = |l: LocatedWeight| checkpoint.bytes(&l.stored).unwrap()[l.bytes].to_vec();
+        let bytes = |l: WeightLocation| checkpoint.bytes(&l.stored).unwrap()[l.bytes].to_vec();
         located.into_iter().map(|(name, l)| (name, bytes(l))).collect::<Vec<_>>()
     };
     let separate = read();

@@ -59,7 +59,7 @@ impl Default for GpuConfig {
 }
 
 /// Search paths of all runtime libraries of a device.
-pub struct LibrarySearches {
+pub struct GpuLibrarySearches {
     pub api: GpuApi,
     pub driver: LibrarySearch,
     pub rtc: LibrarySearch,
@@ -69,8 +69,8 @@ pub struct LibrarySearches {
 
 impl GpuConfig {
     /// Returns the search paths of the configured libraries.
-    pub fn searches(&self) -> LibrarySearches {
-        let searches_of = |api| LibrarySearches {
+    pub fn searches(&self) -> GpuLibrarySearches {
+        let searches_of = |api| GpuLibrarySearches {
             api,
             driver: LibrarySearch::driver(api, &self.folders),
             rtc: LibrarySearch::rtc(api, &self.folders),
@@ -80,7 +80,7 @@ impl GpuConfig {
         match &self.libraries {
             GpuLibraries::Rocm => searches_of(GpuApi::Hip),
             GpuLibraries::Cuda => searches_of(GpuApi::Cuda),
-            GpuLibraries::Named { api, driver, rtc, blas, collectives } => LibrarySearches {
+            GpuLibraries::Named { api, driver, rtc, blas, collectives } => GpuLibrarySearches {
                 api: *api,
                 driver: LibrarySearch::named("driver", driver),
                 rtc: LibrarySearch::named("run-time compiler", rtc),

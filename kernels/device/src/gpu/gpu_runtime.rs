@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hip_runtime_sys::{DeviceAttribute, DriverApi, DriverPtr, DriverStatus, GpuApi, code, flag};
 
-use super::config::{GpuConfig, LibrarySearches};
+use super::config::{GpuConfig, GpuLibrarySearches};
 use super::error::GpuError;
 use super::timestamps::KernelTimestamper;
 use crate::{DeviceError, DeviceStream};
@@ -73,7 +73,7 @@ unsafe impl Sync for GpuRuntime {}
 
 impl GpuRuntime {
     /// Opens the driver and the configured device.
-    pub fn open(config: &GpuConfig, searches: &LibrarySearches) -> Result<Self, GpuError> {
+    pub fn open(config: &GpuConfig, searches: &GpuLibrarySearches) -> Result<Self, GpuError> {
         let driver = DriverApi::open(searches.api, &searches.driver)?;
         let ordinal = find_device(&driver, config.device)?;
         let properties = GpuProperties::read(&driver, ordinal, config.emulated_warp_size)?;

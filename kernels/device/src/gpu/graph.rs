@@ -6,7 +6,7 @@ use hip_runtime_sys::{DriverPtr, flag};
 
 use super::error::GpuError;
 use super::gpu_runtime::GpuRuntime;
-use crate::device_driver::GraphReplay;
+use crate::device_driver::ReplayableGraph;
 use crate::{DeviceError, DeviceStream};
 
 /// Instantiated GPU graph, which can be replayed.
@@ -50,7 +50,7 @@ pub(super) fn end(runtime: &Arc<GpuRuntime>, s: &DeviceStream) -> Result<GpuGrap
     Ok(GpuGraph { runtime: runtime.clone(), executable })
 }
 
-impl GraphReplay for GpuGraph {
+impl ReplayableGraph for GpuGraph {
     fn replay(&self, s: &DeviceStream) -> Result<(), DeviceError> {
         self.runtime.enter()?;
         let stream = self.runtime.stream(s)?;

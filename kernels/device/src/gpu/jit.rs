@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hip_runtime_sys::{DriverPtr, GpuApi, RtcApi};
 
-use super::config::{GpuConfig, LibrarySearches};
+use super::config::{GpuConfig, GpuLibrarySearches};
 use super::error::GpuError;
 use super::gpu_runtime::GpuProperties;
 use super::kernel_cache::KernelCache;
@@ -38,7 +38,7 @@ pub(super) struct JitCompiler {
 impl JitCompiler {
     pub(super) fn open(
         config: &GpuConfig,
-        searches: &LibrarySearches,
+        searches: &GpuLibrarySearches,
         properties: &GpuProperties,
         headers: KernelHeaders,
     ) -> Result<Self, GpuError> {

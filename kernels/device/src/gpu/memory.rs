@@ -15,12 +15,12 @@ const GRANULARITY: usize = 256;
 
 /// Frees the memory of dropped device buffers or pinned host buffers.
 #[derive(Debug)]
-struct GpuAllocator {
+struct GpuDeallocator {
     runtime: Arc<GpuRuntime>,
     kind: MemoryKind,
 }
 
-impl BufferDeallocator for GpuAllocator {
+impl BufferDeallocator for GpuDeallocator {
     unsafe fn release(&self, ptr: NonNull<u8>, _: usize) {
         // SAFETY: the buffer was allocated by this allocator; the caller guarantees that it is not used
         // again.
@@ -67,7 +67,7 @@ pub fn alloc_host(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, Gpu
 }
 
 fn wrap(runtime: &Arc<GpuRuntime>, memory: DriverPtr, size: usize, kind: MemoryKind) -> Buffer {
-    let allocator = Arc::new(GpuAllocator { runtime: runtime.clone(), kind });
+    let allocator = Arc::new(GpuDeallocator { runtime: runtime.clone(), kind });
     let ptr = NonNull::new(memory.cast()).expect("a successful allocation has an address");
     // SAFETY: the memory is a new allocation of this size, aligned to 256 bytes, which `allocator` frees.
     // Callers initialise it.

@@ -35,5 +35,5 @@ pub use hip_runtime_sys::{GpuApi, LibrarySearch};
 pub use kernel_launch::KernelLaunch;
 pub use kernel_module::KernelFunction;
 pub use kernel_source::{KernelDefine, KernelHeaders, KernelSource};
-pub use peer_view::{PeerView, PeerViewParts};
-pub use tensor_map::{BOX_ROWS, TensorMap, TiledMatrix};
+pub use peer_view::{PeerMemoryView, PeerMemoryViewParts};
+pub use tensor_map::{BOX_ROWS, TensorMap, TmaMatrix};

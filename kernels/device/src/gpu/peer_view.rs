@@ -5,14 +5,14 @@ use hip_runtime_sys::DriverPtr;
 use super::device::GpuDevice;
 use crate::{DeviceError, check_size};
 
-/// Fields of a [`PeerView`].
+/// Fields of a [`PeerMemoryView`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerViewParts {
+pub struct PeerMemoryViewParts {
     /// Driver context of the device whose kernels use the addresses.
     pub context: DriverPtr,
     /// Index of the rank that uses this device.
     pub rank: usize,
-    /// Address of the peer memory of every rank. It has two areas of [`PeerView::area_bytes`] bytes for each
+    /// Address of the peer memory of every rank. It has two areas of [`PeerMemoryView::area_bytes`] bytes for each
     /// rank.
     pub memory: Vec<DriverPtr>,
     /// Size of the largest matrix that can be all-reduced, in bytes.
@@ -26,22 +26,22 @@ pub struct PeerViewParts {
 /// Peer memory of all ranks, with the addresses that kernels of one rank use in one-shot (custom)
 /// all-reduces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerView {
-    parts: PeerViewParts,
+pub struct PeerMemoryView {
+    parts: PeerMemoryViewParts,
 }
 
 // SAFETY: the host never dereferences the addresses; only kernels use them.
-unsafe impl Send for PeerView {}
+unsafe impl Send for PeerMemoryView {}
 // SAFETY: the host never dereferences the addresses; only kernels use them.
-unsafe impl Sync for PeerView {}
+unsafe impl Sync for PeerMemoryView {}
 
-impl PeerView {
+impl PeerMemoryView {
     /// Creates the view of one rank.
     ///
     /// # Safety
     /// All addresses stay valid for the kernels of the device with this context until the process ends.
     #[must_use]
-    pub unsafe fn new(parts: PeerViewParts) -> Self {
+    pub unsafe fn new(parts: PeerMemoryViewParts) -> Self {
         Self { parts }
     }
 

@@ -26,7 +26,7 @@ impl TensorMap {
 
 /// Matrix of 16-bit elements that TMA copies in boxes.
 #[derive(Debug, Clone, Copy)]
-pub struct TiledMatrix {
+pub struct TmaMatrix {
     /// Address of the first element.
     pub matrix: *const u8,
     /// Number of rows of the matrix.
@@ -50,12 +50,12 @@ impl GpuDevice {
         columns: usize,
     ) -> Result<TensorMap, DeviceError> {
         let stride = columns;
-        self.encode_tensor_map(&TiledMatrix { matrix, rows, columns, stride, box_rows: BOX_ROWS })
+        self.encode_tensor_map(&TmaMatrix { matrix, rows, columns, stride, box_rows: BOX_ROWS })
     }
 
     /// Encodes the TMA descriptor of a matrix with any row stride and box height. Returns an empty descriptor
     /// if the driver does not support TMA.
-    pub fn encode_tensor_map(&self, m: &TiledMatrix) -> Result<TensorMap, DeviceError> {
+    pub fn encode_tensor_map(&self, m: &TmaMatrix) -> Result<TensorMap, DeviceError> {
         let mut map = TensorMap::NONE;
         let runtime = self.runtime();
         let Some(encode) = runtime.driver.tensor_map_encode else { return Ok(map) };

@@ -3,7 +3,7 @@
 use super::{CheckpointFolder, FILE};
 use crate::sharding::{ParallelRank, ParallelRanks};
 use crate::weight_table::{TensorSpec, tensors};
-use crate::weights::{LoadObserver, WeightSource, digest, header, split};
+use crate::weights::{WeightLoadObserver, WeightSource, digest, header, split};
 use protocol::WeightsDigest;
 use std::fs;
 
@@ -22,7 +22,7 @@ fn loaded_in_order(
     digest::add_samples(&mut sum, checkpoint);
     sort(&mut specs);
     let progress = &mut |_, _| ();
-    let mut observer = LoadObserver::new(progress, &mut sum, threads);
+    let mut observer = WeightLoadObserver::new(progress, &mut sum, threads);
     for spec in &specs {
         let slice = split(spec, &folder.config, ranks).unwrap();
         let part = source.part(spec, slice.clone()).unwrap();
@@ -121,7 +121,7 @@ fn digest_of_synthetic_weights_names_seed_and_part() {
     let digest = |seed: u64, ranks: &ParallelRanks| {
         let source = WeightSource::Synth { seed, threads: 1 };
         let (mut sum, progress) = (WeightsDigest::default(), &mut |_, _| ());
-        let mut observer = LoadObserver::new(progress, &mut sum, 1);
+        let mut observer = WeightLoadObserver::new(progress, &mut sum, 1);
         for spec in tensors(&folder.config).iter().filter(|spec| source.has(spec)) {
             let slice = split(spec, &folder.config, ranks).unwrap();
             let part = source.part(spec, slice.clone()).unwrap();

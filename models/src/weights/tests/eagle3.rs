@@ -1,7 +1,7 @@
 //! Tests of loading EAGLE-3 draft models: optional weights, and offsets to invalid target token ids.
 
 use super::*;
-use crate::error::TensorFault;
+use crate::error::StoredTensorError;
 use crate::weight_table::DRAFT_TO_TARGET;
 
 /// Stored tensors by name, as (dtype, shape, bytes).
@@ -43,7 +43,7 @@ fn eagle3_drafts_map_to_target_ids() {
         t.get_mut(DRAFT_TO_TARGET).unwrap().2[39 * 8..].copy_from_slice(&word(272 - 39));
     });
     let error = offsets(&written).unwrap_err();
-    let fault = TensorFault::Offset { draft: 39, offset: 233, ids: 272 };
+    let fault = StoredTensorError::Offset { draft: 39, offset: 233, ids: 272 };
     assert!(error.to_string().contains(&fault.to_string()), "{error}");
     assert!(
         error.to_string().contains(
