@@ -1,4 +1,5 @@
-//! KV write and paged attention: mixed rows, random blocks, several GQA ratios, several block sizes.
+//! KV write and paged attention on the CPU: mixed rows, random block tables, several GQA ratios and block
+//! sizes.
 
 use device::{Buffer, CpuIsa, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::cpu::CpuBackend;
@@ -13,17 +14,18 @@ const S: DeviceStream = DeviceStream(0);
 /// Number of positions in the RoPE tables.
 const POSITIONS: usize = 512;
 
-/// A small attention case: shapes, weights, and requests with keys at every position.
+/// A small attention case: head counts, pool layout, norm weights, and requests with the QKV projections of
+/// every token.
 struct AttentionConformanceCase {
     heads: usize,
-    /// First visible position.
+    /// First visible position; earlier positions are masked for all queries.
     first_position: usize,
     layout: KvLayout,
     rotary: usize,
-    /// Per request: QKV projections of every token `[len][(N + 2 K) D]` and its block table.
+    /// Per request: QKV projections `[tokens, (heads + 2 * kv_heads) * head_dim]`, and its block table.
     requests: Vec<(Vec<f32>, Vec<i32>)>,
     norms: Option<(Vec<f32>, Vec<f32>)>,
-    /// Cosines and sines `[POSITIONS][rotary / 2]`.
+    /// Tables of cosines and of sines: `[POSITIONS, rotary / 2]`.
     rope: (Vec<f32>, Vec<f32>),
 }
 
@@ -41,7 +43,7 @@ impl HeadCounts {
     }
 }
 
-/// Tokens `from..to` of a request.
+/// The tokens `from..to` of a request, computed in one step.
 #[derive(Clone, Copy)]
 struct RequestChunk {
     request: usize,
@@ -97,7 +99,8 @@ impl AttentionConformanceCase {
         i64::from(self.requests[request].1[position / bs]) * bs as i64 + (position % bs) as i64
     }
 
-    /// Head `head` of a token after norm and RoPE, in f64; rounded where the kernel rounds.
+    /// Query or key of one head at a position, after norm and RoPE, in f64 and rounded where the kernel
+    /// rounds.
     fn rotated<T: RealElement>(&self, request: usize, position: usize, head: usize) -> Vec<f64> {
         let dim = self.layout.head_dim;
         let raw = &self.requests[request].0[position * self.width() + head * dim..][..dim];
@@ -122,14 +125,14 @@ impl AttentionConformanceCase {
         x.iter().map(|x| f64::from(T::of(*x as f32).value())).collect()
     }
 
-    /// Keys of a request after norm and RoPE, `[KV head][position]`.
+    /// Keys of a request after norm and RoPE: `[kv_heads, positions, head_dim]`.
     fn keys<T: RealElement>(&self, request: usize) -> Vec<Vec<Vec<f64>>> {
         let len = self.requests[request].0.len() / self.width();
         let key = |head, p| self.rotated::<T>(request, p, self.heads + head);
         (0..self.layout.kv_heads).map(|head| (0..len).map(|p| key(head, p)).collect()).collect()
     }
 
-    /// Reference result of one token by the formula.
+    /// Attention output of one token, computed in f64 by the formula.
     fn expected<T: RealElement>(
         &self,
         request: usize,
@@ -168,7 +171,7 @@ impl AttentionConformanceCase {
         device.alloc(self.layout.bytes()).unwrap()
     }
 
-    /// Runs chunks as one step of layer 1; returns `[T, N D]`.
+    /// Runs chunks as one step of layer 1; returns the outputs `[tokens, heads * head_dim]`.
     fn step<T: RealElement>(
         &self,
         device: &CpuBackend,
@@ -187,7 +190,8 @@ impl AttentionConformanceCase {
             context_lens.push(to as i32);
             let used = to.div_ceil(self.layout.block_tokens);
             tables.extend_from_slice(&table[..used]);
-            tables.extend(std::iter::repeat_n(-7, widest - used)); // Never read.
+            // Entries after a row's blocks are never read.
+            tables.extend(std::iter::repeat_n(-7, widest - used));
         }
         let tokens = positions.len();
         let dim = self.layout.head_dim;
@@ -236,7 +240,7 @@ impl AttentionConformanceCase {
         o
     }
 
-    /// One chunk per request with all its tokens.
+    /// One chunk per request that contains all of its tokens.
     fn whole_requests(&self) -> Vec<RequestChunk> {
         let bs = self.layout.block_tokens;
         let len = |i: usize| self.requests[i].0.len() / self.width();
@@ -247,7 +251,7 @@ impl AttentionConformanceCase {
     }
 }
 
-/// Cosines and sines by position for `rotary` channels, base 10,000.
+/// Cosines and sines of all positions for `rotary` channels and base 10,000.
 fn rope(rotary: usize) -> (Vec<f32>, Vec<f32>) {
     let half = rotary / 2;
     let angle = |i: usize| (i / half) as f64 * 1e4f64.powf(-((i % half) as f64) / half as f64);
@@ -258,7 +262,7 @@ fn rope(rotary: usize) -> (Vec<f32>, Vec<f32>) {
 fn check<T: RealElement>(case: &AttentionConformanceCase, what: &str) {
     let mut chunks = case.whole_requests();
     for chunk in &mut chunks {
-        chunk.from = case.first_position; // No query is before the first visible position.
+        chunk.from = case.first_position; // No query may be before the first visible position.
     }
     let expected: Vec<f64> = chunks
         .iter()
@@ -274,7 +278,7 @@ fn check<T: RealElement>(case: &AttentionConformanceCase, what: &str) {
     }
 }
 
-/// An MTP module has no entry at a request's first position.
+/// Attention of an MTP module, which has no KV entry at a request's first position.
 #[test]
 fn attention_skips_masked_first_position() {
     for heads in [HeadCounts::new(4, 2, 64), HeadCounts::new(2, 1, 80)] {
@@ -329,7 +333,7 @@ fn agrees_with_the_formula() {
     }
 }
 
-/// A whole prefill, chunks, decode, and mixed batches give the same bits for every token.
+/// Checks that whole prefill, chunked prefill, decode and mixed batches give the same bits for every token.
 fn check_invariance<T: RealElement>(heads: HeadCounts, block_tokens: usize, isa: CpuIsa) {
     let lens = [150usize, 37, 65];
     let case = AttentionConformanceCase::new::<T>(4, heads, block_tokens, &lens);
@@ -378,7 +382,7 @@ fn a_token_does_not_depend_on_chunks_batch_or_threads() {
     }
 }
 
-/// NaN left in a block by its previous request must not leak into a request.
+/// Checks that NaN left in a block by its previous request does not affect another request.
 fn check_stale<T: RealElement>() {
     for device in devices(2) {
         let case = AttentionConformanceCase::new::<T>(2, HeadCounts::new(4, 2, 64), 16, &[21]);
@@ -401,7 +405,8 @@ fn stale_blocks_do_not_poison() {
     check_stale::<f16>();
 }
 
-/// Keys and values that are exact in fp8 give the same bits as in the activation type.
+/// Checks that keys and values that are exact in fp8 give the same bits from an fp8 pool as from a pool of
+/// the activation type.
 fn check_fp8<T: RealElement>(block_tokens: usize) {
     let mut case = AttentionConformanceCase::new::<T>(
         1,
@@ -431,7 +436,8 @@ fn a_pool_in_fp8_serves_every_model_type() {
     }
 }
 
-/// Four tokens of two query heads and two KV heads of 16 channels, not rotated, and a pool of three blocks.
+/// Inputs of a KV write without rotation: four tokens of two query heads and two KV heads of 16 channels, for
+/// a pool of three blocks.
 struct SlotWriteCase<T> {
     layout: KvLayout,
     qkv: Vec<T>,
@@ -454,7 +460,7 @@ impl<T: RealElement> SlotWriteCase<T> {
         Self { layout, qkv: cast::<T>(&SeededNumbers::new(3).floats(4 * Self::WIDTH)) }
     }
 
-    /// Stores the keys and values of layer 1 at `slots`.
+    /// Writes the keys and values of layer 1 to the KV slots `slots`.
     fn store(
         &self,
         device: &CpuBackend,
@@ -482,7 +488,7 @@ impl<T: RealElement> SlotWriteCase<T> {
         device.launch(&S, QkNormRopeKvWrite { q: out, pool, layout: &self.layout, args: &args })
     }
 
-    /// Writes the expected effect of `store` into the bytes of a pool.
+    /// Writes what `store` must write into the bytes of a pool.
     fn expect(&self, pool: &mut [u8], slots: [i64; 4]) {
         let size = T::DTYPE.bytes();
         for (t, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
@@ -499,7 +505,7 @@ impl<T: RealElement> SlotWriteCase<T> {
     }
 }
 
-/// Bytes of a value as stored in a pool of its type.
+/// Bytes of a value in a pool of its type.
 fn stored<T: RealElement>(x: T) -> Vec<u8> {
     match T::DTYPE {
         device::DType::BF16 => bf16::from_f32(x.value()).to_le_bytes().to_vec(),
@@ -508,7 +514,8 @@ fn stored<T: RealElement>(x: T) -> Vec<u8> {
     }
 }
 
-/// Slot −1 stores nothing, every other slot of the pool keeps its bytes, and the last slot is usable.
+/// Checks that slot −1 writes nothing, that all bytes of other slots stay unchanged, and that the last slot
+/// of the pool can be written.
 fn check_slots<T: RealElement>() {
     let device = device(2, CpuIsa::detect());
     let case = SlotWriteCase::<T>::new();

@@ -1,4 +1,4 @@
-//! `linear` over odd shapes, and its independence of batch, threads and tile.
+//! GEMMs of the CPU over odd shapes, and their independence of batch, threads and tile sizes.
 
 use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::cpu::CpuBackend;
@@ -62,17 +62,17 @@ fn agrees_with_the_formula() {
         (25, 200, 18),
         (31, 129, 300),
         (50, 33, 514),
-        (14, 40, 2048), // Rows that conflict in cache, so that they are padded.
+        (14, 40, 2048), // The rows of this shape conflict in the CPU's cache, so they are padded.
     ] {
         check::<f32>(rows, n, k);
         check::<bf16>(rows, n, k);
         check::<f16>(rows, n, k);
     }
-    check::<f32>(4, 35, 7); // K may be odd, except in bf16.
+    check::<f32>(4, 35, 7); // K may be odd, except for bf16.
     check::<f16>(4, 35, 7);
 }
 
-/// A row's bits are the same alone, in any batch, at any index, on any number of threads.
+/// Checks that a row has the same bits alone, in any batch, at any index, and on any number of threads.
 fn check_invariance<T: RealElement>() {
     let (n, k, most) = (70, 130, 30);
     let mut numbers = SeededNumbers::new(11);
@@ -144,7 +144,7 @@ fn logits_are_not_rounded_and_routers_widen() {
     check_logits::<f16>();
 }
 
-/// Products of f16 equal those of the same numbers in f32, bit for bit, including subnormal, large and
+/// A GEMM of f16 numbers equals that of the same numbers in f32 bit for bit, including subnormal, large and
 /// infinite numbers.
 #[test]
 fn half_weights_give_the_bits_of_f32_weights() {

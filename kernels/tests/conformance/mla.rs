@@ -1,5 +1,5 @@
-//! MLA: absorbed and non-absorbed form against the formula in f64, rows of few and of many tokens, blocks in
-//! any order.
+//! MLA on the CPU: the absorbed and the non-absorbed form against the formula in f64, for rows of few and of
+//! many tokens and random block tables.
 
 use device::{DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
 use kernels::cpu::CpuBackend;
@@ -14,30 +14,33 @@ const S: DeviceStream = DeviceStream(0);
 const POSITIONS: usize = 256;
 const EPS: f32 = 1e-6;
 const SCALE: f32 = 0.3;
-/// Heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim.
+/// Cases: number of heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, and v_head_dim.
 const SIZES: [[usize; 5]; 3] = [[4, 32, 8, 16, 16], [3, 48, 2, 10, 6], [2, 144, 16, 24, 40]];
-/// Queries and contexts of rows: the first rows are short enough for the absorbed form in bf16.
+/// Number of queries and context length of each row. In bf16 the first rows are short enough for the absorbed
+/// form.
 const ROWS: [(usize, usize); 5] = [(1, 130), (16, 100), (3, 3), (17, 65), (70, 200)];
 const BLOCK_TOKENS: usize = 6;
 
-/// Number of queries of a row if positions before `first` are invisible; 0 if it would have a query at one of
-/// them.
+/// Number of queries of a row if positions before `first` are masked; 0 if the row would have a query at a
+/// masked position.
 fn queries(row: usize, first: usize) -> usize {
     let (row_queries, context) = ROWS[row];
     if context - row_queries < first { 0 } else { row_queries }
 }
 
-/// Inputs, all exact in bf16 and f16.
+/// Inputs and weights of an MLA case, all exact in bf16 and f16.
 struct MlaConformanceCase {
     sizes: [usize; 5],
-    /// Per row `[context][C + P]` and `[context][N (M + P)]`.
+    /// Compressed KV of each row: `[context, kv_lora_rank + qk_rope_head_dim]`; then queries of each row:
+    /// `[context, heads * (qk_nope_head_dim + qk_rope_head_dim)]`.
     kv: Vec<Vec<f32>>,
     q: Vec<Vec<f32>>,
     tables: Vec<Vec<i32>>,
     norm: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
-    /// Per head `[M, C]` and `[V, C]`.
+    /// W_UK of each head: `[qk_nope_head_dim, kv_lora_rank]`; then W_UV of each head: `[v_head_dim,
+    /// kv_lora_rank]`.
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
 }
@@ -79,7 +82,7 @@ impl MlaConformanceCase {
         }
     }
 
-    /// Pool row of a position.
+    /// Compressed KV that the kernel writes to the pool for a position, after norm and RoPE.
     fn written_kv<T: RealElement>(&self, row: usize, position: usize) -> Vec<f64> {
         let (kv_lora_rank, width) = (self.sizes[1], self.sizes[1] + self.sizes[2]);
         let raw = &self.kv[row][position * width..][..width];
@@ -93,7 +96,7 @@ impl MlaConformanceCase {
         x
     }
 
-    /// Outputs of all queries of a row: `[queries][N V]`.
+    /// Outputs of all queries of a row, computed in f64 by the formula: `[queries, heads * v_head_dim]`.
     fn expected<T: RealElement>(&self, row: usize, first: usize) -> Vec<f64> {
         let [heads, kv_lora_rank, rope_dim, nope_dim, value_dim] = self.sizes;
         let (row_queries, context) = (queries(row, first), ROWS[row].1);
@@ -133,8 +136,8 @@ impl MlaConformanceCase {
         out
     }
 
-    /// Runs the kernels: stores the whole context of every row, then runs attention for the last queries of
-    /// all rows in one call.
+    /// Runs the kernels: writes the whole context of every row to the pool, then computes attention for the
+    /// last queries of all rows in one call.
     fn outputs<T: RealElement>(
         &self,
         device: &CpuBackend,
@@ -144,7 +147,7 @@ impl MlaConformanceCase {
         self.try_outputs(device, absorbs, first, first).unwrap()
     }
 
-    /// Runs `outputs` with queries chosen as if positions before `query_first` were invisible.
+    /// Runs as `outputs` does, with the queries that rows have if positions before `query_first` are masked.
     fn try_outputs<T: RealElement>(
         &self,
         device: &CpuBackend,
@@ -162,7 +165,7 @@ impl MlaConformanceCase {
             dtype: T::DTYPE,
         };
         let mut pool = device.alloc(layout.bytes()).unwrap();
-        // NaN everywhere, as left by previous requests.
+        // Fills the pool with NaN, as previous requests may leave it.
         device.upload(&mut pool, 0, &vec![0xff; layout.bytes()]).unwrap();
         let (mut q, mut cu_q) = (Vec::<T>::new(), vec![0i32]);
         for (row, (_, context)) in ROWS.into_iter().enumerate() {
@@ -209,7 +212,7 @@ impl MlaConformanceCase {
         Ok((0..ROWS.len()).map(of_row).collect())
     }
 
-    /// Stores a row's context and returns its queries with RoPE applied.
+    /// Writes a row's context to the pool and returns its queries with RoPE applied.
     fn store<T: RealElement>(
         &self,
         device: &CpuBackend,
@@ -294,7 +297,7 @@ fn absorbed_mla_matches_the_formula() {
     check::<device::f16>(true, 3e-2 / 8.0);
 }
 
-/// A query before the first visible position is an error: the third row begins at position 0.
+/// A query before the first visible position is an error: the third row has queries from position 0 on.
 #[test]
 fn mla_skips_queries_before_the_first_position() {
     assert_eq!((0..ROWS.len()).map(|row| queries(row, 1)).collect::<Vec<_>>(), [1, 16, 0, 17, 70]);
@@ -303,7 +306,7 @@ fn mla_skips_queries_before_the_first_position() {
     assert!(error.contains("first position"), "{error}");
 }
 
-/// A slot of −1 stores nothing, and invalid shapes and slots are rejected before a byte is written.
+/// Slot −1 writes nothing, and invalid shapes and slots are rejected before any byte is written.
 #[test]
 fn mla_kv_write_skips_negative_slots() {
     let device = &devices(1)[0];

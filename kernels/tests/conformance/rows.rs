@@ -1,4 +1,5 @@
-//! Row-wise kernels: embedding, norms, activations, additions, gathers, routing and experts.
+//! Row-wise CPU kernels: embedding, norms, activations, additions, gathers, routing, expert dispatch and
+//! experts.
 
 use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
@@ -210,7 +211,7 @@ fn routing_takes_the_lower_index_among_equals() {
     }
 }
 
-/// Scores of six experts in three groups: 0.9 and 0.1, 0.6 and 0.5, 0.8 and 0.2.
+/// Router scores of six experts in three groups: 0.9 and 0.1, 0.6 and 0.5, 0.8 and 0.2.
 #[test]
 fn expert_groups_are_chosen_before_experts() {
     let scores = [0.9f32, 0.1, 0.6, 0.5, 0.8, 0.2];
@@ -230,12 +231,12 @@ fn expert_groups_are_chosen_before_experts() {
     let corrected = Some(MatRef::of(&bias, 1, 6).unwrap());
     let shared = scores.iter().sum::<f32>();
     let softmax = RouterRuleArgs { score: RouterScore::Softmax, scale: shared, ..plain };
-    // Rule, logits, experts, weights.
+    // Router rule, logits, expected experts, expected weights.
     type RoutedCase<'a> = (RouterRuleArgs<'a>, [f32; 6], &'a [i32], &'a [f32]);
     let cases: [RoutedCase<'_>; 6] = [
         (plain, odds, &[0, 4, 2], &[0.9, 0.8, 0.6]),
         (RouterRuleArgs { groups: groups(1, two), ..plain }, odds, &[2, 3], &[0.6, 0.5]),
-        // The bias affects the choice only, not the weights.
+        // The bias affects which experts are chosen, but not their weights.
         (
             RouterRuleArgs { groups: groups(1, two), bias: corrected, ..plain },
             odds,
@@ -279,7 +280,7 @@ fn expert_groups_are_chosen_before_experts() {
             let off = weights.iter().zip(*weighed).map(|(w, e)| (w - e).abs());
             assert!(off.fold(0.0, f32::max) < 1e-6, "{rule:?}: {weights:?}");
         }
-        // Two shared experts, which the counters do not count.
+        // Two shared experts are appended to the chosen ones; the load counters do not count them.
         let rule = RouterRuleArgs { renormalise: true, scale: 1.7, shared: 2, ..plain };
         let (mut experts, mut weights, mut counted) = ([0i32; 4], [0f32; 4], [0i32; 6]);
         let (out, out_weights) =
@@ -304,7 +305,7 @@ fn expert_groups_are_chosen_before_experts() {
             weights[..2].iter().zip([0.9, 0.8]).all(|(w, e): (&f32, f32)| (w - e).abs() < 1e-6)
         );
         assert_eq!(weights[2..], [1.0; 2]);
-        // More choices than experts in the kept groups.
+        // More experts per token than the selected groups have is an error.
         let rule = RouterRuleArgs { groups: groups(1, two), ..plain };
         let (mut experts, mut weights) = ([0i32; 3], [0f32; 3]);
         let (out, out_weights) =
@@ -329,7 +330,7 @@ fn expert_groups_are_chosen_before_experts() {
 
 #[test]
 fn tokens_choose_expert_replicas_by_position() {
-    // Three replicas of expert 0, one of expert 1, two of expert 2.
+    // Expert placement with three replicas of expert 0, one of expert 1, and two of expert 2.
     let placement = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
     let positions = [0, 1, 2, 3, 7];
     for device in devices(2) {
@@ -401,10 +402,11 @@ fn tokens_choose_expert_replicas_by_position() {
 
 #[test]
 fn tokens_are_dispatched_once_per_target_rank() {
-    // Two experts per rank; of six ranks, 1, 3 and 5 exchange tokens; the other ranks have the same tokens.
+    // Two experts per rank. Of six ranks, ranks 1, 3 and 5 exchange tokens; the other ranks have the same
+    // tokens as one of these.
     let layout =
         ExpertParallelLayout { experts_per_rank: 2, ranks: 3, rank_stride: 2, rank_offset: 1 };
-    // Ranks of the experts: 0 and 1, 3 and 3, 5 and 1, none, none and 5, out of range.
+    // Ranks of each token's experts: 0 and 1, 3 and 3, 5 and 1, none, none and 5, out of range.
     let experts = [1, 2, 6, 7, 11, 3, -1, 4, -1, 10, 12, 99];
     for device in devices(2) {
         let mut tokens = [-7; 18];
@@ -476,7 +478,7 @@ fn combine_sums_rows_in_the_given_order() {
     combine_sums::<f16>();
 }
 
-/// Experts against the formula, and a token's result against the same token alone.
+/// Compares the experts with the formula, and a token's result in a batch with that of the token alone.
 fn experts<T: RealElement>() {
     let (tokens, hidden, inner, count, k) = (9usize, 34usize, 22usize, 5usize, 2usize);
     let mut numbers = SeededNumbers::new(21);
@@ -490,7 +492,7 @@ fn experts<T: RealElement>() {
         })
         .collect();
     let weights: Vec<f32> = numbers.floats(tokens * k).iter().map(|w| w.abs()).collect();
-    let first = 1; // Expert 0 is on another rank.
+    let first = 1; // Expert 0 is on another rank, so its contribution is missing.
     let mut expected = vec![0.0f64; tokens * hidden];
     for (i, (&e, &weight)) in chosen.iter().zip(&weights).enumerate() {
         let (t, Some(e)) = (i / k, usize::try_from(e).ok().filter(|e| *e >= first)) else {

@@ -1,21 +1,21 @@
-//! Devices to test, reproducible numbers, and host matrices.
+//! Helpers of the conformance tests: CPU devices, reproducible numbers, tolerances and host matrices.
 
 use device::{CpuConfig, CpuIsa, DType, bf16, f16};
 use kernels::HostMat;
 use kernels::cpu::CpuBackend;
 
-/// One device per available instruction set.
+/// One CPU backend per instruction set that this CPU supports.
 pub(crate) fn devices(threads: usize) -> Vec<CpuBackend> {
     let isas = CpuIsa::ALL.into_iter().filter(|isa| isa.available());
     isas.map(|isa| CpuBackend::new(CpuConfig { threads, isa }).unwrap()).collect()
 }
 
-/// Returns the device of one instruction set.
+/// A CPU backend with one instruction set.
 pub(crate) fn device(threads: usize, isa: CpuIsa) -> CpuBackend {
     CpuBackend::new(CpuConfig { threads, isa }).unwrap()
 }
 
-/// Random numbers in (−1, 1), determined by the seed; exact in bf16 and f16.
+/// Random numbers in (−1, 1), determined by a seed; all are exact in bf16 and f16.
 pub(crate) struct SeededNumbers(u64);
 
 impl SeededNumbers {
@@ -43,7 +43,7 @@ impl SeededNumbers {
     }
 }
 
-/// An element type of the model, for generic tests.
+/// A float type that activations may have, for generic tests.
 pub(crate) trait RealElement: device::DeviceElement + PartialEq + std::fmt::Debug {
     fn of(x: f32) -> Self;
     fn value(self) -> f32;
@@ -88,7 +88,7 @@ pub(crate) fn host(bytes: &[u8], rows: usize, cols: usize) -> HostMat<'_> {
     HostMat::new(bytes, DType::F32, rows, cols).unwrap()
 }
 
-/// Returns the largest difference, relative to the magnitude of the expected values.
+/// The largest difference, relative to the magnitude of the expected values.
 pub(crate) fn error<T: RealElement>(got: &[T], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let size = expected.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
@@ -96,7 +96,7 @@ pub(crate) fn error<T: RealElement>(got: &[T], expected: &[f64]) -> f64 {
     worst.fold(0.0, |m: f64, e| if e.is_nan() { f64::INFINITY } else { m.max(e) }) / size
 }
 
-/// Tolerance for rounding to the model type and f32 sums.
+/// Maximum relative error for rounding to the activation type and f32 sums.
 pub(crate) fn tolerance<T: RealElement>() -> f64 {
     match T::DTYPE {
         DType::BF16 => 6e-3,

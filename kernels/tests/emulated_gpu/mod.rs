@@ -1,5 +1,5 @@
-//! The emulated GPU for tests: a module that integration tests of any package include by path. [`library`]
-//! builds `libhipemu.so` with the system's C++ compiler, once per version of its sources.
+//! Builds the emulated GPU for tests. Integration tests of any package include this module by path.
+//! [`library`] builds `libhipemu.so` with the system's C++ compiler, once per version of its sources.
 
 #![allow(dead_code, unreachable_pub, reason = "each package uses its part of it")]
 
@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
-/// File names and texts of the emulator.
+/// Names and texts of the emulator's source files.
 const SOURCES: &[(&str, &str)] = &[
     ("block.cpp", include_str!("../../emu/block.cpp")),
     ("fiber.cpp", include_str!("../../emu/fiber.cpp")),
@@ -30,8 +30,8 @@ const SOURCES: &[(&str, &str)] = &[
     ("settings.h", include_str!("../../emu/settings.h")),
 ];
 
-/// Lanes per wavefront (warp) that tests emulate: 64 and 32, or the value of the environment variable
-/// `variable`.
+/// Numbers of lanes per warp (wavefront) that tests emulate: 64 and 32, or the value of the environment
+/// variable `variable`.
 ///
 /// # Panics
 /// If the variable is neither 64 nor 32.
@@ -45,8 +45,8 @@ pub fn warp_sizes(variable: &str) -> Vec<u32> {
     }
 }
 
-/// Folder of compiled kernels, shared by all tests of emulated devices: a cache key includes all inputs of an
-/// image.
+/// Folder of compiled kernels, which all tests of emulated devices share. This is safe, because a cache key
+/// includes all inputs of an image.
 pub fn kernel_cache() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-kernels")
 }
@@ -63,7 +63,7 @@ const OPTIONS: &[&str] = &[
     "-fvisibility=hidden",
 ];
 
-/// Path of `libhipemu.so`: driver, run-time compiler and collectives of an emulated GPU, in one file.
+/// Path of `libhipemu.so`, which contains the driver, run-time compiler and collectives of an emulated GPU.
 ///
 /// Environment variables configure the GPU: see `kernels/emu/settings.h`.
 ///
@@ -81,15 +81,15 @@ pub fn library() -> PathBuf {
     }
     fs::create_dir_all(&home).expect("the target folder can be written to");
     let lock = File::create(folder.join("lock")).expect("the target folder can be written to");
-    lock.lock().expect("the file system has locks"); // Released when the file is closed.
+    lock.lock().expect("the file system has locks"); // The lock is released when the file is closed.
     if !library.exists() {
         build(&compiler, &home, &library);
     }
     library
 }
 
-/// A copy of the library for the GPU of rank `rank` of a world in which ranks are threads of one process.
-/// Each copy is a separate device with its own lock, which a rank holds while it waits for other ranks.
+/// A copy of the library for rank `rank` of a world whose ranks are threads of one process. Each copy is a
+/// separate GPU with its own lock, which a rank holds while it waits for other ranks.
 pub fn library_of(world: &str, rank: usize) -> PathBuf {
     let library = library();
     let copy = library.with_file_name(format!("libhipemu-{world}-{rank}.so"));
@@ -101,7 +101,7 @@ pub fn library_of(world: &str, rank: usize) -> PathBuf {
     copy
 }
 
-/// Compiles all sources in parallel, links them, and renames the library to its final name last.
+/// Compiles all sources in parallel, links them, and gives the library its final name last.
 fn build(compiler: &OsString, home: &Path, library: &Path) {
     for (name, text) in SOURCES {
         fs::write(home.join(name), text).expect("the target folder can be written to");
@@ -121,7 +121,7 @@ fn build(compiler: &OsString, home: &Path, library: &Path) {
 
 fn compile(compiler: &OsString, home: &Path, name: &str) -> Child {
     let mut command = Command::new(compiler);
-    // The emulator's headers are embedded as text.
+    // The sources embed the text of the emulator's headers, which are in this folder.
     command.args(OPTIONS).arg(format!("-DEMU_FOLDER=\"{}\"", home.display()));
     command.arg("-c").arg(home.join(name)).arg("-o").arg(home.join(name).with_extension("o"));
     command.stderr(std::process::Stdio::piped()).spawn().expect("a C++ compiler is installed")

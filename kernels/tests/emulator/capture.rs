@@ -1,4 +1,5 @@
-//! Capture, instantiation and replay: permitted calls, rejected calls, and the state that a graph keeps.
+//! Graph capture, instantiation and replay: permitted calls, rejected calls, and the arguments that a graph
+//! copies.
 
 use hip_runtime_sys::{DriverPtr, DriverStatus, code};
 
@@ -55,7 +56,7 @@ fn replay_uses_memory_contents_at_replay_time() {
     let (a, b, y) = (gpu.upload(&[2f32; 8]), gpu.alloc(32), gpu.alloc(32));
     gpu.begin_capture(1);
     gpu.copy(b, a);
-    // The arguments go out of scope before the replay; the graph has copies.
+    // The arguments are dropped before the replay, because the graph has copies.
     gpu.launch(
         product,
         LaunchShape(1, 64, 0),
@@ -93,7 +94,7 @@ fn waiting_or_allocating_invalidates_a_capture() {
         assert_eq!(unsafe { (gpu.driver.alloc)(&raw mut at, 64) }, code::CAPTURE_UNSUPPORTED);
         assert_eq!(gpu.end_capture(), Err(INVALIDATED));
     }
-    gpu.begin_capture(2); // Relaxed mode permits unsafe calls.
+    gpu.begin_capture(2); // Relaxed mode permits calls that other modes reject during a capture.
     let memory = gpu.alloc(64);
     gpu.instantiate(gpu.end_capture().unwrap());
     gpu.free(memory);
@@ -115,7 +116,8 @@ fn thread_local_capture_lets_other_threads_allocate() {
     }
 }
 
-/// Forks to a second stream by an event, and joins it again if `join`.
+/// Captures a launch on a second stream that waits for an event of the first; joins the streams again if
+/// `join`.
 fn fork(gpu: &EmulatedGpu, join: bool) -> Result<DriverPtr, DriverStatus> {
     let (mut secondary, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
     let a = gpu.upload(&[1u8; 16]);

@@ -1,24 +1,25 @@
-//! Tests that run in a separate process: under a sanitizer, or with another device configuration. A child is
-//! an ignored test of this binary; run it directly with `--ignored`.
+//! Runs tests in a separate process, under a sanitizer or with another configuration of the emulated GPU. The
+//! child runs an ignored test of this executable, which can also be run directly with `--ignored`.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Runs the ignored test `name` with these environment variables.
+/// Runs the ignored test `name` in a child process with additional environment variables.
 pub(crate) fn run(name: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", name]);
     command.envs(variables.iter().copied()).output().unwrap()
 }
 
-/// A sanitizer of the C++ compiler.
+/// A sanitizer of the C++ compiler that kernels are compiled with.
 #[derive(Clone, Copy)]
 pub(crate) enum KernelSanitizer {
     Address,
     Thread,
 }
 
-/// Runs the test with kernels compiled for the sanitizer. Returns `None` if the compiler lacks the sanitizer.
+/// Runs the ignored test `name` with kernels compiled for a sanitizer. Returns `None` if the compiler lacks
+/// it.
 pub(crate) fn sanitized(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Option<Output> {
     let (kind, library) = match sanitizer {
         KernelSanitizer::Address => ("address", "libasan.so"),
@@ -35,14 +36,15 @@ pub(crate) fn sanitized(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Op
         ("HIPEMU_SANITIZE", kind),
         ("HIPEMU_SEED", &seed),
         ("ASAN_OPTIONS", "detect_leaks=0:exitcode=66"),
-        // Only kernels are instrumented; the test harness's synchronisation is invisible to ThreadSanitizer.
+        // Only kernels are instrumented: ThreadSanitizer does not see the synchronisation of the test
+        // harness.
         ("TSAN_OPTIONS", "exitcode=66:halt_on_error=1:ignore_noninstrumented_modules=1"),
         ("UBSAN_OPTIONS", "print_stacktrace=1:exitcode=66"),
     ];
     Some(run(name, &variables))
 }
 
-/// Returns the child's stdout and stderr.
+/// The child's stdout and stderr.
 pub(crate) fn text(output: &Output) -> String {
     format!(
         "{}{}",
@@ -51,7 +53,7 @@ pub(crate) fn text(output: &Output) -> String {
     )
 }
 
-/// Asserts that the child's test ran and passed.
+/// Panics unless the child's test ran and passed.
 pub(crate) fn passed(output: &Output) {
     assert!(output.status.success() && text(output).contains("1 passed"), "{}", text(output));
 }

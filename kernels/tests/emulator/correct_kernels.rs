@@ -1,4 +1,4 @@
-//! Correct kernels give correct results in every order of waves and lanes, with both wave sizes.
+//! Correct kernels give correct results in every order of warps and lanes, for both warp sizes.
 
 use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
 use crate::injected_bugs::{ATTENTION, InjectedAttentionCase, ROWS, WARPS};
@@ -20,7 +20,8 @@ pub(crate) fn values(n: usize) -> Vec<f32> {
 fn near(got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len());
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!((f64::from(*got) - want).abs() <= tolerance, "{i}: {got} for {want}"); // Also fails for NaN.
+        // This also fails for NaN.
+        assert!((f64::from(*got) - want).abs() <= tolerance, "{i}: {got} for {want}");
     }
 }
 

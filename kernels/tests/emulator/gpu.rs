@@ -1,5 +1,5 @@
-//! Minimal driver of the emulator for tests: memory, kernels from source text, launches, through the
-//! backend's symbol tables.
+//! Minimal host API of the emulated GPU for tests, over the function tables of the GPU backend: memory,
+//! kernels compiled from source text, and launches.
 
 use std::ffi::{CString, c_char, c_void};
 
@@ -8,7 +8,7 @@ use kernels::gpu::HEADERS;
 
 use crate::emulated_gpu;
 
-/// The emulator's driver and run-time compiler.
+/// An emulated GPU: its driver and run-time compiler, and one stream.
 pub(crate) struct EmulatedGpu {
     pub(crate) driver: DriverApi,
     rtc: RtcApi,
@@ -23,7 +23,7 @@ pub(crate) struct EmulatedMemory {
     pub(crate) bytes: usize,
 }
 
-/// One argument of a kernel.
+/// One argument of a kernel launch.
 #[derive(Clone, Copy)]
 pub(crate) enum KernelArg {
     At(EmulatedMemory),
@@ -31,7 +31,7 @@ pub(crate) enum KernelArg {
     F32(f32),
 }
 
-/// Blocks, threads per block, dynamic shared memory in bytes.
+/// Shape of a launch: number of blocks, threads per block, and dynamic shared memory in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct LaunchShape(pub(crate) u32, pub(crate) u32, pub(crate) u32);
 
@@ -54,12 +54,13 @@ impl EmulatedGpu {
         Self { driver, rtc, stream, set_seed }
     }
 
-    /// Sets the order of lanes and waves; see `Order` in `kernels/emu/block.h`.
+    /// Sets the order in which lanes and warps run; see `Order` in `kernels/emu/block.h`.
     pub(crate) fn seed(&self, seed: u64) {
         (self.set_seed)(seed);
     }
 
-    /// Compiles a source to a shared object, or returns the compiler's log. `edit` changes headers first.
+    /// Compiles a source to a shared object, or returns the compiler's log. `edit` may change the text of
+    /// each header.
     pub(crate) fn try_compile(
         &self,
         source: &str,
@@ -101,13 +102,13 @@ impl EmulatedGpu {
         }
     }
 
-    /// Returns the kernel `name` of a source.
+    /// Compiles a source and returns its kernel `name`.
     pub(crate) fn kernel(&self, source: &str, options: &[&str], name: &str) -> DriverPtr {
         let [kernel] = self.kernels(source, options, [name]);
         kernel
     }
 
-    /// Returns kernels of one source.
+    /// Compiles a source and returns several of its kernels.
     pub(crate) fn kernels<const N: usize>(
         &self,
         source: &str,
@@ -119,7 +120,7 @@ impl EmulatedGpu {
         names.map(|name| self.function(module, name))
     }
 
-    /// Loads an image as a module of the device.
+    /// Loads a compiled image as a module of the device.
     pub(crate) fn load(&self, image: &[u8]) -> DriverPtr {
         let mut module = std::ptr::null_mut();
         // SAFETY: a writable out pointer, and a complete image.
@@ -128,7 +129,7 @@ impl EmulatedGpu {
         module
     }
 
-    /// Returns a kernel of a module.
+    /// The kernel `name` of a module.
     pub(crate) fn function(&self, module: DriverPtr, name: &str) -> DriverPtr {
         let name = CString::new(name).unwrap();
         let mut function = std::ptr::null_mut();
@@ -138,7 +139,7 @@ impl EmulatedGpu {
         function
     }
 
-    /// Launches, and returns the driver's status code.
+    /// Launches a kernel and returns the driver's status code.
     pub(crate) fn try_launch(
         &self,
         kernel: DriverPtr,
@@ -171,7 +172,7 @@ impl EmulatedGpu {
         assert_eq!(self.try_launch(kernel, shape, args), code::SUCCESS);
     }
 
-    /// Allocates device memory, filled with NaN.
+    /// Allocates device memory, which the emulator fills with NaN.
     pub(crate) fn alloc(&self, bytes: usize) -> EmulatedMemory {
         let mut at = std::ptr::null_mut();
         // SAFETY: the out pointer is writable.

@@ -1,4 +1,5 @@
-//! Injected bugs: each must be detected, by a wrong value, a rule violation, or a sanitizer.
+//! Kernels with injected bugs: each bug must be detected by a wrong value, a violation of the emulator's
+//! rules, or a sanitizer.
 
 use hip_runtime_sys::DriverPtr;
 
@@ -48,7 +49,7 @@ impl InjectedAttentionCase {
         Self { inputs, want }
     }
 
-    /// Launches with 256 threads and returns the largest error; infinite for NaN.
+    /// Launches 256 threads and returns the largest error of the output; infinite for NaN.
     pub(crate) fn error(&self, gpu: &EmulatedGpu, kernel: DriverPtr, waves: u32) -> f64 {
         let out = gpu.alloc(4 * LENS.len() * D);
         let [q, keys, vals, table, lens] = self.inputs.map(KernelArg::At);
@@ -69,17 +70,17 @@ impl InjectedAttentionCase {
 
 pub(crate) const ROWS: &str = include_str!("kernels/rows.hip");
 pub(crate) const ATTENTION: &str = include_str!("kernels/attention.hip");
-/// Compiler options of both wave sizes, and the number of waves in 256 threads.
+/// For both warp sizes: the compiler option, and the number of warps in 256 threads.
 pub(crate) const WARPS: [(&str, u32); 2] = [("-DWARP_SIZE=64", 4), ("-DWARP_SIZE=32", 8)];
 const COLS: usize = 777;
 
-/// Replaces `from`, which must occur exactly once in `text`.
+/// Replaces `from`, which must occur exactly once in `text`, by `to`.
 pub(crate) fn inject_bug(text: &str, from: &str, to: &str) -> String {
     assert_eq!(text.matches(from).count(), 1, "no unique match to inject the bug at: {from}");
     text.replace(from, to)
 }
 
-/// Returns the kernel `sums_twice` with a change in the block reduction of `dev/collective.h`.
+/// The kernel `sums_twice` compiled with a change in the block reduction of `dev/collective.h`.
 pub(crate) fn reduction_bug(gpu: &EmulatedGpu, wave: &str, from: &str, to: &str) -> DriverPtr {
     let edit = |name: &str, text: &str| match name {
         "dev/collective.h" => inject_bug(text, from, to),
@@ -89,7 +90,7 @@ pub(crate) fn reduction_bug(gpu: &EmulatedGpu, wave: &str, from: &str, to: &str)
     gpu.function(gpu.load(&image.unwrap_or_else(|log| panic!("{log}"))), "sums_twice")
 }
 
-/// Largest error of `sums_twice` over rows of random values.
+/// Largest error of `sums_twice` over three rows of random values.
 pub(crate) fn sums_error(gpu: &EmulatedGpu, kernel: DriverPtr) -> f64 {
     let x = values(3 * COLS);
     let (input, y) = (gpu.upload(&x), gpu.upload(&[0f32; 6]));
@@ -105,7 +106,7 @@ pub(crate) fn sums_error(gpu: &EmulatedGpu, kernel: DriverPtr) -> f64 {
     errors.fold(0.0, |worst, e| if e.is_nan() { f64::INFINITY } else { worst.max(e) })
 }
 
-/// Whether at least one order of waves gives a wrong result.
+/// Whether at least one order of warps gives a wrong result.
 fn some_order_is_wrong(gpu: &EmulatedGpu, error: impl Fn() -> f64) -> bool {
     (0..8).any(|seed| {
         gpu.seed(seed);
@@ -145,7 +146,7 @@ fn a_missing_barrier_before_a_merge_is_caught() {
     }
 }
 
-/// Launches a kernel that violates a rule, in a child process, and returns the child's output.
+/// Runs a test whose kernel violates a rule in a child process, and returns the child's output.
 fn rule_violation(name: &str) -> String {
     let output = child_process::run(
         &format!("injected_bugs::{name}"),
@@ -155,7 +156,7 @@ fn rule_violation(name: &str) -> String {
     child_process::text(&output)
 }
 
-/// A failed launch makes the device unusable: the launch and all later calls return the error.
+/// Checks that a launch fails, and that the device is then unusable: all later calls return the same error.
 fn launch_fails(source: &str, name: &str, shape: LaunchShape, more: &[KernelArg]) {
     let gpu = EmulatedGpu::open();
     let (input, y) = (gpu.upload(&values(3 * COLS)), gpu.alloc(3 * 2 * 4));
@@ -252,7 +253,7 @@ fn long_wait() {
 
 #[test]
 fn long_wait_is_not_a_deadlock() {
-    // With a zero progress timeout every check of the waiting blocks must find progress.
+    // With a progress timeout of zero, each check of the waiting blocks must find progress.
     let output =
         child_process::run("injected_bugs::long_wait", &[("HIPEMU_PROGRESS_TIMEOUT_MS", "0")]);
     child_process::passed(&output);

@@ -1,4 +1,4 @@
-//! Tests of the emulated GPU: correct kernels give correct results in every order of lanes and waves,
+//! Tests of the emulated GPU: correct kernels give correct results in every order of lanes and warps,
 //! injected bugs are detected, and the driver's rules (memory, capture, replay) are those of hardware.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]

@@ -10,7 +10,7 @@ const WGMMA: &str = include_str!("kernels/wgmma.hip");
 
 const F16: &str = "-DHALF_F16=1";
 
-/// Rounds to the 16-bit type (f16 or bf16); `wide` converts back.
+/// Bits of `x` rounded to f16 or bf16; `wide` converts back.
 fn narrow(x: f32, f16: bool) -> u16 {
     if f16 { half::f16::from_f32(x).to_bits() } else { half::bf16::from_f32(x).to_bits() }
 }
@@ -34,13 +34,13 @@ fn fp8_value(bits: u8, fnuz: bool) -> f64 {
     if bits >> 7 == 1 { -size } else { size }
 }
 
-/// `C + A B` in f64 for `A [m, k]`, `B [k, n]`.
+/// `C + A B` in f64, for `A [m, k]`, `B [k, n]` and `C [m, n]`.
 fn product(c: &[f32], a: &[f64], b: &[f64], [n, k]: [usize; 2]) -> Vec<f64> {
     let dot = |i: usize| (0..k).map(|j| a[i / n * k + j] * b[j * n + i % n]).sum::<f64>();
     c.iter().enumerate().map(|(i, c)| f64::from(*c) + dot(i)).collect()
 }
 
-/// A compiled source.
+/// A source with MMA kernels, compiled and loaded for one warp size and 16-bit type.
 struct MatrixModule {
     module: DriverPtr,
     warp_size: u32,
@@ -49,7 +49,7 @@ struct MatrixModule {
 }
 
 impl MatrixModule {
-    /// Compiled for f16 if `half` is given, else for bf16.
+    /// Compiles for f16 if `half` is given, otherwise for bf16.
     fn new(gpu: &EmulatedGpu, source: &str, option: &str, half: Option<&str>) -> Self {
         let options: Vec<&str> = [option].into_iter().chain(half).collect();
         let image = gpu.try_compile(source, &options, |_, text| text.to_owned());
@@ -59,8 +59,8 @@ impl MatrixModule {
     }
 }
 
-/// Runs a kernel of one wave on `m × n × k` and compares; elements are of the 16-bit type, or fp8 bits below
-/// 64.
+/// Runs a kernel of one warp on an `m × n × k` product and compares the result with `product`. Elements are
+/// random numbers of the 16-bit type, or fp8 bits below 64.
 fn check(gpu: &EmulatedGpu, build: &MatrixModule, name: &str, sizes: [usize; 3]) {
     check_launch(gpu, build, name, sizes, LaunchShape(1, build.warp_size, 0));
 }
@@ -147,7 +147,7 @@ fn the_matrix_builtins_of_amd_are_right() {
 fn nearest_fp8(x: f32, fnuz: bool) -> u8 {
     let x = f64::from(x);
     let sign = if x.is_sign_negative() { 0x80 } else { 0 };
-    let size = x.abs().min(1e6); // Infinities would make all distances equal.
+    let size = x.abs().min(1e6); // With infinities all distances would be equal.
     let distance = |bits: &u8| (fp8_value(*bits, fnuz) - size).abs();
     let last = if fnuz { 0x7f } else { 0x7e };
     let best =
@@ -161,7 +161,7 @@ fn fp8_reads_and_rounds_in_both_dialects() {
     let gpu = EmulatedGpu::open();
     for (option, fnuz) in [("-DFP8_FNUZ=0", false), ("-DFP8_FNUZ=1", true)] {
         let mut x: Vec<f32> = values(3000).iter().map(|v| (v * 24.0).exp2() * v.signum()).collect();
-        // Every number, the midpoints of adjacent numbers, and values beyond the largest.
+        // Tests every fp8 number, the midpoints of adjacent numbers, and values beyond the largest.
         let numbers: Vec<f32> =
             (0..=255).map(|b| fp8_value(b, fnuz) as f32).filter(|v| !v.is_nan()).collect();
         x.extend(numbers.windows(2).map(|w| f32::midpoint(w[0], w[1])));

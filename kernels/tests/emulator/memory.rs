@@ -1,4 +1,5 @@
-//! Memory of the emulated device: limits, poison, bounds checks of copies, and rejected launches.
+//! Memory of the emulated GPU: size limits, poisoned allocations, bounds checks of copies; and rejected
+//! launches.
 
 use hip_runtime_sys::code;
 
@@ -58,7 +59,8 @@ fn memory_runs_out_at_the_configured_size() {
 #[test]
 fn launches_over_the_limits_are_rejected() {
     let gpu = EmulatedGpu::open();
-    let kernel = gpu.kernel(ROWS, &[], "count_threads"); // Compiled for at most 256 threads.
+    // This kernel is compiled for at most 256 threads per block.
+    let kernel = gpu.kernel(ROWS, &[], "count_threads");
     let count = gpu.upload(&[0u32; 3]);
     for (shape, expected) in [
         (LaunchShape(1, 256, 64 << 10), code::SUCCESS),

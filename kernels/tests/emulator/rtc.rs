@@ -1,4 +1,5 @@
-//! The run-time compiler: errors in the caller's terms, options, and the visible symbols of a module.
+//! The emulated run-time compiler: errors with the caller's file names and lines, options, and the visible
+//! symbols of a module.
 
 use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
 use crate::injected_bugs::ROWS;

@@ -1,5 +1,5 @@
 //! Kernels under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer: correct kernels
-//! run clean, and bugs that give correct values are detected. Skipped if the compiler has no sanitizers.
+//! give no report, and bugs that give correct values are detected. Skipped if the compiler has no sanitizers.
 
 use crate::child_process::{KernelSanitizer, passed, sanitized, text};
 use crate::correct_kernels::values;
@@ -9,12 +9,12 @@ use crate::injected_bugs::{
     sums_error,
 };
 
-/// Runs a child test of this file; `None` if the sanitizer is not available.
+/// Runs an ignored test of this file under a sanitizer; `None` if the sanitizer is not available.
 fn run(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Option<std::process::Output> {
     sanitized(&format!("sanitizers::{name}"), sanitizer, seed)
 }
 
-/// Asserts that the sanitizer ended the child with this report.
+/// Panics unless the sanitizer ended the child with this report.
 fn caught(name: &str, sanitizer: KernelSanitizer, seed: u64, report: &str) {
     let Some(output) = run(name, sanitizer, seed) else { return };
     let text = text(&output);
@@ -56,7 +56,7 @@ fn correct_kernels_are_clean() {
     }
 }
 
-/// Runs the attention kernel with an injected bug, with four waves.
+/// Launches the attention kernel with an injected bug, with four warps.
 fn attention_bug(from: &str, to: &str) {
     let gpu = EmulatedGpu::open();
     let kernel =

@@ -1,4 +1,5 @@
-//! Paged attention: decodes, prefills and mixed batches, over random blocks, sequence slots and stale memory.
+//! Paged attention of the GPU: decodes, prefills and mixed batches, with random block tables, sequence slots
+//! and stale memory.
 
 use device::{Buffer, DType, DeviceDriver, MatRef, bf16, f16};
 use kernels::{
@@ -8,23 +9,23 @@ use kernels::{
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, rounded, tolerance};
 use crate::support::{RandomNumbers, S};
 
-/// Query heads, KV heads, head dim, block size.
+/// Number of query heads, number of KV heads, head dimension, and tokens per block.
 type HeadShape = (usize, usize, usize, usize);
 
-/// Rows, and a KV pool with their keys and values on both devices.
+/// Rows of an attention step, and a KV pool with their keys and values on both devices.
 struct PagedAttentionCase {
     heads: usize,
-    /// First visible position.
+    /// First visible position; earlier positions are masked for all queries.
     first_position: usize,
     layouts: [KvLayout; 2],
     pools: [Buffer; 2],
     /// Tokens and context length of each row.
     rows: Vec<(usize, usize)>,
     tables: Vec<i32>,
-    /// Block table (sequence slot) of each row.
+    /// Sequence slot of each row, which selects its block table.
     seq_slots: Vec<i32>,
     width: usize,
-    /// Maximum number of one-token rows per request.
+    /// Maximum number of one-token rows of a request, which are processed together.
     max_rows_per_request: usize,
 }
 
@@ -51,9 +52,9 @@ impl PagedAttentionCase {
         for i in (1..seq_slots.len()).rev() {
             seq_slots.swap(i, numbers.below(i + 1));
         }
-        let mut tables = vec![-7; seq_slots.len() * width]; // Never read beyond a context.
+        let mut tables = vec![-7; seq_slots.len() * width]; // Entries after a row's blocks are never read.
         seq_slots.truncate(rows.len());
-        // NaN everywhere, as left by previous requests.
+        // Fills the pool with NaN, as previous requests may leave it.
         let stale = vec![f32::NAN; gpu.bytes() / dtype.bytes()];
         let mut values = [stale.clone(), stale];
         let mut left = blocks;
@@ -91,7 +92,7 @@ impl PagedAttentionCase {
         }
     }
 
-    /// Replaces each row by `tokens` one-token rows of the same request.
+    /// Replaces row `i` by `tokens[i]` one-token rows of the same request.
     fn split_into_single_tokens(&mut self, tokens: &[usize]) {
         let requests = self.rows.iter().zip(&self.seq_slots).zip(tokens);
         let each = requests.flat_map(|((row, seq_slot), &tokens)| {
@@ -101,14 +102,14 @@ impl PagedAttentionCase {
         self.max_rows_per_request = *tokens.iter().max().unwrap();
     }
 
-    /// Random queries `[T, N D]`.
+    /// Random queries: `[tokens, heads * head_dim]`.
     fn queries(&self, pair: &DevicePair, numbers: &mut RandomNumbers) -> TwinMatrix {
         let tokens = self.rows.iter().map(|r| r.0).sum();
         let width = self.heads * self.layouts[0].head_dim;
         pair.random(numbers, self.layouts[0].dtype, tokens, width)
     }
 
-    /// Runs one step of all rows, on the GPU and, with `with_cpu`, on the CPU.
+    /// Runs one step with all rows on the GPU, and also on the CPU if `with_cpu`.
     fn run(&self, pair: &DevicePair, q: &TwinMatrix, with_cpu: bool) -> TwinMatrix {
         let rows = self.rows.len();
         let mut cu_q = vec![0i32];
@@ -165,7 +166,7 @@ pub(crate) fn check(pair: &DevicePair, heads: HeadShape, dtype: DType, rows: &[(
     check_from(pair, heads, dtype, rows, 0);
 }
 
-/// Compares GPU and CPU with positions before `first` masked.
+/// Compares GPU and CPU if positions before `first_position` are masked.
 fn check_from(
     pair: &DevicePair,
     heads: HeadShape,
@@ -187,29 +188,30 @@ fn check_from(
 fn attention_agrees_with_the_cpu() {
     use DType::{BF16, F32};
     for pair in &pairs() {
-        // Decodes: one split, several, a partial last split.
+        // Decodes with one split of the keys, with several splits, and with a partial last split.
         check(pair, (4, 2, 128, 16), BF16, &[(1, 1), (1, 129), (1, 300)]);
         check(pair, (8, 1, 64, 32), BF16, &[(1, 33), (1, 128)]);
-        // A batch large enough for longer splits.
+        // A batch that is large enough for longer splits.
         let many = [(1, 1000), (1, 449), (1, 1), (1, 448), (1, 897), (1, 130)];
         check(pair, (4, 2, 128, 16), BF16, &many);
         check(pair, (8, 1, 64, 32), BF16, &many);
-        // Prefills: whole, chunks after a prefix, more (query, head) pairs than a block processes.
+        // Prefills: whole prompts, chunks after a prefix, and more (query, head) pairs than one block
+        // processes.
         check(pair, (8, 2, 128, 16), BF16, &[(37, 37), (5, 100), (2, 16)]);
         check(pair, (3, 1, 64, 64), BF16, &[(70, 75)]);
-        // Several steps of keys, ends within a block, within a step and on its boundary, more rows than
-        // tiles.
+        // Several steps over the keys; contexts that end within a block, within a step and at its boundary;
+        // and more rows than tiles.
         check(pair, (5, 1, 128, 16), BF16, &[(30, 270), (4, 256), (3, 129), (2, 2)]);
         check(pair, (16, 1, 64, 48), BF16, &[(20, 20), (7, 250)]);
-        // Prefill and decode in one step.
+        // Prefill and decode rows in one step.
         check(pair, (2, 2, 64, 16), BF16, &[(1, 40), (1, 7), (20, 30), (1, 9)]);
-        // Shapes that the tiled kernels do not support.
+        // Shapes that the tiled kernels do not support, which use other kernels.
         check(pair, (4, 2, 48, 6), BF16, &[(1, 9), (7, 20)]);
         check(pair, (2, 1, 80, 16), F32, &[(1, 40), (9, 70)]);
     }
 }
 
-/// More tokens than the maximum grid size of any dimension but the first.
+/// Runs more tokens than the maximum grid size of any dimension but the first.
 #[test]
 fn any_number_of_tokens() {
     for pair in &pairs() {
@@ -217,7 +219,7 @@ fn any_number_of_tokens() {
     }
 }
 
-/// An MTP module has no entry at a request's first position.
+/// Attention of an MTP module, which has no KV entry at a request's first position.
 #[test]
 fn attention_skips_masked_first_position() {
     use DType::{BF16, F32};
@@ -232,7 +234,7 @@ fn attention_skips_masked_first_position() {
     }
 }
 
-/// More rows than threads in a block: every thread of the split schedule has several rows.
+/// With more rows than threads in a block, every thread that computes the split schedule has several rows.
 #[test]
 fn decodes_of_many_rows_agree_with_the_cpu() {
     let rows: Vec<_> = (0..300).map(|row| (1, 1 + row * 7 % 45 + row % 50 / 49 * 900)).collect();
@@ -241,7 +243,7 @@ fn decodes_of_many_rows_agree_with_the_cpu() {
     }
 }
 
-/// A query of a prompt gives the same bits alone and in a batch, and with its row whole or chunked.
+/// A query of a prompt has the same bits alone and in a batch, and whether its prompt is one row or chunked.
 #[test]
 fn chunked_prefill_matches_whole_prefill_bitwise() {
     let heads = (6, 2, 64, 16);
@@ -260,7 +262,7 @@ fn chunked_prefill_matches_whole_prefill_bitwise() {
                 (case.rows, case.seq_slots) = (vec![(n, context - tokens + to)], vec![seq_slot]);
                 let q = pair.put(&values[at..at + n * width], n, width);
                 let [single_row, _] = pair.read_floats(&case.run(pair, &q, false));
-                // A single token is a decode, which sums in another order.
+                // A single token is a decode row, which sums in another order.
                 if n > 1 {
                     assert_eq!(single_row, all[at..at + n * width], "{from} to {to} of {tokens}");
                 }
@@ -270,7 +272,7 @@ fn chunked_prefill_matches_whole_prefill_bitwise() {
     }
 }
 
-/// A padding row of a captured graph has no keys: it gives zeros, and does not affect other rows.
+/// A padding row of a captured graph has no keys: its output is zeros, and it does not affect other rows.
 #[test]
 fn rows_without_keys_are_zero() {
     for pair in &pairs() {
@@ -289,7 +291,7 @@ fn rows_without_keys_are_zero() {
     }
 }
 
-/// A decode gives the same bits in small batches, and in large batches, whatever the grid.
+/// Decode rows have the same bits in small and in large batches, for any grid size.
 #[test]
 fn decodes_are_batch_invariant() {
     let heads = (4, 2, 64, 16);
@@ -302,8 +304,9 @@ fn decodes_are_batch_invariant() {
     }
 }
 
-/// Tokens of a request with draft tokens share its keys, and match both the CPU and, bit for bit, each of
-/// them alone: over splits that begin or end between them, and with more tokens than one block processes.
+/// One-token rows of a request with draft tokens are processed together. Each matches the CPU, and bit for
+/// bit the row alone: with splits that begin or end between the rows' contexts, and with more rows than one
+/// block processes.
 #[test]
 fn successive_tokens_of_a_request_agree_with_the_cpu() {
     let requests = [(1, 259), (1, 1), (1, 0), (1, 452), (1, 18), (1, 17), (1, 900)];
@@ -325,8 +328,8 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
             let all = case.run(pair, &q, true);
             pair.check(&what, &all, tolerance(dtype));
             let [all, _] = pair.read_floats(&all);
-            // The same number of rows, so that splits have equal length, in an order that separates the
-            // tokens of each request.
+            // The number of rows stays the same, so that splits have equal length; the order separates the
+            // rows of each request.
             let permuted: Vec<usize> = (0..rows.len()).map(|i| i * 8 % rows.len()).collect();
             (case.rows, case.seq_slots) = permuted.iter().map(|&i| (rows[i], seq_slots[i])).unzip();
             let values: Vec<bf16> =
@@ -340,7 +343,7 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
     }
 }
 
-/// Rows give the same bits all at once and `part` rows at a time.
+/// Checks that rows have the same bits all in one batch and `part` rows at a time.
 fn check_batch_invariance(
     pair: &DevicePair,
     heads: HeadShape,

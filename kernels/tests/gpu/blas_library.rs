@@ -1,4 +1,4 @@
-//! Linear layers on the BLAS library, replaced by a mock library on the emulator.
+//! Linear layers on hipBLASLt, in place of which the emulator loads a mock library (`blaslt.cpp`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use kernels::gpu::GpuBackend;
 use crate::device_pair::{DevicePair, tolerance};
 use crate::support::{S, emulator};
 
-/// Returns the emulator with `blaslt.cpp` as its BLAS library.
+/// The emulated GPU with `blaslt.cpp` as its BLAS library.
 fn device() -> GpuBackend {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/blaslt.cpp");
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -28,7 +28,7 @@ fn device() -> GpuBackend {
     device
 }
 
-/// Checks a GEMM of this size for every combination of types, with and without a bias.
+/// Checks a GEMM of this size for every combination of dtypes, with and without a bias.
 fn check(pair: &DevicePair, rows: usize, n: usize, k: usize) {
     const F: DType = DType::F32;
     const B: DType = DType::BF16;
@@ -43,7 +43,7 @@ fn check(pair: &DevicePair, rows: usize, n: usize, k: usize) {
         let mut numbers = pair.numbers((rows * n) as u64);
         let x = pair.random(&mut numbers, types[0], rows, k);
         let [w, w_cpu] = pair.pack(&numbers.reals::<f32>(n * k), n, k, types[1]);
-        // A bf16 checkpoint has its bias in bf16.
+        // A bf16 checkpoint has bf16 biases.
         let bias: Vec<f32> = numbers.reals::<device::bf16>(n).iter().map(|x| x.to_f32()).collect();
         let bias = pair.put(&bias, 1, n);
         let mut y = pair.poisoned(types[2], rows, n);
@@ -63,8 +63,9 @@ fn check(pair: &DevicePair, rows: usize, n: usize, k: usize) {
 fn blas_gemm_agrees_with_the_cpu() {
     let pair = DevicePair::new(device().into());
     assert!(pair.gpu.name().contains("with a BLASLt library"), "{}", pair.gpu.name());
-    // Rows: within a bucket, at its end, odd (which requires its own plan in the mock library), in an
-    // unsupported bucket, in f32 beyond routers; 8 outputs are never supported.
+    // Numbers of rows within a bucket, at its end, odd (the mock requires an algorithm for the exact size),
+    // and in an unsupported bucket; and rows of f32 GEMMs beyond routers. The mock supports no GEMM with 8
+    // outputs.
     for (rows, n, k) in [
         (18, 24, 40),
         (32, 33, 18),
@@ -77,8 +78,8 @@ fn blas_gemm_agrees_with_the_cpu() {
     ] {
         check(&pair, rows, n, k);
     }
-    // Sizes first seen while serving, after autotuning is frozen: near one that was tuned, and with untuned
-    // weight shapes.
+    // Sizes that are first used after autotuning is frozen: near a tuned size, and with untuned weight
+    // shapes.
     pair.gpu.freeze_autotuning();
     for (rows, n, k) in [(50, 24, 40), (41, 16, 64), (18, 28, 44)] {
         check(&pair, rows, n, k);

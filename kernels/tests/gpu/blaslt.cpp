@@ -1,6 +1,6 @@
 // blaslt.cpp - a mock of hipBLASLt for tests on the emulator: checks every argument as strictly as possible,
-// then multiplies in memory shared by host and emulated device. GEMMs run at once, so they cannot be
-// captured.
+// then multiplies in memory that host and emulated device share. GEMMs run at once on the host, so they
+// cannot be captured.
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -18,7 +18,7 @@ struct Operation {
 };
 struct Layout { int type; uint64_t rows, cols; int64_t stride; };
 struct Preference { uint64_t workspace = 0; };
-// The heuristic's result identifies the GEMM that it was made for.
+// An algorithm that the heuristic returns; it identifies the GEMM size for which it was requested.
 struct Algorithm { uint64_t magic, columns, workspace; };
 struct Answer { Algorithm algorithm; uint64_t workspace; int32_t status; float waves; int32_t reserved[4]; };
 static_assert(sizeof(Algorithm) == 24 && sizeof(Answer) == 56, "as hipBLASLt lays it out");
@@ -45,7 +45,7 @@ bool known(const Layout* l) {
     return l && (l->type == F32 || l->type == BF16) && l->rows && l->cols && l->stride >= (int64_t)l->rows;
 }
 
-// y^T = W x^T, W transposed: the only supported GEMM.
+// Whether the GEMM is the only supported one: y^T = W x^T, with W transposed.
 bool fits(const Operation* o, const Layout* a, const Layout* b, const Layout* c, const Layout* d) {
     return o && known(a) && known(b) && known(d) && c == d && o->trans_a == OP_T && o->trans_b == OP_N &&
            a->type == b->type && (d->type == F32 || d->type == a->type) && a->rows == b->rows && a->cols == d->rows &&
@@ -95,13 +95,13 @@ API hipblasLtMatmulPreferenceSetAttribute(Preference* p, int attribute, const vo
 API hipblasLtMatmulAlgoGetHeuristic(void* h, Operation* o, Layout* a, Layout* b, Layout* c, Layout* d, Preference* p,
                                     int wanted, Answer* answers, int* found) {
     if (h != &handle || !fits(o, a, b, c, d) || wanted < 1) return INVALID_VALUE;
-    // Buckets of 48 rows are unsupported, so that the caller requests the exact size; 8 outputs are
-    // unsupported at any size.
+    // Buckets of 48 rows are unsupported, so that the caller has to query the exact number of rows; 8 outputs
+    // are unsupported for any number of rows.
     if (b->cols == 48 || a->cols == 8) {
         *found = 0;
         return NOT_SUPPORTED;
     }
-    // Every second algorithm does not support any GEMM: a caller that requests several has to try them.
+    // Every second algorithm supports no GEMM, so that a caller that queries several has to try them.
     *found = wanted < 3 ? wanted : 3;
     for (int i = 0; i < *found; ++i)
         answers[i] = Answer{{i % 2 ? BROKEN : MAGIC, b->cols, p->workspace}, p->workspace, OK, 1.f, {}};
@@ -115,7 +115,8 @@ API hipblasLtMatmul(void* h, Operation* o, const float* alpha, const void* a, La
     if (algorithm->magic == BROKEN) return NOT_SUPPORTED;
     if (algorithm->magic != MAGIC || algorithm->workspace > bytes || !workspace) return INVALID_VALUE;
     if (algorithm->columns < lb->cols) return INVALID_VALUE;
-    // Odd sizes require a dedicated algorithm: a caller that buckets sizes has to query again.
+    // Odd numbers of rows require an algorithm that was queried for exactly this number, so that a caller
+    // that uses buckets has to query again.
     if (lb->cols % 2 && algorithm->columns != lb->cols) return NOT_SUPPORTED;
     const bool with_bias = o->epilogue == EPILOGUE_BIAS;
     if (with_bias && (!o->bias || o->bias_type != ld->type)) return INVALID_VALUE;

@@ -1,4 +1,5 @@
-//! Memory, copies, fences (GPU events), timestamps and captured graphs.
+//! Operations of the GPU backend other than kernels: memory, copies, fences (GPU events), timestamps and
+//! captured graphs.
 
 use device::{DType, DeviceDriver, DeviceStream, MatRef, PinnedBuffer};
 use kernels::TensorAdd;
@@ -42,7 +43,7 @@ fn memory_is_zero_and_aligned() {
     }
 }
 
-/// A copy is ordered after earlier launches and before later ones, without a wait.
+/// A copy is ordered after earlier launches and before later ones on its stream, without a wait of the host.
 #[test]
 fn copies_keep_order() {
     for pair in &pairs() {
@@ -64,7 +65,7 @@ fn copies_keep_order() {
     }
 }
 
-/// A replay reads the buffers' contents at replay time.
+/// A replayed graph reads what its buffers contain at the time of the replay.
 #[test]
 fn graphs_replay() {
     for pair in &pairs() {
@@ -72,7 +73,8 @@ fn graphs_replay() {
         let mut x = pair.put(&[1f32; FLOATS], 1, FLOATS);
         let mut y = pair.poisoned(DType::F32, 1, FLOATS);
         let mut z = pair.poisoned(DType::F32, 1, FLOATS);
-        add(pair, &mut y, x.gpu(), x.gpu()); // Compiles.
+        // The first launch compiles the kernel, which is not permitted during a capture.
+        add(pair, &mut y, x.gpu(), x.gpu());
         assert_eq!(gpu_floats(pair, &y), [2.0; FLOATS]);
         pair.gpu.begin_capture(&S).unwrap();
         add(pair, &mut y, x.gpu(), x.gpu());
@@ -86,7 +88,7 @@ fn graphs_replay() {
     }
 }
 
-/// Operations that would invalidate a capture are rejected, and the capture remains valid.
+/// Calls that would invalidate a capture return an error, and the capture remains valid.
 #[test]
 fn unsafe_calls_during_capture_are_rejected() {
     for pair in &pairs() {
@@ -118,7 +120,7 @@ fn unsafe_calls_during_capture_are_rejected() {
     }
 }
 
-/// Freeing waits for the device, which is not allowed during a capture: it is deferred until the capture
+/// Freeing memory waits for the device, which a capture does not permit, so it is deferred until the capture
 /// ends.
 #[test]
 fn memory_dropped_in_a_capture_is_freed_after_it() {
@@ -136,7 +138,7 @@ fn memory_dropped_in_a_capture_is_freed_after_it() {
     }
 }
 
-/// One thread launches, another one waits.
+/// A fence that one thread records can be awaited by another thread.
 #[test]
 fn fences_can_be_awaited_on_other_threads() {
     for pair in &pairs() {
@@ -148,14 +150,14 @@ fn fences_can_be_awaited_on_other_threads() {
         let memory = waiter.join().unwrap();
         let floats: Vec<f32> = elements_of(&memory.bytes()[..FLOATS * 4]);
         assert_eq!(floats, [42.0; FLOATS]);
-        // Dropped without a wait: the memory stays allocated until the copy has completed.
+        // The download is dropped without a wait: its memory stays allocated until the copy has completed.
         drop(pair.gpu.start_download(&S, &y.gpu, memory, FLOATS * 4).unwrap());
         pair.gpu.synchronize(&S).unwrap();
         assert!(pair.gpu.synchronize(&DeviceStream(99)).is_err());
     }
 }
 
-/// GPU event timestamps are recorded after launches; a captured graph records them again in every replay.
+/// GPU events record timestamps after launches; a captured graph records them in every replay.
 #[test]
 fn timestamps_separate_launches() {
     for pair in &pairs() {
@@ -200,7 +202,7 @@ fn timestamps_separate_launches() {
     }
 }
 
-/// A dry run has no effect except compiled kernels, which a capture may then use without a first eager
+/// A dry run compiles kernels and has no other effect. A capture may then use the kernels without an earlier
 /// launch.
 #[test]
 fn dry_run_only_compiles() {

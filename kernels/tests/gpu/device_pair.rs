@@ -1,4 +1,4 @@
-//! A GPU paired with the CPU reference device, and matrices on both.
+//! A GPU paired with the CPU as its reference device, and matrices that exist on both.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -12,23 +12,23 @@ use kernels::{HostMat, KernelBackend, PackedMatrix};
 
 use crate::support::{RandomNumbers, S, devices, devices_of};
 
-/// Returns every device under test, each with a reference device.
+/// Every GPU under test, each with a reference device.
 pub(crate) fn pairs() -> Vec<DevicePair> {
     devices().into_iter().map(DevicePair::new).collect()
 }
 
-/// Returns device pairs with f16 on the GPU; the reference device computes in f32, from values that are exact
-/// in f16.
+/// Every GPU under test with f16 as its 16-bit type. The reference device computes in f32 from values that
+/// are exact in f16.
 pub(crate) fn f16_pairs() -> Vec<DevicePair> {
     devices_of(HalfDtype::F16).into_iter().map(DevicePair::new).collect()
 }
 
-/// Returns the reference device's type for `dtype`.
+/// The dtype in which the reference device stores a matrix that is `dtype` on the GPU.
 pub(crate) fn on_cpu(dtype: DType) -> DType {
     if dtype == DType::F16 { DType::F32 } else { dtype }
 }
 
-/// Returns the value of `x` that both devices store; f32 matrices of the reference device store it exactly.
+/// `x` rounded to a value that both devices store exactly: for f16, the reference device stores it as f32.
 pub(crate) fn rounded(x: f32, dtype: DType) -> f32 {
     if dtype == DType::F16 { f16::from_f32(x).to_f32() } else { x }
 }
@@ -41,7 +41,7 @@ pub(crate) struct DevicePair {
 }
 
 impl DevicePair {
-    /// Returns the GPU backend and the CPU backend.
+    /// The GPU backend and the CPU backend.
     pub(crate) fn backends(&self) -> [KernelBackend; 2] {
         [Arc::clone(&self.gpu).into(), Arc::clone(&self.cpu).into()]
     }
@@ -49,13 +49,13 @@ impl DevicePair {
     pub(crate) fn new(gpu: Arc<GpuBackend>) -> Self {
         let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());
         let seed = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 40);
-        println!("{}, HADRON_SEED={seed}", gpu.name()); // Shown if the test fails.
+        println!("{}, HADRON_SEED={seed}", gpu.name()); // Standard output is shown if the test fails.
         let cpu = CpuBackend::new(CpuConfig { threads: 2, ..CpuConfig::default() }).unwrap();
         let cpu = Arc::new(cpu);
         Self { gpu, cpu, seed }
     }
 
-    /// Returns random numbers, different in every run, equal for every call with the same `salt`.
+    /// Random numbers that differ in every run, but are equal for every call with the same `salt`.
     pub(crate) fn numbers(&self, salt: u64) -> RandomNumbers {
         RandomNumbers::new(self.seed ^ salt.wrapping_mul(0x1_0000_0001))
     }
@@ -71,7 +71,7 @@ impl DevicePair {
         twin
     }
 
-    /// Returns random floats in (−1, 1) as `dtype` on both devices.
+    /// A matrix of random floats in (−1, 1), as `dtype` on both devices.
     pub(crate) fn random(
         &self,
         numbers: &mut RandomNumbers,
@@ -103,8 +103,8 @@ impl DevicePair {
         }
     }
 
-    /// Returns a matrix with all bits set, which is NaN as a float and −1 as an integer: a kernel must write
-    /// every element.
+    /// A matrix with all bits set, which are NaN as floats and −1 as integers: a kernel must overwrite every
+    /// element.
     pub(crate) fn poisoned(&self, dtype: DType, rows: usize, cols: usize) -> TwinMatrix {
         let mut twin = self.zeros(dtype, rows, cols);
         let bytes = vec![0xff; rows * cols * on_cpu(dtype).bytes()];
@@ -119,7 +119,7 @@ impl DevicePair {
         TwinMatrix { gpu, cpu, dtype, rows, cols }
     }
 
-    /// Packs a weight matrix on both devices.
+    /// Packs a weight matrix for each device.
     pub(crate) fn pack(
         &self,
         values: &[f32],
@@ -133,8 +133,7 @@ impl DevicePair {
         [self.gpu.pack(&parts, dtype).unwrap(), self.cpu.pack(&parts, on_cpu(dtype)).unwrap()]
     }
 
-    /// Reads both results of a twin matrix, the GPU's first; not for f16, which the reference device does not
-    /// have.
+    /// The contents of both matrices, the GPU's first. Not for f16, which the reference device does not have.
     pub(crate) fn read<T: DeviceElement>(&self, twin: &TwinMatrix) -> [Vec<T>; 2] {
         assert_eq!((T::DTYPE, T::DTYPE), (twin.dtype, on_cpu(twin.dtype)));
         let elements = twin.rows * twin.cols;
@@ -143,7 +142,7 @@ impl DevicePair {
         [self.read_gpu(twin), elements_of(&bytes)]
     }
 
-    /// Reads the GPU's result of a twin matrix.
+    /// The contents of the GPU's matrix.
     pub(crate) fn read_gpu<T: DeviceElement>(&self, twin: &TwinMatrix) -> Vec<T> {
         assert_eq!(T::DTYPE, twin.dtype);
         let mut bytes = vec![0; twin.rows * twin.cols * twin.dtype.bytes()];
@@ -151,7 +150,7 @@ impl DevicePair {
         elements_of(&bytes)
     }
 
-    /// Reads both results of a twin matrix of floats, as f32.
+    /// The contents of both float matrices as f32, the GPU's first.
     pub(crate) fn read_floats(&self, twin: &TwinMatrix) -> [Vec<f32>; 2] {
         match twin.dtype {
             DType::BF16 => {
@@ -167,18 +166,18 @@ impl DevicePair {
         }
     }
 
-    /// Fails if a twin matrix's results differ by more than `tolerance` of the largest expected value.
+    /// Panics if both matrices differ by more than `tolerance` times the largest expected value.
     pub(crate) fn check(&self, what: &str, twin: &TwinMatrix, tolerance: f32) {
         let [got, expected] = self.read_floats(twin);
         let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
         for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
             let (row, col) = (i / twin.cols, i % twin.cols);
-            let close = (g - e).abs() <= tolerance * size; // False for NaN.
+            let close = (g - e).abs() <= tolerance * size; // The comparison is false for NaN.
             assert!(close, "{what}: [{row}, {col}] is {g}, expected {e}, of at most {size}");
         }
     }
 
-    /// Fails if a twin matrix's results differ in any element.
+    /// Panics if both matrices differ in any element.
     pub(crate) fn check_equal<T: DeviceElement + PartialEq + std::fmt::Debug>(
         &self,
         what: &str,
@@ -196,7 +195,7 @@ impl DevicePair {
     }
 }
 
-/// One matrix on both devices.
+/// A matrix that exists on the GPU and on the CPU, with one result on each.
 pub(crate) struct TwinMatrix {
     pub(crate) gpu: Buffer,
     pub(crate) cpu: Buffer,
@@ -206,29 +205,30 @@ pub(crate) struct TwinMatrix {
 }
 
 impl TwinMatrix {
-    /// View on the GPU, for reading.
+    /// View of the GPU's matrix, for reading.
     pub(crate) fn gpu(&self) -> MatRef<'_> {
         self.gpu.mat(self.dtype, self.rows, self.cols).unwrap()
     }
 
-    /// View on the CPU, for reading.
+    /// View of the CPU's matrix, for reading.
     pub(crate) fn cpu(&self) -> MatRef<'_> {
         self.cpu.mat(on_cpu(self.dtype), self.rows, self.cols).unwrap()
     }
 
-    /// View on the GPU, for writing.
+    /// View of the GPU's matrix, for writing.
     pub(crate) fn gpu_mut(&mut self) -> MatMut<'_> {
         self.gpu.mat_mut(self.dtype, self.rows, self.cols).unwrap()
     }
 
-    /// View on the CPU, for writing.
+    /// View of the CPU's matrix, for writing.
     pub(crate) fn cpu_mut(&mut self) -> MatMut<'_> {
         self.cpu.mat_mut(on_cpu(self.dtype), self.rows, self.cols).unwrap()
     }
 }
 
-/// Tolerance for one rounding to `dtype` and another order of sums, relative to the largest value. For f16
-/// the CPU computes in f32 without intermediate rounding, where a kernel rounds up to three times by 2^-11.
+/// Maximum error, relative to the largest value, for one rounding to `dtype` and another order of sums. For
+/// f16 the CPU computes in f32 without intermediate rounding, where a kernel rounds up to three times by
+/// 2^-11.
 pub(crate) fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => 8e-3,
@@ -237,19 +237,19 @@ pub(crate) fn tolerance(dtype: DType) -> f32 {
     }
 }
 
-/// Converts f16 bytes to f32.
+/// Converts bytes of f16 numbers to f32 numbers.
 fn widened(bytes: &[u8]) -> Vec<f32> {
     elements_of::<f16>(bytes).into_iter().map(f16::to_f32).collect()
 }
 
-/// Returns elements as the bytes stored on a device.
+/// Elements as the bytes that a device stores.
 pub(crate) fn bytes_of<T: DeviceElement>(data: &[T]) -> Vec<u8> {
     // SAFETY: an element has no padding.
     let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) };
     <[u8]>::to_vec(bytes)
 }
 
-/// Inverse of `bytes_of`.
+/// Elements from the bytes that a device stores; inverse of `bytes_of`.
 pub(crate) fn elements_of<T: DeviceElement>(bytes: &[u8]) -> Vec<T> {
     let size = size_of::<T>();
     assert!(bytes.len().is_multiple_of(size));

@@ -1,4 +1,4 @@
-//! Data movement around the MTP module: a GPU writes exactly what the CPU writes.
+//! Data movement of speculative decoding with an MTP module: a GPU writes exactly what the CPU writes.
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ const PASSES: usize = 3;
 const DEPTH: usize = PASSES + 2;
 const MAX_LEN: usize = 24;
 
-/// A row of one token with two drafts and its previous hidden state in its sequence slot; a row at position
-/// 0; a chunk that follows a block of another request; a row of one token with the maximum number of drafts,
-/// across the end of a block; a row without drafts.
+/// Rows of a step. A one-token row has two draft tokens and its previous hidden state in its sequence slot; a
+/// row starts at position 0; a chunk follows a block of another request; a one-token row has the maximum
+/// number of draft tokens, across the end of a block; a row has no draft tokens.
 fn rows() -> [DraftRow; 5] {
     let row = |seq_slot, len, drafts, state_in_slot, boundary_block| DraftRow {
         seq_slot,
@@ -50,8 +50,8 @@ fn rows() -> [DraftRow; 5] {
 /// Start positions of the rows.
 const STARTS: [i32; 5] = [9, 0, 8, 6, 15];
 
-/// Position of the first stored state per sequence slot: the states before the rows are at indices 1, 4 and 0
-/// of their slots.
+/// Position of the first hidden state that each sequence slot stores: the states before the rows' starts are
+/// at indices 1, 4 and 0 of their slots.
 const FIRSTS: [i32; SEQ_SLOTS] = [-7, 1, -7, 14, 7];
 
 fn positions() -> Vec<i32> {
@@ -70,7 +70,8 @@ fn stage_words() -> Vec<i32> {
     bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect()
 }
 
-/// Records contain 64-bit numbers, so the words must have the alignment of a device buffer.
+/// A device buffer with the words of a staged step. Staged records contain 64-bit numbers, so the words need
+/// the alignment of a device buffer.
 fn aligned_buffer(words: &[i32]) -> Buffer {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut buffer = oracle().alloc(bytes.len()).unwrap();
@@ -78,18 +79,18 @@ fn aligned_buffer(words: &[i32]) -> Buffer {
     buffer
 }
 
-/// Block tables per sequence slot; no two requests write to the same block.
+/// Block table of each sequence slot; no two requests write to the same block.
 fn tables() -> Vec<i32> {
     (0..BLOCKS as i32).map(|i| i * 7 % BLOCKS as i32).collect()
 }
 
-/// Random numbers below a limit.
+/// `n` random token ids below `limit`.
 fn tokens_below(numbers: &mut RandomNumbers, n: usize, limit: usize) -> Vec<i32> {
     (0..n).map(|_| numbers.below(limit) as i32).collect()
 }
 
-/// Calls `run` with the stage and matrices of `data`, on the CPU and on a device; both must write the same
-/// results.
+/// Calls `run` with the staged step and matrices of `data`, on the CPU and on a device; both must write the
+/// same results.
 fn device_and_host<T: PlainElement>(
     device: &Arc<GpuBackend>,
     data: &[(&[T], usize)],
@@ -120,7 +121,7 @@ fn device_and_host<T: PlainElement>(
 #[test]
 fn draft_pass_layout_matches_the_cpu() {
     let mut numbers = RandomNumbers::fresh(31);
-    let (rows, count) = (rows().len(), rows().len() + 2); // Two padding rows.
+    let (rows, count) = (rows().len(), rows().len() + 2); // The count includes two padding rows.
     let ids = tokens_below(&mut numbers, tokens(), 900);
     let drafts = tokens_below(&mut numbers, PASSES * count, 900);
     let (tables, step_positions) = (tables(), positions());
@@ -256,7 +257,7 @@ fn check_state_copies<T: PlainElement>(
     }
 }
 
-/// Calls `run` with the step's positions, the slots' first positions and their block tables, on the backend
+/// Calls `run` with the tokens' positions, the slots' first positions and the block tables in memory of
 /// `backend`, and returns the first positions afterwards.
 fn with_words(
     backend: &KernelBackend,
@@ -290,7 +291,7 @@ fn argmax_ids_become_drafts() {
     let mut numbers = RandomNumbers::fresh(8);
     for (rows, vocab) in [(1, 40), (3, 3001), (5, 151)] {
         let mut logits: Vec<f32> = numbers.reals(rows * vocab);
-        logits[vocab - 1] = 9.0; // The maximum occurs twice; the lower id wins.
+        logits[vocab - 1] = 9.0; // The maximum logit occurs twice; the lower id must be chosen.
         logits[vocab / 3] = 9.0;
         for device in devices() {
             let device_logits = DeviceArray::of(&device, &logits, rows, vocab);
@@ -313,15 +314,16 @@ fn argmax_ids_become_drafts() {
     }
 }
 
-/// Ranks with one shard of each row exchange one candidate id each: same result as with full rows. The last
-/// rank has no ids.
+/// Ranks with one vocabulary shard of each row exchange one candidate id each and get the result of full
+/// rows. The last rank has no ids.
 #[test]
 fn vocab_parallel_draft_argmax_matches_full_rows() {
     const RANKS: usize = 3;
     let mut numbers = RandomNumbers::fresh(10);
     let (rows, vocab, cols) = (4, 150, 80);
     let mut logits: Vec<f32> = numbers.reals(rows * vocab);
-    (logits[vocab - 1], logits[70]) = (9.0, 9.0); // The maximum occurs twice, in two shards; the lower id wins.
+    // The maximum logit occurs twice, in two shards; the lower id must be chosen.
+    (logits[vocab - 1], logits[70]) = (9.0, 9.0);
     (logits[vocab + 120], logits[2 * vocab], logits[3 * vocab + 79]) = (9.0, 9.0, 9.0);
     let shard = |rank: usize| {
         let first = (rank * cols).min(vocab);
@@ -331,7 +333,7 @@ fn vocab_parallel_draft_argmax_matches_full_rows() {
     let shard_logits = |shard: &VocabShard| -> Vec<f32> {
         let padding = cols - shard.ids;
         let rows = logits.chunks(vocab).map(|row| &row[shard.first_id..][..shard.ids]);
-        // Columns after the shard's ids are padding, not logits.
+        // Columns after the ids of a shard are padding, which must not be read as logits.
         rows.flat_map(|row| row.iter().copied().chain(vec![99.0; padding])).collect()
     };
     for device in devices() {

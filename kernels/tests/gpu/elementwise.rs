@@ -1,4 +1,4 @@
-//! Activations and additions against the CPU.
+//! Activations and additions of the GPU match the CPU.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{LogitSoftcap, SiluMul, TensorAdd};

@@ -1,4 +1,4 @@
-//! Embedding lookups and row gathers copy rows byte for byte.
+//! Embedding lookups and row gathers of the GPU copy rows byte for byte.
 
 use device::bf16;
 use kernels::{RowGather, TokenEmbedding};

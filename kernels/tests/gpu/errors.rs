@@ -1,4 +1,4 @@
-//! Error messages if a GPU is missing, has too little memory, or its kernels do not compile.
+//! Error messages for a missing GPU, too little GPU memory, and kernels that do not compile.
 
 use device::gpu::{GpuConfig, GpuLibraries, KernelSource};
 use device::{DeviceDriver, DeviceError};
@@ -14,7 +14,7 @@ fn a_missing_library_names_what_was_tried() {
         let config = GpuConfig { libraries, ..GpuConfig::default() };
         match GpuBackend::open(&config) {
             Ok(device) => println!("this machine has {}", device.name()),
-            // With the library but without a device, the error message reports that.
+            // If the driver library exists but no device does, the error message reports that.
             Err(error) => assert!(error.to_string().contains(what), "{error}"),
         }
     }
@@ -78,7 +78,7 @@ fn parallel_compile_is_cached_for_next_device() {
     let again = GpuBackend::open(&config).unwrap();
     again.compile(&builds).unwrap();
     assert_eq!(files(), compiled, "nothing was written anew");
-    // Another wave size gives another image; a damaged image is compiled again.
+    // Another warp size needs another image, and a damaged image is compiled again.
     std::fs::write(&compiled[0].0, b"damaged").unwrap();
     GpuBackend::open(&config).unwrap().compile(&builds).unwrap();
     GpuBackend::open(&GpuConfig { emulated_warp_size: Some(32), ..config })

@@ -1,5 +1,5 @@
-//! Cost of a layer's experts inside a captured graph, compared with the bytes they must read, by weight type
-//! and number of tokens. Printed, not checked.
+//! Time of a layer's experts inside a captured graph, compared with the bytes that they must read, by weight
+//! type and number of tokens. The times are printed, not checked.
 
 use device::{DType, bf16};
 use kernels::{ExpertMlp, ExpertWeights, HostMat, TopKRoutes};
@@ -8,7 +8,8 @@ use crate::device_pair::{DevicePair, pairs};
 use crate::matrix_speed::{microseconds, report};
 use crate::support::S;
 
-/// Hidden and inner size, number of experts, experts per token, and weight type.
+/// An MoE layer: model name; hidden size, expert MLP width, number of experts, experts per token; and weight
+/// dtype.
 type ExpertLayerSpec = (&'static str, [usize; 4], DType);
 
 const LAYERS: [ExpertLayerSpec; 5] = [

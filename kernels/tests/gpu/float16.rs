@@ -1,5 +1,5 @@
-//! Devices that compute with f16: every kernel with variants for a 16-bit type, against the CPU in f32 with
-//! values that are exact in f16.
+//! GPUs that compute in f16: every kernel with variants for a 16-bit type matches the CPU, which computes in
+//! f32 from values that are exact in f16.
 
 use device::gpu::HalfDtype;
 use device::{DType, f16};
@@ -15,8 +15,8 @@ use crate::{
 
 const F16: DType = DType::F16;
 
-/// Every f16 value plus other values of any magnitude: inexact, subnormal and overflowing sums are rounded
-/// once.
+/// Sums of every f16 value and values of any magnitude are rounded once, also if they are inexact, subnormal
+/// or overflow.
 #[test]
 fn sums_round_to_nearest_even() {
     let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
@@ -134,10 +134,10 @@ fn mla_agrees_with_the_cpu() {
 #[test]
 fn experts_agree_with_the_cpu() {
     for pair in &f16_pairs() {
-        moe::check(pair, (136, 72, 4, 3), F16, 10); // Few rows.
-        moe::check(pair, (72, 40, 3, 2), F16, 50); // Tiles of 64.
-        moe::check(pair, (36, 20, 5, 2), F16, 7); // No 16-byte loads.
-        // Streamed by bulk copies, if supported.
+        moe::check(pair, (136, 72, 4, 3), F16, 10); // Few rows use the small-M kernel.
+        moe::check(pair, (72, 40, 3, 2), F16, 50); // These rows use tiles of 64 rows.
+        moe::check(pair, (36, 20, 5, 2), F16, 7); // Rows of these sizes do not permit 16-byte loads.
+        // Experts of these sizes are streamed by bulk copies (TMA), if the GPU supports them.
         moe::check(pair, (192, 64, 40, 4), F16, 9);
         moe::check(pair, (128, 192, 20, 8), F16, 9);
         moe::check(pair, (128, 192, 20, 8), F16, 20);
@@ -157,7 +157,7 @@ fn products_with_fp8_weights_agree_with_the_cpu() {
     }
 }
 
-/// A kernel for one 16-bit type would misinterpret the bits of the other type.
+/// A kernel compiled for one 16-bit type is rejected for the other type, whose bits it would misinterpret.
 #[test]
 fn other_half_dtype_is_rejected() {
     let check_rejected = |pair: &DevicePair, other: DType| {

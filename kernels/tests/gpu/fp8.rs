@@ -1,5 +1,6 @@
-//! Linear layers with fp8 weights: few rows against the CPU with dequantised weights; more rows against sums
-//! over quantised weights and inputs. With and without fused operations.
+//! Linear layers with fp8 weights. Results for few rows are compared with the CPU's, which dequantises the
+//! weights; results for more rows with sums over quantised weights and inputs. With and without fused
+//! operations.
 
 use device::{DType, DeviceDriver, Fp8E4m3, bf16};
 use kernels::{
@@ -10,14 +11,14 @@ use kernels::{
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, tolerance};
 use crate::support::{GpuRealElement, RandomNumbers, S};
 
-/// Granularity of the scales of `W`.
+/// What has one scale in an fp8 weight matrix `W`: a block of 128 x 128 weights, or an output channel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ScaleGranularity {
     Blocks,
     Channels,
 }
 
-/// A matrix as stored in a checkpoint.
+/// An fp8 weight matrix with scales, as stored in a checkpoint.
 pub(crate) struct Fp8Weights {
     bytes: Vec<u8>,
     scales: Vec<f32>,
@@ -27,12 +28,12 @@ pub(crate) struct Fp8Weights {
 }
 
 impl Fp8Weights {
-    /// Bits of the weights, row by row.
+    /// Bytes of the weights, in row-major order.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 
-    /// Random weights; sums of `k` products with numbers fusion 1 stay near 1.
+    /// Random weights of about (−1, 1) / √k, so that sums of `k` products with inputs near 1 stay near 1.
     pub(crate) fn new(
         numbers: &mut RandomNumbers,
         n: usize,
@@ -41,7 +42,7 @@ impl Fp8Weights {
     ) -> Self {
         let each = if grid == ScaleGranularity::Blocks { [128, 128] } else { [1, k] };
         let count = n.div_ceil(each[0]) * k.div_ceil(each[1]);
-        // Scales of four bits, so that dequantised weights are exact in bf16.
+        // Scales have four significant bits, so that dequantised weights are exact in bf16.
         let size = (k as f32).powf(-0.5).log2().floor().exp2() / 512.0;
         let scales = (0..count).map(|_| size * (8 + numbers.below(8)) as f32 / 8.0).collect();
         let bytes =
@@ -54,7 +55,7 @@ impl Fp8Weights {
         mat.scaled(&self.scales, self.each).unwrap()
     }
 
-    /// Packed as two halves, as gate and up projections are.
+    /// Packs the upper and lower half as two stacked parts, as gate and up projections are.
     fn pack(&self, pair: &DevicePair) -> [PackedMatrix; 2] {
         let half = self.n / 2;
         let parts = [self.mat().row_range(0, half), self.mat().row_range(half, self.n - half)];
@@ -135,7 +136,7 @@ pub(crate) fn check_small_m(
 
     let mut gated = pair.poisoned(half, m, n / 2);
     pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
-    // A prefetch hint of the next weights does not change results.
+    // A prefetch hint for the next layer's weights must not change results.
     let prefetch = Some(PrefetchHint { weight: &w, silu_mul: m.is_multiple_of(2) });
     let fusion = LinearFusion { silu_mul: true, prefetch, ..fusion };
     pair.gpu
@@ -157,7 +158,7 @@ pub(crate) fn check_small_m(
     pair.check(&what("add"), &sum, tolerance(half));
 }
 
-/// Parts that end inside scale blocks, as stacked projections and TP slices do.
+/// Parts of a stacked matrix end inside scale blocks, as stacked projections and tensor-parallel slices may.
 #[test]
 fn stacks_keep_the_scales_of_their_parts() {
     for pair in &pairs() {
@@ -232,14 +233,14 @@ pub(crate) fn check_large_m<T: GpuRealElement>(
     pair.check(&format!("{m} x {n} x {k} {grid:?}"), &expected, tolerance(T::DTYPE));
 }
 
-/// Quantises a group of inputs: fp8 times its scale.
+/// Quantises a group of inputs with one scale and returns the dequantised values.
 pub(crate) fn quantize_rows<T: GpuRealElement>(group: &[T]) -> Vec<f32> {
     let peak = group.iter().fold(0f32, |peak, x| peak.max(x.value().abs()));
     let scale = peak * (1.0 / Fp8E4m3::MAX);
     group.iter().map(|x| Fp8E4m3::from_f32(x.value() * (1.0 / scale)).to_f32() * scale).collect()
 }
 
-/// Alone, in small batches and in large batches of the same kernel: the same bits.
+/// Rows have the same bits alone, in small batches, and in large batches that use the same kernel.
 #[test]
 fn fp8_linear_rows_are_batch_invariant() {
     for pair in &pairs() {
@@ -284,11 +285,11 @@ fn check_rows(pair: &DevicePair, n: usize, k: usize, grid: ScaleGranularity, nor
     }
     let large_batch = product(0, rows);
     let same = product(5, 24) == large_batch[5 * n..29 * n];
-    // The BLAS library's algorithms depend on the number of rows.
+    // The algorithms of the vendor's BLAS library depend on the number of rows.
     assert!(same || pair.gpu.name().contains("with a matrix"), "24 rows of {n} x {k} {grid:?}");
 }
 
-/// Inputs that are quantised by the kernel that computes them: same bits as with separate kernels.
+/// Inputs that are quantised by the kernel that computes them give the same bits as with separate kernels.
 #[test]
 fn fp8_prologue_quantizes_inputs() {
     for pair in &pairs() {

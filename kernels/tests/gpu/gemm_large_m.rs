@@ -1,4 +1,4 @@
-//! Large-M GEMMs with WGMMA, plain and with `silu_mul`: results, and batch invariance of rows.
+//! Large-M GEMMs with WGMMA, plain and with a fused `silu_mul`: results, and batch invariance of rows.
 
 use device::DType;
 use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, SiluMul};
@@ -6,10 +6,10 @@ use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, SiluMul};
 use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
 use crate::support::S;
 
-/// The last row tile is partial.
+/// Number of rows; the last row tile is partial.
 const ROWS: usize = 2100;
 
-/// Lines of W with tiles that fill the GPU; the last one is partial. Larger K uses fewer lines, because
+/// Number of outputs whose tiles fill the GPU; the last tile is partial. It is smaller for larger K, because
 /// emulation is slow.
 fn lines(pair: &DevicePair, k: usize) -> usize {
     let clusters = pair.gpu.multiprocessors() as usize / 2;
@@ -30,14 +30,14 @@ fn weights(pair: &DevicePair, k: usize) -> [PackedMatrix; 2] {
 #[test]
 fn gemm_large_m_agrees_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
-        // Fewer steps than ring stages, and more.
+        // K with fewer steps than the ring buffer has stages, and with more.
         for k in [64, 320] {
             check(pair, k);
         }
     }
 }
 
-/// Checks plain and `silu_mul` results.
+/// Compares the plain and the fused `silu_mul` results with the CPU's.
 pub(crate) fn check(pair: &DevicePair, k: usize) {
     let half = pair.gpu.half_dtype();
     let [w, w_cpu] = weights(pair, k);
@@ -69,7 +69,7 @@ pub(crate) fn check(pair: &DevicePair, k: usize) {
     pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(half));
 }
 
-/// The same rows in another batch, at other positions in a tile.
+/// Rows have the same bits in another batch, at other positions in a tile.
 #[test]
 fn gemm_large_m_rows_are_batch_invariant() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
@@ -91,7 +91,7 @@ fn gemm_large_m_rows_are_batch_invariant() {
     }
 }
 
-/// Few rows, few tiles, a bias, a norm: handled by other kernels.
+/// Cases that other kernels compute: few rows, few tiles, a bias, a norm.
 #[test]
 fn gemm_large_m_rejects_other_fusions() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {

@@ -1,4 +1,4 @@
-//! fp8 KV cache: keys and values written by one kernel and read by the others, as on the CPU.
+//! fp8 KV cache: keys and values that one GPU kernel writes and other kernels read match the CPU's.
 
 use device::{DType, DeviceDriver, MatRef};
 use kernels::{
@@ -9,15 +9,16 @@ use kernels::{
 use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
 use crate::support::S;
 
-/// Query heads, KV heads, head dim, block size.
+/// Number of query heads, number of KV heads, head dimension, and tokens per block.
 type Fp8HeadShape = (usize, usize, usize, usize);
 
-/// Scales that keys and values are divided by.
+/// Scales by which keys and values are divided before they are stored.
 const SCALES: [f32; 2] = [0.25, 0.5];
 
-/// Number of tokens stored. A row attends to the first `context` tokens, with queries at the last ones.
+/// Number of tokens in the KV cache. A row attends to the first `context` tokens and has its queries at the
+/// last of these.
 const TOKENS: usize = 390;
-/// Queries and context length of each row.
+/// Number of queries and context length of each row.
 const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (66, 300), (1, 129), (64, 128)];
 const DECODES: [(usize, usize); 4] = [(1, TOKENS), (1, 37), (1, 192), (1, 1)];
 
@@ -32,7 +33,7 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
     let layouts = [layout(KvOrder::RowMajor), layout(KvOrder::LaneInterleaved)];
     let mut pools =
         [pair.gpu.alloc(layouts[0].bytes()).unwrap(), pair.cpu.alloc(layouts[1].bytes()).unwrap()];
-    // NaN everywhere, as left by previous requests.
+    // Fills the pool with NaN, as previous requests may leave it.
     let stale = vec![0x7f; layouts[0].bytes()];
     pair.gpu.upload(&mut pools[0], 0, &stale).unwrap();
     pair.cpu.upload(&mut pools[1], 0, &stale).unwrap();
@@ -119,7 +120,7 @@ pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode
             )
             .unwrap();
     }
-    // A key between two fp8 numbers may round to either.
+    // A key halfway between two fp8 numbers may be rounded to either.
     pair.check(&format!("{heads:?} {dtype:?} decode: {decode}"), &o, 2.0 * tolerance(DType::BF16));
 }
 

@@ -1,5 +1,5 @@
-//! Linear layers: every kernel that `linear` may choose, with and without fused operations, and batch
-//! invariance of rows.
+//! Linear layers of the GPU: every kernel that `linear` may choose, with and without fused operations, and
+//! batch invariance of rows.
 
 use device::DType;
 use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, RmsNorm, SiluMul, TensorAdd};
@@ -7,7 +7,7 @@ use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, RmsNorm, SiluMul,
 use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
 use crate::support::{RandomNumbers, S};
 
-/// Random weights in (−1, 1) / √k: sums stay near 1.
+/// Random weights in (−1, 1) / √k, so that sums of `k` products stay near 1.
 fn weights(numbers: &mut RandomNumbers, n: usize, k: usize) -> Vec<f32> {
     let scale = (k as f32).powf(-0.5);
     (0..n * k).map(|_| numbers.float() * scale).collect()
@@ -51,7 +51,7 @@ fn linear_agrees_with_the_cpu() {
             check_product(pair, m, n, k, [BF16; 3], m == 3);
             check_product(pair, m, n, k, [BF16, BF16, F32], m != 3);
         }
-        // Routers, f32 models, and rows of a length that is no multiple of 16 bytes.
+        // Routers, f32 models, and rows whose length is no multiple of 16 bytes.
         for (m, n, k) in [(1, 128, 200), (6, 30, 34), (70, 515, 18)] {
             check_product(pair, m, n, k, [BF16, F32, F32], false);
             check_product(pair, m, n, k, [F32; 3], true);
@@ -60,7 +60,8 @@ fn linear_agrees_with_the_cpu() {
     }
 }
 
-/// A fused norm before, an activation or an addition after: same results as separate kernels.
+/// A norm fused before the GEMM, or an activation or addition fused after it, gives the results of separate
+/// kernels.
 #[test]
 fn fused_linear_matches_separate_kernels() {
     for pair in &pairs() {
@@ -72,8 +73,8 @@ fn fused_linear_matches_separate_kernels() {
     }
 }
 
-/// More rows, with weights streamed by TMA to warpgroups: tiles of one block, and split over two and four
-/// blocks, with a partial last tile, and more and fewer columns than the ring holds.
+/// Medium-M GEMMs whose weights are streamed by TMA to warpgroups. Covers tiles of one block and tiles split
+/// over two and four blocks, a partial last tile, and more and fewer columns than the ring buffer holds.
 #[test]
 fn gemm_medium_m_agrees_with_the_cpu() {
     use DType::{BF16, F32};
@@ -91,7 +92,7 @@ pub(crate) fn streams(pair: &DevicePair) -> bool {
     pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.warp_size() == 32)
 }
 
-/// Checks results for these numbers of rows; returns the weights.
+/// Checks the results of fused linear layers for these numbers of rows; returns the weights.
 pub(crate) fn check_fused_linear(
     pair: &DevicePair,
     n: usize,
@@ -159,7 +160,7 @@ pub(crate) fn check_fused_linear(
     w
 }
 
-/// Alone, in small and in large batches: the same bits, with or without a fused norm.
+/// Rows have the same bits alone, in small and in large batches, with or without a fused norm.
 #[test]
 fn linear_rows_are_batch_invariant() {
     for pair in &pairs() {
@@ -173,7 +174,7 @@ fn linear_rows_are_batch_invariant() {
     }
 }
 
-/// `parts`: first row and number of rows of each part.
+/// Checks parts of a batch, each given by its first row and number of rows.
 fn check_rows(
     pair: &DevicePair,
     n: usize,
@@ -189,7 +190,7 @@ fn check_rows(
     let norm = normed.then(|| (norm.gpu(), eps));
     let [w, _] = pair.pack(&weights(&mut numbers, n, k), n, k, DType::BF16);
     if !FusedLinear::supports(&pair.backends()[0], rows, DType::BF16, &w) {
-        return; // Does not fit into this GPU's shared memory.
+        return; // Such rows do not fit into this GPU's shared memory.
     }
     let product = |from: usize, m: usize| {
         let x = pair.put(&values[from * k..(from + m) * k], m, k);

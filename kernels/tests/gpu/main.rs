@@ -1,5 +1,5 @@
-//! Every GPU kernel against its CPU reference, with poisoned outputs: on the emulator with waves of 64 and 32
-//! lanes, or on a GPU:
+//! Compares every GPU kernel with its CPU reference, with poisoned outputs. By default the tests run on the
+//! emulator with warps of 64 and of 32 lanes; on a GPU they run with:
 //!
 //! `HADRON_GPU=cuda cargo test --release -p kernels --test gpu -- --include-ignored --nocapture
 //! --test-threads 1`

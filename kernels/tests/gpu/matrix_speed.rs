@@ -1,5 +1,5 @@
-//! Cost of GEMMs, attention and experts inside a captured graph, compared with the bytes they must read.
-//! Weights rotate, so that they are not cached. Printed, not checked.
+//! Times of GEMMs, attention and experts inside a captured graph, compared with the bytes that they must
+//! read. Weights rotate, so that they are not cached. The times are printed, not checked.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use kernels::{
 use crate::device_pair::{DevicePair, pairs};
 use crate::support::S;
 
-/// Number of bytes that exceeds every cache.
+/// Number of bytes that exceeds every GPU's caches.
 const UNCACHED: usize = 512 << 20;
 
-/// Returns microseconds per `launch(i)` of `count` dependent launches in one graph.
+/// Microseconds per launch of `launch(i)`, for `count` dependent launches in one graph.
 pub(crate) fn microseconds(pair: &DevicePair, count: usize, mut launch: impl FnMut(usize)) -> f64 {
     launch(0);
     pair.gpu.synchronize(&S).unwrap();
@@ -49,7 +49,7 @@ fn matrix_speed() {
     }
 }
 
-/// Returns enough copies of a matrix to exceed every cache.
+/// As many copies of a weight matrix as exceed every cache.
 fn copies(pair: &DevicePair, n: usize, k: usize) -> Vec<PackedMatrix> {
     let weights = pair.numbers(1).reals::<f32>(n * k);
     let count = UNCACHED.div_ceil(n * k * 2).clamp(2, 64);
@@ -87,7 +87,8 @@ fn products(pair: &DevicePair, n: usize, k: usize, rows: &[usize]) {
     }
 }
 
-/// Rows with draft tokens: each token as a separate request, and processed together.
+/// Attention of rows with draft tokens: each token as a separate request, and the tokens of a request
+/// together.
 #[test]
 #[ignore = "measures a GPU: `just gpu-speed`"]
 fn drafts_speed() {
@@ -111,20 +112,20 @@ fn drafts_speed() {
     }
 }
 
-/// A step of attention with the heads of Qwen3-0.6B, 8B or 30B-A3B.
+/// One attention step with the head counts of Qwen3-0.6B, 8B or 30B-A3B.
 struct AttentionWorkload {
     heads: usize,
     kv_heads: usize,
     requests: usize,
-    /// Rows of `q` tokens per request.
+    /// Number of rows, of `q` tokens each, per request.
     rows_per_request: usize,
-    /// Rows per request in the launch's metadata.
+    /// Number of rows per request in the launch's metadata, which are processed together.
     max_rows_per_request: usize,
     q: usize,
     context: usize,
 }
 
-/// One row per request.
+/// Measures attention with one row per request.
 fn attention(
     pair: &DevicePair,
     heads: usize,

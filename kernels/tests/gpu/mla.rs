@@ -1,4 +1,4 @@
-//! MLA against the CPU: rows of one token and of many, blocks in any order, all types.
+//! MLA of the GPU against the CPU: rows of one and of many tokens, random block tables, all dtypes.
 
 use std::ops::Range;
 
@@ -7,23 +7,23 @@ use device::DType;
 use crate::device_pair::{DevicePair, pairs};
 use crate::mla_case::MlaCase;
 
-/// Heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, block size.
+/// Number of heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, and tokens per block.
 pub(crate) type MlaSizes = [usize; 6];
 
-/// Queries and context length of rows: a row attends to the first `context` tokens, with queries at the last
-/// ones.
+/// Number of queries and context length of each row. A row attends to the first `context` tokens and has its
+/// queries at the last of these.
 pub(crate) type MlaRows<'a> = &'a [(usize, usize)];
 
 pub(crate) const SHORT: MlaRows<'static> = &[(1, 75), (1, 1), (5, 70), (3, 3)];
-/// Some rows of several splits, one row without keys.
+/// Some rows with several splits of their keys, and one row without keys.
 pub(crate) const LONG: MlaRows<'static> = &[(1, 600), (1, 257), (1, 0), (1, 16), (3, 130)];
 
-/// The rows of one step.
+/// The rows of one attention step.
 pub(crate) struct MlaStepRows<'a> {
     pub(crate) rows: MlaRows<'a>,
-    /// Leading rows with one query each.
+    /// Number of leading rows with one query each.
     pub(crate) decode_rows: usize,
-    /// First visible position.
+    /// First visible position; earlier positions are masked for all queries.
     pub(crate) first_position: usize,
     /// Sequence slot of each row.
     pub(crate) seq_slots: &'a [i32],
@@ -40,7 +40,7 @@ pub(crate) fn check(
     check_from(pair, sizes, rows, decode_rows, dtype, 0);
 }
 
-/// Compares GPU and CPU with positions before `first` masked.
+/// Compares GPU and CPU if positions before `first` are masked.
 fn check_from(
     pair: &DevicePair,
     sizes: MlaSizes,
@@ -60,7 +60,7 @@ fn check_from(
     check_step(pair, sizes, dtype, &step);
 }
 
-/// Compares GPU and CPU; same results as for rows processed separately.
+/// Compares GPU and CPU, and the step's results with those of rows processed separately.
 fn check_step(pair: &DevicePair, sizes: MlaSizes, dtype: DType, step: &MlaStepRows<'_>) {
     let mut case = MlaCase::random(pair, sizes, dtype, step);
     case.run();
@@ -71,7 +71,7 @@ fn check_step(pair: &DevicePair, sizes: MlaSizes, dtype: DType, step: &MlaStepRo
 fn mla_attention_agrees_with_the_cpu() {
     for pair in &pairs() {
         check(pair, [3, 32, 8, 16, 16, 6], SHORT, 0, DType::F32);
-        // Shapes that the fast kernels do not support.
+        // Shapes that the tensor-core kernels do not support.
         check(pair, [2, 96, 16, 24, 40, 16], SHORT, 2, DType::BF16);
     }
 }
@@ -95,9 +95,9 @@ fn mla_ignores_masked_first_position() {
     }
 }
 
-/// Rows of requests with draft tokens: rows of several splits, rows of a request with different splits, a
-/// request with more tokens than are processed together, adjacent requests with contexts that differ by one,
-/// and padding.
+/// Rows of requests with draft tokens. Covers rows with several splits of their keys, rows of a request with
+/// different splits, a request with more tokens than are processed together, neighbouring requests whose
+/// contexts differ by one, and padding rows.
 #[test]
 fn successive_rows_match_single_rows() {
     let few = [(598..602, 0), (254..259, 3), (0..1, 0), (14..18, 1), (18..19, 2), (300..301, 5)];
@@ -124,13 +124,13 @@ fn successive_rows_match_single_rows() {
         check([5, 128, 64, 32, 32, 48], &few, 5);
         check([70, 128, 64, 32, 16, 16], &few, 2);
         check([32, 128, 64, 32, 16, 16], &many, 2);
-        // So few splits that each gets a block.
+        // There are so few splits that each gets a block of its own.
         check([16, 128, 64, 32, 16, 16], &few[3..5], 4);
     }
 }
 
-/// With WGMMA if supported: tiles of 64 heads, full and partial, rows of several splits, of one, and of none;
-/// batches in which no context, or only the long ones, are cut, and padding.
+/// WGMMA kernels, if supported: tiles of 64 heads, full and partial; rows of several splits, of one, and of
+/// none; batches in which no context, or only the long contexts, are split; and padding rows.
 #[test]
 fn mla_decode_wgmma_agrees_with_the_cpu() {
     let mut many = [(1, 40); 18];

@@ -1,4 +1,4 @@
-//! One MLA test case: inputs of the KV write on both devices, queries, and results.
+//! One MLA test case on both devices: inputs of the KV write, queries, and results.
 
 use device::{Buffer, DType, MatMut, MatRef};
 use kernels::{
@@ -10,7 +10,8 @@ use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, rounded, tolerance};
 use crate::mla::{MlaRows, MlaSizes, MlaStepRows};
 use crate::support::{RandomNumbers, S, error};
 
-/// Rows over one context, which has the length of the longest row's context, and all heads.
+/// Rows that attend to prefixes of one context, whose length is that of the longest row; with weights of all
+/// heads.
 pub(crate) struct MlaCase<'a> {
     pair: &'a DevicePair,
     sizes: MlaSizes,
@@ -24,7 +25,7 @@ pub(crate) struct MlaCase<'a> {
     results: MlaResults,
 }
 
-/// Inputs of the KV write: one token more than any row attends to, which is not stored.
+/// Inputs of the KV write: the tokens of the context, and one token with slot −1, which is not stored.
 struct MlaKvInputs {
     kv: TwinMatrix,
     norm: TwinMatrix,
@@ -34,13 +35,13 @@ struct MlaKvInputs {
     slots: TwinMatrix,
 }
 
-/// Per head, `[channels, kv_lora_rank]` in f32.
+/// W_UK and W_UV of each head in f32: `[qk_nope_head_dim or v_head_dim, kv_lora_rank]`.
 struct MlaHeadMatrices {
     w_uk: Vec<Vec<u8>>,
     w_uv: Vec<Vec<u8>>,
 }
 
-/// The weights packed on a device.
+/// W_UK, its transpose and W_UV of all heads, packed on a device.
 #[expect(clippy::struct_field_names, reason = "the names of the literature")]
 struct PackedMlaWeights {
     w_uk: PackedGroup,
@@ -48,31 +49,31 @@ struct PackedMlaWeights {
     w_uv: PackedGroup,
 }
 
-/// Queries of the rows, with their metadata.
+/// Queries of the rows with the attention metadata.
 struct MlaQueries {
-    /// Queries of all tokens; the rows' queries are the last ones.
+    /// Queries of all tokens of the context; each row uses the last ones.
     q: TwinMatrix,
-    /// Start of each row's queries, followed by their total number.
+    /// Index of each row's first query, then the number of all queries.
     ends: Vec<i32>,
     cu_q: TwinMatrix,
     context_lens: TwinMatrix,
     block_tables: TwinMatrix,
     seq_slots: TwinMatrix,
     bounds: RowBounds,
-    /// First visible position.
+    /// First visible position; earlier positions are masked for all queries.
     first_position: usize,
 }
 
 struct MlaResults {
     o: TwinMatrix,
-    /// Result of rows processed separately, on the GPU.
+    /// The GPU's result if each row is processed separately.
     separate_rows: TwinMatrix,
-    /// Result of the first row alone, on the GPU.
+    /// The GPU's result of the first row alone.
     single_row: TwinMatrix,
 }
 
 impl<'a> MlaCase<'a> {
-    /// Random weights, contexts and queries.
+    /// A case with random weights, contexts and queries.
     pub(crate) fn random(
         pair: &'a DevicePair,
         sizes: MlaSizes,
@@ -101,7 +102,7 @@ impl<'a> MlaCase<'a> {
         Self { pair, sizes, dtype, rows: step.rows, layouts, kv_inputs, weights, queries, results }
     }
 
-    /// Computes all rows on both devices, and on the GPU also each row separately, and the first row alone.
+    /// Computes all rows on both devices; on the GPU also each row separately, and the first row alone.
     pub(crate) fn run(&mut self) {
         let (pair, [gpu, cpu]) = (self.pair, self.layouts);
         let backends = pair.backends();
@@ -128,8 +129,7 @@ impl<'a> MlaCase<'a> {
         pair.cpu.launch(&S, MlaAttention { o, pool: &pool, layout: &cpu, args: &all }).unwrap();
     }
 
-    /// Returns a device's pool with all positions written, and its packed weights; applies RoPE to the
-    /// queries.
+    /// A device's KV pool with all positions written, and its packed weights; applies RoPE to the queries.
     fn write_pool(
         &mut self,
         device: &KernelBackend,
@@ -138,7 +138,7 @@ impl<'a> MlaCase<'a> {
         layout: &MlaKvLayout,
     ) -> (Buffer, PackedMlaWeights) {
         let mut pool = device.alloc(layout.bytes()).unwrap();
-        // NaN everywhere, as left by previous requests.
+        // Fills the pool with NaN, as previous requests may leave it.
         device.upload(&mut pool, 0, &vec![0xff; layout.bytes()]).unwrap();
         let args = self.kv_inputs.args(view, self.sizes[0]);
         let q = view_mut(&mut self.queries.q);
@@ -147,7 +147,7 @@ impl<'a> MlaCase<'a> {
         (pool, packed)
     }
 
-    /// Fails if the devices' results differ, or those of the GPU's separate runs.
+    /// Panics if the results of the devices differ, or those of the GPU's separate runs.
     pub(crate) fn check(&self) {
         let Self { pair, sizes, dtype, .. } = self;
         let [heads, _, rope_dim, _, value_dim, _] = *sizes;
@@ -156,7 +156,7 @@ impl<'a> MlaCase<'a> {
         let [got, expected] = pair.read_floats(&self.results.o);
         let [single_row, _] = pair.read_floats(&self.results.single_row);
         let [separate_rows, _] = pair.read_floats(&self.results.separate_rows);
-        // WGMMA kernels (warps of 32 lanes) choose split lengths by all rows of the step.
+        // WGMMA kernels (for warps of 32 lanes) choose the length of splits from all rows of the step.
         let uses_wgmma =
             pair.gpu.warp_size() == 32 && *dtype != DType::F32 && rope_dim.is_multiple_of(64);
         let differences =
@@ -174,7 +174,7 @@ impl<'a> MlaCase<'a> {
                 "{what}: {row:?} has no keys, but a non-zero output"
             );
         }
-        // In f32, and for long rows, the CPU uses the non-absorbed form and rounds keys and values.
+        // The CPU uses the non-absorbed form in f32 and for long rows, and then rounds keys and values.
         let error = error(&got, &expected);
         assert!(error <= 3.0 * tolerance(*dtype), "{what}: {error}");
     }
@@ -184,7 +184,7 @@ type TwinView = fn(&TwinMatrix) -> MatRef<'_>;
 type TwinViewMut = fn(&mut TwinMatrix) -> MatMut<'_>;
 
 impl MlaKvInputs {
-    /// Inputs of `tokens` tokens in the blocks of `table`.
+    /// Random inputs of `tokens` tokens, with the slots that the block table `table` assigns.
     fn random(
         pair: &DevicePair,
         numbers: &mut RandomNumbers,
@@ -246,7 +246,7 @@ impl PackedMlaWeights {
     }
 }
 
-/// Transposes `[n, k]` elements of four bytes to `[k, n]`.
+/// Transposes a matrix `[n, k]` of four-byte elements to `[k, n]`.
 fn transposed(x: &[u8], k: usize) -> Vec<u8> {
     let words = x.as_chunks::<4>().0;
     (0..k).flat_map(|c| words.iter().skip(c).step_by(k)).flatten().copied().collect()
@@ -274,7 +274,7 @@ impl MlaQueries {
         }
     }
 
-    /// Number of queries of all rows.
+    /// Total number of queries of all rows.
     fn count(&self) -> usize {
         self.ends[self.ends.len() - 1] as usize
     }
@@ -298,13 +298,13 @@ impl MlaQueries {
     }
 }
 
-/// The arguments with every row processed separately.
+/// The arguments of the attention kernel, changed to process every row separately.
 fn rows_separately<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
     let bounds = RowBounds { max_rows_per_request: 1, ..all.rows.bounds };
     MlaAttentionArgs { rows: AttentionMetadata { bounds, ..all.rows }, ..*all }
 }
 
-/// The arguments with the first row only.
+/// The arguments of the attention kernel for the first row only.
 fn first_row_only<'a>(all: &MlaAttentionArgs<'a>) -> MlaAttentionArgs<'a> {
     let bounds = all.rows.bounds;
     let decode_rows = bounds.decode_rows.min(1);

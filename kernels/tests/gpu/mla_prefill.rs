@@ -1,5 +1,5 @@
-//! MLA prefill, non-absorbed, against the CPU, and against itself: no bit depends on the other rows of the
-//! batch or on the boundaries of key windows.
+//! Non-absorbed MLA prefill against the CPU, and against itself: no bit depends on the other rows of the
+//! batch, or on the windows in which keys and values are computed.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use kernels::{
 use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
 use crate::support::{RandomNumbers, S, devices_of, error};
 
-/// Heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, block size.
+/// Number of heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, and tokens per block.
 type MlaPrefillSizes = [usize; 6];
 
-/// Tokens and context length of rows.
+/// Number of queries and context length of each row.
 type MlaPrefillRows<'a> = &'a [(usize, usize)];
 
-/// One token, no keys, a few tokens, one below and exactly the long-row threshold, a cached prefix, padding,
-/// several tiles and steps.
+/// Rows with one token, without keys, with a few tokens, one below and exactly at the number of tokens that
+/// selects the non-absorbed form, with a cached prefix, with padding, and with several tiles and steps.
 const MIXED: MlaPrefillRows<'static> = &[
     (1, 300),
     (1, 0),
@@ -36,7 +36,7 @@ const MIXED: MlaPrefillRows<'static> = &[
 ];
 const LONG: usize = RowBounds::MLA_PREFILL_TOKENS;
 
-/// A batch on the host.
+/// Rows and random inputs of a prefill batch, in host memory.
 struct MlaPrefillCase<'a> {
     sizes: MlaPrefillSizes,
     rows: MlaPrefillRows<'a>,
@@ -67,7 +67,7 @@ impl<'a> MlaPrefillCase<'a> {
         Self { sizes, rows, dtype, pool, q, keys, values }
     }
 
-    /// Block table of each row, in any order; block 0 is unused.
+    /// Block table of each row in random order; block 0 is unused.
     fn tables(&self) -> Vec<Vec<i32>> {
         let block_tokens = self.sizes[5];
         let blocks: usize = self.rows.iter().map(|row| row.1.div_ceil(block_tokens)).sum();
@@ -78,7 +78,7 @@ impl<'a> MlaPrefillCase<'a> {
         self.rows.iter().map(of_row).collect()
     }
 
-    /// The pool, with NaN after each row's context, as left by previous requests.
+    /// The KV pool, with NaN after each row's context, as previous requests may leave it.
     fn pool_matrix(&self, pair: &DevicePair) -> TwinMatrix {
         let [_, kv_lora_rank, rope_dim, .., block_tokens] = self.sizes;
         let (width, mut pool) = (kv_lora_rank + rope_dim, self.pool.clone());
@@ -94,7 +94,7 @@ impl<'a> MlaPrefillCase<'a> {
     }
 }
 
-/// Packed weights on a device: W_UK, W_UK transposed, W_UV.
+/// W_UK, its transpose and W_UV of all heads, packed on a device.
 fn pack_heads(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -> [PackedGroup; 3] {
     let [heads, kv_lora_rank, _, nope_dim, value_dim, _] = case.sizes;
     let pack = |all: &[f32], n: usize, k: usize| {
@@ -116,7 +116,7 @@ fn pack_heads(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -
     ]
 }
 
-/// Outputs of some of the rows as a separate batch, on the GPU, and on the CPU with `with_cpu`.
+/// Outputs of the rows `rows` as a batch of their own: of the GPU, and also of the CPU if `with_cpu`.
 fn outputs(
     pair: &DevicePair,
     case: &MlaPrefillCase<'_>,
@@ -186,7 +186,7 @@ fn outputs(
     pair.read_floats(&o)
 }
 
-/// Checks all rows against the CPU, and each row alone.
+/// Compares all rows with the CPU, and each row in the batch with the row alone.
 pub(crate) fn check(
     pair: &DevicePair,
     sizes: MlaPrefillSizes,
@@ -207,7 +207,8 @@ pub(crate) fn check(
     }
 }
 
-/// Device pairs with a given limit in bytes for computed keys and values; equal inputs.
+/// GPUs under test with a limit of `bytes` for computed keys and values (`None` = they use the absorbed
+/// form). All of them have equal random numbers.
 pub(crate) fn with_bytes(bytes: Option<usize>) -> Vec<DevicePair> {
     let limited = |gpu: Arc<GpuBackend>| {
         let gpu = Arc::into_inner(gpu).unwrap().with_mla_prefill_bytes(bytes);
@@ -228,8 +229,8 @@ fn mla_prefill_agrees_with_the_cpu() {
 #[test]
 fn mla_prefill_windows_change_no_bit() {
     let sizes = [3, 128, 64, 64, 64, 16];
-    // All at once; two heads, then the third; one head at a time in windows of several steps; in windows of
-    // one step.
+    // Limits with which all heads are computed at once; two heads, then the third; one head at a time in
+    // windows of several steps; and one head in windows of one step.
     let all_bytes = [1 << 28, 1 << 20, 700 << 10, 1];
     let pairs_by_limit = all_bytes.map(|bytes| with_bytes(Some(bytes)));
     for i in 0..pairs_by_limit[0].len() {
@@ -243,7 +244,8 @@ fn mla_prefill_windows_change_no_bit() {
     }
 }
 
-/// Distinguishes the forms by their bits: non-absorbed rounds keys and values, absorbed does not.
+/// The form in use is recognised by its bits: the non-absorbed form rounds keys and values, the absorbed form
+/// does not.
 #[test]
 fn mla_prefill_starts_at_its_token_threshold() {
     let (non_absorbed, absorbed) = (pairs(), with_bytes(None));

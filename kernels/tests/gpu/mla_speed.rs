@@ -1,5 +1,5 @@
-//! Cost of MLA of DeepSeek-V2 and V3 inside a captured graph, compared with the pool rows that it must read,
-//! including the GEMMs with W_UK and W_UV. Printed, not checked.
+//! Times of MLA of DeepSeek-V2 and V3 inside a captured graph, including the GEMMs with W_UK and W_UV,
+//! compared with the compressed KV that must be read. The times are printed, not checked.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::support::S;
 
 const KV_LORA_RANK: usize = 512;
 const ROPE_DIM: usize = 64;
-/// qk_nope_head_dim and v_head_dim.
+/// `qk_nope_head_dim` and `v_head_dim`, which are equal.
 const NOPE_DIM: usize = 128;
-/// Layers used in rotation.
+/// Number of layers that the launches use in rotation.
 const LAYERS: usize = 2;
-/// Blocks of the pool: more than fit into caches, for any block table.
+/// Number of KV blocks in the pool, which exceeds the caches for any block table.
 const MAX_BLOCKS: usize = 1 << 16;
 
 #[test]
@@ -45,7 +45,7 @@ fn mla_decode_speed() {
                     mixed(pair, heads, rows, captured_rows, lengths);
                 }
             }
-            // Rows with draft tokens: each as a separate request, and processed together.
+            // Rows with draft tokens: each token as a separate request, and the tokens of a request together.
             for (requests, tokens, context) in [
                 (1, 2, 1088),
                 (1, 4, 1088),
@@ -63,7 +63,7 @@ fn mla_decode_speed() {
     }
 }
 
-/// Rows of many tokens in the non-absorbed and in the absorbed form.
+/// Times rows of many tokens in the non-absorbed and in the absorbed form.
 #[test]
 #[ignore = "measures a GPU: `just gpu-speed`"]
 fn mla_prefill_speed() {
@@ -95,8 +95,8 @@ fn heads_of(pair: &DevicePair, heads: usize, n: usize, k: usize) -> PackedGroup 
     pair.gpu.pack_mla_heads(&(0..heads).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
 }
 
-/// `requests` requests of `tokens` one-token rows each; the launch's metadata has `together` rows per
-/// request.
+/// Measures `requests` requests of `tokens` one-token rows each. The launch's metadata states `together` rows
+/// per request, which are processed together.
 fn drafts(
     pair: &DevicePair,
     heads: usize,
@@ -120,7 +120,7 @@ fn drafts(
     measure(pair, heads, &workload, context + tokens);
 }
 
-/// Distribution of context lengths.
+/// Distribution of the rows' context lengths.
 #[derive(Debug, Clone, Copy)]
 enum ContextDistribution {
     /// Uniform up to 8,192 keys.
@@ -129,7 +129,7 @@ enum ContextDistribution {
     LogUniform,
 }
 
-/// `rows` one-token rows with different context lengths, in any order, in a graph captured for
+/// Measures `rows` one-token rows with different context lengths, in mixed order, as in a graph captured for
 /// `captured_rows` rows.
 fn mixed(
     pair: &DevicePair,
@@ -162,7 +162,7 @@ fn mixed(
     measure(pair, heads, &workload, longest);
 }
 
-/// `rows` rows of `q` tokens; `label` is appended to the report.
+/// Measures `rows` rows of `q` tokens; `label` is appended to the report.
 fn attention(
     pair: &DevicePair,
     heads: usize,
@@ -178,7 +178,7 @@ fn attention(
     measure(pair, heads, &workload, context);
 }
 
-/// Rows of `q` tokens each, of `requests` requests.
+/// Rows of one attention step, with `q` tokens each.
 struct MlaWorkload {
     requests: usize,
     q: usize,
@@ -237,7 +237,8 @@ fn measure(pair: &DevicePair, heads: usize, workload: &MlaWorkload, context: usi
     let time = microseconds(pair, 8, |i| launch(i, &mut o));
     let seen = |context: i32| q * (2 * context as usize + 1).saturating_sub(q) / 2;
     let seen: usize = workload.contexts.iter().map(|context| seen(*context)).sum();
-    // Operations of the form used: few queries use the absorbed form, many the non-absorbed form.
+    // Counts the operations of the form in use: few queries use the absorbed form, many the non-absorbed
+    // form.
     let channels = if q < RowBounds::MLA_PREFILL_TOKENS {
         2 * KV_LORA_RANK + ROPE_DIM
     } else {
@@ -253,15 +254,16 @@ fn measure(pair: &DevicePair, heads: usize, workload: &MlaWorkload, context: usi
         bytes,
     );
     if q > 1 {
-        return; // Several launches, for groups of heads.
+        // Rows of this size take several launches, for groups of heads, so no single kernel is reported.
+        return;
     }
     let (name, kernel_time) = slowest_kernel(pair, |i| launch(i, &mut o));
     let rate = tflops(kernel_time);
     report(&format!("  {name} alone, {rate:.0} TFLOP/s"), kernel_time, bytes);
 }
 
-/// The slowest kernel of a call, and its median time, by GPU event timestamps before and after it. Pauses
-/// first and makes few calls, because recent computation lowers the clock.
+/// The slowest kernel of a call and its median time, from GPU event timestamps. Pauses first and makes few
+/// calls, because sustained computation lowers the GPU's clock.
 fn slowest_kernel(pair: &DevicePair, mut call: impl FnMut(usize)) -> (&'static str, f64) {
     const CALLS: usize = 9;
     std::thread::sleep(Duration::from_millis(200));

@@ -1,5 +1,5 @@
-//! Expert MLPs: streamed for few tokens, tiled for many, plain for odd shapes, with some experts on other
-//! ranks.
+//! Expert MLPs of the GPU: kernels that stream weights for few tokens, tiled kernels for many, plain ones for
+//! odd shapes, and experts on other ranks.
 
 use device::{DType, bf16};
 use kernels::{
@@ -10,7 +10,7 @@ use kernels::{
 use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
 use crate::support::{DeviceArray, RandomNumbers, S};
 
-/// Experts of one layer on both devices, and the router's choices for some tokens.
+/// The experts of one layer on both devices, and the router's choices and weights for some tokens.
 struct MoeCase {
     first: usize,
     gate_up: [PackedGroup; 2],
@@ -20,11 +20,11 @@ struct MoeCase {
     top_k: usize,
 }
 
-/// Hidden size, inner size, number of experts, experts per token.
+/// Hidden size, expert MLP width, number of experts, and experts per token.
 type MoeSizes = (usize, usize, usize, usize);
 
 impl MoeCase {
-    /// Expert 0 is on another rank.
+    /// A case with random weights and choices; expert 0 is on another rank.
     fn new(
         pair: &DevicePair,
         numbers: &mut RandomNumbers,
@@ -57,7 +57,7 @@ impl MoeCase {
         Self { first, gate_up, down, chosen, weights, top_k }
     }
 
-    /// Runs tokens `[from, from + x.rows())` on both devices.
+    /// Computes the experts of tokens `[from, from + x.rows())` on both devices.
     fn run(&self, pair: &DevicePair, x: &TwinMatrix, from: usize) -> TwinMatrix {
         let (tokens, hidden) = (x.gpu().rows(), x.gpu().cols());
         let own = from * self.top_k..(from + tokens) * self.top_k;
@@ -99,22 +99,23 @@ pub(crate) fn check(pair: &DevicePair, sizes: MoeSizes, dtype: DType, tokens: us
 fn experts_agree_with_the_cpu() {
     for pair in &pairs() {
         check(pair, (136, 72, 6, 2), DType::BF16, 1);
-        check(pair, (136, 72, 4, 3), DType::BF16, 10); // Few rows: more than a segment for some experts.
-        check(pair, (72, 40, 3, 2), DType::BF16, 50); // Tiles of 64.
-        check(pair, (40, 24, 3, 2), DType::BF16, 150); // Tiles of 128.
-        check(pair, (36, 20, 5, 2), DType::BF16, 7); // No 16-byte loads.
-        // Streamed by bulk copies, if supported: choices sorted inside the kernel, with shares that begin at
-        // any strip.
+        // Few rows, but more than one segment for some experts.
+        check(pair, (136, 72, 4, 3), DType::BF16, 10);
+        check(pair, (72, 40, 3, 2), DType::BF16, 50); // These rows use tiles of 64 rows.
+        check(pair, (40, 24, 3, 2), DType::BF16, 150); // These rows use tiles of 128 rows.
+        check(pair, (36, 20, 5, 2), DType::BF16, 7); // Rows of these sizes do not permit 16-byte loads.
+        // Weights are streamed by bulk copies (TMA), if supported. Choices are sorted inside the kernel, and
+        // each block's share of the weights may begin at any strip.
         check(pair, (64, 128, 6, 3), DType::BF16, 1);
         check(pair, (192, 64, 40, 4), DType::BF16, 9);
-        check(pair, (128, 192, 20, 8), DType::BF16, 9); // Sorted by a separate kernel.
+        check(pair, (128, 192, 20, 8), DType::BF16, 9); // Choices are sorted by a separate kernel.
         check(pair, (128, 192, 20, 8), DType::BF16, 20); // Weight loads start before routing has finished.
-        check(pair, (64, 64, 3, 2), DType::BF16, 150); // Large tiles.
+        check(pair, (64, 64, 3, 2), DType::BF16, 150); // These rows use large tiles.
     }
 }
 
-/// More tokens than the maximum grid size of any dimension but the first, as with the tokens of all DP
-/// replicas.
+/// More tokens than the maximum grid size of any dimension but the first, as the tokens of all DP replicas
+/// may be.
 #[test]
 fn any_number_of_tokens() {
     for pair in &pairs() {
@@ -123,7 +124,7 @@ fn any_number_of_tokens() {
     }
 }
 
-/// All tokens choose the same experts, or none of this rank.
+/// All tokens choose the same experts, or no expert of this rank.
 #[test]
 fn hot_and_idle_experts_match_the_cpu() {
     for pair in &pairs() {
@@ -140,8 +141,8 @@ fn hot_and_idle_experts_match_the_cpu() {
     }
 }
 
-/// The last experts are shared experts (weight 1, every token), as in V2-Lite and V3, for any number of
-/// tokens.
+/// The last experts are shared experts (weight 1, chosen by every token), as in DeepSeek-V2-Lite and V3, for
+/// any number of tokens.
 #[test]
 fn shared_experts_agree_with_the_cpu() {
     for pair in &pairs() {
@@ -172,8 +173,8 @@ fn shared_experts_agree_with_the_cpu() {
     }
 }
 
-/// A matrix of a group gives the same results as when packed alone, unless the device has a different layout
-/// for groups.
+/// A matrix of a packed group gives the results of the same matrix packed alone, unless the device stores
+/// groups in another layout.
 #[test]
 fn group_member_equals_separate_matrix() {
     let (n, k, rows) = (128, 64, 5);
@@ -191,7 +192,7 @@ fn group_member_equals_separate_matrix() {
             assert_eq!(third.is_none(), streams && dtype == DType::BF16);
             assert!(group.matrix(3).is_none());
             let Some(third) = third else { continue };
-            drop(group); // The member keeps the group's memory alive.
+            drop(group); // The matrix keeps the memory of its group alive.
             let separate = pair.gpu.pack(&parts[2], dtype).unwrap();
             let [of_group, own] = [&*third, &separate].map(|w| {
                 let mut y = pair.poisoned(dtype, rows, n);
@@ -206,7 +207,7 @@ fn group_member_equals_separate_matrix() {
     }
 }
 
-/// Fused routing gives the same bits as routing and experts in separate launches.
+/// Routing fused with the experts gives the same bits as routing and experts in separate launches.
 #[test]
 fn fused_routing_changes_no_bit() {
     for (pair, tokens, renormalise, shared) in
@@ -236,7 +237,7 @@ fn fused_routing_changes_no_bit() {
         let mut y = pair.poisoned(DType::BF16, tokens, hidden);
         let (gate_up, down) = (&case.gate_up[0], &case.down[0]);
         let experts = ExpertWeights { first_expert: case.first, gate_up, down };
-        // The second token, if any, is padding.
+        // The second token, if any, is padding, which the load counters do not count.
         let slots = DeviceArray::row(&pair.gpu, &[0i64, -1][..tokens]);
         let mut counted = DeviceArray::of(&pair.gpu, &vec![3i32; count], 1, count);
         let mut to =
@@ -256,7 +257,7 @@ fn fused_routing_changes_no_bit() {
     }
 }
 
-/// More choices than one block sorts, few of them for this rank.
+/// More choices than one block sorts, of which few are experts of this rank.
 #[test]
 fn large_expert_alignment_uses_several_blocks() {
     for pair in &pairs() {
@@ -277,8 +278,8 @@ fn large_expert_alignment_uses_several_blocks() {
     }
 }
 
-/// Alone or in a batch: the same bits. Very large batches use another kernel, to which this applies
-/// separately.
+/// Tokens have the same bits alone and in a batch. Very large batches use another kernel, within which the
+/// same holds.
 #[test]
 fn moe_tokens_are_batch_invariant() {
     for pair in &pairs() {
@@ -289,7 +290,7 @@ fn moe_tokens_are_batch_invariant() {
     }
 }
 
-/// `tokens` tokens together, and every sampled run of `some` of them.
+/// Compares `tokens` tokens in one batch with runs of `some` of them as batches of their own.
 fn check_batch_invariance(pair: &DevicePair, sizes: MoeSizes, tokens: usize, some: usize) {
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);

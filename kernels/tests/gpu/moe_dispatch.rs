@@ -1,11 +1,11 @@
-//! EP dispatch of tokens to experts on other ranks, against the CPU.
+//! Dispatch of tokens to the ranks of their experts (EP): the GPU's tables match the CPU's.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{ExpertParallelLayout, ExpertPlacementLookup, MoeCombine, TokenDispatch};
 
 use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices, oracle};
 
-/// Choices of `k` among `count` experts; a few are −1.
+/// Random expert ids of `rows` tokens, `k` each, among `count` experts; a few are −1.
 fn choices(numbers: &mut RandomNumbers, rows: usize, k: usize, count: usize) -> Vec<i32> {
     let choice = |numbers: &mut RandomNumbers| match numbers.below(9) {
         0 => -1,
@@ -17,8 +17,8 @@ fn choices(numbers: &mut RandomNumbers, rows: usize, k: usize, count: usize) -> 
 #[test]
 fn tokens_are_sorted_by_the_ranks_of_their_experts() {
     let cpu = oracle();
-    // Tokens, choices per token, experts per rank, ranks, ranks with the same tokens, and this rank's index
-    // among them.
+    // Number of tokens, choices per token, experts per rank, number of ranks, number of ranks that have the
+    // same tokens, and this rank's index among the latter.
     let cases = [
         (1, 2, 4, 2, 1, 0),
         (5, 8, 16, 8, 1, 0),
@@ -30,7 +30,7 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
     for (t, k, experts_per_rank, ranks, rank_stride, rank_offset) in cases {
         let layout = ExpertParallelLayout { experts_per_rank, ranks, rank_stride, rank_offset };
         let mut numbers = RandomNumbers::fresh(t as u64);
-        // Includes two expert ids out of range.
+        // The ids include two that are out of range.
         let experts = choices(&mut numbers, t, k, experts_per_rank * ranks * rank_stride + 2);
         let [mut tokens, mut token_rows] = [(); 2].map(|()| vec![-1i32; ranks * t]);
         let mut counts = vec![-1i32; ranks];
@@ -50,7 +50,7 @@ fn tokens_are_sorted_by_the_ranks_of_their_experts() {
         )
         .unwrap();
         let sent: i32 = counts.iter().sum();
-        // A single token is often sent to no rank; many tokens never are.
+        // A single token may be sent to no rank; with many tokens some are always sent.
         assert!(sent > 0 || t < 5, "no token is dispatched");
         for device in devices() {
             let chosen = DeviceArray::of(&device, &experts, t, k);
@@ -113,7 +113,7 @@ fn check_combine<T: GpuRealElement>() {
         cpu.launch(&S, MoeCombine { y: y.unwrap(), x: from.unwrap(), token_rows: named }).unwrap();
         for device in devices() {
             let from = DeviceArray::of(&device, &x, rows, cols);
-            // An index out of range is an error on the CPU; a device skips it.
+            // An index out of range is an error on the CPU; a GPU skips it.
             let out_of_range: Vec<i32> =
                 token_rows.iter().map(|&row| if row < 0 { rows as i32 + 4 } else { row }).collect();
             for named in [&token_rows, &out_of_range] {
@@ -140,7 +140,7 @@ fn combine_matches_the_cpu() {
 #[test]
 fn expert_replica_choice_matches_the_cpu() {
     let cpu = oracle();
-    // Three replicas of expert 0, one of expert 1, two of expert 2.
+    // Expert placement with three replicas of expert 0, one of expert 1, and two of expert 2.
     let placement = [3, 0, 4, 5, 1, 2, -1, -1, 2, 1, 3, -1];
     let (t, k) = (300, 2);
     let mut numbers = RandomNumbers::fresh(3);
@@ -180,7 +180,7 @@ fn expert_replica_choice_matches_the_cpu() {
         }
     }
     for device in devices() {
-        // A token and experts that do not exist: they map to −1.
+        // A token and experts that do not exist map to −1.
         let mut experts = DeviceArray::of(&device, &[0i32, -1, 3, 1], 2, 2);
         let (at, of) =
             (DeviceArray::row(&device, &[7i32]), DeviceArray::of(&device, &placement, 3, 4));

@@ -1,5 +1,5 @@
-//! fp8 experts with block scales: few rows against the CPU with dequantised weights; more rows against sums
-//! over quantised inputs.
+//! fp8 experts with block scales. Results for few rows are compared with the CPU's, which dequantises the
+//! weights; results for more rows with sums over quantised inputs.
 
 use device::{DType, DeviceDriver, bf16};
 use kernels::{
@@ -13,11 +13,11 @@ use crate::support::{GpuRealElement, RandomNumbers, S};
 
 const BF16: DType = DType::BF16;
 
-/// The experts of one layer as stored in checkpoints and packed on both devices, and the router's choices for
-/// some tokens.
+/// The fp8 experts of one layer as stored in checkpoints and as packed on both devices, and the router's
+/// choices and weights for some tokens.
 pub(crate) struct MoeFp8Case {
     sizes: MoeFp8Sizes,
-    /// Per expert: gate, up, down.
+    /// Gate, up and down projection of each expert.
     stored: Vec<[Fp8Weights; 3]>,
     gate_up: [PackedGroup; 2],
     down: [PackedGroup; 2],
@@ -25,12 +25,12 @@ pub(crate) struct MoeFp8Case {
     weights: Vec<f32>,
 }
 
-/// Hidden size, inner size, number of experts, experts per token.
+/// Hidden size, expert MLP width, number of experts, and experts per token.
 pub(crate) type MoeFp8Sizes = (usize, usize, usize, usize);
 
-/// Expert 0 is on another rank.
+/// First expert of this rank; expert 0 is on another rank.
 const FIRST: usize = 1;
-/// More layers than fit on any device in bf16.
+/// Number of layers that fit on no device in bf16.
 const MANY_LAYERS: usize = 1 << 40;
 
 impl MoeFp8Case {
@@ -44,7 +44,7 @@ impl MoeFp8Case {
         Self::of(pair, numbers, sizes, tokens, stored)
     }
 
-    /// Creates a case with the given weights, for every expert except those on other ranks.
+    /// A case with the weights `stored` for all experts, of which those on other ranks are left out.
     pub(crate) fn of(
         pair: &DevicePair,
         numbers: &mut RandomNumbers,
@@ -80,7 +80,7 @@ impl MoeFp8Case {
         Self { sizes, stored, gate_up, down, chosen, weights }
     }
 
-    /// Runs tokens `[from, from + x.rows())` on the GPU, and with `on_cpu` on the CPU.
+    /// Computes the experts of tokens `[from, from + x.rows())` on the GPU, and also on the CPU if `on_cpu`.
     pub(crate) fn run(
         &self,
         pair: &DevicePair,
@@ -122,12 +122,12 @@ impl MoeFp8Case {
         self.chosen[token * self.sizes.3] >= FIRST as i32
     }
 
-    /// The experts packed on the GPU.
+    /// The experts of this rank, packed on the GPU.
     pub(crate) fn experts(&self) -> ExpertWeights<'_> {
         ExpertWeights { first_expert: FIRST, gate_up: &self.gate_up[0], down: &self.down[0] }
     }
 
-    /// Replaces the choices by those of a router with `scores`.
+    /// Replaces the choices and weights by those that a router computes from `scores`.
     pub(crate) fn route(&mut self, pair: &DevicePair, scores: &RouterLogits<'_>, tokens: usize) {
         let mut chosen = pair.poisoned(DType::I32, tokens, scores.top_k);
         let mut weights = pair.poisoned(DType::F32, tokens, scores.top_k);
@@ -142,7 +142,7 @@ impl MoeFp8Case {
         [self.weights, _] = pair.read::<f32>(&weights);
     }
 
-    /// Reference of the GPU's computation for many rows, in f64: every input is quantised.
+    /// Reference for many rows, computed in f64 as the GPU computes them: every input is quantised.
     fn quantized<T: GpuRealElement>(&self, x: &[T]) -> Vec<T> {
         let (hidden, _, _, top_k) = self.sizes;
         let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
@@ -176,7 +176,7 @@ pub(crate) fn stored(
     (FIRST..count).map(|_| shapes.map(|(n, k)| random_weights(n, k))).collect()
 }
 
-/// Weights in the form that loaders pass to `pack`.
+/// Weight matrices of each expert, in the form that weight loaders pass to `pack`.
 type ExpertProjections<'a> = Vec<Vec<HostMat<'a>>>;
 
 fn projections(stored: &[[Fp8Weights; 3]]) -> (ExpertProjections<'_>, ExpertProjections<'_>) {
@@ -196,7 +196,7 @@ fn each_row(expert: &[Fp8Weights; 3]) -> [Vec<Vec<f32>>; 3] {
     })
 }
 
-/// A block of zeros has no scale.
+/// Quantises a block; a block of zeros has no scale.
 fn quantize_block<T: GpuRealElement>(block: &[T]) -> Vec<f32> {
     let zero = block.iter().all(|x| x.value() == 0.0);
     if zero { vec![0.0; block.len()] } else { quantize_rows(block) }
@@ -206,7 +206,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// silu(gate) · up of rounded sums.
+/// silu(gate) · up, from sums that are rounded to the activation type.
 fn gated<T: GpuRealElement>(gate: f64, up: f64) -> T {
     let [gate, up] = [gate, up].map(|sum| T::of(sum as f32).value());
     T::of(gate / (1.0 + (-gate).exp()) * up)
@@ -217,7 +217,8 @@ fn fp8_small_m_agrees_with_the_cpu() {
     for pair in &pairs() {
         check_small_m(pair, (64, 64, 6, 2), 1);
         check_small_m(pair, (192, 64, 5, 3), 10);
-        check_small_m(pair, (320, 192, 5, 2), 7); // Scale units of 64: blocks that end inside the gate rows.
+        // Scale units of 64 weights, with blocks that end inside the gate rows.
+        check_small_m(pair, (320, 192, 5, 2), 7);
     }
 }
 
@@ -235,7 +236,7 @@ fn fp8_grouped_gemm_uses_quantized_inputs() {
     for pair in &pairs() {
         check_grouped_gemm::<bf16>(pair, (64, 64, 3, 2), 40);
         check_grouped_gemm::<bf16>(pair, (192, 128, 3, 2), 30);
-        check_grouped_gemm::<bf16>(pair, (128, 192, 3, 3), 70); // More rows than a segment per expert.
+        check_grouped_gemm::<bf16>(pair, (128, 192, 3, 3), 70); // More rows per expert than one segment has.
     }
 }
 
@@ -264,12 +265,11 @@ fn check_quantized<T: GpuRealElement>(
     pair.check(what, &expected, 2.0 * tolerance(T::DTYPE));
 }
 
-/// All tokens choose the same experts, or none of this rank.
+/// All tokens choose the same experts, or no expert of this rank.
 #[test]
 fn hot_and_idle_fp8_experts_match_references() {
     for pair in &pairs() {
-        // Up to eight choices per expert use the small-M kernel: with 20 tokens there are two segments of one
-        // expert.
+        // Up to eight choices per expert use the small-M kernel; with 20 tokens one expert has two segments.
         for (choices, tokens, small_m) in
             [([1, 2], 70, false), ([1, 0], 50, false), ([0, 0], 50, false), ([3, 0], 20, true)]
         {
@@ -287,8 +287,8 @@ fn hot_and_idle_fp8_experts_match_references() {
     }
 }
 
-/// The last expert is a shared expert (weight 1, every token): as a separate matrix it gives the same result
-/// as in the group.
+/// The last expert is a shared expert (weight 1, chosen by every token). As a separate matrix it gives the
+/// result that it gives in the group.
 #[test]
 fn shared_expert_is_a_separate_matrix() {
     for pair in &pairs() {
@@ -334,7 +334,7 @@ fn shared_expert_is_a_separate_matrix() {
     }
 }
 
-/// Alone or in a batch: the same bits, if the same kernel is used.
+/// Tokens have the same bits alone and in a batch that uses the same kernel.
 #[test]
 fn fp8_moe_tokens_are_batch_invariant() {
     for pair in &pairs() {
@@ -343,7 +343,7 @@ fn fp8_moe_tokens_are_batch_invariant() {
     }
 }
 
-/// `tokens` tokens together, and every sampled run of `some` of them.
+/// Compares `tokens` tokens in one batch with runs of `some` of them as batches of their own.
 pub(crate) fn check_batch_invariance(
     pair: &DevicePair,
     sizes: MoeFp8Sizes,
@@ -364,7 +364,8 @@ pub(crate) fn check_batch_invariance(
     }
 }
 
-/// Scales that the kernels do not support are dequantised when packed, with the CPU's results.
+/// Weights with scales that the kernels do not support are dequantised when packed, and give the CPU's
+/// results.
 #[test]
 fn unsupported_scales_are_dequantized() {
     for pair in &pairs() {
@@ -397,7 +398,8 @@ fn unsupported_scales_are_dequantized() {
     }
 }
 
-/// Experts of sizes that WGMMA kernels support in bf16 but not in fp8 are dequantised, if they fit.
+/// Experts of sizes that WGMMA kernels support in bf16 but not in fp8 are dequantised, if they then fit into
+/// memory.
 #[test]
 fn fp8_experts_dequantize_when_only_bf16_streams_and_fits() {
     for pair in &pairs() {

@@ -1,5 +1,5 @@
-//! fp8 experts streamed by bulk copies: inputs are not quantised for any number of rows. Against the CPU with
-//! dequantised weights. Devices without WGMMA have no such kernels, and nothing to check here.
+//! fp8 experts streamed by bulk copies (TMA), which do not quantise inputs for any number of rows, against
+//! the CPU, which dequantises the weights. GPUs without WGMMA have no such kernels, so the tests skip them.
 
 use device::DType;
 use kernels::{RoutedExpertMlp, RouterLogits};
@@ -8,14 +8,15 @@ use crate::device_pair::{DevicePair, pairs, tolerance};
 use crate::moe_fp8::{MoeFp8Case, MoeFp8Sizes, check_batch_invariance, check_small_m, stored};
 use crate::support::{RandomNumbers, S};
 
-/// Bits of NaN, without the sign.
+/// Bits of the fp8 NaN without the sign.
 const NAN: u8 = 0x7f;
 
 fn streams(pair: &DevicePair) -> bool {
     pair.gpu.warp_size() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch())
 }
 
-/// A handful of choices; few, some, and many per expert, with several segments; strips split over blocks.
+/// Covers few choices in all; few, some and many choices per expert, with several segments; and strips split
+/// over blocks.
 #[test]
 fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -27,7 +28,7 @@ fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
     }
 }
 
-/// Alone or in a batch: the same bits, if the same kernel is used.
+/// Tokens have the same bits alone and in a batch that uses the same kernel.
 #[test]
 fn fp8_tma_tokens_are_batch_invariant() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -36,7 +37,7 @@ fn fp8_tma_tokens_are_batch_invariant() {
     }
 }
 
-/// Fused routing gives the same bits as routing and experts in separate launches, at the maximum of shared
+/// Routing fused with the experts gives the same bits as separate launches, also at the maximum of shared
 /// memory use.
 #[test]
 fn fused_routing_changes_no_bit() {
@@ -63,7 +64,7 @@ fn fused_routing_changes_no_bit() {
     }
 }
 
-/// Experts with the bits `of(at)` at weight index `at`, where given.
+/// A case whose weight at index `at` has the bits `of(at)`, if these are given.
 fn with_bits(
     pair: &DevicePair,
     numbers: &mut RandomNumbers,
@@ -80,7 +81,7 @@ fn with_bits(
     MoeFp8Case::of(pair, numbers, sizes, tokens, stored)
 }
 
-/// Every fp8 number, including subnormals; adjacent rows have similar magnitudes.
+/// Weights are every fp8 number, including subnormals; adjacent rows have similar magnitudes.
 #[test]
 fn every_number_is_exact() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -101,7 +102,7 @@ fn every_number_is_exact() {
     }
 }
 
-/// NaN is preserved: tokens of an expert with a NaN weight give NaN, other tokens are unaffected.
+/// Tokens of an expert with a NaN weight give NaN, and other tokens are not affected.
 #[test]
 fn nan_stays_nan() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
@@ -112,7 +113,7 @@ fn nan_stays_nan() {
             let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
             let [y, _] = pair.read_floats(&case.run(pair, &x, 0, false));
             for (t, row) in y.chunks(sizes.0).enumerate() {
-                // A token of another rank's expert gets no contribution.
+                // A token whose expert is on another rank gets no contribution, so no NaN.
                 assert_eq!(row[0].is_nan(), case.is_here(t), "token {t} of {tokens}");
             }
         }

@@ -1,4 +1,4 @@
-//! MoE routing against the CPU.
+//! MoE routing of the GPU matches the CPU.
 
 use device::{DeviceDriver, MatMut, MatRef};
 use kernels::{
@@ -8,7 +8,8 @@ use kernels::{
 
 use crate::support::{DeviceArray, RandomNumbers, S, devices, oracle};
 
-/// Counters of two layers with previous counts, and token slots of which some are padding.
+/// Load counters of two layers with previous counts, and KV slots of the tokens, of which some are padding
+/// (−1).
 fn counters(tokens: usize, count: usize) -> (Vec<i32>, Vec<i64>) {
     let slots = (0..tokens as i64).map(|t| if t % 3 == 2 { -1 } else { t }).collect();
     ((0..2 * count as i32).collect(), slots)
@@ -17,7 +18,7 @@ fn counters(tokens: usize, count: usize) -> (Vec<i32>, Vec<i64>) {
 #[test]
 fn routing_agrees_with_the_cpu() {
     let cpu = oracle();
-    // Includes V2-Lite, and more shared experts than threads.
+    // Cases include DeepSeek-V2-Lite, and more shared experts than threads.
     for (tokens, count, top_k, shared) in [
         (2, 4, 3, 1),
         (5, 128, 8, 0),
@@ -29,7 +30,7 @@ fn routing_agrees_with_the_cpu() {
     ] {
         let k = top_k + shared;
         let mut numbers = RandomNumbers::fresh(count as u64);
-        // Coarse enough for equal logits among the chosen experts.
+        // Logits are so coarse that some of the chosen experts have equal ones.
         let coarse = |x: f32| (x * 24.0).round() / 4.0;
         let logits: Vec<f32> = (0..tokens * count).map(|_| coarse(numbers.float())).collect();
         for renormalise in [false, true] {
@@ -118,8 +119,8 @@ fn non_finite_logits_route_to_existing_experts() {
     }
 }
 
-/// Logits of a token with clearly separated choices and group scores: the order of nearly equal ones depends
-/// on rounding.
+/// Logits of a token whose chosen experts and groups have clearly separated scores: the order of nearly equal
+/// ones would depend on rounding.
 fn clear_logits(numbers: &mut RandomNumbers, bias: &[f32], groups: usize) -> Vec<f32> {
     const GAP: f32 = 1e-5;
     let separated = |mut values: Vec<f32>| {
@@ -146,7 +147,7 @@ fn clear_logits(numbers: &mut RandomNumbers, bias: &[f32], groups: usize) -> Vec
 #[test]
 fn any_rule_agrees_with_the_cpu() {
     let cpu = oracle();
-    // The last case is V3's.
+    // The last case has the sizes of DeepSeek-V3.
     for (tokens, count, groups, top_k, shared) in
         [(3, 8, 4, 2, 1), (2, 24, 3, 6, 2), (1, 60, 1, 4, 0), (2, 64, 8, 8, 0), (2, 256, 8, 8, 1)]
     {

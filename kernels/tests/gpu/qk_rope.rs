@@ -1,4 +1,4 @@
-//! q/k norm, RoPE and KV write against the CPU, which has another pool layout.
+//! Q/K norm, RoPE and KV write of the GPU match the CPU, whose pool has another layout.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{KvLayout, KvOrder, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin};
@@ -21,7 +21,7 @@ const LAYERS: usize = 2;
 const BLOCKS: usize = 5;
 const TOKENS: usize = 7;
 
-/// Inputs of one case.
+/// Random inputs of a case.
 struct QkRopeData<T> {
     qkv: Vec<T>,
     norm: Vec<T>,
@@ -35,7 +35,7 @@ fn data<T: GpuRealElement>(case: &QkRopeCase) -> QkRopeData<T> {
     let mut numbers = RandomNumbers::fresh((case.head_dim + case.rotary) as u64);
     let half = case.rotary / 2;
     let angle = |i: usize| ((i / half.max(1)) as f32) * 0.37 / ((i % half.max(1)) as f32 + 1.0);
-    // Distinct slots in every pool: the order of writes to one slot is unspecified.
+    // The slots are distinct, because the order of writes to one slot is unspecified.
     let slots = (0..TOKENS)
         .map(|t| if t == 3 { -1 } else { ((t * 7 + 1) % (BLOCKS * case.block_tokens)) as i64 });
     QkRopeData {
@@ -54,7 +54,7 @@ fn layout<T: GpuRealElement>(case: &QkRopeCase, order: KvOrder) -> KvLayout {
     KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order }
 }
 
-/// Keys and values of a pool in one common order, whatever its layout.
+/// Keys and values of a pool, in an order that does not depend on its layout.
 fn in_order<T: Copy>(pool: &[T], layout: &KvLayout) -> Vec<T> {
     let mut out = Vec::new();
     for (layer, block) in (0..LAYERS).flat_map(|l| (0..BLOCKS).map(move |b| (l, b))) {

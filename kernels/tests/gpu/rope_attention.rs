@@ -1,5 +1,5 @@
-//! Decode attention fused with q/k norm, RoPE and the KV write: results of the two separate kernels, with the
-//! same bits in the pool, and in the outputs where both use the same splits.
+//! Decode attention fused with Q/K norm, RoPE and the KV write. It gives the results of the two separate
+//! kernels: the same bits in the pool, and the same bits in the outputs where both use the same splits.
 
 use device::{DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
@@ -10,15 +10,16 @@ use kernels::{
 
 use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, tolerance};
 
-/// Query heads, KV heads, head dim, block size.
+/// Number of query heads, number of KV heads, head dimension, and tokens per block.
 type RopeHeadShape = (usize, usize, usize, usize);
 
 const LAYERS: usize = 2;
 const SCALE: f32 = 0.11;
-/// Maximum context at which each wave has one tile, fused or not, so that both merge in the same order.
+/// Maximum context length at which each warp has at most one tile, fused or not, so that both merge in the
+/// same order.
 const WHOLE: usize = 64;
 
-/// Rows of one token each, with their contexts.
+/// Rows of one token each with their context lengths, and their inputs and KV pool.
 struct RopeAttentionCase<T> {
     heads: RopeHeadShape,
     contexts: Vec<usize>,
@@ -54,8 +55,8 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
             let block = tables[row * width + position / block_tokens] as usize;
             let t = position % block_tokens;
             slots.push((block * block_tokens + t) as i64);
-            // NaN left by a previous request: the position about to be written, and later ones, must not be
-            // read.
+            // The position that the kernel writes, and later ones, contain NaN, as a previous request may
+            // leave it, and must not be read.
             for (head, d) in (0..kv_heads).flat_map(|h| (0..head_dim).map(move |d| (h, d))) {
                 for t in t..block_tokens {
                     pool[layout.key_tile(1, block, head) + layout.key(t, d)] = T::of(f32::NAN);
@@ -81,7 +82,7 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
         }
     }
 
-    /// Only row `r`, with the block tables of all rows.
+    /// The case with row `r` only; it keeps the block tables of all rows.
     fn single_row(&self, r: usize) -> Self {
         let columns = self.qkv.len() / self.contexts.len();
         Self {
@@ -103,8 +104,8 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
         *self.contexts.iter().max().unwrap()
     }
 
-    /// Outputs, and the pool afterwards, from one fused launch for contexts up to `fused_limit`, or from two
-    /// launches.
+    /// Outputs, and the pool afterwards: from one fused launch for contexts up to `fused_limit`, or from two
+    /// launches if it is `None`.
     fn run(&self, device: &GpuBackend, fused_limit: Option<usize>) -> (Vec<T>, Vec<T>) {
         let (heads, kv_heads, dim, _) = self.heads;
         let rows = self.contexts.len();
@@ -204,7 +205,7 @@ pub(crate) fn check<T: GpuRealElement>(
     let case = RopeAttentionCase::<T>::new(heads, contexts, normed);
     let what = format!("{} {heads:?} {contexts:?}", device.name());
     let (o_separate, pool_separate) = case.run(device, None);
-    // The launch for short contexts, and the one for any context.
+    // Tests the launch for short contexts, and the one for any context.
     for longest in [case.longest(), RowBounds::SHORT_CONTEXT + 1] {
         let what = format!("{what} of up to {longest}");
         let (o, pool) = case.run(device, Some(longest));
@@ -224,15 +225,16 @@ pub(crate) fn check<T: GpuRealElement>(
 
 #[test]
 fn fused_rope_attention_matches_two_launches() {
-    // Waves of 64 lanes have no fused kernel.
+    // There is no fused kernel for warps of 64 lanes.
     for device in devices().into_iter().filter(|d| d.warp_size() == 32) {
-        // Own tokens at the start and end of a tile, of a block, of a split; a padding row.
+        // The written token is at the start and end of a tile, of a block, and of a split; one row is
+        // padding.
         check::<bf16>(&device, (4, 2, 128, 16), &[1, 16, 0, 17, 257], true);
         check::<bf16>(&device, (8, 1, 64, 32), &[64, 256, 128], true);
         check::<bf16>(&device, (2, 2, 128, 48), &[50], false);
         check::<bf16>(&device, (14, 2, 64, 16), &[33, 12], false);
         check::<bf16>(&device, (4, 1, 128, 16), &[300], true);
-        // Several tiles per wave, and more tiles than ring stages.
+        // Several tiles per warp, and more tiles than the ring buffer has stages.
         check::<bf16>(&device, (2, 1, 64, 16), &[530, RowBounds::SHORT_CONTEXT], true);
         check::<bf16>(&device, (4, 1, 64, 32), &[1100], true);
     }

@@ -1,5 +1,5 @@
-//! Cost of the row kernels inside a captured graph, compared with the bytes they must move. Printed, not
-//! checked.
+//! Times of the row-wise kernels inside a captured graph, compared with the bytes that they must move. The
+//! times are printed, not checked.
 
 use std::time::Instant;
 
@@ -19,10 +19,10 @@ use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices};
 const HIDDEN: usize = 1024;
 const INNER: usize = 3072;
 const VOCABULARY: usize = 151_936;
-/// Launches per graph.
+/// Number of launches in a graph.
 const CHAIN: usize = 50;
 
-/// Returns microseconds per `launch` of a chain of dependent launches.
+/// Microseconds per launch, in a graph of `CHAIN` dependent launches.
 fn microseconds(device: &GpuBackend, mut launch: impl FnMut()) -> f64 {
     launch();
     device.begin_capture(&S).unwrap();
@@ -102,7 +102,7 @@ fn activations(device: &GpuBackend, rows: usize) {
     report("silu_mul 3072", rows, time, rows * INNER * 6);
 }
 
-/// One layer of Qwen3-0.6B: 16 query heads and 8 KV heads of 128 channels.
+/// Measures the RoPE kernel of one layer of Qwen3-0.6B: 16 query heads and 8 KV heads of 128 channels.
 fn rotations(device: &GpuBackend, rows: usize) {
     let (heads, kv_heads, head_dim, block_tokens) = (16, 8, 128, 16);
     let columns = (heads + 2 * kv_heads) * head_dim;

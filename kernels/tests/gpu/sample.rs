@@ -1,5 +1,5 @@
-//! Sampling against the CPU: every sampling parameter, single_row and combined, and a row's independence of its
-//! batch.
+//! Sampling on the GPU against the CPU: every sampling parameter, alone and combined, and a row's
+//! independence of its batch.
 
 use device::{Buffer, DType, DeviceDriver, MatMut, MatRef};
 use kernels::RowSampling;
@@ -18,7 +18,7 @@ mod vocab_parallel;
 const MAX_LEN: usize = 64;
 const PARAM_WORDS: usize = 12;
 
-/// Logits, logits rows, and the sampling parameters of their sequence slots.
+/// Logits with their logits rows, and the sampling parameters of the rows' sequence slots.
 #[derive(Clone)]
 struct SampleCase {
     vocabulary: usize,
@@ -30,15 +30,15 @@ struct SampleCase {
     sampling_params: Vec<SequenceSamplingParams>,
     history: Vec<i32>,
     masks: Vec<i32>,
-    /// Newest tokens of the sequence slots before the step; empty = none.
+    /// Newest tokens of the sequence slots before the step; empty if there are none.
     latest: Vec<i32>,
-    /// Ids and positions of the step's tokens.
+    /// Token ids and positions of the step's tokens.
     ids: Vec<i32>,
     positions: Vec<i32>,
     verification: DraftVerification,
 }
 
-/// All outputs of a device.
+/// Everything that the sampling kernels of a device write.
 #[derive(Debug, Clone, PartialEq)]
 struct SampleResults {
     sampled: Vec<i32>,
@@ -63,7 +63,7 @@ impl SampleResults {
     }
 }
 
-/// Greedy, with every option off.
+/// Sampling parameters of greedy sampling with every option off.
 fn plain() -> SequenceSamplingParams {
     SequenceSamplingParams { top_p: 1.0, repetition: 1.0, ..SequenceSamplingParams::default() }
 }
@@ -72,7 +72,7 @@ fn mask_words(vocabulary: usize) -> usize {
     vocabulary.div_ceil(32)
 }
 
-/// Logits with a realistic distribution: many small, a few large.
+/// Random logits with a realistic distribution: many are small, a few are large.
 fn row(numbers: &mut RandomNumbers, vocabulary: usize) -> Vec<f32> {
     let one = |n: &mut RandomNumbers| {
         let bulk: f32 = (0..4).map(|_| n.float()).sum::<f32>() * 1.5;
@@ -100,7 +100,8 @@ impl SampleCase {
         }
     }
 
-    /// Adds a logits row, in a new sequence slot with ids `known_ids` before the position.
+    /// Adds a logits row in a new sequence slot whose request has the token ids `known_ids` before the row's
+    /// position.
     fn add_row(
         &mut self,
         logits: &[f32],
@@ -114,7 +115,7 @@ impl SampleCase {
         self.logits.extend_from_slice(logits);
     }
 
-    /// Adds a sequence slot of a request with the ids `known_ids`.
+    /// Adds a sequence slot of a request with the token ids `known_ids`.
     fn add_sequence(&mut self, params: SequenceSamplingParams, known_ids: &[i32]) -> i32 {
         self.sampling_params.push(params);
         self.history.extend_from_slice(known_ids);
@@ -123,15 +124,15 @@ impl SampleCase {
         self.sampling_params.len() as i32 - 1
     }
 
-    /// Adds a token of the step, followed by the one at `position`.
+    /// Adds a token to the step, at the position before `position`.
     fn token(&mut self, id: i32, position: usize) -> i32 {
         self.ids.push(id);
         self.positions.push(position as i32 - 1);
         self.ids.len() as i32 - 1
     }
 
-    /// Adds logits rows with `drafts` draft tokens, max_top of them equal to the top ids, and occasionally with
-    /// a NaN logit.
+    /// Adds the logits rows of a request with `drafts` draft tokens. Most draft tokens are the most likely id
+    /// of their row, and some rows have a NaN logit.
     fn add_draft_rows(
         &mut self,
         numbers: &mut RandomNumbers,
@@ -164,7 +165,8 @@ impl SampleCase {
         }
     }
 
-    /// A part of the logits rows, starting from the slot state `left` by earlier ones.
+    /// The case with only the logits rows `rows`; its sequence slots have the state that earlier rows left in
+    /// `left`.
     fn slice_rows(&self, rows: std::ops::Range<usize>, left: Option<&SampleResults>) -> Self {
         let v = self.vocabulary;
         let mut part = self.clone();
@@ -184,13 +186,13 @@ impl SampleCase {
         }
     }
 
-    /// Allows an id in the mask of the newest sequence slot.
+    /// Allows a token id in the mask of the sequence slot added last.
     fn allow(&mut self, id: usize) {
         let slot = self.sampling_params.len() - 1;
         self.masks[slot * mask_words(self.vocabulary) + id / 32] |= 1 << (id % 32);
     }
 
-    /// Stages random logit edits, some of them conditional on the last of `known_ids`.
+    /// Stages random logit edits, some of which apply only after certain token ids at the end of `known_ids`.
     fn add_random_edits(&mut self, numbers: &mut RandomNumbers, edits: usize, known_ids: &[i32]) {
         for _ in 0..edits {
             let id = numbers.below(self.vocabulary + 3) as u32;
@@ -209,7 +211,7 @@ impl SampleCase {
         }
     }
 
-    /// Logits row `q` single_row, in its sequence slot.
+    /// The case with logits row `q` alone, in its sequence slot.
     fn single_row(&self, q: usize) -> Self {
         self.slice_rows(q..q + 1, None)
     }
@@ -242,7 +244,7 @@ impl SampleCase {
         let (n, seq_slots, max_top) =
             (self.logits_rows.len(), self.sampling_params.len(), self.max_top);
         let words = self.stage();
-        // Records contain 64-bit numbers, so the words must have the alignment of a device buffer.
+        // Staged records contain 64-bit numbers, so the words need the alignment of a device buffer.
         let buffer: Buffer = {
             let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
             let mut buffer = cpu.alloc(bytes.len()).unwrap();
@@ -293,7 +295,8 @@ impl SampleCase {
         self.launch(device, false)
     }
 
-    /// Results of a launch, or of a replay of the captured launch after the outputs were poisoned again.
+    /// Results of a launch; if `captured`, of a replay of the captured launch, with the outputs poisoned
+    /// before it.
     fn launch(&self, device: &GpuBackend, captured: bool) -> SampleResults {
         self.sample_with(
             device,
@@ -305,7 +308,7 @@ impl SampleCase {
         )
     }
 
-    /// Results of `sample` on rows of `logits`, launched or replayed.
+    /// Results of `sample` on the rows of `logits`, from a launch or a replay.
     fn sample_with(
         &self,
         device: &GpuBackend,
@@ -368,8 +371,8 @@ impl SampleCase {
         }
     }
 
-    /// Whether `token` can be explained by rounding: the CPU also samples it with tiny changes of logits and
-    /// cutoffs.
+    /// Whether rounding can explain `token`: the CPU also samples it if logits and cutoffs are changed
+    /// slightly.
     fn within_rounding(&self, q: usize, token: i32) -> bool {
         let slot = self.logits_rows[q].seq_slot as usize;
         let drawn =
@@ -389,7 +392,7 @@ impl SampleCase {
             })
     }
 
-    /// Compares every device with the CPU, and returns the CPU's results.
+    /// Compares the results of every device with the CPU's, and returns the latter.
     fn check(&self) -> SampleResults {
         let expected = self.on_cpu();
         for device in devices() {
@@ -398,12 +401,12 @@ impl SampleCase {
         expected
     }
 
-    /// Fails if results differ from the CPU's by more than rounding explains.
+    /// Panics if results differ from the CPU's by more than rounding explains.
     fn compare(&self, got: &SampleResults, expected: &SampleResults, device: &str) {
         let mut slots_equal = vec![true; self.sampling_params.len()];
         for q in 0..self.logits_rows.len() {
             if !slots_equal[self.logits_rows[q].seq_slot as usize] {
-                continue; // Drafts after one that only this device accepted.
+                continue; // This draft token follows one that only this device has accepted.
             }
             if got.token(q) != expected.token(q) && self.within_rounding(q, got.token(q)) {
                 println!("{device}: logits_row {q} was decided by rounding");
@@ -435,7 +438,7 @@ fn chosen(top: i32) -> StageLogitsRow {
     StageLogitsRow { known_token: -1, top, ..StageLogitsRow::default() }
 }
 
-/// Random sampling parameters of every kind.
+/// Random sampling parameters, each of which may be off.
 fn random_params(numbers: &mut RandomNumbers) -> SequenceSamplingParams {
     let maybe = |n: &mut RandomNumbers, off: f32, on: f32| if n.below(2) == 0 { off } else { on };
     let temperature = [0.0, 1.0, 0.3, 1.7][numbers.below(4)];
@@ -489,7 +492,7 @@ fn random_sampling_params_match_the_cpu() {
 
 #[test]
 fn filters_over_a_real_vocabulary() {
-    let vocabulary = 151_937; // Odd: rows are not aligned.
+    let vocabulary = 151_937; // The vocabulary size is odd, so that rows are not aligned.
     let mut numbers = RandomNumbers::fresh(3);
     let mut case = SampleCase::new(vocabulary, 1024);
     let logits = row(&mut numbers, vocabulary);
@@ -517,7 +520,7 @@ fn filters_over_a_real_vocabulary() {
     case.check();
 }
 
-/// All logits are equal: the order is that of the ids.
+/// If all logits are equal, ids are in ascending order.
 #[test]
 fn equal_logits_are_ordered_by_id() {
     let vocabulary = 5000;
@@ -580,7 +583,7 @@ fn non_finite_and_masked_rows_fail_alone() {
     assert_eq!(results.token(14), -1);
 }
 
-/// Accepted drafts and the newest token, in one launch and with a row's logits rows split over two launches.
+/// Verifies draft tokens in one launch, and with a request's logits rows split over two launches.
 #[test]
 fn draft_verification_matches_the_cpu() {
     for (seed, verification) in
@@ -657,7 +660,7 @@ fn captured_sampling_matches_eager() {
     }
 }
 
-/// Frequencies of sampled tokens against the softmax.
+/// Compares the frequencies of sampled tokens with the softmax.
 #[test]
 fn frequencies_follow_the_softmax() {
     let vocabulary = 12;
@@ -683,7 +686,8 @@ fn frequencies_follow_the_softmax() {
             .zip(&p)
             .map(|(n, p)| (n - draws as f32 * p / total).powi(2) / (draws as f32 * p / total))
             .sum();
-        // 11 degrees of freedom: mean 11, standard deviation 4.7; the samples are determined by their keys.
+        // chi2 has 11 degrees of freedom: mean 11, standard deviation 4.7. The samples are the same in every
+        // run.
         assert!(chi2 < 27.0, "{}: chi2 {chi2}", device.arch());
     }
 }

@@ -1,4 +1,4 @@
-//! Launches on the secondary stream: their order, their capture, and separate scratch memory per stream.
+//! Launches on the secondary stream: their order, capture in a graph, and separate scratch memory per stream.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::support::S;
 
 const FLOATS: usize = 1000;
 
-/// Sums of which some are computed on the secondary stream.
+/// Buffers of a chain of additions, one of which runs on the secondary stream.
 struct StreamSums<'a> {
     pair: &'a DevicePair,
     secondary_stream: DeviceStream,
@@ -33,7 +33,7 @@ impl<'a> StreamSums<'a> {
         Self { pair, secondary_stream, x, before_fork, on_secondary, concurrent, after_join }
     }
 
-    /// Computes seven times x, with four of the additions on the secondary stream.
+    /// Computes 7 x by four additions. One runs on the secondary stream, which is joined again if `joined`.
     fn launch(&mut self, joined: bool) {
         let (gpu, x) = (&self.pair.gpu, self.x.gpu());
         gpu.launch(&S, TensorAdd { y: self.before_fork.gpu_mut(), a: x, b: x }).unwrap();
@@ -103,12 +103,12 @@ fn lazy_streams() {
     }
 }
 
-/// Emulated devices in lazy mode run a stream only when a caller waits for it: without the joins the sums
-/// would be wrong, and with interleaved streams shared scratch memory would be overwritten.
+/// In lazy mode an emulated device runs a stream only when the host waits for it: without the stream waits
+/// the sums would be wrong. With interleaved streams, shared scratch memory would be overwritten.
 #[test]
 fn independent_streams_run_in_any_order() {
     if std::env::var_os("HADRON_GPU").is_some() {
-        return; // A real GPU has its own order.
+        return; // A real GPU determines the order of its streams itself.
     }
     for lazy in ["1", "2"] {
         let child = Command::new(std::env::current_exe().unwrap())
@@ -121,7 +121,7 @@ fn independent_streams_run_in_any_order() {
     }
 }
 
-/// A capture with an unjoined stream fails, and the device can capture again afterwards.
+/// A capture fails if a stream is not joined; the device can capture again afterwards.
 #[test]
 fn unjoined_capture_fails() {
     for pair in &pairs() {
@@ -135,7 +135,7 @@ fn unjoined_capture_fails() {
     }
 }
 
-/// Launches with kernel timestamps are serialised, so there is no secondary stream.
+/// While kernel timestamps are recorded, launches are serialised, so there is no secondary stream.
 #[test]
 fn no_secondary_stream_while_timestamping() {
     for pair in &pairs() {
@@ -151,12 +151,13 @@ const ROWS: usize = 24;
 const N: usize = 256;
 const K: usize = 1024;
 
-/// Norms leave rows in scratch memory for the following GEMM; two concurrent streams must not share it.
+/// Checks scratch memory: norms leave rows there for the GEMM that follows, so concurrent streams must not
+/// share it.
 fn check_scratch(pair: &DevicePair) {
     let (gpu, half) = (&pair.gpu, pair.gpu.half_dtype());
     let [w, _] = pair.pack(&pair.numbers(1).reals::<f32>(N * K), N, K, half);
     if !FusedLinear::supports(&Arc::clone(gpu).into(), ROWS, half, &w) {
-        return; // GEMMs with the norm in a separate launch.
+        return; // This device fuses no norm into the GEMM, but runs it in a separate launch.
     }
     let norm = pair.put_as(half, &[1.0; K], 1, K);
     let fusion = LinearFusion { norm: Some((norm.gpu(), 1e-6)), ..LinearFusion::default() };

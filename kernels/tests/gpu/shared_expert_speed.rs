@@ -1,6 +1,6 @@
-//! Cost of shared experts: fused with the routed experts, sequential, or overlapped on a secondary stream.
-//! Basis of `fuses_shared_experts`. Includes the router before the experts. All inside a captured graph.
-//! Printed, not checked.
+//! Times of shared experts that are fused with the routed experts, run after them, or overlap them on a
+//! secondary stream; `fuses_shared_experts` is based on these. Times include the router and are measured
+//! inside a captured graph. They are printed, not checked.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::device_pair::{DevicePair, TwinMatrix, pairs};
 use crate::matrix_speed::{microseconds, report};
 use crate::support::S;
 
-/// A layer: its name and sizes.
+/// Name and sizes of an MoE layer with shared experts.
 struct SharedExpertLayer {
     name: &'static str,
     hidden: usize,
@@ -55,16 +55,16 @@ const LAYERS: [SharedExpertLayer; 3] = [
     },
 ];
 
-/// Weights on one device.
+/// Weights of an MoE layer on the GPU, with the shared experts both in the groups and separate.
 struct SharedExpertWeights {
     gate_up: PackedGroup,
     down: PackedGroup,
-    /// The shared experts as a separate MLP.
+    /// The shared experts as a separate MLP: gate and up projections, then the down projection.
     separate: [PackedMatrix; 2],
     router: PackedMatrix,
 }
 
-/// Placement of the shared experts.
+/// How the shared experts run relative to the routed experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SharedExpertPlacement {
     Fused,
@@ -105,7 +105,7 @@ impl SharedExpertLayer {
         }
     }
 
-    /// Experts and weights of each token, with or without the shared experts.
+    /// Experts and weights of each token, including the shared experts if `with`.
     fn routes(&self, pair: &DevicePair, tokens: usize, with: bool) -> [TwinMatrix; 2] {
         let mut numbers = pair.numbers(tokens as u64);
         let shared = if with { self.shared } else { 0 };
@@ -122,7 +122,7 @@ impl SharedExpertLayer {
         [pair.put(&chosen, tokens, k), pair.put(&weights, tokens, k)]
     }
 
-    /// Returns microseconds of each placement, and bytes of the weights that each of them reads.
+    /// Microseconds of each placement, and the bytes of the weights that each reads.
     fn times(
         &self,
         pair: &DevicePair,
@@ -214,7 +214,7 @@ fn shared_expert_speed() {
             for tokens in [1, 2, 4, 8, 16, 32, 64, 256, 2048] {
                 let (times, bytes) = layer.times(pair, &weights, tokens);
                 let fusible = layer.dtype == DType::BF16 || pair.gpu.arch() != "sm_90a";
-                let fuses = fusible && tokens <= 16; // As in `ops::SharedExpertPlan`.
+                let fuses = fusible && tokens <= 16; // The rule of `ops::SharedExpertPlan`.
                 let best = if fuses {
                     SharedExpertPlacement::Fused
                 } else {

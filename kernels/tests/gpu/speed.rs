@@ -1,5 +1,5 @@
-//! Measurements on a real GPU: an empty replay, weight loading, GEMMs of the BLAS library. Printed, not
-//! checked.
+//! Measurements on a real GPU: replay of an empty graph, loading of weights, and GEMMs of the vendor's BLAS
+//! library. Results are printed, not checked.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use kernels::{HostMat, Linear, TensorAdd};
 use crate::device_pair::{DevicePair, pairs};
 use crate::support::S;
 
-/// Returns microseconds per call of `times` calls, after a first one.
+/// Microseconds per call, from `times` calls after a first one.
 fn microseconds(pair: &DevicePair, times: usize, mut call: impl FnMut()) -> f64 {
     call();
     pair.gpu.synchronize(&S).unwrap();
@@ -51,7 +51,8 @@ fn load(pair: &DevicePair) {
     let bytes = vec![1u8; rows * cols * 4];
     for (from, size) in [(DType::BF16, 2), (DType::F32, 4)] {
         let mat = HostMat::new(&bytes[..rows * cols * size], from, rows, cols).unwrap();
-        pair.gpu.pack(&[mat.row_range(0, 512)], DType::BF16).unwrap(); // Warms up threads and pinned memory.
+        // The first call starts threads and allocates pinned memory, so it is not timed.
+        pair.gpu.pack(&[mat.row_range(0, 512)], DType::BF16).unwrap();
         let start = Instant::now();
         let packed: Vec<_> = (0..8).map(|_| pair.gpu.pack(&[mat], DType::BF16).unwrap()).collect();
         pair.gpu.synchronize(&S).unwrap();

@@ -1,4 +1,4 @@
-//! Step preparation: a GPU writes exactly what the CPU writes.
+//! Step preparation on the GPU writes exactly what the CPU writes.
 
 use device::MatMut;
 use kernels::StepPreparation;
@@ -17,7 +17,8 @@ const MASK_WORDS: usize = 5;
 const PARAM_WORDS: usize = 12;
 const BLOCK_TOKENS: usize = 4;
 
-/// Contents of each array: sequence slots, then step arrays, then KV slots.
+/// Contents of all arrays that step preparation writes: of sequence slots, of the step, KV slots, and row
+/// facts.
 #[derive(Debug, Clone, PartialEq)]
 struct StepTestArrays {
     seq_slots: [Vec<i32>; 5],
@@ -28,7 +29,7 @@ struct StepTestArrays {
 
 const SLOT_COLS: [usize; 5] = [3, WIDTH, MAX_LEN, MASK_WORDS, PARAM_WORDS];
 
-/// Random sequence slots; step arrays of `-1`, the poison value.
+/// Arrays before a step: random for sequence slots, and −1, the poison value, for the step.
 fn step_arrays(
     numbers: &mut RandomNumbers,
     rows: usize,
@@ -43,14 +44,16 @@ fn step_arrays(
     StepTestArrays { seq_slots: slot_arrays, step, slots: vec![-1; tokens], facts }
 }
 
-/// A step of `real` rows; the first is longer than one block of threads processes at once if `long`.
+/// A step of `real` rows, of which the first has 11 tokens, and a padding logits row. With `init`, two
+/// sequence slots are initialised.
 fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer {
     let mut stage = StagingBuffer::default();
     for r in 0..real {
         let len = if r == 0 { 11 } else { 1 + numbers.below(3) };
         let start = numbers.below(WIDTH * BLOCK_TOKENS - len);
         let ids = if r > 0 && r % 2 == 0 {
-            -1 - numbers.below(3) as i32 // The start position is in the sequence slot.
+            // The row's start position and token id come from the latest token of its sequence slot.
+            -1 - numbers.below(3) as i32
         } else {
             stage.push_words((0..len as i32).map(|i| 1000 + i))
         };
@@ -113,7 +116,7 @@ fn words_of(stage: &StagingBuffer) -> Vec<i32> {
 
 fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTestArrays {
     let [rows, tokens, logits_rows] = sizes;
-    // Records contain 64-bit numbers, so the words must have the alignment of a device buffer.
+    // Staged records contain 64-bit numbers, so the words need the alignment of a device buffer.
     let mut aligned = oracle_buffer(words);
     let bytes = aligned.mat_mut(device::DType::I32, 1, words.len()).unwrap();
     let view = StageView { bytes: bytes.as_ref(), rows, tokens, logits_rows };
@@ -224,7 +227,7 @@ fn prepared_step_matches_the_cpu() {
     }
 }
 
-/// A prompt long enough for several thread blocks, staged with its block-table entries.
+/// A prompt that several thread blocks prepare, with its block table entries.
 #[test]
 fn long_prompts_are_prepared_by_several_blocks() {
     let (tokens, block_tokens) = (5000_usize, 16_usize);

@@ -1,4 +1,4 @@
-//! Devices to test, reproducible numbers, and matrices on a device.
+//! Helpers of the GPU tests: GPUs under test, random numbers, and matrices on a GPU.
 
 use std::sync::Arc;
 
@@ -20,12 +20,13 @@ use crate::emulated_gpu;
 
 pub(crate) const S: DeviceStream = DeviceStream(0);
 
-/// The GPU given by `HADRON_GPU`, else the emulator with each wave size of `emulated_gpu::warp_sizes`.
+/// The GPU that `HADRON_GPU` selects; otherwise the emulator with each warp size of
+/// `emulated_gpu::warp_sizes`.
 pub(crate) fn devices() -> Vec<Arc<GpuBackend>> {
     devices_of(HalfDtype::BF16)
 }
 
-/// Returns the devices with another 16-bit type.
+/// The devices of `devices` with `half` as their 16-bit type.
 pub(crate) fn devices_of(half: HalfDtype) -> Vec<Arc<GpuBackend>> {
     let configs = match std::env::var("HADRON_GPU") {
         Ok(vendor) => vec![real(&vendor)],
@@ -37,7 +38,7 @@ pub(crate) fn devices_of(half: HalfDtype) -> Vec<Arc<GpuBackend>> {
     configs.map(|config| Arc::new(GpuBackend::open(&config).unwrap())).collect()
 }
 
-/// Configuration of the emulator as a device.
+/// Configuration of the emulator with warps of `wave` lanes.
 pub(crate) fn emulator(wave: u32) -> GpuConfig {
     let library = emulated_gpu::library();
     let (driver, rtc) = (library.clone(), library);
@@ -47,8 +48,8 @@ pub(crate) fn emulator(wave: u32) -> GpuConfig {
     GpuConfig { libraries, cache_dir, emulated_warp_size: Some(wave), ..GpuConfig::default() }
 }
 
-/// A real GPU: `cuda` or `rocm`, or `cuda-alone`, where Hadron's kernels replace the BLAS library;
-/// `HADRON_GPU_FOLDERS` adds library folders to those of the loader.
+/// Configuration of a real GPU: `cuda`, `rocm`, or `cuda-alone`, with which Hadron's kernels replace the BLAS
+/// library. `HADRON_GPU_FOLDERS` adds library folders to those of the loader.
 fn real(vendor: &str) -> GpuConfig {
     let libraries = match vendor {
         "rocm" => GpuLibraries::Rocm,
@@ -72,12 +73,12 @@ fn cache_dir(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// Returns the reference device that every other device is compared with.
+/// The CPU backend that every GPU is compared with.
 pub(crate) fn oracle() -> CpuBackend {
     CpuBackend::new(CpuConfig { threads: 1, isa: CpuIsa::Portable }).unwrap()
 }
 
-/// Random numbers determined by the seed.
+/// Random numbers, determined by a seed.
 pub(crate) struct RandomNumbers(u64);
 
 impl RandomNumbers {
@@ -85,13 +86,14 @@ impl RandomNumbers {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Different numbers in every run, or those of `HADRON_SEED`; equal for every call with the same `salt`.
+    /// Random numbers that differ in every run, or those of `HADRON_SEED`; equal for every call with the same
+    /// `salt`.
     pub(crate) fn fresh(salt: u64) -> Self {
         static SEED: LazyLock<u64> = LazyLock::new(|| {
             let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());
             given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 40)
         });
-        println!("HADRON_SEED={}", *SEED); // Shown if the test fails.
+        println!("HADRON_SEED={}", *SEED); // Standard output is shown if the test fails.
         Self::new(*SEED ^ salt.wrapping_mul(0x1_0000_0001))
     }
 
@@ -106,12 +108,12 @@ impl RandomNumbers {
         (self.bits() % n as u64) as usize
     }
 
-    /// Returns a number in [0, 1).
+    /// A random number in [0, 1).
     pub(crate) fn unit(&mut self) -> f32 {
         (self.bits() >> 8 & 0xff_ffff) as f32 / 16_777_216.0
     }
 
-    /// Returns a number in (−1, 1).
+    /// A random number in (−1, 1).
     pub(crate) fn float(&mut self) -> f32 {
         2.0 * self.unit() - 1.0
     }
@@ -121,7 +123,7 @@ impl RandomNumbers {
     }
 }
 
-/// An element that can be sent to a device and read back.
+/// An element type that can be uploaded to a device and read back as bytes.
 pub(crate) trait PlainElement:
     DeviceElement + PartialEq + std::fmt::Debug + Default
 {
@@ -143,7 +145,7 @@ macro_rules! plain {
 }
 plain!(f32, bf16, f16, i32, i64);
 
-/// An element type of the model.
+/// A float type that activations may have.
 pub(crate) trait GpuRealElement: PlainElement {
     fn of(x: f32) -> Self;
     fn value(self) -> f32;
@@ -172,7 +174,7 @@ macro_rules! half {
 }
 half!(bf16, f16);
 
-/// A matrix on a device.
+/// A matrix on a GPU with elements of type `T`.
 pub(crate) struct DeviceArray<T> {
     pub(crate) buffer: Buffer,
     rows: usize,
@@ -193,7 +195,7 @@ impl<T: PlainElement> DeviceArray<T> {
         Self::of(device, data, 1, data.len())
     }
 
-    /// Every byte 0xff: NaN as a float, −1 as an integer.
+    /// A matrix with all bits set, which are NaN as floats and −1 as integers.
     pub(crate) fn poisoned(device: &GpuBackend, rows: usize, cols: usize) -> Self {
         let bytes = vec![0xff; rows * cols * T::DTYPE.bytes()];
         let mut buffer = device.alloc(bytes.len().max(1)).unwrap();
@@ -217,7 +219,7 @@ impl<T: PlainElement> DeviceArray<T> {
     }
 }
 
-/// Returns the largest difference, relative to the magnitude of the expected values.
+/// The largest difference, relative to the magnitude of the expected values.
 pub(crate) fn error<T: GpuRealElement>(got: &[T], expected: &[T]) -> f32 {
     assert_eq!(got.len(), expected.len());
     let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.value().abs()));
@@ -225,8 +227,8 @@ pub(crate) fn error<T: GpuRealElement>(got: &[T], expected: &[T]) -> f32 {
     worst.fold(0.0, |m: f32, e| if e.is_nan() { f32::INFINITY } else { m.max(e) }) / size
 }
 
-/// Tolerance for another order of f32 sums and approximate exponentials: one ulp in 16 bits where rounding
-/// differs.
+/// Maximum relative error for another order of f32 sums and approximate exponentials: one ulp in 16-bit
+/// types, where rounding may differ.
 pub(crate) fn tolerance<T: GpuRealElement>() -> f32 {
     match T::DTYPE {
         DType::BF16 => 8e-3,

@@ -1,4 +1,4 @@
-//! Weights on the device are row-major, and bit for bit equal to the CPU's weights.
+//! Weights that are uploaded to a GPU are row-major and bit for bit equal to the CPU's.
 
 use device::{DType, DeviceDriver, bf16};
 use kernels::HostMat;
@@ -6,8 +6,8 @@ use kernels::HostMat;
 use crate::device_pair::{DevicePair, bytes_of, elements_of, pairs};
 use crate::support::S;
 
-/// More rows than one pinned staging buffer holds, from every kind of part: whole, a range of rows, a range
-/// of columns.
+/// Weights with more rows than one pinned staging buffer holds, from every kind of part: a whole matrix, a
+/// range of rows, a range of columns.
 #[test]
 fn weights_arrive_unchanged() {
     for pair in &pairs() {
@@ -46,7 +46,7 @@ fn weights_are_converted_while_loading() {
     }
 }
 
-/// Reads back the bytes of a packed matrix.
+/// The bytes of a packed matrix, read back from the GPU.
 fn packed_bytes(pair: &DevicePair, packed: &kernels::PackedMatrix, bytes: usize) -> Vec<u8> {
     let mut out = vec![0; bytes];
     pair.gpu.download(&S, packed.buffer(), 0, &mut out).unwrap();

@@ -1,12 +1,12 @@
-// Test kernel: paged attention of one query per sequence, head dim 128, f32. One block per sequence; each
-// wave processes its own tokens with an online softmax, then all waves are merged through dynamic shared
-// memory.
+// Test kernel: paged attention of one query per sequence, head dimension 128, f32. One block per sequence;
+// each warp processes some of the tokens with an online softmax, then the results of all warps are merged
+// through dynamic shared memory.
 #include "dev.h"
 
 enum : u32 { D = 128, PER_LANE = D / WARP_SIZE, ROW = D + 2 };
 
-// out, q [sequences, D]; keys, values [blocks, block_tokens, D]; table [sequences, blocks_per_row].
-// Dynamic shared memory: ROW floats per wave. Grid: sequences.
+// out, q [sequences, D]; keys, values [blocks, block_tokens, D]; table [sequences, blocks_per_row]. Dynamic
+// shared memory: ROW floats per warp. Grid: one block per sequence.
 KERNEL(256) paged_attention(float* out, const float* q, const float* keys, const float* values, const u32* table,
                             const u32* lens, u32 block_tokens, u32 blocks_per_row, float scale) {
     const u32 s = bid_x(), waves = bdim() / WARP_SIZE, n = lens[s];

@@ -1,5 +1,5 @@
-// Test kernels: C = A * B by one wave for every MMA of dev.h, through its layout functions; every lane has
-// exactly the elements of its layout. A [M, K], B [K, N] and C [M, N] are row-major.
+// Test kernels: C = A * B by one warp for every MMA of dev.h, through its layout functions; every lane has
+// exactly the elements that its layout assigns to it. A [M, K], B [K, N] and C [M, N] are row-major.
 #include "dev.h"
 
 template <class Layout, u32 N, u32 K, class FA, class FB, class FC, class T, class Multiply>
@@ -19,8 +19,8 @@ KERNEL(64) tile_16x16x16(float* c, const half_t* a, const half_t* b) {
 }
 EXPORT(tile_16x16x16)
 
-// MMA with fragments loaded from shared memory: A by rows of k, B by columns of k (load_b) or by rows
-// (load_b_trans).
+// MMA with fragments loaded from shared memory: A from rows along k; B from columns along k (load_b) or from
+// rows (load_b_trans).
 KERNEL(64) tile_loads(float* c, const half_t* a, const half_t* b) {
     SHARED(half_x8, row_pieces, 16 * 3);
     SHARED(half_x8, column_pieces, 16 * 3);
@@ -83,7 +83,7 @@ KERNEL(64) half_32x32x16(float* c, const half_t* a, const half_t* b) {
 EXPORT(half_32x32x16)
 #endif
 
-// Converts every fp8 bit pattern to f32, and n f32 to fp8 bits.
+// Converts every fp8 bit pattern to f32, and n f32 numbers to fp8 bits.
 KERNEL(256) fp8_numbers(float* wide, u32* narrow, const float* x, u32 n) {
     if (tid() < 256) wide[tid()] = f32(fp8{(u8)tid()});
     for (u32 i = tid(); i < n; i += bdim()) narrow[i] = to_fp8(x[i]).bits;

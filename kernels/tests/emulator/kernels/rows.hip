@@ -3,7 +3,7 @@
 #include "dev.h"
 #include "dev/bulk.h"
 
-// y[r] = sum of row r. Grid: rows.
+// y[r] = sum of row r. Grid: one block per row.
 KERNEL(1024) row_sum(float* y, const float* x, u32 cols) {
     float sum = 0.f;
     for (u32 i = tid(); i < cols; i += bdim()) sum += x[(u64)bid_x() * cols + i];
@@ -12,7 +12,8 @@ KERNEL(1024) row_sum(float* y, const float* x, u32 cols) {
 }
 EXPORT(row_sum)
 
-// y[r] = sum and sum of squares of row r: the second reduction overwrites the shared memory of the first.
+// For each row r, y[2 r] = sum and y[2 r + 1] = sum of squares: the second reduction overwrites the shared
+// memory of the first.
 KERNEL(1024) sums_twice(float* y, const float* x, u32 cols) {
     const float* row = x + (u64)bid_x() * cols;
     float sum = 0.f, squares = 0.f;
@@ -21,7 +22,7 @@ KERNEL(1024) sums_twice(float* y, const float* x, u32 cols) {
         squares += row[i] * row[i];
     }
     const float first = block_sum(sum), second = block_sum(squares);
-    // The result of every thread counts, not only that of thread 0.
+    // All threads add their result, so that a wrong result in any thread is detected.
     atomic_add(y + 2 * bid_x(), first / (float)bdim());
     atomic_add(y + 2 * bid_x() + 1, second / (float)bdim());
 }
@@ -40,7 +41,7 @@ KERNEL(1024) norm_scaled(float* y, const float* x, u32 cols, float eps) {
 }
 EXPORT(norm_scaled)
 
-// y = a * b. Grid: any.
+// y = a * b, for any grid size.
 KERNEL(256) product(float* y, const float* a, const float* b, u32 n) {
     for (u32 i = bid_x() * bdim() + tid(); i < n; i += gdim_x() * bdim()) y[i] = a[i] * b[i];
 }
@@ -57,8 +58,8 @@ KERNEL(256) count_threads(u32* count) {
 }
 EXPORT(count_threads)
 
-// Blocks pass a token on: block i waits for value i, then writes i + 1. Requires all blocks to run
-// concurrently.
+// Blocks pass a token in reverse order: block i waits for the value gridDim - 1 - i, then writes the next
+// value. Requires all blocks to run concurrently.
 KERNEL(64) hand_on(u32* token) {
     const u32 mine = gdim_x() - 1 - bid_x();  // The last block begins.
     if (tid() == 0) {
@@ -69,7 +70,7 @@ KERNEL(64) hand_on(u32* token) {
 }
 EXPORT(hand_on)
 
-// turns[0] and turns[1] = number of times that two waves passed a turn to each other.
+// Two warps pass control to each other `times` times; turns[0] and turns[1] = times once both have finished.
 KERNEL(128) take_turns(u32* turns, u32 times) {
     SHARED(Barrier, passed, 2);
     const u32 mine = tid() / WARP_SIZE;
@@ -88,7 +89,7 @@ KERNEL(128) take_turns(u32* turns, u32 times) {
 }
 EXPORT(take_turns)
 
-// y[i] = i ^ 1, through shared memory. One wave.
+// y[i] = i ^ 1, exchanged through shared memory by one warp.
 KERNEL(64) swap(u32* y) {
     SHARED(u32, ids, 64);
     ids[tid()] = tid();

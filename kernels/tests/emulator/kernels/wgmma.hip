@@ -1,16 +1,16 @@
-// Test kernels: c [64, N] += a [64, 64] b [64, N] by one warpgroup, as the mean over the four operand forms
-// of a and b.
+// Test kernels: c [64, N] += a [64, 64] b [64, N] by one warpgroup, as the mean of the products with all four
+// combinations of operand forms: a in shared memory or registers, b by columns or by rows in shared memory.
 #include "dev.h"
 #include "dev/wgmma.h"
 
 enum : u32 { K = 64, PANEL = 64 * 128 };
 
-// Rows of 64 values as consecutive panels of 64 rows each.
+// Writes a value to rows of 64 values with the 128-byte swizzle of WGMMA operands.
 DEV void put(u8* panels, u32 row, u32 column, half_t value) {
     *(half_t*)(panels + row * 128 + ((column / 8) ^ (row & 7)) * 16 + column % 8 * 2) = value;
 }
 
-// Dynamic shared memory: a, b by columns, b by rows, and 1024 bytes.
+// Dynamic shared memory contains a, b by columns, b by rows, and 1024 bytes for alignment.
 template <u32 N> DEV void four_ways(float* c, const half_t* a, const half_t* b) {
     DYN_SHARED(u8, dynamic);
     u8 *lines = on_1024(dynamic), *columns = lines + PANEL, *rows = columns + N * 128;

@@ -1,5 +1,5 @@
-//! Vocab-parallel sampling: ranks with one shard of each row get the results of full rows, from a few words
-//! per rank.
+//! Vocab-parallel sampling: ranks that each have one vocabulary shard of each row get the results of full
+//! rows by exchanging a few words.
 
 use device::{DeviceError, MatMut, MatRef};
 use kernels::gpu::GpuBackend;
@@ -9,7 +9,7 @@ use kernels::{KernelBackend, RowGather, VocabParallelSampling, VocabParallelSupp
 use super::{SampleCase, SampleResults, chosen, plain, random_params, row};
 use crate::support::{DeviceArray, RandomNumbers, S, devices};
 
-/// Shards of a vocabulary per rank: equal numbers of columns, and the remaining ids on the last ranks.
+/// Vocabulary shards of all ranks: each has the same number of columns, of which the last ranks use fewer.
 fn shards_of(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     let cols = vocab.div_ceil(ranks).next_multiple_of(64);
     let shard = |rank: usize| {
@@ -19,7 +19,7 @@ fn shards_of(vocab: usize, ranks: usize) -> Vec<VocabShard> {
     (0..ranks).map(shard).collect()
 }
 
-/// Returns the largest top-k supported with sharded rows.
+/// The largest top-k that is supported with sharded rows.
 fn top_k_of(shard: &VocabShard) -> usize {
     match KernelBackend::from(devices().remove(0)).vocab_parallel_support(shard) {
         VocabParallelSupport::TopK(max_top_k) => max_top_k,
@@ -42,7 +42,7 @@ fn copy(device: &GpuBackend, to: MatMut<'_>, from: MatRef<'_>, first: &DeviceArr
 }
 
 impl SampleCase {
-    /// The columns of a shard; columns after its ids are NaN.
+    /// A shard's columns of all rows; columns after its ids are NaN.
     fn columns(&self, shard: &VocabShard) -> Vec<f32> {
         let rows = self.logits.chunks(self.vocabulary);
         let own = |row: &[f32]| {
@@ -53,7 +53,7 @@ impl SampleCase {
         rows.flat_map(own).collect()
     }
 
-    /// Words that a rank contributes to the exchange.
+    /// Words that a rank contributes to the exchange of the ranks.
     fn exchanged_words(&self, device: &GpuBackend, shard: &VocabShard) -> Vec<i32> {
         let first = DeviceArray::row(device, &[0]);
         let mut exchanged = Vec::new();
@@ -86,7 +86,7 @@ impl SampleCase {
         exchanged
     }
 
-    /// Results of all ranks, which must be equal.
+    /// Results of sampling on `ranks` ranks, which are equal on all ranks.
     fn vocab_parallel(&self, device: &GpuBackend, ranks: usize, captured: bool) -> SampleResults {
         let shards = shards_of(self.vocabulary, ranks);
         let words_of_ranks: Vec<i32> =
@@ -133,7 +133,7 @@ impl SampleCase {
         rank_results.into_iter().next().unwrap()
     }
 
-    /// Compares every device with the CPU, which has full rows.
+    /// Compares the results of every device on `ranks` ranks with the CPU's, which has full rows.
     fn check_vocab_parallel(&self, ranks: usize) {
         let expected = self.on_cpu();
         for device in devices() {
@@ -181,7 +181,7 @@ fn vocab_parallel_matches_full_rows() {
     }
 }
 
-/// The top-k ids are on one rank, on the other, on both; or all logits are equal.
+/// The most likely ids are on one rank, on the other, or on both; or all logits are equal.
 #[test]
 fn vocab_parallel_top_k_finds_ids_in_any_shard() {
     let (vocabulary, ranks) = (9000, 2);
@@ -256,7 +256,7 @@ fn captured_vocab_parallel_matches_eager() {
     }
 }
 
-/// Small shards list at max_top_k the ids that they have.
+/// Shards with fewer ids than the largest top-k contribute all of their ids.
 #[test]
 fn small_vocab_shards_are_gathered_whole() {
     let device = KernelBackend::from(devices().remove(0));
