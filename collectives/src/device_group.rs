@@ -339,7 +339,7 @@ impl CollectiveBackend for DeviceGroup {
         })
     }
 
-    /// Blocks the host as well. During a graph capture, only the device waits.
+    /// Makes the device wait, and also blocks the host. During a graph capture, the host is not blocked.
     fn barrier(&self, s: &DeviceStream) -> Result<(), CollectiveError> {
         let mut buffer = self.barrier_buffer.borrow_mut();
         let x = buffer.mat_mut(DType::F32, 1, 1)?;

@@ -20,7 +20,7 @@ pub trait CollectiveBackend: Send {
     /// that of the ranks, unless NCCL or RCCL adds.
     fn all_reduce(&self, s: &DeviceStream, x: MatMut<'_>) -> Result<(), CollectiveError>;
 
-    /// Whether `all_reduce_norm` supports matrices of this shape; all ranks get the same answer.
+    /// Whether `all_reduce_norm` supports matrices of this shape; all ranks get the same result.
     fn fuses_all_reduce_norm(&self, _rows: usize, _cols: usize, _dtype: DType) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! Waiting until another rank has reached a round: polls briefly, then sleeps, and periodically checks that
-//! the process of the other rank is alive.
+//! Waiting for another rank in a collective: until the rank has reached a round (one exchange of chunks), the
+//! waiter polls briefly, then sleeps, and periodically checks that the process of the rank is alive.
 //!
 //! If there are more ranks than CPU cores, a rank sleeps without polling, because the other rank may need its
 //! core.

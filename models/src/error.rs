@@ -71,7 +71,8 @@ pub enum ModelLoadError {
         /// Dimension, its size and the number of ranks.
         error: UnevenSplitError,
     },
-    /// A model reads a weight that the weight table does not have, or leaves one unread: a bug.
+    /// The model has a bug: it reads a weight that is not in the weight table, or does not read a weight that
+    /// is in the table.
     #[error("weight `{tensor}` {what}: the model and the weight table disagree")]
     Table {
         /// Name of the weight.

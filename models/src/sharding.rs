@@ -45,9 +45,9 @@ pub enum HeadKind {
 /// Smallest unit of input channels that a row-parallel split keeps together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SplitUnit {
-    /// One channel.
+    /// Single input channel.
     Channel,
-    /// All value channels of one head.
+    /// All value channels of one attention head.
     Head,
 }
 

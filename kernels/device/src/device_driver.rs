@@ -14,7 +14,7 @@ pub struct DeviceStream(pub usize);
 pub struct MemInfo {
     /// Number of bytes that can still be allocated.
     pub free_bytes: u64,
-    /// Total number of bytes.
+    /// Total number of bytes of the device.
     pub total_bytes: u64,
 }
 

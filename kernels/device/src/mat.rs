@@ -68,25 +68,25 @@ impl<'a> MatRef<'a> {
         Ok(unsafe { Self::from_raw(data.as_ptr().cast(), T::DTYPE, rows, cols, cols) })
     }
 
-    /// Number of rows.
+    /// Number of rows of the matrix.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of columns.
+    /// Number of columns of the matrix.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Element type.
+    /// Element type of the matrix.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Row stride in elements.
+    /// Row stride of the matrix, in elements.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.stride
@@ -181,25 +181,25 @@ impl<'a> MatMut<'a> {
         Ok(unsafe { Self::from_raw(data.as_mut_ptr().cast(), T::DTYPE, rows, cols, cols) })
     }
 
-    /// Number of rows.
+    /// Number of rows of the matrix.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of columns.
+    /// Number of columns of the matrix.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Element type.
+    /// Element type of the matrix.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Row stride in elements.
+    /// Row stride of the matrix, in elements.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.stride

@@ -28,7 +28,7 @@ pub enum LibraryOpenError {
     },
 }
 
-/// Paths under which a library is searched: first every file name in every folder, then every file name
+/// Paths at which a library is searched: first every file name in every folder, then every file name
 /// without a folder, for which the dynamic loader searches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LibrarySearch {

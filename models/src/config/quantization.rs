@@ -6,7 +6,7 @@ use super::ModelConfigError;
 use super::json_fields::JsonFields;
 use regex::Regex;
 
-/// Number of rows and columns per scale in block-quantised checkpoints.
+/// Number of rows and of columns of the weight blocks that share one scale, in block-quantised checkpoints.
 const BLOCK: usize = 128;
 
 /// Format of FP8 e4m3 weights with scales; activations are quantised dynamically.

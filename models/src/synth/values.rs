@@ -82,9 +82,9 @@ impl SynthValueGenerator {
 /// Draft vocabulary whose draft token ids are spread evenly over the target token ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SynthDraftVocab {
-    /// Number of draft ids.
+    /// Number of draft token ids.
     pub(crate) draft_ids: usize,
-    /// Number of target ids.
+    /// Number of target token ids.
     pub(crate) target_ids: usize,
 }
 

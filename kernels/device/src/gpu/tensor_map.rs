@@ -27,13 +27,13 @@ impl TensorMap {
 /// Matrix of 16-bit elements that TMA copies in boxes.
 #[derive(Debug, Clone, Copy)]
 pub struct TmaMatrix {
-    /// Address of the first element.
+    /// Device address of the first element.
     pub matrix: *const u8,
     /// Number of rows of the matrix.
     pub rows: usize,
     /// Number of columns of the matrix.
     pub columns: usize,
-    /// Row stride in elements.
+    /// Row stride of the matrix, in elements.
     pub stride: usize,
     /// Number of rows of a TMA box.
     pub box_rows: usize,
