@@ -40,7 +40,7 @@ use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
-/// Executor that sent a message.
+/// Identity of the executor that sent a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExecutorId {
     /// Replica of the executor.
@@ -64,11 +64,11 @@ pub enum EngineMessage {
         /// Grammar and thinking budget of the request.
         guide: DecodingGuide,
     },
-    /// An executor failed or its process ended.
+    /// An executor reported a failure, or its process ended.
     ExecutorFailed {
         /// Executor that failed.
         sender: ExecutorId,
-        /// Class of the failure.
+        /// Failure class.
         failure: ExecutorFailure,
         /// Description of the failure.
         cause: String,
@@ -98,12 +98,12 @@ pub enum EngineMessage {
         /// Receives the list, one entry per replica.
         reply: oneshot::Sender<Vec<CachedBlocks>>,
     },
-    /// Clears the prefix caches.
+    /// Clears the prefix caches of all replicas.
     ResetPrefixCache {
         /// Whether requests that hold blocks are put back in the queue; otherwise such requests prevent the
         /// reset.
         restart: bool,
-        /// Receives whether the caches were cleared.
+        /// Receives whether the prefix caches were cleared.
         reply: oneshot::Sender<bool>,
     },
     /// Heartbeat of an executor.
@@ -115,7 +115,7 @@ pub enum EngineMessage {
     Stop,
 }
 
-/// Destination of a request's events.
+/// Destination of a request's events: the mailbox of its stream.
 #[derive(Debug)]
 struct RequestRoute {
     mailbox: Arc<StreamMailbox>,
@@ -126,7 +126,7 @@ struct RequestRoute {
     client_id: Arc<str>,
 }
 
-/// Handle to the engine; clones share all state.
+/// Handle to the engine through which requests are submitted, aborted and observed. Clones share all state.
 #[derive(Clone)]
 pub struct EngineClient {
     state: Arc<EngineClientState>,
@@ -147,7 +147,7 @@ struct EngineClientState {
 }
 
 impl EngineClient {
-    /// Creates a client of the engine that reads `inbox`; prompts are hashed with `hasher`.
+    /// Creates a client that sends messages to the engine through `inbox`. `hasher` hashes the prompts.
     pub fn new(
         inbox: Arc<BatchInbox<EngineMessage>>,
         hasher: PromptHasher,
@@ -194,8 +194,8 @@ impl EngineClient {
         self.state.inbox.push_all(events);
         for request in ids {
             if !self.state.inflight.contains_key(&request) {
-                // The request was aborted before `Submit` was queued, so its abort came too early: send it
-                // again. The engine ignores aborts of requests that have ended.
+                // The request was aborted before `Submit` was queued, so the engine has ignored its abort:
+                // send the abort again. The engine ignores aborts of requests that have ended.
                 let cause = AbortCause::Operator;
                 self.state
                     .inbox
@@ -243,7 +243,7 @@ impl EngineClient {
                 index += 1;
             }
         }
-        // `close` may have run before the requests were inserted.
+        // Finish these requests as `close` does, because `close` may have run before they were inserted.
         let closed = lock(&self.state.closed).clone();
         if let Some(finish) = closed {
             for submit in submits.iter() {
@@ -278,7 +278,8 @@ impl EngineClient {
         for event in events {
             let request = event.request;
             if event.finish_reason.is_some() {
-                // Remove the route first: a stream that has seen the end must not abort a finished request.
+                // Remove the route first: a client that reads the end and drops its stream must not abort a
+                // finished request.
                 if let Some((_, mut route)) = self.state.inflight.remove(&request) {
                     round.event(&mut route.times, &event);
                     route.mailbox.put(route.index, event);
@@ -316,16 +317,16 @@ impl EngineClient {
         statuses
     }
 
-    /// Clears the prefix caches. The reply is whether they were cleared: requests that hold blocks prevent it
-    /// unless `restart` is set.
+    /// Clears the prefix caches. The receiver gets whether they were cleared: requests that hold blocks
+    /// prevent it unless `restart` is set.
     pub fn reset_prefix_cache(&self, restart: bool) -> oneshot::Receiver<bool> {
         let (reply, receiver) = oneshot::channel();
         self.state.inbox.push(EngineMessage::ResetPrefixCache { restart, reply });
         receiver
     }
 
-    /// Lists the blocks in the prefix indices, between two steps. The receiver fails if the engine has
-    /// stopped.
+    /// Lists the blocks in the prefix indices, as of a time between two steps. The receiver gets an error if
+    /// the engine has stopped.
     pub fn cached_blocks(&self) -> oneshot::Receiver<Vec<CachedBlocks>> {
         let (reply, receiver) = oneshot::channel();
         self.state.inbox.push(EngineMessage::ListCachedBlocks { reply });
@@ -358,6 +359,6 @@ impl EngineClient {
     }
 }
 
-/// Finish reason of requests after the engine has failed permanently.
+/// Finish reason of requests whose engine has failed permanently.
 pub(crate) const ENGINE_UNAVAILABLE: FinishReason =
     FinishReason::Error(RequestError::ReplicaUnavailable);

@@ -52,30 +52,30 @@ pub enum SupervisorEvent {
         /// Why the executors failed.
         cause: String,
     },
-    /// A start of a replica's executors has finished.
+    /// A restart of a replica's executors has finished.
     StartFinished {
         /// Replica of the executors; in a lockstep group, the first replica of the group.
         replica: Replica,
-        /// Generation of the executors.
+        /// Generation of the started executors.
         epoch: Epoch,
         /// On success: one link per replica of the lockstep group, that of `replica` first, and the KV blocks
         /// and captured graphs of the executors. On failure: the reason.
         outcome: Result<(Vec<ExecutorLink>, ExecutorReady), StartFailureReport>,
     },
-    /// No executor is left and none will be started; the engine has stopped.
+    /// No executor is running and none will be started, so the engine has stopped. Carries the cause.
     EngineFailed(String),
 }
 
-/// Failed restart of executors.
+/// Failure of a restart of executors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartFailureReport {
-    /// Class of the failure.
+    /// Failure class.
     pub failure: StartFailure,
     /// Description of the failure.
     pub text: String,
 }
 
-/// State owned by the scheduler thread.
+/// Engine loop with all state that the scheduler thread owns.
 pub(crate) struct EngineLoop {
     /// The scheduler.
     pub engine: Scheduler,
@@ -107,15 +107,15 @@ struct EngineLoopState {
     /// For each step that this tick sends in a lockstep group: largest number of attention pairs (tokens
     /// times context length) of any replica.
     max_pairs: Vec<(StepId, u64)>,
-    /// Callers waiting for a prefix cache reset, in the order of their commands.
+    /// Reply channels of prefix cache resets in progress, in the order of the commands.
     pending_cache_resets: VecDeque<oneshot::Sender<bool>>,
 }
 
-/// Why the loop ends.
+/// Reason why the engine loop ends.
 enum EngineExit {
     /// `Stop` was received.
     Stopped,
-    /// No executor is left and none will be started.
+    /// No executor is running and none will be started. Carries the cause.
     Failed(String),
 }
 
@@ -179,7 +179,7 @@ impl EngineLoop {
             self.report_steps();
             for (replica, cause) in failures {
                 let epoch = self.engine.epoch(replica);
-                // The main thread may have ended already, at shutdown.
+                // The send fails if the main thread has ended already, at shutdown.
                 let _ = self.supervisor.send(SupervisorEvent::ExecutorsFailed {
                     replica,
                     epoch,
@@ -189,7 +189,7 @@ impl EngineLoop {
         }
     }
 
-    /// Handles one message; breaks if the loop must end.
+    /// Handles one message. Returns `Break` if the loop must end.
     fn handle_message(
         &mut self,
         message: EngineMessage,
@@ -364,7 +364,7 @@ impl EngineLoop {
             SchedulerEffect::SendBatch { replica, batch } => {
                 self.send_batch(replica, batch, now_ms, state);
             }
-            // A closed channel means that the fan-out has ended.
+            // The send fails if the fan-out task has ended.
             SchedulerEffect::TokenEvents(list) => drop(self.token_events.blocking_send(list)),
             SchedulerEffect::Stats(stats) => {
                 state.step_clock.stats_changed(&stats, now_ms);
@@ -455,7 +455,7 @@ impl EngineLoop {
     fn fail(self, text: String) {
         self.observers.health.set_unavailable();
         self.client.close(&ENGINE_UNAVAILABLE);
-        // The main thread may have ended already, at shutdown.
+        // The send fails if the main thread has ended already, at shutdown.
         let _ = self.supervisor.send(SupervisorEvent::EngineFailed(text));
     }
 }

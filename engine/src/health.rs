@@ -10,7 +10,7 @@ use std::time::Instant;
 /// Heartbeat age in milliseconds after which the scheduler thread counts as stalled. Its heartbeat period is
 /// 250 ms, and probes must report a fault within one second.
 const STALL_MS: u64 = 900;
-/// Expected restart time in seconds before one has been measured.
+/// Expected restart time in seconds that is reported before the first restart was measured.
 const RESTART_S: u32 = 10;
 
 /// Health state of the server, read by the HTTP health probes.
@@ -21,7 +21,7 @@ pub struct HealthState {
     draining: AtomicBool,
     /// Time of the last heartbeat of the scheduler thread, in milliseconds since `start`.
     heartbeat_ms: AtomicU64,
-    /// Send time in milliseconds of the oldest step in flight, plus one; 0 = no step in flight.
+    /// Send time of the step whose deadline is checked, in milliseconds plus one; 0 = no step is in flight.
     step_sent_ms: AtomicU64,
     step_deadline_ms: AtomicU64,
     restart_began_ms: AtomicU64,
@@ -39,13 +39,13 @@ pub enum ServerStatus {
     Starting,
     /// Requests are served.
     Serving,
-    /// No replica serves and at least one is restarting; requests wait.
+    /// No replica serves and at least one is restarting. Requests wait in the queue.
     Restarting,
-    /// The process is alive, but no replica serves or will serve.
+    /// The process is running, but no replica serves or will serve again.
     Unavailable,
-    /// A step is past its deadline, or the scheduler thread is stalled.
+    /// The checked step is past its deadline, or the scheduler thread is stalled.
     Stalled,
-    /// Shutting down.
+    /// The server is shutting down.
     Draining,
 }
 
@@ -71,7 +71,7 @@ impl Default for HealthState {
 }
 
 impl HealthState {
-    /// Milliseconds since the creation of this state.
+    /// Returns the milliseconds since the creation of this state.
     pub fn now_ms(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
     }
@@ -113,7 +113,8 @@ impl HealthState {
         self.start_failure.store(code, Ordering::Relaxed);
     }
 
-    /// Class of the last failed restart, if the last restart failed.
+    /// Returns the class of the last failed restart; `None` = there was no restart, or the last one
+    /// succeeded.
     pub fn start_failure(&self) -> Option<StartFailure> {
         let code = usize::from(self.start_failure.load(Ordering::Relaxed));
         code.checked_sub(1).and_then(|at| StartFailure::ALL.get(at)).copied()
@@ -141,7 +142,8 @@ impl HealthState {
         self.step_sent_ms.store(0, Ordering::Relaxed);
     }
 
-    /// Estimated seconds until failed executors are ready: the duration of the last restart, from 1 to 60.
+    /// Returns the estimated seconds until failed executors are ready: the duration of the last restart, from
+    /// 1 to 60.
     pub fn restart_s(&self) -> u32 {
         match self.restart_took_ms.load(Ordering::Relaxed) {
             0 => RESTART_S,
@@ -149,7 +151,7 @@ impl HealthState {
         }
     }
 
-    /// Current status.
+    /// Returns the current health status.
     pub fn status(&self) -> ServerStatus {
         if self.draining.load(Ordering::Acquire) {
             return ServerStatus::Draining;

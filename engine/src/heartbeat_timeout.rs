@@ -1,4 +1,4 @@
-//! Receives messages from processes that send a heartbeat every second.
+//! Reception of messages from processes that send a heartbeat every second, with the heartbeat timeout.
 
 pub(super) use scheduler::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT};
 

@@ -36,7 +36,7 @@ pub(crate) struct ReplicaHandle {
 }
 
 impl ReplicaHandle {
-    /// Creates the handle to executors that are ready.
+    /// Creates the handle to the executors of a replica, which must be ready.
     pub(crate) fn new(link: &ExecutorLink, deadline: StepDeadline) -> Self {
         let rank_handle = |rank| RankHandle { rank, profile_replies: VecDeque::new() };
         let rank_handles: Vec<RankHandle> =
@@ -50,7 +50,7 @@ impl ReplicaHandle {
         self.commands.is_some()
     }
 
-    /// Command queue of the executors.
+    /// Command queue of the executors; `None` = they have failed and are being restarted.
     pub(super) fn sender(&self) -> Option<&SyncSender<ExecutorCommand>> {
         self.commands.as_ref()
     }
@@ -95,7 +95,7 @@ impl ReplicaHandle {
 
     /// Sends a profiler command to all executors, which reply to such commands in order.
     pub(super) fn profile(&mut self, on: bool, replies: &UnboundedSender<ProfilerStatus>) {
-        // Don't wait for space in a full queue: the command is dropped, and the caller sees its reply channel
+        // If the queue is full, drop the command instead of waiting. The caller then sees its reply channel
         // close.
         let sent = self
             .commands
@@ -124,8 +124,8 @@ impl ReplicaHandle {
         self.watchdog.poll(now_ms);
     }
 
-    /// Expected time until the newest step completes; capped so that waiting for it cannot make the step
-    /// overdue.
+    /// Expected time until the newest step in flight completes. It is capped, so that a wait of this length
+    /// cannot make the step overdue.
     pub(super) fn expected_wait(&self) -> Duration {
         self.watchdog.expected_wait()
     }
@@ -250,7 +250,7 @@ mod tests {
             assert!(statuses.try_recv().is_ok());
         }
         assert!(statuses.is_closed() && statuses.try_recv().is_err());
-        // No profiler command is pending.
+        // The replica has no pending profiler command, so this status is ignored.
         replica_handle.profiler_replied(0, ProfilerStatus::Stopped(None));
     }
 }

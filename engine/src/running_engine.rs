@@ -1,4 +1,5 @@
-//! Starts an engine: the scheduler thread, the executor reader threads and the event fan-out.
+//! Running engine: starts the scheduler thread, the executor reader threads and the event fan-out, and stops
+//! them.
 
 use super::engine_loop::{EVENT_LISTS_QUEUED_MAX, EngineLoop, SupervisorEvent, fan_out};
 use super::executors::{ExecutorLink, spawn_readers};
@@ -21,7 +22,7 @@ use tokio::runtime::Handle;
 /// Health state and metrics, which the engine updates while it runs.
 #[derive(Clone)]
 pub struct EngineObservers {
-    /// Heartbeat of the scheduler thread and step progress.
+    /// Health state: heartbeat of the scheduler thread, and step progress.
     pub health: Arc<HealthState>,
     /// Metrics of the server.
     pub metrics: Arc<ServerMetrics>,
@@ -29,7 +30,7 @@ pub struct EngineObservers {
 
 /// Scheduler of an engine that is about to start, and its KV-event feeds.
 pub struct EngineParts {
-    /// The scheduler.
+    /// Scheduler, which the scheduler thread will own.
     pub engine: Scheduler,
     /// KV-event feeds by replica; empty if KV events are disabled.
     pub kv_events: Vec<KvEventFeed>,
@@ -39,7 +40,7 @@ pub struct EngineParts {
 pub struct RunningEngine {
     /// Client through which requests are submitted.
     pub client: EngineClient,
-    /// Timings of grammar compilation and of grammar bitmasks.
+    /// Durations of grammar compilation and of grammar bitmask computation.
     pub grammar_timings: Arc<GrammarTimings>,
     inbox: Arc<BatchInbox<EngineMessage>>,
     scheduler: JoinHandle<()>,
@@ -67,7 +68,7 @@ impl RunningEngine {
         };
         let (events_tx, events_rx) = tokio::sync::mpsc::channel(EVENT_LISTS_QUEUED_MAX);
         runtime.spawn(fan_out(client.clone(), events_rx));
-        // Stats read before the first tick must list all replicas.
+        // Statistics that are read before the first tick must list all replicas.
         (0..links.len())
             .for_each(|replica| client.set_stats(engine.stats(Replica(replica as u16))));
         let replica_handles = links.iter().map(|link| ReplicaHandle::new(link, deadline)).collect();
@@ -123,13 +124,13 @@ impl RunningEngine {
         }
     }
 
-    /// Finishes all requests because executors will not be started again. The engine replies with
+    /// Finishes all requests because failed executors will not be started again. The engine replies with
     /// `SupervisorEvent::EngineFailed`.
     pub fn fail_all_requests(&self, cause: String) {
         self.inbox.push(EngineMessage::RestartsExhausted(cause));
     }
 
-    /// Stops the engine after its current tick and joins its thread.
+    /// Stops the engine after its current tick and joins the scheduler thread.
     pub fn stop(self) {
         self.inbox.push(EngineMessage::Stop);
         // A panic in the thread aborts the process, so joining cannot fail.

@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval of CPU-time reads of the thread, which are system calls, unlike the other clock reads.
+/// Interval at which the CPU time of the scheduler thread is read. This is a system call, unlike the other
+/// clock reads.
 const CPU_PERIOD: Duration = Duration::from_millis(100);
 /// Interval over which token throughput is averaged.
 const THROUGHPUT_PERIOD: Duration = Duration::from_secs(1);
@@ -19,7 +20,7 @@ struct InFlightStep {
     record: StepTimingRecord,
 }
 
-/// Timing state of one replica.
+/// Steps in flight and last statistics of one replica.
 #[derive(Default)]
 struct ReplicaClock {
     in_flight: VecDeque<InFlightStep>,
@@ -37,7 +38,7 @@ struct SchedulerTimes {
     commit: Duration,
 }
 
-/// Clocks of the scheduler thread.
+/// Clock of the scheduler thread: times its phases and steps, and updates the metrics.
 pub(crate) struct StepClock {
     metrics: Arc<ServerMetrics>,
     /// Time of the last clock read.
@@ -66,7 +67,7 @@ impl StepClock {
         }
     }
 
-    /// Records that the thread is about to wait for messages.
+    /// Records that the scheduler thread is about to wait for messages.
     pub(crate) fn wait_begins(&mut self) {
         self.last = Instant::now();
         if self.last - self.cpu_read >= CPU_PERIOD {
@@ -86,7 +87,7 @@ impl StepClock {
         }
     }
 
-    /// Records that the thread has woken, because of a message or a timeout.
+    /// Records that the scheduler thread has woken, because of a message or a timeout.
     pub(crate) fn wait_ends(&mut self) {
         let slept = self.elapsed_since_last();
         self.metrics.steps.idle(slept);
@@ -160,7 +161,7 @@ impl StepClock {
                 };
                 steps.step_completed(replica, &record);
             }
-            // The device starts a step only after the previous one.
+            // The device starts a step only after the previous one has finished.
             if let Some(next) = clock.in_flight.front_mut() {
                 next.sent = next.sent.max(now);
             }
@@ -172,7 +173,7 @@ impl StepClock {
         self.replica_clock(replica).in_flight.clear();
     }
 
-    /// Records changed counters of a replica.
+    /// Records changed statistics of a replica.
     pub(crate) fn stats_changed(&mut self, stats: &SchedulerStats, now_ms: u64) {
         let wait_ms = stats.head_submitted_ms.map(|at_ms| now_ms.saturating_sub(at_ms));
         self.metrics.queue.set_head_wait(stats.replica, wait_ms.map(Duration::from_millis));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// State of the supervisor: the executors and their event queue.
+/// State of the supervisor: the executor groups, their event queue and pending restarts.
 pub struct SupervisorState {
     /// Executor groups and their restart policy.
     pub world: ExecutorWorld,
@@ -48,7 +48,7 @@ impl SupervisorState {
         Self { world, events, event_sender, metrics, serving, start_failures, pending }
     }
 
-    /// Whether at least one replica serves.
+    /// Whether the executors of at least one replica are running.
     pub fn serves(&self) -> bool {
         self.serving.contains(&true)
     }
@@ -116,7 +116,7 @@ impl SupervisorState {
         }
     }
 
-    /// Handles a failed restart.
+    /// Handles a failed restart of a replica's executors.
     fn start_failed(
         &mut self,
         health: &HealthState,
@@ -138,7 +138,7 @@ impl SupervisorState {
         self.executors_failed(host, replica, epoch, FailureStage::Starting, text);
     }
 
-    /// Starts the groups with an elapsed back-off.
+    /// Starts the executor groups whose back-off has elapsed.
     fn start_due(&mut self, health: &HealthState, host: &RunningEngine) {
         let now = Instant::now();
         let (due, later) =
@@ -168,7 +168,7 @@ pub enum ServiceEndReason {
     Failed(String),
 }
 
-/// Waits for a signal or a permanent failure, and restarts failed executors meanwhile.
+/// Supervises the executors: restarts failed ones until a signal or a permanent failure ends the service.
 pub fn supervise(
     health: &HealthState,
     host: &RunningEngine,

@@ -26,9 +26,9 @@ pub struct AdmissionLimits {
 /// Rejection of a request that would exceed an admission limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverloadRejection {
-    /// Machine-readable name of the limit.
+    /// Name of the exceeded limit, for error bodies and metrics.
     pub reason: &'static str,
-    /// Current value of the counter.
+    /// Value of the load counter.
     pub current: u64,
     /// Value of the limit.
     pub cap: u64,
@@ -63,7 +63,7 @@ impl AdmissionController {
         QueuedBytes { admission: Arc::clone(self), bytes: 0 }
     }
 
-    /// Counts a request after its body was received and before its prompt is tokenised.
+    /// Adds one request to the load counters, after its body was received and before its prompt is tokenised.
     ///
     /// Errors: the limit of requests is reached.
     pub fn admit(
@@ -166,7 +166,7 @@ impl AdmissionPermit {
         self.admitted_at
     }
 
-    /// Maximum number of requests in flight in the whole server.
+    /// Limit of the number of requests in flight in the whole server.
     pub fn requests_max(&self) -> u64 {
         self.admission.limits.requests
     }

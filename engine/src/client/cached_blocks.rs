@@ -8,9 +8,9 @@ use scheduler::{BlockStats, Scheduler};
 pub struct CachedBlocks {
     /// Replica that owns the prefix index.
     pub replica: Replica,
-    /// Tokens per block.
+    /// Number of tokens per block.
     pub block_tokens: u32,
-    /// Number of blocks by state.
+    /// Number of KV blocks in each state.
     pub blocks: BlockStats,
     /// Hashes of the cached blocks that prefix hits can find, in no particular order.
     pub hashes: Vec<BlockHash>,

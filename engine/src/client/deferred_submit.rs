@@ -1,4 +1,4 @@
-//! Requests held outside the engine until their grammar is compiled.
+//! Requests whose submission to the engine is deferred until their grammar is compiled.
 
 use super::{ENGINE_UNAVAILABLE, EngineClient, EngineMessage};
 use grammar::DecodingGuide;

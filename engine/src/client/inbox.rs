@@ -18,7 +18,7 @@ pub struct BatchInbox<T> {
 #[derive(Debug)]
 struct BatchInboxState<T> {
     items: Vec<T>,
-    /// Whether the consumer sleeps; a push to an awake consumer makes no system call.
+    /// Whether the consumer sleeps in `drain`. If it is awake, a push makes no system call.
     sleeping: bool,
 }
 
@@ -46,7 +46,7 @@ impl<T> BatchInbox<T> {
         }
     }
 
-    /// Moves all items to the end of `into`; waits up to `timeout` if the queue is empty.
+    /// Moves all queued items to the end of `into`. If the queue is empty, waits up to `timeout` for items.
     pub fn drain(&self, into: &mut Vec<T>, timeout: Duration) {
         let mut state = lock(&self.state);
         if state.items.is_empty() {

@@ -22,7 +22,7 @@ struct StreamMailboxState {
 }
 
 impl StreamMailbox {
-    /// Adds an event; wakes the reader at most once until its next poll.
+    /// Adds an event and wakes the reader, which is woken at most once until its next poll.
     pub(super) fn put(&self, index: u32, event: TokenEvent) {
         let mut state = lock(&self.state);
         state.events.push((index, event));
@@ -34,10 +34,10 @@ impl StreamMailbox {
     }
 }
 
-/// State of one engine request in the stream.
+/// State of one engine request whose events are in the stream.
 #[derive(Debug, Clone, Copy)]
 struct StreamedRequest {
-    /// Prompt tokens of the request that admission control still counts.
+    /// Number of prompt tokens of the request that are still in the admission counter.
     prompt_tokens: u64,
     live: bool,
 }

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 /// Measurement window: amount of queued time after which the measured rate replaces the previous one.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Measured prefill throughput.
+/// Measured prefill throughput, from which the retry time of rejected requests is estimated.
 #[derive(Debug, Default)]
 pub(super) struct PrefillRate {
     /// Time until which `queued_time` is complete; `None` = no prompt is queued.
     counted_to: Option<Instant>,
     queued_time: Duration,
     tokens: u64,
-    /// Tokens per second in the last full window.
+    /// Measured rate of the last full window, in tokens per second.
     last: Option<f64>,
 }
 
@@ -35,7 +35,7 @@ impl PrefillRate {
         }
     }
 
-    /// Seconds to prefill `tokens` tokens; 0 until a rate has been measured.
+    /// Returns the estimated seconds to prefill `tokens` tokens; 0 until a rate has been measured.
     pub(super) fn seconds_for(&self, tokens: u64) -> f64 {
         let per_second = self.last.or_else(|| self.window_rate());
         per_second.map_or(0.0, |per_second| tokens as f64 / per_second.max(1.0))

@@ -44,7 +44,7 @@ pub struct StartPolicy {
 /// All executor groups of a server: starts them, restarts failed ones and shuts them down.
 pub struct ExecutorWorld {
     groups: Vec<ReplicaGroup>,
-    /// Restart history of each group.
+    /// Failure history of each group.
     histories: Vec<RestartHistory>,
     /// Origin of the failure times in `histories`.
     created_at: Instant,
@@ -99,7 +99,7 @@ impl ReplicaGroup {
         matches!(self, Self::Local(group) if group.has_ended())
     }
 
-    /// Kills the remaining executors (local), or closes their links (remote).
+    /// Ends the remaining executors after a failure: kills local ones, or closes the links of remote ones.
     fn fence(&mut self) {
         match self {
             Self::Local(group) => group.fence(),
@@ -312,7 +312,7 @@ impl ExecutorWorld {
                 failure: error.failure(),
                 text: error.to_string(),
             };
-            // The main thread may have ended already, at shutdown.
+            // The send fails if the main thread has ended already, at shutdown.
             let _ = events.send(SupervisorEvent::StartFinished {
                 replica,
                 epoch,

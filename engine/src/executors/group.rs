@@ -26,7 +26,7 @@ const KILL_WAIT: Duration = Duration::from_secs(5);
 /// Wait between SIGTERM and SIGKILL.
 const TERM_WAIT: Duration = Duration::from_secs(2);
 
-/// Where executors run and how their processes are launched.
+/// Whether executors are threads or processes, and how processes are launched.
 #[derive(Debug, Clone, Copy)]
 pub struct ExecutorLaunchOptions {
     /// Whether each executor is a process; otherwise the only executor is a thread.
@@ -35,12 +35,12 @@ pub struct ExecutorLaunchOptions {
     pub program: ExecutorProgram,
 }
 
-/// Executors that are started and stopped together, repeatedly.
+/// Executor group: executors that are started and stopped together, any number of times.
 pub(crate) struct ExecutorGroup {
     config: ExecutorConfig,
     replicas: Range<u16>,
     launch_options: ExecutorLaunchOptions,
-    /// Running processes, by rank.
+    /// Running executor processes, in the order of their ranks.
     current: Vec<Arc<ExecutorProcess>>,
     /// Shared memory in which the ranks rendezvous to set up their collectives; `None` = there is only one
     /// rank.
@@ -173,7 +173,7 @@ impl ExecutorGroup {
         Ok(self.ranks_of(self.replicas()).zip(self.current.iter().cloned()).collect())
     }
 
-    /// Whether a process of the group has exited.
+    /// Whether an executor process of the group has exited.
     pub(crate) fn has_ended(&self) -> bool {
         self.current.iter().any(|process| process.wait(Duration::ZERO).is_some())
     }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Longest part of a log line that is forwarded at once, in bytes.
+/// Maximum length of a piece of a log line that is forwarded at once, in bytes.
 const LOG_LINE_BYTES: u64 = 64 << 10;
 /// Maximum wait for a process to exit after its link was closed.
 const EXIT_WAIT: Duration = Duration::from_secs(1);

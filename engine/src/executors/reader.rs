@@ -26,7 +26,7 @@ pub(crate) fn spawn_readers(
     Ok(())
 }
 
-/// Forwards messages until the link fails. Returns the failure and its cause.
+/// Forwards messages of an executor to the inbox until its link fails. Returns the failure and its cause.
 fn forward_messages(
     receiver: &mut ExecutorReceiver,
     sender: ExecutorId,
@@ -46,7 +46,7 @@ fn forward_messages(
             Err(error) => return (ExecutorFailure::Exited, receiver.failure_reason(&error)),
         };
         match message {
-            // All ranks of a replica sample the same tokens; the output of rank 0 is used.
+            // All ranks of a replica sample the same tokens, so only the output of rank 0 is used.
             ExecutorEvent::StepOutput(output) if sender.rank == 0 => {
                 let replica = sender.replica;
                 inbox.push(EngineMessage::Event(SchedulerEvent::StepOutput { replica, output }));

@@ -29,19 +29,19 @@ pub struct RestartPolicy {
     pub give_up_after: Duration,
 }
 
-/// Stage in which the executors of a replica fail.
+/// Stage in which executors fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureStage {
-    /// After READY.
+    /// After the executors were READY.
     InService,
-    /// Before READY.
+    /// Before the executors were READY.
     Starting,
 }
 
-/// Next start of a replica's executors.
+/// Delay and number of the next start of a replica's executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextStart {
-    /// Time to wait before the start.
+    /// Time to wait before the start (back-off).
     pub backoff: Duration,
     /// Number of failures before this start: failures in service within the window, or consecutive failed
     /// starts.
@@ -56,17 +56,17 @@ pub enum RestartsExhausted {
     InService {
         /// Number of failures in service within the window, including the last one.
         failures: usize,
-        /// Time window in which failures are counted.
+        /// Time window in which the failures occurred.
         window: Duration,
         /// Cause of the last failure.
         cause: String,
     },
-    /// The executors do not become ready.
+    /// Too many consecutive starts failed before READY.
     #[error("{failures} restarts failed within {:.1} s; last cause: {cause}", elapsed.as_secs_f64())]
     Starting {
         /// Number of consecutive failed starts.
         failures: u32,
-        /// Time since the first of these starts failed.
+        /// Time since the first of the consecutive failed starts.
         elapsed: Duration,
         /// Cause of the last failure.
         cause: String,
@@ -84,7 +84,7 @@ pub(super) struct RestartHistory {
     failed_starts: Option<StartFailureStreak>,
 }
 
-/// Failed starts since the executors were last ready.
+/// Consecutive failed starts since the executors were last ready.
 #[derive(Debug, Clone, Copy)]
 struct StartFailureStreak {
     first: Duration,
@@ -149,13 +149,13 @@ impl RestartHistory {
             return Err(RestartsExhausted::Starting { failures: count, elapsed, cause });
         }
         let backoff = self.next_backoff(count);
-        // The last retry is made when `give_up_after` elapses, not later.
+        // Shorten the back-off so that the last retry is made when `give_up_after` elapses, not later.
         let backoff = if left.is_zero() { backoff } else { backoff.min(left) };
         Ok(NextStart { backoff, attempt: count })
     }
 
-    /// Back-off after `failures` failed starts: between half and all of an exponentially growing time. The
-    /// jitter keeps servers that failed together from restarting together.
+    /// Returns the back-off after `failures` failed starts: between half and all of an exponentially growing
+    /// time. The jitter keeps servers that failed together from restarting together.
     fn next_backoff(&mut self, failures: u32) -> Duration {
         let doublings = (failures - 1).min(31);
         let whole = self.policy.backoff_first.saturating_mul(1 << doublings);
@@ -163,7 +163,7 @@ impl RestartHistory {
         half + half.mul_f64(self.random_fraction())
     }
 
-    /// Pseudorandom number in [0, 1) (SplitMix64).
+    /// Returns a pseudorandom number in [0, 1) (SplitMix64).
     fn random_fraction(&mut self) -> f64 {
         self.jitter = self.jitter.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.jitter;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Multi-node configuration, as given on one node.
+/// Multi-node configuration, as given in the flags of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterConfig {
     /// Number of nodes, at least 2.

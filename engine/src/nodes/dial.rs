@@ -14,7 +14,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(3);
 /// Time between two attempts to reach node 0.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Why a connection to node 0 failed.
+/// Reason why a connection to node 0 failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
     /// Node 0 does not accept connections, possibly because it is still starting.
@@ -36,7 +36,7 @@ pub(super) enum DialError {
 }
 
 impl DialError {
-    /// Whether a retry can succeed: node 0 was unreachable, or too busy for the handshake.
+    /// Whether a retry can succeed: node 0 was unreachable, or too busy to complete the handshake.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
@@ -61,7 +61,7 @@ pub(super) struct NodeDialer {
 }
 
 impl NodeDialer {
-    /// Creates a dialer for node 0 of a cluster.
+    /// Creates a dialer for node 0 of the given cluster.
     pub(super) fn new(cluster: &ClusterConfig, secret: ClusterSecret) -> Self {
         Self { host: cluster.host.clone(), port: cluster.port, secret }
     }

@@ -20,16 +20,16 @@ use std::time::Duration;
 /// each encoded as an integer.
 const UNAUTHENTICATED_BYTES_MAX: usize = 512;
 
-/// Why a handshake failed.
+/// Reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
-    /// The peer does not have the secret.
+    /// The peer does not have the cluster secret.
     #[error("the peer does not have the cluster secret")]
     WrongSecret,
     /// The peer sent a message that is not valid at this point of the handshake.
     #[error("unexpected message during the handshake")]
     OutOfOrder,
-    /// The peer was too slow.
+    /// The peer did not complete the handshake by the deadline.
     #[error("the handshake timed out")]
     TimedOut,
     /// The peer closed the connection, or uses another protocol or another version.
@@ -77,8 +77,8 @@ pub(super) fn admit(
     Ok(purpose)
 }
 
-/// Handshake on a worker node: proves the secret, verifies node 0's proof and sends the purpose of the
-/// connection. Reads nothing after node 0's welcome.
+/// Handshake on a worker node: proves that it has the secret, verifies node 0's proof and sends the purpose
+/// of the connection. Reads nothing after node 0's welcome.
 pub(super) fn introduce(
     stream: &TcpStream,
     secret: &ClusterSecret,

@@ -1,4 +1,4 @@
-//! Proof of the cluster secret: HMAC-SHA-256 (RFC 2104) over the nonces of both sides.
+//! Proof that a node has the cluster secret: HMAC-SHA-256 (RFC 2104) over the nonces of both sides.
 
 use super::cluster::ClusterSecret;
 use hmac::{Hmac, KeyInit, Mac};
@@ -10,9 +10,9 @@ use std::io;
 /// Side of the handshake that makes a proof. The proof of one side is not valid for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HandshakeSide {
-    /// Side that accepts the connection.
+    /// Node 0, which accepts the connection.
     NodeZero,
-    /// Side that opens the connection.
+    /// Worker node, which opens the connection.
     WorkerNode,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn nonce() -> io::Result<HandshakeNonce> {
     Ok(nonce)
 }
 
-/// Computes the proof of one side.
+/// Computes the proof of one side of the handshake.
 pub(super) fn prove(
     secret: &ClusterSecret,
     side: HandshakeSide,
@@ -73,7 +73,7 @@ fn digest(secret: &ClusterSecret, side: HandshakeSide, nonces: &NoncePair) -> Hm
 mod tests {
     use super::*;
 
-    /// Reference from Python: `hmac.new(b"0123456789abcdef", label + b"\1" * 32 + b"\2" * 32,
+    /// Expected HMAC, computed in Python: `hmac.new(b"0123456789abcdef", label + b"\1" * 32 + b"\2" * 32,
     /// "sha256").hexdigest()`.
     const REFERENCE_HMAC: &str = "10943c7decfa8d757b478656263cf7bab2a4d0298e15040bd7d522315c078010";
 

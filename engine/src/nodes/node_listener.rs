@@ -69,7 +69,7 @@ impl NodeListener {
     }
 }
 
-/// Accepts and authenticates connections.
+/// Accepts connections to node 0 and authenticates their peers.
 struct NodeAcceptor {
     secret: ClusterSecret,
     registry: Arc<NodeRegistry>,
@@ -80,7 +80,7 @@ struct NodeAcceptor {
 }
 
 impl NodeAcceptor {
-    /// Serves a connection on its own thread, unless too many are unauthenticated.
+    /// Serves a connection on a separate thread. If too many connections are unauthenticated, closes it.
     fn accept(&self, stream: TcpStream) {
         if Arc::strong_count(&self.unauthenticated) > UNAUTHENTICATED_MAX {
             return;

@@ -29,12 +29,12 @@ pub struct ClusterRequirements {
     pub nodes: u16,
     /// Parallel configuration.
     pub parallel: ParallelConfig,
-    /// Digest of the model folder.
+    /// Digest of the model folder, which must be equal on all nodes.
     pub manifest: u64,
 }
 
 impl ClusterRequirements {
-    /// Checks that a node belongs to this cluster.
+    /// Checks that a node has the required properties.
     ///
     /// Errors: a description of the difference.
     fn check(&self, info: &NodeInfo) -> Result<(), String> {
@@ -108,7 +108,7 @@ impl NodeRegistry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves the connection of a joining node until it ends.
+    /// Serves the connection of a node that requests to join, until the connection ends.
     pub(super) fn join(&self, info: &NodeInfo, stream: TcpStream) {
         let node = info.node;
         if let Err(reason) = self.expected.check(info) {
@@ -149,7 +149,7 @@ impl NodeRegistry {
         let heartbeat =
             HeartbeatConfig { interval: HEARTBEAT_INTERVAL, message: || NodeCommand::Heartbeat };
         thread::Builder::new().name("node-out".to_owned()).spawn(move || {
-            // The reader thread detects the end of the connection.
+            // A write error needs no handling, because the reader thread detects the end of the connection.
             let _ = run_writer(outbox, writer, Some(&heartbeat));
         })?;
         let _ = commands.try_send(NodeCommand::Accepted); // The new queue is empty and accepts the message.
@@ -209,7 +209,7 @@ impl NodeRegistry {
         let mut state = self.lock();
         let node = &mut state.nodes[usize::from(node)];
         if let Some(node) = node.take_if(|node| node.session == session) {
-            // Unblocks the writer thread.
+            // Closing the stream unblocks the writer thread of the node.
             let _ = node.stream.shutdown(Shutdown::Both);
         }
         for issued in state.issued_orders().filter(|issued| issued.session == session) {
@@ -258,7 +258,7 @@ impl NodeRegistry {
 
     /// Waits for a change of the registry, for at most `time`.
     pub(super) fn wait_for_change(&self, time: Duration) {
-        // Callers check their condition again in either case.
+        // A timeout needs no handling, because callers check their condition again.
         drop(self.changed.wait_timeout(self.lock(), time));
     }
 
@@ -297,12 +297,12 @@ impl NodeRegistry {
         }
     }
 
-    /// Orders all nodes to leave, after their executors were ordered to stop.
+    /// Orders all nodes to leave the cluster. Their executors must have been ordered to stop before.
     pub fn shut_down_nodes(&self) {
         let mut state = self.lock();
         state.shutting_down = true;
         for node in state.nodes.iter().flatten() {
-            // If the queue is full, the node detects the end of this process.
+            // If the queue is full, the node does not receive the order, but detects the end of this process.
             let _ = node.commands.try_send(NodeCommand::Leave);
         }
         drop(state);
@@ -322,7 +322,7 @@ impl NodeRegistry {
 /// Informs a node that it is rejected.
 fn reject(stream: &TcpStream, reason: String) {
     tracing::warn!(text = reason, "node rejected");
-    // The node may have disconnected.
+    // The send fails if the node has disconnected.
     let _ = FrameWriter::new(stream, EPOCH).send(NodeCommand::Rejected { reason });
 }
 
@@ -376,7 +376,7 @@ mod tests {
     }
 
     impl TestNodeConnection {
-        /// Next message other than a heartbeat.
+        /// Returns the next command other than a heartbeat.
         fn next(&mut self) -> NodeCommand {
             loop {
                 match self.commands.recv(LONG).unwrap() {

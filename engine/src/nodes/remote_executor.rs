@@ -14,7 +14,7 @@ const EXIT_REPORT_WAIT: Duration = Duration::from_secs(1);
 pub(super) struct RemoteExecutor {
     rank: Rank,
     node: u16,
-    /// Exit description reported by the node.
+    /// Description of the exit, as reported by the node.
     exit_text: Mutex<Option<String>>,
     reported: Condvar,
 }
@@ -25,7 +25,7 @@ impl RemoteExecutor {
         Self { rank, node, exit_text: Mutex::new(None), reported: Condvar::new() }
     }
 
-    /// Rank in the world.
+    /// World rank of the executor.
     pub(super) fn rank(&self) -> Rank {
         self.rank
     }

@@ -52,7 +52,7 @@ impl RemoteGroup {
         &self.config.settings
     }
 
-    /// Digest of the model folder that the executors must confirm.
+    /// Digest of the model folder. Every executor must report an equal digest at start-up.
     pub(crate) fn manifest(&self) -> u64 {
         self.config.manifest
     }
@@ -95,7 +95,7 @@ impl PendingRemoteStart {
         links.map(|links| self.connect(links)).transpose()
     }
 
-    /// Sends its settings to each executor.
+    /// Sends each executor its settings; returns the link to the executors.
     fn connect(&self, links: Vec<PendingLink>) -> Result<ExecutorLink, StartError> {
         let epoch = self.settings.epoch;
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());

@@ -36,9 +36,9 @@ pub(super) struct PendingLink {
     pub(super) executor: Arc<RemoteExecutor>,
 }
 
-/// Progress of an order.
+/// Progress of a start order.
 pub(super) enum OrderProgress {
-    /// The node is not connected.
+    /// The node of the order is not connected.
     NodeDisconnected,
     /// The order was sent at the given time, and not all executors have linked to node 0 yet.
     Issued(Instant),

@@ -44,18 +44,18 @@ const PROCESS_WAIT_MAX: Duration = Duration::from_hours(1);
 pub enum WorkerNodeEvent {
     /// The process received this signal.
     Signal(i32),
-    /// Command of node 0.
+    /// Node 0 sent this command.
     NodeZeroCommand(NodeCommand),
     /// The connection to node 0 failed. Carries a description of the failure.
     Disconnected(String),
 }
 
-/// Why a worker node ends.
+/// Reason why a worker node ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerNodeExit {
     /// Node 0 has ended the service, or this node left after a signal while node 0 continued.
     Left,
-    /// A second signal was received.
+    /// A second signal was received before node 0 ended.
     SecondSignal(i32),
     /// The connection to node 0 failed.
     Disconnected,
@@ -69,13 +69,13 @@ pub struct WorkerNodeSetup {
     pub secret: ClusterSecret,
     /// Executor settings, without the values that depend on node 0 and on the rank.
     pub config: ExecutorConfig,
-    /// How executors are launched.
+    /// Whether executors are processes, and how processes are launched.
     pub launch_options: ExecutorLaunchOptions,
     /// Maximum wait for node 0 at start-up.
     pub startup_timeout: Duration,
 }
 
-/// Description of this node for the join request.
+/// Returns the description of this node for its join request.
 fn node_info(cluster: &ClusterConfig, config: &ExecutorConfig) -> NodeInfo {
     NodeInfo {
         node: cluster.node,
@@ -89,7 +89,7 @@ fn node_info(cluster: &ClusterConfig, config: &ExecutorConfig) -> NodeInfo {
 /// Connection on which node 0 sends commands.
 struct NodeZeroConnection {
     stream: TcpStream,
-    /// Reader that may have buffered commands already.
+    /// Reader of the commands. It may have buffered commands already.
     commands: FrameReader<TcpStream, NodeCommand>,
 }
 
@@ -146,7 +146,7 @@ fn connect(
     thread::Builder::new().name("node-out".to_owned()).spawn(move || {
         let heartbeat =
             HeartbeatConfig { interval: HEARTBEAT_INTERVAL, message: || NodeEvent::Heartbeat };
-        // The reader thread detects the end of the connection.
+        // A write error needs no handling, because the reader thread detects the end of the connection.
         let _ = run_writer(outbox, writer, Some(&heartbeat));
     })?;
     thread::Builder::new().name("node-in".to_owned()).spawn(move || {
@@ -284,7 +284,7 @@ impl WorkerNode {
             group.kill();
             let text = format!("{error:#}");
             tracing::error!(text, "cannot start the executors");
-            // If the queue is closed, the connection to node 0 has failed.
+            // The send fails if the connection to node 0 has failed.
             let _ = self.node_zero.send(NodeEvent::StartFailed { ticket, reason: text });
         }
     }

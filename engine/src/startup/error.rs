@@ -6,13 +6,13 @@ use protocol::{Rank, StartupPhase};
 use std::fmt;
 use std::time::Duration;
 
-/// Why the executors did not become ready.
+/// Reason why the executors did not become ready.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// An executor reported an error.
     #[error("{executor}{text} (while: {phase})")]
     Reported {
-        /// Executor that reported it.
+        /// Executor that reported the error.
         executor: ExecutorLabel,
         /// Startup phase of the executor.
         phase: &'static str,
@@ -51,9 +51,9 @@ pub enum StartError {
     /// expected.
     #[error("{executor}the executor has {what} {theirs}, this process {ours}")]
     Mismatch {
-        /// Executor that differs.
+        /// Executor with the difference.
         executor: ExecutorLabel,
-        /// Property that differs.
+        /// Name of the property that differs.
         what: &'static str,
         /// Value reported by the executor.
         theirs: String,
@@ -63,20 +63,20 @@ pub enum StartError {
     /// An executor has loaded weights other than those of the first start or of another rank.
     #[error("{executor}weights_changed: {change}")]
     WeightsChanged {
-        /// Executor that differs.
+        /// Executor with the changed weights.
         executor: ExecutorLabel,
         /// Evidence of the change.
         change: WeightsChange,
     },
-    /// A node has not joined.
+    /// A node has not joined the cluster in time.
     #[error("node {node} has not joined after {} s; --startup-timeout sets this bound", limit.as_secs())]
     NodeMissing {
-        /// Missing node.
+        /// Rank of the missing node.
         node: u16,
-        /// Maximum time to wait.
+        /// Maximum wait for the node.
         limit: Duration,
     },
-    /// The process received a signal.
+    /// The process received this signal during the start.
     #[error("stopped by signal {0} while starting")]
     Interrupted(i32),
     /// The operating system provides no thread or file descriptor.
@@ -87,14 +87,15 @@ pub enum StartError {
 /// Evidence that the weights are not those of the first start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WeightsChange {
-    /// Found before loading: `config.json`, or names, sizes, headers or samples of the weight files differ.
+    /// Found before loading: `config.json` differs, or the names, sizes, headers or samples of the weight
+    /// files.
     #[error(
         "the model folder's digest is {theirs:016x}, but was {ours:016x} when this process started"
     )]
     Folder {
-        /// Digest computed by the executor.
+        /// Digest of the model folder that the executor computed.
         theirs: u64,
-        /// Digest computed by this process at its start.
+        /// Digest of the model folder that this process computed at its start.
         ours: u64,
     },
     /// Found after loading: the digests of the loaded weights conflict.
@@ -143,7 +144,7 @@ impl StartError {
         }
     }
 
-    /// Whether an executor failed to open its device.
+    /// Whether the start failed while an executor opened its device.
     pub fn is_device_error(&self) -> bool {
         let opening = StartupPhase::Device.name();
         matches!(self, Self::Reported { phase, .. } | Self::Exited { phase, .. } if *phase == opening)

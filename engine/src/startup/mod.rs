@@ -19,7 +19,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Poll interval for signals during startup.
+/// Poll interval for signals during start-up.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Start-up timeouts of executors.
@@ -37,7 +37,7 @@ pub struct StartTimeouts {
 /// Values that the hello messages of the executors must report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpectedExecutors {
-    /// Executor generation.
+    /// Generation of the executors.
     pub epoch: Epoch,
     /// Digest of the model folder.
     pub manifest: u64,
@@ -193,8 +193,8 @@ mod tests {
         }
     }
 
-    /// Executor that can hold `blocks` KV blocks and reports this after `wait`; runs until its link is
-    /// closed.
+    /// Returns an executor that can hold `blocks` KV blocks and reports this number after `wait`. It runs
+    /// until its link is closed.
     fn executor_with_blocks(
         rank: u16,
         blocks: u32,
@@ -203,7 +203,7 @@ mod tests {
         executor_with_weights(rank, blocks, wait, WEIGHTS)
     }
 
-    /// As `executor_with_blocks`, for an executor that has loaded `weights`.
+    /// Like `executor_with_blocks`, for an executor that reports the digest `weights`.
     fn executor_with_weights(
         rank: u16,
         blocks: u32,

@@ -77,7 +77,7 @@ pub(super) struct StartupBarrier {
     /// Command queues of the executors, one per replica.
     commands: Vec<SyncSender<ExecutorCommand>>,
     ranks: Vec<ExecutorStartState>,
-    /// Startup phases of the executor that became ready last.
+    /// Durations of the startup phases of the executor that became ready last.
     slowest_phases: Vec<(&'static str, Duration)>,
 }
 
@@ -151,7 +151,7 @@ impl StartupBarrier {
         }
     }
 
-    /// Compares the weights of an executor with those of previous starts and of the other ranks.
+    /// Compares the weight digests of an executor with those of previous starts and of the other ranks.
     fn check_weights(&mut self, index: usize, digest: WeightsDigest) -> Result<(), StartError> {
         let ExecutorStartState { rank, label, .. } = self.ranks[index];
         self.ranks[index].loaded = true;
@@ -236,7 +236,7 @@ impl StartupBarrier {
         }))
     }
 
-    /// Checks the timeouts of all executors.
+    /// Checks the start-up timeouts of all executors.
     fn check_timeouts(&self) -> Result<(), StartError> {
         let StartTimeouts { hello, stall, total } = self.start.timeouts;
         let without_hello =

@@ -16,7 +16,7 @@ pub struct WeightsBaseline {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the digest of {part} is {theirs:016x}, but rank {} has {ours:016x}", other.0)]
 pub struct DigestConflict {
-    /// Part of the weights that differs.
+    /// Part of the weights with conflicting digests.
     pub part: WeightsDigestPart,
     /// Digest of the rank that has just loaded its weights.
     pub theirs: u64,
@@ -29,11 +29,11 @@ pub struct DigestConflict {
 /// Field of [`WeightsDigest`] that conflicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightsDigestPart {
-    /// `common`.
+    /// `common`: weights that all ranks load.
     Common,
-    /// `sharded`.
+    /// `sharded`: weights of one tensor-parallel rank.
     Sharded,
-    /// `experts`.
+    /// `experts`: weights of the experts that a rank loads.
     Experts,
 }
 
