@@ -54,7 +54,7 @@ impl ExecutorLifecycleMetrics {
         self.failed_starts[failure as usize].of(replica).inc();
     }
 
-    /// Counts a step of a rank that passed its deadline.
+    /// Counts a step that a rank had not completed by its deadline.
     pub fn straggler(&self, rank: Rank) {
         if let Some(counter) = self.stragglers.get(usize::from(rank.0)) {
             counter.inc();

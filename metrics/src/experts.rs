@@ -8,14 +8,14 @@ use prometheus::{Error, Gauge, IntCounter};
 use protocol::{ExpertTokenCount, Replica};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Expert load metrics; empty if the model has no experts or they are not counted.
+/// Expert load metrics; empty if the model has no experts or their load is not counted.
 pub struct ExpertMetrics {
     layers: Vec<ExpertLayer>,
     /// Token counts by replica, then by layer and expert.
     tokens: Vec<Vec<AtomicU64>>,
 }
 
-/// Experts of one layer.
+/// Token counts and series of the experts of one layer.
 struct ExpertLayer {
     experts: usize,
     /// Index of the layer's first expert in the token counts.
@@ -27,7 +27,7 @@ struct ExpertLayer {
 /// Series of a MoE layer.
 struct ExpertLayerSeries {
     tokens: EngineSeries<IntCounter>,
-    /// Tokens of the expert with the highest load in each step.
+    /// Tokens of the most loaded expert in each step, summed over the steps.
     hottest: EngineSeries<IntCounter>,
     /// Token count of the most loaded expert divided by the mean over all experts, by replica.
     max_over_mean: Vec<Gauge>,

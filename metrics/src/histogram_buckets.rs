@@ -1,4 +1,4 @@
-//! Histogram bucket bounds: vLLM's, unless replaced by `--custom-histogram-buckets`.
+//! Bucket bounds of the histograms: those of vLLM, unless replaced by `--custom-histogram-buckets`.
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -94,10 +94,10 @@ pub enum CustomBucketsError {
     /// The text is not a JSON object of lists of numbers.
     #[error("not a JSON object of number lists: {0}")]
     Json(String),
-    /// The family name is not known.
+    /// The text names an unknown histogram family.
     #[error("unknown bucket family {family:?}; valid families: {}", known_families())]
     Unknown {
-        /// Rejected name.
+        /// Unknown name.
         family: String,
     },
     /// The list of bounds is empty.

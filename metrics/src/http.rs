@@ -17,7 +17,7 @@ const REJECTION_REASONS: [&str; 8] = [
     "draining",
     "engine_unavailable",
 ];
-/// Rejection reasons that are also counted in vLLM's metric.
+/// Rejection reasons that `vllm:admission_rejections_total` counts as well.
 const VLLM_REJECTION_REASONS: [&str; 2] = ["max_num_queued_reqs", "max_num_queued_tokens"];
 /// Routes that have series before the first request.
 const ROUTES: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
@@ -60,7 +60,7 @@ impl HttpMetrics {
         self.requests.with_label_values(&[self.model.as_str(), route, &code.to_string()]).inc();
     }
 
-    /// Counts a rejected request; reasons other than load and server state are not counted.
+    /// Counts a rejected request. Only rejections for load or server state are counted.
     pub fn rejected(&self, reason: &str) {
         for counter in
             self.rejections.get(reason).into_iter().chain(self.vllm_rejections.get(reason))

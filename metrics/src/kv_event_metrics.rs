@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Function that selects a counter of a publisher.
 type PublisherCounterFn = fn(&PublisherCounters) -> &AtomicU64;
 
-/// Series of the publisher counters; all zero without publishers.
+/// Series of the counters of all KV-event publishers; zero if there are no publishers.
 pub(super) struct KvEventMetrics {
     counters: Vec<(Vec<IntCounter>, PublisherCounterFn)>,
     queue_depth: Vec<Gauge>,
@@ -32,8 +32,8 @@ impl KvEventMetrics {
         Ok(Self { counters, queue_depth, seq })
     }
 
-    /// Updates the series from the counters of each replica; replicas without a series of their own add to
-    /// the last one.
+    /// Updates the series from the counters of each replica's publisher. Replicas without a series of their
+    /// own add to the last one.
     pub(super) fn update(&self, publishers: &[Arc<PublisherCounters>]) {
         let series = self.queue_depth.len();
         for engine in 0..series {

@@ -67,9 +67,10 @@ pub struct MetricsConfig {
     pub max_model_len: u32,
     /// Number of replicas (data parallel size).
     pub replicas: u16,
-    /// Executors per replica (tensor parallel size).
+    /// Number of executors per replica (tensor parallel size).
     pub tp_size: u16,
-    /// Number of counted experts per layer, 0 for dense layers; empty if experts are not counted.
+    /// Number of experts in each layer whose tokens are counted, 0 for dense layers; empty if no tokens are
+    /// counted.
     pub experts: Vec<u16>,
     /// Whether replicas share experts (expert parallelism across DP).
     pub experts_shared: bool,
@@ -79,7 +80,7 @@ pub struct MetricsConfig {
     pub block_lifetimes: bool,
     /// Maximum number of draft tokens per row.
     pub draft_tokens_max: u8,
-    /// Share of draft tokens that a benchmark accepts at random; 0 = drafts are verified.
+    /// Fraction of draft tokens that are accepted at random for a benchmark; 0 = draft tokens are verified.
     pub synthetic_acceptance: f64,
     /// Histogram bucket bounds that replace the default ones.
     pub buckets: CustomBuckets,
@@ -109,7 +110,7 @@ impl MetricsConfig {
 pub struct KvCacheInfo {
     /// Tokens per block.
     pub block_tokens: u32,
-    /// KV blocks per replica.
+    /// Number of KV blocks per replica.
     pub blocks: u32,
     /// Data type of the KV cache.
     pub dtype: String,
@@ -145,9 +146,9 @@ pub struct ServerMetrics {
     /// Durations of grammar compilation and grammar bitmask computation, written by the grammar workers.
     pub grammar: Arc<GrammarTimings>,
     grammar_series: GrammarMetrics,
-    /// Lifetimes of evicted KV blocks, if they are sampled.
+    /// Lifetime histograms of evicted KV blocks; `None` = block lifetimes are not sampled.
     pub block_lifetimes: Option<BlockLifetimeMetrics>,
-    /// Number of requests outside the scheduler that wait for their grammar.
+    /// Number of requests whose submission to the scheduler is deferred until their grammar is compiled.
     pub deferred: AtomicU64,
     /// Counters of the KV-event publishers, by replica.
     pub kv_events: Vec<Arc<PublisherCounters>>,
@@ -159,7 +160,7 @@ pub struct ServerMetrics {
 }
 
 impl ServerMetrics {
-    /// Registers every series, at zero.
+    /// Registers all series with the value zero.
     ///
     /// Errors: Prometheus rejects a name or a bucket list.
     pub fn new(config: &MetricsConfig) -> Result<Arc<Self>, prometheus::Error> {
@@ -207,12 +208,13 @@ impl ServerMetrics {
         Ok(())
     }
 
-    /// KV cache properties, once set.
+    /// Returns the KV cache properties; `None` = not set yet.
     pub fn kv_cache(&self) -> Option<&KvCacheInfo> {
         self.kv_cache.get()
     }
 
-    /// Renders the current metrics in Prometheus text format 0.0.4; `stats` has one entry per replica.
+    /// Renders the current metrics in Prometheus text format 0.0.4. `stats` has the statistics of each
+    /// replica.
     ///
     /// Errors: none is known, because the format accepts every registered series.
     pub fn render(&self, stats: &[SchedulerStats]) -> Result<String, prometheus::Error> {

@@ -1,4 +1,4 @@
-//! Rate limit of log lines that clients or the operating system can trigger at will.
+//! Rate limit for log lines that clients or the operating system can cause any number of times.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const LINES_MAX: u32 = 8;
 const WINDOW: Duration = Duration::from_mins(1);
 
-/// Allows eight lines of one kind per minute and counts the suppressed ones.
+/// Rate limiter for log lines of one kind: allows eight lines per minute and counts the suppressed ones.
 #[derive(Debug, Default)]
 pub struct LogRateLimiter(Mutex<RateLimitWindow>);
 
@@ -15,9 +15,9 @@ pub struct LogRateLimiter(Mutex<RateLimitWindow>);
 struct RateLimitWindow {
     /// Start of the current window.
     since: Option<Instant>,
-    /// Number of lines in the window.
+    /// Number of lines allowed in the current window.
     lines: u32,
-    /// Number of lines suppressed since the last written one.
+    /// Number of lines suppressed since the last allowed one.
     unlogged: u64,
 }
 

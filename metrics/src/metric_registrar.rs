@@ -1,4 +1,4 @@
-//! Registers metric families with their labels and creates all their series at the start.
+//! Registration of metric families with their labels; most series are created at the start.
 
 use super::MetricsConfig;
 use super::histogram_buckets::{HistogramBuckets, HistogramFamily};
@@ -39,7 +39,7 @@ pub(super) struct MetricRegistrar<'a> {
     model: &'a str,
     buckets: HistogramBuckets<'a>,
     engines: Vec<String>,
-    /// Number of executors of all replicas.
+    /// Total number of executors of all replicas.
     ranks: u16,
     tp_size: u16,
 }
@@ -90,7 +90,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(self.children(None, |values| family.with_label_values(values)))
     }
 
-    /// Registers a counter per replica and label value; returns one vector per value.
+    /// Registers a counter per replica and value of `label`; returns one vector per value.
     pub(super) fn counters_of_replicas<const N: usize>(
         &self,
         name: &str,
@@ -104,8 +104,8 @@ impl<'a> MetricRegistrar<'a> {
             .map(|value| self.children(Some(value), |values| family.with_label_values(values))))
     }
 
-    /// Registers a counter per replica and value of a model-dependent label; returns one entry per value, in
-    /// order.
+    /// Registers a counter per replica and value of `label`, whose values depend on the model; returns one
+    /// entry per value, in order.
     pub(super) fn counters_by(
         &self,
         name: &str,
@@ -127,7 +127,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(self.children(None, |values| family.with_label_values(values)))
     }
 
-    /// Registers a gauge per replica and label value; returns one vector per value.
+    /// Registers a gauge per replica and value of `label`; returns one vector per value.
     pub(super) fn gauges_of_replicas<const N: usize>(
         &self,
         name: &str,
@@ -161,7 +161,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
     }
 
-    /// Registers a gauge for the first executor of each replica per label value; returns one vector, by
+    /// Registers a gauge for the first executor of each replica and value of `label`; returns one vector, by
     /// replica, per value.
     pub(super) fn gauges_of_first_ranks(
         &self,
@@ -207,7 +207,7 @@ impl<'a> MetricRegistrar<'a> {
         self.tp_size
     }
 
-    /// Number of replicas, with or without a series of their own.
+    /// Number of replicas, including those without a series of their own.
     pub(super) fn replicas(&self) -> u16 {
         self.ranks / self.tp_size
     }
@@ -224,7 +224,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(family.with_label_values(&values))
     }
 
-    /// Registers an info gauge with value 1 per replica, with the given labels and `engine`.
+    /// Registers an info gauge per replica: its value is 1, its labels are the given ones and `engine`.
     pub(super) fn info_of_replicas(
         &self,
         name: &str,
@@ -282,7 +282,7 @@ impl<'a> MetricRegistrar<'a> {
         Ok(EngineSeries(self.children(None, |values| family.with_label_values(values))))
     }
 
-    /// Registers a histogram per replica and label value; returns one entry per value.
+    /// Registers a histogram per replica and value of `label`; returns one entry per value.
     pub(super) fn histograms_of_replicas<const N: usize>(
         &self,
         name: &str,
@@ -297,7 +297,8 @@ impl<'a> MetricRegistrar<'a> {
         Ok(values.map(|value| EngineSeries(of(value))))
     }
 
-    /// Registers a histogram per replica and pair of label values; returns one entry per pair, in order.
+    /// Registers a histogram per replica and pair of values of two labels; returns one entry per pair, in
+    /// order.
     pub(super) fn histograms_by(
         &self,
         name: &str,

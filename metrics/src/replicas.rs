@@ -144,7 +144,7 @@ fn usage(stats: &SchedulerStats) -> f64 {
     f64::from(stats.blocks.in_use) / f64::from(stats.blocks.pool.max(1))
 }
 
-/// Registers the info series with the KV cache properties.
+/// Registers the info series that has the KV cache properties as labels.
 pub(super) fn describe_cache(f: &MetricRegistrar<'_>, info: &KvCacheInfo) -> Result<(), Error> {
     let python = |yes: bool| if yes { "True" } else { "False" };
     f.info_of_replicas(

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(super) struct PromptChoices {
     pub(super) n: u32,
-    /// Number of unfinished choices.
+    /// Number of choices that have not finished.
     choices_left: AtomicU32,
     /// Largest number of tokens that a choice generated.
     max_generation_tokens: AtomicU32,
@@ -40,7 +40,7 @@ pub struct RequestTimes {
     pub(super) submitted: Instant,
     /// Queue time until the request was first scheduled; `None` = never scheduled.
     pub(super) queued: Option<Duration>,
-    /// Times of the first and the last token.
+    /// Times at which the first and the last token were delivered.
     pub(super) tokens_at: Option<(Instant, Instant)>,
     pub(super) prompt_tokens: u32,
     pub(super) cached_tokens: u32,

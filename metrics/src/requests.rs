@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Values of the label `finished_reason`.
 const FINISH_REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
-/// Request metrics.
+/// Request metrics as defined by vLLM: latencies, token counts and finish reasons.
 pub struct RequestMetrics {
     first_token: EngineSeries<Histogram>,
     inter_token_latency: EngineSeries<Histogram>,
@@ -68,7 +68,7 @@ impl RequestMetrics {
         DeliveryRecorder { metrics: self, now: Instant::now(), inter_token_latencies }
     }
 
-    /// Records that a request ended or was aborted by its client.
+    /// Records that a request finished or was aborted by its client.
     pub fn ended(&self, times: &RequestTimes, finish: &FinishReason, now: Instant) {
         let Some(reason) = reason(finish) else { return };
         let replica = times.replica;
@@ -118,7 +118,7 @@ pub struct DeliveryRecorder<'a> {
 }
 
 impl DeliveryRecorder<'_> {
-    /// Records an event that is delivered to its stream.
+    /// Records an event that is delivered to the stream of its request.
     pub fn event(&self, times: &mut RequestTimes, event: &TokenEvent) {
         times.preemptions = event.preemptions;
         if let Some(admission) = event.first_admission {

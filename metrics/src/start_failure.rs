@@ -3,7 +3,7 @@
 /// Class of a failed executor restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartFailure {
-    /// The weights or the model folder are not those of the first start.
+    /// The weights or the model folder differ from those of the first start.
     WeightsChanged,
     /// An executor reported an error.
     Fault,
@@ -11,7 +11,7 @@ pub enum StartFailure {
     Exited,
     /// The start made no progress, or took too long in total.
     Timeout,
-    /// An executor has another build, epoch or rank than expected.
+    /// An executor has another version, protocol, epoch or rank than expected.
     Mismatch,
     /// The operating system provided no process, thread or file descriptor.
     System,

@@ -19,7 +19,7 @@ pub struct StepTimingRecord {
     pub replica: u64,
     /// Number of the step within its replica.
     pub step: u64,
-    /// Send time, in milliseconds since the server's start.
+    /// Time at which the batch was sent, in milliseconds since the server's start.
     pub sent_ms: u64,
     /// Number of rows with one token (decode).
     pub decode_rows: u64,
@@ -50,7 +50,7 @@ pub struct StepTimingRecord {
     pub wait_ns: u64,
     /// Duration of the step as measured by the executor, in nanoseconds.
     pub device_ns: u64,
-    /// 1 if the step was the replay of a captured graph, else 0.
+    /// 1 if the step replayed a captured graph, else 0.
     pub replayed: u64,
 }
 

@@ -8,7 +8,7 @@ use protocol::Replica;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Phase of a step.
+/// Phase of a step whose duration is observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepPhase {
     /// The scheduler plans the step.
@@ -38,7 +38,7 @@ pub struct StepMetrics {
     idle: Counter,
     replays: EngineSeries<IntCounter>,
     eager: EngineSeries<IntCounter>,
-    /// Output tokens per second of each replica, as the bits of an `f64`.
+    /// Recent output tokens per second of each replica, stored as the bits of an `f64`.
     throughput: Vec<AtomicU64>,
     /// Timing records of the newest steps.
     pub ring: StepRing,
@@ -60,7 +60,7 @@ impl StepMetrics {
         })
     }
 
-    /// Records a step that was sent.
+    /// Records the scheduling times and the sizes of a step that was sent.
     pub fn step_sent(&self, replica: Replica, step: &StepTimingRecord) {
         let scheduling = [step.plan_ns, step.commit_ns, step.apply_ns, step.send_ns];
         for (histogram, ns) in self.phases.iter().zip(scheduling) {
@@ -71,7 +71,7 @@ impl StepMetrics {
         self.tokens.of(replica).observe(step.tokens as f64);
     }
 
-    /// Records a completed step.
+    /// Records the wait and device times of a completed step.
     pub fn step_completed(&self, replica: Replica, step: &StepTimingRecord) {
         let phase = |phase: StepPhase| self.phases[phase as usize].of(replica);
         phase(StepPhase::Wait).observe(seconds(step.wait_ns));
@@ -98,7 +98,7 @@ impl StepMetrics {
         }
     }
 
-    /// Recent output tokens per second of a replica.
+    /// Returns the recent output tokens per second of a replica.
     pub fn throughput(&self, replica: Replica) -> f64 {
         let throughput = self.throughput.get(usize::from(replica.0));
         throughput.map_or(0.0, |bits| f64::from_bits(bits.load(Ordering::Relaxed)))

@@ -4,7 +4,7 @@ use super::backlog::{CoalescedChanges, EventBacklog};
 use protocol::{BlockHash, ExtraKey, KvEvent, Token};
 use std::collections::HashMap;
 
-/// Block hash and KV cache group, which identify a block.
+/// Key of a KV block: its block hash and its KV cache group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct BlockHashWithGroupId {
     pub(super) group_id: u8,
@@ -21,10 +21,10 @@ pub struct AnnouncedBlocks {
     stores_token_ids: bool,
 }
 
-/// Announced block, or a block about to be announced.
+/// Block that was announced to subscribers, or that will be announced with the backlog.
 #[derive(Debug)]
 pub(super) struct AnnouncedBlock {
-    /// Position in the order of stored blocks.
+    /// Order number; blocks that were stored earlier have lower numbers.
     pub(super) order: u64,
     pub(super) parent: Option<BlockHash>,
     tokens: Box<[Token]>,
@@ -109,12 +109,12 @@ impl AnnouncedBlocks {
         self.blocks.insert(key, block);
     }
 
-    /// Number of announced blocks that have not been removed.
+    /// Number of blocks in the set.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether no block is announced.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }

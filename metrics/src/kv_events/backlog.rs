@@ -14,7 +14,7 @@ pub struct EventBacklog {
     /// Whether all announced blocks are cleared before the other changes.
     cleared: bool,
     blocks: HashMap<BlockHashWithGroupId, BacklogEntry>,
-    /// Memory usage of the stored blocks, in bytes.
+    /// Memory usage of `stored` in all entries, in bytes.
     bytes: u64,
     /// Number of changes so far; gives their order.
     changes: u64,
@@ -25,7 +25,7 @@ pub struct EventBacklog {
 struct BacklogEntry {
     /// Order number of the removal of the block, if the publisher has announced it.
     removed: Option<u64>,
-    /// The block, if it was stored since and is still cached.
+    /// New state of the block, if it was stored after the removal or without one and is still cached.
     stored: Option<Box<AnnouncedBlock>>,
 }
 
@@ -34,9 +34,9 @@ struct BacklogEntry {
 pub(super) struct CoalescedChanges {
     /// Whether all announced blocks are cleared before the other changes.
     pub(super) cleared: bool,
-    /// Removed blocks.
+    /// Keys of the removed blocks.
     pub(super) removed: Vec<BlockHashWithGroupId>,
-    /// Stored blocks.
+    /// Stored blocks, each with its key.
     pub(super) stored: Vec<(BlockHashWithGroupId, AnnouncedBlock)>,
 }
 
@@ -48,7 +48,7 @@ impl EventBacklog {
         Self { cleared: false, blocks, bytes: 0, changes: 0 }
     }
 
-    /// Adds an event.
+    /// Adds an event that did not fit in the queue.
     pub fn add(&mut self, event: &KvEvent) {
         match event {
             KvEvent::Cleared => {
@@ -158,7 +158,8 @@ mod tests {
         assert_eq!(stored_and_removed, (false, vec![], vec![]));
         let chain = coalesced(&[stored(None, &[1, 2]), stored(Some(2), &[3]), removed(&[3])]);
         assert_eq!(chain, (false, vec![], vec![(1, None), (2, Some(1))]));
-        // 4 and its child 5 were announced before. Both are removed, 4 is stored again, with the new child 6.
+        // Blocks 4 and 5, a child of 4, were announced before. Both are removed; then 4 is stored again, with
+        // a new child 6.
         let again = coalesced(&[removed(&[5, 4]), stored(None, &[4]), stored(Some(4), &[6])]);
         assert_eq!(again, (false, vec![5, 4], vec![(4, None), (6, Some(4))]));
         let twice = coalesced(&[removed(&[4]), stored(None, &[4]), removed(&[4])]);

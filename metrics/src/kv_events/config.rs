@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// Endpoints, limits and encoding of a server's publishers.
+/// Endpoints, limits and encoding of the KV-event publishers of a server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvEventsConfig {
-    /// PUB endpoint of DP rank 0.
+    /// Endpoint of the PUB socket of DP rank 0.
     pub endpoint: String,
-    /// ROUTER endpoint of DP rank 0, for replays.
+    /// Endpoint of the ROUTER socket of DP rank 0, which serves replay requests; `None` = no replays.
     pub replay_endpoint: Option<String>,
     /// Number of batches kept for replay.
     pub buffer_steps: usize,
@@ -21,7 +21,7 @@ pub struct KvEventsConfig {
     pub topic: String,
     /// Whether the PUB socket binds or connects.
     pub bind: BindMode,
-    /// Encoding of events.
+    /// Encoding of the events.
     pub format: KvEventFormat,
     /// Sequence number of the first batch.
     pub sequence_start: SequenceStart,
@@ -34,11 +34,11 @@ pub struct KvEventsConfig {
 /// Whether the PUB socket binds to its endpoint or connects to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BindMode {
-    /// Loopback, wildcard and ipc endpoints bind; other hosts are connected to.
+    /// The socket binds to loopback, wildcard and ipc endpoints, and connects to other hosts.
     Auto,
-    /// Bind and accept subscribers.
+    /// The socket binds and accepts subscribers.
     Bind,
-    /// Connect to one collector.
+    /// The socket connects to one collector.
     Connect,
 }
 
@@ -56,6 +56,6 @@ pub enum KvEventFormat {
 pub enum SequenceStart {
     /// Start time in microseconds of Unix time, so that numbers do not decrease after a restart.
     Clock,
-    /// 0, as in vLLM.
+    /// The first batch has the number 0, as in vLLM.
     Zero,
 }

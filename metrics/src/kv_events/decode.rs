@@ -12,7 +12,7 @@ pub struct KvEventBatch {
     pub ts: f64,
     /// Events in the order in which the prefix index changed.
     pub events: Vec<DecodedKvEvent>,
-    /// DP rank; nil from some publishers with one rank.
+    /// DP rank of the publisher; some publishers with one rank send nil.
     pub data_parallel_rank: Option<u32>,
 }
 
@@ -24,14 +24,14 @@ pub enum DecodedKvEvent {
     BlockStored(BlockStored),
     /// Blocks were removed from the index.
     BlockRemoved(BlockRemoved),
-    /// All blocks were removed from the index.
+    /// All blocks were removed from the prefix index.
     AllBlocksCleared,
 }
 
 /// Event: blocks added to the prefix index.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct BlockStored {
-    /// Hashes of consecutive blocks.
+    /// Hashes of consecutive blocks of one sequence.
     pub block_hashes: Vec<ExternalBlockHash>,
     /// Hash of the block before the first one; `None` = the first one begins a prompt.
     pub parent_block_hash: Option<ExternalBlockHash>,
@@ -41,7 +41,7 @@ pub struct BlockStored {
     pub block_size: u32,
     /// LoRA adapter id; deprecated in favour of `lora_name`.
     pub lora_id: Option<i64>,
-    /// Storage medium (tier).
+    /// Storage medium of the blocks, such as `GPU`.
     pub medium: Option<String>,
     /// LoRA adapter name.
     pub lora_name: Option<String>,
@@ -51,10 +51,10 @@ pub struct BlockStored {
     /// Index of the KV cache group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_idx: Option<u32>,
-    /// Attention kind of the group.
+    /// Attention kind of the KV cache group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_spec_kind: Option<String>,
-    /// Sliding window size of the group, in tokens.
+    /// Sliding window size of the KV cache group, in tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_spec_sliding_window: Option<u32>,
 }
@@ -64,7 +64,7 @@ pub struct BlockStored {
 pub struct BlockRemoved {
     /// Hashes of the blocks; children precede their parents.
     pub block_hashes: Vec<ExternalBlockHash>,
-    /// Storage medium (tier).
+    /// Storage medium of the blocks, such as `GPU`.
     pub medium: Option<String>,
     /// Index of the KV cache group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,9 +74,9 @@ pub struct BlockRemoved {
 /// Block hash: Hadron's publishers send integers, other publishers may send bytes or signed integers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExternalBlockHash {
-    /// Integer hash.
+    /// Hash as an integer.
     Number(u64),
-    /// Digest bytes.
+    /// Hash as the bytes of a digest.
     Bytes(Vec<u8>),
 }
 
@@ -134,7 +134,7 @@ impl<'de> Visitor<'de> for BlockHashVisitor {
     }
 }
 
-/// Decodes a payload; trailing bytes are an error.
+/// Decodes the payload of a batch; trailing bytes are an error.
 pub fn decode(payload: &[u8]) -> Result<KvEventBatch, DecodeError> {
     let mut reader = rmp_serde::Deserializer::new(Cursor::new(payload));
     let decoded = KvEventBatch::deserialize(&mut reader)?;

@@ -13,7 +13,7 @@ const MAP_16: u8 = 0xde;
 /// Encoder for the events of one replica.
 #[derive(Debug, Clone)]
 pub struct KvEventEncoder {
-    /// Map or array encoding.
+    /// Whether events are encoded as maps or as arrays.
     pub format: KvEventFormat,
     /// DP rank of the replica.
     pub rank: u16,

@@ -1,11 +1,11 @@
-//! Socket endpoints of each DP rank, and the topic.
+//! Endpoints of the sockets of each DP rank, and the topic of its events.
 
 use super::config::BindMode;
 
 /// Reason why an endpoint or a topic is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// The endpoint is malformed.
+    /// The endpoint is not `tcp://HOST:PORT` or `ipc://PATH`.
     #[error("{key} {endpoint}: not tcp://HOST:PORT or ipc://PATH")]
     Shape {
         /// Name of the setting.
@@ -60,7 +60,7 @@ pub(super) fn endpoint_of_rank(
     }
 }
 
-/// Host of a TCP endpoint.
+/// Returns the host of a TCP endpoint.
 fn host(endpoint: &str) -> Option<&str> {
     let (host, _) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
     Some(host.trim_start_matches('[').trim_end_matches(']'))
@@ -85,7 +85,7 @@ pub(super) fn is_public(endpoint: &str) -> bool {
     host(endpoint).is_some_and(|host| matches!(host, "*" | "0.0.0.0" | "::"))
 }
 
-/// Values of the topic placeholders.
+/// Values that replace the placeholders of the topic template.
 #[derive(Debug, Clone, Default)]
 pub struct TopicFields {
     /// Name of the pod or machine.
@@ -98,7 +98,7 @@ pub struct TopicFields {
     pub epoch: u64,
 }
 
-/// Expands a topic template.
+/// Returns the topic: the template with its placeholders replaced.
 pub(super) fn topic(template: &str, fields: &TopicFields) -> Result<String, EndpointError> {
     let wrong = || EndpointError::Topic { template: template.to_owned() };
     let mut topic = String::new();

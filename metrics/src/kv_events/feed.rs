@@ -66,15 +66,16 @@ pub struct KvEventFeed {
     waker: PublisherWaker,
     counters: Arc<PublisherCounters>,
     pending: Vec<KvEvent>,
-    /// Dropped events that the publisher has not received; later events depend on them.
+    /// Dropped events that the publisher has not received. It must receive them before later events, which
+    /// depend on them.
     backlog: Option<Box<EventBacklog>>,
     /// Number of blocks of the KV pool.
     blocks: u32,
-    /// Lets the publisher's handle detect whether the feed exists.
+    /// Strong reference by which the handle of the publisher detects whether the feed exists.
     liveness: Arc<()>,
 }
 
-/// Wakes the publisher thread if it sleeps.
+/// Wakes the publisher thread if it sleeps, by writing a byte to a socket that the thread polls.
 #[derive(Debug)]
 pub struct PublisherWaker {
     socket: UnixStream,
@@ -88,7 +89,8 @@ impl PublisherWaker {
     }
 
     fn wake(&self) {
-        // A full socket has woken the thread already; a closed one has no reader.
+        // If the socket is full, the thread has been woken already; if it is closed, there is no thread to
+        // wake.
         if self.sleeping.swap(false, Ordering::SeqCst) {
             let _ = (&self.socket).write(&[1]);
         }
@@ -150,7 +152,7 @@ impl KvEventFeed {
             None => KvEventChanges::Step(unix_seconds(), std::mem::take(&mut self.pending)),
         };
         let (bytes, queued) = (changes.bytes(), self.queued_bytes());
-        // A backlog is queued regardless of its size, because waiting would not shrink it.
+        // A backlog is queued regardless of its size, because it would not become smaller.
         let fits = queued == 0 || queued + bytes <= self.limits.bytes || changes.is_backlog();
         let sent = if fits { self.send(changes, bytes) } else { Err(TrySendError::Full(changes)) };
         match sent {
@@ -167,7 +169,7 @@ impl KvEventFeed {
         }
     }
 
-    /// Queues changes of `bytes` bytes.
+    /// Queues changes whose memory usage is `bytes` bytes.
     fn send(
         &self,
         changes: KvEventChanges,
@@ -210,7 +212,7 @@ impl Drop for KvEventFeed {
     }
 }
 
-/// Current time in seconds of Unix time.
+/// Returns the current time in seconds of Unix time.
 pub(super) fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

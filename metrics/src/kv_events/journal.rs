@@ -13,10 +13,10 @@ use std::sync::Arc;
 /// snapshot.
 const RING_BYTES_MAX: usize = 256 << 20;
 
-/// Published batch.
+/// Batch of events as it is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedBatch {
-    /// Sequence number.
+    /// Sequence number of the batch.
     pub seq: u64,
     /// Payload, which is the third frame of the ZMQ message.
     pub payload: Arc<[u8]>,
@@ -27,7 +27,7 @@ pub struct PublishedBatch {
 #[derive(Debug)]
 pub struct ReplayCursor {
     next: u64,
-    /// Sequence number after the last batch.
+    /// Sequence number after that of the last batch of the replay.
     end: u64,
     snapshot: Option<PublishedBatch>,
     /// Whether the replay is a snapshot: one batch from which a subscriber can rebuild its block set.
@@ -82,7 +82,7 @@ impl EventJournal {
         (self.next > self.epoch).then(|| self.next - 1)
     }
 
-    /// Creates the next batch. The caller appends `[Cleared]` as the first batch of an epoch.
+    /// Creates the next batch. As the first batch of an epoch, the caller must append `[Cleared]`.
     ///
     /// Errors: the events cannot be encoded; the journal is unchanged.
     pub fn append(&mut self, ts: f64, events: &[KvEvent]) -> io::Result<PublishedBatch> {
@@ -129,7 +129,7 @@ impl EventJournal {
         Ok(ReplayCursor { next: end, end, snapshot, is_snapshot: true })
     }
 
-    /// Whether a replay from `start` needs no snapshot.
+    /// Whether the ring has all published batches from `start` on, so that a replay needs no snapshot.
     pub fn can_replay_from(&self, start: u64) -> bool {
         start >= self.oldest() || self.oldest() == self.epoch
     }
@@ -139,7 +139,8 @@ impl EventJournal {
         replay.next < replay.end && replay.next < self.oldest()
     }
 
-    /// Next batch of a replay. If the batch has left the ring, the replay continues with a snapshot.
+    /// Returns the next batch of a replay. If that batch has left the ring, the replay continues with a
+    /// snapshot.
     ///
     /// Errors: the snapshot cannot be encoded.
     pub fn next_batch(
@@ -162,7 +163,8 @@ impl EventJournal {
         Ok(batch)
     }
 
-    /// Sequence number of the oldest batch in the ring; of the next batch if the ring is empty.
+    /// Returns the sequence number of the oldest batch in the ring, or of the next batch if the ring is
+    /// empty.
     fn oldest(&self) -> u64 {
         self.ring.front().map_or(self.next, |batch| batch.seq)
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum number of connections.
+/// Maximum number of subscribers that are connected.
 const SUBSCRIBERS_MAX: usize = 256;
 /// Maximum bytes kept of a peer's frame, in addition to the topic length. The longest expected frame is READY
 /// with an identity and properties.
@@ -26,7 +26,7 @@ const BYTES_PER_TURN: usize = 4 << 20;
 /// Maximum size of a message that is kept, after its eviction from the ring, for a subscriber that has
 /// received only a part of it. The connection of such a subscriber is closed if the message is larger.
 const DETACHED_BYTES_MAX: usize = 1 << 20;
-/// Poll interval of `flush`.
+/// Poll interval while `flush` waits for subscribers.
 const FLUSH_POLL: Duration = Duration::from_millis(1);
 
 /// Subscriptions of a subscriber. They are compared with the publisher's only topic: other subscriptions
@@ -52,8 +52,8 @@ impl PeerState for SubscriberState {
 }
 
 impl SubscriberState {
-    /// Processes a frame; returns whether it was a subscription that matches nothing or a frame too long to
-    /// keep.
+    /// Processes a frame of a subscriber. Returns whether it is ignored: a subscription that does not match
+    /// the topic, or a frame that was too long to be kept.
     fn take(&mut self, head: ZmtpFrameHead, body: &[u8], topic: &[u8], end: u64) -> bool {
         let begins =
             !std::mem::replace(&mut self.is_within_message, head.has_more && !head.is_command);
@@ -102,7 +102,7 @@ pub(super) struct PubSocket {
 }
 
 impl PubSocket {
-    /// Creates the socket. `wake` is written to when a connection to a collector was made.
+    /// Creates the socket. A byte is written to `wake` when a connection to a collector was made.
     ///
     /// Errors: no thread is available for the connection to a collector.
     pub(super) fn new(
@@ -120,7 +120,7 @@ impl PubSocket {
         };
         let body_bytes = topic.len() + BODY_BYTES;
         let peers = PeerTable::new(ZmtpSocketType::Publish, listener, SUBSCRIBERS_MAX, body_bytes);
-        // 0 = limited by bytes only, as in ZeroMQ.
+        // A high-water mark of 0 means a limit by bytes only, as in ZeroMQ.
         let len_max = usize::try_from(config.hwm).ok().filter(|&len| len > 0);
         let ring = MessageRing::new(len_max.unwrap_or(usize::MAX), config.max_queue_bytes);
         Ok(Self { topic: topic.as_bytes().to_vec(), peers, connector, ring, counters })
@@ -171,7 +171,7 @@ impl PubSocket {
             .map(|peer| peer.state.position - u64::from(peer.connection.sending().is_some()));
         self.ring.discard_before(needed.min().unwrap_or(u64::MAX));
         self.counters.subscribers.store(self.peers.len() as u64, Ordering::Relaxed);
-        // Reconnect to a closed collector at once, not with the next batch.
+        // If the collector has closed its connection, reconnect at once, not with the next batch.
         more | (self.connector.is_some() && had_peers && self.peers.len() == 0)
     }
 
@@ -198,7 +198,8 @@ impl PubSocket {
     }
 }
 
-/// Fails if a large message evicted from the ring is kept only for this slow subscriber.
+/// Returns an error if a large message, which was evicted from the ring, is kept only for this slow
+/// subscriber.
 fn check_detached(connection: &ZmtpConnection) -> Result<(), PeerError> {
     let is_detached = connection.sending().is_some_and(|message| {
         message.len() > DETACHED_BYTES_MAX && Arc::strong_count(message) == 1

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const BATCHES_PER_TURN: usize = 1024;
 /// Maximum time to send the remaining batches at shutdown.
 const FLUSH: Duration = Duration::from_secs(1);
-/// Longest sleep while a peer has a deadline or is throttled.
+/// Maximum sleep of the publisher thread while a peer has a deadline or is throttled.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Storage medium in the events, for any device: vLLM's name of the primary tier.
 const PRIMARY_MEDIUM: &str = "GPU";
@@ -152,7 +152,7 @@ impl KvEventPublisher {
     }
 }
 
-/// State owned by the publisher thread.
+/// Loop of the publisher thread, with all state that the thread owns.
 struct PublisherLoop {
     journal: EventJournal,
     changes: Receiver<KvEventChanges>,
@@ -161,7 +161,7 @@ struct PublisherLoop {
     wake_socket: UnixStream,
     sleeping: Arc<AtomicBool>,
     source: Arc<KvEventSource>,
-    /// Time of the last batch.
+    /// Time at which the last batch was published.
     last_sent: Instant,
 }
 
@@ -226,7 +226,7 @@ impl PublisherLoop {
         counters.seq.store(batch.seq, Ordering::Relaxed);
         count(&counters.batches, 1);
         count(&counters.events, events as u64);
-        // A slow subscriber misses batches and detects the gap by the sequence number.
+        // A slow subscriber may miss the batch; it detects the gap by the sequence number.
         let now = Instant::now();
         self.publish.send(batch.seq, batch.payload, now);
         self.last_sent = now;

@@ -22,20 +22,21 @@ pub struct PublisherCounters {
     pub replayed: AtomicU64,
     /// Number of malformed replay requests.
     pub malformed: AtomicU64,
-    /// Number of subscriptions and other frames that match no batch; they are not kept.
+    /// Number of frames that were ignored: subscriptions that do not match the topic, and frames too long to
+    /// be kept.
     pub ignored_subscriptions: AtomicU64,
     /// Number of connections closed because there were too many, or because the peer violated the protocol or
     /// was too slow.
     pub rejected_peers: AtomicU64,
-    /// Number of connections of the PUB socket.
+    /// Number of connections of the PUB socket, with and without subscriptions.
     pub subscribers: AtomicU64,
-    /// Number of messages that could not be encoded.
+    /// Number of batches and snapshots that could not be encoded.
     pub errors: AtomicU64,
     /// Number of batches queued for the publisher thread.
     pub queue_depth: AtomicU64,
     /// Number of bytes queued for the publisher thread.
     pub queue_bytes: AtomicU64,
-    /// Sequence number of the last batch.
+    /// Sequence number of the last published batch.
     pub seq: AtomicU64,
     /// Sequence number of this publisher's first batch.
     pub epoch: AtomicU64,
@@ -49,7 +50,7 @@ impl PublisherCounters {
     }
 }
 
-/// Adds `by` to a counter.
+/// Increases a counter by `by`.
 pub(super) fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }

@@ -12,7 +12,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum number of connections.
+/// Maximum number of peers that are connected.
 const PEERS_MAX: usize = 64;
 /// Maximum bytes kept of a frame; the longest expected frame is READY with an identity and properties.
 const BODY_BYTES_MAX: usize = 1 << 10;
@@ -35,17 +35,17 @@ pub struct ReplayRequestReader {
     is_malformed: bool,
 }
 
-/// Parsed request on the ROUTER socket.
+/// Replay request, parsed from the frames of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplayRequest {
-    /// Replay of all batches from this sequence number on.
+    /// The peer requests all batches from this sequence number on.
     From(u64),
     /// The message is not an empty frame followed by a big-endian 64-bit number.
     Malformed,
 }
 
 impl ReplayRequestReader {
-    /// Processes a frame; returns the request once its message is complete.
+    /// Processes a frame. Returns the replay request once the frames of its message are complete.
     pub fn take(&mut self, head: ZmtpFrameHead, body: &[u8]) -> Option<ReplayRequest> {
         if head.is_command {
             return None;
@@ -64,7 +64,7 @@ impl ReplayRequestReader {
     }
 }
 
-/// State of a peer that can request replays.
+/// Replay request and response of one peer.
 #[derive(Debug, Default)]
 struct ReplayPeer {
     frames: ReplayRequestReader,
@@ -103,7 +103,7 @@ impl PeerState for ReplayPeer {
 
 /// Data from which replay responses are made.
 pub(super) struct ReplayContext<'a> {
-    /// Journal with batches and snapshots.
+    /// Journal that provides batches and snapshots.
     pub(super) journal: &'a mut EventJournal,
     /// Counters of the publisher.
     pub(super) counters: &'a PublisherCounters,
@@ -111,7 +111,7 @@ pub(super) struct ReplayContext<'a> {
     pub(super) ts: f64,
 }
 
-/// Socket that serves replay requests.
+/// Socket on which peers request replays.
 pub(super) struct ReplaySocket {
     peers: PeerTable<ReplayPeer>,
     topic: Vec<u8>,
@@ -124,7 +124,7 @@ impl ReplaySocket {
         Self { peers, topic: topic.as_bytes().to_vec() }
     }
 
-    /// Processes requests and sends pending responses; returns whether more work is ready at once.
+    /// Processes requests and sends pending responses. Returns whether more work can be done at once.
     pub(super) fn poll(&mut self, now: Instant, context: &mut ReplayContext<'_>) -> bool {
         self.peers.accept(now, context.counters);
         let mut snapshots = self.snapshots();
@@ -153,7 +153,7 @@ impl ReplaySocket {
             let next = || next_message(response, now, context, topic);
             let transmitted = peer.connection.transmit(BYTES_PER_TURN, next)?;
             if let Some(error) = response.failure.take() {
-                // Don't send an end marker: it would state that nothing is missing.
+                // Don't send the end marker, because it means that the peer has received all batches.
                 return Err(PeerError::Encode(error));
             }
             match transmitted {
@@ -174,7 +174,7 @@ impl ReplaySocket {
         responses.filter(|response| response.deadline.is_some()).count()
     }
 
-    /// Adds the file descriptors to poll; returns whether the socket also needs a periodic wake-up.
+    /// Adds the file descriptors of the socket to `polled`; returns whether it also needs a periodic wake-up.
     pub(super) fn add_poll_fds<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> bool {
         self.peers.add_poll_fds(polled) | self.peers.iter().any(|peer| !peer.state.reads())
     }
@@ -197,7 +197,8 @@ fn take_request(
     Ok(())
 }
 
-/// Starts the response to a waiting request, unless it needs a snapshot and too many are being sent.
+/// Starts the response to a waiting request, unless it needs a snapshot and the maximum number of snapshots
+/// is being sent.
 ///
 /// Errors: a snapshot cannot be encoded.
 fn start_response(
@@ -234,7 +235,7 @@ impl ReplayResponse {
     }
 }
 
-/// Next message of a response; `None` after the end marker or after an error.
+/// Returns the next message of a response; `None` after the end marker or after an error.
 fn next_message(
     response: &mut ReplayResponse,
     now: Instant,

@@ -1,12 +1,12 @@
 //! Tracker of the sequence numbers that a subscriber has received from a publisher.
 
-/// Tracks the next expected sequence number.
+/// Tracks the next sequence number that a subscriber expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SequenceNumberTracker {
     next: Option<u64>,
 }
 
-/// Position of a batch relative to the expected sequence number.
+/// Whether a batch is the next one, a duplicate, or follows a gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchArrival {
     /// The expected batch, or the first batch received.
@@ -31,7 +31,7 @@ impl SequenceNumberTracker {
         self.next
     }
 
-    /// Classifies a batch without advancing; `advance` does that.
+    /// Classifies a batch by its sequence number. The tracker advances only with `advance`.
     pub fn check(&self, seq: u64) -> BatchArrival {
         match self.next {
             Some(next) if seq < next => BatchArrival::Duplicate,
@@ -40,7 +40,7 @@ impl SequenceNumberTracker {
         }
     }
 
-    /// Records a batch as received; missing batches before it are skipped.
+    /// Records a batch as received. Missing batches before it are skipped.
     pub fn advance(&mut self, seq: u64) {
         self.next = Some(seq.saturating_add(1));
     }

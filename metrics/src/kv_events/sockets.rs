@@ -9,10 +9,10 @@ use std::io;
 /// Reason why the sockets of a publisher cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The endpoint is invalid.
+    /// The configured endpoint or topic is invalid.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
-    /// The operating system reported an error.
+    /// The operating system cannot open the socket.
     #[error("cannot publish KV events at {endpoint}: {cause}")]
     Open {
         /// Endpoint that could not be opened.

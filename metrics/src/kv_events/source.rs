@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Effective settings of a publisher, and its counters.
 #[derive(Debug)]
 pub struct KvEventSource {
-    /// Configuration as given.
+    /// Configuration of the publishers, as given in the flags.
     pub config: KvEventsConfig,
     /// DP rank of the replica.
     pub rank: u16,

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 /// Key of a block in a subscriber's block set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct SubscriberBlockKey {
-    /// Storage medium.
+    /// Storage medium of the block.
     medium: Option<String>,
     /// Index of the KV cache group.
     group_idx: u32,
@@ -30,13 +30,13 @@ struct SubscriberBlock {
 /// Invariant of KV events that a received event violates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KvEventViolation {
-    /// A block was stored twice without a removal in between.
+    /// An event stores a block that is stored already.
     #[error("block {0} is stored twice")]
     StoredTwice(ExternalBlockHash),
-    /// A block was removed without having been stored.
+    /// An event removes a block that is not stored.
     #[error("block {0} is removed but was not stored")]
     RemovedUnknown(ExternalBlockHash),
-    /// A block was stored before its parent.
+    /// An event stores a block before its parent.
     #[error("block {child} is stored before its parent {parent}")]
     ParentUnknown {
         /// Hash of the block.
@@ -44,7 +44,7 @@ pub enum KvEventViolation {
         /// Hash of its parent.
         parent: ExternalBlockHash,
     },
-    /// A block was removed before its children.
+    /// An event removes a block before its children.
     #[error("block {hash} is removed before its {children} children")]
     RemovedBeforeChildren {
         /// Hash of the block.
@@ -62,13 +62,13 @@ pub enum KvEventViolation {
         /// Number of token ids in the event.
         tokens: usize,
     },
-    /// A block hash is 0, which some readers interpret as "no parent".
+    /// A block hash is 0, which some subscribers interpret as "no parent".
     #[error("a block hash is 0")]
     ZeroHash,
 }
 
 impl SubscriberBlocks {
-    /// Applies an event; appends the violated invariants to `violations`.
+    /// Applies an event to the set; appends the invariants that it violates to `violations`.
     pub fn apply(&mut self, event: &DecodedKvEvent, violations: &mut Vec<KvEventViolation>) {
         match event {
             DecodedKvEvent::AllBlocksCleared => {

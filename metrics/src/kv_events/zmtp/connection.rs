@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 /// Size of the input buffer, in bytes.
 const INPUT_BYTES: usize = 2 << 10;
-/// Maximum bytes that a peer may send per `WINDOW`; further bytes stay in the socket. Subscriptions and
-/// replay requests are a few bytes each.
+/// Maximum bytes that are read from a peer per `WINDOW`; further bytes stay in the socket buffer.
+/// Subscriptions and replay requests are a few bytes each.
 const INPUT_BYTES_PER_WINDOW: usize = 256 << 10;
 const WINDOW: Duration = Duration::from_secs(1);
 /// Maximum bytes of pending PONG commands. Further PINGs get no PONG until some pending commands are sent.
 const CONTROL_BYTES_MAX: usize = 1 << 10;
-/// Time from the start of a connection to the end of its handshake.
+/// Maximum time from the start of a connection to the end of its handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Greeting of ZMTP 3.1 with mechanism NULL: signature, version, mechanism, as-server flag, filler.
 const GREETING: [u8; 64] = {
@@ -64,12 +64,12 @@ impl ZmtpSocketType {
 pub(crate) struct OutgoingMessage {
     /// Frames of the message, without the body of the last frame.
     pub(crate) head: Vec<u8>,
-    /// Body of the last frame, shared with the other owners of the batch.
+    /// Body of the last frame, which the journal and the other connections share.
     pub(crate) payload: Arc<[u8]>,
 }
 
 impl OutgoingMessage {
-    /// Size on the wire, in bytes.
+    /// Size of the message on the wire, in bytes.
     pub(crate) fn len(&self) -> usize {
         self.head.len() + self.payload.len()
     }
@@ -84,7 +84,7 @@ impl OutgoingMessage {
 /// Outcome of `ZmtpConnection::transmit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TransmitResult {
-    /// Everything was sent.
+    /// All messages were sent.
     All,
     /// The peer's socket buffer is full.
     Blocked,
@@ -167,7 +167,7 @@ impl ZmtpConnection {
         self.sending.as_ref().map(|sending| &sending.message)
     }
 
-    /// Whether the connection needs a wake-up after some time even without input from the peer.
+    /// Whether the connection needs a wake-up after some time, even if the peer sends nothing.
     pub(crate) fn needs_time(&self) -> bool {
         !self.is_open() || self.is_throttled()
     }
@@ -214,7 +214,7 @@ impl ZmtpConnection {
         }
     }
 
-    /// Body of the frame that `next_frame` returned last.
+    /// Returns the body of the frame that `next_frame` returned last.
     pub(crate) fn body(&self) -> &[u8] {
         self.reader.body()
     }
@@ -284,7 +284,8 @@ impl ZmtpConnection {
     fn reply_to_heartbeat(&mut self) -> bool {
         let body = self.reader.body();
         if let Some(ping) = body.strip_prefix(b"\x04PING") {
-            // The first two bytes are the peer's TTL; the rest is the context, which PONG returns.
+            // After the command name, the first two bytes are the peer's TTL; the rest is the context, which
+            // PONG returns.
             if let Some(context) = ping.get(2..)
                 && self.control.len() + context.len() < CONTROL_BYTES_MAX
             {

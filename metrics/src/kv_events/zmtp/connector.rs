@@ -1,4 +1,4 @@
-//! Connects and reconnects to a collector, on a thread of its own because name resolution blocks.
+//! Connector: connects and reconnects to a collector, on a separate thread because name resolution blocks.
 
 use super::stream::{PeerAddress, PeerStream};
 use std::io::{self, Write};
@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-/// Back-off between attempts: `RETRY_FIRST` doubles up to `RETRY_MAX`.
+/// Back-off between connection attempts: begins with `RETRY_FIRST` and doubles up to `RETRY_MAX`.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -20,7 +20,7 @@ pub(crate) struct CollectorConnector {
 }
 
 impl CollectorConnector {
-    /// Starts the thread. The thread writes a byte to `wake` after each successful connection.
+    /// Starts the connector thread. The thread writes a byte to `wake` after each successful connection.
     ///
     /// Errors: no thread is available.
     pub(crate) fn start(address: PeerAddress, wake: UnixStream) -> io::Result<Self> {
@@ -30,8 +30,8 @@ impl CollectorConnector {
             while requests_rx.recv().is_ok() {
                 let mut backoff = RETRY_FIRST;
                 let stream = loop {
-                    // Wait before the first attempt as well: a collector may close every connection that it
-                    // accepts.
+                    // Wait before the first attempt as well, because a collector may close every connection
+                    // that it accepts.
                     thread::sleep(backoff);
                     match address.connect() {
                         Ok(stream) => break stream,
@@ -47,7 +47,7 @@ impl CollectorConnector {
                 if streams_tx.send(stream).is_err() {
                     return;
                 }
-                // A full socket has woken the publisher already.
+                // If the socket is full, the publisher thread has been woken already.
                 let _ = (&wake).write(&[1]);
             }
         };

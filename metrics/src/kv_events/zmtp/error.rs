@@ -19,7 +19,7 @@ pub(crate) enum PeerError {
     /// The peer's greeting or READY command is not compatible with this socket.
     #[error("handshake: {0}")]
     Handshake(&'static str),
-    /// The peer took too long.
+    /// The peer did not meet a time limit.
     #[error("{what} after {} s", after.as_secs())]
     TimedOut {
         /// Condition that was not met in time.

@@ -1,4 +1,4 @@
-//! ZMTP frames: parser of untrusted bytes with a bounded buffer, and writer.
+//! ZMTP frames: a parser of untrusted bytes with a bounded buffer, and functions that write frames.
 
 /// Flag MORE: another frame of the same message follows.
 const MORE: u8 = 1;
@@ -6,8 +6,8 @@ const MORE: u8 = 1;
 const LONG: u8 = 2;
 /// Flag COMMAND: the frame is a command, not part of a message.
 const COMMAND: u8 = 4;
-/// Maximum length of a peer's frame, in bytes. A frame longer than the reader keeps is skipped; a frame
-/// longer than this limit ends the connection.
+/// Maximum length of a peer's frame, in bytes; a longer frame ends the connection. Frames up to this limit
+/// are skipped if they are longer than the reader keeps.
 const FRAME_BYTES_MAX: u64 = 64 << 10;
 
 /// Reason why bytes are rejected as a frame.
@@ -16,12 +16,12 @@ pub enum ZmtpFrameError {
     /// Flags that ZMTP 3 reserves are set.
     #[error("a frame with the flags {0:#04x}")]
     Flags(u8),
-    /// The frame exceeds the maximum length.
+    /// The frame is longer than `FRAME_BYTES_MAX`.
     #[error("a frame of {0} bytes, more than {FRAME_BYTES_MAX}")]
     Length(u64),
 }
 
-/// Header of a frame that has been read; `ZmtpFrameReader::body` returns its body.
+/// Header of a received frame; `ZmtpFrameReader::body` returns the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZmtpFrameHead {
     /// Whether the frame is a command rather than part of a message.
@@ -32,7 +32,7 @@ pub struct ZmtpFrameHead {
     pub is_body_complete: bool,
 }
 
-/// Frame parser. Keeps one body of at most `body_bytes_max` bytes, whatever the peer sends.
+/// Parser of ZMTP frames. It keeps one body of at most `body_bytes_max` bytes, whatever the peer sends.
 #[derive(Debug)]
 pub struct ZmtpFrameReader {
     body_bytes_max: usize,
@@ -55,7 +55,8 @@ impl ZmtpFrameReader {
         }
     }
 
-    /// Consumes bytes of `input` up to the end of a frame; `None` if `input` ends first.
+    /// Consumes bytes of `input` up to the end of a frame and returns its header; `None` if `input` ends
+    /// before the frame does.
     ///
     /// Errors: the frame is invalid and parsing cannot continue.
     pub fn read(&mut self, input: &mut &[u8]) -> Result<Option<ZmtpFrameHead>, ZmtpFrameError> {
@@ -93,7 +94,7 @@ impl ZmtpFrameReader {
         Ok(Some(ZmtpFrameHead { is_command, has_more, is_body_complete }))
     }
 
-    /// Body of the last frame.
+    /// Returns the body of the last received frame.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
@@ -108,7 +109,7 @@ impl ZmtpFrameReader {
     }
 }
 
-/// Appends a frame header for `length` bytes of message body.
+/// Appends the header of a message frame with a body of `length` bytes.
 pub(crate) fn frame_header(has_more: bool, length: usize, out: &mut Vec<u8>) {
     header(if has_more { MORE } else { 0 }, length, out);
 }

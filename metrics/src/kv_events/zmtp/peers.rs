@@ -1,4 +1,5 @@
-//! Peers of a socket: accepted up to a limit, served in turn, removed when their connections end.
+//! Peers of a socket: they are accepted up to a limit, served one after the other, and removed when their
+//! connections end.
 
 use super::connection::{ZmtpConnection, ZmtpSocketType};
 use super::error::PeerError;
@@ -26,13 +27,13 @@ pub(crate) trait PeerState: Default {
 /// Connected peer: its connection and the state that depends on the socket type.
 #[derive(Debug)]
 pub(crate) struct ZmtpPeer<S> {
-    /// ZMTP connection.
+    /// ZMTP connection to the peer.
     pub(crate) connection: ZmtpConnection,
     /// Subscriptions or requests of the peer.
     pub(crate) state: S,
 }
 
-/// Peers of a socket.
+/// Table of the peers that are connected to a socket.
 #[derive(Debug)]
 pub(crate) struct PeerTable<S> {
     kind: ZmtpSocketType,
@@ -57,7 +58,7 @@ impl<S: PeerState> PeerTable<S> {
         Self { kind, listener, peers, peers_max, body_bytes_max, accepts_from, log_limiter }
     }
 
-    /// Iterates over the peers in the order of their connection.
+    /// Iterates over the peers, in the order in which they connected.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &ZmtpPeer<S>> {
         self.peers.iter()
     }
@@ -107,7 +108,7 @@ impl<S: PeerState> PeerTable<S> {
         self.peers.push(ZmtpPeer { connection, state: S::default() });
     }
 
-    /// Serves each peer and removes those with an error.
+    /// Calls `serve` for each peer and removes the peers for which it returns an error.
     pub(crate) fn serve(
         &mut self,
         counters: &PublisherCounters,

@@ -10,14 +10,14 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// TCP keep-alive parameters: a vanished peer is detected after about two minutes.
+/// TCP keep-alive settings, with which a peer that has vanished is detected after about two minutes.
 const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_PROBES: u32 = 4;
-/// Connect timeout per address.
+/// Connect timeout for each address of a host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Address of a socket.
+/// Address of a socket, parsed from an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PeerAddress {
     /// `tcp://HOST:PORT`; host `*` is any IPv4 address of this machine.
@@ -34,7 +34,7 @@ pub(crate) enum PeerAddress {
 }
 
 impl PeerAddress {
-    /// Parses an endpoint with a validated shape; `None` if the scheme is not supported.
+    /// Parses an endpoint whose shape was validated before; `None` if the scheme is not supported.
     pub(crate) fn parse(endpoint: &str) -> Option<Self> {
         let (scheme, rest) = endpoint.split_once("://")?;
         match scheme {
@@ -51,7 +51,7 @@ impl PeerAddress {
         }
     }
 
-    /// Resolves a host; IPv4 addresses come first, as in libzmq.
+    /// Resolves a host name; IPv4 addresses come first, as in libzmq.
     fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         if host == "*" {
             return Ok(vec![(Ipv4Addr::UNSPECIFIED, port).into()]);
@@ -61,7 +61,7 @@ impl PeerAddress {
         Ok(addresses)
     }
 
-    /// Connects, with a timeout per address.
+    /// Connects to the address, with a timeout for each address of a host.
     ///
     /// Errors: no address accepts the connection.
     pub(crate) fn connect(&self) -> io::Result<PeerStream> {
@@ -84,7 +84,7 @@ impl PeerAddress {
     }
 }
 
-/// Non-blocking listening socket.
+/// Non-blocking listening socket of an endpoint.
 #[derive(Debug)]
 pub(crate) enum PeerListener {
     /// Listener of `tcp://`.
@@ -94,7 +94,7 @@ pub(crate) enum PeerListener {
 }
 
 impl PeerListener {
-    /// Listens at an address.
+    /// Opens a listening socket at an address.
     ///
     /// Errors: the address is in use, or not one of this machine.
     pub(crate) fn bind(address: &PeerAddress) -> io::Result<Self> {
@@ -149,13 +149,13 @@ impl AsFd for PeerListener {
 impl Drop for PeerListener {
     fn drop(&mut self) {
         if let Self::Unix(_, Some(path)) = self {
-            // The file may have been removed already.
+            // The removal fails if the file has been removed already.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Removes the socket file of a process that ended without removing it.
+/// Removes the socket file that a previous process has left at `path`.
 fn remove_stale(path: &Path) {
     let is_socket = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
     if is_socket && UnixStream::connect(path).is_err() {
@@ -164,7 +164,7 @@ fn remove_stale(path: &Path) {
     }
 }
 
-/// Non-blocking stream.
+/// Non-blocking stream to a peer.
 #[derive(Debug)]
 pub(crate) enum PeerStream {
     /// Stream of `tcp://`.
