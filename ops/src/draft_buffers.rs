@@ -254,7 +254,8 @@ impl DraftBuffers {
         )?)
     }
 
-    /// Inserts the draft tokens of the first `rows` rows into a prepared step, and into the token histories.
+    /// Inserts the draft tokens of the first `rows` rows into a prepared step and into the token histories of
+    /// their sequence slots.
     pub fn insert(
         &self,
         ops: &Ops,

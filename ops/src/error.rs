@@ -35,7 +35,7 @@ pub enum OpError {
         /// Rejected activation type.
         dtype: DType,
     },
-    /// The KV pool belongs to another kind of attention (MLA or multi-head).
+    /// The layout of the KV pool is for another kind of attention (MLA or multi-head).
     #[error("{op}: the pool stores {stores}")]
     Pool {
         /// Name of the op.
@@ -43,7 +43,7 @@ pub enum OpError {
         /// Description of the rows that the pool stores.
         stores: &'static str,
     },
-    /// A tensor was to be written while another tensor shares its memory.
+    /// An op tried to write a tensor that shares its memory with another tensor.
     #[error("a shared tensor cannot be written")]
     Shared,
     /// The device rejected the call or failed.
@@ -51,7 +51,7 @@ pub enum OpError {
     Device(#[from] DeviceError),
 }
 
-/// Rejects a size that differs from the expected one.
+/// Returns an error if the size of an argument differs from the expected one.
 pub(crate) fn check_size(
     op: &'static str,
     what: &'static str,

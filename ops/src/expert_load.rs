@@ -18,7 +18,7 @@ pub struct ExpertLoadCounters {
     memory: (Sender<PinnedBuffer>, Receiver<PinnedBuffer>),
 }
 
-/// Expert load counter of one layer's router.
+/// Counter of the tokens that one layer's router routes to each expert.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerLoadCounter<'a> {
     /// Token counts of all layers.
@@ -51,7 +51,7 @@ pub struct ExpertLoadEntry {
 }
 
 impl ExpertLoadCounters {
-    /// Allocates counts for `experts` experts in each of `layers` layers.
+    /// Allocates zeroed counts for `experts` experts in each of `layers` layers.
     pub fn new(ops: &Ops, layers: usize, experts: usize) -> Result<Self, OpError> {
         let (memory_return, memory) = channel();
         for _ in 0..IN_FLIGHT {

@@ -10,14 +10,14 @@ use crate::{OpError, Ops};
 /// Layout of a KV pool: what it stores per token and layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolLayout {
-    /// Keys and values of the KV heads of this rank.
+    /// Multi-head or grouped-query attention: keys and values of the KV heads of this rank.
     Heads(KvLayout),
-    /// One MLA row (compressed KV and rotary key), from which all heads compute their keys and values.
+    /// MLA: one row of compressed KV and rotary key, from which all heads compute their keys and values.
     Mla(MlaKvLayout),
 }
 
 impl PoolLayout {
-    /// Checks that kernels exist for this layout.
+    /// Checks that kernels support this layout.
     pub fn check(&self) -> Result<(), DeviceError> {
         match self {
             Self::Heads(layout) => layout.check(),

@@ -57,11 +57,11 @@ pub(crate) fn fuses_rope_attention(
 /// How the shared experts, to which every token is routed, are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharedExpertPlan {
-    /// As routed experts of weight 1, in the launches of the routed experts.
+    /// Shared experts run as routed experts with weight 1, in the launches of the routed experts.
     Fused,
-    /// As an MLP on the secondary stream while routed experts are computed.
+    /// Shared experts run as an MLP on the secondary stream, while routed experts are computed.
     SecondaryStream,
-    /// As an MLP after the routed experts.
+    /// Shared experts run as an MLP after the routed experts.
     Separate,
 }
 

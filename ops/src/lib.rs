@@ -1,8 +1,8 @@
-//! Tensors and shape-checked maths on one device; chooses kernels and fusions.
+//! Tensors and shape-checked ops on one device; chooses kernels and fusions.
 //!
 //! [`Ops`] is the only interface that layers call. Results are allocated from an arena that returns the same
-//! memory in the same order, so that a step allocates nothing and can be captured as a graph. This crate has
-//! no notion of peers or requests.
+//! memory in the same order, so that a step allocates nothing and can be captured as a graph. This crate does
+//! not depend on other ranks or on requests.
 
 #![forbid(unsafe_code)]
 

@@ -28,7 +28,7 @@ pub struct MlaWeights<'a> {
     pub eps: f32,
     /// Rotary cosines and sines by position.
     pub rope: &'a RopeTable,
-    /// W_UK and W_UV of the heads.
+    /// W_UK and W_UV of the heads on this rank, packed.
     pub heads: &'a PackedMlaHeads,
 }
 

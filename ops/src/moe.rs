@@ -20,12 +20,12 @@ pub struct ExpertRouting {
     pub weights: Tensor,
 }
 
-/// Number of experts of each token.
+/// Number of experts that compute each token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertsPerToken {
-    /// Routed experts that the router selects.
+    /// Number of routed experts that the router selects.
     pub top_k: usize,
-    /// Fused shared experts, whose indices follow those of the routed experts.
+    /// Number of fused shared experts, whose indices follow those of the routed experts.
     pub shared: usize,
 }
 
@@ -53,7 +53,7 @@ pub struct RouterRule {
 }
 
 impl RouterRule {
-    /// Whether the rule is softmax over all experts, without bias, groups or scale.
+    /// Whether the rule is a softmax over all experts, without bias, groups or scale.
     fn is_plain(&self) -> bool {
         let Self { score, bias, groups, scale, .. } = self;
         let softmax = *score == RouterScore::Softmax && scale.to_bits() == 1f32.to_bits();

@@ -12,15 +12,16 @@ use kernels::{PackedMatrix, PrefetchHint};
 
 use crate::PackedLinear;
 
-/// The fused linear layer that is launched after another one.
+/// Fused linear layer that is launched after another one, and whether `silu_mul` is fused with it.
 #[derive(Debug)]
 pub(crate) struct NextLinear {
-    /// Weak, because the chain of layers is a cycle: the first layer follows the last one.
+    /// Weak reference, because the chain of layers is a cycle: the first layer follows the last one.
     weight: Weak<PackedMatrix>,
     silu_mul: bool,
 }
 
-/// The fused linear layer that was launched last, if no other op came after it.
+/// Order of fused launches: remembers the fused linear layer that was launched last, if no other op followed
+/// it.
 #[derive(Debug, Default)]
 pub(crate) struct LaunchOrder {
     last: Mutex<Option<Arc<OnceLock<NextLinear>>>>,

@@ -51,7 +51,7 @@ pub struct StepShape {
     pub bounds: RowBounds,
 }
 
-/// Device memory of a step's inputs and sampler outputs.
+/// Device memory of the inputs and sampler outputs of a step.
 #[derive(Debug)]
 pub struct StepBuffers {
     pub(crate) size: StepSize,
@@ -292,7 +292,7 @@ pub struct SamplerOutputsInFlight {
 #[derive(Debug, Clone, Copy)]
 struct SamplerOutputSizes {
     logits_rows: usize,
-    /// Entries of a list of top log-probabilities.
+    /// Number of entries in a list of top log-probabilities.
     top: usize,
 }
 

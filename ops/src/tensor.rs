@@ -58,7 +58,7 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// Returns the same elements with another shape.
+    /// Returns the tensor with the same elements and another shape.
     pub fn reshape(mut self, shape: &[usize]) -> Result<Self, OpError> {
         if shape.iter().product::<usize>() != self.len() {
             let (got, expected) = (shape.to_vec(), self.shape);

@@ -26,13 +26,13 @@ impl PackedLinear {
         Self { weight, bias, next: Arc::default() }
     }
 
-    /// Number of outputs.
+    /// Number of outputs of the layer.
     #[must_use]
     pub fn outputs(&self) -> usize {
         self.weight.n()
     }
 
-    /// Number of inputs.
+    /// Number of inputs of the layer.
     #[must_use]
     pub fn inputs(&self) -> usize {
         self.weight.k()

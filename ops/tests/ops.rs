@@ -16,7 +16,7 @@ fn ops(dtype: DType) -> Ops {
     Ops::new(CpuBackend::new(config).unwrap().into(), dtype).unwrap()
 }
 
-/// `rows × cols` small numbers that every type represents exactly.
+/// Returns `rows × cols` small numbers that every float type represents exactly.
 fn numbers(rows: usize, cols: usize, seed: usize) -> Vec<f32> {
     (0..rows * cols).map(|i| ((i * 37 + seed * 11) % 29) as f32 / 8.0 - 1.75).collect()
 }
@@ -166,7 +166,7 @@ fn shape_errors_report_sizes() {
     assert_eq!(error, format!("{} does not support activations in F8E4M3", ops.device().name()));
 }
 
-/// Two rows of logits, two sequence slots: the second row contains a NaN.
+/// Two logits rows in two sequence slots: the second row contains a NaN.
 #[test]
 fn logits_rows_are_sampled_independently() {
     let ops = ops(DType::F32);
