@@ -69,9 +69,9 @@ pub enum HubError {
     /// The hub has no such repository or revision.
     #[error("{id}: the hub at {endpoint} has no such model or revision ({revision})")]
     NotFound {
-        /// Hub id.
+        /// Hub id of the model.
         id: String,
-        /// Requested revision.
+        /// Requested branch, tag or commit.
         revision: String,
         /// URL of the hub.
         endpoint: String,
@@ -81,21 +81,21 @@ pub enum HubError {
     Denied {
         /// Hub id of the model.
         id: String,
-        /// HTTP status.
+        /// HTTP status of the response.
         status: u16,
     },
     /// The repository does not have a file that is needed for serving.
     #[error("{id}: the repository has no {file}")]
     FileMissing {
-        /// Hub id.
+        /// Hub id of the model.
         id: String,
-        /// File name.
+        /// Name of the missing file.
         file: String,
     },
     /// The transfer of a file, or a request to the hub, failed.
     #[error("{id}: {file}: {reason}")]
     Transfer {
-        /// Hub id.
+        /// Hub id of the model.
         id: String,
         /// Name of the file, or of the request.
         file: String,
@@ -105,7 +105,7 @@ pub enum HubError {
     /// Offline mode is set, and the cache does not have all files.
     #[error("{id}: not in the cache at {cache}, and HF_HUB_OFFLINE disables requests to the hub")]
     Offline {
-        /// Hub id.
+        /// Hub id of the model.
         id: String,
         /// Root folder of the hub cache.
         cache: String,

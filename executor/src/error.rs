@@ -22,7 +22,7 @@ pub enum ExecutorError {
     /// The ranks failed to join their groups, or a collective failed.
     #[error(transparent)]
     Collective(#[from] collectives::CollectiveError),
-    /// The device failed.
+    /// An operation of the compute device failed.
     #[error(transparent)]
     Device(#[from] device::DeviceError),
     /// The link failed. A peer that closes the link is a shutdown, not an error.
@@ -53,7 +53,7 @@ pub enum ExecutorError {
          {max_model_len} needs {needed}: set --kv-cache-memory-bytes, or lower --max-model-len"
     )]
     KvShareTooSmall {
-        /// Bytes free on the host.
+        /// Free memory of the host in bytes.
         free: u64,
         /// Bytes chosen for the KV cache.
         taken: u64,
@@ -189,7 +189,7 @@ pub enum BatchError {
     /// The length of a row differs from its number of token ids, or is 0.
     #[error("request {} has a row of {len} tokens with {token_ids} token ids", request.0)]
     Length {
-        /// Request of the row.
+        /// Id of the request that the row belongs to.
         request: RequestId,
         /// Number of tokens that the row states.
         len: u32,
@@ -199,17 +199,17 @@ pub enum BatchError {
     /// A token id is outside the vocabulary.
     #[error("request {} has token id {token}, the vocabulary has {limit} ids", request.0)]
     Vocabulary {
-        /// Request of the row.
+        /// Id of the request that the row belongs to.
         request: RequestId,
         /// Token id outside the vocabulary.
         token: u32,
-        /// Size of the vocabulary.
+        /// Number of token ids in the vocabulary.
         limit: usize,
     },
     /// A row has more draft tokens than configured.
     #[error("request {} has {drafts} draft tokens, at most {limit} are configured", request.0)]
     TooManyDrafts {
-        /// Request of the row.
+        /// Id of the request that the row belongs to.
         request: RequestId,
         /// Number of draft tokens of the row.
         drafts: u8,
@@ -219,7 +219,7 @@ pub enum BatchError {
     /// The row refers to a token that its sequence slot did not sample.
     #[error("request {} refers to a token of step {step} that its sequence slot did not sample", request.0)]
     NotSampled {
-        /// Request of the row.
+        /// Id of the request that the row belongs to.
         request: RequestId,
         /// Id of the step to which the row refers.
         step: u64,
@@ -229,13 +229,13 @@ pub enum BatchError {
     NoSequenceSlot {
         /// Sequence slot of the row.
         seq_slot: SequenceSlot,
-        /// Number of sequence slots.
+        /// Number of sequence slots of the executor.
         limit: usize,
     },
     /// The sequence slot is assigned to another request or epoch.
     #[error("request {} is not assigned to sequence slot {}", request.0, seq_slot.0)]
     SlotOwnerMismatch {
-        /// Request of the row.
+        /// Id of the request that the row belongs to.
         request: RequestId,
         /// Sequence slot of the row.
         seq_slot: SequenceSlot,
@@ -243,13 +243,13 @@ pub enum BatchError {
     /// A block table update leaves a gap, exceeds the maximum length, or is for an unknown KV cache group.
     #[error("the block table update of request {} does not fit its block table", request.0)]
     InvalidTableUpdate {
-        /// Request of the row.
+        /// Id of the request that the row belongs to.
         request: RequestId,
     },
     /// Draft passes need the hidden state of the token before the row, which the executor does not have.
     #[error("request {} starts at position {position}: the hidden state before it is not available", request.0)]
     MissingHiddenState {
-        /// Request of the row.
+        /// Id of the request that the row belongs to.
         request: RequestId,
         /// First position of the row.
         position: u32,
@@ -257,7 +257,7 @@ pub enum BatchError {
     /// The block table does not cover all positions of the row.
     #[error("request {} writes position {position}, its block table has {entries} entries", request.0)]
     TableTooShort {
-        /// Request of the row.
+        /// Id of the request that the row belongs to.
         request: RequestId,
         /// First position of the row without a block table entry.
         position: u32,

@@ -23,11 +23,11 @@ pub(crate) struct OpenedDevice {
 /// The device to open, and its options.
 #[derive(Debug)]
 pub(crate) struct DeviceOpenOptions<'a> {
-    /// Kind of device.
+    /// Kind of the device: CPU, CUDA or ROCm.
     pub(crate) device: DeviceKind,
     /// Paths of the driver libraries; `None` = those that the system installs.
     pub(crate) libraries: Option<&'a DeviceLibraries>,
-    /// Index of the GPU.
+    /// Index of the GPU; unused on the CPU.
     pub(crate) gpu: usize,
     /// Folder in which compiled GPU kernels are cached.
     pub(crate) kernel_cache: Option<&'a PathBuf>,
@@ -55,7 +55,7 @@ pub(crate) fn open(settings: &ExecutorSettings) -> Result<OpenedDevice, Executor
     })
 }
 
-/// Opens a device.
+/// Opens a device with the given options.
 pub(crate) fn open_device(request: &DeviceOpenOptions<'_>) -> Result<OpenedDevice, ExecutorError> {
     let (api, system) = match request.device {
         DeviceKind::Cpu => {

@@ -13,7 +13,7 @@ const RUNS_PER_LINE: usize = 8;
 pub struct RankCallHistory {
     /// Kind of the communication group: `tp` or `dp`.
     pub axis: &'static str,
-    /// Global rank.
+    /// Global rank that made the calls.
     pub rank: Rank,
     /// Calls of the rank, oldest first.
     pub calls: Vec<CollectiveCall>,

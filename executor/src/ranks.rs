@@ -18,7 +18,7 @@ pub enum ParallelConfigError {
     /// The parallel configuration has no ranks, or the rank is not one of them.
     #[error("rank {rank} is outside the world of {tp_size} x {dp_size} ranks")]
     Rank {
-        /// Global rank.
+        /// Global rank that is not in the configuration.
         rank: u16,
         /// Number of tensor parallel ranks per replica.
         tp_size: u16,
@@ -33,7 +33,7 @@ pub enum ParallelConfigError {
         "{architecture} is a draft model: set it as `model` in --speculative-config of its target model"
     )]
     DraftModelOnly {
-        /// Architecture of the checkpoint.
+        /// Architecture that `config.json` of the checkpoint states.
         architecture: &'static str,
     },
     /// Several ranks form communication groups, but no rendezvous memory is configured.

@@ -212,7 +212,7 @@ impl HostSequenceState {
         self.host_drafts.len() as u32 + u32::from(self.device_drafts)
     }
 
-    /// Number of block table entries.
+    /// Number of entries in the block table of the slot.
     pub(crate) fn table_len(&self) -> usize {
         self.table_len
     }

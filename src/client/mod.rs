@@ -32,13 +32,13 @@ pub enum ClientError {
     /// The URL is invalid or not supported.
     #[error("{0}: {1}")]
     Url(String, &'static str),
-    /// The connection failed.
+    /// The connection to the server could not be opened, or failed.
     #[error("{0}")]
     Connection(String),
     /// The server returned an error status.
     #[error("status {status}: {message}")]
     Status {
-        /// HTTP status.
+        /// HTTP status of the response.
         status: u16,
         /// Error message of the reply, or the start of its body.
         message: String,

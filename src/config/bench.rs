@@ -81,16 +81,16 @@ pub struct LoadArgs {
 /// API endpoint that a load uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadEndpoint {
-    /// /v1/completions
+    /// Completions endpoint, /v1/completions
     Completions,
-    /// /v1/chat/completions
+    /// Chat endpoint, /v1/chat/completions
     Chat,
 }
 
 /// Kind of prompts that a load generates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PromptKind {
-    /// Token ids
+    /// Random token ids
     Ids,
     /// Text, of an exact length if --tokenizer is given
     Text,

@@ -164,24 +164,24 @@ pub struct ParallelArgs {
 pub enum DeviceArg {
     /// GPU if there is one, else the CPU
     Auto,
-    /// CPU backend
+    /// CPU of this machine
     Cpu,
-    /// AMD GPUs
+    /// AMD GPUs, through ROCm (HIP)
     #[value(alias = "hip")]
     Rocm,
-    /// NVIDIA GPUs
+    /// NVIDIA GPUs, through CUDA
     Cuda,
 }
 
 /// Data type of the keys and values in the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtypeArg {
-    /// Data type of the activations
+    /// Same data type as the activations
     Auto,
-    /// 16 bits
+    /// bfloat16, 16 bits per value
     #[value(alias = "bfloat16")]
     Bf16,
-    /// 8 bits, e4m3
+    /// FP8 (e4m3), 8 bits per value
     #[value(alias = "fp8_e4m3")]
     Fp8,
 }
@@ -200,10 +200,10 @@ impl KvCacheDtypeArg {
 /// HTTP status of requests that are rejected because the server is overloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OverloadStatus {
-    /// Too Many Requests
+    /// Status 429, Too Many Requests
     #[value(name = "429")]
     TooManyRequests,
-    /// Service Unavailable
+    /// Status 503, Service Unavailable
     #[value(name = "503")]
     ServiceUnavailable,
 }
@@ -211,24 +211,24 @@ pub enum OverloadStatus {
 /// Order in which waiting requests are scheduled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SchedulingPolicyArg {
-    /// First come, first served
+    /// Requests are scheduled in the order of their arrival
     Fcfs,
-    /// Lower `priority` first
+    /// Requests with a lower `priority` value are scheduled first
     Priority,
 }
 
 /// Policy that selects the replica for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadBalancePolicy {
-    /// Replica with the fewest requests
+    /// Select the replica with the fewest requests
     #[value(name = "least_requests", alias = "least-requests")]
     LeastRequests,
-    /// Replica with the fewest tokens
+    /// Select the replica with the fewest tokens
     #[value(name = "least_tokens", alias = "least-tokens")]
     LeastTokens,
-    /// Replica with the fewest tokens to compute, without prefix hits
+    /// Select the replica with the fewest tokens to compute; tokens of prefix hits are not counted
     Prefix,
-    /// Round robin
+    /// Select the replicas one after the other
     #[value(name = "round_robin", alias = "round-robin")]
     RoundRobin,
 }
@@ -236,9 +236,9 @@ pub enum LoadBalancePolicy {
 /// Whether the executor runs as a thread of the server or as a separate process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ExecutorPlacementArg {
-    /// Thread of the server
+    /// The executor is a thread of the server
     Embedded,
-    /// Separate process
+    /// The executor is a separate process
     Process,
 }
 

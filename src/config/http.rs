@@ -82,11 +82,11 @@ pub struct ReplyArgs {
 /// Names of the reply fields that contain reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReasoningFieldArg {
-    /// Both fields
+    /// Fields `reasoning` and `reasoning_content`
     Both,
-    /// Current name
+    /// Field `reasoning`, the current name
     Reasoning,
-    /// Older name
+    /// Field `reasoning_content`, the older name
     #[value(name = "reasoning_content", alias = "reasoning-content")]
     ReasoningContent,
 }

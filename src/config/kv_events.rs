@@ -104,9 +104,9 @@ impl From<BindModeJson> for BindMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum KvEventFormatArg {
-    /// Maps, as of vLLM 0.24
+    /// MessagePack maps, as of vLLM 0.24
     Map,
-    /// Arrays with the tag as first element, as before vLLM 0.24
+    /// MessagePack arrays with the tag as first element, as before vLLM 0.24
     Array,
 }
 

@@ -25,9 +25,9 @@ pub struct LogArgs {
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Text
+    /// Readable text, one line per log event
     Human,
-    /// One JSON object per line
+    /// One JSON object per log event
     Json,
 }
 

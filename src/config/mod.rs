@@ -112,7 +112,7 @@ pub struct ServeArgs {
     /// Speculative decoding.
     #[command(flatten)]
     pub speculation: SpeculationArgs,
-    /// Parallelism.
+    /// Numbers of replicas and ranks.
     #[command(flatten)]
     pub parallel: ParallelArgs,
     /// Servers on several nodes.
@@ -130,7 +130,7 @@ pub struct ServeArgs {
     /// Prometheus metrics.
     #[command(flatten)]
     pub metrics: MetricsArgs,
-    /// KV events.
+    /// Publication of KV events.
     #[command(flatten)]
     pub kv_events: KvEventsArgs,
     /// Log and request trace.

@@ -52,7 +52,7 @@ pub struct ModelArgs {
 /// Data type of weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DtypeArg {
-    /// Data type of config.json
+    /// Data type that config.json states
     Auto,
     /// bfloat16
     #[value(alias = "bf16")]
@@ -60,7 +60,7 @@ pub enum DtypeArg {
     /// Half precision: three more mantissa bits than bfloat16, maximum 65504
     #[value(alias = "fp16", alias = "half")]
     Float16,
-    /// Single precision, the reference
+    /// Single precision, with which other types are compared
     #[value(alias = "fp32", alias = "float")]
     Float32,
 }
@@ -68,11 +68,11 @@ pub enum DtypeArg {
 /// Format of the weights to load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormatArg {
-    /// Safetensors files
+    /// Same as safetensors
     Auto,
     /// Safetensors files
     Safetensors,
-    /// Deterministic random weights
+    /// Random weights that --seed determines
     #[value(alias = "dummy")]
     Synth,
 }

@@ -87,7 +87,7 @@ pub(super) fn tokens(text: &str) -> Result<u32, String> {
 pub enum MaxModelLenArg {
     /// The model's maximum length, or less if the KV cache is smaller.
     Auto,
-    /// Number of tokens.
+    /// The given number of tokens.
     Tokens(u32),
 }
 

@@ -39,7 +39,7 @@ struct SafetensorsEntry {
 }
 
 impl EvalFixture {
-    /// Reads a fixture file.
+    /// Reads a golden fixture file.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
         Self::parse(&bytes).with_context(|| path.display().to_string())

@@ -16,7 +16,7 @@ use crate::progress::{ProgressReporter, ProgressUnit};
 /// Token ids of one line, with the log-probabilities that a server reports.
 #[derive(Debug, Clone)]
 pub(super) struct ScoredTokens {
-    /// Token ids.
+    /// Token ids of the line.
     pub(super) tokens: Vec<Token>,
     /// Most likely id at the position of each token except the first.
     pub(super) top: Vec<Token>,

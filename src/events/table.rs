@@ -2,7 +2,7 @@
 
 use metrics::kv_events::{DecodedKvEvent, ExternalBlockHash};
 
-/// Header of the table.
+/// Header line with the names of the columns.
 pub(super) const HEADER: &str = "TIME (UTC)    SEQUENCE          RANK  EVENT    BLOCKS  TOKENS  \
                                  MEDIUM   FIRST HASH        PARENT";
 

@@ -45,7 +45,7 @@ pub fn manifest(dir: &Path, draft: Option<&Path>, source: models::LoadFormat) ->
 
 /// Tokenizer and chat template of the served model.
 pub struct TextAssets {
-    /// Tokenizer.
+    /// Tokenizer of the model.
     pub tokenizer: Tokenizer,
     /// Chat template, if the model has one.
     pub template: Option<ChatTemplate>,

@@ -285,7 +285,7 @@ pub fn uses_executor_processes(args: &ServeArgs) -> bool {
     forced || args.engine.executor == ExecutorPlacementArg::Process
 }
 
-/// Returns the parallel configuration.
+/// Returns the numbers of TP ranks and DP replicas, and whether experts are parallel.
 pub fn parallel(args: &ServeArgs) -> ParallelConfig {
     let (tp_size, dp_size) = (args.parallel.tensor_parallel_size, args.parallel.data_parallel_size);
     // A single rank has all experts in either case.

@@ -59,7 +59,7 @@ impl NonFatalSignals {
         })
     }
 
-    /// Waits for the next signal.
+    /// Waits for the next of these signals and returns the action for it.
     async fn next(&mut self) -> NonFatalSignalAction {
         tokio::select! {
             _ = self.hangup.recv() => NonFatalSignalAction::Reopen,

@@ -55,11 +55,11 @@ pub const BENCH_OP_NAMES: &[&str] = &[
 /// Device, shapes and sizes of an op benchmark.
 #[derive(Debug, Clone)]
 pub struct OpBenchConfig {
-    /// Kind of device.
+    /// Kind of the device that is measured.
     pub device: DeviceKind,
     /// Paths of the driver libraries; `None` = those that the system installs.
     pub libraries: Option<DeviceLibraries>,
-    /// Index of the GPU.
+    /// Index of the GPU that is measured; unused on the CPU.
     pub gpu: u32,
     /// Folder in which compiled GPU kernels are cached.
     pub kernel_cache: Option<PathBuf>,
@@ -84,7 +84,7 @@ pub struct OpBenchConfig {
 /// Measured times of one op in one shape, with the minimum work of a launch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpTiming {
-    /// One of [`BENCH_OP_NAMES`].
+    /// Name of the op, one of [`BENCH_OP_NAMES`].
     pub op: &'static str,
     /// Number of tokens per launch.
     pub tokens: u32,

@@ -53,7 +53,7 @@ pub(crate) trait Proposer: Send {
     }
 }
 
-/// Draft tokens of a row.
+/// Result of a proposer for one row: its draft tokens, or that the device proposes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DraftProposal<'a> {
     /// Draft tokens that were proposed on the host, possibly none.

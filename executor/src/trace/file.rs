@@ -40,7 +40,7 @@ impl ChromeTraceFile {
         Ok(new)
     }
 
-    /// Path of the file.
+    /// Path of the trace file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

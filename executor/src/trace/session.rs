@@ -96,12 +96,12 @@ impl TraceSession {
         &self.path
     }
 
-    /// Whether steps are still recorded.
+    /// Whether the session still records steps: the file is not full and can be written.
     pub(super) fn records(&self) -> bool {
         !self.over.load(Ordering::Relaxed)
     }
 
-    /// Event timestamps of the device.
+    /// Pool of event timestamps that the steps record on the device.
     pub(super) fn timestamps(&self) -> &dyn EventTimestamps {
         self.timestamps.as_ref()
     }

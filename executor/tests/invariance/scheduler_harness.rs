@@ -189,7 +189,7 @@ fn settings(dtype: ModelDtype, threads: u32) -> ExecutorSettings {
     }
 }
 
-/// Scheduler state of one request.
+/// A request of the test scheduler, with the state that a scheduler tracks.
 pub(crate) struct ScriptedRequest {
     pub(crate) tokens: Vec<Token>,
     pub(crate) prompt_len: usize,

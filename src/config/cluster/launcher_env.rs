@@ -49,7 +49,7 @@ pub(super) struct NumericEnvVariable {
 /// Position of this node in a cluster, from the environment variables of one launcher.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeLayout {
-    /// Number of nodes.
+    /// Number of nodes in the cluster.
     pub(super) nodes: Option<NumericEnvVariable>,
     /// Index of this node.
     pub(super) node: Option<NumericEnvVariable>,
