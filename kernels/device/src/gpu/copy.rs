@@ -47,8 +47,8 @@ impl GpuDevice {
         Ok(copied?)
     }
 
-    /// Starts an asynchronous copy from pinned host memory to the device on `s`. `CopyInFlight::wait` returns the
-    /// pinned buffer after the copy has completed.
+    /// Starts an asynchronous copy from pinned host memory to the device on `s`. `CopyInFlight::wait` returns
+    /// the pinned buffer after the copy has completed.
     pub fn begin_copy_in(
         &self,
         s: &DeviceStream,
@@ -71,8 +71,8 @@ impl GpuDevice {
         self.in_flight(s, from)
     }
 
-    /// Starts an asynchronous copy from the device to pinned host memory on `s`. `CopyInFlight::wait` returns the
-    /// pinned buffer after the copy has completed.
+    /// Starts an asynchronous copy from the device to pinned host memory on `s`. `CopyInFlight::wait` returns
+    /// the pinned buffer after the copy has completed.
     pub fn begin_copy_out(
         &self,
         s: &DeviceStream,

@@ -12,8 +12,8 @@ pub struct PeerMemoryViewParts {
     pub context: DriverPtr,
     /// Index of the rank that uses this device.
     pub rank: usize,
-    /// Address of the peer memory of every rank. It has two areas of [`PeerMemoryView::area_bytes`] bytes for each
-    /// rank.
+    /// Address of the peer memory of every rank. It has two areas of [`PeerMemoryView::area_bytes`] bytes for
+    /// each rank.
     pub memory: Vec<DriverPtr>,
     /// Size of the largest matrix that can be all-reduced, in bytes.
     pub limit_bytes: usize,
