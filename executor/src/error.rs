@@ -46,8 +46,8 @@ pub enum ExecutorError {
         /// Number of token positions of the KV cache.
         longest: u64,
     },
-    /// With `KvCacheSize::Auto` on a CPU, the KV cache takes a share of the host's free memory that is too small
-    /// for one request of `max_model_len` tokens.
+    /// With `KvCacheSize::Auto` on a CPU, the KV cache takes a share of the host's free memory. This share is
+    /// too small for one request of `max_model_len` tokens.
     #[error(
         "{free} bytes of memory are free, of which the KV cache takes {taken}; a request of max_model_len \
          {max_model_len} needs {needed}: set --kv-cache-memory-bytes, or lower --max-model-len"

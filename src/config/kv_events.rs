@@ -74,8 +74,8 @@ enum PublisherKind {
     Null,
 }
 
-/// JSON value of `bind`: whether the publisher binds its endpoint (true), connects to it (false), or decides by
-/// the address ("auto").
+/// JSON value of `bind`: whether the publisher binds its endpoint (true), connects to it (false), or decides
+/// by the address ("auto").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 enum BindModeJson {
