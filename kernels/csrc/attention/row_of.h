@@ -1,4 +1,5 @@
-// attention/row_of.h - row of a token in a packed batch.
+// attention/row_of.h - the row (request) of a token in a packed batch, and the keys that the token attends
+// to.
 #pragma once
 
 // Returns the row with `token` in its query range [cu_q[row], cu_q[row + 1]).

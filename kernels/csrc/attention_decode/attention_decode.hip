@@ -1,5 +1,5 @@
-// attention_decode: o [tokens, query heads * D] = softmax(scale q Kᵀ) V for rows of one query, over the paged
-// KV pool (GQA, split-KV flash decoding); D is the head dim.
+// attention_decode: o [tokens, query heads * D] = softmax(scale q Kᵀ) V for rows (requests of a step) with
+// one query, over the paged KV pool (GQA, split-KV flash decoding); D is the head dim.
 // CPU reference: `PagedAttention`. Rows with context 0 write zeros.
 //
 // The queries of a KV head share every key they load. Up to TOKENS_PER_BLOCK successive tokens of a request

@@ -89,8 +89,8 @@ DEV void next_split(Place& p, const Rows& rows) {
 
 // Number of splits of the rows before this thread's rows, and of all rows.
 struct Counted { u32 before, all; };
-// Counts the splits of rows in groups of at most `tokens_per_group`. Every thread of the team must call it; `sums`
-// [WARPS] must not be in use.
+// Counts the splits, with rows in groups of at most `tokens_per_group`. Every thread of the team must call
+// it; `sums` [WARPS] must not be in use.
 DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 tokens_per_group, u32 cut, u32* sums) {
     u32 mine = 0;
     for (u32 row = first; row < end; ++row)

@@ -21,12 +21,10 @@
 // draft_shard_candidates  draft_argmax over a rank's `ids` ids from `begin` on (vocab-parallel). It writes
 //                         words [n, 2]: the key of the largest logit, and that of its id (place_of in
 //                         sample/order.h). Grid and block as draft_argmax.
-// draft_shard_merge       y[i] = the id with the largest logit, from the words [ranks, n, 2] of all ranks.
-// Grid: blocks of 256
-//                         over rows.
-// map_draft_ids           y[i] = target_ids[y[i]], in place on y i32 [count]: maps ids of the draft
-// vocabulary to the target vocabulary.
-//                         Grid: blocks of 256 over rows.
+// draft_shard_merge      y[i] = the id with the largest logit, from the words [ranks, n, 2] of all ranks.
+//                        Grid: blocks of 256 over rows.
+// map_draft_ids          y[i] = target_ids[y[i]], in place on y i32 [count]: maps ids of the draft vocabulary
+//                        to the target vocabulary. Grid: blocks of 256 over rows.
 // insert_drafts           writes draft tokens to the ids of the step, and to the token histories of the
 //                         sequence slots. Grid: blocks of 256 over rows.
 //
@@ -72,7 +70,7 @@ DEV const u8* preceding_state(const HiddenStates& states, const DraftRow& row, i
     if (row.boundary_block >= 0) return states.boundary_states + (u64)row.boundary_block * states.bytes;
     if (!row.state_in_slot) return nullptr;
     const i32 offset = start - 1 - states.first_positions[row.seq_slot], last = (i32)states.states_per_slot - 1;
-    const u32 within = (u32)(offset < 0 ? 0 : offset > last ? last : offset);  // Clamped: the host cannot check it.
+    const u32 within = (u32)(offset < 0 ? 0 : offset > last ? last : offset);  // The host cannot check it.
     return states.slot_states + ((u64)row.seq_slot * states.states_per_slot + within) * states.bytes;
 }
 

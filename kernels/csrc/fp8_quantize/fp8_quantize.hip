@@ -1,11 +1,11 @@
 // fp8_quantize.hip - quantises rows of x for GEMMs with fp8 weights, and converts the weights' fp8 format.
 //
-// fp8_quantize_rows  y [rows, cols] of fp8 = x / scale, rounded. Scales f32: one per row and 128 columns,
-// [cols / 128, scale_stride]; with CHANNELS one per row, [rows]. A scale is the largest magnitude over the
-// largest fp8 value (224 in FNUZ on gfx942), or 1 if all values are zero. Rows from `rows` to gdim_x() are
-// zero.
-// scale_rows_to_f16  y [rows, cols] of f16 = x times a power of two per row; the inverse is written to
-// factors [rows].
+// fp8_quantize_rows y [rows, cols] of fp8 = x / scale, rounded. Scales f32: one per row and 128 columns,
+//                   [cols / 128, scale_stride]; with CHANNELS one per row, [rows]. A scale is the largest
+//                   magnitude over the largest fp8 value (224 in FNUZ on gfx942), or 1 if all values are
+//                   zero. Rows from `rows` to gdim_x() are zero.
+// scale_rows_to_f16 y [rows, cols] of f16 = x times a power of two per row; the inverse is written to factors
+//                   [rows].
 // fp8_to_fnuz        converts OCP fp8 to the target's format in place. For FNUZ, negative zero becomes zero;
 //                    other bits are kept and then represent half of the value, which the GEMM kernels
 //                    correct.

@@ -11,7 +11,8 @@
 //
 //   -DOUT_F32=1     y is float
 //   -DNORM=1        x is first normalised by RMSNorm with weights norm [K]
-//   -DGATED=1       N = 2 I, y [M, I] = silu(first half) * second half
+//   -DGATED=1       y [M, N / 2] = silu(gate) * up, where the first half of W's rows gives gate and the
+//                   second half up
 //   -DRESIDUAL=1    y += instead of y =
 //   -DTILES=1..8    strips per block
 //   -DSTREAM=1      weights are streamed by bulk copies

@@ -2,7 +2,7 @@
 // weighted by softmax(scale q · row). It runs between the two per-head GEMMs with W_UK and W_UV
 // (mla_head_gemm). CPU reference: cpu/mla/absorbed_attention.rs.
 //
-// A block has 16 heads of a token, or of each of TOKENS_PER_BLOCK successive tokens of a request, which share every
+// A block has 16 heads of one token, or of TOKENS_PER_BLOCK successive tokens of a request. These share every
 // row of the pool that it loads; a token's warps compute the scores of 16 keys each, then accumulate a share
 // of the channels over all keys of a step (step.h). A context is cut into splits of split_keys(context) keys;
 // blocks process equal runs of the list of all splits (attention_decode/split_schedule.h), prefetch steps
@@ -18,8 +18,8 @@
 //
 //   means [tokens, heads * KV_LORA_RANK]  outputs
 //   absorbed_q  queries absorbed by W_UK, with the shape of `means`; may be the same memory
-//   q [tokens, q_stride]  query projection; the last QK_ROPE_HEAD_DIM of the `query` channels of each head have
-//   RoPE applied
+//   q [tokens, q_stride]  query projection, `query` channels per head, of which the last QK_ROPE_HEAD_DIM
+//   have RoPE applied
 //   pool  KV pool of one layer, [slot][KV_LORA_RANK + QK_ROPE_HEAD_DIM]; all half_t
 //   tables   block tables, i32 [sequence slots, table_width]; row r reads table table_rows[r], or table r if
 //            table_rows is null

@@ -20,7 +20,7 @@
 //   -DKV_LORA_RANK=128|256|512  -DQK_ROPE_HEAD_DIM=n (a multiple of 64)  -DBLOCK_TOKENS=n (a multiple of 16)
 //   tokens_per_group  maximum number of tokens processed together; at most 64 / heads, or 1
 // NVIDIA from sm_90 on. Grid: (runs, tiles of heads); the number of SMs is fastest. With EACH_TOKEN blocks
-// process every gdim_x()-th run of `tokens_per_group` tokens from `first` on (mla_decode/token.h). Block: 384.
+// process every gdim_x()-th run of tokens_per_group tokens from `first` on (mla_decode/token.h). Block: 384.
 // Dynamic shared memory: GROUPS_SHARED bytes.
 //
 // Rounding: probabilities to half_t; the output once. Roofline: 2 context (KV_LORA_RANK + QK_ROPE_HEAD_DIM)

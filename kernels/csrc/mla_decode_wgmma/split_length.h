@@ -77,9 +77,9 @@ DEV u32 cost_of(const Pieces& n, u32 pieces, u32 filled) {
 }
 
 // Returns the base-2 logarithm of the maximum number of keys per split. Removes trailing rows without keys
-// from `rows`, and sets `tokens_per_group` to 1 if tokens are to be scheduled separately. `heads`: number of heads of
-// a block; `notes`: OPERAND_BYTES of shared memory, not used afterwards. Every thread of the team must call
-// it.
+// from `rows`, and sets its tokens_per_group to 1 if tokens are to be scheduled separately. `heads`: number
+// of heads of a block; `notes`: OPERAND_BYTES of shared memory, not used afterwards. Every thread of the team
+// must call it.
 DEV u32 cut_step(Rows& rows, u32 heads, u32 most_records, u32* notes) {
     SHARED(u32, costs, 2 * LENGTHS);
     const u32 none = ~0u >> 4, own = warp_id();

@@ -5,9 +5,10 @@
 //
 // one_shot_all_reduce       x = sum of x over the ranks, in place. x: `count` elements of ACT, no alignment
 //                           required
-// one_shot_all_reduce_norm  x += sum of delta over the ranks, then y = rms_norm(x). The sum over ranks and x
-// are each rounded, so that the bits are those of one_shot_all_reduce followed by add_rms_norm. Rows have a
-// multiple of 8 columns, at most 16 per thread, and are aligned to 16 bytes
+// one_shot_all_reduce_norm x += sum of delta over the ranks, then y = rms_norm(x). The sum over ranks and x
+//                          are each rounded, so that the bits are those of one_shot_all_reduce followed by
+//                          add_rms_norm. Rows have a multiple of 8 columns, at most 16 per thread, and are
+//                          aligned to 16 bytes
 // -DRANKS=2..8 number of ranks
 // Grid: at most the number of SMs. Block of one_shot_all_reduce_norm: that of add_rms_norm, which depends
 // only on cols.

@@ -14,10 +14,11 @@
 //                       slot, unless draft verification does, and the history. Grid: logits rows. Block: 512.
 //                       It reads logits again only if filters, ranks or top ids need it, and then only chunks
 //                       with a logit above the limit.
-// sample_verify_drafts  accepts or rejects draft tokens: a draft is accepted if it equals the sampled token
-// (per_mille < 0), or at random with probability per_mille / 1000. Logits rows after a rejected draft are
-// void; the last valid token becomes the newest token of the sequence slot. The logits rows of a row are
-// consecutive, possibly across several launches. Grid: blocks of 256 over logits rows.
+// sample_verify_drafts accepts or rejects draft tokens: a draft is accepted if it equals the sampled token
+//                      (per_mille < 0), or at random with probability per_mille / 1000. Logits rows after a
+//                      rejected draft are void; the last valid token becomes the newest token of the sequence
+//                      slot. The logits rows of a row are consecutive, possibly across several launches.
+//                      Grid: blocks of 256 over logits rows.
 // positions i32 [tokens] are those of the step's tokens; a sampled token is at the next position.
 // vocab <= 262,144; most <= 1024. Logits rows beyond those of the stage buffer, or with token -1, are
 // padding: their result is token -1, and no slot is changed.
@@ -40,7 +41,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
     const u32 q = bid_y();
     const Row raw = row_of(logits + (u64)q * stride, 1.f, first, end);
     const u32 chunks = chunks_of(raw);
-    ChunkLogits next = load_chunk(raw, first + bid_x() * CHUNK);  // Issued before the row's parameters are read.
+    ChunkLogits next = load_chunk(raw, first + bid_x() * CHUNK);  // Issued before its parameters are read.
     if (is_padding(stage, q)) return;
     ScanArgs s;
     s.logits_row = logits_rows_of(stage) + q;

@@ -6,10 +6,11 @@
 //
 // sample_scan             runs first, over this rank's ids: records and edited logits; see sample.hip.
 // sample_verify_drafts    runs after vocab_shard_merge, if there are draft tokens.
-// vocab_shard_candidates  writes candidates u64 [logits_rows, 2 + listed] of this rank's ids [first, end), as
-// places (sample/order.h): the largest place after edits and temperature (NON_FINITE_KEY if a raw logit is
-// NaN or infinite), the place of the largest value + Gumbel noise, and, unordered, the places of the top-k
-// ids, followed by zeros. Grid: logits rows. Block: 512. Logits are read again (twice) only for a top-k.
+// vocab_shard_candidates writes candidates u64 [logits_rows, 2 + listed] of this rank's ids [first, end), as
+//                        places (sample/order.h): the largest place after edits and temperature
+//                        (NON_FINITE_KEY if a raw logit is NaN or infinite), the place of the largest value +
+//                        Gumbel noise, and, unordered, the places of the top-k ids, followed by zeros. Grid:
+//                        logits rows. Block: 512. Logits are read again (twice) only for a top-k.
 // vocab_shard_merge       chooses the tokens from the candidates of all ranks, `all` u64 [ranks, logits_rows,
 //                         2 + listed]: sampled [logits_rows] of SampledToken. Updates the newest token of the
 //                         sequence slot, unless draft verification does, and the history. Grid: logits rows.
