@@ -8,8 +8,8 @@
 use kvcache::{BlockHasher, BlockTable, KvCache, KvConfig, SequenceContent};
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{
-    EventJournal, FeedLimits, KvEventChanges, KvEventEncoder, KvEventFeed, PublisherCounters,
-    PublisherWaker,
+    EventJournal, FeedLimits, KvEventEncoder, KvEventFeed, PublisherCounters, PublisherWaker,
+    QueuedKvEvents,
 };
 use protocol::{KvEvent, KvGroup, KvKind, KvSpec, Token};
 use rustix::time::{ClockId, clock_gettime};
@@ -127,8 +127,8 @@ fn step_cost_with_a_stalled_publisher() {
         for changes in changes.try_iter() {
             counters.record_dequeued(&changes);
             let (took, _) = timed(|| match changes {
-                KvEventChanges::Step(ts, events) => journal.append(ts, &events),
-                KvEventChanges::Backlog(ts, arrears) => journal.append_backlog(ts, *arrears),
+                QueuedKvEvents::Step(ts, events) => journal.append(ts, &events),
+                QueuedKvEvents::Backlog(ts, arrears) => journal.append_backlog(ts, *arrears),
             });
             longest = longest.max(took);
         }

@@ -8,8 +8,8 @@ use kvcache::{
 };
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{
-    BatchArrival, DecodedKvEvent, EventJournal, ExternalBlockHash, FeedLimits, KvEventChanges,
-    KvEventEncoder, KvEventFeed, PublishedBatch, PublisherCounters, PublisherWaker,
+    BatchArrival, DecodedKvEvent, EventJournal, ExternalBlockHash, FeedLimits, KvEventEncoder,
+    KvEventFeed, PublishedBatch, PublisherCounters, PublisherWaker, QueuedKvEvents,
     SequenceNumberTracker, SubscriberBlocks, decode,
 };
 use protocol::{KvEvent, KvGroup, KvKind, KvSpec, Token};
@@ -28,19 +28,19 @@ struct ScheduleServer {
     hasher: BlockHasher,
     held_tables: Vec<BlockTable>,
     feed: KvEventFeed,
-    changes: Receiver<KvEventChanges>,
+    changes: Receiver<QueuedKvEvents>,
     counters: Arc<PublisherCounters>,
     journal: EventJournal,
 }
 
 /// Keeps the unread ends of the sockets open by which feeds wake their publishers.
-struct UnreadSockets(Vec<UnixStream>);
+struct WakerSockets(Vec<UnixStream>);
 
 impl ScheduleServer {
     fn start(
         rng: &mut ScheduleRng,
         clock: u64,
-        sockets: &mut UnreadSockets,
+        sockets: &mut WakerSockets,
     ) -> (Self, PublishedBatch) {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
@@ -123,8 +123,8 @@ impl ScheduleServer {
         while let Ok(changes) = self.changes.try_recv() {
             self.counters.record_dequeued(&changes);
             let entry = match changes {
-                KvEventChanges::Step(ts, events) => self.journal.append(ts, &events),
-                KvEventChanges::Backlog(ts, backlog) => self.journal.append_backlog(ts, *backlog),
+                QueuedKvEvents::Step(ts, events) => self.journal.append(ts, &events),
+                QueuedKvEvents::Backlog(ts, backlog) => self.journal.append_backlog(ts, *backlog),
             };
             sent.push(entry.unwrap());
         }
@@ -200,7 +200,7 @@ struct ScheduleCounts {
 
 fn schedule(seed: u64, counts: &mut ScheduleCounts) {
     let mut rng = ScheduleRng::new(seed);
-    let mut sockets = UnreadSockets(Vec::new());
+    let mut sockets = WakerSockets(Vec::new());
     let mut clock = 1_000;
     let (mut server, first) = ScheduleServer::start(&mut rng, clock, &mut sockets);
     let mut subscriber = ScheduleSubscriber {
@@ -282,8 +282,7 @@ fn subscriber_at_last_sequence_knows_the_index() {
 fn stalled_publisher_catches_up_in_one_batch() {
     for seed in 0..200 {
         let mut rng = ScheduleRng::new(seed);
-        let (mut server, first) =
-            ScheduleServer::start(&mut rng, 0, &mut UnreadSockets(Vec::new()));
+        let (mut server, first) = ScheduleServer::start(&mut rng, 0, &mut WakerSockets(Vec::new()));
         let mut subscriber = ScheduleSubscriber {
             sequence_tracker: SequenceNumberTracker::at(0),
             cached_hashes: SubscriberBlocks::default(),
@@ -299,7 +298,7 @@ fn stalled_publisher_catches_up_in_one_batch() {
         server.feed.flush();
         let pool = server.kv.counts().pool as usize;
         for changes in server.changes.try_iter() {
-            let KvEventChanges::Backlog(ts, backlog) = changes else {
+            let QueuedKvEvents::Backlog(ts, backlog) = changes else {
                 panic!("schedule {seed}: a step")
             };
             assert!(backlog.len() <= 2 * pool, "{} of {pool} blocks", backlog.len());

@@ -12,14 +12,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Entry of a publisher's queue: events, with their time in seconds of Unix time.
 #[derive(Debug)]
-pub enum KvEventChanges {
+pub enum QueuedKvEvents {
     /// Events of one step, in order.
     Step(f64, Vec<KvEvent>),
     /// Coalesced events of all steps for which the queue was full.
     Backlog(f64, Box<EventBacklog>),
 }
 
-impl KvEventChanges {
+impl QueuedKvEvents {
     fn is_backlog(&self) -> bool {
         matches!(self, Self::Backlog(..))
     }
@@ -61,7 +61,7 @@ pub struct FeedLimits {
 /// Feed of KV events from a scheduler to one publisher.
 #[derive(Debug)]
 pub struct KvEventFeed {
-    queue: SyncSender<KvEventChanges>,
+    queue: SyncSender<QueuedKvEvents>,
     limits: FeedLimits,
     waker: PublisherWaker,
     counters: Arc<PublisherCounters>,
@@ -105,7 +105,7 @@ impl KvEventFeed {
         blocks: u32,
         waker: PublisherWaker,
         counters: Arc<PublisherCounters>,
-    ) -> (Self, Receiver<KvEventChanges>) {
+    ) -> (Self, Receiver<QueuedKvEvents>) {
         let (queue, changes) = sync_channel(limits.batches);
         let feed = Self {
             queue,
@@ -147,9 +147,9 @@ impl KvEventFeed {
             }
         }
         let changes = match self.backlog.take() {
-            Some(backlog) => KvEventChanges::Backlog(unix_seconds(), backlog),
+            Some(backlog) => QueuedKvEvents::Backlog(unix_seconds(), backlog),
             None if self.pending.is_empty() => return,
-            None => KvEventChanges::Step(unix_seconds(), std::mem::take(&mut self.pending)),
+            None => QueuedKvEvents::Step(unix_seconds(), std::mem::take(&mut self.pending)),
         };
         let (bytes, queued) = (changes.bytes(), self.queued_bytes());
         // A backlog is queued regardless of its size, because it would not become smaller.
@@ -157,11 +157,11 @@ impl KvEventFeed {
         let sent = if fits { self.send(changes, bytes) } else { Err(TrySendError::Full(changes)) };
         match sent {
             Ok(()) => self.waker.wake(),
-            Err(TrySendError::Full(KvEventChanges::Step(_, events))) => {
+            Err(TrySendError::Full(QueuedKvEvents::Step(_, events))) => {
                 self.pending = events;
                 self.add_to_backlog();
             }
-            Err(TrySendError::Full(KvEventChanges::Backlog(_, backlog))) => {
+            Err(TrySendError::Full(QueuedKvEvents::Backlog(_, backlog))) => {
                 self.backlog = Some(backlog);
             }
             // The publisher thread has ended and has reported the reason.
@@ -172,9 +172,9 @@ impl KvEventFeed {
     /// Queues changes whose memory usage is `bytes` bytes.
     fn send(
         &self,
-        changes: KvEventChanges,
+        changes: QueuedKvEvents,
         bytes: u64,
-    ) -> Result<(), TrySendError<KvEventChanges>> {
+    ) -> Result<(), TrySendError<QueuedKvEvents>> {
         count(&self.counters.queue_depth, 1);
         count(&self.counters.queue_bytes, bytes);
         let sent = self.queue.try_send(changes);

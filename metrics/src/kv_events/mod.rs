@@ -33,7 +33,7 @@ pub use decode::{
 };
 pub use encode::KvEventEncoder;
 pub use endpoint::{EndpointError, TopicFields};
-pub use feed::{FeedLimits, KvEventChanges, KvEventFeed, PublisherWaker};
+pub use feed::{FeedLimits, KvEventFeed, PublisherWaker, QueuedKvEvents};
 pub use journal::{EventJournal, PublishedBatch, ReplayCursor};
 pub use publisher::{BoundPublisher, KvEventPublisher};
 pub use publisher_counters::PublisherCounters;

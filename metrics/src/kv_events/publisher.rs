@@ -4,7 +4,7 @@ use super::backlog::EventBacklog;
 use super::config::{KvEventsConfig, SequenceStart};
 use super::encode::KvEventEncoder;
 use super::endpoint::TopicFields;
-use super::feed::{FeedLimits, KvEventChanges, KvEventFeed, PublisherWaker, unix_seconds};
+use super::feed::{FeedLimits, KvEventFeed, PublisherWaker, QueuedKvEvents, unix_seconds};
 use super::journal::{EventJournal, PublishedBatch};
 use super::pub_socket::PubSocket;
 use super::publisher_counters::{PublisherCounters, count};
@@ -155,7 +155,7 @@ impl KvEventPublisher {
 /// Loop of the publisher thread, with all state that the thread owns.
 struct PublisherLoop {
     journal: EventJournal,
-    changes: Receiver<KvEventChanges>,
+    changes: Receiver<QueuedKvEvents>,
     publish: PubSocket,
     replay: Option<ReplaySocket>,
     wake_socket: UnixStream,
@@ -194,8 +194,8 @@ impl PublisherLoop {
                 Ok(changes) => {
                     self.source.counters.record_dequeued(&changes);
                     match changes {
-                        KvEventChanges::Step(ts, events) => self.append(ts, &events),
-                        KvEventChanges::Backlog(ts, backlog) => self.append_backlog(ts, *backlog),
+                        QueuedKvEvents::Step(ts, events) => self.append(ts, &events),
+                        QueuedKvEvents::Backlog(ts, backlog) => self.append_backlog(ts, *backlog),
                     }
                 }
                 Err(TryRecvError::Empty) => return Ok(false),

@@ -1,6 +1,6 @@
 //! Counters of a KV-event publisher, which the metrics read at each scrape.
 
-use super::feed::KvEventChanges;
+use super::feed::QueuedKvEvents;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters of one publisher. `queue_depth`, `queue_bytes` and `subscribers` are gauges; all others only
@@ -44,7 +44,7 @@ pub struct PublisherCounters {
 
 impl PublisherCounters {
     /// Updates the queue gauges after changes were taken from the queue.
-    pub fn record_dequeued(&self, changes: &KvEventChanges) {
+    pub fn record_dequeued(&self, changes: &QueuedKvEvents) {
         self.queue_depth.fetch_sub(1, Ordering::Relaxed);
         self.queue_bytes.fetch_sub(changes.bytes(), Ordering::Relaxed);
     }
