@@ -16,7 +16,7 @@ pub use admission::{
     AdmissionController, AdmissionLimits, AdmissionPermit, OverloadRejection, QueuedBytes,
 };
 pub use cached_blocks::CachedBlocks;
-pub use deferred_submit::DeferredSubmit;
+pub use deferred_submit::DeferredRequests;
 pub use inbox::BatchInbox;
 pub use mailbox::RequestEventStream;
 
@@ -205,7 +205,7 @@ impl EngineClient {
         stream
     }
 
-    /// Registers requests as `submit` does, but `DeferredSubmit` sends them to the engine only after a
+    /// Registers requests as `submit` does, but `DeferredRequests` sends them to the engine only after a
     /// dependency of the requests (such as a compiled grammar) is ready.
     pub fn submit_deferred(
         &self,
@@ -213,9 +213,9 @@ impl EngineClient {
         n: u32,
         client_id: &str,
         permit: AdmissionPermit,
-    ) -> (RequestEventStream, DeferredSubmit) {
+    ) -> (RequestEventStream, DeferredRequests) {
         let stream = self.register(&mut submits, n, client_id, permit);
-        (stream, DeferredSubmit::new(self.clone(), submits))
+        (stream, DeferredRequests::new(self.clone(), submits))
     }
 
     fn register(

@@ -1,7 +1,8 @@
 //! Engine: runs the scheduler thread of a server and supervises the executors.
 //!
 //! - [`EngineClient`] is the client side: submission, event streams, admission control. [`RunningEngine`]
-//!   runs the engine for it: the scheduler thread (`engine_loop.rs`) drains its inbox, ticks and sends batches.
+//!   runs the engine for it: the scheduler thread (`engine_loop.rs`) reads its inbox, ticks and sends
+//!   batches.
 //! - [`ExecutorWorld`] starts the executors of all replicas, as a thread, as processes or on other nodes
 //!   ([`nodes`]), and restarts failed ones. [`ExecutorStartup`] waits until started executors are ready.
 //! - [`supervise`] runs on the main thread: it waits for the end of the server and restarts failed executors.
@@ -24,7 +25,7 @@ mod supervisor;
 
 pub use client::{
     AdmissionController, AdmissionLimits, AdmissionPermit, BatchInbox, CachedBlocks,
-    DeferredSubmit, EngineClient, EngineMessage, ExecutorId, OverloadRejection, QueuedBytes,
+    DeferredRequests, EngineClient, EngineMessage, ExecutorId, OverloadRejection, QueuedBytes,
     RequestEventStream,
 };
 pub use engine_loop::{StartFailureReport, SupervisorEvent};

@@ -1,7 +1,7 @@
 //! Supervisor on the main thread: waits for the end of the server and restarts failed executors.
 
 use super::engine_loop::{StartFailureReport, SupervisorEvent};
-use super::executors::{ExecutorWorld, FailureStage, NextStart};
+use super::executors::{ExecutorWorld, FailureStage, RestartAttempt};
 use super::running_engine::RunningEngine;
 use crate::health::HealthState;
 use metrics::{ServerMetrics, StartFailure};
@@ -25,11 +25,11 @@ pub struct SupervisorState {
     /// Class of the last failed start of each replica, until a start succeeds.
     start_failures: Vec<Option<StartFailure>>,
     /// Restarts that are delayed by their back-off.
-    pending: Vec<PendingStart>,
+    pending: Vec<PendingRestart>,
 }
 
 /// Delayed restart of a replica's executors.
-struct PendingStart {
+struct PendingRestart {
     due: Instant,
     replica: Replica,
     epoch: Epoch,
@@ -98,7 +98,7 @@ impl SupervisorState {
     ) {
         self.set_serving(replica, false);
         match self.world.failed(replica, stage, cause) {
-            Ok(NextStart { backoff, attempt }) => {
+            Ok(RestartAttempt { backoff, attempt }) => {
                 let pause_ms = backoff.as_millis() as u64;
                 let replica_number = self.world.group_of(replica).start;
                 tracing::warn!(
@@ -109,7 +109,7 @@ impl SupervisorState {
                     cause,
                     "restarting"
                 );
-                self.pending.push(PendingStart { due: Instant::now() + backoff, replica, epoch });
+                self.pending.push(PendingRestart { due: Instant::now() + backoff, replica, epoch });
             }
             // The engine replies with `EngineFailed`.
             Err(exhausted) => host.fail_all_requests(exhausted.to_string()),
@@ -144,8 +144,8 @@ impl SupervisorState {
         let (due, later) =
             std::mem::take(&mut self.pending).into_iter().partition(|p| p.due <= now);
         self.pending = later;
-        let due: Vec<PendingStart> = due;
-        for PendingStart { replica, epoch, .. } in due {
+        let due: Vec<PendingRestart> = due;
+        for PendingRestart { replica, epoch, .. } in due {
             if let Err(failed) = self.world.restart(replica, epoch, &self.event_sender) {
                 self.start_failed(health, host, replica, epoch, &failed);
             }

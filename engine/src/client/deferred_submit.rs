@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 
 /// Requests that are not submitted to the engine yet. Dropping the value finishes them with
 /// `ENGINE_UNAVAILABLE`.
-pub struct DeferredSubmit {
+pub struct DeferredRequests {
     client: EngineClient,
     submits: Vec<RequestSubmission>,
 }
 
-impl DeferredSubmit {
+impl DeferredRequests {
     pub(super) fn new(client: EngineClient, submits: Vec<RequestSubmission>) -> Self {
         client.state.metrics.deferred.fetch_add(submits.len() as u64, Ordering::Relaxed);
         Self { client, submits }
@@ -56,7 +56,7 @@ impl DeferredSubmit {
     }
 }
 
-impl Drop for DeferredSubmit {
+impl Drop for DeferredRequests {
     fn drop(&mut self) {
         if !self.submits.is_empty() {
             self.end(&ENGINE_UNAVAILABLE);

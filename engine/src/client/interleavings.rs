@@ -59,7 +59,7 @@ impl ClientHarness {
         &self,
         client_id: &str,
         max_tokens: &[u32],
-    ) -> (RequestEventStream, DeferredSubmit) {
+    ) -> (RequestEventStream, DeferredRequests) {
         let permit = self.permit(max_tokens.len() as u64);
         self.client.submit_deferred(submits(max_tokens), 1, client_id, permit)
     }
@@ -201,7 +201,7 @@ fn read(mut stream: RequestEventStream, count: usize) -> Vec<(usize, FinishReaso
 }
 
 /// Submits deferred requests, as after their grammar was compiled.
-fn release(deferred: DeferredSubmit) {
+fn release(deferred: DeferredRequests) {
     deferred.release(&DecodingGuide::default());
 }
 
@@ -254,10 +254,10 @@ fn deferred_submit_is_sent_once_or_finished() {
             let threads = harness.start_threads();
             let client = harness.client.clone();
             let operator = thread::spawn(move || client.abort_by_client_id(|id| id == "deferred"));
-            let outcomes: [fn(DeferredSubmit); 3] = [
+            let outcomes: [fn(DeferredRequests); 3] = [
                 release,
                 |deferred| deferred.reject(&RejectReason::EmptyPrompt),
-                drop::<DeferredSubmit>,
+                drop::<DeferredRequests>,
             ];
             let streams = outcomes.map(|outcome| {
                 let (stream, deferred) = harness.submit_deferred("deferred", &[2, 1]);

@@ -4,10 +4,12 @@
 use super::ExecutorLink;
 use super::group::{ExecutorGroup, ExecutorLaunchOptions};
 use super::restart_policy::{
-    FailureStage, NextStart, RestartHistory, RestartPolicy, RestartsExhausted,
+    FailureStage, RestartAttempt, RestartHistory, RestartPolicy, RestartsExhausted,
 };
 use crate::engine_loop::{StartFailureReport, SupervisorEvent};
-use crate::nodes::{ClusterConfig, JoinDeadline, NodeRegistry, PendingRemoteStart, RemoteGroup};
+use crate::nodes::{
+    ClusterConfig, JoinDeadline, NodeRegistry, PendingRemoteStart, RemoteExecutorGroup,
+};
 use crate::startup::{
     ExecutorStartup, ExpectedExecutors, StartError, StartTimeouts, StartupReport, WeightsBaseline,
 };
@@ -62,7 +64,7 @@ pub struct ExecutorWorld {
 /// Executor group: executors that fail and restart together, on this node or on another one.
 enum ReplicaGroup {
     Local(ExecutorGroup),
-    Remote(RemoteGroup),
+    Remote(RemoteExecutorGroup),
 }
 
 /// Result of starting a group: links to executors on this node, or a start on another node with pending
@@ -157,9 +159,12 @@ impl ExecutorWorld {
                     launch_options,
                 )),
                 // Replicas of a multi-node server are never in lockstep, so a remote group has one replica.
-                Some((node, registry)) => {
-                    ReplicaGroup::Remote(RemoteGroup::new(config, Replica(first), node, registry))
-                }
+                Some((node, registry)) => ReplicaGroup::Remote(RemoteExecutorGroup::new(
+                    config,
+                    Replica(first),
+                    node,
+                    registry,
+                )),
             }
         };
         let groups: Vec<ReplicaGroup> =
@@ -268,7 +273,7 @@ impl ExecutorWorld {
         replica: Replica,
         stage: FailureStage,
         cause: &str,
-    ) -> Result<NextStart, RestartsExhausted> {
+    ) -> Result<RestartAttempt, RestartsExhausted> {
         let group = self.index_of(replica);
         self.groups[group].fence();
         self.histories[group].failed(stage, self.created_at.elapsed(), cause)

@@ -19,7 +19,7 @@ pub(crate) use process::ExecutorProcess;
 pub use process::ExecutorProgram;
 pub(crate) use reader::spawn_readers;
 pub use restart_policy::RestartPolicy;
-pub(crate) use restart_policy::{FailureStage, NextStart};
+pub(crate) use restart_policy::{FailureStage, RestartAttempt};
 
 use protocol::link::{LinkError, MessageReceiver};
 use protocol::{Epoch, ExecutorCommand, ExecutorEvent, Rank};

@@ -40,7 +40,7 @@ pub enum FailureStage {
 
 /// Delay and number of the next start of a replica's executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NextStart {
+pub struct RestartAttempt {
     /// Time to wait before the start (back-off).
     pub backoff: Duration,
     /// Number of failures before this start: failures in service within the window, or consecutive failed
@@ -105,7 +105,7 @@ impl RestartHistory {
         stage: FailureStage,
         now: Duration,
         cause: &str,
-    ) -> Result<NextStart, RestartsExhausted> {
+    ) -> Result<RestartAttempt, RestartsExhausted> {
         match stage {
             FailureStage::InService => self.failed_in_service(now, cause),
             FailureStage::Starting => self.failed_to_start(now, cause),
@@ -121,7 +121,7 @@ impl RestartHistory {
         &mut self,
         now: Duration,
         cause: &str,
-    ) -> Result<NextStart, RestartsExhausted> {
+    ) -> Result<RestartAttempt, RestartsExhausted> {
         let window = self.policy.service_window;
         while self.in_service.pop_front_if(|then| now.saturating_sub(*then) > window).is_some() {}
         self.in_service.push_back(now);
@@ -130,14 +130,14 @@ impl RestartHistory {
             let cause = cause.to_owned();
             return Err(RestartsExhausted::InService { failures, window, cause });
         }
-        Ok(NextStart { backoff: Duration::ZERO, attempt: failures as u32 })
+        Ok(RestartAttempt { backoff: Duration::ZERO, attempt: failures as u32 })
     }
 
     fn failed_to_start(
         &mut self,
         now: Duration,
         cause: &str,
-    ) -> Result<NextStart, RestartsExhausted> {
+    ) -> Result<RestartAttempt, RestartsExhausted> {
         let StartFailureStreak { first, count } =
             self.failed_starts.unwrap_or(StartFailureStreak { first: now, count: 0 });
         let count = count + 1;
@@ -151,7 +151,7 @@ impl RestartHistory {
         let backoff = self.next_backoff(count);
         // Shorten the back-off so that the last retry is made when `give_up_after` elapses, not later.
         let backoff = if left.is_zero() { backoff } else { backoff.min(left) };
-        Ok(NextStart { backoff, attempt: count })
+        Ok(RestartAttempt { backoff, attempt: count })
     }
 
     /// Returns the back-off after `failures` failed starts: between half and all of an exponentially growing
@@ -216,7 +216,7 @@ mod tests {
         let mut history = history(1);
         for attempt in 1..=3 {
             let next = history.failed(InService, seconds(1), "it exited").unwrap();
-            assert_eq!(next, NextStart { backoff: Duration::ZERO, attempt });
+            assert_eq!(next, RestartAttempt { backoff: Duration::ZERO, attempt });
         }
         let error = history.failed(InService, seconds(2), "it exited again").unwrap_err();
         assert_eq!(

@@ -22,7 +22,7 @@ mod worker_node;
 pub use cluster::{ClusterConfig, ClusterSecret};
 pub use node_listener::NodeListener;
 pub use node_registry::{ClusterRequirements, NodeRegistry};
-pub(crate) use remote_group::{JoinDeadline, PendingRemoteStart, RemoteGroup};
+pub(crate) use remote_group::{JoinDeadline, PendingRemoteStart, RemoteExecutorGroup};
 pub use worker_node::{WorkerNode, WorkerNodeEvent, WorkerNodeExit, WorkerNodeSetup};
 
 use protocol::Epoch;

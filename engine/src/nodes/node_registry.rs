@@ -1,7 +1,7 @@
 //! Registry of the nodes that are connected to node 0, and the messages exchanged with them.
 
 use super::remote_executor::RemoteExecutor;
-use super::start_order::{IssuedOrder, OrderProgress, PendingLink, StartOrder};
+use super::start_order::{IssuedStartOrder, PendingLink, StartOrder, StartOrderProgress};
 use super::{BODY_BYTES_MAX, EPOCH, HEARTBEAT_INTERVAL, OUTBOX_MESSAGES};
 use crate::heartbeat_timeout::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, recv_within_timeout};
 use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageSender, run_writer};
@@ -264,14 +264,14 @@ impl NodeRegistry {
 
     /// Sends the start order of a replica to its node, unless that session of the node has received it.
     /// Returns the progress of the order.
-    pub(super) fn advance_order(&self, replica: Replica) -> OrderProgress {
+    pub(super) fn advance_order(&self, replica: Replica) -> StartOrderProgress {
         let mut state = self.lock();
         let NodeRegistryState { nodes, orders, tickets, .. } = &mut *state;
         let Some(order) = orders.get_mut(&replica.0) else {
-            return OrderProgress::NodeDisconnected;
+            return StartOrderProgress::NodeDisconnected;
         };
         let Some(node) = &nodes[usize::from(order.node)] else {
-            return OrderProgress::NodeDisconnected;
+            return StartOrderProgress::NodeDisconnected;
         };
         let ticket = *tickets;
         if order.issue(node.session, &node.commands, replica, ticket) {
@@ -279,14 +279,14 @@ impl NodeRegistry {
         }
         // The links that belong to a previous session of the node are closed.
         let current = order.issued.as_mut().filter(|issued| issued.session == node.session);
-        let Some(issued) = current else { return OrderProgress::NodeDisconnected };
+        let Some(issued) = current else { return StartOrderProgress::NodeDisconnected };
         if let Some(reason) = issued.failed.take() {
-            return OrderProgress::Failed(reason);
+            return StartOrderProgress::Failed(reason);
         }
         if issued.links.iter().any(Option::is_none) {
-            return OrderProgress::Issued(issued.at);
+            return StartOrderProgress::Issued(issued.at);
         }
-        OrderProgress::Linked(issued.links.iter_mut().filter_map(Option::take).collect())
+        StartOrderProgress::Linked(issued.links.iter_mut().filter_map(Option::take).collect())
     }
 
     /// Closes the links of a replica's executors.
@@ -327,7 +327,7 @@ fn reject(stream: &TcpStream, reason: String) {
 }
 
 impl NodeRegistryState {
-    fn issued_orders(&mut self) -> impl Iterator<Item = &mut IssuedOrder> {
+    fn issued_orders(&mut self) -> impl Iterator<Item = &mut IssuedStartOrder> {
         self.orders.values_mut().filter_map(|order| order.issued.as_mut())
     }
 }
@@ -405,7 +405,7 @@ mod tests {
 
     /// Issues the start order of replica 1; returns the ticket that the node receives.
     fn ticket(registry: &NodeRegistry, node: &mut TestNodeConnection, epoch: u64) -> u64 {
-        while !matches!(registry.advance_order(Replica(1)), OrderProgress::Issued(_)) {
+        while !matches!(registry.advance_order(Replica(1)), StartOrderProgress::Issued(_)) {
             registry.wait_for_change(Duration::from_millis(5));
         }
         let NodeCommand::Start { replica: Replica(1), epoch: Epoch(received), ticket } =
@@ -422,7 +422,7 @@ mod tests {
         let registry = Arc::new(NodeRegistry::new(EXPECTED));
         let order = |epoch| registry.order_start(Replica(1), 1, Epoch(epoch), vec![Rank(1)]);
         order(1);
-        assert!(matches!(registry.advance_order(Replica(1)), OrderProgress::NodeDisconnected));
+        assert!(matches!(registry.advance_order(Replica(1)), StartOrderProgress::NodeDisconnected));
         let mut node = join(&registry, member());
         assert_eq!(node.next(), NodeCommand::Accepted);
         let first = ticket(&registry, &mut node, 1);
@@ -438,7 +438,7 @@ mod tests {
         let (duplicate, server) = connected();
         registry.accept_link(offer(second, 1), server);
         assert!(is_closed(duplicate), "the rank is linked already");
-        let OrderProgress::Linked(links) = registry.advance_order(Replica(1)) else {
+        let StartOrderProgress::Linked(links) = registry.advance_order(Replica(1)) else {
             panic!("not linked")
         };
         assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
@@ -457,7 +457,7 @@ mod tests {
         registry.wait_until_disconnected(LONG);
         let ending = NodeCommand::Rejected { reason: "node 0 is shutting down".to_owned() };
         assert_eq!(join(&registry, member()).next(), ending, "rejected during shutdown");
-        assert!(matches!(registry.advance_order(Replica(1)), OrderProgress::NodeDisconnected));
+        assert!(matches!(registry.advance_order(Replica(1)), StartOrderProgress::NodeDisconnected));
     }
 
     #[test]
@@ -489,7 +489,7 @@ mod tests {
         let (_client, stream) = connected();
         let (commands, outbox) = sync_channel(0);
         registry.lock().nodes[1] = Some(ConnectedNode { session: 9, commands, stream });
-        assert!(matches!(registry.advance_order(Replica(1)), OrderProgress::NodeDisconnected));
+        assert!(matches!(registry.advance_order(Replica(1)), StartOrderProgress::NodeDisconnected));
         drop(outbox);
     }
 

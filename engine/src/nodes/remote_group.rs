@@ -1,7 +1,7 @@
 //! Executor group of a replica on another node: the node starts the executors, and they link to node 0.
 
 use super::node_registry::NodeRegistry;
-use super::start_order::{OrderProgress, PendingLink};
+use super::start_order::{PendingLink, StartOrderProgress};
 use crate::executors::{ExecutorLink, ExecutorProcessHandle, ExecutorReceiver, outbox};
 use crate::startup::{ExecutorLabel, StartError};
 use executor::ExecutorConfig;
@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_millis(100);
 const LINK_WAIT: Duration = Duration::from_secs(30);
 
 /// Executor group of one replica on another node; can be started repeatedly.
-pub(crate) struct RemoteGroup {
+pub(crate) struct RemoteExecutorGroup {
     config: ExecutorConfig,
     replica: Replica,
     node: u16,
@@ -31,7 +31,7 @@ pub(crate) struct PendingRemoteStart {
     settings: Box<ExecutorSettings>,
 }
 
-impl RemoteGroup {
+impl RemoteExecutorGroup {
     /// Creates a group that is not started. Each rank receives `config` with its host-specific settings.
     pub(crate) fn new(
         config: ExecutorConfig,
@@ -137,19 +137,19 @@ fn wait_for_links(
     let (mut is_logged, label, phase) = (false, ExecutorLabel::of_node(node), "start");
     while !is_cancelled() {
         match registry.advance_order(replica) {
-            OrderProgress::Linked(links) => return Ok(Some(links)),
-            OrderProgress::Failed(text) => {
+            StartOrderProgress::Linked(links) => return Ok(Some(links)),
+            StartOrderProgress::Failed(text) => {
                 return Err(StartError::Reported { executor: label, phase, text });
             }
-            OrderProgress::Issued(at) if at.elapsed() > LINK_WAIT => {
+            StartOrderProgress::Issued(at) if at.elapsed() > LINK_WAIT => {
                 return Err(StartError::Stalled { executor: label, phase, limit: LINK_WAIT });
             }
-            OrderProgress::Issued(_) => {}
-            OrderProgress::NodeDisconnected if !is_logged => {
+            StartOrderProgress::Issued(_) => {}
+            StartOrderProgress::NodeDisconnected if !is_logged => {
                 is_logged = true;
                 tracing::info!(node, replica = replica.0, "waiting for the node");
             }
-            OrderProgress::NodeDisconnected => {
+            StartOrderProgress::NodeDisconnected => {
                 let expired = join_deadline
                     .filter(|join_deadline| join_deadline.since.elapsed() > join_deadline.limit);
                 if let Some(JoinDeadline { limit, .. }) = expired {

@@ -12,11 +12,11 @@ pub(super) struct StartOrder {
     pub(super) node: u16,
     pub(super) epoch: Epoch,
     pub(super) ranks: Vec<Rank>,
-    pub(super) issued: Option<IssuedOrder>,
+    pub(super) issued: Option<IssuedStartOrder>,
 }
 
 /// State of a start order that was sent to its node in one session (connection) of the node.
-pub(super) struct IssuedOrder {
+pub(super) struct IssuedStartOrder {
     pub(super) session: u64,
     pub(super) ticket: u64,
     pub(super) at: Instant,
@@ -37,7 +37,7 @@ pub(super) struct PendingLink {
 }
 
 /// Progress of a start order.
-pub(super) enum OrderProgress {
+pub(super) enum StartOrderProgress {
     /// The node of the order is not connected.
     NodeDisconnected,
     /// The order was sent at the given time, and not all executors have linked to node 0 yet.
@@ -64,7 +64,7 @@ impl StartOrder {
         if commands.try_send(command).is_err() {
             return false; // The queue is full or closed: the session is about to time out.
         }
-        self.issued = Some(IssuedOrder {
+        self.issued = Some(IssuedStartOrder {
             session,
             ticket,
             at: Instant::now(),
@@ -77,7 +77,7 @@ impl StartOrder {
     }
 }
 
-impl IssuedOrder {
+impl IssuedStartOrder {
     /// Closes the links of the executors.
     pub(super) fn close(&self) {
         for stream in &self.streams {
