@@ -3,7 +3,7 @@
 use kernels::{FusedLinear, LinearFusion, LinearPrologue, PrologueLinear};
 
 use crate::launch_plan::LinearPlan;
-use crate::prefetch::NextWeights;
+use crate::prefetch::PrefetchTarget;
 use crate::{OpError, Ops, PackedLinear, Tensor};
 
 /// Weight and epsilon of a root-mean-square norm before a linear layer.
@@ -95,7 +95,7 @@ impl Ops {
         }
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
         let next = self.launch_order.launch(w, false);
-        let prefetch = next.as_ref().map(NextWeights::hint);
+        let prefetch = next.as_ref().map(PrefetchTarget::hint);
         let fusion = LinearFusion { bias, add: true, prefetch, ..LinearFusion::default() };
         let op = FusedLinear { y: x.mat_mut()?, x: h.mat()?, weight: &w.weight, fusion: &fusion };
         self.device.launch(&self.stream, op)?;
@@ -224,7 +224,7 @@ impl Ops {
         let mut y = self.scratch(x.dtype(), &[x.rows(), outputs])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
         let next = self.launch_order.launch(w, fusion.silu_mul);
-        let prefetch = next.as_ref().map(NextWeights::hint);
+        let prefetch = next.as_ref().map(PrefetchTarget::hint);
         let fusion = LinearFusion { bias, prefetch, ..fusion };
         let (s, out) = (&self.stream, y.mat_mut()?);
         self.device

@@ -14,7 +14,7 @@ use crate::PackedLinear;
 
 /// Fused linear layer that is launched after another one, and whether `silu_mul` is fused with it.
 #[derive(Debug)]
-pub(crate) struct NextLinear {
+pub(crate) struct NextLinearLayer {
     /// Weak reference, because the chain of layers is a cycle: the first layer follows the last one.
     weight: Weak<PackedMatrix>,
     silu_mul: bool,
@@ -24,12 +24,12 @@ pub(crate) struct NextLinear {
 /// it.
 #[derive(Debug, Default)]
 pub(crate) struct LaunchOrder {
-    last: Mutex<Option<Arc<OnceLock<NextLinear>>>>,
+    last: Mutex<Option<Arc<OnceLock<NextLinearLayer>>>>,
 }
 
 /// Weights of the next fused linear layer, which are prefetched.
 #[derive(Debug)]
-pub(crate) struct NextWeights {
+pub(crate) struct PrefetchTarget {
     weight: Arc<PackedMatrix>,
     silu_mul: bool,
 }
@@ -37,12 +37,12 @@ pub(crate) struct NextWeights {
 impl LaunchOrder {
     /// Records the fused launch of `w`, with `silu_mul` or not. Returns the weights of the next fused launch,
     /// if it is recorded.
-    pub(crate) fn launch(&self, w: &PackedLinear, silu_mul: bool) -> Option<NextWeights> {
+    pub(crate) fn launch(&self, w: &PackedLinear, silu_mul: bool) -> Option<PrefetchTarget> {
         if let Some(last) = self.replace(Some(Arc::clone(&w.next))) {
-            last.get_or_init(|| NextLinear { weight: Arc::downgrade(&w.weight), silu_mul });
+            last.get_or_init(|| NextLinearLayer { weight: Arc::downgrade(&w.weight), silu_mul });
         }
         let next = w.next.get()?;
-        Some(NextWeights { weight: next.weight.upgrade()?, silu_mul: next.silu_mul })
+        Some(PrefetchTarget { weight: next.weight.upgrade()?, silu_mul: next.silu_mul })
     }
 
     /// Records that an unfused linear layer or another op was launched.
@@ -52,13 +52,13 @@ impl LaunchOrder {
 
     fn replace(
         &self,
-        with: Option<Arc<OnceLock<NextLinear>>>,
-    ) -> Option<Arc<OnceLock<NextLinear>>> {
+        with: Option<Arc<OnceLock<NextLinearLayer>>>,
+    ) -> Option<Arc<OnceLock<NextLinearLayer>>> {
         std::mem::replace(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner), with)
     }
 }
 
-impl NextWeights {
+impl PrefetchTarget {
     pub(crate) fn hint(&self) -> PrefetchHint<'_> {
         PrefetchHint { weight: &self.weight, silu_mul: self.silu_mul }
     }

@@ -6,7 +6,7 @@ use device::DType;
 use kernels::PackedMatrix;
 
 use crate::Tensor;
-use crate::prefetch::NextLinear;
+use crate::prefetch::NextLinearLayer;
 
 /// Linear layer `y = x Wᵀ + bias`, packed for the device.
 ///
@@ -18,7 +18,7 @@ pub struct PackedLinear {
     /// Bias, f32 `[outputs]`.
     pub(crate) bias: Option<Arc<Tensor>>,
     /// Fused linear layer that is launched after this one, once it is recorded.
-    pub(crate) next: Arc<OnceLock<NextLinear>>,
+    pub(crate) next: Arc<OnceLock<NextLinearLayer>>,
 }
 
 impl PackedLinear {
