@@ -116,7 +116,7 @@ fn choices_beyond_the_queue_are_rejected_for_good() {
         let reply = post(server.address, "/v1/completions", &body);
         let error = &reply.json()["error"];
         assert_eq!((reply.status, &error["param"]), (400, &json!("n")), "{error}");
-        assert!(error["message"].as_str().unwrap().contains("queues 4 at most"), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("queues at most 4"), "{error}");
     }
     server.wait_idle(Duration::from_secs(2));
 }

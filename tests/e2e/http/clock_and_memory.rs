@@ -150,7 +150,7 @@ fn scheduler_invariant_violation_aborts_the_process() {
     let output = run_to_end(&mut again);
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert_eq!(output.status.signal(), ABORTED, "{text}");
-    assert!(text.contains("request ids are unique"), "{text}");
+    assert!(text.contains("request id RequestId(1) is already in use"), "{text}");
     assert!(text.contains("the scheduler broke an invariant: aborting"), "{text}");
     assert!(!text.contains("somebody was answered"), "{text}");
 }

@@ -169,7 +169,7 @@ fn device_failure_ends_every_request_with_an_error() {
     let body: Value = reply.json();
     assert_eq!((reply.status, &body["error"]["reason"]), (503, &json!("engine_unavailable")));
     assert!(
-        matches!(server.supervisor_events.recv_timeout(Duration::from_mins(1)), Ok(SupervisorEvent::EngineFailed(text)) if text.contains("gone"))
+        matches!(server.supervisor_events.recv_timeout(Duration::from_mins(1)), Ok(SupervisorEvent::EngineFailed(text)) if text.contains("device lost"))
     );
     assert_eq!(get(server.address, "/readyz").status, 503);
     assert_eq!(get(server.address, "/livez").status, 200);

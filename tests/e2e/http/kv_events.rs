@@ -314,7 +314,7 @@ fn events_cli_follows_a_restart() {
     assert_eq!(std::fs::read(&file).unwrap()[..3], [0x93, 0xc4, 0], "an array, an empty topic");
     let none = hadron(&["tail", "--url", "http://127.0.0.1:1"]);
     assert_eq!(none.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&none.stderr).contains("name an ENDPOINT"));
+    assert!(String::from_utf8_lossy(&none.stderr).contains("give an ENDPOINT"));
 
     let last = source(server.address)["last_seq"].as_u64().unwrap();
     drop(server); // Dropping the server kills it without a shutdown.

@@ -35,17 +35,17 @@ fn request_templates_run_within_memory_and_processor_limits() {
     let before = status_bytes(process.id(), "VmHWM:");
     let busy = "{% for i in range(100000) %}{% if n.x|upper|length > 1 %}{% endif %}{% endfor %}";
     let itself = "{% set n = namespace() %}{% set n.x = n %}{{ n|tojson }}{{ n|string }}{{ n }}";
-    for (template, told) in [
+    for (template, cause) in [
         (doubled(34, "{{ n.x|length }}"), "more than 536870912 bytes of memory"),
         (doubled(24, busy), "more than 5 s"),
         (itself.to_owned(), "cannot render these messages"),
-        ("{% for %}".to_owned(), "no chat template"),
+        ("{% for %}".to_owned(), "invalid chat template"),
         ("{{ raise_exception('no') }}".to_owned(), "raised an exception: no"),
     ] {
         let (status, reply) = post(&process, &template);
         let message = reply["error"]["message"].as_str().unwrap_or_default();
         assert_eq!(status, 400, "{template}: {reply}");
-        assert!(message.contains(told), "{template}: {message}");
+        assert!(message.contains(cause), "{template}: {message}");
     }
     let growth = status_bytes(process.id(), "VmHWM:") - before;
     assert!(growth <= GROWTH_BYTES, "{growth} bytes");

@@ -248,7 +248,7 @@ fn mtp_changes_no_output() {
     ] {
         let drafting = start(&[flags, &["--speculative-config", MTP_CONFIG]].concat());
         let at = drafting.address;
-        for time in ["cold", "behind prefix hits"] {
+        for time in ["cold", "with prefix hits"] {
             assert!(ids_of_all(at) == expected, "{flags:?}, {time}");
         }
         let [rows, tokens, right] =
@@ -372,7 +372,7 @@ fn eagle3_changes_no_output() {
             let config = eagle3(&layer, 3);
             let drafting = start(&[sizes, flags, &["--speculative-config", &config]].concat());
             let at = drafting.address;
-            for time in ["cold", "behind prefix hits"] {
+            for time in ["cold", "with prefix hits"] {
                 assert!(ids_of_all(at) == expected, "{flags:?}, {time}");
             }
             let [rows, tokens, right] =
@@ -397,7 +397,7 @@ fn mismatched_eagle3_config_is_rejected_by_field() {
         assert!(text.contains("--speculative-config"), "{text}");
     };
     let by = |drafts| move |layer: &str| eagle3(layer, drafts);
-    rejected(json!({}), &by(5), "num_speculative_tokens 5: 1 to 4 by eagle3");
+    rejected(json!({}), &by(5), "num_speculative_tokens 5: 1 to 4 for eagle3");
     rejected(json!({"vocab_size": 300}), &by(2), "field `vocab_size`");
     rejected(
         json!({"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}),
