@@ -98,9 +98,9 @@ fn mutate(rng: &mut MutationRng, corpus: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// Name of a fuzz target, which is also that of its corpus, and the function that decodes one input.
-type DecoderTarget = (&'static str, fn(&[u8]));
+type FuzzTarget = (&'static str, fn(&[u8]));
 
-const TARGETS: [DecoderTarget; 9] = [
+const TARGETS: [FuzzTarget; 9] = [
     ("frames", crate::frames::run),
     ("kv_replays", crate::kv_replays::run),
     ("requests", crate::requests::run),
@@ -122,7 +122,7 @@ fn files(folder: &str, target: &str) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Runs a fuzz target on one input, and prints the input if the decoder panics.
-fn run_input((target, run): DecoderTarget, name: &str, bytes: &[u8]) {
+fn run_input((target, run): FuzzTarget, name: &str, bytes: &[u8]) {
     let done = catch_unwind(AssertUnwindSafe(|| run(bytes)));
     assert!(done.is_ok(), "{target}, {name}: {:?}", String::from_utf8_lossy(bytes));
 }

@@ -33,7 +33,7 @@ const TICKS_MAX: u32 = 20_000;
 
 /// Scheduler limits and speculative decoding of a run.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct EngineSetting {
+pub(crate) struct EngineTestConfig {
     pub(crate) tokens_per_step: u32,
     pub(crate) requests_running: u32,
     pub(crate) blocks: u32,
@@ -48,7 +48,7 @@ pub(crate) struct EngineSetting {
 }
 
 /// Runs one request after another.
-pub(crate) const SEQUENTIAL: EngineSetting = EngineSetting {
+pub(crate) const SEQUENTIAL: EngineTestConfig = EngineTestConfig {
     tokens_per_step: 512,
     requests_running: 1,
     blocks: 400,
@@ -174,7 +174,7 @@ impl TokenBitmaskSource for ConstrainedSessions<'_> {
 }
 
 /// An executor of the demo model for an epoch, with the limits of `world`.
-pub(crate) fn executor(world: EngineSetting, epoch: Epoch) -> Executor {
+pub(crate) fn executor(world: EngineTestConfig, epoch: Epoch) -> Executor {
     let lookup = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
     let config = ExecutorConfig {
         model: model(),
@@ -221,7 +221,7 @@ pub(crate) fn executor(world: EngineSetting, epoch: Epoch) -> Executor {
     executor
 }
 
-fn run(world: EngineSetting, grammar: &CompiledGrammar) -> RunOutputs {
+fn run(world: EngineTestConfig, grammar: &CompiledGrammar) -> RunOutputs {
     let mut sessions =
         ConstrainedSessions { grammar, by_request: BTreeMap::new(), masked_rows: Vec::new() };
     let mut executor = executor(world, Epoch(1));
@@ -305,25 +305,25 @@ fn scheduler_decisions_change_no_output_bit() {
     let grammar = grammar();
     let baseline = run(SEQUENTIAL, &grammar);
     assert_eq!(baseline.outputs.len() as u64, REQUESTS);
-    let together = EngineSetting { requests_running: 32, ..SEQUENTIAL };
-    let cramped = EngineSetting { tokens_per_step: 48, blocks: 40, caching: true, ..together };
-    let ahead = EngineSetting { uses_draft_model: true, steps_in_flight: 2, ..together };
+    let together = EngineTestConfig { requests_running: 32, ..SEQUENTIAL };
+    let cramped = EngineTestConfig { tokens_per_step: 48, blocks: 40, caching: true, ..together };
+    let ahead = EngineTestConfig { uses_draft_model: true, steps_in_flight: 2, ..together };
     let worlds = [
         ("in a batch of 32", together),
-        ("in small chunks", EngineSetting { tokens_per_step: 40, ..together }),
-        ("behind prefix hits", EngineSetting { caching: true, ..together }),
-        ("planned ahead", EngineSetting { steps_in_flight: 2, ..together }),
-        ("preempted", EngineSetting { blocks: 40, ..together }),
-        ("all at once", EngineSetting { steps_in_flight: 2, ..cramped }),
-        ("with drafts, alone", EngineSetting { drafts: 1, ..SEQUENTIAL }),
-        ("with drafts, in a batch of 32", EngineSetting { drafts: 4, ..together }),
-        ("with drafts, all at once", EngineSetting { drafts: 3, ..cramped }),
-        ("by a model, planned ahead", EngineSetting { drafts: 1, ..ahead }),
+        ("in small chunks", EngineTestConfig { tokens_per_step: 40, ..together }),
+        ("behind prefix hits", EngineTestConfig { caching: true, ..together }),
+        ("planned ahead", EngineTestConfig { steps_in_flight: 2, ..together }),
+        ("preempted", EngineTestConfig { blocks: 40, ..together }),
+        ("all at once", EngineTestConfig { steps_in_flight: 2, ..cramped }),
+        ("with drafts, alone", EngineTestConfig { drafts: 1, ..SEQUENTIAL }),
+        ("with drafts, in a batch of 32", EngineTestConfig { drafts: 4, ..together }),
+        ("with drafts, all at once", EngineTestConfig { drafts: 3, ..cramped }),
+        ("by a model, planned ahead", EngineTestConfig { drafts: 1, ..ahead }),
         (
             "by a model, behind hits",
-            EngineSetting { drafts: 3, caching: true, tokens_per_step: 48, ..ahead },
+            EngineTestConfig { drafts: 3, caching: true, tokens_per_step: 48, ..ahead },
         ),
-        ("by a model, preempted", EngineSetting { drafts: 4, blocks: 40, ..ahead }),
+        ("by a model, preempted", EngineTestConfig { drafts: 4, blocks: 40, ..ahead }),
     ];
     for (name, world) in worlds {
         let ran = run(world, &grammar);

@@ -28,7 +28,7 @@ struct Eagle3Harness<'a, 'b> {
 }
 
 /// Output of one draft pass: logits over the draft vocabulary, and the hidden states for the next pass.
-struct Eagle3Pass {
+struct Eagle3Output {
     logits: Vec<Vec<f32>>,
     next_states: Vec<Vec<f32>>,
 }
@@ -94,7 +94,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
     }
 
     /// Runs a draft pass over a row's tokens, given the auxiliary hidden states at the tokens before them.
-    fn draft(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Eagle3Pass {
+    fn draft(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Eagle3Output {
         let Self { harness, eagle, kv } = self;
         let mut states = Vec::new();
         let logits = harness.with_pool(kv, &[row], |f, ids| {
@@ -104,7 +104,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
             states = matrix(&harness.ops, next_hidden.as_ref().unwrap_or(&hidden)).unwrap();
             eagle.logits(f, &hidden).unwrap()
         });
-        Eagle3Pass { logits, next_states: states }
+        Eagle3Output { logits, next_states: states }
     }
 
     fn write_kv(&self, row: &SequenceRow, before: &[Vec<f32>]) {

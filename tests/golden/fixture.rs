@@ -9,9 +9,9 @@ pub(crate) struct GoldenFixture {
     /// Text of `config.json`.
     pub(crate) config: String,
     pub(crate) seed: u64,
-    pub(crate) bf16_gate: ToleranceGate,
+    pub(crate) bf16_gate: FixtureTolerance,
     /// Tolerance in place of `bf16_gate` where fp8 layers also quantise their inputs.
-    pub(crate) fp8_gate: Option<ToleranceGate>,
+    pub(crate) fp8_gate: Option<FixtureTolerance>,
     pub(crate) tokens: Vec<i32>,
     /// Logits of all tokens: `[tokens, vocab_size]`.
     pub(crate) logits: Vec<Vec<f32>>,
@@ -32,14 +32,14 @@ pub(crate) struct GoldenFixture {
 
 /// Tolerance of 16-bit results for one fixture; the fixture file states the reason for it.
 #[derive(Clone, Copy)]
-pub(crate) struct ToleranceGate {
+pub(crate) struct FixtureTolerance {
     /// Factor on the maximum log-probability differences that apply to all fixtures.
     pub(crate) scale: f32,
     /// Minimum share of positions at which the router must choose the experts that it chooses in f32.
     pub(crate) same_experts: f64,
 }
 
-impl ToleranceGate {
+impl FixtureTolerance {
     fn read(about: &Value) -> Option<Self> {
         let scale = about["scale"].as_f64()? as f32;
         Some(Self { scale, same_experts: about["same_experts"].as_f64().unwrap_or(0.75) })
@@ -83,8 +83,8 @@ impl GoldenFixture {
         Self {
             config: about["config"].as_str().unwrap().to_owned(),
             seed: about["seed"].as_u64().unwrap(),
-            bf16_gate: ToleranceGate::read(&about["bf16_gate"]).unwrap(),
-            fp8_gate: ToleranceGate::read(&about["fp8_gate"]),
+            bf16_gate: FixtureTolerance::read(&about["bf16_gate"]).unwrap(),
+            fp8_gate: FixtureTolerance::read(&about["fp8_gate"]),
             tokens: ids("tokens"),
             logits: rows(&floats("logits"), width),
             hidden: floats("hidden")

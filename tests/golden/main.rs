@@ -15,9 +15,9 @@ mod mtp;
 mod replica_parallel;
 
 use device::gpu::HalfDtype;
-use fixture::{GoldenFixture, ToleranceGate};
+use fixture::{FixtureTolerance, GoldenFixture};
 use model_harness::{
-    LogprobCloseness, ModelHarness, RankContext, SequenceRow, ShardingMode, chunks, closeness,
+    LogprobErrors, ModelHarness, RankContext, SequenceRow, ShardingMode, chunks, closeness,
     difference, run_ranks, top, traced_chunks,
 };
 use models::{ModelConfig, check_split};
@@ -256,11 +256,11 @@ fn half_is_close_and_invariant(rank_context: &RankContext, fixture: &GoldenFixtu
 
 /// Tolerance on the device under test. The CPU dequantises fp8 weights; a GPU also quantises the inputs of
 /// many rows.
-fn device_gate(fixture: &GoldenFixture) -> ToleranceGate {
+fn device_gate(fixture: &GoldenFixture) -> FixtureTolerance {
     fixture.fp8_gate.filter(|_| model_harness::on_a_gpu()).unwrap_or(fixture.bf16_gate)
 }
 
-fn check_half(fixture: &GoldenFixture, found: &LogprobCloseness, dtype: DType) {
+fn check_half(fixture: &GoldenFixture, found: &LogprobErrors, dtype: DType) {
     println!("{dtype:?} {found:?}");
     // Where inputs are quantised to fp8, their error dominates and is equal for both 16-bit types.
     let coarse = fixture.fp8_gate.is_some() && model_harness::on_a_gpu();
@@ -277,7 +277,7 @@ fn closeness_where_routes_agree(
     fixture: &GoldenFixture,
     logits: &[Vec<f32>],
     routes: &[Vec<Vec<i32>>],
-) -> LogprobCloseness {
+) -> LogprobErrors {
     let agree =
         |t: &usize| routes.iter().zip(&fixture.routes).all(|(ours, f32)| ours[*t] == f32[*t]);
     let positions: Vec<usize> = (0..logits.len()).filter(agree).collect();

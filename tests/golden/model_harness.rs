@@ -195,7 +195,7 @@ pub(crate) fn run_ranks_each<T: Send>(
     let run = |rank| {
         let rank_context =
             join(&rendezvous, RankContext::ranks(rank, size, sharing), sharing, half);
-        let _last = WaitForPeers(&ranks_running);
+        let _last = PeerWaitGuard(&ranks_running);
         work(&rank_context)
     };
     let run = &run;
@@ -240,9 +240,9 @@ fn join(
 
 /// On drop, makes a finished rank wait until all ranks have finished; otherwise its peers would report it as
 /// failed.
-struct WaitForPeers<'a>(&'a AtomicUsize);
+struct PeerWaitGuard<'a>(&'a AtomicUsize);
 
-impl Drop for WaitForPeers<'_> {
+impl Drop for PeerWaitGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
         let since = Instant::now();
@@ -626,7 +626,7 @@ pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 /// Differences of log-probabilities from those of a reference.
 #[derive(Debug)]
 #[allow(dead_code, reason = "printed by Debug")]
-pub(crate) struct LogprobCloseness {
+pub(crate) struct LogprobErrors {
     /// Mean absolute difference over the most likely token ids of the reference.
     pub(crate) mean: f32,
     /// 99th percentile of the absolute differences.
@@ -639,7 +639,7 @@ pub(crate) struct LogprobCloseness {
 }
 
 /// Compares the log-probabilities of the reference's 64 most likely token ids at each position.
-pub(crate) fn closeness(ours: &[Vec<f32>], reference: &[Vec<f32>]) -> LogprobCloseness {
+pub(crate) fn closeness(ours: &[Vec<f32>], reference: &[Vec<f32>]) -> LogprobErrors {
     const TOP_K: usize = 64;
     let (mut differences, mut regret) = (Vec::new(), 0f32);
     for (ours, reference) in ours.iter().zip(reference) {
@@ -652,7 +652,7 @@ pub(crate) fn closeness(ours: &[Vec<f32>], reference: &[Vec<f32>]) -> LogprobClo
     differences.sort_by(f32::total_cmp);
     let mean = differences.iter().sum::<f32>() / differences.len() as f32;
     let p99 = differences[differences.len() * 99 / 100];
-    LogprobCloseness { mean, p99, regret, worst: differences[differences.len() - 1] }
+    LogprobErrors { mean, p99, regret, worst: differences[differences.len() - 1] }
 }
 
 fn log_softmax(logits: &[f32]) -> Vec<f32> {

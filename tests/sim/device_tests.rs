@@ -2,7 +2,7 @@
 //! correctly.
 
 use crate::hash_model::text::{HashOracle, HashSampler};
-use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, SlotAccess};
+use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, KvSlotAccess};
 use protocol::{
     Batch, BatchRow, BlockId, BlockTableUpdate, DispatchMode, Epoch, RequestId, RowError, RowInput,
     RowOutput, SamplingParams, SequenceInit, SequenceSlot, StepId, Token,
@@ -16,7 +16,7 @@ fn device(drafts: u8) -> HashModel {
         block_tokens: 2,
         vocab: 50,
         drafts,
-        slot_access: SlotAccess::ReadWrite,
+        slot_access: KvSlotAccess::ReadWrite,
     })
 }
 

@@ -1,7 +1,7 @@
 //! The simulated executors of one replica and both directions of their link, which keeps order, delays
 //! messages and may fail.
 
-use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, SlotAccess};
+use crate::hash_model::{HashModel, HashModelConfig, InvalidBatch, KvSlotAccess};
 use crate::sim_config::SimConfig;
 use protocol::{Batch, BatchRow, BitmaskRow, BlockId, Epoch, RowError, StepId, StepOutput};
 use std::collections::VecDeque;
@@ -71,7 +71,7 @@ impl SimExecutor {
             block_tokens: kv.spec.block_tokens,
             vocab: limits.vocab_size,
             drafts: limits.draft_tokens,
-            slot_access: SlotAccess::ReadWrite,
+            slot_access: KvSlotAccess::ReadWrite,
         };
         Self {
             epoch,

@@ -3,7 +3,7 @@
 //! The model has KV slots and sequence slots, as a device does, but no reference counts and no policy. The
 //! next token is a hash of the whole prefix **read back through the block table**, KV slot by KV slot, so an
 //! aliased, stale, freed or misplaced block gives a wrong token at once. As on a device, reads happen after
-//! all rows of the step have written. With `SlotAccess::Untouched` the model is a zero-time device for HTTP
+//! all rows of the step have written. With `KvSlotAccess::Untouched` the model is a zero-time device for HTTP
 //! benchmarks: the token is a hash of the request's key and the position, and no KV slot is accessed.
 //!
 //! A batch that no device could run (for example with a hole in a block table) gives the error
@@ -22,7 +22,7 @@ use text::{EMPTY, HashSampler, POISON, avalanche, entry, fold};
 
 /// Whether the hash model writes and reads KV slots, on which the next token then depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SlotAccess {
+pub(crate) enum KvSlotAccess {
     /// Every KV slot is written and read.
     ReadWrite,
     /// No KV slot is accessed.
@@ -41,7 +41,7 @@ pub(crate) struct HashModelConfig {
     /// Maximum number of draft tokens that the device proposes after a sampled token.
     pub(crate) drafts: u8,
     /// Whether KV slots are written and read.
-    pub(crate) slot_access: SlotAccess,
+    pub(crate) slot_access: KvSlotAccess,
 }
 
 /// Error for a batch that no device could run, with its description.
@@ -60,7 +60,7 @@ pub(crate) struct FilledBlock {
 }
 
 /// Result of an operation on a row; the error is that no device could run the row.
-type CheckedRow<T> = Result<T, InvalidBatch>;
+type HashModelResult<T> = Result<T, InvalidBatch>;
 
 /// State of one sequence slot, which holds a request between steps.
 #[derive(Debug, Clone)]
@@ -78,7 +78,7 @@ struct HashSequenceState {
 }
 
 /// Position and input ids of a row. The parts that the host does not have come from the sequence slot.
-struct ResolvedSpan {
+struct ResolvedRowInput {
     start: u32,
     ids: Vec<Token>,
 }
@@ -99,10 +99,10 @@ impl HashModel {
     /// A device whose KV slots have never been written.
     pub(crate) fn new(config: HashModelConfig) -> Self {
         let slots = match config.slot_access {
-            SlotAccess::ReadWrite => {
+            KvSlotAccess::ReadWrite => {
                 vec![POISON; config.blocks as usize * config.block_tokens as usize]
             }
-            SlotAccess::Untouched => Vec::new(),
+            KvSlotAccess::Untouched => Vec::new(),
         };
         Self {
             config,
@@ -136,7 +136,7 @@ impl HashModel {
     }
 
     /// Runs one step whose batch has no masked rows.
-    pub(crate) fn run(&mut self, batch: &Batch) -> CheckedRow<StepOutput> {
+    pub(crate) fn run(&mut self, batch: &Batch) -> HashModelResult<StepOutput> {
         self.run_with(batch, &[], |_| None)
     }
 
@@ -147,7 +147,7 @@ impl HashModel {
         batch: &Batch,
         masks: &[BitmaskRow],
         fails: impl Fn(&BatchRow) -> Option<RowError>,
-    ) -> CheckedRow<StepOutput> {
+    ) -> HashModelResult<StepOutput> {
         let mut spans = Vec::with_capacity(batch.rows.len());
         let mut rows = vec![RowOutput::default(); batch.rows.len()];
         self.filled.clear();
@@ -157,7 +157,7 @@ impl HashModel {
             let span = self.span(row)?;
             self.shifted_rows += u64::from(span.start > row.start);
             output.error = fails(row);
-            if self.config.slot_access == SlotAccess::ReadWrite {
+            if self.config.slot_access == KvSlotAccess::ReadWrite {
                 self.write(index as u32, row, &span, output)?;
             }
             spans.push(span);
@@ -204,7 +204,7 @@ impl HashModel {
 
     /// Initialises a sequence slot for the first row of a request's epoch, and applies the row's block table
     /// updates.
-    fn start_sequence(&mut self, row: &BatchRow) -> CheckedRow<()> {
+    fn start_sequence(&mut self, row: &BatchRow) -> HashModelResult<()> {
         let index = row.seq_slot.0 as usize;
         if index >= self.sequence_slots.len() {
             self.sequence_slots.resize_with(index + 1, || None);
@@ -243,7 +243,7 @@ impl HashModel {
     }
 
     /// Takes the input ids of a row from the batch or from the sequence slot.
-    fn span(&mut self, row: &BatchRow) -> CheckedRow<ResolvedSpan> {
+    fn span(&mut self, row: &BatchRow) -> HashModelResult<ResolvedRowInput> {
         let sequence = self.sequence_mut(row)?;
         let (start, mut ids) = match (&row.input, sequence.last) {
             (RowInput::Tokens(ids), _) if ids.len() == row.len as usize => {
@@ -271,7 +271,7 @@ impl HashModel {
             };
             ids.extend(drafts.iter().take(row.drafts.into()));
         }
-        Ok(ResolvedSpan { start, ids })
+        Ok(ResolvedRowInput { start, ids })
     }
 
     /// Writes the KV entries of a row's input ids and returns the log-probabilities of its prompt positions.
@@ -279,9 +279,9 @@ impl HashModel {
         &mut self,
         index: u32,
         row: &BatchRow,
-        span: &ResolvedSpan,
+        span: &ResolvedRowInput,
         output: &mut RowOutput,
-    ) -> CheckedRow<()> {
+    ) -> HashModelResult<()> {
         let Self { config, slots, sequence_slots, filled, .. } = self;
         let sequence = sequence_of(sequence_slots, row)?;
         let wanted = sequence.sampler.sampling.prompt_logprobs;
@@ -316,15 +316,17 @@ impl HashModel {
         step: StepId,
         row: &BatchRow,
         mask: Option<&[u32]>,
-        span: &ResolvedSpan,
+        span: &ResolvedRowInput,
         output: &mut RowOutput,
-    ) -> CheckedRow<()> {
+    ) -> HashModelResult<()> {
         let Self { config, slots, sequence_slots, scripted_output, .. } = self;
         let sequence = sequence_of_mut(sequence_slots, row)?;
         let first = span.start + row.len; // This is the position of the first token that the row emits.
         let mut context = match config.slot_access {
-            SlotAccess::ReadWrite => read(slots, &sequence.table, config, first, row)?,
-            SlotAccess::Untouched => avalanche(sequence.sampler.key ^ avalanche(u64::from(first))),
+            KvSlotAccess::ReadWrite => read(slots, &sequence.table, config, first, row)?,
+            KvSlotAccess::Untouched => {
+                avalanche(sequence.sampler.key ^ avalanche(u64::from(first)))
+            }
         };
         let wanted = sequence.sampler.sampling.logprobs;
         output.drafted = (span.ids.len() - row.len as usize) as u8;
@@ -358,7 +360,7 @@ impl HashModel {
     }
 
     /// State of a row's sequence slot; an error if the slot belongs to another request or epoch.
-    fn sequence_mut(&mut self, row: &BatchRow) -> CheckedRow<&mut HashSequenceState> {
+    fn sequence_mut(&mut self, row: &BatchRow) -> HashModelResult<&mut HashSequenceState> {
         sequence_of_mut(&mut self.sequence_slots, row)
     }
 }
@@ -407,7 +409,7 @@ fn read(
     config: &HashModelConfig,
     end: u32,
     row: &BatchRow,
-) -> CheckedRow<u64> {
+) -> HashModelResult<u64> {
     let size = config.block_tokens as usize;
     let mut left = end as usize;
     let mut context = EMPTY;
@@ -435,7 +437,7 @@ fn slot(
     config: &HashModelConfig,
     position: u32,
     row: &BatchRow,
-) -> CheckedRow<usize> {
+) -> HashModelResult<usize> {
     let size = config.block_tokens;
     match table.get((position / size) as usize) {
         Some(block) => Ok((block.0 * size + position % size) as usize),
@@ -449,7 +451,7 @@ fn slot(
 fn sequence_of<'a>(
     sequence_slots: &'a [Option<HashSequenceState>],
     row: &BatchRow,
-) -> CheckedRow<&'a HashSequenceState> {
+) -> HashModelResult<&'a HashSequenceState> {
     match sequence_slots.get(row.seq_slot.0 as usize).and_then(Option::as_ref) {
         Some(sequence) if (sequence.request, sequence.epoch) == (row.request, row.epoch) => {
             Ok(sequence)
@@ -463,7 +465,7 @@ fn sequence_of<'a>(
 fn sequence_of_mut<'a>(
     sequence_slots: &'a mut [Option<HashSequenceState>],
     row: &BatchRow,
-) -> CheckedRow<&'a mut HashSequenceState> {
+) -> HashModelResult<&'a mut HashSequenceState> {
     sequence_of(sequence_slots, row)?;
     sequence_slots
         .get_mut(row.seq_slot.0 as usize)
@@ -471,7 +473,7 @@ fn sequence_of_mut<'a>(
         .ok_or_else(|| InvalidBatch("slot is free".into()))
 }
 
-fn fail<T>(row: &BatchRow, text: std::fmt::Arguments<'_>) -> CheckedRow<T> {
+fn fail<T>(row: &BatchRow, text: std::fmt::Arguments<'_>) -> HashModelResult<T> {
     let BatchRow { request, epoch, seq_slot, start, len, .. } = row;
     Err(InvalidBatch(format!(
         "request {}.{epoch} slot {} [{start}, {start} + {len}): {text}",
@@ -494,12 +496,12 @@ pub(crate) mod thread {
 
     /// An executor's link on which the grammar bitmasks of a batch can be received before the commands sent
     /// earlier.
-    pub(crate) struct MaskedCommandQueue {
+    pub(crate) struct ExecutorCommandQueue {
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,
         queued: VecDeque<ExecutorCommand>,
     }
 
-    impl MaskedCommandQueue {
+    impl ExecutorCommandQueue {
         pub(crate) fn new(link: InProcessLink<ExecutorEvent, ExecutorCommand>) -> Self {
             Self { link, queued: VecDeque::new() }
         }
@@ -542,7 +544,7 @@ pub(crate) mod thread {
         config: HashModelConfig,
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,
     ) -> Result<(), LinkError> {
-        let mut link = MaskedCommandQueue::new(link);
+        let mut link = ExecutorCommandQueue::new(link);
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: config.block_tokens, groups: vec![group] };
         let blocks = config.blocks;

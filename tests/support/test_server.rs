@@ -3,8 +3,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use super::hash_model::thread::MaskedCommandQueue;
-use super::hash_model::{HashModel, HashModelConfig, SlotAccess};
+use super::hash_model::thread::ExecutorCommandQueue;
+use super::hash_model::{HashModel, HashModelConfig, KvSlotAccess};
 use super::small_tokenizer::{self, TokenizerAlphabet};
 use engine::HealthState;
 use engine::SupervisorEvent;
@@ -62,7 +62,7 @@ pub(crate) struct ServerSetup {
     pub(crate) row_error: Option<RowError>,
     /// Step deadline; `None` = derived from the times of earlier steps.
     pub(crate) step_deadline: Option<Duration>,
-    pub(crate) slot_access: SlotAccess,
+    pub(crate) slot_access: KvSlotAccess,
     pub(crate) admission: AdmissionLimits,
     pub(crate) options: ServerOptions,
     pub(crate) deadlines: ConnectionTimeouts,
@@ -102,7 +102,7 @@ impl Default for ServerSetup {
             hangs_at: None,
             row_error: None,
             step_deadline: None,
-            slot_access: SlotAccess::ReadWrite,
+            slot_access: KvSlotAccess::ReadWrite,
             admission: AdmissionLimits {
                 requests: 1_024,
                 prefill_tokens: u64::MAX,
@@ -442,7 +442,7 @@ fn hash_device(
     rank: Rank,
     link: InProcessLink<ExecutorEvent, ExecutorCommand>,
 ) {
-    let mut link = MaskedCommandQueue::new(link);
+    let mut link = ExecutorCommandQueue::new(link);
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups: vec![group] };
     let device = "hash model".to_owned();

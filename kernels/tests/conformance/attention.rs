@@ -8,7 +8,7 @@ use kernels::{
     QkNormRopeKvWrite, RopeCosSin,
 };
 
-use crate::support::{RealElement, SeededNumbers, cast, device, devices, error, tolerance};
+use crate::support::{CpuTestFloat, SeededNumbers, cast, device, devices, error, tolerance};
 
 const S: DeviceStream = DeviceStream(0);
 /// Number of positions in the RoPE tables.
@@ -54,7 +54,7 @@ struct RequestChunk {
 const EPS: f32 = 1e-6;
 
 impl AttentionConformanceCase {
-    fn new<T: RealElement>(
+    fn new<T: CpuTestFloat>(
         seed: u64,
         counts: HeadCounts,
         block_tokens: usize,
@@ -101,7 +101,7 @@ impl AttentionConformanceCase {
 
     /// Query or key of one head at a position, after norm and RoPE, in f64 and rounded where the kernel
     /// rounds.
-    fn rotated<T: RealElement>(&self, request: usize, position: usize, head: usize) -> Vec<f64> {
+    fn rotated<T: CpuTestFloat>(&self, request: usize, position: usize, head: usize) -> Vec<f64> {
         let dim = self.layout.head_dim;
         let raw = &self.requests[request].0[position * self.width() + head * dim..][..dim];
         let mut x: Vec<f64> = raw.iter().map(|x| f64::from(*x)).collect();
@@ -126,14 +126,14 @@ impl AttentionConformanceCase {
     }
 
     /// Keys of a request after norm and RoPE: `[kv_heads, positions, head_dim]`.
-    fn keys<T: RealElement>(&self, request: usize) -> Vec<Vec<Vec<f64>>> {
+    fn keys<T: CpuTestFloat>(&self, request: usize) -> Vec<Vec<Vec<f64>>> {
         let len = self.requests[request].0.len() / self.width();
         let key = |head, p| self.rotated::<T>(request, p, self.heads + head);
         (0..self.layout.kv_heads).map(|head| (0..len).map(|p| key(head, p)).collect()).collect()
     }
 
     /// Attention output of one token, computed in f64 by the formula.
-    fn expected<T: RealElement>(
+    fn expected<T: CpuTestFloat>(
         &self,
         request: usize,
         position: usize,
@@ -172,7 +172,7 @@ impl AttentionConformanceCase {
     }
 
     /// Runs chunks as one step of layer 1; returns the outputs `[tokens, heads * head_dim]`.
-    fn step<T: RealElement>(
+    fn step<T: CpuTestFloat>(
         &self,
         device: &CpuBackend,
         pool: &mut Buffer,
@@ -259,7 +259,7 @@ fn rope(rotary: usize) -> (Vec<f32>, Vec<f32>) {
     (table(f64::cos), table(f64::sin))
 }
 
-fn check<T: RealElement>(case: &AttentionConformanceCase, what: &str) {
+fn check<T: CpuTestFloat>(case: &AttentionConformanceCase, what: &str) {
     let mut chunks = case.whole_requests();
     for chunk in &mut chunks {
         chunk.from = case.first_position; // No query may be before the first visible position.
@@ -334,7 +334,7 @@ fn agrees_with_the_formula() {
 }
 
 /// Checks that whole prefill, chunked prefill, decode and mixed batches give the same bits for every token.
-fn check_invariance<T: RealElement>(heads: HeadCounts, block_tokens: usize, isa: CpuIsa) {
+fn check_invariance<T: CpuTestFloat>(heads: HeadCounts, block_tokens: usize, isa: CpuIsa) {
     let lens = [150usize, 37, 65];
     let case = AttentionConformanceCase::new::<T>(4, heads, block_tokens, &lens);
     let reference = device(1, isa);
@@ -383,7 +383,7 @@ fn a_token_does_not_depend_on_chunks_batch_or_threads() {
 }
 
 /// Checks that NaN left in a block by its previous request does not affect another request.
-fn check_stale<T: RealElement>() {
+fn check_stale<T: CpuTestFloat>() {
     for device in devices(2) {
         let case = AttentionConformanceCase::new::<T>(2, HeadCounts::new(4, 2, 64), 16, &[21]);
         let whole = case.whole_requests();
@@ -407,7 +407,7 @@ fn stale_blocks_do_not_poison() {
 
 /// Checks that keys and values that are exact in fp8 give the same bits from an fp8 pool as from a pool of
 /// the activation type.
-fn check_fp8<T: RealElement>(block_tokens: usize) {
+fn check_fp8<T: CpuTestFloat>(block_tokens: usize) {
     let mut case = AttentionConformanceCase::new::<T>(
         1,
         HeadCounts::new(4, 2, 32),
@@ -438,12 +438,12 @@ fn a_pool_in_fp8_serves_every_model_type() {
 
 /// Inputs of a KV write without rotation: four tokens of two query heads and two KV heads of 16 channels, for
 /// a pool of three blocks.
-struct SlotWriteCase<T> {
+struct KvWriteCase<T> {
     layout: KvLayout,
     qkv: Vec<T>,
 }
 
-impl<T: RealElement> SlotWriteCase<T> {
+impl<T: CpuTestFloat> KvWriteCase<T> {
     const HEADS: usize = 2;
     const WIDTH: usize = 6 * 16;
 
@@ -506,7 +506,7 @@ impl<T: RealElement> SlotWriteCase<T> {
 }
 
 /// Bytes of a value in a pool of its type.
-fn stored<T: RealElement>(x: T) -> Vec<u8> {
+fn stored<T: CpuTestFloat>(x: T) -> Vec<u8> {
     match T::DTYPE {
         device::DType::BF16 => bf16::from_f32(x.value()).to_le_bytes().to_vec(),
         device::DType::F16 => f16::from_f32(x.value()).to_le_bytes().to_vec(),
@@ -516,9 +516,9 @@ fn stored<T: RealElement>(x: T) -> Vec<u8> {
 
 /// Checks that slot −1 writes nothing, that all bytes of other slots stay unchanged, and that the last slot
 /// of the pool can be written.
-fn check_slots<T: RealElement>() {
+fn check_slots<T: CpuTestFloat>() {
     let device = device(2, CpuIsa::detect());
-    let case = SlotWriteCase::<T>::new();
+    let case = KvWriteCase::<T>::new();
     let mut pool = device.alloc(case.layout.bytes()).unwrap();
     let sentinels = SeededNumbers::new(9).floats(case.layout.bytes() / T::DTYPE.bytes());
     let mut expected: Vec<u8> = cast::<T>(&sentinels).into_iter().flat_map(stored).collect();

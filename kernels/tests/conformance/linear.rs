@@ -4,11 +4,13 @@ use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::cpu::CpuBackend;
 use kernels::{Linear, PackedMatrix};
 
-use crate::support::{RealElement, SeededNumbers, bytes_of, cast, devices, error, host, tolerance};
+use crate::support::{
+    CpuTestFloat, SeededNumbers, bytes_of, cast, devices, error, host, tolerance,
+};
 
 const S: DeviceStream = DeviceStream(0);
 
-fn run<T: RealElement>(
+fn run<T: CpuTestFloat>(
     device: &CpuBackend,
     x: &[T],
     w: &PackedMatrix,
@@ -24,7 +26,7 @@ fn run<T: RealElement>(
     y
 }
 
-fn check<T: RealElement>(rows: usize, n: usize, k: usize) {
+fn check<T: CpuTestFloat>(rows: usize, n: usize, k: usize) {
     let mut numbers = SeededNumbers::new((rows * 7919 + n * 31 + k) as u64);
     let (x, w) = (numbers.floats(rows * k), numbers.floats(n * k));
     let bias = numbers.floats(n);
@@ -73,7 +75,7 @@ fn agrees_with_the_formula() {
 }
 
 /// Checks that a row has the same bits alone, in any batch, at any index, and on any number of threads.
-fn check_invariance<T: RealElement>() {
+fn check_invariance<T: CpuTestFloat>() {
     let (n, k, most) = (70, 130, 30);
     let mut numbers = SeededNumbers::new(11);
     let (x, w) = (cast::<T>(&numbers.floats(most * k)), bytes_of(&numbers.floats(n * k)));
@@ -105,7 +107,7 @@ fn a_row_does_not_depend_on_its_batch() {
     check_invariance::<f16>();
 }
 
-fn check_logits<T: RealElement>() {
+fn check_logits<T: CpuTestFloat>() {
     let (rows, n, k) = (3, 40, 64);
     let mut numbers = SeededNumbers::new(5);
     let (x, w) = (cast::<T>(&numbers.floats(rows * k)), numbers.floats(n * k));

@@ -8,7 +8,7 @@ use kernels::{
     MlaKvWrite, MlaKvWriteArgs, PackedGroup, RopeCosSin, RowBounds,
 };
 
-use crate::support::{RealElement, SeededNumbers, bytes_of, cast, devices, error};
+use crate::support::{CpuTestFloat, SeededNumbers, bytes_of, cast, devices, error};
 
 const S: DeviceStream = DeviceStream(0);
 const POSITIONS: usize = 256;
@@ -72,7 +72,7 @@ impl MlaConformanceCase {
         ROWS.iter().map(|(_, context)| context.div_ceil(BLOCK_TOKENS)).sum::<usize>() + 2
     }
 
-    fn rope<T: RealElement>(&self, x: &mut [f64], position: usize) {
+    fn rope<T: CpuTestFloat>(&self, x: &mut [f64], position: usize) {
         let half = self.sizes[2] / 2;
         for (i, pair) in x.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let (c, s) = (self.cos[position * half + i], self.sin[position * half + i]);
@@ -83,7 +83,7 @@ impl MlaConformanceCase {
     }
 
     /// Compressed KV that the kernel writes to the pool for a position, after norm and RoPE.
-    fn written_kv<T: RealElement>(&self, row: usize, position: usize) -> Vec<f64> {
+    fn written_kv<T: CpuTestFloat>(&self, row: usize, position: usize) -> Vec<f64> {
         let (kv_lora_rank, width) = (self.sizes[1], self.sizes[1] + self.sizes[2]);
         let raw = &self.kv[row][position * width..][..width];
         let mut x: Vec<f64> = raw.iter().map(|x| f64::from(*x)).collect();
@@ -97,7 +97,7 @@ impl MlaConformanceCase {
     }
 
     /// Outputs of all queries of a row, computed in f64 by the formula: `[queries, heads * v_head_dim]`.
-    fn expected<T: RealElement>(&self, row: usize, first: usize) -> Vec<f64> {
+    fn expected<T: CpuTestFloat>(&self, row: usize, first: usize) -> Vec<f64> {
         let [heads, kv_lora_rank, rope_dim, nope_dim, value_dim] = self.sizes;
         let (row_queries, context) = (queries(row, first), ROWS[row].1);
         let kv_rows: Vec<Vec<f64>> = (0..context).map(|p| self.written_kv::<T>(row, p)).collect();
@@ -138,7 +138,7 @@ impl MlaConformanceCase {
 
     /// Runs the kernels: writes the whole context of every row to the pool, then computes attention for the
     /// last queries of all rows in one call.
-    fn outputs<T: RealElement>(
+    fn outputs<T: CpuTestFloat>(
         &self,
         device: &CpuBackend,
         absorbs: bool,
@@ -148,7 +148,7 @@ impl MlaConformanceCase {
     }
 
     /// Runs as `outputs` does, with the queries that rows have if positions before `query_first` are masked.
-    fn try_outputs<T: RealElement>(
+    fn try_outputs<T: CpuTestFloat>(
         &self,
         device: &CpuBackend,
         absorbs: bool,
@@ -213,7 +213,7 @@ impl MlaConformanceCase {
     }
 
     /// Writes a row's context to the pool and returns its queries with RoPE applied.
-    fn store<T: RealElement>(
+    fn store<T: CpuTestFloat>(
         &self,
         device: &CpuBackend,
         pool: &mut device::Buffer,
@@ -250,11 +250,11 @@ impl MlaConformanceCase {
     }
 }
 
-fn round<T: RealElement>(x: f64) -> f64 {
+fn round<T: CpuTestFloat>(x: f64) -> f64 {
     f64::from(T::of(x as f32).value())
 }
 
-fn pack<T: RealElement>(device: &CpuBackend, all: &[Vec<f32>], n: usize, k: usize) -> PackedGroup {
+fn pack<T: CpuTestFloat>(device: &CpuBackend, all: &[Vec<f32>], n: usize, k: usize) -> PackedGroup {
     let bytes: Vec<Vec<u8>> = all.iter().map(|w| bytes_of(w)).collect();
     let view = |b| vec![HostMat::new(b, device::DType::F32, n, k).unwrap()];
     let views: Vec<_> = bytes.iter().map(|b| view(b)).collect();
@@ -266,7 +266,7 @@ fn transposed(w: &[f32], cols: usize) -> Vec<f32> {
     (0..w.len()).map(|i| w[i % rows * cols + i / rows]).collect()
 }
 
-fn check<T: RealElement>(absorbs: bool, tolerance: f64) {
+fn check<T: CpuTestFloat>(absorbs: bool, tolerance: f64) {
     for (seed, sizes) in SIZES.into_iter().enumerate() {
         let case = MlaConformanceCase::new(seed as u64 + 1, sizes);
         for first in [0, 1, 65] {

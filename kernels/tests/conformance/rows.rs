@@ -9,11 +9,13 @@ use kernels::{
     SoftmaxRouting, TensorAdd, TokenDispatch, TokenEmbedding, TopKRoutes,
 };
 
-use crate::support::{RealElement, SeededNumbers, bytes_of, cast, devices, error, host, tolerance};
+use crate::support::{
+    CpuTestFloat, SeededNumbers, bytes_of, cast, devices, error, host, tolerance,
+};
 
 const S: DeviceStream = DeviceStream(0);
 
-fn norms<T: RealElement>() {
+fn norms<T: CpuTestFloat>() {
     for (rows, cols) in [(1, 1), (2, 17), (5, 96), (3, 1000)] {
         let mut numbers = SeededNumbers::new(cols as u64);
         let x = cast::<T>(&numbers.floats(rows * cols));
@@ -53,7 +55,7 @@ fn norms<T: RealElement>() {
     }
 }
 
-fn softcapped<T: RealElement>() {
+fn softcapped<T: CpuTestFloat>() {
     for (rows, cols, cap) in [(1, 1, 30.0f32), (3, 33, 5.0), (2, 9000, 50.0)] {
         let mut numbers = SeededNumbers::new(cols as u64 + 3);
         let x: Vec<f32> = numbers.floats(rows * cols).iter().map(|x| x * 90.0).collect();
@@ -76,7 +78,7 @@ fn softcap_is_correct() {
     softcapped::<f16>();
 }
 
-fn activations<T: RealElement>() {
+fn activations<T: CpuTestFloat>() {
     for (rows, cols) in [(1, 1), (3, 33), (2, 9000)] {
         let mut numbers = SeededNumbers::new(cols as u64 + 7);
         let x: Vec<f32> = numbers.floats(rows * 2 * cols).iter().map(|x| x * 8.0).collect();
@@ -107,7 +109,7 @@ fn activations<T: RealElement>() {
     }
 }
 
-fn lookups<T: RealElement>() {
+fn lookups<T: CpuTestFloat>() {
     let (vocabulary, hidden) = (70, 34);
     let table = SeededNumbers::new(1).floats(vocabulary * hidden);
     let ids = [0i32, 69, 33, 5, 5, 70, -1, 31, 32];
@@ -446,7 +448,7 @@ fn tokens_are_dispatched_once_per_target_rank() {
     }
 }
 
-fn combine_sums<T: RealElement>() {
+fn combine_sums<T: CpuTestFloat>() {
     let (rows, cols, sums) = (7, 45, 5);
     let x = cast::<T>(&SeededNumbers::new(3).floats(rows * cols));
     let token_rows = [0, -1, 6, -1, -1, -1, 3, 3, -1, -1, 5, 4, 2, 1, 0];
@@ -479,7 +481,7 @@ fn combine_sums_rows_in_the_given_order() {
 }
 
 /// Compares the experts with the formula, and a token's result in a batch with that of the token alone.
-fn experts<T: RealElement>() {
+fn experts<T: CpuTestFloat>() {
     let (tokens, hidden, inner, count, k) = (9usize, 34usize, 22usize, 5usize, 2usize);
     let mut numbers = SeededNumbers::new(21);
     let x = numbers.floats(tokens * hidden);

@@ -44,12 +44,12 @@ impl SeededNumbers {
 }
 
 /// A float type that activations may have, for generic tests.
-pub(crate) trait RealElement: device::DeviceElement + PartialEq + std::fmt::Debug {
+pub(crate) trait CpuTestFloat: device::DeviceElement + PartialEq + std::fmt::Debug {
     fn of(x: f32) -> Self;
     fn value(self) -> f32;
 }
 
-impl RealElement for f32 {
+impl CpuTestFloat for f32 {
     fn of(x: f32) -> Self {
         x
     }
@@ -58,7 +58,7 @@ impl RealElement for f32 {
     }
 }
 
-impl RealElement for bf16 {
+impl CpuTestFloat for bf16 {
     fn of(x: f32) -> Self {
         Self::from_f32(x)
     }
@@ -67,7 +67,7 @@ impl RealElement for bf16 {
     }
 }
 
-impl RealElement for f16 {
+impl CpuTestFloat for f16 {
     fn of(x: f32) -> Self {
         Self::from_f32(x)
     }
@@ -76,7 +76,7 @@ impl RealElement for f16 {
     }
 }
 
-pub(crate) fn cast<T: RealElement>(x: &[f32]) -> Vec<T> {
+pub(crate) fn cast<T: CpuTestFloat>(x: &[f32]) -> Vec<T> {
     x.iter().map(|x| T::of(*x)).collect()
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn host(bytes: &[u8], rows: usize, cols: usize) -> HostMat<'_> {
 }
 
 /// The largest difference, relative to the magnitude of the expected values.
-pub(crate) fn error<T: RealElement>(got: &[T], expected: &[f64]) -> f64 {
+pub(crate) fn error<T: CpuTestFloat>(got: &[T], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let size = expected.iter().fold(1e-3f64, |m, x| m.max(x.abs()));
     let worst = got.iter().zip(expected).map(|(g, e)| (f64::from(g.value()) - e).abs());
@@ -97,7 +97,7 @@ pub(crate) fn error<T: RealElement>(got: &[T], expected: &[f64]) -> f64 {
 }
 
 /// Maximum relative error for rounding to the activation type and f32 sums.
-pub(crate) fn tolerance<T: RealElement>() -> f64 {
+pub(crate) fn tolerance<T: CpuTestFloat>() -> f64 {
     match T::DTYPE {
         DType::BF16 => 6e-3,
         DType::F16 => 6e-3 / 8.0,

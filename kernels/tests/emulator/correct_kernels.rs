@@ -1,7 +1,7 @@
 //! Correct kernels give correct results in every order of warps and lanes, for both warp sizes.
 
 use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
-use crate::injected_bugs::{ATTENTION, InjectedAttentionCase, ROWS, WARPS};
+use crate::injected_bugs::{ATTENTION, AttentionBugCase, ROWS, WARPS};
 
 const SEEDS: [u64; 7] = [0, 1, 2, 3, 4, 7, 9];
 
@@ -96,7 +96,7 @@ fn paged_attention_is_right_in_every_order() {
     let gpu = EmulatedGpu::open();
     for (wave, waves) in WARPS {
         let kernel = gpu.kernel(ATTENTION, &[wave], "paged_attention");
-        let case = InjectedAttentionCase::new(&gpu);
+        let case = AttentionBugCase::new(&gpu);
         for seed in SEEDS {
             gpu.seed(seed);
             assert!(case.error(&gpu, kernel, waves) < 1e-4);

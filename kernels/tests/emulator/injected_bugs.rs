@@ -13,12 +13,12 @@ const BLOCK_TOKENS: usize = 16;
 const BLOCKS_PER_ROW: usize = 7;
 
 /// Inputs of the attention kernel in `kernels/attention.hip`, and its expected output.
-pub(crate) struct InjectedAttentionCase {
+pub(crate) struct AttentionBugCase {
     inputs: [EmulatedMemory; 5],
     want: Vec<f64>,
 }
 
-impl InjectedAttentionCase {
+impl AttentionBugCase {
     pub(crate) fn new(gpu: &EmulatedGpu) -> Self {
         let blocks = LENS.len() * BLOCKS_PER_ROW;
         let q = values(LENS.len() * D);
@@ -138,7 +138,7 @@ fn a_missing_barrier_after_a_reduction_is_caught() {
 #[test]
 fn a_missing_barrier_before_a_merge_is_caught() {
     let gpu = EmulatedGpu::open();
-    let case = InjectedAttentionCase::new(&gpu);
+    let case = AttentionBugCase::new(&gpu);
     for (wave, waves) in WARPS {
         let source = inject_bug(ATTENTION, "    sync();  // before the merge\n", "");
         let kernel = gpu.kernel(&source, &[wave], "paged_attention");

@@ -41,14 +41,14 @@ fn product(c: &[f32], a: &[f64], b: &[f64], [n, k]: [usize; 2]) -> Vec<f64> {
 }
 
 /// A source with MMA kernels, compiled and loaded for one warp size and 16-bit type.
-struct MatrixModule {
+struct MmaModule {
     module: DriverPtr,
     warp_size: u32,
     fnuz: bool,
     f16: bool,
 }
 
-impl MatrixModule {
+impl MmaModule {
     /// Compiles for f16 if `half` is given, otherwise for bf16.
     fn new(gpu: &EmulatedGpu, source: &str, option: &str, half: Option<&str>) -> Self {
         let options: Vec<&str> = [option].into_iter().chain(half).collect();
@@ -61,13 +61,13 @@ impl MatrixModule {
 
 /// Runs a kernel of one warp on an `m × n × k` product and compares the result with `product`. Elements are
 /// random numbers of the 16-bit type, or fp8 bits below 64.
-fn check(gpu: &EmulatedGpu, build: &MatrixModule, name: &str, sizes: [usize; 3]) {
+fn check(gpu: &EmulatedGpu, build: &MmaModule, name: &str, sizes: [usize; 3]) {
     check_launch(gpu, build, name, sizes, LaunchShape(1, build.warp_size, 0));
 }
 
 fn check_launch(
     gpu: &EmulatedGpu,
-    build: &MatrixModule,
+    build: &MmaModule,
     name: &str,
     [m, n, k]: [usize; 3],
     shape: LaunchShape,
@@ -107,7 +107,7 @@ fn tiles_are_right_in_the_layouts_of_both_vendors() {
     for (wave, half) in
         ["-DWARP_SIZE=64", "-DWARP_SIZE=32"].into_iter().flat_map(|w| halves.map(|h| (w, h)))
     {
-        let build = MatrixModule::new(&gpu, MATRIX, wave, half);
+        let build = MmaModule::new(&gpu, MATRIX, wave, half);
         check(&gpu, &build, "tile_16x16x16", [16, 16, 16]);
         check(&gpu, &build, "tile_loads", [16, 16, 16]);
     }
@@ -117,7 +117,7 @@ fn tiles_are_right_in_the_layouts_of_both_vendors() {
 fn wgmma_is_right_for_every_operand_layout() {
     let gpu = EmulatedGpu::open();
     for half in [None, Some(F16)] {
-        let build = MatrixModule::new(&gpu, WGMMA, "-DWARP_SIZE=32", half);
+        let build = MmaModule::new(&gpu, WGMMA, "-DWARP_SIZE=32", half);
         for n in [64, 128, 256] {
             let shared_bytes = 64 * 128 + 2 * n * 128 + 1024;
             let shape = LaunchShape(1, 128, shared_bytes as u32);
@@ -130,14 +130,14 @@ fn wgmma_is_right_for_every_operand_layout() {
 fn the_matrix_builtins_of_amd_are_right() {
     let gpu = EmulatedGpu::open();
     for half in [None, Some(F16)] {
-        let gfx942 = MatrixModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942", half);
-        let gfx950 = MatrixModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950", half);
+        let gfx942 = MmaModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942", half);
+        let gfx950 = MmaModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950", half);
         check(&gpu, &gfx942, "half_32x32x8", [32, 32, 8]);
         check(&gpu, &gfx950, "half_16x16x32", [16, 16, 32]);
         check(&gpu, &gfx950, "half_32x32x16", [32, 32, 16]);
     }
-    let gfx942 = MatrixModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942", None);
-    let gfx950 = MatrixModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950", None);
+    let gfx942 = MmaModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x942", None);
+    let gfx950 = MmaModule::new(&gpu, MATRIX, "-DDEV_EMU_GFX=0x950", None);
     check(&gpu, &gfx942, "fp8_16x16x32", [16, 16, 32]);
     check(&gpu, &gfx942, "fp8_32x32x16", [32, 32, 16]);
     check(&gpu, &gfx950, "fp8_16x16x32", [16, 16, 32]);

@@ -5,8 +5,7 @@ use crate::child_process::{KernelSanitizer, passed, sanitized, text};
 use crate::correct_kernels::values;
 use crate::gpu::{EmulatedGpu, KernelArg, LaunchShape};
 use crate::injected_bugs::{
-    ATTENTION, InjectedAttentionCase, LAST_BARRIER, ROWS, WARPS, inject_bug, reduction_bug,
-    sums_error,
+    ATTENTION, AttentionBugCase, LAST_BARRIER, ROWS, WARPS, inject_bug, reduction_bug, sums_error,
 };
 
 /// Runs an ignored test of this file under a sanitizer; `None` if the sanitizer is not available.
@@ -27,7 +26,7 @@ fn caught(name: &str, sanitizer: KernelSanitizer, seed: u64, report: &str) {
 fn correct_kernels() {
     let gpu = EmulatedGpu::open();
     for (wave, waves) in WARPS {
-        let case = InjectedAttentionCase::new(&gpu);
+        let case = AttentionBugCase::new(&gpu);
         let attention = gpu.kernel(ATTENTION, &[wave], "paged_attention");
         let [sums, product] = gpu.kernels(ROWS, &[wave], ["sums_twice", "product"]);
         let n = 2000;
@@ -61,7 +60,7 @@ fn attention_bug(from: &str, to: &str) {
     let gpu = EmulatedGpu::open();
     let kernel =
         gpu.kernel(&inject_bug(ATTENTION, from, to), &["-DWARP_SIZE=64"], "paged_attention");
-    InjectedAttentionCase::new(&gpu).error(&gpu, kernel, 4);
+    AttentionBugCase::new(&gpu).error(&gpu, kernel, 4);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use kernels::{
     DraftStateStore, KernelBackend, RowGather, VocabParallelDraftArgmax, VocabShard,
 };
 
-use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices, oracle};
+use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices, oracle};
 
 const SEQ_SLOTS: usize = 5;
 const WIDTH: usize = 6;
@@ -67,7 +67,7 @@ fn stage_words() -> Vec<i32> {
     let stage = StagingBuffer { drafts: rows().to_vec(), ..StagingBuffer::default() };
     let mut bytes = vec![0; stage.bytes()];
     stage.write(&mut bytes);
-    bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect()
+    bytes.chunks_exact(4).map(<i32 as GpuTestElement>::of_bytes).collect()
 }
 
 /// A device buffer with the words of a staged step. Staged records contain 64-bit numbers, so the words need
@@ -91,7 +91,7 @@ fn tokens_below(numbers: &mut RandomNumbers, n: usize, limit: usize) -> Vec<i32>
 
 /// Calls `run` with the staged step and matrices of `data`, on the CPU and on a device; both must write the
 /// same results.
-fn device_and_host<T: PlainElement>(
+fn device_and_host<T: GpuTestElement>(
     device: &Arc<GpuBackend>,
     data: &[(&[T], usize)],
     run: impl Fn(&KernelBackend, device::MatRef<'_>, Vec<MatMut<'_>>),
@@ -181,7 +181,7 @@ fn draft_pass_layout_matches_the_cpu() {
     }
 }
 
-fn check_state_copies<T: PlainElement>(
+fn check_state_copies<T: GpuTestElement>(
     of: impl Fn(&mut RandomNumbers, usize) -> Vec<T>,
     hidden: usize,
 ) {

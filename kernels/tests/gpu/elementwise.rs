@@ -4,10 +4,10 @@ use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{LogitSoftcap, SiluMul, TensorAdd};
 
 use crate::support::{
-    DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, oracle, tolerance,
+    DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
 };
 
-fn activations<T: GpuRealElement>() {
+fn activations<T: GpuTestFloat>() {
     let cpu = oracle();
     for (rows, cols) in [(1, 1), (3, 33), (2, 9000), (5, 768)] {
         let mut numbers = RandomNumbers::fresh(cols as u64 + 7);
@@ -43,7 +43,7 @@ fn activations<T: GpuRealElement>() {
     }
 }
 
-fn softcapped<T: GpuRealElement>() {
+fn softcapped<T: GpuTestFloat>() {
     let cpu = oracle();
     for (rows, cols, cap) in [(1, 1, 30.0), (3, 33, 5.0), (2, 9000, 50.0)] {
         let mut numbers = RandomNumbers::fresh(cols as u64 + 3);

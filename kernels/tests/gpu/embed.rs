@@ -3,9 +3,9 @@
 use device::bf16;
 use kernels::{RowGather, TokenEmbedding};
 
-use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices};
+use crate::support::{DeviceArray, GpuTestFloat, RandomNumbers, S, devices};
 
-fn lookups<T: GpuRealElement>(vocabulary: usize, hidden: usize) {
+fn lookups<T: GpuTestFloat>(vocabulary: usize, hidden: usize) {
     let table = RandomNumbers::fresh(hidden as u64).reals::<T>(vocabulary * hidden);
     let last = vocabulary as i32 - 1;
     let ids = [0, last, 33, 5, 5, last + 1, -1, 31, i32::MAX, i32::MIN];

@@ -9,7 +9,7 @@ use kernels::{
 };
 
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, tolerance};
-use crate::support::{GpuRealElement, RandomNumbers, S};
+use crate::support::{GpuTestFloat, RandomNumbers, S};
 
 /// What has one scale in an fp8 weight matrix `W`: a block of 128 x 128 weights, or an output channel.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -195,7 +195,7 @@ fn fp8_gemm_uses_quantized_inputs() {
     }
 }
 
-pub(crate) fn check_large_m<T: GpuRealElement>(
+pub(crate) fn check_large_m<T: GpuTestFloat>(
     pair: &DevicePair,
     m: usize,
     n: usize,
@@ -234,7 +234,7 @@ pub(crate) fn check_large_m<T: GpuRealElement>(
 }
 
 /// Quantises a group of inputs with one scale and returns the dequantised values.
-pub(crate) fn quantize_rows<T: GpuRealElement>(group: &[T]) -> Vec<f32> {
+pub(crate) fn quantize_rows<T: GpuTestFloat>(group: &[T]) -> Vec<f32> {
     let peak = group.iter().fold(0f32, |peak, x| peak.max(x.value().abs()));
     let scale = peak * (1.0 / Fp8E4m3::MAX);
     group.iter().map(|x| Fp8E4m3::from_f32(x.value() * (1.0 / scale)).to_f32() * scale).collect()

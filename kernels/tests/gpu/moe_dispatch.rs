@@ -3,7 +3,7 @@
 use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{ExpertParallelLayout, ExpertPlacementLookup, MoeCombine, TokenDispatch};
 
-use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices, oracle};
+use crate::support::{DeviceArray, GpuTestFloat, RandomNumbers, S, devices, oracle};
 
 /// Random expert ids of `rows` tokens, `k` each, among `count` experts; a few are −1.
 fn choices(numbers: &mut RandomNumbers, rows: usize, k: usize, count: usize) -> Vec<i32> {
@@ -101,7 +101,7 @@ fn dispatch_rejects_too_many_ranks() {
     }
 }
 
-fn check_combine<T: GpuRealElement>() {
+fn check_combine<T: GpuTestFloat>() {
     let cpu = oracle();
     for (rows, cols, sums, m) in [(7, 45, 5, 3), (40, 64, 33, 2), (3, 2056, 2, 8), (1, 8, 3, 1)] {
         let mut numbers = RandomNumbers::fresh(cols as u64);

@@ -9,7 +9,7 @@ use kernels::{
 
 use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, tolerance};
 use crate::fp8::{Fp8Weights, ScaleGranularity, quantize_rows};
-use crate::support::{GpuRealElement, RandomNumbers, S};
+use crate::support::{GpuTestFloat, RandomNumbers, S};
 
 const BF16: DType = DType::BF16;
 
@@ -143,7 +143,7 @@ impl MoeFp8Case {
     }
 
     /// Reference for many rows, computed in f64 as the GPU computes them: every input is quantised.
-    fn quantized<T: GpuRealElement>(&self, x: &[T]) -> Vec<T> {
+    fn quantized<T: GpuTestFloat>(&self, x: &[T]) -> Vec<T> {
         let (hidden, _, _, top_k) = self.sizes;
         let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
         let mut y = Vec::new();
@@ -197,7 +197,7 @@ fn each_row(expert: &[Fp8Weights; 3]) -> [Vec<Vec<f32>>; 3] {
 }
 
 /// Quantises a block; a block of zeros has no scale.
-fn quantize_block<T: GpuRealElement>(block: &[T]) -> Vec<f32> {
+fn quantize_block<T: GpuTestFloat>(block: &[T]) -> Vec<f32> {
     let zero = block.iter().all(|x| x.value() == 0.0);
     if zero { vec![0.0; block.len()] } else { quantize_rows(block) }
 }
@@ -207,7 +207,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// silu(gate) · up, from sums that are rounded to the activation type.
-fn gated<T: GpuRealElement>(gate: f64, up: f64) -> T {
+fn gated<T: GpuTestFloat>(gate: f64, up: f64) -> T {
     let [gate, up] = [gate, up].map(|sum| T::of(sum as f32).value());
     T::of(gate / (1.0 + (-gate).exp()) * up)
 }
@@ -240,7 +240,7 @@ fn fp8_grouped_gemm_uses_quantized_inputs() {
     }
 }
 
-pub(crate) fn check_grouped_gemm<T: GpuRealElement>(
+pub(crate) fn check_grouped_gemm<T: GpuTestFloat>(
     pair: &DevicePair,
     sizes: MoeFp8Sizes,
     tokens: usize,
@@ -250,7 +250,7 @@ pub(crate) fn check_grouped_gemm<T: GpuRealElement>(
     check_quantized::<T>(pair, &case, &mut numbers, tokens, &format!("{sizes:?}, {tokens} tokens"));
 }
 
-fn check_quantized<T: GpuRealElement>(
+fn check_quantized<T: GpuTestFloat>(
     pair: &DevicePair,
     case: &MoeFp8Case,
     numbers: &mut RandomNumbers,

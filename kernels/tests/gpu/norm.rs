@@ -4,13 +4,13 @@ use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{AddRmsNorm, RmsNorm};
 
 use crate::support::{
-    DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, oracle, tolerance,
+    DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
 };
 
 const SHAPES: [(usize, usize); 8] =
     [(1, 1), (2, 17), (5, 96), (3, 1000), (1, 1024), (2, 4096), (1, 10_240), (1, 20_000)];
 
-fn norms<T: GpuRealElement>() {
+fn norms<T: GpuTestFloat>() {
     let cpu = oracle();
     for (rows, cols) in SHAPES {
         let mut numbers = RandomNumbers::fresh(cols as u64);

@@ -4,7 +4,7 @@ use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{KvLayout, KvOrder, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin};
 
 use crate::support::{
-    DeviceArray, GpuRealElement, PlainElement, RandomNumbers, S, devices, error, oracle, tolerance,
+    DeviceArray, GpuTestElement, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
 };
 
 struct QkRopeCase {
@@ -31,7 +31,7 @@ struct QkRopeData<T> {
     slots: Vec<i64>,
 }
 
-fn data<T: GpuRealElement>(case: &QkRopeCase) -> QkRopeData<T> {
+fn data<T: GpuTestFloat>(case: &QkRopeCase) -> QkRopeData<T> {
     let mut numbers = RandomNumbers::fresh((case.head_dim + case.rotary) as u64);
     let half = case.rotary / 2;
     let angle = |i: usize| ((i / half.max(1)) as f32) * 0.37 / ((i % half.max(1)) as f32 + 1.0);
@@ -48,7 +48,7 @@ fn data<T: GpuRealElement>(case: &QkRopeCase) -> QkRopeData<T> {
     }
 }
 
-fn layout<T: GpuRealElement>(case: &QkRopeCase, order: KvOrder) -> KvLayout {
+fn layout<T: GpuTestFloat>(case: &QkRopeCase, order: KvOrder) -> KvLayout {
     let &QkRopeCase { kv_heads, head_dim, block_tokens, .. } = case;
     let (layers, blocks, dtype) = (LAYERS, BLOCKS, T::DTYPE);
     KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order }
@@ -70,7 +70,7 @@ fn in_order<T: Copy>(pool: &[T], layout: &KvLayout) -> Vec<T> {
     out
 }
 
-fn rotations<T: GpuRealElement>(case: &QkRopeCase) {
+fn rotations<T: GpuTestFloat>(case: &QkRopeCase) {
     let cpu = oracle();
     let data = data::<T>(case);
     let (width, half) = (case.heads * case.head_dim, case.rotary / 2);
@@ -99,7 +99,7 @@ fn rotations<T: GpuRealElement>(case: &QkRopeCase) {
     let mut bytes = vec![0; lanes.bytes()];
     cpu.download(&S, &pool, 0, &mut bytes).unwrap();
     let stored: Vec<T> =
-        bytes.chunks_exact(T::DTYPE.bytes()).map(<T as PlainElement>::of_bytes).collect();
+        bytes.chunks_exact(T::DTYPE.bytes()).map(<T as GpuTestElement>::of_bytes).collect();
     let stored = in_order(&stored, &lanes);
 
     for device in devices() {

@@ -8,7 +8,7 @@ use kernels::{
     QkNormRopeKvWrite, RopeAttention, RopeCosSin, RowBounds,
 };
 
-use crate::support::{DeviceArray, GpuRealElement, RandomNumbers, S, devices, error, tolerance};
+use crate::support::{DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, tolerance};
 
 /// Number of query heads, number of KV heads, head dimension, and tokens per block.
 type RopeHeadShape = (usize, usize, usize, usize);
@@ -33,7 +33,7 @@ struct RopeAttentionCase<T> {
     slots: Vec<i64>,
 }
 
-impl<T: GpuRealElement> RopeAttentionCase<T> {
+impl<T: GpuTestFloat> RopeAttentionCase<T> {
     fn new(heads: RopeHeadShape, contexts: &[usize], normed: bool) -> Self {
         let (query_heads, kv_heads, head_dim, block_tokens) = heads;
         let mut numbers = RandomNumbers::fresh((query_heads + contexts.len()) as u64);
@@ -192,11 +192,11 @@ impl<T: GpuRealElement> RopeAttentionCase<T> {
     }
 }
 
-fn bits<T: GpuRealElement>(values: &[T]) -> Vec<u8> {
+fn bits<T: GpuTestFloat>(values: &[T]) -> Vec<u8> {
     values.iter().flat_map(|v| v.bytes()).collect()
 }
 
-pub(crate) fn check<T: GpuRealElement>(
+pub(crate) fn check<T: GpuTestFloat>(
     device: &GpuBackend,
     heads: RopeHeadShape,
     contexts: &[usize],

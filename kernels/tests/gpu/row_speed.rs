@@ -14,7 +14,7 @@ use kernels::{
     RouterLogits, RowSampling, SiluMul, SoftmaxRouting, TokenEmbedding,
 };
 
-use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices};
+use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices};
 
 const HIDDEN: usize = 1024;
 const INNER: usize = 3072;
@@ -202,7 +202,7 @@ fn sampling_time(
     }
     let mut bytes = vec![0; stage.bytes()];
     stage.write(&mut bytes);
-    let words: Vec<i32> = bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect();
+    let words: Vec<i32> = bytes.chunks_exact(4).map(<i32 as GpuTestElement>::of_bytes).collect();
     let words = DeviceArray::row(device, &words);
     let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, logits_rows };
     let record: Vec<i32> = (0..logits_rows as u32)

@@ -11,7 +11,7 @@ use kernels::step::{
     StagingBuffer,
 };
 
-use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices, oracle};
+use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices, oracle};
 
 mod vocab_parallel;
 
@@ -225,7 +225,7 @@ impl SampleCase {
         };
         let mut bytes = vec![0; stage.bytes()];
         stage.write(&mut bytes);
-        bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect()
+        bytes.chunks_exact(4).map(<i32 as GpuTestElement>::of_bytes).collect()
     }
 
     fn param_words(&self) -> Vec<i32> {

@@ -13,7 +13,7 @@ use crate::support::S;
 const FLOATS: usize = 1000;
 
 /// Buffers of a chain of additions, one of which runs on the secondary stream.
-struct StreamSums<'a> {
+struct StreamAdditions<'a> {
     pair: &'a DevicePair,
     secondary_stream: DeviceStream,
     x: TwinMatrix,
@@ -23,7 +23,7 @@ struct StreamSums<'a> {
     after_join: TwinMatrix,
 }
 
-impl<'a> StreamSums<'a> {
+impl<'a> StreamAdditions<'a> {
     fn new(pair: &'a DevicePair) -> Self {
         let secondary_stream =
             pair.gpu.secondary_stream().expect("no kernel timestamps are active");
@@ -75,7 +75,7 @@ impl<'a> StreamSums<'a> {
 }
 
 fn check_fork_and_join(pair: &DevicePair) {
-    let mut sums = StreamSums::new(pair);
+    let mut sums = StreamAdditions::new(pair);
     for value in [1.0, 3.0] {
         sums.set(value);
         sums.launch(true);
@@ -125,7 +125,7 @@ fn independent_streams_run_in_any_order() {
 #[test]
 fn unjoined_capture_fails() {
     for pair in &pairs() {
-        let mut sums = StreamSums::new(pair);
+        let mut sums = StreamAdditions::new(pair);
         sums.launch(true);
         assert!(sums.capture(false).is_err());
         let graph = sums.capture(true).unwrap();

@@ -8,7 +8,7 @@ use kernels::step::{
     StageSequenceInit, StageView, StagingBuffer, StepArrays,
 };
 
-use crate::support::{DeviceArray, PlainElement, RandomNumbers, S, devices, oracle};
+use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices, oracle};
 
 const SEQ_SLOTS: usize = 6;
 const WIDTH: usize = 9;
@@ -111,7 +111,7 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
 fn words_of(stage: &StagingBuffer) -> Vec<i32> {
     let mut bytes = vec![0; stage.bytes()];
     stage.write(&mut bytes);
-    bytes.chunks_exact(4).map(<i32 as PlainElement>::of_bytes).collect()
+    bytes.chunks_exact(4).map(<i32 as GpuTestElement>::of_bytes).collect()
 }
 
 fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTestArrays {

@@ -118,13 +118,13 @@ impl RandomNumbers {
         2.0 * self.unit() - 1.0
     }
 
-    pub(crate) fn reals<T: GpuRealElement>(&mut self, n: usize) -> Vec<T> {
+    pub(crate) fn reals<T: GpuTestFloat>(&mut self, n: usize) -> Vec<T> {
         (0..n).map(|_| T::of(self.float())).collect()
     }
 }
 
 /// An element type that can be uploaded to a device and read back as bytes.
-pub(crate) trait PlainElement:
+pub(crate) trait GpuTestElement:
     DeviceElement + PartialEq + std::fmt::Debug + Default
 {
     fn bytes(self) -> Vec<u8>;
@@ -133,7 +133,7 @@ pub(crate) trait PlainElement:
 
 macro_rules! plain {
     ($($name:ty),*) => {$(
-        impl PlainElement for $name {
+        impl GpuTestElement for $name {
             fn bytes(self) -> Vec<u8> {
                 self.to_le_bytes().to_vec()
             }
@@ -146,12 +146,12 @@ macro_rules! plain {
 plain!(f32, bf16, f16, i32, i64);
 
 /// A float type that activations may have.
-pub(crate) trait GpuRealElement: PlainElement {
+pub(crate) trait GpuTestFloat: GpuTestElement {
     fn of(x: f32) -> Self;
     fn value(self) -> f32;
 }
 
-impl GpuRealElement for f32 {
+impl GpuTestFloat for f32 {
     fn of(x: f32) -> Self {
         x
     }
@@ -162,7 +162,7 @@ impl GpuRealElement for f32 {
 
 macro_rules! half {
     ($($name:ty),*) => {$(
-        impl GpuRealElement for $name {
+        impl GpuTestFloat for $name {
             fn of(x: f32) -> Self {
                 Self::from_f32(x)
             }
@@ -182,7 +182,7 @@ pub(crate) struct DeviceArray<T> {
     kind: PhantomData<T>,
 }
 
-impl<T: PlainElement> DeviceArray<T> {
+impl<T: GpuTestElement> DeviceArray<T> {
     pub(crate) fn of(device: &GpuBackend, data: &[T], rows: usize, cols: usize) -> Self {
         assert_eq!(data.len(), rows * cols);
         let bytes: Vec<u8> = data.iter().flat_map(|x| x.bytes()).collect();
@@ -220,7 +220,7 @@ impl<T: PlainElement> DeviceArray<T> {
 }
 
 /// The largest difference, relative to the magnitude of the expected values.
-pub(crate) fn error<T: GpuRealElement>(got: &[T], expected: &[T]) -> f32 {
+pub(crate) fn error<T: GpuTestFloat>(got: &[T], expected: &[T]) -> f32 {
     assert_eq!(got.len(), expected.len());
     let size = expected.iter().fold(1e-3f32, |m, x| m.max(x.value().abs()));
     let worst = got.iter().zip(expected).map(|(g, e)| (g.value() - e.value()).abs());
@@ -229,7 +229,7 @@ pub(crate) fn error<T: GpuRealElement>(got: &[T], expected: &[T]) -> f32 {
 
 /// Maximum relative error for another order of f32 sums and approximate exponentials: one ulp in 16-bit
 /// types, where rounding may differ.
-pub(crate) fn tolerance<T: GpuRealElement>() -> f32 {
+pub(crate) fn tolerance<T: GpuTestFloat>() -> f32 {
     match T::DTYPE {
         DType::BF16 => 8e-3,
         DType::F16 => 1e-3,

@@ -36,8 +36,8 @@ const PROBE_EVERY: Duration = Duration::from_millis(50);
 const SIP_BYTES: usize = 256;
 const SIP_PAUSE: Duration = Duration::from_millis(50);
 
-/// Step times or latencies in nanoseconds, collected by a client task.
-type SharedTimes = Arc<Mutex<Vec<u64>>>;
+/// Latencies in nanoseconds, collected by a client task.
+type SharedLatencies = Arc<Mutex<Vec<u64>>>;
 
 /// Step times of the server, and latencies of `/metrics` and `/livez` requests, of one run in nanoseconds.
 struct BystanderResult {
@@ -113,7 +113,7 @@ fn measure(disturbed: bool) -> BystanderResult {
     let source = Arc::clone(&server.app.serving().unwrap().kv_event_sources[0]);
     let stuck = disturbed.then(|| StuckSubscribers::connect(&source.endpoint));
     let done = Arc::new(AtomicBool::new(false));
-    let [scrapes, probes] = [(); 2].map(|()| SharedTimes::default());
+    let [scrapes, probes] = [(); 2].map(|()| SharedLatencies::default());
     let clients = {
         let (done, scrapes, probes) =
             (Arc::clone(&done), Arc::clone(&scrapes), Arc::clone(&probes));
@@ -144,8 +144,8 @@ fn clients(
     address: SocketAddr,
     disturbed: bool,
     done: &AtomicBool,
-    scrapes: SharedTimes,
-    probes: SharedTimes,
+    scrapes: SharedLatencies,
+    probes: SharedLatencies,
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -195,7 +195,12 @@ pub(super) async fn read(address: SocketAddr, slow: bool) {
     }
 }
 
-async fn poll_path(address: SocketAddr, path: &'static str, every: Duration, times: SharedTimes) {
+async fn poll_path(
+    address: SocketAddr,
+    path: &'static str,
+    every: Duration,
+    times: SharedLatencies,
+) {
     let mut socket = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
     let mut every = tokio::time::interval(every);

@@ -287,7 +287,7 @@ fn read_events(client: &mut HttpClient, seen: &LongPromptCounts) -> String {
 
 /// The server's timing record of one step.
 #[derive(Debug, Clone, Copy, Default)]
-struct ServerStep {
+struct ServerStepRecord {
     number: u64,
     tokens: u64,
     took: Duration,
@@ -295,7 +295,7 @@ struct ServerStep {
     allowed: Duration,
 }
 
-impl ServerStep {
+impl ServerStepRecord {
     fn of(step: &Value) -> Self {
         let field = |name: &str| step[name].as_u64().unwrap();
         Self {
@@ -311,7 +311,7 @@ impl ServerStep {
     }
 }
 
-impl std::fmt::Display for ServerStep {
+impl std::fmt::Display for ServerStepRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { tokens, took, allowed, .. } = self;
         write!(f, "{took:.1?} of {allowed:.1?} ({tokens} tokens)")
@@ -320,22 +320,22 @@ impl std::fmt::Display for ServerStep {
 
 /// Summary of the step records that were read from a server.
 #[derive(Default)]
-struct ServerSteps {
+struct StepRecordSummary {
     newest: u64,
     /// Number of step records read.
     seen: u64,
-    longest: ServerStep,
+    longest: ServerStepRecord,
     /// The step that used the largest share of its deadline.
-    nearest: ServerStep,
+    nearest: ServerStepRecord,
 }
 
-impl ServerSteps {
+impl StepRecordSummary {
     /// Reads the step records that are newer than the last one seen.
     fn poll(&mut self, address: SocketAddr) {
         let mut client = connect(address);
         client.send("GET", "/debug/steps", "Authorization: Bearer root\r\n", b"");
         let page = client.read().unwrap().json();
-        let steps = page["steps"].as_array().unwrap().iter().map(ServerStep::of);
+        let steps = page["steps"].as_array().unwrap().iter().map(ServerStepRecord::of);
         let known = self.newest;
         for step in steps.skip_while(|step| step.number <= known) {
             (self.newest, self.seen) = (step.number, self.seen + 1);
@@ -386,7 +386,7 @@ fn run(
     process: &LongPromptServer,
     time: Duration,
     seen: &LongPromptCounts,
-    steps: &mut ServerSteps,
+    steps: &mut StepRecordSummary,
 ) {
     let (address, over, start) = (process.address, AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
@@ -429,7 +429,7 @@ fn long_prompts_cause_no_false_step_timeout() {
     let args = [&[path.to_str().unwrap(), "--admin-key", "root"], &apart[..], &sizes[..]].concat();
     let process = LongPromptServer::start(&args);
     let (pids, seen, mut steps) =
-        (process.pids(), LongPromptCounts::default(), ServerSteps::default());
+        (process.pids(), LongPromptCounts::default(), StepRecordSummary::default());
     run(&process, Duration::from_secs_f64(minutes * 60.0), &seen, &mut steps);
     let alarms = false_alarms(process.address);
     println!("{minutes} minutes: {}", seen.line());

@@ -4,7 +4,7 @@
 //! The client is a separate process: one process may not have enough descriptors for both ends, and the
 //! measured memory is the server's alone.
 
-use crate::hash_model::SlotAccess;
+use crate::hash_model::KvSlotAccess;
 use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
 use engine::AdmissionLimits;
@@ -46,7 +46,7 @@ fn setup(length: &StreamLength) -> ServerSetup {
     // Blocks of a stream's prompt and output, including one partially filled block.
     let blocks = (64 + length.tokens) as u32 / BLOCK_TOKENS + 1;
     ServerSetup {
-        slot_access: SlotAccess::Untouched,
+        slot_access: KvSlotAccess::Untouched,
         alphabet: TokenizerAlphabet::Ascii,
         blocks: STREAMS as u32 * blocks,
         max_num_seqs: STREAMS as u32,

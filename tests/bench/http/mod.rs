@@ -16,7 +16,7 @@ mod preemption_storm;
 mod socket_ceiling;
 mod stuck_subscribers;
 
-use crate::hash_model::SlotAccess;
+use crate::hash_model::KvSlotAccess;
 use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{ServerSetup, TestServer};
 use client::StreamCounts;
@@ -26,19 +26,19 @@ const STREAMS: usize = 256;
 const TOKENS: usize = 3_000;
 
 /// An endpoint with the request field that contains its prompt.
-struct ReplyKind {
+struct BenchEndpoint {
     name: &'static str,
     path: &'static str,
     body: &'static str,
 }
 
-const KINDS: &[ReplyKind] = &[
-    ReplyKind {
+const KINDS: &[BenchEndpoint] = &[
+    BenchEndpoint {
         name: "completions",
         path: "/v1/completions",
         body: r#""prompt":"once upon a time""#,
     },
-    ReplyKind {
+    BenchEndpoint {
         name: "chat",
         path: "/v1/chat/completions",
         body: r#""messages":[{"role":"user","content":"once upon a time"}]"#,
@@ -58,9 +58,9 @@ fn tokens_per_second() {
     }
 }
 
-fn measure(kind: &ReplyKind, round: u32) {
+fn measure(kind: &BenchEndpoint, round: u32) {
     let setup = ServerSetup {
-        slot_access: SlotAccess::Untouched,
+        slot_access: KvSlotAccess::Untouched,
         alphabet: TokenizerAlphabet::Ascii,
         blocks: 65_536,
         workers: 1,

@@ -14,15 +14,15 @@ const PAUSE: Duration = Duration::from_millis(50);
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Requests together with their expected outputs.
-pub(super) struct KnownAnswers(Vec<KnownReply>);
+pub(super) struct RecordedReplies(Vec<RecordedReply>);
 
-struct KnownReply {
+struct RecordedReply {
     path: &'static str,
     body: Value,
     text: String,
 }
 
-fn requests() -> Vec<KnownReply> {
+fn requests() -> Vec<RecordedReply> {
     let chat = json!([{"role": "user", "content": "What is 12 plus 30?"}]);
     let asked = [
         (
@@ -47,7 +47,7 @@ fn requests() -> Vec<KnownReply> {
             "ignore_eos": true, "stream": true}),
         ),
     ];
-    let known = |(path, body)| KnownReply { path, body, text: String::new() };
+    let known = |(path, body)| RecordedReply { path, body, text: String::new() };
     asked.into_iter().map(known).collect()
 }
 
@@ -60,7 +60,7 @@ fn text_of(reply: &HttpReply, streamed: bool) -> String {
     reply.events().into_iter().map(text).collect()
 }
 
-impl KnownAnswers {
+impl RecordedReplies {
     /// Records the outputs of all requests on a server that is not under attack.
     pub(super) fn learn(at: SocketAddr) -> Self {
         let mut known = requests();
@@ -85,7 +85,7 @@ impl KnownAnswers {
     pub(super) fn compare(&self, target: &AttackTarget, over: &AtomicBool, first: u64) {
         let mut next = first as usize;
         while !over.load(Ordering::Relaxed) {
-            let KnownReply { path, body, text } = &self.0[next % self.0.len()];
+            let RecordedReply { path, body, text } = &self.0[next % self.0.len()];
             let sent = body.to_string();
             let Some(reply) = target.post("bystander", path, sent.as_bytes()) else { continue };
             if reply.status == 429 {

@@ -22,14 +22,14 @@ const DESCRIPTORS_MORE: u64 = 16;
 const SLOPE_TIME_MIN: Duration = Duration::from_mins(20);
 
 /// Samples the resident memory of a server, and checks the samples at the end.
-pub(super) struct MemoryWatch {
+pub(super) struct MemorySampler {
     pid: u32,
     time: Duration,
     began: Instant,
     samples: Mutex<Vec<ResourceSample>>,
 }
 
-impl MemoryWatch {
+impl MemorySampler {
     pub(super) fn new(pid: u32, time: Duration) -> Self {
         Self { pid, time, began: Instant::now(), samples: Mutex::default() }
     }

@@ -23,8 +23,8 @@ use crate::http::executor_process::wait_until;
 use crate::http::server_process::{ServerProcess, command};
 use crate::rng::SimRng;
 use crate::soak::in_use;
-use memory::MemoryWatch;
-use probes::ProbeWatch;
+use memory::MemorySampler;
+use probes::ProbeChecker;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -151,12 +151,12 @@ fn run(plan: &AttackPlan) -> AttackReport {
     println!("{plan:?}");
     let mut process = start();
     let target = AttackTarget::new(&process);
-    let known = bystander::KnownAnswers::learn(target.address);
+    let known = bystander::RecordedReplies::learn(target.address);
     let first = Mutex::new(plan.kinds());
     let (over, counts) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
-    let memory = MemoryWatch::new(process.id(), plan.time);
+    let memory = MemorySampler::new(process.id(), plan.time);
     std::thread::scope(|scope| {
-        let probing = scope.spawn(|| ProbeWatch::run(&target, &over));
+        let probing = scope.spawn(|| ProbeChecker::run(&target, &over));
         for number in 0..BYSTANDERS {
             let (target, known, over) = (&target, &known, &over);
             scope.spawn(move || known.compare(target, over, number));
@@ -192,7 +192,7 @@ fn run(plan: &AttackPlan) -> AttackReport {
 }
 
 /// Checks that the server holds no resources of disconnected clients and that it exits on SIGTERM.
-fn end(process: &mut ServerProcess, target: &AttackTarget, memory: &MemoryWatch) {
+fn end(process: &mut ServerProcess, target: &AttackTarget, memory: &MemorySampler) {
     if !target.is_alive() {
         target.add_violation("the server has ended".to_owned());
         println!("{}", process.stderr_text());

@@ -31,12 +31,12 @@ fn free_address() -> SocketAddr {
 }
 
 /// A server whose log is not read for its address: the port is chosen before the start.
-struct UnloggedServer {
+struct FixedPortServer {
     child: Child,
     at: SocketAddr,
 }
 
-impl UnloggedServer {
+impl FixedPortServer {
     fn start(log: Stdio, more: &[&str]) -> Self {
         let at = free_address();
         let port = at.port().to_string();
@@ -65,7 +65,7 @@ impl UnloggedServer {
     }
 }
 
-impl Drop for UnloggedServer {
+impl Drop for FixedPortServer {
     fn drop(&mut self) {
         let _ = self.child.kill(); // The process has exited already unless the test has failed.
         let _ = self.child.wait();
@@ -75,7 +75,7 @@ impl Drop for UnloggedServer {
 #[test]
 fn full_log_disk_loses_only_log_lines() {
     let full = || File::options().write(true).open("/dev/full").unwrap();
-    UnloggedServer::start(full().into(), &["--trace-requests", "/dev/full"])
+    FixedPortServer::start(full().into(), &["--trace-requests", "/dev/full"])
         .assert_full_lifecycle();
 }
 
@@ -83,7 +83,7 @@ fn full_log_disk_loses_only_log_lines() {
 fn closed_log_pipe_loses_only_log_lines() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    UnloggedServer::start(writer.into(), &["--log-format", "json"]).assert_full_lifecycle();
+    FixedPortServer::start(writer.into(), &["--log-format", "json"]).assert_full_lifecycle();
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn blocked_log_pipe_delays_nothing_and_counts_drops() {
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     // Fills the pipe of the server's log: 64 KiB is the capacity of a pipe on Linux.
     writer.write_all(&vec![b'.'; 1 << 16]).unwrap();
-    let mut server = UnloggedServer::start(writer.into(), &[]);
+    let mut server = FixedPortServer::start(writer.into(), &[]);
     let first = complete_text(server.at, 20);
     let former = children_as("executor", server.child.id());
     send(former[0], "-KILL");

@@ -1,6 +1,6 @@
 //! Limits and deadlines of connections, headers, bodies and queues.
 
-use crate::hash_model::SlotAccess;
+use crate::hash_model::KvSlotAccess;
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use engine::AdmissionLimits;
@@ -136,7 +136,7 @@ fn stalled_reader_is_disconnected_alone() {
 #[test]
 fn a_slow_reader_gets_the_same_text_in_fewer_chunks() {
     // The hash model without KV slots is fast enough for a stream far larger than the socket buffers.
-    let reading = SlotAccess::Untouched;
+    let reading = KvSlotAccess::Untouched;
     // The write timeout exceeds the time that a busy machine needs to generate everything.
     let deadlines =
         ConnectionTimeouts { write: Duration::from_mins(5), ..ConnectionTimeouts::default() };

@@ -15,13 +15,13 @@ const MORE_BYTES: u64 = 16 << 20;
 const TOKENS: u32 = 60;
 
 /// A memory cgroup, version 1 or 2; removed on drop.
-struct MemoryControlGroup {
+struct MemoryCgroup {
     folder: PathBuf,
     /// File with the kernel's count of OOM kills.
     events: &'static str,
 }
 
-impl MemoryControlGroup {
+impl MemoryCgroup {
     /// Creates a cgroup with a limit on the memory that its processes allocate from then on. Needs root.
     fn limited(bytes: u64) -> Self {
         let first = Path::new("/sys/fs/cgroup/memory");
@@ -47,7 +47,7 @@ impl MemoryControlGroup {
     }
 }
 
-impl Drop for MemoryControlGroup {
+impl Drop for MemoryCgroup {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.folder); // A process may remain in it if a test failed.
     }
@@ -61,7 +61,7 @@ fn cgroup_oom_kill_restarts_executor_without_token_loss() {
     let mut process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let (at, former) = (process.address, executor(&process));
     let expected = complete_text(at, TOKENS);
-    let group = MemoryControlGroup::limited(MORE_BYTES);
+    let group = MemoryCgroup::limited(MORE_BYTES);
     group.take(former);
     let (over, asked) = (AtomicBool::new(false), AtomicU64::new(0));
     let (started, mut ends) = (Instant::now(), Vec::new());

@@ -1,7 +1,7 @@
 //! Clients that stream completions and compare the tokens with the expected outputs.
 
 use super::rng::KillDrillRng;
-use super::topologies::KnownRequest;
+use super::topologies::RecordedRequest;
 use crate::http_client::HttpClient;
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ impl StreamResults {
         self.descriptions.extend(other.descriptions);
     }
 
-    fn count(&mut self, request: &KnownRequest, received: &StreamEnd) {
+    fn count(&mut self, request: &RecordedRequest, received: &StreamEnd) {
         let expected = &request.ids;
         let description = match received {
             StreamEnd::Complete { ids, end } if ids == expected && end == "length" => {
@@ -78,7 +78,7 @@ enum StreamEnd {
 /// Sends one request after another until stopped.
 pub(super) fn send_requests(
     at: SocketAddr,
-    requests: &[KnownRequest],
+    requests: &[RecordedRequest],
     mut rng: KillDrillRng,
     stop: &AtomicBool,
 ) -> StreamResults {
@@ -91,13 +91,13 @@ pub(super) fn send_requests(
 }
 
 /// Sends a request for a stream and returns its connection.
-pub(super) fn open(at: SocketAddr, request: &KnownRequest) -> HttpClient {
+pub(super) fn open(at: SocketAddr, request: &RecordedRequest) -> HttpClient {
     let mut client = HttpClient::connect(at);
     client.send("POST", "/v1/completions", "", request.body.to_string().as_bytes());
     client
 }
 
-fn read_stream(at: SocketAddr, request: &KnownRequest) -> StreamEnd {
+fn read_stream(at: SocketAddr, request: &RecordedRequest) -> StreamEnd {
     let mut client = open(at, request);
     let (mut since, mut events) = (Instant::now(), Vec::new());
     let ended = |since: Instant| {

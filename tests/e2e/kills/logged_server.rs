@@ -11,7 +11,7 @@ use std::time::Instant;
 
 /// Event of a group of executors that fail together, as logged by the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GroupEvent {
+pub(super) enum ExecutorGroupEvent {
     /// The group has failed, and its remaining processes have exited.
     Failed,
     /// The group serves again.
@@ -19,7 +19,7 @@ pub(super) enum GroupEvent {
 }
 
 /// Events of each group with their times. The key is the replica that the log names for the group.
-type GroupEvents = BTreeMap<u16, Receiver<(Instant, GroupEvent)>>;
+type ExecutorGroupEvents = BTreeMap<u16, Receiver<(Instant, ExecutorGroupEvent)>>;
 
 /// A `hadron serve` process with a thread that reads its log.
 pub(super) struct LogWatchedServer {
@@ -32,7 +32,7 @@ impl LogWatchedServer {
     pub(super) fn start(
         flags: &[String],
         groups: impl Iterator<Item = u16>,
-    ) -> (Self, GroupEvents) {
+    ) -> (Self, ExecutorGroupEvents) {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut command = command(&[&["--port", "0"], &flags[..]].concat());
         let mut child = command.env("RUST_LOG", "info").spawn().unwrap();
@@ -67,7 +67,10 @@ impl Drop for LogWatchedServer {
 
 /// Sends the group events of a log until it ends. Reads every line, because a full pipe would block the
 /// server.
-fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<(Instant, GroupEvent)>>) {
+fn read(
+    stderr: BufReader<ChildStderr>,
+    groups: &BTreeMap<u16, Sender<(Instant, ExecutorGroupEvent)>>,
+) {
     for line in stderr.lines().map_while(Result::ok) {
         let now = Instant::now();
         if line.contains(" ERROR ") {
@@ -81,11 +84,11 @@ fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<(Instant, 
     }
 }
 
-fn parse(line: &str) -> Option<(u16, GroupEvent)> {
+fn parse(line: &str) -> Option<(u16, ExecutorGroupEvent)> {
     let event = if line.contains(": restarting replica=") {
-        GroupEvent::Failed
+        ExecutorGroupEvent::Failed
     } else if line.contains(": executors restarted replica=") {
-        GroupEvent::Restored
+        ExecutorGroupEvent::Restored
     } else {
         return None;
     };

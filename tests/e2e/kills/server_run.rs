@@ -2,7 +2,7 @@
 //! killed.
 
 use super::load::{open, send_requests};
-use super::logged_server::{GroupEvent, LogWatchedServer};
+use super::logged_server::{ExecutorGroupEvent, LogWatchedServer};
 use super::report::{ObservedFailure, ServerRun};
 use super::rng::KillDrillRng;
 use super::topologies::{DrillModels, DrillTopology};
@@ -33,7 +33,7 @@ pub(super) struct SignalCounts {
 struct TargetGroup<'a> {
     server: u32,
     ranks: &'a [u16],
-    group_events: Receiver<(Instant, GroupEvent)>,
+    group_events: Receiver<(Instant, ExecutorGroupEvent)>,
     rng: KillDrillRng,
 }
 
@@ -95,7 +95,7 @@ impl TargetGroup<'_> {
                 seen.push(self.fail_once(Signal::KILL));
             }
             let failed_at = seen.last().unwrap().failed_at;
-            let restored_at = self.wait_for(GroupEvent::Restored);
+            let restored_at = self.wait_for(ExecutorGroupEvent::Restored);
             seen.last_mut().unwrap().restored_after = Some(restored_at - failed_at);
         }
         seen
@@ -116,13 +116,13 @@ impl TargetGroup<'_> {
         }
         let since = Instant::now();
         let sent = pids.iter().filter(|pid| send(**pid, signal)).count();
-        let failed_at = self.wait_for(GroupEvent::Failed);
+        let failed_at = self.wait_for(ExecutorGroupEvent::Failed);
         let detected_after = failed_at - since;
         ObservedFailure { signal, sent, detected_after, failed_at, restored_after: None }
     }
 
     /// Waits for the group's next event of this kind and returns its time.
-    fn wait_for(&self, wanted: GroupEvent) -> Instant {
+    fn wait_for(&self, wanted: ExecutorGroupEvent) -> Instant {
         loop {
             let received = self.group_events.recv_timeout(TIMEOUT);
             let (at, event) =

@@ -103,7 +103,7 @@ impl DrillTopology {
 
 /// A request with its expected output token ids.
 #[derive(Debug, Clone)]
-pub(super) struct KnownRequest {
+pub(super) struct RecordedRequest {
     pub(super) body: Value,
     pub(super) ids: Vec<u32>,
 }
@@ -112,8 +112,8 @@ pub(super) struct KnownRequest {
 pub(super) struct DrillModels {
     device: DrillDevice,
     expert_model: tempfile::TempDir,
-    demo_requests: Vec<KnownRequest>,
-    expert_requests: Vec<KnownRequest>,
+    demo_requests: Vec<RecordedRequest>,
+    expert_requests: Vec<RecordedRequest>,
 }
 
 impl DrillModels {
@@ -132,7 +132,7 @@ impl DrillModels {
         models
     }
 
-    pub(super) fn requests(&self, topology: DrillTopology) -> &[KnownRequest] {
+    pub(super) fn requests(&self, topology: DrillTopology) -> &[RecordedRequest] {
         if topology.has_experts() { &self.expert_requests } else { &self.demo_requests }
     }
 
@@ -158,7 +158,7 @@ impl DrillModels {
 
 /// Records the outputs of greedy and sampled requests. In sampled ones, a lost or repeated token changes all
 /// later tokens.
-fn known_requests(flags: &[String]) -> Vec<KnownRequest> {
+fn known_requests(flags: &[String]) -> Vec<RecordedRequest> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let server = ServerProcess::start(&flags);
     let record = |which: u32| {
@@ -171,7 +171,7 @@ fn known_requests(flags: &[String]) -> Vec<KnownRequest> {
         let reply = post(server.address, "/v1/completions", &request).json();
         let ids = serde_json::from_value(reply["choices"][0]["token_ids"].clone()).unwrap();
         request["stream"] = json!(true);
-        KnownRequest { body: request, ids }
+        RecordedRequest { body: request, ids }
     };
     (0..REQUESTS).map(record).collect()
 }

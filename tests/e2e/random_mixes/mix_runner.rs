@@ -2,7 +2,7 @@
 //! faults.
 
 use super::generated_requests::GeneratedRequest;
-use crate::invariance::{EngineSetting, MAX_MODEL_LEN, executor, model};
+use crate::invariance::{EngineTestConfig, MAX_MODEL_LEN, executor, model};
 use crate::rng::SimRng;
 use executor::{Executor, ExecutorError, TokenBitmaskSource};
 use grammar::{CompiledGrammar, GrammarSession};
@@ -21,7 +21,7 @@ const DEAD_TICKS: u64 = 3;
 
 /// Faults injected into a run; rates are per 1000.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct MixFaults {
+pub(super) struct MixFaultRates {
     /// Rate of grammar bitmasks that are overdue.
     pub(super) overdue_masks: u32,
     /// Rate of outputs that arrive one tick later.
@@ -32,10 +32,10 @@ pub(super) struct MixFaults {
 /// Scheduler limits and fault rates of a mix.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MixSetup {
-    pub(super) setting: EngineSetting,
+    pub(super) setting: EngineTestConfig,
     pub(super) tokens_per_chunk: Option<u32>,
     pub(super) mixed: bool,
-    pub(super) faults: MixFaults,
+    pub(super) faults: MixFaultRates,
 }
 
 /// Everything that a client receives for a request.
@@ -88,7 +88,7 @@ impl Add for MixCounts {
 }
 
 /// Builds the grammar bitmasks of a step's rows from the requests' output tokens.
-struct MixMaskMaker<'a> {
+struct MixBitmaskBuilder<'a> {
     requests: &'a [GeneratedRequest],
     grammars: &'a [CompiledGrammar],
     sessions: BTreeMap<RequestId, GrammarSession>,
@@ -97,7 +97,7 @@ struct MixMaskMaker<'a> {
     outputs: BTreeMap<RequestId, Vec<Token>>,
 }
 
-impl<'a> MixMaskMaker<'a> {
+impl<'a> MixBitmaskBuilder<'a> {
     /// Grammar session of a constrained request.
     fn session(&mut self, request: RequestId) -> Option<&mut GrammarSession> {
         let grammar: &'a CompiledGrammar =
@@ -118,7 +118,7 @@ impl<'a> MixMaskMaker<'a> {
     }
 }
 
-impl TokenBitmaskSource for MixMaskMaker<'_> {
+impl TokenBitmaskSource for MixBitmaskBuilder<'_> {
     fn wait(&mut self, _: StepId, rows: usize) -> Result<Vec<BitmaskRow>, ExecutorError> {
         assert_eq!(self.masked_rows.len(), rows);
         let wanted = std::mem::take(&mut self.masked_rows);
@@ -142,7 +142,7 @@ struct MixRun<'a> {
     rng: &'a mut SimRng,
     engine: Scheduler,
     executor: Option<Executor>,
-    maker: MixMaskMaker<'a>,
+    maker: MixBitmaskBuilder<'a>,
     inbox: Vec<SchedulerEvent>,
     /// Step outputs that have not reached the scheduler yet.
     step_outputs: VecDeque<StepOutput>,
@@ -181,7 +181,7 @@ pub(super) fn run(
         rng,
         engine: Scheduler::new(SchedulerConfig::new(limits, kv)).unwrap(),
         executor: Some(first),
-        maker: MixMaskMaker {
+        maker: MixBitmaskBuilder {
             requests: asked,
             grammars,
             sessions: BTreeMap::new(),

@@ -8,11 +8,11 @@
 mod generated_requests;
 mod mix_runner;
 
-use crate::invariance::{EngineSetting, SEQUENTIAL, compile, model};
+use crate::invariance::{EngineTestConfig, SEQUENTIAL, compile, model};
 use crate::rng::SimRng;
 use generated_requests::{GeneratedRequest, generate, specs};
 use grammar::CompiledGrammar;
-use mix_runner::{MixCounts, MixFaults, MixSetup, RequestOutput, run};
+use mix_runner::{MixCounts, MixFaultRates, MixSetup, RequestOutput, run};
 use scheduler::{AbortCause, FinishReason};
 
 /// Number of seeds of every test run.
@@ -21,7 +21,7 @@ const SEEDS: u64 = 8;
 /// The mix of a seed: engine limits and fault rates.
 fn random_mix(rng: &mut SimRng) -> MixSetup {
     let drafts = rng.pick(&[0, 0, 1, 3]);
-    let world = EngineSetting {
+    let world = EngineTestConfig {
         tokens_per_step: rng.pick(&[24, 40, 100, 512]),
         requests_running: rng.pick(&[2, 8, 24]),
         blocks: rng.pick(&[32, 33, 40, 400]),
@@ -30,7 +30,7 @@ fn random_mix(rng: &mut SimRng) -> MixSetup {
         drafts,
         uses_draft_model: drafts > 0 && rng.chance_per_mille(500),
     };
-    let faults = MixFaults {
+    let faults = MixFaultRates {
         overdue_masks: if rng.chance_per_mille(500) { rng.pick(&[50, 300]) } else { 0 },
         delayed_outputs: if rng.chance_per_mille(500) { 500 } else { 0 },
         dies_at_tick: rng.chance_per_mille(400).then(|| 5 + rng.below(40)),
@@ -48,7 +48,7 @@ fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
         setting: SEQUENTIAL,
         tokens_per_chunk: None,
         mixed: true,
-        faults: MixFaults::default(),
+        faults: MixFaultRates::default(),
     };
     let patient: Vec<GeneratedRequest> =
         asked.iter().map(|a| GeneratedRequest { disconnects_at_tick: None, ..a.clone() }).collect();

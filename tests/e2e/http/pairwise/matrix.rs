@@ -11,23 +11,23 @@ type FieldChoice = (usize, Option<usize>);
 
 /// Number of values that the tests try for one request field.
 #[derive(Clone, Copy)]
-pub(super) struct FieldSize {
+pub(super) struct FieldValueCount {
     pub(super) count: usize,
     /// Whether every request must contain the field.
     pub(super) is_required: bool,
 }
 
 /// The pairs of field values that no accepted request has covered yet.
-pub(super) struct PairMatrix {
-    fields: Vec<FieldSize>,
+pub(super) struct PairCoverage {
+    fields: Vec<FieldValueCount>,
     open: BTreeSet<(FieldChoice, FieldChoice)>,
     /// Pairs for which a combination was returned, whether or not its request was accepted.
     tried: BTreeSet<(FieldChoice, FieldChoice)>,
     pairs: usize,
 }
 
-impl PairMatrix {
-    pub(super) fn new(fields: Vec<FieldSize>) -> Self {
+impl PairCoverage {
+    pub(super) fn new(fields: Vec<FieldValueCount>) -> Self {
         let mut open = BTreeSet::new();
         for first in 0..fields.len() {
             for second in first + 1..fields.len() {
@@ -77,7 +77,7 @@ impl PairMatrix {
     }
 }
 
-fn values(field: FieldSize) -> impl Iterator<Item = Option<usize>> {
+fn values(field: FieldValueCount) -> impl Iterator<Item = Option<usize>> {
     (0..field.count).map(Some).chain((!field.is_required).then_some(None))
 }
 
@@ -87,7 +87,7 @@ fn ordered(a: FieldChoice, b: FieldChoice) -> (FieldChoice, FieldChoice) {
 
 #[test]
 fn greedy_rows_cover_all_pairs() {
-    let mut matrix = PairMatrix::new(vec![FieldSize { count: 3, is_required: false }; 12]);
+    let mut matrix = PairCoverage::new(vec![FieldValueCount { count: 3, is_required: false }; 12]);
     let mut rows = 0;
     while let Some(row) = matrix.next() {
         matrix.cover(&row);

@@ -11,7 +11,7 @@ mod matrix;
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use fields::{FieldValues, chat, text};
-use matrix::{FieldChoices, FieldSize, PairMatrix};
+use matrix::{FieldChoices, FieldValueCount, PairCoverage};
 use serde_json::{Map, Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -69,7 +69,7 @@ fn allowed(
     at: SocketAddr,
     path: &str,
     fields: &[FieldValues],
-    matrix: &Mutex<PairMatrix>,
+    matrix: &Mutex<PairCoverage>,
 ) -> PairwiseCounts {
     let mut client = HttpClient::connect(at);
     let mut tally = PairwiseCounts::default();
@@ -117,7 +117,7 @@ fn forbidden(at: SocketAddr, path: &str, fields: &[FieldValues], good: &[FieldCh
             check(&reply, &body);
             let rejected = (400..500).contains(&reply.status);
             let blames = if rejected { rejected_field(&reply, &body) } else { String::new() };
-            // If `max_tokens` is invalid, the rejection may name `min_tokens`, which then exceeds the maximum.
+            // If `max_tokens` is invalid, the rejection may name `min_tokens`, which is then too large.
             let meets = blames == "min_tokens" && [*name, *other].contains(&"max_tokens");
             if blames != *name && blames != *other && !meets {
                 wrong.push(format!("{name} {value}, {other} {of_other}: {blames:?} for {body}"));
@@ -141,31 +141,33 @@ fn every_parameter_pair_is_served_or_rejected_by_name() {
         ..ServerSetup::default()
     };
     let server = TestServer::start(&setup);
-    let question = json!({"prompt": "The quick brown fox", "max_tokens": 20, "ignore_eos": true, "temperature": 0});
+    let request_body = json!({"prompt": "The quick brown fox", "max_tokens": 20, "ignore_eos": true, "temperature": 0});
     let at = server.address;
-    let answer = || post(at, "/v1/completions", &question).json()["choices"].clone();
-    let before = answer();
+    let response = || post(at, "/v1/completions", &request_body).json()["choices"].clone();
+    let before = response();
     for (path, fields) in [("/v1/completions", text()), ("/v1/chat/completions", chat())] {
         let sizes = fields
             .iter()
-            .map(|field| FieldSize { count: field.valid.len(), is_required: field.required })
+            .map(|field| FieldValueCount { count: field.valid.len(), is_required: field.required })
             .collect();
-        let matrix = Mutex::new(PairMatrix::new(sizes));
-        let lanes = std::thread::scope(|scope| {
-            let lane = || scope.spawn(|| allowed(at, path, &fields, &matrix));
-            let lanes: Vec<_> = (0..CONCURRENCY).map(|_| lane()).collect();
-            lanes.into_iter().map(|lane| lane.join().unwrap()).collect::<Vec<_>>()
+        let matrix = Mutex::new(PairCoverage::new(sizes));
+        let workers = std::thread::scope(|scope| {
+            let worker = || scope.spawn(|| allowed(at, path, &fields, &matrix));
+            let workers: Vec<_> = (0..CONCURRENCY).map(|_| worker()).collect();
+            workers.into_iter().map(|worker| worker.join().unwrap()).collect::<Vec<_>>()
         });
         let good: Vec<FieldChoices> =
-            lanes.iter().flat_map(|tally| tally.valid_rows.clone()).collect();
-        let (answered, rejected) =
-            lanes.iter().fold((0, 0), |(a, r), tally| (a + tally.served, r + tally.rejected));
+            workers.iter().flat_map(|tally| tally.valid_rows.clone()).collect();
+        let (served, rejected) =
+            workers.iter().fold((0, 0), |(a, r), tally| (a + tally.served, r + tally.rejected));
         let (covered, pairs) = matrix.lock().unwrap().covered();
-        println!("{path}: {covered} of {pairs} pairs in {answered} answers, {rejected} refusals");
+        println!(
+            "{path}: {covered} of {pairs} pairs covered by {served} served requests, {rejected} rejections"
+        );
         assert!(covered * 100 >= pairs * 95, "too many pairs contradict each other");
         let hostile = forbidden(at, path, &fields, &good);
         println!("{path}: {hostile} requests with values that are not allowed");
-        assert_eq!(answer(), before, "{path}");
+        assert_eq!(response(), before, "{path}");
     }
     assert_eq!(get(at, "/readyz").status, 200);
     server.wait_idle(Duration::from_mins(1));
