@@ -112,8 +112,8 @@ impl RequestMetrics {
 pub struct DeliveryRecorder<'a> {
     metrics: &'a RequestMetrics,
     now: Instant,
-    /// Inter-token latencies of the round, added to the shared histograms at its end, so that a token costs
-    /// no write to shared memory.
+    /// Inter-token latencies of these events. They are added to the shared histograms when the recorder is
+    /// dropped, so that a token costs no write to shared memory.
     inter_token_latencies: EngineSeries<LocalHistogram>,
 }
 
