@@ -131,7 +131,7 @@ fn parse_time(
         }
         parser.finish(&mut pieces);
         let took = processor_time().saturating_sub(start);
-        assert!(shown + pieces.len() > 0, "something is told");
+        assert!(shown + pieces.len() > 0, "no output was parsed");
         took
     };
     (0..ROUNDS).map(round).min().unwrap()

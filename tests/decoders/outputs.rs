@@ -47,5 +47,5 @@ pub(crate) fn run(data: &[u8]) {
         pieces
     };
     let whole = read(usize::MAX - text.len());
-    assert_eq!(whole, read(1 + usize::from(*stride % 32)), "cut otherwise, told otherwise");
+    assert_eq!(whole, read(1 + usize::from(*stride % 32)), "other chunks give another result");
 }

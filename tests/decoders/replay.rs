@@ -148,7 +148,7 @@ fn replay_and_mutate(name: &str, mutations: usize) {
 /// Mutates the corpus of the fuzz target `HADRON_DECODERS_TARGET` and the inputs that libFuzzer has added to
 /// it, `HADRON_DECODERS_COUNT` times with the seed `HADRON_DECODERS_SEED`.
 #[test]
-#[ignore = "as long as asked for: `just decoders TARGET COUNT`"]
+#[ignore = "runs the requested number: `just decoders TARGET COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "what to do comes from `just`")]
 fn unbounded_mutations() {
     let env_var = |name: &str| std::env::var(name).ok();

@@ -80,7 +80,7 @@ fn hostile_grammars_are_rejected_or_cheap_in_a_second() {
         assert!(took < Duration::from_secs(30), "{shown}: {took:?}");
         assert!(since.elapsed() < Duration::from_mins(1), "{shown}: its masks are slow");
     }
-    assert!(rejected >= 6, "only {rejected} are refused");
+    assert!(rejected >= 6, "only {rejected} are rejected");
 }
 
 /// Advances the session by the first id that `mask` allows; false if it allows only the end-of-sequence

@@ -311,7 +311,7 @@ fn scheduler_decisions_change_no_output_bit() {
     let worlds = [
         ("in a batch of 32", together),
         ("in small chunks", EngineTestConfig { tokens_per_step: 40, ..together }),
-        ("behind prefix hits", EngineTestConfig { caching: true, ..together }),
+        ("after prefix hits", EngineTestConfig { caching: true, ..together }),
         ("planned ahead", EngineTestConfig { steps_in_flight: 2, ..together }),
         ("preempted", EngineTestConfig { blocks: 40, ..together }),
         ("all at once", EngineTestConfig { steps_in_flight: 2, ..cramped }),
@@ -320,7 +320,7 @@ fn scheduler_decisions_change_no_output_bit() {
         ("with drafts, all at once", EngineTestConfig { drafts: 3, ..cramped }),
         ("by a model, planned ahead", EngineTestConfig { drafts: 1, ..ahead }),
         (
-            "by a model, behind hits",
+            "by a model, after hits",
             EngineTestConfig { drafts: 3, caching: true, tokens_per_step: 48, ..ahead },
         ),
         ("by a model, preempted", EngineTestConfig { drafts: 4, blocks: 40, ..ahead }),

@@ -242,7 +242,7 @@ fn random_schemas_are_obeyed() {
     let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
     let took = since.elapsed();
     println!(
-        "{} complete and valid, {} cut at {TOKENS} tokens, {} refused; {} tokens in {took:?}",
+        "{} complete and valid, {} cut at {TOKENS} tokens, {} rejected; {} tokens in {took:?}",
         count(&score.completed),
         count(&score.truncated),
         count(&score.rejected),

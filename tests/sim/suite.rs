@@ -160,7 +160,7 @@ fn replay_seed() {
 /// Searches for failures in the worlds of `HADRON_SIM_COUNT` seeds from `HADRON_SIM_FROM` on, and in a fifth
 /// as many worlds with lockstep groups and with broken links.
 #[test]
-#[ignore = "as long as asked for"]
+#[ignore = "runs the requested number of seeds"]
 fn explore_seeds() {
     let start = Instant::now();
     let from = env_number("HADRON_SIM_FROM").unwrap_or(SEEDS);

@@ -142,7 +142,7 @@ fn leader_worker_set_is_one_server() {
         assert_eq!(leader["spec"][same], worker["spec"][same], "{same}");
     }
     let asks = |pod: &Value| pod.to_string().contains("httpGet");
-    assert!(asks(leader) && !asks(worker), "only the leader answers");
+    assert!(asks(leader) && !asks(worker), "only the leader serves HTTP");
     check_mounts("workers", &worker["spec"], &container(worker));
     let selector = &documents[1]["spec"]["selector"];
     assert_eq!(selector, &leader["metadata"]["labels"], "clients go to the leader");

@@ -81,7 +81,7 @@ fn scheduling_crates_read_no_clock() {
         deciding.iter().any(|d| path.starts_with(d))
             && (code.contains("Instant::now") || code.contains("SystemTime"))
     };
-    forbid("the scheduler is told the time", &hits(&rust_files(), clock));
+    forbid("the scheduler gets the time as an argument", &hits(&rust_files(), clock));
 }
 
 /// Timeouts, waits and ordering must use a monotonic clock; only displayed times may use the wall clock.

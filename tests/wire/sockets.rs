@@ -174,7 +174,7 @@ fn stuck_subscriber_loses_only_its_own_batches() {
     );
     // The limit allows for busy cores.
     assert!(slowest < Duration::from_secs(10), "a hand-over took {slowest:?}");
-    println!("slowest hand-over beside a stuck reader: {slowest:?}");
+    println!("slowest hand-over with a stuck reader: {slowest:?}");
     let mut seqs = Vec::new();
     stuck.set_rcvtimeo(500).unwrap();
     while let Ok(frames) = stuck.recv_multipart(0) {

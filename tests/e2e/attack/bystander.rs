@@ -74,7 +74,7 @@ impl RecordedReplies {
                 "Content-Type: application/json\r\n",
                 body.as_bytes(),
             );
-            let reply = client.read().expect("the server answers");
+            let reply = client.read().expect("a reply");
             assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
             request.text = text_of(&reply, request.body["stream"] == true);
         }
@@ -96,9 +96,9 @@ impl RecordedReplies {
             next += 1;
             target.replies.fetch_add(1, Ordering::Relaxed);
             if reply.status != 200 {
-                target.add_violation(format!("bystander: {} instead of an answer", reply.status));
+                target.add_violation(format!("bystander: {} instead of a reply", reply.status));
             } else if text_of(&reply, body["stream"] == true) != *text {
-                target.add_violation(format!("bystander: another answer to {sent}"));
+                target.add_violation(format!("bystander: another reply to {sent}"));
             }
         }
     }

@@ -32,7 +32,7 @@ pub(super) fn metrics(target: &AttackTarget, rng: &mut SimRng) {
         client.send("GET", path, "", b"");
         match client.read() {
             Some(reply) => target.check("metrics_floods", &reply),
-            None => return target.add_violation(format!("metrics_floods: no answer on {path}")),
+            None => return target.add_violation(format!("metrics_floods: no reply on {path}")),
         }
     }
 }

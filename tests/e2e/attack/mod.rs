@@ -222,7 +222,7 @@ fn judge(report: &AttackReport) {
     } = report;
     println!("attacks: {attacks:?}");
     println!(
-        "known answers: {answers}, refused for load: {error}; probes: {probes}; executors starved: {starved}"
+        "known outputs: {answers}, rejected for load: {error}; probes: {probes}; executors starved: {starved}"
     );
     assert!(
         report.violations.is_empty(),
@@ -230,7 +230,10 @@ fn judge(report: &AttackReport) {
         report.violations.len(),
         report.violations
     );
-    assert!(report.replies > 0 && report.probes > 0, "known answers and probes were asked for");
+    assert!(
+        report.replies > 0 && report.probes > 0,
+        "requests with known outputs and probes were sent"
+    );
 }
 
 #[test]

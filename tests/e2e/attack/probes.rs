@@ -43,7 +43,7 @@ impl ProbeChecker {
             other => target.add_violation(format!("{path}: {other:?} after {took:?}")),
         }
         if took > ANSWER_MAX {
-            target.add_violation(format!("{path}: answered after {took:?}"));
+            target.add_violation(format!("{path}: reply after {took:?}"));
         }
         status.is_some()
     }

@@ -109,7 +109,7 @@ impl AttackTarget {
         let reply = client.read();
         match &reply {
             Some(reply) => self.check(kind, reply),
-            None if sent.is_ok() => self.add_violation(format!("{kind}: no answer on {path}")),
+            None if sent.is_ok() => self.add_violation(format!("{kind}: no reply on {path}")),
             None => {}
         }
         reply

@@ -55,7 +55,7 @@ fn run_server(rng: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     let text = text_of(at, &asked);
-                    assert_eq!(text, expected, "who is not behind the proxy");
+                    assert_eq!(text, expected, "a client without the proxy");
                     answers.fetch_add(1, Ordering::Relaxed);
                 }
             });

@@ -180,7 +180,7 @@ fn memory_in_use() -> u64 {
 fn killed_server_frees_device_memory() {
     let faults = FaultyDriver::new();
     // The previous process that used the GPU may not have exited yet.
-    wait_until(TIMEOUT, "a GPU that nobody uses", || memory_in_use() < 1_000);
+    wait_until(TIMEOUT, "a GPU that no process uses", || memory_in_use() < 1_000);
     let before = memory_in_use();
     let process = ServerProcess::of(&mut faults.command(&["--gpu-memory-utilization", "0.5"]));
     let stream = stream(process.address, faults.tokens);

@@ -302,7 +302,7 @@ fn json_log_has_only_json_lines() {
     assert!(left.len() as u64 > EARLY_DISCONNECTS / 3, "only {} were submitted", left.len());
     let is_gone = |line: &&Value| line["finish_reasons"][0] == "client_gone";
     let gone = lines(&trace).iter().filter(is_gone).count();
-    assert_eq!(gone, left.len(), "whoever leaves has a line, on disk before the end");
+    assert_eq!(gone, left.len(), "each disconnected client has a line on disk before the exit");
 }
 
 #[test]

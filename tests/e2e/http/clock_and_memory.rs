@@ -54,7 +54,7 @@ fn wall_clock_jumps_change_only_dates() {
         assert!(off_s.abs() < 60, "dates follow the clock, by {off_s} s: {reply}");
         assert!(is_ready(at));
     }
-    assert_eq!(executor(&process), former, "nobody is taken for late");
+    assert_eq!(executor(&process), former, "no executor was replaced");
     process.signal("TERM");
     assert_eq!(process.exits_within(TIMEOUT).code(), Some(0));
 }
@@ -152,7 +152,7 @@ fn scheduler_invariant_violation_aborts_the_process() {
     assert_eq!(output.status.signal(), ABORTED, "{text}");
     assert!(text.contains("request id RequestId(1) is already in use"), "{text}");
     assert!(text.contains("the scheduler broke an invariant: aborting"), "{text}");
-    assert!(!text.contains("somebody was answered"), "{text}");
+    assert!(!text.contains("the client got a reply"), "{text}");
 }
 
 #[test]
@@ -164,6 +164,6 @@ fn invariant_violation_process() {
     let mut client = HttpClient::connect(server.address);
     client.send("POST", "/v1/completions", "", br#"{"prompt":"a","max_tokens":1}"#);
     let _ = client.read(); // The connection ends when the process aborts.
-    println!("somebody was answered, or heard of the end before it came");
+    println!("the client got a reply, or the connection ended before the process");
     std::thread::sleep(TIMEOUT);
 }

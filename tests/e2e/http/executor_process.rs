@@ -162,7 +162,7 @@ fn step_outputs_count_as_heartbeats() {
         if value("vllm:num_requests_running{") == 0.0 {
             // One request is not enough on a machine where a scrape takes the time of many steps, so another
             // one is started.
-            assert!(streams < 30, "{signs} signs of life while it answered 30 times 1,500 steps");
+            assert!(streams < 30, "{signs} heartbeats during 30 requests of 1,500 steps");
             (busy, streams, former) = (stream(at, 1_500), streams + 1, 0.0);
             continue;
         }

@@ -128,7 +128,7 @@ fn overdue_step_fails_every_probe_until_it_completes() {
     slow.send("POST", "/v1/completions", "", body);
     let sent = Instant::now();
     while table() != [503; 4] {
-        assert!(sent.elapsed() < setup.step_time, "not before the answer");
+        assert!(sent.elapsed() < setup.step_time, "not before the reply");
     }
     let mut late = HttpClient::connect(at);
     late.send("POST", "/v1/completions", "", body);
@@ -137,7 +137,7 @@ fn overdue_step_fails_every_probe_until_it_completes() {
     assert_eq!(slow.read().unwrap().status, 200);
     let answered = Instant::now();
     while table() != [200; 4] {
-        assert!(answered.elapsed() < Duration::from_secs(20), "still late after the answer");
+        assert!(answered.elapsed() < Duration::from_secs(20), "still overdue after the reply");
     }
 }
 

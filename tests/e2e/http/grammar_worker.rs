@@ -84,7 +84,7 @@ fn counted(address: SocketAddr, name: &str, label: &str) -> u32 {
 /// Starts a server and waits until all of its grammar workers run; returns their process ids.
 fn server_with_workers() -> (ServerProcess, Vec<u32>) {
     let server = ServerProcess::start(&["--threads", "1"]);
-    assert!(worker_pids(server.id()).is_empty(), "nobody has sent a grammar");
+    assert!(worker_pids(server.id()).is_empty(), "no request had a grammar");
     let mut number = 1_000;
     wait_until(Duration::from_secs(20), "a process for each lane", || {
         number += 2;

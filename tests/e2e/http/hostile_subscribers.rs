@@ -226,7 +226,7 @@ fn hostile_kv_event_peers_use_no_memory() {
         request.extend_from_slice(&0_u64.to_be_bytes());
         request
     });
-    attacked.survives("replays that nobody reads", held);
+    attacked.survives("replays that are never read", held);
 
     // Subscribers that never read their batches.
     let mut held: Vec<_> = (0..100).map(|_| peer(publish, READY_SUB)).collect();

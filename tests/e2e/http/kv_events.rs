@@ -256,7 +256,7 @@ fn stalled_subscriber_does_not_slow_requests() {
         let without = took(None, false);
         let with = took(Some(config(&json!({"hwm": 1}))), true);
         println!(
-            "median request: {without:?} without events, {with:?} beside a reader that never reads"
+            "median request: {without:?} without events, {with:?} with a subscriber that never reads"
         );
         // A request has 16 steps, so the bound allows 1 ms per step.
         with < without + Duration::from_millis(16)

@@ -192,7 +192,7 @@ fn rejections_and_unknown_paths_use_bounded_labels() {
     assert_eq!(post(server.address, "/v1/completions", &json!({"prompt": 1.5})).status, 400);
     let mut client = HttpClient::connect(server.address);
     client.send_raw(b"GET / HTTP/1.1\r\nno colon\r\n\r\n").unwrap();
-    assert_eq!(client.read().unwrap().status, 400, "the HTTP library refuses it");
+    assert_eq!(client.read().unwrap().status, 400, "the HTTP library rejects it");
     let mut unknown = json!({"prompt": "a", "max_tokens": 1});
     for number in 0..12 {
         unknown[format!("unknown_{number}")] = json!(number);

@@ -41,7 +41,7 @@ const UNCHANGED_SERIES: &[(&str, &str)] = &[
     ("hadron:graph_replays_total", "only GPUs record steps"),
     ("hadron:requests_recovered_total{cause=\"fault\"}", "devices here end with their process"),
     ("hadron:spec_decode_synthetic_acceptance_rate", "drafts are verified"),
-    ("hadron:startup_seconds{phase=\"comm\"}", "one executor joins nobody"),
+    ("hadron:startup_seconds{phase=\"comm\"}", "a single executor joins no other rank"),
     ("hadron:tokens_recomputed_total{cause=\"fault\"}", "devices here end with their process"),
     (
         "hadron:tokens_recomputed_total{cause=\"late\"}",
@@ -49,7 +49,7 @@ const UNCHANGED_SERIES: &[(&str, &str)] = &[
     ),
     ("process_max_fds", "a limit"),
     ("process_start_time_seconds", "a fact"),
-    ("vllm:cache_config_info", "always 1; its labels are the news"),
+    ("vllm:cache_config_info", "always 1; its labels contain the information"),
     ("vllm:engine_sleep_state{sleep_state=\"awake\"}", "the server never sleeps"),
     ("vllm:engine_sleep_state{sleep_state=\"discard_all\"}", "the server never sleeps"),
     ("vllm:engine_sleep_state{sleep_state=\"weights_offloaded\"}", "the server never sleeps"),
@@ -120,7 +120,7 @@ impl ChangedSeries {
     fn wait_for(&mut self, address: SocketAddr, series: &[&str]) {
         let start = Instant::now();
         while let Some(still) = series.iter().find(|series| !self.series.contains(**series)) {
-            assert!(start.elapsed() < WAIT, "{still} stands still");
+            assert!(start.elapsed() < WAIT, "{still} did not change");
             self.scrape(address);
             thread::sleep(PAUSE);
         }

@@ -203,7 +203,10 @@ fn two_nodes_match_one_and_survive_remote_executor_kill() {
     let former = (zero.executor(), one.executor());
     for pid in [former.0, former.1] {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
-        assert!(!String::from_utf8_lossy(&environment).contains(SECRET), "told to an executor");
+        assert!(
+            !String::from_utf8_lossy(&environment).contains(SECRET),
+            "an executor inherits the secret"
+        );
     }
     let streams = [0, 1, 1].map(|rank| stream_of(at, &on_replica(rank, TOKENS, true)));
     send(former.1, "-KILL");
@@ -228,7 +231,7 @@ fn two_nodes_match_one_and_survive_remote_executor_kill() {
     assert_eq!(one.exits().code(), Some(0), "{}", one.log());
     assert!(!is_running(latter.0) && !is_running(latter.1), "an orphan");
     for node in [&zero, &one] {
-        assert!(!node.log().contains(SECRET), "the secret was told");
+        assert!(!node.log().contains(SECRET), "the log contains the secret");
     }
 }
 

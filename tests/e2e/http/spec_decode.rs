@@ -130,7 +130,7 @@ fn spec_decode_changes_no_output_under_preemption() {
         || metric(at, r#"vllm:num_preemptions_total{engine="0",model_name="hadron-demo"}"#);
     let begun = Instant::now();
     while preemptions() == 0.0 {
-        assert!(begun.elapsed() < Duration::from_mins(1), "nobody was pushed out");
+        assert!(begun.elapsed() < Duration::from_mins(1), "no request was preempted");
         let asked: Vec<_> = bodies.iter().map(ask).collect();
         for ((asked, expected), body) in asked.into_iter().zip(&expected).zip(&bodies) {
             assert_eq!(asked.join().unwrap(), *expected, "{body}");

@@ -206,8 +206,8 @@ fn hostile_grammar_is_rejected_fast_and_isolated() {
         assert!(status == 200 || rejected, "{shown}: {status} {reason}");
         assert!(took < Duration::from_secs(30), "{shown}: {status} after {took:?}");
     }
-    assert!(answered >= 10, "{answered} had a turn and a processor");
-    assert!(slowest < Duration::from_secs(10), "somebody else waited {slowest:?}");
+    assert!(answered >= 10, "{answered} requests got a worker and processor time");
+    assert!(slowest < Duration::from_secs(10), "another request waited {slowest:?}");
     server.wait_idle(Duration::from_secs(5));
 }
 
@@ -231,7 +231,7 @@ fn grammar_errors_are_explained() {
         let body = completion(&json!({"structured_outputs": outputs}));
         // A dry run that gets no processor time is rejected with 429, and the request is repeated.
         let mut replies = (0..20).map(|_| post(server.address, PATH, &body));
-        let reply = replies.find(|reply| reply.status != 429).expect("a turn within 20");
+        let reply = replies.find(|reply| reply.status != 429).expect("a worker within 20 requests");
         assert_eq!(reply.status, 400, "{body}");
         let error = reply.json()["error"].clone();
         let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();

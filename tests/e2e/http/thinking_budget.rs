@@ -214,7 +214,7 @@ fn thinking_budget_survives_preemption() {
     }
     let page = String::from_utf8(get(address, "/metrics").body).unwrap();
     let line = page.lines().find(|line| line.starts_with("vllm:num_preemptions_total"));
-    assert!(!line.unwrap().ends_with(" 0"), "nobody was preempted: {line:?}");
+    assert!(!line.unwrap().ends_with(" 0"), "no request was preempted: {line:?}");
 }
 
 #[test]

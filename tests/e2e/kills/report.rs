@@ -67,7 +67,7 @@ impl KillDrillReport {
         let results = total_results(self.server_runs());
         let wrong = (results.failed, results.wrong_tokens, results.hung);
         assert_eq!(wrong, (0, 0, 0), "failed, wrong tokens, hung: {:#?}", results.descriptions);
-        assert!(results.correct > 0, "no request was answered");
+        assert!(results.correct > 0, "no request was correct");
         let orphans = self
             .server_runs()
             .map(|server_run| server_run.orphans_exited_after)

@@ -127,7 +127,7 @@ impl TokenBitmaskSource for MixBitmaskBuilder<'_> {
             let mask = if late { Some(Vec::new()) } else { session.mask() };
             let allowed = mask.unwrap_or_else(|| {
                 let (asked, received) = (&self.requests[request.0 as usize], &self.outputs);
-                panic!("no mask behind {:?} of {asked:?}", received.get(&request))
+                panic!("no mask after {:?} of {asked:?}", received.get(&request))
             });
             BitmaskRow { row, bitmask: allowed, overdue: late }
         };
