@@ -137,7 +137,7 @@ fn step_cost_with_a_stalled_publisher() {
     publish();
     report("after the stall: hands over the backlog", flushes(&mut cache, &mut feed, 1));
     let (everything, told) = publish();
-    assert_eq!(told, BLOCKS as usize, "blocks that a subscriber knows");
+    assert_eq!(told, BLOCKS as usize, "blocks in a subscriber's index");
     println!("the batch of everything, on the publisher's thread: {everything:?}");
     let (took, hashes) = timed(|| cache.kv.indexed_hashes().collect::<Vec<_>>().len());
     println!("a copy of {hashes} hashes for /debug/kv: {took:?}");

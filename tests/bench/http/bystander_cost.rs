@@ -211,7 +211,10 @@ async fn poll_path(
         socket.write_all(request.as_bytes()).await.unwrap();
         page.clear();
         while !is_complete(&page) {
-            assert!(socket.read_buf(&mut page).await.unwrap() > 0, "the server left");
+            assert!(
+                socket.read_buf(&mut page).await.unwrap() > 0,
+                "the server closed the connection"
+            );
         }
         times.lock().unwrap().push(asked.elapsed().as_nanos() as u64);
     }

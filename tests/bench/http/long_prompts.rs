@@ -435,7 +435,7 @@ fn long_prompts_cause_no_false_step_timeout() {
     println!("{minutes} minutes: {}", seen.line());
     println!("{}", steps.line());
     println!("{}; {alarms} false alarms", memory(&process.pids()));
-    assert_eq!((alarms, process.pids()), (0.0, pids), "an executor that worked was given up");
+    assert_eq!((alarms, process.pids()), (0.0, pids), "a working executor was declared failed");
     assert_eq!(seen.wrong.into_inner(), 0);
     assert!(seen.ended[LONGER].load(Ordering::Relaxed) > 0, "no megabyte came again");
 }

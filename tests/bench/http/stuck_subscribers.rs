@@ -45,7 +45,10 @@ impl StuckSubscribers {
         self.library.set_rcvtimeo(10_000).unwrap();
         let frames = self.library.recv_multipart(0).expect("a batch");
         let seq = sequence_number(&frames[1]);
-        assert!(seq + 100 < last_seq, "it was given {seq} of {last_seq}: it has been reading");
+        assert!(
+            seq + 100 < last_seq,
+            "got batch {seq} of {last_seq}: the subscriber has been reading"
+        );
         self.bare.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let mut first = [0; 4_096];
         self.bare.read_exact(&mut first).expect("batches for the bare socket");

@@ -27,7 +27,7 @@ fn executor_signalled(signal: &str, phase: &str) {
         "restart" => {
             send(former, "-KILL");
             let found = || children_as("executor", process.id()).into_iter().find(|p| *p != former);
-            wait_until(TIMEOUT, "a successor", || found().is_some());
+            wait_until(TIMEOUT, "a replacement executor", || found().is_some());
             send(found().unwrap(), signal);
         }
         "prefill" => {

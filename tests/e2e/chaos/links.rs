@@ -113,7 +113,7 @@ fn corrupt_or_stalled_node_link_loses_no_answer() {
             assert_eq!(complete_on_replica(at, 1, 20), short, "once it is back");
         } else {
             zero.wait_for_log("no heartbeat for 5 s");
-            assert_eq!(complete_on_replica(at, 0, 20), short, "node 0 serves on");
+            assert_eq!(complete_on_replica(at, 0, 20), short, "node 0 still serves");
             assert_eq!(one.exits().code(), Some(3), "{}", one.log());
             proxy.set(LinkFault::None);
             let _again = NodeProcess::start(&through, 1, &[]);

@@ -92,7 +92,7 @@ fn run_server(rng: &mut ChaosRng, until: Instant, tally: &mut ChaosCounts) {
                 for pid in &executors {
                     send(*pid, if stop { "-STOP" } else { "-KILL" });
                 }
-                wait_until(TIMEOUT, "a successor", || {
+                wait_until(TIMEOUT, "a replacement executor", || {
                     let now = children_as("executor", process.id());
                     now.iter().any(|pid| !executors.contains(pid)) && is_ready(at)
                 });

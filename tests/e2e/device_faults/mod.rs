@@ -106,7 +106,7 @@ fn fault_during_streams(fault: &str) {
     let streams: Vec<_> = (0..3).map(|_| stream(at, faults.tokens)).collect();
     let began = Instant::now();
     faults.inject(fault);
-    let seen = wait_until(TIMEOUT, "the loss", || !is_ready(at));
+    let seen = wait_until(TIMEOUT, "the failure", || !is_ready(at));
     for stream in streams {
         let (text, end) = finish(stream);
         assert!(text == expected && end == "length", "{text}, {end}, for {expected}");

@@ -70,7 +70,7 @@ fn reset_prefix_cache_fails_while_blocks_are_in_use() {
     let mut stream = endless(at, "held");
     assert_eq!(reset("").json(), json!({"success": false}));
     assert_eq!(reset("?reset_running_requests=false").json(), json!({"success": false}));
-    assert!(cached(at, &prompt) >= 48, "nothing was forgotten");
+    assert!(cached(at, &prompt) >= 48, "the prefix cache was not cleared");
     assert_eq!(
         post_admin(at, "/flush_cache?reset_running_requests=true", &json!({})).json(),
         json!({"success": true})
@@ -111,11 +111,7 @@ fn requests_are_aborted_by_id() {
     assert_eq!(abort(json!({"request_id": "nobody"})).json(), json!({"aborted": 0}));
     assert_eq!(abort(json!({"request_id": "a"})).json(), json!({"aborted": 2}));
     assert_eq!(abort(json!({"request_id": "a"})).json(), json!({"aborted": 0}), "twice is once");
-    assert_eq!(
-        abort(json!({"rid": "cmpl-b"})).json(),
-        json!({"aborted": 1}),
-        "as the reply says it"
-    );
+    assert_eq!(abort(json!({"rid": "cmpl-b"})).json(), json!({"aborted": 1}), "as in the reply");
     assert_eq!(abort(json!({"request_ids": ["c", "x"]})).json(), json!({"aborted": 1}));
     for stream in &mut streams[..4] {
         assert!(rest(stream).contains("\"finish_reason\":\"abort\""));
@@ -295,7 +291,7 @@ fn json_log_has_only_json_lines() {
         }
     }
     assert!(!watchdog.stop(), "it ends by itself");
-    clients.expect("ready is said").join().unwrap();
+    clients.expect("a line with the message `ready`").join().unwrap();
     assert!(executors > 0, "the executor's lines name it");
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert_eq!(left[..2], ["by-header", "by-body"], "lines about a request name it");

@@ -126,7 +126,7 @@ fn executor_kill_loses_and_repeats_no_token() {
     let streams: Vec<_> = (0..3).map(|_| stream(at, TOKENS)).collect();
     let former = executor(&process);
     send(former, "-KILL");
-    let seen = wait_until(Duration::from_secs(4), "the loss", || !is_ready(at));
+    let seen = wait_until(Duration::from_secs(4), "the failure", || !is_ready(at));
     println!("seen after {seen:?}"); // The failure is detected in about 100 ms on an idle machine.
     assert_eq!(get(at, "/livez").status, 200, "a restart is no reason to kill the server");
     assert_eq!(
@@ -230,7 +230,7 @@ fn repeated_executor_failures_end_the_server() {
     let at = process.address;
     for _ in 0..3 {
         send(executor(&process), "-KILL");
-        wait_until(Duration::from_secs(4), "the loss", || !is_ready(at));
+        wait_until(Duration::from_secs(4), "the failure", || !is_ready(at));
         wait_until(Duration::from_secs(20), "the restart", || is_ready(at));
     }
     let stream = stream(at, 1_900);
@@ -249,7 +249,7 @@ fn hung_executor_is_restarted() {
     let former = executor(&process);
     send(former, "-STOP");
     let stream = std::thread::spawn(move || complete_text(at, 20));
-    wait_until(Duration::from_secs(12), "the loss", || !is_ready(at));
+    wait_until(Duration::from_secs(12), "the failure", || !is_ready(at));
     assert_eq!(stream.join().unwrap(), short);
     assert_ne!(executor(&process), former);
 }

@@ -111,7 +111,7 @@ fn rank_kill_stalls_the_group_and_loses_no_token() {
         };
         of("exited") + of("fault")
     };
-    wait_until(Duration::from_secs(30), "the loss", || restarts(0) == 1.0 && restarts(1) == 1.0);
+    wait_until(Duration::from_secs(30), "the failure", || restarts(0) == 1.0 && restarts(1) == 1.0);
     for (which, stream) in streams.into_iter().enumerate() {
         let (text, end) = finish(stream);
         let same = text == expected[which] && end == "length";
@@ -193,7 +193,7 @@ fn replica_kv_event_replay_survives_group_failure() {
         let labels = format!(r#"cause="{cause}",engine="0",model_name="model""#);
         metric(at, &format!("hadron:executor_restarts_total{{{labels}}}"))
     };
-    wait_until(Duration::from_mins(1), "the loss", || lost("exited") + lost("fault") == 1.0);
+    wait_until(Duration::from_mins(1), "the failure", || lost("exited") + lost("fault") == 1.0);
     ask_all(4..6);
     for (replica, (former, latter)) in [first, second].iter().zip(check_replays(at)).enumerate() {
         assert!(!latter.is_empty() && latter.is_disjoint(former), "replica {replica}");

@@ -76,7 +76,7 @@ fn float16_checkpoints_are_served_in_float16() {
     };
     let [exact, rounded] = ["float32", "bfloat16"].map(|dtype| served(&["--dtype", dtype], dtype));
     let half = served(&["--dtype", "float16"], "float16");
-    assert_eq!(served(&[], "float16"), half, "auto takes what config.json says");
+    assert_eq!(served(&[], "float16"), half, "auto selects the dtype of config.json");
     let shared = served(&["--dtype", "half", "--tensor-parallel-size", "2"], "float16");
     let off = [&half, &shared, &rounded].map(|found| furthest(found, &exact));
     println!("f16, by two ranks, bf16: {off:?}");

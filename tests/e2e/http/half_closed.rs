@@ -111,7 +111,7 @@ fn disconnected_unary_clients_are_aborted_soon() {
         drop(clients);
         let start = Instant::now();
         server.wait_idle(Duration::from_secs(3));
-        println!("forgotten after {:?}", start.elapsed());
+        println!("released after {:?}", start.elapsed());
     }
     // A client that has received the interim response `100 Continue` disconnects.
     let mut client = HttpClient::connect(server.address);

@@ -54,7 +54,7 @@ impl FixedPortServer {
             panic!("one executor")
         };
         send(executor, "-KILL");
-        wait_until(TIMEOUT, "a successor", || {
+        wait_until(TIMEOUT, "a replacement executor", || {
             children_as("executor", self.child.id()).iter().any(|pid| *pid != executor)
         });
         assert_eq!(complete_text(self.at, 20), first);
@@ -95,7 +95,7 @@ fn blocked_log_pipe_delays_nothing_and_counts_drops() {
     let first = complete_text(server.at, 20);
     let former = children_as("executor", server.child.id());
     send(former[0], "-KILL");
-    wait_until(TIMEOUT, "a successor", || {
+    wait_until(TIMEOUT, "a replacement executor", || {
         children_as("executor", server.child.id()).iter().any(|pid| !former.contains(pid))
     });
     assert_eq!(complete_text(server.at, 20), first);

@@ -45,7 +45,7 @@ const UNCHANGED_SERIES: &[(&str, &str)] = &[
     ("hadron:tokens_recomputed_total{cause=\"fault\"}", "devices here end with their process"),
     (
         "hadron:tokens_recomputed_total{cause=\"late\"}",
-        "a late device here is in this process: it has no successor",
+        "an overdue device here is in this process and has no replacement",
     ),
     ("process_max_fds", "a limit"),
     ("process_start_time_seconds", "a fact"),

@@ -57,9 +57,9 @@ fn nan_weights_fail_only_requests_that_use_them() {
             let reason = reply.json()["error"]["reason"].clone();
             assert_eq!((reply.status, reason), (500, json!("nan_logits")));
         }
-        assert_eq!(concurrent_load.join().unwrap(), expected, "who shares its steps");
+        assert_eq!(concurrent_load.join().unwrap(), expected, "a request in the same steps");
     });
-    assert_eq!(text(ask(5, 200)), expected, "and who comes later");
+    assert_eq!(text(ask(5, 200)), expected, "a later request");
     assert_eq!(metric(at, HITS) - hits, 2.0 * 32.0, "two whole prompts were found, no broken one");
     server.wait_idle(Duration::from_secs(20));
 }

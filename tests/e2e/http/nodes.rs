@@ -151,7 +151,7 @@ impl NodeProcess {
 impl Drop for NodeProcess {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("process {} said:\n{}", self.child.id(), self.log());
+            println!("log of process {}:\n{}", self.child.id(), self.log());
         }
         // The process has exited already in most tests.
         let group = format!("-{}", self.child.id());
@@ -211,7 +211,9 @@ fn two_nodes_match_one_and_survive_remote_executor_kill() {
     let streams = [0, 1, 1].map(|rank| stream_of(at, &on_replica(rank, TOKENS, true)));
     send(former.1, "-KILL");
     let labels = r#"cause="exited",engine="1",model_name="hadron-demo""#;
-    wait_until(TIMEOUT, "the loss", || metric(at, "hadron:executor_restarts_total", labels) == 1.0);
+    wait_until(TIMEOUT, "the failure", || {
+        metric(at, "hadron:executor_restarts_total", labels) == 1.0
+    });
     assert!(is_ready(at), "the other replica serves");
     for stream in streams {
         let (text, end) = finish(stream);
@@ -229,7 +231,7 @@ fn two_nodes_match_one_and_survive_remote_executor_kill() {
     zero.signal("TERM");
     assert_eq!(zero.exits().code(), Some(0), "{}", zero.log());
     assert_eq!(one.exits().code(), Some(0), "{}", one.log());
-    assert!(!is_running(latter.0) && !is_running(latter.1), "an orphan");
+    assert!(!is_running(latter.0) && !is_running(latter.1), "an executor outlived its server");
     for node in [&zero, &one] {
         assert!(!node.log().contains(SECRET), "the log contains the secret");
     }
@@ -246,7 +248,7 @@ fn requests_of_a_dead_node_move_or_wait() {
     let executor = one.executor();
     one.signal("KILL");
     zero.wait_for_log("node failed");
-    assert!(is_ready(at), "node 0 serves on");
+    assert!(is_ready(at), "node 0 still serves");
     wait_until(TIMEOUT, "the end of its executor", || !is_running(executor));
     for stream in free {
         let (text, end) = finish(stream);
@@ -294,7 +296,7 @@ fn heartbeat_timeout_disconnects_both_nodes() {
     zero.signal("CONT");
     // After its scheduler was paused, node 0 reports unready until it has checked its executors.
     wait_until(TIMEOUT, "node 0", || is_ready(at));
-    assert_eq!(complete_text(at, 20), short, "node 0 serves on alone");
+    assert_eq!(complete_text(at, 20), short, "node 0 serves alone");
 }
 
 /// Emulates `srun` with one task on each of two nodes, both on this machine.

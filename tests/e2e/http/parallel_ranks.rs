@@ -64,7 +64,7 @@ fn tp_ranks_match_one_rank_and_survive_a_kill() {
     assert!(complete_text(at, TOKENS) == expected, "two ranks differ from one");
     let streams: Vec<_> = (0..2).map(|_| stream(at, TOKENS)).collect();
     send(former[&1], "-KILL");
-    wait_until(Duration::from_secs(4), "the loss", || !is_ready(at));
+    wait_until(Duration::from_secs(4), "the failure", || !is_ready(at));
     for stream in streams {
         let (text, end) = finish(stream);
         assert!(text == expected && end == "length", "differs from an undisturbed run: {text}");
@@ -80,7 +80,7 @@ fn tp_ranks_match_one_rank_and_survive_a_kill() {
     // A hanging rank blocks the other rank at a collective: both are replaced.
     send(latter[&1], "-STOP");
     let stalled = std::thread::spawn(move || complete_text(at, 20));
-    wait_until(Duration::from_secs(12), "the loss", || !is_ready(at));
+    wait_until(Duration::from_secs(12), "the failure", || !is_ready(at));
     assert!(expected.starts_with(&stalled.join().unwrap()));
     assert!(ranks(&process).iter().all(|(rank, pid)| latter[rank] != *pid));
 
@@ -88,7 +88,7 @@ fn tp_ranks_match_one_rank_and_survive_a_kill() {
     assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
     let left = former.values().chain(latter.values());
     let lives = |pid: &u32| fs::exists(format!("/proc/{pid}")).unwrap() && !is_zombie(*pid);
-    assert!(!left.copied().any(|pid| lives(&pid)), "an orphan");
+    assert!(!left.copied().any(|pid| lives(&pid)), "an executor outlived its server");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn replica_failure_leaves_the_other_serving() {
     send(former[&0], "-KILL");
     let restarts =
         r#"hadron:executor_restarts_total{cause="exited",engine="0",model_name="hadron-demo"}"#;
-    wait_until(Duration::from_secs(4), "the loss", || metric(at, restarts) == 1.0);
+    wait_until(Duration::from_secs(4), "the failure", || metric(at, restarts) == 1.0);
     assert!(is_ready(at), "the other replica serves");
     assert_eq!(complete_text(at, 20), short, "wherever it is sent");
     let (text, end) = finish(other);
@@ -127,7 +127,7 @@ fn replica_failure_leaves_the_other_serving() {
     for pid in latter.values() {
         send(*pid, "-KILL");
     }
-    wait_until(Duration::from_secs(4), "the loss of both", || !is_ready(at));
+    wait_until(Duration::from_secs(4), "the failure of both", || !is_ready(at));
     assert_eq!(complete_text(at, 20), short);
     process.signal("TERM");
     assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));

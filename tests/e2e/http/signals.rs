@@ -147,7 +147,9 @@ fn sighup_reopens_moved_log_files() {
         fs::read_to_string(&log).unwrap().contains("executors restarted")
     });
     send(server.child.id(), "-TERM");
-    wait_until(TIMEOUT, "the last word", || fs::read_to_string(&log).unwrap().contains("drained"));
+    wait_until(TIMEOUT, "the drain message", || {
+        fs::read_to_string(&log).unwrap().contains("drained")
+    });
 }
 
 #[test]

@@ -206,7 +206,7 @@ fn executor_kill_during_spec_decode_changes_no_output() {
     let streams: Vec<_> = (0..3).map(|_| stream(at, TOKENS)).collect();
     let former = executor(&process);
     send(former, "-KILL");
-    wait_until(Duration::from_mins(1), "the loss", || !is_ready(at));
+    wait_until(Duration::from_mins(1), "the failure", || !is_ready(at));
     for stream in streams {
         let (text, end) = finish(stream);
         assert_eq!(end, "length");

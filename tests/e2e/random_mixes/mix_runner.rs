@@ -123,7 +123,7 @@ impl TokenBitmaskSource for MixBitmaskBuilder<'_> {
         assert_eq!(self.masked_rows.len(), rows);
         let wanted = std::mem::take(&mut self.masked_rows);
         let mask = |(row, request, late): (u32, RequestId, bool)| {
-            let session = self.session(request).expect("only who has a grammar is masked");
+            let session = self.session(request).expect("only constrained requests are masked");
             let mask = if late { Some(Vec::new()) } else { session.mask() };
             let allowed = mask.unwrap_or_else(|| {
                 let (asked, received) = (&self.requests[request.0 as usize], &self.outputs);
