@@ -101,7 +101,8 @@ typedef long long i64;
 #  define DEV_SM 0
 #endif
 
-// Before a loop over arrays that must be in registers: full unrolling makes every index a constant.
+// UNROLL is put before a loop over arrays that must be in registers: full unrolling makes every index a
+// constant.
 #if DEV_EMU
 #  define UNROLL
 #else

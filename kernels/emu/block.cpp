@@ -162,7 +162,8 @@ void Block::thread_main() {
         w.states[me.lane] = State::DONE;
         Thread* next = next_ready(w, w.position + 1);
         if (next == nullptr || next->started) leave(me, next, true);
-        // The next thread begins on this stack: a thread without collectives costs no switch.
+        // The next thread starts on this thread's stack, so that a thread without collectives needs no
+        // context switch.
         std::swap(me.fiber, next->fiber);
         next->started = true;
         self = next;
@@ -212,7 +213,7 @@ void Block::block_sync() {
 
 void Block::pause() { wait(State::PAUSED); }
 
-// Cluster state of block `rank` of the cluster of this block.
+// Returns the state of block `rank` of this block's cluster.
 ClusterBlockState& Block::cluster_state(u32 size, u32 rank) {
     const Dim& grid_size = grid.launch->grid;
     if (grid_size.x % size != 0) broken("clusters do not divide the grid");
@@ -278,7 +279,8 @@ void Block::run_wave(WaveRun& w) {
                                : "wave collective while lanes of the wave wait at a block barrier", w.first + waiting);
 }
 
-// Called when all threads are at the barrier or done. Returns false if all are done.
+// Resumes the threads that wait at a block barrier. Called when all threads are at the barrier or done;
+// returns false if all are done.
 bool Block::release_barrier() {
     u32 at = 0, last = 0;
     for (u32 i = 0; i < count; ++i)

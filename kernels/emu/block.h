@@ -41,7 +41,7 @@ struct Grid {
 struct Block;
 struct WaveRun : Wave {
     u32 first;              // index in the block of lane 0
-    u32 site, arrived;      // current collective, and number of lanes waiting in it
+    u32 site, arrived;      // source line of the current collective, and number of lanes waiting in it
     u32 position;           // index in `order` of the running lane
     u8 order[64];
     State states[64];       // by lane; contiguous, because collectives access all of them

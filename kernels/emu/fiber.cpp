@@ -15,7 +15,8 @@ WEAK void* __tsan_create_fiber(unsigned flags);
 WEAK void __tsan_destroy_fiber(void* fiber);
 }
 
-// Saves callee-saved registers, switches stacks, restores.
+// emu_switch: saves the callee-saved registers, switches stacks, and restores the registers of the other
+// fiber.
 #if defined(__x86_64__)
 asm(".text\n.globl emu_switch\n.type emu_switch,@function\nemu_switch:\n"
     " push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"

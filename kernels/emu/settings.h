@@ -21,7 +21,7 @@ struct Settings {
     u64 memory_bytes;
     // HIPEMU_GRAPH_BYTES (default 0): device memory per instantiated graph; suffixes K, M, G.
     u64 graph_bytes;
-    // HIPEMU_LAZY (default 0). 1: work runs only when a caller waits for it. 2: as 1, with streams interleaved.
+    // HIPEMU_LAZY (default 0). 1: work runs only when a caller waits for it. 2: as 1, streams interleaved.
     int lazy;
     // HIPEMU_SANITIZE (default none): `address` or `thread`, the sanitizer with which kernels are compiled.
     const char* sanitize;

@@ -41,12 +41,12 @@ DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 
 #if WARP_SIZE == 64
 enum : u32 {
-    SLOTS = 1,           // queries per lane
+    SLOTS = 1,           // number of queries per lane
     KEYS = 4,            // scores per lane and query
     KEY_ROWS = 1,        // keys of which a lane loads pieces
     PART = D / 16,       // consecutive output channels in a run
     PARTS = 4,           // runs of PART output channels per lane
-    SUMS = D / 16        // accumulators of 4 elements
+    SUMS = D / 16        // accumulators, of 4 elements each
 };
 DEV u32 query_of(u32) { return lane() & 15; }
 DEV u32 key_of(u32 i) { return (lane() >> 4) * 4 + i; }
@@ -84,7 +84,7 @@ struct Queries { StripX v[QUERY_PARTS]; };
 struct Keys { half_x8 v[KEY_ROWS][QUERY_PARTS]; };
 struct Scores { float v[SLOTS][KEYS]; };
 struct Running {
-    float max[SLOTS], sum[SLOTS];  // sum: over this lane's own keys until finish()
+    float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     f32x4 out[SUMS];
 };
 
@@ -96,7 +96,8 @@ DEV void start(Running& r) {
     UNROLL for (u32 i = 0; i < SUMS; ++i) r.out[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
 }
 
-// Loads rows `at(query)` of q as an MMA operand; `at` returns null for queries that do not exist.
+// Loads queries as an MMA operand; at(query) returns the address of a query's row, or null if it does not
+// exist.
 template <class At> DEV Queries load_queries(const At& at) {
     Queries q;
     UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
@@ -181,7 +182,7 @@ DEV void weigh(Running& r, Scores& s, const u32* seen, float factor) {
         UNROLL for (u32 e = 0; e < 4; ++e) r.out[i].v[e] *= shrink[SLOT_OF_SUM(e)];
 }
 
-// out += probabilities * values
+// Adds probabilities * values to r.out.
 DEV void add_values(Running& r, const Scores& p, const Values& v) {
 #if WARP_SIZE == 64
     FragB b;
@@ -205,7 +206,7 @@ DEV void add_values(Running& r, const Scores& p, const Values& v) {
 #endif
 }
 
-// Reduces the sums over all keys; every lane of a query gets the result.
+// Adds the sums of probabilities over all keys; every lane of a query gets the total.
 DEV void finish(Running& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) r.sum[i] = over_keys_sum(r.sum[i]);
 }

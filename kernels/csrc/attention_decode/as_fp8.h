@@ -13,8 +13,8 @@ struct Keys { fp8x8 v[KEY_ROWS][D / 32]; };
 
 DEV fp8x8 load_kv8(const KV* p) { return *(const fp8x8*)p; }
 
-// Loads rows `at(query)` of q as an MMA operand; `at` returns null for queries that do not exist. Every lane
-// must call it.
+// Loads queries as an MMA operand; at(query) returns the address of a query's row, or null if it does not
+// exist. Every lane must call it.
 template <class At> DEV Queries load_queries(const At& at) {
     const half_t* row = at(strip_w_row());
     half_x8 values[D / 32];

@@ -8,7 +8,8 @@ struct Keys { half_x8 v[KEY_ROWS][D / 32]; };
 
 DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 
-// Loads rows `at(query)` of q as an MMA operand; `at` returns null for queries that do not exist.
+// Loads queries as an MMA operand; at(query) returns the address of a query's row, or null if it does not
+// exist.
 template <class At> DEV Queries load_queries(const At& at) {
     Queries q;
     const half_t* row = at(strip_w_row());

@@ -114,7 +114,7 @@ DEV u32 even_split(u32 context, u32 splits) {
 #endif
 #include "attention_decode/run_splits.h"
 
-// Strides are in elements.
+// Stride arguments are in elements.
 #if FROM_QKV
 KERNEL(TEAM)
 attention_decode(half_t* o, KV* pool, float* partial, u32* arrived, const half_t* qkv, const half_t* q_norm,

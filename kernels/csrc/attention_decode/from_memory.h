@@ -12,7 +12,7 @@ struct Source {
 // of earlier tokens of its request in the same step.
 DEV bool is_fresh(u32 at, const Place& p, const Rows& rows) { return at + TILE_KEYS + rows.fresh > p.context; }
 
-// Loads the queries at the block's first split of a head.
+// Loads the queries if this is the block's first split of a head (new_head).
 DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool new_head) {
     if (!new_head) return;
     const half_t* queries = source.q + (u64)p.token * source.stride + p.head * HEAD_GROUP * D;

@@ -18,13 +18,13 @@ enum : u32 {
     HALF_PIECES = D / 64,
     OWN_PIECES = 2 * D / 8,
     RIDES = HEAD_GROUP < 8,            // the own key is processed as an additional query
-    KEY_ROW = RIDES ? HEAD_GROUP : 0,  // row of the MMA operand that has the key
+    KEY_ROW = RIDES ? HEAD_GROUP : 0,  // row of the MMA operand that has the own key
 };
 
 struct Source {
     // qkv [tokens, (query heads + 2 KV heads) * D]; norm weights [D], or both null: no norm
     const half_t *qkv, *q_norm, *k_norm;
-    const float *cos, *sin;             // [positions, D / 2]
+    const float *cos, *sin;             // [positions, D / 2], for RoPE
     const i64* slots;                   // [tokens] KV slot of each token; negative: not stored
     KV* pool;
     u32 kv_heads, stride;

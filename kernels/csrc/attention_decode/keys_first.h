@@ -23,7 +23,7 @@ enum : u32 { TILE_KEYS = 16, D = HEAD_DIM, SLOTS = 2, KEY_ROWS = 2 };
 struct Values { u32x4 v[D / 16]; };          // 16 channels x 16 keys; a word has two keys of one channel
 struct Scores { float v[SLOTS][KEY_ROWS]; };
 struct Running {
-    float max[SLOTS], sum[SLOTS];  // sum: over this lane's own keys until finish()
+    float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     f32x4 out[D / 16];
 };
 
@@ -80,8 +80,8 @@ DEV void rescale(Running& r, const Scores& s) {
 }
 
 // Turns scores into probabilities: query slot i attends to keys [0, seen[i]) of the tile, `factor` = scale *
-// log2(e). Probabilities of a query without any visible key so far do not matter: its record has the maximum
-// NO_SCORE, so merging gives it weight zero.
+// log2(e). Probabilities of a query that has attended to no key so far do not matter: its record has the
+// maximum NO_SCORE, so merging gives it weight zero.
 DEV void weigh(Running& r, Scores& s, const u32 (&seen)[SLOTS], float factor) {
     bool grows = false;
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
@@ -96,13 +96,13 @@ DEV void weigh(Running& r, Scores& s, const u32 (&seen)[SLOTS], float factor) {
     }
 }
 
-// out += probabilities * values
+// Adds probabilities * values to r.out.
 DEV void add_values(Running& r, const Scores& p, const Values& v) {
     const u32 b0 = turn8(pack_weights(p.v[0][0], p.v[1][0])), b1 = turn8(pack_weights(p.v[0][1], p.v[1][1]));
     UNROLL for (u32 j = 0; j < D / 16; ++j) mma_values(r.out[j], v.v[j], b0, b1);
 }
 
-// Reduces the sums over all keys; every lane of a query gets the result.
+// Adds the sums of probabilities over all keys; every lane of a query gets the total.
 DEV void finish(Running& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         for (u32 mask = 4; mask < 32; mask *= 2) r.sum[i] += shfl_xor(r.sum[i], mask);

@@ -8,9 +8,9 @@
 #endif
 enum : u32 {
     GROUP = HEAD_GROUP * TOKENS_PER_BLOCK,  // queries per block: all heads of one token, then of the next token
-    RECORD = D + 4,        // outputs, maximum, sum; aligned to 16 bytes
-    QUADS = D / 4,         // groups of 4 outputs per record
-    SET = WARPS * GROUP * RECORD,  // records of the block's warps
+    RECORD = D + 4,        // floats per record: outputs, maximum, sum, and padding to 16 bytes
+    QUADS = D / 4,         // number of groups of 4 outputs per record
+    SET = WARPS * GROUP * RECORD,  // floats of the records of all warps of a block
     // Two sets, where shared memory allows, save a barrier: the next split writes one set while the records
     // of the previous split are read from the other.
     SETS = GROUP <= 4 ? 2 : 1,

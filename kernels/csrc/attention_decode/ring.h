@@ -7,7 +7,7 @@ enum : u32 { TILE_VALUES = TILE_KEYS * D };  // elements of a key tile or a valu
 #if WARP_SIZE == 32
 enum : u32 {
     RING_BYTES = WARPS * TILES_AHEAD * 2 * TILE_VALUES * sizeof(KV),
-    WIDTH = 16 / sizeof(KV),  // elements per copy
+    WIDTH = 16 / sizeof(KV),  // elements per 16-byte copy
     PIECES = D / WIDTH        // copies per row
 };
 

@@ -39,7 +39,7 @@ DEV void fetch_next(Ring& ring, PrefetchCursor& a, const Rows& rows, const KV* p
     settle(a, rows);
 }
 
-// State of a team's run of splits.
+// Progress of a team (the warps of a block) through its run of splits.
 struct Run {
     Place place;
     PrefetchCursor ahead;
@@ -124,7 +124,8 @@ DEV void finish_split(Target& head, const Outputs& to, float* records) {
     head.splits = 0;
 }
 
-// Called after this team's last split of a head; `done` is the number of its splits of that head.
+// Merges the splits of a head if this team has all of them, else announces that its splits are done. Called
+// after this team's last split of a head; `done` is the number of its splits of that head.
 DEV void leave(Target& shared, const Target& head, const Outputs& to, u32* arrived, u32 done, float* records) {
 #if FROM_QKV  // Mostly one split per block, so there is no later split to overlap with.
     if (is_last(arrived, done, head.splits)) merge_splits(head, to, records);

@@ -19,7 +19,7 @@ struct Rows {
     u32 fresh;             // maximum number of tokens of a request per step, whose keys may be new
 };
 
-// Position in the list of splits.
+// A position in the list of splits: the split, and the row, head and context that it belongs to.
 struct Place {
     u32 row, head, split, left;  // left: number of splits from here to the end of the block's run
     u32 context, table, token, position;  // context: of the group's last row; the others: of its first
@@ -27,7 +27,7 @@ struct Place {
     u32 record;    // index of the row's first record: number of splits of all earlier rows
     u32 count;    // rows processed together (the group), from `row` on; each attends to one more key
     u32 tokens_per_group;  // as in Rows, or 1 if rows are scheduled separately
-    u32 run_end;  // for rows of any number of tokens (mla_decode/token.h)
+    u32 run_end;  // end of the run of tokens; used by mla_decode/token.h only
 };
 
 DEV u32 position_of(const Rows& rows, u32 token) { return rows.positions ? (u32)rows.positions[token] : 0; }
@@ -116,8 +116,8 @@ DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
     SHARED(u32, found, 7);
     const u32 each = (rows.rows + TEAM - 1) / TEAM;
     const u32 first = tid() * each, end = first + each < rows.rows ? first + each : rows.rows;
-    // Loads for the first row of the thread are issued together with the contexts: dependent loads dominate
-    // the latency of a single row.
+    // The loads for the thread's first row are issued together with those of the contexts, because dependent
+    // loads would dominate the latency of a step with a single row.
     const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
     const u32 position = first < end ? position_of(rows, token) : 0;
     Counted splits = count_splits(rows, first, end, 1, cut, sums);

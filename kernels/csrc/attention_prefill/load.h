@@ -48,7 +48,7 @@ DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
     copy_wait<0>();
 }
 
-// Publishes an item, with its queries, to the consumers.
+// Passes an item, with its queries, to the consumers.
 DEV void hand_over(const Shared& shared, Meeting* m, RingStage& turn, const Job& job, const Item& item) {
     barrier_wait(&m->items.free[turn.stage], turn.odd ^ 1);
     if (warp_id() == FETCHING - 1 && lane() == 0) m->item[turn.stage] = item;

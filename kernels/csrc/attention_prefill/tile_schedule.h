@@ -10,7 +10,7 @@ struct Item {
     u32 token, pairs;  // the row's first token; number of its pairs per KV head, 0: no item
     u32 first;         // first pair of the tile
     u32 before;        // number of keys before the row's first token
-    u32 steps;         // steps of TILE keys; 0 for a padding row, which has no keys
+    u32 steps;         // number of steps of TILE keys; 0 for a padding row, which has no keys
 };
 
 // Number of keys that a pair of an item attends to.

@@ -73,7 +73,7 @@ DEV void attend(const Source& source, const Place& p, Ring& ring, Tiles& tiles, 
     put(r, record);
 }
 
-// Strides are in elements.
+// Stride arguments are in elements.
 KERNEL(TEAM)
 attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_norm, const half_t* k_norm, const float* cos,
                      const float* sin, const i32* positions, const i64* slots, const i32* cu_q, const i32* context_lens,

@@ -3,7 +3,7 @@
 #pragma once
 
 struct Place {
-    u32 row, head, rank;  // rank: of the block in its cluster
+    u32 row, head, rank;  // rank: rank of the block in its cluster
     u32 context, token, position;
     const i32* table;
     u32 first, end;     // range of the block's keys

@@ -4,7 +4,7 @@
 #define DEV static inline __attribute__((device, always_inline))
 #define KERNEL(max_threads) extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, max_threads))) void
 #define EXPORT(name)
-#define DEV_SITE  // call site of a collective; the emulator checks that all lanes agree on it
+#define DEV_SITE  // parameter of collectives; only the emulator uses it
 #define DEV_AT
 #define SHARED(T, name, count) static __attribute__((shared)) T name[count]
 #define DYN_SHARED(T, name)                                      \

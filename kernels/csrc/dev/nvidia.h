@@ -4,7 +4,7 @@
 #define DEV static __device__ __forceinline__
 #define KERNEL(max_threads) extern "C" __global__ __launch_bounds__(max_threads) void
 #define EXPORT(name)
-#define DEV_SITE  // call site of a collective; the emulator checks that all lanes agree on it
+#define DEV_SITE  // parameter of collectives; only the emulator uses it
 #define DEV_AT
 #define SHARED(T, name, count) __shared__ T name[count]
 #define DYN_SHARED(T, name)                          \

@@ -6,7 +6,7 @@
 struct alignas(8) f32x2 { float v[2]; };
 struct alignas(16) f32x4 { float v[4]; };
 struct alignas(16) u32x4 { u32 v[4]; };
-struct f32x8 { float v[8]; };  // in registers only
+struct f32x8 { float v[8]; };  // unaligned, because it is used in registers only
 
 // Type of activations: float with -DACT_F32=1, otherwise half_t.
 #if ACT_F32
@@ -16,7 +16,7 @@ typedef f32x4 ACTV;
 typedef half_t ACT;
 typedef half_x8 ACTV;
 #endif
-// Activations per 16-byte load.
+// Number of activations per 16-byte load.
 enum : u32 { ACT_WIDTH = 16 / sizeof(ACT) };
 
 // Reinterprets bytes as another type of the same size.

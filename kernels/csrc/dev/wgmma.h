@@ -89,7 +89,7 @@ template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], const u32 (&a)[4], B
 }
 DEV void wgmma_fence() {}
 DEV void wgmma_commit() {}
-// Returns after the WGMMAs of every lane are complete.
+// Emulated WGMMAs complete at once; this waits until every lane has executed its own.
 template <u32 N> DEV void wgmma_wait(u32 site = __builtin_LINE()) { emu::wave_collective(site, nullptr); }
 template <u32 N> DEV void wgmma_hold(float (&)[N]) {}
 DEV void shared_fence() {}

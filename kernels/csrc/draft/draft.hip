@@ -43,7 +43,8 @@ enum : u32 { AHEAD = 8 };
 
 DEV const DraftRow* drafts_of(const u8* stage) { return (const DraftRow*)(stage + header_of(stage)->drafts_at); }
 
-// Storage of hidden states. A state is `bytes` long.
+// Where hidden states are stored: per sequence slot, and per block for its last position. A state has `bytes`
+// bytes.
 struct HiddenStates {
     u8 *slot_states, *boundary_states;
     i32* first_positions;
@@ -145,7 +146,7 @@ store_draft_states(u8* slot_states, u8* boundary_states, i32* first_positions, c
             to += bytes;
         }
         for (u32 i = last; i < tokens; ++i, to += bytes) copy_state(to, hidden + ((u64)row.token + i) * bytes, bytes);
-        sync();  // All threads have read the old states and their position.
+        sync();  // Other threads may still read the old states and position.
         if (tid() == 0) first_positions[row.seq_slot] = newest > 0 ? newest - 1 : 0;
     }
     for (u32 i = bid_y(); i < tokens; i += gdim_y()) {

@@ -45,7 +45,7 @@ template <class Wide, class Narrow> DEV void each_column(u32 cols, u32 parts, bo
     }
 }
 
-// Strides are in elements.
+// Stride arguments are in elements.
 KERNEL(256) silu_mul_rows(ACT* y, const ACT* x, u32 cols, u32 parts, u32 y_stride, u32 x_stride) {
     grid_wait();
     grid_release();

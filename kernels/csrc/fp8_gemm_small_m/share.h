@@ -7,11 +7,11 @@ enum : u32 {
     COPIERS = 4,              // producer warps: issuing a bulk copy costs a warp 40 ns, whatever its size
     MULTIPLIERS = COMPUTE_WARPS * WARP_SIZE,
     SPAN = SLAB / COMPUTE_WARPS,  // number of k per warp in a slab
-    BLOCK_K = 128,                // k that share a scale
+    BLOCK_K = 128,                // number of k that share a scale
     LINE = SLAB + 64,             // bytes per slab row, padded: alternate rows use different banks
     X_LINE = SLAB * 2 + 16,       // bytes of a row of x, padded by four banks
     LINES = TILES * STRIP_ROWS,
-    PAIRS = (TILES + 1) / 2,  // pairs of strips
+    PAIRS = (TILES + 1) / 2,  // pairs of strips per pass
     OCTETS = MORE_ROWS ? 2 : 1,  // groups of 8 rows of x
     MOST_STAGES = 16,
     MOST_ROWS = 16,

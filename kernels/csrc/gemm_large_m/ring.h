@@ -51,7 +51,7 @@ template <class Work> DEV void each_tile(const Product& p, const Work& work) {
     for (u32 i = bid_x() / CLUSTER; i < order.count; i += gdim_x() / CLUSTER) work(tile_at(order, i));
 }
 
-// Stage layout: rows of x, then both halves of the lines of W.
+// The ring of stages. A stage has the rows of x, then both halves of the lines of W.
 struct Ring { Barrier *there, *free; u8 *stages, *boxes; };
 // Index of the current stage, and the parity of its phase for barrier_wait().
 struct RingStage { u32 stage, odd; };

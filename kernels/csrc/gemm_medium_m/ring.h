@@ -12,7 +12,7 @@ enum : u32 {
     W_BYTES = TILE * PANEL_LINE,
     STAGE_BYTES = W_BYTES + ROWS * PANEL_LINE,
     SUMS = TILE / 2,              // accumulators per thread
-    HALVES = GATED ? 2 : 1,       // gate and up rows
+    HALVES = GATED ? 2 : 1,       // rows of W per output: gate and up
     OUTPUTS = TILE / HALVES,
     EIGHTS = OUTPUTS / 8,         // groups of 8 outputs; each block of a cluster stores RUN of them
     RUN = (EIGHTS + SPLITS - 1) / SPLITS,

@@ -53,7 +53,7 @@ enum : u32 {
     TILE = 16,  // keys per warp and step; heads per block
     TILES = WARP_SIZE == 64 ? 2 : 4,
     KEYS = TILES * TILE,
-    HALVES = WARP_SIZE == 64 ? 1 : 2,  // warps that split the channels of a tile's scores
+    HALVES = WARP_SIZE == 64 ? 1 : 2,  // number of warps that share the channels of a tile's scores
     TOKEN_WARPS = TILES * HALVES,
     WARPS = TOKENS_PER_BLOCK * TOKEN_WARPS,
     TEAM = WARPS * WARP_SIZE,
@@ -87,7 +87,7 @@ DEV u32 even_split(u32 context, u32) { return split_keys(context); }
 #include "mla_decode/step.h"
 #include "mla_decode/merge.h"
 
-// Strides are in elements.
+// Stride arguments are in elements.
 KERNEL(TEAM)
 mla_decode(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q, const half_t* q, const half_t* pool,
            const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,

@@ -19,7 +19,8 @@ struct Ring {
     u32 block;    // block-table entry of the warp's rows, loaded one step in advance
 };
 
-// Advances to the next split that has a step, if the current one is exhausted.
+// Advances to the next split that has a step, if the current one has none left, and loads the block-table
+// entry of the next step.
 DEV void settle(Ring& r, const Rows& rows) {
     while (r.place.left != 0 && r.at >= r.end) {
         next_place(r.place, rows);

@@ -25,7 +25,7 @@ struct Source {
 struct Pairs { u32 v[Frag::NA / 2]; };
 struct Queries { Pairs v[PRODUCTS]; };
 struct Running {
-    float max[SLOTS], sum[SLOTS];  // sum: over this lane's own keys until finish()
+    float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     FragC out[OWN];
 };
 

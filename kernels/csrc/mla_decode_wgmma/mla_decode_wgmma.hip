@@ -69,7 +69,7 @@ DEV u32 even_split(u32 context, u32 splits) { return ((context + splits - 1) / s
 #include "mla_decode_wgmma/fetch.h"
 #include "mla_decode_wgmma/multiply.h"
 
-// Strides are in elements.
+// Stride arguments are in elements.
 KERNEL_ALONE(384)
 mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q, const half_t* q, const half_t* pool,
                  TENSOR_MAP pool_map, const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows,

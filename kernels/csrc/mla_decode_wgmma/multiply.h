@@ -152,7 +152,7 @@ template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, co
         const f32x2 facts[2] = {{{max[0], sum[0]}}, {{max[1], sum[1]}}};
         return store_record(o, p, job.to, SCORES ? facts : nullptr);
     }
-    team_sync();  // The second warpgroup has read the last step's factors.
+    team_sync();  // Until here the second warpgroup reads the last step's factors.
     if (SCORES) publish_scales(scale);
     team_sync();
     if (!SCORES) read_scales(scale);

@@ -35,7 +35,7 @@ mla_gather_kv(half_t* to, const half_t* pool, const i32* cu_q, const i32* contex
     grid_wait();
     grid_release();
     const LongRows rows{cu_q, context_lens, first, count, least};
-    const Spot spot = spot_of(rows, begin + bid_x() * RUN);  // Steps begin at multiples of RUN.
+    const Spot spot = spot_of(rows, begin + bid_x() * RUN);  // Its RUN keys are of one row.
     if (spot.context == 0) return;
     const i32* table = tables + (u64)(table_rows ? (u32)table_rows[spot.row] : spot.row) * table_width;
     half_t* out = to + (u64)bid_x() * RUN * to_stride;

@@ -10,7 +10,7 @@ struct alignas(16) Segment {
     u32 expert;  // expert index on this rank
     u32 first;   // first position in `order`
     u32 rows;    // 0: nothing to do
-    u32 all;     // in the first segment: number of segments
+    u32 all;     // number of segments; set in the first segment only
 };
 
 // Loads from L2 (ld.cg), bypassing the L1 cache. They may be called before grid_wait() if the previous kernel

@@ -66,7 +66,7 @@ template <bool ADD> DEV void norm_from_memory(ACT* y, ACT* x, const ACT* delta, 
     for (u32 c = tid(); c < cols; c += bdim()) y[c] = to<ACT>(normed(f32(x[c]), scale, f32(w[c])));
 }
 
-// Strides are in elements.
+// Stride arguments are in elements.
 template <bool ADD>
 DEV void norm_row(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 y_stride, u32 x_stride,
                   u32 delta_stride, float eps) {

@@ -68,7 +68,7 @@ template <u32 PIECES> DEV void fill(f32x8 (&sums)[PIECES], const OfRanks& of) {
         for (u32 i = 0; i < 8; ++i) sums[p].v[i] = f32(to<ACT>(sums[p].v[i]));
 }
 
-// Strides are in elements.
+// Stride arguments are in elements.
 KERNEL(512)
 one_shot_all_reduce_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const Memory memory, Count* counted, const u32* over,
                          u64 area_bytes, u32 rank, u32 rows, u32 cols, u32 y_stride, u32 x_stride, u32 delta_stride, float eps) {

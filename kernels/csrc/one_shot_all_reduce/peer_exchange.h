@@ -44,7 +44,7 @@ enum : u32 {
 struct Memory { u8 *own, *of[OTHERS]; };  // memory of this rank; mapped memory of the others, in rank order
 struct Count { u32 launch, left; };  // number of launches so far; number of finished blocks of the current launch
 
-// State of a launch in one thread.
+// State of a launch, which every thread has.
 struct Launch {
     Memory memory;
     Count* count;

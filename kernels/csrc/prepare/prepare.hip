@@ -22,7 +22,7 @@ struct StepOut {
     i32 *cu_q, *context_lens, *logits_indices, *row_facts;
 };
 
-// Writes tokens `from`, `from + step`, ... of the row.
+// Writes the ids, positions and slots of a row's tokens with index from, from + step, and so on.
 DEV void write_row_inputs(const StepOut& out, const SequenceSlots& seq_slots, const StageRow& row, const i32* words, u32 block_tokens,
                  u32 from, u32 step) {
     const i32* table = seq_slots.tables + (u64)row.seq_slot * seq_slots.table_width;

@@ -20,7 +20,7 @@ typedef fp8 KV;
 typedef ACT KV;
 #endif
 
-// Strides are in elements; key_factor and value_factor are the reciprocals of the layer's scales.
+// Stride arguments are in elements; key_factor and value_factor are the reciprocals of the layer's scales.
 KERNEL(128)
 qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const ACT* k_norm, const float* cos,
                       const float* sin, const i32* positions, const i64* slots, u32 tokens, u32 heads, u32 kv_heads,

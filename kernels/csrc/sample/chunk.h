@@ -31,7 +31,7 @@ struct Choice {
     bool needs_token;     // a token is to be chosen; false: only the log-probability of a known token is
     bool needs_logprobs;  // log-probabilities are requested
     bool is_random;       // sampled, not greedy
-    bool masked, penalised, edited;  // logits change before sampling
+    bool masked, penalised, edited;  // mask, penalties, or any edits change logits
     bool has_filters;     // some ids are cut off before sampling (top-k, top-p, min-p)
     bool needs_masses;    // top-p needs probabilities
     float factor;  // inverse temperature, by which edited logits are multiplied
