@@ -32,21 +32,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(a, name, *command):
-    """The output of a program, kept in the raw folder under `name`."""
+    """Runs a program and returns its output, which is also written to the folder of raw outputs as `name`."""
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (a.raw / f"round{a.round}-{name}").write_text(text)
     return text
 
 
 def llama_bench(a, name, *flags):
-    """Tokens per second of each repetition."""
+    """Tokens per second of each repetition that llama-bench reports."""
     text = run(a, f"llama-bench-{name}.json", f"{a.llama}/llama-bench", "-m", a.gguf, "-t", str(a.threads),
                *flags, "-o", "json")
     return json.loads(text)[0]["samples_ts"]
 
 
 def llama_forward(a):
-    """Tokens per second by case."""
+    """Tokens per second of each case that the benchmark reports."""
     found = {
         "prefill 512": statistics.median(llama_bench(a, "prefill", "-p", "512", "-n", "0", "-r", "3")),
         "decode 1": statistics.median(llama_bench(a, "decode", "-p", "0", "-n", "41", "-r", "1")),
@@ -94,7 +94,7 @@ def stream_one(port, prompt, osl, out):
 
 
 def load(port, requests, concurrency, isl, osl):
-    """Per request: seconds of start, first and last event since the first start, and output tokens."""
+    """Seconds from the first request's start to each request's start, first and last event, and its number of output tokens."""
     rng = random.Random(1)
     prompts = [[rng.randrange(100, 150_000) for _ in range(isl)] for _ in range(requests)]
     out, lock = [], threading.Lock()
@@ -150,7 +150,7 @@ def hadron_served(a):
 
 
 def machine():
-    """Conditions of the figures in addition to the programs."""
+    """Conditions of the measurement other than the programs: machine, model, and settings."""
     cpu = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
            if line.startswith("model name")]
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
@@ -190,7 +190,7 @@ def main():
 
 
 def report(pairs):
-    """Medians over the rounds, and the range of each."""
+    """Median over the rounds of each figure, and its range."""
     def spread(values):
         return f"{statistics.median(values):.1f} ({min(values):.1f}–{max(values):.1f})"
 

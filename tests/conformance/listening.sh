@@ -21,7 +21,7 @@ curl -sf "$at/v1/completions" -H 'Content-Type: application/json' -d '{"prompt":
 mine="pid=($(pgrep -P "$server" | paste -sd '|')|$server),"
 sockets=$(ss -Htuanp | grep -E "$mine") || fail "no socket at all"
 echo "$sockets"
-# State, two queue sizes, local address, peer address.
+# Columns of `ss`: state, two queue sizes, local address, peer address.
 beyond=$(awk '$5 !~ /^(127\.|\[::1\]|\[::ffff:127\.)/ || ($2 != "LISTEN" && $6 !~ /^(127\.|\[::1\]|\[::ffff:127\.)/)' <<<"$sockets")
 [ -z "$beyond" ] || fail "beyond this machine: $beyond"
 listening=$(awk '$2 == "LISTEN" { print $5 }' <<<"$sockets" | sort -u)

@@ -87,7 +87,7 @@ def words(name: str, seed: int, count: int) -> np.ndarray:
 
 
 def values_of(name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
-    """The weight `name`, by the rules for its kind."""
+    """The weight `name`, computed from the hash by the rule for its kind of tensor."""
     u = words(name, seed, math.prod(shape))
     if name.endswith(("norm.weight", "layernorm.weight")) or name.startswith("fc_norm."):
         flat = 1.0 + ((u >> np.uint64(60)).astype(np.float32) - 8.0) / 128.0
@@ -98,7 +98,7 @@ def values_of(name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def quantised(name: str, seed: int, shape: tuple[int, ...], quantization: dict) -> np.ndarray:
-    """The fp8 weight `name` times its scales: twin of `Values::Scale` and `Generator::e4m3`."""
+    """The fp8 weight `name` times its scales; computes the same as `Values::Scale` and `Generator::e4m3` in Rust."""
     u = words(name, seed, math.prod(shape))
     x = (2.0 * (u >> np.uint64(57)).astype(np.float32) - 127.0) / 128.0
     rounded = torch.from_numpy(x.astype(np.float32)).to(torch.float8_e4m3fn).to(torch.float32)
@@ -365,7 +365,7 @@ def eagle(**more) -> dict:
     } | more
 
 
-# The target model, and its EAGLE-3 layer. The second one uses every variant of checkpoints.
+# Each case is a target model with its EAGLE-3 layer. The second case uses every checkpoint variant.
 EAGLES = {
     "llama-eagle3": ("llama-untied", eagle()),
     "qwen3_moe-eagle3-variants": (
@@ -396,7 +396,7 @@ def plain(case: dict, name: str) -> bool:
 
 
 def weight(case: dict, name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
-    """A parameter of the HF module; its fused experts are generated one by one."""
+    """Values of a parameter of the HF module; experts that HF stacks in one tensor are generated one by one."""
 
     def values(name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
         if plain(case, name):
@@ -418,7 +418,7 @@ def weight(case: dict, name: str, seed: int, shape: tuple[int, ...]) -> np.ndarr
     return np.stack([np.concatenate(pair) for pair in both])
 
 
-# Keys that HF does not get: it is given dequantised weights.
+# Configuration keys that are removed for HF, because its weights are dequantised.
 UNSEEN = ("architectures", "model_type", "dtype", "quantization_config")
 
 
@@ -492,7 +492,7 @@ class Watched:
         return choice, parts.topk(2, -1).values.sum(-1) if sigmoid else parts.amax(-1)
 
     def chosen(self) -> np.ndarray | None:
-        """[sparse layers, T, k], ascending per token."""
+        """Chosen experts [MoE layers, tokens, experts per token], in ascending order per token."""
         if not self.routes:
             return None
         return np.stack([c.sort(-1).values.numpy().astype(np.uint8) for _, _, c in self.routes])
@@ -528,7 +528,7 @@ class DraftLayer:
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        """Logits `[T - 1, V]`: for each token but the first, those of the token after it."""
+        """Logits `[tokens - 1, vocab_size]`: at each token but the first, those of the token after it."""
 
         def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.watched.case["rms_norm_eps"]))
@@ -585,7 +585,7 @@ class Eagle3:
         return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.case["rms_norm_eps"]))
 
     def turned(self, x: torch.Tensor) -> torch.Tensor:
-        """Heads `[N, T, D]` by their positions, halves of a head as pairs."""
+        """Applies RoPE to heads `[heads, tokens, head_dim]`; pairs are formed from the two halves of a head."""
         dim = x.shape[-1]
         waves = 1.0 / self.case["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim)
         angles = torch.arange(x.shape[1]).float()[:, None] * waves
@@ -595,7 +595,7 @@ class Eagle3:
 
     @torch.no_grad()
     def states(self, tokens: list[int]) -> torch.Tensor:
-        """`[T, H]`"""
+        """Auxiliary hidden states of the target model, joined and projected: `[tokens, hidden_size]`."""
         entered = self.watched.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         parts = [entered[i][0] for i in self.case["eagle_aux_hidden_state_layer_ids"]]
         if self.state_norms is not None:
@@ -634,7 +634,7 @@ class Eagle3:
 
 
 def attempt_eagle(watched: Watched, case: dict, tokens: list[int], seed: int):
-    """As `attempt`, for an EAGLE-3 layer of `watched`."""
+    """Does what `attempt` does, for an EAGLE-3 layer of the model `watched`."""
     layer = Eagle3(watched, case, seed)
     states = layer.states(tokens)
     logits, _ = layer.run(tokens[1:], states[:-1])
@@ -677,7 +677,7 @@ def logit_gap(logits: torch.Tensor) -> float:
 
 
 def greedy(watched: Watched, prompt: list[int]) -> tuple[list[int], float, float] | None:
-    """64 tokens after the prompt, or None as soon as a decision is close."""
+    """64 greedily decoded tokens after the prompt, or None as soon as the two largest logits are close."""
     ids, cache, chosen, gaps = prompt, None, [], (math.inf, math.inf)
     for _ in range(STEPS):
         out = watched.run(ids, cache)
@@ -692,7 +692,7 @@ def greedy(watched: Watched, prompt: list[int]) -> tuple[list[int], float, float
 
 
 def attempt(case: dict, seed: int):
-    """The tensors and gaps of one seed, or None if a decision is close."""
+    """The fixture tensors of one seed and its smallest gaps, or None if a decision is close."""
     watched = Watched(case, seed)
     tokens = [int(w) for w in words("tokens", seed, TOKENS) % np.uint64(VOCAB)]
     logits = watched.run(tokens).logits[0]
@@ -726,7 +726,7 @@ def attempt(case: dict, seed: int):
 
 
 def bf16_gate(case: dict) -> dict:
-    """Factor on the gates of bf16 log-probabilities, and the reason."""
+    """Factor on the maximum bf16 log-probability differences of a case, and the reason for it."""
     if "quantization_config" in case and "num_experts" in case:
         return {
             "scale": 10,
@@ -756,7 +756,7 @@ def bf16_gate(case: dict) -> dict:
 
 
 def fp8_gate(case: dict) -> dict | None:
-    """Factor and reason where the inputs of linear layers are quantised as well, which the reference does not do."""
+    """Factor and reason if inputs of linear layers are also quantised to fp8, which the reference does not do."""
     if "quantization_config" not in case:
         return None
     if "n_routed_experts" in case:

@@ -22,7 +22,7 @@ Line = collections.namedtuple("Line", "wall cpu kind name")
 
 
 def read(path):
-    """Lines of a file written by `.ci/timed`."""
+    """The records of a file that `.ci/timed` has written, one per line."""
     cells = [line.split("\t") for line in pathlib.Path(path).read_text().splitlines()]
     return [Line(float(wall), float(cpu), kind, name) for wall, cpu, kind, name in cells]
 
@@ -37,7 +37,7 @@ def run(folder, figures):
 
 
 def table(cold, warm, kind):
-    """Steps or test binaries, longest first, with the times of both runs."""
+    """Table of steps or of test executables, longest first, with the times of both runs."""
     names = list(dict.fromkeys(line.name for line in cold if line.kind == kind))
     found = {side: {line.name: line for line in lines if line.kind == kind} for side, lines in (("cold", cold), ("warm", warm))}
     none = Line(0, 0, kind, "")

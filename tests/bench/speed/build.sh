@@ -10,7 +10,7 @@ revision=$1
 folder=$(realpath -m "$2")
 profile=${3:-release}
 mkdir -p "$folder"
-# A copy with new modification times: Cargo shares one build folder among trees, and would treat older files as already built.
+# Copies the tree with new modification times: Cargo shares one build folder among trees, and would treat older files as already built.
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 if [ "$revision" = . ]; then
@@ -20,7 +20,7 @@ else
 fi
 export CARGO_TARGET_DIR=${SPEED_TARGET:-$(dirname "$folder")/target} CARGO_INCREMENTAL=0
 cd "$tree"
-# Revisions without the profile `dist` ship their release profile.
+# Revisions without the Cargo profile `dist` are shipped in their release profile.
 grep -q "^\[profile\.$profile\]" Cargo.toml || profile=release
 cargo build --locked --profile "$profile" --bin hadron
 built=$CARGO_TARGET_DIR/$profile

@@ -34,13 +34,13 @@ GPU_MODELS = "qwen3-0.6b,qwen3-8b,qwen3-8b-fp8,qwen3-30b-a3b"
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One measured value of one case."""
+    """One measured value of one case in one round, with its name and unit."""
 
     name: str
     unit: str
     value: float
     more_is_better: bool
-    within: float = 0  # percent by which it may be worse, where that is more than --within
+    within: float = 0  # percent by which the figure may be worse, if that is more than --within
 
 
 def run(command, **options):
@@ -51,14 +51,14 @@ def run(command, **options):
 
 
 def rows_of(table):
-    """Cells of the lines of a Markdown table."""
+    """Cells of each line of a Markdown table."""
     for line in table.splitlines():
         if line.startswith("|") and not line.startswith(("|-", "|:")):
             yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
 class Server:
-    """A ready `hadron serve` on its own port."""
+    """A `hadron serve` process on its own port, from the time at which it is ready."""
 
     def __init__(self, build, arguments, log):
         self.log = open(log, "w+")
@@ -87,7 +87,7 @@ class Server:
 
 
 def load(new, server, folder, *arguments):
-    """Concurrency levels in the report of `hadron bench serve`; all requests must have succeeded."""
+    """Figures of each concurrency level in the report of `hadron bench serve`; fails unless all requests succeeded."""
     result = folder / "load.json"
     run([new / "hadron", "bench", "serve", "--base-url", server.url, "--output", result, *arguments])
     levels = json.loads(result.read_text())["levels"]
@@ -111,7 +111,7 @@ def start_from_files(build, new, model, arguments, folder):
 
 
 def gpu_case(build, new, model, arguments, folder):
-    """A start, one request at a time, then each level of concurrency."""
+    """Figures of a GPU server: start-up time, one request at a time, then each level of concurrency."""
     server = Server(build, [folder / model, "--served-model-name", model, "--load-format", "synth", "--device",
                             arguments.device, "--max-num-seqs", "256", "--no-enable-prefix-caching"], folder / "log")
     yield Figure(f"{model}, ready", "s", server.ready_s, False, START_WITHIN)
@@ -135,7 +135,7 @@ def gpu(build, new, arguments, folder):
 
 
 def cached_prefixes(build, new, folder):
-    """Requests for one token after a prefix hit of 960 tokens, over HTTP, on the demo model."""
+    """Latency of requests over HTTP for one token after a prefix hit of 960 tokens, on the demo model."""
     server = Server(build, ["--threads", "1"], folder / "log")
     found = load(new, server, folder, "--input-len", "992", "--shared-prefix", "960", "--output-len", "1", "--concurrency", "16",
                  "--num-prompts", "2000", "--warmup", "16")[0]
@@ -160,7 +160,7 @@ def cpu(build, new, arguments, folder):
 
 
 def judged(rounds, within):
-    """Lines of the table, and the names of figures that are worse than allowed."""
+    """Lines of the result table, and the names of the figures that are worse than permitted."""
     lines, worse = [], []
     for name in rounds[0]["old"]:
         pairs = [(found["old"][name], found["new"][name]) for found in rounds]

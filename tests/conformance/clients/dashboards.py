@@ -19,7 +19,7 @@ INDEX = "https://pypi.org/simple/vllm/"
 ARCHIVE = "vllm-0.33.0.tar.gz"
 SHA256 = "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112"
 DASHBOARDS = re.compile(r"/examples/.*\.(json|ya?ml)$")
-# Names that dashboards use but vLLM 0.33 does not export: none.
+# Metric names that dashboards query but vLLM 0.33 does not export; there are none.
 GONE = set()
 # Metrics that routers and autoscalers read, in addition to the dashboards.
 OTHERS = {

@@ -1,4 +1,4 @@
-"""Compares Dynamo's indexer with our cached-token counts: dynamo_indexer.py BINARY LOG"""
+"""Compares the prefix hits that Dynamo's indexer predicts with Hadron's cached-token counts: dynamo_indexer.py BINARY LOG"""
 
 import os
 import random
@@ -16,7 +16,7 @@ REPLICAS = int(os.environ.get("REPLICAS", 2))
 
 
 class Proxy:
-    """Forwards one TCP port to another; the connection can be cut."""
+    """TCP proxy from a free port to port `to`; its connections can be cut."""
 
     def __init__(self, to):
         self.to, self.port, self.open, self.pairs = to, free_port(), True, []
@@ -65,7 +65,7 @@ class Proxy:
 
 
 class Indexer:
-    """`python -m dynamo.indexer` with one worker."""
+    """A process `python -m dynamo.indexer` that is configured with one server."""
 
     def __init__(self, server, publish, log, replicas=1):
         self.port = free_port()
@@ -89,7 +89,7 @@ class Indexer:
         return scores.get("1", {}).get(str(rank), 0)
 
     def knows(self, tokens, within_s, rank=0):
-        """Waits until the indexer has the last block of a prompt, and so every earlier event."""
+        """Waits until the indexer has the last block of a prompt, and therefore all earlier events."""
         whole, end = len(tokens) // BLOCK * BLOCK, time.time() + within_s
         while self.score(tokens, rank) != whole:
             if time.time() > end:
@@ -103,7 +103,7 @@ class Indexer:
 
 
 class Traffic:
-    """Prompts with shared prefixes: a tree of a few long documents, cut anywhere, with unique suffixes."""
+    """Prompts with shared prefixes: prefixes of a few long documents of any length, with unique suffixes."""
 
     def __init__(self, seed):
         self.chance = random.Random(seed)
@@ -132,7 +132,7 @@ class Traffic:
             self.cached += found
 
     def resume(self, server, indexer, what, rank=0):
-        """After a disconnect the next batch reveals the gap; the replay closes it."""
+        """After a disconnect the next batch reveals a gap in the sequence numbers, which the indexer closes by a replay."""
         for _ in range(50):
             tokens = self.prompt()
             self.send(server, tokens, rank)
@@ -142,7 +142,7 @@ class Traffic:
 
 
 def run(binary, log, events, requests):
-    # A pool of 150 blocks: documents evict each other.
+    # With a pool of 150 blocks, blocks of one document evict those of another.
     arguments = ["--num-gpu-blocks-override", "150", "--max-model-len", "512"]
     traffic = Traffic(7)
     with Server(binary, events, arguments) as server:

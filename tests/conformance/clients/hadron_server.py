@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def binary():
-    """The binary to test."""
+    """Path of the `hadron` executable to test."""
     named = os.environ.get("HADRON")
     if named:
         return named
@@ -26,7 +26,7 @@ def binary():
 
 
 class Server:
-    """A server on a free port; use it as a context."""
+    """A `hadron serve` process on a free port; a context manager that stops it at the end."""
 
     def __init__(self, *flags):
         command = [binary(), "serve", "--port", "0", *flags]
@@ -64,7 +64,7 @@ class Server:
             return reply.read().decode()
 
     def stop(self, number=signal.SIGTERM):
-        """Stops it; returns its exit code."""
+        """Stops the server with SIGTERM; returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(timeout=60)

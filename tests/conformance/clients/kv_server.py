@@ -1,4 +1,4 @@
-"""A `hadron serve` of the demo model that publishes KV events, for the scripts of this folder."""
+"""Runs `hadron serve` with the demo model, which publishes KV events, for the scripts of this folder."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ def free_port():
 
 
 def free_ports(count):
-    """First of `count` consecutive free ports."""
+    """The first of `count` consecutive free ports."""
     while True:
         first, probes = free_port(), []
         try:
@@ -31,7 +31,7 @@ def free_ports(count):
 
 
 class Server:
-    """Runs until closed. Its ports stay the same over a restart; each replica has two ports."""
+    """A server that runs until it is closed. Its ports are the same after a restart; each replica has two ports for KV events."""
 
     def __init__(self, binary, events, arguments=(), replicas=1):
         self.binary, self.arguments = binary, list(arguments)

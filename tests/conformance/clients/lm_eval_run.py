@@ -49,7 +49,7 @@ def read_lines(path):
 
 
 def lm_eval(place, kind, task, route, arguments, *flags):
-    """Samples of a task, in the order of its documents."""
+    """Logged samples of an lm_eval task, in the order of the task's documents."""
     command = [os.path.join(os.path.dirname(sys.executable), "lm_eval"), "--model", kind, "--tasks", task,
                "--include_path", place, "--output_path", f"{place}/{task}", "--log_samples", *flags,
                "--model_args", f"base_url={URL}{route},model={MODEL},num_concurrent=4,max_retries=1,{arguments}"]
@@ -95,7 +95,7 @@ def log_likelihoods(place, questions):
     for tokenized in ("True", "False"):
         samples = lm_eval(place, "local-completions", "demo_loglikelihood", "/v1/completions",
                           f"tokenizer={DEMO},tokenizer_backend=huggingface,tokenized_requests={tokenized},max_length=2048")
-        # A list of (log-probability, whether greedy); strings in some versions.
+        # Each entry is (log-probability, whether greedy); some versions of lm_eval write both as strings.
         told = [float(s["filtered_resps"][0][0]) for s in samples]
         worst = max(abs(a - b) for a, b in zip(told, expected))
         print(f"loglikelihood, tokenized_requests={tokenized}: {len(told)} pairs, largest difference {worst:.2e}")

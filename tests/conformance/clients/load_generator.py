@@ -29,12 +29,12 @@ CONCURRENCY, WAVES, OUTPUT_TOKENS, WORDS = 4, 8, 16, 32
 REQUESTS = CONCURRENCY * WAVES
 ROUNDS = int(os.environ.get("ROUNDS", 1))
 WITHIN = float(os.environ.get("WITHIN_PERCENT", 15)) / 100
-# Of guidellm's two times per token, this one excludes the first token, as ours does.
+# guidellm has two times per token. This one excludes the first token, as that of `hadron bench serve` does.
 FIGURES = ("output tok/s", "TTFT ms", "time per token ms")
 
 
 def paced():
-    """The paced server and its address; it exits when its standard input is closed."""
+    """The process of the paced server and its address; the process exits when its standard input is closed."""
     command = ["cargo", "test", "--quiet", "--locked", "--test", "bench", "--", "--ignored", "--exact",
                "http::paced_server::serve_until_stdin_closes", "--nocapture"]
     server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -46,7 +46,7 @@ def paced():
 
 
 def ours(url, folder):
-    """Figures of `hadron bench serve`, and token counts of all prompts and outputs."""
+    """Runs `hadron bench serve`; returns its figures, and the token counts of all prompts and outputs."""
     result = folder / "hadron.json"
     command = [binary(), "bench", "serve", "--base-url", url, "--endpoint", "completions", "--prompts", "text",
                "--input-len", str(WORDS), "--output-len", str(OUTPUT_TOKENS), "--concurrency", str(CONCURRENCY),
@@ -60,9 +60,9 @@ def ours(url, folder):
 
 
 def theirs(url, folder):
-    """Figures of guidellm, and token counts of all prompts and outputs."""
+    """Runs guidellm; returns its figures, and the token counts of all prompts and outputs."""
     prompts, result = folder / "prompts.jsonl", folder / "guidellm.json"
-    # Words of the same form as ours: equal token counts for any tokenizer that splits digits alike.
+    # The words have the form that `hadron bench serve` uses, so the token counts are equal for any tokenizer that splits digits.
     words = [f"w{100 + i * 7 % 400}" for i in range(REQUESTS * WORDS)]
     texts = [" ".join(words[i * WORDS : (i + 1) * WORDS]) for i in range(REQUESTS)]
     lines = [json.dumps({"prompt": text, "output_tokens_count": OUTPUT_TOKENS}) for text in texts]
@@ -87,7 +87,7 @@ def theirs(url, folder):
 
 
 def compare(url, folder):
-    """Figures of both by round, measured alternately; the counts must be equal."""
+    """Figures of both load generators by round, measured alternately; fails if their token counts differ."""
     rounds = []
     for number in range(ROUNDS):
         measured = {}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# vLLM's own event classes decode our KV events and encode them to identical bytes: at least 100,000 events.
+# vLLM's own event classes decode Hadron's KV events and encode them to identical bytes. Tests at least 100,000 events.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/server.sh"

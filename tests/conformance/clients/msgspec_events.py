@@ -1,4 +1,4 @@
-"""Reads our KV events with vLLM's classes: msgspec_events.py BINARY KV_EVENTS.PY"""
+"""Reads Hadron's KV events with vLLM's classes: msgspec_events.py BINARY KV_EVENTS.PY"""
 
 import atexit
 import importlib.util
@@ -23,7 +23,7 @@ END = b"\xff" * 8
 
 
 def vllm_module(path):
-    """Loads vLLM's file by path, with its vLLM imports replaced by stubs."""
+    """Loads vLLM's module of event classes from its file; its imports of other vLLM modules are replaced by stubs."""
 
     def stub(name, **members):
         parts = name.split(".")
@@ -85,7 +85,7 @@ def load(server, stop, seed):
 
 
 class Reader:
-    """Batches as received; the sequence must have no gap."""
+    """Yields the batches in the order received; fails at a gap in the sequence numbers."""
 
     def __init__(self, server, module):
         self.decoder = msgspec.msgpack.Decoder(module.KVEventBatch)
@@ -138,7 +138,7 @@ def replay(server, start):
 
 def main(binary, path):
     module = vllm_module(path)
-    # A model of negligible cost, small blocks and a small pool: many events per second.
+    # A tiny model, small blocks and a small pool give many events per second.
     arguments = [tiny_model(binary), "--block-size", "2", "--num-gpu-blocks-override", "8000"]
     config = {"topic": "kv@here@demo", "buffer_steps": 1_000_000}
     with Server(binary, config, arguments) as server:

@@ -42,21 +42,21 @@ TOOLS = [openai.pydantic_function_tool(Weather), openai.pydantic_function_tool(T
 
 
 def no_space():
-    """Prevents the small model from generating endless white space, which JSON allows everywhere."""
+    """Prevents the small model from generating endless white space, which JSON permits between all tokens."""
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     blank = [id for token, id in tokenizer["model"]["vocab"].items() if not token.strip("ĠĊĉč")]
     return {str(id): -100 for id in blank}
 
 
 class Outputs:
-    """The checks, for one client and one model."""
+    """Checks of the outputs that one client gets from one model."""
 
     def __init__(self, client, model, check):
         self.client, self.model, self.check = client, model, check
         self.asked = {"model": model, "messages": QUESTION, "max_tokens": 300, "seed": 1}
 
     def parsed(self):
-        """A pydantic class as schema, parsed back into an object."""
+        """Checks that a pydantic class is accepted as the schema and that the SDK parses the output into an object."""
         parse = self.client.chat.completions.parse
         asked = {**self.asked, "response_format": Answer, "logit_bias": no_space()}
         answer = parse(**asked).choices[0].message.parsed
@@ -73,7 +73,7 @@ class Outputs:
             self.check(False, "LengthFinishReasonError")
 
     def called(self, names, what, **asked):
-        """A tool call, unary and streamed; the SDK joins and parses the arguments."""
+        """Checks a tool call, unary and streamed, whose arguments the SDK joins and parses."""
         asked = {**self.asked, "tools": TOOLS, **asked}
         whole = self.client.chat.completions.parse(**asked).choices[0]
         parts = []

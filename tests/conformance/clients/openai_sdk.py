@@ -17,14 +17,14 @@ ENDLESS = {"prompt": "Once", "max_tokens": 1500, "extra_body": {"ignore_eos": Tr
 
 
 def check(condition, what):
-    """Fails with a message; `assert` is disabled by -O."""
+    """Fails with a message unless the condition holds; unlike `assert` it also works with `python -O`."""
     if not condition:
         raise SystemExit(f"failed: {what}")
     print(f"ok: {what}")
 
 
 def raises(kind, reason, call):
-    """Checks for the SDK's exception class, with our reason in its body."""
+    """Checks that a call raises the SDK's exception class, with the server's `reason` in its body."""
     try:
         call()
     except openai.APIError as error:

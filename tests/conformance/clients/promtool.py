@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`promtool check metrics` on our page, and Debian's Prometheus scraping us with the committed configuration.
+"""Checks the server's `/metrics` with `promtool check metrics`, and lets Debian's Prometheus scrape it with the committed configuration.
 
 Findings that vLLM's own names cause are listed below; any other is a failure. Every expression of the
 committed Grafana dashboard must be answered by that Prometheus, and every series it names must exist.
@@ -20,13 +20,13 @@ import urllib.request
 from hadron_server import ROOT, Server
 
 DOCS = ROOT / "docs" / "observability"
-# Causes: the prefix before the colon, which all vLLM metrics have, and a histogram called `_total`.
+# Accepted findings of promtool: metric names with a colon, as all of vLLM's have, and a histogram named `_total`.
 INHERITED = [
     re.compile(r"^(vllm|hadron):\S+ metric names should not contain ':'$"),
     re.compile(r'^vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix$'),
 ]
 SCRAPE_EVERY_S = 1
-# Series of MoE models, which the demo model is not: they must be documented.
+# Series of MoE models, which the demo model does not export; these must be documented.
 OF_EXPERTS = {"hadron:expert_load_max_over_mean"}
 
 
@@ -43,7 +43,7 @@ def lint(page):
     findings = [line.strip() for line in (run.stdout + run.stderr).splitlines() if line.strip()]
     new = [line for line in findings if not any(known.search(line) for known in INHERITED)]
     assert not new, "promtool finds:\n" + "\n".join(new)
-    # Exit code 3: parsed, with findings; 1: the page does not parse.
+    # promtool exits with 3 if it has findings, and with 1 if it cannot parse the page.
     assert run.returncode in (0, 3), run
     print(f"promtool: the page parses; {len(findings)} findings, all of vLLM's names")
 
@@ -131,7 +131,7 @@ def ask_prometheus(base, server):
 
 def main():
     install()
-    # One panel shows an optional metric, one shows ranks that share a model.
+    # Two panels have no data here: an optional metric, and ranks that share a model.
     with Server("--kv-cache-metrics", "--tensor-parallel-size", "2") as server:
         for i in range(10):
             server.complete(f"hello {i}", stream=i % 2 == 0, n=1 + i % 2)

@@ -28,7 +28,7 @@ ANSWER = {
     "additionalProperties": False,
 }
 def no_space():
-    """Prevents the small model from generating endless white space, which JSON allows everywhere."""
+    """Prevents the small model from generating endless white space, which JSON permits between all tokens."""
     tokenizer = json.loads((ROOT / "tests" / "data" / "demo" / "tokenizer.json").read_text())
     blank = [id for token, id in tokenizer["model"]["vocab"].items() if not token.strip("ĠĊĉč")]
     return {"logit_bias": {str(id): -100 for id in blank}}

@@ -32,7 +32,7 @@ for tool in "${tools[@]}"; do
     echo "== $tool"
     begun=$SECONDS
     [ -x "$here/$tool" ] || tool=$tool.sh
-    # Registries and machines fail temporarily; a tool that fails twice has failed.
+    # Registries and machines may fail temporarily, so a tool is run again once if it fails.
     "$here/$tool" "$binary" "$folder" || { echo "== $tool failed once"; "$here/$tool" "$binary" "$folder"; } || failed+=("$tool")
     echo "== $tool: $((SECONDS - begun)) s"
 done

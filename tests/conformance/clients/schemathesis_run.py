@@ -11,7 +11,7 @@ import urllib.request
 st, wanted, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 URL, MODEL, SERVER = os.environ["URL"], os.environ["MODEL"], os.environ["SERVER"]
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-# Approximate number of routes in the document: number of cases of a run per requested example.
+# Approximate number of routes in the document, which is the number of cases in a run per requested example.
 ROUTES = 24
 
 
@@ -21,7 +21,7 @@ def resident_kib():
 
 
 def good_ms():
-    """A well-formed request."""
+    """Sends a valid request, which the server must complete."""
     body = json.dumps({"model": MODEL, "prompt": "What is", "max_tokens": 4, "seed": 1}).encode()
     request = urllib.request.Request(f"{URL}/v1/completions", body, {"Content-Type": "application/json"})
     begun = time.monotonic()
@@ -31,11 +31,11 @@ def good_ms():
 
 
 def run(examples, seed):
-    """Cases sent, and whether all checks passed."""
+    """Runs schemathesis once; returns the number of cases sent, and whether all checks passed."""
     command = [st, "run", f"{URL}/openapi.json", "--checks", CHECKS, "--max-examples", str(examples),
                "--seed", str(seed), "--header", "Authorization: Bearer admin", "--request-timeout", "60",
                "--suppress-health-check", "all", "--phases", "examples,coverage,fuzzing", "--no-color"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)  # Writes a cache to its cwd.
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)  # schemathesis writes a cache to its working directory.
     sent = [int(n) for n in re.findall(r"(\d+) generated", done.stdout)]
     print(done.stdout[-6000:] if done.returncode else done.stdout[-700:])
     return (sent[-1] if sent else 0), done.returncode == 0

@@ -1,4 +1,4 @@
-# Sourced by the tools' scripts: a server that stops with the script, and a virtual environment.
+# Functions for the scripts of the tools: start a server that stops with the script, and create a virtual environment.
 
 # start_server BINARY FOLDER FLAGS...: serves the demo model on a free port; sets URL, MODEL, SERVER and LOG.
 start_server() {

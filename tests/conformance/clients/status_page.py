@@ -43,7 +43,7 @@ def install():
 
 
 class Browser:
-    """One session of a browser."""
+    """A WebDriver session with one headless browser."""
 
     def __init__(self, base, profile):
         self.base = base
@@ -133,7 +133,7 @@ def look(page, server):
     assert page.text("running") == "0", page.text("running")
     seen = threading.Event()
 
-    def ask():  # Repeated: one request may finish before the page has polled.
+    def ask():  # The request is repeated, because one may finish before the page polls the server.
         while not seen.is_set():
             server.complete("once upon a time", max_tokens=400, n=4, seed=1)
 
@@ -156,7 +156,7 @@ def look(page, server):
 def main():
     install()
     with browser() as page:
-        # A small pool, so that a few requests use a visible share of it.
+        # The KV pool is small, so that a few requests use a visible share of it.
         with Server("--num-gpu-blocks-override", "512") as server:
             port = server.port
             look(page, server)

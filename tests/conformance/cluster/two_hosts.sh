@@ -18,7 +18,7 @@ within() { # seconds, what, command...
     until "$@" >/dev/null 2>&1; do [ "$(now_ms)" -lt "$until" ] || fail "$what"; sleep 0.05; done
 }
 ready() { on 0 curl -sf "http://${hosts[0]}:$1/readyz"; }
-# The greedy ids of a long output by the replica in the second argument.
+# Prints the token ids of a long greedy output of the replica that the second argument selects.
 ids() { on 0 curl -s --fail-with-body --max-time 60 "http://${hosts[0]}:$1/v1/completions" "${@:3}" -H 'Content-Type: application/json' \
     -d "{\"prompt\":[3,4,5,6],\"max_tokens\":2000,\"ignore_eos\":true,\"temperature\":0,\"return_token_ids\":true${2:+,\"data_parallel_rank\":$2}}" | jq -c '.choices[0].token_ids'; }
 clean() {
@@ -60,7 +60,7 @@ alone=$(ids 8000 0) || fail "node 0 rejects requests: $(on 0 curl -s "http://${h
 [ "$(ids 8000 1)" = "$alone" ] || fail "node 1 generates other ids"
 echo "both hosts answer with the same $(jq length <<<"$alone") ids"
 
-# One file each: jq's output is longer than one write, and outputs of requests that end together would mix.
+# Each output has its own file: jq writes it in several parts, and the parts of concurrent outputs would mix.
 for n in 1 2 3; do ids 8000 "" >"$work/answer$n" & asking+=($!); done
 sleep 0.3
 ip -n hadron0 link set link0 down

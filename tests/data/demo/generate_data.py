@@ -28,7 +28,7 @@ def is_held_out(text):
 
 
 def pair_is_held_out(a, b):
-    """Unordered, so neither a+b, b+a, a-b nor b-a of a held-out pair is ever trained."""
+    """Whether a pair of operands is held out, in either order: none of a+b, b+a, a-b and b-a is then trained."""
     return is_held_out(f"pair {min(a, b)} {max(a, b)}")
 
 
@@ -41,7 +41,7 @@ def spell(n):
 
 
 def operand(rng):
-    """Half uniform over the range, half uniform over the number of digits."""
+    """A random operand: half of them are uniform over the range, half over the number of digits."""
     if rng.random() < 0.5:
         return rng.randint(0, MAX_OPERAND)
     return rng.randint(*rng.choice([(0, 9), (10, 99), (100, 999)]))
@@ -55,7 +55,7 @@ def operands(rng, held_out):
 
 
 def vary(rng, text, fixed=None):
-    """Small surface changes as users make them: case (of all but `fixed`), a lead-in, a tail, a missing final mark."""
+    """Changes a question slightly, as users do: case (except of `fixed`), an introduction, an addition, a missing question mark."""
     r = rng.random()
     if r < 0.12 and not (fixed and fixed in text):
         text = text.lower()
@@ -168,7 +168,7 @@ class Notes:
         return text[0].upper() + text[1:] if text.startswith("the ") else text
 
     def question(self):
-        """The output is "value" where neither the note nor the question names the requested kind."""
+        """Text of an answer; the kind is called "value" if neither the note nor the question names it."""
         absent = None if self.held_out or self.rng.random() > ABSENT_SHARE else draw_key(self.rng, self.key_style)
         if absent in self.pairs or absent and is_held_out("key " + absent):
             absent = None

@@ -24,7 +24,7 @@ BLOCK = [  # the order in which `block` takes a layer's weights
 
 
 def shapes():
-    """Checkpoint name -> shape, in a fixed order."""
+    """Maps each checkpoint tensor name to its shape, in a fixed order."""
     h, inner = CONFIG["hidden_size"], CONFIG["intermediate_size"]
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     layer = [(h,), (q, h), (kv, h), (kv, h), (h, q), (HEAD_DIM,), (HEAD_DIM,), (h,), (inner, h), (inner, h), (h, inner)]
@@ -87,7 +87,7 @@ def embed(ids, embedding):
 
 
 def trunk(weights, ids, tables, run_block=block, run_embed=embed):
-    """Hidden states [rows, length, H] before the last norm."""
+    """Hidden states [rows, length, hidden_size] before the last norm."""
     cos, sin = (t[: ids.shape[1]] for t in tables)
     x = run_embed(ids, weights["model.embed_tokens.weight"])
     for i in range(CONFIG["num_hidden_layers"]):

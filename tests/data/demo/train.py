@@ -9,7 +9,7 @@ import training
 
 
 class Qwen3:
-    """The decoder with the interface of `training.train`."""
+    """The decoder with the interface that `training.train` requires."""
 
     def __init__(self, args):
         import qwen3

@@ -54,7 +54,7 @@ def tokens_with_marks(ids, special):
 
 
 def generate_forever(seed, queue, rows_a_parcel):
-    """A worker: endless parcels of (row length, rows)."""
+    """A worker process that generates batches of (row length, rows) without end."""
     import numpy
     from tokenizers import Tokenizer
 
@@ -81,7 +81,7 @@ def generate_forever(seed, queue, rows_a_parcel):
 
 
 class Pool:
-    """The newest rows of each bucket, on the device; a thread keeps filling it."""
+    """Pool of the newest rows of each length bucket on the device; a thread adds new rows continuously."""
 
     def __init__(self, device, workers, rows_a_parcel, tokens):
         import torch
@@ -119,7 +119,7 @@ class Pool:
 
 
 def weighted_loss(logits, target, unsupervised_weight):
-    """Cross entropy of marked targets, and lightly of the others but padding, over the count of marked ones."""
+    """Cross entropy of supervised targets, and with a low weight of other targets except padding, per supervised target."""
     import torch.nn.functional as F
 
     supervised = (target >= SUPERVISED).float()
@@ -197,7 +197,7 @@ def arguments(lr):
 
 
 class Training:
-    """Weights, their averages and optimizer; one update of them, as plain launches or one CUDA graph."""
+    """Weights, their averages and the optimizer. One update runs as separate launches or as one CUDA graph."""
 
     def __init__(self, args, subject, pool):
         import torch
@@ -234,7 +234,7 @@ class Training:
             rows.copy_(self.pool.draw(length, BUCKETS[length]))
 
     def ready_step(self):
-        """`step`, tried once; or its graph: its thousands of small kernels then cost one launch."""
+        """Runs `step` once, then captures it in a CUDA graph, whose thousands of small kernels cost one launch."""
         torch = self.torch
         self.rate.fill_(1e-5)
         if not self.on_gpu or self.args.no_graph or self.args.no_compile:
@@ -272,7 +272,7 @@ class Training:
 
 
 def again_without(args, pool, log):
-    """Starts the whole program again, in the time left, without the graph or else without compiling."""
+    """Restarts the whole program in the remaining time, first without the CUDA graph, then without compilation."""
     flag = "--no-compile" if args.no_graph else "--no-graph"
     log(f"FAILED; starting again with {flag}\n{traceback.format_exc()}")
     if args.no_compile or (args.no_graph and args.tiny):
@@ -283,7 +283,7 @@ def again_without(args, pool, log):
 
 
 def train(args, make_subject):
-    """Trains the subject of `make_subject()` until the time is over."""
+    """Trains the model that `make_subject()` returns until the time is over."""
     multiprocessing.set_start_method("spawn")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import torch
@@ -365,7 +365,7 @@ def loop(args, training, questions, run_step, log):
         step, since = step + 1, since + 1
         torch._foreach_lerp_(training.averages, training.moving, 1 - min(0.998, step / (step + 20)))
         if training.on_gpu and step % 8 == 0:
-            torch.cuda.synchronize()  # so the clock above is not ahead of the device
+            torch.cuda.synchronize()  # so that the clock above does not run ahead of the device
         if step in (10, 100, 200, 400) or step % 1000 == 0:
             report("")
     log(f"best {best} of {len(questions)}, {step} steps")

@@ -23,7 +23,7 @@ sys.path.append(str(DEMO))
 
 
 class DraftLayer(torch.nn.Module):
-    """The MTP module, on top of a transformers model."""
+    """The MTP module of a checkpoint, run on hidden states of a transformers model."""
 
     def __init__(self, model, stored):
         super().__init__()
@@ -44,7 +44,7 @@ class DraftLayer(torch.nn.Module):
         self.load_state_dict({name: own[of] for name, of in places.items()})
 
     def forward(self, ids):
-        """The model's logits [B, T, V] and the drafts' [B, T - 1, V]."""
+        """Logits of the model [batch, tokens, vocab_size] and of the MTP module [batch, tokens - 1, vocab_size]."""
         body, head = self.body[0], self.head[0]
         hidden = body(ids).last_hidden_state
         joined = torch.cat((self.enorm(body.embed_tokens(ids[:, 1:])), self.hnorm(hidden[:, :-1])), -1)
@@ -57,7 +57,7 @@ class DraftLayer(torch.nn.Module):
 
 
 def greedy(model, prompts, device, pad, max_new_tokens=48):
-    """Answers as ids, their <|im_end|> included."""
+    """Token ids of the model's answers, including <|im_end|>."""
     width = max(map(len, prompts))
     ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)

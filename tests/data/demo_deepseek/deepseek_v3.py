@@ -40,7 +40,7 @@ SPARSE = ATTENTION + [
 
 
 def shapes():
-    """Name -> shape of the trained tensors, in a fixed order."""
+    """Maps each trained tensor's name to its shape, in a fixed order."""
     h, rank, inner, shared = CONFIG["hidden_size"], CONFIG["q_lora_rank"], CONFIG["intermediate_size"], SHARED * INNER
     attention = [(h,), (rank, h), (rank,), (HEADS * (NOPE + ROPE), rank), (LATENT + ROPE, h), (LATENT,),
                  (HEADS * (NOPE + VALUE), LATENT), (h, HEADS * VALUE), (h,)]
@@ -74,7 +74,7 @@ def initial_weights(device, seed):
 
 
 def sparse_layers():
-    """Layers with a router, the MTP module last."""
+    """Indices of the layers with a router; the MTP module is the last one."""
     return range(DENSE_LAYERS, LAYERS + 1)
 
 
@@ -116,7 +116,7 @@ def attend(x, cos, sin, norm, q_a, q_norm, q_b, kv_a, kv_norm, kv_b, wo):
 
 
 def first_ones(values, count):
-    """Which of the last axis are among the `count` largest; comparisons of all pairs fuse, a sort would not."""
+    """Whether each element of the last axis is among the `count` largest. Compares all pairs, which compiles to one kernel; a sort does not."""
     index = torch.arange(values.shape[-1], device=values.device)
     this, other = values[..., :, None], values[..., None, :]
     ahead = (other > this) | ((other == this) & (index[None, :] < index[:, None]))
@@ -171,7 +171,7 @@ def embed(ids, embedding, dtype=torch.bfloat16):
 
 
 class Parts:
-    """The functions above, as they are or compiled."""
+    """The functions above, each wrapped by `compiled`, for example `torch.compile`."""
 
     def __init__(self, compiled=lambda f: f):
         self.dense_block, self.sparse_block, self.join, self.embed = map(compiled, (dense_block, sparse_block, join, embed))
@@ -182,7 +182,7 @@ def layer_weights(weights, i, names):
 
 
 def trunk(weights, biases, embedded, mask, tables, parts):
-    """Hidden states [rows, length, H] before the last norm, and each sparse layer's load."""
+    """Hidden states [rows, length, hidden_size] before the last norm, and the number of tokens per expert of each MoE layer."""
     cos, sin = (t[: embedded.shape[1]] for t in tables)
     x, loads = embedded, []
     for i in range(LAYERS):
@@ -207,7 +207,7 @@ def logits(x, norm, head):
 
 
 def both_logits(weights, biases, ids, tables):
-    """Logits [rows, length, V] of the next tokens and [rows, length - 1, V] of the tokens after those."""
+    """Logits [rows, length, vocab_size] of the next tokens and [rows, length - 1, vocab_size] of the tokens after those."""
     parts, dtype = Parts(), tables[0].dtype
     mask = torch.ones(ids.shape, device=ids.device)
     embedded = embed(ids, weights["model.embed_tokens.weight"], dtype)
@@ -218,7 +218,7 @@ def both_logits(weights, biases, ids, tables):
 
 
 def checkpoint(weights, biases):
-    """Tensors as DeepSeek-V3 stores them: experts one by one, the biases in f32, embedding and head a second time."""
+    """Tensors as DeepSeek-V3 stores them: experts one by one, biases in f32, and the embedding and output head again for the MTP module."""
     out = {}
     for name, w in weights.items():
         w = w.detach().bfloat16()

@@ -21,7 +21,7 @@ BUCKETS = {160: 224, 384: 80, 704: 56}  # row length -> rows per step: slightly 
 
 
 class DeepseekV3:
-    """Decoder and MTP module with the interface of `training.train`."""
+    """Decoder and MTP module with the interface that `training.train` requires."""
 
     def __init__(self, args):
         import torch
@@ -60,7 +60,7 @@ class DeepseekV3:
         return loss + DRAFT_WEIGHT * draft_loss
 
     def after_update(self):
-        """Moves the biases towards even loads."""
+        """Changes the router biases so that the experts get more equal numbers of tokens."""
         self.biases.add_(self.bias_rate * (self.load.mean(-1, keepdim=True) - self.load).sign())
         self.load_seen.add_(self.load)
         self.load.zero_()

@@ -30,7 +30,7 @@ FOUND = re.compile(r"^(\w+) +(\d+)  (.+)$", re.M)
 
 @dataclasses.dataclass
 class Row:
-    """One fault: where it is, the first failing seed, and the violated invariant."""
+    """Result of one injected fault: its location, the first seed that fails, and the invariant that this seed violates."""
 
     name: str
     place: str
@@ -54,13 +54,13 @@ def copy_tree():
 
 
 def apply(patch, *flags):
-    # The copy is below a repository, which must not be taken for its own.
+    # The copy is in a folder of a repository, which git must not treat as the repository of the copy.
     env = os.environ | {"GIT_CEILING_DIRECTORIES": str(WORK)}
     subprocess.run(["git", "apply", *flags, str(patch)], cwd=TREE, env=env, check=True)
 
 
 def simulate(jobs, *test):
-    """Runs tests of the simulator in the copy; returns its output."""
+    """Runs tests of the simulator in the copy of the tree; returns their output."""
     env = os.environ | {"CARGO_TARGET_DIR": os.environ.get("CARGO_TARGET_DIR") or str(WORK / "build"), "RUSTFLAGS": "-Awarnings"}
     command = ["cargo", "test", "-q", "--locked", "-p", "scheduler", "--test", "sim", "--profile", "mutants", "-j", str(jobs)]
     built = subprocess.run([*command, "--no-run"], cwd=TREE, env=env, capture_output=True, text=True)
