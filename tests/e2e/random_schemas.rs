@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 const SCHEMAS: u64 = 1_000;
 const CONNECTIONS: u64 = 16;
 const TOKENS: u32 = 600;
-/// Maximum number of retries of one request, and of all requests, when the machine is too busy for a dry run.
+/// Maximum number of retries of one request if the machine is too busy for a dry run.
 const BUSY_RETRIES_MAX: u32 = 20;
+/// Maximum number of retries of all requests.
 const BUSY_TOTAL_MAX: u64 = SCHEMAS / 4;
 /// Minimum number of outputs that must end by themselves instead of at `max_tokens`.
 const COMPLETED_MIN: u64 = SCHEMAS * 9 / 10;

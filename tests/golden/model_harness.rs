@@ -26,8 +26,9 @@ use ops::{BatchInputs, BatchView, DType, ExpertRouting, KvPool, OpError, Ops, Te
 
 use crate::fixture::GoldenFixture;
 
-/// Number of tokens per block, and number of blocks in the KV pool.
+/// Number of tokens per KV block.
 pub(crate) const BLOCK_TOKENS: usize = 16;
+/// Number of blocks in the KV pool.
 pub(crate) const BLOCKS: usize = 256;
 /// Number of positions in the RoPE tables.
 pub(crate) const POSITIONS: usize = 512;

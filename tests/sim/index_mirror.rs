@@ -49,7 +49,7 @@ impl IndexMirror {
         self.removed_this_tick.clear();
     }
 
-    /// Hashes of the cached blocks.
+    /// Hashes of the blocks that are cached according to the KV events.
     pub(crate) fn hashes(&self) -> impl ExactSizeIterator<Item = BlockHash> {
         self.blocks.keys().copied()
     }

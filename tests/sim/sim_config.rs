@@ -59,48 +59,48 @@ pub(crate) struct SimLoad {
     pub(crate) step_ms: u32,
 }
 
-/// Fault rates, in 1000 unless stated otherwise; 0 = disabled for this seed.
+/// Rates of faults in a simulated world, per 1000; a fault with rate 0 is disabled in this world.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FaultRates {
-    /// Requests that are aborted at any time, some twice or after their end.
+    /// Rate of requests that are aborted at any time, some twice or after their end.
     pub(crate) abort: u32,
-    /// Outputs followed by a crash of their executor.
+    /// Rate of outputs followed by a crash of their executor.
     pub(crate) crash: u32,
     /// Maximum number of crashes in a world.
     pub(crate) max_crashes: u32,
-    /// Ranks that fail again before all ranks of their group are restored.
+    /// Rate of ranks that fail again before all ranks of their group are restored.
     pub(crate) fail_again: u32,
-    /// Outputs of a crashed executor that still arrive, late and out of order.
+    /// Rate of outputs of a crashed executor that still arrive, late and out of order.
     pub(crate) stale_reply: u32,
-    /// Outputs that are delivered twice.
+    /// Rate of outputs that are delivered twice.
     pub(crate) duplicate_reply: u32,
-    /// Rows that fail.
+    /// Rate of rows that fail.
     pub(crate) failed_row: u32,
-    /// Grammar bitmasks that are overdue.
+    /// Rate of grammar bitmasks that are overdue.
     pub(crate) overdue_mask: u32,
-    /// Steps that take much longer than others.
+    /// Rate of steps that take much longer than others.
     pub(crate) slow_step: u32,
-    /// Ticks that are delayed, so that several events are in one inbox.
+    /// Rate of ticks that are delayed, so that several events are in one inbox.
     pub(crate) late_tick: u32,
-    /// Ticks before which the clock advances by a day.
+    /// Rate of ticks before which the clock advances by a day.
     pub(crate) clock_jump: u32,
-    /// Restored executors that have a smaller KV pool than the failed ones.
+    /// Rate of restored executors that have a smaller KV pool than the failed ones.
     pub(crate) smaller_pool: u32,
-    /// Ticks at which the prefix cache is cleared.
+    /// Rate of ticks at which the prefix cache is cleared.
     pub(crate) clear_prefix_cache: u32,
-    /// Steps after which a link breaks.
+    /// Rate of steps after which a link breaks.
     pub(crate) broken_link: u32,
-    /// Broken links that lose only messages to the executors until the failure is detected; the others lose
-    /// both directions.
+    /// Rate of broken links that lose only messages to the executors until the failure is detected; the others
+    /// lose both directions.
     pub(crate) one_way_break: u32,
-    /// Ticks at which a connected KV-event subscriber disconnects or a disconnected one reconnects; it is
-    /// connected at the start.
+    /// Rate of ticks at which a connected KV-event subscriber disconnects or a disconnected one reconnects.
+    /// Subscribers are connected at the start.
     pub(crate) subscriber_disconnect: u32,
-    /// Ticks after which the engine process or some of its threads pause for seconds.
+    /// Rate of ticks after which the engine process or some of its threads pause for seconds.
     pub(crate) process_pause: u32,
-    /// Steps after which executors hang.
+    /// Rate of steps after which executors hang.
     pub(crate) hang: u32,
-    /// Ticks at which an operator aborts all requests that have some request's client id.
+    /// Rate of ticks at which an operator aborts all requests that have some request's client id.
     pub(crate) abort_by_client_id: u32,
 }
 

@@ -30,8 +30,9 @@ pub(crate) struct SimSubscriber {
     cached_hashes: BTreeSet<BlockHash>,
     /// Whether the subscriber is connected.
     connected: bool,
-    /// Number of batches published so far, and number of batches that the subscriber has received.
+    /// Number of batches published so far.
     batches_published: u64,
+    /// Number of batches that the subscriber has received.
     batches_received: u64,
     /// The last published batches, which a subscriber can still request.
     replay_buffer: VecDeque<Vec<IndexChange>>,

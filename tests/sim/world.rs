@@ -85,33 +85,39 @@ pub(crate) struct SimCounts {
     pub(crate) overdue_masks: u64,
     pub(crate) ended_masks: u64,
     pub(crate) rejected: u64,
-    /// Number of draft tokens verified, and number of draft tokens accepted.
+    /// Number of draft tokens verified.
     pub(crate) drafted: u64,
+    /// Number of draft tokens accepted.
     pub(crate) accepted: u64,
     /// Rows that started after their planned `start`, at a position that only the sequence slot had.
     pub(crate) shifted_rows: u64,
-    /// Number of batches of lockstep groups of 8 ranks, and number of such batches that were empty.
+    /// Number of batches of lockstep groups of 8 ranks.
     pub(crate) batches_of_eight: u64,
+    /// Number of batches without rows in lockstep groups of 8 ranks.
     pub(crate) idle_of_eight: u64,
     /// Failures of a rank before all ranks of its group were restored.
     pub(crate) repeated_failures: u64,
-    /// Number of links that broke, and number of links that lost only batches at first.
+    /// Number of links that broke.
     pub(crate) broken_links: u64,
+    /// Number of broken links that lost only batches until the failure was detected.
     pub(crate) one_way_breaks: u64,
     /// Batches and replies lost on broken links.
     pub(crate) lost_frames: u64,
-    /// Number of reconnected subscribers that caught up from a replay, and from a snapshot.
+    /// Number of reconnected subscribers that caught up from a replay.
     pub(crate) replays: u64,
+    /// Number of reconnected subscribers that caught up from a snapshot.
     pub(crate) snapshots: u64,
-    /// Requests sent while another one with the same client id was in flight, and aborts by client id that
-    /// ended several requests.
+    /// Number of requests sent while another one with the same client id was in flight.
     pub(crate) shared_client_ids: u64,
+    /// Number of aborts by client id that ended several requests.
     pub(crate) aborts_by_client_id: u64,
     /// Pauses of the engine's process or threads.
     pub(crate) process_pauses: u64,
-    /// Executors that hung, and executors declared failed by step timeout and by heartbeat timeout.
+    /// Number of executors that hung.
     pub(crate) hangs: u64,
+    /// Number of executors declared failed by step timeout.
     pub(crate) step_timeouts: u64,
+    /// Number of executors declared failed by heartbeat timeout.
     pub(crate) heartbeat_timeouts: u64,
     /// Executors that seemed overdue or silent at the first check but made progress.
     pub(crate) false_suspicions: u64,
@@ -142,11 +148,13 @@ pub(crate) struct SimWorld {
     control_ops: u64,
     pub(crate) crashes_left: u32,
     pub(crate) pauses_left: u32,
-    /// The current pause of the engine, and the time at which the last pause ended.
+    /// The current pause of the engine, if any.
     pub(crate) process_pause: Option<ProcessPause>,
+    /// Time at which the last pause ended.
     pub(crate) resumed_ms: u64,
-    /// Time at which the scheduler's thread last resumed from a pause, and time of its last tick.
+    /// Time at which the scheduler's thread last resumed from a pause.
     pub(crate) scheduler_resumed_ms: u64,
+    /// Time of the scheduler's last tick.
     pub(crate) last_tick_ms: u64,
     /// Whether the phase with faults has ended.
     pub(crate) faults_ended: bool,

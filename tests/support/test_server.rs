@@ -432,8 +432,9 @@ fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
     }
 }
 
-/// Number of heartbeats that a hanging device sends, and the interval between them.
+/// Number of heartbeats that a hanging device sends.
 const HUNG_HEARTBEATS: u32 = 100;
+/// Interval between two heartbeats of a hanging device.
 const HUNG_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Executor thread with the hash model: does the start-up handshake, then sends one output per batch.

@@ -31,17 +31,17 @@ fn queries(row: usize, first: usize) -> usize {
 /// Inputs and weights of an MLA case, all exact in bf16 and f16.
 struct MlaConformanceCase {
     sizes: [usize; 5],
-    /// Compressed KV of each row: `[context, kv_lora_rank + qk_rope_head_dim]`; then queries of each row:
-    /// `[context, heads * (qk_nope_head_dim + qk_rope_head_dim)]`.
+    /// Compressed KV of each row: `[context, kv_lora_rank + qk_rope_head_dim]`.
     kv: Vec<Vec<f32>>,
+    /// Queries of each row: `[context, heads * (qk_nope_head_dim + qk_rope_head_dim)]`.
     q: Vec<Vec<f32>>,
     tables: Vec<Vec<i32>>,
     norm: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
-    /// W_UK of each head: `[qk_nope_head_dim, kv_lora_rank]`; then W_UV of each head: `[v_head_dim,
-    /// kv_lora_rank]`.
+    /// W_UK of each head: `[qk_nope_head_dim, kv_lora_rank]`.
     keys: Vec<Vec<f32>>,
+    /// W_UV of each head: `[v_head_dim, kv_lora_rank]`.
     values: Vec<Vec<f32>>,
 }
 

@@ -13,13 +13,13 @@ const UNJOINED_STREAM: DriverStatus = 904;
 
 impl EmulatedGpu {
     fn begin_capture(&self, mode: i32) {
-        // SAFETY: a live stream.
+        // SAFETY: `self.stream` exists until the process ends.
         assert_eq!(unsafe { (self.driver.capture_begin)(self.stream, mode) }, code::SUCCESS);
     }
 
     fn end_capture(&self) -> Result<DriverPtr, DriverStatus> {
         let mut graph = std::ptr::null_mut();
-        // SAFETY: a live stream, and a writable out pointer.
+        // SAFETY: `self.stream` exists until the process ends, and `graph` is writable.
         match unsafe { (self.driver.capture_end)(self.stream, &raw mut graph) } {
             code::SUCCESS => Ok(graph),
             code => Err(code),
@@ -28,7 +28,7 @@ impl EmulatedGpu {
 
     fn instantiate(&self, graph: DriverPtr) -> DriverPtr {
         let mut executable = std::ptr::null_mut();
-        // SAFETY: a graph that was captured, destroyed only afterwards.
+        // SAFETY: `graph` was captured, and it is destroyed only after it was instantiated.
         unsafe {
             let make = self.driver.graph_instantiate;
             assert_eq!(make(&raw mut executable, graph, 0), code::SUCCESS);
@@ -38,7 +38,7 @@ impl EmulatedGpu {
     }
 
     fn replay(&self, executable: DriverPtr) {
-        // SAFETY: instantiated before, and its memory is alive.
+        // SAFETY: `executable` was instantiated before, and the memory that it accesses is not freed yet.
         assert_eq!(unsafe { (self.driver.graph_launch)(executable, self.stream) }, code::SUCCESS);
     }
 
@@ -62,7 +62,7 @@ fn replay_uses_memory_contents_at_replay_time() {
         LaunchShape(1, 64, 0),
         &[KernelArg::At(y), KernelArg::At(a), KernelArg::At(b), KernelArg::U32(8)],
     );
-    // SAFETY: within `a`.
+    // SAFETY: the 4 bytes are inside the allocation `a`.
     assert_eq!(unsafe { (gpu.driver.fill)(a.at, 0, 4, gpu.stream) }, code::SUCCESS);
     let executable = gpu.instantiate(gpu.end_capture().unwrap());
     assert!(gpu.download::<f32>(y).iter().all(|v| v.is_nan()), "a capture runs nothing");
@@ -75,7 +75,7 @@ fn replay_uses_memory_contents_at_replay_time() {
     }
     gpu.replay(executable);
     assert_eq!(gpu.download::<f32>(y), [0.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0]);
-    // SAFETY: not used afterwards.
+    // SAFETY: `executable` is not used afterwards.
     assert_eq!(unsafe { (gpu.driver.graph_executable_destroy)(executable) }, code::SUCCESS);
 }
 
@@ -90,7 +90,7 @@ fn waiting_or_allocating_invalidates_a_capture() {
     for mode in [0, 1] {
         gpu.begin_capture(mode);
         let mut at = std::ptr::null_mut();
-        // SAFETY: the out pointer is writable.
+        // SAFETY: the driver writes the address to `at`, which is writable.
         assert_eq!(unsafe { (gpu.driver.alloc)(&raw mut at, 64) }, code::CAPTURE_UNSUPPORTED);
         assert_eq!(gpu.end_capture(), Err(INVALIDATED));
     }
@@ -108,7 +108,7 @@ fn thread_local_capture_lets_other_threads_allocate() {
         let alloc = gpu.driver.alloc;
         let other = std::thread::spawn(move || {
             let mut at = std::ptr::null_mut();
-            // SAFETY: the out pointer is writable.
+            // SAFETY: the driver writes the address to `at`, which is writable.
             unsafe { alloc(&raw mut at, 64) }
         });
         assert_eq!(other.join().unwrap(), expected);
@@ -122,7 +122,7 @@ fn fork(gpu: &EmulatedGpu, join: bool) -> Result<DriverPtr, DriverStatus> {
     let (mut secondary, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
     let a = gpu.upload(&[1u8; 16]);
     gpu.begin_capture(1);
-    // SAFETY: writable out pointers, live handles, memory of 16 bytes.
+    // SAFETY: `secondary` and `event` are writable, both exist when they are used, and `a` has 16 bytes.
     unsafe {
         let d = &gpu.driver;
         assert_eq!((d.stream_create)(&raw mut secondary, 1), 0);
@@ -156,7 +156,8 @@ fn lazy_streams() {
     let gpu = EmulatedGpu::open();
     let mut pinned: DriverPtr = std::ptr::null_mut();
     let memory = gpu.upload(&[5u8; 64]);
-    // SAFETY: writable out pointers, and 64 bytes on both sides; the event is recorded before the wait.
+    // SAFETY: the variables for new handles are writable, source and destination of the copy have 64 bytes,
+    // and the event is recorded before the wait.
     unsafe {
         let d = &gpu.driver;
         let mut event = std::ptr::null_mut();

@@ -42,14 +42,14 @@ impl EmulatedGpu {
             DriverApi::open(GpuApi::Hip, &LibrarySearch::named("driver", &library)).unwrap();
         let rtc = RtcApi::open(GpuApi::Hip, &LibrarySearch::named("run-time compiler", &library))
             .unwrap();
-        // SAFETY: the library is already loaded; the function has this type.
+        // SAFETY: the emulator's library is already loaded, and its function has this type.
         let set_seed = unsafe {
             let library: &'static _ =
                 Box::leak(Box::new(libloading::Library::new(&library).unwrap()));
             *library.get::<extern "C" fn(u64)>(b"hipemuSetSeed").unwrap()
         };
         let mut stream = std::ptr::null_mut();
-        // SAFETY: the out pointer is writable.
+        // SAFETY: the driver writes the new stream to `stream`, which is writable.
         assert_eq!(unsafe { (driver.stream_create)(&raw mut stream, 1) }, code::SUCCESS);
         Self { driver, rtc, stream, set_seed }
     }
@@ -76,7 +76,7 @@ impl EmulatedGpu {
         let (names, texts, options) = (at(&names), at(&texts), at(&options));
         let mut program = std::ptr::null_mut();
         let count = names.len() as i32;
-        // SAFETY: the texts are NUL-terminated and live to the end of the function; the lengths match.
+        // SAFETY: all texts are NUL-terminated and live to the end of this function; the array lengths match.
         unsafe {
             let create = self.rtc.create;
             let code = create(
@@ -123,7 +123,7 @@ impl EmulatedGpu {
     /// Loads a compiled image as a module of the device.
     pub(crate) fn load(&self, image: &[u8]) -> DriverPtr {
         let mut module = std::ptr::null_mut();
-        // SAFETY: a writable out pointer, and a complete image.
+        // SAFETY: `module` is writable, and `image` is a complete compiled image.
         let code = unsafe { (self.driver.module_load)(&raw mut module, image.as_ptr().cast()) };
         assert_eq!(code, code::SUCCESS);
         module
@@ -134,7 +134,7 @@ impl EmulatedGpu {
         let name = CString::new(name).unwrap();
         let mut function = std::ptr::null_mut();
         let get = self.driver.module_function;
-        // SAFETY: a live module, and a writable out pointer.
+        // SAFETY: `module` is a loaded module, and `function` is writable.
         assert_eq!(unsafe { get(&raw mut function, module, name.as_ptr()) }, code::SUCCESS);
         function
     }
@@ -150,7 +150,7 @@ impl EmulatedGpu {
         let mut addresses: Vec<DriverPtr> = args.iter_mut().map(KernelArg::address).collect();
         let LaunchShape(blocks, threads, shared) = shape;
         let (launch, null) = (self.driver.launch, std::ptr::null_mut());
-        // SAFETY: the tests pass the arguments that their kernels take.
+        // SAFETY: each test passes the arguments that its kernel takes.
         unsafe {
             launch(
                 kernel,
@@ -175,13 +175,13 @@ impl EmulatedGpu {
     /// Allocates device memory, which the emulator fills with NaN.
     pub(crate) fn alloc(&self, bytes: usize) -> EmulatedMemory {
         let mut at = std::ptr::null_mut();
-        // SAFETY: the out pointer is writable.
+        // SAFETY: the driver writes the address to `at`, which is writable.
         assert_eq!(unsafe { (self.driver.alloc)(&raw mut at, bytes) }, code::SUCCESS);
         EmulatedMemory { at, bytes }
     }
 
     pub(crate) fn free(&self, memory: EmulatedMemory) {
-        // SAFETY: the tests do not use the memory afterwards.
+        // SAFETY: no test uses the memory after it is freed.
         assert_eq!(unsafe { (self.driver.free)(memory.at) }, code::SUCCESS);
     }
 
@@ -194,7 +194,7 @@ impl EmulatedGpu {
     pub(crate) fn write<T: Copy>(&self, memory: EmulatedMemory, values: &[T]) {
         let (copy, from) = (self.driver.copy_to_device, values.as_ptr().cast::<c_void>());
         assert!(size_of_val(values) <= memory.bytes);
-        // SAFETY: both sides have the number of bytes copied.
+        // SAFETY: `values` and the device memory have at least the number of bytes that are copied.
         let code = unsafe { copy(memory.at, from, size_of_val(values), self.stream) };
         assert_eq!(code, code::SUCCESS);
     }
@@ -202,7 +202,7 @@ impl EmulatedGpu {
     pub(crate) fn download<T: Copy + Default>(&self, memory: EmulatedMemory) -> Vec<T> {
         let mut values = vec![T::default(); memory.bytes / size_of::<T>()];
         let copy = self.driver.copy_to_host;
-        // SAFETY: both sides have the number of bytes copied.
+        // SAFETY: the device memory and `values` have at least the number of bytes that are copied.
         let code =
             unsafe { copy(values.as_mut_ptr().cast(), memory.at, memory.bytes, self.stream) };
         assert_eq!(code, code::SUCCESS);
@@ -211,7 +211,7 @@ impl EmulatedGpu {
     }
 
     pub(crate) fn synchronize(&self) -> DriverStatus {
-        // SAFETY: a live stream.
+        // SAFETY: `self.stream` exists until the process ends.
         unsafe { (self.driver.stream_synchronize)(self.stream) }
     }
 }

@@ -17,7 +17,7 @@ fn fresh_memory_is_nan_and_copies_are_checked() {
     assert!(gpu.download::<f32>(memory).iter().all(|v| v.is_nan()));
     let beyond = memory.at.wrapping_byte_add(1);
     let from = [0u8; 64];
-    // SAFETY: the driver rejects copies that leave the allocation.
+    // SAFETY: the emulated driver rejects copies that exceed an allocation.
     unsafe {
         let d = &gpu.driver;
         let code = (d.copy_to_device)(beyond, from.as_ptr().cast(), 64, gpu.stream);
@@ -35,7 +35,7 @@ fn small_device() {
     let gpu = EmulatedGpu::open();
     let info = || {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both out pointers are writable.
+        // SAFETY: the driver writes to `free` and `total`, which are writable.
         assert_eq!(unsafe { (gpu.driver.mem_info)(&raw mut free, &raw mut total) }, 0);
         (free, total)
     };
@@ -43,7 +43,7 @@ fn small_device() {
     let half = gpu.alloc(1 << 19);
     assert_eq!(info(), (1 << 19, 1 << 20));
     let mut at = std::ptr::null_mut();
-    // SAFETY: the out pointer is writable.
+    // SAFETY: the driver writes the address to `at`, which is writable.
     let code = unsafe { (gpu.driver.alloc)(&raw mut at, (1 << 19) + 1) };
     assert_eq!(code, code::OUT_OF_MEMORY);
     assert!(at.is_null());
@@ -81,7 +81,7 @@ fn no_device() {
         let search = hip_runtime_sys::LibrarySearch::named("driver", &library);
         let driver =
             hip_runtime_sys::DriverApi::open(hip_runtime_sys::GpuApi::Hip, &search).unwrap();
-        // SAFETY: the first driver call of the process.
+        // SAFETY: no other driver function is called before in this process.
         unsafe { (driver.init)(0) }
     };
     assert_eq!(gpu_count(), code::NO_DEVICE);

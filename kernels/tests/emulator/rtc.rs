@@ -63,7 +63,7 @@ fn modules_of_one_source_are_independent() {
 fn invalid_image_or_kernel_is_rejected() {
     let gpu = EmulatedGpu::open();
     let mut out = std::ptr::null_mut();
-    // SAFETY: texts are read up to their terminating NUL; the out pointers are writable.
+    // SAFETY: all texts end with a NUL, and the variables for the compiler's results are writable.
     unsafe {
         let junk = b"not an image at all, however long it may be, and it is longer than a header\0";
         assert_eq!((gpu.driver.module_load)(&raw mut out, junk.as_ptr().cast()), 200);

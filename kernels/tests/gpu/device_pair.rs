@@ -244,7 +244,7 @@ fn widened(bytes: &[u8]) -> Vec<f32> {
 
 /// Elements as the bytes that a device stores.
 pub(crate) fn bytes_of<T: DeviceElement>(data: &[T]) -> Vec<u8> {
-    // SAFETY: an element has no padding.
+    // SAFETY: elements have no padding, so all bytes of `data` are initialised.
     let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) };
     <[u8]>::to_vec(bytes)
 }
@@ -253,7 +253,7 @@ pub(crate) fn bytes_of<T: DeviceElement>(data: &[T]) -> Vec<u8> {
 pub(crate) fn elements_of<T: DeviceElement>(bytes: &[u8]) -> Vec<T> {
     let size = size_of::<T>();
     assert!(bytes.len().is_multiple_of(size));
-    // SAFETY: every bit pattern is a valid element.
+    // SAFETY: every bit pattern is a valid element, and `b` has the bytes of one element.
     let element = |b: &[u8]| unsafe { b.as_ptr().cast::<T>().read_unaligned() };
     bytes.chunks_exact(size).map(element).collect()
 }

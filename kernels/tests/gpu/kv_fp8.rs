@@ -18,8 +18,9 @@ const SCALES: [f32; 2] = [0.25, 0.5];
 /// Number of tokens in the KV cache. A row attends to the first `context` tokens and has its queries at the
 /// last of these.
 const TOKENS: usize = 390;
-/// Number of queries and context length of each row.
+/// Prefill rows: number of queries and context length.
 const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (66, 300), (1, 129), (64, 128)];
+/// Decode rows: one query and the context length.
 const DECODES: [(usize, usize); 4] = [(1, TOKENS), (1, 37), (1, 192), (1, 1)];
 
 pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode: bool) {

@@ -32,8 +32,9 @@ struct SampleCase {
     masks: Vec<i32>,
     /// Newest tokens of the sequence slots before the step; empty if there are none.
     latest: Vec<i32>,
-    /// Token ids and positions of the step's tokens.
+    /// Token ids of the step's tokens.
     ids: Vec<i32>,
+    /// Positions of the step's tokens.
     positions: Vec<i32>,
     verification: DraftVerification,
 }

@@ -32,8 +32,9 @@ const ROUNDS: usize = 8;
 const BATCHES_BUFFERED: u32 = 100;
 const SCRAPE_EVERY: Duration = Duration::from_millis(10);
 const PROBE_EVERY: Duration = Duration::from_millis(50);
-/// Bytes per read of a slow reader, and the pause between two reads.
+/// Number of bytes that a slow reader takes per read.
 const SIP_BYTES: usize = 256;
+/// Pause of a slow reader between two reads.
 const SIP_PAUSE: Duration = Duration::from_millis(50);
 
 /// Latencies in nanoseconds, collected by a client task.

@@ -35,8 +35,9 @@ const SHORT: usize = 3;
 const LONGER: usize = 4;
 /// Number of short prompts after each megabyte prompt.
 const SHORT_ONES: usize = 300;
-/// Bytes and tokens of one piece of a prompt: a word of the synthetic vocabulary and two letters.
+/// Bytes of one piece of a prompt: a word of the synthetic vocabulary and two letters.
 const PIECE_BYTES: usize = "<|t300|>ab".len();
+/// Tokens of one piece of a prompt.
 const PIECE_TOKENS: usize = 3;
 /// Ids of the words with three-digit ids, which follow the bytes and the special tokens in the vocabulary.
 const WORDS: std::ops::Range<u64> = 300..1_000;

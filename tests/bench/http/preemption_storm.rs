@@ -13,8 +13,9 @@ const REQUESTS: usize = 100_000;
 const KINDS: usize = 400;
 /// Number of connections, each with one request at a time.
 const CLIENTS: usize = 160;
-/// Prompt and output length in tokens.
+/// Prompt length in tokens.
 const PROMPT_TOKENS: usize = 100;
+/// Output length in tokens.
 const TOKENS: usize = 60;
 /// Cache demand of all clients relative to the cache size.
 const CACHE_OVERCOMMIT: usize = 10;

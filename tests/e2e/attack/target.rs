@@ -20,8 +20,9 @@ pub(super) const REPLY_TIMEOUT: Duration = Duration::from_mins(1);
 /// Addresses of the attacked server, and the counters and violations of a run.
 pub(super) struct AttackTarget {
     pub(super) address: SocketAddr,
-    /// Addresses of the KV-event publisher and of its replay socket.
+    /// Address of the KV-event publisher.
     pub(super) kv_events: SocketAddr,
+    /// Address of the replay socket of the KV-event publisher.
     pub(super) kv_replay: SocketAddr,
     pub(super) pid: u32,
     pub(super) replies: AtomicU64,

@@ -24,9 +24,9 @@ pub(super) struct ObservedFault {
     pub(super) kind: &'static str,
     /// Time from the fault to the first probe that reported it.
     pub(super) detected_after: Option<Duration>,
-    /// Time from the start of the fault to its end, and time from its end to the first probe that reported
-    /// the recovery.
+    /// Time from the start of the fault to its end.
     duration: Duration,
+    /// Time from the end of the fault to the first probe that reported the recovery.
     pub(super) recovery_detected_after: Option<Duration>,
     /// Samples in which a probe contradicted the server's state for longer than a second.
     false_probes: Vec<ProbeSample>,

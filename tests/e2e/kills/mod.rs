@@ -21,11 +21,13 @@ use topologies::{DrillDevice, DrillModels, DrillTopology};
 /// A drill over many servers: its topologies, models and progress.
 struct KillDrill {
     seed: u64,
-    /// Topologies of consecutive servers, and their models.
+    /// Parallel topologies that consecutive servers use in turn.
     topologies: &'static [DrillTopology],
+    /// Models that the servers run, with the expected outputs.
     models: DrillModels,
-    /// Index of the next server, and the maximum number of servers.
+    /// Index of the next server.
     next: AtomicUsize,
+    /// Maximum number of servers.
     servers: usize,
     signals: SignalCounts,
     report: Mutex<KillDrillReport>,

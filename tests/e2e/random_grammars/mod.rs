@@ -45,8 +45,9 @@ struct RandomGrammarCounts {
     accepted: u64,
     rejected: u64,
     masks: u64,
-    /// Longest time until a grammar was accepted or rejected, and longest time for all bitmasks of an output.
+    /// Longest time until a grammar was accepted or rejected.
     judged: Duration,
+    /// Longest time for all bitmasks of an output.
     followed: Duration,
     /// Time of each grammar, from the start of its compilation to the last bitmask.
     took: Vec<Duration>,
