@@ -10,7 +10,7 @@ use models::{
 };
 use ops::{DType, KvPool};
 
-use crate::fixture::{DraftFixture, GoldenFixture};
+use crate::fixture::{Eagle3Fixture, GoldenFixture};
 use crate::model_harness::{
     self, BLOCK_TOKENS, BLOCKS, ModelHarness, POSITIONS, RankContext, SequenceRow, ShardingMode,
     difference, matrix, run_ranks, top,
@@ -48,7 +48,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
     /// checkpoints.
     fn load(
         harness: &'b ModelHarness<'a>,
-        fixture: &DraftFixture,
+        fixture: &Eagle3Fixture,
         target: &str,
         newer: bool,
     ) -> Self {
@@ -123,7 +123,7 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
     }
 }
 
-fn matches_reference(rank_context: &RankContext, fixture: &DraftFixture, newer: bool) {
+fn matches_reference(rank_context: &RankContext, fixture: &Eagle3Fixture, newer: bool) {
     let base = GoldenFixture::read(&fixture.model);
     let mut harness = ModelHarness::load(rank_context, &base, DType::F32);
     let [row, again, hidden] = [0; 3].map(|_| SequenceRow::new(&mut harness, &base.tokens));
@@ -175,12 +175,12 @@ fn eagle3_logits_match_the_reference() {
         return; // On GPUs, draft models are compared with the CPU in executor/tests/emulated_gpu.
     }
     for name in NAMES {
-        let fixture = DraftFixture::read(name);
+        let fixture = Eagle3Fixture::read(name);
         matches_reference(&RankContext::single(), &fixture, false);
         matches_reference(&RankContext::single(), &fixture, true);
     }
     // This fixture has head counts divisible by 2, so the layer can be sharded over two ranks.
-    let [dense, _] = NAMES.map(DraftFixture::read);
+    let [dense, _] = NAMES.map(Eagle3Fixture::read);
     run_ranks(2, ShardingMode::TensorParallel, HalfDtype::BF16, |rank_context| {
         matches_reference(rank_context, &dense, false);
     });

@@ -102,7 +102,7 @@ impl GoldenFixture {
 
 /// Results of an EAGLE-3 layer for the tokens of a model's fixture, computed by a reference that was written
 /// from the paper.
-pub(crate) struct DraftFixture {
+pub(crate) struct Eagle3Fixture {
     /// Name of the target model's fixture.
     pub(crate) model: String,
     /// Text of the EAGLE-3 layer's `config.json`.
@@ -117,7 +117,7 @@ pub(crate) struct DraftFixture {
     pub(crate) chains: Vec<(usize, Vec<i32>)>,
 }
 
-impl DraftFixture {
+impl Eagle3Fixture {
     pub(crate) fn read(name: &str) -> Self {
         let bytes = fs::read(folder().join(format!("drafts/{name}.safetensors"))).unwrap();
         let (length, rest) = bytes.split_first_chunk::<8>().unwrap();

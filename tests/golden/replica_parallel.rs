@@ -14,10 +14,10 @@ use crate::model_harness::{
 type LogitRows = Vec<Vec<f32>>;
 
 /// The fixture's tokens `[from, to)` that a replica has in a step; `None` if it has no token.
-type StepTokens = Option<(usize, usize)>;
+type ReplicaTokenRange = Option<(usize, usize)>;
 
 /// Tokens of four replicas in three steps: some have a long prompt while others have few tokens or none.
-const STEPS: [[StepTokens; 4]; 3] = [
+const STEPS: [[ReplicaTokenRange; 4]; 3] = [
     [Some((0, 80)), Some((0, 1)), None, Some((0, 13))],
     [Some((80, 81)), Some((1, 50)), Some((0, 3)), None],
     [None, None, Some((3, 5)), None],
@@ -34,7 +34,7 @@ fn replicas(
     run_ranks_each(size, sharing, HalfDtype::BF16, |rank_context| {
         let mut harness = ModelHarness::load(rank_context, fixture, dtype);
         let row = SequenceRow::new(&mut harness, &fixture.tokens);
-        let run_step = |step: &[StepTokens; 4]| {
+        let run_step = |step: &[ReplicaTokenRange; 4]| {
             let most = step[..size].iter().flatten().map(|(from, to)| to - from).max();
             rank_context.set_max_tokens_of_any_rank(most.unwrap_or(0));
             let own = step[rank_context.replica()].map(|(from, to)| row.part(from, to - from));

@@ -20,7 +20,7 @@ pub(crate) struct BatchChecker {
 
 /// Maximum lengths of a row's request, in tokens.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RowLimits {
+pub(crate) struct RequestLengthLimits {
     /// Maximum total length of prompt and output.
     pub(crate) max_len: u32,
     /// End position (exclusive) of the tokens that are ever inputs of the model.
@@ -39,7 +39,7 @@ impl BatchChecker {
         &mut self,
         batch: &Batch,
         config: &SimConfig,
-        limits_of: impl Fn(&BatchRow) -> RowLimits,
+        limits_of: impl Fn(&BatchRow) -> RequestLengthLimits,
     ) -> CheckResult {
         let limits = &config.scheduler.limits;
         let step = batch.step.0;
@@ -60,8 +60,13 @@ impl BatchChecker {
         self.check_writers(batch, config)
     }
 
-    fn check_row(&mut self, row: &BatchRow, config: &SimConfig, limits: RowLimits) -> CheckResult {
-        let RowLimits { max_len: limit, forwarded_len: last } = limits;
+    fn check_row(
+        &mut self,
+        row: &BatchRow,
+        config: &SimConfig,
+        limits: RequestLengthLimits,
+    ) -> CheckResult {
+        let RequestLengthLimits { max_len: limit, forwarded_len: last } = limits;
         let (id, size) = (row.request.0, config.block_tokens());
         let (seq_slot, slots) = (row.seq_slot.0, config.scheduler.limits.max_num_seqs);
         ensure!("I8", seq_slot < slots, "request {id} uses sequence slot {seq_slot} of {slots}");

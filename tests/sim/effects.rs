@@ -1,7 +1,7 @@
 //! Applies the scheduler's effects to the simulated world and checks each one: KV events go to the
 //! subscribers, tokens to the clients, and batches to the executors.
 
-use crate::batch_checks::{RowLimits, check_lockstep};
+use crate::batch_checks::{RequestLengthLimits, check_lockstep};
 use crate::client::ClientStage;
 use crate::hash_model::text::HashGrammar;
 use crate::invariant::{CheckResult, InvariantViolation, ensure};
@@ -136,7 +136,7 @@ impl SimWorld {
         }
         replica_state.batch_checker.check(&batch, &self.config, |row| {
             let client = &clients[row.request.0 as usize - 1];
-            RowLimits { max_len: client.limit(), forwarded_len: client.forwarded_limit() }
+            RequestLengthLimits { max_len: client.limit(), forwarded_len: client.forwarded_limit() }
         })?;
         self.check_service_order(index, &batch)?;
         self.check_prefix_hits(index, &batch)?;

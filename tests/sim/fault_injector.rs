@@ -72,7 +72,7 @@ impl InjectedFault {
 
 /// State of a request's sequence slot as implied by the rows sent so far.
 #[derive(Debug, Clone, Copy, Default)]
-struct SentSequence {
+struct SentSlotState {
     /// Number of block table entries sent.
     table_entries: u32,
     prompt_len: u32,
@@ -92,7 +92,7 @@ struct SentStep {
 #[derive(Debug, Default)]
 pub(crate) struct FaultInjector {
     fault: Option<InjectedFault>,
-    sequences: BTreeMap<RequestId, SentSequence>,
+    sequences: BTreeMap<RequestId, SentSlotState>,
     steps_in_flight: BTreeMap<Replica, VecDeque<SentStep>>,
 }
 
@@ -219,7 +219,7 @@ impl FaultInjector {
     }
 
     /// Alters where a row gets an input token that the scheduler has not received yet.
-    fn alter_input(&self, row: &mut BatchRow, sequence: SentSequence) {
+    fn alter_input(&self, row: &mut BatchRow, sequence: SentSlotState) {
         let RowInput::SampledAt { step, draft_slack } = &mut row.input else { return };
         match self.fault {
             Some(InjectedFault::DraftSlackNotSent) => *draft_slack = 0,

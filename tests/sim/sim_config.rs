@@ -27,7 +27,7 @@ pub(crate) struct SimConfig {
     pub(crate) watch_heartbeats: bool,
 }
 
-/// Number, sizes, kinds and arrival rate of the requests. Rates are in 1000.
+/// Number, sizes, kinds and arrival rate of the requests. Rates are per 1000 requests.
 #[derive(Debug, Clone)]
 pub(crate) struct SimLoad {
     /// Number of requests.

@@ -180,7 +180,9 @@ impl<'a> MlaCase<'a> {
     }
 }
 
+/// Returns a view of a matrix on one of the two devices, for reading.
 type TwinView = fn(&TwinMatrix) -> MatRef<'_>;
+/// Returns a view of a matrix on one of the two devices, for writing.
 type TwinViewMut = fn(&mut TwinMatrix) -> MatMut<'_>;
 
 impl MlaKvInputs {

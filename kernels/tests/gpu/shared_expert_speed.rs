@@ -66,7 +66,7 @@ struct SharedExpertWeights {
 
 /// How the shared experts run relative to the routed experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SharedExpertPlacement {
+enum SharedExpertSchedule {
     Fused,
     Sequential,
     Overlapped,
@@ -122,7 +122,7 @@ impl SharedExpertLayer {
         [pair.put(&chosen, tokens, k), pair.put(&weights, tokens, k)]
     }
 
-    /// Microseconds of each placement, and the bytes of the weights that each reads.
+    /// Microseconds of each schedule, and the bytes of the weights that each reads.
     fn times(
         &self,
         pair: &DevicePair,
@@ -166,15 +166,15 @@ impl SharedExpertLayer {
         };
         let secondary = gpu.secondary_stream().expect("no kernel timestamps are active");
         let times = [
-            SharedExpertPlacement::Fused,
-            SharedExpertPlacement::Sequential,
-            SharedExpertPlacement::Overlapped,
+            SharedExpertSchedule::Fused,
+            SharedExpertSchedule::Sequential,
+            SharedExpertSchedule::Overlapped,
         ]
         .map(|placement| {
             let [chosen, weights] =
-                if placement == SharedExpertPlacement::Fused { &fused } else { &routed_only };
+                if placement == SharedExpertSchedule::Fused { &fused } else { &routed_only };
             microseconds(pair, 8, |_| {
-                if placement == SharedExpertPlacement::Overlapped {
+                if placement == SharedExpertSchedule::Overlapped {
                     gpu.stream_wait(&secondary, &S).unwrap();
                 }
                 gpu.launch(
@@ -189,9 +189,9 @@ impl SharedExpertLayer {
                 )
                 .unwrap();
                 match placement {
-                    SharedExpertPlacement::Fused => return,
-                    SharedExpertPlacement::Sequential => shared(&S, &mut own),
-                    SharedExpertPlacement::Overlapped => {
+                    SharedExpertSchedule::Fused => return,
+                    SharedExpertSchedule::Sequential => shared(&S, &mut own),
+                    SharedExpertSchedule::Overlapped => {
                         shared(&secondary, &mut own);
                         gpu.stream_wait(&S, &secondary).unwrap();
                     }
@@ -216,14 +216,14 @@ fn shared_expert_speed() {
                 let fusible = layer.dtype == DType::BF16 || pair.gpu.arch() != "sm_90a";
                 let fuses = fusible && tokens <= 16; // The rule of `ops::SharedExpertPlan`.
                 let best = if fuses {
-                    SharedExpertPlacement::Fused
+                    SharedExpertSchedule::Fused
                 } else {
-                    SharedExpertPlacement::Overlapped
+                    SharedExpertSchedule::Overlapped
                 };
                 for (placement, time) in [
-                    SharedExpertPlacement::Fused,
-                    SharedExpertPlacement::Sequential,
-                    SharedExpertPlacement::Overlapped,
+                    SharedExpertSchedule::Fused,
+                    SharedExpertSchedule::Sequential,
+                    SharedExpertSchedule::Overlapped,
                 ]
                 .into_iter()
                 .zip(times)

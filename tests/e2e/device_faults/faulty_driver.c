@@ -1,10 +1,10 @@
-/* A GPU driver library that wraps the real one and injects a fault, once, when a file of its name is in the folder
-   FAULTY_DRIVER:
+/* A GPU driver library that wraps the real one and injects faults. A fault happens once, when a file of its name is in
+   the folder that the environment variable FAULTY_DRIVER names:
 
    wedge            a kernel before the next graph launch never ends, nor does any later work on its stream
    break            a kernel before the next graph launch fails, and with it the device for the rest of this process
-   full             no memory is left at the next allocation
-   full-recording   no memory is left when the next graph capture begins
+   full             the next allocation fails, because all device memory is in use
+   full-recording   all device memory is in use when the next graph capture begins
 
    Compiled with -DREAL="path of the real library", with -DCUDA for NVIDIA, and linked against the real library, which
    resolves all other functions. With NVIDIA's driver every fault is the device's own; with HIP, where the real library
@@ -39,7 +39,7 @@ static void *real(const char *name) {
 
 #define REAL_OF(hip, cuda, ...) ((Code(*)(__VA_ARGS__))real(NAME(hip, cuda)))
 
-/* Whether a fault is requested; removes the request. */
+/* Whether a test has requested the fault; removes its file. */
 static int asked(const char *fault) {
     const char *folder = getenv("FAULTY_DRIVER");
     char path[4096];

@@ -30,7 +30,7 @@ pub(super) struct SignalCounts {
 }
 
 /// The group of executors to which signals are sent: its server, ranks and log events.
-struct TargetGroup<'a> {
+struct KillTargetGroup<'a> {
     server: u32,
     ranks: &'a [u16],
     group_events: Receiver<(Instant, ExecutorGroupEvent)>,
@@ -57,7 +57,7 @@ pub(super) fn run_server(
         let groups: Vec<_> = topology
             .groups()
             .iter()
-            .map(|(replica, ranks)| TargetGroup {
+            .map(|(replica, ranks)| KillTargetGroup {
                 server: server.child.id(),
                 ranks,
                 group_events: group_events.remove(replica).unwrap(),
@@ -80,7 +80,7 @@ pub(super) fn run_server(
     server_run
 }
 
-impl TargetGroup<'_> {
+impl KillTargetGroup<'_> {
     /// Makes the group fail `wanted.executor_failures` times; returns the failures.
     fn fail_repeatedly(mut self, wanted: SignalCounts) -> Vec<ObservedFailure> {
         let mut seen: Vec<ObservedFailure> = Vec::new();

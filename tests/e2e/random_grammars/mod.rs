@@ -115,7 +115,7 @@ fn many_random_grammars() {
     let tally = run(seed.unwrap_or(1), count);
     let at = |p: f64| tally.took[((tally.took.len() - 1) as f64 * p) as usize];
     println!(
-        "{count} grammars in {:.0} s: {} accepted, {} refused, {} masks; each p50 {:?}, p99 {:?}, max {:?}; judged within \
+        "{count} grammars in {:.0} s: {} accepted, {} rejected, {} masks; each p50 {:?}, p99 {:?}, max {:?}; judged within \
          {:?}, masks of one within {:?}; {} KiB",
         began.elapsed().as_secs_f64(),
         tally.accepted,
