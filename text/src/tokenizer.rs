@@ -379,8 +379,8 @@ fn read_by_library(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     Ok(inner)
 }
 
-/// Checks that the ids that the post-processor adds to every text are tokens: it refers to tokens by ids of
-/// its own.
+/// Checks that the vocabulary contains the ids that the post-processor adds to every text: they are listed
+/// separately in `tokenizer.json`.
 fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     let added = inner.encode("", true).map_err(|e| e.to_string())?;
     match added.get_ids().iter().find(|&&id| inner.id_to_token(id).is_none()) {

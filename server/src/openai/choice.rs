@@ -19,7 +19,7 @@ pub(crate) enum ChoiceFinish {
     Length,
     /// The request was aborted: disconnect or slow client, deadline, shutdown, or operator.
     Abort(AbortCause),
-    /// The request failed: either the engine, or only this choice's row of a batch.
+    /// An error ended the choice: of the engine, or only of this choice's row in a batch.
     Error(RequestError),
     /// The scheduler rejected the request.
     Rejected(RejectReason),
