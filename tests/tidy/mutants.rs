@@ -42,7 +42,7 @@ fn every_mutant_patch_still_applies() {
             stale.push(format!("{}: {text}", name_of(&patch)));
         }
     }
-    assert!(stale.is_empty(), "make these mistakes in today's code:\n  {}", stale.join("\n  "));
+    assert!(stale.is_empty(), "update these patches to the current code:\n  {}", stale.join("\n  "));
 }
 
 #[test]

@@ -21,7 +21,7 @@ const PROMPT_TOKENS: usize = WORDS * (1 + WORD_LETTERS);
 /// Maximum deviation of the ROC area from 0.5, in standard deviations; chance exceeds it in one of 1,500
 /// runs.
 const DEVIATIONS: f64 = 3.4;
-/// Minimum ROC area (or one minus it) at which two kinds of prompts count as distinguishable by their times.
+/// Minimum ROC area at which prefix hits and uncached prompts count as distinguishable by their times.
 const DISTINGUISHABLE_AREA: f64 = 0.9;
 
 fn prompt(rng: &mut SimRng) -> String {

@@ -22,8 +22,8 @@ const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32"];
 const SECRET: &str = "a secret of the tests of nodes";
 const TIMEOUT: Duration = Duration::from_mins(3);
 
-/// Rendezvous address (`--data-parallel-address`) of one test: a loopback address unique to this process, and
-/// a port unique to the test.
+/// Rendezvous address of one test (`--master-addr`, `--master-port`): a loopback address unique to this
+/// process, and a port unique to the test.
 pub(crate) struct ClusterAddress {
     host: String,
     port: String,

@@ -67,7 +67,7 @@ fn end_marker_is_forced_once_budget_is_spent() {
         assert_eq!(
             reasoning_tokens(&reply),
             (budget + END_MARKER_TOKENS - 1) as u64,
-            "a mark's beginning counts"
+            "all but the last token of the end marker count"
         );
         assert_eq!(reply["usage"]["completion_tokens"], SCRIPT.len() + 1);
     }
