@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum time for the mutations of one fuzz target, also on a loaded machine.
 const TIME_MAX: Duration = Duration::from_secs(8);
-/// Maximum input size in bytes.
+/// Maximum size of a mutated input in bytes.
 const BYTES_MAX: usize = 16 << 10;
 
 /// Random number generator of the mutations: splitmix64.

@@ -47,7 +47,7 @@ pub(crate) struct EngineTestConfig {
     pub(crate) uses_draft_model: bool,
 }
 
-/// Runs one request after another.
+/// Runs one request after another, without batching, caching or draft tokens.
 pub(crate) const SEQUENTIAL: EngineTestConfig = EngineTestConfig {
     tokens_per_step: 512,
     requests_running: 1,

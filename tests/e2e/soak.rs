@@ -191,7 +191,7 @@ fn short_soak_leaves_no_resources() {
     assert!(most - least <= 4 * CLIENTS, "{least} to {most} descriptors");
 }
 
-/// Runs for `HADRON_SOAK_HOURS` hours.
+/// Runs the soak test for `HADRON_SOAK_HOURS` hours.
 #[test]
 #[ignore = "an hour or a day: `just soak HOURS`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// Results of HF transformers for one configuration and seed.
 pub(crate) struct GoldenFixture {
-    /// Text of `config.json`.
+    /// Text of the model's `config.json`.
     pub(crate) config: String,
     pub(crate) seed: u64,
     pub(crate) bf16_gate: FixtureTolerance,

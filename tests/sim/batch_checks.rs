@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Checks the batches of one replica against the state that its executors must have after earlier batches.
 #[derive(Debug, Default)]
 pub(crate) struct BatchChecker {
-    /// Number of steps in flight.
+    /// Number of steps sent whose output has not arrived.
     pub(crate) in_flight: u32,
     last_step: u64,
     block_tables: Vec<Vec<BlockId>>,

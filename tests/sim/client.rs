@@ -15,7 +15,7 @@ use scheduler::{
 /// State of a request as its client sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientStage {
-    /// Not sent yet.
+    /// The request has not been sent yet.
     Unsent,
     /// Sent; no terminal event has been received.
     Live,
@@ -43,17 +43,17 @@ pub(crate) struct SimClient {
     pub(crate) submit: RequestSubmission,
     /// Request id chosen by the client.
     pub(crate) client_id: String,
-    /// State of the request.
+    /// State of the request as the client sees it.
     pub(crate) stage: ClientStage,
     /// Outcomes that are permitted in addition to a regular finish.
     pub(crate) allowed: AllowedOutcomes,
     /// Whether a row of the request was ever sent to an executor.
     pub(crate) started: bool,
-    /// Number of output tokens received.
+    /// Number of output tokens that the client has received.
     pub(crate) delivered: u32,
     /// Prompt tokens, then output tokens received.
     pub(crate) known_tokens: Vec<Token>,
-    /// Number of preemptions reported.
+    /// Number of preemptions that token events have reported.
     pub(crate) preemptions: u32,
     /// Simulated worker that builds the request's grammar bitmasks.
     pub(crate) mask_worker: SimMaskWorker,

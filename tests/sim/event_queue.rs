@@ -58,7 +58,7 @@ impl SimEvent {
 /// A step output on its way to the scheduler.
 #[derive(Debug)]
 pub(crate) struct InFlightReply {
-    /// The step output.
+    /// The step output that is in flight.
     pub(crate) output: StepOutput,
     /// Contexts at the ends of the blocks that the output confirms, each with the index of its row.
     pub(crate) filled_blocks: Vec<(usize, u64)>,
@@ -104,13 +104,13 @@ pub(crate) struct SimEventQueue {
 }
 
 impl SimEventQueue {
-    /// Schedules an event.
+    /// Schedules an event of the world.
     pub(crate) fn add(&mut self, at_ms: u64, what: SimEvent) {
         self.next_order += 1;
         self.heap.push(Reverse(ScheduledEvent { at_ms, order: self.next_order, event: what }));
     }
 
-    /// Time of the next event.
+    /// Time of the next event; `None` if there is none.
     pub(crate) fn next_ms(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse(dated)| dated.at_ms)
     }

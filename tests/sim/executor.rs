@@ -19,11 +19,11 @@ enum SimExecutorMessage {
 /// A finished step: its output and what the simulated device really computed.
 #[derive(Debug)]
 pub(crate) struct CompletedStep {
-    /// The step output.
+    /// The output that the executors send for the step.
     pub(crate) output: StepOutput,
     /// Contexts at the ends of the blocks that the step filled, each with the index of its row.
     pub(crate) filled_blocks: Vec<(usize, u64)>,
-    /// Rows of the batch.
+    /// Rows of the batch that was run.
     pub(crate) rows: Vec<BatchRow>,
     /// Number of rows that started after their planned `start`, because draft tokens in flight were accepted.
     pub(crate) shifted_rows: u64,
@@ -161,7 +161,7 @@ impl SimExecutor {
         }
     }
 
-    /// Whether batches are queued.
+    /// Whether batches are queued that have not been run.
     pub(crate) fn has_work(&self) -> bool {
         self.queue.iter().any(|message| matches!(message, SimExecutorMessage::Batch { .. }))
     }

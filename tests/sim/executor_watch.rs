@@ -28,7 +28,7 @@ const IDLE_HEARTBEATS_MAX: usize = 100;
 /// An input of the scheduler's thread that is not a scheduler event; inputs are kept in order.
 #[derive(Debug)]
 pub(crate) enum ExecutorSignal {
-    /// A step output arrived.
+    /// The output of a step arrived.
     StepOutputArrived { replica: usize, step: StepId },
     /// The executors of an incarnation sent a heartbeat.
     Heartbeat { replica: usize, incarnation: u32 },

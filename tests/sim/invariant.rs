@@ -5,7 +5,7 @@
 pub(crate) struct InvariantViolation {
     /// `I1` to `I22`, or the name of a guarantee.
     pub(crate) invariant: &'static str,
-    /// Description of the observed state.
+    /// Description of the state that violates the invariant.
     pub(crate) text: String,
 }
 

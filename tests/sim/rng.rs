@@ -2,7 +2,7 @@
 //!
 //! Source: Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2019.
 
-/// Reproducible random numbers.
+/// Reproducible random numbers of a simulated world.
 #[derive(Debug, Clone)]
 pub(crate) struct SimRng([u64; 4]);
 

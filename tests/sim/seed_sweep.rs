@@ -10,18 +10,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, Once};
 
-/// Result of one seed.
+/// Result of the simulation of one seed.
 #[derive(Debug)]
 pub(crate) struct SeedRun {
-    /// The seed.
+    /// The seed that was simulated.
     pub(crate) seed: u64,
     /// Hash of the run's trace.
     pub(crate) hash: u64,
-    /// Event counts.
+    /// Counts of events and faults in the run.
     pub(crate) counts: SimCounts,
     /// The first violated invariant, if any.
     pub(crate) violation: Option<InvariantViolation>,
-    /// Readable trace, if requested.
+    /// Readable trace of the run; empty unless requested.
     pub(crate) lines: String,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct SeedRun {
 pub(crate) struct SweepResult {
     /// Number of seeds run; second runs of a seed are not counted.
     pub(crate) seeds: u64,
-    /// Summed event counts.
+    /// Counts of events and faults, summed over all runs.
     pub(crate) counts: SimCounts,
     /// Runs that violated an invariant, lowest seed first.
     pub(crate) failures: Vec<SeedRun>,

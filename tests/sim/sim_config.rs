@@ -14,11 +14,11 @@ pub(crate) const LINK_SEEDS_FROM: u64 = 2_000_000_000;
 /// The drawn configuration of a simulated world.
 #[derive(Debug, Clone)]
 pub(crate) struct SimConfig {
-    /// Scheduler configuration.
+    /// Configuration of the scheduler under test.
     pub(crate) scheduler: SchedulerConfig,
     /// Number, sizes and arrival rate of the requests.
     pub(crate) load: SimLoad,
-    /// Fault rates.
+    /// Rates of the faults that are injected.
     pub(crate) faults: FaultRates,
     /// Whether a step of a rank ends only after all ranks of its group have started the step, as with
     /// collectives.
@@ -30,7 +30,7 @@ pub(crate) struct SimConfig {
 /// Number, sizes, kinds and arrival rate of the requests. Rates are per 1000 requests.
 #[derive(Debug, Clone)]
 pub(crate) struct SimLoad {
-    /// Number of requests.
+    /// Number of requests in a world.
     pub(crate) requests: u32,
     /// Longest time between two arrivals in milliseconds.
     pub(crate) gap_ms: u32,
@@ -74,7 +74,7 @@ pub(crate) struct FaultRates {
     pub(crate) stale_reply: u32,
     /// Rate of outputs that are delivered twice.
     pub(crate) duplicate_reply: u32,
-    /// Rate of rows that fail.
+    /// Rate of rows that fail on the device.
     pub(crate) failed_row: u32,
     /// Rate of grammar bitmasks that are overdue.
     pub(crate) overdue_mask: u32,

@@ -28,7 +28,7 @@ enum CatchUpKind {
 #[derive(Debug)]
 pub(crate) struct SimSubscriber {
     cached_hashes: BTreeSet<BlockHash>,
-    /// Whether the subscriber is connected.
+    /// Whether the subscriber is connected to the publisher.
     connected: bool,
     /// Number of batches published so far.
     batches_published: u64,

@@ -3,7 +3,7 @@
 use crate::hash_model::text::{EMPTY, avalanche, fold};
 use std::fmt::Write as _;
 
-/// The trace of one run.
+/// The trace of one simulation run.
 #[derive(Debug)]
 pub(crate) struct SimTrace {
     hash: u64,

@@ -25,7 +25,7 @@ use text::{EMPTY, HashSampler, POISON, avalanche, entry, fold};
 pub(crate) enum KvSlotAccess {
     /// Every KV slot is written and read.
     ReadWrite,
-    /// No KV slot is accessed.
+    /// No KV slot is accessed; the next token is a hash of key and position.
     Untouched,
 }
 
@@ -71,7 +71,7 @@ struct HashSequenceState {
     table: Vec<BlockId>,
     /// The last sampled token, whose KV entry is not written yet, and the step that sampled it.
     last: Option<(Token, StepId)>,
-    /// Position of `last`.
+    /// Position of the token `last`.
     next: u32,
     /// Draft tokens proposed after `last`; `None` if no token was sampled in this epoch.
     drafts: Option<Vec<Token>>,

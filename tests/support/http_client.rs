@@ -100,7 +100,7 @@ impl HttpClient {
         Some(chunk)
     }
 
-    /// Reads a complete reply.
+    /// Reads a complete reply with its body; `None` if the connection ended before.
     pub(crate) fn read(&mut self) -> Option<HttpReply> {
         let mut reply = self.read_head()?;
         if reply.header("transfer-encoding") == Some("chunked") {

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 pub(crate) struct SourceFile {
     /// Path from the repository root, with forward slashes.
     pub(crate) path: String,
-    /// Whole content.
+    /// Whole content of the file.
     pub(crate) text: String,
 }
 
-/// The repository root.
+/// Path of the repository root.
 pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }

@@ -1,6 +1,6 @@
 //! Reproducible random numbers for the schedules.
 
-/// Random number generator: xorshift64*.
+/// Random number generator of the schedules: xorshift64*.
 pub(crate) struct ScheduleRng(u64);
 
 impl ScheduleRng {

@@ -47,7 +47,7 @@ fn rows() -> [DraftRow; 5] {
     rows
 }
 
-/// Start positions of the rows.
+/// Start position of each row of `rows`.
 const STARTS: [i32; 5] = [9, 0, 8, 6, 15];
 
 /// Position of the first hidden state that each sequence slot stores: the states before the rows' starts are

@@ -123,9 +123,9 @@ fn drafts(
 /// Distribution of the rows' context lengths.
 #[derive(Debug, Clone, Copy)]
 enum ContextDistribution {
-    /// Uniform up to 8,192 keys.
+    /// Context lengths are uniform up to 8,192 keys.
     Uniform,
-    /// Log-uniform from 16 to 32,768 keys.
+    /// Context lengths are log-uniform from 16 to 32,768 keys.
     LogUniform,
 }
 

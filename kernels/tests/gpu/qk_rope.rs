@@ -21,7 +21,7 @@ const LAYERS: usize = 2;
 const BLOCKS: usize = 5;
 const TOKENS: usize = 7;
 
-/// Random inputs of a case.
+/// Random inputs of the fused Q/K norm, RoPE and KV write kernel.
 struct QkRopeData<T> {
     qkv: Vec<T>,
     norm: Vec<T>,

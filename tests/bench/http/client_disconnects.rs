@@ -35,7 +35,7 @@ const DISCONNECT_MOMENTS: [&str; 7] = [
 /// Index in `DISCONNECT_MOMENTS` of a client that timed out while waiting for bytes.
 const TIMED_OUT_MOMENT: usize = 6;
 
-/// Random number generator: splitmix64.
+/// Random number generator of the disconnects: splitmix64.
 struct DisconnectRng(u64);
 
 impl DisconnectRng {
@@ -173,7 +173,7 @@ fn blocks_are_freed_for_100k_disconnecting_clients() {
 
 /// Number of streams whose disconnect is timed, one after another.
 const WATCHED: usize = 1_000;
-/// Step time of the device.
+/// Step time of the simulated device.
 const STEP: Duration = Duration::from_millis(10);
 
 /// Time from closing a stream's socket until none of its blocks is in use.

@@ -148,7 +148,7 @@ fn prompt(rng: &mut SimRng, bytes: usize) -> String {
 /// Counts of completed requests, and the longest times, as observed by all clients.
 #[derive(Default)]
 struct LongPromptCounts {
-    /// Completed prompts by kind.
+    /// Number of completed prompts of each kind in `KINDS`.
     ended: [AtomicU64; KINDS.len()],
     streams: AtomicU64,
     wrong: AtomicU64,
@@ -250,7 +250,7 @@ fn is_complete(reply: &HttpReply, prompt_tokens: usize, is_cached: bool) -> bool
         && reply["choices"][0]["finish_reason"] == "length"
 }
 
-/// Reads one stream after another.
+/// Runs the background client: reads one stream after another until `over`.
 fn read_streams(address: SocketAddr, over: &AtomicBool, seen: &LongPromptCounts) {
     let mut number = 0_u64;
     while !over.load(Ordering::Relaxed) {
@@ -323,7 +323,7 @@ impl std::fmt::Display for ServerStepRecord {
 #[derive(Default)]
 struct StepRecordSummary {
     newest: u64,
-    /// Number of step records read.
+    /// Number of step records that were read.
     seen: u64,
     longest: ServerStepRecord,
     /// The step that used the largest share of its deadline.
@@ -415,7 +415,7 @@ fn run(
     steps.poll(address);
 }
 
-/// Runs for `HADRON_LONG_PROMPTS_MINUTES` minutes.
+/// Sends long prompts for `HADRON_LONG_PROMPTS_MINUTES` minutes.
 #[test]
 #[ignore = "an hour: `just long-prompts MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]

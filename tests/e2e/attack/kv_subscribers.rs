@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 use zmq::Context;
 
-/// Maximum topic size in bytes.
+/// Maximum size in bytes of a topic that an attack subscribes to.
 const TOPIC_BYTES: u32 = 4 << 20;
 /// Maximum number of bytes of an endless frame that are sent.
 const ENDLESS_BYTES: usize = 64 << 20;

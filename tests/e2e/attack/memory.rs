@@ -34,7 +34,7 @@ impl MemorySampler {
         Self { pid, time, began: Instant::now(), samples: Mutex::default() }
     }
 
-    /// Interval between two samples.
+    /// Interval between two memory samples.
     pub(super) fn pause(&self) -> Duration {
         (self.time / SAMPLES).clamp(Duration::from_millis(50), Duration::from_secs(10))
     }

@@ -244,7 +244,7 @@ fn short_attack_run_affects_no_bystander() {
     assert_eq!(report.attacks.len(), KINDS.len(), "every kind has run");
 }
 
-/// Runs for `HADRON_ATTACK_MINUTES` minutes.
+/// Attacks a server for `HADRON_ATTACK_MINUTES` minutes.
 #[test]
 #[ignore = "an hour: `just attack MINUTES`"]
 #[expect(clippy::disallowed_methods, reason = "length, seed and kinds come from `just`")]

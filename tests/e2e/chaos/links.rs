@@ -38,7 +38,7 @@ fn streams_through(fault: LinkFault) {
         }
         String::from_utf8_lossy(&seen).into_owned()
     });
-    // Other clients are not affected.
+    // A client without the proxy is not affected by the fault.
     let mut other = asked.clone();
     other["stream"] = false.into();
     let reply = post(server.address, "/v1/completions", &other).json();

@@ -127,7 +127,7 @@ fn short_chaos_run_changes_no_answer() {
     assert!(tally.replies.into_inner() > 0);
 }
 
-/// Runs for `HADRON_CHAOS_MINUTES` minutes.
+/// Injects random faults for `HADRON_CHAOS_MINUTES` minutes.
 #[test]
 #[ignore = "minutes: `just chaos MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]

@@ -6,7 +6,7 @@ use engine::AdmissionLimits;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Prompt length in tokens.
+/// Length of every prompt in tokens.
 const PROMPT: usize = 40;
 /// Output length of every choice in tokens.
 const OUTPUT: usize = 88;

@@ -14,7 +14,7 @@ const DESCRIPTORS: u64 = 4_096;
 /// How a stream ended when the server was drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamOutcome {
-    /// All tokens were received.
+    /// The client received all requested tokens.
     Finished,
     /// The drain ended the stream with an error event.
     Drained,

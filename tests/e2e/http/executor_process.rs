@@ -81,7 +81,7 @@ pub(super) fn complete_text_of(address: SocketAddr, body: &Value) -> String {
 /// A streamed completion of which the first tokens have been received.
 pub(crate) struct StartedStream {
     client: HttpClient,
-    /// Events received until now.
+    /// Text of the SSE events received so far.
     events: String,
 }
 

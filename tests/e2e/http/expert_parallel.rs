@@ -78,7 +78,7 @@ fn expert_parallel_replicas_match_one_and_stay_lockstep() {
         // The idle replica may report its last step later than the busy one.
         let in_step = || steps(at, 0) == steps(at, 1) && steps(at, 1) >= 120.0;
         wait_until(Duration::from_secs(10), "as many steps of both", in_step);
-        // Both replicas have several requests.
+        // Both replicas run several requests concurrently.
         let ask = |which: u32| {
             let body = on(which as u16 % 2, body(which, 120));
             thread::spawn(move || ids(at, body))

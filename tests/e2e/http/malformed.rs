@@ -17,7 +17,7 @@ const REQUESTS: usize = 100_000;
 /// Number of requests written at once on one connection.
 const BURST: usize = 100;
 
-/// Random number generator: splitmix64.
+/// Random number generator of the malformed requests: splitmix64.
 pub(crate) struct MalformedRequestRng(pub(crate) u64);
 
 impl MalformedRequestRng {

@@ -64,7 +64,7 @@ impl StreamResults {
     }
 }
 
-/// How a stream ended.
+/// How a client's stream of a completion ended.
 enum StreamEnd {
     /// All events up to `[DONE]` arrived.
     Complete {

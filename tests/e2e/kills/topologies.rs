@@ -33,7 +33,7 @@ impl DrillDevice {
     }
 }
 
-/// Parallelism of a server's executors.
+/// Number and parallelism of a server's executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum DrillTopology {
     One,

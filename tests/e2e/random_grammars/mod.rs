@@ -105,7 +105,7 @@ fn random_grammars_are_rejected_or_followed_in_time() {
     assert!(tally.accepted > 5 && tally.rejected > 5 && tally.masks > 50, "{tally:?}");
 }
 
-/// Compiles `HADRON_GRAMMARS_COUNT` grammars.
+/// Compiles `HADRON_GRAMMARS_COUNT` random hostile grammars.
 #[test]
 #[ignore = "minutes: `just hostile-grammars`"]
 fn many_random_grammars() {
@@ -130,7 +130,7 @@ fn many_random_grammars() {
     );
 }
 
-/// Compiles `HADRON_SCHEMAS_COUNT` schemas once each.
+/// Compiles `HADRON_SCHEMAS_COUNT` distinct harmless schemas.
 #[test]
 #[ignore = "minutes: `just schemas`"]
 fn many_distinct_schemas() {

@@ -47,7 +47,7 @@ pub(super) struct RequestOutput {
     pub(super) finish: Option<FinishReason>,
 }
 
-/// Event counts of a run.
+/// Counts of requests and faults in a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MixCounts {
     pub(super) requests: u64,
