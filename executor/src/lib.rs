@@ -1,4 +1,4 @@
-//! Executor of one device: stores weights and KV cache, and runs the forward pass and the sampling of batches.
+//! Executor of one device: stores weights and KV cache, and runs forward pass and sampling of batches.
 //!
 //! [`run`] receives batches from a scheduler over a link; [`Executor`] runs batches without a link. An
 //! executor only executes batches: it has no scheduling policy, reference counts, prefix hashes, model names
