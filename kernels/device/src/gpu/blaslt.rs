@@ -376,24 +376,36 @@ impl BlasLtLibrary {
         let descriptor = MatmulDescriptor { raw: operation, destroy: self.table.operation_destroy };
         self.set(operation, n.trans_a, &n.op_t, "transpose")?;
         self.set(operation, n.trans_b, &n.op_n, "transpose")?;
-        if let (Some([vectors, rows, blocks]), true) =
-            (n.scale_kinds, problem.scaling != Fp8Scaling::None)
-        {
-            let kinds =
-                if problem.scaling == Fp8Scaling::Blocks { [blocks, rows] } else { [vectors; 2] };
-            for (attribute, kind) in n.scale_modes.into_iter().zip(&kinds) {
-                self.set(operation, attribute, kind, "scale mode")?;
-            }
-            // The heuristic requires scale pointers that are not null; each launch sets the actual addresses.
-            for attribute in n.scale_pointers {
-                self.set(operation, attribute, &placeholder, "scales")?;
-            }
-        }
+        self.set_scale_modes(operation, problem.scaling, placeholder)?;
         if problem.bias {
             self.set(operation, n.epilogue, &BlasLtConstants::EPILOGUE_BIAS, "epilogue")?;
             self.set(operation, n.bias_type, &(problem.output as c_int), "bias type")?;
         }
         Ok(descriptor)
+    }
+
+    /// Sets the granularity of the fp8 scales of an operation. `placeholder` is a valid address.
+    fn set_scale_modes(
+        &self,
+        operation: DriverPtr,
+        scaling: Fp8Scaling,
+        placeholder: *mut u8,
+    ) -> Result<(), GpuError> {
+        let n = &self.constants;
+        let Some([vectors, rows, blocks]) = n.scale_kinds else { return Ok(()) };
+        let kinds = match scaling {
+            Fp8Scaling::None => return Ok(()),
+            Fp8Scaling::Blocks => [blocks, rows],
+            Fp8Scaling::Vectors => [vectors; 2],
+        };
+        for (attribute, kind) in n.scale_modes.into_iter().zip(&kinds) {
+            self.set(operation, attribute, kind, "scale mode")?;
+        }
+        // The heuristic requires scale pointers that are not null; each launch sets the actual addresses.
+        for attribute in n.scale_pointers {
+            self.set(operation, attribute, &placeholder, "scales")?;
+        }
+        Ok(())
     }
 
     fn set<T: Copy>(

@@ -94,16 +94,22 @@ impl GpuRuntime {
             events: Mutex::default(),
             dropped: Mutex::default(),
         };
-        runtime.enter()?;
+        runtime.create_streams()?;
+        Ok(runtime)
+    }
+
+    /// Creates the streams of the device.
+    fn create_streams(&mut self) -> Result<(), GpuError> {
+        self.enter()?;
         for _ in 0..STREAMS {
             let mut stream = std::ptr::null_mut();
-            let create = runtime.driver.stream_create;
+            let create = self.driver.stream_create;
             // SAFETY: the context is current.
             let code = unsafe { create(&raw mut stream, flag::STREAM_NON_BLOCKING) };
-            runtime.check(code, "stream create")?;
-            runtime.streams.push(stream);
+            self.check(code, "stream create")?;
+            self.streams.push(stream);
         }
-        Ok(runtime)
+        Ok(())
     }
 
     /// Returns the API of the driver.

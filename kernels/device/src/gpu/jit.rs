@@ -3,7 +3,7 @@
 
 use std::ffi::{CString, c_char, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use hip_runtime_sys::{DriverPtr, GpuApi, RtcApi};
@@ -35,6 +35,13 @@ pub(super) struct JitCompiler {
     headers: KernelHeaders,
 }
 
+/// Result of one compilation, which a compiler thread sends.
+struct CompiledImage {
+    /// Index of the source.
+    index: usize,
+    image: Result<Vec<u8>, GpuError>,
+}
+
 impl JitCompiler {
     pub(super) fn open(
         config: &GpuConfig,
@@ -43,20 +50,10 @@ impl JitCompiler {
         headers: KernelHeaders,
     ) -> Result<Self, GpuError> {
         let rtc = RtcApi::open(searches.api, &searches.rtc)?;
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: both output pointers are valid for writes.
-        let code = unsafe { (rtc.version)(&raw mut major, &raw mut minor) };
-        rtc_check(code, "version")?;
         let mut options = options(searches.api, config.emulated_warp_size, &properties.arch);
         options.extend(config.half_dtype.option().map(str::to_owned));
-        let library = match config.emulated_warp_size {
-            // The emulator has no version number. The name of its folder is a hash of the emulator, and its
-            // copies in one folder generate equal images.
-            Some(_) => rtc.library.parent().unwrap_or(&rtc.library).display().to_string(),
-            None => format!("{:?}", rtc.api),
-        };
-        let identity =
-            format!("{library} {major}.{minor} {} {}", properties.arch, options.join(" "));
+        let compiler = compiler_version(&rtc, config.emulated_warp_size.is_some())?;
+        let identity = format!("{compiler} {} {}", properties.arch, options.join(" "));
         // hiprtc can compile only one program at a time.
         let parallel = searches.api == GpuApi::Cuda || config.emulated_warp_size.is_some();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -107,9 +104,10 @@ impl JitCompiler {
         let (sender, compiled) = channel();
         let work = |sender: Sender<_>| {
             loop {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                let Some((source, defines)) = builds.get(i) else { return };
-                let _ = sender.send((i, self.image(source, defines))); // The receiver is open.
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some((source, defines)) = builds.get(index) else { return };
+                let image = self.image(source, defines);
+                let _ = sender.send(CompiledImage { index, image }); // The receiver is open.
             }
         };
         std::thread::scope(|scope| {
@@ -118,18 +116,7 @@ impl JitCompiler {
                 scope.spawn(|| work(sender));
             }
             drop(sender);
-            let mut done = 0;
-            loop {
-                match compiled.recv_timeout(PROGRESS_INTERVAL) {
-                    Ok((i, image)) => {
-                        images[i] = Some(image);
-                        done += 1;
-                    }
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return,
-                }
-                progress(done, builds.len() as u64);
-            }
+            receive_images(&compiled, &mut images, progress);
         });
         let unwrap_image =
             |image: Option<_>| image.expect("every build was compiled by one of the threads");
@@ -153,6 +140,43 @@ impl JitCompiler {
             }),
         }
     }
+}
+
+/// Stores images by the index of their source until all compiler threads have ended. Calls `progress` after
+/// each image, and at least every `PROGRESS_INTERVAL`.
+fn receive_images(
+    compiled: &Receiver<CompiledImage>,
+    images: &mut [Option<Result<Vec<u8>, GpuError>>],
+    progress: &mut dyn FnMut(u64, u64),
+) {
+    let mut done = 0;
+    loop {
+        match compiled.recv_timeout(PROGRESS_INTERVAL) {
+            Ok(CompiledImage { index, image }) => {
+                images[index] = Some(image);
+                done += 1;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        progress(done, images.len() as u64);
+    }
+}
+
+/// Name and version of the run-time compiler.
+fn compiler_version(rtc: &RtcApi, is_emulator: bool) -> Result<String, GpuError> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both output pointers are valid for writes.
+    let code = unsafe { (rtc.version)(&raw mut major, &raw mut minor) };
+    rtc_check(code, "version")?;
+    let library = if is_emulator {
+        // The emulator has no version number. The name of its folder is a hash of the emulator, and its
+        // copies in one folder generate equal images.
+        rtc.library.parent().unwrap_or(&rtc.library).display().to_string()
+    } else {
+        format!("{:?}", rtc.api)
+    };
+    Ok(format!("{library} {major}.{minor}"))
 }
 
 /// Compiler options with which every source is compiled.
