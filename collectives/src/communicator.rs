@@ -436,6 +436,12 @@ impl GpuCommunicator {
                 check(&self.rccl, code, name, Some(self.live_handle()?))?;
             }
         }
+        self.wait_until_launched(name)?;
+        runtime.launched(s, name)
+    }
+
+    /// Blocks the host until the library has launched the pending call `name`.
+    fn wait_until_launched(&self, name: &'static str) -> Result<(), GpuError> {
         let started = Instant::now();
         while !{
             let _lock = self.lock_calls();
@@ -447,7 +453,7 @@ impl GpuCommunicator {
                 thread::sleep(POLL_INTERVAL);
             }
         }
-        runtime.launched(s, name)
+        Ok(())
     }
 
     fn poll(&self, call: &'static str) -> Result<bool, GpuError> {

@@ -7,8 +7,6 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use device::gpu::PeerMemoryView;
 use device::{Buffer, DType, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef};
@@ -16,9 +14,10 @@ use kernels::gpu::GpuBackend;
 use kernels::{AllReduceShape, OneShotAllReduce, OneShotAllReduceNorm};
 
 use crate::collective_call::CollectiveCallShape;
-use crate::communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
-use crate::group_watchdog::{GroupHealth, GroupWatchdog, LaunchCheckpoint};
-use crate::peer_memory::{PeerMemory, PeerMemoryHandle, PeerMemoryRank};
+use crate::communicator::GpuCommunicator;
+use crate::communicator_bootstrap::join_communicator;
+use crate::group_watchdog::{GroupWatchdog, LaunchCheckpoint};
+use crate::peer_memory_group::PeerMemoryGroup;
 use crate::shared_memory_group::SharedMemoryGroup;
 use crate::{
     AllReduceNormArgs, AllToAllRowCounts, CollectiveBackend, CollectiveCall, CollectiveError,
@@ -29,18 +28,6 @@ use crate::{
 /// NCCL or RCCL. At 1 MiB between two H200, the largest size measured, the kernel takes 9.6 µs and NCCL 15.4
 /// µs.
 const ONE_SHOT_MAX_BYTES: usize = 1 << 20;
-/// Timeout for the creation of the communicator, after all ranks have joined the shared memory group.
-const JOIN_TIMEOUT: Duration = Duration::from_mins(2);
-/// Interval at which the creation of the communicator is polled.
-const POLL_INTERVAL: Duration = Duration::from_millis(1);
-
-/// Peer memory of all ranks, with the addresses that kernels of this device use.
-#[derive(Debug)]
-struct PeerMemoryGroup {
-    /// Owned so that kernels can wait for peers: when `PeerMemory` is dropped, all waits are aborted.
-    memory: Arc<PeerMemory>,
-    view: PeerMemoryView,
-}
 
 /// One rank of a group of GPUs. Dropping it leaves the group, which makes the group fail on all other ranks.
 #[derive(Debug)]
@@ -81,24 +68,11 @@ impl DeviceGroup {
         device: &Arc<GpuBackend>,
         one_shot_bytes: usize,
     ) -> Result<Self, CollectiveError> {
-        let library = CollectiveLibrary::open(device)?;
-        let (rank, size) = (shared.rank(), shared.size());
-        let mut words = match rank {
-            0 => library.new_id()?.to_words(),
-            _ => [0; CommunicatorId::WORDS],
-        };
-        let id_words = MatMut::of(&mut words, 1, CommunicatorId::WORDS)?;
-        shared.broadcast(&DeviceStream::default(), id_words, 0)?;
         let health = Arc::new(shared.health());
-        let id = CommunicatorId::from_words(&words);
-        let communicator = Arc::new(library.begin(&id, size, rank)?);
-        if let Err(error) = wait_until_ready(&communicator, &health) {
-            communicator.abort();
-            return Err(shared.fail(error));
-        }
+        let communicator = Arc::new(join_communicator(&shared, &health, device)?);
         let (peers, peer_access_error) = match one_shot_bytes {
             0 => (None, None),
-            bytes => match exchange_peer_memory(&shared, device, bytes)? {
+            bytes => match PeerMemoryGroup::open(&shared, device, bytes)? {
                 Ok(peers) => (Some(peers), None),
                 Err(error) => (None, Some(error)),
             },
@@ -173,54 +147,6 @@ impl DeviceGroup {
             health.check().and_then(|()| health.check_peers()).err().unwrap_or(error.into());
         self.shared_group.fail(health.fail(error))
     }
-}
-
-/// Opens the peer memory of all ranks. The inner `Result` is an error if a rank has no peer access.
-fn exchange_peer_memory(
-    shared: &SharedMemoryGroup,
-    device: &Arc<GpuBackend>,
-    one_shot_bytes: usize,
-) -> Result<Result<PeerMemoryGroup, CollectiveError>, CollectiveError> {
-    const WORDS: usize = PeerMemoryHandle::WORDS;
-    let (s, size) = (DeviceStream::default(), shared.size());
-    let id = PeerMemoryRank { rank: shared.rank(), ranks: size };
-    let own = PeerMemory::allocate(device.device(), id, one_shot_bytes);
-    let own_handle = own.as_ref().map_or([0; WORDS], |own| own.handle().to_words());
-    let mut all = vec![0; size * WORDS];
-    shared.all_gather(
-        &s,
-        MatRef::of(&own_handle, 1, WORDS)?,
-        MatMut::of(&mut all, 1, size * WORDS)?,
-    )?;
-    let handles: Vec<PeerMemoryHandle> =
-        all.as_chunks().0.iter().map(PeerMemoryHandle::from_words).collect();
-    let opened = own.and_then(|mut own| {
-        let view = own.open_peers(&handles)?;
-        Ok(PeerMemoryGroup { memory: Arc::new(own), view })
-    });
-    let mut statuses = vec![0; size];
-    let own_status = [i32::from(opened.is_ok())];
-    shared.all_gather(&s, MatRef::of(&own_status, 1, 1)?, MatMut::of(&mut statuses, 1, size)?)?;
-    Ok(match statuses.iter().position(|&status| status != 1) {
-        Some(rank) => Err(opened.err().map_or(CollectiveError::NoPeerAccess { rank }, Into::into)),
-        None => Ok(opened?),
-    })
-}
-
-/// Waits until all ranks have joined the communicator.
-fn wait_until_ready(
-    communicator: &GpuCommunicator,
-    health: &GroupHealth,
-) -> Result<(), CollectiveError> {
-    let started = Instant::now();
-    while !communicator.is_ready()? {
-        health.check_peers()?;
-        if started.elapsed() > JOIN_TIMEOUT {
-            return Err(CollectiveError::DevicesUnreachable { seconds: JOIN_TIMEOUT.as_secs() });
-        }
-        thread::sleep(POLL_INTERVAL);
-    }
-    Ok(())
 }
 
 impl CollectiveBackend for DeviceGroup {

@@ -129,16 +129,7 @@ impl GroupWatchdog {
         let (watched, stop_flag) = (Arc::clone(health), Arc::clone(&stopped));
         let (communicator, peers) = (Arc::clone(communicator), peers.cloned());
         let watch = move || {
-            let first_failure = || {
-                while !stop_flag.load(SeqCst) {
-                    let checked = watched.check_peers().and_then(|()| Ok(communicator.is_ready()?));
-                    if let Err(error) = checked {
-                        return Some(error);
-                    }
-                    thread::park_timeout(CHECK_INTERVAL);
-                }
-                None
-            };
+            let first_failure = || wait_for_failure(&watched, &communicator, &stop_flag);
             let failure = catch_unwind(AssertUnwindSafe(first_failure))
                 .unwrap_or(Some(CollectiveError::WatchdogPanicked));
             let Some(error) = failure else { return };
@@ -156,6 +147,23 @@ impl GroupWatchdog {
             thread.map_err(|error| CollectiveError::WatchdogStart { error: error.to_string() })?;
         Ok(Self { health: Arc::clone(health), stopped, thread: Some(thread) })
     }
+}
+
+/// Checks the ranks and the communicator every `CHECK_INTERVAL`, and returns the first failure; `None` if the
+/// watchdog was stopped.
+fn wait_for_failure(
+    health: &GroupHealth,
+    communicator: &GpuCommunicator,
+    stopped: &AtomicBool,
+) -> Option<CollectiveError> {
+    while !stopped.load(SeqCst) {
+        let checked = health.check_peers().and_then(|()| Ok(communicator.is_ready()?));
+        if let Err(error) = checked {
+            return Some(error);
+        }
+        thread::park_timeout(CHECK_INTERVAL);
+    }
+    None
 }
 
 impl Drop for GroupWatchdog {

@@ -8,11 +8,13 @@
 
 mod collective_call;
 mod communicator;
+mod communicator_bootstrap;
 mod device_group;
 mod error;
 mod group;
 mod group_watchdog;
 mod peer_memory;
+mod peer_memory_group;
 mod peer_waiter;
 mod rendezvous;
 mod row_collectives;

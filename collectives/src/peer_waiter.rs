@@ -129,14 +129,22 @@ fn sleep_until_round(
         }
         // EAGAIN (the word has changed) and EINTR (a signal) are not errors: the loop checks the word again.
         let woken = futex::wait(posted, futex::Flags::empty(), seen, Some(&SLEEP_INTERVAL));
-        let process = words[layout.rank_flag(peer, RankFlag::ProcessId)].load(SeqCst);
-        if woken == Err(Errno::TIMEDOUT)
-            && process_has_exited(process)
-            && !has_reached_round(posted.load(SeqCst), round)
-        {
+        if woken == Err(Errno::TIMEDOUT) && has_exited_before_round(words, layout, peer, round) {
             return Err(CollectiveError::RankFailed { rank: peer });
         }
     }
+}
+
+/// Whether the process of rank `peer` has exited without having reached `round`.
+fn has_exited_before_round(
+    words: &[AtomicU32],
+    layout: &GroupMemoryLayout,
+    peer: usize,
+    round: u32,
+) -> bool {
+    let flag = |flag| words[layout.rank_flag(peer, flag)].load(SeqCst);
+    process_has_exited(flag(RankFlag::ProcessId))
+        && !has_reached_round(flag(RankFlag::RoundsPosted), round)
 }
 
 /// Whether the round counter `posted` has reached `round`; both numbers wrap around.

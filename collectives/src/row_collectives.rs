@@ -15,6 +15,16 @@ use crate::{AllToAllRowCounts, CollectiveCall, CollectiveError};
 /// Number of words of matrix data in a slot whose last word is the number of rows.
 const SLOT_WORDS_WITH_COUNT: usize = SLOT_WORDS - 1;
 
+/// Location of a row that a rank has sent.
+#[derive(Debug, Clone, Copy)]
+struct RowLocation {
+    rank: usize,
+    /// Index of the rank's slot.
+    slot: usize,
+    /// Row of the rank's matrix.
+    row: usize,
+}
+
 impl SharedMemoryGroup {
     pub(crate) fn gather_rows<T: SharedMemoryElement>(
         &self,
@@ -30,18 +40,15 @@ impl SharedMemoryGroup {
                 write_chunk::<T>(own, &chunk.truncate_rows(own.rows()), words);
                 words[SLOT_WORDS_WITH_COUNT].store(own.rows() as u32, Relaxed);
             })?;
-            let width = T::words(chunk.cols.len());
             for rank in 0..self.layout.size {
                 let words = self.slot(rank, slot);
                 let row_count = words[SLOT_WORDS_WITH_COUNT].load(Relaxed) as usize;
-                for (row, words) in chunk.rows.clone().zip(words.chunks_exact(width)) {
+                for row in chunk.rows.clone() {
                     let to = row_of_chunk::<T>(all, rank * max_rows + row, &chunk);
-                    if row >= row_count {
-                        to.fill(T::PADDING);
-                    } else if rank == self.rank {
-                        to.copy_from_slice(&own.row::<T>(row)[chunk.cols.clone()]);
+                    if row < row_count {
+                        self.receive_row(RowLocation { rank, slot, row }, &chunk, own, to);
                     } else {
-                        T::read_words(words, to);
+                        to.fill(T::PADDING);
                     }
                 }
             }
@@ -110,19 +117,32 @@ impl SharedMemoryGroup {
             })?;
             for (rank, chunks) in chunks_by_rank.iter().enumerate() {
                 let Some(chunk) = chunks.get(i) else { continue };
-                let width = T::words(chunk.cols.len());
                 let (range, offset) = counts.send_range_and_offset(rank, self.rank);
                 for row in chunk.rows.start.max(range.start)..chunk.rows.end.min(range.end) {
                     let to = row_of_chunk::<T>(y, offset + row - range.start, chunk);
-                    if rank == self.rank {
-                        to.copy_from_slice(&x.row::<T>(row)[chunk.cols.clone()]);
-                    } else {
-                        let at = (row - chunk.rows.start) * width;
-                        T::read_words(&self.slot(rank, slot)[at..at + width], to);
-                    }
+                    self.receive_row(RowLocation { rank, slot, row }, chunk, x, to);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Copies the row at `from` of the chunk `chunk` to `to`: from the slot of the rank that sent it, or from
+    /// this rank's own matrix `own`.
+    fn receive_row<T: SharedMemoryElement>(
+        &self,
+        from: RowLocation,
+        chunk: &MatrixChunk,
+        own: MatRef<'_>,
+        to: &mut [T],
+    ) {
+        let RowLocation { rank, slot, row } = from;
+        if rank == self.rank {
+            to.copy_from_slice(&own.row::<T>(row)[chunk.cols.clone()]);
+        } else {
+            let width = T::words(chunk.cols.len());
+            let at = (row - chunk.rows.start) * width;
+            T::read_words(&self.slot(rank, slot)[at..at + width], to);
+        }
     }
 }

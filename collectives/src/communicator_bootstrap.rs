@@ -1,0 +1,66 @@
+//! Bootstrap of the communicator of a device group: rank 0 sends the communicator id to all ranks through
+//! shared memory, and every rank waits until all ranks have joined.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use device::{DeviceStream, MatMut};
+use kernels::gpu::GpuBackend;
+
+use crate::communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
+use crate::group_watchdog::GroupHealth;
+use crate::shared_memory_group::SharedMemoryGroup;
+use crate::{CollectiveBackend, CollectiveError};
+
+/// Timeout for the creation of the communicator, after all ranks have joined the shared memory group.
+const JOIN_TIMEOUT: Duration = Duration::from_mins(2);
+/// Interval at which the creation of the communicator is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Creates the communicator of the ranks of `shared`. If a rank cannot join, the communicator is aborted and
+/// the group fails.
+pub(crate) fn join_communicator(
+    shared: &SharedMemoryGroup,
+    health: &GroupHealth,
+    device: &Arc<GpuBackend>,
+) -> Result<GpuCommunicator, CollectiveError> {
+    let library = CollectiveLibrary::open(device)?;
+    let id = share_communicator_id(&library, shared)?;
+    let communicator = library.begin(&id, shared.size(), shared.rank())?;
+    if let Err(error) = wait_until_ready(&communicator, health) {
+        communicator.abort();
+        return Err(shared.fail(error));
+    }
+    Ok(communicator)
+}
+
+/// Returns the id of a new communicator, which rank 0 creates.
+fn share_communicator_id(
+    library: &CollectiveLibrary,
+    shared: &SharedMemoryGroup,
+) -> Result<CommunicatorId, CollectiveError> {
+    let mut words = match shared.rank() {
+        0 => library.new_id()?.to_words(),
+        _ => [0; CommunicatorId::WORDS],
+    };
+    let id_words = MatMut::of(&mut words, 1, CommunicatorId::WORDS)?;
+    shared.broadcast(&DeviceStream::default(), id_words, 0)?;
+    Ok(CommunicatorId::from_words(&words))
+}
+
+/// Waits until all ranks have joined the communicator.
+fn wait_until_ready(
+    communicator: &GpuCommunicator,
+    health: &GroupHealth,
+) -> Result<(), CollectiveError> {
+    let started = Instant::now();
+    while !communicator.is_ready()? {
+        health.check_peers()?;
+        if started.elapsed() > JOIN_TIMEOUT {
+            return Err(CollectiveError::DevicesUnreachable { seconds: JOIN_TIMEOUT.as_secs() });
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+    Ok(())
+}
