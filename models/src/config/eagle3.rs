@@ -91,7 +91,14 @@ fn reject_unsupported(fields: &JsonFields) -> Result<(), ModelConfigError> {
             return Err(fields.unsupported(field, why));
         }
     }
-    let Some(nested) = fields.object("eagle_config")? else { return Ok(()) };
+    match fields.object("eagle_config")? {
+        Some(nested) => reject_unsupported_inputs(&nested),
+        None => Ok(()),
+    }
+}
+
+/// Rejects inputs of the projection `fc` that are not supported, which `eagle_config` selects.
+fn reject_unsupported_inputs(nested: &JsonFields) -> Result<(), ModelConfigError> {
     if !nested.flag("use_aux_hidden_state", true)? {
         let why = "auxiliary hidden states of three layers are required";
         return Err(nested.unsupported("use_aux_hidden_state", why));

@@ -23,8 +23,12 @@ pub(super) fn mla(
         qk_rope_head_dim: size("qk_rope_head_dim")?,
         v_head_dim: size("v_head_dim")?,
     };
-    // Dimensions must be even: RoPE rotates pairs of channels, and bf16 dot products read two elements at a
-    // time.
+    reject_odd_dims(fields, &config)?;
+    Ok(Some(config))
+}
+
+/// Rejects odd dimensions: RoPE rotates pairs of channels, and bf16 dot products read two elements at a time.
+fn reject_odd_dims(fields: &JsonFields, config: &MlaConfig) -> Result<(), ModelConfigError> {
     for (field, got) in [
         ("kv_lora_rank", config.kv_lora_rank),
         ("qk_nope_head_dim", config.qk_nope_head_dim),
@@ -37,5 +41,5 @@ pub(super) fn mla(
             );
         }
     }
-    Ok(Some(config))
+    Ok(())
 }

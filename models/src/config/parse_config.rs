@@ -129,24 +129,7 @@ fn reject_sliding_windows(
     layers: usize,
 ) -> Result<(), ModelConfigError> {
     const WHY: &str = "every layer must attend to the whole context";
-    let window = fields.size_or_none("sliding_window", POSITION_LIMIT)?;
-    let is_active = match architecture {
-        ModelArchitecture::Llama
-        | ModelArchitecture::DeepseekV2
-        | ModelArchitecture::DeepseekV3
-        | ModelArchitecture::LlamaEagle3 => false,
-        ModelArchitecture::Mistral => window.is_some(),
-        ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
-            let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
-            let by_type = fields.value("layer_types").is_some();
-            let has_window_layers = !by_type && from < layers as f64;
-            fields.flag("use_sliding_window", false)? && window.is_some() && has_window_layers
-        }
-        ModelArchitecture::Qwen3Moe => {
-            fields.flag("use_sliding_window", false)? && window.is_some()
-        }
-    };
-    if is_active {
+    if has_sliding_window(fields, architecture, layers)? {
         return Err(fields.unsupported("sliding_window", WHY));
     }
     let types = fields.strings("layer_types")?.unwrap_or_default();
@@ -158,6 +141,29 @@ fn reject_sliding_windows(
         return Err(fields.contradiction("layer_types", detail));
     }
     Ok(())
+}
+
+/// Whether transformers would apply a sliding window to a layer, apart from the types in `layer_types`.
+fn has_sliding_window(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+    layers: usize,
+) -> Result<bool, ModelConfigError> {
+    let has_window = fields.size_or_none("sliding_window", POSITION_LIMIT)?.is_some();
+    Ok(match architecture {
+        ModelArchitecture::Llama
+        | ModelArchitecture::DeepseekV2
+        | ModelArchitecture::DeepseekV3
+        | ModelArchitecture::LlamaEagle3 => false,
+        ModelArchitecture::Mistral => has_window,
+        ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
+            let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
+            let by_type = fields.value("layer_types").is_some();
+            let has_window_layers = !by_type && from < layers as f64;
+            fields.flag("use_sliding_window", false)? && has_window && has_window_layers
+        }
+        ModelArchitecture::Qwen3Moe => fields.flag("use_sliding_window", false)? && has_window,
+    })
 }
 
 /// Reads the number of query heads, the number of KV heads and the number of channels per head.
