@@ -2,6 +2,7 @@
 //! element's index, and is exact in every float type. A model of any size can thus be loaded and sharded
 //! without weight files, and compared with a written checkpoint.
 
+mod synth_tensor;
 mod tokenizer;
 mod values;
 mod write;

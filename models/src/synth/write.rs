@@ -1,11 +1,9 @@
 //! Writer of synthetic checkpoints, which this crate and `from_pretrained` of transformers can read.
 
+use super::synth_tensor::{SynthTensor, all_tensors};
 use super::tokenizer::SynthTokenizer;
-use super::values::{SynthDistribution, SynthDraftVocab, SynthValueGenerator};
 use crate::config::CheckpointDType;
-use crate::weight_table::{TensorSpec, mtp_copies, tensors};
 use crate::{ModelConfig, ModelConfigError};
-use half::{bf16, f16};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -45,9 +43,6 @@ pub struct SynthOptions {
     pub shard_bytes: u64,
 }
 
-/// Tensor with one flag per target token id: whether it is the target of a draft token id. EAGLE-3
-/// checkpoints store it in addition to the offsets `d2t`; Hadron does not load it.
-const TARGET_TO_DRAFT: &str = "t2d";
 /// Default maximum size of a weight file in bytes, as in published checkpoints.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
@@ -138,133 +133,8 @@ fn write_config(
     write_json(&path, &json)
 }
 
-/// Tensor of a synthetic checkpoint that is written to a weight file.
-struct SynthTensor {
-    name: String,
-    shape: Vec<usize>,
-    element: SynthElementType,
-    generator: SynthValueGenerator,
-}
-
-/// Type and encoding of the elements of a written tensor.
-#[derive(Clone, Copy)]
-enum SynthElementType {
-    F32,
-    BF16,
-    F16,
-    E4m3,
-    /// I64 offsets from draft token ids to target token ids.
-    Offsets(SynthDraftVocab),
-    /// Flag per target token id: whether it is the target of a draft token id.
-    DraftableFlags(SynthDraftVocab),
-}
-
-/// All tensors that a checkpoint stores, including the copies in MTP modules.
-fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<SynthTensor> {
-    let mut specs = tensors(config);
-    specs.retain(|spec| !spec.optional);
-    let flags = specs.iter().find(|spec| spec.values == SynthDistribution::Offsets).map(|spec| {
-        let draft_vocab = SynthDraftVocab { draft_ids: spec.elements(), target_ids: config.vocab };
-        let element = SynthElementType::DraftableFlags(draft_vocab);
-        let generator =
-            SynthValueGenerator::new(TARGET_TO_DRAFT, options.seed, SynthDistribution::Offsets, 1);
-        SynthTensor {
-            name: TARGET_TO_DRAFT.to_owned(),
-            shape: vec![config.vocab],
-            element,
-            generator,
-        }
-    });
-    let copy = |(copy, of): (String, &str)| {
-        let spec = specs.iter().find(|spec| spec.name == of)?;
-        let weight = stored(spec, options, config.vocab).pop();
-        weight.map(|weight| SynthTensor { name: copy, ..weight })
-    };
-    let copies = mtp_copies(config).into_iter().filter_map(copy);
-    let weights = specs.iter().flat_map(|spec| stored(spec, options, config.vocab));
-    weights.chain(copies).chain(flags).collect()
-}
-
-/// Tensors that are stored for a weight: the weight, and its scales if it is quantised.
-fn stored(spec: &TensorSpec, options: &SynthOptions, vocab: usize) -> Vec<SynthTensor> {
-    let [_, inputs] = spec.matrix();
-    let tensor = |name: &str, shape, element, values| SynthTensor {
-        generator: SynthValueGenerator::new(name, options.seed, values, inputs),
-        name: name.to_owned(),
-        shape,
-        element,
-    };
-    if let Some(scales) = spec.quantized() {
-        let shape = spec.scale_shape(scales.grid).to_vec();
-        return vec![
-            tensor(&spec.name, spec.shape.clone(), SynthElementType::E4m3, spec.values),
-            tensor(&scales.name, shape, SynthElementType::F32, SynthDistribution::Scale),
-        ];
-    }
-    let element = match options.dtype {
-        _ if spec.values == SynthDistribution::Offsets => {
-            SynthElementType::Offsets(SynthDraftVocab {
-                draft_ids: spec.elements(),
-                target_ids: vocab,
-            })
-        }
-        SynthDType::F32 => SynthElementType::F32,
-        SynthDType::BF16 => SynthElementType::BF16,
-        SynthDType::F16 => SynthElementType::F16,
-    };
-    vec![tensor(&spec.name, spec.shape.clone(), element, spec.values)]
-}
-
-impl SynthTensor {
-    fn elements(&self) -> u64 {
-        self.shape.iter().product::<usize>() as u64
-    }
-
-    fn bytes(&self) -> u64 {
-        self.elements()
-            * match self.element {
-                SynthElementType::Offsets(_) => 8,
-                SynthElementType::F32 => 4,
-                SynthElementType::BF16 | SynthElementType::F16 => 2,
-                SynthElementType::E4m3 | SynthElementType::DraftableFlags(_) => 1,
-            }
-    }
-
-    fn dtype(&self) -> &'static str {
-        match self.element {
-            SynthElementType::F32 => "F32",
-            SynthElementType::BF16 => "BF16",
-            SynthElementType::F16 => "F16",
-            SynthElementType::E4m3 => "F8_E4M3",
-            SynthElementType::Offsets(_) => "I64",
-            SynthElementType::DraftableFlags(_) => "BOOL",
-        }
-    }
-
-    fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        let values = &self.generator;
-        for i in 0..self.elements() {
-            match self.element {
-                SynthElementType::F32 => to.write_all(&values.value(i).to_le_bytes())?,
-                SynthElementType::BF16 => {
-                    to.write_all(&bf16::from_f32(values.value(i)).to_le_bytes())?;
-                }
-                SynthElementType::F16 => {
-                    to.write_all(&f16::from_f32(values.value(i)).to_le_bytes())?
-                }
-                SynthElementType::E4m3 => to.write_all(&[values.e4m3(i)])?,
-                SynthElementType::Offsets(draft_vocab) => {
-                    to.write_all(&draft_vocab.offset(i).to_le_bytes())?;
-                }
-                SynthElementType::DraftableFlags(draft_vocab) => {
-                    to.write_all(&[draft_vocab.contains(i).into()])?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
+/// Writes the tensors to weight files of up to `options.shard_bytes` bytes, and their index if there are
+/// several files.
 fn write_weights(
     tensors: &[SynthTensor],
     out: &Path,
@@ -281,21 +151,31 @@ fn write_weights(
             n => format!("model-{:05}-of-{n:05}.safetensors", i + 1),
         };
         weight_map.extend(tensors.iter().map(|t| (t.name.clone(), json!(name))));
-        let path = out.join(name);
-        let mut file = BufWriter::with_capacity(1 << 20, io_error(&path, File::create(&path))?);
-        io_error(&path, write_header(&mut file, tensors))?;
-        for tensor in *tensors {
-            io_error(&path, tensor.write(&mut file))?;
-            done += tensor.bytes();
+        write_weight_file(&out.join(name), tensors, |bytes| {
+            done += bytes;
             progress(done, total);
-        }
-        io_error(&path, file.flush())?;
+        })?;
     }
     if files.len() == 1 {
         return Ok(());
     }
     let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
     write_json(&out.join("model.safetensors.index.json"), &index)
+}
+
+/// Writes one weight file. After each tensor, `on_written` is called with the size of the tensor in bytes.
+fn write_weight_file(
+    path: &Path,
+    tensors: &[SynthTensor],
+    mut on_written: impl FnMut(u64),
+) -> Result<(), SynthError> {
+    let mut file = BufWriter::with_capacity(1 << 20, io_error(path, File::create(path))?);
+    io_error(path, write_header(&mut file, tensors))?;
+    for tensor in tensors {
+        io_error(path, tensor.write(&mut file))?;
+        on_written(tensor.bytes());
+    }
+    io_error(path, file.flush())
 }
 
 /// Splits the tensors into consecutive groups, one per weight file.
