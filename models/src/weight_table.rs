@@ -2,6 +2,9 @@
 //! distribution of the values in a synthetic checkpoint. The loader, its coverage check and the writer of
 //! synthetic checkpoints use this table only.
 
+mod weight_dim;
+
+use self::weight_dim::WeightDim;
 use crate::ModelConfig;
 use crate::config::CheckpointScaleGranularity;
 use crate::sharding::{HeadKind, ShardSpec, SplitUnit};
@@ -76,42 +79,6 @@ impl TensorSpec {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
-}
-
-/// Dimension of a weight's shape, computed from the configuration.
-#[derive(Debug, Clone, Copy)]
-enum WeightDim {
-    Vocab,
-    Hidden,
-    /// Two times the hidden size.
-    TwoHidden,
-    /// Input channels of the query, key and value projections: the hidden size, or two times the hidden size
-    /// in EAGLE-3.
-    AttentionInput,
-    /// Hidden size of the target model.
-    TargetHidden,
-    /// Channels of three auxiliary hidden states.
-    AuxStates,
-    /// Size of the draft vocabulary.
-    DraftVocab,
-    /// Channels of all query heads.
-    Query,
-    /// Channels of all key heads, or of all value heads.
-    KeyValue,
-    /// Channels of one head.
-    Head,
-    Intermediate,
-    Experts,
-    ExpertIntermediate,
-    SharedIntermediate,
-    /// Value channels of all query heads.
-    Value,
-    QLoraRank,
-    KvLoraRank,
-    /// Compressed KV channels and RoPE channels of the key.
-    KvLoraRankPlusRope,
-    /// Output channels of `kv_b_proj`: key channels without RoPE and value channels of each head.
-    MlaKvUp,
 }
 
 /// Part of the model that has a weight. It determines the name prefix of the weight.
@@ -233,34 +200,42 @@ fn has_shared(config: &ModelConfig) -> bool {
 /// All weights of a checkpoint with this configuration, in a fixed order.
 #[must_use]
 pub fn tensors(config: &ModelConfig) -> Vec<TensorSpec> {
-    let mut specs = Vec::new();
     if config.eagle.is_some() {
-        let [midlayer, _] = MIDLAYER;
-        specs.extend(specs_in(config, WeightScope::Eagle, ""));
-        for scope in [WeightScope::Midlayer, WeightScope::Layer, WeightScope::Dense] {
-            specs.extend(specs_in(config, scope, midlayer));
-        }
-        return specs;
+        return eagle_tensors(config);
     }
-    specs.extend(specs_in(config, WeightScope::Top, ""));
-    for i in 0..config.kv_layers() {
-        let layer = format!("model.layers.{i}.");
-        if i >= config.layers {
-            specs.extend(specs_in(config, WeightScope::Mtp, &layer));
-        }
-        specs.extend(specs_in(config, WeightScope::Layer, &layer));
-        let Some(moe) = config.moe_at(i) else {
-            specs.extend(specs_in(config, WeightScope::Dense, &layer));
-            continue;
-        };
-        specs.extend(specs_in(config, WeightScope::Sparse, &layer));
-        for e in 0..moe.experts {
-            specs.extend(specs_in(
-                config,
-                WeightScope::Expert,
-                &format!("{layer}mlp.experts.{e}."),
-            ));
-        }
+    let mut specs: Vec<TensorSpec> = specs_in(config, WeightScope::Top, "").collect();
+    for layer in 0..config.kv_layers() {
+        specs.extend(layer_tensors(config, layer));
+    }
+    specs
+}
+
+/// Weights of an EAGLE-3 draft model.
+fn eagle_tensors(config: &ModelConfig) -> Vec<TensorSpec> {
+    let [midlayer, _] = MIDLAYER;
+    let mut specs: Vec<TensorSpec> = specs_in(config, WeightScope::Eagle, "").collect();
+    for scope in [WeightScope::Midlayer, WeightScope::Layer, WeightScope::Dense] {
+        specs.extend(specs_in(config, scope, midlayer));
+    }
+    specs
+}
+
+/// Weights of a decoder layer, or of an MTP module if `layer` is not below the number of layers.
+fn layer_tensors(config: &ModelConfig, layer: usize) -> Vec<TensorSpec> {
+    let prefix = format!("model.layers.{layer}.");
+    let mut specs = Vec::new();
+    if layer >= config.layers {
+        specs.extend(specs_in(config, WeightScope::Mtp, &prefix));
+    }
+    specs.extend(specs_in(config, WeightScope::Layer, &prefix));
+    let Some(moe) = config.moe_at(layer) else {
+        specs.extend(specs_in(config, WeightScope::Dense, &prefix));
+        return specs;
+    };
+    specs.extend(specs_in(config, WeightScope::Sparse, &prefix));
+    for e in 0..moe.experts {
+        let prefix = format!("{prefix}mlp.experts.{e}.");
+        specs.extend(specs_in(config, WeightScope::Expert, &prefix));
     }
     specs
 }
@@ -311,33 +286,6 @@ fn scales(
         // configuration does not list it as excluded.
         expected: scope != WeightScope::Mtp && !quantization.ignores(module),
     })
-}
-
-impl WeightDim {
-    fn of(self, config: &ModelConfig) -> usize {
-        let (moe, mla, eagle) = (config.moe.as_ref(), config.mla, config.eagle);
-        match self {
-            Self::Vocab => config.vocab,
-            Self::Hidden => config.hidden,
-            Self::TwoHidden => 2 * config.hidden,
-            Self::AttentionInput => config.hidden * if eagle.is_some() { 2 } else { 1 },
-            Self::TargetHidden => eagle.map_or(0, |e| e.target_hidden),
-            Self::AuxStates => 3 * eagle.map_or(0, |e| e.target_hidden),
-            Self::DraftVocab => eagle.map_or(0, |e| e.vocab),
-            Self::Query => config.heads * config.head_dim,
-            Self::KeyValue => config.kv_heads * config.head_dim,
-            Self::Head => config.head_dim,
-            Self::Intermediate => config.intermediate,
-            Self::Experts => moe.map_or(0, |m| m.experts),
-            Self::ExpertIntermediate => moe.map_or(0, |m| m.intermediate),
-            Self::SharedIntermediate => moe.map_or(0, |m| m.shared_intermediate),
-            Self::Value => config.heads * config.value_dim(),
-            Self::QLoraRank => mla.and_then(|l| l.q_lora_rank).unwrap_or(0),
-            Self::KvLoraRank => mla.map_or(0, |l| l.kv_lora_rank),
-            Self::KvLoraRankPlusRope => mla.map_or(0, |l| l.kv_lora_rank + l.qk_rope_head_dim),
-            Self::MlaKvUp => config.heads * mla.map_or(0, |l| l.qk_nope_head_dim + l.v_head_dim),
-        }
-    }
 }
 
 #[cfg(test)]

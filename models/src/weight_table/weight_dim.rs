@@ -1,0 +1,67 @@
+//! Dimensions of the shapes in the weight table.
+
+use crate::ModelConfig;
+
+/// Dimension of a weight's shape, computed from the configuration.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum WeightDim {
+    Vocab,
+    Hidden,
+    /// Two times the hidden size.
+    TwoHidden,
+    /// Input channels of the query, key and value projections: the hidden size, or two times the hidden size
+    /// in EAGLE-3.
+    AttentionInput,
+    /// Hidden size of the target model.
+    TargetHidden,
+    /// Channels of three auxiliary hidden states.
+    AuxStates,
+    /// Size of the draft vocabulary.
+    DraftVocab,
+    /// Channels of all query heads.
+    Query,
+    /// Channels of all key heads, or of all value heads.
+    KeyValue,
+    /// Channels of one head.
+    Head,
+    Intermediate,
+    Experts,
+    ExpertIntermediate,
+    SharedIntermediate,
+    /// Value channels of all query heads.
+    Value,
+    QLoraRank,
+    KvLoraRank,
+    /// Compressed KV channels and RoPE channels of the key.
+    KvLoraRankPlusRope,
+    /// Output channels of `kv_b_proj`: key channels without RoPE and value channels of each head.
+    MlaKvUp,
+}
+
+impl WeightDim {
+    /// Size of the dimension in a model with this configuration; 0 if the model does not have the dimension.
+    pub(super) fn of(self, config: &ModelConfig) -> usize {
+        let (moe, mla, eagle) = (config.moe.as_ref(), config.mla, config.eagle);
+        match self {
+            Self::Vocab => config.vocab,
+            Self::Hidden => config.hidden,
+            Self::TwoHidden => 2 * config.hidden,
+            Self::AttentionInput => config.hidden * if eagle.is_some() { 2 } else { 1 },
+            Self::TargetHidden => eagle.map_or(0, |e| e.target_hidden),
+            Self::AuxStates => 3 * eagle.map_or(0, |e| e.target_hidden),
+            Self::DraftVocab => eagle.map_or(0, |e| e.vocab),
+            Self::Query => config.heads * config.head_dim,
+            Self::KeyValue => config.kv_heads * config.head_dim,
+            Self::Head => config.head_dim,
+            Self::Intermediate => config.intermediate,
+            Self::Experts => moe.map_or(0, |m| m.experts),
+            Self::ExpertIntermediate => moe.map_or(0, |m| m.intermediate),
+            Self::SharedIntermediate => moe.map_or(0, |m| m.shared_intermediate),
+            Self::Value => config.heads * config.value_dim(),
+            Self::QLoraRank => mla.and_then(|l| l.q_lora_rank).unwrap_or(0),
+            Self::KvLoraRank => mla.map_or(0, |l| l.kv_lora_rank),
+            Self::KvLoraRankPlusRope => mla.map_or(0, |l| l.kv_lora_rank + l.qk_rope_head_dim),
+            Self::MlaKvUp => config.heads * mla.map_or(0, |l| l.qk_nope_head_dim + l.v_head_dim),
+        }
+    }
+}
