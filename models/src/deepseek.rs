@@ -53,7 +53,7 @@ impl DecoderLayer for DeepseekLayer {
     ) -> Result<Self, ModelLoadError> {
         let Some(mla): Option<&MlaConfig> = config.mla.as_ref() else {
             let what = "needs MLA dimensions, which the configuration lacks";
-            return Err(ModelLoadError::Table { tensor: "self_attn".to_owned(), what });
+            return Err(ModelLoadError::table("self_attn", what));
         };
         Ok(Self {
             attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.rms_eps)?,

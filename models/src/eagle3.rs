@@ -69,25 +69,17 @@ impl Eagle3Model {
         target: &ModelConfig,
         w: &Weights<'_>,
     ) -> Result<Self, ModelLoadError> {
-        let Some(shape) = config.eagle else {
-            return Err(ModelLoadError::Table {
-                tensor: "fc".to_owned(),
-                what: "is not of an EAGLE-3 model",
-            });
-        };
+        let not_eagle3 = || ModelLoadError::table("fc", "is not of an EAGLE-3 model");
+        let shape = config.eagle.ok_or_else(not_eagle3)?;
         let norm = |w: &Weights<'_>| RmsNormLayer::load(w, config.rms_eps);
-        let fc_norm = |i: usize| norm(&w.at(format_args!("fc_norm.{i}")));
-        let fc_norms = if shape.fc_norm { 0..3 } else { 0..0 };
         let rope = RotaryEmbedding::load(config, w)?;
         let layer = w.at(MIDLAYER[0].trim_end_matches('.'));
         let attn = layer.at("self_attn");
-        let embed = || VocabParallelEmbedding::load(w, EAGLE_EMBEDDING, config.vocab);
-        let has_embedding = w.has(EAGLE_EMBEDDING);
         Ok(Self {
             aux_layers: shape.aux_layers_for(target.layers),
-            fc_norms: fc_norms.map(fc_norm).collect::<Result<_, _>>()?,
+            fc_norms: load_fc_norms(config, &shape, w)?,
             fc: w.linear_stacked(&["fc"], 3)?,
-            embed: has_embedding.then(embed).transpose()?,
+            embed: load_embedding(config, w)?,
             embedding_norm: norm(&layer.at("input_layernorm"))?,
             hidden_norm: norm(&layer.at("hidden_norm"))?,
             qkv_proj: attn.linear_stacked(&QKV_PROJECTIONS, 2)?,
@@ -195,6 +187,25 @@ impl Eagle3Model {
         let embedding_part = f.ops.linear(embedding, &self.qkv_proj[0])?;
         Ok(f.ops.add(&embedding_part, &f.ops.linear(hidden, &self.qkv_proj[1])?)?)
     }
+}
+
+/// Loads the RMS norms of the auxiliary hidden states; empty if the draft model has none.
+fn load_fc_norms(
+    config: &ModelConfig,
+    shape: &Eagle3Config,
+    w: &Weights<'_>,
+) -> Result<Vec<RmsNormLayer>, ModelLoadError> {
+    let norms = if shape.fc_norm { 0..3 } else { 0..0 };
+    norms.map(|i| RmsNormLayer::load(&w.at(format_args!("fc_norm.{i}")), config.rms_eps)).collect()
+}
+
+/// Loads the embedding of the draft model; `None` if the checkpoint omits it.
+fn load_embedding(
+    config: &ModelConfig,
+    w: &Weights<'_>,
+) -> Result<Option<VocabParallelEmbedding>, ModelLoadError> {
+    let load = || VocabParallelEmbedding::load(w, EAGLE_EMBEDDING, config.vocab);
+    w.has(EAGLE_EMBEDDING).then(load).transpose()
 }
 
 impl AuxHiddenStates<'_> {

@@ -1,8 +1,28 @@
-//! Errors of loading a model. Every variant names the file, tensor or setting to check.
+//! Errors of loading a model, where every variant names the file, tensor or setting to check, and of forward
+//! passes.
 
 use crate::ModelConfigError;
 use crate::sharding::UnevenSplitError;
+use collectives::CollectiveError;
+use ops::OpError;
 use std::path::PathBuf;
+
+/// Error of a forward pass.
+#[derive(Debug, thiserror::Error)]
+pub enum ForwardError {
+    /// An operation failed on this rank's device, or the model passed invalid arguments to it.
+    #[error(transparent)]
+    Op(#[from] OpError),
+    /// A collective operation failed.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// Draft tokens were requested, but no MTP module was loaded.
+    #[error("no MTP module was loaded")]
+    NoMtpModule,
+    /// A draft pass of an EAGLE-3 model got no hidden states of the target model.
+    #[error("a draft pass needs hidden states of the target model")]
+    NoHiddenStates,
+}
 
 /// Error of loading a checkpoint, or a checkpoint that cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +108,13 @@ pub enum ModelLoadError {
         /// Error of the device.
         error: ops::OpError,
     },
+}
+
+impl ModelLoadError {
+    /// Error for a weight on which the model and the weight table disagree.
+    pub(crate) fn table(tensor: &str, what: &'static str) -> Self {
+        Self::Table { tensor: tensor.to_owned(), what }
+    }
 }
 
 /// Error that concerns a whole safetensors file or a whole index.

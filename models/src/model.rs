@@ -3,8 +3,8 @@
 
 use crate::config::MlaConfig;
 use crate::sharding::{ParallelRanks, UnevenSplitError};
-use crate::{AuxHiddenStates, ExpertLoad, ModelConfig};
-use collectives::{CollectiveError, ParallelGroup};
+use crate::{AuxHiddenStates, ExpertLoad, ForwardError, ModelConfig};
+use collectives::ParallelGroup;
 use ops::{
     BatchView, DType, ExpertRouting, KvLayout, KvOrder, KvPool, MlaKvLayout, OpError, Ops,
     PoolLayout, Tensor,
@@ -70,23 +70,6 @@ pub trait ForwardProbe {
 
     /// Called with the experts and weights that the router of layer `layer` selected.
     fn routes(&self, ops: &Ops, layer: usize, routing: &ExpertRouting) -> Result<(), OpError>;
-}
-
-/// Error of a forward pass.
-#[derive(Debug, thiserror::Error)]
-pub enum ForwardError {
-    /// An operation failed on this rank's device, or the model passed invalid arguments to it.
-    #[error(transparent)]
-    Op(#[from] OpError),
-    /// A collective operation failed.
-    #[error(transparent)]
-    Collective(#[from] CollectiveError),
-    /// Draft tokens were requested, but no MTP module was loaded.
-    #[error("no MTP module was loaded")]
-    NoMtpModule,
-    /// A draft pass of an EAGLE-3 model got no hidden states of the target model.
-    #[error("a draft pass needs hidden states of the target model")]
-    NoHiddenStates,
 }
 
 /// Target model, with the MTP module of the same checkpoint if it is enabled.

@@ -78,15 +78,9 @@ fn all_to_all_experts(
     own: &ExpertRouting,
     experts: &PackedExperts,
 ) -> Result<Tensor, ForwardError> {
-    let (s, size, rank) = (f.ops.stream(), f.dp.size(), f.dp.rank());
-    let capacity = size * f.dp_rows;
-    let layout = ExpertParallelLayout {
-        experts_per_rank: experts.len(),
-        ranks: size,
-        rank_stride: f.tp.size(),
-        rank_offset: f.tp.rank(),
-    };
-    let dispatch = f.ops.moe_dispatch(own, &layout)?;
+    let (s, rank) = (f.ops.stream(), f.dp.rank());
+    let capacity = f.dp.size() * f.dp_rows;
+    let dispatch = f.ops.moe_dispatch(own, &expert_parallel_layout(f, experts.len()))?;
     let counts = f.dp.exchange_counts(dispatch.counts())?;
     let receive_buffer = |dtype: DType, cols| {
         f.ops.scratch_with_capacity(capacity, dtype, &[counts.received_by(rank), cols]) // [received, cols]
@@ -104,6 +98,16 @@ fn all_to_all_experts(
     let mut returned = f.ops.scratch_with_capacity(capacity, h.dtype(), &shape)?;
     f.dp.all_to_all(s, sums.mat()?, returned.mat_mut()?, &counts.reversed())?;
     Ok(f.ops.moe_combine_ranks(&returned, &dispatch)?) // [tokens, hidden size]
+}
+
+/// Returns the distribution of the experts over the ranks of `f.dp`, seen from this rank of `f.tp`.
+fn expert_parallel_layout(f: &ForwardContext<'_>, experts_per_rank: usize) -> ExpertParallelLayout {
+    ExpertParallelLayout {
+        experts_per_rank,
+        ranks: f.dp.size(),
+        rank_stride: f.tp.size(),
+        rank_offset: f.tp.rank(),
+    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,24 @@ enum QueryProjection {
     LowRank { q_a_proj: PackedLinear, q_a_norm: RmsNormLayer, q_b_proj: PackedLinear },
 }
 
+impl QueryProjection {
+    /// Loads the projection, which is of low rank if the model compresses queries.
+    fn load(
+        config: &ModelConfig,
+        mla: &MlaConfig,
+        w: &Weights<'_>,
+    ) -> Result<Self, ModelLoadError> {
+        if mla.q_lora_rank.is_none() {
+            return Ok(Self::Direct(w.linear(&["q_proj"], false)?));
+        }
+        Ok(Self::LowRank {
+            q_a_proj: w.linear(&["q_a_proj"], false)?,
+            q_a_norm: RmsNormLayer::load(&w.at("q_a_layernorm"), config.rms_eps)?,
+            q_b_proj: w.linear(&["q_b_proj"], false)?,
+        })
+    }
+}
+
 impl MlaAttentionLayer {
     /// Loads the attention of a layer; `layer` is the index of the layer in the KV pool.
     pub(crate) fn load(
@@ -41,16 +59,8 @@ impl MlaAttentionLayer {
     ) -> Result<Self, ModelLoadError> {
         let heads = w.ranks().query_heads(config);
         let heads = heads.map_err(|e| w.split("kv_b_proj", e))?.len();
-        let query = match mla.q_lora_rank {
-            None => QueryProjection::Direct(w.linear(&["q_proj"], false)?),
-            Some(_) => QueryProjection::LowRank {
-                q_a_proj: w.linear(&["q_a_proj"], false)?,
-                q_a_norm: RmsNormLayer::load(&w.at("q_a_layernorm"), config.rms_eps)?,
-                q_b_proj: w.linear(&["q_b_proj"], false)?,
-            },
-        };
         Ok(Self {
-            query,
+            query: QueryProjection::load(config, mla, w)?,
             kv_a_proj: w.linear(&["kv_a_proj_with_mqa"], false)?,
             kv_a_norm: RmsNormLayer::load(&w.at("kv_a_layernorm"), config.rms_eps)?,
             heads: w.mla_heads("kv_b_proj", mla.qk_nope_head_dim, mla.v_head_dim)?,

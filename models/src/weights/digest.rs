@@ -13,7 +13,6 @@ use crate::sharding::{ShardSpec, WeightSlice};
 use crate::weight_table::TensorSpec;
 use ops::{DType, digest_bytes};
 use protocol::WeightsDigest;
-use std::sync::Arc;
 
 /// Number of bytes at both ends of a stored tensor that every rank hashes, independent of the part that it
 /// loads.
@@ -61,16 +60,7 @@ impl<'a> WeightLoadObserver<'a> {
             WeightSource::Files { checkpoint, located } => {
                 add_part(self.digest, spec.shard, key.wrapping_add(part.scales_digest(key)));
                 if let (Some(workers), Some(location)) = (&self.workers, located.get(&spec.name)) {
-                    let WeightSlice { rows, cols, .. } = &part.slice;
-                    let size = part.dtype.bytes();
-                    let bytes = WeightPartLocation {
-                        checkpoint: Arc::clone(checkpoint),
-                        stored: location.stored.clone(),
-                        matrix: location.bytes.clone(),
-                        row_bytes: part.full_shape[1] * size,
-                        rows: rows.clone(),
-                        columns: cols.start * size..cols.end * size,
-                    };
+                    let bytes = WeightPartLocation::new(checkpoint, location, part);
                     workers.add(bytes, spec.shard, key);
                 }
             }

@@ -2,7 +2,9 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::digest::{add_digest, add_part};
-use crate::sharding::ShardSpec;
+use super::source::HostShard;
+use super::tensor_plan::WeightLocation;
+use crate::sharding::{ShardSpec, WeightSlice};
 use ops::MatrixWindow;
 use protocol::WeightsDigest;
 use std::collections::VecDeque;
@@ -20,21 +22,39 @@ const BLOCKS_PER_JOB: usize = 16;
 #[derive(Debug, Clone)]
 pub(super) struct WeightPartLocation {
     /// Checkpoint that contains the bytes.
-    pub(super) checkpoint: Arc<SafetensorsCheckpoint>,
+    checkpoint: Arc<SafetensorsCheckpoint>,
     /// Name of the stored tensor.
-    pub(super) stored: String,
+    stored: String,
     /// Byte range in the stored tensor of the matrix that contains the part; a fused tensor has several
     /// matrices.
-    pub(super) matrix: Range<usize>,
+    matrix: Range<usize>,
     /// Number of bytes of a row of the matrix.
-    pub(super) row_bytes: usize,
+    row_bytes: usize,
     /// Rows of the matrix that belong to the part.
-    pub(super) rows: Range<usize>,
+    rows: Range<usize>,
     /// Byte range in each of these rows that belongs to the part.
-    pub(super) columns: Range<usize>,
+    columns: Range<usize>,
 }
 
 impl WeightPartLocation {
+    /// Returns the location of `part`, a part of the weight at `location`.
+    pub(super) fn new(
+        checkpoint: &Arc<SafetensorsCheckpoint>,
+        location: &WeightLocation,
+        part: &HostShard<'_>,
+    ) -> Self {
+        let WeightSlice { rows, cols, .. } = &part.slice;
+        let size = part.dtype.bytes();
+        Self {
+            checkpoint: Arc::clone(checkpoint),
+            stored: location.stored.clone(),
+            matrix: location.bytes.clone(),
+            row_bytes: part.full_shape[1] * size,
+            rows: rows.clone(),
+            columns: cols.start * size..cols.end * size,
+        }
+    }
+
     /// Returns the part as a window of rows and columns in its matrix.
     ///
     /// # Panics

@@ -31,24 +31,14 @@ impl Weights<'_> {
         let split_error = |error| self.split("experts.*", error);
         let own = local_experts(ranks, *placement, layer, moe.experts).map_err(split_error)?;
         let can_fuse = self.can_fuse_shared(moe);
-        let names = |e: usize| PROJECTIONS.map(|p| format!("experts.{e}.{p}.weight"));
-        for e in (0..moe.experts).filter(|e| !own.experts.contains(e)) {
-            for name in names(e) {
-                self.skip(&name);
-            }
-        }
-        let take = |names: [String; 3]| -> Result<[HostShard<'_>; 3], ModelLoadError> {
-            let [gate, up, down] = names;
-            Ok([self.take(gate)?, self.take(up)?, self.take(down)?])
-        };
-        let taken = own.experts.iter().map(|&e| take(names(e)));
+        self.skip_remote_experts(&own, moe.experts);
+        let taken = own.experts.iter().map(|e| self.take_projections(&format!("experts.{e}")));
         let parts = taken.collect::<Result<Vec<_>, _>>()?;
         let device_error = |e| self.device("experts.*", e);
         let routed = matrices(&parts, 1).map_err(device_error)?;
         let (ops, layers) = (&self.store.ops, config.sparse_layers());
         let fuses = can_fuse && ops.packs_shared_experts(layers, &routed.gate_up, &routed.down);
-        let shared = fuses.then(|| PROJECTIONS.map(|p| format!("shared_experts.{p}.weight")));
-        let shared = shared.map(take).transpose()?;
+        let shared = fuses.then(|| self.take_projections("shared_experts")).transpose()?;
         let packed = match &shared {
             Some(shared) => {
                 let count = moe.shared_experts();
@@ -63,6 +53,21 @@ impl Weights<'_> {
             tracing::info!(layer, ?dtype, "fp8 experts are dequantised on this device");
         }
         Ok(packed)
+    }
+
+    /// Skips the experts of other ranks, out of `count` experts.
+    fn skip_remote_experts(&self, own: &LocalExperts, count: usize) {
+        for e in (0..count).filter(|e| !own.experts.contains(e)) {
+            for name in projection_names(&format!("experts.{e}")) {
+                self.skip(name);
+            }
+        }
+    }
+
+    /// Takes the gate, up and down projections of `mlp`.
+    fn take_projections(&self, mlp: &str) -> Result<[HostShard<'_>; 3], ModelLoadError> {
+        let [gate, up, down] = projection_names(mlp);
+        Ok([self.take(gate)?, self.take(up)?, self.take(down)?])
     }
 
     /// Whether shared experts may be fused after the routed experts. This requires that every rank has a part
@@ -94,6 +99,11 @@ impl Weights<'_> {
         let table = self.store.ops.upload_placement(&table, cols);
         table.map(Some).map_err(|e| self.device("expert placement", e))
     }
+}
+
+/// Names of the gate, up and down projections of `mlp`.
+fn projection_names(mlp: &str) -> [String; 3] {
+    PROJECTIONS.map(|projection| format!("{mlp}.{projection}.weight"))
 }
 
 /// Packs the routed experts, followed by `count` shared experts.

@@ -39,6 +39,15 @@ pub(crate) struct StoredTensor {
     pub(crate) bytes: Range<usize>,
 }
 
+/// Tensor of a header, after the check of its dtype, shape and byte range.
+struct HeaderTensor {
+    name: String,
+    dtype: StoredDType,
+    shape: Vec<u64>,
+    /// Byte range in the data of the file.
+    data: Range<u64>,
+}
+
 /// Error in the header: it concerns the whole file, or one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SafetensorsHeaderError {
@@ -56,18 +65,33 @@ pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, Safetens
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, entry) in entries {
         match entry.check(data_bytes) {
-            Ok((dtype, range)) => tensors.push((name, dtype, entry.shape, range)),
+            Ok((dtype, data)) => {
+                tensors.push(HeaderTensor { name, dtype, shape: entry.shape, data });
+            }
             Err(fault) => return Err(SafetensorsHeaderError::Tensor(name, fault)),
         }
     }
-    tensors.sort_by_key(|(_, _, _, range)| (range.start, range.end));
+    tensors.sort_by_key(|tensor| (tensor.data.start, tensor.data.end));
+    check_contiguous(&tensors, data_bytes)?;
+    let file_range = |r: Range<u64>| data_start + r.start as usize..data_start + r.end as usize;
+    let stored = |HeaderTensor { name, dtype, shape, data }| {
+        (name, StoredTensor { dtype, shape, bytes: file_range(data) })
+    };
+    Ok(tensors.into_iter().map(stored).collect())
+}
+
+/// Errors: the tensors, in the order of their data, do not fill `data_bytes` bytes without gap or overlap.
+fn check_contiguous(
+    tensors: &[HeaderTensor],
+    data_bytes: u64,
+) -> Result<(), SafetensorsHeaderError> {
     let mut expected = 0;
-    for (name, _, _, Range { start, end }) in &tensors {
-        if *start != expected {
-            let fault = StoredTensorError::Gap { start: *start, expected };
+    for HeaderTensor { name, data, .. } in tensors {
+        if data.start != expected {
+            let fault = StoredTensorError::Gap { start: data.start, expected };
             return Err(SafetensorsHeaderError::Tensor(name.clone(), fault));
         }
-        expected = *end;
+        expected = data.end;
     }
     if expected != data_bytes {
         return Err(SafetensorsHeaderError::File(WeightFileError::End {
@@ -75,11 +99,7 @@ pub(crate) fn parse(file: &[u8]) -> Result<Vec<(String, StoredTensor)>, Safetens
             bytes: data_bytes,
         }));
     }
-    let file_range = |r: Range<u64>| data_start + r.start as usize..data_start + r.end as usize;
-    let stored = |(name, dtype, shape, range)| {
-        (name, StoredTensor { dtype, shape, bytes: file_range(range) })
-    };
-    Ok(tensors.into_iter().map(stored).collect())
+    Ok(())
 }
 
 fn header_json(file: &[u8]) -> Result<(&[u8], usize), WeightFileError> {

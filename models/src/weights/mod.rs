@@ -10,6 +10,7 @@ mod digest_workers;
 mod expert_weights;
 mod header;
 mod source;
+mod synth_shard;
 mod tensor_plan;
 #[cfg(test)]
 mod tests;
@@ -76,7 +77,7 @@ impl WeightStore<'_> {
     /// Takes this rank's part of the weight `name`. Errors: the weight has been taken already, or is not in
     /// the table.
     fn take(&self, name: &str) -> Result<HostShard<'_>, ModelLoadError> {
-        let table = |what| ModelLoadError::Table { tensor: name.to_owned(), what };
+        let table = |what| ModelLoadError::table(name, what);
         let spec = self.untaken.borrow_mut().remove(name);
         let spec = spec.ok_or_else(|| table("is unknown or read twice"))?;
         let slice = split(&spec, self.config, &self.ranks)?;
@@ -133,7 +134,7 @@ impl<'a> Weights<'a> {
     /// Waits until the digest is complete. Errors: a weight has not been taken.
     pub(crate) fn finish(&self) -> Result<(), ModelLoadError> {
         if let Some(tensor) = self.store.untaken.borrow().keys().next() {
-            return Err(ModelLoadError::Table { tensor: tensor.clone(), what: "was not read" });
+            return Err(ModelLoadError::table(tensor, "was not read"));
         }
         self.store.observer.borrow_mut().finish();
         Ok(())
@@ -201,7 +202,7 @@ impl<'a> Weights<'a> {
         }
         let store = &self.store;
         let spec = store.untaken.borrow_mut().remove(name);
-        let unknown = ModelLoadError::Table { tensor: name.to_owned(), what: "was read twice" };
+        let unknown = ModelLoadError::table(name, "was read twice");
         let offsets = store.source.offsets(&spec.ok_or(unknown)?, store.config.vocab)?;
         let bytes: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect();
         digest::add_common(store.observer.borrow_mut().digest, name, &bytes);

@@ -5,18 +5,17 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
+use super::synth_shard::{synth_fp8, synth_part};
 use super::tensor_plan::{WeightLocation, locate};
 use crate::sharding::WeightSlice;
-use crate::synth::{SynthDistribution, SynthDraftVocab, SynthValueGenerator};
+use crate::synth::SynthDraftVocab;
 use crate::weight_table::{MIDLAYER, TensorSpec};
 use crate::{ModelConfig, ModelLoadError, StoredTensorError};
-use half::bf16;
 use ops::{DType, HostMat, OpError};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 
 /// Source from which the values of weights are read or computed.
 #[derive(Debug)]
@@ -53,7 +52,7 @@ pub(crate) struct HostShard<'a> {
 pub(super) struct WeightScales {
     pub(super) values: Vec<f32>,
     /// Number of rows and columns of the weight that share one scale.
-    block_shape: [usize; 2],
+    pub(super) block_shape: [usize; 2],
 }
 
 impl WeightSource {
@@ -90,7 +89,7 @@ impl WeightSource {
     }
 
     /// Reads the offsets from draft token ids to target token ids, which must be below `ids` (a weight of
-    /// [`SynthDistribution::Offsets`]).
+    /// [`SynthDistribution::Offsets`](crate::synth::SynthDistribution::Offsets)).
     pub(crate) fn offsets(
         &self,
         spec: &TensorSpec,
@@ -103,8 +102,7 @@ impl WeightSource {
         };
         let location = located.get(&spec.name);
         let bytes = location.and_then(|location| checkpoint.bytes(&location.stored));
-        let missing = || ModelLoadError::Table { tensor: spec.name.clone(), what: "is not stored" };
-        let words = bytes.ok_or_else(missing)?.as_chunks::<8>().0;
+        let words = bytes.ok_or_else(|| not_stored(spec))?.as_chunks::<8>().0;
         let offsets: Vec<i64> = words.iter().map(|word| i64::from_le_bytes(*word)).collect();
         let id = |(i, offset): (usize, &i64)| (i as i64).checked_add(*offset);
         for (draft, offset) in offsets.iter().enumerate() {
@@ -138,31 +136,10 @@ impl WeightSource {
                 Ok(synth_fp8(spec, slice, *seed, *threads))
             }
             Self::Synth { seed, threads } => Ok(synth_part(spec, &slice, *seed, *threads)),
-            Self::Files { checkpoint, located } => {
-                let missing =
-                    ModelLoadError::Table { tensor: spec.name.clone(), what: "is not stored" };
-                let Some(location) = located.get(&spec.name) else { return Err(missing) };
-                let Some(bytes) = checkpoint.bytes(&location.stored) else { return Err(missing) };
-                let dtype = match location.dtype {
-                    StoredDType::F32 => DType::F32,
-                    StoredDType::BF16 => DType::BF16,
-                    StoredDType::F16 => DType::F16,
-                    StoredDType::F8E4M3 => DType::F8E4M3,
-                    _ => return Err(missing), // `locate` has rejected all other dtypes.
-                };
-                let bytes = Cow::Borrowed(&bytes[location.bytes.clone()]);
-                let scales = match (&location.scales, &spec.scales) {
-                    (Some(stored), Some(scales)) => {
-                        let values = stored_values(checkpoint, stored).ok_or(missing)?;
-                        Some(WeightScales {
-                            values,
-                            block_shape: scales.grid.block_shape(spec.matrix()[1]),
-                        })
-                    }
-                    _ => None,
-                };
-                Ok(HostShard { bytes, dtype, full_shape: spec.matrix(), slice, scales })
-            }
+            Self::Files { checkpoint, located } => located
+                .get(&spec.name)
+                .and_then(|location| stored_part(checkpoint, location, spec, slice))
+                .ok_or_else(|| not_stored(spec)),
         }
     }
 
@@ -183,6 +160,38 @@ impl WeightSource {
         }
         Ok(Some(value))
     }
+}
+
+/// Error for a weight that the checkpoint does not store.
+fn not_stored(spec: &TensorSpec) -> ModelLoadError {
+    ModelLoadError::table(&spec.name, "is not stored")
+}
+
+/// Slice of the weight at `location`, which borrows the memory mapping; `None` if the tensor or its scales
+/// are not stored.
+fn stored_part<'a>(
+    checkpoint: &'a SafetensorsCheckpoint,
+    location: &WeightLocation,
+    spec: &TensorSpec,
+    slice: WeightSlice,
+) -> Option<HostShard<'a>> {
+    let bytes = checkpoint.bytes(&location.stored)?;
+    let dtype = match location.dtype {
+        StoredDType::F32 => DType::F32,
+        StoredDType::BF16 => DType::BF16,
+        StoredDType::F16 => DType::F16,
+        StoredDType::F8E4M3 => DType::F8E4M3,
+        _ => return None, // `locate` has rejected all other dtypes.
+    };
+    let bytes = Cow::Borrowed(&bytes[location.bytes.clone()]);
+    let scales = match (&location.scales, &spec.scales) {
+        (Some(stored), Some(scales)) => Some(WeightScales {
+            values: stored_values(checkpoint, stored)?,
+            block_shape: scales.grid.block_shape(spec.matrix()[1]),
+        }),
+        _ => None,
+    };
+    Some(HostShard { bytes, dtype, full_shape: spec.matrix(), slice, scales })
 }
 
 /// Values of a stored float tensor, converted to f32; `None` if it is not a float tensor.
@@ -244,70 +253,4 @@ impl HostShard<'_> {
         }
         Ok(values)
     }
-}
-
-/// Computes the values of a slice, as bf16, which represents them exactly.
-fn synth_part(
-    spec: &TensorSpec,
-    slice: &WeightSlice,
-    seed: u64,
-    threads: usize,
-) -> HostShard<'static> {
-    let [_, inputs] = spec.matrix();
-    let generator = SynthValueGenerator::new(&spec.name, seed, spec.values, inputs);
-    let bytes =
-        synth_bytes(inputs, slice, threads, |i| bf16::from_f32(generator.value(i)).to_le_bytes());
-    let full_shape = [slice.rows.len(), slice.cols.len()];
-    let slice =
-        WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: slice.padding };
-    HostShard { bytes: Cow::Owned(bytes), dtype: DType::BF16, full_shape, slice, scales: None }
-}
-
-/// Computes all values of a quantised weight, because scale blocks may cross the bounds of slices.
-fn synth_fp8(
-    spec: &TensorSpec,
-    slice: WeightSlice,
-    seed: u64,
-    threads: usize,
-) -> HostShard<'static> {
-    let full_shape = spec.matrix();
-    let generator = SynthValueGenerator::new(&spec.name, seed, spec.values, full_shape[1]);
-    let all = WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: 0 };
-    let bytes = synth_bytes(full_shape[1], &all, threads, |i| [generator.e4m3(i)]);
-    let scales = spec.scales.as_ref().map(|scales| {
-        let generator =
-            SynthValueGenerator::new(&scales.name, seed, SynthDistribution::Scale, full_shape[1]);
-        let count: usize = spec.scale_shape(scales.grid).iter().product();
-        let values = (0..count as u64).map(|i| generator.value(i)).collect();
-        WeightScales { values, block_shape: scales.grid.block_shape(full_shape[1]) }
-    });
-    HostShard { bytes: Cow::Owned(bytes), dtype: DType::F8E4M3, full_shape, slice, scales }
-}
-
-/// Computes the elements of a slice of a matrix with `inputs` columns, row by row.
-fn synth_bytes<const SIZE: usize>(
-    inputs: usize,
-    slice: &WeightSlice,
-    threads: usize,
-    element: impl Fn(u64) -> [u8; SIZE] + Sync,
-) -> Vec<u8> {
-    let (rows, cols) = (slice.rows.len(), slice.cols.len());
-    let row_bytes = cols * SIZE;
-    let mut bytes = vec![0; rows * row_bytes];
-    let rows_each = rows.div_ceil(threads.max(1)).max(1);
-    thread::scope(|scope| {
-        for (i, bytes) in bytes.chunks_mut((rows_each * row_bytes).max(1)).enumerate() {
-            let element = &element;
-            scope.spawn(move || {
-                let first = slice.rows.start + i * rows_each;
-                for (r, row) in bytes.chunks_mut(row_bytes.max(1)).enumerate() {
-                    let start = ((first + r) * inputs + slice.cols.start) as u64;
-                    for (j, out) in row.as_chunks_mut::<SIZE>().0.iter_mut().enumerate() {
-                        *out = element(start + j as u64);
-                    }
-                }
-            });
-        }
-    });
-    bytes
 }
