@@ -65,7 +65,7 @@ pub(super) fn unit(word: u32) -> f32 {
 }
 
 /// Converts a random word to standard Gumbel noise: `−ln E` with `E = −ln(1 − u)`, where `u` in (0, 1) is
-/// [`unit`] of the word.
+/// [`unit()`] of the word.
 #[must_use]
 pub(super) fn gumbel(word: u32) -> f32 {
     let e = -f64::from(-unit(word)).ln_1p() as f32;
