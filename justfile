@@ -57,8 +57,8 @@ interleavings:
 
 # Run the tests of unsafe kernel code that Miri supports; needs `rustup component add --toolchain nightly miri rust-src`.
 miri:
-    MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p kernels --lib -- \
-        cpu::pool cpu::pack cpu::maths::tests::sums cpu::sample::tests::edits marks step:: host_mat
+    MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=target/miri cargo +nightly miri test -p kernels -p device --lib -- \
+        cpu::thread_pool cpu::pack cpu::maths::tests::sums cpu::sample::tests::edits timestamps step:: host_mat
 
 # Test the kernels crate, and the driver and collectives bindings on the emulator, under AddressSanitizer.
 asan:

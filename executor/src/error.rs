@@ -33,8 +33,8 @@ pub enum ExecutorError {
     KvCacheNotSized,
     /// The KV cache cannot store one request of the configured `--max-model-len`.
     #[error(
-        "max_model_len {max_model_len} does not fit into {blocks} KV blocks of {block_tokens} tokens: \
-         at most {longest} fits"
+        "{blocks} KV blocks of {block_tokens} tokens hold {capacity} tokens, at least {kv_tokens_min} are \
+         required (--max-model-len, or one block without it)"
     )]
     KvTooSmall {
         /// Number of blocks in the KV pool.
@@ -42,9 +42,9 @@ pub enum ExecutorError {
         /// Number of positions per block.
         block_tokens: u32,
         /// Minimum number of token positions of the KV cache (`ExecutorSettings::kv_tokens_min`).
-        max_model_len: u32,
+        kv_tokens_min: u32,
         /// Number of token positions of the KV cache.
-        longest: u64,
+        capacity: u64,
     },
     /// With `KvCacheSize::Auto` on a CPU, the KV cache takes a share of the host's free memory. This share is
     /// too small for one request of `max_model_len` tokens.

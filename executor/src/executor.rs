@@ -87,7 +87,7 @@ impl Executor {
             ranks,
             kv_dtype,
             threads,
-            bytes_read: 0,
+            model_bytes: 0,
             bytes_before: 0,
             progress,
             digest: WeightsDigest::default(),
@@ -400,7 +400,7 @@ struct ModelLoader<'a> {
     kv_dtype: DType,
     threads: usize,
     /// Total bytes of the model that is being loaded.
-    bytes_read: u64,
+    model_bytes: u64,
     /// Total bytes of the models that were loaded before.
     bytes_before: u64,
     progress: &'a mut dyn FnMut(PhaseProgress),
@@ -420,12 +420,12 @@ impl ModelLoader<'_> {
             ranks,
             kv_dtype,
             threads,
-            bytes_read: read,
+            model_bytes,
             bytes_before: before,
             progress,
             digest,
         } = self;
-        *before += std::mem::take(read);
+        *before += std::mem::take(model_bytes);
         how(ModelLoadOptions {
             ops,
             ranks: *ranks,
@@ -435,7 +435,7 @@ impl ModelLoader<'_> {
             max_positions: settings.max_model_len as usize,
             threads: *threads,
             progress: &mut |done, total| {
-                *read = total;
+                *model_bytes = total;
                 let (done, total) = (*before + done, *before + total);
                 progress(PhaseProgress { phase: StartupPhase::Load, done, total });
             },

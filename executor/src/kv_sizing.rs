@@ -72,15 +72,15 @@ pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks
     }
 }
 
-/// Rejects a KV pool with fewer than `max_model_len` token positions.
+/// Rejects a KV pool with fewer than `kv_tokens_min` token positions.
 pub(crate) fn check(
     blocks: u32,
     block_tokens: u32,
-    max_model_len: u32,
+    kv_tokens_min: u32,
 ) -> Result<(), ExecutorError> {
-    let longest = u64::from(blocks) * u64::from(block_tokens);
-    if longest < u64::from(max_model_len) {
-        return Err(ExecutorError::KvTooSmall { blocks, block_tokens, max_model_len, longest });
+    let capacity = u64::from(blocks) * u64::from(block_tokens);
+    if capacity < u64::from(kv_tokens_min) {
+        return Err(ExecutorError::KvTooSmall { blocks, block_tokens, kv_tokens_min, capacity });
     }
     Ok(())
 }

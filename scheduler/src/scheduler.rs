@@ -48,8 +48,8 @@ impl Scheduler {
         if seq_slots < config.limits.max_num_seqs {
             let (requested, tokens) = (config.limits.max_num_seqs, config.limits.tokens_per_step);
             tracing::warn!(
-                asked = requested,
-                seats = seq_slots,
+                requested,
+                seq_slots,
                 tokens,
                 "max_num_seqs is reduced: decode rows must not fill the token budget of a step"
             );

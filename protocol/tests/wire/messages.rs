@@ -4,14 +4,14 @@ use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 use protocol::{
-    Batch, BatchRow, BlockId, BlockTableUpdate, CollectiveTiming, DeviceKind, DeviceLibraries,
-    DispatchMode, DraftAcceptance, Epoch, ExecutorCommand, ExecutorEvent, ExecutorHello,
-    ExecutorLinkOffer, ExecutorReady, ExecutorSettings, ExpertPlacement, ExpertTokenCount,
-    GraphCapture, HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind, KvSpec, ModelDtype,
-    NodeCommand, NodeEvent, NodeHandshake, NodeInfo, ParallelConfig, ProfilerStatus, Rank, Replica,
-    RequestId, RowError, RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot,
-    SpeculativeConfig, SpeculativeMethod, StartupPhase, StepCost, StepId, StepOutput, StepTiming,
-    Token, TokenLogprobs, WarmUpReport, WeightsDigest,
+    Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, CollectiveTiming, DeviceKind,
+    DeviceLibraries, DispatchMode, DraftAcceptance, Epoch, ExecutorCommand, ExecutorEvent,
+    ExecutorHello, ExecutorLinkOffer, ExecutorReady, ExecutorSettings, ExpertPlacement,
+    ExpertTokenCount, GrammarBitmask, GraphCapture, HostSettings, KvCacheDtype, KvCacheSize,
+    KvGroup, KvKind, KvSpec, ModelDtype, NodeCommand, NodeEvent, NodeHandshake, NodeInfo,
+    ParallelConfig, ProfilerStatus, Rank, Replica, RequestId, RowError, RowInput, RowOutput,
+    SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod, StartupPhase,
+    StepCost, StepId, StepOutput, StepTiming, Token, TokenLogprobs, WarmUpReport, WeightsDigest,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -174,9 +174,18 @@ pub(crate) fn executor_command() -> impl Strategy<Value = ExecutorCommand> {
     prop_oneof![
         any::<u32>().prop_map(|blocks| ExecutorCommand::AllocateKv { blocks }),
         batch().prop_map(ExecutorCommand::Batch),
+        grammar_bitmask().prop_map(ExecutorCommand::Bitmask),
         any::<bool>().prop_map(|enabled| ExecutorCommand::Profile { enabled }),
         Just(ExecutorCommand::Shutdown),
     ]
+}
+
+/// Returns a strategy for grammar bitmasks of up to three rows.
+fn grammar_bitmask() -> impl Strategy<Value = GrammarBitmask> {
+    let row = (any::<u32>(), vec(any::<u32>(), 0..8), any::<bool>())
+        .prop_map(|(row, bitmask, overdue)| BitmaskRow { row, bitmask, overdue });
+    (any::<u64>(), vec(row, 0..4))
+        .prop_map(|(step, rows)| GrammarBitmask { step: StepId(step), rows })
 }
 
 /// Returns a strategy for any message from an executor to the scheduler.
