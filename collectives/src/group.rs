@@ -373,8 +373,8 @@ impl ParallelGroup {
     }
 }
 
-/// Checks that the number of ranks divides the rows of `all`, and that a rank has at least the rows of `own`
-/// in `all`.
+/// Checks that the number of ranks divides the rows of `all`, and that `all.rows / ranks` is at least the number of
+/// rows of `own`.
 fn check_rows(
     collective: &'static str,
     size: usize,

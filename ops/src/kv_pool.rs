@@ -116,13 +116,8 @@ impl KvPool {
     /// Reads the compressed KV and the rotary key of one slot as f32, for comparison in tests.
     pub fn read_mla_row(&self, ops: &Ops, layer: usize, slot: usize) -> Result<Vec<f32>, OpError> {
         let layout = self.mla_layout("read_mla_row")?;
-        for (what, got, limit) in [("layer", layer, layout.layers), ("slot", slot, layout.slots())]
-        {
-            if got >= limit {
-                let (got, expected) = (vec![got], vec![limit]);
-                return Err(OpError::Shape { op: "read_mla_row", what, got, expected });
-            }
-        }
+        check_index("read_mla_row", "layer", layer, layout.layers)?;
+        check_index("read_mla_row", "slot", slot, layout.slots())?;
         let size = layout.dtype.bytes();
         let mut bytes = vec![0; layout.width() * size];
         let at = layout.row(layer, slot) * size;
@@ -142,29 +137,11 @@ impl KvPool {
         head: usize,
     ) -> Result<(Vec<f32>, Vec<f32>), OpError> {
         let layout = self.head_layout("read_slot")?;
-        for (what, got, limit) in [
-            ("layer", layer, layout.layers),
-            ("slot", slot, layout.slots()),
-            ("head", head, layout.kv_heads),
-        ] {
-            if got >= limit {
-                let (got, expected) = (vec![got], vec![limit]);
-                return Err(OpError::Shape { op: "read_slot", what, got, expected });
-            }
-        }
+        check_index("read_slot", "layer", layer, layout.layers)?;
+        check_index("read_slot", "slot", slot, layout.slots())?;
+        check_index("read_slot", "head", head, layout.kv_heads)?;
         let (block, t) = (slot / layout.block_tokens, slot % layout.block_tokens);
-        let at = |i: usize| -> Result<f32, OpError> {
-            let mut raw = [0; 4];
-            let size = layout.dtype.bytes();
-            let bytes = self.bytes.borrow();
-            ops.device.download(&ops.stream, &bytes, i * size, &mut raw[..size])?;
-            Ok(match layout.dtype {
-                DType::BF16 => device::bf16::from_le_bytes([raw[0], raw[1]]).to_f32(),
-                DType::F16 => device::f16::from_le_bytes([raw[0], raw[1]]).to_f32(),
-                DType::F8E4M3 => device::Fp8E4m3::from_bits(raw[0]).to_f32(),
-                _ => f32::from_le_bytes(raw),
-            })
-        };
+        let at = |i: usize| self.read_element(ops, layout.dtype, i);
         let (key, value) =
             (layout.key_tile(layer, block, head), layout.value_tile(layer, block, head));
         let channels = 0..layout.head_dim;
@@ -173,4 +150,31 @@ impl KvPool {
             channels.map(|d| at(value + layout.value(t, d))).collect::<Result<_, _>>()?,
         ))
     }
+
+    /// Reads element `index` of the pool, which has elements of type `dtype`, as f32.
+    fn read_element(&self, ops: &Ops, dtype: DType, index: usize) -> Result<f32, OpError> {
+        let mut raw = [0; 4];
+        let size = dtype.bytes();
+        ops.device.download(&ops.stream, &self.read(), index * size, &mut raw[..size])?;
+        Ok(match dtype {
+            DType::BF16 => device::bf16::from_le_bytes([raw[0], raw[1]]).to_f32(),
+            DType::F16 => device::f16::from_le_bytes([raw[0], raw[1]]).to_f32(),
+            DType::F8E4M3 => device::Fp8E4m3::from_bits(raw[0]).to_f32(),
+            _ => f32::from_le_bytes(raw),
+        })
+    }
+}
+
+/// Checks that the index of a layer, slot or head is below `limit`.
+fn check_index(
+    op: &'static str,
+    what: &'static str,
+    index: usize,
+    limit: usize,
+) -> Result<(), OpError> {
+    if index >= limit {
+        let (got, expected) = (vec![index], vec![limit]);
+        return Err(OpError::Shape { op, what, got, expected });
+    }
+    Ok(())
 }

@@ -40,7 +40,8 @@ pub use fused_linear::{GatedActivation, NormWeight};
 pub use kernels::step::{
     DraftRow, DraftVerification, RULE_HISTORY, RULE_MASKED, RowFact, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
-    StageHeader, StageLogitEdit, StageLogitsRow, StageRow, StageSequenceInit, StagingBuffer,
+    StagedLogitEdit, StagedLogitsRow, StagedSequenceInit, StagedStepRow, StagingBuffer,
+    StagingHeader,
 };
 pub use kernels::{
     AllGatherFn, ExpertGroups, ExpertParallelLayout, GroupScore, HostMat, KvLayout, KvOrder,

@@ -59,6 +59,13 @@ impl RouterRule {
         let softmax = *score == RouterScore::Softmax && scale.to_bits() == 1f32.to_bits();
         softmax && bias.is_none() && groups.is_none()
     }
+
+    /// Returns the rule as the kernels take it, with `shared` fused shared experts.
+    fn kernel_args(&self, shared: usize) -> Result<kernels::RouterRuleArgs<'_>, OpError> {
+        let Self { score, groups, renormalise, scale, .. } = *self;
+        let bias = self.bias.as_ref().map(Tensor::mat).transpose()?;
+        Ok(kernels::RouterRuleArgs { score, bias, groups, renormalise, scale, shared })
+    }
 }
 
 /// Experts of one layer on this rank, packed for the device.
@@ -201,29 +208,16 @@ impl Ops {
         let mut weights = self.scratch(DType::F32, &shape)?;
         let (s, logits) = (&self.stream, logits.mat()?);
         let (out, out_weights) = (experts.mat_mut()?, weights.mat_mut()?);
-        let RouterRule { score, bias, groups, renormalise, scale } = rule;
-        let (groups, renormalise, scale) = (*groups, *renormalise, *scale);
-        let bias = bias.as_ref().map(Tensor::mat).transpose()?;
         LayerLoadCounter::with(counter, |load| {
             if rule.is_plain() {
-                let router = RouterLogits { logits, top_k, renormalise, shared };
-                return Ok(self.device.launch(
-                    s,
-                    SoftmaxRouting { experts: out, weights: out_weights, router: &router, load },
-                )?);
+                let renormalise = rule.renormalise;
+                let router = &RouterLogits { logits, top_k, renormalise, shared };
+                let op = SoftmaxRouting { experts: out, weights: out_weights, router, load };
+                return Ok(self.device.launch(s, op)?);
             }
-            let rule =
-                kernels::RouterRuleArgs { score: *score, bias, groups, renormalise, scale, shared };
-            Ok(self.device.launch(
-                s,
-                GroupedTopKRouting {
-                    experts: out,
-                    weights: out_weights,
-                    logits,
-                    rule: &rule,
-                    load,
-                },
-            )?)
+            let rule = &rule.kernel_args(shared)?;
+            let op = GroupedTopKRouting { experts: out, weights: out_weights, logits, rule, load };
+            Ok(self.device.launch(s, op)?)
         })?;
         Ok(ExpertRouting { experts, weights })
     }

@@ -4,8 +4,8 @@
 
 use device::{CopyInFlight, DType, MatRef, PinnedBuffer};
 use kernels::step::{
-    DraftVerification, PreparedStep, RowFact, SampledToken, SamplerOutputArrays, StageView,
-    StagingBuffer, StepArrays,
+    DraftVerification, PreparedStep, RowFact, SampledToken, SamplerOutputArrays, StagingBuffer,
+    StagingBufferView, StepArrays,
 };
 use kernels::{
     AllGatherFn, RowBounds, RowSampling, StepPreparation, VocabParallelSampling, VocabShard,
@@ -266,7 +266,7 @@ impl StepBuffers {
 
 /// Arguments of the sampler, except the logits and the sequence slots.
 struct SamplerArgs<'a> {
-    stage: StageView<'a>,
+    stage: StagingBufferView<'a>,
     prepared: PreparedStep<'a>,
     outputs: SamplerOutputArrays<'a>,
 }
@@ -364,7 +364,7 @@ impl SamplerOutputs {
 }
 
 /// Returns a view of a stage tensor for kernels.
-fn view(stage: &Tensor, shape: StepShape) -> Result<StageView<'_>, OpError> {
+fn view(stage: &Tensor, shape: StepShape) -> Result<StagingBufferView<'_>, OpError> {
     let StepShape { tokens, rows, logits_rows, .. } = shape;
-    Ok(StageView { bytes: stage.mat()?, rows, tokens, logits_rows })
+    Ok(StagingBufferView { bytes: stage.mat()?, rows, tokens, logits_rows })
 }

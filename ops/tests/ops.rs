@@ -7,7 +7,7 @@ use kernels::cpu::CpuBackend;
 use ops::{
     AttentionShape, BatchInputs, BatchView, DType, DeviceSequenceSlots, DraftVerification,
     EmbeddingTable, HostMat, KvLayout, KvOrder, KvPool, OpError, Ops, QkRopeWeights,
-    SAMPLE_NON_FINITE, SAMPLE_OK, SequenceSamplingParams, StageLogitsRow, StageSequenceInit,
+    SAMPLE_NON_FINITE, SAMPLE_OK, SequenceSamplingParams, StagedLogitsRow, StagedSequenceInit,
     StagingBuffer, StepBuffers, StepShape, StepSize,
 };
 
@@ -188,13 +188,13 @@ fn logits_rows_are_sampled_independently() {
             repetition: 1.0,
             ..SequenceSamplingParams::default()
         };
-        stage.inits.push(StageSequenceInit {
+        stage.inits.push(StagedSequenceInit {
             seq_slot,
             mask_at: -1,
             params,
-            ..StageSequenceInit::default()
+            ..StagedSequenceInit::default()
         });
-        let logits_row = StageLogitsRow {
+        let logits_row = StagedLogitsRow {
             token: seq_slot,
             seq_slot,
             known_token: -1,

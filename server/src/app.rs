@@ -17,7 +17,7 @@ use engine::EngineClient;
 use engine::{HealthState, ServerStatus};
 use grammar::GrammarCompilePool;
 use metrics::ServerMetrics;
-use metrics::kv_events::KvEventSource;
+use metrics::kv_events::KvEventPublisherInfo;
 use serde_json::{Map, Value};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -135,7 +135,7 @@ pub struct ServingContext {
     /// Metrics that `/metrics` reports.
     pub metrics: Arc<ServerMetrics>,
     /// KV event publishers, by replica; empty if KV events are off.
-    pub kv_event_sources: Vec<Arc<KvEventSource>>,
+    pub kv_event_sources: Vec<Arc<KvEventPublisherInfo>>,
     /// Reply of `/server_info`: the configuration in force, without secrets.
     pub info: Value,
 }

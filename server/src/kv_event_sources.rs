@@ -4,13 +4,13 @@ use super::api_error::ApiError;
 use super::app::AppState;
 use axum::Json;
 use axum::extract::State;
-use metrics::kv_events::KvEventSource;
+use metrics::kv_events::KvEventPublisherInfo;
 use serde_json::Value;
 use std::sync::Arc;
 
 /// Returns one member per DP rank, with the rank as key, as in vLLM; empty if KV events are off.
 pub(super) async fn sources(State(app): State<Arc<AppState>>) -> Result<Json<Value>, ApiError> {
     let sources = &app.serving()?.kv_event_sources;
-    let by_rank = |source: &Arc<KvEventSource>| (source.rank.to_string(), source.describe());
+    let by_rank = |source: &Arc<KvEventPublisherInfo>| (source.rank.to_string(), source.describe());
     Ok(Json(Value::Object(sources.iter().map(by_rank).collect())))
 }

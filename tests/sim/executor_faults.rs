@@ -181,7 +181,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// New executors of a replica are ready. While other ranks of the group are not, one of the restored
+    /// Marks the new executors of a replica as ready. While other ranks of the group are not, one of the restored
     /// ranks may fail again.
     pub(crate) fn executors_ready(&mut self, replica: usize) {
         if let Some(at_ms) = self.replacement_ready_ms(replica) {
@@ -242,7 +242,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// A step output reaches the scheduler.
+    /// Delivers a step output to the scheduler.
     pub(crate) fn reply(&mut self, replica: usize, reply: InFlightReply) {
         if self.is_link_broken(replica, reply.incarnation) {
             self.count_lost_frame(replica);

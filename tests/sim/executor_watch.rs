@@ -141,7 +141,7 @@ impl SimWorld {
         );
     }
 
-    /// A heartbeat reaches the scheduler's side of the link.
+    /// Delivers a heartbeat to the scheduler's side of the link.
     pub(crate) fn heartbeat_arrives(&mut self, replica: usize, incarnation: u32) {
         if !self.is_link_broken(replica, incarnation) {
             self.trace.record(self.now_ms, "heartbeat", &[replica as u64]);

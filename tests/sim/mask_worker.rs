@@ -42,7 +42,7 @@ impl SimWorld {
         true
     }
 
-    /// A worker that builds ahead starts the next bitmask when a client's tokens arrive.
+    /// Starts building the next bitmask when a client's tokens arrive, if the worker builds ahead.
     pub(crate) fn begin_mask_ahead(&mut self, index: usize) {
         let client = &self.clients[index];
         if client.mask_worker.works_ahead && client.stage == ClientStage::Live {
@@ -50,7 +50,7 @@ impl SimWorld {
         }
     }
 
-    /// If no bitmask is needed after the tokens that have arrived, the scheduler is notified some time later.
+    /// Schedules the notification that a request needs no bitmask after the tokens that have arrived.
     pub(crate) fn end_masks(&mut self, index: usize) {
         let client = &mut self.clients[index];
         let ends =
@@ -73,7 +73,7 @@ impl SimWorld {
         }
     }
 
-    /// A request's bitmask is ready, which the scheduler is notified of.
+    /// Marks a request's bitmask as ready and notifies the scheduler.
     pub(crate) fn mask_ready(&mut self, request: RequestId, outputs: u32) {
         let stops_ahead = self.rng.chance_per_mille(200);
         let worker = &mut self.clients[request.0 as usize - 1].mask_worker;

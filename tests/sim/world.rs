@@ -433,7 +433,7 @@ impl SimWorld {
         self.clients.iter().all(|client| client.stage == ClientStage::Done)
     }
 
-    /// Poisons the KV slots of freed blocks after all messages sent so far.
+    /// Poisons the KV slots of freed blocks once the executor has received all messages sent before the free.
     fn poison_freed(&mut self) {
         for (replica, replica_state) in self.replicas.iter_mut().enumerate() {
             let Some(executor) = &mut replica_state.executor else { continue };

@@ -42,7 +42,11 @@ fn every_mutant_patch_still_applies() {
             stale.push(format!("{}: {text}", name_of(&patch)));
         }
     }
-    assert!(stale.is_empty(), "update these patches to the current code:\n  {}", stale.join("\n  "));
+    assert!(
+        stale.is_empty(),
+        "update these patches to the current code:\n  {}",
+        stale.join("\n  ")
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::ExecutorError;
 use crate::spec_decode::DraftRowCounts;
 use crate::trace::{StepTracer, TracedStepInfo};
 use models::ExpertExchange;
-use ops::{RowBounds, StageRow, StagingBuffer, StepShape};
+use ops::{RowBounds, StagedStepRow, StagingBuffer, StepShape};
 use protocol::{BatchRow, DispatchMode};
 use std::sync::Arc;
 
@@ -127,7 +127,7 @@ fn expert_exchange(dispatch: DispatchMode) -> ExpertExchange {
 
 /// Returns bounds of the staged rows, in which one-token rows come first.
 fn row_bounds(stage: &StagingBuffer, limits: &StepLimits) -> RowBounds {
-    let lengths = |row: &StageRow| (row.len as usize, (row.start + row.len) as usize);
+    let lengths = |row: &StagedStepRow| (row.len as usize, (row.start + row.len) as usize);
     let rows_per_request = if limits.split_decode_rows { limits.tokens_per_row() } else { 1 };
     RowBounds::of(stage.rows.iter().map(lengths), rows_per_request)
 }

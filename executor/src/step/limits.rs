@@ -3,7 +3,7 @@
 use super::row_facts::row_facts;
 use crate::BatchError;
 use crate::sequence_slots::{BlockTableChange, HostSequenceSlots};
-use ops::{StageRow, StagingBuffer};
+use ops::{StagedStepRow, StagingBuffer};
 use protocol::{Batch, BatchRow, RowInput, SpeculativeConfig, Token};
 
 /// Limits of a step, fixed when the executor starts.
@@ -103,7 +103,7 @@ impl StepLimits {
         for i in 0..staged_rows as i32 {
             // Each staged row computes its KV slots from the request's block table; any of them may carry the
             // table change.
-            stage.rows.push(StageRow {
+            stage.rows.push(StagedStepRow {
                 seq_slot: row.seq_slot.0 as i32,
                 start: (row.start + row.input.draft_slack()) as i32 + i,
                 len: len as i32,

@@ -11,7 +11,7 @@ use super::bitmasks::StepBitmasks;
 use super::limits::StepLimits;
 use crate::sequence_slots::{self, HostSequenceSlots, HostSequenceState};
 use kernels::cpu::GREEDY_BELOW;
-use ops::{SampledToken, SamplerOutputs, StageLogitsRow, StagingBuffer, VocabParallelSupport};
+use ops::{SampledToken, SamplerOutputs, StagedLogitsRow, StagingBuffer, VocabParallelSupport};
 use protocol::{
     Batch, BatchRow, RowError, RowInput, RowOutput, SamplingParams, Token, TokenLogprobs,
 };
@@ -144,7 +144,7 @@ pub(crate) fn stage_logits_rows(
             None => slots.get(seq_slot).stage_edits(row.min_position, stage),
             Some(_) => (0, 0),
         };
-        stage.logits_rows.push(StageLogitsRow {
+        stage.logits_rows.push(StagedLogitsRow {
             token: row.token as i32,
             seq_slot: seq_slot.0 as i32,
             draft_index: row.draft_index.into(),
@@ -254,13 +254,13 @@ fn write_output(
 
 /// Maximum bytes that are staged for a step with `words` words.
 pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize) -> usize {
-    let row = size_of::<ops::StageRow>() + ops::RowFact::COUNT * size_of::<i32>();
+    let row = size_of::<ops::StagedStepRow>() + ops::RowFact::COUNT * size_of::<i32>();
     let records = limits.stage_rows() * row
-        + limits.rows * (size_of::<ops::StageSequenceInit>() + size_of::<ops::DraftRow>())
-        + logits_rows * size_of::<StageLogitsRow>()
-        + edits_max(limits) * size_of::<ops::StageLogitEdit>();
+        + limits.rows * (size_of::<ops::StagedSequenceInit>() + size_of::<ops::DraftRow>())
+        + logits_rows * size_of::<StagedLogitsRow>()
+        + edits_max(limits) * size_of::<ops::StagedLogitEdit>();
     let regions = 8 * 64;
-    size_of::<ops::StageHeader>() + regions + records + words * size_of::<i32>()
+    size_of::<ops::StagingHeader>() + regions + records + words * size_of::<i32>()
 }
 
 /// Maximum number of logit edits that are staged at a time: one request may bias its whole vocabulary.

@@ -13,22 +13,22 @@ struct SequenceSlots {
     u32 table_width, history_len, mask_words;
 };
 
-DEV const StageHeader* header_of(const u8* stage) { return (const StageHeader*)stage; }
-DEV const StageRow* rows_of(const u8* stage) { return (const StageRow*)(stage + header_of(stage)->rows_at); }
-DEV const StageLogitsRow* logits_rows_of(const u8* stage) {
-    return (const StageLogitsRow*)(stage + header_of(stage)->logits_rows_at);
+DEV const StagingHeader* header_of(const u8* stage) { return (const StagingHeader*)stage; }
+DEV const StagedStepRow* rows_of(const u8* stage) { return (const StagedStepRow*)(stage + header_of(stage)->rows_at); }
+DEV const StagedLogitsRow* logits_rows_of(const u8* stage) {
+    return (const StagedLogitsRow*)(stage + header_of(stage)->logits_rows_at);
 }
-DEV const StageSequenceInit* inits_of(const u8* stage) { return (const StageSequenceInit*)(stage + header_of(stage)->inits_at); }
+DEV const StagedSequenceInit* inits_of(const u8* stage) { return (const StagedSequenceInit*)(stage + header_of(stage)->inits_at); }
 DEV const i32* words_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->words_at); }
 DEV const i32* facts_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->facts_at); }
-DEV const StageLogitEdit* edits_of(const u8* stage) { return (const StageLogitEdit*)(stage + header_of(stage)->edits_at); }
+DEV const StagedLogitEdit* edits_of(const u8* stage) { return (const StagedLogitEdit*)(stage + header_of(stage)->edits_at); }
 
 // Copies `len` words with all threads of the block.
 DEV void copy_words(i32* to, const i32* from, u32 len) {
     for (u32 i = tid(); i < len; i += bdim()) to[i] = from[i];
 }
 
-DEV void init_sequence(const SequenceSlots& seq_slots, const StageSequenceInit& init, const i32* words) {
+DEV void init_sequence(const SequenceSlots& seq_slots, const StagedSequenceInit& init, const i32* words) {
     const u64 seq_slot = (u64)init.seq_slot;
     if (init.history_len > 0)
         copy_words(seq_slots.history + seq_slot * seq_slots.history_len + init.history_from, words + init.history_at,
@@ -40,7 +40,7 @@ DEV void init_sequence(const SequenceSlots& seq_slots, const StageSequenceInit& 
 
 // Returns the position of a row's first token: from the host, or from the sequence slot but at most
 // `row.start`, for which the host has allocated blocks.
-DEV u32 start_of(const StageRow& row, const LatestToken* latest) {
+DEV u32 start_of(const StagedStepRow& row, const LatestToken* latest) {
     if (row.ids >= 0) return (u32)row.start;
     const i32 start = latest[row.seq_slot].position - 1 - row.ids;
     return (u32)(start < row.start ? start : row.start);
@@ -48,7 +48,7 @@ DEV u32 start_of(const StageRow& row, const LatestToken* latest) {
 
 // Returns entry `e` of the row's block table after the update. Updated entries are read from the stage
 // buffer, because another block may be writing the table.
-DEV i32 table_entry(const StageRow& row, const i32* table, const i32* words, i32 e) {
+DEV i32 table_entry(const StagedStepRow& row, const i32* table, const i32* words, i32 e) {
     const i32 within = e - row.table_from;
     return within >= 0 && within < row.table_len ? words[row.table_at + within] : table[e];
 }

@@ -23,7 +23,7 @@ struct StepOut {
 };
 
 // Writes the ids, positions and slots of a row's tokens with index from, from + step, and so on.
-DEV void write_row_inputs(const StepOut& out, const SequenceSlots& seq_slots, const StageRow& row, const i32* words, u32 block_tokens,
+DEV void write_row_inputs(const StepOut& out, const SequenceSlots& seq_slots, const StagedStepRow& row, const i32* words, u32 block_tokens,
                  u32 from, u32 step) {
     const i32* table = seq_slots.tables + (u64)row.seq_slot * seq_slots.table_width;
     const u32 start = start_of(row, seq_slots.latest);
@@ -53,7 +53,7 @@ prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens,
     const StepOut out = {ids, positions, slots, cu_q, context_lens, logits_indices, row_facts};
     const SequenceSlots seq_slots = {(LatestToken*)latest, tables,      history,     masks,
                                      (SequenceSamplingParams*)params, table_width, history_len, mask_words};
-    const StageHeader header = *header_of(stage);
+    const StagingHeader header = *header_of(stage);
     const i32* words = words_of(stage);
     const u32 r = bid_x(), part = bid_y(), parts = gdim_y();
     const u32 blocks = gdim_x() * parts, block = r * parts + part;
@@ -62,11 +62,11 @@ prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens,
     for (u32 i = block; i < header.inits; i += blocks) init_sequence(seq_slots, inits_of(stage)[i], words);
     u32 end = 0;
     if (header.rows > 0) {
-        const StageRow& last_row = rows_of(stage)[header.rows - 1];
+        const StagedStepRow& last_row = rows_of(stage)[header.rows - 1];
         end = (u32)(last_row.token + last_row.len);
     }
     if (r < header.rows && r < rows) {
-        const StageRow row = rows_of(stage)[r];
+        const StagedStepRow row = rows_of(stage)[r];
         write_row_inputs(out, seq_slots, row, words, block_tokens, part * bdim() + tid(), parts * bdim());
         if (part == 0) {
             i32* table = tables + (u64)row.seq_slot * table_width;

@@ -38,7 +38,7 @@ struct Choice {
 };
 
 // Returns the computations that a logits row needs. `position`: of the token to be sampled.
-DEV Choice choice_of(const StageLogitsRow& logits_row, const SequenceSamplingParams& params, u32 vocab, i32 position) {
+DEV Choice choice_of(const StagedLogitsRow& logits_row, const SequenceSamplingParams& params, u32 vocab, i32 position) {
     Choice c;
     c.needs_token = logits_row.known_token < 0;
     c.needs_logprobs = logits_row.top >= 0;

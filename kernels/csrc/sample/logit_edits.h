@@ -25,7 +25,7 @@ DEV void mask_ids(ChunkLogits& x, u32 first, const u32* mask, u32 vocab) {
 
 // Whether an edit applies: the `known_len` ids before the position end with the edit's words, or `known_len`
 // is below the edit's limit.
-DEV bool applies(const StageLogitEdit& edit, const i32* words, const i32* history, i32 known_len) {
+DEV bool applies(const StagedLogitEdit& edit, const i32* words, const i32* history, i32 known_len) {
     if (edit.when_len < 0) return known_len < edit.when_at;
     if (edit.when_len > known_len) return false;
     const i32* tail = history + (known_len - edit.when_len);
@@ -36,12 +36,12 @@ DEV bool applies(const StageLogitEdit& edit, const i32* words, const i32* histor
 
 // Adds the logit biases. For each tile of SCAN_THREADS edits, the edits of this chunk are collected in order
 // in shared memory; then every thread applies those of its own ids.
-DEV void add_edits(ChunkLogits& x, u32 first, const StageLogitEdit* edits, u32 count, const i32* words, const i32* history,
+DEV void add_edits(ChunkLogits& x, u32 first, const StagedLogitEdit* edits, u32 count, const i32* words, const i32* history,
                    i32 known_len) {
     SHARED(u32, ids, SCAN_THREADS);
     SHARED(float, values, SCAN_THREADS);
     for (u32 tile = 0; tile < count; tile += SCAN_THREADS) {
-        StageLogitEdit edit = {0, 0.f, 0, 0};
+        StagedLogitEdit edit = {0, 0.f, 0, 0};
         bool in_chunk = false;
         if (tile + tid() < count) {
             edit = edits[tile + tid()];

@@ -132,7 +132,7 @@ sample_pick(u8* sampled, i32* top_ids, float* top_logprobs, u8* latest, i32* his
         if (tid() == 0) ((SampledToken*)sampled)[q] = output;
         return;
     }
-    const StageLogitsRow& logits_row = logits_rows_of(stage)[q];
+    const StagedLogitsRow& logits_row = logits_rows_of(stage)[q];
     const SequenceSamplingParams& params = params_of(logits_row, slot_params);
     const Choice choice = choice_of(logits_row, params, vocab, position_of(logits_row, positions));
     const u32 chunks = chunks_of(vocab);
@@ -172,7 +172,7 @@ sample_verify_drafts(u8* sampled, u8* latest, i32* history, const i32* ids, cons
     const u32 first = bid_x() * bdim() + tid(), staged = header_of(stage)->logits_rows;
     const u32 end = logits_rows < staged ? logits_rows : staged;
     if (first >= end || is_padding(stage, first)) return;
-    const StageLogitsRow* staged_rows = logits_rows_of(stage);
+    const StagedLogitsRow* staged_rows = logits_rows_of(stage);
     // One thread processes all logits rows of a row: that of the row's first logits row, or of the first in
     // this launch.
     if (!needs_draft_verification(staged_rows[first]) || (staged_rows[first].draft_index > 0 && first > 0)) return;

@@ -7,12 +7,12 @@
 struct ScanArgs {
     Choice choice;
     const SequenceSamplingParams* params;
-    const StageLogitsRow* logits_row;
+    const StagedLogitsRow* logits_row;
     i32 position;  // position of the token to be sampled
     const i32* history;
     const u32* mask;
     const i32* words;
-    const StageLogitEdit* edits;
+    const StagedLogitEdit* edits;
 };
 
 DEV ChunkLogits load_chunk(const Row& row, u32 first) {

@@ -63,7 +63,7 @@ vocab_shard_candidates(u64* candidates, const u8* records, const float* edited, 
     u64* to = candidates + q * (LISTED_FROM + listed);
     u32 k = 0;
     if (!is_padding(stage, (u32)q)) {
-        const StageLogitsRow& logits_row = logits_rows_of(stage)[q];
+        const StagedLogitsRow& logits_row = logits_rows_of(stage)[q];
         const SequenceSamplingParams& params = params_of(logits_row, slot_params);
         const Choice choice = choice_of(logits_row, params, vocab, position_of(logits_row, positions));
         const u32 chunks = chunks_of(end - first);
@@ -171,7 +171,7 @@ vocab_shard_merge(u8* sampled, u8* latest, i32* history, const u64* all, const u
         if (tid() == 0) ((SampledToken*)sampled)[q] = output;
         return;
     }
-    const StageLogitsRow& logits_row = logits_rows_of(stage)[q];
+    const StagedLogitsRow& logits_row = logits_rows_of(stage)[q];
     const SequenceSamplingParams& params = params_of(logits_row, slot_params);
     const i32 position = position_of(logits_row, positions);
     const Choice choice = choice_of(logits_row, params, vocab, position);

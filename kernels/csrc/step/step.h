@@ -2,23 +2,23 @@
 // records per sequence slot and per logits row.
 // The Rust equivalent of every record is in kernels/src/step/mod.rs; a test compares sizes and offsets.
 //
-// A stage buffer begins with a StageHeader, which has the byte offsets of seven regions, each aligned to 16
+// A stage buffer begins with a StagingHeader, which has the byte offsets of seven regions, each aligned to 16
 // bytes: rows, logits rows, sequence inits, words (32 bits each: token ids, block ids, histories, bitmask
 // words), edits, draft rows (rows as inputs of an MTP module) and row facts (further words per row).
 #pragma once
 
 // Number of records and offset of each region of a stage buffer.
-struct StageHeader {
+struct StagingHeader {
     u32 rows, logits_rows, inits, words, edits;         // numbers of records
     u32 rows_at, logits_rows_at, inits_at, words_at, edits_at;  // offsets in bytes from the start of the stage
-    u32 tokens;                                         // number of tokens of the step: sum of StageRow.len
+    u32 tokens;                                         // number of tokens of the step: sum of StagedStepRow.len
     u32 drafts, drafts_at;                              // number of draft rows, and their offset in bytes
     u32 facts_at, facts_per_row;                        // offset of the row facts; words per row
     u32 reserved;
 };
 
 // One row of the step: `len` tokens of the request in the sequence slot, from position `start`.
-struct StageRow {
+struct StagedStepRow {
     i32 seq_slot;
     i32 start;       // position of the first token; if only the sequence slot has it, its upper bound
     i32 len;
@@ -67,7 +67,7 @@ enum : u32 {
 
 // Initial state of a request that starts in a sequence slot: its sampling parameters and, if these need them,
 // its known ids and its grammar bitmask.
-struct StageSequenceInit {
+struct StagedSequenceInit {
     i32 seq_slot;
     i32 history_at, history_from, history_len;  // index in the words region; first position; number of ids
     i32 mask_at;                                // index in the words region; -1: no bitmask
@@ -76,7 +76,7 @@ struct StageSequenceInit {
 };
 
 // Request for a result from the logits of one token of the step.
-struct StageLogitsRow {
+struct StagedLogitsRow {
     i32 token;        // index of a token of the step, whose logits are sampled; -1: padding
     i32 seq_slot;
     i32 draft_index;  // number of draft tokens before it in its row, which must all be accepted
@@ -90,7 +90,7 @@ struct StageLogitsRow {
 // Changes one logit: adds `value` (minus infinity bans the id). With when_len > 0 this applies only if the
 // ids before the position end with the `when_len` words at index `when_at` of the words region; with when_len
 // < 0 only at positions below `when_at`.
-struct StageLogitEdit {
+struct StagedLogitEdit {
     u32 id;
     float value;
     i32 when_at, when_len;

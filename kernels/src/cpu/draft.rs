@@ -6,7 +6,7 @@ use device::{DType, DeviceElement, DeviceError, MatMut, MatRef, check_dtype, che
 use super::backend::for_float;
 use super::step::index;
 use crate::cpu::CpuBackend;
-use crate::step::{DraftHiddenStates, DraftRow, StageReader};
+use crate::step::{DraftHiddenStates, DraftRow, StagingReader};
 use crate::{
     CpuKernel, DraftArgmax, DraftIdMap, DraftInputGather, DraftInsertion, DraftPassPreparation,
     DraftStateStore, VocabParallelDraftArgmax,
@@ -15,7 +15,7 @@ use crate::{
 impl CpuKernel for DraftInsertion<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { stage, positions, rows, mut ids, mut history, drafts } = self;
-        let read = StageReader::new(stage)?;
+        let read = StagingReader::new(stage)?;
         for (r, row) in read.drafts.iter().take(rows).enumerate() {
             let end = start_of(row, positions)? + row.len;
             let history = history.row_mut::<i32>(row.seq_slot as usize);
@@ -91,7 +91,7 @@ impl CpuKernel for DraftStateStore<'_, '_> {
         let Self { stage, positions, states, hidden, rows, tables, block_tokens } = self;
         let tables = BlockTables { tables, block_tokens };
         check_states(hidden.dtype(), hidden.cols(), states)?;
-        let read = StageReader::new(stage)?;
+        let read = StagingReader::new(stage)?;
         for row in read.drafts.iter().take(rows) {
             let start = start_of(row, positions)?;
             for_float!(KERNEL, hidden.dtype(), T => {
@@ -106,7 +106,7 @@ impl CpuKernel for DraftInputGather<'_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { stage, positions, rows, mut y, hidden, states } = self;
         check_states(y.dtype(), y.cols(), states)?;
-        let read = StageReader::new(stage)?;
+        let read = StagingReader::new(stage)?;
         for (r, row) in read.drafts.iter().take(rows).enumerate() {
             let first = if hidden.is_some() { row.token as usize } else { r };
             let start = start_of(row, positions)?;
@@ -127,7 +127,7 @@ impl CpuKernel for DraftInputGather<'_> {
 impl CpuKernel for DraftPassPreparation<'_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { stage, arrays: to, pass } = self;
-        let read = StageReader::new(stage)?;
+        let read = StagingReader::new(stage)?;
         to.cu_q.row_mut::<i32>(0)[0] = 0;
         for r in 0..pass.rows {
             let row = read.drafts.get(r).copied().unwrap_or_default();

@@ -66,7 +66,7 @@ pub(super) fn sum_by<T: Copy>(x: &[T], f: impl Fn(T) -> f32) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// Sum of 64 f32, added in the same order as in [`sum_by`].
+/// Returns the sum of 64 f32 values, added in the same order as in [`sum_by`].
 #[inline(always)]
 pub(super) fn sum(x: &[f32; 64]) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -74,7 +74,7 @@ pub(super) fn sum(x: &[f32; 64]) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// Largest of 64 f32; NaNs are ignored.
+/// Returns the largest of 64 f32 values; NaNs are ignored.
 #[inline(always)]
 pub(super) fn largest(x: &[f32; 64]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];

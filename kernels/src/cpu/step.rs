@@ -14,8 +14,8 @@ use crate::cpu::sample::rules::{
 use crate::step::{
     DraftVerification, LatestToken, PreparedStep, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SamplerOutputArrays,
-    SequenceSamplingParams, SequenceSlotArrays, StageLogitEdit, StageLogitsRow, StageReader,
-    StageRow, StageSequenceInit, StageView, StepArrays,
+    SequenceSamplingParams, SequenceSlotArrays, StagedLogitEdit, StagedLogitsRow,
+    StagedSequenceInit, StagedStepRow, StagingBufferView, StagingReader, StepArrays,
 };
 use crate::{CpuKernel, RowSampling, StepPreparation, VocabParallelSampling};
 
@@ -48,7 +48,7 @@ impl CpuKernel for RowSampling<'_, '_, '_> {
 impl CpuKernel for StepPreparation<'_, '_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { stage, slots, step, block_tokens } = self;
-        let read = StageReader::new(stage.bytes)?;
+        let read = StagingReader::new(stage.bytes)?;
         check_at_least("prepare", "row facts", step.row_facts.rows(), read.facts_per_row)?;
         for init in read.inits {
             init_sequence(init, &read, slots)?;
@@ -88,14 +88,14 @@ impl CpuKernel for StepPreparation<'_, '_, '_> {
 /// tokens and token histories of the sequence slots.
 fn sample_and_store(
     logits: MatRef<'_>,
-    stage: &StageView<'_>,
+    stage: &StagingBufferView<'_>,
     prepared: &PreparedStep<'_>,
     slots: &mut SequenceSlotArrays<'_>,
     outputs: &mut SamplerOutputArrays<'_>,
     sample: impl FnOnce(MatRef<'_>, &[SampleRequest<'_>]) -> Result<Vec<RowSampleResult>, DeviceError>,
 ) -> Result<(), DeviceError> {
     check_dtype("sample_rows", "logits", logits.dtype(), DType::F32)?;
-    let read = StageReader::new(stage.bytes)?;
+    let read = StagingReader::new(stage.bytes)?;
     let logits_rows = &read.logits_rows[..read.logits_rows.len().min(logits.rows())];
     check_size("sample_rows", "words of a sampled token", outputs.sampled.cols(), SAMPLE_WORDS)?;
     let rules: Vec<RowSamplingParams> = logits_rows
@@ -119,8 +119,8 @@ fn sample_and_store(
 
 /// Initialises a sequence slot for a new request: token history, grammar bitmask and sampling parameters.
 fn init_sequence(
-    init: &StageSequenceInit,
-    read: &StageReader<'_>,
+    init: &StagedSequenceInit,
+    read: &StagingReader<'_>,
     slots: &mut SequenceSlotArrays<'_>,
 ) -> Result<(), DeviceError> {
     let seq_slot = index("sequence slot", init.seq_slot, slots.params.rows())?;
@@ -147,8 +147,8 @@ fn sampling_params(slots: &SequenceSlotArrays<'_>, seq_slot: usize) -> SequenceS
 }
 
 fn update_table(
-    row: &StageRow,
-    read: &StageReader<'_>,
+    row: &StagedStepRow,
+    read: &StagingReader<'_>,
     slots: &mut SequenceSlotArrays<'_>,
 ) -> Result<(), DeviceError> {
     let entries = read.words(row.table_at, row.table_len)?;
@@ -162,7 +162,7 @@ fn update_table(
 
 /// Position of the first token of a row: given by the host, or computed from the latest token of the sequence
 /// slot, with the position given by the host as upper bound.
-fn start_of(row: &StageRow, slots: &SequenceSlotArrays<'_>) -> i32 {
+fn start_of(row: &StagedStepRow, slots: &SequenceSlotArrays<'_>) -> i32 {
     if row.ids >= 0 {
         return row.start;
     }
@@ -177,9 +177,9 @@ fn latest_token_of(slots: &SequenceSlotArrays<'_>, seq_slot: usize) -> LatestTok
 /// Writes the token ids, positions and KV slots of a row: position `p` has KV slot `table[p / block_tokens] ·
 /// block_tokens + p mod block_tokens`.
 fn write_row_inputs(
-    row: &StageRow,
+    row: &StagedStepRow,
     start: i32,
-    read: &StageReader<'_>,
+    read: &StagingReader<'_>,
     slots: &SequenceSlotArrays<'_>,
     step: &mut StepArrays<'_>,
     block_tokens: usize,
@@ -223,8 +223,8 @@ struct RowSamplingParams {
 
 impl RowSamplingParams {
     fn new(
-        row: &StageLogitsRow,
-        read: &StageReader<'_>,
+        row: &StagedLogitsRow,
+        read: &StagingReader<'_>,
         prepared: &PreparedStep<'_>,
         slots: &SequenceSlotArrays<'_>,
     ) -> Result<Self, DeviceError> {
@@ -265,7 +265,7 @@ impl RowSamplingParams {
         Ok(new)
     }
 
-    fn request(&self, row: &StageLogitsRow) -> SampleRequest<'_> {
+    fn request(&self, row: &StagedLogitsRow) -> SampleRequest<'_> {
         let params = &self.params;
         let draw = RandomSamplingParams {
             temperature: params.temperature,
@@ -295,9 +295,9 @@ impl RowSamplingParams {
 
 /// Whether the condition of a logit edit is met for the token after `history`.
 fn applies(
-    edit: &StageLogitEdit,
+    edit: &StagedLogitEdit,
     history: &[i32],
-    read: &StageReader<'_>,
+    read: &StagingReader<'_>,
 ) -> Result<bool, DeviceError> {
     if edit.when_len < 0 {
         return Ok((history.len() as i64) < i64::from(edit.when_at));
@@ -332,7 +332,7 @@ fn count_occurrences(history: &[i32], prompt_len: usize) -> Vec<TokenOccurrence>
 /// Returns the output record of a logits row, and writes its top log-probabilities to `outputs`.
 fn write_sample(
     index: usize,
-    row: &StageLogitsRow,
+    row: &StagedLogitsRow,
     result: RowSampleResult,
     outputs: &mut SamplerOutputArrays<'_>,
 ) -> SampledToken {
@@ -363,7 +363,7 @@ fn write_sample(
 /// Verifies the draft token at `position`. Stores the sampled token as the latest token of the sequence slot
 /// if all draft tokens before it are accepted.
 fn update_latest_token(
-    row: &StageLogitsRow,
+    row: &StagedLogitsRow,
     position: i32,
     output: &mut SampledToken,
     prepared: &PreparedStep<'_>,

@@ -10,7 +10,7 @@ use super::step::check_sequence_slots;
 use crate::gpu::GpuBackend;
 use crate::step::{
     DraftVerification, PreparedStep, SampledToken, SamplerOutputArrays, SequenceSlotArrays,
-    StageView,
+    StagingBufferView,
 };
 use crate::{GpuKernel, RowSampling, VocabShard};
 
@@ -42,7 +42,7 @@ pub(super) struct ShardLogits<'a> {
 /// Staged inputs of a step, and the arrays that step preparation computed from them.
 #[derive(Clone, Copy)]
 pub(super) struct StagedStep<'a> {
-    pub(super) stage: &'a StageView<'a>,
+    pub(super) stage: &'a StagingBufferView<'a>,
     pub(super) prepared: &'a PreparedStep<'a>,
 }
 

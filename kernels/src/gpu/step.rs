@@ -7,7 +7,7 @@ use device::{
 };
 
 use crate::gpu::GpuBackend;
-use crate::step::{RowFact, SequenceSlotArrays, StageView, StepArrays};
+use crate::step::{RowFact, SequenceSlotArrays, StagingBufferView, StepArrays};
 use crate::{GpuKernel, StepPreparation};
 
 static PREPARE: KernelSource = kernel_source!("prepare/prepare.hip");
@@ -58,7 +58,7 @@ impl GpuKernel for StepPreparation<'_, '_, '_> {
     }
 }
 
-fn check_step(stage: &StageView<'_>, step: &StepArrays<'_>) -> Result<(), DeviceError> {
+fn check_step(stage: &StagingBufferView<'_>, step: &StepArrays<'_>) -> Result<(), DeviceError> {
     let check_columns = |what, got, min| check_at_least(KERNEL, what, got, min);
     check_columns("ids", step.ids.cols(), stage.tokens)?;
     check_columns("positions", step.positions.cols(), stage.tokens)?;

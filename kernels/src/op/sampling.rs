@@ -2,7 +2,7 @@
 
 use device::MatRef;
 
-use crate::step::{PreparedStep, SamplerOutputArrays, SequenceSlotArrays, StageView};
+use crate::step::{PreparedStep, SamplerOutputArrays, SequenceSlotArrays, StagingBufferView};
 use crate::{AllGatherFn, VocabShard};
 
 /// Samples a token for each logits row of a stage; logits rows after those of the stage are padding. A
@@ -14,7 +14,7 @@ pub struct RowSampling<'a, 's, 'o> {
     /// Logits; f32 `[logits_rows, vocab_size]`.
     pub logits: MatRef<'a>,
     /// Staged inputs of the step.
-    pub stage: &'a StageView<'a>,
+    pub stage: &'a StagingBufferView<'a>,
     /// Token ids and positions of the step, and how its draft tokens are verified.
     pub prepared: &'a PreparedStep<'a>,
     /// State of the requests, in arrays indexed by sequence slot.
@@ -36,7 +36,7 @@ pub struct VocabParallelSampling<'a, 's, 'o, 'g> {
     /// Vocabulary shard of this rank.
     pub shard: &'a VocabShard,
     /// Staged inputs of the step.
-    pub stage: &'a StageView<'a>,
+    pub stage: &'a StagingBufferView<'a>,
     /// Token ids and positions of the step, and how its draft tokens are verified.
     pub prepared: &'a PreparedStep<'a>,
     /// State of the requests, in arrays indexed by sequence slot.

@@ -10,28 +10,28 @@ mod staging;
 use device::{MatMut, MatRef};
 
 pub use row_facts::RowFact;
-pub(crate) use staging::StageReader;
 pub use staging::StagingBuffer;
+pub(crate) use staging::StagingReader;
 
 /// A record of a stage or of the sampler output, which host and device read and write.
 ///
 /// # Safety
 /// Implementors are `repr(C)` structs of 32- and 64-bit numbers, or such numbers, without padding;
 /// every bit pattern is a valid value.
-pub unsafe trait StageRecord: Copy + Send + Sync + 'static {}
+pub unsafe trait StagedRecord: Copy + Send + Sync + 'static {}
 
 macro_rules! records {
     ($($name:ty),*) => {$(
         // SAFETY: `repr(C)` structs of 32- and 64-bit numbers without padding (a test checks their sizes).
-        unsafe impl StageRecord for $name {}
+        unsafe impl StagedRecord for $name {}
     )*};
 }
 records!(
-    StageHeader,
-    StageRow,
-    StageSequenceInit,
-    StageLogitsRow,
-    StageLogitEdit,
+    StagingHeader,
+    StagedStepRow,
+    StagedSequenceInit,
+    StagedLogitsRow,
+    StagedLogitEdit,
     DraftRow,
     SequenceSamplingParams,
     LatestToken,
@@ -43,7 +43,7 @@ records!(
 /// Header of a stage: the offset of each region in bytes, and the number of records in it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct StageHeader {
+pub struct StagingHeader {
     /// Number of records in the rows region.
     pub rows: u32,
     /// Number of records in the logits rows region.
@@ -81,7 +81,7 @@ pub struct StageHeader {
 /// One row of the step: `len` tokens of the request in sequence slot `seq_slot`, from position `start` on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct StageRow {
+pub struct StagedStepRow {
     /// Sequence slot of the request.
     pub seq_slot: i32,
     /// Position of the first token. If `ids` is negative, the device computes this position from the latest
@@ -106,7 +106,7 @@ pub struct StageRow {
 /// Initialises a sequence slot for a new request.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
-pub struct StageSequenceInit {
+pub struct StagedSequenceInit {
     /// Sequence slot of the request.
     pub seq_slot: i32,
     /// Index of the first known token id in the words region.
@@ -126,7 +126,7 @@ pub struct StageSequenceInit {
 /// Request to sample or score a token from the logits row of one token of the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct StageLogitsRow {
+pub struct StagedLogitsRow {
     /// Index in the step of the token that the logits row belongs to. The sample position is the position
     /// after that token. −1 = padding: no token is sampled.
     pub token: i32,
@@ -152,7 +152,7 @@ pub struct StageLogitsRow {
 /// position.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
-pub struct StageLogitEdit {
+pub struct StagedLogitEdit {
     /// Token id of the changed logit; ids outside the logits row are ignored.
     pub id: u32,
     /// Value added to the logit; −∞ masks the id.
@@ -260,7 +260,7 @@ pub const SAMPLE_DRAFT_ACCEPTED: u32 = 3;
 
 /// A stage on the device, and the numbers of rows, tokens and logits rows to prepare from it.
 #[derive(Debug, Clone, Copy)]
-pub struct StageView<'a> {
+pub struct StagingBufferView<'a> {
     /// Bytes of the stage as 32-bit words, beginning with the header; i32 `[1, words]`.
     pub bytes: MatRef<'a>,
     /// Number of rows to prepare: those of the stage, or more for a captured graph with a fixed number of
@@ -404,14 +404,14 @@ mod tests {
 
     #[test]
     fn records_have_no_padding() {
-        assert_eq!(size_of::<StageHeader>(), 64);
-        assert_eq!(size_of::<StageRow>(), 32);
-        assert_eq!(size_of::<StageLogitsRow>(), 32);
-        assert_eq!(size_of::<StageLogitEdit>(), 16);
+        assert_eq!(size_of::<StagingHeader>(), 64);
+        assert_eq!(size_of::<StagedStepRow>(), 32);
+        assert_eq!(size_of::<StagedLogitsRow>(), 32);
+        assert_eq!(size_of::<StagedLogitEdit>(), 16);
         assert_eq!(size_of::<DraftRow>(), 32);
         assert_eq!(size_of::<SequenceSamplingParams>(), 48);
         assert_eq!(size_of::<LatestToken>(), 12);
-        assert_eq!(size_of::<StageSequenceInit>(), 80);
+        assert_eq!(size_of::<StagedSequenceInit>(), 80);
         assert_eq!(size_of::<SampledToken>(), 16);
     }
 }

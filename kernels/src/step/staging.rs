@@ -1,11 +1,11 @@
 //! The staged inputs of a step on the host: `StagingBuffer` collects them and writes them as one contiguous
-//! buffer, `StageReader` reads that buffer in the CPU backend.
+//! buffer, `StagingReader` reads that buffer in the CPU backend.
 
 use device::{DeviceError, MatRef};
 
 use super::{
-    DraftRow, RowFact, StageHeader, StageLogitEdit, StageLogitsRow, StageRecord, StageRow,
-    StageSequenceInit,
+    DraftRow, RowFact, StagedLogitEdit, StagedLogitsRow, StagedRecord, StagedSequenceInit,
+    StagedStepRow, StagingHeader,
 };
 
 /// Alignment of the regions of a stage, in bytes.
@@ -15,16 +15,16 @@ const ALIGN: usize = 16;
 #[derive(Debug, Default)]
 pub struct StagingBuffer {
     /// The rows of the step.
-    pub rows: Vec<StageRow>,
+    pub rows: Vec<StagedStepRow>,
     /// Sampling requests for logits rows.
-    pub logits_rows: Vec<StageLogitsRow>,
+    pub logits_rows: Vec<StagedLogitsRow>,
     /// Initialisations of sequence slots for new requests.
-    pub inits: Vec<StageSequenceInit>,
+    pub inits: Vec<StagedSequenceInit>,
     /// 32-bit words that other records refer to by index: token ids, block ids, token histories and grammar
     /// bitmasks.
     pub words: Vec<i32>,
     /// Conditional or unconditional changes of logits.
-    pub edits: Vec<StageLogitEdit>,
+    pub edits: Vec<StagedLogitEdit>,
     /// Input rows of draft models.
     pub drafts: Vec<DraftRow>,
     /// [`RowFact`]s of each row, one row after the other; missing facts are written as zeros.
@@ -53,14 +53,14 @@ impl StagingBuffer {
         at
     }
 
-    fn header(&self) -> (StageHeader, usize) {
-        let mut end = size_of::<StageHeader>();
+    fn header(&self) -> (StagingHeader, usize) {
+        let mut end = size_of::<StagingHeader>();
         let mut region = |bytes: usize| {
             let at = end.next_multiple_of(ALIGN);
             end = at + bytes;
             at as u32
         };
-        let header = StageHeader {
+        let header = StagingHeader {
             rows: self.rows.len() as u32,
             logits_rows: self.logits_rows.len() as u32,
             inits: self.inits.len() as u32,
@@ -110,30 +110,30 @@ impl StagingBuffer {
     }
 }
 
-fn bytes_of<R: StageRecord>(records: &[R]) -> &[u8] {
+fn bytes_of<R: StagedRecord>(records: &[R]) -> &[u8] {
     // SAFETY: records have no padding, so all their bytes are initialised.
     unsafe { std::slice::from_raw_parts(records.as_ptr().cast(), size_of_val(records)) }
 }
 
 /// A stage as the CPU backend reads it: the records of each region.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct StageReader<'a> {
-    pub(crate) rows: &'a [StageRow],
-    pub(crate) logits_rows: &'a [StageLogitsRow],
-    pub(crate) inits: &'a [StageSequenceInit],
+pub(crate) struct StagingReader<'a> {
+    pub(crate) rows: &'a [StagedStepRow],
+    pub(crate) logits_rows: &'a [StagedLogitsRow],
+    pub(crate) inits: &'a [StagedSequenceInit],
     pub(crate) words: &'a [i32],
-    pub(crate) edits: &'a [StageLogitEdit],
+    pub(crate) edits: &'a [StagedLogitEdit],
     pub(crate) drafts: &'a [DraftRow],
     /// Row facts: `facts_per_row` words for each row.
     pub(crate) facts: &'a [i32],
     pub(crate) facts_per_row: usize,
 }
 
-impl<'a> StageReader<'a> {
+impl<'a> StagingReader<'a> {
     /// Locates the regions of a stage. Returns an error if a region ends after the buffer or is misaligned.
     pub(crate) fn new(stage: MatRef<'a>) -> Result<Self, DeviceError> {
         let words = stage.row::<i32>(0);
-        let header: StageHeader = region(words, 0, 1)?[0];
+        let header: StagingHeader = region(words, 0, 1)?[0];
         Ok(Self {
             rows: region(words, header.rows_at, header.rows)?,
             logits_rows: region(words, header.logits_rows_at, header.logits_rows)?,
@@ -161,7 +161,7 @@ impl<'a> StageReader<'a> {
     }
 }
 
-fn region<R: StageRecord>(words: &[i32], at: u32, records: u32) -> Result<&[R], DeviceError> {
+fn region<R: StagedRecord>(words: &[i32], at: u32, records: u32) -> Result<&[R], DeviceError> {
     let (at, bytes) = (at as usize, records as usize * size_of::<R>());
     let expected = size_of_val(words);
     if !at.is_multiple_of(ALIGN) || at + bytes > expected {
@@ -187,14 +187,14 @@ mod tests {
     fn stage_round_trips_through_the_buffer() {
         let mut stage = StagingBuffer::default();
         let at = stage.push_words([5, 6, 7]);
-        stage.rows.push(StageRow { seq_slot: 3, len: 2, ids: at, ..StageRow::default() });
-        stage.logits_rows.push(StageLogitsRow { token: 1, top: -1, ..StageLogitsRow::default() });
-        stage.inits.push(StageSequenceInit {
+        stage.rows.push(StagedStepRow { seq_slot: 3, len: 2, ids: at, ..StagedStepRow::default() });
+        stage.logits_rows.push(StagedLogitsRow { token: 1, top: -1, ..StagedLogitsRow::default() });
+        stage.inits.push(StagedSequenceInit {
             seq_slot: 3,
             mask_at: -1,
-            ..StageSequenceInit::default()
+            ..StagedSequenceInit::default()
         });
-        stage.edits.push(StageLogitEdit { id: 9, value: -1.5, when_at: 1, when_len: 2 });
+        stage.edits.push(StagedLogitEdit { id: 9, value: -1.5, when_at: 1, when_len: 2 });
         stage.drafts.push(DraftRow {
             seq_slot: 3,
             state_in_slot: 1,
@@ -212,7 +212,7 @@ mod tests {
         let words: &[i32] =
             unsafe { std::slice::from_raw_parts(memory.as_ptr().cast(), memory.len() * 2) };
         let cols = words.len();
-        let read = StageReader::new(MatRef::of(words, 1, cols).unwrap()).unwrap();
+        let read = StagingReader::new(MatRef::of(words, 1, cols).unwrap()).unwrap();
         assert_eq!(read.rows, stage.rows);
         assert_eq!(read.logits_rows, stage.logits_rows);
         assert_eq!((read.inits, read.edits), (&stage.inits[..], &stage.edits[..]));
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(read.words(at, 3).unwrap(), [5, 6, 7]);
         assert!(read.words(2, 2).is_err());
         let truncated = &words[..(stage.bytes() - ALIGN) / 4];
-        assert!(StageReader::new(MatRef::of(truncated, 1, truncated.len()).unwrap()).is_err());
+        assert!(StagingReader::new(MatRef::of(truncated, 1, truncated.len()).unwrap()).is_err());
         // The stage shifted by four bytes: records with 8-byte alignment are misaligned.
         let shifted: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]
             .chunks_exact(2)
@@ -229,7 +229,7 @@ mod tests {
         // SAFETY: `shifted` without its first 32-bit word; every bit pattern is an i32.
         let shifted: &[i32] =
             unsafe { std::slice::from_raw_parts(shifted.as_ptr().cast::<i32>().add(1), cols - 2) };
-        let error = StageReader::new(MatRef::of(shifted, 1, cols - 2).unwrap()).unwrap_err();
+        let error = StagingReader::new(MatRef::of(shifted, 1, cols - 2).unwrap()).unwrap_err();
         assert!(error.to_string().contains("alignment"), "{error}");
     }
 }

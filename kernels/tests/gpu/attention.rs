@@ -6,7 +6,7 @@ use kernels::{
     AttentionMetadata, KvLayout, KvOrder, PagedAttention, PagedAttentionArgs, RowBounds,
 };
 
-use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, rounded, tolerance};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, on_cpu, pairs, rounded, tolerance};
 use crate::support::{RandomNumbers, S};
 
 /// Number of query heads, number of KV heads, head dimension, and tokens per block.
@@ -33,7 +33,7 @@ const SLOTS_FREE: usize = 2;
 
 impl PagedAttentionCase {
     fn new(
-        pair: &DevicePair,
+        pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
         (heads, kv_heads, head_dim, block_tokens): HeadShape,
         dtype: DType,
@@ -103,14 +103,14 @@ impl PagedAttentionCase {
     }
 
     /// Random queries: `[tokens, heads * head_dim]`.
-    fn queries(&self, pair: &DevicePair, numbers: &mut RandomNumbers) -> TwinMatrix {
+    fn queries(&self, pair: &CpuGpuPair, numbers: &mut RandomNumbers) -> TwinMatrix {
         let tokens = self.rows.iter().map(|r| r.0).sum();
         let width = self.heads * self.layouts[0].head_dim;
         pair.random(numbers, self.layouts[0].dtype, tokens, width)
     }
 
     /// Runs one step with all rows on the GPU, and also on the CPU if `with_cpu`.
-    fn run(&self, pair: &DevicePair, q: &TwinMatrix, with_cpu: bool) -> TwinMatrix {
+    fn run(&self, pair: &CpuGpuPair, q: &TwinMatrix, with_cpu: bool) -> TwinMatrix {
         let rows = self.rows.len();
         let mut cu_q = vec![0i32];
         for row in &self.rows {
@@ -162,13 +162,13 @@ fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
     }
 }
 
-pub(crate) fn check(pair: &DevicePair, heads: HeadShape, dtype: DType, rows: &[(usize, usize)]) {
+pub(crate) fn check(pair: &CpuGpuPair, heads: HeadShape, dtype: DType, rows: &[(usize, usize)]) {
     check_from(pair, heads, dtype, rows, 0);
 }
 
 /// Compares GPU and CPU if positions before `first_position` are masked.
 fn check_from(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     heads: HeadShape,
     dtype: DType,
     rows: &[(usize, usize)],
@@ -345,7 +345,7 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
 
 /// Checks that rows have the same bits all in one batch and `part` rows at a time.
 fn check_batch_invariance(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     heads: HeadShape,
     rows: &[(usize, usize)],
     part: usize,

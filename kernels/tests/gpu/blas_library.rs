@@ -8,7 +8,7 @@ use device::{DType, DeviceDriver};
 use kernels::Linear;
 use kernels::gpu::GpuBackend;
 
-use crate::device_pair::{DevicePair, tolerance};
+use crate::device_pair::{CpuGpuPair, tolerance};
 use crate::support::{S, emulator};
 
 /// The emulated GPU with `blaslt.cpp` as its BLAS library.
@@ -29,7 +29,7 @@ fn device() -> GpuBackend {
 }
 
 /// Checks a GEMM of this size for every combination of dtypes, with and without a bias.
-fn check(pair: &DevicePair, rows: usize, n: usize, k: usize) {
+fn check(pair: &CpuGpuPair, rows: usize, n: usize, k: usize) {
     const F: DType = DType::F32;
     const B: DType = DType::BF16;
     for (types, with_bias) in [
@@ -61,7 +61,7 @@ fn check(pair: &DevicePair, rows: usize, n: usize, k: usize) {
 
 #[test]
 fn blas_gemm_agrees_with_the_cpu() {
-    let pair = DevicePair::new(device().into());
+    let pair = CpuGpuPair::new(device().into());
     assert!(pair.gpu.name().contains("with a BLASLt library"), "{}", pair.gpu.name());
     // Numbers of rows within a bucket, at its end, odd (the mock requires an algorithm for the exact size),
     // and in an unsupported bucket; and rows of f32 GEMMs beyond routers. The mock supports no GEMM with 8

@@ -4,23 +4,23 @@
 use device::{DType, DeviceDriver, DeviceStream, MatRef, PinnedBuffer};
 use kernels::TensorAdd;
 
-use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, elements_of, pairs};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, bytes_of, elements_of, pairs};
 use crate::support::S;
 
 const FLOATS: usize = 1000;
 
 /// `y = a + b` on the GPU.
-fn add(pair: &DevicePair, y: &mut TwinMatrix, a: MatRef<'_>, b: MatRef<'_>) {
+fn add(pair: &CpuGpuPair, y: &mut TwinMatrix, a: MatRef<'_>, b: MatRef<'_>) {
     pair.gpu.launch(&S, TensorAdd { y: y.gpu_mut(), a, b }).unwrap();
 }
 
-fn gpu_floats(pair: &DevicePair, twin: &TwinMatrix) -> Vec<f32> {
+fn gpu_floats(pair: &CpuGpuPair, twin: &TwinMatrix) -> Vec<f32> {
     let mut bytes = vec![0; FLOATS * 4];
     pair.gpu.download(&S, &twin.gpu, 0, &mut bytes).unwrap();
     elements_of(&bytes)
 }
 
-fn pinned(pair: &DevicePair, value: f32) -> PinnedBuffer {
+fn pinned(pair: &CpuGpuPair, value: f32) -> PinnedBuffer {
     let mut memory = pair.gpu.alloc_pinned(FLOATS * 4).unwrap();
     memory.bytes_mut()[..FLOATS * 4].copy_from_slice(&bytes_of(&[value; FLOATS]));
     memory

@@ -13,14 +13,14 @@ use kernels::{HostMat, KernelBackend, PackedMatrix};
 use crate::support::{RandomNumbers, S, devices, devices_of};
 
 /// Every GPU under test, each with a reference device.
-pub(crate) fn pairs() -> Vec<DevicePair> {
-    devices().into_iter().map(DevicePair::new).collect()
+pub(crate) fn pairs() -> Vec<CpuGpuPair> {
+    devices().into_iter().map(CpuGpuPair::new).collect()
 }
 
 /// Every GPU under test with f16 as its 16-bit type. The reference device computes in f32 from values that
 /// are exact in f16.
-pub(crate) fn f16_pairs() -> Vec<DevicePair> {
-    devices_of(HalfDtype::F16).into_iter().map(DevicePair::new).collect()
+pub(crate) fn f16_pairs() -> Vec<CpuGpuPair> {
+    devices_of(HalfDtype::F16).into_iter().map(CpuGpuPair::new).collect()
 }
 
 /// The dtype in which the reference device stores a matrix that is `dtype` on the GPU.
@@ -34,13 +34,13 @@ pub(crate) fn rounded(x: f32, dtype: DType) -> f32 {
 }
 
 /// The GPU under test and its reference device.
-pub(crate) struct DevicePair {
+pub(crate) struct CpuGpuPair {
     pub(crate) gpu: Arc<GpuBackend>,
     pub(crate) cpu: Arc<CpuBackend>,
     seed: u64,
 }
 
-impl DevicePair {
+impl CpuGpuPair {
     /// The GPU backend and the CPU backend.
     pub(crate) fn backends(&self) -> [KernelBackend; 2] {
         [Arc::clone(&self.gpu).into(), Arc::clone(&self.cpu).into()]

@@ -4,7 +4,7 @@
 use device::{DType, bf16};
 use kernels::{ExpertMlp, ExpertWeights, HostMat, TopKRoutes};
 
-use crate::device_pair::{DevicePair, pairs};
+use crate::device_pair::{CpuGpuPair, pairs};
 use crate::matrix_speed::{microseconds, report};
 use crate::support::S;
 
@@ -30,7 +30,7 @@ fn expert_speed() {
     }
 }
 
-fn measure(pair: &DevicePair, &(name, [hidden, inner, count, top_k], dtype): &ExpertLayerSpec) {
+fn measure(pair: &CpuGpuPair, &(name, [hidden, inner, count, top_k], dtype): &ExpertLayerSpec) {
     let bytes = vec![0x3cu8; 2 * inner * hidden * dtype.bytes()];
     let scales = vec![1e-3f32; (2 * inner / 128) * (hidden / 128)];
     let group = |n: usize, k: usize, gated| {

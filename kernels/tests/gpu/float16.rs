@@ -5,7 +5,7 @@ use device::gpu::HalfDtype;
 use device::{DType, f16};
 use kernels::{AddRmsNorm, HostMat, Linear, RmsNorm, RowBounds, SiluMul, TensorAdd};
 
-use crate::device_pair::{DevicePair, bytes_of, f16_pairs, pairs, tolerance};
+use crate::device_pair::{CpuGpuPair, bytes_of, f16_pairs, pairs, tolerance};
 use crate::fp8::ScaleGranularity;
 use crate::mla::{LONG, SHORT};
 use crate::support::{S, devices_of};
@@ -160,7 +160,7 @@ fn products_with_fp8_weights_agree_with_the_cpu() {
 /// A kernel compiled for one 16-bit type is rejected for the other type, whose bits it would misinterpret.
 #[test]
 fn other_half_dtype_is_rejected() {
-    let check_rejected = |pair: &DevicePair, other: DType| {
+    let check_rejected = |pair: &CpuGpuPair, other: DType| {
         let x = pair.zeros(other, 2, 64);
         let mut y = pair.zeros(other, 2, 64);
         let bytes = bytes_of(&[0f32; 64 * 64]);

@@ -8,7 +8,7 @@ use kernels::{
     PrefetchHint, PrologueLinear, RmsNorm, SiluMul, TensorAdd,
 };
 
-use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, tolerance};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, on_cpu, pairs, tolerance};
 use crate::support::{GpuTestFloat, RandomNumbers, S};
 
 /// What has one scale in an fp8 weight matrix `W`: a block of 128 x 128 weights, or an output channel.
@@ -56,7 +56,7 @@ impl Fp8Weights {
     }
 
     /// Packs the upper and lower half as two stacked parts, as gate and up projections are.
-    fn pack(&self, pair: &DevicePair) -> [PackedMatrix; 2] {
+    fn pack(&self, pair: &CpuGpuPair) -> [PackedMatrix; 2] {
         let half = self.n / 2;
         let parts = [self.mat().row_range(0, half), self.mat().row_range(half, self.n - half)];
         let half = pair.gpu.half_dtype();
@@ -81,7 +81,7 @@ fn fp8_fused_linear_matches_separate_kernels() {
 }
 
 pub(crate) fn check_small_m(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     m: usize,
     n: usize,
     k: usize,
@@ -196,7 +196,7 @@ fn fp8_gemm_uses_quantized_inputs() {
 }
 
 pub(crate) fn check_large_m<T: GpuTestFloat>(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     m: usize,
     n: usize,
     k: usize,
@@ -254,7 +254,7 @@ fn fp8_linear_rows_are_batch_invariant() {
     }
 }
 
-fn check_rows(pair: &DevicePair, n: usize, k: usize, grid: ScaleGranularity, normed: bool) {
+fn check_rows(pair: &CpuGpuPair, n: usize, k: usize, grid: ScaleGranularity, normed: bool) {
     let (rows, eps) = (40, 1e-6);
     let mut numbers = pair.numbers(2);
     let values = numbers.reals::<bf16>(rows * k);
@@ -314,7 +314,7 @@ fn fp8_prologue_quantizes_inputs() {
     }
 }
 
-pub(crate) fn check_norm_before(pair: &DevicePair, m: usize, k: usize) {
+pub(crate) fn check_norm_before(pair: &CpuGpuPair, m: usize, k: usize) {
     let (n, eps, bf16) = (32, 1e-6, DType::BF16);
     let mut numbers = pair.numbers((m * k) as u64);
     let [w, _] = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks).pack(pair);
@@ -354,7 +354,7 @@ pub(crate) fn check_norm_before(pair: &DevicePair, m: usize, k: usize) {
     }
 }
 
-pub(crate) fn check_silu_before(pair: &DevicePair, m: usize, k: usize) {
+pub(crate) fn check_silu_before(pair: &CpuGpuPair, m: usize, k: usize) {
     let (n, bf16) = (32, DType::BF16);
     let mut numbers = pair.numbers((m + k) as u64);
     let [w, _] = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks).pack(pair);

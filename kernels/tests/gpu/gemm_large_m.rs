@@ -3,7 +3,7 @@
 use device::DType;
 use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, SiluMul};
 
-use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs, tolerance};
 use crate::support::S;
 
 /// Number of rows; the last row tile is partial.
@@ -11,16 +11,16 @@ const ROWS: usize = 2100;
 
 /// Number of outputs whose tiles fill the GPU; the last tile is partial. It is smaller for larger K, because
 /// emulation is slow.
-fn lines(pair: &DevicePair, k: usize) -> usize {
+fn lines(pair: &CpuGpuPair, k: usize) -> usize {
     let clusters = pair.gpu.multiprocessors() as usize / 2;
     256 * (clusters - usize::from(k > 64)) - 112
 }
 
-pub(crate) fn has_kernel(pair: &DevicePair) -> bool {
+pub(crate) fn has_kernel(pair: &CpuGpuPair) -> bool {
     pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.warp_size() == 32)
 }
 
-fn weights(pair: &DevicePair, k: usize) -> [PackedMatrix; 2] {
+fn weights(pair: &CpuGpuPair, k: usize) -> [PackedMatrix; 2] {
     let n = lines(pair, k);
     let scale = (k as f32).powf(-0.5);
     let values: Vec<f32> = pair.numbers(1).reals::<f32>(n * k).iter().map(|w| w * scale).collect();
@@ -38,7 +38,7 @@ fn gemm_large_m_agrees_with_the_cpu() {
 }
 
 /// Compares the plain and the fused `silu_mul` results with the CPU's.
-pub(crate) fn check(pair: &DevicePair, k: usize) {
+pub(crate) fn check(pair: &CpuGpuPair, k: usize) {
     let half = pair.gpu.half_dtype();
     let [w, w_cpu] = weights(pair, k);
     assert!(FusedLinear::supports_silu_mul(&pair.backends()[0], ROWS, half, &w));

@@ -6,7 +6,7 @@ use kernels::{
     QkNormRopeKvWrite, RopeCosSin, RowBounds,
 };
 
-use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs, tolerance};
 use crate::support::S;
 
 /// Number of query heads, number of KV heads, head dimension, and tokens per block.
@@ -23,7 +23,7 @@ const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (66, 300), (1, 129)
 /// Decode rows: one query and the context length.
 const DECODES: [(usize, usize); 4] = [(1, TOKENS), (1, 37), (1, 192), (1, 1)];
 
-pub(crate) fn check(pair: &DevicePair, heads: Fp8HeadShape, dtype: DType, decode: bool) {
+pub(crate) fn check(pair: &CpuGpuPair, heads: Fp8HeadShape, dtype: DType, decode: bool) {
     let (query_heads, kv_heads, head_dim, block_tokens) = heads;
     let mut numbers = pair.numbers((query_heads * head_dim) as u64);
     let blocks = TOKENS.div_ceil(block_tokens);

@@ -4,7 +4,7 @@
 use device::DType;
 use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, RmsNorm, SiluMul, TensorAdd};
 
-use crate::device_pair::{DevicePair, TwinMatrix, pairs, tolerance};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs, tolerance};
 use crate::support::{RandomNumbers, S};
 
 /// Random weights in (−1, 1) / √k, so that sums of `k` products stay near 1.
@@ -14,7 +14,7 @@ fn weights(numbers: &mut RandomNumbers, n: usize, k: usize) -> Vec<f32> {
 }
 
 pub(crate) fn check_product(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     m: usize,
     n: usize,
     k: usize,
@@ -88,13 +88,13 @@ fn gemm_medium_m_agrees_with_the_cpu() {
     }
 }
 
-pub(crate) fn streams(pair: &DevicePair) -> bool {
+pub(crate) fn streams(pair: &CpuGpuPair) -> bool {
     pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.warp_size() == 32)
 }
 
 /// Checks the results of fused linear layers for these numbers of rows; returns the weights.
 pub(crate) fn check_fused_linear(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     n: usize,
     k: usize,
     rows: &[usize],
@@ -176,7 +176,7 @@ fn linear_rows_are_batch_invariant() {
 
 /// Checks parts of a batch, each given by its first row and number of rows.
 fn check_rows(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     n: usize,
     k: usize,
     normed: bool,

@@ -9,14 +9,14 @@ use kernels::{
     PagedAttentionArgs, RowBounds,
 };
 
-use crate::device_pair::{DevicePair, pairs};
+use crate::device_pair::{CpuGpuPair, pairs};
 use crate::support::S;
 
 /// Number of bytes that exceeds every GPU's caches.
 const UNCACHED: usize = 512 << 20;
 
 /// Microseconds per launch of `launch(i)`, for `count` dependent launches in one graph.
-pub(crate) fn microseconds(pair: &DevicePair, count: usize, mut launch: impl FnMut(usize)) -> f64 {
+pub(crate) fn microseconds(pair: &CpuGpuPair, count: usize, mut launch: impl FnMut(usize)) -> f64 {
     launch(0);
     pair.gpu.synchronize(&S).unwrap();
     pair.gpu.begin_capture(&S).unwrap();
@@ -50,7 +50,7 @@ fn matrix_speed() {
 }
 
 /// As many copies of a weight matrix as exceed every cache.
-fn copies(pair: &DevicePair, n: usize, k: usize) -> Vec<PackedMatrix> {
+fn copies(pair: &CpuGpuPair, n: usize, k: usize) -> Vec<PackedMatrix> {
     let weights = pair.numbers(1).reals::<f32>(n * k);
     let count = UNCACHED.div_ceil(n * k * 2).clamp(2, 64);
     let bytes = crate::device_pair::bytes_of(&weights);
@@ -58,7 +58,7 @@ fn copies(pair: &DevicePair, n: usize, k: usize) -> Vec<PackedMatrix> {
     (0..count).map(|_| pair.gpu.pack(&part, DType::BF16).unwrap()).collect()
 }
 
-fn products(pair: &DevicePair, n: usize, k: usize, rows: &[usize]) {
+fn products(pair: &CpuGpuPair, n: usize, k: usize, rows: &[usize]) {
     let weights = copies(pair, n, k);
     let mut numbers = pair.numbers(2);
     for &m in rows {
@@ -127,7 +127,7 @@ struct AttentionWorkload {
 
 /// Measures attention with one row per request.
 fn attention(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     heads: usize,
     kv_heads: usize,
     requests: usize,
@@ -149,7 +149,7 @@ fn attention(
     );
 }
 
-fn measure_attention(pair: &DevicePair, workload: &AttentionWorkload) {
+fn measure_attention(pair: &CpuGpuPair, workload: &AttentionWorkload) {
     let &AttentionWorkload { heads, kv_heads, requests, q, context, .. } = workload;
     let (tokens, together) = (workload.rows_per_request, workload.max_rows_per_request);
     let rows = requests * tokens;
@@ -199,7 +199,7 @@ fn measure_attention(pair: &DevicePair, workload: &AttentionWorkload) {
     report(&what, time, requests * context * kv_heads * dim * 4);
 }
 
-fn decodes(pair: &DevicePair) {
+fn decodes(pair: &CpuGpuPair) {
     for (heads, kv_heads) in [(16, 8), (32, 8), (32, 4)] {
         for (rows, context) in [(1, 1024), (1, 16_384), (64, 1152), (256, 1152)] {
             attention(pair, heads, kv_heads, rows, 1, context);
@@ -207,7 +207,7 @@ fn decodes(pair: &DevicePair) {
     }
 }
 
-fn prefills(pair: &DevicePair) {
+fn prefills(pair: &CpuGpuPair) {
     for (heads, kv_heads) in [(16, 8), (32, 8)] {
         for (rows, q, context) in [(1, 1024, 1024), (8, 1024, 1024), (1, 2048, 16_384)] {
             attention(pair, heads, kv_heads, rows, q, context);

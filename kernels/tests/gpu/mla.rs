@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use device::DType;
 
-use crate::device_pair::{DevicePair, pairs};
+use crate::device_pair::{CpuGpuPair, pairs};
 use crate::mla_case::MlaCase;
 
 /// Number of heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, and tokens per block.
@@ -31,7 +31,7 @@ pub(crate) struct MlaStepRows<'a> {
 }
 
 pub(crate) fn check(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     sizes: MlaSizes,
     rows: MlaRows<'_>,
     decode_rows: usize,
@@ -42,7 +42,7 @@ pub(crate) fn check(
 
 /// Compares GPU and CPU if positions before `first` are masked.
 fn check_from(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     sizes: MlaSizes,
     rows: MlaRows<'_>,
     decode_rows: usize,
@@ -61,7 +61,7 @@ fn check_from(
 }
 
 /// Compares GPU and CPU, and the step's results with those of rows processed separately.
-fn check_step(pair: &DevicePair, sizes: MlaSizes, dtype: DType, step: &MlaStepRows<'_>) {
+fn check_step(pair: &CpuGpuPair, sizes: MlaSizes, dtype: DType, step: &MlaStepRows<'_>) {
     let mut case = MlaCase::random(pair, sizes, dtype, step);
     case.run();
     case.check();

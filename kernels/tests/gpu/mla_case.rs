@@ -6,14 +6,14 @@ use kernels::{
     MlaKvLayout, MlaKvWrite, MlaKvWriteArgs, PackedGroup, RopeCosSin, RowBounds,
 };
 
-use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, rounded, tolerance};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, on_cpu, rounded, tolerance};
 use crate::mla::{MlaRows, MlaSizes, MlaStepRows};
 use crate::support::{RandomNumbers, S, error};
 
 /// Rows that attend to prefixes of one context, whose length is that of the longest row; with weights of all
 /// heads.
 pub(crate) struct MlaCase<'a> {
-    pair: &'a DevicePair,
+    pair: &'a CpuGpuPair,
     sizes: MlaSizes,
     dtype: DType,
     rows: MlaRows<'a>,
@@ -75,7 +75,7 @@ struct MlaResults {
 impl<'a> MlaCase<'a> {
     /// A case with random weights, contexts and queries.
     pub(crate) fn random(
-        pair: &'a DevicePair,
+        pair: &'a CpuGpuPair,
         sizes: MlaSizes,
         dtype: DType,
         step: &MlaStepRows<'a>,
@@ -188,7 +188,7 @@ type TwinViewMut = fn(&mut TwinMatrix) -> MatMut<'_>;
 impl MlaKvInputs {
     /// Random inputs of `tokens` tokens, with the slots that the block table `table` assigns.
     fn random(
-        pair: &DevicePair,
+        pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
         layout: &MlaKvLayout,
         tokens: usize,
@@ -255,7 +255,7 @@ fn transposed(x: &[u8], k: usize) -> Vec<u8> {
 }
 
 impl MlaQueries {
-    fn new(pair: &DevicePair, q: TwinMatrix, step: &MlaStepRows<'_>, table: &[i32]) -> Self {
+    fn new(pair: &CpuGpuPair, q: TwinMatrix, step: &MlaStepRows<'_>, table: &[i32]) -> Self {
         let rows = step.rows.len();
         let exact = RowBounds::of(step.rows.iter().copied(), step.max_rows_per_request);
         let bounds = RowBounds { decode_rows: step.decode_rows, max_query_len: 5, ..exact };

@@ -13,7 +13,7 @@ use kernels::{
     MlaKvLayout, PackedGroup, RowBounds,
 };
 
-use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
 use crate::support::{RandomNumbers, S, devices_of, error};
 
 /// Number of heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, and tokens per block.
@@ -79,7 +79,7 @@ impl<'a> MlaPrefillCase<'a> {
     }
 
     /// The KV pool, with NaN after each row's context, as previous requests may leave it.
-    fn pool_matrix(&self, pair: &DevicePair) -> TwinMatrix {
+    fn pool_matrix(&self, pair: &CpuGpuPair) -> TwinMatrix {
         let [_, kv_lora_rank, rope_dim, .., block_tokens] = self.sizes;
         let (width, mut pool) = (kv_lora_rank + rope_dim, self.pool.clone());
         pool[..block_tokens * width].fill(f32::NAN);
@@ -118,7 +118,7 @@ fn pack_heads(case: &MlaPrefillCase<'_>, device: &KernelBackend, dtype: DType) -
 
 /// Outputs of the rows `rows` as a batch of their own: of the GPU, and also of the CPU if `with_cpu`.
 fn outputs(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     case: &MlaPrefillCase<'_>,
     of: Range<usize>,
     with_cpu: bool,
@@ -188,7 +188,7 @@ fn outputs(
 
 /// Compares all rows with the CPU, and each row in the batch with the row alone.
 pub(crate) fn check(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     sizes: MlaPrefillSizes,
     rows: MlaPrefillRows<'_>,
     dtype: DType,
@@ -209,10 +209,10 @@ pub(crate) fn check(
 
 /// GPUs under test with a limit of `bytes` for computed keys and values (`None` = they use the absorbed
 /// form). All of them have equal random numbers.
-pub(crate) fn with_bytes(bytes: Option<usize>) -> Vec<DevicePair> {
+pub(crate) fn with_bytes(bytes: Option<usize>) -> Vec<CpuGpuPair> {
     let limited = |gpu: Arc<GpuBackend>| {
         let gpu = Arc::into_inner(gpu).unwrap().with_mla_prefill_bytes(bytes);
-        DevicePair::new(Arc::new(gpu))
+        CpuGpuPair::new(Arc::new(gpu))
     };
     devices_of(HalfDtype::BF16).into_iter().map(limited).collect()
 }

@@ -10,7 +10,7 @@ use kernels::{
     PackedGroup, RowBounds,
 };
 
-use crate::device_pair::{DevicePair, TwinMatrix, pairs};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs};
 use crate::matrix_speed::{microseconds, report};
 use crate::mla_prefill::with_bytes;
 use crate::support::S;
@@ -89,7 +89,7 @@ fn mla_prefill_speed() {
     }
 }
 
-fn heads_of(pair: &DevicePair, heads: usize, n: usize, k: usize) -> PackedGroup {
+fn heads_of(pair: &CpuGpuPair, heads: usize, n: usize, k: usize) -> PackedGroup {
     let bytes = crate::device_pair::bytes_of(&pair.numbers(1).reals::<f32>(n * k));
     let part = || vec![HostMat::new(&bytes, DType::F32, n, k).unwrap()];
     pair.gpu.pack_mla_heads(&(0..heads).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
@@ -98,7 +98,7 @@ fn heads_of(pair: &DevicePair, heads: usize, n: usize, k: usize) -> PackedGroup 
 /// Measures `requests` requests of `tokens` one-token rows each. The launch's metadata states `together` rows
 /// per request, which are processed together.
 fn drafts(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     heads: usize,
     requests: usize,
     tokens: usize,
@@ -132,7 +132,7 @@ enum ContextDistribution {
 /// Measures `rows` one-token rows with different context lengths, in mixed order, as in a graph captured for
 /// `captured_rows` rows.
 fn mixed(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     heads: usize,
     rows: usize,
     captured_rows: usize,
@@ -164,7 +164,7 @@ fn mixed(
 
 /// Measures `rows` rows of `q` tokens; `label` is appended to the report.
 fn attention(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     heads: usize,
     rows: usize,
     q: usize,
@@ -188,7 +188,7 @@ struct MlaWorkload {
     label: String,
 }
 
-fn measure(pair: &DevicePair, heads: usize, workload: &MlaWorkload, context: usize) {
+fn measure(pair: &CpuGpuPair, heads: usize, workload: &MlaWorkload, context: usize) {
     let (q, rows) = (workload.q, workload.contexts.len());
     let (block_tokens, dtype) = (16, DType::BF16);
     let width = context.div_ceil(block_tokens);
@@ -264,7 +264,7 @@ fn measure(pair: &DevicePair, heads: usize, workload: &MlaWorkload, context: usi
 
 /// The slowest kernel of a call and its median time, from GPU event timestamps. Pauses first and makes few
 /// calls, because sustained computation lowers the GPU's clock.
-fn slowest_kernel(pair: &DevicePair, mut call: impl FnMut(usize)) -> (&'static str, f64) {
+fn slowest_kernel(pair: &CpuGpuPair, mut call: impl FnMut(usize)) -> (&'static str, f64) {
     const CALLS: usize = 9;
     std::thread::sleep(Duration::from_millis(200));
     let timestamps = pair.gpu.alloc_timestamps(2 + 8 * CALLS).unwrap();

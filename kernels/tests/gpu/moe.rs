@@ -7,7 +7,7 @@ use kernels::{
     RouterLogits, SoftmaxRouting, TopKRoutes,
 };
 
-use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, bytes_of, on_cpu, pairs, rounded, tolerance};
 use crate::support::{DeviceArray, RandomNumbers, S};
 
 /// The experts of one layer on both devices, and the router's choices and weights for some tokens.
@@ -26,7 +26,7 @@ type MoeSizes = (usize, usize, usize, usize);
 impl MoeCase {
     /// A case with random weights and choices; expert 0 is on another rank.
     fn new(
-        pair: &DevicePair,
+        pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
         (hidden, inner, count, top_k): MoeSizes,
         dtype: DType,
@@ -58,7 +58,7 @@ impl MoeCase {
     }
 
     /// Computes the experts of tokens `[from, from + x.rows())` on both devices.
-    fn run(&self, pair: &DevicePair, x: &TwinMatrix, from: usize) -> TwinMatrix {
+    fn run(&self, pair: &CpuGpuPair, x: &TwinMatrix, from: usize) -> TwinMatrix {
         let (tokens, hidden) = (x.gpu().rows(), x.gpu().cols());
         let own = from * self.top_k..(from + tokens) * self.top_k;
         let chosen = pair.put(&self.chosen[own.clone()], tokens, self.top_k);
@@ -87,7 +87,7 @@ impl MoeCase {
     }
 }
 
-pub(crate) fn check(pair: &DevicePair, sizes: MoeSizes, dtype: DType, tokens: usize) {
+pub(crate) fn check(pair: &CpuGpuPair, sizes: MoeSizes, dtype: DType, tokens: usize) {
     let mut numbers = pair.numbers(tokens as u64);
     let case = MoeCase::new(pair, &mut numbers, sizes, dtype, tokens);
     let x = pair.random(&mut numbers, dtype, tokens, sizes.0);
@@ -291,7 +291,7 @@ fn moe_tokens_are_batch_invariant() {
 }
 
 /// Compares `tokens` tokens in one batch with runs of `some` of them as batches of their own.
-fn check_batch_invariance(pair: &DevicePair, sizes: MoeSizes, tokens: usize, some: usize) {
+fn check_batch_invariance(pair: &CpuGpuPair, sizes: MoeSizes, tokens: usize, some: usize) {
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);
     let case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);

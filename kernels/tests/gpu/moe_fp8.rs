@@ -7,7 +7,7 @@ use kernels::{
     RouterLogits, SoftmaxRouting, TopKRoutes,
 };
 
-use crate::device_pair::{DevicePair, TwinMatrix, on_cpu, pairs, tolerance};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, on_cpu, pairs, tolerance};
 use crate::fp8::{Fp8Weights, ScaleGranularity, quantize_rows};
 use crate::support::{GpuTestFloat, RandomNumbers, S};
 
@@ -35,7 +35,7 @@ const MANY_LAYERS: usize = 1 << 40;
 
 impl MoeFp8Case {
     fn new(
-        pair: &DevicePair,
+        pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
         sizes: MoeFp8Sizes,
         tokens: usize,
@@ -46,7 +46,7 @@ impl MoeFp8Case {
 
     /// A case with the weights `stored` for all experts, of which those on other ranks are left out.
     pub(crate) fn of(
-        pair: &DevicePair,
+        pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
         sizes: MoeFp8Sizes,
         tokens: usize,
@@ -83,7 +83,7 @@ impl MoeFp8Case {
     /// Computes the experts of tokens `[from, from + x.rows())` on the GPU, and also on the CPU if `on_cpu`.
     pub(crate) fn run(
         &self,
-        pair: &DevicePair,
+        pair: &CpuGpuPair,
         x: &TwinMatrix,
         from: usize,
         on_cpu: bool,
@@ -128,7 +128,7 @@ impl MoeFp8Case {
     }
 
     /// Replaces the choices and weights by those that a router computes from `scores`.
-    pub(crate) fn route(&mut self, pair: &DevicePair, scores: &RouterLogits<'_>, tokens: usize) {
+    pub(crate) fn route(&mut self, pair: &CpuGpuPair, scores: &RouterLogits<'_>, tokens: usize) {
         let mut chosen = pair.poisoned(DType::I32, tokens, scores.top_k);
         let mut weights = pair.poisoned(DType::F32, tokens, scores.top_k);
         let (out, out_weights) = (chosen.gpu_mut(), weights.gpu_mut());
@@ -222,7 +222,7 @@ fn fp8_small_m_agrees_with_the_cpu() {
     }
 }
 
-pub(crate) fn check_small_m(pair: &DevicePair, sizes: MoeFp8Sizes, tokens: usize) {
+pub(crate) fn check_small_m(pair: &CpuGpuPair, sizes: MoeFp8Sizes, tokens: usize) {
     let mut numbers = pair.numbers(tokens as u64);
     let case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
     let half = pair.gpu.half_dtype();
@@ -241,7 +241,7 @@ fn fp8_grouped_gemm_uses_quantized_inputs() {
 }
 
 pub(crate) fn check_grouped_gemm<T: GpuTestFloat>(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     sizes: MoeFp8Sizes,
     tokens: usize,
 ) {
@@ -251,7 +251,7 @@ pub(crate) fn check_grouped_gemm<T: GpuTestFloat>(
 }
 
 fn check_quantized<T: GpuTestFloat>(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     case: &MoeFp8Case,
     numbers: &mut RandomNumbers,
     tokens: usize,
@@ -345,7 +345,7 @@ fn fp8_moe_tokens_are_batch_invariant() {
 
 /// Compares `tokens` tokens in one batch with runs of `some` of them as batches of their own.
 pub(crate) fn check_batch_invariance(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     sizes: MoeFp8Sizes,
     tokens: usize,
     some: usize,

@@ -4,14 +4,14 @@
 use device::DType;
 use kernels::{RoutedExpertMlp, RouterLogits};
 
-use crate::device_pair::{DevicePair, pairs, tolerance};
+use crate::device_pair::{CpuGpuPair, pairs, tolerance};
 use crate::moe_fp8::{MoeFp8Case, MoeFp8Sizes, check_batch_invariance, check_small_m, stored};
 use crate::support::{RandomNumbers, S};
 
 /// Bits of the fp8 NaN without the sign.
 const NAN: u8 = 0x7f;
 
-fn streams(pair: &DevicePair) -> bool {
+fn streams(pair: &CpuGpuPair) -> bool {
     pair.gpu.warp_size() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch())
 }
 
@@ -66,7 +66,7 @@ fn fused_routing_changes_no_bit() {
 
 /// A case whose weight at index `at` has the bits `of(at)`, if these are given.
 fn with_bits(
-    pair: &DevicePair,
+    pair: &CpuGpuPair,
     numbers: &mut RandomNumbers,
     sizes: MoeFp8Sizes,
     tokens: usize,

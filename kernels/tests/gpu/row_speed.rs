@@ -7,7 +7,7 @@ use device::{DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::step::{
     DraftVerification, PreparedStep, SamplerOutputArrays, SequenceSamplingParams,
-    SequenceSlotArrays, StageLogitsRow, StageView, StagingBuffer,
+    SequenceSlotArrays, StagedLogitsRow, StagingBuffer, StagingBufferView,
 };
 use kernels::{
     AddRmsNorm, KvLayout, KvOrder, QkNormRopeArgs, QkNormRopeKvWrite, RmsNorm, RopeCosSin,
@@ -191,12 +191,12 @@ fn sampling_time(
 ) -> f64 {
     let mut stage = StagingBuffer::default();
     for q in 0..logits_rows as i32 {
-        let logits_row = StageLogitsRow {
+        let logits_row = StagedLogitsRow {
             token: q,
             seq_slot: q,
             known_token: -1,
             top,
-            ..StageLogitsRow::default()
+            ..StagedLogitsRow::default()
         };
         stage.logits_rows.push(logits_row);
     }
@@ -204,7 +204,7 @@ fn sampling_time(
     stage.write(&mut bytes);
     let words: Vec<i32> = bytes.chunks_exact(4).map(<i32 as GpuTestElement>::of_bytes).collect();
     let words = DeviceArray::row(device, &words);
-    let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, logits_rows };
+    let view = StagingBufferView { bytes: words.mat(), rows: 0, tokens: 0, logits_rows };
     let record: Vec<i32> = (0..logits_rows as u32)
         .flat_map(|key| {
             let [t, p, m] = [params.temperature, params.top_p, params.min_p].map(f32::to_bits);

@@ -7,8 +7,8 @@ use kernels::gpu::GpuBackend;
 use kernels::step::{
     DraftVerification, PreparedStep, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SamplerOutputArrays,
-    SequenceSamplingParams, SequenceSlotArrays, StageLogitEdit, StageLogitsRow, StageView,
-    StagingBuffer,
+    SequenceSamplingParams, SequenceSlotArrays, StagedLogitEdit, StagedLogitsRow, StagingBuffer,
+    StagingBufferView,
 };
 
 use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices, oracle};
@@ -24,8 +24,8 @@ struct SampleCase {
     vocabulary: usize,
     max_top: usize,
     logits: Vec<f32>,
-    logits_rows: Vec<StageLogitsRow>,
-    edits: Vec<StageLogitEdit>,
+    logits_rows: Vec<StagedLogitsRow>,
+    edits: Vec<StagedLogitEdit>,
     words: Vec<i32>,
     sampling_params: Vec<SequenceSamplingParams>,
     history: Vec<i32>,
@@ -108,11 +108,11 @@ impl SampleCase {
         logits: &[f32],
         params: SequenceSamplingParams,
         known_ids: &[i32],
-        logits_row: StageLogitsRow,
+        logits_row: StagedLogitsRow,
     ) {
         let slot = self.add_sequence(params, known_ids);
         let token = if logits_row.token < 0 { -1 } else { self.token(0, known_ids.len()) };
-        self.logits_rows.push(StageLogitsRow { seq_slot: slot, token, ..logits_row });
+        self.logits_rows.push(StagedLogitsRow { seq_slot: slot, token, ..logits_row });
         self.logits.extend_from_slice(logits);
     }
 
@@ -155,7 +155,7 @@ impl SampleCase {
             }
             let token = self.token(ids[5 + i], 6 + i);
             let (draft_index, has_draft) = (i as i32, i32::from(i < drafts));
-            self.logits_rows.push(StageLogitsRow {
+            self.logits_rows.push(StagedLogitsRow {
                 seq_slot: slot,
                 token,
                 draft_index,
@@ -201,14 +201,14 @@ impl SampleCase {
             let value = if banned { f32::NEG_INFINITY } else { 3.0 * numbers.float() };
             if numbers.below(8) == 0 {
                 let when_at = (known_ids.len() + numbers.below(3)) as i32 - 1;
-                self.edits.push(StageLogitEdit { id, value, when_at, when_len: -1 });
+                self.edits.push(StagedLogitEdit { id, value, when_at, when_len: -1 });
                 continue;
             }
             let tail = if numbers.below(3) == 0 { known_ids.len().min(2) } else { 0 };
             let wrong = i32::from(numbers.below(2) == 0);
             let when_at = self.words.len() as i32;
             self.words.extend(known_ids[known_ids.len() - tail..].iter().map(|id| id + wrong));
-            self.edits.push(StageLogitEdit { id, value, when_at, when_len: tail as i32 });
+            self.edits.push(StagedLogitEdit { id, value, when_at, when_len: tail as i32 });
         }
     }
 
@@ -253,7 +253,7 @@ impl SampleCase {
             buffer
         };
         let bytes = buffer.mat(DType::I32, 1, words.len()).unwrap();
-        let view = StageView { bytes, rows: 0, tokens: 0, logits_rows: n };
+        let view = StagingBufferView { bytes, rows: 0, tokens: 0, logits_rows: n };
         let (mut newest, mut tables) = (self.newest(), vec![0; seq_slots]);
         let (mut history, mut masks, mut params) =
             (self.history.clone(), self.masks.clone(), self.param_words());
@@ -317,7 +317,7 @@ impl SampleCase {
         captured: bool,
         mut sample: impl FnMut(
             MatRef<'_>,
-            &StageView<'_>,
+            &StagingBufferView<'_>,
             &PreparedStep<'_>,
             &mut SequenceSlotArrays<'_>,
             &mut SamplerOutputArrays<'_>,
@@ -326,7 +326,7 @@ impl SampleCase {
         let (n, seq_slots, max_top) =
             (self.logits_rows.len(), self.sampling_params.len(), self.max_top);
         let words = DeviceArray::row(device, &self.stage());
-        let view = StageView { bytes: words.mat(), rows: 0, tokens: 0, logits_rows: n };
+        let view = StagingBufferView { bytes: words.mat(), rows: 0, tokens: 0, logits_rows: n };
         let mut newest = DeviceArray::of(device, &self.newest(), seq_slots, 3);
         let [ids, positions] = [&self.ids, &self.positions].map(|x| DeviceArray::row(device, x));
         let mut tables = DeviceArray::<i32>::poisoned(device, seq_slots, 1);
@@ -435,8 +435,8 @@ impl SampleCase {
     }
 }
 
-fn chosen(top: i32) -> StageLogitsRow {
-    StageLogitsRow { known_token: -1, top, ..StageLogitsRow::default() }
+fn chosen(top: i32) -> StagedLogitsRow {
+    StagedLogitsRow { known_token: -1, top, ..StagedLogitsRow::default() }
 }
 
 /// Random sampling parameters, each of which may be off.
@@ -560,13 +560,13 @@ fn non_finite_and_masked_rows_fail_alone() {
             &logits,
             plain(),
             &[],
-            StageLogitsRow { known_token: 5, top: 1, ..StageLogitsRow::default() },
+            StagedLogitsRow { known_token: 5, top: 1, ..StagedLogitsRow::default() },
         );
         case.add_row(
             &logits,
             plain(),
             &[],
-            StageLogitsRow { known_token: 5, top: -1, ..StageLogitsRow::default() },
+            StagedLogitsRow { known_token: 5, top: -1, ..StagedLogitsRow::default() },
         );
     }
     case.add_row(&good, SequenceSamplingParams { flags: RULE_MASKED, ..plain() }, &[], chosen(-1));
@@ -576,7 +576,7 @@ fn non_finite_and_masked_rows_fail_alone() {
         &[],
         chosen(1),
     );
-    case.add_row(&good, plain(), &[], StageLogitsRow { token: -1, ..chosen(1) });
+    case.add_row(&good, plain(), &[], StagedLogitsRow { token: -1, ..chosen(1) });
     let results = case.check();
     let statuses: Vec<u32> = (0..case.logits_rows.len()).map(|q| results.status(q)).collect();
     let (ok, bad, masked) = (SAMPLE_OK, SAMPLE_NON_FINITE, SAMPLE_ALL_MASKED);

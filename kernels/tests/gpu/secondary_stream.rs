@@ -7,14 +7,14 @@ use std::process::Command;
 use device::{CapturedGraph, DType, DeviceDriver, DeviceStream, bf16};
 use kernels::{FusedLinear, HostMat, LinearFusion, TensorAdd};
 
-use crate::device_pair::{DevicePair, TwinMatrix, bytes_of, pairs};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, bytes_of, pairs};
 use crate::support::S;
 
 const FLOATS: usize = 1000;
 
 /// Buffers of a chain of additions, one of which runs on the secondary stream.
 struct StreamAdditions<'a> {
-    pair: &'a DevicePair,
+    pair: &'a CpuGpuPair,
     secondary_stream: DeviceStream,
     x: TwinMatrix,
     before_fork: TwinMatrix,
@@ -24,7 +24,7 @@ struct StreamAdditions<'a> {
 }
 
 impl<'a> StreamAdditions<'a> {
-    fn new(pair: &'a DevicePair) -> Self {
+    fn new(pair: &'a CpuGpuPair) -> Self {
         let secondary_stream =
             pair.gpu.secondary_stream().expect("no kernel timestamps are active");
         let [before_fork, on_secondary, concurrent, after_join] =
@@ -74,7 +74,7 @@ impl<'a> StreamAdditions<'a> {
     }
 }
 
-fn check_fork_and_join(pair: &DevicePair) {
+fn check_fork_and_join(pair: &CpuGpuPair) {
     let mut sums = StreamAdditions::new(pair);
     for value in [1.0, 3.0] {
         sums.set(value);
@@ -153,7 +153,7 @@ const K: usize = 1024;
 
 /// Checks scratch memory: norms leave rows there for the GEMM that follows, so concurrent streams must not
 /// share it.
-fn check_scratch(pair: &DevicePair) {
+fn check_scratch(pair: &CpuGpuPair) {
     let (gpu, half) = (&pair.gpu, pair.gpu.half_dtype());
     let [w, _] = pair.pack(&pair.numbers(1).reals::<f32>(N * K), N, K, half);
     if !FusedLinear::supports(&Arc::clone(gpu).into(), ROWS, half, &w) {

@@ -10,7 +10,7 @@ use kernels::{
     PackedMatrix, SiluMul, TensorAdd, TopKRoutes,
 };
 
-use crate::device_pair::{DevicePair, TwinMatrix, pairs};
+use crate::device_pair::{CpuGpuPair, TwinMatrix, pairs};
 use crate::matrix_speed::{microseconds, report};
 use crate::support::S;
 
@@ -73,7 +73,7 @@ enum SharedExpertSchedule {
 }
 
 impl SharedExpertLayer {
-    fn pack(&self, pair: &DevicePair) -> SharedExpertWeights {
+    fn pack(&self, pair: &CpuGpuPair) -> SharedExpertWeights {
         let Self { hidden, inner, shared, dtype, .. } = *self;
         let bytes = vec![0x38u8; 2 * shared * inner * hidden * dtype.bytes()];
         let scales = vec![1e-3f32; (2 * shared * inner).div_ceil(128) * hidden.div_ceil(128)];
@@ -106,7 +106,7 @@ impl SharedExpertLayer {
     }
 
     /// Experts and weights of each token, including the shared experts if `with`.
-    fn routes(&self, pair: &DevicePair, tokens: usize, with: bool) -> [TwinMatrix; 2] {
+    fn routes(&self, pair: &CpuGpuPair, tokens: usize, with: bool) -> [TwinMatrix; 2] {
         let mut numbers = pair.numbers(tokens as u64);
         let shared = if with { self.shared } else { 0 };
         let (mut chosen, mut weights) = (Vec::new(), Vec::new());
@@ -125,7 +125,7 @@ impl SharedExpertLayer {
     /// Microseconds of each schedule, and the bytes of the weights that each reads.
     fn times(
         &self,
-        pair: &DevicePair,
+        pair: &CpuGpuPair,
         w: &SharedExpertWeights,
         tokens: usize,
     ) -> ([f64; 3], usize) {

@@ -6,11 +6,11 @@ use std::time::Instant;
 use device::{DType, DeviceDriver};
 use kernels::{HostMat, Linear, TensorAdd};
 
-use crate::device_pair::{DevicePair, pairs};
+use crate::device_pair::{CpuGpuPair, pairs};
 use crate::support::S;
 
 /// Microseconds per call, from `times` calls after a first one.
-fn microseconds(pair: &DevicePair, times: usize, mut call: impl FnMut()) -> f64 {
+fn microseconds(pair: &CpuGpuPair, times: usize, mut call: impl FnMut()) -> f64 {
     call();
     pair.gpu.synchronize(&S).unwrap();
     let start = Instant::now();
@@ -29,7 +29,7 @@ fn speed() {
     }
 }
 
-fn replay(pair: &DevicePair) {
+fn replay(pair: &CpuGpuPair) {
     pair.gpu.begin_capture(&S).unwrap();
     let empty = pair.gpu.end_capture(&S).unwrap();
     let time = microseconds(pair, 1000, || pair.gpu.replay(&S, &empty).unwrap());
@@ -46,7 +46,7 @@ fn replay(pair: &DevicePair) {
     println!("100 dependent tiny kernels: {time:.1} us a replay");
 }
 
-fn load(pair: &DevicePair) {
+fn load(pair: &CpuGpuPair) {
     let (rows, cols) = (16384, 8192);
     let bytes = vec![1u8; rows * cols * 4];
     for (from, size) in [(DType::BF16, 2), (DType::F32, 4)] {
@@ -62,7 +62,7 @@ fn load(pair: &DevicePair) {
     }
 }
 
-fn products(pair: &DevicePair) {
+fn products(pair: &CpuGpuPair) {
     for (m, n, k) in [
         (1, 4096, 1024),
         (64, 4096, 1024),

@@ -4,8 +4,8 @@ use device::MatMut;
 use kernels::StepPreparation;
 use kernels::gpu::GpuBackend;
 use kernels::step::{
-    RowFact, SequenceSamplingParams, SequenceSlotArrays, StageLogitsRow, StageRow,
-    StageSequenceInit, StageView, StagingBuffer, StepArrays,
+    RowFact, SequenceSamplingParams, SequenceSlotArrays, StagedLogitsRow, StagedSequenceInit,
+    StagedStepRow, StagingBuffer, StagingBufferView, StepArrays,
 };
 
 use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices, oracle};
@@ -62,7 +62,7 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
         let table_from = (start / BLOCK_TOKENS).min(WIDTH - table_len as usize) as i32;
         let (seq_slot, start, len, token) =
             ((SEQ_SLOTS - 1 - r) as i32, start as i32, len as i32, stage.tokens as i32);
-        stage.rows.push(StageRow {
+        stage.rows.push(StagedStepRow {
             seq_slot,
             start,
             len,
@@ -74,10 +74,10 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
         });
         stage.facts.extend((0..RowFact::COUNT).map(|_| numbers.below(9) as i32));
         stage.tokens += len as usize;
-        stage.logits_rows.push(StageLogitsRow {
+        stage.logits_rows.push(StagedLogitsRow {
             token: token + len - 1,
             seq_slot,
-            ..StageLogitsRow::default()
+            ..StagedLogitsRow::default()
         });
     }
     if init {
@@ -93,7 +93,7 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
             };
             let (history_from, history_len) = (4, 7);
             let reserved = [0; 3];
-            stage.inits.push(StageSequenceInit {
+            stage.inits.push(StagedSequenceInit {
                 seq_slot,
                 history_at,
                 history_from,
@@ -104,7 +104,7 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
             });
         }
     }
-    stage.logits_rows.push(StageLogitsRow { token: -1, ..StageLogitsRow::default() });
+    stage.logits_rows.push(StagedLogitsRow { token: -1, ..StagedLogitsRow::default() });
     stage
 }
 
@@ -119,7 +119,7 @@ fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepT
     // Staged records contain 64-bit numbers, so the words need the alignment of a device buffer.
     let mut aligned = oracle_buffer(words);
     let bytes = aligned.mat_mut(device::DType::I32, 1, words.len()).unwrap();
-    let view = StageView { bytes: bytes.as_ref(), rows, tokens, logits_rows };
+    let view = StagingBufferView { bytes: bytes.as_ref(), rows, tokens, logits_rows };
     let [newest, tables, history, masks, params] = &mut arrays.seq_slots;
     let mut slot_arrays = SequenceSlotArrays {
         latest: MatMut::of(newest, SEQ_SLOTS, 3).unwrap(),
@@ -169,7 +169,7 @@ fn on_device(
 ) -> StepTestArrays {
     let [rows, tokens, logits_rows] = sizes;
     let words = DeviceArray::row(device, words);
-    let view = StageView { bytes: words.mat(), rows, tokens, logits_rows };
+    let view = StagingBufferView { bytes: words.mat(), rows, tokens, logits_rows };
     let slot_array =
         |i: usize| DeviceArray::of(device, &arrays.seq_slots[i], SEQ_SLOTS, SLOT_COLS[i]);
     let mut device_slots = [0, 1, 2, 3, 4].map(slot_array);
@@ -235,19 +235,19 @@ fn long_prompts_are_prepared_by_several_blocks() {
     let table_len = tokens.div_ceil(block_tokens);
     let ids = stage.push_words((0..tokens as i32).map(|i| i * 7));
     let table_at = stage.push_words((0..table_len as i32).map(|i| 1000 - i));
-    let row = StageRow {
+    let row = StagedStepRow {
         len: tokens as i32,
         ids,
         table_len: table_len as i32,
         table_at,
-        ..StageRow::default()
+        ..StagedStepRow::default()
     };
     stage.rows.push(row);
     stage.tokens = tokens;
     let words = words_of(&stage);
     for device in devices() {
         let words = DeviceArray::row(&device, &words);
-        let view = StageView { bytes: words.mat(), rows: 1, tokens, logits_rows: 0 };
+        let view = StagingBufferView { bytes: words.mat(), rows: 1, tokens, logits_rows: 0 };
         let poisoned = |n| DeviceArray::<i32>::poisoned(&device, 1, n);
         let mut device_slots = [3, table_len + 3, 4, 1, PARAM_WORDS].map(poisoned);
         let mut step_arrays = [tokens, tokens, 2, 1, 1].map(poisoned);

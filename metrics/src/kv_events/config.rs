@@ -51,6 +51,16 @@ pub enum KvEventFormat {
     Array,
 }
 
+impl KvEventFormat {
+    /// Name of the format, as at `/kv_event_sources`.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Map => "map",
+            Self::Array => "array",
+        }
+    }
+}
+
 /// Sequence number of a publisher's first batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SequenceStart {
@@ -58,4 +68,14 @@ pub enum SequenceStart {
     Clock,
     /// The first batch has the number 0, as in vLLM.
     Zero,
+}
+
+impl SequenceStart {
+    /// Name of the choice, as at `/kv_event_sources`.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Clock => "clock",
+            Self::Zero => "zero",
+        }
+    }
 }

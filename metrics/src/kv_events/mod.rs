@@ -40,6 +40,6 @@ pub use publisher_counters::PublisherCounters;
 pub use replay_socket::{ReplayRequest, ReplayRequestReader};
 pub use sequence_number::{BatchArrival, SequenceNumberTracker};
 pub use sockets::SocketError;
-pub use source::KvEventSource;
+pub use source::KvEventPublisherInfo;
 pub use subscriber_blocks::{KvEventViolation, SubscriberBlocks};
 pub use zmtp::{ZmtpFrameError, ZmtpFrameHead, ZmtpFrameReader};

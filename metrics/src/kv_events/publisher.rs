@@ -10,7 +10,7 @@ use super::pub_socket::PubSocket;
 use super::publisher_counters::{PublisherCounters, count};
 use super::replay_socket::{ReplayContext, ReplaySocket};
 use super::sockets::{self, PublisherSockets, SocketError};
-use super::source::KvEventSource;
+use super::source::KvEventPublisherInfo;
 use protocol::{KvEvent, KvKind, KvSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Read};
@@ -79,7 +79,7 @@ impl BoundPublisher {
         let (replay, replay_endpoint) =
             replay.map(|bound| (bound.listener, bound.endpoint)).unzip();
         let publish = PubSocket::new(&config, publish, &topic, &wake_tx, Arc::clone(&counters))?;
-        let source = Arc::new(KvEventSource {
+        let source = Arc::new(KvEventPublisherInfo {
             rank: topic_fields.rank,
             endpoint,
             binds,
@@ -129,14 +129,14 @@ fn kind_name(kind: KvKind) -> &'static str {
 
 /// Handle to a running publisher. The publisher ends when its feed is dropped.
 pub struct KvEventPublisher {
-    source: Arc<KvEventSource>,
+    source: Arc<KvEventPublisherInfo>,
     thread: JoinHandle<()>,
     feed: Weak<()>,
 }
 
 impl KvEventPublisher {
     /// Returns the description of the publisher, with its counters.
-    pub fn source(&self) -> &Arc<KvEventSource> {
+    pub fn source(&self) -> &Arc<KvEventPublisherInfo> {
         &self.source
     }
 
@@ -160,7 +160,7 @@ struct PublisherLoop {
     replay: Option<ReplaySocket>,
     wake_socket: UnixStream,
     sleeping: Arc<AtomicBool>,
-    source: Arc<KvEventSource>,
+    source: Arc<KvEventPublisherInfo>,
     /// Time at which the last batch was published.
     last_sent: Instant,
 }
@@ -243,8 +243,23 @@ impl PublisherLoop {
             return;
         }
         let heartbeat_interval = self.source.config.idle_heartbeat_interval;
-        let mut timeout =
-            heartbeat_interval.map(|interval| interval.saturating_sub(self.last_sent.elapsed()));
+        self.poll_sockets(
+            heartbeat_interval.map(|interval| interval.saturating_sub(self.last_sent.elapsed())),
+        );
+        self.sleeping.store(false, Ordering::SeqCst);
+        let mut wake_bytes = [0; 64];
+        while (&self.wake_socket).read(&mut wake_bytes).is_ok_and(|n| n == wake_bytes.len()) {}
+        let has_queued = self.source.counters.queue_depth.load(Ordering::Relaxed) > 0;
+        if !has_queued
+            && heartbeat_interval.is_some_and(|interval| self.last_sent.elapsed() >= interval)
+        {
+            self.append(unix_seconds(), &[]);
+        }
+    }
+
+    /// Waits until the feed sends a wake-up or a socket is ready, for at most `timeout`. The wait is shorter
+    /// if a peer has a deadline or is throttled.
+    fn poll_sockets(&self, mut timeout: Option<Duration>) {
         let mut polled = vec![PollFd::new(&self.wake_socket, PollFlags::IN)];
         let mut needs_time = self.publish.add_poll_fds(&mut polled);
         needs_time |= self.replay.as_ref().is_some_and(|replay| replay.add_poll_fds(&mut polled));
@@ -256,14 +271,5 @@ impl PublisherLoop {
         let timespec = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         // An interrupted poll is only a shorter sleep.
         let _ = poll(&mut polled, timespec.as_ref());
-        self.sleeping.store(false, Ordering::SeqCst);
-        let mut wake_bytes = [0; 64];
-        while (&self.wake_socket).read(&mut wake_bytes).is_ok_and(|n| n == wake_bytes.len()) {}
-        let has_queued = self.source.counters.queue_depth.load(Ordering::Relaxed) > 0;
-        if !has_queued
-            && heartbeat_interval.is_some_and(|interval| self.last_sent.elapsed() >= interval)
-        {
-            self.append(unix_seconds(), &[]);
-        }
     }
 }

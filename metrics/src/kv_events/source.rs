@@ -1,14 +1,14 @@
 //! Description of a KV-event publisher, as reported at `/kv_event_sources`: endpoints, topic, progress.
 
-use super::config::{KvEventFormat, KvEventsConfig, SequenceStart};
+use super::config::KvEventsConfig;
 use super::publisher_counters::PublisherCounters;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Effective settings of a publisher, and its counters.
+/// Settings in effect and counters of a KV-event publisher, for `/kv_event_sources` and metrics.
 #[derive(Debug)]
-pub struct KvEventSource {
+pub struct KvEventPublisherInfo {
     /// Configuration of the publishers, as given in the flags.
     pub config: KvEventsConfig,
     /// DP rank of the replica.
@@ -27,19 +27,11 @@ pub struct KvEventSource {
     pub counters: Arc<PublisherCounters>,
 }
 
-impl KvEventSource {
+impl KvEventPublisherInfo {
     /// Returns the entry of `/kv_event_sources`: the configuration in vLLM's terms and additional fields for
     /// subscribers.
     pub fn describe(&self) -> Value {
         let (config, counters) = (&self.config, &self.counters);
-        let format = match config.format {
-            KvEventFormat::Map => "map",
-            KvEventFormat::Array => "array",
-        };
-        let sequence_start = match config.sequence_start {
-            SequenceStart::Clock => "clock",
-            SequenceStart::Zero => "zero",
-        };
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         json!({
             "enable_kv_cache_events": true,
@@ -49,10 +41,10 @@ impl KvEventSource {
             "bind": self.binds,
             "replay_endpoint": self.replay_endpoint,
             "topic": self.topic,
-            "format": format,
+            "format": config.format.name(),
             "block_size": self.block_tokens,
             "token_ids": config.token_ids,
-            "sequence_start": sequence_start,
+            "sequence_start": config.sequence_start.name(),
             "epoch": load(&counters.epoch),
             "last_seq": load(&counters.seq),
             "dropped": load(&counters.dropped),

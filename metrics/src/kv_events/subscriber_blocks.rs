@@ -101,11 +101,7 @@ impl SubscriberBlocks {
     }
 
     fn store(&mut self, stored: &BlockStored, violations: &mut Vec<KvEventViolation>) {
-        let (blocks, tokens) = (stored.block_hashes.len(), stored.token_ids.len());
-        if tokens != blocks * stored.block_size as usize && tokens != 0 {
-            let block_size = stored.block_size;
-            violations.push(KvEventViolation::TokenCount { blocks, block_size, tokens });
-        }
+        violations.extend(check_token_count(stored));
         let key = |hash: &ExternalBlockHash| SubscriberBlockKey {
             medium: stored.medium.clone(),
             group_idx: stored.group_idx.unwrap_or(0),
@@ -156,6 +152,14 @@ impl SubscriberBlocks {
             }
         }
     }
+}
+
+/// Checks that an event has no token ids or one for each token of its blocks.
+fn check_token_count(stored: &BlockStored) -> Option<KvEventViolation> {
+    let (blocks, tokens) = (stored.block_hashes.len(), stored.token_ids.len());
+    let block_size = stored.block_size;
+    let is_valid = tokens == 0 || tokens == blocks * block_size as usize;
+    (!is_valid).then_some(KvEventViolation::TokenCount { blocks, block_size, tokens })
 }
 
 #[cfg(test)]

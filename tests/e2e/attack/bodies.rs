@@ -21,7 +21,7 @@ pub(super) fn huge(target: &AttackTarget, rng: &mut SimRng) {
     target.post("huge_bodies", path, body.as_bytes());
 }
 
-/// Mutated requests and almost valid HTTP on one connection.
+/// Sends mutated JSON requests and malformed HTTP request heads over one connection.
 pub(super) fn malformed(target: &AttackTarget, rng: &mut SimRng) {
     let mut request_rng = MalformedRequestRng(rng.next_u64());
     let mut bytes = Vec::new();

@@ -8,7 +8,7 @@ pub(super) const F32_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(f32_step, f32);
 pub(super) const F16_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(f32_step, f16);
 pub(super) const BF16_KERNEL: [TileKernel; TILE_ROWS] = by_rows!(bf16_pairs);
 
-/// Product of f32 `a` and f32 or f16 `b`.
+/// Computes the product of f32 `a` and f32 or f16 `b`.
 unsafe fn f32_step<const M: usize, T: FloatElement>(o: &TileOperands<'_>) {
     for r in 0..M {
         // SAFETY: the caller guarantees the extents of all operands.
@@ -30,7 +30,7 @@ unsafe fn f32_step<const M: usize, T: FloatElement>(o: &TileOperands<'_>) {
     }
 }
 
-/// Product of bf16 operands in pairs, converted to f32.
+/// Computes the product of bf16 operands in pairs, converted to f32.
 unsafe fn bf16_pairs<const M: usize>(o: &TileOperands<'_>) {
     for r in 0..M {
         // SAFETY: the caller guarantees the extents of all operands.

@@ -34,7 +34,7 @@ unsafe fn bf16<const M: usize>(o: &TileOperands<'_>) {
     }
 }
 
-/// Product of one tile by paired bf16 dot products; prefetches `LINES` cache lines per step from `next` on.
+/// Computes the product of one tile by paired bf16 dot products; prefetches `LINES` cache lines per step from `next` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn bf16_prefetched<const M: usize, const LINES: usize>(
@@ -118,7 +118,7 @@ unsafe fn f16_8<const M: usize>(o: &TileOperands<'_>) {
     unsafe { tile_avx2::<F16Step, M>(o) }
 }
 
-/// Product of one tile for AVX2, which has 16 registers: computes 4 rows of half the columns (two registers
+/// Computes the product of one tile for AVX2, which has 16 registers: computes 4 rows of half the columns (two registers
 /// per row) at a time.
 #[inline(always)]
 unsafe fn tile_avx2<S: TileStep, const M: usize>(o: &TileOperands<'_>) {

@@ -3,7 +3,7 @@
 
 use device::{DeviceError, MatMut, MatRef};
 use kernels::gpu::GpuBackend;
-use kernels::step::{DraftVerification, RULE_MASKED, SequenceSamplingParams, StageLogitsRow};
+use kernels::step::{DraftVerification, RULE_MASKED, SequenceSamplingParams, StagedLogitsRow};
 use kernels::{KernelBackend, RowGather, VocabParallelSampling, VocabParallelSupport, VocabShard};
 
 use super::{SampleCase, SampleResults, chosen, plain, random_params, row};
@@ -175,7 +175,7 @@ fn vocab_parallel_matches_full_rows() {
             &vec![0.0; vocabulary],
             plain(),
             &[],
-            StageLogitsRow { token: -1, ..chosen(-1) },
+            StagedLogitsRow { token: -1, ..chosen(-1) },
         );
         case.check_vocab_parallel(ranks);
     }

@@ -4,7 +4,7 @@ use super::error::PeerError;
 use super::frame::{ZmtpFrameHead, ZmtpFrameReader, put_command};
 use super::stream::PeerStream;
 use rustix::event::{PollFd, PollFlags};
-use std::io::{ErrorKind, IoSlice};
+use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -308,18 +308,7 @@ impl ZmtpConnection {
         let mut sent = 0;
         self.is_blocked = false;
         loop {
-            let written = if self.sending.is_none() && !self.control.is_empty() {
-                self.stream.write(&[IoSlice::new(&self.control)])
-            } else if !self.is_open() {
-                return Ok(TransmitResult::All);
-            } else {
-                if self.sending.is_none() {
-                    let Some(message) = next() else { return Ok(TransmitResult::All) };
-                    self.sending = Some(PartialSend { message, offset: 0 });
-                }
-                let Some(PartialSend { message, offset }) = &self.sending else { continue };
-                self.stream.write(&message.from(*offset))
-            };
+            let Some(written) = self.write_next(&mut next) else { return Ok(TransmitResult::All) };
             match written {
                 Ok(0) => return Err(PeerError::Closed),
                 Ok(bytes) => {
@@ -339,6 +328,26 @@ impl ZmtpConnection {
         }
     }
 
+    /// Writes the pending commands, or else the rest of the message that is being sent or that `next`
+    /// returns, as far as the peer's buffer allows. `None` = nothing can be sent now.
+    fn write_next(
+        &mut self,
+        next: impl FnOnce() -> Option<Arc<OutgoingMessage>>,
+    ) -> Option<io::Result<usize>> {
+        if self.sending.is_none() && !self.control.is_empty() {
+            return Some(self.stream.write(&[IoSlice::new(&self.control)]));
+        }
+        if !self.is_open() {
+            return None;
+        }
+        if self.sending.is_none() {
+            self.sending = Some(PartialSend { message: next()?, offset: 0 });
+        }
+        let PartialSend { message, offset } = self.sending.as_ref()?;
+        Some(self.stream.write(&message.from(*offset)))
+    }
+
+    /// Records that `bytes` bytes of the pending commands or of the current message were sent.
     fn advance(&mut self, bytes: usize) {
         self.sent_bytes += bytes as u64;
         match &mut self.sending {

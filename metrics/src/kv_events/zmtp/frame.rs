@@ -63,20 +63,7 @@ impl ZmtpFrameReader {
         while !self.has_header() {
             let Some((&byte, rest)) = input.split_first() else { return Ok(None) };
             *input = rest;
-            if self.header_len == 0 {
-                if byte & !(MORE | LONG | COMMAND) != 0 {
-                    return Err(ZmtpFrameError::Flags(byte));
-                }
-                self.body.clear();
-            }
-            self.header[self.header_len] = byte;
-            self.header_len += 1;
-            if self.has_header() {
-                self.body_bytes_missing = self.length();
-                if self.body_bytes_missing > FRAME_BYTES_MAX {
-                    return Err(ZmtpFrameError::Length(self.body_bytes_missing));
-                }
-            }
+            self.push_header_byte(byte)?;
         }
         let is_body_complete = self.length() <= self.body_bytes_max as u64;
         let taken = input.len().min(self.body_bytes_missing as usize);
@@ -92,6 +79,28 @@ impl ZmtpFrameReader {
         let flags = self.header[0];
         let (is_command, has_more) = (flags & COMMAND != 0, flags & MORE != 0);
         Ok(Some(ZmtpFrameHead { is_command, has_more, is_body_complete }))
+    }
+
+    /// Appends a byte to the header of the current frame. The first byte starts a new frame; the last one
+    /// completes the body length.
+    ///
+    /// Errors: reserved flags are set, or the frame is too long.
+    fn push_header_byte(&mut self, byte: u8) -> Result<(), ZmtpFrameError> {
+        if self.header_len == 0 {
+            if byte & !(MORE | LONG | COMMAND) != 0 {
+                return Err(ZmtpFrameError::Flags(byte));
+            }
+            self.body.clear();
+        }
+        self.header[self.header_len] = byte;
+        self.header_len += 1;
+        if self.has_header() {
+            self.body_bytes_missing = self.length();
+            if self.body_bytes_missing > FRAME_BYTES_MAX {
+                return Err(ZmtpFrameError::Length(self.body_bytes_missing));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the body of the last received frame.
