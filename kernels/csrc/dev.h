@@ -55,13 +55,13 @@
 //   load_stream<V>(p)       as load_const, for data that is read once: no allocation in the L1 cache
 //   store_stream<V>(p, v)   global data that is not read soon. V of all three has 4, 8 or 16 bytes and is
 //                           aligned to its size
-//   copy16(shared, global)  starts a 16-byte cp.async; copy16_or_zero(shared, global, bool) writes zeros if
-//                           false; copy4: 4 bytes
-//   copy_commit() copy_wait<N>()   closes a cp.async group; waits until at most N groups of this thread are
+//   cp_async16(shared, global)  starts a 16-byte cp.async; cp_async16_zfill(shared, global, bool) writes zeros if
+//                           false; cp_async4: 4 bytes
+//   cp_async_commit() cp_async_wait<N>()  closes a cp.async group; waits until at most N groups of this thread are
 //                           pending. sync() is needed before other threads read the copies
 //   grid_wait()             waits for the previous kernel under programmatic dependent launch; needed before
 //                           reading its output
-//   grid_release()          allows the next kernel to start; the next kernel still waits in its grid_wait()
+//   grid_launch_dependents()  allows the next kernel to start; the next kernel still waits in its grid_wait()
 #pragma once
 
 typedef unsigned char u8;

@@ -74,7 +74,7 @@ def run_time_compile(library, prefix, job, options):
     names, texts = array([n for n, _ in listed]), array([t for _, t in listed])
     text, name = open(job.source, "rb").read(), os.path.basename(job.source).encode()
     code = call("CreateProgram")(ctypes.byref(program), text, name, len(listed), texts, names)
-    assert code == 0, f"{prefix}CreateProgram answers {code}"
+    assert code == 0, f"{prefix}CreateProgram returned {code}"
     code = call("CompileProgram")(program, len(options), array(options))
     call("GetProgramLogSize")(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value + 1)
@@ -85,7 +85,7 @@ def run_time_compile(library, prefix, job, options):
 def hiprtc(job):
     library = ctypes.CDLL("libamdhip64.so.5")
     log, good = run_time_compile(library, "hiprtc", job, ["--gpu-architecture=gfx90a", "-O3", "-std=c++17", *job.options])
-    return "" if good and "warning:" not in log else log or "failed without a word"
+    return "" if good and "warning:" not in log else log or "failed, and the compiler log is empty"
 
 
 def nvrtc(job):
@@ -112,8 +112,8 @@ def clang(job):
             return compiled.stderr
         notes = subprocess.run(["llvm-readelf-22", "--notes", out.name], capture_output=True, text=True).stdout
     limits = re.findall(r"\.(vgpr_spill_count|sgpr_spill_count|private_segment_fixed_size):\s+(\d+)", notes)
-    over = [f"{name} {value}" for name, value in limits if value != "0" and name != "sgpr_spill_count"]
-    return "spills or uses scratch memory: " + ", ".join(over) if over or not limits else ""
+    exceeded = [f"{name} {value}" for name, value in limits if value != "0" and name != "sgpr_spill_count"]
+    return "spills or uses scratch memory: " + ", ".join(exceeded) if exceeded or not limits else ""
 
 
 def compile_one(job):
@@ -144,7 +144,7 @@ def keys_of(jobs):
     return {job: hash_of([*(part.encode() for part in parts(job)), texts[job.source]]) for job in jobs}
 
 
-def kept_path():
+def cache_path():
     target = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "../../target"))
     return os.environ.get("GATE_KERNELS", os.path.join(target, "gate/kernels.txt"))
 
@@ -168,21 +168,21 @@ def main():
     if not sys.argv[1:]:
         sources.append(HEADER_TEST)
     every = [job for source in sources for job in jobs_of(source)]
-    began, failed, path, keys = time.time(), 0, kept_path(), keys_of(every)
-    kept = set(open(path).read().split()) if os.path.exists(path) else set()
-    jobs = [job for job in every if keys[job] not in kept]
+    began, failed, path, keys = time.time(), 0, cache_path(), keys_of(every)
+    cached = set(open(path).read().split()) if os.path.exists(path) else set()
+    jobs = [job for job in every if keys[job] not in cached]
     # One process per compilation: hiprtc keeps state, and compiles one program at a time.
     with multiprocessing.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
-        for job, complaint in pool.imap_unordered(compile_one, jobs):
-            if not complaint:
-                kept.add(keys[job])
+        for job, error in pool.imap_unordered(compile_one, jobs):
+            if not error:
+                cached.add(keys[job])
             else:
                 failed += 1
-                print(f"{os.path.relpath(job.source, ROOT)} {' '.join(job.options)} for {job.target}:\n{complaint}\n")
+                print(f"{os.path.relpath(job.source, ROOT)} {' '.join(job.options)} for {job.target}:\n{error}\n")
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, "w") as file:
-        file.write("\n".join(sorted(kept & set(keys.values()) if not sys.argv[1:] else kept)) + "\n")
-    print(f"{len(jobs)} compiles of {len(sources)} sources, {failed} failed, {len(every) - len(jobs)} kept from earlier runs, "
+        file.write("\n".join(sorted(cached & set(keys.values()) if not sys.argv[1:] else cached)) + "\n")
+    print(f"{len(jobs)} compiles of {len(sources)} sources, {failed} failed, {len(every) - len(jobs)} cached by earlier runs, "
           f"{time.time() - began:.0f} s")
     sys.exit(bool(failed))
 

@@ -64,7 +64,7 @@ void Block::begin(const Grid& g, u64 index) {
     bid = {(u32)(index % size.x), (u32)(index / size.x % size.y), (u32)(index / size.x / size.y)};
     order = (Order)(g.seed % 4);
     rng = (g.seed * 0x9e3779b97f4a7c15u + index * 0xd1342543de82ef95u) | 1;
-    turn = 0;
+    next_wave = 0;
     failure.clear();
     count = g.launch->threads;
     wave_count = (count + g.wave - 1) / g.wave;
@@ -97,7 +97,7 @@ void Block::begin(const Grid& g, u64 index) {
         Thread& t = threads[i];
         t.tid = i;
         t.lane = i % g.wave;
-        t.turn = 0;
+        t.buffer = 0;
         t.barriers = 0;
         t.wave = waves[i / g.wave].get();
         t.bid = &bid;
@@ -142,7 +142,7 @@ void Block::arm(Thread& t) {
 }
 
 // Switches to `next`, or to run() if it is null.
-void Block::leave(Thread& me, Thread* next, bool ends) {
+void Block::switch_to(Thread& me, Thread* next, bool ends) {
     if (next == nullptr) {
         fiber_switch(me.fiber, host, ends);
         return;
@@ -161,7 +161,7 @@ void Block::thread_main() {
         WaveRun& w = wave_of(me);
         w.states[me.lane] = State::DONE;
         Thread* next = next_ready(w, w.position + 1);
-        if (next == nullptr || next->started) leave(me, next, true);
+        if (next == nullptr || next->started) switch_to(me, next, true);
         // The next thread starts on this thread's stack, so that a thread without collectives needs no
         // context switch.
         std::swap(me.fiber, next->fiber);
@@ -178,7 +178,7 @@ void Block::wave_sync(u32 site, Combine combine, Exchange& e) {
     released(&e);
     if (++w.arrived < w.lanes) {
         w.states[me.lane] = State::AT_WAVE;
-        leave(me, next_ready(w, w.position + 1), false);
+        switch_to(me, next_ready(w, w.position + 1), false);
         acquired(&e);
         return;
     }
@@ -188,9 +188,9 @@ void Block::wave_sync(u32 site, Combine combine, Exchange& e) {
     w.arrived = 0;
     memset(w.states, (int)State::READY, w.lanes);
     arrange(w);
-    const bool others = wave_count > 1 && (order == Order::TURNS || order == Order::RANDOM);
+    const bool others = wave_count > 1 && (order == Order::ROUND_ROBIN || order == Order::RANDOM);
     Thread* next = others ? nullptr : next_ready(w, 0);
-    if (next != &me) leave(me, next, false);
+    if (next != &me) switch_to(me, next, false);
     acquired(&e);
 }
 
@@ -199,7 +199,7 @@ void Block::wait(State state) {
     Thread& me = current();
     WaveRun& w = wave_of(me);
     w.states[me.lane] = state;
-    leave(me, next_ready(w, w.position + 1), false);
+    switch_to(me, next_ready(w, w.position + 1), false);
 }
 
 void Block::block_sync() {
@@ -249,7 +249,7 @@ void Block::report(const char* rule, u32 thread) {
 void Block::broken(const char* rule) {
     Thread& me = current();
     report(rule, me.tid);
-    leave(me, nullptr, true);
+    switch_to(me, nullptr, true);
     abort();
 }
 
@@ -259,7 +259,7 @@ bool Block::has(const WaveRun& w, State state) const {
 
 WaveRun* Block::pick() {
     const u32 n = wave_count;
-    u32 from = order == Order::TURNS ? turn++ : order == Order::RANDOM ? (u32)(random() % n) : 0;
+    u32 from = order == Order::ROUND_ROBIN ? next_wave++ : order == Order::RANDOM ? (u32)(random() % n) : 0;
     for (u32 i = 0; i < n; ++i) {
         const u32 w = order == Order::LAST_AHEAD ? n - 1 - i : (from + i) % n;
         if (has(*waves[w], State::READY)) return waves[w].get();

@@ -18,7 +18,7 @@ enum class State : u8 { READY, AT_WAVE, AT_BLOCK, PAUSED, DONE };
 enum class Order : u8 {
     FIRST_AHEAD,   // each wave runs as far as it can, the first wave first
     LAST_AHEAD,    // each wave runs as far as it can, the last wave and the last lane first
-    TURNS,         // waves alternate at every collective
+    ROUND_ROBIN,   // waves alternate at every collective
     RANDOM,        // waves and lanes in a random order, drawn again at every collective
 };
 
@@ -82,7 +82,7 @@ private:
     WaveRun& wave_of(Thread& t) { return *static_cast<WaveRun*>(t.wave); }
     Thread* next_ready(WaveRun& w, u32 from);
     void arm(Thread& t);
-    void leave(Thread& me, Thread* next, bool ends);
+    void switch_to(Thread& me, Thread* next, bool ends);
     void wait(State state);
     void arrange(WaveRun& w);
     bool shuffles() const { return order == Order::RANDOM || grid.seed >= 4; }
@@ -98,7 +98,7 @@ private:
     Dim bid{};
     Order order{};
     u64 rng = 0;
-    u32 count = 0, wave_count = 0, turn = 0;
+    u32 count = 0, wave_count = 0, next_wave = 0;
     std::vector<Thread> threads;
     std::vector<std::unique_ptr<WaveRun>> waves;
     std::vector<Array> arrays;

@@ -184,19 +184,19 @@ DEV void pause() { emu::pause(); }
 template <class V> DEV V load_const(const V* p) { return *p; }
 template <class V> DEV V load_stream(const V* p) { return *p; }
 template <class V> DEV void store_stream(V* p, const V& v) { *p = v; }
-DEV void copy4(void* shared, const void* global) {
+DEV void cp_async4(void* shared, const void* global) {
     if (((u64)shared | (u64)global) % 4 != 0) emu::broken("a copy of four bytes is not aligned to them");
     memcpy(shared, global, 4);
 }
-DEV void copy16(void* shared, const void* global) {
+DEV void cp_async16(void* shared, const void* global) {
     if (((u64)shared | (u64)global) % 16 != 0) emu::broken("a 16-byte copy is not aligned to 16 bytes");
     memcpy(shared, global, 16);
 }
-DEV void copy16_or_zero(void* shared, const void* global, bool present) {
+DEV void cp_async16_zfill(void* shared, const void* global, bool present) {
     if (((u64)shared | (u64)global) % 16 != 0) emu::broken("a 16-byte copy is not aligned to 16 bytes");
     if (present) memcpy(shared, global, 16); else memset(shared, 0, 16);
 }
-DEV void copy_commit() {}
-template <u32 N> DEV void copy_wait() {}
+DEV void cp_async_commit() {}
+template <u32 N> DEV void cp_async_wait() {}
 DEV void grid_wait() {}
-DEV void grid_release() {}
+DEV void grid_launch_dependents() {}

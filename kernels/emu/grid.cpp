@@ -14,7 +14,7 @@ namespace emu {
 using Clock = std::chrono::steady_clock;
 
 // Minimum number of GPU threads for which a second host thread pays off.
-static const u64 THREADS_WORTH_SHARING = 4096;
+static const u64 MIN_PARALLEL_THREADS = 4096;
 
 static std::mutex lock;
 static std::vector<std::unique_ptr<Block>> free_blocks;
@@ -102,7 +102,7 @@ bool run(const Launch& launch, u32 wave, void (*entry)(void*), void* args, const
     run.blocks = (u64)launch.grid.x * launch.grid.y * launch.grid.z;
     const std::unique_ptr<ClusterBlockState[]> cluster_states(new ClusterBlockState[run.blocks]);
     run.grid = {&launch, wave, entry, args, name, settings().seed, cluster_states.get(), &run.progress};
-    u64 host_threads = run.blocks * launch.threads < THREADS_WORTH_SHARING ? 1 : settings().threads;
+    u64 host_threads = run.blocks * launch.threads < MIN_PARALLEL_THREADS ? 1 : settings().threads;
     if (races_watched()) host_threads = 1;  // Only races within a block are then checked.
     std::vector<std::thread> workers;
     for (u64 i = 1; i < std::min(host_threads, run.blocks); ++i) workers.emplace_back([&run] { run.work(); });

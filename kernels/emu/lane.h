@@ -39,7 +39,7 @@ struct Wave {
 // State of the running thread, as visible to its code.
 struct Lane {
     u32 tid, lane;
-    u32 turn;           // which of the wave's two exchange buffers this lane uses next
+    u32 buffer;         // which of the wave's two exchange buffers this lane uses next
     Wave* wave;
     const Dim* bid;
     const Dim* grid;
@@ -78,11 +78,11 @@ const char* last_failure();
 
 inline Exchange& exchange() {
     Lane& l = *self;
-    return l.wave->exchange[l.turn];
+    return l.wave->exchange[l.buffer];
 }
 inline Exchange& wave_collective(u32 site, Combine combine) {
     Exchange& e = exchange();
-    self->turn ^= 1;
+    self->buffer ^= 1;
     wave_sync(site, combine, e);
     return e;
 }

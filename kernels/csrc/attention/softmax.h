@@ -11,10 +11,10 @@
 // Softmax state of a lane's two rows: maximum score, and sum of probabilities over the lane's own keys.
 struct Softmax { float max[2], sum[2]; };
 
-// Turns scores into probabilities over the first `seen` keys of each row; `shrink` is the factor that
+// Turns scores into probabilities over the first `seen` keys of each row; `rescale` is the factor that
 // rescales earlier sums and outputs.
 template <bool MASKED, u32 SCORES>
-DEV void weigh(float (&s)[SCORES], Softmax& r, float (&shrink)[2], const u32 (&seen)[2], float factor) {
+DEV void online_softmax(float (&s)[SCORES], Softmax& r, float (&rescale)[2], const u32 (&seen)[2], float factor) {
     float max[2][2] = {{r.max[0], NO_SCORE}, {r.max[1], NO_SCORE}};
     UNROLL for (u32 i = 0; i < SCORES; ++i) {
         const u32 row = i >> 1 & 1;
@@ -24,7 +24,7 @@ DEV void weigh(float (&s)[SCORES], Softmax& r, float (&shrink)[2], const u32 (&s
     float least[2], sum[2] = {0.f, 0.f};
     UNROLL for (u32 row = 0; row < 2; ++row) {
         const float most = group_max<4>(fmax_(max[row][0], max[row][1]));
-        shrink[row] = exp2_((r.max[row] - most) * factor);
+        rescale[row] = exp2_((r.max[row] - most) * factor);
         r.max[row] = most;
         least[row] = -most * factor;
     }
@@ -33,7 +33,7 @@ DEV void weigh(float (&s)[SCORES], Softmax& r, float (&shrink)[2], const u32 (&s
         s[i] = exp2_(fma_(s[i], factor, least[row]));
         sum[row] += s[i];
     }
-    UNROLL for (u32 row = 0; row < 2; ++row) r.sum[row] = fma_(r.sum[row], shrink[row], sum[row]);
+    UNROLL for (u32 row = 0; row < 2; ++row) r.sum[row] = fma_(r.sum[row], rescale[row], sum[row]);
 }
 
 template <u32 SCORES> struct Probabilities { u32 v[SCORES / 8][4]; };

@@ -83,12 +83,12 @@ struct Values { half_x8 v[KEYS][D / 64]; };
 struct Queries { StripX v[QUERY_PARTS]; };
 struct Keys { half_x8 v[KEY_ROWS][QUERY_PARTS]; };
 struct Scores { float v[SLOTS][KEYS]; };
-struct Running {
+struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     f32x4 out[SUMS];
 };
 
-DEV void start(Running& r) {
+DEV void start(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         r.max[i] = NO_SCORE;
         r.sum[i] = 0.f;
@@ -158,8 +158,8 @@ DEV Values load_values(const KV* values, u32 stride, u32 present) {
 
 // Turns scores into probabilities: query slot i attends to keys [0, seen[i]) of the tile, `factor` = scale *
 // log2(e).
-DEV void weigh(Running& r, Scores& s, const u32* seen, float factor) {
-    float grown = 0.f, shrink[SLOTS];
+DEV void online_softmax(SoftmaxState& r, Scores& s, const u32* seen, float factor) {
+    float grown = 0.f, rescale[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         float max = r.max[i];
         UNROLL for (u32 j = 0; j < KEYS; ++j) {
@@ -167,7 +167,7 @@ DEV void weigh(Running& r, Scores& s, const u32* seen, float factor) {
             max = fmax_(max, s.v[i][j]);
         }
         max = over_keys_max(max);
-        shrink[i] = exp2_(r.max[i] - max);
+        rescale[i] = exp2_(r.max[i] - max);
         grown += max - r.max[i];
         r.max[i] = max;
         float sum = 0.f;
@@ -175,15 +175,15 @@ DEV void weigh(Running& r, Scores& s, const u32* seen, float factor) {
             s.v[i][j] = key_of(j) < seen[i] ? exp2_(s.v[i][j] - max) : 0.f;
             sum += s.v[i][j];
         }
-        r.sum[i] = fma_(r.sum[i], shrink[i], sum);
+        r.sum[i] = fma_(r.sum[i], rescale[i], sum);
     }
     if (!warp_any(grown > 0.f)) return;  // No maximum has grown: every rescale factor is 1.
     UNROLL for (u32 i = 0; i < SUMS; ++i)
-        UNROLL for (u32 e = 0; e < 4; ++e) r.out[i].v[e] *= shrink[SLOT_OF_SUM(e)];
+        UNROLL for (u32 e = 0; e < 4; ++e) r.out[i].v[e] *= rescale[SLOT_OF_SUM(e)];
 }
 
 // Adds probabilities * values to r.out.
-DEV void add_values(Running& r, const Scores& p, const Values& v) {
+DEV void add_values(SoftmaxState& r, const Scores& p, const Values& v) {
 #if WARP_SIZE == 64
     FragB b;
     UNROLL for (u32 i = 0; i < KEYS; ++i) b.x[i] = to_half(p.v[0][i]);
@@ -207,6 +207,6 @@ DEV void add_values(Running& r, const Scores& p, const Values& v) {
 }
 
 // Adds the sums of probabilities over all keys; every lane of a query gets the total.
-DEV void finish(Running& r) {
+DEV void finish(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) r.sum[i] = over_keys_sum(r.sum[i]);
 }

@@ -49,7 +49,7 @@ DEV u32 channel_of(u32 half) { return (lane() >> 2) * 2 + half; }
 
 // Transposes a word with channels 2 c and 2 c + 1 of two keys into two words, each with one channel of both
 // keys.
-DEV void turn_pairs(u32 word, u32& even, u32& odd) {
+DEV void transpose_pairs(u32 word, u32& even, u32& odd) {
 #if DEV_NV
     const u32 swapped = __byte_perm(word, 0, 0x3120);
 #else

@@ -62,9 +62,9 @@
 #else
 #  include "attention/warp.h"
 // Whether this lane writes the maximum and sum of its queries: true on one lane per query.
-DEV bool speaks_for_query() { return strip_k() == 0; }
+DEV bool is_query_leader() { return strip_k() == 0; }
 // Calls put(query, channel, value) for each output of the lane.
-template <class Put> DEV void each_output(const Running& r, const Put& put) {
+template <class Put> DEV void each_output(const SoftmaxState& r, const Put& put) {
     UNROLL for (u32 p = 0; p < PARTS; ++p)
         UNROLL for (u32 j = 0; j < PART; ++j) put(query_of(part_slot(p)), part_channel(p) + j, PART_VALUE(r.out, p, j));
 }
@@ -76,10 +76,10 @@ template <class Put> DEV void each_output(const Running& r, const Put& put) {
 enum : u32 {
     WARPS = 4,
     TEAM = WARPS * WARP_SIZE,
-    TURN_KEYS = WARPS * TILE_KEYS,  // keys per block iteration: one tile per warp
+    ITERATION_KEYS = WARPS * TILE_KEYS,  // keys per block iteration: one tile per warp
     TILES_AHEAD = WARP_SIZE == 64 ? 1 : STAGES,
     SPREAD_RUNS = 1,  // rows are scheduled separately up to this number of splits per block
-    CUT_TOGETHER = 0  // the split length of a row depends on its own context only
+    GROUP_SPLIT_LENGTH = 0  // the split length of a row depends on its own context only
 };
 DEV void team_sync() { sync(); }
 
@@ -100,7 +100,7 @@ DEV u32 splits_of_keys(u32 context, u32) {
 // are equal work.
 DEV u32 even_split(u32 context, u32 splits) {
     if (FROM_QKV || SMALL_BATCH) return split_keys(context);
-    return ((context + splits - 1) / splits + TURN_KEYS - 1) / TURN_KEYS * TURN_KEYS;
+    return ((context + splits - 1) / splits + ITERATION_KEYS - 1) / ITERATION_KEYS * ITERATION_KEYS;
 }
 
 #include "attention_decode/split_schedule.h"
@@ -136,7 +136,7 @@ attention_decode(half_t* o, float* partial, u32* arrived, const half_t* q, const
                     TOKENS_PER_BLOCK, fresh};
     Run run = begin_run(start_of_block(rows), rows, (KV*)shared, pool);
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     finish_run(run, source, rows, pool, (float*)(shared + RING_BYTES), Outputs{o, partial, arrived, max_splits, o_stride, kv_heads},
                factor);
 }

@@ -24,14 +24,14 @@ DEV void write_channels(float* to, const Channels& from) {
     }
 }
 
-struct Folded {
+struct FoldedRecord {
     Channels value;
     float max, sum;
 };
 
 // Merges the records first, first + SPREAD, first + 2 SPREAD, and so on below `count`, of one query; records
 // are `stride` elements apart. Every lane must call it.
-DEV Folded folded(const float* records, u32 first, u32 count, u32 stride) {
+DEV FoldedRecord folded(const float* records, u32 first, u32 count, u32 stride) {
     Channels value{};
     float max = NO_SCORE, sum = 0.f;
     for (u32 from = first; from < count; from += AHEAD * SPREAD) {
@@ -46,9 +46,9 @@ DEV Folded folded(const float* records, u32 first, u32 count, u32 stride) {
         }
         float grown = max;
         UNROLL for (u32 i = 0; i < AHEAD; ++i) grown = fmax_(grown, facts[i].v[0]);
-        const float shrink = exp2_(max - grown);
-        UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] *= shrink;
-        sum *= shrink;
+        const float rescale = exp2_(max - grown);
+        UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] *= rescale;
+        sum *= rescale;
         max = grown;
         UNROLL for (u32 i = 0; i < AHEAD; ++i) {
             const float weight = exp2_(facts[i].v[0] - max);
@@ -56,5 +56,5 @@ DEV Folded folded(const float* records, u32 first, u32 count, u32 stride) {
             UNROLL for (u32 c = 0; c < CHANNELS; ++c) value.v[c] = fma_(weight, part[i].v[c], value.v[c]);
         }
     }
-    return Folded{value, max, sum};
+    return FoldedRecord{value, max, sum};
 }

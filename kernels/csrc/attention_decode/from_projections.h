@@ -17,8 +17,8 @@
 enum : u32 {
     HALF_PIECES = D / 64,
     OWN_PIECES = 2 * D / 8,
-    RIDES = HEAD_GROUP < 8,            // the own key is processed as an additional query
-    KEY_ROW = RIDES ? HEAD_GROUP : 0,  // row of the MMA operand that has the own key
+    KEY_AS_QUERY = HEAD_GROUP < 8,            // the own key is processed as an additional query
+    KEY_ROW = KEY_AS_QUERY ? HEAD_GROUP : 0,  // row of the MMA operand that has the own key
 };
 
 struct Source {
@@ -79,14 +79,14 @@ DEV void norm_and_rope(Queries& head, const half_t* norm, const Angles& angles, 
     UNROLL for (u32 i = 0; i < HALF_PIECES; ++i)
         UNROLL for (u32 j = 0; j < 8; ++j) {
             const float a = x[i].v[j], b = x[i + HALF_PIECES].v[j], c = angles.cos[i].v[j], s = angles.sin[i].v[j];
-            x[i].v[j] = turned_low(a, b, c, s);
-            x[i + HALF_PIECES].v[j] = turned_high(a, b, c, s);
+            x[i].v[j] = rotated_low(a, b, c, s);
+            x[i + HALF_PIECES].v[j] = rotated_high(a, b, c, s);
         }
     UNROLL for (u32 i = 0; i < 2 * HALF_PIECES; ++i) head.v[i] = narrow(x[i]);
 }
 
 // Whether this warp takes the tile of the row's own token in this split.
-DEV bool meets_own(const Place& p) {
+DEV bool has_own_tile(const Place& p) {
     if (p.context == 0 || p.split + 1 != p.splits) return false;
     return (p.context - 1 - first_key(p)) / TILE_KEYS % WARPS == warp_id();
 }
@@ -109,32 +109,32 @@ DEV void store_own_kv(const Source& source, const Place& p, const Queries& key, 
 }
 
 DEV void begin_split(const Source& source, Queries& mine, const Place& p, bool new_head) {
-    const bool own = meets_own(p);
+    const bool own = has_own_tile(p);
     if (!new_head && !own) return;
     const half_t* row = source.qkv + (u64)p.token * source.stride;
     const half_t *queries = row + p.head * HEAD_GROUP * D, *key_head = row + (source.kv_heads * HEAD_GROUP + p.head) * D;
     // Issue all loads before the first use.
     const Angles angles = load_angles(source, p.position);
     mine = load_queries([&](u32 query) {
-        if (RIDES && own && query == KEY_ROW) return key_head;
+        if (KEY_AS_QUERY && own && query == KEY_ROW) return key_head;
         return query < HEAD_GROUP ? queries + query * D : (const half_t*)nullptr;
     });
     Queries key{};
     half_x8 value{};
     i64 slot = -1;
     if (own) {
-        if (!RIDES) key = load_queries([&](u32) { return key_head; });
+        if (!KEY_AS_QUERY) key = load_queries([&](u32) { return key_head; });
         if (lane() < D / 8) value = *(const half_x8*)(key_head + source.kv_heads * D + lane() * 8);
         slot = source.slots[p.token];
     }
-    norm_and_rope(mine, RIDES && strip_w_row() == KEY_ROW ? source.k_norm : source.q_norm, angles, source.eps);
+    norm_and_rope(mine, KEY_AS_QUERY && strip_w_row() == KEY_ROW ? source.k_norm : source.q_norm, angles, source.eps);
     if (!own) return;
-    if (RIDES)
+    if (KEY_AS_QUERY)
         key = mine;
     else
         norm_and_rope(key, source.k_norm, angles, source.eps);
     store_own_kv(source, p, key, value, slot);
-    if (RIDES && strip_w_row() >= HEAD_GROUP) mine = Queries{};
+    if (KEY_AS_QUERY && strip_w_row() >= HEAD_GROUP) mine = Queries{};
 }
 
 // Called when the tile at key `at` has arrived: writes the own token into the tile that contains its

@@ -22,7 +22,7 @@ enum : u32 { TILE_KEYS = 16, D = HEAD_DIM, SLOTS = 2, KEY_ROWS = 2 };
 
 struct Values { u32x4 v[D / 16]; };          // 16 channels x 16 keys; a word has two keys of one channel
 struct Scores { float v[SLOTS][KEY_ROWS]; };
-struct Running {
+struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     f32x4 out[D / 16];
 };
@@ -30,7 +30,7 @@ struct Running {
 DEV u32 query_of(u32 slot) { return (lane() & 3) * 2 + slot; }
 DEV u32 key_row(u32 i) { return (lane() >> 2) + i * 8; }
 
-DEV void start(Running& r) {
+DEV void start(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         r.max[i] = NO_SCORE;
         r.sum[i] = 0.f;
@@ -54,7 +54,7 @@ DEV Scores score(const Queries& q, const Keys& k) {
 }
 
 // Transposes an 8x8 matrix of 16-bit values.
-DEV u32 turn8(u32 v) {
+DEV u32 transpose_8x8(u32 v) {
 #if DEV_NV
     u32 r;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
@@ -66,23 +66,23 @@ DEV u32 turn8(u32 v) {
 #endif
 }
 
-DEV void rescale(Running& r, const Scores& s) {
+DEV void rescale(SoftmaxState& r, const Scores& s) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         float max = fmax_(s.v[i][0], s.v[i][1]);
         for (u32 mask = 4; mask < 32; mask *= 2) max = fmax_(max, shfl_xor(max, mask));
         max = max > r.max[i] + SLACK ? max : r.max[i];
-        const float shrink = exp2_(r.max[i] - max);
+        const float rescale = exp2_(r.max[i] - max);
         r.max[i] = max;
-        r.sum[i] *= shrink;
+        r.sum[i] *= rescale;
         UNROLL for (u32 j = 0; j < D / 16; ++j)
-            UNROLL for (u32 e = i; e < 4; e += 2) r.out[j].v[e] *= shrink;
+            UNROLL for (u32 e = i; e < 4; e += 2) r.out[j].v[e] *= rescale;
     }
 }
 
 // Turns scores into probabilities: query slot i attends to keys [0, seen[i]) of the tile, `factor` = scale *
 // log2(e). Probabilities of a query that has attended to no key so far do not matter: its record has the
 // maximum NO_SCORE, so merging gives it weight zero.
-DEV void weigh(Running& r, Scores& s, const u32 (&seen)[SLOTS], float factor) {
+DEV void online_softmax(SoftmaxState& r, Scores& s, const u32 (&seen)[SLOTS], float factor) {
     bool grows = false;
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         UNROLL for (u32 j = 0; j < KEY_ROWS; ++j) {
@@ -97,21 +97,21 @@ DEV void weigh(Running& r, Scores& s, const u32 (&seen)[SLOTS], float factor) {
 }
 
 // Adds probabilities * values to r.out.
-DEV void add_values(Running& r, const Scores& p, const Values& v) {
-    const u32 b0 = turn8(pack_weights(p.v[0][0], p.v[1][0])), b1 = turn8(pack_weights(p.v[0][1], p.v[1][1]));
+DEV void add_values(SoftmaxState& r, const Scores& p, const Values& v) {
+    const u32 b0 = transpose_8x8(pack_weights(p.v[0][0], p.v[1][0])), b1 = transpose_8x8(pack_weights(p.v[0][1], p.v[1][1]));
     UNROLL for (u32 j = 0; j < D / 16; ++j) mma_values(r.out[j], v.v[j], b0, b1);
 }
 
 // Adds the sums of probabilities over all keys; every lane of a query gets the total.
-DEV void finish(Running& r) {
+DEV void finish(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         for (u32 mask = 4; mask < 32; mask *= 2) r.sum[i] += shfl_xor(r.sum[i], mask);
 }
 
 // Whether this lane writes the maximum and sum of its queries: true on one lane per query.
-DEV bool speaks_for_query() { return lane() < 4; }
+DEV bool is_query_leader() { return lane() < 4; }
 // Calls put(query, channel, value) for each output of the lane.
-template <class Put> DEV void each_output(const Running& r, const Put& put) {
+template <class Put> DEV void each_output(const SoftmaxState& r, const Put& put) {
     UNROLL for (u32 j = 0; j < D / 16; ++j)
         UNROLL for (u32 e = 0; e < 4; ++e) put(query_of(e & 1), j * 16 + channel_of(e >> 1), r.out[j].v[e]);
 }

@@ -2,13 +2,13 @@
 // arrive.
 #pragma once
 
-// Shared flag, whether all splits of the head have arrived; valid after a barrier that follows announce().
-DEV u32* all_there() {
+// Shared flag, whether all splits of the head have arrived; valid after a barrier that follows count_arrival().
+DEV u32* last_arrival() {
     SHARED(u32, last, 1);
     return last;
 }
 
-// Orders the stores of all threads of the team before a following announce().
+// Orders the stores of all threads of the team before a following count_arrival().
 DEV void publish() {
 #if !DEV_NV  // On NVIDIA an atomic operation of one thread publishes what a barrier has ordered before it.
     fence();
@@ -18,19 +18,19 @@ DEV void publish() {
 
 // Counts `done` splits of a head as arrived. The atomic's result takes a round trip to L2, for which the
 // other threads wait only at the next barrier.
-DEV void announce(u32* arrived, u32 done, u32 splits) {
+DEV void count_arrival(u32* arrived, u32 done, u32 splits) {
     if (tid() != 0) return;
     const bool last = atomic_add_acq_rel(arrived, done) + done == splits;
     if (last) arrived[0] = 0;
-    all_there()[0] = last;
+    last_arrival()[0] = last;
 }
 
-// Returns the result of announce(), after a barrier. If true, the records of all splits may be read.
+// Returns the result of count_arrival(), after a barrier. If true, the records of all splits may be read.
 DEV bool was_last() {
 #if !DEV_NV
     fence();
 #endif
-    return all_there()[0];
+    return last_arrival()[0];
 }
 
 // Whether this team, which has finished `done` of a head's splits, is the last team to do so. Every thread
@@ -38,7 +38,7 @@ DEV bool was_last() {
 DEV bool is_last(u32* arrived, u32 done, u32 splits) {
     publish();
     if (done == splits) return true;
-    announce(arrived, done, splits);
+    count_arrival(arrived, done, splits);
     team_sync();
     return was_last();
 }

@@ -21,23 +21,23 @@ enum : u32 {
 };
 
 // Writes the warp's results to `records`, one record per query.
-DEV void put(const Running& r, float* records) {
+DEV void put(const SoftmaxState& r, float* records) {
     each_output(r, [&](u32 query, u32 channel, float value) {
         if (query < GROUP) records[query * RECORD + channel] = value;
     });
-    if (!speaks_for_query()) return;
+    if (!is_query_leader()) return;
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         if (query_of(i) < GROUP) *(f32x2*)(records + query_of(i) * RECORD + D) = f32x2{{r.max[i], r.sum[i]}};
 }
 
-struct Merged {
+struct MergedOutput {
     f32x4 value;
     float max, sum;
 };
 
 // Merges outputs d..d + 4 of one query over COUNT records, `stride` elements apart.
-template <u32 COUNT> DEV Merged merge(const float* records, u32 d, u32 stride) {
-    Merged m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
+template <u32 COUNT> DEV MergedOutput merge(const float* records, u32 d, u32 stride) {
+    MergedOutput m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
     f32x2 facts[COUNT];
     UNROLL for (u32 i = 0; i < COUNT; ++i) facts[i] = *(const f32x2*)(records + i * stride + D);
     UNROLL for (u32 i = 0; i < COUNT; ++i) m.max = fmax_(m.max, facts[i].v[0]);
@@ -54,7 +54,7 @@ template <u32 COUNT> DEV Merged merge(const float* records, u32 d, u32 stride) {
 
 // Merges records with folded() and writes the result as a record to `to`.
 DEV void fold(float* to, const float* records, u32 first, u32 count, u32 stride) {
-    const Folded f = folded(records, first, count, stride);
+    const FoldedRecord f = folded(records, first, count, stride);
     write_channels(to, f.value);
     if (lane() == 0) *(f32x2*)(to + D) = f32x2{{f.max, f.sum}};
 }

@@ -21,8 +21,8 @@ DEV Ring ring_of_warp(KV* shared) { return Ring{shared + warp_id() * TILES_AHEAD
 // Swizzled offset of a channel of a row: the pieces of a row are permuted, so that neither eight rows read at
 // one piece nor two rows read at half of their pieces have bank conflicts.
 DEV u32 place_of(u32 row, u32 channel) {
-    const u32 turn = ((row & 1) << 2 | (row & 2) | (row >> 2 & 1)) & (PIECES - 1);
-    return row * D + (channel / WIDTH ^ turn) * WIDTH + channel % WIDTH;
+    const u32 swizzle = ((row & 1) << 2 | (row & 2) | (row >> 2 & 1)) & (PIECES - 1);
+    return row * D + (channel / WIDTH ^ swizzle) * WIDTH + channel % WIDTH;
 }
 
 // Keys and values are read once per step: L2 evict_first keeps them from evicting the records of splits. With
@@ -35,7 +35,7 @@ DEV void copy_once(KV* to, const KV* from) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
                  : : "r"(shared_address(to)), "l"(from), "l"(policy) : "memory");
 #else
-    copy16(to, from);
+    cp_async16(to, from);
 #endif
 }
 
@@ -50,7 +50,7 @@ DEV void fetch(Ring& ring, const KV* keys) {
             copy_once(to + place_of(row, channel), from);
             copy_once(to + TILE_VALUES + place_of(row, channel), from + BLOCK_TOKENS * D);
         }
-    copy_commit();
+    cp_async_commit();
     ring.stage = ring.stage + 1 == TILES_AHEAD ? 0 : ring.stage + 1;
 }
 
@@ -72,7 +72,7 @@ DEV Values stored_values(const KV* tile) {
         }
 #    endif
         UNROLL for (u32 i = 0; i < 4; ++i)
-            turn_pairs(words.v[i], v.v[j + i % 2].v[i / 2 * 2], v.v[j + i % 2].v[i / 2 * 2 + 1]);
+            transpose_pairs(words.v[i], v.v[j + i % 2].v[i / 2 * 2], v.v[j + i % 2].v[i / 2 * 2 + 1]);
     }
     return v;
 }
@@ -117,13 +117,13 @@ DEV Values values_of(const KV* tile, u32 present) {
 
 // Waits until the oldest tile has arrived. Every lane must call it.
 DEV void await_tile() {
-    copy_wait<TILES_AHEAD - 1>();
+    cp_async_wait<TILES_AHEAD - 1>();
     warp_sync();
 }
 
 // Takes the oldest tile out of the ring; its stage is free afterwards. Values of keys >= `present` are
 // replaced by zero, because freed blocks may contain NaN.
-DEV void take(const Ring& ring, u32 present, Keys& k, Values& v) {
+DEV void load_tile(const Ring& ring, u32 present, Keys& k, Values& v) {
     const KV* keys = ring.tiles + ring.stage * 2 * TILE_VALUES;
     UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
         UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + place_of(key_row(j), i * 32 + strip_k()));
@@ -148,7 +148,7 @@ DEV void fetch(Ring& ring, const KV* keys) {
 
 DEV void await_tile() {}
 
-DEV void take(const Ring& ring, u32 present, Keys& k, Values& v) {
+DEV void load_tile(const Ring& ring, u32 present, Keys& k, Values& v) {
     k = ring.keys;
     v = load_values(ring.values, D, present);
 }

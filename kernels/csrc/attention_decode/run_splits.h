@@ -23,7 +23,7 @@ DEV void enter_split(PrefetchCursor& a) {
     a.end = end_key(a.place);
 }
 
-DEV void settle(PrefetchCursor& a, const Rows& rows) {
+DEV void seek_tile(PrefetchCursor& a, const Rows& rows) {
     while (a.place.left != 0 && a.at >= a.end) {
         next_split(a.place, rows);
         if (a.place.left != 0) enter_split(a);
@@ -36,7 +36,7 @@ DEV void fetch_next(Ring& ring, PrefetchCursor& a, const Rows& rows, const KV* p
     const u64 tile = (u64)a.block * rows.kv_heads + a.place.head;
     fetch(ring, pool + tile * 2 * BLOCK_TOKENS * D + a.at % BLOCK_TOKENS * D);
     a.at += WARPS * TILE_KEYS;
-    settle(a, rows);
+    seek_tile(a, rows);
 }
 
 // Progress of a team (the warps of a block) through its run of splits.
@@ -53,14 +53,14 @@ DEV Run begin_run(const Place& place, const Rows& rows, KV* rings, const KV* poo
     PrefetchCursor& a = run.ahead;
     if (place.left != 0) {
         enter_split(a);
-        settle(a, rows);
+        seek_tile(a, rows);
     }
     for (; run.fetched < TILES_AHEAD && a.place.left != 0 && !is_fresh(a.at, a.place, rows); ++run.fetched)
         fetch_next(run.ring, a, rows, pool);
     return run;
 }
 
-DEV void store_output(half_t* o, const Merged& m) {
+DEV void store_output(half_t* o, const MergedOutput& m) {
     half_x4 y;
     UNROLL for (u32 i = 0; i < 4; ++i) y.v[i] = to_half(m.value.v[i] / m.sum);
     *(half_x4*)o = y;
@@ -89,7 +89,7 @@ DEV float* part_of(const Target& t, const Outputs& to, u32 query, u32 split) {
 DEV void merge_warps(const Target& t, const Outputs& to, u32 split, const float* records) {
     for (u32 i = tid(); i < queries_of(t) * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
-        const Merged m = merge<WARPS>(records + query * RECORD, d, GROUP * RECORD);
+        const MergedOutput m = merge<WARPS>(records + query * RECORD, d, GROUP * RECORD);
         if (t.splits == 1) {
             store_output(output_of(t, to, query) + d, m);
             continue;
@@ -114,8 +114,8 @@ DEV void merge_splits(const Target& t, const Outputs& to, float* records) {
     if (SETS == 1) team_sync();  // The next split overwrites the records.
 }
 
-// Merges the splits of `head` if this team was the last to arrive. A barrier must have followed announce();
-// `records` must not be in use.
+// Merges the splits of `head` if this team was the last to arrive. A barrier must have followed
+// count_arrival(); `records` must not be in use.
 DEV void finish_split(Target& head, const Outputs& to, float* records) {
     if (head.splits != 0 && was_last()) {
         merge_splits(head, to, records);
@@ -124,15 +124,15 @@ DEV void finish_split(Target& head, const Outputs& to, float* records) {
     head.splits = 0;
 }
 
-// Merges the splits of a head if this team has all of them, else announces that its splits are done. Called
+// Merges the splits of a head if this team has all of them, else counts its splits as arrived. Called
 // after this team's last split of a head; `done` is the number of its splits of that head.
-DEV void leave(Target& shared, const Target& head, const Outputs& to, u32* arrived, u32 done, float* records) {
+DEV void finish_head(Target& shared, const Target& head, const Outputs& to, u32* arrived, u32 done, float* records) {
 #if FROM_QKV  // Mostly one split per block, so there is no later split to overlap with.
     if (is_last(arrived, done, head.splits)) merge_splits(head, to, records);
 #else
     publish();
     if (done == head.splits) return merge_splits(head, to, records);
-    announce(arrived, done, head.splits);
+    count_arrival(arrived, done, head.splits);
     shared = head;
 #endif
 }
@@ -144,17 +144,17 @@ DEV Target target_of(const Place& p, const Rows& rows, const Outputs& to) {
 }
 
 // Turns the scores of a tile at key `at`, of a split that ends at `end`, into probabilities.
-DEV void weigh_tile(Running& r, Scores& s, const Place& p, u32 at, u32 end, float factor) {
+DEV void softmax_tile(SoftmaxState& r, Scores& s, const Place& p, u32 at, u32 end, float factor) {
     u32 seen[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i)
         seen[i] = TOKENS_PER_BLOCK == 1 ? end - at : keys_seen_by(p, query_of(i) / HEAD_GROUP, at, end);
-    weigh(r, s, seen, factor);
+    online_softmax(r, s, seen, factor);
 }
 
 #if FIRST_POSITION
 // Masks the first FIRST_POSITION keys of a context, which are in its first tile. The tile's other keys are
 // attended to.
-template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void leave_out(float (&scores)[QUERIES_OF_LANE][KEYS_OF_LANE]) {
+template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void mask_first_keys(float (&scores)[QUERIES_OF_LANE][KEYS_OF_LANE]) {
     UNROLL for (u32 j = 0; j < KEYS_OF_LANE; ++j) {
 #  if KEYS_FIRST
         const u32 key = key_row(j);
@@ -179,20 +179,20 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
     while (p.left != 0) {
         begin_split(source, mine, p, done == 0);
         if (done == 0) target = target_of(p, rows, to);
-        Running r;
+        SoftmaxState r;
         start(r);
         for (u32 at = first_key(p) + warp_id() * TILE_KEYS, end = end_key(p); at < end; at += WARPS * TILE_KEYS) {
             Keys k;
             Values v;
             await_tile();
             complete_tile(source, run.ring, p, at);
-            take(run.ring, end - at, k, v);
+            load_tile(run.ring, end - at, k, v);
             fetch_next(run.ring, run.ahead, rows, pool);
             Scores s = score(mine, k);
 #if FIRST_POSITION
-            if (at == 0) leave_out(s.v);
+            if (at == 0) mask_first_keys(s.v);
 #endif
-            weigh_tile(r, s, p, at, end, factor);
+            softmax_tile(r, s, p, at, end, factor);
             add_values(r, s, v);
         }
         finish(r);
@@ -207,10 +207,10 @@ DEV void finish_run(Run run, const Source& source, const Rows& rows, const KV* p
         float* const others = SETS == 1 || records != first_records ? first_records : records + SET;
         finish_split(shared, to, others);
         ++done;
-        const bool leaving = p.left == 1 || p.split + 1 == p.splits;
-        if (leaving && p.splits > 1) leave(shared, target, to, to.arrived + unit_of(p, rows), done, records);
+        const bool last_of_head = p.left == 1 || p.split + 1 == p.splits;
+        if (last_of_head && p.splits > 1) finish_head(shared, target, to, to.arrived + unit_of(p, rows), done, records);
         records = others;
-        if (leaving) done = 0;
+        if (last_of_head) done = 0;
         next_split(p, rows);
     }
     if (shared.splits != 0) team_sync();

@@ -44,14 +44,14 @@ DEV bool follows(const Rows& rows, u32 row, u32 cut) {
     if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
     const u32 before = (u32)rows.context_lens[row - 1], context = (u32)rows.context_lens[row];
     return before != 0 && context == before + 1 && splits_of(before, cut) == splits_of(context, cut) &&
-           (CUT_TOGETHER || span_of(before, cut) == span_of(context, cut));
+           (GROUP_SPLIT_LENGTH || span_of(before, cut) == span_of(context, cut));
 }
 // Whether a row is the first of a group of rows that are processed together.
 DEV bool leads(const Rows& rows, u32 row, u32 tokens_per_group, u32 cut) {
     if (tokens_per_group <= 1) return true;
-    u32 behind = 0;
-    while (follows(rows, row - behind, cut)) ++behind;
-    return behind % tokens_per_group == 0;
+    u32 distance = 0;
+    while (follows(rows, row - distance, cut)) ++distance;
+    return distance % tokens_per_group == 0;
 }
 // Extends `p` from the first row of a group to all rows of the group.
 DEV void take_successive_rows(Place& p, const Rows& rows) {
@@ -88,10 +88,10 @@ DEV void next_split(Place& p, const Rows& rows) {
 }
 
 // Number of splits of the rows before this thread's rows, and of all rows.
-struct Counted { u32 before, all; };
+struct SplitCount { u32 before, all; };
 // Counts the splits, with rows in groups of at most `tokens_per_group`. Every thread of the team must call
 // it; `sums` [WARPS] must not be in use.
-DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 tokens_per_group, u32 cut, u32* sums) {
+DEV SplitCount count_splits(const Rows& rows, u32 first, u32 end, u32 tokens_per_group, u32 cut, u32* sums) {
     u32 mine = 0;
     for (u32 row = first; row < end; ++row)
         if (leads(rows, row, tokens_per_group, cut)) mine += splits_of((u32)rows.context_lens[row], cut);
@@ -107,7 +107,7 @@ DEV Counted count_splits(const Rows& rows, u32 first, u32 end, u32 tokens_per_gr
         if (i < warp_id()) before += sums[i];
         all += sums[i];
     }
-    return Counted{before - mine, all};
+    return SplitCount{before - mine, all};
 }
 
 // Returns the block's first split. Every thread of the team must call it.
@@ -120,14 +120,14 @@ DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
     // loads would dominate the latency of a step with a single row.
     const u32 table = first < end ? table_of(rows, first) : 0, token = first < end ? (u32)rows.cu_q[first] : 0;
     const u32 position = first < end ? position_of(rows, token) : 0;
-    Counted splits = count_splits(rows, first, end, 1, cut, sums);
+    SplitCount splits = count_splits(rows, first, end, 1, cut, sums);
     u32 record = splits.before;
     const bool spread = rows.tokens_per_group <= 1 || splits.all * rows.kv_heads <= SPREAD_RUNS * gdim_x();
     const u32 tokens_per_group = spread ? 1 : rows.tokens_per_group;
     if (!spread) splits = count_splits(rows, first, end, tokens_per_group, cut, sums + WARPS);
 
-    const u32 all = splits.all * rows.kv_heads, even = all / gdim_x(), odd = all % gdim_x();
-    const u32 begin = bid_x() * even + (bid_x() < odd ? bid_x() : odd);
+    const u32 all = splits.all * rows.kv_heads, even = all / gdim_x(), remainder = all % gdim_x();
+    const u32 begin = bid_x() * even + (bid_x() < remainder ? bid_x() : remainder);
     u32 before = splits.before;
     for (u32 row = first; row < end; ++row) {
         const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row], splits_here = splits_of(context, cut);
@@ -148,7 +148,7 @@ DEV Place start_of_block(const Rows& rows, u32 cut = 0) {
     Place p{};
     p.tokens_per_group = tokens_per_group;
     p.cut = cut;
-    p.left = even + (bid_x() < odd ? 1 : 0);
+    p.left = even + (bid_x() < remainder ? 1 : 0);
     if (p.left == 0) return p;
     p.row = found[0];
     p.context = found[2];

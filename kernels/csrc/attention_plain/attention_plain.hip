@@ -37,17 +37,17 @@ KERNEL(WARP_SIZE) attention_plain(ACT* o, const ACT* q, const KV* pool, const i3
     for (u32 c = 0; c < CHANNELS; ++c) out[c] = 0.f;
     for (u32 at = 0; at < seen; at += WARP_SIZE) {
         const u32 position = at + lane(), keys = seen - at < WARP_SIZE ? seen - at : WARP_SIZE;
-        const bool present = position < seen, asked = present && position >= masked_keys;
+        const bool present = position < seen, attended = present && position >= masked_keys;
         const u64 block = present ? (u64)(u32)table[position / BLOCK_TOKENS] * kv_heads + kv_head : 0;
         const u64 key = block * 2 * BLOCK_TOKENS * D + position % BLOCK_TOKENS * D;
         float s = 0.f;
         for (u32 d = 0; d < D; ++d) s = fma_(query[d], present ? f32(pool[key + d]) : 0.f, s);
-        if (!asked) s = -1e30f;
-        const float grown = fmax_(max, warp_max(s)), shrink = exp2_(max - grown);
-        const float p = asked ? f32(to<ACT>(exp2_(s - grown))) : 0.f;
-        max = grown;
-        sum = fma_(sum, shrink, warp_sum(p));
-        for (u32 c = 0; c < CHANNELS; ++c) out[c] *= shrink;
+        if (!attended) s = -1e30f;
+        const float new_max = fmax_(max, warp_max(s)), rescale = exp2_(max - new_max);
+        const float p = attended ? f32(to<ACT>(exp2_(s - new_max))) : 0.f;
+        max = new_max;
+        sum = fma_(sum, rescale, warp_sum(p));
+        for (u32 c = 0; c < CHANNELS; ++c) out[c] *= rescale;
         for (u32 j = 0; j < keys; ++j) {
             const float weight = shfl(p, j);
             const u64 value = shfl(key, j) + BLOCK_TOKENS * D;

@@ -11,24 +11,24 @@ enum : u32 {
     PANEL_BYTES = TILE * 128,
     OPERAND_BYTES = PANELS * PANEL_BYTES,
     STAGED_BYTES = KV_FP8 ? TILE * D : 0,  // buffer of fp8 keys or values before conversion to half_t
-    FETCHING = 4,                    // warps of the producer warpgroup
+    PRODUCER_WARPS = 4,              // warps of the producer warpgroup
     QUERY_WARPS = KV_FP8 ? 4 : 2,    // number of producer warps, the last ones, that load queries
     ROW_WARPS = KV_FP8 ? 4 : 1,      // producer warps that load keys; as many load values
-    WORKING = 8                      // warps of the consumer warpgroups
+    CONSUMER_WARPS = 8               // warps of the consumer warpgroups
 };
 
-struct Stages { Barrier there[STAGES], free[STAGES]; };
-struct Meeting {
+struct Stages { Barrier full[STAGES], empty[STAGES]; };
+struct PipelineBarriers {
     Stages items, keys, values;      // items: work items with their queries
-    Barrier last_there;              // arrival of the values of a step that extends beyond its row's context
-    Barrier turn[2];                 // ordering barrier between the two consumer warpgroups
+    Barrier tail_full;               // arrival of the values of a step that extends beyond its row's context
+    Barrier sequence[2];             // ordering barrier between the two consumer warpgroups
     Item item[STAGES];
     u32 next[2];                     // index of the next item
 };
 struct Shared { u8 *queries, *keys, *values, *outputs, *staged; };
 
-DEV Shared share(u8* dynamic) {
-    u8* panels = on_1024(dynamic);
+DEV Shared shared_layout(u8* dynamic) {
+    u8* panels = align_1024(dynamic);
     u8 *keys = panels + ITEM_STAGES * OPERAND_BYTES, *values = keys + STAGES * OPERAND_BYTES;
     u8* outputs = values + STAGES * OPERAND_BYTES;
     return Shared{panels, keys, values, outputs, outputs + OPERAND_BYTES};
@@ -37,32 +37,32 @@ DEV Shared share(u8* dynamic) {
 // Copies a tile's queries; zero-fills rows after the last pair.
 DEV void fetch_queries(u8* operand, const Job& job, const Item& item) {
     constexpr u32 PIECES = D / 8, AT_ONCE = QUERY_WARPS * WARP_SIZE / PIECES;
-    const u32 thread = tid() - (FETCHING - QUERY_WARPS) * WARP_SIZE, piece = thread % PIECES;
+    const u32 thread = tid() - (PRODUCER_WARPS - QUERY_WARPS) * WARP_SIZE, piece = thread % PIECES;
     const half_t* q = job.q + (u64)item.token * job.q_stride + item.head * HEAD_GROUP * D + piece * 8;
     _Pragma("unroll 4") for (u32 i = 0; i < TILE_PAIRS; i += AT_ONCE) {
         const u32 row = i + thread / PIECES, pair = item.first + row < item.pairs ? item.first + row : 0;
         u8* to = operand + piece / 8 * PANEL_BYTES + panel_offset(row, piece % 8);
-        copy16_or_zero(to, q + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D, item.first + row < item.pairs);
+        cp_async16_zfill(to, q + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D, item.first + row < item.pairs);
     }
-    copy_commit();
-    copy_wait<0>();
+    cp_async_commit();
+    cp_async_wait<0>();
 }
 
 // Passes an item, with its queries, to the consumers.
-DEV void hand_over(const Shared& shared, Meeting* m, RingStage& turn, const Job& job, const Item& item) {
-    barrier_wait(&m->items.free[turn.stage], turn.odd ^ 1);
-    if (warp_id() == FETCHING - 1 && lane() == 0) m->item[turn.stage] = item;
-    if (item.pairs != 0) fetch_queries(shared.queries + turn.stage * OPERAND_BYTES, job, item);
-    release_written(&m->items.there[turn.stage]);
-    advance<ITEM_STAGES>(turn);
+DEV void publish_item(const Shared& shared, PipelineBarriers* m, PipelineState& pipe, const Job& job, const Item& item) {
+    barrier_wait(&m->items.empty[pipe.stage], pipe.phase ^ 1);
+    if (warp_id() == PRODUCER_WARPS - 1 && lane() == 0) m->item[pipe.stage] = item;
+    if (item.pairs != 0) fetch_queries(shared.queries + pipe.stage * OPERAND_BYTES, job, item);
+    release_written(&m->items.full[pipe.stage]);
+    advance<ITEM_STAGES>(pipe);
 }
 
 // Takes items until none is left; calls `fetch(item)` for each, and once with the empty item that ends the
 // loop.
-template <class Fetch> DEV void each_item(Meeting* m, const Job& job, const Fetch& fetch) {
+template <class Fetch> DEV void each_item(PipelineBarriers* m, const Job& job, const Fetch& fetch) {
     Search search{};
     u32 number = bid_x();
-    for (u32 odd = 0;; odd ^= 1) {
+    for (u32 phase = 0;; phase ^= 1) {
         const Item item = find(search, job, number);
         const bool leader = tid() == 0;
         if (item.pairs == 0) {
@@ -76,8 +76,8 @@ template <class Fetch> DEV void each_item(Meeting* m, const Job& job, const Fetc
         }
         const u32 ticket = leader ? atomic_add(job.work_counter, 1u) : 0;
         fetch(item);
-        if (leader) m->next[odd] = gdim_x() + ticket;
-        some_sync<1>(FETCHING * WARP_SIZE);
-        number = m->next[odd];
+        if (leader) m->next[phase] = gdim_x() + ticket;
+        named_barrier_sync<1>(PRODUCER_WARPS * WARP_SIZE);
+        number = m->next[phase];
     }
 }

@@ -6,13 +6,13 @@
 #include "attention_prefill/load.h"
 
 enum : u32 {
-    FETCHERS = FETCHING * WARP_SIZE,
+    PRODUCER_THREADS = PRODUCER_WARPS * WARP_SIZE,
     ROW_PIECES = 4,  // number of fp8 pieces of a row in a panel
-    AT_ONCE = FETCHERS / (ROW_PIECES * PANELS),
+    AT_ONCE = PRODUCER_THREADS / (ROW_PIECES * PANELS),
     PASSES = TILE / AT_ONCE,
     NO_ROW = ~0u     // key beyond the context: its pieces are zero-filled
 };
-static_assert(FETCHERS == TILE, "a thread finds a key");
+static_assert(PRODUCER_THREADS == TILE, "a thread finds a key");
 
 // Row, panel and piece that a thread copies. Eight consecutive threads have the pieces of two rows, which are
 // in different banks of a panel.
@@ -36,7 +36,7 @@ DEV void start_pieces(u8* staged, const Job& job, const u32* rows, bool values) 
     _Pragma("unroll 1") for (u32 pass = 0; pass < PASSES; ++pass) {
         const u32 key = rows[own_row(pass)];
         const u64 row = key == NO_ROW ? 0 : key + (values ? BLOCK_TOKENS : 0);
-        copy16_or_zero(staged + (pass * FETCHERS + tid()) * 16, channels + row * D, key != NO_ROW);
+        cp_async16_zfill(staged + (pass * PRODUCER_THREADS + tid()) * 16, channels + row * D, key != NO_ROW);
     }
 }
 
@@ -45,7 +45,7 @@ struct Halves { fp8x8 v[2]; };
 DEV void widen_pieces(u8* operand, const u8* staged) {
     u8* panel = operand + own_panel() * PANEL_BYTES;
     _Pragma("unroll 2") for (u32 pass = 0; pass < PASSES; ++pass) {
-        const Halves piece = bits_as<Halves>(*(const fp8x16*)(staged + (pass * FETCHERS + tid()) * 16));
+        const Halves piece = bits_as<Halves>(*(const fp8x16*)(staged + (pass * PRODUCER_THREADS + tid()) * 16));
         // Converts through f32: with widen_half of f16 the registers of the WGMMAs spill.
         UNROLL for (u32 half = 0; half < 2; ++half)
             *(half_x8*)(panel + panel_offset(own_row(pass), own_piece() * 2 + half)) = narrow(widen(piece.v[half]));
@@ -54,42 +54,43 @@ DEV void widen_pieces(u8* operand, const u8* staged) {
 
 // Converts the keys or values of one step into their panels, signals the consumers, then starts the copies of
 // the next step (unless `next` is null). One later copy group may be pending.
-struct Way { u8 *operands, *staged; Stages* stages; RingStage turn; };
-DEV void bring(Way& way, const Job& job, const u32* next, bool values) {
-    copy_wait<1>();
-    barrier_wait(&way.stages->free[way.turn.stage], way.turn.odd ^ 1);
-    widen_pieces(way.operands + way.turn.stage * OPERAND_BYTES, way.staged);
-    release_written(&way.stages->there[way.turn.stage]);
-    advance<STAGES>(way.turn);
-    if (next) start_pieces(way.staged, job, next, values);
-    copy_commit();
+struct ProducerState { u8 *operands, *staged; Stages* stages; PipelineState pipe; };
+DEV void load_step(ProducerState& producer, const Job& job, const u32* next, bool values) {
+    cp_async_wait<1>();
+    barrier_wait(&producer.stages->empty[producer.pipe.stage], producer.pipe.phase ^ 1);
+    widen_pieces(producer.operands + producer.pipe.stage * OPERAND_BYTES, producer.staged);
+    release_written(&producer.stages->full[producer.pipe.stage]);
+    advance<STAGES>(producer.pipe);
+    if (next) start_pieces(producer.staged, job, next, values);
+    cp_async_commit();
 }
 
-DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
+DEV void fetch_all(const Shared& shared, PipelineBarriers* m, const Job& job) {
     SHARED(u32, rows, 2 * TILE);
-    Way keys{shared.keys, shared.staged, &m->keys, {}}, values{shared.values, shared.staged + STAGED_BYTES, &m->values, {}};
-    RingStage items{};
+    ProducerState keys{shared.keys, shared.staged, &m->keys, {}},
+        values{shared.values, shared.staged + STAGED_BYTES, &m->values, {}};
+    PipelineState items{};
     each_item(m, job, [&](const Item& item) {
-        if (item.steps == 0) return hand_over(shared, m, items, job, item);
+        if (item.steps == 0) return publish_item(shared, m, items, job, item);
         const i32* table = table_of(job, item.row);
         const u32 context = item.before + item.pairs / HEAD_GROUP;
         // The earlier contents of `rows` may be overwritten: all threads have passed a barrier since reading
         // them.
         rows[tid()] = pool_row(job, item, table, 0, context);
         u32 ahead = pool_row(job, item, table, TILE, context);
-        some_sync<1>(FETCHERS);
+        named_barrier_sync<1>(PRODUCER_THREADS);
         start_pieces(keys.staged, job, rows, false);
-        copy_commit();
+        cp_async_commit();
         start_pieces(values.staged, job, rows, true);
-        copy_commit();
+        cp_async_commit();
         for (u32 step = 0; step < item.steps; ++step) {
             u32* next = step + 1 < item.steps ? rows + (step + 1) % 2 * TILE : nullptr;
             if (next) next[tid()] = ahead;
-            some_sync<1>(FETCHERS);
+            named_barrier_sync<1>(PRODUCER_THREADS);
             ahead = pool_row(job, item, table, (step + 2) * TILE, context);
-            bring(keys, job, next, false);
-            if (step == 0) hand_over(shared, m, items, job, item);
-            bring(values, job, next, true);
+            load_step(keys, job, next, false);
+            if (step == 0) publish_item(shared, m, items, job, item);
+            load_step(values, job, next, true);
         }
     });
 }

@@ -12,7 +12,7 @@ DEV u32 pool_row(const Job& job, const Item& item, const i32* table, u32 at, u32
 }
 
 // Progress of the warp that loads keys, or of the warp that loads values.
-struct Way { u8* operands; Stages* stages; Barrier* last_there; u32 lasts; RingStage turn; };
+struct ProducerState { u8* operands; Stages* stages; Barrier* tail_full; u32 tail_uses; PipelineState pipe; };
 
 // Zeroes the values beyond the context: they are multiplied by probabilities of zero, so they must be finite.
 DEV void clear_rows(u8* operand, u32 first) {
@@ -21,43 +21,43 @@ DEV void clear_rows(u8* operand, u32 first) {
             *(u32x4*)(operand + panel * PANEL_BYTES + i * 16) = u32x4{{0, 0, 0, 0}};
 }
 
-template <bool VALUES> DEV void fetch_rows(Way& way, const Job& job, const Item& item) {
+template <bool VALUES> DEV void fetch_rows(ProducerState& producer, const Job& job, const Item& item) {
     if (item.steps == 0) return;
     const i32* table = table_of(job, item.row);
     const u32 context = item.before + item.pairs / HEAD_GROUP;
     u32 row = pool_row(job, item, table, 0, context);
-    for (u32 step = 0; step < item.steps; ++step, advance<STAGES>(way.turn)) {
-        const u32 at = step * TILE, stage = way.turn.stage, keys = context - at < TILE ? context - at : TILE;
+    for (u32 step = 0; step < item.steps; ++step, advance<STAGES>(producer.pipe)) {
+        const u32 at = step * TILE, stage = producer.pipe.stage, keys = context - at < TILE ? context - at : TILE;
         const u32 next = pool_row(job, item, table, at + TILE, context);
         const u32 boxes = (keys + BOX_ROWS - 1) / BOX_ROWS;
         const bool last = VALUES && keys < TILE;
-        u8* operand = way.operands + stage * OPERAND_BYTES;
-        Barrier* there = last ? way.last_there : &way.stages->there[stage];
-        barrier_wait(&way.stages->free[stage], way.turn.odd ^ 1);
-        if (lane() == 0) barrier_expect(there, boxes * PANELS * BOX_BYTES);
+        u8* operand = producer.operands + stage * OPERAND_BYTES;
+        Barrier* full = last ? producer.tail_full : &producer.stages->full[stage];
+        barrier_wait(&producer.stages->empty[stage], producer.pipe.phase ^ 1);
+        if (lane() == 0) barrier_expect(full, boxes * PANELS * BOX_BYTES);
         warp_sync();
         if (lane() < boxes)
             UNROLL for (u32 panel = 0; panel < PANELS; ++panel)
                 box_copy(operand + panel * PANEL_BYTES + lane() * BOX_BYTES, job.pool_map, job.pool, D,
-                         row + VALUES * BLOCK_TOKENS, panel * 64, there);
+                         row + VALUES * BLOCK_TOKENS, panel * 64, full);
         if (last) {
-            barrier_wait(there, way.lasts++ & 1);
+            barrier_wait(full, producer.tail_uses++ & 1);
             clear_rows(operand, keys);
-            release_written(&way.stages->there[stage]);
+            release_written(&producer.stages->full[stage]);
         }
         row = next;
     }
 }
 
-DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
+DEV void fetch_all(const Shared& shared, PipelineBarriers* m, const Job& job) {
     if (warp_id() == 0) {
-        Way keys{shared.keys, &m->keys, nullptr, 0, {}};
+        ProducerState keys{shared.keys, &m->keys, nullptr, 0, {}};
         each_item(m, job, [&](const Item& item) { fetch_rows<false>(keys, job, item); });
     } else if (warp_id() == 1) {
-        Way values{shared.values, &m->values, &m->last_there, 0, {}};
+        ProducerState values{shared.values, &m->values, &m->tail_full, 0, {}};
         each_item(m, job, [&](const Item& item) { fetch_rows<true>(values, job, item); });
     } else {
-        RingStage turn{};
-        each_item(m, job, [&](const Item& item) { hand_over(shared, m, turn, job, item); });
+        PipelineState pipe{};
+        each_item(m, job, [&](const Item& item) { publish_item(shared, m, pipe, job, item); });
     }
 }

@@ -27,7 +27,7 @@ DEV Item find(Search& search, const Job& job, u32 number) {
         const u32 mine = search.row + lane();
         const i32* cu_q = job.cu_q + job.first_row + mine;
         const u32 pairs = mine < job.rows ? (u32)(cu_q[1] - cu_q[0]) * HEAD_GROUP : 0;
-        const u32 items = (pairs + TILE_PAIRS - 1) / TILE_PAIRS * job.kv_heads, up_to = sum_up_to_lane(items);
+        const u32 items = (pairs + TILE_PAIRS - 1) / TILE_PAIRS * job.kv_heads, up_to = warp_inclusive_sum(items);
         const u32 at = warp_sum((u32)(search.items_before + up_to <= number));
         if (at < WARP_SIZE) {
             Item item{};

@@ -21,79 +21,80 @@ enum : u32 {
 };
 
 DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
-    const KMajor q = shared_by_lanes(by_k(queries)), k = shared_by_lanes(by_k(keys));
-    wgmma_hold(s);
+    const KMajor q = warp_uniform(by_k(queries)), k = warp_uniform(by_k(keys));
+    wgmma_fence_operand(s);
     wgmma_fence();
     UNROLL for (u32 i = 0; i < D / 16; ++i) {
         const u32 at = i / 4 * PANEL_BYTES + i % 4 * 32;
-        wgmma<TILE>(s, further(q, at), further(k, at), i != 0);
+        wgmma<TILE>(s, advanced(q, at), advanced(k, at), i != 0);
     }
     wgmma_commit();
 }
 
 DEV void start_outputs(float (&o)[OUTPUTS], const Probabilities<SCORES>& p, const u8* values, bool add) {
-    const NMajor v = shared_by_lanes(by_n(values, PANEL_BYTES));
-    wgmma_hold(o);
+    const NMajor v = warp_uniform(by_n(values, PANEL_BYTES));
+    wgmma_fence_operand(o);
     wgmma_fence();
-    UNROLL for (u32 i = 0; i < TILE / 16; ++i) wgmma<D>(o, p.v[i], further(v, i * 16 * 128), add || i != 0);
+    UNROLL for (u32 i = 0; i < TILE / 16; ++i) wgmma<D>(o, p.v[i], advanced(v, i * 16 * 128), add || i != 0);
     wgmma_commit();
 }
 
-struct Worker {
+struct ConsumerState {
     u32 group;         // 0 or 1
-    RingStage items, keys, values;
-    u32 turns;
+    PipelineState items, keys, values;
+    u32 sequence_waits;
 };
 
 // Computes the outputs of one item, not yet divided by the sums of probabilities.
-DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shared, Meeting* m, const Item& item, float factor) {
+DEV void multiply(float (&o)[OUTPUTS], Softmax& r, ConsumerState& w, const Shared& shared, PipelineBarriers* m, const Item& item,
+                  float factor) {
     const u8* queries = shared.queries + w.items.stage * OPERAND_BYTES + w.group * GROUP_PAIRS * 128;
-    const u32 first = item.first + w.group * GROUP_PAIRS, open = seen_by(item, first) / TILE;
+    const u32 first = item.first + w.group * GROUP_PAIRS, unmasked_steps = seen_by(item, first) / TILE;
     const u32 seen[2] = {seen_by(item, first + wgmma_row(0)), seen_by(item, first + wgmma_row(2))};
-    float s[SCORES], shrink[2];
+    float s[SCORES], rescale[2];
     Probabilities<SCORES> p;
     const auto keys = [&] {
-        barrier_wait(&m->keys.there[w.keys.stage], w.keys.odd);
+        barrier_wait(&m->keys.full[w.keys.stage], w.keys.phase);
         return shared.keys + w.keys.stage * OPERAND_BYTES;
     };
     const auto values = [&] {
-        barrier_wait(&m->values.there[w.values.stage], w.values.odd);
+        barrier_wait(&m->values.full[w.values.stage], w.values.phase);
         return shared.values + w.values.stage * OPERAND_BYTES;
     };
-    const auto weigh_step = [&](u32 step) {
-        wgmma_hold(s);
-        release(&m->keys.free[w.keys.stage]);
-        if (step + 1 == item.steps) release(&m->items.free[w.items.stage]);
+    const auto softmax_step = [&](u32 step) {
+        wgmma_fence_operand(s);
+        release(&m->keys.empty[w.keys.stage]);
+        if (step + 1 == item.steps) release(&m->items.empty[w.items.stage]);
         advance<STAGES>(w.keys);
-        if (step < open) return weigh<false>(s, r, shrink, seen, factor);
+        if (step < unmasked_steps) return online_softmax<false>(s, r, rescale, seen, factor);
         const u32 at = step * TILE, left[2] = {seen[0] > at ? seen[0] - at : 0, seen[1] > at ? seen[1] - at : 0};
-        weigh<true>(s, r, shrink, left, factor);
+        online_softmax<true>(s, r, rescale, left, factor);
     };
-    const auto outputs_there = [&] {
+    const auto finish_outputs = [&] {
         wgmma_wait<0>();
-        wgmma_hold(o);
-        release(&m->values.free[w.values.stage]);
+        wgmma_fence_operand(o);
+        release(&m->values.empty[w.values.stage]);
         advance<STAGES>(w.values);
     };
 
     start_scores(s, queries, keys());
     wgmma_wait<0>();
-    weigh_step(0);
+    softmax_step(0);
     pack(p, s);
     for (u32 step = 1; step < item.steps; ++step) {
         const u8* step_keys = keys();
-        barrier_wait(&m->turn[w.group], w.turns++ & 1);
+        barrier_wait(&m->sequence[w.group], w.sequence_waits++ & 1);
         start_scores(s, queries, step_keys);
         start_outputs(o, p, values(), step != 1);
-        release(&m->turn[w.group ^ 1]);
+        release(&m->sequence[w.group ^ 1]);
         wgmma_wait<1>();
-        weigh_step(step);
-        outputs_there();
-        UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= shrink[i >> 1 & 1];
+        softmax_step(step);
+        finish_outputs();
+        UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= rescale[i >> 1 & 1];
         pack(p, s);
     }
     start_outputs(o, p, values(), item.steps != 1);
-    outputs_there();
+    finish_outputs();
 }
 
 // Stores the outputs: a warp transposes its 16 rows through shared memory, so that its stores are coalesced
@@ -117,12 +118,12 @@ DEV void store(const Job& job, const Item& item, u32 group, u8* panels, const fl
     warp_sync();
 }
 
-DEV void work(const Shared& shared, Meeting* m, const Job& job) {
-    Worker w{};
+DEV void consume_items(const Shared& shared, PipelineBarriers* m, const Job& job) {
+    ConsumerState w{};
     w.group = warp_id() / 4 - 1;
     u8* outputs = shared.outputs + (warp_id() - 4) * 16 * D * 2;
     for (;; advance<ITEM_STAGES>(w.items)) {
-        barrier_wait(&m->items.there[w.items.stage], w.items.odd);
+        barrier_wait(&m->items.full[w.items.stage], w.items.phase);
         const Item item = m->item[w.items.stage];
         if (item.pairs == 0) return;
         float o[OUTPUTS], scale[2] = {0.f, 0.f};
@@ -133,39 +134,39 @@ DEV void work(const Shared& shared, Meeting* m, const Job& job) {
         } else {
             UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] = 0.f;
             warp_sync();
-            release(&m->items.free[w.items.stage]);
+            release(&m->items.empty[w.items.stage]);
         }
         store(job, item, w.group, outputs, o, scale);
     }
 }
 
-DEV void open(Meeting* m) {
+DEV void init_barriers(PipelineBarriers* m) {
     for (u32 i = 0; i < STAGES; ++i) {
-        barrier_init(&m->items.there[i], QUERY_WARPS);
-        barrier_init(&m->items.free[i], WORKING);
-        barrier_init(&m->keys.there[i], ROW_WARPS);
-        barrier_init(&m->values.there[i], ROW_WARPS);
-        barrier_init(&m->keys.free[i], WORKING);
-        barrier_init(&m->values.free[i], WORKING);
+        barrier_init(&m->items.full[i], QUERY_WARPS);
+        barrier_init(&m->items.empty[i], CONSUMER_WARPS);
+        barrier_init(&m->keys.full[i], ROW_WARPS);
+        barrier_init(&m->values.full[i], ROW_WARPS);
+        barrier_init(&m->keys.empty[i], CONSUMER_WARPS);
+        barrier_init(&m->values.empty[i], CONSUMER_WARPS);
     }
-    barrier_init(&m->last_there, 1);
-    for (u32 i = 0; i < 2; ++i) barrier_init(&m->turn[i], WORKING / 2);
+    barrier_init(&m->tail_full, 1);
+    for (u32 i = 0; i < 2; ++i) barrier_init(&m->sequence[i], CONSUMER_WARPS / 2);
     barriers_ready();
 }
 
 DEV void prefill(const Job& job) {
     DYN_SHARED(u8, dynamic);
-    SHARED(Meeting, meeting, 1);
-    if (tid() == 0) open(meeting);
+    SHARED(PipelineBarriers, pipeline, 1);
+    if (tid() == 0) init_barriers(pipeline);
     sync();
     grid_wait();
-    const Shared shared = share(dynamic);
+    const Shared shared = shared_layout(dynamic);
     if (warp_id() < 4) {
-        fewer_registers<56>();
-        fetch_all(shared, meeting, job);
+        reg_dealloc<56>();
+        fetch_all(shared, pipeline, job);
     } else {
-        more_registers<224>();
-        if (warp_id() >= 8) release(&meeting->turn[0]);  // The other warpgroup goes first.
-        work(shared, meeting, job);
+        reg_alloc<224>();
+        if (warp_id() >= 8) release(&pipeline->sequence[0]);  // The other warpgroup goes first.
+        consume_items(shared, pipeline, job);
     }
 }

@@ -29,27 +29,27 @@ DEV void copy_step(KV* stage, const KV* pool, const Row& row, u32 at) {
         const u32 block = present ? (u32)row.table[position / BLOCK_TOKENS] : 0;
         const KV* from = pool + ((u64)block * row.kv_heads + row.head) * 2 * BLOCK_TOKENS * D +
                          position % BLOCK_TOKENS * D + channel;
-        copy16_or_zero(stage + key * K_STRIDE + channel, from, present);
-        copy16_or_zero(stage + STEP * K_STRIDE + key * V_STRIDE + channel, from + BLOCK_TOKENS * D, present);
+        cp_async16_zfill(stage + key * K_STRIDE + channel, from, present);
+        cp_async16_zfill(stage + STEP * K_STRIDE + key * V_STRIDE + channel, from + BLOCK_TOKENS * D, present);
     }
 }
 
 // `v`: number of keys that each of the lane's queries attends to. `most`: maximum number over the warp's
 // queries.
-struct Seen { u32 v[SLOTS], most; };
+struct VisibleKeys { u32 v[SLOTS], most; };
 
-DEV void multiply_step(Running& r, const Queries& q, const KV* stage, u32 at, const Seen& seen, float factor) {
+DEV void multiply_step(SoftmaxState& r, const Queries& q, const KV* stage, u32 at, const VisibleKeys& seen, float factor) {
     for (u32 tile = 0; tile < STEP && at + tile < seen.most; tile += TILE_KEYS) {
         const Keys k = load_keys(stage + tile * K_STRIDE, K_STRIDE);
         Scores s = score(q, k);
         u32 left[SLOTS];
         UNROLL for (u32 i = 0; i < SLOTS; ++i) left[i] = seen.v[i] > at + tile ? seen.v[i] - at - tile : 0;
-        weigh(r, s, left, factor);
+        online_softmax(r, s, left, factor);
         add_values(r, s, load_values(stage + STEP * K_STRIDE + tile * V_STRIDE, V_STRIDE, TILE_KEYS));
     }
 }
 
-DEV void store_outputs(half_t* o, u32 o_stride, Running& r, u32 first, u32 pairs) {
+DEV void store_outputs(half_t* o, u32 o_stride, SoftmaxState& r, u32 first, u32 pairs) {
     finish(r);
     float scale[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i) scale[i] = 1.f / r.sum[i];
@@ -91,19 +91,19 @@ DEV void prefill(const Job& job) {
     // A query attends to the keys up to its own position. Results of pairs after the last one are not stored.
     const u32 last_of_warp = first + QUERIES <= pairs ? first + QUERIES - 1 : pairs - 1;
     const u32 last_of_block = begin + per_block <= pairs ? begin + per_block - 1 : pairs - 1;
-    Seen seen{{}, first < pairs ? before + last_of_warp / HEAD_GROUP + 1 : 0};
+    VisibleKeys seen{{}, first < pairs ? before + last_of_warp / HEAD_GROUP + 1 : 0};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + (first + query_of(i)) / HEAD_GROUP + 1;
     const u32 keys_of_block = before + last_of_block / HEAD_GROUP + 1;
 
-    Running r;
+    SoftmaxState r;
     start(r);
     copy_step(stages, job.pool, keys, 0);
-    copy_commit();
+    cp_async_commit();
     for (u32 at = 0, stage = 0; at < keys_of_block; at += STEP) {
         const u32 next = STAGES == 1 ? 0 : stage ^ 1;
         if (STAGES > 1 && at + STEP < keys_of_block) copy_step(stages + next * STAGE, job.pool, keys, at + STEP);
-        copy_commit();
-        copy_wait<STAGES - 1>();
+        cp_async_commit();
+        cp_async_wait<STAGES - 1>();
         sync();
         multiply_step(r, mine, stages + stage * STAGE, at, seen, job.factor);
         sync();

@@ -21,8 +21,8 @@
 //
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..8 query heads per KV head
 //   -DTEAM_WARPS=4|8 warps per block  -DSTAGES=n pipeline stages (tiles) of a warp's ring in shared memory
-//   -DEARLY_LAUNCH=1 calls grid_release() at the start: faster if the next kernel's shared memory fits next
-//   to this one's
+//   -DEARLY_LAUNCH=1 calls grid_launch_dependents() at the start: faster if the next kernel's shared memory fits
+//   next to this one's
 // Grid: a cluster of BLOCKS blocks per row and KV head. Block: TEAM_WARPS warps of 32 lanes.
 // Dynamic shared memory: BARRIER_BYTES + (BLOCKS + TEAM_WARPS) HEAD_GROUP RECORD 4 + RING_BYTES.
 //
@@ -55,18 +55,18 @@ enum : u32 {
 DEV void attend(const Source& source, const Place& p, Ring& ring, Tiles& tiles, float* record, float factor) {
     Queries mine{};
     begin_split(source, mine, p, true);
-    Running r;
+    SoftmaxState r;
     start(r);
     for (u32 at = p.first + warp_id() * TILE_KEYS; at < p.end; at += WARPS * TILE_KEYS) {
         Keys k;
         Values v;
         await_tile();
         complete_tile(source, ring, p, at);
-        take(ring, p.end - at, k, v);
+        load_tile(ring, p.end - at, k, v);
         fetch_next(ring, tiles);
         Scores s = score(mine, k);
         const u32 seen[SLOTS] = {p.end - at, p.end - at};
-        weigh(r, s, seen, factor);
+        online_softmax(r, s, seen, factor);
         add_values(r, s, v);
     }
     finish(r);
@@ -87,26 +87,26 @@ attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_nor
             for (u32 i = tid(); i < HEAD_GROUP * D; i += TEAM) out[i] = to_half(0.f);
         return;
     }
-    const Memory s = divide();
+    const Memory s = shared_layout();
     if (tid() == 0) {
-        barrier_init(s.brought, 1);
+        barrier_init(s.records_full, 1);
         barriers_ready();
-        if (p.rank == 0) barrier_expect(s.brought, p.splits * BROUGHT_BYTES);
+        if (p.rank == 0) barrier_expect(s.records_full, p.splits * SENT_BYTES);
     }
     sync();
     cluster_arrive<BLOCKS>();
     if (p.rank >= p.splits) return;
-    if (EARLY_LAUNCH) grid_release();
+    if (EARLY_LAUNCH) grid_launch_dependents();
     Ring ring = ring_of_warp(s.rings);
     Tiles tiles = tiles_of_warp(p, pool, kv_heads);
     UNROLL for (u32 i = 0; i < TILES_AHEAD; ++i) fetch_next(ring, tiles);
     grid_wait();
-    if (!EARLY_LAUNCH) grid_release();
+    if (!EARLY_LAUNCH) grid_launch_dependents();
     const Source source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
     attend(source, p, ring, tiles, s.records + warp_id() * HEAD_GROUP * RECORD, factor);
     sync();
     cluster_wait<BLOCKS>();
-    bring(s, p);
+    send_records(s, p);
     if (p.rank == 0) finish_cluster(s, p, out);
 }
 EXPORT(attention_single_row)

@@ -1,22 +1,22 @@
 // attention_single_row/merge_cluster.h - merges the records of a cluster's blocks in its first block.
 #pragma once
 
-enum : u32 { BROUGHT_BYTES = HEAD_GROUP * (QUADS + 1) * 16 };  // bytes that a block sends to the first block
+enum : u32 { SENT_BYTES = HEAD_GROUP * (QUADS + 1) * 16 };  // bytes that a block sends to the first block
 
 // Merges the records of this block's warps and stores them in the shared memory of the cluster's first block.
-DEV void bring(const Memory& s, const Place& p) {
+DEV void send_records(const Memory& s, const Place& p) {
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
-        const Merged m = merge<WARPS>(s.records + query * RECORD, d, HEAD_GROUP * RECORD);
+        const MergedOutput m = merge<WARPS>(s.records + query * RECORD, d, HEAD_GROUP * RECORD);
         float* to = s.received + (p.rank * HEAD_GROUP + query) * RECORD;
-        peer_store<BLOCKS>(to + d, 0, m.value, s.brought);
-        if (d == 0) peer_store<BLOCKS>(to + D, 0, f32x4{{m.max, m.sum, 0.f, 0.f}}, s.brought);
+        peer_store<BLOCKS>(to + d, 0, m.value, s.records_full);
+        if (d == 0) peer_store<BLOCKS>(to + D, 0, f32x4{{m.max, m.sum, 0.f, 0.f}}, s.records_full);
     }
 }
 
 // Merges outputs d..d + 4 of one query over the records of the first `count` blocks.
-DEV Merged merge_blocks(const float* records, u32 d, u32 count) {
-    Merged m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
+DEV MergedOutput merge_blocks(const float* records, u32 d, u32 count) {
+    MergedOutput m{f32x4{{0.f, 0.f, 0.f, 0.f}}, NO_SCORE, 0.f};
     f32x2 facts[BLOCKS];
     f32x4 parts[BLOCKS];
     UNROLL for (u32 i = 0; i < BLOCKS; ++i) {
@@ -37,9 +37,9 @@ DEV Merged merge_blocks(const float* records, u32 d, u32 count) {
 // Waits for the records of all blocks, merges them and stores the outputs; called in the cluster's first
 // block.
 DEV void finish_cluster(const Memory& s, const Place& p, half_t* out) {
-    barrier_wait_peers(s.brought, 0);
+    barrier_wait_peers(s.records_full, 0);
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
-        const Merged m = merge_blocks(s.received + i / QUADS * RECORD, i % QUADS * 4, p.splits);
+        const MergedOutput m = merge_blocks(s.received + i / QUADS * RECORD, i % QUADS * 4, p.splits);
         half_x4 y;
         UNROLL for (u32 c = 0; c < 4; ++c) y.v[c] = to_half(m.value.v[c] / m.sum);
         *(half_x4*)(out + i * 4) = y;

@@ -34,11 +34,11 @@ DEV Place place_of_block(const Rows& rows) {
 }
 
 struct Memory {
-    Barrier* brought;
+    Barrier* records_full;
     float *received, *records;  // records of all blocks (in the first block); records of this block's warps
     KV* rings;
 };
-DEV Memory divide() {
+DEV Memory shared_layout() {
     DYN_SHARED(u8, shared);
     float* received = (float*)(shared + BARRIER_BYTES);
     float* records = received + BLOCKS * HEAD_GROUP * RECORD;
@@ -52,18 +52,18 @@ struct Tiles {
     u32 at, end, block_values;
     u32 block;  // block-table entry of the next tile, loaded while the previous tile is fetched
 };
-DEV void settle(Tiles& t) {
+DEV void load_block_entry(Tiles& t) {
     if (t.at < t.end) t.block = (u32)t.table[t.at / BLOCK_TOKENS];
 }
 DEV void fetch_next(Ring& ring, Tiles& t) {
     if (t.at >= t.end) return fetch(ring, nullptr);
     fetch(ring, t.pool + (u64)t.block * t.block_values + t.at % BLOCK_TOKENS * D);
     t.at += WARPS * TILE_KEYS;
-    settle(t);
+    load_block_entry(t);
 }
 DEV Tiles tiles_of_warp(const Place& p, const KV* pool, u32 kv_heads) {
     const u32 head_values = 2 * BLOCK_TOKENS * D;
     Tiles t{pool + p.head * head_values, p.table, p.first + warp_id() * TILE_KEYS, p.end, kv_heads * head_values, 0};
-    settle(t);
+    load_block_entry(t);
     return t;
 }

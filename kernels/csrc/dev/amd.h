@@ -113,16 +113,16 @@ template <class V> DEV void store_stream(V* p, const V& v) {
     typedef typename DevWords<sizeof(V)>::type Words;
     __builtin_nontemporal_store(__builtin_bit_cast(Words, v), (Words*)p);
 }
-DEV void copy4(void* shared, const void* global) { *(u32*)shared = *(const u32*)global; }
-DEV void copy16(void* shared, const void* global) {
+DEV void cp_async4(void* shared, const void* global) { *(u32*)shared = *(const u32*)global; }
+DEV void cp_async16(void* shared, const void* global) {
     *(DevWords<16>::type*)shared = *(const DevWords<16>::type*)global;
 }
-DEV void copy16_or_zero(void* shared, const void* global, bool present) {
+DEV void cp_async16_zfill(void* shared, const void* global, bool present) {
     DevWords<16>::type v = {0, 0, 0, 0};
     if (present) v = *(const DevWords<16>::type*)global;
     *(DevWords<16>::type*)shared = v;
 }
-DEV void copy_commit() {}
-template <u32 N> DEV void copy_wait() {}
+DEV void cp_async_commit() {}
+template <u32 N> DEV void cp_async_wait() {}
 DEV void grid_wait() {}
-DEV void grid_release() {}
+DEV void grid_launch_dependents() {}

@@ -8,7 +8,7 @@
 //   barrier_expect(b, n)    this thread arrives, and the phase waits for n further bytes of copies
 //                           (transaction count)
 //   barrier_arrive(b)       this thread arrives
-//   barrier_arrive_copied(b)  arrives when all earlier copy16 (cp.async) of this thread have completed
+//   barrier_arrive_copied(b)  arrives when all earlier cp_async16 (cp.async) of this thread have completed
 //   barrier_wait(b, odd)    waits until the phase of that parity is complete; phases count from 0
 //   bulk_copy(to, from, n, b)  copies n bytes; addresses and n are multiples of 16. Issuing one costs its
 //                           warp 40 ns, whatever n is: below 2 KiB per copy the issue rate limits throughput,
@@ -17,41 +17,41 @@
 //                           policy evict_first, which read_once() returns
 //   prefetch_l2(from, n)    prefetches n bytes into L2; addresses and n are multiples of 16
 //   dynamic_shared_bytes()  size of the launch's dynamic shared memory
-//   some_sync<ID>(n)        named barrier for n threads of the block, which are whole warps; ID 1..15
+//   named_barrier_sync<ID>(n)  named barrier for n threads of the block, which are whole warps; ID 1..15
 #pragma once
 
 #if DEV_EMU
 // Emulated mbarrier. A phase is complete when no arrival is outstanding and no byte is pending. Its counters
 // are atomic, as in hardware: writes before an arrival and writes of a copy are visible after the wait.
 struct Barrier { u8 need, left; u16 phase; i32 bytes; };
-DEV void barrier_settle(Barrier* b) {
+DEV void barrier_complete_phase(Barrier* b) {
     u8 none = 0;  // Several host threads may find `left` at 0; only one completes the phase.
     if (__atomic_load_n(&b->bytes, __ATOMIC_ACQUIRE)) return;
     if (!__atomic_compare_exchange_n(&b->left, &none, b->need, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return;
     __atomic_add_fetch(&b->phase, 1, __ATOMIC_ACQ_REL);
     emu::note_progress();
 }
-// Barrier that some_sync() uses: `bytes` counts the threads that have arrived.
-DEV Barrier* some_barrier() { SHARED(Barrier, b, 1); return b; }
+// Barrier that named_barrier_sync() uses: `bytes` counts the threads that have arrived.
+DEV Barrier* named_barrier() { SHARED(Barrier, b, 1); return b; }
 DEV void barrier_init(Barrier* b, u32 arrivals) { *b = Barrier{(u8)arrivals, (u8)arrivals, 0, 0}; }
-DEV void barriers_ready() { *some_barrier() = Barrier{}; }
+DEV void barriers_ready() { *named_barrier() = Barrier{}; }
 DEV void barrier_arrive(Barrier* b) {
     __atomic_sub_fetch(&b->left, 1, __ATOMIC_ACQ_REL);
-    barrier_settle(b);
+    barrier_complete_phase(b);
 }
 DEV void barrier_arrive_copied(Barrier* b) { barrier_arrive(b); }
 DEV void barrier_expect(Barrier* b, u32 bytes) {
     __atomic_add_fetch(&b->bytes, (i32)bytes, __ATOMIC_ACQ_REL);
     barrier_arrive(b);
 }
-DEV void barrier_wait(Barrier* b, u32 odd) {
-    while ((__atomic_load_n(&b->phase, __ATOMIC_ACQUIRE) & 1) == odd) pause();
+DEV void barrier_wait(Barrier* b, u32 phase) {
+    while ((__atomic_load_n(&b->phase, __ATOMIC_ACQUIRE) & 1) == phase) pause();
 }
 DEV u64 read_once() { return 0; }
 DEV void bulk_copy(void* to, const void* from, u32 bytes, Barrier* b) {
     __builtin_memcpy(to, from, bytes);
     __atomic_sub_fetch(&b->bytes, (i32)bytes, __ATOMIC_ACQ_REL);
-    barrier_settle(b);
+    barrier_complete_phase(b);
 }
 DEV void bulk_copy_once(void* to, const void* from, u32 bytes, Barrier* b, u64) { bulk_copy(to, from, bytes, b); }
 DEV void prefetch_l2(const void* from, u32 bytes) {
@@ -59,8 +59,8 @@ DEV void prefetch_l2(const void* from, u32 bytes) {
     (void)((const volatile u8*)from)[bytes - 1];
 }
 DEV u32 dynamic_shared_bytes() { return emu::self->dynamic_bytes; }
-template <u32 ID> DEV void some_sync(u32 threads) {
-    Barrier* b = some_barrier();
+template <u32 ID> DEV void named_barrier_sync(u32 threads) {
+    Barrier* b = named_barrier();
     const u16 phase = __atomic_load_n(&b->phase, __ATOMIC_ACQUIRE);
     if (__atomic_add_fetch(&b->bytes, 1, __ATOMIC_ACQ_REL) == (i32)threads) {
         __atomic_store_n(&b->bytes, 0, __ATOMIC_RELEASE);
@@ -85,12 +85,12 @@ DEV void barrier_arrive(Barrier* b) {
 DEV void barrier_arrive_copied(Barrier* b) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(shared_address(b)) : "memory");
 }
-DEV void barrier_wait(Barrier* b, u32 odd) {
+DEV void barrier_wait(Barrier* b, u32 phase) {
     asm volatile(
         "{\n\t.reg .pred over;\n\t"
         "again: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n\t"
         "@over bra done;\n\tbra again;\n\tdone:\n\t}"
-        : : "r"(shared_address(b)), "r"(odd) : "memory");
+        : : "r"(shared_address(b)), "r"(phase) : "memory");
 }
 DEV u64 read_once() {
     u64 policy;
@@ -112,7 +112,7 @@ DEV void prefetch_l2(const void* from, u32 bytes) {
 DEV u32 dynamic_shared_bytes() {
     u32 n; asm volatile("mov.u32 %0, %%dynamic_smem_size;" : "=r"(n)); return n;
 }
-template <u32 ID> DEV void some_sync(u32 threads) {
+template <u32 ID> DEV void named_barrier_sync(u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "n"(ID), "r"(threads) : "memory");
 }
 #endif

@@ -29,12 +29,12 @@ template <u32 CLUSTER> DEV void peer_store(void* to, u32 rank, const f32x4& v, B
                  : : "r"(peer_address(to, rank)), "f"(v.v[0]), "f"(v.v[1]), "f"(v.v[2]), "f"(v.v[3]),
                      "r"(peer_address(b, rank)) : "memory");
 }
-DEV void barrier_wait_peers(Barrier* b, u32 odd) {
+DEV void barrier_wait_peers(Barrier* b, u32 phase) {
     asm volatile(
         "{\n\t.reg .pred over;\n\t"
         "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n\t"
         "@over bra done;\n\tbra again;\n\tdone:\n\t}"
-        : : "r"(shared_address(b)), "r"(odd) : "memory");
+        : : "r"(shared_address(b)), "r"(phase) : "memory");
 }
 #elif DEV_EMU
 template <u32 CLUSTER> DEV void cluster_arrive() { emu::cluster_arrive(CLUSTER); }
@@ -44,7 +44,7 @@ template <u32 CLUSTER> DEV void peer_store(void* to, u32 rank, const f32x4& v, B
     memcpy(peer + ((u8*)to - emu::self->dynamic), &v, 16);
     Barrier* counts = (Barrier*)(peer + ((u8*)b - emu::self->dynamic));
     __atomic_sub_fetch(&counts->bytes, 16, __ATOMIC_ACQ_REL);
-    barrier_settle(counts);
+    barrier_complete_phase(counts);
 }
-DEV void barrier_wait_peers(Barrier* b, u32 odd) { barrier_wait(b, odd); }
+DEV void barrier_wait_peers(Barrier* b, u32 phase) { barrier_wait(b, phase); }
 #endif

@@ -59,7 +59,7 @@ DEV u32 warp_min(u32 v) { return __reduce_min_sync(0xffffffffu, v); }
 #endif
 
 // Inclusive prefix sum over the lanes of a warp.
-DEV u32 sum_up_to_lane(u32 v) {
+DEV u32 warp_inclusive_sum(u32 v) {
     for (u32 step = 1; step < WARP_SIZE; step *= 2) {
         const u32 other = shfl(v, lane() - step);
         if (lane() >= step) v += other;
@@ -77,7 +77,7 @@ template <class Op, class T> DEV T block_reduce(T v DEV_SITE) {
     sync();
     T r = parts[0];
     for (u32 i = 1; i < warps; ++i) r = Op::of(r, parts[i]);
-    sync();  // The next reduction writes `parts` again.
+    sync();  // The next reduction writes the same parts.
     return r;
 }
 template <class T> DEV T block_sum(T v DEV_SITE) { return block_reduce<Sum>(v DEV_AT); }

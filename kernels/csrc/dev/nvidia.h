@@ -105,23 +105,23 @@ template <class V> DEV void store_stream(V* p, const V& v) {
 
 // Returns an address within the shared state space, which PTX instructions require.
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEV void copy4(void* shared, const void* global) {
+DEV void cp_async4(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(shared_address(shared)), "l"(global) : "memory");
 }
-DEV void copy16(void* shared, const void* global) {
+DEV void cp_async16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_address(shared)), "l"(global) : "memory");
 }
-DEV void copy16_or_zero(void* shared, const void* global, bool present) {
+DEV void cp_async16_zfill(void* shared, const void* global, bool present) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  : : "r"(shared_address(shared)), "l"(global), "r"(present ? 16 : 0) : "memory");
 }
-DEV void copy_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
-template <u32 N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
+DEV void cp_async_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <u32 N> DEV void cp_async_wait() { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
 
 #if DEV_SM >= 900
 DEV void grid_wait() { asm volatile("griddepcontrol.wait;" : : : "memory"); }
-DEV void grid_release() { asm volatile("griddepcontrol.launch_dependents;" : : : "memory"); }
+DEV void grid_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" : : : "memory"); }
 #else
 DEV void grid_wait() {}
-DEV void grid_release() {}
+DEV void grid_launch_dependents() {}
 #endif

@@ -9,7 +9,7 @@
 //   box_store(map, matrix, columns, row, column, from)  TMA store of BOX_ROWS rows and 64 columns of a panel,
 //                           clipped at the matrix's last row and column; the map's box has BOX_ROWS rows.
 //                           Issued by one thread, after the threads that wrote the panel have called
-//                           shared_fence() and then a barrier that includes the issuing thread
+//                           fence_async_shared() and then a barrier that includes the issuing thread
 //   KERNEL_CLUSTER(threads, cluster)  KERNEL_ALONE in clusters of `cluster` blocks; the grid is a multiple of
 //                           `cluster`
 //   boxes_commit() boxes_wait<N>()  closes a group of this thread's TMA stores; waits until at most N groups

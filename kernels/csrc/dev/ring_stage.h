@@ -2,9 +2,9 @@
 // empty.
 //
 //   release(b)                    lane 0 arrives at b for its warp
-//   release_written(b)            release() after shared_fence(): what the warp wrote is visible to WGMMA
+//   release_written(b)            release() after fence_async_shared(): what the warp wrote is visible to WGMMA
 //                           (dev/wgmma.h)
-//   RingStage                     index of the current stage, and the parity of its phase for barrier_wait()
+//   PipelineState                 index of the current stage, and the parity of its phase for barrier_wait()
 //   advance<COUNT>(t)             moves t to the next stage of a ring of COUNT stages
 #pragma once
 #include "dev/bulk.h"
@@ -14,13 +14,13 @@ DEV void release(Barrier* b) {
     if (lane() == 0) barrier_arrive(b);
 }
 DEV void release_written(Barrier* b) {
-    shared_fence();
+    fence_async_shared();
     warp_sync();
     release(b);
 }
 
-struct RingStage { u32 stage, odd; };
-template <u32 COUNT> DEV void advance(RingStage& t) {
+struct PipelineState { u32 stage, phase; };
+template <u32 COUNT> DEV void advance(PipelineState& t) {
     t.stage = t.stage + 1 == COUNT ? 0 : t.stage + 1;
-    t.odd ^= t.stage == 0;
+    t.phase ^= t.stage == 0;
 }

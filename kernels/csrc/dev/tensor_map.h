@@ -45,7 +45,7 @@ DEV void box_copy(void* to, const TensorMap*, const half_t* matrix, u32 width, u
         for (u32 piece = 0; piece < 8; ++piece)
             memcpy((u8*)to + i * 128 + (piece ^ (i & 7)) * 16, matrix + (u64)(row + i) * width + column + piece * 8, 16);
     __atomic_sub_fetch(&b->bytes, (i32)BOX_BYTES, __ATOMIC_ACQ_REL);
-    barrier_settle(b);
+    barrier_complete_phase(b);
 }
 DEV void panel_copy(void* to, const TensorMap*, const Matrix& m, u32 rows, u32 row, u32 column, Barrier* b) {
     for (u32 i = 0; i < rows; ++i)
@@ -55,7 +55,7 @@ DEV void panel_copy(void* to, const TensorMap*, const Matrix& m, u32 rows, u32 r
             else memset(place, 0, 16);
         }
     __atomic_sub_fetch(&b->bytes, (i32)rows * 128, __ATOMIC_ACQ_REL);
-    barrier_settle(b);
+    barrier_complete_phase(b);
 }
 DEV void panel_copy_once(void* to, const TensorMap* map, const Matrix& m, u32 rows, u32 row, u32 column, Barrier* b, u64) {
     panel_copy(to, map, m, rows, row, column, b);

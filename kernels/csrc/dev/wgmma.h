@@ -6,15 +6,15 @@
 // half_t), the first at a multiple of 1024 bytes; the eight 16-byte pieces of a row are permuted by
 // panel_offset(). Wider matrices are several panels.
 //
-//   on_1024(p)              first address from p on that is aligned for a panel
+//   align_1024(p)           first address from p on that is aligned for a panel
 //   panel_offset(row, piece)  offset of a piece from the panel's start, in bytes
 //   by_k(panel)             KMajor: a panel row has 64 consecutive k of one row of A or one column of B
 //   by_n(panel, next)       NMajor: a row has 64 consecutive columns of B of one k; the panel of the next 64
 //                           columns is `next` bytes further on
-//   further(x, bytes)       operand advanced by `bytes`: 32 bytes are 16 k in a row, 128 bytes are a row
-//   shared_by_lanes(x)      an operand that is uniform over the warp, in uniform registers: advancing it
+//   advanced(x, bytes)      operand advanced by `bytes`: 32 bytes are 16 k in a row, 128 bytes are a row
+//   warp_uniform(x)         an operand that is uniform over the warp, in uniform registers: advancing it
 //                           takes one instruction instead of a dozen. Every lane must call it
-//   anew(x)                 x, opaque to the compiler: values derived from it are recomputed instead of kept
+//   opaque(x)               x, opaque to the compiler: values derived from it are recomputed instead of kept
 //                           in registers
 //
 //   wgmma<N>(c, a, b, add)  c [64][N] = a [64][16] b [16][N] (+ c if add); N: see WGMMA_WIDTH; c:
@@ -25,13 +25,13 @@
 //     so on
 //   wgmma_fence()           before the first WGMMA, and after other instructions wrote its registers
 //   wgmma_commit() wgmma_wait<N>()  closes a group of WGMMAs; waits until at most N groups are in flight
-//   wgmma_hold(c)           called after the wait: the compiler cannot move reads of c before it. The
+//   wgmma_fence_operand(c)  called after the wait: the compiler cannot move reads of c before it. The
 //                           registers of a WGMMA in flight must not be reused
 //
-//   shared_fence()          makes shared memory writes visible to this thread visible to its WGMMAs (async
+//   fence_async_shared()    makes shared memory writes visible to this thread visible to its WGMMAs (async
 //                           proxy)
-//   more_registers<N>() fewer_registers<N>()  setmaxnreg: registers per thread of a warpgroup; the kernel
-//                           must be a KERNEL_ALONE
+//   reg_alloc<N>() reg_dealloc<N>()  setmaxnreg: registers per thread of a warpgroup; the kernel must be a
+//                           KERNEL_ALONE
 //   KERNEL_ALONE(threads)   KERNEL with one resident block per SM
 #pragma once
 
@@ -45,11 +45,11 @@ struct KMajor { const u8* at; };
 struct NMajor { const u8* at; u32 next; };
 DEV KMajor by_k(const void* panel) { return KMajor{(const u8*)panel}; }
 DEV NMajor by_n(const void* panel, u32 next) { return NMajor{(const u8*)panel, next}; }
-DEV KMajor further(KMajor x, u32 bytes) { return KMajor{x.at + bytes}; }
-DEV NMajor further(NMajor x, u32 bytes) { return NMajor{x.at + bytes, x.next}; }
-template <class Operand> DEV Operand shared_by_lanes(Operand x) { return x; }
-DEV u32 anew(u32 x) { return x; }
-DEV u8* on_1024(u8* p) { return p + (0 - (u64)p) % 1024; }
+DEV KMajor advanced(KMajor x, u32 bytes) { return KMajor{x.at + bytes}; }
+DEV NMajor advanced(NMajor x, u32 bytes) { return NMajor{x.at + bytes, x.next}; }
+template <class Operand> DEV Operand warp_uniform(Operand x) { return x; }
+DEV u32 opaque(u32 x) { return x; }
+DEV u8* align_1024(u8* p) { return p + (0 - (u64)p) % 1024; }
 
 // The hardware swizzle uses the address: bits 4 to 6 are xored with bits 7 to 9.
 DEV float panel_value(const u8* at, u32 offset) {
@@ -75,7 +75,7 @@ template <u32 N, class A, class B> DEV void own_products(float (&c)[N / 2], cons
 }
 template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], KMajor a, B b, bool add DEV_SITE) {
     emu::wave_collective(site, nullptr);
-    const KMajor mine = further(a, (warp_id() & 3) * 16 * 128);
+    const KMajor mine = advanced(a, (warp_id() & 3) * 16 * 128);
     own_products<N>(c, [&](u32 row, u32 k) { return panel_element(mine, k, row); }, b, add);
 }
 template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], const u32 (&a)[4], B b, bool add DEV_SITE) {
@@ -91,10 +91,10 @@ DEV void wgmma_fence() {}
 DEV void wgmma_commit() {}
 // Emulated WGMMAs complete at once; this waits until every lane has executed its own.
 template <u32 N> DEV void wgmma_wait(u32 site = __builtin_LINE()) { emu::wave_collective(site, nullptr); }
-template <u32 N> DEV void wgmma_hold(float (&)[N]) {}
-DEV void shared_fence() {}
-template <u32 N> DEV void more_registers() {}
-template <u32 N> DEV void fewer_registers() {}
+template <u32 N> DEV void wgmma_fence_operand(float (&)[N]) {}
+DEV void fence_async_shared() {}
+template <u32 N> DEV void reg_alloc() {}
+template <u32 N> DEV void reg_dealloc() {}
 #elif DEV_NV
 #  define KERNEL_ALONE(max_threads) extern "C" __global__ __launch_bounds__(max_threads, 1) void
 // Matrix descriptor: address / 16, leading byte offset / 16 from bit 16, stride byte offset (eight rows) / 16
@@ -106,20 +106,20 @@ DEV u64 panel_bits(const void* panel, u32 next) {
 }
 DEV KMajor by_k(const void* panel) { return KMajor{panel_bits(panel, 16)}; }
 DEV NMajor by_n(const void* panel, u32 next) { return NMajor{panel_bits(panel, next)}; }
-DEV KMajor further(KMajor x, u32 bytes) { return KMajor{x.bits + (bytes >> 4)}; }
-DEV NMajor further(NMajor x, u32 bytes) { return NMajor{x.bits + (bytes >> 4)}; }
-template <class Operand> DEV Operand shared_by_lanes(Operand x) {
+DEV KMajor advanced(KMajor x, u32 bytes) { return KMajor{x.bits + (bytes >> 4)}; }
+DEV NMajor advanced(NMajor x, u32 bytes) { return NMajor{x.bits + (bytes >> 4)}; }
+template <class Operand> DEV Operand warp_uniform(Operand x) {
     return Operand{x.bits >> 32 << 32 | __shfl_sync(0xffffffffu, (u32)x.bits, 0)};
 }
-DEV u32 anew(u32 x) {
+DEV u32 opaque(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-DEV u8* on_1024(u8* p) { return p + (0u - shared_address(p)) % 1024; }
+DEV u8* align_1024(u8* p) { return p + (0u - shared_address(p)) % 1024; }
 
-template <class B> struct WgmmaTurn;  // transpose flag of operand B in the instruction
-template <> struct WgmmaTurn<KMajor> { enum : int { FLAG = 0 }; };
-template <> struct WgmmaTurn<NMajor> { enum : int { FLAG = 1 }; };
+template <class B> struct WgmmaTranspose;  // transpose flag of operand B in the instruction
+template <> struct WgmmaTranspose<KMajor> { enum : int { FLAG = 0 }; };
+template <> struct WgmmaTranspose<NMajor> { enum : int { FLAG = 1 }; };
 
 // For n accumulators: WGMMA_NAMES_n are their operand names in the instruction, WGMMA_n(i) their asm
 // constraints.
@@ -155,17 +155,17 @@ template <> struct WgmmaTurn<NMajor> { enum : int { FLAG = 1 }; };
 template <u32 N> struct Wgmma;
 #  define WGMMA_WIDTH(N, NAMES, PLACES, I0, I1, I2, I3, I4, I5, I6)                                                   \
     template <> struct Wgmma<N> {                                                                                     \
-        template <int TURN> DEV void run(float (&c)[N / 2], KMajor a, u64 b, u32 add) {                               \
+        template <int TRANSPOSE_B> DEV void run(float (&c)[N / 2], KMajor a, u64 b, u32 add) {                               \
             asm volatile("{\n\t.reg .pred grows;\n\tsetp.ne.b32 grows, " I2 ", 0;\n\t"                                    \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." HALF_PTX "." HALF_PTX " {" NAMES "}, " I0  \
                          ", " I1 ", grows, 1, 1, 0, " I3 ";\n\t}"                                                       \
-                         : PLACES(0) : "l"(a.bits), "l"(b), "r"(add), "n"(TURN));                                     \
+                         : PLACES(0) : "l"(a.bits), "l"(b), "r"(add), "n"(TRANSPOSE_B));                                     \
         }                                                                                                             \
-        template <int TURN> DEV void run(float (&c)[N / 2], const u32 (&a)[4], u64 b, u32 add) {                      \
+        template <int TRANSPOSE_B> DEV void run(float (&c)[N / 2], const u32 (&a)[4], u64 b, u32 add) {                      \
             asm volatile("{\n\t.reg .pred grows;\n\tsetp.ne.b32 grows, " I5 ", 0;\n\t"                                    \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." HALF_PTX "." HALF_PTX " {" NAMES "}, {" I0 \
                          "," I1 "," I2 "," I3 "}, " I4 ", grows, 1, 1, " I6 ";\n\t}"                                    \
-                         : PLACES(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TURN));      \
+                         : PLACES(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSE_B));      \
         }                                                                                                             \
     };
 WGMMA_WIDTH(16, WGMMA_NAMES_8, WGMMA_8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")
@@ -179,18 +179,18 @@ WGMMA_WIDTH(192, WGMMA_NAMES_96, WGMMA_96, "%96", "%97", "%98", "%99", "%100", "
 WGMMA_WIDTH(256, WGMMA_NAMES_128, WGMMA_128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 
 template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], KMajor a, B b, bool add) {
-    Wgmma<N>::template run<WgmmaTurn<B>::FLAG>(c, a, b.bits, add);
+    Wgmma<N>::template run<WgmmaTranspose<B>::FLAG>(c, a, b.bits, add);
 }
 template <u32 N, class B> DEV void wgmma(float (&c)[N / 2], const u32 (&a)[4], B b, bool add) {
-    Wgmma<N>::template run<WgmmaTurn<B>::FLAG>(c, a, b.bits, add);
+    Wgmma<N>::template run<WgmmaTranspose<B>::FLAG>(c, a, b.bits, add);
 }
 DEV void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 template <u32 N> DEV void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(N) : "memory"); }
-template <u32 N> DEV void wgmma_hold(float (&c)[N]) {
+template <u32 N> DEV void wgmma_fence_operand(float (&c)[N]) {
     _Pragma("unroll") for (u32 i = 0; i < N; ++i) asm volatile("" : "+f"(c[i]) : : "memory");
 }
-DEV void shared_fence() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
-template <u32 N> DEV void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(N)); }
-template <u32 N> DEV void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(N)); }
+DEV void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+template <u32 N> DEV void reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(N)); }
+template <u32 N> DEV void reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(N)); }
 #endif

@@ -80,7 +80,7 @@ prepare_draft_pass(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context
                    const i32* step_positions, const i32* drafts, const i32* tables, const u8* stage, u32 count, u32 pass, u32 draft_stride, u32 table_width,
                    u32 block_tokens) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 r = bid_x() * bdim() + tid();
     if (r == 0) cu_q[0] = 0;
     if (r >= count) return;
@@ -105,7 +105,7 @@ KERNEL(256)
 gather_draft_inputs(u8* y, const u8* hidden, u8* slot_states, u8* boundary_states, i32* first_positions,
                     const i32* step_positions, const u8* stage, u32 first_tokens, u32 states_per_slot, u32 bytes) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
@@ -126,7 +126,7 @@ KERNEL(256)
 store_draft_states(u8* slot_states, u8* boundary_states, i32* first_positions, const u8* hidden,
                    const i32* step_positions, const i32* tables, const u8* stage, u32 states_per_slot, u32 bytes, u32 table_width, u32 block_tokens) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 r = bid_x();
     if (r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];
@@ -178,7 +178,7 @@ DEV u64 first_of_row(const float* row, u32 begin, u32 ids) {
 
 KERNEL(1024) draft_argmax(i32* y, const float* logits, u32 vocab, u32 stride) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u64 best = first_of_row(logits + (u64)bid_x() * stride, 0, vocab);
     if (tid() == 0) y[bid_x()] = (i32)id_of(best);
 }
@@ -186,7 +186,7 @@ EXPORT(draft_argmax)
 
 KERNEL(1024) draft_shard_candidates(u32* candidates, const float* logits, u32 begin, u32 ids, u32 stride) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u64 best = first_of_row(logits + (u64)bid_x() * stride, begin, ids);
     if (tid() != 0) return;
     candidates[bid_x() * 2] = (u32)(best >> 32);
@@ -196,7 +196,7 @@ EXPORT(draft_shard_candidates)
 
 KERNEL(256) draft_shard_merge(i32* y, const u32* candidates, u32 count, u32 ranks) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 r = bid_x() * bdim() + tid();
     if (r >= count) return;
     u64 best = 0;
@@ -211,7 +211,7 @@ EXPORT(draft_shard_merge)
 
 KERNEL(256) map_draft_ids(i32* y, const i32* target_ids, u32 count) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 r = bid_x() * bdim() + tid();
     if (r < count) y[r] = target_ids[y[r]];
 }
@@ -221,7 +221,7 @@ KERNEL(256)
 insert_drafts(i32* ids, i32* history, const i32* step_positions, const i32* drafts, const u8* stage, u32 count, u32 draft_stride,
               u32 history_len) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 r = bid_x() * bdim() + tid();
     if (r >= count || r >= header_of(stage)->drafts) return;
     const DraftRow& row = drafts_of(stage)[r];

@@ -21,7 +21,7 @@
 KERNEL(256)
 silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts, u32 x_stride, u32 scale_stride) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u64 row = bid_x() / parts;
     const u32 c = (bid_x() % parts * bdim() + tid()) * 8;
     f32x8 v{};
@@ -48,7 +48,7 @@ template <class Wide, class Narrow> DEV void each_column(u32 cols, u32 parts, bo
 // Stride arguments are in elements.
 KERNEL(256) silu_mul_rows(ACT* y, const ACT* x, u32 cols, u32 parts, u32 y_stride, u32 x_stride) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u64 row = bid_x() / parts;
     ACT* to_row = y + row * y_stride;
     const ACT *gate = x + row * x_stride, *up = gate + cols;
@@ -62,7 +62,7 @@ EXPORT(silu_mul_rows)
 KERNEL(256)
 add_rows(ACT* y, const ACT* a, const ACT* b, u32 cols, u32 parts, u32 y_stride, u32 a_stride, u32 b_stride) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u64 row = bid_x() / parts;
     ACT* to_row = y + row * y_stride;
     const ACT *left = a + row * a_stride, *right = b + row * b_stride;
@@ -81,7 +81,7 @@ EXPORT(add_rows)
 
 KERNEL(256) elementwise_softcap(ACT* x, u32 cols, u32 parts, u32 stride, float cap) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     ACT* row = x + u64(bid_x() / parts) * stride;
     const float scale = 2.f * 1.44269504f / cap;
     auto capped = [=](float v) { return cap * (1.f - 2.f * rcp_(1.f + exp2_(v * scale))); };

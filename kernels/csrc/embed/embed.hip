@@ -22,7 +22,7 @@ template <class V> DEV void copy_row(u8* to, const u8* from, u32 bytes, bool pre
 KERNEL(256)
 copy_rows(u8* y, const u8* x, const i32* ids, u32 y_stride_bytes, u32 x_stride_bytes, u32 bytes, u32 first, u32 rows) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const i64 row = (i64)ids[bid_x()] - (i64)first;
     const bool present = row >= 0 && row < (i64)rows;
     u8* to = y + (u64)bid_x() * y_stride_bytes;

@@ -22,7 +22,7 @@ typedef half_t OUT;
 
 KERNEL(256) fp8_gemm(OUT* y, const fp8* x, const float* x_scales, const fp8* w, const float* w_scales, const float* bias,
                      u32 m, u32 n, u32 k, u32 y_stride, u32 x_scale_stride, u32 unit, u32 scale_stride) {
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     const u32 first = bid_y() * TILE;
     const Weights weights{w, w_scales, bid_x() * OUTPUTS, n, k, unit, scale_stride};

@@ -51,10 +51,10 @@ template <class Row> DEV void copy_step(u8* stage, const Weights& w, const Row& 
         const u32 line = i / (STEP_K / 16), here = i % (STEP_K / 16) * 16;
         const fp8* row = line < TILE ? x_row(line) : w.w + (u64)line_row(w, line - TILE) * w.k;
         const bool present = row && at + here < w.k;
-        copy16_or_zero(stage + line * LINE + here, present ? row + at + here : w.w, present);
+        cp_async16_zfill(stage + line * LINE + here, present ? row + at + here : w.w, present);
     }
-    copy_commit();
-    copy_wait<0>();
+    cp_async_commit();
+    cp_async_wait<0>();
 }
 
 struct Sums { f32x4 c[STRIPS]; };
@@ -103,11 +103,11 @@ template <class Row, class Scale> DEV Sums tile_product(const Weights& w, const 
 // out-of-range ones. Sums are corrected for FNUZ (gfx942), where the bits of W, stored as OCP fp8, represent
 // half of their value.
 template <class Put> DEV void each_output(const Weights& w, const Sums& sums, const Put& put) {
-    const float dialect = FP8_FNUZ ? 2.f : 1.f;
+    const float fnuz_factor = FP8_FNUZ ? 2.f : 1.f;
     UNROLL for (u32 t = 0; t < STRIPS; t += HALVES)
         UNROLL for (u32 e = 0; e < 4; ++e) {
             const u32 out = w.first + (first_line() + t * STRIP_ROWS) / HALVES + strip_c_w(e);
-            const float up = GATED ? sums.c[t + HALVES - 1].v[e] * dialect : 0.f;
-            put(first_row() + strip_c_x(e), out, sums.c[t].v[e] * dialect, up);
+            const float up = GATED ? sums.c[t + HALVES - 1].v[e] * fnuz_factor : 0.f;
+            put(first_row() + strip_c_x(e), out, sums.c[t].v[e] * fnuz_factor, up);
         }
 }

@@ -63,30 +63,30 @@ typedef half_t OUT;
 
 // Epilogue: bias, gate and scales. In FNUZ (gfx942) the bits of W, stored as OCP fp8, represent half of their
 // value.
-struct Finish {
+struct Epilogue {
     const float *scales, *bias;
     u32 outputs;
 };
-DEV float finished(const Finish& f, u32 out, float sum, float up) {
-    const float dialect = FP8_FNUZ ? 2.f : 1.f;
-    sum *= CHANNELS ? dialect * f.scales[out] : dialect;
+DEV float apply_epilogue(const Epilogue& f, u32 out, float sum, float up) {
+    const float fnuz_factor = FP8_FNUZ ? 2.f : 1.f;
+    sum *= CHANNELS ? fnuz_factor * f.scales[out] : fnuz_factor;
     if (f.bias) sum += f.bias[out];
     if (!GATED) return sum;
-    up *= CHANNELS ? dialect * f.scales[f.outputs + out] : dialect;
+    up *= CHANNELS ? fnuz_factor * f.scales[f.outputs + out] : fnuz_factor;
     return gated(sum, up + (f.bias ? f.bias[f.outputs + out] : 0.f));
 }
 
 #if STREAM
-KERNEL_ALONE(MULTIPLIERS + COPIERS * WARP_SIZE)
+KERNEL_ALONE(CONSUMER_THREADS + PRODUCER_WARPS * WARP_SIZE)
 fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, const float* scales, const float* bias, const half_t* norm,
                  u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride, u32 unit, u32 scale_stride, float eps, const fp8* ahead,
                  u32 ahead_outputs, u32 ahead_halves, u32 ahead_k, u32 ahead_strips, u32 ahead_blocks, u32 ahead_bytes) {
     DYN_SHARED(u8, shared);
-    const Memory s = divide(shared, m, n, k);
+    const Memory s = shared_layout(shared, m, n, k);
     if (tid() == 0) {
 #pragma unroll 1
         for (u32 i = 0; i < s.stages; ++i) {
-            barrier_init(s.full + i, COPIERS);
+            barrier_init(s.full + i, PRODUCER_WARPS);
             barrier_init(s.empty + i, COMPUTE_WARPS);
         }
         barrier_init(s.rows, 1);
@@ -99,7 +99,7 @@ fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, co
         return copy_all(work, s, x, next);
     }
 
-    grid_release();
+    grid_launch_dependents();
     if (!CHANNELS) keep_scales(work, s, scales, unit, scale_stride);
 #if NORM
     const Pieces weights = load_pieces(norm, k);
@@ -107,19 +107,19 @@ fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, const fp8* w, co
     grid_wait();
 #if PREPARED
     if (tid() < m) s.factors[tid()] = factors[tid()];
-    some_sync<1>(MULTIPLIERS);
+    named_barrier_sync<1>(CONSUMER_THREADS);
     if (!X_SLABS) barrier_wait(s.rows, 0);
 #elif NORM
     stage_x_rows(work, s, x, weights, x_stride, eps);
 #else
     stage_x_rows(work, s, x, x_stride);
 #endif
-    const Finish finish{scales, bias, n / HALVES};
+    const Epilogue epilogue{scales, bias, n / HALVES};
     const auto old = [&](u32 row, u32 out, bool really) {
         return RESIDUAL && really ? y[(u64)row * y_stride + out] : OUT{};
     };
     multiply_all(work, s, old, [&](u32 row, u32 out, float sum, float up, OUT before) {
-        sum = finished(finish, out, sum, up);
+        sum = apply_epilogue(epilogue, out, sum, up);
         if (RESIDUAL) sum = f32(before) + f32(to<OUT>(sum));
         y[(u64)row * y_stride + out] = to<OUT>(sum);
     });
@@ -131,9 +131,9 @@ KERNEL(256) fp8_gemm_small_m(OUT* y, const half_t* x, const float* factors, cons
     const Weights weights{w, scales, bid_x() * TILES * WIDTH, n, k, unit, scale_stride};
     const auto row = [&](u32 r) { return x + (u64)r * x_stride; };
     const float* sums = strip_sums(weights, m, [&](half_t* xs) { stage_rows(xs, row, norm, m, k, eps); });
-    const Finish finish{scales, bias, n / HALVES};
+    const Epilogue epilogue{scales, bias, n / HALVES};
     each_sum(weights, sums, m, [&](u32 row, u32 out, float sum, float up) {
-        sum = finished(finish, out, sum, up);
+        sum = apply_epilogue(epilogue, out, sum, up);
         OUT* dst = y + (u64)row * y_stride + out;
         if (RESIDUAL) sum = f32(*dst) + f32(to<OUT>(sum));
         *dst = to<OUT>(sum);

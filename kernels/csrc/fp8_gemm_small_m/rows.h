@@ -14,8 +14,8 @@ DEV u32 warps_of_row(u32 k) {
 }
 
 // Sets the factor of each row; called when the peaks (largest magnitudes) of all rows are in shared memory.
-// again(row, factor) stores a row again, scaled by its factor.
-template <class Again> DEV void settle_factors(const Work& work, const Memory& s, const Again& again) {
+// store_scaled(row, factor) stores a row again, scaled by its factor.
+template <class StoreScaled> DEV void apply_factors(const Work& work, const Memory& s, const StoreScaled& store_scaled) {
     bool any = false;
 #pragma unroll 1
     for (u32 row = 0; row < work.m; ++row) {
@@ -25,10 +25,10 @@ template <class Again> DEV void settle_factors(const Work& work, const Memory& s
         const RowFactor factor = row_factor(peak);
         if (tid() == 0) s.factors[row] = factor.down;
         if (!needs_factor(peak)) continue;
-        again(row, factor.up);
+        store_scaled(row, factor.up);
         any = true;
     }
-    if (any) some_sync<1>(MULTIPLIERS);
+    if (any) named_barrier_sync<1>(CONSUMER_THREADS);
 }
 
 #if NORM
@@ -62,7 +62,7 @@ DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, const 
         squares = warp_sum(squares);
         if (lane() == 0) s.squares[member * MOST_ROWS + from + i * groups] = squares;
     }
-    some_sync<1>(MULTIPLIERS);
+    named_barrier_sync<1>(CONSUMER_THREADS);
     const auto store = [&](u32 row, const Pieces& pieces, float up) {
         float parts[COMPUTE_WARPS], peak = 0.f;
         UNROLL for (u32 w = 0; w < COMPUTE_WARPS; ++w) parts[w] = w < warps ? s.squares[w * MOST_ROWS + row] : 0.f;
@@ -82,8 +82,8 @@ DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, const 
         const float peak = warp_max(store(from + i * groups, rows[i], 1.f));
         if (lane() == 0) s.peaks[member * MOST_ROWS + from + i * groups] = peak;
     }
-    some_sync<1>(MULTIPLIERS);
-    settle_factors(work, s, [&](u32 row, float up) {
+    named_barrier_sync<1>(CONSUMER_THREADS);
+    apply_factors(work, s, [&](u32 row, float up) {
         if (row % groups == from) store(row, load_pieces(x + (u64)row * x_stride, work.k), up);
     });
 }
@@ -94,14 +94,14 @@ DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, u32 x_
     float peaks[OWN_ROWS];
     UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) peaks[i] = 0.f;
 #pragma unroll 1
-    for (u32 first = tid(); first < pieces; first += spread * MULTIPLIERS) {
+    for (u32 first = tid(); first < pieces; first += spread * CONSUMER_THREADS) {
         half_x8 v[OWN_ROWS];
         UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) {
-            const u32 row = work.m == 1 ? 0 : i, piece = work.m == 1 ? first + i * MULTIPLIERS : first;
+            const u32 row = work.m == 1 ? 0 : i, piece = work.m == 1 ? first + i * CONSUMER_THREADS : first;
             v[i] = row < work.m && piece < pieces ? *(const half_x8*)(x + (u64)row * x_stride + piece * 8) : zero8();
         }
         UNROLL for (u32 i = 0; i < OWN_ROWS; ++i) {
-            const u32 row = work.m == 1 ? 0 : i, piece = work.m == 1 ? first + i * MULTIPLIERS : first;
+            const u32 row = work.m == 1 ? 0 : i, piece = work.m == 1 ? first + i * CONSUMER_THREADS : first;
             peaks[i] = peak_of(v[i], peaks[i]);
             if (row < work.m && piece < pieces) *(u32x4*)(s.x + row * line + piece * 16) = scaled_f16(v[i], 1.f);
         }
@@ -111,10 +111,10 @@ DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, u32 x_
         const float peak = warp_max(peaks[i]);
         if (lane() == 0 && i < work.m) s.peaks[warp_id() * MOST_ROWS + i] = peak;
     }
-    some_sync<1>(MULTIPLIERS);
-    settle_factors(work, s, [&](u32 row, float up) {
+    named_barrier_sync<1>(CONSUMER_THREADS);
+    apply_factors(work, s, [&](u32 row, float up) {
 #pragma unroll 1
-        for (u32 piece = tid(); piece < pieces; piece += MULTIPLIERS)
+        for (u32 piece = tid(); piece < pieces; piece += CONSUMER_THREADS)
             *(u32x4*)(s.x + row * line + piece * 16) = scaled_f16(*(const half_x8*)(x + (u64)row * x_stride + piece * 8), up);
     });
 }

@@ -4,8 +4,8 @@
 
 enum : u32 {
     COMPUTE_WARPS = 8,        // consumer warps
-    COPIERS = 4,              // producer warps: issuing a bulk copy costs a warp 40 ns, whatever its size
-    MULTIPLIERS = COMPUTE_WARPS * WARP_SIZE,
+    PRODUCER_WARPS = 4,       // producer warps: issuing a bulk copy costs a warp 40 ns, whatever its size
+    CONSUMER_THREADS = COMPUTE_WARPS * WARP_SIZE,
     SPAN = SLAB / COMPUTE_WARPS,  // number of k per warp in a slab
     BLOCK_K = 128,                // number of k that share a scale
     LINE = SLAB + 64,             // bytes per slab row, padded: alternate rows use different banks
@@ -68,7 +68,7 @@ struct Memory {
     u8 *x, *ring;
     u32 stages, stage_bytes;
 };
-DEV Memory divide(u8* shared, u32 m, u32 n, u32 k) {
+DEV Memory shared_layout(u8* shared, u32 m, u32 n, u32 k) {
     Memory s;
     s.full = (Barrier*)shared;
     s.empty = s.full + MOST_STAGES;

@@ -11,37 +11,37 @@
 #include "fp8_gemm_small_m/share.h"
 
 // A stage of the ring, and its phase parity.
-struct RingStage { u32 stage, odd; };
-DEV void next(RingStage& t, u32 stages) {
+struct PipelineState { u32 stage, phase; };
+DEV void next(PipelineState& t, u32 stages) {
     if (++t.stage < stages) return;
     t.stage = 0;
-    t.odd ^= 1;
+    t.phase ^= 1;
 }
 
-// Each producer warp copies an equal part of a stage's lines, and every COPIERS-th row of x.
-DEV u32 own_rows(const Work& work, u32 copier) { return (work.m + COPIERS - 1 - copier) / COPIERS; }
+// Each producer warp copies an equal part of a stage's lines, and every PRODUCER_WARPS-th row of x.
+DEV u32 own_rows(const Work& work, u32 producer_warp) { return (work.m + PRODUCER_WARPS - 1 - producer_warp) / PRODUCER_WARPS; }
 DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
-    const u32 bytes = columns(work, slab), lines = strips_of(work, pass) * STRIP_ROWS / COPIERS;
-    const u32 copier = warp_id() - COMPUTE_WARPS;
-    if (lane() == 0) barrier_expect(s.full + stage, (lines + (X_SLABS ? 2 * own_rows(work, copier) : 0)) * bytes);
+    const u32 bytes = columns(work, slab), lines = strips_of(work, pass) * STRIP_ROWS / PRODUCER_WARPS;
+    const u32 producer_warp = warp_id() - COMPUTE_WARPS;
+    if (lane() == 0) barrier_expect(s.full + stage, (lines + (X_SLABS ? 2 * own_rows(work, producer_warp) : 0)) * bytes);
     warp_sync();
 #pragma unroll 1
     for (u32 i = lane(); i < lines; i += WARP_SIZE) {
-        const u32 line = copier * lines + i;
+        const u32 line = producer_warp * lines + i;
         bulk_copy_once(s.ring + stage * s.stage_bytes + line * LINE,
                        work.w + weight_row(work, pass, line) * work.k + slab * SLAB, bytes, s.full + stage, policy);
     }
 }
 DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const half_t* x) {
     u8* to = s.ring + stage * s.stage_bytes + LINES * LINE;
-    const u32 copier = warp_id() - COMPUTE_WARPS, row = lane() * COPIERS + copier;
+    const u32 producer_warp = warp_id() - COMPUTE_WARPS, row = lane() * PRODUCER_WARPS + producer_warp;
     if (row < work.m)
         bulk_copy(to + row * X_LINE, x + (u64)row * work.k + slab * SLAB, columns(work, slab) * 2, s.full + stage);
 }
 
 // Waits for the previous kernel, then copies x: for the slabs in flight with X_SLABS, all of x with PREPARED.
 DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x) {
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
 #if X_SLABS
 #pragma unroll 1
@@ -66,7 +66,8 @@ DEV void prefetch_l2(const PrefetchWork& a) {
     const u32 more = all - each * a.blocks, first = (bid_x() * each + (bid_x() < more ? bid_x() : more)) * width;
     const u32 half = a.strips * width;
 #pragma unroll 1
-    for (u32 line = (warp_id() - COMPUTE_WARPS) * WARP_SIZE + lane(); line < a.strips * STRIP_ROWS; line += COPIERS * WARP_SIZE) {
+    for (u32 line = (warp_id() - COMPUTE_WARPS) * WARP_SIZE + lane(); line < a.strips * STRIP_ROWS;
+         line += PRODUCER_WARPS * WARP_SIZE) {
         const u32 out = first + line % half;
         if (out < a.outputs) prefetch_l2(a.w + (u64)(out + (line < half ? 0 : a.outputs)) * a.k, a.bytes);
     }
@@ -77,7 +78,7 @@ DEV void copy_all(const Work& work, const Memory& s, const half_t* x, const Pref
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
     u32 i = 0;
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
     bool waited = false;
 #pragma unroll 1
     for (u32 pass = 0; pass < all; ++pass) {
@@ -87,10 +88,10 @@ DEV void copy_all(const Work& work, const Memory& s, const half_t* x, const Pref
                 first_rows(work, s, s.stages, x);
                 waited = true;
             }
-            if (waited) barrier_wait(s.empty + turn.stage, turn.odd ^ 1);
-            copy_weights(work, s, turn.stage, pass, slab, policy);
-            if (X_SLABS && waited) copy_rows(work, s, turn.stage, slab, x);
-            next(turn, s.stages);
+            if (waited) barrier_wait(s.empty + pipe.stage, pipe.phase ^ 1);
+            copy_weights(work, s, pipe.stage, pass, slab, policy);
+            if (X_SLABS && waited) copy_rows(work, s, pipe.stage, slab, x);
+            next(pipe, s.stages);
         }
     }
     prefetch_l2(ahead);
@@ -102,7 +103,7 @@ DEV void copy_all(const Work& work, const Memory& s, const half_t* x, const Pref
 DEV void keep_scales(const Work& work, const Memory& s, const float* scales, u32 unit, u32 stride) {
     const u32 blocks = blocks_k(work.k);
 #pragma unroll 1
-    for (u32 i = tid(); i < work.strips * HALVES * blocks; i += MULTIPLIERS) {
+    for (u32 i = tid(); i < work.strips * HALVES * blocks; i += CONSUMER_THREADS) {
         const u32 strip = i / blocks / HALVES, out = (work.first + strip) * WIDTH;
         const u32 row = out + i / blocks % HALVES * outputs(work);
         s.scales[i] = scales[(u64)(row / unit) * stride + i % blocks];
@@ -225,7 +226,7 @@ template <class Before, class Put>
 DEV void multiply_all(const Work& work, const Memory& s, const Before& before, const Put& put) {
     const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;
     const XRows rows = x_rows(work.m, X_SLABS ? (u32)X_LINE : x_line(work.k));
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
 #pragma unroll 1
     for (u32 pass = 0; pass < all; ++pass) {
         const Lines lines = lines_of(work, pass);
@@ -237,19 +238,19 @@ DEV void multiply_all(const Work& work, const Memory& s, const Before& before, c
         UNROLL for (u32 p = 0; p < PAIRS; ++p) sums.of[p] = no_sum();
 #pragma unroll 1
         for (u32 slab = 0; slab < per_pass; ++slab) {
-            const u8* w = s.ring + turn.stage * s.stage_bytes;
-            barrier_wait(s.full + turn.stage, turn.odd);
+            const u8* w = s.ring + pipe.stage * s.stage_bytes;
+            barrier_wait(s.full + pipe.stage, pipe.phase);
             const u8* x = X_SLABS ? w + LINES * LINE : s.x + slab * SLAB * 2;
             multiply_slab(sums, x, rows, w, s.scales + slab * SLAB / BLOCK_K, lines, columns(work, slab));
             warp_sync();
-            if (lane() == 0) barrier_arrive(s.empty + turn.stage);
-            next(turn, s.stages);
+            if (lane() == 0) barrier_arrive(s.empty + pipe.stage);
+            next(pipe, s.stages);
         }
-        if (pass > 0) some_sync<1>(MULTIPLIERS);
+        if (pass > 0) named_barrier_sync<1>(CONSUMER_THREADS);
         put_pass(sums, s, work.m);
-        some_sync<1>(MULTIPLIERS);
+        named_barrier_sync<1>(CONSUMER_THREADS);
 #pragma unroll 1
-        for (u32 i = tid(); i < work.m * TILES * WIDTH; i += MULTIPLIERS) {
+        for (u32 i = tid(); i < work.m * TILES * WIDTH; i += CONSUMER_THREADS) {
             const u32 t = i / WIDTH % TILES, row = i / WIDTH / TILES, out = first_output(work, pass) + t * WIDTH + r;
             if (!is_output(t, row)) continue;
             const float sum = gather_pass(s, work.m, t, row, r);

@@ -98,7 +98,7 @@ template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m
     DYN_SHARED(half_t, xs);
     const u32 warps = bdim() / WARP_SIZE, blocks = padded(weights.k) / BLOCK_K;
     float* sums = (float*)(xs + m * x_line(weights.k));
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     stage(xs);
     sync();

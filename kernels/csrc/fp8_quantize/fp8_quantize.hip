@@ -21,7 +21,7 @@
 #endif
 
 KERNEL(256) fp8_quantize_rows(fp8* y, float* scales, const half_t* x, u32 rows, u32 cols, u32 x_stride, u32 scale_stride) {
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     const u64 row = bid_x();
     const bool real = row < rows;
@@ -54,7 +54,7 @@ EXPORT(fp8_quantize_rows)
 
 #if WARP_SIZE == 32
 KERNEL(256) scale_rows_to_f16(u32x4* y, float* factors, const half_t* x, u32 cols, u32 x_stride) {
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     const u64 row = bid_x();
     const half_x8* from = (const half_x8*)(x + row * x_stride);

@@ -48,7 +48,7 @@ template <class Row> DEV void copy_step(half_t* stage, const Row& x_row, const h
         const u32 line = i / (STEP_K / 8), here = i % (STEP_K / 8) * 8;
         const half_t* row = line < TILE_M ? x_row(line) : w + (u64)line_row(line - TILE_M, first, n) * k;
         const bool present = row && at + here < k;
-        copy16_or_zero(stage + line * STRIDE + here, present ? row + at + here : w, present);
+        cp_async16_zfill(stage + line * STRIDE + here, present ? row + at + here : w, present);
     }
 }
 
@@ -73,17 +73,17 @@ template <class Row> DEV Tile tile_product(half_t* stages, const Row& x_row, con
     const u32 steps = (k + STEP_K - 1) / STEP_K;
     for (u32 s = 0; s + 1 < STAGES; ++s) {
         if (s < steps) copy_step(stages + s * STAGE, x_row, w, first, n, k, s * STEP_K);
-        copy_commit();
+        cp_async_commit();
     }
     for (u32 s = 0; s < steps; ++s) {
         if (STAGES == 1) copy_step(stages, x_row, w, first, n, k, s * STEP_K);
-        copy_wait<STAGES >= 2 ? STAGES - 2 : 0>();
+        cp_async_wait<STAGES >= 2 ? STAGES - 2 : 0>();
         sync();
         if (STAGES > 1) {
             // Copies into the stage that the previous step has freed.
             const u32 ahead = s + STAGES - 1;
             if (ahead < steps) copy_step(stages + ahead % STAGES * STAGE, x_row, w, first, n, k, ahead * STEP_K);
-            copy_commit();
+            cp_async_commit();
         }
         multiply_step(t, stages + s % STAGES * STAGE);
         if (STAGES == 1) sync();

@@ -26,16 +26,16 @@ gemm_large_m(half_t* y, const half_t* x, const half_t* w, TENSOR_MAP y_map, TENS
     const Ring ring = make_ring();
     cluster_wait<CLUSTER>();
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 outputs = GATED ? n / 2 : n;
     const Product product{{y, m, y_stride}, {x, m, x_stride}, {w, n, k}, outputs, k};
     const Maps maps{&y_map, &x_map, &w_map};
-    if (warp_id() < FETCHING) {
-        fewer_registers<40>();
+    if (warp_id() < PRODUCER_WARPS) {
+        reg_dealloc<40>();
         if (tid() == 0) fetch(ring, product, maps);
     } else {
-        more_registers<232>();
-        work(ring, product, maps);
+        reg_alloc<232>();
+        consume_tiles(ring, product, maps);
     }
 }
 EXPORT(gemm_large_m)

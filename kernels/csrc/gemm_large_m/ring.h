@@ -16,9 +16,9 @@ enum : u32 {
     STAGE_BYTES = X_BYTES + 2 * HALF_BYTES,
     STAGES = 4,
     BOXES = 2,                    // output boxes in flight per consumer warp
-    MULTIPLYING = GROUPS * 4,     // consumer warps
-    FETCHING = 4,
-    THREADS = (FETCHING + MULTIPLYING) * WARP_SIZE,
+    CONSUMER_WARPS = GROUPS * 4,  // consumer warps
+    PRODUCER_WARPS = 4,
+    THREADS = (PRODUCER_WARPS + CONSUMER_WARPS) * WARP_SIZE,
     // Rasterisation: number of cluster tiles along M that are processed before the next lines of W. The 66
     // concurrent clusters (one pair of an H100's SMs each) then use about as many different rows of x as
     // lines of W.
@@ -52,23 +52,23 @@ template <class Work> DEV void each_tile(const Product& p, const Work& work) {
 }
 
 // The ring of stages. A stage has the rows of x, then both halves of the lines of W.
-struct Ring { Barrier *there, *free; u8 *stages, *boxes; };
+struct Ring { Barrier *full, *empty; u8 *stages, *boxes; };
 // Index of the current stage, and the parity of its phase for barrier_wait().
-struct RingStage { u32 stage, odd; };
-DEV void advance(RingStage& t) {
+struct PipelineState { u32 stage, phase; };
+DEV void advance(PipelineState& t) {
     t.stage = t.stage + 1 == STAGES ? 0 : t.stage + 1;
-    t.odd ^= t.stage == 0;
+    t.phase ^= t.stage == 0;
 }
 // Lays out and initialises the ring. Every thread must call it; the ring may be used after cluster_wait().
 DEV Ring make_ring() {
     DYN_SHARED(u8, dynamic);
     Barrier* barriers = (Barrier*)dynamic;
-    u8* stages = on_1024(dynamic + 2 * STAGES * sizeof(Barrier));
+    u8* stages = align_1024(dynamic + 2 * STAGES * sizeof(Barrier));
     const Ring ring{barriers, barriers + STAGES, stages, stages + STAGES * STAGE_BYTES};
     if (tid() == 0) {
         for (u32 i = 0; i < STAGES; ++i) {
-            barrier_init(ring.there + i, 1);
-            barrier_init(ring.free + i, CLUSTER * MULTIPLYING);
+            barrier_init(ring.full + i, 1);
+            barrier_init(ring.empty + i, CLUSTER * CONSUMER_WARPS);
         }
         barriers_ready();
     }

@@ -7,22 +7,22 @@
 // Loop of the producer thread. It returns only when no further arrival at this block's barriers is
 // outstanding, because the other block of the cluster arrives there.
 DEV void fetch(const Ring& ring, const Product& p, const Maps& maps) {
-    const u32 half = cluster_rank<CLUSTER>(), apart = GATED ? p.outputs : (u32)HALF_LINES;
-    RingStage turn{0, 0};
+    const u32 half = cluster_rank<CLUSTER>(), line_stride = GATED ? p.outputs : (u32)HALF_LINES;
+    PipelineState pipe{0, 0};
     each_tile(p, [&](const Tile& tile) {
 #pragma unroll 1
-        for (u32 at = 0; at < p.k; at += COLUMNS, advance(turn)) {
-            u8* stage = ring.stages + turn.stage * STAGE_BYTES;
-            Barrier* there = ring.there + turn.stage;
-            barrier_wait(ring.free + turn.stage, turn.odd ^ 1);
-            barrier_expect(there, STAGE_BYTES);
-            panel_copy(stage, maps.x, p.x, TILE_ROWS, tile.row, at, there);
+        for (u32 at = 0; at < p.k; at += COLUMNS, advance(pipe)) {
+            u8* stage = ring.stages + pipe.stage * STAGE_BYTES;
+            Barrier* full = ring.full + pipe.stage;
+            barrier_wait(ring.empty + pipe.stage, pipe.phase ^ 1);
+            barrier_expect(full, STAGE_BYTES);
+            panel_copy(stage, maps.x, p.x, TILE_ROWS, tile.row, at, full);
             panel_copy_all<CLUSTER, HALF_LINES>(stage + X_BYTES + half * HALF_BYTES, maps.w, p.w,
-                                                tile.output + half * apart, at, there);
+                                                tile.output + half * line_stride, at, full);
         }
     });
 #pragma unroll 1
-    for (u32 i = 0; i < STAGES; ++i, advance(turn)) barrier_wait(ring.free + turn.stage, turn.odd ^ 1);
+    for (u32 i = 0; i < STAGES; ++i, advance(pipe)) barrier_wait(ring.empty + pipe.stage, pipe.phase ^ 1);
 }
 
 // Frees a stage: arrives at barrier b of every block of the cluster, because each block multicasts to this
@@ -35,26 +35,26 @@ DEV void release(Barrier* b) {
 // tile.
 struct Sums { float c[HALF_LINES]; };
 
-DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 group, u32 k) {
+DEV void multiply(Sums& sums, const Ring& ring, PipelineState& pipe, u32 group, u32 k) {
     u32 before = 0;
 #pragma unroll 1
-    for (u32 at = 0; at < k; at += COLUMNS, advance(turn)) {
-        const u8* stage = ring.stages + turn.stage * STAGE_BYTES;
+    for (u32 at = 0; at < k; at += COLUMNS, advance(pipe)) {
+        const u8* stage = ring.stages + pipe.stage * STAGE_BYTES;
         const KMajor x = by_k(stage + group * 64 * LINE_BYTES), w = by_k(stage + X_BYTES);
-        barrier_wait(ring.there + turn.stage, turn.odd);
+        barrier_wait(ring.full + pipe.stage, pipe.phase);
         wgmma_fence();
         UNROLL for (u32 i = 0; i < COLUMNS / 16; ++i)
-            wgmma<2 * HALF_LINES>(sums.c, further(x, i * 32), further(w, i * 32), at != 0 || i != 0);
+            wgmma<2 * HALF_LINES>(sums.c, advanced(x, i * 32), advanced(w, i * 32), at != 0 || i != 0);
         wgmma_commit();
         if (at != 0) {
             wgmma_wait<1>();
-            release(ring.free + before);
+            release(ring.empty + before);
         }
-        before = turn.stage;
+        before = pipe.stage;
     }
     wgmma_wait<0>();
-    wgmma_hold(sums.c);
-    release(ring.free + before);
+    wgmma_fence_operand(sums.c);
+    release(ring.empty + before);
 }
 
 // Returns gated() of two outputs, packed: rounding a pair is eight times as fast as rounding single values.
@@ -85,7 +85,7 @@ DEV void put(u8* boxes, const Product& p, const Maps& maps, u32 row, u32 output,
             const u32 at = wgmma_col(i);
             *(u32*)(box + panel_offset(wgmma_row(i) % 16, at / 8) + at % 8 * 2) = result(sums, column / 2 + i);
         }
-        shared_fence();
+        fence_async_shared();
         warp_sync();
         if (lane() == 0) {
             box_store(maps.y, p.y, p.outputs, row, output + column, box);
@@ -94,13 +94,13 @@ DEV void put(u8* boxes, const Product& p, const Maps& maps, u32 row, u32 output,
     }
 }
 
-DEV void work(const Ring& ring, const Product& p, const Maps& maps) {
-    const u32 warp_here = warp_id() - FETCHING, group = warp_here / 4;
+DEV void consume_tiles(const Ring& ring, const Product& p, const Maps& maps) {
+    const u32 warp_here = warp_id() - PRODUCER_WARPS, group = warp_here / 4;
     u8* boxes = ring.boxes + warp_here * BOXES * BOX_BYTES;
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
     each_tile(p, [&](const Tile& tile) {
         Sums sums;
-        multiply(sums, ring, turn, group, p.k);
+        multiply(sums, ring, pipe, group, p.k);
         put(boxes, p, maps, tile.row + warp_here * 16, tile.output, sums);
     });
     if (lane() == 0) boxes_wait<0>();

@@ -20,7 +20,7 @@
 // Grid: SPLITS blocks per tile. Block: 4 warps per 64 rows, and one producer warp. N is even, K a multiple of
 // 64. Rows of x and W are aligned to 16 bytes, rows of y to two elements. Boxes of the TMA descriptors: M
 // rows of x; TILE rows of W, or half as many with GATED.
-// Dynamic shared memory: see `divide` (gemm_medium_m/ring.h), for at least two stages.
+// Dynamic shared memory: see `shared_layout` (gemm_medium_m/ring.h), for at least two stages.
 //
 // Roofline: N K 2 bytes over memory bandwidth. Measured: tests/bench/results/h200/kernels.md.
 #include "dev.h"
@@ -58,15 +58,15 @@ template <class Do> DEV void each_pair(const Place& to, const Do& act) {
             if (p < run_of(cluster_rank<SPLITS>()) && row_of(half) < to.m && column_of(to, p) < to.outputs) act(p, half);
 }
 
-KERNEL_ALONE(MULTIPLIERS + WARP_SIZE)
+KERNEL_ALONE(CONSUMER_THREADS + WARP_SIZE)
 gemm_medium_m(OUT* y, const half_t* x, const half_t* w, const float* bias, u32 m, u32 n, u32 k, u32 y_stride, u32 x_stride,
               TENSOR_MAP x_map, TENSOR_MAP w_map) {
-    const Memory s = divide();
+    const Memory s = shared_layout();
     sync();
     if (SPLITS > 1) cluster_arrive<SPLITS>();
-    grid_release();
+    grid_launch_dependents();
     const Work work = share_of_block(x, w, m, n, k, x_stride);
-    if (warp_id() == MULTIPLIERS / WARP_SIZE) {
+    if (warp_id() == CONSUMER_THREADS / WARP_SIZE) {
         if (lane() == 0) copy_all(work, s, &w_map, &x_map);
         return;
     }

@@ -5,9 +5,9 @@
 struct Sums { float c[SUMS]; };
 
 DEV void multiply(Sums& sums, const Work& work, const Memory& s) {
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
     UNROLL for (u32 i = 0; i < SUMS; ++i) sums.c[i] = 0.f;
-    wgmma_hold(sums.c);  // Zeroes sums here, not between WGMMAs, which would serialise them.
+    wgmma_fence_operand(sums.c);  // Zeroes sums here, not between WGMMAs, which would serialise them.
     const auto release = [&](u32 stage) {
         warp_sync();
         if (lane() == 0) barrier_arrive(s.empty + stage);
@@ -15,22 +15,22 @@ DEV void multiply(Sums& sums, const Work& work, const Memory& s) {
     u32 before = 0;
 #pragma unroll 1
     for (u32 block = work.begin; block < work.end; ++block) {
-        barrier_wait(s.full + turn.stage, turn.odd);
-        const u8* stage = s.ring + turn.stage * STAGE_BYTES;
+        barrier_wait(s.full + pipe.stage, pipe.phase);
+        const u8* stage = s.ring + pipe.stage * STAGE_BYTES;
         const KMajor x = by_k(stage + W_BYTES + warp_id() / 4 * 64 * PANEL_LINE), w = by_k(stage);
         wgmma_fence();
         UNROLL for (u32 i = 0; i < COLUMNS / 16; ++i)
-            wgmma<TILE>(sums.c, further(x, i * 32), further(w, i * 32), true);
+            wgmma<TILE>(sums.c, advanced(x, i * 32), advanced(w, i * 32), true);
         wgmma_commit();
         if (block > work.begin) {
             wgmma_wait<1>();
             release(before);
         }
-        before = turn.stage;
-        next(turn, s);
+        before = pipe.stage;
+        next(pipe, s);
     }
     wgmma_wait<0>();
-    wgmma_hold(sums.c);
+    wgmma_fence_operand(sums.c);
     release(before);
 }
 
@@ -48,15 +48,15 @@ DEV void exchange(Sums& sums, const Memory& s) {
         UNROLL for (u32 p = 0; p < PIECES; ++p) {
             if (p % RUN >= run_of(to)) continue;
             const float* c = sums.c + first_sum(to, p);
-            peer_store<SPLITS>(places + (cluster_rank<SPLITS>() * PIECES + p) * MULTIPLIERS, to,
+            peer_store<SPLITS>(places + (cluster_rank<SPLITS>() * PIECES + p) * CONSUMER_THREADS, to,
                                f32x4{{c[0], c[1], c[2], c[3]}}, s.summed);
         }
     barrier_wait_peers(s.summed, 0);
     UNROLL for (u32 p = 0; p < PIECES; ++p) {
         if (p % RUN >= run_of(cluster_rank<SPLITS>())) continue;
-        f32x4 sum = places[p * MULTIPLIERS];
+        f32x4 sum = places[p * CONSUMER_THREADS];
         UNROLL for (u32 from = 1; from < SPLITS; ++from) {
-            const f32x4 v = places[(from * PIECES + p) * MULTIPLIERS];
+            const f32x4 v = places[(from * PIECES + p) * CONSUMER_THREADS];
             UNROLL for (u32 e = 0; e < 4; ++e) sum.v[e] += v.v[e];
         }
         UNROLL for (u32 e = 0; e < 4; ++e) sums.c[p * 4 + e] = sum.v[e];

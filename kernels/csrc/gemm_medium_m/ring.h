@@ -6,7 +6,7 @@
 
 enum : u32 {
     GROUPS = ROWS / 64,           // consumer warpgroups, 64 rows of x each
-    MULTIPLIERS = GROUPS * 4 * WARP_SIZE,
+    CONSUMER_THREADS = GROUPS * 4 * WARP_SIZE,
     COLUMNS = 64,                 // k per stage, which fill one row of a panel
     PANEL_LINE = COLUMNS * 2,     // row of a panel in bytes
     W_BYTES = TILE * PANEL_LINE,
@@ -17,7 +17,7 @@ enum : u32 {
     EIGHTS = OUTPUTS / 8,         // groups of 8 outputs; each block of a cluster stores RUN of them
     RUN = (EIGHTS + SPLITS - 1) / SPLITS,
     PIECES = RUN * HALVES,        // pieces of four sums per thread that a block stores
-    SUM_BYTES = SPLITS > 1 ? SPLITS * PIECES * MULTIPLIERS * 16 : 0,
+    SUM_BYTES = SPLITS > 1 ? SPLITS * PIECES * CONSUMER_THREADS * 16 : 0,
     MOST_STAGES = 16,
     BARRIER_BYTES = (2 * MOST_STAGES + 1) * 8 + 8
 };
@@ -45,18 +45,18 @@ struct Memory {
     u32 stages;
 };
 // Index of the current stage, and the parity of its phase for barrier_wait().
-struct RingStage { u32 stage, odd; };
-DEV void next(RingStage& t, const Memory& s) {
+struct PipelineState { u32 stage, phase; };
+DEV void next(PipelineState& t, const Memory& s) {
     if (++t.stage < s.stages) return;
     t.stage = 0;
-    t.odd ^= 1;
+    t.phase ^= 1;
 }
 
-DEV Memory divide() {
+DEV Memory shared_layout() {
     DYN_SHARED(u8, shared);
     Barrier* full = (Barrier*)shared;
     u8* sums = shared + BARRIER_BYTES;
-    Memory s{full, full + MOST_STAGES, full + 2 * MOST_STAGES, sums, on_1024(sums + SUM_BYTES), 0};
+    Memory s{full, full + MOST_STAGES, full + 2 * MOST_STAGES, sums, align_1024(sums + SUM_BYTES), 0};
     const u32 fit = (dynamic_shared_bytes() - (u32)(s.ring - shared)) / STAGE_BYTES;
     s.stages = fit < MOST_STAGES ? fit : (u32)MOST_STAGES;
     if (tid() == 0) {
@@ -67,7 +67,7 @@ DEV Memory divide() {
         }
         barrier_init(s.summed, 1);
         barriers_ready();
-        if (SPLITS > 1) barrier_expect(s.summed, SPLITS * HALVES * run_of(cluster_rank<SPLITS>()) * MULTIPLIERS * 16);
+        if (SPLITS > 1) barrier_expect(s.summed, SPLITS * HALVES * run_of(cluster_rank<SPLITS>()) * CONSUMER_THREADS * 16);
     }
     return s;
 }
@@ -97,11 +97,11 @@ DEV void copy_all(const Work& work, const Memory& s, const TensorMap* w_map, con
     grid_wait();
 #pragma unroll 1
     for (u32 i = 0; i < ahead; ++i) copy_rows(work, s, x_map, i, work.begin + i);
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
 #pragma unroll 1
-    for (u32 block = work.begin + ahead; block < work.end; ++block, next(turn, s)) {
-        barrier_wait(s.empty + turn.stage, turn.odd);
-        copy_weights(work, s, w_map, turn.stage, block, policy);
-        copy_rows(work, s, x_map, turn.stage, block);
+    for (u32 block = work.begin + ahead; block < work.end; ++block, next(pipe, s)) {
+        barrier_wait(s.empty + pipe.stage, pipe.phase);
+        copy_weights(work, s, w_map, pipe.stage, block, policy);
+        copy_rows(work, s, x_map, pipe.stage, block);
     }
 }

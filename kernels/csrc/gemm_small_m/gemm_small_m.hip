@@ -72,10 +72,10 @@ DEV void stage_normed(half_t* xs, const half_t* x, const half_t* norm, u32 m, u3
 #endif
 
 #if STREAM
-KERNEL(MULTIPLIERS + WARP_SIZE) gemm_small_m(OUT* y, const half_t* x, const half_t* w, const float* bias, const half_t* norm, u32 m,
+KERNEL(CONSUMER_THREADS + WARP_SIZE) gemm_small_m(OUT* y, const half_t* x, const half_t* w, const float* bias, const half_t* norm, u32 m,
                                              u32 n, u32 k, u32 y_stride, u32 x_stride, float eps) {
     DYN_SHARED(u8, shared);
-    const Memory s = divide(shared, m, k);
+    const Memory s = shared_layout(shared, m, k);
     if (tid() == 0) {
 #pragma unroll 1
         for (u32 i = 0; i < s.stages; ++i) {
@@ -88,10 +88,10 @@ KERNEL(MULTIPLIERS + WARP_SIZE) gemm_small_m(OUT* y, const half_t* x, const half
     const Work work = even_share(w, n, k, m);
     if (warp_id() == COMPUTE_WARPS) return copy_all(work, s, x, x_stride);
 
-    grid_release();
+    grid_launch_dependents();
 #if NORM
 #pragma unroll 1
-    for (u32 p = tid(); p < k / 8; p += MULTIPLIERS) *(half_x8*)(s.norm + p * 8) = load_const((const half_x8*)norm + p);
+    for (u32 p = tid(); p < k / 8; p += CONSUMER_THREADS) *(half_x8*)(s.norm + p * 8) = load_const((const half_x8*)norm + p);
 #endif
     grid_wait();
 #if NORM

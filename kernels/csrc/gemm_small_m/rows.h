@@ -48,7 +48,7 @@ DEV void stage_normed_rows(const Work& work, const Memory& s, const half_t* x, u
             if (lane() == 0) s.squares[member * MOST_ROWS + row + i * groups] = squares;
         }
     }
-    some_sync<1>(MULTIPLIERS);
+    named_barrier_sync<1>(CONSUMER_THREADS);
 #pragma unroll 1
     for (u32 row = from; row < work.m; row += groups) {
         float parts[COMPUTE_WARPS];
@@ -66,7 +66,7 @@ DEV void stage_normed_rows(const Work& work, const Memory& s, const half_t* x, u
             *at = v;
         }
     }
-    some_sync<1>(MULTIPLIERS);
+    named_barrier_sync<1>(CONSUMER_THREADS);
 }
 #endif
 
@@ -84,12 +84,12 @@ DEV void stage_x_rows(const Work& work, const Memory& s, const half_t* x, u32 x_
             for (; piece >= pieces; piece -= pieces) ++row;
             to[i] = row < work.m ? row * line + piece * 16 : ~0u;
             if (row < work.m) v[i] = *(const u32x4*)(x + (u64)row * x_stride + piece * 8);
-            piece += MULTIPLIERS;
+            piece += CONSUMER_THREADS;
         }
         UNROLL for (u32 i = 0; i < AT_ONCE; ++i)
             if (to[i] != ~0u) *(u32x4*)(s.x + to[i]) = v[i];
         for (; piece >= pieces; piece -= pieces) ++row;
     }
-    some_sync<1>(MULTIPLIERS);
+    named_barrier_sync<1>(CONSUMER_THREADS);
 }
 #endif

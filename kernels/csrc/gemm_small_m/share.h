@@ -4,7 +4,7 @@
 
 enum : u32 {
     COMPUTE_WARPS = 8,        // consumer warps; one more warp is the producer
-    MULTIPLIERS = COMPUTE_WARPS * WARP_SIZE,
+    CONSUMER_THREADS = COMPUTE_WARPS * WARP_SIZE,
     SPAN = SLAB / COMPUTE_WARPS,  // number of k per warp in a slab
     LINE = SLAB * 2 + 64,         // bytes per slab row, padded: alternate rows use different banks
     LINES = TILES * STRIP_ROWS,
@@ -57,7 +57,7 @@ struct Memory {
     u8 *x, *ring;
     u32 stages, stage_bytes;
 };
-DEV Memory divide(u8* shared, u32 m, u32 k) {
+DEV Memory shared_layout(u8* shared, u32 m, u32 k) {
     Memory s;
     s.full = (Barrier*)shared;
     s.empty = s.full + MOST_STAGES;

@@ -18,7 +18,7 @@
 //   -DX_SLABS=1     x is loaded slab by slab with the weights, for blocks with one pass; else all of x is
 //                   staged (rows.h)
 // Block: 9 warps. Grid: at most one block per SM and strip. K a multiple of 32; with NORM at most 4096.
-// Dynamic shared memory: see `divide`; the remainder is the ring, of at least one stage.
+// Dynamic shared memory: see `shared_layout`; the remainder is the ring, of at least one stage.
 #pragma once
 #include "dev/bulk.h"
 #include "dev/strip.h"
@@ -32,11 +32,11 @@
 #include "gemm_small_m/rows.h"
 
 // Index of the current stage, and the parity of its phase for barrier_wait().
-struct RingStage { u32 stage, odd; };
-DEV void next(RingStage& t, u32 stages) {
+struct PipelineState { u32 stage, phase; };
+DEV void next(PipelineState& t, u32 stages) {
     if (++t.stage < stages) return;
     t.stage = 0;
-    t.odd ^= 1;
+    t.phase ^= 1;
 }
 
 DEV void copy_weights(const Work& work, const Memory& s, u32 stage, u32 pass, u32 slab, u64 policy) {
@@ -56,7 +56,7 @@ DEV void copy_rows(const Work& work, const Memory& s, u32 stage, u32 slab, const
 
 // Waits for the previous kernel; then, with X_SLABS, copies the rows of x for the slabs in flight.
 DEV void first_rows(const Work& work, const Memory& s, u32 ahead, const half_t* x, u32 x_stride) {
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
 #if X_SLABS
 #pragma unroll 1
@@ -69,7 +69,7 @@ DEV void copy_all(const Work& work, const Memory& s, const half_t* x, u32 x_stri
     const u32 per_pass = slabs(work), all = passes(work);
     const u64 policy = read_once();
     u32 i = 0;
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
     bool waited = false;
 #pragma unroll 1
     for (u32 pass = 0; pass < all; ++pass) {
@@ -79,10 +79,10 @@ DEV void copy_all(const Work& work, const Memory& s, const half_t* x, u32 x_stri
                 first_rows(work, s, s.stages, x, x_stride);
                 waited = true;
             }
-            if (waited) barrier_wait(s.empty + turn.stage, turn.odd ^ 1);
-            copy_weights(work, s, turn.stage, pass, slab, policy);
-            if (X_SLABS && waited) copy_rows(work, s, turn.stage, slab, x, x_stride);
-            next(turn, s.stages);
+            if (waited) barrier_wait(s.empty + pipe.stage, pipe.phase ^ 1);
+            copy_weights(work, s, pipe.stage, pass, slab, policy);
+            if (X_SLABS && waited) copy_rows(work, s, pipe.stage, slab, x, x_stride);
+            next(pipe, s.stages);
         }
     }
     if (!waited) first_rows(work, s, i, x, x_stride);
@@ -126,7 +126,7 @@ template <class Before, class Put>
 DEV void multiply_all(const Work& work, const Memory& s, const Before& before, const Put& put) {
     const u32 all = passes(work), per_pass = slabs(work), r = tid() % WIDTH;
     const XRows rows = x_rows(work.m, X_SLABS ? (u32)LINE : x_line(work.k));
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
 #pragma unroll 1
     for (u32 pass = 0; pass < all; ++pass) {
         const u32 strips = strips_of(work, pass), left = outputs(work) - first_output(work, pass);
@@ -141,19 +141,19 @@ DEV void multiply_all(const Work& work, const Memory& s, const Before& before, c
         }
 #pragma unroll 1
         for (u32 slab = 0; slab < per_pass; ++slab) {
-            const u8* w = s.ring + turn.stage * s.stage_bytes;
-            barrier_wait(s.full + turn.stage, turn.odd);
+            const u8* w = s.ring + pipe.stage * s.stage_bytes;
+            barrier_wait(s.full + pipe.stage, pipe.phase);
             const u8* x = X_SLABS ? w + LINES * LINE : s.x + slab * SLAB * 2;
             multiply_slab(sums, w, x, rows, at, columns(work, slab));
             warp_sync();
-            if (lane() == 0) barrier_arrive(s.empty + turn.stage);
-            next(turn, s.stages);
+            if (lane() == 0) barrier_arrive(s.empty + pipe.stage);
+            next(pipe, s.stages);
         }
-        if (pass > 0) some_sync<1>(MULTIPLIERS);
+        if (pass > 0) named_barrier_sync<1>(CONSUMER_THREADS);
         put_pass(sums, s, work.m);
-        some_sync<1>(MULTIPLIERS);
+        named_barrier_sync<1>(CONSUMER_THREADS);
 #pragma unroll 1
-        for (u32 i = tid(); i < work.m * TILES * WIDTH; i += MULTIPLIERS) {
+        for (u32 i = tid(); i < work.m * TILES * WIDTH; i += CONSUMER_THREADS) {
             const u32 t = i / WIDTH % TILES, row = i / WIDTH / TILES, out = first_output(work, pass) + t * WIDTH + r;
             if (!is_output(t, row)) continue;
             const float sum = gather_pass(s, work.m, t, row, r);

@@ -119,7 +119,7 @@ template <class Stage> DEV const float* strip_sums(const Weights& weights, u32 m
         if (d < items) ring[d] = load_strip(weights, to_load.tile, to_load.chunk);
         advance(to_load, warps, chunks);
     }
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     stage(xs);
     sync();

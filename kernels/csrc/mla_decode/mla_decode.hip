@@ -59,7 +59,7 @@ enum : u32 {
     TEAM = WARPS * WARP_SIZE,
     WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM,
     SPREAD_RUNS = 1,   // rows are scheduled separately up to this number of splits per block
-    CUT_TOGETHER = 0,  // the split length of a row depends on its own context only
+    GROUP_SPLIT_LENGTH = 0,  // the split length of a row depends on its own context only
     LINE = WIDTH + 8  // row stride in shared memory, in elements: eight rows have no bank conflicts
 };
 DEV void team_sync() { sync(); }
@@ -96,7 +96,7 @@ mla_decode(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q
     const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, TOKENS_PER_BLOCK, 0};
     Place p = EACH_TOKEN ? first_token(rows, first) : start_of_block(rows);
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     Ring ring = begin_ring(shared, p, rows, pool);
     const Source source{absorbed_q, q, heads, query, q_stride};
     const Outputs to{means, partial, arrived, heads};
@@ -104,19 +104,19 @@ mla_decode(half_t* means, float* partial, u32* arrived, const half_t* absorbed_q
     u32 done = 0;  // number of splits of the current heads that are done
     while (p.left != 0) {
         if (done == 0) mine = load_queries(source, p);
-        Running r;
+        SoftmaxState r;
         start(r);
         for (u32 at = first_key(p), end = end_key(p); at < end; at += KEYS) {
             const half_t* step = next_step(ring, rows, pool);
-            weigh(r, score(mine, step), at, keys_seen_by(p, own_token(), at, end), factor);
+            online_softmax(r, score(mine, step), at, keys_seen_by(p, own_token(), at, end), factor);
             add_compressed_kv(r, step);
         }
         finish(r);
         put(r, p, to);
         ++done;
-        const bool leaving = p.left == 1 || p.split + 1 == p.splits;
-        if (leaving && p.splits > 1 && is_last(to.arrived + unit_of(p), done, p.splits)) merge_splits(p, to);
-        if (leaving) done = 0;
+        const bool last_split = p.left == 1 || p.split + 1 == p.splits;
+        if (last_split && p.splits > 1 && is_last(to.arrived + unit_of(p), done, p.splits)) merge_splits(p, to);
+        if (last_split) done = 0;
         next_place(p, rows);
     }
 }

@@ -35,7 +35,7 @@ DEV void merge_splits(const Place& p, const Outputs& to) {
     const u32 heads = to.heads - first_head() < TILE ? to.heads - first_head() : TILE;
     for (u32 at = warp_id(); at < p.count * heads; at += WARPS) {
         const u32 token = at / heads, head = at % heads;
-        const Folded f = folded(records_of(p, to, token, 0) + head * RECORD, 0, p.splits, gdim_y() * split_floats(to));
+        const FoldedRecord f = folded(records_of(p, to, token, 0) + head * RECORD, 0, p.splits, gdim_y() * split_floats(to));
         half_t* mean = mean_of(p, to, token, head);
         UNROLL for (u32 c = 0; c < CHANNELS; c += 2)
             *(u32*)(mean + folded_channel(c)) = pack_half(f.value.v[c] / f.sum, f.value.v[c + 1] / f.sum);

@@ -5,8 +5,8 @@
 
 enum : u32 {
     PIECES = WIDTH / 8,  // copies per row
-    FETCHED = KEYS / WARPS,
-    OWN_PIECES = FETCHED * PIECES,
+    ROWS_OF_WARP = KEYS / WARPS,
+    OWN_PIECES = ROWS_OF_WARP * PIECES,
     STEP_VALUES = KEYS * LINE
 };
 
@@ -21,14 +21,14 @@ struct Ring {
 
 // Advances to the next split that has a step, if the current one has none left, and loads the block-table
 // entry of the next step.
-DEV void settle(Ring& r, const Rows& rows) {
+DEV void seek_step(Ring& r, const Rows& rows) {
     while (r.place.left != 0 && r.at >= r.end) {
         next_place(r.place, rows);
         if (r.place.left == 0) return;
         r.at = first_key(r.place);
         r.end = end_key(r.place);
     }
-    const u32 key = r.at + warp_id() * FETCHED;
+    const u32 key = r.at + warp_id() * ROWS_OF_WARP;
     if (r.place.left != 0 && key < r.end) r.block = (u32)rows.tables[(u64)r.place.table * rows.table_width + key / BLOCK_TOKENS];
 }
 
@@ -36,19 +36,19 @@ DEV void settle(Ring& r, const Rows& rows) {
 // freed blocks may contain NaN. Every thread must call it.
 DEV void fetch(Ring& r, const Rows& rows, const half_t* pool) {
     if (r.place.left != 0) {
-        const u32 key = r.at + warp_id() * FETCHED;
+        const u32 key = r.at + warp_id() * ROWS_OF_WARP;
         const half_t* from = pool + ((u64)r.block * BLOCK_TOKENS + key % BLOCK_TOKENS) * WIDTH;
-        half_t* to = r.steps + r.next * STEP_VALUES + warp_id() * FETCHED * LINE;
+        half_t* to = r.steps + r.next * STEP_VALUES + warp_id() * ROWS_OF_WARP * LINE;
         UNROLL for (u32 i = 0; i < (OWN_PIECES + WARP_SIZE - 1) / WARP_SIZE; ++i) {
             const u32 piece = i * WARP_SIZE + lane(), row = piece / PIECES;
             if (OWN_PIECES % WARP_SIZE != 0 && piece >= OWN_PIECES) break;
             const bool present = key + row < r.end;
-            copy16_or_zero(to + piece * 8 + row * (LINE - WIDTH), present ? from + piece * 8 : pool, present);
+            cp_async16_zfill(to + piece * 8 + row * (LINE - WIDTH), present ? from + piece * 8 : pool, present);
         }
         r.at += KEYS;
-        settle(r, rows);
+        seek_step(r, rows);
     }
-    copy_commit();
+    cp_async_commit();
     r.next = r.next + 1 == STAGES ? 0 : r.next + 1;
 }
 
@@ -57,7 +57,7 @@ DEV Ring begin_ring(half_t* steps, const Place& place, const Rows& rows, const h
     if (place.left != 0) {
         r.at = first_key(place);
         r.end = end_key(place);
-        settle(r, rows);
+        seek_step(r, rows);
     }
     for (u32 i = 0; i + 1 < STAGES; ++i) fetch(r, rows, pool);
     return r;
@@ -69,10 +69,10 @@ DEV const half_t* next_step(Ring& r, const Rows& rows, const half_t* pool) {
 #if STAGES == 1
     team_sync();
     fetch(r, rows, pool);
-    copy_wait<0>();
+    cp_async_wait<0>();
     team_sync();
 #else
-    copy_wait<STAGES - 2>();
+    cp_async_wait<STAGES - 2>();
     team_sync();
     fetch(r, rows, pool);
 #endif

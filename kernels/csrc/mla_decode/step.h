@@ -24,7 +24,7 @@ struct Source {
 };
 struct Pairs { u32 v[Frag::NA / 2]; };
 struct Queries { Pairs v[PRODUCTS]; };
-struct Running {
+struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     FragC out[OWN];
 };
@@ -47,7 +47,7 @@ DEV Queries load_queries(const Source& s, const Place& p) {
     return all;
 }
 
-DEV void start(Running& r) {
+DEV void start(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         r.max[i] = NO_SCORE;
         r.sum[i] = 0.f;
@@ -78,24 +78,24 @@ DEV half_t* step_weights() {
     return (half_t*)weights + own_token() * 16 * WEIGHTS;
 }
 
-// Updates each head's maximum over all warps, and computes the factors `shrink` that rescale sums of earlier
+// Updates each head's maximum over all warps, and computes the factors `rescale` that rescale sums of earlier
 // steps. Returns whether any maximum has grown.
-DEV bool grow(Running& r, const FragC& s, float* shrink) {
-    SHARED(float, all_highs, TOKENS_PER_BLOCK * TILES * 16);
-    float* highs = all_highs + own_token() * TILES * 16;
+DEV bool update_max(SoftmaxState& r, const FragC& s, float* rescale) {
+    SHARED(float, all_maxima, TOKENS_PER_BLOCK * TILES * 16);
+    float* maxima = all_maxima + own_token() * TILES * 16;
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) {
         float high = NO_SCORE;
         UNROLL for (u32 i = 0; i < Frag::NC; ++i) high = slot_of(i) == slot ? fmax_(high, s.x[i]) : high;
         high = group_max<SHARERS>(high);
-        if (half_of_warp() == 0 && lane() % SHARERS == 0) highs[tile_of_warp() * 16 + head_of(slot)] = high;
+        if (half_of_warp() == 0 && lane() % SHARERS == 0) maxima[tile_of_warp() * 16 + head_of(slot)] = high;
     }
     team_sync();
     bool grows = false;
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) {
         float max = r.max[slot];
-        UNROLL for (u32 i = 0; i < TILES; ++i) max = fmax_(max, highs[i * 16 + head_of(slot)]);
+        UNROLL for (u32 i = 0; i < TILES; ++i) max = fmax_(max, maxima[i * 16 + head_of(slot)]);
         grows |= max > r.max[slot];
-        shrink[slot] = exp2_(r.max[slot] - max);
+        rescale[slot] = exp2_(r.max[slot] - max);
         r.max[slot] = max;
     }
     return grows;
@@ -103,15 +103,15 @@ DEV bool grow(Running& r, const FragC& s, float* shrink) {
 
 // Turns scores into probabilities, and writes them to step_weights(). The token attends to rows [0, seen) of
 // the step, the first of which is key `at`; `factor` = scale * log2(e).
-DEV void weigh(Running& r, FragC s, u32 at, u32 seen, float factor) {
+DEV void online_softmax(SoftmaxState& r, FragC s, u32 at, u32 seen, float factor) {
     UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const u32 key = tile_of_warp() * TILE + Frag::c_col(i);
-        const bool sees = key < seen && (FIRST_POSITION == 0 || at + key >= FIRST_POSITION);
-        s.x[i] = sees ? s.x[i] * factor : NO_SCORE;
+        const bool visible = key < seen && (FIRST_POSITION == 0 || at + key >= FIRST_POSITION);
+        s.x[i] = visible ? s.x[i] * factor : NO_SCORE;
     }
-    float shrink[SLOTS];
-    const bool grows = grow(r, s, shrink);
-    UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) r.sum[slot] *= shrink[slot];
+    float rescale[SLOTS];
+    const bool grows = update_max(r, s, rescale);
+    UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) r.sum[slot] *= rescale[slot];
     half_t* weights = step_weights();
     if (half_of_warp() == 0) UNROLL for (u32 i = 0; i < Frag::NC; ++i) {
         const float p = exp2_(s.x[i] - r.max[slot_of(i)]);
@@ -120,12 +120,12 @@ DEV void weigh(Running& r, FragC s, u32 at, u32 seen, float factor) {
     }
     if (warp_any(grows))
         UNROLL for (u32 j = 0; j < OWN; ++j)
-            UNROLL for (u32 i = 0; i < Frag::NC; ++i) r.out[j].x[i] *= shrink[slot_of(i)];
+            UNROLL for (u32 i = 0; i < Frag::NC; ++i) r.out[j].x[i] *= rescale[slot_of(i)];
     team_sync();
 }
 
 // out += probabilities * the warp's channels of all rows of the step.
-DEV void add_compressed_kv(Running& r, const half_t* step) {
+DEV void add_compressed_kv(SoftmaxState& r, const half_t* step) {
     UNROLL for (u32 k = 0; k < TILES; ++k) {
         const FragA a = load_a(step_weights() + k * TILE, WEIGHTS);
         const half_t* rows = step + k * TILE * LINE + warp_of_token() * OWN * 16;
@@ -134,7 +134,7 @@ DEV void add_compressed_kv(Running& r, const half_t* step) {
 }
 
 // Adds the sums of probabilities of all lanes and warps, in ascending order of tiles.
-DEV void finish(Running& r) {
+DEV void finish(SoftmaxState& r) {
     SHARED(float, all_sums, TOKENS_PER_BLOCK * TILES * 16);
     float* sums = all_sums + own_token() * TILES * 16;
     UNROLL for (u32 slot = 0; slot < SLOTS; ++slot) {

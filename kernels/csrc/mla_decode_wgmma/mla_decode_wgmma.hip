@@ -37,7 +37,7 @@ enum : u32 {
     KEYS = 64,  // keys per step
     WARPS = 8,  // consumer warps
     TEAM = WARPS * WARP_SIZE,
-    FETCHING = 4,  // producer warps; each loads 16 rows of a step
+    PRODUCER_WARPS = 4,  // producer warps; each loads 16 rows of a step
     WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM,
     HALF = KV_LORA_RANK / 2,  // channels accumulated per warpgroup
     STAGES = 2,
@@ -45,12 +45,12 @@ enum : u32 {
     PANEL_BYTES = KEYS * 128,  // a panel of keys, of queries, or of probabilities
     OPERAND_BYTES = PANELS * PANEL_BYTES,
     SPREAD_RUNS = 0,   // split_length.h decides whether rows are scheduled separately
-    CUT_TOGETHER = 1,  // all rows of a group use the split length of its last row
-    MEETING_BYTES = 128,  // barriers, at the start of shared memory
-    GROUPS_SHARED = MEETING_BYTES + (1 + STAGES) * OPERAND_BYTES + PANEL_BYTES + 1024
+    GROUP_SPLIT_LENGTH = 1,  // all rows of a group use the split length of its last row
+    PIPELINE_BARRIER_BYTES = 128,  // barriers, at the start of shared memory
+    GROUPS_SHARED = PIPELINE_BARRIER_BYTES + (1 + STAGES) * OPERAND_BYTES + PANEL_BYTES + 1024
 };
 // Barrier of the consumer warps.
-DEV void team_sync() { some_sync<1>(TEAM); }
+DEV void team_sync() { named_barrier_sync<1>(TEAM); }
 DEV u32 first_head() { return bid_y() * TILE; }
 
 DEV u32 splits_of_keys(u32 context, u32 cut) { return (context + (1u << cut) - 1) >> cut; }
@@ -76,11 +76,11 @@ mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* abso
                  u32 row_count, u32 heads, u32 query, u32 table_width, u32 most_records, u32 first, u32 tokens_per_group, u32 q_stride,
                  float factor) {
     DYN_SHARED(u8, dynamic);
-    Meeting* meeting = (Meeting*)dynamic;
-    const Shared shared = share(dynamic);
+    PipelineBarriers* pipeline = (PipelineBarriers*)dynamic;
+    const Shared shared = shared_layout(dynamic);
     SHARED(Place, begin, 1);
     const Rows rows{context_lens, cu_q, tables, table_rows, row_count, 1, table_width, nullptr, tokens_per_group, 0};
-    if (tid() == 0) open(meeting);
+    if (tid() == 0) init_barriers(pipeline);
     set_queries(heads);
     sync();
     u32 with_keys = row_count;
@@ -89,24 +89,24 @@ mla_decode_wgmma(half_t* means, float* partial, u32* arrived, const half_t* abso
         if (EACH_TOKEN) {
             p = first_token(rows, first);
         } else {
-            Rows walked = rows;
-            const u32 cut = cut_step(walked, heads < TILE ? heads : TILE, most_records, (u32*)shared.queries);
-            with_keys = walked.rows;
-            p = start_of_block(walked, cut);
+            Rows scheduled_rows = rows;
+            const u32 cut = choose_split_length(scheduled_rows, heads < TILE ? heads : TILE, most_records, (u32*)shared.queries);
+            with_keys = scheduled_rows.rows;
+            p = start_of_block(scheduled_rows, cut);
         }
         if (tid() == 0) *begin = p;
     }
     sync();
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const Job job{rows, {means, partial, arrived, heads}, absorbed_q, q, pool, &pool_map, query, q_stride, factor};
     if (warp_id() >= WARPS) {
-        fewer_registers<56>();
-        fetch_all(job, shared, meeting, *begin);
+        reg_dealloc<56>();
+        fetch_all(job, shared, pipeline, *begin);
     } else {
-        more_registers<224>();
-        if (!EACH_TOKEN) leave_padding(job, with_keys);
-        multiply(job, shared, meeting, *begin);
+        reg_alloc<224>();
+        if (!EACH_TOKEN) store_padding(job, with_keys);
+        multiply(job, shared, pipeline, *begin);
     }
 }
 EXPORT(mla_decode_wgmma)

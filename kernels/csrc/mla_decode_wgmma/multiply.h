@@ -11,19 +11,19 @@ DEV void publish_scales(const float (&of_heads)[2]) {
 }
 DEV void read_scales(float (&of_heads)[2]) { UNROLL for (u32 slot = 0; slot < 2; ++slot) of_heads[slot] = published_scales()[wgmma_row(slot * 2)]; }
 
-DEV void shrink_all(float (&o)[SUMS], const float (&shrink)[2]) {
+DEV void rescale_outputs(float (&o)[SUMS], const float (&rescale)[2]) {
     // Most steps raise no maximum; then every factor is 1.
-    if (warp_any(shrink[0] != 1.f || shrink[1] != 1.f))
-        UNROLL for (u32 i = 0; i < SUMS; ++i) o[i] *= shrink[i >> 1 & 1];
+    if (warp_any(rescale[0] != 1.f || rescale[1] != 1.f))
+        UNROLL for (u32 i = 0; i < SUMS; ++i) o[i] *= rescale[i >> 1 & 1];
 }
 
 DEV void start_scores(float (&s)[KEYS / 2], const u8* queries, const u8* keys) {
-    const KMajor q = shared_by_lanes(by_k(queries)), k = shared_by_lanes(by_k(keys));
-    wgmma_hold(s);
+    const KMajor q = warp_uniform(by_k(queries)), k = warp_uniform(by_k(keys));
+    wgmma_fence_operand(s);
     wgmma_fence();
     UNROLL for (u32 i = 0; i < WIDTH / 16; ++i) {
         const u32 at = i / 4 * PANEL_BYTES + i % 4 * 32;
-        wgmma<KEYS>(s, further(q, at), further(k, at), i != 0);
+        wgmma<KEYS>(s, advanced(q, at), advanced(k, at), i != 0);
     }
     wgmma_commit();
 }
@@ -31,112 +31,114 @@ DEV void start_scores(float (&s)[KEYS / 2], const u8* queries, const u8* keys) {
 // Starts o += probabilities * the warpgroup's channels of a step's rows. operand(i) returns the probabilities
 // of keys [16 i, 16 i + 16).
 template <class Operand> DEV void start_sums(float (&o)[SUMS], const Operand& operand, const u8* keys, bool add) {
-    const NMajor latents = shared_by_lanes(by_n(keys + first_channel() / 64 * PANEL_BYTES, PANEL_BYTES));
-    wgmma_hold(o);
+    const NMajor compressed_kv = warp_uniform(by_n(keys + first_channel() / 64 * PANEL_BYTES, PANEL_BYTES));
+    wgmma_fence_operand(o);
     wgmma_fence();
-    UNROLL for (u32 i = 0; i < KEYS / 16; ++i) wgmma<HALF>(o, operand(i), further(latents, i * 16 * 128), add || i != 0);
+    UNROLL for (u32 i = 0; i < KEYS / 16; ++i) wgmma<HALF>(o, operand(i), advanced(compressed_kv, i * 16 * 128), add || i != 0);
     wgmma_commit();
 }
 
 // Number of steps, and of loaded sets of queries, so far: they determine the next stage and the parity of its
 // phase.
-struct Worker { u32 step, tokens; };
+struct ConsumerState { u32 step, tokens; };
 DEV u32 stage_of(u32 step) { return step % STAGES; }
 
 DEV const u8* step_keys(const Shared& shared, u32 step) { return shared.keys + stage_of(step) * OPERAND_BYTES; }
-DEV const u8* await_keys(const Shared& shared, Meeting* m, u32 step) {
-    barrier_wait(&m->keys_there[stage_of(step)], step / STAGES & 1);
+DEV const u8* await_keys(const Shared& shared, PipelineBarriers* m, u32 step) {
+    barrier_wait(&m->keys_full[stage_of(step)], step / STAGES & 1);
     return step_keys(shared, step);
 }
 
 // Writes a step's probabilities and rescale factors to shared memory for the second warpgroup, after that
 // warpgroup has read those of the previous step.
-DEV void publish_weights(const Shared& shared, Meeting* m, u32 step, const Probabilities<KEYS / 2>& p, const float (&shrink)[2]) {
-    barrier_wait(&m->weights_free, ~step & 1);
+DEV void publish_weights(const Shared& shared, PipelineBarriers* m, u32 step, const Probabilities<KEYS / 2>& p,
+                         const float (&rescale)[2]) {
+    barrier_wait(&m->weights_empty, ~step & 1);
     // The piece can be xored into the offset, because panel_offset() xors it into bits that `row * 128` does
     // not have.
-    const u32 begin = anew(panel_offset(wgmma_row(0), 0) + wgmma_col(0) * 2);
+    const u32 begin = opaque(panel_offset(wgmma_row(0), 0) + wgmma_col(0) * 2);
     UNROLL for (u32 i = 0; i < KEYS / 4; ++i) {
         const u32 piece = i / 2, lower = i % 2 * 8 * 128;
         *(u32*)(shared.weights + lower + (begin ^ piece * 16)) = p.v[i / 4][i % 4];
     }
-    publish_scales(shrink);
-    release_written(&m->weights_there);
+    publish_scales(rescale);
+    release_written(&m->weights_full);
 }
 
 // Turns the scores of keys [at, at + KEYS) into probabilities, in a step in which not all query rows attend
 // to all keys: keys from `end` on do not exist, and later tokens' keys are masked.
-DEV void weigh_last(float (&s)[KEYS / 2], Softmax& r, float (&shrink)[2], const Job& job, const Place& p, u32 at, u32 end) {
+DEV void masked_softmax(float (&s)[KEYS / 2], Softmax& r, float (&rescale)[2], const Job& job, const Place& p, u32 at, u32 end) {
     u32 seen[2];
     UNROLL for (u32 slot = 0; slot < 2; ++slot)
         seen[slot] = keys_seen_by(p, query_of(wgmma_row(slot * 2), p, job.to).token, at, end);
-    weigh<true>(s, r, shrink, seen, job.factor);
+    online_softmax<true>(s, r, rescale, seen, job.factor);
 }
 
 // The first warpgroup's loop over a split with keys; probabilities stay in registers. The scores of the next
 // step are issued after this step's accumulation, so that two stages are enough. Issuing and waiting for the
 // scores are in straight-line code, not across a loop end or an exit: otherwise ptxas serialises the WGMMAs,
 // which takes 1.5 times as long.
-DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
-    float s[KEYS / 2], shrink[2];
+DEV void score_and_add(float (&o)[SUMS], Softmax& r, const Job& job, const Shared& shared, PipelineBarriers* m, ConsumerState& w,
+                       const Place& p) {
+    float s[KEYS / 2], rescale[2];
     Probabilities<KEYS / 2> weights;
     const u32 first = first_key(p), end = end_key(p);
     u32 at = first;
     const auto start_step = [&] {
         pack(weights, s);
-        if (at != first) shrink_all(o, shrink);
+        if (at != first) rescale_outputs(o, rescale);
         start_sums(o, [&](u32 i) -> const u32(&)[4] { return weights.v[i]; }, step_keys(shared, w.step), at != first);
-        publish_weights(shared, m, w.step, weights, shrink);
+        publish_weights(shared, m, w.step, weights, rescale);
     };
     const auto next_scores = [&] {
         start_scores(s, shared.queries, await_keys(shared, m, w.step + 1));
         wgmma_wait<1>();
-        wgmma_hold(o);
-        release(&m->keys_free[stage_of(w.step++)]);
+        wgmma_fence_operand(o);
+        release(&m->keys_empty[stage_of(w.step++)]);
         wgmma_wait<0>();
-        wgmma_hold(s);
+        wgmma_fence_operand(s);
     };
     start_scores(s, shared.queries, await_keys(shared, m, w.step));
     wgmma_wait<0>();
-    wgmma_hold(s);
+    wgmma_fence_operand(s);
     // All query rows attend to all keys of a step, except in the last step, or with several tokens in the
     // last two.
     for (; end - at > KEYS && at + KEYS + p.count <= end + 1; at += KEYS) {
         const u32 all[2] = {KEYS, KEYS};
-        weigh<false>(s, r, shrink, all, job.factor);
+        online_softmax<false>(s, r, rescale, all, job.factor);
         start_step();
         next_scores();
     }
     for (; end - at > KEYS; at += KEYS) {
-        weigh_last(s, r, shrink, job, p, at, end);
+        masked_softmax(s, r, rescale, job, p, at, end);
         start_step();
         next_scores();
     }
-    weigh_last(s, r, shrink, job, p, at, end);
+    masked_softmax(s, r, rescale, job, p, at, end);
     start_step();
     wgmma_wait<0>();
-    wgmma_hold(o);
-    release(&m->keys_free[stage_of(w.step++)]);
+    wgmma_fence_operand(o);
+    release(&m->keys_empty[stage_of(w.step++)]);
 }
 
 // The second warpgroup's loop over a split: accumulates its half of the channels with the probabilities of
 // the first.
-DEV void add(float (&o)[SUMS], const Shared& shared, Meeting* m, Worker& w, const Place& p) {
+DEV void add(float (&o)[SUMS], const Shared& shared, PipelineBarriers* m, ConsumerState& w, const Place& p) {
     const u32 first = first_key(p), end = end_key(p);
     for (u32 at = first; at < end; at += KEYS) {
         const u8* keys = await_keys(shared, m, w.step);
-        barrier_wait(&m->weights_there, w.step & 1);
+        barrier_wait(&m->weights_full, w.step & 1);
         if (at != first) {
-            float shrink[2];
-            read_scales(shrink);
-            shrink_all(o, shrink);
+            float rescale[2];
+            read_scales(rescale);
+            rescale_outputs(o, rescale);
         }
-        const KMajor weights = shared_by_lanes(by_k(shared.weights));
-        start_sums(o, [&](u32 i) { return further(weights, i * 32); }, keys, at != first);
+        const KMajor weights = warp_uniform(by_k(shared.weights));
+        start_sums(o, [&](u32 i) { return advanced(weights, i * 32); }, keys, at != first);
         wgmma_wait<0>();
-        wgmma_hold(o);
-        release(&m->weights_free);
-        release(&m->keys_free[stage_of(w.step++)]);
+        wgmma_fence_operand(o);
+        release(&m->weights_empty);
+        release(&m->keys_empty[stage_of(w.step++)]);
     }
 }
 
@@ -161,7 +163,8 @@ template <bool SCORES> DEV void put(const float (&o)[SUMS], const Softmax& r, co
 }
 
 // Processes a split and stores its result. SCORES: this is the first warpgroup.
-template <bool SCORES> DEV void multiply_split(const Job& job, const Shared& shared, Meeting* m, Worker& w, const Place& p) {
+template <bool SCORES>
+DEV void multiply_split(const Job& job, const Shared& shared, PipelineBarriers* m, ConsumerState& w, const Place& p) {
     float o[SUMS];
     Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
     if (SCORES) score_and_add(o, r, job, shared, m, w, p);
@@ -170,7 +173,7 @@ template <bool SCORES> DEV void multiply_split(const Job& job, const Shared& sha
 }
 
 // Writes zeros for padding rows, after the last row with keys.
-DEV void leave_padding(const Job& job, u32 with_keys) {
+DEV void store_padding(const Job& job, u32 with_keys) {
     for (u32 row = with_keys + bid_x(); row < job.rows.rows; row += gdim_x()) {
         Place p{};
         p.row = row;
@@ -180,20 +183,20 @@ DEV void leave_padding(const Job& job, u32 with_keys) {
     }
 }
 
-DEV void multiply(const Job& job, const Shared& shared, Meeting* m, Place p) {
+DEV void multiply(const Job& job, const Shared& shared, PipelineBarriers* m, Place p) {
     const bool scores = warp_id() < WARPS / 2;
-    Worker w{};
+    ConsumerState w{};
     u32 done = 0;  // number of splits of the current heads that are done
     while (p.left != 0) {
-        if (scores && done == 0) barrier_wait(&m->queries_there, w.tokens++ & 1);
+        if (scores && done == 0) barrier_wait(&m->queries_full, w.tokens++ & 1);
         if (p.context == 0) store_zeros(p, job.to);
         else if (scores) multiply_split<true>(job, shared, m, w, p);
         else multiply_split<false>(job, shared, m, w, p);
         ++done;
-        const bool leaving = p.left == 1 || p.split + 1 == p.splits;
-        if (scores && leaving) release(&m->queries_free);
-        if (leaving && p.splits > 1 && is_last(job.to.arrived + unit_of(p), done, p.splits)) merge_splits(p, job.to);
-        if (leaving) done = 0;
+        const bool last_split = p.left == 1 || p.split + 1 == p.splits;
+        if (scores && last_split) release(&m->queries_empty);
+        if (last_split && p.splits > 1 && is_last(job.to.arrived + unit_of(p), done, p.splits)) merge_splits(p, job.to);
+        if (last_split) done = 0;
         next_place(p, job.rows);
     }
 }

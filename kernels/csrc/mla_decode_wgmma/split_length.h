@@ -6,94 +6,96 @@
 #pragma once
 
 enum : u32 { SHORTEST = 8, LENGTHS = WARPS, WHOLE = 30 };  // candidates: log2 of the keys per split
-DEV u32 cut_of(u32 i) { return i + 1 == LENGTHS ? WHOLE : SHORTEST + i; }
+DEV u32 split_length_log2(u32 i) { return i + 1 == LENGTHS ? WHOLE : SHORTEST + i; }
 
 // Totals over all rows.
-struct Pieces {
+struct SplitTotals {
     u32 all, records;    // number of splits of rows with keys; of all rows
     u32 longest, steps;  // number of steps of the longest split; of all splits
     u32 most;            // maximum number of splits of a row
-    u32 live, chains;    // number of rows with keys; of chains of successive tokens of a request
+    u32 rows_with_keys, chains;  // number of rows with keys; of chains of successive tokens of a request
     u32 end;             // index after the last row with keys
 };
-// A row's note is its context; the highest bit is set if the row is not the successor token of the previous
-// row.
-enum : u32 { BEGINS = 1u << 31, NOTED = OPERAND_BYTES / 4 };
-DEV u32 note_of(const Rows& rows, u32 row) {
+// A row's packed context is its context length; the highest bit, CHAIN_START, is set if the row is not the
+// successor token of the previous row.
+enum : u32 { CHAIN_START = 1u << 31, CACHED_ROWS = OPERAND_BYTES / 4 };
+DEV u32 pack_context(const Rows& rows, u32 row) {
     const u32 context = (u32)rows.context_lens[row];
-    if (rows.tokens_per_group <= 1 || row == 0 || context <= 1) return context | BEGINS;
+    if (rows.tokens_per_group <= 1 || row == 0 || context <= 1) return context | CHAIN_START;
     const bool follows = (u32)rows.context_lens[row - 1] + 1 == context && table_of(rows, row - 1) == table_of(rows, row);
-    return follows ? context : context | BEGINS;
+    return follows ? context : context | CHAIN_START;
 }
-// Writes the notes of the first NOTED rows to shared memory. The loads of all rows overlap, so that they take
-// one memory latency; they also bring the tables and cu_q, which start_of_block() needs, into the cache.
-DEV void note_rows(const Rows& rows, u32* notes) {
-    const u32 end = rows.rows < NOTED ? rows.rows : NOTED;
+// Writes the packed contexts of the first CACHED_ROWS rows to shared memory. The loads of all rows overlap,
+// so that they take one memory latency; they also load the tables and cu_q, which start_of_block() needs,
+// into the cache.
+DEV void cache_contexts(const Rows& rows, u32* packed_contexts) {
+    const u32 end = rows.rows < CACHED_ROWS ? rows.rows : CACHED_ROWS;
     _Pragma("unroll 1") for (u32 row = tid(); row < end; row += TEAM) {
-        notes[row] = note_of(rows, row);
-        anew(table_of(rows, row) ^ (u32)rows.cu_q[row]);
+        packed_contexts[row] = pack_context(rows, row);
+        opaque(table_of(rows, row) ^ (u32)rows.cu_q[row]);
     }
     team_sync();
 }
 
 // Returns approximately a / b rounded up, for b up to some thousands.
-DEV u32 at_least(u32 a, u32 b) { return (u32)((float)a * rcp_((float)b) + 0.9999f); }
-DEV Pieces count_pieces(const Rows& rows, const u32* notes, u32 cut) {
-    Pieces n{};
+DEV u32 approx_div_ceil(u32 a, u32 b) { return (u32)((float)a * rcp_((float)b) + 0.9999f); }
+DEV SplitTotals total_splits(const Rows& rows, const u32* packed_contexts, u32 cut) {
+    SplitTotals n{};
     _Pragma("unroll 1") for (u32 row = lane(); row < rows.rows; row += WARP_SIZE) {
-        const u32 note = row < NOTED ? notes[row] : note_of(rows, row), context = note & ~BEGINS;
+        const u32 packed_context = row < CACHED_ROWS ? packed_contexts[row] : pack_context(rows, row),
+                  context = packed_context & ~CHAIN_START;
         const u32 own = splits_of(context, cut);
         n.records += own;
         if (context == 0) continue;
         n.all += own;
-        const u32 steps = at_least(context, own * KEYS);
+        const u32 steps = approx_div_ceil(context, own * KEYS);
         n.longest = n.longest < steps ? steps : n.longest;
         n.steps += (context + KEYS - 1) / KEYS;
         n.most = n.most < own ? own : n.most;
-        n.live += 1;
-        n.chains += note >> 31;
+        n.rows_with_keys += 1;
+        n.chains += packed_context >> 31;
         n.end = row + 1;
     }
-    return Pieces{warp_sum(n.all),  warp_sum(n.records), warp_max(n.longest), warp_sum(n.steps),
-                  warp_max(n.most), warp_sum(n.live),    warp_sum(n.chains),  warp_max(n.end)};
+    return SplitTotals{warp_sum(n.all),  warp_sum(n.records), warp_max(n.longest), warp_sum(n.steps),
+                  warp_max(n.most), warp_sum(n.rows_with_keys),    warp_sum(n.chains),  warp_max(n.end)};
 }
 
 // Returns the estimated number of splits if up to `tokens_per_group` tokens are processed together.
-DEV u32 pieces_of(const Pieces& n, u32 tokens_per_group) {
+DEV u32 estimated_splits(const SplitTotals& n, u32 tokens_per_group) {
     if (tokens_per_group <= 1 || n.chains == 0) return n.all;
-    const u32 length = at_least(n.live, n.chains), runs = n.chains * at_least(length, tokens_per_group);
-    return (u32)((float)n.all * (float)runs * rcp_((float)n.live) + 0.99f);
+    const u32 length = approx_div_ceil(n.rows_with_keys, n.chains), runs = n.chains * approx_div_ceil(length, tokens_per_group);
+    return (u32)((float)n.all * (float)runs * rcp_((float)n.rows_with_keys) + 0.99f);
 }
 // Returns the estimated time of the block with the most work, in eighths of a step; `filled`: number of query
 // rows in use. Storing the result of a split costs up to five steps, or up to two if the context has one
 // split; merging a split costs up to one and a half. Not all splits of a block have the maximum length.
-DEV u32 cost_of(const Pieces& n, u32 pieces, u32 filled) {
+DEV u32 cost_of(const SplitTotals& n, u32 splits, u32 filled) {
     if (n.all == 0) return 0;
-    const float part = (float)filled / TILE, turns = (float)at_least(pieces, gdim_x());
+    const float part = (float)filled / TILE, rounds = (float)approx_div_ceil(splits, gdim_x());
     const float mean = (float)n.steps * rcp_((float)n.all), beyond = (float)n.longest - mean;
-    const float steps = turns * mean + (0.25f + 0.75f * turns) * beyond;
-    const float leaving = n.most > 1 ? 1.f + 4.f * part : 1.f + part, merging = n.most > 1 ? 1.5f * part * (float)n.most : 0.f;
-    return (u32)(8.f * (steps + turns * leaving + merging));
+    const float steps = rounds * mean + (0.25f + 0.75f * rounds) * beyond;
+    const float storing = n.most > 1 ? 1.f + 4.f * part : 1.f + part, merging = n.most > 1 ? 1.5f * part * (float)n.most : 0.f;
+    return (u32)(8.f * (steps + rounds * storing + merging));
 }
 
 // Returns the base-2 logarithm of the maximum number of keys per split. Removes trailing rows without keys
 // from `rows`, and sets its tokens_per_group to 1 if tokens are to be scheduled separately. `heads`: number
-// of heads of a block; `notes`: OPERAND_BYTES of shared memory, not used afterwards. Every thread of the team
-// must call it.
-DEV u32 cut_step(Rows& rows, u32 heads, u32 most_records, u32* notes) {
+// of heads of a block; `packed_contexts`: OPERAND_BYTES of shared memory, not used afterwards. Every thread
+// of the team must call it.
+DEV u32 choose_split_length(Rows& rows, u32 heads, u32 most_records, u32* packed_contexts) {
     SHARED(u32, costs, 2 * LENGTHS);
     const u32 none = ~0u >> 4, own = warp_id();
-    note_rows(rows, notes);
-    const Pieces n = count_pieces(rows, notes, cut_of(own));
+    cache_contexts(rows, packed_contexts);
+    const SplitTotals n = total_splits(rows, packed_contexts, split_length_log2(own));
     if (lane() < 2) {
         const u32 tokens_per_group = lane() == 0 ? rows.tokens_per_group : 1, kind = lane() * LENGTHS + LENGTHS - 1 - own;
         const bool fits = (n.records <= most_records || own + 1 == LENGTHS) && (lane() == 0 || rows.tokens_per_group > 1);
-        const u32 cost = cost_of(n, pieces_of(n, tokens_per_group), heads * (tokens_per_group < 1 ? 1 : tokens_per_group));
+        const u32 cost = cost_of(n, estimated_splits(n, tokens_per_group), heads * (tokens_per_group < 1 ? 1 : tokens_per_group));
         costs[kind] = (fits && cost < none ? cost : none) << 4 | kind;
     }
     team_sync();
     const u32 best = warp_min(lane() < 2 * LENGTHS ? costs[lane()] : ~0u) & 15;
     rows.rows = n.end;
     if (best >= LENGTHS) rows.tokens_per_group = 1;
-    return cut_of(LENGTHS - 1 - best % LENGTHS);
+    return split_length_log2(LENGTHS - 1 - best % LENGTHS);
 }

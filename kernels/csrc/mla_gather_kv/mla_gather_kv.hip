@@ -16,33 +16,33 @@
 enum : u32 { RUN = 32, PIECES = WIDTH / 8, THREADS = 256 };  // RUN: keys per block
 
 // The row and key at an index of the list of keys (long_rows.h); context 0 after the last row.
-struct Spot { u32 row, key, context; };
-DEV Spot spot_of(const LongRows& rows, u32 place) {
+struct KeyLocation { u32 row, key, context; };
+DEV KeyLocation location_of(const LongRows& rows, u32 place) {
     u32 before = 0;
     for (u32 i = 0; i < rows.count; i += WARP_SIZE) {
-        const Lengths mine = lengths_of(rows, i + lane());
-        const u32 span = span_of(mine), up_to = before + sum_up_to_lane(span);
+        const RowLengths mine = lengths_of(rows, i + lane());
+        const u32 span = span_of(mine), up_to = before + warp_inclusive_sum(span);
         const u32 at = warp_sum((u32)(up_to <= place));
-        if (at < WARP_SIZE) return Spot{rows.first + i + at, place - shfl(up_to - span, at), shfl(mine.context, at)};
+        if (at < WARP_SIZE) return KeyLocation{rows.first + i + at, place - shfl(up_to - span, at), shfl(mine.context, at)};
         before = shfl(up_to, WARP_SIZE - 1);
     }
-    return Spot{};
+    return KeyLocation{};
 }
 
 KERNEL(256)
 mla_gather_kv(half_t* to, const half_t* pool, const i32* cu_q, const i32* context_lens, const i32* tables,
               const i32* table_rows, u32 first, u32 count, u32 least, u32 begin, u32 table_width, u32 to_stride) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const LongRows rows{cu_q, context_lens, first, count, least};
-    const Spot spot = spot_of(rows, begin + bid_x() * RUN);  // Its RUN keys are of one row.
-    if (spot.context == 0) return;
-    const i32* table = tables + (u64)(table_rows ? (u32)table_rows[spot.row] : spot.row) * table_width;
+    const KeyLocation location = location_of(rows, begin + bid_x() * RUN);  // Its RUN keys are of one row.
+    if (location.context == 0) return;
+    const i32* table = tables + (u64)(table_rows ? (u32)table_rows[location.row] : location.row) * table_width;
     half_t* out = to + (u64)bid_x() * RUN * to_stride;
     for (u32 i = tid(); i < RUN * PIECES; i += THREADS) {
-        const u32 line = i / PIECES, piece = i % PIECES * 8, key = spot.key + line;
+        const u32 line = i / PIECES, piece = i % PIECES * 8, key = location.key + line;
         u32x4 values{{0, 0, 0, 0}};
-        if (key < spot.context) {
+        if (key < location.context) {
             const u64 slot = (u64)(u32)table[key / BLOCK_TOKENS] * BLOCK_TOKENS + key % BLOCK_TOKENS;
             values = *(const u32x4*)(pool + slot * WIDTH + piece);
         }

@@ -37,7 +37,7 @@ DEV Strips load_strips(const half_t* w, u32 first) {
 }
 
 // Returns the first of the groups of 16 tokens at `at`, at + 16 and so on that is not entirely in a long row.
-DEV u32 past_long_rows(const i32* cu_q, u32 row_count, u32 at, u32 end) {
+DEV u32 skip_long_rows(const i32* cu_q, u32 row_count, u32 at, u32 end) {
 #ifdef LONG_ROW
     while (at < end) {
         const u32 row = row_of(cu_q, row_count, at), row_end = (u32)cu_q[row + 1];
@@ -55,9 +55,9 @@ mla_head_gemm(half_t* y, const half_t* x, const half_t* w, const i32* cu_q, u32 
     if (strip >= STRIPS) return;
     const Strips own = load_strips(w + (u64)head * OUTPUTS * INPUTS, strip);
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 end = (bid_z() + 1) * rows < tokens ? (bid_z() + 1) * rows : tokens;
-    for (u32 at = bid_z() * rows; (at = past_long_rows(cu_q, row_count, at, end)) < end; at += 16) {
+    for (u32 at = bid_z() * rows; (at = skip_long_rows(cu_q, row_count, at, end)) < end; at += 16) {
         f32x4 sums[OWN];
         UNROLL for (u32 i = 0; i < OWN; ++i) sums[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
         UNROLL for (u32 k = 0; k < PIECES; ++k) {

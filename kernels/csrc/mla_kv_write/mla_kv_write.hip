@@ -26,9 +26,9 @@ KERNEL(256)
 mla_kv_write(ACT* q, ACT* pool, const ACT* kv, const ACT* norm, const float* cos, const float* sin, const i32* positions,
              const i64* slots, u32 heads, u32 width, u32 q_stride, u32 kv_stride,
              float eps) {
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
-    const u64 token = bid_x(), turn = (u64)positions[token] * HALF;
+    const u64 token = bid_x(), angle_row = (u64)positions[token] * HALF;
     const ACT* own = kv + token * kv_stride;
     float squares = 0.f;
     for (u32 i = tid(); i < KV_LORA_RANK; i += bdim()) squares += f32(own[i]) * f32(own[i]);
@@ -36,13 +36,13 @@ mla_kv_write(ACT* q, ACT* pool, const ACT* kv, const ACT* norm, const float* cos
     for (u32 i = tid(); i < heads * HALF; i += bdim()) {
         const u32 pair = i % HALF;
         ACT* head = q + token * q_stride + (i / HALF + 1) * width - QK_ROPE_HEAD_DIM;
-        rope_pair(head, head, pair, cos[turn + pair], sin[turn + pair]);
+        rope_pair(head, head, pair, cos[angle_row + pair], sin[angle_row + pair]);
     }
     const i64 slot = slots[token];
     if (slot < 0) return;
     ACT* row = pool + (u64)slot * WIDTH;
     for (u32 i = tid(); i < KV_LORA_RANK; i += bdim()) row[i] = to<ACT>(normed(f32(own[i]), scale, f32(norm[i])));
     for (u32 i = tid(); i < HALF; i += bdim())
-        rope_pair(row + KV_LORA_RANK, own + KV_LORA_RANK, i, cos[turn + i], sin[turn + i]);
+        rope_pair(row + KV_LORA_RANK, own + KV_LORA_RANK, i, cos[angle_row + i], sin[angle_row + i]);
 }
 EXPORT(mla_kv_write)

@@ -66,26 +66,26 @@ KERNEL(256) mla_plain(ACT* o, const ACT* q, const ACT* pool, const ACT* key, con
         for (u32 j = warp_id(); j < KEYS; j += THREADS / WARP_SIZE) {
             float s = 0.f;
             if (j < keys) {
-                const ACT* latent = at(first + j);
-                for (u32 d = lane(); d < WIDTH; d += WARP_SIZE) s = fma_(query[d], f32(latent[d]), s);
+                const ACT* compressed_kv = at(first + j);
+                for (u32 d = lane(); d < WIDTH; d += WARP_SIZE) s = fma_(query[d], f32(compressed_kv[d]), s);
             }
             s = warp_sum(s);
             if (lane() == 0) scores[j] = j < keys && first + j >= masked_keys ? s : -1e30f;
         }
         sync();
-        float grown = max;
-        for (u32 j = 0; j < keys; ++j) grown = fmax_(grown, scores[j]);
-        const float shrink = exp2_(max - grown);
-        max = grown;
-        sum *= shrink;
-        for (u32 i = 0; i < OWN; ++i) mean[i] *= shrink;
+        float new_max = max;
+        for (u32 j = 0; j < keys; ++j) new_max = fmax_(new_max, scores[j]);
+        const float rescale = exp2_(max - new_max);
+        max = new_max;
+        sum *= rescale;
+        for (u32 i = 0; i < OWN; ++i) mean[i] *= rescale;
         for (u32 j = 0; j < keys; ++j) {
             const float p = exp2_(scores[j] - max);
-            const ACT* latent = at(first + j);
+            const ACT* compressed_kv = at(first + j);
             sum += p;
             for (u32 i = 0; i < OWN; ++i) {
                 const u32 c = i * THREADS + tid();
-                if (c < KV_LORA_RANK) mean[i] = fma_(p, f32(latent[c]), mean[i]);
+                if (c < KV_LORA_RANK) mean[i] = fma_(p, f32(compressed_kv[c]), mean[i]);
             }
         }
         sync();  // The scores of the next keys overwrite `scores`.

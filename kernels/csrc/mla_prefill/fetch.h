@@ -11,75 +11,76 @@ enum : u32 {
     PANEL_BYTES = TILE * 128,
     KEY_BYTES = KEY_PANELS * PANEL_BYTES,  // keys of a step, or queries of a tile
     VALUE_BYTES = VALUE_PANELS * PANEL_BYTES,
-    WORKING = 8                            // consumer warps
+    CONSUMER_WARPS = 8                     // consumer warps
 };
 
-struct Stages { Barrier there[STAGES], free[STAGES]; };
-struct Meeting {
+struct Stages { Barrier full[STAGES], empty[STAGES]; };
+struct PipelineBarriers {
     Stages keys, values;
-    Barrier item_there, item_free;  // barriers of a work item with its queries
-    Barrier turn[2];                // ordering barrier between the two consumer warpgroups
+    Barrier item_full, item_empty;  // barriers of a work item with its queries
+    Barrier sequence[2];            // ordering barrier between the two consumer warpgroups
     Item item;
 };
 struct Shared { u8 *queries, *keys, *values, *outputs; };
 
-DEV Shared share(u8* dynamic) {
-    u8 *queries = on_1024(dynamic), *keys = queries + KEY_BYTES, *values = keys + STAGES * KEY_BYTES;
+DEV Shared shared_layout(u8* dynamic) {
+    u8 *queries = align_1024(dynamic), *keys = queries + KEY_BYTES, *values = keys + STAGES * KEY_BYTES;
     return Shared{queries, keys, values, values + STAGES * VALUE_BYTES};
 }
 
 // Passes an item, with its queries, to the consumers. Query rows after the last token of the item's row
 // belong to other rows or are zero; their results are not stored.
-DEV void hand_over(const Shared& shared, Meeting* m, RingStage& turn, const Job& job, const Item& item) {
-    barrier_wait(&m->item_free, turn.odd ^ 1);
+DEV void publish_item(const Shared& shared, PipelineBarriers* m, PipelineState& pipe, const Job& job, const Item& item) {
+    barrier_wait(&m->item_empty, pipe.phase ^ 1);
     if (lane() == 0) {
         m->item = item;
         if (has_keys_here(item)) {
             const Matrix q{job.q, job.tokens, job.q_stride};
-            barrier_expect(&m->item_there, KEY_BYTES);
+            barrier_expect(&m->item_full, KEY_BYTES);
             for (u32 panel = 0; panel < KEY_PANELS; ++panel)
                 panel_copy(shared.queries + panel * PANEL_BYTES, job.q_map, q, TILE, item.token + item.first,
-                           item.head * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM) + panel * 64, &m->item_there);
+                           item.head * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM) + panel * 64, &m->item_full);
         } else {
-            barrier_arrive(&m->item_there);
+            barrier_arrive(&m->item_full);
         }
     }
     warp_sync();
-    advance<1>(turn);
+    advance<1>(pipe);
 }
 
-DEV void fetch_step(const Shared& shared, Meeting* m, const RingStage& turn, const Job& job, const Item& item, u32 row) {
+DEV void fetch_step(const Shared& shared, PipelineBarriers* m, const PipelineState& pipe, const Job& job, const Item& item,
+                    u32 row) {
     const Matrix kv{job.kv, job.window.keys, job.kv_stride};
-    u8 *keys = shared.keys + turn.stage * KEY_BYTES, *values = shared.values + turn.stage * VALUE_BYTES;
-    Barrier *keys_there = &m->keys.there[turn.stage], *values_there = &m->values.there[turn.stage];
-    barrier_wait(&m->keys.free[turn.stage], turn.odd ^ 1);
+    u8 *keys = shared.keys + pipe.stage * KEY_BYTES, *values = shared.values + pipe.stage * VALUE_BYTES;
+    Barrier *keys_full = &m->keys.full[pipe.stage], *values_full = &m->values.full[pipe.stage];
+    barrier_wait(&m->keys.empty[pipe.stage], pipe.phase ^ 1);
     if (lane() == 0) {
-        barrier_expect(keys_there, KEY_BYTES);
+        barrier_expect(keys_full, KEY_BYTES);
         for (u32 panel = 0; panel < KEY_PANELS; ++panel) {
             const u32 own = item.head * QK_NOPE_HEAD_DIM + panel * 64, shared_by_heads = job.rope_column + (panel - OWN_PANELS) * 64;
             panel_copy(keys + panel * PANEL_BYTES, job.kv_map, kv, TILE, row, panel < OWN_PANELS ? own : shared_by_heads,
-                       keys_there);
+                       keys_full);
         }
     }
-    barrier_wait(&m->values.free[turn.stage], turn.odd ^ 1);
+    barrier_wait(&m->values.empty[pipe.stage], pipe.phase ^ 1);
     if (lane() == 0) {
-        barrier_expect(values_there, VALUE_BYTES);
+        barrier_expect(values_full, VALUE_BYTES);
         for (u32 panel = 0; panel < VALUE_PANELS; ++panel)
             panel_copy(values + panel * PANEL_BYTES, job.kv_map, kv, TILE, row,
-                       job.values + item.head * VALUE + panel * 64, values_there);
+                       job.values + item.head * VALUE + panel * 64, values_full);
     }
     warp_sync();
 }
 
 // Producer loop of one warp. Takes items until none is left, then passes on the empty item that ends the
 // consumers' loops.
-DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
+DEV void fetch_all(const Shared& shared, PipelineBarriers* m, const Job& job) {
     Search search{};
-    RingStage items{}, steps{};
+    PipelineState items{}, steps{};
     for (u32 number = bid_x();;) {
         const Item item = find(search, job, number);
         if (item.tokens == 0) {
-            hand_over(shared, m, items, job, item);
+            publish_item(shared, m, items, job, item);
             // Each block that has an item draws one number for its next item, so as many numbers are drawn as
             // there are items. The block with the last of these numbers was the last to increment the
             // counter, and resets it.
@@ -88,7 +89,7 @@ DEV void fetch_all(const Shared& shared, Meeting* m, const Job& job) {
             return;
         }
         const u32 ticket = lane() == 0 ? atomic_add(job.work_counter, 1u) : 0;
-        if (has_keys_here(item) || item.cut.steps == 0) hand_over(shared, m, items, job, item);
+        if (has_keys_here(item) || item.cut.steps == 0) publish_item(shared, m, items, job, item);
         for (u32 step = item.cut.step; step < item.cut.end; ++step, advance<STAGES>(steps))
             fetch_step(shared, m, steps, job, item, item.cut.at + (step - item.cut.step) * TILE);
         number = gdim_x() + shfl(ticket, 0);

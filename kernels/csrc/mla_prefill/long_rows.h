@@ -14,29 +14,29 @@ struct LongRows {
 struct Window { u32 begin, keys; };  // both are multiples of STEP_KEYS
 
 // Lengths of row i; zero if it is not a long row or out of range.
-struct Lengths { u32 tokens, context; };
-DEV Lengths lengths_of(const LongRows& rows, u32 i) {
-    if (i >= rows.count) return Lengths{0, 0};
+struct RowLengths { u32 tokens, context; };
+DEV RowLengths lengths_of(const LongRows& rows, u32 i) {
+    if (i >= rows.count) return RowLengths{0, 0};
     const i32* cu_q = rows.cu_q + rows.first + i;
     const u32 tokens = (u32)(cu_q[1] - cu_q[0]);
-    return tokens < rows.least ? Lengths{0, 0} : Lengths{tokens, (u32)rows.context_lens[rows.first + i]};
+    return tokens < rows.least ? RowLengths{0, 0} : RowLengths{tokens, (u32)rows.context_lens[rows.first + i]};
 }
 // Number of keys of a row in the list; a padding row has none.
-DEV u32 span_of(const Lengths& row) {
+DEV u32 span_of(const RowLengths& row) {
     return row.context < row.tokens ? 0 : (row.context + STEP_KEYS - 1) / STEP_KEYS * STEP_KEYS;
 }
 
 // The part of a tile's `steps` steps that is in the window: steps [step, end), the first of which begins at
 // key `at` of the window; empty if step >= end.
-struct Cut { u32 step, end, steps, at; };
+struct StepRange { u32 step, end, steps, at; };
 // Returns the part of a tile that is in the window. The tile's last token attends to `keys` keys; the keys of
 // its row begin at index `begin` of the list.
-DEV Cut cut_of(u32 keys, u32 begin, const Window& window) {
-    const u32 behind = window.begin + window.keys;
-    Cut cut{};
+DEV StepRange steps_in_window(u32 keys, u32 begin, const Window& window) {
+    const u32 window_end = window.begin + window.keys;
+    StepRange cut{};
     cut.steps = (keys + STEP_KEYS - 1) / STEP_KEYS;
     cut.step = window.begin > begin ? (window.begin - begin) / STEP_KEYS : 0;
-    const u32 end = behind > begin ? (behind - begin) / STEP_KEYS : 0;
+    const u32 end = window_end > begin ? (window_end - begin) / STEP_KEYS : 0;
     cut.end = end < cut.steps ? end : cut.steps;
     cut.at = begin + cut.step * STEP_KEYS - window.begin;
     return cut;

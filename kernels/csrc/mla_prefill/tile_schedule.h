@@ -10,7 +10,7 @@ struct Item {
     u32 token, tokens;  // first token of the row, and number of its tokens; 0 tokens: no item
     u32 first;          // first token of the tile, relative to the row
     u32 before;         // number of keys before the row's first token
-    Cut cut;            // cut.steps == 0: a padding row, which has no keys
+    StepRange cut;      // cut.steps == 0: a padding row, which has no keys
 };
 
 // Number of keys that a token of an item's row attends to.
@@ -30,10 +30,10 @@ DEV bool is_here(u32 begin, u32 span, const Window& window) {
 // items_before is the number of items.
 DEV Item find(Search& search, const Job& job, u32 number) {
     for (; search.row < job.rows.count; search.row += WARP_SIZE) {
-        const Lengths mine = lengths_of(job.rows, search.row + lane());
-        const u32 span = span_of(mine), keys_up_to = search.keys_before + sum_up_to_lane(span), begin = keys_up_to - span;
+        const RowLengths mine = lengths_of(job.rows, search.row + lane());
+        const u32 span = span_of(mine), keys_up_to = search.keys_before + warp_inclusive_sum(span), begin = keys_up_to - span;
         const u32 tiles = is_here(begin, span, job.window) ? (mine.tokens + TILE - 1) / TILE : 0;
-        const u32 up_to = sum_up_to_lane(tiles * job.heads), at = warp_sum((u32)(search.items_before + up_to <= number));
+        const u32 up_to = warp_inclusive_sum(tiles * job.heads), at = warp_sum((u32)(search.items_before + up_to <= number));
         if (at < WARP_SIZE) {
             Item item{};
             item.row = search.row + at;
@@ -46,7 +46,7 @@ DEV Item find(Search& search, const Job& job, u32 number) {
             if (context < item.tokens) return item;
             item.before = context - item.tokens;
             const u32 end = item.first + TILE;
-            item.cut = cut_of(seen_by(item, (end < item.tokens ? end : item.tokens) - 1), row_begin, job.window);
+            item.cut = steps_in_window(seen_by(item, (end < item.tokens ? end : item.tokens) - 1), row_begin, job.window);
             return item;
         }
         search.items_before += shfl(up_to, WARP_SIZE - 1);

@@ -13,86 +13,87 @@ enum : u32 {
     SCORES = TILE / 2,    // scores per lane: of two tokens, each with a quarter of the keys
     OUTPUTS = VALUE / 2,  // outputs per lane
     STORED_BYTES = 16 * 128,  // staging buffer of outputs per warp: 64 channels of its 16 tokens
-    GROUPS_SHARED = (1 + STAGES) * KEY_BYTES + STAGES * VALUE_BYTES + WORKING * STORED_BYTES + 1024
+    GROUPS_SHARED = (1 + STAGES) * KEY_BYTES + STAGES * VALUE_BYTES + CONSUMER_WARPS * STORED_BYTES + 1024
 };
 
 DEV void start_scores(float (&s)[SCORES], const u8* queries, const u8* keys) {
-    const KMajor q = shared_by_lanes(by_k(queries)), k = shared_by_lanes(by_k(keys));
-    wgmma_hold(s);
+    const KMajor q = warp_uniform(by_k(queries)), k = warp_uniform(by_k(keys));
+    wgmma_fence_operand(s);
     wgmma_fence();
     UNROLL for (u32 i = 0; i < (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM) / 16; ++i) {
         const u32 at = i / 4 * PANEL_BYTES + i % 4 * 32;
-        wgmma<TILE>(s, further(q, at), further(k, at), i != 0);
+        wgmma<TILE>(s, advanced(q, at), advanced(k, at), i != 0);
     }
     wgmma_commit();
 }
 
 DEV void start_outputs(float (&o)[OUTPUTS], const Probabilities<SCORES>& p, const u8* values) {
-    const NMajor v = shared_by_lanes(by_n(values, PANEL_BYTES));
-    wgmma_hold(o);
+    const NMajor v = warp_uniform(by_n(values, PANEL_BYTES));
+    wgmma_fence_operand(o);
     wgmma_fence();
-    UNROLL for (u32 i = 0; i < TILE / 16; ++i) wgmma<VALUE>(o, p.v[i], further(v, i * 16 * 128), true);
+    UNROLL for (u32 i = 0; i < TILE / 16; ++i) wgmma<VALUE>(o, p.v[i], advanced(v, i * 16 * 128), true);
     wgmma_commit();
 }
 
-struct Worker {
+struct ConsumerState {
     u32 group;  // 0 or 1
-    RingStage items, keys, values;
-    u32 turns;
+    PipelineState items, keys, values;
+    u32 sequence_waits;
 };
 
 // Adds the contribution of an item's keys in the window to its outputs, which are not yet divided by the sums
 // of probabilities.
-DEV void multiply(float (&o)[OUTPUTS], Softmax& r, Worker& w, const Shared& shared, Meeting* m, const Item& item, float factor) {
+DEV void multiply(float (&o)[OUTPUTS], Softmax& r, ConsumerState& w, const Shared& shared, PipelineBarriers* m, const Item& item,
+                  float factor) {
     const u8* queries = shared.queries + w.group * GROUP_TOKENS * 128;
-    const u32 first = item.first + w.group * GROUP_TOKENS, open = seen_by(item, first) / TILE;
+    const u32 first = item.first + w.group * GROUP_TOKENS, unmasked_steps = seen_by(item, first) / TILE;
     const u32 seen[2] = {seen_by(item, first + wgmma_row(0)), seen_by(item, first + wgmma_row(2))};
-    float s[SCORES], shrink[2];
+    float s[SCORES], rescale[2];
     Probabilities<SCORES> p;
     const auto keys = [&] {
-        barrier_wait(&m->keys.there[w.keys.stage], w.keys.odd);
+        barrier_wait(&m->keys.full[w.keys.stage], w.keys.phase);
         return shared.keys + w.keys.stage * KEY_BYTES;
     };
     const auto values = [&] {
-        barrier_wait(&m->values.there[w.values.stage], w.values.odd);
+        barrier_wait(&m->values.full[w.values.stage], w.values.phase);
         return shared.values + w.values.stage * VALUE_BYTES;
     };
-    const auto weigh_step = [&](u32 step) {
-        wgmma_hold(s);
-        release(&m->keys.free[w.keys.stage]);
-        if (step + 1 == item.cut.end) release(&m->item_free);
+    const auto softmax_step = [&](u32 step) {
+        wgmma_fence_operand(s);
+        release(&m->keys.empty[w.keys.stage]);
+        if (step + 1 == item.cut.end) release(&m->item_empty);
         advance<STAGES>(w.keys);
-        if (step < open) return weigh<false>(s, r, shrink, seen, factor);
+        if (step < unmasked_steps) return online_softmax<false>(s, r, rescale, seen, factor);
         const u32 at = step * TILE, left[2] = {seen[0] > at ? seen[0] - at : 0, seen[1] > at ? seen[1] - at : 0};
-        weigh<true>(s, r, shrink, left, factor);
+        online_softmax<true>(s, r, rescale, left, factor);
     };
-    const auto outputs_there = [&] {
+    const auto finish_outputs = [&] {
         wgmma_wait<0>();
-        wgmma_hold(o);
-        release(&m->values.free[w.values.stage]);
+        wgmma_fence_operand(o);
+        release(&m->values.empty[w.values.stage]);
         advance<STAGES>(w.values);
     };
 
     start_scores(s, queries, keys());
     wgmma_wait<0>();
-    weigh_step(item.cut.step);
+    softmax_step(item.cut.step);
     if (item.cut.step != 0)
-        UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= shrink[i >> 1 & 1];
+        UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= rescale[i >> 1 & 1];
     pack(p, s);
     for (u32 step = item.cut.step + 1; step < item.cut.end; ++step) {
         const u8* step_keys = keys();
-        barrier_wait(&m->turn[w.group], w.turns++ & 1);
+        barrier_wait(&m->sequence[w.group], w.sequence_waits++ & 1);
         start_scores(s, queries, step_keys);
         start_outputs(o, p, values());
-        release(&m->turn[w.group ^ 1]);
+        release(&m->sequence[w.group ^ 1]);
         wgmma_wait<1>();
-        weigh_step(step);
-        outputs_there();
-        UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= shrink[i >> 1 & 1];
+        softmax_step(step);
+        finish_outputs();
+        UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= rescale[i >> 1 & 1];
         pack(p, s);
     }
     start_outputs(o, p, values());
-    outputs_there();
+    finish_outputs();
 }
 
 // Stores the outputs: a warp transposes its 16 rows through shared memory, so that its stores are coalesced.
@@ -117,79 +118,79 @@ DEV void store(const Job& job, const Item& item, u32 group, u8* panel, const flo
 }
 
 // Returns the address of this lane's carry-over state.
-DEV f32x4* carried_by(const Job& job, const Item& item) {
-    return carried_by(job, item.row, item.token, item.first, TILE, item.head, OUTPUTS / 4 + 1) + tid() - 4 * WARP_SIZE;
+DEV f32x4* carry_over_of(const Job& job, const Item& item) {
+    return carry_over_of(job, item.row, item.token, item.first, TILE, item.head, OUTPUTS / 4 + 1) + tid() - 4 * WARP_SIZE;
 }
 DEV void save_carry_over(f32x4* to, const float (&o)[OUTPUTS], const Softmax& r) {
     UNROLL for (u32 i = 0; i < OUTPUTS; i += 4)
-        to[i / 4 * WORKING_THREADS] = f32x4{{o[i], o[i + 1], o[i + 2], o[i + 3]}};
-    to[OUTPUTS / 4 * WORKING_THREADS] = f32x4{{r.max[0], r.max[1], r.sum[0], r.sum[1]}};
+        to[i / 4 * CONSUMER_THREADS] = f32x4{{o[i], o[i + 1], o[i + 2], o[i + 3]}};
+    to[OUTPUTS / 4 * CONSUMER_THREADS] = f32x4{{r.max[0], r.max[1], r.sum[0], r.sum[1]}};
 }
 DEV void load_carry_over(const f32x4* from, float (&o)[OUTPUTS], Softmax& r) {
     UNROLL for (u32 i = 0; i < OUTPUTS; i += 4) {
-        const f32x4 four = from[i / 4 * WORKING_THREADS];
+        const f32x4 four = from[i / 4 * CONSUMER_THREADS];
         UNROLL for (u32 j = 0; j < 4; ++j) o[i + j] = four.v[j];
     }
-    const f32x4 facts = from[OUTPUTS / 4 * WORKING_THREADS];
+    const f32x4 facts = from[OUTPUTS / 4 * CONSUMER_THREADS];
     UNROLL for (u32 i = 0; i < 2; ++i) {
         r.max[i] = facts.v[i];
         r.sum[i] = facts.v[2 + i];
     }
 }
 
-DEV void work(const Shared& shared, Meeting* m, const Job& job) {
-    Worker w{};
+DEV void consume_items(const Shared& shared, PipelineBarriers* m, const Job& job) {
+    ConsumerState w{};
     w.group = warp_id() / 4 - 1;
     u8* panel = shared.outputs + (warp_id() - 4) * STORED_BYTES;
     for (;; advance<1>(w.items)) {
-        barrier_wait(&m->item_there, w.items.odd);
+        barrier_wait(&m->item_full, w.items.phase);
         const Item item = m->item;
         if (item.tokens == 0) return;
         float o[OUTPUTS], scale[2] = {0.f, 0.f};
         Softmax r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
         UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] = 0.f;
         if (has_keys_here(item)) {
-            if (item.cut.step != 0) load_carry_over(carried_by(job, item), o, r);
+            if (item.cut.step != 0) load_carry_over(carry_over_of(job, item), o, r);
             multiply(o, r, w, shared, m, item, job.factor);
             if (item.cut.end != item.cut.steps) {
-                save_carry_over(carried_by(job, item), o, r);
+                save_carry_over(carry_over_of(job, item), o, r);
                 continue;
             }
             UNROLL for (u32 token = 0; token < 2; ++token) scale[token] = 1.f / group_sum<4>(r.sum[token]);
         } else {
             warp_sync();
-            release(&m->item_free);
+            release(&m->item_empty);
         }
         store(job, item, w.group, panel, o, scale);
     }
 }
 
-DEV void open(Meeting* m) {
+DEV void init_barriers(PipelineBarriers* m) {
     for (u32 i = 0; i < STAGES; ++i) {
-        barrier_init(&m->keys.there[i], 1);
-        barrier_init(&m->values.there[i], 1);
-        barrier_init(&m->keys.free[i], WORKING);
-        barrier_init(&m->values.free[i], WORKING);
+        barrier_init(&m->keys.full[i], 1);
+        barrier_init(&m->values.full[i], 1);
+        barrier_init(&m->keys.empty[i], CONSUMER_WARPS);
+        barrier_init(&m->values.empty[i], CONSUMER_WARPS);
     }
-    barrier_init(&m->item_there, 1);
-    barrier_init(&m->item_free, WORKING);
-    for (u32 i = 0; i < 2; ++i) barrier_init(&m->turn[i], WORKING / 2);
+    barrier_init(&m->item_full, 1);
+    barrier_init(&m->item_empty, CONSUMER_WARPS);
+    for (u32 i = 0; i < 2; ++i) barrier_init(&m->sequence[i], CONSUMER_WARPS / 2);
     barriers_ready();
 }
 
 DEV void prefill(const Job& job) {
     DYN_SHARED(u8, dynamic);
-    SHARED(Meeting, meeting, 1);
-    if (tid() == 0) open(meeting);
+    SHARED(PipelineBarriers, pipeline, 1);
+    if (tid() == 0) init_barriers(pipeline);
     sync();
     grid_wait();
-    const Shared shared = share(dynamic);
+    const Shared shared = shared_layout(dynamic);
     if (warp_id() < 4) {
-        fewer_registers<56>();
-        if (warp_id() == 0) fetch_all(shared, meeting, job);
+        reg_dealloc<56>();
+        if (warp_id() == 0) fetch_all(shared, pipeline, job);
     } else {
-        more_registers<224>();
-        if (warp_id() >= 8) release(&meeting->turn[0]);  // The other warpgroup goes first.
-        work(shared, meeting, job);
+        reg_alloc<224>();
+        if (warp_id() >= 8) release(&pipeline->sequence[0]);  // The other warpgroup goes first.
+        consume_items(shared, pipeline, job);
     }
 }

@@ -34,26 +34,26 @@ DEV void copy_run(half_t* stage, const Job& job, u32 head, u32 row) {
             from += job.values + head * VALUE + (piece - KEY) * 8;
             to = stage + COPIED * K_STRIDE + key * V_STRIDE + (piece - KEY) * 8;
         }
-        copy16(to, from);
+        cp_async16(to, from);
     }
 }
 
 // `v`: number of keys that each of the lane's queries attends to. `most`: maximum number over the warp's
 // queries.
-struct Seen { u32 v[SLOTS], most; };
+struct VisibleKeys { u32 v[SLOTS], most; };
 
-DEV void multiply_run(Running& r, const Queries& q, const half_t* stage, u32 at, const Seen& seen, float factor) {
+DEV void multiply_run(SoftmaxState& r, const Queries& q, const half_t* stage, u32 at, const VisibleKeys& seen, float factor) {
     for (u32 tile = 0; tile < COPIED && at + tile < seen.most; tile += TILE_KEYS) {
         const Keys k = load_keys(stage + tile * K_STRIDE, K_STRIDE);
         Scores s = score(q, k);
         u32 left[SLOTS];
         UNROLL for (u32 i = 0; i < SLOTS; ++i) left[i] = seen.v[i] > at + tile ? seen.v[i] - at - tile : 0;
-        weigh(r, s, left, factor);
+        online_softmax(r, s, left, factor);
         add_values(r, s, load_values(stage + COPIED * K_STRIDE + tile * V_STRIDE, V_STRIDE, TILE_KEYS));
     }
 }
 
-DEV void store_outputs(half_t* o, u32 o_stride, Running& r, u32 first, u32 tokens) {
+DEV void store_outputs(half_t* o, u32 o_stride, SoftmaxState& r, u32 first, u32 tokens) {
     finish(r);
     float scale[SLOTS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i) scale[i] = 1.f / r.sum[i];
@@ -67,18 +67,18 @@ DEV void store_outputs(half_t* o, u32 o_stride, Running& r, u32 first, u32 token
     }
 }
 
-DEV void save_carry_over(f32x4* to, const Running& r) {
+DEV void save_carry_over(f32x4* to, const SoftmaxState& r) {
     f32x4 facts{};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         facts.v[i] = r.max[i];
         facts.v[2 + i] = r.sum[i];
     }
-    UNROLL for (u32 i = 0; i < SUMS; ++i) to[i * WORKING_THREADS] = r.out[i];
-    to[SUMS * WORKING_THREADS] = facts;
+    UNROLL for (u32 i = 0; i < SUMS; ++i) to[i * CONSUMER_THREADS] = r.out[i];
+    to[SUMS * CONSUMER_THREADS] = facts;
 }
-DEV void load_carry_over(const f32x4* from, Running& r) {
-    UNROLL for (u32 i = 0; i < SUMS; ++i) r.out[i] = from[i * WORKING_THREADS];
-    const f32x4 facts = from[SUMS * WORKING_THREADS];
+DEV void load_carry_over(const f32x4* from, SoftmaxState& r) {
+    UNROLL for (u32 i = 0; i < SUMS; ++i) r.out[i] = from[i * CONSUMER_THREADS];
+    const f32x4 facts = from[SUMS * CONSUMER_THREADS];
     UNROLL for (u32 i = 0; i < SLOTS; ++i) {
         r.max[i] = facts.v[i];
         r.sum[i] = facts.v[2 + i];
@@ -86,15 +86,16 @@ DEV void load_carry_over(const f32x4* from, Running& r) {
 }
 
 // Processes the keys [at, end) of the block's row; key `at` is key `from` of the window.
-DEV void multiply(Running& r, const Queries& mine, const Job& job, half_t* stages, u32 at, u32 end, u32 from, const Seen& seen) {
+DEV void multiply(SoftmaxState& r, const Queries& mine, const Job& job, half_t* stages, u32 at, u32 end, u32 from,
+                  const VisibleKeys& seen) {
     const u32 head = bid_y();
     copy_run(stages, job, head, from);
-    copy_commit();
+    cp_async_commit();
     for (u32 stage = 0; at < end; at += COPIED, from += COPIED) {
         const u32 next = STAGES == 1 ? 0 : stage ^ 1;
         if (STAGES > 1 && at + COPIED < end) copy_run(stages + next * STAGE, job, head, from + COPIED);
-        copy_commit();
-        copy_wait<STAGES - 1>();
+        cp_async_commit();
+        cp_async_wait<STAGES - 1>();
         sync();
         multiply_run(r, mine, stages + stage * STAGE, at, seen, job.factor);
         sync();
@@ -107,7 +108,7 @@ DEV void prefill(const Job& job) {
     DYN_SHARED(half_t, stages);
     grid_wait();
     const u32 row = bid_z(), head = bid_y(), per_block = bdim() / WARP_SIZE * QUERIES;
-    const Lengths lengths = lengths_of(job.rows, row);
+    const RowLengths lengths = lengths_of(job.rows, row);
     const u32 tiles = (lengths.tokens + per_block - 1) / per_block;
     if (bid_x() >= tiles) return;
     const u32 token = (u32)job.rows.cu_q[job.rows.first + row], tokens = lengths.tokens;
@@ -122,7 +123,7 @@ DEV void prefill(const Job& job) {
     const u32 before = lengths.context - tokens;
     const u32 last_of_warp = first + QUERIES <= tokens ? first + QUERIES - 1 : tokens - 1;
     const u32 keys_of_block = before + (begin + per_block <= tokens ? begin + per_block : tokens);
-    const Cut cut = cut_of(keys_of_block, begin_of(job.rows, row), job.window);
+    const StepRange cut = steps_in_window(keys_of_block, begin_of(job.rows, row), job.window);
     if (cut.step >= cut.end) return;
     const half_t* queries = job.q + (u64)token * job.q_stride + head * (QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM);
     const Queries mine = load_queries([&](u32 query) {
@@ -130,13 +131,13 @@ DEV void prefill(const Job& job) {
     });
     // A query attends to the keys up to its own position. Results of tokens after the last one are not
     // stored.
-    Seen seen{{}, first < tokens ? before + last_of_warp + 1 : 0};
+    VisibleKeys seen{{}, first < tokens ? before + last_of_warp + 1 : 0};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + first + query_of(i) + 1;
     const u32 end = cut.end * STEP_KEYS;
     seen.most = seen.most < end ? seen.most : end;
 
-    f32x4* carried = carried_by(job, row, token, begin, per_block, head, SUMS + 1) + tid();
-    Running r;
+    f32x4* carried = carry_over_of(job, row, token, begin, per_block, head, SUMS + 1) + tid();
+    SoftmaxState r;
     if (cut.step == 0) start(r);
     else load_carry_over(carried, r);
     multiply(r, mine, job, stages, cut.step * STEP_KEYS, keys_of_block < end ? keys_of_block : end, cut.at, seen);

@@ -22,10 +22,10 @@ DEV Segment load_segment(const Segment* p) {
                  : "=r"(s.expert), "=r"(s.first), "=r"(s.rows), "=r"(s.all) : "l"(p) : "memory");
     return s;
 }
-DEV u32 load_far(const void* p) {
+DEV u32 load_l2(const void* p) {
     u32 v; asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v;
 }
 #else
 DEV Segment load_segment(const Segment* p) { return *p; }
-DEV u32 load_far(const void* p) { return *(const u32*)p; }
+DEV u32 load_l2(const void* p) { return *(const u32*)p; }
 #endif

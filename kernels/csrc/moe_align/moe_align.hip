@@ -49,16 +49,16 @@ DEV void count_part(u32* counts, const i32* experts, u32 choices, u32 first, u32
 KERNEL(1024) moe_count(u32* counts, const i32* experts, u32 choices, u32 first, u32 count) {
     DYN_SHARED(u32, part);
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     count_part(part, experts, choices, first, count);
     for (u32 e = tid(); e < count; e += bdim()) counts[bid_x() * count + e] = part[e];
 }
 EXPORT(moe_count)
 
-struct Counted { u32 before, all; };
+struct ChoiceCount { u32 before, all; };
 // Returns the number of choices of an expert in earlier parts, and in all parts.
-DEV Counted counted(const u32* counts, u32 e, u32 count) {
-    Counted c{0, 0};
+DEV ChoiceCount counted(const u32* counts, u32 e, u32 count) {
+    ChoiceCount c{0, 0};
     for (u32 part = 0; part < gdim_x(); ++part) {
         const u32 n = counts[part * count + e];
         c.before += part < bid_x() ? n : 0;
@@ -70,13 +70,13 @@ DEV Counted counted(const u32* counts, u32 e, u32 count) {
 KERNEL(1024) moe_align(u32* order, Segment* segments, const u32* counts, const i32* experts, u32 choices, u32 first,
                        u32 count, u32 segment_rows, u32 max_segments, u32 own) {
     DYN_SHARED(u32, next);  // Per expert: index in `order` of its next choice.
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     if (!counts) count_part(next, experts, choices, first, count);
     u32 at = 0, segment = own ? count : 0;
     for (u32 from = 0; from < count; from += bdim()) {
         const u32 e = from + tid();
-        const Counted mine = e >= count ? Counted{0, 0} : counts ? counted(counts, e, count) : Counted{0, next[e]};
+        const ChoiceCount mine = e >= count ? ChoiceCount{0, 0} : counts ? counted(counts, e, count) : ChoiceCount{0, next[e]};
         const u32 pieces = (mine.all + segment_rows - 1) / segment_rows, apart = own < pieces ? own : pieces;
         const Prefix rows = block_prefix(mine.all), cut = block_prefix(pieces - apart);
         if (e < count) next[e] = at + rows.before + mine.before;
@@ -109,7 +109,7 @@ KERNEL(256) moe_combine(ACT* y, const Outs* out, const i32* experts, const float
     enum : u32 { AT_ONCE = 8 };
     SHARED(u32, chosen, 64);
     SHARED(float, share, 64);
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     const u32 token = bid_x();
     if (tid() < top_k) {

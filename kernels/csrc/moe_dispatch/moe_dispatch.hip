@@ -26,7 +26,7 @@
 KERNEL(256) eplb_map_experts(i32* experts, const i32* positions, const i32* tokens, const i32* places, u32 choices, u32 k,
                              u32 known, u32 count, u32 width) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 c = bid_x() * bdim() + tid();
     if (c >= choices) return;
     const u32 token = tokens ? (u32)tokens[c / k] : c / k, expert = (u32)experts[c];
@@ -62,7 +62,7 @@ DEV u32 bits_of(u64 bits) {
 KERNEL(1024) moe_dispatch(i32* tokens, i32* places, i32* counts, const i32* experts, u32 t, u32 k, u32 each, u32 ranks,
                           u32 stride, u32 offset, u32 experts_stride, u32 places_stride) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const ExpertParallelLayout spread{each, ranks, stride, offset};
     const u32 rank = bid_x();
     const u64 own = (u64)1 << rank;
@@ -73,10 +73,10 @@ KERNEL(1024) moe_dispatch(i32* tokens, i32* places, i32* counts, const i32* expe
     const u32 begin = next;
     for (u32 from = 0; from < t; from += bdim()) {
         const u32 i = from + tid();
-        const bool comes = i < t && (ranks_of(experts + (u64)i * experts_stride, k, spread) & own) != 0;
-        const Prefix before = block_prefix(comes);
-        if (comes) tokens[next + before.before] = (i32)i;
-        if (i < t) places[(u64)i * places_stride + rank] = comes ? (i32)(next + before.before) : -1;
+        const bool received = i < t && (ranks_of(experts + (u64)i * experts_stride, k, spread) & own) != 0;
+        const Prefix before = block_prefix(received);
+        if (received) tokens[next + before.before] = (i32)i;
+        if (i < t) places[(u64)i * places_stride + rank] = received ? (i32)(next + before.before) : -1;
         next += before.total;
     }
     if (tid() == 0) counts[rank] = (i32)(next - begin);
@@ -86,7 +86,7 @@ EXPORT(moe_dispatch)
 KERNEL(256) moe_combine_ranks(ACT* y, const ACT* x, const i32* places, u32 cols, u32 parts, u32 n, u32 rows, u32 y_stride,
                               u32 x_stride, u32 places_stride) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u64 token = bid_x() / parts;
     const i32* named = places + token * places_stride;
     ACT* to_row = y + token * y_stride;

@@ -58,9 +58,9 @@ KERNEL(256) moe_fp8_gemm_small_m(void* y, const half_t* x, const fp8* w, const u
     const float* sums = strip_sums(weights, s.rows, [&](half_t* xs) {
         stage_rows(xs, [&](u32 r) { return x + (u64)x_of(rows, r) * x_stride; }, nullptr, s.rows, k, 0.f);
     });
-    const float dialect = FP8_FNUZ ? 2.f : 1.f;
+    const float fnuz_factor = FP8_FNUZ ? 2.f : 1.f;
     each_sum(weights, sums, s.rows, [&](u32 r, u32 out, float sum, float up) {
-        put(y, rows, y_stride, r, out, sum * dialect, up * dialect);
+        put(y, rows, y_stride, r, out, sum * fnuz_factor, up * fnuz_factor);
     });
 }
 EXPORT(moe_fp8_gemm_small_m)

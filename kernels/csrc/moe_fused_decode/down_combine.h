@@ -11,14 +11,14 @@ struct DownCombine {
 #if FP8
     Scaling scaling;
 #endif
-    const Sorted* sorted;
+    const SortedChoices* sorted;
     u32 n, k;
     u32 strip, end;  // current strip of outputs; end of the block's strips
     u32 segment;     // first segment (expert) of the pass
     u64 policy;
     u32 rows, strips;
 };
-DEV DownCombine down_work_of_block(const Weight* w, const Sorted& sorted, u32 n, u32 k) {
+DEV DownCombine down_work_of_block(const Weight* w, const SortedChoices& sorted, u32 n, u32 k) {
     const u64 all = n / STRIP_LINES;
     const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
     // Starts in the state after the last pass of the previous strip, so that next_pass() begins with the
@@ -71,7 +71,7 @@ DEV void accumulate_output(ExpertOutputs& expert_outputs, const float (&c)[ROWS 
 
 // Stores the weighted sums of the strip's outputs; a token's experts are added in ascending order.
 DEV void store_combined(half_t* y, const ExpertOutputs& expert_outputs, const DownCombine& b, u32 tokens, u32 y_stride) {
-    for (u32 i = tid(); i < tokens * STRIP_LINES; i += MULTIPLIERS) {
+    for (u32 i = tid(); i < tokens * STRIP_LINES; i += CONSUMER_THREADS) {
         const u32 token = i / STRIP_LINES, out = i % STRIP_LINES;
         float sum = 0.f;
         for (u32 place = 0; place < b.rows; ++place)

@@ -11,13 +11,13 @@ struct GateUp {
 #if FP8
     Scaling scaling;
 #endif
-    const Sorted* sorted;
+    const SortedChoices* sorted;
     u32 n, k;
     u32 at, end, each;  // next and end strip of this block; strips per pass
     u64 policy;
     u32 rows, first, strips;
 };
-DEV GateUp gate_up_work_of_block(const Weight* w, const Sorted& sorted, u32 tokens, u32 n, u32 k) {
+DEV GateUp gate_up_work_of_block(const Weight* w, const SortedChoices& sorted, u32 tokens, u32 n, u32 k) {
     const u64 all = (u64)sorted.all * (n / STRIP_LINES);
     const u32 at = (u32)(all * bid_x() / gdim_x()), end = (u32)(all * (bid_x() + 1) / gdim_x());
     const u32 passes = (end - at + STRIPS - 1) / STRIPS, each = passes ? (end - at + passes - 1) / passes : 0;

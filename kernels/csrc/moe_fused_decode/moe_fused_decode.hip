@@ -30,18 +30,18 @@ KERNEL(THREADS)
 moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts, const float* weights, const float* logits,
                  u32 logits_stride, u32 all, u32 normalise, u32 shared, u32 choices, u32 first, u32 count, u32 n, u32 k, u32 x_stride,
                  u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots) {
-    SHARED(Sorted, sorted, 1);
+    SHARED(SortedChoices, sorted, 1);
     const Ring ring = make_ring();
     // The down projection reads only x from the previous kernel: it sorts and starts loading weights before
     // grid_wait().
     if (GATED) {
         grid_wait();
-        grid_release();
+        grid_launch_dependents();
     }
     u32* counting = GATED && bid_x() == 0 ? counts : nullptr;
     const Router router{experts, weights, logits, logits_stride, all, normalise, shared, counting, slots};
     route_tokens(*sorted, router, choices, first, count, top_k);
-    if (!GATED) grid_release();
+    if (!GATED) grid_launch_dependents();
 #if GATED
     GateUp work = gate_up_work_of_block(w, *sorted, choices / top_k, n, k);
 #else
@@ -53,22 +53,22 @@ moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts
     if (warp_id() == WEIGHT_WARP) return copy_weights(work, ring);
     if (!GATED) grid_wait();
     if (warp_id() > WEIGHT_WARP) return copy_rows(work, ring, x, x_stride);
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
     Sums sums;
 #if GATED
     while (next_pass(work)) {
-        multiply(sums, ring, turn, k);
+        multiply(sums, ring, pipe, k);
         UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) store_gate_up(y, sums.c[t], work, strip_of_sums(t), y_stride);
     }
 #else
     SHARED(ExpertOutputs, expert_outputs, 1);
     while (next_pass(work)) {
-        multiply(sums, ring, turn, k);
+        multiply(sums, ring, pipe, k);
         UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) accumulate_output(*expert_outputs, sums.c[t], work, strip_of_sums(t));
         if (!is_last_of_strip(work)) continue;
-        some_sync<1>(MULTIPLIERS);
+        named_barrier_sync<1>(CONSUMER_THREADS);
         store_combined(y, *expert_outputs, work, choices / top_k, y_stride);
-        some_sync<1>(MULTIPLIERS);
+        named_barrier_sync<1>(CONSUMER_THREADS);
     }
 #endif
 }

@@ -15,7 +15,7 @@ struct Router {
 
 // Sorts the choices of all tokens into `sorted`. Before grid_wait() it may be called only if the inputs are
 // not outputs of the previous kernel. Every thread must call it.
-DEV void route_tokens(Sorted& sorted, const Router& r, u32 choices, u32 first, u32 count, u32 top_k) {
+DEV void route_tokens(SortedChoices& sorted, const Router& r, u32 choices, u32 first, u32 count, u32 top_k) {
     u32 e = 0;
     float share = 0.f;
 #if ROUTES
@@ -24,7 +24,7 @@ DEV void route_tokens(Sorted& sorted, const Router& r, u32 choices, u32 first, u
     SHARED(float, weights, MOST_CHOICES);
     for (u32 from = 0; from < choices; from += top_k) {
         const float* row = r.logits + (u64)(from / top_k) * r.stride;
-        const float logit = tid() < r.all ? as_f32(load_far(row + tid())) : 0.f;
+        const float logit = tid() < r.all ? as_f32(load_l2(row + tid())) : 0.f;
         u32* counts = counters_of(r.counts, r.slots, from / top_k);
         route_softmax<MOST_EXPERTS>(experts + from, weights + from, counts, logit, r.all, top_k - r.shared, r.shared,
                                     r.normalise != 0);
@@ -32,7 +32,7 @@ DEV void route_tokens(Sorted& sorted, const Router& r, u32 choices, u32 first, u
     }
     if (tid() < choices) e = (u32)experts[tid()], share = weights[tid()];
 #else
-    if (tid() < choices) e = load_far(r.experts + tid()), share = as_f32(load_far(r.weights + tid()));
+    if (tid() < choices) e = load_l2(r.experts + tid()), share = as_f32(load_l2(r.weights + tid()));
 #endif
     sort_choices(sorted, e, share, choices, first, count, top_k);
 }

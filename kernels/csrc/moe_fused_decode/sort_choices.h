@@ -5,7 +5,7 @@
 enum : u32 { MOST_CHOICES = 64 };
 
 // Sorted choices, in shared memory. A place is the index of a choice in the order by expert, then by token.
-struct Sorted {
+struct SortedChoices {
     u32 all, places;                // number of segments (active experts); number of choices of this rank
     u32 token[MOST_CHOICES];        // token of a place
     float share[MOST_CHOICES];      // routing weight of a place
@@ -14,9 +14,9 @@ struct Sorted {
 
 // Sorts the choices. `e`, `share`: expert and weight of choice tid(), if that is below `choices`. Experts
 // [first, first + count) are on this rank. Every thread must call it; at least MOST_CHOICES threads.
-DEV void sort_choices(Sorted& s, u32 e, float share, u32 choices, u32 first, u32 count, u32 top_k) {
+DEV void sort_choices(SortedChoices& s, u32 e, float share, u32 choices, u32 first, u32 count, u32 top_k) {
     SHARED(u32, chosen, MOST_CHOICES);
-    SHARED(u32, leads, MOST_CHOICES);  // whether a choice is the first of its expert
+    SHARED(u32, first_flags, MOST_CHOICES);  // whether a choice is the first of its expert
     const u32 c = tid();
     e = c < choices && e - first < count ? e - first : ~0u;
     if (c < choices) chosen[c] = e;
@@ -30,17 +30,17 @@ DEV void sort_choices(Sorted& s, u32 e, float share, u32 choices, u32 first, u32
             rows += other == e;
             before += other == e && j < c;
         }
-    const bool lead = e != ~0u && before == 0;
-    if (c < choices) leads[c] = lead;
+    const bool first_of_expert = e != ~0u && before == 0;
+    if (c < choices) first_flags[c] = first_of_expert;
     if (e != ~0u) {
         s.token[place] = c / top_k;
         s.share[place] = share;
         atomic_add(&s.places, 1);
     }
     sync();
-    if (lead) {
+    if (first_of_expert) {
         u32 segment = 0;
-        for (u32 j = 0; j < choices; ++j) segment += leads[j] && chosen[j] < e;
+        for (u32 j = 0; j < choices; ++j) segment += first_flags[j] && chosen[j] < e;
         s.segments[segment] = Segment{e, place, rows, 0};
         atomic_add(&s.all, 1);
     }

@@ -42,7 +42,7 @@ moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order,
     // The down projection's weight warp does not wait: weights and segments do not depend on the gate and up
     // projection.
     if (GATED || warp_id() != WEIGHT_WARP) grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 all = load_segment(segments).all;
     Share share = share_of_block(w, segments, all, GATED ? order : nullptr, n, k, top_k);
     share.begun = begun * COLUMNS;
@@ -51,10 +51,10 @@ moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order,
 #endif
     if (warp_id() == WEIGHT_WARP) return copy_weights(share, ring, begun);
     if (warp_id() > WEIGHT_WARP) return copy_rows(share, ring, x, x_stride);
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
     Sums sums;
     while (next_pass(share)) {
-        multiply(sums, ring, turn, columns_of(share));
+        multiply(sums, ring, pipe, columns_of(share));
 #if GATED
         store_gated(y, sums.c[0], share, strip_of_sums(0), y_stride);
         if constexpr (GROUP_LINES > 64) store_gated(y, sums.c[GROUP_LINES / 128], share, strip_of_sums(1), y_stride);

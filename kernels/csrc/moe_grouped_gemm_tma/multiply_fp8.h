@@ -4,11 +4,11 @@
 
 // 64 columns of a warp's strip, as the A operand registers of four WGMMAs of 16 columns, for lines lane / 4
 // and lane / 4 + 8.
-struct Wide { u32 a[4][4]; };
-DEV Wide widen_strip(const u8* strip, u32 upper) {
+struct WideStrip { u32 a[4][4]; };
+DEV WideStrip widen_strip(const u8* strip, u32 upper) {
     const u32 line = lane() / 4, at = line * COLUMN_BYTES + piece_at(line, lane(), upper);
     const u32x4 low = *(const u32x4*)(strip + at), high = *(const u32x4*)(strip + at + 8 * COLUMN_BYTES);
-    Wide w;
+    WideStrip w;
     UNROLL for (u32 i = 0; i < 4; ++i) {
         w.a[i][0] = widen_uppers(low.v[i]), w.a[i][1] = widen_uppers(high.v[i]);
         w.a[i][2] = widen_lowers(low.v[i]), w.a[i][3] = widen_lowers(high.v[i]);
@@ -17,9 +17,9 @@ DEV Wide widen_strip(const u8* strip, u32 upper) {
 }
 
 // Starts part = 64 columns of a strip times those of x (or part += if `add`); `panel` is the panel of x.
-DEV void multiply_wide(float (&part)[ROWS / 2], const Wide& w, KMajor panel, bool add) {
+DEV void multiply_wide(float (&part)[ROWS / 2], const WideStrip& w, KMajor panel, bool add) {
     wgmma_fence();
-    UNROLL for (u32 i = 0; i < 4; ++i) wgmma<ROWS>(part, w.a[i], further(panel, i * 32), add || i > 0);
+    UNROLL for (u32 i = 0; i < 4; ++i) wgmma<ROWS>(part, w.a[i], advanced(panel, i * 32), add || i > 0);
 }
 
 enum : u32 { PARTS = GROUP_LINES / 64 };
@@ -32,51 +32,51 @@ DEV void add_scaled(float (&sums)[ROWS / 2], const float (&part)[ROWS / 2], cons
 // Multiplies a stage with few rows of x, where waiting for WGMMAs takes longer than the WGMMAs: all are
 // issued before one wait.
 DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
-    const KMajor x = shared_by_lanes(by_k(stage + WEIGHT_BYTES));
+    const KMajor x = warp_uniform(by_k(stage + WEIGHT_BYTES));
     float part[PARTS][ROWS / 2];
-    Wide wide[2][PARTS];
+    WideStrip wide[2][PARTS];
     UNROLL for (u32 upper = 0; upper < 2; ++upper)
         UNROLL for (u32 t = 0; t < PARTS; ++t) {
             wide[upper][t] = widen_strip(stage + strip_of_sums(t) * STRIP_BYTES, upper);
-            multiply_wide(part[t], wide[upper][t], further(x, upper * PANEL_BYTES), upper);
+            multiply_wide(part[t], wide[upper][t], advanced(x, upper * PANEL_BYTES), upper);
         }
     wgmma_commit();
     wgmma_wait<0>();
     UNROLL for (u32 t = 0; t < PARTS; ++t) {
-        wgmma_hold(part[t]);
+        wgmma_fence_operand(part[t]);
         add_scaled(sums.c[t], part[t], scales + strip_of_sums(t) * 2);
     }
 }
 #else
 // Multiplies a stage. Weights are converted while WGMMAs run.
 DEV void multiply_stage(Sums& sums, const u8* stage, const float* scales) {
-    const KMajor x = shared_by_lanes(by_k(stage + WEIGHT_BYTES));
-    Wide lower = widen_strip(stage + strip_of_sums(0) * STRIP_BYTES, 0);
+    const KMajor x = warp_uniform(by_k(stage + WEIGHT_BYTES));
+    WideStrip lower = widen_strip(stage + strip_of_sums(0) * STRIP_BYTES, 0);
     UNROLL for (u32 t = 0; t < PARTS; ++t) {
         float part[ROWS / 2];
         multiply_wide(part, lower, x, false);
-        const Wide upper = widen_strip(stage + strip_of_sums(t) * STRIP_BYTES, 1);
-        multiply_wide(part, upper, further(x, PANEL_BYTES), true);
+        const WideStrip upper = widen_strip(stage + strip_of_sums(t) * STRIP_BYTES, 1);
+        multiply_wide(part, upper, advanced(x, PANEL_BYTES), true);
         wgmma_commit();
         if (t + 1 < PARTS) lower = widen_strip(stage + strip_of_sums(t + 1) * STRIP_BYTES, 0);
         wgmma_wait<0>();
-        wgmma_hold(part);
+        wgmma_fence_operand(part);
         add_scaled(sums.c[t], part, scales + strip_of_sums(t) * 2);
     }
 }
 #endif
 
 // Multiplies all columns of a pass.
-DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 k) {
+DEV void multiply(Sums& sums, const Ring& ring, PipelineState& pipe, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
 #pragma unroll 1
     for (u32 block = 0; block < k / COLUMNS; ++block) {
-        barrier_wait(ring.full + turn.stage, turn.odd);
-        shared_fence();  // Needed for rows of x, which cp.async writes, not the async proxy.
-        multiply_stage(sums, ring.at + turn.stage * STAGE_BYTES, scales_at(ring, turn.stage));
+        barrier_wait(ring.full + pipe.stage, pipe.phase);
+        fence_async_shared();  // Needed for rows of x, which cp.async writes, not the async proxy.
+        multiply_stage(sums, ring.at + pipe.stage * STAGE_BYTES, scales_at(ring, pipe.stage));
         warp_sync();
-        if (lane() == 0) barrier_arrive(ring.empty + turn.stage);
-        next(turn, ring);
+        if (lane() == 0) barrier_arrive(ring.empty + pipe.stage);
+        next(pipe, ring);
     }
 }

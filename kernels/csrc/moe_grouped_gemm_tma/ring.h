@@ -22,10 +22,10 @@ enum : u32 {
     PANEL_COLUMNS = 64,          // columns of x per panel
     PANEL_BYTES = ROWS * 128,
     STAGE_BYTES = WEIGHT_BYTES + COLUMNS / PANEL_COLUMNS * PANEL_BYTES,
-    MULTIPLIERS = GROUPS * 4 * WARP_SIZE,
+    CONSUMER_THREADS = GROUPS * 4 * WARP_SIZE,
     ROW_WARPS = 2,               // producer warps that gather rows of x
     ROW_THREADS = ROW_WARPS * WARP_SIZE,
-    THREADS = MULTIPLIERS + WARP_SIZE + ROW_THREADS,
+    THREADS = CONSUMER_THREADS + WARP_SIZE + ROW_THREADS,
     MOST_STAGES = FP8 && STRIPS > 8 ? 6 : 12  // maximum that fits in shared memory
 };
 
@@ -42,11 +42,11 @@ struct Ring {
 DEV float* scales_at(const Ring& ring, u32 stage) { return ring.scales + stage * (STRIPS * 2); }
 #endif
 // Index of the current stage, and the parity of its phase for barrier_wait().
-struct RingStage { u32 stage, odd; };
-DEV void next(RingStage& t, const Ring& ring) {
+struct PipelineState { u32 stage, phase; };
+DEV void next(PipelineState& t, const Ring& ring) {
     if (++t.stage < ring.stages) return;
     t.stage = 0;
-    t.odd ^= 1;
+    t.phase ^= 1;
 }
 
 // Lays out and initialises the ring, which uses all of the launch's dynamic shared memory. Every thread must
@@ -56,7 +56,7 @@ DEV Ring make_ring() {
     SHARED(Barrier, barriers, 2 * MOST_STAGES);
     const u32 fit = (dynamic_shared_bytes() - 1024) / STAGE_BYTES;
     Ring ring{};
-    ring.full = barriers, ring.empty = barriers + MOST_STAGES, ring.at = on_1024(shared);
+    ring.full = barriers, ring.empty = barriers + MOST_STAGES, ring.at = align_1024(shared);
     ring.stages = fit < MOST_STAGES ? fit : (u32)MOST_STAGES;
 #if FP8
     SHARED(float, scales, MOST_STAGES * STRIPS * 2);

@@ -15,7 +15,7 @@
 #include "dev/wgmma.h"
 #include "moe_grouped_gemm_tma/ring.h"
 
-enum : u32 { WEIGHT_WARP = MULTIPLIERS / WARP_SIZE };
+enum : u32 { WEIGHT_WARP = CONSUMER_THREADS / WARP_SIZE };
 
 // Copies the weights of a pass, columns [COLUMNS * block, COLUMNS * (block + 1)), into a free stage. Called
 // by the weight warp.
@@ -28,26 +28,26 @@ template <class Work> DEV void copy_block(const Work& work, const Ring& ring, u3
 // Loop of the producer warp that copies weights. `begun`: number of stages whose copies begin_weights() has
 // started.
 template <class Work> DEV void copy_weights(Work work, const Ring& ring, u32 begun = 0) {
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
     while (next_pass(work))
 #pragma unroll 1
         for (u32 block = 0; block < columns_of(work) / COLUMNS; ++block) {
             if (begun > 0) {
                 --begun;
-                next(turn, ring);
+                next(pipe, ring);
                 continue;
             }
-            barrier_wait(ring.empty + turn.stage, turn.odd ^ 1);
-            copy_block(work, ring, turn.stage, block);
-            next(turn, ring);
+            barrier_wait(ring.empty + pipe.stage, pipe.phase ^ 1);
+            copy_block(work, ring, pipe.stage, block);
+            next(pipe, ring);
         }
 }
 
 template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half_t* x, u32 x_stride) {
     enum : u32 { AT_ONCE = ROW_THREADS / PIECES };
-    const u32 t = tid() - MULTIPLIERS - WARP_SIZE, line = t / PIECES, piece = t % PIECES;
+    const u32 t = tid() - CONSUMER_THREADS - WARP_SIZE, line = t / PIECES, piece = t % PIECES;
     const u32 place = panel_offset(line, piece);
-    RingStage turn{0, 0};
+    PipelineState pipe{0, 0};
     while (next_pass(work)) {
         const u32 rows = work.rows;
 #if FP8
@@ -61,21 +61,21 @@ template <class Work> DEV void copy_rows(Work work, const Ring& ring, const half
         }
 #pragma unroll 1
         for (u32 block = 0; block < columns_of(work) / COLUMNS; ++block) {
-            barrier_wait(ring.empty + turn.stage, turn.odd ^ 1);
-            u8* to = ring.at + turn.stage * STAGE_BYTES + WEIGHT_BYTES + place;
+            barrier_wait(ring.empty + pipe.stage, pipe.phase ^ 1);
+            u8* to = ring.at + pipe.stage * STAGE_BYTES + WEIGHT_BYTES + place;
             UNROLL for (u32 p = 0; p < COLUMNS / PANEL_COLUMNS; ++p)
                 UNROLL for (u32 i = 0; i < ROWS / AT_ONCE; ++i)
                     if (line + i * AT_ONCE < rows)
-                        copy16(to + p * PANEL_BYTES + i * AT_ONCE * 128, from[i] + block * COLUMNS + p * PANEL_COLUMNS);
+                        cp_async16(to + p * PANEL_BYTES + i * AT_ONCE * 128, from[i] + block * COLUMNS + p * PANEL_COLUMNS);
 #if FP8
-            if (scales) copy4(scales_at(ring, turn.stage) + t, scales + block);
+            if (scales) cp_async4(scales_at(ring, pipe.stage) + t, scales + block);
 #endif
-            barrier_arrive_copied(ring.full + turn.stage);
-            next(turn, ring);
+            barrier_arrive_copied(ring.full + pipe.stage);
+            next(pipe, ring);
         }
     }
-    copy_commit();
-    copy_wait<0>();
+    cp_async_commit();
+    cp_async_wait<0>();
 }
 
 // Accumulators of a lane: c[t] is the result of a WGMMA of 64 lines. Element 4 j + 2 l + i of c[t] is line
@@ -88,7 +88,7 @@ DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES
 #  include "moe_grouped_gemm_tma/multiply_fp8.h"
 #else
 // Multiplies all columns of a pass.
-DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 k) {
+DEV void multiply(Sums& sums, const Ring& ring, PipelineState& pipe, u32 k) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
     const auto release = [&](u32 stage) {
@@ -100,24 +100,24 @@ DEV void multiply(Sums& sums, const Ring& ring, RingStage& turn, u32 k) {
     u32 block = 0;
 #pragma unroll 1
     do {
-        barrier_wait(ring.full + turn.stage, turn.odd);
-        shared_fence();  // Needed for rows of x, which cp.async writes, not the async proxy.
-        const u8* stage = ring.at + turn.stage * STAGE_BYTES;
+        barrier_wait(ring.full + pipe.stage, pipe.phase);
+        fence_async_shared();  // Needed for rows of x, which cp.async writes, not the async proxy.
+        const u8* stage = ring.at + pipe.stage * STAGE_BYTES;
         const KMajor w = by_k(stage + warp_id() / 4 * GROUP_LINES * COLUMN_BYTES), x = by_k(stage + WEIGHT_BYTES);
         wgmma_fence();
         UNROLL for (u32 i = 0; i < COLUMNS / 16; ++i)
             UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
-                wgmma<ROWS>(sums.c[t], further(w, t * 64 * COLUMN_BYTES + i * 32), further(x, i * 32), true);
+                wgmma<ROWS>(sums.c[t], advanced(w, t * 64 * COLUMN_BYTES + i * 32), advanced(x, i * 32), true);
         wgmma_commit();
         if (block > 0) {
             wgmma_wait<1>();
             release(before);
         }
-        before = turn.stage;
-        next(turn, ring);
+        before = pipe.stage;
+        next(pipe, ring);
     } while (++block < blocks);
     wgmma_wait<0>();
-    UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) wgmma_hold(sums.c[t]);
+    UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) wgmma_fence_operand(sums.c[t]);
     release(before);
 }
 #endif

@@ -27,10 +27,10 @@ DEV void store_gated(half_t* y, const float (&c)[ROWS / 2], const Share& share, 
 
 #if WIDE_TILE
 struct alignas(8) Pair { u32 v[2]; };
-DEV u32 beside(float a, float b) { return pack_half(a, b); }
+DEV u32 pack_pair(float a, float b) { return pack_half(a, b); }
 #else
 struct alignas(16) Pair { f32x2 v[2]; };
-DEV f32x2 beside(float a, float b) { return f32x2{{a, b}}; }
+DEV f32x2 pack_pair(float a, float b) { return f32x2{{a, b}}; }
 DEV f32x2 shfl_xor(f32x2 v, u32 mask) { return f32x2{{::shfl_xor(v.v[0], mask), ::shfl_xor(v.v[1], mask)}}; }
 #endif
 // Stores results to the row of each choice. A lane has two adjacent outputs, for two rows.
@@ -42,7 +42,7 @@ template <class Out> DEV void store_choices(Out* y, const float (&c)[ROWS / 2], 
         choices[i] = i * WARP_SIZE + lane() < share.rows ? order[share.position + i * WARP_SIZE + lane()] : 0;
     UNROLL for (u32 j = 0; j < ROWS / 8; ++j) {
         if (j * 8 >= share.rows) break;
-        Pair p{{beside(c[4 * j], c[4 * j + 2]), beside(c[4 * j + 1], c[4 * j + 3])}};
+        Pair p{{pack_pair(c[4 * j], c[4 * j + 2]), pack_pair(c[4 * j + 1], c[4 * j + 3])}};
         exchange_halves(p.v[0], p.v[1], odd);
         const u32 row = j * 8 + lane() % 4 * 2 + odd;
         const u64 choice = shfl(choices[j * 8 / WARP_SIZE], row % WARP_SIZE);

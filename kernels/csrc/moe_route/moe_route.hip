@@ -15,7 +15,7 @@
 KERNEL(1024)
 moe_route_softmax(i32* experts, float* weights, const float* logits, u32 stride, u32 count, u32 k, u32 shared,
                   u32 normalise, u32* counts, const i64* slots) {
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     const u64 token = bid_x();
     const float logit = tid() < count ? logits[token * stride + tid()] : 0.f;

@@ -58,7 +58,7 @@ moe_route(i32* experts, float* weights, const float* logits, u32 stride, const f
     SHARED(u32, keys, MOST_EXPERTS);
     SHARED(float, choices, MOST_EXPERTS);
     SHARED(float, chosen, MOST_EXPERTS);
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     const u64 token = bid_x(), at = token * (k + shared);
     const u32 e = tid();

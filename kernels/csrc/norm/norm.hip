@@ -33,11 +33,11 @@ DEV void norm_quantized(const QuantizedBlock& to, ACT* x, const ACT* delta, cons
         store_quantized(to, row, cols, c, v);
     };
     if (row >= rows) {
-        grid_release();
+        grid_launch_dependents();
         grid_wait();
         for (u32 c = tid() * 8; c - tid() * 8 < cols; c += span) put(c, f32x8{});
     } else {
-        norm_in_registers<THREAD_EIGHTS, true>(x, w, cols, eps, InMemory{delta, cols}, put);
+        norm_in_registers<THREAD_EIGHTS, true>(x, w, cols, eps, AddendRow{delta, cols}, put);
     }
 }
 
@@ -51,7 +51,7 @@ EXPORT(add_rms_norm_fp8)
 #else
 
 template <bool ADD> DEV void norm_from_memory(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, float eps) {
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     float squares = 0.f;
     for (u32 c = tid(); c < cols; c += bdim()) {
@@ -80,7 +80,7 @@ DEV void norm_row(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 
     const auto put = [=](u32 c, const f32x8& v) {
         if (c < cols) store8(y + c, v);
     };
-    const InMemory addends{delta, cols};
+    const AddendRow addends{delta, cols};
     if (wide && cols <= span)
         norm_in_registers<1, ADD>(x, w, cols, eps, addends, put);
     else if (wide && cols <= 2 * span)

@@ -4,11 +4,11 @@
 #pragma once
 
 // Addends of norm_in_registers() that are a row in memory.
-struct InMemory {
+struct AddendRow {
     const ACT* row;
     u32 cols;
 };
-template <u32 PIECES> DEV void fill(f32x8 (&d)[PIECES], const InMemory& from) {
+template <u32 PIECES> DEV void fill(f32x8 (&d)[PIECES], const AddendRow& from) {
     for (u32 p = 0; p < PIECES; ++p) {
         const u32 c = (p * bdim() + tid()) * 8;
         if (c < from.cols) d[p] = load8(from.row + c);
@@ -25,7 +25,7 @@ DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Adde
         const u32 c = (p * bdim() + tid()) * 8;
         if (c < cols) weight[p] = load8(w + c);
     }
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     float squares = 0.f;
     for (u32 p = 0; p < PIECES; ++p) {

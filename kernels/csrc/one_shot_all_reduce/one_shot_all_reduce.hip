@@ -21,20 +21,20 @@
 #include "one_shot_all_reduce/peer_exchange.h"
 
 KERNEL(256)
-one_shot_all_reduce(ACT* x, const Memory memory, Count* counted, const u32* over, u64 area_bytes, u32 rank, u32 count) {
-    grid_release();
+one_shot_all_reduce(ACT* x, const Memory memory, Count* counted, const u32* abort_word, u64 area_bytes, u32 rank, u32 count) {
+    grid_launch_dependents();
     grid_wait();
     const u32 eights = (count + 7) / 8, first = bid_x() * bdim() + tid(), step = gdim_x() * bdim();
     const bool aligned = ((u64)x & 15) == 0;
-    Launch l = begin_launch(memory, counted, over, area_bytes, rank, eights);
+    Launch l = begin_launch(memory, counted, abort_word, area_bytes, rank, eights);
     const auto load = [=](u32 i) {
         const u32 here = count - 8 * i;
-        return aligned && here >= 8 ? load_eight(x + 8 * i) : load_some(x + 8 * i, here);
+        return aligned && here >= 8 ? load_group(x + 8 * i) : load_partial_group(x + 8 * i, here);
     };
     for (u32 i = first; i < eights; i += step) publish_to_peers(l, i, load(i));
     for (u32 i = first; i < eights; i += step) {
         const u32 index[1] = {i};
-        const Eight own[1] = {load(i)};
+        const ElementGroup own[1] = {load(i)};
         f32x8 sum[1];
         sum_of_ranks(l, index, own, sum);
         const u32 here = count - 8 * i;
@@ -50,18 +50,18 @@ EXPORT(one_shot_all_reduce)
 
 // Addends of norm_in_registers() that are sums over the ranks, rounded to ACT; `row` is this rank's
 // contribution to row `number`.
-struct OfRanks {
+struct RankSumSource {
     Launch* launch;
     const ACT* row;
     u32 number, eights;
 };
-template <u32 PIECES> DEV void fill(f32x8 (&sums)[PIECES], const OfRanks& of) {
+template <u32 PIECES> DEV void fill(f32x8 (&sums)[PIECES], const RankSumSource& of) {
     u32 index[PIECES];
-    Eight own[PIECES];
+    ElementGroup own[PIECES];
     UNROLL for (u32 p = 0; p < PIECES; ++p) {
         const u32 e = p * bdim() + tid();
-        index[p] = e < of.eights ? of.number * of.eights + e : NOTHING;
-        if (e < of.eights) own[p] = load_eight(of.row + e * 8);
+        index[p] = e < of.eights ? of.number * of.eights + e : NO_GROUP;
+        if (e < of.eights) own[p] = load_group(of.row + e * 8);
     }
     sum_of_ranks(*of.launch, index, own, sums);
     UNROLL for (u32 p = 0; p < PIECES; ++p)
@@ -70,17 +70,17 @@ template <u32 PIECES> DEV void fill(f32x8 (&sums)[PIECES], const OfRanks& of) {
 
 // Stride arguments are in elements.
 KERNEL(512)
-one_shot_all_reduce_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const Memory memory, Count* counted, const u32* over,
+one_shot_all_reduce_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const Memory memory, Count* counted, const u32* abort_word,
                          u64 area_bytes, u32 rank, u32 rows, u32 cols, u32 y_stride, u32 x_stride, u32 delta_stride, float eps) {
-    grid_release();
+    grid_launch_dependents();
     grid_wait();
     const u32 row_eights = cols / 8;
-    Launch l = begin_launch(memory, counted, over, area_bytes, rank, rows * row_eights);
+    Launch l = begin_launch(memory, counted, abort_word, area_bytes, rank, rows * row_eights);
     for (u32 row = bid_x(); row < rows; row += gdim_x())
         for (u32 e = tid(); e < row_eights; e += bdim())
-            publish_to_peers(l, row * row_eights + e, load_eight(delta + (u64)row * delta_stride + e * 8));
+            publish_to_peers(l, row * row_eights + e, load_group(delta + (u64)row * delta_stride + e * 8));
     for (u32 row = bid_x(); row < rows; row += gdim_x()) {
-        const OfRanks summed{&l, delta + (u64)row * delta_stride, row, row_eights};
+        const RankSumSource summed{&l, delta + (u64)row * delta_stride, row, row_eights};
         const auto put = [&](u32 c, const f32x8& v) {
             if (c < cols) store8(y + (u64)row * y_stride + c, v);
         };

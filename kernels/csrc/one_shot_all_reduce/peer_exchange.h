@@ -37,8 +37,8 @@ enum : u32 {
     PAIRS = sizeof(ACT),  // pairs of 8-byte words per eight elements
     // Pairs of each other rank that a thread polls at once.
     AT_ONCE = OTHERS == 1 ? 8 : OTHERS == 2 ? 4 : OTHERS <= 4 ? 4 / PAIRS : 1,
-    LOOKS = 1024,  // polls of peer data per poll of the host's abort word
-    NOTHING = ~0u
+    ABORT_POLL_INTERVAL = 1024,  // polls of peer data per poll of the host's abort word
+    NO_GROUP = ~0u
 };
 
 struct Memory { u8 *own, *of[OTHERS]; };  // memory of this rank; mapped memory of the others, in rank order
@@ -48,18 +48,18 @@ struct Count { u32 launch, left; };  // number of launches so far; number of fin
 struct Launch {
     Memory memory;
     Count* count;
-    const u32* over;
+    const u32* abort_word;
     u64 area_bytes;
-    u32 rank, eights, number, looks;  // `eights`: groups of eight elements in the whole matrix
-    bool alone;                       // the launch is aborted: no further waits
+    u32 rank, eights, number, polls;  // `eights`: groups of eight elements in the whole matrix
+    bool aborted;                     // the launch is aborted: no further waits
 };
 
-struct Eight { u32 words[2 * PAIRS]; };
+struct ElementGroup { u32 words[2 * PAIRS]; };
 
 // Returns the state of a new launch. Called after grid_wait().
-DEV Launch begin_launch(const Memory& memory, Count* count, const u32* over, u64 area_bytes, u32 rank, u32 eights) {
+DEV Launch begin_launch(const Memory& memory, Count* count, const u32* abort_word, u64 area_bytes, u32 rank, u32 eights) {
     const u32 last = count->launch;
-    return Launch{memory, count, over, area_bytes, rank, eights, last == ~0u ? 2 : last + 1, 0, false};
+    return Launch{memory, count, abort_word, area_bytes, rank, eights, last == ~0u ? 2 : last + 1, 0, false};
 }
 
 // Clears the half of this rank's memory that the launch has used. One thread does so, which takes some
@@ -90,7 +90,7 @@ DEV u64x2* place(const Launch& l, u8* memory, u32 from, u32 pair, u32 i) {
 
 DEV u64 word(u32 data, u32 number) { return (u64)number << 32 | data; }
 
-DEV void publish_to_peers(const Launch& l, u32 i, const Eight& x) {
+DEV void publish_to_peers(const Launch& l, u32 i, const ElementGroup& x) {
     UNROLL for (u32 to = 0; to < OTHERS; ++to)
         UNROLL for (u32 p = 0; p < PAIRS; ++p)
             store_peer(place(l, l.memory.of[to], l.rank, p, i),
@@ -99,8 +99,8 @@ DEV void publish_to_peers(const Launch& l, u32 i, const Eight& x) {
 
 DEV bool is_aborted(Launch& l) {
     peer_pause();
-    if (++l.looks % LOOKS == 0) l.alone = l.alone || load_host(l.over) != 0;
-    return l.alone;
+    if (++l.polls % ABORT_POLL_INTERVAL == 0) l.aborted = l.aborted || load_host(l.abort_word) != 0;
+    return l.aborted;
 }
 
 // Adds the elements of two words to the sums from `to` on.
@@ -119,34 +119,34 @@ DEV void add_words(float* to, u32 w0, u32 w1) {
 // Returns the pair that rank r (not this rank) contributed; `found` has those of the other ranks in rank
 // order. It selects values, not addresses, so that they stay in registers.
 DEV u64x2 pair_of(const u64x2 (&found)[OTHERS], u32 r, const Launch& l) {
-    const u64x2 before = found[r < OTHERS ? r : OTHERS - 1], behind = found[r > 0 ? r - 1 : 0];
+    const u64x2 below = found[r < OTHERS ? r : OTHERS - 1], above = found[r > 0 ? r - 1 : 0];
     u64x2 pair;
-    for (u32 i = 0; i < 2; ++i) pair.v[i] = r < l.rank ? before.v[i] : behind.v[i];
+    for (u32 i = 0; i < 2; ++i) pair.v[i] = r < l.rank ? below.v[i] : above.v[i];
     return pair;
 }
 
 // Sums groups of eight elements over the ranks. `index`: indices of the groups; those with index NOTHING are
 // unchanged. `own`: this rank's contribution. Polls as many pairs at a time as fit into registers: one poll
 // takes longer than all the arithmetic.
-template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const Eight (&own)[N], f32x8 (&sums)[N]) {
-    constexpr u32 TOGETHER = AT_ONCE < N * PAIRS ? AT_ONCE : N * PAIRS;
-    UNROLL for (u32 first = 0; first < N * PAIRS; first += TOGETHER) {
-        u64x2 found[TOGETHER][OTHERS];
-        bool whole;
+template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const ElementGroup (&own)[N], f32x8 (&sums)[N]) {
+    constexpr u32 POLLED_PAIRS = AT_ONCE < N * PAIRS ? AT_ONCE : N * PAIRS;
+    UNROLL for (u32 first = 0; first < N * PAIRS; first += POLLED_PAIRS) {
+        u64x2 found[POLLED_PAIRS][OTHERS];
+        bool complete;
         do {
-            whole = true;
-            UNROLL for (u32 q = 0; q < TOGETHER; ++q) {
+            complete = true;
+            UNROLL for (u32 q = 0; q < POLLED_PAIRS; ++q) {
                 const u32 n = (first + q) / PAIRS, p = (first + q) % PAIRS;
-                if (index[n] == NOTHING) continue;
+                if (index[n] == NO_GROUP) continue;
                 UNROLL for (u32 o = 0; o < OTHERS; ++o) {
                     found[q][o] = load_peer(place(l, l.memory.own, o < l.rank ? o : o + 1, p, index[n]));
-                    UNROLL for (u32 w = 0; w < 2; ++w) whole &= (u32)(found[q][o].v[w] >> 32) == l.number;
+                    UNROLL for (u32 w = 0; w < 2; ++w) complete &= (u32)(found[q][o].v[w] >> 32) == l.number;
                 }
             }
-        } while (!whole && !is_aborted(l));
-        UNROLL for (u32 q = 0; q < TOGETHER; ++q) {
+        } while (!complete && !is_aborted(l));
+        UNROLL for (u32 q = 0; q < POLLED_PAIRS; ++q) {
             const u32 n = (first + q) / PAIRS, p = (first + q) % PAIRS;
-            if (index[n] == NOTHING) continue;
+            if (index[n] == NO_GROUP) continue;
             float part[8 / PAIRS] = {};
             UNROLL for (u32 r = 0; r < RANKS; ++r) {
                 const u64x2 other = pair_of(found[q], r, l);
@@ -160,8 +160,8 @@ template <u32 N> DEV void sum_of_ranks(Launch& l, const u32 (&index)[N], const E
 }
 
 // Loads eight elements, unconverted, from an address that is aligned to 16 bytes.
-DEV Eight load_eight(const ACT* p) {
-    Eight r;
+DEV ElementGroup load_group(const ACT* p) {
+    ElementGroup r;
     for (u32 i = 0; i < PAIRS / 2; ++i) {
         const u32x4 four = ((const u32x4*)p)[i];
         for (u32 w = 0; w < 4; ++w) r.words[4 * i + w] = four.v[w];
@@ -170,10 +170,10 @@ DEV Eight load_eight(const ACT* p) {
 }
 
 // Loads up to eight elements without alignment; missing ones are zero.
-DEV Eight load_some(const ACT* p, u32 count) {
+DEV ElementGroup load_partial_group(const ACT* p, u32 count) {
     ACT values[8];
     for (u32 i = 0; i < 8; ++i) values[i] = i < count ? p[i] : to<ACT>(0.f);
-    Eight r;
+    ElementGroup r;
     for (u32 w = 0; w < 2 * PAIRS; ++w) {
 #if ACT_F32
         r.words[w] = as_u32(values[w]);

@@ -49,7 +49,7 @@ prepare_step(i32* ids, i32* positions, i64* slots, i32* cu_q, i32* context_lens,
              i32* tables, i32* history, u32* masks, u8* params, const u8* latest, const u8* stage, u32 rows, u32 tokens,
              u32 logits_rows, u32 table_width, u32 history_len, u32 mask_words, u32 block_tokens, u32 facts_stride) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const StepOut out = {ids, positions, slots, cu_q, context_lens, logits_indices, row_facts};
     const SequenceSlots seq_slots = {(LatestToken*)latest, tables,      history,     masks,
                                      (SequenceSamplingParams*)params, table_width, history_len, mask_words};

@@ -22,26 +22,26 @@ enum : u32 {
     RUN = HALF % 4 == 0 ? 4 : HALF % 2 == 0 ? 2 : 1,  // channels per load
     RUNS = HEAD_DIM / 2 / RUN,                        // pairs of runs in a head
     GROUP = group_for(RUNS),                          // lanes that share a head
-    TURNS = (RUNS + GROUP - 1) / GROUP,               // pairs of runs per lane
+    RUN_PAIRS = (RUNS + GROUP - 1) / GROUP,           // pairs of runs per lane
 };
 
 template <class T> struct alignas(RUN * sizeof(T)) Run { T v[RUN]; };
 
 // A lane's channels of one head, in f32.
 struct HeadPart {
-    float low[TURNS][RUN], high[TURNS][RUN];
+    float low[RUN_PAIRS][RUN], high[RUN_PAIRS][RUN];
 };
 
-// First channels of a lane's pair of runs `turn`, whether it is rotated (`turns`), and whether it exists.
+// First channels of a lane's pair of runs `pair`, whether it is rotated (`rotated`), and whether it exists.
 struct RunPlace {
     u32 low, high;
-    bool turns, exists;
+    bool rotated, exists;
 };
-DEV RunPlace run_place(u32 turn, u32 member) {
-    const u32 run = turn * GROUP + member, p = run * RUN;
-    const bool turns = p < HALF;
-    const u32 low = turns ? p : 2 * p;
-    return RunPlace{low, turns ? p + HALF : 2 * p + RUN, turns, run < RUNS};
+DEV RunPlace run_place(u32 pair, u32 member) {
+    const u32 run = pair * GROUP + member, p = run * RUN;
+    const bool rotated = p < HALF;
+    const u32 low = rotated ? p : 2 * p;
+    return RunPlace{low, rotated ? p + HALF : 2 * p + RUN, rotated, run < RUNS};
 }
 
 template <class T> DEV void load_run(float* to, const T* from) {
@@ -56,7 +56,7 @@ template <class T> DEV void store_run(T* to, const float* from, float factor) {
 
 DEV HeadPart load_head(const ACT* x, u32 member) {
     HeadPart part;
-    for (u32 t = 0; t < TURNS; ++t) {
+    for (u32 t = 0; t < RUN_PAIRS; ++t) {
         const RunPlace place = run_place(t, member);
         if (!place.exists) continue;
         load_run(part.low[t], x + place.low);
@@ -67,7 +67,7 @@ DEV HeadPart load_head(const ACT* x, u32 member) {
 
 // Stores a lane's channels of a head, multiplied by `factor`.
 template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, float factor) {
-    for (u32 t = 0; t < TURNS; ++t) {
+    for (u32 t = 0; t < RUN_PAIRS; ++t) {
         const RunPlace place = run_place(t, member);
         if (!place.exists) continue;
         store_run(y + place.low, part.low[t], factor);
@@ -78,13 +78,13 @@ template <class T> DEV void store_head(T* y, const HeadPart& part, u32 member, f
 // Normalises a head; `w` is the lane's part of the norm weight. Every lane of the warp must call it.
 DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
     float squares = 0.f;
-    for (u32 t = 0; t < TURNS; ++t) {
+    for (u32 t = 0; t < RUN_PAIRS; ++t) {
         if (!run_place(t, member).exists) continue;
         for (u32 i = 0; i < RUN; ++i) squares = fma_(part.low[t][i], part.low[t][i], squares);
         for (u32 i = 0; i < RUN; ++i) squares = fma_(part.high[t][i], part.high[t][i], squares);
     }
     const float scale = inverse_rms(group_sum<GROUP>(squares), HEAD_DIM, eps);
-    for (u32 t = 0; t < TURNS; ++t)
+    for (u32 t = 0; t < RUN_PAIRS; ++t)
         for (u32 i = 0; i < RUN; ++i) {
             part.low[t][i] = f32(to<ACT>(normed(part.low[t][i], scale, w.low[t][i])));
             part.high[t][i] = f32(to<ACT>(normed(part.high[t][i], scale, w.high[t][i])));
@@ -94,24 +94,24 @@ DEV void norm_head(HeadPart& part, const HeadPart& w, float eps, u32 member) {
 // Loads the cosines (in `low`) and sines (in `high`) of a position for the lane's channels; undefined for
 // channels that are not rotated.
 DEV HeadPart load_rotation(const float* cos, const float* sin, u32 member) {
-    HeadPart turn;
-    for (u32 t = 0; t < TURNS; ++t) {
+    HeadPart rotation;
+    for (u32 t = 0; t < RUN_PAIRS; ++t) {
         const RunPlace place = run_place(t, member);
-        if (!place.exists || !place.turns) continue;
-        load_run(turn.low[t], cos + place.low);
-        load_run(turn.high[t], sin + place.low);
+        if (!place.exists || !place.rotated) continue;
+        load_run(rotation.low[t], cos + place.low);
+        load_run(rotation.high[t], sin + place.low);
     }
-    return turn;
+    return rotation;
 }
 
-DEV void rope_head(HeadPart& part, const HeadPart& turn, u32 member) {
-    for (u32 t = 0; t < TURNS; ++t) {
+DEV void rope_head(HeadPart& part, const HeadPart& rotation, u32 member) {
+    for (u32 t = 0; t < RUN_PAIRS; ++t) {
         const RunPlace place = run_place(t, member);
-        if (!place.exists || !place.turns) continue;
+        if (!place.exists || !place.rotated) continue;
         for (u32 i = 0; i < RUN; ++i) {
-            const float a = part.low[t][i], b = part.high[t][i], c = turn.low[t][i], s = turn.high[t][i];
-            part.low[t][i] = f32(to<ACT>(turned_low(a, b, c, s)));
-            part.high[t][i] = f32(to<ACT>(turned_high(a, b, c, s)));
+            const float a = part.low[t][i], b = part.high[t][i], c = rotation.low[t][i], s = rotation.high[t][i];
+            part.low[t][i] = f32(to<ACT>(rotated_low(a, b, c, s)));
+            part.high[t][i] = f32(to<ACT>(rotated_high(a, b, c, s)));
         }
     }
 }

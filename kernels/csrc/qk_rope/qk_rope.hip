@@ -25,7 +25,7 @@ KERNEL(128)
 qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const ACT* k_norm, const float* cos,
                       const float* sin, const i32* positions, const i64* slots, u32 tokens, u32 heads, u32 kv_heads,
                       u32 q_stride, u32 qkv_stride, float eps, float key_factor, float value_factor) {
-    grid_release();  // Called first, so that decode attention prefetches old keys during the projections.
+    grid_launch_dependents();  // Called first, so that decode attention prefetches old keys during the projections.
     grid_wait();
     const u32 all = heads + 2 * kv_heads, member = tid() % GROUP;
     const u32 unit = bid_x() * (bdim() / GROUP) + tid() / GROUP;
@@ -35,10 +35,10 @@ qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const A
     const i64 slot = real && !is_query ? slots[token] : 0;
 
     // Issue all loads before the first use.
-    HeadPart part = load_head(qkv + (u64)token * qkv_stride + head * HEAD_DIM, member), turn = {};
+    HeadPart part = load_head(qkv + (u64)token * qkv_stride + head * HEAD_DIM, member), rotation = {};
     if (!is_value) {
         const u64 row = (u64)positions[token] * HALF;
-        turn = load_rotation(cos + row, sin + row, member);
+        rotation = load_rotation(cos + row, sin + row, member);
     }
     if (q_norm != nullptr || k_norm != nullptr) {
         const ACT* w = is_query ? q_norm : is_value ? nullptr : k_norm;
@@ -46,7 +46,7 @@ qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const A
         norm_head(unit_part, load_head(w != nullptr ? w : (q_norm != nullptr ? q_norm : k_norm), member), eps, member);
         if (w != nullptr) part = unit_part;
     }
-    if (!is_value) rope_head(part, turn, member);
+    if (!is_value) rope_head(part, rotation, member);
     if (!real) return;
     if (is_query) {
         store_head(q + (u64)token * q_stride + head * HEAD_DIM, part, member, 1.f);

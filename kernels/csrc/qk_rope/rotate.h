@@ -4,5 +4,5 @@
 
 // Return the low and the high channel of (a, b), rotated by the angle with cosine c and sine s, not yet
 // rounded.
-DEV float turned_low(float a, float b, float c, float s) { return fma_(a, c, -(b * s)); }
-DEV float turned_high(float a, float b, float c, float s) { return fma_(b, c, a * s); }
+DEV float rotated_low(float a, float b, float c, float s) { return fma_(a, c, -(b * s)); }
+DEV float rotated_high(float a, float b, float c, float s) { return fma_(b, c, a * s); }

@@ -56,11 +56,11 @@ DEV u64 winner_from(Winners& winners, const Search& search, const Row& row, cons
     const u32 chunks = chunks_of(row);
     for (u32 c = warp_id(); c < chunks; c += bdim() / WARP_SIZE) {
         const u64 noisy = winners.noisy[c];
-        const bool stays = noisy != 0 && place_of(winners.value[c], id_of(noisy)) >= cutoff;
+        const bool is_current = noisy != 0 && place_of(winners.value[c], id_of(noisy)) >= cutoff;
         const bool reaches = search.order[c] >= (u32)(cutoff >> 32);
         warp_sync();
-        if (!stays && reaches) find_winner(winners, row, draw, c, cutoff);
-        if (!stays && !reaches && lane() == 0) winners.noisy[c] = 0;
+        if (!is_current && reaches) find_winner(winners, row, draw, c, cutoff);
+        if (!is_current && !reaches && lane() == 0) winners.noisy[c] = 0;
     }
     sync();
     const u64 first = block_first(tid() < chunks ? winners.noisy[tid()] : 0);

@@ -37,7 +37,7 @@ sample_scan(u8* records, float* edited, const float* logits, const u8* stage, co
             const u32* masks, const u8* slot_params, u32 vocab, u32 first, u32 end, u32 stride, u32 edited_stride, u32 history_len,
             u32 mask_words) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 q = bid_y();
     const Row raw = row_of(logits + (u64)q * stride, 1.f, first, end);
     const u32 chunks = chunks_of(raw);
@@ -111,8 +111,8 @@ DEV u32 choose(Search& search, Winners& winners, i32& token, const ChunkRecord* 
     }
     float total = 0.f;
     if (choice.needs_masses) {
-        const bool weighed = holds && chunk_best >= LAST_UNMASKED;
-        total = block_sum(weighed ? records[tid()].mass * exp_(value_of(chunk_best) - value_of(best)) : 0.f);
+        const bool included = holds && chunk_best >= LAST_UNMASKED;
+        total = block_sum(included ? records[tid()].mass * exp_(value_of(chunk_best) - value_of(best)) : 0.f);
     }
     token = (i32)sample_with_filters(search, winners, row, params, draw, best, total);
     return SAMPLE_OK;
@@ -125,7 +125,7 @@ sample_pick(u8* sampled, i32* top_ids, float* top_logprobs, u8* latest, i32* his
     SHARED(Search, search, 1);
     SHARED(Winners, winners, 1);
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u64 q = bid_x();
     SampledToken output = {-1, SAMPLE_OK, 0.f, 0};
     if (is_padding(stage, (u32)q)) {
@@ -168,7 +168,7 @@ KERNEL(256)
 sample_verify_drafts(u8* sampled, u8* latest, i32* history, const i32* ids, const i32* positions, const u8* stage, const u8* slot_params,
                      u32 logits_rows, u32 history_len, i32 per_mille) {
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u32 first = bid_x() * bdim() + tid(), staged = header_of(stage)->logits_rows;
     const u32 end = logits_rows < staged ? logits_rows : staged;
     if (first >= end || is_padding(stage, first)) return;

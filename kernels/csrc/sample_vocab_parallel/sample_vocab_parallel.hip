@@ -58,7 +58,7 @@ vocab_shard_candidates(u64* candidates, const u8* records, const float* edited, 
                        const u8* slot_params, u32 vocab, u32 first, u32 end, u32 stride, u32 edited_stride, u32 listed) {
     SHARED(Search, search, 1);
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u64 q = bid_x();
     u64* to = candidates + q * (LISTED_FROM + listed);
     u32 k = 0;
@@ -164,7 +164,7 @@ vocab_shard_merge(u8* sampled, u8* latest, i32* history, const u64* all, const u
                   u32 vocab, u32 ranks, u32 listed, u32 history_len) {
     SHARED(Search, search, 1);
     grid_wait();
-    grid_release();
+    grid_launch_dependents();
     const u64 q = bid_x(), words = LISTED_FROM + listed;
     SampledToken output = {-1, SAMPLE_OK, 0.f, 0};
     if (is_padding(stage, (u32)q)) {

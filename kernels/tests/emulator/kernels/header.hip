@@ -12,16 +12,16 @@ KERNEL(256) everything(float* out, const half_t* in, const float* in_f32, const 
         a.v[i] = fma_(a.v[i], b.v[i], exp2_(c.v[i]) + log2_(d.v[i]) + sqrt_(e.v[i]) + rsqrt_(g.v[i]));
         b.v[i] = fmax_(rcp_(a.v[i]), fmin_(b.v[i], fabs_(c.v[i])));
     }
-    copy16(tile + 8 * (tid() % 48), in + 8 * t);
-    copy_commit();
-    copy16_or_zero(tile + 8 * (tid() % 48), in + 8 * t, t < n);
-    copy_commit();
-    copy_wait<0>();
+    cp_async16(tile + 8 * (tid() % 48), in + 8 * t);
+    cp_async_commit();
+    cp_async16_zfill(tile + 8 * (tid() % 48), in + 8 * t, t < n);
+    cp_async_commit();
+    cp_async_wait<0>();
     sync();
     FragC sum = zero_c();
     mma16(sum, load_a(tile, 24), load_b(tile, 24));
     mma16(sum, load_a(tile, 24), load_b_trans(tile, 24));
-    grid_release();
+    grid_launch_dependents();
     dynamic[tid()] = block_sum(sum.x[0]) + block_max(sum.x[1]) + (float)block_sum(t) + group_sum<8>(sum.x[2]);
     warp_sync();
     float r = dynamic[tid() ^ 1] + shfl_xor(a.v[0], 3) + shfl(b.v[1], 5) + (float)shfl((u64)t, 1) + (float)shfl((i32)t, 2);

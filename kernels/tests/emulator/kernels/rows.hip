@@ -80,10 +80,10 @@ KERNEL(128) take_turns(u32* turns, u32 times) {
         barriers_ready();
     }
     sync();
-    for (u32 turn = 0; turn < times; ++turn) {
-        if (mine == 1) barrier_wait(passed, turn & 1);
+    for (u32 round = 0; round < times; ++round) {
+        if (mine == 1) barrier_wait(passed, round & 1);
         if (lane() == 0) barrier_arrive(passed + mine);
-        if (mine == 0) barrier_wait(passed + 1, turn & 1);
+        if (mine == 0) barrier_wait(passed + 1, round & 1);
     }
     if (lane() == 0) turns[mine] = times;
 }
