@@ -1,5 +1,5 @@
-//! Processor time of one page of `/metrics` without HTTP: gathering and formatting the series, in a process
-//! with 456 sockets.
+//! Processor time of one page of `/metrics` without HTTP: gathering and formatting the series. The process
+//! has 456 open sockets, because the page counts open file descriptors.
 
 use crate::kv_overflow::timed;
 use metrics::{KvCacheInfo, MetricsConfig, ServerMetrics, StepTimingRecord};

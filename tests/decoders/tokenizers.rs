@@ -4,7 +4,8 @@ use std::path::Path;
 use text::Tokenizer;
 
 pub(crate) fn run(data: &[u8]) {
-    // An in-memory folder, if the system has one.
+    // The tokenizer is written to an in-memory file system, if there is one, to avoid disk writes for each
+    // fuzz input.
     let memory = Path::new("/dev/shm");
     let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let folder = folder.unwrap();

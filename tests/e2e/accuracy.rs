@@ -52,7 +52,7 @@ pub(super) struct AccuracyServer {
 
 impl AccuracyServer {
     pub(super) fn start(flags: &str) -> Self {
-        // Set explicitly, because the default cache size depends on the free memory of the machine.
+        // The KV cache size is set explicitly, because its default depends on the free memory of the machine.
         let sized = flags.contains("--num-gpu-blocks-override");
         let size: &[&str] = if sized { &[] } else { &["--kv-cache-memory-bytes", "512MiB"] };
         let mut process = Command::new(HADRON)
@@ -115,7 +115,7 @@ impl Drop for AccuracyServer {
     }
 }
 
-/// A total from the report that the server logs at its exit.
+/// Value of the counter `name` in the totals that the server logs at its exit.
 fn total(log: &str, name: &str) -> u64 {
     let line = log
         .lines()

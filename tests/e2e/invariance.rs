@@ -47,7 +47,7 @@ pub(crate) struct EngineTestConfig {
     pub(crate) uses_draft_model: bool,
 }
 
-/// Runs one request after another, without batching, caching or draft tokens.
+/// Baseline configuration: runs one request after another, without batching, caching or draft tokens.
 pub(crate) const SEQUENTIAL: EngineTestConfig = EngineTestConfig {
     tokens_per_step: 512,
     requests_running: 1,
@@ -173,7 +173,8 @@ impl TokenBitmaskSource for ConstrainedSessions<'_> {
     }
 }
 
-/// An executor of the demo model for an epoch, with the limits of `world`.
+/// An executor of the demo model with the limits of `world`. It runs only batches of `epoch`, which the
+/// scheduler increments at each executor failure.
 pub(crate) fn executor(world: EngineTestConfig, epoch: Epoch) -> Executor {
     let lookup = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
     let config = ExecutorConfig {

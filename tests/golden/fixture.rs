@@ -10,7 +10,8 @@ pub(crate) struct GoldenFixture {
     pub(crate) config: String,
     pub(crate) seed: u64,
     pub(crate) bf16_gate: FixtureTolerance,
-    /// Tolerance in place of `bf16_gate` where fp8 layers also quantise their inputs.
+    /// Tolerance that replaces `bf16_gate` on GPUs, whose fp8 GEMMs also quantise their inputs; `None` for
+    /// models without fp8 weights.
     pub(crate) fp8_gate: Option<FixtureTolerance>,
     pub(crate) tokens: Vec<i32>,
     /// Logits of all tokens: `[tokens, vocab_size]`.
@@ -33,7 +34,7 @@ pub(crate) struct GoldenFixture {
 /// Tolerance of 16-bit results for one fixture; the fixture file states the reason for it.
 #[derive(Clone, Copy)]
 pub(crate) struct FixtureTolerance {
-    /// Factor on the maximum log-probability differences that apply to all fixtures.
+    /// Factor on the common bounds of log-probability differences (`BF16_GATE`).
     pub(crate) scale: f32,
     /// Minimum share of positions at which the router must choose the experts that it chooses in f32.
     pub(crate) same_experts: f64,

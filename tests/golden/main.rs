@@ -26,17 +26,16 @@ use ops::DType;
 /// Maximum difference of logits between CPU f32 and HF f32, which adds in another order.
 const LOGIT_TOLERANCE: f32 = 2e-4;
 
-/// Maximum errors in bf16: mean and 99th percentile of the log-probability differences, and regret. A fixture
-/// may scale them, and states the reason.
+/// Maximum errors in bf16: `mean`, `p99` and `regret` of `LogprobErrors`. A fixture may scale them, and
+/// states the reason.
 const BF16_GATE: [f32; 3] = [0.06, 0.20, 0.20];
 
-/// Factor on the maximum differences of bf16 for f16, which has three more mantissa bits.
+/// Factor by which the bounds of f16 are lower than those of bf16, because f16 has three more mantissa bits.
 const F16_SHARE: f32 = 1.0 / 8.0;
 
-/// Maximum errors with keys and values in fp8: mean and 99th percentile of the log-probability differences,
-/// and regret. Each cached value is off by up to 1/16, and so are the attention scores and outputs of a
-/// layer. Measured in f32 and bf16: means to 0.056, 99th percentiles to 0.25, and at one of 150 positions a
-/// regret of 0.37.
+/// Maximum errors with an fp8 KV cache: `mean`, `p99` and `regret` of `LogprobErrors`. The relative error of
+/// each cached value is up to 1/16, and so is that of a layer's attention scores and outputs. Measured in f32
+/// and bf16: means to 0.056, 99th percentiles to 0.25, and at one of 150 positions a regret of 0.37.
 const FP8_CACHE_GATE: [f32; 3] = [0.10, 0.35, 0.50];
 
 /// Defines one module of tests per fixture, so that a failure names the fixture.
@@ -225,8 +224,7 @@ fn depends_on_row_count(dtype: DType) -> bool {
     dtype != DType::F32 && model_harness::on_a_gpu()
 }
 
-/// Checks a 16-bit type: results are close to the fixture and depend on the sequence only, not on batch or
-/// chunks.
+/// Checks a model in a 16-bit type: its logits are close to the fixture and do not depend on chunking.
 fn half_is_close_and_invariant(rank_context: &RankContext, fixture: &GoldenFixture, dtype: DType) {
     let mut harness = ModelHarness::load(rank_context, fixture, dtype);
     let whole = SequenceRow::new(&mut harness, &fixture.tokens);
@@ -254,8 +252,8 @@ fn half_is_close_and_invariant(rank_context: &RankContext, fixture: &GoldenFixtu
     }
 }
 
-/// Tolerance on the device under test. The CPU dequantises fp8 weights; a GPU also quantises the inputs of
-/// many rows.
+/// Tolerance on the tested device. The CPU dequantises fp8 weights; GPUs also quantise the inputs of fp8
+/// GEMMs with many rows, so that their errors are larger.
 fn device_gate(fixture: &GoldenFixture) -> FixtureTolerance {
     fixture.fp8_gate.filter(|_| model_harness::on_a_gpu()).unwrap_or(fixture.bf16_gate)
 }
@@ -270,9 +268,9 @@ fn check_half(fixture: &GoldenFixture, found: &LogprobErrors, dtype: DType) {
     assert!(close, "{found:?} against {gate:?}");
 }
 
-/// Compares positions at which the router chose the experts of f32. Ranks round their partial sums to 16 bits
-/// before they add them, and a GPU adds in another order; both change other near ties of the router than one
-/// rank on the CPU does. Sigmoid scores are closer together than softmax scores.
+/// Compares log-probabilities at the positions at which the router chose the experts that it chooses in f32.
+/// At others, nearly equal router scores may be ordered differently, because ranks round partial sums to 16
+/// bits and GPUs add in another order; this happens more often with sigmoid than with softmax scores.
 fn closeness_where_routes_agree(
     fixture: &GoldenFixture,
     logits: &[Vec<f32>],
@@ -349,8 +347,8 @@ fn parallel_ranks_match_one_rank(name: &str) {
     }
 }
 
-/// Keys and values in fp8 are as close to the fixture as three mantissa bits allow, and results are
-/// invariant.
+/// With an fp8 KV cache, the logits are as close to the fixture as three mantissa bits allow, and on the CPU
+/// they do not depend on chunking.
 #[test]
 fn fp8_kv_cache_is_close_and_invariant() {
     for name in ["llama-untied", "qwen3-d128-gqa4", "qwen3-fp8-blocks", "qwen3-fp8-channels"] {
@@ -379,8 +377,8 @@ fn fp8_kv_cache_is_close_and_invariant() {
     }
 }
 
-/// Sizes that are no multiple of a vector or panel, and heads of every width. No fixture exists for them, but
-/// results must be bit-exact whole and in chunks, and contain no NaN or infinity.
+/// Tests models whose sizes are no multiples of a SIMD vector or GEMM tile, and heads of every size. No
+/// fixture exists for them; logits must be bit-exact for any chunking and contain no NaN or infinity.
 #[test]
 fn unusual_sizes_are_invariant() {
     // Each tuple is (hidden size, query heads, KV heads, head size, MLP width, vocabulary size).

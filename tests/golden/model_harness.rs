@@ -131,7 +131,7 @@ impl RankContext {
         CpuBackend::new(CpuConfig { threads, ..CpuConfig::default() }).unwrap().into()
     }
 
-    /// TP and EP ranks of rank number `rank` of `size` ranks in a sharding mode.
+    /// Position of rank `rank` of `size` in the TP and EP groups of a sharding mode.
     pub(crate) fn ranks(rank: usize, size: usize, sharing: ShardingMode) -> ParallelRanks {
         let part = ParallelRank { rank, size };
         match sharing {
@@ -628,12 +628,12 @@ pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 #[derive(Debug)]
 #[allow(dead_code, reason = "printed by Debug")]
 pub(crate) struct LogprobErrors {
-    /// Mean absolute difference over the most likely token ids of the reference.
+    /// Mean absolute difference over the reference's 64 most likely token ids of each position.
     pub(crate) mean: f32,
     /// 99th percentile of the absolute differences.
     pub(crate) p99: f32,
-    /// Largest amount by which the reference log-probability of our most likely id is below that of the
-    /// reference's.
+    /// Largest loss at any position: `max(y) - y[argmax(x)]`, with log-probabilities `y` of the reference and
+    /// `x` of the tested model.
     pub(crate) regret: f32,
     /// Largest absolute difference; grows with the number of samples.
     pub(crate) worst: f32,

@@ -135,9 +135,8 @@ impl BatchChecker {
     }
 }
 
-/// Checks that a chunk that does not reach the end of the known tokens ends on a multiple of the quantum.
-/// Only the first prefill of a step may be shorter than the quantum, and only if it does not reach the next
-/// multiple.
+/// Checks that a prefill chunk that does not reach the end of the known tokens ends on a multiple of the
+/// chunk quantum. Only a step's first prefill may end elsewhere, if it does not reach the next multiple.
 fn check_chunks(batch: &Batch, config: &SimConfig) -> CheckResult {
     let quantum = config.scheduler.limits.chunk_quantum(config.block_tokens());
     let mut has_prefill = false;

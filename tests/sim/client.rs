@@ -32,7 +32,8 @@ pub(crate) struct AllowedOutcomes {
     pub(crate) row_failed: bool,
     /// A row of the request got an output with impossible token ids by fault injection.
     pub(crate) bad_output: bool,
-    /// The replica may have failed for longer than the failure timeout.
+    /// The request may end as unavailable, because its replica may have failed for longer than the failure
+    /// timeout.
     pub(crate) unavailable: bool,
 }
 
@@ -197,7 +198,7 @@ impl SimClient {
         Ok(())
     }
 
-    /// Checks that the finish reason is the expected one.
+    /// Checks that the finish reason follows from the tokens received, or that `allowed` permits it.
     fn check_finish(&mut self, finish: &FinishReason, config: &SimConfig) -> CheckResult {
         let (id, delivered, allowed) = (self.id().0, self.delivered, self.allowed);
         let valid = match finish {

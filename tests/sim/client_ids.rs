@@ -34,8 +34,8 @@ impl SimWorld {
         clients.filter(|(_, client)| has_id(client)).map(|(index, _)| index).collect()
     }
 
-    /// With a drawn probability, an operator aborts all requests with some client id. Returns the clients
-    /// whose requests must end within the tick.
+    /// With a probability that the seed determines, an operator aborts all requests that have the client id
+    /// of a live request. Returns the clients whose requests must end within the tick.
     pub(crate) fn abort_by_client_id(&mut self) -> Vec<usize> {
         if !self.rng.chance_per_mille(self.config.faults.abort_by_client_id) {
             return Vec::new();

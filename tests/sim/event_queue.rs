@@ -60,11 +60,12 @@ impl SimEvent {
 pub(crate) struct InFlightReply {
     /// The step output that is in flight.
     pub(crate) output: StepOutput,
-    /// Contexts at the ends of the blocks that the output confirms, each with the index of its row.
+    /// KV blocks that the output confirms as computed: row index, and hash-model context at the block's end,
+    /// which identifies the whole prefix.
     pub(crate) filled_blocks: Vec<(usize, u64)>,
     /// Whether the output is a duplicate of an earlier one.
     pub(crate) repeated: bool,
-    /// Incarnation of the executors that sent the output; it identifies the link.
+    /// Incarnation (number of the start) of the executors that sent the output; it identifies their link.
     pub(crate) incarnation: u32,
 }
 

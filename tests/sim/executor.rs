@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 enum SimExecutorMessage {
     /// A step to run, with its grammar bitmasks and its arrival time.
     Batch { batch: Batch, bitmasks: Vec<BitmaskRow>, arrives_ms: u64 },
-    /// Blocks that must not be read after the preceding messages. The product has no such message, so it
-    /// takes no time.
+    /// Freed blocks, whose KV slots are poisoned after the preceding messages, so that a later read is
+    /// detected. The product has no such message, so it takes no time.
     FreedBlocks(Vec<BlockId>),
 }
 
@@ -21,7 +21,8 @@ enum SimExecutorMessage {
 pub(crate) struct CompletedStep {
     /// The output that the executors send for the step.
     pub(crate) output: StepOutput,
-    /// Contexts at the ends of the blocks that the step filled, each with the index of its row.
+    /// KV blocks that the step filled: row index, and hash-model context at the block's end, which identifies
+    /// the whole prefix.
     pub(crate) filled_blocks: Vec<(usize, u64)>,
     /// Rows of the batch that was run.
     pub(crate) rows: Vec<BatchRow>,
@@ -41,7 +42,7 @@ pub(crate) enum HangKind {
 /// One incarnation of a replica's executors, simulated by one hash model.
 #[derive(Debug)]
 pub(crate) struct SimExecutor {
-    /// Epoch for which the executors were started.
+    /// Epoch for which the executors were started; they drop batches of other epochs.
     pub(crate) epoch: Epoch,
     /// Arrival time of the last output that they sent; later outputs arrive no earlier.
     pub(crate) last_reply_ms: u64,
@@ -98,7 +99,7 @@ impl SimExecutor {
         });
     }
 
-    /// Queues a release of blocks, which takes effect after all messages sent so far.
+    /// Queues freed blocks, whose KV slots are poisoned once all messages queued before have been processed.
     pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
         self.queue.push_back(SimExecutorMessage::FreedBlocks(blocks));
     }
@@ -125,7 +126,7 @@ impl SimExecutor {
 
     /// Runs the first batch of the queue. A batch of another epoch is dropped without being run.
     ///
-    /// Errors: no device could run the batch.
+    /// Errors: the batch is invalid, so that no device could run it.
     pub(crate) fn run(
         &mut self,
         fails: impl Fn(&BatchRow) -> Option<RowError>,

@@ -21,7 +21,7 @@ pub(crate) enum InjectedFault {
     BlockTableNotResent,
     /// A deduplicated block is not sent: the executor's block table keeps the freed block.
     DeduplicationNotSent,
-    /// A row lacks the number of draft tokens in flight.
+    /// A row is sent without the number of draft tokens in flight (`draft_slack`), which its executor needs.
     DraftSlackNotSent,
     /// With two rows of a request in flight, the next row reads the token that the first of the two sampled.
     StaleSequenceSlotRead,
@@ -76,7 +76,8 @@ struct SentSlotState {
     /// Number of block table entries sent.
     table_entries: u32,
     prompt_len: u32,
-    /// Last step in which the request sampled from a row with its input token from the host.
+    /// Last step in which the request sampled a token and its input token came with the batch, not from the
+    /// slot.
     host_fed_step: StepId,
 }
 
@@ -154,7 +155,7 @@ impl FaultInjector {
         }
     }
 
-    /// False for an abort of a request that has had no row so far.
+    /// Whether the scheduler gets the event: aborts of requests that have had no row are dropped.
     fn keeps_abort(&self, event: &SchedulerEvent) -> bool {
         match event {
             SchedulerEvent::Abort { request, .. } => self.sequences.contains_key(request),

@@ -44,7 +44,7 @@ impl IndexMirror {
         self.computed_contexts.clear();
     }
 
-    /// Ends a tick after all of its effects were applied.
+    /// Clears the prefixes that were removed in a tick, after all effects of the tick were applied.
     pub(crate) fn end_tick(&mut self) {
         self.removed_this_tick.clear();
     }

@@ -1,7 +1,8 @@
 //! Mutation check of the simulator: each injected fault must be found within a bounded number of seeds.
 //!
-//! Faults at the edges of the scheduler run with every `cargo test`; `just canary` prints which invariant broke.
-//! Mistakes inside the scheduler and the KV cache are patches in `tests/sim/mutants`: `just mutants`.
+//! Faults in the inputs and outputs of the scheduler run with every `cargo test`; `just canary` prints which
+//! invariant was violated. Mistakes inside the scheduler and the KV cache are patches in `tests/sim/mutants`:
+//! `just mutants`.
 
 #![allow(clippy::print_stdout, reason = "prints the detected violation and its seed")]
 
@@ -21,7 +22,8 @@ fn print_failure(name: &str, failure: &SeedRun) {
     println!("{name:<30} {:>10}  {violation}", failure.seed);
 }
 
-/// Searches each fault in the worlds of the seeds from `first` on; fails if a fault is not found.
+/// Injects each fault into the worlds of `SEEDS` seeds from `first` on; fails if a fault violates no
+/// invariant.
 fn find_all(faults: &[InjectedFault], first: u64) {
     let mut missed = Vec::new();
     println!("{:<30} {:>10}  first violation", "injected fault", "seed");
@@ -45,8 +47,8 @@ fn every_injected_fault_of_groups_is_found() {
     find_all(&InjectedFault::GROUP_FAULTS, GROUP_SEEDS_FROM);
 }
 
-/// Searches a failure of the current code, in default worlds and in worlds with lockstep groups. `just
-/// mutants` runs it with a patch of `tests/sim/mutants` applied; it fails if no seed fails.
+/// Searches default worlds and worlds with lockstep groups for a violated invariant. `just mutants` runs this
+/// test with a patch of `tests/sim/mutants` applied; it fails if no seed violates an invariant.
 #[test]
 #[ignore = "needs a patch of tests/sim/mutants: `just mutants`"]
 fn patched_code_is_found() {

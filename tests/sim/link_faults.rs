@@ -11,9 +11,9 @@ const LINK_FAILURE_SEEN_MS: u64 = 800;
 impl SimWorld {
     /// Breaks the link to a replica's executors after the messages that have arrived.
     ///
-    /// If both directions break, the executors see the end of the stream and exit, and outputs that are
-    /// computed or queued are lost. If one direction breaks, the executors run and send the outputs of the
-    /// batches they have received, while batches sent from now on are lost until the failure is detected.
+    /// If both directions break, the executors read EOF and exit, and outputs that are computed or queued are
+    /// lost. If one direction breaks, the executors run and send the outputs of the batches they have
+    /// received, while batches sent from now on are lost until the failure is detected.
     pub(crate) fn break_link(&mut self, replica: usize) -> CheckResult {
         self.counts.broken_links += 1;
         let one_way = self.rng.chance_per_mille(self.config.faults.one_way_break);

@@ -8,7 +8,7 @@ use crate::world::SimWorld;
 use protocol::RequestId;
 use scheduler::SchedulerEvent;
 
-/// Longest delay of an overdue grammar bitmask in milliseconds.
+/// Longest time in milliseconds until a grammar bitmask is ready, or until the end of masking is reported.
 const MASK_MS: u64 = 40;
 
 /// Mask worker of one request. A bitmask is identified by the number of output tokens before it.

@@ -22,7 +22,7 @@ pub(crate) struct ProcessPause {
 }
 
 impl SimWorld {
-    /// With a drawn probability, starts a pause after the next tick.
+    /// With a probability that the seed determines, starts a pause of the engine after the current tick.
     pub(crate) fn maybe_pause_process(&mut self) {
         if self.process_pause.is_some()
             || self.pauses_left == 0

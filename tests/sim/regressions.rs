@@ -17,7 +17,8 @@ fn regression_seeds_pass() {
     assert_seed_passes(1_050_925_278); // A failure was reported after the replacements had been replaced as well.
     assert_seed_passes(101_126); // A pause delayed a batch; its executor timed out one heartbeat after the send.
     assert_seed_passes(101_202); // The case of 101_126 for the last of four batches.
-    // The cases of 101_126 in worlds drawn by an older version of the simulator, also for the next two seeds.
+    // The next four seeds failed for the reason of 101_126, in worlds drawn by an older version of the
+    // simulator.
     assert_seed_passes(102_858);
     assert_seed_passes(121_339);
     assert_seed_passes(123_129);

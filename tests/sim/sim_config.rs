@@ -5,8 +5,8 @@ use scheduler::{KvConfig, RoutingPolicy, SampleRate, SchedulerConfig, SchedulerL
 
 /// Seeds from here on draw worlds with one lockstep group of 2 to 8 ranks as replicas.
 pub(crate) const GROUP_SEEDS_FROM: u64 = 1_000_000_000;
-/// Combined with a seed, starts a separate stream of random numbers for settings that were added later. With
-/// this value the seeds of `regressions.rs` draw no fault from that stream.
+/// XORed with a seed, gives the seed of a second random number generator, which draws settings that were
+/// added later. With this value the seeds of `regressions.rs` draw no fault from that generator.
 pub(crate) const LATE_DRAWS_STREAM: u64 = 0x1000_0000_0000_0000;
 /// Seeds from here on draw worlds with broken links and KV-event subscribers that disconnect.
 pub(crate) const LINK_SEEDS_FROM: u64 = 2_000_000_000;
@@ -90,8 +90,8 @@ pub(crate) struct FaultRates {
     pub(crate) clear_prefix_cache: u32,
     /// Rate of steps after which a link breaks.
     pub(crate) broken_link: u32,
-    /// Rate of broken links that lose only messages to the executors until the failure is detected; the others
-    /// lose both directions.
+    /// Rate of broken links that lose only the messages to the executors until the failure is detected; the
+    /// others lose both directions.
     pub(crate) one_way_break: u32,
     /// Rate of ticks at which a connected KV-event subscriber disconnects or a disconnected one reconnects.
     /// Subscribers are connected at the start.
@@ -200,8 +200,8 @@ impl SimConfig {
             self.faults.process_pause = rng.pick(&[0, 10, 40, 100]);
             self.faults.hang = rng.pick(&[0, 20, 60]);
             if rng.chance_per_mille(400) {
-                // Such steps are slow but do not hang. Together with an injected slow step they would be
-                // detected as a hang.
+                // Steps of up to 2.5 s are slow but must not be detected as a hang. Slow steps are disabled,
+                // because with their additional delay a step would be detected as one.
                 (self.load.step_ms, self.faults.slow_step) = (2_500, 0);
                 self.load.gap_ms = 1_000;
             } else if rng.chance_per_mille(300) {

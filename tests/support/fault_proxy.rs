@@ -133,7 +133,7 @@ fn pump(client: &TcpStream, server: &TcpStream, to_server: bool, state: &FaultPr
             LinkFault::Reset => break,
             LinkFault::Delay(time) => std::thread::sleep(time),
             LinkFault::HalfClose => {
-                // The server reads the end of the stream; its replies are still forwarded to the client.
+                // The server reads EOF from the client; its replies are still forwarded to the client.
                 let _ = server.shutdown(Shutdown::Write);
                 if to_server {
                     return;

@@ -15,7 +15,7 @@ use std::ops::Range;
 /// failed row.
 pub(crate) const POISON: u64 = 0xdead_beef_dead_beef;
 
-/// Context of an empty prefix.
+/// Context (hash of all KV entries so far) before the first position.
 pub(crate) const EMPTY: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Finaliser of splitmix64: every input bit reaches every output bit.

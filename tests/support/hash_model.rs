@@ -55,7 +55,7 @@ pub(crate) struct FilledBlock {
     pub(crate) row: u32,
     /// End position of the block (exclusive).
     pub(crate) end: u32,
-    /// Context at the end of the block.
+    /// Context at the end of the block: the hash of all KV entries up to `end`.
     pub(crate) context: u64,
 }
 

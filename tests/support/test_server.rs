@@ -78,8 +78,8 @@ pub(crate) struct ServerSetup {
     pub(crate) grammar_worker: WorkerProgram,
     /// Whether requests may set a priority.
     pub(crate) priorities: bool,
-    /// Whether the engine is given a request with the id that the first HTTP request will get, which only a
-    /// bug could cause.
+    /// Whether a request with the id that the first HTTP request will get is submitted before it; only a bug
+    /// could cause such a duplicate id.
     pub(crate) submits_duplicate_id: bool,
     /// Output text of every request, instead of the hash model's.
     pub(crate) scripted_output: Option<&'static str>,

@@ -248,7 +248,7 @@ fn systemd_unit_leaves_time_for_the_drain() {
         found.unwrap_or_else(|| panic!("no {key}")).to_owned()
     };
     let command: Vec<String> = value("ExecStart").split(' ').map(str::to_owned).collect();
-    // The file of `--config` is written by the operator, so the flag is removed.
+    // The operator writes the configuration file, so the test parses the command without `--config`.
     let file = command.iter().position(|word| word == "--config").unwrap();
     let flags = [&command[1..file], &command[file + 2..]].concat();
     let args = serve(&flags, "hadron.service");

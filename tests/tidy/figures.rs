@@ -128,7 +128,8 @@ fn result_page_medians_match_their_runs() {
     }
 }
 
-/// Each run with a committed raw line has the rounded value of that line.
+/// Each raw measurement in a committed `.jsonl` file occurs, rounded, among the runs of its row in the result
+/// page.
 #[test]
 fn committed_raw_lines_are_among_the_runs() {
     let rows = figure_rows(&read_file("tests/bench/results/h200/serving.md"));

@@ -69,7 +69,8 @@ const ALLOWED_DEPENDENTS: &[(&str, &[&str])] = &[
     ("siphasher", &["kvcache"]),
 ];
 
-/// Crates that access the device, directly or through other crates.
+/// Crates that access the device, directly or through other crates. The scheduling crates must not depend on
+/// them, not even in tests.
 const DEVICE: &[&str] = &[
     "hip-runtime-sys",
     "rccl-sys",

@@ -214,7 +214,7 @@ fn schedule(seed: u64, counts: &mut ScheduleCounts) {
     if !joins_late {
         subscriber.connection.push_back(first);
     }
-    // This is the approximate number of steps between two runs of the publisher.
+    // The publisher runs after one in `pace` steps on average.
     let pace = 1 + rng.below(12);
     for step in 0..10 + rng.below(50) {
         server.step(&mut rng);

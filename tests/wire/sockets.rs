@@ -25,7 +25,7 @@ fn start(extra: &serde_json::Value) -> (KvEventFeed, KvEventPublisher) {
         .unwrap();
     // Waits, so that a subscriber that connects later misses the first batch.
     wait_for_batches(&publisher, 1);
-    // The batch is counted before it is sent, so its sending takes a moment more.
+    // The publisher counts a batch before it sends it, so the test waits until it has been sent as well.
     std::thread::sleep(Duration::from_millis(50));
     (feed, publisher)
 }
@@ -172,7 +172,7 @@ fn stuck_subscriber_loses_only_its_own_batches() {
         (counters.dropped.load(Ordering::Relaxed), counters.errors.load(Ordering::Relaxed)),
         (0, 0)
     );
-    // The limit allows for busy cores.
+    // The limit is high, because other load on the cores may delay a hand-over.
     assert!(slowest < Duration::from_secs(10), "a hand-over took {slowest:?}");
     println!("slowest hand-over with a stuck reader: {slowest:?}");
     let mut seqs = Vec::new();

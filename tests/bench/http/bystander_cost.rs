@@ -28,13 +28,13 @@ const TOKENS: usize = 3_000;
 const STEP: Duration = Duration::from_millis(5);
 const MEASURED: Duration = Duration::from_secs(6);
 const ROUNDS: usize = 8;
-/// Maximum number of batches that the publisher queues per subscriber.
+/// Maximum number of KV-event batches that the publisher queues for a subscriber that does not read.
 const BATCHES_BUFFERED: u32 = 100;
 const SCRAPE_EVERY: Duration = Duration::from_millis(10);
 const PROBE_EVERY: Duration = Duration::from_millis(50);
-/// Number of bytes that a slow reader takes per read.
+/// Number of bytes that a slow stream client reads at a time (the other stream clients read 32 KiB).
 const SIP_BYTES: usize = 256;
-/// Pause of a slow reader between two reads.
+/// Pause of a slow stream client between two reads.
 const SIP_PAUSE: Duration = Duration::from_millis(50);
 
 /// Latencies in nanoseconds, collected by a client task.

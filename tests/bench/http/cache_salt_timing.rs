@@ -1,6 +1,6 @@
-//! Checks that the time to first token does not reveal one tenant's cached prefixes to another. Measured are
-//! a cached prompt under its own `cache_salt`, the same prompt under an unused salt, and a prompt that was
-//! never sent.
+//! Checks that the time to first token does not reveal one tenant's cached prefixes to another. Three kinds
+//! of requests are timed: a cached prompt under its own `cache_salt`, the same prompt under an unused salt,
+//! and a prompt that was never sent.
 //!
 //! The times of the last two kinds must be indistinguishable. The times of the first kind must be
 //! distinguishable from them, or the measurement proves nothing.
@@ -18,10 +18,10 @@ const LETTERS: &[u8] = b"BCDEGJKLOQRSUVXYZ";
 const WORDS: usize = 250;
 const WORD_LETTERS: usize = 5;
 const PROMPT_TOKENS: usize = WORDS * (1 + WORD_LETTERS);
-/// Maximum deviation of the ROC area from 0.5, in standard deviations; chance exceeds it in one of 1,500
-/// runs.
+/// Maximum deviation of `roc_area` from 0.5, the value for indistinguishable times, in standard deviations;
+/// chance exceeds it in one of 1,500 runs.
 const DEVIATIONS: f64 = 3.4;
-/// Minimum ROC area at which prefix hits and uncached prompts count as distinguishable by their times.
+/// Minimum `roc_area` at which prefix hits and uncached prompts count as distinguishable by their times.
 const DISTINGUISHABLE_AREA: f64 = 0.9;
 
 fn prompt(rng: &mut SimRng) -> String {
@@ -33,7 +33,7 @@ fn prompt(rng: &mut SimRng) -> String {
     text
 }
 
-/// A new salt; all salts have the same length.
+/// A random `cache_salt`. All salts have 16 characters, so that their length does not affect the times.
 fn salt(rng: &mut SimRng) -> String {
     format!("{:016x}", rng.next_u64())
 }
@@ -59,8 +59,8 @@ fn time_first_token(client: &mut HttpClient, prompt: &str, salt: &str) -> (Durat
     (took, usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap())
 }
 
-/// Share of pairs in which the time from `first` is shorter: the area under the ROC curve of a classifier by
-/// time.
+/// Share of the pairs (one time of each list) in which the time of `first` is shorter; equal times count
+/// half. This is the area under the ROC curve of a classifier that decides by the time alone.
 fn roc_area(first: &[Duration], second: &[Duration]) -> f64 {
     let pairs = first.iter().flat_map(|a| second.iter().map(move |b| a.cmp(b)));
     let wins: f64 = pairs.map(|order| f64::from(1 - order as i8) / 2.0).sum();
@@ -104,7 +104,7 @@ fn measure(rounds: usize) -> [Vec<Duration>; 3] {
     times
 }
 
-/// Runs `HADRON_SALTS_COUNT` rounds of measurements.
+/// Times `HADRON_SALTS_COUNT` requests of each kind; by default 300.
 #[test]
 #[ignore = "a measurement: `just salts COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "the number comes from `just`")]

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 const CLIENTS: u64 = 100_000;
 /// Number of client threads.
 const CLIENT_THREADS: u64 = 8;
-/// One of this many clients of a thread does not disconnect, but reads its reply to the end.
+/// In each client thread, one request that is read to its end follows every `STAYING_ONE_IN` disconnects.
 const STAYING_ONE_IN: u64 = 250;
 /// Time for which a client waits for bytes before it disconnects.
 const CLIENT_TIMEOUT: Duration = Duration::from_millis(20);
 /// Maximum time from the last disconnect until the server has released all clients' resources.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
-/// Pause after which the kernel has closed the last sockets.
+/// Pause before memory and descriptors are counted, in which the server closes the last sockets.
 const CLOSED: Duration = Duration::from_millis(500);
 /// Maximum memory growth of the server per client in bytes. The allocator may retain some pages.
 const GROWTH_MAX: u64 = 64;
@@ -35,7 +35,7 @@ const DISCONNECT_MOMENTS: [&str; 7] = [
 /// Index in `DISCONNECT_MOMENTS` of a client that timed out while waiting for bytes.
 const TIMED_OUT_MOMENT: usize = 6;
 
-/// Random number generator of the disconnects: splitmix64.
+/// Random number generator (splitmix64) that draws the prompts and the moments of the disconnects.
 struct DisconnectRng(u64);
 
 impl DisconnectRng {
@@ -100,7 +100,8 @@ fn disconnect(address: SocketAddr, request_rng: &mut DisconnectRng) -> usize {
     moment
 }
 
-/// Text of a request that is read to its end.
+/// Sends a request with fixed content, reads the reply to its end and returns the generated text, which must
+/// always be the same.
 fn complete(address: SocketAddr) -> String {
     let (head, body) = request("who stays", r#""max_tokens":20,"seed":1"#);
     let mut socket = connect(address);
@@ -124,7 +125,8 @@ fn run_clients(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNE
     left
 }
 
-/// Runs half of all clients, spread over all threads; returns the number of disconnects by moment.
+/// Runs half of all clients on `CLIENT_THREADS` threads; returns the number of disconnects by moment. Memory
+/// and descriptors are compared between the first and the second half.
 fn half(address: SocketAddr, seed: u64, expected: &str) -> [u64; DISCONNECT_MOMENTS.len()] {
     let counts: Vec<[u64; DISCONNECT_MOMENTS.len()]> = std::thread::scope(|scope| {
         let seeds = seed..seed + CLIENT_THREADS;

@@ -26,8 +26,8 @@ const ROUNDS: usize = 5;
 #[derive(Clone)]
 struct ConstrainedLoad {
     name: String,
-    /// Parts of the request body before and after the grammar's number; joining them costs a client little
-    /// time.
+    /// The serialised request body, split where the number that makes the grammar distinct is inserted, so
+    /// that a request costs the client little processor time.
     body: [String; 2],
     /// Whether each request has a different grammar, made distinct by a number.
     numbered: bool,
@@ -53,15 +53,15 @@ impl ConstrainedLoad {
         Self { name: name.to_owned(), body, numbered: true, status: "400", every: None }
     }
 
-    /// The same load at a rate of `answers_per_s` requests per second over all clients.
+    /// This load, limited to `answers_per_s` requests per second over all clients.
     fn with_rate(&self, answers_per_s: f64) -> Self {
         let every = Duration::from_secs_f64(CONSTRAINED as f64 / answers_per_s);
         let name = format!("{}, {answers_per_s} a second", self.name);
         Self { name, every: Some(every), ..self.clone() }
     }
 
-    /// The same requests at this rate, but with an unknown field, so that parsing rejects them: the load
-    /// costs as much as the rejected one, less the processing of the grammars.
+    /// The requests of this load with an unknown field in addition, so that they are rejected when they are
+    /// parsed. The step times differ from those of this load only by the cost of processing the grammars.
     fn rejected_early(&self, answers_per_s: f64) -> Self {
         let [before, behind] = &self.body;
         let field = "\"structured_outputs\":{";
@@ -251,7 +251,8 @@ async fn follow(
         let mut reply = Vec::new();
         let _ = socket.read_to_end(&mut reply).await; // A server that shuts down may cut the reply.
         let status = reply.get(9..12);
-        // The plain streams may leave too little processor time for a dry run.
+        // A grammar may be rejected with 429 in place of 400 if the plain streams leave too little processor
+        // time for its dry run.
         let is_known = |status: &[u8]| {
             status == concurrent_load.status.as_bytes()
                 || concurrent_load.status == "400" && status == b"429"

@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-/// Kinds of prompts with their sizes in bytes.
+/// Kinds of prompts with their sizes in bytes; for the last kind, the size of the suffix of a megabyte
+/// prompt.
 const KINDS: [(&str, usize); 5] = [
     ("10 KB", 10 << 10),
     ("100 KB", 100 << 10),
@@ -28,18 +29,20 @@ const KINDS: [(&str, usize); 5] = [
     ("2 KB", 2 << 10),
     ("1 MB and 24 KB more", 24 << 10),
 ];
-/// Indices in `KINDS` of the prompts that are drawn at random; the other two kinds follow a megabyte prompt.
+/// Indices in `KINDS` from which clients draw the next prompt; the other two kinds are sent after each
+/// megabyte prompt.
 const RANDOM_KINDS: [usize; 4] = [0, 1, MEGABYTE, MEGABYTE];
 const MEGABYTE: usize = 2;
 const SHORT: usize = 3;
 const LONGER: usize = 4;
-/// Number of short prompts after each megabyte prompt.
+/// Number of short prompts that a client sends after each megabyte prompt.
 const SHORT_ONES: usize = 300;
-/// Bytes of one piece of a prompt: a word of the synthetic vocabulary and two letters.
+/// Prompts are made of pieces of equal length: a word of the synthetic vocabulary and two letters.
 const PIECE_BYTES: usize = "<|t300|>ab".len();
-/// Tokens of one piece of a prompt.
+/// Number of tokens of a prompt piece (`PIECE_BYTES`): one for the word and one per letter.
 const PIECE_TOKENS: usize = 3;
-/// Ids of the words with three-digit ids, which follow the bytes and the special tokens in the vocabulary.
+/// Token ids of the words that prompts are made of: three digits long, above the ids of bytes and special
+/// tokens.
 const WORDS: std::ops::Range<u64> = 300..1_000;
 /// Context length of the model, which the longest prompt and its output do not exceed.
 const CONTEXT: usize = 320 << 10;
@@ -52,8 +55,8 @@ const BLOCKS: &str = "98304";
 /// Number of clients; each sends one prompt after another.
 const CLIENTS: u64 = 2;
 const ANSWER_TOKENS: usize = 8;
-/// Output tokens of each background stream: more than the number of steps in which megabyte prompts are
-/// prefilled. A stream that starts during such a prefill may wait until it is finished.
+/// Output tokens of each background stream, more than the number of steps that prefill a megabyte prompt, so
+/// that a stream runs during whole prefills. A stream that starts during a prefill may wait for its end.
 const STREAM_TOKENS: usize = 4_096;
 /// Interval between two reads of the server's step records, of which the server keeps 1,024. Records of short
 /// steps may be missed, those of long steps are not.
@@ -134,7 +137,7 @@ fn model() -> tempfile::TempDir {
     folder
 }
 
-/// A unique text of up to `bytes` bytes, at most one piece shorter.
+/// A random prompt of `bytes` bytes, rounded down to whole pieces (`PIECE_BYTES`).
 fn prompt(rng: &mut SimRng, bytes: usize) -> String {
     let mut text = String::with_capacity(bytes);
     for _ in 0..bytes / PIECE_BYTES {
@@ -145,7 +148,7 @@ fn prompt(rng: &mut SimRng, bytes: usize) -> String {
     text
 }
 
-/// Counts of completed requests, and the longest times, as observed by all clients.
+/// Counts of completed and wrong replies, and the longest times, over all clients.
 #[derive(Default)]
 struct LongPromptCounts {
     /// Number of completed prompts of each kind in `KINDS`.
@@ -207,7 +210,7 @@ impl LongPromptClient<'_> {
         }
     }
 
-    /// Sends the prompts that follow a megabyte prompt.
+    /// Sends `SHORT_ONES` short prompts, then the megabyte prompt `text` again with a suffix.
     fn send_short_prompts(&mut self, mut text: String) {
         for _ in 0..SHORT_ONES {
             let short = prompt(&mut self.rng, KINDS[SHORT].1);
@@ -272,7 +275,7 @@ fn read_streams(address: SocketAddr, over: &AtomicBool, seen: &LongPromptCounts)
     }
 }
 
-/// Reads a stream to its end.
+/// Reads a stream to its end and returns its SSE text; records the longest time between two events in `seen`.
 fn read_events(client: &mut HttpClient, seen: &LongPromptCounts) -> String {
     let (mut text, mut last) = (String::new(), None);
     while let Some(chunk) = client.read_chunk().filter(|chunk| !chunk.is_empty()) {

@@ -29,8 +29,8 @@ struct StreamLength {
     step_time: Duration,
 }
 
-/// One token per second for `HADRON_STREAMS_MINUTES` minutes; if the variable is unset, 40 tokens at two per
-/// second.
+/// Length of the streams: one token per second for `HADRON_STREAMS_MINUTES` minutes; if the variable is
+/// unset, 40 tokens at two per second.
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn length() -> StreamLength {
     let message = std::env::var("HADRON_STREAMS_MINUTES").ok();
@@ -172,7 +172,8 @@ async fn read(
             begun.fetch_add(1, Ordering::Relaxed);
         }
         if length == 0 {
-            // Only the first stream to end stores its count.
+            // The first stream that ends stores how many streams have started; later ones leave the value
+            // unchanged.
             let now = begun.load(Ordering::Relaxed);
             let _ = together.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
             return events;

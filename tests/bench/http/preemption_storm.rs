@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const REQUESTS: usize = 100_000;
-/// Number of distinct requests; each is also sent alone before the storm.
+/// Number of distinct requests; each is also sent alone before the storm, to record the expected output.
 const KINDS: usize = 400;
 /// Number of connections, each with one request at a time.
 const CLIENTS: usize = 160;
@@ -49,7 +49,8 @@ fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, us
             if number >= REQUESTS {
                 return times;
             }
-            // Consecutive requests are of different kinds.
+            // 37 and `KINDS` have no common factor, so that requests in flight together are all of different
+            // kinds.
             let kind = number * 37 % KINDS;
             let (told, took) = complete(&mut client, kind);
             changed.fetch_add(usize::from(told != baseline[kind]), Ordering::Relaxed);
@@ -68,7 +69,7 @@ fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, us
 fn storm_of_requests_over_a_tenth_of_the_cache() {
     let each = (PROMPT_TOKENS + TOKENS).div_ceil(BLOCK_TOKENS as usize);
     let blocks = (CLIENTS * each / CACHE_OVERCOMMIT) as u32;
-    // A context length that one request fits into; otherwise no request would be accepted.
+    // With the default context length, which exceeds the small KV cache, no request would be accepted.
     let max_model_len = (PROMPT_TOKENS + TOKENS + 1) as u32;
     let server =
         TestServer::start(&ServerSetup { blocks, max_model_len, ..ServerSetup::default() });

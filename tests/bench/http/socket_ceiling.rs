@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 
 /// Writes `events` events of `event_bytes` bytes on each of `streams` connections, `per_write` events at a
-/// time, round-robin; the client is the one that measures the server.
+/// time, round-robin, and reads them with the client that also measures the server (`client.rs`).
 pub(super) fn run(
     streams: usize,
     events: usize,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::net::TcpSocket;
 use zmq::{Context, Socket};
 
-/// Smallest receive buffer size that the kernel permits.
+/// Size of the bare TCP subscriber's receive buffer: the smallest that the kernel permits.
 const BUFFER_BYTES: u32 = 2_048;
 /// ZMTP 3.0 greeting with the NULL mechanism: signature, version, mechanism, as-server flag, padding.
 const GREETING: [u8; 64] = {
@@ -17,9 +17,9 @@ const GREETING: [u8; 64] = {
     (greeting[12], greeting[13], greeting[14], greeting[15]) = (n, u, l, l);
     greeting
 };
-/// READY command with the socket type SUB.
+/// ZMTP READY command with the socket type SUB.
 const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB";
-/// Message that subscribes to all topics.
+/// ZMTP message that subscribes to all topics.
 const SUBSCRIBE: &[u8] = b"\x00\x01\x01";
 
 /// A libzmq subscriber and a bare TCP subscriber that are connected and subscribed but not read.

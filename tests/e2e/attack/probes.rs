@@ -48,8 +48,8 @@ impl ProbeChecker {
         status.is_some()
     }
 
-    /// Whether an executor has failed without an attack on it: the failure is detected now, or once the
-    /// replacement serves.
+    /// Whether an executor failure without an attack explains a 503 reply. Waits until the executors' process
+    /// ids differ from those that served last, or until the probe succeeds again.
     fn is_executor_outage(target: &AttackTarget, path: &str) -> bool {
         let since = Instant::now();
         while since.elapsed() < REPLY_TIMEOUT && target.is_alive() {

@@ -13,7 +13,8 @@ const PHASES: [&str; 5] = ["idle", "prefill", "decode", "restart", "drain"];
 /// Flags with a short start-up timeout; a stopped executor delays the start until it expires.
 const START_UP: &[&str] = &["--startup-timeout", "10s"];
 
-/// Sends `signal` to the executor in `phase` and checks the outputs.
+/// Sends `signal` to the executor in `phase`. Outputs must equal those before the signal, unless the drain
+/// ends them early.
 fn executor_signalled(signal: &str, phase: &str) {
     let (long, short) = (body(500, 20, false), body(3, 400, false));
     let mut process = ServerProcess::start(
@@ -31,7 +32,8 @@ fn executor_signalled(signal: &str, phase: &str) {
             send(found().unwrap(), signal);
         }
         "prefill" => {
-            // A different prompt, so that it is not a prefix hit.
+            // A new prompt; its second request has a salt, so that it is no prefix hit and is prefilled at
+            // the signal.
             let mut other = long.clone();
             other["prompt"] = "dog ".repeat(480).into();
             let expected = text_of(at, &other);

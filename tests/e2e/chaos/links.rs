@@ -44,8 +44,8 @@ fn streams_through(fault: LinkFault) {
     let reply = post(server.address, "/v1/completions", &other).json();
     assert_eq!(reply["choices"][0]["text"], whole, "{fault:?}");
     if fault == LinkFault::Stall {
-        // The pause is longer than the write timeout, because small socket buffers may block the server's
-        // writes.
+        // The stall lasts longer than the server's write timeout, which expires if the socket buffers cannot
+        // hold the rest of the stream.
         std::thread::sleep(Duration::from_secs(1));
         proxy.set(LinkFault::Reset);
     }
@@ -81,7 +81,8 @@ fn corrupted_requests_are_rejected_or_harmless() {
     for words in 0..40 {
         let mut client = HttpClient::connect(proxy.address);
         proxy.set(LinkFault::Corrupt);
-        // The proxy flips a bit in the middle of the chunk, so the position of the bit in the request varies.
+        // The proxy flips a bit in the middle of the request, whose length depends on `words`, so that each
+        // request is corrupt at another position.
         client.send("POST", "/v1/completions", "", body(words, 2, false).to_string().as_bytes());
         if let Some(reply) = client.read() {
             assert!(reply.status < 500, "{}", String::from_utf8_lossy(&reply.body));

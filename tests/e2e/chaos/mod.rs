@@ -15,7 +15,8 @@ use std::net::SocketAddr;
 const EXECUTOR_PROCESS_FLAGS: &[&str] =
     &["--executor", "process", "--threads", "1", "--dtype", "float32"];
 
-/// A sampled request: one lost or repeated token changes all later tokens.
+/// Body of a request with random sampling and a fixed seed: a lost or repeated token changes all later
+/// tokens, so that the output shows it.
 fn body(prompt_words: usize, tokens: u32, streamed: bool) -> Value {
     json!({"prompt": "fox ".repeat(prompt_words), "max_tokens": tokens, "seed": 7, "temperature": 1,
         "ignore_eos": true, "stream": streamed})

@@ -196,7 +196,8 @@ fn end_server(
             || died
     });
     let wrong = wrong.copied().collect();
-    // No recovery follows, because the server is not restarted.
+    // The server is not restarted, so there is no recovery to observe; the fault counts until the probes must
+    // have reported the exit.
     let duration = exited_at - since + DETECTION_LIMIT;
     ObservedFault {
         kind,

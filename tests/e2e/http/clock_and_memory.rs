@@ -29,7 +29,8 @@ fn wall_clock_jumps_change_only_dates() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("offset");
     let jump = |seconds: i64| {
-        // The file is replaced atomically, so that a reader never finds it empty.
+        // `rename` replaces libfaketime's timestamp file atomically, so that the server never reads an empty
+        // file.
         let next = folder.path().join("next");
         fs::write(&next, format!("{seconds:+}")).unwrap();
         fs::rename(&next, &file).unwrap();
@@ -72,7 +73,7 @@ pub(super) fn limit_memory(pid: u32, more_bytes: u64) {
 #[test]
 fn too_little_kv_memory_fails_startup_with_numbers() {
     let binary = env!("CARGO_BIN_EXE_hadron");
-    // Set explicitly, because the default cache size depends on the free memory of the machine.
+    // The KV cache size is set explicitly, because its default depends on the free memory of the machine.
     let size = "--kv-cache-memory-bytes 4GiB";
     let script = format!("ulimit -v 3000000; exec {binary} serve --port 0 --threads 1 {size}");
     for how in ["", " --executor process"] {
@@ -108,7 +109,8 @@ fn send_large_body(at: SocketAddr, body: &[u8]) -> Option<u16> {
 
 #[test]
 fn server_out_of_memory_rejects_or_exits_with_message() {
-    // The variable makes the allocator reserve address space on demand instead of a gigabyte in advance.
+    // With this variable mimalloc reserves address space in steps of 16 MiB instead of 1 GiB, so that the
+    // address-space limit applies to memory in use.
     let mut command = command(&[&["--port", "0"], EXECUTOR_PROCESS_FLAGS].concat());
     let mut process = ServerProcess::of(command.env("MIMALLOC_ARENA_RESERVE", "16MiB"));
     let (at, left) = (process.address, executor(&process));

@@ -61,7 +61,8 @@ pub(crate) fn is_ready(address: SocketAddr) -> bool {
     get(address, "/readyz").status == 200
 }
 
-/// A sampled request: one lost or repeated token changes all later tokens.
+/// Body of a request with random sampling and a fixed seed: a lost or repeated token changes all later
+/// tokens, so that the output shows it.
 pub(crate) fn body(tokens: u32, streamed: bool) -> Value {
     json!({"prompt": "The quick brown fox", "max_tokens": tokens, "seed": 7, "temperature": 1,
            "ignore_eos": true, "stream": streamed})
@@ -157,11 +158,12 @@ fn step_outputs_count_as_heartbeats() {
             let line = page.lines().find(|line| line.starts_with(name));
             line.and_then(|line| line.rsplit(' ').next()).unwrap().parse().unwrap()
         };
-        // An executor sends a heartbeat only if it has sent no other message for a while.
+        // The age is 0 after any message of the executor, which sends heartbeats only if it has sent no other
+        // message for a while. While steps run, the age must decrease because of step outputs.
         let age = value("hadron:heartbeat_age_seconds{");
         if value("vllm:num_requests_running{") == 0.0 {
-            // One request is not enough on a machine where a scrape takes the time of many steps, so another
-            // one is started.
+            // The stream has ended before ten decreases of the age were counted, because a scrape takes as
+            // long as many steps on this machine. Another stream is started.
             assert!(streams < 30, "{signs} heartbeats during 30 requests of 1,500 steps");
             (busy, streams, former) = (stream(at, 1_500), streams + 1, 0.0);
             continue;

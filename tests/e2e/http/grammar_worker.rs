@@ -227,7 +227,8 @@ fn busy_worker_process() {
     });
 }
 
-/// As a grammar worker: reads the vocabulary, and calls `then` when the first grammar arrives.
+/// Runs this process as a faulty grammar worker: reads the vocabulary, and calls `then`, which hangs or
+/// exits, when the first grammar arrives.
 fn work_until_asked(then: fn() -> !) {
     let server = UnixStream::from(stdin().as_fd().try_clone_to_owned().unwrap());
     let (inner, outer) = UnixStream::pair().unwrap();

@@ -78,7 +78,7 @@ fn half_closed_clients_get_complete_replies() {
         let answer = answer.strip_prefix(INTERIM).unwrap_or(&answer);
         assert!(answer.starts_with("HTTP/1.1 200"), "{pause_ms}: {answer}");
         assert_eq!(text(answer), expected, "{pause_ms}");
-        // HTTP/1.0 has no interim (1xx) responses.
+        // HTTP/1.0 has no interim (1xx) responses, so the reply must begin with its own status line.
         let answer = half_closed(at, &request("1.0", &body(40, false).to_string()), pause);
         assert!(answer.starts_with("HTTP/1.0 200"), "{pause_ms}: {answer}");
         assert_eq!(text(&answer), expected, "{pause_ms}");
@@ -97,7 +97,7 @@ fn pipelined_requests_before_fin_are_all_answered() {
 #[test]
 fn disconnected_unary_clients_are_aborted_soon() {
     let server = TestServer::start(&ServerSetup { max_num_seqs: 2, ..slow() });
-    // Two requests run for 40 s, the others wait for a sequence slot.
+    // Two of the six requests run, and would do so for 40 s; the others wait for a sequence slot.
     for pause_ms in [0, 5, 100] {
         let clients: Vec<HttpClient> = (0..6)
             .map(|i| {

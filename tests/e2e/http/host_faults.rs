@@ -30,7 +30,8 @@ fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// A server whose log is not read for its address: the port is chosen before the start.
+/// A server on a port that the test chooses, so that the address is known without reading the server's log,
+/// which is blocked in some tests.
 struct FixedPortServer {
     child: Child,
     at: SocketAddr,

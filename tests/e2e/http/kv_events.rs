@@ -258,7 +258,7 @@ fn stalled_subscriber_does_not_slow_requests() {
         println!(
             "median request: {without:?} without events, {with:?} with a subscriber that never reads"
         );
-        // A request has 16 steps, so the bound allows 1 ms per step.
+        // A request has 16 steps, and publishing its KV events may cost at most 1 ms per step.
         with < without + Duration::from_millis(16)
     });
     assert!(unaffected);

@@ -203,8 +203,8 @@ fn bodies_count_as_queued_bytes_while_read() {
     let within = |begun: Instant| assert!(begun.elapsed() < Duration::from_secs(20), "too long");
     let (mut held, begun) = (Vec::new(), Instant::now());
     loop {
-        // One body may be rejected because a small request was in flight at that moment, so another one is
-        // sent.
+        // Starts an incomplete body that nearly exhausts the limit of queued bytes. It may be rejected itself
+        // if the previous small request still counts; the next iteration then starts another one.
         let mut client = HttpClient::connect(at);
         client.send_raw(slow.as_bytes()).unwrap();
         held.push(client);

@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use std::fs;
 use std::time::Duration;
 
-/// Approximate body size in bytes.
+/// Approximate size in bytes of the costly bodies.
 const BODY_BYTES: usize = 3_000_000;
 /// Size in bytes of a body that is close to the server's body limit.
 const LONGEST_BYTES: usize = 7_800_000;
 /// Value of `--max-text-memory` and of `--max-queued-bytes`.
 const MEMORY: u64 = 512 << 20;
-/// Memory bound in addition to these two flags: the server parses two long texts at a time, of up to 262,144
-/// JSON values each.
+/// Memory in bytes that the server may use in addition to `--max-text-memory` and `--max-queued-bytes`: it
+/// parses two long texts at a time, of up to 262,144 JSON values each.
 const CONCURRENT_PARSE_BYTES: u64 = 512 << 20;
 /// Number of clients that send the same body at the same time.
 const CLIENTS: usize = 3;
@@ -178,7 +178,8 @@ fn try_body(of: &CostlyBody) {
     let limits = ["--max-text-memory", &memory, "--max-queued-bytes", &memory];
     let fixed = ["--kv-cache-memory-bytes", "64MiB", "--threads", "1", "--executor", "process"];
     let args = [&limits[..], &fixed, &["--port", "0"]].concat();
-    // The variable makes the allocator reserve address space on demand instead of a gigabyte in advance.
+    // With this variable mimalloc reserves address space in steps of 16 MiB instead of 1 GiB, so that the
+    // address-space limit applies to memory in use.
     let process = ServerProcess::of(
         super::server_process::command(&args).env("MIMALLOC_ARENA_RESERVE", "16MiB"),
     );

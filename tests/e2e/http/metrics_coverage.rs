@@ -1,5 +1,5 @@
-//! Checks that every series of `/metrics` changes when its event happens, except series that cannot change in
-//! this test.
+//! Checks that every series of `/metrics` changes when the event that it reports happens, except series that
+//! cannot change in this test.
 
 use super::executor_process::{executor, send, stream, wait_until};
 use super::parallel_ranks::with_experts;
@@ -69,14 +69,15 @@ const UNCHANGED_SERIES: &[(&str, &str)] = &[
     ("vllm:spec_decode_num_drafts_total", "nothing is drafted"),
 ];
 
-/// Series that change only on a busy machine; `grammar/src/tests.rs` and `grammar_worker.rs` cover some.
+/// Series that this test does not require to change, because they change only on a busy machine;
+/// `grammar/src/tests.rs` and `grammar_worker.rs` cover some.
 const LOAD_DEPENDENT_SERIES: [&str; 2] = [
     "hadron:admission_rejections_total{reason=\"grammars_overloaded\"}",
     "hadron:grammar_masks_late_total",
 ];
 
-/// A series that each server of this process computes from the current time, with differences of
-/// microseconds.
+/// Series that never counts as changed: each server of this process computes it from the current time, so
+/// that its values differ by microseconds.
 const STARTED: &str = "process_start_time_seconds";
 
 type MetricsPage = BTreeMap<String, f64>;
@@ -338,7 +339,8 @@ fn fail_executors(moved: &mut ChangedSeries) {
         moved.wait_for(at, &series.each_ref().map(String::as_str));
         drop(running);
     }
-    // These series describe the other server's process.
+    // The `process_*` series of the separate server process always differ from those of the idle server in
+    // this process, so they do not count as changed.
     moved.series.retain(|series| !series.starts_with("process_"));
 }
 

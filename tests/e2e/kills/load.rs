@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// hung.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Counts of a drill's requests by result.
+/// Numbers of a kill drill's requests by result.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StreamResults {
     pub(super) correct: usize,
@@ -75,7 +75,8 @@ enum StreamEnd {
     Hung,
 }
 
-/// Sends one request after another until stopped.
+/// Runs one client: streams randomly chosen requests one after another until stopped, and compares the
+/// tokens.
 pub(super) fn send_requests(
     at: SocketAddr,
     requests: &[RecordedRequest],

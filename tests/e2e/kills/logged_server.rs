@@ -78,7 +78,7 @@ fn read(
         }
         let Some((replica, event)) = parse(&line) else { continue };
         if let Some(group) = groups.get(&replica) {
-            // The thread that drills this group may have ended.
+            // Sending fails if the thread that kills this group's executors has ended, which is no error.
             let _ = group.send((now, event));
         }
     }

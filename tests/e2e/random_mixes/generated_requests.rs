@@ -1,5 +1,5 @@
-//! Requests of a mix, drawn from a seed: with every sampling option, grammars, priorities, cache salts, and
-//! disconnect times.
+//! Random requests of one run, which a seed determines: with every sampling option, grammars, priorities,
+//! cache salts, and disconnect times.
 
 use crate::invariance::MAX_MODEL_LEN;
 use crate::rng::SimRng;

@@ -1,5 +1,5 @@
-//! Runs the requests of a mix to their end: the real scheduler, a real executor on this thread, and injected
-//! faults.
+//! Runs the random requests of a seed to their end, with the real scheduler, a real executor on this thread,
+//! and injected faults.
 
 use super::generated_requests::GeneratedRequest;
 use crate::invariance::{EngineTestConfig, MAX_MODEL_LEN, executor, model};
@@ -24,7 +24,7 @@ const DEAD_TICKS: u64 = 3;
 pub(super) struct MixFaultRates {
     /// Rate of grammar bitmasks that are overdue.
     pub(super) overdue_masks: u32,
-    /// Rate of outputs that arrive one tick later.
+    /// Rate of step outputs that reach the scheduler one tick late.
     pub(super) delayed_outputs: u32,
     pub(super) dies_at_tick: Option<u64>,
 }
@@ -291,7 +291,8 @@ impl MixRun<'_> {
         self.step_outputs.push_back(step.finish().unwrap());
     }
 
-    /// Whether a bitmask is overdue for a step that is sent now. Once reported as ready, it stays ready.
+    /// Whether the bitmask for a request's next output token is overdue for a step that is sent now. Once
+    /// reported as ready, the bitmask stays ready.
     fn is_mask_overdue(&mut self, request: RequestId, tick: u64) -> bool {
         let outputs = self.outputs[request.0 as usize].tokens.len();
         let known = self.overdue_masks.get(&(request, outputs));

@@ -18,7 +18,7 @@ use scheduler::{AbortCause, FinishReason};
 /// Number of seeds of every test run.
 const SEEDS: u64 = 8;
 
-/// The mix of a seed: engine limits and fault rates.
+/// Draws the engine limits and fault rates of one run.
 fn random_mix(rng: &mut SimRng) -> MixSetup {
     let drafts = rng.pick(&[0, 0, 1, 3]);
     let world = EngineTestConfig {
@@ -39,7 +39,7 @@ fn random_mix(rng: &mut SimRng) -> MixSetup {
     MixSetup { setting: world, tokens_per_chunk, mixed: !rng.chance_per_mille(150), faults }
 }
 
-/// Runs the requests of a seed sequentially and in a mix, and compares the outputs.
+/// Runs the requests of a seed one after another and concurrently with faults, and compares the outputs.
 fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
     let mut rng = SimRng::new(seed);
     let asked = generate(&mut rng, model().vocab as u32);
