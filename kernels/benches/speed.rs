@@ -68,15 +68,15 @@ fn arithmetic_ceiling(device: &CpuBackend) -> f64 {
     0.0
 }
 
-/// Multiplies and adds in 12 independent accumulators; each step has one instruction of 32 multiply-adds per
-/// accumulator.
+/// Loop that [`arithmetic_ceiling`] times: each step executes one dot-product instruction (32 bf16
+/// multiply-adds) on each of 12 independent accumulators, so that no instruction waits for the one before.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn products_in_registers(steps: usize) -> f32 {
     use std::arch::x86_64::{
         __m512bh, _mm512_dpbf16_ps, _mm512_reduce_add_ps, _mm512_set1_epi16, _mm512_setzero_ps,
     };
-    // SAFETY: both are 64 plain bytes.
+    // SAFETY: both vector types have 64 bytes, and every bit pattern is valid.
     let ones: __m512bh = unsafe { std::mem::transmute(_mm512_set1_epi16(0x3f80)) };
     let mut sums = [_mm512_setzero_ps(); 12];
     for _ in 0..steps {
@@ -87,17 +87,18 @@ fn products_in_registers(steps: usize) -> f32 {
     sums.map(|s| _mm512_reduce_add_ps(s)).iter().sum()
 }
 
-/// Prevents the compiler from treating the operand as constant, without an instruction.
+/// Returns `x` through an empty assembly block, so that the compiler cannot treat the operand as a constant.
+/// No instruction is emitted.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn black_box_register(x: std::arch::x86_64::__m512bh) -> std::arch::x86_64::__m512bh {
     let mut x: std::arch::x86_64::__m512i =
-        // SAFETY: both are 64 plain bytes.
+        // SAFETY: both vector types have 64 bytes, and every bit pattern is valid.
         unsafe { std::mem::transmute(x) };
-    // SAFETY: the assembly code has no instruction.
+    // SAFETY: the assembly block contains only a comment, so it executes no instruction.
     unsafe { std::arch::asm!("/* {0} */", inout(zmm_reg) x, options(pure, nomem, nostack)) };
-    // SAFETY: both are 64 plain bytes.
+    // SAFETY: both vector types have 64 bytes, and every bit pattern is valid.
     unsafe { std::mem::transmute(x) }
 }
 

@@ -221,16 +221,17 @@ pub struct TopKRoutes<'a> {
 
 /// Distribution of experts over the `ranks` expert-parallel (EP) ranks of an all-to-all: rank `r` has the
 /// `experts_per_rank` experts from index `(r · rank_stride + rank_offset) · experts_per_rank` on. Experts
-/// between these ranges belong to ranks that have the same tokens as this rank.
+/// between these ranges belong to ranks that have the same tokens as this rank (its tensor-parallel group).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertParallelLayout {
     /// Number of experts on each rank.
     pub experts_per_rank: usize,
     /// Number of ranks in the all-to-all.
     pub ranks: usize,
-    /// Number of ranks that have the same tokens.
+    /// Number of ranks that have the same tokens: the size of a tensor-parallel group, of which only one rank
+    /// takes part in this all-to-all.
     pub rank_stride: usize,
-    /// Index of this rank among the ranks that have the same tokens.
+    /// Index of this rank among the ranks that have the same tokens, in its tensor-parallel group.
     pub rank_offset: usize,
 }
 

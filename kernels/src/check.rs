@@ -4,8 +4,8 @@ use device::{DType, DeviceError, MatMut, MatRef, check_at_least, check_dtype, ch
 
 use crate::ExpertParallelLayout;
 
-/// Checks the types and sizes of the arguments of `moe_dispatch`. `tokens` must have an entry for every token
-/// on every rank of `layout`.
+/// Checks the types and sizes of the arguments of `moe_dispatch`: `tokens.cols() >= layout.ranks ·
+/// experts.rows()`, since every token may be sent to every rank.
 pub(crate) fn check_dispatch(
     tokens: &MatMut<'_>,
     token_rows: &MatMut<'_>,
@@ -30,8 +30,8 @@ pub(crate) fn check_dispatch(
     check_size(KERNEL, "counts", counts.cols(), layout.ranks)
 }
 
-/// Checks the types and sizes of the arguments of `eplb_map_experts`. Each row of `experts` must have a
-/// position, or an entry in `tokens` that selects its position.
+/// Checks the types and sizes of the arguments of `eplb_map_experts`: `experts` has one row per entry of
+/// `tokens`, or per entry of `positions` if `tokens` is `None`.
 pub(crate) fn check_expert_map(
     experts: MatRef<'_>,
     positions: MatRef<'_>,

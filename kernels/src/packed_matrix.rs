@@ -19,7 +19,7 @@ pub struct PackedMatrix {
     pub(crate) dtype: DType,
     pub(crate) n: usize,
     pub(crate) k: usize,
-    /// Dequantisation scales, for an fp8 matrix.
+    /// Dequantisation scales; `None` if the matrix is not fp8.
     pub(crate) scales: Option<PackedScales>,
 }
 
@@ -30,7 +30,7 @@ pub struct PackedScales {
     /// Number of outputs per scale. If 1, a scale covers all inputs of its output; if more, a scale covers
     /// 128 inputs.
     pub(crate) rows: usize,
-    /// Number of scales per row of scales.
+    /// Row stride of the scale matrix in `buffer`, in scales; padding included.
     pub(crate) stride: usize,
 }
 

@@ -15,7 +15,7 @@ pub struct VocabShard {
     pub cols: usize,
     /// Vocabulary size: number of token ids on all ranks.
     pub vocab: usize,
-    /// Number of ranks.
+    /// Number of ranks that share the LM head.
     pub ranks: usize,
 }
 
@@ -34,7 +34,7 @@ pub enum VocabParallelSupport {
     /// Rows that sample a token without log-probabilities and have no filter, or whose first filter is top-k
     /// with a `k` of at most this value.
     TopK(usize),
-    /// All rows.
+    /// All rows, whatever their filters and log-probabilities.
     AllRules,
 }
 

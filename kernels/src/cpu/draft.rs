@@ -52,7 +52,8 @@ impl CpuKernel for VocabParallelDraftArgmax<'_, '_> {
         let local_best = |r: usize| {
             let local = &logits.row::<f32>(r)[..shard.ids];
             let best = argmax(local);
-            // The candidate of an empty shard has the lowest possible value.
+            // The candidate of an empty vocabulary shard has value −∞: the candidates of the other shards are
+            // larger.
             let value = local.get(best).copied().unwrap_or(f32::NEG_INFINITY);
             [value.to_bits() as i32, (shard.first_id + best) as i32]
         };
@@ -131,7 +132,7 @@ impl CpuKernel for DraftPassPreparation<'_, '_> {
         to.cu_q.row_mut::<i32>(0)[0] = 0;
         for r in 0..pass.rows {
             let row = read.drafts.get(r).copied().unwrap_or_default();
-            // Inputs of a padding row.
+            // Inputs of a padding row, which rows with at most `pass.pass` draft tokens are in this pass.
             let mut inputs = DraftRowInputs { id: 0, position: 0, slot: -1, context_len: 0 };
             if (pass.pass as i32) < row.drafts {
                 let start = start_of(&row, pass.positions)?;
@@ -179,7 +180,8 @@ fn start_of(row: &DraftRow, positions: MatRef<'_>) -> Result<i32, DeviceError> {
     Ok(positions.row::<i32>(0)[index("token", row.token, positions.cols())?])
 }
 
-/// Input token of one row in a forward pass of a draft model.
+/// Inputs of one row in a forward pass of a draft model: one token, with its position, KV slot and context
+/// length.
 struct DraftRowInputs {
     id: i32,
     position: i32,
@@ -223,8 +225,8 @@ fn preceding_state<T: DeviceElement + Default>(
     Ok(states.slot_states.as_ref().row::<T>(state_row).to_vec())
 }
 
-/// Stores the hidden states of `row`, whose first token is at position `start`: the states of its newest
-/// tokens in its sequence slot, and the states of the last token of each block.
+/// Stores the hidden states of `row`, whose first token is at position `start`: those of its newest tokens in
+/// `slot_states` of its sequence slot, and those of tokens that end a KV block in `boundary_states`.
 fn store_state<T: DeviceElement + Default>(
     row: &DraftRow,
     start: i32,

@@ -150,7 +150,7 @@ struct LinearCall<'a, T> {
 }
 
 impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
-    /// Computes the outputs of `panels` for all rows.
+    /// Computes, for all rows of `x`, the outputs of the weight panels `panels` (32 outputs each).
     fn run(&self, panels: Range<usize>) {
         let tile_kernels = TileKernels::new(self.isa, self.w.dtype());
         let (rows, pair) = (self.x.rows(), self.w.dtype() == DType::BF16);
@@ -161,7 +161,8 @@ impl<T: FloatElement + DeviceElement> LinearCall<'_, T> {
         for p in panels.clone() {
             let panel = self.w.panel(p);
             for tile in 0..tiles {
-                // Rows are spread evenly: 16 rows are two tiles of 8, not 12 and 4.
+                // Rows of `x` are spread evenly over tiles of up to 12 rows: 16 rows become tiles of 8 and 8,
+                // not of 12 and 4.
                 let (from, to) = (rows * tile / tiles, rows * (tile + 1) / tiles);
                 let operands = TileOperands {
                     a: self.x.row_ptr(from),

@@ -101,7 +101,8 @@ fn add_lanes(lanes: &mut [f32; LANES], x: &[f32]) {
     }
 }
 
-/// Reduces the lanes to one value by halves. Arrays are passed by value, so that they stay in registers.
+/// Reduces the lanes to one value: `f` combines the upper half of the lanes with the lower half until one
+/// lane is left. Arrays are passed by value, so that they stay in registers.
 #[inline(always)]
 fn fold(x: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     let x: [f32; 8] = std::array::from_fn(|i| f(x[i], x[i + 8]));

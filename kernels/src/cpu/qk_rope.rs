@@ -155,7 +155,8 @@ impl<T: FloatElement> QkRopeCall<'_, T> {
         if layout.dtype == DType::F8E4M3 {
             return self.store_fp8(tile + layout.key(row, 0), key, self.args.kv_scales[0]);
         }
-        // Number of contiguous channels in a key tile: 2 for bf16 pairs, otherwise 1.
+        // Number of channels of one key that are contiguous in a key tile of the KV pool: 2 for bf16 pairs,
+        // otherwise 1.
         let contiguous = if T::DTYPE == DType::BF16 { 2 } else { 1 };
         for (i, part) in key.chunks_exact(contiguous).enumerate() {
             let at = tile + layout.key(row, i * contiguous);

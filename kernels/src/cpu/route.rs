@@ -78,7 +78,8 @@ impl CpuKernel for GroupedTopKRouting<'_, '_> {
     }
 }
 
-/// Adds the first `k` experts of each token to the expert load counts.
+/// Adds the first `k` experts of each token, which are its routed experts without shared experts, to the
+/// expert load counts of the layer. Padding tokens (KV slot −1) are not counted.
 fn add_load(
     load: &mut ExpertLoadArgs<'_>,
     experts: MatRef<'_>,

@@ -160,8 +160,8 @@ fn update_table(
     Ok(())
 }
 
-/// Position of the first token of a row: given by the host, or computed from the latest token of the sequence
-/// slot, with the position given by the host as upper bound.
+/// Position of the first token of a row. If the host staged token ids, it is `row.start`; otherwise it is
+/// computed from the latest token of the sequence slot, with `row.start` as upper bound.
 fn start_of(row: &StagedStepRow, slots: &SequenceSlotArrays<'_>) -> i32 {
     if row.ids >= 0 {
         return row.start;
@@ -395,7 +395,8 @@ fn update_latest_token(
     }
     let mut latest = previous;
     if preceding_accepted && (sampled || row.draft_index == 0) {
-        // After an error at a draft position the latest token remains the token before that position.
+        // If sampling fails after a draft token (`draft_index > 0`), this branch is not taken: the latest
+        // token remains the token before.
         latest = LatestToken {
             token: if sampled { output.token } else { 0 },
             position,

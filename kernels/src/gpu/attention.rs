@@ -24,10 +24,11 @@ pub(super) const DECODE_WARPS: usize = 4;
 const RING_TILES: usize = 3;
 const RING_BYTES: usize = 16 << 10;
 pub(super) const SINGLE_ROW_RING_BYTES: usize = 24 << 10;
-/// Number of resident decode blocks per SM with a ring buffer, limited by registers.
-pub(super) const BLOCKS_WITH_RING: usize = 2;
-/// Number of resident decode blocks per SM for small query groups over an fp8 KV cache, which need fewer
+/// Number of resident blocks per SM of the decode kernel with a ring buffer in shared memory, limited by
 /// registers.
+pub(super) const BLOCKS_WITH_RING: usize = 2;
+/// Number of resident blocks per SM of the decode kernel: for small query groups over an fp8 KV cache, which
+/// need fewer registers, and on GPUs where the kernel has no ring buffer (64-lane wavefronts).
 const BLOCKS_WITH_FP8: usize = 3;
 const BLOCKS_WITHOUT_RING: usize = 4;
 /// Shared memory per block in addition to its dynamic size, in bytes: reserved by the driver, and static
@@ -37,13 +38,14 @@ const STATIC_BYTES: usize = 768;
 /// Maximum number of queries per KV head for which the decode kernel uses keys as the rows (M) of its MMA;
 /// must match `KEYS_FIRST` in attention_decode.hip.
 const KEYS_FIRST_GROUP: usize = 8;
-/// Number of f32 values after the outputs in a split's partial result (maximum, sum and padding).
+/// Number of f32 values after the outputs in the partial result of a split: softmax maximum, sum and padding.
 pub(super) const RECORD_EXTRA_FLOATS: usize = 4;
-/// Number of keys per MMA tile of a warp, and of queries per MMA tile.
+/// Number of keys, and number of queries, in an MMA tile of a warp.
 pub(super) const TILE: usize = 16;
 /// Number of keys per copy step of the prefill kernel without WGMMA.
 const STEP_KEYS: usize = 64;
-/// Padding bytes per row of shared memory, which has one key and one value.
+/// Padding bytes per row of shared memory in the prefill kernel without WGMMA; a row contains one key and one
+/// value.
 const PADDING_BYTES: usize = 64 + 16;
 /// Number of threads per block of the WGMMA prefill kernel: one producer and two consumer warpgroups.
 const WARPGROUP_THREADS: u32 = 384;
@@ -92,7 +94,8 @@ const SMALL_BATCH_SPLITS: &[KvSplitSize] = &[
 /// in ms, with splits of 256 and of 448 keys: Qwen3-0.6B 0.845 and 0.893 for 4 rows, 1.04 and 0.995 for 8;
 /// Qwen3-8B 4.42 and 4.47 for 4.
 const SMALL_BATCH_ROWS: usize = 4;
-/// Split sizes for attention that is fused with the QKV prologue (`FROM_QKV`).
+/// Split sizes of the decode kernel with the define `FROM_QKV`, which also computes QK norm, RoPE and the KV
+/// write.
 pub(super) const SINGLE_ROW_SPLITS: &[KvSplitSize] = &[
     KvSplitSize::new(2048, 128),
     KvSplitSize::new(8192, 256),
@@ -120,9 +123,9 @@ pub(super) struct DecodeBlockSizes {
     pub(super) row_bytes: usize,
     /// Maximum bytes of the ring buffer of a warp.
     pub(super) ring_bytes: usize,
-    /// Number of queries per block.
+    /// Number of queries that a block processes together.
     pub(super) group: usize,
-    /// Bytes of the partial result of a warp.
+    /// Bytes of the partial attention result (outputs, softmax maximum and sum) of a warp.
     pub(super) record_bytes: usize,
     /// Maximum number of resident blocks per SM, limited by registers.
     pub(super) max_blocks: usize,
@@ -199,7 +202,8 @@ impl GpuBackend {
         // variant.
         let defines = &defines[..defines.len() - usize::from(shape.args.first_position == 0)];
         let kernel = self.kernel(&DECODE, "attention_decode", defines)?;
-        // The grid has as many blocks as can be resident: each processes an equal share of all splits.
+        // The grid has as many blocks as can be resident on the GPU: each processes an equal share of the
+        // splits of all rows and KV heads.
         let blocks =
             (occupancy.blocks * self.multiprocessors() as usize).min(rows * kv_heads * splits);
         let threads = DECODE_WARPS as u32 * self.warp_size();
@@ -306,7 +310,7 @@ impl GpuBackend {
     }
 
     /// Returns the grid of the prefill kernel without WGMMA: a block processes 16 (query, head) pairs per
-    /// warp, and the grid covers the longest row.
+    /// warp. Every row gets as many blocks as the longest row needs.
     fn warp_grid(&self, rows: usize, shape: &AttentionLaunchShape<'_>) -> PrefillGrid {
         let warps = (THREADS / self.warp_size()) as usize;
         let tiles = (shape.args.rows.bounds.max_query_len * shape.group).div_ceil(warps * TILE);
@@ -399,7 +403,8 @@ impl AttentionLaunchShape<'_> {
         self.args.rows.block_tables.stride() as u32
     }
 
-    /// Appends the last arguments of all three attention kernels: row strides and the factor of the scores.
+    /// Appends the last arguments of the decode, prefill and plain attention kernels: row strides of queries
+    /// and outputs, and the factor of the scores.
     fn strides(&self, launch: KernelLaunch, o_stride: u32) -> KernelLaunch {
         launch.u32(self.args.q.stride() as u32).u32(o_stride).f32(self.args.scale * LOG2_E)
     }

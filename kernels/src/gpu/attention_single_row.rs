@@ -20,9 +20,10 @@ const FOUR_WARPS_GROUP: usize = 2;
 /// Maximum number of output columns (query heads × head size) for which the next kernel, a GEMM, is launched
 /// early: up to this size its blocks fit on the SMs together with those of this kernel.
 const EARLY_LAUNCH_COLUMNS: usize = 2048;
-/// Shared memory of the barrier, in bytes.
+/// Shared memory, in bytes, of the barrier on which the first block of a cluster waits for the partial
+/// results of all its blocks.
 const BARRIER_BYTES: usize = 128;
-/// Static shared memory of the kernel in bytes, which has the key and value of the new token.
+/// Static shared memory of the kernel in bytes: the key and value of the new token.
 const STATIC_BYTES: usize = 512;
 /// Maximum number of ring-buffer stages (K/V tiles being loaded) per warp: for blocks of four warps, and of
 /// eight warps.
@@ -37,7 +38,8 @@ pub(super) struct KvLayerPtr<'a> {
 }
 
 impl GpuBackend {
-    /// Whether rows that `rope_attention` supports use the single-row kernel.
+    /// Whether [`RopeAttention`](crate::RopeAttention), if it supports these rows, uses the single-row kernel
+    /// for them.
     pub(super) fn fits_single_row(&self, rows: &AttentionMetadata<'_>) -> bool {
         self.has_warpgroups() && rows.bounds.max_context_len <= RowBounds::SHORT_CONTEXT
     }

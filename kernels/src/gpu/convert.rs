@@ -38,7 +38,8 @@ pub(super) fn convert(from: HostMat<'_>, dtype: DType, out: &mut [u8]) {
     }
 }
 
-/// Converts row `r` through f32: for quantised weights and for uncommon types.
+/// Converts row `r` to `dtype` through f32: for quantised weights, and for pairs of types without a direct
+/// conversion.
 fn widen(from: HostMat<'_>, r: usize, dtype: DType, out: &mut [u8]) {
     let mut row = vec![0f32; from.cols()];
     from.read_row(r, &mut row);

@@ -20,10 +20,11 @@ const KERNEL: &str = "draft";
 const THREADS: u32 = 256;
 /// Number of threads per logits row of the argmax kernels.
 const ARGMAX_THREADS: u32 = 1024;
-/// Number of 32-bit words that a rank exchanges per row: a sort key of the logit and one of the token id.
+/// Number of 32-bit words that a rank sends per logits row in `VocabParallelDraftArgmax`: a sort key of its
+/// largest logit, and one of the token id.
 const CANDIDATE_WORDS: usize = 2;
-/// Target number of blocks over all rows for copies of hidden states, so that several blocks copy the states
-/// of a long row.
+/// Number of blocks, over all rows, that a copy of hidden states aims for: with few rows, several blocks copy
+/// the states of one row.
 const MIN_COPY_BLOCKS: usize = 128;
 
 impl GpuBackend {
@@ -103,8 +104,8 @@ impl GpuKernel for VocabParallelDraftArgmax<'_, '_> {
         .u32(logits.stride() as u32);
         // SAFETY: the output has two words per logits row, and the kernel gets the sizes of the logits.
         unsafe { launch.launch(gpu, s)? };
-        // SAFETY: the scratch memory is large enough for both ranges, which only this function uses;
-        // gathering one row takes no scratch memory.
+        // SAFETY: the scratch memory is large enough for both ranges, and only this function uses it: the
+        // all-gather of one row takes no scratch memory.
         let (own, gathered) = unsafe {
             (
                 MatRef::from_raw(own_candidates, DType::I32, 1, words, words),
@@ -144,7 +145,8 @@ impl GpuKernel for DraftArgmax<'_> {
             .arg(logits)
             .u32(logits.cols() as u32)
             .u32(logits.stride() as u32);
-        // SAFETY: the output has one draft token per logits row, and the kernel gets the sizes of the logits.
+        // SAFETY: `drafts_at` checked that the output has an entry for every logits row; the kernel gets the
+        // sizes of the logits.
         unsafe { launch.launch(gpu, s) }
     }
 }

@@ -11,11 +11,11 @@ use crate::{FusedLinear, LinearFusion, PackedMatrix};
 static GEMM_MEDIUM_M: KernelSource = kernel_source!("gemm_medium_m/gemm_medium_m.hip");
 
 const KERNEL: &str = "linear";
-/// Number of rows of `x` per warpgroup.
+/// Number of rows of `x` per consumer warpgroup, the M of a WGMMA instruction.
 const WARPGROUP_ROWS: usize = 64;
 /// Maximum number of rows of `x`; up to 16 rows use `gemm_small_m` instead.
 const MAX_ROWS: usize = 128;
-/// Number of columns (K) per stage.
+/// Number of columns (K) of `x` and `W` per ring-buffer stage.
 const COLUMNS: usize = 64;
 /// Supported numbers of rows of `W` per tile: the N of the WGMMA instructions in dev/wgmma.h.
 const WIDTHS: [usize; 8] = [16, 32, 48, 64, 80, 96, 128, 192];
@@ -23,9 +23,11 @@ const WIDTHS: [usize; 8] = [16, 32, 48, 64, 80, 96, 128, 192];
 /// while the next is loaded.
 const MAX_STAGES: usize = 16;
 const MIN_STAGES: usize = 2;
-/// Shared memory of barriers, and bytes lost to the alignment of the ring buffer.
+/// Shared memory per block in addition to stages and sums, in bytes: barriers, and alignment of the ring
+/// buffer.
 const FIXED_BYTES: usize = (2 * MAX_STAGES + 2) * 8 + 1024;
-/// Minimum number of stages (of `COLUMNS` columns) per block for split-K.
+/// Minimum number of stages (of `COLUMNS` columns) that every block of a cluster must process for split-K to
+/// be used.
 const SHARED_STAGES: usize = 4;
 /// Number of rows of `W` per tile below which 4-way instead of 2-way split-K is used: with so narrow tiles,
 /// loading the rows of `x` would cost more than loading `W`.
@@ -61,7 +63,7 @@ impl GpuBackend {
     /// Whether the medium-M GEMM supports `rows` rows of type `dtype` with weights `w`.
     pub(crate) fn fits_medium_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
-        // A gated GEMM needs the most shared memory.
+        // Checks the shared memory of a gated GEMM, which needs the most.
         let problem = MediumMProblem { rows, n: w.n(), k: w.k(), gated: true };
         half && self.has_wgmma_tma()
             && problem.fits()
@@ -84,7 +86,7 @@ impl GpuBackend {
         self.launch_medium_m(s, y, normed_rows, w, fusion)
     }
 
-    /// Launches the kernel for rows that are already normalised if `fusion` has a norm.
+    /// Launches the kernel. If `fusion` has a norm, the caller has already normalised the rows of `x`.
     fn launch_medium_m(
         &self,
         s: &DeviceStream,

@@ -12,9 +12,9 @@ use crate::{FusedLinear, LinearFusion, PackedMatrix};
 const COMPUTE_WARPS: usize = 8;
 /// Number of threads per block: the consumer warps and one producer warp.
 const THREADS: u32 = 32 * (COMPUTE_WARPS as u32 + 1);
-/// Number of rows of `W` per strip.
+/// Number of rows of `W` per strip, the unit in which `W` is divided among blocks.
 const STRIP_ROWS: usize = 8;
-/// Maximum number of strips that a block processes per pass.
+/// Maximum number of strips that a block processes per pass over the columns (K).
 const MAX_STRIPS: usize = 8;
 /// Shared memory of barriers and sums of squares, in bytes.
 const FIXED_BYTES: usize = 32 * 8 + COMPUTE_WARPS * 16 * 4;
@@ -77,7 +77,7 @@ impl GpuBackend {
         self.launch_small_m(s, y, normed_rows, w, &fusion)
     }
 
-    /// Launches the kernel, which normalises the rows of `x` if `fusion` has a norm.
+    /// Launches the kernel, in which every block normalises the rows of `x` itself if `fusion` has a norm.
     fn launch_small_m(
         &self,
         s: &DeviceStream,
@@ -130,13 +130,14 @@ fn x_row_stride_bytes(k: usize) -> usize {
 }
 
 impl SmallMProblem {
-    /// Returns the number of columns of a slab. It depends on `k` only, because it determines the summation
-    /// order.
+    /// Returns the number of columns (K) of `W` that one ring-buffer stage contains (a slab). It depends on
+    /// `k` only, because it determines the summation order.
     fn slab(&self) -> usize {
         self.k.next_power_of_two().clamp(256, 1024)
     }
 
-    /// Returns the shared memory in bytes for `stages` slabs of `strips` strips of `W`.
+    /// Returns the shared memory of a block in bytes if its ring buffer has `stages` stages, each with one
+    /// slab of `strips` strips of `W`.
     fn bytes(&self, strips: usize, slab: usize, x_slabs: bool, stages: usize) -> usize {
         let sums = COMPUTE_WARPS * strips * STRIP_ROWS * self.rows * 4;
         let norm = if self.normed { (self.k * 2).next_multiple_of(128) } else { 0 };

@@ -21,21 +21,22 @@ const WARPGROUP_TILE: usize = 64;
 const WARPGROUP_THREADS: u32 = 384;
 /// Number of ring-buffer stages of the WGMMA kernel, whose shared memory also has the queries.
 const WARPGROUP_STAGES: usize = 2;
-/// Row size, and alignment, of WGMMA operand panels in shared memory, in bytes.
+/// Row size and alignment, in bytes, of the panels in shared memory that WGMMA reads (64 columns of 16-bit
+/// elements).
 const PANEL_ROW: usize = 128;
 const PANEL_ALIGNMENT: usize = 1024;
 /// Maximum `kv_lora_rank` that absorbed MLA supports on tensor cores, limited by registers per warp.
 const MAX_KV_LORA_RANK: usize = 512;
-/// Number of padding elements per KV row in shared memory.
+/// Number of padding elements per KV row in the shared memory of the kernel without WGMMA.
 const PADDING: usize = 8;
-/// Maximum number of ring-buffer stages per block.
+/// Maximum number of ring-buffer stages per block of the kernel without WGMMA.
 const MAX_STAGES: usize = 3;
 /// Static shared memory per block of the kernel without WGMMA, in bytes.
 const STATIC_BYTES: usize = 7 << 10;
 /// Maximum number of tokens per block on GPUs with wavefronts of 64 lanes; each token has its own wavefronts.
 /// Registers do not suffice for four tokens, nor for two tokens with warps of 32 lanes.
 const WAVEFRONT64_TOKENS: usize = 2;
-/// Maximum number of resident blocks per SM.
+/// Maximum number of resident blocks per SM of the kernel without WGMMA.
 const MAX_BLOCKS: usize = 2;
 /// Shared memory of the barriers of the WGMMA kernel, which precede the panels, in bytes.
 const BARRIER_BYTES: usize = 128;
@@ -50,7 +51,8 @@ const HEAD_GEMM_ROWS: usize = 16;
 /// each block reads the whole matrix of its head.
 const HEAD_GEMM_BLOCKS: usize = 4;
 
-/// Upper bound of the number of successive tokens in a row, used for launches with rows of any length.
+/// Upper bound of the number of successive tokens of a row, larger than any row; used for launches in which
+/// each token is computed without splits.
 const ANY_TOKEN_COUNT: usize = 1 << 20;
 
 /// Split sizes of the kernel without WGMMA; must match `split_keys` in mla_decode.hip.
@@ -149,7 +151,8 @@ impl MlaDecodeCall<'_> {
         }
     }
 
-    /// Returns the maximum number of partial results of all decode rows, per tile of heads.
+    /// Returns the maximum number of partial results of all decode rows, per tile of heads
+    /// (`heads_per_block`).
     fn records(&self) -> usize {
         let (rows, splits) = (self.decode_rows(), self.splits());
         match self.kernel {
@@ -466,7 +469,7 @@ impl GpuBackend {
             .u32(x.head_stride as u32)
             .u32(x.row_stride as u32)
             .u32(y.row_stride as u32);
-        // SAFETY: the columns of all heads are inside the rows, whose shapes were checked.
+        // SAFETY: the columns of all heads are inside the rows of `x` and `y`, whose shapes were checked.
         unsafe { launch.launch(self, s) }
     }
 }

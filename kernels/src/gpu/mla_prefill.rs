@@ -28,7 +28,7 @@ const WARPGROUP_TILE: usize = 128;
 const WARPGROUP_STAGES: usize = 2;
 /// Number of channels per WGMMA operand panel.
 const PANEL: usize = 64;
-/// Alignment of panels in shared memory, in bytes.
+/// Alignment of WGMMA operand panels in shared memory, in bytes.
 const PANEL_ALIGNMENT: usize = 1024;
 /// Static shared memory per block of the WGMMA kernel, in bytes.
 const STATIC_BYTES: usize = 1024;
@@ -103,7 +103,8 @@ fn first_row(args: &MlaAttentionArgs<'_>) -> usize {
     args.rows.bounds.decode_rows.min(args.rows.len())
 }
 
-/// Returns an upper bound of the number of keys of all rows of many tokens, each row padded to whole steps.
+/// Returns an upper bound of the number of keys of all MLA prefill rows, each row padded to a multiple of
+/// `STEP_KEYS` keys.
 fn padded_keys(args: &MlaAttentionArgs<'_>) -> usize {
     let first = first_row(args);
     let tokens = args.q.rows().saturating_sub(first);
@@ -284,7 +285,8 @@ impl GpuBackend {
         let (query, value) = (call.qk_head_dim(), args.heads.w_uv.n());
         let (q_stride, o_stride) = (args.q.stride(), o.stride());
         let (first, count) = (call.first_row(), rows.len() - call.first_row());
-        // SAFETY: the addresses are the columns of the first head of the window.
+        // SAFETY: the addresses are those of the columns of head `window.first_head`, which is inside the
+        // rows of `q` and `o`.
         let (q, o) = unsafe {
             let q = args.q.as_ptr().add(window.first_head * query * 2);
             (q, o.as_mut_ptr().add(window.first_head * value * 2))

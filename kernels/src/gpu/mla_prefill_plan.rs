@@ -1,16 +1,17 @@
 //! Plan of non-absorbed MLA (`mla_prefill.rs`): how many heads and keys are expanded at a time, given a
 //! memory limit.
 
-/// Number of keys per step; the numbers of keys of windows are multiples of it. Must match `STEP_KEYS` in
-/// mla_prefill/long_rows.h.
+/// Number of keys that attention processes per step; the number of keys of a window is a multiple of it. Must
+/// match `STEP_KEYS` in mla_prefill/long_rows.h.
 pub(super) const STEP_KEYS: usize = 128;
 
-/// Sizes from which the plan is computed.
+/// Sizes from which a [`KvExpansionPlan`] is computed: the memory limit, and the numbers and sizes of keys,
+/// heads and token tiles.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KvExpansionSizes {
-    /// Limit of the scratch memory in bytes.
+    /// Limit, in bytes, of the scratch memory for up-projected keys and values.
     pub(super) bytes: usize,
-    /// Number of keys of all rows, padded to whole steps.
+    /// Number of keys of all MLA prefill rows, each row padded to a multiple of `STEP_KEYS` keys.
     pub(super) keys: usize,
     pub(super) heads: usize,
     /// Bytes of a compressed KV row of the pool, and bytes of an expanded key and value of one head.
@@ -72,7 +73,7 @@ impl KvExpansionSizes {
 mod tests {
     use super::*;
 
-    /// Number of tokens per tile.
+    /// Number of tokens per token tile.
     const TILE: usize = 128;
 
     /// Returns the sizes of DeepSeek-V3 on an H200, with `heads` of its heads.
@@ -105,7 +106,8 @@ mod tests {
             deepseek_v3_sizes(128, 2048, 8192).plan(),
             KvExpansionPlan { heads: 43, keys: 8192 }
         );
-        // Two token tiles of 43 heads each have too few pairs for 132 SMs.
+        // Two token tiles with 43 heads each are too few (token tile, head) pairs for 132 SMs, so the plan
+        // splits the keys instead of the heads.
         let few_tiles = deepseek_v3_sizes(128, 256, 8192);
         assert_eq!(few_tiles.plan().heads, 128);
         assert!(few_tiles.plan().keys < 8192);
@@ -124,7 +126,7 @@ mod tests {
                 }
             }
         }
-        // The minimum plan, one step of one head, may exceed the limit.
+        // The smallest window, one head and `STEP_KEYS` keys, is planned even if it exceeds the memory limit.
         let minimal = KvExpansionSizes { bytes: 1, ..deepseek_v3_sizes(8, 1000, 4096) };
         assert_eq!(minimal.plan(), KvExpansionPlan { heads: 1, keys: STEP_KEYS });
     }

@@ -20,9 +20,9 @@ use crate::{
 
 static ALIGN: KernelSource = kernel_source!("moe_align/moe_align.hip");
 
-/// Number of threads per block of `moe_combine`.
+/// Number of threads per block of `moe_combine`, which sums the expert outputs of each token.
 const THREADS: u32 = 256;
-/// Maximum number of threads per block of `moe_align`.
+/// Maximum number of threads per block of `moe_align`, which sorts the routed pairs by expert.
 const ALIGN_THREADS: usize = 1024;
 /// Maximum number of tokens that every block of the fused kernel routes itself. It covers a decode step of
 /// one request; routing more tokens in every block takes longer than a separate launch.
@@ -87,7 +87,7 @@ impl GpuBackend {
         let mut counts = std::ptr::null_mut();
         if blocks > 1 {
             counts = call.counts;
-            // SAFETY: scratch memory has one count per block and expert.
+            // SAFETY: the array of counts in scratch memory has an entry for every block and expert.
             unsafe { arguments(launch("moe_count")?.arg_ptr(counts)).launch(self, s)? };
         }
         let align = launch("moe_align")?.arg_ptr(call.order).arg_ptr(call.segments).arg_ptr(counts);

@@ -12,20 +12,23 @@ pub(super) const KERNEL: &str = "moe_mlp";
 /// Size in bytes of a `Segment` record (moe/segment.h): successive routed pairs of one expert that one block
 /// processes.
 const SEGMENT_BYTES: usize = 16;
-/// Maximum number of routed pairs (of token and expert) that one block sorts.
+/// Maximum number of routed pairs (of token and expert) that one block sorts; several blocks sort more pairs.
 pub(super) const ALIGN_PAIRS: usize = 4096;
-/// Maximum average number of routed pairs per expert for the small-M kernels.
+/// Maximum average number of routed pairs per expert for which the small-M kernels are used.
 const SMALL_M_PAIRS: usize = 8;
-/// Minimum number of routed pairs per expert for TMA tiles with twice the rows of W; fp8 tiles always have
-/// these.
+/// Minimum average number of routed pairs per expert for `TILE_MEDIUM` of the TMA kernel, which has twice the
+/// rows of W of `TILE_SMALL`; fp8 never uses `TILE_SMALL`.
 const WIDE_TILE_PAIRS: usize = 4;
-/// Minimum number of routed pairs per expert for TMA tiles that have more rows of x in addition.
+/// Minimum average number of routed pairs per expert for `TILE_LARGE` of the TMA kernel, which has more rows
+/// of x.
 const LARGE_TILE_PAIRS: usize = 17;
-/// Minimum number of routed pairs per expert for tiles of 128 rows of x in the grouped GEMM without TMA.
+/// Minimum average number of routed pairs per expert for tiles of 128 instead of 64 rows of x in the grouped
+/// GEMM without TMA.
 const TALL_TILE_PAIRS: usize = 96;
-/// Number of rows per segment of the fp8 grouped GEMM; must match `TILE` in fp8_gemm/tile.h.
+/// Maximum number of routed pairs (rows of x) per segment of the fp8 grouped GEMM; must match `TILE` in
+/// fp8_gemm/tile.h.
 const FP8_TILE_ROWS: usize = 64;
-/// Number of rows per segment of the small-M kernels.
+/// Maximum number of routed pairs (rows of x) per segment of the small-M kernels.
 pub(super) const SMALL_M_ROWS: usize = 16;
 
 /// Operands, sizes and scratch memory of one launch of expert MLPs.
@@ -50,7 +53,7 @@ pub(super) struct MoeCall<'a> {
     act_f32: u32,
 }
 
-/// Numbers of rows and columns of the inputs of a GEMM.
+/// Shape of the input matrix of one of the two GEMMs.
 #[derive(Debug, Clone, Copy)]
 struct GemmInputShape {
     rows: usize,
@@ -150,7 +153,7 @@ impl MoeCall<'_> {
         self.kernel.max_segments(self.routed_pairs, self.experts.down.len())
     }
 
-    /// Returns the maximum number of experts that have tokens.
+    /// Returns an upper bound of the number of experts of this rank that are selected by any token.
     pub(super) fn max_active_experts(&self) -> usize {
         self.routed_pairs.min(self.experts.down.len())
     }
@@ -167,7 +170,7 @@ impl MoeCall<'_> {
         if first {
             return self.x;
         }
-        // SAFETY: the scratch memory has this size, and only launches write to it.
+        // SAFETY: the activations in scratch memory have this shape, and only launched kernels write to them.
         unsafe { MatRef::from_raw(self.activations, dtype, self.routed_pairs, inner, inner) }
     }
 

@@ -12,11 +12,11 @@ use crate::{ExpertWeights, RouterLogits, TopKRoutes};
 
 static FUSED_DECODE: KernelSource = kernel_source!("moe_fused_decode/moe_fused_decode.hip");
 
-/// Number of rows of W per strip.
+/// Number of rows of W per strip, the unit in which W is divided among blocks.
 const STRIP_ROWS: usize = 16;
 /// Number of rows of x in the smallest tile.
 const MIN_TILE_ROWS: usize = 16;
-/// Maximum number of routed pairs that a block sorts.
+/// Maximum number of routed pairs of a launch: every block sorts all of them itself.
 const MAX_ROUTED_PAIRS: usize = 64;
 
 /// How the fused kernel gets the selected experts and the routing weights.

@@ -17,11 +17,11 @@ static GROUPED_GEMM_TMA: KernelSource =
 const THREADS: u32 = 11 * 32;
 /// Number of threads per block of the packing kernels.
 const PACK_THREADS: u32 = 256;
-/// Bytes per row of weights in a stage.
+/// Bytes per row of W in a ring-buffer stage.
 const ROW_BYTES: usize = 128;
 /// Bytes that one thread of the packing kernels copies.
 const VECTOR_BYTES: usize = 16;
-/// Minimum number of rows that share an fp8 scale: the rows of a strip.
+/// Minimum number of rows of W per fp8 scale that the kernel supports: the rows of a strip.
 const MIN_UNIT: usize = 16;
 /// Minimum number of ring-buffer stages: one is consumed while the next is loaded.
 const MIN_STAGES: usize = 2;
@@ -30,7 +30,7 @@ const MAX_STAGES: usize = 12;
 /// Shared memory in addition to the stages, in bytes: barriers, state of routing, sorting and combining, and
 /// alignment of the ring buffer.
 const FIXED_BYTES: usize = 11 << 10;
-/// Shared memory for fp8 scales, in bytes.
+/// Shared memory for the fp8 scales of the weights in all ring-buffer stages, in bytes.
 const SCALES_BYTES: usize = 1 << 10;
 /// Maximum scratch memory for packing weights, in bytes.
 const REPACK_SCRATCH_BYTES: usize = 64 << 20;
@@ -117,7 +117,7 @@ impl GpuBackend {
         let repack_scratch = self.scratch(&s, batch * bytes)?;
         for first in (0..group.len()).step_by(batch) {
             let experts = batch.min(group.len() - first);
-            // SAFETY: the address is that of an expert of the group.
+            // SAFETY: the address is that of expert `first`, which is inside the group.
             let weights = unsafe { group.as_ptr().add(first * bytes) }.cast_mut();
             let pack = self.pack_launch(
                 "moe_weight_pack",

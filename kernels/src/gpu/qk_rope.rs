@@ -68,7 +68,7 @@ fn defines(layout: &KvLayout, act_f32: u32, rotary: usize) -> [KernelDefine; 5] 
     ]
 }
 
-/// Returns the number of lanes that process one head together; must match `GROUP` in
+/// Returns the number of lanes of a warp that process one head together; must match `GROUP` in
 /// `csrc/qk_rope/qk_rope.h`.
 fn group(head_dim: usize, rotary: usize) -> usize {
     let run = [4, 2, 1].into_iter().find(|run| (rotary / 2).is_multiple_of(*run)).unwrap_or(1);

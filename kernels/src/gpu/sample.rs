@@ -187,8 +187,8 @@ impl GpuKernel for RowSampling<'_, '_, '_> {
     }
 }
 
-/// Scratch memory of sampling: chunk statistics and edited logits that the scan kernel writes, and `rest` for
-/// the kernels after it.
+/// Scratch memory of sampling: chunk statistics and edited logits that the scan kernel writes, and `rest`, in
+/// which vocab-parallel sampling stores the exchanged candidates.
 pub(super) struct SampleScratch {
     pub(super) records: *mut u8,
     pub(super) edited: *mut u8,
@@ -197,7 +197,8 @@ pub(super) struct SampleScratch {
 }
 
 impl SampleScratch {
-    /// Allocates scratch memory for the rows of `logits`, and `rest` further bytes.
+    /// Allocates scratch memory for the chunk statistics and edited logits of `logits`, and `rest` further
+    /// bytes.
     pub(super) fn new(
         device: &GpuBackend,
         s: &DeviceStream,

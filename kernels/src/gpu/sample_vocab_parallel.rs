@@ -123,7 +123,7 @@ impl GpuKernel for VocabParallelSampling<'_, '_, '_, '_> {
         gpu.scan(s, rows, step, seq_slots, &scratch)?;
         gpu.collect_candidates(s, rows, step, seq_slots, &scratch)?;
         // SAFETY: scratch memory is large enough for the words of this rank, followed by those of all ranks,
-        // and only this function uses them. Gathering one row takes no scratch memory.
+        // and only this function uses them: the all-gather of one row takes no scratch memory.
         let (own_candidates, gathered_candidates) = unsafe {
             let gathered = scratch.rest.add(own_words * 4);
             let gathered_words = own_words * shard.ranks;

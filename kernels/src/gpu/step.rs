@@ -16,7 +16,7 @@ const KERNEL: &str = "prepare";
 const THREADS: usize = 256;
 /// Number of tokens per thread above which several blocks prepare a row.
 const TOKENS_PER_THREAD: usize = 4;
-/// Maximum number of blocks per row.
+/// Maximum number of blocks that prepare one row.
 const MAX_BLOCKS_PER_ROW: usize = 32;
 
 impl GpuKernel for StepPreparation<'_, '_, '_> {

@@ -24,7 +24,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// Minimum size in bytes of a run of rows that one thread converts at a time.
 const MIN_RUN_BYTES: usize = 256 << 10;
 const KERNEL: &str = "pack";
-/// Maximum number of reader threads per device.
+/// Maximum number of threads per device that convert weights and start their copies.
 const MAX_READERS: usize = 12;
 
 /// Reader threads of the weight loader, each with its pinned memory.
@@ -48,7 +48,8 @@ struct PinnedChunk {
     memory: Buffer,
 }
 
-/// Successive rows of one part that a thread converts at a time, and their destination.
+/// Successive rows of one source matrix (`parts[part]`) that a thread converts at a time, and their
+/// destination.
 struct WeightRowRange {
     part: usize,
     row: usize,
@@ -136,8 +137,8 @@ impl WeightLoader {
             let Ok(mut reader) = self.readers[thread].lock() else { return };
             while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let target = std::ptr::with_exposed_provenance_mut(target + run.at);
-                // SAFETY: runs are disjoint ranges of `to`, which is uniquely borrowed until all are read;
-                // the fence below orders kernels after the copies.
+                // SAFETY: runs are disjoint ranges of `to`, which is uniquely borrowed until all runs are
+                // read; kernels start after the fence below, so after the copies.
                 let read = unsafe { reader.read(runtime, target, &parts[run.part], run, dtype) };
                 if let Err(error) = read {
                     next.store(runs.len(), Ordering::Relaxed);

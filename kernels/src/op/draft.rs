@@ -13,9 +13,10 @@ use crate::{AllGatherFn, VocabShard};
 pub struct DraftPassPreparation<'a, 'b> {
     /// Staged inputs of the step.
     pub stage: MatRef<'a>,
-    /// Outputs: the input arrays of the pass.
+    /// Outputs: the input arrays of the draft model for this pass.
     pub arrays: &'a mut DraftPassArrays<'b>,
-    /// Index of the pass, number of rows, and the arrays that the pass reads.
+    /// Draft pass (0 = first draft token), number of rows, and the arrays from which the inputs of the pass
+    /// are computed.
     pub pass: &'a DraftPass<'a>,
 }
 
@@ -28,7 +29,7 @@ pub struct DraftInputGather<'a> {
     pub stage: MatRef<'a>,
     /// Positions of the tokens of the step; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Number of rows of the stage to process.
+    /// Number of rows to process: the first `rows` records in the draft rows region of the stage.
     pub rows: usize,
     /// Gathered hidden states: `[rows, hidden_size]`, or `[tokens, hidden_size]` with `hidden`.
     pub y: MatMut<'a>,
@@ -46,11 +47,11 @@ pub struct DraftStateStore<'a, 'b> {
     pub stage: MatRef<'a>,
     /// Positions of the tokens of the step; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Arrays to which the hidden states are stored.
+    /// Arrays to which the hidden states are written: by sequence slot, and by KV block.
     pub states: &'a mut DraftHiddenStates<'b>,
     /// Hidden states of the tokens of the step, `[tokens, hidden_size]`.
     pub hidden: MatRef<'a>,
-    /// Number of rows of the stage to process.
+    /// Number of rows to process: the first `rows` records in the draft rows region of the stage.
     pub rows: usize,
     /// Block tables by sequence slot; i32 `[sequence_slots, blocks]`.
     pub tables: MatRef<'a>,
@@ -62,11 +63,11 @@ pub struct DraftStateStore<'a, 'b> {
 /// logit in row `i`.
 #[derive(Debug)]
 pub struct DraftArgmax<'a> {
-    /// Draft tokens; i32 `[passes, rows]`.
+    /// Draft tokens by draft pass and row; i32 `[passes, rows]`.
     pub drafts: MatMut<'a>,
-    /// Index of the pass: the row of `drafts` that is written.
+    /// Draft pass (0 = first draft token), and the row of `drafts` to which the selected tokens are written.
     pub pass: usize,
-    /// First column of `drafts` that is written.
+    /// Column of `drafts` that row 0 of `logits` is written to; row `i` is written to column `first + i`.
     pub first: usize,
     /// Logits; f32 `[logits_rows, vocab_size]`.
     pub logits: MatRef<'a>,
@@ -77,17 +78,17 @@ pub struct DraftArgmax<'a> {
 ///
 /// Errors: [`DeviceError::PeerRanksFailed`](device::DeviceError::PeerRanksFailed) if `gather` fails.
 pub struct VocabParallelDraftArgmax<'a, 'b> {
-    /// Draft tokens; i32 `[passes, rows]`.
+    /// Draft tokens by draft pass and row; i32 `[passes, rows]`.
     pub drafts: MatMut<'a>,
-    /// Index of the pass: the row of `drafts` that is written.
+    /// Draft pass (0 = first draft token), and the row of `drafts` to which the selected tokens are written.
     pub pass: usize,
-    /// First column of `drafts` that is written.
+    /// Column of `drafts` that row 0 of `logits` is written to; row `i` is written to column `first + i`.
     pub first: usize,
     /// Logits of this shard; f32 `[logits_rows, shard.cols]`.
     pub logits: MatRef<'a>,
-    /// Vocabulary shard of this rank.
+    /// Vocabulary shard of this rank: the token ids of the columns of `logits`.
     pub shard: &'a VocabShard,
-    /// All-gather over the ranks.
+    /// All-gather over the ranks of the vocab-parallel LM head.
     pub gather: &'a mut AllGatherFn<'b>,
 }
 
@@ -97,9 +98,10 @@ pub struct VocabParallelDraftArgmax<'a, 'b> {
 pub struct DraftIdMap<'a> {
     /// Draft tokens, replaced in place; i32 `[passes, rows]`.
     pub drafts: MatMut<'a>,
-    /// Index of the pass: the row of `drafts` that is mapped.
+    /// Draft pass (0 = first draft token), and the row of `drafts` whose ids are mapped from the draft
+    /// vocabulary to the target vocabulary.
     pub pass: usize,
-    /// Number of draft tokens to map.
+    /// Number of draft tokens to map: the first `count` columns of row `pass`.
     pub count: usize,
     /// Target token id of each draft token id; i32 `[1, draft_vocab_size]`.
     pub ids: MatRef<'a>,
@@ -113,12 +115,12 @@ pub struct DraftInsertion<'a> {
     pub stage: MatRef<'a>,
     /// Positions of the tokens of the step; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Number of rows of the stage to process.
+    /// Number of rows to process: the first `rows` records in the draft rows region of the stage.
     pub rows: usize,
     /// Token ids of the step, which the target model verifies; i32 `[1, tokens]`.
     pub ids: MatMut<'a>,
     /// Token ids of requests by position, for each sequence slot; i32 `[sequence_slots, max_len]`.
     pub history: MatMut<'a>,
-    /// Draft tokens; i32 `[passes, rows]`.
+    /// Draft tokens by draft pass and row; i32 `[passes, rows]`.
     pub drafts: MatRef<'a>,
 }

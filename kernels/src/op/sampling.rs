@@ -33,7 +33,7 @@ pub struct RowSampling<'a, 's, 'o> {
 pub struct VocabParallelSampling<'a, 's, 'o, 'g> {
     /// Logits of this shard; f32 `[logits_rows, shard.cols]`.
     pub logits: MatRef<'a>,
-    /// Vocabulary shard of this rank.
+    /// Vocabulary shard of this rank: the token ids of the columns of `logits`.
     pub shard: &'a VocabShard,
     /// Staged inputs of the step.
     pub stage: &'a StagingBufferView<'a>,
@@ -43,6 +43,6 @@ pub struct VocabParallelSampling<'a, 's, 'o, 'g> {
     pub slots: &'a mut SequenceSlotArrays<'s>,
     /// Output arrays: sampled tokens and log-probabilities.
     pub outputs: &'a mut SamplerOutputArrays<'o>,
-    /// All-gather over the ranks.
+    /// All-gather over the ranks of the vocab-parallel LM head.
     pub gather: &'a mut AllGatherFn<'g>,
 }

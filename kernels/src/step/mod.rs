@@ -13,7 +13,8 @@ pub use row_facts::RowFact;
 pub use staging::StagingBuffer;
 pub(crate) use staging::StagingReader;
 
-/// A record of a stage or of the sampler output, which host and device read and write.
+/// A record of a stage (the staged inputs of a step) or of the sampler output, which host and device read and
+/// write.
 ///
 /// # Safety
 /// Implementors are `repr(C)` structs of 32- and 64-bit numbers, or such numbers, without padding;
@@ -40,7 +41,8 @@ records!(
     u32
 );
 
-/// Header of a stage: the offset of each region in bytes, and the number of records in it.
+/// Header of a stage (the staged inputs of a step in one buffer): for each region of the stage its offset in
+/// bytes and its number of records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct StagingHeader {
@@ -315,7 +317,7 @@ pub struct PreparedStep<'a> {
     pub ids: MatRef<'a>,
     /// Position of each token; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Verification of draft tokens.
+    /// Rule by which the draft tokens of the step are accepted or rejected.
     pub verification: DraftVerification,
 }
 
@@ -356,15 +358,15 @@ pub struct DraftPassArrays<'a> {
 /// Arguments of the preparation of one forward pass of a draft model.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftPass<'a> {
-    /// Index of the pass within the step, from 0.
+    /// Draft pass within the step, from 0: pass `p` proposes draft token `p` of each row.
     pub pass: usize,
-    /// Number of rows to prepare.
+    /// Number of rows to prepare, padding rows included.
     pub rows: usize,
     /// Token ids of the step; i32 `[1, tokens]`.
     pub ids: MatRef<'a>,
     /// Positions of the tokens of the step; i32 `[1, tokens]`.
     pub positions: MatRef<'a>,
-    /// Draft tokens of the previous passes; i32 `[passes, rows]`.
+    /// Draft tokens of the previous draft passes, by pass and row; i32 `[passes, rows]`.
     pub drafts: MatRef<'a>,
     /// Block tables by sequence slot; i32 `[sequence_slots, blocks]`.
     pub tables: MatRef<'a>,

@@ -14,7 +14,7 @@ const ALIGN: usize = 16;
 /// Staged inputs of one step, one vector per region. Every step clears and refills it.
 #[derive(Debug, Default)]
 pub struct StagingBuffer {
-    /// The rows of the step.
+    /// Rows region: one record for each row of the step.
     pub rows: Vec<StagedStepRow>,
     /// Sampling requests for logits rows.
     pub logits_rows: Vec<StagedLogitsRow>,
@@ -203,12 +203,12 @@ mod tests {
         });
         stage.tokens = 2;
         let mut memory = vec![u64::MAX; stage.bytes() / 8 + 2];
-        // SAFETY: the words of `memory` as bytes.
+        // SAFETY: the slice covers exactly the 64-bit words of `memory`, as bytes; all are initialised.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), size_of_val(&memory[..]))
         };
         assert_eq!(stage.write(bytes), stage.bytes());
-        // SAFETY: the 64-bit words of `memory` as 32-bit words, twice as many.
+        // SAFETY: the slice covers exactly the 64-bit words of `memory`, as twice as many 32-bit words.
         let words: &[i32] =
             unsafe { std::slice::from_raw_parts(memory.as_ptr().cast(), memory.len() * 2) };
         let cols = words.len();
@@ -221,12 +221,13 @@ mod tests {
         assert!(read.words(2, 2).is_err());
         let truncated = &words[..(stage.bytes() - ALIGN) / 4];
         assert!(StagingReader::new(MatRef::of(truncated, 1, truncated.len()).unwrap()).is_err());
-        // The stage shifted by four bytes: records with 8-byte alignment are misaligned.
+        // Copies the stage to an address that is 4 bytes after a multiple of 8, so that records with 8-byte
+        // alignment are misaligned.
         let shifted: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]
             .chunks_exact(2)
             .map(|pair| u64::from(pair[0] as u32) | u64::from(pair[1] as u32) << 32)
             .collect();
-        // SAFETY: `shifted` without its first 32-bit word; every bit pattern is an i32.
+        // SAFETY: the slice covers `shifted` without its first 32-bit word; every bit pattern is an i32.
         let shifted: &[i32] =
             unsafe { std::slice::from_raw_parts(shifted.as_ptr().cast::<i32>().add(1), cols - 2) };
         let error = StagingReader::new(MatRef::of(shifted, 1, cols - 2).unwrap()).unwrap_err();

@@ -14,7 +14,8 @@ use crate::KvLayout;
 /// Keys and values of one row for one KV head: its block table, and where the blocks are in the KV pool.
 pub(super) struct HeadKvBlocks<'a> {
     pub(super) pool: *const u8,
-    /// Layout of the pool, but with the type of the activations.
+    /// Layout of the KV pool, with `dtype` replaced by the activation type, to which fp8 keys and values are
+    /// converted.
     pub(super) layout: &'a KvLayout,
     /// Whether the pool stores keys and values in fp8.
     pub(super) fp8: bool,
@@ -23,12 +24,13 @@ pub(super) struct HeadKvBlocks<'a> {
     pub(super) head: usize,
 }
 
-/// Number of products per step: 2 for bf16 pairs, otherwise 1.
+/// Number of channels (keys) or positions (values) that one step of the tile product covers: 2 in bf16, whose
+/// dot-product instruction multiplies pairs, otherwise 1.
 pub(super) fn per_step(layout: &KvLayout) -> usize {
     if layout.dtype == DType::BF16 { 2 } else { 1 }
 }
 
-/// Size in 32-bit words of the buffer for a copy of the keys or values of one group.
+/// Size in 32-bit words of the buffer for a copy of the keys or values of one group of 16 positions.
 pub(super) fn group_words(layout: &KvLayout) -> usize {
     HALF * layout.head_dim
 }
@@ -38,13 +40,14 @@ impl HeadKvBlocks<'_> {
         !self.fp8 && self.layout.block_tokens.is_multiple_of(HALF)
     }
 
-    /// KV block of a position, and the offset of the position in the block.
+    /// Returns the id of the KV block that contains a position of the row, and the offset of the position in
+    /// the block.
     fn locate(&self, position: usize) -> (usize, usize) {
         let block = self.table[position / self.layout.block_tokens];
         (block as usize, position % self.layout.block_tokens)
     }
 
-    /// Bytes of a column (one f32, one f16, or a pair of bf16).
+    /// Bytes of one column of a step of the tile product: one f32, one f16, or a pair of bf16.
     fn column(&self) -> usize {
         column_bytes(self.layout.dtype)
     }
@@ -65,18 +68,21 @@ impl HeadKvBlocks<'_> {
         self.element_ptr(self.layout.value_tile(self.layer, block, self.head)).wrapping_add(row)
     }
 
-    /// Bytes from one step of keys to the next; a step is one channel, or a pair of channels.
+    /// Distance in bytes between two steps of the tile product over keys; a step is one channel, or in bf16 a
+    /// pair of channels.
     pub(super) fn key_stride(&self) -> usize {
         self.column() * if self.in_place() { self.layout.block_tokens } else { HALF }
     }
 
-    /// Bytes from one step of values to the next; a step is one position, or a pair of positions.
+    /// Distance in bytes between two steps of the tile product over values; a step is one position, or in
+    /// bf16 a pair of positions.
     pub(super) fn value_stride(&self) -> usize {
         self.layout.head_dim * self.column()
     }
 
-    /// Returns the address of the first step of the keys at positions `[position, position + 16)`, of which
-    /// the first `count` exist. If a copy is necessary, it is written to `copy`.
+    /// Returns the address of the keys at positions `[position, position + 16)`, of which the first `count`
+    /// exist, in the form that the tile product reads. Keys that cannot be read in place in the KV pool are
+    /// first copied to `copy`.
     pub(super) fn keys(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
             return self.keys_of(position);
@@ -98,7 +104,7 @@ impl HeadKvBlocks<'_> {
         for i in 0..count {
             let from = self.keys_of(position + i);
             for step in 0..steps {
-                // SAFETY: the position has a block in the pool, as `check` verified.
+                // SAFETY: the position has a block in the pool, as `AttentionMetadata::check` verified.
                 let word = unsafe { self.read(from.add(step * stride)) };
                 self.put(copy, step * HALF + i, word);
             }
@@ -106,8 +112,9 @@ impl HeadKvBlocks<'_> {
         copy.as_ptr().cast()
     }
 
-    /// Returns the address of the first step of the values at positions `[position, position + 16)`, of which
-    /// the first `count` exist. If a copy is necessary, it is written to `copy`.
+    /// Returns the address of the values at positions `[position, position + 16)`, of which the first `count`
+    /// exist, in the form that the tile product reads. Values that cannot be read in place in the KV pool are
+    /// first copied to `copy`.
     pub(super) fn values(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
             return self.values_of(position);
@@ -127,8 +134,8 @@ impl HeadKvBlocks<'_> {
         for step in 0..count.div_ceil(per_step) {
             let from = self.values_of(position + step * per_step);
             for d in 0..dim {
-                // SAFETY: the position has a block in the pool, as `check` verified; blocks have an even
-                // number of positions, so a pair is in one block.
+                // SAFETY: the position has a block in the pool, as `AttentionMetadata::check` verified;
+                // blocks have an even number of positions, so a pair is in one block.
                 let word = unsafe { self.read(from.add(d * self.column())) };
                 self.put(copy, step * dim + d, word);
             }
@@ -136,7 +143,7 @@ impl HeadKvBlocks<'_> {
         copy.as_ptr().cast()
     }
 
-    /// Reads one column of a step.
+    /// Reads one column of a step (one f32, one f16, or a pair of bf16) from the KV pool.
     ///
     /// # Safety
     /// `from` points to a readable column.
@@ -150,7 +157,8 @@ impl HeadKvBlocks<'_> {
         }
     }
 
-    /// Writes column `column` of a copied group.
+    /// Writes `word` to `copy`, the copy of a group of 16 positions; `column` counts the columns of all
+    /// steps.
     fn put(&self, copy: &mut [u32], column: usize, word: u32) {
         if self.column() == 4 {
             copy[column] = word;
@@ -161,10 +169,11 @@ impl HeadKvBlocks<'_> {
         unsafe { copy.as_mut_ptr().cast::<u16>().add(column).write(word as u16) };
     }
 
-    /// Converts an fp8 element to f32 or f16, or for bf16 the element and the one `next` elements after it to
-    /// a pair.
+    /// Converts the fp8 element at index `element` of the pool to the bits of an f32 or f16. For bf16,
+    /// converts the elements at `element` and `element + next` to a pair.
     fn fp8_word(&self, element: usize, next: usize) -> u32 {
-        // SAFETY: the position has a block in the pool, as `check` verified, and a pair is in one block.
+        // SAFETY: the position has a block in the pool, as `AttentionMetadata::check` verified, and a pair is
+        // in one block.
         let value_at = |i: usize| Fp8E4m3::from_bits(unsafe { self.pool.add(i).read() }).to_f32();
         match self.layout.dtype {
             DType::F16 => return u32::from(f16::from_f32(value_at(element)).to_bits()),

@@ -37,7 +37,8 @@ const MIN_MULTIPLICATIONS: usize = 1 << 17;
 /// Arguments of one launch, shared by all of its query tiles.
 struct CpuAttentionCall<'a, T> {
     args: &'a PagedAttentionArgs<'a>,
-    /// Layout of the pool, but with the type of the activations.
+    /// Layout of the KV pool, with `dtype` replaced by the activation type, to which fp8 keys and values are
+    /// converted.
     layout: KvLayout,
     /// Whether keys and values are stored in fp8.
     fp8: bool,
@@ -47,7 +48,8 @@ struct CpuAttentionCall<'a, T> {
     isa: device::CpuIsa,
     /// Number of query heads per KV head.
     group: usize,
-    /// Number of query tiles of one KV head in all rows before each row, then in all rows.
+    /// Prefix sums over rows of the number of query tiles per KV head: entry `r` counts the tiles of the rows
+    /// before row `r`, the last entry those of all rows.
     tiles_before: Vec<usize>,
 }
 
@@ -122,7 +124,7 @@ impl<T> CpuAttentionCall<'_, T> {
         QueryTile { row, head, first, pairs: TILE_ROWS.min(pairs - first) }
     }
 
-    /// Number of multiplications for the attention scores of the launch.
+    /// Number of multiplications for the attention scores of the launch, compared with `MIN_MULTIPLICATIONS`.
     fn multiplications(&self) -> usize {
         let rows = 0..self.args.rows.len();
         let keys: usize = rows

@@ -17,7 +17,7 @@ pub(super) struct QueryTile {
     pub(super) row: usize,
     /// Index of the KV head.
     pub(super) head: usize,
-    /// Index of the first pair, counted from the first token of the row.
+    /// Index of the first (token, query head) pair of the tile, counted from the first token of the row.
     pub(super) first: usize,
     pub(super) pairs: usize,
 }
@@ -37,7 +37,8 @@ pub(super) struct TileScratch<T: FloatElement> {
     running: [RunningSoftmax; TILE_ROWS],
     /// Copies of the groups of a key tile, for groups of keys or values that cannot be read in place.
     copies: [Vec<u32>; GROUPS],
-    /// Copy of the last bf16 pair of value rows, if its second position does not exist.
+    /// Copy of the last bf16 pair of value rows, with zeros for the second position; used if the number of
+    /// positions is odd.
     last: Vec<u32>,
 }
 
@@ -58,7 +59,7 @@ impl<T: FloatElement> TileScratch<T> {
     }
 }
 
-/// Elements from one row of `out` to the next.
+/// Row stride of `TileScratch::out` in elements: the head size, padded to whole tile columns.
 fn out_stride(head_dim: usize) -> usize {
     head_dim.next_multiple_of(TILE_COLUMNS)
 }
@@ -223,8 +224,8 @@ impl QueryTile {
     }
 }
 
-/// Returns the address and number of steps of the values of a key tile, group by group, and the number of
-/// such segments.
+/// Returns the segments (address and number of steps) of the values at the positions of a key tile, and the
+/// number of segments: one per group of 16 positions, and one for a copied last pair.
 ///
 /// If the last bf16 pair has only one position, this request never wrote the second one: it may have infinite
 /// values of an earlier request, which multiplied by a zero probability would be NaN. That pair is therefore

@@ -68,7 +68,7 @@ impl<T: FloatElement> RowKernel for KeyTileSoftmax<'_, T> {
 /// Computes the softmax of one key tile with the fastest implementation for `isa`.
 pub(super) fn softmax_key_tile<T: FloatElement>(isa: CpuIsa, tile: KeyTileSoftmax<'_, T>) {
     match isa {
-        // SAFETY: the device checked its instruction set.
+        // SAFETY: `CpuDevice::new` rejects an instruction set that the processor lacks.
         #[cfg(target_arch = "x86_64")]
         CpuIsa::Avx512 | CpuIsa::Avx512Bf16 => unsafe { super::softmax_x86::run(tile) },
         _ => dispatch(isa, tile),

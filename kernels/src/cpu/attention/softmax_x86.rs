@@ -90,7 +90,8 @@ fn exp(x: __m512) -> __m512 {
 fn store<T: FloatElement>(to: &mut [T::Operand], weight: __m512) -> __m512 {
     assert_eq!(to.len(), LANES);
     if T::DTYPE == DType::BF16 {
-        // Round to nearest even. Weights are at most 1, and NaNs from arithmetic stay NaN after the carry.
+        // Rounds to the nearest bf16, ties to even. Weights are at most 1, so the carry cannot overflow the
+        // exponent, and NaNs from arithmetic stay NaN after the carry.
         let bits = _mm512_castps_si512(weight);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
         let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));

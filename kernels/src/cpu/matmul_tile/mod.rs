@@ -76,7 +76,7 @@ pub(super) const fn column_bytes(dtype: DType) -> usize {
     }
 }
 
-/// Computes one tile of a fixed number of rows.
+/// A function that computes the product of one tile for a fixed number of rows.
 pub(super) type TileKernel = unsafe fn(&TileOperands<'_>);
 
 /// Tile kernels of one instruction set and element type; entry `i` computes `i + 1` rows.

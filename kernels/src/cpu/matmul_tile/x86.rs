@@ -1,6 +1,7 @@
 //! Tile kernels in intrinsics for AVX-512-BF16, AVX-512 and AVX2.
 //!
-//! Loops over rows and registers have constant bounds and are unrolled; sums stay in registers.
+//! Loops over the rows and registers of a tile have constant bounds, so that the compiler unrolls them and
+//! keeps the sums in registers.
 
 use std::arch::x86_64::{
     __m256, __m512, __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_dpbf16_ps,
@@ -34,7 +35,8 @@ unsafe fn bf16<const M: usize>(o: &TileOperands<'_>) {
     }
 }
 
-/// Computes the product of one tile by paired bf16 dot products; prefetches `LINES` cache lines per step from `next` on.
+/// Computes the product of one tile by paired bf16 dot products, and prefetches `LINES` cache lines per step
+/// from address `next` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn bf16_prefetched<const M: usize, const LINES: usize>(
@@ -118,8 +120,8 @@ unsafe fn f16_8<const M: usize>(o: &TileOperands<'_>) {
     unsafe { tile_avx2::<F16Step, M>(o) }
 }
 
-/// Computes the product of one tile for AVX2, which has 16 registers: computes 4 rows of half the columns (two registers
-/// per row) at a time.
+/// Computes the product of one tile on AVX2, which has 16 registers: 4 rows of half the columns (two
+/// registers per row) at a time.
 #[inline(always)]
 unsafe fn tile_avx2<S: TileStep, const M: usize>(o: &TileOperands<'_>) {
     for half in 0..2 {
@@ -140,12 +142,12 @@ unsafe fn tile_avx2<S: TileStep, const M: usize>(o: &TileOperands<'_>) {
     }
 }
 
-/// Loads the operands of one step: one f32 of `a` and `b`, a bf16 pair as two f32, or an f32 of `a` and an
-/// f16 of `b`.
+/// The element types of a tile kernel, and how it loads one step: one f32 of `a` and `b`, a bf16 pair as two
+/// f32, or an f32 of `a` and an f16 of `b`.
 trait TileStep {
     /// Bytes of one column of `b`.
     const COLUMN_BYTES: usize = 4;
-    /// Number of multiplications per column and step.
+    /// Number of multiply-adds per accumulator and step: 2 for bf16 pairs, otherwise 1.
     const DEPTH: usize;
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2];
     unsafe fn b<V: SimdVector>(from: *const u8) -> [V; 2];

@@ -39,7 +39,7 @@ impl SamplingCutoff {
 #[derive(Debug, Default)]
 pub(crate) struct RowScratch {
     pub(super) maxima: Vec<f32>,
-    /// Copy of `maxima`, reordered to find the k-th largest.
+    /// Copy of `maxima` (the largest logit of each chunk), reordered to find the k-th largest.
     chunk_maxima: Vec<f32>,
     ranked: Vec<RankedToken>,
     pub(super) masses: Vec<f32>,

@@ -163,7 +163,8 @@ fn frequencies_follow_the_softmax() {
                 (f64::from(n) - expected).powi(2) / expected
             })
             .sum();
-        // 99 degrees of freedom: mean 99, standard deviation 14; the samples are fixed by the key.
+        // The χ² statistic of 100 tokens has 99 degrees of freedom, so mean 99 and standard deviation 14. The
+        // samples depend on the key only, so the test is deterministic.
         assert!(chi2 < 155.0, "temperature {temperature}: chi2 {chi2}");
     }
 }
@@ -238,7 +239,8 @@ proptest! {
             l = l.iter().map(|x| x.round() + 0.0).collect(); // many ties, no -0
         }
         let d = RandomSamplingParams { temperature, min_p, top_k, top_p, ..plain(seed, v as u32) };
-        // Rounding may move an id across a cutoff in either implementation: skip such cases.
+        // Rounding may move an id across the cutoff of min-p or top-p, in the sampler or in the reference:
+        // such cases are skipped.
         let nudge = |f: f32| {
             let cut = |p: f32| if p == 0.0 || p >= 1.0 { p } else { p * f };
             kept(&l, &RandomSamplingParams { min_p: cut(min_p), top_p: cut(top_p), ..d })

@@ -10,7 +10,7 @@ use crate::{HostMat, PackedGroup, PackedScales};
 
 static EXPERTS: KernelSource = kernel_source!("moe_fp8_gemm/moe_fp8_gemm.hip");
 
-/// Number of rows of `W` per tile; must match `TILE` in fp8_gemm/tile.h.
+/// Number of rows of `W` per tile of the fp8 grouped GEMM; must match `TILE` in fp8_gemm/tile.h.
 const TILE_ROWS: usize = 64;
 
 /// Whether kernels support experts with this projection in fp8: it must have block scales, and no scale block

@@ -9,7 +9,7 @@ use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, weight_scales};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, Linear, LinearFusion, PackedMatrix, PackedScales};
 
-/// Number of rows of x and of `W` per tile; must match `TILE` in fp8_gemm/tile.h.
+/// Number of rows of x and of `W` per tile of the kernel `fp8_gemm`; must match `TILE` in fp8_gemm/tile.h.
 const TILE_ROWS: usize = 64;
 /// BLASLt requires that the numbers of rows, inputs and outputs are multiples of this; rows are padded.
 const BLASLT_UNIT: usize = 16;
@@ -25,7 +25,7 @@ pub(in super::super) struct QuantizedRows {
     pub(in super::super) padded: usize,
     /// Scratch memory for the outputs of all padded rows; null if the GEMM can write them to `y` directly.
     out: *mut u8,
-    /// Scratch memory for the bias in the type of `y`, as BLASLt requires it.
+    /// Scratch memory for a copy of the bias in the type of `y`, which BLASLt requires.
     bias: *mut u8,
 }
 

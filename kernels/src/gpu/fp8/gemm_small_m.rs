@@ -11,29 +11,33 @@ use super::{BLOCK, GEMM_SMALL_M, KERNEL, QUANTIZE, THREADS, weight_scales};
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix, PackedScales, PrefetchHint};
 
-/// Maximum number of rows of x; the weights are read once for all of them.
+/// Maximum number of rows of x that the small-M kernel supports; it reads the weights once for all of them.
 const MAX_ROWS: usize = 16;
-/// Number of rows of x per MMA instruction.
+/// Number of rows of x per MMA instruction; with more rows, the kernel is compiled with the define
+/// `MORE_ROWS`.
 const EIGHT_ROWS: usize = 8;
 /// Maximum number of rows that every block prepares (normalises and scales) itself; more rows are prepared
 /// faster by a separate launch.
 const IN_KERNEL_PREPARED_ROWS: usize = 4;
-/// Maximum number of columns for which blocks normalise rows themselves.
+/// Maximum number of columns (K) for which every block computes a fused RMS norm itself; with more columns, a
+/// separate launch does.
 const NORMED_COLUMNS: usize = 4096;
 /// Number of threads per block of the kernel with streamed weights: the consumer warps and four producer
 /// warps.
 const STREAM_THREADS: u32 = 32 * (COMPUTE_WARPS as u32 + 4);
-/// Maximum number of strips per block of the kernel without streamed weights.
+/// Maximum number of strips (groups of 8 or 16 rows of `W`) per block of the kernel without streamed weights.
 const MAX_STRIPS: usize = 8;
-/// Number of bytes of each row of the next GEMM's weights that a block prefetches into L2, and number of
-/// bytes if the memory would be idle otherwise. Prefetching more takes longer than it saves.
+/// Number of bytes of each weight row of the next GEMM that a launch prefetches into L2: in general, and if
+/// all its own weights are loaded at once, so that memory is idle until its inputs are available. Prefetching
+/// more takes longer than it saves.
 const PREFETCH_BYTES: usize = 1024;
 const IDLE_PREFETCH_BYTES: usize = 2048;
-/// Maximum bytes of x that every block prepares itself.
+/// Maximum bytes of x that every block prepares (normalises and scales) itself; a separate launch prepares a
+/// larger x.
 const IN_KERNEL_PREPARED_BYTES: usize = 96 << 10;
 
-/// Input rows: address, scale factors of the rows if they are prepared (otherwise null), number of rows, and
-/// row stride in elements.
+/// Input rows of the small-M kernel: address, scale factors of the rows if they are prepared (otherwise
+/// null), number of rows, and row stride in elements.
 #[derive(Clone, Copy)]
 struct Fp8SmallMRows {
     x: *const u8,
@@ -43,7 +47,7 @@ struct Fp8SmallMRows {
 }
 
 impl Fp8SmallMRows {
-    /// Returns rows that the kernel must prepare.
+    /// Returns the rows of `x` as inputs that the kernel itself must normalise, scale and convert to f16.
     fn unprepared(x: MatRef<'_>) -> Self {
         Self { x: x.as_ptr(), factors: std::ptr::null(), rows: x.rows(), stride: x.stride() }
     }
@@ -231,7 +235,7 @@ impl GpuBackend {
         unsafe { append_args(launch, y, rows, w, scales, fusion).launch(self, s) }
     }
 
-    /// Returns the number of rows of `W` per strip.
+    /// Returns the number of rows of `W` per strip, the unit in which `W` is divided among blocks.
     pub(super) fn strip_rows(&self) -> usize {
         if self.warp_size() == 64 { 16 } else { 8 }
     }

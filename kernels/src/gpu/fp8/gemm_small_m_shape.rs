@@ -6,14 +6,16 @@ use super::BLOCK;
 
 /// Number of consumer warps; must match `COMPUTE_WARPS` in fp8_gemm_small_m/share.h.
 pub(super) const COMPUTE_WARPS: usize = 8;
-/// Number of columns per slab. It is small, because no load overlaps the MMAs of the last slab of a launch.
-/// It determines the summation order.
+/// Number of columns (K) of `W` that one ring-buffer stage contains (a slab). It is small, because no load
+/// overlaps the MMAs of the last slab of a launch. It determines the summation order.
 pub(super) const SLAB: usize = 512;
-/// Maximum number of strips that a block processes per pass, limited by registers.
+/// Maximum number of strips (8 rows of `W` each) that a block processes per pass over K, limited by
+/// registers.
 const STREAMED_STRIPS: usize = 6;
 /// Shared memory of barriers, sums of squares, row maxima and scale factors, in bytes.
 const FIXED_BYTES: usize = 34 * 8 + (2 * COMPUTE_WARPS + 1) * 16 * 4;
-/// Maximum bytes of x that stay in shared memory for the whole launch.
+/// Maximum bytes of x that stay in shared memory for the whole launch; a larger x is loaded slab by slab if
+/// it is prepared and read only once.
 const RESIDENT_X_BYTES: usize = 40 << 10;
 
 /// Sizes of an fp8 small-M GEMM. `gated`: the output is `silu(gate) · up`; `channels`: one weight scale per
@@ -43,7 +45,7 @@ pub(super) struct Fp8SmallMLaunch {
     pub(super) streams_x: bool,
     pub(super) blocks: usize,
     pub(super) shared_bytes: usize,
-    /// Whether shared memory has all slabs of a block at once.
+    /// Whether all slabs that a block reads fit into shared memory at once.
     pub(super) all_slabs_resident: bool,
 }
 
@@ -64,7 +66,8 @@ impl Fp8SmallMProblem {
         (self.k * 2).next_multiple_of(128) + 16
     }
 
-    /// Returns the shared memory in bytes for `stages` slabs of the strips of a pass.
+    /// Returns the shared memory of a block in bytes if its ring buffer has `stages` stages, each with one
+    /// slab of the strips of a pass.
     pub(super) fn bytes(&self, pass: StripsPerPass, x_slabs: bool, stages: usize) -> usize {
         let StripsPerPass { strips, strips_per_block } = pass;
         let sums = COMPUTE_WARPS * strips * 8 * self.rows * 4;

@@ -30,7 +30,7 @@ static QUANTIZE: KernelSource = kernel_source!("fp8_quantize/fp8_quantize.hip");
 static GEMM: KernelSource = kernel_source!("fp8_gemm/fp8_gemm.hip");
 
 const KERNEL: &str = "linear";
-/// Number of threads per block of all fp8 kernels except those with streamed weights.
+/// Number of threads per block of all fp8 kernels, except the small-M kernel with streamed weights.
 const THREADS: u32 = 256;
 /// Number of input columns that share a block scale.
 pub(super) const BLOCK: usize = 128;

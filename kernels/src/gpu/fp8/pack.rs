@@ -8,7 +8,8 @@ use super::{BLOCK, QUANTIZE, THREADS};
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedMatrix, PackedScales};
 
-/// Minimum number of outputs that share a block scale: the outputs of a strip.
+/// Minimum number of outputs (rows) per block scale that kernels support: the rows of a strip of the small-M
+/// kernel.
 const MIN_UNIT: usize = 8;
 /// Number of input columns per iteration of the small-M kernel; the number of inputs must be a multiple of
 /// it.
@@ -19,9 +20,9 @@ const SCALE_STRIDE: usize = 4;
 /// Numbers of rows and columns of a packed matrix that share one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct ScaleBlockShape {
-    /// Number of outputs (rows).
+    /// Number of outputs (rows of the matrix) per scale.
     pub(super) rows: usize,
-    /// Number of inputs (columns).
+    /// Number of inputs (columns of the matrix) per scale.
     cols: usize,
 }
 
@@ -43,8 +44,8 @@ pub(in super::super) fn scale_block_shape(parts: &[HostMat<'_>]) -> Option<Scale
         return Some(ScaleBlockShape { rows: 1, cols: k });
     }
     // Scale blocks begin anew in every part, and a part that is a slice of a stored matrix may begin inside a
-    // block. The number of rows is the largest power of two that divides the block size and all these
-    // offsets.
+    // block. The number of rows is the largest power of two that divides the block size, the first row of
+    // every part in the packed matrix, and its first row in the stored matrix.
     let (mut offsets, mut start) = (block_size[0], 0);
     for part in parts {
         let first = part.scales()?.origin();
@@ -85,7 +86,8 @@ impl GpuBackend {
         let launch = KernelLaunch::new(kernel, [blocks as u32, 1, 1], THREADS, 0)
             .arg_ptr(packed.buffer.as_mut_ptr())
             .u32(words as u32);
-        // SAFETY: the kernel only accesses the matrix, and the stream waits for its copy.
+        // SAFETY: the kernel accesses only the packed matrix, and the stream waits until the matrix is copied
+        // to the device.
         unsafe { launch.launch(self, &DeviceStream::default()) }
     }
 }

@@ -9,7 +9,7 @@ use crate::cpu::sample::rules::{LogitEdits, TokenOccurrence};
 const V: usize = 6;
 /// Number of tokens generated per run.
 const LENGTH: usize = 3;
-/// Number of runs in which outputs are counted.
+/// Number of runs, each with its own Philox key, in which the generated outputs are counted.
 const RUNS: u64 = 120_000;
 /// First token of the context of each run.
 const FIRST: u32 = 2;
@@ -63,7 +63,7 @@ impl TestSamplingParams {
         SamplingRules { edits, draw }
     }
 
-    /// Exact probabilities of the next token.
+    /// Probabilities, computed in f64, of the token after `tokens` when sampling without draft tokens.
     fn exact(&self, tokens: &[u32]) -> Vec<f64> {
         let mut l = target(tokens[tokens.len() - 1]);
         for &id in self.banned {
@@ -191,7 +191,8 @@ fn outputs(style: &TestSamplingParams, k: usize, proposer: TestProposer) -> (Vec
     (counts, f64::from(count.accepted) / f64::from(count.drafted.max(1)))
 }
 
-/// Returns the expected number of occurrences of each output.
+/// Returns the expected number of occurrences of each output over all runs, from the probabilities of
+/// [`TestSamplingParams::exact`].
 fn expected(style: &TestSamplingParams) -> Vec<f64> {
     let mut p = vec![(vec![FIRST], 1.0)];
     for _ in 0..LENGTH {
@@ -205,8 +206,8 @@ fn expected(style: &TestSamplingParams) -> Vec<f64> {
     p.into_iter().map(|(_, p)| p * RUNS as f64).collect()
 }
 
-/// Number of standard deviations by which the χ² statistic exceeds its mean. Rare outputs are counted
-/// together.
+/// Returns by how many standard deviations the χ² statistic of `counts` exceeds its mean. Outputs with fewer
+/// than 10 expected occurrences are counted together.
 fn excess(counts: &[u32], expected: &[f64]) -> f64 {
     let (mut chi2, mut cells, mut rare) = (0.0, 0, (0.0, 0.0));
     for (&n, &expected) in counts.iter().zip(expected) {
@@ -227,8 +228,8 @@ fn excess(counts: &[u32], expected: &[f64]) -> f64 {
     (chi2 - freedom) / (2.0 * freedom).sqrt()
 }
 
-/// Bound on the deviation that a correct sampler stays below, in standard deviations. Keys are fixed, so the
-/// test is deterministic.
+/// Bound on the result of [`excess`] for a correct sampler, in standard deviations. Philox keys are fixed, so
+/// the tests are deterministic.
 const DEVIATIONS_MAX: f64 = 4.0;
 
 #[test]

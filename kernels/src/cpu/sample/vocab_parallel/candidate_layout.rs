@@ -5,7 +5,8 @@
 use crate::VocabShard;
 use crate::cpu::sample::rules::{SampleRequest, TokenChoice};
 
-/// Number of candidates per rank if a filter (top-p, min-p) may keep any number of tokens; 1 KiB.
+/// Number of candidate tokens that a rank sends for a row (1 KiB) if a filter (top-p, min-p) may keep any
+/// number of tokens.
 const CANDIDATES: usize = 128;
 /// Minimum number of shard columns per candidate: limits the number of candidates in small shards.
 const IDS_PER_CANDIDATE: usize = 8;
@@ -13,7 +14,7 @@ const IDS_PER_CANDIDATE: usize = 8;
 /// Layout of the 32-bit words that a rank sends for a logits row: which parts they have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CandidateLayout {
-    /// Number of candidate tokens.
+    /// Number of candidate tokens that the rank sends.
     pub(super) candidates: usize,
     /// Whether the candidates are the most likely tokens of the shard in order, for a filter; otherwise the
     /// only candidate is the argmax of the shard.

@@ -46,8 +46,8 @@ fn known_token(raw: &[f32], first_id: usize, id: u32) -> RankCandidates {
     }
 }
 
-/// Computes what the log-probabilities of the row need from the raw logits of the shard. `scratch` must have
-/// the chunk maxima of `raw`.
+/// Computes the maximum, the exponential sum and the `top` most likely tokens of the raw logits of the shard,
+/// from which the log-probabilities of the row are computed. `scratch` must have the chunk maxima of `raw`.
 fn shard_logprobs(
     raw: &[f32],
     first_id: usize,

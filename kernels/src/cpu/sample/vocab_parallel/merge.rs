@@ -14,7 +14,7 @@ pub(super) struct MergedToken {
     pub(super) token: u32,
     /// Raw logit of the token.
     pub(super) raw: f32,
-    /// What the log-probabilities of the row need, if they are requested.
+    /// Log-sum-exp and most likely tokens of the row, if log-probabilities are requested.
     pub(super) logprobs: Option<MergedLogprobs>,
 }
 
@@ -67,7 +67,8 @@ fn choose(
 ) -> Option<TokenCandidate> {
     let filtered =
         rules.draw.as_ref().filter(|draw| draw.top_k_of(vocab).is_some() || draw.filters());
-    // Without filters the values of the candidates already include the noise.
+    // Without filters the first candidate is the sampled token: candidates are sorted by the logit (greedy),
+    // or by the sum of logit and Gumbel noise.
     let Some(draw) = filtered else { return Some(candidates[0]) };
     let ranked: Vec<RankedToken> = candidates.iter().map(|candidate| candidate.ranked).collect();
     let kept = &candidates[..kept_count(draw, vocab, ranks, &ranked)?];
@@ -97,7 +98,8 @@ fn kept_count(
         return Some(last.map_or(count, |last| last + 1));
     }
     let decided = decided_count(ranks, candidates);
-    // Tokens that are no candidates come after the first `decided` candidates in the token order.
+    // Tokens that are no candidates come after the first `decided` candidates in the token order. So `above`
+    // is exact if it is below `decided`, or if no rank has further tokens that min-p may keep.
     let complete = above < decided || !ranks.iter().any(|rank| rank.has_more);
     if draw.top_p >= 1.0 {
         return complete.then_some(above);
@@ -120,7 +122,7 @@ fn decided_count(ranks: &[RankCandidates], candidates: &[RankedToken]) -> usize 
     candidates.partition_point(|token| order(token, &end) != Ordering::Greater)
 }
 
-/// `Σ exp(value − best)` over all tokens of the vocabulary.
+/// Probability mass `Σ exp(value − best)` of the whole vocabulary, from the masses that the ranks sent.
 fn mass(ranks: &[RankCandidates], best: f32) -> f64 {
     let of = |rank: &RankCandidates| {
         let first = rank.candidates.first().map_or(f32::NEG_INFINITY, |first| first.ranked.value);

@@ -1,7 +1,7 @@
 //! The candidate tokens that a rank sends for a row, and their encoding as 32-bit words.
 //!
-//! The words are flags, the candidates, the probability mass of the shard, and what the log-probabilities
-//! need. [`CandidateLayout`] defines which of these are present.
+//! The words are flags, the candidates, the probability mass of the shard, and the statistics of the shard
+//! from which log-probabilities are computed. [`CandidateLayout`] defines which of these are present.
 
 use super::candidate_layout::CandidateLayout;
 use crate::cpu::sample::row::RankedToken;
@@ -13,7 +13,8 @@ pub(super) struct TokenCandidate {
     pub(super) raw: f32,
 }
 
-/// What a rank sends for a row: candidate tokens, probability mass, and what the log-probabilities need.
+/// Message of a rank for a row: candidate tokens, the probability mass of the shard, and the statistics of
+/// the shard from which log-probabilities are computed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct RankCandidates {
     /// Whether a logit of the shard is NaN or infinite.
@@ -22,7 +23,8 @@ pub(super) struct RankCandidates {
     pub(super) has_more: bool,
     /// Candidate tokens, the most likely first.
     pub(super) candidates: Vec<TokenCandidate>,
-    /// `Σ exp(value − value of the first candidate)` over all tokens of the shard.
+    /// Probability mass of the shard relative to its first candidate: `Σ exp(value − value of the first
+    /// candidate)` over all tokens of the shard.
     pub(super) mass: f64,
     pub(super) logprobs: ShardLogprobs,
 }
@@ -30,7 +32,7 @@ pub(super) struct RankCandidates {
 /// Maximum, exponential sum and most likely tokens of the raw logits of a shard, for log-probabilities.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ShardLogprobs {
-    /// Largest raw logit.
+    /// Largest raw logit of the shard.
     pub(super) max: f32,
     /// `Σ exp(l − max)` over all raw logits `l` of the shard.
     pub(super) sum: f64,
@@ -39,7 +41,7 @@ pub(super) struct ShardLogprobs {
 }
 
 impl Default for ShardLogprobs {
-    /// Makes the data of an empty shard.
+    /// Returns the statistics of an empty vocabulary shard.
     fn default() -> Self {
         Self { max: f32::NEG_INFINITY, sum: 0.0, top: Vec::new() }
     }
@@ -53,12 +55,12 @@ const HAS_MORE: u32 = 2;
 const NO_ID: u32 = u32::MAX;
 
 impl RankCandidates {
-    /// Makes the data of a row with a single candidate.
+    /// Makes the message of a rank for a row with a single candidate.
     pub(super) fn single(candidate: TokenCandidate) -> Self {
         Self { candidates: vec![candidate], ..Self::default() }
     }
 
-    /// Encodes the data as the words that `layout` defines.
+    /// Encodes the message as 32-bit words: the parts that `layout` defines.
     pub(super) fn words(&self, layout: &CandidateLayout) -> Vec<u32> {
         let flag = |on: bool, flag: u32| if on { flag } else { 0 };
         let mut words = vec![flag(self.non_finite, NON_FINITE) | flag(self.has_more, HAS_MORE)];
@@ -81,7 +83,7 @@ impl RankCandidates {
         words
     }
 
-    /// Decodes words in `layout`.
+    /// Decodes the words of a message with the parts that `layout` defines.
     pub(super) fn of(words: &[u32], layout: &CandidateLayout) -> Self {
         let (flags, rest) = (words[0], &words[1..]);
         let candidate_words = layout.candidate_words();

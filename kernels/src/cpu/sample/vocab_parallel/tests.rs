@@ -10,7 +10,8 @@ use super::*;
 use crate::cpu::sample::rules::{LogitEdits, RandomSamplingParams, SamplingRules, TokenOccurrence};
 use crate::cpu::sample::tests::{plain, row};
 
-/// Tolerance for log-probabilities, which are computed from sums in another order.
+/// Tolerance for log-probabilities: vocab-parallel sampling sums the exponentials of a row shard by shard, so
+/// in another order than sampling from whole rows.
 const TOLERANCE: f32 = 1e-5;
 
 /// Returns the vocabulary shards of the ranks as an LM head is split: multiples of 64 token ids, the last
@@ -28,7 +29,7 @@ fn shards(vocab: usize, ranks: usize) -> Vec<VocabShard> {
 struct InProcessGather {
     candidates: Vec<Mutex<Vec<u32>>>,
     barrier: Barrier,
-    /// Shapes of the matrices that rank 0 gathered, in order.
+    /// Shapes (rows, columns) of the local matrices with which rank 0 called `gather`, in order.
     calls: Mutex<Vec<(usize, usize)>>,
 }
 
@@ -59,8 +60,8 @@ impl InProcessGather {
     }
 }
 
-/// Samples the rows on `size` ranks. Returns their results, which must be equal, and the shapes of the
-/// matrices that each rank gathered.
+/// Samples the rows on `size` ranks. Returns their results, which must be equal, and the shapes of the local
+/// matrices that each rank sends in its all-gathers.
 fn sample(
     l: &[Vec<f32>],
     size: usize,
@@ -243,8 +244,8 @@ fn random(draw: RandomSamplingParams) -> SampleRequest<'static> {
 
 #[test]
 fn ties_select_the_lowest_id_and_never_padding() {
-    // With 4 ranks, the third has 2 token ids and the last has none; all logits are below those of the
-    // padding.
+    // With 4 ranks, the third shard has 2 token ids and the last shard has none. All logits are negative, so
+    // they are below the logits of padding columns (0).
     let mut l = vec![-5.0_f32; 130];
     check(&[l.clone()], &[greedy(Some(3))]);
     for at in [129, 128, 127, 64, 63] {
@@ -272,7 +273,7 @@ fn non_finite_and_masked_rows_fail_alone() {
     }
 }
 
-/// Samples one row of 151,936 logits on two ranks; returns the number of words that each rank gathers in each
+/// Samples one row of 151,936 logits on two ranks; returns the number of words that each rank sends in each
 /// all-gather.
 fn words(l: Vec<f32>, row: SampleRequest<'_>) -> Vec<usize> {
     let l = [l];
