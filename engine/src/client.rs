@@ -6,6 +6,7 @@
 mod admission;
 mod cached_blocks;
 mod deferred_submit;
+mod engine_message;
 mod inbox;
 #[cfg(all(test, feature = "interleavings"))]
 mod interleavings;
@@ -17,103 +18,27 @@ pub use admission::{
 };
 pub use cached_blocks::CachedBlocks;
 pub use deferred_submit::DeferredRequests;
+pub use engine_message::{EngineMessage, ExecutorId};
 pub use inbox::BatchInbox;
 pub use mailbox::RequestEventStream;
 
 #[cfg(not(feature = "interleavings"))]
 use dashmap::DashMap;
-use grammar::DecodingGuide;
 use grammar::sync::atomic::{AtomicU64, Ordering};
 use grammar::sync::{Mutex, lock};
 use mailbox::StreamMailbox;
 use metrics::{RequestTimes, ServerMetrics};
-use protocol::{Epoch, ExecutorCommand, ExecutorReady, ProfilerStatus, Replica, RequestId, StepId};
+use protocol::{ProfilerStatus, RequestId};
 use scheduler::{
-    AbortCause, ExecutorFailure, FinishReason, PromptHasher, RequestError, RequestSubmission,
-    SchedulerEvent, SchedulerStats, TokenEvent, assign_request_ids, request_ids_by_client_id,
+    AbortCause, FinishReason, PromptHasher, RequestError, RequestSubmission, SchedulerEvent,
+    SchedulerStats, TokenEvent, assign_request_ids, request_ids_by_client_id,
 };
 #[cfg(feature = "interleavings")]
 use shuttle_dashmap_impl::DashMap;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::Instant;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
-
-/// Identity of the executor that sent a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExecutorId {
-    /// Replica of the executor.
-    pub replica: Replica,
-    /// Generation of the executor; messages from a generation other than the engine's current one are stale.
-    pub epoch: Epoch,
-    /// Tensor-parallel rank within the replica.
-    pub rank: u16,
-}
-
-/// Message to the scheduler thread.
-#[derive(Debug)]
-pub enum EngineMessage {
-    /// Scheduler event, passed to the next `Scheduler::tick`.
-    Event(SchedulerEvent),
-    /// Decoding guide (grammar and thinking budget) of a request with constrained output. The `Submit` event
-    /// of the request is the next message.
-    DecodingGuide {
-        /// Request that the guide belongs to.
-        request: RequestId,
-        /// Grammar and thinking budget of the request.
-        guide: DecodingGuide,
-    },
-    /// An executor reported a failure, or its process ended.
-    ExecutorFailed {
-        /// Executor that failed.
-        sender: ExecutorId,
-        /// Failure class.
-        failure: ExecutorFailure,
-        /// Description of the failure.
-        cause: String,
-    },
-    /// The executors of a replica are ready, in the engine's current generation and with an empty KV cache.
-    ExecutorRestored {
-        /// Replica of the executors.
-        replica: Replica,
-        /// Command queue of the executors.
-        executor: SyncSender<ExecutorCommand>,
-        /// Number of KV blocks and captured graph sizes of the executors.
-        ready: ExecutorReady,
-    },
-    /// Starts or stops the profiler of all executors.
-    Profile {
-        /// Whether the profiler starts; `false` stops it.
-        on: bool,
-        /// Receives the status of every executor; closed after the last one.
-        replies: UnboundedSender<ProfilerStatus>,
-    },
-    /// Reply of an executor to `Profile`.
-    ProfileReply(ExecutorId, ProfilerStatus),
-    /// A rank other than the replica's rank 0 has finished a step.
-    StepDone(ExecutorId, StepId),
-    /// Lists the cached blocks of all replicas.
-    ListCachedBlocks {
-        /// Receives the list, one entry per replica.
-        reply: oneshot::Sender<Vec<CachedBlocks>>,
-    },
-    /// Clears the prefix caches of all replicas.
-    ResetPrefixCache {
-        /// Whether requests that hold blocks are put back in the queue; otherwise such requests prevent the
-        /// reset.
-        restart: bool,
-        /// Receives whether the prefix caches were cleared.
-        reply: oneshot::Sender<bool>,
-    },
-    /// Heartbeat of an executor.
-    Heartbeat(ExecutorId),
-    /// Failed executors will not be started again, because the restart limits are exceeded. Carries the
-    /// cause.
-    RestartsExhausted(String),
-    /// Stops the engine loop.
-    Stop,
-}
 
 /// Destination of a request's events: the mailbox of its stream.
 #[derive(Debug)]
@@ -231,18 +156,7 @@ impl EngineClient {
         let mailbox = Arc::new(StreamMailbox::default());
         assign_request_ids(submits, first, &self.state.hasher);
         let prompt_tokens = submits.iter().map(|submit| submit.tokens.len() as u64).collect();
-        let mut index = 0;
-        for choices in submits.chunks(n.max(1) as usize) {
-            let (n, len) = (choices.len() as u32, choices[0].tokens.len() as u32);
-            let times =
-                RequestTimes::of_choices(n, permit.admitted_at(), len, choices[0].max_tokens);
-            for (submit, times) in choices.iter().zip(times) {
-                let (mailbox, client_id) = (Arc::clone(&mailbox), Arc::clone(&client_id));
-                let route = RequestRoute { mailbox, index, times, client_id };
-                self.state.inflight.insert(submit.id, route);
-                index += 1;
-            }
-        }
+        self.insert_routes(submits, n, &client_id, permit.admitted_at(), &mailbox);
         // Finish these requests as `close` does, because `close` may have run before they were inserted.
         let closed = lock(&self.state.closed).clone();
         if let Some(finish) = closed {
@@ -251,6 +165,28 @@ impl EngineClient {
             }
         }
         RequestEventStream::new(self.clone(), mailbox, RequestId(first), prompt_tokens, permit)
+    }
+
+    /// Adds the requests of one stream to the map of requests in flight. `n`: number of choices per prompt.
+    fn insert_routes(
+        &self,
+        submits: &[RequestSubmission],
+        n: u32,
+        client_id: &Arc<str>,
+        admitted_at: Instant,
+        mailbox: &Arc<StreamMailbox>,
+    ) {
+        let mut index = 0;
+        for choices in submits.chunks(n.max(1) as usize) {
+            let (n, len) = (choices.len() as u32, choices[0].tokens.len() as u32);
+            let times = RequestTimes::of_choices(n, admitted_at, len, choices[0].max_tokens);
+            for (submit, times) in choices.iter().zip(times) {
+                let (mailbox, client_id) = (Arc::clone(mailbox), Arc::clone(client_id));
+                let route = RequestRoute { mailbox, index, times, client_id };
+                self.state.inflight.insert(submit.id, route);
+                index += 1;
+            }
+        }
     }
 
     /// Aborts a request; its stream receives no further events. Unknown requests are ignored.

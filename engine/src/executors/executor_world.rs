@@ -3,6 +3,7 @@
 
 use super::ExecutorLink;
 use super::group::{ExecutorGroup, ExecutorLaunchOptions};
+use super::replica_group::ReplicaGroup;
 use super::restart_policy::{
     FailureStage, RestartAttempt, RestartHistory, RestartPolicy, RestartsExhausted,
 };
@@ -59,80 +60,6 @@ pub struct ExecutorWorld {
     blocks: Option<u32>,
     /// Digests of the weights that the first start loaded. A later start that loads other weights fails.
     weights: WeightsBaseline,
-}
-
-/// Executor group: executors that fail and restart together, on this node or on another one.
-enum ReplicaGroup {
-    Local(ExecutorGroup),
-    Remote(RemoteExecutorGroup),
-}
-
-/// Result of starting a group: links to executors on this node, or a start on another node with pending
-/// links.
-enum StartedGroup {
-    Local(Vec<ExecutorLink>),
-    Remote(PendingRemoteStart),
-}
-
-impl ReplicaGroup {
-    /// Replicas of the group.
-    fn replicas(&self) -> Range<u16> {
-        match self {
-            Self::Local(group) => group.replicas(),
-            Self::Remote(group) => group.replica().0..group.replica().0 + 1,
-        }
-    }
-
-    fn settings(&self) -> &ExecutorSettings {
-        match self {
-            Self::Local(group) => group.executor_settings(),
-            Self::Remote(group) => group.settings(),
-        }
-    }
-
-    fn manifest(&self) -> u64 {
-        match self {
-            Self::Local(group) => group.manifest(),
-            Self::Remote(group) => group.manifest(),
-        }
-    }
-
-    fn has_ended(&self) -> bool {
-        matches!(self, Self::Local(group) if group.has_ended())
-    }
-
-    /// Ends the remaining executors after a failure: kills local ones, or closes the links of remote ones.
-    fn fence(&mut self) {
-        match self {
-            Self::Local(group) => group.fence(),
-            Self::Remote(group) => group.close(),
-        }
-    }
-
-    fn start(&mut self, epoch: Epoch) -> Result<StartedGroup> {
-        match self {
-            Self::Local(group) => group.start(epoch).map(StartedGroup::Local),
-            Self::Remote(group) => Ok(StartedGroup::Remote(group.start(epoch))),
-        }
-    }
-}
-
-impl StartedGroup {
-    /// Returns the links to the executors. For a group on another node, waits for that node without a time
-    /// limit.
-    fn links(self) -> Result<Vec<ExecutorLink>, StartError> {
-        match self {
-            Self::Local(links) => Ok(links),
-            Self::Remote(pending_start) => {
-                let cancelled = || {
-                    let cause = "the start was cancelled".to_owned();
-                    StartError::Exited { phase: "start", cause }
-                };
-                let link = pending_start.link(None, || false)?.ok_or_else(cancelled)?;
-                Ok(vec![link])
-            }
-        }
-    }
 }
 
 impl ExecutorWorld {
@@ -304,24 +231,16 @@ impl ExecutorWorld {
         let started = started.map_err(|error| system(format!("{error:#}")))?;
         let (start, events) = (self.start_config(group, epoch), events.clone());
         let bring_up = move || {
-            let outcome = started.links().and_then(|mut links| {
-                let size = |blocks: u32| blocks.min(blocks_max);
-                let report = start.bring_up(&mut links, size, || None, |_, _, _| {})?;
-                Ok((links, report.ready))
-            });
+            let outcome = started.bring_up(start, blocks_max);
             let took_ms = began.elapsed().as_millis() as u64;
             if outcome.is_ok() {
                 tracing::info!(replica = replica.0, took_ms, "executors restarted");
             }
-            let failed = |error: StartError| StartFailureReport {
-                failure: error.failure(),
-                text: error.to_string(),
-            };
             // The send fails if the main thread has ended already, at shutdown.
             let _ = events.send(SupervisorEvent::StartFinished {
                 replica,
                 epoch,
-                outcome: outcome.map_err(failed),
+                outcome: outcome.map_err(StartFailureReport::from),
             });
         };
         let thread = thread::Builder::new().name("executor-start".to_owned()).spawn(bring_up);

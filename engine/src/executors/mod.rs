@@ -10,6 +10,7 @@ mod group;
 pub(crate) mod outbox;
 mod process;
 mod reader;
+mod replica_group;
 mod restart_policy;
 
 pub use executor_world::{ExecutorWorld, RemoteNodes, StartPolicy};

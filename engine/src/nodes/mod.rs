@@ -3,25 +3,29 @@
 //!
 //! Node 0 accepts connections (`node_listener.rs`), tracks connected nodes (`node_registry.rs`) and the
 //! starts it has ordered (`start_order.rs`). Every other node connects, proves that it has the secret
-//! (`handshake.rs`) and executes the commands of node 0 (`worker_node.rs`). To an order to start a replica,
-//! it responds with one connection per rank. The executor inherits that connection and communicates with node
-//! 0 directly, as an executor on node 0 does. Executor processes never receive the secret.
+//! (`handshake.rs`), joins (`node_zero_connection.rs`) and executes the commands of node 0
+//! (`worker_node.rs`). To an order to start a replica, it responds with one connection per rank. The executor
+//! inherits that connection and communicates with node 0 directly, as an executor on node 0 does. Executor
+//! processes never receive the secret.
 
 mod cluster;
+mod cluster_requirements;
 mod deadline_stream;
 mod dial;
 mod handshake;
 mod hmac_proof;
 mod node_listener;
 mod node_registry;
+mod node_zero_connection;
 mod remote_executor;
 mod remote_group;
 mod start_order;
 mod worker_node;
 
 pub use cluster::{ClusterConfig, ClusterSecret};
+pub use cluster_requirements::ClusterRequirements;
 pub use node_listener::NodeListener;
-pub use node_registry::{ClusterRequirements, NodeRegistry};
+pub use node_registry::NodeRegistry;
 pub(crate) use remote_group::{JoinDeadline, PendingRemoteStart, RemoteExecutorGroup};
 pub use worker_node::{WorkerNode, WorkerNodeEvent, WorkerNodeExit, WorkerNodeSetup};
 

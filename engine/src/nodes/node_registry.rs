@@ -1,13 +1,12 @@
 //! Registry of the nodes that are connected to node 0, and the messages exchanged with them.
 
+use super::cluster_requirements::ClusterRequirements;
 use super::remote_executor::RemoteExecutor;
 use super::start_order::{IssuedStartOrder, PendingLink, StartOrder, StartOrderProgress};
 use super::{BODY_BYTES_MAX, EPOCH, HEARTBEAT_INTERVAL, OUTBOX_MESSAGES};
 use crate::heartbeat_timeout::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, recv_within_timeout};
 use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageSender, run_writer};
-use protocol::{
-    Epoch, ExecutorLinkOffer, NodeCommand, NodeEvent, NodeInfo, ParallelConfig, Rank, Replica,
-};
+use protocol::{Epoch, ExecutorLinkOffer, NodeCommand, NodeEvent, NodeInfo, Rank, Replica};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -21,45 +20,6 @@ use std::time::Duration;
 /// session ends with the heartbeat timeout.
 const PREDECESSOR_WAIT: Duration =
     HEARTBEAT_TIMEOUT.saturating_add(HEARTBEAT_GRACE_PERIOD).saturating_add(Duration::from_secs(2));
-
-/// Properties that all nodes of the cluster must share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClusterRequirements {
-    /// Number of nodes.
-    pub nodes: u16,
-    /// Parallel configuration.
-    pub parallel: ParallelConfig,
-    /// Digest of the model folder, which must be equal on all nodes.
-    pub manifest: u64,
-}
-
-impl ClusterRequirements {
-    /// Checks that a node has the required properties.
-    ///
-    /// Errors: a description of the difference.
-    fn check(&self, info: &NodeInfo) -> Result<(), String> {
-        let node = info.node;
-        let same = |what: &str, theirs: String, ours: String| {
-            if theirs == ours {
-                return Ok(());
-            }
-            Err(format!("node {node} has {what} {theirs}, node 0 {ours}"))
-        };
-        let sizes = |p: ParallelConfig| {
-            let experts = if p.expert_parallel { ", expert-parallel" } else { "" };
-            format!("tensor-parallel {}, data-parallel {}{experts}", p.tp_size, p.dp_size)
-        };
-        let digest = |of: u64| format!("{of:016x}");
-        same("build", info.build.clone(), env!("CARGO_PKG_VERSION").to_owned())?;
-        same("--nnodes", info.nodes.to_string(), self.nodes.to_string())?;
-        same("parallel sizes", sizes(info.parallel), sizes(self.parallel))?;
-        same("model digest", digest(info.model_digest), digest(self.manifest))?;
-        if node == 0 || node >= self.nodes {
-            return Err(format!("node {node} is not in the range 1 to {}", self.nodes - 1));
-        }
-        Ok(())
-    }
-}
 
 /// Registry of all other nodes of the cluster, kept by node 0.
 pub struct NodeRegistry {
@@ -335,8 +295,8 @@ impl NodeRegistryState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::HostSettings;
     use protocol::link::MessageReceiver;
+    use protocol::{HostSettings, ParallelConfig};
     use std::io::Read;
     use std::net::TcpListener;
 

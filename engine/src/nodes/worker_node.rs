@@ -6,22 +6,21 @@
 //! without them.
 
 use super::cluster::{ClusterConfig, ClusterSecret};
-use super::dial::{NodeDialer, RETRY_INTERVAL};
-use super::{BODY_BYTES_MAX, EPOCH, HEARTBEAT_INTERVAL, OUTBOX_MESSAGES};
+use super::dial::NodeDialer;
+use super::node_zero_connection::NodeZeroConnection;
 use crate::executors::{
     ExecutorGroup, ExecutorLaunchOptions, ExecutorProcess, ExecutorProcessHandle,
 };
-use crate::heartbeat_timeout::{HEARTBEAT_TIMEOUT, recv_within_timeout};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use executor::ExecutorConfig;
-use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageReceiver, run_writer};
 use protocol::{
-    Epoch, ExecutorLinkOffer, HostSettings, NodeCommand, NodeEvent, NodeInfo, Rank, Replica,
+    Epoch, ExecutorLinkOffer, ExecutorSettings, HostSettings, NodeCommand, NodeEvent, NodeInfo,
+    Rank, Replica,
 };
 use std::collections::BTreeMap;
-use std::net::TcpStream;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,11 +28,6 @@ use std::time::{Duration, Instant};
 /// connection can occupy a slot of node 0, and node 0 waits longer than it for the link. This node handles no
 /// other commands during the retries.
 const LINK_TIME: Duration = Duration::from_secs(6);
-/// Interval of log lines about the wait for node 0.
-const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(15);
-/// Maximum wait until node 0 accepts this node. Node 0 may first wait for the previous session of this node
-/// to time out.
-const ACCEPT_WAIT: Duration = Duration::from_secs(15);
 /// Maximum wait for the last step of the executors after node 0 ordered them to stop.
 const EXECUTOR_WAIT: Duration = Duration::from_secs(5);
 /// Timeout of waits that end with an event; it bounds the effect of a missed wake-up.
@@ -86,87 +80,15 @@ fn node_info(cluster: &ClusterConfig, config: &ExecutorConfig) -> NodeInfo {
     }
 }
 
-/// Connection on which node 0 sends commands.
-struct NodeZeroConnection {
-    stream: TcpStream,
-    /// Reader of the commands. It may have buffered commands already.
-    commands: FrameReader<TcpStream, NodeCommand>,
-}
-
-/// Connects to node 0, which may still be starting, and waits until it accepts this node. `None` = a signal
-/// was received first.
-///
-/// Errors: node 0 is not reachable in time, belongs to another cluster, or rejects this node.
-fn join(
-    dialer: &NodeDialer,
-    info: &NodeInfo,
-    timeout: Duration,
-    events: &Receiver<WorkerNodeEvent>,
-) -> Result<Option<NodeZeroConnection>> {
-    let (began, mut last_log) = (Instant::now(), None::<Instant>);
-    loop {
-        let error = match dialer.connect(NodeEvent::Join(info.clone())) {
-            Ok(stream) => return await_acceptance(stream).map(Some),
-            Err(error) if !error.is_transient() => bail!(error),
-            Err(error) => error,
-        };
-        if began.elapsed() > timeout {
-            let seconds = timeout.as_secs();
-            bail!("{error}, for {seconds} s; --startup-timeout sets this bound");
-        }
-        if last_log.is_none_or(|last_log| last_log.elapsed() > WAIT_LOG_INTERVAL) {
-            last_log = Some(Instant::now());
-            tracing::info!(%error, "waiting for node 0");
-        }
-        if let Ok(WorkerNodeEvent::Signal(_)) = events.recv_timeout(RETRY_INTERVAL) {
-            return Ok(None);
-        }
+/// Returns the executor settings that depend on this node.
+fn host_settings(settings: ExecutorSettings, rendezvous: Option<PathBuf>) -> HostSettings {
+    HostSettings {
+        model_dir: settings.model_dir,
+        libraries: settings.libraries,
+        kernel_cache: settings.kernel_cache,
+        threads: settings.threads,
+        rendezvous,
     }
-}
-
-/// Waits until node 0 accepts this node; returns the connection.
-fn await_acceptance(stream: TcpStream) -> Result<NodeZeroConnection> {
-    let mut commands = FrameReader::with_body_limit(stream.try_clone()?, EPOCH, BODY_BYTES_MAX);
-    match commands.recv(ACCEPT_WAIT).context("node 0 closed the connection")? {
-        Some(NodeCommand::Accepted) => Ok(NodeZeroConnection { stream, commands }),
-        Some(NodeCommand::Rejected { reason }) => bail!("node 0 rejected this node: {reason}"),
-        Some(_) => bail!("unexpected message from node 0 before it accepted this node"),
-        None => bail!("node 0 did not accept this node within {} s", ACCEPT_WAIT.as_secs()),
-    }
-}
-
-/// Starts the threads that read from and write to node 0; returns the queue of outgoing messages.
-fn connect(
-    accepted: NodeZeroConnection,
-    events: Sender<WorkerNodeEvent>,
-) -> Result<SyncSender<NodeEvent>> {
-    let NodeZeroConnection { stream, mut commands } = accepted;
-    let writer = FrameWriter::new(stream, EPOCH);
-    let (node_zero, outbox) = sync_channel(OUTBOX_MESSAGES);
-    thread::Builder::new().name("node-out".to_owned()).spawn(move || {
-        let heartbeat =
-            HeartbeatConfig { interval: HEARTBEAT_INTERVAL, message: || NodeEvent::Heartbeat };
-        // A write error needs no handling, because the reader thread detects the end of the connection.
-        let _ = run_writer(outbox, writer, Some(&heartbeat));
-    })?;
-    thread::Builder::new().name("node-in".to_owned()).spawn(move || {
-        loop {
-            let event = match recv_within_timeout(&mut commands) {
-                Ok(Some(NodeCommand::Heartbeat)) => continue,
-                Ok(Some(command)) => WorkerNodeEvent::NodeZeroCommand(command),
-                Ok(None) => WorkerNodeEvent::Disconnected(format!(
-                    "no heartbeat for {} s",
-                    HEARTBEAT_TIMEOUT.as_secs()
-                )),
-                Err(error) => WorkerNodeEvent::Disconnected(error.to_string()),
-            };
-            let last = matches!(event, WorkerNodeEvent::Disconnected(_));
-            if events.send(event).is_err() || last {
-                return;
-            }
-        }
-    })?;
-    Ok(node_zero)
 }
 
 /// Worker node that has joined a cluster.
@@ -193,10 +115,11 @@ impl WorkerNode {
         let WorkerNodeSetup { cluster, secret, config, launch_options, startup_timeout } = setup;
         let dialer = NodeDialer::new(&cluster, secret);
         let info = node_info(&cluster, &config);
-        let Some(accepted) = join(&dialer, &info, startup_timeout, events)? else {
+        let Some(accepted) = NodeZeroConnection::join(&dialer, &info, startup_timeout, events)?
+        else {
             return Ok(None);
         };
-        let node_zero = connect(accepted, sender)?;
+        let node_zero = accepted.start(sender)?;
         Ok(Some(Self {
             config,
             launch_options,
@@ -262,14 +185,7 @@ impl WorkerNode {
             || ExecutorGroup::new(config.clone(), replica.0..replica.0 + 1, launch_options);
         let group = self.groups.entry(replica.0).or_insert_with(new_group);
         let dial = |rank: Rank, rendezvous| {
-            let settings = config.settings.clone();
-            let host = HostSettings {
-                model_dir: settings.model_dir,
-                libraries: settings.libraries,
-                kernel_cache: settings.kernel_cache,
-                threads: settings.threads,
-                rendezvous,
-            };
+            let host = host_settings(config.settings.clone(), rendezvous);
             let offer = ExecutorLinkOffer { ticket, rank, host };
             Ok(self.dialer.connect_with_retries(&NodeEvent::Link(offer), LINK_TIME)?)
         };

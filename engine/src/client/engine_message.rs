@@ -1,0 +1,84 @@
+//! Messages to the scheduler thread, from clients and executors.
+
+use super::CachedBlocks;
+use grammar::DecodingGuide;
+use protocol::{Epoch, ExecutorCommand, ExecutorReady, ProfilerStatus, Replica, RequestId, StepId};
+use scheduler::{ExecutorFailure, SchedulerEvent};
+use std::sync::mpsc::SyncSender;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+
+/// Identity of the executor that sent a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExecutorId {
+    /// Replica of the executor.
+    pub replica: Replica,
+    /// Generation of the executor; messages from a generation other than the engine's current one are stale.
+    pub epoch: Epoch,
+    /// Tensor-parallel rank within the replica.
+    pub rank: u16,
+}
+
+/// Message to the scheduler thread.
+#[derive(Debug)]
+pub enum EngineMessage {
+    /// Scheduler event, passed to the next `Scheduler::tick`.
+    Event(SchedulerEvent),
+    /// Decoding guide (grammar and thinking budget) of a request with constrained output. The `Submit` event
+    /// of the request is the next message.
+    DecodingGuide {
+        /// Request that the guide belongs to.
+        request: RequestId,
+        /// Grammar and thinking budget of the request.
+        guide: DecodingGuide,
+    },
+    /// An executor reported a failure, or its process ended.
+    ExecutorFailed {
+        /// Executor that failed.
+        sender: ExecutorId,
+        /// Failure class.
+        failure: ExecutorFailure,
+        /// Description of the failure.
+        cause: String,
+    },
+    /// The executors of a replica are ready, in the engine's current generation and with an empty KV cache.
+    ExecutorRestored {
+        /// Replica of the executors.
+        replica: Replica,
+        /// Command queue of the executors.
+        executor: SyncSender<ExecutorCommand>,
+        /// Number of KV blocks and captured graph sizes of the executors.
+        ready: ExecutorReady,
+    },
+    /// Starts or stops the profiler of all executors.
+    Profile {
+        /// Whether the profiler starts; `false` stops it.
+        on: bool,
+        /// Receives the status of every executor; closed after the last one.
+        replies: UnboundedSender<ProfilerStatus>,
+    },
+    /// Reply of an executor to `Profile`.
+    ProfileReply(ExecutorId, ProfilerStatus),
+    /// A rank other than the replica's rank 0 has finished a step.
+    StepDone(ExecutorId, StepId),
+    /// Lists the cached blocks of all replicas.
+    ListCachedBlocks {
+        /// Receives the list, one entry per replica.
+        reply: oneshot::Sender<Vec<CachedBlocks>>,
+    },
+    /// Clears the prefix caches of all replicas.
+    ResetPrefixCache {
+        /// Whether requests that hold blocks are put back in the queue; otherwise such requests prevent the
+        /// reset.
+        restart: bool,
+        /// Receives whether the prefix caches were cleared.
+        reply: oneshot::Sender<bool>,
+    },
+    /// Heartbeat of an executor.
+    Heartbeat(ExecutorId),
+    /// Failed executors will not be started again, because the restart limits are exceeded. Carries the
+    /// cause.
+    RestartsExhausted(String),
+    /// Stops the engine loop.
+    Stop,
+}
