@@ -138,6 +138,32 @@ impl SupervisorState {
         self.executors_failed(host, replica, epoch, FailureStage::Starting, text);
     }
 
+    /// Handles an event; returns the reason if it ends the service.
+    fn handle_event(
+        &mut self,
+        health: &HealthState,
+        host: &RunningEngine,
+        event: SupervisorEvent,
+    ) -> Option<ServiceEndReason> {
+        match event {
+            SupervisorEvent::Signal(number) => return Some(ServiceEndReason::Signal(number)),
+            SupervisorEvent::EngineFailed(text) => return Some(ServiceEndReason::Failed(text)),
+            SupervisorEvent::ExecutorsFailed { replica, epoch, cause } => {
+                self.executors_failed(host, replica, epoch, FailureStage::InService, &cause);
+            }
+            SupervisorEvent::StartFinished { replica, outcome: Ok((links, ready)), .. } => {
+                self.world.ready(replica);
+                self.set_start_failure(health, replica, None);
+                host.restore_executors(replica, links, &ready);
+                self.set_serving(replica, true);
+            }
+            SupervisorEvent::StartFinished { replica, epoch, outcome: Err(failed) } => {
+                self.start_failed(health, host, replica, epoch, &failed);
+            }
+        }
+        None
+    }
+
     /// Starts the executor groups whose back-off has elapsed.
     fn start_due(&mut self, health: &HealthState, host: &RunningEngine) {
         let now = Instant::now();
@@ -178,23 +204,10 @@ pub fn supervise(
         state.start_due(health, host);
         match state.next_event() {
             Ok(None) => {}
-            Ok(Some(SupervisorEvent::Signal(number))) => return ServiceEndReason::Signal(number),
-            Ok(Some(SupervisorEvent::EngineFailed(text))) => return ServiceEndReason::Failed(text),
-            Ok(Some(SupervisorEvent::StartFinished {
-                replica,
-                outcome: Ok((links, ready)),
-                ..
-            })) => {
-                state.world.ready(replica);
-                state.set_start_failure(health, replica, None);
-                host.restore_executors(replica, links, &ready);
-                state.set_serving(replica, true);
-            }
-            Ok(Some(SupervisorEvent::ExecutorsFailed { replica, epoch, cause })) => {
-                state.executors_failed(host, replica, epoch, FailureStage::InService, &cause);
-            }
-            Ok(Some(SupervisorEvent::StartFinished { replica, epoch, outcome: Err(failed) })) => {
-                state.start_failed(health, host, replica, epoch, &failed);
+            Ok(Some(event)) => {
+                if let Some(reason) = state.handle_event(health, host, event) {
+                    return reason;
+                }
             }
             Err(_) => {
                 return ServiceEndReason::Failed(

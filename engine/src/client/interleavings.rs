@@ -211,6 +211,13 @@ fn drop_early(mut stream: RequestEventStream) {
     block_on(poll_fn(|cx| stream.poll_events(cx, &mut events)));
 }
 
+/// Waits until a request with the client-given id is in flight, and aborts all requests with it.
+fn abort_once_in_flight(harness: &ClientHarness, client_id: &str) {
+    while harness.client.abort_by_client_id(|id| id == client_id) == 0 {
+        thread::yield_now();
+    }
+}
+
 #[test]
 fn request_finishes_once_under_racing_aborts() {
     check_random(
@@ -231,11 +238,7 @@ fn request_finishes_once_under_racing_aborts() {
                     let ends = read(harness.submit("aborted", &[ENDLESS]), 1);
                     assert_eq!(ends[0].1, FinishReason::Abort(AbortCause::Operator));
                 }),
-                spawn(|harness| {
-                    while harness.client.abort_by_client_id(|id| id == "aborted") == 0 {
-                        thread::yield_now();
-                    }
-                }),
+                spawn(|harness| abort_once_in_flight(harness, "aborted")),
             ];
             for client in clients {
                 client.join().unwrap();

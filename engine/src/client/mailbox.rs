@@ -85,18 +85,24 @@ impl RequestEventStream {
         }
         drop(state);
         for (index, event) in into.iter() {
-            let Some(request) = self.requests.get_mut(*index as usize) else { continue };
-            if request.prompt_tokens > 0 {
-                let prefilled = !event.tokens.is_empty();
-                if prefilled || event.finish_reason.is_some() {
-                    self.permit.release_tokens(mem::take(&mut request.prompt_tokens), prefilled);
-                }
-            }
-            if event.finish_reason.is_some() && mem::take(&mut request.live) {
-                self.permit.release_request();
-            }
+            self.release_admission(*index, event);
         }
         Poll::Ready(())
+    }
+
+    /// Releases the admission of a request as far as an event allows: its prompt tokens with the first output
+    /// token or its end, the request itself with its end.
+    fn release_admission(&mut self, index: u32, event: &TokenEvent) {
+        let Some(request) = self.requests.get_mut(index as usize) else { return };
+        if request.prompt_tokens > 0 {
+            let prefilled = !event.tokens.is_empty();
+            if prefilled || event.finish_reason.is_some() {
+                self.permit.release_tokens(mem::take(&mut request.prompt_tokens), prefilled);
+            }
+        }
+        if event.finish_reason.is_some() && mem::take(&mut request.live) {
+            self.permit.release_request();
+        }
     }
 
     /// Returns the byte count of the admission permit and leaves zero in the stream.

@@ -82,6 +82,14 @@ pub(crate) struct JoinDeadline {
     pub(crate) limit: Duration,
 }
 
+impl JoinDeadline {
+    /// Checks that the deadline of a missing node has not passed.
+    fn check(self, node: u16) -> Result<(), StartError> {
+        let Self { since, limit } = self;
+        if since.elapsed() > limit { Err(StartError::NodeMissing { node, limit }) } else { Ok(()) }
+    }
+}
+
 impl PendingRemoteStart {
     /// Waits until all executors are linked; `None` = `is_cancelled` has ended the wait. `join_deadline`
     /// limits the wait for a missing node.
@@ -150,11 +158,7 @@ fn wait_for_links(
                 tracing::info!(node, replica = replica.0, "waiting for the node");
             }
             StartOrderProgress::NodeDisconnected => {
-                let expired = join_deadline
-                    .filter(|join_deadline| join_deadline.since.elapsed() > join_deadline.limit);
-                if let Some(JoinDeadline { limit, .. }) = expired {
-                    return Err(StartError::NodeMissing { node, limit });
-                }
+                join_deadline.map_or(Ok(()), |join_deadline| join_deadline.check(node))?;
             }
         }
         registry.wait_for_change(POLL);

@@ -14,9 +14,10 @@ pub use weights_baseline::WeightsBaseline;
 use super::executors::{ExecutorLink, ExecutorReceiver};
 use protocol::{Epoch, ExecutorEvent, ExecutorReady, StartupPhase, WarmUpReport};
 use startup_barrier::{ExecutorStartState, StartupBarrier};
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::thread;
+use std::thread::{self, Scope};
 use std::time::Duration;
 
 /// Poll interval for signals during start-up.
@@ -90,15 +91,7 @@ impl ExecutorStartup {
         let is_done = AtomicBool::new(false);
         let (messages_tx, messages_rx) = channel();
         thread::scope(|scope| {
-            let spawned = receivers.into_iter().enumerate().try_for_each(|(index, receiver)| {
-                let (messages_tx, is_done) = (messages_tx.clone(), &is_done);
-                let reader = thread::Builder::new().name("executor-start".to_owned());
-                let reader = reader.spawn_scoped(scope, move || {
-                    forward_startup_messages(receiver, index, &messages_tx, is_done);
-                });
-                reader.map(drop)
-            });
-            let report = match spawned {
+            let report = match spawn_startup_readers(scope, receivers, &messages_tx, &is_done) {
                 Ok(()) => barrier.wait(&messages_rx, size, stop, progress),
                 Err(error) => Err(error.into()),
             };
@@ -110,6 +103,25 @@ impl ExecutorStartup {
 
 /// Index of an executor, with one of its startup messages or the reason why its link failed.
 type StartupMessage = (usize, Result<ExecutorEvent, String>);
+
+/// Starts one thread per executor that forwards its startup messages to `messages_tx`.
+///
+/// Errors: no thread is available.
+fn spawn_startup_readers<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    receivers: Vec<&'scope mut ExecutorReceiver>,
+    messages_tx: &Sender<StartupMessage>,
+    is_done: &'scope AtomicBool,
+) -> io::Result<()> {
+    receivers.into_iter().enumerate().try_for_each(|(index, receiver)| {
+        let messages_tx = messages_tx.clone();
+        let reader = thread::Builder::new().name("executor-start".to_owned());
+        let reader = reader.spawn_scoped(scope, move || {
+            forward_startup_messages(receiver, index, &messages_tx, is_done);
+        });
+        reader.map(drop)
+    })
+}
 
 /// Forwards the startup messages of an executor until it is ready, its link fails or `is_done` is set.
 fn forward_startup_messages(

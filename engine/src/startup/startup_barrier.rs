@@ -218,9 +218,7 @@ impl StartupBarrier {
         let all = self.ranks.iter().map(|rank| rank.ready.as_ref());
         let Some(all) = all.collect::<Option<Vec<&ExecutorReady>>>() else { return Ok(None) };
         let Some(memory) = self.memory() else { return Ok(None) };
-        let kv_blocks = all.iter().map(|ready| ready.kv_blocks).min().unwrap_or(0);
-        let mut capture_sizes = all[0].capture_sizes.clone();
-        capture_sizes.retain(|rows| all.iter().all(|ready| ready.capture_sizes.contains(rows)));
+        let ready = common_ready(&all);
         let phases = std::mem::take(&mut self.slowest_phases);
         let phase_text =
             |(phase, took): &(&str, Duration)| format!("{phase} {:.2} s", took.as_secs_f64());
@@ -228,12 +226,7 @@ impl StartupBarrier {
         let seconds = self.started_at.elapsed().as_secs_f64();
         tracing::info!("executor ready after {seconds:.2} s: {}", phase_texts.join(", "));
         let weights = self.start.weights.clone();
-        Ok(Some(StartupReport {
-            memory,
-            ready: ExecutorReady { kv_blocks, capture_sizes },
-            phases,
-            weights,
-        }))
+        Ok(Some(StartupReport { memory, ready, phases, weights }))
     }
 
     /// Checks the start-up timeouts of all executors.
@@ -260,6 +253,15 @@ impl StartupBarrier {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns what all executors of a start have: the minimum number of KV blocks and the graph sizes that every
+/// executor has captured.
+fn common_ready(all: &[&ExecutorReady]) -> ExecutorReady {
+    let kv_blocks = all.iter().map(|ready| ready.kv_blocks).min().unwrap_or(0);
+    let mut capture_sizes = all[0].capture_sizes.clone();
+    capture_sizes.retain(|rows| all.iter().all(|ready| ready.capture_sizes.contains(rows)));
+    ExecutorReady { kv_blocks, capture_sizes }
 }
 
 /// Checks that the hello message comes from the expected executor.
