@@ -27,19 +27,12 @@ impl ReplicaMetrics {
     #[rustfmt::skip] // One metric per line.
     pub(super) fn new(f: &MetricRegistrar<'_>, config: &MetricsConfig) -> Result<Self, Error> {
         let [capacity, deferred] = f.gauges_of_replicas("vllm:num_requests_waiting_by_reason", "Waiting requests, by reason.", "reason", ["capacity", "deferred"])?;
-        let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of scheduled requests, by the source of their KV.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
-        let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by cache.", "source", ["local_cache_hit", "external_kv_transfer"])?;
         let [free, cached, used, reserved] = f.gauges_of_replicas("hadron:kv_blocks", "KV blocks by state: vacant (free), cached, used; reserved blocks are also counted as vacant or cached.", "state", ["vacant", "cached", "used", "reserved"])?;
         let mut counters: Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)> = vec![
             (f.counter_of_replicas("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.")?, |s| s.prefix_queries_total),
             (f.counter_of_replicas("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.")?, |s| s.prefix_hits_total),
             (f.counter_of_replicas("vllm:num_preemptions_total", "Preempted requests.")?, |s| s.preemptions_total),
-            (f.counter_of_replicas("vllm:prompt_tokens_total", "Prompt tokens of scheduled requests.")?, |s| s.prompt_tokens_total),
-            (f.counter_of_replicas("vllm:prompt_tokens_cached_total", "Prompt tokens of scheduled requests that were found in the prefix cache.")?, |s| s.prompt_tokens_cached_total),
             (f.counter_of_replicas("vllm:generation_tokens_total", "Generated tokens.")?, |s| s.generated_tokens_total),
-            (computed, |s| s.prompt_tokens_total - s.prompt_tokens_cached_total),
-            (hit, |s| s.prompt_tokens_cached_total),
-            (cached_hit, |s| s.prompt_tokens_cached_total),
         ];
         let gauges: Vec<(ReplicaSeries<Gauge>, ReplicaGaugeFn)> = vec![
             (f.gauge_of_replicas("vllm:num_requests_running", "Running requests.")?, |s| f64::from(s.running)),
@@ -49,6 +42,7 @@ impl ReplicaMetrics {
             (used, |s| f64::from(s.blocks.in_use)),
             (reserved, |s| f64::from(s.blocks.reserved)),
         ];
+        counters.extend(prompt_counters(f)?);
         counters.extend(recompute_counters(f)?);
         counters.extend(spec_decode_counters(f, config.draft_tokens_max)?);
         let synthetic = f.gauge(
@@ -85,6 +79,20 @@ impl ReplicaMetrics {
             self.usage[engine].set(shares / own.len().max(1) as f64);
         }
     }
+}
+
+/// Registers the counters of prompt tokens: all, those found in the prefix cache, and by source.
+#[rustfmt::skip] // One metric per line.
+fn prompt_counters(f: &MetricRegistrar<'_>) -> Result<Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)>, Error> {
+    let [computed, hit, _external] = f.counters_of_replicas("vllm:prompt_tokens_by_source_total", "Prompt tokens of scheduled requests, by the source of their KV.", "source", ["local_compute", "local_cache_hit", "external_kv_transfer"])?;
+    let [cached_hit, _cached_external] = f.counters_of_replicas("vllm:prompt_tokens_cached_by_source_total", "Prompt tokens found in a cache, by cache.", "source", ["local_cache_hit", "external_kv_transfer"])?;
+    Ok(vec![
+        (f.counter_of_replicas("vllm:prompt_tokens_total", "Prompt tokens of scheduled requests.")?, |s| s.prompt_tokens_total),
+        (f.counter_of_replicas("vllm:prompt_tokens_cached_total", "Prompt tokens of scheduled requests that were found in the prefix cache.")?, |s| s.prompt_tokens_cached_total),
+        (computed, |s| s.prompt_tokens_total - s.prompt_tokens_cached_total),
+        (hit, |s| s.prompt_tokens_cached_total),
+        (cached_hit, |s| s.prompt_tokens_cached_total),
+    ])
 }
 
 /// Registers the counters of requests and tokens that were recomputed, by cause: executor failures,

@@ -79,44 +79,25 @@ impl StepTimingRecord {
         ]
     }
 
-    fn of(words: [u64; RECORD_WORDS]) -> Self {
-        let [
-            replica,
-            step,
-            sent_ms,
-            decode_rows,
-            prefill_rows,
-            tokens,
-            prompt_pairs,
-            deadline_ms,
-            running,
-            waiting,
-            plan_ns,
-            commit_ns,
-            apply_ns,
-            send_ns,
-            wait_ns,
-            device_ns,
-            replayed,
-        ] = words;
+    fn from_words(words: [u64; RECORD_WORDS]) -> Self {
         Self {
-            replica,
-            step,
-            sent_ms,
-            decode_rows,
-            prefill_rows,
-            tokens,
-            prompt_pairs,
-            deadline_ms,
-            running,
-            waiting,
-            plan_ns,
-            commit_ns,
-            apply_ns,
-            send_ns,
-            wait_ns,
-            device_ns,
-            replayed,
+            replica: words[0],
+            step: words[1],
+            sent_ms: words[2],
+            decode_rows: words[3],
+            prefill_rows: words[4],
+            tokens: words[5],
+            prompt_pairs: words[6],
+            deadline_ms: words[7],
+            running: words[8],
+            waiting: words[9],
+            plan_ns: words[10],
+            commit_ns: words[11],
+            apply_ns: words[12],
+            send_ns: words[13],
+            wait_ns: words[14],
+            device_ns: words[15],
+            replayed: words[16],
         }
     }
 }
@@ -171,7 +152,8 @@ impl StepRing {
         }
         let words = std::array::from_fn(|i| entry.words[i].load(Ordering::Relaxed));
         fence(Ordering::Acquire);
-        (entry.version.load(Ordering::Relaxed) == expected).then(|| StepTimingRecord::of(words))
+        (entry.version.load(Ordering::Relaxed) == expected)
+            .then(|| StepTimingRecord::from_words(words))
     }
 }
 
@@ -181,7 +163,7 @@ mod tests {
     use std::sync::Arc;
 
     fn record(step: u64) -> StepTimingRecord {
-        StepTimingRecord::of([step; RECORD_WORDS])
+        StepTimingRecord::from_words([step; RECORD_WORDS])
     }
 
     #[test]
@@ -195,6 +177,12 @@ mod tests {
         assert_eq!(steps, [1026, 1027, 1028]);
         let all = ring.newest(usize::MAX);
         assert_eq!((all.len(), all[0].step), (STEP_RING_CAPACITY, 5));
+    }
+
+    #[test]
+    fn record_round_trips_through_its_words() {
+        let words = std::array::from_fn(|i| i as u64);
+        assert_eq!(StepTimingRecord::from_words(words).to_words(), words);
     }
 
     #[test]

@@ -105,16 +105,9 @@ impl KvEventEncoder {
                 write_nil(out)?; // lora_id
                 write_str(out, self.medium)?;
                 write_lora(out, extra_keys)?;
-                if has_extra_keys(extra_keys) {
-                    write_extra_keys(out, extra_keys)?;
-                } else {
-                    write_nil(out)?;
-                }
+                write_extra_keys_or_nil(out, extra_keys)?;
                 write_uint(out, (*group).into())?;
-                match self.kinds.get(usize::from(*group)) {
-                    Some(kind) => write_str(out, kind)?,
-                    None => write_nil(out)?,
-                }
+                write_str_or_nil(out, self.kinds.get(usize::from(*group)).copied())?;
                 Ok(write_nil(out)?) // kv_cache_spec_sliding_window: no group has one
             }
             KvEvent::Removed { hashes, group } => {
@@ -170,14 +163,27 @@ fn has_extra_keys(extra_keys: &[Vec<ExtraKey>]) -> bool {
 /// Writes the LoRA name. All blocks of an event have the same adapter, so the first key found is used.
 fn write_lora(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()> {
     let name = extra_keys.iter().flatten().find_map(|key| match key {
-        ExtraKey::Lora(name) => Some(name),
+        ExtraKey::Lora(name) => Some(name.as_ref()),
         ExtraKey::Salt(_) => None,
     });
-    match name {
-        Some(name) => write_str(out, name)?,
+    write_str_or_nil(out, name)
+}
+
+/// Writes a string, nil if absent.
+fn write_str_or_nil(out: &mut Vec<u8>, value: Option<&str>) -> io::Result<()> {
+    match value {
+        Some(value) => write_str(out, value)?,
         None => write_nil(out)?,
     }
     Ok(())
+}
+
+/// Writes the extra keys, nil if no block has any.
+fn write_extra_keys_or_nil(out: &mut Vec<u8>, extra_keys: &[Vec<ExtraKey>]) -> io::Result<()> {
+    if has_extra_keys(extra_keys) {
+        return write_extra_keys(out, extra_keys);
+    }
+    write_nil(out)
 }
 
 /// Writes the extra keys: one entry per hash, nil or an array.

@@ -1,0 +1,70 @@
+//! Registration of histograms: per replica, per label value, or for the whole server.
+
+use super::{EngineSeries, MetricRegistrar};
+use crate::histogram_buckets::HistogramFamily;
+use prometheus::{Error, Histogram, HistogramOpts, HistogramVec};
+
+impl MetricRegistrar<'_> {
+    /// Registers a histogram per replica.
+    pub(crate) fn histogram_of_replicas(
+        &self,
+        name: &str,
+        help: &str,
+        family: HistogramFamily,
+    ) -> Result<EngineSeries<Histogram>, Error> {
+        let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
+        let family = self.add(HistogramVec::new(opts, &Self::labels(None))?)?;
+        Ok(EngineSeries(self.children(None, |values| family.with_label_values(values))))
+    }
+
+    /// Registers a histogram per replica and value of `label`; returns one entry per value.
+    pub(crate) fn histograms_of_replicas<const N: usize>(
+        &self,
+        name: &str,
+        help: &str,
+        family: HistogramFamily,
+        label: &str,
+        values: [&str; N],
+    ) -> Result<[EngineSeries<Histogram>; N], Error> {
+        let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
+        let family = self.add(HistogramVec::new(opts, &Self::labels(Some(label)))?)?;
+        let of = |value| self.children(Some(value), |values| family.with_label_values(values));
+        Ok(values.map(|value| EngineSeries(of(value))))
+    }
+
+    /// Registers a histogram per replica and pair of values of two labels; returns one entry per pair, in
+    /// order.
+    pub(crate) fn histograms_by(
+        &self,
+        name: &str,
+        help: &str,
+        family: HistogramFamily,
+        [first, second]: [&str; 2],
+        values: &[[&str; 2]],
+    ) -> Result<Vec<EngineSeries<Histogram>>, Error> {
+        let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
+        let family =
+            self.add(HistogramVec::new(opts, &["model_name", "engine", first, second])?)?;
+        let of = |[first, second]: &[&str; 2]| {
+            let child =
+                |engine: &String| family.with_label_values(&[self.model, engine, first, second]);
+            EngineSeries(self.engines.iter().map(child).collect())
+        };
+        Ok(values.iter().map(of).collect())
+    }
+
+    /// Registers a histogram of the whole server per value of `label`; the label `engine` is 0.
+    pub(crate) fn histograms<const N: usize>(
+        &self,
+        name: &str,
+        help: &str,
+        family: HistogramFamily,
+        label: &str,
+        values: [&str; N],
+    ) -> Result<[Histogram; N], Error> {
+        let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
+        let labels = ["model_name", "engine", label];
+        let family = self.add(HistogramVec::new(opts, &labels)?)?;
+        Ok(values.map(|value| family.with_label_values(&[self.model, "0", value])))
+    }
+}
