@@ -215,15 +215,8 @@ impl DraftBuffers {
     ) -> Result<(), E> {
         let rows = hidden.rows();
         let mut choose = |first: usize, logits: &Tensor| {
-            let (s, logits, drafts) = (&ops.stream, logits.mat()?, self.drafts.mat_mut()?);
-            match shard.ranks {
-                1 => ops.device.launch(s, DraftArgmax { drafts, pass, first, logits })?,
-                _ => ops.device.launch(
-                    s,
-                    VocabParallelDraftArgmax { drafts, pass, first, logits, shard, gather },
-                )?,
-            }
-            Ok::<_, OpError>(())
+            let (logits, drafts) = (logits.mat()?, self.drafts.mat_mut()?);
+            launch_argmax(ops, DraftArgmax { drafts, pass, first, logits }, shard, gather)
         };
         if rows <= self.size.logits {
             return Ok(choose(0, &logits(hidden)?)?);
@@ -305,4 +298,20 @@ impl DraftBuffers {
             boundary_states: self.boundary_states.mat_mut()?,
         })
     }
+}
+
+/// Launches the argmax of draft tokens: over `local`, the logits of this rank, or over those of all ranks if
+/// the vocabulary is sharded.
+fn launch_argmax(
+    ops: &Ops,
+    local: DraftArgmax<'_>,
+    shard: &VocabShard,
+    gather: &mut AllGatherFn<'_>,
+) -> Result<(), OpError> {
+    if shard.ranks == 1 {
+        return Ok(ops.device.launch(&ops.stream, local)?);
+    }
+    let DraftArgmax { drafts, pass, first, logits } = local;
+    let sharded = VocabParallelDraftArgmax { drafts, pass, first, logits, shard, gather };
+    Ok(ops.device.launch(&ops.stream, sharded)?)
 }
