@@ -3,7 +3,7 @@
 
 use crate::event_queue::{InFlightReply, SimEvent};
 use crate::executor::{CompletedStep, SimExecutor};
-use crate::executor_watch::ExecutorSignal;
+use crate::executor_watch::ExecutorLivenessEvent;
 use crate::hash_model::text::avalanche;
 use crate::invariant::{CheckResult, InvariantViolation};
 use crate::world::{SimReplica, SimWorld, replica_changes};
@@ -11,7 +11,8 @@ use protocol::{BatchRow, Replica, RowError, RowOutput, Token};
 use scheduler::SchedulerEvent;
 
 impl SimWorld {
-    /// The executors of a replica finish the step that is due; with a drawn probability they hang instead.
+    /// The executors of a replica finish the step that is due, unless they hang. With probabilities that the
+    /// seed determines, they hang or crash, or their link breaks, after the step.
     pub(crate) fn step_done(&mut self, replica: usize) -> CheckResult {
         let hangs = |replica_state: &SimReplica| {
             replica_state.executor.as_ref().is_some_and(|it| it.hang.is_some())
@@ -181,8 +182,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Marks the new executors of a replica as ready. While other ranks of the group are not, one of the restored
-    /// ranks may fail again.
+    /// Marks the new executors of a replica as ready. While other ranks of the group are not ready, one of
+    /// the restored ranks may fail again.
     pub(crate) fn executors_ready(&mut self, replica: usize) {
         if let Some(at_ms) = self.replacement_ready_ms(replica) {
             let incarnation = self.replicas[replica].incarnation;
@@ -251,7 +252,8 @@ impl SimWorld {
         if !reply.repeated {
             self.message_arrives(replica, reply.incarnation);
         }
-        self.signals.push(ExecutorSignal::StepOutputArrived { replica, step: reply.output.step });
+        self.signals
+            .push(ExecutorLivenessEvent::StepOutputArrived { replica, step: reply.output.step });
         let failed = replica_changes(&self.inbox, self.config.scheduler.lockstep).failed;
         let fails_now = self.group_of(&failed).contains(&replica);
         let replica_state = &mut self.replicas[replica];

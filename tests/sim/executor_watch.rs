@@ -25,9 +25,10 @@ const DETECTION_SLACK_MS: u64 = 700;
 /// over.
 const IDLE_HEARTBEATS_MAX: usize = 100;
 
-/// An input of the scheduler's thread that is not a scheduler event; inputs are kept in order.
+/// A message that shows that a replica's executors run. The scheduler's thread processes these events at its
+/// next tick, in order of arrival.
 #[derive(Debug)]
-pub(crate) enum ExecutorSignal {
+pub(crate) enum ExecutorLivenessEvent {
     /// The output of a step arrived.
     StepOutputArrived { replica: usize, step: StepId },
     /// The executors of an incarnation sent a heartbeat.
@@ -38,11 +39,11 @@ pub(crate) enum ExecutorSignal {
 #[derive(Debug)]
 pub(crate) struct SimExecutorWatch {
     step_watchdog: StepWatchdog,
-    /// Steps in flight with their earliest start times by the simulated clock, independent of the product's
-    /// rules.
+    /// Steps in flight with their earliest start times by the simulated clock. The checks use these times,
+    /// because they do not depend on the tested `StepWatchdog`.
     steps_begun: VecDeque<(StepId, u64)>,
     heartbeat_monitor: HeartbeatMonitor,
-    /// Time at which the link reader's wait for the next message expires.
+    /// Time at which the heartbeat timeout expires if no further message is read from the link.
     wait_until_ms: u64,
     /// Whether a message has arrived while link readers were paused.
     unread: bool,
@@ -146,7 +147,7 @@ impl SimWorld {
         if !self.is_link_broken(replica, incarnation) {
             self.trace.record(self.now_ms, "heartbeat", &[replica as u64]);
             self.message_arrives(replica, incarnation);
-            self.signals.push(ExecutorSignal::Heartbeat { replica, incarnation });
+            self.signals.push(ExecutorLivenessEvent::Heartbeat { replica, incarnation });
         }
     }
 
@@ -183,7 +184,7 @@ impl SimWorld {
         }
     }
 
-    /// Checks whether the link reader's wait for a message has expired.
+    /// Checks whether the heartbeat timeout of a replica's executors has expired.
     pub(crate) fn check_heartbeat(&mut self, replica: usize, incarnation: u32) -> CheckResult {
         if self.replicas[replica].incarnation != incarnation || self.is_over() {
             return Ok(());
@@ -214,8 +215,8 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Resumes link readers after a pause. In drawn order, either their timeouts expire first or the messages
-    /// that have arrived are read first.
+    /// Resumes link readers after a pause. The seed determines whether their timeouts expire first or the
+    /// messages that have arrived are read first.
     pub(crate) fn resume_link_readers(&mut self) -> CheckResult {
         let now_ms = self.now_ms;
         for replica in 0..self.replicas.len() {
@@ -232,7 +233,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Processes the signals since the last tick on the scheduler's thread, and declares overdue executors
+    /// Processes the executor liveness events since the scheduler's last tick, and declares overdue executors
     /// failed.
     pub(crate) fn process_signals(&mut self) -> CheckResult {
         self.poll_watchdogs();
@@ -240,10 +241,10 @@ impl SimWorld {
         let mut heartbeat_ms = vec![now_ms; self.replicas.len()];
         for signal in std::mem::take(&mut self.signals) {
             match signal {
-                ExecutorSignal::StepOutputArrived { replica, step } => {
+                ExecutorLivenessEvent::StepOutputArrived { replica, step } => {
                     self.replicas[replica].watch.step_answered(step, now_ms);
                 }
-                ExecutorSignal::Heartbeat { replica, incarnation } => {
+                ExecutorLivenessEvent::Heartbeat { replica, incarnation } => {
                     let hangs = self.group_hangs(replica);
                     let replica_state = &mut self.replicas[replica];
                     if replica_state.announced_incarnation != incarnation

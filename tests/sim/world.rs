@@ -8,7 +8,7 @@ use crate::batch_checks::BatchChecker;
 use crate::client::{ClientStage, SimClient};
 use crate::event_queue::{SimEvent, SimEventQueue};
 use crate::executor::SimExecutor;
-use crate::executor_watch::{ExecutorSignal, SimExecutorWatch};
+use crate::executor_watch::{ExecutorLivenessEvent, SimExecutorWatch};
 use crate::fault_injector::{FaultInjector, InjectedFault};
 use crate::index_mirror::IndexMirror;
 use crate::introspection::is_free;
@@ -89,13 +89,13 @@ pub(crate) struct SimCounts {
     pub(crate) drafted: u64,
     /// Number of draft tokens accepted.
     pub(crate) accepted: u64,
-    /// Rows that started after their planned `start`, at a position that only the sequence slot had.
+    /// Number of rows that started after their planned `start`, because draft tokens in flight were accepted.
     pub(crate) shifted_rows: u64,
     /// Number of batches of lockstep groups of 8 ranks.
     pub(crate) batches_of_eight: u64,
     /// Number of batches without rows in lockstep groups of 8 ranks.
     pub(crate) idle_of_eight: u64,
-    /// Failures of a rank before all ranks of its group were restored.
+    /// Number of failures of a rank before all ranks of its lockstep group were restored.
     pub(crate) repeated_failures: u64,
     /// Number of links that broke.
     pub(crate) broken_links: u64,
@@ -119,7 +119,8 @@ pub(crate) struct SimCounts {
     pub(crate) step_timeouts: u64,
     /// Number of executors declared failed by heartbeat timeout.
     pub(crate) heartbeat_timeouts: u64,
-    /// Executors that seemed overdue or silent at the first check but made progress.
+    /// Number of times that executors that made progress were suspected at a first timeout, but not declared
+    /// failed.
     pub(crate) false_suspicions: u64,
 }
 
@@ -143,8 +144,8 @@ pub(crate) struct SimWorld {
     pub(crate) failure_in_tick: bool,
     pub(crate) effects: Vec<SchedulerEffect>,
     pub(crate) inbox: Vec<SchedulerEvent>,
-    /// Inputs of the scheduler's thread from executors since the last tick.
-    pub(crate) signals: Vec<ExecutorSignal>,
+    /// Executor liveness events since the scheduler's last tick, in order of arrival.
+    pub(crate) signals: Vec<ExecutorLivenessEvent>,
     control_ops: u64,
     pub(crate) crashes_left: u32,
     pub(crate) pauses_left: u32,
@@ -456,7 +457,8 @@ impl SimWorld {
     /// admission and once more for each overdue mask, and every step forwards a token on some replica.
     fn step_bound(&self) -> u64 {
         let tokens: u64 = self.clients.iter().map(|c| u64::from(c.limit())).sum();
-        // All requests start over at every second clearing of the cache.
+        // Every second clearing of the prefix cache restarts the running requests, as an executor failure
+        // does.
         let timeouts = self.counts.step_timeouts + self.counts.heartbeat_timeouts;
         let incarnations = 6 + self.counts.crashes + timeouts + self.control_ops / 2;
         tokens * incarnations * u64::from(self.config.scheduler.replicas)
