@@ -1,0 +1,53 @@
+//! KV blocks of a request: prefix hits, allocation, block keys.
+
+use super::Request;
+use crate::cold_fields::ColdFields;
+use kvcache::{BlockHasher, BlockTable, KvCache, SequenceContent};
+use protocol::BlockId;
+
+impl Request {
+    /// Returns whether the prompt may use cached blocks: prompt logprobs need every position forwarded.
+    pub(crate) fn may_use_prefix_cache(&self) -> bool {
+        self.cold_fields.params.sampling.prompt_logprobs.is_none()
+            || self.cold_fields.prompt_logprobs_sent >= self.cold_fields.prompt_len
+    }
+
+    /// Pins the blocks of a prefix hit, and makes `table`, which then lists them, the block table of the
+    /// request. The request must hold no blocks.
+    pub(crate) fn pin_blocks(
+        &mut self,
+        mut table: BlockTable,
+        hit_blocks: &[BlockId],
+        kv: &mut KvCache,
+    ) {
+        kv.pin(&mut table, hit_blocks);
+        self.block_count = table.len();
+        self.cold_fields.block_table = table;
+    }
+
+    /// Appends newly allocated blocks to the table.
+    pub(crate) fn allocate_blocks(&mut self, count: u32, kv: &mut KvCache) {
+        kv.allocate(&mut self.cold_fields.block_table, count);
+        self.block_count += count;
+    }
+
+    /// Frees all blocks. Returns the emptied table for reuse.
+    pub(crate) fn free_blocks(&mut self, kv: &mut KvCache) -> BlockTable {
+        let mut table = std::mem::take(&mut self.cold_fields.block_table);
+        kv.free(&mut table);
+        self.block_count = 0;
+        table
+    }
+
+    /// Computes the keys of full blocks that have no key yet.
+    pub(crate) fn extend_block_keys(&mut self, hasher: &BlockHasher) {
+        let ColdFields { block_keys, tokens, extra_keys, .. } = &mut *self.cold_fields;
+        hasher.extend_keys(block_keys, tokens, extra_keys.as_deref());
+    }
+
+    /// Returns the tokens and keys under which full blocks are registered in the prefix cache.
+    pub(crate) fn content(&self) -> SequenceContent<'_> {
+        let ColdFields { block_keys, extra_keys, .. } = &*self.cold_fields;
+        SequenceContent { tokens: self.tokens(), block_keys, extra_keys: extra_keys.as_ref() }
+    }
+}
