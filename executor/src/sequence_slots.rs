@@ -4,12 +4,16 @@
 //! device. The first row of a request in an epoch initialises it. The scheduler can restore all of this
 //! state, so an executor may fail at any time.
 
+mod block_table_change;
+mod token_bitmask;
+
+pub(crate) use block_table_change::BlockTableChange;
+pub(crate) use token_bitmask::stage_bitmask;
+
 use crate::BatchError;
-use ops::{SequenceSamplingParams, StageLogitEdit, StageSequenceInit, StagingBuffer};
-use protocol::{
-    BatchRow, BlockTableUpdate, RequestId, SamplingParams, SequenceInit, SequenceSlot, StepId,
-    Token,
-};
+use ops::{SequenceSamplingParams, StagedLogitEdit, StagedSequenceInit, StagingBuffer};
+use protocol::{BatchRow, RequestId, SamplingParams, SequenceInit, SequenceSlot, StepId, Token};
+use token_bitmask::stage_allowed_mask;
 
 /// Host state of all sequence slots.
 pub(crate) struct HostSequenceSlots {
@@ -49,15 +53,6 @@ pub(crate) struct HostSequenceState {
     /// Whether the slot may have the grammar bitmask of an earlier step on the device.
     masked: bool,
     table_len: usize,
-}
-
-/// Change of a block table by one row: the entries from index `from` on are replaced.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct BlockTableChange {
-    /// Index of the first replaced entry.
-    pub(crate) from: usize,
-    /// New entries, up to the end of the block table.
-    pub(crate) blocks: Vec<i32>,
 }
 
 impl HostSequenceSlots {
@@ -143,11 +138,11 @@ impl HostSequenceSlots {
         state.masked = false;
         let mask_at = stage_allowed_mask(&state.sampling, vocab, stage);
         let (seq_slot, params) = (seq_slot.0 as i32, state.params);
-        stage.inits.push(StageSequenceInit {
+        stage.inits.push(StagedSequenceInit {
             seq_slot,
             mask_at,
             params,
-            ..StageSequenceInit::default()
+            ..StagedSequenceInit::default()
         });
     }
 
@@ -162,7 +157,7 @@ impl HostSequenceSlots {
         let state = &mut self.states[row.seq_slot.0 as usize];
         state.host_drafts.extend_from_slice(drafts);
         if !drafts.is_empty() && state.sampling.needs_token_history() {
-            stage.inits.push(StageSequenceInit {
+            stage.inits.push(StagedSequenceInit {
                 seq_slot: row.seq_slot.0 as i32,
                 history_at: stage.words.len() as i32,
                 history_from: (row.start + row.len) as i32,
@@ -174,25 +169,10 @@ impl HostSequenceSlots {
             stage.push_words(drafts.iter().map(|&id| id as i32));
         }
     }
-}
 
-impl HostSequenceSlots {
     /// Records that the device proposes `row.drafts` draft tokens for the current row.
     pub(crate) fn expect_device_drafts(&mut self, row: &BatchRow) {
         self.states[row.seq_slot.0 as usize].device_drafts = row.drafts;
-    }
-}
-
-impl BlockTableChange {
-    /// Adds a block table update of the same row. It replaces the entries that it overlaps.
-    fn add(&mut self, update: &BlockTableUpdate) {
-        let from = update.first_entry as usize;
-        if from < self.from {
-            self.blocks.clear();
-            self.from = from;
-        }
-        self.blocks.truncate(from - self.from);
-        self.blocks.extend(update.blocks.iter().map(|block| block.0 as i32));
     }
 }
 
@@ -227,15 +207,15 @@ impl HostSequenceState {
     /// number of edits.
     pub(crate) fn stage_edits(&self, min_position: u32, stage: &mut StagingBuffer) -> (i32, i32) {
         let first = stage.edits.len();
-        let masked = |id: Token| StageLogitEdit {
+        let masked = |id: Token| StagedLogitEdit {
             id,
             value: f32::NEG_INFINITY,
-            ..StageLogitEdit::default()
+            ..StagedLogitEdit::default()
         };
         for word in &self.sampling.bad_words {
             let Some((&end, start)) = word.split_last() else { continue };
             let when_at = stage.push_words(start.iter().map(|&id| id as i32));
-            stage.edits.push(StageLogitEdit {
+            stage.edits.push(StagedLogitEdit {
                 when_at,
                 when_len: start.len() as i32,
                 ..masked(end)
@@ -244,22 +224,17 @@ impl HostSequenceState {
         let first_stop_position = self.prompt_len.saturating_add(self.sampling.min_tokens);
         if min_position < first_stop_position {
             let when_at = first_stop_position.min(i32::MAX as u32) as i32; // The device checks the exact position.
-            let banned = |&id| StageLogitEdit { when_at, when_len: -1, ..masked(id) };
+            let banned = |&id| StagedLogitEdit { when_at, when_len: -1, ..masked(id) };
             stage.edits.extend(self.sampling.stop_token_ids.iter().map(banned));
         }
         let bias = self.sampling.logit_bias.iter();
-        stage.edits.extend(bias.map(|&(id, value)| StageLogitEdit {
+        stage.edits.extend(bias.map(|&(id, value)| StagedLogitEdit {
             id,
             value,
-            ..StageLogitEdit::default()
+            ..StagedLogitEdit::default()
         }));
         (first as i32, (stage.edits.len() - first) as i32)
     }
-}
-
-/// Number of 32-bit words of a bitmask over `vocab` ids.
-pub(crate) fn bitmask_words(vocab: usize) -> usize {
-    vocab.div_ceil(32)
 }
 
 /// Stages the initialisation of a sequence slot on the device.
@@ -272,7 +247,7 @@ pub(crate) fn stage_init(
     let sampling = &init.sampling;
     let mask_at = stage_allowed_mask(sampling, vocab, stage);
     let history = if sampling.needs_token_history() { &init.token_history[..] } else { &[] };
-    stage.inits.push(StageSequenceInit {
+    stage.inits.push(StagedSequenceInit {
         seq_slot: seq_slot.0 as i32,
         history_at: stage.words.len() as i32,
         history_from: 0,
@@ -282,48 +257,6 @@ pub(crate) fn stage_init(
         params: sampling_params(init),
     });
     stage.push_words(history.iter().map(|&id| id as i32));
-}
-
-/// Stages the bitmask for a slot's next token: the ids that both `mask` and the request's sampling parameters
-/// allow.
-pub(crate) fn stage_bitmask(
-    seq_slot: SequenceSlot,
-    state: &HostSequenceState,
-    mask: &[u32],
-    vocab: usize,
-    stage: &mut StagingBuffer,
-) {
-    let allowed = allowed_mask(&state.sampling, vocab);
-    let word = |i: usize| {
-        let allowed = allowed.as_ref().map_or(u32::MAX, |allowed| allowed[i]);
-        (mask.get(i).copied().unwrap_or(0) & allowed) as i32
-    };
-    let mask_at = stage.push_words((0..bitmask_words(vocab)).map(word));
-    let params =
-        SequenceSamplingParams { flags: state.params.flags | ops::RULE_MASKED, ..state.params };
-    let seq_slot = seq_slot.0 as i32;
-    stage.inits.push(StageSequenceInit {
-        seq_slot,
-        mask_at,
-        params,
-        ..StageSequenceInit::default()
-    });
-}
-
-/// Stages the allowed token ids of a request. Returns the index of their words, or -1 if all ids are allowed.
-fn stage_allowed_mask(sampling: &SamplingParams, vocab: usize, stage: &mut StagingBuffer) -> i32 {
-    let allowed = allowed_mask(sampling, vocab);
-    allowed.map_or(-1, |mask| stage.push_words(mask.into_iter().map(|word| word as i32)))
-}
-
-/// Returns the allowed token ids of a request as a bitmask; `None` = all ids are allowed.
-fn allowed_mask(sampling: &SamplingParams, vocab: usize) -> Option<Vec<u32>> {
-    let allowed = sampling.allowed_token_ids.as_ref()?;
-    let mut mask = vec![0u32; bitmask_words(vocab)];
-    for &id in allowed.iter().filter(|&&id| (id as usize) < vocab) {
-        mask[id as usize / 32] |= 1 << (id % 32);
-    }
-    Some(mask)
 }
 
 fn sampling_params(init: &SequenceInit) -> SequenceSamplingParams {

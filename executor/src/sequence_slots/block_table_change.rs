@@ -1,0 +1,25 @@
+//! Block table changes of batch rows.
+
+use protocol::BlockTableUpdate;
+
+/// Change of a block table by one row: the entries from index `from` on are replaced.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct BlockTableChange {
+    /// Index of the first replaced entry.
+    pub(crate) from: usize,
+    /// New entries, up to the end of the block table.
+    pub(crate) blocks: Vec<i32>,
+}
+
+impl BlockTableChange {
+    /// Adds a block table update of the same row. It replaces the entries that it overlaps.
+    pub(super) fn add(&mut self, update: &BlockTableUpdate) {
+        let from = update.first_entry as usize;
+        if from < self.from {
+            self.blocks.clear();
+            self.from = from;
+        }
+        self.blocks.truncate(from - self.from);
+        self.blocks.extend(update.blocks.iter().map(|block| block.0 as i32));
+    }
+}
