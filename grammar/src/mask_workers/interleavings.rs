@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
+use super::mask_worker_pool::MaskSessionQueue;
 use super::*;
 use crate::{GrammarCompiler, GrammarSpec, GrammarVocabulary, OutputConstraint};
 use protocol::BitmaskRow;
@@ -11,7 +12,7 @@ use scheduler::FinishReason;
 use shuttle::{check_random, thread};
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::{TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel, sync_channel};
 
 const INTERLEAVINGS_MAX: usize = 1_000;
 const END: Token = 256;
@@ -104,14 +105,10 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
             // interleaving may differ when it is repeated.
             let grammar = compiler.compile(&constraint, report).unwrap();
             let (events_tx, mask_events) = channel();
-            let pool = Arc::new(MaskWorkerPool {
-                fast: MaskSessionQueue::default(),
-                slow: MaskSessionQueue::default(),
-                timings: Arc::default(),
-                listener: Arc::new(move |request, event| {
-                    let _ = events_tx.send((request, event)); // The receiver may have been dropped.
-                }),
+            let listener = Arc::new(move |request, event| {
+                let _ = events_tx.send((request, event)); // The receiver may have been dropped.
             });
+            let pool = Arc::new(MaskWorkerPool::new(Arc::default(), listener));
             let queues: [fn(&MaskWorkerPool) -> &MaskSessionQueue; 3] =
                 [|pool| &pool.fast, |pool| &pool.fast, |pool| &pool.slow];
             let threads = queues.map(|queue| {
