@@ -309,25 +309,30 @@ impl HubRepository {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
-            match status(&error) {
-                Some(404) => {
-                    return Err(HubError::NotFound {
-                        id: self.id.clone(),
-                        revision: self.revision.clone(),
-                        endpoint: self.options.endpoint.clone(),
-                    });
-                }
-                Some(status @ (401 | 403)) => {
-                    return Err(HubError::Denied { id: self.id.clone(), status });
-                }
-                Some(status) if status < 500 && status != 408 && status != 429 => {
-                    return Err(self.transfer_error(what, &format!("status {status}")));
-                }
-                _ if attempt == ATTEMPTS_MAX => return Err(self.transfer_error(what, &error)),
-                _ => tracing::warn!("{}: {what}: {error}; retrying", self.id),
+            if let Some(permanent) = status(&error).and_then(|s| self.permanent_error(what, s)) {
+                return Err(permanent);
             }
+            if attempt == ATTEMPTS_MAX {
+                return Err(self.transfer_error(what, &error));
+            }
+            tracing::warn!("{}: {what}: {error}; retrying", self.id);
             std::thread::sleep(Duration::from_millis(250 << attempt));
             attempt += 1;
+        }
+    }
+
+    /// Returns the error that an HTTP status stands for; `None` if a retry may succeed.
+    fn permanent_error(&self, what: &str, status: u16) -> Option<HubError> {
+        let id = self.id.clone();
+        match status {
+            404 => Some(HubError::NotFound {
+                id,
+                revision: self.revision.clone(),
+                endpoint: self.options.endpoint.clone(),
+            }),
+            401 | 403 => Some(HubError::Denied { id, status }),
+            408 | 429 | 500.. => None,
+            _ => Some(self.transfer_error(what, &format!("status {status}"))),
         }
     }
 

@@ -91,6 +91,11 @@ impl AccessArgs {
         if self.metrics_require_key && self.api_key.is_empty() && self.api_key_file.is_none() {
             return rejected("--metrics-require-key: needs --api-key or --api-key-file");
         }
+        self.check_cors()
+    }
+
+    /// Rejects invalid combinations of the CORS flags.
+    fn check_cors(&self) -> Result<(), CommandLineError> {
         let all = |list: &Option<StringListArg>| {
             list.as_ref().is_some_and(|l| l.0.iter().any(|o| o == "*"))
         };

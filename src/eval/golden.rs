@@ -38,20 +38,7 @@ pub(super) async fn run(args: &GoldenArgs, environment: &ProcessEnvironment) -> 
     let fixture = EvalFixture::read(&args.fixture)?;
     let client = OpenAiClient::new(&args.client.base_url, &args.client, environment)?;
     let model = client.model(args.client.model.as_deref()).await.context("/v1/models")?;
-    let body = json!({
-        "model": model,
-        "prompt": fixture.tokens,
-        "max_tokens": 1,
-        "temperature": 0.0,
-        "prompt_logprobs": TOP_K.min(fixture.vocab_size),
-    });
-    let reply = client.post("/v1/completions", &body).await;
-    let reply = reply.map_err(|error| match error {
-        ClientError::Status { status: 400, message } => anyhow::anyhow!(
-            "{message}; serve the model of the fixture (--write-model) with --max-logprobs {TOP_K}"
-        ),
-        other => other.into(),
-    })?;
+    let reply = score(&client, &model, &fixture).await?;
     let positions = reply["choices"][0]["prompt_logprobs"].as_array();
     let positions = positions.context("no prompt_logprobs in the reply")?;
     ensure!(
@@ -66,6 +53,24 @@ pub(super) async fn run(args: &GoldenArgs, environment: &ProcessEnvironment) -> 
     Ok(differences.mean() <= args.mean_max
         && differences.p99() <= args.p99_max
         && differences.regret <= args.regret_max)
+}
+
+/// Requests the log-probabilities of the token ids of the fixture.
+async fn score(client: &OpenAiClient, model: &str, fixture: &EvalFixture) -> Result<Value> {
+    let body = json!({
+        "model": model,
+        "prompt": fixture.tokens,
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "prompt_logprobs": TOP_K.min(fixture.vocab_size),
+    });
+    let reply = client.post("/v1/completions", &body).await;
+    reply.map_err(|error| match error {
+        ClientError::Status { status: 400, message } => anyhow::anyhow!(
+            "{message}; serve the model of the fixture (--write-model) with --max-logprobs {TOP_K}"
+        ),
+        other => other.into(),
+    })
 }
 
 /// A token id that the server reports for a position in `prompt_logprobs`.

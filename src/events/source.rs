@@ -24,17 +24,7 @@ pub(super) fn resolve(
     if let Some(publish) = &args.endpoint {
         return Ok(PublisherEndpoints { publish: publish.clone(), replay: args.replay.clone() });
     }
-    let client_args = ClientArgs {
-        base_url: args.url.clone(),
-        model: None,
-        api_key: args.api_key.clone(),
-        timeout: DurationArg(TIMEOUT),
-    };
-    let client = OpenAiClient::new(&args.url, &client_args, environment)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let sources = runtime
-        .block_on(client.get("/kv_event_sources"))
-        .with_context(|| format!("{}: give an ENDPOINT, or a server with --url", args.url))?;
+    let sources = request_sources(args, environment)?;
     let Some(source) = sources.get(args.dp_rank.to_string()) else {
         bail!("{}: replica {} publishes no KV events (--kv-events-config)", args.url, args.dp_rank);
     };
@@ -48,6 +38,24 @@ pub(super) fn resolve(
         publish,
         replay: args.replay.clone().or_else(|| address("replay_endpoint")),
     })
+}
+
+/// Requests the KV-event publishers of all replicas from the server.
+fn request_sources(
+    args: &SubscribeArgs,
+    environment: &ProcessEnvironment,
+) -> Result<serde_json::Value> {
+    let client_args = ClientArgs {
+        base_url: args.url.clone(),
+        model: None,
+        api_key: args.api_key.clone(),
+        timeout: DurationArg(TIMEOUT),
+    };
+    let client = OpenAiClient::new(&args.url, &client_args, environment)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime
+        .block_on(client.get("/kv_event_sources"))
+        .with_context(|| format!("{}: give an ENDPOINT, or a server with --url", args.url))
 }
 
 /// Replaces the wildcard address in an endpoint with the loopback address.

@@ -219,8 +219,7 @@ fn start(
     let mut startup = wait_until_ready(&mut world, &mut links, events);
     if let Err(error) = &startup
         && auto
-        && settings::parallel(&args).world_size() == 1
-        && args.engine.device != DeviceArg::Cpu
+        && can_fall_back_to_cpu(&args)
         && error.is_device_error()
     {
         tracing::warn!(%error, "the GPU is not usable; falling back to the CPU");
@@ -233,6 +232,11 @@ fn start(
         Err(StartError::Interrupted(_)) => Ok(None),
         Err(error) => Err(anyhow!(error).context(files.name.clone())),
     }
+}
+
+/// Whether the CPU can replace the detected device: there is one executor, and it uses a GPU.
+fn can_fall_back_to_cpu(args: &ServeArgs) -> bool {
+    settings::parallel(args).world_size() == 1 && args.engine.device != DeviceArg::Cpu
 }
 
 /// Creates the context that request handlers need to serve the model.
