@@ -64,7 +64,7 @@ pub enum GrammarError {
         /// Error text of llguidance, for the log only.
         detail: String,
     },
-    /// The dry run exceeded its time limit.
+    /// The dry run (test compilation in a worker process) exceeded its time limit.
     #[error("the grammar took longer than {} ms to compile", COMPILE_TIME.as_millis())]
     TooSlow,
     /// The dry run got too little processor time to be judged, because the machine is overloaded.
@@ -83,7 +83,7 @@ pub enum GrammarError {
         WORKER_BYTES >> 20
     )]
     WorkerCrashed {
-        /// Exit status of the process.
+        /// Exit status of the worker process.
         how: String,
     },
     /// No worker process can be started. The grammar is not the cause.
@@ -261,7 +261,7 @@ impl CompiledGrammar {
         GrammarSessionFactory::new(self.clone(), ignores_end)
     }
 
-    /// Copies the matcher for one request.
+    /// Copies the matcher of the grammar for one request.
     pub(super) fn matcher_copy(&self) -> MatcherCopy {
         self.matcher_copies.copy_matcher(&lock(&self.prototype), self.bytes)
     }

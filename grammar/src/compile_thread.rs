@@ -37,7 +37,7 @@ impl CompileThread {
 
     fn handle_job(&mut self, job: CompileJob) {
         let CompileJob { constraint, key, reply, .. } = job;
-        // Another request may have compiled the same constraint meanwhile.
+        // Another request may have compiled an equal constraint while this job was queued.
         if let Some(compiled) = self.queue.cached(&key) {
             return reply(Ok(compiled));
         }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// Constraint on an output, and the request field that it comes from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OutputConstraint {
-    /// Grammar of the constrained text.
+    /// Grammar of the constrained part of the output.
     pub spec: GrammarSpec,
     /// Request field that contains the constraint; named by validation errors.
     pub param: String,

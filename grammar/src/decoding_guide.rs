@@ -24,8 +24,8 @@ impl DecodingGuide {
         self.grammar.as_ref().map(|seed| Arc::clone(seed.is_slow())).unwrap_or_default()
     }
 
-    /// Returns the index of the first output token that a mask may restrict. A thinking budget forces no
-    /// token before the budget is spent, and each token spends at most one.
+    /// Returns the index of the first output token that a mask may restrict. A thinking budget of n reasoning
+    /// tokens restricts no earlier token than token n.
     pub fn first_masked_token(&self) -> Option<u32> {
         match (&self.grammar, &self.budget) {
             (Some(_), _) => Some(0),
@@ -44,7 +44,7 @@ pub(super) struct DecodingGuideState {
 enum GrammarSessionState {
     /// The output has no grammar.
     Unconstrained,
-    /// The session is created before the first mask.
+    /// The session has not been created; it is created before the first mask is computed.
     Pending(GrammarSessionFactory),
     /// The session has started.
     Active(Box<GrammarSession>),
@@ -74,7 +74,7 @@ impl DecodingGuideState {
         Some(handle)
     }
 
-    /// Advances by committed tokens.
+    /// Advances the grammar session and the thinking budget by tokens committed to the output.
     ///
     /// Errors: the grammar engine panicked.
     pub(super) fn advance(&mut self, tokens: &[Token]) -> Result<(), GrammarPanic> {

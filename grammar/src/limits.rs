@@ -5,9 +5,9 @@ use std::time::Duration;
 
 /// Maximum length of a grammar's text in bytes.
 pub const TEXT_BYTES_MAX: usize = 64 << 10;
-/// Maximum nesting depth of brackets; checked before recursive parsers run.
+/// Maximum nesting depth of brackets in a grammar; checked before recursive parsers read the grammar.
 pub const NESTING_MAX: usize = 128;
-/// Maximum number of texts of a choice that become separate lexemes.
+/// Maximum number of texts of a choice constraint that become separate lexemes.
 pub(super) const SEPARATE_CHOICES_MAX: usize = 100;
 /// Maximum time of a dry run. It is short so that the client of a hostile grammar gets its error within a
 /// second.
@@ -43,9 +43,9 @@ pub(super) const MASK_SLOW: Duration = Duration::from_millis(2);
 /// Processor time of a mask in the dry run above which all masks of the grammar count as slow from the first
 /// one on.
 pub(super) const MASK_SLOW_IN_DRY_RUN: Duration = Duration::from_millis(5);
-/// Maximum processor time of a fast mask.
+/// Maximum processor time of a mask that counts as fast.
 pub(super) const MASK_FAST: Duration = Duration::from_millis(1);
-/// Number of consecutive fast masks after which masks are no longer precomputed.
+/// Number of consecutive fast masks of a request after which its masks are no longer precomputed.
 pub(super) const FAST_MASKS_TO_RECOVER: u32 = 16;
 /// Wall-clock time after which the computation of a mask is cancelled.
 pub(super) const MASK_TIME: Duration = Duration::from_secs(3);
@@ -63,8 +63,8 @@ pub(super) const CACHE_BYTES: usize = 64 << 20;
 /// allowed.
 pub(super) const TOKEN_BYTES_MAX: usize = 512;
 
-/// Returns the time that a step with this expected duration waits for masks beyond it. All rows of the step
-/// wait.
+/// Returns the time that a step waits for masks beyond `expected`, the expected duration of its forward pass.
+/// All rows of the step wait.
 pub(super) fn mask_grace_period(expected: Duration) -> Duration {
     let [min, max] = MASK_GRACE_PERIOD;
     (expected / 20).clamp(min, max)

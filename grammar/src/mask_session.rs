@@ -46,7 +46,7 @@ pub(super) struct MaskSession {
     slow: AtomicBool,
     /// Whether masks of the grammar are slow; shared by all requests of the grammar.
     grammar_is_slow: Arc<atomic::AtomicBool>,
-    /// Whether later tokens are unrestricted.
+    /// Whether the decoding guide restricts no later token, so that no more masks are needed.
     done: AtomicBool,
 }
 
@@ -66,9 +66,10 @@ struct MaskCommandInbox {
 
 /// Command for a mask session.
 pub(super) enum MaskCommand {
-    /// Advances by committed tokens.
+    /// Advances the decoding guide by tokens committed to the output.
     Tokens(TokenVec),
-    /// Computes the mask of a row of a step.
+    /// Computes the mask of the next token for a step that samples it: the collector of the step's masks, and
+    /// the index of the request's batch row.
     Compute(Arc<StepMaskCollector>, u32),
 }
 
@@ -158,7 +159,7 @@ impl MaskSession {
         }
     }
 
-    /// Whether later tokens are unrestricted.
+    /// Whether the decoding guide restricts no later token, so that no more masks are needed.
     pub(super) fn is_done(&self) -> bool {
         self.done.load(Ordering::Relaxed)
     }

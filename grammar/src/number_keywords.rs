@@ -41,7 +41,7 @@ pub(super) fn prepare(schema: &mut Value) -> Result<(), GrammarError> {
     visit_schema(schema)
 }
 
-/// Checks a schema that cannot be rewritten, because it is part of a larger text.
+/// Checks a schema that is part of a Lark grammar, where its number keywords cannot be rewritten.
 ///
 /// Errors: those of `prepare`; a keyword would have to be rewritten.
 pub(super) fn check_fixed(schema: &Value) -> Result<(), GrammarError> {
@@ -132,8 +132,8 @@ fn check_combined(members: &Map<String, Value>) -> Result<(), GrammarError> {
     combine(members, None).map(drop)
 }
 
-/// Returns the common multiple of `accumulated`, of a schema and of all schemas in its `allOf`. Each alternative
-/// in `anyOf` and `oneOf` is checked with it.
+/// Returns the common multiple of `accumulated`, of a schema and of all schemas in its `allOf`. Each
+/// alternative in `anyOf` and `oneOf` is checked with it.
 fn combine(
     members: &Map<String, Value>,
     accumulated: Option<DecimalNumber>,

@@ -137,7 +137,8 @@ fn is_accepted(schema: &Value, text: &str) -> bool {
             }
         }
     }
-    // Numbers with three-digit exponents may not parse as doubles; they occur only where no bound applies.
+    // Numbers with three-digit exponents may not parse as doubles. They count as accepted, because such
+    // numbers occur only where no bound applies.
     serde_json::from_str(text).map_or(true, |value| jsonschema::is_valid(&remaining, &value))
 }
 

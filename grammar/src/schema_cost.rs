@@ -9,8 +9,8 @@ use super::compile::GrammarError;
 use super::number_keywords;
 use serde_json::Value;
 
-/// Maximum number of strings with a pattern or a format in a schema with `allOf`, where all of them may
-/// intersect.
+/// Maximum number of strings with `pattern` or `format` in a schema with `allOf`: llguidance may have to
+/// intersect the regular expressions of all of them.
 const INTERSECTED_MAX: usize = 16;
 /// Maximum number of property-name patterns (`patternProperties`): each is compared with every other.
 const NAME_PATTERNS_MAX: usize = 64;
@@ -61,8 +61,8 @@ fn reject(message: String) -> Result<(), GrammarError> {
     Err(GrammarError::Invalid(message))
 }
 
-/// Counts keywords at any position. A property that is named `pattern` or `format` is not counted, because its
-/// value is a schema and not a string.
+/// Counts keywords at any position. A property that is named `pattern` or `format` is not counted, because
+/// its value is a schema and not a string.
 fn count(value: &Value, counts: &mut SchemaKeywordCounts) -> Result<(), GrammarError> {
     match value {
         Value::Array(list) => list.iter().try_for_each(|item| count(item, counts)),

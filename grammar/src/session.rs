@@ -54,7 +54,7 @@ pub struct GrammarSession {
     /// Token ids that the grammar forces next, in order. A text without alternatives is tokenized once, not
     /// anew for each of its tokens.
     forced: VecDeque<Token>,
-    /// Keeps the bytes of the matcher copy counted while the session exists.
+    /// Matcher copy, kept so that its bytes are counted until the session ends.
     _copy: Option<Arc<OnceLock<MatcherCopy>>>,
 }
 

@@ -15,7 +15,7 @@ pub(super) struct StepMaskCollector {
 }
 
 struct CollectedMasks {
-    /// Indices of the rows without a mask.
+    /// Batch row indices of the masks that have not arrived.
     missing: Vec<u32>,
     collected: Vec<BitmaskRow>,
 }
@@ -31,7 +31,7 @@ impl StepMaskCollector {
         Self { step, executor, pending: Mutex::new(CollectedMasks { missing, collected }) }
     }
 
-    /// Adds the mask of a row. Returns false if the step has proceeded without it.
+    /// Adds the mask of the batch row with index `row`. Returns false if the step has proceeded without it.
     pub(super) fn put(&self, row: u32, allowed: Vec<u32>) -> bool {
         let mut pending = lock(&self.pending);
         let Some(index) = pending.missing.iter().position(|&missing| missing == row) else {
@@ -45,8 +45,8 @@ impl StepMaskCollector {
         true
     }
 
-    /// Sends the masks that are ready at the deadline of the step. `overdue_masks` is incremented by the number
-    /// of rows with overdue masks before the message is sent.
+    /// Sends the masks that are ready at the deadline of the step. `overdue_masks` is incremented by the
+    /// number of rows with overdue masks before the message is sent.
     pub(super) fn send_without_overdue(&self, overdue_masks: &AtomicU64) {
         let mut pending = lock(&self.pending);
         let overdue = take(&mut pending.missing);

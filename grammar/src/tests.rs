@@ -31,7 +31,7 @@ fn compile(spec: GrammarSpec) -> Result<CompiledGrammar, GrammarError> {
     compile_with(&GrammarCompiler::new(vocabulary()).unwrap(), &OutputConstraint::new(spec, "test"))
 }
 
-/// Runs the dry run and compiles.
+/// Runs the dry run of a constraint in this process, and then compiles it.
 pub(super) fn compile_with(
     compiler: &GrammarCompiler,
     constraint: &OutputConstraint,

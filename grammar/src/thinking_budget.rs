@@ -68,7 +68,8 @@ pub(super) struct ThinkingBudgetState {
     /// Whether the end marker must not be forced inside a character, because a grammar follows the reasoning.
     waits_for_character: bool,
     reasoned: u32,
-    /// Newest reasoning tokens, at most one fewer than the end marker has.
+    /// Newest reasoning tokens, to find out how much of the end marker the model has generated itself; at
+    /// most one token fewer than the end marker has.
     recent: Vec<Token>,
     /// Number of tokens of the end marker in the output, once the rest of the marker is forced.
     forced: Option<usize>,
@@ -76,8 +77,8 @@ pub(super) struct ThinkingBudgetState {
 }
 
 impl ThinkingBudgetState {
-    /// Creates the state of an output before its first token. With `waits_for_character`, the end marker is not forced
-    /// inside a character.
+    /// Creates the state of an output before its first token. With `waits_for_character`, the end marker is
+    /// not forced inside a character.
     pub(super) fn new(budget: ThinkingBudget, waits_for_character: bool) -> Self {
         let tracker = (budget.new_tracker)();
         let recent = Vec::new();
@@ -94,7 +95,7 @@ impl ThinkingBudgetState {
         state
     }
 
-    /// Advances by committed tokens.
+    /// Advances the budget and its reasoning tracker by tokens committed to the output.
     pub(super) fn advance(&mut self, tokens: &[Token]) {
         for &token in tokens {
             if self.done {

@@ -44,8 +44,8 @@ fn serve_requests(stream: LinkSocket) -> Result<(), LinkError> {
         match (message, &compiler) {
             (GrammarWorkerRequest::LowerPriority, _) => lower_priority(),
             (GrammarWorkerRequest::Vocabulary(message), _) => {
-                // The server has created a compiler from an equal vocabulary. If this fails, the peer is not
-                // a server.
+                // The server has created a compiler from an equal vocabulary, so an error here means that the
+                // process at the other end is not a server.
                 let new_compiler =
                     GrammarCompiler::new(vocabulary(message)).map_err(|_| LinkError::Closed)?;
                 let new_compiler = compiler.insert(Arc::new(new_compiler));

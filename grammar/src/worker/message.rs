@@ -22,14 +22,15 @@ pub(super) enum GrammarWorkerRequest {
     LowerPriority,
     /// Vocabulary; sent once, before any constraint.
     Vocabulary(VocabularyMessage),
-    /// Grammar for a dry run.
+    /// Grammar that the process compiles and runs on random tokens (dry run), to measure its cost before
+    /// requests use it.
     Constraint(Arc<OutputConstraint>),
 }
 
 /// Vocabulary without its tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct VocabularyMessage {
-    /// Token bytes, as in `GrammarVocabulary`.
+    /// Bytes of each token id, as in `GrammarVocabulary::tokens`.
     pub(super) tokens: Vec<Vec<u8>>,
     pub(super) special: Vec<Token>,
     pub(super) end_ids: Vec<Token>,

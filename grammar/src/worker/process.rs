@@ -40,8 +40,8 @@ struct DryRunElapsed {
 }
 
 impl GrammarWorkerProcess {
-    /// Starts the process and waits until it has loaded the vocabulary, with low priority if `low_priority`. The
-    /// process dies with the calling thread.
+    /// Starts the process and waits until it has loaded the vocabulary, with low priority if `low_priority`.
+    /// The process dies with the calling thread.
     ///
     /// Errors: the process cannot be started, or does not become ready in time.
     pub(crate) fn start(
@@ -150,8 +150,8 @@ impl GrammarWorkerProcess {
         const TICK: Duration = Duration::from_millis(10); // USER_HZ is 100 on all supported architectures.
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
         let stat = stat.unwrap_or_default();
-        // The process name may contain spaces and ends with `) `. The fields after it start at the 3rd; utime
-        // and stime are the 14th and 15th.
+        // In `/proc/PID/stat`, the process name may contain spaces and ends with `) `. The fields after it
+        // start at the 3rd; utime and stime are the 14th and 15th.
         let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         let ticks = fields.skip(11).take(2).filter_map(|field| field.parse::<u32>().ok());
         TICK * ticks.sum::<u32>()

@@ -23,10 +23,11 @@ type DryRunVerdict = Result<DryRunReport, GrammarError>;
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time after which a dry run with less than `DRY_RUN_CPU_TIME_MIN` of processor time counts as starved.
 const STARVED_AFTER: Duration = Duration::from_millis(300);
-/// Number of checks without a dry run after which the thread sleeps until the next one.
+/// Number of checks without a dry run after which the thread stops checking and sleeps until the next dry
+/// run.
 const IDLE_CHECKS_MAX: u32 = 20;
 
-/// Dry run that the server waits for.
+/// Dry run for which the server waits for a verdict.
 pub(super) struct GrammarDryRun {
     pub(super) constraint: Arc<OutputConstraint>,
     started_at: Instant,
@@ -115,7 +116,7 @@ impl<W: Write> DryRunVerdictSender<W> {
     }
 }
 
-/// Repeats starved dry runs until an error occurs.
+/// Watches the dry runs and repeats starved ones in this thread, until an error occurs.
 ///
 /// Errors: the server has closed the connection.
 pub(super) fn take_over_starved<W: Write>(

@@ -3,7 +3,7 @@
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::{fs, io};
 
-/// OOM score: the out-of-memory killer ends worker processes first.
+/// Value of `oom_score_adj` of worker processes: the out-of-memory killer ends them first.
 const OOM_SCORE: &str = "1000";
 
 /// Environment variable and value of a worker process that let its allocator map memory on demand. By default

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 /// Epoch of all frames. It is constant, because a connection ends with its worker process.
 pub const EPOCH: Epoch = Epoch(1);
 
-/// Appends the body of a message.
+/// Appends the body of a message, `value` in MessagePack, to `out`.
 ///
 /// Errors: the value cannot be represented in MessagePack.
 pub fn encode_message(
