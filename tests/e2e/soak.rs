@@ -184,8 +184,8 @@ fn short_soak_leaves_no_resources() {
     let soak = run(Duration::from_secs(8), Duration::from_secs(2));
     assert!(soak.requests > 50, "{}", soak.requests);
     assert_eq!((soak.failures, soak.in_use_at_end), (0, 0.0));
-    // One descriptor per connected client, one for a client that has just disconnected, and the process's
-    // own.
+    // The number of open descriptors varies with connected clients, with clients that have just disconnected,
+    // and with the processes' own files.
     let descriptors = soak.samples.iter().map(|s| s.descriptors);
     let (least, most) = (descriptors.clone().min().unwrap(), descriptors.max().unwrap());
     assert!(most - least <= 4 * CLIENTS, "{least} to {most} descriptors");

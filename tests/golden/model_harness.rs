@@ -92,7 +92,7 @@ pub(crate) struct ForwardTrace {
 }
 
 impl RankContext {
-    /// Context of a model that runs on a single rank.
+    /// Context of the only rank of a model that is not sharded.
     pub(crate) fn single() -> Self {
         Self::new(
             ParallelRanks::SINGLE,
@@ -624,7 +624,7 @@ pub(crate) fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     })
 }
 
-/// Differences of log-probabilities from those of a reference.
+/// Statistics of the differences between log-probabilities and those of a reference.
 #[derive(Debug)]
 #[allow(dead_code, reason = "printed by Debug")]
 pub(crate) struct LogprobErrors {

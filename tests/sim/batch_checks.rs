@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Checks the batches of one replica against the state that its executors must have after earlier batches.
 #[derive(Debug, Default)]
 pub(crate) struct BatchChecker {
-    /// Number of steps sent whose output has not arrived.
+    /// Number of the replica's steps that were sent and whose output has not arrived.
     pub(crate) in_flight: u32,
     last_step: u64,
     block_tables: Vec<Vec<BlockId>>,
@@ -23,7 +23,8 @@ pub(crate) struct BatchChecker {
 pub(crate) struct RequestLengthLimits {
     /// Maximum total length of prompt and output.
     pub(crate) max_len: u32,
-    /// End position (exclusive) of the tokens that are ever inputs of the model.
+    /// End position (exclusive) of the tokens that are ever inputs of the model, which the last output token
+    /// is not.
     pub(crate) forwarded_len: u32,
 }
 
@@ -159,7 +160,8 @@ fn check_chunks(batch: &Batch, config: &SimConfig) -> CheckResult {
     Ok(())
 }
 
-/// Checks that the bucket of the captured graph is large enough for the batch.
+/// Checks the dispatch mode: only lockstep groups pad eager steps, and the rows of a batch that replays a
+/// captured graph fit into the graph's bucket.
 fn check_dispatch(batch: &Batch, tokens: u32, config: &SimConfig) -> CheckResult {
     let (step, rows) = (batch.step.0, batch.rows.len() as u32);
     match batch.dispatch {

@@ -26,7 +26,7 @@ pub(crate) enum ClientStage {
 /// Outcomes of a request, other than a regular finish, that injected faults permit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AllowedOutcomes {
-    /// Cause of an abort that was sent to the engine.
+    /// Cause of the abort that was sent for the request; the request may end with it.
     pub(crate) aborted: Option<AbortCause>,
     /// A row of the request was made to fail by fault injection.
     pub(crate) row_failed: bool,
@@ -299,7 +299,7 @@ impl SimClient {
         }
     }
 
-    /// Whether the scheduler must reject this request in every case.
+    /// Whether the request can never run, whatever the load, so that the scheduler must reject it.
     pub(crate) fn must_be_rejected(&self, config: &SimConfig) -> bool {
         let (submit, limits) = (&self.submit, &config.scheduler.limits);
         let prompt = submit.tokens.len() as u32;
@@ -311,7 +311,7 @@ impl SimClient {
     }
 }
 
-/// Whether an event carries no data.
+/// Whether a token event has neither tokens nor prompt log-probabilities nor a first admission.
 fn is_empty(event: &TokenEvent) -> bool {
     event.tokens.is_empty() && event.prompt_logprobs.is_empty() && event.first_admission.is_none()
 }

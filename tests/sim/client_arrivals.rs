@@ -66,7 +66,7 @@ impl SimWorld {
         self.trace.record(self.now_ms, "abort", &[request.0]);
         self.inbox.push(SchedulerEvent::Abort { request, cause });
         if self.rng.chance_per_mille(100) {
-            // An abort of a request id that does not exist.
+            // In addition, aborts a request id that does not exist, which must have no effect.
             self.inbox.push(SchedulerEvent::Abort { request: RequestId(1 << 40), cause });
         }
     }

@@ -1,9 +1,11 @@
-//! Violations of invariants, named as in the list of invariants.
+//! Violations of invariants. The names (`I1` to `I22`, and names of guarantees such as `F25`) are those of
+//! the module comments of `tests/sim`.
 
 /// The invariant that is violated, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InvariantViolation {
-    /// `I1` to `I22`, or the name of a guarantee.
+    /// Name of the invariant or guarantee, as in the module comments of `tests/sim`: for example `I13` or
+    /// `F25`.
     pub(crate) invariant: &'static str,
     /// Description of the state that violates the invariant.
     pub(crate) text: String,

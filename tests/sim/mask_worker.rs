@@ -17,7 +17,7 @@ pub(crate) struct SimMaskWorker {
     /// Whether the worker starts a bitmask when tokens arrive instead of with the step, and reports when each
     /// bitmask is ready.
     works_ahead: bool,
-    /// Whether a step ran without the bitmask that is being built.
+    /// Whether a step was sent without the bitmask that is being built.
     missed_step: bool,
     working_on: Option<u32>,
     ready_for: Option<u32>,

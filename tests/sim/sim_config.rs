@@ -11,7 +11,7 @@ pub(crate) const LATE_DRAWS_STREAM: u64 = 0x1000_0000_0000_0000;
 /// Seeds from here on draw worlds with broken links and KV-event subscribers that disconnect.
 pub(crate) const LINK_SEEDS_FROM: u64 = 2_000_000_000;
 
-/// The drawn configuration of a simulated world.
+/// Configuration of a simulated world, which its seed determines.
 #[derive(Debug, Clone)]
 pub(crate) struct SimConfig {
     /// Configuration of the scheduler under test.
@@ -34,15 +34,15 @@ pub(crate) struct SimLoad {
     pub(crate) requests: u32,
     /// Longest time between two arrivals in milliseconds.
     pub(crate) gap_ms: u32,
-    /// Rate of requests that share a prefix with an earlier request.
+    /// Rate (per 1000) of requests that share a prefix with an earlier request.
     pub(crate) shared: u32,
-    /// Rate of requests that continue an earlier request's prompt and output.
+    /// Rate (per 1000) of requests that continue an earlier request's prompt and output.
     pub(crate) continued: u32,
-    /// Rate of requests with grammar bitmasks.
+    /// Rate (per 1000) of requests with grammar bitmasks.
     pub(crate) constrained: u32,
     /// Number of cache salts in use; 0 = none.
     pub(crate) salts: u32,
-    /// Rate of requests with the client id of an earlier request.
+    /// Rate (per 1000) of requests with the client id of an earlier request.
     pub(crate) shared_client_ids: u32,
     /// Whether requests have different priorities.
     pub(crate) priorities: bool,
@@ -51,7 +51,7 @@ pub(crate) struct SimLoad {
     /// Longest prompt in tokens. Short prompts with long outputs grow while they run, which causes
     /// preemptions.
     pub(crate) prompt_len_max: u32,
-    /// Rate of requests that violate a limit on purpose.
+    /// Rate (per 1000) of requests that violate a limit on purpose.
     pub(crate) invalid_requests: u32,
     /// Longest one-way delay of a link in milliseconds.
     pub(crate) link_ms: u32,
@@ -62,45 +62,45 @@ pub(crate) struct SimLoad {
 /// Rates of faults in a simulated world, per 1000; a fault with rate 0 is disabled in this world.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FaultRates {
-    /// Rate of requests that are aborted at any time, some twice or after their end.
+    /// Rate (per 1000) of requests that are aborted at any time, some twice or after their end.
     pub(crate) abort: u32,
-    /// Rate of outputs followed by a crash of their executor.
+    /// Rate (per 1000) of outputs followed by a crash of their executor.
     pub(crate) crash: u32,
     /// Maximum number of crashes in a world.
     pub(crate) max_crashes: u32,
-    /// Rate of ranks that fail again before all ranks of their group are restored.
+    /// Rate (per 1000) of ranks that fail again before all ranks of their group are restored.
     pub(crate) fail_again: u32,
-    /// Rate of outputs of a crashed executor that still arrive, late and out of order.
+    /// Rate (per 1000) of outputs of a crashed executor that still arrive, late and out of order.
     pub(crate) stale_reply: u32,
-    /// Rate of outputs that are delivered twice.
+    /// Rate (per 1000) of outputs that are delivered twice.
     pub(crate) duplicate_reply: u32,
-    /// Rate of rows that fail on the device.
+    /// Rate (per 1000) of rows that fail on the device.
     pub(crate) failed_row: u32,
-    /// Rate of grammar bitmasks that are overdue.
+    /// Rate (per 1000) of grammar bitmasks that are overdue.
     pub(crate) overdue_mask: u32,
-    /// Rate of steps that take much longer than others.
+    /// Rate (per 1000) of steps that take much longer than others.
     pub(crate) slow_step: u32,
-    /// Rate of ticks that are delayed, so that several events are in one inbox.
+    /// Rate (per 1000) of ticks that are delayed, so that several events are in one inbox.
     pub(crate) late_tick: u32,
-    /// Rate of ticks before which the clock advances by a day.
+    /// Rate (per 1000) of ticks before which the clock advances by a day.
     pub(crate) clock_jump: u32,
-    /// Rate of restored executors that have a smaller KV pool than the failed ones.
+    /// Rate (per 1000) of restored executors that have a smaller KV pool than the failed ones.
     pub(crate) smaller_pool: u32,
-    /// Rate of ticks at which the prefix cache is cleared.
+    /// Rate (per 1000) of ticks at which the prefix cache is cleared.
     pub(crate) clear_prefix_cache: u32,
-    /// Rate of steps after which a link breaks.
+    /// Rate (per 1000) of steps after which a link breaks.
     pub(crate) broken_link: u32,
-    /// Rate of broken links that lose only the messages to the executors until the failure is detected; the
-    /// others lose both directions.
+    /// Rate (per 1000) of broken links that lose only messages to the executors until the failure is
+    /// detected; the others lose both directions.
     pub(crate) one_way_break: u32,
-    /// Rate of ticks at which a connected KV-event subscriber disconnects or a disconnected one reconnects.
-    /// Subscribers are connected at the start.
+    /// Rate (per 1000) of ticks at which a KV-event subscriber disconnects or, if it is disconnected,
+    /// reconnects. Subscribers are connected at the start.
     pub(crate) subscriber_disconnect: u32,
-    /// Rate of ticks after which the engine process or some of its threads pause for seconds.
+    /// Rate (per 1000) of ticks after which the engine process or some of its threads pause for seconds.
     pub(crate) process_pause: u32,
-    /// Rate of steps after which executors hang.
+    /// Rate (per 1000) of steps after which executors hang.
     pub(crate) hang: u32,
-    /// Rate of ticks at which an operator aborts all requests that have some request's client id.
+    /// Rate (per 1000) of ticks at which an operator aborts all requests that have some request's client id.
     pub(crate) abort_by_client_id: u32,
 }
 
@@ -135,7 +135,8 @@ impl SimConfig {
             limits.max_waiting_tokens = u64::from(rng.between(max_model_len, max_model_len * 8));
         }
         limits.draft_tokens = rng.pick(&[0, 0, 3, 1, 2, 4]);
-        // Some draft proposers need the token history; the setting has no random decision of its own.
+        // Some draft proposers need the token history. The setting is derived, because a random decision of
+        // its own would change the later decisions of every seed.
         limits.needs_token_history = limits.draft_tokens == 3;
         limits.mixed_batches = !rng.chance_per_mille(100);
         limits.failure_timeout_ms = if rng.chance_per_mille(200) { 300 } else { 1 << 40 };

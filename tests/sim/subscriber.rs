@@ -9,7 +9,7 @@ use crate::world::SimWorld;
 use protocol::{BlockHash, KvEvent, Replica};
 use std::collections::{BTreeSet, VecDeque};
 
-/// Effect of a KV event on the set of cached blocks.
+/// Change that a KV event makes to a subscriber's set of cached blocks.
 #[derive(Debug, Clone)]
 enum IndexChange {
     Stored(Vec<BlockHash>),

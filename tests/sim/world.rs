@@ -138,9 +138,9 @@ pub(crate) struct SimWorld {
     pub(crate) clients: Vec<SimClient>,
     pub(crate) trace: SimTrace,
     pub(crate) counts: SimCounts,
-    /// Whether an operator has cleared the prefix cache.
+    /// Whether an operator has cleared the prefix cache; finished requests then need not be prefix hits.
     pub(crate) cleared: bool,
-    /// Whether a replica fails in this tick.
+    /// Whether a replica fails in this tick, which clears its prefix cache.
     pub(crate) failure_in_tick: bool,
     pub(crate) effects: Vec<SchedulerEffect>,
     pub(crate) inbox: Vec<SchedulerEvent>,
@@ -348,7 +348,8 @@ impl SimWorld {
         for replica in restored {
             self.replicas[replica].failed_at_ms = None;
             self.start_executor(replica);
-            // The replica may have failed again before the scheduler processed its start.
+            // Removes the new executor if the replica has failed again before the scheduler processed its
+            // restore.
             let replica_state = &mut self.replicas[replica];
             replica_state
                 .executor

@@ -22,7 +22,7 @@ impl ChildWatchdog {
         let thread = std::thread::spawn(move || {
             let timed_out = stop_receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
             if timed_out {
-                // The process may have exited just before.
+                // An error is ignored: the process may have exited just before.
                 let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
             }
             timed_out

@@ -2,7 +2,7 @@
 //! uses seeds that no earlier run has used, and a run at a commit can be repeated. Without the variable
 //! (`cargo test`), the seeds are fixed.
 
-/// The number in `HADRON_CURSOR`, or 0.
+/// The number in `HADRON_CURSOR`, from which the seeds of a run are derived; 0 if the variable is unset.
 #[allow(clippy::disallowed_methods, reason = "the gate says where drawn tests begin")]
 pub(crate) fn cursor() -> u64 {
     std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().expect("a number"))

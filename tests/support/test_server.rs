@@ -139,19 +139,19 @@ pub(crate) struct TestServer {
     publishers: Vec<KvEventPublisher>,
 }
 
-/// Environment variable that worker processes must not inherit.
+/// Environment variable with a secret, which grammar and template workers must not inherit.
 pub(crate) const SECRET_VARIABLE: &str = "HADRON_CLUSTER_SECRET";
 
 /// Number of tokens per KV block of every test server.
 pub(crate) const BLOCK_TOKENS: u32 = 16;
 
-/// Grammar worker: the `hadron` executable of this build.
+/// Program that test servers start as grammar worker: the `hadron` executable of this build.
 pub(crate) fn grammar_worker() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
     WorkerProgram { path, args: vec!["grammar-worker".into()], secret_variable: SECRET_VARIABLE }
 }
 
-/// Template worker: the `hadron` executable of this build.
+/// Program that test servers start as template worker: the `hadron` executable of this build.
 fn template_worker() -> WorkerProgram {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_hadron"));
     WorkerProgram { path, args: vec!["template-worker".into()], secret_variable: SECRET_VARIABLE }
@@ -374,7 +374,7 @@ fn bounds(setup: &ServerSetup) -> FieldBounds {
     }
 }
 
-/// Metrics of a server with these settings.
+/// Creates the metrics registry of a server with these settings.
 fn metrics(setup: &ServerSetup) -> Arc<ServerMetrics> {
     let config = MetricsConfig::new("tiny", setup.max_model_len);
     let (replicas, block_lifetimes) = (setup.replicas, setup.block_lifetimes.is_some());

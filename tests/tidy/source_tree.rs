@@ -50,7 +50,7 @@ fn walk(dir: &Path, extensions: &[&str], found: &mut Vec<SourceFile>) {
     }
 }
 
-/// Numbered lines of a file, from 1 to its first test module, with comment lines emptied.
+/// Lines of a file up to its first test module, numbered from 1, each without the text from `//` on.
 pub(crate) fn code_lines(source: &SourceFile) -> impl Iterator<Item = (usize, &str)> {
     let end = source.text.find("#[cfg(test)]\nmod ").unwrap_or(source.text.len());
     source.text[..end].lines().enumerate().map(|(i, line)| {

@@ -189,7 +189,7 @@ impl ScheduleSubscriber {
     }
 }
 
-/// Numbers of events that happened in all schedules.
+/// Numbers of gaps, restarts and other events in all schedules, which show that they happened.
 #[derive(Default)]
 struct ScheduleCounts {
     dropped: u64,

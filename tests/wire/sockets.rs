@@ -211,7 +211,7 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
             group: 0,
         };
         publish_events(&mut feed, vec![large]);
-        // Waits for the publisher, so that its queue is never full.
+        // Waits until the publisher has processed the batch, so that its queue is never full.
         wait_for_batches(&publisher, batches + hash);
     }
     assert_eq!(publisher.source().counters.dropped.load(Ordering::Relaxed), 0);

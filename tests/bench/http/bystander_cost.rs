@@ -37,7 +37,7 @@ const SIP_BYTES: usize = 256;
 /// Pause of a slow stream client between two reads.
 const SIP_PAUSE: Duration = Duration::from_millis(50);
 
-/// Latencies in nanoseconds, collected by a client task.
+/// Latencies of one client's requests in nanoseconds, which its task appends while the run lasts.
 type SharedLatencies = Arc<Mutex<Vec<u64>>>;
 
 /// Step times of the server, and latencies of `/metrics` and `/livez` requests, of one run in nanoseconds.

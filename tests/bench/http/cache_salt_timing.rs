@@ -38,7 +38,7 @@ fn salt(rng: &mut SimRng) -> String {
     format!("{:016x}", rng.next_u64())
 }
 
-/// Time to first token, and number of cached prompt tokens.
+/// Sends a streamed request; returns its time to first token and the number of cached prompt tokens.
 fn time_first_token(client: &mut HttpClient, prompt: &str, salt: &str) -> (Duration, u64) {
     let body = json!({"prompt": prompt, "cache_salt": salt, "max_tokens": 1, "ignore_eos": true,
         "stream": true, "stream_options": {"include_usage": true}});

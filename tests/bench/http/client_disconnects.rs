@@ -67,7 +67,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     }
 }
 
-/// Runs one client; returns the moment at which it disconnected.
+/// Runs one client that disconnects at a random moment; returns the moment's index in `DISCONNECT_MOMENTS`.
 fn disconnect(address: SocketAddr, request_rng: &mut DisconnectRng) -> usize {
     let words = "once upon a time ".repeat(request_rng.below(40) as usize + 1);
     let stream = request_rng.below(4) > 0;

@@ -22,7 +22,7 @@ const CONSTRAINED: usize = 4;
 const STEP: Duration = Duration::from_millis(5);
 const ROUNDS: usize = 5;
 
-/// Load of four clients next to the plain streams.
+/// Constrained requests that four clients send while the plain streams run.
 #[derive(Clone)]
 struct ConstrainedLoad {
     name: String,

@@ -22,7 +22,7 @@ fn greeting() -> Vec<u8> {
     bytes
 }
 
-/// READY command of a peer with socket type `kind`.
+/// ZMTP READY command of a peer with socket type `kind`.
 fn ready(kind: &str) -> Vec<u8> {
     let mut body = b"\x05READY\x0bSocket-Type".to_vec();
     body.extend((kind.len() as u32).to_be_bytes());

@@ -53,7 +53,8 @@ impl MemorySampler {
         self.open_descriptors().is_none()
     }
 
-    /// Describes the file descriptors in excess of those at the start, if there are too many.
+    /// Describes the server's open file descriptors if there are more than at the start plus
+    /// `DESCRIPTORS_MORE`.
     pub(super) fn open_descriptors(&self) -> Option<String> {
         let first = self.samples.lock().unwrap().first()?.descriptors;
         let now = sample(&[self.pid], self.began.elapsed(), &Mutex::default()).descriptors;

@@ -29,10 +29,11 @@ pub(super) struct AttackTarget {
     pub(super) rejected: AtomicU64,
     pub(super) probes: AtomicU64,
     pub(super) violations: Mutex<Vec<String>>,
-    /// Twice the number of completed executor outages, plus 1 during an outage.
+    /// Twice the number of completed executor outages, plus 1 during an outage: equal values before and after
+    /// a probe mean that no outage began or ended meanwhile.
     outages: AtomicU64,
     executor_failures: Mutex<Vec<Instant>>,
-    /// Process ids of the executors that served last.
+    /// Process ids of the executors as last seen; if they change without an attack, an executor was starved.
     executors: Mutex<Vec<u32>>,
     /// Number of executors that were replaced without an attack.
     pub(super) starved: AtomicU64,
@@ -124,7 +125,8 @@ impl AttackTarget {
         }
     }
 
-    /// Twice the number of completed outages, plus 1 during one; see [`AttackTarget::is_outage`].
+    /// Twice the number of completed executor outages, plus 1 during an outage; see
+    /// [`AttackTarget::is_outage`].
     pub(super) fn outage(&self) -> u64 {
         self.outages.load(Ordering::SeqCst)
     }

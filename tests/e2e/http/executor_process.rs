@@ -158,12 +158,12 @@ fn step_outputs_count_as_heartbeats() {
             let line = page.lines().find(|line| line.starts_with(name));
             line.and_then(|line| line.rsplit(' ').next()).unwrap().parse().unwrap()
         };
-        // The age is 0 after any message of the executor, which sends heartbeats only if it has sent no other
-        // message for a while. While steps run, the age must decrease because of step outputs.
+        // The heartbeat age is 0 after any message of the executor, which sends heartbeats only if it has
+        // sent no other message for a while. While steps run, the age must decrease because of step outputs.
         let age = value("hadron:heartbeat_age_seconds{");
         if value("vllm:num_requests_running{") == 0.0 {
-            // The stream has ended before ten decreases of the age were counted, because a scrape takes as
-            // long as many steps on this machine. Another stream is started.
+            // The stream has ended before the heartbeat age decreased in ten scrapes, because a scrape takes
+            // as long as many steps on this machine. Another stream is started.
             assert!(streams < 30, "{signs} heartbeats during 30 requests of 1,500 steps");
             (busy, streams, former) = (stream(at, 1_500), streams + 1, 0.0);
             continue;

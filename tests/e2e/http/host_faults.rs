@@ -283,7 +283,8 @@ fn handler_panic_fails_one_request() {
 #[test]
 fn no_route_accepts_weights_or_kv() {
     let server = TestServer::start(&ServerSetup::default());
-    // Paths of routes through which other servers accept weights, tensors and code over HTTP.
+    // Routes through which other inference servers accept weights, tensors and code over HTTP; none may
+    // exist.
     for path in [
         "/update_weights",
         "/update_weights_from_disk",

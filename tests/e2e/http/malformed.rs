@@ -54,7 +54,7 @@ const PATHS: &[&str] = &[
     "/v1/completions/../x",
     "/%00",
 ];
-/// JSON values that replace the values of a valid body.
+/// JSON values with which mutations replace the values of a valid body.
 const ODD: &[&str] = &[
     "null",
     "true",
@@ -96,7 +96,7 @@ fn mutate(request_rng: &mut MalformedRequestRng) -> Vec<u8> {
             }
             2 => body.insert(at.min(body.len()), *request_rng.pick(b"{}[]\",:\\0-\x00\xff")),
             3 => {
-                // Replaces the value after a colon.
+                // Replaces a JSON value: the bytes from a colon to the next `,`, `}` or `]`.
                 let start = body[at.min(body.len())..].iter().position(|b| *b == b':');
                 if let Some(start) = start.map(|i| at + i + 1) {
                     let end = body[start..].iter().position(|b| b",}]".contains(b));

@@ -194,7 +194,7 @@ fn preempt_requests(moved: &mut ChangedSeries) {
 /// Changes the series of block lifetimes: a prompt is a prefix hit twice before other requests evict its
 /// blocks.
 fn evicted(moved: &mut ChangedSeries) {
-    // With this step time, block lifetimes are milliseconds.
+    // With this step time, block lifetimes are milliseconds instead of nearly 0.
     let step_time = Duration::from_millis(5);
     let setup = ServerSetup { blocks: 40, max_model_len: 512, step_time, ..measured() };
     let server = TestServer::start(&setup);

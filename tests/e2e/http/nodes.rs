@@ -153,7 +153,7 @@ impl Drop for NodeProcess {
         if std::thread::panicking() {
             println!("log of process {}:\n{}", self.child.id(), self.log());
         }
-        // The process has exited already in most tests.
+        // In most tests the processes of this node have exited already, so errors are ignored.
         let group = format!("-{}", self.child.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
         let _ = self.child.kill();

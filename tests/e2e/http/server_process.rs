@@ -92,7 +92,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // The process has exited already in most tests.
+        // In most tests the server has exited already, so errors are ignored.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

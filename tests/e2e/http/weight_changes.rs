@@ -262,7 +262,8 @@ fn nodes_with_different_weights_never_serve_together() {
     let mut one = NodeProcess::start(&place, 1, &[checkpoint.other_dir().to_str().unwrap()]);
     assert_eq!(one.exits().code(), Some(1), "{}", one.log());
     one.wait_for_log("node 0 rejected this node: node 1 has model digest ");
-    // A changed bit outside the sampled digest is detected when the weights are loaded.
+    // A bit changed at a position that the sampled digest of the weights does not cover is detected when the
+    // weights are loaded.
     same.put(&same.one_bit_changed());
     let _one = NodeProcess::start(&place, 1, &[&same.name()]);
     assert_eq!(zero.exits().code(), Some(1), "{}", zero.log());

@@ -39,7 +39,7 @@ impl GrammarCompileHarness {
     }
 }
 
-/// Counts and times of many grammars.
+/// Counts of accepted and rejected grammars, and their times.
 #[derive(Debug, Default)]
 struct RandomGrammarCounts {
     accepted: u64,
@@ -47,7 +47,7 @@ struct RandomGrammarCounts {
     masks: u64,
     /// Longest time until a grammar was accepted or rejected.
     judged: Duration,
-    /// Longest time for all bitmasks of an output.
+    /// Longest time to build all bitmasks of one accepted grammar.
     followed: Duration,
     /// Time of each grammar, from the start of its compilation to the last bitmask.
     took: Vec<Duration>,

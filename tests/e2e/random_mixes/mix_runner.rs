@@ -22,9 +22,9 @@ const DEAD_TICKS: u64 = 3;
 /// Faults injected into a run; rates are per 1000.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MixFaultRates {
-    /// Rate of grammar bitmasks that are overdue.
+    /// Rate (per 1000) of grammar bitmasks that are overdue.
     pub(super) overdue_masks: u32,
-    /// Rate of step outputs that reach the scheduler one tick late.
+    /// Rate (per 1000) of step outputs that reach the scheduler one tick late.
     pub(super) delayed_outputs: u32,
     pub(super) dies_at_tick: Option<u64>,
 }
@@ -38,7 +38,7 @@ pub(super) struct MixSetup {
     pub(super) faults: MixFaultRates,
 }
 
-/// Everything that a client receives for a request.
+/// All that a client has received for one request: tokens, log-probabilities and finish reason.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct RequestOutput {
     pub(super) tokens: Vec<Token>,

@@ -109,7 +109,7 @@ fn output_is_independent_of_concurrent_requests() {
     assert!(happened.iter().all(|&count| count > 0), "too little happened: {met:?}");
 }
 
-/// Runs `HADRON_MIXES_COUNT` seeds from `HADRON_MIXES_FROM` on.
+/// Tests the requests of `HADRON_MIXES_COUNT` seeds from `HADRON_MIXES_FROM` on.
 #[test]
 #[ignore = "runs the requested number: `just mixes FROM COUNT`"]
 #[expect(clippy::disallowed_methods, reason = "the seeds come from `just`")]
