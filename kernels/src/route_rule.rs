@@ -47,9 +47,9 @@ pub struct ExpertGroups {
 /// Score of a group, computed from the scores of its experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GroupScore {
-    /// Largest expert score.
+    /// Largest score of an expert in the group.
     Largest,
-    /// Sum of the two largest expert scores.
+    /// Sum of the two largest scores of experts in the group.
     Top2Sum,
 }
 

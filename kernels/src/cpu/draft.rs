@@ -205,7 +205,8 @@ impl BlockTables<'_> {
     }
 }
 
-/// Hidden state of the token before `row`, whose first token is at position `start`.
+/// Returns the hidden state of the token before `row`, whose first token is at position `start`: the boundary
+/// state of its KV block, or the state in the sequence slot; zeros if neither is stored.
 fn preceding_state<T: DeviceElement + Default>(
     row: &DraftRow,
     start: i32,

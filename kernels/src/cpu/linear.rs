@@ -41,7 +41,8 @@ impl CpuKernel for Linear<'_> {
             check_dtype(KERNEL, "bias", bias.dtype(), DType::F32)?;
         }
         let bias = bias.map(|b| b.row::<f32>(0));
-        // The router of an MoE layer may have f32 weights and 16-bit inputs.
+        // Inputs have the type of the weights, except in the router of an MoE layer: it may have f32 weights
+        // and 16-bit inputs.
         if w.dtype() != DType::F32 || !matches!(x.dtype(), DType::BF16 | DType::F16) {
             check_dtype(KERNEL, "input", x.dtype(), w.dtype())?;
         }

@@ -44,8 +44,8 @@ impl CpuBackend {
         for t in 0..tokens {
             sums.row_mut::<f32>(t).fill(0.0);
         }
-        // Experts in ascending order: the terms of a token are added in that order, whatever experts other
-        // tokens have.
+        // Experts are processed in ascending order, so that the expert outputs of a token are added in that
+        // order, whichever experts the other tokens selected.
         for (e, group) in grouped.groups.iter().enumerate().filter(|(_, group)| !group.is_empty()) {
             let n = group.len();
             let mut rows = rows.mat_mut(T::DTYPE, n, hidden)?;

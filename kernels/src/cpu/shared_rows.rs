@@ -53,7 +53,7 @@ impl<T: DeviceElement> SharedRows<T> {
     /// # Safety
     /// See [`SharedRows::part`].
     pub(super) unsafe fn row<'a>(&self, r: usize) -> &'a mut [T] {
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees what `part` requires.
         unsafe { self.part(r, 0, self.cols) }
     }
 }

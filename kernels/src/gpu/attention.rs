@@ -360,7 +360,8 @@ impl GpuKernel for PagedAttention<'_> {
         let shape =
             AttentionLaunchShape { args, layout, pool, group: args.heads / layout.kv_heads };
         let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
-        // The prefill kernels cannot mask the positions before `first_position`.
+        // The prefill kernels cannot mask the positions before `first_position`: such steps use the plain
+        // kernel.
         let masks_prefill_rows = args.first_position > 0 && decode_rows < args.rows.len();
         if masks_prefill_rows || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
             return gpu.attend_plain(s, &mut o, &shape);

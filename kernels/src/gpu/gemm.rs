@@ -17,7 +17,7 @@ const THREADS: u32 = 256;
 /// Maximum number of rows of `x` for the small-M GEMM. With so few rows it is bound by reading the weights,
 /// which it reads once.
 const SMALL_M_ROWS: usize = 16;
-/// Number of columns that one warp processes per iteration.
+/// Number of columns (K) that one warp of the small-M GEMM processes per iteration.
 const SMALL_M_CHUNK: usize = 128;
 /// Supported numbers of strips (groups of rows of `W`) per block, ascending.
 const SMALL_M_STRIPS: [usize; 4] = [1, 2, 4, 8];
@@ -286,9 +286,9 @@ impl GpuKernel for FusedLinear<'_> {
     }
 }
 
-/// Number of rows of `W` per tile; must match `TILE_N` in gemm/tile.h.
+/// Number of rows of `W` per tile of the tiled GEMM; must match `TILE_N` in gemm/tile.h.
 pub(super) const TILE_OUTPUTS: usize = 128;
-/// Bytes per row of a tile in shared memory, padding included.
+/// Bytes per row of a tile of the tiled GEMM in shared memory, padding included.
 const TILE_ROW_BYTES: usize = 80;
 
 /// Appends the sizes that are the last arguments of all GEMM kernels: rows, n, k and the row strides of `y`

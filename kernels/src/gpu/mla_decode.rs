@@ -68,9 +68,9 @@ const SPLITS: &[KvSplitSize] = &[
 /// (without WGMMA) and 59 µs (with WGMMA) with 1,088 keys, 59 and 93 µs with 8,192 keys; 128 heads of 16 rows
 /// take 428 and 184 µs.
 const FEW_ROWS_MAX: usize = 2;
-/// Number of partial results per block and jointly processed token for which the WGMMA kernel has scratch
-/// memory; this bounds its number of splits. Batches with mixed context lengths are fastest with up to 10
-/// splits per block.
+/// Number of partial results for which the WGMMA kernel has scratch memory, per block and per token that the
+/// block processes together; this bounds its number of splits. Batches with mixed context lengths are fastest
+/// with up to 10 splits per block.
 const RUN_RECORDS: usize = 12;
 /// Minimum number of keys per split of the WGMMA kernel; must match 2^`SHORTEST` in
 /// mla_decode_wgmma/split_length.h.
@@ -385,7 +385,8 @@ impl GpuBackend {
         tokens_per_block: usize,
     ) -> Result<KernelLaunch, DeviceError> {
         let layout = call.layout;
-        // `LONG_ROW` is only defined if rows of many tokens are skipped.
+        // `LONG_ROW` is only defined in launches that skip rows of many tokens, which non-absorbed MLA
+        // computes.
         let omitted = usize::from(!(each_token && call.short_rows_only));
         let kv_lora_rank = ("KV_LORA_RANK", layout.kv_lora_rank as u32);
         let rope_dim = ("QK_ROPE_HEAD_DIM", layout.rope_dim as u32);

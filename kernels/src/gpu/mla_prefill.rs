@@ -14,7 +14,7 @@ use crate::{MlaAttentionArgs, MlaKvLayout, PackedGroup, RowBounds};
 static GATHER: KernelSource = kernel_source!("mla_gather_kv/mla_gather_kv.hip");
 static PREFILL: KernelSource = kernel_source!("mla_prefill/mla_prefill.hip");
 
-/// Number of keys per block of the gather kernel.
+/// Number of keys per block of the kernel that gathers compressed KV rows from the KV pool.
 const GATHER_ROWS: usize = 32;
 /// Number of threads per block of the gather kernel and of the attention kernel without WGMMA, and number of
 /// threads in the two consumer warpgroups of the WGMMA kernel.
@@ -32,14 +32,16 @@ const PANEL: usize = 64;
 const PANEL_ALIGNMENT: usize = 1024;
 /// Static shared memory per block of the WGMMA kernel, in bytes.
 const STATIC_BYTES: usize = 1024;
-/// Number of keys per copy step of the kernel without WGMMA, and number of padding elements per row of one
-/// key and value.
+/// Number of keys that the kernel without WGMMA copies to shared memory per step, and number of padding
+/// elements per row (one key and one value).
 const COPY_KEYS: usize = 64;
 const PADDING: usize = 32 + 8;
-/// Minimum number of (token tile, head) pairs per SM for splitting the work by heads instead of keys.
+/// Minimum number of (token tile, head) pairs per SM in a window with some heads and all keys; with fewer
+/// pairs, windows have some of the keys instead.
 const TILES_PER_SM: usize = 2;
 
-/// Arguments that all launches of non-absorbed MLA share, the chosen kernel, and the plan of windows.
+/// Arguments that all launches of non-absorbed MLA share, the chosen kernel, and the plan of how many heads
+/// and keys are up-projected at a time.
 pub(super) struct MlaPrefillCall<'a> {
     args: &'a MlaAttentionArgs<'a>,
     layout: &'a MlaKvLayout,
@@ -67,7 +69,8 @@ struct ExpandedKv {
     stride: usize,
 }
 
-/// Heads and keys that are expanded and attended to at a time.
+/// A window: the heads and keys whose compressed KV is up-projected (expanded) and then attended to at a
+/// time.
 #[derive(Clone, Copy)]
 struct HeadKeyWindow {
     first_head: usize,
@@ -331,7 +334,7 @@ impl GpuBackend {
         unsafe { launch.f32(args.scale * LOG2_E).launch(self, s) }
     }
 
-    /// Returns the launch of the attention kernel for `window`, without arguments.
+    /// Returns the launch of the attention kernel for the heads and keys of `window`, without arguments.
     fn prefill_launch(
         &self,
         call: &MlaPrefillCall<'_>,

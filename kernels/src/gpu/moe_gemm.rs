@@ -26,7 +26,8 @@ impl GpuBackend {
         let shape =
             self.small_m_strips(SMALL_M_ROWS, group.n(), k, call.max_active_experts(), first);
         let Some(SmallMStripShape { strips, blocks, shared_bytes }) = shape else {
-            // `choose_kernel` does not select this kernel if the rows do not fit.
+            // Not reached: `choose_kernel` selects this kernel only if the rows of a segment fit into shared
+            // memory.
             return check_size(KERNEL, "input features of the small-M GEMM", k, 0);
         };
         let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];

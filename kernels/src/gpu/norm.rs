@@ -10,7 +10,7 @@ use crate::{AddRmsNorm, GpuKernel, RmsNorm};
 static NORM: KernelSource = kernel_source!("norm/norm.hip");
 
 const KERNEL: &str = "rms_norm";
-/// Maximum number of threads per block.
+/// Maximum number of threads per block of the norm kernels; a block computes one row.
 const MAX_THREADS: usize = 512;
 
 impl GpuBackend {

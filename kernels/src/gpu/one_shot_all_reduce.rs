@@ -104,8 +104,8 @@ fn blocks(gpu: &GpuBackend, target_blocks: usize) -> u32 {
     target_blocks.min(gpu.multiprocessors() as usize) as u32
 }
 
-/// Appends the kernel arguments that describe the ranks: addresses, counters, size of the shared memory, and
-/// rank.
+/// Appends the kernel arguments that describe the ranks: addresses of their shared memory, launch counters,
+/// abort flag, size of the shared memory, and rank.
 fn rank_args(launch: KernelLaunch, peers: &PeerMemoryView) -> KernelLaunch {
     launch
         .arg_words(&peers.addresses())

@@ -54,7 +54,7 @@ pub struct AddRmsNorm<'a> {
     pub y: MatMut<'a>,
     /// Residual stream `[tokens, hidden_size]`, updated in place.
     pub x: MatMut<'a>,
-    /// Summand, `[tokens, hidden_size]`.
+    /// Summand that is added to the residual stream, `[tokens, hidden_size]`.
     pub delta: MatRef<'a>,
     /// Weight of the norm, `[hidden_size]`.
     pub weight: MatRef<'a>,

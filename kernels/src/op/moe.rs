@@ -75,11 +75,11 @@ pub struct ExpertPlacementLookup<'a> {
 /// tokens per rank. `token_rows` has the index of each token's entry in `tokens` for each rank, or −1.
 #[derive(Debug)]
 pub struct TokenDispatch<'a> {
-    /// Token indices, grouped by rank; i32 `[1, ranks · tokens]`.
+    /// Indices of the tokens to send, grouped by destination rank; i32 `[1, ranks · tokens]`.
     pub tokens: MatMut<'a>,
     /// Index in `tokens` by token and rank; i32 `[tokens, ranks]`.
     pub token_rows: MatMut<'a>,
-    /// Number of tokens per rank; i32 `[1, ranks]`.
+    /// Number of tokens to send to each rank; i32 `[1, ranks]`.
     pub counts: MatMut<'a>,
     /// Selected experts; i32 `[tokens, top_k]`.
     pub experts: MatRef<'a>,
@@ -93,7 +93,7 @@ pub struct TokenDispatch<'a> {
 pub struct MoeCombine<'a> {
     /// Combined outputs, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
-    /// Returned rows, `[returned_rows, hidden_size]`.
+    /// Expert outputs that the EP ranks returned, `[returned_rows, hidden_size]`.
     pub x: MatRef<'a>,
     /// Row indices in `x` to sum for each token; i32 `[tokens, summands]`.
     pub token_rows: MatRef<'a>,

@@ -9,8 +9,8 @@ use crate::{
 };
 
 impl FusedLinear<'_> {
-    /// Whether the device supports this op for `rows` rows of type `dtype` and weights `w`, with every
-    /// fusion.
+    /// Whether the device has a fused kernel for [`FusedLinear`] with `rows` rows of type `dtype` and weights
+    /// `w`, with every fusion.
     #[must_use]
     pub fn supports(backend: &KernelBackend, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         match backend {
@@ -21,8 +21,8 @@ impl FusedLinear<'_> {
         }
     }
 
-    /// Whether the device supports this op for `rows` rows of type `dtype` and weights `w`, with `silu_mul`
-    /// and no other fusion.
+    /// Whether the device has a fused kernel for [`FusedLinear`] with `rows` rows of type `dtype` and weights
+    /// `w`, with `silu_mul` and no other fusion.
     #[must_use]
     pub fn supports_silu_mul(
         backend: &KernelBackend,
@@ -39,7 +39,8 @@ impl FusedLinear<'_> {
 }
 
 impl PrologueLinear<'_> {
-    /// Whether the device supports this op for `rows` rows of type `dtype` and weights `w`.
+    /// Whether the device has a kernel for [`PrologueLinear`] with `rows` rows of type `dtype` and weights
+    /// `w`.
     #[must_use]
     pub fn supports(backend: &KernelBackend, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         match backend {
@@ -50,7 +51,7 @@ impl PrologueLinear<'_> {
 }
 
 impl RopeAttention<'_> {
-    /// Whether the device supports this op for these rows and this KV layout.
+    /// Whether the device has a kernel for [`RopeAttention`] with these rows and this KV layout.
     #[must_use]
     pub fn supports(
         backend: &KernelBackend,
@@ -66,7 +67,7 @@ impl RopeAttention<'_> {
 }
 
 impl RoutedExpertMlp<'_, '_> {
-    /// Whether the device supports this op for these tokens and experts.
+    /// Whether the device has a kernel for [`RoutedExpertMlp`] with these tokens and experts.
     #[must_use]
     pub fn supports(
         backend: &KernelBackend,

@@ -25,7 +25,7 @@ pub(super) struct QueryTile {
 /// Number of groups of 16 positions in a key tile.
 const GROUPS: usize = KEY_TILE / HALF;
 
-/// Scratch memory of one thread.
+/// Scratch memory of one thread, for the query tile that it processes.
 pub(super) struct TileScratch<T: FloatElement> {
     /// Queries of the tile, `[12][head_dim]`.
     q: Vec<T::Operand>,
@@ -35,7 +35,8 @@ pub(super) struct TileScratch<T: FloatElement> {
     /// Unnormalised outputs `[12][head_dim]`, rows padded to whole tile columns.
     out: Vec<f32>,
     running: [RunningSoftmax; TILE_ROWS],
-    /// Copies of the groups of a key tile, for groups of keys or values that cannot be read in place.
+    /// Copies of the groups of 16 keys or values of a key tile that the tile product cannot read in place in
+    /// the KV pool.
     copies: [Vec<u32>; GROUPS],
     /// Copy of the last bf16 pair of value rows, with zeros for the second position; used if the number of
     /// positions is odd.

@@ -30,21 +30,21 @@ pub(super) const HALF: usize = 16;
 /// Operands of the matrix product of one tile, `c = a b` or `c += a b`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TileOperands<'a> {
-    /// Address of row 0 of `a`.
+    /// Address of row 0 of `a`, the left operand of the product.
     pub(super) a: *const u8,
     /// Bytes from one row of `a` to the next.
     pub(super) a_stride: usize,
-    /// Parts of `b`, in ascending `k`.
+    /// The right operand `b` in parts, ordered by the summation index `k`.
     pub(super) b: &'a [OperandSegment],
-    /// Bytes from one step of a segment to the next.
+    /// Distance in bytes between two steps in a part of `b`.
     pub(super) b_stride: usize,
-    /// Accumulators and results, `[rows][32]`.
+    /// The result `c` of the product, `[rows][32]`.
     pub(super) c: *mut f32,
     /// Elements from one row of `c` to the next.
     pub(super) c_stride: usize,
     /// Whether the product is added to the contents of `c`.
     pub(super) accumulate: bool,
-    /// Memory to prefetch into the L2 cache during the product.
+    /// Memory to prefetch into the L2 cache during the product, such as the weights of the next panel.
     pub(super) prefetch: CachePrefetch,
 }
 
@@ -60,11 +60,11 @@ pub(super) struct OperandSegment {
 /// Memory to prefetch during a matrix product, and the number of cache lines per step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CachePrefetch {
-    /// No prefetch.
+    /// Nothing is prefetched.
     Nothing,
-    /// One 64-byte line per step.
+    /// From this address on, one 64-byte cache line per step is prefetched.
     OneLine(*const u8),
-    /// Two 64-byte lines per step.
+    /// From this address on, two 64-byte cache lines per step are prefetched.
     TwoLines(*const u8),
 }
 
@@ -114,7 +114,7 @@ impl TileKernels {
     /// The extents of all operands are readable or writable, only this thread writes `c`, and the processor
     /// supports the instruction set of these kernels.
     pub(super) unsafe fn run(&self, rows: usize, operands: &TileOperands<'_>) {
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees the operands and the instruction set.
         unsafe { self.0[rows - 1](operands) }
     }
 }

@@ -41,37 +41,37 @@ unsafe impl SimdVector for __m512 {
     const LANES: usize = 16;
     #[inline(always)]
     unsafe fn zero() -> Self {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm512_setzero_ps() }
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm512_loadu_ps(from) }
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm512_set1_ps(x) }
     }
     #[inline(always)]
     unsafe fn mul_add(self, x: Self, y: Self) -> Self {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm512_fmadd_ps(x, y, self) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm512_storeu_ps(to, self) }
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> Self {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(from: *const u8) -> [Self; 2] {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe {
             let pairs = _mm512_loadu_si512(from.cast());
             let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(ODD));
@@ -85,37 +85,37 @@ unsafe impl SimdVector for __m256 {
     const LANES: usize = 8;
     #[inline(always)]
     unsafe fn zero() -> Self {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm256_setzero_ps() }
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm256_loadu_ps(from) }
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm256_set1_ps(x) }
     }
     #[inline(always)]
     unsafe fn mul_add(self, x: Self, y: Self) -> Self {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm256_fmadd_ps(x, y, self) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm256_storeu_ps(to, self) }
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> Self {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(from: *const u8) -> [Self; 2] {
-        // SAFETY: by the contract of the trait.
+        // SAFETY: the caller guarantees the instruction set and valid pointers, as `SimdVector` requires.
         unsafe {
             let pairs = _mm256_loadu_si256(from.cast());
             let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(ODD));

@@ -20,7 +20,7 @@ pub(super) const BF16_WIDENED_8: [TileKernel; TILE_ROWS] = by_rows!(bf16_widened
 pub(super) const F16_8: [TileKernel; TILE_ROWS] = by_rows!(f16_8);
 
 const LINE: usize = 64;
-/// Bytes of one step of `a`: an f32, or a pair of bf16.
+/// Bytes of one step of a row of `a`: an f32, or a pair of bf16.
 const STEP_BYTES: usize = 4;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
@@ -176,7 +176,7 @@ impl TileStep for F16Step {
     const DEPTH: usize = 1;
     #[inline(always)]
     unsafe fn a(from: *const u8, step: usize) -> [f32; 2] {
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees the extent of `a`.
         unsafe { F32Step::a(from, step) }
     }
     #[inline(always)]

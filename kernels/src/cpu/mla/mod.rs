@@ -24,7 +24,7 @@ const KERNEL: &str = "mla_attention";
 /// not change how a token is computed.
 const ABSORBED_MAX_QUERY_LEN: usize = 17;
 
-/// Arguments of one launch, shared by the absorbed and the non-absorbed form.
+/// Arguments of one launch of MLA, which the absorbed and the non-absorbed form share.
 struct MlaCall<'a, 'b> {
     args: &'a MlaAttentionArgs<'b>,
     layout: &'a MlaKvLayout,

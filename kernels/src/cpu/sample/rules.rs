@@ -19,7 +19,7 @@ pub(crate) struct TokenOccurrence {
 pub(crate) struct LogitEdits<'a> {
     /// Token ids that a grammar bitmask allows: all other ids are masked. `None` = all ids are allowed.
     pub(crate) allowed: Option<&'a [u32]>,
-    /// Token ids that are masked.
+    /// Token ids that are masked (logit −∞).
     pub(crate) banned: &'a [u32],
     /// Logit bias: token ids and the values added to their logits.
     pub(crate) bias: &'a [(u32, f32)],
@@ -136,9 +136,9 @@ pub(crate) struct SampleRequest<'a> {
 /// How the token of a row is chosen: it is sampled, or it is given and only scored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TokenChoice<'a> {
-    /// Sample a token.
+    /// A token is sampled with these logit edits and sampling parameters.
     Sample(SamplingRules<'a>),
-    /// Score a known token: only its log-probability is requested.
+    /// The token is known, and only its log-probability is requested.
     Score(u32),
 }
 

@@ -116,7 +116,7 @@ fn accept_or_resample(
             }
         }
     }
-    // No token has a positive `p − q` if `p` equals `q` up to rounding.
+    // If `p` equals `q` up to rounding, no token has a positive `p − q`: the token is then sampled from `p`.
     resampled.unwrap_or_else(|| gumbel_argmax(l, 0, draw, best, cutoff, &scratch.maxima)).id
 }
 

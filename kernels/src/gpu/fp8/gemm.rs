@@ -16,7 +16,7 @@ const BLASLT_UNIT: usize = 16;
 
 /// fp8-quantised inputs of a GEMM in scratch memory, with rows padded to a multiple of `BLASLT_UNIT`.
 pub(in super::super) struct QuantizedRows {
-    /// Values, `[padded, inputs]`.
+    /// fp8 values, `[padded, inputs]`.
     pub(in super::super) x: *mut u8,
     /// f32 scales: block scales `[inputs / 128, padded]`, or one scale per row.
     pub(in super::super) scales: *mut u8,

@@ -114,7 +114,8 @@ fn kept_count(
     last.map(|last| last + 1).or(complete.then_some(above))
 }
 
-/// Number of candidates, from the most likely on, that no token outside the candidates can precede.
+/// Number of candidates that are certain to be the most likely tokens of the vocabulary, in order: tokens
+/// that are no candidates come after them.
 fn decided_count(ranks: &[RankCandidates], candidates: &[RankedToken]) -> usize {
     let last = |rank: &RankCandidates| rank.candidates.last().map(|last| last.ranked);
     let ends = ranks.iter().filter(|rank| rank.has_more).filter_map(last);

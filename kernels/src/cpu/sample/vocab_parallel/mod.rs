@@ -162,7 +162,8 @@ impl ShardedRows<'_> {
         Ok((0..local.len()).map(rank).collect())
     }
 
-    /// Gathers the words of all ranks, concatenated in the order of ranks.
+    /// All-gathers 32-bit words: sends `local` and returns the words of all ranks, concatenated in the order
+    /// of ranks.
     fn exchange(
         &self,
         local: &[u32],
