@@ -35,8 +35,8 @@ pub(crate) fn run(data: &[u8]) {
         2 => GrammarSpec::Lark(text.to_owned()),
         _ => GrammarSpec::Choice(text.lines().map(str::to_owned).collect()),
     };
-    // The server handles a hang in the dry run's worker process. A panic of the grammar library is a
-    // validation error both in the server and here.
+    // Compilation is not limited in time here; the server kills a worker process whose dry run hangs. A panic
+    // of the grammar library is a validation error both in the server and here.
     COMPILER.with(|compiler| {
         let compiler = compiler.get_or_init(compiler_of_bytes);
         let _ = compiler.dry_run(&OutputConstraint::new(form, "x"));

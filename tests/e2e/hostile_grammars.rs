@@ -76,7 +76,7 @@ fn hostile_grammars_are_rejected_or_cheap_in_a_second() {
             }
             println!("accepted, {made} masks in {:?}", since.elapsed());
         }
-        // The grammar takes about one second on an idle machine.
+        // A grammar takes about one second at most on an idle machine; the limit allows for a busy one.
         assert!(took < Duration::from_secs(30), "{shown}: {took:?}");
         assert!(since.elapsed() < Duration::from_mins(1), "{shown}: its masks are slow");
     }

@@ -290,8 +290,8 @@ fn closeness_where_routes_agree(
 /// Fixtures that cannot be sharded, with the number of ranks and the sharding mode.
 const UNSUPPORTED_SHARDINGS: &[(&str, usize, ShardingMode)] = &[
     ("llama-d128-gqa1", 4, ShardingMode::TensorParallel), // This model has 2 query heads.
-    // The MLPs have 320 and 160 channels with one scale per 128 channels, and 256 channels of heads are two
-    // scale blocks.
+    // Each rank needs whole fp8 scale blocks of 128 channels, but the MLPs have 320 and 160 channels, and the
+    // attention heads have 256 channels, which are two blocks.
     ("qwen3-fp8-blocks", 2, ShardingMode::TensorParallel),
     ("qwen3-fp8-blocks", 4, ShardingMode::TensorParallel),
     ("qwen3_moe-fp8-blocks", 2, ShardingMode::TensorParallel),

@@ -92,8 +92,8 @@ fn check(found: &[Vec<f32>], expected: &[Vec<f32>]) {
     assert!(found.iter().zip(expected).all(|(a, b)| top(a) == top(b)), "argmax differs");
 }
 
-/// In some layer, every token of a step is routed to the experts of one rank, which does all expert
-/// computation.
+/// Extreme imbalance: in some layer, every token of a step is routed to the experts of one rank, which does
+/// all expert computation.
 #[test]
 fn all_tokens_may_route_to_one_rank() {
     const TOKENS: usize = 7;

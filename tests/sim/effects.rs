@@ -162,8 +162,8 @@ impl SimWorld {
             let outputs = (row.start + row.len).saturating_sub(prompt_len as u32);
             let limited =
                 masked_range(&client.submit).filter(|_| row.samples).unwrap_or(u32::MAX..u32::MAX);
-            // After the end of the masked range, all-ones masks are built until the scheduler has been
-            // notified.
+            // After the last output token that the grammar restricts, rows may remain masked, with all-ones
+            // masks, until the scheduler has been notified of the end.
             let valid =
                 if row.masked { outputs >= limited.start } else { !limited.contains(&outputs) };
             ensure!(
@@ -252,7 +252,8 @@ impl SimWorld {
         ensure!("I10", grows, "totals shrink: {before:?}, then {stats:?}");
         let drafts = &stats.drafts_total;
         let accepted: u64 = drafts.accepted_per_position.iter().sum();
-        // A draft token is accepted only if all draft tokens before it are.
+        // A draft token is accepted only if all draft tokens before it are, so counts cannot rise with the
+        // position.
         let falling = drafts.accepted_per_position.is_sorted_by(|a, b| a >= b);
         let most = drafts.draft_rows * u64::from(limits.draft_tokens);
         let valid = falling && accepted <= drafts.draft_tokens && drafts.draft_tokens <= most;

@@ -101,7 +101,7 @@ pub(crate) struct SimCounts {
     pub(crate) broken_links: u64,
     /// Number of broken links that lost only batches until the failure was detected.
     pub(crate) one_way_breaks: u64,
-    /// Batches and replies lost on broken links.
+    /// Number of batches and step outputs that were lost on broken links.
     pub(crate) lost_frames: u64,
     /// Number of reconnected subscribers that caught up from a replay.
     pub(crate) replays: u64,
@@ -111,7 +111,7 @@ pub(crate) struct SimCounts {
     pub(crate) shared_client_ids: u64,
     /// Number of aborts by client id that ended several requests.
     pub(crate) aborts_by_client_id: u64,
-    /// Pauses of the engine's process or threads.
+    /// Number of pauses of the engine's process or threads.
     pub(crate) process_pauses: u64,
     /// Number of executors that hung.
     pub(crate) hangs: u64,

@@ -67,8 +67,7 @@ impl FaultProxy {
                 if own.stopped.load(Ordering::Relaxed) {
                     return;
                 }
-                // If the server does not accept the connection, the client's connection is closed, as without
-                // a proxy.
+                // If the server does not accept the connection, the proxy closes the client's connection.
                 if let Ok(server) = TcpStream::connect(server) {
                     join(&client, &server, &own);
                 }

@@ -494,8 +494,8 @@ pub(crate) mod thread {
     use std::collections::VecDeque;
     use std::time::Duration;
 
-    /// An executor's link on which the grammar bitmasks of a batch can be received before the commands sent
-    /// earlier.
+    /// An executor's link with a queue for commands that arrive while the executor waits for a batch's
+    /// grammar bitmasks.
     pub(crate) struct ExecutorCommandQueue {
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,
         queued: VecDeque<ExecutorCommand>,

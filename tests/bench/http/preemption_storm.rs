@@ -49,8 +49,8 @@ fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, us
             if number >= REQUESTS {
                 return times;
             }
-            // 37 and `KINDS` have no common factor, so that requests in flight together are all of different
-            // kinds.
+            // 37 and `KINDS` have no common factor, so every `KINDS` consecutive requests are all of
+            // different kinds.
             let kind = number * 37 % KINDS;
             let (told, took) = complete(&mut client, kind);
             changed.fetch_add(usize::from(told != baseline[kind]), Ordering::Relaxed);

@@ -37,7 +37,7 @@ impl ObservedFault {
     /// other tests ran.
     pub(super) fn violation(&self, bound: Duration) -> Option<String> {
         let late = |detected: Option<Duration>| detected.is_none_or(|after| after > bound);
-        // On a busy machine the prober may miss a short fault.
+        // A fault shorter than the bound need not be detected: on a busy machine the prober may miss it.
         let undetected =
             late(self.detected_after) && self.duration > bound.min(DETECTION_LIMIT * 3 / 2);
         let still_reported = self.kind != SERVER_TERMINATED

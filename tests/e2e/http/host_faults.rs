@@ -156,7 +156,7 @@ fn sockets_of(pid: u32) -> Vec<(SocketAddr, SocketAddr, bool)> {
     let links = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let links = links.filter_map(|entry| fs::read_link(entry.path()).ok());
     let own: Vec<String> = links.map(|link| link.display().to_string()).collect();
-    // The server uses IPv6 sockets only if it is configured to.
+    // The server is not configured for IPv6, so no IPv6 socket may belong to it.
     let six = fs::read_to_string(format!("/proc/{pid}/net/tcp6")).unwrap_or_default();
     let is_own = |inode: &str| own.contains(&format!("socket:[{inode}]"));
     let strange = six.lines().skip(1).filter_map(|line| line.split_whitespace().nth(9));

@@ -179,7 +179,7 @@ fn hostile_kv_event_peers_use_no_memory() {
     let mut attacked = AttackedPublisher::start();
     let (publish, replay) = (attacked.publish, attacked.replay);
 
-    // A subscription to a topic of 5 MB.
+    // Attack: subscriptions to topics of 5 MB.
     let mut topic = vec![2];
     topic.extend_from_slice(&5_000_001_u64.to_be_bytes());
     topic.push(1);
@@ -194,7 +194,7 @@ fn hostile_kv_event_peers_use_no_memory() {
     attacked.survives("long topics", held);
     assert!(attacked.source("rejected_peers") >= 30);
 
-    // Subscriptions to as many long, distinct topics as the server reads.
+    // Attack: subscriptions to as many long, distinct topics as the server reads.
     let (held, bytes) = crowd(publish, READY_SUB, |number| {
         let mut frame = vec![0, 200, 1];
         frame.extend_from_slice(&number.to_be_bytes());
@@ -204,13 +204,13 @@ fn hostile_kv_event_peers_use_no_memory() {
     attacked.survives(&format!("many topics ({bytes} bytes)"), held);
     assert!(attacked.source("ignored_subscriptions") > 1_000);
 
-    // Messages of endlessly many frames to the PUB and ROUTER sockets.
+    // Attack: ZMTP messages with an endless sequence of frames, sent to the PUB and ROUTER sockets.
     for (name, at, ready) in [("PUB", publish, READY_SUB), ("ROUTER", replay, READY_DEALER)] {
         let (held, bytes) = crowd(at, ready, |_| [1, 1, b'x'].repeat(1_000));
         attacked.survives(&format!("endless message to {name} ({bytes} bytes)"), held);
     }
 
-    // Many connections that send nothing or only a part of a greeting.
+    // Attack: many connections that send only a part of the ZMTP greeting.
     for at in [publish, replay] {
         let mut held: Vec<_> = (0..600).map(|_| TcpStream::connect(at).unwrap()).collect();
         for stream in &mut held {
@@ -220,7 +220,7 @@ fn hostile_kv_event_peers_use_no_memory() {
         attacked.survives("600 silent connections", held);
     }
 
-    // Requests for replays from the first batch on, whose replies are never read.
+    // Attack: requests for replays from the first batch on, whose replies are never read.
     let (held, _) = crowd(replay, READY_DEALER, |_| {
         let mut request = vec![1, 0, 0, 8];
         request.extend_from_slice(&0_u64.to_be_bytes());
@@ -228,7 +228,7 @@ fn hostile_kv_event_peers_use_no_memory() {
     });
     attacked.survives("replays that are never read", held);
 
-    // Subscribers that never read their batches.
+    // Attack: subscribers that never read their batches.
     let mut held: Vec<_> = (0..100).map(|_| peer(publish, READY_SUB)).collect();
     for stream in &mut held {
         stream.write_all(b"\x00\x01\x01").unwrap();

@@ -69,7 +69,7 @@ fn unreadable_head_is_rejected_in_json() {
         (format!("GET /{} HTTP/1.1\r\n\r\n", long(70_000)), 431, "header_limit"),
     ] {
         let mut client = HttpClient::connect(server.address);
-        // An earlier request on the same connection gets its reply.
+        // The valid request before the malformed one on the same connection must get its own reply.
         client.send_raw(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         client.send_raw(bytes.as_bytes()).unwrap();
         assert!(client.read().unwrap().json()["version"].is_string());

@@ -242,7 +242,8 @@ fn outputs_whose_logprobs_never_fit_are_refused() {
     let error = &rejected.json()["error"];
     assert_eq!((rejected.status, &error["param"]), (400, &json!("max_tokens")), "{error}");
     assert!(error["message"].as_str().unwrap().contains("1048576"), "{error}");
-    // Streamed outputs are not retained, and the memory of replies that have been sent is released.
+    // A streamed output is accepted, because its log-probabilities are not retained. Consecutive unary
+    // outputs are accepted, because the memory of a reply is released once it has been sent.
     let mut streamed = body(2);
     streamed["stream"] = json!(true);
     assert_eq!(send_body(&process, "/v1/completions", &streamed.to_string()).status, 200);

@@ -374,7 +374,7 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
         let _ = stream.write_all(bytes); // The connection may be closed already.
         rest(stream);
     }
-    // More connections than node 0 accepts during the handshake.
+    // Opens more connections that send nothing than node 0 permits to be in the handshake at the same time.
     let silent: Vec<_> = (0..40).map(|_| place.connect()).collect();
     for stream in silent {
         assert!(rest(stream).len() < 200, "a challenge at most");

@@ -162,7 +162,7 @@ fn full_disk_drops_whole_trace_lines_and_logs_the_count() {
     complete(process.address, 1);
     wait_until(TIMEOUT, "a line", || lines(&trace).len() == 1);
     let line = fs::metadata(&trace).unwrap().len();
-    // The file size limit allows three and a half log lines.
+    // The file size limit emulates a full disk: it permits three and a half lines of the request trace.
     let limit = Rlimit { current: Some(line * 7 / 2), maximum: None };
     prlimit(Pid::from_raw(process.id() as i32), Resource::Fsize, limit).unwrap();
     complete(process.address, REQUESTS - 1);

@@ -89,7 +89,8 @@ impl KillTargetGroup<'_> {
             let stops = self.rng.percent(wanted.stop_percent);
             let signal = if stops { Signal::STOP } else { Signal::KILL };
             seen.push(self.fail_once(signal));
-            // The replacements may be killed as well, before they serve.
+            // With a probability of 15 % each time, kills the replacements as well, possibly before they
+            // serve.
             while seen.len() < wanted.executor_failures && self.rng.percent(15) {
                 thread::sleep(Duration::from_millis(self.rng.below(200)));
                 seen.push(self.fail_once(Signal::KILL));
