@@ -6,10 +6,12 @@
 //! FIN. Only the kernel of the disconnected client replies with RST when it receives data. So after FIN the
 //! server sends a few bytes that clients ignore, and polls the socket for errors until the reply is complete.
 
+mod half_closed_state;
+
 use super::connection::{ConnectionProgress, RequestStateAtFin};
 use super::hyper_error_reply::{self, HyperErrorReply, is_anthropic_head};
 use bytes::{Buf, Bytes};
-use socket2::SockRef;
+use half_closed_state::HalfClosedState;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -28,61 +30,10 @@ const INTERIM_BYTES_MAX: usize = b"HTTP/1.1 100 Continue\r\n\r\n".len();
 /// Maximum number of bytes of a request that are read and discarded after its head was rejected.
 const DRAINED_MAX: usize = 4 << 20;
 
-/// Minimum and maximum interval of the connection checks after FIN; the interval doubles after each check.
-const CHECK_INTERVAL_FIRST: Duration = Duration::from_millis(1);
-const CHECK_INTERVAL_LAST: Duration = Duration::from_millis(50);
 /// Time after FIN in which the rest of a request is still read; afterwards the request counts as truncated.
 const REQUEST_TAIL_TIME: Duration = Duration::from_millis(50);
-
-/// State of a connection after the client has sent FIN.
-struct HalfClosedState {
-    since: Instant,
-    /// Interval until the next connection check.
-    check_interval: Duration,
-    timer: Pin<Box<Sleep>>,
-    /// Number of the latest request for which a probe (bytes that detect a disconnect) was sent.
-    probed: Option<u64>,
-    /// Number of connection checks since the last reply was complete and written; `None` while a reply is in
-    /// progress.
-    idle_checks: Option<u32>,
-}
-
 /// Delay from FIN to the probe of a request; a faster reply needs no probe.
 const PROBE_AFTER: Duration = Duration::from_millis(2);
-/// Number of connection checks without a pending write after which hyper sees the end of the input: it can
-/// write a reply between two checks.
-const IDLE_CHECKS: u32 = 2;
-
-impl HalfClosedState {
-    /// `limit`: value of `TCP_USER_TIMEOUT`, after which the kernel closes a connection with unacknowledged
-    /// data.
-    fn new(stream: &TcpStream, limit: Duration) -> Self {
-        // If the network fails, no RST arrives; the kernel then closes the connection after `limit`.
-        let _ = SockRef::from(stream).set_tcp_user_timeout(Some(limit));
-        let since = Instant::now();
-        let timer = Box::pin(sleep_until(since + CHECK_INTERVAL_FIRST));
-        Self { since, check_interval: CHECK_INTERVAL_FIRST, timer, probed: None, idle_checks: None }
-    }
-
-    /// Resets the interval of the connection checks to its minimum.
-    fn reset_checks(&mut self, cx: &mut Context<'_>) {
-        self.check_interval = CHECK_INTERVAL_FIRST;
-        self.timer.as_mut().reset(Instant::now() + self.check_interval);
-        // The timer is polled so that it wakes `cx` at the new deadline.
-        let _ = self.timer.as_mut().poll(cx);
-    }
-
-    /// Returns 1 if a connection check is due, else 0. `cx` is woken for the next check.
-    fn due_checks(&mut self, cx: &mut Context<'_>) -> u32 {
-        let mut checks = 0;
-        while self.timer.as_mut().poll(cx).is_ready() {
-            checks = 1;
-            self.check_interval = (2 * self.check_interval).min(CHECK_INTERVAL_LAST);
-            self.timer.as_mut().reset(Instant::now() + self.check_interval);
-        }
-        checks
-    }
-}
 
 /// TCP socket of one client, through which hyper reads and writes.
 pub(super) struct ClientSocket {
@@ -142,16 +93,8 @@ impl ClientSocket {
         match end_of_input {
             RequestStateAtFin::NoRequest => {}
             RequestStateAtFin::RepliesDone => {
-                let before = half_closed.idle_checks;
-                if before.is_none() {
-                    half_closed.reset_checks(cx);
-                }
-                let checks = before.unwrap_or(0) + if self.is_between_writes { checks } else { 0 };
-                half_closed.idle_checks = Some(checks);
-                if checks < IDLE_CHECKS {
-                    return Poll::Pending;
-                }
-                return Poll::Ready(Ok(()));
+                let checks = if self.is_between_writes { checks } else { 0 };
+                return half_closed.poll_idle(cx, checks).map(Ok);
             }
             RequestStateAtFin::MaybeTruncated => {
                 if now >= half_closed.since + REQUEST_TAIL_TIME {
