@@ -3,6 +3,20 @@
 use axum::http::{HeaderName, HeaderValue, Method};
 use tower_http::cors::{Any, CorsLayer};
 
+/// Reply headers that scripts in a browser can read.
+const EXPOSED_HEADERS: [&str; 3] = ["x-request-id", "x-hadron-ignored-fields", "retry-after"];
+/// Methods that are allowed by default.
+const DEFAULT_METHODS: [&str; 4] = ["GET", "POST", "DELETE", "HEAD"];
+/// Request headers that are allowed by default.
+const DEFAULT_HEADERS: [&str; 6] = [
+    "authorization",
+    "content-type",
+    "x-api-key",
+    "x-request-id",
+    "anthropic-version",
+    "anthropic-beta",
+];
+
 /// CORS settings. If `methods` or `headers` is empty, those that clients of this server send are allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CorsConfig {
@@ -21,9 +35,7 @@ impl CorsConfig {
     ///
     /// Errors: the first method or header name, or origin, that is invalid in a header.
     pub fn layer(&self) -> Result<CorsLayer, String> {
-        let all = |list: &[String]| list.iter().any(|name| name == "*");
-        let exposed_headers = ["x-request-id", "x-hadron-ignored-fields", "retry-after"];
-        let exposed_headers = exposed_headers.map(HeaderName::from_static);
+        let exposed_headers = EXPOSED_HEADERS.map(HeaderName::from_static);
         let mut layer =
             CorsLayer::new().allow_credentials(self.credentials).expose_headers(exposed_headers);
         layer = if all(&self.origins) {
@@ -34,26 +46,20 @@ impl CorsConfig {
         layer = if all(&self.methods) {
             layer.allow_methods(Any)
         } else {
-            layer.allow_methods(parsed::<Method>(&or_default(
-                &self.methods,
-                &["GET", "POST", "DELETE", "HEAD"],
-            ))?)
+            layer.allow_methods(parsed::<Method>(&or_default(&self.methods, &DEFAULT_METHODS))?)
         };
-        let default_headers = [
-            "authorization",
-            "content-type",
-            "x-api-key",
-            "x-request-id",
-            "anthropic-version",
-            "anthropic-beta",
-        ];
         layer = if all(&self.headers) {
             layer.allow_headers(Any)
         } else {
-            layer.allow_headers(parsed::<HeaderName>(&or_default(&self.headers, &default_headers))?)
+            layer.allow_headers(parsed::<HeaderName>(&or_default(&self.headers, &DEFAULT_HEADERS))?)
         };
         Ok(layer)
     }
+}
+
+/// Whether a list contains `*`.
+fn all(list: &[String]) -> bool {
+    list.iter().any(|name| name == "*")
 }
 
 fn or_default(list: &[String], default: &[&str]) -> Vec<String> {

@@ -17,8 +17,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 const BACKLOG: u32 = 4_096;
 /// Number of connections accepted beyond the limit; they can send probes only.
 const PROBE_RESERVE: usize = 32;
-/// Value of all timeouts of a connection accepted beyond the limit.
-const PROBE_RESERVE_DEADLINE: Duration = Duration::from_secs(1);
+/// Timeouts of a connection accepted beyond the limit.
+const PROBE_RESERVE_TIMEOUTS: ConnectionTimeouts = ConnectionTimeouts {
+    header: Duration::from_secs(1),
+    idle: Duration::from_secs(1),
+    write: Duration::from_secs(1),
+};
 /// Pause after `accept` failed, for example because no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -72,10 +76,7 @@ impl ConnectionLimiter {
             let (app, router, stop) = (Arc::clone(&app), router.clone(), self.stop.subscribe());
             let deadlines = match access {
                 ConnectionAccess::Full => deadlines,
-                ConnectionAccess::ProbesOnly => {
-                    let limit = PROBE_RESERVE_DEADLINE;
-                    ConnectionTimeouts { header: limit, idle: limit, write: limit }
-                }
+                ConnectionAccess::ProbesOnly => PROBE_RESERVE_TIMEOUTS,
             };
             tokio::spawn(async move {
                 serve(stream, app, router, access, deadlines, stop).await;

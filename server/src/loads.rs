@@ -6,7 +6,7 @@ use super::app::AppState;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use metrics::{KvCacheInfo, StepTimingRecord};
+use metrics::{KvCacheInfo, ServerMetrics, StepTimingRecord};
 use scheduler::SchedulerStats;
 use serde::Serialize;
 use std::sync::Arc;
@@ -113,16 +113,7 @@ pub(crate) async fn loads(
     let metrics = &serving.metrics;
     let all = serving.client.replica_stats();
     let replicas = all.len();
-    let is_selected =
-        |stats: &&SchedulerStats| query.dp_rank.is_none_or(|rank| rank == stats.replica.0);
-    let loads: Vec<ReplicaLoadEntry> = match metrics.kv_cache() {
-        None => Vec::new(),
-        Some(cache) => {
-            let throughput = |stats: &SchedulerStats| metrics.steps.throughput(stats.replica);
-            let selected = all.iter().filter(is_selected);
-            selected.map(|stats| load(stats, cache, throughput(stats))).collect()
-        }
-    };
+    let loads = selected_loads(&all, query.dp_rank, metrics);
     if loads.is_empty() && query.dp_rank.is_some() {
         let message = format!("replica ranks are 0 to {}", replicas.saturating_sub(1));
         return Err(ApiError::invalid("dp_rank", message));
@@ -134,6 +125,18 @@ pub(crate) async fn loads(
         loads,
         steps: query.steps.then(|| metrics.steps.ring.newest(STEPS_SHOWN)),
     }))
+}
+
+/// Returns the load of replica `dp_rank`, or of all replicas; nothing before the KV cache is allocated.
+fn selected_loads(
+    all: &[SchedulerStats],
+    dp_rank: Option<u16>,
+    metrics: &ServerMetrics,
+) -> Vec<ReplicaLoadEntry> {
+    let Some(cache) = metrics.kv_cache() else { return Vec::new() };
+    let throughput = |stats: &SchedulerStats| metrics.steps.throughput(stats.replica);
+    let selected = all.iter().filter(|stats| dp_rank.is_none_or(|rank| rank == stats.replica.0));
+    selected.map(|stats| load(stats, cache, throughput(stats))).collect()
 }
 
 fn load(stats: &SchedulerStats, cache: &KvCacheInfo, gen_throughput: f64) -> ReplicaLoadEntry {

@@ -87,18 +87,27 @@ pub fn admin_router(app: Arc<AppState>) -> Router {
     build(app, ListenerKind::Admin)
 }
 
+/// Merges adjacent routes of the same path into one route, whose handler replies to other methods with 405.
+fn routes_by_path() -> impl Iterator<Item = HttpRoute> {
+    let mut routes = table().into_iter().peekable();
+    std::iter::from_fn(move || {
+        let mut route = routes.next()?;
+        while let Some(more) = routes.next_if(|more| more.path == route.path) {
+            route.handler = route.handler.merge(more.handler);
+        }
+        let handler = route.handler.fallback(async || method_not_allowed());
+        Some(HttpRoute { handler, ..route })
+    })
+}
+
+/// Builds the router of one listener.
 fn build(app: Arc<AppState>, listener: ListenerKind) -> Router {
     let no_client_keys = !app.options.api_keys.requires_client_key();
     let guard = |access| {
         from_fn_with_state(RouteGuard { app: Arc::clone(&app), access, listener }, authorize)
     };
-    let mut table = table().into_iter().peekable();
     let mut router = Router::new();
-    while let Some(HttpRoute { path, access, mut handler, .. }) = table.next() {
-        while let Some(more) = table.next_if(|more| more.path == path) {
-            handler = handler.merge(more.handler);
-        }
-        let handler = handler.fallback(async || method_not_allowed());
+    for HttpRoute { path, access, handler, .. } in routes_by_path() {
         // A route whose `RouteGuard` would admit every request gets no guard.
         let open = access == RouteAccess::Open || access == RouteAccess::Key && no_client_keys;
         let guarded_handler = if open { handler } else { handler.layer(guard(access)) };

@@ -75,6 +75,7 @@ impl AnthropicMessageConverter {
         Ok(())
     }
 
+    /// Adds one content block of a message to `parts`; a tool result becomes a template message of its own.
     fn block(
         &mut self,
         role: &str,
@@ -94,12 +95,7 @@ impl AnthropicMessageConverter {
                 if !parts.is_empty() {
                     self.push(role, std::mem::take(parts));
                 }
-                let id = block.required_string("tool_use_id")?;
-                let content = match block.take("content") {
-                    None => String::new(),
-                    Some(content) => text_of(&block.path("content"), content, TEXT_BLOCKS)?,
-                };
-                self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+                self.messages.push(tool_result(&mut block)?);
             }
             (Some(_), _) => {
                 let message = "content blocks of this type are not supported";
@@ -134,6 +130,16 @@ impl AnthropicMessageConverter {
     pub(super) fn into_messages(self) -> Value {
         Value::Array(self.messages)
     }
+}
+
+/// Converts a tool result to a template message.
+fn tool_result(block: &mut RequestFields) -> Result<Value, ApiError> {
+    let id = block.required_string("tool_use_id")?;
+    let content = match block.take("content") {
+        None => String::new(),
+        Some(content) => text_of(&block.path("content"), content, TEXT_BLOCKS)?,
+    };
+    Ok(json!({"role": "tool", "tool_call_id": id, "content": content}))
 }
 
 fn tool_use(block: &mut RequestFields) -> Result<Value, ApiError> {

@@ -57,11 +57,7 @@ pub(super) fn take(
 impl AnthropicConversation {
     /// Parses all fields that determine the prompt, the tools and the constraints on the output.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
-        for name in ["container", "mcp_servers", "context_management", "output_format"] {
-            if fields.take(name).is_some() {
-                return Err(ApiError::unsupported(name, "is not supported by this server"));
-            }
-        }
+        reject_unsupported(fields)?;
         let tools = take_tools(fields)?;
         let mut kwargs = messages::kwargs(fields)?;
         let (effort, format) = output_config(fields)?;
@@ -91,6 +87,16 @@ impl AnthropicConversation {
         let thinking = budget.or(thinking_budget::RequestedThinkingBudget::take(fields)?);
         Ok(Self { input, tools, thinking, format })
     }
+}
+
+/// Rejects fields of the Anthropic API that this server does not support.
+fn reject_unsupported(fields: &mut RequestFields) -> Result<(), ApiError> {
+    for name in ["container", "mcp_servers", "context_management", "output_format"] {
+        if fields.take(name).is_some() {
+            return Err(ApiError::unsupported(name, "is not supported by this server"));
+        }
+    }
+    Ok(())
 }
 
 /// Parses `output_config`: the reasoning effort, and the JSON schema of the output.

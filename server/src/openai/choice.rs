@@ -153,20 +153,15 @@ impl ChoiceState {
     /// Applies a token event of the engine and appends its output to `delta`.
     ///
     /// Returns whether a stop string was found. The engine does not detect stop strings, so the caller must
-    /// then abort the request there.
+    /// then abort the request in the engine.
     pub(crate) fn push(&mut self, event: TokenEvent, delta: &mut ChoiceDelta) -> bool {
         if self.ended {
             return false;
         }
+        let with_text = self.tokens_with_text(&event);
         self.cached_tokens =
             self.cached_tokens.or(event.first_admission.map(|run| run.cached_tokens));
         self.prompt_logprobs.extend(event.prompt_logprobs);
-        let stopped = matches!(
-            event.finish_reason,
-            Some(FinishReason::Stop(StopReason::Eos(_) | StopReason::StopToken(_)))
-        );
-        let textless = usize::from(stopped && !self.rules.include_stop);
-        let with_text = event.tokens.len().saturating_sub(textless);
         let mut logprobs = event.logprobs.into_iter();
         for (i, &token) in event.tokens.iter().enumerate() {
             self.tokens += 1;
@@ -185,6 +180,17 @@ impl ChoiceState {
         self.finish(finish, delta);
         self.parse(from, delta);
         false
+    }
+
+    /// Returns the number of tokens of an event whose text is output: the token that stops the choice has
+    /// none, unless the request includes it.
+    fn tokens_with_text(&self, event: &TokenEvent) -> usize {
+        let stopped = matches!(
+            event.finish_reason,
+            Some(FinishReason::Stop(StopReason::Eos(_) | StopReason::StopToken(_)))
+        );
+        let textless = usize::from(stopped && !self.rules.include_stop);
+        event.tokens.len().saturating_sub(textless)
     }
 
     /// Parses the text of `delta` from byte `from` on; finishes the parser if the choice has ended.

@@ -9,6 +9,7 @@ use crate::auth::{ApiKeys, CallerIdentity};
 use crate::request_body;
 use crate::request_fields::RequestFields;
 use crate::request_ids::IdGenerator;
+use crate::request_trace::RequestTracer;
 use crate::sse::{ChunkWriter, SseBody};
 use crate::strict_json::JsonValue;
 use axum::body::Body;
@@ -73,7 +74,8 @@ pub(crate) struct HeaderParams {
 }
 
 impl HeaderParams {
-    /// Reads these headers. A malformed request id is ignored, because proxies send arbitrary values.
+    /// Reads these parameters from the headers of a request. A malformed request id is ignored, because
+    /// proxies send arbitrary values.
     pub(crate) fn read(headers: &HeaderMap, keys: &ApiKeys) -> Self {
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         Self {
@@ -128,6 +130,19 @@ pub(crate) struct PreparedRequest<R> {
     pub request_id: String,
     /// Names of the request fields that were ignored.
     pub ignored: Vec<String>,
+}
+
+impl<R> PreparedRequest<R> {
+    /// Begins the trace of a request that was received at `received` for the route `path`.
+    fn begin_trace(&mut self, tracer: &RequestTracer, received: Instant, path: &str) {
+        let head = json!({
+            "created": unix_time(),
+            "request_id": self.request_id,
+            "path": path,
+            "stream": self.stream,
+        });
+        self.generation.trace(tracer, received, head);
+    }
 }
 
 /// Endpoint of the API that generates text: parses its requests and writes its replies.
@@ -188,15 +203,10 @@ pub(crate) async fn prepare<E: CompletionEndpoint>(
             let mut prepared =
                 prepared.and_then(|fields| E::prepare(&app, &serving, fields, &headers, permit));
             serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
-            // The trace begins here, because nothing receives `prepared` if the client disconnects now.
+            // The trace begins here: if the client disconnects now, `prepared` is dropped and no later code
+            // sees it.
             if let (Some(tracer), Ok(prepared)) = (&app.options.tracer, &mut prepared) {
-                let head = json!({
-                    "created": unix_time(),
-                    "request_id": prepared.request_id,
-                    "path": parts.uri.path(),
-                    "stream": prepared.stream,
-                });
-                prepared.generation.trace(tracer, received, head);
+                prepared.begin_trace(tracer, received, parts.uri.path());
             }
             prepared
         }
@@ -214,7 +224,7 @@ pub(crate) async fn respond<E: CompletionEndpoint>(
         return prepared.reply.collect(prepared.generation).await.map(json_body);
     }
     // The reply headers are sent after the first token, so that an early failure is reported with its HTTP
-    // status. This wait is limited to `keep_alive`.
+    // status. If there is no token within `keep_alive`, they are sent without one.
     let first = prepared.generation.wait_first_event();
     if app.options.keep_alive.is_zero() {
         first.await?;

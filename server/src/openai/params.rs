@@ -1,10 +1,10 @@
 //! Parses the request fields that chat and text completions share: checks types and ranges, and sets
 //! defaults.
 
-use super::logprobs::TokenFormat;
+use super::logprobs::{TokenFormat, TokenFormatter};
 use super::{structured_outputs, unsupported_fields};
 use crate::api_error::ApiError;
-use crate::app::ServerOptions;
+use crate::app::{ServerOptions, ServingContext};
 use crate::request_fields::{RequestFields, string_list, wrong_type};
 use crate::strict_json::JsonValue;
 use grammar::OutputConstraint;
@@ -194,13 +194,19 @@ impl CompletionParams {
         }
     }
 
-    /// Returns how tokens are shown in log-probabilities.
-    pub(crate) fn token_format(&self, options: &ServerOptions) -> TokenFormat {
+    /// Returns the formatter of tokens in log-probabilities.
+    pub(crate) fn token_formatter(
+        &self,
+        serving: &ServingContext,
+        options: &ServerOptions,
+    ) -> TokenFormatter {
         let as_ids = self.tokens_as_ids.unwrap_or(options.tokens_as_ids);
-        if as_ids { TokenFormat::Id } else { TokenFormat::Text }
+        let token_format = if as_ids { TokenFormat::Id } else { TokenFormat::Text };
+        TokenFormatter { tokenizer: Arc::clone(&serving.tokenizer), token_format }
     }
 
-    /// Sets the output constraint from a field that only this endpoint has.
+    /// Sets the output constraint from a field that only one API has, such as `text.format` of a Responses
+    /// request.
     ///
     /// Errors: HTTP status 400 if the request has another constraint.
     pub(crate) fn add_constraint(
@@ -332,6 +338,25 @@ fn stop_strings(fields: &mut RequestFields) -> Result<Vec<String>, ApiError> {
     }
 }
 
+/// Parses one entry of `logit_bias`: a token id and the bias of its logit.
+fn logit_bias_entry(
+    key: &str,
+    value: &JsonValue,
+    bounds: &FieldBounds,
+) -> Result<(Token, f32), ApiError> {
+    let vocab_size = bounds.vocab_size;
+    let id = key.parse::<Token>().ok().filter(|id| *id < vocab_size).ok_or_else(|| {
+        let message = format!("keys must be token ids below {vocab_size}");
+        ApiError::invalid("logit_bias", message)
+    })?;
+    let bias = match value {
+        JsonValue::Int(bias) => *bias as f32,
+        JsonValue::Float(bias) => *bias as f32,
+        other => return Err(wrong_type(format!("logit_bias.{id}"), "a number", other)),
+    };
+    Ok((id, bias.clamp(-100.0, 100.0)))
+}
+
 fn logit_bias(
     fields: &mut RequestFields,
     bounds: &FieldBounds,
@@ -344,20 +369,8 @@ fn logit_bias(
         let message = format!("at most {LOGIT_BIAS_MAX} entries, got {}", pairs.len());
         return Err(ApiError::invalid("logit_bias", message));
     }
-    let entry = |(key, value): (String, JsonValue)| {
-        let vocab_size = bounds.vocab_size;
-        let id = key.parse::<Token>().ok().filter(|id| *id < vocab_size).ok_or_else(|| {
-            let message = format!("keys must be token ids below {vocab_size}");
-            ApiError::invalid("logit_bias", message)
-        })?;
-        let bias = match value {
-            JsonValue::Int(bias) => bias as f32,
-            JsonValue::Float(bias) => bias as f32,
-            other => return Err(wrong_type(format!("logit_bias.{id}"), "a number", &other)),
-        };
-        Ok((id, bias.clamp(-100.0, 100.0)))
-    };
-    let mut biases: Vec<(Token, f32)> = pairs.into_iter().map(entry).collect::<Result<_, _>>()?;
+    let entries = pairs.into_iter().map(|(key, value)| logit_bias_entry(&key, &value, bounds));
+    let mut biases: Vec<(Token, f32)> = entries.collect::<Result<_, _>>()?;
     biases.sort_unstable_by_key(|(id, _)| *id);
     // The keys "7" and "07" are different but mean the same token id.
     match biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {

@@ -184,18 +184,21 @@ fn submit_constrained(
             });
         }
         Err(error) => {
-            span.in_scope(|| {
-                if let GrammarError::Failed { detail } = &error {
-                    // This error is a bug in llguidance, so its message is only logged.
-                    tracing::warn!(param, detail, "the grammar compiler failed");
-                } else {
-                    tracing::debug!(param, %error, "the grammar was rejected");
-                }
-            });
+            span.in_scope(|| log_grammar_error(&error, &param));
             deferred.reject(&rejection_of(&error, param));
         }
     });
     stream
+}
+
+/// Logs why the grammar in field `param` was not compiled.
+fn log_grammar_error(error: &GrammarError, param: &str) {
+    if let GrammarError::Failed { detail } = error {
+        // This error is a bug in llguidance, so its message is only logged.
+        tracing::warn!(param, detail, "the grammar compiler failed");
+    } else {
+        tracing::debug!(param, %error, "the grammar was rejected");
+    }
 }
 
 /// Converts a grammar error to a rejection by the engine.
@@ -217,7 +220,7 @@ fn rejection_of(error: &GrammarError, param: String) -> RejectReason {
     }
 }
 
-/// Builds the submission from which those of all choices are copied.
+/// Builds the engine submission that is copied for each choice.
 fn template(
     serving: &ServingContext,
     params: &CompletionParams,

@@ -10,7 +10,7 @@ use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 use text::{Detokenizer, OutputParser, ReasoningFamily, ReasoningStart};
 
-/// What an output starts with: its reasoning state, and the message that it continues.
+/// State at the start of an output: its reasoning state, and the message that it continues.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OutputStartState<'a> {
     /// Reasoning state at the start of the output; `None` = there is no reasoning parser.
@@ -74,17 +74,13 @@ impl RequestedThinkingBudget {
             return Err(ApiError::unsupported(param, message));
         };
         let Some(reader) = parser.reasoning_reader(detokenizer) else { return Ok(None) };
-        let encode = |text: &str| {
-            let ids = serving.tokenizer.encode(text, false);
-            ids.map_err(|error| text_error(&error, param))
-        };
         let reasoning_tokens = match (reasoning, start.continued) {
             (ReasoningStart::Inside, Some(message)) => {
-                encode(ReasoningFamily::trailing_reasoning(message))?.len() as u32
+                encode(serving, ReasoningFamily::trailing_reasoning(message), param)?.len() as u32
             }
             _ => 0,
         };
-        let end_marker = encode(ReasoningFamily::END_MARKER)?;
+        let end_marker = encode(serving, ReasoningFamily::END_MARKER, param)?;
         check_end_marker(serving, params, &end_marker, param)?;
         let new_tracker: ReasoningTrackerFactory = Arc::new(move || Box::new(reader.clone()));
         let tokens = tokens.saturating_sub(reasoning_tokens);
@@ -93,6 +89,16 @@ impl RequestedThinkingBudget {
         let budget = ThinkingBudget { tokens, end_marker, vocab_size, new_tracker };
         Ok(Some(ActiveThinkingBudget { budget, param }))
     }
+}
+
+/// Tokenises a text without adding special tokens; errors name `param`.
+fn encode(
+    serving: &ServingContext,
+    text: &str,
+    param: &'static str,
+) -> Result<Vec<Token>, ApiError> {
+    let ids = serving.tokenizer.encode(text, false);
+    ids.map_err(|error| text_error(&error, param))
 }
 
 impl ActiveThinkingBudget {

@@ -4,8 +4,10 @@
 use crate::api_error::ApiError;
 use crate::request_fields::RequestFields;
 
-/// Structured output fields of other servers, which have another name here or no equivalent.
-const RENAMED_CONSTRAINT_FIELDS: &[&str] = &["ebnf", "grammar", "structural_tag"];
+/// Fields of other servers that have another name here or no equivalent; the first three are structured
+/// output fields.
+const UNSUPPORTED_FIELDS: &[&str] =
+    &["ebnf", "grammar", "structural_tag", "prompt_embeds", "kv_transfer_params"];
 
 /// Rejects fields that no completion endpoint supports.
 pub(crate) fn reject_shared(fields: &mut RequestFields) -> Result<(), ApiError> {
@@ -15,16 +17,10 @@ pub(crate) fn reject_shared(fields: &mut RequestFields) -> Result<(), ApiError> 
             return Err(ApiError::unsupported(name, message));
         }
     }
-    for name in RENAMED_CONSTRAINT_FIELDS {
+    for name in UNSUPPORTED_FIELDS {
         if fields.take(name).is_some() {
             let message = format!("{name} is not supported by this server");
             return Err(ApiError::unsupported(*name, message));
-        }
-    }
-    for name in ["prompt_embeds", "kv_transfer_params"] {
-        if fields.take(name).is_some() {
-            let message = format!("{name} is not supported by this server");
-            return Err(ApiError::unsupported(name, message));
         }
     }
     if fields.bool("use_beam_search")? == Some(true) {

@@ -134,6 +134,17 @@ pub(super) fn message_item(
     }
 }
 
+/// Converts a function call to a tool call of a chat template; `None` if it is incomplete or malformed.
+fn template_call(item: &ResponseOutputItem) -> Option<Value> {
+    let ResponseOutputItem::FunctionCall { call_id, name, arguments, status, .. } = item else {
+        return None;
+    };
+    let arguments: Value = serde_json::from_str(arguments).ok()?;
+    let is_valid = *status == OutputItemStatus::Completed && arguments.is_object();
+    let function = json!({"name": name, "arguments": arguments});
+    is_valid.then(|| json!({"id": call_id, "type": "function", "function": function}))
+}
+
 /// Converts the output items to an assistant message of a chat template, for requests that continue the
 /// response.
 pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
@@ -150,13 +161,7 @@ pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
                     }
                 }
             }
-            ResponseOutputItem::FunctionCall { call_id, name, arguments, status, .. } => {
-                let arguments: Value = serde_json::from_str(arguments).unwrap_or_default();
-                if *status == OutputItemStatus::Completed && arguments.is_object() {
-                    calls.push(json!({"id": call_id, "type": "function",
-                        "function": {"name": name, "arguments": arguments}}));
-                }
-            }
+            ResponseOutputItem::FunctionCall { .. } => calls.extend(template_call(item)),
         }
     }
     let mut turn = Map::new();

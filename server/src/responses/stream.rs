@@ -103,6 +103,7 @@ impl ResponsesEventWriter {
         write(kind, &mut self.number, ResponseEventBody::Response { response }, out);
     }
 
+    /// Writes the events of one piece of the parsed output.
     fn piece(&mut self, piece: OutputPiece<'_>, out: &mut BytesMut) {
         match piece {
             OutputPiece::Reasoning(text) | OutputPiece::Content(text) => {
@@ -120,19 +121,7 @@ impl ResponsesEventWriter {
                 };
                 self.add(item, out);
             }
-            OutputPiece::Arguments { text, .. } => {
-                let (output_index, number) = (self.output.len(), &mut self.number);
-                if let Some(ResponseOutputItem::FunctionCall { id, arguments, .. }) = &mut self.open
-                {
-                    arguments.push_str(text);
-                    let body = ResponseEventBody::ArgumentsDelta {
-                        item_id: id,
-                        output_index,
-                        delta: text,
-                    };
-                    write("response.function_call_arguments.delta", number, body, out);
-                }
-            }
+            OutputPiece::Arguments { text, .. } => self.arguments(text, out),
             OutputPiece::End { .. } => self.close(OutputItemStatus::Completed, out),
             OutputPiece::Broken { .. } => self.close(OutputItemStatus::Incomplete, out),
         }
@@ -182,6 +171,17 @@ impl ResponsesEventWriter {
         }
     }
 
+    /// Appends a part of the arguments to the open function call.
+    fn arguments(&mut self, delta: &str, out: &mut BytesMut) {
+        let (output_index, number) = (self.output.len(), &mut self.number);
+        if let Some(ResponseOutputItem::FunctionCall { id, arguments, .. }) = &mut self.open {
+            arguments.push_str(delta);
+            let body = ResponseEventBody::ArgumentsDelta { item_id: id, output_index, delta };
+            write("response.function_call_arguments.delta", number, body, out);
+        }
+    }
+
+    /// Appends text to the open reasoning item or message item.
     fn text(&mut self, delta: &str, out: &mut BytesMut) {
         let (output_index, number) = (self.output.len(), &mut self.number);
         let Some(

@@ -220,6 +220,21 @@ fn format(fields: &mut RequestFields) -> Result<(Option<OutputConstraint>, Value
     Ok((Some(OutputConstraint::new(spec, "text.format")), echoed_format))
 }
 
+/// Parses `tool_choice`: a keyword, or the function that must be called.
+fn take_tool_choice(fields: &mut RequestFields) -> Result<ToolChoice, ApiError> {
+    const NAME: &str = "tool_choice";
+    match fields.take(NAME) {
+        None => Ok(ToolChoice::Auto),
+        Some(JsonValue::Str(keyword)) => tools::choice_from_keyword(&keyword, NAME.to_owned()),
+        Some(value) => {
+            let mut choice = RequestFields::of(NAME.to_owned(), value)?;
+            tools::check_kind(&mut choice)?;
+            tools::named_function(&mut choice)
+        }
+    }
+}
+
+/// Parses the tools of a request; returns them and the value that the response object repeats.
 fn take_tools(fields: &mut RequestFields) -> Result<(RequestTools, Value), ApiError> {
     let mut definitions: Vec<ToolDefinition> = Vec::new();
     let (mut template_tools, mut echoed_tools) = (Vec::new(), Vec::new());
@@ -232,17 +247,7 @@ fn take_tools(fields: &mut RequestFields) -> Result<(RequestTools, Value), ApiEr
         template_tools.push(tools::template_tool(&tool, item.string("description", usize::MAX)?));
         definitions.push(tool);
     }
-    let choice = match fields.take("tool_choice") {
-        None => ToolChoice::Auto,
-        Some(JsonValue::Str(keyword)) => {
-            tools::choice_from_keyword(&keyword, "tool_choice".to_owned())?
-        }
-        Some(value) => {
-            let mut choice = RequestFields::of("tool_choice".to_owned(), value)?;
-            tools::check_kind(&mut choice)?;
-            tools::named_function(&mut choice)?
-        }
-    };
+    let choice = take_tool_choice(fields)?;
     let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     let template_tools =
         if template_tools.is_empty() { Value::Null } else { Value::Array(template_tools) };

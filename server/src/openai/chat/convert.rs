@@ -6,7 +6,6 @@ use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::openai::endpoint::{HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields};
-use crate::openai::logprobs::TokenFormatter;
 use crate::request_fields::RequestFields;
 use engine::AdmissionPermit;
 use std::sync::Arc;
@@ -30,10 +29,9 @@ pub(super) fn prepare(
     let started = start(app, serving, request, headers, permit)?;
     let StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids } =
         started;
-    let token_format = params.token_format(&app.options);
     let reply = ChatCompletionReply {
         head: ReplyMetadata::new("chatcmpl", &request_id, model, serving),
-        tokens: TokenFormatter { tokenizer: Arc::clone(&serving.tokenizer), token_format },
+        tokens: params.token_formatter(serving, &app.options),
         logprobs,
         prompt_logprobs: params.prompt_logprobs.is_some(),
         echo,

@@ -27,6 +27,8 @@ use text::{
 /// Number of bytes at the end of a prompt from which it is determined whether the output starts inside the
 /// reasoning.
 const PROMPT_TAIL_BYTES: usize = 64;
+/// Request field that forces tool calls.
+const TOOL_CHOICE: &str = "tool_choice";
 
 /// Submitted request, with the values that its reply needs.
 pub(crate) struct StartedGeneration {
@@ -118,29 +120,20 @@ pub(crate) fn start(
 /// Returns the output constraint: the one that the request sets, or a grammar that forces tool calls. It
 /// applies after the reasoning, if the output has any.
 ///
-/// Errors: 400 if a forced tool call is combined with another constraint, or without a tool call parser.
+/// Errors: HTTP status 400 if a forced tool call is combined with another constraint, or is not possible.
 fn constraint(
     serving: &ServingContext,
     requested: Option<Arc<OutputConstraint>>,
     tools: &RequestTools,
     reasoning_start: Option<ReasoningStart>,
 ) -> Result<Option<Arc<OutputConstraint>>, ApiError> {
-    const FIELD: &str = "tool_choice";
     let constraint = match (requested, tools.must_call()) {
         (requested, false) => requested,
         (Some(other), true) => {
             let message = format!("a forced tool call cannot be combined with {}", other.param);
-            return Err(ApiError::invalid(FIELD, message));
+            return Err(ApiError::invalid(TOOL_CHOICE, message));
         }
-        (None, true) => {
-            let Some(syntax) = serving.parsers.tool_call_syntax else {
-                let message = "needs --tool-call-parser";
-                return Err(ApiError::unsupported(FIELD, message));
-            };
-            tools.check_schemas()?;
-            let grammar = syntax.grammar(tools.callable(), tools.parallel, &serving.tokenizer);
-            Some(Arc::new(OutputConstraint::new(GrammarSpec::Lark(grammar), FIELD)))
-        }
+        (None, true) => Some(Arc::new(tool_call_constraint(serving, tools)?)),
     };
     let has_reasoning = match reasoning_start {
         Some(ReasoningStart::Inside) => true,
@@ -151,6 +144,21 @@ fn constraint(
         Arc::unwrap_or_clone(constraint).start_after(ReasoningFamily::END_MARKER).into()
     };
     Ok(if has_reasoning { constraint.map(after_reasoning) } else { constraint })
+}
+
+/// Creates the grammar that forces tool calls.
+///
+/// Errors: HTTP status 400 without a tool call parser, or if a parameter schema is not supported.
+fn tool_call_constraint(
+    serving: &ServingContext,
+    tools: &RequestTools,
+) -> Result<OutputConstraint, ApiError> {
+    let Some(syntax) = serving.parsers.tool_call_syntax else {
+        return Err(ApiError::unsupported(TOOL_CHOICE, "needs --tool-call-parser"));
+    };
+    tools.check_schemas()?;
+    let grammar = syntax.grammar(tools.callable(), tools.parallel, &serving.tokenizer);
+    Ok(OutputConstraint::new(GrammarSpec::Lark(grammar), TOOL_CHOICE))
 }
 
 /// Returns the reasoning state at the start of the output; `None` if there is no reasoning parser.

@@ -239,6 +239,19 @@ pub(crate) fn effort(fields: &mut RequestFields, name: &str) -> Result<Option<St
     Ok(effort)
 }
 
+/// Checks one template variable of a request; `path` is its name in errors.
+///
+/// Errors: HTTP status 400 if the name is reserved, or if the value is a list or an object.
+fn check_template_variable(key: &str, value: &JsonValue, path: String) -> Result<(), ApiError> {
+    if RESERVED_TEMPLATE_VARIABLES.contains(&key) {
+        return Err(ApiError::invalid(path, "this name is reserved"));
+    }
+    if matches!(value, JsonValue::Ints(_) | JsonValue::List(_) | JsonValue::Object(_)) {
+        return Err(wrong_type(path, "a string, a number or a boolean", value));
+    }
+    Ok(())
+}
+
 /// Parses the template variables of a request: `reasoning_effort` and `chat_template_kwargs`.
 pub(crate) fn kwargs(fields: &mut RequestFields) -> Result<Map<String, Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
@@ -257,13 +270,8 @@ pub(crate) fn kwargs(fields: &mut RequestFields) -> Result<Map<String, Value>, A
     }
     let mut bytes = 0;
     for (key, value) in pairs {
-        let path: String = format!("{NAME}.{key}").chars().take(96).collect();
-        if RESERVED_TEMPLATE_VARIABLES.contains(&key.as_str()) {
-            return Err(ApiError::invalid(path, "this name is reserved"));
-        }
-        if matches!(value, JsonValue::Ints(_) | JsonValue::List(_) | JsonValue::Object(_)) {
-            return Err(wrong_type(path, "a string, a number or a boolean", &value));
-        }
+        let path = format!("{NAME}.{key}").chars().take(96).collect();
+        check_template_variable(&key, &value, path)?;
         let value = value.into_value();
         bytes += key.len() + value.as_str().map_or(8, str::len);
         if bytes > KWARGS_BYTES_MAX {

@@ -5,7 +5,6 @@ use super::types::{CompletionPrompt, CompletionRequest};
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::openai::endpoint::{HeaderParams, PreparedRequest, ReplyMetadata, ignored_fields};
-use crate::openai::logprobs::TokenFormatter;
 use crate::openai::params::{CompletionParams, PromptTruncation};
 use crate::openai::submit::{
     EndpointParams, reject_if_too_long, start_generation, text_error, truncate,
@@ -50,10 +49,9 @@ pub(super) fn prepare(
         parser: None,
     };
     let generation = start_generation(app, serving, &params, &prompts, extra, permit)?;
-    let token_format = params.token_format(&app.options);
     let reply = CompletionReply {
         head: ReplyMetadata::new("cmpl", &request_id, model, serving),
-        tokens: TokenFormatter { tokenizer: Arc::clone(&serving.tokenizer), token_format },
+        tokens: params.token_formatter(serving, &app.options),
         logprobs: request.logprobs.is_some(),
         prompt_logprobs: params.prompt_logprobs.is_some(),
         echo: params.echo,
