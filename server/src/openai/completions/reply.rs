@@ -106,11 +106,7 @@ impl CompletionReply {
         }
         put_end(&end, &mut reply.text);
         if let (Some(echo), true) = (echo, self.return_token_ids) {
-            let (ids, prompt_ids) = (json!(tokens), json!(*echo.ids));
-            let _ = write!(
-                (&mut reply.text).writer(),
-                ",\"token_ids\":{ids},\"prompt_token_ids\":{prompt_ids}"
-            );
+            put_token_ids(&tokens, &echo.ids, &mut reply.text);
         }
         if self.prompt_logprobs {
             reply.text.put_slice(b",\"prompt_logprobs\":");
@@ -118,6 +114,13 @@ impl CompletionReply {
         }
         reply.text.put_u8(b'}');
     }
+}
+
+/// Appends the token ids of an output and of its prompt to a choice object.
+fn put_token_ids(tokens: &[Token], prompt: &[Token], out: &mut BytesMut) {
+    let (ids, prompt_ids) = (json!(tokens), json!(prompt));
+    // Writing to memory cannot fail, so the result is ignored.
+    let _ = write!(out.writer(), ",\"token_ids\":{ids},\"prompt_token_ids\":{prompt_ids}");
 }
 
 /// Writes the chunks of a streaming text completion.
